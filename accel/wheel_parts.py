@@ -40,7 +40,6 @@ PARTS = (
     WheelPart("harness.amd_performance", (), CHECKOUT),
     WheelPart("accel.amd", ("linux",), AMD),
     WheelPart("harness.amd_card", ("linux",), AMD),
-    WheelPart("harness.amd_packets", ("linux",), AMD),
     WheelPart("accel.cuda", ("linux", "windows"), CUDA),
 )
 """The parts, each before those that hold it. A checkout has all of them."""

@@ -51,12 +51,26 @@ MASK_WORD_BITS = 32
 """Tokens that one word of a sampling mask covers, one bit each (R9)."""
 MOST_LOG_PROBABILITIES = 20
 """Most tokens per row whose log-probabilities can be listed (R10)."""
+CODED_CHANNELS = 32
+"""Channels of a head that share a scale (R13)."""
+KEY_CODE_BITS, VALUE_CODE_BITS = 5, 4
+"""Bits of a channel of a stored key and of a stored value (R13)."""
+CODE_SCALES, CODE_SCALE_PARTS = 6, 16
+"""A group tries this many scales, which fall by sixteenths of the first (R13)."""
+ROTATION_LEAST_EXPONENT = -64
+"""A channel whose magnitude is below 2^-64 counts as +0 when a head is rotated (R13)."""
 DIGEST_LEAVES = 16
 """Leaves of the tree over a span's logits: leaf i has the logits i, i + 16, i + 32, ... (R12)."""
 DIGEST_FAN = 4
 """Digests that one node of that tree covers (R12)."""
 DIGEST_WORDS = 8
 """32-bit words of a digest (R12)."""
+
+
+def rotation_block(head_dim: int) -> int:
+    """Channels that are rotated together: the largest power of two that divides ``head_dim``
+    (R13)."""
+    return head_dim & -head_dim
 
 
 def digest_words(vocab: int) -> int:

@@ -7,7 +7,7 @@ from dataclasses import field
 
 from contract.ir.nodes import BufferDecl, BufferKind, Graph
 from contract.ir.scratch import buffer_bytes, plan_scratch
-from contract.ir.source import parse_source
+from contract.ir.source import ONES, parse_source
 from contract.lazy_dataclass import dataclass
 from contract.shape_key import ShapeKey
 
@@ -19,7 +19,9 @@ class Footprint:
     ``buffers`` are the allocated buffers by name. ``mapped`` are read in place from the mapped
     model file. ``scratch`` is shared by all steps. ``variants`` is what the lowered batches of all
     shape buckets hold. ``workspace`` is the most a step allocates and frees again. ``staging`` is
-    host memory for copies to a device that has its own memory.
+    host memory for copies to a device that has its own memory. ``streamed`` is host memory of
+    weights that every step copies to the ``ring``, which is memory of the device. Of ``buffers``,
+    ``on_disk`` bytes are mapped from files of the tier's own.
     """
 
     buffers: Mapping[str, int]
@@ -28,6 +30,9 @@ class Footprint:
     variants: int = 0
     workspace: int = 0
     staging: int = 0
+    ring: int = 0
+    streamed: int = 0
+    on_disk: int = 0
 
 
 def declared_footprint(graph: Graph, largest: ShapeKey) -> Footprint:
@@ -48,10 +53,10 @@ def declared_footprint(graph: Graph, largest: ShapeKey) -> Footprint:
 
 def owns_upload(decl: BufferDecl) -> bool:
     """True when an upload of ``decl`` needs memory of its own: it is not a plain tensor of the
-    mapped model file, but a constant, a slice of rows, or scaled columns."""
+    mapped model file, but a constant, a slice of rows, scaled columns, or ones."""
     if decl.kind is not BufferKind.WEIGHT:
         return True
     if not decl.source:
         return False
     source = parse_source(decl.source)
-    return source.rows is not None or bool(source.powers)
+    return source.tensor == ONES or source.rows is not None or bool(source.powers)

@@ -18,7 +18,7 @@ rules define (docs/arithmetic.md). It knows nothing of sequences, tenants or pri
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Protocol, Self, TypeAlias, TypeVar, runtime_checkable
 
@@ -226,12 +226,12 @@ class FiniteWords:
     """The floating-point words of a quantization block that must be finite.
 
     A tensor is a sequence of blocks of ``block_bytes`` bytes. Each block has little-endian words of
-    ``word_bytes`` bytes at the byte offsets ``places`` (one or two of them). A word is infinite or
+    ``word_bytes`` bytes at the byte offsets ``offsets`` (one or two of them). A word is infinite or
     NaN when all bits of the mask ``exponent`` are set in it.
     """
 
     block_bytes: int
-    places: tuple[int, ...]
+    offsets: tuple[int, ...]
     word_bytes: int
     exponent: int
 
@@ -257,6 +257,29 @@ class UploadsLater(Protocol):
 
     def finish_uploads(self) -> bool:
         """Block until all uploads are done; False when a word that must be finite is not."""
+
+
+@runtime_checkable
+class StreamsWeights(Protocol):
+    """A tier that can leave weights in host memory; every step copies them to a ring of device
+    memory ahead of their use. Bits are those of weights on the device."""
+
+    @property
+    def streams(self) -> bool:
+        """Whether the device has its own memory; without that nothing is gained."""
+
+    def streamable(self, graph: Graph, largest: ShapeKey) -> Mapping[str, int]:
+        """The weights that can be streamed, in the order of use, and the bytes of each."""
+
+    def streaming_footprint(
+        self, graph: Graph, largest: ShapeKey, names: Collection[str]
+    ) -> Footprint:
+        """What ``footprint`` would give if ``names`` were streamed, or a little more for lowered
+        steps. None may be streamed yet."""
+
+    def stream(self, graph: Graph, names: Collection[str]) -> None:
+        """From now on stream these weights of ``graph``, none for no names. The caller does this
+        before ``reserve``, and while no graph is lowered."""
 
 
 def check_bucket(bucket: ShapeKey, step: ShapeKey) -> None:

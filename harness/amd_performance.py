@@ -157,13 +157,13 @@ def _kernels(phase: Phase, card: Card) -> Iterator[str]:
 
 
 def _kernel_row(name: str, costs: Sequence[PacketCost], card: Card) -> str:
-    kept: dict[str, float] = {}
+    seconds_by_limit: dict[str, float] = {}
     for cost in costs:
         limits = cost.limits(card)
         limit = max(limits, key=lambda key: limits[key])
         fixed = cost.seconds(card) - limits[limit]
         reason = "launching and waiting" if fixed > limits[limit] else limit
-        kept[reason] = kept.get(reason, 0) + cost.seconds(card)
+        seconds_by_limit[reason] = seconds_by_limit.get(reason, 0) + cost.seconds(card)
     cells = (
         name,
         f"{len(costs)}",
@@ -171,7 +171,7 @@ def _kernel_row(name: str, costs: Sequence[PacketCost], card: Card) -> str:
         f"{sum(cost.instructions for cost in costs) / 1e6:,.2f} M",
         f"{sum(cost.far for cost in costs) / 1e6:,.1f} MB",
         f"{sum(cost.seconds(card) for cost in costs) * 1e3:.3f}",
-        max(kept, key=lambda key: kept[key]),
+        max(seconds_by_limit, key=lambda key: seconds_by_limit[key]),
     )
     return f"| {' | '.join(cells)} |"
 

@@ -15,7 +15,7 @@ from contract.errors import ConfigError, ZincError
 DONE = "[DONE]"
 MAX_ANSWER_BYTES = 64 << 20
 MAX_LINE_BYTES = 8 << 20
-MOST_TOLD = 400
+MAX_SHOWN_CHARS = 400
 """Characters of an answer that is no JSON which an error repeats."""
 
 
@@ -132,11 +132,11 @@ def _decoded(text: str) -> Any:
     try:
         return json.loads(text[: MAX_ANSWER_BYTES + 1])
     except ValueError:
-        raise ServerError(f"the server answers no JSON: {text[:MOST_TOLD]!r}") from None
+        raise ServerError(f"the server answers no JSON: {text[:MAX_SHOWN_CHARS]!r}") from None
 
 
 def _refusal(body: Any, status: int | None) -> ServerError:
-    told = body.get("error") if isinstance(body, dict) else None
-    if not isinstance(told, dict):
+    error = body.get("error") if isinstance(body, dict) else None
+    if not isinstance(error, dict):
         return ServerError(f"the server answered {status}", status)
-    return ServerError(str(told.get("message")), status, told.get("code"))
+    return ServerError(str(error.get("message")), status, error.get("code"))

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from functools import cache
+from concurrent.futures import Future
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
+
+from reference.thread_pool import thread_pool
 
 CHUNK_ELEMENTS = 1 << 20
 """Elements copied at a time: a long context's logits are large."""
@@ -71,11 +72,6 @@ MOST_WAITING_ROWS = 16
 """Rows of an object that wait to be hashed before its caller waits, too."""
 
 
-@cache
-def _hashing() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(HASHING_THREADS, thread_name_prefix="hashing")
-
-
 class RowDigests:
     """The ``digest`` of every row. Call the object with further rows; other threads hash them, so
     that the caller goes on with the next step.
@@ -89,11 +85,12 @@ class RowDigests:
 
     def __call__(self, first: int, rows: NDArray[np.float32]) -> None:
         """Add rows, float32[rows, n], which nobody changes afterwards."""
+        pool = thread_pool("hashing", HASHING_THREADS)
         for row in rows:
             waited_for = len(self._rows) - MOST_WAITING_ROWS
             if waited_for >= 0:
                 self._rows[waited_for] = _found(self._rows[waited_for])
-            self._rows.append(_hashing().submit(self._digest, row))
+            self._rows.append(pool.submit(self._digest, row))
 
     def first(self, rows: int) -> list[str]:
         """The digests of the first ``rows`` rows, once they are there."""

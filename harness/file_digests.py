@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from pathlib import Path
 
+from contract.arithmetic import ARITHMETIC_VERSION
 from harness.digest import file_digest
 from harness.toml_file import FILE_BYTES_MAX
 from reference.model.open import Model
@@ -55,3 +57,13 @@ def _write(cache_file: Path, known: dict[str, object]) -> None:
     except OSError:
         # Digests that are not stored only cost the time to compute them again.
         return
+
+
+def system_fingerprint(model: Model, kv_dtype: str, cache_file: Path) -> str:
+    """``exact-VERSION-`` and 16 hex digits of a digest over the model's files, the version of the
+    arithmetic and the storage of keys and values.
+
+    The digests of files that have not changed, by size and time, come from ``cache_file``.
+    """
+    says = json.dumps([ARITHMETIC_VERSION, kv_dtype, file_digests(model, cache_file)]).encode()
+    return f"exact-{ARITHMETIC_VERSION}-{hashlib.sha256(says).hexdigest()[:16]}"

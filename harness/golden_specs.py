@@ -18,11 +18,17 @@ _SYNTHETIC_VARIANTS: Mapping[str, tuple[dict[str, Any], ...]] = {
         {"quant": "q2_k"},
         {"quant": "iq4_nl", "tied": False},
     ),
+    "mistral3": (
+        {"quant": "q4_k_m", "rope_scaling": "yarn", "rope_original_context": 8, "tied": False}
+        | {"query_growth": 0.25, "yarn_log_multiplier": 1.0},
+    ),
     "smollm3": ({"quant": "q4_k_m", "layers": 5},),
     "granite": ({"quant": "q4_k", "tied": False},),
     "glm4": ({"quant": "q5_k", "tied": False, "qkv_bias": True},),
     "phi3": ({"quant": "q4_k_m", "long_rope": True, "window": 12},),
     "olmo2": ({"quant": "q4_k_m", "tied": False, "layers": 5, "window": 12},),
+    "command-r": ({"quant": "q8_0", "logit_scale": 0.0625},),
+    "cohere2": ({"quant": "q4_k_m", "layers": 5, "window": 12, "logit_scale": 0.25},),
     "qwen2": (
         {"quant": "f16"},
         {"quant": "q5_0", "tied": False},
@@ -58,6 +64,10 @@ _SYNTHETIC_VARIANTS: Mapping[str, tuple[dict[str, Any], ...]] = {
     "lfm2": (
         {"quant": "q4_k_m", "short_conv": {"kernel": 4}},
         {"quant": "f32", "tied": False, "layers": 4, "short_conv": {"interval": 2}},
+    ),
+    "lfm2moe": (
+        {"quant": "q4_k_m", "layers": 4, "experts": {"width": 96}},
+        {"quant": "f32", "tied": False, "leading_dense": 2},
     ),
     "granitehybrid": (
         {"quant": "q4_k_m", "layers": 4},

@@ -100,37 +100,37 @@ def accounts_of(sections: Mapping[str, Any], path: Path) -> tuple[Account, ...]:
 
 
 def _account(path: Path, name: str, values: Any) -> Account:
-    place = f"{path}: tenant {name!r}"
+    where = f"{path}: tenant {name!r}"
     if not isinstance(values, dict):
-        raise ConfigError(f"{place}: is {values!r}; write a section [{SECTION}.{name}]")
+        raise ConfigError(f"{where}: is {values!r}; write a section [{SECTION}.{name}]")
     for key in values:
         if key not in KEYS:
-            raise ConfigError(f"{place}: {unknown_key(key, KEYS)}")
+            raise ConfigError(f"{where}: {unknown_key(key, KEYS)}")
     if "id" not in values:
-        raise ConfigError(f"{place}: id is missing; give it a number of its own")
+        raise ConfigError(f"{where}: id is missing; give it a number of its own")
     if "qos" in values:
         try:
             values = {**values, "qos": QosClass(values["qos"])}
         except ValueError:
             accepted = ", ".join(repr(qos.value) for qos in QosClass)
-            raise ConfigError(f"{place}: qos is {values['qos']!r}, not one of {accepted}") from None
+            raise ConfigError(f"{where}: qos is {values['qos']!r}, not one of {accepted}") from None
     values = dict(values)
     keys, rights = values.pop("keys", []), {name: values.pop(name, False) for name in RIGHTS}
     if not isinstance(keys, list) or not all(
         isinstance(key, str) and KEY_DIGEST.fullmatch(key) for key in keys
     ):
         raise ConfigError(
-            f"{place}: keys is not a list of digests; `zinc-rt tenants key` makes a key "
+            f"{where}: keys is not a list of digests; `zinc-rt tenants key` makes a key "
             'and prints the line keys = ["sha256:..."]'
         )
     models = values.pop("models", [])
     if not isinstance(models, list) or not all(type(name) is str and name for name in models):
         raise ConfigError(
-            f'{place}: models is not a list of names of models, such as ["qwen3-0.6b"]'
+            f'{where}: models is not a list of names of models, such as ["qwen3-0.6b"]'
         )
     for which, right in rights.items():
         if type(right) is not bool:
-            raise ConfigError(f"{place}: {which} is {right!r}, not true or false")
+            raise ConfigError(f"{where}: {which} is {right!r}, not true or false")
     tenant = Tenant(name=name, **values)
     try:
         tenant.validate()

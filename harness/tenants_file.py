@@ -76,8 +76,8 @@ def rotate_key(path: Path, name: str, *, keep_old: bool = False) -> str:
     key = new_key()
     with _editing(path) as (document, accounts):
         account = _named(path, accounts, name)
-        kept = account.keys[-1:] if keep_old else ()
-        _sections(document)[account.tenant.name]["keys"] = [*kept, key_digest(key)]
+        old_keys = account.keys[-1:] if keep_old else ()
+        _sections(document)[account.tenant.name]["keys"] = [*old_keys, key_digest(key)]
     return key
 
 

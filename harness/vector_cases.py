@@ -10,22 +10,22 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from contract.arithmetic import DIGEST_WORDS
-from contract.dtypes import BY_NAME, I12, Q8_0, WEIGHT_DTYPES, DType, StorageClass
+from contract.arithmetic import DIGEST_WORDS, KEY_CODE_BITS, VALUE_CODE_BITS
+from contract.dtypes import BY_NAME, Q8_0, WEIGHT_DTYPES, DType, StorageClass
 from contract.records import LOGIT_BIAS, SAMPLING
 from harness.host.pooling import Pool, Pooling
+from harness.vector_attention import attend, codes, rotate
 from harness.vector_sequences import convolved, delta_rule, scanned
 from reference.exact import elementary
 from reference.exact.activation import quantize_activation
 from reference.exact.attention_rows import exp2, row_integers
-from reference.exact.kv_storage import page_view, store, stored
+from reference.exact.kv_storage import stored
 from reference.exact.philox import draw, philox
 from reference.exact.rotary import RotaryScaling, rotary_table
 from reference.exact.sums import sum_axis
-from reference.ops.flash_attn_batched import flash_attn_batched
 from reference.ops.log_probabilities import log_probabilities
 from reference.ops.moe_down_acc import weighted_sum
-from reference.ops.moe_gate_topk import route
+from reference.ops.moe_gate_topk import choose, route
 from reference.ops.moe_gate_up import with_bias
 from reference.ops.rms_norm import rms_norm
 from reference.ops.rope import rope
@@ -85,18 +85,8 @@ def cases() -> Iterator[VectorCase]:
     def make(shape: tuple[int, ...], exponent: int = 0) -> Numbers:
         return Numbers(next(seeds), shape, exponent)
 
-    parts = (
-        _primitives,
-        _sums,
-        _products,
-        _attention,
-        _experts,
-        _recurrent,
-        _sampling,
-        _biased,
-        _later_recurrent,
-    )
-    for part in parts:
+    parts = (_primitives, _sums, _products, _attention, _experts, _recurrent, _sampling)
+    for part in (*parts, _biased, _later_recurrent, _rotated_storage, _chosen):
         yield from part(make)
 
 
@@ -223,30 +213,17 @@ def _attention(make: Make) -> Iterator[VectorCase]:
         (1100, "i12", {"window": 1050}),
     ):
         inputs = {"q": make((2, 64), 3), "k": make((length, 64), 2), "v": make((length, 64))}
-        yield _case("R6", "attention", _attend, **inputs, storage=storage, scale=0.125, **more)
+        yield _case("R6", "attention", attend, **inputs, storage=storage, scale=0.125, **more)
 
 
-def _attend(q: Float32, k: Float32, v: Float32, storage: str, scale: float, **more: Any) -> Float32:
-    """Two heads of one query at the last position, over one KV head."""
-    length, width = k.shape
-    pages = -(-length // 16)
-    by_name = {"f32": np.float32, "f16": np.float16}
-    if storage in by_name:
-        kv: Any = np.zeros((pages, 2, 16, 1, width), by_name[storage])
-    elif storage == "q8_0":
-        kv = np.zeros((pages, 2, 16, 1, width // 32 * 34), np.uint8)
-    else:
-        octets = np.zeros(pages * 16 * I12.row_bytes(width) * 2, np.uint8)
-        kv = page_view(octets, I12, (pages, 2, 16, 1, width))
-    positions = np.arange(length, dtype=np.int32)
-    store(kv, positions // 16, positions % 16, k[:, None], v[:, None])
-    table = np.arange(pages, dtype=np.int32)[None]
-    query = np.array([(0, 0, length - 1, 0)], np.int32)
-    sizes = {"heads": 2, "kv_heads": 1, "head_dim": width}
-    y = flash_attn_batched(
-        q=q.reshape(1, -1), kv=kv, page_table=table, query=query, scale=scale, **sizes, **more
-    )
-    return y.reshape(q.shape)
+def _rotated_storage(make: Make) -> Iterator[VectorCase]:
+    for channels in (32, 96, 128):
+        yield _case("R13", "rotate", rotate, x=make((2, channels), 2))
+    for bits in (KEY_CODE_BITS, VALUE_CODE_BITS):
+        yield _case("R13", "codes", codes, x=make((3, 64), 1), bits=bits)
+    for length, more in ((70, {}), (1100, {"window": 1050})):
+        inputs = {"q": make((2, 64), 3), "k": make((length, 64), 2), "v": make((length, 64))}
+        yield _case("R13", "attention", attend, **inputs, storage="i4r", scale=0.125, **more)
 
 
 def _experts(make: Make) -> Iterator[VectorCase]:
@@ -263,6 +240,15 @@ def _experts(make: Make) -> Iterator[VectorCase]:
         yield _case("R7", "mixture", _mixture, **inputs, **scale, ids=[4, 0, 2])
     inputs = {"x": make((1, 300)), "router": make((300,)), "down": make((1, 8))}
     yield _case("R7", "shared_expert", _shared, residual=make((1, 8)), **inputs)
+
+
+def _chosen(make: Make) -> Iterator[VectorCase]:
+    def chosen(**given: Any) -> dict[str, Any]:
+        return dict(zip(("ids", "weights"), choose(**given), strict=True))
+
+    yield _case("R7", "choice", chosen, logits=make((3, 24), 2), used=4, choice_bias=make((24,)))
+    ties = {"logits": np.zeros((1, 6), np.float32), "choice_bias": _float(*[0x3F800000] * 6)}
+    yield _case("R7", "choice", chosen, **ties, used=3)
 
 
 def _biased(make: Make) -> Iterator[VectorCase]:

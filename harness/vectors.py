@@ -55,7 +55,7 @@ def model_vector(spec: SynthSpec, folder: Path) -> dict[str, Any]:
     path = folder / "model.gguf"
     write_synthetic(path, spec)
     model = open_model(path)
-    prompt = tuple((7 * place * place + spec.seed) % spec.vocab for place in range(TOKENS))
+    prompt = tuple((7 * index * index + spec.seed) % spec.vocab for index in range(TOKENS))
     rows: list[NDArray[np.float32]] = []
     limits = Limits(slots=1, context=128, pages=8, step_tokens=96, step_rows=96)
     with CpuTier() as tier, ModelRunner(model, tier, limits) as runner:

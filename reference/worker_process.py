@@ -15,7 +15,7 @@ import weakref
 from collections.abc import Callable
 from pathlib import Path
 
-KEPT_ENVIRONMENT = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "PYTHONHOME", "TZ", "SYSTEMROOT")
+PASSED_ENVIRONMENT = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "PYTHONHOME", "TZ", "SYSTEMROOT")
 """Environment variables the child is given; it has no business with the others."""
 ROOT = Path(__file__).parents[1]
 RUN = (
@@ -83,7 +83,7 @@ class WorkerProcess:
     def _running_child(self) -> subprocess.Popen[bytes]:
         if self.child is not None:
             return self.child
-        environment = {name: os.environ[name] for name in KEPT_ENVIRONMENT if name in os.environ}
+        environment = {name: os.environ[name] for name in PASSED_ENVIRONMENT if name in os.environ}
         try:
             child = subprocess.Popen(
                 [sys.executable, "-P", "-c", RUN, str(ROOT), str(self._script)],

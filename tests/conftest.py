@@ -185,7 +185,11 @@ def kernel_cache(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathF
     would load a program of everything."""
     if hasattr(pytestconfig, "cache"):
         return Path(pytestconfig.cache.mkdir("kernels"))
-    return tmp_path_factory.mktemp("kernels")
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        return tmp_path_factory.mktemp("kernels")
+    shared = tmp_path_factory.getbasetemp().parent / "kernels"
+    shared.mkdir(exist_ok=True)
+    return shared
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -40,6 +40,15 @@ DENSE: Mapping[str, Mapping[str, Any]] = {
         "architecture": "llama", **SMALL, "qkv_bias": True, "attention_output_bias": True,
     },
     "llama-fused-qkv": {"architecture": "llama", **SMALL, "fused_qkv": True},
+    "mistral3": {
+        "architecture": "mistral3", **SMALL, "tied": False, "rope_base": 1e6,
+        "rope_scaling": "yarn", "rope_factor": 16.0, "rope_original_context": 32,
+        "query_growth": 0.1, "yarn_log_multiplier": 1.0,
+    },
+    "mistral3-half-multiplier": {
+        "architecture": "mistral3", **SMALL, "rope_scaling": "yarn", "rope_original_context": 24,
+        "query_growth": 0.5, "yarn_log_multiplier": 0.5,
+    },
     "smollm3": {"architecture": "smollm3", **SMALL, "layers": 5, "rope_base": 5e6},
     "granite": {"architecture": "granite", **SMALL},
     "granite-plain-scores": {
@@ -59,6 +68,11 @@ DENSE: Mapping[str, Mapping[str, Any]] = {
     "qwen2": {"architecture": "qwen2", **SMALL},
     "qwen2-untied-mqa": {"architecture": "qwen2", **SMALL, "kv_heads": 1, "tied": False},
     "qwen3": {"architecture": "qwen3", **SMALL},
+    "command-r": {"architecture": "command-r", **SMALL, "logit_scale": 0.5, "rope_base": 8e6},
+    "cohere2": {
+        "architecture": "cohere2", **SMALL, "layers": 5, "window": 20, "logit_scale": 0.25,
+        "rope_base": 5e4,
+    },
     "qwen3-wide-heads": {"architecture": "qwen3", **SMALL, "head_dim": 80, "rope_base": 1e6},
 }  # fmt: skip
 
@@ -101,6 +115,14 @@ HYBRIDS: Mapping[str, Mapping[str, Any]] = {
     "lfm2-untied-long-taps": {
         "architecture": "lfm2", **SMALL, "layers": 4, "tied": False,
         "short_conv": {"interval": 2, "kernel": 5},
+    },
+    "lfm2moe": {
+        "architecture": "lfm2moe", **SMALL, "layers": 5, "rope_base": 1e6, "experts": EXPERTS,
+        "leading_dense": 2,
+    },
+    "lfm2moe-all-experts": {
+        "architecture": "lfm2moe", **SMALL, "layers": 3, "tied": False, "leading_dense": 0,
+        "experts": {**EXPERTS, "used": 12},
     },
     "granitehybrid": {"architecture": "granitehybrid", **SMALL, "layers": 4},
     "granitehybrid-groups": {

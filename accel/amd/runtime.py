@@ -11,10 +11,9 @@ from accel.amd.device import Device, Driver
 from accel.amd.kernel import Kernel
 from accel.amd.kfd import Kfd
 from accel.amd.packet_check import check_packets
-from accel.amd.product_check import matrices_agree
 from accel.amd.program import Modules
 from accel.amd.queue import Queue
-from accel.amd.self_check import ProbeCase, divides
+from accel.amd.self_check import ProbeCase, divides, matrices_agree
 from accel.amd.userq import UserQueues
 from accel.packets.step_memory import StepAddresses
 from contract.errors import OutOfMemory, TierUnavailable

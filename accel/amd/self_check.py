@@ -7,10 +7,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from accel.amd.device import Device
-from accel.amd.launcher import launch_alone
+from accel.amd.launcher import launch_alone, launch_packet
 from accel.amd.program import Modules
 from accel.amd.queue import Queue
 from accel.kernels.device_probe import RESULTS, Found, columns, right, samples
+from accel.kernels.products import FORMATS, GROUPS, KERNELS, ROWS, TOKENS, Product, product_of
 from accel.kernels.source import GROUP_SIZE, Module
 from contract.errors import TierUnavailable
 
@@ -60,3 +61,32 @@ def divides(case: ProbeCase) -> bool:
         reason = f"{case.device.name} does not compute exactly: {', '.join(sorted(wrong))}"
         raise TierUnavailable(case.device.tier, reason, "choose another device or report this")
     return native
+
+
+def matrices_agree(case: ProbeCase) -> bool:
+    """Whether products by matrix instructions equal those of packed dots, bit for bit.
+
+    Raises DeviceLost and OutOfMemory.
+    """
+    return all(_agrees(case, product_of(dtype)) for dtype in FORMATS)
+
+
+def _agrees(case: ProbeCase, product: Product) -> bool:
+    device, modules = case.device, case.modules
+    sizes = {name: data.nbytes for name, data in product.operands.items()} | {
+        "y": 4 * TOKENS * ROWS
+    }
+    held = {name: device.allocate("self-test", nbytes) for name, nbytes in sizes.items()}
+    for name, data in product.operands.items():
+        held[name].host[: data.nbytes] = data
+    addresses = {name: allocation.address for name, allocation in held.items()}
+    results = []
+    for op in KERNELS:
+        # y is filled with NaN, so that a kernel that writes nothing is detected.
+        held["y"].host[: sizes["y"]] = 0xFF
+        kernel = modules.kernel(Module(op, product.dtype))
+        launch_packet(device, case.queue, kernel, product.packet(op, addresses), GROUPS)
+        results.append(held["y"].host[: sizes["y"]].view(np.float32).copy())
+    for allocation in held.values():
+        device.free(allocation)
+    return np.array_equal(results[0], results[1], equal_nan=True)

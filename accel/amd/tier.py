@@ -6,22 +6,23 @@ They differ in the driver that provides memory and queue, see ``kfd.py`` and ``u
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from accel.amd.arrange import Arranger
 from accel.amd.device import Allocation
 from accel.amd.kernel import Kernel, LinuxKernel
-from accel.amd.launcher import Recording
-from accel.amd.memory import HostSeenMemory
-from accel.amd.runtime import Choices, open_runtime
+from accel.amd.launcher import Recording, launch_alone
+from accel.amd.memory import Bytes, HostSeenMemory
+from accel.amd.runtime import Choices, Runtime, open_runtime
 from accel.amd.steps import buckets_of, for_matrices, step_of
 from accel.amd.submissions import AmdForm, AmdStep, AmdSubmissions
-from accel.kernels.launches import launches_of
+from accel.kernels.arrange import PlaneArranger
+from accel.kernels.launches import MOST_GROUPS, launches_of
+from accel.kernels.source import Module
 from accel.packets.buffers import ArrangedMatrix, DeviceBuffer
 from accel.packets.packet_tier import BoundStep, PacketTier
 from accel.packets.schedule import schedule_levels
@@ -133,3 +134,23 @@ class AmdTier(PacketTier[Allocation, AmdForm, AmdStep]):
 
 if TYPE_CHECKING:
     _conforms: type[DeviceTier[DeviceBuffer[Allocation], AmdBatch, AmdFence]] = AmdTier
+
+
+class Arranger(PlaneArranger[Allocation]):
+    """Arranges matrices on one GPU, from host memory that it can access."""
+
+    def __init__(self, memory: HostSeenMemory, runtime: Runtime) -> None:
+        super().__init__(memory, MOST_GROUPS)
+        self._runtime = runtime
+
+    def _staged(self, name: str, data: Bytes) -> Allocation:
+        staging = self._runtime.device.allocate(name, data.nbytes, device=False)
+        staging.host[:] = data.reshape(-1)
+        return staging
+
+    def _launch(
+        self, module: Module, operands: Sequence[int], sizes: Sequence[int], groups: int
+    ) -> None:
+        runtime = self._runtime
+        kernel = runtime.modules.kernel(module)
+        launch_alone(runtime.device, runtime.queue, kernel, operands, sizes, groups)

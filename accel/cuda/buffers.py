@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
 from accel.cuda.arrange import arranged_row_bytes, group_rows
-from accel.cuda.memory import Allocation
+from accel.cuda.memory import Allocation, Memory
 from accel.cuda.plan import layout_of
 from accel.cuda.runtime import Runtime
 from accel.cuda.upload import Arrived
@@ -77,3 +77,22 @@ def is_share_of_stack(decl: BufferDecl, data: NDArray[np.uint8]) -> bool:
 
 def _rows(data: NDArray[np.uint8]) -> NDArray[np.uint8]:
     return data.reshape(-1, data.shape[-1])
+
+
+@dataclass(slots=True)
+class PassingMemory:
+    """One block of memory for all buckets of a device, whose steps run one after the other.
+
+    It is never freed before ``memory``, since launches are recorded with its address.
+    """
+
+    memory: Memory
+    _made: list[Allocation] = field(default_factory=list)
+
+    def address(self, nbytes: int) -> int:
+        """The address of ``nbytes`` bytes, 0 for none. Raises OutOfMemory."""
+        if not nbytes:
+            return 0
+        if not self._made or self._made[-1].nbytes < nbytes:
+            self._made.append(self.memory.allocate("what launches pass on", nbytes))
+        return self._made[-1].address

@@ -42,7 +42,7 @@ class FiniteCheck:
         """Enqueue a check of ``nbytes`` bytes of stored blocks at ``address``."""
         assert self._found is not None
         blocks = nbytes // words.block_bytes
-        offsets = words.places[0], words.places[-1]
+        offsets = words.offsets[0], words.offsets[-1]
         numbers = blocks, words.block_bytes, *offsets, words.word_bytes, words.exponent
         addresses = map(np.uint64, (address, self._found.address))
         arguments = Arguments(*addresses, *map(np.uint32, numbers))

@@ -136,7 +136,7 @@ def _time(
 
 
 @cache
-def shapes_beside(
+def overlapping_shapes(
     columns: int,
     tokens: int,
     rows: tuple[tuple[DType, tuple[int, ...]], ...],

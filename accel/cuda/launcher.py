@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import gc
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from ctypes import addressof, c_uint64, sizeof
 from dataclasses import dataclass, field, replace
+from threading import Lock
 from typing import Any
 
 import numpy as np
 
 from accel.cuda.driver import Context, Handle
-from accel.cuda.garbage import nothing_collected
 from accel.cuda.tuned import Extent
 from accel.packets.step_memory import StepAddresses
 
@@ -179,3 +181,30 @@ def _attribute(binding: Any, name: str, field_name: str) -> Any:
     attribute.id = getattr(binding.CUlaunchAttributeID, f"CU_LAUNCH_ATTRIBUTE_{name}")
     setattr(attribute.value, field_name, 1)
     return attribute
+
+
+_LOCK = Lock()
+
+
+class _Pauses:
+    """The number of pauses, and whether the collector was enabled before the first."""
+
+    number = 0
+    collected = True
+
+
+@contextmanager
+def nothing_collected() -> Iterator[None]:
+    """The collector is off until the block has ended, and the blocks of other threads."""
+    with _LOCK:
+        if _Pauses.number == 0:
+            _Pauses.collected = gc.isenabled()
+            gc.disable()
+        _Pauses.number += 1
+    try:
+        yield
+    finally:
+        with _LOCK:
+            _Pauses.number -= 1
+            if _Pauses.number == 0 and _Pauses.collected:
+                gc.enable()

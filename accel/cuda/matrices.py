@@ -20,7 +20,7 @@ from accel.cuda.group_shapes import (
     GroupShape,
     by_single_warps,
     group_shape,
-    shapes_beside,
+    overlapping_shapes,
     span_count,
 )
 from accel.cuda.half_products import HALF_TOKENS, half_launch, halves_are_faster
@@ -170,7 +170,7 @@ def _launches(
     if folded is None and (halves := _halves(ops, run, shared, device)) is not None:
         return halves
     if len(shared) > 1:
-        shapes = list(_shapes_beside(ops, run, shared, device, parted))
+        shapes = list(_overlapping_shapes(ops, run, shared, device, parted))
     else:
         shapes = [_group_shape(ops, run, shared[0], device, parted)]
     launches = [pack_launch(ops, run, device, folded)]
@@ -315,7 +315,7 @@ def _group_shape(
     return group_shape(product.dtype, columns, tokens, rows, device, parted)
 
 
-def _shapes_beside(
+def _overlapping_shapes(
     ops: Sequence[Op],
     run: Run,
     shared: Sequence[tuple[int, ...]],
@@ -329,7 +329,7 @@ def _shapes_beside(
         assert dtype is not None
         rows.append((dtype, tuple(_rows(ops, run, numbers))))
     columns, tokens = first.most_sizes()["columns"], first.count.most
-    return shapes_beside(columns, tokens, tuple(rows), device, parted)
+    return overlapping_shapes(columns, tokens, tuple(rows), device, parted)
 
 
 def _grouped(

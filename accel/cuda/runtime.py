@@ -15,13 +15,13 @@ from accel.cuda.device import Device, find_device
 from accel.cuda.driver import NOT_READY, TIER, Context, CudaError, Driver
 from accel.cuda.finite import FiniteCheck
 from accel.cuda.launcher import PROGRAMMATIC_CAPABILITY
-from accel.cuda.memory import Memory, Pinned, Streams
+from accel.cuda.memory import Allocation, Memory, Pinned, Streams
 from accel.cuda.program import Builder, Compiler, Modules
 from accel.cuda.self_check import check_arithmetic
 from accel.cuda.step_choice import AUTO, VARIABLE, StepChoice, chosen_step
-from accel.cuda.stop_word import StopWord, make_stop_word
 from accel.cuda.upload import Uploader
 from accel.packets.build import Progress
+from accel.packets.staging_buffers import Bytes
 from contract.errors import TierUnavailable
 
 BUSY = ("CUDA_ERROR_DEVICE_UNAVAILABLE", "CUDA_ERROR_OUT_OF_MEMORY")
@@ -199,3 +199,35 @@ def _stream(context: Context) -> Any:
     """A new stream that waits for no other."""
     flags = context.binding.CUstream_flags
     return context.call("cuStreamCreate", flags.CU_STREAM_NON_BLOCKING)
+
+
+WORD_BYTES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class StopWord:
+    """``word`` in device memory is 0 until ``set`` copies ``one`` there, on a stream that waits for
+    no kernel."""
+
+    memory: Memory
+    word: Allocation
+    one: Bytes
+    stream: Any
+
+    @property
+    def address(self) -> int:
+        """The address that kernels read."""
+        return self.word.address
+
+    def set(self) -> None:
+        """Make waiting kernels end, whatever they have computed. Does not wait for them."""
+        with suppress(CudaError):
+            address, here = self.word.address, self.one.ctypes.data
+            self.memory.context.call("cuMemcpyHtoDAsync", address, here, WORD_BYTES, self.stream)
+
+
+def make_stop_word(memory: Memory, stream: Any) -> StopWord:
+    """A word of 0. Raises OutOfMemory."""
+    one = memory.pinned.zeroed(WORD_BYTES)
+    one[0] = 1
+    return StopWord(memory, memory.allocate("stop word", WORD_BYTES), one, stream)

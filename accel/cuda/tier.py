@@ -11,10 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from accel.cuda.bound_bucket import BoundBucket, check_layouts, move_to_first_rows
-from accel.cuda.buffers import CudaBuffer, Weights
+from accel.cuda.buffers import CudaBuffer, PassingMemory, Weights
 from accel.cuda.driver import TIER, CudaError, open_driver
 from accel.cuda.memory import Allocation, Memory
-from accel.cuda.passing import PassingMemory
 from accel.cuda.plan import sources_of
 from accel.cuda.planning import ALONE, Planner
 from accel.cuda.program import Compiler

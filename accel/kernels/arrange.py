@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Generic
 
 from accel.kernels.source import Module
@@ -25,17 +25,29 @@ class PlaneArranger(ABC, Generic[A]):
         self._memory = memory
         self._most_groups = most_groups
 
-    def upload(self, name: str, dtype: DType, data: Bytes, matrices: int) -> ArrangedMatrix[A]:
-        """Copy uint8[rows, row_bytes], ``matrices`` matrices one after the other, to device memory.
+    def upload(
+        self,
+        name: str,
+        dtype: DType,
+        data: Bytes,
+        matrices: int,
+        allocate: Callable[[str, int], A] | None = None,
+    ) -> ArrangedMatrix[A]:
+        """Copy uint8[rows, row_bytes], ``matrices`` matrices one after the other, to memory from
+        ``allocate``, for None to the device's own.
 
         Float matrices stay as they are. Raises OutOfMemory naming the buffer, and DeviceLost.
         """
         if dtype.storage is StorageClass.FLOAT:
-            stored = self._memory.adopt(name, data)
+            stored = (
+                self._memory.adopt(name, data) if allocate is None else allocate(name, data.nbytes)
+            )
+            if allocate is not None:
+                self._memory.write(stored, 0, data)
             return ArrangedMatrix(stored, data.shape[1], WeightLayout.STORED)
         stack = Stack(dtype, data, len(data) // matrices, TILE_ROWS)
         row_bytes = tile_bytes(dtype, stack.columns)
-        target = self._target(name, stack.groups * row_bytes)
+        target = (allocate or self._target)(name, stack.groups * row_bytes)
         try:
             for groups in stack.parts(STORED_BYTES):
                 self._arrange(name, stack, groups, target)

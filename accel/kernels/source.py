@@ -23,7 +23,7 @@ from accel.packets.layouts import TILE_ROWS, UNIT_COLUMNS
 from accel.packets.ops import TABLE
 from accel.packets.step import PRODUCTS, Op
 from contract.arithmetic import SEGMENT
-from contract.dtypes import I12, KV_DTYPES, WEIGHT_DTYPES, DType, StorageClass
+from contract.dtypes import I12, KV_DTYPES, ROTATED_KV, WEIGHT_DTYPES, DType, StorageClass
 
 GROUP_SIZE = 128
 """Items of a work-group unless ``Module.group_size`` says otherwise."""
@@ -61,6 +61,8 @@ OUTSIDE_STEPS = MappingProxyType(
 """Ops that are launched outside of steps; their packets have no op number."""
 ALL_OPS = MappingProxyType({**TABLE, **FUSED, **OUTSIDE_STEPS})
 
+UNROTATED = tuple(d for d in KV_DTYPES if d not in ROTATED_KV)
+"""Types of keys and values that a fused op writes as it has them."""
 QUANTIZED = tuple(d for d in WEIGHT_DTYPES if d.storage is not StorageClass.FLOAT)
 STORED = {
     "arrange": QUANTIZED,
@@ -78,7 +80,7 @@ STORED = {
     "flash_attn_part": KV_DTYPES,
     "flash_attn_batched": KV_DTYPES,
     "flash_attn_tiles": (I12,),
-    "head_rows": KV_DTYPES,
+    "head_rows": UNROTATED,
     "flash_attn_row": (I12,),
     "flash_attn_row_wide": (I12,),
 }

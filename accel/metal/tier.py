@@ -3,19 +3,21 @@ once."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from accel.kernels.launches import launches_of
-from accel.kernels.source import Traits
-from accel.metal.arrange import Arranger
+from accel.kernels.arrange import PlaneArranger
+from accel.kernels.launches import MOST_GROUPS, launches_of
+from accel.kernels.source import Module, Traits
 from accel.metal.device import Device
-from accel.metal.launcher import Recording
-from accel.metal.memory import VIEW_BYTES, Allocation
+from accel.metal.launcher import Recording, launch_alone
+from accel.metal.memory import VIEW_BYTES, Allocation, Memory
 from accel.metal.objc import TIER, ObjectiveC, load_metal
+from accel.metal.program import Program
 from accel.metal.runtime import Choices, open_runtime
 from accel.metal.submissions import MetalForm, MetalStep, MetalSubmissions
 from accel.packets.buffers import ArrangedMatrix, DeviceBuffer
@@ -123,3 +125,18 @@ class MetalTier(PacketTier[Allocation, MetalForm, MetalStep]):
 
 if TYPE_CHECKING:
     _conforms: type[DeviceTier[DeviceBuffer[Allocation], MetalBatch, MetalFence]] = MetalTier
+
+
+class Arranger(PlaneArranger[Allocation]):
+    """Arranges matrices on one device; stored bytes are a view of the file where there is one."""
+
+    def __init__(self, memory: Memory, program: Program) -> None:
+        super().__init__(memory, MOST_GROUPS)
+        self._device_memory = memory
+        self._program = program
+
+    def _launch(
+        self, module: Module, operands: Sequence[int], sizes: Sequence[int], groups: int
+    ) -> None:
+        pipeline = self._program.pipeline(module)
+        launch_alone(self._device_memory, pipeline, module.op, operands, sizes, groups)

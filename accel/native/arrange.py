@@ -63,7 +63,7 @@ def finite_packets(data: Bytes, finite: FiniteWords, flag: int) -> Packets:
     packets = np.zeros(1, PACKET)
     packets["op"] = FINITE
     packets["operand"][0, :3] = data.ctypes.data, flag, data.nbytes // finite.block_bytes
-    words = finite.places
+    words = finite.offsets
     form = (finite.block_bytes, finite.word_bytes, finite.exponent, len(words), *words)
     packets["stride"][0, : len(form)] = form
     return packets

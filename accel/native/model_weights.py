@@ -97,6 +97,12 @@ class ModelWeights:
         stack = stack_of(buffer.decl.dtype, data, matrices) if matrices else None
         self._weights.append(Weight(buffer, data, finite, stack, file_range(data), on_bytes))
 
+    def on_disk(self, nbytes: int) -> int:
+        """Of ``nbytes`` arranged bytes those that are mapped from an entry of the cache: all or
+        none."""
+        stored = self.folder is not None and weight_cache.CAN_ALLOCATE
+        return nbytes if stored and nbytes >= weight_cache.LEAST_BYTES else 0
+
     def forget(self, buffer: DeviceBuffer[AddressRange]) -> None:
         """The buffer is freed: its weight is needed no more."""
         self._weights = [weight for weight in self._weights if weight.buffer is not buffer]
@@ -128,11 +134,7 @@ class ModelWeights:
     def _entry(self, weights: Sequence[Weight]) -> Entry | None:
         """The cache entry of weights; None where there is nothing to write."""
         nbytes = sum(weight.nbytes for weight in weights)
-        if (
-            nbytes < weight_cache.LEAST_BYTES
-            or self.folder is None
-            or not weight_cache.CAN_ALLOCATE
-        ):
+        if not self.on_disk(nbytes):
             return None
         described = [(w.source, w.form) for w in weights if w.source is not None]
         try:

@@ -59,19 +59,19 @@ class TimedWorkers:
 
     pool: WorkerPool
     choice: Choice
-    _started: deque[tuple[int, int, int]] = field(default_factory=deque)
-    """Number, tokens and workers of each step whose time was not noted yet."""
+    _started: deque[tuple[int, int, int, int]] = field(default_factory=deque)
+    """Number, tokens, ops and workers of each step whose time was not noted yet."""
 
-    def choose(self, tokens: int) -> int:
+    def choose(self, tokens: int, ops: int) -> int:
         """The number of workers for the next step."""
         while self._started and self.pool.done(self._started[0][0]):
-            number, ended_tokens, workers = self._started.popleft()
-            self.choice.note(ended_tokens, workers, self.pool.seconds(number))
-        return self.choice.choose(tokens)
+            number, past_tokens, past_ops, workers = self._started.popleft()
+            self.choice.note(past_tokens, past_ops, workers, self.pool.seconds(number))
+        return self.choice.choose(tokens, ops)
 
-    def started(self, number: int, tokens: int, workers: int) -> None:
+    def started(self, number: int, tokens: int, ops: int, workers: int) -> None:
         """Note that a step was submitted."""
-        self._started.append((number, tokens, workers))
+        self._started.append((number, tokens, ops, workers))
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +110,7 @@ class NativeSubmissions(Submissions[AddressRange, NativeForm, NativeSlot, Native
         outputs: Mapping[str, NDArray[np.uint8]],
     ) -> NativeStep:
         tokens = self._step.tokens
-        workers = self._workers.choose(tokens)
+        workers = self._workers.choose(tokens, batch.packets)
         scratch, bucket = self._scratch, batch.launch
         copied = [(batch.outputs[name][1].address, to) for name, to in outputs.items()]
         copies = copies_of(copied) if copied else None
@@ -123,5 +123,5 @@ class NativeSubmissions(Submissions[AddressRange, NativeForm, NativeSlot, Native
         job.copy_count = len(copied)
         job.workers = workers
         number = self._pool.submit(job)
-        self._workers.started(number, tokens, workers)
+        self._workers.started(number, tokens, batch.packets, workers)
         return NativeStep(self._pool, number, copies)

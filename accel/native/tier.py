@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,7 +22,7 @@ from accel.native.variants import Variant
 from accel.packets.buffers import ArrangedMatrix, DeviceBuffer, matrices_of
 from accel.packets.build import Progress
 from accel.packets.estimate_cache import StepMemoryCache
-from accel.packets.footprint import StepMemory, opencl_footprint
+from accel.packets.footprint import StepMemory, lanes_bytes, opencl_footprint
 from accel.packets.host_memory import AddressRange, SharedMemory
 from accel.packets.packet import ALIGNMENT
 from accel.packets.packet_tier import BoundStep, PacketTier
@@ -34,7 +35,7 @@ from accel.packets.worker_tuner import AdaptiveWorkers, Choice
 from contract.dtypes import StorageClass
 from contract.errors import TierUnavailable
 from contract.footprint import Footprint, owns_upload
-from contract.ir.nodes import BufferDecl, Graph
+from contract.ir.nodes import BufferDecl, BufferKind, Graph
 from contract.lazy_dataclass import dataclass
 from contract.shape_key import ShapeKey
 from contract.tier import DeviceTier, FiniteWords, UploadsLater
@@ -149,7 +150,9 @@ class NativeTier(PacketTier[AddressRange, NativeForm, NativeStep]):
         return step, schedule_workers(step, self._pool.workers)
 
     def _footprint(self, graph: Graph, largest: ShapeKey, steps: StepMemory) -> Footprint:
-        return opencl_footprint(graph, largest, steps, self._pool.workers, shared=True)
+        found = opencl_footprint(graph, largest, steps, self._pool.workers, shared=True)
+        of_file = (d for d in graph.of_kind(BufferKind.WEIGHT) if not owns_upload(d))
+        return replace(found, on_disk=self._weights.on_disk(sum(map(lanes_bytes, of_file))))
 
     def _arrange(
         self, decl: BufferDecl, data: NDArray[np.uint8], matrices: int

@@ -155,9 +155,9 @@ def library_path() -> str:
         ctypes.CDLL(LIBRARY)
     except OSError:
         spec = importlib.util.find_spec(CARRIER)
-        for place in spec.submodule_search_locations or () if spec else ():
+        for package in spec.submodule_search_locations or () if spec else ():
             # The tool that made the wheel decides whether it is next to the package or in it.
-            for folder in (Path(place, ".libs"), Path(f"{place}.libs")):
+            for folder in (Path(package, ".libs"), Path(f"{package}.libs")):
                 for brought in folder.glob("libOpenCL*"):
                     return str(brought)
     return LIBRARY

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import field
 from pathlib import Path
 from typing import Any
@@ -57,9 +57,15 @@ class Arranger:
                     self._kernel(dtype)
 
     def upload(
-        self, name: str, dtype: DType, data: Bytes, matrices: int
+        self,
+        name: str,
+        dtype: DType,
+        data: Bytes,
+        matrices: int,
+        allocate: Callable[[str, int], AddressRange] | None = None,
     ) -> ArrangedMatrix[AddressRange]:
-        """uint8[rows, row_bytes] of ``matrices`` one below the other, in device memory.
+        """uint8[rows, row_bytes] of ``matrices`` one below the other, in memory from ``allocate``,
+        for None the device's own.
 
         With shared memory the device may still write after the return. Steps come later in its
         queue; other readers call ``finish`` first. Float matrices stay as they are. Raises
@@ -67,15 +73,23 @@ class Arranger:
         """
         memory = self.runtime.memory
         if dtype.storage is StorageClass.FLOAT:
-            return ArrangedMatrix(
-                memory.adopt(name, data, borrowed=True), data.shape[1], WeightLayout.STORED
-            )
+            if allocate is None:
+                stored = memory.adopt(name, data, borrowed=True)
+            else:
+                stored = allocate(name, data.nbytes)
+                memory.write(stored, 0, np.ascontiguousarray(data).reshape(-1))
+            return ArrangedMatrix(stored, data.shape[1], WeightLayout.STORED)
         planes = self.runtime.launcher.by_modules
         layout = WeightLayout.PLANES if planes else WeightLayout.LANES
         together = TILE_ROWS if planes else LANES
         stack = Stack(dtype, np.ascontiguousarray(data), len(data) // matrices, together)
         row_bytes = (tile_bytes if planes else group_bytes)(dtype, stack.columns)
-        target = memory.allocate(name, stack.groups * row_bytes, zeroed=False)
+        nbytes = stack.groups * row_bytes
+        target = (
+            memory.allocate(name, nbytes, zeroed=False)
+            if allocate is None
+            else allocate(name, nbytes)
+        )
         if memory.shared:
             source = np.uint64(stack.data.ctypes.data)
             groups = range(stack.groups)

@@ -28,7 +28,8 @@ __all__ = ["CORRECTLY_ROUNDED_DIVIDE_SQRT", "CPU", "Error", "get_platforms"]
 Host: TypeAlias = NDArray[Any]
 
 PROFILING_ENABLE = 1 << 1
-READ_WRITE, WRITE_ONLY, READ_ONLY, COPY_HOST_PTR = 1 << 0, 1 << 1, 1 << 2, 1 << 5
+READ_WRITE, WRITE_ONLY, READ_ONLY = 1 << 0, 1 << 1, 1 << 2
+ALLOC_HOST_PTR, COPY_HOST_PTR = 1 << 4, 1 << 5
 COMPLETE, RUNNING = 0, 1
 """Values of an event's status, which is negative when its command failed."""
 

@@ -93,8 +93,8 @@ class LaunchContext:
 
     def leading_arguments(self) -> tuple[Any, ...]:
         """The first arguments of every kernel, before the address of the step's inputs."""
-        place = self.scratch
-        numbers = (place.shared, place.own, place.own_bytes)
+        scratch = self.scratch
+        numbers = (scratch.shared, scratch.own, scratch.own_bytes)
         return (*self.memory.arguments(), *map(np.uint64, numbers))
 
 
@@ -137,6 +137,7 @@ class _Started:
 
     event: Any
     tokens: int
+    ops: int
     groups: int
 
 
@@ -182,15 +183,15 @@ class PersistentLauncher:
         """See Launcher."""
         self.launch.expect(kinds)
 
-    def groups_for(self, tokens: int) -> int:
+    def groups_for(self, tokens: int, ops: int) -> int:
         """The number of work-groups for the next step."""
         self._note_ended()
-        return self.choice.choose(tokens)
+        return self.choice.choose(tokens, ops)
 
-    def started(self, event: Any, tokens: int, groups: int) -> None:
+    def started(self, event: Any, tokens: int, ops: int, groups: int) -> None:
         """Note that a step was enqueued."""
         if self._timed:
-            self._started.append(_Started(event, tokens, groups))
+            self._started.append(_Started(event, tokens, ops, groups))
 
     def close(self) -> None:
         """See Launcher."""
@@ -214,7 +215,7 @@ class PersistentLauncher:
             if step.event.command_execution_status == complete:
                 times = step.event.profile
                 seconds = (times.end - times.start) * 1e-9
-                self.choice.note(step.tokens, step.groups, seconds)
+                self.choice.note(step.tokens, step.ops, step.groups, seconds)
 
 
 class _PersistentRecording:
@@ -223,10 +224,11 @@ class _PersistentRecording:
     ) -> None:
         self._launcher = launcher
         self._trailing = trailing
+        self._ops = int(trailing[1])
         self._kernel = launcher.launch.cl.Kernel(program, "run_packets")
         self._bound: tuple[int, int] | None = None
         self._inputs = 0
-        self._place = 0
+        self._inputs_index = 0
 
     def enqueue(self, inputs: int, tokens: int) -> Any:
         """See Recording."""
@@ -235,13 +237,13 @@ class _PersistentRecording:
             leading = launch.leading_arguments()
             self._kernel.set_args(*leading, np.uint64(inputs), *self._trailing)
             self._bound = launch.version()
-            self._place = len(leading)
+            self._inputs_index = len(leading)
         elif inputs != self._inputs:
-            self._kernel.set_arg(self._place, np.uint64(inputs))
+            self._kernel.set_arg(self._inputs_index, np.uint64(inputs))
         self._inputs = inputs
-        groups = launcher.groups_for(tokens)
+        groups = launcher.groups_for(tokens, self._ops)
         event = launch.cl.enqueue_nd_range_kernel(launch.queue, self._kernel, (groups,), (1,))
-        launcher.started(event, tokens, groups)
+        launcher.started(event, tokens, self._ops, groups)
         return event
 
 

@@ -78,6 +78,7 @@ class Memory(Protocol):
 class _Bank:
     buffer: Any
     nbytes: int
+    on_host: bool = False
     used: int = 0
     live: int = 0
 
@@ -87,7 +88,8 @@ class BankedMemory:
     """Memory in up to BANKS buffers of the device; an address is a bank number and an offset.
 
     A new bank has room for all bytes that are still expected. If none are, it is as large as all
-    banks before it, so that few banks are needed.
+    banks before it, so that few banks are needed. Memory of the host has banks of its own, which
+    do not count as the device's.
     """
 
     cl: Any
@@ -100,6 +102,7 @@ class BankedMemory:
     _banks: list[_Bank | None] = field(default_factory=lambda: [None] * BANKS)
     _placed: int = 0
     _expected: int = 0
+    _expected_on_host: int = 0
     _staging: StagingBuffers[AddressRange, Any] = field(init=False)
     shared: ClassVar[bool] = False
 
@@ -109,7 +112,7 @@ class BankedMemory:
     @property
     def held(self) -> int:
         """See Memory."""
-        return sum(bank.nbytes for bank in self._banks if bank is not None)
+        return sum(b.nbytes for b in self._banks if b is not None and not b.on_host)
 
     @property
     def available(self) -> int:
@@ -126,6 +129,20 @@ class BankedMemory:
         if zeroed:
             self._fill_zero(allocation)
         return allocation
+
+    def expect_on_host(self, nbytes: int) -> None:
+        """Prepare for ``allocate_on_host`` of so many aligned bytes in total."""
+        self._expected_on_host = nbytes
+
+    def allocate_on_host(self, what: str, nbytes: int) -> AddressRange:
+        """Host memory that the device reads and writes. Raises OutOfMemory naming ``what``."""
+        size = aligned(nbytes)
+        number = self._first_with(size, on_host=True)
+        if number is None:
+            requested = max(min(self._expected_on_host, self.max_bank_bytes), size)
+            number = self._new_bank(what, size, requested, on_host=True)
+        self._expected_on_host -= size
+        return self._range_in(number, nbytes)
 
     def adopt(self, what: str, data: Bytes, *, borrowed: bool = False) -> AddressRange:
         """See Memory."""
@@ -148,11 +165,12 @@ class BankedMemory:
 
     def free(self, allocation: AddressRange) -> None:
         """See Memory."""
-        self.used -= allocation.nbytes
-        self._placed -= aligned(allocation.nbytes)
         self._staging.forget(allocation)
         bank = self._banks[allocation.bank]
         assert bank is not None
+        if not bank.on_host:
+            self.used -= allocation.nbytes
+            self._placed -= aligned(allocation.nbytes)
         bank.live -= 1
         if bank.live == 0:
             bank.buffer.release()
@@ -174,33 +192,49 @@ class BankedMemory:
     def _take(self, what: str, nbytes: int) -> AddressRange:
         size = aligned(nbytes)
         check_fits(what, nbytes, self.used, self.capacity)
-        number = self._bank_with(what, size)
+        number = self._first_with(size)
+        if number is None:
+            number = self._new_bank(what, size, self._requested(size))
+        self.used += nbytes
+        self._placed += size
+        return self._range_in(number, nbytes)
+
+    def _range_in(self, number: int, nbytes: int) -> AddressRange:
+        """The next ``nbytes`` of a bank that has room for them."""
         bank = self._banks[number]
         assert bank is not None
         allocation = AddressRange(number << BANK_SHIFT | bank.used, nbytes, None, number)
-        bank.used += size
+        bank.used += aligned(nbytes)
         bank.live += 1
-        self.used += nbytes
-        self._placed += size
         return allocation
 
-    def _bank_with(self, what: str, size: int) -> int:
+    def _first_with(self, size: int, on_host: bool = False) -> int | None:
+        """The first bank with room for ``size`` bytes."""
         for number, bank in enumerate(self._banks):
-            if bank is not None and bank.nbytes - bank.used >= size:
+            if bank is not None and bank.on_host == on_host and bank.nbytes - bank.used >= size:
                 return number
-        free = [number for number, bank in enumerate(self._banks) if bank is None]
+        return None
+
+    def _requested(self, size: int) -> int:
+        """Bytes of a new bank of the device that has room for ``size``."""
         existing = self.held
         requested = self._expected - self._placed
         if requested <= 0 and existing:
             requested = max(existing, MIN_BANK_BYTES)
-        nbytes = max(min(requested, self.capacity - existing, self.max_bank_bytes), size)
+        return max(min(requested, self.capacity - existing, self.max_bank_bytes), size)
+
+    def _new_bank(self, what: str, size: int, nbytes: int, on_host: bool = False) -> int:
+        """The number of a new bank. Raises OutOfMemory."""
+        free = [number for number, bank in enumerate(self._banks) if bank is None]
         if not free or nbytes > self.max_bank_bytes:
             raise OutOfMemory(what, size, self.used, min(self.max_bank_bytes, self.capacity))
+        flags = self.cl.READ_WRITE | (self.cl.ALLOC_HOST_PTR if on_host else 0)
         try:
-            buffer = self.cl.Buffer(self.context, self.cl.READ_WRITE, nbytes)
+            buffer = self.cl.Buffer(self.context, flags, nbytes)
         except self.cl.Error:
-            raise OutOfMemory(what, size, self.used, self.capacity - self.used) from None
-        self._banks[free[0]] = _Bank(buffer, nbytes)
+            left = 0 if on_host else self.capacity - self.used
+            raise OutOfMemory(what, size, self.used, left) from None
+        self._banks[free[0]] = _Bank(buffer, nbytes, on_host)
         self.version += 1
         return free[0]
 

@@ -58,8 +58,8 @@ class ModuleLauncher:
         address = packet.ctypes.data
         if not launch.memory.shared:
             flags = launch.cl.READ_ONLY | launch.cl.COPY_HOST_PTR
-            place = launch.cl.Buffer(launch.queue.context, flags, hostbuf=packet)
-            banks = *buffers, place
+            copied_packet = launch.cl.Buffer(launch.queue.context, flags, hostbuf=packet)
+            banks = *buffers, copied_packet
             arguments = *banks, *[None] * (BANKS - len(banks))
             address = len(buffers) << BANK_SHIFT
         kernel = self.kernel(module)

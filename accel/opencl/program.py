@@ -41,6 +41,7 @@ HEADERS = (
     "matmul_lanes.h",
     "attention_rows.h",
     "attention_tile.h",
+    "attention_codes.h",
     "attention.h",
     "matmul_formats.h",
     "matmul_decode.h",
@@ -279,8 +280,8 @@ def _from_binary(context: Any, binary: bytes, options: str) -> Any | None:
 
 def _blamed_file(log: str, files: Mapping[str, str]) -> str:
     """The kernel file of the first error in ``log``."""
-    place = r"([\w.]+\.(?:cl|h|k)):\d+"
-    found = re.search(rf"error: {place}|{place}(?::\d+)?: (?:fatal )?error", log)
+    location = r"([\w.]+\.(?:cl|h|k)):\d+"
+    found = re.search(rf"error: {location}|{location}(?::\d+)?: (?:fatal )?error", log)
     blamed = (found.group(1) or found.group(2)) if found else None
     if blamed is None and (found := re.search(r"<kernel>:(\d+):\d+: error", log)):
         blamed = _file_of_line(int(found.group(1)), files)

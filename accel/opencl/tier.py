@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -12,20 +12,21 @@ from numpy.typing import NDArray
 from accel.opencl.arrange import Arranger
 from accel.opencl.device import TIER, find_device, import_binding
 from accel.opencl.launcher import Mode, Recording, WorkersLost
-from accel.opencl.memory import Memory
+from accel.opencl.memory import BankedMemory, Memory
 from accel.opencl.runtime import Choices, open_runtime
 from accel.opencl.submissions import OpenClStep, OpenClSubmissions
 from accel.packets.buffers import ArrangedMatrix, DeviceBuffer, matrices_of
 from accel.packets.build import Progress
 from accel.packets.estimate_cache import StepMemoryCache
-from accel.packets.footprint import KnownMemory, StepMemory, opencl_footprint
+from accel.packets.footprint import KnownMemory, StepMemory, lanes_bytes, opencl_footprint
 from accel.packets.host_memory import AddressRange
 from accel.packets.layouts import planes_bytes
-from accel.packets.packet_tier import BoundStep, PacketTier
+from accel.packets.packet_tier import BoundStep
 from accel.packets.rules import lower_graph
 from accel.packets.schedule import schedule_launches, schedule_workers
 from accel.packets.staging_buffers import sync_as
 from accel.packets.step import Schedule, Step
+from accel.packets.streaming_tier import StreamingTier
 from accel.packets.submissions import FormBatch, StepFence
 from accel.packets.tier import tier_info
 from contract.errors import DeviceLost
@@ -40,7 +41,7 @@ OpenClBatch = FormBatch[AddressRange, Recording]
 OpenClFence = StepFence[AddressRange, Recording, OpenClStep]
 
 
-class OpenClTier(PacketTier[AddressRange, Recording, OpenClStep]):
+class OpenClTier(StreamingTier[AddressRange, Recording, OpenClStep]):
     """See ``contract.tier.Tier``. ``device`` is a part of a platform's or device's name.
 
     Raises TierUnavailable when there is no such device, and what ``open_runtime`` raises.
@@ -63,7 +64,9 @@ class OpenClTier(PacketTier[AddressRange, Recording, OpenClStep]):
         self._own: AddressRange | None = None
         found = self._runtime.device
         driver = f"{found.platform}, {found.driver}"
-        info = tier_info(TIER, found.name, driver, found.memory_bytes, found.host_unified)
+        asked = self._choices.shared_addresses
+        unified = found.host_unified if asked is None else asked
+        info = tier_info(TIER, found.name, driver, found.memory_bytes, unified)
         submissions = OpenClSubmissions(self._runtime.launch)
         super().__init__(info, self._runtime.memory, submissions, self._known_memory())
 
@@ -76,6 +79,11 @@ class OpenClTier(PacketTier[AddressRange, Recording, OpenClStep]):
     def shares_memory(self) -> bool:
         """Whether the device reads host memory, so that nothing is copied to it."""
         return self._memory.shared
+
+    @property
+    def streams(self) -> bool:
+        """See StreamingTier."""
+        return not self._memory.shared and not self.info.host_unified
 
     @property
     def used_bytes(self) -> int:
@@ -108,13 +116,15 @@ class OpenClTier(PacketTier[AddressRange, Recording, OpenClStep]):
         runtime = self._runtime
         step = lower_graph(graph, bucket, runtime.parts, TIER)
         if runtime.mode is Mode.PERSISTENT:
-            return step, schedule_workers(step, runtime.launcher.workers)
+            copying, seen = self._copying(graph, step)
+            return copying, schedule_workers(seen, runtime.launcher.workers)
         if runtime.launcher.by_modules:
             from accel.packets.fused import fuse
             from accel.packets.repeated import repeat_small
 
             step = repeat_small(fuse(step))
-        return step, schedule_launches(step)
+        copying, _ = self._copying(graph, step)
+        return copying, schedule_launches(copying)
 
     def _known_memory(self) -> KnownMemory | None:
         """The cache of step memory from earlier starts."""
@@ -126,19 +136,33 @@ class OpenClTier(PacketTier[AddressRange, Recording, OpenClStep]):
         return StepMemoryCache(cache, (TIER, *parameters)).of
 
     def _footprint(self, graph: Graph, largest: ShapeKey, steps: StepMemory) -> Footprint:
-        workers = self._runtime.launcher.workers
-        arranged = planes_bytes if self._runtime.launcher.by_modules else None
-        return opencl_footprint(graph, largest, steps, workers, self._memory.shared, arranged)
+        workers, shared = self._runtime.launcher.workers, self._memory.shared
+        return opencl_footprint(graph, largest, steps, workers, shared, self._arranged_bytes)
+
+    def _arranged_bytes(self, decl: BufferDecl) -> int:
+        return (planes_bytes if self._runtime.launcher.by_modules else lanes_bytes)(decl)
 
     def _allocate(self, decl: BufferDecl, nbytes: int) -> AddressRange:
         allocation = self._memory.allocate(decl.name, nbytes)
         sync_as(allocation, decl)
         return allocation
 
-    def _arrange(
-        self, decl: BufferDecl, data: NDArray[np.uint8], matrices: int
+    def _arrange_to(
+        self,
+        decl: BufferDecl,
+        data: NDArray[np.uint8],
+        matrices: int,
+        allocate: Callable[[str, int], AddressRange] | None,
     ) -> ArrangedMatrix[AddressRange]:
-        return self._arranger.upload(decl.name, decl.dtype, data, matrices)
+        return self._arranger.upload(decl.name, decl.dtype, data, matrices, allocate)
+
+    def _on_host(self, what: str, nbytes: int) -> AddressRange:
+        assert isinstance(self._memory, BankedMemory)
+        return self._memory.allocate_on_host(f"{what} in host memory", nbytes)
+
+    def _expect_on_host(self, nbytes: int) -> None:
+        assert isinstance(self._memory, BankedMemory)
+        self._memory.expect_on_host(nbytes)
 
     def _upload_stored(self, name: str, data: NDArray[np.uint8]) -> AddressRange:
         return self._memory.adopt(name, data, borrowed=True)
@@ -151,12 +175,12 @@ class OpenClTier(PacketTier[AddressRange, Recording, OpenClStep]):
         return launcher.record(bound.packets, bound.stored.address, bound.step.ops)
 
     def _reserve(self, shared: int, own: int, inputs: int) -> None:
-        place, workers = self._runtime.launch.scratch, self._runtime.launcher.workers
+        addresses, workers = self._runtime.launch.scratch, self._runtime.launcher.workers
         scratch = self._scratch_of(shared)
-        place.move(scratch.address, place.own, place.own_bytes)
+        addresses.move(scratch.address, addresses.own, addresses.own_bytes)
         self._own = self._grown("workers' scratch", self._own, own * workers)
         per_worker = self._own.nbytes // workers // OWN_ALIGNMENT * OWN_ALIGNMENT
-        place.move(scratch.address, self._own.address, per_worker)
+        addresses.move(scratch.address, self._own.address, per_worker)
         if not self._memory.shared:
             current = self._submissions.input
             self._submissions.input = self._grown("inputs of a step", current, inputs)
@@ -195,7 +219,7 @@ class OpenClTier(PacketTier[AddressRange, Recording, OpenClStep]):
             self._arranger.finish()
         self._submissions.close()
         self._discard_recorded()
-        shared = (self._scratch, self._own, self._submissions.input)
+        shared = (self._scratch, self._own, self._submissions.input, self._ring_memory)
         buffers = (allocation for buffer in self._buffers for allocation in buffer.allocations)
         for allocation in (*buffers, *filter(None, shared)):
             self._memory.free(allocation)

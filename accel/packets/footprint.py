@@ -120,7 +120,7 @@ def opencl_footprint(
     ``arranged`` returns the bytes of a buffer in the layout of products, 0 where it stays as
     stored; by default matrices are groups of 16 rows. Lowered buckets need ``extra`` bytes more.
     """
-    arranged = arranged or _arranged_bytes
+    arranged = arranged or lanes_bytes
     buffers: dict[str, int] = {}
     mapped: dict[str, int] = {}
     staging = 0
@@ -137,7 +137,7 @@ def opencl_footprint(
                 mapped[decl.name] = read
         else:
             buffers[decl.name] = sum(aligned(part) for part in (as_read, read) if part)
-            staging += nbytes if _kept_by_host(decl, nbytes) else 0
+            staging += nbytes if _has_host_copy(decl, nbytes) else 0
     scratch = steps.shared + steps.own * workers
     variants = sum(steps.packets)
     if not shared:
@@ -175,7 +175,7 @@ def shared_footprint(
     return replace(copied, buffers=buffers, mapped=mapped, staging=0)
 
 
-def _kept_by_host(decl: BufferDecl, nbytes: int) -> bool:
+def _has_host_copy(decl: BufferDecl, nbytes: int) -> bool:
     """Whether a device with its own memory has a copy of the buffer in host memory."""
     if decl.kind is BufferKind.OUTPUT:
         return nbytes < MAPPED_OUTPUT_BYTES
@@ -184,7 +184,8 @@ def _kept_by_host(decl: BufferDecl, nbytes: int) -> bool:
     return decl.kind is BufferKind.REQUEST
 
 
-def _arranged_bytes(decl: BufferDecl) -> int:
+def lanes_bytes(decl: BufferDecl) -> int:
+    """Bytes of a buffer in groups of 16 rows, 0 where it stays as stored."""
     if decl.kind is not BufferKind.WEIGHT or len(decl.shape) not in (2, 3):
         return 0
     *matrices, rows, columns = (int(dim) for dim in decl.shape)

@@ -12,21 +12,34 @@ DEFAULT_TIMEOUT_SECONDS = 600.0
 POLL_SECONDS = 20e-6
 SLEPT_SHARE = 0.9
 """Share of a step's usual duration that the host sleeps before it polls."""
+MEASURED_STEPS = 4
+"""The host only polls for the first steps of a kind: they may take many times as long as later
+ones, because kernels are loaded at their first use."""
 
 
 @dataclass(slots=True)
 class Pace:
-    """The recent duration of steps of one kind, which tells the host how long to sleep."""
+    """The recent duration of steps of one kind, which tells the host how long to sleep. So many
+    steps were ``measured`` since a step ended while the host slept, or since the first."""
 
     seconds: float = 0.0
+    measured: int = 0
+
+    @property
+    def slept(self) -> float:
+        """Seconds that the host sleeps after the begin of a step."""
+        return SLEPT_SHARE * self.seconds if self.measured >= MEASURED_STEPS else 0.0
 
     def note(self, seconds: float) -> None:
         """Record a step of ``seconds``; slow steps raise the estimate by 5 % at most."""
         self.seconds = min(seconds, self.seconds * 1.05) if self.seconds else seconds
+        self.measured += 1
 
     def missed(self, seconds: float) -> None:
-        """Lower the estimate after a step that ended within ``seconds`` while the host slept."""
+        """Lower the estimate after a step that ended within ``seconds`` while the host slept. How
+        long it took is not known, so the next one is measured."""
         self.seconds = min(seconds, self.seconds * 0.9)
+        self.measured = MEASURED_STEPS - 1
 
 
 class StepCompletion(Protocol):
@@ -62,7 +75,7 @@ class CompletionWaiter:
         deadline, begun, pace = now + seconds, max(step.submitted, self._ended), step.pace
         usual = begun + pace.seconds
         if not step.done:
-            ahead = begun + SLEPT_SHARE * pace.seconds - now
+            ahead = begun + pace.slept - now
             if ahead > 0:
                 time.sleep(min(ahead, seconds))
             if not step.done:

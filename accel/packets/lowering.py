@@ -12,7 +12,7 @@ from accel.packets.ops import TABLE as DEVICE_OPS
 from accel.packets.shape_buckets import SPLIT_TOKENS
 from accel.packets.step import Count, Op, Per, Step, Tensor
 from contract.arithmetic import PAGE_TOKENS, SEGMENT
-from contract.dtypes import F16, F32, I32, DType, StorageClass
+from contract.dtypes import F16, F32, I32, ROTATED_KV, DType, StorageClass
 from contract.ir.nodes import BufferKind, Graph, Node, View
 from contract.ir.scratch import buffer_bytes
 from contract.ops import TABLE
@@ -240,9 +240,31 @@ class Lowering:
             private=cheap(tokens, x.columns),
         )
 
+    def rotate_heads(self, x: Tensor, node: Node, y: Tensor, back: bool = False) -> None:
+        """y = x rotated by rule R13, or with ``back`` rotated back."""
+        tokens, head_dim = self.count(node), int(node.params["head_dim"])
+        self.add(
+            "rotate_heads",
+            x=x,
+            y=y,
+            tokens=tokens,
+            heads=x.columns // head_dim,
+            head_dim=head_dim,
+            back=int(back),
+            private=cheap(tokens, x.columns),
+        )
+
+    def rotated(self, x: Tensor, node: Node, name: str) -> Tensor:
+        """A new tensor of the heads of ``x``, rotated by rule R13."""
+        y = self.new(f"{node.name}.{name}", self.count(node).most, x.columns)
+        self.rotate_heads(x, node, y)
+        return y
+
     def store_kv(self, k: Tensor, v: Tensor, node: Node) -> None:
-        """Write k and v to their KV pages."""
+        """Write k and v to their KV pages, rotated where these are of such a type."""
         kv, tokens = node.operands["kv"], self.count(node)
+        if self.dtype(kv) in ROTATED_KV:
+            k, v = (self.rotated(x, node, f"rotated_{side}") for side, x in (("k", k), ("v", v)))
         self.add(
             "kv_write_batched",
             k=k,

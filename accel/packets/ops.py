@@ -9,16 +9,18 @@ from __future__ import annotations
 
 from types import MappingProxyType
 
-from accel.packets.device_op import (
-    ANY,
-    COLUMNS,
-    ROWS,
-    DeviceOp,
-    DeviceOperand,
-    Split,
-    Units,
-    pieces,
+from accel.packets.declarations import (
+    columns,
+    elementwise,
+    matrix,
+    op,
+    rows,
+    to_columns,
+    to_rows,
+    to_unsplit,
+    unsplit,
 )
+from accel.packets.device_op import pieces
 from accel.packets.layouts import TILE_ROWS
 from contract.arithmetic import SEGMENT, SPAN
 from contract.dtypes import BF16, F16, F32
@@ -39,69 +41,6 @@ GROUP_CHANNELS = 1024
 FLOATS = (F32.ggml_id, F16.ggml_id, BF16.ggml_id)
 
 
-def _operand(declared: str, split: Split, written: bool = False) -> DeviceOperand:
-    """Parses ``name`` or ``element name``; a final ``?`` marks an optional operand."""
-    *element, name = declared.split()
-    optional = name.endswith("?")
-    kind = element[0] if element else "float"
-    return DeviceOperand(name.rstrip("?"), kind, split, written, optional)
-
-
-def _rows(*names: str) -> tuple[DeviceOperand, ...]:
-    return tuple(_operand(name, ROWS) for name in names)
-
-
-def _columns(*names: str) -> tuple[DeviceOperand, ...]:
-    return tuple(_operand(name, COLUMNS) for name in names)
-
-
-def _any(*names: str) -> tuple[DeviceOperand, ...]:
-    return tuple(_operand(name, ANY) for name in names)
-
-
-def _to_rows(*names: str) -> tuple[DeviceOperand, ...]:
-    return tuple(_operand(name, ROWS, written=True) for name in names)
-
-
-def _to_columns(*names: str) -> tuple[DeviceOperand, ...]:
-    return tuple(_operand(name, COLUMNS, written=True) for name in names)
-
-
-def _to_any(*names: str) -> tuple[DeviceOperand, ...]:
-    return tuple(_operand(name, ANY, written=True) for name in names)
-
-
-def _matrix(name: str) -> tuple[DeviceOperand, ...]:
-    return (DeviceOperand(name, "uchar", ANY, matrix=True),)
-
-
-def _op(
-    name: str,
-    *operands: tuple[DeviceOperand, ...],
-    sizes: str,
-    reals: str = "",
-    groups: Units | None = None,
-    items: Units | None = None,
-    by_columns: bool = False,
-    source: str = "",
-) -> DeviceOp:
-    """An op of the table; without units it has one for each count and 16 elements of its second
-    size."""
-    names = tuple(sizes.split())
-    units = groups or items or (lambda **s: s[names[0]] * pieces(s[names[1]], 16))
-    flat = tuple(operand for group in operands for operand in group)
-    by_groups = groups is not None
-    return DeviceOp(
-        name, flat, names, tuple(reals.split()), units, by_groups, by_columns, source or name
-    )
-
-
-def _elementwise(name: str, operands: str, sizes: str = "", reals: str = "") -> DeviceOp:
-    sizes = f"tokens width {sizes}"
-    parts = _rows(*operands.split()), _to_rows("y")
-    return _op(name, *parts, sizes=sizes, reals=reals, by_columns=True)
-
-
 def _head_blocks(heads: int, kv_heads: int, head_dim: int, **_: int) -> int:
     """Work-groups for the heads of all KV heads, each with as many heads as a group can take."""
     together = min(GROUP_QUERIES, GROUP_CHANNELS // head_dim)
@@ -116,276 +55,292 @@ def _product_units(
     return pieces(rows, TILE_ROWS) * (most_chunks if places else pieces(tokens, SLOTS))
 
 
-_QUERIES = _any("q", "uchar kv", "int page_table", "int query")
+_QUERIES = unsplit("q", "uchar kv", "int page_table", "int query")
 
 OPS = (
-    _op(
+    op(
         "embed",
-        _any("int query"),
-        _matrix("table"),
-        _to_rows("y"),
+        unsplit("int query"),
+        matrix("table"),
+        to_rows("y"),
         sizes="tokens hidden",
         items=lambda tokens, hidden, **_: tokens * hidden,
     ),
-    _op(
+    op(
         "select_rows",
-        _any("x", "int output_rows"),
-        _to_rows("y"),
+        unsplit("x", "int output_rows"),
+        to_rows("y"),
         sizes="rows hidden",
         items=lambda rows, hidden, **_: rows * hidden,
     ),
-    _op(
+    op(
         "rms_norm",
-        _rows("x"),
-        _any("weight?"),
-        _to_rows("y"),
+        rows("x"),
+        unsplit("weight?"),
+        to_rows("y"),
         sizes="tokens groups width",
         reals="eps",
         groups=lambda tokens, groups, **_: tokens * groups,
     ),
-    _op(
+    op(
         "quantize_activation",
-        _rows("x"),
-        _to_rows("short m", "scale", "uint sums"),
+        rows("x"),
+        to_rows("short m", "scale", "uint sums"),
         sizes="tokens columns",
         groups=lambda tokens, columns, **_: pieces(
             tokens * pieces(columns, SEGMENT), QUANTIZED_SEGMENTS
         ),
     ),
-    _op(
+    op(
         "matmul",
-        _any("void x", "scale?", "uint sums?"),
-        _matrix("weight"),
-        _to_columns("y"),
-        _any("int ids?", "CHUNK chunks?", "int order?", "bias?"),
-        _columns("residual?"),
+        unsplit("void x", "scale?", "uint sums?"),
+        matrix("weight"),
+        to_columns("y"),
+        unsplit("int ids?", "CHUNK chunks?", "int order?", "bias?"),
+        columns("residual?"),
         sizes="tokens rows columns places used most_chunks",
         groups=_product_units,
     ),
-    _op(
+    op(
         "rope",
-        _rows("x"),
-        _any("rope_table", "int query"),
-        _to_rows("y"),
+        rows("x"),
+        unsplit("rope_table", "int query"),
+        to_rows("y"),
         sizes="tokens heads head_dim neox rotary_pairs",
         items=lambda tokens, heads, rotary_pairs, **_: tokens * heads * pieces(rotary_pairs, 16),
     ),
-    _op(
+    op(
         "kv_write_batched",
-        _rows("k", "v"),
-        _any("int query", "int page_table"),
-        _to_any("uchar kv"),
+        rows("k", "v"),
+        unsplit("int query", "int page_table"),
+        to_unsplit("uchar kv"),
         sizes="tokens width page_tokens head_dim",
         items=lambda tokens, width, **_: 2 * tokens * width,
     ),
-    _op(
+    op(
         "flash_attn_part",
         _QUERIES,
-        _to_any("parts"),
+        to_unsplit("parts"),
         sizes="tokens heads kv_heads head_dim window most_parts",
         reals="scale soft_cap",
         groups=lambda tokens, most_parts, **s: tokens * most_parts * _head_blocks(**s),
         source="flash_attn",
     ),
-    _op(
+    op(
         "flash_attn",
-        _any("parts", "int query"),
-        _to_rows("y"),
-        _any("sinks?"),
+        unsplit("parts", "int query"),
+        to_rows("y"),
+        unsplit("sinks?"),
         sizes="tokens heads head_dim window most_parts",
         items=lambda tokens, heads, head_dim, **_: tokens * heads * head_dim,
     ),
-    _op(
+    op(
         "flash_attn_batched",
         _QUERIES,
-        _to_any("y"),
-        _any("sinks?"),
+        to_unsplit("y"),
+        unsplit("sinks?"),
         sizes="tokens heads kv_heads head_dim window",
         reals="scale soft_cap",
         groups=lambda tokens, **s: tokens * _head_blocks(**s),
     ),
-    _elementwise("add", "a b"),
-    _elementwise("scale", "x", reals="factor"),
-    _elementwise("bias_add", "x bias"),
-    _elementwise("soft_cap", "x", reals="cap"),
-    _elementwise("swiglu", "gate up", sizes="activation"),
-    _op(
+    elementwise("add", "a b"),
+    elementwise("scale", "x", reals="factor"),
+    elementwise("bias_add", "x bias"),
+    elementwise("soft_cap", "x", reals="cap"),
+    elementwise("swiglu", "gate up", sizes="activation"),
+    op(
         "sample_part",
-        _any("logits", "SAMPLING sampling", "int recent", "uint allowed?", "LOGIT_BIAS bias?"),
-        _to_any("values", "BEST best"),
+        unsplit("logits", "SAMPLING sampling", "int recent", "uint allowed?", "LOGIT_BIAS bias?"),
+        to_unsplit("values", "BEST best"),
         sizes="rows vocab parts recent_tokens",
         groups=lambda rows, parts, **_: rows * parts,
         source="sample",
     ),
-    _op(
+    op(
         "sample",
-        _to_rows("values"),
-        _any("SAMPLING sampling", "BEST best"),
-        _to_rows("int ids", "uint weights", "int token"),
+        to_rows("values"),
+        unsplit("SAMPLING sampling", "BEST best"),
+        to_rows("int ids", "uint weights", "int token"),
         sizes="rows vocab parts",
         groups=lambda rows, **_: rows,
     ),
-    _op(
+    op(
         "log_probabilities_part",
-        _any("logits"),
-        _to_any("BEST best"),
+        unsplit("logits"),
+        to_unsplit("BEST best"),
         sizes="rows vocab parts top",
         groups=lambda rows, parts, **_: rows * parts,
         source="log_probabilities",
     ),
-    _op(
+    op(
         "log_probabilities_sum",
-        _any("logits", "BEST best"),
-        _to_any("spans"),
+        unsplit("logits", "BEST best"),
+        to_unsplit("spans"),
         sizes="rows vocab parts top",
         groups=lambda rows, vocab, **_: rows * pieces(vocab, SUM_SPANS * SPAN),
         source="log_probabilities",
     ),
-    _op(
+    op(
         "log_probabilities",
-        _any("logits", "BEST best", "spans"),
-        _rows("int token"),
-        _to_rows("chosen", "int top_ids", "top_logs"),
+        unsplit("logits", "BEST best", "spans"),
+        rows("int token"),
+        to_rows("chosen", "int top_ids", "top_logs"),
         sizes="rows vocab parts top",
         groups=lambda rows, **_: rows,
     ),
-    _op(
+    op(
         "stream_out",
-        _any("int token", "int output_rows", "int query", "uint step"),
-        _to_any("int ring"),
+        unsplit("int token", "int output_rows", "int query", "uint step"),
+        to_unsplit("int ring"),
         sizes="rows ring_events",
         items=lambda rows, **_: rows,
     ),
-    _op(
+    op(
         "load_request_state",
-        _rows("int query"),
-        _any("int slot_table"),
-        _to_any("int recent"),
-        _to_rows("int resolved"),
+        rows("int query"),
+        unsplit("int slot_table"),
+        to_unsplit("int recent"),
+        to_rows("int resolved"),
         sizes="tokens recent_tokens",
         items=lambda tokens, **_: tokens,
     ),
-    _op(
+    op(
         "store_request_state",
-        _any("int token", "int output_rows", "int query"),
-        _to_any("int slot_table"),
+        unsplit("int token", "int output_rows", "int query"),
+        to_unsplit("int slot_table"),
         sizes="rows",
         items=lambda rows, **_: rows,
     ),
-    _op(
+    op(
         "copy_rows",
-        _any("uint source", "int pairs"),
-        _to_any("uint target"),
+        unsplit("uint source", "int pairs"),
+        to_unsplit("uint target"),
         sizes="rows width",
         items=lambda rows, width, **_: rows * width,
     ),
-    _op(
+    op(
         "verify_k",
-        _rows("int draft", "int target"),
-        _to_rows("int accepted"),
+        rows("int draft", "int target"),
+        to_rows("int accepted"),
         sizes="rows draft_tokens",
         items=lambda rows, **_: rows,
     ),
-    _elementwise("scale_columns", "x factors", sizes="factor_count"),
-    _op(
+    elementwise("scale_columns", "x factors", sizes="factor_count"),
+    op(
         "ssm_conv1d",
-        _columns("x"),
-        _any("weight", "int query"),
-        _any("bias?"),
-        _columns("input_gate?", "output_gate?"),
-        _to_any("state"),
-        _to_columns("y"),
+        columns("x"),
+        unsplit("weight", "int query"),
+        unsplit("bias?"),
+        columns("input_gate?", "output_gate?"),
+        to_unsplit("state"),
+        to_columns("y"),
         sizes="tokens channels history",
         items=lambda channels, **_: channels,
     ),
-    _op(
+    op(
         "ssm_delta_inputs",
-        _rows("x", "alpha", "beta"),
-        _any("decay", "dt_bias"),
-        _to_rows("qk", "gates"),
+        rows("x", "alpha", "beta"),
+        unsplit("decay", "dt_bias"),
+        to_rows("qk", "gates"),
         sizes="tokens key_heads value_heads state_size",
         reals="eps query_scale",
         groups=lambda tokens, key_heads, **_: 2 * tokens * key_heads,
     ),
-    _op(
+    op(
         "ssm_delta_net",
-        _any("x", "qk", "gates", "int query"),
-        _to_any("state", "y"),
+        unsplit("x", "qk", "gates", "int query"),
+        to_unsplit("state", "y"),
         sizes="tokens key_heads value_heads state_size grouped",
         groups=lambda value_heads, state_size, **_: value_heads * pieces(state_size, STATE_ROWS),
     ),
-    _op(
+    op(
         "ssm_gated_norm",
-        _rows("x", "gate"),
-        _any("weight"),
-        _to_rows("y"),
+        rows("x", "gate"),
+        unsplit("weight"),
+        to_rows("y"),
         sizes="tokens heads width",
         reals="eps",
         groups=lambda tokens, heads, **_: tokens * heads,
     ),
-    _op(
+    op(
         "ssm_scan_gates",
-        _rows("dt"),
-        _any("decay", "dt_bias"),
-        _to_rows("gates"),
+        rows("dt"),
+        unsplit("decay", "dt_bias"),
+        to_rows("gates"),
         sizes="tokens heads",
         items=lambda tokens, heads, **_: tokens * heads,
         source="ssm_delta_net",
     ),
-    _op(
+    op(
         "ssm_scan",
-        _any("x", "gates", "skip", "int query"),
-        _to_any("state", "y"),
+        unsplit("x", "gates", "skip", "int query"),
+        to_unsplit("state", "y"),
         sizes="tokens heads groups head_dim state_size",
         groups=lambda heads, head_dim, **_: heads * pieces(head_dim, STATE_ROWS),
         source="ssm_delta_net",
     ),
-    _op(
+    op(
         "expert_topk",
-        _rows("logits"),
-        _to_rows("p", "int ids", "weights"),
+        rows("logits"),
+        to_rows("p", "int ids", "weights"),
         sizes="tokens experts used",
         groups=lambda tokens, **_: tokens,
     ),
-    _op(
+    op(
         "expert_group",
-        _any("int ids"),
-        _to_any("int starts", "CHUNK chunks", "int order"),
+        unsplit("int ids"),
+        to_unsplit("int starts", "CHUNK chunks", "int order"),
         sizes="tokens used experts",
         groups=lambda **_: 1,
     ),
-    _op(
+    op(
         "expert_sum",
-        _columns("products"),
-        _any("int ids", "weights", "expert_scale?"),
-        _columns("residual?"),
-        _to_columns("y"),
+        columns("products"),
+        unsplit("int ids", "weights", "expert_scale?"),
+        columns("residual?"),
+        to_columns("y"),
         sizes="tokens width used",
     ),
-    _op(
+    op(
         "gated_add",
-        _columns("residual"),
-        _any("gate?"),
-        _columns("x"),
-        _to_columns("y"),
+        columns("residual"),
+        unsplit("gate?"),
+        columns("x"),
+        to_columns("y"),
         sizes="tokens width",
     ),
-    _op(
+    op(
         "row_digest",
-        _any("logits", "int digested"),
-        _to_any("uint digest"),
+        unsplit("logits", "int digested"),
+        to_unsplit("uint digest"),
         sizes="rows vocab",
         groups=lambda rows, vocab, **_: rows * pieces(vocab, DIGEST_SPANS * SPAN),
     ),
-    _op(
+    op(
         "expert_bias",
-        _columns("x"),
-        _any("int ids", "bias"),
-        _to_columns("y"),
+        columns("x"),
+        unsplit("int ids", "bias"),
+        to_columns("y"),
         sizes="tokens width used",
+    ),
+    op(
+        "rotate_heads",
+        rows("x"),
+        to_rows("y"),
+        sizes="tokens heads head_dim back",
+        groups=lambda tokens, heads, **_: tokens * heads,
+    ),
+    op(
+        "expert_choice",
+        rows("logits"),
+        unsplit("bias"),
+        to_rows("s", "int ids", "weights"),
+        sizes="tokens experts used",
+        groups=lambda tokens, **_: tokens,
+        source="expert_topk",
     ),
 )
 """Every op; ``packet.op`` is an index of this tuple."""
 
-TABLE = MappingProxyType({op.name: op for op in OPS})
-NUMBERS = MappingProxyType({op.name: number for number, op in enumerate(OPS)})
+TABLE = MappingProxyType({each.name: each for each in OPS})
+NUMBERS = MappingProxyType({each.name: number for number, each in enumerate(OPS)})

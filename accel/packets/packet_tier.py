@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from accel.packets.binding import bind_step
 from accel.packets.buffers import ArrangedMatrix, DeviceBuffer, matrices_of, outputs_of
 from accel.packets.footprint import KnownMemory, PlannedSteps, StepMemory, device_footprint
-from accel.packets.layouts import planes_bytes
+from accel.packets.layouts import WeightLayout, planes_bytes
 from accel.packets.step import Schedule, Step
 from accel.packets.submissions import FormBatch, Submissions
 from accel.packets.tier import A, BaseTier, Bytes, C, DeviceMemory, L
@@ -68,13 +68,14 @@ class PacketTier(BaseTier[A, L, C]):
 
     def footprint(self, graph: Graph, largest: ShapeKey) -> Footprint:
         """See ``contract.tier.Tier``."""
-        return self._footprint(graph, largest, self._steps.memory(graph, largest))
+        return self._planned(graph, largest, self._steps.memory(graph, largest))
 
     def reserve(self, graph: Graph, largest: ShapeKey) -> None:
         """Allocate what steps share, and reserve room for the buffers that follow."""
         steps = self._steps.memory(graph, largest)
-        planned = self._footprint(graph, largest, steps)
-        self._memory.expect(sum(planned.buffers.values()) + planned.scratch + planned.variants)
+        planned = self._planned(graph, largest, steps)
+        shared = planned.scratch + planned.variants + planned.ring
+        self._memory.expect(sum(planned.buffers.values()) + shared)
         with self._guarded("scratch"):
             self._reserve(steps.shared, steps.own, input_layout(graph, largest).nbytes)
 
@@ -94,8 +95,8 @@ class PacketTier(BaseTier[A, L, C]):
                 step,
                 schedule,
                 inputs,
-                lambda name: self._stored(buffers[name]).address,
-                lambda name: buffers[name].operand,
+                lambda name: self._address(name, buffers),
+                lambda name: self._operand(buffers[name]),
             )
             outputs = outputs_of(graph, lambda name: self._stored(buffers[name]))
             stored = self._memory.adopt(what, packets.view(np.uint8))
@@ -142,6 +143,18 @@ class PacketTier(BaseTier[A, L, C]):
     def _footprint(self, graph: Graph, largest: ShapeKey, steps: StepMemory) -> Footprint:
         """Hook: the bytes a graph needs; by default those of a device with its own memory."""
         return device_footprint(graph, largest, steps, planes_bytes)
+
+    def _planned(self, graph: Graph, largest: ShapeKey, steps: StepMemory) -> Footprint:
+        """Hook: ``_footprint`` with what streaming weights changes."""
+        return self._footprint(graph, largest, steps)
+
+    def _address(self, name: str, buffers: Mapping[str, DeviceBuffer[A]]) -> int:
+        """Hook: the address of buffer ``name`` in the layout that the graph declares."""
+        return self._stored(buffers[name]).address
+
+    def _operand(self, buffer: DeviceBuffer[A]) -> tuple[int, int, WeightLayout]:
+        """Hook: the address, stride and layout of a matrix that a packet contains."""
+        return buffer.operand
 
     def _discard(self, launch: L) -> None:
         """Hook: free what ``_record`` made; nothing submitted uses it."""

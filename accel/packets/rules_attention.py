@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from accel.packets.lowering import Field, Lowering, cheap
+from accel.packets.step import Tensor
 from contract.arithmetic import KV_SPAN, KV_TILE, PAGE_TOKENS
+from contract.dtypes import ROTATED_KV
 from contract.ir.nodes import Node
 
 PART_HEADER = 2
@@ -13,14 +15,27 @@ PART_HEADER = 2
 
 
 def lower_attention(low: Lowering, node: Node) -> None:
-    """Lowers FLASH_ATTN and FLASH_ATTN_BATCHED."""
-    tokens, fields = low.count(node), _fields(low, node)
+    """Lowers FLASH_ATTN and FLASH_ATTN_BATCHED.
+
+    Over pages of rotated rows queries are rotated first, and results are rotated back (R13).
+    """
+    fields, y = _fields(low, node), low.tensor(node.operands["y"])
+    if low.dtype(node.operands["kv"]) not in ROTATED_KV:
+        _attend(low, node, fields, y)
+        return
+    rotated = low.new(f"{node.name}.rotated_y", low.count(node).most, y.columns)
+    fields["q"] = low.rotated(low.tensor(node.operands["q"]), node, "rotated_q")
+    _attend(low, node, fields, rotated)
+    low.rotate_heads(rotated, node, y, back=True)
+
+
+def _attend(low: Lowering, node: Node, fields: dict[str, Field], y: Tensor) -> None:
+    tokens = low.count(node)
     if 0 < tokens.most <= low.split_tokens and low.parts > 1:
-        _split_attention(low, node, fields)
+        _split_attention(low, node, fields, y)
         return
     fields |= _sinks(low, node)
     dtype = low.dtype(node.operands["kv"])
-    y = low.tensor(node.operands["y"])
     low.add("flash_attn_batched", fields, y=y, tokens=tokens, dtype=dtype)
 
 
@@ -35,7 +50,7 @@ def part_slots(positions: int, parts: int) -> int:
     return min(tiles, max(KV_SPAN // KV_TILE, spans, parts))
 
 
-def _split_attention(low: Lowering, node: Node, fields: Mapping[str, Field]) -> None:
+def _split_attention(low: Lowering, node: Node, fields: Mapping[str, Field], y: Tensor) -> None:
     """Computes parts in parallel and then merges them, so that few tokens occupy all workers."""
     tokens, dims = low.count(node), low.dims(node)
     heads, head_dim = dims["heads"], dims["head_dim"]
@@ -47,7 +62,6 @@ def _split_attention(low: Lowering, node: Node, fields: Mapping[str, Field]) -> 
     low.add(
         "flash_attn_part", fields, parts=parts, tokens=tokens, most_parts=most_parts, dtype=dtype
     )
-    y = low.tensor(node.operands["y"])
     low.add(
         "flash_attn",
         _sinks(low, node),

@@ -28,10 +28,14 @@ def _gate_topk(low: Lowering, node: Node) -> None:
     if products is not logits:
         bias = low.tensor(node.operands["bias"])
         low.elementwise("bias_add", tokens, {"x": products, "bias": bias, "y": logits})
+    chosen, scratch = "expert_topk", "p"
+    if "choice_bias" in node.operands:
+        chosen, scratch = "expert_choice", "s"
+        tensors["bias"] = low.tensor(node.operands["choice_bias"])
     low.add(
-        "expert_topk",
+        chosen,
         tensors,
-        p=low.new(f"{node.name}.p", tokens.most, experts + used),
+        {scratch: low.new(f"{node.name}.{scratch}", tokens.most, experts + used)},
         tokens=tokens,
         experts=experts,
         used=used,

@@ -193,11 +193,11 @@ class WorkerTuner:
 class Choice(Protocol):
     """Chooses how many workers a step gets."""
 
-    def choose(self, tokens: int) -> int:
-        """Workers of the next step, which computes ``tokens``."""
+    def choose(self, tokens: int, ops: int) -> int:
+        """Workers of the next step, which computes ``tokens`` by so many ``ops``."""
 
-    def note(self, tokens: int, workers: int, seconds: float) -> None:
-        """A step of ``tokens`` that ``workers`` computed took ``seconds`` on the device."""
+    def note(self, tokens: int, ops: int, workers: int, seconds: float) -> None:
+        """Such a step that ``workers`` computed took ``seconds`` on the device."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,25 +206,26 @@ class FixedWorkers:
 
     workers: int
 
-    def choose(self, tokens: int) -> int:
+    def choose(self, tokens: int, ops: int) -> int:
         """See Choice."""
         return self.workers
 
-    def note(self, tokens: int, workers: int, seconds: float) -> None:
+    def note(self, tokens: int, ops: int, workers: int, seconds: float) -> None:
         """See Choice."""
 
 
 @dataclass(slots=True)
 class AdaptiveWorkers:
-    """One WorkerTuner for every size of step; a new one begins with the number last in use."""
+    """One WorkerTuner for the steps of each size of each graph, which has its own number of ops; a
+    new one begins with the number last in use."""
 
     most: int
-    by_size: dict[int, WorkerTuner] = field(default_factory=dict)
+    by_size: dict[tuple[int, int], WorkerTuner] = field(default_factory=dict)
     workers: int = 0
 
-    def choose(self, tokens: int) -> int:
+    def choose(self, tokens: int, ops: int) -> int:
         """See Choice; 1 to ``most``."""
-        size = size_class(tokens)
+        size = ops, size_class(tokens)
         if size not in self.by_size:
             self.by_size[size] = WorkerTuner(self.most, self.workers or self.most)
         worker_tuner = self.by_size[size]
@@ -232,9 +233,9 @@ class AdaptiveWorkers:
         self.workers = worker_tuner.workers
         return chosen
 
-    def note(self, tokens: int, workers: int, seconds: float) -> None:
+    def note(self, tokens: int, ops: int, workers: int, seconds: float) -> None:
         """See Choice."""
-        self.by_size[size_class(tokens)].note(workers, seconds / max(1, tokens))
+        self.by_size[ops, size_class(tokens)].note(workers, seconds / max(1, tokens))
 
 
 def candidates(workers: int, most: int, downward: bool) -> list[int]:

@@ -24,10 +24,9 @@ from accel.kernels.source import (
     plane_modules,
 )
 from accel.kernels.stored import digest_of, refresh
-from accel.vulkan.compiler import COMPILER, run
+from accel.vulkan.compiler import COMPILER, PASSES, run, unrolled
 from accel.vulkan.pushed import push_size
 from accel.vulkan.spirv import exact, group_memory_bytes, uses_integer_dot
-from accel.vulkan.unrolled import PASSES, unrolled
 from contract.kernel import GpuTarget, KernelHeader, encode_kernel
 
 ENVIRONMENT = "vulkan1.2"

@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
@@ -39,3 +40,46 @@ def run(program: str, arguments: Sequence[str]) -> subprocess.CompletedProcess[s
     """Run a program and return its output. Raises FileNotFoundError where it is not installed."""
     path, environment = installed(program)
     return subprocess.run([path, *arguments], capture_output=True, text=True, env=environment)
+
+
+VALUES = (
+    "--scalar-replacement=0",
+    "--eliminate-local-single-block",
+    "--eliminate-local-single-store",
+    "--ssa-rewrite",
+    "--simplify-instructions",
+    "--ccp",
+    "--eliminate-dead-branches",
+    "--eliminate-dead-code-aggressive",
+)
+"""Passes that turn variables into values and remove code that constants make unreachable."""
+PASSES = (
+    "--merge-return",
+    "--inline-entry-points-exhaustive",
+    "--eliminate-dead-functions",
+    *VALUES,
+    *("--loop-unroll", *VALUES),
+    *("--loop-unroll", *VALUES),
+)
+"""Loops are unrolled twice: an outer loop after its inner ones, and once its counter is known to be
+constant."""
+
+
+class OptimizerError(Exception):
+    """spirv-opt rejected a module; the message is its log."""
+
+
+def unrolled(code: bytes, environment: str) -> bytes:
+    """An exact module with all loops unrolled that request it.
+
+    NoContraction keeps float operations unchanged; where one is duplicated, the caller decorates
+    the copies.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        source, target = Path(folder, "kernel.spv"), Path(folder, "unrolled.spv")
+        source.write_bytes(code)
+        arguments = [f"--target-env={environment}", *PASSES, str(source), "-o", str(target)]
+        done = run(OPTIMIZER, arguments)
+        if done.returncode:
+            raise OptimizerError(done.stderr.strip())
+        return target.read_bytes()

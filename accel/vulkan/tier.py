@@ -2,33 +2,38 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
+from accel.kernels.arrange import PlaneArranger
 from accel.kernels.launches import launches_of
-from accel.kernels.source import Traits
+from accel.kernels.source import Module, Traits
 from accel.packets.buffers import ArrangedMatrix, DeviceBuffer
 from accel.packets.fused import fuse
-from accel.packets.packet_tier import BoundStep, PacketTier
+from accel.packets.packet_tier import BoundStep
 from accel.packets.repeated import repeat_small
 from accel.packets.rules import lower_graph
 from accel.packets.schedule import schedule_levels
 from accel.packets.shape_buckets import SPLIT_TOKENS, shape_buckets
 from accel.packets.staging_buffers import sync_as
 from accel.packets.step import Schedule, Step
+from accel.packets.streaming_tier import StreamingTier
 from accel.packets.submissions import FormBatch, StepFence
 from accel.packets.tier import tier_info
 from accel.vulkan.api import TIER, Vulkan, load_vulkan
-from accel.vulkan.arrange import Arranger
 from accel.vulkan.device import Device
 from accel.vulkan.expanded_tiles import PLANES_FROM, TILED, with_expanded_tiles
 from accel.vulkan.launcher import Recording, most_groups
 from accel.vulkan.memory import Allocation, Memory
+from accel.vulkan.program import Program
 from accel.vulkan.pushed import Packets
+from accel.vulkan.queue import Queue
 from accel.vulkan.runtime import Choices, open_runtime
+from accel.vulkan.self_check import launch_alone
 from accel.vulkan.submissions import VulkanStep, VulkanSubmissions
 from accel.vulkan.tiles_32x16 import SMALL_BUCKETS, with_tiles_32x16
 from accel.vulkan.tiles_128x128 import with_tiles_128x128
@@ -45,7 +50,7 @@ VulkanBatch = FormBatch[Allocation, Recording]
 VulkanFence = StepFence[Allocation, Recording, VulkanStep]
 
 
-class VulkanTier(PacketTier[Allocation, Recording, VulkanStep]):
+class VulkanTier(StreamingTier[Allocation, Recording, VulkanStep]):
     """See ``contract.tier.Tier``. ``device`` is part of a device's or driver's name.
 
     Raises TierUnavailable when there is no such device, it lacks something, or its arithmetic is
@@ -77,6 +82,11 @@ class VulkanTier(PacketTier[Allocation, Recording, VulkanStep]):
         return self._runtime.program.traits
 
     @property
+    def streams(self) -> bool:
+        """See StreamingTier."""
+        return not self._memory.shared
+
+    @property
     def used_bytes(self) -> int:
         """Device memory in use."""
         return self._memory.used
@@ -93,17 +103,25 @@ class VulkanTier(PacketTier[Allocation, Recording, VulkanStep]):
         matrix = self.traits.matrix
         step = repeat_small(fuse(lowered, matrix, attention=matrix))
         step = with_tiles_32x16(with_tiles_128x128(with_expanded_tiles(step))) if matrix else step
-        return step, schedule_levels(step)
+        copying, seen = self._copying(graph, step)
+        return copying, schedule_levels(seen)
 
     def _allocate(self, decl: BufferDecl, nbytes: int) -> Allocation:
         allocation = super()._allocate(decl, nbytes)
         sync_as(allocation, decl)
         return allocation
 
-    def _arrange(
-        self, decl: BufferDecl, data: NDArray[np.uint8], matrices: int
+    def _arrange_to(
+        self,
+        decl: BufferDecl,
+        data: NDArray[np.uint8],
+        matrices: int,
+        allocate: Callable[[str, int], Allocation] | None,
     ) -> ArrangedMatrix[Allocation]:
-        return self._arranger.upload(decl.name, decl.dtype, data, matrices)
+        return self._arranger.upload(decl.name, decl.dtype, data, matrices, allocate)
+
+    def _on_host(self, what: str, nbytes: int) -> Allocation:
+        return self._memory.allocate(f"{what} in host memory", nbytes, zeroed=False, on_host=True)
 
     def _record(self, bound: BoundStep[Allocation]) -> Recording:
         runtime = self._runtime
@@ -150,3 +168,31 @@ class VulkanTier(PacketTier[Allocation, Recording, VulkanStep]):
 
 if TYPE_CHECKING:
     _conforms: type[DeviceTier[DeviceBuffer[Allocation], VulkanBatch, VulkanFence]] = VulkanTier
+
+
+class Arranger(PlaneArranger[Allocation]):
+    """Arranges matrices on one device."""
+
+    def __init__(self, queue: Queue, memory: Memory, program: Program) -> None:
+        super().__init__(memory, most_groups(queue.device))
+        self._device_memory = memory
+        self._program = program
+
+    def _target(self, name: str, nbytes: int) -> Allocation:
+        return self._device_memory.allocate(name, nbytes, zeroed=False)
+
+    def _launch(
+        self, module: Module, operands: Sequence[int], sizes: Sequence[int], groups: int
+    ) -> None:
+        pipeline = self._program.pipelines([module])[module]
+        memory, program = self._device_memory, self._program
+        launch_alone(
+            program.queue,
+            memory,
+            program,
+            module.op,
+            pipeline,
+            list(operands),
+            tuple(sizes),
+            groups,
+        )

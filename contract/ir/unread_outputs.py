@@ -37,11 +37,11 @@ def without_outputs(graph: Graph, names: Collection[str]) -> Graph:
     unread = set(names) - read
     written = [_buffers(node, Access.READ) for node in graph.nodes]
     # A barrier writes nothing.
-    kept = [not buffers or not buffers <= unread for buffers in written]
-    if all(kept):
+    needed = [not buffers or not buffers <= unread for buffers in written]
+    if all(needed):
         return graph
-    nodes = tuple(itertools.compress(graph.nodes, kept))
-    gone = unread.difference(*itertools.compress(written, kept))
+    nodes = tuple(itertools.compress(graph.nodes, needed))
+    gone = unread.difference(*itertools.compress(written, needed))
     buffers = {name: decl for name, decl in graph.buffers.items() if name not in gone}
     return replace(graph, buffers=MappingProxyType(buffers), nodes=nodes)
 

@@ -67,13 +67,15 @@ EXPERTS = (
             TOKEN_ACTIVATION,
             weight("gate_weight", "experts", "hidden"),
             activation("bias", "experts", optional=True),
+            activation("choice_bias", "experts", optional=True),
             activation("logits", "tokens", "experts", access=WRITE),
             index("ids", "tokens", "used", access=WRITE),
             activation("weights", "tokens", "used", access=WRITE),
         ),
         (Param("used", int, "experts a token", minimum=1),),
         rule="R0 R2 R3 R4 R5 R7",
-        formula="logits = x gate_weight^T + bias; p = softmax(logits); ids = top-k of p; "
+        formula="logits = x gate_weight^T + bias; p = softmax(logits); ids = top-k of p, or with "
+        "choice_bias p = sigmoid(logits); ids = top-k of p + choice_bias; "
         "weights = p[ids] / max(sum(p[ids]), 2^-14)",
         flops=_routing_flops,
         constraint=_enough_experts,

@@ -13,6 +13,7 @@ import math
 import sys
 
 import independent_recurrent as recurrent
+import independent_rotated as rotated
 import independent_rules as rules
 import numpy as np
 from independent_gguf import Gguf, Matrix
@@ -185,13 +186,18 @@ def read(value):
 
 def case_attention(q, k, v, storage, scale, window=0, soft_cap=0.0, sinks=None):
     first = max(0, len(k) - window) if window else 0
+    if storage == "i4r":
+        q, k, v = (rotated.rotated(each, philox) for each in (q, k, v))
     stored = [rules.row(rules.kv_stored(each, storage), 10) for each in (k, v)]
+    if storage == "i4r":
+        stored = [(rotated.coded(m, b), e) for (m, e), b in zip(stored, (5, 4), strict=True)]
     m, e = rules.row(q, rules.query_bits(q.shape[-1]))
     heads = range(len(q))
     sink = [None if sinks is None else sinks[head] for head in heads]
-    return np.array([
+    y = np.array([
         rules.attention((m[h], e[h]), *stored, first, scale, soft_cap, sink[h]) for h in heads
     ])  # fmt: skip
+    return rotated.rotated_back(y, philox) if storage == "i4r" else y
 
 
 def case_swiglu(gate, up, activation):
@@ -203,7 +209,18 @@ def case_route(logits, used):
     e = rules.exp(logits - logits.max(axis=1, keepdims=True))
     p = e / rules.total_of(e)[:, None]
     p = np.where(p < F(2.0**-126), F(0), p)
-    ids = [sorted(range(len(row)), key=lambda i: (-row[i], i))[:used] for row in p]
+    return weighted(p, p, used)
+
+
+def case_choice(logits, used, choice_bias):
+    p = rules.sigmoid(logits)
+    bias = np.where(abs(choice_bias) < F(2.0**-126), F(0), choice_bias)
+    score = p + bias
+    return weighted(p, np.where(abs(score) < F(2.0**-126), F(0), score), used)
+
+
+def weighted(p, score, used):
+    ids = [sorted(range(len(row)), key=lambda i: (-row[i], i))[:used] for row in score]
     weights = []
     for row, chosen in zip(p, ids, strict=True):
         total = F(0)
@@ -283,13 +300,15 @@ OPS = {
     "sum": rules.total_of, "rms_norm": case_norm, "quantize": case_quantize,
     "rotary_table": rules.rotary_table, "rope": case_rope, "product": case_product,
     "rows": case_rows, "exp2": rules.exp2, "attention": case_attention, "route": case_route,
+    "choice": case_choice,
     "mixture": case_mixture, "shared_expert": case_shared,
     "convolution": recurrent.case_convolution,
     "gated_convolution": recurrent.case_gated_convolution, "scan": recurrent.case_scan,
     "delta_rule": recurrent.case_delta, "gated_norm": case_gated_norm, "embedding": case_embedding,
     "philox": lambda key, counter: {"words": np.array(philox(key, counter))},
     "sample": case_sample, "log_probabilities": log_probabilities,
-    "row_digest": rules.span_digests,
+    "row_digest": rules.span_digests, "codes": rotated.case_codes,
+    "rotate": lambda x: rotated.both_ways(x, philox),
 }  # fmt: skip
 
 

@@ -182,6 +182,8 @@ def _memory(memory: Mapping[str, Any]) -> str:
     rows = [
         ("MEMORY", "", tier),
         ("weights", sum(memory["weights"].values()), weights),
+        ("in host memory", memory["streamed"], "weights that every step copies to the ring"),
+        ("ring", memory["ring"], "the weights of two layers"),
         ("keys and values", memory["kv"], f"{slots} of {each}"),
         (
             "recurrent state",
@@ -204,7 +206,7 @@ def _memory(memory: Mapping[str, Any]) -> str:
         if count or name in always
     ]
     tables = table(shown, right=(1,)), _kinds(memory["kinds"]), _sequences(memory)
-    return "\n\n".join(tables)
+    return "\n\n".join((tables[0], *memory["notes"], *tables[1:]))
 
 
 def _kinds(kinds: Mapping[str, Mapping[str, Any]]) -> str:

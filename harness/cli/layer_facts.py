@@ -118,7 +118,7 @@ def _feed_forward(model: Model, layer: int) -> dict[str, Any]:
     # With experts, families differ in the meaning of the metadata's width, so look at the tensor.
     dense = f"blk.{layer}.ffn_down.weight" in model.file.tensors
     facts: dict[str, Any] = {"width": config.feed_forward[layer] if dense else 0}
-    if mixture is not None:
+    if mixture is not None and layer >= mixture.leading_dense:
         facts["experts"] = mixture.count
         facts["experts_used"] = mixture.used[layer]
         facts["expert_width"] = mixture.widths[layer]

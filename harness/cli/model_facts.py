@@ -12,7 +12,7 @@ import numpy as np
 
 from contract.arithmetic import PAGE_TOKENS
 from contract.dtypes import BY_NAME, DType
-from contract.errors import ZincError
+from contract.errors import DoesNotFit, ZincError
 from contract.footprint import declared_footprint
 from contract.ir.cost import graph_cost
 from contract.ir.nodes import Graph
@@ -30,6 +30,7 @@ from harness.memory import (
     storage_problem,
     whole_context,
 )
+from harness.residency import Residency, plan_residency
 from reference.limits import Limits, whole_contexts
 from reference.memory.planner import MemoryPlan, longest_plan
 from reference.model.config import read_config
@@ -168,7 +169,8 @@ def memory_facts(model: Model, requested: RequestedSizes, longest: int) -> dict[
     """The memory plan (``MemoryPlan.to_dict``) of the requested context, or of the longest that
     fits.
 
-    ``fits`` compares it with ``budget``. ``kinds`` gives, for each storage type of keys and values,
+    ``fits`` compares it with ``budget``, with weights in host memory or on disk where that helps;
+    ``notes`` say so. ``kinds`` gives, for each storage type of keys and values,
     its bytes per token, the longest context up to ``longest`` that fits (None: not even a page) and
     the memory that takes; or ``problem`` when the heads do not allow the type.
     """
@@ -194,18 +196,35 @@ def memory_facts(model: Model, requested: RequestedSizes, longest: int) -> dict[
             "total": fitting.total if fitting is not None else None,
         }
     assert shown is not None
+    residency = None if shown.budgeted <= requested.budget else _residency(model, requested)
+    shown = shown if residency is None else residency.plan
+    lines = [] if residency is None or requested.tier is None else residency.lines(requested.tier)
     return {
         **shown.to_dict(),
+        "notes": lines,
         "tier": requested.tier.info.name if requested.tier is not None else None,
         "devices": requested.tier.info.devices if requested.tier is not None else 1,
         "budget": requested.budget,
-        "fits": shown.budgeted <= requested.budget,
+        "fits": residency is not None or shown.budgeted <= requested.budget,
         "kinds": kinds,
         "sequences": [
             sequence_facts(model, replace(requested, slots=slots), longest)
             for slots in sorted({*SLOTS, requested.slots})
         ],
     }
+
+
+def _residency(model: Model, requested: RequestedSizes) -> Residency | None:
+    """The plan with weights in host memory or on disk; None where that does not help either."""
+    if requested.tier is None:
+        return None
+    limits_at = partial(requested.limits, kv_dtype=BY_NAME[requested.kv_dtype])
+    try:
+        return plan_residency(
+            model, requested.tier, [limits_at], requested.context, requested.budget
+        )
+    except DoesNotFit:
+        return None
 
 
 def sequence_facts(model: Model, requested: RequestedSizes, longest: int) -> dict[str, Any]:

@@ -48,7 +48,7 @@ def pm4_test(args: argparse.Namespace) -> int:
     """Print a line for every test, or a trace; returns 1 if a result differs."""
     if args.replay is not None or args.list is not None:
         return _trace(args.replay or args.list, args.replay is not None)
-    from harness.amd_packets import system, try_packets
+    from harness.amd_card import system, try_packets
 
     kernel, requested = system(args.device)
     record = args.record is not None

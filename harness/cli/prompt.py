@@ -21,7 +21,8 @@ MAX_PROMPT_BYTES = 8 << 20
 STANDARD_INPUT = "-"
 WAITING_SECONDS = 3.0
 WAITING = "reading standard input until it ends; with `< /dev/null` nothing is read"
-THINKING = {"auto": None, "on": True, "off": False}
+THINKING = {"on": True, "off": False}
+"""Values of the option that switch thinking; auto and levels of thinking do not."""
 
 Messages = Sequence[Mapping[str, object]]
 
@@ -95,18 +96,24 @@ def encode_prompt(session: Session, prompt: str) -> list[int]:
 def encode_messages(session: Session | Prepared, messages: Messages, thinking: str) -> list[int]:
     """Token ids of a conversation and of the start of the answer.
 
-    ``thinking`` is auto, on or off. The model must have a chat template. Raises RequestError for a
-    template that cannot switch thinking on, and TemplateError.
+    ``thinking`` is auto, on, off or a level. The model must have a chat template. Raises
+    RequestError for a template that cannot switch thinking on, or has no levels, and TemplateError.
     """
+    from harness.host.thinking import LEVELS, thinking_arguments
     from reference.model.chat_template import encode_chat
 
-    template = session.template
+    template, model = session.template, session.model
     assert template is not None
-    if thinking == "on" and not template.has_thinking_toggle:
-        raise RequestError("thinking", f"{session.model.config.name} has no switch for it")
-    return encode_chat(
-        session.model.tokenizer, template, messages, enable_thinking=THINKING[thinking]
-    )
+    level = thinking if thinking in LEVELS else None
+    arguments = thinking_arguments(template, model.config.name, THINKING.get(thinking), level)
+    return encode_chat(model.tokenizer, template, messages, **arguments)
+
+
+def thinking_fields(thinking: str) -> dict[str, object]:
+    """The fields of a request that say what the option ``thinking`` says."""
+    if thinking in THINKING:
+        return {"enable_thinking": THINKING[thinking]}
+    return {} if thinking == "auto" else {"reasoning_effort": thinking}
 
 
 def encode_turn(

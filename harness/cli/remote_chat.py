@@ -13,7 +13,7 @@ from typing import Any
 from contract.errors import ConfigError
 from harness.cli.answer import show_text
 from harness.cli.chat import first_turn, take_turns
-from harness.cli.prompt import THINKING, Messages
+from harness.cli.prompt import Messages, thinking_fields
 from harness.client import ServerClient, ServerError
 from harness.console import note
 from harness.setting_kinds import KEY_ENV
@@ -115,10 +115,10 @@ class RemotePartner:
         body |= {wire: self.settings[name] for name, wire in WIRE_NAMES.items()}
         if self.stop:
             body["stop"] = list(self.stop)
-        thinking = THINKING[self.settings["thinking"]]
-        if thinking is not None:
-            body["chat_template_kwargs"] = {"enable_thinking": thinking}
-        return body
+        fields = thinking_fields(self.settings["thinking"])
+        if "enable_thinking" in fields:
+            fields = {"chat_template_kwargs": fields}
+        return body | fields
 
     def _closing_line(self, usage: Mapping[str, Any], seconds: float, end: str) -> str:
         parts = []

@@ -5,13 +5,14 @@ from __future__ import annotations
 import argparse
 import json
 import secrets
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from contract.errors import ConfigError
 from contract.types import LOCAL_TENANT, Request
-from harness.cli.prompt import THINKING, opening, user
+from harness.cli.prompt import opening, thinking_fields, user
 from harness.cli.receipts_command import default_folder
 from harness.digest import RowDigests, file_digest
 from harness.leaves import digest_of_spans
@@ -26,10 +27,10 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class RunReceipt:
     """The receipt of one run in the making: ``messages`` are its conversation where the model has a
-    template, else it is a text; ``thinking`` is None where nobody says whether to think."""
+    template, else it is a text; ``thinking`` is the fields that say whether to think."""
 
     path: Path
-    thinking: bool | None
+    thinking: Mapping[str, object]
     messages: list[dict[str, object]] | None
     prompt: str
     output: str = ROW_DIGEST
@@ -84,8 +85,7 @@ class RunReceipt:
         asked = sampling | {"max_tokens": request.max_tokens, "stop": list(request.stop)}
         if not chat:
             return asked | {"prompt": self.prompt, "parse_special": False}
-        thinking = {} if self.thinking is None else {"enable_thinking": self.thinking}
-        return asked | thinking | {"messages": self.messages}
+        return asked | dict(self.thinking) | {"messages": self.messages}
 
 
 def receipt_of_run(args: argparse.Namespace, settings: Settings, prompt: str) -> RunReceipt:
@@ -96,5 +96,4 @@ def receipt_of_run(args: argparse.Namespace, settings: Settings, prompt: str) ->
     need_server_extra()
     open_key(default_folder())
     messages = None if args.raw else [*opening(settings["system"]), user(prompt)]
-    thinking = THINKING[settings["thinking"]]
-    return RunReceipt(args.receipt, thinking, messages, prompt)
+    return RunReceipt(args.receipt, thinking_fields(settings["thinking"]), messages, prompt)

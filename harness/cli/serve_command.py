@@ -41,7 +41,6 @@ SHOWN = {name: OF_MODEL.format(value) for name, value in SamplingDefaults().valu
 }
 VERIFY_NAMES = (*MODEL_SETTINGS, "slots", "repeat_last_n", *ENGINE_SETTINGS)
 SLOTS = 4
-QUEUE_DEPTH = 256
 DIFFERENT = 1
 TERMINATED = 128 + 15
 """Exit code of a server that SIGTERM ended before it was ready, as shells have it."""
@@ -259,7 +258,6 @@ def _model_options(settings: Settings, path: Path) -> ModelOptions:
         session,
         name=_name(settings["model"], path),
         digests=settings["cache_dir"] / "digests.json",
-        queue_depth=settings.get("queue_depth", QUEUE_DEPTH),
         aliases=_listed(settings, "alias"),
         sampling={
             name: settings[name]

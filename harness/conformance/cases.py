@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from contract.arithmetic import ARITHMETIC_VERSION
-from contract.dtypes import F16, F32, I12, Q8_0, DType
+from contract.dtypes import F16, F32, I4R, I12, Q8_0, DType
 from contract.ops import TABLE
 from contract.tier import Tier
 from harness import goldens
@@ -39,6 +39,10 @@ DEFAULT_MODEL_CASE = "goldens/default_model"
 VALIDATED: Mapping[str, tuple[SynthSpec, DType]] = {
     "validate/llama-q4_k_m-kv_f16": (SynthSpec("llama", "q4_k_m", seed=11), F16),
     "validate/llama-q4_1-kv_i12": (SynthSpec("llama", "q4_1", seed=12, tied=False), I12),
+    "validate/qwen3-q4_k_m-kv_i4r": (
+        SynthSpec("qwen3", "q4_k_m", seed=18, head_dim=96, key_outliers=8.0),
+        I4R,
+    ),
     "validate/qwen2-q8_0-kv_f32": (SynthSpec("qwen2", "q8_0", seed=13, fused_qkv=True), F32),
     "validate/llama-q5_1-kv_q8_0": (SynthSpec("llama", "q5_1", seed=15), Q8_0),
     "validate/qwen3-q6_k-kv_f16": (SynthSpec("qwen3", "q6_k", seed=14, head_dim=48), F16),

@@ -29,14 +29,14 @@ class BackgroundWork:
 
     def __init__(self, done: Callable[[int], None]) -> None:
         self._done = done
-        self._masks: dict[int, TokenMasks] = {}
+        self._masks: dict[int, tuple[TokenMasks, list[int]]] = {}
         self._jobs: dict[int, Future[None]] = {}
         self.late: set[int] = set()
         """Requests that wait for work, and are to sit out steps."""
 
     def add(self, request_id: int, masks: TokenMasks) -> None:
         """A request with masks, the first of which is there."""
-        self._masks[request_id] = masks
+        self._masks[request_id] = masks, []
 
     def forget(self, request_id: int) -> None:
         """A request ended, or will."""
@@ -46,9 +46,12 @@ class BackgroundWork:
 
     def received(self, request_id: int, token: int) -> None:
         """A request has one more token."""
-        masks = self._masks.get(request_id)
-        if masks is not None:
-            self.start(request_id, partial(masks.follow, token))
+        entry = self._masks.get(request_id)
+        if entry is not None:
+            masks, tokens = entry
+            tokens.append(token)
+            # Jobs of one request may change places, so each is given all tokens.
+            self.start(request_id, partial(masks.follow, tokens.copy()))
 
     def start(self, request_id: int, work: Callable[[], None]) -> None:
         """Something to do for a request, of which nothing is under way."""

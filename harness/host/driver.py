@@ -48,11 +48,13 @@ class EventStream:
         """The events there are, after waiting up to ``timeout`` seconds for the first one; empty if
         none came. The engine's thread offers events to ``offer`` meanwhile: see ``EventQueue``.
         Raises EngineStopped when no more events will come."""
-        if self._stalled:
-            self._driver.unstall(self)
+        self._go_on()
         if not len(self._events) and self._driver.advance():
             timeout = 0.0
-        return self._events.take(timeout, offer)
+        taken = self._events.take(timeout, offer)
+        # The engine may have found the stream full while its events were taken.
+        self._go_on()
+        return taken
 
     def wake(self) -> None:
         """End the reader's waiting. Only an offer calls it."""
@@ -67,6 +69,11 @@ class EventStream:
     def release(self, request_ids: Sequence[int]) -> None:
         """As ``cancel``, and forget their facts: for a stream that never stops getting requests."""
         self._driver.cancel(self, request_ids, release=True)
+
+    def _go_on(self) -> None:
+        """Continue the requests where the stream was full."""
+        if self._stalled:
+            self._driver.unstall(self)
 
     def _put(self, item: Sequence[Delivered] | ZincError) -> None:
         if isinstance(item, ZincError):
@@ -253,15 +260,28 @@ class EngineDriver(Submits[EventStream]):
         self._count(tenants)
         for stream, delivered in given.items():
             stream._put(delivered)
-            if not stream._stalled and len(stream._events) >= stream._capacity:
-                stream._stalled = True
-                for request_id in stream._live:
-                    self._engine.stall(request_id)
+            self._stall_if_full(stream)
         # A step without tokens may wait longer for late work: no request has a use for the time.
         for request_id in self._background.settle(
             IN_TIME_SECONDS if events else STALLED_STEP_SECONDS
         ):
             self._engine.stall(request_id, patient=True)
+
+    def _stall_if_full(self, stream: EventStream) -> None:
+        """Stall the requests of a stream whose reader takes no events.
+
+        The reader looks at ``_stalled`` after it took events, and this looks at the events after it
+        set ``_stalled``: so one of the two sees what the other did.
+        """
+        events, capacity = stream._events, stream._capacity
+        if stream._stalled or len(events) < capacity:
+            return
+        stream._stalled = True
+        if len(events) < capacity:
+            stream._stalled = False
+            return
+        for request_id in stream._live:
+            self._engine.stall(request_id)
 
     def _work_done(self, request_id: int) -> None:
         """Continue a request whose late work is done. Called on the thread that did it."""

@@ -207,6 +207,11 @@ class EngineThread(ContextManager):
             self.changed.notify_all()
         return wait()
 
+    @property
+    def is_current(self) -> bool:
+        """Whether the caller runs on it: it must not wait for itself."""
+        return threading.current_thread() is self._thread
+
     def close(self) -> None:
         """End all requests, and stop."""
         with self.lock:

@@ -81,29 +81,20 @@ def host_model(
     owned: ExitStack,
     progress: Progress = SILENT,
     *,
-    queue_depth: int,
-    stall_steps: int,
     buffered_events: int = BUFFERED_EVENTS,
     prepare: bool = True,
 ) -> HostedModel:
     """Load the model file at ``path`` and let ``thread`` step its engine until ``owned`` closes.
 
-    ``queue_depth`` requests may wait, and a request ends after ``stall_steps`` steps in which
-    nobody takes its events. With ``prepare`` the first requests wait for nothing to be compiled.
-    Raises what ``load_model`` raises.
+    With ``prepare`` the first requests wait for nothing to be compiled. Raises what ``load_model``
+    raises.
     """
     loaded = load_model(path, options, owned, progress, patient=True)
     if prepare:
         loaded.runner.prepare()
 
     def engine(observer: Observer) -> Engine:
-        return loaded.engine(
-            observer=observer,
-            queue_depth=queue_depth,
-            stall_steps=stall_steps,
-            tenants=thread.tenants,
-            clock=time.monotonic,
-        )
+        return loaded.engine(observer=observer, tenants=thread.tenants, clock=time.monotonic)
 
     driver = thread.add(engine, buffered_events)
     return HostedModel.of(loaded.prepared, driver, owned, loaded.recorded)

@@ -12,12 +12,12 @@ from contract.tier import PROMPT_TOKENS, Tier
 from harness.arranged_weights import needs_model_file
 from harness.host.drafting import Drafting, load_drafter, open_draft_model, plan_drafting
 from harness.host.options import Recording, SessionOptions, limits_at
-from harness.memory import budget_of, longest_context, pages_in, plan_steps
+from harness.memory import budget_of, longest_context, pages_in
 from harness.progress import NullProgress, Progress
+from harness.residency import plan_residency
 from harness.tiers import open_tier
 from reference.engine import Engine, EngineOptions
 from reference.engine.drafter import Drafter
-from reference.engine.options import ENGINE_DEFAULTS
 from reference.limits import Limits
 from reference.memory.disk.cache import DiskCache
 from reference.memory.planner import MemoryPlan
@@ -67,16 +67,18 @@ def prepare_session(path: Path, options: SessionOptions, owned: ExitStack) -> Pr
     tier = owned.enter_context(open_tier(options.tier, options.tier_options))
     budget = budget_of(tier.available_bytes, options.memory_budget)
     by_chunk = [limits_at(model, replace(options, chunk=n)) for n in options.chunks(tier)]
-    plan, sizes = plan_steps(model, tier, by_chunk, options.context, budget)
-    limits = sizes(plan.context)
+    found = plan_residency(model, tier, by_chunk, options.context, budget)
     # What drafts for the longest context leaves that much less; a shorter one needs no more.
-    drafting = plan_drafting(draft, model, tier, limits)
+    drafting = plan_drafting(draft, model, tier, found.limits)
     if drafting is not None:
-        left = budget - drafting.plan.budgeted
-        plan, sizes = plan_steps(model, tier, by_chunk, options.context, left)
-        limits = sizes(plan.context)
-        drafting = plan_drafting(draft, model, tier, limits)
-    return Prepared(model, tier, template, plan, limits, drafting)
+        budget -= drafting.plan.budgeted
+        found = plan_residency(model, tier, by_chunk, options.context, budget)
+        drafting = plan_drafting(draft, model, tier, found.limits)
+    found = found.applied(model, tier, budget)
+    if options.tier_options.note is not None:
+        for line in found.lines(tier):
+            options.tier_options.note(line)
+    return Prepared(model, tier, template, found.plan, found.limits, drafting)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,14 +93,7 @@ class LoadedModel:
     recorded: RecordedTier | None
     disk: DiskCache | None = None
 
-    def engine(
-        self,
-        *,
-        observer: Observer,
-        queue_depth: int = ENGINE_DEFAULTS.queue_depth,
-        stall_steps: int = ENGINE_DEFAULTS.stall_steps,
-        **more: Any,
-    ) -> Engine:
+    def engine(self, *, observer: Observer, **more: Any) -> Engine:
         """An engine that runs requests of the model; ``more`` goes to ``Engine``."""
         options = self.options
         cached = options.prefix_cache
@@ -106,13 +101,13 @@ class LoadedModel:
             end_of_generation=self.prepared.model.tokenizer.eog_ids,
             chunk_tokens=options.chunk,
             chunk_while_decoding=PROMPT_TOKENS if options.chunk is None else None,
-            queue_depth=queue_depth,
+            queue_depth=options.queue_depth,
             prefix_cache=cached != 0,
             cached_pages=None if cached is None else pages_in(self.runner, cached),
             # It costs a page of memory and three lowered graphs: too much for one sequence.
             copy_pages=cached != 0 and options.slots > 1,
             host_pages=pages_in(self.runner, options.host_cache),
-            stall_steps=stall_steps,
+            stall_steps=options.stall_steps,
             draft_tokens=options.draft,
         )
         return Engine(

@@ -12,9 +12,10 @@ from contract.dtypes import BY_NAME, DEFAULT_KV
 from contract.lazy_dataclass import dataclass
 from contract.tier import PROMPT_TOKENS, Tier
 from harness.memory import LimitsAt, prompt_steps, room_for_prompts
-from harness.setting_kinds import DISK_CACHE_BYTES
+from harness.setting_kinds import DISK_CACHE_BYTES, QUEUE_DEPTH
 from harness.tiers import DEFAULT_OPTIONS, TierOptions
 from reference.engine.draft_block import drafting_limits
+from reference.engine.options import ENGINE_DEFAULTS
 from reference.limits import Limits, whole_contexts
 from reference.memory.recurrent import state_bytes
 from reference.model.open import Model
@@ -59,7 +60,9 @@ class SessionOptions:
     with up to ``biases`` logit biases and ``top_log_probabilities`` tokens listed with theirs; with
     ``masks`` each may have one. With ``hidden_states`` the engine can hand over what logits are
     computed from, with ``scores`` the log-probabilities of prompts, with ``digests`` digests of
-    rows of logits, with ``experts`` those that a mixture's tokens use.
+    rows of logits, with ``experts`` those that a mixture's tokens use. At most ``queue_depth``
+    requests wait for a slot, and a request ends after ``stall_steps`` steps in which nobody takes
+    its events.
     """
 
     tier: str = "auto"
@@ -86,6 +89,8 @@ class SessionOptions:
     scores: bool = False
     digests: bool = False
     experts: bool = False
+    queue_depth: int = QUEUE_DEPTH
+    stall_steps: int = ENGINE_DEFAULTS.stall_steps
     recording: Recording = Recording()
 
     def chunks(self, tier: Tier) -> Sequence[int]:
@@ -120,7 +125,7 @@ class SessionOptions:
         return replace(
             limits,
             saved_states=self._saved_states,
-            masks=self.slots if self.masks else 0,
+            masks=min(limits.step_rows, self.slots + self.draft) if self.masks else 0,
             biases=self.biases,
             top_log_probabilities=self.top_log_probabilities,
             hidden_states=self.hidden_states,

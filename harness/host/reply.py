@@ -200,10 +200,12 @@ class ReplyParser:
         if text:
             self._said = True
             yield Content(text)
+        blanks = before[len(text) :]
+        others = {} if self._syntax is None else self._syntax.other_marks(self._tolerant)
         if self._syntax is not None and mark == self._syntax.begin:
-            self._call = _OpenCall(before[len(text) :] + mark, end=self._syntax.end)
-        elif self._syntax is not None and self._syntax.bare and mark == self._syntax.bare[0]:
-            self._call = _OpenCall(before[len(text) :], mark, bare=True, end=self._syntax.bare[1])
+            self._call = _OpenCall(blanks + mark, end=self._syntax.end)
+        elif mark in others:
+            self._call = _OpenCall(blanks, mark, len(mark), mark, others[mark])
         else:
             self.thinking = self._thought = self._after_mark = True
 
@@ -219,8 +221,7 @@ class ReplyParser:
     def _call_marks(self) -> list[str]:
         """What opens a call."""
         assert self._syntax is not None
-        bare = self._syntax.bare
-        return [self._syntax.begin, *([bare[0]] if bare and self._tolerant else [])]
+        return [self._syntax.begin, *self._syntax.other_marks(self._tolerant)]
 
     def _index_of(self, mark: str) -> int:
         """Where a mark stands, -1 for nowhere: some stand only where nothing was said before."""
@@ -233,7 +234,7 @@ class ReplyParser:
     def _in_call(self, call: _OpenCall, final: bool) -> Iterator[Part]:
         call.body += self._held
         self._held = ""
-        if self._form.enforced and call.arguments is None:
+        if self._form.enforced and call.arguments is None and not call.bare:
             yield from self._begin(call)
         if call.arguments is not None:
             yield from self._stream(call, call.arguments, final)
@@ -268,8 +269,7 @@ class ReplyParser:
         assert self._syntax is not None
         end, functions = call.end, self._form.functions
         if call.bare and self._syntax.hopeless(call.body, functions):
-            mark = self._syntax.bare[0] if self._syntax.bare else ""
-            yield self._as_text(call.opening + mark, call.body.removeprefix(mark))
+            yield self._as_text(call.opening + call.bare, call.body.removeprefix(call.bare))
             return
         while end is not None and (at := call.body.find(end, call.searched)) >= 0:
             after = at + len(end)
@@ -277,7 +277,7 @@ class ReplyParser:
             calls = self._parsed(body)
             if calls is not None:
                 yield from self._made(calls)
-                self._end_call(rest, call.bare)
+                self._end_call(rest, bool(call.bare))
                 return
             call.searched = after
             if not self._syntax.inside_value(body, functions, not self._tolerant):
@@ -297,7 +297,7 @@ class ReplyParser:
         if calls is not None:
             yield from self._made(calls)
             self._end_call(rest)
-        elif self._form.enforced:
+        elif self._form.enforced and not call.bare:
             # A grammar makes it a call: the limit cut it.
             self._end_call("")
         else:
@@ -369,14 +369,14 @@ class ReplyParser:
 
 @dataclass(slots=True)
 class _OpenCall:
-    """A call that has begun: ``opening`` is its mark, with the blanks before it; the mark of a
-    ``bare`` one is part of its body, as is its ``end``. ``arguments`` are followed once they are
-    sent as they come; ends are searched from ``searched`` on."""
+    """A call that has begun: ``opening`` is its mark, with the blanks before it; the mark ``bare``
+    is part of the body, as is then its ``end``. ``arguments`` are followed once they are sent as
+    they come; ends are searched from ``searched`` on."""
 
     opening: str
     body: str = ""
     searched: int = 0
-    bare: bool = False
+    bare: str = ""
     end: str | None = None
     arguments: ValueScanner | None = None
 

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from contract.arithmetic import BROKEN_ROW, PAGE_TOKENS
-from contract.dtypes import F32, I12, I32, DType, StorageClass
+from contract.dtypes import F32, I32, DType, StorageClass
 from contract.opcodes import Opcode
 from contract.ops import TABLE
 from contract.records import LAST_TOKEN, LOGIT_BIAS, SAMPLING, SLOT, STEP
@@ -26,8 +26,6 @@ from reference.quant import FORMATS, LAYOUTS, moderate_scales
 
 Generator = np.random.Generator
 ROPE_BASE = 10000.0
-UNUSED = -1
-"""The page-table entry of a page that is not allocated."""
 
 
 def operand_dtype(case: Case, operand: Operand) -> DType:
@@ -119,10 +117,10 @@ def make_kv(
 
 def broken_pages(dtype: DType, shape: tuple[int, ...]) -> NDArray[Any]:
     """KV pages in which every row reads as NaN; ``shape`` is [pages, 2, 16, kv_heads, head_dim]."""
-    # Bytes of ones are NaN in every type except I12, where the exponent marks a broken row.
+    # Bytes of ones are NaN in every type except those where an exponent marks a broken row.
     nbytes = math.prod(shape[:-1]) * dtype.row_bytes(shape[-1])
     kv = page_view(np.full(nbytes, 0xFF, np.uint8), dtype, shape)
-    if dtype is I12:
+    if dtype.storage is StorageClass.PAGES:
         kv["k_exponent"] = kv["v_exponent"] = BROKEN_ROW
     return kv
 

@@ -22,16 +22,19 @@ def _gate_topk(dtype: DType | None) -> tuple[OpShape, ...]:
         (17, 130, short, 2),
         (0, 5, short, 3),
     ]
-    if dtype is F32:
-        sizes.append((2, MANY_EXPERTS, 1, 1))
+    biased: list[tuple[str, ...]] = [() if index % 2 else ("bias",) for index in range(len(sizes))]
+    absent = [(*names, "choice_bias") for names in biased]
+    if dtype is F32:  # How experts are chosen does not depend on how the router is stored.
+        sizes += [*sizes, (2, MANY_EXPERTS, 1, 1)]
+        absent += [*biased, ("bias", "choice_bias")]
     return tuple(
         OpShape(
-            f"{tokens}x{experts}x{hidden}",
+            f"{tokens}x{experts}x{hidden}" + ("" if "choice_bias" in names else "-chosen"),
             {"tokens": tokens, "experts": experts, "hidden": hidden},
             {"used": used},
-            absent=frozenset() if index % 2 else frozenset(("bias",)),
+            absent=frozenset(names),
         )
-        for index, (tokens, experts, hidden, used) in enumerate(sizes)
+        for (tokens, experts, hidden, used), names in zip(sizes, absent, strict=True)
     )
 
 

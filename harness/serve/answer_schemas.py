@@ -13,6 +13,8 @@ from msgspec import UNSET, Struct, UnsetType
 from harness.serve.dialect_schemas import (
     AnthropicMessage,
     InputTokens,
+    LlamaCompletion,
+    LlamaProps,
     OllamaAnswered,
     OllamaModels,
     OllamaShown,
@@ -20,14 +22,13 @@ from harness.serve.dialect_schemas import (
     OllamaVectors,
     OllamaVersion,
 )
-from harness.serve.reading_schemas import Embeddings, Scores
+from harness.serve.reading_schemas import Embeddings, Health, Scores, Status, Version
 from harness.serve.responses.wire import (
     Response,
     ResponseDeleted,
     ResponseItems,
     ResponseTokens,
 )
-from harness.serve.state_schemas import Health, Status, Version
 
 
 class PromptDetails(Struct):
@@ -230,19 +231,6 @@ class ModelDeleted(Struct):
     deleted: bool
 
 
-class Infilled(Struct):
-    """``POST /infill``, not streamed."""
-
-    content: str
-    stop: bool
-    stop_type: str
-    tokens_predicted: int
-    tokens_evaluated: int
-    model: str
-    system_fingerprint: str
-    x_zinc: dict[str, Any]
-
-
 class Ranked(Struct):
     """A document of a request by its index, and how well it answers the query: 0 to 1."""
 
@@ -296,10 +284,17 @@ class TenantDeleted(Struct):
     deleted: bool
 
 
+class TokenPiece(Struct):
+    """A token and its text, or the bytes of one that is no text."""
+
+    id: int
+    piece: str | list[int]
+
+
 class Tokens(Struct):
     """Ids of a text's tokens."""
 
-    tokens: list[int]
+    tokens: list[int | TokenPiece]
     count: int
     max_model_len: int
     token_strs: list[str] | UnsetType = UNSET
@@ -324,6 +319,7 @@ class Prompt(Struct):
     """A text."""
 
     prompt: str
+    content: str | UnsetType = UNSET
 
 
 class TenantUsage(Struct):
@@ -347,7 +343,9 @@ ANSWERS: dict[str, type[Struct]] = {
     "apply_template": Prompt,
     "usage": TenantUsage,
     "embed": Embeddings,
-    "infill": Infilled,
+    "infill": LlamaCompletion,
+    "continue_text": LlamaCompletion,
+    "props": LlamaProps,
     "rerank": Reranked,
     "score": Scores,
     "respond": Response,
@@ -382,7 +380,7 @@ ANSWERS: dict[str, type[Struct]] = {
 }
 STREAMED = frozenset(
     (
-        *("chat", "complete", "infill", "respond", "message", "pull_model"),
+        *("chat", "complete", "infill", "continue_text", "respond", "message", "pull_model"),
         *("ollama_chat", "ollama_generate", "ollama_pull"),
     )
 )

@@ -24,7 +24,7 @@ from harness.serve.anthropic.routes import AnthropicHandlers
 from harness.serve.embeddings import EmbeddingHandlers
 from harness.serve.errors import ApiError, as_api_error, internal_error
 from harness.serve.gate import OPEN_PATH, HostCheck, check_body
-from harness.serve.infill import InfillHandlers
+from harness.serve.llama_cpp.routes import LlamaCppHandlers
 from harness.serve.model_routes import ModelHandlers
 from harness.serve.ollama.routes import OllamaHandlers
 from harness.serve.openapi import Route
@@ -86,7 +86,7 @@ def make_app(serving: Serving, pulls: Pulls, options: AppOptions) -> Flask:
     serving.accounts.on_change.append(responses.forget_others)
     dialects = (ResponsesHandlers(responses), AnthropicHandlers(), ollama)
     reads = (EmbeddingHandlers(), RerankHandlers(), ScoreHandlers())
-    texts = (general, InfillHandlers(), *reads, *dialects)
+    texts = (general, LlamaCppHandlers(), *reads, *dialects)
     handlers = (*texts, models, TenantHandlers(serving), ReceiptHandlers())
 
     _add_hooks(app, serving, options)

@@ -12,6 +12,7 @@ from harness.host.dialect import Dialect
 from harness.host.dialect.calls import ANY_OBJECT, Function
 from harness.host.harmony_reply import reply_parser
 from harness.host.reply import ReplyForm, ReplyParser
+from harness.host.thinking import LEAST
 from harness.serve.answer_grammar import FORMAT, GRAMMAR, answer_rule, enforced
 from harness.serve.continued import FIELD as CONTINUE
 from harness.serve.continued import continued_text, cut_after
@@ -27,7 +28,7 @@ from harness.serve.wire_tools import (
 from reference.model.chat_template import ChatTemplate, RenderedChat
 
 NO_EFFORT = ("none", "minimal")
-LEVELS = {"none": "low", "minimal": "low", "xhigh": "high"}
+LEVELS = {"none": LEAST, "minimal": LEAST, "xhigh": "high"}
 """The nearest of low, medium and high for the other efforts."""
 Turn = dict[str, Any]
 
@@ -69,7 +70,7 @@ def plan_chat(body: ChatRequest, template: ChatTemplate, dialect: Dialect, name:
         body.messages,
         tools=tools,
         enable_thinking=think,
-        reasoning_effort=None if effort is None else LEVELS.get(effort, effort),
+        reasoning_effort=_effort(body, template),
         generic=generic,
         opens_turn=continued is None and body.add_generation_prompt is not False,
     )
@@ -77,7 +78,7 @@ def plan_chat(body: ChatRequest, template: ChatTemplate, dialect: Dialect, name:
         rendered = cut_after(rendered, continued)
     functions = {tool.function.name: _function_of(tool) for tool in tools}
     if generic:
-        dialect = generic_dialect(dialect)
+        dialect = generic_dialect(dialect, any(tool.function.strict for tool in tools))
     reasoning = dialect.reasoning
     thinking = reasoning is not None and reasoning.opened_by(rendered.text)
     many = body.parallel_tool_calls is not False and not isinstance(body.tool_choice, NamedTool)
@@ -248,9 +249,21 @@ def _thinking(
     param, value = next(iter(said.items()))
     if template.has_thinking_toggle:
         return value
+    if template.has_reasoning_effort:
+        return None
     if param != "reasoning_effort" and value != (dialect.reasoning is not None):
         raise _unsupported(param, f"{name} has no switch for thinking")
     return None
+
+
+def _effort(body: ChatRequest, template: ChatTemplate) -> str | None:
+    """How much the model shall think; least where a model that always thinks shall not."""
+    if (effort := body.reasoning_effort) is not None:
+        return LEVELS.get(effort, effort)
+    kwargs = body.chat_template_kwargs
+    switches = (body.enable_thinking, None if kwargs is None else kwargs.enable_thinking)
+    always = template.has_reasoning_effort and not template.has_thinking_toggle
+    return LEAST if always and False in switches else None
 
 
 def _grammar_of(

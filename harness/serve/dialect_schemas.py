@@ -73,3 +73,41 @@ class OllamaVersion(Struct):
     """``GET /api/version``."""
 
     version: str
+
+
+class LlamaCompletion(Struct):
+    """``POST /completion`` and ``POST /infill``, not streamed."""
+
+    index: int
+    content: str
+    tokens: list[int]
+    id_slot: int
+    stop: bool
+    stop_type: Literal["eos", "limit", "word"]
+    stopping_word: str
+    model: str
+    prompt: str
+    has_new_line: bool
+    truncated: bool
+    tokens_predicted: int
+    tokens_evaluated: int
+    tokens_cached: int
+    generation_settings: dict[str, Any]
+    timings: dict[str, float]
+    system_fingerprint: str
+    x_zinc: dict[str, Any]
+    completion_probabilities: list[dict[str, Any]] | UnsetType = UNSET
+
+
+class LlamaProps(Struct):
+    """``GET /props``."""
+
+    default_generation_settings: dict[str, Any]
+    total_slots: int
+    model_alias: str
+    model_path: str
+    modalities: dict[str, bool]
+    chat_template: str
+    bos_token: str
+    eos_token: str
+    build_info: str

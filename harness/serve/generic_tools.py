@@ -16,7 +16,7 @@ from harness.host.structured.schema_tree import SchemaRefused
 
 Turn = dict[str, Any]
 CALLS = JsonObjectCalls("<tool_call>", "</tool_call>", before="\n", after="\n")
-"""The instruction how to write calls for such a model: most models have seen calls of this form."""
+"""How such a model is told to write calls: most models have seen calls of this form."""
 DESCRIPTION = """\
 # Tools
 
@@ -33,9 +33,10 @@ To call one, write its name and its arguments as JSON between these tags, once f
 What a call gives is told between <tool_response> and </tool_response>."""
 
 
-def generic_dialect(dialect: Dialect) -> Dialect:
-    """``dialect`` with a way to write calls."""
-    return replace(dialect, calls=CALLS)
+def generic_dialect(dialect: Dialect, strict: bool) -> Dialect:
+    """``dialect`` with a way to write calls. No grammar holds a fenced one, so with ``strict``
+    functions there are none."""
+    return replace(dialect, calls=replace(CALLS, fenced=not strict))
 
 
 def written_as_text(turns: Sequence[Turn], tools: Sequence[Turn], takes_system: bool) -> list[Turn]:

@@ -3,6 +3,7 @@ one that is sent for ever, and do not notice a client that leaves while it waits
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import math
 import os
@@ -24,7 +25,6 @@ from waitress.utilities import Error
 from contract.errors import ConfigError
 from harness.serve.caller import BEGIN, SEND_AT_ONCE
 from harness.serve.errors import ApiError
-from harness.serve.sending import send_what_fits
 
 SPARE_THREADS = 16
 """Threads beyond one for each request that may run or wait: they answer everything else."""
@@ -320,3 +320,17 @@ def _bound(host: str, port: int) -> socket.socket:
         raise ConfigError(
             f"cannot listen on {host}:{port}: {problem}{taken}; choose another --host or --port"
         ) from None
+
+
+FLAGS = socket.MSG_DONTWAIT | getattr(socket, "MSG_NOSIGNAL", 0)
+
+_send = ctypes.PyDLL(None).send
+_send.argtypes = (ctypes.c_int, ctypes.c_char_p, ctypes.c_size_t, ctypes.c_int)
+_send.restype = ctypes.c_ssize_t
+
+
+def send_what_fits(connection: socket.socket, data: bytes) -> int:
+    """How many of the first bytes of ``data`` the kernel took. None where the connection is no
+    more, too: the send of the rest reports it."""
+    # A descriptor cannot be closed and be another's in between: that takes the interpreter.
+    return max(0, int(_send(connection.fileno(), data, len(data), FLAGS)))

@@ -12,7 +12,7 @@ from contract.arithmetic import PAGE_TOKENS
 from contract.errors import RequestError
 from contract.types import MAX_INT32, Tenant
 from harness import catalog
-from harness.file_digests import file_digests
+from harness.file_digests import file_digests, system_fingerprint
 from harness.host.dialect import Dialect, dialect_of
 from harness.host.driver import BUFFERED_EVENTS
 from harness.host.engine_thread import EngineThread
@@ -23,7 +23,6 @@ from harness.progress import Progress
 from harness.sampling_defaults import SamplingDefaults, sampling_defaults
 from harness.serve.chat import ChatPlan, plan_chat, render_chat
 from harness.serve.errors import ApiError
-from harness.serve.fingerprint import system_fingerprint
 from harness.serve.storage import ProblemLog, StorageProblem
 from harness.serve.wire import ChatRequest, Message, TemplateOptions
 from harness.serve.wire_tools import Tool
@@ -42,14 +41,13 @@ LATEST = ":latest"
 @dataclass(frozen=True, slots=True)
 class ModelOptions:
     """How a server's model is opened: ``name`` is what requests call it, ``digests`` the file that
-    keeps digests of model files, ``queue_depth`` how many requests may wait, ``buffered_events``
-    how many events of a request before it stalls. Requests may also call it by one of ``aliases``,
-    by any name where "*" is one; ``sampling`` are values for what they leave out."""
+    keeps digests of model files, ``buffered_events`` how many events of a request before it stalls.
+    Requests may also call it by one of ``aliases``, by any name where "*" is one; ``sampling`` are
+    values for what they leave out."""
 
     session: SessionOptions
     name: str
     digests: Path
-    queue_depth: int = 256
     buffered_events: int = BUFFERED_EVENTS
     aliases: tuple[str, ...] = ()
     sampling: Mapping[str, float] = field(default_factory=dict)
@@ -217,7 +215,14 @@ def _sampling_of_file(path: Path, model: Model, options: ModelOptions) -> Sampli
 def served_session(session: SessionOptions) -> SessionOptions:
     """``session`` with all that requests of a server may ask for."""
     scores = session.top_log_probabilities > 0
-    return replace(session, chat=True, masks=True, hidden_states=True, scores=scores)
+    return replace(
+        session,
+        chat=True,
+        masks=True,
+        hidden_states=True,
+        scores=scores,
+        stall_steps=STALL_STEPS,
+    )
 
 
 def open_model(
@@ -237,8 +242,6 @@ def open_model(
         thread,
         owned,
         progress,
-        queue_depth=options.queue_depth,
-        stall_steps=STALL_STEPS,
         buffered_events=options.buffered_events,
     )
     return ServedModel.named(hosted, path, options)

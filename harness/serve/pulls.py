@@ -63,11 +63,11 @@ class Pull:
 
     def start(self, label: str, total: int | None, unit: str) -> None:
         """A part of the work begins; the first word of its label says which."""
-        self._note(label.partition(" ")[0], 0, total)
+        self._report(label.partition(" ")[0], 0, total)
 
     def advance(self, n: int) -> None:
         """Count more bytes of the current part."""
-        self._note(self._status, self._completed + n, self._total)
+        self._report(self._status, self._completed + n, self._total)
 
     def close(self) -> None:
         """End the current part."""
@@ -90,9 +90,13 @@ class Pull:
                 return
             time.sleep(PROGRESS_SECONDS)
 
-    def _note(self, status: str, completed: int, total: int | None) -> None:
+    def _report(self, status: str, completed: int, total: int | None) -> None:
+        """Note how far it is, unless it is given up."""
         if self._given_up:
             raise _GivenUp("given up")
+        self._note(status, completed, total)
+
+    def _note(self, status: str, completed: int, total: int | None) -> None:
         with self._changed:
             self._status, self._completed, self._total = status, completed, total
             self._version += 1
@@ -110,7 +114,6 @@ class Pull:
         except Exception as error:
             log_fault("a pull failed", error)
             self.error = internal_error()
-        self._given_up = False
         self._note(status, self._completed, self._total)
 
 

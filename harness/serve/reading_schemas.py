@@ -1,4 +1,5 @@
-"""The types of the answers of routes that read texts and do not continue them."""
+"""The types of the answers of routes that read texts and do not continue them, or tell the state
+of the server."""
 
 from __future__ import annotations
 
@@ -54,3 +55,27 @@ class Embeddings(Struct):
     system_fingerprint: str
     usage: dict[str, int]
     x_zinc: dict[str, Any]
+
+
+class Status(Struct):
+    """The state of a server."""
+
+    status: str
+
+
+class Health(Status, omit_defaults=True):
+    """How a server is, and the model that answers; a server with keys tells the status alone."""
+
+    model: str = ""
+    active: int = 0
+    queued: int = 0
+    context: dict[str, int] = {}
+    memory: dict[str, int] = {}
+    disk_cache: dict[str, int | str] = {}
+
+
+class Version(Struct):
+    """The version of the server and the function that its model computes."""
+
+    version: str
+    fingerprint: str

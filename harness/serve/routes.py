@@ -18,7 +18,8 @@ from harness.serve.caller import Caller
 from harness.serve.embeddings import EMBEDDING_ROUTES
 from harness.serve.errors import ApiError
 from harness.serve.gate import caller_of_request, decoded
-from harness.serve.infill import INFILL_ROUTES
+from harness.serve.llama_cpp.routes import LLAMA_CPP_ROUTES
+from harness.serve.llama_cpp.tokens import adds_bos, token_pieces
 from harness.serve.model import ServedModel
 from harness.serve.model_routes import MODEL_ROUTES
 from harness.serve.ollama.routes import OLLAMA_ROUTES
@@ -44,7 +45,7 @@ TEXT = "text/plain; version=0.0.4; charset=utf-8"
 ROUTES = (
     Route("POST", "/v1/chat/completions", "chat", "Answer a conversation.", ChatRequest),
     Route("POST", "/v1/completions", "complete", "Continue a text.", CompletionRequest),
-    *INFILL_ROUTES,
+    *LLAMA_CPP_ROUTES,
     *EMBEDDING_ROUTES,
     *RERANK_ROUTES,
     *SCORE_ROUTES,
@@ -123,18 +124,23 @@ class Handlers:
     def tokenize(self, raw: bytes) -> Json:
         body = decoded(raw, TokenizeRequest, own_chat_fields)
         self._model.check_name(body.model)
-        if (body.prompt is None) == (body.messages is None):
+        given = [one for one in (body.prompt, body.content, body.messages) if one is not None]
+        if len(given) != 1:
             raise RequestError("prompt", "or messages is needed, and not both")
         if body.messages is not None:
             chat = self._model.render(body.messages, body.chat_template_kwargs, body.tools)
             tokens = self._model.encode_chat(chat)
         else:
             tokens = self._model.encode(
-                body.prompt or "",
+                body.prompt or body.content or "",
                 parse_special=body.parse_special,
-                add_special_tokens=body.add_special_tokens,
+                add_special_tokens=adds_bos(body),
             )
-        answer = {"tokens": tokens, "count": len(tokens), "max_model_len": self._model.context}
+        answer: Json = {
+            "tokens": token_pieces(self._model.tokenizer, tokens) if body.with_pieces else tokens,
+            "count": len(tokens),
+            "max_model_len": self._model.context,
+        }
         if body.return_token_strs:
             answer["token_strs"] = list(map(self._model.tokenizer.token_text, tokens))
         return answer
@@ -163,8 +169,9 @@ class Handlers:
         vocab = self._model.model.config.vocab
         if any(not 0 <= token < vocab for token in body.tokens):
             raise RequestError("tokens", f"holds an id outside 0 to {vocab - 1}")
-        text = self._model.tokenizer.decode_bytes(body.tokens, special=True)
-        return {"prompt": text.decode(errors="replace")}
+        raw = self._model.tokenizer.decode_bytes(body.tokens, special=True)
+        text = raw.decode(errors="replace")
+        return {"prompt": text, "content": text}
 
     def apply_template(self, raw: bytes) -> Json:
         body = decoded(raw, TemplateRequest, own_chat_fields)

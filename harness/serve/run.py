@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ipaddress
 import logging
 import os
 import re
+import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
@@ -18,7 +20,6 @@ from harness.host.engine_thread import EngineThread
 from harness.host.options import Recording
 from harness.progress import NullProgress, Progress
 from harness.serve.accounts import Accounts
-from harness.serve.addresses import reachable_host
 from harness.serve.app import AppOptions, make_app
 from harness.serve.gate import HostCheck, is_loopback
 from harness.serve.ledger_store import LedgerStore
@@ -116,7 +117,7 @@ def running(
             ),
         )
         engines = options.replicas or 1
-        at_once = engines * (serving.service.model.limits.slots + options.model.queue_depth)
+        at_once = engines * (serving.service.model.limits.slots + options.model.session.queue_depth)
         http = HttpServer(app, ListenOptions(options.host, options.port, at_once, MAX_BODY_BYTES))
         about_to_listen()
         http.start()
@@ -210,3 +211,30 @@ def _version() -> str:
         return version("zinc-rt")
     except PackageNotFoundError:
         return "0"
+
+
+ELSEWHERE = {socket.AF_INET: "192.0.2.1", socket.AF_INET6: "2001:db8::1"}
+"""Addresses that exist nowhere: choosing the way to them sends nothing."""
+
+
+def reachable_host(host: str) -> str:
+    """The host of a link to a server that listens on ``host``: for 0.0.0.0 and :: the address that
+    this machine uses towards others, loopback where it has none."""
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return host
+    if address.is_unspecified:
+        address = ipaddress.ip_address(_own_address(address.version == 6))
+    return f"[{address}]" if address.version == 6 else str(address)
+
+
+def _own_address(six: bool) -> str:
+    family = socket.AF_INET6 if six else socket.AF_INET
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect((ELSEWHERE[family], 9))
+            found: str = probe.getsockname()[0]
+            return found
+    except OSError:
+        return "::1" if six else "127.0.0.1"

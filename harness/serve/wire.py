@@ -213,12 +213,18 @@ class CompletionRequest(Sampled, kw_only=True):
 class TokenizeRequest(Struct, forbid_unknown_fields=True):
     """``POST /tokenize``: of a text, or of a conversation as the model is given it. The text of a
     control token is that token in a text, unless ``parse_special`` is false, and never in a
-    message; with ``add_special_tokens`` false no BOS is put in front of a text."""
+    message; with ``add_special_tokens`` false no BOS is put in front of a text.
+
+    ``content`` is llama.cpp's name of ``prompt``, with no BOS unless ``add_special`` says so; with
+    ``with_pieces`` each token is an object with its id and text."""
 
     prompt: str | None = None
+    content: str | None = None
     parse_special: bool = True
-    add_special_tokens: bool = True
+    add_special_tokens: bool | None = None
+    add_special: bool | None = None
     return_token_strs: bool | None = None
+    with_pieces: bool = False
     messages: Messages | None = None
     tools: Tools | None = None
     model: Id | None = None

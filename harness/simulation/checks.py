@@ -24,7 +24,7 @@ class Resident(NamedTuple):
     stalled: bool = False
 
 
-class QueuePosition(NamedTuple):
+class RunningRequest(NamedTuple):
     """What may be computed for a request that has a slot. It ``decodes`` when the device samples
     its next token; it has ``stalled`` if its consumer takes no tokens."""
 
@@ -76,12 +76,12 @@ def check_slots(state: State) -> None:
         raise Violation(
             Invariant.SLOT_OWNER, f"taken or free are slots {sorted(slots)} of {state.slots}"
         )
-    placed = [resident.request_id for resident in state.slot_manager]
-    together = len(placed) + len(state.waiting)
-    if together != len(state.live) or {*placed, *state.waiting} != set(state.live):
+    running = [resident.request_id for resident in state.slot_manager]
+    together = len(running) + len(state.waiting)
+    if together != len(state.live) or {*running, *state.waiting} != set(state.live):
         raise Violation(
             Invariant.SLOT_OWNER,
-            f"running {placed} and waiting {list(state.waiting)} are not the live "
+            f"running {running} and waiting {list(state.waiting)} are not the live "
             f"{list(state.live)}",
         )
 
@@ -118,10 +118,10 @@ def check_pages(state: State) -> None:
     )
 
 
-def check_decodes(places: Iterable[QueuePosition], computed: Collection[int]) -> None:
+def check_decodes(running: Iterable[RunningRequest], computed: Collection[int]) -> None:
     """Check that a step for the slots ``computed`` has every sequence that decodes, and computes
     nothing for a consumer that takes no tokens."""
-    for request_id, slot, decodes, stalled in places:
+    for request_id, slot, decodes, stalled in running:
         if stalled and slot in computed:
             raise Violation(Invariant.BACKPRESSURE, f"request {request_id} is computed")
         if decodes and not stalled and slot not in computed:

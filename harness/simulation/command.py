@@ -160,6 +160,6 @@ def _explain(profile: Profile, seed: int) -> None:
         print(f"reproduce: {reproducing_line(profile, seed, None)}")
         return
     note("shrinking ...")
-    kept, violation = smallest(profile, seed, violation)
+    saved, violation = smallest(profile, seed, violation)
     print(f"shrunk: {violation}")
-    print(f"reproduce: {reproducing_line(profile, seed, kept)}")
+    print(f"reproduce: {reproducing_line(profile, seed, saved)}")

@@ -241,7 +241,7 @@ class Simulation:
         except QueueFull:
             self._rejected(arrival)
             self.counts["queue full"] += 1
-            require(not may_wait, Invariant.LIVENESS, lambda: "there was a place in the queue")
+            require(not may_wait, Invariant.LIVENESS, lambda: "the queue had room")
         except RequestError as error:
             self.counts["refused"] += 1
             if self._acceptable(request):
@@ -255,7 +255,7 @@ class Simulation:
                 Invariant.ONLY_DOCUMENTED_ERRORS,
                 lambda: f"request {request.id} was accepted",
             )
-            require(may_wait, Invariant.LIVENESS, lambda: "a place for another was taken")
+            require(may_wait, Invariant.LIVENESS, lambda: "the queue had no room for it")
             self._account(arrival.model, request.tenant, "tokens_prompted", len(request.prompt))
             self.clients.accepted(request, arrival.logits, constraint, arrival.model)
 

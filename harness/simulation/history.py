@@ -59,8 +59,8 @@ def model_number(model: int) -> int:
 def bias_number(pairs: Iterable[tuple[int, float]]) -> int:
     """A number that makes tokens depend on logit biases, multiples of 1/2; 0 for no biases."""
     return sum(
-        OF_TOKEN[token] * OF_POSITION[place] * int(2 * bias)
-        for place, (token, bias) in enumerate(pairs)
+        OF_TOKEN[token] * OF_POSITION[index] * int(2 * bias)
+        for index, (token, bias) in enumerate(pairs)
     )
 
 
@@ -69,7 +69,7 @@ def listed(history: int, token: int, count: int) -> tuple[float, tuple[tuple[int
     likeliest tokens: numbers that binary32 holds exactly."""
     mixed = ((history + 1) * _MIX_FACTOR) & WORD
     chosen = -((mixed + OF_TOKEN[token]) >> 32 & 0xFFFF) / 1024
-    top = [(mixed >> 10 * place) % VOCAB for place in range(1, count + 1)]
+    top = [(mixed >> 10 * index) % VOCAB for index in range(1, count + 1)]
     return chosen, tuple([(id, -(id + mixed % 1024) / 512) for id in top])
 
 

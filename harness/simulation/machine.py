@@ -168,9 +168,9 @@ class Machine:
         self.scopes.refresh(ended)
         for client in self._clients.by_id.values():
             client.another |= client.request.tenant in ended
-        kept = there - set(ended)
+        remaining = there - set(ended)
         for served in self.served.values():
-            served.watch.keep_only(kept)
+            served.watch.keep_only(remaining)
 
     def step(self) -> list[TokenEvent]:
         """One step of the model whose turn it is. Raises Violation when it was another's."""

@@ -188,8 +188,8 @@ def smallest(
     return shrink(generate(seed, profile), fails), last
 
 
-def reproducing_line(profile: Profile, seed: int, kept: tuple[SavedSchedule, ...] | None) -> str:
-    """The command that plays a schedule, or its ``kept`` part, again."""
+def reproducing_line(profile: Profile, seed: int, saved: tuple[SavedSchedule, ...] | None) -> str:
+    """The command that plays a schedule, or its ``saved`` part, again."""
     line = f"python -m harness.{profile.name}_test --schedules 1 --seed {seed}"
     line += " --model" if profile.model else ""
-    return line if kept is None else f"{line} --keep {format_saved(kept)}"
+    return line if saved is None else f"{line} --keep {format_saved(saved)}"

@@ -64,22 +64,22 @@ class SimulatedStates:
         """Bytes of one slot's states, 0 for a model without."""
         return 8 if self._runner.memory.recurrent else 0
 
-    def save(self, slot: int, place: int) -> None:
-        """Copy the slot's state to ``place``."""
+    def save(self, slot: int, state_slot: int) -> None:
+        """Copy the slot's state to ``state_slot``."""
         self._runner.copying()
         memory = self._runner.memory
 
         def run() -> None:
-            memory.saved_states[place] = memory.states[slot]
+            memory.saved_states[state_slot] = memory.states[slot]
 
         self._runner.enqueue(run)
 
-    def load(self, place: int, slot: int) -> None:
-        """Copy the state saved in ``place`` to ``slot``."""
+    def load(self, state_slot: int, slot: int) -> None:
+        """Copy the state saved in ``state_slot`` to ``slot``."""
         memory = self._runner.memory
 
         def run() -> None:
-            memory.states[slot] = memory.saved_states[place]
+            memory.states[slot] = memory.saved_states[state_slot]
 
         self._runner.enqueue(run)
 

@@ -149,11 +149,11 @@ class SavedSchedule:
         return "/".join("" if part is None else str(part) for part in parts).rstrip("/")
 
 
-def keep(schedule: Schedule, kept: Sequence[SavedSchedule]) -> Schedule:
+def keep(schedule: Schedule, saved: Sequence[SavedSchedule]) -> Schedule:
     """The schedule with these actions only. Raises ConfigError for an action that does not
     exist."""
     actions: list[Action] = []
-    for item in kept:
+    for item in saved:
         if not 0 <= item.action < len(schedule.actions):
             raise ConfigError(
                 f"--keep: there is no action {item.action}, the schedule of seed {schedule.seed} "
@@ -173,17 +173,17 @@ def keep(schedule: Schedule, kept: Sequence[SavedSchedule]) -> Schedule:
 
 def parse_saved(text: str) -> tuple[SavedSchedule, ...]:
     """Parse the text of ``format_saved``. Raises ConfigError for other text."""
-    kept = []
+    saved = []
     for item in text.split(","):
         parts = item.split("/")
         if len(parts) > 3 or not all(part.isdecimal() for part in parts if part) or not parts[0]:
             raise ConfigError(f"--keep: {item!r} is not ACTION[/PROMPT[/TOKENS]], such as 4/17/3")
         numbers = [int(part) if part else None for part in parts]
         assert numbers[0] is not None
-        kept.append(SavedSchedule(numbers[0], *numbers[1:]))
-    return tuple(kept)
+        saved.append(SavedSchedule(numbers[0], *numbers[1:]))
+    return tuple(saved)
 
 
-def format_saved(kept: Sequence[SavedSchedule]) -> str:
+def format_saved(saved: Sequence[SavedSchedule]) -> str:
     """The actions as one word for the command line."""
-    return ",".join(map(str, kept))
+    return ",".join(map(str, saved))

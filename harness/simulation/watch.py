@@ -14,8 +14,8 @@ from contract.types import FinishReason, QosClass, Request
 from harness.simulation.accounts import ExpectedCounts
 from harness.simulation.checks import (
     Candidate,
-    QueuePosition,
     Resident,
+    RunningRequest,
     State,
     check_admission,
     check_decodes,
@@ -88,11 +88,11 @@ class EngineWatch(NullObserver):
         engine = self._engine
         slot_manager, memory = engine._slot_manager, engine.memory
         meta = memory.meta
-        placed = []
+        running = []
         for slot, sequence in slot_manager.running.items():
             request, stalled = sequence.request, sequence.stalled
             protected = slot_manager.protects(sequence)
-            placed.append(
+            running.append(
                 Resident(
                     request.id, request.tenant, request.qos, slot, sequence.pages,
                     protected, stalled,
@@ -101,7 +101,7 @@ class EngineWatch(NullObserver):
         return State(
             len(slot_manager.table.computed),
             list(slot_manager.free_slots),
-            placed,
+            running,
             [sequence.request.id for sequence in engine._scheduler.waiting.values()],
             list(engine._live),
             meta["ref_count"].tolist(),
@@ -255,9 +255,9 @@ class EngineWatch(NullObserver):
         for _, slot, position, _ in step.query.tolist():
             counts[slot] = counts.get(slot, 0) + 1
             written[slot, position // PAGE_TOKENS] = None
-        places = list(self._places())
-        check_decodes(places, counts)
-        engine, decodes = self._engine, any(p.decodes and p.slot in counts for p in places)
+        running = list(self._running_sequences())
+        check_decodes(running, counts)
+        engine, decodes = self._engine, any(p.decodes and p.slot in counts for p in running)
         most = engine.chunk_while_decoding if decodes else engine.chunk_tokens
         drafted = self._engine._slot_manager.table.draft
         prefill = sum([n for slot, n in counts.items() if n > 1 and not drafted[slot]])
@@ -265,22 +265,22 @@ class EngineWatch(NullObserver):
             raise Violation(Invariant.STEP_CAP, f"{prefill} prefill tokens, {most} allowed")
         meta, table = self._engine.memory.meta, step.page_table
         references, whole = meta["ref_count"], meta["token_count"]
-        for place in written:
-            page = table[place]
+        for entry in written:
+            page = table[entry]
             if references[page] != 1 or whole[page]:
                 raise Violation(
                     Invariant.PAGE_REFERENCES,
                     f"page {page}, {meta[page]}, is written though others may read it",
                 )
 
-    def _places(self) -> Iterable[QueuePosition]:
+    def _running_sequences(self) -> Iterable[RunningRequest]:
         """What may be computed for each request that has a slot."""
         slot_manager = self._engine._slot_manager
         table = slot_manager.table
         computed, known, end, lockstep = table.computed, table.known, table.end, table.lockstep
         for slot, sequence in slot_manager.running.items():
             decodes = not lockstep[slot] and known[slot] <= computed[slot] < end[slot]
-            yield QueuePosition(sequence.request.id, slot, decodes, sequence.stalled)
+            yield RunningRequest(sequence.request.id, slot, decodes, sequence.stalled)
 
     def _check_admitted(self, request: Request) -> None:
         tenant = self._engine.tenants[request.tenant]
@@ -299,10 +299,10 @@ class EngineWatch(NullObserver):
         without_room = []
 
         def asked(waiting: WaitingRequest) -> bool:
-            placed = fits(waiting)
-            if not placed:
+            has_room = fits(waiting)
+            if not has_room:
                 without_room.append(waiting.order)
-            return placed
+            return has_room
 
         chosen = self._next(asked)
         order = None if chosen is None else chosen.order

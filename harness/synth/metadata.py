@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from harness.synth.recurrent import MambaSpec, ShortConvSpec
-from harness.synth.spec import ExpertSpec, Gemma, Recurrent, SynthSpec
+from harness.synth.groups import ExpertSpec, Gemma
+from harness.synth.recurrent import MambaSpec, Recurrent, ShortConvSpec
+from harness.synth.spec import COHERES, SynthSpec
 
 RMS_EPSILON = 1e-6
 LONG_ROPE_ATTENTION = 1.19
 """The factor of sine and cosine in files with divisors for long contexts."""
+SIGMOID_GATING = 2
+"""The number of a router whose logits go through a sigmoid."""
 ROPE_SECTIONS = (11, 11, 10, 0)
 """Rotary pairs for time, height and width; text uses the same angle for all three."""
 
@@ -30,10 +33,18 @@ def architecture_keys(spec: SynthSpec) -> dict[str, Any]:
         "rope.dimension_count": spec.rope_dims,
         "rope.freq_base": spec.rope_base,
     }
+    if spec.architecture in COHERES:
+        keys["attention.layer_norm_epsilon"] = keys.pop("attention.layer_norm_rms_epsilon")
+        keys["logit_scale"] = spec.logit_scale
     if spec.rope_scaling != "none":
         keys["rope.scaling.type"] = spec.rope_scaling
         keys["rope.scaling.factor"] = spec.rope_factor
         keys["rope.scaling.original_context_length"] = spec.rope_original_context
+    if spec.query_growth:
+        keys["rope.scaling.original_context_length"] = spec.rope_original_context
+        keys["attention.temperature_scale"] = spec.query_growth
+    if spec.yarn_log_multiplier:
+        keys["rope.scaling.yarn_log_multiplier"] = spec.yarn_log_multiplier
     if spec.long_rope:
         keys["rope.scaling.original_context_length"] = spec.rope_original_context
         keys["rope.scaling.attn_factor"] = LONG_ROPE_ATTENTION
@@ -65,6 +76,9 @@ def _expert_keys(spec: SynthSpec, experts: ExpertSpec) -> dict[str, Any]:
     like_dense = spec.architecture in ("llama", "granitehybrid")
     width = "feed_forward_length" if like_dense else "expert_feed_forward_length"
     keys[width] = experts.width
+    if spec.architecture == "lfm2moe":
+        keys["leading_dense_block_count"] = spec.leading_dense
+        keys["expert_gating_func"] = SIGMOID_GATING
     if experts.shared_width:
         keys["expert_shared_feed_forward_length"] = experts.shared_width
     return keys

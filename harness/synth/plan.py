@@ -32,6 +32,7 @@ BIAS_DEVIATION = 0.1
 MIX_DEVIATION = 0.1
 GATE_BIAS_DEVIATION = 3.0
 """Deviation of the biases of experts' gates, so that some exceed the bounds of the clamped gate."""
+CHOICE_DEVIATION = 0.3
 ROUTER_SPREAD = 2.0
 """Deviation of router logits, so that probabilities differ and several experts matter."""
 
@@ -46,7 +47,7 @@ FILE_ORDER = (
     "ssm_in", "ssm_conv1d", "ssm_conv1d.bias", "ssm_dt.bias", "ssm_a", "ssm_d",
     "ssm_ba", "ssm_beta", "ssm_alpha", "ssm_norm", "ssm_out", "shortconv.conv",
     "shortconv.in_proj", "shortconv.out_proj", "post_attention_norm", "ffn_norm", "ffn_gate",
-    "ffn_up", "ffn_down", "ffn_gate_inp", "ffn_gate_inp.bias", "ffn_gate_exps",
+    "ffn_up", "ffn_down", "ffn_gate_inp", "ffn_gate_inp.bias", "exp_probs_b.bias", "ffn_gate_exps",
     "ffn_gate_exps.bias", "ffn_up_exps", "ffn_up_exps.bias", "ffn_gate_up_exps", "ffn_down_exps",
     "ffn_down_exps.bias", "ffn_gate_inp_shexp", "ffn_gate_shexp", "ffn_up_shexp", "ffn_down_shexp",
     "post_ffw_norm", "ffn_gate_inp.scale", "ffn_down_exps.scale", "pre_ffw_norm_2",
@@ -189,6 +190,8 @@ def _spread(spec: SynthSpec, kind: str, shape: tuple[int, ...]) -> tuple[float, 
             return -3.0, 0.5
         case "ssm_a":  # always negative, since values lie within 3.5 deviations
             return -4.0, 1.0
+        case "exp_probs_b.bias":  # as wide as the differences of sigmoids
+            return 0.0, CHOICE_DEVIATION
         case "ffn_gate_exps.bias" | "ffn_up_exps.bias":
             return 0.0, GATE_BIAS_DEVIATION
         case "attn_sinks":  # as large as scores

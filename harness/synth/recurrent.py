@@ -1,8 +1,31 @@
-"""Specifications of the recurrent layers of LFM 2 and Granite 4."""
+"""Specifications of recurrent layers: delta nets, LFM 2's convolutions, Granite 4's Mamba-2."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Recurrent:
+    """Gated delta-net layers: all but every ``interval``-th.
+
+    ``state`` is the size of a key and of a value. ``packing`` ``ssm_in`` stores the projections
+    interleaved by key head, as early qwen3next files do. ``listed`` writes the list of recurrent
+    layers to the metadata instead of their interval.
+    """
+
+    interval: int = 4
+    state: int = 32
+    key_heads: int = 2
+    value_heads: int = 4
+    kernel: int = 4
+    packing: str = "split"
+    listed: bool = False
+
+    @property
+    def inner(self) -> int:
+        """Width of the values."""
+        return self.value_heads * self.state
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,6 +55,11 @@ FAMILY_SIZES: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
         "1.2b": _shape(16, 2048, 32, kv_heads=8, feed_forward=8192, vocab=65536)
         | {"context": 128000, "rope_base": 1e6, "short_conv": {"interval": 3, "kernel": 3}},
     },
+    "lfm2moe": {
+        "8b-a1b": _shape(24, 2048, 32, kv_heads=8, feed_forward=7168, vocab=65536)
+        | {"context": 128000, "rope_base": 1e6, "short_conv": {"interval": 4, "kernel": 3}}
+        | {"leading_dense": 2, "experts": {"count": 32, "used": 4, "width": 1792}},
+    },
     "gemma4": {
         "26b-a4b": _shape(30, 2816, 16, kv_heads=2, feed_forward=2112, **_GEMMA4)
         | {"experts": {"count": 128, "used": 8, "width": 704, "fused": True}}
@@ -64,18 +69,20 @@ FAMILY_SIZES: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
     },
 }
 """Further sizes by architecture. Dense models have the sizes of Qwen 3; 35b-a3b is that of Qwen
-3.6, 20b and 120b are those of gpt-oss, 26b-a4b and 31b those of Gemma 4, 1.2b is that of LFM 2 but
-for the layers that attend; 1b has about a billion weights."""
+3.6, 20b and 120b are those of gpt-oss, 26b-a4b and 31b those of Gemma 4, 1.2b and
+8b-a1b are those of LFM 2 but for the layers that attend; 1b has about a billion weights."""
 
 _NEEDED: Mapping[str, Mapping[str, Any]] = {
     "granite": {"scales": {}},
     "phi3": {"fused_qkv": True},
     "qwen3moe": {"experts": {}},
     "gpt-oss": {"experts": {}, "window": 32},
+    "cohere2": {"window": 32},
     "qwen35": {"recurrent": {}, "layers": 4},
     "qwen35moe": {"experts": {"shared_width": 64}, "recurrent": {}, "layers": 4},
     "qwen3next": {"experts": {"shared_width": 64}, "recurrent": {}, "layers": 4},
     "lfm2": {"short_conv": {}, "layers": 3},
+    "lfm2moe": {"short_conv": {}, "layers": 3, "experts": {}, "leading_dense": 1},
     "granitehybrid": {"scales": {}, "mamba": {}, "layers": 3},
     "gemma3": {"gemma": {"period": 2}},
     "gemma4": {"gemma": {"period": 2, "head_dim": 32, "kv_heads": 4, "output_scale": True}},

@@ -8,19 +8,25 @@ from typing import Any
 
 from contract.dtypes import WEIGHT_DTYPES
 from contract.errors import ConfigError
-from harness.synth.recurrent import MambaSpec, ShortConvSpec
+from harness.synth.groups import GEMMA4_ONLY, ExpertSpec, Gemma, Scales
+from harness.synth.recurrent import MambaSpec, Recurrent, ShortConvSpec
 
 GENERATOR_VERSION = 1
 """Raised whenever the bytes of some specification change."""
 
-DENSE = ("llama", "smollm3", "granite", "glm4", "phi3", "olmo2", "qwen2", "qwen3")
-WITH_EXPERTS = ("qwen3moe", "qwen35moe", "qwen3next", "gpt-oss")
+DENSE = (
+    "llama", "mistral3", "smollm3", "granite", "glm4", "phi3", "olmo2", "qwen2", "qwen3",
+    "command-r", "cohere2",
+)  # fmt: skip
+WITH_EXPERTS = ("qwen3moe", "qwen35moe", "qwen3next", "gpt-oss", "lfm2moe")
+CONVOLVING = ("lfm2", "lfm2moe")
 HYBRIDS = ("qwen35", "qwen35moe", "qwen3next")
 """Architectures of delta-net layers with full attention in every few layers."""
+COHERES = ("command-r", "cohere2")
 GRANITES = ("granite", "granitehybrid")
 GEMMAS = ("gemma3", "gemma4")
 ARCHITECTURES = (
-    *DENSE, "qwen3moe", "gpt-oss", *HYBRIDS, "lfm2", "granitehybrid", *GEMMAS,
+    *DENSE, "qwen3moe", "gpt-oss", *HYBRIDS, *CONVOLVING, "granitehybrid", *GEMMAS,
 )  # fmt: skip
 
 MIXED_QUANT = "q4_k_m"
@@ -39,87 +45,9 @@ LEAST: Mapping[str, int] = {
     "short_conv.kernel": 2, "mamba.interval": 1, "mamba.state": 1, "mamba.heads": 1,
     "mamba.groups": 1, "mamba.kernel": 2, "gemma.window": 0, "gemma.period": 1,
     "gemma.kv_heads": 1, "gemma.head_dim": 2, "gemma.shared_kv_layers": 0,
-    "gemma.per_layer_width": 0, "window": 0,
+    "gemma.per_layer_width": 0, "window": 0, "leading_dense": 0,
 }  # fmt: skip
 """The smallest value of every field that is a count."""
-
-
-@dataclass(frozen=True, slots=True)
-class ExpertSpec:
-    """Routed feed-forward networks, ``used`` of ``count`` a token, each ``width`` wide.
-
-    ``shared_width`` is that of the expert every token uses, 0 for none. With ``fused`` the gate and
-    up matrices of an expert are one, ``ffn_gate_up_exps``.
-    """
-
-    count: int = 8
-    used: int = 2
-    width: int = 64
-    shared_width: int = 0
-    fused: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Recurrent:
-    """Gated delta-net layers: all but every ``interval``-th.
-
-    ``state`` is the size of a key and of a value. ``packing`` ``ssm_in`` stores the projections
-    interleaved by key head, as early qwen3next files do. ``listed`` writes the list of recurrent
-    layers to the metadata instead of their interval.
-    """
-
-    interval: int = 4
-    state: int = 32
-    key_heads: int = 2
-    value_heads: int = 4
-    kernel: int = 4
-    packing: str = "split"
-    listed: bool = False
-
-    @property
-    def inner(self) -> int:
-        """Width of the values."""
-        return self.value_heads * self.state
-
-
-@dataclass(frozen=True, slots=True)
-class Gemma:
-    """Settings of Gemma only. ``period`` - 1 of ``period`` layers see ``window`` positions.
-
-    ``window`` 0 means that no layer has a window (gemma3 only). ``rope_base``, ``head_dim`` and
-    ``kv_heads`` are those of layers with a window, the last two for gemma4 and None if equal to the
-    other layers'. ``softcap`` None omits the key. The rest is for gemma4: the last
-    ``shared_kv_layers`` have no keys and values; ``per_layer_width`` is that of the per-layer
-    embeddings, 0 for none; ``values_from_keys`` omits the value projection of full layers.
-    """
-
-    window: int = 32
-    period: int = 6
-    rope_base: float = 10000.0
-    softcap: float | None = None
-    head_dim: int | None = None
-    kv_heads: int | None = None
-    values_from_keys: bool = False
-    shared_kv_layers: int = 0
-    per_layer_width: int = 0
-    output_scale: bool = False
-
-
-GEMMA4_ONLY = (
-    *("head_dim", "kv_heads", "values_from_keys"),
-    *("shared_kv_layers", "per_layer_width", "output_scale"),
-)
-
-
-@dataclass(frozen=True, slots=True)
-class Scales:
-    """Granite's factors of embeddings, residuals and attention scores; logits are divided by
-    ``logits``."""
-
-    embedding: float = 12.0
-    residual: float = 0.22
-    attention: float = 0.015625
-    logits: float = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,9 +58,11 @@ class SynthSpec:
     layers of a model with ``experts`` have none, except in gemma4, where both are added.
     ``qkv_bias`` None means the architecture's default. ``quant`` is the type of every matrix, or
     the mixture ``q4_k_m`` or ``mxfp4_moe``. ``rope_factor`` and ``rope_original_context`` matter
-    only with ``rope_scaling``. ``long_rope`` gives phi3 two tensors of frequency divisors, for
-    contexts up to ``rope_original_context`` and beyond. ``window`` limits attention, in all layers
-    of phi3, in all but every fourth of olmo2, in every second of gpt-oss; 0 is off.
+    only with ``rope_scaling``. ``query_growth`` and ``yarn_log_multiplier`` are keys of mistral3.
+    The first ``leading_dense`` layers of lfm2moe have no experts. ``long_rope`` gives phi3 two
+    tensors of frequency divisors, for contexts up to ``rope_original_context`` and beyond.
+    ``window`` limits attention, in all layers of phi3, in all but every fourth of olmo2, in every
+    second of gpt-oss, in all but every fourth of cohere2; 0 is off.
     ``nextn_layers`` are prediction blocks after the last layer, with ``mtp_agreement`` right in so
     many cases: 0 to 1, None for random ones. With ``expand_to_f32`` the same weights are written
     dequantized. ``key_outliers``, if not
@@ -159,12 +89,16 @@ class SynthSpec:
     rope_scaling: str = "none"
     rope_factor: float = 4.0
     rope_original_context: int = 256
+    query_growth: float = 0.0
+    yarn_log_multiplier: float = 0.0
     long_rope: bool = False
     window: int = 0
     expand_to_f32: bool = False
     nextn_layers: int = 0
     key_outliers: float = 0.0
     mtp_agreement: float | None = None
+    leading_dense: int = 0
+    logit_scale: float = 1.0
     experts: ExpertSpec | None = None
     recurrent: Recurrent | None = None
     short_conv: ShortConvSpec | None = None
@@ -284,7 +218,8 @@ def fields_of(spec: SynthSpec) -> dict[str, Any]:
     counts."""
     absent = dict.fromkeys(GROUPS) | {
         "nextn_layers": 0, "mtp_agreement": None, "key_outliers": 0.0, "long_rope": False,
-        "window": 0,
+        "window": 0, "query_growth": 0.0, "yarn_log_multiplier": 0.0,
+        "leading_dense": 0, "logit_scale": 1.0,
     }  # fmt: skip
     return {k: v for k, v in asdict(spec).items() if k not in absent or v != absent[k]}
 
@@ -321,7 +256,7 @@ def _rules(spec: SynthSpec) -> Iterator[tuple[str, object, str]]:
     for name, needing, allowing in (
         ("experts", WITH_EXPERTS, (*WITH_EXPERTS, "llama", "granitehybrid", "gemma4")),
         ("recurrent", HYBRIDS, HYBRIDS),
-        ("short_conv", ("lfm2",), ("lfm2",)),
+        ("short_conv", CONVOLVING, CONVOLVING),
         ("mamba", ("granitehybrid",), ("granitehybrid",)),
         ("gemma", GEMMAS, GEMMAS),
         ("scales", GRANITES, GRANITES),
@@ -335,12 +270,7 @@ def _rules(spec: SynthSpec) -> Iterator[tuple[str, object, str]]:
     yield "seed", spec.seed >= 1 << 64, "a 64-bit number"
     yield "kv_heads", spec.heads % spec.kv_heads, f"a divisor of {spec.heads} heads"
     yield "head_dim", spec.head_dim % 2, "even"
-    yield "long_rope", spec.long_rope and architecture != "phi3", f"False for {architecture}"
-    windowed = architecture in ("phi3", "olmo2", "gpt-oss")
-    yield "window", spec.window and not windowed, f"0 for {architecture}"
-    yield "window", not spec.window and architecture == "gpt-oss", "at least 1 for gpt-oss"
-    yield "fused_qkv", spec.fused_qkv and architecture == "olmo2", "False for olmo2"
-    yield "rope_freqs", spec.rope_freqs and architecture != "llama", f"False for {architecture}"
+    yield from _own_rules(spec, architecture)
     yield "nextn_layers", spec.nextn_layers and not hybrid, f"0 for {architecture}"
     if (agreement := spec.mtp_agreement) is not None:
         yield "mtp_agreement", not 0 <= agreement <= 1, "0 to 1"
@@ -354,7 +284,7 @@ def _rules(spec: SynthSpec) -> Iterator[tuple[str, object, str]]:
         accepted = f"{'at least 1' if hybrid else '0'} for {architecture}"
         wrong = (experts.shared_width > 0) != hybrid and architecture != "granitehybrid"
         yield "experts.shared_width", wrong, accepted
-        unfused = architecture in ("llama", "qwen3moe", "gpt-oss", "granitehybrid")
+        unfused = architecture in ("llama", "qwen3moe", "gpt-oss", "granitehybrid", "lfm2moe")
         yield "experts.fused", experts.fused and unfused, f"False for {architecture}"
     if (recurrent := spec.recurrent) is not None:
         broken = recurrent.value_heads % recurrent.key_heads
@@ -368,6 +298,26 @@ def _rules(spec: SynthSpec) -> Iterator[tuple[str, object, str]]:
         yield "mamba.groups", mamba.heads % mamba.groups, f"a divisor of {mamba.heads} heads"
     if (gemma := spec.gemma) is not None:
         yield from _gemma_rules(spec, gemma)
+
+
+def _own_rules(spec: SynthSpec, architecture: str) -> Iterator[tuple[str, object, str]]:
+    """The rules of fields that few architectures have."""
+    for name in ("query_growth", "yarn_log_multiplier"):
+        value = getattr(spec, name)
+        yield name, value and architecture != "mistral3", f"0 for {architecture}"
+        yield name, value < 0, "at least 0"
+    leading = spec.layers if architecture == "lfm2moe" else 0
+    yield "leading_dense", spec.leading_dense > leading, f"at most {leading} for {architecture}"
+    yield "long_rope", spec.long_rope and architecture != "phi3", f"False for {architecture}"
+    windowed = architecture in ("phi3", "olmo2", "gpt-oss", "cohere2")
+    yield "window", spec.window and not windowed, f"0 for {architecture}"
+    needed = architecture in ("gpt-oss", "cohere2")
+    yield "window", not spec.window and needed, f"at least 1 for {architecture}"
+    scaled = spec.logit_scale != 1.0 and architecture not in COHERES
+    yield "logit_scale", scaled, f"1.0 for {architecture}"
+    yield "logit_scale", spec.logit_scale <= 0, "above 0"
+    yield "fused_qkv", spec.fused_qkv and architecture == "olmo2", "False for olmo2"
+    yield "rope_freqs", spec.rope_freqs and architecture != "llama", f"False for {architecture}"
 
 
 def _gemma_rules(spec: SynthSpec, gemma: Gemma) -> Iterator[tuple[str, object, str]]:

@@ -20,13 +20,15 @@ MERGES = (
 )  # fmt: skip
 PRE_TOKENIZER = {
     **dict.fromkeys(("llama", "granite", "granitehybrid"), "smollm"),
+    "mistral3": "tekken",
     "smollm3": "llama-bpe",
-    "lfm2": "lfm2",
+    **dict.fromkeys(("lfm2", "lfm2moe"), "lfm2"),
     "glm4": "glm4",
     **dict.fromkeys(("phi3", "olmo2"), "dbrx"),
     **dict.fromkeys(("qwen2", "qwen3", "qwen3moe", "qwen3next"), "qwen2"),
     **dict.fromkeys(("qwen35", "qwen35moe"), "qwen35"),
     "gpt-oss": "gpt-4o",
+    **dict.fromkeys(("command-r", "cohere2"), "command-r"),
 }
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"

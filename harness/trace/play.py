@@ -17,7 +17,6 @@ from contract.records import QUERY_TOKEN
 from contract.shape_key import ShapeKey
 from contract.tier import Buffer, Fence, PacketBatch, Tier
 from harness.trace.framing import Record, RecordKind, TraceError, TraceReader
-from harness.trace.header import check_header, check_model
 from harness.trace.records import (
     Access,
     BatchRecord,
@@ -27,6 +26,8 @@ from harness.trace.records import (
     Reserve,
     Result,
     Submit,
+    check_header,
+    check_model,
     digest,
     outputs_of,
 )

@@ -24,7 +24,6 @@ from contract.ir.scratch import buffer_bytes
 from contract.shape_key import ShapeKey
 from contract.tier import Buffer, Fence, PacketBatch, Tier, TierInfo
 from harness.trace.framing import RecordKind, TraceWriter
-from harness.trace.header import trace_header, traced_model
 from harness.trace.records import (
     OUTPUTS_MAX,
     Access,
@@ -36,6 +35,8 @@ from harness.trace.records import (
     Submit,
     digest,
     outputs_of,
+    trace_header,
+    traced_model,
 )
 from reference.limits import Limits
 from reference.model.open import Model

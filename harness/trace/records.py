@@ -16,11 +16,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from contract.arithmetic import ARITHMETIC_VERSION
 from contract.dtypes import BY_NAME, F32, DType
 from contract.ir.inputs import InputLayout
 from contract.ir.nodes import BufferDecl, BufferKind
 from contract.shape_key import ShapeKey
-from harness.trace.framing import TraceError
+from contract.tier import Tier
+from harness.digest import file_digest
+from harness.trace.framing import TraceError, TraceReader
+from reference.limits import Limits
+from reference.model.open import Model
 
 Bytes = NDArray[np.uint8]
 LINE_BYTES = 64
@@ -271,3 +276,39 @@ def _object(payload: memoryview) -> dict[str, Any]:
 def outputs_of(outputs: Iterable[BufferDecl], requested: int) -> list[BufferDecl]:
     """The OUTPUT buffers whose bits are set in ``requested``."""
     return [decl for number, decl in enumerate(outputs) if requested >> number & 1]
+
+
+def trace_header(tier: Tier) -> dict[str, Any]:
+    """The header of a trace on ``tier``."""
+    info = tier.info
+    return {"arithmetic": ARITHMETIC_VERSION, "device": info.device, "tier": info.name}
+
+
+def check_header(reader: TraceReader) -> None:
+    """Raise TraceError for a trace of another arithmetic."""
+    version = reader.header.get("arithmetic")
+    if version != ARITHMETIC_VERSION:
+        raise TraceError(
+            f"{reader.path}: was recorded with arithmetic version {version}, this build has "
+            f"{ARITHMETIC_VERSION}; record the run again"
+        )
+
+
+def traced_model(model: Model, limits: Limits) -> ModelRecord:
+    """The record of ``model``, whose runner has ``limits``. Reads the whole file."""
+    sizes = {name: getattr(limits, name) for name in limits.__slots__}
+    sizes["kv_dtype"] = limits.kv_dtype.name
+    return ModelRecord(str(model.file.path.absolute()), _digests(model), sizes)
+
+
+def check_model(traced: ModelRecord, model: Model) -> None:
+    """Raise TraceError unless ``model`` is the traced one. Reads the whole file."""
+    if traced.sha256 != _digests(model):
+        raise TraceError(
+            f"the trace was recorded with another model than {model.file.path}; "
+            "give the right one with --model"
+        )
+
+
+def _digests(model: Model) -> tuple[str, ...]:
+    return tuple(file_digest(shard.path) for shard in model.file.shards)

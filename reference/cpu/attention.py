@@ -39,7 +39,8 @@ from reference.exact.attention_rows import (
     sink_partial,
 )
 from reference.exact.elementary import tanh
-from reference.exact.kv_storage import integers
+from reference.exact.kv_storage import integers, is_rotated
+from reference.exact.rotation import rotated, rotated_back
 
 Float32 = NDArray[np.float32]
 Float64 = NDArray[np.float64]
@@ -100,6 +101,8 @@ def paged_attention(
     """Fill ``out`` [tokens, heads * head_dim] with the attention of every query token."""
     by_head = (shape.kv_heads, shape.heads // shape.kv_heads)
     queries = q.reshape(len(q), *by_head, shape.head_dim)
+    if is_rotated(kv):
+        queries = rotated(queries)
     result = out.reshape(queries.shape)
     of_head = None if sinks is None else sinks.reshape(by_head)
     tasks = []
@@ -124,6 +127,8 @@ def paged_attention(
                     )
                 )
     for_each(lambda task: _attend(*task), tasks, threads)
+    if is_rotated(kv):
+        result[...] = rotated_back(result)
 
 
 def _runs_of_one_slot(query: NDArray[np.int32]) -> Iterator[slice]:

@@ -17,7 +17,7 @@ from reference.cpu.prepared import PreparedExperts, PreparedMatrices
 from reference.cpu.threads import for_each
 from reference.matrix import Matrix
 from reference.ops.moe_down_acc import weighted_sum
-from reference.ops.moe_gate_topk import route
+from reference.ops.moe_gate_topk import routing
 from reference.ops.moe_gate_up import with_bias
 from reference.ops.shared_expert import gated_add
 from reference.ops.swiglu import swiglu
@@ -80,7 +80,8 @@ def expert_kernels(matrices: PreparedMatrices, threads: int) -> Mapping[Opcode, 
         logits[...] = product(bound, "gate_weight", bound["x"])
         if "bias" in bound:
             logits += bound["bias"]
-        bound["ids"][...], bound["weights"][...] = route(logits, int(params["used"]))
+        used, choice_bias = int(params["used"]), bound.get("choice_bias")
+        bound["ids"][...], bound["weights"][...] = routing(logits, used, choice_bias)
 
     def gate_up(bound: Operands, params: Parameters) -> None:
         weights = [(bound[f"{name}_weight"], bound[name]) for name in ("gate", "up")]

@@ -11,13 +11,12 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-if TYPE_CHECKING:
-    from concurrent.futures import ThreadPoolExecutor
+from reference.thread_pool import thread_pool
 
 Item = TypeVar("Item")
 
@@ -45,13 +44,6 @@ def limit_blas() -> None:
     threadpoolctl.threadpool_limits(1, user_api="blas")
 
 
-@cache
-def _workers() -> ThreadPoolExecutor:
-    from concurrent.futures import ThreadPoolExecutor
-
-    return ThreadPoolExecutor(max(1, thread_count() - 1), thread_name_prefix="cpu-tier")
-
-
 def for_each(
     function: Callable[[Item], None], items: Sequence[Item], threads: int | None = None
 ) -> None:
@@ -70,7 +62,8 @@ def for_each(
             function(item)
 
     helpers = min(threads or thread_count(), len(items)) - 1
-    futures = [_workers().submit(drain) for _ in range(helpers)]
+    workers = thread_pool("cpu-tier", max(1, thread_count() - 1))
+    futures = [workers.submit(drain) for _ in range(helpers)]
     try:
         drain()
     finally:

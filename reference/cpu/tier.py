@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from contract.arithmetic import ARITHMETIC_VERSION
 from contract.context_manager import ContextManager
-from contract.dtypes import BF16, F16, F32, I12, I32, DType, StorageClass
+from contract.dtypes import BF16, F16, F32, I32, DType, StorageClass
 from contract.errors import OutOfMemory, UnsupportedOp
 from contract.footprint import Footprint, owns_upload
 from contract.ir.decode_form import decode_form
@@ -321,7 +321,7 @@ def define(node: Node, bound: Mapping[str, Bound]) -> Call:
 
 def _array(decl: BufferDecl, data: NDArray[np.uint8], key: ShapeKey) -> NDArray[Any]:
     shape = concrete_shape(decl, key)
-    if decl.dtype is I12:
+    if decl.dtype.storage is StorageClass.PAGES:
         return page_view(data, decl.dtype, shape)
     dtype = NUMPY_DTYPES.get(decl.dtype, np.dtype(np.uint8))
     if decl.dtype not in NUMPY_DTYPES:

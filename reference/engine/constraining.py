@@ -2,19 +2,22 @@
 
 A mask depends on the token before it. So a sequence with masks runs in lockstep: its next token is
 planned when the host has read its last one, however many steps of other sequences are in flight.
+Where tokens are drafted for it, each row has the mask behind the drafted tokens before.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from collections.abc import Sequence as Items
 from dataclasses import replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from contract.types import Request
 from reference.engine.sequence import Sequence
 from reference.runner import StepInput, StepOutput
-from reference.sched.constraints import Mask
+from reference.sched.constraints import Mask, is_allowed
 from reference.sched.planner import Chunk
 
 Listed = tuple[float | None, tuple[tuple[int, float], ...]]
@@ -30,7 +33,8 @@ def with_masks(
     words: int,
 ) -> StepInput:
     """``inputs`` with a mask of ``words`` 32-bit words for each masked sequence that gets a token
-    in this step; ``rows`` are the numbers of output rows of the chunks."""
+    in this step, and for each of its drafted tokens; ``rows`` are the numbers of output rows of the
+    chunks."""
     if not any(sequence.masked for sequence in sequences):
         return inputs
     masks: list[Mask] = []
@@ -40,25 +44,51 @@ def with_masks(
         last = start + count >= sequence.known and sequence.samples
         if not sequence.masked or not requested or not last:
             continue
-        mask = _mask_of(sequence, words)
-        if mask is not None:
-            masks.append(mask)
-            inputs.sampling["mask"][end - 1] = len(masks)
+        drafted = sequence.drafted(start, requested)
+        own = sequence.draft_masks if drafted else [_mask_of(sequence, words)]
+        for row, mask in enumerate(own, end - len(own)):
+            if mask is not None:
+                masks.append(mask)
+                inputs.sampling["mask"][row] = len(masks)
     return replace(inputs, allowed=np.array(masks)) if masks else inputs
+
+
+def allowed_draft(
+    sequence: Sequence, draft: NDArray[np.int32], ends: Collection[int], words: int
+) -> NDArray[np.int32]:
+    """The drafted tokens before the first that the masks forbid or that ends the answer. The
+    sequence gets the masks of their rows."""
+    masks = [_mask_of(sequence, words)]
+    drafted: list[int] = []
+    for token in draft.tolist():
+        if token in ends or not is_allowed(masks[-1], token):
+            break
+        try:
+            masks.append(_checked_mask(sequence, [*drafted, token], words))
+        except Exception:
+            # The provider is asked again, and may fail then, if the sequence gets the token.
+            break
+        drafted.append(token)
+    sequence.draft_masks = masks
+    return draft[: len(drafted)]
+
+
+def _checked_mask(sequence: Sequence, drafted: Items[int], words: int) -> Mask | None:
+    """The mask behind the tokens of a sequence and the ``drafted`` ones. Raises what the provider
+    raises, and ValueError for a mask of another form."""
+    assert sequence.allowed is not None
+    generated = sequence.tokens[len(sequence.request.prompt) : sequence.known].tolist()
+    mask = sequence.allowed([*generated, *drafted])
+    if mask is not None and (mask.dtype != np.uint32 or mask.shape != (words,)):
+        raise ValueError(f"a mask is {mask.dtype}{list(mask.shape)}, not uint32[{words}]")
+    return mask
 
 
 def _mask_of(sequence: Sequence, words: int) -> Mask | None:
     """The mask of the sequence's next token. Where the provider fails the mask allows nothing,
     which ends this sequence with an error and no other."""
-    assert sequence.allowed is not None
-    generated = sequence.tokens[len(sequence.request.prompt) : sequence.known].tolist()
     try:
-        mask = sequence.allowed(generated)
-        if mask is None:
-            return None
-        if mask.dtype != np.uint32 or mask.shape != (words,):
-            raise ValueError(f"a mask is {mask.dtype}{list(mask.shape)}, not uint32[{words}]")
-        return mask
+        return _checked_mask(sequence, (), words)
     except Exception:
         # Importing logging takes a hundredth of the start of a process that logs nothing.
         import logging

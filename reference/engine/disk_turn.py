@@ -13,10 +13,11 @@ WAIT_SECONDS = 0.002
 
 def end_disk(disk: DiskPages, pipeline: Pipeline) -> None:
     """Give the disk cache what was computed, as far as there is time. Where a step in flight fails,
-    nobody knows what was computed, and nothing is given."""
+    nobody knows what was computed: nothing is given, and the error is reported once."""
     try:
         pipeline.settle()
-    except Exception:
+    except Exception as error:
+        disk.cache.report(f"is not given the last pages, since a step failed: {error!r}")
         disk.clear()
     disk.finish(pipeline.steps_read)
 

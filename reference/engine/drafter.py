@@ -8,7 +8,6 @@ again before they are read. So drafts change no token, whatever they are.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable
 from collections.abc import Sequence as Items
 from dataclasses import field
@@ -65,19 +64,21 @@ def generate_drafts(
     """The tokens that ``steps`` sample for each of so many sequences. The steps are queued one
     after the other, and their tokens stay on the device until all are computed."""
     drafts: list[list[int]] = [[] for _ in range(sequences)]
-    in_flight: deque[tuple[Submission, list[int]]] = deque()
+    in_flight: list[tuple[Submission, list[int]]] = []
 
     def read() -> None:
-        submission, rows = in_flight.popleft()
-        for index, token in zip(rows, runner.collect(submission).token.tolist(), strict=True):
-            drafts[index].append(token)
+        # The last one ends last, so the host waits once.
+        outputs = [runner.collect(submission).token.tolist() for submission, _ in in_flight[::-1]]
+        for (_, rows), tokens in zip(in_flight, outputs[::-1], strict=True):
+            for index, token in zip(rows, tokens, strict=True):
+                drafts[index].append(token)
+        in_flight.clear()
 
     for step in steps:
-        in_flight.append((runner.submit(step.inputs), step.rows))
         if len(in_flight) == RING_STEPS:
             read()
-    while in_flight:
-        read()
+        in_flight.append((runner.submit(step.inputs), step.rows))
+    read()
     return drafts
 
 

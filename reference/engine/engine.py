@@ -33,8 +33,8 @@ from reference.memory.disk.cache import DiskCache
 from reference.memory.prefix import scope_of
 from reference.observer import NOBODY, Observer
 from reference.runner import LOGITS, ModelRunner
+from reference.sched.admission import may_wait
 from reference.sched.cost import StepCost
-from reference.sched.queue_depth import may_wait
 from reference.sched.scores import ScoreSink
 from reference.sched.tenants import Tenants
 
@@ -87,9 +87,7 @@ class Engine(TenantCalls):
         self._speculative = (
             None
             if drafter is None
-            else SpeculativeDecoder(
-                runner, self._slot_manager, drafter, options.draft_tokens, cost, clock
-            )
+            else SpeculativeDecoder(runner, self._slot_manager, drafter, options, cost, clock)
         )
         self._scheduler = Scheduler(
             runner.limits, options, self._slot_manager, self.tenants, clock, observer, self.ledger,

@@ -226,14 +226,14 @@ class Scheduler:
         # A tenant that has a slot is not aged any more.
         aged = self.queue.aged(waiting.tenant, waiting.qos)
         quantum = slot_manager.quantum_of(sequence) if aged else 0
-        if not slot_manager.place(sequence, quantum, protected=aged):
+        if not slot_manager.admit(sequence, quantum, protected=aged):
             victims = self._victims_for(sequence, quantum, aged)
             if not victims:
                 return False
             for running in victims:
                 self.preempt(running)
-            placed = slot_manager.place(sequence, quantum, protected=aged)
-            assert placed, "there is no room where room was made"
+            admitted = slot_manager.admit(sequence, quantum, protected=aged)
+            assert admitted, "there is no room where room was made"
         computed = slot_manager.table.computed[sequence.slot]
         if not aged:
             sequence.quantum = goal(sequence.reached, computed, sequence.end)

@@ -50,7 +50,8 @@ class Sequence:
     ``admission`` counts how often it was given a slot: the results of a step that was submitted
     under an earlier admission are dropped. The prefix cache has its pages up to ``published``.
     ``states`` are saved recurrent states of it, (tokens, state slot) each, and ``undo`` is the
-    state slot for the state before drafted tokens. Once it has computed ``quantum`` positions it
+    state slot for the state before drafted tokens. ``draft_masks`` are the masks of the rows of a
+    step with drafted tokens. Once it has computed ``quantum`` positions it
     has made progress; until then a ``protected`` sequence cannot lose its slot. Pages of its first
     ``matched`` tokens were cached when it was admitted, and ``difference`` is where a cached
     sequence of its tenant continued with another token. ``from_disk`` tokens were only in the disk
@@ -86,6 +87,7 @@ class Sequence:
     published: PathEnd | None = None
     states: list[tuple[int, int]] = field(default_factory=list)
     undo: int | None = None
+    draft_masks: list[Mask | None] = field(default_factory=list)
     quantum: int = 0
     protected: bool = False
     matched: int = 0

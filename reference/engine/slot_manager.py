@@ -18,6 +18,9 @@ from reference.sched.quantum import goal
 from reference.sched.slots import SlotTable
 from reference.sched.tenants import Tenants
 
+DRAFTED_PAGES = 4
+"""How many pages a saved recurrent state lies behind the one before while tokens are drafted."""
+
 
 class SlotManager:
     """The running sequences of one model, by slot, in order of admission.
@@ -80,7 +83,7 @@ class SlotManager:
         begin = max(sequence.pages_to_begin, whole)
         return self._tenants.within_quota(sequence.tenant, begin + max(0, inherited))
 
-    def place(self, sequence: Sequence, quantum: int = 0, *, protected: bool = False) -> bool:
+    def admit(self, sequence: Sequence, quantum: int = 0, *, protected: bool = False) -> bool:
         """Give a sequence a slot, the cached pages of its tokens, and pages for the rest of them. A
         ``protected`` one gets all pages up to its ``quantum``, so that it preempts nobody before.
 
@@ -163,6 +166,12 @@ class SlotManager:
             self._runner.recurrent.save(sequence.slot, state_slot)
             sequence.states.append((computed, state_slot))
 
+    def drop_undo(self, sequence: Sequence) -> None:
+        """Free the state slot for the state before drafted tokens."""
+        if sequence.undo is not None:
+            self.memory.drop_state_slot(sequence.undo)
+            sequence.undo = None
+
     def remove(self, sequence: Sequence, *, served: bool = True, published: bool = True) -> None:
         """Take slot and pages from a sequence. Its computed pages stay in the cache unless it is
         not ``published``. A sequence that made no progress was not ``served``."""
@@ -173,8 +182,7 @@ class SlotManager:
             self._attach_state(sequence)
         for _, state_slot in sequence.states:
             self.memory.drop_state_slot(state_slot)
-        if sequence.undo is not None:
-            self.memory.drop_state_slot(sequence.undo)
+        self.drop_undo(sequence)
         del self.running[slot]
         sequence.slot = -1
         self.free_slots.append(slot)
@@ -239,7 +247,8 @@ class SlotManager:
         In a prompt these are: every ``state_interval`` tokens, so that an edit in the middle costs
         no more; the end of what was cached, since others who share it differ there too; the
         beginnings of turns; the last full page; and the quantum of a protected sequence, which may
-        lose its slot there. Behind the prompt every page ends with one.
+        lose its slot there. Behind the prompt every page ends with one, or every DRAFTED_PAGES
+        while tokens are drafted: each costs steps without drafts.
         """
         slot = sequence.slot
         computed, known = self.table.computed[slot], self.table.known[slot]
@@ -251,7 +260,9 @@ class SlotManager:
             cuts += [quantum] if quantum % PAGE_TOKENS == 0 else []
             self.table.cut[slot] = min(cut for cut in cuts if cut > computed)
         else:
-            self.table.cut[slot] = whole_pages(computed) + PAGE_TOKENS
+            drafted = sequence.undo is not None and not sequence.protected
+            pages = DRAFTED_PAGES if drafted else 1
+            self.table.cut[slot] = whole_pages(computed) + pages * PAGE_TOKENS
 
     def _lasting_cuts(self, sequence: Sequence) -> list[int]:
         """Positions within a prompt, at the ends of pages, at which other prompts are likely to

@@ -8,11 +8,13 @@ from dataclasses import replace
 import numpy as np
 
 from contract.types import Clock
+from reference.engine.constraining import allowed_draft
 from reference.engine.draft_block import DraftBlock
 from reference.engine.drafter import Drafter, DraftRequest, SpeculationStatistics
+from reference.engine.options import EngineOptions
 from reference.engine.sequence import Sequence
 from reference.engine.slot_manager import SlotManager
-from reference.limits import Limits
+from reference.limits import Limits, mask_words
 from reference.runner import ModelRunner
 from reference.sched.cost import StepCost
 from reference.sched.drafts import AcceptedTokens, DraftPolicy
@@ -20,7 +22,7 @@ from reference.sched.planner import Chunk
 
 
 class SpeculativeDecoder:
-    """Adds at most ``most`` tokens drafted by ``drafter`` to each running sequence.
+    """Adds tokens drafted by ``drafter`` to each running sequence, as many as ``options`` allow.
 
     A sequence with drafts runs in lockstep: its next step is planned when the host knows the tokens
     of the one before. It does so only while drafts are worth the measured cost of their steps. The
@@ -33,7 +35,7 @@ class SpeculativeDecoder:
         runner: ModelRunner,
         slot_manager: SlotManager,
         drafter: Drafter,
-        most: int,
+        options: EngineOptions,
         cost: StepCost,
         clock: Clock,
     ) -> None:
@@ -44,8 +46,10 @@ class SpeculativeDecoder:
         self._block = drafter if isinstance(drafter, DraftBlock) else None
         if self._block is not None:
             self._block.attach(slot_manager.table, self._follows)
-        self._most = most
+        self._most = options.draft_tokens
         self._clock = clock
+        self._ends = options.end_of_generation
+        self._mask_words = mask_words(runner.model.config.vocab)
         self._began = 0.0
         self._policy = DraftPolicy(cost, redone=slot_manager.recurrent)
         self._yields: dict[int, AcceptedTokens] = {}
@@ -54,8 +58,14 @@ class SpeculativeDecoder:
         """Let a sequence that has a new token run in lockstep if there is something to draft; True
         if it did not before."""
         table, slot = self._slot_manager.table, sequence.slot
-        if table.lockstep[slot] or not self._may(sequence):
+        if table.lockstep[slot] or not self._may(sequence) or not self._is_worth_it(sequence):
             return False
+        table.lockstep[slot] = True
+        table.known[slot] = sequence.known
+        return True
+
+    def _is_worth_it(self, sequence: Sequence) -> bool:
+        """Whether there is something to draft for a sequence, and drafts are expected to gain."""
         tokens = sequence.tokens[: sequence.known]
         measured = self._yield(sequence)
         if sequence.known < measured.paused_until:
@@ -64,9 +74,8 @@ class SpeculativeDecoder:
             return False
         if not self._policy.count(measured, len(self._slot_manager.running), self._most):
             measured.pause(sequence.known)
+            self._slot_manager.drop_undo(sequence)
             return False
-        table.lockstep[slot] = True
-        table.known[slot] = sequence.known
         return True
 
     def next_positions(self) -> list[Chunk]:
@@ -95,16 +104,21 @@ class SpeculativeDecoder:
             return
         self._began = self._clock()
         room = self._room(len(running))
+        mask_room = self._runner.limits.masks - sum([s.masked for s in running.values()])
         opened: list[DraftRequest] = []
         for slot, sequence in ready:
-            most = min(self._bound(sequence), room)
-            if self._may(sequence) and most > 0:
+            if not self._may(sequence) or (sequence.masked and not self._is_worth_it(sequence)):
+                continue
+            most = min(self._bound(sequence), room, mask_room if sequence.masked else room)
+            if most > 0:
                 tokens = sequence.tokens[: sequence.known]
                 opened.append(DraftRequest(sequence.order, slot, tokens, most))
                 room -= most
+                mask_room -= most * sequence.masked
         drafts = {one.slot: found for one, found in zip(opened, self._draft(opened), strict=True)}
         for slot, sequence in ready:
-            self._write(sequence, drafts.get(slot))
+            if sequence.running:
+                self._write(sequence, drafts.get(slot))
 
     def before_step(self, sequences: list[Sequence], chunks: list[Chunk]) -> None:
         """Save what the step that is submitted next would overwrite: recurrent states, which wrong
@@ -140,7 +154,8 @@ class SpeculativeDecoder:
             steps=so_far.steps + 1,
         )
         measured, running = self._yield(sequence), len(self._slot_manager.running)
-        measured.note(gained, drafted)
+        measured.note(gained, drafted + measured.forbidden)
+        measured.forbidden = False
         self._policy.note(drafted, gained, running, self._clock() - self._began)
         if not self._policy.count(measured, running, self._most):
             self._pause(sequence)
@@ -155,16 +170,32 @@ class SpeculativeDecoder:
 
     def _write(self, sequence: Sequence, draft: np.ndarray | None) -> None:
         table, slot = self._slot_manager.table, sequence.slot
+        if draft is not None and sequence.masked:
+            draft = self._allowed(sequence, draft)
+        if not sequence.running:
+            # The provider of masks has cancelled it.
+            return
         if draft is None or not len(draft):
             table.lockstep[slot] = sequence.masked
             return
         sequence.tokens[sequence.known : sequence.known + len(draft)] = draft
         table.draft[slot] = len(draft)
 
+    def _allowed(self, sequence: Sequence, draft: np.ndarray) -> np.ndarray:
+        """The part of a draft that the masks of a sequence allow."""
+        ends = () if sequence.request.ignore_end else self._ends
+        allowed = allowed_draft(sequence, draft, ends, self._mask_words)
+        measured, running = self._yield(sequence), len(self._slot_manager.running)
+        measured.forbidden = len(allowed) < len(draft)
+        if len(draft) and not len(allowed):
+            measured.note(1, 1)
+            self._policy.note_forbidden(running, self._clock() - self._began)
+        return allowed
+
     def _may(self, sequence: Sequence) -> bool:
         """Whether tokens can be drafted for a sequence at all."""
         read = sequence.on_logits is not None or sequence.on_experts is not None
-        return sequence.samples and not read and not sequence.masked
+        return sequence.samples and not read
 
     def _bound(self, sequence: Sequence) -> int:
         """The most drafted tokens for one sequence now."""
@@ -195,6 +226,7 @@ class SpeculativeDecoder:
         if self._block and self._policy.given_up(self._yield(sequence), running, self._most):
             self._block.leave(sequence.order)
         self._slot_manager.table.lockstep[sequence.slot] = sequence.masked
+        self._slot_manager.drop_undo(sequence)
         self.statistics = replace(self.statistics, pauses=self.statistics.pauses + 1)
 
     def _follows(self) -> bool:

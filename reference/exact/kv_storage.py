@@ -1,9 +1,9 @@
-"""Storage of keys and values in KV pages: binary32, binary16, Q8_0 or I12 (rules R1 and R6).
+"""Storage of keys and values in KV pages: binary32, binary16, Q8_0, I12 or I4R (rules R1, R6, R13).
 
 The element type of the array of pages tells the storage type. float32 and float16 pages are [pages,
 2, 16, kv_heads, head_dim]. uint8 pages have the same axes, but the last one holds the Q8_0 blocks
-of a head: 34 bytes for 32 elements, d binary16, then q int8 [32]. I12 pages are [pages, kv_heads]
-of the records that ``i12_page`` describes.
+of a head: 34 bytes for 32 elements, d binary16, then q int8 [32]. I12 and I4R pages are [pages,
+kv_heads] of the records that ``i12_page`` and ``i4r_page`` describe. I4R rows are rotated.
 """
 
 from __future__ import annotations
@@ -15,9 +15,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from contract.arithmetic import BROKEN_ROW, KV_ROW_BITS, PAGE_TOKENS
-from contract.dtypes import F16, F32, I12, Q8_0, DType
+from contract.arithmetic import (
+    BROKEN_ROW,
+    CODED_CHANNELS,
+    KEY_CODE_BITS,
+    KV_ROW_BITS,
+    PAGE_TOKENS,
+    VALUE_CODE_BITS,
+)
+from contract.dtypes import F16, F32, I4R, I12, Q8_0, DType
 from reference.exact.attention_rows import Rows, power_of_two, row_integers
+from reference.exact.coded_rows import CodedRows, coded, decoded
+from reference.exact.rotation import rotated
 
 Float32 = NDArray[np.float32]
 
@@ -26,6 +35,8 @@ ELEMENTS: Mapping[DType, np.dtype[Any]] = {
     F16: np.dtype("<f2"),
     Q8_0: np.dtype(np.uint8),
 }
+CODE_BITS: Mapping[str, int] = {"k": KEY_CODE_BITS, "v": VALUE_CODE_BITS}
+"""Bits of an I4R code of a key and of a value."""
 HALF_MAX = np.float32(65504.0)
 Q_MAX = np.float32(127.0)
 LOW_BITS = 4
@@ -53,11 +64,39 @@ def i12_page(head_dim: int) -> np.dtype[Any]:
     )
 
 
+@cache
+def i4r_page(head_dim: int) -> np.dtype[Any]:
+    """The record of 16 positions of one KV head: codes, scales and exponents of rule R13.
+
+    A byte of ``code`` holds the low four bits of channel i < 16 of a group of 32 and above them
+    those of channel i + 16. ``k_fifth`` has the fifth bits of keys, those of a group in a
+    little-endian word. The positions of values are contiguous. The exponent of a broken row is
+    -128.
+    """
+    half, groups = head_dim // 2, head_dim // CODED_CHANNELS
+    return np.dtype(
+        [
+            ("k_code", np.uint8, (PAGE_TOKENS, half)),
+            ("v_code", np.uint8, (half, PAGE_TOKENS)),
+            ("k_fifth", "<u4", (PAGE_TOKENS, groups)),
+            ("k_scale", np.uint8, (PAGE_TOKENS, groups)),
+            ("v_scale", np.uint8, (groups, PAGE_TOKENS)),
+            ("k_exponent", np.int8, (PAGE_TOKENS,)),
+            ("v_exponent", np.int8, (PAGE_TOKENS,)),
+        ]
+    )
+
+
+def is_rotated(kv: NDArray[Any]) -> bool:
+    """Whether pages store rotated rows, so that queries and results of attention are rotated."""
+    return kv.dtype.names is not None and "k_code" in kv.dtype.names
+
+
 def page_view(data: NDArray[np.uint8], dtype: DType, shape: tuple[int, ...]) -> NDArray[Any]:
     """View bytes as pages of ``dtype``; ``shape`` is [pages, 2, 16, kv_heads, head_dim]."""
     pages, _, _, kv_heads, head_dim = shape
-    if dtype is I12:
-        element = i12_page(head_dim)
+    if dtype in (I12, I4R):
+        element = i12_page(head_dim) if dtype is I12 else i4r_page(head_dim)
         shape = (pages, kv_heads)
     else:
         element = ELEMENTS[dtype]
@@ -79,7 +118,10 @@ def store(
         kv[page, 1, offset] = stored(v, kv.dtype)
         return
     for side, x in (("k", k), ("v", v)):
-        rows = row_integers(x, KV_ROW_BITS)
+        rows = row_integers(rotated(x) if is_rotated(kv) else x, KV_ROW_BITS)
+        if is_rotated(kv):
+            _store_codes(kv, side, page, offset, rows)
+            continue
         low = (rows.m & ((1 << LOW_BITS) - 1)).astype(np.uint8)
         half = low.shape[-1] // 2
         positions = (page, slice(None), offset)
@@ -87,6 +129,21 @@ def store(
         kv[f"{side}_high"][at] = rows.m >> LOW_BITS
         kv[f"{side}_low"][at] = low[..., :half] | low[..., half:] << LOW_BITS
         kv[f"{side}_exponent"][positions] = rows.exponent
+
+
+def _store_codes(
+    kv: NDArray[Any], side: str, page: NDArray[np.int32], offset: NDArray[np.int32], rows: Rows
+) -> None:
+    made = coded(rows.m, CODE_BITS[side])
+    pairs = made.code[..., :16] & 15 | (made.code[..., 16:] & 15) << 4
+    positions = (page, slice(None), offset)
+    at = positions if side == "k" else (*positions[:2], slice(None), offset)
+    kv[f"{side}_code"][at] = pairs.reshape(*pairs.shape[:-2], pairs.shape[-2] * pairs.shape[-1])
+    kv[f"{side}_scale"][at] = made.scale
+    kv[f"{side}_exponent"][positions] = rows.exponent
+    if side == "k":
+        fifth = (made.code >> 4).astype(np.uint32) << np.arange(CODED_CHANNELS, dtype=np.uint32)
+        kv["k_fifth"][at] = np.bitwise_or.reduce(fifth, axis=-1)
 
 
 def stored(x: Float32, element: np.dtype[Any]) -> NDArray[Any]:
@@ -105,9 +162,12 @@ def stored(x: Float32, element: np.dtype[Any]) -> NDArray[Any]:
 
 
 def loaded(kv: NDArray[Any]) -> Float32:
-    """The binary32 values of pages, [pages, 2, 16, kv_heads, head_dim]; d q and m 2^e are exact."""
+    """The binary32 values of pages, [pages, 2, 16, kv_heads, head_dim]; d q and m 2^e are exact.
+
+    Those of I4R are rotated.
+    """
     if kv.dtype.names is not None:
-        rows = i12_rows(kv)
+        rows = integers(kv)
         unit = np.where(rows.broken, np.nan, power_of_two(rows.exponent - KV_ROW_BITS))
         return rows.m.astype(np.float32) * unit.astype(np.float32)[..., None]
     return loaded_rows(kv)
@@ -115,13 +175,15 @@ def loaded(kv: NDArray[Any]) -> Float32:
 
 def integers(kv: NDArray[Any]) -> Rows:
     """Rule R6's integers of pages, [pages, 2, 16, kv_heads, head_dim]."""
+    if is_rotated(kv):
+        return i4r_rows(kv)
     if kv.dtype.names is not None:
         return i12_rows(kv)
     return row_integers(loaded_rows(kv), KV_ROW_BITS)
 
 
 def loaded_rows(rows: NDArray[Any]) -> Float32:
-    """The binary32 values of stored rows of any type but I12."""
+    """The binary32 values of stored rows of F32, F16 or Q8_0."""
     if rows.dtype != np.uint8:
         return rows.astype(np.float32)
     blocks = rows.reshape(*rows.shape[:-1], rows.shape[-1] // Q8_0.block_bytes, Q8_0.block_bytes)
@@ -144,6 +206,28 @@ def i12_rows(kv: NDArray[Any]) -> Rows:
         m[:, index, ..., :half] |= low & 0xF
         m[:, index, ..., half:] |= low >> LOW_BITS
         exponent[:, index] = kv[f"{side}_exponent"].transpose(0, 2, 1)
+    m[exponent == BROKEN_ROW] = 0
+    return Rows(m, exponent)
+
+
+def i4r_rows(kv: NDArray[Any]) -> Rows:
+    """The integers of I4R pages, [pages, 2, 16, kv_heads, head_dim], of rotated rows."""
+    sides = []
+    for side, axes in (("k", (0, 2, 1, 3)), ("v", (0, 3, 1, 2))):
+        pairs = kv[f"{side}_code"].transpose(axes)
+        pairs = pairs.reshape(
+            *pairs.shape[:-1], pairs.shape[-1] * 2 // CODED_CHANNELS, CODED_CHANNELS // 2
+        )
+        code = np.concatenate((pairs & 15, pairs >> 4), axis=-1).astype(np.int32)
+        if side == "k":
+            fifth = kv["k_fifth"].transpose(axes)[..., None]
+            bits = fifth >> np.arange(CODED_CHANNELS, dtype=np.uint32) & 1
+            code |= bits.astype(np.int32) << 4
+        scale = kv[f"{side}_scale"].transpose(axes).astype(np.int32)
+        sides.append(decoded(CodedRows(code, scale), CODE_BITS[side]))
+    m = np.stack(sides, axis=1)
+    exponents = [kv[f"{side}_exponent"].transpose(0, 2, 1) for side in "kv"]
+    exponent = np.stack(exponents, axis=1).astype(np.int32)
     m[exponent == BROKEN_ROW] = 0
     return Rows(m, exponent)
 

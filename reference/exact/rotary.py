@@ -50,7 +50,8 @@ class RotaryScaling:
 
     ``factor`` is the linear scaling (angle / factor). ``yarn`` blends scaled and unscaled angles by
     frequency, for a model trained on ``original_context`` positions. Sine and cosine are multiplied
-    by ``attention_factor`` and, with ``yarn``, also by ``(1 + 0.1 ln factor)``.
+    by ``attention_factor`` and, with ``yarn`` and a factor above 1, by ``(1 + 0.1 ln factor)`` and
+    divided by ``(1 + 0.1 log_multiplier ln factor)``.
     """
 
     factor: float = 1.0
@@ -59,6 +60,7 @@ class RotaryScaling:
     attention_factor: float = 1.0
     beta_fast: float = 32.0
     beta_slow: float = 1.0
+    log_multiplier: float = 0.0
 
 
 def frequencies(base: float, rotary_dim: int) -> Float64:
@@ -137,6 +139,15 @@ def unrotated_table(context: int, rotary_dim: int) -> NDArray[np.float32]:
     return table
 
 
+def growth_table(context: int, length: int, factor: float) -> NDArray[np.float32]:
+    """The table of the angle 0 whose cosine is 1 + factor ln(1 + floor(position / length)), for one
+    pair: a rotation by it multiplies two channels by the cosine."""
+    steps = [1.0 + factor * _ln(1.0 + step) for step in range((context - 1) // length + 1)]
+    table = np.zeros((context, 2, 1), np.float32)
+    table[:, 0, 0] = np.repeat(np.array(steps, np.float32), length)[:context]
+    return table
+
+
 def _horner(coefficients: Sequence[float], x: Float64) -> Float64:
     value = np.full_like(x, coefficients[0])
     for coefficient in coefficients[1:]:
@@ -151,7 +162,12 @@ def _ln(x: float) -> float:
 
 
 def _yarn_magnitude(scaling: RotaryScaling) -> float:
-    return (1.0 + 0.1 * _ln(scaling.factor)) * scaling.attention_factor
+    def grown(multiplier: float) -> float:
+        if scaling.factor <= 1.0:
+            return 1.0
+        return 1.0 + 0.1 * multiplier * _ln(scaling.factor)
+
+    return grown(1.0) / grown(scaling.log_multiplier) * scaling.attention_factor
 
 
 def _yarn(frequency: Float64, base: float, rotary_dim: int, scaling: RotaryScaling) -> Float64:

@@ -311,7 +311,7 @@ class KvMemory:
             assert self._copies is not None
             self._copies.load(node.saved, page)
             node.saved = None
-            self._trees.place(node, page)
+            self._trees.set_page(node, page)
             self._pool.mark_whole(page)
         self._count(restored=len(nodes))
 
@@ -341,7 +341,7 @@ class KvMemory:
         self._cached.pop(node, None)
         self._spilled.pop(node, None)
         node.saved = None
-        self._trees.place(node, page)
+        self._trees.set_page(node, page)
         self._pool.mark_whole(page)
         if old is not None:
             self._pool.give_back([old])
@@ -371,7 +371,7 @@ class KvMemory:
         page = node.page
         assert page is not None
         node.saved = self._copies.save(page)
-        self._trees.place(node, None)
+        self._trees.set_page(node, None)
         del self._cached[node]
         self._spilled[node] = None
         self._pool.give_back([page])

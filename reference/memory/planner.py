@@ -35,7 +35,9 @@ class MemoryPlan:
     ``variants`` are the lowered shape buckets, ``workspace`` is allocated during a step only.
     ``kv`` are all pages, ``recurrent`` the states of all slots and the saved states, ``state`` all
     other buffers that outlive a step. Of the total, ``mapped`` is read in place from the model
-    file, and ``staging`` is host memory in addition to the device's.
+    file, and ``staging`` is host memory in addition to the device's. ``streamed`` are weights in
+    host memory that every step copies to the ``ring`` on the device, and ``evictable`` is mapped
+    from files, which the system may read again.
     """
 
     slots: int
@@ -57,17 +59,20 @@ class MemoryPlan:
     mapped: int
     staging: int
     unified: bool
+    ring: int = 0
+    streamed: int = 0
+    evictable: int = 0
 
     @property
     def total(self) -> int:
         """Bytes in all."""
-        return self.fixed + self.kv + self.recurrent
+        return self.fixed + self.kv + self.recurrent + self.streamed
 
     @property
     def fixed(self) -> int:
         """All memory that does not grow with pages or slots."""
         parts = self.constants, self.step_data, self.scratch, self.variants, self.workspace
-        return sum(self.weights.values()) + sum(parts) + self.state + self.staging
+        return sum(self.weights.values()) + sum(parts) + self.state + self.staging + self.ring
 
     @property
     def kv_per_token(self) -> int:
@@ -82,12 +87,12 @@ class MemoryPlan:
     @property
     def device(self) -> int:
         """Bytes in the device's own memory; 0 where it shares the host's."""
-        return 0 if self.unified else self.total - self.staging
+        return 0 if self.unified else self.total - self.staging - self.streamed
 
     @property
     def host(self) -> int:
         """Bytes in host memory."""
-        return self.total if self.unified else self.staging
+        return self.total if self.unified else self.staging + self.streamed
 
     @property
     def budgeted(self) -> int:
@@ -97,7 +102,7 @@ class MemoryPlan:
     @property
     def allocated(self) -> int:
         """Bytes the tier has allocated between steps, once it has lowered all its variants."""
-        return self.total - self.mapped - self.workspace - self.staging
+        return self.total - self.mapped - self.workspace - self.staging - self.streamed
 
     def to_dict(self) -> dict[str, Any]:
         """Every field and sum as JSON values."""
@@ -136,6 +141,9 @@ def plan_memory(
         workspace=footprint.workspace,
         mapped=sum(footprint.mapped.values()),
         staging=footprint.staging,
+        ring=footprint.ring,
+        streamed=footprint.streamed,
+        evictable=sum(footprint.mapped.values()) + footprint.on_disk,
         unified=unified,
         **sums,
     )

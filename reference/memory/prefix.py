@@ -216,7 +216,7 @@ class PrefixTrees:
             node = child
             yield number, node
 
-    def place(self, node: Node, page: int | None) -> None:
+    def set_page(self, node: Node, page: int | None) -> None:
         """Note that the node's tokens are in ``page``, or in none."""
         if node.page is not None:
             del self._nodes[node.page]

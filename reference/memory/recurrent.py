@@ -54,12 +54,11 @@ class RecurrentMemory:
     """The recurrent states of all slots on one tier, and the position of each slot.
 
     ``save`` and ``load`` are submissions like steps: they are queued and wait for nothing. There
-    are ``places`` state slots for saved states. For a graph without recurrent layers there are no
-    slots.
+    are ``state_slots`` slots for saved states. For a graph without recurrent layers there are none.
     """
 
     def __init__(
-        self, tier: Tier, graph: Graph, buffers: Mapping[str, Buffer], places: int = 0
+        self, tier: Tier, graph: Graph, buffers: Mapping[str, Buffer], state_slots: int = 0
     ) -> None:
         self._tier = tier
         self._nbytes: dict[str, int] = {}
@@ -69,25 +68,25 @@ class RecurrentMemory:
             self._nbytes[decl.name] = _bytes_of_one(decl)
         self._buffers = {name: buffers[name] for name in self._nbytes}
         self._positions = np.zeros(slots, np.int64)
-        self._saved_positions = np.zeros(places, np.int64)
+        self._saved_positions = np.zeros(state_slots, np.int64)
         self._pool: dict[str, Buffer] = {}
         self._saving: ExecutableGraph | None = None
         self._loading: ExecutableGraph | None = None
         self._last: Fence | None = None
         self._copies: RowCopies | None = None
-        if slots and places:
+        if slots and state_slots:
             widths = {name: nbytes // F32.block_bytes for name, nbytes in self._nbytes.items()}
             self._pool = {
                 _saved(name): tier.alloc(
-                    BufferDecl(_saved(name), BufferKind.STATE, F32, (places, width)),
-                    places * self._nbytes[name],
+                    BufferDecl(_saved(name), BufferKind.STATE, F32, (state_slots, width)),
+                    state_slots * self._nbytes[name],
                 )
                 for name, width in widths.items()
             }
             self._saving, self._loading = (
                 ExecutableGraph(
                     tier,
-                    _copies(widths, slots, places, save=save),
+                    _copies(widths, slots, state_slots, save=save),
                     {**self._buffers, **self._pool},
                     ShapeKey(0, 1),
                 )
@@ -125,33 +124,32 @@ class RecurrentMemory:
             )
         self._positions[slots[last]] = positions[last] + 1
 
-    def save(self, slot: int, place: int) -> None:
-        """Queue a copy of the slot's state to state slot ``place``. Raises RequestError for a slot
+    def save(self, slot: int, state_slot: int) -> None:
+        """Queue a copy of the slot's state to ``state_slot``. Raises RequestError for a slot or
+        state slot that does not exist."""
+        self._check_slot(slot)
+        self._check_state_slot(state_slot)
+        self._last = _copy(self._saving, slot, state_slot)
+        self._saved_positions[state_slot] = self._positions[slot]
+
+    def load(self, state_slot: int, slot: int) -> None:
+        """Queue a copy of the state in ``state_slot`` to ``slot``. Raises RequestError for a slot
         or state slot that does not exist."""
         self._check_slot(slot)
-        self._check_place(place)
-        self._last = _copy(self._saving, slot, place)
-        self._saved_positions[place] = self._positions[slot]
+        self._check_state_slot(state_slot)
+        self._last = _copy(self._loading, state_slot, slot)
+        self._positions[slot] = self._saved_positions[state_slot]
 
-    def load(self, place: int, slot: int) -> None:
-        """Queue a copy of the state in state slot ``place`` to ``slot``. Raises RequestError for a
-        slot or state slot that does not exist."""
-        self._check_slot(slot)
-        self._check_place(place)
-        self._last = _copy(self._loading, place, slot)
-        self._positions[slot] = self._saved_positions[place]
+    def read(self, state_slot: int) -> SavedPage:
+        """Queue: the state in ``state_slot`` into host memory. The slot may be written at once."""
+        self._check_state_slot(state_slot)
+        return self._host_copies().save(state_slot)
 
-    def read(self, place: int) -> SavedPage:
-        """Queue: the state in state slot ``place`` into host memory. The slot may be written at
-        once."""
-        self._check_place(place)
-        return self._host_copies().save(place)
-
-    def write(self, place: int, saved: Saved, position: int) -> None:
+    def write(self, state_slot: int, saved: Saved, position: int) -> None:
         """Queue: a state that ``read`` gave, after ``position`` tokens, into a state slot."""
-        self._check_place(place)
-        self._host_copies().load(saved, place)
-        self._saved_positions[place] = position
+        self._check_state_slot(state_slot)
+        self._host_copies().load(saved, state_slot)
+        self._saved_positions[state_slot] = position
 
     def _host_copies(self) -> RowCopies:
         """The copies to host memory, made when first needed: they lower two graphs."""
@@ -159,8 +157,8 @@ class RecurrentMemory:
             widths = {
                 _saved(name): nbytes // F32.block_bytes for name, nbytes in self._nbytes.items()
             }
-            places = len(self._saved_positions)
-            self._copies = RowCopies(self._tier, self._pool, widths, places)
+            state_slots = len(self._saved_positions)
+            self._copies = RowCopies(self._tier, self._pool, widths, state_slots)
         return self._copies
 
     def close(self) -> None:
@@ -183,23 +181,25 @@ class RecurrentMemory:
         if not 0 <= slot < slots:
             raise RequestError("slot", f"is {slot}, not one of {slots} with a recurrent state")
 
-    def _check_place(self, place: int) -> None:
-        places = len(self._saved_positions)
-        if not 0 <= place < places:
-            raise RequestError("place", f"is {place}, not one of {places} for saved states")
+    def _check_state_slot(self, state_slot: int) -> None:
+        state_slots = len(self._saved_positions)
+        if not 0 <= state_slot < state_slots:
+            raise RequestError(
+                "state_slot", f"is {state_slot}, not one of {state_slots} for saved states"
+            )
 
 
 def _saved(name: str) -> str:
     return f"saved.{name}"
 
 
-def _copies(widths: Mapping[str, int], slots: int, places: int, *, save: bool) -> Graph:
+def _copies(widths: Mapping[str, int], slots: int, state_slots: int, *, save: bool) -> Graph:
     """The graph that copies a row of every state to a state slot, or back."""
     builder = GraphBuilder("save" if save else "load")
     pairs = builder.request(PAIRS, "rows", 2)
     for name, width in widths.items():
         state = builder.buffer(name, BufferKind.STATE, F32, (slots, width))
-        saved = builder.buffer(_saved(name), BufferKind.STATE, F32, (places, width))
+        saved = builder.buffer(_saved(name), BufferKind.STATE, F32, (state_slots, width))
         source, target = (state, saved) if save else (saved, state)
         builder.emit(Opcode.COPY_ROWS, name, source=source, pairs=pairs, target=target)
     return builder.build()

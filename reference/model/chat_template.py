@@ -85,6 +85,10 @@ class RenderedChat:
     opening: str = ""
 
 
+class _Ended(TemplateError):
+    """The worker ended during a rendering: at a limit, or because it was killed."""
+
+
 class ChatTemplate(ContextManager):
     """A chat template ready to render. Threads may share it; it renders one conversation at a time.
 
@@ -236,6 +240,8 @@ class ChatTemplate(ContextManager):
                 conversation["tools"] = [PROBE_TOOL]
             try:
                 return self._rendered(conversation).text
+            except _Ended:
+                raise  # Another form would cost the whole limit again.
             except TemplateError:
                 return None
 
@@ -260,7 +266,7 @@ class ChatTemplate(ContextManager):
         try:
             reply: dict[str, Any] = json.loads(self._worker.ask(request))
         except WorkerEnded as ended:
-            raise self._error(str(ended)) from None
+            raise _Ended(str(self._error(str(ended)))) from None
         return reply
 
     def _failure(self, reply: Mapping[str, Any]) -> TemplateError:
@@ -335,6 +341,7 @@ def encode_chat(
     tools: Sequence[Mapping[str, object]] | None = None,
     add_generation_prompt: bool = True,
     enable_thinking: bool | None = None,
+    reasoning_effort: str | None = None,
     now: datetime | None = None,
 ) -> list[int]:
     """Token ids of a conversation; arguments and errors as for ``ChatTemplate.render``."""
@@ -343,6 +350,7 @@ def encode_chat(
         tools=tools,
         add_generation_prompt=add_generation_prompt,
         enable_thinking=enable_thinking,
+        reasoning_effort=reasoning_effort,
         now=now,
     )
     return encode_rendered(tokenizer, rendered)

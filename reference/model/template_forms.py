@@ -101,8 +101,8 @@ class TemplateForms:
     def _adapt_thoughts(self, message: Turn) -> None:
         """Thoughts under the other name; none where the template refuses them."""
         thoughts = message.pop(THOUGHTS)
-        beside = bool(message.get("tool_calls") and message.get("content"))
-        if not beside or self._thinks_beside_content:
+        has_both = bool(message.get("tool_calls") and message.get("content"))
+        if not has_both or self._takes_thoughts_with_content:
             message[OTHER_THOUGHTS] = thoughts
 
     @cached_property
@@ -115,7 +115,7 @@ class TemplateForms:
         return other and not own
 
     @cached_property
-    def _thinks_beside_content(self) -> bool:
+    def _takes_thoughts_with_content(self) -> bool:
         """Whether a message may have thoughts, content and calls."""
         return any(text is not None for text in self._thinking(OTHER_THOUGHTS, "hi"))
 

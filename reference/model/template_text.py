@@ -280,7 +280,7 @@ def _filled(found: re.Match[str], values: Any, value: Any, most: Any) -> str:
     if found["kind"] != "s" or not isinstance(value, str):
         return written
     shown = value if most is None else value[: int(most or 0)]
-    return _placed(shown, written, "<" if "-" in found["flags"] else ">")
+    return _aligned(shown, written, "<" if "-" in found["flags"] else ">")
 
 
 BRACE_SPEC = re.compile(
@@ -325,10 +325,10 @@ def _in_spec(value: Any, written: str, spec: str) -> str:
     if not isinstance(value, str) or found is None:
         return written
     shown = value if found["most"] is None else value[: int(found["most"])]
-    return _placed(shown, written, found["align"] or "<")
+    return _aligned(shown, written, found["align"] or "<")
 
 
-def _placed(shown: str, written: str, align: str) -> str:
+def _aligned(shown: str, written: str, align: str) -> str:
     """``written`` in which ``shown`` stands at the left, the right or in the middle."""
     more = len(written) - len(shown)
     start = {"<": 0, ">": more, "^": more // 2}.get(align, 0)

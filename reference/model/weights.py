@@ -12,7 +12,8 @@ from contract.errors import ModelFileError
 from contract.ir.graph import BufferDecl
 from contract.ir.source import ONES, WeightSource, parse_source
 from reference.cpu.threads import for_each
-from reference.exact.rotary import rotary_table, unrotated_table
+from reference.exact.rotary import growth_table, rotary_table, unrotated_table
+from reference.model.config.rope import GROWTH_TABLE
 from reference.model.gguf import GgufFile
 from reference.model.open import Model
 from reference.quant import find_nonfinite_scale
@@ -31,7 +32,8 @@ def weight_bytes(file: GgufFile, decl: BufferDecl) -> NDArray[np.uint8]:
     """
     source = parse_source(decl.source)
     if source.tensor == ONES:
-        return source.scaled(np.ones((1, len(source.powers)), np.float32)).view(np.uint8)
+        shape = decl.shape if len(decl.shape) > 1 else (1, *decl.shape)
+        return source.scaled(np.ones([int(size) for size in shape], np.float32)).view(np.uint8)
     data = _stored(file, decl, source)
     broken = _first_broken(decl.dtype, data)
     if broken is not None:
@@ -47,16 +49,21 @@ def weight_bytes(file: GgufFile, decl: BufferDecl) -> NDArray[np.uint8]:
 def unchecked_weight(file: GgufFile, decl: BufferDecl) -> NDArray[np.uint8]:
     """The data of the WEIGHT buffer ``decl``; the caller must check that its numbers are finite."""
     source = parse_source(decl.source)
-    return weight_bytes(file, decl) if source.powers else _stored(file, decl, source)
+    made = source.powers or source.tensor == ONES
+    return weight_bytes(file, decl) if made else _stored(file, decl, source)
 
 
 def constant_bytes(model: Model, decl: BufferDecl) -> NDArray[np.uint8]:
     """The data of the CONSTANT buffer ``decl`` of the model's graph, uint8[rows, row_bytes]: the
-    rotary table of that name for ``decl.shape[0]`` positions.
+    table of that name for ``decl.shape[0]`` positions.
 
     Raises ModelFileError for frequency divisors that are not positive numbers.
     """
     context = int(decl.shape[0])
+    growth = model.config.query_growth
+    if growth is not None and decl.name == GROWTH_TABLE:
+        grown = growth_table(context, growth.length, growth.factor)
+        return grown.reshape(-1, 1).view(np.uint8)
     rope = next(rope for rope in model.config.ropes if rope.table == decl.name)
     if not rope.rotates:
         return unrotated_table(context, rope.dims).reshape(-1, rope.dims // 2).view(np.uint8)

@@ -32,7 +32,8 @@ from reference.exact.attention_rows import (
     sink_partial,
 )
 from reference.exact.elementary import tanh
-from reference.exact.kv_storage import loaded
+from reference.exact.kv_storage import integers, is_rotated, loaded
+from reference.exact.rotation import rotated, rotated_back
 from reference.exact.sums import fold_segment
 
 Float32 = NDArray[np.float32]
@@ -58,10 +59,12 @@ def flash_attn_batched(
 
     ``q`` is [tokens, heads * head_dim]; head h reads KV head h // (heads / kv_heads). ``sinks``
     f32[heads] adds to each head's softmax one score that has no value. Positions are cut at
-    absolute multiples of 64 into tiles and of 1024 into spans. Returns the shape of q.
+    absolute multiples of 64 into tiles and of 1024 into spans. Where the pages store rotated rows,
+    queries are rotated and the result is rotated back (R13). Returns the shape of q.
     """
     bits = query_bits(head_dim)
-    queries = row_integers(q.reshape(len(q), heads, head_dim), bits)
+    by_head = q.reshape(len(q), heads, head_dim)
+    queries = row_integers(rotated(by_head) if is_rotated(kv) else by_head, bits)
     score = partial(_scores, bits=bits, scale=np.float32(scale), soft_cap=np.float32(soft_cap))
     y = np.empty((len(q), heads, head_dim), np.float32)
     for token, (_, slot, position, _) in enumerate(query):
@@ -73,16 +76,17 @@ def flash_attn_batched(
             if sinks is not None:
                 sums = merge(sums, sink_partial(sinks[head], head_dim))
             y[token, head] = attention_output(sums)
-    return y.reshape(q.shape)
+    return (rotated_back(y) if is_rotated(kv) else y).reshape(q.shape)
 
 
 def _gather(kv: NDArray[Any], pages: NDArray[np.int32], length: int) -> tuple[Rows, Rows]:
     """The keys and values of the first ``length`` positions as integers: m is [length, kv_heads,
     n]."""
-    values = loaded(kv[pages[: -(-length // PAGE_TOKENS)]])
-    keys_values = np.moveaxis(values, 1, 0).reshape(2, -1, *values.shape[3:])[:, :length]
-    integers = row_integers(keys_values, KV_ROW_BITS)
-    return integers[0], integers[1]
+    held = kv[pages[: -(-length // PAGE_TOKENS)]]
+    rows = integers(held) if is_rotated(kv) else row_integers(loaded(held), KV_ROW_BITS)
+    m = np.moveaxis(rows.m, 1, 0).reshape(2, -1, *rows.m.shape[3:])[:, :length]
+    exponent = np.moveaxis(rows.exponent, 1, 0).reshape(2, -1, rows.m.shape[3])[:, :length]
+    return Rows(m[0], exponent[0]), Rows(m[1], exponent[1])
 
 
 def _attend(q: Rows, keys: Rows, values: Rows, first: int, score: Score) -> Partial:

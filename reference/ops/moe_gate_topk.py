@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from reference.exact.elementary import exp
+from reference.exact.elementary import exp, sigmoid
 from reference.exact.sums import sum_axis
 from reference.matrix import Matrix
 from reference.quant.dot import matmul
@@ -20,16 +20,28 @@ def moe_gate_topk(
     gate_weight: Matrix,
     used: int,
     bias: NDArray[np.float32] | None = None,
+    choice_bias: NDArray[np.float32] | None = None,
 ) -> tuple[NDArray[np.float32], NDArray[np.int32], NDArray[np.float32]]:
     """p = softmax(x gate_weight^T + bias); the ``used`` largest p, renormalized (rules R4, R7).
 
-    x is [tokens, hidden], bias [experts]. Returns logits [tokens, experts], then the ids and
-    weights of ``route``.
+    With ``choice_bias`` p is the sigmoid, and the largest p + choice_bias are chosen. x is [tokens,
+    hidden], both biases [experts]. Returns logits [tokens, experts], then the ids and weights of
+    ``route`` or ``choose``.
     """
     logits = matmul(gate_weight.blocks, gate_weight.dtype, x)
     if bias is not None:
         logits = logits + bias
-    return (logits, *route(logits, used))
+    return (logits, *routing(logits, used, choice_bias))
+
+
+def routing(
+    logits: NDArray[np.float32], used: int, choice_bias: NDArray[np.float32] | None
+) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+    """The experts of each token and their weights: of ``choose`` with ``choice_bias``, else of
+    ``route``."""
+    if choice_bias is None:
+        return route(logits, used)
+    return choose(logits, used, choice_bias)
 
 
 def route(logits: NDArray[np.float32], used: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
@@ -45,9 +57,37 @@ def route(logits: NDArray[np.float32], used: int) -> tuple[NDArray[np.int32], ND
     p = exponentials / sum_axis(exponentials)[:, None]
     p[p < SMALLEST_NORMAL] = 0.0
     ids = np.argsort(-p, axis=-1, kind="stable")[:, :used].astype(np.int32)
+    return ids, _renormalized(p, ids)
+
+
+def choose(
+    logits: NDArray[np.float32], used: int, choice_bias: NDArray[np.float32]
+) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+    """The experts with the largest p + choice_bias, p = sigmoid(logits), and their weights.
+
+    ids are ordered by falling p + choice_bias, equal ones by rising index; choice_bias and the sum
+    count as +0 below 2^-126, as a device may flush them. The weights are those of ``route``. A
+    token with a sum that is not finite gets experts 0, 1, ... with NaN weights.
+    """
+    p = sigmoid(logits)
+    score = _flushed(p + _flushed(choice_bias))
+    ids = np.argsort(-score, axis=-1, kind="stable")[:, :used].astype(np.int32)
+    broken = ~np.isfinite(score).all(axis=-1)
+    ids[broken] = np.arange(used, dtype=np.int32)
+    weights = _renormalized(p, ids)
+    weights[broken] = np.nan
+    return ids, weights
+
+
+def _flushed(x: NDArray[np.float32]) -> NDArray[np.float32]:
+    return np.where(np.abs(x) < SMALLEST_NORMAL, np.float32(0.0), x)
+
+
+def _renormalized(p: NDArray[np.float32], ids: NDArray[np.int32]) -> NDArray[np.float32]:
+    """The p of the chosen experts / max(their sum, 2^-14), added from left to right."""
     chosen = np.take_along_axis(p, ids, axis=-1)
-    total = np.zeros(len(logits), np.float32)
-    for rank in range(used):
+    total = np.zeros(len(p), np.float32)
+    for rank in range(ids.shape[1]):
         total = total + chosen[:, rank]
     bounded: NDArray[np.float32] = np.maximum(total, SMALLEST_SUM)
-    return ids, chosen / bounded[:, None]
+    return chosen / bounded[:, None]

@@ -31,8 +31,8 @@ def canonical_words(row: NDArray[np.float32]) -> UInt32:
     bits = np.ascontiguousarray(row).view(np.uint32)
     magnitude = bits & np.uint32(MAGNITUDE)
     words = np.zeros(-(-len(bits) // SPAN) * SPAN, np.uint32)
-    kept = np.where(magnitude < SMALLEST_NORMAL, np.uint32(0), bits)
-    words[: len(bits)] = np.where(magnitude > INFINITY, NAN, kept)
+    flushed = np.where(magnitude < SMALLEST_NORMAL, np.uint32(0), bits)
+    words[: len(bits)] = np.where(magnitude > INFINITY, NAN, flushed)
     return words
 
 

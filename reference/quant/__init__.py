@@ -68,9 +68,9 @@ def _words_of(dtype: DType) -> np.dtype[np.void]:
     words = finite_words(dtype)
     return np.dtype(
         {
-            "names": [str(offset) for offset in words.places],
-            "formats": [f"<u{words.word_bytes}"] * len(words.places),
-            "offsets": words.places,
+            "names": [str(offset) for offset in words.offsets],
+            "formats": [f"<u{words.word_bytes}"] * len(words.offsets),
+            "offsets": words.offsets,
             "itemsize": words.block_bytes,
         }
     )

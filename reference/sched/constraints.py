@@ -11,6 +11,7 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
+from contract.arithmetic import MASK_WORD_BITS
 from contract.errors import RequestError
 from contract.records import LOGIT_BIAS
 from contract.types import Request
@@ -35,6 +36,11 @@ def pack_mask(tokens: Iterable[int] | NDArray[np.integer], vocab: int) -> Mask:
 def bias_records(request: Request) -> NDArray[np.void]:
     """LOGIT_BIAS[n] of a request that ``check_constraints`` accepted."""
     return np.array(list(request.logit_bias), LOGIT_BIAS)
+
+
+def is_allowed(mask: Mask | None, token: int) -> bool:
+    """Whether ``mask`` allows ``token``."""
+    return mask is None or bool(int(mask[token // MASK_WORD_BITS]) >> token % MASK_WORD_BITS & 1)
 
 
 def check_constraints(request: Request, limits: Limits, vocab: int, *, masked: bool) -> None:

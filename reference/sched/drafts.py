@@ -43,13 +43,15 @@ DRAFT_STEPS = 16
 @dataclass(slots=True)
 class AcceptedTokens:
     """How many tokens the steps with drafts of one sequence yield, as a running mean. ``right`` of
-    ``compared`` drafts were right; old ones count less."""
+    ``compared`` drafts were right; old ones count less. ``forbidden``: a mask forbade the draft
+    behind those of the latest step."""
 
     mean: float = 0.0
     steps: int = 0
     paused_until: int = 0
     right: float = 0.0
     compared: float = 0.0
+    forbidden: bool = False
 
     def note(self, tokens: int, drafted: int) -> None:
         """Note that a step with ``drafted`` tokens yielded ``tokens``, including the one it yields
@@ -140,6 +142,12 @@ class DraftPolicy:
         redone = alone if self._redone and gained <= drafted else 0.0
         lost = seconds + redone - (gained + (redone > 0)) * alone
         self._lost = max(0.0, self._lost + lost / running)
+
+    def note_forbidden(self, running: int, seconds: float) -> None:
+        """Note that a mask forbade all drafts of one of ``running`` sequences, which took
+        ``seconds`` to make."""
+        self._all.compare(0, 1, COMMON_MEMORY)
+        self._lost += max(0.0, seconds) / running
 
     def _right(self, own: AcceptedTokens) -> float:
         """The estimated part of a sequence's drafts that are right."""

@@ -14,7 +14,7 @@ from accel.amd.sim.fake_kernel import FakeKernel
 from accel.amd.sim.fake_machine import Behaviour
 from accel.amd.system import findings
 from accel.amd.tools.trace import load_trace, replay
-from harness import amd_packets
+from harness import amd_card
 from harness.cli.main import main
 
 Told = Callable[..., tuple[int, str]]
@@ -102,7 +102,7 @@ def test_what_is_missing_is_said_and_written(
     problem: str,
 ) -> None:
     kernel = FakeKernel(behaviour)
-    monkeypatch.setattr(amd_packets, "simulated_kernel", lambda: kernel)
+    monkeypatch.setattr(amd_card, "simulated_kernel", lambda: kernel)
     code, out = told("--tier", tier)
     assert (code, problem in out) == (1, True), out
     assert problem in members(tmp_path)["report.txt"].decode()

@@ -9,8 +9,7 @@ import pytest
 from accel.amd.isa.blocks import blocks_of
 from accel.amd.isa.decode import EXEC, decode
 from accel.amd.isa.semantics import MATRIX, VECTOR_OFFSET, access
-from accel.amd.product_check import matrices_agree
-from accel.amd.self_check import ProbeCase
+from accel.amd.self_check import ProbeCase, matrices_agree
 from accel.amd.sim import arithmetic, command_processor
 from accel.amd.sim.fake_kernel import FakeKernel
 from accel.amd.sim.memory_view import GpuFault
@@ -105,7 +104,7 @@ def test_what_no_kernel_uses_is_refused(code: tuple[int, int], problem: str) -> 
 
 def only(monkeypatch: pytest.MonkeyPatch, dtype: DType) -> None:
     """The self-test asks for one format."""
-    monkeypatch.setattr("accel.amd.product_check.FORMATS", (dtype,))
+    monkeypatch.setattr("accel.amd.self_check.FORMATS", (dtype,))
 
 
 def agree(tier: AmdTier) -> bool:

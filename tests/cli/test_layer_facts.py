@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +92,7 @@ def test_layers_that_share_keys_and_values_take_none(
         ("llama-linear", "linear", []),
         ("llama-yarn", "yarn", []),
         ("llama-rope-freqs", None, ["rope_freqs.weight"]),
+        ("mistral3", "yarn", []),
     ],
 )
 def test_rotations(
@@ -107,8 +109,9 @@ def test_storage_the_heads_do_not_allow_is_refused_with_the_remedy(
 ) -> None:
     path = tmp_path / "model.gguf"
     write_synthetic(path, sized_spec("tiny", **FAMILIES["gemma4-shared-kv"]))
-    for command in (("inspect", path), ("run", "hi", "--model", path)):
-        refused = zinc(*command, "--kv-dtype", "q8_0")
+    commands = (("inspect", path), ("run", "hi", "--model", path))
+    for command, kv_dtype in product(commands, ("q8_0", "i4r")):
+        refused = zinc(*command, "--kv-dtype", kv_dtype)
         assert (refused.code, refused.out) == (2, "")
         assert "stores 32 channels of a head at a time; head_dim is 16 in layer 0" in refused.err
         assert "take f32 or f16 or i12" in refused.err

@@ -49,6 +49,10 @@ MODELS: Mapping[str, Mapping[str, Any]] = {
         "architecture": "gpt-oss", **SHAPE, "window": 8,
         "experts": {"count": 6, "used": 2, "width": 256},
     },
+    "lfm2moe": {
+        "architecture": "lfm2moe", **SHAPE, "layers": 2, "leading_dense": 1,
+        "experts": {"count": 6, "used": 2, "width": 256},
+    },
     "gemma4": {
         "architecture": "gemma4", **SHAPE, "gemma": {"period": 1, "head_dim": 64, "kv_heads": 1},
         "experts": {"count": 4, "used": 2, "width": 256, "fused": True},
@@ -132,7 +136,7 @@ def test_tokens_that_share_experts(
     run(steps, [i * 5 % 90 for i in range(tokens)], positions, [i % 2 for i in range(tokens)])
 
 
-@pytest.mark.parametrize("name", ["other-shared", "gemma4", "gpt-oss"])
+@pytest.mark.parametrize("name", ["other-shared", "gemma4", "gpt-oss", "lfm2moe"])
 @pytest.mark.parametrize("tokens", [1, 3])
 def test_products_by_themselves(name: str, tokens: int, folder: Path) -> None:
     """Where what stands around them has no rule, such as biases."""

@@ -10,7 +10,7 @@ import pytest
 
 from accel.cuda.device import Device
 from accel.cuda.gated_rows import MOST_TOKENS as MOST_GATED
-from accel.cuda.group_shapes import MOST_SPLIT_TOKENS, group_shape, shapes_beside
+from accel.cuda.group_shapes import MOST_SPLIT_TOKENS, group_shape, overlapping_shapes
 from accel.cuda.packed_tiles import UNIT_ROWS
 from accel.cuda.packing import MOST_FOUR_WARPS
 from accel.cuda.plan import plain_ops, plan_launches
@@ -144,7 +144,7 @@ def test_shapes_of_launches_beside_each_other() -> None:
     what its last round leaves, larger ones are done sooner."""
     rows = (4096, 1024)
     assert group_shape(dtypes.Q4_K, 4096, 512, rows, WIDE).groups == 3
-    both = shapes_beside(4096, 512, ((dtypes.Q4_K, rows), (dtypes.Q6_K, (1024,))), WIDE)
+    both = overlapping_shapes(4096, 512, ((dtypes.Q4_K, rows), (dtypes.Q6_K, (1024,))), WIDE)
     assert [shape.groups for shape in both] == [4, 2]
 
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from accel.cuda import launcher, plan, upload
+from accel.cuda.buffers import PassingMemory
 from accel.cuda.device import Device
-from accel.cuda.passing import PassingMemory
 from accel.cuda.program import Compiler
 from accel.cuda.runtime import Choices
 from accel.cuda.tier import CudaTier

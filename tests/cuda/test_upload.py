@@ -87,13 +87,13 @@ def test_the_device_finds_what_the_host_finds(dtype: DType, folder: Path) -> Non
             stored &= 0x3F
         else:
             moderate_scales(dtype, stored)
-        for place in (None, *words.places):
+        for place in (None, *words.offsets):
             at = (blocks - 1) * dtype.block_bytes
             if place is not None:
                 word = slice(at + place, at + place + words.word_bytes)
                 stored[0, word] = list(words.exponent.to_bytes(words.word_bytes, "little"))
             found = np.zeros(1, np.uint32)
-            numbers = blocks, words.block_bytes, words.places[0], words.places[-1]
+            numbers = blocks, words.block_bytes, words.offsets[0], words.offsets[-1]
             kernel.run(
                 "find_broken", (2, 1, 1), 64, stored.ctypes.data, found.ctypes.data, *numbers,
                 words.word_bytes, words.exponent,

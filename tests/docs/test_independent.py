@@ -25,7 +25,7 @@ from tests.paths import ROOT
 EXAMPLES = ROOT / "docs" / "examples"
 FILES = sorted(EXAMPLES.glob("independent*.py"))
 STORED: dict[str, Any] = json.loads(VECTORS.read_text())
-RULES = {f"R{number}" for number in range(1, 13)}
+RULES = {f"R{number}" for number in range(1, 14)}
 F = np.float32
 
 
@@ -164,6 +164,14 @@ def test_another_rounding_is_caught(
     name, broken = make(independent.rules)
     monkeypatch.setattr(independent.rules, name, broken)
     assert op in failures(independent)
+
+
+def test_a_rotation_without_signs_is_caught(
+    independent: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Negative control: rotated heads and attention over them differ."""
+    monkeypatch.setattr(independent.rotated, "signs", lambda count, philox: np.ones(count, F))
+    assert failures(independent) == {"rotate", "attention"}
 
 
 def test_a_model_with_another_rounding_is_caught(

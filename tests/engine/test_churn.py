@@ -18,6 +18,7 @@ from reference.limits import Limits
 from reference.model.open import open_model
 from reference.runner import ModelRunner
 from tests.late_tier import LateTier
+from tests.named_tiers import is_emulated
 from tests.needs import need_device
 from tests.null_tier import NullTier
 
@@ -105,8 +106,7 @@ def test_steps_of_churn_lower_nothing(
 ) -> None:
     runner.prepare()
     lowerings = Lowerings(runner.tier, monkeypatch)
-    info = runner.tier.info
-    emulated = info.name == "vulkan" and info.host_unified
+    emulated = is_emulated(runner.tier)
     steps = EMULATED_STEPS if emulated else most
     sequences, mixed = churn(runner, steps, EMULATED_STEPS if emulated else WAVE)
     assert lowerings.count == 0

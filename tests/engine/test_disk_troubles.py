@@ -245,10 +245,12 @@ def test_a_step_that_fails_leaves_nothing_on_disk(
         assert second.from_disk == WHOLE
 
 
+@pytest.mark.parametrize("given_back", [False, True])
 def test_a_step_in_flight_that_fails_at_the_end_leaves_nothing_on_disk(
-    dense: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+    dense: Path, folder: Path, given_back: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What was read of steps before it was written; of the rest nobody knows what it is."""
+    """What was read of steps before it was written; of the rest nobody knows what it is. The error
+    is reported once, however often the end fails."""
     with life(dense, folder, tier="late", steps_ahead=2) as first:
         first.engine.submit(request(1))
         for _ in range(2):
@@ -258,6 +260,11 @@ def test_a_step_in_flight_that_fails_at_the_end_leaves_nothing_on_disk(
         first.engine.disk.flush()
         before = len(files(folder))
         monkeypatch.setattr(first.engine.runner, "collect", refusing(errno.EIO))
+        if given_back:
+            first.engine.give_back()
+    (line,) = first.lines
+    assert os.strerror(errno.EIO) in line
+    assert str(folder) in line
     assert len(files(folder)) == before < WHOLE // 16
     with life(dense, None) as cold:
         expected = cold.ask()

@@ -20,10 +20,19 @@ from reference.engine.drafter import PromptLookup
 from reference.runner import ModelRunner
 from reference.sched.constraints import pack_mask
 from tests.conftest import SyntheticModel
-from tests.engine.test_scores import LIMITS, LISTED, PROMPT, by_definition, run, submit
-from tests.named_tiers import named, runner_on
+from tests.engine.test_scores import (
+    LIMITS,
+    LISTED,
+    PROMPT,
+    QUICK,
+    TIERS,
+    by_definition,
+    run,
+    runs_of,
+    submit,
+)
+from tests.named_tiers import runner_on
 
-TIERS = named("cpu", "native", "opencl", "vulkan")
 CUT = 31
 SAID = PROMPT[CUT:]
 """An answer to the beginning of a prompt."""
@@ -98,12 +107,13 @@ def test_what_a_model_says_by_itself_has_the_same_events(
 
 
 @pytest.mark.parametrize(
-    ("chunk", "ahead", "drafter"), [(1, 0, None), (5, 3, PromptLookup()), (32, 1, None)]
+    ("runner", "chunk", "ahead"), runs_of((5, 3), (1, 0), (32, 1)), indirect=["runner"]
 )
 def test_company_and_chunks_change_no_bit(
-    runner: ModelRunner, path: Path, chunk: int, ahead: int, drafter: PromptLookup | None
+    runner: ModelRunner, path: Path, chunk: int, ahead: int
 ) -> None:
     """Beside others that sample, are scored, or are forced, too; and those do not change."""
+    drafter = PromptLookup() if ahead == 3 else None
     other = Request(3, PROMPT[:9] * 2, 20, SamplingParams(temperature=0.8), ignore_end=True)
     alone = Engine(runner, WHOLE)
     alone.submit(other)
@@ -120,6 +130,7 @@ def test_company_and_chunks_change_no_bit(
     assert scored.bits == by_definition(path, start=4)
 
 
+@pytest.mark.parametrize("runner", QUICK, indirect=True)
 def test_preempted_and_shared_ones_have_the_same_bits(runner: ModelRunner, path: Path) -> None:
     """More requests than pages hold, which begin alike: cached, evicted, preempted, recomputed."""
     engine = Engine(runner, EngineOptions(chunk_tokens=7))

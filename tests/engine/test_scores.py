@@ -39,6 +39,8 @@ LIMITS = Limits(
     scores=True,
 )
 TIERS = named("native", "opencl", "vulkan")
+QUICK = [tier for tier in TIERS if tier != "vulkan"]
+"""A processor that plays a graphics card takes long for every token."""
 PROMPT = tuple((i * 37) % 250 for i in range(50))
 LISTED = 3
 Scores = tuple[NDArray[np.float32], NDArray[np.int32], NDArray[np.float32]]
@@ -84,6 +86,12 @@ def run(engine: Engine) -> dict[int, list[TokenEvent]]:
         events.setdefault(event.request_id, []).append(event)
     engine.memory.check([])
     return events
+
+
+def runs_of(first: tuple[int, int], *others: tuple[int, int]) -> list[tuple[str, int, int]]:
+    """Tokens of a chunk and steps ahead for every tier; ``first`` alone for those not in QUICK."""
+    quick = [(tier, *schedule) for tier in QUICK for schedule in (first, *others)]
+    return quick + [(tier, *first) for tier in TIERS if tier not in QUICK]
 
 
 @cache
@@ -132,7 +140,9 @@ def test_they_are_those_of_the_definition(runner: ModelRunner, path: Path) -> No
         assert receiver.bits == by_definition(path, start=start)
 
 
-@pytest.mark.parametrize(("chunk", "ahead"), [(1, 0), (5, 3), (32, 1)])
+@pytest.mark.parametrize(
+    ("runner", "chunk", "ahead"), runs_of((5, 3), (1, 0), (32, 1)), indirect=["runner"]
+)
 def test_company_and_chunks_change_no_bit(
     runner: ModelRunner, path: Path, chunk: int, ahead: int
 ) -> None:
@@ -152,6 +162,7 @@ def test_company_and_chunks_change_no_bit(
     assert [event.token for event in events[3]] == expected
 
 
+@pytest.mark.parametrize("runner", QUICK, indirect=True)
 def test_preempted_and_shared_prompts_have_the_same_bits(runner: ModelRunner, path: Path) -> None:
     """More requests than pages hold, which begin alike: cached, evicted, preempted, recomputed."""
     engine = Engine(runner, EngineOptions(chunk_tokens=7))

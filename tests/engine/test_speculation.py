@@ -14,18 +14,22 @@ from hypothesis import strategies as st
 
 from contract.errors import RequestError
 from contract.types import Request, SamplingParams
-from reference.engine import Engine, EngineOptions
+from reference.engine import Engine, EngineOptions, MaskProvider
 from reference.engine.draft_model import DraftModel, draft_limits
 from reference.engine.drafter import Drafter, DraftRequest, PromptLookup, Tokens
 from reference.limits import Limits
 from reference.model.open import open_model
 from reference.runner import ModelRunner
+from reference.sched.constraints import Mask, is_allowed
+from tests.engine.test_constrained_requests import few, two_residues
 from tests.families_table import HYBRIDS
 from tests.invariance.engines import TIERS
 from tests.named_tiers import runner_on
 
 pytestmark = pytest.mark.usefixtures("unmeasured_steps")
-LIMITS = Limits(slots=3, context=96, pages=12, step_tokens=48, step_rows=32, saved_states=8)
+LIMITS = Limits(
+    slots=3, context=96, pages=12, step_tokens=48, step_rows=32, saved_states=8, masks=12
+)
 MODELS: dict[str, dict[str, Any]] = {
     "qwen3": {"architecture": "qwen3", "quant": "q4_k_m"},
     "qwen35": dict(HYBRIDS["qwen35"]),
@@ -172,6 +176,58 @@ def test_right_guesses_save_steps(runner: ModelRunner) -> None:
     done = engine.statistics
     assert done.speculation.accepted == done.speculation.drafted > 30
     assert done.steps < plain.statistics.steps / 2
+
+
+@pytest.mark.parametrize("wrong", [0, 3])
+def test_masked_requests_are_drafted_for(runner: ModelRunner, wrong: int) -> None:
+    """The same tokens as without drafts. Masks are asked for only behind drafts that they allow,
+    and all other drafts are cut before they are verified."""
+    masks = {1: two_residues, 2: few, 3: None}
+    requests = [
+        Request(n, tuple(range(n, n + 20)), 30, SamplingParams(0.8 * (n == 2), seed=n))
+        for n in masks
+    ]
+    asked: list[tuple[MaskProvider, list[int]]] = []
+
+    def noting(mask: MaskProvider) -> MaskProvider:
+        def provider(tokens: list[int]) -> Mask | None:
+            asked.append((mask, tokens))
+            return mask(tokens)
+
+        return provider
+
+    def run(drafter: Drafter | None) -> tuple[dict[int, list[int]], Engine]:
+        options = EngineOptions(steps_ahead=0, draft_tokens=4)
+        engine = Engine(runner, options, drafter=drafter)
+        for request in requests:
+            mask = masks[request.id]
+            engine.submit(request, allowed=None if mask is None else noting(mask))
+        tokens: dict[int, list[int]] = {request.id: [] for request in requests}
+        for event in engine.run():
+            tokens[event.request_id].append(event.token)
+        return tokens, engine
+
+    expected, plain = run(None)
+    asked.clear()
+    answers = {request.prompt: expected[request.id] for request in requests}
+    tokens, engine = run(Told(answers, wrong))
+    assert tokens == expected
+    for mask, generated in asked:
+        assert all(is_allowed(mask(generated[:n]), token) for n, token in enumerate(generated))
+    done = engine.statistics
+    assert done.speculation.accepted > (50 if not wrong else 15)
+    assert done.steps < plain.statistics.steps * (0.6 if not wrong else 0.9)
+
+
+def test_states_are_saved_seldom_while_guesses_are_right(runner: ModelRunner) -> None:
+    """A recurrent state is saved where a step without guesses ends: each costs two such steps."""
+    request = Request(1, tuple(range(20)), 70)
+    plain = Engine(runner, EngineOptions(steps_ahead=0))
+    answer = tokens_of(plain, [request])
+    drafter = Told({request.prompt: answer[1]}, 0)
+    engine = Engine(runner, EngineOptions(steps_ahead=0, draft_tokens=9), drafter=drafter)
+    assert tokens_of(engine, [request]) == answer
+    assert engine.statistics.steps <= 13
 
 
 def test_wrong_guesses_are_given_up(runner: ModelRunner) -> None:

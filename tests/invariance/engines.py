@@ -26,7 +26,7 @@ from reference.limits import RING_STEPS, Limits
 from reference.model.open import open_model
 from reference.runner import ModelRunner, StepInput, Submission
 from reference.sched.tenants import Tenants
-from tests.named_tiers import named
+from tests.named_tiers import is_emulated, named
 
 SLOTS = 4
 CONTEXT = 176
@@ -173,9 +173,8 @@ class Bench:
 
     @property
     def emulated(self) -> bool:
-        """Whether a processor plays a graphics card, whose steps take twenty times as long."""
-        info = self.tier.info
-        return info.name == "vulkan" and info.host_unified
+        """See ``is_emulated``."""
+        return is_emulated(self.tier)
 
     def __exit__(
         self,

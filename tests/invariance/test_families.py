@@ -32,11 +32,14 @@ SyntheticModel = Callable[..., Path]
 
 MODELS = {
     "llama-8-experts": ("q4_k_m", F16),
+    "mistral3": ("q4_k_m", F16),
     "smollm3": ("q4_k_m", F16),
     "granite": ("f32", F32),
     "glm4-biases": ("q8_0", F16),
     "phi3-window": ("q4_k_m", F16),
     "olmo2-windows": ("q5_1", F32),
+    "command-r": ("f32", F32),
+    "cohere2": ("q4_k_m", F16),
     "qwen3moe": ("f32", F32),
     "qwen3moe-untied-fused-qkv": ("q5_1", F16),
     "gpt-oss-experts": ("mxfp4_moe", F16),
@@ -45,6 +48,7 @@ MODELS = {
     "qwen3next": ("f32", F32),
     "qwen3next-fused-ssm-in": ("bf16", F16),
     "lfm2": ("q4_k_m", F16),
+    "lfm2moe": ("q8_0", F16),
     "granitehybrid-groups": ("q8_0", F16),
     "gemma3": ("q4_k_m", F32),
     "gemma4-values-from-keys": ("q8_0", F16),

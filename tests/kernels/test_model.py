@@ -10,6 +10,7 @@ import pytest
 from contract.dtypes import I12
 from contract.types import Request
 from reference.cpu.tier import CpuTier
+from reference.limits import Limits
 from reference.model.open import open_model
 from tests.conftest import SyntheticModel
 from tests.few_rows import assert_definitions
@@ -39,6 +40,22 @@ def test_a_model_gives_the_same_bits(
     expected = generate(model, CpuTier(), requests, I12)
     with work_group_tier(cpu_device(), kernel_cache, shared_addresses=shared) as tier:
         assert_same(expected, generate(model, tier, requests, I12))
+
+
+@pytest.mark.soak
+def test_streamed_weights_give_the_same_bits(
+    synthetic_model: SyntheticModel, kernel_cache: Path
+) -> None:
+    """All that can be streamed, by launches of work-groups in a queue."""
+    model = open_model(synthetic_model(quant="q8_0", layers=4))
+    expected = generate(model, CpuTier(), GREEDY, I12)
+    limits = Limits(1, 96, 6)
+    graph = model.graph(limits)
+    with work_group_tier(cpu_device(), kernel_cache, shared_addresses=False) as tier:
+        names = tier.streamable(graph, limits.largest)
+        assert len(names) > 4
+        tier.stream(graph, list(names))
+        assert_same(expected, generate(model, tier, GREEDY, I12))
 
 
 @pytest.mark.long

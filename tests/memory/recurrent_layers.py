@@ -28,7 +28,7 @@ KEYS, VALUES, SIZE, HISTORY = 2, 4, 24, 3
 CHANNELS, WIDTH = SIZE * (2 * KEYS + VALUES), SIZE * VALUES
 VOCABULARY = 8
 MOST_TOKENS = 64
-PLACES = 2
+STATE_SLOTS = 2
 
 Token = tuple[int, int, int]
 """Token id, slot, position."""
@@ -116,7 +116,7 @@ class Layers:
                 self.buffers[decl.name] = tier.upload(decl, rows.view(np.uint8))
             elif decl.kind not in STEP_LOCAL:
                 self.buffers[decl.name] = tier.alloc(decl, buffer_bytes(decl, most))
-        self.recurrent = RecurrentMemory(tier, self.graph, self.buffers, PLACES)
+        self.recurrent = RecurrentMemory(tier, self.graph, self.buffers, STATE_SLOTS)
         self._executable = ExecutableGraph(tier, self.graph, self.buffers, most)
 
     def step(self, tokens: Sequence[Token]) -> NDArray[np.float32]:
@@ -144,6 +144,6 @@ def uninterrupted(sequence: tuple[int, ...]) -> NDArray[np.float32]:
     """The rows of a sequence of token ids, alone, one token at a time, by the definitions."""
     with CpuTier(1, definitions_only=True) as tier:
         layers = Layers(tier, 1)
-        rows = [layers.step([(token, 0, place)]) for place, token in enumerate(sequence)]
+        rows = [layers.step([(token, 0, position)]) for position, token in enumerate(sequence)]
         layers.close()
     return np.concatenate(rows)

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from contract.dtypes import F16, F32, I12, Q8_0, DType
+from contract.dtypes import F16, F32, I4R, I12, Q8_0, DType
 from contract.footprint import Footprint, declared_footprint
 from contract.ir.graph import BufferKind, Graph, GraphBuilder
 from contract.ir.scratch import buffer_bytes
@@ -82,7 +82,8 @@ def planned(asked: Limits) -> MemoryPlan:
 
 
 @pytest.mark.parametrize(
-    ("dtype", "row"), [(F32, 128 * 4), (F16, 128 * 2), (Q8_0, 4 * 34), (I12, 128 * 3 // 2 + 2)]
+    ("dtype", "row"),
+    [(F32, 128 * 4), (F16, 128 * 2), (Q8_0, 4 * 34), (I12, 128 * 3 // 2 + 2), (I4R, 4 * 19 + 2)],
 )
 def test_pages_and_states_are_told_apart_by_the_ops_that_update_them(
     dtype: DType, row: int
@@ -140,7 +141,7 @@ def test_the_plan_is_json() -> None:
     slots=st.integers(1, 5),
     more=st.integers(0, 300),
     other=st.integers(0, 3),
-    dtype=st.sampled_from([F32, F16, I12, Q8_0]),
+    dtype=st.sampled_from([F32, F16, I12, I4R, Q8_0]),
 )
 def test_the_plan_grows_with_slots_and_context(
     context: int, slots: int, more: int, other: int, dtype: DType
@@ -159,7 +160,7 @@ def test_the_plan_grows_with_slots_and_context(
     budget=st.integers(0, 600_000),
     longest=st.integers(1, 700),
     slots=st.integers(1, 3),
-    dtype=st.sampled_from([F32, F16, I12, Q8_0]),
+    dtype=st.sampled_from([F32, F16, I12, I4R, Q8_0]),
 )
 def test_the_longest_context_meets_the_budget(
     budget: int, longest: int, slots: int, dtype: DType
@@ -211,7 +212,7 @@ def test_uneven_growth_does_not_mislead_the_search(budget: int, steps: list[int]
     assert (plan.context if plan else None) == (fitting[-1] if fitting else None)
 
 
-@pytest.mark.parametrize("kv_dtype", [F32, F16, I12, Q8_0], ids=str)
+@pytest.mark.parametrize("kv_dtype", [F32, F16, I12, I4R, Q8_0], ids=str)
 def test_families_need_no_code(synthetic_model: Callable[..., Path], kv_dtype: DType) -> None:
     """A file's weights by their types, and its own head sizes."""
     model = open_model(synthetic_model(architecture="llama", quant="q4_k_m"))

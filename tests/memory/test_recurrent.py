@@ -21,7 +21,7 @@ from reference.memory.recurrent import RecurrentMemory, recurrent_buffers
 from tests.contract.graphs import decoder
 from tests.late_tier import LateTier
 from tests.memory.recurrent_layers import (
-    PLACES,
+    STATE_SLOTS,
     VOCABULARY,
     Layers,
     graph,
@@ -83,7 +83,7 @@ def layers(tier: Tier) -> Iterator[Layers]:
 def feed(layers: Layers, slot: int, ids: tuple[int, ...]) -> NDArray[np.float32]:
     """The next tokens of a slot in one step."""
     first = layers.recurrent.position(slot)
-    return layers.step([(token, slot, first + place) for place, token in enumerate(ids)])
+    return layers.step([(token, slot, first + offset) for offset, token in enumerate(ids)])
 
 
 def test_a_loaded_slot_continues_as_if_nothing_had_happened(layers: Layers) -> None:
@@ -123,8 +123,8 @@ def write_state(layers: Layers, name: str, slot: int, data: NDArray[np.uint8]) -
 
 
 def test_saved_state_continues_in_another_slot(layers: Layers) -> None:
-    """Saved and loaded in the queue, between steps; the slots around are not touched, and a place
-    can be loaded again."""
+    """Saved and loaded in the queue, between steps; the slots around are not touched, and a saved
+    state can be loaded again."""
     feed(layers, 1, RIGHT)
     feed(layers, 0, FIRST)
     layers.recurrent.save(0, 1)
@@ -162,7 +162,7 @@ def test_every_tier_has_the_same_states(layers: Layers) -> None:
 
 @pytest.mark.parametrize("slot", [-1, SLOTS])
 def test_slots_there_are_not(layers: Layers, slot: int) -> None:
-    """And places: named, with how many there are."""
+    """And state slots: named, with how many there are."""
     message = f"slot: is {slot}, not one of {SLOTS}"
     for call in (
         lambda: layers.recurrent.save(slot, 0),
@@ -171,9 +171,14 @@ def test_slots_there_are_not(layers: Layers, slot: int) -> None:
     ):
         with pytest.raises(RequestError, match=message):
             call()
-    place = PLACES if slot > 0 else -1
-    for call in (lambda: layers.recurrent.save(0, place), lambda: layers.recurrent.load(place, 0)):
-        with pytest.raises(RequestError, match=f"place: is {place}, not one of {PLACES}"):
+    state_slot = STATE_SLOTS if slot > 0 else -1
+    for call in (
+        lambda: layers.recurrent.save(0, state_slot),
+        lambda: layers.recurrent.load(state_slot, 0),
+    ):
+        with pytest.raises(
+            RequestError, match=f"state_slot: is {state_slot}, not one of {STATE_SLOTS}"
+        ):
             call()
 
 
@@ -205,12 +210,12 @@ def test_a_model_without_recurrent_layers_has_nothing_to_save() -> None:
 
 ids = st.integers(0, VOCABULARY - 1)
 slots = st.integers(0, SLOTS - 1)
-places = st.integers(0, PLACES - 1)
+state_slots = st.integers(0, STATE_SLOTS - 1)
 actions = st.one_of(
     st.tuples(st.just("step"), st.lists(st.tuples(slots, ids), min_size=1, max_size=6)),
     st.tuples(st.just("begin"), slots),
-    st.tuples(st.just("save"), slots, places),
-    st.tuples(st.just("load"), places, slots),
+    st.tuples(st.just("save"), slots, state_slots),
+    st.tuples(st.just("load"), state_slots, slots),
 )
 
 
@@ -222,7 +227,7 @@ def test_any_schedule_of_saving_and_loading(layers: Layers, schedule: list[tuple
     """Every row ever computed is that of its slot's sequence run alone by the definitions."""
     sequences: list[tuple[int, ...]] = [()] * SLOTS
     begins = [True] * SLOTS
-    kept: list[tuple[int, ...]] = [()] * PLACES
+    kept: list[tuple[int, ...]] = [()] * STATE_SLOTS
     for action, *arguments in schedule:
         match action:
             case "step":
@@ -238,10 +243,10 @@ def test_any_schedule_of_saving_and_loading(layers: Layers, schedule: list[tuple
             case "begin":
                 begins[arguments[0]] = True
             case "save" if not begins[arguments[0]]:
-                slot, place = arguments
-                layers.recurrent.save(slot, place)
-                kept[place] = sequences[slot]
+                slot, state_slot = arguments
+                layers.recurrent.save(slot, state_slot)
+                kept[state_slot] = sequences[slot]
             case "load" if kept[arguments[0]]:
-                place, slot = arguments
-                layers.recurrent.load(place, slot)
-                sequences[slot], begins[slot] = kept[place], False
+                state_slot, slot = arguments
+                layers.recurrent.load(state_slot, slot)
+                sequences[slot], begins[slot] = kept[state_slot], False

@@ -2,98 +2,29 @@
 
 from __future__ import annotations
 
-import hashlib
-import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from contract.dtypes import F16, F32
-from reference.model.gguf import write_gguf
+from tests.model.family_file import HIDDEN, VOCAB, FamilyFile
 
-HIDDEN, VOCAB, LAYERS = 80, 96, 4
+LAYERS = 4
 HEADS, KV_HEADS, HEAD_DIM, FEED_FORWARD = 4, 2, 16, 112
 EXPERTS, USED, EXPERT_WIDTH, SHARED_WIDTH = 6, 2, 48, 32
 STATE, KEY_HEADS, VALUE_HEADS, TAPS = 16, 2, 4, 4
 CHANNELS, VALUE_WIDTH = STATE * (2 * KEY_HEADS + VALUE_HEADS), STATE * VALUE_HEADS
 MAMBA_HEADS = 8
+LAYER_NORM = "attention.layer_norm_epsilon"
 WINDOW, FULL_HEAD_DIM, FULL_KV_HEADS, PER_LAYER = 5, 32, 1, 24
-
-Array = np.ndarray
-
-
-@dataclass
-class FamilyFile:
-    """``keys`` are without the architecture's prefix; ``values`` are row-major."""
-
-    architecture: str
-    keys: dict[str, Any]
-    values: dict[str, Array] = field(default_factory=dict)
-
-    def add(self, name: str, *shape: int) -> None:
-        """A tensor of random numbers that its name alone decides."""
-        self.values[name] = random_values(name, shape)
-
-    def rows(self, name: str, rows: int, columns: int = HIDDEN) -> None:
-        """A matrix."""
-        self.add(f"{name}.weight", rows, columns)
-
-    def vector(self, name: str, width: int = HIDDEN) -> None:
-        """A vector with the suffix of a weight."""
-        self.add(f"{name}.weight", width)
-
-    def stack(self, name: str, *parts: str, axis: int = 0) -> None:
-        """Tensor ``name`` from ``parts``, which go, joined along ``axis``."""
-        self.values[name] = np.concatenate([self.values.pop(part) for part in parts], axis)
-
-    def interleave(self, name: str, groups: int, *parts: str) -> None:
-        """Tensor ``name``: for each of ``groups``, the rows of that group of every part."""
-        pieces = [self.values.pop(part) for part in parts]
-        split = [piece.reshape(groups, -1, piece.shape[-1]) for piece in pieces]
-        self.values[name] = np.concatenate(split, axis=1).reshape(-1, pieces[0].shape[-1])
-
-    @property
-    def metadata(self) -> dict[str, Any]:
-        """All keys, as the file has them."""
-        return {
-            "general.architecture": self.architecture,
-            "tokenizer.ggml.tokens": [f"token {n}" for n in range(VOCAB)],
-            **{f"{self.architecture}.{key}": value for key, value in self.keys.items()},
-        }
-
-    def write(self, path: Path) -> Path:
-        """The file, F32 but for values of another width."""
-        stored = {np.dtype(np.float32): F32, np.dtype(np.float16): F16}
-        tensors = {
-            name: (stored[value.dtype], value.shape, np.ascontiguousarray(value))
-            for name, value in self.values.items()
-        }
-        write_gguf(path, self.metadata, tensors)
-        return path
-
-
-def random_values(name: str, shape: tuple[int, ...]) -> Array:
-    """Products that keep their inputs' size; norms and scales near 1, decays below 0."""
-    seed = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little")
-    drawn = np.random.default_rng(seed).standard_normal(shape)
-    if name.endswith("ssm_a"):
-        drawn = -np.exp(drawn)
-    elif "conv1d" in name or name.endswith(".bias"):
-        drawn = drawn * 0.5
-    elif len(shape) == 1 and "shexp" not in name:
-        drawn = 1.0 + 0.3 * drawn
-    elif name != "token_embd.weight":
-        drawn = drawn / math.sqrt(shape[-1])
-    return drawn.astype(np.float32)
 
 
 def family_file(architecture: str, **keys: Any) -> FamilyFile:
     """The file of an architecture with its usual parts; ``keys`` change or add metadata."""
     file = FamilyFile(architecture, {**_common_keys(), **_KEYS.get(architecture, {})})
     file.keys.update({name.replace("__", "."): value for name, value in keys.items()})
+    if architecture in ("command-r", "cohere2"):
+        file.keys[LAYER_NORM] = file.keys.pop("attention.layer_norm_rms_epsilon")
     file.rows("token_embd", VOCAB)
     file.vector("output_norm")
     for layer in range(file.keys["block_count"]):
@@ -143,12 +74,15 @@ _HYBRID_KEYS = {
 }
 _SECTIONS = {"rope.dimension_sections": [11, 11, 10, 0]}
 _SHARED_KEYS = {"expert_shared_feed_forward_length": SHARED_WIDTH}
+_CONVOLVING_KEYS = {"attention.head_count_kv": [0, KV_HEADS] * 2, "shortconv.l_cache": TAPS}
 _KEYS: Mapping[str, dict[str, Any]] = {
     "granite": {"logit_scale": 4.0, "residual_scale": 0.5, "embedding_scale": 3.0},
     "qwen3moe": EXPERT_KEYS,
     "qwen35": {**_HYBRID_KEYS, **_SECTIONS},
     "qwen35moe": {**_HYBRID_KEYS, **_SECTIONS, **EXPERT_KEYS, **_SHARED_KEYS},
     "qwen3next": {**_HYBRID_KEYS, **EXPERT_KEYS, **_SHARED_KEYS},
+    "command-r": {"logit_scale": 0.5},
+    "cohere2": {"logit_scale": 0.5, "attention.sliding_window": WINDOW},
     "gpt-oss": {**EXPERT_KEYS, "attention.sliding_window": WINDOW},
     "granitehybrid": {
         "logit_scale": 4.0,
@@ -162,7 +96,13 @@ _KEYS: Mapping[str, dict[str, Any]] = {
         "ssm.time_step_rank": MAMBA_HEADS,
         "ssm.group_count": 1,
     },
-    "lfm2": {"attention.head_count_kv": [0, KV_HEADS] * 2, "shortconv.l_cache": TAPS},
+    "lfm2": _CONVOLVING_KEYS,
+    "lfm2moe": {
+        **_CONVOLVING_KEYS,
+        **EXPERT_KEYS,
+        "expert_gating_func": 2,
+        "leading_dense_block_count": 1,
+    },
     "gemma3": {
         "attention.sliding_window": WINDOW,
         "attention.sliding_window_pattern": 2,
@@ -227,6 +167,12 @@ def _phi3(file: FamilyFile, layer: int) -> None:
     _llama(file, layer)
     prefix = f"blk.{layer}.ffn"
     file.stack(f"{prefix}_up.weight", f"{prefix}_gate.weight", f"{prefix}_up.weight")
+
+
+def _cohere(file: FamilyFile, layer: int) -> None:
+    """One norm before both blocks."""
+    _attention(file, layer)
+    add_dense(file, layer)
 
 
 def _olmo2(file: FamilyFile, layer: int) -> None:
@@ -324,6 +270,17 @@ def _lfm2(file: FamilyFile, layer: int) -> None:
         file.values["token_embd_norm.weight"] = file.values.pop("output_norm.weight")
 
 
+def _lfm2moe(file: FamilyFile, layer: int) -> None:
+    """Experts in all but the first layer."""
+    _lfm2(file, layer)
+    if layer < file.keys["leading_dense_block_count"]:
+        return
+    for name in ("gate", "up", "down"):
+        del file.values[f"blk.{layer}.ffn_{name}.weight"]
+    add_experts(file, layer)
+    file.add(f"blk.{layer}.exp_probs_b.bias", EXPERTS)
+
+
 def _granitehybrid(file: FamilyFile, layer: int) -> None:
     """Every second layer attends, the others are Mamba-2."""
     prefix, inner, channels = f"blk.{layer}", 2 * HIDDEN, 2 * HIDDEN + 2 * STATE
@@ -374,6 +331,7 @@ def _gemma4(file: FamilyFile, layer: int) -> None:
 
 _LAYERS = {
     "llama": _llama,
+    "mistral3": _llama,
     "smollm3": _llama,
     "granite": _llama,
     "glm4": _glm4,
@@ -386,8 +344,11 @@ _LAYERS = {
     "qwen35moe": _qwen35moe,
     "qwen3next": _qwen3next,
     "lfm2": _lfm2,
+    "lfm2moe": _lfm2moe,
     "granitehybrid": _granitehybrid,
     "gemma3": _gemma3,
     "gemma4": _gemma4,
     "gpt-oss": _gpt_oss,
+    "command-r": _cohere,
+    "cohere2": _cohere,
 }

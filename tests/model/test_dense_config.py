@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 from contract.errors import ModelFileError, UnsupportedModel
-from reference.exact.rotary import RotaryScaling, rotary_table, unrotated_table
+from reference.exact.rotary import RotaryScaling, growth_table, rotary_table, unrotated_table
 from reference.model.config import ModelConfig
 from reference.model.config.read import READERS
+from reference.model.config.records import QueryGrowth
 from reference.model.config.unread import CHANGING
 from reference.model.open import open_model
 from tests.model.family_files import HEAD_DIM, LAYERS, FamilyFile, family_file
@@ -50,6 +51,35 @@ def test_an_unrotated_table_keeps_every_value() -> None:
     assert table.shape == rotary_table(3, 1e4, 8).shape
     x, y = np.float32([1.5, -2e30]), np.float32([-3e38, 1e-40])
     assert (x * table[2, 0, 0] - y * table[2, 1, 0] == x).all()
+
+
+def test_queries_of_ministral_grow_with_every_original_context(tmp_path: Path) -> None:
+    keys = {**YARN, "rope.scaling.yarn_log_multiplier": 1.0, "attention.temperature_scale": 0.25}
+    config = read(with_keys("mistral3", keys), tmp_path)
+    assert config.query_growth == QueryGrowth(64, 0.25)
+    table = growth_table(200, 64, 0.25)
+    assert table.shape == (200, 2, 1)
+    expected = 1 + 0.25 * np.log(1 + np.arange(200) // 64)
+    assert (table[:, 0, 0] == expected.astype(np.float32)).all()
+    assert not table[:, 1].any()
+    assert read(family_file("mistral3"), tmp_path).query_growth is None
+
+
+def test_yarn_of_ministral_leaves_sizes_alone(tmp_path: Path) -> None:
+    """The files' multiplier is 1; without it, sine and cosine grow as in other families."""
+    scalings = [
+        read(with_keys("mistral3", {**YARN, **more}), tmp_path).ropes[0].scaling
+        for more in ({"rope.scaling.yarn_log_multiplier": 1.0}, {})
+    ]
+    alone, grown = (rotary_table(1, 1e4, HEAD_DIM, scaling)[0, 0, 0] for scaling in scalings)
+    assert alone == 1.0
+    assert grown == np.float32(1 + 0.1 * np.log(4.0))
+
+
+def test_another_length_of_growth_is_refused(tmp_path: Path) -> None:
+    file = with_keys("mistral3", {**YARN, "attention.temperature_length": 32})
+    with pytest.raises(UnsupportedModel, match=r"temperature_length: is 32; supported is 64"):
+        read(file, tmp_path)
 
 
 def test_granite_without_rotation(tmp_path: Path) -> None:

@@ -98,7 +98,7 @@ def test_an_unknown_architecture_lists_the_known_ones(
             if key.startswith("llama.")
         }
     path = rewrite(source, tmp_path / "m.gguf", {"general.architecture": "mamba", **renamed})
-    with pytest.raises(UnsupportedModel, match=r"'mamba'.*llama, smollm3, granite"):
+    with pytest.raises(UnsupportedModel, match=r"'mamba'.*llama, mistral3, smollm3, granite"):
         open_model(path).graph(LIMITS)
 
 
@@ -132,7 +132,7 @@ def test_a_tensor_nobody_reads_is_refused(synthetic_model: SyntheticModel, tmp_p
 
 
 def test_kv_pages_have_types_of_their_own() -> None:
-    with pytest.raises(ValueError, match="one of f32, f16, q8_0, i12, not q4_0"):
+    with pytest.raises(ValueError, match="one of f32, f16, q8_0, i12, i4r, not q4_0"):
         Limits(slots=1, context=16, pages=1, kv_dtype=Q4_0)
 
 

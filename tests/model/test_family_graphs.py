@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from contract.errors import UnsupportedModel
+from contract.errors import ModelFileError, UnsupportedModel
 from contract.ir.graph import BufferKind, Graph
 from contract.opcodes import Opcode
 from contract.types import Request
@@ -38,6 +38,7 @@ from tests.model.family_files import (
     family_file,
 )
 from tests.model.family_files import EXPERTS as EXPERT_COUNT
+from tests.model.family_opcodes import COMPOSITION
 from tests.model.family_variants import (
     legacy_ssm_in,
     make_gemma4_per_layer,
@@ -74,111 +75,6 @@ def counts(graph: Graph) -> dict[str, int]:
     """Nodes by lower-case opcode."""
     names = [node.opcode.name.lower() for node in graph.nodes]
     return {name: names.count(name) for name in set(names)}
-
-
-ATTENTION = {
-    **dict.fromkeys(("rms_norm_fused_rope_kv_write", "flash_attn_batched"), LAYERS),
-    "barrier": LAYERS + 1,
-}
-PROJECTED = {**ATTENTION, "rms_norm_fused_qkv": LAYERS, "matmul": LAYERS}
-DENSE = {"rms_norm_fused_mlp_gate_up": LAYERS, "swiglu": LAYERS}
-EXPERTS = dict.fromkeys(
-    ("residual_rms_norm", "moe_gate_topk", "moe_gate_up", "moe_swiglu", "moe_down_acc"), LAYERS
-)
-STEP = dict.fromkeys(
-    (
-        *("load_request_state", "embed", "select_rows", "rms_norm"),
-        *("lm_head", "sample", "stream_out", "store_request_state"),
-    ),
-    1,
-)
-HALF = LAYERS // 2
-MIXERS = {
-    "rms_norm_fused_rope_kv_write": HALF,
-    "flash_attn_batched": HALF,
-    "barrier": HALF + 1,
-    "ssm_conv1d": HALF,
-    "ssm_delta_net": HALF,
-    "ssm_gated_norm": HALF,
-    "rms_norm": LAYERS + 1,
-    "matmul": 10 * HALF,
-}
-
-DENSE_DECODER = {**STEP, **PROJECTED, **DENSE, "matmul": 2 * LAYERS, "add": 2 * LAYERS}
-COMPOSITION: dict[str, dict[str, int]] = {
-    "llama": DENSE_DECODER,
-    "smollm3": DENSE_DECODER,
-    "granite": {**DENSE_DECODER, "scale": 2 * LAYERS + 2},
-    "glm4": {**DENSE_DECODER, "rms_norm": 2 * LAYERS + 1},
-    "phi3": DENSE_DECODER,
-    "olmo2": {
-        **DENSE_DECODER,
-        "rms_norm_fused_qkv": 0,
-        "rms_norm_fused_mlp_gate_up": 0,
-        "rms_norm": 4 * LAYERS + 1,
-        "matmul": 7 * LAYERS,
-    },
-    "qwen2": {
-        **DENSE_DECODER,
-        "rms_norm_fused_qkv": 0,
-        "rms_norm": LAYERS + 1,
-        "bias_add": 3 * LAYERS,
-        "matmul": 5 * LAYERS,
-    },
-    "qwen3": DENSE_DECODER,
-    "qwen3moe": {**STEP, **PROJECTED, **EXPERTS},
-    "gpt-oss": {
-        **STEP,
-        **PROJECTED,
-        **EXPERTS,
-        "rms_norm_fused_qkv": 0,
-        "rms_norm": LAYERS + 1,
-        "bias_add": 4 * LAYERS,
-        "matmul": 4 * LAYERS,
-    },
-    "qwen35": {
-        **STEP,
-        **MIXERS,
-        "rms_norm_fused_mlp_gate_up": LAYERS,
-        "swiglu": LAYERS + HALF,
-        "matmul": 10 * HALF + LAYERS,
-        "add": 2 * LAYERS,
-    },
-    "qwen35moe": {**STEP, **MIXERS, **EXPERTS, "shared_expert": LAYERS, "swiglu": HALF},
-    "qwen3next": {**STEP, **MIXERS, **EXPERTS, "shared_expert": LAYERS, "swiglu": HALF},
-    "lfm2": {
-        **DENSE_DECODER,
-        **{name: count // 2 for name, count in ATTENTION.items()},
-        "rms_norm_fused_qkv": HALF,
-        "barrier": HALF + 1,
-        "ssm_conv1d": HALF,
-        "rms_norm": HALF + 1,
-        "matmul": 2 * LAYERS + HALF,
-    },
-    "granitehybrid": {
-        **DENSE_DECODER,
-        **{name: count // 2 for name, count in ATTENTION.items()},
-        "rms_norm_fused_qkv": HALF,
-        "barrier": HALF + 1,
-        "ssm_conv1d": HALF,
-        "ssm_scan": HALF,
-        "swiglu": LAYERS + HALF,
-        "rms_norm": LAYERS + 1,
-        "matmul": 2 * LAYERS + HALF,
-        "scale": 2 * LAYERS + 2,
-    },
-    "gemma3": {**DENSE_DECODER, "rms_norm": 2 * LAYERS + 1, "scale": 1},
-    "gemma4": {
-        **DENSE_DECODER,
-        "rms_norm_fused_qkv": HALF,
-        "matmul": 2 * LAYERS + 2 * HALF,
-        # After each block, of the values, before the projections of layers without attn_v.
-        "rms_norm": 2 * LAYERS + LAYERS + HALF + 1,
-        "scale": 1,
-        "scale_columns": HALF,
-        "soft_cap": 1,
-    },
-}
 
 
 @pytest.mark.parametrize("architecture", FAMILIES)
@@ -257,6 +153,23 @@ def test_mamba_states(tmp_path: Path) -> None:
     assert tables == {"constant.rope_table_unrotated"}
 
 
+def test_queries_grow_where_a_context_is_longer_than_the_original(tmp_path: Path) -> None:
+    """A rotation of pairs by the angle 0, of queries alone; a short context has none."""
+    file = family_file("mistral3", attention__temperature_scale=0.1)
+    file.keys["rope.scaling.original_context_length"] = LIMITS.context // 2
+    graph = graph_of(file, tmp_path)
+    grown = {
+        node.operands["x"].buffer: node.operands["rope_table"].buffer
+        for node in graph.nodes
+        if node.opcode is Opcode.ROPE
+    }
+    assert len(grown) == LAYERS
+    assert set(grown.values()) == {"constant.query_growth"}
+    assert graph.buffers["constant.query_growth"].shape == (LIMITS.context, 2, 1)
+    short = graph_of(file, tmp_path, replace(LIMITS, context=LIMITS.context // 2))
+    assert counts(short) == counts(graph_of(family_file("mistral3"), tmp_path))
+
+
 def test_shared_layers_have_no_cache_and_no_write(tmp_path: Path) -> None:
     graph = graph_of(make_gemma4_per_layer(family_file("gemma4")), tmp_path)
     states = {decl.name for decl in graph.of_kind(BufferKind.STATE)}
@@ -281,6 +194,17 @@ def test_every_bias_and_sink_of_gpt_oss_is_an_operand(tmp_path: Path) -> None:
         assert {"gate_bias", "up_bias"} <= set(nodes[f"moe_gate_up[{layer}]"].operands)
         assert "bias" in nodes[f"moe_down[{layer}]"].operands
         assert nodes[f"moe_swiglu[{layer}]"].params["activation"] == CLAMPED
+
+
+def test_the_bias_of_a_choice_is_an_operand_behind_the_dense_layers(tmp_path: Path) -> None:
+    nodes = {node.name: node for node in graph_of(family_file("lfm2moe"), tmp_path).nodes}
+    routers = [nodes.get(f"moe_route[{layer}]") for layer in range(LAYERS)]
+    assert routers[0] is None
+    assert all(router and "choice_bias" in router.operands for router in routers[1:])
+    file = family_file("lfm2moe")
+    del file.values["blk.2.exp_probs_b.bias"]
+    with pytest.raises(ModelFileError, match=r"blk\.2\.exp_probs_b\.bias: is missing"):
+        graph_of(file, tmp_path)
 
 
 def test_a_bias_beside_a_scale_of_experts_is_refused(tmp_path: Path) -> None:

@@ -59,6 +59,18 @@ def test_i12_keeps_every_bit_of_f32(path_of: Callable[[str], Path], name: str) -
     assert (f32 != f16).any()
 
 
+@pytest.mark.parametrize(("name", "most"), [("llama", 2e-2), ("gemma3", 2e-2), ("qwen35", 1e-3)])
+def test_i4r_is_as_exact_as_its_bits_allow(
+    path_of: Callable[[str], Path], name: str, most: float
+) -> None:
+    """Its KL from binary64 is far above that of Q8_0, whose codes have 8 bits, and bounded."""
+    truth = float64_model(path_of(name)).logits(TOKENS)
+    divergence = {
+        kv: mean_kl(truth, our_logits(path_of(name), TOKENS, kv)) for kv in ("q8_0", "i4r")
+    }
+    assert 10 * divergence["q8_0"] < divergence["i4r"] <= most
+
+
 def spoil_pairs(oracle: Any) -> None:
     oracle.architecture = "qwen2"
 
@@ -99,6 +111,16 @@ def without(name: str) -> Callable[[Any], None]:
     return lambda oracle: oracle._tensors.pop(name)
 
 
+def without_choice(oracle: Any) -> None:
+    bias = oracle._choice_bias
+    oracle._choice_bias = lambda name: 0.0 * bias(name)
+
+
+def softmax_weights(oracle: Any) -> None:
+    weights = oracle._weights
+    oracle._weights = lambda logits, prefix: (np.exp(logits), weights(logits, prefix)[1])
+
+
 def without_biases(oracle: Any) -> None:
     bias = oracle._bias
     oracle._bias = lambda prefix, name: 0.0 * bias(prefix, name)
@@ -114,6 +136,14 @@ def without_sinks(oracle: Any) -> None:
 
 FAULTS: dict[str, tuple[str, Callable[[Any], object]]] = {
     "interleaved pairs taken for halves": ("llama", spoil_pairs),
+    "queries that do not grow": (
+        "mistral3",
+        spoil_key("attention.temperature_scale", lambda factor: 0.0),
+    ),
+    "queries and keys that YaRN enlarges": (
+        "mistral3",
+        spoil_key("rope.scaling.yarn_log_multiplier", lambda multiplier: 0.0),
+    ),
     "divisors of frequencies left out": ("llama-rope-freqs", without("rope_freqs.weight")),
     "key heads tiled for grouped": ("qwen35", spoil_heads),
     "key heads grouped for tiled": ("qwen3next", spoil_heads),
@@ -125,6 +155,16 @@ FAULTS: dict[str, tuple[str, Callable[[Any], object]]] = {
     "the keys of an earlier windowed layer": ("gemma4-shared-kv", spoil_donor),
     "divisors in sliding layers only": ("gemma4", without("rope_freqs.weight")),
     "no output scale": ("gemma4", without("blk.1.layer_output_scale.weight")),
+    "norms that keep the mean": (
+        "cohere2",
+        lambda oracle: setattr(oracle, "_mean", lambda x: 0.0 * x),
+    ),
+    "rotation in every layer": (
+        "cohere2",
+        lambda oracle: setattr(oracle, "unrotated_step", 0),
+    ),
+    "experts chosen by their weights": ("lfm2moe", without_choice),
+    "a softmax of the chosen": ("lfm2moe", softmax_weights),
     "no sinks": ("gpt-oss-experts", without_sinks),
     "no biases of experts": ("gpt-oss-experts", without_biases),
     "up alone, without its one": (

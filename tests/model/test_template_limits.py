@@ -10,6 +10,7 @@ import pytest
 
 from contract.errors import RequestError, TemplateError
 from reference.model.chat_template import MAX_TEMPLATE_CHARACTERS, ChatTemplate, TemplateLimits
+from reference.worker_process import WorkerProcess
 from tests.model.rendering import TURNS, render
 from tests.needs import machine_lacks
 
@@ -56,13 +57,14 @@ def test_a_template_cannot_leave_its_sandbox(expression):
         render("{{ " + expression + " }}")
 
 
+ENDLESS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
 LIMITS = TemplateLimits(cpu_seconds=1.5, memory_bytes=256 << 20, output_characters=1 << 16)
 
 
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        ("{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}", "1.5 s"),
+        (ENDLESS, "1.5 s"),
         ("{% set x = 9 ** (9 ** (8 + messages | length)) %}", "1.5 s"),
         ("{{ 'a' * 10000000000 }}", "memory"),
         ("{{ ([0] * 100000000) | length }}", "memory"),
@@ -78,6 +80,22 @@ def test_a_template_cannot_use_more_than_its_limits(source, message):
         with pytest.raises(TemplateError, match=message):
             template.render([{"role": "user", "content": "go"}])
         assert template.render(TURNS).text == "ok"
+
+
+@pytest.mark.parametrize(
+    "source", [ENDLESS, "{{ 9 ** (9 ** (8 + messages | length)) }}"], ids=["loop", "power"]
+)
+def test_a_template_that_ends_its_worker_is_tried_once(source, monkeypatch):
+    """Each form of messages that it might take would cost the whole limit again."""
+    asked = []
+    ask = WorkerProcess.ask
+    monkeypatch.setattr(WorkerProcess, "ask", lambda *args: asked.append(1) or ask(*args))
+    limits = TemplateLimits(cpu_seconds=0.2)
+    with ChatTemplate(source, source="m.gguf", limits=limits) as template:
+        for number in (1, 2):
+            with pytest.raises(TemplateError, match=r"ran longer than 0\.2 s"):
+                template.render(TURNS)
+            assert len(asked) == number
 
 
 def test_a_worker_that_was_killed_is_replaced():

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from contract.errors import RequestError
 from reference.model.tokenizer import TokenKind, load_tokenizer
-from reference.model.tokenizer.merging import merge_pairs
+from reference.model.tokenizer.encoders import merge_pairs
 from reference.model.tokenizer.pre_tokenizers import PRE_TOKENIZERS
 from reference.model.tokenizer.special_tokens import partition
 from tests.model.tokenizer_data import byte_level_metadata, sentencepiece_metadata

@@ -91,7 +91,7 @@ def test_more_steps_than_the_ring_holds(open_native: OpenNative) -> None:
 class Alternating(FixedWorkers):
     """Another number of workers for every step."""
 
-    def choose(self, tokens: int) -> int:
+    def choose(self, tokens: int, ops: int) -> int:
         """1, then all, then 1 again."""
         chosen = getattr(self, "_next", 1)
         object.__setattr__(self, "_next", self.workers if chosen == 1 else 1)

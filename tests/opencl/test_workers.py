@@ -31,11 +31,11 @@ class RandomWorkers:
     noted: list[int] = field(default_factory=list)
     chance: random.Random = field(default_factory=lambda: random.Random(8))
 
-    def choose(self, tokens: int) -> int:
+    def choose(self, tokens: int, ops: int) -> int:
         self.chosen.append(self.chance.randint(1, self.most))
         return self.chosen[-1]
 
-    def note(self, tokens: int, workers: int, seconds: float) -> None:
+    def note(self, tokens: int, ops: int, workers: int, seconds: float) -> None:
         assert seconds > 0
         self.noted.append(workers)
 

@@ -23,6 +23,7 @@ from reference.exact.attention_rows import (
     row_integers,
 )
 from reference.exact.kv_storage import stored
+from reference.exact.rotation import rotated
 from reference.exact.sums import fold_segment, sum_axis
 from reference.ops.flash_attn_batched import Score
 from reference.ops.row_digest import row_digest, span_digests
@@ -305,6 +306,11 @@ def last_of_equals(
             values = forbid(values, record, allowed)
             token[row] = np.flatnonzero(values == values.max())[-1]
     return token
+
+
+def rotated_twice(x: Float32) -> Float32:
+    """A head rotated again instead of back."""
+    return rotated(x)
 
 
 def leaves_of_neighbours(words: NDArray[np.uint32]) -> NDArray[np.uint32]:

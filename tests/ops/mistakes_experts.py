@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from reference.exact.elementary import exp
+from reference.exact.elementary import exp, sigmoid
 from reference.exact.sums import sum_axis
 from reference.matrix import Matrix
 from reference.ops.moe_down_acc import weighted_sum
-from reference.ops.moe_gate_topk import route
+from reference.ops.moe_gate_topk import choose, route
 from tests.ops.mistakes import contracted
 
 Float32 = NDArray[np.float32]
@@ -38,6 +38,18 @@ def ties_to_the_last(logits: Float32, used: int) -> tuple[Ids, Float32]:
     """Equal probabilities by falling index."""
     ids, weights = route(np.ascontiguousarray(logits[:, ::-1]), used)
     return (logits.shape[1] - 1 - ids).astype(np.int32), weights
+
+
+def weighted_with_bias(logits: Float32, used: int, choice_bias: Float32) -> tuple[Ids, Float32]:
+    """What chooses the experts weights them, too."""
+    ids, _ = choose(logits, used, choice_bias)
+    chosen = np.take_along_axis(sigmoid(logits) + choice_bias, ids, axis=-1)
+    return ids, chosen / chosen.sum(axis=-1, keepdims=True)
+
+
+def chosen_without_bias(logits: Float32, used: int, choice_bias: Float32) -> tuple[Ids, Float32]:
+    """The largest sigmoids are chosen."""
+    return choose(logits, used, np.zeros_like(choice_bias))
 
 
 def sum_by_rising_expert(

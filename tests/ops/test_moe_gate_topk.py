@@ -8,7 +8,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from contract.dtypes import Q8_0
 from reference.exact.elementary import exp
-from reference.ops.moe_gate_topk import moe_gate_topk, route
+from reference.ops.moe_gate_topk import choose, moe_gate_topk, route
 from tests.ops.experts import stored
 from tests.ops.products import exact_product, fractions, random_matrix
 from tests.ops.scalar import F, long_sum
@@ -141,3 +141,40 @@ def test_the_bias_chooses_too() -> None:
     assert logits.tolist() == [[6.0, 2.0, -6.0]]
     assert ids.tolist() == [[0, 1]]
     assert (weights == of_logits(logits, 2)[2]).all()
+
+
+def test_a_bias_of_the_choice_weights_nothing() -> None:
+    """Sigmoids in binary64 weight what the largest sigmoid + bias choose."""
+    rng = np.random.default_rng(6)
+    logits = 3 * rng.standard_normal((9, 40), dtype=np.float32)
+    bias = rng.standard_normal(40, dtype=np.float32)
+    ids, weights = choose(logits, 5, bias)
+    p = 1 / (1 + np.exp(-logits.astype(np.float64)))
+    order = np.argsort(-(p + bias), axis=1)[:, :5]
+    chosen = np.take_along_axis(p, order, axis=1)
+    assert (ids == order).all()
+    assert (ids != np.argsort(-p, axis=1)[:, :5]).any()
+    assert np.allclose(weights, chosen / chosen.sum(axis=1, keepdims=True), rtol=1e-6, atol=0)
+
+
+def test_what_a_device_may_flush_decides_no_choice() -> None:
+    """Biases below 2^-126 are zeros, and so are their sums with sigmoids."""
+    logits = np.array([[-200.0, -88.0, -200.0, 0.0]], np.float32)
+    ids, _ = choose(logits, 3, np.array([0.0, 1e-39, 1e-38, -1.0], np.float32))
+    assert ids.tolist() == [[0, 1, 2]]
+    least = np.float32(1.0) / (np.float32(1.0) + exp(np.float32([87.0])))[0]
+    beside = np.nextafter(least, np.float32(1.0), dtype=np.float32)
+    ids, _ = choose(logits, 2, np.array([-least, -beside, -least, -1.0], np.float32))
+    assert ids.tolist() == [[0, 1]]
+
+
+@pytest.mark.parametrize("broken", [np.nan, np.inf, -np.inf])
+def test_a_choice_that_is_not_finite_breaks_its_token_alone(broken: float) -> None:
+    logits = np.zeros((2, 4), np.float32)
+    logits[1, 2] = np.nan
+    ids, weights = choose(logits, 2, np.arange(4, dtype=np.float32))
+    assert ids.tolist() == [[3, 2], [0, 1]]
+    assert np.isfinite(weights[0]).all()
+    assert np.isnan(weights[1]).all()
+    bias = np.array([0.0, broken, 0.0, 0.0], np.float32)
+    assert np.isnan(choose(logits, 2, bias)[1]).all()

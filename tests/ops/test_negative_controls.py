@@ -46,6 +46,7 @@ DIGEST = "reference.ops.row_digest"
 DOT = "reference.quant.dot"
 SUMS = "reference.exact.sums"
 ROUTE = "reference.ops.moe_gate_topk.route"
+CHOOSE = "reference.ops.moe_gate_topk.choose"
 DOWN_SUM = "reference.ops.moe_down_acc.weighted_sum"
 GATE_UP = "reference.ops.moe_gate_up"
 EXPERT = "reference.matrix.Matrix.expert"
@@ -187,6 +188,24 @@ CONTROLS = (
         mistakes.likeliest_from_the_last,
         f"{LOGS}.likeliest",
     ),
+    Control(
+        "R13 signs",
+        Opcode.KV_WRITE_BATCHED,
+        lambda head_dim: np.ones(head_dim, np.float32),
+        "reference.exact.rotation.signs",
+    ),
+    Control(
+        "R13 the other way round",
+        Opcode.FLASH_ATTN,
+        mistakes.rotated_twice,
+        f"{ATTENTION}.rotated_back",
+    ),
+    Control(
+        "R13 the first scale",
+        Opcode.KV_WRITE_BATCHED,
+        1,
+        "reference.exact.coded_rows.CODE_SCALES",
+    ),
     Control("R12 six rounds", Opcode.ROW_DIGEST, 6, "reference.exact.blake3.ROUNDS"),
     Control(
         "R12 leaves of neighbours",
@@ -202,6 +221,15 @@ CONTROLS = (
     Control("R7 not renormalized", Opcode.MOE_GATE_TOPK, mistakes_experts.unnormalized, ROUTE),
     Control(
         "R7 ties to the higher id", Opcode.MOE_GATE_TOPK, mistakes_experts.ties_to_the_last, ROUTE
+    ),
+    Control(
+        "R7 weighted with the bias",
+        Opcode.MOE_GATE_TOPK,
+        mistakes_experts.weighted_with_bias,
+        CHOOSE,
+    ),
+    Control(
+        "R7 chosen without bias", Opcode.MOE_GATE_TOPK, mistakes_experts.chosen_without_bias, CHOOSE
     ),
     Control(
         "R7 sum by rising expert",

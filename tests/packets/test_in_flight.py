@@ -99,6 +99,21 @@ def test_a_pace_that_was_slow_is_found_again(clock: Clock) -> None:
     assert max(run(device, waiting, 100, 1e-4)[60:]) < 1.5 * OVER + 0.05 * device.seconds
 
 
+@pytest.mark.parametrize("slow", [3e-3, 30e-3])
+def test_slow_first_steps_delay_no_later_one(slow: float, clock: Clock) -> None:
+    """Steps of two kinds in turns; the first two of each take longer."""
+    waiting, late = CompletionWaiter(), []
+    devices = {usual: Device(clock, slow) for usual in (2e-4, 2.6e-3)}
+    for number in range(8):
+        for usual, device in devices.items():
+            device.seconds = slow if number < 2 else usual
+            clock.now += 1e-4
+            step = device.submit()
+            assert waiting.until_done(step, 1.0)
+            late.append(clock.now - step.end)
+    assert max(late[4:]) < 1.5 * OVER + 0.05 * 2.6e-3
+
+
 def test_most_of_a_long_step_is_slept_through(clock: Clock) -> None:
     """The host asks a few times, not all the while."""
     asked = 0

@@ -23,6 +23,7 @@ Machine = Callable[[int], float]
 """Seconds of a step by its number of workers."""
 
 DECODE = 1
+OPS = 800
 
 
 def alone(workers: int) -> float:
@@ -42,13 +43,13 @@ def run(
     seconds = 0.0
     queued: deque[tuple[int, float]] = deque()
     for _ in range(steps):
-        workers = adaptive.choose(tokens)
+        workers = adaptive.choose(tokens, OPS)
         queued.append((workers, machine(workers)))
         seconds += queued[-1][1]
         if len(queued) > ahead:
-            adaptive.note(tokens, *queued.popleft())
+            adaptive.note(tokens, OPS, *queued.popleft())
     for one in queued:
-        adaptive.note(tokens, *one)
+        adaptive.note(tokens, OPS, *one)
     return seconds
 
 
@@ -125,6 +126,24 @@ def test_fewer_workers_are_found_where_steps_are_cut_into_slices(ahead: int) -> 
     assert sum(parts) / 9 < 1.08
 
 
+def slower_by(block_ops: int, seed: int) -> float:
+    """How many times as long as with the best number of workers the steps of a model and of its
+    draft block take, which come in any order; two workers are best for both."""
+    adaptive, spent, ideal, chance = AdaptiveWorkers(2), 0.0, 0.0, random.Random(seed)
+    for _ in range(2000):
+        ops, usual = (OPS, 25e-3) if chance.random() < 0.3 else (block_ops, 1.7e-3)
+        workers = adaptive.choose(DECODE, ops)
+        seconds = usual * (1.0 if workers == 2 else 1.7)
+        adaptive.note(DECODE, ops, workers, seconds)
+        spent, ideal = spent + seconds, ideal + usual
+    return spent / ideal
+
+
+def test_steps_of_two_graphs_are_told_apart() -> None:
+    """The control: graphs of as many ops are not."""
+    assert all(slower_by(41, seed) < 1.03 < 1.15 < slower_by(OPS, seed) for seed in range(5))
+
+
 @pytest.mark.parametrize("ahead", [0, 1, 3])
 def test_beside_a_load_trials_cost_little(ahead: int) -> None:
     adaptive = AdaptiveWorkers(2)
@@ -180,11 +199,11 @@ def test_the_choice_is_in_range_and_knows_no_unit_of_time(
 ) -> None:
     one, other = AdaptiveWorkers(most), AdaptiveWorkers(most)
     for value in seconds:
-        workers = one.choose(DECODE)
+        workers = one.choose(DECODE, OPS)
         assert 1 <= workers <= most
-        assert other.choose(DECODE) == workers
-        one.note(DECODE, workers, value)
-        other.note(DECODE, workers, value * 2.0**power)
+        assert other.choose(DECODE, OPS) == workers
+        one.note(DECODE, OPS, workers, value)
+        other.note(DECODE, OPS, workers, value * 2.0**power)
 
 
 @given(most=st.integers(2, 300), workers=st.integers(1, 300), downward=st.booleans())
@@ -214,7 +233,7 @@ def test_a_prompt_is_no_slow_decode_step() -> None:
 def test_a_new_size_begins_as_the_last_one_stands() -> None:
     adaptive = AdaptiveWorkers(2)
     run(adaptive, beside_two, 100)
-    assert adaptive.choose(7) == 1
+    assert adaptive.choose(7, OPS) == 1
 
 
 def test_a_bad_trial_is_one_step_whatever_is_queued() -> None:

@@ -30,7 +30,7 @@ class Float64Dense(Float64Llama):
         x = self._rows("token_embd.weight", np.asarray(tokens)) * self._key("embedding_scale", 1.0)
         for layer in range(self.layers):
             x = self._layer(x, layer, positions)
-        return self._head(self._norm(x, "output_norm")) / self._key("logit_scale", 1.0)
+        return self.head(self._norm(x, "output_norm")) / self._key("logit_scale", 1.0)
 
     def _layer(self, x: Float64, layer: int, positions: NDArray[np.int64]) -> Float64:
         prefix = f"blk.{layer}."

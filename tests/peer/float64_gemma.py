@@ -44,7 +44,7 @@ class Float64Gemma(Float64Llama):
             self._per_layer = self._per_layer_inputs(x, np.asarray(tokens))
         for layer in range(self.layers):
             x = self._layer(x, layer, positions)
-        y = self._head(self._norm(x, "output_norm"))
+        y = self.head(self._norm(x, "output_norm"))
         cap = self._key("final_logit_softcapping", DEFAULT_SOFTCAP[self.architecture])
         return cap * np.tanh(y / cap) if cap else y
 

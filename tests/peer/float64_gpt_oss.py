@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tests.peer.float64_llama import Float64, Float64Llama
+from tests.peer.yarn import yarn_frequencies
 
 LIMIT, STEEPNESS = 7.0, 1.702
 
@@ -50,20 +51,12 @@ class Float64GptOss(Float64Llama):
         return self._matrix(f"{prefix}sinks.weight").reshape(-1)
 
     def _rotated(self, x: Float64, positions: NDArray[np.int64]) -> Float64:
-        """Slow pairs turn ``factor`` times slower, fast ones as trained, between them a mixture."""
         pairs = self.rope_dims // 2
-        pair = np.arange(pairs)
-        frequency = float(self.rope_base) ** (-pair / pairs)
+        frequency = float(self.rope_base) ** (-np.arange(pairs) / pairs)
         magnitude = 1.0
         if self.factor != 1.0:
             trained = self._key("rope.scaling.original_context_length")
-            first, last = (
-                pairs * np.log(trained / (turns * 2 * np.pi)) / np.log(self.rope_base)
-                for turns in (32.0, 1.0)
-            )
-            first, last = max(np.floor(first), 0), min(np.ceil(last), self.rope_dims - 1)
-            slow = np.clip((pair - first) / max(0.001, last - first), 0, 1)
-            frequency = frequency * (1 - slow) + frequency / self.factor * slow
+            frequency = yarn_frequencies(self.rope_base, self.rope_dims, self.factor, trained)
             magnitude = 1 + 0.1 * np.log(self.factor)
         return magnitude * self._turned(x, positions[:, None, None] * frequency)
 

@@ -124,4 +124,4 @@ class Float64Hybrid(Float64Llama):
         x = self._linear(np.concatenate(joined, axis=1), f"{own}eh_proj")
         x = x + self._attention(self._norm(x, f"blk.{block}.attn_norm"), block, positions)
         x = x + self._feed_forward(self._norm(x, f"blk.{block}.post_attention_norm"), block)
-        return self._head(self._norm(x, f"{own}shared_head_norm"))
+        return self.head(self._norm(x, f"{own}shared_head_norm"))

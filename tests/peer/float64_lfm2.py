@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from tests.peer.float64_llama import Float64, Float64Llama
+from tests.peer.float64_llama import Float64, Float64Llama, sigmoid
 
 
 class Float64Lfm2(Float64Llama):
@@ -24,7 +24,7 @@ class Float64Lfm2(Float64Llama):
         x = self._rows("token_embd.weight", np.asarray(tokens))
         for layer in range(self.layers):
             x = self._layer(x, layer, positions)
-        return self._head(self._norm(x, "token_embd_norm"))
+        return self.head(self._norm(x, "token_embd_norm"))
 
     def _layer(self, x: Float64, layer: int, positions: NDArray[np.int64]) -> Float64:
         if self.kv_heads_of[layer]:
@@ -40,3 +40,16 @@ class Float64Lfm2(Float64Llama):
         padded = np.concatenate([np.zeros((past, u.shape[1])), before * u])
         mixed = sum(padded[i : i + len(u)] * taps[:, i] for i in range(past + 1))
         return self._linear(after * mixed, f"{prefix}out_proj")
+
+
+class Float64Lfm2Moe(Float64Lfm2):
+    """Sigmoids weight experts; a bias takes part in their choice alone."""
+
+    def _weights(self, logits: Float64, prefix: str) -> tuple[Float64, NDArray[np.int64]]:
+        p = sigmoid(logits)
+        score = p + self._choice_bias(prefix.replace("ffn_", "exp_probs_b.bias"))
+        count = self._key("expert_used_count")
+        return p, np.argsort(-score, axis=-1, kind="stable")[:, :count]
+
+    def _choice_bias(self, name: str) -> Float64:
+        return self._matrix(name).reshape(-1)

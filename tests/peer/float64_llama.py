@@ -38,6 +38,9 @@ class Reader(gguf.GGUFReader):
 class Float64Llama:
     """llama, qwen2, qwen3 and qwen3moe without rotary scaling other than ``rope_freqs``."""
 
+    epsilon = "attention.layer_norm_rms_epsilon"
+    """The key of what norms add to the mean of squares."""
+
     def __init__(self, path: Path) -> None:
         reader = Reader(path)
         self._fields = reader.fields
@@ -48,17 +51,21 @@ class Float64Llama:
         self.heads = self._key("attention.head_count")
         self.kv_heads = self._key("attention.head_count_kv", self.heads)
         self.head_dim = self._key("attention.key_length", self.hidden // self.heads)
-        self.eps = self._key("attention.layer_norm_rms_epsilon")
+        self.eps = self._key(self.epsilon)
         self.rope_base = self._key("rope.freq_base", 10000.0)
         self.rope_dims = self._key("rope.dimension_count", self.head_dim)
 
     def logits(self, tokens: Sequence[int]) -> Float64:
         """Teacher-forced logits of every position, float64[len(tokens), vocab]."""
+        return self.head(self.states(tokens))
+
+    def states(self, tokens: Sequence[int]) -> Float64:
+        """What the output matrix is multiplied by, float64[len(tokens), hidden]."""
         positions = np.arange(len(tokens))
         x = self._rows("token_embd.weight", np.asarray(tokens))
         for layer in range(self.layers):
             x = self._layer(x, layer, positions)
-        return self._head(self._norm(x, "output_norm"))
+        return self._norm(x, "output_norm")
 
     def _layer(self, x: Float64, layer: int, positions: NDArray[np.int64]) -> Float64:
         x = x + self._attention(self._norm(x, f"blk.{layer}.attn_norm"), layer, positions)
@@ -82,8 +89,7 @@ class Float64Llama:
 
     def _experts(self, h: Float64, logits: Float64, prefix: str) -> Float64:
         """The weighted sum over the likeliest experts of every row."""
-        probability = np.exp(log_softmax(logits))
-        used = np.argsort(-probability, axis=-1, kind="stable")[:, : self._key("expert_used_count")]
+        probability, used = self._weights(logits, prefix)
         weight = np.take_along_axis(probability, used, axis=-1)
         weight /= np.maximum(weight.sum(axis=-1, keepdims=True), SMALLEST_WEIGHT_SUM)
         if f"{prefix}gate_up_exps.weight" in self._tensors:
@@ -100,6 +106,12 @@ class Float64Llama:
                 out = out * self._matrix(f"{prefix}down_exps.scale").reshape(-1)[expert]
             y[rows] += weight[rows, places, None] * out
         return y
+
+    def _weights(self, logits: Float64, prefix: str) -> tuple[Float64, NDArray[np.int64]]:
+        """What weights each expert, and the experts of every row."""
+        probability = np.exp(log_softmax(logits))
+        count = self._key("expert_used_count")
+        return probability, np.argsort(-probability, axis=-1, kind="stable")[:, :count]
 
     def _attention(self, h: Float64, layer: int, positions: NDArray[np.int64]) -> Float64:
         prefix, count, size = f"blk.{layer}.attn_", len(h), self.head_dim
@@ -145,7 +157,8 @@ class Float64Llama:
         bias = f"{name}.bias"
         return y + self._matrix(bias).reshape(-1) if bias in self._tensors else y
 
-    def _head(self, h: Float64) -> Float64:
+    def head(self, h: Float64) -> Float64:
+        """Logits of rows of ``states``."""
         name = "output.weight" if "output.weight" in self._tensors else "token_embd.weight"
         rows = int(self._tensors[name].shape[1])
         parts = [
@@ -210,9 +223,5 @@ def log_softmax(logits: NDArray[np.floating]) -> Float64:
 
 def mean_kl(truth: NDArray[np.floating], other: NDArray[np.floating]) -> float:
     """Mean over positions of KL(truth || other) in nats, of the softmax of logits."""
-    return mean_kl_of_logs(log_softmax(truth), log_softmax(other))
-
-
-def mean_kl_of_logs(p: Float64, q: Float64) -> float:
-    """The same of logarithms of probabilities."""
+    p, q = log_softmax(truth), log_softmax(other)
     return float((np.exp(p) * (p - q)).sum(axis=-1).mean())

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from tests.peer.float64_cohere import Float64Cohere
 from tests.peer.float64_dense import Float64Dense
 from tests.peer.float64_gemma import Float64Gemma
 from tests.peer.float64_gpt_oss import Float64GptOss
 from tests.peer.float64_granite_hybrid import Float64GraniteHybrid
 from tests.peer.float64_hybrid import Float64Hybrid
-from tests.peer.float64_lfm2 import Float64Lfm2
-from tests.peer.float64_llama import Float64Llama
+from tests.peer.float64_lfm2 import Float64Lfm2, Float64Lfm2Moe
+from tests.peer.float64_llama import Float64Llama, Reader
+from tests.peer.float64_mistral import Float64Mistral
 
 ORACLES = {
     **dict.fromkeys(("llama", "qwen2", "qwen3", "qwen3moe"), Float64Llama),
     **dict.fromkeys(("smollm3", "granite", "glm4", "phi3", "olmo2"), Float64Dense),
     **dict.fromkeys(("qwen35", "qwen35moe", "qwen3next"), Float64Hybrid),
+    "mistral3": Float64Mistral,
+    **dict.fromkeys(("command-r", "cohere2"), Float64Cohere),
     "lfm2": Float64Lfm2,
+    "lfm2moe": Float64Lfm2Moe,
     "granitehybrid": Float64GraniteHybrid,
     **dict.fromkeys(("gemma3", "gemma4"), Float64Gemma),
     "gpt-oss": Float64GptOss,
@@ -25,4 +30,5 @@ ORACLES = {
 
 def float64_model(path: Path) -> Float64Llama:
     """The oracle that computes this file."""
-    return ORACLES[Float64Llama(path).architecture](path)
+    architecture = Reader(path).fields["general.architecture"].contents()
+    return ORACLES[architecture](path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,11 +16,14 @@ from harness.host.session import Session
 def our_logits(
     path: Path, tokens: Sequence[int], kv_dtype: str = "f32", chunk: int = 128
 ) -> NDArray[np.float32]:
-    """Teacher-forced logits of every position, float32[len(tokens), vocab]."""
+    """Teacher-forced logits of every position, float32[len(tokens), vocab]. The closed session is
+    in cycles: it is collected before a caller opens another."""
     options = SessionOptions(
         tier="cpu", context=len(tokens), kv_dtype=kv_dtype, chunk=chunk, all_logits=True
     )
     with Session.open(path, options) as session:
         logits = np.empty((len(tokens), session.model.config.vocab), np.float32)
         session.logits(tokens, logits)
+    del session
+    gc.collect()
     return logits

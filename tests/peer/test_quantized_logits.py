@@ -32,13 +32,17 @@ ROUTED_HYBRID = Limit(top1=0.88, kl=5e-3)
 logits by 1, here as in llama.cpp."""
 MODELS = {
     "qwen3": Limit(),
+    "mistral3": Limit(),
     **dict.fromkeys(("smollm3", "granite", "glm4-biases", "phi3", "olmo2-windows"), Limit()),
+    "command-r": Limit(),
+    "cohere2": Limit(),
     "llama-8-experts": Limit(),
     "qwen3moe": Limit(),
     "qwen35": Limit(),
     "qwen35moe": ROUTED_HYBRID,
     "qwen3next": ROUTED_HYBRID,
     "lfm2": Limit(),
+    "lfm2moe": ROUTED_HYBRID,
     "granitehybrid": Limit(),
     "gemma3": Limit(),
     "gemma4-experts": Limit(),
@@ -48,7 +52,7 @@ MODELS = {
 QUANTS = dict.fromkeys(MODELS, ("q4_k_m", "q8_0")) | {
     "gpt-oss-experts": ("q4_k_m", "q8_0", "mxfp4_moe")
 }
-AS_WIDE = ("phi3", "olmo2", "lfm2", "granitehybrid")
+AS_WIDE = ("phi3", "olmo2", "lfm2", "lfm2moe", "granitehybrid", "command-r", "cohere2")
 """Architectures whose heads must together be as wide as the residual stream for llama.cpp."""
 CLOSER = 3.0
 """How much smaller our KL is than llama.cpp's on the same quantized file, at least."""

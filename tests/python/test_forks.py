@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from harness.digest import HASHING_THREADS, RowDigests, row_digest
 from tests.cli.conftest import environment
 from tests.forked import in_a_fork
 from tests.paths import ROOT
@@ -62,6 +65,29 @@ def test_calls_in_a_fork_say_what_to_do(llm: LLM, call: Callable[[LLM], Any]) ->
     assert said.startswith("EngineStopped: this process was forked")
     assert "open a model in each process" in said
     assert llm.generate("one", GREEDY)[0].error is None
+
+
+def test_a_fork_opens_a_model_of_its_own(tiny_model_path: Path) -> None:
+    """It has none of the threads that computed for the process it was forked from."""
+
+    def answer() -> tuple[int, ...]:
+        with LLM(tiny_model_path, tier="cpu", context=64, progress=False) as own:
+            return own.generate("one two three four five", GREEDY)[0].completion.tokens
+
+    assert answer() == in_a_fork(answer)
+
+
+def test_a_fork_hashes_rows_with_threads_of_its_own() -> None:
+    """Also where the process it was forked from has started all threads of its pool."""
+    together = threading.Barrier(HASHING_THREADS)
+
+    def digests(digest: Callable[[Any], str] = row_digest) -> list[str]:
+        rows = RowDigests(digest)
+        rows(0, np.ones((HASHING_THREADS, 3), np.float32))
+        return rows.first(HASHING_THREADS)
+
+    digests(lambda row: str(together.wait(PATIENCE_SECONDS)))
+    assert digests() == in_a_fork(digests)
 
 
 def test_closing_in_a_fork_frees_nothing(llm: LLM) -> None:

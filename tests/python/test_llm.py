@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import subprocess
 import sys
+import threading
 import urllib.request
 from pathlib import Path
 
@@ -16,6 +18,7 @@ from contract.extras import install_command
 from harness.host.options import SessionOptions
 from harness.host.session import Session
 from tests.cli.conftest import environment
+from tests.patience import PATIENCE_SECONDS, wait_until
 from tests.python.conftest import CONTEXT, engine_threads
 from zinc_rt import LLM, ConfigError, RequestError, SamplingParams, serve
 
@@ -150,3 +153,21 @@ def test_a_server_needs_its_extra_and_nothing_else_does(tiny_model_path: Path) -
 
 def test_everything_it_exports_is_there() -> None:
     assert all(hasattr(zinc_rt, name) for name in zinc_rt.__all__)
+
+
+def test_a_model_that_its_own_engine_finds_to_be_garbage_is_closed(tiny_model_path: Path) -> None:
+    """Python collects cycles on whichever thread makes an object, and closing waits for the
+    engine's thread."""
+    before = engine_threads()
+    llm = LLM(tiny_model_path, tier="cpu", context=64, progress=False)
+    driver, closed = llm._driver, llm._close
+    llm.itself = llm  # type: ignore[attr-defined]
+    del llm
+    collecting = threading.Thread(
+        target=driver.call, args=(lambda engine: gc.collect(),), daemon=True
+    )
+    collecting.start()
+    collecting.join(PATIENCE_SECONDS)
+    assert not collecting.is_alive()
+    assert not closed.alive
+    wait_until(lambda: engine_threads() == before)

@@ -7,7 +7,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reference.sched.queue_depth import may_wait
+from reference.sched.admission import may_wait
 
 DEPTHS = st.integers(1, 200)
 

@@ -64,11 +64,11 @@ def serve(tiny_model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Se
         **options: object,
     ) -> Iterator[Running]:
         sizes = {"slots": slots, "context": context, "draft": draft, "experts": experts}
+        sizes["queue_depth"] = queue_depth
         model = ModelOptions(
             replace(session, tier=tier, disk_cache=disk_cache, **sizes),
             "tiny",
             folder / "digests.json",
-            queue_depth,
             buffered_events,
             aliases,
             sampling,

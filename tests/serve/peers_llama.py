@@ -25,7 +25,7 @@ from tests.serve.peers import (
 COUNT = f"{MESSAGES}/count_tokens"
 PARTS = [{"type": "text", "text": "Why is"}, {"type": "text", "text": "the sky blue?"}]
 PICTURE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
-OWN_ROUTE = "llama.cpp's own route; /v1/completions gives the same answers"
+OWN = "/completion"
 SLOTS = "slots have no numbers here: a request gets any, and prefixes are found by their tokens"
 ONE_KIND = "a test of command line options of llama.cpp's server"
 ANTHROPIC = {"model": "tiny", "max_tokens": 8, "messages": [TURN]}
@@ -49,7 +49,8 @@ def formed(form: object, **more: object) -> dict[str, object]:
 # fmt: off
 ROWS: tuple[Row, ...] = (
     passes("basic::server_start_simple", "GET /health", model="tiny"),
-    absent("basic::server_props", "settings are in /v1/models and /version", "GET /props"),
+    passes("basic::server_props", "GET /props", total_slots=..., model_path=...,
+           default_generation_settings__n_ctx=..., chat_template=...),
     passes("basic::server_models", "GET /v1/models", object="list", data__0__id="tiny"),
     absent("basic::server_slots", SLOTS, "GET /slots"),
     absent("basic::load_split_model", "split files have tests/model/test_gguf_split.py"),
@@ -107,7 +108,11 @@ ROWS: tuple[Row, ...] = (
     passes("chat_completion::context_size_exceeded", CHAT,
            {"messages": [{"role": "user", "content": "abcdefgh" * 400}]}, 400, error__code=...),
     passes("chat_completion::multiple_choices", CHAT, {**TALK, "n": 3}, choices__2__index=2),
-    absent("completion::completion", OWN_ROUTE, "/completion", {"prompt": "a", "n_predict": 8}),
+    passes("completion::completion", OWN, {**ASKED, "n_predict": 8}, tokens_predicted=8,
+           tokens_evaluated=..., truncated=False, content=..., timings__prompt_n=...,
+           generation_settings__seed=1),
+    passes("completion::completion[return_tokens]", OWN, {**ASKED, "return_tokens": True},
+           tokens__7=...),
     passes("completion::completion[v1]", TEXT, {"prompt": "The sky is", "n_predict": 8, "seed": 1},
            usage__completion_tokens=8, choices__0__finish_reason="length"),
     passes("completion::completion_stream", TEXT, {**ASKED, **USAGE},
@@ -127,8 +132,11 @@ ROWS: tuple[Row, ...] = (
             "a list is of texts, of ids, or of lists of ids, as OpenAI has it", TEXT,
             {**ASKED, "prompt": [[97, 98], "ab"]}, error__param="prompt"),
     absent("completion::completion_parallel_slots", SLOTS),
-    absent("completion::completion_response_fields", OWN_ROUTE),
-    passes("completion::n_probs", TEXT, {**ASKED, "logprobs": 10, "temperature": 0.0},
+    ignored("completion::completion_response_fields", "answers are whole", OWN,
+            {**ASKED, "response_fields": ["content"]}, "response_fields"),
+    passes("completion::n_probs", OWN, {**ASKED, "n_probs": 10, "temperature": 0.0},
+           completion_probabilities__7__top_logprobs__9__id=...),
+    passes("completion::n_probs[v1]", TEXT, {**ASKED, "logprobs": 10, "temperature": 0.0},
            choices__0__logprobs__top_logprobs=..., choices__0__logprobs__token_logprobs__7=...),
     ignored("completion::n_probs_post_sampling",
             "log-probabilities are the model's, before any sampling parameter", TEXT,
@@ -223,11 +231,10 @@ ROWS: tuple[Row, ...] = (
     absent("router::router_chat_completion", "several models have test_models_beside.py"),
     passes("template::apply_template_thinking", "/apply-template",
            {"messages": [TURN], "chat_template_kwargs": {"enable_thinking": False}}, prompt=...),
-    passes("tokenize::tokenize_detokenize", "/tokenize", {"prompt": "Hello"}, tokens=...,
-           count=...),
-    passes("tokenize::detokenize", "/detokenize", {"tokens": [97, 98]}, prompt="ab"),
+    passes("tokenize::tokenize_detokenize", "/tokenize", {"content": "Hello"}, tokens=...),
+    passes("tokenize::detokenize", "/detokenize", {"tokens": [97, 98]}, content="ab"),
     passes("tokenize::tokenize_with_pieces", "/tokenize",
-           {"prompt": "Hello", "return_token_strs": True}, token_strs=...),
+           {"content": "Hello", "with_pieces": True}, tokens__0__piece=...),
     passes("tool_call::completion_with_required_tool", CHAT, {**TALK, **MUST},
            choices__0__message__tool_calls__0__function__name="weather",
            choices__0__finish_reason="tool_calls"),

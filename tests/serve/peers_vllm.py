@@ -107,6 +107,8 @@ ROWS: tuple[Row, ...] = (
            error=...),
     unbuilt("completion_with_prompt_embeds::prompt_embeds", "prompts are texts or tokens", TEXT,
             {"prompt_embeds": "AAAA"}, 400, error=...),
+    unbuilt("min_tokens::min_tokens", "ignore_eos and max_tokens give a fixed length", TEXT,
+            {**ASKED, "min_tokens": 3}, 400, error__param="min_tokens"),
     passes("completion_text_offset::text_offset", TEXT, {**ASKED, "logprobs": 0},
            choices__0__logprobs__text_offset__0=0),
     passes("return_token_ids::completion", TEXT, {**ASKED, "return_token_ids": True},

@@ -6,7 +6,7 @@ import ipaddress
 
 import pytest
 
-from harness.serve.addresses import reachable_host
+from harness.serve.run import reachable_host
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "llm.example.org", "192.0.2.7"])

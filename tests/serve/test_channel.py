@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from waitress.channel import ClientDisconnected, HTTPChannel
 
 from harness.serve import listen
-from harness.serve.listen import _Channel
-from harness.serve.sending import send_what_fits
+from harness.serve.listen import _Channel, send_what_fits
 from tests.patience import PATIENCE_SECONDS
 
 

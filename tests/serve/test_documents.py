@@ -57,7 +57,7 @@ def test_every_reference_of_the_document_leads_somewhere(http: Http) -> None:
 def test_tokens_and_back(http: Http) -> None:
     told = http.post("/tokenize", {"prompt": "hello"}).json
     assert told["count"] == len(told["tokens"]) > 0
-    assert http.post("/detokenize", {"tokens": told["tokens"]}).json == {"prompt": "hello"}
+    assert http.post("/detokenize", {"tokens": told["tokens"]}).json["prompt"] == "hello"
     assert http.post("/detokenize", {"tokens": [10**6]}).error["param"] == "tokens"
     assert http.post("/tokenize", {}).error["param"] == "prompt"
     both = {"prompt": "a", "messages": MESSAGES}

@@ -20,6 +20,7 @@ from contract.errors import DeviceLost, QueueFull, RequestError
 from contract.types import FinishReason, Request
 from harness.host.driver import EngineDriver, EventStream
 from harness.host.engine_thread import EngineThread
+from harness.host.event_queue import EventQueue
 from harness.host.submissions import EngineStopped, Submission
 from reference.cpu.tier import CpuTier
 from reference.engine import Engine, EngineOptions
@@ -28,7 +29,7 @@ from reference.model.open import open_model
 from reference.observer import Observer
 from reference.runner import ModelRunner
 from tests.held_steps import hold_steps
-from tests.patience import PATIENCE_SECONDS
+from tests.patience import PATIENCE_SECONDS, wait_until
 
 LIMITS = Limits(slots=2, context=96, pages=12, step_tokens=32, step_rows=4)
 Driven = Callable[..., Any]
@@ -149,6 +150,48 @@ def test_who_stalls_too_long_is_ended_though_nobody_else_is_there(driven: Driven
         assert tokens_of(stream)[-1] == -1
         usage = driver.call(lambda engine: engine.ledger.of(0).requests_finished)
         assert usage == {FinishReason.CLIENT_TOO_SLOW: 1}
+
+
+class TakenMeanwhile(EventQueue):
+    """A queue that another thread empties once, just after the engine has counted its events for
+    the time number ``count`` and found at least ``full``."""
+
+    def __init__(self, full: int, count: int, take: Callable[[], None]) -> None:
+        super().__init__()
+        self._full, self._left, self._take = full, count, take
+
+    def __len__(self) -> int:
+        events = super().__len__()
+        if events >= self._full and threading.current_thread().name == "engine":
+            self._left -= 1
+            if not self._left:
+                reader = threading.Thread(target=self._take)
+                reader.start()
+                reader.join()
+        return events
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_stream_emptied_while_it_is_found_full_goes_on(driven: Driven, count: int) -> None:
+    """A reader that takes events when it is called is called again: the engine waits for one that
+    has events to take."""
+    with driven(buffered=4, stall_steps=10**6) as driver:
+        alone = tokens_of(driver.submit([request(driver, 20)]))
+        tokens: list[int] = []
+        arrived = threading.Event()
+        stream = driver.open_stream(ready=arrived.set)
+
+        def take() -> None:
+            arrived.clear()
+            tokens.extend(delivered.event.token for delivered in stream.take(0.0))
+
+        stream._events = TakenMeanwhile(4, count, take)
+        driver.submit_to(stream, [Submission([request(driver, 20)])])
+        wait_until(lambda: len(tokens) >= 4 or driver.call(lambda engine: stream._stalled))
+        while len(tokens) < len(alone):
+            assert arrived.wait(PATIENCE_SECONDS)
+            take()
+        assert tokens == alone
 
 
 class FailingOnce(Engine):

@@ -14,7 +14,7 @@ import pytest
 from harness import replay
 from harness.serve import storage
 from harness.serve.ledger_store import Counts, LedgerStore
-from harness.trace import patient_file
+from harness.trace import framing
 from tests.serve.conftest import Serve
 from tests.serve.http import Http
 
@@ -219,10 +219,10 @@ def test_a_file_that_waits_too_long_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Memory is bounded, and every byte that was taken is written in order."""
-    monkeypatch.setattr(patient_file, "MOST_WAITING_BYTES", 1 << 17)
+    monkeypatch.setattr(framing, "MOST_WAITING_BYTES", 1 << 17)
     monkeypatch.setattr(Path, "open", _opened(Path.open))
     monkeypatch.setattr(FullFile, "room", 1000)
-    file = patient_file.PatientFile(tmp_path / "t")
+    file = framing.PatientFile(tmp_path / "t")
     written = bytes(n % 251 for n in range(1 << 17))
     for start in range(0, len(written), 1 << 10):
         file.write(written[start : start + (1 << 10)])

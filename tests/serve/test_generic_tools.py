@@ -12,7 +12,10 @@ import jsonschema
 import pytest
 from openai import OpenAI
 
+from harness.host.harmony_reply import content_of, reply_parser
+from harness.host.reply import CallBegin
 from harness.serve.run import Running
+from harness.serve.wire import ChatRequest, converted
 from tests.serve.calling import (
     ASKED,
     CALLING,
@@ -268,3 +271,17 @@ def test_a_format_without_its_schema_is_refused(
     reply = http.post(route, body)
     assert (reply.status, reply.error["param"]) == (400, param)
     assert "missing" in reply.error["message"]
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_fenced_calls_are_read_unless_a_tool_is_strict(generic: Running, strict: bool) -> None:
+    """The grammar of an answer holds no fenced call to its schema."""
+    tools = [{"type": "function", "function": {**WEATHER, "strict": strict}}]
+    body = converted({"messages": MESSAGES, "tools": tools}, ChatRequest)
+    parser = reply_parser(generic.service.model.chat_plan(body).form)
+    text = '```json\n{"name": "get_weather", "arguments": {"city": "Oslo"}}\n```'
+    parts = [*parser.feed(text), *parser.finish()]
+    assert [part.name for part in parts if isinstance(part, CallBegin)] == (
+        [] if strict else ["get_weather"]
+    )
+    assert content_of(parts) == (text if strict else "")

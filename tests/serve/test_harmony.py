@@ -129,6 +129,16 @@ def test_the_effort_is_part_of_the_prompt(client: OpenAI, effort: str) -> None:
     assert "reasoning_effort" not in (asked.model_extra or {}).get("x_zinc", {}).get("ignored", [])
 
 
+@pytest.mark.parametrize("switch", [True, False])
+def test_a_switch_of_thinking_is_a_level(client: OpenAI, switch: bool) -> None:
+    """Off is the least: the model always thinks."""
+    body = {**ASKED, "max_tokens": 1}
+    asked = client.chat.completions.create(**body, extra_body={"enable_thinking": switch})
+    plain = client.chat.completions.create(**body)
+    told = "medium" if switch else "low"
+    assert asked.usage.prompt_tokens - plain.usage.prompt_tokens == len(told) - len("medium")
+
+
 def test_responses_and_anthropic_have_thoughts_and_calls_apart(
     harmony: Running, client: OpenAI
 ) -> None:

@@ -10,9 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from contract.errors import RequestError
 from harness.host.dialect.harmony import HARMONY_MARKS, HarmonyDialect
 from harness.host.harmony_reply import FramedAnswer, reply_parser
 from harness.host.reply import ReplyForm
+from harness.host.thinking import thinking_arguments
 from reference.model.chat_template import ChatTemplate
 from tests.serve.harmony import TEMPLATE
 from tests.serve.test_reply import CALLS, FUNCTIONS, told
@@ -222,3 +224,31 @@ def test_a_template_is_told_the_effort(effort: str) -> None:
         assert f"Reasoning: {effort}<|end|>" in rendered.text
         assert rendered.opening == "<|start|>assistant"
         assert "Reasoning: medium" in template.render(messages).text
+
+
+@pytest.mark.parametrize(
+    ("switch", "level", "told"),
+    [
+        (None, None, "medium"),
+        (True, None, "medium"),
+        (False, None, "low"),
+        (None, "high", "high"),
+    ],
+)
+def test_a_model_that_always_thinks_is_told_how_much(
+    switch: bool | None, level: str | None, told: str
+) -> None:
+    """Switched off, it thinks least: its template has no other way."""
+    messages = [{"role": "user", "content": "hi"}]
+    with ChatTemplate(TEMPLATE, source="m.gguf") as template:
+        arguments = thinking_arguments(template, "tiny", switch, level)
+        assert f"Reasoning: {told}<|end|>" in template.render(messages, **arguments).text
+
+
+def test_a_model_without_levels_refuses_one() -> None:
+    with ChatTemplate("{{ messages[0].content }}", source="m.gguf") as template:
+        with pytest.raises(RequestError, match=r"thinking: tiny has no level high; give on or off"):
+            thinking_arguments(template, "tiny", None, "high")
+        with pytest.raises(RequestError, match=r"thinking: tiny has no switch for it"):
+            thinking_arguments(template, "tiny", True)
+        assert thinking_arguments(template, "tiny", False) == {"enable_thinking": False}

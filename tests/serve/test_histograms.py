@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client import Histogram as Theirs
 
-from harness.serve.histograms import Histogram
+from harness.serve.metrics import Histogram
 
 BOUNDS = (0.125, 0.5, 1, 2.5, 16)
 VALUES = st.lists(st.sampled_from(BOUNDS) | st.integers(0, 80).map(lambda n: n / 4))

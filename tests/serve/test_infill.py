@@ -91,12 +91,12 @@ def test_what_is_refused(coder: Running, http: Http) -> None:
     for more in ({"prompt": [1, 2]}, {"prompt": "a", "echo": True}, {"prompt": [[1], [2]]}):
         refused = own.post("/v1/completions", {"suffix": "b", **more})
         assert (refused.status, refused.error["param"]) == (400, "suffix")
-    for path, body in (
-        ("/v1/completions", {"prompt": "a", "suffix": "b"}),
-        ("/infill", {"input_prefix": "a", "input_suffix": "b"}),
+    for path, body, param in (
+        ("/v1/completions", {"prompt": "a", "suffix": "b"}, "suffix"),
+        ("/infill", {"input_prefix": "a", "input_suffix": "b"}, "input_suffix"),
     ):
         refused = http.post(path, body)
-        assert (refused.status, refused.error["param"]) == (400, "suffix")
+        assert (refused.status, refused.error["param"]) == (400, param)
     assert own.post("/infill", {"input_prefix": "a", "input_suffix": "b", "n": 2}).status == 400
 
 

@@ -27,6 +27,7 @@ from harness.serve.receipts.tree import tree_root
 from harness.serve.receipts.verify import ReceiptDemands, chain_verdict, verify_receipts
 from harness.serve.run import Running
 from harness.synth import sized_spec, write_synthetic
+from tests.named_tiers import on_each
 from tests.needs import need_device
 from tests.paths import ROOT
 from tests.serve.conftest import ALL_TOKENS, Serve
@@ -161,8 +162,9 @@ def sign(folder: Path, receipt_server: Running) -> Sign:
     return signed
 
 
-@pytest.mark.parametrize("tier", TIERS)
-@pytest.mark.parametrize("name", REQUESTS)
+@pytest.mark.parametrize(
+    ("tier", "name"), on_each(TIERS, REQUESTS, "completion", "score", "embedding")
+)
 def test_every_answer_has_a_receipt_that_verifies(
     made: Made, opened: Callable[..., ServedModel], tier: str, name: str
 ) -> None:
@@ -177,8 +179,10 @@ def test_all_steps_may_be_sampled(made: Made, opened: Callable[..., ServedModel]
         assert problems(made(name), opened(), sample=10_000) == []
 
 
-@pytest.mark.parametrize("tier", TIERS)
-@pytest.mark.parametrize("lie", LIES)
+@pytest.mark.parametrize(
+    ("tier", "lie"),
+    on_each(TIERS, LIES, "one token replaced", "a step's digest replaced, the tree consistent"),
+)
 def test_a_lie_that_is_signed_is_named(
     made: Made, opened: Callable[..., ServedModel], sign: Sign, lie: str, tier: str
 ) -> None:

@@ -10,12 +10,17 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
 
+from contract.types import LOCAL_TENANT, Request
+from harness.host.watch import RequestFacts
 from harness.serve.receipts.document import parse_receipt
 from harness.serve.receipts.verify import ReceiptDemands, verify_receipts
+from harness.serve.replicas.requested import ReplicaRequest
+from harness.serve.replicas.work import AnswerEnd, RequestUpdate
 from harness.serve.run import Running
 from tests.needs import need_installed
 from tests.serve.http import Http, posted
@@ -283,3 +288,33 @@ def test_who_leaves_frees_the_slot_of_the_replica(served: Served) -> None:
     while http.get("/v1/tenants/local/usage").json["now"]["live"]:
         assert time.monotonic() < deadline
         time.sleep(0.1)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_request_cancelled_before_its_replica_is_known_counts_no_tokens() -> None:
+    """Its first update comes after the client has left: the replica hears how long the answer
+    is."""
+    from harness.serve.replicas.driver import _Pump
+
+    request = Request(7, (3, 4, 5), 12)
+    ends: list[AnswerEnd] = []
+
+    class Response:
+        """A replica's answer, before whose first update the request is cancelled."""
+
+        def __iter__(self) -> Iterator[RequestUpdate]:
+            pump.cancel(0)
+            yield RequestUpdate("a replica", (), 0, 0, False, None)  # type: ignore[arg-type]
+
+        def cancel(self) -> None:
+            pass
+
+    driver = SimpleNamespace(
+        handle=SimpleNamespace(generate=SimpleNamespace(remote=lambda work: Response())),
+        end_answer=ends.append,
+        forget=lambda pump: None,
+    )
+    facts = RequestFacts(0.0, LOCAL_TENANT)
+    pump = _Pump(driver, ReplicaRequest(request), facts)  # type: ignore[arg-type]
+    pump.run()
+    assert ends == [AnswerEnd("a replica", 7, 0)]

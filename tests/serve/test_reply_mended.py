@@ -10,7 +10,12 @@ import pytest
 from harness.host.dialect import REASONING, Dialect
 from harness.host.dialect.calls import CallSyntax, Function
 from harness.host.dialect.gemma_calls import GemmaCalls
-from harness.host.dialect.json_calls import BareJsonCall, JsonListCalls, MistralCalls
+from harness.host.dialect.json_calls import (
+    BareJsonCall,
+    JsonListCalls,
+    JsonObjectCalls,
+    MistralCalls,
+)
 from harness.host.dialect.python_calls import PythonCalls
 from harness.host.dialect.xml_calls import XmlCalls
 from harness.host.reply import ReplyForm, ReplyParser, Thought
@@ -101,6 +106,22 @@ def test_two_calls_are_read_with_marks_missing_between_them(
     _, content, calls = read(syntax, pieces, functions=WRITE)
     assert [(name, json.loads(text)) for name, text in calls] == [("write", WRITTEN_CALL)] * 2
     assert content == before.strip()
+
+
+@pytest.mark.parametrize("between", ["; ", ";", ", ", "\n", ""])
+@pytest.mark.parametrize("size", [1, 7, 1000])
+def test_calls_of_objects_alone_are_read_with_what_models_write_between_them(
+    between: str, size: int
+) -> None:
+    """A value may hold what stands between calls, and behind them nothing else may stand."""
+    one = '{"name": "write", "parameters": {"path": "a.txt", "content": "}; {"}}'
+    text = between.join([one, one, one])
+    for whole, expected in ((text, 3), (text + between + "Done.", 0), (one + between + "{}", 0)):
+        pieces = [whole[at : at + size] for at in range(0, len(whole), size)]
+        _, content, calls = read(BareJsonCall(), pieces, functions=WRITE)
+        assert len(calls) == expected
+        assert all(json.loads(text)["content"] == "}; {" for _, text in calls)
+        assert content == ("" if expected else whole)
 
 
 @pytest.mark.parametrize(
@@ -259,3 +280,60 @@ def test_a_forced_call_that_the_limit_cut_is_no_text(syntax: CallSyntax) -> None
         forced = {"functions": WRITE, "forced": True, "enforced": True, "exact": True}
         assert read(syntax, list(call[:end]), **forced)[1] == ""
     assert read(syntax, [call[:3]], functions=WRITE)[1] == call[:3]
+
+
+FENCED = JsonObjectCalls("<tool_call>", "</tool_call>", fenced=True)
+FENCED_CALL = '```json\n{"name": "write", "arguments": {"path": "a.txt", "content": "hi"}}\n```'
+
+
+@pytest.mark.parametrize("enforced", [False, True])
+@pytest.mark.parametrize("size", [1, 5, 1000])
+@pytest.mark.parametrize(
+    ("text", "content", "count"),
+    [
+        (FENCED_CALL, "", 1),
+        (f"So:\n\n{FENCED_CALL}\nDone.", "So:Done.", 1),
+        (f"{FENCED_CALL}\n{FENCED_CALL}", "", 2),
+        (FENCED_CALL.replace("\n```", "\n" + FENCED_CALL[8:]), "", 2),
+        (FENCED_CALL.replace("hi", "hi").replace(": ", " :\n  "), "", 1),
+        (f"<tool_call>\n{FENCED_CALL[8:-4]}\n</tool_call>\n{FENCED_CALL}", "", 2),
+    ],
+)
+def test_fenced_calls_are_read(
+    text: str, content: str, count: int, size: int, enforced: bool
+) -> None:
+    """Beside a grammar for other calls, too, where a fence is text to the grammar."""
+    pieces = [text[at : at + size] for at in range(0, len(text), size)]
+    _, said, calls = read(FENCED, pieces, functions=WRITE, enforced=enforced, exact=enforced)
+    assert [(name, json.loads(text)) for name, text in calls] == [("write", WRITTEN_CALL)] * count
+    assert said == content
+
+
+@pytest.mark.parametrize("enforced", [False, True])
+@pytest.mark.parametrize("size", [1, 5, 1000])
+@pytest.mark.parametrize(
+    "text",
+    [
+        '```json\n{"a": 1}\n``` and more',
+        '```json\n{"name": "other", "arguments": {}}\n```',
+        '```json\n{"name": "free"}\n```',
+        '```json\n{"name": "free", "description": "x", "arguments": {}}\n```',
+        '```json\n{"name": "free", "parameters": {"type": "object"}}\n```',
+        '```json\n{"name": "free", "arguments": {}}',
+        '```json\n{"name": "free", "arguments": {"a": "```"}\n``` }',
+        '```json\n{"name": "free", "arguments": {}} and\n```',
+        '```python\n{"name": "free", "arguments": {}}\n```',
+        "```json\n```",
+        "```js",
+    ],
+)
+def test_other_fenced_texts_stay_texts(text: str, size: int, enforced: bool) -> None:
+    """Descriptions of functions, other functions, unfinished and other objects."""
+    pieces = [text[at : at + size] for at in range(0, len(text), size)]
+    _, said, calls = read(FENCED, pieces, functions=WRITE, enforced=enforced, exact=enforced)
+    assert (said, calls) == (text, [])
+
+
+def test_fences_stay_text_where_the_model_has_marks_of_its_own() -> None:
+    _, said, calls = read(HERMES, list(FENCED_CALL), functions=WRITE, exact=True)
+    assert (said, calls) == (FENCED_CALL, [])

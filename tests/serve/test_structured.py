@@ -137,13 +137,35 @@ def test_masks_depend_on_the_tokens_alone(
         if not choices:
             break
         tokens.append(data.draw(st.sampled_from(choices)))
-        third.follow(tokens[-1])
+        third.follow(tokens.copy())
     cut = data.draw(st.integers(0, len(tokens)))
     expected = allowed(first, tokens)
     allowed(second, tokens[:cut])
     assert allowed(second, tokens) == allowed(third, tokens) == expected
     assert allowed(first, tokens[:cut]) == allowed(second, tokens[:cut])
     assert allowed(first, tokens) == expected
+
+
+@given(data=st.data())
+def test_drafted_tokens_leave_no_trace_in_masks(
+    model: Model, grammars: Grammars, data: st.DataObject
+) -> None:
+    """Before each token the masks are asked about tokens that do not come: some that may, then one
+    that may not. The masks behind the tokens that come are those of a sequence without drafts."""
+    plain, drafted = grammars.masks(f"start: {json_rule(LINKED)}", 2)
+    ends, tokens = model.tokenizer.eog_ids, list[int]()
+    for _ in range(data.draw(st.integers(1, 9))):
+        guess = list(tokens)
+        for _ in range(data.draw(st.integers(0, 4))):
+            guess.append(data.draw(st.sampled_from(allowed(drafted, guess))))
+        if data.draw(st.booleans()):
+            drafted.problem_after([*guess, 0])
+        choices = [token for token in allowed(plain, tokens) if token not in ends]
+        assert allowed(drafted, tokens) == allowed(plain, tokens)
+        assert drafted.failure is None
+        if not choices:
+            break
+        tokens.append(data.draw(st.sampled_from(choices)))
 
 
 def test_a_token_that_does_not_follow_breaks_the_masks(grammars: Grammars) -> None:
@@ -208,9 +230,9 @@ class _Late(TokenMasks):
     def __call__(self, tokens: list[int]) -> Mask:
         return self._inner(tokens)
 
-    def follow(self, token: int) -> None:
+    def follow(self, tokens: list[int]) -> None:
         self._gate.wait()
-        self._inner.follow(token)
+        self._inner.follow(tokens)
 
 
 def test_a_late_mask_is_told_once_it_is_there(grammars: Grammars) -> None:

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from openai import OpenAI
 
+from harness.serve.completion_answers import TextOffsets, prompt_offsets
 from harness.serve.run import Running
-from harness.serve.text_offsets import TextOffsets, prompt_offsets
 
 PIECES = st.sampled_from([*"aä€😀\ufffd", "\n"]).map(str.encode) | st.binary(max_size=2)
 

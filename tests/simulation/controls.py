@@ -31,15 +31,15 @@ NO_BIASES = np.zeros(0, LOGIT_BIAS)
 
 
 def a_slot_given_twice(patch: Patch) -> None:
-    place = SlotManager.place
+    admit = SlotManager.admit
 
     def broken(self: SlotManager, sequence: Any, *arguments: Any, **options: Any) -> Any:
-        placed = place(self, sequence, *arguments, **options)
-        if placed and sequence.slot not in self.free_slots:
+        admitted = admit(self, sequence, *arguments, **options)
+        if admitted and sequence.slot not in self.free_slots:
             self.free_slots.append(sequence.slot)
-        return placed
+        return admitted
 
-    patch.setattr(SlotManager, "place", broken)
+    patch.setattr(SlotManager, "admit", broken)
 
 
 def a_reference_is_kept(patch: Patch) -> None:
@@ -182,7 +182,7 @@ def saved_pages_do_not_come_back(patch: Patch) -> None:
 
 
 def states_are_not_loaded(patch: Patch) -> None:
-    patch.setattr(SimulatedStates, "load", lambda self, place, slot: None)
+    patch.setattr(SimulatedStates, "load", lambda self, state_slot, slot: None)
 
 
 def the_cache_outlives_a_fault(patch: Patch) -> None:

@@ -68,7 +68,7 @@ def _no_restored_pages(patch: pytest.MonkeyPatch) -> None:
 
 def _no_restored_states(patch: pytest.MonkeyPatch) -> None:
     """A slot goes on from the state that another sequence or wrong guesses left there."""
-    patch.setattr(RecurrentMemory, "load", lambda self, place, slot: None)
+    patch.setattr(RecurrentMemory, "load", lambda self, state_slot, slot: None)
     patch.setattr(RecurrentMemory, "advance", lambda self, query: None)
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from accel.vulkan.build import ENVIRONMENT, FOLDER, UNROLLED_OPS, builds
+from accel.vulkan.compiler import unrolled
 from accel.vulkan.spirv import FLOAT_ARITHMETIC, TYPE_ARRAY, exact, instructions, words_of
-from accel.vulkan.unrolled import unrolled
 from contract.kernel import decode_kernel
 from tests.vulkan.test_spirv import compile_raw, contractible, validated
 

@@ -201,11 +201,11 @@ class FakeComputeEncoder(FakeEncoder):
             self.work.work.append(dispatch)
 
     @method("executeCommandsInBuffer:withRange:", "v@:@{_NSRange=QQ}")
-    def execute(self, commands: int, places: Any) -> None:
+    def execute(self, commands: int, ns_range: Any) -> None:
         found = self.objc.state(commands, FakeCommands, "what is executed")
         if found is None:
             return
-        run = range(places.location, places.location + places.length)
+        run = range(ns_range.location, ns_range.location + ns_range.length)
         if run.stop > found.count or not run:
             self.objc.tell(f"commands {run.start} to {run.stop} of {found.count}")
         else:

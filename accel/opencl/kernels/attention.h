@@ -201,6 +201,9 @@ OUTLINED void load_page(const KV_HEAD *head, uint position, uint begin, uint end
         const bool whole = head->head_dim % 32 == 0;
         load_keys_i12(head, whole, position, begin, end, next, tile, key);
         load_values_i12(head, whole, position, begin, end, next, values, value);
+    } else if (head->dtype == I4R) {
+        load_keys_i4r(head, position, begin, end, next, tile, key);
+        load_values_i4r(head, position, begin, end, next, values, value);
     } else {
         FOR_KV_TYPE(head, CALL)
     }

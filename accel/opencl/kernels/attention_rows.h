@@ -51,6 +51,26 @@ static inline const GLOBAL uchar *i12_page(const KV_HEAD *head, uint position) {
     return head->kv + i12_record(head->head_dim, head->kv_heads, page, head->kv_head);
 }
 
+// I4R, rule R13: records as of I12. A byte of codes holds channel i below 16 of a group of 32, and
+// above it channel i + 16.
+//   K codes uchar[16][head_dim / 2], V codes uchar[head_dim / 2][16], fifth bits of K
+//   uint[16][groups], scales of K uchar[16][groups] and of V uchar[groups][16], exponents of K and
+//   of V char[16]
+static inline ulong i4r_record(uint head_dim, uint kv_heads, ulong page, uint kv_head) {
+    return (page * kv_heads + kv_head) * (19 * head_dim + 32);
+}
+
+#define I4R_VALUES (8 * head_dim)
+#define I4R_FIFTH (16 * head_dim)
+#define I4R_SCALES (18 * head_dim)
+#define I4R_VALUE_SCALES (head_dim / 2)
+#define I4R_EXPONENTS (19 * head_dim)
+
+static inline const GLOBAL uchar *i4r_page(const KV_HEAD *head, uint position) {
+    const ulong page = head->pages[position / PAGE_TOKENS];
+    return head->kv + i4r_record(head->head_dim, head->kv_heads, page, head->kv_head);
+}
+
 static inline uint first_visible(uint position, uint window) {
     return window && position + 1 > window ? position + 1 - window : 0;
 }

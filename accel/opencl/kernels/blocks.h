@@ -22,6 +22,7 @@
 #define MXFP4 39
 // Not GGML's: KV pages of integers, see attention_rows.h.
 #define I12 1012
+#define I4R 1004
 
 #define Q8_0_ELEMENTS 32
 #define Q8_0_BYTES 34

@@ -10,6 +10,7 @@
 #define TAKEN -1.0f
 #define SMALLEST_SUM 6.103515625e-05f  // 2^-14
 #define SMALLEST_NORMAL_BITS 0x00800000u
+#define CHOSEN (-INFINITY)
 
 INLINE float probability(float exponential, float sum) {
     const float p = divide1(exponential, sum);
@@ -82,3 +83,39 @@ void op_expert_topk(MEMORY memory, const GLOBAL PACKET *packet, uint worker, uin
     }
 }
 
+// EXPERT_CHOICE: p = sigmoid of a row of logits; the `used` largest p + bias, weighted by p,
+// renormalized (rules R2, R7).
+//
+// operands: logits, bias, s, ids, weights
+// sizes:    tokens, experts, used
+// s is scratch [tokens, experts + used]: p + bias of each expert, CHOSEN where it was chosen, and behind
+// the experts p of what was chosen. A row with a p + bias that is not finite gets ids 0, 1, ... and NaN
+// weights. Tokens are split among workers.
+
+INLINE float flushed(float x) {
+    return (as_uint(x) & ~SIGN_BIT) < SMALLEST_NORMAL_BITS ? 0.0f : x;
+}
+
+void op_expert_choice(MEMORY memory, const GLOBAL PACKET *packet, uint worker, uint workers) {
+    OPEN(expert_choice);
+    const SHARE mine = share(op.tokens, 1, worker, workers);
+    for (uint token = mine.begin; token < mine.end; token++) {
+        const GLOBAL float *logits = op.logits + (ulong)token * op.logits_stride;
+        GLOBAL float *s = op.s + (ulong)token * op.s_stride;
+        GLOBAL int *ids = op.ids + (ulong)token * op.ids_stride;
+        GLOBAL float *weights = op.weights + (ulong)token * op.weights_stride;
+        for (uint k = 0; k < op.experts; k++)
+            s[k] = flushed(sigmoid1(logits[k]) + flushed(op.bias[k]));
+        bool whole = true;
+        for (uint place = 0; place < op.used && whole; place++) {
+            const BEST best = best_in(s, 0, op.experts);
+            whole = place > 0 || best.finite != 0;
+            if (!whole) break;
+            ids[place] = best.id;
+            s[best.id] = CHOSEN;
+            s[op.experts + place] = sigmoid1(logits[best.id]);
+        }
+        if (whole) renormalize(s + op.experts, weights, op.used);
+        else route_nowhere(ids, weights, op.used);
+    }
+}

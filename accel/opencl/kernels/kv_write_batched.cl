@@ -2,7 +2,7 @@
 //
 // operands: k, v, query, page_table, kv
 // sizes:    tokens, width (kv_heads * head_dim), page_tokens, head_dim
-// kv is float, half, Q8_0 or I12 as dtype says. Tokens are split among workers.
+// kv is float, half, Q8_0, I12 or I4R as dtype says. Tokens are split among workers.
 
 // One block of rule R6: d = largest magnitude / 127 as binary16, q = x / d to nearest even.
 static inline void store_q8_0(const GLOBAL float *x, GLOBAL uchar *block) {
@@ -53,6 +53,87 @@ static void store_i12(const GLOBAL float *x, uint head_dim, uint which, GLOBAL u
     record[I12_EXPONENTS + which * PAGE_TOKENS + i] = (uchar)exponent;
 }
 
+MATMUL_TARGET_BEGIN
+
+INLINE int sum_of_16(int16 x) {
+    const int8 a = x.lo + x.hi;
+    const int4 b = a.lo + a.hi;
+    return (b.x + b.z) + (b.y + b.w);
+}
+
+// Codes of the 32 integers `low` and `high` with a scale, and their sum of squared differences.
+INLINE uint codes_with(int16 low, int16 high, int scale, int bits, int16 *codes) {
+    const int top = (1 << bits) - 1;
+    const int16 first[2] = {low, high};
+    // Quotients are at least half a divisor's part away from an integer, so that their floor is
+    // right however they are rounded.
+    const float reciprocal = 1.0f / (float)(2 * max(scale, 1));
+    int16 squares = (int16)(0);
+    UNROLL for (int i = 0; i < 2; i++) {
+        const int16 above = first[i] + ((scale << bits) - 1);
+        const float16 quotient = (convert_float16(above) + 0.5f) * reciprocal;
+        codes[i] = min(max(convert_int16(quotient), 0), top);
+        codes[i] = select(codes[i], (int16)(0), (int16)(above < 0));
+        const int16 difference = first[i] - (codes[i] * 2 - top) * scale;
+        squares += difference * difference;
+    }
+    return (uint)sum_of_16(squares);
+}
+
+// A group of 32 channels of rule R13: codes, and the first scale of six with the least difference.
+INLINE int coded_group(int16 low, int16 high, int bits, int16 *best) {
+    const int top = (1 << bits) - 1;
+    const int most = most_of_16(max(max(low, -low), max(high, -high)));
+    const int largest = min((most + top - 1) / top, 2048 / top);
+    int scale = largest;
+    uint least = codes_with(low, high, largest, bits, best);
+    for (int i = 1; i < 6; i++) {
+        const int tried = largest - largest * i / 16;
+        int16 codes[2];
+        const uint squares = codes_with(low, high, tried, bits, codes);
+        if (squares >= least) continue;
+        least = squares;
+        scale = tried;
+        best[0] = codes[0];
+        best[1] = codes[1];
+    }
+    return scale;
+}
+
+// A rotated row at place i of the record of its page and KV head.
+OUTLINED void store_i4r(const GLOBAL float *x, uint head_dim, uint which, GLOBAL uchar *record,
+                        uint i) {
+    const uint groups = head_dim / CODED_CHANNELS;
+    int16 largest = (int16)(0), codes[2];
+    for (uint d = 0; d < head_dim; d += 16)
+        largest = max(largest, magnitude_bits(vload16(0, x + d)));
+    const int most = most_of_16(largest), exponent = row_exponent(most);
+    const float factor = row_factor(most, KV_BITS);
+    for (uint n = 0; n < groups; n++) {
+        int16 m[2];
+        UNROLL for (uint k = 0; k < 2; k++) {
+            const float16 scaled = vload16(2 * n + k, x) * factor;
+            m[k] = as_int16(scaled + ROUNDER) - (int16)(as_int(ROUNDER));
+            m[k] = exponent == BROKEN_ROW ? (int16)(0) : min(max(m[k], -KV_MOST), KV_MOST);
+        }
+        const int scale = coded_group(m[0], m[1], which ? 4 : 5, codes);
+        uint fifth = 0;
+        for (uint k = 0; k < 16; k++) {
+            const int low = ((const int *)codes)[k], high = ((const int *)codes)[16 + k];
+            const uint at = which ? I4R_VALUES + (16 * n + k) * PAGE_TOKENS + i
+                                  : i * head_dim / 2 + 16 * n + k;
+            record[at] = (uchar)((low & 15) | (high & 15) << 4);
+            fifth |= (uint)(low >> 4) << k | (uint)(high >> 4) << (16 + k);
+        }
+        if (!which) ((GLOBAL uint *)(record + I4R_FIFTH))[i * groups + n] = fifth;
+        record[I4R_SCALES + (which ? I4R_VALUE_SCALES + n * PAGE_TOKENS + i : i * groups + n)] =
+            (uchar)scale;
+    }
+    record[I4R_EXPONENTS + which * PAGE_TOKENS + i] = (uchar)exponent;
+}
+
+MATMUL_TARGET_END
+
 // Elements from `place` on, as many as share a block of dtype.
 static inline void store_kv(uint dtype, const GLOBAL float *x, GLOBAL uchar *kv, ulong place) {
     if (dtype == F32)
@@ -84,6 +165,11 @@ void op_kv_write_batched(MEMORY memory, const GLOBAL PACKET *packet, uint worker
                 for (uint h = 0; h < kv_heads; h++)
                     store_i12(x + h * head_dim, head_dim, which,
                               kv + i12_record(head_dim, kv_heads, page, h),
+                              position % page_tokens);
+            else if (packet->dtype == I4R)
+                for (uint h = 0; h < kv_heads; h++)
+                    store_i4r(x + h * head_dim, head_dim, which,
+                              kv + i4r_record(head_dim, kv_heads, page, h),
                               position % page_tokens);
             else
                 for (uint k = 0; k < width; k += Q8_0_ELEMENTS)

@@ -6,7 +6,6 @@ the events. Times are CPU time of the thread, which other processes hardly chang
 
 from __future__ import annotations
 
-import statistics
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -150,8 +149,3 @@ def _cpu_microseconds(engine: Engine) -> float:
     started = time.thread_time()
     engine.step()
     return (time.thread_time() - started) * 1e6
-
-
-def median(values: Sequence[float]) -> float:
-    """The median."""
-    return statistics.median(values)

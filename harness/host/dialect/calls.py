@@ -88,6 +88,17 @@ class CallSyntax(ABC):
         body. None where nothing marks such a call."""
         return None
 
+    @property
+    def fences(self) -> Mapping[str, str]:
+        """What other calls begin with, and what each ends with, also beside a grammar; both are
+        part of the body, as those of ``bare`` are."""
+        return {}
+
+    def other_marks(self, tolerant: bool) -> dict[str, str]:
+        """What calls begin with that lack ``begin``, and what each ends with; where marks may be
+        missing, as ``tolerant`` says, also ``bare``."""
+        return {**self.fences, **dict([self.bare] if self.bare and tolerant else [])}
+
     @abstractmethod
     def parse(self, body: str, functions: Functions) -> list[Call] | None:
         """The calls of a body; None for one that is malformed or calls something else."""
@@ -119,13 +130,13 @@ class CallSyntax(ABC):
         return None
 
     def hopeless(self, body: str, functions: Functions) -> bool:
-        """Whether no text that may follow makes a ``bare`` body a call."""
+        """Whether no text that may follow makes a ``bare`` body, or one in ``fences``, a call."""
         return False
 
     def may_begin(self, text: str, functions: Functions) -> bool:
-        """Whether a text that begins with ``begin``, or as a ``bare`` call does, may be a call."""
-        bare = self.bare
-        return bare is None or not text.startswith(bare[0]) or not self.hopeless(text, functions)
+        """Whether a text that begins as a call may be one."""
+        others = tuple(self.other_marks(tolerant=True))
+        return not text.startswith(others) or not self.hopeless(text, functions)
 
     def inside_value(self, body: str, functions: Functions, exact: bool = False) -> bool:
         """Whether ``end`` would be part of a value if it came after ``body``: of JSON, where

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,22 +31,30 @@ NAMED_CALL = re.compile(
 DECODER = json.JSONDecoder()
 SEAM = re.compile(rf"<tool_call>|(?<=\}}){SPACE}[,;]?{SPACE}(?=\{{)")
 """What stands between two calls in one pair of tags."""
+NEXT_OBJECT = re.compile(rf"(?<=\}}){SPACE}[,;]?{SPACE}\{{")
+"""What stands between the bodies of two calls that are objects alone."""
 BARE = '{"name"'
 BARE_HEAD = re.compile(
     rf'\{{"name"{SPACE}(?:(?::{SPACE}(?:"[^"\\]*)?)?|:{SPACE}"(?P<name>[^"\\]*)".*)', re.S
 )
 """The beginning of a call without its tag, with the name once it is whole."""
+FENCE, FENCE_END = "```json", "```"
+FENCED_HEAD = '{"name":"'
+LONGEST_FENCED_HEAD = 256
+"""Characters at the beginning of a fenced text in which a call has its name."""
 KEYS = ("arguments", "parameters")
 """What models call the arguments of a call."""
 
 
 @dataclass(frozen=True)
 class JsonObjectCalls(CallSyntax):
-    """``{"name": ..., "arguments": {...}}``, with the arguments under ``key``."""
+    """``{"name": ..., "arguments": {...}}``, with the arguments under ``key``. With ``fenced`` the
+    same in a fence of Markdown is a call, too."""
 
     key: str = "arguments"
     before: str = ""
     after: str = ""
+    fenced: bool = False
 
     separator = "\n"
 
@@ -58,7 +66,13 @@ class JsonObjectCalls(CallSyntax):
     def bare(self) -> tuple[str, str] | None:
         return None if self.end is None else (BARE, self.end)
 
+    @property
+    def fences(self) -> Mapping[str, str]:
+        return {FENCE: FENCE_END} if self.fenced else {}
+
     def hopeless(self, body: str, functions: Functions) -> bool:
+        if body.startswith(FENCE):
+            return not _may_be_fenced_call(body.removeprefix(FENCE), functions)
         found = BARE_HEAD.fullmatch(body)
         if found is None or found["name"] not in (None, *functions):
             return True
@@ -70,6 +84,8 @@ class JsonObjectCalls(CallSyntax):
         return not rest.startswith(close) and not close.startswith(rest)
 
     def parse(self, body: str, functions: Functions) -> list[Call] | None:
+        if self.fenced and body.startswith(FENCE):
+            return _fenced_calls(body.removeprefix(FENCE).removesuffix(FENCE_END), functions)
         if self.end is not None and body.startswith(BARE):
             body = body.removesuffix(self.end)
         call = _call_of(body, self.key, functions)
@@ -105,7 +121,8 @@ class JsonListCalls(CallSyntax):
 
 @dataclass(frozen=True)
 class BareJsonCall(CallSyntax):
-    """Llama 3: an answer that is one JSON object, ``{"name": ..., "parameters": {...}}``."""
+    """Llama 3: an answer that is one JSON object, ``{"name": ..., "parameters": {...}}``. Several
+    are read, too, with a semicolon or a comma between them or nothing."""
 
     begin: str = "{"
     end: str | None = None
@@ -115,6 +132,10 @@ class BareJsonCall(CallSyntax):
     def parse(self, body: str, functions: Functions) -> list[Call] | None:
         call = _call_of("{" + body, "parameters", functions)
         return None if call is None else [call]
+
+    def seams(self, body: str) -> Iterator[tuple[int, int]]:
+        for found in re.finditer(NEXT_OBJECT, body):
+            yield found.span()
 
     def arguments_start(self, body: str) -> tuple[str, int] | None:
         found = _arguments_start("{" + body, "parameters")
@@ -258,6 +279,34 @@ def _list_of_calls(text: str, functions: Functions) -> list[Call] | None:
     calls = [_checked(value, "arguments", functions) for value in values]
     # A list of none is text.
     return [call for call in calls if call is not None] if calls and all(calls) else None
+
+
+def _may_be_fenced_call(text: str, functions: Functions) -> bool:
+    """Whether a fenced text that goes on may be calls of ``functions``."""
+    head = re.sub(r"[ \t\r\n]", "", text[:LONGEST_FENCED_HEAD])
+    if len(head) < len(FENCED_HEAD):
+        return FENCED_HEAD.startswith(head)
+    name, closed, _ = head.removeprefix(FENCED_HEAD).partition('"')
+    named = name in functions if closed else any(one.startswith(name) for one in functions)
+    return head.startswith(FENCED_HEAD) and named
+
+
+def _fenced_calls(text: str, functions: Functions) -> list[Call] | None:
+    """The calls that a fenced text is: of each the name and the arguments, and nothing else, which
+    tells them from descriptions of functions."""
+    calls: list[Call] = []
+    left = text.strip()
+    while left:
+        try:
+            value, end = DECODER.raw_decode(left)
+        except (ValueError, RecursionError):
+            return None
+        call = _call_of(left[:end], KEYS[0], functions)
+        if call is None or set(value) != {"name", KEYS[0]}:
+            return None
+        calls.append(call)
+        left = left[end:].lstrip()
+    return calls or None
 
 
 def _named_call(text: str, functions: Functions) -> list[Call] | None:

@@ -55,12 +55,6 @@ def read_tags(text: str, declared: Set[str] | None, cut: bool = False) -> Tagged
     return TaggedCall(head[1], parameters) if rest in ("", CLOSE) else False
 
 
-def _may_follow(name: str | None, given: Set[str], declared: Set[str] | None) -> bool:
-    if name is None or name in given:
-        return False
-    return declared is None or name in declared
-
-
 def _value_end(
     text: str, start: int, given: Set[str], declared: Set[str] | None, cut: bool
 ) -> tuple[int, int]:

@@ -72,10 +72,10 @@ class GrammarLimits:
 
 class TokenMasks:
     """The masks of one sequence under a grammar: an engine's ``allowed``. May be called from
-    several threads.
+    several threads, and about tokens that the sequence then does not get: drafted ones.
 
-    ``follow`` computes ahead what the engine will ask for. They are those of ``grammar``; where
-    ``before`` has tokens, the sequence began elsewhere, and is asked about what comes behind them.
+    They are those of ``grammar``; where ``before`` has tokens, the sequence began elsewhere, and is
+    asked about what comes behind them.
 
     ``matcher`` shares what it has found out with those of other sequences, its limits too: where
     they are met, ``fresh`` gives one of its own, so that no sequence fails for another's sake.
@@ -90,7 +90,8 @@ class TokenMasks:
         """Why the sequence cannot go on; None while it can."""
         self._matcher = matcher
         self._words = words
-        self._fresh: Callable[[], LLMatcher] | None = fresh
+        self._fresh = fresh
+        self._shared = True
         self._consumed: list[int] = []
         self._mask: Mask | None = None
         self._lock = threading.Lock()
@@ -102,10 +103,9 @@ class TokenMasks:
         with self._lock:
             return self._mask_after(tokens)
 
-    def follow(self, token: int) -> None:
-        """One more token is known; compute the mask behind it."""
-        with self._lock:
-            self._mask_after([*self._consumed, token])
+    def follow(self, tokens: list[int]) -> None:
+        """Compute ahead the mask that the engine will ask for after ``tokens``."""
+        self(tokens)
 
     def problem_after(self, tokens: list[int]) -> str | None:
         """Why no token can follow ``tokens``; None where one can."""
@@ -118,11 +118,15 @@ class TokenMasks:
         try:
             return self._shared_mask_after(tokens)
         except GrammarBroke:
-            if self._fresh is None:
+            if not self._shared:
                 raise
-            self._matcher, self._fresh = self._fresh(), None
-            self._consumed, self._mask, self.failure = [], None, None
+            self._begin_anew()
             return self._shared_mask_after(tokens)
+
+    def _begin_anew(self) -> None:
+        """Take a matcher that shares nothing and has consumed nothing."""
+        self._matcher, self._shared = self._fresh(), False
+        self._consumed, self._mask, self.failure = [], None, None
 
     def _shared_mask_after(self, tokens: list[int]) -> Mask:
         if tokens != self._consumed:
@@ -132,14 +136,25 @@ class TokenMasks:
     def _go_to(self, tokens: list[int]) -> None:
         before = len(self._consumed)
         if tokens[:before] != self._consumed:
-            self._matcher.reset()
-            self._consumed, before = [], 0
+            before = self._return_to(tokens)
         self._consume(tokens[before:])
+
+    def _return_to(self, tokens: list[int]) -> int:
+        """Take back what was consumed from the first difference to ``tokens`` on, and its failure;
+        returns the number of tokens before it."""
+        pairs = enumerate(zip(self._consumed, tokens, strict=False))
+        least = min(len(self._consumed), len(tokens))
+        same = next((n for n, (one, other) in pairs if one != other), least)
+        if self._matcher.is_error() or not self._matcher.rollback(len(self._consumed) - same):
+            self._begin_anew()
+            return 0
+        self._consumed, self._mask, self.failure = self._consumed[:same], None, None
+        return same
 
     def _consume(self, tokens: list[int]) -> None:
         self._mask = None
         self._consumed = [*self._consumed, *tokens]
-        if not self._matcher.consume_tokens(tokens):
+        if tokens and not self._matcher.consume_tokens(tokens):
             raise self._broken("a token does not follow the grammar, or it became too complex")
 
     def _current(self) -> Mask:

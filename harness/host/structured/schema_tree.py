@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote
 
-Schema = Mapping[str, Any] | bool
-
 SCHEMA = frozenset(("items", "additionalProperties"))
 LIST_OF_SCHEMAS = frozenset(("anyOf", "oneOf", "allOf", "prefixItems"))
 SCHEMA_BY_NAME = frozenset(("properties", "patternProperties", "$defs", "definitions"))

@@ -14,6 +14,7 @@ from contract.errors import NonFiniteLogits, RequestError, ZincError
 from contract.types import Request
 from harness.host.pooling import Pool, pooling_of, tokens_to_embed
 from harness.host.submissions import Submission
+from harness.host.thinking import thinking_arguments
 from reference.model.chat_template import ChatTemplate, encode_chat, encode_rendered
 from zinc_rt.batches import Finished
 from zinc_rt.conversations import Conversations, fields_of
@@ -166,10 +167,9 @@ class LLM(OpenModel):
         """Token ids of a conversation and the start of its answer. Raises RequestError and
         TemplateError."""
         template = self._template
-        if thinking and not template.has_thinking_toggle:
-            raise RequestError("thinking", f"{self.model.config.name} has no switch for it")
         said = messages_of(messages)
-        return encode_chat(self.tokenizer, template, said, enable_thinking=thinking)
+        arguments = thinking_arguments(template, self.model.config.name, thinking)
+        return encode_chat(self.tokenizer, template, said, **arguments)
 
     def logits(self, prompt: Prompt) -> NDArray[np.float32]:
         """What the model says after every token of a text: float32[tokens, vocab].

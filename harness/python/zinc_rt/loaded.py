@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import concurrent.futures.thread  # noqa: F401
 import os
 import sys
 import threading
@@ -41,6 +42,7 @@ def _close_all() -> None:
 
 
 # Before thread pools end, in which a step may still compute: what ``atexit`` calls comes too late.
+# What is registered last is called first, so the module of pools is imported before this.
 getattr(threading, "_register_atexit", atexit.register)(_close_all)
 
 
@@ -52,6 +54,15 @@ def _forget_all() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget_all)
+
+
+def _close(owned: ExitStack, engine_thread: EngineThread) -> None:
+    """Free what a model owned. Python collects garbage on any thread, the engine's own among them,
+    which closing waits for."""
+    if engine_thread.is_current:
+        threading.Thread(target=owned.close, name="close", daemon=True).start()
+    else:
+        owned.close()
 
 
 def _warn_of_a_second_run() -> None:
@@ -89,21 +100,22 @@ class OpenModel(ContextManager):
             hidden_states=True,
             scores=log_probabilities > 0,
             experts=experts,
+            # A caller of this process waits as long as it takes.
+            queue_depth=MAX_INT32,
+            stall_steps=MAX_INT32,
         )
         self._shows = progress
         with ExitStack() as owned:
+            engine_thread = owned.enter_context(EngineThread(words=WORDS))
             hosted = host_model(
                 path,
                 options,
-                owned.enter_context(EngineThread(words=WORDS)),
+                engine_thread,
                 owned,
                 self._progress(True),
-                # A caller of this process waits as long as it takes.
-                queue_depth=MAX_INT32,
-                stall_steps=MAX_INT32,
                 prepare=False,
             )
-            self._close = weakref.finalize(self, owned.pop_all().close)
+            self._close = weakref.finalize(self, _close, owned.pop_all(), engine_thread)
             OPEN.add(self)
         self._hosted = hosted
         self._driver = hosted.driver

@@ -53,7 +53,10 @@ class _Pump:
         self._requested = requested
         self._facts = facts
         self._tokens: list[int] = []
-        self._replica, self._before = "", 0
+        self._begun = ("", 0)
+        """The replica that computes now, and the tokens that were known before it began. The thread
+        of this object writes both at once, and any other may read them."""
+        self._used: int | None = None
         self._ended = False
         self._response: Any = None
         self.events = EventQueue()
@@ -77,32 +80,42 @@ class _Pump:
     def cancel(self, used: int | None = None) -> None:
         """Cancel the request. Where its answer has ``used`` tokens, its replica counts no
         others."""
+        self._used = used
         self.cancelled = True
         if self._response is not None:
             self._response.cancel()
-        if used is not None and self._replica:
-            # Tokens of a replica that died are counted nowhere.
-            own = max(0, used - self._before)
-            self._driver.end_answer(AnswerEnd(self._replica, self.request.id, own))
+        self._end_answer()
+
+    def _end_answer(self) -> None:
+        """Tell the replica, if one has begun, how many tokens its part of a cancelled answer has.
+        Tokens of a replica that died are counted nowhere."""
+        used, (replica, before) = self._used, self._begun
+        if used is not None and replica:
+            own = max(0, used - before)
+            self._driver.end_answer(AnswerEnd(replica, self.request.id, own))
 
     def _follow(self) -> bool:
         """Follow one replica; whether there is nothing more to follow."""
         work = self._requested.work(tuple(self._tokens))
-        self._replica, self._before = "", len(self._tokens)
+        before = len(self._tokens)
+        self._begun = ("", before)
         try:
             self._response = self._driver.handle.generate.remote(work)
             for update in self._response:
+                if not isinstance(update, Refusal):
+                    self._begun = (update.replica, before)
                 if self.cancelled:
+                    # Who cancelled it may not have known the replica.
                     self._response.cancel()
+                    self._end_answer()
                     return True
                 if isinstance(update, Refusal):
                     return self._refused(update.error)
-                self._replica = update.replica
                 self._receive(update)
         except RayActorError:
             log.warning(
                 "replica %s is gone: a request goes on elsewhere after %d tokens",
-                self._replica or "none",
+                self._begun[0] or "none",
                 len(self._tokens),
             )
         return self._ended or self.cancelled

@@ -76,7 +76,7 @@ def _deployed(
         Replica,
         name="replica",
         num_replicas=count,
-        max_ongoing_requests=options.session.slots + options.queue_depth + 1,
+        max_ongoing_requests=options.session.slots + options.session.queue_depth + 1,
         ray_actor_options={"num_cpus": 1},
         request_router_config=RequestRouterConfig(
             request_router_class="harness.serve.replicas.router.PrefixRouter"

@@ -45,7 +45,7 @@ class Replica:
         thread = self._owned.enter_context(EngineThread(accounts.tenants))
         self._model = open_model(path, options, thread, self._owned)
         self._driver = self._model.driver
-        at_once = options.session.slots + options.queue_depth
+        at_once = options.session.slots + options.session.queue_depth
         self._threads = ThreadPoolExecutor(at_once + 2, "replica")
         self._streams: OrderedDict[int, EventStream] = OrderedDict()
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -65,7 +65,7 @@ class DiskCache:
         self._writing = False
         self._failures = 0
         self._skipped = 0
-        self._forgetting: set[str] = set()
+        self._forgetting = Counter[str]()
         self._readings: deque[Reading] = deque()
         self._given_up: list[Reading] = []
         self._closing = False
@@ -127,7 +127,7 @@ class DiskCache:
 
         def write(folder: CacheFolder) -> None:
             try:
-                if entry.scope not in self._forgetting and self._try_now():
+                if not self._forgetting[entry.scope] and self._try_now():
                     written = folder.write(entry, payload)
                     self._failures = 0
                     self._note_problem("")
@@ -162,12 +162,14 @@ class DiskCache:
         def remove(folder: CacheFolder) -> None:
             try:
                 folder.remove_scope(name)
-                self._forgetting.discard(name)
+                with self._changed:
+                    self._forgetting[name] -= 1
             except OSError as error:
                 self._failed("keeps the pages of a removed tenant", error)
 
         if self._folder is not None:
-            self._forgetting.add(name)
+            with self._changed:
+                self._forgetting[name] += 1
             self._post(remove)
 
     # Reading.
@@ -179,7 +181,7 @@ class DiskCache:
         use: see ``Reading``."""
         folder = self._folder
         self._given_up = [reading for reading in self._given_up if reading.active]
-        if folder is None or not pages or self._given_up or pages[0].scope in self._forgetting:
+        if folder is None or not pages or self._given_up or self._forgetting[pages[0].scope]:
             return None
         most = max(1, self.options.read_bytes // pages[0].nbytes)
         if states is not None:
@@ -198,7 +200,7 @@ class DiskCache:
         if reading.overdue(self.options.patience):
             reading.cut()
             self._given_up.append(reading)
-            self._say("is too slow to be read; prompts are computed until it answers")
+            self.report("is too slow to be read; prompts are computed until it answers")
         return reading.finished
 
     def wait(self, seconds: float) -> None:
@@ -292,7 +294,7 @@ class DiskCache:
             payload = read_entry(folder.path, entry, folder.secret)
         except BrokenEntry as broken:
             self.count(ignored=1)
-            self._say(f"has a file that is not used ({broken.problem}): {entry.path}")
+            self.report(f"has a file that is not used ({broken.problem}): {entry.path}")
             self._remove(entry)
             return None
         except FileNotFoundError:
@@ -326,15 +328,17 @@ class DiskCache:
     def _failed(self, what: str, error: OSError) -> None:
         problem = f"{what}: {error.strerror or error}"
         self._note_problem(problem)
-        self._say(f"{problem}; the server goes on without it", what)
+        self.report(f"{problem}; the server goes on without it", what)
 
     def _note_problem(self, problem: str) -> None:
         with self._changed:
             self._counts = replace(self._counts, problem=problem)
 
-    def _say(self, text: str, kind: str | None = None) -> None:
-        """Report a problem unless one of its kind was."""
+    def report(self, text: str, kind: str | None = None) -> None:
+        """Report a problem unless one of its kind was reported. Any thread may call it."""
         kind = text.partition(":")[0] if kind is None else kind
-        if kind not in self._reported:
+        with self._changed:
+            is_new = kind not in self._reported
             self._reported.add(kind)
+        if is_new:
             self._report(f"the disk cache {self.options.folder} {text}")

@@ -59,16 +59,12 @@ class Entry(NamedTuple):
 
 
 class BrokenEntry(Exception):
-    """A file that must not be used: ``problem`` is a short name of the reason."""
+    """A file that must not be used: ``problem`` is "foreign" for a file that is not of this cache,
+    or "version", "cut" or "damaged"."""
 
     def __init__(self, problem: str) -> None:
         super().__init__(problem)
         self.problem = problem
-
-
-PROBLEMS = ("foreign", "version", "cut", "damaged")
-"""The reasons: not a file of this cache, of another version, of another size, or with a checksum
-that does not fit."""
 
 
 def encode_entry(entry: Entry, payload: Bytes, secret: bytes) -> list[bytes | memoryview]:

@@ -11,16 +11,22 @@ from reference.model.config.records import ModelConfig, Rope
 from reference.model.config.rope import read_rope
 from reference.model.gguf import GgufFile
 
+EPSILON = "attention.layer_norm_rms_epsilon"
 RopeReader = Callable[[Keys, int, int], Rope]
 """Reads the rotation for heads of a given size and a context length, both in that order."""
 
 
 def read_common(
-    keys: Keys, rope: RopeReader = read_rope, *, least_kv_heads: int = 1
+    keys: Keys,
+    rope: RopeReader = read_rope,
+    *,
+    least_kv_heads: int = 1,
+    epsilon: str = EPSILON,
 ) -> ModelConfig:
     """Read the keys all families share: full attention in every layer, heads of one size.
 
     With ``least_kv_heads`` 0 a layer without attention may have no heads for keys and values.
+    ``epsilon`` is the key of what norms add to the mean of squares.
     """
     if not keys.file.get(keys.key("attention.causal"), bool, True):
         raise keys.unsupported("attention.causal", "is false", "only causal models are supported")
@@ -52,7 +58,7 @@ def read_common(
         kv_heads=kv_heads,
         head_dims=(head_dim,) * layers,
         feed_forward=keys.per_layer("feed_forward_length", layers, blocks, 0, (0,) * layers),
-        rms_eps=keys.positive("attention.layer_norm_rms_epsilon", allow_zero=True),
+        rms_eps=keys.positive(epsilon, allow_zero=True),
         ropes=(rope(keys, head_dim, context),) * layers,
         windows=(0,) * layers,
         attention_scales=(1.0 / math.sqrt(head_dim),) * layers,

@@ -9,12 +9,14 @@ import numpy as np
 
 from reference.exact.rotary import RotaryScaling
 from reference.model.config.common import read_common, require_feed_forward
+from reference.model.config.experts import read_mixtral_experts
 from reference.model.config.keys import MAX_CONTEXT, MAX_LAYERS, Keys
-from reference.model.config.records import ModelConfig, Rope
+from reference.model.config.records import ModelConfig, QueryGrowth, Rope
 from reference.model.config.rope import (
     SLIDING_TABLE,
     read_interleaved_rope,
     read_llama_rope,
+    read_mistral_rope,
     read_phi_rope,
     unrotated,
 )
@@ -25,11 +27,27 @@ OLMO3_PATTERN = 4
 SMOLLM3_UNROTATED = 4
 """Every fourth layer of SmolLM 3 does not rotate; its files have no key for it."""
 SECTIONS = "rope.dimension_sections"
+SLIDING_BASE = "rope.freq_base_swa"
+GROWTH_FACTOR = "attention.temperature_scale"
+GROWTH_LENGTH = "attention.temperature_length"
+ORIGINAL_CONTEXT = "rope.scaling.original_context_length"
 
 
 def read_dense(keys: Keys) -> ModelConfig:
     """Qwen 2 and 3: halves rotate."""
     return require_feed_forward(keys, read_common(keys))
+
+
+def read_mistral3(keys: Keys) -> ModelConfig:
+    """Ministral 3: Llama with queries that grow with each original context passed."""
+    config = require_feed_forward(keys, read_common(keys, read_mistral_rope))
+    config = replace(config, experts=read_mixtral_experts(keys, config))
+    factor = keys.positive(GROWTH_FACTOR, 0.0, allow_zero=True)
+    original = keys.integer(ORIGINAL_CONTEXT, 1, MAX_CONTEXT, config.context)
+    length = keys.integer(GROWTH_LENGTH, 0, MAX_CONTEXT, 0) or original
+    if length != original:
+        raise keys.unsupported(GROWTH_LENGTH, f"is {length}", f"supported is {original}")
+    return replace(config, query_growth=QueryGrowth(original, factor) if factor else None)
 
 
 def read_smollm3(keys: Keys) -> ModelConfig:
@@ -62,7 +80,7 @@ def read_olmo2(keys: Keys) -> ModelConfig:
         return config
     sliding = window_pattern(keys, config, OLMO3_PATTERN)
     full = config.ropes[0]
-    base = keys.positive("rope.freq_base_swa", full.base)
+    base = keys.positive(SLIDING_BASE, full.base)
     rope = Rope(SLIDING_TABLE, base, full.dims, full.neox, RotaryScaling())
     return replace(
         config,
@@ -88,6 +106,13 @@ def granite_factors(keys: Keys, config: ModelConfig) -> ModelConfig:
         residual_scale=keys.positive("residual_scale", 0.0, allow_zero=True) or 1.0,
         logit_scale=1.0 / keys.positive("logit_scale"),
     )
+
+
+def refuse_sliding_base(keys: Keys, rope: Rope) -> None:
+    """Raise UnsupportedModel unless layers with a window rotate as ``rope`` does."""
+    base = keys.positive(SLIDING_BASE, rope.base)
+    if base != rope.base:
+        raise keys.unsupported(SLIDING_BASE, f"is {base}", f"supported is {rope.base}")
 
 
 def window_pattern(keys: Keys, config: ModelConfig, default: int) -> tuple[bool, ...]:

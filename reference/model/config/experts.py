@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from reference.model.config.keys import MAX_WIDTH, Keys
 from reference.model.config.records import Experts, ModelConfig
 
@@ -12,8 +14,12 @@ SHARED_WIDTH = "expert_shared_feed_forward_length"
 GATING = "expert_gating_func"
 GATINGS_OF_CHOSEN = (0, 3)
 """Values of the key for a softmax over the chosen experts: not given, and its own number."""
+SIGMOID = 2
+"""Value of the key for a sigmoid of each router logit."""
+LEADING_DENSE = "leading_dense_block_count"
 SHARED_TENSOR = "blk.0.ffn_up_shexp.weight"
 MAX_EXPERTS = 1 << 16
+MAX_GATING = 255
 
 
 def read_mixtral_experts(keys: Keys, config: ModelConfig) -> Experts | None:
@@ -63,6 +69,16 @@ def read_experts_of_chosen(keys: Keys, config: ModelConfig) -> Experts:
     if gating not in GATINGS_OF_CHOSEN:
         raise keys.unsupported(GATING, f"is {gating}", "supported is 3, softmax over the chosen")
     return read_experts(keys, config)
+
+
+def read_chosen_by_bias(keys: Keys, config: ModelConfig) -> Experts:
+    """Experts weighted by a sigmoid and chosen by its sum with a bias, behind dense layers."""
+    gating = keys.integer(GATING, 0, MAX_GATING)
+    if gating != SIGMOID:
+        raise keys.unsupported(GATING, f"is {gating}", f"supported is {SIGMOID}, a sigmoid")
+    leading = keys.integer(LEADING_DENSE, 0, config.layers, 0)
+    experts = read_experts(keys, config)
+    return replace(experts, choice_bias=True, leading_dense=leading)
 
 
 def _widths(keys: Keys, config: ModelConfig) -> tuple[int, ...]:

@@ -5,23 +5,19 @@ from __future__ import annotations
 from dataclasses import replace
 
 from reference.model.config.common import read_common
-from reference.model.config.dense import WINDOW, window_pattern
+from reference.model.config.dense import WINDOW, refuse_sliding_base, window_pattern
 from reference.model.config.experts import read_experts_of_chosen
 from reference.model.config.keys import MAX_CONTEXT, Keys
 from reference.model.config.records import ModelConfig
 
 PATTERN = 2
 """Every second layer has full attention, the first has a window."""
-SLIDING_BASE = "rope.freq_base_swa"
 
 
 def read_gpt_oss(keys: Keys) -> ModelConfig:
     """gpt-oss: windows in every second layer, one rotation for all layers."""
     config = read_common(keys)
-    base = config.ropes[0].base
-    sliding_base = keys.positive(SLIDING_BASE, base)
-    if sliding_base != base:
-        raise keys.unsupported(SLIDING_BASE, f"is {sliding_base}", f"supported is {base}")
+    refuse_sliding_base(keys, config.ropes[0])
     window = keys.integer(WINDOW, 1, MAX_CONTEXT)
     sliding = window_pattern(keys, config, PATTERN)
     return replace(

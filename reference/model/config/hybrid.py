@@ -6,7 +6,11 @@ from dataclasses import replace
 
 from reference.model.config.common import read_common, require_feed_forward
 from reference.model.config.dense import granite_factors
-from reference.model.config.experts import SHARED_WIDTH, read_mixtral_experts
+from reference.model.config.experts import (
+    SHARED_WIDTH,
+    read_chosen_by_bias,
+    read_mixtral_experts,
+)
 from reference.model.config.keys import MAX_LAYERS, MAX_WIDTH, Keys
 from reference.model.config.records import DeltaNet, Mamba, ModelConfig, ShortConv
 from reference.model.config.rope import read_llama_rope
@@ -56,6 +60,12 @@ def read_lfm2(keys: Keys) -> ModelConfig:
     layers = tuple(heads == 0 for heads in config.kv_heads)
     taps = keys.integer("shortconv.l_cache", 2, MAX_TAPS)
     return replace(config, short_conv=ShortConv(taps, layers))
+
+
+def read_lfm2moe(keys: Keys) -> ModelConfig:
+    """LFM 2 with experts in all but the first layers."""
+    config = read_lfm2(keys)
+    return replace(config, experts=read_chosen_by_bias(keys, config))
 
 
 def read_granite_hybrid(keys: Keys) -> ModelConfig:

@@ -6,11 +6,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from contract.errors import UnsupportedModel
+from reference.model.config.cohere import read_cohere2, read_command_r
 from reference.model.config.common import read_common, require_feed_forward
 from reference.model.config.dense import (
     read_dense,
     read_glm4,
     read_granite,
+    read_mistral3,
     read_olmo2,
     read_phi3,
     read_smollm3,
@@ -18,7 +20,12 @@ from reference.model.config.dense import (
 from reference.model.config.experts import read_experts, read_mixtral_experts
 from reference.model.config.gemma import read_gemma3, read_gemma4
 from reference.model.config.gpt_oss import read_gpt_oss
-from reference.model.config.hybrid import read_delta_net, read_granite_hybrid, read_lfm2
+from reference.model.config.hybrid import (
+    read_delta_net,
+    read_granite_hybrid,
+    read_lfm2,
+    read_lfm2moe,
+)
 from reference.model.config.keys import Keys
 from reference.model.config.records import ModelConfig
 from reference.model.config.rope import check_text_sections, read_llama_rope
@@ -79,6 +86,7 @@ def _qwen3next(keys: Keys) -> ModelConfig:
 
 READERS: Mapping[str, Callable[[Keys], ModelConfig]] = {
     "llama": _llama,
+    "mistral3": read_mistral3,
     "smollm3": read_smollm3,
     "granite": read_granite,
     "glm4": read_glm4,
@@ -91,8 +99,11 @@ READERS: Mapping[str, Callable[[Keys], ModelConfig]] = {
     "qwen35moe": _qwen35moe,
     "qwen3next": _qwen3next,
     "lfm2": read_lfm2,
+    "lfm2moe": read_lfm2moe,
     "granitehybrid": read_granite_hybrid,
     "gemma3": read_gemma3,
     "gemma4": read_gemma4,
     "gpt-oss": read_gpt_oss,
+    "command-r": read_command_r,
+    "cohere2": read_cohere2,
 }

@@ -38,12 +38,23 @@ class Rope:
 
 
 @dataclass(frozen=True, slots=True)
+class QueryGrowth:
+    """How much larger queries are the later their position: 1 + factor ln(1 + floor(position /
+    length))."""
+
+    length: int
+    factor: float
+
+
+@dataclass(frozen=True, slots=True)
 class Experts:
     """A mixture of ``count`` experts.
 
     A token uses ``used[layer]`` experts of width ``widths[layer]``, and additionally one shared
     expert of ``shared_width``, which is 0 when there is none; ``shared_gate`` says whether a gate
-    weights the shared expert. With ``biases`` router and experts may have biases.
+    weights the shared expert. With ``biases`` router and experts may have biases. With
+    ``choice_bias`` experts are weighted by a sigmoid, and a bias is added to choose them. The first
+    ``leading_dense`` layers have a dense block instead.
     """
 
     count: int
@@ -52,6 +63,8 @@ class Experts:
     shared_width: int = 0
     shared_gate: bool = True
     biases: bool = False
+    choice_bias: bool = False
+    leading_dense: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +145,7 @@ class ModelConfig:
     the file gives none. ``residual_scale`` multiplies what a block adds to the residual stream,
     ``logit_scale`` every logit. ``logit_cap`` 0 is off. ``per_layer_width`` is the width of Gemma
     4's per-layer embeddings, 0 without them. With ``sinks`` layers may have attention sinks.
+    ``query_growth`` multiplies rotated queries; None leaves them as they are.
     """
 
     architecture: str
@@ -160,6 +174,7 @@ class ModelConfig:
     logit_cap: float = 0.0
     per_layer_width: int = 0
     sinks: bool = False
+    query_growth: QueryGrowth | None = None
 
     def is_recurrent(self, layer: int) -> bool:
         """Whether ``layer`` keeps a recurrent state instead of attending."""

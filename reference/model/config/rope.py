@@ -17,6 +17,8 @@ SHORT_FACTORS = "rope_factors_short.weight"
 TABLE = "constant.rope_table"
 SLIDING_TABLE = "constant.rope_table_sliding"
 UNROTATED_TABLE = "constant.rope_table_unrotated"
+GROWTH_TABLE = "constant.query_growth"
+LOG_MULTIPLIER = "rope.scaling.yarn_log_multiplier"
 DEFAULT_BASE = 10000.0
 YARN_KEYS = ("yarn_ext_factor", "yarn_attn_factor", "yarn_beta_fast", "yarn_beta_slow")
 """Keys ``rope.scaling.*`` that only YaRN has."""
@@ -60,6 +62,15 @@ def read_interleaved_rope(keys: Keys, head_dim: int, context: int) -> Rope:
         factors=SHORT_FACTORS if long else factors,
         long_factors=LONG_FACTORS if long else "",
     )
+
+
+def read_mistral_rope(keys: Keys, head_dim: int, context: int) -> Rope:
+    """Llama's rotation, where YaRN may divide sine and cosine by a growth of its own."""
+    rope = read_llama_rope(keys, head_dim, context)
+    if not rope.scaling.yarn:
+        return rope
+    multiplier = keys.positive(LOG_MULTIPLIER, 0.0, allow_zero=True)
+    return replace(rope, scaling=replace(rope.scaling, log_multiplier=multiplier))
 
 
 def read_phi_rope(keys: Keys, head_dim: int, context: int) -> Rope:

@@ -43,7 +43,7 @@ CHANGING: Mapping[str, tuple[object, ...]] = {
     "use_parallel_residual": NOTHING,
 }
 """Keys that change some family's formulas, and the values with which they change nothing."""
-MOST_TOLD = 100
+MAX_SHOWN_CHARS = 100
 """Characters of a value that an error shows."""
 
 
@@ -57,10 +57,10 @@ def refuse_unread(keys: Keys) -> None:
         value = keys.file.metadata[f"{keys.architecture}.{name}"]
         values = value.tolist() if isinstance(value, np.ndarray) else [value]
         if any(entry not in neutral for entry in values):
-            told = str(value)[:MOST_TOLD]
+            shown = str(value)[:MAX_SHOWN_CHARS]
             raise keys.unsupported(
                 name,
-                f"is {told}, which this build does not compute for {keys.architecture}",
+                f"is {shown}, which this build does not compute for {keys.architecture}",
                 "the file belongs to a variant this build does not know",
             )
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from contract.ir.graph import Graph
 from reference.limits import Limits
 from reference.model.config import ModelConfig
-from reference.model.families import gemma4
+from reference.model.families import cohere, gemma4
 from reference.model.families.decoder import Decoder
 from reference.model.families.emitter import CLAMPED, GELU
 from reference.model.families.hybrid import GRANITE_HYBRID, LFM2, QWEN3NEXT, QWEN35
@@ -17,6 +17,7 @@ Family = Callable[[ModelConfig, ModelTensors, Limits], Graph]
 
 FAMILIES: Mapping[str, Family] = {
     "llama": Decoder().build,
+    "mistral3": Decoder().build,
     "smollm3": Decoder().build,
     "granite": Decoder().build,
     "glm4": Decoder(post_norms=True, fused_gates=True).build,
@@ -29,10 +30,13 @@ FAMILIES: Mapping[str, Family] = {
     "qwen35moe": QWEN35.build,
     "qwen3next": QWEN3NEXT.build,
     "lfm2": LFM2.build,
+    "lfm2moe": LFM2.build,
     "granitehybrid": GRANITE_HYBRID.build,
     "gemma3": Decoder(query_key_norm=True, post_norms=True, activation=GELU).build,
     "gemma4": gemma4.build,
     "gpt-oss": Decoder(feed_forward_norm="post_attention_norm", activation=CLAMPED).build,
+    "command-r": cohere.build,
+    "cohere2": cohere.build,
 }
 
 

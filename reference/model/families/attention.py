@@ -194,7 +194,24 @@ def rotate_and_store(e: Emitter, packed: View, layer: int, *, query_key_norm: bo
         },
     )
     e.builder.barrier()
-    return q
+    return _grown(e, q, layer)
+
+
+def _grown(e: Emitter, q: View, layer: int) -> View:
+    """Queries that grow with their position, where the model's do and the context is so long."""
+    growth = e.config.query_growth
+    if growth is None or e.limits.context <= growth.length:
+        return q
+    return e.builder.emit(
+        Opcode.ROPE,
+        f"query_growth[{layer}]",
+        x=q,
+        rope_table=e.growth_table,
+        query=e.query,
+        heads=widths(e, layer)[0] // 2,
+        head_dim=2,
+        neox=0,
+    )
 
 
 def kv_pages(e: Emitter, layer: int) -> View:

@@ -1,5 +1,5 @@
-"""Decoders of attention and dense blocks: llama, smollm3, granite, glm4, phi3, olmo2, qwen2, qwen3,
-qwen3moe, gemma3, gpt-oss."""
+"""Decoders of attention and dense blocks: llama, mistral3, smollm3, granite, glm4, phi3, olmo2,
+qwen2, qwen3, qwen3moe, gemma3, gpt-oss."""
 
 from __future__ import annotations
 

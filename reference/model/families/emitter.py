@@ -17,6 +17,7 @@ from contract.opcodes import Opcode
 from reference.hidden_rows import HIDDEN_PAIRS, HIDDEN_TABLE
 from reference.limits import Limits, mask_words
 from reference.model.config import ModelConfig
+from reference.model.config.rope import GROWTH_TABLE
 from reference.model.families.smooth_keys import Channels
 from reference.model.families.tensors import ModelTensors
 
@@ -112,6 +113,23 @@ class Emitter:
             y=y,
         )
 
+    def centred(self, x: View, name: str, layer: int | None = None) -> View:
+        """Emit x minus the mean of its row: with an RMS norm behind it, a layer norm.
+
+        The sum of a row and its copy to all columns are products with ones.
+        """
+        hidden = self.config.hidden
+        row, column = (
+            self.builder.buffer(f"model.ones_{kind}", BufferKind.WEIGHT, F32, shape, source=ONES)
+            for kind, shape in (("row", (1, hidden)), ("column", (hidden, 1)))
+        )
+        emit = self.builder.emit
+        total = emit(Opcode.MATMUL, label(f"{name}_sum", layer), x=x, weight=row)
+        factor = -1.0 / hidden
+        mean = emit(Opcode.SCALE, label(f"{name}_mean", layer), x=total, factor=factor)
+        means = emit(Opcode.MATMUL, label(f"{name}_means", layer), x=mean, weight=column)
+        return self.add(f"{name}_centred", layer, x, means)
+
     def add(self, name: str, layer: int | None, x: View, y: View) -> View:
         """x + y."""
         return self.builder.emit(Opcode.ADD, label(name, layer), a=x, b=y)
@@ -181,6 +199,12 @@ class Emitter:
             self.tensors.take(name, rope.dims // 2)
         shape = (self.limits.context, 2, rope.dims // 2)
         return self.builder.buffer(rope.table, BufferKind.CONSTANT, F32, shape)
+
+    @property
+    def growth_table(self) -> View:
+        """The factors of queries by position, as a rotation of one pair."""
+        shape = (self.limits.context, 2, 1)
+        return self.builder.buffer(GROWTH_TABLE, BufferKind.CONSTANT, F32, shape)
 
     def embed(self) -> View:
         """The residual stream of the step's tokens, [tokens, hidden]."""

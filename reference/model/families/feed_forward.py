@@ -40,13 +40,15 @@ def add_feed_forward(
 ) -> View:
     """x + attended, plus the dense block or the experts applied to the norm of that sum."""
     scaled = e.config.residual_scale != 1.0
-    if e.config.experts is None or scaled:
+    mixture = e.config.experts
+    plain = mixture is None or layer < mixture.leading_dense
+    if plain or scaled:
         x = e.add_scaled("attn_residual", layer, x, attended)
-        block = dense if e.config.experts is None else _normed_experts
+        block = dense if plain else _normed_experts
         return e.add_scaled("ffn_residual", layer, x, block(e, x, layer, norm, gates))
     x, h = e.add_and_norm(x, attended, layer, norm)
     y = experts(e, h, layer, route(e, h, layer), gates.activation, residual=x)
-    return shared_expert(e, h, layer, y) if e.config.experts.shared_width else y
+    return shared_expert(e, h, layer, y) if _mixture(e).shared_width else y
 
 
 def _normed_experts(e: Emitter, x: View, layer: int, norm: str | None, gates: Gates) -> View:
@@ -89,15 +91,17 @@ def dense(e: Emitter, x: View, layer: int, norm: str | None, gates: Gates = PLAI
 
 
 def route(e: Emitter, r: View, layer: int) -> Routing:
-    """The experts with the largest softmax(r Wr + b), with renormalized weights."""
+    """The experts with the largest softmax(r Wr + b), with renormalized weights, or those that
+    the family chooses by another bias."""
     mixture = _mixture(e)
-    used = mixture.used[layer]
+    used, choice = mixture.used[layer], "exp_probs_b.bias"
     ids = e.builder.scratch(f"scratch.moe_ids[{layer}]", "tokens", used, dtype=I32)
     weights = e.builder.scratch(f"scratch.moe_weights[{layer}]", "tokens", used)
     gate: dict[str, View | int | None] = {
         "x": r,
         "gate_weight": e.weight("ffn_gate_inp", layer, mixture.count, e.config.hidden),
         "bias": _bias(e, "ffn_gate_inp", layer, mixture.count),
+        "choice_bias": e.parameters(choice, layer, mixture.count) if mixture.choice_bias else None,
         "used": used,
     }
     e.builder.emit(Opcode.MOE_GATE_TOPK, f"moe_route[{layer}]", **gate, ids=ids, weights=weights)

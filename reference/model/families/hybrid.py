@@ -1,5 +1,5 @@
 """Families with recurrent layers between layers that attend: qwen35, qwen35moe, qwen3next, lfm2,
-granitehybrid."""
+lfm2moe, granitehybrid."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from threading import Thread
 from types import MappingProxyType
@@ -12,7 +12,7 @@ import numpy as np
 
 from contract.context_manager import ContextManager
 from contract.errors import ModelFileError, UnsupportedModel
-from reference.model.gguf.ahead import read_ahead
+from contract.file_reads import read_pages
 from reference.model.gguf.cursor import shown
 from reference.model.gguf.metadata import Kind, Value, typed_value
 from reference.model.gguf.shard import Shard
@@ -176,3 +176,20 @@ def open_gguf(path: str | Path) -> GgufFile:
     """
     path = Path(path)
     return GgufFile(path, open_shards(path))
+
+
+MOST_BYTES = 1 << 30
+"""Most bytes to read ahead; reading more takes so long that the first bytes no longer matter."""
+
+
+def read_ahead(shards: Sequence[Shard]) -> Thread:
+    """Start a daemon thread that reads the first shard."""
+    thread = Thread(target=_read, args=(shards[:1],), name="read ahead", daemon=True)
+    thread.start()
+    return thread
+
+
+def _read(shards: Sequence[Shard]) -> None:
+    for shard in shards:
+        # The view keeps the mapping alive even when the file is closed meanwhile.
+        read_pages(np.frombuffer(shard.mapping, np.uint8, min(shard.size, MOST_BYTES)))

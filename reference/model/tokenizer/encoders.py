@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from functools import cached_property
+from heapq import heapify, heappop, heappush
 from typing import Protocol
 
 import numpy as np
@@ -15,7 +16,6 @@ import numpy as np
 from reference.model.gguf.string_index import StringIndex
 from reference.model.gguf.strings import StringArray
 from reference.model.tokenizer.byte_alphabet import SYMBOL_OF_BYTE, from_byte_alphabet
-from reference.model.tokenizer.merging import merge_pairs
 from reference.model.tokenizer.pre_tokenizers import PreTokenizer
 from reference.model.tokenizer.vocabulary import TokenKind, Vocabulary
 
@@ -185,3 +185,59 @@ class SentencePieceEncoder(_Encoder):
         for symbol in merge_pairs(symbols, self._worth, b""):
             self._table.append_symbol(symbol, output)
         return output
+
+
+class Priorities(Protocol):
+    """The priorities of pairs of symbols, by their text."""
+
+    def get(self, text: bytes, /) -> float | None:
+        """The priority of a pair, None for a pair that does not merge."""
+
+
+def merge_pairs(symbols: list[bytes], priorities: Priorities, separator: bytes) -> list[bytes]:
+    """Merge adjacent symbols until no adjacent pair has a priority.
+
+    The next pair to merge is the one with the lowest ``priorities[left + separator + right]``, the
+    leftmost of equals (Sennrich et al. 2016). Symbols are not empty. A linked list of symbols and a
+    heap of candidate pairs make n symbols cost O(n log n) for any merges.
+    """
+    texts = list(symbols)
+    count = len(symbols)
+    if count < 2:
+        return symbols
+    following = list(range(1, count + 1))
+    preceding = list(range(-1, count - 1))
+    priority_of = priorities.get
+
+    candidates = []
+    for left in range(count - 1):
+        priority = priority_of(symbols[left] + separator + symbols[left + 1])
+        if priority is not None:
+            size = len(symbols[left]) + len(symbols[left + 1])
+            candidates.append((priority, left, left + 1, size))
+    heapify(candidates)
+
+    while candidates:
+        _, left, right, size = heappop(candidates)
+        left_text, right_text = texts[left], texts[right]
+        # The size of a pair has changed if one of its symbols was merged since.
+        if not left_text or not right_text or len(left_text) + len(right_text) != size:
+            continue
+        merged = left_text + right_text
+        texts[left] = merged
+        texts[right] = b""
+        after = following[right]
+        following[left] = after
+        if after < count:
+            preceding[after] = left
+            after_text = texts[after]
+            priority = priority_of(merged + separator + after_text)
+            if priority is not None:
+                heappush(candidates, (priority, left, after, size + len(after_text)))
+        before = preceding[left]
+        if before >= 0:
+            before_text = texts[before]
+            priority = priority_of(before_text + separator + merged)
+            if priority is not None:
+                heappush(candidates, (priority, before, left, len(before_text) + size))
+    return [text for text in texts if text]

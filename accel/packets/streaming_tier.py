@@ -1,0 +1,170 @@
+"""The base of device tiers that can stream weights from host memory, see ``weight_ring.py``."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
+from typing import Any
+
+from accel.packets.buffers import ArrangedMatrix, DeviceBuffer, matrices_of
+from accel.packets.footprint import KnownMemory, PlannedSteps, StepMemory
+from accel.packets.layouts import WeightLayout, planes_bytes
+from accel.packets.packet import PACKET, aligned
+from accel.packets.packet_tier import ExpectingMemory, PacketTier
+from accel.packets.step import Step
+from accel.packets.submissions import Submissions
+from accel.packets.tier import A, Bytes, C, L
+from accel.packets.weight_ring import (
+    RING,
+    SOURCE,
+    WORD_BYTES,
+    WeightRing,
+    in_ring,
+    ring_of,
+    weights_of_layers,
+    with_copies,
+    with_ring,
+)
+from contract.dtypes import StorageClass
+from contract.footprint import Footprint
+from contract.ir.nodes import BufferDecl, Graph
+from contract.ir.unread_outputs import kinds_of_steps
+from contract.shape_key import ShapeKey
+from contract.tier import TierInfo
+
+
+class StreamingTier(PacketTier[A, L, C]):
+    """See ``contract.tier.StreamsWeights``.
+
+    Hooks a tier must give in addition to those of PacketTier: ``streams``, ``_on_host`` and
+    ``_arrange_to``.
+    """
+
+    def __init__(
+        self,
+        info: TierInfo,
+        memory: ExpectingMemory[A],
+        submissions: Submissions[A, L, Any, C],
+        known: KnownMemory | None = None,
+    ) -> None:
+        super().__init__(info, memory, submissions, known)
+        self._known = known
+        self._ring: WeightRing | None = None
+        self._ring_memory: A | None = None
+
+    @property
+    @abstractmethod
+    def streams(self) -> bool:
+        """Whether the device has its own memory, so that weights can be left in the host's."""
+
+    def streamable(self, graph: Graph, largest: ShapeKey) -> Mapping[str, int]:
+        """See ``contract.tier.StreamsWeights``."""
+        stored = self._steps.memory(graph, largest).stored
+        sizes = {
+            name: self._device_bytes(graph.buffers[name])
+            for name in weights_of_layers(graph)
+            if matrices_of(graph.buffers[name]) and name not in stored
+        }
+        return {name: nbytes for name, nbytes in sizes.items() if nbytes % WORD_BYTES == 0}
+
+    def streaming_footprint(
+        self, graph: Graph, largest: ShapeKey, names: Collection[str]
+    ) -> Footprint:
+        """See ``contract.tier.StreamsWeights``; ``stream`` has not been called."""
+        resident = self.footprint(graph, largest)
+        if not names:
+            return resident
+        copies = aligned(len(names) * PACKET.itemsize) * len(self.buckets(largest))
+        more = replace(resident, variants=resident.variants + copies * kinds_of_steps(graph))
+        return with_ring(more, ring_of(graph, names, self._device_bytes))
+
+    def stream(self, graph: Graph, names: Collection[str]) -> None:
+        """See ``contract.tier.StreamsWeights``."""
+        self._ring = ring_of(graph, names, self._device_bytes) if names else None
+        known = None if names else self._known
+        self._steps = PlannedSteps(self._schedule, self.buckets, known)
+        if self._ring_memory is not None:
+            with self._guarded(RING):
+                self._finish()
+                self._memory.free(self._ring_memory)
+            self._ring_memory = None
+
+    def reserve(self, graph: Graph, largest: ShapeKey) -> None:
+        """Allocate what steps share and the ring, and reserve room for the buffers that follow."""
+        super().reserve(graph, largest)
+        if self._ring is not None and self._ring_memory is None:
+            with self._guarded(RING):
+                self._expect_on_host(sum(map(aligned, self._ring.sizes.values())))
+                # Copies of a single row read its number from the zeros behind the slots.
+                self._ring_memory = self._memory.allocate(RING, self._ring.nbytes)
+
+    @abstractmethod
+    def _on_host(self, what: str, nbytes: int) -> A:
+        """Hook: host memory that the device reads and writes. Raises OutOfMemory naming
+        ``what``."""
+
+    @abstractmethod
+    def _arrange_to(
+        self,
+        decl: BufferDecl,
+        data: Bytes,
+        matrices: int,
+        allocate: Callable[[str, int], A] | None,
+    ) -> ArrangedMatrix[A]:
+        """Hook: ``_arrange`` in memory from ``allocate``, for None in the device's own."""
+
+    def _expect_on_host(self, nbytes: int) -> None:
+        """Hook: prepare for ``nbytes`` of ``_on_host`` in all."""
+
+    def _arranged_bytes(self, decl: BufferDecl) -> int:
+        """Hook: bytes of a matrix in the layout of products, 0 where it stays as stored."""
+        return planes_bytes(decl)
+
+    def _arrange(self, decl: BufferDecl, data: Bytes, matrices: int) -> ArrangedMatrix[A]:
+        streamed = self._ring is not None and self._ring.holds(decl)
+        return self._arrange_to(decl, data, matrices, self._on_host if streamed else None)
+
+    def _planned(self, graph: Graph, largest: ShapeKey, steps: StepMemory) -> Footprint:
+        footprint = self._footprint(graph, largest, steps)
+        ring = self._ring
+        return (
+            with_ring(footprint, ring) if ring is not None and self._streamed(graph) else footprint
+        )
+
+    def _streamed(self, graph: Graph) -> frozenset[str]:
+        """The weights of ``graph`` that are streamed."""
+        if self._ring is None:
+            return frozenset()
+        return frozenset(n for n, decl in graph.buffers.items() if self._ring.holds(decl))
+
+    def _copying(self, graph: Graph, step: Step) -> tuple[Step, Step]:
+        """``step`` with the copies of streamed weights, and the same as its schedule sees it."""
+        names = self._streamed(graph)
+        if not names or self._ring is None:
+            return step, step
+        copying = with_copies(step, self._ring, names)
+        return copying, in_ring(copying, self._ring, names)
+
+    def _address(self, name: str, buffers: Mapping[str, DeviceBuffer[A]]) -> int:
+        if name == RING:
+            assert self._ring_memory is not None
+            return self._ring_memory.address
+        if name.startswith(SOURCE):
+            return buffers[name.removeprefix(SOURCE)].operand[0]
+        return super()._address(name, buffers)
+
+    def _operand(self, buffer: DeviceBuffer[A]) -> tuple[int, int, WeightLayout]:
+        address, row_bytes, layout = super()._operand(buffer)
+        if self._ring is not None and self._ring.holds(buffer.decl):
+            assert self._ring_memory is not None
+            address = self._ring_memory.address + self._ring.offsets[buffer.name]
+        return address, row_bytes, layout
+
+    def _device_bytes(self, decl: BufferDecl) -> int:
+        """Bytes of a matrix on the device."""
+        if decl.dtype.storage is not StorageClass.FLOAT:
+            return self._arranged_bytes(decl)
+        *rows, columns = (int(dim) for dim in decl.shape)
+        return math.prod(rows) * decl.dtype.row_bytes(columns)

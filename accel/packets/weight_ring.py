@@ -1,0 +1,188 @@
+"""Copies of weights from host memory to a ring of device memory, as ops of the step that needs
+them.
+
+A layer's weights that stay in host memory are copied to one of two slots of the ring while the
+layer before computes from the other slot. The copies are ops like any other, so one schedule orders
+them and what reads or overwrites their results.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import replace
+
+from accel.packets.ops import TABLE
+from accel.packets.packet import ALIGNMENT, aligned
+from accel.packets.step import Count, Op, Per, Step, Tensor
+from contract.footprint import Footprint
+from contract.ir.nodes import BufferDecl, BufferKind, Graph, layer_of
+from contract.lazy_dataclass import dataclass
+
+RING = "ring of weights"
+SOURCE = "in host memory: "
+"""The name of a weight's copy in host memory begins with it."""
+SLOTS = 2
+WORD_BYTES = 4
+PAIR_WORDS = 2
+"""Words of the pair of row numbers that a copy of a single row reads: zeros behind the slots."""
+
+
+@dataclass(frozen=True, slots=True)
+class WeightRing:
+    """The streamed weights by layer in the order of use, and the byte offset of each in the ring.
+
+    ``sizes`` are their bytes, ``decls`` their declarations. Layers use the slots in turn.
+    """
+
+    layers: tuple[tuple[str, ...], ...]
+    slot_bytes: int
+    offsets: Mapping[str, int]
+    sizes: Mapping[str, int]
+    decls: Mapping[str, BufferDecl]
+
+    @property
+    def slots_bytes(self) -> int:
+        """Bytes of the slots that are used."""
+        return self.slot_bytes * min(len(self.layers), SLOTS)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the ring, with the pair of row numbers behind the slots."""
+        return self.slots_bytes + ALIGNMENT
+
+    def holds(self, decl: BufferDecl) -> bool:
+        """Whether the weight ``decl`` is streamed: another model may have one of the same name."""
+        return self.decls.get(decl.name) == decl
+
+    def tensor(self, name: str) -> Tensor:
+        """The words of a weight in the ring."""
+        words = self.sizes[name] // WORD_BYTES
+        return Tensor(RING, self.offsets[name] // WORD_BYTES, words, words)
+
+
+def ring_of(
+    graph: Graph, names: Collection[str], nbytes_of: Callable[[BufferDecl], int]
+) -> WeightRing:
+    """The ring for the weights ``names`` of ``graph``; ``nbytes_of`` returns their bytes on the
+    device."""
+    layers: dict[int, list[str]] = {}
+    for name, layer in weights_of_layers(graph).items():
+        if name in names:
+            layers.setdefault(layer, []).append(name)
+    decls = {name: graph.buffers[name] for together in layers.values() for name in together}
+    sizes = {name: nbytes_of(decl) for name, decl in decls.items()}
+    inside: dict[str, int] = {}
+    for together in layers.values():
+        inside |= _consecutive(together, sizes)
+    slot_bytes = max((inside[n] + aligned(sizes[n]) for n in inside), default=0)
+    offsets = {
+        name: index % SLOTS * slot_bytes + inside[name]
+        for index, together in enumerate(layers.values())
+        for name in together
+    }
+    return WeightRing(tuple(map(tuple, layers.values())), slot_bytes, offsets, sizes, decls)
+
+
+def weights_of_layers(graph: Graph) -> dict[str, int]:
+    """The layer that first reads each weight, in the order of use; weights outside the layers are
+    not among them."""
+    layers: dict[str, int] = {}
+    for node in graph.nodes:
+        layer = layer_of(node.name)
+        for view in node.operands.values():
+            is_weight = graph.buffers[view.buffer].kind is BufferKind.WEIGHT
+            if is_weight and layer is not None:
+                layers.setdefault(view.buffer, layer)
+    return layers
+
+
+def with_ring(footprint: Footprint, ring: WeightRing) -> Footprint:
+    """``footprint`` with the ring on the device, and its weights in host memory instead."""
+    buffers = {**footprint.buffers, **dict.fromkeys(ring.sizes, 0)}
+    in_host = sum(aligned(nbytes) for nbytes in ring.sizes.values())
+    return replace(footprint, buffers=buffers, ring=aligned(ring.nbytes), streamed=in_host)
+
+
+def with_copies(step: Step, ring: WeightRing, names: Collection[str]) -> Step:
+    """``step`` with the copies of those of ``names`` that it reads."""
+    copies = dict[int, list[Op]]()
+    for name, after in _copy_positions(step, ring, names):
+        copies.setdefault(after, []).append(_copy(name, ring))
+    ops = list(copies.get(-1, ()))
+    for index, op in enumerate(step.ops):
+        ops += [op, *copies.get(index, ())]
+    return Step(ops, step.scratch)
+
+
+def in_ring(step: Step, ring: WeightRing, names: Collection[str]) -> Step:
+    """``step`` with the ring's bytes as operands instead of the weights that lie there, for the
+    schedule to see which ops touch the same bytes."""
+
+    def moved(tensor: Tensor | None) -> Tensor | None:
+        return (
+            ring.tensor(tensor.buffer) if tensor is not None and tensor.buffer in names else tensor
+        )
+
+    ops = [replace(op, operands=tuple(map(moved, op.operands))) for op in step.ops]
+    return Step(ops, step.scratch)
+
+
+def _copy_positions(
+    step: Step, ring: WeightRing, names: Collection[str]
+) -> Iterator[tuple[str, int]]:
+    """Yield each weight with the index of the op after which it is copied, -1 for the start.
+
+    A layer's weights are copied one after each product of the layer before, so that the copy and
+    the product overlap, and not before the slot's last reader.
+    """
+    reads = _reads(step, names)
+    last_reads: dict[int, int] = {}
+    before: list[int] = []
+    for layer in ring.layers:
+        present = [name for name in layer if name in reads]
+        if not present:
+            continue
+        slot = ring.offsets[present[0]] // ring.slot_bytes
+        free, needed = last_reads.get(slot, -1), min(reads[name][0] for name in present)
+        if free >= needed:
+            raise ValueError(f"{present[0]} is needed while its slot of the ring is in use")
+        for index, name in enumerate(present):
+            after = before[min(index, len(before) - 1)] if before else -1
+            yield name, min(max(free, after), needed - 1)
+        before = sorted(reads[name][0] for name in present)
+        last_reads[slot] = max(reads[name][1] for name in present)
+
+
+def _reads(step: Step, names: Collection[str]) -> dict[str, tuple[int, int]]:
+    """The first and the last op that read each weight."""
+    reads: dict[str, tuple[int, int]] = {}
+    for index, op in enumerate(step.ops):
+        for tensor in op.operands:
+            if tensor is not None and tensor.buffer in names:
+                first, _ = reads.get(tensor.buffer, (index, index))
+                reads[tensor.buffer] = first, index
+    return reads
+
+
+def _copy(name: str, ring: WeightRing) -> Op:
+    """The op that copies a weight from host memory to the ring, as a single row."""
+    device, target = TABLE["copy_rows"], ring.tensor(name)
+    source = target._replace(buffer=SOURCE + name, start=0)
+    pair = Tensor(RING, ring.slots_bytes // WORD_BYTES, PAIR_WORDS, PAIR_WORDS)
+    operands = {"source": source, "pairs": pair, "target": target}
+    return Op(
+        device,
+        tuple(operands[operand.name] for operand in device.operands),
+        device.splits,
+        Count(1, Per.STEP, 1),
+        (target.columns,),
+    )
+
+
+def _consecutive(layer: Iterable[str], sizes: Mapping[str, int]) -> dict[str, int]:
+    """Byte offsets of a layer's weights in its slot."""
+    offsets, stop = {}, 0
+    for name in layer:
+        offsets[name] = stop
+        stop += aligned(sizes[name])
+    return offsets

@@ -1,0 +1,238 @@
+"""Decides which weights are on the device where not all fit; steps copy the others from host
+memory."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from accel.packets.host_memory import available_memory
+from contract.amounts import format_bytes
+from contract.dtypes import F32
+from contract.errors import DoesNotFit, OutOfMemory
+from contract.ir.nodes import BufferDecl, BufferKind, Graph
+from contract.lazy_dataclass import dataclass
+from contract.tier import StreamsWeights, Tier
+from harness.memory import LimitsAt, budget_of, longest_context, plan_steps, plans_of
+from reference.limits import Limits
+from reference.memory.planner import MemoryPlan, longest_plan, plan_memory
+from reference.model.open import Model
+
+CONTEXT = 4096
+"""Longest context that is taken unasked where not all weights fit: more would move more weights."""
+LINK_BYTES = 16 << 20
+"""Bytes of a copy that measures the rate of the link to the device."""
+LINK_COPIES = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Residency:
+    """A memory plan and the limits it is of. Of the weights in ``ranked``, the first ``resident``
+    are on the device, and the others stay in host memory.
+
+    ``from_disk`` are bytes of mapped files for which the budget has no room.
+    """
+
+    plan: MemoryPlan
+    limits_at: LimitsAt
+    ranked: tuple[str, ...] = ()
+    resident: int = 0
+    from_disk: int = 0
+
+    @property
+    def streamed(self) -> tuple[str, ...]:
+        """The weights that stay in host memory."""
+        return self.ranked[self.resident :]
+
+    @property
+    def limits(self) -> Limits:
+        """The limits of the plan's context."""
+        return self.limits_at(self.plan.context)
+
+    def applied(self, model: Model, tier: Tier, budget: int) -> Residency:
+        """Have the tier stream the weights that are to be; the caller uploads next.
+
+        The plan was an estimate: where the steps need more than that, further weights are streamed.
+        """
+        if not self.streamed:
+            return self
+        assert isinstance(tier, StreamsWeights)
+        graph, found = model.graph(self.limits), self
+        while True:
+            tier.stream(graph, found.streamed)
+            exact = tier.footprint(graph, self.limits.largest)
+            plan = plan_memory(graph, self.limits, exact, tier.info.host_unified)
+            found = replace(found, plan=plan)
+            if plan.budgeted <= budget or not found.resident:
+                return found
+            found = replace(found, resident=found.resident - 1)
+
+    def lines(self, tier: Tier) -> list[str]:
+        """What a user should know before the first token; nothing where all weights fit. It
+        measures the link."""
+        if self.streamed:
+            return [_streaming_line(self.plan, link_rate(tier))]
+        if self.from_disk:
+            return [
+                f"{format_bytes(self.from_disk)} more than the budget are weights in mapped files: "
+                f"what has no room in memory is read from disk in every step"
+            ]
+        return []
+
+
+def _streaming_line(plan: MemoryPlan, rate: float | None) -> str:
+    whole = sum(plan.weights.values()) + plan.streamed
+    speed = ""
+    if rate is not None:
+        steps = rate / plan.streamed
+        speed = (
+            f", at most {steps:,.{0 if steps >= 100 else 1}f} times a second by the link, just "
+            f"measured at {format_bytes(int(rate))} a second"
+        )
+    return (
+        f"{format_bytes(plan.streamed)} of {format_bytes(whole)} of weights stay in host memory; "
+        f"every step copies them to the device{speed}"
+    )
+
+
+def plan_residency(
+    model: Model, tier: Tier, by_steps: Sequence[LimitsAt], asked: int | None, budget: int
+) -> Residency:
+    """``plan_steps``, and where that does not fit a plan with weights in host memory or on disk.
+
+    Raises what ``plan_steps`` raises. DoesNotFit then says the least that works.
+    """
+    try:
+        return Residency(*plan_steps(model, tier, by_steps, asked, budget))
+    except DoesNotFit as error:
+        refused = error
+    if isinstance(tier, StreamsWeights) and tier.streams:
+        return _streaming(model, tier, by_steps[-1], asked, budget)
+    found = _from_disk(model, tier, by_steps[-1], asked, budget)
+    if found is None:
+        raise refused
+    return found
+
+
+def link_rate(tier: Tier) -> float | None:
+    """Bytes a second that the host writes to the device, as measured now; None without memory for
+    it."""
+    decl = BufferDecl("link", BufferKind.STATE, F32, (LINK_BYTES // 4,))
+    data = np.ones(LINK_BYTES, np.uint8)
+    seconds = []
+    try:
+        buffer = tier.alloc(decl, LINK_BYTES)
+    except OutOfMemory:
+        return None
+    try:
+        for _ in range(LINK_COPIES):
+            begin = time.perf_counter()
+            tier.write(buffer, 0, data)
+            tier.read(buffer, 0, 4)
+            seconds.append(time.perf_counter() - begin)
+    finally:
+        tier.free(buffer)
+    return LINK_BYTES / max(min(seconds), 1e-9)
+
+
+def _streaming(
+    model: Model, tier: Tier, limits_at: LimitsAt, asked: int | None, budget: int
+) -> Residency:
+    """As many weights as fit on the device, by importance. Raises DoesNotFit."""
+    assert isinstance(tier, StreamsWeights)
+    unified = tier.info.host_unified
+
+    def least_at(context: int) -> MemoryPlan:
+        limits = limits_at(context)
+        graph = model.graph(limits)
+        names = tier.streamable(graph, limits.largest)
+        footprint = tier.streaming_footprint(graph, limits.largest, list(names))
+        return plan_memory(graph, limits, footprint, unified)
+
+    longest = longest_context(model, asked)
+    least = least_at(asked) if asked is not None else None
+    if least is None or least.budgeted > budget:
+        fitting = longest_plan(least_at, longest if asked else min(longest, CONTEXT), budget)
+        if fitting is None or asked is not None:
+            raise _too_small(model, tier, least or least_at(min(longest, 16)), fitting, budget)
+        least = fitting
+    limits = limits_at(least.context)
+    graph = model.graph(limits)
+    ranked = by_importance(graph, list(tier.streamable(graph, limits.largest)))
+
+    def plan_of(resident: int) -> MemoryPlan:
+        names = ranked[resident:]
+        footprint = tier.streaming_footprint(graph, limits.largest, names)
+        return plan_memory(graph, limits, footprint, unified)
+
+    resident = _most(lambda count: plan_of(count).budgeted <= budget, len(ranked))
+    plan, room = plan_of(resident), budget_of(available_memory())
+    if plan.streamed > room:
+        raise DoesNotFit(
+            f"the weights of {model.config.name} that stay in host memory",
+            plan.streamed,
+            room,
+            "raise --memory-budget where the device has more, or free memory of the host",
+        )
+    return Residency(plan, limits_at, tuple(ranked), resident)
+
+
+def by_importance(graph: Graph, names: Sequence[str]) -> list[str]:
+    """Weights in the order in which they are given memory of the device: attention, recurrence and
+    shared experts, then dense feed forward, then stacks of experts; of each, earlier layers
+    first."""
+
+    def group(name: str) -> int:
+        if len(graph.buffers[name].shape) == 3:
+            return 2
+        return 1 if ".ffn_" in name and "shexp" not in name else 0
+
+    return sorted(names, key=group)
+
+
+def _most(fits: Callable[[int], bool], count: int) -> int:
+    """The most of ``count`` for which ``fits``; 0 is known to fit."""
+    least, above = 0, count + 1
+    while above - least > 1:
+        middle = (least + above) // 2
+        least, above = (middle, above) if fits(middle) else (least, middle)
+    return least
+
+
+def _too_small(
+    model: Model, tier: Tier, least: MemoryPlan, fitting: MemoryPlan | None, budget: int
+) -> DoesNotFit:
+    """The error for a budget that is too small even with all layers' weights in host memory."""
+    count = f"{least.slots} sequences" if least.slots > 1 else "a sequence"
+    what = (
+        f"{model.config.name}, {count} of {least.context} tokens on {tier.info.name} with the "
+        f"weights of all layers in host memory"
+    )
+    remedies = [] if fitting is None else [f"--context {fitting.context} fits"]
+    remedies += ["take fewer --slots"] if least.slots > 1 else []
+    remedies.append("free memory or raise --memory-budget")
+    return DoesNotFit(what, least.budgeted, budget, ", or ".join(remedies))
+
+
+def _from_disk(
+    model: Model, tier: Tier, limits_at: LimitsAt, asked: int | None, budget: int
+) -> Residency | None:
+    """The plan of a tier that reads weights from mapped files, if the rest fits; None where the
+    weights fit with a shorter context."""
+    plan_at = plans_of(model, limits_at, tier.footprint, tier.info.host_unified)
+    longest = longest_context(model, asked)
+    shortest = plan_at(min(longest, 16))
+    if not tier.info.host_unified or shortest.budgeted <= budget:
+        return None
+    room = budget + shortest.evictable
+    if asked is not None:
+        plan = plan_at(asked)
+        found = plan if plan.budgeted <= room else None
+    else:
+        found = longest_plan(plan_at, min(longest, CONTEXT), room)
+    if found is None:
+        return None
+    return Residency(found, limits_at, from_disk=found.budgeted - budget)

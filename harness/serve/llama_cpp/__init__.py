@@ -1,0 +1,1 @@
+"""The routes of llama.cpp's own that its clients use."""

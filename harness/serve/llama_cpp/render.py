@@ -1,0 +1,158 @@
+"""Completions as llama.cpp's server tells them: one object, or events that each hold one."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from contract.types import FinishReason, TokenEvent
+from harness.host.answer_text import Piece
+from harness.serve.answers import Answer, AnswerFormat, Json, ShapeOf
+from harness.serve.data_lines import PING, data_line, encode
+from harness.serve.errors import ApiError
+from harness.serve.llama_cpp.wire import InfillRequest, LlamaCompletionRequest
+from reference.model.tokenizer import Tokenizer
+
+ANY_SLOT = -1
+"""Slots have no numbers here."""
+MILLISECONDS = 1e3
+
+
+@dataclass(frozen=True)
+class LlamaShape:
+    """The objects of one completion, whose ``listed`` tokens have their log-probabilities."""
+
+    answer: Answer
+    body: LlamaCompletionRequest | InfillRequest
+    listed: bool
+
+    ping = PING
+
+    def lines(self, piece: Piece) -> Iterable[bytes]:
+        """The event with what became certain."""
+        tokens = _said(piece.events)
+        if not piece.text and not (tokens and (self.listed or self.body.return_tokens)):
+            return
+        generation = self.answer.generation
+        chunk = self._text(piece.text, tokens) | {
+            "stop": False,
+            "tokens_predicted": generation.completion_tokens,
+            "tokens_evaluated": generation.prompt_tokens,
+        }
+        yield data_line(encode(chunk))
+
+    def end(self, usage: bool) -> bytes:
+        """The last event, with the counts."""
+        return data_line(encode(self._text("", ()) | self._end()))
+
+    def failed(self, error: ApiError) -> bytes:
+        """The last event of an answer that failed."""
+        return data_line(error.encoded())
+
+    def whole(self, pieces: Sequence[Sequence[Piece]]) -> Json:
+        """The answer in one object."""
+        (choice,) = pieces
+        tokens = _said([event for piece in choice for event in piece.events])
+        return self._text("".join(piece.text for piece in choice), tokens) | self._end()
+
+    def _text(self, text: str, events: Sequence[TokenEvent]) -> Json:
+        ids = [event.token for event in events] if self.body.return_tokens else []
+        said: Json = {"index": 0, "content": text, "tokens": ids, "id_slot": ANY_SLOT}
+        if self.listed and events:
+            tokenizer = self.answer.generation.model.tokenizer
+            said["completion_probabilities"] = [
+                _token(tokenizer, event.token, event.log_probability)
+                | {"top_logprobs": [_token(tokenizer, *one) for one in event.top]}
+                for event in events
+            ]
+        return said
+
+    def _end(self) -> Json:
+        """How it ended, what was counted, and how long it took."""
+        generation = self.answer.generation
+        (choice,) = generation.choices
+        word = choice.stop_string
+        cut = choice.finish == FinishReason.LENGTH.value
+        prompt = choice.request.prompt
+        text = generation.model.tokenizer.decode_bytes(prompt, special=True)
+        return {
+            "stop": True,
+            "stop_type": "word" if word is not None else "limit" if cut else "eos",
+            "stopping_word": word or "",
+            "model": generation.model.name,
+            "prompt": text.decode(errors="replace"),
+            "has_new_line": "\n" in choice.text,
+            "truncated": False,
+            "tokens_predicted": generation.completion_tokens,
+            "tokens_evaluated": generation.prompt_tokens,
+            "tokens_cached": generation.cached_tokens,
+            "generation_settings": self._settings(),
+            "timings": self._timings(),
+            "system_fingerprint": generation.model.fingerprint,
+            "x_zinc": self.answer.extra,
+        }
+
+    def _settings(self) -> Json:
+        request = self.answer.generation.choices[0].request
+        sampling = request.sampling
+        return {
+            "seed": sampling.seed,
+            "temperature": sampling.temperature,
+            "top_k": sampling.top_k,
+            "top_p": sampling.top_p,
+            "min_p": sampling.min_p,
+            "repeat_penalty": sampling.repeat_penalty,
+            "repeat_last_n": sampling.repeat_last_n,
+            "presence_penalty": sampling.presence_penalty,
+            "frequency_penalty": sampling.frequency_penalty,
+            "n_predict": request.max_tokens,
+            "stop": request.stop,
+            "n_probs": self.body.n_probs,
+            "stream": bool(self.body.stream),
+        }
+
+    def _timings(self) -> Json:
+        generation = self.answer.generation
+        (choice,) = generation.choices
+        facts, ended = generation.facts_of(choice), time.monotonic()
+        admitted = facts.submitted if facts.admitted is None else facts.admitted
+        first = ended if choice.first is None else choice.first
+        latest = first if choice.latest is None else choice.latest
+        computed = generation.prompt_tokens - generation.cached_tokens
+        return {
+            "cache_n": generation.cached_tokens,
+            **_rate("prompt", computed, first - admitted),
+            **_rate("predicted", generation.completion_tokens, latest - first),
+        }
+
+
+def shape_of(body: LlamaCompletionRequest | InfillRequest) -> ShapeOf:
+    """What makes the shape of the answer to a request."""
+
+    def shape(answer: Answer, listed: bool) -> AnswerFormat:
+        return LlamaShape(answer, body, listed)
+
+    return shape
+
+
+def _rate(what: str, count: int, seconds: float) -> Json:
+    """A count, the milliseconds it took, and the two divided either way."""
+    seconds = max(0.0, seconds)
+    return {
+        f"{what}_n": count,
+        f"{what}_ms": seconds * MILLISECONDS,
+        f"{what}_per_token_ms": seconds * MILLISECONDS / count if count else 0.0,
+        f"{what}_per_second": count / seconds if seconds else 0.0,
+    }
+
+
+def _said(events: Sequence[TokenEvent]) -> list[TokenEvent]:
+    """The tokens of a text: without one that only ends it."""
+    return [event for event in events if event.finish_reason is not FinishReason.STOP]
+
+
+def _token(tokenizer: Tokenizer, token: int, log_probability: float | None) -> Json:
+    raw = tokenizer.token_bytes(token, special=True)
+    text = raw.decode(errors="replace")
+    return {"id": token, "token": text, "bytes": list(raw), "logprob": log_probability}

@@ -1,0 +1,46 @@
+"""What clients of llama.cpp's server send."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from msgspec import Meta
+
+from contract.types import MAX_INT32
+from harness.serve.infill_prompt import ExtraFile
+from harness.serve.wire import Sampled, TopLogprobs
+
+MOST_EXTRA = 64
+Biases = dict[str, float] | list[tuple[int | str, float | bool]]
+
+
+class _SampledText(Sampled, kw_only=True):
+    """What both requests say. ``n_probs`` asks for the log-probability of every token and of so
+    many of the likeliest, ``return_tokens`` for the ids. A bias is of a token, or of every token of
+    a text; false forbids it. A negative ``seed`` asks for one that is drawn, ``repeat_last_n`` -1
+    looks back as far as this server does."""
+
+    grammar: str | None = None
+    json_schema: dict[str, Any] | bool | None = None
+    n_probs: TopLogprobs = 0
+    return_tokens: bool = False
+    logit_bias: Biases | None = None  # type: ignore[assignment]
+    repeat_last_n: Annotated[int, Meta(ge=-1, le=MAX_INT32)] | None = None
+
+
+class LlamaCompletionRequest(_SampledText, kw_only=True):
+    """``POST /completion``: what continues ``prompt``, which is a text, the ids of its tokens, or a
+    list of both. Without ``n_predict`` the answer ends where the model or the context does."""
+
+    prompt: str | Annotated[list[str | int | list[int]], Meta(min_length=1)]
+
+
+class InfillRequest(_SampledText, kw_only=True):
+    """``POST /infill``: the text between ``input_prefix`` followed by ``prompt``, and
+    ``input_suffix``. The texts hold no control tokens. ``input_extra`` are other files, for models
+    with tokens for them."""
+
+    input_prefix: str
+    input_suffix: str
+    prompt: str = ""
+    input_extra: Annotated[list[ExtraFile], Meta(max_length=MOST_EXTRA)] | None = None

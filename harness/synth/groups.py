@@ -1,0 +1,60 @@
+"""Specifications of what some families have: experts, windows of Gemma, factors of Granite."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertSpec:
+    """Routed feed-forward networks, ``used`` of ``count`` a token, each ``width`` wide.
+
+    ``shared_width`` is that of the expert every token uses, 0 for none. With ``fused`` the gate and
+    up matrices of an expert are one, ``ffn_gate_up_exps``.
+    """
+
+    count: int = 8
+    used: int = 2
+    width: int = 64
+    shared_width: int = 0
+    fused: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Gemma:
+    """Settings of Gemma only. ``period`` - 1 of ``period`` layers see ``window`` positions.
+
+    ``window`` 0 means that no layer has a window (gemma3 only). ``rope_base``, ``head_dim`` and
+    ``kv_heads`` are those of layers with a window, the last two for gemma4 and None if equal to the
+    other layers'. ``softcap`` None omits the key. The rest is for gemma4: the last
+    ``shared_kv_layers`` have no keys and values; ``per_layer_width`` is that of the per-layer
+    embeddings, 0 for none; ``values_from_keys`` omits the value projection of full layers.
+    """
+
+    window: int = 32
+    period: int = 6
+    rope_base: float = 10000.0
+    softcap: float | None = None
+    head_dim: int | None = None
+    kv_heads: int | None = None
+    values_from_keys: bool = False
+    shared_kv_layers: int = 0
+    per_layer_width: int = 0
+    output_scale: bool = False
+
+
+GEMMA4_ONLY = (
+    *("head_dim", "kv_heads", "values_from_keys"),
+    *("shared_kv_layers", "per_layer_width", "output_scale"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Scales:
+    """Granite's factors of embeddings, residuals and attention scores; logits are divided by
+    ``logits``."""
+
+    embedding: float = 12.0
+    residual: float = 0.22
+    attention: float = 0.015625
+    logits: float = 2.0

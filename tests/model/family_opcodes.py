@@ -1,0 +1,131 @@
+"""How many nodes of each opcode the graph of a small file of every family has."""
+
+from __future__ import annotations
+
+from tests.model.family_files import LAYERS
+
+ATTENTION = {
+    **dict.fromkeys(("rms_norm_fused_rope_kv_write", "flash_attn_batched"), LAYERS),
+    "barrier": LAYERS + 1,
+}
+PROJECTED = {**ATTENTION, "rms_norm_fused_qkv": LAYERS, "matmul": LAYERS}
+DENSE = {"rms_norm_fused_mlp_gate_up": LAYERS, "swiglu": LAYERS}
+EXPERTS = dict.fromkeys(
+    ("residual_rms_norm", "moe_gate_topk", "moe_gate_up", "moe_swiglu", "moe_down_acc"), LAYERS
+)
+STEP = dict.fromkeys(
+    (
+        *("load_request_state", "embed", "select_rows", "rms_norm"),
+        *("lm_head", "sample", "stream_out", "store_request_state"),
+    ),
+    1,
+)
+HALF = LAYERS // 2
+MIXERS = {
+    "rms_norm_fused_rope_kv_write": HALF,
+    "flash_attn_batched": HALF,
+    "barrier": HALF + 1,
+    "ssm_conv1d": HALF,
+    "ssm_delta_net": HALF,
+    "ssm_gated_norm": HALF,
+    "rms_norm": LAYERS + 1,
+    "matmul": 10 * HALF,
+}
+
+DENSE_DECODER = {**STEP, **PROJECTED, **DENSE, "matmul": 2 * LAYERS, "add": 2 * LAYERS}
+COHERE = {
+    **DENSE_DECODER,
+    "matmul": 2 * LAYERS + 2 * (LAYERS + 1),
+    "scale": LAYERS + 2,
+    "add": 3 * LAYERS + 1,
+}
+"""A layer norm: two products with ones, a factor, a sum."""
+COMPOSITION: dict[str, dict[str, int]] = {
+    "llama": DENSE_DECODER,
+    "mistral3": DENSE_DECODER,
+    "smollm3": DENSE_DECODER,
+    "granite": {**DENSE_DECODER, "scale": 2 * LAYERS + 2},
+    "glm4": {**DENSE_DECODER, "rms_norm": 2 * LAYERS + 1},
+    "phi3": DENSE_DECODER,
+    "olmo2": {
+        **DENSE_DECODER,
+        "rms_norm_fused_qkv": 0,
+        "rms_norm_fused_mlp_gate_up": 0,
+        "rms_norm": 4 * LAYERS + 1,
+        "matmul": 7 * LAYERS,
+    },
+    "qwen2": {
+        **DENSE_DECODER,
+        "rms_norm_fused_qkv": 0,
+        "rms_norm": LAYERS + 1,
+        "bias_add": 3 * LAYERS,
+        "matmul": 5 * LAYERS,
+    },
+    "qwen3": DENSE_DECODER,
+    "qwen3moe": {**STEP, **PROJECTED, **EXPERTS},
+    **dict.fromkeys(("command-r", "cohere2"), COHERE),
+    "gpt-oss": {
+        **STEP,
+        **PROJECTED,
+        **EXPERTS,
+        "rms_norm_fused_qkv": 0,
+        "rms_norm": LAYERS + 1,
+        "bias_add": 4 * LAYERS,
+        "matmul": 4 * LAYERS,
+    },
+    "qwen35": {
+        **STEP,
+        **MIXERS,
+        "rms_norm_fused_mlp_gate_up": LAYERS,
+        "swiglu": LAYERS + HALF,
+        "matmul": 10 * HALF + LAYERS,
+        "add": 2 * LAYERS,
+    },
+    "qwen35moe": {**STEP, **MIXERS, **EXPERTS, "shared_expert": LAYERS, "swiglu": HALF},
+    "qwen3next": {**STEP, **MIXERS, **EXPERTS, "shared_expert": LAYERS, "swiglu": HALF},
+    "lfm2": {
+        **DENSE_DECODER,
+        **{name: count // 2 for name, count in ATTENTION.items()},
+        "rms_norm_fused_qkv": HALF,
+        "barrier": HALF + 1,
+        "ssm_conv1d": HALF,
+        "rms_norm": HALF + 1,
+        "matmul": 2 * LAYERS + HALF,
+    },
+    "lfm2moe": {
+        **STEP,
+        **{name: count // 2 for name, count in ATTENTION.items()},
+        **{name: count - 1 for name, count in EXPERTS.items()},
+        "rms_norm_fused_qkv": HALF,
+        "barrier": HALF + 1,
+        "ssm_conv1d": HALF,
+        "rms_norm": HALF + 1,
+        "rms_norm_fused_mlp_gate_up": 1,
+        "swiglu": 1,
+        "add": 2,
+        "matmul": 2 * HALF + HALF + 1,
+    },
+    "granitehybrid": {
+        **DENSE_DECODER,
+        **{name: count // 2 for name, count in ATTENTION.items()},
+        "rms_norm_fused_qkv": HALF,
+        "barrier": HALF + 1,
+        "ssm_conv1d": HALF,
+        "ssm_scan": HALF,
+        "swiglu": LAYERS + HALF,
+        "rms_norm": LAYERS + 1,
+        "matmul": 2 * LAYERS + HALF,
+        "scale": 2 * LAYERS + 2,
+    },
+    "gemma3": {**DENSE_DECODER, "rms_norm": 2 * LAYERS + 1, "scale": 1},
+    "gemma4": {
+        **DENSE_DECODER,
+        "rms_norm_fused_qkv": HALF,
+        "matmul": 2 * LAYERS + 2 * HALF,
+        # After each block, of the values, before the projections of layers without attn_v.
+        "rms_norm": 2 * LAYERS + LAYERS + HALF + 1,
+        "scale": 1,
+        "scale_columns": HALF,
+        "soft_cap": 1,
+    },
+}
