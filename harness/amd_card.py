@@ -22,7 +22,7 @@ from accel.amd.queue import Queue
 from accel.amd.runtime import DRIVERS
 from accel.amd.system import findings
 from accel.amd.tools.trace import Trace, Tracer
-from contract.errors import TierUnavailable, ZincError
+from contract.errors import TierUnavailable, ZincError, system_words
 from harness.conformance.__main__ import main as conformance
 from harness.tiers import SIMULATED
 
@@ -135,7 +135,7 @@ def try_packets(
         try:
             queue = Queue(device)
         except OSError as error:
-            reason = f"{device.name} cannot be used: {error}"
+            reason = f"{device.name} cannot be used: {system_words(error)}"
             raise TierUnavailable(tier, reason, "free the GPU, or see dmesg") from None
         undo.callback(queue.close)
         tracer = Tracer(device, queue)
