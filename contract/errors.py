@@ -12,6 +12,12 @@ from typing import Any
 from contract.amounts import format_bytes
 
 
+def system_words(error: Exception) -> str:
+    """What the system says of a failed call, without a number and the path; or what an error says
+    that is not the system's."""
+    return getattr(error, "strerror", None) or str(error)
+
+
 class ZincError(Exception):
     """Base of all errors that the input or the machine causes, not the project."""
 

@@ -22,7 +22,7 @@ from accel.amd.queue import Queue
 from accel.amd.runtime import DRIVERS
 from accel.amd.system import findings
 from accel.amd.tools.trace import Trace, Tracer
-from contract.errors import TierUnavailable, ZincError
+from contract.errors import TierUnavailable, ZincError, system_words
 from harness.conformance.__main__ import main as conformance
 from harness.tiers import SIMULATED
 
@@ -123,7 +123,8 @@ def system(device: str) -> tuple[Kernel, str]:
 def try_packets(
     tier: str, kernel: Kernel, requested: str, tell: Callable[[str], None], record: bool
 ) -> tuple[bool, Trace]:
-    """Whether all tests pass, and what went through the queue if it is to be kept.
+    """Try every packet of a tier on one GPU and report it line by line. Returns whether all tests
+    pass, and what went through the queue if it is to be kept.
 
     Raises TierUnavailable where there is no GPU or it cannot be used.
     """
@@ -134,7 +135,7 @@ def try_packets(
         try:
             queue = Queue(device)
         except OSError as error:
-            reason = f"{device.name} cannot be used: {error}"
+            reason = f"{device.name} cannot be used: {system_words(error)}"
             raise TierUnavailable(tier, reason, "free the GPU, or see dmesg") from None
         undo.callback(queue.close)
         tracer = Tracer(device, queue)

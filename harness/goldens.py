@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from contract.arithmetic import ARITHMETIC_VERSION
-from contract.errors import ConfigError
+from contract.errors import ConfigError, system_words
 from contract.ir.codec import graph_digest
 from contract.tier import Tier
 from contract.types import Request
@@ -262,7 +262,7 @@ def load_golden(path: Path) -> tuple[dict[str, Any], list[str]]:
     try:
         golden = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{path}: cannot be read: {error}") from None
+        raise ConfigError(f"{path}: cannot be read: {system_words(error)}") from None
     current = {"arithmetic": ARITHMETIC_VERSION, "generator": GENERATOR_VERSION}
     problems = [
         f"{path.name}: written with {name} version {golden[name]}, this is version {version}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 import numpy as np
@@ -26,6 +27,8 @@ CONTEXT = 4096
 LINK_BYTES = 16 << 20
 """Bytes of a copy that measures the rate of the link to the device."""
 LINK_COPIES = 3
+MORE_PARTS = 16
+"""Long steps may stream one part in so many more than short ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +113,7 @@ def plan_residency(
     except DoesNotFit as error:
         refused = error
     if isinstance(tier, StreamsWeights) and tier.streams:
-        return _streaming(model, tier, by_steps[-1], asked, budget)
+        return _streaming_steps(model, tier, by_steps, asked, budget)
     found = _from_disk(model, tier, by_steps[-1], asked, budget)
     if found is None:
         raise refused
@@ -136,6 +139,21 @@ def link_rate(tier: Tier) -> float | None:
     finally:
         tier.free(buffer)
     return LINK_BYTES / max(min(seconds), 1e-9)
+
+
+def _streaming_steps(
+    model: Model, tier: Tier, by_steps: Sequence[LimitsAt], asked: int | None, budget: int
+) -> Residency:
+    """The plan of the first of ``by_steps``, which are ever shorter, that streams hardly more than
+    the last: a prompt copies the weights once a step. Raises DoesNotFit."""
+    shortest = _streaming(model, tier, by_steps[-1], asked, budget)
+    most = shortest.plan.streamed + shortest.plan.streamed // MORE_PARTS
+    for limits_at in by_steps[:-1]:
+        with suppress(DoesNotFit):
+            found = _streaming(model, tier, limits_at, shortest.plan.context, budget)
+            if found.plan.streamed <= most:
+                return found
+    return shortest
 
 
 def _streaming(

@@ -20,7 +20,7 @@ from filelock import FileLock
 from tomlkit.items import Table
 from tomlkit.toml_document import TOMLDocument
 
-from contract.errors import ConfigError
+from contract.errors import ConfigError, system_words
 from harness.serve.keys import key_digest, new_key
 from harness.tenants import SECTION, Account, accounts_of, named_account
 from harness.toml_file import read_text
@@ -112,8 +112,7 @@ def _editing(
     except TimeoutError:
         raise ConfigError(f"{path}: somebody else is changing it; try again") from None
     except (OSError, ValueError) as error:
-        problem = getattr(error, "strerror", None) or str(error)
-        raise ConfigError(f"{path}: cannot change it: {problem}") from None
+        raise ConfigError(f"{path}: cannot change it: {system_words(error)}") from None
 
 
 def _replace(path: Path, text: str) -> None:

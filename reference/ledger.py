@@ -72,7 +72,9 @@ class TenantLedger:
 
 
 @dataclass(slots=True)
-class _Entry:
+class LedgerEntry:
+    """The counters of one tenant."""
+
     finished: Counter[FinishReason] = field(default_factory=Counter)
     rejected: int = 0
     prompted: int = 0
@@ -91,55 +93,55 @@ class Ledger:
     constant time but ``of``, which sorts the cells of the histograms."""
 
     def __init__(self) -> None:
-        self._entries: dict[int, _Entry] = {}
+        self._entries: dict[int, LedgerEntry] = {}
 
     def rejected(self, tenant: int) -> None:
         """A request was refused: a quota, a full queue or a bad parameter."""
-        self._entry(tenant).rejected += 1
+        self.entry(tenant).rejected += 1
 
     def prompted(self, tenant: int, tokens: int) -> None:
         """A request with a prompt of so many tokens was accepted."""
-        self._entry(tenant).prompted += tokens
+        self.entry(tenant).prompted += tokens
 
     def admitted(self, tenant: int) -> None:
         """A request was given a slot, for the first time or again."""
-        self._entry(tenant).admitted += 1
+        self.entry(tenant).admitted += 1
 
     def preempted(self, tenant: int) -> None:
         """A request lost its slot to another."""
-        self._entry(tenant).preempted += 1
+        self.entry(tenant).preempted += 1
 
     def looked_up(self, tenant: int, asked: int, hit: int) -> None:
         """The prefix cache was asked for so many tokens and had so many of them."""
-        entry = self._entry(tenant)
+        entry = self.entry(tenant)
         fade = 1 - 1 / LOOKUP_MEMORY
         entry.asked = entry.asked * fade + asked
         entry.hit = entry.hit * fade + hit
 
     def holds(self, tenant: int, pages: int) -> None:
         """The tenant holds so many pages now."""
-        entry = self._entry(tenant)
+        entry = self.entry(tenant)
         entry.pages_peak = max(entry.pages_peak, pages)
 
     def first_token(self, tenant: int, seconds: float) -> None:
         """A request's first token came ``seconds`` after it was submitted. Counts no token."""
-        self._entry(tenant).first.add(seconds)
+        self.entry(tenant).first.add(seconds)
 
     def interval(self, tenant: int, seconds: float, count: int = 1) -> None:
         """``count`` tokens came ``seconds`` after those before them. Counts no token."""
-        self._entry(tenant).intervals.add(seconds, count)
+        self.entry(tenant).intervals.add(seconds, count)
 
     def generated(self, tenant: int, tokens: int = 1) -> None:
         """So many tokens were handed out."""
-        self._entry(tenant).generated += tokens
+        self.entry(tenant).generated += tokens
 
     def finished(self, tenant: int, reason: FinishReason, requests: int = 1) -> None:
         """So many requests ended."""
-        self._entry(tenant).finished[reason] += requests
+        self.entry(tenant).finished[reason] += requests
 
     def handed_out(self, tenant: int) -> tuple[int, Counter[FinishReason]]:
         """Tokens handed out to the tenant, and how many requests ended for which reason."""
-        entry = self._entry(tenant)
+        entry = self.entry(tenant)
         return entry.generated, Counter(entry.finished)
 
     @property
@@ -149,7 +151,7 @@ class Ledger:
 
     def of(self, tenant: int) -> TenantLedger:
         """What the tenant was given so far: nothing, for one that never did anything."""
-        entry = self._entries.get(tenant, _Entry())
+        entry = self._entries.get(tenant, LedgerEntry())
         return TenantLedger(
             requests_finished=dict(entry.finished),
             requests_rejected=entry.rejected,
@@ -169,10 +171,17 @@ class Ledger:
         """Drop the entry of a tenant, if there is one."""
         self._entries.pop(tenant, None)
 
-    def _entry(self, tenant: int) -> _Entry:
+    def take_back(self, entry: LedgerEntry, tokens: int) -> None:
+        """Take back so many tokens that were handed out to the tenant of ``entry``, but lie behind
+        the end of their answer, for example a stop string, which the engine does not know. Where
+        the tenant was forgotten, another one with its id loses nothing."""
+        entry.generated -= tokens
+
+    def entry(self, tenant: int) -> LedgerEntry:
+        """The counters of a tenant, until it is forgotten."""
         entry = self._entries.get(tenant)
         if entry is None:
-            entry = self._entries[tenant] = _Entry()
+            entry = self._entries[tenant] = LedgerEntry()
         return entry
 
 

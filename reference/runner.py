@@ -260,6 +260,7 @@ class ModelRunner(ContextManager):
         """Lower every form of a step now, so that no step pays for it."""
         for bucket in self._executable.buckets:
             self._executable.record(bucket)
+        self.recurrent.prepare()
 
     def shared_buffers(self, graph: Graph) -> dict[str, Buffer]:
         """The buffers that ``graph``, of another part of the model, has in common with this one:

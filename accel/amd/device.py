@@ -10,6 +10,7 @@ import errno
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol, TypeVar
 
 import numpy as np
@@ -23,7 +24,9 @@ from contract.errors import OutOfMemory, TierUnavailable
 T = TypeVar("T")
 
 NO_GPU = "there is no AMD GPU"
-SIMULATE = "--device simulated needs no GPU"
+SIMULATED_HERE = (Path(__file__).parent / "sim").is_dir()
+"""Whether the simulated GPU is there; wheels leave it out."""
+SIMULATE = f"--device simulated needs no GPU{'' if SIMULATED_HERE else ', in a checkout'}"
 REMEDIES = {
     errno.ENOENT: ("there is no {path}", f"load the amdgpu driver; {SIMULATE}"),
     errno.EACCES: ("{path} may not be opened", "add yourself to the groups render and video"),

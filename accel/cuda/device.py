@@ -100,3 +100,23 @@ def _describe(driver: Driver, ordinal: int, version: int) -> Device:
 
 def _dotted(device: Device) -> str:
     return ".".join(map(str, device.capability))
+
+
+CLUSTER_CAPABILITY = (9, 0)
+CLUSTER_BLOCKS = 2
+"""Blocks of a cluster. Multiprocessors come in pairs; clusters of four leave some without a block,
+since a cluster lies within one part of the device."""
+
+
+def cluster_grid(tiles: int, blocks: int, device: Device) -> tuple[int, int]:
+    """Blocks of a cluster, and of a grid of at most ``blocks``, that compute ``tiles`` in turn.
+    Blocks of a cluster run at the same time and access each other's shared memory.
+
+    A cluster is used where sharing tiles gives no block more work than without one.
+    """
+    alone = min(tiles, blocks)
+    clusters = max(1, min(tiles, blocks // CLUSTER_BLOCKS))
+    more_work = -(-tiles // clusters) > CLUSTER_BLOCKS * -(-tiles // alone)
+    if device.capability < CLUSTER_CAPABILITY or more_work:
+        return 1, alone
+    return CLUSTER_BLOCKS, clusters * CLUSTER_BLOCKS

@@ -195,7 +195,8 @@ class _Pauses:
 
 @contextmanager
 def nothing_collected() -> Iterator[None]:
-    """The collector is off until the block has ended, and the blocks of other threads."""
+    """The collector is off until the block has ended, and the blocks of other threads: it runs
+    finalizers, which free device objects, in the middle of whatever its thread is doing."""
     with _LOCK:
         if _Pauses.number == 0:
             _Pauses.collected = gc.isenabled()

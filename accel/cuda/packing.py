@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from accel.cuda.clusters import LEAST_CAPABILITY as CLUSTER_CAPABILITY
-from accel.cuda.device import Device
+from accel.cuda.device import CLUSTER_CAPABILITY, Device
 from accel.cuda.group_shapes import MOST_SPLIT_TOKENS, span_count
 from accel.cuda.packed_tiles import UNIT_COLUMNS, unit_count
 from accel.cuda.products import Run, residual_operand

@@ -14,8 +14,7 @@ import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from accel.cuda.clusters import cluster_grid
-from accel.cuda.device import Device
+from accel.cuda.device import Device, cluster_grid
 from accel.cuda.packed_tiles import UNIT_ROWS, in_units, unit_bytes, unit_count
 from accel.cuda.runs import (
     nobody_reads,

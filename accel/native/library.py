@@ -23,7 +23,7 @@ from accel.native.names import (
 from accel.native.variants import VARIANTS, WORDS, Variant, machine, usable
 from accel.packets.build import Progress
 from accel.user_folders import user_folder
-from contract.errors import TierUnavailable
+from contract.errors import TierUnavailable, system_words
 from contract.lazy_dataclass import dataclass
 
 PACKAGED = Path(__file__).with_name("built")
@@ -148,7 +148,9 @@ def _open(path: Path) -> Any:
     try:
         return ctypes.CDLL(str(path))
     except OSError as error:
-        raise TierUnavailable(TIER, f"its library cannot be loaded ({error})", "") from None
+        raise TierUnavailable(
+            TIER, f"its library cannot be loaded ({system_words(error)})", ""
+        ) from None
 
 
 def _opened_once(file: str, data: bytes) -> tuple[Path, Any]:

@@ -72,8 +72,9 @@ class OptimizerError(Exception):
 def unrolled(code: bytes, environment: str) -> bytes:
     """An exact module with all loops unrolled that request it.
 
-    NoContraction keeps float operations unchanged; where one is duplicated, the caller decorates
-    the copies.
+    Drivers may ignore ``[[unroll]]``, and then put an array that a loop indexes into memory, with a
+    load or store for each use. NoContraction keeps float operations unchanged; where one is
+    duplicated, the caller decorates the copies.
     """
     with tempfile.TemporaryDirectory() as folder:
         source, target = Path(folder, "kernel.spv"), Path(folder, "unrolled.spv")

@@ -33,7 +33,7 @@ from harness.cli.suggestions import (
 from harness.cli.tools_command import TOOLS, run_tool
 from harness.console import complain, silence
 from harness.extras import missing_module
-from harness.interrupts import INTERRUPTED
+from harness.interrupts import INTERRUPTED, is_interrupt
 from harness.startup import prepare_process
 
 COMMANDS = MappingProxyType(
@@ -124,6 +124,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ZincError as error:
         return _report(str(error), error.exit_code, debug)
     except Exception as error:
+        if is_interrupt(error):
+            return INTERRUPTED
         missing = missing_module(error) if isinstance(error, ModuleNotFoundError) else None
         if missing is not None:
             return _report(missing, ConfigError.exit_code, debug)

@@ -141,10 +141,10 @@ def serve(args: argparse.Namespace) -> int:
 def _serve(settings: Settings, signals: Signals, quiet: bool) -> int:
     """Open the model and serve it; returns the exit code."""
     from harness.progress import progress_on
-    from harness.serve import supervisor
     from harness.serve.heap import freeze_heap
     from harness.serve.presence import announced
     from harness.serve.run import running
+    from harness.serve.signals import notify_supervisor
 
     progress = progress_on(transient=True)
     with running(options_of(settings), progress, signals.hold) as server:
@@ -163,7 +163,7 @@ def _serve(settings: Settings, signals: Signals, quiet: bool) -> int:
             if not quiet:
                 for line in _ways_in(server):
                     note(line)
-            supervisor.tell("READY=1")
+            notify_supervisor("READY=1")
             interrupted = signals.serve_until_stopped(server, settings["drain_seconds"])
     return INTERRUPTED if interrupted else 0
 

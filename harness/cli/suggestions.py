@@ -136,7 +136,9 @@ def refuse_arguments(
         if "--model" in flags_of(parser) and names_model(first):
             takes = f"to name a model, write --model {first}"
         elif parser.prog.endswith(" run"):
-            takes = _meant_model(first) or "put a prompt of several words in quotes"
+            takes = _meant_model(first) or (
+                "put a prompt of several words in quotes, or name a model of `zinc-rt model list`"
+            )
         else:
             takes = "leave it out"
         raise ConfigError(f"unexpected argument {rest[0]!r}: {takes}; see {parser.prog} --help")

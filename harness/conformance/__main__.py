@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from contract.errors import ConfigError, ZincError
+from contract.errors import ConfigError, ZincError, system_words
 from harness.catalog import DEFAULT_ID, resolve_model
 from harness.cli.parser import Parser
 from harness.cli.tool import run_tool
@@ -147,7 +147,7 @@ def _waivers(path: Path | None) -> str:
             raise ConfigError(f"{path}: larger than {WAIVER_BYTES_MAX:,} bytes")
         text = path.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{path}: cannot be read: {error}") from None
+        raise ConfigError(f"{path}: cannot be read: {system_words(error)}") from None
     parse_waivers(text, str(path))
     return text
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 
-from contract.errors import ConfigError
+from contract.errors import ConfigError, system_words
 from harness.conformance.cases import known_cases
 
 DIGESTS = "must_pass_digests.txt"
@@ -36,7 +36,7 @@ def load_must_pass(path: Path | None = None) -> tuple[str, ...]:
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{path}: cannot be read: {error}") from None
+        raise ConfigError(f"{path}: cannot be read: {system_words(error)}") from None
     return checked_list(str(path), [line for line in lines if line])
 
 
@@ -80,7 +80,9 @@ def _stored_digests() -> dict[str, str]:
         lines = file.read_text(encoding="utf-8").splitlines()
         return dict(line.split(maxsplit=1) for line in lines)
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{file}: cannot be read: {error}; run: {REGENERATE}") from None
+        raise ConfigError(
+            f"{file}: cannot be read: {system_words(error)}; run: {REGENERATE}"
+        ) from None
 
 
 def _group(name: str) -> str:

@@ -15,7 +15,7 @@ import zlib
 from collections.abc import Mapping
 from pathlib import Path
 
-from contract.errors import ConfigError
+from contract.errors import ConfigError, system_words
 
 FORMAT = 1
 FOLDER = "zinc-rt-conformance"
@@ -101,7 +101,7 @@ def _decompressed(path: Path) -> bytes:
     try:
         content = stream.decompress(data, CONTENT_BYTES_MAX)
     except zlib.error as error:
-        raise _refused(path, f"damaged ({error})") from None
+        raise _refused(path, f"damaged ({system_words(error)})") from None
     if stream.unconsumed_tail:
         raise _refused(path, f"holds more than {CONTENT_BYTES_MAX:,} bytes")
     # The gzip module would accept padding after the end.
@@ -122,7 +122,7 @@ def _untar(path: Path, content: bytes) -> dict[str, bytes]:
                 assert file is not None
                 found[name] = file.read()
     except (tarfile.TarError, OSError, EOFError) as error:
-        raise _refused(path, f"truncated or damaged ({error})") from None
+        raise _refused(path, f"truncated or damaged ({system_words(error)})") from None
     if _tar(found) != content:
         raise _refused(path, "is not laid out as this format is")
     return found

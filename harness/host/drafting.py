@@ -107,4 +107,5 @@ def load_drafter(
     finally:
         progress.close()
     runner.prepare()
+    target.recurrent.prepare()
     return DraftBlock(runner) if drafting.block else DraftModel(runner, target.model)

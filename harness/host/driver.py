@@ -181,7 +181,8 @@ class EngineDriver(Submits[EventStream]):
                 self._engine.cancel(request_id)
                 facts = stream.facts.get(request_id)
                 if facts is not None and used is not None and used < facts.tokens:
-                    self._engine.take_back(facts.tenant.id, facts.tokens - used)
+                    if facts.counts is not None:
+                        self._engine.ledger.take_back(facts.counts, facts.tokens - used)
                     facts.tokens = used
                 if release:
                     stream.facts.pop(request_id, None)
@@ -207,7 +208,8 @@ class EngineDriver(Submits[EventStream]):
         try:
             for request in submission.requests:
                 self._streams[request.id] = stream
-                stream.facts[request.id] = RequestFacts(now, engine.tenants[request.tenant])
+                tenant, counts = engine.tenants[request.tenant], engine.ledger.entry(request.tenant)
+                stream.facts[request.id] = RequestFacts(now, tenant, counts=counts)
                 mask = submission.masks.get(request.id)
                 engine.submit(
                     request,

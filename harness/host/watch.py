@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from contract.types import FinishReason, Request, Tenant
+from reference.ledger import LedgerEntry
 from reference.memory.prefix import Difference
 from reference.observer import NOBODY, Observer, StepObservation
 
@@ -17,7 +18,8 @@ class RequestFacts:
     """The history of one request, with times in seconds of ``time.monotonic``. The engine's thread
     writes it.
 
-    ``tenant`` is its tenant when it was submitted. ``cached`` prompt tokens came from the prefix
+    ``tenant`` is its tenant when it was submitted, and ``counts`` has that tenant's counters where
+    the engine is in this process. ``cached`` prompt tokens came from the prefix
     cache at its first admission, ``from_disk`` of them from the disk cache, and ``difference`` is
     where a cached prompt of its tenant went on otherwise. ``tokens`` were put on its stream; those
     past the end of its answer count until the reader cancels the request.
@@ -31,6 +33,7 @@ class RequestFacts:
     difference: Difference | None = None
     preempted: int = 0
     tokens: int = 0
+    counts: LedgerEntry | None = None
 
 
 class Listener(Protocol):

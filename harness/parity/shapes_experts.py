@@ -26,7 +26,7 @@ def _gate_topk(dtype: DType | None) -> tuple[OpShape, ...]:
     absent = [(*names, "choice_bias") for names in biased]
     if dtype is F32:  # How experts are chosen does not depend on how the router is stored.
         sizes += [*sizes, (2, MANY_EXPERTS, 1, 1)]
-        absent += [*biased, ("bias", "choice_bias")]
+        absent = [*biased, *absent, ("bias", "choice_bias")]
     return tuple(
         OpShape(
             f"{tokens}x{experts}x{hidden}" + ("" if "choice_bias" in names else "-chosen"),

@@ -143,7 +143,8 @@ _DECODER = codecs.getincrementaldecoder("utf-8")
 
 
 class TextOffsets:
-    """The offsets of tokens that come one after the other, after ``start`` characters."""
+    """The offsets of tokens that come one after the other, after ``start`` characters: OpenAI's
+    ``text_offset``. A token that begins within a character is where that character is."""
 
     def __init__(self, start: int = 0) -> None:
         self._decoder = _DECODER(errors="replace")

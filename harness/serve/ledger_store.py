@@ -16,7 +16,7 @@ from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 
 from contract.context_manager import ContextManager
-from contract.errors import ConfigError
+from contract.errors import ConfigError, system_words
 from harness.serve.storage import RETRY_SECONDS, ProblemLog, StorageProblem
 
 BUSY_SECONDS = 10.0
@@ -72,7 +72,9 @@ class LedgerStore(ContextManager):
             )
             self._file.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
         except (sqlite3.Error, OSError) as error:
-            raise ConfigError(f"{path}: cannot be the ledger: {error}") from None
+            raise ConfigError(
+                f"{path}: cannot be the ledger: {system_words(error)}; name another with --ledger"
+            ) from None
         sums = ", ".join(f"{name} = {name} + excluded.{name}" for name in NAMES)
         parameters = ", ".join("?" for _ in range(len(NAMES) + 2))
         self._add = (

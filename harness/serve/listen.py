@@ -331,6 +331,10 @@ _send.restype = ctypes.c_ssize_t
 
 def send_what_fits(connection: socket.socket, data: bytes) -> int:
     """How many of the first bytes of ``data`` the kernel took. None where the connection is no
-    more, too: the send of the rest reports it."""
+    more, too: the send of the rest reports it.
+
+    A socket's own ``send`` lets go of the interpreter: a thread that computes takes it and keeps it
+    for some milliseconds, at every send of a step. This one keeps it, since it never waits.
+    """
     # A descriptor cannot be closed and be another's in between: that takes the interpreter.
     return max(0, int(_send(connection.fileno(), data, len(data), FLAGS)))

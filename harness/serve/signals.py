@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import socket
 import threading
 from collections import deque
 from concurrent.futures import Future
+from contextlib import suppress
 from types import FrameType
 from typing import Self
 
-from harness.serve import supervisor
 from harness.serve.run import Running
 
 RELOAD: signal.Signals | None = getattr(signal, "SIGHUP", None)
@@ -70,7 +71,7 @@ class Signals:
                 number = self._next()
             self._ending = True
             interrupted = number == signal.SIGINT
-            supervisor.tell("STOPPING=1")
+            notify_supervisor("STOPPING=1")
             if not interrupted:
                 log.info("draining for up to %.0f s; another signal ends it", drain_seconds)
             cut = self._drain(server, 0.0 if interrupted else drain_seconds)
@@ -118,3 +119,18 @@ class Signals:
         if not self._holding or (self._ending and self._received):
             raise KeyboardInterrupt
         self._received.append(number)
+
+
+NOTIFY_SOCKET = "NOTIFY_SOCKET"
+
+
+def notify_supervisor(state: str) -> None:
+    """Send ``READY=1`` or ``STOPPING=1`` to the supervisor that started the server by systemd's
+    ``Type=notify`` protocol, if there is one; see sd_notify(3)."""
+    address = os.environ.get(NOTIFY_SOCKET, "")
+    if address[:1] not in ("/", "@"):
+        return
+    # An abstract socket's name begins with a zero byte.
+    name = f"\0{address[1:]}" if address.startswith("@") else address
+    with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notified:
+        notified.sendto(state.encode(), name)

@@ -110,7 +110,8 @@ READY_PARTS = 0.7
 
 
 class Guesses:
-    """``answer`` gives all tokens of the sequence with a key, None for one it does not know."""
+    """A drafter that knows the next tokens and is sometimes wrong on purpose. ``answer`` gives all
+    tokens of the sequence with a key, None for one it does not know."""
 
     def __init__(
         self, answer: Callable[[int], Sequence[int] | None], vocab: int, random: Random

@@ -53,6 +53,10 @@ HELP: Mapping[str, str] = MappingProxyType(
         "rope_scaling": "how the rotary frequencies are scaled",
         "rope_factor": "factor of --rope-scaling",
         "rope_original_context": "positions before --rope-scaling",
+        "query_growth": "growth of the queries with their position (mistral3); 0 is none",
+        "yarn_log_multiplier": "factor of YaRN's logarithm (mistral3); 0 leaves the key out",
+        "leading_dense": "number of first layers without experts (lfm2moe)",
+        "logit_scale": "factor of the logits (cohere2)",
         "long_rope": "two tensors of frequency divisors, as Phi 3 has",
         "window": "positions that layers with a window attend to; 0 is no window",
         "expand_to_f32": "write the same weights as F32",
@@ -140,6 +144,6 @@ def _add(
         # The group's underscore is accepted too.
         spelled = (flag, f"--{flags}{short.replace('_', '-')}")
         how = CHOSEN.get(name, how)
-        group.add_argument(*dict.fromkeys(spelled), dest=name, help=HELP[name], **how)
+        group.add_argument(*dict.fromkeys(spelled), dest=name, help=HELP.get(name, ""), **how)
         if name not in COMMON:
             parser.rare.add(name)

@@ -229,7 +229,8 @@ MOST_WAITING_BYTES = 256 << 20
 
 
 class PatientFile:
-    """Appends to a new file. ``problem`` says why bytes wait in memory, None when none do."""
+    """Appends to a new file, and keeps bytes in memory while the disk is full. ``problem`` says why
+    bytes wait in memory, None when none do."""
 
     def __init__(self, path: Path) -> None:
         """Create the file. Raises OSError when that fails or the file exists."""

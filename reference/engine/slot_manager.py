@@ -51,8 +51,10 @@ class SlotManager:
         self._on_lost = on_lost
 
     def progress(self, sequence: Sequence) -> int:
-        """Positions of a running sequence that are computed and whose tokens the host knows."""
-        return min(self.table.computed[sequence.slot], sequence.known)
+        """Positions of a running sequence that are computed and whose tokens the host knows, but
+        for one that is computed again if drafts are wrong."""
+        again = self.table.draft[sequence.slot] and sequence.undo is not None
+        return min(self.table.computed[sequence.slot], sequence.known - bool(again))
 
     def protects(self, sequence: Sequence) -> bool:
         """Whether a running sequence cannot lose its slot: it waited too long, and has not made

@@ -64,12 +64,6 @@ class TenantCalls:
         its id."""
         self._change_whole(lambda: self._changes.end_removed(id))
 
-    def take_back(self, tenant: int, tokens: int) -> None:
-        """Take back so many tokens from the ledger: they were handed out, but lie behind the end of
-        their answer, for example a stop string, which the engine does not know."""
-        if tenant in self.ledger.tenants:
-            self.ledger.generated(tenant, -tokens)
-
     def _change_whole(self, change: Callable[[], None]) -> None:
         """Change the tenants, also where the device fails: after the failure no sequence runs, so
         the second try needs no device. The error is raised all the same."""

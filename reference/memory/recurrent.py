@@ -93,6 +93,13 @@ class RecurrentMemory:
                 for save in (True, False)
             )
 
+    def prepare(self) -> None:
+        """Lower the copies of states now, so that the first one pays for nothing."""
+        for copies in (self._saving, self._loading):
+            if copies is not None:
+                for bucket in copies.buckets:
+                    copies.record(bucket)
+
     @property
     def slot_bytes(self) -> int:
         """Bytes of one slot's states."""

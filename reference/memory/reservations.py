@@ -29,10 +29,6 @@ class Reservations:
         self.check(pages)
         self._pages = {tenant: count for tenant, count in pages.items() if count}
 
-    def set_one(self, tenant: int, pages: int) -> None:
-        """Change the reservation of one tenant. Raises as ``set_all`` does."""
-        self.set_all(self._pages | {tenant: pages})
-
     def most_for(self, tenant: int) -> int:
         """The most pages a tenant can ever have: those that no other tenant has reserved."""
         return self._total - sum(self._pages.values()) + self._pages.get(tenant, 0)

@@ -179,6 +179,57 @@ def test_ctrl_c_outside_of_the_command_is_silent() -> None:
         assert (done.stdout, done.stderr, done.returncode) == (b"", b"", 130)
 
 
+BECOMES = """
+import signal, sys
+import harness.cli.main as main
+
+def command(words):
+    try:
+        signal.raise_signal(signal.SIGINT)
+    except KeyboardInterrupt:
+        raise {error} from None
+
+main._run = command
+from harness.console_script import entry
+sys.exit(entry())
+"""
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "said"),
+    [
+        ("ImportError('numpy failed to import')", 130, b""),
+        ("ValueError('a model')", 1, b"error: unexpected ValueError: a model;"),
+    ],
+)
+def test_ctrl_c_that_a_library_turns_into_a_failed_import(
+    error: str, code: int, said: bytes
+) -> None:
+    """As numpy does. Any other error after Ctrl-C is an error."""
+    done = subprocess.run(
+        [sys.executable, "-c", BECOMES.format(error=error), "check"],
+        capture_output=True,
+        env=environment(),
+        timeout=PATIENCE_SECONDS,
+    )
+    assert done.returncode == code
+    assert done.stderr[: len(said) or 1] == said
+
+
+def test_ctrl_c_after_the_command_ends_the_process_at_once() -> None:
+    """A KeyboardInterrupt while Python shuts down would show a traceback."""
+    given = "from harness.console_script import entry; entry(); import signal\n"
+    for ignored in (False, True):
+        first = "import signal; signal.signal(2, signal.SIG_IGN)\n" if ignored else ""
+        done = subprocess.run(
+            [sys.executable, "-c", f"{first}{given}signal.raise_signal(2)", "--version"],
+            capture_output=True,
+            env=environment(),
+            timeout=PATIENCE_SECONDS,
+        )
+        assert (done.returncode, done.stderr) == (0 if ignored else -signal.SIGINT, b"")
+
+
 class TestConfiguration:
     """``zinc-rt config init`` writes a file that changes nothing until it is edited."""
 

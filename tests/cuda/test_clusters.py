@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from accel.cuda.clusters import cluster_grid
+from accel.cuda.device import cluster_grid
 from tests.cuda.emulated_step import DEVICE, OLDER
 
 WIDE = replace(DEVICE, multiprocessors=132)

@@ -26,18 +26,25 @@ from reference.model.open import open_model
 from reference.runner import LOGITS, ModelRunner, StepInput, StepOutput, Submission
 from tests.engine.test_constrained_requests import few, two_residues
 from tests.invariance.engines import TIERS
-from tests.named_tiers import is_emulated, runner_on
+from tests.named_tiers import runner_on
 from tests.peer.float64_hybrid import Float64Hybrid
 
 ARCHITECTURES = ("qwen35", "qwen35moe", "qwen3next")
 LIMITS = Limits(
-    slots=3, context=112, pages=9, step_tokens=48, step_rows=24, saved_states=6, masks=8,
+    slots=3, context=112, pages=7, step_tokens=48, step_rows=24, saved_states=6, masks=8,
     biases=4, top_log_probabilities=4, hidden_states=True,
 )  # fmt: skip
 DRAFTS = 5
+FAST = [
+    *((name, tier) for name in ARCHITECTURES for tier in ("cpu", "native", "cuda")),
+    *(("qwen35", tier) for tier in ("late", "opencl")),
+    ("qwen35moe", "opencl"),
+]
+"""Models and the tiers that take less than a second for a hundred steps of them."""
 pytestmark = pytest.mark.usefixtures("unmeasured_steps")
 Events = Mapping[int, list[TokenEvent]]
 SyntheticModel = Callable[..., Path]
+Runners = tuple[ModelRunner, ModelRunner, Events]
 
 
 @contextmanager
@@ -57,13 +64,17 @@ def drafting(
         yield runner, owned.enter_context(block)
 
 
-SCHEDULES = ((1, 7), (0, None))
-"""Steps ahead and tokens of a chunk."""
-RUNS = [
-    *((name, tier) for name in ARCHITECTURES for tier in ("cpu", "native", "cuda")),
-    *(("qwen35", tier) for tier in ("late", "opencl", "vulkan")),
-    ("qwen35moe", "opencl"),
-]
+@pytest.fixture(
+    scope="module",
+    params=[*FAST, ("qwen35", "vulkan")],
+    ids=" on ".join,
+)
+def runners(request: pytest.FixtureRequest, synthetic_model: SyntheticModel) -> Iterator[Runners]:
+    """The runners of a model and of its draft block on a tier, and the answers without drafts."""
+    name, tier_name = request.param
+    path = drafting_model(synthetic_model, name)
+    with TIERS[tier_name]() as tier, drafting(path, tier) as both:
+        yield *both, answers_of_cpu(path)
 
 
 def drafting_model(synthetic_model: SyntheticModel, name: str) -> Path:
@@ -77,14 +88,14 @@ def prompt(number: int, length: int) -> tuple[int, ...]:
 
 
 REQUESTS = (
-    Request(0, prompt(0, 30), 40, SamplingParams(), log_probabilities=3),
-    Request(1, prompt(1, 61), 30, SamplingParams(temperature=0.8, top_k=40, seed=4)),
-    Request(2, prompt(2, 23), 45, SamplingParams(repeat_penalty=1.3, repeat_last_n=12, seed=1)),
-    Request(3, prompt(3, 70), 36, SamplingParams(), log_probabilities=1),
-    Request(4, prompt(4, 9), 50, SamplingParams(), logit_bias=((7, 4.0), (9, -80.0))),
-    Request(5, prompt(0, 30), 33, SamplingParams(temperature=1.5, seed=9), log_probabilities=4),
+    Request(0, prompt(0, 30), 16, SamplingParams(), log_probabilities=3),
+    Request(1, prompt(1, 61), 12, SamplingParams(temperature=0.8, top_k=40, seed=4)),
+    Request(2, prompt(2, 23), 18, SamplingParams(repeat_penalty=1.3, repeat_last_n=12, seed=1)),
+    Request(3, prompt(3, 70), 14, SamplingParams(), log_probabilities=1),
+    Request(4, prompt(4, 9), 20, SamplingParams(), logit_bias=((7, 4.0), (9, -80.0))),
+    Request(5, prompt(0, 30), 13, SamplingParams(temperature=1.5, seed=9), log_probabilities=4),
 )
-MASKS = {4: few, 1: two_residues}
+MASKS: dict[int, MaskProvider] = {4: few, 1: two_residues}
 
 
 def run(
@@ -94,19 +105,18 @@ def run(
     cancels: Mapping[int, int] | None = None,
 ) -> Events:
     """The events of requests, of which two more join every other step. ``cancels``: a request and
-    the step before which it is cancelled."""
+    the tokens after which it is cancelled, as soon as a step gave it so many."""
     events: dict[int, list[TokenEvent]] = defaultdict(list)
     waiting, step = list(requests), 0
     while waiting or not engine.idle:
         for request in waiting[:2] if step % 2 == 0 else ():
             waiting.remove(request)
             engine.submit(request, allowed=(masks or {}).get(request.id))
-        for number, at in (cancels or {}).items():
-            if at == step:
-                engine.cancel(number)
-                waiting = [request for request in waiting if request.id != number]
         for event in engine.step():
             events[event.request_id].append(event)
+        for number, tokens in (cancels or {}).items():
+            if len(events[number]) >= tokens:
+                engine.cancel(number)
         step += 1
     engine.memory.check([])
     return events
@@ -122,39 +132,50 @@ def answers_of_cpu(path: Path) -> Events:
     """The answers of the CPU tier without drafts."""
     limits = drafting_limits(LIMITS, DRAFTS)
     with runner_on(path, CpuTier, limits) as runner:
-        return run(engine_of(runner, None, steps_ahead=0, prefix_cache=False), masks=MASKS)
+        answers = run(engine_of(runner, None, steps_ahead=0, prefix_cache=False), masks=MASKS)
+    assert all(answers[one.id][-1].finish_reason is FinishReason.LENGTH for one in REQUESTS)
+    return answers
 
 
-@pytest.mark.parametrize(("name", "tier_name"), RUNS)
-def test_no_draft_changes_an_answer(
-    synthetic_model: SyntheticModel, name: str, tier_name: str
-) -> None:
+@pytest.mark.parametrize(("ahead", "chunk"), [(0, None), (1, 20)])
+def test_no_draft_changes_an_answer(runners: Runners, ahead: int, chunk: int | None) -> None:
     """Greedy and sampled, with penalties, biases and masks, log-probabilities to the last bit; more
-    sequences than slots, preempted for pages, with common prefixes."""
-    path = drafting_model(synthetic_model, name)
-    with TIERS[tier_name]() as tier, drafting(path, tier) as (runner, block):
-        expected = answers_of_cpu(path)
-        assert all(expected[one.id][-1].finish_reason is FinishReason.LENGTH for one in REQUESTS)
-        for ahead, chunk in SCHEDULES[:1] if is_emulated(tier) else SCHEDULES:
-            engine = engine_of(runner, block, steps_ahead=ahead, chunk_tokens=chunk)
-            assert run(engine, masks=MASKS) == expected
-            counts = engine.statistics
-            assert counts.speculation.accepted > 10
-            assert counts.speculation.drafted > counts.speculation.accepted
-            assert counts.preempted
-            assert counts.prefix.tokens_hit
+    sequences than slots, preempted for pages, with common prefixes, beside cancelled ones."""
+    runner, block, expected = runners
+    engine = engine_of(runner, block, steps_ahead=ahead, chunk_tokens=chunk)
+    cancelled = [replace(REQUESTS[0], id=6), replace(REQUESTS[2], id=7)]
+    events = dict(run(engine, [*cancelled, *REQUESTS], MASKS, {6: 2, 7: 7}))
+    assert all(len(events.pop(one.id)) < one.max_tokens for one in cancelled)
+    assert events == expected
+    counts = engine.statistics
+    assert counts.speculation.accepted > 10
+    assert counts.speculation.drafted > counts.speculation.accepted
+    assert counts.preempted
+    assert counts.prefix.tokens_hit
 
 
-def test_a_cancel_at_any_step_changes_no_other(synthetic_model: SyntheticModel) -> None:
-    path = drafting_model(synthetic_model, "qwen35")
-    requests = [replace(one, max_tokens=14) for one in REQUESTS[:3]]
-    with TIERS["native"]() as tier, drafting(path, tier) as (runner, block):
-        expected = run(engine_of(runner, None, prefix_cache=False), requests)
-        for ahead, step in ((ahead, step) for ahead in (0, 1) for step in range(1, 16)):
-            engine = engine_of(runner, block, steps_ahead=ahead)
-            events = run(engine, requests, cancels={1: step})
-            assert (events[0], events[2]) == (expected[0], expected[2])
-            assert events[1] == expected[1][: len(events[1])]
+@pytest.mark.parametrize("runners", FAST, ids=" on ".join, indirect=True)
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_a_cancel_at_any_step_changes_no_other(runners: Runners, ahead: int) -> None:
+    """Every other request is cancelled, each with more tokens than the one before: in its prompt,
+    after right drafts, and after wrong ones."""
+    runner, block, expected = runners
+    same = {n: n // 2 % 6 for n in range(24)}
+    requests = [replace(REQUESTS[of], id=n, max_tokens=9) for n, of in same.items()]
+    masks = {n: MASKS[of] for n, of in same.items() if of in MASKS}
+    cancels = {n: n // 3 for n in range(1, 24, 2)}
+    engine = engine_of(runner, block, steps_ahead=ahead)
+    events = run(engine, requests, masks, cancels)
+    for one in requests:
+        given = [(event.token, event.log_probability, event.top) for event in events[one.id]]
+        whole = [
+            (event.token, event.log_probability, event.top) for event in expected[same[one.id]]
+        ]
+        assert given == whole[: len(given)]
+        assert one.id in cancels or len(given) == 9
+    lengths = {len(events[n]) for n in cancels}
+    assert len(lengths) > 3
+    assert engine.statistics.speculation.accepted > 10
 
 
 def test_a_wrong_acceptance_is_caught(
@@ -193,28 +214,28 @@ class Observed(DraftBlock):
         return super().ready(key, tokens) and len(tokens) % self._every == 0
 
     def draft(self, sequences: Any) -> list[Tokens]:
-        self._runner.logits = []  # type: ignore[attr-defined]
+        self._runner.logits = {}  # type: ignore[attr-defined]
         drafts = super().draft(sequences)
         active = [one for one, draft in zip(sequences, drafts, strict=True) if len(draft)]
-        first = self._runner.logits[:1]  # type: ignore[attr-defined]
-        for one, row in zip(active, first[0] if first else (), strict=True):
+        logits = self._runner.logits  # type: ignore[attr-defined]
+        for one, row in zip(active, logits[min(logits)] if logits else (), strict=True):
             self.drafted.append((one.tokens.tolist(), row))
         return drafts
 
 
 class _WithLogits:
-    """A runner that asks for the logits of every step and has them."""
+    """A runner that asks for the logits of every step and has them, by the step's first event."""
 
     def __init__(self, inner: ModelRunner) -> None:
         self.inner, self.limits = inner, inner.limits
-        self.logits: list[np.ndarray] = []
+        self.logits: dict[int, np.ndarray] = {}
 
     def submit(self, inputs: StepInput) -> Submission:
         return self.inner.submit(replace(inputs, requested=(LOGITS,)))
 
     def collect(self, submission: Submission) -> StepOutput:
         output = self.inner.collect(submission)
-        self.logits.append(output.logits.copy())
+        self.logits[submission.first_event] = output.logits.copy()
         return output
 
 

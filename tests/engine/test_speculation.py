@@ -12,6 +12,7 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
+from contract.arithmetic import PAGE_TOKENS
 from contract.errors import RequestError
 from contract.types import Request, SamplingParams
 from reference.engine import Engine, EngineOptions, MaskProvider
@@ -228,6 +229,28 @@ def test_states_are_saved_seldom_while_guesses_are_right(runner: ModelRunner) ->
     engine = Engine(runner, EngineOptions(steps_ahead=0, draft_tokens=9), drafter=drafter)
     assert tokens_of(engine, [request]) == answer
     assert engine.statistics.steps <= 13
+
+
+@pytest.mark.parametrize("length", [17, 18, 19])
+def test_no_published_page_is_computed_again(
+    synthetic_model: Callable[..., Path], length: int
+) -> None:
+    """Wrong guesses behind the last position of a page: others may read the page once it is
+    published, and the right tokens are computed again."""
+    request = Request(1, tuple(range(length)), 60)
+    path = synthetic_model(**MODELS["qwen35"])
+    with runner_on(path, TIERS["cpu"], LIMITS) as runner:
+        plain = tokens_of(Engine(runner, EngineOptions(steps_ahead=0)), [request])
+        drafter = Told({request.prompt: plain[1]}, 3)
+        engine = Engine(runner, EngineOptions(steps_ahead=0, draft_tokens=3), drafter=drafter)
+        engine.submit(request)
+        while not engine.idle:
+            engine.step()
+            for sequence in engine._slot_manager.running.values():
+                pages = 0 if sequence.published is None else sequence.published.pages
+                computed = engine._slot_manager.table.computed[sequence.slot]
+                assert pages * PAGE_TOKENS <= computed
+    assert engine.statistics.speculation.accepted > 9
 
 
 def test_wrong_guesses_are_given_up(runner: ModelRunner) -> None:

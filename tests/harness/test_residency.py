@@ -21,9 +21,9 @@ from contract.footprint import Footprint
 from contract.tier import Tier
 from contract.types import SamplingParams
 from harness.host.open import prepare_session
-from harness.host.options import SessionOptions
+from harness.host.options import SessionOptions, limits_at
 from harness.host.session import Session
-from harness.residency import by_importance
+from harness.residency import by_importance, plan_residency
 from harness.synth import sized_spec, write_synthetic
 from harness.tiers import TierOptions
 from reference.limits import Limits
@@ -121,6 +121,27 @@ def test_an_estimate_that_is_too_low_is_corrected(
     corrected = plan_of(model_path, budget)
     assert corrected.budgeted <= whole.budgeted * 4 // 5
     assert corrected.streamed >= right.streamed
+
+
+def test_prompts_are_read_in_long_steps_where_they_cost_little(
+    model_path: Path, notes: list[str]
+) -> None:
+    """A step copies the weights whatever its length; steps of which fewer weights fit are not
+    taken."""
+    model, options = open_model(model_path), options_of(notes, context=256)
+    whole = plan_of(model_path, options)
+    with harness.host.open.open_tier("", TierOptions()) as tier:
+
+        def steps_with(longest: int, budget: int) -> tuple[int, int]:
+            by_steps = [limits_at(model, replace(options, chunk=n)) for n in (longest, 16)]
+            plan = plan_residency(model, tier, by_steps, 256, budget).plan
+            return plan.step_tokens, plan.streamed
+
+        budget = whole.budgeted * 9 // 10
+        _, streamed = steps_with(16, budget)
+        tokens, more = steps_with(24, budget)
+        assert (tokens, more <= streamed + streamed // 16) == (25, True)
+        assert steps_with(256, budget) == (17, streamed)
 
 
 def test_a_context_that_was_not_asked_for(model_path: Path, notes: list[str]) -> None:

@@ -234,9 +234,9 @@ class MemoryMachine(RuleBasedStateMachine):
         others = sum(count for other, count in self.reserved.items() if other != tenant)
         if others + pages > PAGES:
             with pytest.raises(ValueError, match="reserved"):
-                self.memory.reservations.set_one(tenant, pages)
+                self.memory.reservations.set_all(self.reserved | {tenant: pages})
         else:
-            self.memory.reservations.set_one(tenant, pages)
+            self.memory.reservations.set_all(self.reserved | {tenant: pages})
             self.reserved[tenant] = pages
 
     @rule()

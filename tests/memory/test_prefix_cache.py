@@ -170,7 +170,7 @@ def test_a_team_shares_and_others_do_not() -> None:
 
 def test_a_reservation_is_out_of_reach_of_others() -> None:
     memory = KvMemory(8)
-    memory.reservations.set_one(1, 3)
+    memory.reservations.set_all({1: 3})
     assert (memory.available(1), memory.available(2)) == (8, 5)
     assert memory.take(6, 2, 0) is None
     taken = memory.take(5, 2, 0)
@@ -179,7 +179,7 @@ def test_a_reservation_is_out_of_reach_of_others() -> None:
     assert memory.take(4, 1, 0) is None
     assert memory.take(3, 1, 0) is not None
     memory.release(taken, 2)
-    memory.reservations.set_one(1, 0)
+    memory.reservations.set_all({})
     assert memory.available(2) == 5
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +14,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from contract.errors import RequestError
-from contract.tier import Tier
+from contract.ir.graph import Graph
+from contract.tier import PacketBatch, Tier
 from harness import tiers
 from harness.tiers import TIERS, open_tier
 from reference.cpu.tier import CpuTier
@@ -95,6 +97,28 @@ def test_a_loaded_slot_continues_as_if_nothing_had_happened(layers: Layers) -> N
     assert layers.recurrent.position(1) == len(FIRST)
     expected = uninterrupted(FIRST + RIGHT)[len(FIRST) :]
     assert (feed(layers, 1, RIGHT) == expected).all()
+
+
+@pytest.mark.parametrize("prepared", [True, False])
+def test_copies_are_lowered_ahead(
+    layers: Layers, prepared: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After ``prepare`` no save or load lowers anything; without it both do."""
+    lowered: list[str] = []
+    lower = layers.tier.lower
+
+    def noting(graph: Graph, *rest: Any) -> PacketBatch:
+        lowered.append(graph.name)
+        batch: PacketBatch = lower(graph, *rest)
+        return batch
+
+    with closing(RecurrentMemory(layers.tier, layers.graph, layers.buffers, STATE_SLOTS)) as memory:
+        if prepared:
+            memory.prepare()
+        monkeypatch.setattr(layers.tier, "lower", noting)
+        memory.save(1, 0)
+        memory.load(0, 1)
+        assert lowered == ([] if prepared else ["save", "load"])
 
 
 def test_with_any_state_of_other_tokens_the_rows_differ(layers: Layers) -> None:

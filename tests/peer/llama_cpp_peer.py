@@ -77,6 +77,10 @@ def _logits(path: str, tokens: list[int], kv_type: int, chunk: int) -> NDArray[n
         n_threads_batch=THREADS,
         logits_all=True,
         flash_attn=False,
+        # As in llama.cpp's own programs: what the file says.
+        yarn_attn_factor=-1.0,
+        yarn_beta_fast=-1.0,
+        yarn_beta_slow=-1.0,
         type_k=kv_type,
         type_v=kv_type,
         verbose=False,

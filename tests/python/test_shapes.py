@@ -131,6 +131,22 @@ def test_sampling_parameters_are_checked_at_once(fields: dict[str, Any], says: s
         SamplingParams(**fields)
 
 
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"repetition_penalty": 1.1}, "no argument 'repetition_penalty'; here it is 'repeat_pen"),
+        ({"max_new_tokens": 4}, "no argument 'max_new_tokens'; here it is 'max_tokens'"),
+        ({"ignore_eos": True}, "no argument 'ignore_eos'; did you mean 'ignore_end'"),
+        ({"zzz": 1}, "SamplingParams has no argument 'zzz'$"),
+    ],
+)
+def test_an_unknown_parameter_says_what_it_is_called_here(given: dict[str, Any], says: str) -> None:
+    with pytest.raises(TypeError, match=says):
+        SamplingParams(**given)
+    with pytest.raises(TypeError, match="takes arguments by name"):
+        SamplingParams(64)  # type: ignore[misc]
+
+
 def test_vllms_names_mean_the_same(llm: LLM) -> None:
     ours, theirs = SamplingParams(log_probabilities=2), SamplingParams(logprobs=2)
     both = [replace(one, max_tokens=4) for one in (ours, theirs)]

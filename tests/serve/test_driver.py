@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from contract.errors import DeviceLost, QueueFull, RequestError
-from contract.types import FinishReason, Request
+from contract.types import LOCAL_TENANT, FinishReason, Request
 from harness.host.driver import EngineDriver, EventStream
 from harness.host.engine_thread import EngineThread
 from harness.host.event_queue import EventQueue
@@ -360,3 +360,26 @@ def test_an_interrupt_anywhere_in_a_call_stops_no_later_one() -> None:
         thread.close()
         number += 1
     assert number > 10
+
+
+def test_what_a_removed_tenant_did_not_use_is_taken_from_no_other(
+    driven: Driven, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An answer ends early when another tenant has got the id of its own already."""
+    held = hold_steps(monkeypatch, 12)
+    with driven() as driver:
+        stream = driver.submit([request(driver, 80)])
+        (number,) = stream.facts
+        wait_until(lambda: driver.call(lambda engine: stream.facts[number].tokens) > 4)
+
+        def exchange(engine: Engine) -> int:
+            engine.let_leave(LOCAL_TENANT.id)
+            engine.put_tenant(replace(LOCAL_TENANT, name="another"))
+            return engine.ledger.of(LOCAL_TENANT.id).tokens_generated
+
+        assert driver.call(exchange) == 0
+        theirs = driver.submit([request(driver, 7)])
+        stream.cancel(number, 1)
+        held.allow()
+        assert len(tokens_of(theirs)) == 7
+        assert driver.call(lambda engine: engine.ledger.of(LOCAL_TENANT.id).tokens_generated) == 7

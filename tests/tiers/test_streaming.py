@@ -6,12 +6,13 @@ import gc
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from accel.opencl import binding
 from accel.opencl.memory import BankedMemory
 from accel.packets import weight_ring
 from accel.packets.step import Step, Tensor
@@ -83,10 +84,10 @@ def run(model: Model, tier: Tier, requests: tuple[Request, ...]) -> tuple[Outcom
 
 
 def chosen(model: Model, tier: Tier, share: str) -> list[str]:
-    """The weights to stream: all that can be, every second one, or one of the last layer."""
+    """The weights to stream: all that can be, every second one, the last one, or none."""
     assert isinstance(tier, StreamsWeights)
     names = list(tier.streamable(model.graph(LIMITS), LIMITS.largest))
-    return {"all": names, "half": names[::2], "one": names[-1:]}[share]
+    return {"all": names, "half": names[::2], "one": names[-1:], "none": []}[share]
 
 
 ORACLES: dict[tuple[str, bool], Outcome] = {}
@@ -130,6 +131,27 @@ def test_streamed_weights_give_the_bits_of_resident_ones(
     with streamed(tier, model, names):
         found, _ = run(model, tier, requests)
     assert_same(expected_of(model, name, requests), found)
+
+
+@mainly
+def test_a_step_takes_no_more_calls(
+    tier: Tier, synthetic_model: SyntheticModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The copies are part of the recorded step: as many kernels are enqueued as without them."""
+    model = model_of(synthetic_model, "dense")
+    enqueue = binding.enqueue_nd_range_kernel
+    calls: list[int] = []
+
+    def counted(*arguments: Any) -> Any:
+        calls[-1] += 1
+        return enqueue(*arguments)
+
+    monkeypatch.setattr(binding, "enqueue_nd_range_kernel", counted)
+    for share in ("none", "all"):
+        calls.append(0)
+        with streamed(tier, model, chosen(model, tier, share)):
+            run(model, tier, REQUESTS)
+    assert calls[0] == calls[1] > 20
 
 
 def _late(step: Step, ring: WeightRing, names: Collection[str]) -> Iterator[tuple[str, int]]:

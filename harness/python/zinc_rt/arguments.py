@@ -95,7 +95,7 @@ def settings_of(
     and ConfigError for values that are not accepted."""
     for name in given:
         if name not in (*names, "config"):
-            raise TypeError(f"{call} has no argument {name!r}{_hint(name, names)}")
+            raise TypeError(f"{call} has no argument {name!r}{hint_for(name, names)}")
     if model is not None and not isinstance(model, str | os.PathLike):
         kind = type(model).__name__
         raise TypeError(f"model: {model!r} is of type {kind}; give a file, a name or None")
@@ -105,13 +105,13 @@ def settings_of(
     return resolve(argparse.Namespace(**said), names, flags=False)
 
 
-def _hint(name: str, names: Sequence[str]) -> str:
+def hint_for(name: str, names: Sequence[str]) -> str:
     """What the argument of another program is called here, or the setting most like it."""
     from difflib import SequenceMatcher
 
     flag = f"--{name.replace('_', '-')}"
     for known in names:
-        if flag in SETTINGS[known].flags:
+        if known in SETTINGS and flag in SETTINGS[known].flags:
             return f"; here it is {known!r}"
     near = nearest_of(name, names)
     return f"; did you mean {near!r}?" if SequenceMatcher(None, name, near).ratio() > 0.6 else ""

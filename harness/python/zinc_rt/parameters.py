@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from contract.errors import RequestError
@@ -144,6 +145,28 @@ class SamplingParams:
             frequency_penalty=self.frequency_penalty,
             seed=seed,
         )
+
+
+def _with_hints(make: Callable[..., None]) -> Callable[..., None]:
+    """The constructor, whose TypeError for an unknown argument says what it is called here."""
+
+    @functools.wraps(make)
+    def init(self: SamplingParams, *others: object, **given: Any) -> None:
+        unknown = [name for name in given if name not in NAMES]
+        if others:
+            raise TypeError("SamplingParams takes arguments by name, such as max_tokens=64")
+        if unknown:
+            from zinc_rt.arguments import hint_for
+
+            hint = hint_for(unknown[0], NAMES)
+            raise TypeError(f"SamplingParams has no argument {unknown[0]!r}{hint}")
+        make(self, **given)
+
+    return init
+
+
+NAMES = tuple(one.name for one in fields(SamplingParams))
+SamplingParams.__init__ = _with_hints(SamplingParams.__init__)  # type: ignore[method-assign]
 
 
 def _check_integer(name: str, value: object, least: int, most: int) -> None:

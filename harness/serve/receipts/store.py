@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from contract.context_manager import ContextManager
-from contract.errors import ConfigError
+from contract.errors import ConfigError, system_words
 from harness.serve.receipts.canonical import canonical_digest
 from harness.serve.receipts.document import VERSION, signed_document
 from harness.serve.receipts.keys import OWNER_ONLY, PRIVATE, open_key
@@ -63,7 +63,7 @@ class ReceiptStore(ContextManager):
             self._file.execute("CREATE INDEX IF NOT EXISTS by_id ON receipts (tenant, id)")
             self._file.execute(f"PRAGMA user_version={SCHEMA}")
         except (sqlite3.Error, OSError) as error:
-            raise ConfigError(f"{path}: cannot hold receipts: {error}") from None
+            raise ConfigError(f"{path}: cannot hold receipts: {system_words(error)}") from None
 
     def add(self, tenant: int, payload: Json, leaves: list[list[str]]) -> Json:
         """Give ``payload`` its number in the tenant's chain, sign and store it; the receipt. Raises

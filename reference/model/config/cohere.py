@@ -5,7 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from reference.model.config.common import read_common, require_feed_forward
-from reference.model.config.dense import WINDOW, refuse_sliding_base, window_pattern
+from reference.model.config.dense import (
+    WINDOW,
+    refuse_other_sizes,
+    refuse_sliding_base,
+    window_pattern,
+)
 from reference.model.config.keys import MAX_CONTEXT, Keys
 from reference.model.config.records import ModelConfig
 from reference.model.config.rope import read_interleaved_rope, unrotated
@@ -27,6 +32,7 @@ def read_cohere2(keys: Keys) -> ModelConfig:
     config = read_command_r(keys)
     window, rope = keys.integer(WINDOW, 1, MAX_CONTEXT), config.ropes[0]
     refuse_sliding_base(keys, rope)
+    refuse_other_sizes(keys, config)
     sliding = window_pattern(keys, config, PATTERN)
     return replace(
         config,

@@ -10,7 +10,7 @@ import numpy as np
 from reference.exact.rotary import RotaryScaling
 from reference.model.config.common import read_common, require_feed_forward
 from reference.model.config.experts import read_mixtral_experts
-from reference.model.config.keys import MAX_CONTEXT, MAX_LAYERS, Keys
+from reference.model.config.keys import MAX_CONTEXT, MAX_LAYERS, MAX_WIDTH, Keys
 from reference.model.config.records import ModelConfig, QueryGrowth, Rope
 from reference.model.config.rope import (
     SLIDING_TABLE,
@@ -27,6 +27,9 @@ OLMO3_PATTERN = 4
 SMOLLM3_UNROTATED = 4
 """Every fourth layer of SmolLM 3 does not rotate; its files have no key for it."""
 SECTIONS = "rope.dimension_sections"
+KEY_LENGTH = "attention.key_length_swa"
+VALUE_LENGTH = "attention.value_length_swa"
+ROTATED = "rope.dimension_count_swa"
 SLIDING_BASE = "rope.freq_base_swa"
 GROWTH_FACTOR = "attention.temperature_scale"
 GROWTH_LENGTH = "attention.temperature_length"
@@ -69,6 +72,11 @@ def read_phi3(keys: Keys) -> ModelConfig:
     """Phi 3 and 4: one window for all layers, or none."""
     config = require_feed_forward(keys, read_common(keys, read_phi_rope))
     window = keys.integer(WINDOW, 0, MAX_CONTEXT, 0)
+    if window:
+        if keys.has(PATTERN):
+            raise keys.unsupported(PATTERN, "is present", "supported is one window for all layers")
+        refuse_other_sizes(keys, config)
+        refuse_sliding_base(keys, config.ropes[0])
     return replace(config, windows=(window,) * config.layers)
 
 
@@ -78,6 +86,7 @@ def read_olmo2(keys: Keys) -> ModelConfig:
     window = keys.integer(WINDOW, 0, MAX_CONTEXT, 0)
     if not window:
         return config
+    refuse_other_sizes(keys, config)
     sliding = window_pattern(keys, config, OLMO3_PATTERN)
     full = config.ropes[0]
     base = keys.positive(SLIDING_BASE, full.base)
@@ -106,6 +115,15 @@ def granite_factors(keys: Keys, config: ModelConfig) -> ModelConfig:
         residual_scale=keys.positive("residual_scale", 0.0, allow_zero=True) or 1.0,
         logit_scale=1.0 / keys.positive("logit_scale"),
     )
+
+
+def refuse_other_sizes(keys: Keys, config: ModelConfig) -> None:
+    """Raise UnsupportedModel unless heads of layers with a window are like those of the others."""
+    size, dims = config.head_dims[0], config.ropes[0].dims
+    for name, full in ((KEY_LENGTH, size), (VALUE_LENGTH, size), (ROTATED, dims)):
+        length = keys.integer(name, 0, MAX_WIDTH, full)
+        if length != full:
+            raise keys.unsupported(name, f"is {length}", f"supported is {full}")
 
 
 def refuse_sliding_base(keys: Keys, rope: Rope) -> None:

@@ -7,15 +7,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from reference.model.config.common import read_common, require_feed_forward
-from reference.model.config.dense import PATTERN, WINDOW, window_pattern
+from reference.model.config.dense import KEY_LENGTH, PATTERN, VALUE_LENGTH, WINDOW, window_pattern
 from reference.model.config.experts import read_parallel_experts
 from reference.model.config.keys import MAX_CONTEXT, MAX_WIDTH, Keys
 from reference.model.config.records import ModelConfig
 from reference.model.config.rope import FACTORS, read_sliding_rope
 
 SHARED = "attention.shared_kv_layers"
-KEY_LENGTH = "attention.key_length_swa"
-VALUE_LENGTH = "attention.value_length_swa"
 CAP = "final_logit_softcapping"
 GEMMA3_PATTERN = 6
 GEMMA3_27B_LAYERS = 62

@@ -5,7 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from reference.model.config.common import read_common
-from reference.model.config.dense import WINDOW, refuse_sliding_base, window_pattern
+from reference.model.config.dense import (
+    WINDOW,
+    refuse_other_sizes,
+    refuse_sliding_base,
+    window_pattern,
+)
 from reference.model.config.experts import read_experts_of_chosen
 from reference.model.config.keys import MAX_CONTEXT, Keys
 from reference.model.config.records import ModelConfig
@@ -18,6 +23,7 @@ def read_gpt_oss(keys: Keys) -> ModelConfig:
     """gpt-oss: windows in every second layer, one rotation for all layers."""
     config = read_common(keys)
     refuse_sliding_base(keys, config.ropes[0])
+    refuse_other_sizes(keys, config)
     window = keys.integer(WINDOW, 1, MAX_CONTEXT)
     sliding = window_pattern(keys, config, PATTERN)
     return replace(

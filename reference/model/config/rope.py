@@ -20,7 +20,7 @@ UNROTATED_TABLE = "constant.rope_table_unrotated"
 GROWTH_TABLE = "constant.query_growth"
 LOG_MULTIPLIER = "rope.scaling.yarn_log_multiplier"
 DEFAULT_BASE = 10000.0
-YARN_KEYS = ("yarn_ext_factor", "yarn_attn_factor", "yarn_beta_fast", "yarn_beta_slow")
+YARN_KEYS = ("yarn_ext_factor", "yarn_beta_fast", "yarn_beta_slow")
 """Keys ``rope.scaling.*`` that only YaRN has."""
 
 
@@ -94,13 +94,14 @@ def unrotated(rope: Rope) -> Rope:
 
 
 def read_sliding_rope(keys: Keys, head_dim: int, full: Rope) -> Rope:
-    """The rotation of sliding-window layers: their own base and no scaling."""
+    """The rotation of sliding-window layers: their own base, sizes as in ``full``, angles not
+    scaled."""
     return Rope(
         table=SLIDING_TABLE,
         base=keys.positive("rope.freq_base_swa", DEFAULT_BASE),
         dims=rotary_dims(keys, "rope.dimension_count_swa", head_dim, full.dims),
         neox=True,
-        scaling=RotaryScaling(),
+        scaling=RotaryScaling(attention_factor=full.scaling.attention_factor),
     )
 
 
@@ -147,27 +148,27 @@ def _scaling(
         )
     legacy = keys.positive("rope.scale_linear", 0.0, allow_zero=True)
     factor = keys.positive("rope.scaling.factor", legacy, allow_zero=True)
+    attention = keys.positive("rope.scaling.attn_factor", 1.0)
     if kind == "none" or (factor == 0.0 and kind != "longrope"):
-        return RotaryScaling()
+        return RotaryScaling(attention_factor=attention)
     scaling = RotaryScaling(
         factor=factor or 1.0,
         yarn=kind == "yarn",
         original_context=keys.integer(
             "rope.scaling.original_context_length", 1, MAX_CONTEXT, context
         ),
-        attention_factor=keys.positive("rope.scaling.attn_factor", 1.0),
+        attention_factor=attention,
     )
     return _yarn(keys, scaling) if scaling.yarn else scaling
 
 
 def _yarn(keys: Keys, scaling: RotaryScaling) -> RotaryScaling:
-    extrapolation, attention, fast, slow = (f"rope.scaling.{name}" for name in YARN_KEYS)
+    extrapolation, fast, slow = (f"rope.scaling.{name}" for name in YARN_KEYS)
     mixed = keys.file.get(keys.key(extrapolation), float, 1.0)
     if mixed not in (1.0, -1.0):  # -1 stands for YaRN's own value
         raise keys.unsupported(extrapolation, f"is {mixed}", "supported is 1")
     return replace(
         scaling,
-        attention_factor=scaling.attention_factor * keys.positive(attention, 1.0),
         beta_fast=keys.positive(fast, scaling.beta_fast),
         beta_slow=keys.positive(slow, scaling.beta_slow),
     )

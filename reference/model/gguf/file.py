@@ -183,7 +183,7 @@ MOST_BYTES = 1 << 30
 
 
 def read_ahead(shards: Sequence[Shard]) -> Thread:
-    """Start a daemon thread that reads the first shard."""
+    """Start a daemon thread that reads the first shard into memory and the process's page table."""
     thread = Thread(target=_read, args=(shards[:1],), name="read ahead", daemon=True)
     thread.start()
     return thread

@@ -1,0 +1,78 @@
+"""Metadata that changes a formula reaches the configuration or is refused by its name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from contract.errors import ModelFileError, UnsupportedModel
+from reference.model.config import ModelConfig
+from reference.model.config.read import READERS
+from reference.model.config.unread import CHANGING
+from tests.model.metadata_keys import (
+    OF_OTHERS,
+    SIZES,
+    UNUSUAL,
+    WINDOWED_ONLY,
+    WITHOUT_EFFECT,
+    known_keys,
+)
+from tests.model.test_dense_config import read, with_keys
+
+
+def test_every_key_that_can_be_written_is_tried_or_has_a_reason() -> None:
+    classes = (UNUSUAL, WINDOWED_ONLY, SIZES, WITHOUT_EFFECT, OF_OTHERS)
+    assert set(known_keys()) <= {key for names in classes for key in names}
+    assert set(CHANGING) <= set(UNUSUAL)
+
+
+ROTATED = {"granitehybrid": {"rope.scaling.finetuned": True}}
+"""Keys with which an architecture rotates that does not by itself."""
+WINDOWED = ("gemma3", "gemma4", "olmo2", "phi3", "gpt-oss", "cohere2")
+
+
+def read_with(architecture: str, keys: Mapping[str, Any], folder: Path) -> ModelConfig | str:
+    """The configuration with these keys, or what refuses them."""
+    try:
+        return read(with_keys(architecture, dict(keys)), folder)
+    except (ModelFileError, UnsupportedModel) as refused:
+        return str(refused)
+
+
+def assert_felt(before: ModelConfig | str, after: ModelConfig | str, named: Iterable[str]) -> None:
+    """The configuration changed, or one of the keys ``named`` is refused by its name."""
+    assert isinstance(before, ModelConfig)
+    if isinstance(after, str):
+        assert any(f"{before.architecture}.{key}" in after for key in named), after
+    else:
+        assert after != before, list(named)
+
+
+@pytest.mark.parametrize("architecture", READERS)
+def test_an_unusual_value_is_read_or_refused(architecture: str, tmp_path: Path) -> None:
+    always = ROTATED.get(architecture, {})
+    before = read_with(architecture, always, tmp_path)
+    for keys in UNUSUAL.values():
+        assert_felt(before, read_with(architecture, {**always, **keys}, tmp_path), keys)
+
+
+@pytest.mark.parametrize("key", WINDOWED_ONLY)
+@pytest.mark.parametrize("architecture", WINDOWED)
+def test_keys_of_windows_are_read_or_refused(architecture: str, key: str, tmp_path: Path) -> None:
+    """A wrong size of one key may show in another of them."""
+    value = [True, False, False, True] if "pattern" in key else 8
+    window = {"attention.sliding_window": 5}
+    before = read_with(architecture, window, tmp_path)
+    after = read_with(architecture, {**window, key: value}, tmp_path)
+    assert_felt(before, after, WINDOWED_ONLY)
+
+
+def test_a_key_nobody_reads_is_not_felt(tmp_path: Path) -> None:
+    """Negative control: a silent reader fails."""
+    before = read_with("llama", {}, tmp_path)
+    after = read_with("llama", {"no_such_key": 3}, tmp_path)
+    with pytest.raises(AssertionError, match="no_such_key"):
+        assert_felt(before, after, ["no_such_key"])

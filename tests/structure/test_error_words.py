@@ -1,0 +1,50 @@
+"""An error of the system is told in words, without ``[Errno 2]`` and its path a second time."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+import pytest
+
+from tests.paths import ROOT
+
+ROOMS = ("harness", "reference/model", "accel/native")
+
+
+def raw_words(text: str) -> Iterator[int]:
+    """The lines that put an OSError as it is into a message."""
+    for handler in ast.walk(ast.parse(text)):
+        if not isinstance(handler, ast.ExceptHandler) or handler.type is None:
+            continue
+        if "OSError" not in ast.unparse(handler.type):
+            continue
+        for node in ast.walk(handler):
+            if not isinstance(node, ast.FormattedValue) or not isinstance(node.value, ast.Name):
+                continue
+            if node.value.id == handler.name:
+                yield node.lineno
+
+
+def test_messages_have_the_words_of_the_system() -> None:
+    found = {
+        f"{path.relative_to(ROOT)}:{line}"
+        for room in ROOMS
+        for path in (ROOT / room).rglob("*.py")
+        for line in raw_words(path.read_text("utf-8"))
+    }
+    assert found == set()
+
+
+@pytest.mark.parametrize(
+    ("caught", "shown", "count"),
+    [
+        ("OSError", "{error}", 1),
+        ("(OSError, ValueError)", "{error}", 1),
+        ("OSError", "{error.strerror}", 0),
+        ("ValueError", "{error}", 0),
+    ],
+)
+def test_a_raw_one_would_be_found(caught: str, shown: str, count: int) -> None:
+    text = f"try:\n    x()\nexcept {caught} as error:\n    raise Y(f'no: {shown}')\n"
+    assert len(list(raw_words(text))) == count

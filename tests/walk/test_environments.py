@@ -1,0 +1,135 @@
+"""The shipped wheel in the places where newcomers and operators run it, and what it leaves out."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+from collections.abc import Iterator
+
+import pytest
+
+from accel.wheel_parts import PARTS
+from tests.paths import ROOT
+from tests.walk.conftest import MODEL, Newcomer
+
+pytestmark = pytest.mark.walk
+ASK = ("run", "Why?", "-n", "8")
+DEMO_READS = ("accel/native", "accel/packets", "accel/opencl/kernels", "contract", "ci")
+"""What ci/demo compares with what it installed last."""
+INTERRUPTED_START = """
+import signal, sys
+sys.addaudithook(lambda event, arguments: event == "import" and arguments[0] == "argparse"
+                 and signal.raise_signal(signal.SIGINT))
+exec(open(sys.argv.pop(1)).read())
+"""
+
+
+@pytest.fixture(scope="module")
+def answer(newcomer: Newcomer) -> str:
+    """What the newcomer's model answers."""
+    newcomer.zinc("model", "use", f"./{MODEL}")
+    return newcomer.zinc(*ASK)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"LANG": "C", "LC_ALL": "C"},
+        {"PYTHONOPTIMIZE": "2"},
+        {"TMPDIR": "/no/such/folder"},
+        {"TERM": "xterm-256color", "COLUMNS": "20"},
+        {"TERM": ""},
+        {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONUNBUFFERED": "1"},
+    ],
+    ids=lambda said: "-".join(said),
+)
+def test_any_environment_has_the_same_answer(
+    newcomer: Newcomer, answer: str, said: dict[str, str]
+) -> None:
+    done = newcomer.run("zinc-rt", *ASK, **said)
+    assert (done.returncode, done.stdout) == (0, answer), done.stderr
+    assert "\x1b" not in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        'umask 077; zinc-rt run "Why?" -n 8',
+        'python -I -m zinc_rt run "Why?" -n 8',
+        'mkdir -p "a b/ö" && cp tiny.gguf "a b/ö/m ü.gguf" && cd "a b/ö" && '
+        'zinc-rt run --model "m ü.gguf" "Why?" -n 8',
+        'zinc-rt run "Why?" -n 8 <&-',
+        'mkdir -p own && chmod 500 own && HOME=$PWD/own zinc-rt run -m tiny.gguf "Why?" -n 8',
+    ],
+)
+def test_any_shell_has_the_same_answer(newcomer: Newcomer, answer: str, line: str) -> None:
+    """Strict permissions, isolated Python, odd paths, no input, a home that cannot be written."""
+    done = newcomer.run("bash", "-c", line)
+    assert (done.returncode, done.stdout) == (0, answer), done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_the_tools_of_the_wheel_work(newcomer: Newcomer, answer: str) -> None:
+    assert answer
+    newcomer.zinc("synth", "--arch", "qwen3", "--layers", "1", "--out", "made.gguf")
+    words = ("--tokens", "1,2,3", "--decode", "1", "--model", "made.gguf")
+    assert "PASS: native agrees" in newcomer.zinc("validate", "--tiers", "native", *words)
+    newcomer.zinc("run", "--raw", "hi", "-m", "made.gguf", "-n", "2", "--trace", "run.trace")
+    assert newcomer.zinc("replay", "run.trace", "--tier", "cpu").startswith("identical: ")
+    assert len(newcomer.zinc("conformance", "--list").splitlines()) > 7000
+    assert newcomer.zinc("sched-test", "--schedules", "1").endswith("nothing broken\n")
+
+
+def left_out() -> Iterator[str]:
+    """The parts that a wheel for Linux has not."""
+    yield from (part.path for part in PARTS if "linux" not in part.systems)
+
+
+def test_the_wheel_has_only_what_its_system_can_run(newcomer: Newcomer) -> None:
+    (site,) = newcomer.python.parents[1].glob("lib/python*/site-packages")
+    assert (site / "accel" / "native" / "tier.py").is_file()
+    for path in left_out():
+        assert not (site / path).exists(), path
+        assert not (site / f"{path}.py").exists(), path
+    listed = newcomer.zinc("devices")
+    assert re.search(r"^native +yes ", listed, re.MULTILINE)
+    assert re.search(r"^metal +no +this wheel for Linux has no accel\.metal", listed, re.MULTILINE)
+    for words in (
+        ("run", "--tier", "metal", "hi"),
+        ("asm", "x.k"),
+        ("card-test", "--device", "simulated"),
+    ):
+        done = newcomer.run("zinc-rt", *words)
+        assert done.returncode == 2
+        assert "error: " in done.stderr
+        assert "this wheel for Linux has no accel." in done.stderr
+        assert "Traceback" not in done.stderr
+
+
+def test_ctrl_c_while_the_installed_script_loads(newcomer: Newcomer) -> None:
+    script = newcomer.python.with_name("zinc-rt")
+    done = newcomer.run("python", "-c", INTERRUPTED_START, str(script), "check")
+    assert (done.stdout, done.stderr) == ("", "")
+    assert done.returncode in (-signal.SIGINT, 130)
+
+
+def test_the_demo_runs_offline_the_second_time(newcomer: Newcomer, answer: str) -> None:
+    """``ci/demo`` installs nothing where it did so before."""
+    checkout = newcomer.home / "checkout"
+    for name in DEMO_READS:
+        shutil.copytree(ROOT / name, checkout / name, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "pyproject.toml", checkout)
+    (checkout / ".venv").symlink_to(newcomer.python.parents[1])
+    installed = ". ci/environment.sh; pip_install() { :; }; install_project server"
+    subject = ["bash", "-c", f'cd checkout && sh -c "{installed}" ci/demo']
+    stamp = newcomer.python.parents[1] / "installed"
+    if newcomer.user is not None:
+        stamp.touch()
+        os.chown(stamp, newcomer.user, newcomer.user)
+    assert newcomer.run(*subject).returncode == 0
+    named = {"ZINC_RT_MODEL": str(newcomer.home / MODEL), "ZINC_RT_MAX_TOKENS": "8"}
+    done = newcomer.run("checkout/ci/demo", "Why?", **named)
+    assert (done.returncode, done.stdout) == (0, answer), done.stderr
+    assert "installing" not in done.stderr
