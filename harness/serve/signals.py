@@ -13,6 +13,7 @@ from contextlib import suppress
 from types import FrameType
 from typing import Self
 
+from harness.host.submissions import EngineStopped
 from harness.serve.run import Running
 
 RELOAD: signal.Signals | None = getattr(signal, "SIGHUP", None)
@@ -67,7 +68,10 @@ class Signals:
             number = self._next()
             while number == RELOAD and server.serving.accounts.path is not None:
                 log.info("reading the tenants again")
-                server.serving.accounts.reload(server.serving.tell)
+                try:
+                    server.serving.accounts.reload(server.serving.tell)
+                except EngineStopped as error:
+                    log.error("the tenants stay as they were: %s", error)
                 number = self._next()
             self._ending = True
             interrupted = number == signal.SIGINT

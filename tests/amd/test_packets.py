@@ -20,7 +20,7 @@ from accel.amd.queue import Queue
 from accel.amd.runtime import DRIVERS
 from accel.amd.sim.command_processor import CommandProcessor
 from accel.amd.sim.fake_kernel import FakeKernel
-from accel.amd.sim.memory_view import GpuFault
+from accel.amd.sim.memory_view import GpuFault, MemoryView
 from accel.amd.tier import AmdTier
 from accel.amd.tools import trace
 from accel.amd.tools.trace import Trace, Tracer, load_trace, packets_of, replay, shown
@@ -232,7 +232,7 @@ def test_a_buffer_begun_is_ended_first() -> None:
     ],
 )
 def test_conditions_that_are_refused(words: pm4.Words, problem: str) -> None:
-    memory = trace.MemoryView(np.zeros(1 << 14, np.uint8), 0)
+    memory = MemoryView(np.zeros(1 << 14, np.uint8), 0)
     memory.map(0, 1 << 14, True)
     processor = CommandProcessor(memory, lambda _: None)
     if not problem:

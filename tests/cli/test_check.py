@@ -14,7 +14,7 @@ import pytest
 from harness.catalog import DEFAULT_ID, find, model_path
 from harness.cli import exactness
 from harness.host import open as host_open
-from harness.memory import LimitsAt, plan_steps
+from harness.residency import Residency, plan_residency
 from harness.tiers import TIERS, open_tier
 from reference.exact import elementary
 from reference.memory.planner import MemoryPlan
@@ -53,12 +53,12 @@ def test_check_plans_what_run_takes(
     need_device(partial(open_tier, tier)).close()
     plans: list[MemoryPlan] = []
 
-    def noted(*arguments: Any) -> tuple[MemoryPlan, LimitsAt]:
-        plan, limits_at = plan_steps(*arguments)
-        plans.append(plan)
-        return plan, limits_at
+    def noted(*arguments: Any) -> Residency:
+        found = plan_residency(*arguments)
+        plans.append(found.plan)
+        return found
 
-    monkeypatch.setattr(host_open, "plan_steps", noted)
+    monkeypatch.setattr(host_open, "plan_residency", noted)
     common = ("--model", tiny_model, "--tier", tier, *words)
     assert zinc("check", *common).code == 0
     assert zinc("run", "hi", *common, "--max-tokens", 2).code == 0

@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import pytest
 
+from harness.host.submissions import EngineStopped
 from harness.serve import signals
 from harness.serve.run import Running
 from harness.serve.signals import Signals
@@ -72,6 +73,23 @@ def test_signals_of_another_thread_wake_the_main_one() -> None:
             thread.join()
     assert (len(threads), drained) == (2, [7.0])
     assert {number: signal.getsignal(number) for number in before} == before
+
+
+def test_sighup_after_the_device_was_lost_ends_nothing() -> None:
+    """The engine takes no tenants then; the server still answers what it can."""
+    reads: list[object] = []
+
+    def refused(tell: object) -> None:
+        reads.append(tell)
+        signal.raise_signal(signal.SIGTERM)
+        raise EngineStopped("the device was lost")
+
+    drained: list[float] = []
+    with Signals() as caught:
+        caught.hold()
+        signal.raise_signal(signal.SIGHUP)
+        assert not caught.serve_until_stopped(server_of(refused, drained), 7.0)
+    assert (len(reads), drained) == (1, [7.0])
 
 
 def test_ctrl_c_cuts_and_sighup_without_tenants_drains() -> None:
