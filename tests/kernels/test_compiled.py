@@ -89,7 +89,7 @@ def test_a_wheel_has_archives_in_place_of_files(tmp_path: Path) -> None:
             shutil.copy(ROOT / name, copy / name)
     program = (
         "from accel.native import wheel_backend as backend\n"
-        "backend._built = lambda: 'any'\n"
+        "backend._built = lambda: ('any', '')\n"
         "print(backend.build_wheel('wheels'))"
     )
     (copy / "wheels").mkdir()

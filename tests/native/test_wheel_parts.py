@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import ast
+import json
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from setuptools import Distribution
-from setuptools.command.build_py import build_py
 
-from accel.native.wheel_backend import SUFFIX, _without
 from accel.wheel_parts import PARTS, SYSTEM_NAMES, is_left_out, missing_part, part_of
 from accel.wheel_parts import SYSTEMS as PLATFORMS
 from tests.cli.conftest import environment
@@ -70,6 +68,48 @@ def test_a_module_that_needs_it_would_be_found() -> None:
     assert needed_though_absent("macos", path, text) == []
 
 
+FILES = """
+import json, sys
+from setuptools import Distribution
+from setuptools.command.build_py import build_py
+from accel.native.wheel_backend import SUFFIX, _without
+
+def files(system):
+    distribution = Distribution({"script_name": "setup.py"})
+    distribution.parse_config_files()
+    command = build_py(distribution)
+    command.finalize_options()
+    with _without(SUFFIX, system):
+        found = [one[-1] for one in command.find_all_modules()]
+        command.manifest_files = {}
+        for package in command.packages:
+            found += command.find_data_files(package, command.get_package_dir(package))
+    return found
+
+print(json.dumps([SUFFIX, {system: files(system) for system in ("", *sys.argv[1:])}]))
+"""
+"""Run by a process of its own: setuptools replaces modules that others have loaded."""
+
+
+@pytest.fixture(scope="module")
+def collected() -> tuple[str, dict[str, set[str]]]:
+    """The ending of libraries, and the files that setuptools collects for each system."""
+    done = subprocess.run(
+        [sys.executable, "-c", FILES, *SYSTEMS],
+        cwd=ROOT,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_SECONDS,
+    )
+    assert done.returncode == 0, done.stderr
+    suffix, found = json.loads(done.stdout.splitlines()[-1])
+    return suffix, {
+        system: {(ROOT / one).resolve().relative_to(ROOT).as_posix() for one in files}
+        for system, files in found.items()
+    }
+
+
 @pytest.mark.parametrize(
     ("system", "has", "lacks"),
     [
@@ -79,31 +119,21 @@ def test_a_module_that_needs_it_would_be_found() -> None:
     ],
 )
 def test_the_files_of_a_wheel(
-    system: str, has: tuple[str, ...], lacks: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+    collected: tuple[str, dict[str, set[str]]],
+    system: str,
+    has: tuple[str, ...],
+    lacks: tuple[str, ...],
 ) -> None:
     """As setuptools collects them; a wheel of any system has all of them."""
-    monkeypatch.chdir(ROOT)
-
-    def files(of: str) -> set[str]:
-        distribution = Distribution({"script_name": "setup.py"})
-        distribution.parse_config_files()
-        command = build_py(distribution)
-        command.finalize_options()
-        with _without(SUFFIX, of):
-            found = [one[-1] for one in command.find_all_modules()]
-            command.manifest_files = {}
-            for package in command.packages:
-                found += command.find_data_files(package, command.get_package_dir(package))
-        return {Path(one).resolve().relative_to(ROOT).as_posix() for one in found}
-
-    here, everywhere = files(system), files("")
+    suffix, files = collected
+    here, everywhere = files[system], files[""]
     assert {f"accel/{name}" for name in (*has, *lacks)} <= everywhere
     assert {f"accel/{name}" for name in has} <= here
     assert {name for name in everywhere - here if not is_left_out(Path(name), system)} == set()
     assert not {name for name in here if is_left_out(Path(name), system)}
     assert {f"accel/{name}" for name in lacks} <= everywhere - here
     assert {"accel/metal/sim/fake_metal.py", "accel/amd/sim/execute.py"} <= everywhere - here
-    assert not any(name.endswith(SUFFIX) for name in everywhere)
+    assert not any(name.endswith(suffix) for name in everywhere)
 
 
 WITHOUT = """

@@ -5,7 +5,17 @@ from __future__ import annotations
 import ast
 from collections.abc import Mapping
 
-from tests.structure.source_tree import exceptions, imported_modules, product_modules
+from tests.paths import ROOT
+from tests.structure.source_tree import (
+    exceptions,
+    imported_modules,
+    module_name,
+    product_modules,
+    python_files,
+    tree,
+)
+
+TESTS = ROOT / "tests"
 
 SIMULATOR_USERS = {"sim", "tools"}
 """Packages whose modules may import a simulator: it itself, and tools for developers."""
@@ -57,6 +67,14 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
 
 def test_no_product_module_imports_a_simulator() -> None:
     assert simulator_imports(product_modules()) == exceptions("simulator")
+
+
+def test_no_test_imports_setuptools() -> None:
+    """It replaces modules that others have loaded: a test that needs it starts a process."""
+    tests = {module_name(path): tree(path) for path in python_files() if path.is_relative_to(TESTS)}
+    known = frozenset(("setuptools", "setuptools.command.build_py", "accel.native.wheel_backend"))
+    assert {name for name, source in tests.items() if imported_modules(source, known)} == set()
+    assert imported_modules(ast.parse("from setuptools import Distribution"), known)
 
 
 def test_what_is_forbidden_is_found() -> None:
