@@ -73,11 +73,11 @@ def test_any_shell_has_the_same_answer(newcomer: Newcomer, answer: str, line: st
 
 def test_the_tools_of_the_wheel_work(newcomer: Newcomer, answer: str) -> None:
     assert answer
-    newcomer.zinc("synth", "--arch", "qwen3", "--layers", "1", "--out", "made.gguf")
-    words = ("--tokens", "1,2,3", "--decode", "1", "--model", "made.gguf")
+    newcomer.zinc("synth", "--arch", "qwen3", "--layers", "1", "--out", "tools.gguf")
+    words = ("--tokens", "1,2,3", "--decode", "1", "--model", "tools.gguf")
     assert "PASS: native agrees" in newcomer.zinc("validate", "--tiers", "native", *words)
-    newcomer.zinc("run", "--raw", "hi", "-m", "made.gguf", "-n", "2", "--trace", "run.trace")
-    assert newcomer.zinc("replay", "run.trace", "--tier", "cpu").startswith("identical: ")
+    newcomer.zinc("run", "--raw", "hi", "-m", "tools.gguf", "-n", "2", "--trace", "tools.trace")
+    assert newcomer.zinc("replay", "tools.trace", "--tier", "cpu").startswith("identical: ")
     assert len(newcomer.zinc("conformance", "--list").splitlines()) > 7000
     assert newcomer.zinc("sched-test", "--schedules", "1").endswith("nothing broken\n")
 
