@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
+from tests.paths import ROOT
 from tests.patience import PATIENCE_SECONDS
 from tests.walk.conftest import MODEL, Newcomer
 from tests.walk.pages import Asked, page_requests
@@ -93,12 +94,12 @@ def test_the_pages_have_requests() -> None:
 
 
 def test_an_answer_is_verified(served: Served) -> None:
-    """The two files of the README: identical, and different once a character is changed."""
+    """A request and its answer: identical, and different once a character is changed."""
     home = served.newcomer.home
     (body,) = (asked.body for asked in REQUESTS if asked.page == "README.md")
     answer = served.ask("/v1/chat/completions", body)
     assert answer["x_zinc"]["sampling_defaults"]["temperature"] == 0.7
-    request, response = home / "request.json", home / "response.json"
+    request, response = home / "asked.json", home / "answered.json"
     request.write_text(json.dumps(body))
     response.write_text(json.dumps(answer))
     files = (request.name, response.name, "--context", "1K")
@@ -108,6 +109,24 @@ def test_an_answer_is_verified(served: Served) -> None:
     done = served.newcomer.run("zinc-rt", "verify", *files)
     assert done.returncode == 1
     assert done.stdout.startswith("different: ")
+
+
+def test_the_lines_by_which_the_readme_verifies(served: Served) -> None:
+    """As they are typed, but for the server's address and the size of its context."""
+    page = (ROOT / "README.md").read_text("utf-8")
+    typed = [line.strip() for line in re.findall(r"^ {4}\$ (.*)$", page, re.MULTILINE)]
+    assert len(typed) == 4
+    done = [
+        served.newcomer.run(
+            *("bash", "-euo", "pipefail", "-c"),
+            line.replace("localhost:8080", served.url.removeprefix("http://")),
+            ZINC_RT_CONTEXT="1K",
+        )
+        for line in typed
+    ]
+    assert [one.returncode for one in done] == [0, 0, 0, 1], done
+    assert done[2].stdout == "identical\n"
+    assert done[3].stdout.startswith("different: choices[0].message.content: character 0: '?")
 
 
 def test_one_model_has_several_names(served: Served) -> None:
