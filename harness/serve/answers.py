@@ -237,7 +237,7 @@ class ChatShape(OpenAiStream):
 
     def chunks(self, piece: Piece) -> Iterable[Json]:
         """The objects of a stream that say what became certain."""
-        events = _said(piece.events)
+        events = said_tokens(piece.events)
         if not piece.parts and piece.finish is None and not (self._tokenwise and events):
             return
         deltas = [_delta_of(part) for part in joined(piece.parts)] or [{}]
@@ -263,7 +263,7 @@ class ChatShape(OpenAiStream):
     def whole(self, pieces: Sequence[Sequence[Piece]]) -> Json:
         choices = []
         for index, parts in enumerate(pieces):
-            events = _said([event for part in parts for event in part.events])
+            events = said_tokens([event for part in parts for event in part.events])
             message = message_of([part for piece in parts for part in piece.parts])
             choice: Json = {
                 "index": index,
@@ -297,8 +297,10 @@ class ChatShape(OpenAiStream):
         tokenizer = self.answer.generation.model.tokenizer
         content = [
             {
-                **_token(tokenizer, event.token, event.log_probability),
-                "top_logprobs": [_token(tokenizer, token, value) for token, value in event.top],
+                **token_facts(tokenizer, event.token, event.log_probability),
+                "top_logprobs": [
+                    token_facts(tokenizer, token, value) for token, value in event.top
+                ],
             }
             for event in events
         ]
@@ -339,12 +341,13 @@ def message_of(parts: Sequence[Part]) -> Json:
     return message
 
 
-def _said(events: Sequence[TokenEvent]) -> list[TokenEvent]:
+def said_tokens(events: Sequence[TokenEvent]) -> list[TokenEvent]:
     """The tokens of a message: without one that only ends it."""
     return [event for event in events if event.finish_reason is not FinishReason.STOP]
 
 
-def _token(tokenizer: Tokenizer, token: int, log_probability: float | None) -> Json:
+def token_facts(tokenizer: Tokenizer, token: int, log_probability: float | None) -> Json:
+    """A token with its log-probability, as OpenAI and llama.cpp list it."""
     raw = tokenizer.token_bytes(token, special=True)
     return {
         "token": raw.decode(errors="replace"),

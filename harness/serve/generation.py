@@ -218,6 +218,15 @@ class Generation:
         """The driver's record of a choice."""
         return self._events.facts[choice.request.id]
 
+    def seconds_of(self, choice: AnswerText) -> tuple[float, float]:
+        """Seconds from the admission of a choice to its first token, and from there to its latest
+        one; 0 for tokens that there are none of."""
+        facts = self.facts_of(choice)
+        admitted = facts.submitted if facts.admitted is None else facts.admitted
+        first = time.monotonic() if choice.first is None else choice.first
+        latest = first if choice.latest is None else choice.latest
+        return max(0.0, first - admitted), max(0.0, latest - first)
+
     def prompt_events(self, choice: int) -> Sequence[TokenEvent]:
         """The tokens of a choice's prompt, which are there once its first piece is: those from its
         ``score_from`` on have log-probabilities."""

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from contract.types import FinishReason, TokenEvent
 from harness.host.answer_text import Piece
-from harness.serve.answers import Answer, AnswerFormat, Json, ShapeOf
+from harness.serve.answers import (
+    Answer,
+    AnswerFormat,
+    Json,
+    ShapeOf,
+    said_tokens,
+    token_facts,
+)
 from harness.serve.data_lines import PING, data_line, encode
 from harness.serve.errors import ApiError
 from harness.serve.llama_cpp.wire import InfillRequest, LlamaCompletionRequest
@@ -31,7 +37,7 @@ class LlamaShape:
 
     def lines(self, piece: Piece) -> Iterable[bytes]:
         """The event with what became certain."""
-        tokens = _said(piece.events)
+        tokens = said_tokens(piece.events)
         if not piece.text and not (tokens and (self.listed or self.body.return_tokens)):
             return
         generation = self.answer.generation
@@ -53,7 +59,7 @@ class LlamaShape:
     def whole(self, pieces: Sequence[Sequence[Piece]]) -> Json:
         """The answer in one object."""
         (choice,) = pieces
-        tokens = _said([event for piece in choice for event in piece.events])
+        tokens = said_tokens([event for piece in choice for event in piece.events])
         return self._text("".join(piece.text for piece in choice), tokens) | self._end()
 
     def _text(self, text: str, events: Sequence[TokenEvent]) -> Json:
@@ -115,15 +121,12 @@ class LlamaShape:
     def _timings(self) -> Json:
         generation = self.answer.generation
         (choice,) = generation.choices
-        facts, ended = generation.facts_of(choice), time.monotonic()
-        admitted = facts.submitted if facts.admitted is None else facts.admitted
-        first = ended if choice.first is None else choice.first
-        latest = first if choice.latest is None else choice.latest
+        prompt_seconds, answer_seconds = generation.seconds_of(choice)
         computed = generation.prompt_tokens - generation.cached_tokens
         return {
             "cache_n": generation.cached_tokens,
-            **_rate("prompt", computed, first - admitted),
-            **_rate("predicted", generation.completion_tokens, latest - first),
+            **_rate("prompt", computed, prompt_seconds),
+            **_rate("predicted", generation.completion_tokens, answer_seconds),
         }
 
 
@@ -138,7 +141,6 @@ def shape_of(body: LlamaCompletionRequest | InfillRequest) -> ShapeOf:
 
 def _rate(what: str, count: int, seconds: float) -> Json:
     """A count, the milliseconds it took, and the two divided either way."""
-    seconds = max(0.0, seconds)
     return {
         f"{what}_n": count,
         f"{what}_ms": seconds * MILLISECONDS,
@@ -147,12 +149,5 @@ def _rate(what: str, count: int, seconds: float) -> Json:
     }
 
 
-def _said(events: Sequence[TokenEvent]) -> list[TokenEvent]:
-    """The tokens of a text: without one that only ends it."""
-    return [event for event in events if event.finish_reason is not FinishReason.STOP]
-
-
 def _token(tokenizer: Tokenizer, token: int, log_probability: float | None) -> Json:
-    raw = tokenizer.token_bytes(token, special=True)
-    text = raw.decode(errors="replace")
-    return {"id": token, "token": text, "bytes": list(raw), "logprob": log_probability}
+    return {"id": token, **token_facts(tokenizer, token, log_probability)}

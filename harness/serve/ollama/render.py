@@ -111,19 +111,16 @@ class OllamaShape:
         """How it ended, what was counted, and how long it took in nanoseconds."""
         generation = self.answer.generation
         (choice,) = generation.choices
-        facts, ended = generation.facts_of(choice), time.monotonic()
-        admitted = facts.submitted if facts.admitted is None else facts.admitted
-        first = ended if choice.first is None else choice.first
-        latest = first if choice.latest is None else choice.latest
+        prompt_seconds, answer_seconds = generation.seconds_of(choice)
         return {
             "done": True,
             "done_reason": "length" if finish == FinishReason.LENGTH.value else "stop",
-            "total_duration": int((ended - generation.began) * NANOSECONDS),
+            "total_duration": int((time.monotonic() - generation.began) * NANOSECONDS),
             "load_duration": 0,
             "prompt_eval_count": generation.prompt_tokens,
-            "prompt_eval_duration": int(max(0.0, first - admitted) * NANOSECONDS),
+            "prompt_eval_duration": int(prompt_seconds * NANOSECONDS),
             "eval_count": generation.completion_tokens,
-            "eval_duration": int(max(0.0, latest - first) * NANOSECONDS),
+            "eval_duration": int(answer_seconds * NANOSECONDS),
             "system_fingerprint": generation.model.fingerprint,
             "x_zinc": self.answer.extra,
         }
