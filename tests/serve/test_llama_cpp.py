@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
+from harness.serve.llama_cpp.tokens import adds_bos
 from harness.serve.run import Running
+from harness.serve.wire import TokenizeRequest
 from tests.serve.http import Http
 
 Json = dict[str, Any]
@@ -107,6 +109,13 @@ def test_a_seed_that_is_drawn(http: Http, seed: int) -> None:
     assert len(seeds) == 3
 
 
+def test_minus_one_looks_back_as_far_as_the_server_does(http: Http) -> None:
+    asked = {"repeat_penalty": 1.8, "n_predict": 30}
+    far = continued(http, repeat_last_n=-1, **asked)
+    assert far["content"] == continued(http, **asked)["content"]
+    assert far["content"] != continued(http, repeat_last_n=1, **asked)["content"]
+
+
 @pytest.mark.parametrize(
     ("more", "param"),
     [
@@ -142,6 +151,17 @@ def test_tokens_by_its_names(http: Http) -> None:
     said = [one["piece"] for one in pieces]
     assert b"".join(p.encode() if isinstance(p, str) else bytes(p) for p in said).decode() == "Hé"
     assert http.post("/detokenize", {"tokens": by_prompt["tokens"]}).json["content"] == "Hé"
-    with_bos = http.post("/tokenize", {"content": "Hé", "add_special": True}).json["tokens"]
-    assert with_bos == http.post("/tokenize", {"prompt": "Hé"}).json["tokens"]
     assert http.post("/tokenize", {"content": "a", "prompt": "a"}).status == 400
+
+
+@pytest.mark.parametrize(
+    ("body", "adds"),
+    [
+        ({"prompt": "a"}, True),
+        ({"content": "a"}, False),
+        ({"prompt": "a", "add_special_tokens": False}, False),
+        ({"content": "a", "add_special": True}, True),
+    ],
+)
+def test_whether_a_bos_goes_in_front(body: Json, adds: bool) -> None:
+    assert adds_bos(TokenizeRequest(**body)) is adds
