@@ -165,6 +165,8 @@ class ProductPhase:
             one["paired"] = 1
             one["activation"] = size_of(packets[gate], "swiglu", "activation")
         one["slot_bits"] = slot_bits
+        everywhere = (y.tensor in bound.exchange.everywhere for y in self.writes)
+        one["everywhere"] = sum(1 << i for i, every in enumerate(everywhere) if every)
         return record
 
 

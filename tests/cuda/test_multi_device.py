@@ -19,7 +19,7 @@ from accel.packets.rules import ROW_PARTS, lower_graph
 from accel.packets.shares import Share, divided_weights, share_step
 from accel.packets.step import Tensor
 from contract.dtypes import F32, I12, Q8_0
-from contract.errors import ConfigError, DeviceLost, OutOfMemory, TierUnavailable
+from contract.errors import DeviceLost, OutOfMemory, TierUnavailable
 from contract.ir.graph import BufferDecl, BufferKind
 from contract.records import QUERY_TOKEN, SAMPLING
 from contract.shape_key import ShapeKey
@@ -59,8 +59,9 @@ def model_of(name: str, folder: Path, quant: str = "q8_0") -> Model:
     return open_model(path)
 
 
-def opened(driver: FakeDevices, device: str = "0,1", **choices: Any) -> Any:
-    return open_cuda(device, Choices(**choices), binding=driver, compiler=Compiler(FakeNvrtc()))
+def opened(driver: FakeDevices, device: str = "0,1", step: str = "", **choices: Any) -> Any:
+    chosen = Choices(step=step, **choices)
+    return open_cuda(device, chosen, binding=driver, compiler=Compiler(FakeNvrtc()))
 
 
 def submitted(runner: ModelRunner) -> Iterator[Submission]:
@@ -100,6 +101,19 @@ def test_two_devices_have_the_bits_of_the_cpu(name: str, folder: Path) -> None:
     with opened(driver) as tier:
         assert tier.info.device == "Fake device (0) + Fake device (1)"
         assert outcomes(model, tier) == expected
+    assert driver.gathers
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_a_step_of_one_token_is_one_launch_on_every_device(count: int, folder: Path) -> None:
+    """Steps with more tokens gather between launches, before it and behind it."""
+    model, driver = (
+        model_of("llama", folder),
+        EmulatedDevices(folder, count, MULTIPROCESSOR_COUNT=3),
+    )
+    with opened(driver, ",".join(map(str, range(count))), step="4x1") as tier:
+        assert outcomes(model, tier) == outcomes(model, CpuTier())
+    assert driver.shared == sum(len(tokens) == 1 for tokens, _ in STEPS)
     assert driver.gathers
 
 
@@ -373,11 +387,6 @@ def test_check_and_inspect_say_so(folder: Path, monkeypatch: pytest.MonkeyPatch)
         facts = memory_facts(model_of("llama", folder), requested, 32)
     assert facts["devices"] == 2
     assert "on cuda, each of 2 devices" in inspect_command._memory(facts)
-
-
-def test_a_persistent_step_knows_one_device() -> None:
-    with pytest.raises(ConfigError, match="ZINC_RT_CUDA_STEP: a step as one launch runs on one"):
-        opened(FakeDevices(), step="8x3")
 
 
 def test_a_device_is_found_by_its_number() -> None:
