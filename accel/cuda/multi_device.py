@@ -269,8 +269,10 @@ class MultiDeviceTier(ContextManager):
             for one in self._members:
                 one.stop_waiting()
             deadline = time.monotonic() + STOPPING_SECONDS
-            for one in self._members:
-                one.give_back(self._lost, deadline)
+            ended = [one.give_back(self._lost, deadline) for one in self._members]
+            names = [one.name for one, gone in zip(self._members, ended, strict=True) if not gone]
+            if names:
+                self._lost += f"; {' + '.join(names)} did not end when told to"
         return DeviceLost(self._lost)
 
     def _each(self, function: Callable[[int, CudaTier], Any]) -> tuple[Any, ...]:

@@ -265,12 +265,14 @@ def lost(
 
 @pytest.mark.parametrize("which", [0, 1])
 def test_a_device_that_hangs_is_left_and_the_other_given_back(which: int, folder: Path) -> None:
-    """The other's kernels are told to stop waiting. Both can be opened again."""
+    """The other's kernels are told to stop waiting, and the error names the one that does not end.
+    Both can be opened again."""
     driver, model = EmulatedDevices(folder), model_of("llama", folder)
     tier = opened(driver)
     hanging = contexts(driver)[which]
     caught = lost(driver, tier, model, (hanging, lambda: setattr(hanging, "hangs", True)))
-    assert "did not end within 0.2 s" in str(caught.value)
+    named = f"did not end within 0.2 s; Fake device ({which}) did not end when told to"
+    assert str(caught.value).endswith(named)
     assert [one.destroyed for one in driver.contexts] == [number != which for number in range(2)]
     tier.close()
     driver.broken = None
