@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-from accel.cuda.phases import Phase, ProductPhase, Readers, next_phase
+from accel.cuda.phases import AttentionPhase, Phase, ProductPhase, Readers, next_phase
 from accel.cuda.plan import PlannedLaunch
 from accel.cuda.row_end import EndPhase, end_phase
 from accel.cuda.step_table import PhaseBuffers
@@ -46,10 +46,12 @@ class PhaseRun:
 
     def is_shared(self, reading: Readers) -> bool:
         """Whether it can run on all devices together: only phases, or the end of the step, read
-        what is gathered."""
+        what is gathered, and what attention computes."""
         if self.end is None:
             return False
+        attentions = (phase for phase in self.phases if isinstance(phase, AttentionPhase))
         buffers = {part.buffer for part in self.parts} - {self.end.logits.buffer}
+        buffers |= {y.tensor.buffer for phase in attentions for y in phase.writes}
         return all(max(reading[name]) < self.stop for name in buffers)
 
     def exchange(self, reading: Readers, local: Collection[str] | None) -> PhaseBuffers:

@@ -70,7 +70,8 @@ ATTENTION_RECORD = np.dtype(
         *((name, "<u4") for name in SIZES),
         *((name, "<f4") for name in ("scale", "q_eps", "k_eps")),
         ("other_window", "<u4"),
-        ("reserved", "<u4", (10,)),
+        ("divided_from", "<u4"),
+        ("reserved", "<u4", (9,)),
     ]
 )
 END_FIELDS = ("sampling", "output_rows", "query", "step", "slots", "ring", "best")

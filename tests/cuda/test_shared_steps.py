@@ -8,12 +8,17 @@ from pathlib import Path
 
 import pytest
 
+from accel.cuda import phases
 from accel.cuda.step_table import HEAD, HEAD_BYTES, PEER_DEVICES, PRODUCT_RECORD
+from contract.dtypes import I12
 from contract.shape_key import ShapeKey
+from harness.synth import sized_spec, write_synthetic
+from reference.limits import Limits
+from reference.model.open import open_model
 from tests.cuda.emulated_step import DEVICE
-from tests.cuda.recorded_step import Bytes
+from tests.cuda.recorded_step import Bytes, RecordedModel
 from tests.cuda.shared_steps import SharedSteps
-from tests.cuda.test_persistent import FOUR_WARPS, recorded
+from tests.cuda.test_persistent import FOUR_WARPS, MODELS, fill_evenly, recorded
 
 ONE = ShapeKey(1, 1)
 TURNS = 9000
@@ -42,6 +47,25 @@ def test_devices_have_the_bits_of_one(count: int, steps: int, rows: int, folder:
     and steps without a row do not wait for all that others store."""
     shared = steps_of(folder, count, steps, rows=rows)
     assert shared.run(seed=0)
+    shared.compare()
+
+
+@pytest.mark.parametrize(("count", "first", "divided"), [(2, 126, 127), (3, 189, 0)])
+def test_devices_divide_the_heads_of_a_long_context(
+    count: int, first: int, divided: int, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From the second step on, or by devices of which one has no heads; blocks share contexts, and
+    pages are whole on every device."""
+    monkeypatch.setattr(phases, "DIVIDED_FROM", divided)
+    path = folder / "pairs.gguf"
+    write_synthetic(path, sized_spec("tiny", quant="q8_0", **{**MODELS["llama"], "kv_heads": 2}))
+    limits = Limits(2, 192, 24, I12, step_tokens=4, step_rows=4)
+    model = RecordedModel(open_model(path), limits, ONE)
+    fill_evenly(model)
+    shared = SharedSteps(model, ONE, DEVICE, FOUR_WARPS, folder, count)
+    for position in (first, first + 1):
+        shared.record(model.inputs([5], [position], [0]))
+    assert shared.run(seed=1)
     shared.compare()
 
 

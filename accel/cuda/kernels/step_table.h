@@ -40,7 +40,8 @@ struct PRODUCT_PHASE {
     unsigned reserved[10];
 };
 
-// Norm and rotation of heads, keys and values into their pages, and attention.
+// Norm and rotation of heads, keys and values into their pages, and attention. Several devices
+// divide the heads of a token that sees more than `divided_from` positions.
 struct ATTENTION_PHASE {
     unsigned kind, multiplier, counted, heads;
     U64 q, k, v, q_weight, k_weight, rope_table, query, pages, kv, parts, y, also, none[4];
@@ -48,7 +49,8 @@ struct ATTENTION_PHASE {
     unsigned pages_stride, y_stride, also_stride, rotary_pairs, neox, q_norm, k_norm;
     float scale, q_eps, k_eps;
     unsigned other_window;  // than the attention before it
-    unsigned reserved[10];
+    unsigned divided_from;
+    unsigned reserved[9];
 };
 
 // The ops that use the logits of one row. If `arriving` is given, the logits come from all devices
