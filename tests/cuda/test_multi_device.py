@@ -92,10 +92,10 @@ def contexts(driver: FakeDevices) -> list[DeviceContext]:
 
 
 @pytest.mark.parametrize(
-    "name", ["llama", "gemma3", "qwen35moe", pytest.param("qwen3moe", marks=pytest.mark.soak)]
+    "name", ["gemma3", "qwen35moe", pytest.param("qwen3moe", marks=pytest.mark.soak)]
 )
 def test_two_devices_have_the_bits_of_the_cpu(name: str, folder: Path) -> None:
-    """Families of every sort: biases, norms behind products, experts, recurrent layers."""
+    """Families of every sort: norms behind products, experts, recurrent layers."""
     model, driver = model_of(name, folder), EmulatedDevices(folder)
     expected = outcomes(model, CpuTier())
     with opened(driver) as tier:
@@ -104,24 +104,16 @@ def test_two_devices_have_the_bits_of_the_cpu(name: str, folder: Path) -> None:
     assert driver.gathers
 
 
-@pytest.mark.parametrize("count", [2, 3])
-def test_a_step_of_one_token_is_one_launch_on_every_device(count: int, folder: Path) -> None:
-    """Steps with more tokens gather between launches, before it and behind it."""
-    model, driver = (
-        model_of("llama", folder),
-        EmulatedDevices(folder, count, MULTIPROCESSOR_COUNT=3),
-    )
-    with opened(driver, ",".join(map(str, range(count))), step="4x1") as tier:
+@pytest.mark.parametrize("devices", ["0,1", "2,0,1"])
+def test_a_step_of_one_token_is_one_launch_on_every_device(devices: str, folder: Path) -> None:
+    """Steps with more tokens gather between launches, before it and behind it. Shares of three
+    devices are not equal."""
+    model = model_of("llama", folder)
+    driver = EmulatedDevices(folder, len(devices.split(",")), MULTIPROCESSOR_COUNT=3)
+    with opened(driver, devices, step="4x1") as tier:
         assert outcomes(model, tier) == outcomes(model, CpuTier())
     assert driver.shared == sum(len(tokens) == 1 for tokens, _ in STEPS)
     assert driver.gathers
-
-
-def test_three_devices(folder: Path) -> None:
-    """Shares that are not equal."""
-    model = model_of("llama", folder)
-    with opened(EmulatedDevices(folder, 3), "2,0,1") as tier:
-        assert outcomes(model, tier) == outcomes(model, CpuTier())
 
 
 @pytest.mark.parametrize(("first", "graphs"), [(0, True), (1, True), (1, False)])
