@@ -149,7 +149,7 @@ def planned_bucket(
         shared = share_step(step, share, divided)
     step = shared.step
     tuned = plan_launches(step.ops, device, step.scratch)
-    plan = compose(tuned, step.ops, device, choice, step.scratch)
+    plan = compose(tuned, step.ops, device, choice, step.scratch, share.count)
     since = {name: plan.levels[op] for name, op in written_since(step.ops).items()}
     schedule = schedule_launches(step, plan.levels, plan.together, since)
     return LoweredBucket(step, schedule, plan, shared.first_rows)
