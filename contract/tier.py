@@ -281,6 +281,10 @@ class StreamsWeights(Protocol):
         """From now on stream these weights of ``graph``, none for no names. The caller does this
         before ``reserve``, and while no graph is lowered."""
 
+    def link_rate(self) -> float | None:
+        """Bytes a second that are copied from host memory to the device, as measured now; None
+        without memory for it."""
+
 
 def check_bucket(bucket: ShapeKey, step: ShapeKey) -> None:
     """Raise ValueError unless ``step`` fits ``bucket``."""

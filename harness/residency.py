@@ -3,18 +3,14 @@ memory."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
-import numpy as np
-
 from accel.packets.host_memory import available_memory
 from contract.amounts import format_bytes
-from contract.dtypes import F32
-from contract.errors import DoesNotFit, OutOfMemory
-from contract.ir.nodes import BufferDecl, BufferKind, Graph
+from contract.errors import DoesNotFit
+from contract.ir.nodes import Graph
 from contract.lazy_dataclass import dataclass
 from contract.tier import StreamsWeights, Tier
 from harness.memory import LimitsAt, budget_of, longest_context, plan_steps, plans_of
@@ -24,9 +20,6 @@ from reference.model.open import Model
 
 CONTEXT = 4096
 """Longest context that is taken unasked where not all weights fit: more would move more weights."""
-LINK_BYTES = 16 << 20
-"""Bytes of a copy that measures the rate of the link to the device."""
-LINK_COPIES = 3
 MORE_PARTS = 16
 """Long steps may stream one part in so many more than short ones."""
 
@@ -77,7 +70,8 @@ class Residency:
         """What a user should know before the first token; nothing where all weights fit. It
         measures the link."""
         if self.streamed:
-            return [_streaming_line(self.plan, link_rate(tier))]
+            assert isinstance(tier, StreamsWeights)
+            return [_streaming_line(self.plan, tier.link_rate())]
         if self.from_disk:
             return [
                 f"{format_bytes(self.from_disk)} more than the budget are weights in mapped files: "
@@ -118,27 +112,6 @@ def plan_residency(
     if found is None:
         raise refused
     return found
-
-
-def link_rate(tier: Tier) -> float | None:
-    """Bytes a second that the host writes to the device, as measured now; None without memory for
-    it."""
-    decl = BufferDecl("link", BufferKind.STATE, F32, (LINK_BYTES // 4,))
-    data = np.ones(LINK_BYTES, np.uint8)
-    seconds = []
-    try:
-        buffer = tier.alloc(decl, LINK_BYTES)
-    except OutOfMemory:
-        return None
-    try:
-        for _ in range(LINK_COPIES):
-            begin = time.perf_counter()
-            tier.write(buffer, 0, data)
-            tier.read(buffer, 0, 4)
-            seconds.append(time.perf_counter() - begin)
-    finally:
-        tier.free(buffer)
-    return LINK_BYTES / max(min(seconds), 1e-9)
 
 
 def _streaming_steps(
