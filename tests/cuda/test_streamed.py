@@ -26,6 +26,8 @@ from tests.cuda.test_multi_device import FAMILIES, LIMITS, opened, outcomes
 
 LAYERS = 4
 """More than the ring has slots."""
+LOADING = ("launch_self_test", "launch_arrange", "arrange_units", "find_broken")
+"""Kernels that are not part of a step."""
 Outcomes = list[tuple[int, bytes]]
 Plant = Callable[[LayerCopies, int], LayerCopies]
 EXPECTED: dict[str, Outcomes] = {}
@@ -108,18 +110,21 @@ def test_copies_in_a_wrong_order_are_caught(
 
 
 def test_a_launch_that_waits_for_copies_does_not_start_early(folder: Path) -> None:
-    """A step is one graph as without streaming, in which one launch of each layer waits."""
-    model, driver = model_of("llama", folder), EmulatedDevices(folder, 1)
-    with opened(driver, "0") as tier, ModelRunner(model, tier, LIMITS) as runner:
-        runner.prepare()
-        plain = list(driver.launched)
-    driver = EmulatedDevices(folder, 1)
-    with opened(driver, "0") as tier:
-        streaming(tier, model)
-        with ModelRunner(model, tier, LIMITS) as runner:
-            runner.prepare()
-            found = list(driver.launched)
-    assert [name for name, _ in found] == [name for name, _ in plain]
+    """A step has the launches it has without streaming, of which one of each layer waits."""
+    model = model_of("llama", folder)
+    launched, late = [], []
+    for part in (0, 1):
+        driver = EmulatedDevices(folder, 1)
+        with opened(driver, "0", step="") as tier:
+            if part:
+                streaming(tier, model, part)
+            with ModelRunner(model, tier, LIMITS) as runner:
+                runner.prepare()
+        steps = [one for one in driver.launched if one[0] not in LOADING]
+        launched.append([name for name, _ in steps])
+        late.append(sum("programmatic" not in attributes for _, attributes in steps))
+    assert launched[0] == launched[1]
+    assert late[1] == late[0] * (1 + LAYERS) > 0
 
 
 def test_the_plan_is_what_is_allocated(folder: Path) -> None:
@@ -151,7 +156,7 @@ def test_host_memory_that_is_refused_is_named(
 ) -> None:
     """Page-locked memory is the system's to give; the tier runs the model resident afterwards."""
     model, driver = model_of("llama", folder), EmulatedDevices(folder, 1)
-    with opened(driver, "0") as tier:
+    with opened(driver, "0", step="") as tier:
         streaming(tier, model)
         with monkeypatch.context() as patch:
             patch.setattr(
