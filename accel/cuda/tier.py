@@ -20,7 +20,7 @@ from accel.cuda.program import Compiler
 from accel.cuda.recorded_bucket import recorded_bucket
 from accel.cuda.registered import cuda_buckets
 from accel.cuda.runtime import Choices, open_runtime
-from accel.cuda.streamed_weights import StreamedWeights, operand_in_place
+from accel.cuda.streamed_weights import StreamedWeights, footprint_with
 from accel.cuda.submissions import (
     INPUT_BUFFERS,
     CudaBatch,
@@ -45,7 +45,6 @@ from accel.packets.weight_ring import (
     bytes_of_matrix,
     ring_of,
     streamable_weights,
-    with_ring,
 )
 from contract.errors import DeviceLost, OutOfMemory
 from contract.footprint import Footprint
@@ -123,10 +122,7 @@ class CudaTier(BaseTier[Allocation, RecordedBucket, CudaStep]):
         weights = graph.of_kind(BufferKind.WEIGHT)
         self._runtime.uploader.prepare(sum(buffer_bytes(decl, largest) for decl in weights))
         planned = self._planner.plan(graph, largest).footprint
-        ring = self._streamed.ring
-        if ring is None or not self._streams_some(graph):
-            return planned
-        return with_ring(planned, ring)
+        return self._streamed.footprint(graph, planned) if self._streams_some(graph) else planned
 
     @property
     def streams(self) -> bool:
@@ -138,20 +134,26 @@ class CudaTier(BaseTier[Allocation, RecordedBucket, CudaStep]):
         needs = self._planner.plan(graph, largest, streams=True).needs
         return streamable_weights(graph, needs.steps.stored, self._device_bytes)
 
+    @property
+    def caches_experts(self) -> bool:
+        """See ``contract.tier.StreamsWeights``."""
+        return True
+
     def streaming_footprint(
-        self, graph: Graph, largest: ShapeKey, names: Collection[str]
+        self, graph: Graph, largest: ShapeKey, names: Collection[str], cache: int = 0
     ) -> Footprint:
         """See ``contract.tier.StreamsWeights``."""
         planned = self._planner.plan(graph, largest, streams=bool(names)).footprint
         if not names:
             return planned
-        return with_ring(planned, ring_of(graph, names, self._device_bytes))
+        ring = ring_of(graph, names, self._device_bytes)
+        return footprint_with(graph, planned, ring, cache)
 
-    def stream(self, graph: Graph, names: Collection[str]) -> None:
+    def stream(self, graph: Graph, names: Collection[str], cache: int = 0) -> None:
         """See ``contract.tier.StreamsWeights``."""
         with self._guarded(RING):
             self._finish()
-            self._streamed.choose(graph, names, self._device_bytes)
+            self._streamed.choose(graph, names, self._device_bytes, cache)
 
     def link_rate(self) -> float | None:
         """See ``contract.tier.StreamsWeights``."""
@@ -170,6 +172,7 @@ class CudaTier(BaseTier[Allocation, RecordedBucket, CudaStep]):
             self._reserve(planned.needs.steps.shared, input_layout(graph, largest).nbytes)
             if self._streams_some(graph):
                 self._streamed.reserve()
+                self._submissions.before_step = self._streamed.advance
             self._passing.address(planned.needs.passing_bytes)
 
     def upload_later(
@@ -224,12 +227,10 @@ class CudaTier(BaseTier[Allocation, RecordedBucket, CudaStep]):
         step, schedule, plan = lowered.step, lowered.schedule, lowered.plan
         self._runtime.modules.prepare(sources_of(plan))
         self._reserve(schedule.shared_bytes, inputs.nbytes)
-        streamed = self._streamed.of(graph)
-        in_place = self._streamed.read_in_place(graph, step)
+        in_place = self._streamed.read_in_place(graph, lowered, self._weights.matrix, buffers)
 
         def matrix_of(name: str) -> tuple[int, int, WeightLayout]:
-            matrix = self._weights.matrix(buffers[name])
-            return operand_in_place(buffers[name]) if name in in_place else matrix.operand
+            return in_place.get(name) or self._weights.matrix(buffers[name]).operand
 
         stored = self._weights.stored
         packets = bind_step(
@@ -238,6 +239,7 @@ class CudaTier(BaseTier[Allocation, RecordedBucket, CudaStep]):
         check_layouts(step, packets, plan)
         move_to_first_rows(lowered, packets)
         self._runtime.uploader.close()
+        self._streamed.fill()
         outputs = outputs_of(graph, lambda name: self._weights.stored(buffers[name]))
         allocations, workspace = [], 0
         if plan.own_bytes:
@@ -255,7 +257,7 @@ class CudaTier(BaseTier[Allocation, RecordedBucket, CudaStep]):
             outputs,
             0 if short is None else inputs.offsets[short.sampling.buffer],
             self._passing.address(plan.passing_bytes),
-            self._streamed.copies(step, plan.launches, streamed - in_place, buffers),
+            self._streamed.copies(lowered, self._streamed.of(graph) - in_place.keys(), buffers),
         )
 
     def record(

@@ -37,7 +37,6 @@ from contract.ir.unread_outputs import kinds_of_steps
 from contract.shape_key import ShapeKey
 from contract.tier import TierInfo
 
-
 LINK_BYTES = 16 << 20
 """Bytes of a copy that measures the rate of the link to the device."""
 LINK_COPIES = 3
@@ -72,8 +71,13 @@ class StreamingTier(PacketTier[A, L, C]):
         stored = self._steps.memory(graph, largest).stored
         return streamable_weights(graph, stored, self._device_bytes)
 
+    @property
+    def caches_experts(self) -> bool:
+        """See ``contract.tier.StreamsWeights``: steps copy whole stacks."""
+        return False
+
     def streaming_footprint(
-        self, graph: Graph, largest: ShapeKey, names: Collection[str]
+        self, graph: Graph, largest: ShapeKey, names: Collection[str], cache: int = 0
     ) -> Footprint:
         """See ``contract.tier.StreamsWeights``; ``stream`` has not been called."""
         resident = self.footprint(graph, largest)
@@ -83,7 +87,7 @@ class StreamingTier(PacketTier[A, L, C]):
         more = replace(resident, variants=resident.variants + copies * kinds_of_steps(graph))
         return with_ring(more, ring_of(graph, names, self._device_bytes))
 
-    def stream(self, graph: Graph, names: Collection[str]) -> None:
+    def stream(self, graph: Graph, names: Collection[str], cache: int = 0) -> None:
         """See ``contract.tier.StreamsWeights``."""
         self._ring = ring_of(graph, names, self._device_bytes) if names else None
         known = None if names else self._known

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
+from types import MappingProxyType
 
 from accel.packets.buffers import matrices_of
 from accel.packets.ops import TABLE
@@ -26,6 +27,7 @@ SOURCE = "in host memory: "
 """The name of a weight's copy in host memory begins with it."""
 SLOTS = 2
 WORD_BYTES = 4
+NO_SHARES: Mapping[str, float] = MappingProxyType({})
 PAIR_WORDS = 2
 """Words of the pair of row numbers that a copy of a single row reads: zeros behind the slots."""
 
@@ -120,11 +122,32 @@ def weights_of_layers(graph: Graph) -> dict[str, int]:
     return layers
 
 
-def with_ring(footprint: Footprint, ring: WeightRing) -> Footprint:
-    """``footprint`` with the ring on the device, and its weights in host memory instead."""
+def with_ring(
+    footprint: Footprint, ring: WeightRing, shares: Mapping[str, float] = NO_SHARES
+) -> Footprint:
+    """``footprint`` with the ring on the device, and its weights in host memory instead.
+
+    ``shares`` are the parts of weights that a step of one token moves, 1 for others.
+    """
     buffers = {**footprint.buffers, **dict.fromkeys(ring.sizes, 0)}
-    in_host = sum(aligned(nbytes) for nbytes in ring.sizes.values())
-    return replace(footprint, buffers=buffers, ring=aligned(ring.nbytes), streamed=in_host)
+    in_host = sum(map(aligned, ring.sizes.values()))
+    moved = sum(int(aligned(n) * shares.get(name, 1)) for name, n in ring.sizes.items())
+    return replace(
+        footprint, buffers=buffers, ring=aligned(ring.nbytes), streamed=in_host, moved=moved
+    )
+
+
+def used_shares(graph: Graph) -> dict[str, float]:
+    """For each stack of experts the part of its matrices that a token uses."""
+    shares: dict[str, float] = {}
+    for node in graph.nodes:
+        ids = node.operands.get("ids")
+        for view in node.operands.values() if ids is not None else ():
+            decl = graph.buffers[view.buffer]
+            if matrices_of(decl) > 1 and ids is not None:
+                start, stop = ids.columns or (0, int(graph.buffers[ids.buffer].shape[-1]))
+                shares[view.buffer] = (stop - start) / matrices_of(decl)
+    return shares
 
 
 def with_copies(step: Step, ring: WeightRing, names: Collection[str]) -> Step:
