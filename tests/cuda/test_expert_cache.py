@@ -86,7 +86,7 @@ def nbytes_for(stacks: Sequence[Sequence[StackShape]]) -> int:
     return table_bytes(stacks) + HELD * sum(map(slot_bytes, stacks))
 
 
-def cached(model: Model, folder: Path, late: bool) -> tuple[list[tuple[int, bytes]], int]:
+def cached(model: Model, folder: Path) -> tuple[list[tuple[int, bytes]], int]:
     """The outcomes with a few experts on the device, and how many were moved there."""
     driver = EmulatedDevices(folder, 1)
     with opened(driver, "0") as tier:
@@ -97,7 +97,6 @@ def cached(model: Model, folder: Path, late: bool) -> tuple[list[tuple[int, byte
         nbytes = nbytes_for(stacks)
         assert [experts_held(stacks, nbytes - one) for one in (0, 1)] == [HELD, HELD - 1]
         tier.stream(graph, names, nbytes)
-        driver.contexts[0].late = late
         found = outcomes(model, tier)
         cache = tier._streamed.cache
         assert cache is not None
@@ -106,9 +105,9 @@ def cached(model: Model, folder: Path, late: bool) -> tuple[list[tuple[int, byte
 
 
 @pytest.mark.usefixtures("restless")
-@pytest.mark.parametrize("late", [False, True])
-def test_experts_move_and_no_bit_changes(model: Model, folder: Path, late: bool) -> None:
-    found, moved = cached(model, folder, late)
+def test_experts_move_and_no_bit_changes(model: Model, folder: Path) -> None:
+    """In steps of one token and in those whose tokens are grouped by expert."""
+    found, moved = cached(model, folder)
     assert found == outcomes(model, CpuTier())
     assert moved > 0
 
