@@ -21,8 +21,10 @@ from reference.cpu.tier import CpuTier
 from reference.memory.planner import plan_memory
 from reference.model.open import Model, open_model
 from reference.runner import ModelRunner
+from tests.cuda.conftest import OpenTier
 from tests.cuda.fake_context import CUresult
 from tests.cuda.fake_devices import EmulatedDevices
+from tests.cuda.fake_driver import FakeDriver
 from tests.cuda.test_experts import SHAPE
 from tests.cuda.test_multi_device import FAMILIES, LIMITS, opened, outcomes
 
@@ -210,3 +212,18 @@ def test_host_memory_that_is_refused_is_named(
                 outcomes(model, tier)
         tier.stream(model.graph(LIMITS), ())
         assert outcomes(model, tier) == expected_of("llama", folder)
+
+
+def test_closing_ends_what_locks_pages(
+    driver: FakeDriver, open_cuda: OpenTier, folder: Path
+) -> None:
+    """As after Ctrl-C while a model is loaded: nobody asks the driver for anything afterwards."""
+    model = model_of("llama", folder)
+    for _ in range(3):
+        tier = open_cuda()
+        streaming(tier, model)
+        tier.reserve(model.graph(LIMITS), LIMITS.largest)
+        tier.close()
+        last = len(driver.calls) - driver.calls[::-1].index("cuCtxDestroy")
+        assert driver.calls[last:] == []
+        assert not tier._streamed._ahead
