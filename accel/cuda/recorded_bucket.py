@@ -64,6 +64,7 @@ def recorded_bucket(
         runtime.programmatic,
         runtime.graphs,
         [theirs for theirs, _ in peers],
+        bound.branch,
     )
     memory.context.when_gone(recording, _give_back, memory, bound.allocations)
     if short is None:

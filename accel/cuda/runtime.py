@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -154,7 +154,7 @@ def open_runtime(
     except CudaError as error:
         raise _unavailable(device, error) from None
     try:
-        streams = Streams(_stream(context), _stream(context), _stream(context))
+        streams = Streams(*(_stream(context) for _ in range(len(fields(Streams)))))
         capacity = min(choices.memory_bytes or device.memory_bytes, device.memory_bytes)
         memory = Memory(context, streams, capacity, Pinned(context))
         builder = Builder(compiler, device.architecture, choices.cache, progress)

@@ -306,7 +306,7 @@ class EmulatedDevices(FakeDevices):
             own = ctypes.addressof(data)
             values.append(own if by_address else int.from_bytes(data.raw[:size], "little"))
         grid = config.gridDimX, config.gridDimY, config.gridDimZ
-        self.launched.append((str(function), []))
+        self.launched.append((str(function), [attribute.id for attribute in config.attrs]))
 
         def run(kept: object = kept) -> None:
             built.run(str(function), grid, config.blockDimX, *values)
