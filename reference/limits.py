@@ -23,7 +23,8 @@ class Limits:
     A step has at most ``step_tokens`` query tokens and ``step_rows`` rows of logits.
     ``recent_tokens`` is the number of tokens stored for the sampling penalties, ``saved_states``
     the number of recurrent states stored in addition to those of the slots; one is saved after
-    every ``state_interval`` tokens of a prompt.
+    every ``state_interval`` tokens of a prompt. A slot has the states after each of its latest
+    ``slot_states`` positions, so that drafted tokens can be taken back.
 
     Up to ``masks`` rows of a step can have an allowed-token mask, and every sequence up to
     ``biases`` logit biases; ``top_log_probabilities`` is the most tokens per row whose
@@ -47,6 +48,7 @@ class Limits:
     step_tokens: int = 64
     step_rows: int = 16
     saved_states: int = 0
+    slot_states: int = 1
     state_interval: int = 1024
     masks: int = 0
     biases: int = 0
