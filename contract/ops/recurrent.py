@@ -17,7 +17,6 @@ from contract.ops.common import (
 )
 from contract.spec import Dim, OpSpec, Param, Scalar, Work
 
-
 STATES = Param("states", int, "latest states of a slot, by position modulo states", 1, 1)
 
 

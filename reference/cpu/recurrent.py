@@ -34,12 +34,16 @@ _scratch = Scratch()
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Consecutive tokens of one slot; ``starts`` is True when the first one is at position 0."""
+    """Consecutive tokens of one slot; the first one is at ``position``."""
 
     slot: int
     tokens: slice
-    starts: bool
     position: int
+
+    @property
+    def starts(self) -> bool:
+        """Whether the run begins a sequence."""
+        return self.position == 0
 
     def before(self, states: int) -> int:
         """The row of the state that the run begins with, of ``states`` rows of each slot."""
@@ -70,7 +74,7 @@ def runs_of(query: NDArray[np.int32]) -> Iterator[Run]:
     cuts = np.flatnonzero((np.diff(slots) != 0) | (positions[1:] == 0)) + 1
     bounds = [0, *cuts.tolist(), len(query)] if len(query) else []
     for first, stop in pairwise(bounds):
-        yield Run(int(slots[first]), slice(first, stop), bool(positions[first] == 0), int(positions[first]))
+        yield Run(int(slots[first]), slice(first, stop), int(positions[first]))
 
 
 def conv1d(

@@ -43,9 +43,7 @@ def recorded(name: str, folder: Path, key: ShapeKey, states: int = 1) -> Recorde
             "tiny", architecture=architecture, quant="q8_0", recurrent=recurrent, **SHAPE, **more
         )
         write_synthetic(path, spec)
-    limits = Limits(
-        20, 96, 120, I12, step_tokens=FEW_TOKENS + 16, step_rows=4, slot_states=states
-    )
+    limits = Limits(20, 96, 120, I12, step_tokens=FEW_TOKENS + 16, step_rows=4, slot_states=states)
     model = RecordedModel(open_model(path), limits, key)
     rng = np.random.default_rng(11)
     for decl in model.graph.of_kind(BufferKind.STATE):
@@ -133,7 +131,7 @@ def test_several_states_of_a_slot(states: int, many: bool, folder: Path) -> None
     slots = [0] * 4 + [1, 2] * 3 + [3] * 11 + [1]
     positions = [5, 6, 7, 8, 3, 0, 4, 1, 0, 2, *range(2, 13), 1]
     if many:
-        slots, positions = slots + [4] * 40 + [5] * 6, positions + [*range(7, 47), *range(9, 15)]
+        slots, positions = slots + [4] * 40 + [5] * 6, [*positions, *range(7, 47), *range(9, 15)]
     key, bucket = ShapeKey(len(slots), 1), ShapeKey(len(slots) + (8 if many else 2), 2)
     steps = TunedSteps(recorded("qwen35", folder, key, states), bucket, DEVICE, FILES, folder)
     assert [len(run) for run in steps.runs] == ([2, 1, 1] if many else [1])
