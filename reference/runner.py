@@ -26,6 +26,7 @@ from reference.hidden_rows import HIDDEN_PAIRS, HIDDEN_ROWS, HIDDEN_TABLE, Hidde
 from reference.limits import Limits
 from reference.memory.page_copies import PageCopies
 from reference.memory.recurrent import RecurrentMemory
+from reference.model.families.low_rank import ADAPTER_IDS, ADAPTER_SCALES
 from reference.model.open import Model
 from reference.model.weights import constant_bytes, unchecked_weight, weight_bytes
 from reference.quant import finite_words
@@ -46,6 +47,9 @@ PAGE_TABLE = "request.page_table"
 """The input that a model has of which some layer attends."""
 EVENT_NUMBERS = 1 << 32
 """Ring events are numbered modulo this."""
+
+ADAPTERS = np.dtype([("id", np.int32), ("scale", np.float32)])
+"""An entry of the stacked tensors of adapters, and the scale of what it adds."""
 
 NOTHING_SHARED: Mapping[str, Buffer] = MappingProxyType({})
 
@@ -69,7 +73,8 @@ class StepInput:
     rows whose digests are requested, None where none are.
 
     ``hidden_rows`` int32[tokens] and ``hidden_pairs`` int32[rows, 2] are the rows of the table of
-    hidden states that a draft block reads and writes.
+    hidden states that a draft block reads and writes. ``adapters`` ADAPTERS[tokens, combined] are
+    those of each token, None where no token has one.
     """
 
     query: NDArray[np.void]
@@ -83,6 +88,7 @@ class StepInput:
     hidden_rows: NDArray[np.int32] | None = None
     hidden_pairs: NDArray[np.int32] | None = None
     digested: NDArray[np.int32] | None = None
+    adapters: NDArray[np.void] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,6 +203,8 @@ class ModelRunner(ContextManager):
         self._hidden_pairs = None if pairs is None else pairs.reshape(-1, 2)
         self._hidden = HiddenRows.of(limits)
         self._digested = self._optional_input("request.digested", np.int32)
+        self._adapter_ids = self._optional_input(ADAPTER_IDS, np.int32)
+        self._adapter_scales = self._optional_input(ADAPTER_SCALES, np.float32)
         self._query = self._input("request.query", QUERY_TOKEN)
         self._output_rows = self._input("request.output_rows", np.int32)
         self._sampling = self._input("request.sampling", SAMPLING)
@@ -232,6 +240,7 @@ class ModelRunner(ContextManager):
         self._put_hidden(inputs)
         if self._digested is not None:
             self._digested[:rows] = 0 if inputs.digested is None else inputs.digested
+        self._put_adapters(inputs)
         fence = self._executable.replay(self._inputs, inputs.requested, self._put_pages(inputs))
         self._last = Submission(fence, rows, first)
         return self._last
@@ -287,11 +296,11 @@ class ModelRunner(ContextManager):
     ) -> Buffer:
         buffer: Buffer
         if decl.kind is BufferKind.WEIGHT and later is not None:
-            data = unchecked_weight(self.model.file, decl)
+            data = unchecked_weight(self.model.tensors, decl)
             on_bytes = _in_turn(progress)
             buffer = later.upload_later(decl, data, finite_words(decl.dtype), on_bytes)
         elif decl.kind is BufferKind.WEIGHT:
-            data = weight_bytes(self.model.file, decl)
+            data = weight_bytes(self.model.tensors, decl)
             if progress is not None:
                 progress(data.nbytes)
             buffer = self.tier.upload(decl, data)
@@ -304,7 +313,7 @@ class ModelRunner(ContextManager):
     def _refuse_broken(self) -> None:
         """Raise ModelFileError for the first weight with a number that is not finite."""
         for decl in self.graph.of_kind(BufferKind.WEIGHT):
-            weight_bytes(self.model.file, decl)
+            weight_bytes(self.model.tensors, decl)
         raise DeviceLost(f"{self.tier.info.device} found a broken weight, and none is")
 
     def _put_pages(self, inputs: StepInput) -> InputRows | None:
@@ -333,6 +342,16 @@ class ModelRunner(ContextManager):
             pairs = inputs.hidden_pairs
             pairs = self._hidden.written(inputs.query) if pairs is None else pairs
             self._hidden_pairs[: len(pairs)] = pairs
+
+    def _put_adapters(self, inputs: StepInput) -> None:
+        """Write the adapters of each token: by default entries that add nothing."""
+        ids, scales = self._adapter_ids, self._adapter_scales
+        if ids is None or scales is None:
+            return
+        used, count = inputs.adapters, len(inputs.query) * self.limits.adapters
+        none = np.arange(count) % self.limits.adapters
+        ids[:count] = none if used is None else used["id"].reshape(-1)
+        scales[:count] = 0.0 if used is None else used["scale"].reshape(-1)
 
     def _input(self, name: str, dtype: Any) -> NDArray[Any]:
         start = self._executable.inputs.offsets[name]

@@ -17,7 +17,14 @@ from contract.lazy_dataclass import dataclass
 from contract.records import LAST_TOKEN, LOGIT_BIAS, QUERY_TOKEN, SAMPLING
 from contract.types import SamplingParams
 from reference.limits import Limits
-from reference.runner import HIDDEN, LOG_PROBABILITIES, LOGITS, ROW_DIGEST, StepInput
+from reference.runner import (
+    ADAPTERS,
+    HIDDEN,
+    LOG_PROBABILITIES,
+    LOGITS,
+    ROW_DIGEST,
+    StepInput,
+)
 from reference.sched.planner import Chunk, Pending
 from reference.sched.scores import force_rows
 
@@ -39,7 +46,7 @@ class SlotTable:
 
     ``samples``: tokens are generated. ``lockstep``: the next step needs the token of the one before
     on the host. ``stalled``: nothing is computed. ``listed``: log-probabilities are requested.
-    ``biased``: there are logit biases.
+    ``biased``: there are logit biases. ``adapted``: there are adapters.
     """
 
     def __init__(self, limits: Limits) -> None:
@@ -65,6 +72,8 @@ class SlotTable:
         self._records = np.zeros(limits.bias_records, LOGIT_BIAS)
         self._first_bias = limits.score_records
         self._bias = self._records[self._first_bias :].reshape(slots, limits.biases)
+        self.adapted = [False] * slots
+        self._adapters = np.zeros((slots, limits.adapters), ADAPTERS)
 
     def occupy(
         self,
@@ -81,6 +90,7 @@ class SlotTable:
         bias: NDArray[np.void],
         listed: bool,
         output: str | None,
+        adapters: tuple[tuple[int, float], ...] = (),
     ) -> None:
         """Begin a sequence of ``known`` tokens, of which ``computed`` are in its pages already.
 
@@ -93,6 +103,12 @@ class SlotTable:
         self.lockstep[slot], self.stalled[slot] = lockstep, False
         self.listed[slot] = listed
         self.biased[slot] = len(bias) > 0
+        self.adapted[slot] = len(adapters) > 0
+        entries = self._adapters[slot]
+        # Entries that add nothing come first in the stacked tensors, one for each place.
+        entries["id"], entries["scale"] = range(len(entries)), 0.0
+        for place, (index, scale) in enumerate(adapters):
+            entries[place] = len(entries) + index, scale
         self._sampling[slot] = sampling_record(sampling, slot)
         self._bias[slot, : len(bias)] = bias
         self._sampling["bias_first"][slot] = self._first_bias + slot * self._bias.shape[1]
@@ -236,7 +252,13 @@ class SlotTable:
             bias=bias,
             page_versions=self.page_versions,
             digested=self._digested(row_slots),
+            adapters=self._adapters_of(token_slots),
         )
+
+    def _adapters_of(self, token_slots: Sequence[int]) -> NDArray[np.void] | None:
+        """ADAPTERS[tokens, combined]; None where no token has an adapter."""
+        adapted = any([self.adapted[slot] for slot in set(token_slots)])
+        return self._adapters.take(token_slots, axis=0) if adapted else None
 
     def _digested(self, row_slots: Sequence[int]) -> Int32 | None:
         """1 for each row of a slot whose digests are read, else 0; None where there is no 1."""
