@@ -10,6 +10,7 @@ from typing import Any
 
 from contract.errors import ConfigError
 from contract.lazy_dataclass import dataclass
+from harness.named_adapters import named_adapters
 
 ENV_PREFIX = "ZINC_RT_"
 KEY_ENV = f"{ENV_PREFIX}KEY"
@@ -131,6 +132,12 @@ def text(metavar: str = "TEXT") -> SettingKind:
 
 
 FILE = SettingKind("a path", "FILE", path_of, (str,))
+ADAPTER_FILES = SettingKind(
+    "[NAME=]FILE[:SCALE], several with commas between them",
+    "FILE[:SCALE]",
+    named_adapters,
+    (str,),
+)
 DIR = SettingKind("a path", "DIR", path_of, (str,))
 
 

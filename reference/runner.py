@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from threading import Lock
 from types import MappingProxyType
 from typing import Any
@@ -15,18 +16,18 @@ from contract.context_manager import ContextManager
 from contract.errors import DeviceLost
 from contract.execution import STEP_LOCAL, ExecutableGraph
 from contract.ir.graph import BufferDecl, BufferKind, Graph
-from contract.ir.inputs import InputRows
+from contract.ir.inputs import InputLayout, InputRows
 from contract.ir.scratch import buffer_bytes
 from contract.ir.unread_outputs import HIDDEN_STATES
 from contract.lazy_dataclass import dataclass
 from contract.records import LOGIT_BIAS, OUTPUT_EVENT, QUERY_TOKEN, SAMPLING, STEP
 from contract.tier import Buffer, Fence, Tier, UploadsLater
+from reference.adapter_inputs import ADAPTER_IDS, ADAPTER_SCALES, AdapterInputs
 from reference.expert_outputs import expert_buffers, expert_outputs
 from reference.hidden_rows import HIDDEN_PAIRS, HIDDEN_ROWS, HIDDEN_TABLE, HiddenRows
 from reference.limits import Limits
 from reference.memory.page_copies import PageCopies
 from reference.memory.recurrent import RecurrentMemory
-from reference.model.families.low_rank import ADAPTER_IDS, ADAPTER_SCALES
 from reference.model.open import Model
 from reference.model.weights import constant_bytes, unchecked_weight, weight_bytes
 from reference.quant import finite_words
@@ -47,9 +48,6 @@ PAGE_TABLE = "request.page_table"
 """The input that a model has of which some layer attends."""
 EVENT_NUMBERS = 1 << 32
 """Ring events are numbered modulo this."""
-
-ADAPTERS = np.dtype([("id", np.int32), ("scale", np.float32)])
-"""An entry of the stacked tensors of adapters, and the scale of what it adds."""
 
 NOTHING_SHARED: Mapping[str, Buffer] = MappingProxyType({})
 
@@ -178,14 +176,12 @@ class ModelRunner(ContextManager):
         except BaseException:
             self.close()
             raise
-        self._executable = ExecutableGraph(
-            tier,
-            self.graph,
-            {**self._buffers, **shared},
-            limits.largest,
-            (LOG_PROBABILITIES, (ROW_DIGEST,), expert_buffers(self.graph)),
-            ((HIDDEN,),),
-        )
+        buffers = {**self._buffers, **shared}
+        self._executable = self._plain = self._lowering(self.graph, buffers)
+        if limits.adapters and graph is None:
+            # Steps in which no token has an adapter are those of the model alone.
+            alone = model.graph(replace(limits, adapters=0))
+            self._plain = self._lowering(alone, buffers, self._executable.inputs)
         self.expert_outputs = expert_outputs(self.graph)
         self.recurrent = RecurrentMemory(tier, self.graph, self._buffers, limits.saved_states)
         self._saved.callback(self.recurrent.close)
@@ -203,8 +199,11 @@ class ModelRunner(ContextManager):
         self._hidden_pairs = None if pairs is None else pairs.reshape(-1, 2)
         self._hidden = HiddenRows.of(limits)
         self._digested = self._optional_input("request.digested", np.int32)
-        self._adapter_ids = self._optional_input(ADAPTER_IDS, np.int32)
-        self._adapter_scales = self._optional_input(ADAPTER_SCALES, np.float32)
+        self._adapters = AdapterInputs(
+            self._optional_input(ADAPTER_IDS, np.int32),
+            self._optional_input(ADAPTER_SCALES, np.float32),
+            limits.adapters,
+        )
         self._query = self._input("request.query", QUERY_TOKEN)
         self._output_rows = self._input("request.output_rows", np.int32)
         self._sampling = self._input("request.sampling", SAMPLING)
@@ -240,8 +239,11 @@ class ModelRunner(ContextManager):
         self._put_hidden(inputs)
         if self._digested is not None:
             self._digested[:rows] = 0 if inputs.digested is None else inputs.digested
-        self._put_adapters(inputs)
-        fence = self._executable.replay(self._inputs, inputs.requested, self._put_pages(inputs))
+        executable = self._plain
+        if inputs.adapters is not None:
+            executable = self._executable
+            self._adapters.put(inputs.adapters, tokens)
+        fence = executable.replay(self._inputs, inputs.requested, self._put_pages(inputs))
         self._last = Submission(fence, rows, first)
         return self._last
 
@@ -267,8 +269,9 @@ class ModelRunner(ContextManager):
 
     def prepare(self) -> None:
         """Lower every form of a step now, so that no step pays for it."""
-        for bucket in self._executable.buckets:
-            self._executable.record(bucket)
+        for executable in {id(each): each for each in (self._executable, self._plain)}.values():
+            for bucket in executable.buckets:
+                executable.record(bucket)
         self.recurrent.prepare()
 
     def shared_buffers(self, graph: Graph) -> dict[str, Buffer]:
@@ -290,6 +293,19 @@ class ModelRunner(ContextManager):
         for buffer in self._buffers.values():
             self.tier.free(buffer)
         self._buffers = {}
+
+    def _lowering(
+        self, graph: Graph, buffers: Mapping[str, Buffer], inputs: InputLayout | None = None
+    ) -> ExecutableGraph:
+        return ExecutableGraph(
+            self.tier,
+            graph,
+            {name: buffer for name, buffer in buffers.items() if name in graph.buffers},
+            self.limits.largest,
+            (LOG_PROBABILITIES, (ROW_DIGEST,), expert_buffers(graph)),
+            ((HIDDEN,),),
+            inputs,
+        )
 
     def _provide(
         self, decl: BufferDecl, progress: Progress | None, later: UploadsLater | None
@@ -342,16 +358,6 @@ class ModelRunner(ContextManager):
             pairs = inputs.hidden_pairs
             pairs = self._hidden.written(inputs.query) if pairs is None else pairs
             self._hidden_pairs[: len(pairs)] = pairs
-
-    def _put_adapters(self, inputs: StepInput) -> None:
-        """Write the adapters of each token: by default entries that add nothing."""
-        ids, scales = self._adapter_ids, self._adapter_scales
-        if ids is None or scales is None:
-            return
-        used, count = inputs.adapters, len(inputs.query) * self.limits.adapters
-        none = np.arange(count) % self.limits.adapters
-        ids[:count] = none if used is None else used["id"].reshape(-1)
-        scales[:count] = 0.0 if used is None else used["scale"].reshape(-1)
 
     def _input(self, name: str, dtype: Any) -> NDArray[Any]:
         start = self._executable.inputs.offsets[name]

@@ -44,9 +44,7 @@ def generate(
 ) -> Outcome:
     """Tokens and all logits of each request, served together in small chunks."""
     combined = model.adapters.combined
-    limits = Limits(
-        3, CONTEXT, 24, kv_dtype, step_tokens=32, step_rows=32, adapters=combined
-    )
+    limits = Limits(3, CONTEXT, 24, kv_dtype, step_tokens=32, step_rows=32, adapters=combined)
     tokens: dict[int, list[int]] = {request.id: [] for request in requests}
     logits: dict[int, list[NDArray[np.float32]]] = {request.id: [] for request in requests}
     with ModelRunner(model, tier, limits) as runner:

@@ -51,8 +51,8 @@ def prepare_session(path: Path, options: SessionOptions, owned: ExitStack) -> Pr
     Raises ModelFileError, UnsupportedModel, TierError, RequestError for a context the model does
     not have, and DoesNotFit.
     """
-    model = open_model(path)
-    owned.callback(model.file.close)
+    model = open_model(path, [adapter.path for adapter in options.lora])
+    owned.callback(model.close)
     if needs_model_file(options.tier, path):
         model.file.read_ahead()
     longest_context(model, options.context)

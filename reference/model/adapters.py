@@ -1,9 +1,10 @@
 """LoRA adapters: files of low-rank matrices that requests add to projections of a model.
 
-Of a projection y = W x an adapter gives y + s (r (B (A x))): A is ``NAME.lora_a``, B ``NAME.lora_b``,
-r its alpha over its rank, s the request's scale. The matrices of all adapters of a projection are
-one stacked tensor each, like those of experts, filled up with zeros to the largest rank. The first
-entries are zeros, one for each adapter that a request may combine: rows without an adapter use them.
+Of a projection y = W x an adapter gives y + s (r (B (A x))): A is ``NAME.lora_a`` of its file, B
+``NAME.lora_b``, r its alpha over its rank, s the request's scale. The matrices of all adapters of a
+projection are one stacked tensor each, like those of experts, filled up with zeros to the largest
+rank. The first entries are zeros, one for each adapter that a request may combine: rows without an
+adapter use them.
 """
 
 from __future__ import annotations
@@ -146,7 +147,8 @@ class Adapters:
 
     def identity(self, scales: Scales) -> tuple[str, ...]:
         """What tells the adapters of a request from others: digests of files, and scales."""
-        return tuple(f"{self.opened[n].digest}*{float(np.float32(s)).hex()}" for n, s in used(scales))
+        named = [(self.opened[index].digest, np.float32(scale)) for index, scale in used(scales)]
+        return tuple(f"{digest}*{float(scale).hex()}" for digest, scale in named)
 
 
 NO_ADAPTERS = Adapters()
@@ -232,9 +234,7 @@ def _shapes(file: GgufFile, model: GgufFile) -> dict[str, tuple[int, int, int]]:
     return found
 
 
-def _shape(
-    file: GgufFile, base: TensorInfo, a: TensorInfo, b: TensorInfo
-) -> tuple[int, int, int]:
+def _shape(file: GgufFile, base: TensorInfo, a: TensorInfo, b: TensorInfo) -> tuple[int, int, int]:
     (outputs, inner), rank = base.shape, a.shape[0]
     for info, expected in ((a, (rank, inner)), (b, (outputs, rank))):
         if info.shape != expected:

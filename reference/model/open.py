@@ -32,14 +32,19 @@ TEMPLATE_KEY = "tokenizer.chat_template"
 @dataclass(frozen=True)
 class Model:
     """An open model file with its checked configuration, and the adapters that requests may use.
-    Close ``file`` to close the model."""
+    Close ``file`` to close a model without adapters."""
 
     file: GgufFile
     config: ModelConfig
-    adapters: Adapters = NO_ADAPTERS
+    adapters: Adapters = field(default=NO_ADAPTERS, kw_only=True)
     _latest: dict[Limits, Graph] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
+
+    def close(self) -> None:
+        """Close the model and its adapters."""
+        for file in (self.file, *(adapter.file for adapter in self.adapters.opened)):
+            file.close()
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
@@ -99,7 +104,7 @@ def open_model(path: str | Path, adapters: Sequence[Path] = ()) -> Model:
     try:
         config = read_config(file)
         opened = Adapters(tuple(open_adapter(adapter, file) for adapter in adapters))
-        return Model(file, config, opened)
+        return Model(file, config, adapters=opened)
     except BaseException:
         file.close()
         raise

@@ -16,15 +16,9 @@ from contract.arithmetic import PAGE_TOKENS
 from contract.lazy_dataclass import dataclass
 from contract.records import LAST_TOKEN, LOGIT_BIAS, QUERY_TOKEN, SAMPLING
 from contract.types import SamplingParams
+from reference.adapter_inputs import ADAPTERS, adapter_entries
 from reference.limits import Limits
-from reference.runner import (
-    ADAPTERS,
-    HIDDEN,
-    LOG_PROBABILITIES,
-    LOGITS,
-    ROW_DIGEST,
-    StepInput,
-)
+from reference.runner import HIDDEN, LOG_PROBABILITIES, LOGITS, ROW_DIGEST, StepInput
 from reference.sched.planner import Chunk, Pending
 from reference.sched.scores import force_rows
 
@@ -104,11 +98,7 @@ class SlotTable:
         self.listed[slot] = listed
         self.biased[slot] = len(bias) > 0
         self.adapted[slot] = len(adapters) > 0
-        entries = self._adapters[slot]
-        # Entries that add nothing come first in the stacked tensors, one for each place.
-        entries["id"], entries["scale"] = range(len(entries)), 0.0
-        for place, (index, scale) in enumerate(adapters):
-            entries[place] = len(entries) + index, scale
+        self._adapters[slot] = adapter_entries(adapters, self._adapters.shape[1])
         self._sampling[slot] = sampling_record(sampling, slot)
         self._bias[slot, : len(bias)] = bias
         self._sampling["bias_first"][slot] = self._first_bias + slot * self._bias.shape[1]
@@ -257,7 +247,7 @@ class SlotTable:
 
     def _adapters_of(self, token_slots: Sequence[int]) -> NDArray[np.void] | None:
         """ADAPTERS[tokens, combined]; None where no token has an adapter."""
-        adapted = any([self.adapted[slot] for slot in set(token_slots)])
+        adapted = any(map(self.adapted.__getitem__, set(token_slots)))
         return self._adapters.take(token_slots, axis=0) if adapted else None
 
     def _digested(self, row_slots: Sequence[int]) -> Int32 | None:

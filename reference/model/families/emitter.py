@@ -182,8 +182,10 @@ class Emitter:
         has_scale, has_bias = (self.has(f"{name}.{part}", layer) for part in ("scale", "bias"))
         stored = file_name(f"{tensor or name}.weight", layer)
         adapted, linear_y = stored in self.adapted, None if has_scale or has_bias else y
+        alone = f"scratch.{label(f'{name}.alone', layer)}"
+        product_y = self.builder.scratch(alone, "tokens", outputs) if adapted else linear_y
         product = self.builder.emit(
-            Opcode.MATMUL, label(name, layer), x=x, weight=weight, y=None if adapted else linear_y
+            Opcode.MATMUL, label(name, layer), x=x, weight=weight, y=product_y
         )
         if adapted:
             low_rank = LowRank(name, label("", layer), stored, rows, self.limits.adapters)

@@ -7,12 +7,9 @@ from contract.ir.graph import BufferKind, GraphBuilder, View
 from contract.ir.source import RowSlice, WeightSource
 from contract.lazy_dataclass import dataclass
 from contract.opcodes import Opcode
+from reference.adapter_inputs import ADAPTER_IDS, ADAPTER_SCALES
 from reference.model.adapters import FACTOR, STACKED, A, B
 from reference.model.families.tensors import ModelTensors
-
-ADAPTER_IDS = "request.adapter_ids"
-ADAPTER_SCALES = "request.adapter_scales"
-"""Of each token the entries of the stacked tensors that it uses, and the scales of a request."""
 
 
 @dataclass(frozen=True, slots=True)
