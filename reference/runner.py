@@ -176,12 +176,11 @@ class ModelRunner(ContextManager):
         except BaseException:
             self.close()
             raise
-        buffers = {**self._buffers, **shared}
-        self._executable = self._plain = self._lowering(self.graph, buffers)
+        self._executable = self._plain = self._lowering(self.graph, shared)
         if limits.adapters and graph is None:
             # Steps in which no token has an adapter are those of the model alone.
             alone = model.graph(replace(limits, adapters=0))
-            self._plain = self._lowering(alone, buffers, self._executable.inputs)
+            self._plain = self._lowering(alone, shared, self._executable.inputs)
         self.expert_outputs = expert_outputs(self.graph)
         self.recurrent = RecurrentMemory(tier, self.graph, self._buffers, limits.saved_states)
         self._saved.callback(self.recurrent.close)
@@ -199,11 +198,9 @@ class ModelRunner(ContextManager):
         self._hidden_pairs = None if pairs is None else pairs.reshape(-1, 2)
         self._hidden = HiddenRows.of(limits)
         self._digested = self._optional_input("request.digested", np.int32)
-        self._adapters = AdapterInputs(
-            self._optional_input(ADAPTER_IDS, np.int32),
-            self._optional_input(ADAPTER_SCALES, np.float32),
-            limits.adapters,
-        )
+        ids = self._optional_input(ADAPTER_IDS, np.int32)
+        scales = self._optional_input(ADAPTER_SCALES, np.float32)
+        self._adapters = AdapterInputs(ids, scales, limits.adapters)
         self._query = self._input("request.query", QUERY_TOKEN)
         self._output_rows = self._input("request.output_rows", np.int32)
         self._sampling = self._input("request.sampling", SAMPLING)
@@ -295,8 +292,9 @@ class ModelRunner(ContextManager):
         self._buffers = {}
 
     def _lowering(
-        self, graph: Graph, buffers: Mapping[str, Buffer], inputs: InputLayout | None = None
+        self, graph: Graph, shared: Mapping[str, Buffer], inputs: InputLayout | None = None
     ) -> ExecutableGraph:
+        buffers = {**self._buffers, **shared}
         return ExecutableGraph(
             self.tier,
             graph,

@@ -222,10 +222,9 @@ class SlotTable:
                 row_slots += repeat(slot, requested)
                 row_positions += range(stop - requested + 1, stop + 1)
         query = np.zeros(end, QUERY_TOKEN)
-        query_tokens = query["token"]
-        query_tokens[:] = LAST_TOKEN
+        query["token"] = LAST_TOKEN
         for begin, end, known in given:
-            query_tokens[begin:end] = known
+            query["token"][begin:end] = known
         query["slot"], query["position"] = token_slots, token_positions
         sampling = self._sampling.take(row_slots)
         sampling["position"] = row_positions

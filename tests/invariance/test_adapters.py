@@ -29,7 +29,7 @@ SCHEDULES = {
     "together": Schedule(chunk_tokens=64),
     "small chunks that join late": Schedule(chunk_tokens=7, joins={2: 3, 3: 1, 5: 4}),
     "preempted": Schedule(
-        chunk_tokens=20, batch=frozenset({2, 3}), joins={1: 3, 4: 3}, withheld=20
+        chunk_tokens=20, batch=frozenset({2, 3}), joins={1: 2, 4: 2, 5: 2}, withheld=14
     ),
 }
 TWICE = (*REQUESTS, *(replace(request, id=request.id + 10) for request in REQUESTS))
