@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from contract.errors import ConfigError
 from contract.lazy_dataclass import dataclass
 from contract.tier import PROMPT_TOKENS, Tier
 from harness.arranged_weights import needs_model_file
@@ -176,6 +177,8 @@ def _recorded_tier(
     """The tier behind a recorder, None where no trace is asked for. Raises ConfigError."""
     if recording.trace is None:
         return None
+    if prepared.model.adapters.opened:
+        raise ConfigError("a trace holds no adapters; leave out --lora or the trace")
     from harness.trace.record import record_on
 
     return owned.enter_context(

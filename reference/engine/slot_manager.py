@@ -12,7 +12,6 @@ from reference.engine.sequence import Sequence
 from reference.limits import pages_for
 from reference.memory.kv import KvMemory
 from reference.memory.prefix import UNWATCHED
-from reference.model.adapters import used
 from reference.runner import ModelRunner
 from reference.sched.constraints import bias_records
 from reference.sched.quantum import goal
@@ -238,7 +237,7 @@ class SlotManager:
             lockstep=sequence.masked,
             bias=bias_records(request),
             listed=request.log_probabilities is not None,
-            adapters=used(request.adapters),
+            adapters=self._runner.model.adapters.used(request.adapters),
         )
         self.table.add_pages(sequence.slot, sequence.pages)
         self.table.stalled[sequence.slot] = sequence.stalled

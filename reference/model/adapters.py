@@ -133,8 +133,8 @@ class Adapters:
                 raise RequestError("lora", f"has the scale {scale!r}, not a number within 1e6")
         if len(set(indices)) < len(indices):
             raise RequestError("lora", "names an adapter twice")
-        if len(used(scales)) > self.combined:
-            count = len(used(scales))
+        if len(self.used(scales)) > self.combined:
+            count = len(self.used(scales))
             raise RequestError("lora", f"combines {count} adapters, at most {self.combined} work")
 
     def reject_unread(self, read: Set[str]) -> None:
@@ -145,10 +145,15 @@ class Adapters:
                     problem = "changes an embedding, the output, a router or a shared expert"
                     raise _unsupported(adapter.file, tensor + A, problem)
 
+    def used(self, scales: Scales) -> Scales:
+        """The adapters that change anything, in the order in which they are added: by digest."""
+        changing = [one for one in scales if np.float32(one[1]) != 0.0]
+        return tuple(sorted(changing, key=lambda one: (self.opened[one[0]].digest, one[1])))
+
     def identity(self, scales: Scales) -> tuple[str, ...]:
         """What tells the adapters of a request from others: digests of files, and scales."""
-        named = [(self.opened[index].digest, np.float32(scale)) for index, scale in used(scales)]
-        return tuple(f"{digest}*{float(scale).hex()}" for digest, scale in named)
+        used = [(self.opened[index].digest, np.float32(s)) for index, s in self.used(scales)]
+        return tuple(f"{digest}*{float(scale).hex()}" for digest, scale in used)
 
 
 NO_ADAPTERS = Adapters()
@@ -170,11 +175,6 @@ class AdaptedFile:
         """A tensor's blocks, uint8[rows, row_bytes]."""
         source = self.adapters if name.startswith(STACKED) else self.file
         return source.tensor_bytes(name)
-
-
-def used(scales: Scales) -> Scales:
-    """The adapters that change anything, in the order in which they are added: by index."""
-    return tuple(sorted((index, scale) for index, scale in scales if np.float32(scale) != 0.0))
 
 
 def open_adapter(path: Path, model: GgufFile) -> Adapter:
