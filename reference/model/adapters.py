@@ -105,6 +105,12 @@ class Adapters:
         """Entries of a stacked tensor."""
         return self.combined + len(self.opened)
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all stacked tensors."""
+        numbers = [1 + rank * (outputs + inner) for outputs, rank, inner in self.shapes.values()]
+        return np.dtype(np.float32).itemsize * self.entries * sum(numbers)
+
     def tensor_bytes(self, name: str) -> NDArray[np.uint8]:
         """A stacked tensor of binary32 numbers, uint8[rows, row_bytes]."""
         tensor, part = _split(name.removeprefix(STACKED))

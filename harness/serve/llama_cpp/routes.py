@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from flask import g
 
@@ -73,7 +73,8 @@ class LlamaCppHandlers:
     def set_adapters(self, raw: bytes) -> Json:
         need_admin()
         served = _service().model.adapters
-        served.defaults = served.chosen(None, decode(raw, list[LoraScale]))
+        kind: Any = list[LoraScale]
+        served.defaults = served.chosen(None, decode(raw, kind))
         return {"success": True}
 
 
