@@ -134,7 +134,7 @@ def text(metavar: str = "TEXT") -> SettingKind:
 FILE = SettingKind("a path", "FILE", path_of, (str,))
 ADAPTER_FILES = SettingKind(
     "[NAME=]FILE[:SCALE], several with commas between them",
-    "FILE[:SCALE]",
+    "FILE",
     named_adapters,
     (str,),
 )

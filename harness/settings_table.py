@@ -54,8 +54,8 @@ ADAPTERS = (
         "lora",
         ADAPTER_FILES,
         (),
-        "a LoRA adapter of the model, a GGUF file; SCALE multiplies what it adds. May be given "
-        "several times",
+        "a LoRA adapter of the model, a GGUF file, as [NAME=]FILE[:SCALE]: requests call it NAME, "
+        "and SCALE multiplies what it adds. May be given several times",
         "none",
         repeats=True,
     ),
