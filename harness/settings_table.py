@@ -53,7 +53,7 @@ ADAPTERS = (
     Setting(
         "lora",
         ADAPTER_FILES,
-        (),
+        None,
         "a LoRA adapter of the model, a GGUF file, as [NAME=]FILE[:SCALE]: requests call it NAME, "
         "and SCALE multiplies what it adds. May be given several times",
         "none",

@@ -89,7 +89,7 @@ def _run_facts(file: GgufFile, settings: Settings, on_tier: bool) -> dict[str, A
             tier = stack.enter_context(open_tier(settings["tier"], tier_options(settings)))
             available = tier.available_bytes
         try:
-            opened = tuple(open_adapter(one.path, file) for one in settings["lora"])
+            opened = tuple(open_adapter(one.path, file) for one in settings["lora"] or ())
         except ModelFileError as error:
             return {"problem": str(error)}
         for adapter in opened:
