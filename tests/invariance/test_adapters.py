@@ -51,7 +51,7 @@ def files(
     return path, (first, write_adapter(folder / "b.gguf", path, rank=12, seed=2))
 
 
-@pytest.fixture(scope="module", params=["cpu", "native", "opencl"])
+@pytest.fixture(scope="module", params=["cpu", "native", "opencl", "cuda"])
 def bench(request: pytest.FixtureRequest, files: tuple[Path, tuple[Path, ...]]) -> Iterator[Bench]:
     path, adapters = files
     with bench_on(request.param, path, adapters=adapters) as bench:

@@ -234,6 +234,36 @@ def test_traces_are_refused(
         Session.open(tiny_model_path, options)
 
 
+def test_drafts_change_no_token(tiny_model_path: Path, named: tuple[NamedAdapter, ...]) -> None:
+    """Tokens that repeat a text are guessed, and the adapters' own answer decides."""
+    answers = []
+    for draft in (0, 5):
+        options = SessionOptions(tier="cpu", context=128, lora=named[:1], draft=draft)
+        with Session.open(tiny_model_path, options) as session:
+            prompt = session.model.tokenizer.encode("one two three four " * 4)
+            request = session.generate(prompt, SamplingParams(), 24)
+            list(request)
+            answers.append(request.sampled)
+            drafted = session.engine.statistics.speculation.drafted
+        assert (drafted > 0) == (draft > 0)
+    assert answers[0] == answers[1]
+
+
+def test_pages_on_disk_are_of_their_adapters_alone(
+    serve: Serve, named: tuple[NamedAdapter, ...], tmp_path: Path
+) -> None:
+    """After a restart the same adapters find them, no other scale and no request without."""
+    asked = ASKED | {"prompt": "a" * 64, "max_tokens": 1}
+    own = {"lora": [{"id": 0, "scale": 0.5}]}
+    with serve(lora=named, disk_cache=tmp_path) as server:
+        post(server, "/v1/completions", asked | own)
+    with serve(lora=named, disk_cache=tmp_path) as server:
+        for choice, found in (({}, 0), ({"lora": [{"id": 0, "scale": 1}]}, 0), (own, 48)):
+            cached = post(server, "/v1/completions", asked | choice)["x_zinc"]["cached"]
+            assert (cached["tokens"] >= found, cached.get("from_disk", 0) > 0) == (True, found > 0)
+            assert found or cached["tokens"] == 0
+
+
 def test_a_request_for_an_adapter_that_is_not_open(server: Running) -> None:
     """A server without adapters has none of any number."""
     assert Http(server.url).get("/lora-adapters").json == []
