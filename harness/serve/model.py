@@ -108,7 +108,7 @@ class ServedModel(HostedModel):
         self.check_name(name)
         if self.scales is not None:
             return self
-        chosen = self.adapters.chosen(name, lora)
+        chosen = self.adapters.chosen(name and name.removesuffix(LATEST), lora)
         return self.with_adapters(chosen) if chosen else self
 
     def with_adapters(self, scales: Scales) -> ServedModel:
@@ -141,9 +141,10 @@ class ServedModel(HostedModel):
 
     def is_called(self, name: str | None) -> bool:
         """Whether a request for a model of this name means this one."""
-        if name in (None, self.name) or ANY_NAME in self.names or self.adapters.called(name):
+        if name in (None, self.name) or ANY_NAME in self.names or name in self.names:
             return True
-        return name in self.names or name.removesuffix(LATEST) in (self.name, *self.names)
+        short = name.removesuffix(LATEST)
+        return short in (self.name, *self.names) or bool(self.adapters.called(short))
 
     def chat_plan(self, body: ChatRequest) -> ChatPlan:
         """How a chat request is answered. Raises ApiError and TemplateError."""

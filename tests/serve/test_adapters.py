@@ -159,6 +159,27 @@ def test_models_are_listed_with_their_parent(adapted: Running) -> None:
     assert http.get("/v1/models/facts").json["id"] == "facts"
 
 
+OTHER_ROUTES: dict[str, tuple[str, Json]] = {
+    "chat": ("/v1/chat/completions", CHAT),
+    "responses": ("/v1/responses", {"input": "hello", "max_output_tokens": 2}),
+    "messages": ("/v1/messages", {**CHAT, "max_tokens": 2}),
+    "ollama": ("/api/generate", {"prompt": "a", "stream": False, "options": {"num_predict": 2}}),
+    "embeddings": ("/v1/embeddings", {"input": "hello"}),
+    "score": ("/v1/score", {"input": "hello"}),
+}
+
+
+@pytest.mark.parametrize("route", OTHER_ROUTES)
+def test_a_name_is_an_adapter_on_every_route(adapted: Running, route: str) -> None:
+    """Ollama's clients may end it with a tag."""
+    path, body = OTHER_ROUTES[route]
+    model = adapted.service.model
+    for name in ("style", "style:latest"):
+        said = post(adapted, path, body | {"model": name})
+        assert said["system_fingerprint"] == model.for_request("style").fingerprint
+    assert post(adapted, path, body | {"model": "tiny"})["system_fingerprint"] == model.fingerprint
+
+
 def test_prefixes_are_found_by_the_same_adapters_alone(adapted: Running) -> None:
     """The second request of each choice finds the pages that the first one left."""
     asked = ASKED | {"prompt": "a" * 64, "max_tokens": 1}
