@@ -187,7 +187,8 @@ class Request:
     and of the ``score_top`` most likely ones there. ``turns`` are positions of the prompt
     at which turns of a conversation begin: later prompts are likely to differ from there on, so the
     recurrent state before them is saved. They change no token. Where ``force_tokens`` are given
-    they are the whole answer, ``max_tokens`` of them, and nothing is sampled.
+    they are the whole answer, ``max_tokens`` of them, and nothing is sampled. ``adapters`` are the
+    model's adapters that change its projections: pairs (index, scale) with distinct indices.
     """
 
     id: int
@@ -204,6 +205,7 @@ class Request:
     score_top: int = 0
     turns: tuple[int, ...] = ()
     force_tokens: tuple[int, ...] = ()
+    adapters: tuple[tuple[int, float], ...] = ()
 
 
 class FinishReason(Enum):

@@ -11,6 +11,7 @@ from typing import Any
 
 from contract.errors import ConfigError
 from contract.lazy_dataclass import dataclass
+from harness.named_adapters import named_adapters
 
 ENV_PREFIX = "ZINC_RT_"
 KEY_ENV = f"{ENV_PREFIX}KEY"
@@ -147,6 +148,12 @@ def text(metavar: str = "TEXT") -> SettingKind:
 
 
 FILE = SettingKind("a path", "FILE", path_of, (str,))
+ADAPTER_FILES = SettingKind(
+    "[NAME=]FILE[:SCALE], several with commas between them",
+    "FILE",
+    named_adapters,
+    (str,),
+)
 DIR = SettingKind("a path", "DIR", path_of, (str,))
 
 

@@ -9,6 +9,7 @@ from types import MappingProxyType
 from accel.user_folders import user_folder
 from contract.dtypes import DEFAULT_KV, KV_DTYPES
 from harness.setting_kinds import (
+    ADAPTER_FILES,
     DIR,
     DISK_CACHE_BYTES,
     FILE,
@@ -49,6 +50,17 @@ MODEL = (
         aliases=("-m",),
     ),
     Setting("cache_dir", DIR, _default_cache_dir, "folder of the downloaded models"),
+)
+ADAPTERS = (
+    Setting(
+        "lora",
+        ADAPTER_FILES,
+        None,
+        "a LoRA adapter of the model, a GGUF file, as [NAME=]FILE[:SCALE]: requests call it NAME, "
+        "and SCALE multiplies what it adds. May be given several times",
+        "none",
+        repeats=True,
+    ),
 )
 DEVICE = (
     Setting(
@@ -361,6 +373,7 @@ SERVER = (
 GROUPS: Mapping[str, tuple[Setting, ...]] = MappingProxyType(
     {
         "model": MODEL,
+        "adapters": ADAPTERS,
         "device": DEVICE,
         "sampling": SAMPLING,
         "memory": MEMORY,

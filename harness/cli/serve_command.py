@@ -34,12 +34,12 @@ if TYPE_CHECKING:
 
 SAMPLED = tuple(SamplingDefaults().values)
 """The sampling settings for parameters that a request omits."""
-NAMES = (*names_in("model", "server"), "repeat_last_n", *SAMPLED, *ENGINE_SETTINGS)
+NAMES = (*names_in("model", "adapters", "server"), "repeat_last_n", *SAMPLED, *ENGINE_SETTINGS)
 OF_MODEL = "what the model's file or the catalog says, else {}"
 SHOWN = {name: OF_MODEL.format(value) for name, value in SamplingDefaults().values.items()} | {
     "max_tokens": f"{SamplingDefaults().max_tokens} for a conversation, 16 for a text"
 }
-VERIFY_NAMES = (*MODEL_SETTINGS, "slots", "repeat_last_n", *ENGINE_SETTINGS)
+VERIFY_NAMES = (*MODEL_SETTINGS, "lora", "slots", "repeat_last_n", *ENGINE_SETTINGS)
 SLOTS = 4
 DIFFERENT = 1
 TERMINATED = 128 + 15

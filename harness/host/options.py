@@ -12,12 +12,14 @@ from contract.dtypes import BY_NAME, DEFAULT_KV
 from contract.lazy_dataclass import dataclass
 from contract.tier import PROMPT_TOKENS, Tier
 from harness.memory import LimitsAt, prompt_steps, room_for_prompts
+from harness.named_adapters import NamedAdapter
 from harness.setting_kinds import DISK_CACHE_BYTES, QUEUE_DEPTH
 from harness.tiers import DEFAULT_OPTIONS, TierOptions
 from reference.engine.draft_block import drafting_limits
 from reference.engine.options import ENGINE_DEFAULTS
 from reference.limits import Limits, whole_contexts, with_drafts
 from reference.memory.recurrent import state_bytes
+from reference.model.adapters import MOST_COMBINED
 from reference.model.open import Model
 
 
@@ -62,7 +64,7 @@ class SessionOptions:
     computed from, with ``scores`` the log-probabilities of prompts, with ``digests`` digests of
     rows of logits, with ``experts`` those that a mixture's tokens use. At most ``queue_depth``
     requests wait for a slot, and a request ends after ``stall_steps`` steps in which nobody takes
-    its events.
+    its events. Requests may use the adapters ``lora``.
     """
 
     tier: str = "auto"
@@ -92,6 +94,7 @@ class SessionOptions:
     queue_depth: int = QUEUE_DEPTH
     stall_steps: int = ENGINE_DEFAULTS.stall_steps
     recording: Recording = Recording()
+    lora: tuple[NamedAdapter, ...] = ()
 
     def chunks(self, tier: Tier) -> Sequence[int]:
         """Prompt tokens of a step, best first: what is asked for, or what the tier reads fastest
@@ -132,6 +135,7 @@ class SessionOptions:
             scores=self.scores,
             digests=self.digests,
             experts=self.experts,
+            adapters=min(len(self.lora), MOST_COMBINED),
         )
 
 

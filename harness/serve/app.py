@@ -237,7 +237,7 @@ def _view(
         answered = handle(**arguments)
         if isinstance(answered, Response):
             return answered
-        if isinstance(answered, dict):
+        if isinstance(answered, dict | list):
             return Response(msgspec.json.encode(answered), mimetype="application/json")
         if isinstance(answered, bytes):
             return Response(answered, mimetype=route.produces)

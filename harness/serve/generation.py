@@ -330,6 +330,7 @@ def requests_of(
             score_top=scored or 0,
             turns=turns,
             force_tokens=forced,
+            adapters=model.scales or (),
         )
         for prompt in prompts
         for choice in range(n)

@@ -151,6 +151,9 @@ def _serving(
         )
         if session.memory_budget is not None:
             session = replace(session, memory_budget=max(0, session.memory_budget - taken))
+        if path != options.path:
+            # Adapters are of the model that the server was started with.
+            session = replace(session, lora=())
         named = replace(options.model, name=name, session=session)
         shown = progress or NullProgress()
         return open_model(path, named, thread, owned, shown)
@@ -184,6 +187,8 @@ def _replicas(options: ServeOptions) -> Opener:
         raise ConfigError("--record is for a server without --ray: replicas leave no trace")
     if options.beside:
         raise ConfigError("--beside is for a server without --ray: replicas have one model")
+    if options.model.session.lora:
+        raise ConfigError("--lora is for a server without --ray: replicas have no adapters")
 
     def open_them(path: Path, name: str, owned: ExitStack, taken: int) -> ServedModel:
         if path != options.path:

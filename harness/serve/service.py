@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 
 from contract.errors import RequestError
@@ -70,11 +70,11 @@ class Service:
         listed = (body.top_logprobs or 0) if body.logprobs else None
 
         def begin() -> tuple[Generation, AnswerFormat]:
-            self.model.check_name(body.model)
-            plan, requests = self.chat_requests(body, tenant)
+            service = self.for_request(body)
+            plan, requests = service.chat_requests(body, tenant)
             caller.ignore(plan.ignored)
             generation = Generation(
-                self.model,
+                service.model,
                 requests,
                 body.logits_digest,
                 plan,
@@ -100,10 +100,10 @@ class Service:
         listed = body.logprobs is not None
 
         def begin() -> tuple[Generation, AnswerFormat]:
-            self.model.check_name(body.model)
-            prompts, requests = self.completion_requests(body, tenant)
+            service = self.for_request(body)
+            prompts, requests = service.completion_requests(body, tenant)
             generation = Generation(
-                self.model,
+                service.model,
                 requests,
                 body.logits_digest,
                 stop_tokens=body.stop_token_ids or (),
@@ -119,6 +119,11 @@ class Service:
             return generation, CompletionShape(answer, listed, echoed)
 
         return self._answer(body, tenant, begin, caller)
+
+    def for_request(self, body: Sampled) -> Service:
+        """The service with the model of one request. Raises ApiError and RequestError."""
+        model = self.model.for_request(body.model, body.lora)
+        return self if model is self.model else replace(self, model=model)
 
     def chat_requests(self, body: ChatRequest, tenant: Tenant) -> tuple[ChatPlan, list[Request]]:
         """What the engine is asked for a conversation. Raises ApiError, RequestError and

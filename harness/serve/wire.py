@@ -111,6 +111,13 @@ class TemplateOptions(Struct, forbid_unknown_fields=True):
 Messages = Annotated[list[Message], Meta(min_length=1, max_length=MOST_MESSAGES)]
 
 
+class LoraScale(Struct, forbid_unknown_fields=True):
+    """An adapter of the model, by its number in ``GET /lora-adapters``, and its scale."""
+
+    id: Annotated[int, Meta(ge=0, le=MAX_INT32)]
+    scale: float
+
+
 class Sampled(Struct, forbid_unknown_fields=True, kw_only=True):
     """What every request for text may say.
 
@@ -126,6 +133,8 @@ class Sampled(Struct, forbid_unknown_fields=True, kw_only=True):
     ``force_tokens`` are the ids of the whole answer: nothing is sampled, and ``logprobs`` lists
     what the model says of each. ``experts`` asks for those of a mixture that every token of prompt
     and answer used, in ``x_zinc.experts``.
+    ``lora`` are the adapters that the answer uses, instead of the one that ``model`` names or of
+    those that the server uses where a request names none.
     ``n_predict``, -1 for no limit, and ``repeat_penalty`` are llama.cpp's names of
     ``max_tokens`` and ``repetition_penalty``.
     """
@@ -153,6 +162,7 @@ class Sampled(Struct, forbid_unknown_fields=True, kw_only=True):
     prompt_logprobs: TopLogprobs | None = None
     force_tokens: ForcedTokens | None = None
     experts: bool | None = None
+    lora: list[LoraScale] | None = None
     receipt: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -303,6 +313,8 @@ def _decoded(
         if prepare is not None and ignored is not None:
             value = prepare(value, ignored)
         value = served_fields(value, kind, ignored)
+    elif isinstance(value, list):
+        value = with_floats(value)
     return converted(value, kind)
 
 

@@ -41,6 +41,7 @@ def check_request(
         raise RequestError("qos", f"is {request.qos!r}, not a QosClass")
     check_constraints(request, limits, vocab, masked=masked)
     check_forced(request, limits, vocab, masked=masked)
+    runner.model.adapters.check(request.adapters)
     if len(request.prompt) + len(request.force_tokens) > most:
         answer = f"is {len(request.force_tokens)} tokens"
         raise RequestError(

@@ -19,7 +19,7 @@ from reference.memory.disk.entry import Bytes, Entry, EntryKind
 from reference.memory.disk.reading import Reading
 from reference.memory.kv import KvMemory
 from reference.memory.page_copies import PageCopies
-from reference.memory.prefix import KEY_BYTES, Node, PrefixHit, TreeWatch
+from reference.memory.prefix import KEY_BYTES, Node, PrefixHit, TreeWatch, sharers
 from reference.memory.recurrent import RecurrentMemory
 from reference.memory.row_copies import Saved
 from reference.runner import ModelRunner
@@ -213,7 +213,8 @@ class DiskPages(TreeWatch):
                 self.cache.release(copied.entry.nbytes)
                 self._copying.remove(copied)
             self._waiting = deque(one for one in self._waiting if one.entry.scope != folder)
-            del self._folders[scope], self._keys[scope]
+            del self._folders[scope]
+            self._keys = {one: key for one, key in self._keys.items() if sharers(one) != scope}
         self._known = set(scopes)
         for scope in scopes:
             self._folder(scope)
@@ -337,6 +338,7 @@ class DiskPages(TreeWatch):
         return Entry(self._folder(scope), name, tokens, EntryKind.STATE, nbytes)
 
     def _folder(self, scope: Hashable) -> str:
+        scope = sharers(scope)
         folder = self._folders.get(scope)
         if folder is None:
             folder = self._folders[scope] = self.cache.names.scope(self._key(scope))
@@ -348,9 +350,9 @@ class DiskPages(TreeWatch):
         key = self._keys.get(scope)
         if key is None:
             assert isinstance(scope, tuple)
-            kind, number = scope
+            kind, number, *adapters = scope
             name = (self._tenant_of(number).name,) if kind == "tenant" else ()
-            key = self._keys[scope] = (kind, number, *name)
+            key = self._keys[scope] = (kind, number, *name, *adapters)
         return key
 
 

@@ -207,7 +207,7 @@ class Engine(TenantCalls):
         sequence = new_sequence(
             request,
             order=self._arrivals,
-            scope=scope_of(tenant),
+            scope=(*scope_of(tenant), *self.runner.model.adapters.identity(request.adapters)),
             reach=reach_of(request, tenant, self.runner.limits),
             arrived=self._clock(),
             on_logits=on_logits,

@@ -27,6 +27,7 @@ from reference.memory.prefix import (
     PrefixStatistics,
     PrefixTrees,
     TreeWatch,
+    sharers,
 )
 from reference.memory.reservations import Reservations
 from reference.memory.state_slots import StateSlots
@@ -230,10 +231,10 @@ class KvMemory:
         self._state_slots.drop(state_slot)
 
     def forget_others(self, scopes: Collection[Hashable], tenants: Collection[int]) -> None:
-        """Drop the cached pages of all other scopes, of which no sequence holds a page, and what
-        belonged to all but these ``tenants``."""
+        """Drop the cached pages of those who share none of ``scopes``, of which no sequence holds a
+        page, and what belonged to all but these ``tenants``."""
         self._trees.forget_tenants(tenants)
-        for scope in [scope for scope, _ in self._trees.scopes() if scope not in scopes]:
+        for scope in [scope for scope, _ in self._trees.scopes() if sharers(scope) not in scopes]:
             for node in self._trees.below(scope):
                 self._drop(node)
 

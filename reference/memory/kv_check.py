@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Set
 
 from reference.memory.pages import PagePool
-from reference.memory.prefix import Node, PrefixTrees
+from reference.memory.prefix import Node, PrefixTrees, sharers
 from reference.memory.state_slots import StateSlots
 
 
@@ -29,7 +29,7 @@ def check_trees(
         holders = pool.holders(node.page)
         if not holders:
             unheld.add(node)
-        strangers = [t for t in holders if scope_of is not None and scope_of(t) != scope]
+        strangers = [t for t in holders if scope_of is not None and scope_of(t) != sharers(scope)]
         assert not strangers, f"tenants {strangers} hold a page of {scope}"
     assert unheld == cached, "the cached pages are not those without holders"
     assert absent == spilled, "the pages in host memory are others"

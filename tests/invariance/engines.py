@@ -142,13 +142,20 @@ class Bench:
         step_tokens: int = STEP_TOKENS,
         wrap: Callable[[ModelRunner], Any] = lambda runner: runner,
         oracle: Bench | None = None,
+        adapters: tuple[Path, ...] = (),
     ) -> None:
         self._stack = ExitStack()
         self.tier = self._stack.enter_context(tier or quick_tier())
-        self.model = open_model(path)
-        self._stack.callback(self.model.file.close)
+        self.model = open_model(path, adapters)
+        self._stack.callback(self.model.close)
         limits = Limits(
-            slots, context, pages, kv_dtype, step_tokens=step_tokens, step_rows=step_tokens
+            slots,
+            context,
+            pages,
+            kv_dtype,
+            step_tokens=step_tokens,
+            step_rows=step_tokens,
+            adapters=self.model.adapters.combined,
         )
         runner = ModelRunner(self.model, self.tier, limits)
         self._stack.enter_context(runner)

@@ -28,7 +28,7 @@ __all__ = [
     "signature_of",
 ]
 
-NAMES = (*MODEL_SETTINGS, *ENGINE_SETTINGS, "slots", "repeat_last_n")
+NAMES = (*MODEL_SETTINGS, "lora", *ENGINE_SETTINGS, "slots", "repeat_last_n")
 TierName = Literal[
     "auto", "cpu", "native", "opencl", "vulkan", "cuda", "metal", "t1", "t2", "intel"
 ]
@@ -42,6 +42,7 @@ class ModelSettings(TypedDict, total=False):
 
     config: str | Path | None
     cache_dir: str | Path | None
+    lora: str | Path | Sequence[str | Path] | None
     tier: TierName | None
     threads: int | None
     device: str | int | None
@@ -99,10 +100,14 @@ def settings_of(
     if model is not None and not isinstance(model, str | os.PathLike):
         kind = type(model).__name__
         raise TypeError(f"model: {model!r} is of type {kind}; give a file, a name or None")
-    said = {name: str(value) for name, value in given.items() if value is not None}
+    said = {name: _text(value) for name, value in given.items() if value is not None}
     if model is not None:
         said["model"] = str(model)
     return resolve(argparse.Namespace(**said), names, flags=False)
+
+
+def _text(value: object) -> str:
+    return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
 def hint_for(name: str, names: Sequence[str]) -> str:

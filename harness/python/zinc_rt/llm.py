@@ -15,6 +15,7 @@ from contract.types import Request
 from harness.host.pooling import Pool, pooling_of, tokens_to_embed
 from harness.host.submissions import Submission
 from harness.host.thinking import thinking_arguments
+from harness.named_adapters import scales_by_name
 from reference.model.chat_template import ChatTemplate, encode_chat, encode_rendered
 from zinc_rt.batches import Finished
 from zinc_rt.conversations import Conversations, fields_of
@@ -52,7 +53,9 @@ class LLM(OpenModel):
     configuration file or their defaults, as for ``zinc-rt run``. ``slots`` sequences run at once.
     ``log_probabilities`` and ``logit_biases`` are the most that a request may ask for, which take
     room in every step; without log-probabilities there are no scores. ``experts`` lets requests
-    read which experts of a mixture their tokens use. ``progress`` shows bars on standard error.
+    read which experts of a mixture their tokens use. ``lora`` are adapters, as
+    ``FILE``, ``FILE:SCALE`` or ``NAME=FILE``: requests use all of them unless their parameters say
+    which. ``progress`` shows bars on standard error.
     Threads share one LLM; each process opens its own.
     Raises TypeError, ConfigError, CatalogError, ModelFileError, TierError and DoesNotFit.
 
@@ -182,7 +185,8 @@ class LLM(OpenModel):
         """
         rows: list[NDArray[np.float32]] = []
         tokens = tuple(self._encode(prompt))
-        request = Request(next(self._ids), tokens, max_tokens=0)
+        adapters = self._default_adapters
+        request = Request(next(self._ids), tokens, max_tokens=0, adapters=adapters)
         sinks = {request.id: lambda first, values: rows.extend(values.copy())}
         self._driver.read(Submission([request], sinks, 0))
         values = np.array(rows)
@@ -218,7 +222,9 @@ class LLM(OpenModel):
             tokens = self._encode(prompt)
             if len(tokens) == first == 1:
                 return Finished(unscored(index, tokens, 1, top))
-            return Scoring(index, tokens, first, top, next(self._ids), experts)
+            scoring = Scoring(index, tokens, first, top, next(self._ids), experts)
+            scoring.use(self._default_adapters)
+            return scoring
 
         jobs = (
             partial(job, index, prompt, first)
@@ -247,7 +253,9 @@ class LLM(OpenModel):
         def job(index: int, prompt: Prompt) -> Embedding:
             tokens = tokens_to_embed(self.model, self._encode(prompt), isinstance(prompt, str))
             pool = Pool(pooling, len(tokens))
-            return Embedding(tokens, pool, vectors[index], next(self._ids))
+            embedding = Embedding(tokens, pool, vectors[index], next(self._ids))
+            embedding.use(self._default_adapters)
+            return embedding
 
         jobs = (partial(job, index, prompt) for index, prompt in enumerate(prompts))
         for _ in self._results("embedding", jobs, len(prompts)):
@@ -269,7 +277,11 @@ class LLM(OpenModel):
         vocab = self.model.config.vocab
         if any(token >= vocab for token in parameters.stop_token_ids):
             raise RequestError("stop_token_ids", f"holds an id outside 0 to {vocab - 1}")
-        return parameters.requests(tokens, self._ids, self._hosted.limits.recent_tokens)
+        adapters = self._default_adapters
+        if parameters.lora is not None:
+            adapters = scales_by_name(self._adapters, parameters.lora)
+        window = self._hosted.limits.recent_tokens
+        return parameters.requests(tokens, self._ids, window, adapters)
 
     def _plain(self, index: int, prompt: Prompt, parameters: SamplingParams) -> Pending:
         """A text to be continued."""

@@ -21,6 +21,7 @@ from contract.types import MAX_INT32
 from harness.host.engine_thread import EngineThread
 from harness.host.hosted import host_model
 from harness.host.submissions import EndWords, EngineStopped
+from harness.named_adapters import default_scales
 from harness.progress import NullProgress, Progress, progress_on
 from zinc_rt.arguments import ModelSettings, opening, signature_of
 from zinc_rt.batches import Job, run_batch
@@ -118,6 +119,7 @@ class OpenModel(ContextManager):
             self._close = weakref.finalize(self, _close, owned.pop_all(), engine_thread)
             OPEN.add(self)
         self._hosted = hosted
+        self._adapters, self._default_adapters = options.lora, default_scales(options.lora)
         self._driver = hosted.driver
         self._grammars = hosted.grammars
         self._ids = iter(self._driver.new_id, None)

@@ -4,27 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from flask import g
 
 from harness.serve.answers import Json
 from harness.serve.errors import ApiError
-from harness.serve.gate import caller_of_request, decoded
+from harness.serve.gate import caller_of_request, decoded, need_admin
 from harness.serve.llama_cpp.parse import client_name, completion_of, infill_of
 from harness.serve.llama_cpp.render import shape_of
 from harness.serve.llama_cpp.wire import InfillRequest, LlamaCompletionRequest
 from harness.serve.model import ServedModel
 from harness.serve.openapi import Route
 from harness.serve.service import Answered, Service
-from harness.serve.wire import CompletionRequest
+from harness.serve.wire import CompletionRequest, LoraScale, decode
 
 Body = TypeVar("Body", LlamaCompletionRequest, InfillRequest)
 LLAMA_CPP_ROUTES = (
     Route("POST", "/completion", "continue_text", "Continue a text.", LlamaCompletionRequest),
     Route("POST", "/infill", "infill", "The text between two others.", InfillRequest),
     Route("GET", "/props", "props", "The settings of the model that answers."),
-)
+    Route("GET", "/lora-adapters", "adapters", "The LoRA adapters and their scales."),
+    Route(
+        "POST", "/lora-adapters", "set_adapters",
+        "The adapters of requests that name none. For admins.", list[LoraScale],
+    ),
+)  # fmt: skip
 
 
 class LlamaCppHandlers:
@@ -56,6 +61,21 @@ class LlamaCppHandlers:
             },
             "build_info": model.fingerprint,
         }
+
+    def adapters(self) -> list[Json]:
+        served = _service().model.adapters
+        scales = dict(served.defaults)
+        return [
+            {"id": n, "name": one.name, "path": one.path.name, "scale": scales.get(n, 0.0)}
+            for n, one in enumerate(served.named)
+        ]
+
+    def set_adapters(self, raw: bytes) -> Json:
+        need_admin()
+        served = _service().model.adapters
+        kind: Any = list[LoraScale]
+        served.defaults = served.chosen(None, decode(raw, kind))
+        return {"success": True}
 
 
 def _service() -> Service:
