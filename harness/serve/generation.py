@@ -104,6 +104,8 @@ class Generation:
             # Who hashes whole rows, too, needs the rows.
             on_device = model.limits.digests and not digests
             self._rows[request.id], output = leaves_of_rows(leaves, on_device)
+        self.slot = -1
+        """The number of the client's slot in which it answers: see ``SlotTable``."""
         self.make_receipt: Callable[[], dict[str, str]] | None = None
         self._receipt: dict[str, str] | None = None
         self._scores = {

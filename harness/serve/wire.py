@@ -127,7 +127,7 @@ class Sampled(Struct, forbid_unknown_fields=True, kw_only=True):
     what the model says of each. ``experts`` asks for those of a mixture that every token of prompt
     and answer used, in ``x_zinc.experts``.
     ``n_predict``, -1 for no limit, and ``repeat_penalty`` are llama.cpp's names of
-    ``max_tokens`` and ``repetition_penalty``.
+    ``max_tokens`` and ``repetition_penalty``; ``id_slot`` names the conversation for ``/slots``.
     """
 
     model: Id | None = None
@@ -148,6 +148,7 @@ class Sampled(Struct, forbid_unknown_fields=True, kw_only=True):
     logit_bias: dict[str, float] | None = None
     ignore_eos: bool = False
     n_predict: Annotated[int, Meta(ge=-1, le=MAX_INT32)] | None = None
+    id_slot: Annotated[int, Meta(ge=-1, le=MAX_INT32)] | None = None
     repeat_penalty: Repetition | None = None
     logits_digest: bool = False
     prompt_logprobs: TopLogprobs | None = None

@@ -20,6 +20,7 @@ from reference.engine.drafter import Drafter, SpeculationStatistics
 from reference.engine.options import ENGINE_DEFAULTS, EngineOptions
 from reference.engine.output_processor import OutputProcessor
 from reference.engine.pipeline import Pipeline
+from reference.engine.prefix_calls import PrefixCalls
 from reference.engine.scheduler import Scheduler
 from reference.engine.sequence import LogitsSink, MaskProvider, Sequence, new_sequence
 from reference.engine.slot_manager import SlotManager, memory_of
@@ -48,7 +49,7 @@ def no_clock() -> float:
     return 0.0
 
 
-class Engine(TenantCalls):
+class Engine(PrefixCalls, TenantCalls):
     """Runs any number of requests on one runner, ``limits.slots`` of them at a time.
 
     Engines with the same ``tenants`` share their quotas. ``clock`` gives the time in seconds of
