@@ -309,9 +309,6 @@ def requests_of(
     max_tokens = len(forced) or max_tokens
     seed = secrets.randbits(DRAWN_SEED_BITS) if body.seed is None else body.seed
     stop = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
-    vocab = model.model.config.vocab
-    if any(token >= vocab for token in body.stop_token_ids or ()):
-        raise RequestError("stop_token_ids", f"holds an id outside 0 to {vocab - 1}")
     return [
         Request(
             id=model.driver.new_id(),
@@ -332,6 +329,8 @@ def requests_of(
             score_top=scored or 0,
             turns=turns,
             force_tokens=forced,
+            min_tokens=body.min_tokens,
+            stop_tokens=tuple(body.stop_token_ids or ()),
         )
         for prompt in prompts
         for choice in range(n)

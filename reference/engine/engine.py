@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from contract.errors import QueueFull, RequestError, TenantQueueFull, ZincError
 from contract.types import Clock, FinishReason, Request, Tenant, TokenEvent
 from reference.engine.checks import check_outputs, check_request, check_sizes, reach_of
+from reference.engine.constraining import masks_with_least
 from reference.engine.disk_pages import disk_pages_of
 from reference.engine.disk_turn import end_disk, use_disk
 from reference.engine.drafter import Drafter, SpeculationStatistics
@@ -55,8 +56,7 @@ class Engine(PrefixCalls, TenantCalls):
     Engines with the same ``tenants`` share their quotas. ``clock`` gives the time in seconds of
     every decision and measurement. ``drafter`` proposes tokens for speculative decoding, None for
     none. ``observer`` is called with every decision and every step. ``disk`` has pages of earlier
-    processes and gets those of this one.
-    Not thread-safe: one thread calls it.
+    processes and gets those of this one. Not thread-safe: one thread calls it.
     """
 
     def __init__(
@@ -197,6 +197,7 @@ class Engine(PrefixCalls, TenantCalls):
         self.forget_left()
         try:
             pages = self.memory.reservations.most_for(tenant.id)
+            allowed = masks_with_least(request, allowed, self.options, self.runner)
             check_request(request, tenant, self.runner, pages, masked=allowed is not None)
             check_outputs(self.runner, output, experts=on_experts is not None)
             if request.id in self._live:

@@ -78,7 +78,7 @@ def test_every_misspelt_and_unserved_field_is_named_at_once(http: Http) -> None:
     assert error["param"] == "temprature"
     for name in ("temprature", "top_q", "maxTokens", "audio", "best_of"):
         assert name in error["message"]
-    for meant in ("temperature?", "top_p or top_k?", "max_tokens?"):
+    for meant in ("temperature?", "top_p or top_k?", "max_tokens or min_tokens?"):
         assert meant in error["message"]
     assert "keep" not in error["message"]
 

@@ -266,9 +266,6 @@ class LLM(OpenModel):
         return Conversations(self._template, self.tokenizer, self._grammars, name)
 
     def _requests(self, tokens: Sequence[int], parameters: SamplingParams) -> list[Request]:
-        vocab = self.model.config.vocab
-        if any(token >= vocab for token in parameters.stop_token_ids):
-            raise RequestError("stop_token_ids", f"holds an id outside 0 to {vocab - 1}")
         return parameters.requests(tokens, self._ids, self._hosted.limits.recent_tokens)
 
     def _plain(self, index: int, prompt: Prompt, parameters: SamplingParams) -> Pending:
