@@ -106,6 +106,8 @@ class Generation:
             self._rows[request.id], output = leaves_of_rows(leaves, on_device)
         self.slot = -1
         """The number of the client's slot in which it answers: see ``SlotTable``."""
+        self.on_tokens: Callable[[int], None] = ignore_tokens
+        """Is called with the number of tokens that the answers have gained."""
         self.make_receipt: Callable[[], dict[str, str]] | None = None
         self._receipt: dict[str, str] | None = None
         self._scores = {
@@ -276,15 +278,21 @@ class Generation:
 
     def _received(self, events: Sequence[Delivered]) -> list[Piece]:
         pieces = []
-        for at, event in events:
-            try:
+        try:
+            for at, event in events:
                 piece = self._by_id[event.request_id].receive(event, self._events, at)
-            except GrammarBroke as broke:
-                assert self._constrained is not None
-                raise grammar_error(self._constrained.grammar_param, str(broke)) from None
-            if piece is not None:
-                pieces.append(piece)
+                if piece is not None:
+                    pieces.append(piece)
+        except GrammarBroke as broke:
+            assert self._constrained is not None
+            raise grammar_error(self._constrained.grammar_param, str(broke)) from None
+        finally:
+            self.on_tokens(sum([len(piece.events) for piece in pieces]))
         return pieces if len(pieces) < 2 else joined_pieces(pieces)
+
+
+def ignore_tokens(_: int) -> None:
+    """Count no tokens."""
 
 
 def requests_of(
