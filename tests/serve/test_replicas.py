@@ -33,7 +33,7 @@ Served = tuple[psutil.Process, Http, list[str]]
 CHAT = "/v1/chat/completions"
 NAMED = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "repeat_last_n": 64}
 """What a process and a server of these tests do not leave to the same defaults."""
-STREAMS = 8
+STREAMS = 5
 TOKENS = 460
 
 
@@ -69,6 +69,7 @@ OTHER_DIALECTS: tuple[tuple[str, dict[str, object], bytes], ...] = (
     (
         "/api/generate",
         {
+            "model": "tiny",
             "prompt": "go",
             "options": {"seed": 3, "num_predict": TOKENS, "temperature": 0.9, **NAMED},
         },
@@ -158,6 +159,7 @@ def served(tiny_model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> I
     folder = tmp_path_factory.mktemp("ray")
     logged: list[str] = []
     words = ("--ray", "2", "--slots", "4", "--receipts", str(folder / "receipts"))
+    words += ("--alias", "tiny")
     with process(tiny_model_path, folder, *words) as (server, http):
         reader = threading.Thread(target=lambda: logged.extend(server.stderr or ()), daemon=True)
         reader.start()
