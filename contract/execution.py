@@ -83,6 +83,11 @@ class ExecutableGraph:
             self._batches.clear()
         self._buffers[port] = buffer
 
+    def close(self) -> None:
+        """Drop what was lowered and bound: no step follows."""
+        self._batches.clear()
+        self._buffers.clear()
+
     def buffer(self, port: str) -> Buffer:
         """The buffer bound to ``port``; raises ExecutionError when there is none."""
         try:

@@ -188,7 +188,10 @@ class Request:
     at which turns of a conversation begin: later prompts are likely to differ from there on, so the
     recurrent state before them is saved. They change no token. Where ``force_tokens`` are given
     they are the whole answer, ``max_tokens`` of them, and nothing is sampled. ``adapters`` are the
-    model's adapters that change its projections: pairs (index, scale) with distinct indices.
+    model's adapters that change its projections: pairs (index, scale) with distinct indices. The
+    first ``min_tokens`` tokens of an answer are neither end-of-generation tokens, unless
+    ``ignore_end``, nor ``stop_tokens``, at which its consumer ends it, unless its masks allow
+    nothing else.
     """
 
     id: int
@@ -206,6 +209,8 @@ class Request:
     turns: tuple[int, ...] = ()
     force_tokens: tuple[int, ...] = ()
     adapters: tuple[tuple[int, float], ...] = ()
+    min_tokens: int = 0
+    stop_tokens: tuple[int, ...] = ()
 
 
 class FinishReason(Enum):

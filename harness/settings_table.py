@@ -345,6 +345,14 @@ SERVER = (
         "nothing is recorded",
     ),
     Setting(
+        "slot_save_path",
+        DIR,
+        None,
+        "folder for the slots that clients of llama.cpp's server save; they contain prompts and "
+        "answers",
+        "slots are not saved",
+    ),
+    Setting(
         "receipts",
         DIR,
         None,

@@ -287,6 +287,7 @@ class ModelRunner(ContextManager):
                 self.tier.wait(self._last.fence)
             self._last = None
         self._saved.close()
+        self._executable.close()
         for buffer in self._buffers.values():
             self.tier.free(buffer)
         self._buffers = {}

@@ -53,7 +53,8 @@ class SessionOptions:
     holds, at most ``prefix_cache`` bytes stay for that, None for all, 0 for none at all,
     and ``host_cache`` bytes more in memory of the host besides the budget. What recurrent layers
     remember at ends of pages has room in ``state_cache`` bytes of the budget, None for one
-    state a slot where there are several. All of it also goes to the folder ``disk_cache``, up to
+    state a slot where there are several; it ``saves_slots`` where single slots need such room, too.
+    All of it also goes to the folder ``disk_cache``, up to
     ``disk_cache_size`` bytes, where a later process finds it; None for no folder.
 
     Logits of every position, as ``Session.logits`` gives them, need ``all_logits``. At most
@@ -81,6 +82,7 @@ class SessionOptions:
     state_cache: int | None = None
     disk_cache: Path | None = None
     disk_cache_size: int = DISK_CACHE_BYTES
+    saves_slots: bool = False
     draft: int = 0
     draft_model: Path | None = None
     slots: int = 1
@@ -108,7 +110,7 @@ class SessionOptions:
     def _saved_states(self) -> int:
         """How many recurrent states are saved unless ``state_cache`` says it."""
         if self.slots == 1:
-            return 0 if self.disk_cache is None else ALONE_STATES
+            return ALONE_STATES if self.disk_cache or self.saves_slots else 0
         return self.slots
 
     def limits(self, context: int) -> Limits:

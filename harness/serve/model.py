@@ -14,6 +14,7 @@ from contract.types import MAX_INT32, Tenant
 from harness import catalog
 from harness.file_digests import file_digests, system_fingerprint
 from harness.host.dialect import Dialect, dialect_of
+from harness.host.disk import function_name
 from harness.host.driver import BUFFERED_EVENTS
 from harness.host.engine_thread import EngineThread
 from harness.host.hosted import HostedModel, host_model
@@ -92,6 +93,11 @@ class ServedModel(HostedModel):
             files=tuple(file_digests(model, options.digests)),
             adapters=ServedAdapters(session.lora, model.adapters),
         )
+
+    @cached_property
+    def kv_function(self) -> str:
+        """What names the function that computes its keys and values."""
+        return function_name(self.model, self.limits, self.files)
 
     @cached_property
     def dialect(self) -> Dialect:

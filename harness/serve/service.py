@@ -21,6 +21,7 @@ from harness.serve.errors import RESTART_SECONDS, ApiError, as_api_error, intern
 from harness.serve.generation import COMPLETION_TOKENS, Generation, requests_of
 from harness.serve.infill_prompt import infill_prompt
 from harness.serve.ledger_store import Counts, LedgerStore
+from harness.serve.llama_cpp.slots import SlotTable
 from harness.serve.metrics import Metrics
 from harness.serve.model import ServedModel
 from harness.serve.receipts.document import VERSION
@@ -54,6 +55,7 @@ class Service:
     metrics: Metrics
     draining: threading.Event = field(default_factory=threading.Event)
     receipts: ReceiptStore | None = None
+    slots: SlotTable = field(default_factory=SlotTable)
 
     def chat(
         self,
@@ -233,6 +235,9 @@ class Service:
             raise ApiError(400, "stream_options needs stream true", param="stream_options")
         self.check_accepting(body.receipt is not False)
         generation, shape = begin()
+        generation.on_tokens = partial(self.metrics.generated, tenant)
+        asked = -1 if body.id_slot is None else body.id_slot
+        generation.slot = self.slots.begin(self.model, tenant, generation, asked)
 
         def finish(error: ApiError | None) -> None:
             if error is None:
@@ -267,6 +272,7 @@ class Service:
             generation.completion_tokens,
             "done" if error is None else error.code,
         )
+        self.slots.end(self.model, tenant, generation, generation.slot)
         self.metrics.ended(generation, tenant)
         self.ledger.add(
             tenant.id,

@@ -130,13 +130,15 @@ class Sampled(Struct, forbid_unknown_fields=True, kw_only=True):
     ``return_token_ids`` asks for the ids of the prompt and of every generated token,
     ``prompt_logprobs`` for the log-probability of each of the prompt's tokens and of so many of the
     likeliest at its position.
+    Before ``min_tokens`` tokens nothing ends an answer: no end token is sampled, unless a format
+    allows nothing else, and no stop string begins; with ``ignore_eos`` end tokens never end it.
     ``force_tokens`` are the ids of the whole answer: nothing is sampled, and ``logprobs`` lists
     what the model says of each. ``experts`` asks for those of a mixture that every token of prompt
     and answer used, in ``x_zinc.experts``.
     ``lora`` are the adapters that the answer uses, instead of the one that ``model`` names or of
     those that the server uses where a request names none.
     ``n_predict``, -1 for no limit, and ``repeat_penalty`` are llama.cpp's names of
-    ``max_tokens`` and ``repetition_penalty``.
+    ``max_tokens`` and ``repetition_penalty``; ``id_slot`` names the conversation for ``/slots``.
     """
 
     model: Id | None = None
@@ -156,7 +158,9 @@ class Sampled(Struct, forbid_unknown_fields=True, kw_only=True):
     return_token_ids: bool | None = None
     logit_bias: dict[str, float] | None = None
     ignore_eos: bool = False
+    min_tokens: Annotated[int, Meta(ge=0, le=MAX_INT32)] = 0
     n_predict: Annotated[int, Meta(ge=-1, le=MAX_INT32)] | None = None
+    id_slot: Annotated[int, Meta(ge=-1, le=MAX_INT32)] | None = None
     repeat_penalty: Repetition | None = None
     logits_digest: bool = False
     prompt_logprobs: TopLogprobs | None = None

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from contract.arithmetic import PAGE_TOKENS
-from reference.memory.kv_check import check_trees
+from reference.memory.kv_check import check_holders, check_trees
 from reference.memory.page_copies import Copies
 from reference.memory.pages import PagePool
 from reference.memory.prefix import (
@@ -123,10 +123,15 @@ class KvMemory:
             self._evict(next(iter(self._cached)))
         return self._pool.take(count, slot, tenant)
 
+    def path(self, scope: Hashable, tokens: NDArray[np.int32], most: int) -> list[Node]:
+        """The pages of the longest prefix that a sequence could adopt, of at most ``most``
+        tokens."""
+        return self._usable(self._trees.find(scope, tokens, most))
+
     def match(self, scope: Hashable, tokens: NDArray[np.int32], most: int) -> int:
         """How many of the first ``most`` tokens are cached in ``scope``: what ``adopt`` finds if
         there is room. ``tokens`` is int32[n]. Changes nothing."""
-        path = self._usable(self._trees.find(scope, tokens, most))
+        path = self.path(scope, tokens, most)
         known = len(path) * PAGE_TOKENS
         return most if self._half_used(scope, path, tokens, most) else known
 
@@ -135,7 +140,7 @@ class KvMemory:
     ) -> bool:
         """Whether a sequence of ``tokens`` could have ``pages`` pages now: the cached ones of its
         first ``most`` tokens, and available ones. Changes nothing."""
-        path = self._usable(self._trees.find(scope, tokens, most))
+        path = self.path(scope, tokens, most)
         shared = sum(node.page is not None and node not in self._cached for node in path)
         return pages - shared <= self.available(tenant)
 
@@ -238,6 +243,18 @@ class KvMemory:
             for node in self._trees.below(scope):
                 self._drop(node)
 
+    def forget(self, scope: Hashable, tokens: NDArray[np.int32], tenant: int) -> list[Node]:
+        """Drop the last cached pages of ``tokens`` that no sequence holds and that begin nothing
+        else of this tenant's or another's: these pages, last first."""
+        dropped: list[Node] = []
+        for node in reversed(self._trees.find(scope, tokens, len(tokens))):
+            held = node not in self._cached and node not in self._spilled
+            if node.children or held or not node.tenants <= {tenant}:
+                break
+            dropped.append(node)
+            self._drop(node)
+        return dropped
+
     def clear(self) -> None:
         """Forget everything but reservations and statistics: no page is held or cached."""
         self._trees = PrefixTrees(self._watch)
@@ -260,18 +277,7 @@ class KvMemory:
         scope.
         """
         self._pool.check()
-        expected: dict[int, list[int]] = {}
-        for tenant, pages in holders or ():
-            for page in pages:
-                expected.setdefault(page, []).append(tenant)
-        held = 0
-        for page in range(self.total):
-            tenants = self._pool.holders(page)
-            held += bool(tenants)
-            if holders is not None:
-                assert sorted(tenants) == sorted(expected.get(page, [])), (
-                    f"page {page} counts the holders {tenants}, not {expected.get(page, [])}"
-                )
+        held = check_holders(self._pool, self.total, holders)
         assert self.free + held + self.cached == self.total, (
             f"{self.free} free, {held} held and {self.cached} cached pages of {self.total}"
         )

@@ -12,6 +12,7 @@ import numpy as np
 
 from contract.dtypes import I12, DType
 from contract.types import LOCAL_TENANT, Request, Tenant
+from harness.file_digests import file_digests
 from harness.host.disk import function_name
 from reference.engine import Engine, EngineOptions
 from reference.engine.engine import no_clock
@@ -102,7 +103,9 @@ def life(
         lines: list[str] = []
         disk = None
         if folder is not None:
-            function = function_name(model, limits, folder.parent / "digests.json")
+            function = function_name(
+                model, limits, file_digests(model, folder.parent / "digests.json")
+            )
             chosen = DiskCacheOptions(
                 folder,
                 most_bytes,

@@ -118,8 +118,9 @@ def server(serve: Serve) -> Iterator[Running]:
 @pytest.fixture(scope="session")
 def hermes(serve: Serve, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     """A server of a model that speaks as Qwen 3 does."""
-    path = speaking_model(tmp_path_factory.mktemp("hermes"), HERMES)
-    with serve(path=path, context=SPEAKING_CONTEXT) as running_server:
+    folder = tmp_path_factory.mktemp("hermes")
+    path, slots = speaking_model(folder, HERMES), folder / "slots"
+    with serve(path=path, context=SPEAKING_CONTEXT, slot_save_path=slots) as running_server:
         yield running_server
 
 

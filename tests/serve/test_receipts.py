@@ -64,7 +64,14 @@ REQUESTS: dict[str, tuple[str, Json]] = {
     "several prompts": ("/v1/completions", {**SAMPLED, "prompt": ["abc", "de"], "n": 2}),
     "penalties and biases": (
         "/v1/completions",
-        {**SAMPLED, "repetition_penalty": 1.3, "frequency_penalty": 0.5, "logit_bias": {"70": 3}},
+        {
+            **SAMPLED,
+            "repetition_penalty": 1.3,
+            "frequency_penalty": 0.5,
+            "logit_bias": {"70": 3},
+            "min_tokens": 20,
+            "stop_token_ids": list(range(64, 128)),
+        },
     ),
     "stop string": ("/v1/completions", {**SAMPLED, "stop": ["e", "a", "o"], "max_tokens": 200}),
     "forced answer": ("/v1/completions", {"prompt": "abc", "force_tokens": [70, 5, 71, 9, 30]}),

@@ -77,6 +77,7 @@ class ServerSettings(ModelSettings, total=False):
     drain_seconds: float | None
     ray: int | None
     record: str | Path | None
+    slot_save_path: str | Path | None
     receipts: str | Path | None
     read_experts: Literal["off", "on"] | None
     unknown_fields: Literal["ignore", "reject"] | None

@@ -274,9 +274,6 @@ class LLM(OpenModel):
         return Conversations(self._template, self.tokenizer, self._grammars, name)
 
     def _requests(self, tokens: Sequence[int], parameters: SamplingParams) -> list[Request]:
-        vocab = self.model.config.vocab
-        if any(token >= vocab for token in parameters.stop_token_ids):
-            raise RequestError("stop_token_ids", f"holds an id outside 0 to {vocab - 1}")
         adapters = self._default_adapters
         if parameters.lora is not None:
             adapters = scales_by_name(self._adapters, parameters.lora)

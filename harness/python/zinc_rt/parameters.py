@@ -53,7 +53,8 @@ class SamplingParams:
     ``temperature`` 0 always takes the likeliest token. ``top_k`` 0, ``top_p`` 1 and ``min_p`` 0
     keep every token. The penalties look at the last ``repeat_last_n`` tokens. Completion i of
     ``n`` is sampled with ``seed`` + i. The text ends before any of the ``stop`` strings, at a token
-    of ``stop_token_ids`` and, unless ``ignore_end``, where the model ends it. ``logit_bias`` adds
+    of ``stop_token_ids`` and, unless ``ignore_end``, by vLLM's name ``ignore_eos``, where the model
+    ends it; nothing ends it within its first ``min_tokens`` tokens. ``logit_bias`` adds
     to the logits of token ids. ``log_probabilities`` k, or by vLLM's name ``logprobs``, asks for
     that of every token and of the k likeliest at its position; ``logits`` for all logits that
     tokens were sampled from; ``experts`` for those of a mixture that every token used. Where
@@ -83,6 +84,8 @@ class SamplingParams:
     stop: str | Sequence[str] = ()
     stop_token_ids: Sequence[int] = ()
     ignore_end: bool = False
+    ignore_eos: bool = False
+    min_tokens: int = 0
     logit_bias: Mapping[int, float] = field(default_factory=Numbers)
     log_probabilities: int | None = None
     logprobs: int | None = None
@@ -94,14 +97,15 @@ class SamplingParams:
     def __post_init__(self) -> None:
         _check_integer("n", self.n, 1, MOST_CHOICES)
         _check_integer("max_tokens", self.max_tokens, 1, MAX_INT32)
+        _check_integer("min_tokens", self.min_tokens, 0, self.max_tokens)
         self.sampling(self.seed, self.repeat_last_n).validate()
         object.__setattr__(self, "stop", _stop_strings(self.stop))
         object.__setattr__(self, "stop_token_ids", _stop_tokens(self.stop_token_ids))
         object.__setattr__(self, "force_tokens", _token_ids("force_tokens", self.force_tokens))
         if self.force_tokens:
             object.__setattr__(self, "max_tokens", len(self.force_tokens))
-            if self.n != 1 or self.stop or self.stop_token_ids:
-                problem = "are a whole answer; leave out n, stop and stop_token_ids"
+            if self.n != 1 or self.stop or self.stop_token_ids or self.min_tokens:
+                problem = "are a whole answer; leave out n, stop, stop_token_ids and min_tokens"
                 raise RequestError("force_tokens", problem)
         object.__setattr__(self, "logit_bias", _biases(self.logit_bias))
         if self.lora is not None:
@@ -111,7 +115,7 @@ class SamplingParams:
                 _check_integer(name, getattr(self, name), 0, MAX_INT32)
         if self.logprobs not in (None, self.log_probabilities, self.listed):
             raise RequestError("logprobs", "is another name of log_probabilities; give one")
-        for name in ("ignore_end", "logits", "experts"):
+        for name in ("ignore_end", "ignore_eos", "logits", "experts"):
             if type(getattr(self, name)) is not bool:
                 raise RequestError(name, f"is {getattr(self, name)!r}, not True or False")
 
@@ -132,7 +136,9 @@ class SamplingParams:
                 max_tokens=self.max_tokens,
                 sampling=self.sampling((self.seed + choice) % (MAX_UINT64 + 1), window),
                 stop=tuple(self.stop),
-                ignore_end=self.ignore_end,
+                ignore_end=self.ignore_end or self.ignore_eos,
+                min_tokens=self.min_tokens,
+                stop_tokens=tuple(self.stop_token_ids),
                 logit_bias=tuple(self.logit_bias.items()),
                 log_probabilities=self.listed,
                 force_tokens=tuple(self.force_tokens),
