@@ -142,6 +142,8 @@ class TestModelArgument:
         (("run", "hi", "-model", "a"), "did you mean --model?"),
         (("run", "hi", "-nzz", "4"), "unknown flag -nzz"),
         (("serve", "-cpent", "4"), "unknown flag -cpent"),
+        (("serve", "-m", "a.gguf", "--ctx", "4"), "unknown flag --ctx: did you mean --context?"),
+        (("chat", "-m", "a.gguf", "--n-zzzz", "4"), "unknown flag --n-zzzz"),
         (("serve", "--lora-modules", "4"), "unknown flag --lora-modules"),
         (("run", "qwen3-0.6b", "why", "is"), "write --model qwen3-0.6b"),
         (("serve", "./model.gguf"), "no file or catalog entry named './model.gguf'"),
