@@ -216,6 +216,18 @@ def test_ctrl_c_that_a_library_turns_into_a_failed_import(
     assert done.stderr[: len(said) or 1] == said
 
 
+def test_ctrl_c_before_the_first_line_of_the_script_is_silent() -> None:
+    """The script that pip writes does more between its import and its call."""
+    given = "from harness.console_script import entry; import signal; signal.raise_signal(2)"
+    done = subprocess.run(
+        [sys.executable, "-c", f"{given}; entry()", "--version"],
+        capture_output=True,
+        env=environment(),
+        timeout=PATIENCE_SECONDS,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, b"", b"")
+
+
 def test_ctrl_c_after_the_command_ends_the_process_at_once() -> None:
     """A KeyboardInterrupt while Python shuts down would show a traceback."""
     given = "from harness.console_script import entry; entry(); import signal\n"
