@@ -1,5 +1,5 @@
 """The first model of a newcomer, fetched from a hub on loopback by the shipped wheel and by
-``ci/demo``: whole, cut off, damaged, onto a full disk, and from nowhere."""
+``ci/demo``: whole, cut off, damaged, and onto a full disk."""
 
 from __future__ import annotations
 
@@ -102,11 +102,3 @@ def test_a_disk_that_fills_up_is_named(newcomer: Newcomer, hub: Hub) -> None:
     assert done.stderr.endswith("partial/hf.co--org--first--first: File too large\n")
     assert done.stderr.count("\n") == 1
     assert partial_files(newcomer) == []
-
-
-def test_without_a_network_the_hub_is_named(newcomer: Newcomer) -> None:
-    done = newcomer.run("zinc-rt", *ASK)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith(f"error: {NAME}: ")
-    assert done.stderr.endswith("check the connection and pull again\n")
-    assert done.stderr.count("\n") == 1
