@@ -70,9 +70,7 @@ class Told(Drafter):
     params=[
         *(("qwen3", tier) for tier in TIERS if tier != "vulkan"),
         ("qwen35", "cpu"),
-        ("lfm2", "cpu"),
-        ("granitehybrid", "cpu"),
-        ("qwen35", "native"),
+        *((name, "native") for name in ("qwen35", "lfm2", "granitehybrid")),
         ("qwen35", "opencl"),
     ],
     ids=" on ".join,
