@@ -17,6 +17,7 @@ from harness.host.options import SessionOptions
 from harness.settings import Settings, resolve
 from harness.settings_table import SETTINGS
 from harness.toml_file import nearest_of
+from zinc_rt.other_names import ARGUMENTS
 
 __all__ = [
     "NAMES",
@@ -115,6 +116,8 @@ def hint_for(name: str, names: Sequence[str]) -> str:
     """What the argument of another program is called here, or the setting most like it."""
     from difflib import SequenceMatcher
 
+    if name in ARGUMENTS:
+        return f"; {ARGUMENTS[name]}"
     flag = f"--{name.replace('_', '-')}"
     for known in names:
         if known in SETTINGS and flag in SETTINGS[known].flags:
