@@ -1,0 +1,438 @@
+"""Translates a kernel of SPIR-V to C, instruction by instruction, so that the simulated GPU executes
+the module that a real one would get."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from accel.vulkan.spirv import Instruction, instructions, words_of
+
+INPUT, WORKGROUP, CROSS_WORKGROUP, FUNCTION = 1, 4, 5, 7
+BUILT_INS = {26: "group_now", 24: "groups_now", 27: "item_now"}
+"""WorkgroupId, NumWorkgroups, LocalInvocationId."""
+
+BINARY = {
+    **{128: "+", 130: "-", 132: "*", 134: "/", 137: "%"},
+    **{129: "+", 131: "-", 133: "*", 136: "/"},
+    **{194: ">>", 196: "<<", 197: "|", 198: "^", 199: "&"},
+    **{164: "==", 165: "!=", 166: "|", 167: "&", 170: "==", 171: "!="},
+    **{172: ">", 174: ">=", 176: "<", 178: "<="},
+    **{180: "==", 182: "!=", 183: "!=", 184: "<", 186: ">", 188: "<=", 190: ">="},
+}
+"""Operators of integers without a sign, of floats and of truth values."""
+SIGNED = {135: "/", 138: "%", 195: ">>", 173: ">", 175: ">=", 177: "<", 179: "<="}
+UNORDERED = {181: "==", 185: "<", 187: ">", 189: "<=", 191: ">="}
+EXTENDED = {
+    23: "__builtin_fabsf({0})",
+    61: "__builtin_sqrtf({0})",
+    141: "(i{w})({0}) < 0 ? -({0}) : ({0})",
+    151: "({0}) ? __builtin_clz({0}) : 32",
+    152: "({0}) ? __builtin_ctz({0}) : 32",
+    156: "(i{w})({0}) > (i{w})({1}) ? ({0}) : ({1})",
+    157: "({0}) > ({1}) ? ({0}) : ({1})",
+    158: "(i{w})({0}) < (i{w})({1}) ? ({0}) : ({1})",
+    159: "({0}) < ({1}) ? ({0}) : ({1})",
+    163: "({0}) > ({1}) ? ({0}) - ({1}) : 0",
+}
+
+
+class Untranslated(Exception):
+    """A module has an instruction that this translation does not know."""
+
+
+@dataclass(frozen=True)
+class Type:
+    """A type of SPIR-V. Sizes in bytes; ``c`` is its name in C, empty for those in memory only.
+
+    ``parts`` are the types of members, or of the element or pointee.
+    """
+
+    kind: str
+    c: str = ""
+    nbytes: int = 0
+    align: int = 1
+    parts: tuple[Type, ...] = ()
+    storage: int = -1
+
+    @property
+    def offsets(self) -> list[int]:
+        """Where each member of a structure begins."""
+        offsets, end = [], 0
+        for part in self.parts:
+            offsets.append(-(-end // part.align) * part.align)
+            end = offsets[-1] + part.nbytes
+        return offsets
+
+
+@dataclass
+class Module:
+    """What is known of a module while it is translated."""
+
+    types: dict[int, Type] = field(default_factory=dict)
+    of: dict[int, Type] = field(default_factory=dict)
+    values: dict[int, str] = field(default_factory=dict)
+    numbers: dict[int, int] = field(default_factory=dict)
+    built_ins: dict[int, str] = field(default_factory=dict)
+    globals: list[str] = field(default_factory=list)
+    group: list[str] = field(default_factory=list)
+    functions: list[list[Instruction]] = field(default_factory=list)
+    entry: int = 0
+    name: str = ""
+    items: int = 0
+    vectors: dict[str, str] = field(default_factory=dict)
+
+    def value(self, number: object) -> str:
+        """The C expression of an id."""
+        return self.values.get(int(str(number)), f"v{number}")
+
+
+def translated(code: bytes) -> str:
+    """The C text of the only kernel of a module. Raises Untranslated, and ValueError for bytes that
+    are no module."""
+    module = Module()
+    body: list[Instruction] | None = None
+    for i in instructions(words_of(code)):
+        if i.opcode == 54:
+            body = []
+            module.functions.append(body)
+        if body is None:
+            _declare(module, i)
+        else:
+            body.append(i)
+        if i.opcode == 56:
+            body = None
+    functions = {int(body[0].words[2]): body for body in module.functions}
+    for body in module.functions:
+        module.of[int(body[0].words[2])] = module.types[int(body[0].words[1])]
+    needed = _called(functions, module.entry)
+    texts = [_function(module, functions[number]) for number in functions if number in needed]
+    heads = [_signature(module, functions[number]) + ";" for number in functions if number in needed]
+    barriers = any(i.opcode == 224 for number in needed for i in functions[number])
+    vectors = [
+        f"typedef struct {{ {c} e[{n}]; }} ALIAS {name};"
+        for name, (c, n) in ((k, v.split()) for k, v in module.vectors.items())
+    ]
+    parameters = [module.types[int(i.words[1])] for i in functions[module.entry] if i.opcode == 55]
+    given = ", ".join(f"({p.c})arguments_now[{n}]" for n, p in enumerate(parameters))
+    sizes = ", ".join(str(p.nbytes) for p in parameters)
+    tail = [
+        f"static void run_kernel(void) {{ f{module.entry}({given}); }}",
+        f"static void clear_group_memory(void) {{ {' '.join(module.group)} }}",
+        f'const char kernel_name[] = "{module.name}";',
+        f"const uint32_t kernel_items = {module.items}, kernel_arguments = {len(parameters)};",
+        f"const uint32_t kernel_sizes[] = {{ {sizes}, 0 }};",
+        "void kernel_run(const HOST *given, const uint64_t *arguments, uint32_t groups,"
+        f" uint32_t items) {{ run_groups(given, arguments, groups, items, {int(barriers)}); }}",
+    ]
+    signed = [f"typedef int{w}_t i{w};" for w in (8, 16, 32, 64)]
+    head = ['#include "kernel.h"', *signed, *vectors, *module.globals]
+    return "\n".join([*head, *heads, *texts, *tail]) + "\n"
+
+
+def _called(functions: dict[int, list[Instruction]], entry: int) -> set[int]:
+    """The functions that a kernel reaches."""
+    found, waiting = {entry}, [entry]
+    while waiting:
+        for i in functions[waiting.pop()]:
+            if i.opcode == 57 and int(i.words[3]) not in found:
+                found.add(int(i.words[3]))
+                waiting.append(int(i.words[3]))
+    return found
+
+
+def _declare(module: Module, i: Instruction) -> None:
+    """An instruction before the first function."""
+    w = [int(word) for word in i.words]
+    if 19 <= i.opcode <= 33:
+        module.types[w[1]] = _type(module, i.opcode, w)
+    elif i.opcode == 15:
+        module.entry = w[2]
+        module.name = i.words[3:].tobytes().split(b"\0")[0].decode()
+    elif i.opcode == 16 and w[2] == 17:
+        module.items = w[3]
+    elif i.opcode == 71 and w[2] == 11:
+        module.built_ins[w[1]] = BUILT_INS[w[3]]
+    elif i.opcode in (41, 42, 43, 44, 46, 1):
+        module.of[w[2]] = module.types[w[1]]
+        module.values[w[2]] = _constant(module, i.opcode, w)
+    elif i.opcode == 59:
+        _variable(module, w)
+
+
+def _type(module: Module, opcode: int, w: list[int]) -> Type:
+    known = module.types
+    if opcode == 21:
+        return Type("int", f"u{w[2]}", w[2] // 8, w[2] // 8)
+    if opcode == 22:
+        return Type("float", "f32", 4, 4) if w[2] == 32 else Type("half", "u16", 2, 2)
+    if opcode == 20:
+        return Type("bool", "u8", 1, 1)
+    if opcode == 23:
+        element, count = known[w[2]], w[3]
+        name = f"{element.c}x{count}"
+        module.vectors[name] = f"{element.c} {count}"
+        nbytes = element.nbytes * (4 if count == 3 else count)
+        return Type("vector", name, nbytes, nbytes, (element,))
+    if opcode == 28:
+        element = known[w[2]]
+        return Type("array", "", element.nbytes * module.numbers[w[3]], element.align, (element,))
+    if opcode == 30:
+        parts = tuple(known[part] for part in w[2:])
+        made = Type("struct", "", 0, max(part.align for part in parts), parts)
+        end = made.offsets[-1] + parts[-1].nbytes
+        return Type("struct", "", -(-end // made.align) * made.align, made.align, parts)
+    if opcode == 32:
+        return Type("pointer", "u64", 8, 8, (known[w[3]],), w[2])
+    if opcode == 19:
+        return Type("void", "void")
+    if opcode == 33:
+        return Type("function", "", 0, 1, (known[w[2]],))
+    raise Untranslated(f"type {opcode}")
+
+
+def _constant(module: Module, opcode: int, w: list[int]) -> str:
+    kind = module.types[w[1]]
+    if opcode == 43:
+        number = w[3] | (w[4] << 32 if len(w) > 4 else 0)
+        module.numbers[w[2]] = number
+        return f"as_f32({number}u)" if kind.kind == "float" else f"(({kind.c}){number}ull)"
+    if opcode in (41, 42):
+        return str(int(opcode == 41))
+    if opcode == 44:
+        parts = ", ".join(module.values[part] for part in w[3:])
+        if kind.kind == "vector":
+            return f"(({kind.c}){{{{ {parts} }}}})"
+        return f"{{ {parts} }}"
+    module.numbers[w[2]] = 0
+    if kind.kind == "vector":
+        return f"(({kind.c}){{{{ 0 }}}})"
+    return "{ 0 }" if not kind.c else f"(({kind.c})0)"
+
+
+def _variable(module: Module, w: list[int]) -> None:
+    """A variable outside of functions."""
+    pointer, name = module.types[w[1]], f"m{w[2]}"
+    pointee = pointer.parts[0]
+    module.of[w[2]] = pointer
+    module.values[w[2]] = f"((u64){name})"
+    if pointer.storage == INPUT:
+        return
+    if pointer.storage == WORKGROUP:
+        module.globals.append(f"static _Alignas(16) char {name}[{pointee.nbytes}];")
+        module.group.append(f"memset({name}, 0xAA, {pointee.nbytes});")
+        return
+    element = pointee
+    while element.kind == "array":
+        element = element.parts[0]
+    if len(w) < 5 or not element.c:
+        raise Untranslated(f"a variable of storage class {pointer.storage}")
+    count = pointee.nbytes // element.nbytes
+    module.globals.append(
+        f"static const _Alignas(16) {element.c} {name}[{count}] = {module.values[w[4]]};"
+    )
+
+
+def _signature(module: Module, body: list[Instruction]) -> str:
+    number = int(body[0].words[2])
+    parameters = [i for i in body if i.opcode == 55]
+    for i in parameters:
+        module.of[int(i.words[2])] = module.types[int(i.words[1])]
+    given = ", ".join(f"{module.types[int(i.words[1])].c} v{i.words[2]}" for i in parameters)
+    return f"static {module.types[int(body[0].words[1])].c} f{number}({given or 'void'})"
+
+
+def _function(module: Module, body: list[Instruction]) -> str:
+    signature = _signature(module, body)
+    phis: dict[int, list[Instruction]] = {}
+    label = 0
+    for i in body:
+        if i.opcode == 248:
+            label = int(i.words[1])
+            phis[label] = []
+        elif i.opcode == 245:
+            phis[label].append(i)
+    declared: list[str] = []
+    lines: list[str] = []
+    for i in body[1:]:
+        if i.opcode == 248:
+            label = int(i.words[1])
+            lines.append(f"L{label}:;")
+        lines.append(_statement(module, i, label, phis, declared))
+    return "\n".join([f"{signature} {{", *declared, *(x for x in lines if x), "}"])
+
+
+def _jump(module: Module, target: int, label: int, phis: dict[int, list[Instruction]]) -> str:
+    """Go to a block, with the values of its phis."""
+    moved = []
+    for phi in phis[target]:
+        pairs = dict(zip(phi.words[4::2].tolist(), phi.words[3::2].tolist(), strict=True))
+        moved.append(f"p{phi.words[2]} = {module.value(pairs[label])};")
+    return f"{{ {' '.join(moved)} goto L{target}; }}"
+
+
+def _statement(
+    module: Module,
+    i: Instruction,
+    label: int,
+    phis: dict[int, list[Instruction]],
+    declared: list[str],
+) -> str:
+    w, v, op = [int(word) for word in i.words], module.value, i.opcode
+    if op in (55, 56, 248, 246, 247, 256, 257):
+        return ""
+    if op == 249:
+        return _jump(module, w[1], label, phis)
+    if op == 250:
+        yes, no = (_jump(module, target, label, phis) for target in w[2:4])
+        return f"if ({v(w[1])}) {yes} else {no}"
+    if op == 251:
+        return _switch(module, w, label, phis)
+    if op == 253:
+        return "return;"
+    if op == 254:
+        return f"return {v(w[1])};"
+    if op == 255:
+        return "__builtin_unreachable();"
+    if op == 62:
+        pointer = module.of[w[1]]
+        return f"*({pointer.parts[0].c} *){_address(pointer, v(w[1]))} = {v(w[2])};"
+    if op == 64:
+        target, source = (_bytes(module, word, w[3]) for word in w[1:3])
+        return f"memcpy({target}, {source}, {v(w[3])});"
+    if op == 224:
+        return f"meet({label});"
+    kind = module.types[w[1]]
+    module.of[w[2]] = kind
+    if op == 59:
+        declared.append(f"_Alignas(16) char m{w[2]}[{kind.parts[0].nbytes}];")
+        module.values[w[2]] = f"((u64)m{w[2]})"
+        return ""
+    if op == 57:
+        called = f"f{w[3]}({', '.join(map(v, w[4:]))});"
+        if kind.kind == "void":
+            return called
+        declared.append(f"{kind.c} v{w[2]};")
+        return f"v{w[2]} = {called}"
+    declared.append(f"{kind.c} v{w[2]};")
+    if op == 245:
+        declared.append(f"{kind.c} p{w[2]};")
+        return f"v{w[2]} = p{w[2]};"
+    return f"v{w[2]} = {_expression(module, op, w, kind)};"
+
+
+def _switch(module: Module, w: list[int], label: int, phis: dict[int, list[Instruction]]) -> str:
+    wide = module.of[w[1]].nbytes == 8
+    cases, n = [], 3
+    while n < len(w):
+        number, n = (w[n] | w[n + 1] << 32, n + 2) if wide else (w[n], n + 1)
+        cases.append(f"case {number}ull: {_jump(module, w[n], label, phis)}")
+        n += 1
+    default = f"default: {_jump(module, w[2], label, phis)}"
+    return f"switch ({module.value(w[1])}) {{ {' '.join(cases)} {default} }}"
+
+
+def _address(pointer: Type, address: str) -> str:
+    """Where the host has the bytes that a pointer names, after a check."""
+    pointee = pointer.parts[0]
+    if pointer.storage == CROSS_WORKGROUP:
+        align = min(pointee.align, 16)
+        return f"global_at({address}, {pointee.nbytes}, {align})"
+    if pointer.storage not in (0, WORKGROUP, FUNCTION):
+        raise Untranslated(f"storage class {pointer.storage}")
+    return f"(uintptr_t)({address})"
+
+
+def _bytes(module: Module, number: int, size: int) -> str:
+    if module.of[number].storage == CROSS_WORKGROUP:
+        return f"global_at({module.value(number)}, {module.value(size)}, 1)"
+    return f"(char *){module.value(number)}"
+
+
+def _expression(module: Module, op: int, w: list[int], kind: Type) -> str:
+    v, c = module.value, kind.c
+    if op == 61:
+        if w[3] in module.built_ins:
+            return f"({c}){{{{ {module.built_ins[w[3]]}, 0, 0 }}}}"
+        return f"*({c} *){_address(module.of[w[3]], v(w[3]))}"
+    if op in (65, 66, 67, 70):
+        return _chain(module, w, op in (67, 70))
+    if op == 1:
+        return f"({c}){{0}}"
+    if op == 81:
+        return f"{v(w[3])}.e[{w[4]}]"
+    if op == 82:
+        return f"({{ {c} x = {v(w[4])}; x.e[{w[5]}] = {v(w[3])}; x; }})"
+    if op == 234:
+        return f"({{ u32 *x = (u32 *){_address(module.of[w[3]], v(w[3]))}; u32 y = *x; *x = y + {v(w[6])}; y; }})"
+    if op == 12:
+        given = [v(word) for word in w[5:]]
+        return EXTENDED[w[4]].format(*given, w=8 * kind.nbytes)
+    first = module.of[w[3]]
+    a = v(w[3])
+    if kind.kind == "vector" and op not in (124, 169):
+        raise Untranslated(f"instruction {op} of vectors")
+    if op == 124:
+        return _bitcast(kind, first, a)
+    if op in (113, 117, 120, 112):
+        return f"({c}){a}"
+    if op == 114:
+        return f"({c})(i{8 * kind.nbytes})(i{8 * first.nbytes}){a}"
+    if op == 110:
+        return f"({c})(i{8 * kind.nbytes}){a}"
+    if op == 109:
+        return f"({c}){a}"
+    if op == 111:
+        return f"({c})(i{8 * first.nbytes}){a}"
+    if op == 115 and (first.kind, kind.kind) == ("half", "float"):
+        return f"widened({a})"
+    if op in (126, 127):
+        return f"-{a}"
+    if op == 200:
+        return f"({c})~{a}"
+    if op == 168:
+        return f"!{a}"
+    if op == 169:
+        return f"{a} ? {v(w[4])} : {v(w[5])}"
+    b = v(w[4])
+    if op in SIGNED:
+        signed = f"i{8 * first.nbytes}"
+        return f"({c})(({signed}){a} {SIGNED[op]} ({signed}){b})"
+    if op in UNORDERED:
+        return f"{a} != {a} || {b} != {b} || {a} {UNORDERED[op]} {b}"
+    if op == 182:
+        return f"{a} < {b} || {a} > {b}"
+    if op in BINARY:
+        return f"({c})({a} {BINARY[op]} {b})"
+    raise Untranslated(f"instruction {op}")
+
+
+def _bitcast(kind: Type, first: Type, a: str) -> str:
+    if kind.c == first.c:
+        return a
+    if (first.kind, kind.kind) == ("int", "float"):
+        return f"as_f32({a})"
+    if (first.kind, kind.kind) == ("float", "int"):
+        return f"as_u32({a})"
+    return f"({{ {first.c} x = {a}; {kind.c} y; memcpy(&y, &x, {kind.nbytes}); y; }})"
+
+
+def _chain(module: Module, w: list[int], steps: bool) -> str:
+    """The address that an access chain computes."""
+    kind = module.of[w[3]].parts[0]
+    terms, rest = [module.value(w[3])], w[4:]
+    if steps:
+        terms.append(_stride(module, rest[0], kind.nbytes))
+        rest = rest[1:]
+    for index in rest:
+        if kind.kind == "struct":
+            number = module.numbers[index]
+            terms.append(f"{kind.offsets[number]}u")
+            kind = kind.parts[number]
+        else:
+            kind = kind.parts[0]
+            terms.append(_stride(module, index, kind.nbytes))
+    return " + ".join(terms)
+
+
+def _stride(module: Module, index: int, nbytes: int) -> str:
+    return f"(u64)((i64)(i{8 * module.of[index].nbytes}){module.value(index)} * {nbytes})"
