@@ -28,7 +28,7 @@ from tests.intel.spirv_c import Untranslated, translated
 from tests.needs import machine_lacks, need_device
 
 FOLDER = Path(__file__).parent
-DECLARATIONS = FOLDER.parents[1] / "accel" / "intel"
+HEADER = FOLDER.parents[1] / "accel" / "intel" / "ze_api.h"
 SOURCES = ("fake_device.c", "fake_lists.c")
 TARGET = Target("linux", "x86_64")
 CONTROL = """
@@ -44,6 +44,8 @@ const char *fake_call(int);
 void fake_fail(const char *, int, int);
 int fake_left_over(void);
 """
+KERNEL_OPTIONS = ("-w", "-O0", "-fvisibility=default")
+"""Compiling takes longer than running."""
 USUAL = {
     "memory_bytes": 1 << 30,
     "max_buffer_bytes": 1 << 29,
@@ -63,15 +65,28 @@ class Builder:
     cache: Path
     compiler: Compiler
 
-    def library(self, texts: dict[str, str], options: tuple[str, ...]) -> Path:
-        """The library of these files, known by their contents."""
-        headers = [(FOLDER / name).read_text() for name in ("fake.h", "kernel.h")]
-        headers.append((DECLARATIONS / "ze_api.h").read_text())
-        command = self.compiler.compile_command(TARGET, [])
-        words = [*command, *options, *texts, *texts.values(), *headers]
-        target = self.cache / f"{hashlib.sha256(chr(0).join(words).encode()).hexdigest()}.so"
+    def fake(self) -> Path:
+        """The library of the simulated driver."""
+        texts = {name: (FOLDER / name).read_text() for name in SOURCES}
+        target = self._target("".join(texts.values()).encode())
+        return target if target.exists() else self._built(target, texts, ("-Wall", "-Wextra"))
+
+    def kernel(self, code: bytes) -> Path:
+        """The library of a module of SPIR-V. Raises Untranslated."""
+        target = self._target(code)
         if target.exists():
             return target
+        return self._built(target, {"kernel.c": translated(code)}, KERNEL_OPTIONS)
+
+    def _target(self, contents: bytes) -> Path:
+        """The file of a library, whose name is a digest of what it is made from."""
+        names = FOLDER / "fake.h", FOLDER / "kernel.h", FOLDER / "spirv_c.py", HEADER
+        words = [*self.compiler.compile_command(TARGET, []), *KERNEL_OPTIONS]
+        data = contents + "".join(words).encode() + b"".join(n.read_bytes() for n in names)
+        return self.cache / f"{hashlib.sha256(data).hexdigest()}.so"
+
+    def _built(self, target: Path, texts: dict[str, str], options: tuple[str, ...]) -> Path:
+        command = self.compiler.compile_command(TARGET, [])
         self.cache.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=self.cache) as folder:
             made = []
@@ -79,7 +94,7 @@ class Builder:
                 source = Path(folder, name)
                 source.write_text(text)
                 made.append(str(source.with_suffix(".o")))
-                include = ["-I", str(FOLDER), "-I", str(DECLARATIONS)]
+                include = ["-I", str(FOLDER), "-I", str(HEADER.parent)]
                 self._run([*command, *options, *include, str(source), "-o", made[-1]], folder)
             library = str(Path(folder, "library.so"))
             self._run([*self.compiler.link_command(TARGET), library, *made], folder)
@@ -98,8 +113,7 @@ class Simulated:
 
     def __init__(self, cache: Path, **behaviour: int) -> None:
         self._builder = Builder(cache / "intel", find_compiler())
-        texts = {name: (FOLDER / name).read_text() for name in SOURCES}
-        built = self._builder.library(texts, ("-Wall", "-Wextra"))
+        built = self._builder.fake()
         # Each copy is a library with a state of its own.
         with tempfile.TemporaryDirectory() as folder:
             own = Path(folder, "libze_loader.so.1")
@@ -143,8 +157,7 @@ class Simulated:
     def _translated(self, code: Any, nbytes: int, log: Any) -> Any:
         """The path of the library of a module; NULL and a log where there is none."""
         try:
-            text = translated(bytes(self._ffi.buffer(code, nbytes)))
-            path = self._builder.library({"kernel.c": text}, ("-w", "-fvisibility=default"))
+            path = self._builder.kernel(bytes(self._ffi.buffer(code, nbytes)))
         except (Untranslated, ValueError) as error:
             self._texts.append(self._ffi.new("char[]", str(error).encode()))
             log[0] = self._texts[-1]

@@ -366,11 +366,17 @@ def _expression(module: Module, op: int, w: list[int], kind: Type) -> str:
         return f"({{ u32 *x = (u32 *){_address(module.of[w[3]], v(w[3]))}; u32 y = *x; *x = y + {v(w[6])}; y; }})"
     if op == 12:
         given = [v(word) for word in w[5:]]
+        if kind.kind == "half":
+            if w[4] != 23:
+                raise Untranslated(f"extended instruction {w[4]} of binary16")
+            return f"({c})({given[0]} & 0x7fff)"
         return EXTENDED[w[4]].format(*given, w=8 * kind.nbytes)
     first = module.of[w[3]]
     a = v(w[3])
-    if kind.kind == "vector" and op not in (124, 169):
-        raise Untranslated(f"instruction {op} of vectors")
+    if (kind.kind == "vector" and op not in (124, 169)) or (
+        "half" in (kind.kind, first.kind) and op not in (115, 124, 169)
+    ):
+        raise Untranslated(f"instruction {op} of a {kind.kind} from a {first.kind}")
     if op == 124:
         return _bitcast(kind, first, a)
     if op in (113, 117, 120, 112):
