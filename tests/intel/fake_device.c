@@ -6,6 +6,7 @@ typedef struct {
     uint64_t address, nbytes;
     char *bytes;
     int device;
+    OBJECT *context;
 } RANGE;
 
 BEHAVIOUR behaviour;
@@ -104,7 +105,8 @@ static char *find(uint64_t address, uint64_t nbytes, uint64_t *first, uint64_t *
 
 const HOST host = {find, kernel_problem};
 
-static ze_result_t allocate(const char *function, size_t size, size_t alignment, int device, void **out) {
+static ze_result_t allocate(const char *function, OBJECT *context, size_t size, size_t alignment,
+                            int device, void **out) {
     if (!size || size > behaviour.max_buffer_bytes) {
         problem(function, "the size is 0 or above the largest allocation");
         return ZE_RESULT_ERROR_UNSUPPORTED_SIZE;
@@ -120,7 +122,8 @@ static ze_result_t allocate(const char *function, size_t size, size_t alignment,
     memset(bytes, 0xAA, size);
     // No address of a process has bit 50: what the host reads or writes there ends it.
     const uint64_t address = (uint64_t)bytes | (device ? 1ull << 50 : 0);
-    ranges[range_count++] = (RANGE){address, size, bytes, device};
+    ranges[range_count++] = (RANGE){address, size, bytes, device, context};
+    context->children++;
     allocated += device ? size : 0;
     *out = (void *)address;
     return ZE_RESULT_SUCCESS;
@@ -130,27 +133,26 @@ EXPORT ze_result_t zeMemAllocDevice(ze_context_handle_t hContext, const ze_devic
                                     size_t size, size_t alignment, ze_device_handle_t hDevice, void **pptr) {
     CALLED;
     NEEDED(context, hContext, CONTEXT);
-    (void)context;
     check_description(__func__, desc, ZE_STRUCTURE_TYPE_DEVICE_MEM_ALLOC_DESC);
     RULE((void *)hDevice == &device_mark, "there is no such device");
-    return allocate(__func__, size, alignment, 1, pptr);
+    return allocate(__func__, context, size, alignment, 1, pptr);
 }
 
 EXPORT ze_result_t zeMemAllocHost(ze_context_handle_t hContext, const ze_host_mem_alloc_desc_t *desc,
                                   size_t size, size_t alignment, void **pptr) {
     CALLED;
     NEEDED(context, hContext, CONTEXT);
-    (void)context;
     check_description(__func__, desc, ZE_STRUCTURE_TYPE_HOST_MEM_ALLOC_DESC);
-    return allocate(__func__, size, alignment, 0, pptr);
+    return allocate(__func__, context, size, alignment, 0, pptr);
 }
 
 EXPORT ze_result_t zeMemFree(ze_context_handle_t hContext, void *ptr) {
     CALLED;
     NEEDED(context, hContext, CONTEXT);
-    (void)context;
     RANGE *range = range_of((uint64_t)ptr, 1);
-    RULE(range && range->address == (uint64_t)ptr, "the pointer is not the begin of an allocation");
+    RULE(range && range->address == (uint64_t)ptr && range->context == context,
+         "the pointer is not the begin of an allocation of the context");
+    context->children--;
     if (pending_count()) problem(__func__, "kernels that may access it are in use by the device");
     allocated -= range->device ? range->nbytes : 0;
     free(range->bytes);
@@ -269,7 +271,6 @@ EXPORT ze_result_t zeContextCreate(ze_driver_handle_t hDriver, const ze_context_
 
 EXPORT ze_result_t zeContextDestroy(ze_context_handle_t hContext) {
     CALLED;
-    if (range_count) problem(__func__, "memory of it is still allocated");
     return destroyed(__func__, hContext, CONTEXT);
 }
 
