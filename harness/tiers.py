@@ -245,7 +245,8 @@ DETAILS: Mapping[str, Callable[[], tuple[str, ...]]] = MappingProxyType(
 
 def open_tier(name: str = AUTO, options: TierOptions = DEFAULT_OPTIONS) -> Tier:
     """The tier called ``name``, or for ``auto`` the fastest that opens: CUDA, Vulkan on a graphics
-    card, Level Zero on one of Intel's, then those of processors. A device that ``options`` name is used or missed, never another.
+    card, Level Zero on a card of Intel's, then those of processors. A device that ``options`` name
+    is used or missed, never another.
 
     Raises TierUnavailable for a name nobody knows, a tier that this build lacks, and a tier whose
     device or library is missing on this machine.

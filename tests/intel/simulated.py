@@ -103,7 +103,7 @@ class Builder:
 
     @staticmethod
     def _run(command: list[str], folder: str) -> None:
-        zig = {name: f"{folder}/zig" for name in ("ZIG_GLOBAL_CACHE_DIR", "ZIG_LOCAL_CACHE_DIR")}
+        zig = dict.fromkeys(("ZIG_GLOBAL_CACHE_DIR", "ZIG_LOCAL_CACHE_DIR"), f"{folder}/zig")
         subprocess.run(command, check=True, cwd=folder, env={**os.environ, **zig})
 
 
@@ -125,9 +125,12 @@ class Simulated:
         signature = "char *(uint8_t *, size_t, char **)"
         self._translate = self._ffi.callback(signature, self._translated)
         given = self._ffi.new("BEHAVIOUR *", {**USUAL, **behaviour})
-        self._fake.fake_begin(given, self._ffi.cast(
-            "const char *(*)(const uint8_t *, size_t, const char **)", self._translate
-        ))
+        self._fake.fake_begin(
+            given,
+            self._ffi.cast(
+                "const char *(*)(const uint8_t *, size_t, const char **)", self._translate
+            ),
+        )
         self.behaviour: Any = self._fake.fake_behaviour()
 
     @property

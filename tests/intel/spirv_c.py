@@ -1,5 +1,5 @@
-"""Translates a kernel of SPIR-V to C, instruction by instruction, so that the simulated GPU executes
-the module that a real one would get."""
+"""Translates a kernel of SPIR-V to C, instruction by instruction, so that the simulated GPU
+executes the module that a real one would get."""
 
 from __future__ import annotations
 
@@ -12,12 +12,37 @@ BUILT_INS = {26: "group_now", 24: "groups_now", 27: "item_now"}
 """WorkgroupId, NumWorkgroups, LocalInvocationId."""
 
 BINARY = {
-    **{128: "+", 130: "-", 132: "*", 134: "/", 137: "%"},
-    **{129: "+", 131: "-", 133: "*", 136: "/"},
-    **{194: ">>", 196: "<<", 197: "|", 198: "^", 199: "&"},
-    **{164: "==", 165: "!=", 166: "|", 167: "&", 170: "==", 171: "!="},
-    **{172: ">", 174: ">=", 176: "<", 178: "<="},
-    **{180: "==", 182: "!=", 183: "!=", 184: "<", 186: ">", 188: "<=", 190: ">="},
+    128: "+",
+    130: "-",
+    132: "*",
+    134: "/",
+    137: "%",
+    129: "+",
+    131: "-",
+    133: "*",
+    136: "/",
+    194: ">>",
+    196: "<<",
+    197: "|",
+    198: "^",
+    199: "&",
+    164: "==",
+    165: "!=",
+    166: "|",
+    167: "&",
+    170: "==",
+    171: "!=",
+    172: ">",
+    174: ">=",
+    176: "<",
+    178: "<=",
+    180: "==",
+    182: "!=",
+    183: "!=",
+    184: "<",
+    186: ">",
+    188: "<=",
+    190: ">=",
 }
 """Operators of integers without a sign, of floats and of truth values."""
 SIGNED = {135: "/", 138: "%", 195: ">>", 173: ">", 175: ">=", 177: "<", 179: "<="}
@@ -106,7 +131,9 @@ def translated(code: bytes) -> str:
         module.of[int(body[0].words[2])] = module.types[int(body[0].words[1])]
     needed = _called(functions, module.entry)
     texts = [_function(module, functions[number]) for number in functions if number in needed]
-    heads = [_signature(module, functions[number]) + ";" for number in functions if number in needed]
+    heads = [
+        _signature(module, functions[number]) + ";" for number in functions if number in needed
+    ]
     barriers = any(i.opcode == 224 for number in needed for i in functions[number])
     vectors = [
         f"typedef struct {{ {c} e[{n}]; }} ALIAS {name};"
@@ -363,7 +390,8 @@ def _expression(module: Module, op: int, w: list[int], kind: Type) -> str:
     if op == 82:
         return f"({{ {c} x = {v(w[4])}; x.e[{w[5]}] = {v(w[3])}; x; }})"
     if op == 234:
-        return f"({{ u32 *x = (u32 *){_address(module.of[w[3]], v(w[3]))}; u32 y = *x; *x = y + {v(w[6])}; y; }})"
+        address = _address(module.of[w[3]], v(w[3]))
+        return f"({{ u32 *x = (u32 *){address}; u32 y = *x; *x = y + {v(w[6])}; y; }})"
     if op == 12:
         given = [v(word) for word in w[5:]]
         if kind.kind == "half":
