@@ -68,8 +68,9 @@ class Compiler:
         with tempfile.TemporaryDirectory(prefix="zinc-rt-intel-") as folder:
             source, target = Path(folder, "kernel.cl"), Path(folder, "kernel.spv")
             source.write_text(text, encoding="utf-8")
+            files = ("-emit-obj", str(source), "-o", str(target))
             for level in OPTIMIZATIONS:
-                command = [*self.command, *OPTIONS, level, "-emit-obj", source, "-o", target]
+                command = [*self.command, *OPTIONS, level, *files]
                 done = subprocess.run(command, capture_output=True, check=False)
                 if not done.returncode:
                     return exact(name, target.read_bytes())

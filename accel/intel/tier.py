@@ -15,6 +15,7 @@ from accel.intel.device import Device
 from accel.intel.launcher import ENDED, Recording, launch_alone
 from accel.intel.memory import Allocation, Memory
 from accel.intel.program import Program
+from accel.intel.queue import PATIENCE_SECONDS
 from accel.intel.runtime import Choices, open_runtime
 from accel.intel.submissions import IntelForm, IntelStep, IntelSubmissions
 from accel.kernels.arrange import PlaneArranger
@@ -127,7 +128,7 @@ class IntelTier(PacketTier[Allocation, IntelForm, IntelStep]):
         """What a lost device may still use after ``GRACE_SECONDS`` is not freed."""
         queue, ended = self._runtime.queue, False
         with suppress(DeviceLost, LevelZeroError):
-            ended = queue.drained(GRACE_SECONDS) if self._lost else queue.finish() is None
+            ended = queue.drained(GRACE_SECONDS if self._lost else PATIENCE_SECONDS)
         self._submissions.close()
         if ended:
             self._discard_recorded()

@@ -24,7 +24,8 @@ from accel.intel.tier import IntelTier
 from accel.native.compile import Compiler, find_compiler
 from accel.native.names import Target
 from accel.native.variants import machine
-from tests.intel.spirv_c import Untranslated, translated
+from tests.intel.spirv_c import translated
+from tests.intel.spirv_types import Untranslated
 from tests.needs import machine_lacks, need_device
 
 FOLDER = Path(__file__).parent
@@ -80,7 +81,13 @@ class Builder:
 
     def _target(self, contents: bytes) -> Path:
         """The file of a library, whose name is a digest of what it is made from."""
-        names = FOLDER / "fake.h", FOLDER / "kernel.h", FOLDER / "spirv_c.py", HEADER
+        names = (
+            FOLDER / "fake.h",
+            FOLDER / "kernel.h",
+            FOLDER / "spirv_c.py",
+            FOLDER / "spirv_types.py",
+            HEADER,
+        )
         words = [*self.compiler.compile_command(TARGET, []), *KERNEL_OPTIONS]
         data = contents + "".join(words).encode() + b"".join(n.read_bytes() for n in names)
         return self.cache / f"{hashlib.sha256(data).hexdigest()}.so"

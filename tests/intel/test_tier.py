@@ -137,10 +137,10 @@ def test_the_self_test_asks_the_device(make_gpu: MakeGpu, open_intel: OpenTier) 
     assert (gpu.problems, gpu.left_over) == ([], 0)
 
 
-def error_of(call: Callable[[], None]) -> str:
+def error_of(call: Callable[..., None], *arguments: Any) -> str:
     """The text of the contract's error that a call raises, empty where it raises none."""
     try:
-        call()
+        call(*arguments)
     except TierError as error:
         return str(error)
     return ""
@@ -177,7 +177,7 @@ def test_every_call_fails_once(make_gpu: MakeGpu, open_intel: OpenTier, function
     for number in (1, 3):
         gpu = make_gpu()
         gpu.fail(function, number, "ERROR_INSUFFICIENT_PERMISSIONS")
-        said = error_of(lambda: opened_and_run(gpu, open_intel))
+        said = error_of(opened_and_run, gpu, open_intel)
         expected = f"{function} gave ZE_RESULT_ERROR_INSUFFICIENT_PERMISSIONS"
         assert expected in said or (number == 3 and not said)
         assert (gpu.problems, gpu.left_over) == ([], 0), number

@@ -1,5 +1,5 @@
 """Every op of the kernel dialect against its numpy definition: as OpenCL C on a processor, as Metal
-on a simulated Mac, as SPIR-V on a simulated GPU of Intel's, as machine code on simulated AMD ones."""
+on a simulated Mac, as SPIR-V on a simulated Intel GPU, as machine code on simulated AMD GPUs."""
 
 from __future__ import annotations
 
