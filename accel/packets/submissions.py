@@ -52,7 +52,7 @@ S = TypeVar("S", bound=Slot)
 C = TypeVar("C", bound=Completion)
 
 
-@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
+@dataclass(frozen=True, eq=False)
 class FormBatch(Generic[A, L]):
     """A graph lowered for one shape bucket, ready to be submitted.
 
