@@ -299,9 +299,6 @@ def _open_best(options: TierOptions) -> Tier:
 
 
 def _absent(name: str) -> TierUnavailable:
-    built = f"it has {', '.join(TIERS)}"
-    if name in TIER_NAMES:
-        return TierUnavailable(name, "this build has no such tier", built)
     known = ", ".join((AUTO, *TIER_NAMES))
     return TierUnavailable(name, "there is no tier of that name", f"choose one of {known}")
 
