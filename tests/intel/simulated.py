@@ -30,6 +30,8 @@ from tests.needs import machine_lacks, need_device
 
 FOLDER = Path(__file__).parent
 HEADER = FOLDER.parents[1] / "accel" / "intel" / "ze_api.h"
+PREFIX = Path(os.environ.get("LEVEL_ZERO_PREFIX", "/usr"))
+"""Where Level Zero's loader and headers may be installed."""
 SOURCES = ("fake_device.c", "fake_lists.c")
 TARGET = Target("linux", "x86_64")
 CONTROL = """
@@ -92,6 +94,11 @@ class Builder:
         data = contents + "".join(words).encode() + b"".join(n.read_bytes() for n in names)
         return self.cache / f"{hashlib.sha256(data).hexdigest()}.so"
 
+    def driver(self, include: Path, target: Path) -> Path:
+        """The simulated driver as a real loader opens it, made with the headers in ``include``."""
+        texts = {name: (FOLDER / name).read_text() for name in (*SOURCES, "driver_tables.c")}
+        return self._built(target, texts, ("-I", str(include)))
+
     def _built(self, target: Path, texts: dict[str, str], options: tuple[str, ...]) -> Path:
         command = self.compiler.compile_command(TARGET, [])
         self.cache.mkdir(parents=True, exist_ok=True)
@@ -116,19 +123,27 @@ class Builder:
 
 class Simulated:
     """One machine. ``zero`` is its library; ``behaviour`` are the fields of ``BEHAVIOUR`` in
-    fake.h, which a test may set at any time."""
+    fake.h, which a test may set at any time. ``driver`` is that of ``Builder.driver`` where the
+    machine's own loader opens it."""
 
-    def __init__(self, cache: Path, **behaviour: int) -> None:
+    def __init__(self, cache: Path, driver: Path | None = None, **behaviour: int) -> None:
         self._builder = Builder(cache / "intel", find_compiler())
-        built = self._builder.fake()
+        self._ffi = _control()
+        self._texts: list[Any] = []
+        if driver is not None:
+            self._fake: Any = self._ffi.dlopen(str(driver))
+            self._begin(behaviour)
+            self.zero: LevelZero = load_level_zero()
+            return
         # Each copy is a library with a state of its own.
         with tempfile.TemporaryDirectory() as folder:
             own = Path(folder, "libze_loader.so.1")
-            shutil.copyfile(built, own)
-            self.zero: LevelZero = load_level_zero((str(own),))
-            self._ffi = _control()
-            self._fake: Any = self._ffi.dlopen(str(own))
-        self._texts: list[Any] = []
+            shutil.copyfile(self._builder.fake(), own)
+            self.zero = load_level_zero((str(own),))
+            self._fake = self._ffi.dlopen(str(own))
+        self._begin(behaviour)
+
+    def _begin(self, behaviour: dict[str, int]) -> None:
         signature = "char *(uint8_t *, size_t, char **)"
         self._translate = self._ffi.callback(signature, self._translated)
         given = self._ffi.new("BEHAVIOUR *", {**USUAL, **behaviour})

@@ -11,13 +11,13 @@ import pytest
 
 from accel.intel.api import _declared
 from accel.native.compile import find_compiler
-from tests.intel.simulated import TARGET
+from tests.intel.simulated import PREFIX, TARGET
 from tests.needs import need_installed
 
 FOLDER = Path(__file__).parent
 FACTS = FOLDER / "ze_api_facts.txt"
 """Size of every structure, offset of every field and value of every constant, of version 1.4."""
-HEADERS = [path for path in (Path("/usr/include/level_zero/ze_api.h"),) if path.exists()]
+HEADERS = [path for path in (PREFIX / "include/level_zero/ze_api.h",) if path.exists()]
 STRUCTURE = re.compile(r"ze_\w+_(?:properties|desc|count)_t")
 
 
