@@ -93,6 +93,7 @@ def test_its_memory_is_planned(model: Path, tier: str) -> None:
         prepare_session(model, options(tier, 6, memory_budget=budget - 1), owned)
 
 
+@pytest.mark.usefixtures("unmeasured_steps")
 def test_the_command_line_tells_how_many_were_accepted(
     model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
