@@ -50,7 +50,7 @@ class SpeculativeDecoder:
         self._clock = clock
         self._ends = options.end_of_generation
         self._mask_words = mask_words(runner.model.config.vocab)
-        self._began = 0.0
+        self._began = self._settled = 0.0
         self._policy = DraftPolicy(cost)
         self._yields: dict[int, AcceptedTokens] = {}
 
@@ -101,7 +101,9 @@ class SpeculativeDecoder:
         running, ready = self._slot_manager.running, self._ready()
         if not ready:
             return
-        self._began = self._clock()
+        # Between two rounds the host works alone, which is part of what drafts cost.
+        self._began = self._settled or self._clock()
+        self._settled = 0.0
         room = self._room(len(running))
         mask_room = self._runner.limits.masks - sum([s.masked for s in running.values()])
         opened: list[DraftRequest] = []
@@ -149,12 +151,21 @@ class SpeculativeDecoder:
         measured, running = self._yield(sequence), len(self._slot_manager.running)
         measured.note(gained, drafted + measured.forbidden)
         measured.forbidden = False
-        self._policy.note(drafted, gained, running, self._clock() - self._began)
+        self._settled = self._clock()
+        self._policy.note(drafted, gained, running, self._settled - self._began)
         if not self._policy.count(measured, running, self._most):
             self._pause(sequence)
 
+    def note_plain(self, sequences: list[Sequence], seconds: float) -> None:
+        """Note that a step took ``seconds`` in which each of ``sequences`` computed a token."""
+        lockstep, running = self._slot_manager.table.lockstep, len(self._slot_manager.running)
+        waits = [s.running and lockstep[s.slot] and not s.masked for s in sequences]
+        if len(sequences) == running and True not in waits:
+            self._policy.note_plain(running, seconds)
+
     def forget(self, sequence: Sequence) -> None:
         """A sequence lost its slot."""
+        self._settled = 0.0
         self._drafter.forget(sequence.order)
         self._yields.pop(sequence.order, None)
 
@@ -209,6 +220,7 @@ class SpeculativeDecoder:
         return min(limits.step_rows, limits.step_tokens - 1) - running
 
     def _pause(self, sequence: Sequence) -> None:
+        self._settled = 0.0
         self._yield(sequence).pause(sequence.known)
         running = len(self._slot_manager.running)
         if self._block and self._policy.given_up(self._yield(sequence), running, self._most):

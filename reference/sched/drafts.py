@@ -36,6 +36,10 @@ TRIED_SEQUENCES = 16
 """One in so many sequences is drafted for where the others' drafts are not worth it."""
 ENOUGH_COMPARED = 8.0
 """After so many compared drafts a sequence's drafts that are not worth it are given up."""
+PLAIN_STEPS = 4
+"""After so many steps without drafts it is known what they take."""
+PLAIN_MEMORY = 32
+"""Over how many of them their time is averaged."""
 DRAFT_STEPS = 16
 """Over how many steps the time of making a draft is averaged."""
 
@@ -82,19 +86,35 @@ class DraftPolicy:
 
     def __init__(self, cost: StepCost) -> None:
         self._cost = cost
+        self._plain: dict[int, tuple[int, float]] = {}
         self._all = AcceptedTokens()
         self._draft_seconds = 0.0
         self._timed = 0
         self._asked = 0
         self._lost = 0.0
 
+    def note_plain(self, running: int, seconds: float) -> None:
+        """Note that a token of ``running`` sequences for which nothing is drafted took ``seconds``,
+        from one result to the next: the host plans such steps while others are computed."""
+        seen, mean = self._plain.get(running, (0, seconds))
+        seen = min(seen + 1, PLAIN_MEMORY)
+        seconds = min(max(seconds, mean / OUTLIER_FACTOR), mean * OUTLIER_FACTOR)
+        self._plain[running] = seen, mean + (seconds - mean) / seen
+
+    def _alone(self, running: int) -> float | None:
+        """Seconds of a token without drafts; None where no step was measured."""
+        predicted, plain = self._seconds(running, 0), self._plain.get(running)
+        return predicted if predicted is None or plain is None else plain[1]
+
     def count(self, own: AcceptedTokens, running: int, most: int) -> int:
         """How many of at most ``most`` tokens to draft for a sequence, of ``running`` ones for
         which as many are drafted."""
-        alone, best = self._seconds(running, 0), self._best(own, running, most)
+        alone, best = self._alone(running), self._best(own, running, most)
         if alone is None:
             unworthy = own.steps >= 2 and own.mean < UNKNOWN_COST
             return 0 if unworthy else most if own.mean > FIRST_DRAFTS else min(most, FIRST_DRAFTS)
+        if self._plain.get(running, (PLAIN_STEPS, 0.0))[0] < PLAIN_STEPS:
+            return 0
         if best:
             return best
         tried = self._lost <= TRIED_PART * self._cost.total + TRIED_STEPS * alone
@@ -114,7 +134,7 @@ class DraftPolicy:
     def _best(self, own: AcceptedTokens, running: int, most: int) -> int:
         """The number of drafts that makes a sequence fastest; 0 where none is worth it or nothing
         was measured."""
-        alone = self._seconds(running, 0)
+        alone = self._alone(running)
         if alone is None:
             return 0
         gains = {n: self._rate(own, running, n) * alone for n in range(1, most + 1)}
@@ -125,7 +145,7 @@ class DraftPolicy:
         """Note that a step with ``drafted`` tokens of a sequence yielded ``gained`` tokens, and
         took ``seconds`` together with its drafting. It was one of ``running`` sequences."""
         self._all.compare(gained - 1, drafted, COMMON_MEMORY)
-        alone, step = self._seconds(running, 0), self._step(running, drafted)
+        alone, step = self._alone(running), self._step(running, drafted)
         if alone is None or step is None or seconds <= 0:
             return
         # A step that something else held up counts as a few times what is usual.

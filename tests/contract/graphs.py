@@ -211,6 +211,8 @@ def _satisfy(
         fix("heads", heads)
         states = 2 * groups * int(params["state_size"])
         fix("channels", heads * int(params["head_dim"]) + states)
+    if "states" in params:
+        fix("slots", int(params["states"]) * draw(st.integers(1, 3)))
     if "used" in params:
         fix("experts", int(params["used"]) + draw(st.integers(0, 4)))
     if "factors" in sizes:
