@@ -50,7 +50,7 @@ class BoundBucket:
 
     @property
     def gathers(self) -> list[PlannedLaunch]:
-        """Launches that write to the memory of other devices."""
+        """Launches that write to the memory of other devices, in order."""
         return [launch for launch in self.plan.launches if launch.gathers]
 
 

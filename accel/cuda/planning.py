@@ -160,7 +160,7 @@ def planned_bucket(
     tuned = plan_launches(step.ops, device, step.scratch)
     if choice.over_link:
         tuned = reading_host_memory(tuned)
-    plan = compose(tuned, step.ops, device, choice, step.scratch)
+    plan = compose(tuned, step.ops, device, choice, step.scratch, share.count)
     since = {name: plan.levels[op] for name, op in written_since(step.ops).items()}
     schedule = schedule_launches(step, plan.levels, plan.together, since)
     return LoweredBucket(step, schedule, plan, shared.first_rows)

@@ -107,9 +107,9 @@ class Runtime:
         if self.stop is not None and not self.context.closed:
             self.stop.set()
 
-    def give_back(self, deadline: float) -> None:
+    def give_back(self, deadline: float) -> bool:
         """Close the device once it is idle or has failed; at ``deadline``, by ``time.monotonic``,
-        abandon it."""
+        abandon it and return False."""
         while not self.context.closed:
             try:
                 self.context.call("cuStreamQuery", self.memory.stream)
@@ -117,9 +117,11 @@ class Runtime:
                 if error.name == NOT_READY:
                     if time.monotonic() > deadline:
                         self.abandon()
+                        return False
                     time.sleep(POLL_SECONDS)
                     continue
             self.give_up()
+        return True
 
     def abandon(self) -> None:
         """Leave a device that does not answer; its memory is not freed."""

@@ -298,14 +298,14 @@ class CudaTier(BaseTier[Allocation, RecordedBucket, CudaStep]):
         """Make kernels that wait for other devices end."""
         self._runtime.stop_waiting()
 
-    def give_back(self, reason: str, deadline: float) -> None:
+    def give_back(self, reason: str, deadline: float) -> bool:
         """Close the device because it or another one is lost; everything submitted is lost.
 
         Kernels have until ``deadline``, by ``time.monotonic``, to end; a device that still runs
-        then is abandoned.
+        then is abandoned, and the result is False.
         """
         self._lost = self._lost or reason
-        self._runtime.give_back(deadline)
+        return self._runtime.give_back(deadline)
 
     def _streams_some(self, graph: Graph) -> bool:
         return bool(self._streamed.of(graph))

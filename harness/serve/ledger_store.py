@@ -48,7 +48,9 @@ class LedgerStore(ContextManager):
         """Opens or creates ``path``. Raises ConfigError when it cannot be a ledger."""
         self._lock = threading.Lock()
         self._path = path
+        self._counting = threading.Lock()
         self._waiting: dict[tuple[int, str], Counts] = {}
+        self._counted = self._attempted = 0
         self._problem: StorageProblem | None = None
         self._tried = time.monotonic()
         self._log = ProblemLog()
@@ -83,42 +85,60 @@ class LedgerStore(ContextManager):
         )
 
     def add(self, tenant: int, counts: Counts) -> None:
-        """Count for today (UTC); when this returns a killed process has not lost it. While the file
-        cannot be written counts wait in memory."""
+        """Count for today (UTC); when this returns a killed process has not lost it. Requests that
+        end together share a transaction. While the file cannot be written counts wait in memory."""
         key = tenant, time.strftime("%Y-%m-%d", time.gmtime())
+        with self._counting:
+            self._wait(key, counts)
+            self._counted += 1
+            number = self._counted
         with self._lock:
-            before = astuple(self._waiting.get(key, Counts()))
-            self._waiting[key] = Counts(*map(sum, zip(before, astuple(counts), strict=True)))
-            self._write()
+            if self._attempted < number:
+                self._write()
+
+    def _wait(self, key: tuple[int, str], counts: Counts) -> None:
+        """Add to the counts that wait, with ``_counting`` held."""
+        before = astuple(self._waiting.get(key, Counts()))
+        self._waiting[key] = Counts(*map(sum, zip(before, astuple(counts), strict=True)))
 
     def check(self) -> None:
         """Raises StorageProblem while the file cannot be written. Tries that after RETRY_SECONDS
         without a write, so that a full disk is noticed before anything is computed."""
-        with self._lock:
-            if time.monotonic() - self._tried >= RETRY_SECONDS:
-                self._write()
-            if self._problem is not None:
-                raise self._problem
+        if time.monotonic() - self._tried >= RETRY_SECONDS:
+            with self._lock:
+                if time.monotonic() - self._tried >= RETRY_SECONDS:
+                    self._write()
+        problem = self._problem
+        if problem is not None:
+            raise problem
 
     def _write(self) -> None:
-        """Write the counts that wait, or the version again where there are none."""
+        """Write the counts that wait, or the version again where there are none; ``_lock`` is
+        held."""
         self._tried = time.monotonic()
+        with self._counting:
+            waiting, self._waiting = self._waiting, {}
+            self._attempted = self._counted
         try:
             self._file.execute("BEGIN IMMEDIATE")
             try:
                 self._file.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
-                for key, counts in self._waiting.items():
+                for key, counts in waiting.items():
                     self._file.execute(self._add, (*key, *astuple(counts)))
                 self._file.execute("COMMIT")
             except sqlite3.Error:
                 if self._file.in_transaction:
                     self._file.execute("ROLLBACK")
                 raise
-        except sqlite3.OperationalError as error:
+        except sqlite3.Error as error:
+            with self._counting:
+                for key, counts in waiting.items():
+                    self._wait(key, counts)
+            if not isinstance(error, sqlite3.OperationalError):
+                raise
             self._problem = _problem(self._path, error)
         else:
             self._problem = None
-            self._waiting.clear()
         self._log.note(None if self._problem is None else str(self._problem))
 
     def total(self, tenant: int) -> Counts:

@@ -6,6 +6,7 @@ import errno
 import io
 import os
 import sqlite3
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from harness import replay
 from harness.serve import storage
 from harness.serve.ledger_store import Counts, LedgerStore
 from harness.trace import framing
+from tests.patience import wait_until
 from tests.serve.conftest import Serve
 from tests.serve.http import Http
 
@@ -148,6 +150,32 @@ def test_counts_that_waited_are_written_at_the_end(tmp_path: Path) -> None:
         disk.full = False
     with LedgerStore(path) as ledger:
         assert ledger.total(7) == Counts(requests=3, prompt_tokens=15)
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_requests_that_end_together_share_a_transaction(tmp_path: Path, full: bool) -> None:
+    """Whether it succeeds or not: 64 streams that end in one step wait for one write."""
+    path = tmp_path / "ledger.sqlite"
+    with LedgerStore(path) as ledger, ThreadPoolExecutor(16) as threads:
+        disk = ledger._file = FullDisk(ledger._file)  # type: ignore[assignment]
+        disk.full = full
+        said: list[str] = []
+        disk.set_trace_callback(said.append)
+        with ledger._lock:
+            ends = [
+                threads.submit(ledger.add, tenant, Counts(requests=1, prompt_tokens=5))
+                for tenant in (7, 7, 8) * 5
+            ]
+            wait_until(lambda: ledger._counted == len(ends))
+        for end in ends:
+            end.result()
+        disk.set_trace_callback(None)
+        assert sum(line.startswith("BEGIN") for line in said) == 1
+        assert ledger.total(7) == (Counts() if full else Counts(requests=10, prompt_tokens=50))
+        disk.full = False
+    with LedgerStore(path) as ledger:
+        assert ledger.total(7) == Counts(requests=10, prompt_tokens=50)
+        assert ledger.total(8) == Counts(requests=5, prompt_tokens=25)
 
 
 def test_a_problem_that_goes_on_is_one_line_a_minute(
