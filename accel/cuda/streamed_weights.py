@@ -21,6 +21,7 @@ from accel.cuda.expert_cache import (
 )
 from accel.cuda.memory import Allocation, HostWeight
 from accel.cuda.packed_tiles import TUNED_STACKS
+from accel.cuda.plan import WITH_LISTS
 from accel.cuda.planning import LoweredBucket
 from accel.cuda.runtime import Runtime
 from accel.cuda.weight_copies import CopyStream, WeightCopy, layer_copies
@@ -39,13 +40,6 @@ LOCKERS = min(8, os.cpu_count() or 1)
 FEWEST_READS = 2
 """A stack is copied whole where its rows are at least one in so many of its matrices."""
 
-WITH_LISTS = frozenset(
-    (
-        *("expert_router", "expert_gates", "expert_down", "expert_product", "expert_order"),
-        *("expert_group_gates", "expert_group_downs", "expert_total"),
-    )
-)
-"""Kernels of blocks of experts, all of which find matrices by ``kernels/stack_matrices.h``."""
 CudaBuffer = DeviceBuffer[Allocation]
 Operand = tuple[int, int, WeightLayout]
 """The address, stride and layout that a packet contains."""

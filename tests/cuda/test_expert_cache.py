@@ -64,11 +64,11 @@ def restless(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(expert_cache, "LEAST_GAIN", 1.0)
 
 
-def outcomes(model: Model, tier: Tier) -> list[tuple[int, bytes]]:
-    """Token and logits of every step."""
+def outcomes(model: Model, tier: Tier, first: int) -> list[tuple[int, bytes]]:
+    """Token and logits of every step from number ``first`` on."""
     found, position = [], 0
     with ModelRunner(model, tier, LIMITS) as runner:
-        for tokens in STEPS:
+        for tokens in STEPS[first:]:
             query = np.zeros(len(tokens), QUERY_TOKEN)
             query["token"] = [abs(token) for token in tokens]
             query["position"] = position + np.arange(len(tokens))
@@ -86,7 +86,7 @@ def nbytes_for(stacks: Sequence[Sequence[StackShape]]) -> int:
     return table_bytes(stacks) + HELD * sum(map(slot_bytes, stacks))
 
 
-def cached(model: Model, folder: Path) -> tuple[list[tuple[int, bytes]], int]:
+def cached(model: Model, folder: Path, first: int) -> tuple[list[tuple[int, bytes]], int]:
     """The outcomes with a few experts on the device, and how many were moved there."""
     driver = EmulatedDevices(folder, 1)
     with opened(driver, "0") as tier:
@@ -97,7 +97,7 @@ def cached(model: Model, folder: Path) -> tuple[list[tuple[int, bytes]], int]:
         nbytes = nbytes_for(stacks)
         assert [experts_held(stacks, nbytes - one) for one in (0, 1)] == [HELD, HELD - 1]
         tier.stream(graph, names, nbytes)
-        found = outcomes(model, tier)
+        found = outcomes(model, tier, first)
         cache = tier._streamed.cache
         assert cache is not None
         assert all(len(set(layer.slots)) == HELD for layer in cache.layers)
@@ -105,10 +105,11 @@ def cached(model: Model, folder: Path) -> tuple[list[tuple[int, bytes]], int]:
 
 
 @pytest.mark.usefixtures("restless")
-def test_experts_move_and_no_bit_changes(model: Model, folder: Path) -> None:
+@pytest.mark.parametrize("first", [1, pytest.param(0, marks=pytest.mark.soak)])
+def test_experts_move_and_no_bit_changes(model: Model, folder: Path, first: int) -> None:
     """In steps of one token and in those whose tokens are grouped by expert."""
-    found, moved = cached(model, folder)
-    assert found == outcomes(model, CpuTier())
+    found, moved = cached(model, folder, first)
+    assert found == outcomes(model, CpuTier(), first)
     assert moved > 0
 
 

@@ -142,17 +142,18 @@ DEVICE void load_matrices(unsigned (&word)[4], const unsigned char *row) {
 // The largest unsigned value of all lanes, for every lane.
 DEVICE unsigned largest_of_warp(unsigned value) { return __reduce_max_sync(ALL_LANES, value); }
 
+DEVICE unsigned shared_address(const void *p) { return (unsigned)__cvta_generic_to_shared(p); }
+
 // Copies of multiples of 16 bytes to the shared memory of a warp, in order. All lanes must call. A
 // slot has one copy at a time: `begin_copy` fills it from the address that lane `owner` has, and
 // `await_copy` returns when its latest copy has arrived; `phase` counts how often the slot was
 // filled before. Copied data leaves the device's cache first, since a step reads a weight once.
 // `begin_store` copies a slot that the warp has written to global memory; `await_slots` returns
 // when all but the latest `left` slots may be filled again, `await_stores` when the stored data may
-// be copied again.
-#if __CUDA_ARCH__ >= 900
+// be copied again. With PART_COPIES defined each lane copies 16 bytes at a time, which also works
+// from host memory.
+#if __CUDA_ARCH__ >= 900 && !defined(PART_COPIES)
 typedef unsigned long long COPY_BARRIER;
-
-DEVICE unsigned shared_address(const void *p) { return (unsigned)__cvta_generic_to_shared(p); }
 
 DEVICE void open_copies(COPY_BARRIER *barriers, int count) {
     if (threadIdx.x % WARP_LANES == 0) {
