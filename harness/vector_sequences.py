@@ -18,7 +18,9 @@ def convolved(x: Float32, weight: Float32, **extras: Float32) -> Float32:
     history = weight.shape[1] - 1
     state = np.zeros((1, history, x.shape[1]), np.float32)
     query = _query(len(x))
-    return ssm_conv1d(x=x, weight=weight, query=query, state=state, history=history, **extras)
+    return ssm_conv1d(
+        x=x, weight=weight, query=query, state=state, history=history, states=1, **extras
+    )
 
 
 def delta_rule(

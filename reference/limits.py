@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from contract.arithmetic import MASK_WORD_BITS, MOST_LOG_PROBABILITIES, PAGE_TOKENS
 from contract.dtypes import F32, DType
 from contract.lazy_dataclass import dataclass
@@ -10,6 +12,10 @@ from contract.spec import KV
 
 RING_STEPS = 4
 """Steps whose events the output ring holds, more than are ever in flight."""
+
+DRAFT_STATES = 4
+"""Recurrent states of a slot for which tokens are drafted: for the last known token and so many
+drafts less one, which pay off most on all devices that were measured. A state is tens of MB."""
 
 MOST_BIASES = 4096
 """Most logit biases of one sequence."""
@@ -23,7 +29,8 @@ class Limits:
     A step has at most ``step_tokens`` query tokens and ``step_rows`` rows of logits.
     ``recent_tokens`` is the number of tokens stored for the sampling penalties, ``saved_states``
     the number of recurrent states stored in addition to those of the slots; one is saved after
-    every ``state_interval`` tokens of a prompt.
+    every ``state_interval`` tokens of a prompt. A slot has the states after each of its latest
+    ``slot_states`` positions, so that drafted tokens can be taken back.
 
     Up to ``masks`` rows of a step can have an allowed-token mask, and every sequence up to
     ``biases`` logit biases; ``top_log_probabilities`` is the most tokens per row whose
@@ -48,6 +55,7 @@ class Limits:
     step_tokens: int = 64
     step_rows: int = 16
     saved_states: int = 0
+    slot_states: int = 1
     state_interval: int = 1024
     masks: int = 0
     biases: int = 0
@@ -103,6 +111,11 @@ class Limits:
     def slot_pages(self) -> int:
         """Columns of the page table."""
         return pages_for(self.context)
+
+
+def with_drafts(limits: Limits) -> Limits:
+    """The same with recurrent states to return to from wrong drafts."""
+    return replace(limits, slot_states=DRAFT_STATES)
 
 
 def pages_for(positions: int) -> int:

@@ -68,7 +68,8 @@ def delta_step_rule(ops: Remaining, device: Device) -> Replacement | None:
         return None
     if not nobody_reads(ops, len(RUN), [result(norm), *map(_state, (conv, net))]):
         return None
-    passing = _passing(ops, device) if tokens > ALONE_TOKENS else None
+    alone = tokens <= ALONE_TOKENS or sizes["states"] > 1
+    passing = None if alone else _passing(ops, device)
     if passing is not None:
         return Replacement(len(RUN), (passing,))
     return Replacement(len(RUN), (_standing(ops),), 4 * tokens * sizes["key_heads"])
@@ -85,7 +86,7 @@ def _standing(ops: Remaining) -> KernelLaunch:
         (sizes["value_heads"], tokens, 1),
         (32 * warps, 1, 1),
         4 * 4 * size + FACTOR_BYTES + 4,
-        {"WARPS": warps, **_operand_macros(ops)},
+        {"WARPS": warps, "STATES": sizes["states"], **_operand_macros(ops)},
     )
 
 
@@ -175,10 +176,14 @@ def conv_rule(ops: Remaining, device: Device) -> Replacement | None:
     sizes = op.most_sizes()
     if sizes["tokens"] <= 1 or not 0 < sizes["history"] <= MOST_HISTORY:
         return None
+    if 1 < sizes["states"] < sizes["history"]:
+        # A token would read values that the second launch has replaced.
+        return None
     macros = {
         "HISTORY": sizes["history"],
         "THREADS": CONV_THREADS,
         "CONV_TOKENS": CONV_TOKENS,
+        "STATES": sizes["states"],
         "X": operand_index(ops, 0, "x"),
         "WEIGHT": operand_index(ops, 0, "weight"),
         "QUERY": operand_index(ops, 0, "query"),
@@ -188,12 +193,12 @@ def conv_rule(ops: Remaining, device: Device) -> Replacement | None:
         "CONV": 0,
         **size_indices("ssm_conv1d", "channels"),
     }
-    grid = -(-sizes["channels"] // CONV_THREADS), -(-sizes["tokens"] // CONV_TOKENS), 1
+    columns, rows = -(-sizes["channels"] // CONV_THREADS), -(-sizes["tokens"] // CONV_TOKENS)
     launches = tuple(
         KernelLaunch(
             "delta_conv.cu",
             "delta_conv",
-            grid,
+            (columns, 1 if stores and sizes["states"] > 1 else rows, 1),
             (CONV_THREADS, 1, 1),
             4 * CONV_TOKENS * sizes["history"],
             {**macros, "STORES": stores},
@@ -224,6 +229,7 @@ def recurrence_rule(ops: Remaining, device: Device) -> Replacement | None:
             "WARPS": ROW_WARPS,
             "ROW_SETS": ROW_SETS,
             "STAGE_TOKENS": STAGE_TOKENS,
+            "STATES": sizes["states"],
             "X": operand_index(ops, 0, "x"),
             "QK": operand_index(ops, 0, "qk"),
             "GATES": operand_index(ops, 0, "gates"),

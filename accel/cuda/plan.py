@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from accel.cuda.device import Device
 from accel.cuda.program import Source, plain_source, tuned_source
 from accel.cuda.registered import LAYOUT_RULES, RULES
+from accel.cuda.step_table import PeerWorkspaces
 from accel.cuda.tuned import Extent, KernelLaunch, Remaining, Replacement, last_reads
 from accel.kernels.source import module_of
 from accel.packets.layouts import WeightLayout
@@ -33,8 +34,15 @@ class LaunchTable(Protocol):
     def nbytes(self) -> int:
         """Size of the table on the device, in bytes."""
 
-    def bound(self, packets: NDArray[np.void], stop: int) -> NDArray[np.uint8]:
-        """The table with addresses; ``stop`` is the address of the word that ends a step."""
+    @property
+    def layout(self) -> object:
+        """What is equal for tables of launches that several devices can execute together."""
+
+    def bound(
+        self, packets: NDArray[np.void], stop: int, peers: PeerWorkspaces | None = None
+    ) -> NDArray[np.uint8]:
+        """The table with addresses; ``stop`` is the address of the word that ends a step, ``peers``
+        the workspaces of devices that execute the launch too."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -234,7 +234,7 @@ OPS = (
         columns("input_gate?", "output_gate?"),
         to_unsplit("state"),
         to_columns("y"),
-        sizes="tokens channels history",
+        sizes="tokens channels history states",
         items=lambda channels, **_: channels,
     ),
     op(
@@ -250,7 +250,7 @@ OPS = (
         "ssm_delta_net",
         unsplit("x", "qk", "gates", "int query"),
         to_unsplit("state", "y"),
-        sizes="tokens key_heads value_heads state_size grouped",
+        sizes="tokens key_heads value_heads state_size grouped states",
         groups=lambda value_heads, state_size, **_: value_heads * pieces(state_size, STATE_ROWS),
     ),
     op(
@@ -275,7 +275,7 @@ OPS = (
         "ssm_scan",
         unsplit("x", "gates", "skip", "int query"),
         to_unsplit("state", "y"),
-        sizes="tokens heads groups head_dim state_size",
+        sizes="tokens heads groups head_dim state_size states",
         groups=lambda heads, head_dim, **_: heads * pieces(head_dim, STATE_ROWS),
         source="ssm_delta_net",
     ),

@@ -18,7 +18,7 @@ def _scale_columns(low: Lowering, node: Node) -> None:
 
 def _conv1d(low: Lowering, node: Node) -> None:
     dims = low.dims(node)
-    sizes = {name: dims[name] for name in ("channels", "history")}
+    sizes = {name: dims[name] for name in ("channels", "history", "states")}
     low.add("ssm_conv1d", low.tensors(node), sizes, tokens=low.count(node))
 
 
@@ -40,7 +40,8 @@ def _delta_net(low: Lowering, node: Node) -> None:
         private=cheap(tokens, qk.columns),
     )
     results = {name: tensors[name] for name in ("query", "state", "y")}
-    low.add("ssm_delta_net", shared, results, grouped=dims["grouped"])
+    sizes = {name: dims[name] for name in ("grouped", "states")}
+    low.add("ssm_delta_net", shared, results, sizes)
 
 
 def _scan(low: Lowering, node: Node) -> None:
@@ -54,7 +55,7 @@ def _scan(low: Lowering, node: Node) -> None:
         "ssm_scan_gates", made, gates=gates, tokens=tokens, heads=dims["heads"], private=private
     )
     read = {name: tensors[name] for name in ("x", "skip", "query", "state", "y")}
-    sizes = {name: dims[name] for name in ("heads", "groups", "head_dim", "state_size")}
+    sizes = {name: dims[name] for name in ("heads", "groups", "head_dim", "state_size", "states")}
     low.add("ssm_scan", read, sizes, gates=gates, tokens=tokens)
 
 

@@ -17,11 +17,20 @@ from contract.ops.common import (
 )
 from contract.spec import Dim, OpSpec, Param, Scalar, Work
 
+STATES = Param("states", int, "latest states of a slot, by position modulo states", 1, 1)
+
+
+def _ring(dims: Mapping[str, Dim], params: Mapping[str, Scalar]) -> str | None:
+    slots, states = int(dims["slots"]), int(params["states"])
+    if slots % states:
+        return f"slots is {slots}, which is not a multiple of the {states} states of a slot"
+    return None
+
 
 def _taps(dims: Mapping[str, Dim], params: Mapping[str, Scalar]) -> str | None:
     if isinstance(dims["taps"], str) or dims["taps"] != int(params["history"]) + 1:
         return f"{dims['taps']} taps need a history of one less, not {params['history']}"
-    return None
+    return _ring(dims, params)
 
 
 def _delta_heads(dims: Mapping[str, Dim], params: Mapping[str, Scalar]) -> str | None:
@@ -36,7 +45,7 @@ def _delta_heads(dims: Mapping[str, Dim], params: Mapping[str, Scalar]) -> str |
         return f"state_size ({size}) is more than the {SEGMENT} elements of a segment"
     if values % keys:
         return f"value_heads ({values}) is not a multiple of key_heads ({keys})"
-    return None
+    return _ring(dims, params)
 
 
 def _scan_heads(dims: Mapping[str, Dim], params: Mapping[str, Scalar]) -> str | None:
@@ -52,7 +61,7 @@ def _scan_heads(dims: Mapping[str, Dim], params: Mapping[str, Scalar]) -> str | 
         return f"state_size ({size}) is more than the {SEGMENT} elements of a segment"
     if heads % groups:
         return f"heads ({heads}) is not a multiple of groups ({groups})"
-    return None
+    return _ring(dims, params)
 
 
 def _conv_flops(work: Work) -> int:
@@ -86,7 +95,7 @@ RECURRENT = (
             activation("state", "slots", "history", "channels", access=UPDATE),
             activation("y", "tokens", "channels", access=WRITE),
         ),
-        (Param("history", int, "earlier tokens kept", minimum=1),),
+        (Param("history", int, "earlier tokens kept", minimum=1), STATES),
         rule="R0 R2 R8",
         formula="position 0 starts from a zero state; u = input_gate * x, or x; "
         "z = left fold of weight[:, i] * u[t - history + i], then + bias; "
@@ -120,6 +129,7 @@ RECURRENT = (
                 ("tiled", "grouped"),
             ),
             EPS,
+            STATES,
         ),
         rule="R0 R2 R4 R8",
         formula="position 0 starts from M = 0; q, k, v = split(x); "
@@ -149,6 +159,7 @@ RECURRENT = (
             Param("groups", int, "groups of heads that share b and c", minimum=1),
             Param("head_dim", int, "elements of a head's value", minimum=1),
             Param("state_size", int, "elements of b and of c", minimum=1),
+            STATES,
         ),
         rule="R0 R2 R4 R8",
         formula="position 0 starts from M = 0; v, b, c = split(x); s = softplus(dt + dt_bias); "

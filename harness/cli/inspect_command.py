@@ -202,8 +202,8 @@ def _memory(memory: Mapping[str, Any]) -> str:
     rows = [
         ("MEMORY", "", tier),
         ("weights", sum(memory["weights"].values()), weights),
-        ("in host memory", memory["streamed"], "weights that every step copies to the ring"),
-        ("ring", memory["ring"], "the weights of two layers"),
+        ("in host memory", memory["streamed"], "weights that steps move to the device"),
+        ("ring", memory["ring"], "two layers, and experts that are used often"),
         ("keys and values", memory["kv"], f"{slots} of {each}"),
         (
             "recurrent state",

@@ -17,7 +17,7 @@ from harness.setting_kinds import DISK_CACHE_BYTES, QUEUE_DEPTH
 from harness.tiers import DEFAULT_OPTIONS, TierOptions
 from reference.engine.draft_block import drafting_limits
 from reference.engine.options import ENGINE_DEFAULTS
-from reference.limits import Limits, whole_contexts
+from reference.limits import Limits, whole_contexts, with_drafts
 from reference.memory.recurrent import state_bytes
 from reference.model.adapters import MOST_COMBINED
 from reference.model.open import Model
@@ -143,8 +143,9 @@ def limits_at(model: Model, options: SessionOptions) -> LimitsAt:
     """``options.limits`` with as many saved states as there is room for, and with the hidden states
     that the model's draft block reads if it drafts."""
     sizes: LimitsAt = options.limits
-    if options.draft and options.draft_model is None and model.draft_problem is None:
-        sizes = partial(_drafting_limits, options)
+    if options.draft:
+        block = options.draft_model is None and model.draft_problem is None
+        sizes = partial(_drafting_limits, options, block)
     if options.state_cache is None:
         return sizes
     each = state_bytes(model.graph(sizes(PAGE_TOKENS)))
@@ -152,5 +153,6 @@ def limits_at(model: Model, options: SessionOptions) -> LimitsAt:
     return lambda context: replace(sizes(context), saved_states=states)
 
 
-def _drafting_limits(options: SessionOptions, context: int) -> Limits:
-    return drafting_limits(options.limits(context), options.draft)
+def _drafting_limits(options: SessionOptions, block: bool, context: int) -> Limits:
+    limits = options.limits(context)
+    return drafting_limits(limits, options.draft) if block else with_drafts(limits)

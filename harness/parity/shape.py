@@ -39,6 +39,7 @@ class OpShape:
         sizes = dict(self.dims)
         if self.runs is not None:
             slots = 1 + max((slot for slot, _, _ in self.runs), default=0)
+            slots *= int(self.params.get("states", 1))
             context = max((first + count for _, first, count in self.runs), default=1)
             slot_pages = -(-context // PAGE_TOKENS)
             sizes |= {

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from contract.opcodes import Opcode
 from harness.parity.shape import (
     CHUNK_LONG,
@@ -22,6 +24,16 @@ RESTART: tuple[Run, ...] = ((1, 7, 3), (0, 0, 2), (1, 0, 2), (0, 2, 3))
 
 
 CONV_EXTRAS = frozenset(("bias", "input_gate", "output_gate"))
+
+
+RING: tuple[Run, ...] = ((1, 9, 4), (0, 6, 1), (2, 0, 7), (0, 7, 2))
+"""Runs shorter and longer than a ring of four states, one of which another slot interrupts."""
+
+
+def _ringed(shape: OpShape, states: int) -> OpShape:
+    """The same with several states of every slot."""
+    params = {**shape.params, "states": states}
+    return replace(shape, label=f"{shape.label}-of-{states}", params=params)
 
 
 def _conv(label: str, runs: tuple[Run, ...], channels: int, history: int, *extras: str) -> OpShape:
@@ -72,6 +84,8 @@ RECURRENT_STRATEGIES: dict[Opcode, Strategy] = {
         _conv("gated-one", DECODE_ONE, 40, 2, "input_gate", "output_gate"),
         _conv("input-gated", RESTART, 33, 3, "input_gate"),
         _conv("all", CHUNK_LONG, 48, 9, *CONV_EXTRAS),
+        _ringed(_conv("ring", RING, 257, 3, "bias"), 4),
+        _ringed(_conv("restart", RESTART, 33, 3), 2),
     ),
     Opcode.SSM_DELTA_NET: always(
         _delta("one", DECODE_ONE, 128, 1, 2, 0),
@@ -83,6 +97,8 @@ RECURRENT_STRATEGIES: dict[Opcode, Strategy] = {
         _delta("start", SHORT, 256, 1, 1, 0),
         _delta("odd", RESTART, 131, 1, 1, 1),
         _delta("empty", EMPTY, 16, 1, 2, 0),
+        _ringed(_delta("ring", RING, 128, 2, 4, 0), 4),
+        _ringed(_delta("restart", RESTART, 40, 1, 2, 1), 2),
     ),
     Opcode.SSM_GATED_NORM: always(
         _gated_norm("single", 1, 1, 1),
@@ -100,6 +116,8 @@ RECURRENT_STRATEGIES: dict[Opcode, Strategy] = {
         _scan("start", SHORT, 2, 1, 8, 256),
         _scan("odd", RESTART, 1, 1, 131, 131),
         _scan("empty", EMPTY, 2, 1, 16, 16),
+        _ringed(_scan("ring", RING, 4, 2, 24, 128), 4),
+        _ringed(_scan("restart", RESTART, 2, 1, 40, 33), 2),
     ),
     Opcode.SCALE_COLUMNS: grid(
         "tokens width factors",

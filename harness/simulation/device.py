@@ -114,8 +114,9 @@ class DeviceMemory:
         self.last_token = [0] * limits.slots
         self.last_position = [-1] * limits.slots
         self.recent = [[0] * limits.recent_tokens for _ in range(limits.slots)]
-        self.states = [LOST] * limits.slots
-        self.saved_states = [LOST] * limits.saved_states
+        self.states = [[LOST] * limits.slot_states for _ in range(limits.slots)]
+        self.state_positions = [0] * limits.slots
+        self.saved_states = [(0, LOST)] * limits.saved_states
 
     def execute(self, step: StepCopy) -> tuple[list[int], list[int]]:
         """Run a step: the sampled token and the history of every output row. Raises Violation."""
@@ -130,7 +131,6 @@ class DeviceMemory:
                 if slot in begun:
                     raise Violation(Invariant.SLOT_OWNER, f"slot {slot} has two parts in a step")
                 begun.add(slot)
-                self._keep_state(current, history)
                 current, expected = slot, position
                 row, ring = step.page_table[slot], self.recent[slot]
                 history = self._read(slot, row, position, step.scopes[slot])
@@ -148,13 +148,14 @@ class DeviceMemory:
             del page.after[offset:]
             page.after.append(history)
             after.append(history)
+            self.keep_state(slot, position + 1, history)
             expected += 1
-        self._keep_state(current, history)
         return self._sample(step, after)
 
-    def _keep_state(self, slot: int, history: int) -> None:
-        if self.recurrent and slot >= 0:
-            self.states[slot] = history
+    def keep_state(self, slot: int, position: int, history: int) -> None:
+        """Store the recurrent state with which ``position`` of a slot begins."""
+        self.states[slot][position % self.limits.slot_states] = history
+        self.state_positions[slot] = position
 
     def _last(self, slot: int, position: int) -> int:
         """LOAD_REQUEST_STATE: the slot's last token, which must belong at ``position``."""
@@ -185,9 +186,13 @@ class DeviceMemory:
                     f"slot {slot} of scope {scope} reads page {row[number]} of scope {page.scope}",
                 )
             history = page.after[needed - 1]
-        if self.recurrent and position and self.states[slot] != history:
+        if self.recurrent and position and self.state(slot, position) != history:
             raise Violation(Invariant.HISTORY, f"slot {slot} has the state of other tokens")
         return history
+
+    def state(self, slot: int, position: int) -> int:
+        """The recurrent state with which ``position`` of a slot begins, unless it was replaced."""
+        return self.states[slot][position % self.limits.slot_states]
 
     def _sample(self, step: StepCopy, after: list[int]) -> tuple[list[int], list[int]]:
         """SAMPLE and STORE_REQUEST_STATE."""

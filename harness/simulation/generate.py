@@ -27,7 +27,7 @@ from harness.simulation.schedule import (
     Schedule,
     Stall,
 )
-from reference.limits import Limits, pages_for
+from reference.limits import Limits, pages_for, with_drafts
 
 UNKNOWN_TENANT = 999
 MOST_BIASES = 3
@@ -113,7 +113,7 @@ def _shape(random: Random, features: Features, profile: Profile) -> EngineShape:
     order = list(range(pages))
     random.shuffle(order)
     models = random.choice([1, 1, 2, 3, 3]) if features.many_models and not profile.model else 1
-    return EngineShape(
+    shape = EngineShape(
         limits=Limits(
             slots,
             context,
@@ -142,6 +142,7 @@ def _shape(random: Random, features: Features, profile: Profile) -> EngineShape:
         models=models,
         room=min(models, random.choice([1, 2, 2, 3])),
     )
+    return replace(shape, limits=with_drafts(shape.limits)) if shape.guesses else shape
 
 
 def _tenants(random: Random, features: Features, shape: EngineShape) -> tuple[Tenant, ...]:

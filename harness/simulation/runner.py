@@ -65,13 +65,14 @@ class SimulatedStates:
         """Bytes of one slot's states, 0 for a model without."""
         return 8 if self._runner.memory.recurrent else 0
 
-    def save(self, slot: int, state_slot: int) -> None:
-        """Copy the slot's state to ``state_slot``."""
+    def save(self, slot: int, state_slot: int, position: int | None = None) -> None:
+        """Copy the slot's state for ``position``, by default the latest, to ``state_slot``."""
         self._runner.copying()
         memory = self._runner.memory
 
         def run() -> None:
-            memory.saved_states[state_slot] = memory.states[slot]
+            begun = memory.state_positions[slot] if position is None else position
+            memory.saved_states[state_slot] = begun, memory.state(slot, begun)
 
         self._runner.enqueue(run)
 
@@ -80,7 +81,7 @@ class SimulatedStates:
         memory = self._runner.memory
 
         def run() -> None:
-            memory.states[slot] = memory.saved_states[state_slot]
+            memory.keep_state(slot, *memory.saved_states[state_slot])
 
         self._runner.enqueue(run)
 

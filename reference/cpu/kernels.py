@@ -102,6 +102,7 @@ def _convolution(threads: int, bound: Operands, params: Parameters) -> Call:
         bias=bound.get("bias"),
         input_gate=bound.get("input_gate"),
         output_gate=bound.get("output_gate"),
+        states=int(params["states"]),
         threads=threads,
     )
 
@@ -114,6 +115,7 @@ def _recurrence(threads: int, bound: Operands, params: Parameters) -> Call:
         state_size=int(params["state_size"]),
         grouped=int(params["grouped"]),
         eps=float(params["eps"]),
+        states=int(params["states"]),
     )
     operands = {name: bound[name] for name in names}
     return partial(delta_net, **operands, shape=shape, threads=threads)
@@ -121,7 +123,7 @@ def _recurrence(threads: int, bound: Operands, params: Parameters) -> Call:
 
 def _scan(threads: int, bound: Operands, params: Parameters) -> Call:
     names = ("x", "dt", "decay", "dt_bias", "skip", "query", "state", "y")
-    sizes = ("heads", "groups", "head_dim", "state_size")
+    sizes = ("heads", "groups", "head_dim", "state_size", "states")
     shape = ScanShape(*(int(params[name]) for name in sizes))
     operands = {name: bound[name] for name in names}
     return partial(scan, **operands, shape=shape, threads=threads)

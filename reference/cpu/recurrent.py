@@ -34,11 +34,26 @@ _scratch = Scratch()
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Consecutive tokens of one slot; ``starts`` is True when the first one is at position 0."""
+    """Consecutive tokens of one slot; the first one is at ``position``."""
 
     slot: int
     tokens: slice
-    starts: bool
+    position: int
+
+    @property
+    def starts(self) -> bool:
+        """Whether the run begins a sequence."""
+        return self.position == 0
+
+    def before(self, states: int) -> int:
+        """The row of the state that the run begins with, of ``states`` rows of each slot."""
+        return self.slot * states + (self.position - 1) % states
+
+    def stored(self, states: int) -> Iterator[tuple[int, int]]:
+        """The tokens whose states remain, counted from the run's first, and the rows of these."""
+        count = self.tokens.stop - self.tokens.start
+        for token in range(max(0, count - states), count):
+            yield token, self.slot * states + (self.position + token) % states
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +65,7 @@ class DeltaShape:
     state_size: int
     grouped: int
     eps: float
+    states: int = 1
 
 
 def runs_of(query: NDArray[np.int32]) -> Iterator[Run]:
@@ -58,7 +74,7 @@ def runs_of(query: NDArray[np.int32]) -> Iterator[Run]:
     cuts = np.flatnonzero((np.diff(slots) != 0) | (positions[1:] == 0)) + 1
     bounds = [0, *cuts.tolist(), len(query)] if len(query) else []
     for first, stop in pairwise(bounds):
-        yield Run(int(slots[first]), slice(first, stop), bool(positions[first] == 0))
+        yield Run(int(slots[first]), slice(first, stop), int(positions[first]))
 
 
 def conv1d(
@@ -72,6 +88,7 @@ def conv1d(
     bias: Float32 | None = None,
     input_gate: Float32 | None = None,
     output_gate: Float32 | None = None,
+    states: int = 1,
 ) -> None:
     """Compute ``y`` and update ``state``; the operands are those of
     ``reference.ops.ssm_conv1d``."""
@@ -84,9 +101,9 @@ def conv1d(
         channels = slice(first, first + width)
         taps = np.ascontiguousarray(weight[channels].T)
         for run in runs:
-            past = state[run.slot, :, channels]
+            past = state[run.before(states), :, channels]
             if run.starts:
-                past[...] = 0.0
+                past = np.zeros_like(past)
             now = x[run.tokens, channels]
             if input_gate is not None:
                 now = input_gate[run.tokens, channels] * now
@@ -99,7 +116,8 @@ def conv1d(
                 total += bias[channels]
             gate = None if output_gate is None else output_gate[run.tokens, channels]
             y[run.tokens, channels] = silu(total) if gate is None else gate * total
-            past[...] = window[tokens:]
+            for token, row in run.stored(states):
+                state[row, :, channels] = window[token + 1 : token + len(taps)]
 
     for_each(piece, range(0, x.shape[1], width), threads)
 
@@ -140,7 +158,8 @@ def delta_net(
             if run.starts:
                 memory[...] = 0.0
             else:
-                memory[...] = np.moveaxis(state[run.slot, heads], -1, 0)
+                memory[...] = np.moveaxis(state[run.before(shape.states), heads], -1, 0)
+            stored = dict(run.stored(shape.states))
             for t in range(run.tokens.start, run.tokens.stop):
                 memory *= decays[t]
                 np.multiply(memory, keys[t], out=products)
@@ -149,7 +168,9 @@ def delta_net(
                 memory += products
                 np.multiply(memory, queries[t], out=products)
                 result[t, heads] = _fold(products)
-            state[run.slot, heads] = np.moveaxis(memory, 0, -1)
+                row = stored.get(t - run.tokens.start)
+                if row is not None:
+                    state[row, heads] = np.moveaxis(memory, 0, -1)
 
     for_each(advance, range(0, shape.value_heads, count), threads)
 
@@ -162,6 +183,7 @@ class ScanShape:
     groups: int
     head_dim: int
     state_size: int
+    states: int = 1
 
 
 def scan(
@@ -198,14 +220,17 @@ def scan(
             if run.starts:
                 memory[...] = 0.0
             else:
-                memory[...] = np.moveaxis(state[run.slot, heads], -1, 0)
+                memory[...] = np.moveaxis(state[run.before(shape.states), heads], -1, 0)
+            stored = dict(run.stored(shape.states))
             for t in range(run.tokens.start, run.tokens.stop):
                 memory *= decays[t]
                 np.multiply(changes[t], keys[t], out=products)
                 memory += products
                 np.multiply(memory, queries[t], out=products)
                 result[t, heads] = _fold(products) + skipped[t]
-            state[run.slot, heads] = np.moveaxis(memory, 0, -1)
+                row = stored.get(t - run.tokens.start)
+                if row is not None:
+                    state[row, heads] = np.moveaxis(memory, 0, -1)
 
     for_each(advance, range(0, shape.heads, count), threads)
 

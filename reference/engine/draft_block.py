@@ -14,30 +14,22 @@ from contract.records import LAST_TOKEN, QUERY_TOKEN
 from reference.engine.drafter import ChainedStep, DraftRequest, Tokens, generate_drafts
 from reference.engine.sequence import Sequence
 from reference.hidden_rows import HiddenRows, Indices
-from reference.limits import RING_STEPS, Limits
+from reference.limits import RING_STEPS, Limits, with_drafts
 from reference.runner import ModelRunner, StepInput
 from reference.sched.planner import Chunk
 from reference.sched.slots import SlotTable
 
 LEAST_RING = 32
 """Fewest positions of a slot whose hidden states stay on the device."""
-
-LEAST_STATES = 2
-"""Fewest saved recurrent states: one to return to from wrong drafts, and one of the prefix
-cache."""
 NO_STEP = 1 << 30
 """A position that no sequence has."""
 
 
 def drafting_limits(limits: Limits, drafts: int) -> Limits:
     """``limits`` with room for the hidden states that a block needs which drafts at most ``drafts``
-    tokens of a sequence at once, and for recurrent states that wrong drafts would spoil."""
+    tokens of a sequence at once."""
     rows = 2 * (drafts + 1 + RING_STEPS)
-    return replace(
-        limits,
-        hidden_rows=max(LEAST_RING, 1 << (rows - 1).bit_length()),
-        saved_states=max(LEAST_STATES, limits.saved_states),
-    )
+    return replace(with_drafts(limits), hidden_rows=max(LEAST_RING, 1 << (rows - 1).bit_length()))
 
 
 def block_limits(target: Limits) -> Limits:

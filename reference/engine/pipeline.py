@@ -262,8 +262,8 @@ class Pipeline:
                 continue
             if start < table.known[slot]:
                 self._slot_manager.publish(sequence)
-            if start + count == table.cut[slot]:
-                self._slot_manager.keep_state(sequence)
+            if start + count == table.cut[slot] and not table.draft[slot]:
+                self._slot_manager.keep_state(sequence, start + count)
 
     def _observe(self, step: Step) -> None:
         now = self._clock()

@@ -49,9 +49,8 @@ class Sequence:
     While it runs: ``slot`` is its slot, -1 while it waits, and ``pages`` are its KV pages.
     ``admission`` counts how often it was given a slot: the results of a step that was submitted
     under an earlier admission are dropped. The prefix cache has its pages up to ``published``.
-    ``states`` are saved recurrent states of it, (tokens, state slot) each, and ``undo`` is the
-    state slot for the state before drafted tokens. ``draft_masks`` are the masks of the rows of a
-    step with drafted tokens. Once it has computed ``quantum`` positions it
+    ``states`` are saved recurrent states of it, (tokens, state slot) each. ``draft_masks`` are the
+    masks of the rows of a step with drafted tokens. Once it has computed ``quantum`` positions it
     has made progress; until then a ``protected`` sequence cannot lose its slot. Pages of its first
     ``matched`` tokens were cached when it was admitted, and ``difference`` is where a cached
     sequence of its tenant continued with another token. ``from_disk`` tokens were only in the disk
@@ -86,7 +85,6 @@ class Sequence:
     pages: list[int] = field(default_factory=list)
     published: PathEnd | None = None
     states: list[tuple[int, int]] = field(default_factory=list)
-    undo: int | None = None
     draft_masks: list[Mask | None] = field(default_factory=list)
     quantum: int = 0
     protected: bool = False
@@ -99,7 +97,7 @@ class Sequence:
         self, slot: int, pages: list[int], hit: PrefixHit, quantum: int, protected: bool
     ) -> None:
         """Run in a slot with these pages, the first of which are cached ones."""
-        self.pages, self.published, self.states, self.undo = pages, None, [], None
+        self.pages, self.published, self.states = pages, None, []
         self.quantum, self.protected = quantum, protected
         self.matched, self.difference = hit.matched, hit.difference
         self.from_disk = hit.from_disk

@@ -18,9 +18,6 @@ from reference.sched.quantum import goal
 from reference.sched.slots import SlotTable
 from reference.sched.tenants import Tenants
 
-DRAFTED_PAGES = 4
-"""How many pages a saved recurrent state lies behind the one before while tokens are drafted."""
-
 
 class SlotManager:
     """The running sequences of one model, by slot, in order of admission.
@@ -51,10 +48,8 @@ class SlotManager:
         self._on_lost = on_lost
 
     def progress(self, sequence: Sequence) -> int:
-        """Positions of a running sequence that are computed and whose tokens the host knows, but
-        for one that is computed again if drafts are wrong."""
-        again = self.table.draft[sequence.slot] and sequence.undo is not None
-        return min(self.table.computed[sequence.slot], sequence.known - bool(again))
+        """Positions of a running sequence that are computed and whose tokens the host knows."""
+        return min(self.table.computed[sequence.slot], sequence.known)
 
     def protects(self, sequence: Sequence) -> bool:
         """Whether a running sequence cannot lose its slot: it waited too long, and has not made
@@ -140,14 +135,13 @@ class SlotManager:
             sequence.tenant,
         )
 
-    def keep_state(self, sequence: Sequence) -> None:
-        """Queue a copy of the recurrent state of the slot, which stands at the end of a page."""
+    def keep_state(self, sequence: Sequence, tokens: int) -> None:
+        """Queue a copy of the slot's recurrent state after ``tokens``, which end a page."""
         if not self.keeps_states:
             return
-        tokens = self.table.computed[sequence.slot]
         state_slot = self._state_slot_for(sequence, self._gain_of_state(sequence, tokens))
         if state_slot is not None:
-            self._runner.recurrent.save(sequence.slot, state_slot)
+            self._runner.recurrent.save(sequence.slot, state_slot, tokens)
             sequence.states.append((tokens, state_slot))
             if tokens < len(sequence.request.prompt):
                 # A state inside the prompt serves every request with the same prompt.
@@ -168,12 +162,6 @@ class SlotManager:
             self._runner.recurrent.save(sequence.slot, state_slot)
             sequence.states.append((computed, state_slot))
 
-    def drop_undo(self, sequence: Sequence) -> None:
-        """Free the state slot for the state before drafted tokens."""
-        if sequence.undo is not None:
-            self.memory.drop_state_slot(sequence.undo)
-            sequence.undo = None
-
     def remove(self, sequence: Sequence, *, served: bool = True, published: bool = True) -> None:
         """Take slot and pages from a sequence. Its computed pages stay in the cache unless it is
         not ``published``. A sequence that made no progress was not ``served``."""
@@ -184,7 +172,6 @@ class SlotManager:
             self._attach_state(sequence)
         for _, state_slot in sequence.states:
             self.memory.drop_state_slot(state_slot)
-        self.drop_undo(sequence)
         del self.running[slot]
         sequence.slot = -1
         self.free_slots.append(slot)
@@ -250,8 +237,7 @@ class SlotManager:
         In a prompt these are: every ``state_interval`` tokens, so that an edit in the middle costs
         no more; the end of what was cached, since others who share it differ there too; the
         beginnings of turns; the last full page; and the quantum of a protected sequence, which may
-        lose its slot there. Behind the prompt every page ends with one, or every DRAFTED_PAGES
-        while tokens are drafted: each costs steps without drafts.
+        lose its slot there. Behind the prompt every page ends with one.
         """
         slot = sequence.slot
         computed, known = self.table.computed[slot], self.table.known[slot]
@@ -263,9 +249,7 @@ class SlotManager:
             cuts += [quantum] if quantum % PAGE_TOKENS == 0 else []
             self.table.cut[slot] = min(cut for cut in cuts if cut > computed)
         else:
-            drafted = sequence.undo is not None and not sequence.protected
-            pages = DRAFTED_PAGES if drafted else 1
-            self.table.cut[slot] = whole_pages(computed) + pages * PAGE_TOKENS
+            self.table.cut[slot] = whole_pages(computed) + PAGE_TOKENS
 
     def _lasting_cuts(self, sequence: Sequence) -> list[int]:
         """Positions within a prompt, at the ends of pages, at which other prompts are likely to

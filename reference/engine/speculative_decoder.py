@@ -26,8 +26,8 @@ class SpeculativeDecoder:
 
     A sequence with drafts runs in lockstep: its next step is planned when the host knows the tokens
     of the one before. It does so only while drafts are worth the measured cost of their steps. The
-    number of drafts is bounded by what they need: an output row each, a state slot for a recurrent
-    model, and room among the recent tokens that penalties look at.
+    number of drafts is bounded by what they need: an output row each, for a recurrent model a
+    state of the slot each, and room among the recent tokens that penalties look at.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class SpeculativeDecoder:
         self._ends = options.end_of_generation
         self._mask_words = mask_words(runner.model.config.vocab)
         self._began = 0.0
-        self._policy = DraftPolicy(cost, redone=slot_manager.recurrent)
+        self._policy = DraftPolicy(cost)
         self._yields: dict[int, AcceptedTokens] = {}
 
     def consider(self, sequence: Sequence) -> bool:
@@ -74,7 +74,6 @@ class SpeculativeDecoder:
             return False
         if not self._policy.count(measured, len(self._slot_manager.running), self._most):
             measured.pause(sequence.known)
-            self._slot_manager.drop_undo(sequence)
             return False
         return True
 
@@ -121,14 +120,9 @@ class SpeculativeDecoder:
                 self._write(sequence, drafts.get(slot))
 
     def before_step(self, sequences: list[Sequence], chunks: list[Chunk]) -> None:
-        """Save what the step that is submitted next would overwrite: recurrent states, which wrong
-        drafts spoil, and what a draft block reads."""
+        """Let a draft block read what the step that is submitted next would overwrite."""
         if self._block is not None:
             self._block.before_step(sequences, chunks)
-        if self._slot_manager.keeps_states:
-            for sequence in sequences:
-                if self._slot_manager.table.draft[sequence.slot] and sequence.undo is not None:
-                    self._runner.recurrent.save(sequence.slot, sequence.undo)
 
     def after_step(self, sequences: list[Sequence], chunks: list[Chunk]) -> None:
         """A step over ``chunks`` was submitted."""
@@ -137,15 +131,14 @@ class SpeculativeDecoder:
 
     def settle(self, sequence: Sequence, start: int, stop: int) -> None:
         """After a step over ``start`` to ``stop`` - 1 was read and the tokens it gave are known:
-        drop the wrong drafts."""
+        drop the wrong drafts. The states of a recurrent model before them are still there."""
         table, slot, known = self._slot_manager.table, sequence.slot, sequence.known
         drafted, gained = stop - start - 1, known - 1 - start
         table.draft[slot] = 0
         table.known[slot] = known
         table.computed[slot] = known - 1
-        if gained <= drafted and sequence.undo is not None:
-            self._runner.recurrent.load(sequence.undo, slot)
-            table.computed[slot] = start
+        if start < table.cut[slot] < known:
+            self._slot_manager.keep_state(sequence, table.cut[slot])
         so_far = self.statistics
         self.statistics = replace(
             so_far,
@@ -199,7 +192,7 @@ class SpeculativeDecoder:
 
     def _bound(self, sequence: Sequence) -> int:
         """The most drafted tokens for one sequence now."""
-        slot, limits = sequence.slot, self._runner.limits
+        limits = self._runner.limits
         running = len(self._slot_manager.running)
         most = self._policy.count(self._yield(sequence), running, self._most)
         most = min(most, sequence.last - sequence.known)
@@ -207,12 +200,7 @@ class SpeculativeDecoder:
         if sampling.penalizes:
             most = min(most, limits.recent_tokens - sampling.repeat_last_n)
         if self._slot_manager.recurrent:
-            if sequence.undo is None:
-                sequence.undo = self._slot_manager.memory.save_state_slot(own=True)
-            if sequence.undo is None:
-                return 0
-            table = self._slot_manager.table
-            most = min(most, table.cut[slot] - table.computed[slot] - 2)
+            most = min(most, limits.slot_states - 1)
         return most
 
     def _room(self, running: int) -> int:
@@ -226,7 +214,6 @@ class SpeculativeDecoder:
         if self._block and self._policy.given_up(self._yield(sequence), running, self._most):
             self._block.leave(sequence.order)
         self._slot_manager.table.lockstep[sequence.slot] = sequence.masked
-        self._slot_manager.drop_undo(sequence)
         self.statistics = replace(self.statistics, pauses=self.statistics.pauses + 1)
 
     def _follows(self) -> bool:

@@ -206,12 +206,11 @@ class KvMemory:
         while len(self._cached) > self._most_cached:
             self._evict(next(iter(self._cached)))
 
-    def save_state_slot(self, gain: int | None = None, *, own: bool = False) -> int | None:
+    def save_state_slot(self, gain: int | None = None) -> int | None:
         """A state slot for a recurrent state, the caller's until it attaches or drops it; None when
-        there is none: see ``StateSlots.take``. One for the sequence's ``own`` use needs no
-        cache."""
+        there is none: see ``StateSlots.take``."""
         slots = self._state_slots
-        return slots.take(gain) if slots is not None and (self._cache or own) else None
+        return slots.take(gain) if slots is not None and self._cache else None
 
     def attach_state(self, scope: Hashable, tokens: NDArray[np.int32], state_slot: int) -> None:
         """Let others find in ``state_slot`` the state after exactly ``tokens``, whole pages

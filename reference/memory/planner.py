@@ -33,11 +33,12 @@ class MemoryPlan:
     ``weights`` are given by storage type, in the tier's own layout. ``constants`` are tables,
     ``step_data`` are inputs and outputs of steps, ``scratch`` holds intermediate results,
     ``variants`` are the lowered shape buckets, ``workspace`` is allocated during a step only.
-    ``kv`` are all pages, ``recurrent`` the states of all slots and the saved states, ``state`` all
-    other buffers that outlive a step. Of the total, ``mapped`` is read in place from the model
-    file, and ``staging`` is host memory in addition to the device's. ``streamed`` are weights in
-    host memory that every step copies to the ``ring`` on the device, and ``evictable`` is mapped
-    from files, which the system may read again.
+    ``kv`` are all pages, ``recurrent`` the states of all slots, ``slot_states`` of each, and the
+    saved states, ``state`` all other buffers that outlive a step. Of the total, ``mapped`` is read
+    in place from the model file, and ``staging`` is host memory in addition to the device's.
+    ``streamed`` are weights in host memory that every step copies to the ``ring`` on the device,
+    of which a step of one token moves ``moved``, and ``evictable`` is mapped from files, which the
+    system may read again.
     """
 
     slots: int
@@ -61,7 +62,9 @@ class MemoryPlan:
     unified: bool
     ring: int = 0
     streamed: int = 0
+    moved: int = 0
     evictable: int = 0
+    slot_states: int = 1
 
     @property
     def total(self) -> int:
@@ -81,8 +84,9 @@ class MemoryPlan:
 
     @property
     def recurrent_per_slot(self) -> int:
-        """Bytes of the states of all recurrent layers of one sequence."""
-        return self.recurrent // (self.slots + self.saved_states)
+        """Bytes of the latest states of all recurrent layers of one sequence."""
+        states = self.slots * self.slot_states + self.saved_states
+        return self.recurrent // states * self.slot_states
 
     @property
     def device(self) -> int:
@@ -126,9 +130,11 @@ def plan_memory(
             weights[decl.dtype.name] = weights.get(decl.dtype.name, 0) + held
         elif decl.kind is not BufferKind.SCRATCH:
             sums[_part(decl, paged, recurrent)] += held
-    sums["recurrent"] += sums["recurrent"] // limits.slots * limits.saved_states
+    state = sums["recurrent"] // (limits.slots * limits.slot_states)
+    sums["recurrent"] += state * limits.saved_states
     return MemoryPlan(
         saved_states=limits.saved_states,
+        slot_states=limits.slot_states,
         slots=limits.slots,
         context=limits.context,
         pages=limits.pages,
@@ -143,6 +149,7 @@ def plan_memory(
         staging=footprint.staging,
         ring=footprint.ring,
         streamed=footprint.streamed,
+        moved=footprint.moved,
         evictable=sum(footprint.mapped.values()) + footprint.on_disk,
         unified=unified,
         **sums,

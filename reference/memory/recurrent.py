@@ -1,7 +1,7 @@
 """The recurrent states of each slot's sequence, saved and loaded bit for bit on the device.
 
 Unlike KV pages, a recurrent state cannot be cut back to a shorter prefix: to return to a position,
-a state that was saved at this position is needed.
+a state that was saved at this position is needed, or one of the slot's latest.
 """
 
 from __future__ import annotations
@@ -40,6 +40,12 @@ def recurrent_buffers(graph: Graph) -> tuple[BufferDecl, ...]:
     return tuple(graph.buffers[name] for name in names)
 
 
+def slot_states(graph: Graph) -> int:
+    """How many of its latest states each slot has."""
+    found = [node.params["states"] for node in graph.nodes if node.opcode in RECURRENT_OPCODES]
+    return int(max(found, default=1))
+
+
 def state_bytes(graph: Graph) -> int:
     """Bytes of the recurrent states of one sequence; 0 where there are no recurrent layers."""
     return sum(_bytes_of_one(decl) for decl in recurrent_buffers(graph))
@@ -53,6 +59,9 @@ def _bytes_of_one(decl: BufferDecl) -> int:
 class RecurrentMemory:
     """The recurrent states of all slots on one tier, and the position of each slot.
 
+    A slot has the states after its latest positions, each in the row of the position's remainder:
+    a step may begin behind any of them.
+
     ``save`` and ``load`` are submissions like steps: they are queued and wait for nothing. There
     are ``state_slots`` slots for saved states. For a graph without recurrent layers there are none.
     """
@@ -62,19 +71,21 @@ class RecurrentMemory:
     ) -> None:
         self._tier = tier
         self._nbytes: dict[str, int] = {}
-        slots = 0
+        rows, states = 0, slot_states(graph)
         for decl in recurrent_buffers(graph):
-            slots = int(decl.shape[0])
+            rows = int(decl.shape[0])
             self._nbytes[decl.name] = _bytes_of_one(decl)
         self._buffers = {name: buffers[name] for name in self._nbytes}
-        self._positions = np.zeros(slots, np.int64)
+        self._states = states
+        self._positions = np.zeros(rows // states, np.int64)
+        self._earliest = np.zeros(rows // states, np.int64)
         self._saved_positions = np.zeros(state_slots, np.int64)
         self._pool: dict[str, Buffer] = {}
         self._saving: ExecutableGraph | None = None
         self._loading: ExecutableGraph | None = None
         self._last: Fence | None = None
         self._copies: RowCopies | None = None
-        if slots and state_slots:
+        if rows and state_slots:
             widths = {name: nbytes // F32.block_bytes for name, nbytes in self._nbytes.items()}
             self._pool = {
                 _saved(name): tier.alloc(
@@ -86,7 +97,7 @@ class RecurrentMemory:
             self._saving, self._loading = (
                 ExecutableGraph(
                     tier,
-                    _copies(widths, slots, state_slots, save=save),
+                    _copies(widths, rows, state_slots, save=save),
                     {**self._buffers, **self._pool},
                     ShapeKey(0, 1),
                 )
@@ -113,8 +124,8 @@ class RecurrentMemory:
     def advance(self, query: NDArray[np.void]) -> None:
         """Note a step over QUERY_TOKEN[tokens].
 
-        Raises AssertionError for a token that neither continues its slot's sequence nor begins one:
-        the slot's state is that of other tokens.
+        Raises AssertionError for a token that neither continues its slot's sequence behind one of
+        its states nor begins one: the slot's states are those of other tokens.
         """
         if not len(self._positions) or not len(query):
             return
@@ -122,30 +133,41 @@ class RecurrentMemory:
         slots, positions = query["slot"][order], query["position"][order]
         changes = slots[1:] != slots[:-1]
         first, last = np.append(True, changes), np.append(changes, True)
-        expected = np.where(first, self._positions[slots], np.append(0, positions[:-1] + 1))
+        behind = np.clip(positions, self._earliest[slots], self._positions[slots])
+        expected = np.where(first, behind, np.append(0, positions[:-1] + 1))
         wrong = np.flatnonzero((positions != 0) & (positions != expected))
         if len(wrong):
             slot, needed, given = (a[wrong[0]] for a in (slots, expected, positions))
             raise AssertionError(
                 f"slot {slot} has a recurrent state for position {needed}, not {given}"
             )
-        self._positions[slots[last]] = positions[last] + 1
+        self._earliest[slots[positions == 0]] = 0
+        ended, tops = slots[last], positions[last] + 1
+        self._positions[ended] = tops
+        self._earliest[ended] = np.maximum(self._earliest[ended], tops - self._states + 1)
 
-    def save(self, slot: int, state_slot: int) -> None:
-        """Queue a copy of the slot's state to ``state_slot``. Raises RequestError for a slot or
-        state slot that does not exist."""
+    def save(self, slot: int, state_slot: int, position: int | None = None) -> None:
+        """Queue a copy to ``state_slot`` of the slot's state for ``position``, by default the
+        latest. Raises RequestError for a slot or state slot that does not exist."""
         self._check_slot(slot)
         self._check_state_slot(state_slot)
-        self._last = _copy(self._saving, slot, state_slot)
-        self._saved_positions[state_slot] = self._positions[slot]
+        position = int(self._positions[slot]) if position is None else position
+        assert self._earliest[slot] <= position <= self._positions[slot], "its state was replaced"
+        self._last = _copy(self._saving, self._row(slot, position), state_slot)
+        self._saved_positions[state_slot] = position
 
     def load(self, state_slot: int, slot: int) -> None:
         """Queue a copy of the state in ``state_slot`` to ``slot``. Raises RequestError for a slot
         or state slot that does not exist."""
         self._check_slot(slot)
         self._check_state_slot(state_slot)
-        self._last = _copy(self._loading, state_slot, slot)
-        self._positions[slot] = self._saved_positions[state_slot]
+        position = int(self._saved_positions[state_slot])
+        self._last = _copy(self._loading, state_slot, self._row(slot, position))
+        self._positions[slot] = self._earliest[slot] = position
+
+    def _row(self, slot: int, position: int) -> int:
+        """The row of the state with which ``position`` of a slot begins."""
+        return slot * self._states + (position - 1) % self._states
 
     def read(self, state_slot: int) -> SavedPage:
         """Queue: the state in ``state_slot`` into host memory. The slot may be written at once."""
@@ -200,12 +222,12 @@ def _saved(name: str) -> str:
     return f"saved.{name}"
 
 
-def _copies(widths: Mapping[str, int], slots: int, state_slots: int, *, save: bool) -> Graph:
+def _copies(widths: Mapping[str, int], rows: int, state_slots: int, *, save: bool) -> Graph:
     """The graph that copies a row of every state to a state slot, or back."""
     builder = GraphBuilder("save" if save else "load")
     pairs = builder.request(PAIRS, "rows", 2)
     for name, width in widths.items():
-        state = builder.buffer(name, BufferKind.STATE, F32, (slots, width))
+        state = builder.buffer(name, BufferKind.STATE, F32, (rows, width))
         saved = builder.buffer(_saved(name), BufferKind.STATE, F32, (state_slots, width))
         source, target = (state, saved) if save else (saved, state)
         builder.emit(Opcode.COPY_ROWS, name, source=source, pairs=pairs, target=target)

@@ -19,21 +19,22 @@ def ssm_conv1d(
     bias: NDArray[np.float32] | None = None,
     input_gate: NDArray[np.float32] | None = None,
     output_gate: NDArray[np.float32] | None = None,
+    states: int = 1,
 ) -> NDArray[np.float32]:
     """y[t] = silu(sum_i weight[:, i] * u[t - history + i] + bias), u = x, added from left to right
     (rule R8).
 
     x is [tokens, channels], weight [channels, history + 1]. With ``input_gate`` u is input_gate *
     x; with ``output_gate`` the sum is multiplied by it instead of passing through silu. state
-    [slots, history, channels] holds the last u of each slot, oldest first, and is updated in
-    place. The tokens of a slot come in order of position; position 0 starts from zeros.
+    [slots, history, channels] holds the last u after each of a slot's latest ``states`` positions,
+    oldest first (see ``state_rows``). The tokens of a slot come in order of position; position 0
+    starts from zeros.
     """
     y = np.empty_like(x)
     u = x if input_gate is None else input_gate * x
     for t, token in enumerate(query.view(QUERY_TOKEN)[:, 0]):
-        past = state[token["slot"]]
-        if token["position"] == 0:
-            past[...] = 0.0
+        before, after = state_rows(token, states)
+        past = np.zeros_like(state[after]) if token["position"] == 0 else state[before]
         window = np.concatenate([past, u[t : t + 1]])
         total = np.zeros(x.shape[1], np.float32)
         for tap in range(history + 1):
@@ -41,5 +42,12 @@ def ssm_conv1d(
         if bias is not None:
             total = total + bias
         y[t] = silu(total) if output_gate is None else output_gate[t] * total
-        past[...] = window[1:]
+        state[after] = window[1:]
     return y
+
+
+def state_rows(token: np.void, states: int) -> tuple[int, int]:
+    """The rows of a state that a QUERY_TOKEN reads and writes. A slot has ``states`` rows, and the
+    state after a position is in the row of its remainder, so that the latest ones remain."""
+    first, position = int(token["slot"]) * states, int(token["position"])
+    return first + (position - 1) % states, first + position % states

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from contract.records import QUERY_TOKEN
 from reference.exact.elementary import exp, sigmoid, softplus
 from reference.exact.sums import sum_axis
+from reference.ops.ssm_conv1d import state_rows
 
 ONE = np.float32(1.0)
 
@@ -28,15 +29,16 @@ def ssm_delta_net(
     state_size: int,
     eps: float,
     grouped: int = 0,
+    states: int = 1,
 ) -> NDArray[np.float32]:
     """Advance the state of every token's slot and read it (rule R8).
 
     x is [tokens, (2 key_heads + value_heads) state_size]: queries, keys, values. alpha and beta
     are [tokens, value_heads], decay and dt_bias [value_heads]. ``state`` [slots, value_heads,
-    value, key] is updated in place; the tokens of a slot come in order of position, and position 0
-    starts from zeros. Value head j reads key head j // (value_heads / key_heads) when ``grouped``,
-    else j mod key_heads. Sums over the key axis are R4 segments. Returns
-    [tokens, value_heads * state_size].
+    value, key] holds the latest ``states`` states of each slot (see ``state_rows``); the tokens of
+    a slot come in order of position, and position 0 starts from zeros. Value head j reads key head
+    j // (value_heads / key_heads) when ``grouped``, else j mod key_heads. Sums over the key axis
+    are R4 segments. Returns [tokens, value_heads * state_size].
     """
     q, k, v = split_heads(x, key_heads, value_heads, state_size)
     q = l2_norm(q, eps) * np.float32(1.0 / math.sqrt(state_size))
@@ -46,10 +48,10 @@ def ssm_delta_net(
     b = sigmoid(beta)
     y = np.empty((len(x), value_heads, state_size), np.float32)
     for t, token in enumerate(query.view(QUERY_TOKEN)[:, 0]):
-        key, memory = k[t, key_of][:, None, :], state[token["slot"]]
-        if token["position"] == 0:
-            memory[...] = 0.0
-        decayed = memory * g[t, :, None, None]
+        before, after = state_rows(token, states)
+        key, memory = k[t, key_of][:, None, :], state[after]
+        previous = np.zeros_like(memory) if token["position"] == 0 else state[before]
+        decayed = previous * g[t, :, None, None]
         error = v[t] - sum_axis(decayed * key)
         memory[...] = decayed + (b[t, :, None] * error)[..., None] * key
         y[t] = sum_axis(memory * q[t, key_of][:, None, :])

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from contract.records import QUERY_TOKEN
 from reference.exact.elementary import exp, softplus
 from reference.exact.sums import sum_axis
+from reference.ops.ssm_conv1d import state_rows
 
 
 def ssm_scan(
@@ -23,14 +24,15 @@ def ssm_scan(
     groups: int,
     head_dim: int,
     state_size: int,
+    states: int = 1,
 ) -> NDArray[np.float32]:
     """Advance the state of every token's slot and read it (rule R8).
 
     x is [tokens, heads head_dim + 2 groups state_size]: values v, then b and c of every group. dt
     is [tokens, heads]; decay, dt_bias and skip are [heads]. ``state`` [slots, heads, head_dim,
-    state_size] is updated in place; the tokens of a slot come in order of position, and position 0
-    starts from zeros. Consecutive heads share a group. Sums over the state's last axis are R4
-    segments. Returns [tokens, heads head_dim].
+    state_size] holds the latest ``states`` states of each slot (see ``state_rows``); the tokens of
+    a slot come in order of position, and position 0 starts from zeros. Consecutive heads share a
+    group. Sums over the state's last axis are R4 segments. Returns [tokens, heads head_dim].
     """
     v, b, c = split_values(x, heads, groups, state_size)
     step = softplus(dt + dt_bias)
@@ -38,11 +40,11 @@ def ssm_scan(
     group_of = np.arange(heads) // (heads // groups)
     y = np.empty((len(x), heads, head_dim), np.float32)
     for t, token in enumerate(query.view(QUERY_TOKEN)[:, 0]):
-        memory = state[token["slot"]]
-        if token["position"] == 0:
-            memory[...] = 0.0
+        before, after = state_rows(token, states)
+        memory = state[after]
+        previous = np.zeros_like(memory) if token["position"] == 0 else state[before]
         change = (step[t, :, None] * v[t])[..., None] * b[t, group_of][:, None, :]
-        memory[...] = memory * g[t, :, None, None] + change
+        memory[...] = previous * g[t, :, None, None] + change
         read = sum_axis(memory * c[t, group_of][:, None, :])
         y[t] = read + skip[:, None] * v[t]
     return y.reshape(len(x), heads * head_dim)

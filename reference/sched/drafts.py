@@ -74,16 +74,14 @@ class AcceptedTokens:
 
 class DraftPolicy:
     """Decides the number of drafts from how many were right and from what steps were measured to
-    take. ``redone`` means that the tokens before a wrong draft are computed again in a step without
-    drafts, as recurrent states need it.
+    take.
 
     Where nothing was measured a fixed rule holds. Drafts that are expected to gain nothing are
     tried again from time to time, as long as all trials lost at most TRIED_PART of the time.
     """
 
-    def __init__(self, cost: StepCost, *, redone: bool) -> None:
+    def __init__(self, cost: StepCost) -> None:
         self._cost = cost
-        self._redone = redone
         self._all = AcceptedTokens()
         self._draft_seconds = 0.0
         self._timed = 0
@@ -139,9 +137,7 @@ class DraftPolicy:
         self._timed = min(self._timed + 1, DRAFT_STEPS)
         seconds = min(seconds, step + drafted * each)
         self._draft_seconds += (each - self._draft_seconds) / self._timed
-        redone = alone if self._redone and gained <= drafted else 0.0
-        lost = seconds + redone - (gained + (redone > 0)) * alone
-        self._lost = max(0.0, self._lost + lost / running)
+        self._lost = max(0.0, self._lost + (seconds - gained * alone) / running)
 
     def note_forbidden(self, running: int, seconds: float) -> None:
         """Note that a mask forbade all drafts of one of ``running`` sequences, which took
@@ -158,13 +154,7 @@ class DraftPolicy:
         """Expected tokens a second of a sequence with ``count`` drafts in each step."""
         right, seconds = self._right(own), self._seconds(running, count)
         assert seconds is not None
-        tokens = sum(right**n for n in range(count + 1))
-        if self._redone:
-            again = 1 - right**count
-            redone = self._step(running, round(tokens) - 1)
-            assert redone is not None
-            tokens, seconds = tokens + again, seconds + again * redone
-        return tokens / seconds
+        return sum(right**n for n in range(count + 1)) / seconds
 
     def _seconds(self, running: int, count: int) -> float | None:
         """Expected seconds of a step with ``count`` drafts of each sequence, and of making them."""

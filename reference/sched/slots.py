@@ -32,11 +32,11 @@ class SlotTable:
 
     Positions below ``computed`` were submitted; ``page_count`` pages are in the page table. The
     host gives the first ``known`` tokens, the device samples the others. Nothing is computed from
-    position ``end`` on. No chunk extends beyond ``cut``, a position at which a recurrent state is
-    saved. ``draft`` drafted tokens lie behind the known ones and are computed in one step with the
-    last known one. Every position from ``rows_from`` on has an output row, of which ``output``
-    names what is read: logits, hidden states, digests, or None. Rows that sample a position before
-    ``scored_to`` give the token of the prompt there.
+    position ``end`` on. No chunk without drafts extends beyond ``cut``, a position at which a
+    recurrent state is saved. ``draft`` drafted tokens lie behind the known ones and are computed in
+    one step with the last known one. Every position from ``rows_from`` on has an output row, of
+    which ``output`` names what is read: logits, hidden states, digests, or None. Rows that sample a
+    position before ``scored_to`` give the token of the prompt there.
 
     ``samples``: tokens are generated. ``lockstep``: the next step needs the token of the one before
     on the host. ``stalled``: nothing is computed. ``listed``: log-probabilities are requested.
@@ -128,7 +128,7 @@ class SlotTable:
             length = known + self.draft[slot]
         else:
             length = min(computed + (not self.lockstep[slot]), self.end[slot])
-        return min(length, cut) if computed < cut else length
+        return min(length, cut) if computed < cut and not self.draft[slot] else length
 
     def plain_sampling(self, slots: list[int], positions: list[int]) -> NDArray[np.void]:
         """SAMPLING[n] of the tokens at ``positions`` of ``slots``, without penalties and biases."""

@@ -31,8 +31,8 @@ MODELS = {
 """Value heads of qwen3next share key heads in another order."""
 
 
-def recorded(name: str, folder: Path, key: ShapeKey) -> RecordedModel:
-    """A model of one recurrent layer, whose slots have a past."""
+def recorded(name: str, folder: Path, key: ShapeKey, states: int = 1) -> RecordedModel:
+    """A model of one recurrent layer, whose slots have a past of so many states."""
     path = folder / f"delta-{name}.gguf"
     if not path.exists():
         architecture = "qwen3next" if name == "qwen3next" else "qwen35"
@@ -43,7 +43,7 @@ def recorded(name: str, folder: Path, key: ShapeKey) -> RecordedModel:
             "tiny", architecture=architecture, quant="q8_0", recurrent=recurrent, **SHAPE, **more
         )
         write_synthetic(path, spec)
-    limits = Limits(20, 96, 120, I12, step_tokens=FEW_TOKENS + 16, step_rows=4)
+    limits = Limits(20, 96, 120, I12, step_tokens=FEW_TOKENS + 16, step_rows=4, slot_states=states)
     model = RecordedModel(open_model(path), limits, key)
     rng = np.random.default_rng(11)
     for decl in model.graph.of_kind(BufferKind.STATE):
@@ -120,6 +120,21 @@ def test_many_tokens(name: str, folder: Path) -> None:
     assert [len(run) for run in steps.runs] == [2, 1, 1]
     slots = [3] + [0] * 40 + [1, 2] * 12 + [0] * 4
     positions = [4, *range(40), *(p for n in range(12) for p in (n, n + 8)), 40, 41, 42, 43]
+    run(steps, positions, slots)
+
+
+@pytest.mark.parametrize("states", [4, 8])
+@pytest.mark.parametrize("many", [False, True])
+def test_several_states_of_a_slot(states: int, many: bool, folder: Path) -> None:
+    """Runs shorter and longer than a ring of states, one that another slot interrupts, one that
+    begins anew, and one that two blocks of the convolution compute."""
+    slots = [0] * 4 + [1, 2] * 3 + [3] * 11 + [1]
+    positions = [5, 6, 7, 8, 3, 0, 4, 1, 0, 2, *range(2, 13), 1]
+    if many:
+        slots, positions = slots + [4] * 40 + [5] * 6, [*positions, *range(7, 47), *range(9, 15)]
+    key, bucket = ShapeKey(len(slots), 1), ShapeKey(len(slots) + (8 if many else 2), 2)
+    steps = TunedSteps(recorded("qwen35", folder, key, states), bucket, DEVICE, FILES, folder)
+    assert [len(run) for run in steps.runs] == ([2, 1, 1] if many else [1])
     run(steps, positions, slots)
 
 

@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 
 from contract.errors import RequestError
 from contract.types import FinishReason, Request, SamplingParams, TokenEvent
-from reference.cpu.tier import CpuTier
 from reference.engine import Engine, EngineOptions, MaskProvider
 from reference.engine.drafter import PromptLookup
 from reference.limits import Limits
@@ -22,7 +21,7 @@ from reference.model.open import open_model
 from reference.ops.log_probabilities import log_probabilities
 from reference.runner import ModelRunner
 from reference.sched.constraints import pack_mask
-from tests.named_tiers import named, runner_on
+from tests.named_tiers import named, quick_tier, runner_on
 
 VOCAB = 320
 LIMITS = Limits(
@@ -89,7 +88,7 @@ def runner(request: pytest.FixtureRequest, tiny_model_path: Path) -> Iterator[Mo
 
 @pytest.fixture(scope="module")
 def cpu(tiny_model_path: Path) -> Iterator[ModelRunner]:
-    with runner_on(tiny_model_path, CpuTier, LIMITS) as runner:
+    with runner_on(tiny_model_path, quick_tier, LIMITS) as runner:
         yield runner
 
 
@@ -252,7 +251,7 @@ def test_what_cannot_be_had_is_refused(
 
 def test_a_step_has_masks_for_all_slots_or_none(tiny_model_path: Path) -> None:
     model = open_model(tiny_model_path)
-    with model.file, CpuTier() as tier:
+    with model.file, quick_tier() as tier:
         with (
             ModelRunner(model, tier, replace(LIMITS, masks=2)) as runner,
             pytest.raises(ValueError, match="a mask for every slot, or none"),

@@ -34,8 +34,10 @@ Token = tuple[int, int, int]
 """Token id, slot, position."""
 
 
-def graph(slots: int, layers: int = 2) -> Graph:
-    """Convolution, recurrence and gated norm; every layer reads the tokens and adds to the sum."""
+def graph(slots: int, layers: int = 2, states: int = 1) -> Graph:
+    """Convolution, recurrence and gated norm; every layer reads the tokens and adds to the sum.
+    Each slot has its latest ``states``."""
+    rows = slots * states
     b = GraphBuilder("recurrent layers")
 
     def activation(name: str, width: int) -> View:
@@ -55,8 +57,9 @@ def graph(slots: int, layers: int = 2) -> Graph:
             x=x,
             weight=weight(f"{name}.taps", CHANNELS, HISTORY + 1),
             query=query,
-            state=b.buffer(f"{name}.conv", BufferKind.STATE, F32, (slots, HISTORY, CHANNELS)),
+            state=b.buffer(f"{name}.conv", BufferKind.STATE, F32, (rows, HISTORY, CHANNELS)),
             history=HISTORY,
+            states=states,
         )
         read = b.emit(
             Opcode.SSM_DELTA_NET,
@@ -66,11 +69,12 @@ def graph(slots: int, layers: int = 2) -> Graph:
             decay=weight(f"{name}.decay", VALUES),
             dt_bias=weight(f"{name}.dt_bias", VALUES),
             query=query,
-            state=b.buffer(f"{name}.memory", BufferKind.STATE, F32, (slots, VALUES, SIZE, SIZE)),
+            state=b.buffer(f"{name}.memory", BufferKind.STATE, F32, (rows, VALUES, SIZE, SIZE)),
             key_heads=KEYS,
             value_heads=VALUES,
             state_size=SIZE,
             eps=1e-6,
+            states=states,
         )
         normed = b.emit(
             Opcode.SSM_GATED_NORM,
@@ -103,10 +107,10 @@ def embeddings(name: str, width: int) -> NDArray[np.float32]:
 class Layers:
     """The graph on ``tier``. ``recurrent`` is under test."""
 
-    def __init__(self, tier: Tier, slots: int, layers: int = 2) -> None:
+    def __init__(self, tier: Tier, slots: int, layers: int = 2, states: int = 1) -> None:
         self.tier = tier
         self.slots = slots
-        self.graph = graph(slots, layers)
+        self.graph = graph(slots, layers, states)
         self.buffers: dict[str, Buffer] = {}
         most = ShapeKey(MOST_TOKENS, 0)
         for decl in self.graph.buffers.values():

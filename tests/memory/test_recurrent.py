@@ -99,6 +99,27 @@ def test_a_loaded_slot_continues_as_if_nothing_had_happened(layers: Layers) -> N
     assert (feed(layers, 1, RIGHT) == expected).all()
 
 
+def test_a_slot_continues_behind_any_of_its_latest_states(tier: Tier) -> None:
+    """Tokens are taken back as far as there are states, also positions that were computed twice,
+    and a state inside is saved and loaded; a position before them is refused."""
+    with closing(Layers(tier, SLOTS, states=3)) as layers:
+        feed(layers, 1, FIRST)
+        path = FIRST
+        for back, ids in ((2, OTHER[:2]), (2, OTHER), (0, OTHER), (1, (4,)), (2, RIGHT)):
+            begin = len(path) - back
+            path = (*path[:begin], *ids)
+            rows = layers.step([(token, 1, begin + n) for n, token in enumerate(ids)])
+            assert (rows == uninterrupted(path)[begin:]).all()
+        layers.recurrent.save(1, 0, len(path) - 2)
+        layers.recurrent.load(0, 2)
+        rows = feed(layers, 2, RIGHT)
+        assert (rows == uninterrupted((*path[:-2], *RIGHT))[len(path) - 2 :]).all()
+        for slot, refused in ((1, len(path) - 3), (2, len(path) - 1)):
+            with pytest.raises(AssertionError, match=f"not {refused}"):
+                layers.step([(1, slot, refused)])
+        layers.step([(1, 1, len(path) - 2)])
+
+
 @pytest.mark.parametrize("prepared", [True, False])
 def test_copies_are_lowered_ahead(
     layers: Layers, prepared: bool, monkeypatch: pytest.MonkeyPatch

@@ -44,7 +44,7 @@ def compared(policy: DraftPolicy, right: int, wrong: int) -> AcceptedTokens:
 def test_as_many_as_make_a_sequence_fastest(
     right: int, wrong: int, row: float, running: int, least: int, most: int
 ) -> None:
-    policy = DraftPolicy(measured(1 - row, row), redone=False)
+    policy = DraftPolicy(measured(1 - row, row))
     own = compared(policy, right, wrong)
     count = policy.count(own, running, 8)
     if not least:
@@ -53,22 +53,11 @@ def test_as_many_as_make_a_sequence_fastest(
     assert least <= count <= most
 
 
-def test_states_that_are_computed_again_cost_drafts() -> None:
-    """With as many right drafts a model with recurrent states gains less."""
-    rates = []
-    for redone in (True, False):
-        policy = DraftPolicy(measured(0.9, 0.1), redone=redone)
-        own = compared(policy, 70, 30)
-        assert policy.count(own, 1, 8) > 0
-        rates.append([policy._rate(own, 1, count) for count in range(1, 9)])
-    assert all(again < kept for again, kept in zip(*rates, strict=True))
-
-
 @pytest.mark.parametrize("row", [0.01, 0.3, 0.9])
 def test_drafts_that_are_never_right_lose_little(row: float) -> None:
     """Simulated steps: whatever rows cost, trials lose a bounded part of the time."""
     cost = measured(1 - row, row)
-    policy, own, lost, tokens = DraftPolicy(cost, redone=True), AcceptedTokens(), 0.0, 0
+    policy, own, lost, tokens = DraftPolicy(cost), AcceptedTokens(), 0.0, 0
     while tokens < 4000:
         count = policy.count(own, 1, 5)
         seconds = 1.0 + row * count + DRAFT * count
@@ -89,7 +78,7 @@ def test_without_the_bound_they_would_lose_more(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_step_that_something_held_up_counts_little() -> None:
-    policy, own = DraftPolicy(measured(0.99, 0.01), redone=False), AcceptedTokens()
+    policy, own = DraftPolicy(measured(0.99, 0.01)), AcceptedTokens()
     policy.note(3, 4, 1, 100.0)
     own.note(4, 3)
     for _ in range(30):
@@ -100,7 +89,7 @@ def test_a_step_that_something_held_up_counts_little() -> None:
 
 def test_drafts_whose_first_steps_were_held_up_are_worth_it_later() -> None:
     """The first drafts wait until kernels are built; one that does not shows what a draft takes."""
-    policy = DraftPolicy(measured(0.9, 0.1), redone=False)
+    policy = DraftPolicy(measured(0.9, 0.1))
     own = compared(policy, 80, 20)
     for seconds in (30.0, 60.0, 40.0):
         policy.note(1, 2, 1, seconds)
@@ -111,7 +100,7 @@ def test_drafts_whose_first_steps_were_held_up_are_worth_it_later() -> None:
 
 
 def test_sequences_are_read_where_drafts_are_worth_it_and_now_and_then_elsewhere() -> None:
-    policy = DraftPolicy(measured(0.1, 0.9), redone=True)
+    policy = DraftPolicy(measured(0.1, 0.9))
     assert sum(policy.follows(1, 5) for _ in range(160)) == 10
-    assert all(DraftPolicy(measured(0.99, 0.01), redone=True).follows(1, 5) for _ in range(9))
-    assert all(DraftPolicy(StepCost(), redone=True).follows(1, 5) for _ in range(9))
+    assert all(DraftPolicy(measured(0.99, 0.01)).follows(1, 5) for _ in range(9))
+    assert all(DraftPolicy(StepCost()).follows(1, 5) for _ in range(9))

@@ -67,9 +67,12 @@ def _no_restored_pages(patch: pytest.MonkeyPatch) -> None:
 
 
 def _no_restored_states(patch: pytest.MonkeyPatch) -> None:
-    """A slot goes on from the state that another sequence or wrong guesses left there."""
-    patch.setattr(RecurrentMemory, "load", lambda self, state_slot, slot: None)
-    patch.setattr(RecurrentMemory, "advance", lambda self, query: None)
+    """A slot goes on from the state that another sequence left there."""
+
+    def load(self: RecurrentMemory, state_slot: int, slot: int) -> None:
+        self._positions[slot] = self._earliest[slot] = self._saved_positions[state_slot]
+
+    patch.setattr(RecurrentMemory, "load", load)
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,10 @@
 // SSM_CONV1D of many tokens (rule R8). A block computes CONV_TOKENS tokens and THREADS channels. It
 // first finds the input values of each token: those of earlier tokens of the same slot in the step,
 // then those stored for the slot. A second launch, with STORES equal to 1, stores the values that
-// slots need in later steps.
+// slots need in later steps: those after each of the latest STATES positions, in the row of its
+// remainder.
 //
-// Compiled with HISTORY, THREADS, CONV_TOKENS, STORES, these operand numbers (see packets.h), -1 if
+// Compiled with HISTORY, THREADS, CONV_TOKENS, STATES (1 or at least HISTORY), STORES, these operand numbers (see packets.h), -1 if
 // absent: X, WEIGHT, QUERY, STATE, Y, BIAS, INPUT_GATE, OUTPUT_GATE, and the packet number CONV.
 
 #include "queries.h"
@@ -32,19 +33,21 @@ DEVICE void find_past(const QUERIES &queries, unsigned token, unsigned *place, i
             same &= same - 1;
         }
     }
-    // Before the first of them come the latest stored values.
+    // Before the first of them come the latest stored values, in this row of the slot's.
+    const unsigned row = (queries.position(token) - 1 - found) % STATES;
     if (lane == 0)
         for (int i = found; i < HISTORY; i++)
-            place[HISTORY - 1 - i] = ended ? ZERO : KEPT | (unsigned)(HISTORY - 1 - (i - found));
+            place[HISTORY - 1 - i] = ended ? ZERO : KEPT | (row * HISTORY + HISTORY - 1 - (i - found));
     __syncwarp();
 }
 
-// Whether a token behind this one has its slot.
+// Whether a token behind this one stores its values in the same row.
 DEVICE bool has_later(const QUERIES &queries, unsigned token, unsigned tokens, int lane) {
-    const unsigned slot = queries.slot(token);
+    const unsigned row = queries.row_after(token, STATES);
     for (unsigned first = token + 1; first < tokens; first += WARP_LANES) {
         const unsigned at = first + lane;
-        if (__ballot_sync(ALL_LANES, at < tokens && queries.slot(at) == slot)) return true;
+        if (__ballot_sync(ALL_LANES, at < tokens && queries.row_after(at, STATES) == row))
+            return true;
     }
     return false;
 }
@@ -65,6 +68,39 @@ DEVICE float gated_output(const LAUNCH &launch, unsigned token, unsigned channel
     return gate[token * stride_at(launch, OUTPUT_GATE) + channel] * total;
 }
 
+// Computes tokens `first` to `end` - 1 of a channel, or stores the values behind them.
+DEVICE void convolve(const LAUNCH &launch, const QUERIES &queries, const unsigned *places,
+                     const float (&tap)[HISTORY + 1], unsigned first, unsigned end,
+                     unsigned channel, unsigned channels) {
+#pragma unroll 4
+    for (unsigned token = first; token < end; token++) {
+        const unsigned *place = places + (token - first) * HISTORY;
+        if (STORES && place[0] == SKIPPED) continue;
+        float *kept = (float *)operand_at(launch, STATE) +
+                      (size_t)queries.slot(token) * STATES * HISTORY * channels + channel;
+        float past[HISTORY];
+#pragma unroll
+        for (int i = 0; i < HISTORY; i++)
+            past[i] = place[i] == ZERO   ? 0.0f
+                      : place[i] & KEPT ? kept[(size_t)(place[i] & ~KEPT) * channels]
+                                        : gated_input(launch, place[i], channel);
+        const float now = gated_input(launch, token, channel);
+        if (STORES) {
+            float *after = kept + (size_t)(queries.position(token) % STATES) * HISTORY * channels;
+#pragma unroll
+            for (int i = 0; i < HISTORY; i++)
+                after[(size_t)i * channels] = i + 1 < HISTORY ? past[i + 1] : now;
+            continue;
+        }
+        float total = 0.0f;
+#pragma unroll
+        for (int i = 0; i < HISTORY; i++) total = total + tap[i] * past[i];
+        total = total + tap[HISTORY] * now;
+        ((float *)operand_at(launch, Y))[token * stride_at(launch, Y) + channel] =
+            gated_output(launch, token, channel, total);
+    }
+}
+
 extern "C" __global__ void __launch_bounds__(THREADS)
     delta_conv(U64 scratch, U64 inputs, const __grid_constant__ PACKETS packets, U64 workspace) {
     extern __shared__ __align__(128) unsigned char shared[];
@@ -73,7 +109,6 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     const PACKET *conv = packet_of(launch, CONV);
     const unsigned channels = conv->size[SSM_CONV1D_CHANNELS], tokens = count_of(launch, conv);
     const unsigned channel = blockIdx.x * THREADS + threadIdx.x;
-    const unsigned first = blockIdx.y * CONV_TOKENS, end = min(tokens, first + CONV_TOKENS);
     const int lane = threadIdx.x % WARP_LANES;
     FOLLOWING_MAY_START;
     float tap[HISTORY + 1];
@@ -83,43 +118,23 @@ extern "C" __global__ void __launch_bounds__(THREADS)
                      ? ((const float *)operand_at(launch, WEIGHT))[channel * (HISTORY + 1) + i]
                      : 0.0f;
     PRECEDING_DONE;
-    if (first >= tokens) return;
     const QUERIES queries = {(const unsigned *)operand_at(launch, QUERY), stride_at(launch, QUERY)};
-    for (unsigned token = first + threadIdx.x / WARP_LANES; token < end; token += WARPS) {
-        unsigned *place = places + (token - first) * HISTORY;
-        if (STORES && has_later(queries, token, tokens, lane)) {
-            if (lane == 0) place[0] = SKIPPED;
-            __syncwarp();
-        } else {
-            find_past(queries, token, place, lane);
+    // One row of blocks stores several states of a slot, since a token's row may be another's past.
+    for (unsigned first = blockIdx.y * CONV_TOKENS; first < tokens;
+         first += gridDim.y * CONV_TOKENS) {
+        const unsigned end = min(tokens, first + CONV_TOKENS);
+        for (unsigned token = first + threadIdx.x / WARP_LANES; token < end; token += WARPS) {
+            unsigned *place = places + (token - first) * HISTORY;
+            if (STORES && has_later(queries, token, tokens, lane)) {
+                if (lane == 0) place[0] = SKIPPED;
+                __syncwarp();
+            } else {
+                find_past(queries, token, place, lane);
+            }
         }
-    }
-    __syncthreads();
-    if (channel >= channels) return;
-#pragma unroll 4
-    for (unsigned token = first; token < end; token++) {
-        const unsigned *place = places + (token - first) * HISTORY;
-        if (STORES && place[0] == SKIPPED) continue;
-        float *kept = (float *)operand_at(launch, STATE) +
-                      (size_t)queries.slot(token) * HISTORY * channels + channel;
-        float past[HISTORY];
-#pragma unroll
-        for (int i = 0; i < HISTORY; i++)
-            past[i] = place[i] == ZERO   ? 0.0f
-                      : place[i] & KEPT ? kept[(size_t)(place[i] & ~KEPT) * channels]
-                                        : gated_input(launch, place[i], channel);
-        const float now = gated_input(launch, token, channel);
-        if (STORES) {
-#pragma unroll
-            for (int i = 0; i < HISTORY; i++)
-                kept[(size_t)i * channels] = i + 1 < HISTORY ? past[i + 1] : now;
-            continue;
-        }
-        float total = 0.0f;
-#pragma unroll
-        for (int i = 0; i < HISTORY; i++) total = total + tap[i] * past[i];
-        total = total + tap[HISTORY] * now;
-        ((float *)operand_at(launch, Y))[token * stride_at(launch, Y) + channel] =
-            gated_output(launch, token, channel, total);
+        __syncthreads();
+        if (channel < channels)
+            convolve(launch, queries, places, tap, first, end, channel, channels);
+        __syncthreads();
     }
 }

@@ -2,11 +2,13 @@
 // in order to WARPS * ROW_SETS * 4 rows of one value head's state. It copies the inputs of
 // STAGE_TOKENS tokens at a time ahead of their use, into one of two stages.
 //
-// Compiled with STATE_SIZE, WARPS, ROW_SETS, STAGE_TOKENS, these operand numbers (see packets.h):
-// X, QK, GATES, QUERY, STATE, Y, and the packet number NET.
+// A slot has STATES rows of states; what follows a position is in the row of its remainder.
+//
+// Compiled with STATE_SIZE, WARPS, ROW_SETS, STAGE_TOKENS, STATES, these operand numbers (see
+// packets.h): X, QK, GATES, QUERY, STATE, Y, and the packet number NET.
 
 #include "delta.h"
-#include "packets.h"
+#include "queries.h"
 
 #define THREADS (WARPS * WARP_LANES)
 #define BLOCK_ROWS (WARPS * ROW_SETS * ROWS_AT_ONCE)
@@ -85,24 +87,31 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     const size_t y_stride = stride_at(launch, Y);
     float m[ROW_SETS][LANE_KEYS] = {}, k[LANE_KEYS], q[LANE_KEYS];
     float sum[2 * ROW_SETS] = {};  // M k of the next token, then M q of this one
-    float *held = 0;
+    const QUERIES queries = {source.query, source.query_stride};
+    float *held = 0;  // where the state in registers belongs
+    auto state_at = [&](unsigned row) {
+        return states + (((size_t)row * value_heads + head) * STATE_SIZE + first_row) * STATE_SIZE;
+    };
+    auto store = [&]() {
+#pragma unroll
+        for (int s = 0; s < ROW_SETS; s++)
+            store_keys(m[s], held + (size_t)(own_row + s * ROWS_AT_ONCE) * STATE_SIZE, lane);
+    };
     // Loads the state of a token's slot into registers, decays it and multiplies it by the token's
     // keys.
     auto begin = [&](const float *of_token) {
         const float *factors = of_token + 4 * TOKEN_PARTS;
-        const unsigned slot = __float_as_uint(factors[2]);
-        float *state = states + (((size_t)slot * value_heads + head) * STATE_SIZE + first_row) *
-                                    STATE_SIZE;
+        const unsigned first = __float_as_uint(factors[2]) * STATES;
+        const unsigned position = __float_as_uint(factors[3]);
+        float *state = state_at(first + (position + STATES - 1) % STATES);
         if (state != held) {
+            if (STATES == 1 && held) store();
 #pragma unroll
-            for (int s = 0; s < ROW_SETS; s++) {
-                const size_t row = (own_row + s * ROWS_AT_ONCE) * STATE_SIZE;
-                if (held) store_keys(m[s], held + row, lane);
-                load_keys(m[s], state + row, lane);
-            }
-            held = state;
+            for (int s = 0; s < ROW_SETS; s++)
+                load_keys(m[s], state + (size_t)(own_row + s * ROWS_AT_ONCE) * STATE_SIZE, lane);
         }
-        decay_rows(m, k, factors[0], __float_as_uint(factors[3]) == 0, sum);
+        held = state_at(first + position % STATES);
+        decay_rows(m, k, factors[0], position == 0, sum);
     };
     source.fetch(stages, 0);
     source.fetch(stages + STAGE_FLOATS, STAGE_TOKENS);
@@ -116,8 +125,10 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         const unsigned stage = token / STAGE_TOKENS % 2, next = token + 1;
         const float *of_token =
             stages + stage * STAGE_FLOATS + token % STAGE_TOKENS * TOKEN_FLOATS;
+        const bool remains = STATES > 1 && queries.remains(token, tokens, STATES);
         load_keys(q, of_token, lane);
         change_rows(m, k, of_token + 2 * STATE_SIZE + own_row, of_token[4 * TOKEN_PARTS + 1], sum);
+        if (remains) store();
         if (next % STAGE_TOKENS == 0) {
             await_parts<0>();
             __syncthreads();
@@ -139,8 +150,5 @@ extern "C" __global__ void __launch_bounds__(THREADS)
             for (int s = 0; s < ROW_SETS; s++)
                 y[token * y_stride + own_row + s * ROWS_AT_ONCE] = sum[ROW_SETS + s];
     }
-    if (held)
-#pragma unroll
-        for (int s = 0; s < ROW_SETS; s++)
-            store_keys(m[s], held + (size_t)(own_row + s * ROWS_AT_ONCE) * STATE_SIZE, lane);
+    if (STATES == 1) store();
 }

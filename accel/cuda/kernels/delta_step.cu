@@ -5,7 +5,9 @@
 // these blocks stores the values for later steps. The workspace counts them in a word for every key
 // head and token.
 //
-// Compiled with STATE_SIZE, HISTORY, WARPS; with these operand numbers (see packets.h): X,
+// A slot has STATES rows of states; what follows a position is in the row of its remainder.
+//
+// Compiled with STATE_SIZE, HISTORY, WARPS, STATES; with these operand numbers (see packets.h): X,
 // CONV_WEIGHT, QUERY, CONV_STATE, ALPHA, BETA, DECAY, DT_BIAS, STATE, GATE, NORM_WEIGHT, Y; with
 // the packet numbers INPUTS_OP, NET and NORM.
 
@@ -68,9 +70,11 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     const QUERIES queries = {(const unsigned *)operand_at(launch, QUERY), stride_at(launch, QUERY)};
     if (first >= tokens || has_earlier(queries, first, lane)) return;
     const unsigned slot = queries.slot(first);
-    float *kept = (float *)operand_at(launch, CONV_STATE) + (size_t)slot * HISTORY * channels;
-    float *state = (float *)operand_at(launch, STATE) +
-                   ((size_t)slot * value_heads + head) * STATE_SIZE * STATE_SIZE;
+    const unsigned before = queries.row_before(first, STATES);
+    float *const stored = (float *)operand_at(launch, CONV_STATE);
+    const float *kept = stored + (size_t)before * HISTORY * channels;
+    float *const states = (float *)operand_at(launch, STATE);
+    const float *state = states + ((size_t)before * value_heads + head) * STATE_SIZE * STATE_SIZE;
     float m[ROW_SETS][LANE_KEYS], past[PER_THREAD][HISTORY];
 #pragma unroll
     for (int c = 0; c < PER_THREAD; c++)
@@ -83,6 +87,11 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 #pragma unroll
     for (int s = 0; s < ROW_SETS; s++)
         load_keys(m[s], state + (size_t)(own_row + s * ROWS_AT_ONCE) * STATE_SIZE, lane);
+    float began[PER_THREAD][HISTORY];  // the values before the first token
+#pragma unroll
+    for (int c = 0; c < PER_THREAD; c++)
+#pragma unroll
+        for (int i = 0; i < HISTORY; i++) began[c][i] = past[c][i];
     unsigned *counter = (unsigned *)workspace + first * key_heads + key_head;
 #pragma unroll 1
     for (unsigned token = first; token < tokens; token++) {
@@ -123,18 +132,36 @@ extern "C" __global__ void __launch_bounds__(THREADS)
                      packet_of(launch, NORM)->real[SSM_GATED_NORM_EPS], y, lane);
         }
         __syncthreads();
+        if (!queries.remains(token, tokens, STATES)) continue;
+        float *after = states + ((size_t)queries.row_after(token, STATES) * value_heads + head) *
+                                    STATE_SIZE * STATE_SIZE;
+#pragma unroll
+        for (int s = 0; s < ROW_SETS; s++)
+            store_keys(m[s], after + (size_t)(own_row + s * ROWS_AT_ONCE) * STATE_SIZE, lane);
     }
-#pragma unroll
-    for (int s = 0; s < ROW_SETS; s++)
-        store_keys(m[s], state + (size_t)(own_row + s * ROWS_AT_ONCE) * STATE_SIZE, lane);
     const bool last = *ticket + 1 == sharers;
+#pragma unroll 1
+    for (unsigned token = first; token < tokens; token++) {
+        if (queries.slot(token) != slot) continue;
+        const bool remains = queries.remains(token, tokens, STATES);
+        // With a single state the values behind the last token are in registers already.
+        if (STATES == 1 && !remains) continue;
+        float *after = stored + (size_t)queries.row_after(token, STATES) * HISTORY * channels;
 #pragma unroll
-    for (int c = 0; c < PER_THREAD; c++) {
-        const unsigned at = thread + c * THREADS;
-        if (at < HEAD_CHANNELS && (at >= 2 * STATE_SIZE || last))
+        for (int c = 0; c < PER_THREAD; c++) {
+            const unsigned at = thread + c * THREADS;
+            if (at >= HEAD_CHANNELS || (at < 2 * STATE_SIZE && !last)) continue;
+            if (STATES > 1) {
+                const float now = ((const float *)operand_at(
+                    launch, X))[token * stride_at(launch, X) + channel[c]];
+                shift(began[c], now, queries.starts(token));
+            }
+            if (remains)
 #pragma unroll
-            for (int i = 0; i < HISTORY; i++)
-                kept[(size_t)i * channels + channel[c]] = past[c][i];
+                for (int i = 0; i < HISTORY; i++)
+                    after[(size_t)i * channels + channel[c]] =
+                        STATES > 1 ? began[c][i] : past[c][i];
+        }
     }
     if (last && thread == 0) *counter = 0;
 }

@@ -25,6 +25,13 @@ DEVICE float convolved(const float (&tap)[history + 1], float (&past)[history], 
     return silu_of(total);
 }
 
+// Drops the oldest of a channel's values, and appends a new one.
+template <int history> DEVICE void shift(float (&past)[history], float now, bool starts) {
+#pragma unroll
+    for (int i = 1; i < history; i++) past[i - 1] = starts ? 0.0f : past[i];
+    past[history - 1] = now;
+}
+
 // g and b of a value head's token.
 struct FACTORS {
     float g, b;

@@ -277,19 +277,29 @@ DEVICE bool have_arrived(unsigned long long *place, unsigned turn) {
     return done;
 }
 
-// Words of global memory that running blocks send to each other: never read from a multiprocessor's
-// cache; each word is whole, and several have no order.
+// Words of global memory that running blocks send to each other, those of other devices too if
+// SHARED_STEP: never read from a multiprocessor's cache; each word is whole, and several have no
+// order.
+#if SHARED_STEP
+#define BLOCKS_SCOPE "sys"
+#else
+#define BLOCKS_SCOPE "gpu"
+#endif
 DEVICE void store_shared_word(unsigned *place, unsigned word) {
-    asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(place), "r"(word) : "memory");
+    asm volatile("st.relaxed." BLOCKS_SCOPE ".global.u32 [%0], %1;" ::"l"(place), "r"(word)
+                 : "memory");
 }
 DEVICE unsigned load_shared_word(const unsigned *place) {
     unsigned word;
-    asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(word) : "l"(place) : "memory");
+    asm volatile("ld.relaxed." BLOCKS_SCOPE ".global.u32 %0, [%1];"
+                 : "=r"(word)
+                 : "l"(place)
+                 : "memory");
     return word;
 }
 DEVICE uint4 load_shared_words(const unsigned *place) {
     uint4 v;
-    asm volatile("ld.relaxed.gpu.global.v4.u32 {%0,%1,%2,%3}, [%4];"
+    asm volatile("ld.relaxed." BLOCKS_SCOPE ".global.v4.u32 {%0,%1,%2,%3}, [%4];"
                  : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
                  : "l"(place)
                  : "memory");

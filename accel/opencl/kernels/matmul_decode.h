@@ -18,17 +18,29 @@ typedef struct {
     uint second[DECODE_COLUMNS / 4];
 } FOURS;
 
+// The dword of `first` of four columns whose pairs are a and b.
+INLINE uint first_dword(uint a, uint b) {
+    return DOT_VNNI ? (a >> 4 & 0x00FF00FFu) | (b >> 4 & 0x00FF00FFu) << 8 : a;
+}
+
+INLINE uint second_dword(uint a, uint b) {
+    return DOT_VNNI ? (a & 0x000F000Fu) | (b & 0x000F000Fu) << 8 : b;
+}
+
 INLINE void arrange_activation(const GLOBAL short *m, uint count, FOURS *fours) {
     const GLOBAL uint *pairs = (const GLOBAL uint *)m;
     for (uint i = 0; i < count / 4; i++) {
-        uint a = pairs[2 * i], b = pairs[2 * i + 1];
-#if DOT_VNNI
-        fours->first[i] = (a >> 4 & 0x00FF00FFu) | (b >> 4 & 0x00FF00FFu) << 8;
-        fours->second[i] = (a & 0x000F000Fu) | (b & 0x000F000Fu) << 8;
-#else
-        fours->first[i] = a;
-        fours->second[i] = b;
-#endif
+        fours->first[i] = first_dword(pairs[2 * i], pairs[2 * i + 1]);
+        fours->second[i] = second_dword(pairs[2 * i], pairs[2 * i + 1]);
+    }
+}
+
+// The same side by side.
+INLINE void arrange_fours(const GLOBAL short *m, uint count, uint *fours) {
+    const GLOBAL uint *pairs = (const GLOBAL uint *)m;
+    for (uint i = 0; i < count / 2; i += 2) {
+        fours[i] = first_dword(pairs[i], pairs[i + 1]);
+        fours[i + 1] = second_dword(pairs[i], pairs[i + 1]);
     }
 }
 

@@ -17,10 +17,11 @@
 
 MATMUL_TARGET_BEGIN
 
-// The activation of one token as pairs of numbers, and sums of its columns. The sums also keep the
-// tokens of a tile from falling on the same lines of the cache.
+// The activation of one token, a dword of `first` and one of `second` for four columns as in FOURS,
+// side by side, and sums of its columns. The sums also keep the tokens of a tile from falling on the
+// same lines of the cache.
 typedef struct {
-    uint pairs[FEW_COLUMNS / 2];
+    uint fours[FEW_COLUMNS / 2];
     uint sums[FEW_COLUMNS / 32];
 } FEW;
 
@@ -30,20 +31,35 @@ typedef struct {
         if (token < (tile))
 
 // sum[token] = sum of q m over elements 4 begin to 4 end of the block at `block`; q unsigned. The
-// block's activations begin at pair `first`.
-INLINE void few_dot(uint dtype, int tile, const GLOBAL uchar *block, const FEW *few, uint first,
+// block's activations begin at dword `place`. A token has two chains of accumulation, because one
+// would wait for its own latency.
+INLINE void few_dot(uint dtype, int tile, const GLOBAL uchar *block, const FEW *few, uint place,
                     int begin, int end, int16 *sum) {
-    EACH_OF(tile) sum[token] = 0;
+    int16 other[FEW_TILE];
+    EACH_OF(tile) sum[token] = other[token] = 0;
     UNROLL for (int t = 0; t < 8; t++) {
         if (t < begin || t >= end) continue;
         const uint16 q = weight_bytes(dtype, block, t);
+#if DOT_VNNI
+        EACH_OF(tile) {
+            const uint *fours = few[token].fours + place + 2 * t;
+            other[token] = dot_bytes(other[token], q, (uint16)(fours[0]));
+            sum[token] = dot_bytes(sum[token], q, (uint16)(fours[1]));
+        }
+#else
         const uint16 even = even_pairs(q), odd = odd_pairs(q);
         EACH_OF(tile) {
-            const uint *pairs = few[token].pairs + first + 2 * t;
-            sum[token] = dot_pairs(sum[token], even, (uint16)(pairs[0]));
-            sum[token] = dot_pairs(sum[token], odd, (uint16)(pairs[1]));
+            const uint *fours = few[token].fours + place + 2 * t;
+            other[token] = dot_pairs(other[token], even, (uint16)(fours[0]));
+            sum[token] = dot_pairs(sum[token], odd, (uint16)(fours[1]));
         }
+#endif
     }
+#if DOT_VNNI
+    EACH_OF(tile) sum[token] = (other[token] << 4) + sum[token];
+#else
+    EACH_OF(tile) sum[token] = other[token] + sum[token];
+#endif
 }
 
 // One segment of 32-blocks for 16 rows, before the activations' scales.
@@ -184,8 +200,7 @@ INLINE void few_rows(uint dtype, const MATMUL *p, uint begin_row, uint end_row) 
         const uint end = min(p->columns, begin + FEW_COLUMNS);
         for (uint token = 0; token < arranged; token++) {
             const ulong source = source_row(p, min(token, p->tokens - 1));
-            const GLOBAL uint *pairs = (const GLOBAL uint *)(p->m + source * p->m_stride + begin);
-            for (uint i = 0; i < (end - begin) / 2; i++) few[token].pairs[i] = pairs[i];
+            arrange_fours(p->m + source * p->m_stride + begin, end - begin, few[token].fours);
             const GLOBAL uint *sums = p->sums + source * p->sums_stride + begin / 32;
             for (uint b = 0; b < (end - begin) / 32; b++) few[token].sums[b] = sums[b];
         }

@@ -2,8 +2,9 @@
 // + bias; y[t] = output_gate z, or silu(z) (rule R8).
 //
 // operands: x, weight [channels, history + 1], query, bias, input_gate, output_gate,
-//           state [slots, history, channels], y
-// sizes:    tokens, channels, history
+//           state [slots, history, channels], y; what follows a position of a slot is in row
+//           slot * states + position mod states
+// sizes:    tokens, channels, history, states
 // Channels are split among workers; each goes through the tokens in order.
 
 // Vectors of channels that take a token together: a token's channels are far from the next one's.
@@ -45,8 +46,12 @@ void op_ssm_conv1d(MEMORY memory, const GLOBAL PACKET *packet, uint worker, uint
                       kept[(c - first) / 16]);
         for (uint token = 0; token < op.tokens; token++) {
             const GLOBAL int *query = op.query + token * op.query_stride;
-            const bool starts = query[2] == 0;
-            GLOBAL float *past = op.state + (ulong)query[1] * op.history * op.channels;
+            const uint rows = (uint)query[1] * op.states, position = (uint)query[2];
+            const bool starts = position == 0;
+            const ulong width = (ulong)op.history * op.channels;
+            const GLOBAL float *past =
+                op.state + (rows + (position + op.states - 1) % op.states) * width;
+            GLOBAL float *after = op.state + (rows + position % op.states) * width;
             const GLOBAL float *x = op.x + (ulong)token * op.x_stride;
             GLOBAL float *y = op.y + (ulong)token * op.y_stride;
             for (uint c = first; c < end; c += 16) {
@@ -56,16 +61,16 @@ void op_ssm_conv1d(MEMORY memory, const GLOBAL PACKET *packet, uint worker, uint
                     now = load_padded(op.input_gate + token * op.input_gate_stride + c, count) * now;
                 float16 total = 0.0f;
                 for (uint tap = 0; tap < taps; tap++) {
-                    GLOBAL float *place = past + (ulong)tap * op.channels + c;
+                    const ulong place = (ulong)tap * op.channels + c;
                     float16 value = now;
                     if (tap < op.history)
-                        value = starts ? (float16)(0.0f) : load_padded(place, count);
+                        value = starts ? (float16)(0.0f) : load_padded(past + place, count);
                     const float16 weight =
                         tap < KEPT_TAPS ? kept[(c - first) / 16][tap]
                                         : tap_weights(op.weight + (ulong)c * taps, taps, tap,
                                                       count);
                     total = total + weight * value;
-                    if (tap) store_partial(value, place - op.channels, count);
+                    if (tap) store_partial(value, after + place - op.channels, count);
                 }
                 if (op.bias) total = total + load_padded(op.bias + c, count);
                 if (op.output_gate)

@@ -4,8 +4,9 @@
 // M being a value and a column a key; sums over the keys are R4 segments.
 //
 // operands: x (..., values), qk and gates of ssm_delta_inputs, query,
-//           state [slots, value_heads, state_size, state_size], y
-// sizes:    tokens, key_heads, value_heads, state_size, grouped
+//           state [slots, value_heads, state_size, state_size], y; what follows a position of a
+//           slot is in row slot * states + position mod states
+// sizes:    tokens, key_heads, value_heads, state_size, grouped, states
 // Units are sixteen rows of a value head's state. A worker takes a unit through
 // all tokens in order, so that its rows stay near while one slot's tokens pass.
 
@@ -13,7 +14,8 @@
 
 typedef struct {
     const GLOBAL float *q, *k, *v;
-    GLOBAL float *state, *y;
+    const GLOBAL float *before;
+    GLOBAL float *after, *y;
     float g, b;
     bool starts;
 } DELTA_TOKEN;
@@ -29,11 +31,15 @@ INLINE DELTA_TOKEN delta_token(const ssm_delta_net_fields *op, uint token, uint 
     t.q = op->qk + (ulong)token * op->qk_stride + key_head * size;
     t.k = t.q + op->key_heads * size;
     t.v = op->x + (ulong)token * op->x_stride + (2 * op->key_heads + head) * size + row;
-    t.state = op->state + (((ulong)query[1] * op->value_heads + head) * size + row) * size;
+    const uint rows = (uint)query[1] * op->states, position = (uint)query[2];
+    const uint after = rows + position % op->states;
+    const uint before = rows + (position + op->states - 1) % op->states;
+    t.after = op->state + (((ulong)after * op->value_heads + head) * size + row) * size;
+    t.before = op->state + (((ulong)before * op->value_heads + head) * size + row) * size;
     t.y = op->y + (ulong)token * op->y_stride + head * size + row;
     t.g = gates[head];
     t.b = gates[op->value_heads + head];
-    t.starts = query[2] == 0;
+    t.starts = position == 0;
     return t;
 }
 
@@ -66,7 +72,7 @@ INLINE void delta_rows(const DELTA_TOKEN *t, const uint size, const int vectors,
     }
     for (uint r = rows; r < STATE_ROWS; r++) halved[r] = 0.0f;
     for (uint r = 0; r < rows; r++) {
-        const GLOBAL float *row = t->state + r * size;
+        const GLOBAL float *row = t->before + r * size;
         float16 p[16];
         UNROLL for (int i = 0; i < vectors; i++) {
             const int count = (int)size - 16 * i;
@@ -76,12 +82,13 @@ INLINE void delta_rows(const DELTA_TOKEN *t, const uint size, const int vectors,
     }
     vstore16(t->b * (load_padded(t->v, (int)rows) - fold_rows(halved)), 0, change);
     for (uint r = 0; r < rows; r++) {
-        GLOBAL float *row = t->state + r * size;
+        const GLOBAL float *row = t->before + r * size;
+        GLOBAL float *after = t->after + r * size;
         float16 p[16];
         UNROLL for (int i = 0; i < vectors; i++) {
             const int count = (int)size - 16 * i;
             const float16 m = key_vector(row + 16 * i, count) * t->g + change[r] * key[i];
-            if (count > 0) store_partial(m, row + 16 * i, count);
+            if (count > 0) store_partial(m, after + 16 * i, count);
             p[i] = first_lanes(m * query[i], count);
         }
         halved[r] = halved_row(p, vectors);
@@ -98,9 +105,11 @@ void op_ssm_delta_net(MEMORY memory, const GLOBAL PACKET *packet, uint worker, u
         const uint head = unit / blocks, first = unit % blocks * STATE_ROWS;
         const uint rows = min((uint)STATE_ROWS, size - first);
         for (uint token = 0; token < op.tokens; token++) {
-            const DELTA_TOKEN t = delta_token(&op, token, head, first);
-            if (t.starts)
-                for (uint k = 0; k < rows * size; k++) t.state[k] = 0.0f;
+            DELTA_TOKEN t = delta_token(&op, token, head, first);
+            if (t.starts) {
+                for (uint k = 0; k < rows * size; k++) t.after[k] = 0.0f;
+                t.before = t.after;
+            }
             if (size == 128)
                 delta_rows(&t, 128, 8, rows);
             else if (size <= 128)
@@ -131,7 +140,8 @@ void op_ssm_scan_gates(MEMORY memory, const GLOBAL PACKET *packet, uint worker, 
 
 typedef struct {
     const GLOBAL float *v, *b, *c;
-    GLOBAL float *state, *y;
+    const GLOBAL float *before;
+    GLOBAL float *after, *y;
     float g, step, skip;
     bool starts;
 } SCAN_TOKEN;
@@ -147,12 +157,16 @@ INLINE SCAN_TOKEN scan_token(const ssm_scan_fields *op, uint token, uint head, u
     t.v = x + first;
     t.b = x + op->heads * op->head_dim + group * size;
     t.c = t.b + op->groups * size;
-    t.state = op->state + ((ulong)query[1] * op->heads * op->head_dim + first) * size;
+    const uint rows = (uint)query[1] * op->states, position = (uint)query[2];
+    const uint after = rows + position % op->states;
+    const uint before = rows + (position + op->states - 1) % op->states;
+    t.after = op->state + ((ulong)after * op->heads * op->head_dim + first) * size;
+    t.before = op->state + ((ulong)before * op->heads * op->head_dim + first) * size;
     t.y = op->y + (ulong)token * op->y_stride + first;
     t.g = gates[head];
     t.step = gates[op->heads + head];
     t.skip = op->skip[head];
-    t.starts = query[2] == 0;
+    t.starts = position == 0;
     return t;
 }
 
@@ -168,12 +182,13 @@ INLINE void scan_rows(const SCAN_TOKEN *t, const uint size, const int vectors, u
     vstore16(t->step * v, 0, change);
     for (uint r = rows; r < STATE_ROWS; r++) halved[r] = 0.0f;
     for (uint r = 0; r < rows; r++) {
-        GLOBAL float *row = t->state + r * size;
+        const GLOBAL float *row = t->before + r * size;
+        GLOBAL float *after = t->after + r * size;
         float16 p[16];
         UNROLL for (int i = 0; i < vectors; i++) {
             const int count = (int)size - 16 * i;
             const float16 m = key_vector(row + 16 * i, count) * t->g + change[r] * b[i];
-            if (count > 0) store_partial(m, row + 16 * i, count);
+            if (count > 0) store_partial(m, after + 16 * i, count);
             p[i] = first_lanes(m * c[i], count);
         }
         halved[r] = halved_row(p, vectors);
@@ -184,8 +199,8 @@ INLINE void scan_rows(const SCAN_TOKEN *t, const uint size, const int vectors, u
 // SSM_SCAN, the recurrence (rule R8): M = g M + (s v) b^T; y = M c + skip v.
 //
 // operands: x (values of all heads, b of all groups, c of all groups), gates, skip, query,
-//           state [slots, heads, head_dim, state_size], y
-// sizes:    tokens, heads, groups, head_dim, state_size
+//           state [slots, heads, head_dim, state_size] as of SSM_DELTA_NET, y
+// sizes:    tokens, heads, groups, head_dim, state_size, states
 // Units are those of SSM_DELTA_NET.
 void op_ssm_scan(MEMORY memory, const GLOBAL PACKET *packet, uint worker, uint workers) {
     OPEN(ssm_scan);
@@ -196,9 +211,11 @@ void op_ssm_scan(MEMORY memory, const GLOBAL PACKET *packet, uint worker, uint w
         const uint head = unit / blocks, first = unit % blocks * STATE_ROWS;
         const uint rows = min((uint)STATE_ROWS, op.head_dim - first);
         for (uint token = 0; token < op.tokens; token++) {
-            const SCAN_TOKEN t = scan_token(&op, token, head, first);
-            if (t.starts)
-                for (uint k = 0; k < rows * size; k++) t.state[k] = 0.0f;
+            SCAN_TOKEN t = scan_token(&op, token, head, first);
+            if (t.starts) {
+                for (uint k = 0; k < rows * size; k++) t.after[k] = 0.0f;
+                t.before = t.after;
+            }
             if (size == 128)
                 scan_rows(&t, 128, 8, rows);
             else if (size <= 128)

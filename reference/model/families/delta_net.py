@@ -31,6 +31,7 @@ def delta_net(e: Emitter, x: View, layer: int, *, grouped: bool) -> View:
         query=e.query,
         state=e.state(f"state.conv[{layer}]", net.taps - 1, net.channels),
         history=net.taps - 1,
+        states=e.limits.slot_states,
     )
     heads, size = net.value_heads, net.state_size
     read = builder.emit(
@@ -48,6 +49,7 @@ def delta_net(e: Emitter, x: View, layer: int, *, grouped: bool) -> View:
         state_size=size,
         grouped=int(grouped),
         eps=config.rms_eps,
+        states=e.limits.slot_states,
     )
     gated = builder.emit(
         Opcode.SSM_GATED_NORM,

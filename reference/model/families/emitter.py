@@ -230,8 +230,9 @@ class Emitter:
         return self.builder.emit(Opcode.SCALE, "embed_scale", x=x, factor=config.embedding_scale)
 
     def state(self, name: str, *shape: int) -> View:
-        """A recurrent state of every slot, of this shape each."""
-        return self.builder.buffer(name, BufferKind.STATE, F32, (self.limits.slots, *shape))
+        """The latest recurrent states of every slot, of this shape each."""
+        rows = self.limits.slots * self.limits.slot_states
+        return self.builder.buffer(name, BufferKind.STATE, F32, (rows, *shape))
 
     @property
     def output_rows(self) -> View:

@@ -28,6 +28,7 @@ def mamba(e: Emitter, x: View, layer: int) -> View:
         bias=e.parameters(bias, layer, channels) if e.has(bias, layer) else None,
         state=e.state(f"state.conv[{layer}]", sizes.taps - 1, channels),
         history=sizes.taps - 1,
+        states=e.limits.slot_states,
     )
     read = builder.emit(
         Opcode.SSM_SCAN,
@@ -43,6 +44,7 @@ def mamba(e: Emitter, x: View, layer: int) -> View:
         groups=sizes.groups,
         head_dim=sizes.head_dim,
         state_size=sizes.state_size,
+        states=e.limits.slot_states,
     )
     gated = builder.emit(Opcode.SWIGLU, f"ssm_gated[{layer}]", gate=projected[0:inner], up=read)
     return e.linear(_normed(e, gated, layer), "ssm_out", layer, e.config.hidden, inner)

@@ -23,5 +23,6 @@ def short_conv(e: Emitter, x: View, layer: int) -> View:
         output_gate=projected[hidden : 2 * hidden],
         state=e.state(f"state.conv[{layer}]", taps - 1, hidden),
         history=taps - 1,
+        states=e.limits.slot_states,
     )
     return e.linear(convolved, "shortconv.out_proj", layer, hidden, hidden)
