@@ -55,16 +55,12 @@ def asked(number: int, stream: bool) -> dict[str, object]:
     }
 
 
+MESSAGE = {"model": "tiny", "max_tokens": TOKENS, "temperature": 0}
 OTHER_DIALECTS: tuple[tuple[str, dict[str, object], bytes], ...] = (
     *(
         (
             "/v1/messages",
-            {
-                "model": "tiny",
-                "max_tokens": TOKENS,
-                "temperature": 0,
-                "messages": [{"role": "user", "content": text}],
-            },
+            {**MESSAGE, "messages": [{"role": "user", "content": text}]},
             b"event: message_stop",
         )
         for text in ("go", "hello")
