@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from contract.errors import ZincError
 from contract.types import Request
 from reference.engine.options import EngineOptions
 from reference.engine.sequence import MaskProvider, Sequence
@@ -128,12 +129,16 @@ def _mask_of(sequence: Sequence, words: int) -> Mask | None:
     which ends this sequence with an error and no other."""
     try:
         return _checked_mask(sequence, (), words)
-    except Exception:
+    except Exception as error:
         # Importing logging takes a hundredth of the start of a process that logs nothing.
         import logging
 
-        logging.getLogger(__name__).exception(
-            "request %d: its masks failed; it ends", sequence.request.id
+        logging.getLogger(__name__).error(
+            "request %d: its masks failed; it ends: %s",
+            sequence.request.id,
+            error,
+            # A request that asks for too much is no fault of this program.
+            exc_info=not isinstance(error, ZincError),
         )
         return np.zeros(words, np.uint32)
 

@@ -256,9 +256,10 @@ def test_a_grammar_that_cannot_be_made_is_the_clients_fault(hermes: Running, reg
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("late", ["[xy](a?){3000}a{3000}"])
 def test_a_grammar_that_fails_late_ends_its_own_request(
-    hermes: Running, late: str, stream: bool
+    hermes: Running, late: str, stream: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """With an error of the client's; one that goes on beside it has the bytes it has alone."""
+    """With an error of the client's, which is no fault for the log; one that goes on beside it has
+    the bytes it has alone."""
     http = Http(hermes.url)
     body = {**ASKED, **UNTHINKING, "seed": 1, "max_tokens": 30}
     alone = http.post("/v1/chat/completions", body).json["choices"]
@@ -277,6 +278,9 @@ def test_a_grammar_that_fails_late_ends_its_own_request(
         assert error["code"] == "unsupported_schema"
         assert error["param"] == "response_format"
         assert "cannot be held to any longer" in error["message"]
+    failures = [one for one in caplog.records if "masks failed" in one.getMessage()]
+    assert failures
+    assert not any(one.exc_info for one in failures)
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from contract.errors import ZincError
 from reference.limits import mask_words
 from reference.model.tokenizer import Tokenizer, TokenKind
 from reference.sched.constraints import Mask
@@ -57,7 +58,7 @@ class GrammarsBusy(Exception):
     """Others' grammars are being compiled."""
 
 
-class GrammarBroke(Exception):
+class GrammarBroke(ZincError):
     """A mask that could not be computed within its limits."""
 
 
