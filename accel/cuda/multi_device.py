@@ -12,7 +12,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,7 +25,6 @@ from accel.cuda.program import Compiler
 from accel.cuda.report import reaches
 from accel.cuda.runtime import PEER_REMEDY, Choices
 from accel.cuda.sharded import ShardedBatch, ShardedBuffer, ShardedFence
-from accel.cuda.step_choice import AUTO
 from accel.cuda.tier import CudaTier
 from accel.packets.build import Progress
 from accel.packets.in_flight import DEFAULT_TIMEOUT_SECONDS, CompletionWaiter
@@ -61,9 +59,6 @@ class MultiDeviceTier(ContextManager):
         compiler: Compiler | None = None,
     ) -> None:
         choices = choices or Choices()
-        if choices.step == AUTO:
-            # A step as one launch of several devices has not been measured on any.
-            choices = replace(choices, step="")
         driver = open_driver(binding)
         ordinals = _checked(driver, devices)
         self._members: list[CudaTier] = []

@@ -52,7 +52,7 @@ def test_models_have_the_bits_of_the_cpu(name: str, folder: Path, open_tier: Ope
     """Prompts in chunks, one to three sequences that decode, sampling of every sort."""
     model = model_of(name, folder, "q4_k_m" if name == "mixed" else "q8_0")
     expected = generate(model, CpuTier(), REQUESTS, I12)
-    assert_same(expected, generate(model, open_tier("0,1", step="8x3"), REQUESTS, I12))
+    assert_same(expected, generate(model, open_tier("0,1"), REQUESTS, I12))
     assert_same(expected, generate(model, open_tier("1"), REQUESTS, I12))
 
 
@@ -70,9 +70,7 @@ def test_experts_and_delta_nets_have_the_bits_of_the_cpu(
 
 
 @pytest.mark.parametrize(
-    "way",
-    [{}, {"step": "8x3"}, {"step": "16x1"}, {"graphs": False}, {"programmatic": False}],
-    ids=str,
+    "way", [{}, {"step": ""}, {"step": "16x1"}, {"graphs": False}, {"programmatic": False}], ids=str
 )
 def test_steps_that_are_queued_ahead(
     way: dict[str, Any], folder: Path, open_tier: OpenTier
@@ -113,7 +111,7 @@ def test_a_device_that_waits_in_vain_is_given_back(
     again."""
     model = model_of("qwen3", folder)
     limits = Limits(1, 96, 6, I12, step_tokens=1, step_rows=1)
-    tier = open_tier("0,1", step="8x3")
+    tier = open_tier("0,1")
     assert isinstance(tier, MultiDeviceTier)
     runner = ModelRunner(model, tier, limits)
     runner.step(one_token())
