@@ -41,6 +41,7 @@ PARTS = (
     WheelPart("accel.amd", ("linux",), AMD),
     WheelPart("harness.amd_card", ("linux",), AMD),
     WheelPart("accel.cuda", ("linux", "windows"), CUDA),
+    WheelPart("accel.intel", ("linux", "windows"), "Level Zero needs Linux or Windows"),
 )
 """The parts, each before those that hold it. A checkout has all of them."""
 

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from contract.errors import ExecutionError
-from contract.ir.inputs import InputRows, input_layout, step_of
+from contract.ir.inputs import InputLayout, InputRows, input_layout, step_of
 from contract.ir.nodes import BufferKind, Graph
 from contract.ir.scratch import buffer_bytes
 from contract.ir.unread_outputs import without_outputs
@@ -29,7 +29,8 @@ class ExecutableGraph:
     """A graph on a tier: the buffers bound to its ports, and one batch per shape bucket.
 
     A port is a buffer of the graph that outlives a step: its kind is neither SCRATCH nor REQUEST.
-    ``largest`` is the largest step; ``inputs`` is the layout of a step's inputs. A step that
+    ``largest`` is the largest step; ``inputs`` is the layout of a step's inputs, by default that of
+    the graph's own. A step that
     requests no output of one of the ``optional`` or ``seldom`` groups is computed without the nodes
     that only make those. A ``seldom`` group is expected to be requested by itself.
     """
@@ -42,6 +43,7 @@ class ExecutableGraph:
         largest: ShapeKey,
         optional: Collection[Collection[str]] = (),
         seldom: Collection[Collection[str]] = (),
+        inputs: InputLayout | None = None,
     ) -> None:
         self.tier = tier
         self.graph = graph
@@ -50,7 +52,7 @@ class ExecutableGraph:
             for groups in (optional, seldom)
         )
         self._graphs: dict[frozenset[str], Graph] = {}
-        self.inputs = input_layout(graph, largest)
+        self.inputs = inputs or input_layout(graph, largest)
         self.buckets = tuple(tier.buckets(largest))
         self._largest = largest
         self._batches: dict[tuple[ShapeKey, frozenset[str]], PacketBatch] = {}
@@ -80,6 +82,11 @@ class ExecutableGraph:
         if self._buffers.get(port) is not buffer:
             self._batches.clear()
         self._buffers[port] = buffer
+
+    def close(self) -> None:
+        """Drop what was lowered and bound: no step follows."""
+        self._batches.clear()
+        self._buffers.clear()
 
     def buffer(self, port: str) -> Buffer:
         """The buffer bound to ``port``; raises ExecutionError when there is none."""

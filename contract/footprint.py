@@ -20,8 +20,9 @@ class Footprint:
     model file. ``scratch`` is shared by all steps. ``variants`` is what the lowered batches of all
     shape buckets hold. ``workspace`` is the most a step allocates and frees again. ``staging`` is
     host memory for copies to a device that has its own memory. ``streamed`` is host memory of
-    weights that every step copies to the ``ring``, which is memory of the device. Of ``buffers``,
-    ``on_disk`` bytes are mapped from files of the tier's own.
+    weights that every step copies to the ``ring``, which is memory of the device; a step of one
+    token moves only ``moved`` bytes of them. Of ``buffers``, ``on_disk`` bytes are mapped from
+    files of the tier's own.
     """
 
     buffers: Mapping[str, int]
@@ -32,6 +33,7 @@ class Footprint:
     staging: int = 0
     ring: int = 0
     streamed: int = 0
+    moved: int = 0
     on_disk: int = 0
 
 

@@ -271,15 +271,24 @@ class StreamsWeights(Protocol):
     def streamable(self, graph: Graph, largest: ShapeKey) -> Mapping[str, int]:
         """The weights that can be streamed, in the order of use, and the bytes of each."""
 
+    @property
+    def caches_experts(self) -> bool:
+        """Whether matrices of streamed stacks that are used often can be on the device."""
+
     def streaming_footprint(
-        self, graph: Graph, largest: ShapeKey, names: Collection[str]
+        self, graph: Graph, largest: ShapeKey, names: Collection[str], cache: int = 0
     ) -> Footprint:
         """What ``footprint`` would give if ``names`` were streamed, or a little more for lowered
-        steps. None may be streamed yet."""
+        steps. None may be streamed yet. ``cache`` are bytes for experts on the device."""
 
-    def stream(self, graph: Graph, names: Collection[str]) -> None:
-        """From now on stream these weights of ``graph``, none for no names. The caller does this
-        before ``reserve``, and while no graph is lowered."""
+    def stream(self, graph: Graph, names: Collection[str], cache: int = 0) -> None:
+        """From now on stream these weights of ``graph``, none for no names, with ``cache`` bytes
+        for experts on the device. The caller does this before ``reserve``, and while no graph is
+        lowered."""
+
+    def link_rate(self) -> float | None:
+        """Bytes a second that are copied from host memory to the device, as measured now; None
+        without memory for it."""
 
 
 def check_bucket(bucket: ShapeKey, step: ShapeKey) -> None:

@@ -187,7 +187,11 @@ class Request:
     and of the ``score_top`` most likely ones there. ``turns`` are positions of the prompt
     at which turns of a conversation begin: later prompts are likely to differ from there on, so the
     recurrent state before them is saved. They change no token. Where ``force_tokens`` are given
-    they are the whole answer, ``max_tokens`` of them, and nothing is sampled.
+    they are the whole answer, ``max_tokens`` of them, and nothing is sampled. ``adapters`` are the
+    model's adapters that change its projections: pairs (index, scale) with distinct indices. The
+    first ``min_tokens`` tokens of an answer are neither end-of-generation tokens, unless
+    ``ignore_end``, nor ``stop_tokens``, at which its consumer ends it, unless its masks allow
+    nothing else.
     """
 
     id: int
@@ -204,6 +208,9 @@ class Request:
     score_top: int = 0
     turns: tuple[int, ...] = ()
     force_tokens: tuple[int, ...] = ()
+    adapters: tuple[tuple[int, float], ...] = ()
+    min_tokens: int = 0
+    stop_tokens: tuple[int, ...] = ()
 
 
 class FinishReason(Enum):

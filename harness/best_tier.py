@@ -11,7 +11,7 @@ from contract.errors import TierUnavailable
 PCI_DEVICES = Path("/sys/bus/pci/devices")
 DISPLAY_CLASS = "0x03"
 """Begins the class of every graphics card on the PCI bus."""
-NVIDIA, AMD = 0x10DE, 0x1002
+NVIDIA, AMD, INTEL = 0x10DE, 0x1002, 0x8086
 PROCESSOR_TIERS = ("native", "opencl", "cpu")
 CARD_TIERS: Mapping[str, tuple[int, ...]] = {"cuda": (NVIDIA,), "vulkan": (NVIDIA, AMD)}
 """Of tiers for graphics cards the makers whose cards they are for."""

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
 
+DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
+"""Errors of a system call that a disk causes, not a network and not this program."""
 _silent = False
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from harness.interrupts import INTERRUPTED, end_at_interrupt, raise_at_interrupt
 
+# Scripts that installers write do more between this import and the call.
+end_at_interrupt()
+
 
 def entry() -> int:
     """Run the command line; returns the exit code."""
-    end_at_interrupt()
     from harness.cli.main import entry as run
 
     code = INTERRUPTED

@@ -25,6 +25,8 @@ from reference.runner import ModelRunner
 MARGIN_BYTES = 256 << 20
 MARGIN_PARTS = 20
 """One part in this many of the available memory is left to others, at least MARGIN_BYTES."""
+MOST_MARGIN_PARTS = 4
+"""Of little memory one part in this many is left to others."""
 
 LimitsAt = Callable[[int], Limits]
 """The limits of an engine for a context of so many positions."""
@@ -34,7 +36,8 @@ def budget_of(available: int, asked: int | None = None) -> int:
     """The bytes an engine may use: ``asked``, or the available memory less a margin."""
     if asked is not None:
         return asked
-    return max(0, available - max(MARGIN_BYTES, available // MARGIN_PARTS))
+    margin = max(MARGIN_BYTES, available // MARGIN_PARTS)
+    return available - min(margin, available // MOST_MARGIN_PARTS)
 
 
 def plans_of(

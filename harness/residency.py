@@ -3,18 +3,14 @@ memory."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
-import numpy as np
-
 from accel.packets.host_memory import available_memory
 from contract.amounts import format_bytes
-from contract.dtypes import F32
-from contract.errors import DoesNotFit, OutOfMemory
-from contract.ir.nodes import BufferDecl, BufferKind, Graph
+from contract.errors import DoesNotFit
+from contract.ir.nodes import Graph
 from contract.lazy_dataclass import dataclass
 from contract.tier import StreamsWeights, Tier
 from harness.memory import LimitsAt, budget_of, longest_context, plan_steps, plans_of
@@ -24,9 +20,6 @@ from reference.model.open import Model
 
 CONTEXT = 4096
 """Longest context that is taken unasked where not all weights fit: more would move more weights."""
-LINK_BYTES = 16 << 20
-"""Bytes of a copy that measures the rate of the link to the device."""
-LINK_COPIES = 3
 MORE_PARTS = 16
 """Long steps may stream one part in so many more than short ones."""
 
@@ -34,7 +27,8 @@ MORE_PARTS = 16
 @dataclass(frozen=True, slots=True)
 class Residency:
     """A memory plan and the limits it is of. Of the weights in ``ranked``, the first ``resident``
-    are on the device, and the others stay in host memory.
+    are on the device, and the others stay in host memory, with ``cache`` bytes on the device for
+    experts that are used often.
 
     ``from_disk`` are bytes of mapped files for which the budget has no room.
     """
@@ -44,6 +38,7 @@ class Residency:
     ranked: tuple[str, ...] = ()
     resident: int = 0
     from_disk: int = 0
+    cache: int = 0
 
     @property
     def streamed(self) -> tuple[str, ...]:
@@ -65,19 +60,24 @@ class Residency:
         assert isinstance(tier, StreamsWeights)
         graph, found = model.graph(self.limits), self
         while True:
-            tier.stream(graph, found.streamed)
+            tier.stream(graph, found.streamed, found.cache)
             exact = tier.footprint(graph, self.limits.largest)
             plan = plan_memory(graph, self.limits, exact, tier.info.host_unified)
             found = replace(found, plan=plan)
-            if plan.budgeted <= budget or not found.resident:
+            over = plan.budgeted - budget
+            if over <= 0 or not (found.resident or found.cache):
                 return found
-            found = replace(found, resident=found.resident - 1)
+            if found.cache:
+                found = replace(found, cache=max(0, found.cache - over))
+            else:
+                found = replace(found, resident=found.resident - 1)
 
     def lines(self, tier: Tier) -> list[str]:
         """What a user should know before the first token; nothing where all weights fit. It
         measures the link."""
         if self.streamed:
-            return [_streaming_line(self.plan, link_rate(tier))]
+            assert isinstance(tier, StreamsWeights)
+            return [_streaming_line(self.plan, tier.link_rate())]
         if self.from_disk:
             return [
                 f"{format_bytes(self.from_disk)} more than the budget are weights in mapped files: "
@@ -90,14 +90,17 @@ def _streaming_line(plan: MemoryPlan, rate: float | None) -> str:
     whole = sum(plan.weights.values()) + plan.streamed
     speed = ""
     if rate is not None:
-        steps = rate / plan.streamed
+        steps = rate / plan.moved
         speed = (
             f", at most {steps:,.{0 if steps >= 100 else 1}f} times a second by the link, just "
             f"measured at {format_bytes(int(rate))} a second"
         )
+    moves = "every step copies them to the device"
+    if plan.moved < plan.streamed:
+        moves = f"a token moves {format_bytes(plan.moved)} of them to the device"
     return (
         f"{format_bytes(plan.streamed)} of {format_bytes(whole)} of weights stay in host memory; "
-        f"every step copies them to the device{speed}"
+        f"{moves}{speed}"
     )
 
 
@@ -118,27 +121,6 @@ def plan_residency(
     if found is None:
         raise refused
     return found
-
-
-def link_rate(tier: Tier) -> float | None:
-    """Bytes a second that the host writes to the device, as measured now; None without memory for
-    it."""
-    decl = BufferDecl("link", BufferKind.STATE, F32, (LINK_BYTES // 4,))
-    data = np.ones(LINK_BYTES, np.uint8)
-    seconds = []
-    try:
-        buffer = tier.alloc(decl, LINK_BYTES)
-    except OutOfMemory:
-        return None
-    try:
-        for _ in range(LINK_COPIES):
-            begin = time.perf_counter()
-            tier.write(buffer, 0, data)
-            tier.read(buffer, 0, 4)
-            seconds.append(time.perf_counter() - begin)
-    finally:
-        tier.free(buffer)
-    return LINK_BYTES / max(min(seconds), 1e-9)
 
 
 def _streaming_steps(
@@ -181,13 +163,18 @@ def _streaming(
     graph = model.graph(limits)
     ranked = by_importance(graph, list(tier.streamable(graph, limits.largest)))
 
-    def plan_of(resident: int) -> MemoryPlan:
+    def plan_of(resident: int, cache: int = 0) -> MemoryPlan:
         names = ranked[resident:]
-        footprint = tier.streaming_footprint(graph, limits.largest, names)
+        footprint = tier.streaming_footprint(graph, limits.largest, names, cache)
         return plan_memory(graph, limits, footprint, unified)
 
     resident = _most(lambda count: plan_of(count).budgeted <= budget, len(ranked))
-    plan, room = plan_of(resident), budget_of(available_memory())
+    plan, cache = plan_of(resident), 0
+    others = sum(len(graph.buffers[name].shape) < 3 for name in ranked)
+    if tier.caches_experts and others <= resident < len(ranked):
+        resident, cache = others, budget - plan_of(others).budgeted
+        plan = plan_of(resident, cache)
+    room = budget_of(available_memory())
     if plan.streamed > room:
         raise DoesNotFit(
             f"the weights of {model.config.name} that stay in host memory",
@@ -195,7 +182,7 @@ def _streaming(
             room,
             "raise --memory-budget where the device has more, or free memory of the host",
         )
-    return Residency(plan, limits_at, tuple(ranked), resident)
+    return Residency(plan, limits_at, tuple(ranked), resident, cache=cache)
 
 
 def by_importance(graph: Graph, names: Sequence[str]) -> list[str]:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from contract.errors import ConfigError
 from contract.lazy_dataclass import dataclass
+from harness.named_adapters import named_adapters
 
 ENV_PREFIX = "ZINC_RT_"
 KEY_ENV = f"{ENV_PREFIX}KEY"
@@ -125,12 +127,33 @@ def choice(*names: str) -> SettingKind:
     )
 
 
+def switch(off: str, on: str) -> SettingKind:
+    """One of two words: False for ``off``, True for ``on``."""
+    kind = choice(off, on)
+    return replace(kind, parse=lambda text: kind.parse(text) == on)
+
+
+def names(metavar: str) -> SettingKind:
+    """A tuple of names, which the text separates by commas."""
+    return SettingKind("names, separated by commas", metavar, _names, (str,))
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(filter(None, map(str.strip, text.split(","))))
+
+
 def text(metavar: str = "TEXT") -> SettingKind:
     """Any text; ``metavar`` says in the help what it names."""
     return SettingKind("text", metavar, _text, (str,))
 
 
 FILE = SettingKind("a path", "FILE", path_of, (str,))
+ADAPTER_FILES = SettingKind(
+    "[NAME=]FILE[:SCALE], several with commas between them",
+    "FILE",
+    named_adapters,
+    (str,),
+)
 DIR = SettingKind("a path", "DIR", path_of, (str,))
 
 
@@ -138,9 +161,10 @@ DIR = SettingKind("a path", "DIR", path_of, (str,))
 class Setting:
     """One row of the table of settings.
 
-    ``shown_default`` is a text that replaces the default in the help. A flag that ``repeats`` may
-    be given several times: its values are joined with commas. The short help shows ``common``
-    settings only. ``aliases`` are the flags that other programs use for the same thing.
+    A ``default`` may be its text; ``shown_default`` replaces it in the help. A flag that
+    ``repeats`` may be given several times: its values are joined with commas. The short help shows
+    ``common`` settings only. ``aliases`` are the flags that other programs use for the same thing.
+    ``field`` is its field in options records, where that has another name.
     """
 
     name: str
@@ -151,6 +175,7 @@ class Setting:
     repeats: bool = False
     common: bool = False
     aliases: tuple[str, ...] = ()
+    field: str | None = None
 
     @property
     def flag(self) -> str:
@@ -167,12 +192,15 @@ class Setting:
         return ENV_PREFIX + self.name.upper()
 
     def default_value(self) -> Any:
-        return self.default() if callable(self.default) else self.default
+        value = self.default() if callable(self.default) else self.default
+        return self.kind.parse(value) if isinstance(value, str) else value
 
     def default_text(self) -> str:
         """The default as the help shows it."""
         if self.shown_default is not None:
             return self.shown_default
+        if isinstance(self.default, str):
+            return self.default
         try:
             return str(self.default_value())
         except ConfigError:

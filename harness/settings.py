@@ -128,10 +128,11 @@ def resolve(
 
 
 def values_for(record: type, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings that are fields of a dataclass, by name; those without a value are left out, so
-    that the field keeps its default."""
+    """The settings that are fields of a dataclass, by the name of the field; those without a value
+    are left out, so that the field keeps its default."""
     names = {field.name for field in fields(record)}
-    return {name: settings[name] for name in names if settings.get(name) is not None}
+    given = {SETTINGS[name].field or name: value for name, value in settings.items()}
+    return {name: value for name, value in given.items() if name in names and value is not None}
 
 
 def config_path(

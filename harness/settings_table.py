@@ -9,6 +9,7 @@ from types import MappingProxyType
 from accel.user_folders import user_folder
 from contract.dtypes import DEFAULT_KV, KV_DTYPES
 from harness.setting_kinds import (
+    ADAPTER_FILES,
     DIR,
     DISK_CACHE_BYTES,
     FILE,
@@ -19,8 +20,10 @@ from harness.setting_kinds import (
     Setting,
     choice,
     integer,
+    names,
     number,
     size,
+    switch,
     text,
     tokens,
 )
@@ -47,6 +50,17 @@ MODEL = (
         aliases=("-m",),
     ),
     Setting("cache_dir", DIR, _default_cache_dir, "folder of the downloaded models"),
+)
+ADAPTERS = (
+    Setting(
+        "lora",
+        ADAPTER_FILES,
+        None,
+        "a LoRA adapter of the model, a GGUF file, as [NAME=]FILE[:SCALE]: requests call it NAME, "
+        "and SCALE multiplies what it adds. May be given several times",
+        "none",
+        repeats=True,
+    ),
 )
 DEVICE = (
     Setting(
@@ -265,7 +279,7 @@ SERVER = (
     ),
     Setting(
         "alias",
-        text("NAME"),
+        names("NAME"),
         "",
         "further name by which requests may call the model; '*' accepts every name. May be "
         "given several times",
@@ -273,10 +287,11 @@ SERVER = (
         repeats=True,
         common=True,
         aliases=("-a", "--served-model-name"),
+        field="aliases",
     ),
     Setting(
         "beside",
-        text("NAME[,NAME]"),
+        names("NAME[,NAME]"),
         "",
         "further models that requests may name, separated by commas; each is loaded when a "
         "request first names it, and unloaded when it is unused and memory is short",
@@ -293,7 +308,7 @@ SERVER = (
     Setting("ledger", FILE, _default_ledger, "SQLite file that counts the tokens of every tenant"),
     Setting(
         "allowed_hosts",
-        text("HOST[,HOST]"),
+        names("HOST[,HOST]"),
         "",
         "host names, separated by commas, that requests may use for this server, besides its "
         "addresses, localhost and the machine's name",
@@ -301,7 +316,7 @@ SERVER = (
     ),
     Setting(
         "cors",
-        text("ORIGIN"),
+        names("ORIGIN"),
         "",
         "web site whose pages may use this server, such as https://chat.example.org; '*' is "
         "every site. May be given several times",
@@ -310,10 +325,11 @@ SERVER = (
     ),
     Setting(
         "unknown_fields",
-        choice("ignore", "reject"),
+        switch("ignore", "reject"),
         "ignore",
         "requests with a field that the server does not know: answer and name the ignored "
         "field, or refuse; a misspelt field is always refused",
+        field="reject_unknown",
     ),
     Setting(
         "drain_seconds",
@@ -329,6 +345,14 @@ SERVER = (
         "nothing is recorded",
     ),
     Setting(
+        "slot_save_path",
+        DIR,
+        None,
+        "folder for the slots that clients of llama.cpp's server save; they contain prompts and "
+        "answers",
+        "slots are not saved",
+    ),
+    Setting(
         "receipts",
         DIR,
         None,
@@ -338,10 +362,11 @@ SERVER = (
     ),
     Setting(
         "read_experts",
-        choice("off", "on"),
+        switch("off", "on"),
         "off",
         "requests may ask which experts of a mixture every token used; more kinds of steps are "
         "prepared at the start",
+        field="experts",
     ),
     Setting(
         "ray",
@@ -350,11 +375,13 @@ SERVER = (
         "processes under Ray Serve that answer instead of this one; when one dies its answers "
         "go on in another",
         "none",
+        field="replicas",
     ),
 )
 GROUPS: Mapping[str, tuple[Setting, ...]] = MappingProxyType(
     {
         "model": MODEL,
+        "adapters": ADAPTERS,
         "device": DEVICE,
         "sampling": SAMPLING,
         "memory": MEMORY,

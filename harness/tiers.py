@@ -14,7 +14,7 @@ from accel.wheel_parts import missing_part
 from contract.errors import TierUnavailable
 from contract.lazy_dataclass import dataclass
 from contract.tier import TIER_NAMES, Tier
-from harness.best_tier import PROCESSOR_TIERS, card_makers, lists_cards, open_best
+from harness.best_tier import INTEL, PROCESSOR_TIERS, card_makers, lists_cards, open_best
 
 if TYPE_CHECKING:
     from accel.packets.worker_tuner import Choice
@@ -169,6 +169,20 @@ def _open_metal(options: TierOptions) -> Tier:
     return MetalTier(options.device)
 
 
+def _open_intel(options: TierOptions, discrete: bool = False) -> Tier:
+    from accel.intel.runtime import Choices
+    from accel.intel.tier import IntelTier
+
+    return IntelTier(options.device, Choices(cache=kernel_cache("intel"), discrete=discrete))
+
+
+def _open_intel_card(options: TierOptions) -> Tier:
+    """The tier of Intel's GPUs on a graphics card with memory of its own; TierUnavailable without
+    one, and where the wheel of this system has no such tier."""
+    with _parts_of_wheel("intel"):
+        return _open_intel(options, discrete=True)
+
+
 def _open_amd(options: TierOptions, tier: str) -> Tier:
     if options.device == SIMULATED:
         from accel.amd.tools.simulated import open_simulated
@@ -197,6 +211,12 @@ def _metal_details() -> tuple[str, ...]:
     return device_lines()
 
 
+def _intel_details() -> tuple[str, ...]:
+    from accel.intel.report import device_lines
+
+    return device_lines()
+
+
 TIERS: Mapping[str, TierFactory] = MappingProxyType(
     {
         "cuda": _open_cuda,
@@ -207,19 +227,26 @@ TIERS: Mapping[str, TierFactory] = MappingProxyType(
         "metal": _open_metal,
         "t1": partial(_open_amd, tier="t1"),
         "t2": partial(_open_amd, tier="t2"),
+        "intel": _open_intel,
     }
 )
 """The factories of this build, best tier first; what comes after the CPU runs when it is named. A
 factory raises TierUnavailable."""
 DETAILS: Mapping[str, Callable[[], tuple[str, ...]]] = MappingProxyType(
-    {"cuda": _cuda_details, "vulkan": _vulkan_details, "metal": _metal_details}
+    {
+        "cuda": _cuda_details,
+        "vulkan": _vulkan_details,
+        "metal": _metal_details,
+        "intel": _intel_details,
+    }
 )
 """What else there is to say of a tier's devices. A function raises TierUnavailable."""
 
 
 def open_tier(name: str = AUTO, options: TierOptions = DEFAULT_OPTIONS) -> Tier:
     """The tier called ``name``, or for ``auto`` the fastest that opens: CUDA, Vulkan on a graphics
-    card, then those of processors. A device that ``options`` name is used or missed, never another.
+    card, Level Zero on a card of Intel's, then those of processors. A device that ``options`` name
+    is used or missed, never another.
 
     Raises TierUnavailable for a name nobody knows, a tier that this build lacks, and a tier whose
     device or library is missing on this machine.
@@ -254,9 +281,12 @@ def _open_best(options: TierOptions) -> Tier:
     order: dict[str, TierFactory] = {
         "cuda": _open_cuda_if_there,
         "vulkan": _open_vulkan_card,
+        "intel": _open_intel_card,
         **{name: TIERS[name] for name in PROCESSOR_TIERS},
     }
     makers = card_makers()
+    if INTEL not in makers:
+        del order["intel"]
     if lists_cards() and not makers:
         # Loading Vulkan's drivers takes as long as all the rest of a start.
         del order["vulkan"]
@@ -269,9 +299,6 @@ def _open_best(options: TierOptions) -> Tier:
 
 
 def _absent(name: str) -> TierUnavailable:
-    built = f"it has {', '.join(TIERS)}"
-    if name in TIER_NAMES:
-        return TierUnavailable(name, "this build has no such tier", built)
     known = ", ".join((AUTO, *TIER_NAMES))
     return TierUnavailable(name, "there is no tier of that name", f"choose one of {known}")
 

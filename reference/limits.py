@@ -40,7 +40,8 @@ class Limits:
     prompt, which needs ``top_log_probabilities``. With ``hidden_rows`` the normed states of the
     last so many positions of every slot stay on the device, for a draft block to read. With
     ``digests`` rows of logits can be digested where they are (rule R12). With ``experts`` the
-    experts that each token of a mixture uses can be read.
+    experts that each token of a mixture uses can be read. Each request can combine ``adapters`` of
+    the model's adapters: as many as ``Adapters.combined``, or 0 for none.
 
     Raises ValueError for a storage type that keys and values cannot have, and for ``masks``,
     ``biases`` or ``top_log_probabilities`` out of range.
@@ -64,6 +65,7 @@ class Limits:
     hidden_rows: int = 0
     digests: bool = False
     experts: bool = False
+    adapters: int = 0
 
     def __post_init__(self) -> None:
         if self.kv_dtype not in KV:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from threading import Lock
 from types import MappingProxyType
 from typing import Any
@@ -15,12 +16,13 @@ from contract.context_manager import ContextManager
 from contract.errors import DeviceLost
 from contract.execution import STEP_LOCAL, ExecutableGraph
 from contract.ir.graph import BufferDecl, BufferKind, Graph
-from contract.ir.inputs import InputRows
+from contract.ir.inputs import InputLayout, InputRows
 from contract.ir.scratch import buffer_bytes
 from contract.ir.unread_outputs import HIDDEN_STATES
 from contract.lazy_dataclass import dataclass
 from contract.records import LOGIT_BIAS, OUTPUT_EVENT, QUERY_TOKEN, SAMPLING, STEP
 from contract.tier import Buffer, Fence, Tier, UploadsLater
+from reference.adapter_inputs import ADAPTER_IDS, ADAPTER_SCALES, AdapterInputs
 from reference.expert_outputs import expert_buffers, expert_outputs
 from reference.hidden_rows import HIDDEN_PAIRS, HIDDEN_ROWS, HIDDEN_TABLE, HiddenRows
 from reference.limits import Limits
@@ -69,7 +71,8 @@ class StepInput:
     rows whose digests are requested, None where none are.
 
     ``hidden_rows`` int32[tokens] and ``hidden_pairs`` int32[rows, 2] are the rows of the table of
-    hidden states that a draft block reads and writes.
+    hidden states that a draft block reads and writes. ``adapters`` ADAPTERS[tokens, combined] are
+    those of each token, None where no token has one.
     """
 
     query: NDArray[np.void]
@@ -83,6 +86,7 @@ class StepInput:
     hidden_rows: NDArray[np.int32] | None = None
     hidden_pairs: NDArray[np.int32] | None = None
     digested: NDArray[np.int32] | None = None
+    adapters: NDArray[np.void] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,14 +176,11 @@ class ModelRunner(ContextManager):
         except BaseException:
             self.close()
             raise
-        self._executable = ExecutableGraph(
-            tier,
-            self.graph,
-            {**self._buffers, **shared},
-            limits.largest,
-            (LOG_PROBABILITIES, (ROW_DIGEST,), expert_buffers(self.graph)),
-            ((HIDDEN,),),
-        )
+        self._executable = self._plain = self._lowering(self.graph, shared)
+        if limits.adapters and graph is None:
+            # Steps in which no token has an adapter are those of the model alone.
+            alone = model.graph(replace(limits, adapters=0))
+            self._plain = self._lowering(alone, shared, self._executable.inputs)
         self.expert_outputs = expert_outputs(self.graph)
         self.recurrent = RecurrentMemory(tier, self.graph, self._buffers, limits.saved_states)
         self._saved.callback(self.recurrent.close)
@@ -197,6 +198,9 @@ class ModelRunner(ContextManager):
         self._hidden_pairs = None if pairs is None else pairs.reshape(-1, 2)
         self._hidden = HiddenRows.of(limits)
         self._digested = self._optional_input("request.digested", np.int32)
+        ids = self._optional_input(ADAPTER_IDS, np.int32)
+        scales = self._optional_input(ADAPTER_SCALES, np.float32)
+        self._adapters = AdapterInputs(ids, scales, limits.adapters)
         self._query = self._input("request.query", QUERY_TOKEN)
         self._output_rows = self._input("request.output_rows", np.int32)
         self._sampling = self._input("request.sampling", SAMPLING)
@@ -232,7 +236,11 @@ class ModelRunner(ContextManager):
         self._put_hidden(inputs)
         if self._digested is not None:
             self._digested[:rows] = 0 if inputs.digested is None else inputs.digested
-        fence = self._executable.replay(self._inputs, inputs.requested, self._put_pages(inputs))
+        executable = self._plain
+        if inputs.adapters is not None:
+            executable = self._executable
+            self._adapters.put(inputs.adapters, tokens)
+        fence = executable.replay(self._inputs, inputs.requested, self._put_pages(inputs))
         self._last = Submission(fence, rows, first)
         return self._last
 
@@ -258,8 +266,9 @@ class ModelRunner(ContextManager):
 
     def prepare(self) -> None:
         """Lower every form of a step now, so that no step pays for it."""
-        for bucket in self._executable.buckets:
-            self._executable.record(bucket)
+        for executable in {id(each): each for each in (self._executable, self._plain)}.values():
+            for bucket in executable.buckets:
+                executable.record(bucket)
         self.recurrent.prepare()
 
     def shared_buffers(self, graph: Graph) -> dict[str, Buffer]:
@@ -278,20 +287,35 @@ class ModelRunner(ContextManager):
                 self.tier.wait(self._last.fence)
             self._last = None
         self._saved.close()
+        self._executable.close()
         for buffer in self._buffers.values():
             self.tier.free(buffer)
         self._buffers = {}
+
+    def _lowering(
+        self, graph: Graph, shared: Mapping[str, Buffer], inputs: InputLayout | None = None
+    ) -> ExecutableGraph:
+        buffers = {**self._buffers, **shared}
+        return ExecutableGraph(
+            self.tier,
+            graph,
+            {name: buffer for name, buffer in buffers.items() if name in graph.buffers},
+            self.limits.largest,
+            (LOG_PROBABILITIES, (ROW_DIGEST,), expert_buffers(graph)),
+            ((HIDDEN,),),
+            inputs,
+        )
 
     def _provide(
         self, decl: BufferDecl, progress: Progress | None, later: UploadsLater | None
     ) -> Buffer:
         buffer: Buffer
         if decl.kind is BufferKind.WEIGHT and later is not None:
-            data = unchecked_weight(self.model.file, decl)
+            data = unchecked_weight(self.model.tensors, decl)
             on_bytes = _in_turn(progress)
             buffer = later.upload_later(decl, data, finite_words(decl.dtype), on_bytes)
         elif decl.kind is BufferKind.WEIGHT:
-            data = weight_bytes(self.model.file, decl)
+            data = weight_bytes(self.model.tensors, decl)
             if progress is not None:
                 progress(data.nbytes)
             buffer = self.tier.upload(decl, data)
@@ -304,7 +328,7 @@ class ModelRunner(ContextManager):
     def _refuse_broken(self) -> None:
         """Raise ModelFileError for the first weight with a number that is not finite."""
         for decl in self.graph.of_kind(BufferKind.WEIGHT):
-            weight_bytes(self.model.file, decl)
+            weight_bytes(self.model.tensors, decl)
         raise DeviceLost(f"{self.tier.info.device} found a broken weight, and none is")
 
     def _put_pages(self, inputs: StepInput) -> InputRows | None:

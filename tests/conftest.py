@@ -11,15 +11,18 @@ import shutil
 import signal
 import subprocess
 from collections.abc import Callable, Generator, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import settings
 
+from accel.native.library import default_cache
+from accel.native.names import text_digest
 from accel.opencl import contents, modules
 from accel.opencl.device import POCL_COMPILES_ONCE
-from contract.errors import CatalogError
+from contract.errors import CatalogError, ConfigError
 from harness import tiers
 from harness.catalog import DEFAULT_ID, resolve_model
 from harness.settings import SETTINGS
@@ -195,14 +198,22 @@ def default_model(default_model_path: Path) -> Model:
 def kernel_cache(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of built programs: one for all tests and the processes that share them, kept from
     one run of the suite to the next, since building takes long. Not the user's, whose next start
-    would load a program of everything."""
+    would load a program of everything. It begins with the native libraries that installing the
+    project has built, whose names contain a digest of their texts."""
     if hasattr(pytestconfig, "cache"):
-        return Path(pytestconfig.cache.mkdir("kernels"))
-    if "PYTEST_XDIST_WORKER" not in os.environ:
-        return tmp_path_factory.mktemp("kernels")
-    shared = tmp_path_factory.getbasetemp().parent / "kernels"
-    shared.mkdir(exist_ok=True)
-    return shared
+        folder = Path(pytestconfig.cache.mkdir("kernels"))
+    elif "PYTEST_XDIST_WORKER" in os.environ:
+        folder = tmp_path_factory.getbasetemp().parent / "kernels"
+        folder.mkdir(exist_ok=True)
+    else:
+        folder = tmp_path_factory.mktemp("kernels")
+    with suppress(ConfigError):
+        for library in default_cache().glob(f"*-{text_digest()}.*"):
+            if library.suffix != ".lock" and not (folder / library.name).exists():
+                copy = folder / f"{library.name}.{os.getpid()}"
+                shutil.copyfile(library, copy)
+                os.replace(copy, folder / library.name)
+    return folder
 
 
 @pytest.fixture(scope="session", autouse=True)

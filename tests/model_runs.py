@@ -43,7 +43,8 @@ def generate(
     model: Model, tier: Tier, requests: tuple[Request, ...], kv_dtype: DType = F32
 ) -> Outcome:
     """Tokens and all logits of each request, served together in small chunks."""
-    limits = Limits(3, CONTEXT, 24, kv_dtype, step_tokens=32, step_rows=32)
+    combined = model.adapters.combined
+    limits = Limits(3, CONTEXT, 24, kv_dtype, step_tokens=32, step_rows=32, adapters=combined)
     tokens: dict[int, list[int]] = {request.id: [] for request in requests}
     logits: dict[int, list[NDArray[np.float32]]] = {request.id: [] for request in requests}
     with ModelRunner(model, tier, limits) as runner:

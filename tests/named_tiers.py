@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from contract.tier import Tier
+from accel.native.tier import Choices, NativeTier
+from contract.errors import TierUnavailable
+from contract.tier import Tier, TierInfo
+from harness import tiers
 from harness.tiers import open_tier
 from reference.cpu.tier import CpuTier
 from reference.limits import Limits
@@ -24,6 +28,27 @@ OpenTier = Callable[[], Tier]
 def open_by_name(name: str) -> Tier:
     """The tier with its default options; a test without the tier's device skips."""
     return need_device(partial(open_tier, name))
+
+
+class QuickTier(NativeTier):
+    """The native tier with one thread; its steps are to be waited for, as those of the CPU tier."""
+
+    def __init__(self) -> None:
+        super().__init__(choices=Choices(threads=1, cache=tiers.kernel_cache("native")))
+
+    @property
+    def info(self) -> TierInfo:
+        """As the native tier's, but for the queue."""
+        return replace(super().info, asynchronous=False)
+
+
+def quick_tier() -> Tier:
+    """A tier for tests of what the host does around steps: it has the bits of the CPU tier in a
+    tenth of its time. Where no library can be compiled it is the CPU tier."""
+    try:
+        return QuickTier()
+    except TierUnavailable:
+        return CpuTier()
 
 
 def named(*others: str) -> dict[str, OpenTier]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -56,24 +57,32 @@ class Arranger:
         matrices: int,
         layout: WeightLayout,
         arrived: Arrived | None = None,
+        allocate: Callable[[str, int], Allocation] | None = None,
     ) -> ArrangedMatrix[Allocation]:
-        """Copy ``data`` of ``matrices`` matrices to device memory, see ``Stack``.
+        """Copy ``data`` of ``matrices`` matrices, see ``Stack``, to memory from ``allocate``, for
+        None to memory of the device.
 
         Float matrices stay as they are. Raises OutOfMemory naming the buffer.
         """
+        allocate = allocate or partial(self.memory.allocate, zeroed=False)
         if dtype.storage is StorageClass.FLOAT:
-            target = self.memory.allocate(name, data.nbytes, zeroed=False)
+            target = allocate(name, data.nbytes)
             self.uploader.copy(data, target, arrived)
             return ArrangedMatrix(target, data.shape[1], WeightLayout.STORED)
         rows = data.shape[1] if data.ndim == 3 else len(data) // matrices
         stack = Stack(dtype, data, rows, group_rows(layout))
         row_bytes = arranged_row_bytes(dtype, layout, stack.columns)
-        target = self.memory.allocate(name, stack.groups * row_bytes, zeroed=False)
+        target = allocate(name, stack.groups * row_bytes)
         if layout is WeightLayout.PLANES:
             launch = self._into_planes(stack, target)
         else:
             launch = self._into(layout, stack, target, row_bytes)
-        self.uploader.arrange(stack, launch, arrived)
+
+        def arrange(stored: int, groups: range) -> None:
+            launch(stored, groups)
+            self.memory.copy_back(target, groups.start * row_bytes, len(groups) * row_bytes)
+
+        self.uploader.arrange(stack, arrange, arrived)
         return ArrangedMatrix(target, row_bytes, layout)
 
     def prepare(self, kinds: Iterable[tuple[DType, WeightLayout]]) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from accel.cuda.arrange import group_rows
+from accel.cuda.launcher import Branch
 from accel.cuda.memory import Allocation
 from accel.cuda.plan import PLAIN_LAYOUTS, Plan, PlannedLaunch, plain_ops
 from accel.cuda.planning import LoweredBucket
@@ -25,7 +26,7 @@ class BoundBucket:
     It owns the memory in ``allocations``. ``workspace`` is the address of memory that launches use
     from step to step, ``passing`` of memory by which launches of one step pass data on.
     ``sampling`` is the offset in the inputs of the record that says how the row of a short step is
-    sampled.
+    sampled. ``branch`` copies streamed weights.
     """
 
     name: str
@@ -38,6 +39,7 @@ class BoundBucket:
     outputs: Mapping[str, tuple[BufferDecl, Allocation]]
     sampling: int = 0
     passing: int = 0
+    branch: Branch | None = None
 
     def workspace_of(self, launch: PlannedLaunch) -> int:
         """The address of the workspace of a launch."""
@@ -48,7 +50,7 @@ class BoundBucket:
 
     @property
     def gathers(self) -> list[PlannedLaunch]:
-        """Launches that write to the memory of other devices."""
+        """Launches that write to the memory of other devices, in order."""
         return [launch for launch in self.plan.launches if launch.gathers]
 
 

@@ -12,6 +12,7 @@ from accel.cuda.arrange import arranged_row_bytes, group_rows
 from accel.cuda.memory import Allocation, Memory
 from accel.cuda.plan import layout_of
 from accel.cuda.runtime import Runtime
+from accel.cuda.streamed_weights import StreamedWeights
 from accel.cuda.upload import Arrived
 from accel.packets.buffers import ArrangedMatrix, DeviceBuffer, matrices_of
 from contract.dtypes import StorageClass
@@ -22,9 +23,11 @@ CudaBuffer = DeviceBuffer[Allocation]
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """Uploads weights to one device in the layouts that are needed."""
+    """Uploads weights to one device in the layouts that are needed, or from there to host memory
+    where they are ``streamed``."""
 
     runtime: Runtime
+    streamed: StreamedWeights
 
     def stored(self, buffer: CudaBuffer, arrived: Arrived | None = None) -> Allocation:
         """The bytes of a buffer in the layout that the graph declares."""
@@ -48,9 +51,9 @@ class Weights:
             layout = layout_of(decl, self.runtime.device)
             source, arranger = buffer.source, self.runtime.arranger
             source = source if is_share_of_stack(decl, source) else _rows(source)
-            return buffer.hold(
-                arranger.upload(decl.name, decl.dtype, source, matrices, layout, arrived)
-            )
+            allocate = self.streamed.allocate(decl) if self.streamed.holds(decl) else None
+            named = decl.name, decl.dtype
+            return buffer.hold(arranger.upload(*named, source, matrices, layout, arrived, allocate))
         return buffer.matrix
 
     def prepare(self, decls: Iterable[BufferDecl]) -> None:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from ctypes import addressof, c_uint64, sizeof
 from dataclasses import dataclass, field, replace
 from threading import Lock
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -47,6 +47,21 @@ class BoundLaunch:
     peer_argument: Callable[[], np.generic] | None = None
 
 
+class Branch(Protocol):
+    """Work on another stream that launches of a step wait for, and that waits for launches.
+    ``steps`` is the stream of the launches."""
+
+    def begin(self, steps: Any, /) -> None:
+        """Enqueue what waits for no launch of the step."""
+
+    def before(self, number: int, steps: Any, /) -> bool:
+        """Have launch ``number``, which is enqueued next, wait for what it needs; False where that
+        is nothing."""
+
+    def behind(self, number: int, steps: Any, /) -> None:
+        """Enqueue what waits for launch ``number``, which was enqueued last."""
+
+
 MOST_BRIEF_LAUNCHES = 512
 """Most launches of a brief recording. Making another graph of so many takes some ten milliseconds,
 as long as the time that a thousand copies of inputs take in the stream of steps."""
@@ -57,7 +72,7 @@ class Recording:
     """Launches in order.
 
     They run as one CUDA graph for each input address, which is made again when the memory of the
-    step has moved, here or on one of the ``peers``.
+    step has moved, here or on one of the ``peers``. The ``branch`` is part of it.
     """
 
     context: Context
@@ -66,6 +81,7 @@ class Recording:
     programmatic: bool
     graphs: bool = True
     peers: Sequence[StepAddresses] = ()
+    branch: Branch | None = None
     _executables: dict[int, Handle] = field(default_factory=dict)
     _made_for: tuple[int, ...] = ()
 
@@ -115,8 +131,16 @@ class Recording:
             context.call("cuGraphDestroy", graph)
 
     def _launch_all(self, stream: Any, inputs: int) -> None:
+        branch = self.branch
+        if branch is not None:
+            branch.begin(stream)
         for number, launch in enumerate(self.launches):
-            self._launch(launch, stream, inputs, self.programmatic and number > 0)
+            waits = branch is not None and branch.before(number, stream)
+            # A launch that starts early would not wait for the other stream.
+            early = self.programmatic and number > 0 and not waits
+            self._launch(launch, stream, inputs, early)
+            if branch is not None:
+                branch.behind(number, stream)
 
     def _launch(self, launch: BoundLaunch, stream: Any, inputs: int, programmatic: bool) -> None:
         step = np.uint64(self.addresses.scratch), np.uint64(inputs)

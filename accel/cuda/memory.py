@@ -12,11 +12,22 @@ from typing import Any
 import numpy as np
 
 from accel.cuda.driver import OUT_OF_MEMORY, Context, CudaError
+from accel.packets.host_memory import available_memory
 from accel.packets.packet import aligned
 from accel.packets.staging_buffers import Bytes, StagingBuffers
 from contract.errors import OutOfMemory
 
 PAGE_BYTES = 4096
+DEVICE_MAP = 2
+"""CU_MEMHOSTREGISTER_DEVICEMAP: kernels may read the memory."""
+REFUSED = tuple(
+    f"CUDA_ERROR_{name}"
+    for name in (
+        *("INVALID_VALUE", "OUT_OF_MEMORY", "NOT_PERMITTED", "NOT_SUPPORTED"),
+        "HOST_MEMORY_NOT_REGISTERED",
+    )
+)
+"""The driver's errors for host memory that it did not lock."""
 
 
 @dataclass(slots=True, eq=False)
@@ -29,6 +40,14 @@ class Allocation:
     host: Bytes | None = None
     sent: bool = True
     fetched: bool = True
+
+
+@dataclass(slots=True, eq=False)
+class HostWeight(Allocation):
+    """A weight in page-locked memory ``host``, which kernels may read at ``mapped``. ``address`` is
+    a part of the ring, to which steps copy it."""
+
+    mapped: int = 0
 
 
 _ABANDONED: list[Bytes] = []
@@ -65,6 +84,19 @@ class Pinned:
         weakref.finalize(block, free.append, memory)
         return np.ndarray((nbytes,), np.uint8, buffer=memoryview(block))
 
+    def mapped(self, what: str, nbytes: int) -> tuple[Bytes, int]:
+        """As ``take``, and the address at which kernels read it. Raises OutOfMemory naming its
+        purpose ``what`` where the system refuses page-locked memory."""
+        try:
+            block = self.take(nbytes)
+            address = self._context.call("cuMemHostGetDevicePointer", block.ctypes.data, 0)
+        except (MemoryError, CudaError) as error:
+            if isinstance(error, CudaError) and error.name not in REFUSED:
+                raise
+            purpose = f"{what} in page-locked host memory"
+            raise OutOfMemory(purpose, nbytes, self.nbytes, available_memory()) from None
+        return block, int(address)
+
     def zeroed(self, nbytes: int) -> Bytes:
         """As ``take``, all zero."""
         block = self.take(nbytes)
@@ -90,7 +122,7 @@ class Pinned:
         block[::PAGE_BYTES] = 0
         # Where a sandbox forbids this, copies take longer and are still right.
         with suppress(CudaError):
-            self._context.call("cuMemHostRegister", block.ctypes.data, size, 0)
+            self._context.call("cuMemHostRegister", block.ctypes.data, size, DEVICE_MAP)
         self._blocks.append(block)
         return block
 
@@ -109,11 +141,12 @@ class Copy:
 @dataclass(frozen=True, slots=True)
 class Streams:
     """The streams of one device: one for steps and most copies, one that copies inputs of steps to
-    the device, one that copies small outputs to the host."""
+    the device, one that copies small outputs to the host, one that copies streamed weights."""
 
     steps: Any
     inputs: Any
     outputs: Any
+    weights: Any
 
 
 @dataclass(slots=True)
@@ -169,6 +202,8 @@ class Memory:
     def free(self, allocation: Allocation) -> None:
         """Free memory that nothing uses any more."""
         self.staging.forget(allocation)
+        if isinstance(allocation, HostWeight):
+            return
         self.held -= aligned(allocation.nbytes)
         if not self.context.closed:
             self.context.call("cuMemFree", allocation.address)
@@ -196,6 +231,11 @@ class Memory:
         else:
             self.context.call("cuMemcpyDtoHAsync", here, there, host.nbytes, self.stream)
         return Copy(self)
+
+    def copy_back(self, allocation: Allocation, first: int, nbytes: int) -> None:
+        """Enqueue the copy of ``nbytes`` bytes from ``first`` on to a streamed weight's memory."""
+        if isinstance(allocation, HostWeight) and allocation.host is not None:
+            self.transfer(allocation, allocation.host[first : first + nbytes], False, first)
 
     def leave(self, allocation: Allocation, host: Bytes, to_device: bool, first: int) -> Copy:
         """As ``transfer`` to the host, in the order of ``streams.outputs``."""

@@ -2,9 +2,9 @@
 
 Every device has a ``CudaTier`` that executes its share of each step in a CUDA graph
 (``accel.packets.shares``); kernels of these graphs write to each other's memory and wait for each
-other (``kernels/all_gather.cu``). So a step is submitted to all devices or to none, and nothing
-that could wait for one device comes before the launch on the last one. Every device has whole
-copies of what is not divided, KV pages included.
+other (``kernels/all_gather.cu``, or ``kernels/exchange.h`` in a persistent launch). So a step is
+submitted to all devices or to none, and nothing that could wait for one device comes before the
+launch on the last one. Every device has whole copies of what is not divided, KV pages included.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,13 +25,12 @@ from accel.cuda.program import Compiler
 from accel.cuda.report import reaches
 from accel.cuda.runtime import PEER_REMEDY, Choices
 from accel.cuda.sharded import ShardedBatch, ShardedBuffer, ShardedFence
-from accel.cuda.step_choice import AUTO, VARIABLE
 from accel.cuda.tier import CudaTier
 from accel.packets.build import Progress
 from accel.packets.in_flight import DEFAULT_TIMEOUT_SECONDS, CompletionWaiter
 from accel.packets.shares import Share
 from contract.context_manager import ContextManager
-from contract.errors import ConfigError, DeviceLost, TierUnavailable
+from contract.errors import DeviceLost, TierUnavailable
 from contract.footprint import Footprint
 from contract.ir.inputs import InputLayout, InputRows, step_of
 from contract.ir.nodes import BufferDecl, BufferKind, Graph
@@ -48,9 +46,8 @@ class MultiDeviceTier(ContextManager):
     """See ``contract.tier.Tier``. ``devices`` are numbers or parts of names, all different devices
     of one architecture that can access each other's memory; sizes are those of one of them.
 
-    Raises TierUnavailable where they cannot, and whatever ``CudaTier`` raises; ConfigError if a
-    persistent step is requested, which needs a single device. ``binding`` and ``compiler`` as in
-    ``CudaTier``.
+    Raises TierUnavailable where they cannot, and whatever ``CudaTier`` raises. ``binding`` and
+    ``compiler`` as in ``CudaTier``.
     """
 
     def __init__(
@@ -62,9 +59,6 @@ class MultiDeviceTier(ContextManager):
         compiler: Compiler | None = None,
     ) -> None:
         choices = choices or Choices()
-        if choices.step not in ("", AUTO):
-            raise ConfigError(f"{VARIABLE}: a step as one launch runs on one device")
-        choices = replace(choices, step="")
         driver = open_driver(binding)
         ordinals = _checked(driver, devices)
         self._members: list[CudaTier] = []
@@ -275,8 +269,10 @@ class MultiDeviceTier(ContextManager):
             for one in self._members:
                 one.stop_waiting()
             deadline = time.monotonic() + STOPPING_SECONDS
-            for one in self._members:
-                one.give_back(self._lost, deadline)
+            ended = [one.give_back(self._lost, deadline) for one in self._members]
+            names = [one.name for one, gone in zip(self._members, ended, strict=True) if not gone]
+            if names:
+                self._lost += f"; {' + '.join(names)} did not end when told to"
         return DeviceLost(self._lost)
 
     def _each(self, function: Callable[[int, CudaTier], Any]) -> tuple[Any, ...]:

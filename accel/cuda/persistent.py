@@ -1,7 +1,8 @@
 """Joins consecutive launches of a plan into one persistent launch of ``kernels/step.cu``.
 
 Phases are made from the launches that rules chose, in whatever family; launches that are no phases
-stay. ``step_choice.py`` decides when launches are joined.
+stay. ``step_choice.py`` decides when launches are joined. Several devices join all phases of a step
+or none: their launches then exchange floats themselves, and the step has no ALL_GATHER.
 """
 
 from __future__ import annotations
@@ -15,14 +16,8 @@ from numpy.typing import NDArray
 from accel.cuda.attention import TILE_WARPS
 from accel.cuda.device import Device
 from accel.cuda.packed_tiles import unit_bytes
-from accel.cuda.phases import (
-    AttentionPhase,
-    Phase,
-    ProductPhase,
-    Readers,
-    next_phase,
-    readers_of,
-)
+from accel.cuda.phase_runs import MOST_FORMATS, PhaseRun, gathers_nothing, phase_run
+from accel.cuda.phases import AttentionPhase, Phase, ProductPhase, Readers, readers_of
 from accel.cuda.plan import LongStep, Plan, PlannedLaunch
 from accel.cuda.products import (
     BARRIER_BYTES,
@@ -31,24 +26,29 @@ from accel.cuda.products import (
     row_macros,
 )
 from accel.cuda.program import tuned_source
-from accel.cuda.row_end import EndPhase, end_phase, short_step
+from accel.cuda.row_end import EndPhase, short_step
 from accel.cuda.runs import ABSENT
 from accel.cuda.step_choice import MOST_TOKENS, Block, StepChoice
 from accel.cuda.step_table import (
     HEAD,
     HEAD_BYTES,
+    MOST_PEERS,
+    PEER_DEVICES,
     RECORD_BYTES,
     WORK_BYTES,
     Bound,
+    PeerWorkspaces,
     PhaseBuffers,
 )
 from accel.packets.packet import aligned
 from accel.packets.step import Op
 from contract.dtypes import I12, WEIGHT_DTYPES
 
-MOST_FORMATS = 4
 STATE_BYTES = 256
-"""Workspace before the parts: count of steps, count of finished blocks, the largest logit."""
+"""Workspace before the parts: count of steps, count of finished blocks, the largest logit, and the
+steps that devices have begun."""
+BANKS, SHARED_BANKS = 2, 4
+"""Banks of exchanged floats on one device, and on each of several, see ``kernels/exchange.h``."""
 RECORDS = 3
 BY_ID = {dtype.ggml_id: dtype for dtype in WEIGHT_DTYPES}
 
@@ -56,7 +56,8 @@ BY_ID = {dtype.ggml_id: dtype for dtype in WEIGHT_DTYPES}
 @dataclass(frozen=True, slots=True)
 class StepTable:
     """The phases of a launch before they have addresses. ``works_at`` is the offset in shared
-    memory at which the ring's records of them begin."""
+    memory at which the ring's records of them begin. The launch is ``shared`` if several devices
+    execute it together."""
 
     phases: tuple[Phase, ...]
     formats: tuple[int, ...]
@@ -64,11 +65,27 @@ class StepTable:
     exchange: PhaseBuffers
     works_at: int
     end: EndPhase | None = None
+    shared: bool = False
 
     @property
     def nbytes(self) -> int:
         """Bytes of ``bound``'s result."""
+        return self._peers_at + (PEER_DEVICES.itemsize if self.shared else 0)
+
+    @property
+    def layout(self) -> tuple[object, ...]:
+        """See LaunchTable."""
+        exchange = self.exchange
+        return self.exchange_at, exchange.bank_bytes, dict(exchange.offsets), self._records
+
+    @property
+    def _peers_at(self) -> int:
         return HEAD_BYTES + self._records * RECORD_BYTES
+
+    @property
+    def banks(self) -> int:
+        """Banks of exchanged floats."""
+        return SHARED_BANKS if self.shared else BANKS
 
     @property
     def _records(self) -> int:
@@ -87,15 +104,19 @@ class StepTable:
 
     @property
     def workspace_bytes(self) -> int:
-        """Bytes of state, counters and both banks."""
-        return self.exchange_at + 2 * self.exchange.bank_bytes
+        """Bytes of state, counters and all banks."""
+        return self.exchange_at + self.banks * self.exchange.bank_bytes
 
-    def bound(self, packets: NDArray[np.void], stop: int) -> NDArray[np.uint8]:
-        """The bytes the kernel reads; ``stop`` is the address of the word that ends a step."""
+    def bound(
+        self, packets: NDArray[np.void], stop: int, peers: PeerWorkspaces | None = None
+    ) -> NDArray[np.uint8]:
+        """See LaunchTable."""
+        assert (peers is not None) == self.shared
         head = np.zeros(1, HEAD)
         head["phases"], head["stop"] = self._records, stop
         head["exchange_at"], head["bank_bytes"] = self.exchange_at, self.exchange.bank_bytes
-        head["works_at"] = self.works_at
+        head["works_at"], head["banks"] = self.works_at, self.banks
+        head["peers_at"] = self._peers_at
         table = [head]
         turn, bound = 0, Bound(packets, self.exchange)
         window: int | None = None
@@ -110,6 +131,8 @@ class StepTable:
                 turn = 1 - turn
         if self.end is not None:
             table.append(self.end.record(bound))
+        if peers is not None:
+            table.append(peers.record())
         return np.concatenate([part.view(np.uint8) for part in table])
 
 
@@ -119,39 +142,41 @@ def compose(
     device: Device,
     choice: StepChoice,
     local: Collection[str] | None = None,
+    devices: int = 1,
 ) -> Plan:
     """The plan with runs of phases joined into one launch each; ``local`` as in
-    ``plan_launches``."""
+    ``plan_launches``. Of a step that ``devices`` devices share it joins all phases or none."""
     if not choice.blocks or device.capability < choice.least_capability:
         return plan
+    if devices > 1:
+        return plan if devices > MOST_PEERS + 1 else _shared(plan, ops, device, choice, local)
+    reading = readers_of(ops)
     launches: list[PlannedLaunch] = []
     together: list[tuple[int, int]] = []
-    reading = readers_of(ops)
     short, long = None, None
     at, workspace = 0, plan.workspace_bytes
     while at < len(plan.launches):
-        phases, count = _run(plan.launches[at:], ops, reading, choice.most_tokens, local)
+        run = phase_run(plan.launches[at:], ops, reading, choice.most_tokens, local)
         made = None
-        if len(phases) >= choice.least_phases:
-            end = _end(phases, ops)
-            brief = _row_units(phases) < choice.least_row_units
+        if len(run.phases) >= choice.least_phases:
+            brief = run.longest_row < choice.least_row_units
             # The host knows the position only of steps that end here.
-            if not brief or (choice.long_position and end is not None):
-                made = _launch(phases, end, reading, device, choice.blocks, local, workspace)
+            if not brief or (choice.long_position and run.end is not None):
+                made = _launch(run, reading, device, choice.blocks, local, workspace)
             if made is not None and brief:
                 long = LongStep(plan.launches, choice.long_position)
         if made is None:
-            count = max(1, count)
+            count = max(1, run.launches)
             launches += plan.launches[at : at + count]
             at += count
             continue
         launches.append(made)
         assert isinstance(made.table, StepTable)
+        at += run.launches
         if made.table.end is not None:
-            short = short_step(made.table.end, len(launches), plan.launches[at + count :])
+            short = short_step(made.table.end, len(launches), plan.launches[at:])
         workspace += aligned(made.table.workspace_bytes)
         together.append((plan.levels[made.first], plan.levels[made.first + made.count - 1]))
-        at += count
     return replace(
         plan,
         launches=tuple(launches),
@@ -162,51 +187,38 @@ def compose(
     )
 
 
-def _row_units(phases: Sequence[Phase]) -> int:
-    """Units of the longest row that is normalized."""
-    normed = (one for one in phases if isinstance(one, ProductPhase) and one.norm)
-    return max([0, *(phase.units for phase in normed)])
-
-
-def _end(phases: Sequence[Phase], ops: Sequence[Op]) -> EndPhase | None:
-    """The end of the step, if the last phase computes the logits of its only row."""
-    last = phases[-1]
-    if not isinstance(last, ProductPhase) or any(phase.tokens != 1 for phase in phases):
-        return None
-    behind = phases[0].first + sum(phase.length for phase in phases)
-    return end_phase(ops, behind, last.writes[0].tensor)
-
-
-def _run(
-    launches: Sequence[PlannedLaunch],
+def _shared(
+    plan: Plan,
     ops: Sequence[Op],
-    reading: Readers,
-    most_tokens: int,
+    device: Device,
+    choice: StepChoice,
     local: Collection[str] | None,
-) -> tuple[list[Phase], int]:
-    """As many phases as the launches begin with, and the number of those launches."""
-    phases: list[Phase] = []
-    at = 0
-    while (
-        at < len(launches)
-        and (found := next_phase(launches[at : at + 2], ops, reading)) is not None
-    ):
-        phase, count = found
-        if phase.tokens > most_tokens or (local is not None and phase.dropped - set(local)):
-            break
-        if not _fits(phases, phase):
-            break
-        phases.append(phase)
-        at += count
-    return phases, at
-
-
-def _fits(phases: Sequence[Phase], phase: Phase) -> bool:
-    """Whether one kernel can compute all phases: few formats, heads of one width."""
-    every = (*phases, phase)
-    formats = {dtype for one in every for dtype in one.formats}
-    widths = {one.head_dim for one in every} - {0}
-    return len(formats) <= MOST_FORMATS and len(widths) <= 1
+) -> Plan:
+    """The plan with one launch that several devices execute together, if nothing else is gathered:
+    they then wait for each other nowhere else."""
+    reading = readers_of(ops)
+    starts = (
+        (at, phase_run(plan.launches[at:], ops, reading, choice.most_tokens, local))
+        for at in range(len(plan.launches))
+    )
+    front, run = next((found for found in starts if found[1].phases), (0, PhaseRun()))
+    behind = plan.launches[front + run.launches :]
+    before = tuple(one for one in plan.launches[:front] if not gathers_nothing(one, ops))
+    if any(one.gathers for one in (*before, *behind)):
+        return plan
+    if len(run.phases) < choice.least_phases or not run.is_shared(reading):
+        return plan
+    made = _launch(run, reading, device, choice.blocks, local, plan.workspace_bytes, shared=True)
+    if made is None or run.end is None:
+        return plan
+    assert isinstance(made.table, StepTable)
+    return replace(
+        plan,
+        launches=(*before, made, *behind),
+        workspace_bytes=plan.workspace_bytes + aligned(made.table.workspace_bytes),
+        together=((plan.levels[run.first], plan.levels[run.stop - 1]),),
+        short=short_step(run.end, len(before) + 1, behind),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,14 +268,15 @@ def _fitting(
 
 
 def _launch(
-    phases: list[Phase],
-    end: EndPhase | None,
+    run: PhaseRun,
     reading: Readers,
     device: Device,
     blocks: Sequence[Block],
     local: Collection[str] | None,
     workspace: int,
+    shared: bool = False,
 ) -> PlannedLaunch | None:
+    phases, end = run.phases, run.end
     products = [phase for phase in phases if isinstance(phase, ProductPhase)]
     if not products:
         return None
@@ -272,22 +285,20 @@ def _launch(
     shape = _fitting(phases, len(phases) + (end is not None), formats, tokens, device, blocks)
     if shape is None:
         return None
-    first = phases[0].first
-    count = sum(phase.length for phase in phases)
-    exchange = _exchange(phases, reading, first + count, local)
-    table = StepTable(tuple(phases), formats, shape.slot_bits, exchange, shape.works_at, end)
-    macros = _macros(phases, table, shape, tokens)
+    exchange = run.exchange(reading, local)
+    table = StepTable(phases, formats, shape.slot_bits, exchange, shape.works_at, end, shared)
     return PlannedLaunch(
-        tuned_source("step.cu", macros),
+        tuned_source("step.cu", _macros(phases, table, shape, tokens)),
         "step_phases",
         (device.multiprocessors, 1, 1),
         (shape.warps * 32, 1, 1),
-        first,
-        count,
+        run.first,
+        run.stop - run.first,
         shape.shared_bytes,
         True,
         workspace,
         table,
+        shared,
     )
 
 
@@ -314,32 +325,10 @@ def _macros(
         "BIASED": int(any(phase.biased for phase in products)),
         "READ_OUTSIDE": int(bool(table.exchange.outside)),
         "ENDS": int(table.end is not None),
+        "SHARED_STEP": int(table.shared),
         **row_macros(normed, plain, tokens),
         "PACKET_COUNT": 1,
     }
-
-
-def _exchange(
-    phases: Sequence[Phase], reading: Readers, end: int, local: Collection[str] | None
-) -> PhaseBuffers:
-    """The buffers that one phase writes and another reads. Later ops, from index ``end`` on, may
-    read them too."""
-    written: dict[str, int] = {}
-    read: set[str] = set()
-    for phase in phases:
-        read |= {operand.tensor.buffer for operand in phase.reads} & written.keys()
-        for y in phase.writes:
-            written[y.tensor.buffer] = phase.tokens * y.tensor.stride * 4
-    offsets, size = {}, 0
-    for name in sorted(read):
-        offsets[name] = size
-        size += aligned(written[name])
-    outside = {
-        name
-        for name in read
-        if (local is not None and name not in local) or max(reading[name]) >= end
-    }
-    return PhaseBuffers(offsets, frozenset(outside), size)
 
 
 def _slot_bits(phase: Phase, tokens: int, room: int) -> int:

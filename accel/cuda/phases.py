@@ -32,6 +32,9 @@ from contract.arithmetic import KV_TILE, PAGE_TOKENS
 
 SHARE_CHANNELS, SHARE_BYTES = 32, 160
 """Channels and bytes of a part that one warp merges."""
+DIVIDED_FROM = 16 * KV_TILE
+"""Positions before a token's own from which on several devices divide its heads. Of shorter
+contexts a multiprocessor has few tiles at most, and computing all heads costs no exchange."""
 MOST_TILE_PARTS = 256
 """Most tiles of a context whose parts are tiles; longer contexts have enough spans for all
 blocks."""
@@ -165,6 +168,8 @@ class ProductPhase:
             one["paired"] = 1
             one["activation"] = size_of(packets[gate], "swiglu", "activation")
         one["slot_bits"] = slot_bits
+        everywhere = (y.tensor in bound.exchange.everywhere for y in self.writes)
+        one["everywhere"] = sum(1 << i for i, every in enumerate(everywhere) if every)
         return record
 
 
@@ -251,7 +256,7 @@ class AttentionPhase:
         one["multiplier"], one["counted"] = part["size"][0], part["counted"]
         for name in ("heads", "kv_heads", "window"):
             one[name] = size_of(part, "flash_attn_part", name)
-        one["slots"] = self.slots
+        one["slots"], one["divided_from"] = self.slots, DIVIDED_FROM
         one["scale"] = real_of(part, "flash_attn_part", "scale")
         for name in ("q", "k", "v"):
             one[name], one[f"{name}_stride"] = bound.read(heads.needed(f"{name.upper()}_AT"))

@@ -4,7 +4,7 @@ op."""
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from accel.cuda.device import Device
 from accel.cuda.program import Source, plain_source, tuned_source
 from accel.cuda.registered import LAYOUT_RULES, RULES
+from accel.cuda.step_table import PeerWorkspaces
 from accel.cuda.tuned import Extent, KernelLaunch, Remaining, Replacement, last_reads
 from accel.kernels.source import module_of
 from accel.packets.layouts import WeightLayout
@@ -22,6 +23,15 @@ from contract.ir.nodes import BufferDecl
 
 GROUPS_PER_MULTIPROCESSOR = 8
 """Most work-groups for each multiprocessor in a launch of a plain kernel."""
+WITH_LISTS = frozenset(
+    (
+        *("expert_router", "expert_gates", "expert_down", "expert_product", "expert_order"),
+        *("expert_group_gates", "expert_group_downs", "expert_total"),
+    )
+)
+"""Kernels of blocks of experts, all of which find matrices by ``kernels/stack_matrices.h``."""
+PART_COPIES = ("PART_COPIES", 1)
+"""The macro by which a kernel copies 16 bytes at a time, see ``kernels/warp.h``."""
 PLAIN_LAYOUTS = (WeightLayout.STORED, WeightLayout.PLANES)
 """The layouts that plain kernels read."""
 
@@ -33,8 +43,15 @@ class LaunchTable(Protocol):
     def nbytes(self) -> int:
         """Size of the table on the device, in bytes."""
 
-    def bound(self, packets: NDArray[np.void], stop: int) -> NDArray[np.uint8]:
-        """The table with addresses; ``stop`` is the address of the word that ends a step."""
+    @property
+    def layout(self) -> object:
+        """What is equal for tables of launches that several devices can execute together."""
+
+    def bound(
+        self, packets: NDArray[np.void], stop: int, peers: PeerWorkspaces | None = None
+    ) -> NDArray[np.uint8]:
+        """The table with addresses; ``stop`` is the address of the word that ends a step, ``peers``
+        the workspaces of devices that execute the launch too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +165,17 @@ def plan_launches(ops: Sequence[Op], device: Device, local: Collection[str] | No
             workspace += aligned(replacement.workspace_bytes)
         levels += [level] * replacement.ops
     return Plan(tuple(launches), workspace, tuple(levels), passing_bytes=passing)
+
+
+def reading_host_memory(plan: Plan) -> Plan:
+    """``plan`` with kernels of experts that can read these in host memory."""
+    launches = tuple(
+        replace(one, source=replace(one.source, macros=(*one.source.macros, PART_COPIES)))
+        if one.entry in WITH_LISTS
+        else one
+        for one in plan.launches
+    )
+    return replace(plan, launches=launches)
 
 
 def plain_ops(plan: Plan) -> list[int]:

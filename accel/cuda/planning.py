@@ -11,9 +11,9 @@ from accel.cuda.device import Device
 from accel.cuda.driver import TIER
 from accel.cuda.memory_estimate import MemoryEstimate, cached_estimate
 from accel.cuda.persistent import compose
-from accel.cuda.plan import Plan, plan_launches
+from accel.cuda.plan import Plan, plan_launches, reading_host_memory
 from accel.cuda.registered import cuda_buckets
-from accel.cuda.step_choice import NEVER, StepChoice
+from accel.cuda.step_choice import NEVER, STREAMED, StepChoice
 from accel.packets.binding import product_factors
 from accel.packets.footprint import device_footprint, step_memory
 from accel.packets.packet import aligned
@@ -51,13 +51,19 @@ class LoweredBucket:
 @dataclass(frozen=True, slots=True)
 class PlannedGraph:
     """The memory of a graph, and the ``buckets`` lowered so far, which are reused when it is
-    bound."""
+    bound. ``choice`` says which launches are joined."""
 
     graph: Graph
     largest: ShapeKey
+    choice: StepChoice
     footprint: Footprint
     needs: MemoryEstimate
     buckets: dict[ShapeKey, LoweredBucket]
+
+    @property
+    def key(self) -> tuple[Graph, ShapeKey, StepChoice]:
+        """What was planned, and how."""
+        return self.graph, self.largest, self.choice
 
 
 @dataclass(slots=True)
@@ -65,8 +71,9 @@ class Planner:
     """Plans graphs for one ``device``, which executes its ``share`` of them.
 
     ``arranged_bytes`` returns the bytes of a weight in the layout of products; ``planned`` is the
-    last planned graph. Estimates are cached in the folder ``cache``, so that no bucket is lowered
-    too early.
+    last planned graph. ``streams`` says of which graphs weights are streamed: their copies are
+    between launches, so none are joined. Estimates are cached in the folder ``cache``, so that no
+    bucket is lowered too early.
     """
 
     device: Device
@@ -74,40 +81,42 @@ class Planner:
     share: Share
     arranged_bytes: Callable[[BufferDecl], int]
     cache: Path | None = None
+    streams: Callable[[Graph], bool] = lambda _: False
     planned: PlannedGraph | None = field(default=None)
 
-    def plan(self, graph: Graph, largest: ShapeKey) -> PlannedGraph:
-        """Plan ``graph`` for steps up to ``largest``. Raises UnsupportedOp."""
+    def plan(self, graph: Graph, largest: ShapeKey, streams: bool | None = None) -> PlannedGraph:
+        """Plan ``graph`` for steps up to ``largest``; ``streams`` as if it were the answer of
+        ``self.streams``. Raises UnsupportedOp."""
+        streams = self.streams(graph) if streams is None else streams
+        choice = STREAMED if streams else self.step
         planned = self.planned
-        if planned is None or (planned.graph, planned.largest) != (graph, largest):
-            planned = self.planned = self._looked_at(graph, largest)
+        if planned is None or planned.key != (graph, largest, choice):
+            planned = self.planned = self._looked_at(graph, largest, choice)
         return planned
 
     def lowered(self, graph: Graph, bucket: ShapeKey, divided: Collection[str]) -> LoweredBucket:
         """The bucket as planned, if it was planned with the same weights ``divided``."""
-        planned = self.planned
-        same = planned is not None and planned.graph == graph
+        planned, choice = self.planned, STREAMED if self.streams(graph) else self.step
+        same = planned is not None and (planned.graph, planned.choice) == (graph, choice)
         if planned is not None and same and planned.needs.divided == set(divided):
             known = planned.buckets.get(bucket)
             if known is not None:
                 return known
-        return self._planned_bucket(_lowered(graph, bucket), divided)
+        return planned_bucket(_lowered(graph, bucket), self.device, choice, self.share, divided)
 
-    def _planned_bucket(self, step: Step, divided: Collection[str]) -> LoweredBucket:
-        return planned_bucket(step, self.device, self.step, self.share, divided)
-
-    def _looked_at(self, graph: Graph, largest: ShapeKey) -> PlannedGraph:
+    def _looked_at(self, graph: Graph, largest: ShapeKey, choice: StepChoice) -> PlannedGraph:
         buckets: dict[ShapeKey, LoweredBucket] = {}
 
         def look() -> MemoryEstimate:
             steps = {bucket: _lowered(graph, bucket) for bucket in cuda_buckets(largest)}
             divided = self._divided(graph, steps.values())
             buckets.update(
-                (bucket, self._planned_bucket(step, divided)) for bucket, step in steps.items()
+                (bucket, planned_bucket(step, self.device, choice, self.share, divided))
+                for bucket, step in steps.items()
             )
             return _estimate_of(buckets, largest, divided)
 
-        parameters = self.device, self.step, self.share
+        parameters = self.device, choice, self.share
         needs = cached_estimate(self.cache, parameters, graph, largest, look)
 
         def arranged(decl: BufferDecl) -> int:
@@ -125,7 +134,7 @@ class Planner:
         # Packets are arguments of launches and take no device memory.
         steps = replace(needs.steps, packets=())
         footprint = device_footprint(own, largest, steps, arranged, extra)
-        return PlannedGraph(graph, largest, footprint, needs, buckets)
+        return PlannedGraph(graph, largest, choice, footprint, needs, buckets)
 
     def _divided(self, graph: Graph, steps: Iterable[Step]) -> frozenset[str]:
         """Weights of which each device has its share of the rows."""
@@ -149,7 +158,9 @@ def planned_bucket(
         shared = share_step(step, share, divided)
     step = shared.step
     tuned = plan_launches(step.ops, device, step.scratch)
-    plan = compose(tuned, step.ops, device, choice, step.scratch)
+    if choice.over_link:
+        tuned = reading_host_memory(tuned)
+    plan = compose(tuned, step.ops, device, choice, step.scratch, share.count)
     since = {name: plan.levels[op] for name, op in written_since(step.ops).items()}
     schedule = schedule_launches(step, plan.levels, plan.together, since)
     return LoweredBucket(step, schedule, plan, shared.first_rows)

@@ -13,6 +13,7 @@ from accel.cuda.launcher import BoundLaunch, LaunchShape, Recording
 from accel.cuda.memory import Allocation, Memory
 from accel.cuda.plan import PlannedLaunch
 from accel.cuda.runtime import Runtime
+from accel.cuda.step_table import PeerWorkspaces
 from accel.cuda.submissions import RecordedBucket, ShortRecordings
 from accel.packets.step_memory import StepAddresses
 
@@ -41,15 +42,17 @@ def recorded_bucket(
     for launch in (*plan.launches, *drawn, *later):
         replaced = packets[launch.first : launch.first + launch.count]
         own: tuple[np.generic, ...] = (np.void(replaced.tobytes()),)
+        number = next(gathers) if launch.gathers else 0
         if launch.table is not None:
-            table = launch.table.bound(packets, _stop_address(runtime))
+            workspaces = _peer_workspaces(bound, number, device, peers) if launch.gathers else None
+            table = launch.table.bound(packets, _stop_address(runtime), workspaces)
             bound.allocations.append(memory.adopt(f"phases of {bound.name}", table))
             own = (np.uint64(bound.allocations[-1].address),)
         if launch.workspace is not None:
             own = (*own, np.uint64(bound.workspace_of(launch)))
         peer = (
-            partial(_peer_argument, runtime, next(gathers), device, peers)
-            if launch.gathers
+            partial(_peer_argument, runtime, number, device, peers)
+            if launch.gathers and launch.table is None
             else None
         )
         launches.append(BoundLaunch(_shape(runtime, launch), launch.cooperative, own, peer))
@@ -61,6 +64,7 @@ def recorded_bucket(
         runtime.programmatic,
         runtime.graphs,
         [theirs for theirs, _ in peers],
+        bound.branch,
     )
     memory.context.when_gone(recording, _give_back, memory, bound.allocations)
     if short is None:
@@ -86,6 +90,21 @@ def _peer_argument(
         packets = bound.packets[launch.first : launch.first + launch.count]
         found.append(Peer(addresses.scratch, bound.workspace_of(launch), packets))
     return peer_argument(_stop_address(runtime), device, found)
+
+
+def _peer_workspaces(
+    bound: BoundBucket, number: int, device: int, peers: Sequence[PeerBucket]
+) -> PeerWorkspaces:
+    """Where the other devices have the workspace of launch ``number`` of those that gather."""
+    own = bound.gathers[number]
+    apart = []
+    for _, other in peers:
+        launch = other.gathers[number]
+        assert own.table is not None
+        assert launch.table is not None
+        assert launch.table.layout == own.table.layout, "devices have different phases"
+        apart.append(other.workspace_of(launch) - bound.workspace_of(own))
+    return PeerWorkspaces(device, tuple(apart))
 
 
 def _stop_address(runtime: Runtime) -> int:

@@ -40,6 +40,11 @@ class EndPhase:
         return self._operand("sample_part", "sampling").tensor
 
     @property
+    def logits(self) -> Tensor:
+        """The logits of the row."""
+        return self._operand("sample_part", "logits").tensor
+
+    @property
     def done(self) -> range:
         """Indices of the ops that the phase executes for a row that is not drawn."""
         return range(self.first, min(self.first + len(ENDING), len(self.ops)))
@@ -53,7 +58,10 @@ class EndPhase:
         one["kind"] = END_KIND
         one["multiplier"], one["counted"] = part["size"][0], part["counted"]
         one["vocab"] = self._op("sample_part").most_sizes()["vocab"]
-        one["logits"], _ = bound.stored(self._operand("sample_part", "logits"))
+        logits = self._operand("sample_part", "logits")
+        one["logits"], _ = bound.stored(logits)
+        if logits.tensor.buffer in bound.exchange.offsets:
+            one["arriving"], _ = bound.read(logits)
         operands = (
             self._operand("sample_part", "sampling"),
             self._operand("store_request_state", "output_rows"),

@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -107,9 +107,9 @@ class Runtime:
         if self.stop is not None and not self.context.closed:
             self.stop.set()
 
-    def give_back(self, deadline: float) -> None:
+    def give_back(self, deadline: float) -> bool:
         """Close the device once it is idle or has failed; at ``deadline``, by ``time.monotonic``,
-        abandon it."""
+        abandon it and return False."""
         while not self.context.closed:
             try:
                 self.context.call("cuStreamQuery", self.memory.stream)
@@ -117,9 +117,11 @@ class Runtime:
                 if error.name == NOT_READY:
                     if time.monotonic() > deadline:
                         self.abandon()
+                        return False
                     time.sleep(POLL_SECONDS)
                     continue
             self.give_up()
+        return True
 
     def abandon(self) -> None:
         """Leave a device that does not answer; its memory is not freed."""
@@ -152,7 +154,7 @@ def open_runtime(
     except CudaError as error:
         raise _unavailable(device, error) from None
     try:
-        streams = Streams(_stream(context), _stream(context), _stream(context))
+        streams = Streams(*(_stream(context) for _ in range(len(fields(Streams)))))
         capacity = min(choices.memory_bytes or device.memory_bytes, device.memory_bytes)
         memory = Memory(context, streams, capacity, Pinned(context))
         builder = Builder(compiler, device.architecture, choices.cache, progress)

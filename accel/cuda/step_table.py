@@ -24,12 +24,14 @@ WORK_BYTES = 56 + 4
 
 HEAD = np.dtype(
     {
-        "names": ["phases", "exchange_at", "bank_bytes", "works_at", "stop"],
-        "formats": ["<u4", "<u4", "<u4", "<u4", "<u8"],
-        "offsets": [0, 4, 8, 12, 16],
+        "names": ["phases", "exchange_at", "bank_bytes", "works_at", "stop", "banks", "peers_at"],
+        "formats": ["<u4", "<u4", "<u4", "<u4", "<u8", "<u4", "<u4"],
+        "offsets": [0, 4, 8, 12, 16, 24, 28],
         "itemsize": HEAD_BYTES,
     }
 )
+MOST_PEERS = 15
+PEER_DEVICES = np.dtype([("count", "<u8"), ("index", "<u8"), ("apart", "<u8", (MOST_PEERS,))])
 COMMON = [("kind", "<u4"), ("multiplier", "<u4"), ("counted", "<u4")]
 THREE = (MATRICES,)
 PRODUCT_RECORD = np.dtype(
@@ -45,7 +47,8 @@ PRODUCT_RECORD = np.dtype(
         ("residual_stride", "<u4"),
         ("eps", "<f4"),
         *((name, "<u4") for name in ("norm", "paired", "activation", "formats", "slot_bits")),
-        ("reserved", "<u4", (11,)),
+        ("everywhere", "<u4"),
+        ("reserved", "<u4", (10,)),
     ]
 )
 ADDRESSES = (
@@ -67,7 +70,8 @@ ATTENTION_RECORD = np.dtype(
         *((name, "<u4") for name in SIZES),
         *((name, "<f4") for name in ("scale", "q_eps", "k_eps")),
         ("other_window", "<u4"),
-        ("reserved", "<u4", (10,)),
+        ("divided_from", "<u4"),
+        ("reserved", "<u4", (9,)),
     ]
 )
 END_FIELDS = ("sampling", "output_rows", "query", "step", "slots", "ring", "best")
@@ -75,8 +79,8 @@ END_RECORD = np.dtype(
     [
         *COMMON,
         ("vocab", "<u4"),
-        *((name, "<u8") for name in ("logits", *END_FIELDS)),
-        ("none", "<u8", (8,)),
+        *((name, "<u8") for name in ("logits", *END_FIELDS, "arriving")),
+        ("none", "<u8", (7,)),
         *((name, "<u4") for name in ("query_stride", "slots_stride", "ring_events")),
         ("reserved", "<u4", (25,)),
     ]
@@ -89,11 +93,29 @@ assert {RECORD_BYTES} == {
 @dataclass(frozen=True, slots=True)
 class PhaseBuffers:
     """Buffers by which phases exchange results: their offsets in a bank; other launches also read
-    those in ``outside``."""
+    those in ``outside``. All devices need the tensors ``everywhere``, of which each computes its
+    own columns."""
 
     offsets: Mapping[str, int]
     outside: frozenset[str]
     bank_bytes: int
+    everywhere: frozenset[Tensor] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class PeerWorkspaces:
+    """The workspaces of the other devices that execute a launch together with device ``index``:
+    how far each is from this device's, in bytes, in the order of the devices."""
+
+    index: int
+    apart: tuple[int, ...]
+
+    def record(self) -> NDArray[np.void]:
+        """PEER_DEVICES[1]."""
+        record = np.zeros(1, PEER_DEVICES)
+        record["count"], record["index"] = len(self.apart), self.index
+        record["apart"][0, : len(self.apart)] = [one % (1 << 64) for one in self.apart]
+        return record
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ step. The host never waits in between.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -190,6 +190,8 @@ class CudaSubmissions(Submissions[Allocation, RecordedBucket, HostSlot, CudaStep
     def __init__(self, memory: Memory) -> None:
         super().__init__()
         self._memory = memory
+        self.before_step: Callable[[], None] = lambda: None
+        """Enqueues what comes between steps."""
         self._input_slots: InputSlots | None = None
 
     @property
@@ -222,6 +224,7 @@ class CudaSubmissions(Submissions[Allocation, RecordedBucket, HostSlot, CudaStep
         if not self._in_flight:
             memory.staging.to_device()
         assert self._input_slots is not None
+        self.before_step()
         recording = batch.launch.recorded_for(snapshot)
         address = self._input_slots.fill(snapshot, recording.is_brief)
         recording.enqueue(memory.stream, address)

@@ -3,8 +3,8 @@ them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,6 +20,7 @@ from accel.cuda.program import Compiler
 from accel.cuda.recorded_bucket import recorded_bucket
 from accel.cuda.registered import cuda_buckets
 from accel.cuda.runtime import Choices, open_runtime
+from accel.cuda.streamed_weights import StreamedWeights, footprint_with
 from accel.cuda.submissions import (
     INPUT_BUFFERS,
     CudaBatch,
@@ -32,19 +33,26 @@ from accel.cuda.upload import Arrived
 from accel.packets.binding import bind_step
 from accel.packets.buffers import matrices_of, outputs_of
 from accel.packets.build import Progress
+from accel.packets.layouts import WeightLayout
 from accel.packets.packet import aligned
 from accel.packets.shares import Share
 from accel.packets.staging_buffers import sync_as
 from accel.packets.step_memory import StepAddresses
 from accel.packets.submissions import FormBatch, HostSlot
 from accel.packets.tier import BaseTier, tier_info
-from contract.errors import DeviceLost
+from accel.packets.weight_ring import (
+    RING,
+    bytes_of_matrix,
+    ring_of,
+    streamable_weights,
+)
+from contract.errors import DeviceLost, OutOfMemory
 from contract.footprint import Footprint
 from contract.ir.inputs import InputLayout, InputRows, input_layout
 from contract.ir.nodes import BufferDecl, BufferKind, Graph
 from contract.ir.scratch import buffer_bytes
 from contract.shape_key import ShapeKey
-from contract.tier import DeviceTier, FiniteWords, UploadsLater
+from contract.tier import DeviceTier, FiniteWords, StreamsWeights, UploadsLater
 
 PROMPT_TOKENS = 1024
 """Prompt tokens of a step: with 1,024 blocks of products fill the multiprocessors better than with
@@ -78,11 +86,15 @@ class CudaTier(BaseTier[Allocation, RecordedBucket, CudaStep]):
         self.share = share
         runtime = open_runtime(driver, device, choices, progress, compiler, shared)
         self._runtime = runtime
-        self._weights = Weights(runtime)
+        self._streamed = StreamedWeights(runtime)
+        self._weights = Weights(runtime, self._streamed)
         self._addresses = StepAddresses()
         self._passing = PassingMemory(runtime.memory)
         arranged_bytes = self._weights.arranged_bytes
-        self._planner = Planner(runtime.device, runtime.step, share, arranged_bytes, choices.cache)
+        streams = self._streams_some
+        self._planner = Planner(
+            runtime.device, runtime.step, share, arranged_bytes, choices.cache, streams
+        )
         found, memory = runtime.device, runtime.memory
         text = f"CUDA {found.driver_text}, NVRTC {runtime.compiler}"
         prompt_tokens = PROMPT_TOKENS
@@ -109,7 +121,45 @@ class CudaTier(BaseTier[Allocation, RecordedBucket, CudaStep]):
         # Uploads follow soon, and planning leaves all cores but one idle.
         weights = graph.of_kind(BufferKind.WEIGHT)
         self._runtime.uploader.prepare(sum(buffer_bytes(decl, largest) for decl in weights))
-        return self._planner.plan(graph, largest).footprint
+        planned = self._planner.plan(graph, largest).footprint
+        return self._streamed.footprint(graph, planned) if self._streams_some(graph) else planned
+
+    @property
+    def streams(self) -> bool:
+        """See ``contract.tier.StreamsWeights``: one of several devices does not stream."""
+        return self.share.count == 1
+
+    def streamable(self, graph: Graph, largest: ShapeKey) -> Mapping[str, int]:
+        """See ``contract.tier.StreamsWeights``."""
+        needs = self._planner.plan(graph, largest, streams=True).needs
+        return streamable_weights(graph, needs.steps.stored, self._device_bytes)
+
+    @property
+    def caches_experts(self) -> bool:
+        """See ``contract.tier.StreamsWeights``."""
+        return True
+
+    def streaming_footprint(
+        self, graph: Graph, largest: ShapeKey, names: Collection[str], cache: int = 0
+    ) -> Footprint:
+        """See ``contract.tier.StreamsWeights``."""
+        planned = self._planner.plan(graph, largest, streams=bool(names)).footprint
+        if not names:
+            return planned
+        ring = ring_of(graph, names, self._device_bytes)
+        return footprint_with(graph, planned, ring, cache)
+
+    def stream(self, graph: Graph, names: Collection[str], cache: int = 0) -> None:
+        """See ``contract.tier.StreamsWeights``."""
+        with self._guarded(RING):
+            self._finish()
+            self._streamed.choose(graph, names, self._device_bytes, cache)
+
+    def link_rate(self) -> float | None:
+        """See ``contract.tier.StreamsWeights``."""
+        with self._guarded("measuring the link"), suppress(OutOfMemory):
+            return self._streamed.link_rate()
+        return None
 
     def reserve(self, graph: Graph, largest: ShapeKey) -> None:
         """Allocate scratch memory and input buffers; kernels are built meanwhile."""
@@ -120,6 +170,9 @@ class CudaTier(BaseTier[Allocation, RecordedBucket, CudaStep]):
             for lowered in planned.buckets.values():
                 self._runtime.modules.build_ahead(sources_of(lowered.plan))
             self._reserve(planned.needs.steps.shared, input_layout(graph, largest).nbytes)
+            if self._streams_some(graph):
+                self._streamed.reserve()
+                self._submissions.before_step = self._streamed.advance
             self._passing.address(planned.needs.passing_bytes)
 
     def upload_later(
@@ -174,16 +227,19 @@ class CudaTier(BaseTier[Allocation, RecordedBucket, CudaStep]):
         step, schedule, plan = lowered.step, lowered.schedule, lowered.plan
         self._runtime.modules.prepare(sources_of(plan))
         self._reserve(schedule.shared_bytes, inputs.nbytes)
+        in_place = self._streamed.read_in_place(graph, lowered, self._weights.matrix, buffers)
+
+        def matrix_of(name: str) -> tuple[int, int, WeightLayout]:
+            return in_place.get(name) or self._weights.matrix(buffers[name]).operand
+
+        stored = self._weights.stored
         packets = bind_step(
-            step,
-            schedule,
-            inputs,
-            lambda name: self._weights.stored(buffers[name]).address,
-            lambda name: self._weights.matrix(buffers[name]).operand,
+            step, schedule, inputs, lambda name: stored(buffers[name]).address, matrix_of
         )
         check_layouts(step, packets, plan)
         move_to_first_rows(lowered, packets)
         self._runtime.uploader.close()
+        self._streamed.fill()
         outputs = outputs_of(graph, lambda name: self._weights.stored(buffers[name]))
         allocations, workspace = [], 0
         if plan.own_bytes:
@@ -201,6 +257,7 @@ class CudaTier(BaseTier[Allocation, RecordedBucket, CudaStep]):
             outputs,
             0 if short is None else inputs.offsets[short.sampling.buffer],
             self._passing.address(plan.passing_bytes),
+            self._streamed.copies(lowered, self._streamed.of(graph) - in_place.keys(), buffers),
         )
 
     def record(
@@ -241,14 +298,20 @@ class CudaTier(BaseTier[Allocation, RecordedBucket, CudaStep]):
         """Make kernels that wait for other devices end."""
         self._runtime.stop_waiting()
 
-    def give_back(self, reason: str, deadline: float) -> None:
+    def give_back(self, reason: str, deadline: float) -> bool:
         """Close the device because it or another one is lost; everything submitted is lost.
 
         Kernels have until ``deadline``, by ``time.monotonic``, to end; a device that still runs
-        then is abandoned.
+        then is abandoned, and the result is False.
         """
         self._lost = self._lost or reason
-        self._runtime.give_back(deadline)
+        return self._runtime.give_back(deadline)
+
+    def _streams_some(self, graph: Graph) -> bool:
+        return bool(self._streamed.of(graph))
+
+    def _device_bytes(self, decl: BufferDecl) -> int:
+        return bytes_of_matrix(decl, self._weights.arranged_bytes)
 
     def _allocate(self, decl: BufferDecl, nbytes: int) -> Allocation:
         allocation = self._memory.allocate(decl.name, nbytes)
@@ -288,9 +351,11 @@ class CudaTier(BaseTier[Allocation, RecordedBucket, CudaStep]):
             raise DeviceLost(reason) from None
 
     def _give_up(self) -> None:
+        self._streamed.close()
         self._runtime.give_up()
 
     def _shut_down(self) -> None:
+        self._streamed.close()
         self._submissions.close()
         if not self._lost:
             with self._guarded("closing"):
@@ -309,3 +374,4 @@ class CudaTier(BaseTier[Allocation, RecordedBucket, CudaStep]):
 if TYPE_CHECKING:
     _conforms: type[DeviceTier[CudaBuffer, CudaBatch, CudaFence]] = CudaTier
     _uploads_later: type[UploadsLater] = CudaTier
+    _streams_weights: type[StreamsWeights] = CudaTier

@@ -102,6 +102,7 @@ class Uploader:
                 self._memory.transfer(target, host, True, start)
                 if arrived is not None:
                     arrived(target.address + start, host.size)
+                self._memory.copy_back(target, start, host.size)
 
             parts.append(_Part(partial(_same, data[first : first + step]), send))
         self._begin(parts, min(step, len(data)) * data.shape[1])

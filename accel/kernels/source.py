@@ -119,6 +119,7 @@ class Language(Enum):
     CUDA = "cu.h"
     METAL = "msl.h"
     AMD = "amd.h"
+    INTEL = "intel.h"
 
 
 @dataclass(frozen=True, slots=True)

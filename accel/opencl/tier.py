@@ -223,6 +223,7 @@ class OpenClTier(StreamingTier[AddressRange, Recording, OpenClStep]):
         buffers = (allocation for buffer in self._buffers for allocation in buffer.allocations)
         for allocation in (*buffers, *filter(None, shared)):
             self._memory.free(allocation)
+        self._scratch = self._own = None
         self._runtime.launcher.close()
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -13,6 +15,10 @@ from contract.errors import OutOfMemory
 from contract.lazy_dataclass import dataclass
 
 MEMORY_INFORMATION = Path("/proc/meminfo")
+OWN_GROUPS, GROUPS = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
+LIMITS_V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes")
+LIMITS_V2 = ("memory.max", "memory.current")
+"""Files with the most memory of a control group, and with what it uses."""
 KIB = 1024
 
 
@@ -34,11 +40,17 @@ class AddressRange:
     borrowed: bool = False
 
 
-def available_memory(source: Path = MEMORY_INFORMATION) -> int:
-    """Bytes a process can take without swapping.
+def available_memory(
+    source: Path = MEMORY_INFORMATION, groups: Path = OWN_GROUPS, mounted: Path = GROUPS
+) -> int:
+    """Bytes a process can take without swapping, and within the limits of its control groups.
 
-    Linux lists them in a file; psutil, which knows every system, takes longer to load.
+    Linux lists the former in a file; psutil, which knows every system, takes longer to load.
     """
+    return min([_machine_memory(source), *_group_memory(groups, mounted)])
+
+
+def _machine_memory(source: Path) -> int:
     try:
         lines = source.read_text(encoding="ascii").splitlines()
     except OSError:
@@ -50,6 +62,32 @@ def available_memory(source: Path = MEMORY_INFORMATION) -> int:
     import psutil
 
     return int(psutil.virtual_memory().available)
+
+
+def _group_memory(groups: Path, mounted: Path) -> Iterator[int]:
+    """Yield what the limit of each control group of this process leaves. Cached pages of files are
+    used by a group and count as available, since the system drops them."""
+    try:
+        lines = groups.read_text(encoding="ascii").splitlines()
+    except OSError:
+        return
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if "memory" in controllers.split(","):
+            root, names, caches = mounted / "memory", LIMITS_V1, ("total_active", "total_inactive")
+        elif not controllers:
+            root, names, caches = mounted, LIMITS_V2, ("active", "inactive")
+        else:
+            continue
+        folder = root / path.lstrip("/")
+        for group in (folder, *folder.parents):
+            with suppress(OSError, ValueError):
+                most, used = (int((group / name).read_text()) for name in names)
+                stat = dict(one.split() for one in (group / "memory.stat").read_text().splitlines())
+                cached = sum(int(stat.get(f"{name}_file", 0)) for name in caches)
+                yield max(0, most - used + cached)
+            if group == root:
+                break
 
 
 def check_fits(what: str, nbytes: int, used: int, capacity: int) -> None:

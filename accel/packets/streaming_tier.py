@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import math
+import time
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
-from accel.packets.buffers import ArrangedMatrix, DeviceBuffer, matrices_of
+import numpy as np
+
+from accel.packets.buffers import ArrangedMatrix, DeviceBuffer
 from accel.packets.footprint import KnownMemory, PlannedSteps, StepMemory
 from accel.packets.layouts import WeightLayout, planes_bytes
 from accel.packets.packet import PACKET, aligned
@@ -19,20 +21,25 @@ from accel.packets.tier import A, Bytes, C, L
 from accel.packets.weight_ring import (
     RING,
     SOURCE,
-    WORD_BYTES,
     WeightRing,
+    bytes_of_matrix,
     in_ring,
     ring_of,
-    weights_of_layers,
+    streamable_weights,
     with_copies,
     with_ring,
 )
-from contract.dtypes import StorageClass
+from contract.dtypes import F32
+from contract.errors import OutOfMemory
 from contract.footprint import Footprint
-from contract.ir.nodes import BufferDecl, Graph
+from contract.ir.nodes import BufferDecl, BufferKind, Graph
 from contract.ir.unread_outputs import kinds_of_steps
 from contract.shape_key import ShapeKey
 from contract.tier import TierInfo
+
+LINK_BYTES = 16 << 20
+"""Bytes of a copy that measures the rate of the link to the device."""
+LINK_COPIES = 3
 
 
 class StreamingTier(PacketTier[A, L, C]):
@@ -62,15 +69,15 @@ class StreamingTier(PacketTier[A, L, C]):
     def streamable(self, graph: Graph, largest: ShapeKey) -> Mapping[str, int]:
         """See ``contract.tier.StreamsWeights``."""
         stored = self._steps.memory(graph, largest).stored
-        sizes = {
-            name: self._device_bytes(graph.buffers[name])
-            for name in weights_of_layers(graph)
-            if matrices_of(graph.buffers[name]) and name not in stored
-        }
-        return {name: nbytes for name, nbytes in sizes.items() if nbytes % WORD_BYTES == 0}
+        return streamable_weights(graph, stored, self._device_bytes)
+
+    @property
+    def caches_experts(self) -> bool:
+        """See ``contract.tier.StreamsWeights``: steps copy whole stacks."""
+        return False
 
     def streaming_footprint(
-        self, graph: Graph, largest: ShapeKey, names: Collection[str]
+        self, graph: Graph, largest: ShapeKey, names: Collection[str], cache: int = 0
     ) -> Footprint:
         """See ``contract.tier.StreamsWeights``; ``stream`` has not been called."""
         resident = self.footprint(graph, largest)
@@ -80,7 +87,7 @@ class StreamingTier(PacketTier[A, L, C]):
         more = replace(resident, variants=resident.variants + copies * kinds_of_steps(graph))
         return with_ring(more, ring_of(graph, names, self._device_bytes))
 
-    def stream(self, graph: Graph, names: Collection[str]) -> None:
+    def stream(self, graph: Graph, names: Collection[str], cache: int = 0) -> None:
         """See ``contract.tier.StreamsWeights``."""
         self._ring = ring_of(graph, names, self._device_bytes) if names else None
         known = None if names else self._known
@@ -90,6 +97,25 @@ class StreamingTier(PacketTier[A, L, C]):
                 self._finish()
                 self._memory.free(self._ring_memory)
             self._ring_memory = None
+
+    def link_rate(self) -> float | None:
+        """See ``contract.tier.StreamsWeights``."""
+        decl = BufferDecl("link", BufferKind.STATE, F32, (LINK_BYTES // 4,))
+        data = np.ones(LINK_BYTES, np.uint8)
+        seconds = []
+        try:
+            buffer = self.alloc(decl, LINK_BYTES)
+        except OutOfMemory:
+            return None
+        try:
+            for _ in range(LINK_COPIES):
+                begin = time.perf_counter()
+                self.write(buffer, 0, data)
+                self.read(buffer, 0, 4)
+                seconds.append(time.perf_counter() - begin)
+        finally:
+            self.free(buffer)
+        return LINK_BYTES / max(min(seconds), 1e-9)
 
     def reserve(self, graph: Graph, largest: ShapeKey) -> None:
         """Allocate what steps share and the ring, and reserve room for the buffers that follow."""
@@ -164,7 +190,4 @@ class StreamingTier(PacketTier[A, L, C]):
 
     def _device_bytes(self, decl: BufferDecl) -> int:
         """Bytes of a matrix on the device."""
-        if decl.dtype.storage is not StorageClass.FLOAT:
-            return self._arranged_bytes(decl)
-        *rows, columns = (int(dim) for dim in decl.shape)
-        return math.prod(rows) * decl.dtype.row_bytes(columns)
+        return bytes_of_matrix(decl, self._arranged_bytes)

@@ -8,12 +8,16 @@ them and what reads or overwrites their results.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
+from types import MappingProxyType
 
+from accel.packets.buffers import matrices_of
 from accel.packets.ops import TABLE
 from accel.packets.packet import ALIGNMENT, aligned
 from accel.packets.step import Count, Op, Per, Step, Tensor
+from contract.dtypes import StorageClass
 from contract.footprint import Footprint
 from contract.ir.nodes import BufferDecl, BufferKind, Graph, layer_of
 from contract.lazy_dataclass import dataclass
@@ -23,6 +27,7 @@ SOURCE = "in host memory: "
 """The name of a weight's copy in host memory begins with it."""
 SLOTS = 2
 WORD_BYTES = 4
+NO_SHARES: Mapping[str, float] = MappingProxyType({})
 PAIR_WORDS = 2
 """Words of the pair of row numbers that a copy of a single row reads: zeros behind the slots."""
 
@@ -83,6 +88,27 @@ def ring_of(
     return WeightRing(tuple(map(tuple, layers.values())), slot_bytes, offsets, sizes, decls)
 
 
+def bytes_of_matrix(decl: BufferDecl, arranged: Callable[[BufferDecl], int]) -> int:
+    """Bytes of a matrix on the device; ``arranged`` returns those of a quantized one."""
+    if decl.dtype.storage is not StorageClass.FLOAT:
+        return arranged(decl)
+    *rows, columns = (int(dim) for dim in decl.shape)
+    return math.prod(rows) * decl.dtype.row_bytes(columns)
+
+
+def streamable_weights(
+    graph: Graph, stored: Collection[str], nbytes_of: Callable[[BufferDecl], int]
+) -> dict[str, int]:
+    """Matrices of layers that ops read in the layout of products alone, in the order of use, and
+    their bytes; ``stored`` are the buffers that some op reads as declared."""
+    sizes = {
+        name: nbytes_of(graph.buffers[name])
+        for name in weights_of_layers(graph)
+        if matrices_of(graph.buffers[name]) and name not in stored
+    }
+    return {name: nbytes for name, nbytes in sizes.items() if nbytes % WORD_BYTES == 0}
+
+
 def weights_of_layers(graph: Graph) -> dict[str, int]:
     """The layer that first reads each weight, in the order of use; weights outside the layers are
     not among them."""
@@ -96,11 +122,32 @@ def weights_of_layers(graph: Graph) -> dict[str, int]:
     return layers
 
 
-def with_ring(footprint: Footprint, ring: WeightRing) -> Footprint:
-    """``footprint`` with the ring on the device, and its weights in host memory instead."""
+def with_ring(
+    footprint: Footprint, ring: WeightRing, shares: Mapping[str, float] = NO_SHARES
+) -> Footprint:
+    """``footprint`` with the ring on the device, and its weights in host memory instead.
+
+    ``shares`` are the parts of weights that a step of one token moves, 1 for others.
+    """
     buffers = {**footprint.buffers, **dict.fromkeys(ring.sizes, 0)}
-    in_host = sum(aligned(nbytes) for nbytes in ring.sizes.values())
-    return replace(footprint, buffers=buffers, ring=aligned(ring.nbytes), streamed=in_host)
+    in_host = sum(map(aligned, ring.sizes.values()))
+    moved = sum(int(aligned(n) * shares.get(name, 1)) for name, n in ring.sizes.items())
+    return replace(
+        footprint, buffers=buffers, ring=aligned(ring.nbytes), streamed=in_host, moved=moved
+    )
+
+
+def used_shares(graph: Graph) -> dict[str, float]:
+    """For each stack of experts the part of its matrices that a token uses."""
+    shares: dict[str, float] = {}
+    for node in graph.nodes:
+        ids = node.operands.get("ids")
+        for view in node.operands.values() if ids is not None else ():
+            decl = graph.buffers[view.buffer]
+            if matrices_of(decl) > 1 and ids is not None:
+                start, stop = ids.columns or (0, int(graph.buffers[ids.buffer].shape[-1]))
+                shares[view.buffer] = (stop - start) / matrices_of(decl)
+    return shares
 
 
 def with_copies(step: Step, ring: WeightRing, names: Collection[str]) -> Step:
@@ -136,8 +183,24 @@ def _copy_positions(
     the product overlap, and not before the slot's last reader.
     """
     reads = _reads(step, names)
-    last_reads: dict[int, int] = {}
     before: list[int] = []
+    for present, free, needed in slot_turns(ring, reads):
+        for index, name in enumerate(present):
+            after = before[min(index, len(before) - 1)] if before else -1
+            yield name, min(max(free, after), needed - 1)
+        before = sorted(reads[name][0] for name in present)
+
+
+def slot_turns(
+    ring: WeightRing, reads: Mapping[str, tuple[int, int]]
+) -> Iterator[tuple[list[str], int, int]]:
+    """Yield, for each layer, its weights among ``reads``, the index that last reads what is in its
+    slot of the ring, -1 for none, and the index that first reads its weights.
+
+    ``reads`` has the first and the last index that read each weight. Raises ValueError where a
+    layer is needed while its slot is in use.
+    """
+    last_reads: dict[int, int] = {}
     for layer in ring.layers:
         present = [name for name in layer if name in reads]
         if not present:
@@ -146,10 +209,7 @@ def _copy_positions(
         free, needed = last_reads.get(slot, -1), min(reads[name][0] for name in present)
         if free >= needed:
             raise ValueError(f"{present[0]} is needed while its slot of the ring is in use")
-        for index, name in enumerate(present):
-            after = before[min(index, len(before) - 1)] if before else -1
-            yield name, min(max(free, after), needed - 1)
-        before = sorted(reads[name][0] for name in present)
+        yield present, free, needed
         last_reads[slot] = max(reads[name][1] for name in present)
 
 

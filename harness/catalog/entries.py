@@ -74,7 +74,7 @@ class CatalogEntry(ManagedModel):
 
     ``cache_bytes_per_token`` is the bytes of keys and values per token at f16, with every attention
     layer's whole context; ``state_bytes`` is the recurrent state of one sequence. ``sampling``
-    holds the sampling settings its makers recommend, by name.
+    holds the sampling settings that suit the model, by name.
     """
 
     name: str

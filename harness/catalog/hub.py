@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 from contract.errors import CatalogError
 from harness.catalog.entries import HubFile, ManagedModel, ModelFile
 from harness.catalog.names import HubName, choose
+from harness.console import DISK_ERRORS
 from harness.progress import Progress
 
 LIBRARY_NAME = "zinc-rt"
@@ -126,7 +127,7 @@ def _hub(repository: str) -> Iterator[ModuleType]:
         library.get_session().head(_endpoint(), timeout=REACH_SECONDS)
         yield library
     except (HTTPError, OSError, RuntimeError, ValueError) as error:
-        if isinstance(error, OSError) and error.filename is not None:
+        if isinstance(error, OSError) and (error.filename or error.errno in DISK_ERRORS):
             raise
         cause = error.__cause__ if isinstance(error, FileNotFoundError) else None
         problem = cause or error

@@ -191,7 +191,7 @@ def _session_findings(path: Path, settings: Settings, verified: str) -> Iterator
             _encode(prepared, settings)
             graph = prepared.model.graph(prepared.limits)
             for decl in graph.of_kind(BufferKind.WEIGHT):
-                weight_bytes(prepared.model.file, decl)
+                weight_bytes(prepared.model.tensors, decl)
     except DoesNotFit as error:
         detail = f"{format_bytes(error.need)} needed, {format_bytes(error.have)} may be used"
         yield from (model, Finding("memory", False, detail, error.remedy))

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
-from contract.errors import RequestError
+from contract.errors import ModelFileError, RequestError
 from harness.cli.layer_text import layer_rows
 from harness.cli.parser import add_json_flag
 from harness.cli.serving import MODEL_SETTINGS, TIER_SETTINGS, model_file, tier_options
@@ -43,13 +43,13 @@ def add_parser(subparsers: Any) -> None:
     group = group_of(parser, "output")
     group.add_argument("--tensors", action="store_true", help="list every tensor")
     group.add_argument("--metadata", metavar="KEY", help="print this value of the file only, uncut")
-    add_flags(parser, ("cache_dir", *ENGINE_NAMES))
+    add_flags(parser, ("cache_dir", "lora", *ENGINE_NAMES))
     parser.set_defaults(func=inspect)
 
 
 def inspect(args: argparse.Namespace) -> int:
     """Print the facts; returns 0 also for a model that this build cannot run."""
-    settings = resolve(args, (*MODEL_SETTINGS, *ENGINE_NAMES))
+    settings = resolve(args, (*MODEL_SETTINGS, "lora", *ENGINE_NAMES))
     path = model_file(settings, pull_missing=False)
     from harness.cli.model_facts import file_facts, json_value, vocabulary_facts
     from reference.model.gguf import open_gguf
@@ -81,12 +81,20 @@ def _run_facts(file: GgufFile, settings: Settings, on_tier: bool) -> dict[str, A
     from harness.cli.model_facts import RequestedSizes, run_facts
     from harness.memory import budget_of
     from harness.tiers import open_tier
+    from reference.model.adapters import Adapters, open_adapter
 
     with ExitStack() as stack:
         tier, available = None, psutil.virtual_memory().available
         if on_tier:
             tier = stack.enter_context(open_tier(settings["tier"], tier_options(settings)))
             available = tier.available_bytes
+        try:
+            opened = tuple(open_adapter(one.path, file) for one in settings["lora"] or ())
+        except ModelFileError as error:
+            return {"problem": str(error)}
+        for adapter in opened:
+            stack.callback(adapter.file.close)
+        adapters = Adapters(opened)
         budget = budget_of(available, settings["memory_budget"])
         requested = RequestedSizes(
             settings["context"],
@@ -95,6 +103,7 @@ def _run_facts(file: GgufFile, settings: Settings, on_tier: bool) -> dict[str, A
             budget,
             settings["slots"] or 1,
             tier,
+            adapters,
         )
         return run_facts(file, requested)
 
@@ -126,7 +135,18 @@ def _overview(facts: Mapping[str, Any]) -> str:
     if "problem" not in run:
         rows += layer_rows(run)
         rows.append(("context", f"{run['longest_context']:,} tokens"))
+        rows += [("adapter", _adapter(one)) for one in run["adapters"]]
     return table(rows)
+
+
+def _adapter(facts: Mapping[str, Any]) -> str:
+    from contract.amounts import format_bytes
+
+    ranks = " to ".join(
+        str(rank) for rank in dict.fromkeys((facts["ranks"][0], facts["ranks"][-1]))
+    )
+    what = f"rank {ranks} of {_count(facts['matrices'], 'matrix')}"
+    return f"{_shown(facts['path'])}: {what}, {format_bytes(facts['stacked_bytes'])} in memory"
 
 
 def _parameters(facts: Mapping[str, Any]) -> str:
@@ -182,8 +202,8 @@ def _memory(memory: Mapping[str, Any]) -> str:
     rows = [
         ("MEMORY", "", tier),
         ("weights", sum(memory["weights"].values()), weights),
-        ("in host memory", memory["streamed"], "weights that every step copies to the ring"),
-        ("ring", memory["ring"], "the weights of two layers"),
+        ("in host memory", memory["streamed"], "weights that steps move to the device"),
+        ("ring", memory["ring"], "two layers, and experts that are used often"),
         ("keys and values", memory["kv"], f"{slots} of {each}"),
         (
             "recurrent state",
@@ -263,7 +283,8 @@ def _token(token: Mapping[str, Any] | None) -> str:
 
 
 def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+    plural = "matrices" if noun == "matrix" else f"{noun}s"
+    return f"{number:,} {noun if number == 1 else plural}"
 
 
 def _shown(value: Any) -> str:

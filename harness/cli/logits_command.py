@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from harness.host.session import Session
 
-NAMES = (*MODEL_SETTINGS, *ENGINE_SETTINGS)
+NAMES = (*MODEL_SETTINGS, "lora", *ENGINE_SETTINGS)
 MAX_TOP = 1000
 MAX_ID_DIGITS = 10
 EXAMPLES = """\

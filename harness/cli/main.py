@@ -31,7 +31,7 @@ from harness.cli.suggestions import (
     translated,
 )
 from harness.cli.tools_command import TOOLS, run_tool
-from harness.console import complain, silence
+from harness.console import DISK_ERRORS, complain, silence
 from harness.extras import missing_module
 from harness.interrupts import INTERRUPTED, is_interrupt
 from harness.startup import prepare_process
@@ -63,7 +63,7 @@ COMMANDS = MappingProxyType(
 )
 """The module of ``harness.cli`` that adds each command, in the order of the help."""
 FAILED = 1
-REFUSALS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, errno.EBADF)
+REFUSALS = (*DISK_ERRORS, errno.EBADF)
 """Errors of a system call that are the machine's, wherever they come from."""
 BROKEN_PIPE = 141
 

@@ -25,17 +25,19 @@ def take_model(
     ``run`` has its own rule: the first of two words, or a single one, is a model if it looks like
     the name of one. Raises ConfigError for a model that is named twice.
     """
+    unknown_flag = any(word.startswith("-") for word in rest)
     if getattr(args, "named_model", None) is not None:
-        if args.model is not None:
+        # What follows an unknown flag is taken for a model, and is the value of that flag.
+        if args.model is not None and not unknown_flag:
             raise ConfigError(
                 f"the model is named twice, {args.named_model!r} and --model {args.model!r}; "
                 f"leave one of them out; see {parser.prog} --help"
             )
-        args.model = args.named_model
+        args.model = args.model or args.named_model
     words = [word for word in (getattr(args, "prompt", None), *rest) if word is not None]
     if "--chat" not in flags_of(parser) or args.model is not None or len(words) not in (1, 2):
         return list(rest)
-    if not names_model(words[0]) or any(word.startswith("-") for word in rest):
+    if not names_model(words[0]) or unknown_flag:
         return list(rest)
     args.model, args.prompt = words[0], words[1] if len(words) == 2 else None
     args.names_only_model = args.prompt is None

@@ -33,6 +33,7 @@ from harness.memory import (
 from harness.residency import Residency, plan_residency
 from reference.limits import Limits, whole_contexts
 from reference.memory.planner import MemoryPlan, longest_plan
+from reference.model.adapters import NO_ADAPTERS, Adapters
 from reference.model.config import read_config
 from reference.model.gguf import GgufFile, StringArray, Value
 from reference.model.open import Model
@@ -102,7 +103,7 @@ def vocabulary_facts(file: GgufFile) -> dict[str, Any]:
 class RequestedSizes:
     """The sizes a model shall run with. ``context`` None is the longest within ``budget`` bytes,
     ``chunk`` None the engine's choice; ``tier`` None counts what the graph declares, without a
-    tier."""
+    tier. Requests may use ``adapters``."""
 
     context: int | None
     kv_dtype: str
@@ -110,11 +111,14 @@ class RequestedSizes:
     budget: int
     slots: int = 1
     tier: Tier | None = None
+    adapters: Adapters = NO_ADAPTERS
 
     def limits(self, context: int, kv_dtype: DType) -> Limits:
         """The limits of an engine with this context."""
         tokens = room_for_prompts(self.chunk, context, self.slots) + self.slots
-        return whole_contexts(self.slots, context, kv_dtype, tokens, self.slots, min(64, context))
+        sizes = self.slots, min(64, context)
+        limits = whole_contexts(self.slots, context, kv_dtype, tokens, *sizes)
+        return replace(limits, adapters=self.adapters.combined)
 
 
 def run_facts(file: GgufFile, requested: RequestedSizes) -> dict[str, Any]:
@@ -124,10 +128,11 @@ def run_facts(file: GgufFile, requested: RequestedSizes) -> dict[str, Any]:
     the model has no such context, or its heads do not allow the requested storage.
     """
     try:
-        model = Model(file, read_config(file))
+        model = Model(file, read_config(file), adapters=requested.adapters)
         # Build the graph for the shortest context first: it depends on the file alone, while a
         # missing context is an error of the request.
-        model.graph(Limits(slots=1, context=PAGE_TOKENS, pages=1))
+        combined = requested.adapters.combined
+        model.graph(Limits(slots=1, context=PAGE_TOKENS, pages=1, adapters=combined))
     except ZincError as error:
         return {"problem": str(error)}
     longest = longest_context(model, requested.context)
@@ -149,9 +154,25 @@ def run_facts(file: GgufFile, requested: RequestedSizes) -> dict[str, Any]:
         "active_parameters": active_parameters(model),
         **layer_facts(model, BY_NAME[requested.kv_dtype]),
         "longest_context": config.context,
+        "adapters": adapter_facts(model.adapters),
         "memory": memory,
         "graph": graph_facts(graph, context),
     }
+
+
+def adapter_facts(adapters: Adapters) -> list[dict[str, Any]]:
+    """What adapters change, and the bytes of the tensors that they are stacked in."""
+    return [
+        {
+            "path": str(adapter.file.path),
+            "sha256": adapter.digest,
+            "alpha": adapter.alpha,
+            "ranks": sorted({rank for _, rank, _ in adapter.shapes.values()}),
+            "matrices": len(adapter.shapes),
+            "stacked_bytes": adapters.nbytes // len(adapters.opened),
+        }
+        for adapter in adapters.opened
+    ]
 
 
 def _settled(model: Model, requested: RequestedSizes, longest: int) -> RequestedSizes:

@@ -57,7 +57,12 @@ class RunReceipt:
         limits, config = session.runner.limits, session.model.config
         assert finish is not None
         payload = base_payload(name, "chat" if chat else "completion")
-        payload |= function_facts(config.name, session.model, limits.kv_dtype.name, files)
+        opened, kv_dtype = session.model.adapters, limits.kv_dtype.name
+        adapters = [
+            {"sha256": opened.opened[n].digest, "scale": scale}
+            for n, scale in opened.used(request.adapters)
+        ]
+        payload |= function_facts(config.name, session.model, kv_dtype, files, adapters)
         template = session.template
         payload |= {
             "tenant": {"id": LOCAL_TENANT.id, "name": LOCAL_TENANT.name},

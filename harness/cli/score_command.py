@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from harness.host.session import Session
     from reference.sched.scores import TokenScores
 
-NAMES = (*MODEL_SETTINGS, *ENGINE_SETTINGS)
+NAMES = (*MODEL_SETTINGS, "lora", *ENGINE_SETTINGS)
 MOST_LISTED = 20
 EXAMPLES = """\
 examples:
@@ -176,6 +176,7 @@ def _scores(
         sampling=SamplingParams(repeat_last_n=0),
         score_from=start,
         score_top=top,
+        adapters=session.adapters,
     )
     read = {} if experts is None else {request.id: experts}
     session.driver.read(Submission([request], scores={request.id: found.append}, experts=read))

@@ -34,12 +34,12 @@ if TYPE_CHECKING:
 
 SAMPLED = tuple(SamplingDefaults().values)
 """The sampling settings for parameters that a request omits."""
-NAMES = (*names_in("model", "server"), "repeat_last_n", *SAMPLED, *ENGINE_SETTINGS)
+NAMES = (*names_in("model", "adapters", "server"), "repeat_last_n", *SAMPLED, *ENGINE_SETTINGS)
 OF_MODEL = "what the model's file or the catalog says, else {}"
 SHOWN = {name: OF_MODEL.format(value) for name, value in SamplingDefaults().values.items()} | {
     "max_tokens": f"{SamplingDefaults().max_tokens} for a conversation, 16 for a text"
 }
-VERIFY_NAMES = (*MODEL_SETTINGS, "slots", "repeat_last_n", *ENGINE_SETTINGS)
+VERIFY_NAMES = (*MODEL_SETTINGS, "lora", "slots", "repeat_last_n", *ENGINE_SETTINGS)
 SLOTS = 4
 DIFFERENT = 1
 TERMINATED = 128 + 15
@@ -225,23 +225,13 @@ def options_of(settings: Settings) -> ServeOptions:
     from harness.serve.run import ServeOptions
 
     path = model_file(settings)
+    name = _name(settings["model"], path)
     given = values_for(ServeOptions, settings) | {
         "path": path,
         "model": _model_options(settings, path),
-        "beside": _files_of(_listed(settings, "beside"), settings, _name(settings["model"], path)),
-        "allowed_hosts": _listed(settings, "allowed_hosts"),
-        "cors": _listed(settings, "cors"),
+        "beside": _files_of(settings["beside"], settings, name),
     }
-    return ServeOptions(
-        **given,
-        replicas=settings["ray"],
-        reject_unknown=settings["unknown_fields"] == "reject",
-    )
-
-
-def _listed(settings: Settings, name: str) -> tuple[str, ...]:
-    """The parts of a setting that lists names with commas between them."""
-    return tuple(filter(None, map(str.strip, settings.get(name, "").split(","))))
+    return ServeOptions(**given)
 
 
 def _model_options(settings: Settings, path: Path) -> ModelOptions:
@@ -252,13 +242,12 @@ def _model_options(settings: Settings, path: Path) -> ModelOptions:
         slots=settings["slots"] or SLOTS,
         biases=MOST_BIASES,
         top_log_probabilities=LISTED,
-        experts=settings.get("read_experts") == "on",
     )
     return ModelOptions(
-        session,
+        **values_for(ModelOptions, settings),
+        session=session,
         name=_name(settings["model"], path),
         digests=settings["cache_dir"] / "digests.json",
-        aliases=_listed(settings, "alias"),
         sampling={
             name: settings[name]
             for name in SAMPLED

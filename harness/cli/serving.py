@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 MODEL_SETTINGS = names_in("model")
 TIER_SETTINGS = names_in("device")
 ENGINE_SETTINGS = names_in("device", "memory", "speed")
-RUN_SETTINGS = names_in("model", "device", "sampling", "memory", "speed", "output")
+RUN_SETTINGS = names_in("model", "adapters", "device", "sampling", "memory", "speed", "output")
 """What one user of one model can set."""
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import NoReturn
@@ -12,39 +13,80 @@ from harness.cli.parser import commands, flags_of, nearest
 
 ONE_DEVICE = "one device runs the whole model: choose it with --tier, see zinc-rt devices"
 NOT_NEEDED = "nothing needs to be switched on for this: leave it out"
+TEMPLATE = "the model file says how conversations, calls and thoughts are written: leave it out"
+WEIGHTS = "the model file determines how weights are stored"
+PARALLEL = "--device 0,1 runs one model on several devices"
+GRAMMAR = "zinc-rt serve and LLM.chat in Python take response_format"
 ADVICE: Mapping[str, str] = MappingProxyType(
     {
-        **dict.fromkeys(("-ngl", "--ngl", "--n-gpu-layers", "--gpu-layers"), ONE_DEVICE),
-        **dict.fromkeys(("-fa", "--flash-attn", "--mlock", "--mmap", "--no-mmap"), NOT_NEEDED),
-        **dict.fromkeys(
-            ("-hf", "-hfr", "--hf-repo"), "write --model hf.co/ORG/REPO[:QUANT] instead"
-        ),
-        **dict.fromkeys(
-            ("-b", "-ub", "--batch-size", "--ubatch-size"),
-            "--chunk sets the most prompt tokens of a step",
-        ),
-        **dict.fromkeys(
-            ("-i", "-it", "-cnv", "--interactive", "--conversation"),
-            "use zinc-rt chat for a conversation",
-        ),
-        **dict.fromkeys(
-            ("-ctk", "-ctv", "--cache-type-k", "--cache-type-v", "--kv-cache-dtype"),
-            "--kv-dtype sets how keys and values are stored",
-        ),
-        **dict.fromkeys(
-            ("-tp", "--tensor-parallel-size"), "--device 0,1 runs one model on several devices"
-        ),
-        **dict.fromkeys(
-            ("--dtype", "--quantization"), "the model file determines how weights are stored"
-        ),
-        "--gpu-memory-utilization": "--memory-budget sets the most memory, such as 20GB",
-        "--api-key": "keys belong to tenants: see zinc-rt tenants add",
-        "--verbose": "the last line of an answer has the timings; --debug explains errors",
-        "--stream": "answers are always streamed: leave it out",
-        "--keepalive": "a served model stays in memory: leave it out",
+        flag: advice
+        for flags, advice in (
+            ("-ngl --ngl --n-gpu-layers --gpu-layers --main-gpu -mg", ONE_DEVICE),
+            ("-ot --override-tensor -cmoe --cpu-moe -ncmoe --n-cpu-moe -nkvo", ONE_DEVICE),
+            ("-fa --flash-attn --mlock --mmap --no-mmap -cb --cont-batching", NOT_NEEDED),
+            ("--metrics --embedding --embeddings --no-warmup --simple-io -co -st", NOT_NEEDED),
+            ("--enable-prefix-caching --enable-chunked-prefill --enforce-eager", NOT_NEEDED),
+            ("--trust-remote-code --no-display-prompt --nowordwrap --stream", NOT_NEEDED),
+            ("--jinja --chat-template --chat-template-file --tokenizer", TEMPLATE),
+            ("--tool-call-parser --enable-auto-tool-choice", TEMPLATE),
+            ("--reasoning-parser --reasoning-format", TEMPLATE),
+            ("--dtype --quantization", WEIGHTS),
+            ("-hf -hfr --hf-repo -hff --hf-file", "write --model hf.co/ORG/REPO[:QUANT] instead"),
+            ("-mu --model-url", "download the file and name it with --model"),
+            ("-b -ub --batch-size --ubatch-size", "--chunk sets the most prompt tokens of a step"),
+            ("--max-num-batched-tokens", "--chunk sets the most prompt tokens of a step"),
+            (
+                "-i -it -cnv --interactive --conversation -mli",
+                "use zinc-rt chat for a conversation",
+            ),
+            ("-no-cnv --no-conversation", "--raw continues a text without a conversation"),
+            (
+                "-ctk -ctv --cache-type-k --cache-type-v --kv-cache-dtype",
+                "--kv-dtype sets how keys and values are stored",
+            ),
+            ("-cram --cache-ram", "--host-cache sets the memory for prompts seen before"),
+            (
+                "--prompt-cache --slot-save-path",
+                "--disk-cache names a folder for prompts seen before",
+            ),
+            ("-tp --tensor-parallel-size -sm --split-mode -ts --tensor-split", PARALLEL),
+            ("-tb --threads-batch", "--threads is for prompts and answers"),
+            ("--grammar --grammar-file --json-schema -j --format", GRAMMAR),
+            ("--mmproj -mm --image --audio", "only text is understood, no images or sound"),
+            ("-r --reverse-prompt", "--stop ends an answer before a text"),
+            ("-sysf --system-prompt-file", 'write --system "$(cat FILE)"'),
+            ("--think", "write --thinking on, or off"),
+            ("--gpu-memory-utilization", "--memory-budget sets the most memory, such as 20GB"),
+            ("--download-dir", "--cache-dir is the folder of downloaded models"),
+            ("--generation-config", "--temperature and its like set what requests leave out"),
+            ("--log-level --uvicorn-log-level --log-disable", "--quiet logs problems only"),
+            (
+                "--ssl-keyfile --ssl-certfile --ssl-key-file --ssl-cert-file",
+                "a proxy in front speaks TLS",
+            ),
+            ("--list-devices", "use zinc-rt devices"),
+            ("--api-key", "keys belong to tenants: see zinc-rt tenants add"),
+            (
+                "--verbose",
+                "the last line of an answer has the timings; --debug explains errors",
+            ),
+            ("--keepalive", "a served model stays in memory: leave it out"),
+        )
+        for flag in flags.split()
     }
 )
 """Flags of other programs that have no equal here, and what to do instead."""
+GLUED = re.compile(r"-[ncst][a-z-]")
+"""A flag of one letter that takes a number, with what is none: a flag of several letters."""
+MODEL_FILES = (".gguf", ".ggml", ".safetensors", ".bin", ".pt", ".pth", ".onnx")
+FAMILIES = (
+    "llama|codellama|tinyllama|mistral|mixtral|gemma|qwen|phi|deepseek|gpt-oss|granite|smollm"
+)
+TAG = r"(?:latest|e?\d+(?:\.\d+)?[bm]\b[\w.-]*)"
+LIBRARY_NAME = re.compile(
+    rf"(?:[\w.-]+/)?(?:[\w.-]+:{TAG}|(?:{FAMILIES})[\d.]*(?:-[\w.-]+)*(?::[\w.-]+)?)"
+)
+"""A name as ollama's library has them: a tag with a size, or a family and its version."""
 SURE = 0.8
 """Likeness of two flags from which on one is a misspelling of the other."""
 NEAR_COMMAND = 0.75
@@ -65,9 +107,23 @@ SAME_COMMANDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
 )
 """Commands of other programs that mean the same as ours, and ours."""
 A_FILE_IS_ENOUGH = "a GGUF file is used as it is: zinc-rt run --model FILE.gguf"
+EMBED = "zinc-rt serve answers at /v1/embeddings, and LLM.embed in Python"
 COMMAND_ADVICE: Mapping[str, str] = MappingProxyType(
     {
-        **dict.fromkeys(("create", "cp", "import", "push"), A_FILE_IS_ENOUGH),
+        **dict.fromkeys(("create", "cp", "import", "push", "convert"), A_FILE_IS_ENOUGH),
+        **dict.fromkeys(("quantize", "llama-quantize"), A_FILE_IS_ENOUGH),
+        **dict.fromkeys(("update", "upgrade", "self"), "a new version is installed with pip"),
+        **dict.fromkeys(("completion", "generate-shell-completion"), "zinc-rt --help lists all"),
+        **dict.fromkeys(("perplexity", "llama-perplexity"), "use zinc-rt score"),
+        **dict.fromkeys(("cache", "clean", "prune"), "zinc-rt model rm deletes a model"),
+        **dict.fromkeys(("llama-cli", "ask", "prompt", "query"), "use zinc-rt run"),
+        "llama-server": "use zinc-rt serve",
+        "llama-bench": "use zinc-rt bench",
+        "run-batch": "LLM.generate in Python runs many prompts",
+        "status": "use zinc-rt ps",
+        "logs": "a server logs to its standard error",
+        "install": "use zinc-rt model pull",
+        "signin": "no account is needed",
         "download": "use zinc-rt model pull",
         "models": "use zinc-rt model list",
         "info": "use zinc-rt inspect",
@@ -79,7 +135,7 @@ COMMAND_ADVICE: Mapping[str, str] = MappingProxyType(
         "benchmark": "use zinc-rt bench",
         "settings": "use zinc-rt config init",
         "login": "models of the hub that need an account are not fetched; download the file",
-        "embed": "zinc-rt serve answers at /v1/embeddings, and LLM.embed in Python",
+        **dict.fromkeys(("embed", "embedding", "embeddings"), EMBED),
         "tokenize": "zinc-rt serve answers at /tokenize, and LLM.tokenize in Python",
     }
 )
@@ -96,17 +152,21 @@ def translated(words: list[str]) -> list[str]:
 
 
 def names_model(word: str) -> bool:
-    """Whether the word looks like a name of the catalog or the hub, or of a model file."""
+    """Whether the word looks like a name of the catalog, the hub or ollama's library, or like that
+    of a model file."""
     from harness.catalog.entries import ENTRIES
     from harness.catalog.names import is_hub_name
 
     return len(word.split()) == 1 and (
-        word in ENTRIES or is_hub_name(word) or word.endswith(".gguf")
+        word in ENTRIES
+        or is_hub_name(word)
+        or word.lower().endswith(MODEL_FILES)
+        or LIBRARY_NAME.fullmatch(word.lower()) is not None
     )
 
 
 def refuse_foreign_flags(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
-    """Raise ConfigError for a flag of another program, with advice.
+    """Raise ConfigError for a flag of another program, with advice if there is some.
 
     This runs before the words are parsed: ``-ngl 99`` would else be ``-n`` with the value "gl".
     """
@@ -117,6 +177,12 @@ def refuse_foreign_flags(parser: argparse.ArgumentParser, words: Sequence[str]) 
         flag = word.partition("=")[0]
         if flag in ADVICE and flag not in known:
             raise ConfigError(f"{flag}: {ADVICE[flag]}; see {parser.prog} --help")
+        if flag not in known and f"-{flag}" in known:
+            raise ConfigError(
+                f"unknown flag {flag}: did you mean -{flag}?; see {parser.prog} --help"
+            )
+        if GLUED.match(flag) and flag not in known and flag[:2] in known:
+            raise ConfigError(f"unknown flag {flag}: no command has it; see {parser.prog} --help")
 
 
 def refuse_arguments(

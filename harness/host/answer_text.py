@@ -163,7 +163,8 @@ class AnswerText:
         hidden = ""
         if self._stream.stops and not special:
             hidden = self._tokenizer.hidden_text(token)
-        return self._stream.feed(self._tokenizer.token_bytes(token, special=special), hidden)
+        data = self._tokenizer.token_bytes(token, special=special)
+        return self._stream.feed(data, hidden, search=len(self.sampled) > self.request.min_tokens)
 
     def _parts(self, parser: ReplyParser, text: str, said: bool) -> tuple[Part, ...]:
         """The parts in more text, the text of a token where one ``said`` it. The one call that an

@@ -6,6 +6,7 @@ import hashlib
 import json
 import logging
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
@@ -23,13 +24,12 @@ READ_SHARE = 4
 """At most this part of the available memory holds pages that were read for prompts."""
 
 
-def function_name(model: Model, limits: Limits, digests: Path) -> str:
+def function_name(model: Model, limits: Limits, files: Sequence[str]) -> str:
     """A text that is the same only for models whose keys and values of equal tokens are equal.
 
-    It has the digests of the model's files, which ``digests`` holds once they were computed; the
-    version of the arithmetic; and the graph of the smallest sizes, with the type of keys and
-    values. Numbers of slots and pages are not in it. The length of the context is only where it
-    decides between two tables of frequencies.
+    It has ``files``, the digests of the model's files; the version of the arithmetic; and the graph
+    of the smallest sizes, with the type of keys and values. Numbers of slots and pages are not in
+    it. The length of the context is only where it decides between two tables of frequencies.
     """
     smallest = whole_contexts(
         slots=1,
@@ -41,17 +41,17 @@ def function_name(model: Model, limits: Limits, digests: Path) -> str:
     )
     graph = hashlib.sha256(encode(model.graph(smallest))).hexdigest()
     factors = [rope.factors_for(limits.context) for rope in model.config.ropes]
-    files = file_digests(model, digests)
-    return json.dumps([ARITHMETIC_VERSION, limits.kv_dtype.name, files, graph, factors])
+    return json.dumps([ARITHMETIC_VERSION, limits.kv_dtype.name, list(files), graph, factors])
 
 
 def open_disk_cache(folder: Path, most_bytes: int, model: Model, limits: Limits) -> DiskCache:
     """The disk cache of a model. Where the folder cannot be used, the log says so and nothing is
     cached."""
+    files = file_digests(model, folder / SUBFOLDER / DIGESTS_FILE)
     options = DiskCacheOptions(
         folder,
         most_bytes,
-        function_name(model, limits, folder / SUBFOLDER / DIGESTS_FILE),
+        function_name(model, limits, files),
         read_bytes=psutil.virtual_memory().available // READ_SHARE // limits.slots,
     )
     return DiskCache(options, log.warning, time.monotonic)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from contract.errors import QueueFull, RequestError, ZincError
-from contract.types import Tenant, TokenEvent
+from contract.types import TokenEvent
 from harness.host.background_work import IN_TIME_SECONDS, BackgroundWork
 from harness.host.event_queue import Delivered, EventQueue, Offer
 from harness.host.submissions import EngineStopped, Submission, Submits
@@ -208,8 +208,8 @@ class EngineDriver(Submits[EventStream]):
         try:
             for request in submission.requests:
                 self._streams[request.id] = stream
-                tenant, counts = engine.tenants[request.tenant], engine.ledger.entry(request.tenant)
-                stream.facts[request.id] = RequestFacts(now, tenant, counts=counts)
+                counts = engine.ledger.entry(request.tenant)
+                stream.facts[request.id] = RequestFacts(now, counts=counts)
                 mask = submission.masks.get(request.id)
                 engine.submit(
                     request,
@@ -244,7 +244,6 @@ class EngineDriver(Submits[EventStream]):
     def deliver(self, events: Sequence[TokenEvent]) -> None:
         """Put the events of a step on the streams of their requests."""
         now = time.monotonic()
-        tenants: list[Tenant] = []
         given: dict[EventStream, list[Delivered]] = {}
         for event in events:
             stream = self._streams.get(event.request_id)
@@ -252,14 +251,11 @@ class EngineDriver(Submits[EventStream]):
                 continue
             given.setdefault(stream, []).append(Delivered(now, event))
             if event.token >= 0:
-                facts = stream.facts[event.request_id]
-                facts.tokens += 1
-                tenants.append(facts.tenant)
+                stream.facts[event.request_id].tokens += 1
             if event.finish_reason is not None:
                 self._forget(stream, event.request_id)
             else:
                 self._background.received(event.request_id, event.token)
-        self._count(tenants)
         for stream, delivered in given.items():
             stream._put(delivered)
             self._stall_if_full(stream)
@@ -294,19 +290,6 @@ class EngineDriver(Submits[EventStream]):
                 self._engine.unstall(request_id)
 
         self._post(go_on)
-
-    def _count(self, given: Sequence[Tenant]) -> None:
-        """Report to the listener how many tokens each tenant got; ``given`` has the tenant of each
-        token."""
-        listener = self._watch.listener
-        if listener is None:
-            return
-        tokens: dict[int, int] = {}
-        for tenant in given:
-            tokens[tenant.id] = tokens.get(tenant.id, 0) + 1
-        latest = {tenant.id: tenant for tenant in given}
-        for tenant_id, count in tokens.items():
-            listener.generated(latest[tenant_id], count)
 
     def _forget(self, stream: EventStream, request_id: int) -> None:
         self._background.forget(request_id)

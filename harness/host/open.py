@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from contract.errors import ConfigError
 from contract.lazy_dataclass import dataclass
 from contract.tier import PROMPT_TOKENS, Tier
 from harness.arranged_weights import needs_model_file
@@ -51,8 +52,8 @@ def prepare_session(path: Path, options: SessionOptions, owned: ExitStack) -> Pr
     Raises ModelFileError, UnsupportedModel, TierError, RequestError for a context the model does
     not have, and DoesNotFit.
     """
-    model = open_model(path)
-    owned.callback(model.file.close)
+    model = open_model(path, [adapter.path for adapter in options.lora])
+    owned.callback(model.close)
     if needs_model_file(options.tier, path):
         model.file.read_ahead()
     longest_context(model, options.context)
@@ -154,7 +155,7 @@ def load_model(
 def load_runner(model: Model, tier: Tier, limits: Limits, progress: Progress) -> ModelRunner:
     """Upload a model, with progress. Raises OutOfMemory and UnsupportedOp."""
     weights = sum(tensor.nbytes for tensor in model.file.tensors.values())
-    progress.start("loading", weights, "B")
+    progress.start("loading", weights + model.adapters.nbytes, "B")
     try:
         return ModelRunner(model, tier, limits, progress.advance)
     finally:
@@ -176,6 +177,8 @@ def _recorded_tier(
     """The tier behind a recorder, None where no trace is asked for. Raises ConfigError."""
     if recording.trace is None:
         return None
+    if prepared.model.adapters.opened:
+        raise ConfigError("a trace holds no adapters; leave out --lora or the trace")
     from harness.trace.record import record_on
 
     return owned.enter_context(

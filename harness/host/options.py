@@ -12,12 +12,14 @@ from contract.dtypes import BY_NAME, DEFAULT_KV
 from contract.lazy_dataclass import dataclass
 from contract.tier import PROMPT_TOKENS, Tier
 from harness.memory import LimitsAt, prompt_steps, room_for_prompts
+from harness.named_adapters import NamedAdapter
 from harness.setting_kinds import DISK_CACHE_BYTES, QUEUE_DEPTH
 from harness.tiers import DEFAULT_OPTIONS, TierOptions
 from reference.engine.draft_block import drafting_limits
 from reference.engine.options import ENGINE_DEFAULTS
 from reference.limits import Limits, whole_contexts, with_drafts
 from reference.memory.recurrent import state_bytes
+from reference.model.adapters import MOST_COMBINED
 from reference.model.open import Model
 
 
@@ -51,7 +53,8 @@ class SessionOptions:
     holds, at most ``prefix_cache`` bytes stay for that, None for all, 0 for none at all,
     and ``host_cache`` bytes more in memory of the host besides the budget. What recurrent layers
     remember at ends of pages has room in ``state_cache`` bytes of the budget, None for one
-    state a slot where there are several. All of it also goes to the folder ``disk_cache``, up to
+    state a slot where there are several; it ``saves_slots`` where single slots need such room, too.
+    All of it also goes to the folder ``disk_cache``, up to
     ``disk_cache_size`` bytes, where a later process finds it; None for no folder.
 
     Logits of every position, as ``Session.logits`` gives them, need ``all_logits``. At most
@@ -62,7 +65,7 @@ class SessionOptions:
     computed from, with ``scores`` the log-probabilities of prompts, with ``digests`` digests of
     rows of logits, with ``experts`` those that a mixture's tokens use. At most ``queue_depth``
     requests wait for a slot, and a request ends after ``stall_steps`` steps in which nobody takes
-    its events.
+    its events. Requests may use the adapters ``lora``.
     """
 
     tier: str = "auto"
@@ -79,6 +82,7 @@ class SessionOptions:
     state_cache: int | None = None
     disk_cache: Path | None = None
     disk_cache_size: int = DISK_CACHE_BYTES
+    saves_slots: bool = False
     draft: int = 0
     draft_model: Path | None = None
     slots: int = 1
@@ -92,6 +96,7 @@ class SessionOptions:
     queue_depth: int = QUEUE_DEPTH
     stall_steps: int = ENGINE_DEFAULTS.stall_steps
     recording: Recording = Recording()
+    lora: tuple[NamedAdapter, ...] = ()
 
     def chunks(self, tier: Tier) -> Sequence[int]:
         """Prompt tokens of a step, best first: what is asked for, or what the tier reads fastest
@@ -105,7 +110,7 @@ class SessionOptions:
     def _saved_states(self) -> int:
         """How many recurrent states are saved unless ``state_cache`` says it."""
         if self.slots == 1:
-            return 0 if self.disk_cache is None else ALONE_STATES
+            return ALONE_STATES if self.disk_cache or self.saves_slots else 0
         return self.slots
 
     def limits(self, context: int) -> Limits:
@@ -132,6 +137,7 @@ class SessionOptions:
             scores=self.scores,
             digests=self.digests,
             experts=self.experts,
+            adapters=min(len(self.lora), MOST_COMBINED),
         )
 
 

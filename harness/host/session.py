@@ -24,6 +24,7 @@ from harness.host.generation import SILENT, TextGeneration
 from harness.host.open import chat_template_of, load_model
 from harness.host.options import Recording, SessionOptions
 from harness.host.submissions import Submission
+from harness.named_adapters import Scales, default_scales
 from harness.progress import Progress
 from reference.engine import Engine
 from reference.engine.sequence import LogitsSink
@@ -37,13 +38,22 @@ if TYPE_CHECKING:
 
 
 class Session(ContextManager):
-    """A model on a tier, ready to generate for one user. A context manager."""
+    """A model on a tier, ready to generate for one user, whose requests use all ``adapters``. A
+    context manager."""
 
-    def __init__(self, model: Model, tier: Tier, runner: ModelRunner, driver: EngineDriver) -> None:
+    def __init__(
+        self,
+        model: Model,
+        tier: Tier,
+        runner: ModelRunner,
+        driver: EngineDriver,
+        adapters: Scales = (),
+    ) -> None:
         self.model = model
         self.tier = tier
         self.runner = runner
         self.driver = driver
+        self.adapters = adapters
         self.load_seconds = 0.0
         self._owned = ExitStack()
         self._latest: TextGeneration | None = None
@@ -69,7 +79,8 @@ class Session(ContextManager):
                 observer=_timeline_of(options.recording, owned),
             )
             prepared = loaded.prepared
-            session = cls(prepared.model, prepared.tier, loaded.runner, driver)
+            adapters = default_scales(options.lora)
+            session = cls(prepared.model, prepared.tier, loaded.runner, driver, adapters)
             session.load_seconds = time.perf_counter() - started
             session._owned = owned.pop_all()
             if prepared.template is not None:
@@ -104,7 +115,14 @@ class Session(ContextManager):
         sampled from, or ``output`` of them. In a ``chat``, what frames an answer is left out of its
         text. Raises RequestError.
         """
-        request = Request(self.next_id(), tuple(prompt), max_tokens, sampling, tuple(stop))
+        request = Request(
+            self.next_id(),
+            tuple(prompt),
+            max_tokens,
+            sampling,
+            tuple(stop),
+            adapters=self.adapters,
+        )
         tokenizer = self.model.tokenizer
         framed = self._framed_answer() if chat else None
         self._latest = TextGeneration(
@@ -132,7 +150,7 @@ class Session(ContextManager):
             out[first : first + len(rows)] = rows
 
         unpenalized = SamplingParams(repeat_last_n=0)
-        request = Request(self.next_id(), tuple(tokens), 0, unpenalized)
+        request = Request(self.next_id(), tuple(tokens), 0, unpenalized, adapters=self.adapters)
         self.driver.read(Submission([request], {request.id: store}, 0))
 
     def next_id(self) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from contract.types import FinishReason, Request, Tenant
+from contract.types import FinishReason, Request
 from reference.ledger import LedgerEntry
 from reference.memory.prefix import Difference
 from reference.observer import NOBODY, Observer, StepObservation
@@ -18,15 +18,14 @@ class RequestFacts:
     """The history of one request, with times in seconds of ``time.monotonic``. The engine's thread
     writes it.
 
-    ``tenant`` is its tenant when it was submitted, and ``counts`` has that tenant's counters where
-    the engine is in this process. ``cached`` prompt tokens came from the prefix
-    cache at its first admission, ``from_disk`` of them from the disk cache, and ``difference`` is
-    where a cached prompt of its tenant went on otherwise. ``tokens`` were put on its stream; those
-    past the end of its answer count until the reader cancels the request.
+    ``counts`` has the counters of its tenant where the engine is in this process. ``cached`` prompt
+    tokens came from the prefix cache at its first admission, ``from_disk`` of them from the disk
+    cache, and ``difference`` is where a cached prompt of its tenant went on otherwise. ``tokens``
+    were put on its stream; those past the end of its answer count until the reader cancels the
+    request.
     """
 
     submitted: float
-    tenant: Tenant
     admitted: float | None = None
     cached: int = 0
     from_disk: int = 0
@@ -41,9 +40,6 @@ class Listener(Protocol):
 
     def stepped(self, seconds: float, tokens: int) -> None:
         """A step of so many query tokens took so long beyond the one before it."""
-
-    def generated(self, tenant: Tenant, tokens: int) -> None:
-        """A step gave a tenant's requests so many tokens."""
 
 
 class FactsByRequest(Protocol):

@@ -138,6 +138,8 @@ class Answer:
         seed = self.generation.choices[0].request.sampling.seed
         origin: Json = {"seed": seed, "tenant": self.tenant.name, "tier": model.tier}
         origin["sampling_defaults"] = model.sampling.values
+        if model.scales:
+            origin["lora"] = model.adapters.facts(model.scales)
         if model.trace is not None:
             origin["trace"] = model.trace
         if self.ignored:

@@ -83,7 +83,9 @@ def make_app(serving: Serving, pulls: Pulls, options: AppOptions) -> Flask:
     models = ModelHandlers(serving, options.cache_dir, pulls)
     ollama = OllamaHandlers(serving, pulls, options.version)
     responses = ResponseStore()
-    serving.accounts.on_change.append(responses.forget_others)
+    accounts, slots = serving.accounts, serving.service.slots
+    slots.only(accounts.tenants)
+    accounts.on_change += [responses.forget_others, lambda _: slots.only(accounts.tenants)]
     dialects = (ResponsesHandlers(responses), AnthropicHandlers(), ollama)
     reads = (EmbeddingHandlers(), RerankHandlers(), ScoreHandlers())
     texts = (general, LlamaCppHandlers(), *reads, *dialects)
@@ -171,13 +173,6 @@ def _shared(origin: str) -> dict[str, str]:
     }
 
 
-NO_SLOTS = (
-    ". Slots have no numbers here and are not saved: what was computed for a prompt is found by "
-    "its tokens, after a restart too if the server has --disk-cache DIR"
-)
-"""What serves the purpose of llama.cpp's routes that save and restore a slot."""
-
-
 def _listed(names: Iterable[str]) -> str:
     """Names of fields as a header may have them, whatever characters a client put into them."""
     return ", ".join(quote(name, safe="[]().") for name in names)[:MOST_LISTED]
@@ -237,7 +232,7 @@ def _view(
         answered = handle(**arguments)
         if isinstance(answered, Response):
             return answered
-        if isinstance(answered, dict):
+        if isinstance(answered, dict | list):
             return Response(msgspec.json.encode(answered), mimetype="application/json")
         if isinstance(answered, bytes):
             return Response(answered, mimetype=route.produces)
@@ -260,8 +255,6 @@ def _refusal_of(error: Exception) -> ApiError:
         status = error.code or HTTPStatus.INTERNAL_SERVER_ERROR
         code = HTTPStatus(status).name.lower()
         text = f"{request.method} {request.path[:256]}: {error.name}"
-        if status == HTTPStatus.NOT_FOUND and request.path.split("/")[1] == "slots":
-            text += NO_SLOTS
         methods = error.valid_methods if isinstance(error, MethodNotAllowed) else None
         return ApiError(status, text, code=code, allow=tuple(sorted(methods or ())))
     return as_api_error(error) or internal_error()

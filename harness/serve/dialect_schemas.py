@@ -99,6 +99,19 @@ class LlamaCompletion(Struct):
     completion_probabilities: list[dict[str, Any]] | UnsetType = UNSET
 
 
+class LlamaSlot(Struct):
+    """``POST /slots/ID``, with the tokens and bytes that were saved or restored, or erased."""
+
+    id_slot: int
+    filename: str | UnsetType = UNSET
+    n_saved: int | UnsetType = UNSET
+    n_written: int | UnsetType = UNSET
+    n_restored: int | UnsetType = UNSET
+    n_read: int | UnsetType = UNSET
+    n_erased: int | UnsetType = UNSET
+    timings: dict[str, float] | UnsetType = UNSET
+
+
 class LlamaProps(Struct):
     """``GET /props``."""
 

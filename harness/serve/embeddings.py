@@ -63,8 +63,7 @@ def embed(service: Service, body: EmbeddingRequest, tenant: Tenant, caller: Call
     """The answer to a request for vectors. Raises ApiError, RequestError, QueueFull and
     EngineStopped before anything was computed, and Began after that."""
     service.check_accepting()
-    model = service.model
-    model.check_name(body.model)
+    model = service.model.for_request(body.model)
     pooling = _pooling(model)
     width = model.model.config.hidden
     if body.dimensions is not None and body.dimensions > width:

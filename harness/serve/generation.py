@@ -104,6 +104,10 @@ class Generation:
             # Who hashes whole rows, too, needs the rows.
             on_device = model.limits.digests and not digests
             self._rows[request.id], output = leaves_of_rows(leaves, on_device)
+        self.slot = -1
+        """The number of the client's slot in which it answers: see ``SlotTable``."""
+        self.on_tokens: Callable[[int], None] = ignore_tokens
+        """Is called with the number of tokens that the answers have gained."""
         self.make_receipt: Callable[[], dict[str, str]] | None = None
         self._receipt: dict[str, str] | None = None
         self._scores = {
@@ -274,15 +278,21 @@ class Generation:
 
     def _received(self, events: Sequence[Delivered]) -> list[Piece]:
         pieces = []
-        for at, event in events:
-            try:
+        try:
+            for at, event in events:
                 piece = self._by_id[event.request_id].receive(event, self._events, at)
-            except GrammarBroke as broke:
-                assert self._constrained is not None
-                raise grammar_error(self._constrained.grammar_param, str(broke)) from None
-            if piece is not None:
-                pieces.append(piece)
+                if piece is not None:
+                    pieces.append(piece)
+        except GrammarBroke as broke:
+            assert self._constrained is not None
+            raise grammar_error(self._constrained.grammar_param, str(broke)) from None
+        finally:
+            self.on_tokens(sum([len(piece.events) for piece in pieces]))
         return pieces if len(pieces) < 2 else joined_pieces(pieces)
+
+
+def ignore_tokens(_: int) -> None:
+    """Count no tokens."""
 
 
 def requests_of(
@@ -307,9 +317,6 @@ def requests_of(
     max_tokens = len(forced) or max_tokens
     seed = secrets.randbits(DRAWN_SEED_BITS) if body.seed is None else body.seed
     stop = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
-    vocab = model.model.config.vocab
-    if any(token >= vocab for token in body.stop_token_ids or ()):
-        raise RequestError("stop_token_ids", f"holds an id outside 0 to {vocab - 1}")
     return [
         Request(
             id=model.driver.new_id(),
@@ -330,6 +337,9 @@ def requests_of(
             score_top=scored or 0,
             turns=turns,
             force_tokens=forced,
+            adapters=model.scales or (),
+            min_tokens=body.min_tokens,
+            stop_tokens=tuple(body.stop_token_ids or ()),
         )
         for prompt in prompts
         for choice in range(n)

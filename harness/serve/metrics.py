@@ -45,7 +45,9 @@ class Metrics:
         self._engine = _EngineGauges(model, driver)
         self._registry.register(self._engine)
         self._prompt = self._counter("prompt_tokens", "Prompt tokens of ended requests.", WHO)
-        self._generated = self._counter("generation_tokens", "Tokens generated, by step.", WHO)
+        self._generated = self._counter(
+            "generation_tokens", "Tokens of answers, as they come.", WHO
+        )
         self._generated_for: dict[tuple[str, str], Counter] = {}
         self._success = self._counter(
             "request_success", "Choices that ended.", (*WHO, "finished_reason")
@@ -76,7 +78,7 @@ class Metrics:
         self._tokens.observe(tokens)
 
     def generated(self, tenant: Tenant, tokens: int) -> None:
-        """A step gave a tenant so many tokens."""
+        """An answer of a tenant's has so many more tokens."""
         who = tenant.name, tenant.qos.value
         counter = self._generated_for.get(who)
         if counter is None:

@@ -14,17 +14,20 @@ from contract.types import MAX_INT32, Tenant
 from harness import catalog
 from harness.file_digests import file_digests, system_fingerprint
 from harness.host.dialect import Dialect, dialect_of
+from harness.host.disk import function_name
 from harness.host.driver import BUFFERED_EVENTS
 from harness.host.engine_thread import EngineThread
 from harness.host.hosted import HostedModel, host_model
 from harness.host.open import SILENT
 from harness.host.options import SessionOptions
+from harness.named_adapters import Scales
 from harness.progress import Progress
 from harness.sampling_defaults import SamplingDefaults, sampling_defaults
+from harness.serve.adapters import ServedAdapters
 from harness.serve.chat import ChatPlan, plan_chat, render_chat
 from harness.serve.errors import ApiError
 from harness.serve.storage import ProblemLog, StorageProblem
-from harness.serve.wire import ChatRequest, Message, TemplateOptions
+from harness.serve.wire import ChatRequest, LoraScale, Message, TemplateOptions
 from harness.serve.wire_tools import Tool
 from reference.model.chat_template import ChatTemplate, RenderedChat
 from reference.model.open import Model
@@ -59,7 +62,8 @@ class ServedModel(HostedModel):
     ``created`` is the time of its file in seconds since 1970, and ``trace`` the name of the file
     that records it. Requests may call it by any of ``names``; ``sampling`` has the parameters that
     they omit. It ``keeps_prompts`` if it has a prefix cache. ``files`` are the SHA-256 digests of
-    its files."""
+    its files. Requests choose among its ``adapters``; the model of one request has the ``scales``
+    of those chosen."""
 
     name: str
     fingerprint: str
@@ -70,6 +74,8 @@ class ServedModel(HostedModel):
     keeps_prompts: bool = True
     files: tuple[str, ...] = ()
     trace_log: ProblemLog = field(default_factory=ProblemLog)
+    adapters: ServedAdapters = field(default_factory=ServedAdapters)
+    scales: Scales | None = None
 
     @classmethod
     def named(cls, hosted: HostedModel, path: Path, options: ModelOptions) -> ServedModel:
@@ -85,7 +91,13 @@ class ServedModel(HostedModel):
             sampling=_sampling_of_file(path, model, options),
             keeps_prompts=session.prefix_cache != 0,
             files=tuple(file_digests(model, options.digests)),
+            adapters=ServedAdapters(session.lora, model.adapters),
         )
+
+    @cached_property
+    def kv_function(self) -> str:
+        """What names the function that computes its keys and values."""
+        return function_name(self.model, self.limits, self.files)
 
     @cached_property
     def dialect(self) -> Dialect:
@@ -95,6 +107,23 @@ class ServedModel(HostedModel):
             if self.template is None
             else dialect_of(self.template.text, self.tokenizer, self.template.tool_text)
         )
+
+    def for_request(self, name: str | None, lora: Sequence[LoraScale] | None = None) -> ServedModel:
+        """The model of a request that names it, with the adapters that it chooses. Raises ApiError
+        and RequestError."""
+        self.check_name(name)
+        if self.scales is not None:
+            return self
+        chosen = self.adapters.chosen(name and name.removesuffix(LATEST), lora)
+        return self.with_adapters(chosen) if chosen else self
+
+    def with_adapters(self, scales: Scales) -> ServedModel:
+        """The model with these adapters, for one request."""
+        made = replace(
+            self, scales=scales, fingerprint=self.adapters.fingerprint(self.fingerprint, scales)
+        )
+        vars(made)["dialect"] = self.dialect
+        return made
 
     def check_name(self, name: str | None) -> None:
         """ApiError 404 for a model that is not this one; None asks for whatever is served."""
@@ -118,9 +147,10 @@ class ServedModel(HostedModel):
 
     def is_called(self, name: str | None) -> bool:
         """Whether a request for a model of this name means this one."""
-        if name in (None, self.name) or ANY_NAME in self.names:
+        if name in (None, self.name) or ANY_NAME in self.names or name in self.names:
             return True
-        return name in self.names or name.removesuffix(LATEST) in (self.name, *self.names)
+        short = name.removesuffix(LATEST)
+        return short in (self.name, *self.names) or bool(self.adapters.called(short))
 
     def chat_plan(self, body: ChatRequest) -> ChatPlan:
         """How a chat request is answered. Raises ApiError and TemplateError."""

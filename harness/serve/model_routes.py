@@ -78,7 +78,11 @@ class ModelHandlers:
         tenant = g.account.tenant
         data = [
             described
-            for described in (_described(g.service.model), *self._background())
+            for described in (
+                _described(g.service.model),
+                *_adapters_of(g.service.model),
+                *self._background(),
+            )
             if self._serving.is_permitted(described["id"], g.account.models)
         ]
         return {
@@ -96,6 +100,9 @@ class ModelHandlers:
 
     def one_model(self, model: str) -> Json:
         served: ServedModel = g.service.model
+        for described in _adapters_of(served):
+            if described["id"] == model:
+                return described
         if served.is_called(model):
             return _described(served)
         model = self._serving.canonical(model) or model
@@ -225,6 +232,13 @@ def _described(model: ServedModel) -> Json:
             "sampling": model.sampling.facts,
         },
     }
+
+
+def _adapters_of(model: ServedModel) -> Iterator[Json]:
+    """The adapters that requests may name as their model, as vLLM lists them."""
+    for adapter in model.adapters.named:
+        described = _described(model.for_request(adapter.name))
+        yield described | {"id": adapter.name, "root": adapter.path.name, "parent": model.name}
 
 
 def _outside(name: str, source: str, *, installed: bool) -> Json:

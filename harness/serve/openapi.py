@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
-from msgspec import Struct
 
 from harness.serve.answer_schemas import ANSWERS, NAMED_EVENTS, STREAMED
 from harness.serve.errors import ApiError
@@ -75,7 +74,7 @@ class Route:
     path: str
     name: str
     summary: str
-    body: type[Struct] | None = None
+    body: type[Any] | None = None
     produces: str = "application/json"
     errors: Callable[[ApiError], bytes] = ApiError.encoded
     streams: str = EVENT_STREAM
@@ -155,7 +154,7 @@ def _taken(schema: dict[str, Any], *, strict: bool) -> None:
             schema["properties"][name] = plain | default
 
 
-def _content(route: Route, schema_of: Mapping[type[Struct], Any]) -> dict[str, Any]:
+def _content(route: Route, schema_of: Mapping[type[Any], Any]) -> dict[str, Any]:
     """The content of a route's answers that are no refusals."""
     kind = ANSWERS.get(route.name)
     content: dict[str, Any] = {route.produces: {} if kind is None else {"schema": schema_of[kind]}}

@@ -77,7 +77,14 @@ def rows_of(
 ) -> Submission:
     """A submission that gives ``sink`` the rows of ``output`` at the positions of a prompt."""
     unpenalized = SamplingParams(repeat_last_n=0)
-    request = Request(model.driver.new_id(), tuple(prompt), 0, unpenalized, tenant=tenant.id)
+    request = Request(
+        model.driver.new_id(),
+        tuple(prompt),
+        0,
+        unpenalized,
+        tenant=tenant.id,
+        adapters=model.scales or (),
+    )
     return Submission([request], {request.id: sink}, sink.rows_from, output)
 
 

@@ -111,8 +111,7 @@ class _Judged:
 def rerank(service: Service, body: RerankRequest, tenant: Tenant, caller: Caller) -> Json:
     """The answer to a request. Raises as ``embed`` does."""
     service.check_accepting()
-    model = service.model
-    model.check_name(body.model)
+    model = service.model.for_request(body.model)
     yes, no = (_word(model, word) for word in ("yes", "no"))
     texts = _texts(body)
     prompts = prompts_to_rank(model, body)

@@ -24,6 +24,8 @@ from harness.serve.app import AppOptions, make_app
 from harness.serve.gate import HostCheck, is_loopback
 from harness.serve.ledger_store import LedgerStore
 from harness.serve.listen import HttpServer, ListenOptions
+from harness.serve.llama_cpp.slot_files import SlotFolder
+from harness.serve.llama_cpp.slots import SlotTable
 from harness.serve.model import ModelOptions, ServedModel, open_model
 from harness.serve.page import read_page
 from harness.serve.pulls import Pulls
@@ -43,7 +45,7 @@ class ServeOptions:
     that is loaded leaves a trace; ``replicas`` answer, under Ray Serve, or with 0 this process
     does. ``reject_unknown`` refuses requests with fields that would be ignored; ``cors`` are
     origins whose pages may ask, "*" is every one. The folder ``receipts`` keeps a receipt of every
-    answer."""
+    answer, ``slot_save_path`` what clients save of their slots."""
 
     path: Path
     model: ModelOptions
@@ -60,6 +62,7 @@ class ServeOptions:
     reject_unknown: bool = False
     cors: tuple[str, ...] = ()
     receipts: Path | None = None
+    slot_save_path: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -95,6 +98,8 @@ def running(
     that cannot be used; and what opening a model raises.
     """
     accounts = Accounts(options.tenants)
+    if options.slot_save_path is not None and options.model.session.prefix_cache == 0:
+        raise ConfigError("--slot-save-path saves what is cached, and --prefix-cache is 0")
     if not accounts.keyed and not is_loopback(options.host):
         raise ConfigError(
             f"--host {options.host} can be reached from other machines and nobody needs a key; "
@@ -103,6 +108,8 @@ def running(
     with ExitStack() as owned:
         ledger = owned.enter_context(LedgerStore(options.ledger))
         serving = owned.enter_context(_serving(options, accounts, ledger, progress, owned))
+        if options.slot_save_path is not None:
+            serving.service.slots = SlotTable(SlotFolder(options.slot_save_path))
         pulls = owned.enter_context(closing(Pulls(options.cache_dir)))
         app = make_app(
             serving,
@@ -147,10 +154,16 @@ def _serving(
     def open_it(path: Path, name: str, owned: ExitStack, taken: int) -> ServedModel:
         recording = Recording(None if options.record is None else _new_trace(options.record, name))
         session = replace(
-            options.model.session, recording=recording, digests=options.receipts is not None
+            options.model.session,
+            recording=recording,
+            digests=options.receipts is not None,
+            saves_slots=options.slot_save_path is not None,
         )
         if session.memory_budget is not None:
             session = replace(session, memory_budget=max(0, session.memory_budget - taken))
+        if path != options.path:
+            # Adapters are of the model that the server was started with.
+            session = replace(session, lora=())
         named = replace(options.model, name=name, session=session)
         shown = progress or NullProgress()
         return open_model(path, named, thread, owned, shown)
@@ -182,8 +195,12 @@ def _replicas(options: ServeOptions) -> Opener:
 
     if options.record is not None:
         raise ConfigError("--record is for a server without --ray: replicas leave no trace")
+    if options.slot_save_path is not None:
+        raise ConfigError("--slot-save-path is for a server without --ray: replicas save no slots")
     if options.beside:
         raise ConfigError("--beside is for a server without --ray: replicas have one model")
+    if options.model.session.lora:
+        raise ConfigError("--lora is for a server without --ray: replicas have no adapters")
 
     def open_them(path: Path, name: str, owned: ExitStack, taken: int) -> ServedModel:
         if path != options.path:

@@ -60,8 +60,7 @@ def score(service: Service, body: ScoreRequest, tenant: Tenant, caller: Caller) 
     """The answer to a request for scores. Raises ApiError, RequestError, QueueFull and
     EngineStopped before anything was computed, and Began after that."""
     service.check_accepting()
-    model = service.model
-    model.check_name(body.model)
+    model = service.model.for_request(body.model)
     prompts = texts_to_score(service, body, tenant)
     starts = _starts(body, prompts)
 
@@ -73,6 +72,7 @@ def score(service: Service, body: ScoreRequest, tenant: Tenant, caller: Caller) 
             max_tokens=0,
             sampling=SamplingParams(repeat_last_n=0),
             tenant=tenant.id,
+            adapters=model.scales or (),
             score_from=starts[index] if len(prompt) > 1 else None,
             score_top=max(1, body.top),
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 
 from contract.errors import RequestError
@@ -21,6 +21,7 @@ from harness.serve.errors import RESTART_SECONDS, ApiError, as_api_error, intern
 from harness.serve.generation import COMPLETION_TOKENS, Generation, requests_of
 from harness.serve.infill_prompt import infill_prompt
 from harness.serve.ledger_store import Counts, LedgerStore
+from harness.serve.llama_cpp.slots import SlotTable
 from harness.serve.metrics import Metrics
 from harness.serve.model import ServedModel
 from harness.serve.receipts.document import VERSION
@@ -54,6 +55,7 @@ class Service:
     metrics: Metrics
     draining: threading.Event = field(default_factory=threading.Event)
     receipts: ReceiptStore | None = None
+    slots: SlotTable = field(default_factory=SlotTable)
 
     def chat(
         self,
@@ -70,11 +72,11 @@ class Service:
         listed = (body.top_logprobs or 0) if body.logprobs else None
 
         def begin() -> tuple[Generation, AnswerFormat]:
-            self.model.check_name(body.model)
-            plan, requests = self.chat_requests(body, tenant)
+            service = self.for_request(body)
+            plan, requests = service.chat_requests(body, tenant)
             caller.ignore(plan.ignored)
             generation = Generation(
-                self.model,
+                service.model,
                 requests,
                 body.logits_digest,
                 plan,
@@ -100,10 +102,10 @@ class Service:
         listed = body.logprobs is not None
 
         def begin() -> tuple[Generation, AnswerFormat]:
-            self.model.check_name(body.model)
-            prompts, requests = self.completion_requests(body, tenant)
+            service = self.for_request(body)
+            prompts, requests = service.completion_requests(body, tenant)
             generation = Generation(
-                self.model,
+                service.model,
                 requests,
                 body.logits_digest,
                 stop_tokens=body.stop_token_ids or (),
@@ -119,6 +121,11 @@ class Service:
             return generation, CompletionShape(answer, listed, echoed)
 
         return self._answer(body, tenant, begin, caller)
+
+    def for_request(self, body: Sampled) -> Service:
+        """The service with the model of one request. Raises ApiError and RequestError."""
+        model = self.model.for_request(body.model, body.lora)
+        return self if model is self.model else replace(self, model=model)
 
     def chat_requests(self, body: ChatRequest, tenant: Tenant) -> tuple[ChatPlan, list[Request]]:
         """What the engine is asked for a conversation. Raises ApiError, RequestError and
@@ -228,6 +235,9 @@ class Service:
             raise ApiError(400, "stream_options needs stream true", param="stream_options")
         self.check_accepting(body.receipt is not False)
         generation, shape = begin()
+        generation.on_tokens = partial(self.metrics.generated, tenant)
+        asked = -1 if body.id_slot is None else body.id_slot
+        generation.slot = self.slots.begin(self.model, tenant, generation, asked)
 
         def finish(error: ApiError | None) -> None:
             if error is None:
@@ -262,6 +272,7 @@ class Service:
             generation.completion_tokens,
             "done" if error is None else error.code,
         )
+        self.slots.end(self.model, tenant, generation, generation.slot)
         self.metrics.ended(generation, tenant)
         self.ledger.add(
             tenant.id,

@@ -42,6 +42,8 @@ CACHE_READ, CACHE_WRITTEN = "cache_read_input_tokens", "cache_creation_input_tok
 FROM_CACHE = ("cached_tokens", "cache_write_tokens")
 """Counts of what the server had computed before."""
 OLLAMA_ENDS = ("done_reason", "prompt_eval_count", "eval_count")
+NOT_ASKED = ("stream", "stream_options", "model", "lora")
+"""Fields of a request that say how it is sent, or what the answer names itself."""
 NO_DEFAULTS = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "max_tokens": MAX_INT32}
 """OpenAI's sampling: no filter and no limit."""
 
@@ -53,10 +55,17 @@ def first_difference(model: ServedModel, request: Json, response: Json) -> str |
     Raises ConfigError for a response that does not say what made it, ApiError for a request that
     is refused.
     """
+    try:
+        scales = model.adapters.found(_extra(response).get("lora") or ())
+    except KeyError as missing:
+        return f"adapter: {missing.args[0][:16]} answered and is not open; name it with --lora"
+    except (TypeError, ValueError):
+        raise ConfigError("the response names its adapters in no known form") from None
+    model = model.with_adapters(scales) if scales else model
     fingerprint = response.get("system_fingerprint")
     if fingerprint != model.fingerprint:
         return f"system_fingerprint: {fingerprint} answered, this is {model.fingerprint}"
-    asked = {k: v for k, v in request.items() if k not in ("stream", "stream_options", "model")}
+    asked = {k: v for k, v in request.items() if k not in NOT_ASKED}
     then = _comparable(response)
     if asked.get("seed") is None and response.get("object") != "list":
         asked["seed"] = _drawn_seed(response)

@@ -111,6 +111,13 @@ class TemplateOptions(Struct, forbid_unknown_fields=True):
 Messages = Annotated[list[Message], Meta(min_length=1, max_length=MOST_MESSAGES)]
 
 
+class LoraScale(Struct, forbid_unknown_fields=True):
+    """An adapter of the model, by its number in ``GET /lora-adapters``, and its scale."""
+
+    id: Annotated[int, Meta(ge=0, le=MAX_INT32)]
+    scale: float
+
+
 class Sampled(Struct, forbid_unknown_fields=True, kw_only=True):
     """What every request for text may say.
 
@@ -123,11 +130,15 @@ class Sampled(Struct, forbid_unknown_fields=True, kw_only=True):
     ``return_token_ids`` asks for the ids of the prompt and of every generated token,
     ``prompt_logprobs`` for the log-probability of each of the prompt's tokens and of so many of the
     likeliest at its position.
+    Before ``min_tokens`` tokens nothing ends an answer: no end token is sampled, unless a format
+    allows nothing else, and no stop string begins; with ``ignore_eos`` end tokens never end it.
     ``force_tokens`` are the ids of the whole answer: nothing is sampled, and ``logprobs`` lists
     what the model says of each. ``experts`` asks for those of a mixture that every token of prompt
     and answer used, in ``x_zinc.experts``.
+    ``lora`` are the adapters that the answer uses, instead of the one that ``model`` names or of
+    those that the server uses where a request names none.
     ``n_predict``, -1 for no limit, and ``repeat_penalty`` are llama.cpp's names of
-    ``max_tokens`` and ``repetition_penalty``.
+    ``max_tokens`` and ``repetition_penalty``; ``id_slot`` names the conversation for ``/slots``.
     """
 
     model: Id | None = None
@@ -147,12 +158,15 @@ class Sampled(Struct, forbid_unknown_fields=True, kw_only=True):
     return_token_ids: bool | None = None
     logit_bias: dict[str, float] | None = None
     ignore_eos: bool = False
+    min_tokens: Annotated[int, Meta(ge=0, le=MAX_INT32)] = 0
     n_predict: Annotated[int, Meta(ge=-1, le=MAX_INT32)] | None = None
+    id_slot: Annotated[int, Meta(ge=-1, le=MAX_INT32)] | None = None
     repeat_penalty: Repetition | None = None
     logits_digest: bool = False
     prompt_logprobs: TopLogprobs | None = None
     force_tokens: ForcedTokens | None = None
     experts: bool | None = None
+    lora: list[LoraScale] | None = None
     receipt: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -303,6 +317,8 @@ def _decoded(
         if prepare is not None and ignored is not None:
             value = prepare(value, ignored)
         value = served_fields(value, kind, ignored)
+    elif isinstance(value, list):
+        value = with_floats(value)
     return converted(value, kind)
 
 

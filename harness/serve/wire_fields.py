@@ -41,7 +41,7 @@ UNSERVED: Mapping[str, tuple[Any, ...]] = MappingProxyType(
 nothing."""
 FOREIGN = frozenset(
     (
-        *("top_a", "top_n", "min_p_keep", "n_probs", "n_keep", "n_ctx", "id_slot", "images"),
+        *("top_a", "top_n", "min_p_keep", "n_probs", "n_keep", "n_ctx", "images"),
         *("return_tokens", "speed"),
         *("skip_special_tokens", "add_special_tokens", "truncate", "priority", "id", "status"),
     )

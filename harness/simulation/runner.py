@@ -21,6 +21,7 @@ from harness.simulation.device import NO_SCOPE, DeviceMemory, Page, StepCopy
 from harness.simulation.history import MOST_POSITIONS, VOCAB, listed
 from harness.simulation.invariants import Invariant, Violation
 from reference.limits import RING_STEPS, Limits
+from reference.model.adapters import NO_ADAPTERS
 from reference.runner import CHOSEN, LOGITS, TOP_IDS, TOP_LOGS, StepInput, StepOutput
 
 
@@ -152,7 +153,7 @@ class SimulatedRunner:
         if limits.context > MOST_POSITIONS:
             raise ValueError(f"the context is at most {MOST_POSITIONS} positions here")
         self.limits = limits
-        self.model = SimpleNamespace(config=SimpleNamespace(vocab=VOCAB))
+        self.model = SimpleNamespace(config=SimpleNamespace(vocab=VOCAB), adapters=NO_ADAPTERS)
         self.tier = SimpleNamespace(info=SimpleNamespace(asynchronous=True))
         self.memory = DeviceMemory(limits, recurrent=recurrent, model=model)
         self.recurrent = SimulatedStates(self)

@@ -92,4 +92,4 @@ class PreparedMatrices:
 
 
 def _memory_of(matrix: Matrix) -> Key:
-    return matrix.blocks.__array_interface__["data"][0], matrix.dtype, matrix.blocks.shape
+    return matrix.blocks.ctypes.data, matrix.dtype, matrix.blocks.shape

@@ -229,8 +229,10 @@ class CpuTier(ContextManager):
         """Return at once, since every fence is done."""
 
     def close(self) -> None:
-        """Drop all buffers."""
+        """Drop all buffers, and the memory of steps."""
         self._buffers.clear()
+        self._arena = np.empty(0, np.uint8)
+        self._inputs = InputCopy(np.empty(0, np.uint8))
 
     def _as_run(self, graph: Graph, bucket: ShapeKey) -> Graph:
         """The graph to run: as written for definitions, which are the oracle, else with rows

@@ -39,8 +39,10 @@ def check_request(
         raise RequestError("repeat_last_n", f"is at most {limits.recent_tokens}")
     if not isinstance(request.qos, QosClass | None):
         raise RequestError("qos", f"is {request.qos!r}, not a QosClass")
+    _check_least(request, vocab)
     check_constraints(request, limits, vocab, masked=masked)
     check_forced(request, limits, vocab, masked=masked)
+    runner.model.adapters.check(request.adapters)
     if len(request.prompt) + len(request.force_tokens) > most:
         answer = f"is {len(request.force_tokens)} tokens"
         raise RequestError(
@@ -52,6 +54,16 @@ def check_request(
         raise RequestError(
             "max_tokens", f"with the prompt needs {needed} KV pages, there are {most}"
         )
+
+
+def _check_least(request: Request, vocab: int) -> None:
+    least = request.min_tokens
+    if type(least) is not int or not 0 <= least <= request.max_tokens:
+        raise RequestError("min_tokens", f"is {least!r}, not from 0 to max_tokens")
+    if least and request.force_tokens:
+        raise RequestError("min_tokens", "changes nothing where force_tokens are given")
+    if not all(0 <= token < vocab for token in request.stop_tokens):
+        raise RequestError("stop_token_ids", f"holds an id outside 0 to {vocab - 1}")
 
 
 def check_outputs(runner: ModelRunner, output: str, *, experts: bool) -> None:

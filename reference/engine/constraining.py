@@ -9,20 +9,59 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from collections.abc import Sequence as Items
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from contract.types import Request
-from reference.engine.sequence import Sequence
-from reference.runner import StepInput, StepOutput
-from reference.sched.constraints import Mask, is_allowed
+from reference.engine.options import EngineOptions
+from reference.engine.sequence import MaskProvider, Sequence
+from reference.runner import ModelRunner, StepInput, StepOutput
+from reference.sched.constraints import Mask, is_allowed, pack_mask
 from reference.sched.planner import Chunk
 
 Listed = tuple[float | None, tuple[tuple[int, float], ...]]
 """The log-probability of a token, and (token, log-probability) of the likeliest tokens."""
 NOT_LISTED: Listed = (None, ())
+
+
+@dataclass(frozen=True, slots=True)
+class LeastTokens:
+    """The masks of an answer of at least ``count`` tokens: until then ``before`` is combined with
+    the answer's own masks, unless both together allow nothing. It is not needed afterwards."""
+
+    count: int
+    before: Mask
+    own: MaskProvider | None
+
+    def __call__(self, generated: list[int]) -> Mask | None:
+        own = None if self.own is None else self.own(generated)
+        if len(generated) >= self.count:
+            return own
+        if own is None or own.shape != self.before.shape:
+            return self.before if own is None else own
+        both = own & self.before
+        return both if both.any() else own
+
+
+def masks_with_least(
+    request: Request, own: MaskProvider | None, options: EngineOptions, runner: ModelRunner
+) -> MaskProvider | None:
+    """The ``own`` masks of a request, combined with one that keeps its ``min_tokens``."""
+    if not request.min_tokens:
+        return own
+    vocab = runner.model.config.vocab
+    ends = () if request.ignore_end else options.end_of_generation
+    forbidden = [token for token in {*request.stop_tokens, *ends} if 0 <= token < vocab]
+    return LeastTokens(request.min_tokens, ~pack_mask(forbidden, vocab), own)
+
+
+def forget_least(sequence: Sequence) -> None:
+    """Let a sequence that has its least number of tokens have its own masks only."""
+    masks, generated = sequence.allowed, sequence.known - len(sequence.request.prompt)
+    if isinstance(masks, LeastTokens) and generated >= masks.count:
+        sequence.allowed = masks.own
 
 
 def with_masks(

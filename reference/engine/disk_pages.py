@@ -8,7 +8,7 @@ it has on disk were read, so the scheduler sees them at its admission only.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Hashable
+from collections.abc import Callable, Collection, Hashable, Iterable
 
 from contract.arithmetic import PAGE_TOKENS
 from contract.lazy_dataclass import dataclass
@@ -19,7 +19,7 @@ from reference.memory.disk.entry import Bytes, Entry, EntryKind
 from reference.memory.disk.reading import Reading
 from reference.memory.kv import KvMemory
 from reference.memory.page_copies import PageCopies
-from reference.memory.prefix import KEY_BYTES, Node, PrefixHit, TreeWatch
+from reference.memory.prefix import KEY_BYTES, Node, PrefixHit, TreeWatch, sharers
 from reference.memory.recurrent import RecurrentMemory
 from reference.memory.row_copies import Saved
 from reference.runner import ModelRunner
@@ -209,14 +209,28 @@ class DiskPages(TreeWatch):
         for scope in self._known.difference(scopes):
             self.cache.forget(self._key(scope))
             folder = self._folder(scope)
-            for copied in [one for one in self._copying if one.entry.scope == folder]:
-                self.cache.release(copied.entry.nbytes)
-                self._copying.remove(copied)
+            self._drop_copies([one for one in self._copying if one.entry.scope == folder])
             self._waiting = deque(one for one in self._waiting if one.entry.scope != folder)
-            del self._folders[scope], self._keys[scope]
+            del self._folders[scope]
+            self._keys = {one: key for one, key in self._keys.items() if sharers(one) != scope}
         self._known = set(scopes)
         for scope in scopes:
             self._folder(scope)
+
+    def erase(self, scope: Hashable, nodes: Iterable[Node]) -> None:
+        """Remove what nodes that are not cached any more have on disk."""
+        entries = [self._page(scope, node.digest, node.key) for node in nodes]
+        if self._stateful:
+            entries += [self._state(scope, entry.name, entry.tokens) for entry in entries]
+        names = {entry.name for entry in entries}
+        self._drop_copies([one for one in self._copying if one.entry.name in names])
+        self.cache.erase(entries)
+
+    def _drop_copies(self, dropped: Iterable[_Copied]) -> None:
+        """Do not write what is on its way to host memory."""
+        for copied in dropped:
+            self.cache.release(copied.entry.nbytes)
+            self._copying.remove(copied)
 
     # What is read.
 
@@ -337,6 +351,7 @@ class DiskPages(TreeWatch):
         return Entry(self._folder(scope), name, tokens, EntryKind.STATE, nbytes)
 
     def _folder(self, scope: Hashable) -> str:
+        scope = sharers(scope)
         folder = self._folders.get(scope)
         if folder is None:
             folder = self._folders[scope] = self.cache.names.scope(self._key(scope))
@@ -348,9 +363,9 @@ class DiskPages(TreeWatch):
         key = self._keys.get(scope)
         if key is None:
             assert isinstance(scope, tuple)
-            kind, number = scope
+            kind, number, *adapters = scope
             name = (self._tenant_of(number).name,) if kind == "tenant" else ()
-            key = self._keys[scope] = (kind, number, *name)
+            key = self._keys[scope] = (kind, number, *name, *adapters)
         return key
 
 

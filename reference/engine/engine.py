@@ -14,12 +14,14 @@ from contextlib import contextmanager
 from contract.errors import QueueFull, RequestError, TenantQueueFull, ZincError
 from contract.types import Clock, FinishReason, Request, Tenant, TokenEvent
 from reference.engine.checks import check_outputs, check_request, check_sizes, reach_of
+from reference.engine.constraining import masks_with_least
 from reference.engine.disk_pages import disk_pages_of
 from reference.engine.disk_turn import end_disk, use_disk
 from reference.engine.drafter import Drafter, SpeculationStatistics
 from reference.engine.options import ENGINE_DEFAULTS, EngineOptions
 from reference.engine.output_processor import OutputProcessor
 from reference.engine.pipeline import Pipeline
+from reference.engine.prefix_calls import PrefixCalls
 from reference.engine.scheduler import Scheduler
 from reference.engine.sequence import LogitsSink, MaskProvider, Sequence, new_sequence
 from reference.engine.slot_manager import SlotManager, memory_of
@@ -48,14 +50,13 @@ def no_clock() -> float:
     return 0.0
 
 
-class Engine(TenantCalls):
+class Engine(PrefixCalls, TenantCalls):
     """Runs any number of requests on one runner, ``limits.slots`` of them at a time.
 
     Engines with the same ``tenants`` share their quotas. ``clock`` gives the time in seconds of
     every decision and measurement. ``drafter`` proposes tokens for speculative decoding, None for
     none. ``observer`` is called with every decision and every step. ``disk`` has pages of earlier
-    processes and gets those of this one.
-    Not thread-safe: one thread calls it.
+    processes and gets those of this one. Not thread-safe: one thread calls it.
     """
 
     def __init__(
@@ -196,6 +197,7 @@ class Engine(TenantCalls):
         self.forget_left()
         try:
             pages = self.memory.reservations.most_for(tenant.id)
+            allowed = masks_with_least(request, allowed, self.options, self.runner)
             check_request(request, tenant, self.runner, pages, masked=allowed is not None)
             check_outputs(self.runner, output, experts=on_experts is not None)
             if request.id in self._live:
@@ -207,7 +209,7 @@ class Engine(TenantCalls):
         sequence = new_sequence(
             request,
             order=self._arrivals,
-            scope=scope_of(tenant),
+            scope=(*scope_of(tenant), *self.runner.model.adapters.identity(request.adapters)),
             reach=reach_of(request, tenant, self.runner.limits),
             arrived=self._clock(),
             on_logits=on_logits,

@@ -10,7 +10,7 @@ import numpy as np
 
 from contract.lazy_dataclass import dataclass
 from contract.types import FinishReason, TokenEvent
-from reference.engine.constraining import NOT_LISTED, listed_of
+from reference.engine.constraining import NOT_LISTED, forget_least, listed_of
 from reference.engine.pipeline import Computed, Pipeline
 from reference.engine.sequence import Sequence
 from reference.engine.slot_manager import SlotManager
@@ -294,6 +294,9 @@ class OutputProcessor:
             self._speculative.settle(sequence, part.start, part.stop)
             self._pipeline.changed()
         elif table.lockstep[sequence.slot]:
+            if sequence.masked:
+                forget_least(sequence)
+                table.lockstep[sequence.slot] = sequence.masked
             table.known[sequence.slot] = sequence.known
             self._pipeline.changed()
         if self._speculative is not None and self._speculative.consider(sequence):

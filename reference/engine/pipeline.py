@@ -141,6 +141,11 @@ class Pipeline:
         """Look at the waiting sequences before the next step, though nothing has changed here."""
         self._scheduler.look_again()
 
+    def wait(self) -> None:
+        """Wait until the device has computed the steps in flight. Raises where one failed."""
+        for step in self._in_flight:
+            self._runner.tier.wait(step.submission.fence)
+
     def settle(self) -> None:
         """Wait for the steps in flight, which nobody needs."""
         while self._in_flight:

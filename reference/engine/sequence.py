@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from dataclasses import field
 
 import numpy as np
@@ -12,7 +12,7 @@ from contract.lazy_dataclass import dataclass
 from contract.types import Request
 from reference.expert_outputs import ExpertSink
 from reference.limits import RING_STEPS, pages_for
-from reference.memory.prefix import Difference, PathEnd, PrefixHit
+from reference.memory.prefix import Difference, PathEnd, PrefixHit, Scope
 from reference.runner import LOGITS
 from reference.sched.constraints import Mask
 from reference.sched.scores import ScoreSink
@@ -61,7 +61,7 @@ class Sequence:
     request: Request
     order: int
     since: float
-    scope: Hashable
+    scope: Scope
     tokens: NDArray[np.int32]
     known: int
     last: int
@@ -182,7 +182,7 @@ def new_sequence(
     request: Request,
     *,
     order: int,
-    scope: Hashable,
+    scope: Scope,
     reach: int,
     arrived: float,
     on_logits: LogitsSink | None,

@@ -224,6 +224,7 @@ class SlotManager:
             lockstep=sequence.masked,
             bias=bias_records(request),
             listed=request.log_probabilities is not None,
+            adapters=self._runner.model.adapters.used(request.adapters),
         )
         self.table.add_pages(sequence.slot, sequence.pages)
         self.table.stalled[sequence.slot] = sequence.stalled

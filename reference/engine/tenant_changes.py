@@ -114,7 +114,7 @@ class TenantChanges:
     def _follow_scope(self, sequence: Sequence) -> None:
         """Let a sequence whose tenant has another scope now wait and be computed anew in it: the
         pages it uses belong to the old scope."""
-        scope = scope_of(self._tenants[sequence.request.tenant])
+        scope = (*scope_of(self._tenants[sequence.request.tenant]), *sequence.scope[2:])
         if sequence.scope == scope:
             return
         if sequence.running:

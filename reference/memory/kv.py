@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from contract.arithmetic import PAGE_TOKENS
-from reference.memory.kv_check import check_trees
+from reference.memory.kv_check import check_holders, check_trees
 from reference.memory.page_copies import Copies
 from reference.memory.pages import PagePool
 from reference.memory.prefix import (
@@ -27,6 +27,7 @@ from reference.memory.prefix import (
     PrefixStatistics,
     PrefixTrees,
     TreeWatch,
+    sharers,
 )
 from reference.memory.reservations import Reservations
 from reference.memory.state_slots import StateSlots
@@ -122,10 +123,15 @@ class KvMemory:
             self._evict(next(iter(self._cached)))
         return self._pool.take(count, slot, tenant)
 
+    def path(self, scope: Hashable, tokens: NDArray[np.int32], most: int) -> list[Node]:
+        """The pages of the longest prefix that a sequence could adopt, of at most ``most``
+        tokens."""
+        return self._usable(self._trees.find(scope, tokens, most))
+
     def match(self, scope: Hashable, tokens: NDArray[np.int32], most: int) -> int:
         """How many of the first ``most`` tokens are cached in ``scope``: what ``adopt`` finds if
         there is room. ``tokens`` is int32[n]. Changes nothing."""
-        path = self._usable(self._trees.find(scope, tokens, most))
+        path = self.path(scope, tokens, most)
         known = len(path) * PAGE_TOKENS
         return most if self._half_used(scope, path, tokens, most) else known
 
@@ -134,7 +140,7 @@ class KvMemory:
     ) -> bool:
         """Whether a sequence of ``tokens`` could have ``pages`` pages now: the cached ones of its
         first ``most`` tokens, and available ones. Changes nothing."""
-        path = self._usable(self._trees.find(scope, tokens, most))
+        path = self.path(scope, tokens, most)
         shared = sum(node.page is not None and node not in self._cached for node in path)
         return pages - shared <= self.available(tenant)
 
@@ -230,12 +236,24 @@ class KvMemory:
         self._state_slots.drop(state_slot)
 
     def forget_others(self, scopes: Collection[Hashable], tenants: Collection[int]) -> None:
-        """Drop the cached pages of all other scopes, of which no sequence holds a page, and what
-        belonged to all but these ``tenants``."""
+        """Drop the cached pages of those who share none of ``scopes``, of which no sequence holds a
+        page, and what belonged to all but these ``tenants``."""
         self._trees.forget_tenants(tenants)
-        for scope in [scope for scope, _ in self._trees.scopes() if scope not in scopes]:
+        for scope in [scope for scope, _ in self._trees.scopes() if sharers(scope) not in scopes]:
             for node in self._trees.below(scope):
                 self._drop(node)
+
+    def forget(self, scope: Hashable, tokens: NDArray[np.int32], tenant: int) -> list[Node]:
+        """Drop the last cached pages of ``tokens`` that no sequence holds and that begin nothing
+        else of this tenant's or another's: these pages, last first."""
+        dropped: list[Node] = []
+        for node in reversed(self._trees.find(scope, tokens, len(tokens))):
+            held = node not in self._cached and node not in self._spilled
+            if node.children or held or not node.tenants <= {tenant}:
+                break
+            dropped.append(node)
+            self._drop(node)
+        return dropped
 
     def clear(self) -> None:
         """Forget everything but reservations and statistics: no page is held or cached."""
@@ -259,18 +277,7 @@ class KvMemory:
         scope.
         """
         self._pool.check()
-        expected: dict[int, list[int]] = {}
-        for tenant, pages in holders or ():
-            for page in pages:
-                expected.setdefault(page, []).append(tenant)
-        held = 0
-        for page in range(self.total):
-            tenants = self._pool.holders(page)
-            held += bool(tenants)
-            if holders is not None:
-                assert sorted(tenants) == sorted(expected.get(page, [])), (
-                    f"page {page} counts the holders {tenants}, not {expected.get(page, [])}"
-                )
+        held = check_holders(self._pool, self.total, holders)
         assert self.free + held + self.cached == self.total, (
             f"{self.free} free, {held} held and {self.cached} cached pages of {self.total}"
         )

@@ -1,11 +1,11 @@
-"""The check that the prefix cache's trees, its pages and its saved states agree."""
+"""The checks that the prefix cache's trees, its pages, their holders and its saved states agree."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Set
+from collections.abc import Callable, Hashable, Iterable, Sequence, Set
 
 from reference.memory.pages import PagePool
-from reference.memory.prefix import Node, PrefixTrees
+from reference.memory.prefix import Node, PrefixTrees, sharers
 from reference.memory.state_slots import StateSlots
 
 
@@ -29,9 +29,29 @@ def check_trees(
         holders = pool.holders(node.page)
         if not holders:
             unheld.add(node)
-        strangers = [t for t in holders if scope_of is not None and scope_of(t) != scope]
+        strangers = [t for t in holders if scope_of is not None and scope_of(t) != sharers(scope)]
         assert not strangers, f"tenants {strangers} hold a page of {scope}"
     assert unheld == cached, "the cached pages are not those without holders"
     assert absent == spilled, "the pages in host memory are others"
     if states is not None:
         states.check(stateful)
+
+
+def check_holders(
+    pool: PagePool, pages: int, holders: Iterable[tuple[int, Sequence[int]]] | None
+) -> int:
+    """How many of ``pages`` pages are held. Raise AssertionError where ``holders``, (tenant, pages)
+    of every sequence, are not those that the pages count."""
+    expected: dict[int, list[int]] = {}
+    for tenant, own in holders or ():
+        for page in own:
+            expected.setdefault(page, []).append(tenant)
+    held = 0
+    for page in range(pages):
+        tenants = pool.holders(page)
+        held += bool(tenants)
+        if holders is not None:
+            assert sorted(tenants) == sorted(expected.get(page, [])), (
+                f"page {page} counts the holders {tenants}, not {expected.get(page, [])}"
+            )
+    return held

@@ -37,7 +37,8 @@ class MemoryPlan:
     saved states, ``state`` all other buffers that outlive a step. Of the total, ``mapped`` is read
     in place from the model file, and ``staging`` is host memory in addition to the device's.
     ``streamed`` are weights in host memory that every step copies to the ``ring`` on the device,
-    and ``evictable`` is mapped from files, which the system may read again.
+    of which a step of one token moves ``moved``, and ``evictable`` is mapped from files, which the
+    system may read again.
     """
 
     slots: int
@@ -61,6 +62,7 @@ class MemoryPlan:
     unified: bool
     ring: int = 0
     streamed: int = 0
+    moved: int = 0
     evictable: int = 0
     slot_states: int = 1
 
@@ -147,6 +149,7 @@ def plan_memory(
         staging=footprint.staging,
         ring=footprint.ring,
         streamed=footprint.streamed,
+        moved=footprint.moved,
         evictable=sum(footprint.mapped.values()) + footprint.on_disk,
         unified=unified,
         **sums,

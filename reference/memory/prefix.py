@@ -25,11 +25,21 @@ MOST_COMPARED = 64
 """Pages that are compared with a prompt to name the token by which it differs: the newest ones."""
 
 
-def scope_of(tenant: Tenant) -> tuple[str, int]:
+Scope = tuple[str | int, ...]
+"""Who shares prefixes, ("tenant" or "group", number), then the identity of adapters if there are
+any: keys and values behind an adapter are no others'."""
+
+
+def scope_of(tenant: Tenant) -> Scope:
     """The scope in which a tenant shares prefixes: its isolation group, or itself alone."""
     if tenant.isolation_group is None:
         return "tenant", tenant.id
     return "group", tenant.isolation_group
+
+
+def sharers(scope: Hashable) -> Hashable:
+    """The part of a scope that says who shares it."""
+    return scope[:2] if isinstance(scope, tuple) else scope
 
 
 @dataclass(slots=True, eq=False)

@@ -196,9 +196,12 @@ class RecurrentMemory:
         if self._copies is not None:
             self._copies.close()
             self._copies = None
+        for copies in (self._saving, self._loading):
+            if copies is not None:
+                copies.close()
         for buffer in self._pool.values():
             self._tier.free(buffer)
-        self._pool = {}
+        self._pool = self._buffers = {}
 
     def _settle(self) -> None:
         if self._last is not None:

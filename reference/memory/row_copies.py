@@ -74,6 +74,7 @@ class RowCopies:
         self.rows = rows
         self._tier = tier
         self._widths = widths
+        self._executables: list[ExecutableGraph] = []
         saving = _saving(widths, rows)
         staging = saving.buffers[SAVED]
         self._staging = tier.alloc(staging, buffer_bytes(staging, ONE_ROW))
@@ -121,6 +122,9 @@ class RowCopies:
             self._tier.wait(self._last)
             self._last = None
         self._loads.clear()
+        for executable in self._executables:
+            executable.close()
+        self._buffers = {}
         self._tier.free(self._staging)
 
     def _begin_load(self, most: int) -> None:
@@ -134,6 +138,7 @@ class RowCopies:
         executable = ExecutableGraph(self._tier, graph, buffers, largest)
         for bucket in executable.buckets:
             executable.record(bucket)
+        self._executables.append(executable)
         return executable
 
     def _run(

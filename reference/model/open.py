@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import field
 from functools import cached_property
 from pathlib import Path
@@ -10,6 +11,13 @@ from contract.errors import ZincError
 from contract.ir.graph import Graph
 from contract.lazy_dataclass import dataclass
 from reference.limits import Limits
+from reference.model.adapters import (
+    NO_ADAPTERS,
+    AdaptedFile,
+    Adapters,
+    TensorFile,
+    open_adapter,
+)
 from reference.model.config import ModelConfig, read_config
 from reference.model.families import build_graph
 from reference.model.families.draft_block import build_draft_block
@@ -23,13 +31,20 @@ TEMPLATE_KEY = "tokenizer.chat_template"
 
 @dataclass(frozen=True)
 class Model:
-    """An open model file with its checked configuration. Close ``file`` to close the model."""
+    """An open model file with its checked configuration, and the adapters that requests may use.
+    Close ``file`` to close a model without adapters."""
 
     file: GgufFile
     config: ModelConfig
+    adapters: Adapters = field(default=NO_ADAPTERS, kw_only=True)
     _latest: dict[Limits, Graph] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
+
+    def close(self) -> None:
+        """Close the model and its adapters."""
+        for file in (self.file, *(adapter.file for adapter in self.adapters.opened)):
+            file.close()
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
@@ -52,7 +67,10 @@ class Model:
         """
         graph = self._latest.get(limits)
         if graph is None:
-            graph = build_graph(self.config, self._tensors(), limits)
+            tensors = self._tensors()
+            if limits.adapters:
+                tensors.adapters = self.adapters
+            graph = build_graph(self.config, tensors, limits)
             self._latest.clear()
             self._latest[limits] = graph
         return graph
@@ -70,15 +88,23 @@ class Model:
         """The verified graph of the draft block for an engine with ``limits``."""
         return build_draft_block(self.config, self._tensors(), limits)
 
+    @property
+    def tensors(self) -> TensorFile:
+        """The tensors that graphs read: the file's, and those of adapters."""
+        return AdaptedFile(self.file, self.adapters) if self.adapters.opened else self.file
+
     def _tensors(self) -> ModelTensors:
         return ModelTensors(str(self.file.path), self.file.tensors, self._powers)
 
 
-def open_model(path: str | Path) -> Model:
-    """Map and check a model file. Raises ModelFileError or UnsupportedModel."""
+def open_model(path: str | Path, adapters: Sequence[Path] = ()) -> Model:
+    """Map and check a model file, and the files of adapters. Raises ModelFileError or
+    UnsupportedModel."""
     file = open_gguf(path)
     try:
-        return Model(file, read_config(file))
+        config = read_config(file)
+        opened = Adapters(tuple(open_adapter(adapter, file) for adapter in adapters))
+        return Model(file, config, adapters=opened)
     except BaseException:
         file.close()
         raise

@@ -54,12 +54,14 @@ class TextStream:
         """Whether there are stop strings to search for."""
         return bool(self._stop_strings)
 
-    def feed(self, token_bytes: bytes, hidden: str = "") -> str:
+    def feed(self, token_bytes: bytes, hidden: str = "", *, search: bool = True) -> str:
         """Add the bytes of one more token, or a control token whose text is ``hidden``, and return
-        the text that has become certain."""
+        the text that has become certain. Without ``search`` no stop string begins in it."""
         if self.stopped:
             return ""
         self._hold(self._decoder.decode(token_bytes), hidden=False)
+        if not search:
+            return self._release(len(self._held))
         if hidden and self._stop_strings:
             self._hold(hidden, hidden=True)
         open_start = self._first_open_start()

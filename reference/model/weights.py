@@ -13,8 +13,8 @@ from contract.ir.graph import BufferDecl
 from contract.ir.source import ONES, WeightSource, parse_source
 from reference.cpu.threads import for_each
 from reference.exact.rotary import growth_table, rotary_table, unrotated_table
+from reference.model.adapters import TensorFile
 from reference.model.config.rope import GROWTH_TABLE
-from reference.model.gguf import GgufFile
 from reference.model.open import Model
 from reference.quant import find_nonfinite_scale
 
@@ -24,7 +24,7 @@ SHARED_BYTES = 1 << 26
 """Bytes below which the calling thread checks a tensor alone, sooner than others could start."""
 
 
-def weight_bytes(file: GgufFile, decl: BufferDecl) -> NDArray[np.uint8]:
+def weight_bytes(file: TensorFile, decl: BufferDecl) -> NDArray[np.uint8]:
     """The data of the WEIGHT buffer ``decl``, uint8[rows, row_bytes]; a view of the file if
     possible.
 
@@ -46,7 +46,7 @@ def weight_bytes(file: GgufFile, decl: BufferDecl) -> NDArray[np.uint8]:
     return source.scaled(data.view("<f4")).view(np.uint8) if source.powers else data
 
 
-def unchecked_weight(file: GgufFile, decl: BufferDecl) -> NDArray[np.uint8]:
+def unchecked_weight(file: TensorFile, decl: BufferDecl) -> NDArray[np.uint8]:
     """The data of the WEIGHT buffer ``decl``; the caller must check that its numbers are finite."""
     source = parse_source(decl.source)
     made = source.powers or source.tensor == ONES
@@ -82,7 +82,7 @@ def constant_bytes(model: Model, decl: BufferDecl) -> NDArray[np.uint8]:
     return table.reshape(-1, table.shape[-1]).view(np.uint8)
 
 
-def _stored(file: GgufFile, decl: BufferDecl, source: WeightSource) -> NDArray[np.uint8]:
+def _stored(file: TensorFile, decl: BufferDecl, source: WeightSource) -> NDArray[np.uint8]:
     data = file.tensor_bytes(source.tensor)
     data = data if source.rows is None else source.rows.take(data)
     return data if len(decl.shape) > 1 else data.reshape(1, -1)

@@ -16,6 +16,7 @@ from contract.arithmetic import PAGE_TOKENS
 from contract.lazy_dataclass import dataclass
 from contract.records import LAST_TOKEN, LOGIT_BIAS, QUERY_TOKEN, SAMPLING
 from contract.types import SamplingParams
+from reference.adapter_inputs import ADAPTERS, adapter_entries
 from reference.limits import Limits
 from reference.runner import HIDDEN, LOG_PROBABILITIES, LOGITS, ROW_DIGEST, StepInput
 from reference.sched.planner import Chunk, Pending
@@ -39,7 +40,7 @@ class SlotTable:
 
     ``samples``: tokens are generated. ``lockstep``: the next step needs the token of the one before
     on the host. ``stalled``: nothing is computed. ``listed``: log-probabilities are requested.
-    ``biased``: there are logit biases.
+    ``biased``: there are logit biases. ``adapted``: there are adapters.
     """
 
     def __init__(self, limits: Limits) -> None:
@@ -65,6 +66,8 @@ class SlotTable:
         self._records = np.zeros(limits.bias_records, LOGIT_BIAS)
         self._first_bias = limits.score_records
         self._bias = self._records[self._first_bias :].reshape(slots, limits.biases)
+        self.adapted = [False] * slots
+        self._adapters = np.zeros((slots, limits.adapters), ADAPTERS)
 
     def occupy(
         self,
@@ -81,6 +84,7 @@ class SlotTable:
         bias: NDArray[np.void],
         listed: bool,
         output: str | None,
+        adapters: tuple[tuple[int, float], ...] = (),
     ) -> None:
         """Begin a sequence of ``known`` tokens, of which ``computed`` are in its pages already.
 
@@ -93,6 +97,8 @@ class SlotTable:
         self.lockstep[slot], self.stalled[slot] = lockstep, False
         self.listed[slot] = listed
         self.biased[slot] = len(bias) > 0
+        self.adapted[slot] = len(adapters) > 0
+        self._adapters[slot] = adapter_entries(adapters, self._adapters.shape[1])
         self._sampling[slot] = sampling_record(sampling, slot)
         self._bias[slot, : len(bias)] = bias
         self._sampling["bias_first"][slot] = self._first_bias + slot * self._bias.shape[1]
@@ -216,10 +222,9 @@ class SlotTable:
                 row_slots += repeat(slot, requested)
                 row_positions += range(stop - requested + 1, stop + 1)
         query = np.zeros(end, QUERY_TOKEN)
-        query_tokens = query["token"]
-        query_tokens[:] = LAST_TOKEN
+        query["token"] = LAST_TOKEN
         for begin, end, known in given:
-            query_tokens[begin:end] = known
+            query["token"][begin:end] = known
         query["slot"], query["position"] = token_slots, token_positions
         sampling = self._sampling.take(row_slots)
         sampling["position"] = row_positions
@@ -236,7 +241,13 @@ class SlotTable:
             bias=bias,
             page_versions=self.page_versions,
             digested=self._digested(row_slots),
+            adapters=self._adapters_of(token_slots),
         )
+
+    def _adapters_of(self, token_slots: Sequence[int]) -> NDArray[np.void] | None:
+        """ADAPTERS[tokens, combined]; None where no token has an adapter."""
+        adapted = any(map(self.adapted.__getitem__, set(token_slots)))
+        return self._adapters.take(token_slots, axis=0) if adapted else None
 
     def _digested(self, row_slots: Sequence[int]) -> Int32 | None:
         """1 for each row of a slot whose digests are read, else 0; None where there is no 1."""

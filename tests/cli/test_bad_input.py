@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 
 from harness.cli.main import main
+from reference.model import chat_template
+from reference.model.chat_template import TemplateLimits
 from tests.cli.conftest import Change, Result, zinc_process
 
 Zinc = Callable[..., Result]
@@ -94,8 +96,14 @@ def test_truncated_file(zinc: Zinc, tiny_model: Path, tmp_path: Path, kept: int)
     ],
 )
 def test_damaged_model(
-    zinc: Zinc, variant: Callable[[Change], Path], change: Change, words: tuple[str, ...]
+    zinc: Zinc,
+    variant: Callable[[Change], Path],
+    change: Change,
+    words: tuple[str, ...],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    limits = TemplateLimits(cpu_seconds=0.5)
+    monkeypatch.setattr(chat_template, "TemplateLimits", lambda: limits)
     result = zinc("run", "hi", "--model", variant(change), "--json")
     refused(result, *words)
 

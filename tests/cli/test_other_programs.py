@@ -109,6 +109,11 @@ class TestModelArgument:
         assert zinc_process("chat", tiny_model, *words, stdin=b"hi\n") == named
         assert named.code == 0
 
+    def test_a_name_of_another_library_is_no_prompt(self) -> None:
+        result = zinc_process("run", "llama3.2:1b", stdin=b"hi\n")
+        assert result.code == 2
+        assert result.err.startswith("error: no file or catalog entry named 'llama3.2:1b'")
+
     def test_a_file_that_is_no_model_is_named(self, zinc: Zinc, tmp_path: Path) -> None:
         path = tmp_path / "text.gguf"
         path.write_text("not a model")
@@ -125,7 +130,21 @@ class TestModelArgument:
         (("run", "hi", "--slots", "3"), "it is a flag of zinc-rt serve"),
         (("run", "hi", "--qqqq", "3"), "no command has it"),
         (("run", "Why", "is", "it"), "in quotes"),
-        (("run", "smollm2", "hi"), "called 'smollm2', did you mean smollm2-135m-instruct?"),
+        (("run", "smollm2", "hi"), "named 'smollm2'; did you mean smollm2-135m-instruct?"),
+        (("run", "smollm-135", "hi"), "did you mean smollm2-135m-instruct?"),
+        (("run", "llama3.2", "hi"), "no file or catalog entry named 'llama3.2'"),
+        (("run", "llama3.2:1b", "hi"), "no file or catalog entry named 'llama3.2:1b'"),
+        (("run", "deepseek-r1:7b", "hi"), "no file or catalog entry named 'deepseek-r1:7b'"),
+        (("run", "mistral:latest", "hi"), "no file or catalog entry named 'mistral:latest'"),
+        (("run", "qwen3:0.6b", "hi"), "did you mean qwen3-0.6b"),
+        (("run", "model.safetensors", "hi"), "no file or catalog entry named 'model.safetensors'"),
+        (("run", "hi", "-seed", "3"), "did you mean --seed?"),
+        (("run", "hi", "-model", "a"), "did you mean --model?"),
+        (("run", "hi", "-nzz", "4"), "unknown flag -nzz"),
+        (("serve", "-cpent", "4"), "unknown flag -cpent"),
+        (("serve", "-m", "a.gguf", "--ctx", "4"), "unknown flag --ctx: did you mean --context?"),
+        (("chat", "-m", "a.gguf", "--n-zzzz", "4"), "unknown flag --n-zzzz"),
+        (("serve", "--lora-modules", "4"), "unknown flag --lora-modules"),
         (("run", "qwen3-0.6b", "why", "is"), "write --model qwen3-0.6b"),
         (("serve", "./model.gguf"), "no file or catalog entry named './model.gguf'"),
         (("serve", "Qwen/Qwen3-0.6B"), "is written hf.co/Qwen/Qwen3-0.6B"),
@@ -141,6 +160,8 @@ class TestModelArgument:
         (("models",), "use zinc-rt model list"),
         (("create", "x"), "a GGUF file is used as it is"),
         (("login",), "download the file"),
+        (("llama-server", "-m", "a.gguf"), "use zinc-rt serve"),
+        (("status",), "use zinc-rt ps"),
         (("Why is the sky blue?",), "zinc-rt run"),
     ],
 )
@@ -183,7 +204,7 @@ def test_addresses_that_mean_nothing_here_say_what_would(zinc: Zinc) -> None:
 
 
 def test_a_prompt_that_is_the_name_of_a_model_has_a_note(zinc: Zinc, tiny_model: Path) -> None:
-    prompts = {"smollm2-135m-instruct": True, "smollm2": False, "What is in a.gguf": False}
+    prompts = {"smollm2-135m-instruct": True, "llama3:8b": True, "What is in a.gguf": False}
     for prompt, noted in prompts.items():
         result = zinc("run", prompt, "--model", tiny_model, "--max-tokens", 1)
         assert result.code == 0

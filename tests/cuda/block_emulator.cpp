@@ -25,7 +25,7 @@ struct Fiber {
 
 // A word on its way to where other blocks see it.
 struct Store {
-    unsigned *place, word;
+    unsigned *place, word, block;
 };
 
 Block *block, *cluster;
@@ -288,23 +288,33 @@ void run_clusters(unsigned clusters, unsigned size, unsigned threads, void (*ker
     free_idle();
 }
 
-void publish(unsigned *place, unsigned word) { under_way.push_back({place, word}); }
+void publish(unsigned *place, unsigned word) { under_way.push_back({place, word, blockIdx.x}); }
+
+static void arrive_at(size_t i) {
+    *under_way[i].place = under_way[i].word;
+    under_way[i] = under_way.back();
+    under_way.pop_back();
+}
+
+void end_launch(unsigned first, unsigned blocks) {
+    for (size_t i = 0; i < under_way.size();)
+        if (under_way[i].block - first < blocks)
+            arrive_at(i);
+        else
+            i++;
+}
 
 // What was stored arrives word by word, in any order; `hasty` out of 16 of it now.
 static void arrive(unsigned hasty) {
     for (size_t i = 0; i < under_way.size();)
-        if (random_below(16) < hasty) {
-            *under_way[i].place = under_way[i].word;
-            under_way[i] = under_way.back();
-            under_way.pop_back();
-        } else {
+        if (random_below(16) < hasty)
+            arrive_at(i);
+        else
             i++;
-        }
 }
 
-constexpr unsigned MOST_TURNS = 20000;
-
-bool run_together(unsigned blocks, unsigned threads, uint64_t seed, void (*kernel)()) {
+bool run_together(unsigned blocks, unsigned threads, uint64_t seed, unsigned device,
+                  unsigned most_turns, void (*kernel)()) {
     std::vector<Block> all(blocks);
     body = kernel;
     random_state = seed;
@@ -314,12 +324,14 @@ bool run_together(unsigned blocks, unsigned threads, uint64_t seed, void (*kerne
         memset(memory, 0xFF, sizeof shared);
         open_block(one, threads, memory);
     }
-    unsigned left = blocks, late = random_below(blocks), turns = 0;
-    for (; left && turns < MOST_TURNS; turns++) {
-        if (random_below(64) == 0) late = random_below(blocks);
+    // Of a device longer, so that others are as far ahead as they can be.
+    const unsigned devices = blocks / device, often = device > 1 ? 256 : 64;
+    unsigned left = blocks, late = random_below(devices), turns = 0;
+    for (; left && turns < most_turns; turns++) {
+        if (random_below(often) == 0) late = random_below(devices);
         const unsigned next = random_below(blocks);
         block = &all[next];
-        if (!block->left || (next == late && random_below(8))) continue;
+        if (!block->left || (next / device == late && random_below(device > 1 ? 32 : 8))) continue;
         blockIdx.x = next;
         for (unsigned passes = 1 + random_below(24); passes && block->left; passes--) pass();
         left -= !block->left;
@@ -331,7 +343,7 @@ bool run_together(unsigned blocks, unsigned threads, uint64_t seed, void (*kerne
         free(one.memory);
     }
     free_idle();
-    return turns < MOST_TURNS;
+    return turns < most_turns;
 }
 
 }  // namespace emulator

@@ -21,6 +21,8 @@ LINUX = sys.platform == "linux"
 # Most of linking is reading what libraries of the system define, of which kernels use little.
 LINKED = ("-shared", "-nodefaultlibs") if LINUX else ("-shared",)
 LIBRARIES = ("libstdc++.so.6", "libm.so.6") if LINUX else ()
+MOST_TURNS = 20000
+"""Turns of blocks after which a launch is taken to wait forever."""
 ENTRY = re.compile(
     r'extern "C" __global__ void\s+(?:__cluster_dims__\((?P<cluster>\w+)[^)]*\)\s+)?'
     r"(?:__launch_bounds__\([^)]*\)\s+)?(?P<entry>\w+)\((?P<parameters>[^)]*)\)"
@@ -39,13 +41,21 @@ class Emulated:
         run(*map(ctypes.c_uint, grid[:2]), ctypes.c_uint(threads), *map(ctypes.c_uint64, arguments))
 
     def run_together(
-        self, entry: str, blocks: int, threads: int, seed: int, *arguments: int
+        self,
+        entry: str,
+        blocks: int,
+        threads: int,
+        seed: int,
+        *arguments: int,
+        device: int = 1,
+        turns: int = MOST_TURNS,
     ) -> bool:
         """All blocks of a cooperative launch at once, in an order drawn from ``seed``, what they
-        store for each other arriving late; False where they wait forever."""
+        store for each other arriving late; False where they wait forever. Groups of ``device``
+        blocks are late together."""
         run = getattr(self.library, f"run_together_{entry}")
         run.restype = ctypes.c_bool
-        numbers = map(ctypes.c_uint, (blocks, threads, seed))
+        numbers = map(ctypes.c_uint, (blocks, threads, seed, device, turns))
         return bool(run(*numbers, *map(ctypes.c_uint64, arguments)))
 
 
@@ -127,12 +137,13 @@ extern "C" void run_{entry}(unsigned grid_x, unsigned grid_y, unsigned threads, 
     blockDim = {{threads, 1, 1}};
     for (blockIdx.y = 0; blockIdx.y < grid_y; blockIdx.y++) {row}
 }}
-extern "C" bool run_together_{entry}(unsigned blocks, unsigned threads, unsigned seed, {names}) {{
+extern "C" bool run_together_{entry}(unsigned blocks, unsigned threads, unsigned seed,
+                                     unsigned device, unsigned turns, {names}) {{
     using namespace of_{entry};
     {stores}
     gridDim = {{blocks, 1, 1}};
     blockDim = {{threads, 1, 1}};
     blockIdx.y = 0;
-    return emulator::run_together(blocks, threads, seed, body);
+    return emulator::run_together(blocks, threads, seed, device, turns, body);
 }}
 """

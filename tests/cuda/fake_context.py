@@ -27,6 +27,8 @@ class CUresult(IntEnum):
     CUDA_ERROR_NOT_SUPPORTED = 801
     CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED = 900
     CUDA_ERROR_STREAM_CAPTURE_INVALIDATED = 901
+    CUDA_ERROR_STREAM_CAPTURE_UNJOINED = 904
+    CUDA_ERROR_STREAM_CAPTURE_ISOLATION = 905
 
 
 SUCCESS = CUresult.CUDA_SUCCESS
@@ -62,7 +64,7 @@ class FakeContext:
     late: bool = False
     memory: dict[int, Any] = field(default_factory=dict)
     pinned: set[int] = field(default_factory=set)
-    graph: list[Callable[[], None]] | None = None
+    graph: Capture | None = None
     error: CUresult = SUCCESS
     hangs: bool = False
     destroyed: bool = False
@@ -103,7 +105,7 @@ class FakeContext:
         return False
 
 
-@dataclass
+@dataclass(eq=False)
 class FakeEvent:
     """``recorded`` and ``reached`` count its places in streams."""
 
@@ -132,11 +134,51 @@ class EventWait:
         pass
 
 
-class Capture(list[Callable[[], Any]]):
-    """What is captured of a stream, ``broken`` by a call of its thread that may wait for the
-    device, in whatever context (CU_STREAM_CAPTURE_MODE_THREAD_LOCAL)."""
+@dataclass(frozen=True)
+class CapturedRecord:
+    """An event recorded while its stream is captured: an edge of each launch of the graph."""
+
+    event: FakeEvent
+
+
+@dataclass(frozen=True)
+class CapturedWait:
+    """What waits for such an event."""
+
+    event: FakeEvent
+
+
+Captured = tuple[Any, Callable[[], Any] | CapturedRecord | CapturedWait]
+
+
+class Capture(list[Captured]):
+    """The streams that are captured and what is enqueued on each, in order.
+
+    A stream joins by waiting for an event of a captured one. The capture is ``broken`` by a call of
+    its thread that may wait for the device, in whatever context
+    (CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).
+    """
 
     broken = False
+
+    def takes(self, stream: Any, first: Any) -> bool:
+        """Whether ``stream`` is captured; ``first`` always is."""
+        return stream == first or any(stream == one for one, _ in self)
+
+    def records(self, event: FakeEvent) -> bool:
+        """Whether ``event`` was recorded in a captured stream."""
+        return any(isinstance(op, CapturedRecord) and op.event is event for _, op in self)
+
+    def joined(self, first: Any) -> bool:
+        """Whether ``first`` waits for the last operation of every other stream."""
+        for stream in {one for one, _ in self if one != first}:
+            last = max(index for index, (one, _) in enumerate(self) if one == stream)
+            found = self[last][1]
+            if not isinstance(found, CapturedRecord):
+                return False
+            if (first, CapturedWait(found.event)) not in self[last:]:
+                return False
+        return True
 
 
 class Thread(local):

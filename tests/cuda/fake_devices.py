@@ -18,7 +18,9 @@ from typing import Any
 import numpy as np
 
 from accel.cuda.program import Source
+from accel.cuda.step_table import HEAD
 from accel.packets.packet import INPUT_MEMORY, PACKET, SCRATCH_MEMORY
+from tests.cuda.emulated_launch import run_all
 from tests.cuda.emulator import ENTRY, Emulated, emulate
 from tests.cuda.fake_context import SUCCESS, CUresult, FakeContext, words
 from tests.cuda.fake_driver import FakeDriver
@@ -220,12 +222,59 @@ class Gather:
         assert any(a <= address and address + nbytes <= a + len(b) for a, b in blocks), "not theirs"
 
 
+@dataclass
+class SharedLaunch:
+    """One device's part of a launch that devices execute together: it begins when all of them have
+    come to it, and ends for all at once."""
+
+    driver: EmulatedDevices
+    context: DeviceContext
+    source: Source
+    blocks: int
+    threads: int
+    arguments: list[int]
+
+    @property
+    def _fronts(self) -> list[object]:
+        contexts = (one for one in self.driver.contexts if not one.destroyed)
+        return [one.queue[0] if one.queue else None for one in contexts]
+
+    @property
+    def _stopped(self) -> bool:
+        table = words(self.arguments[2], HEAD.itemsize // 4).view(HEAD)
+        return bool(words(int(table["stop"][0]), 1)[0])
+
+    def ready(self) -> bool:
+        """Whether all devices have come, or this one is not to wait any more."""
+        everybody = all(isinstance(one, SharedLaunch) for one in self._fronts)
+        return id(self.context) in self.driver.ended or everybody or self._stopped
+
+    def __call__(self) -> None:
+        ended = self.driver.ended
+        if id(self.context) in ended or self._stopped:
+            ended.discard(id(self.context))
+            return
+        # The device that executes it has taken its own from its queue already.
+        others = [one for one in self._fronts if isinstance(one, SharedLaunch)]
+        together = [self, *(one for one in others if one.context is not self.context)]
+        together.sort(key=lambda one: one.context.device)
+        run_all(
+            self.source, self.blocks, self.threads, [[one.arguments for one in together]],
+            self.driver.shared, self.driver.folder,
+        )  # fmt: skip
+        self.driver.shared += 1
+        ended.update(id(one.context) for one in together if one is not self)
+
+
 class EmulatedDevices(FakeDevices):
-    """Their kernels are the real ones, block by block; gathers are those above."""
+    """Their kernels are the real ones, block by block; gathers are those above. ``shared`` counts
+    the launches that they executed together."""
 
     def __init__(self, folder: Path, count: int = 2, **attributes: int) -> None:
         super().__init__(count, **attributes)
         self.folder = folder
+        self.shared = 0
+        self.ended: set[int] = set()
         self._built: dict[Source, Emulated] = {}
         self._building = Lock()
 
@@ -237,6 +286,15 @@ class EmulatedDevices(FakeDevices):
     ) -> tuple[Any, ...]:
         if function == GATHER:
             return super().cuLaunchKernelEx(config, function, arguments, extra)
+        if dict(function.source.macros).get("SHARED_STEP"):
+            given = [
+                int(words(int(place), 2).view(np.uint64)[0]) for place in _places(arguments, 4)
+            ]
+            assert isinstance(self.current, DeviceContext)
+            made = SharedLaunch(
+                self, self.current, function.source, config.gridDimX, config.blockDimX, given
+            )
+            return self._enqueue(made)
         built, kinds = self._kernel(function)
         values = []
         kept = []
@@ -248,7 +306,7 @@ class EmulatedDevices(FakeDevices):
             own = ctypes.addressof(data)
             values.append(own if by_address else int.from_bytes(data.raw[:size], "little"))
         grid = config.gridDimX, config.gridDimY, config.gridDimZ
-        self.launched.append((str(function), []))
+        self.launched.append((str(function), [attribute.id for attribute in config.attrs]))
 
         def run(kept: object = kept) -> None:
             built.run(str(function), grid, config.blockDimX, *values)

@@ -18,6 +18,8 @@ from accel.packets.packet import ALIGNMENT
 from tests.cuda.fake_context import (
     SUCCESS,
     Capture,
+    CapturedRecord,
+    CapturedWait,
     CUresult,
     EventWait,
     FakeContext,
@@ -172,6 +174,11 @@ class FakeDriver:
         self.current.pinned.update(range(address, address + nbytes, 4096))
         return (SUCCESS,)
 
+    def cuMemHostGetDevicePointer(self, address: int, flags: int) -> tuple[Any, ...]:
+        if address not in self.current.pinned:
+            return CUresult.CUDA_ERROR_INVALID_VALUE, None
+        return SUCCESS, address
+
     def cuMemsetD32Async(
         self, address: int, value: int, count: int, stream: Any
     ) -> tuple[Any, ...]:
@@ -218,6 +225,8 @@ class FakeDriver:
         self._thread.captures = None
         if graph.broken:
             return CUresult.CUDA_ERROR_STREAM_CAPTURE_INVALIDATED, None
+        if not graph.joined(FIRST_STREAM):
+            return CUresult.CUDA_ERROR_STREAM_CAPTURE_UNJOINED, None
         return SUCCESS, graph
 
     def cuGraphInstantiate(self, graph: Any, flags: int) -> tuple[Any, ...]:
@@ -231,8 +240,14 @@ class FakeDriver:
         return (SUCCESS,)
 
     def cuGraphLaunch(self, executable: Any, stream: Any) -> tuple[Any, ...]:
-        for operation in executable:
-            self._enqueue(operation)
+        events: dict[int, FakeEvent] = {}
+        for of_stream, operation in executable:
+            if isinstance(operation, CapturedRecord):
+                self.cuEventRecord(events.setdefault(id(operation.event), FakeEvent()), of_stream)
+            elif isinstance(operation, CapturedWait):
+                self.cuStreamWaitEvent(of_stream, events[id(operation.event)], 0)
+            else:
+                self._enqueue(operation, of_stream)
         return (SUCCESS,)
 
     def cuEventCreate(self, flags: int) -> tuple[Any, ...]:
@@ -242,10 +257,18 @@ class FakeDriver:
         return (SUCCESS,)
 
     def cuEventRecord(self, event: Any, stream: Any) -> tuple[Any, ...]:
+        if self._captures(stream):
+            return self._enqueue(CapturedRecord(event), stream)
         event.recorded += 1
         return self._enqueue(event.reach, stream)
 
     def cuStreamWaitEvent(self, stream: Any, event: Any, flags: int) -> tuple[Any, ...]:
+        graph = self.current.graph
+        if graph is not None and graph.records(event):
+            graph.append((stream, CapturedWait(event)))
+            return (SUCCESS,)
+        if self._captures(stream):
+            return (CUresult.CUDA_ERROR_STREAM_CAPTURE_ISOLATION,)
         return self._enqueue(EventWait(event, event.recorded), stream)
 
     def cuEventQuery(self, event: Any) -> tuple[Any, ...]:
@@ -299,15 +322,19 @@ class FakeDriver:
 
     def _enqueue(self, operation: Callable[[], Any], stream: Any = FIRST_STREAM) -> tuple[Any, ...]:
         context = self.current
-        if stream != FIRST_STREAM:
+        if context.graph is not None and context.graph.takes(stream, FIRST_STREAM):
+            context.graph.append((stream, operation))
+        elif stream != FIRST_STREAM:
             context.aside.setdefault(stream, []).append(operation)
             while not context.late and context.advance_aside():
                 pass
-        elif context.graph is not None:
-            context.graph.append(operation)
         else:
             context.queue.append(operation)
         return (SUCCESS,)
+
+    def _captures(self, stream: Any) -> bool:
+        graph = self.current.graph
+        return graph is not None and graph.takes(stream, FIRST_STREAM)
 
     def _on_device(self, address: int, nbytes: int) -> None:
         blocks = self.current.memory.items()

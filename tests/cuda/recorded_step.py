@@ -11,14 +11,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from accel.cuda.bound_bucket import move_to_first_rows
 from accel.cuda.device import Device
-from accel.cuda.persistent import StepTable, compose
-from accel.cuda.plan import Plan, PlannedLaunch, plan_launches
+from accel.cuda.packed_tiles import tile_bytes
+from accel.cuda.persistent import StepTable
+from accel.cuda.plan import PlannedLaunch
+from accel.cuda.planning import ALONE, planned_bucket
 from accel.cuda.step_choice import Block, StepChoice
+from accel.cuda.step_table import PeerWorkspaces
 from accel.packets.binding import bind_step
 from accel.packets.layouts import WeightLayout
 from accel.packets.rules import lower_graph
-from accel.packets.schedule import schedule_launches
+from accel.packets.shares import Share
 from accel.packets.step import Op, Tensor
 from contract.ir.graph import Graph
 from contract.ir.inputs import input_layout, pack_inputs
@@ -110,7 +114,8 @@ class RecordedModel:
 @dataclass
 class PersistentSteps:
     """The persistent launches of steps of ``recorded`` in the form of ``bucket``, with memory that
-    lasts from step to step."""
+    lasts from step to step. ``units`` are matrices as kernels read them; a device has its ``share``
+    of each step."""
 
     recorded: RecordedModel
     bucket: ShapeKey
@@ -119,21 +124,20 @@ class PersistentSteps:
     folder: Path
     changed: Callable[[Bytes], Bytes] = lambda table: table
     """What becomes of the table of a launch."""
+    share: Share = ALONE
+    units: dict[str, Bytes] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         recorded = self.recorded
         graph, bucket = recorded.graph, self.bucket
-        self.step = lower_graph(graph, bucket, 64, "cuda")
-        tuned = plan_launches(self.step.ops, self.device, self.step.scratch)
-        choice = StepChoice(tuple(self.blocks))
-        self.plan: Plan = compose(tuned, self.step.ops, self.device, choice, self.step.scratch)
-        self.schedule = schedule_launches(self.step, self.plan.levels, self.plan.together)
+        choice, whole = StepChoice(tuple(self.blocks)), lower_graph(graph, bucket, 64, "cuda")
+        lowered = planned_bucket(whole, self.device, choice, self.share)
+        self.step, self.plan, self.schedule = lowered.step, lowered.plan, lowered.schedule
         self.layout = input_layout(graph, bucket)
         self.inputs = aligned_memory(self.layout.nbytes)
         self.workspace = aligned_memory(max(1, self.plan.workspace_bytes))
         self.workspace[:] = 0
         self.stop = np.zeros(1, np.uint32)
-        self.units: dict[str, Bytes] = {}
         self.states = {
             decl.name: aligned_memory(recorded.raw[decl.name].nbytes)
             for decl in graph.of_kind(BufferKind.STATE, BufferKind.OUTPUT)
@@ -141,6 +145,7 @@ class PersistentSteps:
         self.packets = bind_step(
             self.step, self.schedule, self.layout, self._address_of, self._matrix_of
         )
+        move_to_first_rows(lowered, self.packets)
 
     @property
     def launches(self) -> list[PlannedLaunch]:
@@ -159,7 +164,7 @@ class PersistentSteps:
         if name not in self.units:
             stored = self.recorded.raw[name].reshape(rows, row_bytes)
             self.units[name] = arranged(decl.dtype, stored, self.folder)
-        return self.units[name].ctypes.data, row_bytes, WeightLayout.UNITS
+        return self.units[name].ctypes.data, tile_bytes(decl.dtype, columns), WeightLayout.UNITS
 
     def _multiplied(self) -> set[str]:
         """Matrices of the persistent launches."""
@@ -179,32 +184,39 @@ class PersistentSteps:
         for name, state in before.items():
             self.states[name][:] = state
         for number, launch in enumerate(self.launches):
-            scratch = aligned_memory(max(1, self.schedule.shared_bytes))
-            inside = range(launch.first, launch.first + launch.count)
-            for name in outside(self.step.ops, self.step.scratch, inside, written=False):
-                self._scratch_of(scratch, name)[:] = self._recorded(name)
+            scratch = self.scratch_before(launch)
             assert self.launch(launch, scratch, seed + number), "it waits for what never comes"
-            for name, values in self._exchanged(launch).items():
-                want = self._recorded(name).view(np.float32)
-                assert np.array_equal(values[: want.size], want, equal_nan=True), name
-            for name in outside(self.step.ops, self.step.scratch, inside, written=True):
-                got = self._scratch_of(scratch, name)
-                assert got.tobytes() == self._recorded(name).tobytes(), name
-            table = table_of(launch)
-            ended = () if table.end is None else table.end.done
-            for name in self._written_states((*inside, *ended)):
-                got, want = self.states[name], self._recorded(name)
-                assert got[: want.nbytes].tobytes() == want.tobytes(), name
-                rest = before[name][want.nbytes :]
-                assert got[want.nbytes :].tobytes() == rest.tobytes(), name
+            self.compare(launch, scratch, before)
+
+    def scratch_before(self, launch: PlannedLaunch) -> Bytes:
+        """Scratch memory with what a launch reads of it, as recorded."""
+        scratch = aligned_memory(max(1, self.schedule.shared_bytes))
+        inside = range(launch.first, launch.first + launch.count)
+        for name in outside(self.step.ops, self.step.scratch, inside, written=False):
+            self._scratch_of(scratch, name)[:] = self._recorded(name)
+        return scratch
+
+    def compare(self, launch: PlannedLaunch, scratch: Bytes, before: dict[str, Bytes]) -> None:
+        """What a launch left is what was recorded."""
+        inside = range(launch.first, launch.first + launch.count)
+        for name, values in self._exchanged(launch).items():
+            want = self._recorded(name).view(np.float32)
+            assert np.array_equal(values[: want.size], want, equal_nan=True), name
+        for name in outside(self.step.ops, self.step.scratch, inside, written=True):
+            got = self._scratch_of(scratch, name)
+            assert got.tobytes() == self._recorded(name).tobytes(), name
+        table = table_of(launch)
+        ended = () if table.end is None else table.end.done
+        for name in self._written_states((*inside, *ended)):
+            got, want = self.states[name], self._recorded(name)
+            assert got[: want.nbytes].tobytes() == want.tobytes(), name
+            rest = before[name][want.nbytes :]
+            assert got[want.nbytes :].tobytes() == rest.tobytes(), name
 
     def launch(self, launch: PlannedLaunch, scratch: Bytes, seed: int) -> bool:
         """All blocks of one launch; False where they wait forever."""
-        assert launch.table is not None
         assert launch.workspace is not None
-        bound = launch.table.bound(self.packets, self.stop.ctypes.data)
-        table = aligned_memory(bound.nbytes)
-        table[:] = self.changed(bound)
+        table = self.bound_table(launch)
         return emulate(launch.source, self.folder).run_together(
             launch.entry,
             launch.grid[0],
@@ -216,6 +228,13 @@ class PersistentSteps:
             self.workspace.ctypes.data + launch.workspace,
         )
 
+    def bound_table(self, launch: PlannedLaunch, peers: PeerWorkspaces | None = None) -> Bytes:
+        """What the kernel reads of its phases."""
+        bound = table_of(launch).bound(self.packets, self.stop.ctypes.data, peers)
+        table = aligned_memory(bound.nbytes)
+        table[:] = self.changed(bound)
+        return table
+
     def _exchanged(self, launch: PlannedLaunch) -> dict[str, NDArray[np.float32]]:
         """What the phases of a launch handed each other in the step before, from the bank it
         used."""
@@ -224,7 +243,7 @@ class PersistentSteps:
         own = self.workspace[launch.workspace :]
         steps = int(own[:4].view(np.uint32)[0])
         size = table.exchange.bank_bytes
-        first = table.exchange_at + (steps - 1) % 2 * size
+        first = table.exchange_at + (steps - 1) % table.banks * size
         bank = ~own[first : first + size].view(np.uint32)
         offsets = table.exchange.offsets
         known = [name for name in offsets if name in self.recorded.arrays]

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from accel.cuda.driver import open_driver
 from accel.cuda.persistent import StepTable
 from accel.cuda.runtime import Choices
+from accel.cuda.step_table import PeerWorkspaces
 from accel.cuda.tier import CudaTier
 from accel.packets import tier as tier_module
 from contract.dtypes import I12
@@ -93,8 +94,10 @@ def test_a_step_that_waits_forever_leaves_the_device(
     model = model_of("qwen3", folder)
     bound = StepTable.bound
 
-    def broken(self: StepTable, packets: NDArray[np.void], stop: int) -> NDArray[np.uint8]:
-        return without_rows(bound(self, packets, stop))
+    def broken(
+        self: StepTable, packets: NDArray[np.void], stop: int, peers: PeerWorkspaces | None = None
+    ) -> NDArray[np.uint8]:
+        return without_rows(bound(self, packets, stop, peers))
 
     limits = Limits(1, 96, 6, I12, step_tokens=1, step_rows=1)
     with monkeypatch.context() as patch:

@@ -10,7 +10,6 @@ import pytest
 
 from accel.cuda.device import Device
 from accel.cuda.packed_tiles import UNITS
-from accel.cuda.persistent import compose
 from accel.cuda.plan import PlannedLaunch, plan_launches
 from accel.cuda.planning import planned_bucket
 from accel.cuda.program import OPTIONS, Compiler, Source, tuned_source
@@ -109,15 +108,17 @@ def experts_and_delta_nets(device: Device, folder: Path) -> list[PlannedLaunch]:
 
 
 def persistent_launches(device: Device, folder: Path) -> list[PlannedLaunch]:
-    """Of a dense model's step of one token, in the block the tier chooses, and what draws behind
-    it."""
+    """Of a dense model's step of one token, in the block the tier chooses, alone and as one of two
+    devices, and what draws behind it."""
     graph = recorded("mixed", folder, ShapeKey(1, 1), "q4_k_m").graph
     step = lower_graph(graph, ShapeKey(1, 1), PARTS, "cuda")
-    tuned = plan_launches(step.ops, device)
-    plan = compose(tuned, step.ops, device, StepChoice(BLOCKS), step.scratch)
-    assert plan.short is not None
-    drawing = [launch for launch in plan.short.drawn if launch.workspace is not None]
-    return [*(launch for launch in plan.launches if launch.table is not None), *drawing]
+    plans = [
+        planned_bucket(step, device, StepChoice(BLOCKS), Share(0, count)).plan for count in (1, 2)
+    ]
+    assert plans[0].short is not None
+    drawing = [launch for launch in plans[0].short.drawn if launch.workspace is not None]
+    launches = [launch for plan in plans for launch in plan.launches]
+    return [*(launch for launch in launches if launch.table is not None), *drawing]
 
 
 def values_of(source: Source) -> frozenset[tuple[object, ...]]:

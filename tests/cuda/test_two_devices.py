@@ -69,11 +69,14 @@ def test_experts_and_delta_nets_have_the_bits_of_the_cpu(
     assert [one.tobytes() for one in got] == [one.tobytes() for one in want]
 
 
-@pytest.mark.parametrize("way", [{}, {"graphs": False}, {"programmatic": False}], ids=str)
+@pytest.mark.parametrize(
+    "way", [{}, {"step": ""}, {"step": "16x1"}, {"graphs": False}, {"programmatic": False}], ids=str
+)
 def test_steps_that_are_queued_ahead(
-    way: dict[str, bool], folder: Path, open_tier: OpenTier
+    way: dict[str, Any], folder: Path, open_tier: OpenTier
 ) -> None:
-    """A long prompt in large chunks, then two hundred tokens none of which waits for the host."""
+    """A long prompt in large chunks, then two hundred tokens none of which waits for the host, by
+    one launch a step on every device and by graphs that gather."""
     model = model_of("mixed", folder, "q4_k_m")
     sampling = SamplingParams(temperature=0.8, seed=3)
     request = Request(1, LONG.prompt, 200, sampling, ignore_end=True)

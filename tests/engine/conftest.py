@@ -7,16 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from reference.cpu.tier import CpuTier
 from reference.model.open import open_model
 from reference.runner import ModelRunner
+from tests.engine import scored_prompts
 from tests.engine.small_engine import LIMITS, TIERS
+from tests.named_tiers import quick_tier, runner_on
 
 
 @pytest.fixture
 def runner(tiny_model_path: Path) -> Iterator[ModelRunner]:
     model = open_model(tiny_model_path)
-    with model.file, CpuTier() as tier, ModelRunner(model, tier, LIMITS) as runner:
+    with model.file, quick_tier() as tier, ModelRunner(model, tier, LIMITS) as runner:
         yield runner
 
 
@@ -30,3 +31,18 @@ def kept_runner(request: pytest.FixtureRequest, tiny_model_path: Path) -> Iterat
         ModelRunner(model, tier, LIMITS) as runner,
     ):
         yield runner
+
+
+@pytest.fixture(scope="module", params=scored_prompts.TIERS)
+def scoring(request: pytest.FixtureRequest, tiny_model_path: Path) -> Iterator[ModelRunner]:
+    """A runner on each tier that can score tokens."""
+    tier = scored_prompts.TIERS[request.param]
+    with runner_on(tiny_model_path, tier, scored_prompts.LIMITS) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def quick(tiny_model_path: Path) -> Iterator[ModelRunner]:
+    """The same on one tier."""
+    with runner_on(tiny_model_path, quick_tier, scored_prompts.LIMITS) as opened:
+        yield opened

@@ -12,6 +12,7 @@ import numpy as np
 
 from contract.dtypes import I12, DType
 from contract.types import LOCAL_TENANT, Request, Tenant
+from harness.file_digests import file_digests
 from harness.host.disk import function_name
 from reference.engine import Engine, EngineOptions
 from reference.engine.engine import no_clock
@@ -25,6 +26,7 @@ from reference.runner import ModelRunner
 from reference.sched.tenants import Tenants
 from tests.engine.agent_sessions import GREEDY, ask
 from tests.invariance.engines import TIERS
+from tests.named_tiers import quick_tier
 
 CONTEXT = 192
 PLENTY = 1 << 30
@@ -81,7 +83,7 @@ def life(
     path: Path,
     folder: Path | None,
     *,
-    tier: str = "cpu",
+    tier: str | None = None,
     kv_dtype: DType = I12,
     most_bytes: int = PLENTY,
     tenants: Sequence[Tenant] = (LOCAL_TENANT,),
@@ -96,11 +98,14 @@ def life(
         slots, CONTEXT, pages, kv_dtype, step_tokens=24 + slots, step_rows=24,
         saved_states=6, state_interval=32,
     )  # fmt: skip
-    with model.file, TIERS[tier]() as opened, ModelRunner(model, opened, limits) as runner:
+    opening = TIERS[tier] if tier else quick_tier
+    with model.file, opening() as opened, ModelRunner(model, opened, limits) as runner:
         lines: list[str] = []
         disk = None
         if folder is not None:
-            function = function_name(model, limits, folder.parent / "digests.json")
+            function = function_name(
+                model, limits, file_digests(model, folder.parent / "digests.json")
+            )
             chosen = DiskCacheOptions(
                 folder,
                 most_bytes,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +11,11 @@ import pytest
 
 from contract.tier import Tier
 from contract.types import Request
-from harness.tiers import open_tier
 from reference.engine import Engine
 from reference.limits import Limits
 from reference.model.open import open_model
 from reference.runner import ModelRunner
-from tests.late_tier import LateTier
-from tests.named_tiers import is_emulated
-from tests.needs import need_device
+from tests.named_tiers import is_emulated, named
 from tests.null_tier import NullTier
 
 STEPS = 240
@@ -29,14 +25,9 @@ EMULATED_STEPS = 34
 """Where a processor plays the device, a step takes twenty times as long. The crowd is quicker."""
 LONG = pytest.mark.soak, pytest.mark.timeout(3600)
 LIMITS = Limits(slots=16, context=64, pages=64, step_tokens=48, step_rows=16)
-TIERS: dict[str, Callable[[], Tier]] = {
-    "null": NullTier,
-    "late": LateTier,
-    **{
-        name: partial(need_device, partial(open_tier, name))
-        for name in ("native", "opencl", "vulkan", "cuda")
-    },
-}
+TIERS = named("native", "opencl", "vulkan", "cuda")
+TIERS["null"] = NullTier
+del TIERS["cpu"]
 
 
 class Lowerings:
@@ -115,6 +106,7 @@ def test_steps_of_churn_lower_nothing(
     assert mixed > steps // 10
 
 
+@pytest.mark.parametrize("tier", [name for name in TIERS if name != "vulkan"], indirect=True)
 def test_a_lowering_in_the_middle_of_churn_is_counted(
     runner: ModelRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:

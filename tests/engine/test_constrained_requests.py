@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 
 from contract.errors import RequestError
 from contract.types import FinishReason, Request, SamplingParams, TokenEvent
-from reference.cpu.tier import CpuTier
 from reference.engine import Engine, EngineOptions, MaskProvider
 from reference.engine.drafter import PromptLookup
 from reference.limits import Limits
@@ -22,7 +21,7 @@ from reference.model.open import open_model
 from reference.ops.log_probabilities import log_probabilities
 from reference.runner import ModelRunner
 from reference.sched.constraints import pack_mask
-from tests.named_tiers import named, runner_on
+from tests.named_tiers import named, quick_tier, runner_on
 
 VOCAB = 320
 LIMITS = Limits(
@@ -70,9 +69,11 @@ def run(
     *,
     depth: int = 0,
     chunk: int | None = None,
+    ends: frozenset[int] = frozenset(),
 ) -> Outcome:
     """Every event of requests that are served together."""
-    engine = Engine(runner, EngineOptions(steps_ahead=depth, chunk_tokens=chunk))
+    options = EngineOptions(steps_ahead=depth, chunk_tokens=chunk, end_of_generation=ends)
+    engine = Engine(runner, options)
     for request, allowed in asked:
         engine.submit(request, allowed=allowed)
     events: Outcome = {request.id: [] for request, _ in asked}
@@ -89,7 +90,7 @@ def runner(request: pytest.FixtureRequest, tiny_model_path: Path) -> Iterator[Mo
 
 @pytest.fixture(scope="module")
 def cpu(tiny_model_path: Path) -> Iterator[ModelRunner]:
-    with runner_on(tiny_model_path, CpuTier, LIMITS) as runner:
+    with runner_on(tiny_model_path, quick_tier, LIMITS) as runner:
         yield runner
 
 
@@ -252,7 +253,7 @@ def test_what_cannot_be_had_is_refused(
 
 def test_a_step_has_masks_for_all_slots_or_none(tiny_model_path: Path) -> None:
     model = open_model(tiny_model_path)
-    with model.file, CpuTier() as tier:
+    with model.file, quick_tier() as tier:
         with (
             ModelRunner(model, tier, replace(LIMITS, masks=2)) as runner,
             pytest.raises(ValueError, match="a mask for every slot, or none"),
@@ -263,3 +264,44 @@ def test_a_step_has_masks_for_all_slots_or_none(tiny_model_path: Path) -> None:
             pytest.raises(RequestError, match="allowed: this engine was built without masks"),
         ):
             Engine(runner).submit(Request(1, (5,), 3), allowed=few)
+
+
+ENDS = frozenset(range(0, VOCAB, 2))
+"""So many tokens end an answer that every one would end at once."""
+LEAST = (
+    (Request(1, prompt(1, 9), 12, SAMPLED, min_tokens=7), None),
+    (Request(2, prompt(2, 40), 14, SAMPLED, min_tokens=9, stop_tokens=(1, 3, 5)), few),
+    (Request(3, prompt(3, 5), 9, min_tokens=5, stop_tokens=(7, 9, 300), ignore_end=True), None),
+    (Request(4, prompt(4, 21), 11, PENALIZED, min_tokens=11), None),
+    (Request(5, prompt(5, 30), 8, SAMPLED), None),
+)
+
+
+def written_out(request: Request, own: MaskProvider | None) -> MaskProvider:
+    """The definition: masks that forbid the ends as long as the answer is too short."""
+    ends = {*request.stop_tokens, *(() if request.ignore_end else ENDS)}
+
+    def allowed(generated: list[int]) -> NDArray[np.uint32]:
+        short = len(generated) < request.min_tokens
+        rest = pack_mask([v for v in range(VOCAB) if not short or v not in ends], VOCAB)
+        return rest if own is None else rest & own(generated)
+
+    return allowed
+
+
+def test_a_least_number_of_tokens_is_a_mask(runner: ModelRunner, cpu: ModelRunner) -> None:
+    defined: Outcome = {}
+    for request, own in LEAST:
+        plain = replace(request, min_tokens=0, stop_tokens=())
+        defined |= run(cpu, [(plain, written_out(request, own))], ends=ENDS)
+    for depth in (0, 3):
+        assert run(runner, LEAST, depth=depth, ends=ENDS) == defined
+    for request, _ in LEAST:
+        assert len(defined[request.id]) >= max(1, request.min_tokens)
+    assert len(defined[5]) == 1, "without a least number it ends at once"
+
+
+@pytest.mark.parametrize("least", [-1, 5, 2.0, True])
+def test_a_least_number_that_cannot_be(cpu: ModelRunner, least: object) -> None:
+    with pytest.raises(RequestError, match="min_tokens"):
+        Engine(cpu).submit(Request(1, (1,), 4, min_tokens=least))  # type: ignore[arg-type]

@@ -10,6 +10,7 @@ from tests.conftest import SyntheticModel
 from tests.engine.disk_engines import WHOLE, files, life, lived
 from tests.families_table import DENSE, GEMMAS, HYBRIDS
 from tests.invariance.engines import TIERS
+from tests.named_tiers import on_each
 
 MODELS = {
     "dense": DENSE["qwen3"],
@@ -18,15 +19,11 @@ MODELS = {
 }
 
 
-@pytest.fixture(params=MODELS)
-def model(request: pytest.FixtureRequest, synthetic_model: SyntheticModel) -> Path:
-    return synthetic_model(**dict(MODELS[request.param]) | {"quant": "q8_0"})
-
-
-@pytest.mark.parametrize("tier", TIERS)
+@pytest.mark.parametrize(("tier", "name"), on_each(TIERS, MODELS, "dense"))
 def test_a_restarted_server_gives_the_bits_of_a_cold_one(
-    model: Path, tier: str, tmp_path: Path
+    synthetic_model: SyntheticModel, name: str, tier: str, tmp_path: Path
 ) -> None:
+    model = synthetic_model(**dict(MODELS[name]) | {"quant": "q8_0"})
     folder = tmp_path / "cache"
     with life(model, None, tier=tier) as cold:
         expected = cold.ask()

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from contract.types import LOCAL_TENANT, Tenant
+from harness.file_digests import file_digests
 from harness.host.disk import function_name
 from reference.limits import Limits
 from reference.memory.disk import names as names_module
@@ -205,7 +206,7 @@ def test_pages_depend_on_the_context_only_where_frequencies_do(
         model = open_model(synthetic_model(**DENSE[kind]))
         limits = Limits(slots, context, slots * context // 16, step_tokens=24, step_rows=8)
         with model.file:
-            return function_name(model, limits, tmp_path / "digests.json")
+            return function_name(model, limits, file_digests(model, tmp_path / "digests.json"))
 
     assert name("qwen3", CONTEXT) == name("qwen3", 2 * CONTEXT, slots=3)
     model = open_model(synthetic_model(**DENSE["phi3-long-rope"]))

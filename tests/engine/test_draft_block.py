@@ -15,7 +15,6 @@ import pytest
 
 from contract.tier import Tier
 from contract.types import FinishReason, Request, SamplingParams, TokenEvent
-from reference.cpu.tier import CpuTier
 from reference.engine import Engine, EngineOptions, MaskProvider
 from reference.engine.draft_block import DraftBlock, block_limits, drafting_limits
 from reference.engine.drafter import Tokens
@@ -26,7 +25,7 @@ from reference.model.open import open_model
 from reference.runner import LOGITS, ModelRunner, StepInput, StepOutput, Submission
 from tests.engine.test_constrained_requests import few, two_residues
 from tests.invariance.engines import TIERS
-from tests.named_tiers import runner_on
+from tests.named_tiers import quick_tier, runner_on
 from tests.peer.float64_hybrid import Float64Hybrid
 
 ARCHITECTURES = ("qwen35", "qwen35moe", "qwen3next")
@@ -36,8 +35,8 @@ LIMITS = Limits(
 )  # fmt: skip
 DRAFTS = 5
 FAST = [
-    *((name, tier) for name in ARCHITECTURES for tier in ("cpu", "native", "cuda")),
-    *(("qwen35", tier) for tier in ("late", "opencl")),
+    *((name, tier) for name in ARCHITECTURES for tier in ("native", "cuda")),
+    *(("qwen35", tier) for tier in ("cpu", "late", "opencl")),
     ("qwen35moe", "opencl"),
 ]
 """Models and the tiers that take less than a second for a hundred steps of them."""
@@ -64,11 +63,11 @@ def drafting(
         yield runner, owned.enter_context(block)
 
 
-@pytest.fixture(
-    scope="module",
-    params=[*FAST, ("qwen35", "vulkan")],
-    ids=" on ".join,
-)
+RUNS = [(pair, ahead, chunk) for pair in FAST for ahead, chunk in ((0, None), (1, 20))]
+RUNS.append((("qwen35", "vulkan"), 1, 20))
+
+
+@pytest.fixture(scope="module", params=FAST, ids=" on ".join)
 def runners(request: pytest.FixtureRequest, synthetic_model: SyntheticModel) -> Iterator[Runners]:
     """The runners of a model and of its draft block on a tier, and the answers without drafts."""
     name, tier_name = request.param
@@ -131,13 +130,18 @@ def engine_of(runner: ModelRunner, block: ModelRunner | None, **options: Any) ->
 def answers_of_cpu(path: Path) -> Events:
     """The answers of the CPU tier without drafts."""
     limits = drafting_limits(LIMITS, DRAFTS)
-    with runner_on(path, CpuTier, limits) as runner:
+    with runner_on(path, quick_tier, limits) as runner:
         answers = run(engine_of(runner, None, steps_ahead=0, prefix_cache=False), masks=MASKS)
     assert all(answers[one.id][-1].finish_reason is FinishReason.LENGTH for one in REQUESTS)
     return answers
 
 
-@pytest.mark.parametrize(("ahead", "chunk"), [(0, None), (1, 20)])
+@pytest.mark.parametrize(
+    ("runners", "ahead", "chunk"),
+    RUNS,
+    ids=lambda value: " on ".join(value) if isinstance(value, tuple) else str(value),
+    indirect=["runners"],
+)
 def test_no_draft_changes_an_answer(runners: Runners, ahead: int, chunk: int | None) -> None:
     """Greedy and sampled, with penalties, biases and masks, log-probabilities to the last bit; more
     sequences than slots, preempted for pages, with common prefixes, beside cancelled ones."""
@@ -154,7 +158,6 @@ def test_no_draft_changes_an_answer(runners: Runners, ahead: int, chunk: int | N
     assert counts.prefix.tokens_hit
 
 
-@pytest.mark.parametrize("runners", FAST, ids=" on ".join, indirect=True)
 @pytest.mark.parametrize("ahead", [0, 1])
 def test_a_cancel_at_any_step_changes_no_other(runners: Runners, ahead: int) -> None:
     """Every other request is cancelled, each with more tokens than the one before: in its prompt,
@@ -193,7 +196,7 @@ def test_a_wrong_acceptance_is_caught(
         tokens[part.first_row : part.end_row - 1] = drafts
         return take(self, part, tokens, output)
 
-    with CpuTier() as tier, drafting(path, tier) as (runner, block):
+    with quick_tier() as tier, drafting(path, tier) as (runner, block):
         expected = run(engine_of(runner, None), REQUESTS[:2])
         assert run(engine_of(runner, block), REQUESTS[:2]) == expected
         monkeypatch.setattr(OutputProcessor, "_take_drafted", accepting)
@@ -250,7 +253,7 @@ def test_drafts_follow_the_formulas(synthetic_model: SyntheticModel, name: str, 
         Request(n, prompt(n, length), 60, SamplingParams()) for n, length in enumerate((9, 60, 95))
     ]
     truth = Float64Hybrid(path)
-    with CpuTier() as tier, drafting(path, tier, limits) as (runner, block):
+    with quick_tier() as tier, drafting(path, tier, limits) as (runner, block):
         drafter = Observed(block, every)
         options = EngineOptions(draft_tokens=DRAFTS, prefix_cache=False)
         run(Engine(runner, options, drafter=drafter), requests)
@@ -264,7 +267,7 @@ def test_a_prefix_hit_has_the_keys_of_the_block(synthetic_model: SyntheticModel)
     """Of a cached prompt only the position behind it lacks the hidden state before."""
     path = synthetic_model(architecture="qwen35", quant="f32", nextn_layers=1, seed=3)
     truth = Float64Hybrid(path)
-    with CpuTier() as tier, drafting(path, tier) as (runner, block):
+    with quick_tier() as tier, drafting(path, tier) as (runner, block):
         drafter = Observed(block, 1)
         engine = Engine(runner, EngineOptions(draft_tokens=DRAFTS), drafter=drafter)
         run(engine, [Request(0, prompt(0, 49), 20, SamplingParams())])

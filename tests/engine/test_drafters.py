@@ -8,7 +8,6 @@ import pytest
 
 from contract.types import QosClass, Request, Tenant
 from harness.simulation import history
-from reference.cpu.tier import CpuTier
 from reference.engine import Engine
 from reference.engine.draft_model import DraftModel, draft_limits
 from reference.engine.drafter import PromptLookup
@@ -17,6 +16,7 @@ from reference.runner import ModelRunner
 from reference.sched.tenants import Tenants
 from tests.engine.adversaries import engine_of
 from tests.engine.small_engine import LIMITS, SLOTS, request
+from tests.named_tiers import quick_tier
 
 CALM = Tenant(1, "calm", qos=QosClass.BATCH, max_slots=9)
 HURRIED = Tenant(2, "hurried", qos=QosClass.INTERACTIVE, max_slots=9)
@@ -64,7 +64,7 @@ def test_a_draft_model_beside_preemption(tiny_model_path: Path) -> None:
     model = open_model(tiny_model_path)
     with (
         model.file,
-        CpuTier() as tier,
+        quick_tier() as tier,
         ModelRunner(model, tier, LIMITS) as runner,
         ModelRunner(model, tier, draft_limits(LIMITS)) as beside,
     ):

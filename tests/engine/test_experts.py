@@ -17,7 +17,6 @@ from contract.ir.unread_outputs import kinds_of_steps, without_outputs
 from contract.opcodes import Opcode
 from contract.types import Request, SamplingParams
 from harness.validate.trace import TracedModel
-from reference.cpu.tier import CpuTier
 from reference.engine import Engine, EngineOptions
 from reference.engine.drafter import PromptLookup
 from reference.expert_outputs import expert_buffers, expert_ids, expert_output, expert_outputs
@@ -26,9 +25,9 @@ from reference.model.open import open_model
 from reference.runner import ModelRunner, StepInput
 from tests.bench.steps import step_of
 from tests.conftest import SyntheticModel
-from tests.engine.test_scores import PROMPT, run
+from tests.engine.scored_prompts import PROMPT, run
 from tests.families_table import FAMILIES
-from tests.named_tiers import named, runner_on
+from tests.named_tiers import named, quick_tier, runner_on
 
 LIMITS = Limits(
     slots=3,
@@ -76,7 +75,7 @@ def model_file(make: SyntheticModel, name: str) -> Path:
 @cache
 def by_definition(path: Path, tokens: tuple[int, ...]) -> list[Any]:
     """What the CPU tier reads without company, one token a step."""
-    with runner_on(path, CpuTier, LIMITS) as runner:
+    with runner_on(path, quick_tier, LIMITS) as runner:
         found = Experts()
         engine = Engine(runner, EngineOptions(prefix_cache=False, chunk_tokens=1))
         engine.submit(Request(1, tokens, 0), on_experts=found)
@@ -95,7 +94,7 @@ def runner(
 
 @pytest.fixture(scope="module")
 def cpu(synthetic_model: SyntheticModel) -> Iterator[ModelRunner]:
-    with runner_on(model_file(synthetic_model, "qwen3moe"), CpuTier, LIMITS) as opened:
+    with runner_on(model_file(synthetic_model, "qwen3moe"), quick_tier, LIMITS) as opened:
         yield opened
 
 
@@ -107,7 +106,7 @@ def test_they_are_those_that_the_layers_use(synthetic_model: SyntheticModel, nam
     products = [node for node in graph.nodes if node.opcode is Opcode.MOE_GATE_UP]
     used = tuple(node.operands["ids"].buffer for node in products)
     model = TracedModel(opened.file, opened.config, frozenset(used))
-    with opened.file, CpuTier() as tier, ModelRunner(model, tier, LIMITS) as runner:
+    with opened.file, quick_tier() as tier, ModelRunner(model, tier, LIMITS) as runner:
         inputs = step_of(runner, 30)
         output = runner.step(replace(inputs, requested=(*used, *runner.expert_outputs)))
     assert len(used) == len(runner.expert_outputs) > 1
@@ -226,7 +225,7 @@ def test_refusals(synthetic_model: SyntheticModel) -> None:
         (mixture, replace(LIMITS, experts=False), "built without them"),
     ):
         with (
-            runner_on(path, CpuTier, limits) as runner,
+            runner_on(path, quick_tier, limits) as runner,
             pytest.raises(RequestError, match=f"experts: cannot be read: .*{problem}"),
         ):
             Engine(runner).submit(Request(1, PROMPT, 0), on_experts=Experts())

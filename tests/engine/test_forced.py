@@ -3,7 +3,6 @@ a model gives by itself, with the same bits in any mix."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,24 +13,21 @@ from numpy.typing import NDArray
 
 from contract.errors import RequestError
 from contract.types import FinishReason, Request, SamplingParams, TokenEvent
-from reference.cpu.tier import CpuTier
 from reference.engine import Engine, EngineOptions
 from reference.engine.drafter import PromptLookup
 from reference.runner import ModelRunner
 from reference.sched.constraints import pack_mask
-from tests.conftest import SyntheticModel
-from tests.engine.test_scores import (
+from tests.engine.scored_prompts import (
     LIMITS,
     LISTED,
     PROMPT,
     QUICK,
-    TIERS,
     by_definition,
     run,
     runs_of,
     submit,
 )
-from tests.named_tiers import runner_on
+from tests.named_tiers import quick_tier, runner_on
 
 CUT = 31
 SAID = PROMPT[CUT:]
@@ -57,38 +53,22 @@ def bits(events: list[TokenEvent]) -> tuple[bytes, bytes, bytes]:
     )
 
 
-@pytest.fixture(scope="module")
-def path(synthetic_model: SyntheticModel) -> Path:
-    return synthetic_model(architecture="qwen3", quant="q4_k_m")
-
-
-@pytest.fixture(scope="module", params=TIERS)
-def runner(request: pytest.FixtureRequest, path: Path) -> Iterator[ModelRunner]:
-    with runner_on(path, TIERS[request.param], LIMITS) as opened:
-        yield opened
-
-
-@pytest.fixture(scope="module")
-def cpu(path: Path) -> Iterator[ModelRunner]:
-    with runner_on(path, CpuTier, LIMITS) as opened:
-        yield opened
-
-
-def test_they_are_those_of_the_definition(runner: ModelRunner, path: Path) -> None:
+def test_they_are_those_of_the_definition(scoring: ModelRunner, tiny_model_path: Path) -> None:
     for cut in (1, 16, CUT, len(PROMPT) - 1):
-        engine = Engine(runner, WHOLE)
+        engine = Engine(scoring, WHOLE)
         engine.submit(forced(1, PROMPT[:cut], said=PROMPT[cut:]))
         events = run(engine)[1]
         assert [event.token for event in events] == list(PROMPT[cut:])
         assert [event.position for event in events] == list(range(cut, len(PROMPT)))
         reasons = [event.finish_reason for event in events]
         assert reasons == [None] * (len(events) - 1) + [FinishReason.LENGTH]
-        assert bits(events) == by_definition(path, start=cut)
+        assert bits(events) == by_definition(tiny_model_path, start=cut)
 
 
 @pytest.mark.parametrize("sampling", [SamplingParams(), SamplingParams(temperature=0.9, seed=3)])
+@pytest.mark.parametrize("scoring", QUICK, indirect=True)
 def test_what_a_model_says_by_itself_has_the_same_events(
-    runner: ModelRunner, sampling: SamplingParams
+    scoring: ModelRunner, sampling: SamplingParams
 ) -> None:
     """Penalties, biases and masks included, since rule R10 is of the logits before them."""
     penalized = replace(sampling, repeat_penalty=1.2, repeat_last_n=20)
@@ -96,44 +76,46 @@ def test_what_a_model_says_by_itself_has_the_same_events(
     own = Request(
         1, PROMPT[:CUT], 12, penalized, ignore_end=True, logit_bias=bias, log_probabilities=LISTED
     )
-    mask = pack_mask(range(5, 200), runner.model.config.vocab)
-    engine = Engine(runner, WHOLE)
+    mask = pack_mask(range(5, 200), scoring.model.config.vocab)
+    engine = Engine(scoring, WHOLE)
     engine.submit(own, allowed=lambda generated: mask)
     expected = run(engine)[1]
-    again = Engine(runner, WHOLE)
+    again = Engine(scoring, WHOLE)
     said = tuple(event.token for event in expected)
     again.submit(replace(own, force_tokens=said))
     assert run(again)[1] == expected
 
 
 @pytest.mark.parametrize(
-    ("runner", "chunk", "ahead"), runs_of((5, 3), (1, 0), (32, 1)), indirect=["runner"]
+    ("scoring", "chunk", "ahead"), runs_of((5, 3), (1, 0), (32, 1)), indirect=["scoring"]
 )
 def test_company_and_chunks_change_no_bit(
-    runner: ModelRunner, path: Path, chunk: int, ahead: int
+    scoring: ModelRunner, tiny_model_path: Path, chunk: int, ahead: int
 ) -> None:
     """Beside others that sample, are scored, or are forced, too; and those do not change."""
     drafter = PromptLookup() if ahead == 3 else None
     other = Request(3, PROMPT[:9] * 2, 20, SamplingParams(temperature=0.8), ignore_end=True)
-    alone = Engine(runner, WHOLE)
+    alone = Engine(scoring, WHOLE)
     alone.submit(other)
     expected = run(alone)[3]
-    engine = Engine(runner, EngineOptions(chunk_tokens=chunk, steps_ahead=ahead), drafter=drafter)
+    engine = Engine(scoring, EngineOptions(chunk_tokens=chunk, steps_ahead=ahead), drafter=drafter)
     engine.submit(other)
     engine.submit(forced(1))
     engine.submit(forced(4, PROMPT[:3], said=PROMPT[3:20]))
     scored = submit(engine, Request(2, PROMPT, 0, score_from=4, score_top=LISTED))
     events = run(engine)
     assert events[3] == expected
-    assert bits(events[1]) == by_definition(path, start=CUT)
-    assert bits(events[4]) == by_definition(path, PROMPT[:20], 3)
-    assert scored.bits == by_definition(path, start=4)
+    assert bits(events[1]) == by_definition(tiny_model_path, start=CUT)
+    assert bits(events[4]) == by_definition(tiny_model_path, PROMPT[:20], 3)
+    assert scored.bits == by_definition(tiny_model_path, start=4)
 
 
-@pytest.mark.parametrize("runner", QUICK, indirect=True)
-def test_preempted_and_shared_ones_have_the_same_bits(runner: ModelRunner, path: Path) -> None:
+@pytest.mark.parametrize("scoring", QUICK, indirect=True)
+def test_preempted_and_shared_ones_have_the_same_bits(
+    scoring: ModelRunner, tiny_model_path: Path
+) -> None:
     """More requests than pages hold, which begin alike: cached, evicted, preempted, recomputed."""
-    engine = Engine(runner, EngineOptions(chunk_tokens=7))
+    engine = Engine(scoring, EngineOptions(chunk_tokens=7))
     for number in range(6):
         engine.submit(Request(100 + number, PROMPT[: 3 + number], 60, ignore_end=True))
         cut = number * 8 + 1
@@ -141,26 +123,28 @@ def test_preempted_and_shared_ones_have_the_same_bits(runner: ModelRunner, path:
     events = run(engine)
     assert engine.statistics.preempted > 0
     for number in range(6):
-        assert bits(events[number]) == by_definition(path, start=number * 8 + 1)
+        assert bits(events[number]) == by_definition(tiny_model_path, start=number * 8 + 1)
 
 
-def test_the_prompt_may_have_scores_too(runner: ModelRunner, path: Path) -> None:
-    engine = Engine(runner, EngineOptions(chunk_tokens=9))
+@pytest.mark.parametrize("scoring", QUICK, indirect=True)
+def test_the_prompt_may_have_scores_too(scoring: ModelRunner, tiny_model_path: Path) -> None:
+    engine = Engine(scoring, EngineOptions(chunk_tokens=9))
     receiver = submit(engine, forced(1, score_from=2, score_top=LISTED))
     events = run(engine)[1]
-    assert bits(events) == by_definition(path, start=CUT)
-    parts = zip(receiver.bits, by_definition(path, start=2), strict=True)
+    assert bits(events) == by_definition(tiny_model_path, start=CUT)
+    parts = zip(receiver.bits, by_definition(tiny_model_path, start=2), strict=True)
     assert all(whole.startswith(part) and len(part) < len(whole) for part, whole in parts)
     assert sum(len(part.log_probability) for part in receiver.parts) == CUT - 2
 
 
+@pytest.mark.parametrize("scoring", QUICK, indirect=True)
 def test_logits_are_those_that_its_tokens_would_be_sampled_from(
-    runner: ModelRunner, path: Path
+    scoring: ModelRunner, tiny_model_path: Path
 ) -> None:
     """Of each token once, also with chunks; without log-probabilities the events have none."""
     for chunk in (3, 32):
         parts: list[NDArray[np.float32]] = []
-        engine = Engine(runner, EngineOptions(prefix_cache=False, chunk_tokens=chunk))
+        engine = Engine(scoring, EngineOptions(prefix_cache=False, chunk_tokens=chunk))
         request = forced(1, log_probabilities=None)
         engine.submit(request, lambda first, rows, parts=parts: parts.append(rows), CUT - 1)
         events = run(engine)[1]
@@ -170,13 +154,13 @@ def test_logits_are_those_that_its_tokens_would_be_sampled_from(
         assert len(shifted) == len(SAID)
         shifted -= shifted.max(axis=1, keepdims=True)
         exact = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
-        found = np.frombuffer(by_definition(path, start=CUT)[0], np.float32)
+        found = np.frombuffer(by_definition(tiny_model_path, start=CUT)[0], np.float32)
         assert np.allclose(found, exact[np.arange(len(SAID)), list(SAID)], atol=1e-4)
 
 
-def test_no_prompt_token_is_computed_again_and_none_is_sampled(cpu: ModelRunner) -> None:
+def test_no_prompt_token_is_computed_again_and_none_is_sampled(quick: ModelRunner) -> None:
     """A prefix comes from the cache, and the answer is computed in chunks as a prompt is."""
-    engine = Engine(cpu)
+    engine = Engine(quick)
     engine.submit(forced(1))
     expected = run(engine)[1]
     steps = engine.statistics.steps
@@ -187,55 +171,57 @@ def test_no_prompt_token_is_computed_again_and_none_is_sampled(cpu: ModelRunner)
     assert engine.statistics.steps - steps <= -(-len(SAID) // LIMITS.step_rows) + 1
 
 
-def test_its_last_token_may_end_it(cpu: ModelRunner) -> None:
+def test_its_last_token_may_end_it(quick: ModelRunner) -> None:
     end = 9
     ends = replace(WHOLE, end_of_generation=frozenset({end}))
     for ignored, reason in ((False, FinishReason.STOP), (True, FinishReason.LENGTH)):
-        engine = Engine(cpu, ends)
+        engine = Engine(quick, ends)
         engine.submit(forced(1, said=(5, end, 6, end), ignore_end=ignored))
         events = run(engine)[1]
         assert [event.token for event in events] == [5, end, 6, end]
         assert [event.finish_reason for event in events] == [None, None, None, reason]
 
 
-def test_an_engine_that_fails_goes_on_where_it_was(cpu: ModelRunner, path: Path) -> None:
+def test_an_engine_that_fails_goes_on_where_it_was(
+    quick: ModelRunner, tiny_model_path: Path
+) -> None:
     """A step is lost between two that gave tokens: each token has one event."""
-    engine = Engine(cpu, EngineOptions(chunk_tokens=6, steps_ahead=0))
+    engine = Engine(quick, EngineOptions(chunk_tokens=6, steps_ahead=0))
     engine.submit(forced(1, PROMPT[:3], said=PROMPT[3:]))
     events: list[TokenEvent] = []
     while len(events) < 9:
         events += engine.step()
-    collected = cpu.collect
+    collected = quick.collect
 
     def fails(submission: Any) -> Any:
         raise MemoryError
 
-    cpu.collect = fails  # type: ignore[method-assign]
+    quick.collect = fails  # type: ignore[method-assign]
     try:
         with pytest.raises(MemoryError):
             engine.advance()
     finally:
-        del cpu.collect  # type: ignore[method-assign]
-    assert cpu.collect == collected
+        del quick.collect  # type: ignore[method-assign]
+    assert quick.collect == collected
     events += engine.run()
     assert [event.position for event in events] == list(range(3, len(PROMPT)))
-    assert bits(events) == by_definition(path, start=3)
+    assert bits(events) == by_definition(tiny_model_path, start=3)
 
 
-def test_a_broken_row_ends_it(cpu: ModelRunner) -> None:
-    engine = Engine(cpu, WHOLE)
-    collected = cpu.collect
+def test_a_broken_row_ends_it(quick: ModelRunner) -> None:
+    engine = Engine(quick, WHOLE)
+    collected = quick.collect
 
     def broken(submission: Any) -> Any:
         output = collected(submission)
         return replace(output, token=np.full_like(output.token, -1))
 
-    cpu.collect = broken  # type: ignore[method-assign]
+    quick.collect = broken  # type: ignore[method-assign]
     try:
         engine.submit(forced(1))
         (event,) = run(engine)[1]
     finally:
-        del cpu.collect  # type: ignore[method-assign]
+        del quick.collect  # type: ignore[method-assign]
     assert (event.token, event.finish_reason) == (-1, FinishReason.ERROR)
 
 
@@ -249,40 +235,40 @@ def test_a_broken_row_ends_it(cpu: ModelRunner) -> None:
         ({"said": tuple(range(66))}, "force_tokens: is 66 tokens, which with the prompt exceed"),
     ],
 )
-def test_refusals(cpu: ModelRunner, fields: dict[str, Any], problem: str) -> None:
-    engine = Engine(cpu)
+def test_refusals(quick: ModelRunner, fields: dict[str, Any], problem: str) -> None:
+    engine = Engine(quick)
     with pytest.raises(RequestError, match=problem):
         engine.submit(forced(1, **fields))
     assert engine.idle
 
 
-def test_a_grammar_is_refused(cpu: ModelRunner) -> None:
+def test_a_grammar_is_refused(quick: ModelRunner) -> None:
     with pytest.raises(RequestError, match="force_tokens: is a whole answer; a grammar"):
-        Engine(cpu).submit(forced(1), allowed=lambda generated: None)
+        Engine(quick).submit(forced(1), allowed=lambda generated: None)
 
 
-def test_an_engine_without_scores_refuses_them(path: Path) -> None:
+def test_an_engine_without_scores_refuses_them(tiny_model_path: Path) -> None:
     with (
-        runner_on(path, CpuTier, replace(LIMITS, scores=False)) as runner,
+        runner_on(tiny_model_path, quick_tier, replace(LIMITS, scores=False)) as runner,
         pytest.raises(RequestError, match="built without scores"),
     ):
         Engine(runner).submit(forced(1))
 
 
-def test_another_token_has_other_bits(cpu: ModelRunner, path: Path) -> None:
+def test_another_token_has_other_bits(quick: ModelRunner, tiny_model_path: Path) -> None:
     """Negative control: one token of the answer changed changes its own and all that follow."""
-    engine = Engine(cpu, WHOLE)
+    engine = Engine(quick, WHOLE)
     other = (*SAID[:4], (SAID[4] + 1) % 250, *SAID[5:])
     engine.submit(forced(1, said=other))
     found = np.frombuffer(bits(run(engine)[1])[0], np.float32)
-    expected = np.frombuffer(by_definition(path, start=CUT)[0], np.float32)
+    expected = np.frombuffer(by_definition(tiny_model_path, start=CUT)[0], np.float32)
     same = found == expected
     assert same[:4].all()
     assert not same[4:].any()
 
 
-def test_a_receiver_that_cancels_is_told_nothing_more(cpu: ModelRunner) -> None:
-    engine = Engine(cpu, EngineOptions(chunk_tokens=8, prefix_cache=False))
+def test_a_receiver_that_cancels_is_told_nothing_more(quick: ModelRunner) -> None:
+    engine = Engine(quick, EngineOptions(chunk_tokens=8, prefix_cache=False))
     taken: list[int] = []
 
     def take(scores: Any) -> None:

@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from contract.errors import RequestError
 from contract.opcodes import Opcode
 from contract.types import FinishReason, Request
-from reference.cpu.tier import CpuTier
 from reference.engine import Engine, EngineOptions
 from reference.limits import Limits
 from reference.matrix import Matrix
@@ -21,7 +20,7 @@ from reference.model.weights import weight_bytes
 from reference.ops import DEFINITIONS
 from reference.runner import HIDDEN, LOGITS, ModelRunner
 from tests.conftest import SyntheticModel
-from tests.named_tiers import named, runner_on
+from tests.named_tiers import named, quick_tier, runner_on
 
 LIMITS = Limits(slots=3, context=96, pages=18, step_tokens=32, step_rows=8, hidden_states=True)
 FAMILIES = ("llama", "qwen35", "gemma3")
@@ -48,7 +47,9 @@ def rows_of(engine: Engine, number: int, prompt: tuple[int, ...], output: str = 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_logits_are_computed_from_them(synthetic_model: SyntheticModel, family: str) -> None:
     """The head's definition, given the hidden states, gives the logits of the same positions."""
-    with runner_on(synthetic_model(architecture=family, quant="q8_0"), CpuTier, LIMITS) as runner:
+    with runner_on(
+        synthetic_model(architecture=family, quant="q8_0"), quick_tier, LIMITS
+    ) as runner:
         engine = Engine(runner)
         hidden, logits = rows_of(engine, 1, PROMPT), rows_of(engine, 2, PROMPT, LOGITS)
         (head,) = (node for node in runner.graph.nodes if node.opcode is Opcode.LM_HEAD)
@@ -68,7 +69,7 @@ def test_they_are_the_same_on_every_tier_and_in_any_company(
     model = open_model(synthetic_model(architecture="qwen3", quant="q4_k_m"))
     large = replace(LIMITS, step_tokens=64, step_rows=60)
     with model.file:
-        with CpuTier() as tier, ModelRunner(model, tier, large) as runner:
+        with quick_tier() as tier, ModelRunner(model, tier, large) as runner:
             alone = rows_of(Engine(runner), 1, PROMPT)
         with TIERS[name]() as tier, ModelRunner(model, tier, LIMITS) as runner:
             engine = Engine(runner, EngineOptions(chunk_tokens=11))
@@ -82,7 +83,7 @@ def test_they_are_the_same_on_every_tier_and_in_any_company(
 def test_an_engine_without_them_refuses(tiny_model_path: Path) -> None:
     model = open_model(tiny_model_path)
     limits = replace(LIMITS, hidden_states=False)
-    with model.file, CpuTier() as tier, ModelRunner(model, tier, limits) as runner:
+    with model.file, quick_tier() as tier, ModelRunner(model, tier, limits) as runner:
         engine = Engine(runner)
         with pytest.raises(RequestError, match="hidden states"):
             engine.submit(Request(1, PROMPT, 0), lambda first, rows: None, output=HIDDEN)

@@ -12,13 +12,13 @@ import pytest
 
 from contract.errors import DeviceLost, DoesNotFit, RequestError
 from contract.types import LOCAL_TENANT, Request, SamplingParams
-from reference.cpu.tier import CpuTier
 from reference.engine import Engine, EngineOptions
 from reference.engine.models import Loaded, Models
 from reference.limits import Limits
 from reference.model.open import open_model
 from reference.runner import ModelRunner
 from reference.sched.tenants import Tenants
+from tests.named_tiers import quick_tier
 from tests.sched.manual_clock import ManualClock
 
 LIMITS = Limits(slots=2, context=64, pages=8, step_tokens=16, step_rows=2)
@@ -31,7 +31,7 @@ class Machine:
 
     def __init__(self, paths: dict[str, Path], most: int) -> None:
         self.clock = ManualClock()
-        self.tier = CpuTier()
+        self.tier = quick_tier()
         self.seconds = dict.fromkeys(paths, 1.0)
         self.steps: Counter[str] = Counter()
         self.loads: list[str] = []

@@ -18,7 +18,6 @@ from contract.arithmetic import PAGE_TOKENS
 from contract.dtypes import I12
 from contract.tier import Tier
 from harness.tiers import open_tier
-from reference.cpu.tier import CpuTier
 from reference.engine import Engine, EngineOptions
 from reference.limits import Limits, pages_for
 from reference.memory.state_slots import StateSlots
@@ -27,6 +26,7 @@ from reference.runner import ModelRunner
 from tests.conftest import SyntheticModel
 from tests.engine.agent_sessions import Reuse, Session, ask
 from tests.families_table import GEMMA3, HYBRIDS
+from tests.named_tiers import quick_tier
 from tests.needs import need_device
 
 SHAPES: dict[str, dict[str, Any]] = {
@@ -50,7 +50,7 @@ def opened(
     context: int = 2048,
     interval: int = INTERVAL,
     step: int = 256,
-    tier: Callable[[], Tier] = CpuTier,
+    tier: Callable[[], Tier] = quick_tier,
 ) -> Iterator[tuple[Engine, Reuse]]:
     """An engine on a model, and what tells of its cache."""
     model = open_model(path)

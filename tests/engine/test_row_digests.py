@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -12,16 +11,13 @@ import pytest
 from numpy.typing import NDArray
 
 from contract.errors import RequestError
-from contract.tier import Tier
 from contract.types import Request, SamplingParams
-from harness.tiers import open_tier
-from reference.cpu.tier import CpuTier
 from reference.engine import Engine, EngineOptions
 from reference.limits import Limits
 from reference.model.open import open_model
 from reference.ops.row_digest import row_digest
 from reference.runner import LOG_PROBABILITIES, LOGITS, ROW_DIGEST, ModelRunner, StepInput
-from tests.needs import need_device
+from tests.named_tiers import named, on_each, quick_tier
 
 LIMITS = Limits(
     slots=3,
@@ -32,13 +28,7 @@ LIMITS = Limits(
     top_log_probabilities=2,
     digests=True,
 )
-TIERS: dict[str, Callable[[], Tier]] = {
-    "cpu": CpuTier,
-    "native": lambda: need_device(partial(open_tier, "native")),
-    "opencl": lambda: need_device(partial(open_tier, "opencl")),
-    "vulkan": lambda: need_device(partial(open_tier, "vulkan")),
-    "cuda": lambda: need_device(partial(open_tier, "cuda")),
-}
+TIERS = named("native", "opencl", "vulkan", "cuda")
 PROMPTS = (tuple((i * 37) % 250 for i in range(50)), (7, 8, 9), (3, 1, 4, 1, 5, 9, 2, 6))
 TOKENS = 9
 
@@ -121,7 +111,9 @@ def test_digests_are_those_of_the_rows_in_any_mix(runner: Recorded) -> None:
             assert rows.bits == {LOGITS: whole.bits, ROW_DIGEST: digests, None: []}[output]
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize(
+    ("runner", "temperature"), on_each(TIERS, (0.0, 0.8), 0.0), indirect=["runner"]
+)
 def test_a_request_alone_has_the_same_digests(runner: Recorded, temperature: float) -> None:
     """Steps of one row end in other launches on some tiers, greedy ones and drawn ones."""
     found = []
@@ -152,7 +144,7 @@ def test_only_rows_that_are_asked_for_are_digested(runner: Recorded) -> None:
 def test_limits_without_digests_refuse_them(tiny_model_path: Path) -> None:
     model = open_model(tiny_model_path)
     limits = replace(LIMITS, digests=False)
-    with model.file, CpuTier() as tier, ModelRunner(model, tier, limits) as plain:
+    with model.file, quick_tier() as tier, ModelRunner(model, tier, limits) as plain:
         engine = Engine(plain)
         with pytest.raises(RequestError, match="cannot be digests"):
             engine.submit(Request(1, (1, 2), 2), Rows(), 1, output=ROW_DIGEST)

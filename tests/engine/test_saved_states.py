@@ -12,7 +12,6 @@ import pytest
 from contract.dtypes import I12
 from contract.types import QosClass, Request, Tenant
 from harness.digest import RunningDigest
-from reference.cpu.tier import CpuTier
 from reference.engine import Engine, EngineOptions
 from reference.engine.engine import no_clock
 from reference.limits import Limits
@@ -22,6 +21,7 @@ from reference.sched.tenants import Tenants
 from tests.conftest import SyntheticModel
 from tests.engine.agent_sessions import GREEDY, Reuse, ask
 from tests.families_table import HYBRIDS
+from tests.named_tiers import quick_tier
 
 CONTEXT, INTERVAL = 256, 32
 PROMPT = tuple(np.random.default_rng(3).integers(0, 256, 200).tolist())
@@ -44,7 +44,7 @@ def opened(
     both = [Tenant(0, "a", qos=QosClass.BATCH), Tenant(1, "b", qos=QosClass.INTERACTIVE)]
     tenants = Tenants(both, clock=no_clock)
     reuse = Reuse()
-    with model.file, CpuTier() as tier, ModelRunner(model, tier, limits) as runner:
+    with model.file, quick_tier() as tier, ModelRunner(model, tier, limits) as runner:
         options = EngineOptions(prefix_cache=cache)
         yield Engine(runner, options, tenants=tenants, observer=reuse), reuse
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -13,143 +11,49 @@ import pytest
 from numpy.typing import NDArray
 
 from contract.errors import RequestError
-from contract.types import LOCAL_TENANT, FinishReason, Request, SamplingParams, TokenEvent
-from reference.cpu.tier import CpuTier
+from contract.types import LOCAL_TENANT, FinishReason, Request, SamplingParams
 from reference.engine import Engine, EngineOptions
 from reference.engine.drafter import PromptLookup
-from reference.limits import Limits
 from reference.model.open import open_model
 from reference.ops.log_probabilities import log_probabilities
 from reference.runner import ModelRunner, StepInput
 from reference.sched.constraints import pack_mask
 from reference.sched.scores import TokenScores
 from reference.sched.tenants import Tenants
-from tests.conftest import SyntheticModel
-from tests.named_tiers import named, runner_on
-
-LIMITS = Limits(
-    slots=3,
-    context=96,
-    pages=9,
-    step_tokens=40,
-    step_rows=8,
-    masks=3,
-    biases=4,
-    top_log_probabilities=5,
-    scores=True,
+from tests.engine.scored_prompts import (
+    LIMITS,
+    PROMPT,
+    QUICK,
+    Receiver,
+    by_definition,
+    run,
+    runs_of,
+    score,
+    submit,
 )
-TIERS = named("native", "opencl", "vulkan")
-QUICK = [tier for tier in TIERS if tier != "vulkan"]
-"""A processor that plays a graphics card takes long for every token."""
-PROMPT = tuple((i * 37) % 250 for i in range(50))
-LISTED = 3
-Scores = tuple[NDArray[np.float32], NDArray[np.int32], NDArray[np.float32]]
+from tests.named_tiers import quick_tier
 
 
-class Receiver:
-    """Takes the scores of one request, each token once and in order."""
-
-    def __init__(self, first: int) -> None:
-        self.parts: list[TokenScores] = []
-        self._next = first
-
-    def __call__(self, scores: TokenScores) -> None:
-        assert scores.first == self._next
-        assert len(scores.log_probability) > 0
-        self._next += len(scores.log_probability)
-        self.parts.append(scores)
-
-    @property
-    def bits(self) -> tuple[bytes, bytes, bytes]:
-        """All that was received."""
-        return tuple(  # type: ignore[return-value]
-            np.concatenate([getattr(part, name) for part in self.parts]).tobytes()
-            for name in ("log_probability", "top_ids", "top_log_probabilities")
-        )
-
-
-def score(number: int, prompt: Sequence[int] = PROMPT, start: int = 1, **more: Any) -> Request:
-    fields = {"max_tokens": 0, "score_top": LISTED, "score_from": start, **more}
-    return Request(number, tuple(prompt), **fields)
-
-
-def submit(engine: Engine, request: Request, **more: Any) -> Receiver:
-    assert request.score_from is not None
-    receiver = Receiver(request.score_from)
-    engine.submit(request, on_scores=receiver, **more)
-    return receiver
-
-
-def run(engine: Engine) -> dict[int, list[TokenEvent]]:
-    events: dict[int, list[TokenEvent]] = {}
-    for event in engine.run():
-        events.setdefault(event.request_id, []).append(event)
-    engine.memory.check([])
-    return events
-
-
-def runs_of(first: tuple[int, int], *others: tuple[int, int]) -> list[tuple[str, int, int]]:
-    """Tokens of a chunk and steps ahead for every tier; ``first`` alone for those not in QUICK."""
-    quick = [(tier, *schedule) for tier in QUICK for schedule in (first, *others)]
-    return quick + [(tier, *first) for tier in TIERS if tier not in QUICK]
-
-
-@cache
-def by_definition(
-    path: Path, prompt: tuple[int, ...] = PROMPT, start: int = 1, listed: int = LISTED
-) -> tuple[bytes, bytes, bytes]:
-    """Rule R10 of the logits that the CPU tier computes in one step."""
-    model = open_model(path)
-    limits = Limits(1, 96, 6, step_tokens=len(prompt) + 1, step_rows=len(prompt))
-    rows: list[NDArray[np.float32]] = []
-    with model.file, CpuTier() as tier, ModelRunner(model, tier, limits) as runner:
-        engine = Engine(runner)
-        engine.submit(Request(1, prompt, 0), lambda first, values: rows.append(values))
-        run(engine)
-    (logits,) = rows
-    chosen, ids, logs = log_probabilities(
-        logits=logits[start - 1 : -1], token=np.array(prompt[start:], np.int32), top=listed or 1
-    )
-    return chosen.tobytes(), ids[:, :listed].tobytes(), logs[:, :listed].tobytes()
-
-
-@pytest.fixture(scope="module")
-def path(synthetic_model: SyntheticModel) -> Path:
-    return synthetic_model(architecture="qwen3", quant="q4_k_m")
-
-
-@pytest.fixture(scope="module", params=TIERS)
-def runner(request: pytest.FixtureRequest, path: Path) -> Iterator[ModelRunner]:
-    with runner_on(path, TIERS[request.param], LIMITS) as opened:
-        yield opened
-
-
-@pytest.fixture(scope="module")
-def cpu(path: Path) -> Iterator[ModelRunner]:
-    with runner_on(path, CpuTier, LIMITS) as opened:
-        yield opened
-
-
-def test_they_are_those_of_the_definition(runner: ModelRunner, path: Path) -> None:
+def test_they_are_those_of_the_definition(scoring: ModelRunner, tiny_model_path: Path) -> None:
     """Alone, and only from some position on, which makes fewer rows."""
     for start in (1, 2, 17, len(PROMPT) - 1):
-        engine = Engine(runner, EngineOptions(prefix_cache=False))
+        engine = Engine(scoring, EngineOptions(prefix_cache=False))
         receiver = submit(engine, score(1, start=start))
         (event,) = run(engine)[1]
         assert (event.token, event.finish_reason) == (-1, FinishReason.LENGTH)
-        assert receiver.bits == by_definition(path, start=start)
+        assert receiver.bits == by_definition(tiny_model_path, start=start)
 
 
 @pytest.mark.parametrize(
-    ("runner", "chunk", "ahead"), runs_of((5, 3), (1, 0), (32, 1)), indirect=["runner"]
+    ("scoring", "chunk", "ahead"), runs_of((5, 3), (1, 0), (32, 1)), indirect=["scoring"]
 )
 def test_company_and_chunks_change_no_bit(
-    runner: ModelRunner, path: Path, chunk: int, ahead: int
+    scoring: ModelRunner, tiny_model_path: Path, chunk: int, ahead: int
 ) -> None:
     """Beside others that sample, are biased, or are scored, too."""
-    engine = Engine(runner, EngineOptions(chunk_tokens=chunk, steps_ahead=ahead))
+    engine = Engine(scoring, EngineOptions(chunk_tokens=chunk, steps_ahead=ahead))
     bias = ((7, 100.0), (9, -3.0))
-    alone = Engine(runner, EngineOptions(prefix_cache=False))
+    alone = Engine(scoring, EngineOptions(prefix_cache=False))
     biased = Request(3, PROMPT[:9], 20, SamplingParams(temperature=0.8), logit_bias=bias)
     alone.submit(replace(biased, ignore_end=True))
     expected = [event.token for event in run(alone)[3]]
@@ -157,15 +61,17 @@ def test_company_and_chunks_change_no_bit(
     engine.submit(Request(4, PROMPT[:20], 12, ignore_end=True))
     first, second = submit(engine, score(1)), submit(engine, score(2, PROMPT[:31], 4))
     events = run(engine)
-    assert first.bits == by_definition(path)
-    assert second.bits == by_definition(path, PROMPT[:31], 4)
+    assert first.bits == by_definition(tiny_model_path)
+    assert second.bits == by_definition(tiny_model_path, PROMPT[:31], 4)
     assert [event.token for event in events[3]] == expected
 
 
-@pytest.mark.parametrize("runner", QUICK, indirect=True)
-def test_preempted_and_shared_prompts_have_the_same_bits(runner: ModelRunner, path: Path) -> None:
+@pytest.mark.parametrize("scoring", QUICK, indirect=True)
+def test_preempted_and_shared_prompts_have_the_same_bits(
+    scoring: ModelRunner, tiny_model_path: Path
+) -> None:
     """More requests than pages hold, which begin alike: cached, evicted, preempted, recomputed."""
-    engine = Engine(runner, EngineOptions(chunk_tokens=7))
+    engine = Engine(scoring, EngineOptions(chunk_tokens=7))
     received = []
     for number in range(6):
         engine.submit(Request(100 + number, PROMPT[: 3 + number], 60, ignore_end=True))
@@ -173,12 +79,12 @@ def test_preempted_and_shared_prompts_have_the_same_bits(runner: ModelRunner, pa
     events = run(engine)
     assert all(events[number][-1].finish_reason is FinishReason.LENGTH for number in range(6))
     for number, receiver in enumerate(received):
-        assert receiver.bits == by_definition(path, start=number * 8 + 1)
+        assert receiver.bits == by_definition(tiny_model_path, start=number * 8 + 1)
     assert engine.statistics.preempted > 0
 
 
-def test_a_prefix_before_the_scored_tokens_is_not_computed_again(cpu: ModelRunner) -> None:
-    engine = Engine(cpu)
+def test_a_prefix_before_the_scored_tokens_is_not_computed_again(quick: ModelRunner) -> None:
+    engine = Engine(quick)
     first = submit(engine, score(1, start=40))
     run(engine)
     again = submit(engine, score(2, start=40))
@@ -190,32 +96,33 @@ def test_a_prefix_before_the_scored_tokens_is_not_computed_again(cpu: ModelRunne
     assert engine.statistics.prefix.tokens_hit == 32
 
 
-def test_only_rows_that_are_read_are_computed(cpu: ModelRunner) -> None:
+def test_only_rows_that_are_read_are_computed(quick: ModelRunner) -> None:
     """A long context before few scored tokens is read in whole chunks, with a row a token."""
     steps: list[StepInput] = []
-    engine = Engine(cpu, EngineOptions(prefix_cache=False))
-    submitted = cpu.submit
+    engine = Engine(quick, EngineOptions(prefix_cache=False))
+    submitted = quick.submit
 
     def watched(inputs: StepInput) -> Any:
         steps.append(inputs)
         return submitted(inputs)
 
-    cpu.submit = watched  # type: ignore[method-assign]
+    quick.submit = watched  # type: ignore[method-assign]
     try:
         submit(engine, score(1, PROMPT, 46))
         run(engine)
     finally:
-        del cpu.submit  # type: ignore[method-assign]
+        del quick.submit  # type: ignore[method-assign]
     assert [(len(step.query), len(step.output_rows)) for step in steps] == [(37, 0), (12, 4)]
 
 
 @pytest.mark.parametrize("drafter", [None, PromptLookup()], ids=["plain", "drafts"])
+@pytest.mark.parametrize("scoring", QUICK, indirect=True)
 def test_a_prompt_is_scored_and_continued(
-    runner: ModelRunner, path: Path, drafter: PromptLookup | None
+    scoring: ModelRunner, tiny_model_path: Path, drafter: PromptLookup | None
 ) -> None:
     """The continuation is that of the request without scores: penalties, mask, bias and all."""
     prompt = PROMPT[:20] + PROMPT[:20]
-    vocab = runner.model.config.vocab
+    vocab = scoring.model.config.vocab
     mask = pack_mask(range(10, 60), vocab)
     sampling = SamplingParams(temperature=0.7, seed=5, repeat_penalty=1.3, repeat_last_n=30)
     more: dict[str, Any] = {
@@ -225,55 +132,61 @@ def test_a_prompt_is_scored_and_continued(
         "ignore_end": True,
     }
     for allowed in (None, lambda generated: mask):
-        plain = Engine(runner, EngineOptions(prefix_cache=False))
+        plain = Engine(scoring, EngineOptions(prefix_cache=False))
         plain.submit(Request(1, prompt, **more), allowed=allowed)
         expected = run(plain)[1]
-        engine = Engine(runner, EngineOptions(prefix_cache=False), drafter=drafter)
+        engine = Engine(scoring, EngineOptions(prefix_cache=False), drafter=drafter)
         receiver = submit(engine, score(1, prompt, **more), allowed=allowed)
         assert run(engine)[1] == expected
-        assert receiver.bits == by_definition(path, prompt)
+        assert receiver.bits == by_definition(tiny_model_path, prompt)
 
 
-def test_a_grammar_does_not_forbid_what_is_scored(runner: ModelRunner, path: Path) -> None:
+@pytest.mark.parametrize("scoring", QUICK, indirect=True)
+def test_a_grammar_does_not_forbid_what_is_scored(
+    scoring: ModelRunner, tiny_model_path: Path
+) -> None:
     """Rule R10 is about the logits before any mask, so a mask of a scored text changes nothing."""
-    nothing = np.zeros_like(pack_mask((), runner.model.config.vocab))
-    engine = Engine(runner, EngineOptions(prefix_cache=False))
+    nothing = np.zeros_like(pack_mask((), scoring.model.config.vocab))
+    engine = Engine(scoring, EngineOptions(prefix_cache=False))
     receiver = submit(engine, score(1), allowed=lambda generated: nothing)
     assert run(engine)[1][-1].finish_reason is FinishReason.LENGTH
-    assert receiver.bits == by_definition(path)
+    assert receiver.bits == by_definition(tiny_model_path)
 
 
-def test_logits_and_scores_at_once(runner: ModelRunner, path: Path) -> None:
+@pytest.mark.parametrize("scoring", QUICK, indirect=True)
+def test_logits_and_scores_at_once(scoring: ModelRunner, tiny_model_path: Path) -> None:
     rows: list[tuple[int, NDArray[np.float32]]] = []
-    engine = Engine(runner, EngineOptions(prefix_cache=False))
+    engine = Engine(scoring, EngineOptions(prefix_cache=False))
     receiver = submit(
         engine, score(1, start=9), on_logits=lambda *part: rows.append(part), logits_from=30
     )
     run(engine)
-    assert receiver.bits == by_definition(path, start=9)
+    assert receiver.bits == by_definition(tiny_model_path, start=9)
     logits = np.concatenate([values for _, values in rows])
     assert (rows[0][0], len(logits)) == (30, len(PROMPT) - 30)
     chosen, _, _ = log_probabilities(
         logits=logits[:-1], token=np.array(PROMPT[31:], np.int32), top=1
     )
-    assert chosen.tobytes() == by_definition(path, start=31)[0]
+    assert chosen.tobytes() == by_definition(tiny_model_path, start=31)[0]
 
 
-def test_two_tenants_do_not_meet(cpu: ModelRunner, path: Path) -> None:
+def test_two_tenants_do_not_meet(quick: ModelRunner, tiny_model_path: Path) -> None:
     """Requests of two tenants that share no prefixes give the same bits, cached for neither."""
     others = replace(LOCAL_TENANT, id=1, name="other", isolation_group=None)
-    engine = Engine(cpu, tenants=Tenants((LOCAL_TENANT, others), clock=lambda: 0.0))
+    engine = Engine(quick, tenants=Tenants((LOCAL_TENANT, others), clock=lambda: 0.0))
     first = submit(engine, score(1, start=40))
     run(engine)
     second = submit(engine, score(2, start=40, tenant=1))
     run(engine)
     assert engine.statistics.prefix.tokens_hit == 0
-    assert first.bits == second.bits == by_definition(path, start=40)
+    assert first.bits == second.bits == by_definition(tiny_model_path, start=40)
 
 
-def test_a_cancelled_request_is_told_nothing_more(cpu: ModelRunner, path: Path) -> None:
+def test_a_cancelled_request_is_told_nothing_more(
+    quick: ModelRunner, tiny_model_path: Path
+) -> None:
     """Cancelled between two steps, and by the receiver itself; the other goes on."""
-    engine = Engine(cpu, EngineOptions(chunk_tokens=8, steps_ahead=2, prefix_cache=False))
+    engine = Engine(quick, EngineOptions(chunk_tokens=8, steps_ahead=2, prefix_cache=False))
     cancelled, other = submit(engine, score(1)), submit(engine, score(2))
     own: list[TokenScores] = []
 
@@ -289,23 +202,25 @@ def test_a_cancelled_request_is_told_nothing_more(cpu: ModelRunner, path: Path) 
     assert events.keys() == {2}
     assert len(cancelled.parts) == count
     assert len(own) == 1
-    assert other.bits == by_definition(path)
+    assert other.bits == by_definition(tiny_model_path)
 
 
-def test_the_whole_context_and_two_tokens(cpu: ModelRunner, path: Path) -> None:
+def test_the_whole_context_and_two_tokens(quick: ModelRunner, tiny_model_path: Path) -> None:
     longest = tuple((i * 11) % 250 for i in range(LIMITS.context))
     for prompt in (longest, longest[:2]):
-        engine = Engine(cpu, EngineOptions(prefix_cache=False))
+        engine = Engine(quick, EngineOptions(prefix_cache=False))
         receiver = submit(engine, score(1, prompt))
         assert run(engine)[1][-1].finish_reason is FinishReason.LENGTH
-        assert receiver.bits == by_definition(path, prompt)
+        assert receiver.bits == by_definition(tiny_model_path, prompt)
 
 
-def test_none_are_listed_where_none_are_asked_for(cpu: ModelRunner, path: Path) -> None:
-    engine = Engine(cpu)
+def test_none_are_listed_where_none_are_asked_for(
+    quick: ModelRunner, tiny_model_path: Path
+) -> None:
+    engine = Engine(quick)
     receiver = submit(engine, score(1, score_top=0))
     run(engine)
-    assert receiver.bits == by_definition(path, listed=0)
+    assert receiver.bits == by_definition(tiny_model_path, listed=0)
 
 
 @pytest.mark.parametrize(
@@ -321,45 +236,45 @@ def test_none_are_listed_where_none_are_asked_for(cpu: ModelRunner, path: Path) 
         (PROMPT * 2, 1, "prompt: is 100 tokens, the context is 96"),
     ],
 )
-def test_refusals(cpu: ModelRunner, prompt: tuple[int, ...], start: int, problem: str) -> None:
-    engine = Engine(cpu)
+def test_refusals(quick: ModelRunner, prompt: tuple[int, ...], start: int, problem: str) -> None:
+    engine = Engine(quick)
     with pytest.raises(RequestError, match=problem):
         engine.submit(score(1, prompt, start), on_scores=Receiver(1))
     assert engine.idle
 
 
 @pytest.mark.parametrize("top", [-1, 6, None])
-def test_no_more_are_listed_than_the_limits_have(cpu: ModelRunner, top: object) -> None:
+def test_no_more_are_listed_than_the_limits_have(quick: ModelRunner, top: object) -> None:
     with pytest.raises(RequestError, match="score_top: is"):
-        Engine(cpu).submit(score(1, score_top=top), on_scores=Receiver(1))
+        Engine(quick).submit(score(1, score_top=top), on_scores=Receiver(1))
 
 
-def test_an_engine_without_scores_refuses_them(path: Path) -> None:
-    model = open_model(path)
+def test_an_engine_without_scores_refuses_them(tiny_model_path: Path) -> None:
+    model = open_model(tiny_model_path)
     limits = replace(LIMITS, scores=False)
     with (
         model.file,
-        CpuTier() as tier,
+        quick_tier() as tier,
         ModelRunner(model, tier, limits) as runner,
         pytest.raises(RequestError, match="built without scores"),
     ):
         Engine(runner).submit(score(1), on_scores=Receiver(1))
 
 
-def test_a_broken_row_ends_its_request(cpu: ModelRunner) -> None:
+def test_a_broken_row_ends_its_request(quick: ModelRunner) -> None:
     """A token that the device did not give, as where a logit is not finite, has no score."""
-    engine = Engine(cpu, EngineOptions(prefix_cache=False))
-    collected = cpu.collect
+    engine = Engine(quick, EngineOptions(prefix_cache=False))
+    collected = quick.collect
 
     def broken(submission: Any) -> Any:
         output = collected(submission)
         return replace(output, token=np.full_like(output.token, -1))
 
-    cpu.collect = broken  # type: ignore[method-assign]
+    quick.collect = broken  # type: ignore[method-assign]
     try:
         receiver = submit(engine, score(1))
         (event,) = run(engine)[1]
     finally:
-        del cpu.collect  # type: ignore[method-assign]
+        del quick.collect  # type: ignore[method-assign]
     assert event.finish_reason is FinishReason.ERROR
     assert np.isnan(receiver.parts[-1].log_probability).all()

@@ -39,8 +39,8 @@ RUNS = [
     *(("qwen3", tier) for tier in TIERS if tier != "vulkan"),
     pytest.param(("qwen35", "cpu"), marks=pytest.mark.soak),
     ("qwen35", "late"),
-    ("lfm2", "cpu"),
-    ("granitehybrid", "cpu"),
+    ("lfm2", "native"),
+    ("granitehybrid", "native"),
 ]
 """Late is the CPU, later. Schedules on every tier, Vulkan too, are in tests/invariance."""
 SEEDED = SamplingParams(temperature=0.8, seed=11)

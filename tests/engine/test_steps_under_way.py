@@ -14,7 +14,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from contract.types import Request, SamplingParams
-from reference.cpu.tier import CpuTier
 from reference.engine import Engine, EngineOptions
 from reference.model.open import open_model
 from reference.runner import ModelRunner, StepInput, Submission
@@ -26,6 +25,7 @@ from tests.engine.small_engine import (
     request,
 )
 from tests.late_tier import LateTier
+from tests.named_tiers import quick_tier
 
 
 @settings(max_examples=12, deadline=None)
@@ -127,7 +127,7 @@ def test_no_call_inside_a_step_swallows_an_interrupt(tiny_model_path: Path) -> N
     """A Ctrl-C is raised in whatever Python function runs next; code in C that calls one may drop
     what it raises, as numpy does while it makes a dtype."""
     model = open_model(tiny_model_path)
-    with model.file, CpuTier(threads=1) as tier, ModelRunner(model, tier, LIMITS) as runner:
+    with model.file, quick_tier() as tier, ModelRunner(model, tier, LIMITS) as runner:
         engine = Engine(runner)
 
         def decoding() -> Callable[[], object]:

@@ -10,6 +10,8 @@ from contract.errors import CatalogError
 from harness.catalog import DEFAULT_ID, ENTRIES, CatalogEntry, HubFile, WheelMember, find
 from harness.catalog.names import parse_hub_name
 from harness.catalog.store import checked_path
+from harness.sampling_defaults import sampling_defaults
+from harness.settings_table import SETTINGS
 
 
 @pytest.mark.parametrize("entry", ENTRIES.values(), ids=list(ENTRIES))
@@ -35,6 +37,12 @@ def test_default_entry_comes_from_the_package_index() -> None:
     assert isinstance(entry.file.source, WheelMember)
     assert entry.licence == "Apache-2.0"
     assert entry.file.size == 98_362_432
+
+
+def test_a_server_answers_for_the_default_model_as_run_does() -> None:
+    """A newcomer asks both the same question."""
+    served = sampling_defaults({}, dict(find(DEFAULT_ID).sampling))
+    assert served.temperature == SETTINGS["temperature"].default == 0
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import json
 import os
 import subprocess
@@ -167,6 +168,18 @@ def test_wrong_bytes_leave_nothing(hub: Hub, tmp_path: Path) -> None:
     with pytest.raises(CatalogError, match=f"expected {'0' * 64}; the file was discarded"):
         pulled(NAME, tmp_path)
     assert visible_files(tmp_path) == list((tmp_path / "partial").iterdir()) == []
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EROFS])
+def test_a_disk_that_refuses_is_not_taken_for_the_network(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def refuse(*arguments: object, **options: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", refuse)
+    with pytest.raises(CatalogError, match=f"partial/.*: {os.strerror(number)}$"):
+        pulled(NAME, tmp_path)
 
 
 def test_gated_repository_asks_for_its_terms(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -14,7 +16,7 @@ import pytest
 import harness.host.open
 from contract.errors import DoesNotFit
 from contract.tier import Tier
-from contract.types import FinishReason, SamplingParams
+from contract.types import LOCAL_TENANT, FinishReason, SamplingParams
 from harness.host.driver import EngineDriver
 from harness.host.event_queue import Delivered, EventQueue, Offer
 from harness.host.open import prepare_session
@@ -31,6 +33,43 @@ from reference.model.open import open_model
 from reference.runner import ModelRunner
 from tests.late_tier import LateTier
 from tests.needs import need_device
+
+
+@pytest.mark.parametrize("tier", ["cpu", "opencl"])
+def test_closing_frees_the_memory_at_once(tmp_path: Path, tier: str) -> None:
+    """A server that changes its model has no room for both until Python collects cycles."""
+    path = tmp_path / "hybrid.gguf"
+    write_synthetic(path, sized_spec("tiny", architecture="qwen35", quant="q8_0", context=64))
+    options = SessionOptions(tier=tier, slots=2)
+    gc_was_on = gc.isenabled()
+    gc.disable()
+    try:
+        arrays = arrays_of_a_session(path, options)
+        assert len(arrays) > 5
+        assert [array() for array in arrays if array() is not None] == []
+    finally:
+        if gc_was_on:
+            gc.enable()
+
+
+def arrays_of_a_session(path: Path, options: SessionOptions) -> list[weakref.ref[np.ndarray]]:
+    """The host memory of weights, keys and values, states and scratch of a session that has
+    ended."""
+    with need_device(lambda: Session.open(path, options)) as session:
+        list(session.generate(range(1, 20), SamplingParams(), 2))
+        tokens = np.arange(1, 17, dtype=np.int32)
+        assert session.engine.save_pages(LOCAL_TENANT.id, tokens, 0, 1)
+        tier, named = session.tier, session.runner._buffers
+        buffers = [buffer for name, buffer in named.items() if not name.startswith("output.")]
+        if isinstance(tier, CpuTier):
+            weights = [
+                tile.plane for one in tier._matrices._prepared.values() for tile in one.tiles
+            ]
+            owned = [*(buffer.data for buffer in buffers), tier._arena, *weights]
+        else:
+            ranges = [one for buffer in buffers for one in buffer.allocations]
+            owned = [one.host for one in (*ranges, tier._scratch) if one.host is not None]
+        return [weakref.ref(array) for array in owned]
 
 
 @pytest.fixture(scope="module")

@@ -20,13 +20,12 @@ from contract.dtypes import F32, DType
 from contract.tier import Tier
 from contract.types import LOCAL_TENANT, QosClass, Request, SamplingParams
 from harness.digest import logits_digest
-from reference.cpu.tier import CpuTier
 from reference.engine import Engine, EngineOptions
 from reference.limits import RING_STEPS, Limits
 from reference.model.open import open_model
 from reference.runner import ModelRunner, StepInput, Submission
 from reference.sched.tenants import Tenants
-from tests.named_tiers import is_emulated, named
+from tests.named_tiers import is_emulated, named, quick_tier
 
 SLOTS = 4
 CONTEXT = 176
@@ -43,18 +42,13 @@ TIERS = named("native", "opencl", "vulkan", "cuda")
 
 @contextmanager
 def bench_on(tier: str, path: Path, **sizes: Any) -> Iterator[Bench]:
-    """A bench on a tier by its name, whose oracle is the CPU tier: what that gave requests of the
-    same model on an earlier bench is not computed again."""
+    """A bench on a tier by its name. Its oracle is on another tier, and what that gave requests of
+    the same model for an earlier bench is not computed again."""
     same = path, tuple(sorted(sizes.items()))
-    with ExitStack() as stack:
-        oracle = None
-        if tier != "cpu":
-            oracle = stack.enter_context(Bench(path, **sizes))
-            oracle.traces_alone = TRACES_ALONE.setdefault(same, oracle.traces_alone)
-        bench = stack.enter_context(Bench(path, tier=TIERS[tier](), oracle=oracle, **sizes))
-        if tier == "cpu":
-            TRACES_ALONE[same] = bench.traces_alone
-        yield bench
+    with Bench(path, **sizes) as oracle:
+        oracle.traces_alone = TRACES_ALONE.setdefault(same, oracle.traces_alone)
+        with Bench(path, tier=TIERS[tier](), oracle=oracle, **sizes) as bench:
+            yield bench
 
 
 @dataclass(slots=True)
@@ -126,11 +120,12 @@ class Schedule:
 
 
 TRACES_ALONE: dict[tuple[Any, ...], dict[Request, Trace]] = {}
-"""Of models and sizes what the CPU tier gave requests alone."""
+"""By model and sizes, what the oracle gave each request alone."""
 
 
 class Bench:
-    """A model on a tier with its runner observed. ``wrap`` may put something broken in between.
+    """A model on a tier, None for a quick one, with its runner observed. ``wrap`` may put something
+    broken in between.
 
     What a request gives alone is what it gives on ``oracle``, None for this bench itself.
     """
@@ -147,13 +142,20 @@ class Bench:
         step_tokens: int = STEP_TOKENS,
         wrap: Callable[[ModelRunner], Any] = lambda runner: runner,
         oracle: Bench | None = None,
+        adapters: tuple[Path, ...] = (),
     ) -> None:
         self._stack = ExitStack()
-        self.tier = self._stack.enter_context(tier or CpuTier())
-        self.model = open_model(path)
-        self._stack.callback(self.model.file.close)
+        self.tier = self._stack.enter_context(tier or quick_tier())
+        self.model = open_model(path, adapters)
+        self._stack.callback(self.model.close)
         limits = Limits(
-            slots, context, pages, kv_dtype, step_tokens=step_tokens, step_rows=step_tokens
+            slots,
+            context,
+            pages,
+            kv_dtype,
+            step_tokens=step_tokens,
+            step_rows=step_tokens,
+            adapters=self.model.adapters.combined,
         )
         runner = ModelRunner(self.model, self.tier, limits)
         self._stack.enter_context(runner)

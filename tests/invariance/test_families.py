@@ -90,7 +90,7 @@ RUNS = [
     )
     for model in MODELS
     for tier in TIERS
-    if model in {"cpu": MODELS, "vulkan": ON_VULKAN}.get(tier, ON_EVERY_TIER)
+    if model in {"native": MODELS, "vulkan": ON_VULKAN}.get(tier, ON_EVERY_TIER)
 ]
 
 

@@ -9,10 +9,12 @@ import numpy as np
 import pytest
 
 from contract.dtypes import F16
+from contract.tier import Tier
 from contract.types import Request, SamplingParams
 from reference.cpu.tier import CpuTier
 from tests.invariance import controls
 from tests.invariance.engines import Bench, Schedule, Trace, request_pool
+from tests.named_tiers import quick_tier
 
 SyntheticModel = Callable[..., Path]
 
@@ -22,7 +24,11 @@ CLIENTS = 44
 AT_ONCE = 256
 """Prefill tokens of a step that let every slot start together; ``TRICKLE`` staggers them."""
 TRICKLE = 24
-MODELS = ("q4_k_m", pytest.param("q8_0", marks=pytest.mark.soak), "f32")
+RUNS = [
+    *(("quick", quant) for quant in ("q4_k_m", "q8_0", "f32")),
+    ("cpu", "f32"),
+    pytest.param("cpu", "q4_k_m", marks=pytest.mark.soak),
+]
 """Rows of integers, which Q8_0 has as Q4_K_M does, and of numbers."""
 
 
@@ -40,7 +46,7 @@ def crowd(vocab: int) -> list[Request]:
     ]
 
 
-def crowd_bench(path: Path, slots: int, tier: CpuTier | None = None) -> Bench:
+def crowd_bench(path: Path, slots: int, tier: Tier | None = None) -> Bench:
     """A bench where ``slots`` of the crowd run at a time."""
     return Bench(
         path,
@@ -61,9 +67,7 @@ def same(traces: dict[int, Trace], expected: dict[int, Trace], what: str) -> Non
         assert trace.digests == expected[id_].digests, f"{what}: logits of request {id_}"
 
 
-def prove_width_invariance(
-    path: Path, widths: tuple[int, ...], tier: Callable[[], CpuTier] = CpuTier
-) -> None:
+def prove_width_invariance(path: Path, widths: tuple[int, ...], tier: Callable[[], Tier]) -> None:
     """Proof: the crowd's bits depend neither on how many run at once nor on repetition."""
     with crowd_bench(path, widths[0], tier()) as bench:
         expected = bench.execute(crowd(VOCAB), Schedule(AT_ONCE))
@@ -77,10 +81,10 @@ def prove_width_invariance(
             assert max(bench.runner.sequence_counts) == width
 
 
-@pytest.mark.parametrize("quant", MODELS)
-def test_crowd_at_every_width(synthetic_model: SyntheticModel, quant: str) -> None:
+@pytest.mark.parametrize(("tier", "quant"), RUNS)
+def test_crowd_at_every_width(synthetic_model: SyntheticModel, tier: str, quant: str) -> None:
     path = synthetic_model(architecture="qwen3", quant=quant, vocab=VOCAB)
-    prove_width_invariance(path, WIDTHS)
+    prove_width_invariance(path, WIDTHS, {"quick": quick_tier, "cpu": CpuTier}[tier])
 
 
 def test_control_kernel_that_falls_back_above_eight_rows(

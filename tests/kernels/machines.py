@@ -12,9 +12,11 @@ from accel.amd.runtime import Choices as AmdChoices
 from accel.amd.sim.fake_kernel import FakeKernel
 from accel.amd.sim.fake_machine import PROPERTIES, Behaviour
 from accel.amd.tier import AmdTier
+from accel.kernels.source import Traits
 from accel.metal.runtime import Choices as MetalChoices
 from accel.metal.tier import MetalTier
 from contract.tier import Tier
+from tests.intel.simulated import intel_tier
 from tests.kernels.processor import cpu_device
 from tests.metal.conftest import new_mac
 from tests.opencl.work_groups import work_group_tier
@@ -44,6 +46,11 @@ def _metal(cache: Path, math_mode: bool = True, **choices: Any) -> Iterator[Tier
     assert (mac.problems, mac.left_over) == ([], [])
 
 
+def _intel(cache: Path, **choices: Any) -> AbstractContextManager[Tier]:
+    # The self-test has its own test, and takes as long as ten of these.
+    return intel_tier(cache, **{"traits": Traits(), **choices})
+
+
 @contextmanager
 def _amd(
     cache: Path, behaviour: dict[str, Any], driver: str = "t1", **choices: Any
@@ -57,6 +64,7 @@ def _amd(
 MACHINES: dict[str, Callable[..., AbstractContextManager[Tier]]] = {
     "work-groups": _work_groups,
     "metal-simulated": _metal,
+    "intel-simulated": _intel,
     "gfx1201": partial(_amd, behaviour={}),
     "gfx1100": partial(_amd, behaviour=GFX1100),
 }

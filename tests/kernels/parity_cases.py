@@ -101,4 +101,6 @@ WORK_GROUP_CASES = chosen(MOST) if MOST else one_or_two()
 METAL_CASES = chosen(MOST) if MOST else each_somewhere(chosen("1"))
 METAL_INTEGER_CASES = of(chosen("1"), (None, F32, Q4_K))
 AMD_CASES = chosen(MOST) if MOST else list(one_of_slow(each_somewhere(chosen("1"))))
+INTEL_CASES = list({case.opcode: case for case in reversed(METAL_CASES)}.values())
+"""One of each opcode: the text of a kernel is tested elsewhere, here what clang makes of it."""
 SMALL_CASES = [case for case in AMD_CASES if case.opcode in ELSEWHERE and case.opcode not in SLOW]

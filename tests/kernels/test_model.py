@@ -24,8 +24,9 @@ GREEDY = tuple(Request(one.id, one.prompt, 3, ignore_end=True) for one in SHORT[
 @pytest.mark.parametrize(
     ("shared", "requests"),
     [
-        pytest.param(True, SHORT, id="shared", marks=pytest.mark.long),
+        pytest.param(True, GREEDY, id="shared", marks=pytest.mark.long),
         pytest.param(False, GREEDY, id="banked", marks=pytest.mark.long),
+        pytest.param(True, SHORT, id="shared-sampled", marks=pytest.mark.soak),
         pytest.param(False, SHORT, id="banked-sampled", marks=pytest.mark.soak),
     ],
 )

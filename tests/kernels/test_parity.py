@@ -1,5 +1,5 @@
 """Every op of the kernel dialect against its numpy definition: as OpenCL C on a processor, as Metal
-on a simulated Mac, as machine code on simulated AMD GPUs."""
+on a simulated Mac, as SPIR-V on a simulated Intel GPU, as machine code on simulated AMD GPUs."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from tests.kernels.machines import MACHINES
 from tests.kernels.parity_cases import (
     AMD_CASES,
     FORMATS,
+    INTEL_CASES,
     METAL_CASES,
     METAL_INTEGER_CASES,
     PART,
@@ -40,6 +41,7 @@ UNROLLED = Opcode.MATMUL, Opcode.FLASH_ATTN
 CASES = {
     "work-groups": WORK_GROUP_CASES,
     "metal-simulated": METAL_CASES,
+    "intel-simulated": INTEL_CASES,
     "gfx1201": AMD_CASES,
     "gfx1100": SMALL_CASES[::5],
 }
@@ -99,7 +101,7 @@ def test_every_op_of_the_table_is_compared() -> None:
     assert found == set(DEVICE_OPS)
 
 
-@pytest.mark.parametrize("name", ["metal-simulated", "gfx1201"])
+@pytest.mark.parametrize("name", ["metal-simulated", "intel-simulated", "gfx1201"])
 def test_every_opcode_is_compared(name: str) -> None:
     """On each simulated device that is not a variant of another."""
     assert {case.opcode for case in CASES[name]} == set(STRATEGIES)
@@ -129,7 +131,7 @@ def test_parity(tier: Tier, case: Case) -> None:
     [
         *(
             on(name, shape, cases)
-            for name in ("metal-simulated", "gfx1201")
+            for name in ("metal-simulated", "intel-simulated", "gfx1201")
             for shape, cases in SOAK_SHAPES.items()
         ),
         *(on("gfx1100", str(case), [case]) for case in part(chosen("all"), "1/16")),

@@ -113,8 +113,8 @@ def collected() -> tuple[str, dict[str, set[str]]]:
 @pytest.mark.parametrize(
     ("system", "has", "lacks"),
     [
-        ("linux", ("amd/tier.py", "amd/tools/trace.py", "cuda/tier.py"), ("metal/tier.py",)),
-        ("macos", ("metal/tier.py", "vulkan/tier.py"), ("amd/tier.py", "cuda/tier.py")),
+        ("linux", ("amd/tier.py", "amd/tools/trace.py", "intel/tier.py"), ("metal/tier.py",)),
+        ("macos", ("metal/tier.py", "vulkan/tier.py"), ("cuda/tier.py", "intel/tier.py")),
         ("windows", ("cuda/tier.py", "vulkan/tier.py"), ("amd/tier.py", "metal/tier.py")),
     ],
 )

@@ -77,6 +77,16 @@ def test_regenerate_asks_the_same_with_another_seed(chat: Chat) -> None:
     first, second = chat.fake.asked
     assert first["messages"] == second["messages"] == [{"role": "user", "content": "Go"}]
     assert first["seed"] != second["seed"]
+    expect(chat.page.locator("#banner")).to_be_hidden()
+
+
+def test_regenerate_at_temperature_0_says_that_nothing_changes(chat: Chat) -> None:
+    chat.press("Settings")
+    chat.page.get_by_label("Temperature").fill("0")
+    chat.ask("Go")
+    chat.press("Regenerate")
+    expect(chat.page.locator("#banner")).to_contain_text("raise it in Settings")
+    chat.settled()
 
 
 def test_edit_forgets_what_came_after(chat: Chat) -> None:

@@ -37,10 +37,17 @@ class Peer:
         return self._child.call(_encode, str(path), list(texts), parse_special, add_bos)
 
     def logits(
-        self, path: Path, tokens: Sequence[int], kv_type: int = GGML_TYPE_F32, chunk: int = 512
+        self,
+        path: Path,
+        tokens: Sequence[int],
+        kv_type: int = GGML_TYPE_F32,
+        chunk: int = 512,
+        lora: tuple[Path, float] | None = None,
     ) -> NDArray[np.float32]:
-        """Teacher-forced logits of every position, float32[len(tokens), vocab]."""
-        return self._child.call(_logits, str(path), list(tokens), kv_type, chunk)
+        """Teacher-forced logits of every position, float32[len(tokens), vocab]; ``lora`` is the
+        file of an adapter, and its scale."""
+        adapter, scale = (None, 1.0) if lora is None else (str(lora[0]), lora[1])
+        return self._child.call(_logits, str(path), list(tokens), kv_type, chunk, adapter, scale)
 
     def quantize(self, source: Path, out: Path, file_type: int) -> Path:
         """Write ``source`` in the mixture ``file_type`` to ``out``, and return that."""
@@ -65,7 +72,9 @@ def _encode(path: str, texts: list[str], parse_special: bool, add_bos: bool) -> 
     return [llama.tokenize(t.encode(), add_bos=add_bos, special=parse_special) for t in texts]
 
 
-def _logits(path: str, tokens: list[int], kv_type: int, chunk: int) -> NDArray[np.float32]:
+def _logits(
+    path: str, tokens: list[int], kv_type: int, chunk: int, adapter: str | None, scale: float
+) -> NDArray[np.float32]:
     import llama_cpp
 
     llama = llama_cpp.Llama(
@@ -83,6 +92,8 @@ def _logits(path: str, tokens: list[int], kv_type: int, chunk: int) -> NDArray[n
         yarn_beta_slow=-1.0,
         type_k=kv_type,
         type_v=kv_type,
+        lora_path=adapter,
+        lora_scale=scale,
         verbose=False,
     )
     try:

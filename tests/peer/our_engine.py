@@ -11,15 +11,20 @@ from numpy.typing import NDArray
 
 from harness.host.options import SessionOptions
 from harness.host.session import Session
+from harness.named_adapters import NamedAdapter
 
 
 def our_logits(
-    path: Path, tokens: Sequence[int], kv_dtype: str = "f32", chunk: int = 128
+    path: Path,
+    tokens: Sequence[int],
+    kv_dtype: str = "f32",
+    chunk: int = 128,
+    lora: tuple[NamedAdapter, ...] = (),
 ) -> NDArray[np.float32]:
     """Teacher-forced logits of every position, float32[len(tokens), vocab]. The closed session is
     in cycles: it is collected before a caller opens another."""
     options = SessionOptions(
-        tier="cpu", context=len(tokens), kv_dtype=kv_dtype, chunk=chunk, all_logits=True
+        tier="cpu", context=len(tokens), kv_dtype=kv_dtype, chunk=chunk, all_logits=True, lora=lora
     )
     with Session.open(path, options) as session:
         logits = np.empty((len(tokens), session.model.config.vocab), np.float32)

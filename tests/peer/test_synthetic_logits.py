@@ -8,7 +8,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from harness.named_adapters import NamedAdapter
+from tests.adapters import write_adapter
 from tests.families_table import DEEP, FAMILIES, GEMMAS
+from tests.model.test_adapters import is_linear
 from tests.model.test_family_logits import CHUNK, NOT_IN_FLOAT64, TOKENS, TOLERANCE
 from tests.peer.binary64_attention import binary64_attention
 from tests.peer.float64_gemma import Float64Gemma
@@ -59,6 +62,18 @@ def test_llama_cpp_agrees_with_float64(model, peer, name):
     path = model(name)
     truth = float64_model(path).logits(TOKENS)
     assert np.abs(peer.logits(path, TOKENS, chunk=CHUNK) - truth).max() <= peer_tolerance(name)
+
+
+@pytest.mark.parametrize("name", ["qwen3-wide-heads", "phi3", "qwen35"])
+def test_adapters_agree_with_llama_cpp(model, peer, tmp_path, name):
+    """Both read the same file of an adapter, whose scale is not 1."""
+    path = model(name)
+    lora = write_adapter(tmp_path / "a.gguf", path, changed=is_linear, size=0.05)
+    with binary64_attention():
+        ours = our_logits(path, TOKENS, chunk=CHUNK, lora=(NamedAdapter("a", lora, 0.7),))
+    theirs = peer.logits(path, TOKENS, chunk=CHUNK, lora=(lora, 0.7))
+    assert np.abs(ours - theirs).max() <= TOLERANCE
+    assert np.abs(theirs - peer.logits(path, TOKENS, chunk=CHUNK)).max() > 100 * TOLERANCE
 
 
 @pytest.mark.parametrize("name", ["gemma3", "gemma4-experts"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -172,3 +173,17 @@ def test_a_bar_counts_the_prompts(
 def idle(llm: LLM) -> bool:
     """Whether the engine has nothing to do any more."""
     return llm._driver.call(lambda engine: engine.idle)
+
+
+def test_parameters_of_the_package(llm: LLM) -> None:
+    end = min(llm.tokenizer.eog_ids)
+    eager = {"logit_bias": {end: 100.0}, "max_tokens": 9, "temperature": 0.0}
+    (one,) = llm.generate(["hello"], SamplingParams(**eager, min_tokens=5))
+    assert len([token for token in one.completions[0].tokens if token != end]) == 5
+    both = [SamplingParams(**eager, **{name: True}) for name in ("ignore_eos", "ignore_end")]
+    same = [llm.generate(["hello"], each)[0].completions[0].tokens for each in both]
+    assert list(same[0]) == list(same[1]) == [end] * 9
+    wrong: tuple[dict[str, Any], ...] = ({"min_tokens": 10}, {"min_tokens": -1}, {"ignore_eos": 1})
+    for each in wrong:
+        with pytest.raises(RequestError, match=next(iter(each))):
+            SamplingParams(**eager, **each)

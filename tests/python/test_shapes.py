@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import inspect
+import math
 import pickle
 import subprocess
 import sys
@@ -68,7 +69,10 @@ def test_mypy_refuses_what_is_no_setting(tmp_path: Path) -> None:
         ({"tire": "cpu"}, "LLM has no argument 'tire'; did you mean 'tier'\\?"),
         ({"max_model_len": 64}, "no argument 'max_model_len'; here it is 'context'"),
         ({"ctx_size": 64}, "no argument 'ctx_size'; here it is 'context'"),
-        ({"tensor_parallel_size": 2}, "no argument 'tensor_parallel_size'$"),
+        ({"tensor_parallel_size": 2}, "no argument 'tensor_parallel_size'; here it is device"),
+        ({"n_ctx": 64}, "no argument 'n_ctx'; here it is 'context'"),
+        ({"trust_remote_code": True}, "no argument 'trust_remote_code'; leave it out"),
+        ({"zzzz": 2}, "no argument 'zzzz'$"),
         ({"model": 5}, "model: 5 is of type int; give a file, a name or None"),
     ],
 )
@@ -137,6 +141,7 @@ def test_sampling_parameters_are_checked_at_once(fields: dict[str, Any], says: s
         ({"repetition_penalty": 1.1}, "no argument 'repetition_penalty'; here it is 'repeat_pen"),
         ({"max_new_tokens": 4}, "no argument 'max_new_tokens'; here it is 'max_tokens'"),
         ({"ignore_eos": True}, "no argument 'ignore_eos'; did you mean 'ignore_end'"),
+        ({"prompt_logprobs": 1}, "no argument 'prompt_logprobs'; LLM.score has those"),
         ({"zzz": 1}, "SamplingParams has no argument 'zzz'$"),
     ],
 )
@@ -154,6 +159,69 @@ def test_vllms_names_mean_the_same(llm: LLM) -> None:
     assert logs[0] is not None
     assert logs[1] is not None
     assert logs[0].tobytes() == logs[1].tobytes()
+
+
+def test_outputs_have_vllms_names(llm: LLM) -> None:
+    """A script that was written for vLLM reads them."""
+    asked = SamplingParams(n=2, temperature=0.8, max_tokens=4, logprobs=2)
+    for output in llm.generate(["one", "two"], sampling_params=asked, use_tqdm=False):
+        assert output.prompt == ("one", "two")[output.index]
+        assert output.prompt_token_ids == llm.tokenize(output.prompt)
+        assert (output.request_id, output.finished) == (str(output.index), True)
+        assert output.num_cached_tokens == output.cached_tokens
+        assert [one.index for one in output.outputs] == [0, 1]
+        for one in output.outputs:
+            assert (one.token_ids, one.stop_reason) == (list(one.tokens), None)
+            assert one.logprobs is not None
+            assert one.log_probabilities is not None
+            assert one.cumulative_logprob == math.fsum(one.log_probabilities.tolist())
+            for token, row, value in zip(
+                one.tokens, one.logprobs, one.log_probabilities, strict=True
+            ):
+                assert row[token].logprob == float(value)
+                assert row[token].decoded_token == llm.detokenize([token])
+                assert [each.rank for each in row.values()][:2] == [1, 2]
+                assert len(row) == (2 if row[token].rank else 3)
+            assert pickle.loads(pickle.dumps(one)).logprobs == one.logprobs
+
+
+def test_vllms_names_of_other_prompts(llm: LLM) -> None:
+    tokens, bad = llm.generate([[5, 6], "two " * 999], GREEDY)
+    assert (tokens.prompt, tokens.prompt_token_ids) == (None, [5, 6])
+    assert tokens.outputs[0].logprobs is tokens.outputs[0].cumulative_logprob is None
+    assert bad.prompt == "two " * 999
+    with pytest.raises(RequestError, match="larger context"):
+        assert bad.outputs
+    (answer,) = llm.chat("Hello", GREEDY, use_tqdm=False)
+    assert answer.prompt == llm.detokenize(answer.prompt_tokens)
+    assert "Hello" in answer.prompt
+    stop = llm.generate("one", replace(GREEDY, ignore_end=True))[0].tokens[2]
+    ended = replace(GREEDY, ignore_end=True, stop_token_ids=[stop])
+    assert llm.generate("one", ended)[0].outputs[0].stop_reason == stop
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "says"),
+    [
+        (lambda llm: llm.get_tokenizer(), AttributeError, "here it is tokenizer$"),
+        (lambda llm: llm.create_chat_completion(), AttributeError, "here it is chat$"),
+        (lambda llm: llm.nothing, AttributeError, "'LLM' object has no attribute 'nothing'$"),
+        (lambda llm: llm.generate("x", lora=1), TypeError, "generate has no argument 'lora'$"),
+        (lambda llm: llm.chat("x", stream=True), TypeError, "'stream'; LLM.stream"),
+        (lambda llm: llm.chat("x", chat_template_kwargs={}), TypeError, "it is thinking=True"),
+        (
+            lambda llm: llm.generate("x", GREEDY)[0].prompt_logprobs,
+            AttributeError,
+            "here it is LLM.score",
+        ),
+        (lambda llm: llm.generate("x", GREEDY)[0].outputs[0].content, AttributeError, "is text$"),
+    ],
+)
+def test_names_of_other_programs_say_ours(
+    llm: LLM, call: Any, error: type[Exception], says: str
+) -> None:
+    with pytest.raises(error, match=says):
+        call(llm)
 
 
 def test_a_stop_token_ends_a_text_and_is_no_part_of_it(llm: LLM) -> None:

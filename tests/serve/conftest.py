@@ -18,6 +18,7 @@ from harness.host.engine_thread import ThreadedDriver
 from harness.host.options import SessionOptions
 from harness.host.structured.grammars import Grammars
 from harness.host.submissions import EngineStopped
+from harness.named_adapters import NamedAdapter
 from harness.serve.model import ModelOptions
 from harness.serve.run import Running, ServeOptions, running
 from reference.engine import Engine
@@ -43,8 +44,8 @@ RUNNING: list[Running] = []
 @pytest.fixture(scope="session")
 def serve(tiny_model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Serve:
     """``serve(queue_depth=, slots=, buffered_events=, path=, context=, draft=, tier=,
-    aliases=, sampling=, experts=, disk_cache=, **ServeOptions)``: a server of its own. The tier
-    ``null`` computes nothing: every token is NULL_TOKEN."""
+    aliases=, sampling=, experts=, disk_cache=, lora=, **ServeOptions)``: a server of its own. The
+    tier ``null`` computes nothing: every token is NULL_TOKEN."""
     folder, numbers = tmp_path_factory.mktemp("serve"), itertools.count()
     session = SessionOptions(context=CONTEXT, slots=SLOTS, biases=8, top_log_probabilities=20)
 
@@ -61,12 +62,13 @@ def serve(tiny_model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Se
         sampling: Mapping[str, float] = ALL_TOKENS,
         experts: bool = False,
         disk_cache: Path | None = None,
+        lora: tuple[NamedAdapter, ...] = (),
         **options: object,
     ) -> Iterator[Running]:
         sizes = {"slots": slots, "context": context, "draft": draft, "experts": experts}
         sizes["queue_depth"] = queue_depth
         model = ModelOptions(
-            replace(session, tier=tier, disk_cache=disk_cache, **sizes),
+            replace(session, tier=tier, disk_cache=disk_cache, lora=lora, **sizes),
             "tiny",
             folder / "digests.json",
             buffered_events,
@@ -116,8 +118,9 @@ def server(serve: Serve) -> Iterator[Running]:
 @pytest.fixture(scope="session")
 def hermes(serve: Serve, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     """A server of a model that speaks as Qwen 3 does."""
-    path = speaking_model(tmp_path_factory.mktemp("hermes"), HERMES)
-    with serve(path=path, context=SPEAKING_CONTEXT) as running_server:
+    folder = tmp_path_factory.mktemp("hermes")
+    path, slots = speaking_model(folder, HERMES), folder / "slots"
+    with serve(path=path, context=SPEAKING_CONTEXT, slot_save_path=slots) as running_server:
         yield running_server
 
 

@@ -26,7 +26,13 @@ COUNT = f"{MESSAGES}/count_tokens"
 PARTS = [{"type": "text", "text": "Why is"}, {"type": "text", "text": "the sky blue?"}]
 PICTURE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
 OWN = "/completion"
-SLOTS = "slots have no numbers here: a request gets any, and prefixes are found by their tokens"
+SLOTED = {
+    **ASKED,
+    "prompt": "What is the capital of France? It is the city of Paris.",
+    "id_slot": 1,
+}
+FILE = {"filename": "slot1.bin"}
+MANY = "several requests at once; test_openai_client.py has such"
 ONE_KIND = "a test of command line options of llama.cpp's server"
 ANTHROPIC = {"model": "tiny", "max_tokens": 8, "messages": [TURN]}
 CALL = {"type": "tool_use", "id": "call_1", "name": "weather", "input": {"city": "Oslo"}}
@@ -52,7 +58,7 @@ ROWS: tuple[Row, ...] = (
     passes("basic::server_props", "GET /props", total_slots=..., model_path=...,
            default_generation_settings__n_ctx=..., chat_template=...),
     passes("basic::server_models", "GET /v1/models", object="list", data__0__id="tiny"),
-    absent("basic::server_slots", SLOTS, "GET /slots"),
+    passes("basic::server_slots", "GET /slots", **{"0__id": 0, "0__is_processing": False}),
     absent("basic::load_split_model", "split files have tests/model/test_gguf_split.py"),
     absent("basic::no_webui", ONE_KIND),
     passes("chat_completion::chat_completion", CHAT, TALK, choices__0__message__role="assistant",
@@ -131,7 +137,7 @@ ROWS: tuple[Row, ...] = (
     refused("completion::completion_with_tokens_input[mixed]",
             "a list is of texts, of ids, or of lists of ids, as OpenAI has it", TEXT,
             {**ASKED, "prompt": [[97, 98], "ab"]}, error__param="prompt"),
-    absent("completion::completion_parallel_slots", SLOTS),
+    absent("completion::completion_parallel_slots", MANY),
     ignored("completion::completion_response_fields", "answers are whole", OWN,
             {**ASKED, "response_fields": ["content"]}, "response_fields"),
     passes("completion::n_probs", OWN, {**ASKED, "n_probs": 10, "temperature": 0.0},
@@ -223,11 +229,13 @@ ROWS: tuple[Row, ...] = (
             None, 405),
     refused("security::local_media_file", MEDIA, CHAT,
             {"messages": [{"role": "user", "content": [PICTURE]}]}, error__code="unsupported"),
-    unbuilt("slot_save::slot_save_restore", SLOTS, "/slots/1?action=save", {"filename": "s.bin"}),
-    unbuilt("slot_save::slot_erase", SLOTS, "/slots/1?action=erase", {}),
+    passes("slot_save::slot_save_restore", OWN, SLOTED, id_slot=1),
+    passes("slot_save::slot_save_restore", "/slots/1?action=save", FILE, id_slot=1, n_saved=...),
+    passes("slot_save::slot_save_restore", "/slots/0?action=restore", FILE, n_restored=...),
+    passes("slot_save::slot_erase", "/slots/1?action=erase", {}, id_slot=1, n_erased=...),
     absent("sleep::server_sleep", ONE_KIND),
     absent("speculative::different_draft_min_draft_max", "drafts have tests/engine"),
-    absent("kv_keep_only_active::clear_and_restore", SLOTS),
+    absent("kv_keep_only_active::clear_and_restore", ONE_KIND),
     absent("router::router_chat_completion", "several models have test_models_beside.py"),
     passes("template::apply_template_thinking", "/apply-template",
            {"messages": [TURN], "chat_template_kwargs": {"enable_thinking": False}}, prompt=...),

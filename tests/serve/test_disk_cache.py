@@ -93,17 +93,6 @@ def test_a_damaged_file_is_counted_where_operators_look(serve: Serve, tmp_path: 
         assert http.get("/health").json["disk_cache"]["ignored"] >= 1
 
 
-@pytest.mark.parametrize("action", ["save", "restore", "erase"])
-def test_who_would_save_a_slot_is_told_what_serves_the_purpose(
-    server: Running, action: str
-) -> None:
-    """As llama.cpp's clients ask for it."""
-    reply = Http(server.url).post(f"/slots/1?action={action}", {"filename": "slot.bin"})
-    assert reply.status == 404
-    assert "--disk-cache" in reply.json["error"]["message"]
-    assert "--disk-cache" not in Http(server.url).get("/slotsAndMore").body.decode()
-
-
 def test_tenants_share_nothing_on_disk(serve: Serve, tmp_path: Path) -> None:
     file = tmp_path / "tenants.toml"
     file.write_text(

@@ -10,11 +10,12 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import psutil
 import pytest
 
-from contract.types import LOCAL_TENANT, Request
+from contract.types import Request
 from harness.host.watch import RequestFacts
 from harness.serve.receipts.document import parse_receipt
 from harness.serve.receipts.verify import ReceiptDemands, verify_receipts
@@ -32,7 +33,7 @@ Served = tuple[psutil.Process, Http, list[str]]
 CHAT = "/v1/chat/completions"
 NAMED = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "repeat_last_n": 64}
 """What a process and a server of these tests do not leave to the same defaults."""
-STREAMS = 8
+STREAMS = 4
 TOKENS = 460
 
 
@@ -54,17 +55,66 @@ def asked(number: int, stream: bool) -> dict[str, object]:
     }
 
 
-class Listener:
-    """A stream, read in a thread of its own."""
+OTHER_DIALECTS: tuple[tuple[str, dict[str, object], bytes], ...] = (
+    *(
+        (
+            "/v1/messages",
+            {
+                "model": "tiny",
+                "max_tokens": TOKENS,
+                "temperature": 0,
+                "messages": [{"role": "user", "content": text}],
+            },
+            b"event: message_stop",
+        )
+        for text in ("go", "hello")
+    ),
+    (
+        "/api/generate",
+        {
+            "model": "tiny",
+            "prompt": "go",
+            "options": {"seed": 3, "num_predict": TOKENS, "temperature": 0.9, **NAMED},
+        },
+        b'"done":true',
+    ),
+    (
+        "/completion",
+        {"prompt": "go", "n_predict": TOKENS, "seed": 3, "ignore_eos": True, **NAMED},
+        b'"stop":true',
+    ),
+)
+"""Long answers that other APIs are asked for, and what is in the last event of their streams."""
 
-    def __init__(self, connection: socket.socket) -> None:
-        self.heard = b""
+
+def text_of(path: str, answers: list[dict[str, Any]]) -> tuple[str, int, list[str]]:
+    """The text of an answer of another API or of the events of its stream, the number of its
+    tokens, and the kinds of events that are not text."""
+    kinds = [str(each.get("type")) for each in answers if "delta" not in each]
+    if path == "/api/generate":
+        return "".join(each["response"] for each in answers), answers[-1]["eval_count"], kinds
+    if path == "/completion":
+        count = answers[-1]["tokens_predicted"]
+        return "".join(each["content"] for each in answers), count, kinds
+    if len(answers) == 1:
+        (block,) = answers[0]["content"]
+        return block["text"], answers[0]["usage"]["output_tokens"], kinds
+    text = "".join(each["delta"].get("text", "") for each in answers if "delta" in each)
+    (usage,) = (each["usage"] for each in answers if each["type"] == "message_delta")
+    return text, usage["output_tokens"], [kind for kind in kinds if kind != "ping"]
+
+
+class Listener:
+    """A stream, read in a thread of its own up to what it ``ends`` with."""
+
+    def __init__(self, connection: socket.socket, ends: bytes = b"[DONE]") -> None:
+        self.heard, self._ends = b"", ends
         self._connection = connection
         self._thread = threading.Thread(target=self._read)
         self._thread.start()
 
     def _read(self) -> None:
-        while b"[DONE]" not in self.heard:
+        while self._ends not in self.heard or not self.heard.endswith(b"\n"):
             part = self._connection.recv(65536)
             if not part:
                 return
@@ -82,6 +132,12 @@ class Listener:
         chunks = [json.loads(line.removeprefix(b"data: ")) for line in lines]
         assert b"data: [DONE]" in self.heard
         return "".join(one["choices"][0]["delta"].get("content") or "" for one in chunks)
+
+    def events(self) -> list[dict[str, Any]]:
+        """The objects of the stream of another API, when it has ended."""
+        self._thread.join()
+        lines = [line.removeprefix(b"data: ") for line in self.heard.split(b"\n")]
+        return [json.loads(line) for line in lines if line.startswith(b"{")]
 
     def told(self) -> tuple[str, list[str], list[float], list[str]]:
         """Text, tokens and log-probabilities, and the digest of the logits, when it has ended."""
@@ -106,6 +162,7 @@ def served(tiny_model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> I
     folder = tmp_path_factory.mktemp("ray")
     logged: list[str] = []
     words = ("--ray", "2", "--slots", "4", "--receipts", str(folder / "receipts"))
+    words += ("--alias", "tiny")
     with process(tiny_model_path, folder, *words) as (server, http):
         reader = threading.Thread(target=lambda: logged.extend(server.stderr or ()), daemon=True)
         reader.start()
@@ -136,14 +193,27 @@ def test_streams_go_on_where_a_replica_dies(served: Served) -> None:
         tokens, values = choice["logprobs"]["tokens"], choice["logprobs"]["token_logprobs"]
         alone.append((choice["text"], tokens, values, digests))
     with ExitStack() as opened:
-        listeners = []
+        listeners, others = [], []
         for number in range(STREAMS):
             connection = opened.enter_context(http.connected(120))
             connection.sendall(posted(COMPLETIONS, asked(number, stream=True)))
             listeners.append(Listener(connection))
+        for path, body, ends in OTHER_DIALECTS:
+            connection = opened.enter_context(http.connected(120))
+            connection.sendall(posted(path, {**body, "stream": True}))
+            others.append(Listener(connection, ends))
         wait_until(lambda: all(listener.tokens for listener in listeners))
+        wait_until(lambda: all(listener.heard.count(b"data:") > 1 for listener in others[:2]))
         victim.kill()
         assert [listener.told() for listener in listeners] == alone
+        for (path, body, _), listener in zip(OTHER_DIALECTS, others, strict=True):
+            whole = text_of(path, [http.post(path, {**body, "stream": False}).json])
+            text, tokens, kinds = text_of(path, listener.events())
+            assert (text, tokens) == whole[:2], path
+            assert tokens > TOKENS / 4
+            if path == "/v1/messages":
+                starts = ["message_start", "content_block_start"]
+                assert kinds == [*starts, "content_block_stop", "message_stop"]
     moved = [
         int(found[1]) for line in logged if (found := re.search(r"elsewhere after (\d+)", line))
     ]
@@ -195,6 +265,9 @@ def test_tokens_behind_the_end_of_an_answer_count_on_no_replica(served: Served) 
             received += connection.recv(4096)
     wait_until(lambda: difference() == before and counted()[0] > stored)
     assert 0 < counted()[0] - stored < 6 * 60 + 1000
+    metrics = http.get("/metrics").body.decode()
+    (generated,) = re.findall(r"^zinc_rt:generation_tokens_total\S+ (\S+)$", metrics, re.M)
+    assert float(generated) == counted()[0]
 
 
 FORMAT = {"type": "regex", "regex": "([ab]{2} ){60}"}
@@ -313,7 +386,7 @@ def test_a_request_cancelled_before_its_replica_is_known_counts_no_tokens() -> N
         end_answer=ends.append,
         forget=lambda pump: None,
     )
-    facts = RequestFacts(0.0, LOCAL_TENANT)
+    facts = RequestFacts(0.0)
     pump = _Pump(driver, ReplicaRequest(request), facts)  # type: ignore[arg-type]
     pump.run()
     assert ends == [AnswerEnd("a replica", 7, 0)]

@@ -11,7 +11,7 @@ import jsonschema
 import pytest
 
 from harness.host.dialect.calls import json_rule
-from harness.host.structured.grammars import GrammarRefused, Grammars
+from harness.host.structured.grammars import GrammarRefused, Grammars, TokenMasks
 from harness.host.structured.json_schema import check_schema
 from harness.host.structured.schema_tree import SchemaRefused
 from reference.model.open import Model
@@ -113,6 +113,9 @@ ANNOTATED: list[dict[str, Any]] = [
 
 REFUSED: list[tuple[Any, str, str]] = [
     ({"not": {}}, "", "not"),
+    ({"maximum": 1000000000000001.5}, "", "maximum"),
+    ({"$defs": {"a": {"enum": [[0.30000000000000004]]}}}, "/$defs/a", "enum"),
+    ({"const": 1e-23}, "", "const"),
     ({"type": "object", "minProperties": 1}, "", "minProperties"),
     ({"type": "array", "uniqueItems": True}, "", "uniqueItems"),
     ({"type": "array", "contains": {}}, "", "contains"),
@@ -278,6 +281,39 @@ def test_where_every_key_is_declared_escapes_are_allowed(model: Model, grammars:
         rule = json_rule({**schema, "additionalProperties": not closed})
         (masks,) = grammars.masks(f"start: {rule}", 1)
         assert (ord("u") in allowed(masks, list(b'{"a": "\\'))) == expected
+
+
+@pytest.mark.parametrize(
+    ("kind", "low", "high"),
+    [
+        ("integer", 2**53 - 1, 2**53),
+        ("integer", -(2.0**53), 1.0 - 2**53),
+        ("integer", 9e15, 9.000000000000001e15),
+        ("number", 9007199254740991.0, 9007199254740992.0),
+        ("number", 100000000000000.5, 100000000000002.5),
+        ("number", 0.1, 0.3),
+        ("number", 1e-9, 3e-9),
+    ],
+)
+def test_bounds_are_exact_to_the_last_digit(
+    model: Model, grammars: Grammars, kind: str, low: float, high: float
+) -> None:
+    rule = json_rule({"type": kind, "minimum": low, "maximum": high})
+    (masks,) = grammars.masks(f"start: {rule}", 1)
+    bounds = [Decimal(repr(bound)) for bound in (low, high)]
+    last = Decimal(1) if low % 1 == 0 else Decimal(10) ** min(Decimal(bounds[0]).as_tuple()[2], 0)
+    for bound in bounds:
+        for steps in range(-2, 3):
+            value = bound + steps * last
+            text = str(int(value)) if value % 1 == 0 else f"{value:f}"
+            assert accepts(model, masks, text) == (bounds[0] <= value <= bounds[1]), text
+
+
+def accepts(model: Model, masks: TokenMasks, text: str) -> bool:
+    """Whether a text may be the whole answer, token by token."""
+    tokens = list(text.encode())
+    follows = all(token in allowed(masks, tokens[:n]) for n, token in enumerate(tokens))
+    return follows and not model.tokenizer.eog_ids.isdisjoint(allowed(masks, tokens))
 
 
 def test_without_masks_nothing_obeys(model: Model) -> None:

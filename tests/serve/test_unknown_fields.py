@@ -37,7 +37,7 @@ BIG_CLIENTS = {
 FOREIGN_NAMES = (
     *("top_a", "tfs_z", "typical_p", "mirostat", "mirostat_tau", "dry_base", "xtc_threshold"),
     *("use_beam_search", "length_penalty", "skip_special_tokens", "spaces_between_special_tokens"),
-    *("add_special_tokens", "truncate_prompt_tokens", "n_probs", "n_keep", "id_slot", "samplers"),
+    *("add_special_tokens", "truncate_prompt_tokens", "n_probs", "n_keep", "samplers"),
     *("t_max_predict_ms", "return_tokens", "timings_per_token", "post_sampling_probs", "priority"),
     *(
         "speed",
@@ -78,7 +78,7 @@ def test_every_misspelt_and_unserved_field_is_named_at_once(http: Http) -> None:
     assert error["param"] == "temprature"
     for name in ("temprature", "top_q", "maxTokens", "audio", "best_of"):
         assert name in error["message"]
-    for meant in ("temperature?", "top_p or top_k?", "max_tokens?"):
+    for meant in ("temperature?", "top_p or top_k?", "max_tokens or min_tokens?"):
         assert meant in error["message"]
     assert "keep" not in error["message"]
 

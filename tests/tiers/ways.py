@@ -16,6 +16,9 @@ from accel.amd.tier import AmdTier
 from accel.cuda.program import Compiler
 from accel.cuda.runtime import Choices as CudaChoices
 from accel.cuda.tier import CudaTier
+from accel.intel.runtime import Choices as IntelChoices
+from accel.intel.tier import IntelTier
+from accel.kernels.source import Traits
 from accel.metal.runtime import Choices as MetalChoices
 from accel.metal.tier import MetalTier
 from accel.native.tier import Choices as NativeChoices
@@ -28,6 +31,7 @@ from contract.types import Request
 from reference.cpu.tier import CpuTier
 from tests.cuda.fake_driver import FakeDriver
 from tests.cuda.fake_nvrtc import FakeNvrtc
+from tests.intel.simulated import new_gpu
 from tests.metal.conftest import new_mac
 from tests.model_runs import FEW, REQUESTS, SHORT
 from tests.needs import need_device
@@ -104,6 +108,16 @@ def _metal(cache: Path) -> Iterator[OpenTier]:
 
 
 @contextmanager
+def _intel(cache: Path) -> Iterator[OpenTier]:
+    gpu = new_gpu(cache)
+    choices = IntelChoices(traits=Traits(), cache=cache / "intel")
+    yield lambda memory_bytes=None: IntelTier(
+        choices=replace(choices, memory_bytes=memory_bytes), zero=gpu.zero
+    )
+    assert (gpu.problems, gpu.left_over) == ([], 0)
+
+
+@contextmanager
 def _amd(cache: Path, tier: str) -> Iterator[OpenTier]:
     kernels: list[FakeKernel] = []
 
@@ -141,6 +155,7 @@ WAYS = {
     "vulkan": _vulkan_way("shared"),
     "vulkan-own-memory": _vulkan_way("own-memory"),
     "metal-simulated": Way(_metal, (SCRATCH,), FEW),
+    "intel-simulated": Way(_intel, (SCRATCH,), FEW),
     "amd-kfd": Way(partial(_amd, tier="t1"), (SCRATCH,), FEW),
     "amd-userq": Way(partial(_amd, tier="t2"), (SCRATCH,), FEW),
     "cuda-emulated": Way(_cuda, (SCRATCH, INPUTS)),

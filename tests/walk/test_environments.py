@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import re
-import shutil
 import signal
 from collections.abc import Iterator
 
 import pytest
 
 from accel.wheel_parts import PARTS
-from tests.paths import ROOT
 from tests.walk.conftest import MODEL, Newcomer
 
 pytestmark = pytest.mark.walk
 ASK = ("run", "Why?", "-n", "8")
-DEMO_READS = ("accel/native", "accel/packets", "accel/opencl/kernels", "contract", "ci")
-"""What ci/demo compares with what it installed last."""
 INTERRUPTED_START = """
 import signal, sys
 sys.addaudithook(lambda event, arguments: event == "import" and arguments[0] == "argparse"
@@ -113,23 +108,3 @@ def test_ctrl_c_while_the_installed_script_loads(newcomer: Newcomer) -> None:
     done = newcomer.run("python", "-c", INTERRUPTED_START, str(script), "check")
     assert (done.stdout, done.stderr) == ("", "")
     assert done.returncode in (-signal.SIGINT, 130)
-
-
-def test_the_demo_runs_offline_the_second_time(newcomer: Newcomer, answer: str) -> None:
-    """``ci/demo`` installs nothing where it did so before."""
-    checkout = newcomer.home / "checkout"
-    for name in DEMO_READS:
-        shutil.copytree(ROOT / name, checkout / name, ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copy(ROOT / "pyproject.toml", checkout)
-    (checkout / ".venv").symlink_to(newcomer.python.parents[1])
-    installed = ". ci/environment.sh; pip_install() { :; }; install_project server"
-    subject = ["bash", "-c", f'cd checkout && sh -c "{installed}" ci/demo']
-    stamp = newcomer.python.parents[1] / "installed"
-    if newcomer.user is not None:
-        stamp.touch()
-        os.chown(stamp, newcomer.user, newcomer.user)
-    assert newcomer.run(*subject).returncode == 0
-    named = {"ZINC_RT_MODEL": str(newcomer.home / MODEL), "ZINC_RT_MAX_TOKENS": "8"}
-    done = newcomer.run("checkout/ci/demo", "Why?", **named)
-    assert (done.returncode, done.stdout) == (0, answer), done.stderr
-    assert "installing" not in done.stderr

@@ -8,7 +8,7 @@
 // packet number of the product, USED the number of experts of a token.
 
 #include "expert_units.h"
-#include "packets.h"
+#include "stack_matrices.h"
 
 #define HAS_SHARED (SHARED_DOWN >= 0)
 
@@ -28,8 +28,9 @@ DEVICE void down_tile(const LAUNCH &launch, unsigned char *row_memory, unsigned 
                                   token * stride_at(launch, IDS) + place);
     RUN run;
     run.open(ring, barriers);
-    run.begin(operand_at(launch, chosen ? DOWNS : SHARED_DOWN) +
-                  ((size_t)matrix * tiles + blockIdx.x) * UNITS * RUN::unit_bytes,
+    constexpr size_t tile_bytes = UNITS * RUN::unit_bytes;
+    run.begin(matrix_of(launch, chosen ? DOWNS : SHARED_DOWN, matrix, tiles * tile_bytes) +
+                  blockIdx.x * tile_bytes,
               UNITS);
     PRECEDING_DONE;
     const ACTIVATIONS x = activations_at(row_memory, UNITS);

@@ -10,13 +10,13 @@
 
 #include "expert_units.h"
 #include "gate.h"
-#include "packets.h"
+#include "stack_matrices.h"
 
 #define HAS_SHARED (SHARED_GATE >= 0)
 #define PLACES (USED + HAS_SHARED)
 #define WARPS (2 * SPANS)
 
-// One block's work; `stack` are the matrices, `id` is the index of the matrix.
+// One block's work.
 template <int dtype>
 DEVICE void gate_tile(const LAUNCH &launch, unsigned char *shared, unsigned token, unsigned place,
                       unsigned rows, unsigned columns, int gates, int ups, bool chosen) {
@@ -29,18 +29,22 @@ DEVICE void gate_tile(const LAUNCH &launch, unsigned char *shared, unsigned toke
     unsigned char *rings = shared;
     COPY_BARRIER *barriers = (COPY_BARRIER *)(rings + WARPS * SLOTS * RUN::slot_bytes);
     float *totals = (float *)(barriers + WARPS * SLOTS);  // [matrix][span][row]
-    const unsigned char *stack = operand_at(launch, matrix ? ups : gates);
     RUN run;
     run.open(rings + warp * SLOTS * RUN::slot_bytes, barriers + warp * SLOTS);
     const size_t tile_bytes = (size_t)units * RUN::unit_bytes;
-    if (!chosen) run.begin(stack + tile * tile_bytes + first * RUN::unit_bytes, count);
+    if (!chosen)
+        run.begin(operand_at(launch, matrix ? ups : gates) + tile * tile_bytes +
+                      first * RUN::unit_bytes,
+                  count);
     PRECEDING_DONE;
     FOLLOWING_MAY_START;
     if (chosen) {
         const unsigned id =
             ((const unsigned *)operand_at(launch, IDS))[token * stride_at(launch, IDS) + place];
-        run.begin(stack + ((size_t)id * tiles + tile) * tile_bytes + first * RUN::unit_bytes,
+        run.begin(matrix_of(launch, matrix ? ups : gates, id, tiles * tile_bytes) +
+                      tile * tile_bytes + first * RUN::unit_bytes,
                   count);
+        if (tile == 0 && threadIdx.x == 0) count_uses(launch, gates, id, 1);
     }
     const ACTIVATIONS made = {
         operand_at(launch, M) + (size_t)token * units * UNIT_PLANES,

@@ -7,6 +7,7 @@
 // SHARED_Y, each -1 if absent. PRODUCT is the packet number of the product.
 
 #include "expert_rows.h"
+#include "stack_matrices.h"
 
 #define ROWS CHUNK_ROWS_MOST
 
@@ -23,8 +24,9 @@ DEVICE void down_rows(const LAUNCH &launch, const EXPERT_TABLE &table, const CHU
     COPY_BARRIER *barriers = (COPY_BARRIER *)(rings + WARPS * SLOTS * RUN::slot_bytes);
     RUN run;
     run.open(rings + warp * SLOTS * RUN::slot_bytes, barriers + warp * SLOTS);
-    const size_t number = (chosen ? (size_t)chunk.expert * tiles : 0) + tile;
-    run.begin(operand_at(launch, weights) + number * UNITS * RUN::unit_bytes,
+    constexpr size_t tile_bytes = UNITS * RUN::unit_bytes;
+    run.begin(matrix_of(launch, weights, chosen ? chunk.expert : 0, tiles * tile_bytes) +
+                  tile * tile_bytes,
               tile < tiles ? UNITS : 0);
     PRECEDING_DONE;
     const CHUNK_ROWS<ROWS> x(shared, UNITS);

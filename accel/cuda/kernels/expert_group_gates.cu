@@ -10,6 +10,7 @@
 
 #include "expert_rows.h"
 #include "gate.h"
+#include "stack_matrices.h"
 
 #define WARPS (2 * SPANS * TILES)
 #define THREADS (WARPS * WARP_LANES)
@@ -31,10 +32,13 @@ DEVICE void gate_rows(const LAUNCH &launch, const EXPERT_TABLE &table, const CHU
     COPY_BARRIER *barriers = (COPY_BARRIER *)(rings + WARPS * SLOTS * RUN::slot_bytes);
     RUN run;
     run.open(rings + warp * SLOTS * RUN::slot_bytes, barriers + warp * SLOTS);
-    const size_t number = (chosen ? (size_t)chunk.expert * tiles : 0) + tile;
-    run.begin(operand_at(launch, matrix ? ups : gates) +
-                  (number * UNITS + first) * RUN::unit_bytes,
+    constexpr size_t tile_bytes = UNITS * RUN::unit_bytes;
+    run.begin(matrix_of(launch, matrix ? ups : gates, chosen ? chunk.expert : 0,
+                        tiles * tile_bytes) +
+                  tile * tile_bytes + first * RUN::unit_bytes,
               tile < tiles ? min(UNITS - first, (unsigned)SPAN_UNITS) : 0);
+    if (chosen && blockIdx.x == 0 && threadIdx.x == 0)
+        count_uses(launch, gates, chunk.expert, chunk.count);
     const CHUNK_ROWS<ROWS> x(shared, UNITS);
     for (unsigned i = warp; i < chunk.count * UNITS; i += WARPS) {
         const unsigned row = i / UNITS, unit = i % UNITS;

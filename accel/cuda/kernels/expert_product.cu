@@ -6,7 +6,7 @@
 // IDS, W, Y.
 
 #include "expert_units.h"
-#include "packets.h"
+#include "stack_matrices.h"
 
 #define WARPS SPANS
 
@@ -33,9 +33,11 @@ extern "C" __global__ void __launch_bounds__(WARPS *WARP_LANES)
     if (pair >= count_of(launch, product)) return;
     const unsigned id = ((const unsigned *)operand_at(
         launch, IDS))[(pair / used) * stride_at(launch, IDS) + pair % used];
-    run.begin(operand_at(launch, W) +
-                  (((size_t)id * tiles + tile) * units + first) * RUN::unit_bytes,
+    const size_t tile_bytes = (size_t)units * RUN::unit_bytes;
+    run.begin(matrix_of(launch, W, id, tiles * tile_bytes) + tile * tile_bytes +
+                  first * RUN::unit_bytes,
               count);
+    if (tile == 0 && threadIdx.x == 0) count_uses(launch, W, id, 1);
     const unsigned source = pair / places;
     const ACTIVATIONS x = activations_at(shared + warp * ROW_BYTES(SPAN_UNITS), SPAN_UNITS);
     const unsigned *m = (const unsigned *)operand_at(launch, M) +

@@ -9,11 +9,11 @@
 // they differ; with BIASED, whether any product has a bias, and READ_OUTSIDE, whether another
 // launch reads any result; with NORM_UNITS and HELD_UNITS as `normal` and `most` in row_quantizer.h
 // and one_row.h; with WHOLE_ROWS if rows are computed by ONE_ROW; with ENDS if the last phase is
-// one of END_KIND.
+// one of END_KIND; with SHARED_STEP if several devices execute the launch together.
 //
 // The workspace begins with a count of steps, which selects the bank, a count of ended blocks and
-// the largest logit in 64 bits, the last two 0 between steps. Then come the parts of attention, 0
-// between steps, and the banks.
+// the largest logit in 64 bits, the last two 0 between steps. From word BEGUN_AT on it has for each
+// device the latest step it began. Then come the parts of attention, 0 between steps, and the banks.
 
 #include "step_product.h"
 #if HEAD_DIM
@@ -36,6 +36,8 @@ typedef FORMATS<FORMAT0> STEP_FORMATS;
 typedef SHAPE<WARPS, SLOTS, TOKENS, MOST_PHASE_MATRICES, STEP_FORMATS, 1,
               (WHOLE_ROWS && NORM_UNITS <= EARLY_UNITS)>
     STEP_SHAPE;
+
+#define BEGUN_AT 8
 
 // Of products and numbers of tokens of all phases.
 #define TABLE_BYTES(count) (((count) * (sizeof(PHASE_WORK) + 4) + 15) / 16 * 16)
@@ -94,14 +96,23 @@ extern "C" __global__ void __launch_bounds__(WARPS *WARP_LANES, 1)
     PRECEDING_DONE;
     unsigned *state = (unsigned *)workspace;
     unsigned char *banks = (unsigned char *)workspace + head->exchange_at;
-    const unsigned turn = load_shared_word(state) % 2;
-    const STEP_MEMORY step = {
-        {scratch, inputs, 0, 0u}, banks + (size_t)turn * head->bank_bytes, head->stop};
+    const unsigned ended = load_shared_word(state), last_bank = head->banks - 1;
+    const unsigned turn = ended & last_bank, cleared = (turn + head->banks / 2) & last_bank;
+    const STEP_MEMORY step = {{scratch, inputs, 0, 0u},
+                              banks + (size_t)turn * head->bank_bytes,
+                              head->stop,
+                              (const PEER_DEVICES *)(table + head->peers_at)};
+#if SHARED_STEP
+    const PEER_DEVICES &peers = *step.peers;
+    const bool meets = blockIdx.x + 1 == gridDim.x && lane_of_block / WARP_LANES == 1 &&
+                       lane_of_block % WARP_LANES < peers.count;
+    if (meets) tell_begun(state + BEGUN_AT, ended + 1, peers, lane_of_block % WARP_LANES);
+#endif
     for (unsigned i = lane_of_block; i < count; i += WARPS * WARP_LANES)
         tokens[i] = step.count(phases[i].product.multiplier, phases[i].product.counted);
     if (begins)
         ((uint4 *)records)[lane_of_block] = step.resolved(coming, lane_of_block % RECORD_VECTORS);
-    uint4 *other = (uint4 *)(banks + (size_t)(1 - turn) * head->bank_bytes);
+    uint4 *other = (uint4 *)(banks + (size_t)cleared * head->bank_bytes);
     for (unsigned i = blockIdx.x * WARPS * WARP_LANES + lane_of_block;
          i < head->bank_bytes / sizeof(uint4); i += gridDim.x * WARPS * WARP_LANES)
         other[i] = make_uint4(0, 0, 0, 0);
@@ -130,11 +141,15 @@ extern "C" __global__ void __launch_bounds__(WARPS *WARP_LANES, 1)
     U64 *best = (U64 *)(state + 2);
     ENDED_ROW row;
     row.open(end, step, tokens[count - 1]);
-    const U64 own = largest_of_block<WARPS>(end, step, (unsigned *)shared);
+    const U64 own = largest_of_block<WARPS>(end, step, row.exists, (unsigned *)shared);
     if (row.exists && lane_of_block == 0) {
         atomicMax(best, own);
         __threadfence();
     }
+#endif
+#if SHARED_STEP
+    if (meets)
+        await_begun(state + BEGUN_AT, ended + 1, peers, lane_of_block % WARP_LANES, head->stop);
 #endif
     if (lane_of_block != 0 || atomicAdd(state + 1, 1) + 1 != gridDim.x) return;
 #if ENDS

@@ -7,6 +7,9 @@
 // tiles as parts to the workspace, in words as in exchange.h. Every block merges some channels of
 // all parts and resets the words it has read to 0. Phases use two areas for parts in turn. GROUPS
 // tiles are computed at the same time.
+//
+// Several devices divide the groups of heads of a long context. Pages are whole on every device, so
+// each also writes the new keys and values of heads to which it does not attend.
 
 #ifndef STEP_ATTENTION_H
 #define STEP_ATTENTION_H
@@ -69,6 +72,25 @@ DEVICE const unsigned *query_of(const ATTENTION_PHASE &phase, const STEP_MEMORY 
     return (const unsigned *)step.at(phase.query) + token * phase.query_stride;
 }
 
+// Keys or values of a token for a KV head, as they are stored.
+DEVICE HEAD_ROW new_row(const ATTENTION_PHASE &phase, const STEP_MEMORY &step, unsigned kv_head,
+                        unsigned token, unsigned position, bool values, float *room, int lane) {
+    const U64 operand = values ? phase.v : phase.k;
+    const float *angles =
+        step.floats(phase.rope_table) + (size_t)position * 2 * phase.rotary_pairs;
+    ROW_FACTORS factors;
+    if (!values) factors.load(step.floats(phase.k_weight), angles, lane);
+    const unsigned stride = values ? phase.v_stride : phase.k_stride;
+    HEAD_ROW row;
+    row.load(step.floats(operand) + token * stride + kv_head * HEAD_DIM, step.incoming(operand),
+             lane);
+    if (!values) {
+        if (phase.k_norm) row.normalize(factors, phase.k_weight != 0, phase.k_eps);
+        row.turn(factors, angles, phase.rotary_pairs, phase.neox != 0, room, lane);
+    }
+    return row;
+}
+
 // Keys or values of a token for the KV head, if they are in the tiles of the round.
 DEVICE void make_new_row(const ATTENTION_PHASE &phase, const STEP_MEMORY &step, ROUND &round,
                          unsigned token, bool values, float *room, int lane) {
@@ -77,23 +99,32 @@ DEVICE void make_new_row(const ATTENTION_PHASE &phase, const STEP_MEMORY &step, 
     const unsigned position = query[QUERY_POSITION];
     if (query[QUERY_SLOT] != query_of(phase, step, work.token)[QUERY_SLOT]) return;
     if (!round.has(position)) return;
-    const U64 operand = values ? phase.v : phase.k;
-    const float *angles =
-        step.floats(phase.rope_table) + (size_t)position * 2 * phase.rotary_pairs;
-    ROW_FACTORS factors;
-    if (!values) factors.load(step.floats(phase.k_weight), angles, lane);
     unsigned char *record = (unsigned char *)record_of(work, position);
-    const unsigned stride = values ? phase.v_stride : phase.k_stride;
-    HEAD_ROW row;
-    row.load(step.floats(operand) + token * stride + work.kv_head * HEAD_DIM,
-             step.incoming(operand), lane);
-    if (!values) {
-        if (phase.k_norm) row.normalize(factors, phase.k_weight != 0, phase.k_eps);
-        row.turn(factors, angles, phase.rotary_pairs, phase.neox != 0, room, lane);
-    }
+    const HEAD_ROW row =
+        new_row(phase, step, work.kv_head, token, position, values, room, lane);
     round.settle();
     row.store(values, record, round.record(position), position % PAGE_TOKENS, lane);
 }
+
+#if SHARED_STEP
+// Writes keys and values of the token to the pages of all KV heads but those from `first` to
+// end - 1, each by one warp.
+DEVICE void write_new_rows(const ATTENTION_PHASE &phase, const STEP_MEMORY &step, ITEM_WORK &work,
+                           unsigned first, unsigned end, unsigned char *memory) {
+    const unsigned warp = threadIdx.x / WARP_LANES, lane = threadIdx.x % WARP_LANES;
+    const unsigned rows = 2 * (work.kv_heads - (end - first));
+    float *room = (float *)(memory + AT_ROWS) + warp * HEAD_DIM;
+#pragma unroll 1
+    for (unsigned task = blockIdx.x + warp * gridDim.x; task < rows; task += WARPS * gridDim.x) {
+        const bool values = task % 2 != 0;
+        work.kv_head = task / 2 < first ? task / 2 : task / 2 + end - first;
+        unsigned char *record = (unsigned char *)record_of(work, work.position);
+        const HEAD_ROW row = new_row(phase, step, work.kv_head, work.token, work.position, values,
+                                     room, lane);
+        row.store(values, record, record, work.position % PAGE_TOKENS, lane);
+    }
+}
+#endif
 
 // Queries of a head, as bytes.
 DEVICE void make_query(const ATTENTION_PHASE &phase, const STEP_MEMORY &step, ROUND &round,
@@ -173,10 +204,11 @@ DEVICE void add_group_tiles(const ITEM_WORK &work, const PART_PLACES &places, un
     }
 }
 
-// An item of a group of heads: its result if it is the only one, otherwise parts.
+// An item of a group of heads: its result if it is the only one, for all devices if `everywhere`,
+// otherwise parts.
 DEVICE void attend_item(const ATTENTION_PHASE &phase, const STEP_MEMORY &step,
                         const ITEM_WORK &work, unsigned tokens, const PART_PLACES &places,
-                        RECORD_COPIES &copies, unsigned char *memory) {
+                        RECORD_COPIES &copies, bool everywhere, unsigned char *memory) {
     const unsigned warp = threadIdx.x / WARP_LANES, group = warp / TILE_WARPS;
     const int lane = threadIdx.x % WARP_LANES, page = warp % TILE_WARPS;
     const bool only = work.items == 1;
@@ -212,7 +244,7 @@ DEVICE void attend_item(const ATTENTION_PHASE &phase, const STEP_MEMORY &step,
         }
         tile = next;
     }
-    const ATTENTION_RESULT result = {phase, step, work.token};
+    const ATTENTION_RESULT result = {phase, step, work.token, everywhere};
 #pragma unroll
     for (int n = 0; n < THREAD_CHANNELS; n++) {
         const unsigned i = threadIdx.x + n * BLOCK_THREADS;
@@ -238,39 +270,51 @@ APART void attention_phase(const ATTENTION_PHASE &phase, const STEP_MEMORY step,
     work.kv_heads = phase.kv_heads;
     work.kv = (U64)step.at(phase.kv);
     const unsigned sharing = phase.heads / work.kv_heads;
-    const unsigned of_kv_head = (sharing + HEADS - 1) / HEADS, each = work.kv_heads * of_kv_head;
-    const unsigned blocks = max((unsigned)gridDim.x / each, 1u);
+    const unsigned of_kv_head = (sharing + HEADS - 1) / HEADS;
+#if !SHARED_STEP
+    const OWN_GROUPS own(phase, of_kv_head);
+#endif
     // The last blocks have the fewest tiles of products, so they arrive here first.
     unsigned unit = gridDim.x - 1 - blockIdx.x;
 #pragma unroll 1
     for (work.token = 0; work.token < tokens; work.token++) {
         const unsigned *query = query_of(phase, step, work.token);
-        work.take_token(phase, query, blocks);
+#if SHARED_STEP
+        const OWN_GROUPS own(phase, of_kv_head, query, *step.peers);
+#endif
+        work.take_token(phase, query, own.blocks);
         work.pages = pages + query[QUERY_SLOT] * phase.pages_stride;
-        const unsigned units = work.items * each;
+        const unsigned units = work.items * own.count;
 #pragma unroll 1
         for (; unit < units; unit += gridDim.x) {
-            const unsigned group = unit % each;
-            work.take_item(unit / each);
-            work.take_group(group, sharing);
-            attend_item(phase, step, work, tokens, places, copies, memory);
+            work.take_item(unit / own.count);
+            work.take_group(own.first + unit % own.count, sharing);
+            attend_item(phase, step, work, tokens, places, copies, own.divided, memory);
         }
         unit -= units;
+#if SHARED_STEP
+        const unsigned end = (own.first + own.count + of_kv_head - 1) / of_kv_head;
+        write_new_rows(phase, step, work, own.count ? own.first / of_kv_head : end, end, memory);
+#endif
     }
     copies.keep();
 #pragma unroll 1
     for (work.token = 0; work.token < tokens; work.token++) {
-        work.take_token(phase, query_of(phase, step, work.token), blocks);
+        const unsigned *query = query_of(phase, step, work.token);
+#if SHARED_STEP
+        const OWN_GROUPS own(phase, of_kv_head, query, *step.peers);
+#endif
+        work.take_token(phase, query, own.blocks);
         if (work.items == 1) {
             if (phase.other_window) settle_parts();
             continue;
         }
-        const ATTENTION_RESULT result = {phase, step, work.token};
+        const ATTENTION_RESULT result = {phase, step, work.token, own.divided};
         const bool alone = work.end_span() - work.first_span() == 1;
         const unsigned warp = alone ? threadIdx.x / WARP_LANES : 0, apart = alone ? WARPS : 1;
 #pragma unroll 1
-        for (unsigned task = blockIdx.x + warp * gridDim.x; task < phase.heads * PART_SHARES;
-             task += apart * gridDim.x)
+        for (unsigned task = own.head * PART_SHARES + blockIdx.x + warp * gridDim.x;
+             task < own.end_head * PART_SHARES; task += apart * gridDim.x)
             merge_channels(work, places, task, alone, memory, result);
     }
 }

@@ -1,7 +1,8 @@
 // The end of a step of one row whose token is that of its largest logit (rule R9): the results of
 // SAMPLE, STREAM_OUT and STORE_REQUEST_STATE for such a row. Every block offers the largest of the
-// logits it computed; the last block to end does the rest. A row whose token is drawn is ended by
-// later launches, which read the record of the largest logit.
+// logits it computed, or of its part of those that come from all devices; the last block to end
+// does the rest. A row whose token is drawn is ended by later launches, which read the record of the
+// largest logit.
 
 #ifndef STEP_END_H
 #define STEP_END_H
@@ -45,20 +46,66 @@ struct ENDED_ROW {
 };
 
 // The larger value, of equal ones the lower id: the key of the value above the inverted id.
-template <int warps> DEVICE U64 largest_of_block(const END_PHASE &phase, const STEP_MEMORY &step,
-                                                 unsigned *room) {
+DEVICE U64 ranked(unsigned id, float value) {
+    return (U64)(is_finite(value) ? order_key(value) : BROKEN_LOGIT) << 32 | ~id;
+}
+
+#if SHARED_STEP
+#define LOGITS_AHEAD 8  // of a thread, requested at once
+
+// Waits for this thread's part of the logits of all devices, writes them to the memory of the step,
+// and returns the largest.
+template <int warps> DEVICE U64 largest_arriving(const END_PHASE &phase, const STEP_MEMORY &step) {
+    const float *arriving = step.floats(phase.arriving);
+    float *logits = (float *)step.at(phase.logits);
+    const INCOMING source = step.incoming(phase.arriving);
+    const unsigned together = gridDim.x * warps * WARP_LANES;
+    U64 best = 0;
+#pragma unroll 1
+    for (unsigned first = blockIdx.x * warps * WARP_LANES + threadIdx.x; first < phase.vocab;
+         first += LOGITS_AHEAD * together) {
+        unsigned word[LOGITS_AHEAD];
+#pragma unroll
+        for (int i = 0; i < LOGITS_AHEAD; i++)
+            if (first + i * together < phase.vocab)
+                word[i] = load_shared_word((const unsigned *)arriving + first + i * together);
+#pragma unroll
+        for (int i = 0; i < LOGITS_AHEAD; i++) {
+            const unsigned id = first + i * together;
+            if (id >= phase.vocab) break;
+            const float value = source.one_of(word[i], arriving + id);
+            logits[id] = value;
+            best = max(best, ranked(id, value));
+        }
+    }
+    return best;
+}
+#endif
+
+// The largest of the logits of this thread's tiles.
+template <int warps> DEVICE U64 largest_computed(const END_PHASE &phase, const STEP_MEMORY &step) {
     const float *logits = step.floats(phase.logits);
-    const unsigned row = threadIdx.x % UNIT_ROWS, lane = threadIdx.x % WARP_LANES;
-    const unsigned together = warps * WARP_LANES / UNIT_ROWS;
+    const unsigned row = threadIdx.x % UNIT_ROWS, together = warps * WARP_LANES / UNIT_ROWS;
     U64 best = 0;
     for (unsigned i = threadIdx.x / UNIT_ROWS;; i += together) {
         const unsigned id = (blockIdx.x + i * gridDim.x) * UNIT_ROWS + row;
         if (id >= phase.vocab) break;
-        const float value = logits[id];
-        const unsigned key = is_finite(value) ? order_key(value) : BROKEN_LOGIT;
-        const U64 own = (U64)key << 32 | ~id;
-        best = own > best ? own : best;
+        best = max(best, ranked(id, logits[id]));
     }
+    return best;
+}
+
+// The block's largest logit; `exists` is whether the step has a row.
+template <int warps> DEVICE U64 largest_of_block(const END_PHASE &phase, const STEP_MEMORY &step,
+                                                 bool exists, unsigned *room) {
+    const unsigned lane = threadIdx.x % WARP_LANES;
+    U64 best = 0;
+#if SHARED_STEP
+    if (phase.arriving) {
+        if (exists) best = largest_arriving<warps>(phase, step);
+    } else
+#endif
+        best = largest_computed<warps>(phase, step);
     __syncwarp();
     const unsigned key = largest_of_warp((unsigned)(best >> 32));
     const unsigned id = largest_of_warp(best >> 32 == key ? (unsigned)best : 0u);
@@ -67,10 +114,7 @@ template <int warps> DEVICE U64 largest_of_block(const END_PHASE &phase, const S
     __syncthreads();
     best = 0;
 #pragma unroll 1
-    for (int i = 0; i < warps; i++) {
-        const U64 other = (U64)room[2 * i] << 32 | room[2 * i + 1];
-        best = other > best ? other : best;
-    }
+    for (int i = 0; i < warps; i++) best = max(best, (U64)room[2 * i] << 32 | room[2 * i + 1]);
     return best;
 }
 

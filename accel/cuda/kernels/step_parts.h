@@ -14,6 +14,37 @@
 #define SHARE_WORDS 40                       // o of so many channels, U, l
 #define AHEAD 8  // parts that are requested at once
 
+// The groups of heads to which this device attends, `count` from `first` on, their heads, `head` to
+// end_head - 1, and how many blocks share the context of a group: of all groups or, of a context
+// that devices divide, of a share. All devices decide alike.
+struct OWN_GROUPS {
+    unsigned first, count, head, end_head, blocks;
+    bool divided;
+
+    __device__ __forceinline__ OWN_GROUPS(const ATTENTION_PHASE &phase, unsigned of_kv_head)
+        : first(0),
+          count(phase.kv_heads * of_kv_head),
+          head(0),
+          end_head(phase.heads),
+          blocks(max((unsigned)gridDim.x / count, 1u)),
+          divided(false) {}
+#if SHARED_STEP
+    // The same of one token.
+    __device__ __forceinline__ OWN_GROUPS(const ATTENTION_PHASE &phase, unsigned of_kv_head,
+                                          const unsigned *query, const PEER_DEVICES &peers)
+        : OWN_GROUPS(phase, of_kv_head) {
+        const unsigned position = query[QUERY_POSITION];
+        if (position - first_visible(position, phase.window) < phase.divided_from) return;
+        const unsigned index = peers.index, devices = peers.count + 1;
+        const unsigned end = count * (index + 1) / devices, sharing = phase.heads / phase.kv_heads;
+        first = count * index / devices, count = end - first, divided = true;
+        head = first / of_kv_head * sharing + first % of_kv_head * HEADS;
+        end_head = end / of_kv_head * sharing + end % of_kv_head * HEADS;
+        blocks = max((unsigned)gridDim.x / max(count, 1u), 1u);
+    }
+#endif
+};
+
 // A block's share of a token's context: if there are few tiles, tiles, each of which is a part;
 // otherwise a span, which is a part.
 struct ITEM_WORK : SPAN_WORK {
@@ -69,8 +100,9 @@ struct ATTENTION_RESULT {
     const ATTENTION_PHASE &phase;
     const STEP_MEMORY &step;
     size_t token;
+    bool everywhere;
     __device__ __forceinline__ void operator()(unsigned channel, float value) const {
-        step.store(phase.y, token * phase.y_stride + channel, value);
+        step.store(phase.y, token * phase.y_stride + channel, value, everywhere);
         if (READ_OUTSIDE) step.store(phase.also, token * phase.also_stride + channel, value);
     }
 };

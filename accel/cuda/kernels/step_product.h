@@ -59,7 +59,8 @@ struct PHASE_OUTPUTS {
         if (phase.paired) value = gated(ACTIVATION < 0 ? phase.activation : ACTIVATION, value, other);
         if (BIASED && phase.bias[matrix]) value = value + step.floats(phase.bias[matrix])[at];
         if (phase.residual) value = added + value;
-        step.store(phase.y[matrix], (size_t)token * phase.y_stride[matrix] + at, value);
+        step.store(phase.y[matrix], (size_t)token * phase.y_stride[matrix] + at, value,
+                   phase.everywhere >> matrix & 1);
         if (READ_OUTSIDE)
             step.store(phase.also[matrix], (size_t)token * phase.also_stride[matrix] + at, value);
     }

@@ -21,11 +21,12 @@
 struct STEP_HEAD {
     unsigned phases, exchange_at, bank_bytes, works_at;
     const unsigned *stop;  // of the host, 0 as long as the step may run
-    U64 more;
+    unsigned banks, peers_at;  // offset of PEER_DEVICES, if SHARED_STEP
 };
 
 // Norm, quantization and up to three products of one x, with the ops after them. `also` is the
-// address of results that launches other than the phases read.
+// address of results that launches other than the phases read. Bit i of `everywhere` is set if all
+// devices need the results of matrix i.
 struct PRODUCT_PHASE {
     unsigned kind, multiplier, counted, columns;
     U64 x, norm_weight, residual, picked;
@@ -35,11 +36,12 @@ struct PRODUCT_PHASE {
     unsigned y_stride[MOST_PHASE_MATRICES], also_stride[MOST_PHASE_MATRICES];
     unsigned residual_stride;
     float eps;
-    unsigned norm, paired, activation, formats, slot_bits;
-    unsigned reserved[11];
+    unsigned norm, paired, activation, formats, slot_bits, everywhere;
+    unsigned reserved[10];
 };
 
-// Norm and rotation of heads, keys and values into their pages, and attention.
+// Norm and rotation of heads, keys and values into their pages, and attention. Several devices
+// divide the heads of a token that sees more than `divided_from` positions.
 struct ATTENTION_PHASE {
     unsigned kind, multiplier, counted, heads;
     U64 q, k, v, q_weight, k_weight, rope_table, query, pages, kv, parts, y, also, none[4];
@@ -47,13 +49,15 @@ struct ATTENTION_PHASE {
     unsigned pages_stride, y_stride, also_stride, rotary_pairs, neox, q_norm, k_norm;
     float scale, q_eps, k_eps;
     unsigned other_window;  // than the attention before it
-    unsigned reserved[10];
+    unsigned divided_from;
+    unsigned reserved[9];
 };
 
-// The ops that use the logits of one row.
+// The ops that use the logits of one row. If `arriving` is given, the logits come from all devices
+// there, and are written to `logits`.
 struct END_PHASE {
     unsigned kind, multiplier, counted, vocab;
-    U64 logits, sampling, output_rows, query, step, slots, ring, best, none[8];
+    U64 logits, sampling, output_rows, query, step, slots, ring, best, arriving, none[7];
     unsigned query_stride, slots_stride, ring_events;
     unsigned reserved[25];
 };
@@ -75,6 +79,7 @@ struct STEP_MEMORY {
     LAUNCH launch;
     unsigned char *bank;
     const unsigned *stop;
+    const PEER_DEVICES *peers;
 
     // Vector `number` of a record with operands as addresses.
     __device__ __forceinline__ uint4 resolved(const uint4 &v, unsigned number) const {
@@ -97,11 +102,20 @@ struct STEP_MEMORY {
     __device__ __forceinline__ INCOMING incoming(U64 operand) const {
         return {(operand & EXCHANGE_MEMORY) != 0, stop, 0};
     }
-    __device__ __forceinline__ void store(U64 operand, size_t place, float value) const {
-        if (operand & EXCHANGE_MEMORY)
-            publish((float *)at(operand) + place, value);
-        else if (operand)
-            ((float *)at(operand))[place] = value;
+    __device__ __forceinline__ void store(U64 operand, size_t place, float value,
+                                          bool everywhere = false) const {
+        float *own = (float *)at(operand) + place;
+        if (operand & EXCHANGE_MEMORY) {
+#if SHARED_STEP
+            if (everywhere)
+#pragma unroll 1
+                for (unsigned peer = 0; peer < peers->count; peer++)
+                    publish(at_peer(own, *peers, peer), value);
+#endif
+            publish(own, value);
+        } else if (operand) {
+            *own = value;
+        }
     }
     __device__ __forceinline__ unsigned count(unsigned multiplier, unsigned counted) const {
         return counted ? multiplier * U32_AT(launch.inputs, counted - 1) : multiplier;

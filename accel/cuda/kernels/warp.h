@@ -142,17 +142,18 @@ DEVICE void load_matrices(unsigned (&word)[4], const unsigned char *row) {
 // The largest unsigned value of all lanes, for every lane.
 DEVICE unsigned largest_of_warp(unsigned value) { return __reduce_max_sync(ALL_LANES, value); }
 
+DEVICE unsigned shared_address(const void *p) { return (unsigned)__cvta_generic_to_shared(p); }
+
 // Copies of multiples of 16 bytes to the shared memory of a warp, in order. All lanes must call. A
 // slot has one copy at a time: `begin_copy` fills it from the address that lane `owner` has, and
 // `await_copy` returns when its latest copy has arrived; `phase` counts how often the slot was
 // filled before. Copied data leaves the device's cache first, since a step reads a weight once.
 // `begin_store` copies a slot that the warp has written to global memory; `await_slots` returns
 // when all but the latest `left` slots may be filled again, `await_stores` when the stored data may
-// be copied again.
-#if __CUDA_ARCH__ >= 900
+// be copied again. With PART_COPIES defined each lane copies 16 bytes at a time, which also works
+// from host memory.
+#if __CUDA_ARCH__ >= 900 && !defined(PART_COPIES)
 typedef unsigned long long COPY_BARRIER;
-
-DEVICE unsigned shared_address(const void *p) { return (unsigned)__cvta_generic_to_shared(p); }
 
 DEVICE void open_copies(COPY_BARRIER *barriers, int count) {
     if (threadIdx.x % WARP_LANES == 0) {
@@ -277,19 +278,29 @@ DEVICE bool have_arrived(unsigned long long *place, unsigned turn) {
     return done;
 }
 
-// Words of global memory that running blocks send to each other: never read from a multiprocessor's
-// cache; each word is whole, and several have no order.
+// Words of global memory that running blocks send to each other, those of other devices too if
+// SHARED_STEP: never read from a multiprocessor's cache; each word is whole, and several have no
+// order.
+#if SHARED_STEP
+#define BLOCKS_SCOPE "sys"
+#else
+#define BLOCKS_SCOPE "gpu"
+#endif
 DEVICE void store_shared_word(unsigned *place, unsigned word) {
-    asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(place), "r"(word) : "memory");
+    asm volatile("st.relaxed." BLOCKS_SCOPE ".global.u32 [%0], %1;" ::"l"(place), "r"(word)
+                 : "memory");
 }
 DEVICE unsigned load_shared_word(const unsigned *place) {
     unsigned word;
-    asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(word) : "l"(place) : "memory");
+    asm volatile("ld.relaxed." BLOCKS_SCOPE ".global.u32 %0, [%1];"
+                 : "=r"(word)
+                 : "l"(place)
+                 : "memory");
     return word;
 }
 DEVICE uint4 load_shared_words(const unsigned *place) {
     uint4 v;
-    asm volatile("ld.relaxed.gpu.global.v4.u32 {%0,%1,%2,%3}, [%4];"
+    asm volatile("ld.relaxed." BLOCKS_SCOPE ".global.v4.u32 {%0,%1,%2,%3}, [%4];"
                  : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
                  : "l"(place)
                  : "memory");

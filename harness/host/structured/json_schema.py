@@ -27,6 +27,9 @@ from harness.host.structured.schema_tree import (
 MOST_SUBSCHEMAS = 10_000
 LARGEST_NUMBER = 2**53
 """The grammar's numbers are binary64: beyond this it would ask for another integer."""
+MOST_DECIMALS = 22
+"""The grammar's reader makes a decimal of an integer and a power of ten. It rounds once, and
+rightly, where binary64 has both: an integer up to LARGEST_NUMBER and 10^22."""
 BLANKS = r"\n[ \t]{0,40}|[ \t]{1,40}"
 """What may stand between the parts of a JSON value: indentation, but nothing without end."""
 
@@ -160,7 +163,9 @@ def _without_annotations(
                 )
                 for names, one in children(keyword, value)
             ]
-            if keyword in SCHEMA:
+            if keyword in VALUES:
+                value = _with_integers(value)
+            elif keyword in SCHEMA:
                 value = copies[0][1]
             elif keyword in LIST_OF_SCHEMAS:
                 value = [one for _, one in copies]
@@ -210,12 +215,28 @@ def _has_inexact_number(value: object) -> bool:
     if isinstance(value, bool):
         return False
     if isinstance(value, int | float):
-        return abs(value) > LARGEST_NUMBER
+        return abs(value) > LARGEST_NUMBER or (value % 1 != 0 and _is_misread(value))
     if isinstance(value, Mapping):
         return any(map(_has_inexact_number, value.values()))
     return isinstance(value, Decimal) or (
         isinstance(value, list) and any(map(_has_inexact_number, value))
     )
+
+
+def _is_misread(value: float) -> bool:
+    """Whether a grammar's reader may make another number of a decimal."""
+    _, digits, exponent = Decimal(repr(value)).as_tuple()
+    assert isinstance(exponent, int)
+    return int("".join(map(str, digits))) > LARGEST_NUMBER or -exponent > MOST_DECIMALS
+
+
+def _with_integers(value: Any) -> Any:
+    """``value`` with every integer written as one, however it was written."""
+    if isinstance(value, float) and value % 1 == 0:
+        return int(value)
+    if isinstance(value, Mapping):
+        return {key: _with_integers(one) for key, one in value.items()}
+    return [_with_integers(one) for one in value] if isinstance(value, list) else value
 
 
 def _is_open_end(keyword: str, value: object) -> bool:

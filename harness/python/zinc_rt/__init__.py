@@ -34,7 +34,7 @@ from contract.errors import (
 )
 from harness.host.submissions import EngineStopped
 from zinc_rt.llm import LLM
-from zinc_rt.outputs import Completion, Output, Piece, Score
+from zinc_rt.outputs import Completion, Logprob, Output, Piece, Score
 from zinc_rt.parameters import SamplingParams
 from zinc_rt.server import Server, serve
 from zinc_rt.streams import Stream
@@ -46,6 +46,7 @@ __all__ = [
     "ConfigError",
     "DoesNotFit",
     "EngineStopped",
+    "Logprob",
     "ModelFileError",
     "NonFiniteLogits",
     "Output",

@@ -17,6 +17,7 @@ from harness.host.options import SessionOptions
 from harness.settings import Settings, resolve
 from harness.settings_table import SETTINGS
 from harness.toml_file import nearest_of
+from zinc_rt.other_names import ARGUMENTS
 
 __all__ = [
     "NAMES",
@@ -28,7 +29,7 @@ __all__ = [
     "signature_of",
 ]
 
-NAMES = (*MODEL_SETTINGS, *ENGINE_SETTINGS, "slots", "repeat_last_n")
+NAMES = (*MODEL_SETTINGS, "lora", *ENGINE_SETTINGS, "slots", "repeat_last_n")
 TierName = Literal[
     "auto", "cpu", "native", "opencl", "vulkan", "cuda", "metal", "t1", "t2", "intel"
 ]
@@ -42,6 +43,7 @@ class ModelSettings(TypedDict, total=False):
 
     config: str | Path | None
     cache_dir: str | Path | None
+    lora: str | Path | Sequence[str | Path] | None
     tier: TierName | None
     threads: int | None
     device: str | int | None
@@ -76,6 +78,7 @@ class ServerSettings(ModelSettings, total=False):
     drain_seconds: float | None
     ray: int | None
     record: str | Path | None
+    slot_save_path: str | Path | None
     receipts: str | Path | None
     read_experts: Literal["off", "on"] | None
     unknown_fields: Literal["ignore", "reject"] | None
@@ -99,16 +102,22 @@ def settings_of(
     if model is not None and not isinstance(model, str | os.PathLike):
         kind = type(model).__name__
         raise TypeError(f"model: {model!r} is of type {kind}; give a file, a name or None")
-    said = {name: str(value) for name, value in given.items() if value is not None}
+    said = {name: _text(value) for name, value in given.items() if value is not None}
     if model is not None:
         said["model"] = str(model)
     return resolve(argparse.Namespace(**said), names, flags=False)
+
+
+def _text(value: object) -> str:
+    return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
 def hint_for(name: str, names: Sequence[str]) -> str:
     """What the argument of another program is called here, or the setting most like it."""
     from difflib import SequenceMatcher
 
+    if name in ARGUMENTS:
+        return f"; {ARGUMENTS[name]}"
     flag = f"--{name.replace('_', '-')}"
     for known in names:
         if known in SETTINGS and flag in SETTINGS[known].flags:

@@ -13,15 +13,17 @@ from numpy.typing import NDArray
 from contract.errors import NonFiniteLogits, RequestError, ZincError
 from contract.types import Request
 from harness.host.pooling import Pool, pooling_of, tokens_to_embed
-from harness.host.submissions import Submission
+from harness.host.submissions import NO_MASKS, Submission
 from harness.host.thinking import thinking_arguments
+from harness.named_adapters import scales_by_name
 from reference.model.chat_template import ChatTemplate, encode_chat, encode_rendered
 from zinc_rt.batches import Finished
 from zinc_rt.conversations import Conversations, fields_of
 from zinc_rt.loaded import OpenModel
+from zinc_rt.other_names import refuse_unknown_arguments
 from zinc_rt.outputs import Output, Score
 from zinc_rt.parameters import SamplingParams
-from zinc_rt.pending import Pending
+from zinc_rt.pending import Pending, text_of_tokens
 from zinc_rt.readings import Embedding, Scoring, unscored
 from zinc_rt.shapes import (
     Conversation,
@@ -52,7 +54,9 @@ class LLM(OpenModel):
     configuration file or their defaults, as for ``zinc-rt run``. ``slots`` sequences run at once.
     ``log_probabilities`` and ``logit_biases`` are the most that a request may ask for, which take
     room in every step; without log-probabilities there are no scores. ``experts`` lets requests
-    read which experts of a mixture their tokens use. ``progress`` shows bars on standard error.
+    read which experts of a mixture their tokens use. ``lora`` are adapters, as
+    ``FILE``, ``FILE:SCALE`` or ``NAME=FILE``: requests use all of them unless their parameters say
+    which. ``progress`` shows bars on standard error.
     Threads share one LLM; each process opens its own.
     Raises TypeError, ConfigError, CatalogError, ModelFileError, TierError and DoesNotFit.
 
@@ -63,19 +67,22 @@ class LLM(OpenModel):
     >>> llm.close()
     """
 
+    @refuse_unknown_arguments
     def generate(
         self,
         prompts: Prompt | Iterable[Prompt],
         parameters: Parameters = None,
         *,
         sampling_params: Parameters = None,
+        use_tqdm: bool = True,
     ) -> list[Output]:
         """Continue every prompt; the results are in the order of the prompts.
 
         ``parameters``, or ``sampling_params`` as vLLM has it, are for all prompts, or one for each.
         A prompt that cannot be served has an
         ``error`` in its output and takes nothing from the others. Ctrl-C cancels what runs and
-        raises KeyboardInterrupt: use ``completed`` to keep what was finished.
+        raises KeyboardInterrupt: use ``completed`` to keep what was finished. There is no bar
+        without ``use_tqdm``.
 
         >>> with LLM("model.gguf", tier="cpu", progress=False) as llm:
         ...     good, bad = llm.generate(["one", "two " * 9999], SamplingParams(max_tokens=2))
@@ -83,8 +90,10 @@ class LLM(OpenModel):
         (True, 'RequestError')
         """
         said = either(parameters, sampling_params)
-        return sorted(self.completed(prompts, said), key=lambda output: output.index)
+        outputs = self._run(prompts_of(prompts), said, self._plain, use_tqdm)
+        return sorted(outputs, key=lambda output: output.index)
 
+    @refuse_unknown_arguments
     def completed(
         self,
         prompts: Prompt | Iterable[Prompt],
@@ -97,12 +106,14 @@ class LLM(OpenModel):
         said = either(parameters, sampling_params)
         return self._run(prompts_of(prompts), said, self._plain)
 
+    @refuse_unknown_arguments
     def chat(
         self,
         messages: Conversation | Iterable[Conversation],
         parameters: Parameters = None,
         *,
         sampling_params: Parameters = None,
+        use_tqdm: bool = True,
         thinking: bool | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
         tool_choice: str | Mapping[str, Any] | None = None,
@@ -124,9 +135,10 @@ class LLM(OpenModel):
         fields = fields_of(thinking, tools, tool_choice, parallel_tool_calls, response_format)
         conversations = conversations_of(messages)
         said = either(parameters, sampling_params)
-        outputs = self._run(conversations, said, partial(self._answer, fields=fields))
+        outputs = self._run(conversations, said, partial(self._answer, fields=fields), use_tqdm)
         return sorted(outputs, key=lambda output: output.index)
 
+    @refuse_unknown_arguments
     def stream(
         self,
         prompt: Prompt,
@@ -144,6 +156,7 @@ class LLM(OpenModel):
         """
         return self._stream(partial(self._plain, 0, prompt), either(parameters, sampling_params))
 
+    @refuse_unknown_arguments
     def stream_chat(
         self,
         messages: Conversation,
@@ -182,7 +195,8 @@ class LLM(OpenModel):
         """
         rows: list[NDArray[np.float32]] = []
         tokens = tuple(self._encode(prompt))
-        request = Request(next(self._ids), tokens, max_tokens=0)
+        adapters = self._default_adapters
+        request = Request(next(self._ids), tokens, max_tokens=0, adapters=adapters)
         sinks = {request.id: lambda first, values: rows.extend(values.copy())}
         self._driver.read(Submission([request], sinks, 0))
         values = np.array(rows)
@@ -190,6 +204,7 @@ class LLM(OpenModel):
             raise NonFiniteLogits("the logits hold NaN or infinity; the model file is damaged")
         return values
 
+    @refuse_unknown_arguments
     def score(
         self,
         texts: Prompt | Iterable[Prompt],
@@ -218,7 +233,9 @@ class LLM(OpenModel):
             tokens = self._encode(prompt)
             if len(tokens) == first == 1:
                 return Finished(unscored(index, tokens, 1, top))
-            return Scoring(index, tokens, first, top, next(self._ids), experts)
+            scoring = Scoring(index, tokens, first, top, next(self._ids), experts)
+            scoring.use(self._default_adapters)
+            return scoring
 
         jobs = (
             partial(job, index, prompt, first)
@@ -227,6 +244,7 @@ class LLM(OpenModel):
         scores = self._results("scoring", jobs, _count_of(prompts))
         return sorted(scores, key=lambda score: score.index)
 
+    @refuse_unknown_arguments
     def embed(
         self, texts: Prompt | Iterable[Prompt], *, dimensions: int | None = None
     ) -> NDArray[np.float32]:
@@ -247,7 +265,9 @@ class LLM(OpenModel):
         def job(index: int, prompt: Prompt) -> Embedding:
             tokens = tokens_to_embed(self.model, self._encode(prompt), isinstance(prompt, str))
             pool = Pool(pooling, len(tokens))
-            return Embedding(tokens, pool, vectors[index], next(self._ids))
+            embedding = Embedding(tokens, pool, vectors[index], next(self._ids))
+            embedding.use(self._default_adapters)
+            return embedding
 
         jobs = (partial(job, index, prompt) for index, prompt in enumerate(prompts))
         for _ in self._results("embedding", jobs, len(prompts)):
@@ -266,15 +286,17 @@ class LLM(OpenModel):
         return Conversations(self._template, self.tokenizer, self._grammars, name)
 
     def _requests(self, tokens: Sequence[int], parameters: SamplingParams) -> list[Request]:
-        vocab = self.model.config.vocab
-        if any(token >= vocab for token in parameters.stop_token_ids):
-            raise RequestError("stop_token_ids", f"holds an id outside 0 to {vocab - 1}")
-        return parameters.requests(tokens, self._ids, self._hosted.limits.recent_tokens)
+        adapters = self._default_adapters
+        if parameters.lora is not None:
+            adapters = scales_by_name(self._adapters, parameters.lora)
+        window = self._hosted.limits.recent_tokens
+        return parameters.requests(tokens, self._ids, window, adapters)
 
     def _plain(self, index: int, prompt: Prompt, parameters: SamplingParams) -> Pending:
         """A text to be continued."""
         requests = self._requests(self._encode(prompt), parameters)
-        return Pending(index, requests, parameters, self.tokenizer)
+        text = prompt if isinstance(prompt, str) else None
+        return Pending(index, requests, parameters, self.tokenizer, prompt=text)
 
     def _answer(
         self,
@@ -286,32 +308,38 @@ class LLM(OpenModel):
         """A conversation to be answered."""
         if fields.keys() <= {"enable_thinking"} and not self._planner.dialect.framed:
             tokens = self.encode_chat(messages, thinking=fields.get("enable_thinking"))
-            return self._plain(index, tokens, parameters)
-        plan = self._planner.plan(messages, fields)
-        requests = self._requests(encode_rendered(self.tokenizer, plan.prompt), parameters)
-        masks = self._planner.masks(plan, requests)
-        return Pending(index, requests, parameters, self.tokenizer, plan, masks)
+            plan, masks = None, NO_MASKS
+            requests = self._requests(tokens, parameters)
+        else:
+            plan = self._planner.plan(messages, fields)
+            tokens = encode_rendered(self.tokenizer, plan.prompt)
+            requests = self._requests(tokens, parameters)
+            masks = self._planner.masks(plan, requests)
+        text = text_of_tokens(self.tokenizer, tokens)
+        return Pending(index, requests, parameters, self.tokenizer, plan, masks, text)
 
     def _run(
         self,
         prompts: Iterable[Any],
         parameters: Parameters,
         prepare: Callable[[int, Any, SamplingParams], Pending],
+        shows: bool = True,
     ) -> Iterator[Output]:
-        """The outputs of all prompts as they end, with a bar."""
+        """The outputs of all prompts as they end, with a bar if it ``shows`` one."""
         each = parameters_of(parameters, prompts)
 
         def job(index: int, prompt: Any, said: SamplingParams) -> Pending | Finished[Output]:
             try:
                 return prepare(index, prompt, said)
             except ZincError as error:
-                return Finished(Output(index, (), error=error))
+                text = prompt if isinstance(prompt, str) else None
+                return Finished(Output(index, (), error=error, prompt=text))
 
         jobs = (
             partial(job, index, prompt, said)
             for index, (prompt, said) in enumerate(zip(prompts, each, strict=False))
         )
-        return self._results("generating", jobs, _count_of(prompts))
+        return self._results("generating", jobs, _count_of(prompts), shows)
 
     def _stream(
         self, prepare: Callable[[SamplingParams], Pending], parameters: SamplingParams | None

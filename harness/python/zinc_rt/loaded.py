@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import NoReturn, Self, TypeVar, Unpack
+from typing import TYPE_CHECKING, NoReturn, Self, TypeVar, Unpack
 
 from contract.context_manager import ContextManager
 from contract.errors import RequestError
@@ -21,9 +21,12 @@ from contract.types import MAX_INT32
 from harness.host.engine_thread import EngineThread
 from harness.host.hosted import host_model
 from harness.host.submissions import EndWords, EngineStopped
+from harness.named_adapters import default_scales
 from harness.progress import NullProgress, Progress, progress_on
 from zinc_rt.arguments import ModelSettings, opening, signature_of
 from zinc_rt.batches import Job, run_batch
+from zinc_rt.other_names import refuse_attribute
+from zinc_rt.pending import text_of_tokens
 from zinc_rt.shapes import Prompt, token_ids, wrong
 
 Result = TypeVar("Result")
@@ -118,6 +121,7 @@ class OpenModel(ContextManager):
             self._close = weakref.finalize(self, _close, owned.pop_all(), engine_thread)
             OPEN.add(self)
         self._hosted = hosted
+        self._adapters, self._default_adapters = options.lora, default_scales(options.lora)
         self._driver = hosted.driver
         self._grammars = hosted.grammars
         self._ids = iter(self._driver.new_id, None)
@@ -152,7 +156,12 @@ class OpenModel(ContextManager):
         vocab = self.model.config.vocab
         if any(not 0 <= token < vocab for token in ids):
             raise RequestError("tokens", f"holds an id outside 0 to {vocab - 1}")
-        return self.tokenizer.decode_bytes(ids, special=True).decode(errors="replace")
+        return text_of_tokens(self.tokenizer, ids)
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> NoReturn:
+            refuse_attribute(self, name)
 
     def __repr__(self) -> str:
         closed = "" if self._close.alive else ", closed"
@@ -189,10 +198,10 @@ class OpenModel(ContextManager):
         return self.tokenizer.encode(prompt) if isinstance(prompt, str) else token_ids(prompt)
 
     def _results(
-        self, what: str, jobs: Iterator[Job[Result]], total: int | None
+        self, what: str, jobs: Iterator[Job[Result]], total: int | None, shows: bool = True
     ) -> Iterator[Result]:
-        """The results of all jobs as they end, with a bar."""
-        progress = self._progress(False)
+        """The results of all jobs as they end, with a bar if it ``shows`` one."""
+        progress = self._progress(False) if shows else NullProgress()
         progress.start(what, total, "prompt")
         try:
             for result in run_batch(self._driver, jobs, self.slots + WAITING):

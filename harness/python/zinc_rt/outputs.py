@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from contract.errors import ZincError
 from reference.sched.scores import perplexity
+from zinc_rt.other_names import refuse_attribute
 
 SHOWN = 60
 """Characters of a text that ``repr`` shows."""
@@ -26,6 +27,16 @@ class Piece:
 
     def __str__(self) -> str:
         return self.text
+
+
+@dataclass(frozen=True, slots=True)
+class Logprob:
+    """A token that was possible at a position, by vLLM's names: its log-probability, its text, and
+    its rank, 1 for the likeliest; the rank is None for a token that is not among those listed."""
+
+    logprob: float
+    rank: int | None = None
+    decoded_token: str | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -43,6 +54,10 @@ class Completion:
     ``message`` is what a conversation with tools or a format goes on with: the answer as a message
     of OpenAI's, in which ``tool_calls`` and ``reasoning_content`` stand apart from ``content``.
     ``finish_reason`` is then "tool_calls" where tools are called.
+
+    ``index`` numbers the ``n`` continuations of a prompt. ``token_texts`` are the texts of the
+    tokens that have log-probabilities. ``token_ids``, ``logprobs``, ``cumulative_logprob`` and
+    ``stop_reason`` are vLLM's names; unlike there, a token that ended the text is not counted.
     """
 
     text: str
@@ -55,6 +70,49 @@ class Completion:
     logits: NDArray[np.float32] | None = None
     experts: NDArray[np.int32] | None = None
     message: dict[str, Any] | None = None
+    index: int = 0
+    stop_token: int | None = None
+    token_texts: Mapping[int, str] | None = None
+
+    @property
+    def token_ids(self) -> list[int]:
+        """The tokens of the text, as a list."""
+        return list(self.tokens)
+
+    @property
+    def stop_reason(self) -> int | str | None:
+        """The stop string or the token of ``stop_token_ids`` that ended the text."""
+        return self.stop_token if self.stop_string is None else self.stop_string
+
+    @property
+    def cumulative_logprob(self) -> float | None:
+        """The log-probability of the text: the sum of those of its tokens, rounded once."""
+        found = self.log_probabilities
+        return None if found is None else math.fsum(found.tolist())
+
+    @property
+    def logprobs(self) -> list[dict[int, Logprob]] | None:
+        """For every token a dict of the likeliest tokens at its position and of the token."""
+        own, top, values = self.log_probabilities, self.top_tokens, self.top_log_probabilities
+        if own is None or top is None or values is None:
+            return None
+        texts = self.token_texts or {}
+        rows = []
+        for token, value, ids, logs in zip(
+            self.tokens, own.tolist(), top.tolist(), values.tolist(), strict=True
+        ):
+            row = {
+                one: Logprob(log, rank, texts.get(one))
+                for rank, (one, log) in enumerate(zip(ids, logs, strict=True), 1)
+            }
+            row.setdefault(token, Logprob(value, None, texts.get(token)))
+            rows.append(row)
+        return rows
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            refuse_attribute(self, name)
 
     def __str__(self) -> str:
         return self.text
@@ -80,13 +138,39 @@ class Output:
     completions: Sequence[Completion] = ()
     cached_tokens: int = 0
     error: ZincError | None = None
+    prompt: str | None = None
 
     @property
     def completion(self) -> Completion:
         """The first completion."""
+        return self.outputs[0]
+
+    @property
+    def outputs(self) -> list[Completion]:
+        """The completions, as a list."""
         if self.error is not None:
             raise self.error
-        return self.completions[0]
+        return list(self.completions)
+
+    @property
+    def prompt_token_ids(self) -> list[int]:
+        """The ids that the model was given, as a list."""
+        return list(self.prompt_tokens)
+
+    @property
+    def num_cached_tokens(self) -> int:
+        """vLLM's name of ``cached_tokens``."""
+        return self.cached_tokens
+
+    @property
+    def request_id(self) -> str:
+        """The number of the prompt, as a text."""
+        return str(self.index)
+
+    @property
+    def finished(self) -> bool:
+        """Whether the prompt has ended, which is always so here."""
+        return True
 
     @property
     def text(self) -> str:
@@ -97,6 +181,11 @@ class Output:
     def tokens(self) -> tuple[int, ...]:
         """The tokens of the first completion."""
         return self.completion.tokens
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            refuse_attribute(self, name)
 
     def __str__(self) -> str:
         return self.text if self.error is None else f"error: {self.error}"

@@ -5,13 +5,15 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, TypeVar
 
 from contract.errors import RequestError
 from contract.types import MAX_INT32, MAX_UINT64, Request
 from contract.types import SamplingParams as EngineSampling
+from harness.named_adapters import Scales
 from harness.settings import SETTINGS
 
+Key = TypeVar("Key")
 MOST_CHOICES = 128
 MOST_STOP_TOKENS = 64
 
@@ -22,16 +24,17 @@ def _default(name: str) -> Any:
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
-class LogitBias(Mapping[int, float]):
-    """An immutable mapping from token ids to what is added to their logits."""
+class Numbers(Mapping[Key, float]):
+    """An immutable, hashable mapping to numbers: from token ids to what is added to their logits,
+    or from adapters to their scales."""
 
-    pairs: tuple[tuple[int, float], ...] = ()
+    pairs: tuple[tuple[Key, float], ...] = ()
 
-    def __getitem__(self, token: int) -> float:
-        return dict(self.pairs)[token]
+    def __getitem__(self, key: Key) -> float:
+        return dict(self.pairs)[key]
 
-    def __iter__(self) -> Iterator[int]:
-        return (token for token, _ in self.pairs)
+    def __iter__(self) -> Iterator[Key]:
+        return (key for key, _ in self.pairs)
 
     def __len__(self) -> int:
         return len(self.pairs)
@@ -50,13 +53,15 @@ class SamplingParams:
     ``temperature`` 0 always takes the likeliest token. ``top_k`` 0, ``top_p`` 1 and ``min_p`` 0
     keep every token. The penalties look at the last ``repeat_last_n`` tokens. Completion i of
     ``n`` is sampled with ``seed`` + i. The text ends before any of the ``stop`` strings, at a token
-    of ``stop_token_ids`` and, unless ``ignore_end``, where the model ends it. ``logit_bias`` adds
+    of ``stop_token_ids`` and, unless ``ignore_end``, by vLLM's name ``ignore_eos``, where the model
+    ends it; nothing ends it within its first ``min_tokens`` tokens. ``logit_bias`` adds
     to the logits of token ids. ``log_probabilities`` k, or by vLLM's name ``logprobs``, asks for
     that of every token and of the k likeliest at its position; ``logits`` for all logits that
     tokens were sampled from; ``experts`` for those of a mixture that every token used. Where
     ``force_tokens`` are given they are the whole answer, at the speed of a prompt: nothing is
-    sampled, and ``max_tokens`` is their number. Immutable, hashable, and checked: raises
-    RequestError.
+    sampled, and ``max_tokens`` is their number. ``lora`` are the scales of the LLM's adapters by
+    their names; None is all with their own, and ``{}`` none. Immutable, hashable, and checked:
+    raises RequestError.
 
     >>> SamplingParams(temperature=0.8, seed=7, stop="\\n").stop
     ('\\n',)
@@ -79,32 +84,38 @@ class SamplingParams:
     stop: str | Sequence[str] = ()
     stop_token_ids: Sequence[int] = ()
     ignore_end: bool = False
-    logit_bias: Mapping[int, float] = field(default_factory=LogitBias)
+    ignore_eos: bool = False
+    min_tokens: int = 0
+    logit_bias: Mapping[int, float] = field(default_factory=Numbers)
     log_probabilities: int | None = None
     logprobs: int | None = None
     logits: bool = False
     experts: bool = False
     force_tokens: Sequence[int] = ()
+    lora: Mapping[str, float] | None = None
 
     def __post_init__(self) -> None:
         _check_integer("n", self.n, 1, MOST_CHOICES)
         _check_integer("max_tokens", self.max_tokens, 1, MAX_INT32)
+        _check_integer("min_tokens", self.min_tokens, 0, self.max_tokens)
         self.sampling(self.seed, self.repeat_last_n).validate()
         object.__setattr__(self, "stop", _stop_strings(self.stop))
         object.__setattr__(self, "stop_token_ids", _stop_tokens(self.stop_token_ids))
         object.__setattr__(self, "force_tokens", _token_ids("force_tokens", self.force_tokens))
         if self.force_tokens:
             object.__setattr__(self, "max_tokens", len(self.force_tokens))
-            if self.n != 1 or self.stop or self.stop_token_ids:
-                problem = "are a whole answer; leave out n, stop and stop_token_ids"
+            if self.n != 1 or self.stop or self.stop_token_ids or self.min_tokens:
+                problem = "are a whole answer; leave out n, stop, stop_token_ids and min_tokens"
                 raise RequestError("force_tokens", problem)
         object.__setattr__(self, "logit_bias", _biases(self.logit_bias))
+        if self.lora is not None:
+            object.__setattr__(self, "lora", _scales(self.lora))
         for name in ("log_probabilities", "logprobs"):
             if getattr(self, name) is not None:
                 _check_integer(name, getattr(self, name), 0, MAX_INT32)
         if self.logprobs not in (None, self.log_probabilities, self.listed):
             raise RequestError("logprobs", "is another name of log_probabilities; give one")
-        for name in ("ignore_end", "logits", "experts"):
+        for name in ("ignore_end", "ignore_eos", "logits", "experts"):
             if type(getattr(self, name)) is not bool:
                 raise RequestError(name, f"is {getattr(self, name)!r}, not True or False")
 
@@ -113,9 +124,11 @@ class SamplingParams:
         """How many of the likeliest tokens are listed with the log-probability of each token."""
         return self.logprobs if self.log_probabilities is None else self.log_probabilities
 
-    def requests(self, prompt: Sequence[int], ids: Iterator[int], window: int) -> list[Request]:
-        """What the engine is asked for: ``n`` continuations of ``prompt``. Penalties look back at
-        most ``window`` tokens."""
+    def requests(
+        self, prompt: Sequence[int], ids: Iterator[int], window: int, adapters: Scales = ()
+    ) -> list[Request]:
+        """What the engine is asked for: ``n`` continuations of ``prompt``, with ``adapters`` of the
+        model. Penalties look back at most ``window`` tokens."""
         return [
             Request(
                 id=next(ids),
@@ -123,10 +136,13 @@ class SamplingParams:
                 max_tokens=self.max_tokens,
                 sampling=self.sampling((self.seed + choice) % (MAX_UINT64 + 1), window),
                 stop=tuple(self.stop),
-                ignore_end=self.ignore_end,
+                ignore_end=self.ignore_end or self.ignore_eos,
+                min_tokens=self.min_tokens,
+                stop_tokens=tuple(self.stop_token_ids),
                 logit_bias=tuple(self.logit_bias.items()),
                 log_probabilities=self.listed,
                 force_tokens=tuple(self.force_tokens),
+                adapters=adapters,
             )
             for choice in range(self.n)
         ]
@@ -198,11 +214,20 @@ def _token_ids(name: str, given: object) -> tuple[int, ...]:
     return tuple(given)
 
 
-def _biases(given: object) -> LogitBias:
+def _biases(given: object) -> Numbers[int]:
     if not isinstance(given, Mapping):
         raise RequestError("logit_bias", f"is {given!r}, not a dict of token ids and numbers")
     for token, bias in given.items():
         _check_integer("logit_bias", token, 0, MAX_INT32)
         if type(bias) not in (int, float) or not abs(bias) < float("inf"):
             raise RequestError("logit_bias", f"of token {token} is {bias!r}, not a finite number")
-    return LogitBias(tuple(given.items()))
+    return Numbers(tuple(given.items()))
+
+
+def _scales(given: object) -> Numbers[str]:
+    if not isinstance(given, Mapping):
+        raise RequestError("lora", f"is {given!r}, not a dict of adapters and scales")
+    for name, scale in given.items():
+        if type(scale) not in (int, float) or not abs(scale) < float("inf"):
+            raise RequestError("lora", f"of {name!r} is {scale!r}, not a finite number")
+    return Numbers(tuple((str(name), scale) for name, scale in given.items()))

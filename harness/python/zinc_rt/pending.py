@@ -54,11 +54,15 @@ class _Choice:
 
         return message_of(self.parts)
 
-    def completion(self, parameters: SamplingParams) -> Completion:
-        """The finished continuation."""
+    def completion(
+        self, index: int, parameters: SamplingParams, tokenizer: Tokenizer
+    ) -> Completion:
+        """The finished continuation, the one numbered ``index`` of its prompt."""
         answer, events = self.answer, self.events
         assert answer.finish is not None
         listed = _listed(events, parameters.listed)
+        ending = answer.sampled[len(answer.tokens) :][:1]
+        stopped = answer.stop_string is None and set(ending) & set(parameters.stop_token_ids)
         return Completion(
             text=content_of(self.parts) if self.framed else answer.text,
             tokens=tuple(answer.tokens),
@@ -70,7 +74,22 @@ class _Choice:
             logits=np.array(self.logits[: len(events)]) if parameters.logits else None,
             experts=self._experts_used() if parameters.experts else None,
             message=self.message(),
+            index=index,
+            stop_token=ending[0] if stopped else None,
+            token_texts=_texts(events, tokenizer) if parameters.listed is not None else None,
         )
+
+
+def _texts(events: Sequence[TokenEvent], tokenizer: Tokenizer) -> dict[int, str]:
+    """The text of every token that has a log-probability."""
+    tokens = {event.token for event in events}
+    tokens |= {token for event in events for token, _ in event.top}
+    return {token: text_of_tokens(tokenizer, [token]) for token in sorted(tokens)}
+
+
+def text_of_tokens(tokenizer: Tokenizer, tokens: Sequence[int]) -> str:
+    """The text of token ids, control tokens and incomplete characters included."""
+    return tokenizer.decode_bytes(tokens, special=True).decode(errors="replace")
 
 
 def _listed(
@@ -98,12 +117,16 @@ class Pending:
         tokenizer: Tokenizer,
         plan: ChatPlan | None = None,
         masks: Mapping[int, TokenMasks] = NO_MASKS,
+        prompt: str | None = None,
     ) -> None:
         """``plan`` says what answers are made of, ``masks`` by request which tokens may come next.
-        Raises RequestError for stop strings that are not served."""
+        ``prompt`` is the text of the prompt. Raises RequestError for stop strings that are not
+        served."""
         self.index = index
         self.requests = requests
         self._parameters = parameters
+        self._tokenizer = tokenizer
+        self._prompt = prompt
         self._masks = masks
         shown = frozenset() if plan is None else plan.form.dialect.shown
         framed = plan is not None and plan.form.dialect.framed
@@ -161,10 +184,14 @@ class Pending:
         return Output(
             self.index,
             first.prompt,
-            tuple(choice.completion(self._parameters) for choice in self._choices.values()),
+            tuple(
+                choice.completion(index, self._parameters, self._tokenizer)
+                for index, choice in enumerate(self._choices.values())
+            ),
             cached_tokens=stream.facts[first.id].cached,
+            prompt=self._prompt,
         )
 
     def failed(self, error: ZincError) -> Output:
         """The result of a prompt that met an error."""
-        return Output(self.index, self.requests[0].prompt, error=error)
+        return Output(self.index, self.requests[0].prompt, error=error, prompt=self._prompt)

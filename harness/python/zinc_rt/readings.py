@@ -15,6 +15,7 @@ from harness.host.driver import EventStream
 from harness.host.expert_choices import ExpertChoices
 from harness.host.pooling import Pool
 from harness.host.submissions import Submission
+from harness.named_adapters import Scales
 from reference.runner import HIDDEN
 from reference.sched.scores import TokenScores
 from zinc_rt.outputs import Score
@@ -28,6 +29,10 @@ class Reading:
     def __init__(self, request: Request) -> None:
         self.requests: Sequence[Request] = (request,)
         self.done = False
+
+    def use(self, adapters: Scales) -> None:
+        """Read the text with these adapters of the model."""
+        self.requests = [replace(request, adapters=adapters) for request in self.requests]
 
     def take(self, event: TokenEvent, stream: EventStream) -> None:
         """Take the next event. Raises NonFiniteLogits when the model fails."""

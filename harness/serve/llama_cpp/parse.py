@@ -57,6 +57,8 @@ def _completion(
         asked["seed"] = body.seed
     if body.repeat_last_n is not None and body.repeat_last_n >= 0:
         asked["repeat_last_n"] = body.repeat_last_n
+    if body.lora is not None:
+        asked["lora"] = [{"id": one.id, "scale": one.scale} for one in body.lora]
     if body.n_probs:
         asked["logprobs"] = body.n_probs
     if body.logit_bias:

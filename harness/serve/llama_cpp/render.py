@@ -20,8 +20,6 @@ from harness.serve.errors import ApiError
 from harness.serve.llama_cpp.wire import InfillRequest, LlamaCompletionRequest
 from reference.model.tokenizer import Tokenizer
 
-ANY_SLOT = -1
-"""Slots have no numbers here."""
 MILLISECONDS = 1e3
 
 
@@ -64,7 +62,8 @@ class LlamaShape:
 
     def _text(self, text: str, events: Sequence[TokenEvent]) -> Json:
         ids = [event.token for event in events] if self.body.return_tokens else []
-        said: Json = {"index": 0, "content": text, "tokens": ids, "id_slot": ANY_SLOT}
+        said: Json = {"index": 0, "content": text, "tokens": ids}
+        said["id_slot"] = self.answer.generation.slot
         if self.listed and events:
             tokenizer = self.answer.generation.model.tokenizer
             said["completion_probabilities"] = [

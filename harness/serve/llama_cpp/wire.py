@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from msgspec import Meta
+from msgspec import Meta, Struct
 
 from contract.types import MAX_INT32
 from harness.serve.infill_prompt import ExtraFile
-from harness.serve.wire import Sampled, TopLogprobs
+from harness.serve.wire import Id, Sampled, TopLogprobs
 
 MOST_EXTRA = 64
 Biases = dict[str, float] | list[tuple[int | str, float | bool]]
@@ -33,6 +33,14 @@ class LlamaCompletionRequest(_SampledText, kw_only=True):
     list of both. Without ``n_predict`` the answer ends where the model or the context does."""
 
     prompt: str | Annotated[list[str | int | list[int]], Meta(min_length=1)]
+
+
+class SlotFile(Struct, forbid_unknown_fields=True, kw_only=True):
+    """``POST /slots/ID?action=save``, ``restore`` or ``erase``. ``filename`` names the file to save
+    or restore, within the server's folder for slots."""
+
+    filename: str | None = None
+    model: Id | None = None
 
 
 class InfillRequest(_SampledText, kw_only=True):

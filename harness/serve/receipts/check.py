@@ -128,6 +128,12 @@ def model_problems(receipt: Receipt, model: ServedModel) -> list[str]:
         problems.append(
             f"kv_dtype: {facts.kv_dtype} answered, this is {model.limits.kv_dtype.name}"
         )
+    known = {adapter.digest for adapter in model.model.adapters.opened}
+    for adapter in facts.adapters:
+        if adapter.sha256 not in known:
+            problems.append(
+                f"adapter: {adapter.sha256[:16]} answered and is not open; name it with --lora"
+            )
     template = None if model.template is None else template_digest(model.template.text)
     if receipt.payload.template != template:
         problems.append("template: the chat template that answered is not this file's")
@@ -141,7 +147,8 @@ def derive_requests(receipt: Receipt, service: Service) -> DerivedRequests | str
         asked = loads(payload.request.encode())
         if not isinstance(asked, dict):
             return "request: it is no JSON object"
-        asked.pop("model", None)
+        for name in ("model", "lora"):
+            asked.pop(name, None)
         if asked.get("seed") is None and payload.choices:
             asked["seed"] = int(payload.choices[0].seed)
         given = dict(payload.sampling_defaults)

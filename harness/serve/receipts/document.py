@@ -27,9 +27,16 @@ Hex32 = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
 Hex64 = Annotated[str, Meta(pattern="^[0-9a-f]{128}$")]
 
 
+class AdapterFacts(Struct, forbid_unknown_fields=True):
+    """An adapter that an answer used: the SHA-256 of its file, and its scale."""
+
+    sha256: Hex32
+    scale: float
+
+
 class ModelFacts(Struct, forbid_unknown_fields=True):
     """The model that answered: ``files`` are the SHA-256 of its files, ``types`` the formats of its
-    weights, ``kv_dtype`` the storage of keys and values."""
+    weights, ``kv_dtype`` the storage of keys and values, ``adapters`` those that it used."""
 
     name: str
     architecture: str
@@ -39,6 +46,7 @@ class ModelFacts(Struct, forbid_unknown_fields=True):
     types: list[str]
     kv_dtype: str
     files: list[Hex32]
+    adapters: list[AdapterFacts] = []
 
 
 class ReceiptTenant(Struct, forbid_unknown_fields=True):

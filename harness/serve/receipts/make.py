@@ -88,7 +88,9 @@ def keep_results(
 def served_facts(model: ServedModel, tenant: Tenant) -> Json:
     """The facts of a receipt about the model that answered, and the tenant."""
     template = None if model.template is None else model.template.text
-    facts = function_facts(model.name, model.model, model.limits.kv_dtype.name, model.files)
+    adapters = model.adapters.facts(model.scales or ())
+    kv_dtype = model.limits.kv_dtype.name
+    facts = function_facts(model.name, model.model, kv_dtype, model.files, adapters)
     return facts | {
         "tenant": {"id": tenant.id, "name": tenant.name},
         "template": template_digest(template),
@@ -96,8 +98,10 @@ def served_facts(model: ServedModel, tenant: Tenant) -> Json:
     }
 
 
-def function_facts(name: str, model: Model, kv_dtype: str, files: Sequence[str]) -> Json:
-    """The function that a model computes: its files, and the arithmetic."""
+def function_facts(
+    name: str, model: Model, kv_dtype: str, files: Sequence[str], adapters: Sequence[Json]
+) -> Json:
+    """The function that a model computes: its files, the adapters, and the arithmetic."""
     config = model.config
     types = {tensor.ggml_type.name for tensor in model.file.tensors.values()}
     facts = {
@@ -109,6 +113,7 @@ def function_facts(name: str, model: Model, kv_dtype: str, files: Sequence[str])
         "types": sorted(types),
         "kv_dtype": kv_dtype,
         "files": list(files),
+        **({"adapters": list(adapters)} if adapters else {}),
     }
     return {"arithmetic": ARITHMETIC_VERSION, "model": facts}
 

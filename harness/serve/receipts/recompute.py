@@ -138,6 +138,7 @@ def _step_problem(
     choice, request = receipt.payload.choices[number], derived.requests[number]
     driver = derived.served.driver
     before = tuple(choice.tokens[:step])
+    least = max(0, request.min_tokens - step)
     one = replace(
         request,
         id=driver.new_id(),
@@ -145,7 +146,8 @@ def _step_problem(
         max_tokens=1,
         force_tokens=request.force_tokens[step : step + 1],
         stop=(),
-        ignore_end=True,
+        ignore_end=request.ignore_end or not least,
+        min_tokens=min(1, least),
         log_probabilities=None,
         score_from=None,
     )

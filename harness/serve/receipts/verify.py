@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from harness.serve.accounts import Accounts
@@ -92,6 +92,11 @@ def chain_verdict(receipts: Sequence[Receipt]) -> list[str]:
 def _verdict(receipt: Receipt, service: Service, demands: ReceiptDemands) -> ReceiptVerdict:
     problems = record_problems(receipt, demands.trusted, demands.tenant)
     problems += model_problems(receipt, service.model)
+    adapters = receipt.payload.model.adapters
+    if adapters and not any(problem.startswith("adapter:") for problem in problems):
+        facts = [{"sha256": one.sha256, "scale": one.scale} for one in adapters]
+        scales = service.model.adapters.found(facts)
+        service = replace(service, model=service.model.with_adapters(scales))
     if receipt.payload.kind in READINGS:
         problems += reading_problems(service, receipt)
         if problems:

@@ -10,7 +10,7 @@ import itertools
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
@@ -18,8 +18,7 @@ from ray.exceptions import RayActorError, RayError, TaskCancelledError
 from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
-from contract.errors import QueueFull, RequestError, ZincError
-from contract.types import Tenant
+from contract.errors import QueueFull, ZincError
 from harness.host.event_queue import Delivered, EventQueue, Offer
 from harness.host.faults import log_fault
 from harness.host.submissions import EngineStopped, Submission, Submits
@@ -124,7 +123,7 @@ class _Pump:
         now = time.monotonic()
         if not self.taken.done():
             self.taken.set_result(None)
-        self._driver.heard(self._facts.tenant, batch)
+        self._driver.heard(batch)
         self._facts.preempted = max(self._facts.preempted, batch.preempted)
         if batch.admitted and self._facts.admitted is None:
             self._facts.admitted, self._facts.cached = now, batch.cached
@@ -191,8 +190,6 @@ class ReplicatedDriver(Submits[ReplicatedStream]):
         self._pumps: set[_Pump] = set()
         self._stands: dict[str, EngineStatistics] = {}
         self._closing = False
-        self._listener: Listener | None = None
-        self._tenants: Mapping[int, Tenant] = {}
         self.call(lambda engine: engine.statistics)
 
     @property
@@ -205,8 +202,7 @@ class ReplicatedDriver(Submits[ReplicatedStream]):
             return total
 
     def listen(self, listener: Listener) -> None:
-        """As of ``EngineDriver``, but steps are not reported: they are too many to be sent."""
-        self._listener = listener
+        """As of ``EngineDriver``, but no step is reported: they are too many to be sent."""
 
     def open_stream(self) -> ReplicatedStream:
         """As of ``EngineDriver``, without its other arguments."""
@@ -233,9 +229,9 @@ class ReplicatedDriver(Submits[ReplicatedStream]):
         now = time.monotonic()
         try:
             requested = [ReplicaRequest.of(request, submission) for request in submission.requests]
-            facts = [RequestFacts(now, self._tenant(one.request.tenant)) for one in requested]
         except ZincError as error:
             return error
+        facts = [RequestFacts(now) for _ in requested]
         pumps = [_Pump(self, *both) for both in zip(requested, facts, strict=True)]
         for pump, noted in zip(pumps, facts, strict=True):
             stream.add(pump, noted)
@@ -287,24 +283,14 @@ class ReplicatedDriver(Submits[ReplicatedStream]):
             pump.cancel()
             pump.events.fail(EngineStopped("the server is shutting down"))
 
-    def heard(self, tenant: Tenant, batch: RequestUpdate) -> None:
-        """A replica reported its counts, and what became of a tenant's request."""
+    def heard(self, batch: RequestUpdate) -> None:
+        """A replica reported its counts."""
         with self._lock:
             self._stands[batch.replica] = batch.statistics
-        tokens = sum(event.token >= 0 for event in batch.events)
-        if tokens and self._listener is not None:
-            self._listener.generated(tenant, tokens)
 
     def end_answer(self, end: AnswerEnd) -> None:
         """Tell a replica how long an answer is; waits for nothing."""
         self._asking.end_answer.remote(end)
-
-    def _tenant(self, id: int) -> Tenant:
-        if id not in self._tenants:
-            self._tenants = {one.id: one for one in self.call(lambda engine: list(engine.tenants))}
-        if id not in self._tenants:
-            raise RequestError("tenant", f"{id} is not known")
-        return self._tenants[id]
 
     def forget(self, pump: _Pump) -> None:
         """Forget a request that ended."""

@@ -45,6 +45,7 @@ class Work:
             prompt=(*self.request.prompt, *self.tokens),
             max_tokens=self.request.max_tokens - len(self.tokens),
             force_tokens=self.request.force_tokens[len(self.tokens) :],
+            min_tokens=max(0, self.request.min_tokens - len(self.tokens)),
         )
 
 

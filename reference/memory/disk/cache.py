@@ -154,6 +154,16 @@ class DiskCache:
         if self._folder is not None and len(self._work) < MOST_TOUCHES:
             self._post(lambda folder: folder.touch(entries, now))
 
+    def erase(self, entries: Sequence[Entry]) -> None:
+        """Remove files, after what is to be written before them."""
+
+        def remove(_: CacheFolder) -> None:
+            for entry in entries:
+                self._remove(entry)
+
+        if self._folder is not None:
+            self._post(remove)
+
     def forget(self, scope: Sequence[str | int]) -> None:
         """Remove all files of a scope. From now on this process finds none of them, even where
         removing fails."""
@@ -306,12 +316,12 @@ class DiskCache:
         return payload
 
     def _remove(self, entry: Entry) -> None:
-        """Remove a file that is not valid, so that a valid one can be written."""
+        """Remove a file that is not valid, or that is erased."""
         assert self._folder is not None
         try:
             self._folder.remove(entry)
         except OSError as error:
-            self._failed("keeps a file that is not valid", error)
+            self._failed("keeps a file that is to be removed", error)
 
     def _notify(self) -> None:
         with self._changed:

@@ -41,7 +41,7 @@ class CacheFolder:
         self.path = folder / SUBFOLDER
         self.most_bytes = most_bytes
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self.secret = _secret(self.path)
+        self.secret = secret_in(self.path / SECRET)
         self.nbytes: int | None = None
         """Bytes of all files when they were last counted and what this process wrote since; None
         before."""
@@ -151,9 +151,8 @@ def _write_all(handle: int, part: bytes | memoryview) -> None:
         view = view[os.write(handle, view) :]
 
 
-def _secret(folder: Path) -> bytes:
-    """The secret of the folder, made by the first process that uses it. Raises OSError."""
-    path = folder / SECRET
+def secret_in(path: Path) -> bytes:
+    """The secret in a file, made by the first process that uses it. Raises OSError."""
     for _ in range(2):
         with contextlib.suppress(FileNotFoundError):
             found = path.read_bytes()
@@ -161,7 +160,7 @@ def _secret(folder: Path) -> bytes:
                 return found
             # A crash cut it: what was written with it cannot be checked any more.
             path.unlink(missing_ok=True)
-        partial = folder / f"{SECRET}.{os.urandom(8).hex()}{PARTIAL}"
+        partial = path.with_name(f"{path.name}.{os.urandom(8).hex()}{PARTIAL}")
         handle = _create(partial)
         try:
             with open(handle, "wb", buffering=0) as file:

@@ -6,6 +6,8 @@ node that multiplies with it is ``attn_q[3]``.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from contract.arithmetic import digest_words
 from contract.dtypes import F32, I32
 from contract.ir.graph import BufferKind, GraphBuilder, View
@@ -18,6 +20,7 @@ from reference.hidden_rows import HIDDEN_PAIRS, HIDDEN_TABLE
 from reference.limits import Limits, mask_words
 from reference.model.config import ModelConfig
 from reference.model.config.rope import GROWTH_TABLE
+from reference.model.families.low_rank import LowRank
 from reference.model.families.smooth_keys import Channels
 from reference.model.families.tensors import ModelTensors
 
@@ -56,8 +59,14 @@ class Emitter:
         return self.tensors.has(file_name(name, layer))
 
     def is_plain(self, name: str, layer: int | None = None) -> bool:
-        """Whether the product with ``name`` is only its matrix, without bias or scale."""
-        return not (self.has(f"{name}.bias", layer) or self.has(f"{name}.scale", layer))
+        """Whether the product with ``name`` is only its matrix, without bias, scale or adapter."""
+        more = (self.has(f"{name}.{part}", layer) for part in ("bias", "scale"))
+        return not any(more) and file_name(f"{name}.weight", layer) not in self.adapted
+
+    @property
+    def adapted(self) -> Mapping[str, tuple[int, int, int]]:
+        """The tensors that adapters change, of a graph whose limits have adapters."""
+        return self.tensors.adapters.shapes
 
     def weight(
         self,
@@ -167,16 +176,20 @@ class Emitter:
         tensor: str = "",
         rows: RowSlice | None = None,
     ) -> View:
-        """Emit x W^T, times the scale and plus the bias if the file has them for this matrix."""
+        """Emit x W^T plus what adapters add to it, times the scale and plus the bias if the file
+        has them for this matrix."""
         weight = self.weight(name, layer, outputs, inner, tensor=tensor, rows=rows)
         has_scale, has_bias = (self.has(f"{name}.{part}", layer) for part in ("scale", "bias"))
+        stored = file_name(f"{tensor or name}.weight", layer)
+        adapted, linear_y = stored in self.adapted, None if has_scale or has_bias else y
+        alone = f"scratch.{label(f'{name}.alone', layer)}"
+        product_y = self.builder.scratch(alone, "tokens", outputs) if adapted else linear_y
         product = self.builder.emit(
-            Opcode.MATMUL,
-            label(name, layer),
-            x=x,
-            weight=weight,
-            y=None if has_scale or has_bias else y,
+            Opcode.MATMUL, label(name, layer), x=x, weight=weight, y=product_y
         )
+        if adapted:
+            low_rank = LowRank(name, label("", layer), stored, rows, self.limits.adapters)
+            product = low_rank.add(self.builder, self.tensors, x, product, linear_y)
         if has_scale:
             product = self.builder.emit(
                 Opcode.SCALE_COLUMNS,

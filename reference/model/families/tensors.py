@@ -11,6 +11,7 @@ from contract.errors import ModelFileError, UnsupportedModel
 from contract.ir.graph import BufferKind, GraphBuilder, View
 from contract.ir.source import RowSlice, WeightSource
 from contract.lazy_dataclass import dataclass
+from reference.model.adapters import NO_ADAPTERS, Adapters
 from reference.model.families.smooth_keys import Channels, Powers
 from reference.model.gguf import TensorInfo
 
@@ -20,7 +21,8 @@ class ModelTensors:
     """The tensors of one file, and which of them a family has used.
 
     ``parts`` maps a tensor that holds several matrices to the rows used so far of one group of
-    rows. ``powers`` maps a layer whose keys have outliers to its powers of two.
+    rows. ``powers`` maps a layer whose keys have outliers to its powers of two. Requests may use
+    ``adapters``, of which ``adapted`` are the tensors that a family has read.
     """
 
     path: str
@@ -28,6 +30,8 @@ class ModelTensors:
     powers: Mapping[int, Powers] = field(default_factory=dict)
     used: set[str] = field(default_factory=set)
     parts: dict[str, set[int]] = field(default_factory=dict)
+    adapters: Adapters = NO_ADAPTERS
+    adapted: set[str] = field(default_factory=set)
 
     def has(self, name: str) -> bool:
         """Whether the file holds a tensor of this name."""
@@ -115,7 +119,8 @@ class ModelTensors:
             )
 
     def reject_unused(self, architecture: str, ignored: tuple[str, ...] = ()) -> None:
-        """Raise UnsupportedModel for an unused tensor: the model is not what its metadata says.
+        """Raise UnsupportedModel for an unused tensor, of the file or of an adapter: the model is
+        not what its metadata says.
 
         Names that begin with one of ``ignored`` may be unused.
         """
@@ -129,3 +134,4 @@ class ModelTensors:
                 f"is not part of a {architecture} model ({len(unused)} such tensors)",
                 "the file belongs to a variant this build does not know",
             )
+        self.adapters.reject_unread(self.adapted)

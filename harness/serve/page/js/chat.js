@@ -10,7 +10,7 @@ import { replay } from "./replay.js";
 import { isBroken, pause, resume } from "./resume.js";
 import { Scroller } from "./scroller.js";
 import { listSessions, newSession, saveSession } from "./sessions.js";
-import { buildSettings, lockSeed, requestFields, showSettings } from "./settings.js";
+import { buildSettings, isGreedy, lockSeed, requestFields, showSettings } from "./settings.js";
 import { setUpSidebar } from "./sidebar.js";
 
 const SUGGESTIONS = [
@@ -25,7 +25,7 @@ let views = [];
 let running = null;
 const scroller = new Scroller(byId("scroller"), byId("latest"));
 const sidebar = setUpSidebar({ open: show, current: () => session });
-const actions = { edit, regenerate, replay: replayAnswer, lock: lockOf };
+const actions = { edit, regenerate: answerAnew, replay: replayAnswer, lock: lockOf };
 
 function show(next, address = showAddress) {
   stop();
@@ -230,6 +230,14 @@ function forgetOldest(index) {
 function retry(view) {
   if (view.message.finish) replayAnswer(view.index);
   else regenerate(view.index);
+}
+
+/** What the user asks for who wants another answer. */
+function answerAnew(index) {
+  regenerate(index);
+  if (isGreedy(chosenModel())) {
+    banner("Temperature 0 gives the same answer each time: raise it in Settings for another one.");
+  }
 }
 
 function regenerate(index) {

@@ -45,6 +45,11 @@ export function lockSeed(seed) {
   showSeed();
 }
 
+/** Whether the same question has the same answer with every seed. */
+export function isGreedy(model) {
+  return (settings.values.temperature ?? model?.x_zinc?.sampling?.temperature) === 0;
+}
+
 /** The fields of a request that the settings decide, with a seed always, so that every answer can
  * be replayed. */
 export function requestFields(session, model) {

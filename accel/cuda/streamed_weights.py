@@ -1,0 +1,254 @@
+"""Weights that stay in page-locked host memory, and the ring of device memory for their copies.
+
+Dense weights are copied to the ring by every step. Of a stack of experts a step of few tokens reads
+some matrices only: kernels read these where they lie, over the link, and longer steps copy the
+whole stack.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Collection, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field, replace
+
+from accel.cuda.expert_cache import (
+    ExpertCache,
+    StackShape,
+    experts_held,
+    make_expert_cache,
+)
+from accel.cuda.memory import Allocation, HostWeight
+from accel.cuda.packed_tiles import TUNED_STACKS
+from accel.cuda.plan import WITH_LISTS
+from accel.cuda.planning import LoweredBucket
+from accel.cuda.runtime import Runtime
+from accel.cuda.weight_copies import CopyStream, WeightCopy, layer_copies
+from accel.packets.buffers import ArrangedMatrix, DeviceBuffer
+from accel.packets.layouts import WeightLayout
+from accel.packets.staging_buffers import Bytes
+from accel.packets.step import Step
+from accel.packets.weight_ring import RING, WeightRing, ring_of, used_shares, with_ring
+from contract.footprint import Footprint
+from contract.ir.nodes import BufferDecl, Graph
+
+LINK_BYTES = 64 << 20
+LINK_COPIES = 3
+LOCKERS = min(8, os.cpu_count() or 1)
+"""Threads that have pages locked."""
+FEWEST_READS = 2
+"""A stack is copied whole where its rows are at least one in so many of its matrices."""
+
+CudaBuffer = DeviceBuffer[Allocation]
+Operand = tuple[int, int, WeightLayout]
+"""The address, stride and layout that a packet contains."""
+
+
+@dataclass(slots=True)
+class StreamedWeights:
+    """The streamed weights of one device."""
+
+    runtime: Runtime
+    ring: WeightRing | None = None
+    cache: ExpertCache | None = None
+    cache_bytes: int = 0
+    _memory: Allocation | None = None
+    _ahead: dict[str, Future[tuple[Bytes, int]]] = field(default_factory=dict)
+    _matrices: dict[str, HostWeight] = field(default_factory=dict)
+
+    def holds(self, decl: BufferDecl) -> bool:
+        """Whether the weight ``decl`` is streamed."""
+        return self.ring is not None and self.ring.holds(decl)
+
+    def of(self, graph: Graph) -> frozenset[str]:
+        """The weights of ``graph`` that are streamed."""
+        if self.ring is None:
+            return frozenset()
+        return frozenset(name for name, decl in graph.buffers.items() if self.ring.holds(decl))
+
+    def footprint(self, graph: Graph, planned: Footprint) -> Footprint:
+        """``planned`` with what streaming changes."""
+        assert self.ring is not None
+        return footprint_with(graph, planned, self.ring, self.cache_bytes)
+
+    def choose(
+        self,
+        graph: Graph,
+        names: Collection[str],
+        nbytes_of: Callable[[BufferDecl], int],
+        cache: int,
+    ) -> None:
+        """From now on stream ``names``, with ``cache`` bytes for experts on the device;
+        ``nbytes_of`` returns the bytes of weights there. No step is running."""
+        self.close()
+        self.ring = ring_of(graph, names, nbytes_of) if names else None
+        if self.cache is not None:
+            self.cache.free()
+        self.cache, self.cache_bytes, self._matrices = None, cache, {}
+        if self._memory is not None:
+            self.runtime.memory.free(self._memory)
+            self._memory = None
+
+    def reserve(self) -> None:
+        """Allocate the ring and begin to have pages locked. Raises OutOfMemory."""
+        if self.ring is None or self._memory is not None:
+            return
+        self._memory = self.runtime.memory.allocate(RING, self.ring.nbytes)
+        self.cache = make_expert_cache(
+            self.runtime.memory, cached_stacks(self.ring), self.cache_bytes
+        )
+        pool, lock = ThreadPoolExecutor(LOCKERS, "lock pages"), self.runtime.memory.pinned.mapped
+        self._ahead = {n: pool.submit(lock, n, size) for n, size in self.ring.sizes.items()}
+        pool.shutdown(wait=False)
+
+    def close(self) -> None:
+        """Have no more pages locked, and return when no thread does."""
+        for ahead in self._ahead.values():
+            ahead.cancel()
+        wait(self._ahead.values())
+        self._ahead = {}
+
+    def allocate(self, decl: BufferDecl) -> Callable[[str, int], Allocation]:
+        """A function that returns the memory of the streamed weight ``decl``. It raises
+        OutOfMemory."""
+
+        def allocation(name: str, nbytes: int) -> Allocation:
+            assert self.ring is not None
+            assert self._memory is not None
+            ahead = self._ahead.pop(name, None)
+            pinned = self.runtime.memory.pinned
+            host, mapped = pinned.mapped(name, nbytes) if ahead is None else ahead.result()
+            address = self._memory.address + self.ring.offsets[name]
+            return HostWeight(address, nbytes, host, mapped=mapped)
+
+        return allocation
+
+    def read_in_place(
+        self,
+        graph: Graph,
+        lowered: LoweredBucket,
+        matrix: Callable[[CudaBuffer], ArrangedMatrix[Allocation]],
+        buffers: Mapping[str, CudaBuffer],
+    ) -> dict[str, Operand]:
+        """Stacks of which the step reads few matrices, and the operands by which kernels do:
+        lists of experts where all kernels know them."""
+        found: dict[str, Operand] = {}
+        for name in self._few_are_read(graph, lowered.step):
+            allocation = matrix(buffers[name]).allocation
+            assert isinstance(allocation, HostWeight)
+            self._matrices[name] = allocation
+            _, stride, layout = matrix(buffers[name]).operand
+            found[name] = allocation.mapped, stride, layout
+        if self.cache is not None:
+            plain = _read_without_lists(lowered)
+            for name in found.keys() - plain:
+                address = self.cache.address(name)
+                if address is not None:
+                    found[name] = address, 0, found[name][2]
+        return found
+
+    def _few_are_read(self, graph: Graph, step: Step) -> list[str]:
+        rows: dict[str, int] = {}
+        for op in step.ops:
+            for index in op.matrices:
+                tensor = op.operands[index]
+                if tensor is not None and self.holds(graph.buffers[tensor.buffer]):
+                    rows[tensor.buffer] = max(rows.get(tensor.buffer, 0), op.count.most)
+        decls = {name: graph.buffers[name] for name in rows}
+        return [
+            name
+            for name, decl in decls.items()
+            if len(decl.shape) == 3 and rows[name] * FEWEST_READS <= int(decl.shape[0])
+        ]
+
+    def fill(self) -> None:
+        """Enqueue the first copies to the cache of experts, once all are uploaded."""
+        cache = self.cache
+        if cache is None or cache.matrices:
+            return
+        names = {stack.name for layer in cache.layers for stack in layer.stacks}
+        if names <= self._matrices.keys():
+            cache.fill({name: self._matrices[name] for name in names})
+
+    def advance(self) -> None:
+        """Enqueue what the cache of experts has to do before the next step."""
+        if self.cache is not None and self.cache.matrices:
+            self.cache.advance()
+
+    def copies(
+        self,
+        lowered: LoweredBucket,
+        names: Collection[str],
+        buffers: Mapping[str, CudaBuffer],
+    ) -> CopyStream | None:
+        """The copies of ``names`` in a step."""
+        if self.ring is None or not names:
+            return None
+        layers = layer_copies(lowered.step, lowered.plan.launches, self.ring, names)
+        weights = {}
+        for layer in layers:
+            for name in layer.weights:
+                matrix = buffers[name].matrix
+                assert matrix is not None
+                assert matrix.allocation.host is not None
+                weights[name] = WeightCopy(matrix.allocation.address, matrix.allocation.host)
+        memory = self.runtime.memory
+        return CopyStream(memory.context, memory.streams.weights, layers, weights)
+
+    def link_rate(self) -> float:
+        """Bytes a second from page-locked memory to the device, as measured now. Raises
+        OutOfMemory."""
+        memory = self.runtime.memory
+        host = memory.pinned.take(LINK_BYTES)
+        target = memory.allocate("measuring the link", LINK_BYTES, zeroed=False)
+        seconds = []
+        try:
+            for _ in range(LINK_COPIES):
+                memory.synchronize()
+                begin = time.perf_counter()
+                memory.transfer(target, host, True, 0).wait()
+                seconds.append(time.perf_counter() - begin)
+        finally:
+            memory.free(target)
+        return LINK_BYTES / max(min(seconds), 1e-9)
+
+
+def footprint_with(graph: Graph, planned: Footprint, ring: WeightRing, cache: int) -> Footprint:
+    """``planned`` with the weights of ``ring`` in host memory and ``cache`` bytes for experts."""
+    shares = {n: part for n, part in used_shares(graph).items() if part * FEWEST_READS <= 1}
+    layers = cached_stacks(ring)
+    held = experts_held(layers, cache)
+    for layer in layers:
+        for stack in layer:
+            shares[stack.name] = shares.get(stack.name, 1) * (1 - min(1, held / stack.experts))
+    streamed = with_ring(planned, ring, shares)
+    return replace(streamed, ring=streamed.ring + cache)
+
+
+def cached_stacks(ring: WeightRing) -> list[list[StackShape]]:
+    """The stacks of each layer whose kernels can read lists of experts."""
+    layers = []
+    for names in ring.layers:
+        decls = [ring.decls[name] for name in names]
+        stacks = [d for d in decls if len(d.shape) == 3 and d.dtype in TUNED_STACKS]
+        layers.append([_shape(decl, ring.sizes[decl.name]) for decl in stacks])
+    return [layer for layer in layers if layer]
+
+
+def _shape(decl: BufferDecl, nbytes: int) -> StackShape:
+    experts = int(decl.shape[0])
+    return StackShape(decl.name, experts, nbytes // experts)
+
+
+def _read_without_lists(lowered: LoweredBucket) -> set[str]:
+    """Buffers that a kernel reads which does not know lists."""
+    ops = lowered.step.ops
+    return {
+        tensor.buffer
+        for launch in lowered.plan.launches
+        if launch.entry not in WITH_LISTS
+        for op in ops[launch.first : launch.first + launch.count]
+        for tensor in op.operands
+        if tensor is not None
+    }

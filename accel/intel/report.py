@@ -1,0 +1,39 @@
+"""Describes the GPUs that Level Zero lists."""
+
+from __future__ import annotations
+
+from accel.intel.api import LevelZero, load_level_zero
+from accel.intel.device import Device, all_devices
+from accel.intel.runtime import Choices
+from accel.intel.tier import IntelTier
+from accel.kernels.device_probe import kernels_of
+from contract.errors import TierUnavailable
+
+MEBIBYTE = 1 << 20
+
+
+def device_lines(zero: LevelZero | None = None) -> tuple[str, ...]:
+    """A line for every GPU: driver, memory, and what it lacks or which kernels it runs.
+
+    Raises TierUnavailable where there is no loader or no GPU.
+    """
+    zero = zero or load_level_zero()
+    devices = all_devices(zero)
+    return tuple(_line(zero, number, device) for number, device in enumerate(devices))
+
+
+def _line(zero: LevelZero, number: int, device: Device) -> str:
+    shared = " shared" if device.integrated else ""
+    memory = f"{device.memory_bytes // MEBIBYTE:,} MiB{shared}"
+    about = f"{number}: {device.name}: {device.driver}, {memory}"
+    if device.missing:
+        return f"{about}; lacks {', '.join(device.missing)}"
+    try:
+        with IntelTier(str(number), Choices(), zero) as tier:
+            return f"{about}; kernels: {kernels_of(tier.traits)}"
+    except TierUnavailable as error:
+        return f"{about}; {error.reason}"
+
+
+if __name__ == "__main__":
+    print(*device_lines(), sep="\n")

@@ -1,0 +1,55 @@
+"""The LoRA adapters of a served model, and which of them a request uses."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from harness.named_adapters import NamedAdapter, Scales
+from harness.serve.wire import LoraScale
+from reference.model.adapters import Adapters
+
+Json = dict[str, Any]
+
+
+@dataclass(eq=False)
+class ServedAdapters:
+    """The adapters of a model. ``defaults`` are those of requests that name none: an administrator
+    replaces them."""
+
+    named: tuple[NamedAdapter, ...] = ()
+    opened: Adapters = field(default_factory=Adapters)
+    defaults: Scales = ()
+
+    def called(self, name: str | None) -> Scales:
+        """The adapter that a request gives as the name of its model, with its own scale."""
+        return tuple((n, one.scale) for n, one in enumerate(self.named) if one.name == name)
+
+    def chosen(self, name: str | None, lora: Sequence[LoraScale] | None) -> Scales:
+        """The adapters of a request: those it lists, else that of its name, else the defaults.
+        Raises RequestError."""
+        if lora is None:
+            return self.called(name) or self.defaults
+        scales = tuple((one.id, one.scale) for one in lora)
+        self.opened.check(scales)
+        return scales
+
+    def facts(self, scales: Scales) -> list[Json]:
+        """What names adapters for whoever computes an answer again."""
+        used = self.opened.used(scales)
+        return [{"sha256": self.opened.opened[n].digest, "scale": scale} for n, scale in used]
+
+    def found(self, facts: Sequence[Json]) -> Scales:
+        """The adapters of facts. Raises KeyError with the digest of one that is not open."""
+        indices = {one.digest: n for n, one in enumerate(self.opened.opened)}
+        return tuple((indices[str(one["sha256"])], float(one["scale"])) for one in facts)
+
+    def fingerprint(self, alone: str, scales: Scales) -> str:
+        """The fingerprint of the function that adapters make of a model."""
+        identity = self.opened.identity(scales)
+        if not identity:
+            return alone
+        digest = hashlib.sha256("\n".join((alone, *identity)).encode()).hexdigest()
+        return f"{alone.rpartition('-')[0]}-{digest[:16]}"

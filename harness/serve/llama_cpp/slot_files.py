@@ -1,0 +1,212 @@
+"""Files of saved slots: a conversation's tokens, their keys and values, and the recurrent state.
+
+    DIR/.secret      random bytes, which key every checksum
+    DIR/NAME         of a server without tenants
+    DIR/SCOPE/NAME   of a tenant or of an isolation group
+
+A file is used whole or not at all: one that was cut or changed, and one of another model, scope or
+folder, is refused. It becomes visible by renaming.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import re
+import shutil
+import stat
+import struct
+from collections.abc import Iterable, Sequence
+from io import BufferedReader, BufferedWriter
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import psutil
+from numpy.typing import NDArray
+
+from contract.arithmetic import PAGE_TOKENS
+from contract.errors import ConfigError, RequestError, ZincError
+from contract.types import LOCAL_TENANT, Tenant
+from harness.serve.storage import StorageProblem
+from reference.memory.disk.entry import Bytes
+from reference.memory.disk.folder import PARTIAL, secret_in
+from reference.memory.disk.names import PageNames
+from reference.memory.prefix import scope_of
+
+SECRET = ".secret"
+MAGIC = b"zinc-rt kv slot\0"
+VERSION = 1
+_FIELDS = struct.Struct("<16sI32sIQQ")
+"""MAGIC, VERSION, the name of function and scope, pages, bytes of a page, bytes of the state."""
+HEADER_BYTES = _FIELDS.size + hashlib.sha256().digest_size
+NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,126}")
+MOST_FILES = 256
+"""Most files of one scope."""
+
+
+class SlotFileRefused(ZincError):
+    """A file that must not be used, and why."""
+
+
+class SavedSlot(NamedTuple):
+    """``tokens``, whole pages, with the keys and values of each of ``pages``, and the recurrent
+    ``state`` after the last one, where the model has any. ``nbytes`` is the size of the file."""
+
+    tokens: NDArray[np.int32]
+    pages: list[Bytes]
+    state: Bytes | None
+    nbytes: int
+
+
+class SlotFolder:
+    """The saved slots below the folder ``path``. Raises ConfigError where it cannot be used."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._scopes: set[str] = set()
+        try:
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._secret = secret_in(path / SECRET)
+        except OSError as error:
+            raise ConfigError(f"{path}: cannot save slots there: {error.strerror}") from None
+
+    def write(
+        self, name: str, tenant: Tenant, function: str, parts: Iterable[Bytes], state: Bytes | None,
+        tokens: NDArray[np.int32],
+    ) -> tuple[int, int]:  # fmt: skip
+        """Save the pages that ``parts`` gives of ``tokens``, of the model that ``function`` names:
+        how many, and the bytes of the file. Nothing is saved of a prefix that is shorter than the
+        recurrent ``state``. Raises RequestError for a name, and StorageProblem."""
+        target = self._file(name, tenant)
+        partial = target.with_name(f".{os.urandom(8).hex()}{PARTIAL}")
+        try:
+            target.parent.mkdir(mode=0o700, exist_ok=True)
+            if not target.exists() and _count_files(target.parent) >= MOST_FILES:
+                raise RequestError("filename", f"would be one of more than {MOST_FILES} files")
+            handle = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+            with open(handle, "wb") as file:
+                root = self._root(tenant, function)
+                pages = self._write(file, root, parts, state, tokens)
+                nbytes = file.tell()
+            if not pages:
+                return 0, 0
+            os.replace(partial, target)
+        except OSError as error:
+            problem = f"the slot cannot be saved: {error.strerror}"
+            raise StorageProblem(problem, full=True) from None
+        finally:
+            with contextlib.suppress(OSError):
+                os.unlink(partial)
+        return pages, nbytes
+
+    def read(self, name: str, tenant: Tenant, function: str, most_pages: int) -> SavedSlot:
+        """What was saved under a name for the model that ``function`` names, of at most
+        ``most_pages`` pages. Raises RequestError for a name, FileNotFoundError, StorageProblem, and
+        SlotFileRefused for a file that must not be used."""
+        flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOFOLLOW", 0)
+        path = self._file(name, tenant)
+        try:
+            if path.is_symlink():
+                raise SlotFileRefused("it is no file of a saved slot")
+            with open(os.open(path, flags), "rb") as file:
+                return self._read(file, self._root(tenant, function), most_pages)
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            raise StorageProblem(f"the slot cannot be read: {error.strerror}", full=False) from None
+
+    def only(self, tenants: Iterable[Tenant]) -> None:
+        """Remove the files of scopes that had tenants at an earlier call and have none now."""
+        scopes = {self._scope(tenant) for tenant in tenants}
+        for gone in self._scopes - scopes - {""}:
+            shutil.rmtree(self.path / gone, ignore_errors=True)
+        self._scopes = scopes
+
+    def _write(
+        self, file: BufferedWriter, root: bytes, parts: Iterable[Bytes], state: Bytes | None,
+        tokens: NDArray[np.int32],
+    ) -> int:  # fmt: skip
+        digest, pages, page_bytes = hashlib.sha256(self._secret), 0, 0
+
+        def write(data: Bytes) -> None:
+            digest.update(data.data)
+            file.write(data.data)
+
+        file.write(bytes(HEADER_BYTES))
+        for page in parts:
+            pages, page_bytes = pages + 1, page.nbytes
+            write(page)
+        if state is not None:
+            if pages * PAGE_TOKENS != len(tokens):
+                return 0
+            write(state)
+        write(np.ascontiguousarray(tokens[: pages * PAGE_TOKENS]).view(np.uint8))
+        state_bytes = 0 if state is None else state.nbytes
+        fields = _FIELDS.pack(MAGIC, VERSION, root, pages, page_bytes, state_bytes)
+        digest.update(fields)
+        file.seek(0)
+        file.write(fields + digest.digest())
+        file.flush()
+        os.fsync(file.fileno())
+        file.seek(0, os.SEEK_END)
+        return pages
+
+    def _read(self, file: BufferedReader, root: bytes, most_pages: int) -> SavedSlot:
+        status = os.fstat(file.fileno())
+        header = file.read(HEADER_BYTES) if stat.S_ISREG(status.st_mode) else b""
+        if len(header) < HEADER_BYTES or not header.startswith(MAGIC):
+            raise SlotFileRefused("it is no file of a saved slot")
+        _, version, own, count, page_bytes, state_bytes = _FIELDS.unpack_from(header)
+        if version != VERSION:
+            raise SlotFileRefused("it was saved by another version")
+        if own != root:
+            raise SlotFileRefused("it was saved of another model, by another tenant or elsewhere")
+        token_bytes = count * PAGE_TOKENS * 4
+        nbytes = count * page_bytes + state_bytes + token_bytes
+        if status.st_size != HEADER_BYTES + nbytes:
+            raise SlotFileRefused("it was cut")
+        if count > most_pages:
+            problem = f"it has {count} pages of {PAGE_TOKENS} tokens, and there are {most_pages}"
+            raise SlotFileRefused(problem)
+        if nbytes > psutil.virtual_memory().available // 2:
+            raise SlotFileRefused(f"its {nbytes} bytes are too many for this machine's free memory")
+        data = np.empty(nbytes, np.uint8)
+        if file.readinto(data.data) != nbytes:
+            raise SlotFileRefused("it was cut")
+        digest = hashlib.sha256(self._secret)
+        digest.update(data.data)
+        digest.update(header[: _FIELDS.size])
+        if digest.digest() != header[_FIELDS.size :]:
+            raise SlotFileRefused("it was changed, or saved in another folder")
+        pages = [data[at : at + page_bytes] for at in range(0, count * page_bytes, page_bytes)]
+        state = data[count * page_bytes : nbytes - token_bytes] if state_bytes else None
+        tokens = data[nbytes - token_bytes :].copy().view(np.int32)
+        return SavedSlot(tokens, pages, state, HEADER_BYTES + nbytes)
+
+    def _file(self, name: str, tenant: Tenant) -> Path:
+        """The file of a name. Raises RequestError for one that could lie elsewhere."""
+        if NAME.fullmatch(name) is None:
+            problem = "has letters, digits, '.', '_' and '-' only, at most 127, and no '.' first"
+            raise RequestError("filename", problem)
+        return self.path / self._scope(tenant) / name
+
+    def _scope(self, tenant: Tenant) -> str:
+        """The folder of a tenant's files, "" for the one of a server without tenants."""
+        if tenant.id == LOCAL_TENANT.id:
+            return ""
+        return PageNames(self._secret, "").scope(_key(tenant))
+
+    def _root(self, tenant: Tenant, function: str) -> bytes:
+        return PageNames(self._secret, function).root(_key(tenant))
+
+
+def _key(tenant: Tenant) -> Sequence[str | int]:
+    """The scope of a tenant with its name, since another tenant may have the id later."""
+    kind, number = scope_of(tenant)
+    return (kind, number, tenant.name) if kind == "tenant" else (kind, number)
+
+
+def _count_files(folder: Path) -> int:
+    return sum(not name.startswith(".") for name in os.listdir(folder))

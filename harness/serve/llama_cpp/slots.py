@@ -1,0 +1,207 @@
+"""llama.cpp's slots: for each tenant as many numbers as there are slots, each with the conversation
+that was answered in it last.
+
+A number names a conversation and nothing in the engine: its requests run in any slot, and its keys
+and values are found by their tokens.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from contract.arithmetic import PAGE_TOKENS
+from contract.types import Tenant
+from harness.serve.errors import ApiError
+from harness.serve.generation import Generation
+from harness.serve.llama_cpp.slot_files import SlotFileRefused, SlotFolder
+from harness.serve.model import ServedModel
+from reference.memory.disk.entry import Bytes
+
+SIMILAR = 0.1
+"""A prompt goes to the slot with whose conversation it has most in common, if that is more than
+this part of the prompt."""
+PAGES_AT_ONCE = 64
+"""Pages that are copied between two steps of the engine."""
+NO_TOKENS: NDArray[np.int32] = np.empty(0, np.int32)
+NO_FOLDER = "slots are not saved here; start the server with --slot-save-path DIR"
+
+
+@dataclass(slots=True, eq=False)
+class Slot:
+    """The tokens of the latest conversation, and the answers that are not whole. ``used`` numbers
+    the uses of all slots."""
+
+    tokens: NDArray[np.int32] = field(default_factory=lambda: NO_TOKENS)
+    used: int = 0
+    answers: weakref.WeakSet[Generation] = field(default_factory=weakref.WeakSet)
+
+    @property
+    def is_processing(self) -> bool:
+        """Whether an answer is being generated."""
+        return any(not answer.done for answer in self.answers)
+
+
+class SlotTable:
+    """The slots of all tenants and models. Tokens are remembered where there are ``files``. Threads
+    may share it."""
+
+    def __init__(self, files: SlotFolder | None = None) -> None:
+        self.files = files
+        self._lock = threading.Lock()
+        self._slots: dict[tuple[int, str], list[Slot]] = {}
+        self._uses = 0
+
+    def of(self, model: ServedModel, tenant: Tenant, number: int) -> Slot:
+        """A slot of a tenant. Raises ApiError."""
+        with self._lock:
+            slots = self._of(model, tenant.id)
+        if not 0 <= number < len(slots):
+            problem = f"there is no slot {number}; they are 0 to {len(slots) - 1}"
+            raise ApiError(400, problem, param="id_slot", code="invalid_value")
+        return slots[number]
+
+    def facts(self, model: ServedModel, tenant: Tenant) -> list[tuple[bool, int]]:
+        """For each slot of a tenant whether an answer is being generated, and how many tokens its
+        conversation has."""
+        with self._lock:
+            slots = self._of(model, tenant.id)
+            return [(slot.is_processing, len(slot.tokens)) for slot in slots]
+
+    def begin(self, model: ServedModel, tenant: Tenant, answer: Generation, asked: int) -> int:
+        """The number of the slot in which an answer begins: the one that was ``asked`` for, or with
+        -1 the one that suits it best. Raises ApiError."""
+        with self._lock:
+            slots = self._of(model, tenant.id)
+            if asked >= len(slots):
+                problem = f"id_slot is {asked}, and there are {len(slots)} slots"
+                raise ApiError(400, problem, param="id_slot", code="invalid_value")
+            prompt = answer.choices[0].request.prompt
+            number = asked if asked >= 0 else _best(slots, prompt)
+            slot = slots[number]
+            slot.answers.add(answer)
+            self._use(slot)
+            return number
+
+    def end(self, model: ServedModel, tenant: Tenant, answer: Generation, number: int) -> None:
+        """Remember the conversation of an answer that has ended."""
+        if self.files is None:
+            return
+        choice = answer.choices[0]
+        tokens = np.array([*choice.request.prompt, *choice.sampled], np.int32)
+        with self._lock:
+            slot = self._of(model, tenant.id)[number]
+            slot.tokens = tokens
+            slot.answers.discard(answer)
+            self._use(slot)
+
+    def only(self, tenants: Sequence[Tenant]) -> None:
+        """Forget what belongs to others, in files too."""
+        ids = {tenant.id for tenant in tenants}
+        with self._lock:
+            for key in [key for key in self._slots if key[0] not in ids]:
+                del self._slots[key]
+        if self.files is not None:
+            self.files.only(tenants)
+
+    def save(self, model: ServedModel, tenant: Tenant, slot: Slot, name: str) -> tuple[int, int]:
+        """Write what is cached of a slot's conversation to a file: its tokens and bytes. Raises
+        ApiError, RequestError and StorageProblem."""
+        files, tokens = self._files(), slot.tokens
+        driver = model.driver
+        tokens = tokens[: driver.call(lambda engine: engine.cached_prefix(tenant.id, tokens))]
+        state = driver.call(lambda engine: engine.save_state(tenant.id, tokens))
+        pages, nbytes = files.write(
+            name, tenant, model.kv_function, _pages(model, tenant, tokens), state, tokens
+        )
+        if not pages:
+            problem = "nothing of this slot's conversation is cached"
+            raise ApiError(400, problem, param="id_slot", code="slot_empty")
+        return pages * PAGE_TOKENS, nbytes
+
+    def restore(self, model: ServedModel, tenant: Tenant, slot: Slot, name: str) -> tuple[int, int]:
+        """Cache what a file has, and let it be the slot's conversation: its tokens and bytes.
+        Raises ApiError, RequestError and StorageProblem."""
+        files = self._files()
+        try:
+            saved = files.read(name, tenant, model.kv_function, model.limits.pages)
+        except FileNotFoundError:
+            problem = f"there is no saved slot {name!r}"
+            raise ApiError(404, problem, param="filename", code="slot_file_not_found") from None
+        except SlotFileRefused as refused:
+            problem = f"{name!r} is not restored: {refused}"
+            raise ApiError(400, problem, param="filename", code="slot_file_refused") from None
+        tokens, pages, state, nbytes = saved
+        count = model.driver.call(
+            lambda engine: engine.load_prefix(tenant.id, tokens, pages, state)
+        )
+        if not count:
+            problem = "there is no room for the saved slot now"
+            raise ApiError(503, problem, code="no_room", retry_after=1, retry=True)
+        with self._lock:
+            slot.tokens = tokens[:count]
+            self._use(slot)
+        return count, nbytes
+
+    def erase(self, model: ServedModel, tenant: Tenant, slot: Slot) -> int:
+        """Forget a slot's conversation, and what is cached of it alone: how many tokens it had.
+        Raises ApiError."""
+        self._files()
+        with self._lock:
+            tokens, slot.tokens = slot.tokens, NO_TOKENS
+        model.driver.call(lambda engine: engine.drop_prefix(tenant.id, tokens))
+        return len(tokens)
+
+    def _files(self) -> SlotFolder:
+        if self.files is None:
+            raise ApiError(501, NO_FOLDER, code="not_supported", retry=False)
+        return self.files
+
+    def _of(self, model: ServedModel, tenant: int) -> list[Slot]:
+        key = tenant, model.name
+        if key not in self._slots:
+            self._slots[key] = [Slot() for _ in range(model.driver.statistics.slots)]
+        return self._slots[key]
+
+    def _use(self, slot: Slot) -> None:
+        self._uses += 1
+        slot.used = self._uses
+
+
+def _best(slots: Sequence[Slot], prompt: Sequence[int]) -> int:
+    """The number of the idle slot, or of any, whose conversation begins as a prompt does, or which
+    was used least recently."""
+    tokens = np.array(prompt, np.int32)
+    idle = [number for number, slot in enumerate(slots) if not slot.is_processing]
+    numbers = idle or range(len(slots))
+    common = {number: _common(slots[number].tokens, tokens) for number in numbers}
+    best = max(common, key=lambda number: (common[number], slots[number].used))
+    if common[best] > SIMILAR * len(prompt):
+        return best
+    return min(numbers, key=lambda number: slots[number].used)
+
+
+def _common(one: NDArray[np.int32], other: NDArray[np.int32]) -> int:
+    """How many tokens both begin with."""
+    most = min(len(one), len(other))
+    differing = np.flatnonzero(one[:most] != other[:most])
+    return int(differing[0]) if len(differing) else most
+
+
+def _pages(model: ServedModel, tenant: Tenant, tokens: NDArray[np.int32]) -> Iterator[Bytes]:
+    """The keys and values of a tenant's tokens, page by page, as far as they are cached."""
+
+    def copied(first: int) -> list[Bytes]:
+        return model.driver.call(
+            lambda engine: engine.save_pages(tenant.id, tokens, first, PAGES_AT_ONCE)
+        )
+
+    first = 0
+    while pages := copied(first):
+        yield from pages
+        first += len(pages)

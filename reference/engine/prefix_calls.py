@@ -1,0 +1,102 @@
+"""The calls of an engine that copy cached prefixes to host memory and back, and drop them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+
+import numpy as np
+from numpy.typing import NDArray
+
+from contract.arithmetic import PAGE_TOKENS
+from reference.engine.disk_pages import DiskPages, HostBytes
+from reference.engine.pipeline import Pipeline
+from reference.memory.disk.entry import Bytes
+from reference.memory.kv import KvMemory
+from reference.memory.prefix import scope_of
+from reference.runner import ModelRunner
+from reference.sched.tenants import Tenants
+
+SLOT = 0
+"""The slot that pages are noted for while they are loaded; none of it reads or writes them."""
+
+
+class PrefixCalls:
+    """A base class of ``Engine`` for its calls about what a tenant has cached. ``_change`` is a
+    context in which a change is made whole, or repaired after an error."""
+
+    runner: ModelRunner
+    memory: KvMemory
+    tenants: Tenants
+    _pipeline: Pipeline
+    _disk: DiskPages | None
+    _change: Callable[[], AbstractContextManager[None]]
+
+    def cached_prefix(self, tenant: int, tokens: NDArray[np.int32]) -> int:
+        """How many of a tenant's ``tokens`` could be saved now: whole pages, up to the last
+        recurrent state where the model has any."""
+        return len(self.memory.path(self._scope(tenant), tokens, len(tokens))) * PAGE_TOKENS
+
+    def save_pages(
+        self, tenant: int, tokens: NDArray[np.int32], first: int, count: int
+    ) -> list[Bytes]:
+        """The keys and values of ``tokens``, of at most ``count`` pages from number ``first`` on;
+        fewer where those behind are not cached. Waits for the steps in flight."""
+        copies = self.runner.page_copies()
+        path = self.memory.path(self._scope(tenant), tokens, len(tokens))[first : first + count]
+        if copies is None or not path:
+            return []
+        with self._change():
+            self._pipeline.wait()
+            saved = [node.saved if node.page is None else copies.save(node.page) for node in path]
+            return [each.bytes() for each in saved]
+
+    def save_state(self, tenant: int, tokens: NDArray[np.int32]) -> Bytes | None:
+        """The recurrent state after exactly ``tokens``, None where none is cached."""
+        path = self.memory.path(self._scope(tenant), tokens, len(tokens))
+        state = path[-1].state if len(path) * PAGE_TOKENS == len(tokens) and path else None
+        if state is None:
+            return None
+        with self._change():
+            self._pipeline.wait()
+            return self.runner.recurrent.read(state).bytes()
+
+    def load_prefix(
+        self,
+        tenant: int,
+        tokens: NDArray[np.int32],
+        pages: Sequence[Bytes],
+        state: Bytes | None,
+    ) -> int:
+        """Cache the ``pages`` of a tenant's ``tokens``, and the recurrent ``state`` after the last
+        of them: how many tokens are cached then. Where room or quota is short these are fewer; none
+        of a model with states."""
+        copies, memory, scope = self.runner.page_copies(), self.memory, self._scope(tenant)
+        whole = min(len(pages), memory.available(tenant))
+        short = whole < len(pages) and self.runner.recurrent.slot_bytes > 0
+        if copies is None or short or not self.tenants.within_quota(tenant, whole):
+            return 0
+        tokens = tokens[: whole * PAGE_TOKENS]
+        with self._change():
+            slot = None if state is None else memory.save_state_slot()
+            taken = memory.take(whole, tenant, SLOT)
+            assert taken is not None, "they are available"
+            copies.load_all([HostBytes(data) for data in pages[:whole]], taken)
+            memory.publish(scope, tokens, taken, None, tenant)
+            if slot is not None and state is not None:
+                self.runner.recurrent.write(slot, HostBytes(state), len(tokens))
+                memory.attach_state(scope, tokens, slot)
+            memory.release(taken, tenant)
+        return self.cached_prefix(tenant, tokens)
+
+    def drop_prefix(self, tenant: int, tokens: NDArray[np.int32]) -> None:
+        """Forget what is cached of a tenant's ``tokens``, on disk too, apart from what others
+        begin with and what sequences hold."""
+        scope = self._scope(tenant)
+        with self._change():
+            dropped = self.memory.forget(scope, tokens, tenant)
+            if self._disk is not None:
+                self._disk.erase(scope, dropped)
+
+    def _scope(self, tenant: int) -> tuple[str, int]:
+        return scope_of(self.tenants[tenant])

@@ -1,0 +1,267 @@
+"""LoRA adapters: files of low-rank matrices that requests add to projections of a model.
+
+Of a projection y = W x an adapter gives y + s (r (B (A x))): A is ``NAME.lora_a`` of its file, B
+``NAME.lora_b``, r its alpha over its rank, s the request's scale. The matrices of all adapters of a
+projection are one stacked tensor each, like those of experts, filled up with zeros to the largest
+rank. The first entries are zeros, one for each adapter that a request may combine: rows without an
+adapter use them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping, Set
+from functools import cached_property
+from pathlib import Path
+from types import MappingProxyType
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from contract.errors import ModelFileError, RequestError, UnsupportedModel
+from contract.lazy_dataclass import dataclass
+from reference.model.gguf import GgufFile, TensorInfo, open_gguf
+from reference.quant import FORMATS
+
+MOST_COMBINED = 4
+"""Most adapters that one request combines."""
+STACKED = "lora:"
+"""The beginning of the names of stacked tensors, which no model file has."""
+A, B, FACTOR = ".lora_a", ".lora_b", ".factor"
+"""Endings of a projection's tensors: in files, but for the factors r, and of stacked ones."""
+LARGEST_SCALE = 1e6
+INVOKED = "adapter.alora.invocation_tokens"
+"""The key of adapters that begin to work at certain tokens of a prompt."""
+
+Scales = tuple[tuple[int, float], ...]
+"""The adapters of a request: (index, scale) with distinct indices."""
+
+
+class TensorFile(Protocol):
+    """Tensors by name: a model file, or one with adapters."""
+
+    @property
+    def path(self) -> Path: ...
+
+    def tensor_bytes(self, name: str) -> NDArray[np.uint8]:
+        """A tensor's blocks, uint8[rows, row_bytes]."""
+        ...
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """An open adapter file. ``shapes`` has (outputs, rank, inner) of every tensor of the model that
+    it changes; ``digest`` is the SHA-256 of its file, hex."""
+
+    file: GgufFile
+    shapes: Mapping[str, tuple[int, int, int]]
+    alpha: float
+    digest: str
+
+    def factor(self, tensor: str) -> float:
+        """Alpha over the tensor's rank; 1 in files without alpha."""
+        return self.alpha / self.shapes[tensor][1] if self.alpha else 1.0
+
+    def values(self, tensor: str, part: str) -> NDArray[np.float32]:
+        """The matrix A or B of a tensor. Raises ModelFileError for a number that is not finite."""
+        name = tensor + part
+        dtype = self.file.tensors[name].dtype
+        assert dtype is not None
+        values: NDArray[np.float32] = FORMATS[dtype].dequantize(self.file.tensor_bytes(name))
+        if not np.isfinite(values).all():
+            raise ModelFileError(
+                self.file.path,
+                f"tensor {name}",
+                "holds a number that is not finite",
+                "fetch the file again or convert it again",
+            )
+        return values
+
+
+@dataclass(frozen=True)
+class Adapters:
+    """The adapters of an open model, by index."""
+
+    opened: tuple[Adapter, ...] = ()
+
+    @property
+    def combined(self) -> int:
+        """Most adapters that one request combines, 0 without any."""
+        return min(len(self.opened), MOST_COMBINED)
+
+    @cached_property
+    def shapes(self) -> Mapping[str, tuple[int, int, int]]:
+        """(outputs, largest rank, inner) of every tensor that some adapter changes."""
+        found: dict[str, tuple[int, int, int]] = {}
+        for adapter in self.opened:
+            for name, (outputs, rank, inner) in adapter.shapes.items():
+                found[name] = outputs, max(rank, found.get(name, (0, 0, 0))[1]), inner
+        return MappingProxyType(found)
+
+    @property
+    def entries(self) -> int:
+        """Entries of a stacked tensor."""
+        return self.combined + len(self.opened)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all stacked tensors."""
+        numbers = [1 + rank * (outputs + inner) for outputs, rank, inner in self.shapes.values()]
+        return np.dtype(np.float32).itemsize * self.entries * sum(numbers)
+
+    def tensor_bytes(self, name: str) -> NDArray[np.uint8]:
+        """A stacked tensor of binary32 numbers, uint8[rows, row_bytes]."""
+        tensor, part = _split(name.removeprefix(STACKED))
+        outputs, rank, inner = self.shapes[tensor]
+        shapes = {A: (rank, inner), B: (outputs, rank), FACTOR: (1,)}
+        stacked = np.zeros((self.entries, *shapes[part]), np.float32)
+        for entry, adapter in zip(stacked[self.combined :], self.opened, strict=True):
+            if tensor not in adapter.shapes:
+                continue
+            if part == FACTOR:
+                entry[0] = adapter.factor(tensor)
+            else:
+                values = adapter.values(tensor, part)
+                entry[: values.shape[0], : values.shape[1]] = values
+        rows = 1 if part == FACTOR else self.entries * shapes[part][0]
+        return stacked.reshape(rows, -1).view(np.uint8)
+
+    def check(self, scales: Scales) -> None:
+        """Raise RequestError for adapters that no request can have."""
+        indices = [index for index, _ in scales]
+        for index, scale in scales:
+            if type(index) is not int or not 0 <= index < len(self.opened):
+                known = f"0 to {len(self.opened) - 1}" if self.opened else "none"
+                raise RequestError("lora", f"names adapter {index!r}; this model has {known}")
+            if type(scale) not in (int, float) or not abs(scale) <= LARGEST_SCALE:
+                raise RequestError("lora", f"has the scale {scale!r}, not a number within 1e6")
+        if len(set(indices)) < len(indices):
+            raise RequestError("lora", "names an adapter twice")
+        if len(self.used(scales)) > self.combined:
+            count = len(self.used(scales))
+            raise RequestError("lora", f"combines {count} adapters, at most {self.combined} work")
+
+    def reject_unread(self, read: Set[str]) -> None:
+        """Raise UnsupportedModel for the first tensor of an adapter that no projection reads."""
+        for adapter in self.opened:
+            for tensor in adapter.shapes:
+                if tensor not in read:
+                    problem = "changes an embedding, the output, a router or a shared expert"
+                    raise _unsupported(adapter.file, tensor + A, problem)
+
+    def used(self, scales: Scales) -> Scales:
+        """The adapters that change anything, in the order in which they are added: by digest."""
+        changing = [one for one in scales if np.float32(one[1]) != 0.0]
+        return tuple(sorted(changing, key=lambda one: (self.opened[one[0]].digest, one[1])))
+
+    def identity(self, scales: Scales) -> tuple[str, ...]:
+        """What tells the adapters of a request from others: digests of files, and scales."""
+        used = [(self.opened[index].digest, np.float32(s)) for index, s in self.used(scales)]
+        return tuple(f"{digest}*{float(scale).hex()}" for digest, scale in used)
+
+
+NO_ADAPTERS = Adapters()
+
+
+@dataclass(frozen=True, slots=True)
+class AdaptedFile:
+    """The tensors of a model file, and the stacked ones of its adapters."""
+
+    file: GgufFile
+    adapters: Adapters
+
+    @property
+    def path(self) -> Path:
+        """The path of the model file."""
+        return self.file.path
+
+    def tensor_bytes(self, name: str) -> NDArray[np.uint8]:
+        """A tensor's blocks, uint8[rows, row_bytes]."""
+        source = self.adapters if name.startswith(STACKED) else self.file
+        return source.tensor_bytes(name)
+
+
+def open_adapter(path: Path, model: GgufFile) -> Adapter:
+    """Map an adapter file and check it against the model. Raises ModelFileError for a file that is
+    malformed or of another model, UnsupportedModel for an adapter this build cannot apply."""
+    file = open_gguf(path)
+    try:
+        _check_keys(file, model)
+        with path.open("rb") as data:
+            digest = hashlib.file_digest(data, "sha256").hexdigest()
+        alpha = file.get("adapter.lora.alpha", float, 0.0)
+        if not math.isfinite(alpha):
+            raise _broken(file, "key adapter.lora.alpha", f"is {alpha}")
+        return Adapter(file, MappingProxyType(_shapes(file, model)), alpha, digest)
+    except BaseException:
+        file.close()
+        raise
+
+
+def _check_keys(file: GgufFile, model: GgufFile) -> None:
+    for key, expected in (
+        ("general.type", "adapter"),
+        ("adapter.type", "lora"),
+        ("general.architecture", model.require("general.architecture", str)),
+    ):
+        found = file.get(key, str, "")
+        if found != expected:
+            what = f"is {found!r}" if found else "is missing"
+            raise _broken(file, f"key {key}", f"{what}; an adapter of this model has {expected!r}")
+    if INVOKED in file.metadata:
+        raise UnsupportedModel(
+            file.path, f"key {INVOKED}", "begins to work at certain tokens", "use a LoRA adapter"
+        )
+
+
+def _shapes(file: GgufFile, model: GgufFile) -> dict[str, tuple[int, int, int]]:
+    """(outputs, rank, inner) of every tensor that the adapter changes."""
+    found: dict[str, tuple[int, int, int]] = {}
+    for name, info in file.tensors.items():
+        tensor, part = _split(name)
+        if part not in (A, B):
+            raise _unsupported(file, name, f"is neither {A[1:]} nor {B[1:]} of a matrix")
+        base, other = model.tensors.get(tensor), file.tensors.get(tensor + (B if part == A else A))
+        if base is None:
+            raise _broken(file, f"tensor {name}", f"belongs to {tensor}, which the model lacks")
+        if other is None:
+            missing = B if part == A else A
+            raise _broken(file, f"tensor {name}", f"has no {tensor}{missing} with it")
+        if len(base.shape) != 2 or len(info.shape) != 2:
+            raise _unsupported(file, name, "changes experts or a vector, not a projection's matrix")
+        if info.dtype is None:
+            raise _unsupported(file, name, f"is of type {info.ggml_type}")
+        if part == A:
+            found[tensor] = _shape(file, base, info, other)
+    if not found:
+        raise _broken(file, "the file", "has no tensors")
+    return found
+
+
+def _shape(file: GgufFile, base: TensorInfo, a: TensorInfo, b: TensorInfo) -> tuple[int, int, int]:
+    (outputs, inner), rank = base.shape, a.shape[0]
+    for info, expected in ((a, (rank, inner)), (b, (outputs, rank))):
+        if info.shape != expected:
+            raise _broken(
+                file,
+                f"tensor {info.name}",
+                f"has shape {list(info.shape)}, not {list(expected)} as {base.name} asks for",
+            )
+    return outputs, rank, inner
+
+
+def _split(name: str) -> tuple[str, str]:
+    """The tensor of the model that a tensor belongs to, and the ending that tells which part."""
+    tensor, dot, part = name.rpartition(".")
+    return tensor, dot + part
+
+
+def _broken(file: GgufFile, what: str, problem: str) -> ModelFileError:
+    return ModelFileError(file.path, what, problem, "use an adapter of this model")
+
+
+def _unsupported(file: GgufFile, name: str, problem: str) -> UnsupportedModel:
+    advice = "use an adapter of attention and dense projections"
+    return UnsupportedModel(file.path, f"tensor {name}", problem, advice)

@@ -1,0 +1,150 @@
+"""Ctrl-C in the first and the last milliseconds of a command."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from tests.cli.conftest import environment
+from tests.paths import ROOT
+from tests.patience import PATIENCE_SECONDS
+
+INTERRUPTING = """
+import os, signal, sys
+
+def interrupt(event, arguments):
+    if event == "import" and arguments[0] == os.environ.get("INTERRUPT_AT"):
+        del os.environ["INTERRUPT_AT"]
+        os.kill(os.getpid(), signal.SIGINT)
+
+sys.addaudithook(interrupt)
+"""
+"""Sends SIGINT when Python loads a module for the first time."""
+AS_SCRIPT = "from harness.console_script import entry; sys.exit(entry())"
+AS_MODULE = """
+import runpy
+sys.orig_argv[1:] = ["-m", "zinc_rt", *sys.argv[1:]]
+sys.argv[0] = "-m"
+runpy._run_module_as_main("zinc_rt")
+"""
+"""What Python does for ``-m zinc_rt``."""
+
+
+@pytest.mark.parametrize(
+    ("started", "module"),
+    [
+        (AS_SCRIPT, "harness.cli.main"),
+        (AS_SCRIPT, "argparse"),
+        (AS_SCRIPT, "contract.errors"),
+        (AS_SCRIPT, "platformdirs"),
+        (AS_SCRIPT, "harness.cli.findings"),
+        (AS_MODULE, "contract"),
+        (AS_MODULE, "numpy"),
+        (AS_MODULE, "zinc_rt.llm"),
+        (AS_MODULE, "harness.cli.findings"),
+    ],
+    ids=lambda value: "" if "\n" in value or " " in value else value,
+)
+def test_ctrl_c_while_python_loads_is_silent(started: str, module: str) -> None:
+    """As in the first milliseconds of any command."""
+    done = subprocess.run(
+        [sys.executable, "-c", INTERRUPTING + started, "check"],
+        capture_output=True,
+        env=environment(INTERRUPT_AT=module, PYTHONPATH=f"{ROOT}:{ROOT / 'harness/python'}"),
+        timeout=PATIENCE_SECONDS,
+    )
+    assert (done.stdout, done.stderr) == (b"", b"")
+    assert done.returncode in (-signal.SIGINT, 130)
+
+
+def test_ctrl_c_of_a_program_that_imports_the_package_is_its_own() -> None:
+    """Only ``python -m zinc_rt`` changes what Ctrl-C does."""
+    script = f"{INTERRUPTING}\ntry:\n import zinc_rt\nexcept KeyboardInterrupt: print('mine')"
+    for name in ("script.py", "-m"):
+        given = f"import sys; sys.argv[0] = {name!r}\n{script}"
+        done = subprocess.run(
+            [sys.executable, "-c", given, "zinc_rt"],
+            capture_output=True,
+            env=environment(INTERRUPT_AT="numpy", PYTHONPATH=f"{ROOT}:{ROOT / 'harness/python'}"),
+            timeout=PATIENCE_SECONDS,
+        )
+        assert (done.stdout, done.returncode) == (b"mine\n", 0), done.stderr
+
+
+def test_ctrl_c_outside_of_the_command_is_silent() -> None:
+    """In the first and the last lines of the program, where no command handles it."""
+    for at in ("prepare_process", "open_closed_streams"):
+        given = f"import harness.cli.main as m, signal; m.{at} = lambda: signal.raise_signal(2)"
+        done = subprocess.run(
+            [sys.executable, "-c", f"import sys\n{given}\n{AS_SCRIPT}", "--version"],
+            capture_output=True,
+            env=environment(),
+            timeout=PATIENCE_SECONDS,
+        )
+        assert (done.stdout, done.stderr, done.returncode) == (b"", b"", 130)
+
+
+BECOMES = """
+import signal, sys
+import harness.cli.main as main
+
+def command(words):
+    try:
+        signal.raise_signal(signal.SIGINT)
+    except KeyboardInterrupt:
+        raise {error} from None
+
+main._run = command
+from harness.console_script import entry
+sys.exit(entry())
+"""
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "said"),
+    [
+        ("ImportError('numpy failed to import')", 130, b""),
+        ("ValueError('a model')", 1, b"error: unexpected ValueError: a model;"),
+    ],
+)
+def test_ctrl_c_that_a_library_turns_into_a_failed_import(
+    error: str, code: int, said: bytes
+) -> None:
+    """As numpy does. Any other error after Ctrl-C is an error."""
+    done = subprocess.run(
+        [sys.executable, "-c", BECOMES.format(error=error), "check"],
+        capture_output=True,
+        env=environment(),
+        timeout=PATIENCE_SECONDS,
+    )
+    assert done.returncode == code
+    assert done.stderr[: len(said) or 1] == said
+
+
+def test_ctrl_c_before_the_first_line_of_the_script_is_silent() -> None:
+    """The script that pip writes does more between its import and its call."""
+    given = "from harness.console_script import entry; import signal; signal.raise_signal(2)"
+    done = subprocess.run(
+        [sys.executable, "-c", f"{given}; entry()", "--version"],
+        capture_output=True,
+        env=environment(),
+        timeout=PATIENCE_SECONDS,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, b"", b"")
+
+
+def test_ctrl_c_after_the_command_ends_the_process_at_once() -> None:
+    """A KeyboardInterrupt while Python shuts down would show a traceback."""
+    given = "from harness.console_script import entry; entry(); import signal\n"
+    for ignored in (False, True):
+        first = "import signal; signal.signal(2, signal.SIG_IGN)\n" if ignored else ""
+        done = subprocess.run(
+            [sys.executable, "-c", f"{first}{given}signal.raise_signal(2)", "--version"],
+            capture_output=True,
+            env=environment(),
+            timeout=PATIENCE_SECONDS,
+        )
+        assert (done.returncode, done.stderr) == (0 if ignored else -signal.SIGINT, b"")

@@ -1,0 +1,125 @@
+"""A persistent step that several devices execute together: emulated blocks of all devices, one
+device up to a step ahead of another, compared with the definitions bit for bit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from accel.cuda import phases
+from accel.cuda.step_table import HEAD, HEAD_BYTES, PEER_DEVICES, PRODUCT_RECORD
+from contract.dtypes import I12
+from contract.shape_key import ShapeKey
+from harness.synth import sized_spec, write_synthetic
+from reference.limits import Limits
+from reference.model.open import open_model
+from tests.cuda.emulated_step import DEVICE
+from tests.cuda.recorded_step import Bytes, RecordedModel
+from tests.cuda.shared_steps import SharedSteps
+from tests.cuda.test_persistent import FOUR_WARPS, MODELS, fill_evenly, recorded
+
+ONE = ShapeKey(1, 1)
+TURNS = 9000
+"""More than a single step takes."""
+
+
+def steps_of(
+    folder: Path,
+    count: int,
+    steps: int,
+    changed: Callable[[int, Bytes], Bytes] = lambda _, table: table,
+    rows: int = 1,
+) -> SharedSteps:
+    """So many steps of ``count`` devices, of which all but the last have ``rows`` rows."""
+    model = recorded("llama", folder, ONE)
+    shared = SharedSteps(model, ONE, DEVICE, FOUR_WARPS, folder, count, changed)
+    for position in range(steps):
+        given = model.inputs([5 + position], [position], [1])
+        shared.record(given, 1 if position == steps - 1 else rows)
+    return shared
+
+
+@pytest.mark.parametrize(("count", "steps", "rows"), [(2, 5, 1), (2, 5, 0), (3, 3, 1), (5, 2, 1)])
+def test_devices_have_the_bits_of_one(count: int, steps: int, rows: int, folder: Path) -> None:
+    """Banks are used again; shares are unequal; there are more devices than rows of keys to divide;
+    and steps without a row do not wait for all that others store."""
+    shared = steps_of(folder, count, steps, rows=rows)
+    assert shared.run(seed=0)
+    shared.compare()
+
+
+@pytest.mark.parametrize(("count", "first", "divided"), [(2, 126, 127), (3, 189, 0)])
+def test_devices_divide_the_heads_of_a_long_context(
+    count: int, first: int, divided: int, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From the second step on, or by devices of which one has no heads; blocks share contexts, and
+    pages are whole on every device."""
+    monkeypatch.setattr(phases, "DIVIDED_FROM", divided)
+    path = folder / "pairs.gguf"
+    write_synthetic(path, sized_spec("tiny", quant="q8_0", **{**MODELS["llama"], "kv_heads": 2}))
+    limits = Limits(2, 192, 24, I12, step_tokens=4, step_rows=4)
+    model = RecordedModel(open_model(path), limits, ONE)
+    fill_evenly(model)
+    shared = SharedSteps(model, ONE, DEVICE, FOUR_WARPS, folder, count)
+    for position in (first, first + 1):
+        shared.record(model.inputs([5], [position], [0]))
+    assert shared.run(seed=1)
+    shared.compare()
+
+
+def with_two_banks(device: int, table: Bytes) -> Bytes:
+    """Step n clears the bank of step n - 1, as on a single device."""
+    table[:HEAD_BYTES].view(HEAD)["banks"] = 2
+    return table
+
+
+def test_a_bank_that_is_cleared_too_early_is_noticed(folder: Path) -> None:
+    """The negative control: another device still stores to it."""
+    shared = steps_of(folder, 2, 5, with_two_banks, rows=0)
+    assert shared.run(seed=0)
+    with pytest.raises(AssertionError):
+        shared.compare()
+
+
+def stored_at_home(device: int, table: Bytes) -> Bytes:
+    """What device 1 computes in the first phase reaches itself only."""
+    first = table[HEAD_BYTES : HEAD_BYTES + PRODUCT_RECORD.itemsize].view(PRODUCT_RECORD)
+    assert first["everywhere"] == 0b111
+    first["everywhere"] = 0b111 if device != 1 else 0
+    return table
+
+
+def without_the_last(device: int, table: Bytes) -> Bytes:
+    """Device 0 knows one of two others."""
+    peers = table[table.nbytes - PEER_DEVICES.itemsize :].view(PEER_DEVICES)
+    assert peers["count"] == 2
+    peers["count"] = 1 if device == 0 else 2
+    return table
+
+
+@pytest.mark.parametrize(
+    ("count", "changed", "absent"),
+    [(2, stored_at_home, None), (3, without_the_last, None), (2, lambda _, table: table, 1)],
+    ids=["at home", "one of two", "absent"],
+)
+def test_devices_wait_for_each_other(
+    count: int, changed: Callable[[int, Bytes], Bytes], absent: int | None, folder: Path
+) -> None:
+    """For floats that do not reach them, and for a device that has no step; the stop word ends
+    that."""
+    shared = steps_of(folder, count, 1, changed)
+    assert not shared.run(seed=0, absent=absent, turns=TURNS)
+    for member in shared.members:
+        member.workspace[:] = 0
+        member.stop[0] = 1
+    assert shared.run(seed=0, absent=absent)
+
+
+def test_a_single_step_takes_fewer_turns(folder: Path) -> None:
+    """The control of those that wait."""
+    for count in (2, 3):
+        shared = steps_of(folder, count, 1)
+        assert shared.run(seed=0, turns=TURNS)
+        shared.compare()

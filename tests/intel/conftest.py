@@ -1,0 +1,53 @@
+"""Tiers on a simulated GPU, with nothing wrong and nothing left when they are closed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from accel.intel.runtime import Choices
+from accel.intel.tier import IntelTier
+from accel.kernels.source import Traits
+from tests.intel.simulated import Simulated, new_gpu
+
+OpenTier = Callable[..., IntelTier]
+MakeGpu = Callable[..., Simulated]
+NATIVE = Traits()
+"""What the self-test of a simulated GPU finds, for tests that need not run it."""
+
+
+@pytest.fixture
+def make_gpu(kernel_cache: Path) -> MakeGpu:
+    """``make_gpu(**behaviour)`` is a machine that a test judges itself."""
+    return partial(new_gpu, kernel_cache)
+
+
+@pytest.fixture
+def gpu(make_gpu: MakeGpu) -> Iterator[Simulated]:
+    """A machine on which nothing goes wrong and everything is given back."""
+    made = make_gpu()
+    yield made
+    assert (made.problems, made.left_over) == ([], 0)
+
+
+@pytest.fixture
+def open_intel(kernel_cache: Path) -> OpenTier:
+    """``open_intel(gpu, **choices)`` opens a tier that the test closes."""
+
+    def opened(gpu: Simulated, device: str = "", **choices: Any) -> IntelTier:
+        chosen = {"traits": NATIVE, "cache": kernel_cache / "intel", **choices}
+        return IntelTier(device, Choices(**chosen), gpu.zero)
+
+    return opened
+
+
+@pytest.fixture
+def tier(gpu: Simulated, open_intel: OpenTier) -> Iterator[IntelTier]:
+    """A tier as a user gets it."""
+    with ExitStack() as undo:
+        yield undo.enter_context(open_intel(gpu))
