@@ -104,3 +104,19 @@ def test_sequences_are_read_where_drafts_are_worth_it_and_now_and_then_elsewhere
     assert sum(policy.follows(1, 5) for _ in range(160)) == 10
     assert all(DraftPolicy(measured(0.99, 0.01)).follows(1, 5) for _ in range(9))
     assert all(DraftPolicy(StepCost()).follows(1, 5) for _ in range(9))
+
+
+@pytest.mark.parametrize(("plain", "worth"), [(1.0, True), (0.7, False)])
+def test_drafts_are_compared_with_steps_that_the_host_plans_ahead(
+    plain: float, worth: bool
+) -> None:
+    """A round with drafts waits for the host. Where tokens without drafts do not wait they may be
+    faster than all measured steps, and nothing is drafted before that is known."""
+    policy = DraftPolicy(measured(0.8, 0.2))
+    own = compared(policy, 50, 50)
+    policy.note_plain(1, plain)
+    assert policy.count(own, 1, 3) == 0
+    for _ in range(20):
+        policy.note_plain(1, plain)
+        policy.note(1, 1, 1, 1.2 + DRAFT)
+    assert bool(policy._best(own, 1, 3)) == worth
