@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from accel.cuda import expert_cache
+from accel.cuda import expert_cache, streamed_weights
 from accel.cuda.expert_cache import (
     ExpertCache,
     StackShape,
@@ -59,7 +59,8 @@ def model(folder: Path) -> Model:
 
 @pytest.fixture
 def restless(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A choice before every step, of experts that were used once."""
+    """A choice before every step, of experts that were used once; kernels read host memory."""
+    monkeypatch.setattr(streamed_weights, "IN_PLACE", True)
     monkeypatch.setattr(expert_cache, "STEPS", 1)
     monkeypatch.setattr(expert_cache, "LEAST_GAIN", 1.0)
 
