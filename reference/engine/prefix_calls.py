@@ -13,7 +13,7 @@ from reference.engine.disk_pages import DiskPages, HostBytes
 from reference.engine.pipeline import Pipeline
 from reference.memory.disk.entry import Bytes
 from reference.memory.kv import KvMemory
-from reference.memory.prefix import scope_of
+from reference.memory.prefix import Scope, scope_of
 from reference.runner import ModelRunner
 from reference.sched.tenants import Tenants
 
@@ -98,5 +98,5 @@ class PrefixCalls:
             if self._disk is not None:
                 self._disk.erase(scope, dropped)
 
-    def _scope(self, tenant: int) -> tuple[str, int]:
+    def _scope(self, tenant: int) -> Scope:
         return scope_of(self.tenants[tenant])
