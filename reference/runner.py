@@ -165,6 +165,7 @@ class ModelRunner(ContextManager):
         self._last: Submission | None = None
         self._copies: PageCopies | None = None
         self._saved = ExitStack()
+        self._lowerings: list[ExecutableGraph] = []
         try:
             tier.reserve(self.graph, limits.largest)
             later = tier if isinstance(tier, UploadsLater) else None
@@ -266,9 +267,9 @@ class ModelRunner(ContextManager):
 
     def prepare(self) -> None:
         """Lower every form of a step now, so that no step pays for it."""
-        for executable in {id(each): each for each in (self._executable, self._plain)}.values():
-            for bucket in executable.buckets:
-                executable.record(bucket)
+        for lowering in self._lowerings:
+            for bucket in lowering.buckets:
+                lowering.record(bucket)
         self.recurrent.prepare()
 
     def shared_buffers(self, graph: Graph) -> dict[str, Buffer]:
@@ -287,7 +288,8 @@ class ModelRunner(ContextManager):
                 self.tier.wait(self._last.fence)
             self._last = None
         self._saved.close()
-        self._executable.close()
+        for lowering in self._lowerings:
+            lowering.close()
         for buffer in self._buffers.values():
             self.tier.free(buffer)
         self._buffers = {}
@@ -296,7 +298,7 @@ class ModelRunner(ContextManager):
         self, graph: Graph, shared: Mapping[str, Buffer], inputs: InputLayout | None = None
     ) -> ExecutableGraph:
         buffers = {**self._buffers, **shared}
-        return ExecutableGraph(
+        lowering = ExecutableGraph(
             self.tier,
             graph,
             {name: buffer for name, buffer in buffers.items() if name in graph.buffers},
@@ -305,6 +307,8 @@ class ModelRunner(ContextManager):
             ((HIDDEN,),),
             inputs,
         )
+        self._lowerings.append(lowering)
+        return lowering
 
     def _provide(
         self, decl: BufferDecl, progress: Progress | None, later: UploadsLater | None

@@ -39,7 +39,7 @@ from tests.opencl_parts import little_optimized
 from tests.patience import PATIENCE_SECONDS
 
 SyntheticModel = Callable[..., Path]
-DEVICE_TIERS = ("cuda", "metal", "t1", "t2")
+DEVICE_TIERS = ("cuda", "metal", "t1", "t2", "intel")
 """Tiers that run on no machine without a device of their own."""
 OF_THE_HOST = ("cli", "engine", "harness", "invariance", "memory", "serve")
 """Folders of tests about what the host does around a tier's steps. Tests of Vulkan itself are in

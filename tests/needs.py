@@ -19,6 +19,9 @@ from accel.amd.device import NO_GPU
 from accel.amd.kfd import NO_AMDKFD
 from accel.amd.userq import NO_RENDER_NODE
 from accel.cuda.driver import NO_CUDA_DEVICE, NO_DRIVER
+from accel.intel.api import NO_LOADER
+from accel.intel.device import NO_DEVICE as NO_INTEL_DEVICE
+from accel.intel.device import NO_DRIVER as NO_INTEL_DRIVER
 from accel.metal.device import NO_DEVICE
 from accel.metal.objc import NO_METAL
 from contract.errors import TierUnavailable
@@ -60,6 +63,8 @@ def need_device(open_it: Callable[[], T]) -> T:
             machine_lacks("AMD GPU")
         if error.reason in (NO_METAL, NO_DEVICE):
             machine_lacks("Metal device")
+        if error.reason in (NO_LOADER, NO_INTEL_DRIVER, NO_INTEL_DEVICE):
+            machine_lacks("Intel GPU")
         missing(error.reason, error.remedy)
 
 

@@ -69,7 +69,8 @@ def example() -> str:
 
 def _lines(setting: Setting) -> str:
     wrapped = textwrap.wrap(setting.help, WIDTH, initial_indent="# ", subsequent_indent="# ")
-    value = setting.default_value()
+    text = setting.default
+    value = text if isinstance(text, str) else setting.default_value()
     shown = "" if setting.shown_default is None else f"   # default: {setting.shown_default}"
     return "\n".join([*wrapped, f"# {setting.name} = {_toml(value)}{shown}", ""])
 

@@ -124,11 +124,11 @@ def test_runs_end_where_another_sequence_begins() -> None:
     slots_positions = [(1, 4), (1, 5), (1, 0), (1, 1), (0, 0), (0, 0), (1, 2)]
     query = np.array([(0, slot, position, 0) for slot, position in slots_positions], np.int32)
     assert list(runs_of(query)) == [
-        Run(1, slice(0, 2), False),
-        Run(1, slice(2, 4), True),
-        Run(0, slice(4, 5), True),
-        Run(0, slice(5, 6), True),
-        Run(1, slice(6, 7), False),
+        Run(1, slice(0, 2), 4),
+        Run(1, slice(2, 4), 0),
+        Run(0, slice(4, 5), 0),
+        Run(0, slice(5, 6), 0),
+        Run(1, slice(6, 7), 2),
     ]
     assert list(runs_of(query[:0])) == []
 

@@ -140,7 +140,7 @@ def test_sampling_parameters_are_checked_at_once(fields: dict[str, Any], says: s
     [
         ({"repetition_penalty": 1.1}, "no argument 'repetition_penalty'; here it is 'repeat_pen"),
         ({"max_new_tokens": 4}, "no argument 'max_new_tokens'; here it is 'max_tokens'"),
-        ({"ignore_eos": True}, "no argument 'ignore_eos'; did you mean 'ignore_end'"),
+        ({"ignore_ends": True}, "no argument 'ignore_ends'; did you mean 'ignore_end'"),
         ({"prompt_logprobs": 1}, "no argument 'prompt_logprobs'; LLM.score has those"),
         ({"zzz": 1}, "SamplingParams has no argument 'zzz'$"),
     ],
