@@ -26,7 +26,6 @@ from reference.runner import ModelRunner
 from reference.sched.tenants import Tenants
 from tests.engine.agent_sessions import GREEDY, ask
 from tests.invariance.engines import TIERS
-from tests.named_tiers import quick_tier
 
 CONTEXT = 192
 PLENTY = 1 << 30
@@ -83,7 +82,7 @@ def life(
     path: Path,
     folder: Path | None,
     *,
-    tier: str | None = None,
+    tier: str = "cpu",
     kv_dtype: DType = I12,
     most_bytes: int = PLENTY,
     tenants: Sequence[Tenant] = (LOCAL_TENANT,),
@@ -98,7 +97,7 @@ def life(
         slots, CONTEXT, pages, kv_dtype, step_tokens=24 + slots, step_rows=24,
         saved_states=6, state_interval=32,
     )  # fmt: skip
-    opening = TIERS[tier] if tier else quick_tier
+    opening = TIERS[tier]
     with model.file, opening() as opened, ModelRunner(model, opened, limits) as runner:
         lines: list[str] = []
         disk = None

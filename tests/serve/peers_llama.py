@@ -220,7 +220,7 @@ ROWS: tuple[Row, ...] = (
            {"input": "a", "encoding_format": "base64"}, data__0__embedding=...),
     refused("infill::infill", "only where the vocabulary has tokens for it, as test_infill.py has",
             "/infill", {"input_prefix": "a", "input_suffix": "b"}, error=...),
-    unbuilt("lora::lora", "adapters are not served", "GET /lora-adapters"),
+    passes("lora::lora", "GET /lora-adapters"),
     refused("rerank::rerank", "only for models made for it, as test_rerank.py has", "/v1/rerank",
             {"query": "a", "documents": ["b"]}, error=...),
     passes("security::access_public_endpoint", "GET /health"),

@@ -216,7 +216,7 @@ ROWS: tuple[Row, ...] = (
                 {"type": "input_audio", "input_audio": {"data": "AA", "format": "wav"}}]}]},
             error__code="unsupported"),
     absent("transcription::basic", MEDIA, "/v1/audio/transcriptions", {}),
-    unbuilt("lora_resolvers::load", "adapters are not served", "/v1/load_lora_adapter", {}),
+    unbuilt("lora_resolvers::load", "adapters are named when the server starts (--lora)", "/v1/load_lora_adapter", {}),
     absent("sleep::sleep_mode", "an unused model is unloaded (--beside)", "/sleep", {}),
     passes("tokenization::tokenize_completions", "/tokenize",
            {"prompt": "a text", "add_special_tokens": False}, count=..., tokens=...,
