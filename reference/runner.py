@@ -48,7 +48,6 @@ PAGE_TABLE = "request.page_table"
 """The input that a model has of which some layer attends."""
 EVENT_NUMBERS = 1 << 32
 """Ring events are numbered modulo this."""
-
 NOTHING_SHARED: Mapping[str, Buffer] = MappingProxyType({})
 
 Progress = Callable[[int], None]
@@ -125,9 +124,8 @@ class StepOutput:
         return self._rows(TOP_LOGS, np.float32)
 
     def _rows(self, name: str, dtype: Any) -> NDArray[Any]:
-        rows = len(self.token)
         values: NDArray[Any] = self.outputs[name].view(dtype)
-        return values.reshape(rows, -1) if rows else values.reshape(0, 0)
+        return values.reshape(len(self.token), -1) if len(self.token) else values.reshape(0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,9 +155,7 @@ class ModelRunner(ContextManager):
         graph: Graph | None = None,
         shared: Mapping[str, Buffer] = NOTHING_SHARED,
     ) -> None:
-        self.model = model
-        self.tier = tier
-        self.limits = limits
+        self.model, self.tier, self.limits = model, tier, limits
         self.graph: Graph = model.graph(limits) if graph is None else graph
         self._buffers: dict[str, Buffer] = {}
         self._last: Submission | None = None
@@ -167,13 +163,7 @@ class ModelRunner(ContextManager):
         self._saved = ExitStack()
         self._lowerings: list[ExecutableGraph] = []
         try:
-            tier.reserve(self.graph, limits.largest)
-            later = tier if isinstance(tier, UploadsLater) else None
-            for decl in self.graph.buffers.values():
-                if decl.kind not in STEP_LOCAL and decl.name not in shared:
-                    self._buffers[decl.name] = self._provide(decl, progress, later)
-            if later is not None and not later.finish_uploads():
-                self._refuse_broken()
+            self._provide_all(shared, progress)
         except BaseException:
             self.close()
             raise
@@ -205,8 +195,7 @@ class ModelRunner(ContextManager):
         self._query = self._input("request.query", QUERY_TOKEN)
         self._output_rows = self._input("request.output_rows", np.int32)
         self._sampling = self._input("request.sampling", SAMPLING)
-        events = tier.map(self._buffers[RING]).reshape(-1).view(OUTPUT_EVENT)
-        self._event_tokens = events["token"]
+        self._event_tokens = tier.map(self._buffers[RING]).reshape(-1).view(OUTPUT_EVENT)["token"]
         self._event_count = 0
 
     @property
@@ -309,6 +298,15 @@ class ModelRunner(ContextManager):
         )
         self._lowerings.append(lowering)
         return lowering
+
+    def _provide_all(self, shared: Mapping[str, Buffer], progress: Progress | None) -> None:
+        self.tier.reserve(self.graph, self.limits.largest)
+        later = self.tier if isinstance(self.tier, UploadsLater) else None
+        for decl in self.graph.buffers.values():
+            if decl.kind not in STEP_LOCAL and decl.name not in shared:
+                self._buffers[decl.name] = self._provide(decl, progress, later)
+        if later is not None and not later.finish_uploads():
+            self._refuse_broken()
 
     def _provide(
         self, decl: BufferDecl, progress: Progress | None, later: UploadsLater | None

@@ -19,7 +19,6 @@ from tests.serve.peers import (
     ignored,
     passes,
     refused,
-    unbuilt,
 )
 
 COUNT = f"{MESSAGES}/count_tokens"
