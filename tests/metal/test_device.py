@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 import sys
 from pathlib import Path
@@ -70,6 +71,8 @@ def test_a_machine_without_metal_says_so(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_a_framework_that_does_not_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Ubuntu's Python has not the part of ctypes that this module needs on macOS.
+    importlib.import_module("ctypes.util")
     monkeypatch.setattr(sys, "platform", "darwin")
     monkeypatch.setattr(objc, "RUNTIME", "/nowhere/libobjc.A.dylib")
     with pytest.raises(TierUnavailable, match=f"{NO_METAL} .*libobjc"):
