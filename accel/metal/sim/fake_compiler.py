@@ -25,7 +25,9 @@ KERNEL_OPTIONS = (
     "-Wno-unused-variable",
 )
 EXACT = ("-O1", "-ffp-contract=off")
-FAST = ("-O2", "-ffast-math")
+REGROUPING = ("-fassociative-math", "-fno-signed-zeros", "-fno-trapping-math")
+# What -ffast-math links sets the whole thread to flush subnormal numbers when the library is loaded.
+FAST = ("-O2", *REGROUPING, "-freciprocal-math", "-ffinite-math-only")
 """Metal's default: sums regrouped, products fused into them."""
 ENTRY = re.compile(r"^(?:KERNEL\((?P<name>\w+)\)|kernel void (?P<whole>\w+)\()", re.MULTILINE)
 TAIL = '#define ENTRY {entry}\n#include "run.h"\n'
