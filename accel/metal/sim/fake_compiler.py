@@ -26,7 +26,7 @@ KERNEL_OPTIONS = (
 )
 EXACT = ("-O1", "-ffp-contract=off")
 REGROUPING = ("-fassociative-math", "-fno-signed-zeros", "-fno-trapping-math")
-# What -ffast-math links sets the whole thread to flush subnormal numbers when the library is loaded.
+# -ffast-math links what makes the loading thread flush subnormal numbers to zero.
 FAST = ("-O2", *REGROUPING, "-freciprocal-math", "-ffinite-math-only")
 """Metal's default: sums regrouped, products fused into them."""
 ENTRY = re.compile(r"^(?:KERNEL\((?P<name>\w+)\)|kernel void (?P<whole>\w+)\()", re.MULTILINE)
