@@ -37,7 +37,7 @@ LINK_BYTES = 64 << 20
 LINK_COPIES = 3
 LOCKERS = min(8, os.cpu_count() or 1)
 """Threads that have pages locked."""
-IN_PLACE = False
+ZERO_COPY = False
 """Whether kernels read experts in host memory. A first attempt with bulk copies faulted on an H100;
 copies of 16 bytes have not run on a device. Without it every step copies whole stacks."""
 FEWEST_READS = 2
@@ -127,7 +127,7 @@ class StreamedWeights:
 
         return allocation
 
-    def read_in_place(
+    def zero_copy_operands(
         self,
         graph: Graph,
         lowered: LoweredBucket,
@@ -153,7 +153,7 @@ class StreamedWeights:
 
     def _few_are_read(self, graph: Graph, step: Step) -> list[str]:
         rows: dict[str, int] = {}
-        for op in step.ops if IN_PLACE else ():
+        for op in step.ops if ZERO_COPY else ():
             for index in op.matrices:
                 tensor = op.operands[index]
                 if tensor is not None and self.holds(graph.buffers[tensor.buffer]):
@@ -219,7 +219,7 @@ class StreamedWeights:
 
 def footprint_with(graph: Graph, planned: Footprint, ring: WeightRing, cache: int) -> Footprint:
     """``planned`` with the weights of ``ring`` in host memory and ``cache`` bytes for experts."""
-    used = used_shares(graph) if IN_PLACE else {}
+    used = used_shares(graph) if ZERO_COPY else {}
     shares = {name: part for name, part in used.items() if part * FEWEST_READS <= 1}
     layers = cached_stacks(ring)
     held = experts_held(layers, cache)

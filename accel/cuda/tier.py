@@ -138,7 +138,7 @@ class CudaTier(BaseTier[Allocation, RecordedBucket, CudaStep]):
     @property
     def caches_experts(self) -> bool:
         """See ``contract.tier.StreamsWeights``."""
-        return streamed_weights.IN_PLACE
+        return streamed_weights.ZERO_COPY
 
     def streaming_footprint(
         self, graph: Graph, largest: ShapeKey, names: Collection[str], cache: int = 0
@@ -228,10 +228,10 @@ class CudaTier(BaseTier[Allocation, RecordedBucket, CudaStep]):
         step, schedule, plan = lowered.step, lowered.schedule, lowered.plan
         self._runtime.modules.prepare(sources_of(plan))
         self._reserve(schedule.shared_bytes, inputs.nbytes)
-        in_place = self._streamed.read_in_place(graph, lowered, self._weights.matrix, buffers)
+        zero_copy = self._streamed.zero_copy_operands(graph, lowered, self._weights.matrix, buffers)
 
         def matrix_of(name: str) -> tuple[int, int, WeightLayout]:
-            return in_place.get(name) or self._weights.matrix(buffers[name]).operand
+            return zero_copy.get(name) or self._weights.matrix(buffers[name]).operand
 
         stored = self._weights.stored
         packets = bind_step(
@@ -258,7 +258,7 @@ class CudaTier(BaseTier[Allocation, RecordedBucket, CudaStep]):
             outputs,
             0 if short is None else inputs.offsets[short.sampling.buffer],
             self._passing.address(plan.passing_bytes),
-            self._streamed.copies(lowered, self._streamed.of(graph) - in_place.keys(), buffers),
+            self._streamed.copies(lowered, self._streamed.of(graph) - zero_copy.keys(), buffers),
         )
 
     def record(

@@ -60,7 +60,7 @@ def model(folder: Path) -> Model:
 @pytest.fixture
 def restless(monkeypatch: pytest.MonkeyPatch) -> None:
     """A choice before every step, of experts that were used once; kernels read host memory."""
-    monkeypatch.setattr(streamed_weights, "IN_PLACE", True)
+    monkeypatch.setattr(streamed_weights, "ZERO_COPY", True)
     monkeypatch.setattr(expert_cache, "STEPS", 1)
     monkeypatch.setattr(expert_cache, "LEAST_GAIN", 1.0)
 

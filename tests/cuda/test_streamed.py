@@ -40,7 +40,7 @@ EXPECTED: dict[str, Outcomes] = {}
 @pytest.fixture(autouse=True)
 def in_place(monkeypatch: pytest.MonkeyPatch) -> None:
     """Kernels read experts in host memory."""
-    monkeypatch.setattr(streamed_weights, "IN_PLACE", True)
+    monkeypatch.setattr(streamed_weights, "ZERO_COPY", True)
 
 
 def model_of(name: str, folder: Path) -> Model:
