@@ -111,8 +111,8 @@ def cached(model: Model, folder: Path, prompt: int) -> tuple[list[tuple[int, byt
     ("count", "prompt"), [(8, 17), pytest.param(66, 10, marks=pytest.mark.soak)]
 )
 def test_experts_move_and_no_bit_changes(folder: Path, count: int, prompt: int) -> None:
-    """In steps of one token, after a prompt of which only the last layer, which computes fewer rows,
-    reads a list, and after one whose tokens are grouped by expert."""
+    """After a prompt of which only the last layer, which computes fewer rows, reads a list, and
+    after one whose tokens are grouped by expert."""
     model = model_of(folder, count)
     found, moved = cached(model, folder, prompt)
     assert found == outcomes(model, CpuTier(), prompt)
