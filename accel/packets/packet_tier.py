@@ -63,6 +63,7 @@ class PacketTier(BaseTier[A, L, C]):
         known: KnownMemory | None = None,
     ) -> None:
         super().__init__(info, memory, submissions)
+        self._known = known
         self._recorded: dict[int, tuple[L, A]] = {}
         self._steps = PlannedSteps(self._schedule, self.buckets, known)
 

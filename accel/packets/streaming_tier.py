@@ -6,17 +6,15 @@ import time
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
 from accel.packets.buffers import ArrangedMatrix, DeviceBuffer
-from accel.packets.footprint import KnownMemory, PlannedSteps, StepMemory
+from accel.packets.footprint import PlannedSteps, StepMemory
 from accel.packets.layouts import WeightLayout, planes_bytes
 from accel.packets.packet import PACKET, aligned
-from accel.packets.packet_tier import ExpectingMemory, PacketTier
+from accel.packets.packet_tier import PacketTier
 from accel.packets.step import Step
-from accel.packets.submissions import Submissions
 from accel.packets.tier import A, Bytes, C, L
 from accel.packets.weight_ring import (
     RING,
@@ -35,7 +33,6 @@ from contract.footprint import Footprint
 from contract.ir.nodes import BufferDecl, BufferKind, Graph
 from contract.ir.unread_outputs import kinds_of_steps
 from contract.shape_key import ShapeKey
-from contract.tier import TierInfo
 
 LINK_BYTES = 16 << 20
 """Bytes of a copy that measures the rate of the link to the device."""
@@ -49,17 +46,8 @@ class StreamingTier(PacketTier[A, L, C]):
     ``_arrange_to``.
     """
 
-    def __init__(
-        self,
-        info: TierInfo,
-        memory: ExpectingMemory[A],
-        submissions: Submissions[A, L, Any, C],
-        known: KnownMemory | None = None,
-    ) -> None:
-        super().__init__(info, memory, submissions, known)
-        self._known = known
-        self._ring: WeightRing | None = None
-        self._ring_memory: A | None = None
+    _ring: WeightRing | None = None
+    _ring_memory: A | None = None
 
     @property
     @abstractmethod
