@@ -9,7 +9,6 @@ from typing import Any, Protocol, TypeVar
 from accel.kernels.arrange import PlaneArranger
 from accel.kernels.launches import MOST_GROUPS, PlannedLaunch, launches_of
 from accel.kernels.source import Module
-from accel.packets.buffers import ArrangedMatrix
 from accel.packets.fused import fuse
 from accel.packets.packet_tier import BoundStep, ExpectingMemory, PacketTier
 from accel.packets.rules import ROW_PARTS, lower_graph
@@ -17,8 +16,8 @@ from accel.packets.schedule import schedule_levels
 from accel.packets.step import Schedule, Step
 from accel.packets.step_memory import StepAddresses
 from accel.packets.submissions import RecordedSubmissions, Recordings, Slot
-from accel.packets.tier import A, Bytes, C
-from contract.ir.nodes import BufferDecl, Graph
+from accel.packets.tier import A, C
+from contract.ir.nodes import Graph
 from contract.shape_key import ShapeKey
 from contract.tier import TierInfo
 
@@ -66,9 +65,6 @@ class RecordedTier(PacketTier[A, Recordings[R], C]):
     def _schedule(self, graph: Graph, bucket: ShapeKey) -> tuple[Step, Schedule]:
         step = fuse(lower_graph(graph, bucket, ROW_PARTS, self._info.name))
         return step, schedule_levels(step)
-
-    def _arrange(self, decl: BufferDecl, data: Bytes, matrices: int) -> ArrangedMatrix[A]:
-        return self._arranger.upload(decl.name, decl.dtype, data, matrices)
 
     def _record(self, bound: BoundStep[A]) -> Recordings[R]:
         ops, placements = bound.step.ops, bound.schedule.placements

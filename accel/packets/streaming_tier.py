@@ -6,6 +6,7 @@ import time
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
+from typing import Protocol
 
 import numpy as np
 
@@ -13,7 +14,7 @@ from accel.packets.buffers import ArrangedMatrix, DeviceBuffer
 from accel.packets.footprint import PlannedSteps, StepMemory
 from accel.packets.layouts import WeightLayout, planes_bytes
 from accel.packets.packet import PACKET, aligned
-from accel.packets.packet_tier import PacketTier
+from accel.packets.packet_tier import Arranger, PacketTier
 from accel.packets.step import Step
 from accel.packets.tier import A, Bytes, C, L
 from accel.packets.weight_ring import (
@@ -27,7 +28,7 @@ from accel.packets.weight_ring import (
     with_copies,
     with_ring,
 )
-from contract.dtypes import F32
+from contract.dtypes import F32, DType
 from contract.errors import OutOfMemory
 from contract.footprint import Footprint
 from contract.ir.nodes import BufferDecl, BufferKind, Graph
@@ -39,13 +40,28 @@ LINK_BYTES = 16 << 20
 LINK_COPIES = 3
 
 
+class StreamingArranger(Arranger[A], Protocol[A]):
+    """Arranges matrices in memory of the device or of the host."""
+
+    def upload(
+        self,
+        name: str,
+        dtype: DType,
+        data: Bytes,
+        matrices: int,
+        allocate: Callable[[str, int], A] | None = None,
+        /,
+    ) -> ArrangedMatrix[A]:
+        """See Arranger: to memory from ``allocate``, for None to the device's own."""
+
+
 class StreamingTier(PacketTier[A, L, C]):
     """See ``contract.tier.StreamsWeights``.
 
-    Hooks a tier must give in addition to those of PacketTier: ``streams``, ``_on_host`` and
-    ``_arrange_to``.
+    Hooks a tier must give in addition to those of PacketTier: ``streams`` and ``_on_host``.
     """
 
+    _arranger: StreamingArranger[A]
     _ring: WeightRing | None = None
     _ring_memory: A | None = None
 
@@ -119,16 +135,6 @@ class StreamingTier(PacketTier[A, L, C]):
         """Hook: host memory that the device reads and writes. Raises OutOfMemory naming
         ``what``."""
 
-    @abstractmethod
-    def _arrange_to(
-        self,
-        decl: BufferDecl,
-        data: Bytes,
-        matrices: int,
-        allocate: Callable[[str, int], A] | None,
-    ) -> ArrangedMatrix[A]:
-        """Hook: ``_arrange`` in memory from ``allocate``, for None in the device's own."""
-
     def _expect_on_host(self, nbytes: int) -> None:
         """Hook: prepare for ``nbytes`` of ``_on_host`` in all."""
 
@@ -138,7 +144,9 @@ class StreamingTier(PacketTier[A, L, C]):
 
     def _arrange(self, decl: BufferDecl, data: Bytes, matrices: int) -> ArrangedMatrix[A]:
         streamed = self._ring is not None and self._ring.holds(decl)
-        return self._arrange_to(decl, data, matrices, self._on_host if streamed else None)
+        return self._arranger.upload(
+            decl.name, decl.dtype, data, matrices, self._on_host if streamed else None
+        )
 
     def _planned(self, graph: Graph, largest: ShapeKey, steps: StepMemory) -> Footprint:
         footprint = self._footprint(graph, largest, steps)

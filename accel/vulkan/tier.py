@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import TYPE_CHECKING
-
-import numpy as np
-from numpy.typing import NDArray
 
 from accel.kernels.arrange import PlaneArranger
 from accel.kernels.launches import launches_of
 from accel.kernels.source import Traits
 from accel.packets.arenas import ArenaKind
-from accel.packets.buffers import ArrangedMatrix, DeviceBuffer
+from accel.packets.buffers import DeviceBuffer
 from accel.packets.fused import fuse
 from accel.packets.packet_tier import BoundStep
 from accel.packets.repeated import repeat_small
@@ -109,15 +105,6 @@ class VulkanTier(StreamingTier[Allocation, Recording, VulkanStep]):
         allocation = super()._allocate(decl, nbytes)
         sync_as(allocation, decl)
         return allocation
-
-    def _arrange_to(
-        self,
-        decl: BufferDecl,
-        data: NDArray[np.uint8],
-        matrices: int,
-        allocate: Callable[[str, int], Allocation] | None,
-    ) -> ArrangedMatrix[Allocation]:
-        return self._arranger.upload(decl.name, decl.dtype, data, matrices, allocate)
 
     def _on_host(self, what: str, nbytes: int) -> Allocation:
         name = f"{what} in host memory"
