@@ -107,27 +107,6 @@ def test_a_tensor_above_the_longest_buffer(make_mac: MakeMac) -> None:
     assert (mac.problems, mac.left_over) == ([], [])
 
 
-def test_dropped_batches_give_their_memory_back(tier: MetalTier, mac: FakeMetal) -> None:
-    """A form that is forgotten leaves nothing behind, neither memory nor objects."""
-    run_doubling(tier)
-    tier.wait(tier.submit(Doubling(tier).batch, inputs_of(values_of(0))))
-    run_doubling(tier)
-    before = tier.allocated_bytes, mac.left_over
-    for _ in range(5):
-        run_doubling(tier)
-    assert (tier.allocated_bytes, mac.left_over) == before
-
-
-def lost(tier: MetalTier, lowered: Doubling) -> None:
-    """Every way to use the tier now says that its device is lost."""
-    with pytest.raises(DeviceLost):
-        tier.submit(lowered.batch, inputs_of(values_of(0)))
-    with pytest.raises(DeviceLost):
-        tier.alloc(STATE, 64)
-    tier.free(lowered.y)
-    tier.close()
-
-
 def test_a_kernel_that_leaves_its_memory_loses_the_device(mac: FakeMetal) -> None:
     """What Metal says of it is in the error; steps committed behind it fail, too."""
     tier = MetalTier(metal=mac.metal)
@@ -140,6 +119,6 @@ def test_a_kernel_that_leaves_its_memory_loses_the_device(mac: FakeMetal) -> Non
         tier.wait(first)
     with pytest.raises(DeviceLost, match="SubmissionsIgnored"):
         _ = second.done
-    lost(tier, lowered)
+    lowered.assert_lost()
     with MetalTier(metal=mac.metal) as other:
         run_doubling(other)
