@@ -18,7 +18,7 @@ from accel.amd.launcher import ARGUMENTS, dispatch_of
 from accel.amd.program import Modules
 from accel.amd.queue import RING_BYTES, Queue
 from accel.kernels.source import Module
-from accel.packets.packet import lone_packet
+from accel.packets.binding import lone_packet
 from contract.errors import DeviceLost, TierUnavailable
 
 SECONDS = 5.0

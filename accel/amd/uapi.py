@@ -86,8 +86,7 @@ UNMAP_MEMORY_FROM_GPU = Request(
 )
 AVAILABLE_MEMORY = Request("AVAILABLE_MEMORY", 0xC0104B23, 16, "u64 available@0, u32 gpu_id@8")
 RUNTIME_ENABLE = Request(
-    *("RUNTIME_ENABLE", 0xC0104B25, 16),
-    "u64 r_debug@0, u32 mode_mask@8, u32 capabilities_mask@12",
+    *("RUNTIME_ENABLE", 0xC0104B25, 16), "u64 r_debug@0, u32 mode_mask@8, u32 capabilities_mask@12"
 )
 REQUESTS = (
     *(GET_VERSION, CREATE_QUEUE, DESTROY_QUEUE, CREATE_EVENT, DESTROY_EVENT, WAIT_EVENTS),

@@ -37,8 +37,7 @@ GEM_MMAP = Request("GEM_MMAP", 0xC0086441, 8, "u32 handle@0")
 CTX = Request("CTX", 0xC0106442, 16, "u32 op@0, u32 flags@4, u32 ctx_id@8")
 """The result replaces ``op``: ``ctx_id``, or for a query 64 bits of flags."""
 INFO = Request(
-    *("INFO", 0x40206445, 32),
-    "u64 return_pointer@0, u32 return_size@8, u32 query@12, u32 type@16",
+    *("INFO", 0x40206445, 32), "u64 return_pointer@0, u32 return_size@8, u32 query@12, u32 type@16"
 )
 GEM_VA = Request(
     *("GEM_VA", 0x40406448, 64),
@@ -61,8 +60,7 @@ REQUESTS = (*GENERAL, *DRIVERS)
 
 HW_IP = structure(40, "u32 ip_discovery_version@28, u32 userq_num_slots@32")
 DEVICE = structure(
-    448,
-    "u64 virtual_address_offset@144, u64 virtual_address_max@152, u32 userq_ip_mask@436",
+    448, "u64 virtual_address_offset@144, u64 virtual_address_max@152, u32 userq_ip_mask@436"
 )
 MEMORY = structure(96, "u64 vram@0, u64 visible@32")
 """Sizes of the GPU's own memory, and of the part that the host can access."""

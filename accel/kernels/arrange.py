@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 
 from accel.kernels.launches import MOST_GROUPS
 from accel.kernels.source import Module
+from accel.packets.binding import lone_packet
 from accel.packets.buffers import ArrangedMatrix
 from accel.packets.device_op import pieces
 from accel.packets.layouts import TILE_ROWS, UNIT_COLUMNS, WeightLayout, tile_bytes
-from accel.packets.packet import lone_packet
 from accel.packets.stacks import Stack
 from accel.packets.tier import A, Bytes, DeviceMemory
 from contract.dtypes import DType, StorageClass

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from accel.kernels.source import GROUP_SIZE, Module, Traits
+from accel.packets.binding import lone_packet
 from accel.packets.device_op import pieces
-from accel.packets.packet import lone_packet
 from accel.packets.samples import Float32, sample_pairs
 from accel.packets.tier import A, DeviceMemory
 from contract.errors import TierUnavailable
@@ -110,9 +110,7 @@ def right(found: Found, expected: Found) -> dict[str, bool]:
     return {
         name: bool(
             np.array_equal(
-                found[name][judged[name]],
-                requested[judged[name]],
-                equal_nan=name not in INTEGERS,
+                found[name][judged[name]], requested[judged[name]], equal_nan=name not in INTEGERS
             )
         )
         for name, requested in expected.items()

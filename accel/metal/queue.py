@@ -30,10 +30,7 @@ COMPUTE_METHODS = (
     "dispatchThreadgroups:threadsPerThreadgroup:",
     *("executeCommandsInBuffer:withRange:", "endEncoding"),
 )
-BLIT_METHODS = (
-    "copyFromBuffer:sourceOffset:toBuffer:destinationOffset:size:",
-    "endEncoding",
-)
+BLIT_METHODS = ("copyFromBuffer:sourceOffset:toBuffer:destinationOffset:size:", "endEncoding")
 EVENT_METHODS = ("signaledValue", "waitUntilSignaledValue:timeoutMS:")
 
 Encode = Callable[[Any], None]

@@ -71,10 +71,7 @@ class NativeTier(PacketTier[AddressRange, NativeForm, NativeStep]):
     _arranger: Arranger
 
     def __init__(
-        self,
-        device: str = "",
-        choices: Choices | None = None,
-        progress: Progress | None = None,
+        self, device: str = "", choices: Choices | None = None, progress: Progress | None = None
     ) -> None:
         choices = choices or Choices()
         name = processor_name()

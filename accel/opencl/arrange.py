@@ -14,11 +14,12 @@ from numpy.typing import NDArray
 from accel.opencl.program import CONSTANTS_FILE, build_program, kernel_text
 from accel.opencl.runtime import Runtime
 from accel.packets.accessors import packet_constants
+from accel.packets.binding import lone_packet
 from accel.packets.buffers import ArrangedMatrix
 from accel.packets.build import Progress
 from accel.packets.host_memory import AddressRange
 from accel.packets.layouts import LANES, TILE_ROWS, WeightLayout, group_bytes, tile_bytes
-from accel.packets.packet import BANK_SHIFT, lone_packet
+from accel.packets.packet import BANK_SHIFT
 from accel.packets.stacks import Stack
 from contract.dtypes import DType, StorageClass
 from contract.errors import OutOfMemory

@@ -8,13 +8,7 @@ from typing import Any
 from accel.opencl import binding
 from accel.opencl.api import LIBRARY, opencl
 from accel.opencl.driver import wait_for_drivers
-from accel.opencl.platforms import (
-    CORRECTLY_ROUNDED_DIVIDE_SQRT,
-    CPU,
-    DeviceHandle,
-    Info,
-    Platform,
-)
+from accel.opencl.platforms import CORRECTLY_ROUNDED_DIVIDE_SQRT, CPU, DeviceHandle, Info, Platform
 from contract.errors import TierUnavailable
 from contract.extras import install_command
 from contract.lazy_dataclass import dataclass

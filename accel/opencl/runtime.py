@@ -143,9 +143,7 @@ def open_runtime(device: Device, choices: Choices, progress: Progress | None = N
 
 
 def _launcher(
-    context_of: Callable[[bool], LaunchContext],
-    choices: Choices,
-    workers: int,
+    context_of: Callable[[bool], LaunchContext], choices: Choices, workers: int
 ) -> tuple[Mode, LaunchContext, Launcher]:
     """Choose how the cores of a processor execute packets."""
     if choices.mode is not Mode.LAUNCH:

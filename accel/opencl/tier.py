@@ -51,10 +51,7 @@ class OpenClTier(StreamingTier[AddressRange, Recording, OpenClStep]):
     _submissions: OpenClSubmissions
 
     def __init__(
-        self,
-        device: str = "",
-        choices: Choices | None = None,
-        progress: Progress | None = None,
+        self, device: str = "", choices: Choices | None = None, progress: Progress | None = None
     ) -> None:
         self._cl = import_binding()
         self._choices = choices or Choices()

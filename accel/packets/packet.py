@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
-from numpy.typing import NDArray
 
 from accel.packets.ops import OPS
 from contract.arithmetic import MOST_LOG_PROBABILITIES
@@ -76,12 +73,3 @@ ALIGNMENT = 256
 def aligned(nbytes: int) -> int:
     """The bytes that ``nbytes`` occupy after alignment; at least one alignment unit."""
     return -(-max(nbytes, 1) // ALIGNMENT) * ALIGNMENT
-
-
-def lone_packet(operands: Sequence[int], sizes: Sequence[int]) -> NDArray[np.void]:
-    """PACKET[1] of an op that belongs to no step."""
-    packet = np.zeros(1, PACKET)
-    packet["operand"] = ABSENT
-    packet["operand"][0, : len(operands)] = operands
-    packet["size"][0, : len(sizes)] = sizes
-    return packet

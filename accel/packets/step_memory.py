@@ -57,11 +57,7 @@ class WorkerScratch:
 
 
 def grown(
-    memory: Allocator[A],
-    finish: Callable[[], object],
-    what: str,
-    current: A | None,
-    nbytes: int,
+    memory: Allocator[A], finish: Callable[[], object], what: str, current: A | None, nbytes: int
 ) -> A:
     """``current`` if it has ``nbytes``, else larger memory in its stead, after ``finish`` has
     waited for the steps that use it.

@@ -150,10 +150,7 @@ STEP = (
         rule="R1",
         formula="ring[n mod ring_events] = event n of (query[output_rows[r]], token[r]), "
         "n = step.first_event + r",
-        touched={
-            "query": lambda work: 4 * work["rows"],
-            "ring": lambda work: 8 * work["rows"],
-        },
+        touched={"query": lambda work: 4 * work["rows"], "ring": lambda work: 8 * work["rows"]},
         stored=("ring",),
     ),
     OpSpec(

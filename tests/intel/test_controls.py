@@ -15,7 +15,7 @@ from accel.intel.queue import Events, Queue
 from accel.intel.tier import IntelTier
 from accel.kernels.source import Module
 from accel.packets.arenas import ArenaKind
-from accel.packets.packet import lone_packet
+from accel.packets.binding import lone_packet
 from tests.doubling import Doubling, inputs_of, values_of
 from tests.intel.conftest import MakeGpu, OpenTier
 from tests.intel.simulated import Simulated

@@ -15,13 +15,7 @@ from accel.metal.tier import MetalTier
 from contract.dtypes import F32
 from contract.errors import DeviceLost, OutOfMemory
 from contract.ir.graph import BufferDecl, BufferKind
-from tests.doubling import (
-    STATE,
-    Doubling,
-    inputs_of,
-    run_doubling,
-    values_of,
-)
+from tests.doubling import STATE, Doubling, inputs_of, run_doubling, values_of
 from tests.metal.conftest import MakeMac
 
 STEP = (

@@ -11,12 +11,7 @@ import pytest
 from accel.packets import work
 from accel.vulkan.api import Vulkan
 from contract.errors import DeviceLost, OutOfMemory, TierError
-from tests.doubling import (
-    WIDTH,
-    Doubling,
-    inputs_of,
-    run_doubling,
-)
+from tests.doubling import WIDTH, Doubling, inputs_of, run_doubling
 from tests.vulkan.conftest import Library, OpenTier
 
 

@@ -9,12 +9,7 @@ from typing import Any
 from accel.metal.sim.fake_commands import FakeQueue, FakeSharedEvent
 from accel.metal.sim.fake_compiler import CompileError, entry_of
 from accel.metal.sim.fake_encoders import FakeCommands, FakePipeline
-from accel.metal.sim.fake_machine import (
-    FakeString,
-    Machine,
-    buffer_of_pages,
-    new_buffer,
-)
+from accel.metal.sim.fake_machine import FakeString, Machine, buffer_of_pages, new_buffer
 from accel.metal.sim.fake_objc import method
 
 MOST_ITEMS = 1024
