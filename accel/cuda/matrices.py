@@ -313,11 +313,7 @@ def _group_shape(
 
 
 def _overlapping_shapes(
-    ops: Sequence[Op],
-    run: Run,
-    shared: Sequence[tuple[int, ...]],
-    device: Device,
-    parted: bool,
+    ops: Sequence[Op], run: Run, shared: Sequence[tuple[int, ...]], device: Device, parted: bool
 ) -> tuple[GroupShape, ...]:
     first = ops[run.products[0]]
     rows: list[tuple[DType, tuple[int, ...]]] = []
