@@ -366,8 +366,19 @@ def _checked_messages(messages: Sequence[Message]) -> list[dict[str, object]]:
         role = message.get("role")
         if role not in ROLES:
             raise RequestError(f"messages[{index}].role", f"expected one of {', '.join(ROLES)}")
+        content = message.get("content", "")
+        if not (isinstance(content, str) or (content is None and role == "assistant")):
+            _check_parts(f"messages[{index}].content", content)
         checked.append(dict(message))
     return checked
+
+
+def _check_parts(where: str, content: object) -> None:
+    """Raise RequestError unless a message's ``content`` is a list of texts."""
+    for part in content if isinstance(content, list | tuple) else (content,):
+        if not isinstance(part, Mapping) or not isinstance(part.get("text"), str):
+            problem = 'expected a text or a list of {"type": "text", "text": ...}'
+            raise RequestError(where, f"{problem}; images and sounds are not served")
 
 
 def _json_line(value: object) -> bytes:

@@ -152,7 +152,7 @@ class OpenModel(ContextManager):
 
     def detokenize(self, tokens: Sequence[int]) -> str:
         """The text of token ids, control tokens and incomplete characters included."""
-        ids = token_ids(tokens)
+        ids = token_ids(tokens, "tokens", "give a list of token ids")
         vocab = self.model.config.vocab
         if any(not 0 <= token < vocab for token in ids):
             raise RequestError("tokens", f"holds an id outside 0 to {vocab - 1}")

@@ -60,8 +60,8 @@ class SamplingParams:
     tokens were sampled from; ``experts`` for those of a mixture that every token used. Where
     ``force_tokens`` are given they are the whole answer, at the speed of a prompt: nothing is
     sampled, and ``max_tokens`` is their number. ``lora`` are the scales of the LLM's adapters by
-    their names; None is all with their own, and ``{}`` none. Immutable, hashable, and checked:
-    raises RequestError.
+    their names; None is all with their own, and ``{}`` none. An argument that is None counts as
+    left out. Immutable, hashable, and checked: raises RequestError.
 
     >>> SamplingParams(temperature=0.8, seed=7, stop="\\n").stop
     ('\\n',)
@@ -176,7 +176,7 @@ def _with_hints(make: Callable[..., None]) -> Callable[..., None]:
 
             hint = hint_for(unknown[0], NAMES)
             raise TypeError(f"SamplingParams has no argument {unknown[0]!r}{hint}")
-        make(self, **given)
+        make(self, **{name: value for name, value in given.items() if value is not None})
 
     return init
 
