@@ -367,18 +367,18 @@ def _checked_messages(messages: Sequence[Message]) -> list[dict[str, object]]:
         if role not in ROLES:
             raise RequestError(f"messages[{index}].role", f"expected one of {', '.join(ROLES)}")
         content = message.get("content", "")
-        if not (isinstance(content, str) or (content is None and role == "assistant")):
-            _check_parts(f"messages[{index}].content", content)
+        if (content is None and role != "assistant") or not _is_content(content):
+            problem = 'expected a text or a list of {"type": "text", "text": ...}'
+            raise RequestError(f"messages[{index}].content", problem)
         checked.append(dict(message))
     return checked
 
 
-def _check_parts(where: str, content: object) -> None:
-    """Raise RequestError unless a message's ``content`` is a list of texts."""
-    for part in content if isinstance(content, list | tuple) else (content,):
-        if not isinstance(part, Mapping) or not isinstance(part.get("text"), str):
-            problem = 'expected a text or a list of {"type": "text", "text": ...}'
-            raise RequestError(where, f"{problem}; images and sounds are not served")
+def _is_content(content: object) -> bool:
+    """Whether a template may find this in a message: a text, parts, or nothing."""
+    if isinstance(content, list | tuple):
+        return all(isinstance(part, Mapping) for part in content)
+    return content is None or isinstance(content, str)
 
 
 def _json_line(value: object) -> bytes:

@@ -50,8 +50,8 @@ class Numbers(Mapping[Key, float]):
 class SamplingParams:
     """How a text is continued; the defaults are those of ``zinc-rt run``.
 
-    ``temperature`` 0 always takes the likeliest token. ``top_k`` 0, ``top_p`` 1 and ``min_p`` 0
-    keep every token. The penalties look at the last ``repeat_last_n`` tokens. Completion i of
+    ``temperature`` 0 always takes the likeliest token. ``top_k`` 0 or -1, ``top_p`` 1 and ``min_p``
+    0 keep every token. The penalties look at the last ``repeat_last_n`` tokens. Completion i of
     ``n`` is sampled with ``seed`` + i. The text ends before any of the ``stop`` strings, at a token
     of ``stop_token_ids`` and, unless ``ignore_end``, by vLLM's name ``ignore_eos``, where the model
     ends it; nothing ends it within its first ``min_tokens`` tokens. ``logit_bias`` adds
@@ -98,6 +98,8 @@ class SamplingParams:
         _check_integer("n", self.n, 1, MOST_CHOICES)
         _check_integer("max_tokens", self.max_tokens, 1, MAX_INT32)
         _check_integer("min_tokens", self.min_tokens, 0, self.max_tokens)
+        if self.top_k == -1:
+            object.__setattr__(self, "top_k", 0)
         self.sampling(self.seed, self.repeat_last_n).validate()
         object.__setattr__(self, "stop", _stop_strings(self.stop))
         object.__setattr__(self, "stop_token_ids", _stop_tokens(self.stop_token_ids))
