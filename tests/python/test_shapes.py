@@ -349,7 +349,7 @@ def test_errors_speak_of_what_a_program_has(tiny_model_path: Path) -> None:
     llm.close()
     assert repr(llm).endswith(", closed)")
     for call in (llm.generate, llm.score, llm.chat, llm.logits, llm.embed):
-        with pytest.raises(EngineStopped, match="the LLM was closed; open another one") as stopped:
+        with pytest.raises(EngineStopped, match="the LLM was closed, as it is") as stopped:
             call("one")
         assert isinstance(stopped.value, ZincError)
     for words in (str(long.error), str(stopped.value)):

@@ -30,7 +30,9 @@ from zinc_rt.pending import text_of_tokens
 from zinc_rt.shapes import Prompt, token_ids, wrong
 
 Result = TypeVar("Result")
-WORDS = EndWords("the LLM was closed; open another one", "open another LLM")
+WORDS = EndWords(
+    "the LLM was closed, as it is when the main thread ends; open another one", "open another LLM"
+)
 WAITING = 16
 """Requests of a batch that wait besides those that run, so that a slot is never empty."""
 
