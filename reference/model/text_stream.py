@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from contract.errors import RequestError
 
@@ -11,6 +11,8 @@ MAX_STOP_STRINGS = 16
 """Most stop strings of one request."""
 MAX_STOP_CHARACTERS = 1024
 """Longest stop string, in characters."""
+INSIDE = b"\2"
+"""Marks the characters of a control token but its first, which has 1; shown ones have 0."""
 
 
 class TextStream:
@@ -20,8 +22,9 @@ class TextStream:
     (invalid UTF-8 becomes U+FFFD, as with Python's "replace"), cut where the earliest stop string
     starts. The result does not depend on how the bytes are split into tokens. The stream holds back
     an incomplete UTF-8 sequence at the end and text that may begin a stop string. Control tokens
-    are not text, but a stop string may be or contain one: the stream searches their ``hidden``
-    texts and never returns them.
+    are not text, but a stop string may be one or contain whole ones: the stream searches their
+    ``hidden`` texts and never returns them. It finds a stop string in the shown text, too, whatever
+    control tokens lie between its characters.
 
     Of several stop strings found, the one that starts first counts; of those that start there, the
     shortest.
@@ -83,8 +86,13 @@ class TextStream:
 
     def _first_stop(self) -> tuple[int, str] | None:
         """The start and text of the stop string that counts among the complete ones."""
-        starts = ((self._held.find(stop), stop) for stop in self._stop_strings)
-        found = [(start, len(stop), stop) for start, stop in starts if start >= 0]
+        found = [
+            (shown[start], len(stop), stop)
+            for shown, text in self._views()
+            for stop in self._stop_strings
+            for start in _starts(text, stop)
+            if self._divides(shown[start], shown[start + len(stop) - 1] + 1)
+        ]
         if not found:
             return None
         start, _, stop = min(found)
@@ -92,12 +100,33 @@ class TextStream:
 
     def _first_open_start(self) -> int:
         """The index where the held text may begin an incomplete stop string; else its length."""
+        return min(
+            (
+                shown[start]
+                for shown, text in self._views()
+                for start in range(max(0, len(text) - self._longest + 1), len(text))
+                if self._divides(shown[start], len(self._held))
+                and any(
+                    len(text) - start < len(stop) and stop.startswith(text[start:])
+                    for stop in self._stop_strings
+                )
+            ),
+            default=len(self._held),
+        )
+
+    def _views(self) -> list[tuple[Sequence[int], str]]:
+        """The held text, and where control tokens are in it what is shown of it: each with the
+        index in the held text of each of its characters."""
         held = self._held
-        for start in range(max(0, len(held) - self._longest + 1), len(held)):
-            tail = held[start:]
-            if any(len(tail) < len(stop) and stop.startswith(tail) for stop in self._stop_strings):
-                return start
-        return len(held)
+        views: list[tuple[Sequence[int], str]] = [(range(len(held)), held)]
+        if self._hidden:
+            shown = [index for index, hide in enumerate(self._hidden) if not hide]
+            views.append((shown, "".join([held[index] for index in shown])))
+        return views
+
+    def _divides(self, *edges: int) -> bool:
+        """Whether none of ``edges`` is inside a control token."""
+        return all(self._hidden[edge : edge + 1] != INSIDE for edge in edges)
 
     def _stop_at(self, start: int, stop: str) -> str:
         self.stop_string = stop
@@ -108,7 +137,7 @@ class TextStream:
         if hidden or self._hidden:
             # One byte a character of what is held, from the first hidden one on.
             self._hidden.extend(bytes(len(self._held) - len(self._hidden) - len(text)))
-            self._hidden.extend([hidden] * len(text))
+            self._hidden += b"\1" + INSIDE * (len(text) - 1) if hidden else bytes(len(text))
 
     def _release(self, end: int) -> str:
         text, self._held = self._held[:end], self._held[end:]
@@ -118,3 +147,11 @@ class TextStream:
         if not any(self._hidden):
             self._hidden.clear()
         return "".join(letter for letter, hide in zip(text, hidden, strict=True) if not hide)
+
+
+def _starts(text: str, stop: str) -> Iterator[int]:
+    """Where ``stop`` is in ``text``."""
+    start = text.find(stop)
+    while start >= 0:
+        yield start
+        start = text.find(stop, start + 1)

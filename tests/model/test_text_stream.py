@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -126,20 +126,47 @@ def test_unusable_stop_strings_are_refused(stops):
     st.lists(st.text("ab<", min_size=1, max_size=4), max_size=3),
 )
 def test_hidden_texts_stop_a_text_and_are_never_shown(parts, stops):
-    """The definition: the text with the hidden ones, cut at the first stop, without them."""
+    """The definition: a stop string counts in the shown text, and in the text with whole hidden
+    ones; a part of a hidden text is nothing."""
     stream = TextStream(stops)
-    told = "".join(
+    streamed = "".join(
         stream.feed(b"", hidden=text) if hidden else stream.feed(text.encode())
         for text, hidden in parts
     )
-    told += stream.finish()
+    streamed += stream.finish()
     whole = "".join(text for text, _ in parts)
     hidden = [hide for text, hide in parts for _ in text]
-    found = [(at, len(stop)) for stop in stops if (at := whole.find(stop)) >= 0]
+    starts = accumulate((len(text) for text, _ in parts), initial=0)
+    inside = {
+        at + inner
+        for at, (text, hide) in zip(starts, parts, strict=False)
+        for inner in range(1, len(text))
+        if hide
+    }
+    shown = [at for at, hide in enumerate(hidden) if not hide]
+    letters = "".join(whole[at] for at in shown)
+    found = [
+        (at, len(stop))
+        for stop in stops
+        for at in range(len(whole))
+        if whole.startswith(stop, at) and not {at, at + len(stop)} & inside
+    ]
+    found += [(shown[at], len(stop)) for stop in stops if (at := letters.find(stop)) >= 0]
     end = min(found)[0] if found else len(whole)
     expected = "".join(c for c, hide in zip(whole[:end], hidden, strict=False) if not hide)
-    assert told == expected
+    assert streamed == expected
     assert stream.stopped == bool(found)
+
+
+@pytest.mark.parametrize(
+    ("stop", "shown"),
+    [("ab", "x"), (">", "xab"), ("<y>", "xa"), ("a<y>b", "x"), ("y", "xab"), ("b<y", "xab")],
+)
+def test_a_stop_string_around_or_inside_a_control_token(stop, shown):
+    """What is shown never contains a stop string, and a part of a control token is none."""
+    stream = TextStream([stop])
+    parts = [stream.feed(b"xa"), stream.feed(b"", "<y>"), stream.feed(b"b"), stream.finish()]
+    assert "".join(parts) == shown
 
 
 def test_bytes_of_a_character_around_a_control_token_are_one_character():

@@ -8,6 +8,7 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
+from itertools import groupby
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -55,49 +56,89 @@ def asked(number: int, stream: bool) -> dict[str, object]:
     }
 
 
-MESSAGE = {"model": "tiny", "max_tokens": TOKENS, "temperature": 0}
+SHARED = "Tell me of the quick brown fox, "
+"""What all prompts of other APIs begin with, more than a page: they go to one replica."""
+SAMPLED = {"model": "tiny", "seed": 3, "temperature": 0.9, **NAMED}
 OTHER_DIALECTS: tuple[tuple[str, dict[str, object], bytes], ...] = (
     *(
         (
             "/v1/messages",
-            {**MESSAGE, "messages": [{"role": "user", "content": text}]},
+            {**SAMPLED, "max_tokens": TOKENS, "messages": [{"role": "user", "content": text}]},
             b"event: message_stop",
         )
-        for text in ("go", "hello")
+        for text in (SHARED + "go", SHARED + "hello")
+    ),
+    (
+        "/v1/responses",
+        {**SAMPLED, "input": SHARED + "go", "max_output_tokens": TOKENS},
+        b"event: response.incomplete",
     ),
     (
         "/api/generate",
         {
             "model": "tiny",
-            "prompt": "go",
+            "prompt": SHARED,
             "options": {"seed": 3, "num_predict": TOKENS, "temperature": 0.9, **NAMED},
         },
         b'"done":true',
     ),
     (
-        "/completion",
-        {"prompt": "go", "n_predict": TOKENS, "seed": 3, "ignore_eos": True, **NAMED},
-        b'"stop":true',
+        "/api/chat",
+        {
+            "model": "tiny",
+            "messages": [{"role": "user", "content": SHARED}],
+            "options": {"seed": 4, "num_predict": TOKENS, "temperature": 0.9, **NAMED},
+        },
+        b'"done":true',
     ),
 )
 """Long answers that other APIs are asked for, and what is in the last event of their streams."""
+EVENTS = {
+    "/v1/messages": (
+        "message_start content_block_start content_block_delta content_block_stop message_delta"
+        " message_stop"
+    ),
+    "/v1/responses": (
+        "response.created response.in_progress response.output_item.added"
+        " response.content_part.added response.output_text.delta response.output_text.done"
+        " response.content_part.done response.output_item.done response.incomplete"
+    ),
+    "/api/generate": "False True",
+    "/api/chat": "False True",
+}
+"""The kinds of events of a stream without a seam, each named once where it comes again and again.
+Ollama's say whether they are the last."""
 
 
-def text_of(path: str, answers: list[dict[str, Any]]) -> tuple[str, int, list[str]]:
-    """The text of an answer of another API or of the events of its stream, the number of its
-    tokens, and the kinds of events that are not text."""
-    kinds = [str(each.get("type")) for each in answers if "delta" not in each]
-    if path == "/api/generate":
-        return "".join(each["response"] for each in answers), answers[-1]["eval_count"], kinds
-    if path == "/completion":
-        count = answers[-1]["tokens_predicted"]
-        return "".join(each["content"] for each in answers), count, kinds
-    if len(answers) == 1:
-        (block,) = answers[0]["content"]
-        return block["text"], answers[0]["usage"]["output_tokens"], kinds
-    text = "".join(each["delta"].get("text", "") for each in answers if "delta" in each)
-    (usage,) = (each["usage"] for each in answers if each["type"] == "message_delta")
-    return text, usage["output_tokens"], [kind for kind in kinds if kind != "ping"]
+def whole_of(path: str, answer: dict[str, Any]) -> tuple[str, int]:
+    """The text and the number of tokens of an answer of another API."""
+    match path:
+        case "/v1/messages":
+            return answer["content"][0]["text"], answer["usage"]["output_tokens"]
+        case "/v1/responses":
+            (item,) = answer["output"]
+            return item["content"][0]["text"], answer["usage"]["output_tokens"]
+        case "/api/chat":
+            return answer["message"]["content"], answer["eval_count"]
+    return answer["response"], answer["eval_count"]
+
+
+def streamed_of(path: str, events: list[dict[str, Any]]) -> tuple[str, int, str]:
+    """The text and the number of tokens of a stream of another API, and its kinds of events."""
+    kinds = [
+        str(each.get("type", each.get("done"))) for each in events if each.get("type") != "ping"
+    ]
+    runs = " ".join(kind for kind, _ in groupby(kinds))
+    if path.startswith("/api/"):
+        texts = [whole_of(path, {"eval_count": 0, **each})[0] for each in events]
+        return "".join(texts), events[-1]["eval_count"], runs
+    deltas = [each["delta"] for each in events if "delta" in each]
+    if path == "/v1/responses":
+        assert [each["sequence_number"] for each in events] == [*range(len(events))]
+        return "".join(deltas), events[-1]["response"]["usage"]["output_tokens"], runs
+    text = "".join(delta.get("text", "") for delta in deltas)
+    (usage,) = (each["usage"] for each in events if each["type"] == "message_delta")
+    return text, usage["output_tokens"], runs
 
 
 class Listener:
@@ -157,7 +198,7 @@ def served(tiny_model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> I
     need_installed("ray", "ray")
     folder = tmp_path_factory.mktemp("ray")
     logged: list[str] = []
-    words = ("--ray", "2", "--slots", "4", "--receipts", str(folder / "receipts"))
+    words = ("--ray", "2", "--slots", str(STREAMS), "--receipts", str(folder / "receipts"))
     words += ("--alias", "tiny")
     with process(tiny_model_path, folder, *words) as (server, http):
         reader = threading.Thread(target=lambda: logged.extend(server.stderr or ()), daemon=True)
@@ -176,6 +217,24 @@ def replicas(server: psutil.Process) -> list[psutil.Process]:
         except psutil.Error:
             continue
     return found
+
+
+def moved_after(logged: list[str]) -> list[int]:
+    """How many tokens each stream had that lost its replica, as the server logs it."""
+    return [int(found[1]) for one in logged if (found := re.search(r"elsewhere after (\d+)", one))]
+
+
+def busiest(server: psutil.Process) -> tuple[psutil.Process, psutil.Process]:
+    """The replica that computes, and the other one, while only one of them has requests."""
+    both = replicas(server)
+    begun = [one.cpu_times().user for one in both]
+
+    def used() -> list[float]:
+        return [one.cpu_times().user - at for one, at in zip(both, begun, strict=True)]
+
+    wait_until(lambda: max(used()) > 0.1 + 4 * min(used()))
+    first, second = used()
+    return (both[0], both[1]) if first > second else (both[1], both[0])
 
 
 def test_streams_go_on_where_a_replica_dies(served: Served) -> None:
@@ -197,9 +256,7 @@ def test_streams_go_on_where_a_replica_dies(served: Served) -> None:
         wait_until(lambda: all(listener.tokens for listener in listeners))
         victim.kill()
         assert [listener.told() for listener in listeners] == alone
-    moved = [
-        int(found[1]) for line in logged if (found := re.search(r"elsewhere after (\d+)", line))
-    ]
+    moved = moved_after(logged)
     assert moved, "nothing ran on the replica that was killed"
     assert all(0 < tokens < TOKENS for tokens in moved), moved
 
@@ -329,10 +386,16 @@ def test_a_format_holds_where_a_replica_dies(served: Served) -> None:
         assert [listener.content() for listener in listeners] == requested
 
 
-def test_streams_of_other_dialects_go_on_where_a_replica_dies(served: Served) -> None:
-    """With the text and the events of an answer that nothing happens to."""
-    server, http, _ = served
-    wait_until(lambda: len(replicas(server)) == 2)
+@pytest.mark.parametrize("dies", [False, True], ids=["the idle one", "theirs"])
+def test_streams_of_other_dialects_go_on_where_a_replica_dies(served: Served, dies: bool) -> None:
+    """Their replica is the one that dies: all of them move, and have the text, tokens and events of
+    an answer that nothing happens to. Where the other replica dies, none of them moves."""
+    server, http, logged = served
+    wait_until(lambda: len(replicas(server)) == 2 and not live(http))
+    whole = []
+    for path, body, _ in OTHER_DIALECTS:
+        whole.append(whole_of(path, http.post(path, {**body, "stream": False}).json))
+    before = len(moved_after(logged))
     with ExitStack() as opened:
         listeners = []
         for path, body, ends in OTHER_DIALECTS:
@@ -340,16 +403,15 @@ def test_streams_of_other_dialects_go_on_where_a_replica_dies(served: Served) ->
             connection.sendall(posted(path, {**body, "stream": True}))
             listeners.append(Listener(connection, ends))
         wait_until(lambda: all(listener.heard.count(b"{") > 3 for listener in listeners))
-        replicas(server)[0].kill()
+        theirs, idle = busiest(server)
+        (theirs if dies else idle).kill()
         streams = [listener.events() for listener in listeners]
-    for (path, body, _), events in zip(OTHER_DIALECTS, streams, strict=True):
-        whole = text_of(path, [http.post(path, {**body, "stream": False}).json])
-        text, tokens, kinds = text_of(path, events)
-        assert (text, tokens) == whole[:2], path
-        assert tokens > TOKENS / 4
-        if path == "/v1/messages":
-            starts = ["message_start", "content_block_start"]
-            assert kinds == [*starts, "content_block_stop", "message_stop"]
+    for (path, _, _), events, requested in zip(OTHER_DIALECTS, streams, whole, strict=True):
+        assert streamed_of(path, events) == (*requested, EVENTS[path])
+    wait_until(lambda: not live(http))
+    moved = moved_after(logged)[before:]
+    assert len(moved) == (len(OTHER_DIALECTS) if dies else 0), moved
+    assert all(0 < tokens < 200 for tokens in moved), moved
 
 
 def test_who_leaves_frees_the_slot_of_the_replica(served: Served) -> None:
