@@ -11,8 +11,6 @@ MAX_STOP_STRINGS = 16
 """Most stop strings of one request."""
 MAX_STOP_CHARACTERS = 1024
 """Longest stop string, in characters."""
-INSIDE = b"\2"
-"""Marks the characters of a control token but its first, which has 1; shown ones have 0."""
 
 
 class TextStream:
@@ -22,9 +20,9 @@ class TextStream:
     (invalid UTF-8 becomes U+FFFD, as with Python's "replace"), cut where the earliest stop string
     starts. The result does not depend on how the bytes are split into tokens. The stream holds back
     an incomplete UTF-8 sequence at the end and text that may begin a stop string. Control tokens
-    are not text, but a stop string may be one or contain whole ones: the stream searches their
-    ``hidden`` texts and never returns them. It finds a stop string in the shown text, too, whatever
-    control tokens lie between its characters.
+    are not text, but a stop string may be or contain one: the stream searches their ``hidden``
+    texts and never returns them. It finds a stop string in the shown text, too, whatever control
+    tokens lie between its characters.
 
     Of several stop strings found, the one that starts first counts; of those that start there, the
     shortest.
@@ -90,8 +88,7 @@ class TextStream:
             (shown[start], len(stop), stop)
             for shown, text in self._views()
             for stop in self._stop_strings
-            for start in _starts(text, stop)
-            if self._divides(shown[start], shown[start + len(stop) - 1] + 1)
+            if (start := text.find(stop)) >= 0
         ]
         if not found:
             return None
@@ -100,19 +97,18 @@ class TextStream:
 
     def _first_open_start(self) -> int:
         """The index where the held text may begin an incomplete stop string; else its length."""
-        return min(
-            (
-                shown[start]
-                for shown, text in self._views()
-                for start in range(max(0, len(text) - self._longest + 1), len(text))
-                if self._divides(shown[start], len(self._held))
-                and any(
-                    len(text) - start < len(stop) and stop.startswith(text[start:])
-                    for stop in self._stop_strings
-                )
-            ),
-            default=len(self._held),
-        )
+        return min(self._open_starts(), default=len(self._held))
+
+    def _open_starts(self) -> Iterator[int]:
+        """The first such index of each view of the held text."""
+        for shown, text in self._views():
+            for start in range(max(0, len(text) - self._longest + 1), len(text)):
+                tail = text[start:]
+                if any(
+                    len(tail) < len(stop) and stop.startswith(tail) for stop in self._stop_strings
+                ):
+                    yield shown[start]
+                    break
 
     def _views(self) -> list[tuple[Sequence[int], str]]:
         """The held text, and where control tokens are in it what is shown of it: each with the
@@ -124,10 +120,6 @@ class TextStream:
             views.append((shown, "".join([held[index] for index in shown])))
         return views
 
-    def _divides(self, *edges: int) -> bool:
-        """Whether none of ``edges`` is inside a control token."""
-        return all(self._hidden[edge : edge + 1] != INSIDE for edge in edges)
-
     def _stop_at(self, start: int, stop: str) -> str:
         self.stop_string = stop
         return self._release(start)
@@ -137,7 +129,7 @@ class TextStream:
         if hidden or self._hidden:
             # One byte a character of what is held, from the first hidden one on.
             self._hidden.extend(bytes(len(self._held) - len(self._hidden) - len(text)))
-            self._hidden += b"\1" + INSIDE * (len(text) - 1) if hidden else bytes(len(text))
+            self._hidden.extend([hidden] * len(text))
 
     def _release(self, end: int) -> str:
         text, self._held = self._held[:end], self._held[end:]
@@ -147,11 +139,3 @@ class TextStream:
         if not any(self._hidden):
             self._hidden.clear()
         return "".join(letter for letter, hide in zip(text, hidden, strict=True) if not hide)
-
-
-def _starts(text: str, stop: str) -> Iterator[int]:
-    """Where ``stop`` is in ``text``."""
-    start = text.find(stop)
-    while start >= 0:
-        yield start
-        start = text.find(stop, start + 1)
