@@ -23,8 +23,8 @@ from reference.engine.pipeline import Computed
 from reference.limits import Limits
 from reference.model.open import open_model
 from reference.runner import LOGITS, ModelRunner, StepInput, StepOutput, Submission
+from tests.engine.small_engine import ALL_TIERS as TIERS
 from tests.engine.test_constrained_requests import few, two_residues
-from tests.invariance.engines import TIERS
 from tests.named_tiers import quick_tier, runner_on
 from tests.peer.float64_hybrid import Float64Hybrid
 
@@ -36,7 +36,7 @@ LIMITS = Limits(
 DRAFTS = 5
 FAST = [
     *((name, tier) for name in ARCHITECTURES for tier in ("native", "cuda")),
-    *(("qwen35", tier) for tier in ("cpu", "late", "opencl")),
+    *(("qwen35", tier) for tier in ("quick", "late", "opencl")),
     ("qwen35moe", "opencl"),
 ]
 """Models and the tiers that take less than a second for a hundred steps of them."""
