@@ -23,6 +23,8 @@ PAUSE_TOKENS = 32
 """For how many tokens nothing is drafted for a sequence after drafts were not worth their cost.
 Each further failure doubles it."""
 MOST_DOUBLINGS = 7
+ASKED_TOKENS = 16
+"""After so many tokens it is asked again whether to begin drafting for a sequence."""
 MEMORY = 0.75
 """Weight of the earlier rounds against the newest one in the running mean of tokens per round."""
 TRIAL_MEMORY = 0.95
@@ -51,8 +53,10 @@ REMEMBERED = 9
 """The latest rounds or steps of which the median is taken."""
 TRIED_PART = 0.01
 """The part of the time of plain steps that pays for trials."""
-TRIED_STEPS = 3.0
+TRIED_STEPS = 4.0
 """How many plain steps' time trials may have lost and not paid for when one begins."""
+TRIED_TOGETHER = 2
+"""Trials of several sequences may lose that part of it, since each of their rounds shows more."""
 CREDIT_STEPS = 6.0
 """How many plain steps' time of earlier gains trials may use in addition."""
 FIRST_RETRY = 64
@@ -171,7 +175,7 @@ class DraftPolicy:
         alone = self._alone(running)
         if alone is None or most <= 0:
             return 0
-        tries = self._tries(own, alone)
+        tries = self._tries(own, running, alone)
         best = self._best(own, running, most, tries)
         if running > 1 and (self._gain(running, most) or 1.0) < 1.0:
             # Drafts of a few sequences make the steps of the others longer.
@@ -189,7 +193,10 @@ class DraftPolicy:
         if due and (self._gain(running, most) or LEAST_GAIN) < LEAST_GAIN:
             # Each trial measures anew.
             del self._rounds[running]
-        return self.count(own, running, most) > 0
+        worth = self.count(own, running, most) > 0
+        if not worth and self._alone(running) is not None:
+            own.paused_until = known + ASKED_TOKENS
+        return worth
 
     def give_up(self, own: AcceptedTokens, known: int, running: int, most: int) -> None:
         """Draft nothing more for a sequence of ``known`` tokens until it is worth a trial."""
@@ -271,10 +278,10 @@ class DraftPolicy:
         here, there = (self._cost.predict(Load(n, 0)) for n in (running, nearest))
         return self._plain[nearest].seconds * (here / there if here and there else 1.0)
 
-    def _tries(self, own: AcceptedTokens, alone: float) -> bool:
+    def _tries(self, own: AcceptedTokens, running: int, alone: float) -> bool:
         """Whether a sequence may try what is not known to gain."""
         begun = own.rounds > 0 or self._cost.total >= self._retry_at
-        return begun and self._lost <= TRIED_STEPS * alone
+        return begun and self._lost <= TRIED_STEPS * alone / min(running, TRIED_TOGETHER)
 
     def _best(self, own: AcceptedTokens, running: int, most: int, tries: bool) -> _Choice:
         """The number of drafts that makes a sequence fastest: of those measured, unless it
