@@ -57,6 +57,8 @@ TRIED_STEPS = 4.0
 """How many plain steps' time trials may have lost and not paid for when one begins."""
 TRIED_TOGETHER = 2
 """Trials of several sequences may lose that part of it, since each of their rounds shows more."""
+MOST_LOST = 2.0
+"""Drafts that lost more than this factor of it pause, whatever is expected of them."""
 CREDIT_STEPS = 6.0
 """How many plain steps' time of earlier gains trials may use in addition."""
 FIRST_RETRY = 64
@@ -175,7 +177,11 @@ class DraftPolicy:
         alone = self._alone(running)
         if alone is None or most <= 0:
             return 0
-        tries = self._tries(own, running, alone)
+        bound = TRIED_STEPS * alone / min(running, TRIED_TOGETHER)
+        if self._lost > MOST_LOST * bound:
+            return 0
+        begun = own.rounds > 0 or self._cost.total >= self._retry_at
+        tries = begun and self._lost <= bound
         best = self._best(own, running, most, tries)
         if running > 1 and (self._gain(running, most) or 1.0) < 1.0:
             # Drafts of a few sequences make the steps of the others longer.
@@ -277,11 +283,6 @@ class DraftPolicy:
         nearest = min(known, key=lambda other: abs(other - running))
         here, there = (self._cost.predict(Load(n, 0)) for n in (running, nearest))
         return self._plain[nearest].seconds * (here / there if here and there else 1.0)
-
-    def _tries(self, own: AcceptedTokens, running: int, alone: float) -> bool:
-        """Whether a sequence may try what is not known to gain."""
-        begun = own.rounds > 0 or self._cost.total >= self._retry_at
-        return begun and self._lost <= TRIED_STEPS * alone / min(running, TRIED_TOGETHER)
 
     def _best(self, own: AcceptedTokens, running: int, most: int, tries: bool) -> _Choice:
         """The number of drafts that makes a sequence fastest: of those measured, unless it

@@ -83,7 +83,7 @@ class Simulation:
         own = [AcceptedTokens() for _ in range(together)]
         known, lockstep = [PROMPT] * together, [False] * together
         follows = policy.follows(together, MOST)
-        while min(known) < PROMPT + self.length:
+        while sum(known) < together * (PROMPT + self.length):
             counts = [0] * together
             for n, sequence in enumerate(own):
                 lockstep[n] = lockstep[n] or (
