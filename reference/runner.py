@@ -48,6 +48,8 @@ PAGE_TABLE = "request.page_table"
 """The input that a model has of which some layer attends."""
 EVENT_NUMBERS = 1 << 32
 """Ring events are numbered modulo this."""
+SHARED_STATES = (HIDDEN_TABLE, "state.slots", "state.recent")
+"""What a draft block and its model write for each other."""
 NOTHING_SHARED: Mapping[str, Buffer] = MappingProxyType({})
 
 Progress = Callable[[int], None]
@@ -375,7 +377,7 @@ def shared_names(graph: Graph, other: Graph) -> set[str]:
         name
         for name, decl in other.buffers.items()
         if graph.buffers.get(name) == decl
-        and (decl.kind in (BufferKind.WEIGHT, BufferKind.CONSTANT) or name == HIDDEN_TABLE)
+        and (decl.kind in (BufferKind.WEIGHT, BufferKind.CONSTANT) or name in SHARED_STATES)
     }
 
 
