@@ -14,9 +14,17 @@ from reference.sched.slots import sampling_record
 GREEDY = SamplingParams(repeat_last_n=0)
 
 
-def warm_up(runner: ModelRunner, tokens: int, rows: int, *, block: bool = False) -> None:
+def warm_up(
+    runner: ModelRunner,
+    tokens: int,
+    rows: int,
+    *,
+    requested: tuple[str, ...] = (),
+    block: bool = False,
+) -> None:
     """Compute a step of ``tokens`` tokens and ``rows`` output rows that nobody reads, in slot 0 and
-    the first pages. ``block``: the runner is that of a draft block. No request may have begun."""
+    the first pages, with the ``requested`` outputs. ``block``: the runner is that of a draft block.
+    No request may have begun."""
     limits = runner.limits
     query = np.zeros(tokens, QUERY_TOKEN)
     query["position"] = np.arange(tokens)
@@ -29,4 +37,8 @@ def warm_up(runner: ModelRunner, tokens: int, rows: int, *, block: bool = False)
         layout = HiddenRows.of(limits)
         hidden = np.full(tokens, layout.zeros, np.int32)
         pairs = np.array([(n, layout.drafted(0)) for n in range(rows)], np.int32)
-    runner.step(StepInput(query, outputs, sampling, pages, hidden_rows=hidden, hidden_pairs=pairs))
+    runner.step(
+        StepInput(
+            query, outputs, sampling, pages, requested, hidden_rows=hidden, hidden_pairs=pairs
+        )
+    )

@@ -19,7 +19,7 @@ from reference.engine.drafter import Drafter, PromptLookup
 from reference.limits import Limits
 from reference.memory.planner import FootprintOf, MemoryPlan, plan_memory
 from reference.model.open import Model, open_model
-from reference.runner import NOTHING_SHARED, ModelRunner, shared_names
+from reference.runner import LOG_PROBABILITIES, NOTHING_SHARED, ModelRunner, shared_names
 from reference.warm_up import warm_up
 
 
@@ -112,7 +112,11 @@ def load_drafter(
     target.recurrent.prepare()
     for tokens in (1, 1 + drafts_of(target, most)):
         warm_up(runner, tokens, 1, block=drafting.block)
-        warm_up(target, tokens, tokens)
+        for requested in (
+            (),
+            *([LOG_PROBABILITIES] if target.limits.top_log_probabilities else []),
+        ):
+            warm_up(target, tokens, tokens, requested=requested)
     return DraftBlock(runner) if drafting.block else DraftModel(runner, target.model)
 
 

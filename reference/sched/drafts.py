@@ -35,7 +35,7 @@ COMMON_MEMORY = 0.99
 """The same for the drafts of all sequences."""
 FIRST_RIGHT = 0.6
 """The part of drafts that are right, before any was compared."""
-COMMON_TRIALS = 4.0
+COMMON_TRIALS = 8.0
 """As how many of a sequence's own drafts the mean of all sequences counts."""
 LEAST_GAIN = 1.05
 """Drafts are begun where they are expected to make a sequence faster by this factor, and go on
@@ -43,6 +43,8 @@ until they are expected to make it slower."""
 WARM_ROUNDS = 2
 """The first rounds after steps without drafts are not measured: they compute what the drafter has
 not read yet, and follow an emptied pipeline."""
+WARM_FACTOR = 2.0
+"""Each of them counts as lost time by at most this factor of what is expected."""
 TRIAL_ROUNDS = WARM_ROUNDS + 3
 """After so many rounds a trial ends whose drafts are not worth it, unless its latest was right."""
 TRIAL_MISSES = 2
@@ -65,6 +67,8 @@ FIRST_RETRY = 64
 """Plain steps between a failed trial and the next. Each further failure doubles it."""
 PLAIN_ROUNDS = 512
 """After so many rounds plain steps are measured again."""
+ROW_PART = 0.25
+"""The largest part of a plain step that a row is expected to add before it is measured."""
 KNOWN_ROUNDS = 32
 """For how many rounds a prediction of what rows add to a step is used."""
 TRIED_SEQUENCES = 16
@@ -249,7 +253,8 @@ class DraftPolicy:
         if self._noted % KNOWN_ROUNDS == 0:
             self._added.clear()
         # A round that something else held up counts as a few times what is usual.
-        usual = min(seconds, OUTLIER_FACTOR * self._seconds(running, drafted))
+        held_up = OUTLIER_FACTOR if own.rounds > WARM_ROUNDS else WARM_FACTOR
+        usual = min(seconds, held_up * self._seconds(running, drafted))
         others = (running - drafting) / max(1, drafting) * (usual - alone)
         lost = usual - gained * alone + others
         own.balance -= lost
@@ -345,8 +350,10 @@ class DraftPolicy:
         return max(0.0, beyond[low] + max(0.0, slope) * (count - known[low]))
 
     def _rows(self, running: int, count: int) -> float:
-        """Expected seconds that ``count`` rows more of each sequence add to a step."""
+        """Expected seconds that ``count`` rows more of each sequence add to a step. A few rows more
+        than in any step are tried whatever is predicted: it may follow from one slow prompt."""
         if (running, count) not in self._added:
             base, more = (self._cost.predict(Load(running * rows, 0)) for rows in (1, 1 + count))
             self._added[running, count] = 0.0 if base is None or more is None else more - base
-        return self._added[running, count]
+        alone = self._alone(running) or 0.0
+        return min(self._added[running, count], ROW_PART * alone * running * count)

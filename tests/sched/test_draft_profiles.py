@@ -79,7 +79,10 @@ class Simulation:
 
     def answer(self, begin: int) -> None:
         profile, policy, together = self.profile, self.policy, self.profile.together
-        self.cost.observe(Load(PROMPT * together, 0), self.noisy(2.5 * profile.plain) / 1e3)
+        # Kernels are built for the first prompt and the first round.
+        built = 0.0 if begin else 35 * profile.plain
+        prefill = self.noisy(2.5 * profile.plain) + built
+        self.cost.observe(Load(PROMPT * together, 0), prefill / 1e3)
         own = [AcceptedTokens() for _ in range(together)]
         known, lockstep = [PROMPT] * together, [False] * together
         follows = policy.follows(together, MOST)
@@ -106,7 +109,8 @@ class Simulation:
             first = [not one.rounds for one, count in zip(own, counts, strict=True) if count]
             others += profile.begin * any(first)
             self.now += step + others
-            noisy, drafting = self.noisy(others), sum(count > 0 for count in counts)
+            noisy, built = self.noisy(others) + built, 0.0
+            drafting = sum(count > 0 for count in counts)
             for n, (sequence, count) in enumerate(zip(own, counts, strict=True)):
                 if not count:
                     known[n] += 1

@@ -34,7 +34,7 @@ def compared(policy: DraftPolicy, right: int, wrong: int) -> AcceptedTokens:
     ("right", "wrong", "row", "running", "least", "most"),
     [
         (80, 20, 0.01, 1, 3, 8),  # rows are cheap
-        (80, 20, 0.5, 1, 1, 2),  # a row costs half a step
+        (80, 20, 0.2, 1, 1, 4),  # a row costs a fifth of a step
         (30, 70, 0.01, 1, 2, 4),
         (1, 99, 0.01, 1, 0, 0),
         (80, 20, 0.1, 64, 0, 0),  # the rows of 64 sequences cost more than the weights
