@@ -24,7 +24,7 @@ from contract.records import LOGIT_BIAS, OUTPUT_EVENT, QUERY_TOKEN, SAMPLING, ST
 from contract.tier import Buffer, Fence, Tier, UploadsLater
 from reference.adapter_inputs import ADAPTER_IDS, ADAPTER_SCALES, AdapterInputs
 from reference.expert_outputs import expert_buffers, expert_outputs
-from reference.hidden_rows import HIDDEN_PAIRS, HIDDEN_ROWS, HIDDEN_TABLE, HiddenRows
+from reference.hidden_rows import HIDDEN_PAIRS, HIDDEN_ROWS, SHARED_STATES, HiddenRows
 from reference.limits import Limits
 from reference.memory.page_copies import PageCopies
 from reference.memory.recurrent import RecurrentMemory
@@ -48,8 +48,6 @@ PAGE_TABLE = "request.page_table"
 """The input that a model has of which some layer attends."""
 EVENT_NUMBERS = 1 << 32
 """Ring events are numbered modulo this."""
-SHARED_STATES = (HIDDEN_TABLE, "state.slots", "state.recent")
-"""What a draft block and its model write for each other."""
 NOTHING_SHARED: Mapping[str, Buffer] = MappingProxyType({})
 
 Progress = Callable[[int], None]

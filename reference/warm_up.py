@@ -6,12 +6,10 @@ from __future__ import annotations
 import numpy as np
 
 from contract.records import QUERY_TOKEN
-from contract.types import SamplingParams
+from reference.engine.draft_model import GREEDY
 from reference.hidden_rows import HiddenRows
 from reference.runner import ModelRunner, StepInput
 from reference.sched.slots import sampling_record
-
-GREEDY = SamplingParams(repeat_last_n=0)
 
 
 def warm_up(
