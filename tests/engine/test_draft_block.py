@@ -16,7 +16,7 @@ import pytest
 from contract.tier import Tier
 from contract.types import FinishReason, Request, SamplingParams, TokenEvent
 from reference.engine import Engine, EngineOptions, MaskProvider
-from reference.engine.draft_block import DraftBlock, block_limits, drafting_limits
+from reference.engine.draft_block import BegunDrafts, DraftBlock, block_limits, drafting_limits
 from reference.engine.drafter import Tokens
 from reference.engine.output_processor import OutputProcessor
 from reference.engine.pipeline import Computed
@@ -216,13 +216,27 @@ class Observed(DraftBlock):
     def ready(self, key: int, tokens: Tokens) -> bool:
         return super().ready(key, tokens) and len(tokens) % self._every == 0
 
-    def draft(self, sequences: Any) -> list[Tokens]:
+    def begin(self, sequences: Any) -> BegunDrafts:
         self._runner.logits = {}  # type: ignore[attr-defined]
-        drafts = super().draft(sequences)
-        active = [one for one, draft in zip(sequences, drafts, strict=True) if len(draft)]
+        return ObservedDrafts(super().begin(sequences), self)
+
+    def note(self, begun: BegunDrafts) -> None:
+        active = [one for one in begun.sequences if one.most]
         logits = self._runner.logits  # type: ignore[attr-defined]
         for one, row in zip(active, logits[min(logits)] if logits else (), strict=True):
             self.drafted.append((one.tokens.tolist(), row))
+
+
+class ObservedDrafts(BegunDrafts):
+    """Drafts whose logits ``observer`` notes when they are read."""
+
+    def __init__(self, begun: BegunDrafts, observer: Observed) -> None:
+        super().__init__(begun.sequences, begun.chained)
+        object.__setattr__(self, "observer", observer)
+
+    def read(self) -> list[Tokens]:
+        drafts = super().read()
+        self.observer.note(self)  # type: ignore[attr-defined]
         return drafts
 
 
