@@ -85,7 +85,7 @@ def test_drafted_tokens_count_where_handing_over_fails(
 ) -> None:
     """The rate of a tenant has every token that it got, whatever fails at the last of them."""
     monkeypatch.setattr(history, "NON_FINITE_ONE_IN", 1 << 62)
-    asked = Request(1, tuple(range(20)), 32, tenant=1, ignore_end=True)
+    asked = Request(1, tuple(range(20)), 31, tenant=1, ignore_end=True)
     answer = [event.token for event in solo_run(asked, 512).events]
     engine, _ = engine_of(CALM, drafter=Knows([*asked.prompt, *answer]), draft_tokens=3)
     processor = engine._output_processor
