@@ -181,9 +181,9 @@ def _best(slots: Sequence[Slot], prompt: Sequence[int]) -> int:
     common: dict[int, int] = {}
     for number in by_age:
         slot = slots[number]
-        if len(slot.tokens) and slot.tokens[0] == prompt[0]:
-            if oldest < 0 or not slot.is_processing:
-                common[number] = _common(slot.tokens, np.array(prompt, np.int32))
+        similar = len(slot.tokens) and slot.tokens[0] == prompt[0]
+        if similar and (oldest < 0 or not slot.is_processing):
+            common[number] = _common(slot.tokens, np.array(prompt, np.int32))
     # Of equal ones the one used last counts.
     best = max(reversed(common), key=lambda number: common[number], default=-1)
     if best >= 0 and common[best] > SIMILAR * len(prompt):
