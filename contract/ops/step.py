@@ -164,7 +164,8 @@ STEP = (
         (),
         rule="R1",
         formula="resolved[t] = query[t], its token slot_table[slot].last_token where it is -1 "
-        "(0 where that is -1 too); recent[slot, position mod recent_tokens] = the token, "
+        "(0 where that is -1 too), recent[slot, position mod recent_tokens] where it is -2; "
+        "recent[slot, position mod recent_tokens] = the token, "
         "of several at one place the last",
         touched={
             "slot_table": lambda work: active_slots(work),
