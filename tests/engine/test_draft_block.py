@@ -7,24 +7,26 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from contract.records import RECENT_TOKEN
 from contract.tier import Tier
 from contract.types import FinishReason, Request, SamplingParams, TokenEvent
 from reference.engine import Engine, EngineOptions, MaskProvider
-from reference.engine.draft_block import DraftBlock, block_limits, drafting_limits
-from reference.engine.drafter import Tokens
+from reference.engine.draft_block import BegunDrafts, DraftBlock, block_limits, drafting_limits
+from reference.engine.drafter import ChainedDrafts, Tokens
 from reference.engine.output_processor import OutputProcessor
 from reference.engine.pipeline import Computed
 from reference.limits import Limits
 from reference.model.open import open_model
 from reference.runner import LOGITS, ModelRunner, StepInput, StepOutput, Submission
+from tests.engine.small_engine import ALL_TIERS as TIERS
 from tests.engine.test_constrained_requests import few, two_residues
-from tests.invariance.engines import TIERS
 from tests.named_tiers import quick_tier, runner_on
 from tests.peer.float64_hybrid import Float64Hybrid
 
@@ -36,7 +38,7 @@ LIMITS = Limits(
 DRAFTS = 5
 FAST = [
     *((name, tier) for name in ARCHITECTURES for tier in ("native", "cuda")),
-    *(("qwen35", tier) for tier in ("cpu", "late", "opencl")),
+    *(("qwen35", tier) for tier in ("quick", "late", "opencl")),
     ("qwen35moe", "opencl"),
 ]
 """Models and the tiers that take less than a second for a hundred steps of them."""
@@ -203,6 +205,41 @@ def test_a_wrong_acceptance_is_caught(
         assert run(engine_of(runner, block), REQUESTS[:2]) != expected
 
 
+def test_drafts_are_verified_before_the_host_has_read_them(
+    synthetic_model: SyntheticModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The verification of what the device has is submitted first, and accepts what the host finds
+    right where it reads the drafts before."""
+    order: list[str] = []
+    submit, read = ModelRunner.submit, ChainedDrafts.read
+
+    def submitted(self: ModelRunner, inputs: StepInput) -> Submission:
+        order.append("verify" if RECENT_TOKEN in inputs.query["token"] else "step")
+        return submit(self, inputs)
+
+    def noted(self: ChainedDrafts) -> list[list[int]]:
+        order.append("read")
+        return read(self)
+
+    monkeypatch.setattr(ModelRunner, "submit", submitted)
+    monkeypatch.setattr(ChainedDrafts, "read", noted)
+    path = drafting_model(synthetic_model, "qwen35")
+    counts = []
+    with quick_tier() as tier, drafting(path, tier) as (runner, block):
+        for waits in (False, True):
+            if waits:
+                monkeypatch.setattr("reference.engine.speculative_decoder.RING_STEPS", 0)
+            order.clear()
+            engine = engine_of(runner, block, prefix_cache=False)
+            run(engine, REQUESTS[:1])
+            counts.append(engine.statistics.speculation)
+            assert order.count("verify") == (0 if waits else order.count("read"))
+            before = [step for step, after in pairwise(order) if after == "read"]
+            assert set(before) == {"step" if waits else "verify"}
+    assert counts[0] == counts[1]
+    assert counts[0].accepted > 5
+
+
 class Observed(DraftBlock):
     """A draft block whose logits are compared with the formulas'. It drafts only where the number
     of known tokens is a multiple of ``every``."""
@@ -216,13 +253,27 @@ class Observed(DraftBlock):
     def ready(self, key: int, tokens: Tokens) -> bool:
         return super().ready(key, tokens) and len(tokens) % self._every == 0
 
-    def draft(self, sequences: Any) -> list[Tokens]:
+    def begin(self, sequences: Any) -> BegunDrafts:
         self._runner.logits = {}  # type: ignore[attr-defined]
-        drafts = super().draft(sequences)
-        active = [one for one, draft in zip(sequences, drafts, strict=True) if len(draft)]
+        return ObservedDrafts(super().begin(sequences), self)
+
+    def note(self, begun: BegunDrafts) -> None:
+        active = [one for one in begun.sequences if one.most]
         logits = self._runner.logits  # type: ignore[attr-defined]
         for one, row in zip(active, logits[min(logits)] if logits else (), strict=True):
             self.drafted.append((one.tokens.tolist(), row))
+
+
+class ObservedDrafts(BegunDrafts):
+    """Drafts whose logits ``observer`` notes when they are read."""
+
+    def __init__(self, begun: BegunDrafts, observer: Observed) -> None:
+        super().__init__(begun.sequences, begun.chained)
+        object.__setattr__(self, "observer", observer)
+
+    def read(self) -> list[Tokens]:
+        drafts = super().read()
+        self.observer.note(self)  # type: ignore[attr-defined]
         return drafts
 
 
