@@ -10,7 +10,7 @@ import pytest
 
 from contract.errors import RequestError, TemplateError
 from reference.model.chat_template import MAX_TEMPLATE_CHARACTERS, ChatTemplate, TemplateLimits
-from reference.worker_process import WorkerProcess
+from reference.worker_process import WorkerEnded, WorkerProcess
 from tests.model.rendering import TURNS, render
 from tests.needs import machine_lacks
 
@@ -151,3 +151,23 @@ def test_messages_that_make_no_sense(messages, field):
 def test_a_template_that_is_too_long_is_refused():
     with pytest.raises(TemplateError, match="characters"):
         ChatTemplate("x" * (MAX_TEMPLATE_CHARACTERS + 1), source="m.gguf")
+
+
+@pytest.mark.parametrize("length", [1, 1 << 20])
+@pytest.mark.parametrize(
+    ("script", "says"),
+    [
+        ("import time; time.sleep(600)", "it did not answer in 0.2 s or was killed"),
+        ("print('x' * 100); input()", "its reply is too long"),
+        ("raise SystemExit(3)", "its process ended with status 3"),
+    ],
+)
+def test_a_worker_that_does_not_do_its_part(tmp_path, script, says, length):
+    """Also where it reads nothing of a line that is longer than a pipe holds."""
+    path = tmp_path / "worker.py"
+    path.write_text(script)
+    seconds = 0.2 if "0.2" in says else 60.0
+    worker = WorkerProcess(path, bytes, wall_seconds=seconds, cpu_seconds=1, longest_reply=10)
+    with pytest.raises(WorkerEnded, match=says):
+        worker.ask(b"x" * length + b"\n")
+    assert worker.child is None
