@@ -17,10 +17,16 @@ of the first event it writes to the output ring."""
 
 QUERY_TOKEN = np.dtype([("token", "<i4"), ("slot", "<i4"), ("position", "<i4"), ("flags", "<i4")])
 """One query token of a step: a token of a slot at a position. Token LAST_TOKEN stands for the token
-that the slot's previous step sampled. A slot's tokens are in order of position."""
+that the slot's previous step sampled, RECENT_TOKEN for one that was drafted. A slot's tokens are in
+order of position."""
 
 LAST_TOKEN = -1
 """Stands for a token the device has sampled and the host may not have read yet."""
+
+RECENT_TOKEN = -2
+"""Stands for the token that the device has last noted as recent at the same position of the slot:
+one that was drafted and that the host may not have read yet. No other token of the step has the
+same entry."""
 
 SAMPLING = np.dtype(
     [

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from contract.amounts import format_bytes
-from contract.dtypes import ROTATED_KV, DType
+from contract.dtypes import DType
 from contract.errors import DoesNotFit, RequestError
 from contract.ir.scratch import buffer_bytes
 from contract.spec import KV
@@ -71,19 +71,12 @@ def longest_context(model: Model, asked: int | None) -> int:
     return longest if asked is None else asked
 
 
-def check_storage(model: Model, kv_dtype: DType, device: str = "") -> None:
+def check_storage(model: Model, kv_dtype: DType) -> None:
     """Raise RequestError when a head of ``model`` is not a whole number of blocks of
-    ``kv_dtype``, or the device is known to write other bits of that type."""
-    problem = storage_problem(model, kv_dtype) or device_problem(device, kv_dtype)
+    ``kv_dtype``."""
+    problem = storage_problem(model, kv_dtype)
     if problem is not None:
         raise RequestError("kv_dtype", f"is {kv_dtype}, which {problem}")
-
-
-def device_problem(device: str, kv_dtype: DType) -> str | None:
-    """Why the device of that name must not store ``kv_dtype``; None when it may."""
-    if kv_dtype in ROTATED_KV and "NVIDIA" in device:
-        return f"failed conformance on NVIDIA's devices, so {device} does not store it: take i12"
-    return None
 
 
 def storage_problem(model: Model, kv_dtype: DType) -> str | None:
@@ -111,7 +104,7 @@ def plan_context(
     the tier cannot run the model.
     """
     longest = longest_context(model, asked)
-    check_storage(model, limits_at(longest).kv_dtype, tier.info.device)
+    check_storage(model, limits_at(longest).kv_dtype)
     unified = tier.info.host_unified
     plan_at = plans_of(model, limits_at, tier.footprint, unified)
     fitting = None
@@ -157,7 +150,7 @@ def plan_steps(
     """``plan_context`` with the first of ``by_steps`` that does not shorten the context, else with
     the last. Their steps are ever shorter."""
     longest = longest_context(model, asked)
-    check_storage(model, by_steps[0](longest).kv_dtype, tier.info.device)
+    check_storage(model, by_steps[0](longest).kv_dtype)
     found = whole_context(model, tier, by_steps[:-1], longest, budget)
     if found is None:
         return plan_context(model, tier, by_steps[-1], asked, budget), by_steps[-1]
@@ -182,7 +175,7 @@ def _remedies(
     """Yield changes that would make it fit, starting with the largest storage type."""
     known = False
     for dtype in _no_larger_than(requested.kv_dtype):
-        if storage_problem(model, dtype) or device_problem(tier.info.device, dtype):
+        if storage_problem(model, dtype) is not None:
             continue
         limits_of = _stored_as(limits_at, dtype)
         plan_at = plans_of(model, limits_of, tier.footprint, tier.info.host_unified)

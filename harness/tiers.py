@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -241,6 +246,15 @@ DETAILS: Mapping[str, Callable[[], tuple[str, ...]]] = MappingProxyType(
     }
 )
 """What else there is to say of a tier's devices. A function raises TierUnavailable."""
+DRIVERS = ("cuda", "opencl", "vulkan", "intel")
+"""Tiers that load a driver of somebody else's into the process."""
+PROBE = """
+import json, sys
+sys.path[:] = json.loads(sys.argv[1])
+from harness.tiers import print_statuses
+print_statuses(sys.argv[2:])
+"""
+"""The program of the process that loads drivers."""
 
 
 def open_tier(name: str = AUTO, options: TierOptions = DEFAULT_OPTIONS) -> Tier:
@@ -273,7 +287,36 @@ def _parts_of_wheel(name: str) -> Iterator[None]:
 
 def probe() -> list[TierStatus]:
     """The status of every tier of the design, in the design's order."""
-    return [_status(name) for name in TIER_NAMES]
+    found = _probe_drivers([name for name in TIER_NAMES if name in DRIVERS])
+    return [found.get(name) or _status(name) for name in TIER_NAMES]
+
+
+def print_statuses(names: Sequence[str]) -> None:
+    """Print the status of each tier as a line of JSON, and what its driver prints to stderr."""
+    with os.fdopen(os.dup(1), "w") as lines:
+        os.dup2(2, 1)
+        for name in names:
+            print(json.dumps(dataclasses.asdict(_status(name))), file=lines, flush=True)
+
+
+def _probe_drivers(names: Sequence[str]) -> dict[str, TierStatus]:
+    """The statuses of tiers by name, found by a child process: a driver that crashes ends the
+    child, and another child goes on with the next tier."""
+    found: dict[str, TierStatus] = {}
+    while left := names[len(found) :]:
+        command = [sys.executable, "-c", PROBE, json.dumps(sys.path), *left]
+        child = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace"
+        )
+        for line in child.stdout.splitlines():
+            status = json.loads(line)
+            found[status["name"]] = TierStatus(**{**status, "details": tuple(status["details"])})
+        if len(found) < len(names):
+            name = names[len(found)]
+            said = " ".join(child.stderr.split())[-200:]
+            reason = f"its driver ends the process (status {child.returncode}): {said}"
+            found[name] = TierStatus(name, False, "", reason, "repair or remove that driver")
+    return found
 
 
 def _open_best(options: TierOptions) -> Tier:

@@ -25,7 +25,8 @@ def read_toml(path: Path, what: str, *, may_be_absent: bool = False) -> dict[str
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{path}: not valid TOML: {error}") from None
+        hint = '; a text needs quotes: key = "text"' if "Invalid value" in str(error) else ""
+        raise ConfigError(f"{path}: not valid TOML: {error}{hint}") from None
     except (RecursionError, ValueError):
         raise ConfigError(f"{path}: not a table of values") from None
 

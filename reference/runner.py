@@ -24,7 +24,7 @@ from contract.records import LOGIT_BIAS, OUTPUT_EVENT, QUERY_TOKEN, SAMPLING, ST
 from contract.tier import Buffer, Fence, Tier, UploadsLater
 from reference.adapter_inputs import ADAPTER_IDS, ADAPTER_SCALES, AdapterInputs
 from reference.expert_outputs import expert_buffers, expert_outputs
-from reference.hidden_rows import HIDDEN_PAIRS, HIDDEN_ROWS, HIDDEN_TABLE, HiddenRows
+from reference.hidden_rows import HIDDEN_PAIRS, HIDDEN_ROWS, SHARED_STATES, HiddenRows
 from reference.limits import Limits
 from reference.memory.page_copies import PageCopies
 from reference.memory.recurrent import RecurrentMemory
@@ -375,7 +375,7 @@ def shared_names(graph: Graph, other: Graph) -> set[str]:
         name
         for name, decl in other.buffers.items()
         if graph.buffers.get(name) == decl
-        and (decl.kind in (BufferKind.WEIGHT, BufferKind.CONSTANT) or name == HIDDEN_TABLE)
+        and (decl.kind in (BufferKind.WEIGHT, BufferKind.CONSTANT) or name in SHARED_STATES)
     }
 
 

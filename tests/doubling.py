@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 
 from contract.dtypes import F32
+from contract.errors import DeviceLost
 from contract.ir.graph import BufferDecl, BufferKind, Graph, GraphBuilder
 from contract.ir.inputs import InputLayout, input_layout, pack_inputs
 from contract.opcodes import Opcode
@@ -74,6 +76,15 @@ class Doubling:
     def check(self, got: np.ndarray, values: np.ndarray) -> None:
         """The bytes of y are those of 3 (x + x)."""
         assert np.array_equal(got.view(np.float32).reshape(-1, WIDTH), doubled(values))
+
+    def assert_lost(self) -> None:
+        """Every way to use the tier says that its device is lost; the tier is closed."""
+        with pytest.raises(DeviceLost):
+            self.tier.submit(self.batch, inputs_of(values_of(0)))
+        with pytest.raises(DeviceLost):
+            self.tier.alloc(STATE, 64)
+        self.tier.free(self.y)
+        self.tier.close()
 
 
 def run_doubling(tier: Any, rounds: int = 1) -> None:

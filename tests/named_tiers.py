@@ -52,10 +52,17 @@ def quick_tier() -> Tier:
 
 
 def named(*others: str) -> dict[str, OpenTier]:
-    """Functions that open the CPU tier, the same with its steps computed late, and ``others``."""
-    return {"cpu": CpuTier, "late": LateTier} | {
-        name: partial(open_by_name, name) for name in others
-    }
+    """Functions that open the CPU tier, one whose steps are computed late, and ``others``."""
+    return {"cpu": CpuTier, "late": LateTier} | _by_name(others)
+
+
+def around_steps(*others: str) -> dict[str, OpenTier]:
+    """``named`` for tests of what the host does around steps: a quick tier is the first."""
+    return {"quick": quick_tier, "late": LateTier} | _by_name(others)
+
+
+def _by_name(names: Iterable[str]) -> dict[str, OpenTier]:
+    return {name: partial(open_by_name, name) for name in names}
 
 
 def on_each(tiers: Iterable[str], names: Iterable[T], *emulated: T) -> list[tuple[str, T]]:

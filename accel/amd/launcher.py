@@ -12,7 +12,7 @@ from accel.amd.device import Device
 from accel.amd.program import LoadedKernel
 from accel.amd.queue import Queue
 from accel.kernels.launches import PlannedLaunch
-from accel.packets.packet import ABSENT, PACKET, aligned
+from accel.packets.packet import PACKET, aligned
 from accel.packets.step_memory import StepAddresses
 from contract.ir.inputs import InputCopy
 
@@ -44,6 +44,7 @@ class Recording:
         input_bytes: int,
         go: int,
     ) -> None:
+        self._device = device
         self._go = go
         self._caches = device.generation.caches
         self._launches = launches
@@ -76,6 +77,10 @@ class Recording:
         arguments["groups"] = [launch.groups for launch in self._launches]
         self.allocation.host[: arguments.nbytes] = arguments.view(np.uint8)
 
+    def close(self) -> None:
+        """Free the memory, which must not be in use."""
+        self._device.free(self.allocation)
+
     def _words(self, arguments: int) -> pm4.Words:
         writer = pm4.Writer()
         # The previous step reads its inputs, and shared memory, until it has ended.
@@ -104,22 +109,6 @@ def dispatch_of(kernel: LoadedKernel, arguments: int, groups: int) -> pm4.Dispat
     rsrc = header.rsrc1, header.rsrc2, header.rsrc3
     code = kernel.allocation.address + header.entry_offset
     return pm4.Dispatch(code, arguments, rsrc, header.workgroup_size[0], groups)
-
-
-def launch_alone(
-    device: Device,
-    queue: Queue,
-    kernel: LoadedKernel,
-    operands: Sequence[int],
-    sizes: Sequence[int],
-    groups: int,
-) -> None:
-    """Run a kernel outside of any step, and wait for it. Raises DeviceLost."""
-    packet = np.zeros(1, PACKET)
-    packet["operand"] = ABSENT
-    packet["operand"][0, : len(operands)] = operands
-    packet["size"][0, : len(sizes)] = sizes
-    launch_packet(device, queue, kernel, packet, groups)
 
 
 def launch_packet(

@@ -40,9 +40,9 @@ class HostSeenMemory:
         allocation.host[:] = 0
         return allocation
 
-    def adopt(self, what: str, data: Bytes) -> Allocation:
-        """The GPU's own memory with the contents ``data``."""
-        allocation = self.device.allocate(what, data.nbytes)
+    def adopt(self, what: str, data: Bytes, own: bool = True) -> Allocation:
+        """Memory with the contents ``data``, the GPU's own or the host's."""
+        allocation = self.device.allocate(what, data.nbytes, own)
         allocation.host[:] = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
         return allocation
 

@@ -18,7 +18,7 @@ from accel.amd.launcher import ARGUMENTS, dispatch_of
 from accel.amd.program import Modules
 from accel.amd.queue import RING_BYTES, Queue
 from accel.kernels.source import Module
-from accel.packets.packet import ABSENT, PACKET
+from accel.packets.binding import lone_packet
 from contract.errors import DeviceLost, TierUnavailable
 
 SECONDS = 5.0
@@ -56,11 +56,8 @@ class Bench:
 
     def aim(self, source: int, target: int) -> None:
         """Set the first operand and the result of the sum; the second operand is Y."""
-        packet = np.zeros(1, PACKET)
-        packet["operand"] = ABSENT
-        packet["operand"][0, :3] = [self.address + at for at in (source, Y, target)]
+        packet = lone_packet([self.address + at for at in (source, Y, target)], (1, COUNT))
         packet["stride"][0, :3] = COUNT
-        packet["size"][0, :2] = 1, COUNT
         self.host[PACKET_AT : PACKET_AT + packet.nbytes] = packet.view(np.uint8)
 
     def run(self, *packets: Sequence[int]) -> None:

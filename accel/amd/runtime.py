@@ -13,8 +13,9 @@ from accel.amd.kfd import Kfd
 from accel.amd.packet_check import check_packets
 from accel.amd.program import Modules
 from accel.amd.queue import Queue
-from accel.amd.self_check import ProbeCase, divides, matrices_agree
+from accel.amd.self_check import ProbeCase, divides
 from accel.amd.userq import UserQueues
+from accel.kernels.product_check import matrices_agree
 from accel.packets.step_memory import StepAddresses
 from contract.errors import OutOfMemory, TierUnavailable
 
@@ -48,8 +49,9 @@ class Runtime:
         Raises DeviceLost and OutOfMemory.
         """
         if self._matrices is None:
+            case = ProbeCase(self.device, self.queue, self.modules)
             self._matrices = self.device.generation.matrices and matrices_agree(
-                ProbeCase(self.device, self.queue, self.modules)
+                case.memory, case.launch, every=False
             )
         return self._matrices
 

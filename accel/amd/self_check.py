@@ -3,26 +3,27 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
+from numpy.typing import NDArray
 
 from accel.amd.device import Device
-from accel.amd.launcher import launch_alone, launch_packet
+from accel.amd.launcher import launch_packet
+from accel.amd.memory import HostSeenMemory
 from accel.amd.program import Modules
 from accel.amd.queue import Queue
-from accel.kernels.device_probe import RESULTS, Found, columns, right, samples
-from accel.kernels.products import FORMATS, GROUPS, KERNELS, ROWS, TOKENS, Product, product_of
-from accel.kernels.source import GROUP_SIZE, Module
+from accel.kernels.device_probe import SELF_TEST, Found, results_of, right, samples
+from accel.kernels.source import Module
 from contract.errors import TierUnavailable
 
-MODULE = Module("self_test")
 REMEDIED = {"divide", "root"}
 """Operations that the integers of ``exact.k`` can compute instead."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProbeCase:
-    """The parts of an open GPU that a test needs."""
+    """The parts of an open GPU that run a kernel outside of any step."""
 
     device: Device
     queue: Queue
@@ -30,21 +31,18 @@ class ProbeCase:
 
     def answer(self, native: bool) -> Found:
         """The GPU's results for the samples; without ``native`` in integers."""
-        given = samples()
-        arrays = [array.view(np.uint8) for array in (given.a, given.b, given.words)]
-        count = len(given.a)
-        buffers = [self.device.allocate("self-test", array.nbytes) for array in arrays]
-        for buffer, array in zip(buffers, arrays, strict=True):
-            buffer.host[:] = array
-        buffers.append(self.device.allocate("self-test", 4 * len(RESULTS) * count))
-        kernel = self.modules.kernel(MODULE, native)
-        addresses = [buffer.address for buffer in buffers]
-        groups = -(-count // GROUP_SIZE)
-        launch_alone(self.device, self.queue, kernel, addresses, (count,), groups)
-        words = buffers[-1].host.view(np.int32).reshape(count, -1).copy()
-        for buffer in buffers:
-            self.device.free(buffer)
-        return columns(words)
+        kernel = self.modules.kernel(SELF_TEST, native)
+        return results_of(self.memory, partial(launch_packet, self.device, self.queue, kernel))
+
+    def launch(self, module: Module, packet: NDArray[np.void], groups: int) -> None:
+        """Run the kernel of a module with PACKET[1] outside of any step, and wait for it. Raises
+        DeviceLost."""
+        launch_packet(self.device, self.queue, self.modules.kernel(module), packet, groups)
+
+    @property
+    def memory(self) -> HostSeenMemory:
+        """The memory of the GPU, on which nothing but launches that were waited for has run."""
+        return HostSeenMemory(self.device, lambda: None)
 
 
 def divides(case: ProbeCase) -> bool:
@@ -61,32 +59,3 @@ def divides(case: ProbeCase) -> bool:
         reason = f"{case.device.name} does not compute exactly: {', '.join(sorted(wrong))}"
         raise TierUnavailable(case.device.tier, reason, "choose another device or report this")
     return native
-
-
-def matrices_agree(case: ProbeCase) -> bool:
-    """Whether products by matrix instructions equal those of packed dots, bit for bit.
-
-    Raises DeviceLost and OutOfMemory.
-    """
-    return all(_agrees(case, product_of(dtype)) for dtype in FORMATS)
-
-
-def _agrees(case: ProbeCase, product: Product) -> bool:
-    device, modules = case.device, case.modules
-    sizes = {name: data.nbytes for name, data in product.operands.items()} | {
-        "y": 4 * TOKENS * ROWS
-    }
-    held = {name: device.allocate("self-test", nbytes) for name, nbytes in sizes.items()}
-    for name, data in product.operands.items():
-        held[name].host[: data.nbytes] = data
-    addresses = {name: allocation.address for name, allocation in held.items()}
-    results = []
-    for op in KERNELS:
-        # y is filled with NaN, so that a kernel that writes nothing is detected.
-        held["y"].host[: sizes["y"]] = 0xFF
-        kernel = modules.kernel(Module(op, product.dtype))
-        launch_packet(device, case.queue, kernel, product.packet(op, addresses), GROUPS)
-        results.append(held["y"].host[: sizes["y"]].view(np.float32).copy())
-    for allocation in held.values():
-        device.free(allocation)
-    return np.array_equal(results[0], results[1], equal_nan=True)

@@ -8,142 +8,64 @@ from __future__ import annotations
 
 from enum import IntEnum, IntFlag
 
-import numpy as np
-
-from accel.amd.uapi import U32, U64, Request
+from accel.amd.uapi import Request, structure
 
 VERSION = Request(
-    "VERSION",
-    0xC0406400,
-    64,
-    version_major=(U32, 0),
-    version_minor=(U32, 4),
-    name_len=(U64, 16),
-    name=(U64, 24),
+    *("VERSION", 0xC0406400, 64),
+    "u32 version_major@0, u32 version_minor@4, u64 name_len@16, u64 name@24",
 )
-GEM_CLOSE = Request("GEM_CLOSE", 0x40086409, 8, handle=(U32, 0))
-SYNCOBJ_CREATE = Request("SYNCOBJ_CREATE", 0xC00864BF, 8, handle=(U32, 0), flags=(U32, 4))
-SYNCOBJ_DESTROY = Request("SYNCOBJ_DESTROY", 0xC00864C0, 8, handle=(U32, 0))
+GEM_CLOSE = Request("GEM_CLOSE", 0x40086409, 8, "u32 handle@0")
+SYNCOBJ_CREATE = Request("SYNCOBJ_CREATE", 0xC00864BF, 8, "u32 handle@0, u32 flags@4")
+SYNCOBJ_DESTROY = Request("SYNCOBJ_DESTROY", 0xC00864C0, 8, "u32 handle@0")
 SYNCOBJ_WAIT = Request(
-    "SYNCOBJ_WAIT",
-    0xC02864C3,
-    40,
-    handles=(U64, 0),
-    timeout_nsec=(U64, 8),
-    count_handles=(U32, 16),
-    flags=(U32, 20),
+    *("SYNCOBJ_WAIT", 0xC02864C3, 40),
+    "u64 handles@0, u64 timeout_nsec@8, u32 count_handles@16, u32 flags@20",
 )
 SYNCOBJ_TIMELINE_WAIT = Request(
-    "SYNCOBJ_TIMELINE_WAIT",
-    0xC03064CA,
-    48,
-    handles=(U64, 0),
-    points=(U64, 8),
-    timeout_nsec=(U64, 16),
-    count_handles=(U32, 24),
-    flags=(U32, 28),
+    *("SYNCOBJ_TIMELINE_WAIT", 0xC03064CA, 48),
+    "u64 handles@0, u64 points@8, u64 timeout_nsec@16, u32 count_handles@24, u32 flags@28",
 )
 GENERAL = (VERSION, GEM_CLOSE, SYNCOBJ_CREATE, SYNCOBJ_DESTROY, SYNCOBJ_WAIT, SYNCOBJ_TIMELINE_WAIT)
 
 GEM_CREATE = Request(
-    "GEM_CREATE",
-    0xC0206440,
-    32,
-    bo_size=(U64, 0),
-    alignment=(U64, 8),
-    domains=(U64, 16),
-    domain_flags=(U64, 24),
+    *("GEM_CREATE", 0xC0206440, 32),
+    "u64 bo_size@0, u64 alignment@8, u64 domains@16, u64 domain_flags@24",
 )
 """The result, a handle of 32 bits, replaces ``bo_size``."""
-GEM_MMAP = Request("GEM_MMAP", 0xC0086441, 8, handle=(U32, 0))
+GEM_MMAP = Request("GEM_MMAP", 0xC0086441, 8, "u32 handle@0")
 """The result, the 64-bit offset for mmap, replaces the argument."""
-CTX = Request("CTX", 0xC0106442, 16, op=(U32, 0), flags=(U32, 4), ctx_id=(U32, 8))
+CTX = Request("CTX", 0xC0106442, 16, "u32 op@0, u32 flags@4, u32 ctx_id@8")
 """The result replaces ``op``: ``ctx_id``, or for a query 64 bits of flags."""
 INFO = Request(
-    "INFO",
-    0x40206445,
-    32,
-    return_pointer=(U64, 0),
-    return_size=(U32, 8),
-    query=(U32, 12),
-    type=(U32, 16),
+    *("INFO", 0x40206445, 32), "u64 return_pointer@0, u32 return_size@8, u32 query@12, u32 type@16"
 )
 GEM_VA = Request(
-    "GEM_VA",
-    0x40406448,
-    64,
-    handle=(U32, 0),
-    operation=(U32, 8),
-    flags=(U32, 12),
-    va_address=(U64, 16),
-    offset_in_bo=(U64, 24),
-    map_size=(U64, 32),
-    vm_timeline_point=(U64, 40),
-    vm_timeline_syncobj_out=(U32, 48),
+    *("GEM_VA", 0x40406448, 64),
+    "u32 handle@0, u32 operation@8, u32 flags@12, u64 va_address@16, u64 offset_in_bo@24, "
+    "u64 map_size@32, u64 vm_timeline_point@40, u32 vm_timeline_syncobj_out@48",
 )
 USERQ = Request(
-    "USERQ",
-    0xC0486456,
-    72,
-    op=(U32, 0),
-    queue_id=(U32, 4),
-    ip_type=(U32, 8),
-    doorbell_handle=(U32, 12),
-    doorbell_offset=(U32, 16),
-    flags=(U32, 20),
-    queue_va=(U64, 24),
-    queue_size=(U64, 32),
-    rptr_va=(U64, 40),
-    wptr_va=(U64, 48),
-    mqd=(U64, 56),
-    mqd_size=(U64, 64),
+    *("USERQ", 0xC0486456, 72),
+    "u32 op@0, u32 queue_id@4, u32 ip_type@8, u32 doorbell_handle@12, u32 doorbell_offset@16, "
+    "u32 flags@20, u64 queue_va@24, u64 queue_size@32, u64 rptr_va@40, u64 wptr_va@48, "
+    "u64 mqd@56, u64 mqd_size@64",
 )
 """The result, the number of the queue, replaces ``op``."""
 USERQ_SIGNAL = Request(
-    "USERQ_SIGNAL",
-    0xC0306457,
-    48,
-    queue_id=(U32, 0),
-    syncobj_handles=(U64, 8),
-    num_syncobj_handles=("<u2", 16),
+    *("USERQ_SIGNAL", 0xC0306457, 48),
+    "u32 queue_id@0, u64 syncobj_handles@8, u16 num_syncobj_handles@16",
 )
 DRIVERS = (GEM_CREATE, GEM_MMAP, CTX, INFO, GEM_VA, USERQ, USERQ_SIGNAL)
 REQUESTS = (*GENERAL, *DRIVERS)
 
-HW_IP = np.dtype(
-    {
-        "names": ["ip_discovery_version", "userq_num_slots"],
-        "formats": [U32, U32],
-        "offsets": [28, 32],
-        "itemsize": 40,
-    }
+HW_IP = structure(40, "u32 ip_discovery_version@28, u32 userq_num_slots@32")
+DEVICE = structure(
+    448, "u64 virtual_address_offset@144, u64 virtual_address_max@152, u32 userq_ip_mask@436"
 )
-DEVICE = np.dtype(
-    {
-        "names": ["virtual_address_offset", "virtual_address_max", "userq_ip_mask"],
-        "formats": [U64, U64, U32],
-        "offsets": [144, 152, 436],
-        "itemsize": 448,
-    }
-)
-MEMORY = np.dtype(
-    {
-        "names": ["vram", "visible"],
-        "formats": [U64, U64],
-        "offsets": [0, 32],
-        "itemsize": 96,
-    }
-)
+MEMORY = structure(96, "u64 vram@0, u64 visible@32")
 """Sizes of the GPU's own memory, and of the part that the host can access."""
-FAULT = np.dtype([("addr", U64), ("status", U32), ("vmhub", U32)])
-AREAS = np.dtype(
-    {
-        "names": ["eop_size", "eop_alignment"],
-        "formats": [U32, U32],
-        "offsets": [0, 4],
-        "itemsize": 16,
-    }
-)
+FAULT = structure(16, "u64 addr@0, u32 status@8, u32 vmhub@12")
+AREAS = structure(16, "u32 eop_size@0, u32 eop_alignment@4")
 
 
 class Query(IntEnum):

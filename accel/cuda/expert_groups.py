@@ -150,11 +150,7 @@ def _order(ops: Sequence[Op], block: ExpertBlock, macros: dict[str, int]) -> Ker
 
 
 def _gates(
-    ops: Sequence[Op],
-    block: ExpertBlock,
-    grouped: Grouping,
-    macros: dict[str, int],
-    device: Device,
+    ops: Sequence[Op], block: ExpertBlock, grouped: Grouping, macros: dict[str, int], device: Device
 ) -> KernelLaunch:
     gates, tiles = ops[block.gates], _gate_tiles(ops, block)
     nbytes = _gate_bytes(ops, block, grouped.tokens)
@@ -179,11 +175,7 @@ def _gates(
 
 
 def _downs(
-    ops: Sequence[Op],
-    block: ExpertBlock,
-    grouped: Grouping,
-    macros: dict[str, int],
-    device: Device,
+    ops: Sequence[Op], block: ExpertBlock, grouped: Grouping, macros: dict[str, int], device: Device
 ) -> KernelLaunch:
     downs, nbytes = ops[block.downs], _down_bytes(ops, block, grouped.tokens)
     first, second = formats_of(ops, block.downs, block.shared_down)

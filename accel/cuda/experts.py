@@ -28,13 +28,7 @@ from accel.cuda.packed_tiles import (
     unit_bytes,
     unit_count,
 )
-from accel.cuda.runs import (
-    nobody_reads,
-    operand_index,
-    result,
-    size_indices,
-    source,
-)
+from accel.cuda.runs import nobody_reads, operand_index, result, size_indices, source
 from accel.cuda.tuned import Extent, KernelLaunch, Remaining, Replacement
 from accel.packets.step import Op
 from contract.dtypes import F32, DType
@@ -157,11 +151,7 @@ def _shared_fits(ops: Sequence[Op], block: ExpertBlock) -> bool:
 
 def _aligned(ops: Sequence[Op], block: ExpertBlock) -> bool:
     """Whether rows that are read 16 bytes at a time are aligned."""
-    tensors = [
-        source(ops[block.norm]),
-        ops[block.norm].operands[1],
-        source(ops[block.hidden]),
-    ]
+    tensors = [source(ops[block.norm]), ops[block.norm].operands[1], source(ops[block.hidden])]
     if block.shared_activation is not None:
         tensors.append(result(ops[block.shared_activation]))
     return all(

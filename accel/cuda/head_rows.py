@@ -142,8 +142,8 @@ def _agrees(ops: Sequence[Op], run: HeadRun) -> bool:
     q, k, write = ops[run.q_rope], ops[run.k_rope], ops[run.write]
     sizes, k_sizes, written = q.most_sizes(), k.most_sizes(), write.most_sizes()
     same = ("head_dim", "neox", "rotary_pairs", "tokens")
-    queries = {op.operands[_index(op, "query")] for op in (q, k, write)}
-    tables = {op.operands[_index(op, "rope_table")] for op in (q, k)}
+    queries = {operand_of(op, "query") for op in (q, k, write)}
+    tables = {operand_of(op, "rope_table") for op in (q, k)}
     norms = (
         (ops[n], ropes)
         for n, ropes in ((run.q_norm, sizes), (run.k_norm, k_sizes))
@@ -157,10 +157,6 @@ def _agrees(ops: Sequence[Op], run: HeadRun) -> bool:
         and len(queries) == len(tables) == 1
         and all(norm.most_sizes()["groups"] == ropes["heads"] for norm, ropes in norms)
     )
-
-
-def _index(op: Op, name: str) -> int:
-    return [operand.name for operand in op.device.operands].index(name)
 
 
 def head_macros(ops: Sequence[Op], run: HeadRun) -> dict[str, int]:

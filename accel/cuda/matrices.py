@@ -49,6 +49,7 @@ from accel.cuda.products import (
 from accel.cuda.runs import (
     nobody_reads,
     operand_index,
+    operand_of,
     packet_number,
     result,
     size_indices,
@@ -201,8 +202,8 @@ def _leaves_spans(ops: Sequence[Op], run: Run, device: Device) -> bool:
     if run.residual is None or not _has_groups(device):
         return False
     total = result(ops[run.residual])
-    residual = _operand(ops[run.residual], residual_operand(ops, run))
-    bias = _operand(ops[run.biases[0]], "bias") if run.biases[0] is not None else None
+    residual = operand_of(ops[run.residual], residual_operand(ops, run))
+    bias = operand_of(ops[run.biases[0]], "bias") if run.biases[0] is not None else None
     rows = ops[run.products[0]].most_sizes()["rows"]
     if rows % ALIGNED_FLOATS or not all(map(_is_aligned, (total, residual, bias))):
         return False
@@ -241,10 +242,6 @@ def _run_of_many(ops: Remaining, device: Device) -> Run | None:
         if aligned_rows(ops, run) and is_private(ops, run):
             return run
     return None
-
-
-def _operand(op: Op, name: str) -> Tensor | None:
-    return op.operands[[operand.name for operand in op.device.operands].index(name)]
 
 
 def _is_aligned(tensor: Tensor | None) -> bool:
@@ -316,11 +313,7 @@ def _group_shape(
 
 
 def _overlapping_shapes(
-    ops: Sequence[Op],
-    run: Run,
-    shared: Sequence[tuple[int, ...]],
-    device: Device,
-    parted: bool,
+    ops: Sequence[Op], run: Run, shared: Sequence[tuple[int, ...]], device: Device, parted: bool
 ) -> tuple[GroupShape, ...]:
     first = ops[run.products[0]]
     rows: list[tuple[DType, tuple[int, ...]]] = []

@@ -14,7 +14,7 @@ import numpy as np
 from accel.cuda.driver import OUT_OF_MEMORY, Context, CudaError
 from accel.packets.host_memory import available_memory
 from accel.packets.packet import aligned
-from accel.packets.staging_buffers import Bytes, StagingBuffers
+from accel.packets.staging_buffers import Bytes, StagedMemory, StagingBuffers
 from contract.errors import OutOfMemory
 
 PAGE_BYTES = 4096
@@ -150,7 +150,7 @@ class Streams:
 
 
 @dataclass(slots=True)
-class Memory:
+class Memory(StagedMemory[Allocation, "Copy"]):
     """Allocations on one device, at most ``capacity`` bytes in all. Copies run on ``stream``."""
 
     context: Context
@@ -207,18 +207,6 @@ class Memory:
         self.held -= aligned(allocation.nbytes)
         if not self.context.closed:
             self.context.call("cuMemFree", allocation.address)
-
-    def map(self, allocation: Allocation) -> Bytes:
-        """The host copy of an allocation, synchronized from now on as the allocation says."""
-        return self.staging.map(allocation)
-
-    def read(self, allocation: Allocation, offset: int, nbytes: int) -> Bytes:
-        """A copy of some of the bytes."""
-        return self.staging.read(allocation, offset, nbytes)
-
-    def write(self, allocation: Allocation, offset: int, data: Bytes) -> None:
-        """Replace some of the bytes."""
-        self.staging.write(allocation, offset, data)
 
     def transfer(self, allocation: Allocation, host: Bytes, to_device: bool, first: int) -> Copy:
         """Enqueue a copy between ``host`` and the allocation, from its byte ``first`` on.

@@ -79,12 +79,7 @@ def _pack_fours(
         (-(-tokens // FOUR) * pieces, 1, 1),
         (warps * 32, 1, 1),
         4 * FOUR * warps + weights,
-        {
-            "WARPS": warps,
-            "PIECES": pieces,
-            "HALF_TOKENS": half_tokens,
-            **_packing_macros(ops, run),
-        },
+        {"WARPS": warps, "PIECES": pieces, "HALF_TOKENS": half_tokens, **_packing_macros(ops, run)},
     )
 
 

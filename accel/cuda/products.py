@@ -16,14 +16,7 @@ from dataclasses import dataclass, replace
 
 from accel.cuda.device import Device, cluster_grid
 from accel.cuda.packed_tiles import UNIT_ROWS, in_units, unit_bytes, unit_count
-from accel.cuda.runs import (
-    nobody_reads,
-    operand_index,
-    packet_number,
-    result,
-    size_indices,
-    source,
-)
+from accel.cuda.runs import nobody_reads, operand_index, packet_number, result, size_indices, source
 from accel.cuda.tuned import KernelLaunch, Remaining, Replacement
 from accel.packets.step import Op
 from contract.dtypes import DType

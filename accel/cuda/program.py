@@ -18,14 +18,7 @@ from typing import Any
 
 from accel.cuda.device import Device
 from accel.cuda.driver import TIER, Context, CudaError
-from accel.kernels.source import (
-    INCLUDE,
-    Language,
-    Module,
-    Traits,
-    headers,
-    module_source,
-)
+from accel.kernels.source import INCLUDE, Language, Module, Traits, headers, module_source
 from accel.packets.build import BuildError, Progress, cache_entry
 from accel.packets.disk_cache import read_entry, write_entry
 from contract.errors import TierUnavailable

@@ -13,13 +13,7 @@ from dataclasses import dataclass
 from accel.cuda.device import Device
 from accel.cuda.group_shapes import SPAN_UNITS, SUM_BYTES, TOKEN_BYTES, span_count
 from accel.cuda.packed_tiles import UNIT_ROWS, unit_bytes, unit_count
-from accel.cuda.products import (
-    MOST_FORMATS,
-    Run,
-    format_macros,
-    matrix_macros,
-    residual_operand,
-)
+from accel.cuda.products import MOST_FORMATS, Run, format_macros, matrix_macros, residual_operand
 from accel.cuda.runs import operand_index, packet_number, size_indices
 from accel.cuda.tuned import KernelLaunch
 from accel.packets.step import Op

@@ -58,7 +58,6 @@ class StreamedWeights:
     cache_bytes: int = 0
     _memory: Allocation | None = None
     _ahead: dict[str, Future[tuple[Bytes, int]]] = field(default_factory=dict)
-    _matrices: dict[str, HostWeight] = field(default_factory=dict)
 
     def holds(self, decl: BufferDecl) -> bool:
         """Whether the weight ``decl`` is streamed."""
@@ -88,7 +87,7 @@ class StreamedWeights:
         self.ring = ring_of(graph, names, nbytes_of) if names else None
         if self.cache is not None:
             self.cache.free()
-        self.cache, self.cache_bytes, self._matrices = None, cache, {}
+        self.cache, self.cache_bytes = None, cache
         if self._memory is not None:
             self.runtime.memory.free(self._memory)
             self._memory = None
@@ -138,11 +137,8 @@ class StreamedWeights:
         lists of experts where all kernels know them."""
         found: dict[str, Operand] = {}
         for name in self._few_are_read(graph, lowered.step):
-            allocation = matrix(buffers[name]).allocation
-            assert isinstance(allocation, HostWeight)
-            self._matrices[name] = allocation
             _, stride, layout = matrix(buffers[name]).operand
-            found[name] = allocation.mapped, stride, layout
+            found[name] = _host_weight(matrix(buffers[name])).mapped, stride, layout
         if self.cache is not None:
             plain = _read_without_lists(lowered)
             for name in found.keys() - plain:
@@ -165,14 +161,20 @@ class StreamedWeights:
             if len(decl.shape) == 3 and rows[name] * FEWEST_READS <= int(decl.shape[0])
         ]
 
-    def fill(self) -> None:
-        """Enqueue the first copies to the cache of experts, once all are uploaded."""
+    def fill(
+        self,
+        graph: Graph,
+        matrix: Callable[[CudaBuffer], ArrangedMatrix[Allocation]],
+        buffers: Mapping[str, CudaBuffer],
+    ) -> None:
+        """Enqueue the first copies to the cache of experts, once all stacks of ``graph`` are
+        uploaded: a step may read the lists of some layers only."""
         cache = self.cache
         if cache is None or cache.matrices:
             return
         names = {stack.name for layer in cache.layers for stack in layer.stacks}
-        if names <= self._matrices.keys():
-            cache.fill({name: self._matrices[name] for name in names})
+        if names <= self.of(graph):
+            cache.fill({name: _host_weight(matrix(buffers[name])) for name in names})
 
     def advance(self) -> None:
         """Enqueue what the cache of experts has to do before the next step."""
@@ -215,6 +217,11 @@ class StreamedWeights:
         finally:
             memory.free(target)
         return LINK_BYTES / max(min(seconds), 1e-9)
+
+
+def _host_weight(matrix: ArrangedMatrix[Allocation]) -> HostWeight:
+    assert isinstance(matrix.allocation, HostWeight)
+    return matrix.allocation
 
 
 def footprint_with(graph: Graph, planned: Footprint, ring: WeightRing, cache: int) -> Footprint:

@@ -240,7 +240,7 @@ class CudaTier(BaseTier[Allocation, RecordedBucket, CudaStep]):
         check_layouts(step, packets, plan)
         move_to_first_rows(lowered, packets)
         self._runtime.uploader.close()
-        self._streamed.fill()
+        self._streamed.fill(graph, self._weights.matrix, buffers)
         outputs = outputs_of(graph, lambda name: self._weights.stored(buffers[name]))
         allocations, workspace = [], 0
         if plan.own_bytes:

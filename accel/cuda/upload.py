@@ -108,10 +108,7 @@ class Uploader:
         self._begin(parts, min(step, len(data)) * data.shape[1])
 
     def arrange(
-        self,
-        stack: Stack,
-        launch: Callable[[int, range], None],
-        arrived: Arrived | None = None,
+        self, stack: Stack, launch: Callable[[int, range], None], arrived: Arrived | None = None
     ) -> None:
         """Copy a stack in parts: ``launch(address, groups)`` enqueues the arranging of ``groups``,
         whose stored rows lie at ``address`` on the device. Raises OutOfMemory."""

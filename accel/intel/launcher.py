@@ -7,14 +7,14 @@ from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from accel.intel.memory import Allocation, Kind, Memory
+from accel.intel.memory import Memory
 from accel.intel.program import LoadedKernel
 from accel.intel.queue import Append, Events, Queue
 from accel.kernels.launches import PlannedLaunch
-from accel.kernels.source import ALL_OPS
 from accel.packets import work
-from accel.packets.packet import ABSENT, PACKET
+from accel.packets.arenas import ArenaKind
 from accel.packets.step_memory import StepAddresses
 from contract.ir.inputs import InputCopy
 
@@ -42,15 +42,15 @@ class Recording:
         self._launches = launches
         self._packets = packets
         self._version = -1
-        self._runs = work.cut([launch.work for launch in launches], work.BATCH_WORK)
+        self.runs = work.cut([launch.work for launch in launches], work.BATCH_WORK)
         with ExitStack() as undo:
             what = f"inputs of {name}"
-            self._given = memory.allocate(what, input_bytes, Kind.HOST)
+            self._given = memory.allocate(what, input_bytes, ArenaKind.HOST)
             undo.callback(memory.free, self._given)
-            self._read = memory.allocate(what, input_bytes, Kind.STEPS, zeroed=False)
+            self._read = memory.allocate(what, input_bytes, ArenaKind.STEPS, zeroed=False)
             undo.callback(memory.free, self._read)
             self._lists = []
-            for _ in (*self._runs, "end"):
+            for _ in (*self.runs, "end"):
                 self._lists.append(queue.new_list())
                 undo.callback(queue.zero.call, "CommandListDestroy", self._lists[-1])
             self.events = undo.enter_context(Events(queue, 2))
@@ -61,7 +61,7 @@ class Recording:
         """Record again if the scratch memory has moved; nothing of this may be running."""
         if self._version == addresses.version:
             return
-        for number, run in enumerate(self._runs):
+        for number, run in enumerate(self.runs):
             self._reset(self._lists[number])
             with self._queue.recording(self._lists[number]) as append:
                 if number == 0:
@@ -123,22 +123,12 @@ def set_arguments(queue: Queue, kernel: LoadedKernel, arguments: tuple[int, int,
         zero.call("KernelSetArgumentValue", kernel.handle, index, size, data)
 
 
-def launch_alone(
-    memory: Memory,
-    kernel: LoadedKernel,
-    op: str,
-    operands: Sequence[int],
-    sizes: Sequence[int],
-    groups: int,
+def launch_packet(
+    memory: Memory, kernel: LoadedKernel, packet: NDArray[np.void], groups: int
 ) -> None:
-    """Run a kernel of ``op`` outside of any step, and wait for it. Raises DeviceLost."""
+    """Run a kernel with PACKET[1] outside of any step, and wait for it. Raises DeviceLost."""
     queue = memory.queue
-    assert len(operands) == len(ALL_OPS[op].operands)
-    packet = np.zeros(1, PACKET)
-    packet["operand"] = ABSENT
-    packet["operand"][0, : len(operands)] = operands
-    packet["size"][0, : len(sizes)] = sizes
-    stored: Allocation = memory.adopt(f"packet of {op}", packet.view(np.uint8))
+    stored = memory.adopt("packet", packet.view(np.uint8))
     try:
         set_arguments(queue, kernel, (0, 0, stored.address, 0))
         count = queue.zero.ffi.new("ze_group_count_t *", (groups, 1, 1))

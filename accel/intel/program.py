@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 from accel.intel.api import LevelZeroError
 from accel.intel.compiler import Compiler
 from accel.intel.queue import Queue
+from accel.kernels.launches import KernelCache
 from accel.kernels.source import Language, Module, Traits, module_source
 from accel.packets.build import BuildError
 
@@ -22,30 +22,14 @@ class LoadedKernel:
     items: int
 
 
-class Program:
-    """The kernels of one device, made at their first use; ``traits`` says how."""
+class Program(KernelCache[LoadedKernel]):
+    """See KernelCache."""
 
     def __init__(self, queue: Queue, compiler: Compiler, traits: Traits) -> None:
+        super().__init__(traits)
         self.queue = queue
-        self.traits = traits
         self._compiler = compiler
-        self._kernels: dict[tuple[Module, Traits], LoadedKernel] = {}
         self._undo = ExitStack()
-
-    def kernels(self, modules: Iterable[Module]) -> dict[Module, LoadedKernel]:
-        """The kernels of ``modules``. Raises BuildError."""
-        return {module: self.kernel(module) for module in dict.fromkeys(modules)}
-
-    def kernel(self, module: Module, traits: Traits | None = None) -> LoadedKernel:
-        """The kernel of a module, for the device's traits or for other ``traits``."""
-        traits = traits or self.traits
-        known = self._kernels.get((module, traits))
-        if known is None:
-            text = module_source(Language.INTEL, module, traits)
-            code = self._compiler.compiled(str(module), text)
-            known = self.build(str(module), code, module.entry, module.group_size)
-            self._kernels[module, traits] = known
-        return known
 
     def build(self, name: str, code: bytes, entry: str, items: int) -> LoadedKernel:
         """The kernel ``entry`` of a module of SPIR-V. Raises BuildError with the driver's log."""
@@ -84,6 +68,11 @@ class Program:
         """Destroy everything; nothing submitted may use it."""
         self._kernels.clear()
         self._undo.close()
+
+    def _made(self, module: Module, traits: Traits) -> LoadedKernel:
+        text = module_source(Language.INTEL, module, traits)
+        code = self._compiler.compiled(str(module), text)
+        return self.build(str(module), code, module.entry, module.group_size)
 
     def _text_of(self, log: Any) -> str:
         """The text of a build log, which is destroyed; empty where there is none."""

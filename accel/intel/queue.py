@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-from accel.intel.api import LevelZero, LevelZeroError
+from accel.intel.api import LevelZero
 from accel.intel.device import Device
-from contract.errors import DeviceLost, OutOfMemory, TierError
+from contract.errors import DeviceLost
 
 PATIENCE_SECONDS = 600.0
 """Longest that memory operations wait for the device."""
@@ -99,17 +99,6 @@ class Queue:
         if self._open is not None:
             self._open.close()
         self._open = None
-
-    @contextmanager
-    def guarded(self, what: str, sizes: Callable[[], tuple[int, int]]) -> Iterator[None]:
-        """A block in which errors of Level Zero become those of the contract. ``what`` was being
-        done; ``sizes`` returns used and free bytes."""
-        try:
-            yield
-        except LevelZeroError as error:
-            if error.is_out_of_memory:
-                raise OutOfMemory(f"{what} ({error})", 0, *sizes()) from None
-            raise TierError(f"{self.device.name}: {what}: {error}") from None
 
 
 class Events:

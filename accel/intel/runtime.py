@@ -3,53 +3,33 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from accel.intel.api import TIER, LevelZero, LevelZeroError
 from accel.intel.compiler import find_spirv_compiler
 from accel.intel.device import chosen_device
+from accel.intel.launcher import launch_packet
 from accel.intel.memory import Memory
 from accel.intel.program import Program
 from accel.intel.queue import Queue
-from accel.intel.self_check import ask
-from accel.kernels.device_probe import ALL_NATIVE, traits_of
+from accel.kernels.device_probe import ALL_NATIVE, SELF_TEST, Found, results_of, traits_of
+from accel.kernels.runtime import DeviceChoices, DeviceRuntime
 from accel.kernels.source import Traits
-from accel.packets.step_memory import StepAddresses
 from contract.errors import TierError, TierUnavailable
 
 
 @dataclass(frozen=True, slots=True)
-class Choices:
-    """What a caller may decide about a device; None leaves it to the device.
+class Choices(DeviceChoices):
+    """See DeviceChoices. ``cache`` is the folder of compiled kernels, None for none on disk.
+    ``discrete`` refuses a GPU that shares the host's memory."""
 
-    ``memory_bytes`` is the most memory. ``traits`` replaces the result of the self-test, so that
-    integers compute what the device could. ``cache`` is the folder of compiled kernels, None for
-    none on disk. ``discrete`` refuses a GPU that shares the host's memory.
-    """
-
-    memory_bytes: int | None = None
-    traits: Traits | None = None
     cache: Path | None = None
     discrete: bool = False
 
 
-@dataclass(slots=True)
-class Runtime:
-    """The parts of an open device."""
-
-    queue: Queue
-    memory: Memory
-    program: Program
-    addresses: StepAddresses = field(default_factory=StepAddresses)
-
-    def close(self) -> None:
-        """Close everything."""
-        with ExitStack() as undo:
-            undo.callback(self.queue.close)
-            undo.callback(self.memory.close)
-            undo.callback(self.program.close)
+Runtime = DeviceRuntime[Queue, Memory, Program]
 
 
 def open_runtime(zero: LevelZero, requested: str, choices: Choices) -> Runtime:
@@ -67,15 +47,12 @@ def open_runtime(zero: LevelZero, requested: str, choices: Choices) -> Runtime:
         try:
             queue = Queue(zero, device)
             undo.callback(queue.close)
-            capacity = device.memory_bytes
-            if choices.memory_bytes is not None:
-                capacity = min(capacity, choices.memory_bytes)
-            memory = Memory(queue, capacity)
+            memory = Memory(queue, choices.capacity(device.memory_bytes))
             undo.callback(memory.close)
             program = Program(queue, compiler, choices.traits or ALL_NATIVE)
             undo.callback(program.close)
             if choices.traits is None:
-                answer = partial(ask, memory, program)
+                answer = partial(_results, memory, program)
                 program.traits = traits_of(answer, TIER, device.name, has_dot=False)
         except TierUnavailable:
             raise
@@ -85,3 +62,8 @@ def open_runtime(zero: LevelZero, requested: str, choices: Choices) -> Runtime:
             raise TierUnavailable(TIER, reason, hint) from None
         undo.pop_all()
         return Runtime(queue, memory, program)
+
+
+def _results(memory: Memory, program: Program, traits: Traits) -> Found:
+    kernel = program.kernel(SELF_TEST, traits)
+    return results_of(memory, partial(launch_packet, memory, kernel))

@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from accel.intel.launcher import ENDED, Recording
-from accel.intel.memory import Allocation, Kind, Memory
+from accel.intel.memory import Allocation, Memory
+from accel.packets.arenas import ArenaKind
 from accel.packets.step_memory import StepAddresses
 from accel.packets.submissions import (
     CopiedStep,
@@ -42,7 +43,9 @@ class IntelSubmissions(RecordedSubmissions[Allocation, Recording, IntelStep]):
         self._memory = memory
         self._addresses = addresses
         self._copies = OutputCopies(
-            lambda nbytes: memory.allocate("outputs of a step", nbytes, Kind.HOST, zeroed=False)
+            lambda nbytes: memory.allocate(
+                "outputs of a step", nbytes, ArenaKind.HOST, zeroed=False
+            )
         )
 
     def close(self) -> None:
@@ -58,15 +61,15 @@ class IntelSubmissions(RecordedSubmissions[Allocation, Recording, IntelStep]):
     ) -> IntelStep:
         # What the host wrote into mapped memory counts only if nothing was running.
         if not self._in_flight:
-            self._memory.send_mapped()
+            for source, target in self._memory.mirrored(to_device=True):
+                self._memory.copy(source, 0, target, 0, target.nbytes)
         slot.bind(self._addresses)
         copies = self._copies.take(outputs)
-        sources = [
-            (batch.outputs[name][1].address, target.address, outputs[name].nbytes)
-            for name, target in copies.items()
-        ]
+        copied = [(batch.outputs[n][1], target, outputs[n].nbytes) for n, target in copies.items()]
+        mirrored = self._memory.mirrored(to_device=False)
+        copied += [(source, target, source.nbytes) for source, target in mirrored]
         try:
-            slot.execute([*sources, *self._memory.fetched()])
+            slot.execute([(source.address, target.address, n) for source, target, n in copied])
         except BaseException:
             self._copies.give_back(copies.values())
             raise

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Generic
 
+import numpy as np
+from numpy.typing import NDArray
+
+from accel.kernels.launches import MOST_GROUPS
 from accel.kernels.source import Module
+from accel.packets.binding import lone_packet
 from accel.packets.buffers import ArrangedMatrix
 from accel.packets.device_op import pieces
 from accel.packets.layouts import TILE_ROWS, UNIT_COLUMNS, WeightLayout, tile_bytes
@@ -18,12 +22,27 @@ STORED_BYTES = 1 << 26
 """Most stored bytes in staging memory at a time before they are arranged."""
 
 
-class PlaneArranger(ABC, Generic[A]):
-    """Arranges matrices on one device. A tier implements ``_launch``."""
+class PlaneArranger(Generic[A]):
+    """Arranges matrices on one device.
 
-    def __init__(self, memory: DeviceMemory[A], most_groups: int) -> None:
+    ``launch`` runs the kernel of a module with PACKET[1] and a number of work-groups outside of any
+    step, and waits for it. ``allocate`` makes memory for the planes, of which launches write every
+    byte; ``stage`` makes memory with stored bytes, which is freed after a launch.
+    """
+
+    def __init__(
+        self,
+        memory: DeviceMemory[A],
+        launch: Callable[[Module, NDArray[np.void], int], None],
+        most_groups: int = MOST_GROUPS,
+        allocate: Callable[[str, int], A] | None = None,
+        stage: Callable[[str, Bytes], A] | None = None,
+    ) -> None:
         self._memory = memory
+        self._launch = launch
         self._most_groups = most_groups
+        self._allocate = allocate or memory.allocate
+        self._stage = stage or memory.adopt
 
     def upload(
         self,
@@ -47,7 +66,7 @@ class PlaneArranger(ABC, Generic[A]):
             return ArrangedMatrix(stored, data.shape[1], WeightLayout.STORED)
         stack = Stack(dtype, data, len(data) // matrices, TILE_ROWS)
         row_bytes = tile_bytes(dtype, stack.columns)
-        target = (allocate or self._target)(name, stack.groups * row_bytes)
+        target = (allocate or self._allocate)(name, stack.groups * row_bytes)
         try:
             for groups in stack.parts(STORED_BYTES):
                 self._arrange(name, stack, groups, target)
@@ -61,22 +80,8 @@ class PlaneArranger(ABC, Generic[A]):
         items = len(groups) * TILE_ROWS * pieces(stack.columns, UNIT_COLUMNS)
         launched = min(pieces(items, module.group_size), self._most_groups)
         sizes = len(groups), stack.rows, stack.columns, groups.start
-        stored = self._staged(f"{name} as stored", stack.stored(groups))
+        stored = self._stage(f"{name} as stored", stack.stored(groups))
         try:
-            self._launch(module, (stored.address, target.address), sizes, launched)
+            self._launch(module, lone_packet((stored.address, target.address), sizes), launched)
         finally:
             self._memory.free(stored)
-
-    def _target(self, name: str, nbytes: int) -> A:
-        """Memory for the planes, of which every byte is written by the launches."""
-        return self._memory.allocate(name, nbytes)
-
-    def _staged(self, name: str, data: Bytes) -> A:
-        """Memory with the stored bytes ``data``, which is freed after the launch."""
-        return self._memory.adopt(name, data)
-
-    @abstractmethod
-    def _launch(
-        self, module: Module, operands: Sequence[int], sizes: Sequence[int], groups: int
-    ) -> None:
-        """Run the kernel of a module outside of any step, and wait for it."""

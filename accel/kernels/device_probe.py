@@ -9,8 +9,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from accel.kernels.source import Traits
+from accel.kernels.source import GROUP_SIZE, Module, Traits
+from accel.packets.binding import lone_packet
+from accel.packets.device_op import pieces
 from accel.packets.samples import Float32, sample_pairs
+from accel.packets.tier import A, DeviceMemory
 from contract.errors import TierUnavailable
 
 RESULTS = (
@@ -26,6 +29,8 @@ JUDGED_TINY = ("divide", "root")
 
 NEWER_HINT = "choose another device or a newer driver"
 ALL_NATIVE = Traits(divide=True, root=True, half=True, dot=True)
+
+SELF_TEST = Module("self_test")
 
 Found = dict[str, NDArray[np.float32] | NDArray[np.int32]]
 Answer = Callable[[Traits], Found]
@@ -80,15 +85,32 @@ def columns(words: NDArray[np.int32]) -> Found:
     }
 
 
+def results_of(memory: DeviceMemory[A], launch: Callable[[NDArray[np.void], int], None]) -> Found:
+    """The device's results for the samples; ``launch`` runs the kernel of SELF_TEST with PACKET[1]
+    and a number of work-groups, and waits for it."""
+    given = samples()
+    count = len(given.a)
+    buffers: list[A] = []
+    try:
+        for array in (given.a, given.b, given.words):
+            buffers.append(memory.adopt("self-test", array.view(np.uint8)))
+        buffers.append(memory.allocate("self-test", 4 * len(RESULTS) * count))
+        packet = lone_packet([buffer.address for buffer in buffers], (count,))
+        launch(packet, pieces(count, GROUP_SIZE))
+        words = memory.read(buffers[-1], 0, 4 * len(RESULTS) * count).view(np.int32)
+        return columns(words.reshape(count, -1))
+    finally:
+        for buffer in buffers:
+            memory.free(buffer)
+
+
 def right(found: Found, expected: Found) -> dict[str, bool]:
     """Whether all tested values are equal; a NaN equals any NaN."""
     judged = {name: slice(None if name in JUDGED_TINY else -TINY) for name in expected}
     return {
         name: bool(
             np.array_equal(
-                found[name][judged[name]],
-                requested[judged[name]],
-                equal_nan=name not in INTEGERS,
+                found[name][judged[name]], requested[judged[name]], equal_nan=name not in INTEGERS
             )
         )
         for name, requested in expected.items()

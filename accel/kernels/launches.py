@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from accel.kernels.source import Module, module_of
+from accel.kernels.source import Module, Traits, module_of
 from accel.packets.device_op import DeviceOp
 from accel.packets.step import Op, Placement
 from accel.packets.work import work_of
@@ -49,3 +50,29 @@ def launches_of(
         )
         for module, op, placement in zip(modules, ops, placements, strict=True)
     ]
+
+
+class KernelCache(ABC, Generic[K]):
+    """The kernels of one device, made at their first use for the ``traits`` of the device.
+
+    Hook a tier must give: ``_made``.
+    """
+
+    def __init__(self, traits: Traits) -> None:
+        self.traits = traits
+        self._kernels: dict[tuple[Module, Traits], K] = {}
+
+    def kernels(self, modules: Iterable[Module]) -> dict[Module, K]:
+        """The kernels of ``modules``."""
+        return {module: self.kernel(module) for module in dict.fromkeys(modules)}
+
+    def kernel(self, module: Module, traits: Traits | None = None) -> K:
+        """The kernel of a module, for the device's traits or for other ``traits``."""
+        key = module, traits or self.traits
+        if key not in self._kernels:
+            self._kernels[key] = self._made(*key)
+        return self._kernels[key]
+
+    @abstractmethod
+    def _made(self, module: Module, traits: Traits) -> K:
+        """Hook: a kernel that is not cached."""

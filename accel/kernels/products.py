@@ -24,7 +24,7 @@ from accel.packets.packet import ABSENT, PACKET
 from contract.dtypes import Q4_K, Q5_1, Q6_K, DType
 
 KERNELS = ("matmul", "matmul_tiles")
-"""Kernels compared for all formats on every tier; Vulkan has more, see ``Product.kernels``."""
+"""Kernels compared for all formats on every device; for others see ``Product.kernels``."""
 FORMATS = (Q4_K, Q6_K, Q5_1)
 """Formats that differ in the kernels: blocks with minima, halves of blocks, blocks with their own
 scales."""

@@ -8,14 +8,15 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from accel.kernels.launches import PlannedLaunch
-from accel.kernels.source import ALL_OPS
-from accel.metal.memory import Allocation, Kind, Memory
+from accel.metal.memory import Allocation, Memory
 from accel.metal.program import Pipeline
 from accel.metal.queue import READ_AND_WRITE, Queue
 from accel.packets import work
-from accel.packets.packet import ABSENT, PACKET, aligned
+from accel.packets.arenas import ArenaKind
+from accel.packets.packet import PACKET, aligned
 from accel.packets.step_memory import StepAddresses
 from contract.ir.inputs import InputCopy
 
@@ -46,14 +47,13 @@ class Recording:
 
     def __init__(
         self,
-        queue: Queue,
         memory: Memory,
         name: str,
         launches: Sequence[PlannedLaunch[Pipeline]],
         packets: int,
         input_bytes: int,
     ) -> None:
-        self._queue = queue
+        self._queue = memory.queue
         self._memory = memory
         self._launches = launches
         self._packets = packets
@@ -64,14 +64,14 @@ class Recording:
             list(dict.fromkeys(launches[index].kernel for index in run)) for run in self.runs
         ]
         self.allocation = memory.allocate(
-            f"launches of {name}", self._inputs_at + input_bytes, Kind.STEPS
+            f"launches of {name}", self._inputs_at + input_bytes, ArenaKind.STEPS
         )
         try:
             self.commands = self._encoded()
         except BaseException:
             memory.free(self.allocation)
             raise
-        self.inputs = InputCopy(self.allocation.host[self._inputs_at :])
+        self.inputs = InputCopy(self.allocation.seen[self._inputs_at :])
 
     def bind(self, addresses: StepAddresses) -> None:
         """Write the address of the scratch memory into the arguments if it has moved; nothing of
@@ -83,7 +83,7 @@ class Recording:
         arguments["inputs"] = self.allocation.address + self._inputs_at
         arguments["packets"] = self._packets
         arguments["index"] = np.arange(len(self._launches))
-        self.allocation.host[: arguments.nbytes] = arguments.view(np.uint8)
+        self.allocation.seen[: arguments.nbytes] = arguments.view(np.uint8)
 
     def execute(self, buffer: Any, number: int) -> None:
         """Encode run ``number`` of the commands."""
@@ -132,7 +132,7 @@ class Recording:
         send, arena = self._queue.objc.send, self.allocation.arena
         offset = self.allocation.offset + index * ARGUMENTS.itemsize
         send(command, "setComputePipelineState:", launch.kernel.handle)
-        send(command, "setKernelBuffer:offset:atIndex:", arena.buffer, offset, 0)
+        send(command, "setKernelBuffer:offset:atIndex:", arena.handle, offset, 0)
         selector = "concurrentDispatchThreadgroups:threadsPerThreadgroup:"
         send(command, selector, (launch.groups, 1, 1), (launch.kernel.items, 1, 1))
         if launch.wait and index:
@@ -148,28 +148,18 @@ def dispatch(queue: Queue, encoder: Any, pipeline: Pipeline, groups: int) -> Non
     send(encoder, "dispatchThreadgroups:threadsPerThreadgroup:", grid, items)
 
 
-def launch_alone(
-    memory: Memory,
-    pipeline: Pipeline,
-    op: str,
-    operands: Sequence[int],
-    sizes: Sequence[int],
-    groups: int,
+def launch_packet(
+    memory: Memory, pipeline: Pipeline, packet: NDArray[np.void], groups: int
 ) -> None:
-    """Run a kernel of ``op`` outside of any step, and wait for it. Raises DeviceLost."""
+    """Run a kernel with PACKET[1] outside of any step, and wait for it. Raises DeviceLost."""
     queue = memory.queue
-    assert len(operands) == len(ALL_OPS[op].operands)
     at = aligned(ARGUMENTS.itemsize)
-    given = memory.allocate(f"packet of {op}", at + PACKET.itemsize, Kind.STEPS)
+    given = memory.allocate("packet", at + PACKET.itemsize, ArenaKind.STEPS)
     try:
-        packet = np.zeros(1, PACKET)
-        packet["operand"] = ABSENT
-        packet["operand"][0, : len(operands)] = operands
-        packet["size"][0, : len(sizes)] = sizes
         arguments = np.zeros(1, ARGUMENTS)
         arguments["packets"] = given.address + at
-        given.host[at:] = packet.view(np.uint8)
-        given.host[: arguments.nbytes] = arguments.view(np.uint8)
+        given.seen[at:] = packet.view(np.uint8)
+        given.seen[: arguments.nbytes] = arguments.view(np.uint8)
         encode = partial(_alone, memory, pipeline, given, groups)
         queue.await_end(queue.submit([encode]))
     finally:
@@ -181,5 +171,5 @@ def _alone(memory: Memory, pipeline: Pipeline, given: Allocation, groups: int, b
     send = queue.objc.send
     with queue.encoding(buffer, "computeCommandEncoder") as encoder:
         send(encoder, "useResources:count:usage:", *memory.resources, READ_AND_WRITE)
-        send(encoder, "setBuffer:offset:atIndex:", given.arena.buffer, given.offset, 0)
+        send(encoder, "setBuffer:offset:atIndex:", given.arena.handle, given.offset, 0)
         dispatch(queue, encoder, pipeline, groups)

@@ -5,10 +5,10 @@ macOS caches what it compiled, so there is no cache of ours.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from accel.kernels.launches import KernelCache
 from accel.kernels.source import Language, Module, Traits, module_source
 from accel.metal.objc import MetalError
 from accel.metal.queue import Queue
@@ -38,27 +38,12 @@ class Pipeline:
     items: int
 
 
-class Program:
-    """The pipelines of one device, made at their first use."""
+class Program(KernelCache[Pipeline]):
+    """See KernelCache."""
 
     def __init__(self, queue: Queue, traits: Traits) -> None:
+        super().__init__(traits)
         self.queue = queue
-        self.traits = traits
-        self._pipelines: dict[tuple[Module, Traits], Pipeline] = {}
-
-    def pipelines(self, modules: Iterable[Module]) -> dict[Module, Pipeline]:
-        """The pipelines of ``modules``. Raises BuildError."""
-        return {module: self.pipeline(module) for module in dict.fromkeys(modules)}
-
-    def pipeline(self, module: Module, traits: Traits | None = None) -> Pipeline:
-        """The pipeline of a module, for the device's traits or for other ``traits``."""
-        traits = traits or self.traits
-        known = self._pipelines.get((module, traits))
-        if known is None:
-            text = module_source(Language.METAL, module, traits)
-            known = self.build(str(module), text, module.entry, module.group_size)
-            self._pipelines[module, traits] = known
-        return known
 
     def build(self, name: str, text: str, entry: str, items: int) -> Pipeline:
         """The pipeline of kernel ``entry`` of a text. Raises BuildError with the compiler's
@@ -89,9 +74,13 @@ class Program:
 
     def close(self) -> None:
         """Release everything."""
-        for pipeline in self._pipelines.values():
+        for pipeline in self._kernels.values():
             self.discard(pipeline)
-        self._pipelines.clear()
+        self._kernels.clear()
+
+    def _made(self, module: Module, traits: Traits) -> Pipeline:
+        text = module_source(Language.METAL, module, traits)
+        return self.build(str(module), text, module.entry, module.group_size)
 
     def _settings(self) -> Any:
         """Compiler settings under which every operation is computed as written."""

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from accel.metal.device import Device
-from accel.metal.objc import MetalError, NoObject, ObjectiveC
-from contract.errors import DeviceLost, OutOfMemory, TierError
+from accel.metal.objc import MetalError, ObjectiveC
+from contract.errors import DeviceLost
 
 PATIENCE_SECONDS = 600.0
 """Longest that memory operations wait for earlier commits."""
@@ -30,10 +30,7 @@ COMPUTE_METHODS = (
     "dispatchThreadgroups:threadsPerThreadgroup:",
     *("executeCommandsInBuffer:withRange:", "endEncoding"),
 )
-BLIT_METHODS = (
-    "copyFromBuffer:sourceOffset:toBuffer:destinationOffset:size:",
-    "endEncoding",
-)
+BLIT_METHODS = ("copyFromBuffer:sourceOffset:toBuffer:destinationOffset:size:", "endEncoding")
 EVENT_METHODS = ("signaledValue", "waitUntilSignaledValue:timeoutMS:")
 
 Encode = Callable[[Any], None]
@@ -166,17 +163,6 @@ class Queue:
         for handle in (self._event, self._handle, self.device.handle):
             self.objc.release(handle)
         self._handle = None
-
-    @contextmanager
-    def guarded(self, what: str, sizes: Callable[[], tuple[int, int]]) -> Iterator[None]:
-        """A block in which errors of Metal become those of the contract. A missing object is memory
-        that ran out for ``what``; ``sizes`` returns used and free bytes."""
-        try:
-            yield
-        except NoObject as error:
-            raise OutOfMemory(f"{what} ({error})", 0, *sizes()) from None
-        except MetalError as error:
-            raise TierError(f"{self.device.name}: {what}: {error}") from None
 
     def _sleep(self, submission: Submission, deadline: float) -> None:
         """Sleep until the submission's event comes, at most SLICE_SECONDS."""

@@ -3,48 +3,21 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from dataclasses import dataclass, field
 from functools import partial
 
-from accel.kernels.device_probe import ALL_NATIVE, traits_of
+from accel.kernels.device_probe import ALL_NATIVE, SELF_TEST, Found, results_of, traits_of
+from accel.kernels.runtime import DeviceChoices, DeviceRuntime
 from accel.kernels.source import Traits
 from accel.metal.device import NEWER_HINT, default_device
+from accel.metal.launcher import launch_packet
 from accel.metal.memory import Memory
 from accel.metal.objc import TIER, ObjectiveC
 from accel.metal.program import Program
 from accel.metal.queue import Queue
-from accel.metal.self_check import ask
-from accel.packets.step_memory import StepAddresses
 from contract.errors import TierError, TierUnavailable
 
-
-@dataclass(frozen=True, slots=True)
-class Choices:
-    """What a caller may decide about a device; None leaves it to the device.
-
-    ``memory_bytes`` is the most memory. ``traits`` replaces the result of the self-test, so that
-    integers compute what the device could.
-    """
-
-    memory_bytes: int | None = None
-    traits: Traits | None = None
-
-
-@dataclass(slots=True)
-class Runtime:
-    """The parts of an open device."""
-
-    queue: Queue
-    memory: Memory
-    program: Program
-    addresses: StepAddresses = field(default_factory=StepAddresses)
-
-    def close(self) -> None:
-        """Close everything."""
-        with ExitStack() as undo:
-            undo.callback(self.queue.close)
-            undo.callback(self.memory.close)
-            undo.callback(self.program.close)
+Choices = DeviceChoices
+Runtime = DeviceRuntime[Queue, Memory, Program]
 
 
 def open_runtime(objc: ObjectiveC, requested: str, choices: Choices) -> Runtime:
@@ -61,15 +34,12 @@ def open_runtime(objc: ObjectiveC, requested: str, choices: Choices) -> Runtime:
             # The queue owns the device from now on.
             undo.pop_all()
             undo.callback(queue.close)
-            capacity = device.memory_bytes
-            if choices.memory_bytes is not None:
-                capacity = min(capacity, choices.memory_bytes)
-            memory = Memory(queue, capacity)
+            memory = Memory(queue, choices.capacity(device.memory_bytes))
             undo.callback(memory.close)
             program = Program(queue, choices.traits or ALL_NATIVE)
             undo.callback(program.close)
             if choices.traits is None:
-                answer = partial(ask, memory, program)
+                answer = partial(_results, memory, program)
                 program.traits = traits_of(answer, TIER, device.name, has_dot=False)
         except TierUnavailable:
             raise
@@ -78,3 +48,8 @@ def open_runtime(objc: ObjectiveC, requested: str, choices: Choices) -> Runtime:
             raise TierUnavailable(TIER, reason, NEWER_HINT) from None
         undo.pop_all()
         return Runtime(queue, memory, program)
+
+
+def _results(memory: Memory, program: Program, traits: Traits) -> Found:
+    kernel = program.kernel(SELF_TEST, traits)
+    return results_of(memory, partial(launch_packet, memory, kernel))

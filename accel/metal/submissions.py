@@ -15,8 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from accel.metal.launcher import Recording
-from accel.metal.memory import Allocation, Kind, Memory
+from accel.metal.memory import Allocation, Memory
 from accel.metal.queue import Encode, Queue, Submission
+from accel.packets.arenas import ArenaKind
 from accel.packets.step_memory import StepAddresses
 from accel.packets.submissions import (
     CopiedStep,
@@ -48,7 +49,7 @@ class MetalSubmissions(RecordedSubmissions[Allocation, Recording, MetalStep]):
         self._queue: Queue = memory.queue
         self._addresses = addresses
         self._copies = OutputCopies(
-            lambda nbytes: memory.allocate("outputs of a step", nbytes, Kind.STEPS)
+            lambda nbytes: memory.allocate("outputs of a step", nbytes, ArenaKind.STEPS)
         )
 
     def close(self) -> None:
@@ -87,7 +88,7 @@ class MetalSubmissions(RecordedSubmissions[Allocation, Recording, MetalStep]):
                 self._queue.objc.send(
                     encoder,
                     selector,
-                    *(source.arena.buffer, source.offset),
-                    *(target.arena.buffer, target.offset),
+                    *(source.arena.handle, source.offset),
+                    *(target.arena.handle, target.offset),
                     -(-nbytes // COPIED) * COPIED,
                 )

@@ -12,14 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from accel.native.names import (
-    DIGEST_CHARACTERS,
-    PROCESSOR,
-    TIER,
-    Target,
-    library_name,
-    this_target,
-)
+from accel.native.names import DIGEST_CHARACTERS, PROCESSOR, TIER, Target, library_name, this_target
 from accel.native.variants import VARIANTS, WORDS, Variant, machine, usable
 from accel.packets.build import Progress
 from accel.user_folders import user_folder

@@ -50,13 +50,7 @@ HEADER = np.dtype(
     ]
 )
 BUFFER_RECORD = np.dtype(
-    [
-        ("name", "S160"),
-        ("bytes", "<u8"),
-        ("offset", "<u8"),
-        ("memory", "<u4"),
-        ("reserved", "<u4"),
-    ]
+    [("name", "S160"), ("bytes", "<u8"), ("offset", "<u8"), ("memory", "<u4"), ("reserved", "<u4")]
 )
 BUCKET_RECORD = np.dtype(
     [("tokens", "<u4"), ("rows", "<u4"), ("packets_offset", "<u8"), ("packets", "<u8")]

@@ -11,22 +11,11 @@ from numpy.typing import NDArray
 
 from accel.native.pool import Copies, Job, WorkerPool, copies_of
 from accel.packets.host_memory import AddressRange, aligned_bytes
+from accel.packets.step_memory import WorkerScratch
 from accel.packets.submissions import FormBatch, Submissions
 from accel.packets.worker_tuner import Choice
 from contract.ir.inputs import InputCopy
 from contract.lazy_dataclass import dataclass
-
-
-@dataclass(slots=True)
-class Scratch:
-    """Addresses of scratch memory: ``shared`` by all workers, and the first worker's ``own``.
-
-    Each worker has ``own_bytes`` of its own, one after the other.
-    """
-
-    shared: int = 0
-    own: int = 0
-    own_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +74,7 @@ class NativeSlot:
 class NativeSubmissions(Submissions[AddressRange, NativeForm, NativeSlot, NativeStep]):
     """See Submissions. The workers read a step's inputs in its slot."""
 
-    def __init__(self, pool: WorkerPool, scratch: Scratch, choice: Choice) -> None:
+    def __init__(self, pool: WorkerPool, scratch: WorkerScratch, choice: Choice) -> None:
         super().__init__()
         self._pool = pool
         self._scratch = scratch

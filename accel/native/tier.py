@@ -17,18 +17,18 @@ from accel.native.library import find_library
 from accel.native.model_weights import ModelWeights
 from accel.native.names import TIER
 from accel.native.pool import MOST_WORKERS, WorkerPool
-from accel.native.steps import NativeForm, NativeStep, NativeSubmissions, Scratch
+from accel.native.steps import NativeForm, NativeStep, NativeSubmissions
 from accel.native.variants import Variant
-from accel.packets.buffers import ArrangedMatrix, DeviceBuffer, matrices_of
+from accel.packets.buffers import DeviceBuffer, matrices_of
 from accel.packets.build import Progress
 from accel.packets.estimate_cache import StepMemoryCache
 from accel.packets.footprint import StepMemory, lanes_bytes, opencl_footprint
 from accel.packets.host_memory import AddressRange, SharedMemory
-from accel.packets.packet import ALIGNMENT
 from accel.packets.packet_tier import BoundStep, PacketTier
 from accel.packets.rules import lower_graph
 from accel.packets.schedule import schedule_workers
 from accel.packets.step import Schedule, Step
+from accel.packets.step_memory import WorkerScratch
 from accel.packets.submissions import FormBatch, StepFence
 from accel.packets.tier import tier_info
 from accel.packets.worker_tuner import AdaptiveWorkers, Choice
@@ -68,11 +68,10 @@ class NativeTier(PacketTier[AddressRange, NativeForm, NativeStep]):
     another processor, and what ``find_library`` raises.
     """
 
+    _arranger: Arranger
+
     def __init__(
-        self,
-        device: str = "",
-        choices: Choices | None = None,
-        progress: Progress | None = None,
+        self, device: str = "", choices: Choices | None = None, progress: Progress | None = None
     ) -> None:
         choices = choices or Choices()
         name = processor_name()
@@ -85,8 +84,7 @@ class NativeTier(PacketTier[AddressRange, NativeForm, NativeStep]):
         memory = SharedMemory(min(filter(None, (choices.memory_bytes, total_memory()))))
         self._arranger = Arranger(memory, self._pool)
         self._weights = ModelWeights(self._arranger, choices.weights, progress)
-        self._addresses = Scratch()
-        self._own: AddressRange | None = None
+        self._addresses = WorkerScratch()
         submissions = NativeSubmissions(
             self._pool, self._addresses, choices.tuner(self._pool.workers)
         )
@@ -154,11 +152,6 @@ class NativeTier(PacketTier[AddressRange, NativeForm, NativeStep]):
         of_file = (d for d in graph.of_kind(BufferKind.WEIGHT) if not owns_upload(d))
         return replace(found, on_disk=self._weights.on_disk(sum(map(lanes_bytes, of_file))))
 
-    def _arrange(
-        self, decl: BufferDecl, data: NDArray[np.uint8], matrices: int
-    ) -> ArrangedMatrix[AddressRange]:
-        return self._arranger.upload(decl.name, decl.dtype, data, matrices)
-
     def _upload_stored(self, name: str, data: NDArray[np.uint8]) -> AddressRange:
         memory = self._memory
         assert isinstance(memory, SharedMemory)
@@ -171,11 +164,7 @@ class NativeTier(PacketTier[AddressRange, NativeForm, NativeStep]):
         return NativeForm(bound.stored.address, len(bound.packets))
 
     def _reserve(self, shared: int, own: int, inputs: int) -> None:
-        workers = self._pool.workers
-        self._addresses.shared = self._scratch_of(shared).address
-        self._own = self._grown("workers' scratch", self._own, own * workers)
-        self._addresses.own = self._own.address
-        self._addresses.own_bytes = self._own.nbytes // workers // ALIGNMENT * ALIGNMENT
+        self._reserve_workers(self._addresses, self._pool.workers, shared, own)
 
     def _finish(self) -> None:
         self._pool.finish()

@@ -14,11 +14,12 @@ from numpy.typing import NDArray
 from accel.opencl.program import CONSTANTS_FILE, build_program, kernel_text
 from accel.opencl.runtime import Runtime
 from accel.packets.accessors import packet_constants
+from accel.packets.binding import lone_packet
 from accel.packets.buffers import ArrangedMatrix
 from accel.packets.build import Progress
 from accel.packets.host_memory import AddressRange
 from accel.packets.layouts import LANES, TILE_ROWS, WeightLayout, group_bytes, tile_bytes
-from accel.packets.packet import BANK_SHIFT, PACKET
+from accel.packets.packet import BANK_SHIFT
 from accel.packets.stacks import Stack
 from contract.dtypes import DType, StorageClass
 from contract.errors import OutOfMemory
@@ -146,11 +147,10 @@ class Arranger:
             from accel.opencl.modules import ModuleLauncher
 
             assert isinstance(launcher, ModuleLauncher)
-            packet = arrange_packet(stack, groups)
-            if launch.memory.shared:
-                packet["operand"][0, :2] = stored, arranged
-            else:
-                packet["operand"][0, :2] = STORED_BANK << BANK_SHIFT, offset
+            banked = STORED_BANK << BANK_SHIFT, offset
+            operands = (stored, arranged) if launch.memory.shared else banked
+            sizes = len(groups), stack.rows, stack.columns, groups.start
+            packet = lone_packet(operands, sizes)
             launcher.run_alone(Module("arrange", stack.dtype), packet, (arranged, stored))
             return None
         numbers = stack.rows, stack.columns, groups.start, len(groups)
@@ -173,10 +173,3 @@ class Arranger:
             )
             self._kernels[dtype] = runtime.launch.cl.Kernel(program, "arrange")
         return self._kernels[dtype]
-
-
-def arrange_packet(stack: Stack, groups: range) -> NDArray[np.void]:
-    """PACKET[1] of the op ``arrange`` without its operands' addresses."""
-    packet = np.zeros(1, PACKET)
-    packet["size"][0, :4] = len(groups), stack.rows, stack.columns, groups.start
-    return packet

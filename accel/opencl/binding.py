@@ -16,14 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from accel.opencl.api import Error, handles, information, number, opencl, text
-from accel.opencl.platforms import (
-    CORRECTLY_ROUNDED_DIVIDE_SQRT,
-    CPU,
-    DeviceHandle,
-    get_platforms,
-)
+from accel.opencl.platforms import DeviceHandle, get_platforms
 
-__all__ = ["CORRECTLY_ROUNDED_DIVIDE_SQRT", "CPU", "Error", "get_platforms"]
+__all__ = ["Error", "get_platforms"]
 
 Host: TypeAlias = NDArray[Any]
 

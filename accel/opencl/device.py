@@ -8,6 +8,7 @@ from typing import Any
 from accel.opencl import binding
 from accel.opencl.api import LIBRARY, opencl
 from accel.opencl.driver import wait_for_drivers
+from accel.opencl.platforms import CORRECTLY_ROUNDED_DIVIDE_SQRT, CPU, DeviceHandle, Info, Platform
 from contract.errors import TierUnavailable
 from contract.extras import install_command
 from contract.lazy_dataclass import dataclass
@@ -71,7 +72,7 @@ def find_devices() -> list[Device]:
             handles = platform.get_devices()
         except cl.Error:
             continue
-        devices += [_describe(cl, platform, handle) for handle in handles if _usable(handle)]
+        devices += [_describe(platform, handle) for handle in handles if _usable(handle)]
     if not devices:
         raise TierUnavailable(
             TIER, f"{len(platforms)} OpenCL platforms, but no device of OpenCL 1.2", ICD_HINT
@@ -89,25 +90,26 @@ def find_device(requested: str = "") -> Device:
     raise TierUnavailable(TIER, f"no OpenCL device matches {requested!r}", f"there is {names}")
 
 
-def _usable(handle: Any) -> bool:
+def _usable(handle: DeviceHandle) -> bool:
     # "OpenCL <major>.<minor> <vendor text>"
-    major, minor = handle.version.split()[1].split(".")[:2]
-    return bool((int(major), int(minor)) >= MIN_VERSION and handle.usable)
+    major, minor = handle.text(Info.VERSION).split()[1].split(".")[:2]
+    needed = Info.AVAILABLE, Info.COMPILER_AVAILABLE, Info.LITTLE_ENDIAN
+    return (int(major), int(minor)) >= MIN_VERSION and all(map(handle.number, needed))
 
 
-def _describe(cl: ModuleType, platform: Any, handle: Any) -> Device:
-    config = handle.single_fp_config
+def _describe(platform: Platform, handle: DeviceHandle) -> Device:
+    config = handle.number(Info.FP_CONFIG)
     return Device(
         handle=handle,
-        platform=f"{platform.name} {platform.version}",
-        name=handle.name.strip(),
-        driver=handle.driver_version,
-        is_cpu=bool(handle.type & cl.CPU),
-        compute_units=handle.max_compute_units,
-        memory_bytes=handle.global_mem_size,
-        max_allocation_bytes=handle.max_mem_alloc_size,
-        host_unified=handle.host_unified_memory,
-        correctly_rounded=bool(config & cl.CORRECTLY_ROUNDED_DIVIDE_SQRT),
+        platform=f"{platform.text(Info.PLATFORM_NAME)} {platform.text(Info.PLATFORM_VERSION)}",
+        name=handle.text(Info.NAME).strip(),
+        driver=handle.text(Info.DRIVER_VERSION),
+        is_cpu=bool(handle.number(Info.TYPE) & CPU),
+        compute_units=handle.number(Info.COMPUTE_UNITS),
+        memory_bytes=handle.number(Info.GLOBAL_MEMORY),
+        max_allocation_bytes=handle.number(Info.MAX_ALLOCATION),
+        host_unified=handle.number(Info.HOST_UNIFIED) != 0,
+        correctly_rounded=bool(config & CORRECTLY_ROUNDED_DIVIDE_SQRT),
     )
 
 

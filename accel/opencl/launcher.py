@@ -15,6 +15,7 @@ from accel.opencl.memory import Memory
 from accel.packets.footprint import kinds_of
 from accel.packets.host_memory import AddressRange
 from accel.packets.step import Op
+from accel.packets.step_memory import WorkerScratch
 from accel.packets.worker_tuner import Choice, FixedWorkers
 from contract.lazy_dataclass import dataclass
 
@@ -43,23 +44,6 @@ class WorkersLost(Exception):
     """The workers of a persistent kernel stopped waiting for one another."""
 
 
-@dataclass(slots=True)
-class ScratchAddress:
-    """Addresses of scratch memory: the shared part and the first worker's own part."""
-
-    shared: int = 0
-    own: int = 0
-    own_bytes: int = 0
-    version: int = 0
-    """The number of moves; launchers bind their arguments again after a move."""
-
-    def move(self, shared: int, own: int, own_bytes: int) -> None:
-        """Set the addresses."""
-        if (shared, own, own_bytes) != (self.shared, self.own, self.own_bytes):
-            self.shared, self.own, self.own_bytes = shared, own, own_bytes
-            self.version += 1
-
-
 @dataclass(frozen=True, slots=True)
 class LaunchContext:
     """The objects that a launcher uses; ``program`` has all kernels that do not run steps."""
@@ -68,7 +52,7 @@ class LaunchContext:
     queue: Any
     program: Any
     memory: Memory
-    scratch: ScratchAddress
+    scratch: WorkerScratch
     programs: StepPrograms | None = None
     """The programs that run steps, on devices without modules."""
 

@@ -13,14 +13,15 @@ import numpy as np
 
 from accel.packets.host_memory import AddressRange, aligned_bytes, check_fits
 from accel.packets.packet import BANK_SHIFT, BANKS, aligned
-from accel.packets.staging_buffers import Bytes, StagingBuffers
+from accel.packets.staging_buffers import Bytes, StagedMemory, StagingBuffers
+from accel.packets.tier import DeviceMemory
 from contract.errors import OutOfMemory
 from contract.lazy_dataclass import dataclass
 
 MIN_BANK_BYTES = 64 << 20
 
 
-class Memory(Protocol):
+class Memory(DeviceMemory[AddressRange], Protocol):
     """The interface of both kinds of memory. Sizes are in bytes."""
 
     used: int
@@ -28,14 +29,6 @@ class Memory(Protocol):
     """A number that changes whenever ``arguments`` changes."""
     shared: ClassVar[bool]
     """Whether the device reads host memory, so that ``adopt`` copies nothing."""
-
-    @property
-    def held(self) -> int:
-        """Bytes taken from the device, used or not."""
-
-    @property
-    def available(self) -> int:
-        """Bytes that can still be taken, as far as the device reports them."""
 
     def expect(self, nbytes: int) -> None:
         """Prepare for allocations of so many aligned bytes in total."""
@@ -48,18 +41,6 @@ class Memory(Protocol):
 
         ``borrowed`` says that the caller keeps ``data`` anyway.
         """
-
-    def map(self, allocation: AddressRange) -> Bytes:
-        """The bytes in host memory; from now on they are copied as the allocation's fields say."""
-
-    def read(self, allocation: AddressRange, offset: int, nbytes: int) -> Bytes:
-        """A copy of some of the bytes."""
-
-    def write(self, allocation: AddressRange, offset: int, data: Bytes) -> None:
-        """Replace some of the bytes."""
-
-    def free(self, allocation: AddressRange) -> None:
-        """Release the memory."""
 
     def arguments(self) -> tuple[Any, ...]:
         """The buffers that every kernel has as arguments."""
@@ -84,7 +65,7 @@ class _Bank:
 
 
 @dataclass(slots=True)
-class BankedMemory:
+class BankedMemory(StagedMemory[AddressRange, Any]):
     """Memory in up to BANKS buffers of the device; an address is a bank number and an offset.
 
     A new bank has room for all bytes that are still expected. If none are, it is as large as all
@@ -103,11 +84,11 @@ class BankedMemory:
     _placed: int = 0
     _expected: int = 0
     _expected_on_host: int = 0
-    _staging: StagingBuffers[AddressRange, Any] = field(init=False)
+    staging: StagingBuffers[AddressRange, Any] = field(init=False)
     shared: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        self._staging = StagingBuffers(self.transfer, aligned_bytes)
+        self.staging = StagingBuffers(self.transfer, aligned_bytes)
 
     @property
     def held(self) -> int:
@@ -151,21 +132,9 @@ class BankedMemory:
             self.transfer(allocation, np.ascontiguousarray(data).reshape(-1), to_device=True).wait()
         return allocation
 
-    def map(self, allocation: AddressRange) -> Bytes:
-        """See Memory."""
-        return self._staging.map(allocation)
-
-    def read(self, allocation: AddressRange, offset: int, nbytes: int) -> Bytes:
-        """See Memory."""
-        return self._staging.read(allocation, offset, nbytes)
-
-    def write(self, allocation: AddressRange, offset: int, data: Bytes) -> None:
-        """See Memory."""
-        self._staging.write(allocation, offset, data)
-
     def free(self, allocation: AddressRange) -> None:
         """See Memory."""
-        self._staging.forget(allocation)
+        self.staging.forget(allocation)
         bank = self._banks[allocation.bank]
         assert bank is not None
         if not bank.on_host:
@@ -180,14 +149,6 @@ class BankedMemory:
     def arguments(self) -> tuple[Any, ...]:
         """See Memory."""
         return tuple(bank.buffer if bank is not None else None for bank in self._banks)
-
-    def to_device(self) -> list[Any]:
-        """See Memory."""
-        return self._staging.to_device()
-
-    def to_host(self) -> list[Any]:
-        """See Memory."""
-        return self._staging.to_host()
 
     def _take(self, what: str, nbytes: int) -> AddressRange:
         size = aligned(nbytes)

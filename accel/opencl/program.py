@@ -7,14 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from accel.opencl.contents import (
-    EVERYTHING,
-    Parts,
-    format_lists,
-    mask_of,
-    of_mask,
-    ops_with,
-)
+from accel.opencl.contents import EVERYTHING, Parts, format_lists, mask_of, of_mask, ops_with
 from accel.opencl.cpu_flags import processor_key
 from accel.opencl.device import Device, import_binding
 from accel.packets.accessors import op_list, packet_accessors, packet_constants

@@ -21,7 +21,6 @@ from accel.opencl.launcher import (
     Mode,
     PacketLauncher,
     PersistentLauncher,
-    ScratchAddress,
     WorkersLost,
 )
 from accel.opencl.memory import BankedMemory, Memory
@@ -39,6 +38,7 @@ from accel.packets.host_memory import SharedMemory
 from accel.packets.ops import NUMBERS
 from accel.packets.packet import PACKET
 from accel.packets.rules import ROW_PARTS
+from accel.packets.step_memory import WorkerScratch
 from accel.packets.worker_tuner import AdaptiveWorkers, Choice
 from contract.errors import TierUnavailable
 from contract.lazy_dataclass import dataclass
@@ -107,7 +107,7 @@ def open_runtime(device: Device, choices: Choices, progress: Progress | None = N
         units = max(1, min(units, choices.threads))
 
     def context_of(program: Any, programs: StepPrograms | None = None) -> LaunchContext:
-        return LaunchContext(cl, queue, program, memory, ScratchAddress(), programs)
+        return LaunchContext(cl, queue, program, memory, WorkerScratch(), programs)
 
     def build(files: Mapping[str, str], flags: str) -> Any:
         return build_program(context, device, files, flags, choices.cache, progress)
@@ -143,9 +143,7 @@ def open_runtime(device: Device, choices: Choices, progress: Progress | None = N
 
 
 def _launcher(
-    context_of: Callable[[bool], LaunchContext],
-    choices: Choices,
-    workers: int,
+    context_of: Callable[[bool], LaunchContext], choices: Choices, workers: int
 ) -> tuple[Mode, LaunchContext, Launcher]:
     """Choose how the cores of a processor execute packets."""
     if choices.mode is not Mode.LAUNCH:

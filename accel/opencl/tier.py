@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -15,7 +15,7 @@ from accel.opencl.launcher import Mode, Recording, WorkersLost
 from accel.opencl.memory import BankedMemory, Memory
 from accel.opencl.runtime import Choices, open_runtime
 from accel.opencl.submissions import OpenClStep, OpenClSubmissions
-from accel.packets.buffers import ArrangedMatrix, DeviceBuffer, matrices_of
+from accel.packets.buffers import DeviceBuffer, matrices_of
 from accel.packets.build import Progress
 from accel.packets.estimate_cache import StepMemoryCache
 from accel.packets.footprint import KnownMemory, StepMemory, lanes_bytes, opencl_footprint
@@ -35,8 +35,6 @@ from contract.ir.nodes import BufferDecl, Graph
 from contract.shape_key import ShapeKey
 from contract.tier import DeviceTier
 
-OWN_ALIGNMENT = 256
-
 OpenClBatch = FormBatch[AddressRange, Recording]
 OpenClFence = StepFence[AddressRange, Recording, OpenClStep]
 
@@ -48,20 +46,17 @@ class OpenClTier(StreamingTier[AddressRange, Recording, OpenClStep]):
     ``progress`` is called with a line before the kernels are compiled.
     """
 
+    _arranger: Arranger
     _memory: Memory
     _submissions: OpenClSubmissions
 
     def __init__(
-        self,
-        device: str = "",
-        choices: Choices | None = None,
-        progress: Progress | None = None,
+        self, device: str = "", choices: Choices | None = None, progress: Progress | None = None
     ) -> None:
         self._cl = import_binding()
         self._choices = choices or Choices()
         self._runtime = open_runtime(find_device(device), self._choices, progress)
         self._arranger = Arranger(self._runtime, self._choices.cache, progress)
-        self._own: AddressRange | None = None
         found = self._runtime.device
         driver = f"{found.platform}, {found.driver}"
         asked = self._choices.shared_addresses
@@ -84,11 +79,6 @@ class OpenClTier(StreamingTier[AddressRange, Recording, OpenClStep]):
     def streams(self) -> bool:
         """See StreamingTier."""
         return not self._memory.shared and not self.info.host_unified
-
-    @property
-    def used_bytes(self) -> int:
-        """Bytes of device memory in use, with uploads that stay in host memory."""
-        return self._memory.used
 
     @property
     def allocated_bytes(self) -> int:
@@ -147,15 +137,6 @@ class OpenClTier(StreamingTier[AddressRange, Recording, OpenClStep]):
         sync_as(allocation, decl)
         return allocation
 
-    def _arrange_to(
-        self,
-        decl: BufferDecl,
-        data: NDArray[np.uint8],
-        matrices: int,
-        allocate: Callable[[str, int], AddressRange] | None,
-    ) -> ArrangedMatrix[AddressRange]:
-        return self._arranger.upload(decl.name, decl.dtype, data, matrices, allocate)
-
     def _on_host(self, what: str, nbytes: int) -> AddressRange:
         assert isinstance(self._memory, BankedMemory)
         return self._memory.allocate_on_host(f"{what} in host memory", nbytes)
@@ -175,12 +156,8 @@ class OpenClTier(StreamingTier[AddressRange, Recording, OpenClStep]):
         return launcher.record(bound.packets, bound.stored.address, bound.step.ops)
 
     def _reserve(self, shared: int, own: int, inputs: int) -> None:
-        addresses, workers = self._runtime.launch.scratch, self._runtime.launcher.workers
-        scratch = self._scratch_of(shared)
-        addresses.move(scratch.address, addresses.own, addresses.own_bytes)
-        self._own = self._grown("workers' scratch", self._own, own * workers)
-        per_worker = self._own.nbytes // workers // OWN_ALIGNMENT * OWN_ALIGNMENT
-        addresses.move(scratch.address, self._own.address, per_worker)
+        runtime = self._runtime
+        self._reserve_workers(runtime.launch.scratch, runtime.launcher.workers, shared, own)
         if not self._memory.shared:
             current = self._submissions.input
             self._submissions.input = self._grown("inputs of a step", current, inputs)

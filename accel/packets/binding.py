@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -34,11 +34,7 @@ MatrixOf = Callable[[str], tuple[int, int, WeightLayout]]
 
 
 def bind_step(
-    step: Step,
-    schedule: Schedule,
-    inputs: InputLayout,
-    address_of: AddressOf,
-    matrix_of: MatrixOf,
+    step: Step, schedule: Schedule, inputs: InputLayout, address_of: AddressOf, matrix_of: MatrixOf
 ) -> NDArray[np.void]:
     """PACKET[ops] in execution order; ``inputs`` has the offset of each REQUEST buffer."""
     factors = product_factors(step)
@@ -77,11 +73,7 @@ def stored_operands(step: Step) -> set[str]:
 
 
 def _packet(
-    op: Op,
-    placement: Placement,
-    layout: int,
-    operands: tuple[int, ...],
-    strides: tuple[int, ...],
+    op: Op, placement: Placement, layout: int, operands: tuple[int, ...], strides: tuple[int, ...]
 ) -> tuple[Any, ...]:
     """The fields of a PACKET as a tuple of Python numbers, since assigning to one element of a
     numpy array takes ten times as long."""
@@ -111,3 +103,12 @@ def _address(tensor: Tensor, schedule: Schedule, inputs: InputLayout, address_of
     if tensor.buffer in inputs.offsets:
         return INPUT_MEMORY | inputs.offsets[tensor.buffer] + offset
     return address_of(tensor.buffer) + offset
+
+
+def lone_packet(operands: Sequence[int], sizes: Sequence[int]) -> NDArray[np.void]:
+    """PACKET[1] of an op that belongs to no step."""
+    packet = np.zeros(1, PACKET)
+    packet["operand"] = ABSENT
+    packet["operand"][0, : len(operands)] = operands
+    packet["size"][0, : len(sizes)] = sizes
+    return packet

@@ -14,9 +14,12 @@ from accel.packets.binding import bind_step
 from accel.packets.buffers import ArrangedMatrix, DeviceBuffer, matrices_of, outputs_of
 from accel.packets.footprint import KnownMemory, PlannedSteps, StepMemory, device_footprint
 from accel.packets.layouts import WeightLayout, planes_bytes
+from accel.packets.packet import ALIGNMENT
 from accel.packets.step import Schedule, Step
+from accel.packets.step_memory import WorkerScratch
 from accel.packets.submissions import FormBatch, Submissions
 from accel.packets.tier import A, BaseTier, Bytes, C, DeviceMemory, L
+from contract.dtypes import DType
 from contract.errors import DeviceLost
 from contract.footprint import Footprint
 from contract.ir.inputs import InputLayout, input_layout
@@ -31,6 +34,14 @@ class ExpectingMemory(DeviceMemory[A], Protocol[A]):
 
     def expect(self, nbytes: int, /) -> None:
         """Reserve room for allocations of ``nbytes`` bytes in all, alignment included."""
+
+
+class Arranger(Protocol[A]):
+    """Arranges matrices in the layout of products."""
+
+    def upload(self, name: str, dtype: DType, data: Bytes, matrices: int, /) -> ArrangedMatrix[A]:
+        """Upload uint8[rows, row_bytes], ``matrices`` matrices one after the other. Raises
+        OutOfMemory naming the buffer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +60,13 @@ class BoundStep(Generic[A]):
 class PacketTier(BaseTier[A, L, C]):
     """See ``contract.tier.Tier``. ``known`` may supply the memory of steps without lowering them.
 
-    Hooks a tier must give in addition to those of BaseTier: ``_schedule``, ``_arrange``,
+    Hooks a tier must give in addition to those of BaseTier: ``_arranger``, ``_schedule``,
     ``_record`` and ``_reserve``.
     """
 
     _memory: ExpectingMemory[A]
+    _arranger: Arranger[A]
+    _own: A | None = None
 
     def __init__(
         self,
@@ -63,6 +76,7 @@ class PacketTier(BaseTier[A, L, C]):
         known: KnownMemory | None = None,
     ) -> None:
         super().__init__(info, memory, submissions)
+        self._known = known
         self._recorded: dict[int, tuple[L, A]] = {}
         self._steps = PlannedSteps(self._schedule, self.buckets, known)
 
@@ -123,11 +137,6 @@ class PacketTier(BaseTier[A, L, C]):
         UnsupportedOp."""
 
     @abstractmethod
-    def _arrange(self, decl: BufferDecl, data: Bytes, matrices: int) -> ArrangedMatrix[A]:
-        """Hook: upload ``matrices`` matrices, stored one after the other, in the layout of
-        products."""
-
-    @abstractmethod
     def _record(self, bound: BoundStep[A]) -> L:
         """Hook: record the commands that execute the step."""
 
@@ -158,6 +167,18 @@ class PacketTier(BaseTier[A, L, C]):
 
     def _discard(self, launch: L) -> None:
         """Hook: free what ``_record`` made; nothing submitted uses it."""
+
+    def _arrange(self, decl: BufferDecl, data: Bytes, matrices: int) -> ArrangedMatrix[A]:
+        """Hook: upload a weight of ``matrices`` matrices in the layout of products."""
+        return self._arranger.upload(decl.name, decl.dtype, data, matrices)
+
+    def _reserve_workers(self, scratch: WorkerScratch, workers: int, shared: int, own: int) -> None:
+        """``_reserve`` of scratch memory for workers that have ``own`` bytes each."""
+        address = self._scratch_of(shared).address
+        scratch.move(address, scratch.own, scratch.own_bytes)
+        self._own = self._grown("workers' scratch", self._own, own * workers)
+        each = self._own.nbytes // workers // ALIGNMENT * ALIGNMENT
+        scratch.move(address, self._own.address, each)
 
     def _fill(self, buffer: DeviceBuffer[A]) -> None:
         if (matrices := matrices_of(buffer.decl)) and buffer.source is not None:

@@ -126,3 +126,29 @@ class StagingBuffers(Generic[A, T]):
             for allocation in allocations
             if allocation.host is not None and allocation.nbytes
         ]
+
+
+class StagedMemory(Generic[A, T]):
+    """Device memory that the host accesses through ``staging``."""
+
+    staging: StagingBuffers[A, T]
+
+    def map(self, allocation: A) -> Bytes:
+        """See StagingBuffers."""
+        return self.staging.map(allocation)
+
+    def read(self, allocation: A, offset: int, nbytes: int) -> Bytes:
+        """See StagingBuffers."""
+        return self.staging.read(allocation, offset, nbytes)
+
+    def write(self, allocation: A, offset: int, data: Bytes) -> None:
+        """See StagingBuffers."""
+        self.staging.write(allocation, offset, data)
+
+    def to_device(self) -> list[T]:
+        """See StagingBuffers."""
+        return self.staging.to_device()
+
+    def to_host(self) -> list[T]:
+        """See StagingBuffers."""
+        return self.staging.to_host()

@@ -37,12 +37,27 @@ class StepAddresses:
             self.version += 1
 
 
+@dataclass(slots=True)
+class WorkerScratch:
+    """Addresses of scratch memory: ``shared`` by all workers, and the first worker's ``own``.
+
+    Each worker has ``own_bytes`` of its own, one after the other; ``version`` counts the moves.
+    """
+
+    shared: int = 0
+    own: int = 0
+    own_bytes: int = 0
+    version: int = 0
+
+    def move(self, shared: int, own: int, own_bytes: int) -> None:
+        """Set the addresses."""
+        if (shared, own, own_bytes) != (self.shared, self.own, self.own_bytes):
+            self.shared, self.own, self.own_bytes = shared, own, own_bytes
+            self.version += 1
+
+
 def grown(
-    memory: Allocator[A],
-    finish: Callable[[], object],
-    what: str,
-    current: A | None,
-    nbytes: int,
+    memory: Allocator[A], finish: Callable[[], object], what: str, current: A | None, nbytes: int
 ) -> A:
     """``current`` if it has ``nbytes``, else larger memory in its stead, after ``finish`` has
     waited for the steps that use it.

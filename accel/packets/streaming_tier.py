@@ -6,17 +6,16 @@ import time
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Protocol
 
 import numpy as np
 
 from accel.packets.buffers import ArrangedMatrix, DeviceBuffer
-from accel.packets.footprint import KnownMemory, PlannedSteps, StepMemory
+from accel.packets.footprint import PlannedSteps, StepMemory
 from accel.packets.layouts import WeightLayout, planes_bytes
 from accel.packets.packet import PACKET, aligned
-from accel.packets.packet_tier import ExpectingMemory, PacketTier
+from accel.packets.packet_tier import Arranger, PacketTier
 from accel.packets.step import Step
-from accel.packets.submissions import Submissions
 from accel.packets.tier import A, Bytes, C, L
 from accel.packets.weight_ring import (
     RING,
@@ -29,37 +28,42 @@ from accel.packets.weight_ring import (
     with_copies,
     with_ring,
 )
-from contract.dtypes import F32
+from contract.dtypes import F32, DType
 from contract.errors import OutOfMemory
 from contract.footprint import Footprint
 from contract.ir.nodes import BufferDecl, BufferKind, Graph
 from contract.ir.unread_outputs import kinds_of_steps
 from contract.shape_key import ShapeKey
-from contract.tier import TierInfo
 
 LINK_BYTES = 16 << 20
 """Bytes of a copy that measures the rate of the link to the device."""
 LINK_COPIES = 3
 
 
+class StreamingArranger(Arranger[A], Protocol[A]):
+    """Arranges matrices in memory of the device or of the host."""
+
+    def upload(
+        self,
+        name: str,
+        dtype: DType,
+        data: Bytes,
+        matrices: int,
+        allocate: Callable[[str, int], A] | None = None,
+        /,
+    ) -> ArrangedMatrix[A]:
+        """See Arranger: to memory from ``allocate``, for None to the device's own."""
+
+
 class StreamingTier(PacketTier[A, L, C]):
     """See ``contract.tier.StreamsWeights``.
 
-    Hooks a tier must give in addition to those of PacketTier: ``streams``, ``_on_host`` and
-    ``_arrange_to``.
+    Hooks a tier must give in addition to those of PacketTier: ``streams`` and ``_on_host``.
     """
 
-    def __init__(
-        self,
-        info: TierInfo,
-        memory: ExpectingMemory[A],
-        submissions: Submissions[A, L, Any, C],
-        known: KnownMemory | None = None,
-    ) -> None:
-        super().__init__(info, memory, submissions, known)
-        self._known = known
-        self._ring: WeightRing | None = None
-        self._ring_memory: A | None = None
+    _arranger: StreamingArranger[A]
+    _ring: WeightRing | None = None
+    _ring_memory: A | None = None
 
     @property
     @abstractmethod
@@ -131,16 +135,6 @@ class StreamingTier(PacketTier[A, L, C]):
         """Hook: host memory that the device reads and writes. Raises OutOfMemory naming
         ``what``."""
 
-    @abstractmethod
-    def _arrange_to(
-        self,
-        decl: BufferDecl,
-        data: Bytes,
-        matrices: int,
-        allocate: Callable[[str, int], A] | None,
-    ) -> ArrangedMatrix[A]:
-        """Hook: ``_arrange`` in memory from ``allocate``, for None in the device's own."""
-
     def _expect_on_host(self, nbytes: int) -> None:
         """Hook: prepare for ``nbytes`` of ``_on_host`` in all."""
 
@@ -150,7 +144,9 @@ class StreamingTier(PacketTier[A, L, C]):
 
     def _arrange(self, decl: BufferDecl, data: Bytes, matrices: int) -> ArrangedMatrix[A]:
         streamed = self._ring is not None and self._ring.holds(decl)
-        return self._arrange_to(decl, data, matrices, self._on_host if streamed else None)
+        return self._arranger.upload(
+            decl.name, decl.dtype, data, matrices, self._on_host if streamed else None
+        )
 
     def _planned(self, graph: Graph, largest: ShapeKey, steps: StepMemory) -> Footprint:
         footprint = self._footprint(graph, largest, steps)

@@ -93,10 +93,7 @@ class BaseTier(ContextManager, Generic[A, L, C]):
     """
 
     def __init__(
-        self,
-        info: TierInfo,
-        memory: DeviceMemory[A],
-        submissions: Submissions[A, L, Any, C],
+        self, info: TierInfo, memory: DeviceMemory[A], submissions: Submissions[A, L, Any, C]
     ) -> None:
         self._info = info
         self._memory = memory

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from accel.kernels.launches import MOST_GROUPS, PlannedLaunch
+from accel.kernels.source import ALL_OPS, Module, Traits
 from accel.packets import work
 from accel.packets.step_memory import StepAddresses
 from accel.vulkan.device import Device
+from accel.vulkan.memory import Memory
 from accel.vulkan.program import Pipeline, Program
 from accel.vulkan.pushed import Packets, pushed
 from accel.vulkan.queue import Queue
@@ -92,3 +97,29 @@ class Recording:
         data = vulkan.ffi.from_buffer(pushed(launch.op, self._packets, index, self._addresses))
         vulkan.run("CmdPushConstants", commands, self._layout, self._stage, 0, len(data), data)
         vulkan.run("CmdDispatch", commands, launch.groups, 1, 1)
+
+
+def launch_packet(
+    memory: Memory,
+    program: Program,
+    module: Module,
+    packet: NDArray[np.void],
+    groups: int,
+    traits: Traits | None = None,
+) -> None:
+    """Run the kernel of a module with PACKET[1] outside of any step, and wait for it."""
+    pipeline = program.kernel(module, traits)
+    stored = memory.adopt("packet", packet.view(np.uint8))
+    queue, vulkan = memory.queue, memory.queue.vulkan
+    stage = vulkan.flags("SHADER_STAGE", "COMPUTE")
+    given = pushed(ALL_OPS[module.op], Packets(packet, stored.address), 0, StepAddresses())
+
+    def fill(commands: object) -> None:
+        point = vulkan.constant("PIPELINE_BIND_POINT_COMPUTE")
+        vulkan.run("CmdBindPipeline", commands, point, pipeline.handle)
+        data = vulkan.ffi.from_buffer(given)
+        vulkan.run("CmdPushConstants", commands, program.layout, stage, 0, len(given), data)
+        vulkan.run("CmdDispatch", commands, groups, 1, 1)
+
+    queue.await_number(queue.run_once(fill))
+    memory.free(stored)

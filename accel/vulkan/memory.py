@@ -1,4 +1,4 @@
-"""Device memory: ranges of a few large buffers, each with a 64-bit address.
+"""Device memory: ranges of a few large arenas, each with a 64-bit address.
 
 A device that shares the host's memory has arenas that the host can access. Any other device has its
 own memory, accessed through two staging buffers, and host memory that both can access.
@@ -6,173 +6,62 @@ own memory, accessed through two staging buffers, and host memory that both can 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 
-from accel.packets.holes import Holes
-from accel.packets.packet import ALIGNMENT, aligned
+from accel.packets.arenas import Arena, ArenaKind, ArenaRange, Bytes, MirroredMemory
 from accel.vulkan.api import VulkanError, is_out_of_memory
-from accel.vulkan.arena import Arena, Buffer, Bytes, cut
+from accel.vulkan.buffers import Buffer, Buffers, cut
 from accel.vulkan.device import MEMORY_BUDGET
 from accel.vulkan.queue import Queue
-from contract.errors import OutOfMemory, TierError
+from contract.errors import DeviceLost, OutOfMemory, TierError
 
-MIN_ARENA_BYTES = 64 << 10
-MAX_ARENA_BYTES = 1 << 30
-"""Largest arena for more than one allocation."""
-GROWTH = 64
-"""An arena for unexpected allocations is this part of all allocated memory."""
-HOST_ARENA_BYTES = 1 << 20
-STAGING_BYTES = 8 << 20
 WHOLE_SIZE = (1 << 64) - 1
 ZERO = 0
 
-
-@dataclass(slots=True, eq=False)
-class Allocation:
-    """``nbytes`` bytes at ``address``, ``offset`` bytes into the arena.
-
-    ``mirror`` is its copy in host memory, None until mapped. A mirror is copied to the device
-    before a submission to an idle device if ``sent``, and to the host after every submission if
-    ``fetched``.
-    """
-
-    arena: Arena
-    offset: int
-    nbytes: int
-    mirror: Allocation | None = None
-    sent: bool = True
-    fetched: bool = True
-
-    @property
-    def address(self) -> int:
-        """The address that a packet contains."""
-        return self.arena.address + self.offset
-
-    @property
-    def host(self) -> Bytes | None:
-        """The bytes if the host can access them."""
-        whole = self.arena.host
-        return None if whole is None else whole[self.offset : self.offset + self.nbytes]
+Allocation = ArenaRange[Buffers]
 
 
-class Memory:
-    """All memory of one device. Sizes in bytes.
-
-    With ``shared`` device and host use the same memory. ``exchanges`` changes whenever the result
-    of ``staging`` does.
-    """
+class Memory(MirroredMemory[Buffers]):
+    """See MirroredMemory. With ``shared`` device and host use the same memory."""
 
     def __init__(self, queue: Queue, capacity: int, shared: bool) -> None:
+        super().__init__(capacity, queue.device.max_buffer_bytes)
         self.queue = queue
-        self.capacity = capacity
         self.shared = shared
-        self.used = 0
-        self._arenas: list[Arena] = []
-        self._mapped: list[Allocation] = []
-        self.exchanges = 0
-        self._expected = 0
-        self._allocated = 0
-        self._staging: list[tuple[Allocation, int]] = []
-        self._staging_bytes = min(STAGING_BYTES, queue.device.max_buffer_bytes)
         self._properties = queue.vulkan.structure("PhysicalDeviceMemoryProperties2")
         queue.vulkan.run(
             "GetPhysicalDeviceMemoryProperties2", queue.device.handle, self._properties
         )
 
     @property
-    def held(self) -> int:
-        """Bytes allocated from the device, unused ones included."""
-        return sum(arena.nbytes for arena in self._arenas if arena.own)
-
-    @property
     def available(self) -> int:
         """Bytes that can still be allocated from the device."""
-        left = self.capacity - self.held
         budget = self._budget()
-        return left if budget is None else max(0, min(left, budget))
+        return self._limit() if budget is None else max(0, min(self._limit(), budget))
 
-    def expect(self, nbytes: int) -> None:
-        """Reserve room for allocations of ``nbytes`` bytes in all, alignment included."""
-        self._expected = self._allocated + nbytes
-
-    def allocate(
-        self, what: str, nbytes: int, *, zeroed: bool = True, on_host: bool = False
-    ) -> Allocation:
-        """The device's own memory or, with ``on_host``, host memory. Raises OutOfMemory naming its
-        purpose ``what``."""
-        own = not on_host
-        size = aligned(nbytes)
-        allocation = self._allocate(what, nbytes, size, own)
-        self.used += nbytes if own else 0
-        self._allocated += size if own else 0
-        if zeroed:
-            self._zero(allocation, size)
-        return allocation
-
-    def adopt(self, what: str, data: Bytes) -> Allocation:
-        """The device's own memory with the contents ``data``."""
-        allocation = self.allocate(what, data.nbytes, zeroed=False)
-        self.write(allocation, 0, data)
-        return allocation
-
-    def map(self, allocation: Allocation) -> Bytes:
-        """The bytes in host memory, synchronized from now on as the allocation says."""
-        if allocation.host is not None:
-            return allocation.host
-        if allocation.mirror is None:
-            allocation.mirror = self.allocate("host mirror", allocation.nbytes, on_host=True)
-            self._mapped.append(allocation)
-            self.exchanges += 1
-        elif allocation.fetched:
-            return _seen(allocation.mirror)
-        self.read_into(allocation, 0, _seen(allocation.mirror))
-        return _seen(allocation.mirror)
-
-    def read(self, allocation: Allocation, offset: int, nbytes: int) -> Bytes:
-        """A copy of some of the bytes; for mapped memory from the host copy, which is current."""
-        if allocation.mirror is not None and allocation.fetched:
-            return _seen(allocation.mirror)[offset : offset + nbytes].copy()
-        data = np.empty(nbytes, np.uint8)
-        self.read_into(allocation, offset, data)
-        return data
-
-    def read_into(self, allocation: Allocation, offset: int, data: Bytes) -> None:
-        """Fill ``data`` with the bytes from ``offset`` on, after everything submitted has ended."""
-        if allocation.host is not None:
-            self.queue.finish()
-            data[:] = allocation.host[offset : offset + data.nbytes]
-            return
-        for start in range(0, data.nbytes, self._staging_bytes):
-            part = data[start : start + self._staging_bytes]
-            staging, _ = self._staged()
-            self.copy(allocation, offset + start, staging, 0, part.nbytes)
-            self.queue.finish()
-            part[:] = _seen(staging)[: part.nbytes]
-
-    def write(self, allocation: Allocation, offset: int, data: Bytes) -> None:
-        """Replace some of the bytes. Where memory is shared nothing submitted may still use them;
-        elsewhere the write takes its turn in the order of submissions."""
-        flat = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
-        if allocation.mirror is not None:
-            _seen(allocation.mirror)[offset : offset + flat.nbytes] = flat
-        if allocation.host is not None:
-            allocation.host[offset : offset + flat.nbytes] = flat
-            return
-        for start in range(0, flat.nbytes, self._staging_bytes):
-            part = flat[start : start + self._staging_bytes]
-            staging, index = self._staged()
-            _seen(staging)[: part.nbytes] = part
-            number = self.copy(staging, 0, allocation, offset + start, part.nbytes)
-            self._staging[index] = staging, number
+    @contextmanager
+    def guarded(self, what: str, nbytes: int = 0) -> Iterator[None]:
+        """See ArenaMemory."""
+        try:
+            yield
+        except VulkanError as error:
+            vulkan = self.queue.vulkan
+            if is_out_of_memory(vulkan, error):
+                name = f"{what} ({error})"
+                raise OutOfMemory(name, nbytes, self.held, self.available) from None
+            message = f"{self.queue.device.name}: {what}: {error}"
+            if error.result == vulkan.constant("ERROR_DEVICE_LOST"):
+                raise DeviceLost(message) from None
+            raise TierError(message) from None
 
     def copy(
         self, source: Allocation, first: int, target: Allocation, offset: int, nbytes: int
     ) -> int:
-        """Copy bytes in the order of submissions, and return the number of this one."""
+        """See MirroredMemory: the number is that of the submission."""
         return self.queue.run_once(
             lambda commands: self.record_copy(commands, source, first, target, offset, nbytes)
         )
@@ -190,73 +79,46 @@ class Memory:
         vulkan = self.queue.vulkan
         done = 0
         while done < nbytes:
-            read, start, left = source.arena.at(source.offset + first + done)
-            written, at, room = target.arena.at(target.offset + offset + done)
+            read, start, left = source.arena.handle.at(source.offset + first + done)
+            written, at, room = target.arena.handle.at(target.offset + offset + done)
             count = min(left, room, nbytes - done)
             region = vulkan.structure("BufferCopy", srcOffset=start, dstOffset=at, size=count)
             vulkan.run("CmdCopyBuffer", commands, read, written, 1, region)
             done += count
 
-    def free(self, allocation: Allocation) -> None:
-        """Free the memory, which no step in flight may still use; copies may."""
-        if allocation.arena not in self._arenas:
+    def _await_copy(self, number: int) -> None:
+        self.queue.await_number(number)
+
+    def _finish(self) -> None:
+        self.queue.finish()
+
+    def _limit(self) -> int:
+        """See ArenaMemory: several buffers cover an arena that is larger than one may be."""
+        return self.capacity - self.held
+
+    def _release(self, arena: Arena[Buffers]) -> None:
+        arena.host = None
+        self._give_back(arena.handle.buffers, arena.handle.memory)
+
+    def _zero(self, allocation: Allocation, size: int) -> None:
+        if allocation.host is not None:
+            allocation.host[:] = 0
             return
-        if allocation.mirror is not None:
-            self._mapped = [mapped for mapped in self._mapped if mapped is not allocation]
-            self.exchanges += 1
-            self.free(allocation.mirror)
-            allocation.mirror = None
-        arena, size = allocation.arena, aligned(allocation.nbytes)
-        arena.holes.give_back(allocation.offset, size)
-        if arena.own:
-            self.used -= allocation.nbytes
-            self._allocated -= size
-        if arena.holes.whole:
-            self.queue.finish()
-            self._arenas.remove(arena)
-            self._destroy(arena)
 
-    def staging(self, to_device: bool) -> list[Allocation]:
-        """Mapped memory to be copied before a submission (``to_device``) or after it."""
-        return [m for m in self._mapped if (m.sent if to_device else m.fetched)]
+        def fill(commands: Any) -> None:
+            done = 0
+            while done < size:
+                buffer, start, room = allocation.arena.handle.at(allocation.offset + done)
+                count = min(room, size - done)
+                self.queue.vulkan.run("CmdFillBuffer", commands, buffer, start, count, ZERO)
+                done += count
 
-    def close(self) -> None:
-        """Free everything; the device must be idle."""
-        while self._arenas:
-            self._destroy(self._arenas.pop())
+        self.queue.run_once(fill)
 
-    def _allocate(self, what: str, nbytes: int, size: int, own: bool) -> Allocation:
-        for arena in self._arenas:
-            if arena.own == own and (offset := arena.holes.take(size)) is not None:
-                return Allocation(arena, offset, nbytes)
-        arena = self._new_arena(what, size, own)
-        offset = arena.holes.take(size)
-        assert offset is not None
-        return Allocation(arena, offset, nbytes)
-
-    def _new_arena(self, what: str, size: int, own: bool) -> Arena:
-        left = self.capacity - self.held
-        most = self.queue.device.max_buffer_bytes
-        if own and size > left:
-            raise OutOfMemory(what, size, self.held, left)
-        requested = self._expected - self._allocated
-        if requested <= 0:
-            requested = min(max(self.held // GROWTH, MIN_ARENA_BYTES), MAX_ARENA_BYTES)
-        requested = min(requested, MAX_ARENA_BYTES, left) if own else HOST_ARENA_BYTES
-        try:
-            arena = self._created(max(min(requested, most) // ALIGNMENT * ALIGNMENT, size), own)
-        except VulkanError as error:
-            if not is_out_of_memory(self.queue.vulkan, error):
-                raise TierError(f"{what}: {error}") from None
-            raise OutOfMemory(f"{what} ({error})", size, self.held, self.available) from None
-        if arena is None:
-            raise OutOfMemory(what, size, self.held, min(left, most))
-        self._arenas.append(arena)
-        return arena
-
-    def _created(self, nbytes: int, own: bool) -> Arena | None:
-        """None where the device gives the buffers of one memory addresses that are not
-        consecutive."""
+    def _create(self, what: str, nbytes: int, kind: ArenaKind) -> Arena[Buffers]:
+        """See ArenaMemory. Raises OutOfMemory where the device gives the buffers of one memory
+        addresses that are not consecutive."""
+        own, left = kind is ArenaKind.MODEL, self._limit()
         vulkan, device = self.queue.vulkan, self.queue.handle
         memory = vulkan.ffi.NULL
         buffers: list[Buffer] = []
@@ -276,8 +138,8 @@ class Memory:
             raise
         if any(at != addresses[0] + b.start for at, b in zip(addresses, buffers, strict=True)):
             self._give_back(buffers, memory)
-            return None
-        return Arena(tuple(buffers), memory, addresses[0], nbytes, host, own, Holes(nbytes))
+            raise OutOfMemory(what, nbytes, self.held, min(left, self._largest))
+        return Arena(Buffers(tuple(buffers), memory), addresses[0], nbytes, kind, host)
 
     def _buffer(self, nbytes: int) -> Any:
         vulkan = self.queue.vulkan
@@ -339,36 +201,6 @@ class Memory:
             raise TierError(f"{self.queue.device.name} has no memory for buffers")
         return min(found)[-1]
 
-    def _destroy(self, arena: Arena) -> None:
-        arena.host = None
-        self._give_back(arena.buffers, arena.memory)
-
-    def _zero(self, allocation: Allocation, size: int) -> None:
-        if allocation.host is not None:
-            allocation.host[:] = 0
-            return
-
-        def fill(commands: Any) -> None:
-            done = 0
-            while done < size:
-                buffer, start, room = allocation.arena.at(allocation.offset + done)
-                count = min(room, size - done)
-                self.queue.vulkan.run("CmdFillBuffer", commands, buffer, start, count, ZERO)
-                done += count
-
-        self.queue.run_once(fill)
-
-    def _staged(self) -> tuple[Allocation, int]:
-        """A staging buffer that no submission uses any more, and its number."""
-        if not self._staging:
-            size = self._staging_bytes
-            buffers = [self.allocate("staging", size, on_host=True) for _ in range(2)]
-            self._staging = [(buffer, 0) for buffer in buffers]
-        index = min(range(len(self._staging)), key=lambda n: self._staging[n][1])
-        staging, number = self._staging[index]
-        self.queue.await_number(number)
-        return staging, index
-
     def _budget(self) -> int | None:
         """The bytes that the driver reports as available in the device's largest heap, if it
         does."""
@@ -387,9 +219,3 @@ class Memory:
         ]
         heap = max(heaps)[1]
         return int(budget.heapBudget[heap]) - int(budget.heapUsage[heap])
-
-
-def _seen(allocation: Allocation) -> Bytes:
-    host = allocation.host
-    assert host is not None
-    return host

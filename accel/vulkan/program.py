@@ -12,6 +12,7 @@ from typing import Any
 
 from accel.kernels.accessors import MOST_PUSHED_BYTES
 from accel.kernels.compiled import read_compiled
+from accel.kernels.launches import KernelCache
 from accel.kernels.source import MATRIX_OPS, PLANE_PRODUCT, Module, Traits
 from accel.packets.disk_cache import read_entry, write_entry
 from accel.vulkan.build import FOLDER, file_name
@@ -58,18 +59,16 @@ class Pipeline:
     header: KernelHeader
 
 
-class Program:
-    """The pipelines of one device, made at their first use.
+class Program(KernelCache[Pipeline]):
+    """See KernelCache.
 
     ``cache`` is the folder of cached pipelines, None for no cache on disk.
     """
 
     def __init__(self, queue: Queue, traits: Traits, cache: Path | None = None) -> None:
+        super().__init__(traits)
         self.queue = queue
-        self.traits = traits
-        self._pipelines: dict[tuple[Module, Traits], Pipeline] = {}
         self._file = cache_file(cache, queue.device) if cache is not None else None
-        self._made = 0
         vulkan = queue.vulkan
         stored = read_entry(self._file, MAGIC) if self._file is not None else None
         self._cache = self._new_cache(fitting_cache(stored, queue.device.cache_key))
@@ -84,22 +83,13 @@ class Program:
         )
         self.layout = vulkan.create("PipelineLayout", queue.handle, layout)
 
-    def pipelines(self, modules: Iterable[Module]) -> dict[Module, Pipeline]:
-        """The pipelines of ``modules``; new ones are saved to disk."""
-        before = self._made
-        found = {module: self.pipeline(module) for module in dict.fromkeys(modules)}
-        if self._made > before:
+    def kernels(self, modules: Iterable[Module]) -> dict[Module, Pipeline]:
+        """The kernels of ``modules``; new ones are saved to disk."""
+        before = len(self._kernels)
+        found = super().kernels(modules)
+        if len(self._kernels) > before:
             self._save()
         return found
-
-    def pipeline(self, module: Module, traits: Traits | None = None) -> Pipeline:
-        """The pipeline of a module, for the device's traits or for other ``traits``."""
-        traits = traits or self.traits
-        known = self._pipelines.get((module, traits))
-        if known is None:
-            known = self._pipelines[module, traits] = self.build(_kernel(module, traits), traits)
-            self._made += 1
-        return known
 
     def build(self, header: KernelHeader, traits: Traits) -> Pipeline:
         """A pipeline of a module. Raises VulkanError when the driver rejects it."""
@@ -122,11 +112,14 @@ class Program:
     def close(self) -> None:
         """Destroy everything; the device must be idle."""
         vulkan, device, null = self.queue.vulkan, self.queue.handle, self.queue.vulkan.ffi.NULL
-        for pipeline in self._pipelines.values():
+        for pipeline in self._kernels.values():
             self.discard(pipeline)
-        self._pipelines.clear()
+        self._kernels.clear()
         vulkan.run("DestroyPipelineLayout", device, self.layout, null)
         vulkan.run("DestroyPipelineCache", device, self._cache, null)
+
+    def _made(self, module: Module, traits: Traits) -> Pipeline:
+        return self.build(_kernel(module, traits), traits)
 
     def _pipeline(self, module: Any, traits: Traits) -> Any:
         vulkan = self.queue.vulkan

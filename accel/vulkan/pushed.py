@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from accel.kernels.accessors import is_pushed, pushed_bytes, pushed_counts
 from accel.packets.device_op import DeviceOp
-from accel.packets.packet import ABSENT, BANK_SHIFT, INPUT_MEMORY, PACKET, SCRATCH_MEMORY
+from accel.packets.packet import ABSENT, BANK_SHIFT, INPUT_MEMORY, SCRATCH_MEMORY
 from accel.packets.step_memory import StepAddresses
 
 BY_ADDRESS = struct.Struct("<3QI")
@@ -58,12 +58,3 @@ def pushed(op: DeviceOp, packets: Packets, index: int, addresses: StepAddresses)
         int(packet["counted"]),
     )
     return data.ljust(pushed_bytes(op), b"\0")
-
-
-def lone_packet(operands: list[int], sizes: tuple[int, ...]) -> NDArray[np.void]:
-    """PACKET[1] of an op that belongs to no step."""
-    packet = np.zeros(1, PACKET)
-    packet["operand"] = ABSENT
-    packet["operand"][0, : len(operands)] = operands
-    packet["size"][0, : len(sizes)] = sizes
-    return packet

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from accel.vulkan.api import TIER, Vulkan, VulkanError, is_out_of_memory
+from accel.vulkan.api import TIER, Vulkan, VulkanError
 from accel.vulkan.device import (
     FEATURES,
     FEATURES_11,
@@ -19,7 +18,7 @@ from accel.vulkan.device import (
 )
 from accel.vulkan.matrices import EXTENSION as MATRICES
 from accel.vulkan.matrices import matrix_features
-from contract.errors import DeviceLost, OutOfMemory, TierError, TierUnavailable
+from contract.errors import DeviceLost, TierUnavailable
 
 NANOSECONDS = 1_000_000_000
 PATIENCE_SECONDS = 600.0
@@ -174,20 +173,6 @@ class Queue:
         vulkan.run("DestroyCommandPool", self.handle, self._pool, null)
         vulkan.run("DestroySemaphore", self.handle, self._timeline, null)
         vulkan.run("DestroyDevice", self.handle, null)
-
-    @contextmanager
-    def guarded(self, what: str, sizes: Callable[[], tuple[int, int]]) -> Iterator[None]:
-        """A block in which errors of the library become those of the contract. Memory that ran out
-        is reported for ``what``; ``sizes`` returns used and free bytes."""
-        try:
-            yield
-        except VulkanError as error:
-            if is_out_of_memory(self.vulkan, error):
-                raise OutOfMemory(f"{what} ({error})", 0, *sizes()) from None
-            message = f"{self.device.name}: {what}: {error}"
-            if error.result == self.vulkan.constant("ERROR_DEVICE_LOST"):
-                raise DeviceLost(message) from None
-            raise TierError(message) from None
 
     def _information(self) -> Any:
         """The creation parameters of the device: one queue, and the features that are used."""

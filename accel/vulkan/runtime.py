@@ -7,32 +7,27 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
-from accel.kernels.device_probe import ALL_NATIVE, traits_of
+from accel.kernels.device_probe import ALL_NATIVE, SELF_TEST, Found, results_of, traits_of
+from accel.kernels.product_check import matrices_agree
+from accel.kernels.runtime import DeviceChoices
 from accel.kernels.source import Traits
 from accel.packets.step_memory import StepAddresses
 from accel.vulkan.api import TIER, Vulkan, VulkanError
 from accel.vulkan.device import Instance
+from accel.vulkan.launcher import launch_packet
 from accel.vulkan.memory import Memory
-from accel.vulkan.product_check import matrices_agree
 from accel.vulkan.program import Program
 from accel.vulkan.queue import Queue
-from accel.vulkan.self_check import ask
 from contract.errors import TierError, TierUnavailable
 
 
 @dataclass(frozen=True, slots=True)
-class Choices:
-    """What a caller may decide about a device; None leaves it to the device.
+class Choices(DeviceChoices):
+    """See DeviceChoices. ``cache`` is the folder of pipelines, None for none on disk; ``shared``
+    says whether to treat the device's memory as the host's."""
 
-    ``memory_bytes`` is the most device memory. ``traits`` replaces the result of the self-test, so
-    that integers compute what the device could. ``cache`` is the folder of pipelines, None for none
-    on disk.
-    """
-
-    memory_bytes: int | None = None
     cache: Path | None = None
     shared: bool | None = None
-    traits: Traits | None = None
 
 
 @dataclass(slots=True)
@@ -66,21 +61,22 @@ def open_runtime(vulkan: Vulkan, requested: str, choices: Choices) -> Runtime:
         device = instance.device(requested)
         queue = Queue(vulkan, device)
         undo.callback(partial(queue.close, lost=False))
-        capacity = device.memory_bytes
-        if choices.memory_bytes is not None:
-            capacity = min(capacity, choices.memory_bytes)
         shared = device.host_unified if choices.shared is None else choices.shared
-        memory = Memory(queue, capacity, shared)
+        memory = Memory(queue, choices.capacity(device.memory_bytes), shared)
         undo.callback(memory.close)
         try:
             program = Program(queue, ALL_NATIVE, choices.cache)
             undo.callback(program.close)
-            answer = partial(ask, queue, memory, program)
+            launch = partial(launch_packet, memory, program)
+
+            def answer(traits: Traits) -> Found:
+                return results_of(memory, partial(launch, SELF_TEST, traits=traits))
+
             program.traits = choices.traits or traits_of(
                 answer, TIER, device.name, device.integer_dot
             )
             if device.matrices and choices.traits is None:
-                agrees = matrices_agree(queue, memory, program)
+                agrees = matrices_agree(memory, launch, every=True)
                 program.traits = replace(program.traits, matrix=agrees)
         except (VulkanError, TierError) as error:
             if isinstance(error, TierUnavailable):

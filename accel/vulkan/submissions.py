@@ -6,7 +6,7 @@ requested outputs are copied from the memory the step wrote: so no step sees the
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from accel.packets.arenas import ArenaKind
 from accel.packets.submissions import CopiedStep, FormBatch, OutputCopies, Submissions
 from accel.vulkan.launcher import Recording
 from accel.vulkan.memory import Allocation, Memory
@@ -56,7 +57,9 @@ class VulkanSubmissions(Submissions[Allocation, Recording, VulkanSlot, VulkanSte
         self._sending = _Sync()
         self._fetching = _Sync()
         self._copies = OutputCopies(
-            lambda nbytes: memory.allocate("outputs of a step", nbytes, on_host=True, zeroed=False)
+            lambda nbytes: memory.allocate(
+                "outputs of a step", nbytes, ArenaKind.HOST, zeroed=False
+            )
         )
         self.input_memory: Allocation | None = None
 
@@ -68,9 +71,8 @@ class VulkanSubmissions(Submissions[Allocation, Recording, VulkanSlot, VulkanSte
         self._copies.clear()
 
     def _new_slot(self, batch: FormBatch[Allocation, Recording]) -> VulkanSlot:
-        data = self._memory.allocate("inputs of a step", batch.input_bytes, on_host=True)
-        assert data.host is not None
-        return VulkanSlot(data, InputCopy(data.host))
+        data = self._memory.allocate("inputs of a step", batch.input_bytes, ArenaKind.HOST)
+        return VulkanSlot(data, InputCopy(data.seen))
 
     def _launch(
         self,
@@ -123,22 +125,17 @@ class VulkanSubmissions(Submissions[Allocation, Recording, VulkanSlot, VulkanSte
         if exchange.version != memory.exchanges:
             self._queue.finish()
             self._queue.forget(exchange.commands)
-            mapped = memory.staging(to_device)
-            exchange.commands = [self._queue.record(self._mirrored(mapped, to_device))]
-            if not mapped:
-                self._queue.forget(exchange.commands)
-                exchange.commands = []
+            mapped = memory.mirrored(to_device)
+            record = self._queue.record
+            exchange.commands = [record(self._mirrored(mapped))] if mapped else []
             exchange.version = memory.exchanges
         return exchange.commands
 
-    def _mirrored(self, mapped: list[Allocation], to_device: bool) -> Any:
+    def _mirrored(self, mapped: Sequence[tuple[Allocation, Allocation]]) -> Any:
         def fill(commands: Any) -> None:
             self._queue.barrier(commands)
-            for allocation in mapped:
-                assert allocation.mirror is not None
-                pair = allocation.mirror, allocation
-                source, target = pair if to_device else pair[::-1]
-                self._memory.record_copy(commands, source, 0, target, 0, allocation.nbytes)
+            for source, target in mapped:
+                self._memory.record_copy(commands, source, 0, target, 0, target.nbytes)
             self._queue.barrier(commands)
 
         return fill

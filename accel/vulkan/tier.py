@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import TYPE_CHECKING
-
-import numpy as np
-from numpy.typing import NDArray
 
 from accel.kernels.arrange import PlaneArranger
 from accel.kernels.launches import launches_of
-from accel.kernels.source import Module, Traits
-from accel.packets.buffers import ArrangedMatrix, DeviceBuffer
+from accel.kernels.source import Traits
+from accel.packets.arenas import ArenaKind
+from accel.packets.buffers import DeviceBuffer
 from accel.packets.fused import fuse
 from accel.packets.packet_tier import BoundStep
 from accel.packets.repeated import repeat_small
@@ -27,13 +25,10 @@ from accel.packets.tier import tier_info
 from accel.vulkan.api import TIER, Vulkan, load_vulkan
 from accel.vulkan.device import Device
 from accel.vulkan.expanded_tiles import PLANES_FROM, TILED, with_expanded_tiles
-from accel.vulkan.launcher import Recording, most_groups
+from accel.vulkan.launcher import Recording, launch_packet, most_groups
 from accel.vulkan.memory import Allocation, Memory
-from accel.vulkan.program import Program
 from accel.vulkan.pushed import Packets
-from accel.vulkan.queue import Queue
 from accel.vulkan.runtime import Choices, open_runtime
-from accel.vulkan.self_check import launch_alone
 from accel.vulkan.submissions import VulkanStep, VulkanSubmissions
 from accel.vulkan.tiles_32x16 import SMALL_BUCKETS, with_tiles_32x16
 from accel.vulkan.tiles_128x128 import with_tiles_128x128
@@ -65,8 +60,13 @@ class VulkanTier(StreamingTier[Allocation, Recording, VulkanStep]):
     ) -> None:
         runtime = open_runtime(vulkan or load_vulkan(), device, choices or Choices())
         self._runtime = runtime
-        self._arranger = Arranger(runtime.queue, runtime.memory, runtime.program)
         found, memory = runtime.queue.device, runtime.memory
+        self._arranger = PlaneArranger(
+            memory,
+            partial(launch_packet, memory, runtime.program),
+            most_groups(found),
+            partial(memory.allocate, zeroed=False),
+        )
         driver = f"{found.driver}, Vulkan {found.version[0]}.{found.version[1]}"
         info = tier_info(TIER, found.name, driver, memory.capacity, memory.shared, PROMPT_TOKENS)
         super().__init__(info, memory, VulkanSubmissions(runtime.queue, memory))
@@ -85,11 +85,6 @@ class VulkanTier(StreamingTier[Allocation, Recording, VulkanStep]):
     def streams(self) -> bool:
         """See StreamingTier."""
         return not self._memory.shared
-
-    @property
-    def used_bytes(self) -> int:
-        """Device memory in use."""
-        return self._memory.used
 
     def buckets(self, largest: ShapeKey) -> tuple[ShapeKey, ...]:
         """See ``contract.tier.Tier``."""
@@ -111,22 +106,14 @@ class VulkanTier(StreamingTier[Allocation, Recording, VulkanStep]):
         sync_as(allocation, decl)
         return allocation
 
-    def _arrange_to(
-        self,
-        decl: BufferDecl,
-        data: NDArray[np.uint8],
-        matrices: int,
-        allocate: Callable[[str, int], Allocation] | None,
-    ) -> ArrangedMatrix[Allocation]:
-        return self._arranger.upload(decl.name, decl.dtype, data, matrices, allocate)
-
     def _on_host(self, what: str, nbytes: int) -> Allocation:
-        return self._memory.allocate(f"{what} in host memory", nbytes, zeroed=False, on_host=True)
+        name = f"{what} in host memory"
+        return self._memory.allocate(name, nbytes, ArenaKind.HOST, zeroed=False)
 
     def _record(self, bound: BoundStep[Allocation]) -> Recording:
         runtime = self._runtime
         launches = launches_of(
-            runtime.program.pipelines,
+            runtime.program.kernels,
             bound.step.ops,
             bound.schedule.placements,
             most_groups(self.device),
@@ -154,8 +141,7 @@ class VulkanTier(StreamingTier[Allocation, Recording, VulkanStep]):
         return self._runtime.queue.wait(fence.completion.number, seconds) and fence.done
 
     def _translated(self, what: str) -> AbstractContextManager[None]:
-        memory = self._memory
-        return self._runtime.queue.guarded(what, lambda: (memory.used, memory.available))
+        return self._memory.guarded(what)
 
     def _shut_down(self) -> None:
         try:
@@ -168,31 +154,3 @@ class VulkanTier(StreamingTier[Allocation, Recording, VulkanStep]):
 
 if TYPE_CHECKING:
     _conforms: type[DeviceTier[DeviceBuffer[Allocation], VulkanBatch, VulkanFence]] = VulkanTier
-
-
-class Arranger(PlaneArranger[Allocation]):
-    """Arranges matrices on one device."""
-
-    def __init__(self, queue: Queue, memory: Memory, program: Program) -> None:
-        super().__init__(memory, most_groups(queue.device))
-        self._device_memory = memory
-        self._program = program
-
-    def _target(self, name: str, nbytes: int) -> Allocation:
-        return self._device_memory.allocate(name, nbytes, zeroed=False)
-
-    def _launch(
-        self, module: Module, operands: Sequence[int], sizes: Sequence[int], groups: int
-    ) -> None:
-        pipeline = self._program.pipelines([module])[module]
-        memory, program = self._device_memory, self._program
-        launch_alone(
-            program.queue,
-            memory,
-            program,
-            module.op,
-            pipeline,
-            list(operands),
-            tuple(sizes),
-            groups,
-        )

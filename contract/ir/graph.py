@@ -11,16 +11,7 @@ from contract.ir.nodes import BufferDecl, BufferKind, Graph, Node, View
 from contract.ir.verify import Rule, signature_problems, verify
 from contract.opcodes import Opcode
 from contract.ops import TABLE
-from contract.spec import (
-    Access,
-    Dim,
-    OpSpec,
-    Scalar,
-    ShapeMismatch,
-    Stage,
-    bind_shapes,
-    shape_of,
-)
+from contract.spec import Access, Dim, OpSpec, Scalar, ShapeMismatch, Stage, bind_shapes, shape_of
 
 __all__ = ["BufferDecl", "BufferKind", "Graph", "GraphBuilder", "Node", "View"]
 
@@ -40,12 +31,7 @@ class GraphBuilder:
         self._names: dict[str, int] = {}
 
     def buffer(
-        self,
-        name: str,
-        kind: BufferKind,
-        dtype: DType,
-        shape: Iterable[Dim],
-        source: str = "",
+        self, name: str, kind: BufferKind, dtype: DType, shape: Iterable[Dim], source: str = ""
     ) -> View:
         """Declare a buffer; a second identical declaration returns the same view."""
         decl = BufferDecl(name, kind, dtype, tuple(shape), source)
@@ -140,10 +126,7 @@ class GraphBuilder:
                 continue
             buffer = name if len(written) == 1 else f"{name}.{output.name}"
             operands[output.name] = self.buffer(
-                f"scratch.{buffer}",
-                BufferKind.SCRATCH,
-                output.dtypes[0],
-                shape_of(output, bound),
+                f"scratch.{buffer}", BufferKind.SCRATCH, output.dtypes[0], shape_of(output, bound)
             )
 
     def _shape(self, view: View) -> tuple[Dim, ...]:

@@ -22,15 +22,7 @@ from contract.spec import OpSpec
 TABLE: Mapping[Opcode, OpSpec] = MappingProxyType(
     {
         spec.opcode: spec
-        for spec in (
-            *STEP,
-            *NORMS,
-            *PROJECTIONS,
-            *ATTENTION,
-            *ELEMENTWISE,
-            *EXPERTS,
-            *RECURRENT,
-        )
+        for spec in (*STEP, *NORMS, *PROJECTIONS, *ATTENTION, *ELEMENTWISE, *EXPERTS, *RECURRENT)
     }
 )
 """Every opcode's specification, by opcode."""

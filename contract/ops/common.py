@@ -10,18 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from contract.arithmetic import PAGE_TOKENS
-from contract.spec import (
-    ACTIVATION,
-    INDEX,
-    KV,
-    WEIGHT,
-    Access,
-    Dim,
-    Operand,
-    Param,
-    Scalar,
-    Work,
-)
+from contract.spec import ACTIVATION, INDEX, KV, WEIGHT, Access, Dim, Operand, Param, Scalar, Work
 
 READ, WRITE, UPDATE = Access.READ, Access.WRITE, Access.UPDATE
 

@@ -6,15 +6,7 @@ from collections.abc import Mapping
 
 from contract.arithmetic import SEGMENT
 from contract.opcodes import Opcode
-from contract.ops.common import (
-    EPS,
-    QUERY,
-    SILU_FLOPS,
-    UPDATE,
-    WRITE,
-    activation,
-    active_slots,
-)
+from contract.ops.common import EPS, QUERY, SILU_FLOPS, UPDATE, WRITE, activation, active_slots
 from contract.spec import Dim, OpSpec, Param, Scalar, Work
 
 STATES = Param("states", int, "latest states of a slot, by position modulo states", 1, 1)

@@ -150,10 +150,7 @@ STEP = (
         rule="R1",
         formula="ring[n mod ring_events] = event n of (query[output_rows[r]], token[r]), "
         "n = step.first_event + r",
-        touched={
-            "query": lambda work: 4 * work["rows"],
-            "ring": lambda work: 8 * work["rows"],
-        },
+        touched={"query": lambda work: 4 * work["rows"], "ring": lambda work: 8 * work["rows"]},
         stored=("ring",),
     ),
     OpSpec(
@@ -167,7 +164,8 @@ STEP = (
         (),
         rule="R1",
         formula="resolved[t] = query[t], its token slot_table[slot].last_token where it is -1 "
-        "(0 where that is -1 too); recent[slot, position mod recent_tokens] = the token, "
+        "(0 where that is -1 too), recent[slot, position mod recent_tokens] where it is -2; "
+        "recent[slot, position mod recent_tokens] = the token, "
         "of several at one place the last",
         touched={
             "slot_table": lambda work: active_slots(work),

@@ -92,13 +92,24 @@ def existing_file(spec: str) -> Path | None:
     """The file a path names, None if there is none; raises CatalogError for a folder."""
     try:
         path = Path(spec).expanduser()
-        if path.is_dir() and spec not in ENTRIES:
-            raise CatalogError(f"{spec}: is a folder; name the GGUF file in it")
+        if path.is_dir() and spec and spec not in ENTRIES:
+            raise CatalogError(f"{spec}: is a folder; {_advice_for(path)}")
         return path if path.is_file() else None
     except OSError as error:
         raise CatalogError(f"{error.filename or spec}: {error.strerror}") from None
     except RuntimeError:
         return None
+
+
+def _advice_for(folder: Path) -> str:
+    """Which file to name instead of a folder."""
+    names = sorted(path.name for path in folder.iterdir())
+    models = [name for name in names if name.endswith(".gguf")]
+    if models:
+        return f"name the GGUF file in it: {folder / models[0]}"
+    if any(name.endswith((".safetensors", ".bin")) for name in names):
+        return "its model is not GGUF; convert it, or name a repository of GGUF files"
+    return "there is no GGUF file in it"
 
 
 def _check_space(model: ManagedModel, folder: Path) -> None:

@@ -47,11 +47,12 @@ def all_findings(settings: Settings) -> Iterator[Finding]:
     yield python_finding()
     yield numpy_finding()
     yield exactness_finding()
-    yield tier_finding(settings["tier"], settings["device"])
+    tier = tier_finding(settings["tier"], settings["device"])
+    yield tier
     yield configuration_finding(settings.path)
     yield cache_finding(settings["cache_dir"])
     yield arranged_finding()
-    yield from model_findings(settings)
+    yield from model_findings(settings, tier.ok)
 
 
 def python_finding() -> Finding:
@@ -127,8 +128,9 @@ def arranged_finding() -> Finding:
     return Finding("arranged weights", True, detail)
 
 
-def model_findings(settings: Settings) -> Iterator[Finding]:
-    """Check that the model is present, complete and supported, and that it fits in memory."""
+def model_findings(settings: Settings, opens: bool = True) -> Iterator[Finding]:
+    """Check that the model is present and complete, and where the tier ``opens``, that it is
+    supported and fits in memory."""
     try:
         entry = _entry(settings)
         path = model_file(settings, pull_missing=False)
@@ -140,7 +142,10 @@ def model_findings(settings: Settings) -> Iterator[Finding]:
         yield Finding("model", False, f"{path}: its SHA-256 is not {entry.file.sha256}", remedy)
         return
     verified = f", sha256 {entry.file.sha256[:16]}... verified" if entry is not None else ""
-    yield from _session_findings(path, settings, verified)
+    if opens:
+        yield from _session_findings(path, settings, verified)
+    else:
+        yield Finding("model", True, f"{path}{verified}")
 
 
 def _entry(settings: Settings) -> CatalogEntry | None:

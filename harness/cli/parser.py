@@ -208,7 +208,8 @@ def flags_of(parser: argparse.ArgumentParser) -> dict[str, str]:
 
 
 def search(parser: argparse.ArgumentParser, word: str) -> list[str]:
-    """Lines of help that mention ``word``: commands first, then flags and arguments."""
+    """Lines of help that mention ``word``, or stand under it: commands first, then flags and
+    arguments."""
     requested = word.lower()
     found = [
         f"{command.prog}\n    {command.description}"
@@ -221,7 +222,8 @@ def search(parser: argparse.ArgumentParser, word: str) -> list[str]:
             continue
         names = ", ".join(action.option_strings) or str(action.metavar or action.dest)
         text = (action.help or "").replace("%%", "%")
-        if requested in f"{names} {text}".lower():
+        group = getattr(action.container, "title", "")
+        if requested == group or requested in f"{names} {text}".lower():
             shared.setdefault((names, text), []).append(command.prog)
     for (names, text), programs in shared.items():
         found.append(f"{names}  ({', '.join(programs)})\n    {text}")

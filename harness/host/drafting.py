@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
+from contract.arithmetic import PAGE_TOKENS
 from contract.dtypes import DEFAULT_KV
 from contract.lazy_dataclass import dataclass
 from contract.tier import Tier
@@ -18,7 +19,8 @@ from reference.engine.drafter import Drafter, PromptLookup
 from reference.limits import Limits
 from reference.memory.planner import FootprintOf, MemoryPlan, plan_memory
 from reference.model.open import Model, open_model
-from reference.runner import NOTHING_SHARED, ModelRunner, shared_names
+from reference.runner import LOG_PROBABILITIES, NOTHING_SHARED, ModelRunner, shared_names
+from reference.warm_up import warm_up
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,4 +110,20 @@ def load_drafter(
         progress.close()
     runner.prepare()
     target.recurrent.prepare()
+    for tokens in (1, 1 + drafts_of(target, most)):
+        warm_up(runner, tokens, 1, block=drafting.block)
+        for requested in (
+            (),
+            *([LOG_PROBABILITIES] if target.limits.top_log_probabilities else []),
+        ):
+            warm_up(target, tokens, tokens, requested=requested)
     return DraftBlock(runner) if drafting.block else DraftModel(runner, target.model)
+
+
+def drafts_of(target: ModelRunner, most: int) -> int:
+    """How many of at most ``most`` drafts of one sequence the model of ``target`` verifies in a
+    step."""
+    limits = target.limits
+    states = limits.slot_states - 1 if target.model.config.recurrent is not None else most
+    room = min(limits.step_rows, limits.step_tokens, limits.slot_pages * PAGE_TOKENS) - 1
+    return max(0, min(most, states, room))

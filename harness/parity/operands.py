@@ -13,7 +13,7 @@ from contract.arithmetic import BROKEN_ROW, PAGE_TOKENS
 from contract.dtypes import F32, I32, DType, StorageClass
 from contract.opcodes import Opcode
 from contract.ops import TABLE
-from contract.records import LAST_TOKEN, LOGIT_BIAS, SAMPLING, SLOT, STEP
+from contract.records import LAST_TOKEN, LOGIT_BIAS, RECENT_TOKEN, SAMPLING, SLOT, STEP
 from contract.spec import Access, Operand, shape_of
 from harness.parity.cases import Case
 from harness.parity.shape import Run
@@ -136,6 +136,9 @@ def _query(rng: Generator, case: Case, shape: tuple[int, ...]) -> NDArray[np.int
     query = np.array(records, np.int32).reshape(shape)
     if case.opcode is Opcode.LOAD_REQUEST_STATE:
         query[rng.random(len(query)) < 0.5, 0] = LAST_TOKEN
+        most = max((count for _, _, count in runs), default=0)
+        if most <= case.sizes["recent_tokens"]:
+            query[1::3, 0] = RECENT_TOKEN
     return query
 
 

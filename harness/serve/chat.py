@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -153,10 +154,6 @@ def turns_of(messages: Sequence[Message]) -> list[Turn]:
         if isinstance(message, ToolMessage):
             turn["tool_call_id"] = message.tool_call_id
         if isinstance(message, AssistantMessage):
-            said = message.content is not None or message.refusal is not None
-            if not said and not message.tool_calls:
-                param = f"messages[{index}].content"
-                raise ApiError(400, f"{param} is missing", param=param, code="invalid_value")
             if message.reasoning_content is not None:
                 turn["reasoning_content"] = message.reasoning_content
             if message.tool_calls:
@@ -172,7 +169,8 @@ def _role_of(message: Message) -> str:
 
 def _content_of(message: Message) -> str | list[Turn] | None:
     if message.content is None and isinstance(message, AssistantMessage):
-        return message.refusal
+        # An answer that was cut in its thought, or in a call that was required, has no text.
+        return message.refusal if message.refusal or message.tool_calls else ""
     if message.content is None or isinstance(message.content, str):
         return message.content
     return [{"type": "text", "text": part.text} for part in message.content]
@@ -182,6 +180,8 @@ def _calls_of(calls: Sequence[ToolCall], message: int) -> list[Turn]:
     rendered = []
     for number, call in enumerate(calls):
         arguments = call.function.arguments or ""
+        if isinstance(arguments, dict):
+            arguments = json.dumps(arguments, ensure_ascii=False)
         arguments = arguments if arguments.strip() else "{}"
         _check_arguments(arguments, message, number)
         function = {"name": call.function.name, "arguments": arguments}

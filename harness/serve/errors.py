@@ -7,7 +7,9 @@ itself, unless ``x-should-retry`` says false, and waits ``Retry-After`` seconds.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
@@ -38,6 +40,8 @@ TYPES = {
     431: "invalid_request_error",
     503: "overloaded_error",
 }
+IN_FORMAT = ".json_schema.schema"
+"""Where chat completions have the schema of a response_format."""
 WIRE_NAMES = {
     "repeat_penalty": "repetition_penalty",
     "log_probabilities": "top_logprobs",
@@ -133,6 +137,22 @@ def as_api_error(error: Exception) -> ApiError | None:
                 503, str(error), code="engine_stopped", retry_after=RESTART_SECONDS, retry=True
             )
     return None
+
+
+@contextmanager
+def naming_fields(client_name: Callable[[str], str]) -> Iterator[None]:
+    """Raise the refusals of the block with its fields, and the words that begin with one, named by
+    ``client_name``: as the client's API calls what chat completions call otherwise."""
+    try:
+        yield
+    except (ApiError, RequestError) as error:
+        refusal = as_api_error(error)
+        if refusal is None or refusal.param is None:
+            raise
+        own, message = client_name(refusal.param), refusal.message
+        if message.startswith(refusal.param):
+            message = own + message.removeprefix(refusal.param).removeprefix(IN_FORMAT)
+        raise replace(refusal, param=own, message=message) from None
 
 
 def internal_error() -> ApiError:

@@ -67,7 +67,7 @@ class Service:
     ) -> Answered:
         """``POST /v1/chat/completions``, and what other dialects mean by their bodies: their
         answers have a shape and a ``prefix`` of their own."""
-        if body.top_logprobs is not None and not body.logprobs:
+        if body.top_logprobs and not body.logprobs:
             raise ApiError(400, "top_logprobs needs logprobs true", param="top_logprobs")
         listed = (body.top_logprobs or 0) if body.logprobs else None
 

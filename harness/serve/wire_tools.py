@@ -46,11 +46,11 @@ Tools = Annotated[list[Tool], Meta(max_length=MOST_TOOLS)]
 
 
 class CalledFunction(Struct, forbid_unknown_fields=True):
-    """A call as it was made: ``arguments`` is the text of a JSON object, null or an empty text
-    where it had none."""
+    """A call as it was made: ``arguments`` is the text of a JSON object, or one, null or an empty
+    text where it had none."""
 
     name: FunctionName
-    arguments: str | None = None
+    arguments: str | dict[str, Any] | None = None
 
 
 class ToolCall(Struct, forbid_unknown_fields=True):

@@ -10,8 +10,8 @@ from typing import NamedTuple
 import numpy as np
 
 from contract.arithmetic import PAGE_TOKENS
-from contract.records import LAST_TOKEN, QUERY_TOKEN
-from reference.engine.drafter import ChainedStep, DraftRequest, Tokens, generate_drafts
+from contract.records import LAST_TOKEN, QUERY_TOKEN, RECENT_TOKEN
+from reference.engine.drafter import ChainedDrafts, ChainedStep, DraftRequest, Tokens
 from reference.engine.sequence import Sequence
 from reference.hidden_rows import HiddenRows, Indices
 from reference.limits import RING_STEPS, Limits, with_drafts
@@ -27,18 +27,20 @@ NO_STEP = 1 << 30
 
 def drafting_limits(limits: Limits, drafts: int) -> Limits:
     """``limits`` with room for the hidden states that a block needs which drafts at most ``drafts``
-    tokens of a sequence at once."""
+    tokens of a sequence at once. The block notes recent tokens late, by at most such a ring and the
+    steps in flight, so twice as many are noted."""
     rows = 2 * (drafts + 1 + RING_STEPS)
-    return replace(with_drafts(limits), hidden_rows=max(LEAST_RING, 1 << (rows - 1).bit_length()))
+    ring = max(LEAST_RING, 1 << (rows - 1).bit_length())
+    recent = max(limits.recent_tokens, 2 * ring)
+    return replace(with_drafts(limits), hidden_rows=ring, recent_tokens=recent)
 
 
 def block_limits(target: Limits) -> Limits:
-    """The sizes of the block's runner for a model with the limits ``target``: the same pages and
-    hidden states, a row for every slot."""
+    """The sizes of the block's runner for a model with the limits ``target``: the same pages,
+    slots, recent tokens and hidden states, a row for every slot."""
     return replace(
         target,
         step_rows=target.slots,
-        recent_tokens=1,
         saved_states=0,
         masks=0,
         biases=0,
@@ -69,6 +71,29 @@ class _Part(NamedTuple):
     tokens: Tokens
     start: int = NO_STEP
     token: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class BegunDrafts:
+    """Drafts of ``sequences`` that are submitted; ``most`` of each is how many there are."""
+
+    sequences: list[DraftRequest]
+    chained: ChainedDrafts
+
+    def stand_ins(self) -> list[Tokens]:
+        """What stands for the drafts of each sequence in the next step of the model: the block
+        notes each that it continues as recent, and the last one as the last of its slot."""
+        found = []
+        for one in self.sequences:
+            tokens = np.full(one.most, RECENT_TOKEN, np.int32)
+            tokens[-1:] = LAST_TOKEN
+            found.append(tokens)
+        return found
+
+    def read(self) -> list[Tokens]:
+        """The drafts of each sequence, -1 where logits were not finite."""
+        drafts = iter(self.chained.read())
+        return [np.array(next(drafts) if one.most else [], np.int32) for one in self.sequences]
 
 
 class DraftBlock:
@@ -148,22 +173,20 @@ class DraftBlock:
 
     def draft(self, sequences: Items[DraftRequest]) -> list[Tokens]:
         """The block's continuations of all sequences together, each sampled as the sequence is."""
+        return [_sound(tokens) for tokens in self.begin(sequences).read()]
+
+    def begin(self, sequences: Items[DraftRequest]) -> BegunDrafts:
+        """Submit the steps of ``draft``."""
         sequences = [self._bounded(one) for one in sequences]
         active = [one for one in sequences if one.most]
         parts = [self._part(one) for one in active]
         if _tokens_of(parts) > self._runner.limits.step_tokens:
             self._fill([part._replace(stop=part.stop - 1) for part in parts])
             parts = [self._part(one) for one in active]
-        drafts = iter(generate_drafts(self._runner, self._steps(active, parts), len(active)))
+        chained = ChainedDrafts(self._runner, self._steps(active, parts), len(active))
         for one, part in zip(active, parts, strict=True):
             part.own.filled = len(one.tokens)
-        found = [next(drafts) if one.most else [] for one in sequences]
-        return [self._sound(tokens) for tokens in found]
-
-    def _sound(self, draft: list[int]) -> Tokens:
-        """A draft up to the first row whose logits were not finite."""
-        end = next((n for n, token in enumerate(draft) if token < 0), len(draft))
-        return np.array(draft[:end], np.int32)
+        return BegunDrafts(sequences, chained)
 
     def _bounded(self, one: DraftRequest) -> DraftRequest:
         """The request with no more drafts than its sequence has pages for."""
@@ -260,6 +283,12 @@ class DraftBlock:
             query, hidden = self._query(parts)
             none = np.zeros(0, np.int32)
             self._runner.submit(self._input(query, hidden, [], 0, none))
+
+
+def _sound(draft: Tokens) -> Tokens:
+    """A draft up to the first row whose logits were not finite."""
+    broken = np.flatnonzero(draft < 0)
+    return draft[: broken[0]] if len(broken) else draft
 
 
 def _tokens_of(parts: list[_Part]) -> int:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from contract.errors import RequestError
 from contract.records import LAST_TOKEN, QUERY_TOKEN
 from contract.types import SamplingParams
-from reference.engine.drafter import ChainedStep, DraftRequest, Tokens, generate_drafts
+from reference.engine.drafter import ChainedDrafts, ChainedStep, DraftRequest, Tokens
 from reference.limits import Limits, whole_contexts
 from reference.model.gguf.strings import StringArray
 from reference.model.open import Model
@@ -109,7 +109,7 @@ class DraftModel:
         followed = [self._follow(one) for one in sequences]
         self._catch_up(sequences, followed)
         steps = self._steps(sequences, followed)
-        drafts = generate_drafts(self._runner, steps, len(sequences))
+        drafts = ChainedDrafts(self._runner, steps, len(sequences)).read()
         found = []
         for one, own, draft in zip(sequences, followed, drafts, strict=True):
             # A row whose logits are not finite yields -1. The target may know fewer tokens.

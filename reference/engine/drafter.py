@@ -58,28 +58,29 @@ class ChainedStep(NamedTuple):
     rows: list[int]
 
 
-def generate_drafts(
-    runner: ModelRunner, steps: Iterable[ChainedStep], sequences: int
-) -> list[list[int]]:
-    """The tokens that ``steps`` sample for each of so many sequences. The steps are queued one
-    after the other, and their tokens stay on the device until all are computed."""
-    drafts: list[list[int]] = [[] for _ in range(sequences)]
-    in_flight: list[tuple[Submission, list[int]]] = []
+class ChainedDrafts:
+    """Steps of a model that drafts for so many sequences, queued one after the other. Their tokens
+    stay on the device until they are read."""
 
-    def read() -> None:
+    def __init__(self, runner: ModelRunner, steps: Iterable[ChainedStep], sequences: int) -> None:
+        self._runner = runner
+        self._drafts: list[list[int]] = [[] for _ in range(sequences)]
+        self._in_flight: list[tuple[Submission, list[int]]] = []
+        for step in steps:
+            if len(self._in_flight) == RING_STEPS:
+                self.read()
+            self._in_flight.append((runner.submit(step.inputs), step.rows))
+
+    def read(self) -> list[list[int]]:
+        """The tokens that the steps sampled for each sequence, when they are computed."""
+        collect = self._runner.collect
         # The last one ends last, so the host waits once.
-        outputs = [runner.collect(submission).token.tolist() for submission, _ in in_flight[::-1]]
-        for (_, rows), tokens in zip(in_flight, outputs[::-1], strict=True):
+        outputs = [collect(submission).token.tolist() for submission, _ in self._in_flight[::-1]]
+        for (_, rows), tokens in zip(self._in_flight, outputs[::-1], strict=True):
             for index, token in zip(rows, tokens, strict=True):
-                drafts[index].append(token)
-        in_flight.clear()
-
-    for step in steps:
-        if len(in_flight) == RING_STEPS:
-            read()
-        in_flight.append((runner.submit(step.inputs), step.rows))
-    read()
-    return drafts
+                self._drafts[index].append(token)
+        self._in_flight.clear()
+        return self._drafts
 
 
 class PromptLookup:

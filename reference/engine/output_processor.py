@@ -181,6 +181,8 @@ class OutputProcessor:
         if stop < sequence.known:
             return
         if part.drafted:
+            if self._speculative is not None:
+                self._speculative.resolve()
             taken = self._take_drafted(part, tokens, output)
             self._tenants.count(sequence.tenant, 0, max(0, taken - 1))
         else:

@@ -9,12 +9,12 @@ import numpy as np
 
 from contract.types import Clock
 from reference.engine.constraining import allowed_draft
-from reference.engine.draft_block import DraftBlock
+from reference.engine.draft_block import BegunDrafts, DraftBlock
 from reference.engine.drafter import Drafter, DraftRequest, SpeculationStatistics
 from reference.engine.options import EngineOptions
 from reference.engine.sequence import Sequence
 from reference.engine.slot_manager import SlotManager
-from reference.limits import Limits, mask_words
+from reference.limits import RING_STEPS, Limits, mask_words
 from reference.runner import ModelRunner
 from reference.sched.cost import StepCost
 from reference.sched.drafts import AcceptedTokens, DraftPolicy
@@ -51,6 +51,8 @@ class SpeculativeDecoder:
         self._ends = options.end_of_generation
         self._mask_words = mask_words(runner.model.config.vocab)
         self._began = self._settled = 0.0
+        self._drafting = 0
+        self._begun: tuple[list[tuple[Sequence, int]], BegunDrafts] | None = None
         self._policy = DraftPolicy(cost)
         self._yields: dict[int, AcceptedTokens] = {}
 
@@ -67,15 +69,11 @@ class SpeculativeDecoder:
     def _is_worth_it(self, sequence: Sequence) -> bool:
         """Whether there is something to draft for a sequence, and drafts are expected to gain."""
         tokens = sequence.tokens[: sequence.known]
-        measured = self._yield(sequence)
-        if sequence.known < measured.paused_until:
+        own, running = self._yield(sequence), len(self._slot_manager.running)
+        most = self._most_of(sequence)
+        if not self._policy.begins(own, sequence.known, running, most):
             return False
-        if not self._drafter.ready(sequence.order, tokens):
-            return False
-        if not self._policy.count(measured, len(self._slot_manager.running), self._most):
-            measured.pause(sequence.known)
-            return False
-        return True
+        return self._drafter.ready(sequence.order, tokens)
 
     def next_positions(self) -> list[Chunk]:
         """A draft block's keys lie in the pages of a sequence, so each sequence that waits for
@@ -101,6 +99,7 @@ class SpeculativeDecoder:
         running, ready = self._slot_manager.running, self._ready()
         if not ready:
             return
+        self.resolve()
         # Between two rounds the host works alone, which is part of what drafts cost.
         self._began = self._settled or self._clock()
         self._settled = 0.0
@@ -116,10 +115,12 @@ class SpeculativeDecoder:
                 opened.append(DraftRequest(sequence.order, slot, tokens, most))
                 room -= most
                 mask_room -= most * sequence.masked
-        drafts = {one.slot: found for one, found in zip(opened, self._draft(opened), strict=True)}
+        found = self._draft([running[one.slot] for one in opened], opened)
+        drafts = {one.slot: draft for one, draft in zip(opened, found, strict=True)}
         for slot, sequence in ready:
             if sequence.running:
                 self._write(sequence, drafts.get(slot))
+        self._drafting = sum([len(draft) > 0 for draft in drafts.values()])
 
     def before_step(self, sequences: list[Sequence], chunks: list[Chunk]) -> None:
         """Let a draft block read what the step that is submitted next would overwrite."""
@@ -148,12 +149,13 @@ class SpeculativeDecoder:
             accepted=so_far.accepted + gained - 1,
             steps=so_far.steps + 1,
         )
-        measured, running = self._yield(sequence), len(self._slot_manager.running)
-        measured.note(gained, drafted + measured.forbidden)
-        measured.forbidden = False
+        own, running = self._yield(sequence), len(self._slot_manager.running)
+        own.note(gained, drafted + own.forbidden)
+        own.forbidden = False
         self._settled = self._clock()
-        self._policy.note(drafted, gained, running, self._settled - self._began)
-        if not self._policy.count(measured, running, self._most):
+        seconds = self._settled - self._began
+        self._policy.note(own, drafted, gained, running, seconds, self._drafting)
+        if not self._policy.count(own, running, self._most_of(sequence)):
             self._pause(sequence)
 
     def note_plain(self, sequences: list[Sequence], seconds: float) -> None:
@@ -169,8 +171,26 @@ class SpeculativeDecoder:
         self._drafter.forget(sequence.order)
         self._yields.pop(sequence.order, None)
 
-    def _draft(self, opened: list[DraftRequest]) -> list[np.ndarray]:
-        return self._drafter.draft(opened) if opened else []
+    def resolve(self) -> None:
+        """Replace what stands for drafts by those that the block has made."""
+        if self._begun is None:
+            return
+        (drafted, begun), self._begun = self._begun, None
+        for (sequence, admission), draft in zip(drafted, begun.read(), strict=True):
+            if sequence.running and sequence.admission == admission:
+                sequence.tokens[sequence.known : sequence.known + len(draft)] = draft
+
+    def _draft(self, sequences: list[Sequence], opened: list[DraftRequest]) -> list[np.ndarray]:
+        """The drafts of ``sequences``, or what stands for them where the host needs none before
+        they are verified: masks follow from the tokens themselves."""
+        if not opened:
+            return []
+        waits = any(s.masked for s in sequences) or max(o.most for o in opened) > RING_STEPS
+        if self._block is None or waits:
+            return self._drafter.draft(opened)
+        begun = self._block.begin(opened)
+        self._begun = [(s, s.admission) for s in sequences], begun
+        return begun.stand_ins()
 
     def _write(self, sequence: Sequence, draft: np.ndarray | None) -> None:
         table, slot = self._slot_manager.table, sequence.slot
@@ -181,6 +201,7 @@ class SpeculativeDecoder:
             return
         if draft is None or not len(draft):
             table.lockstep[slot] = sequence.masked
+            self._yield(sequence).interrupt()
             return
         sequence.tokens[sequence.known : sequence.known + len(draft)] = draft
         table.draft[slot] = len(draft)
@@ -201,18 +222,21 @@ class SpeculativeDecoder:
         read = sequence.on_logits is not None or sequence.on_experts is not None
         return sequence.samples and not read
 
-    def _bound(self, sequence: Sequence) -> int:
-        """The most drafted tokens for one sequence now."""
-        limits = self._runner.limits
-        running = len(self._slot_manager.running)
-        most = self._policy.count(self._yield(sequence), running, self._most)
-        most = min(most, sequence.last - sequence.known)
+    def _most_of(self, sequence: Sequence) -> int:
+        """The most drafted tokens for one sequence in a round."""
+        limits, most = self._runner.limits, self._most
         sampling = sequence.request.sampling
         if sampling.penalizes:
             most = min(most, limits.recent_tokens - sampling.repeat_last_n)
         if self._slot_manager.recurrent:
             most = min(most, limits.slot_states - 1)
         return most
+
+    def _bound(self, sequence: Sequence) -> int:
+        """The most drafted tokens for one sequence now."""
+        running = len(self._slot_manager.running)
+        most = self._policy.count(self._yield(sequence), running, self._most_of(sequence))
+        return min(most, sequence.last - sequence.known)
 
     def _room(self, running: int) -> int:
         """Drafted tokens that fit a step next to a token and a row of every running sequence."""
@@ -221,9 +245,9 @@ class SpeculativeDecoder:
 
     def _pause(self, sequence: Sequence) -> None:
         self._settled = 0.0
-        self._yield(sequence).pause(sequence.known)
-        running = len(self._slot_manager.running)
-        if self._block and self._policy.given_up(self._yield(sequence), running, self._most):
+        own, running = self._yield(sequence), len(self._slot_manager.running)
+        self._policy.give_up(own, sequence.known, running, self._most_of(sequence))
+        if self._block and self._policy.given_up(own):
             self._block.leave(sequence.order)
         self._slot_manager.table.lockstep[sequence.slot] = sequence.masked
         self.statistics = replace(self.statistics, pauses=self.statistics.pauses + 1)

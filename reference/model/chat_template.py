@@ -356,8 +356,19 @@ def _checked_messages(messages: Sequence[Message]) -> list[dict[str, object]]:
         role = message.get("role")
         if role not in ROLES:
             raise RequestError(f"messages[{index}].role", f"expected one of {', '.join(ROLES)}")
+        content = message.get("content", "")
+        if (content is None and role != "assistant") or not _is_content(content):
+            problem = 'expected a text or a list of {"type": "text", "text": ...}'
+            raise RequestError(f"messages[{index}].content", problem)
         checked.append(dict(message))
     return checked
+
+
+def _is_content(content: object) -> bool:
+    """Whether a template may find this in a message: a text, parts, or nothing."""
+    if isinstance(content, list | tuple):
+        return all(isinstance(part, Mapping) for part in content)
+    return content is None or isinstance(content, str)
 
 
 def _json_line(value: object) -> bytes:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from contract.errors import RequestError
 
@@ -21,7 +21,8 @@ class TextStream:
     starts. The result does not depend on how the bytes are split into tokens. The stream holds back
     an incomplete UTF-8 sequence at the end and text that may begin a stop string. Control tokens
     are not text, but a stop string may be or contain one: the stream searches their ``hidden``
-    texts and never returns them.
+    texts and never returns them. It finds a stop string in the shown text, too, whatever control
+    tokens lie between its characters.
 
     Of several stop strings found, the one that starts first counts; of those that start there, the
     shortest.
@@ -83,8 +84,12 @@ class TextStream:
 
     def _first_stop(self) -> tuple[int, str] | None:
         """The start and text of the stop string that counts among the complete ones."""
-        starts = ((self._held.find(stop), stop) for stop in self._stop_strings)
-        found = [(start, len(stop), stop) for start, stop in starts if start >= 0]
+        found = [
+            (shown[start], len(stop), stop)
+            for shown, text in self._views()
+            for stop in self._stop_strings
+            if (start := text.find(stop)) >= 0
+        ]
         if not found:
             return None
         start, _, stop = min(found)
@@ -92,12 +97,28 @@ class TextStream:
 
     def _first_open_start(self) -> int:
         """The index where the held text may begin an incomplete stop string; else its length."""
+        return min(self._open_starts(), default=len(self._held))
+
+    def _open_starts(self) -> Iterator[int]:
+        """The first such index of each view of the held text."""
+        for shown, text in self._views():
+            for start in range(max(0, len(text) - self._longest + 1), len(text)):
+                tail = text[start:]
+                if any(
+                    len(tail) < len(stop) and stop.startswith(tail) for stop in self._stop_strings
+                ):
+                    yield shown[start]
+                    break
+
+    def _views(self) -> list[tuple[Sequence[int], str]]:
+        """The held text, and where control tokens are in it what is shown of it: each with the
+        index in the held text of each of its characters."""
         held = self._held
-        for start in range(max(0, len(held) - self._longest + 1), len(held)):
-            tail = held[start:]
-            if any(len(tail) < len(stop) and stop.startswith(tail) for stop in self._stop_strings):
-                return start
-        return len(held)
+        views: list[tuple[Sequence[int], str]] = [(range(len(held)), held)]
+        if self._hidden:
+            shown = [index for index, hide in enumerate(self._hidden) if not hide]
+            views.append((shown, "".join([held[index] for index in shown])))
+        return views
 
     def _stop_at(self, start: int, stop: str) -> str:
         self.stop_string = stop

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from contract.records import LAST_TOKEN, QUERY_TOKEN, SLOT
+from contract.records import LAST_TOKEN, QUERY_TOKEN, RECENT_TOKEN, SLOT
 
 
 def load_request_state(
@@ -14,14 +14,18 @@ def load_request_state(
     """``query`` [tokens, 4] (QUERY_TOKEN) with every LAST_TOKEN replaced by its slot's last token.
 
     ``slot_table`` is [slots, 8] (SLOT). A last token of -1 (the logits were not finite) is replaced
-    by token 0: that sequence has ended and its results are dropped. The tokens are written to
-    ``recent`` [slots, n] in place, position p to entry p mod n.
+    by token 0: that sequence has ended and its results are dropped. A RECENT_TOKEN is replaced with
+    the entry of ``recent`` at its position. The tokens are written to ``recent`` [slots, n] in
+    place, position p to entry p mod n.
     """
-    resolved = query.copy()
+    resolved, before = query.copy(), recent.copy()
     records = resolved.view(QUERY_TOKEN)[:, 0]
     last = slot_table.view(SLOT)["last_token"][:, 0]
     for record in records:
+        index = record["slot"], record["position"] % recent.shape[1]
         if record["token"] == LAST_TOKEN:
             record["token"] = max(last[record["slot"]], 0)
-        recent[record["slot"], record["position"] % recent.shape[1]] = record["token"]
+        elif record["token"] == RECENT_TOKEN:
+            record["token"] = before[index]
+        recent[index] = record["token"]
     return resolved

@@ -105,10 +105,7 @@ def test_sizes_of_a_queue(compute_units: int, sizes: tuple[int, ...]) -> None:
     assert (stated.control_stack_bytes, stated.save_bytes) == (4096, 8192)
 
 
-REQUESTS = {
-    "t1": ("ALLOC_MEMORY_OF_GPU", "MAP_MEMORY_TO_GPU"),
-    "t2": ("GEM_CREATE", "GEM_VA"),
-}
+REQUESTS = {"t1": ("ALLOC_MEMORY_OF_GPU", "MAP_MEMORY_TO_GPU"), "t2": ("GEM_CREATE", "GEM_VA")}
 
 
 def test_memory_that_does_not_fit_is_named(name: str) -> None:

@@ -9,12 +9,13 @@ import pytest
 from accel.amd.isa.blocks import blocks_of
 from accel.amd.isa.decode import EXEC, decode
 from accel.amd.isa.semantics import MATRIX, VECTOR_OFFSET, access
-from accel.amd.self_check import ProbeCase, matrices_agree
+from accel.amd.self_check import ProbeCase
 from accel.amd.sim import arithmetic, command_processor
 from accel.amd.sim.fake_kernel import FakeKernel
 from accel.amd.sim.memory_view import GpuFault
 from accel.amd.sim.translate import block_function
 from accel.amd.tier import AmdTier
+from accel.kernels.product_check import matrices_agree
 from accel.kernels.source import Module, matrix_modules
 from contract.dtypes import Q4_K, Q6_K, DType
 from contract.errors import CodecError
@@ -104,13 +105,14 @@ def test_what_no_kernel_uses_is_refused(code: tuple[int, int], problem: str) -> 
 
 def only(monkeypatch: pytest.MonkeyPatch, dtype: DType) -> None:
     """The self-test asks for one format."""
-    monkeypatch.setattr("accel.amd.self_check.FORMATS", (dtype,))
+    monkeypatch.setattr("accel.kernels.product_check.FORMATS", (dtype,))
 
 
 def agree(tier: AmdTier) -> bool:
     """What the GPU is asked."""
     runtime = tier._runtime
-    return matrices_agree(ProbeCase(runtime.device, runtime.queue, runtime.modules))
+    case = ProbeCase(runtime.device, runtime.queue, runtime.modules)
+    return matrices_agree(case.memory, case.launch, every=False)
 
 
 def test_a_gpu_is_asked_for_the_bits_of_packed_dots(

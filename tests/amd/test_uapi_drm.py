@@ -168,6 +168,6 @@ def test_constants_are_the_headers(text: str) -> None:
 
 def test_an_offset_that_is_wrong_is_noticed(declared: cffi.FFI) -> None:
     """Negative control: two fields changed over."""
-    wrong = Request("GEM_VA", 0x40406448, 64, handle=("<u4", 8), operation=("<u4", 0))
+    wrong = Request("GEM_VA", 0x40406448, 64, "u32 handle@8, u32 operation@0")
     with pytest.raises(AssertionError):
         test_a_structure_is_the_headers(declared, wrong)

@@ -59,7 +59,11 @@ def test_nonexistent_model(zinc: Zinc) -> None:
 
 
 def test_folder_as_model(zinc: Zinc, tmp_path: Path) -> None:
-    refused(zinc("run", "hi", "--model", tmp_path), "is a folder")
+    refused(zinc("run", "hi", "--model", tmp_path), "is a folder; there is no GGUF file in it")
+    (tmp_path / "model.safetensors").touch()
+    refused(zinc("run", "hi", "--model", tmp_path), "is a folder; its model is not GGUF; convert")
+    (tmp_path / "m.gguf").touch()
+    refused(zinc("run", "hi", "--model", tmp_path), f"name the GGUF file in it: {tmp_path}/m.gguf")
 
 
 @pytest.mark.parametrize("kept", [0, 10, 3000, -100])

@@ -251,6 +251,7 @@ def test_help_is_searchable(zinc: Zinc) -> None:
     found = zinc("help", "ZINC_RT_SEED").out
     assert "--seed" in found
     assert "zinc-rt run" in found
+    assert "--temperature" in zinc("help", "sampling").out
     assert zinc("help").out == zinc().out == zinc("--help").out
 
 

@@ -6,6 +6,7 @@ import pytest
 
 from contract.errors import TierUnavailable
 from contract.tier import TIER_NAMES
+from harness import tiers
 from harness.tiers import AUTO, TIERS, TierOptions, open_tier, probe
 
 
@@ -36,3 +37,22 @@ def test_probe_reports_every_tier_of_the_design() -> None:
         assert status.available != bool(status.reason and status.remedy)
     opened = {status.name for status in statuses if status.available}
     assert "cpu" in opened
+
+
+DIES = """
+import os
+from harness import tiers
+tiers.open_tier = lambda name: print("no linker", flush=True) or os._exit(6)
+"""
+
+
+def test_a_driver_that_ends_the_process_is_a_status(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tiers after it are still found."""
+    monkeypatch.setattr(tiers, "TIER_NAMES", ("cpu", "opencl", "intel"))
+    monkeypatch.setattr(
+        tiers, "PROBE", tiers.PROBE.replace("print_statuses(sys", DIES + "print_statuses(sys")
+    )
+    cpu, opencl, intel = tiers.probe()
+    assert cpu.available
+    assert opencl.reason == "its driver ends the process (status 6): no linker"
+    assert intel.reason

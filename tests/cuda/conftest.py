@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from accel.cuda import upload
 from accel.cuda.program import Compiler
 from accel.cuda.runtime import Choices
 from accel.cuda.tier import CudaTier
@@ -15,6 +16,15 @@ from tests.cuda.fake_driver import FakeDriver
 from tests.cuda.fake_nvrtc import FakeNvrtc
 
 OpenTier = Callable[..., CudaTier]
+SLOT_BYTES = 1 << 20
+
+
+@pytest.fixture(autouse=True)
+def small_slots(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory of the double of the driver is the host's: six slots of 16 MiB a tier are slow to
+    fill, and those of a device that hangs are never freed."""
+    if request.node.get_closest_marker("device") is None:
+        monkeypatch.setattr(upload, "SLOT_BYTES", SLOT_BYTES)
 
 
 @pytest.fixture

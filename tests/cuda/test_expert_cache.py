@@ -38,9 +38,9 @@ from tests.cuda.fake_driver import FakeDriver
 from tests.cuda.test_experts import SHAPE
 from tests.cuda.test_multi_device import opened
 
-LIMITS = Limits(2, 32, 4, I12, step_tokens=16, step_rows=2)
-STEPS = (*range(5, 14), -1), *((token,) for token in (7, 200, 31, 90, 160, 44, 7, 200))
-"""Tokens of each step: a prompt, whose products are of groups, and single ones."""
+LIMITS = Limits(2, 32, 4, I12, step_tokens=20, step_rows=2)
+TOKENS = 7, 200, 31, 90, 160, 44, 7, 200
+"""Each is a step of its own after the prompt."""
 SIZES = (("gate", 256), ("down", 500))
 HELD = 3
 """Experts of a layer on the device."""
@@ -48,12 +48,13 @@ EXPERTS, COUNT = 6, 90
 LAYERS = [[StackShape(f"{name}{n}", EXPERTS, size) for name, size in SIZES] for n in range(2)]
 
 
-@pytest.fixture(scope="module")
-def model(folder: Path) -> Model:
-    path = folder / "many-experts.gguf"
-    experts = {"count": 66, "used": 2, "width": 256}
-    spec = {"architecture": "qwen3moe", **SHAPE, "layers": 2, "experts": experts}
-    write_synthetic(path, sized_spec("tiny", quant="q4_k_m", **spec))
+def model_of(folder: Path, count: int) -> Model:
+    """A mixture of two layers with ``count`` experts each."""
+    path = folder / f"{count}-experts.gguf"
+    if not path.exists():
+        experts = {"count": count, "used": 2, "width": 256}
+        spec = {"architecture": "qwen3moe", **SHAPE, "layers": 2, "experts": experts}
+        write_synthetic(path, sized_spec("tiny", quant="q4_k_m", **spec))
     return open_model(path)
 
 
@@ -65,13 +66,13 @@ def restless(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(expert_cache, "LEAST_GAIN", 1.0)
 
 
-def outcomes(model: Model, tier: Tier, first: int) -> list[tuple[int, bytes]]:
-    """Token and logits of every step from number ``first`` on."""
+def outcomes(model: Model, tier: Tier, prompt: int) -> list[tuple[int, bytes]]:
+    """Token and logits of every step, the first of which reads ``prompt`` tokens."""
     found, position = [], 0
     with ModelRunner(model, tier, LIMITS) as runner:
-        for tokens in STEPS[first:]:
+        for tokens in (range(5, 5 + prompt), *([token] for token in TOKENS)):
             query = np.zeros(len(tokens), QUERY_TOKEN)
-            query["token"] = [abs(token) for token in tokens]
+            query["token"] = tokens
             query["position"] = position + np.arange(len(tokens))
             position += len(tokens)
             table = np.arange(LIMITS.pages, dtype=np.int32).reshape(LIMITS.slots, -1)
@@ -87,7 +88,7 @@ def nbytes_for(stacks: Sequence[Sequence[StackShape]]) -> int:
     return table_bytes(stacks) + HELD * sum(map(slot_bytes, stacks))
 
 
-def cached(model: Model, folder: Path, first: int) -> tuple[list[tuple[int, bytes]], int]:
+def cached(model: Model, folder: Path, prompt: int) -> tuple[list[tuple[int, bytes]], int]:
     """The outcomes with a few experts on the device, and how many were moved there."""
     driver = EmulatedDevices(folder, 1)
     with opened(driver, "0") as tier:
@@ -98,7 +99,7 @@ def cached(model: Model, folder: Path, first: int) -> tuple[list[tuple[int, byte
         nbytes = nbytes_for(stacks)
         assert [experts_held(stacks, nbytes - one) for one in (0, 1)] == [HELD, HELD - 1]
         tier.stream(graph, names, nbytes)
-        found = outcomes(model, tier, first)
+        found = outcomes(model, tier, prompt)
         cache = tier._streamed.cache
         assert cache is not None
         assert all(len(set(layer.slots)) == HELD for layer in cache.layers)
@@ -106,11 +107,15 @@ def cached(model: Model, folder: Path, first: int) -> tuple[list[tuple[int, byte
 
 
 @pytest.mark.usefixtures("restless")
-@pytest.mark.parametrize("first", [1, pytest.param(0, marks=pytest.mark.soak)])
-def test_experts_move_and_no_bit_changes(model: Model, folder: Path, first: int) -> None:
-    """In steps of one token and in those whose tokens are grouped by expert."""
-    found, moved = cached(model, folder, first)
-    assert found == outcomes(model, CpuTier(), first)
+@pytest.mark.parametrize(
+    ("count", "prompt"), [(8, 17), pytest.param(66, 10, marks=pytest.mark.soak)]
+)
+def test_experts_move_and_no_bit_changes(folder: Path, count: int, prompt: int) -> None:
+    """After a prompt of which only the last layer, which computes fewer rows, reads a list, and
+    after one whose tokens are grouped by expert."""
+    model = model_of(folder, count)
+    found, moved = cached(model, folder, prompt)
+    assert found == outcomes(model, CpuTier(), prompt)
     assert moved > 0
 
 

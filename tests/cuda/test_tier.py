@@ -193,12 +193,12 @@ def test_upload_holds_the_bytes(
 
 def test_slots_are_given_back_when_memory_is_short(open_cuda: OpenTier) -> None:
     """What weights went through on the device is free for the pages that follow them."""
-    tier = open_cuda(memory_bytes=100 << 20)
+    tier = open_cuda(memory_bytes=20 << 20)
     decl = BufferDecl("w", BufferKind.WEIGHT, Q8_0, (64, 1024), "w")
     weight = tier.upload(decl, np.zeros((64, Q8_0.row_bytes(1024)), np.uint8))
     assert tier.allocated_bytes > upload.SLOT_BYTES
-    pages = tier.alloc(STATE, 90 << 20)
-    assert tier.allocated_bytes < 91 << 20
+    pages = tier.alloc(STATE, 18 << 20)
+    assert tier.allocated_bytes < 19 << 20
     tier.free(pages)
     tier.free(weight)
 

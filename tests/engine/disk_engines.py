@@ -14,6 +14,7 @@ from contract.dtypes import I12, DType
 from contract.types import LOCAL_TENANT, Request, Tenant
 from harness.file_digests import file_digests
 from harness.host.disk import function_name
+from reference.cpu.tier import CpuTier
 from reference.engine import Engine, EngineOptions
 from reference.engine.engine import no_clock
 from reference.limits import Limits
@@ -25,7 +26,7 @@ from reference.observer import NullObserver
 from reference.runner import ModelRunner
 from reference.sched.tenants import Tenants
 from tests.engine.agent_sessions import GREEDY, ask
-from tests.invariance.engines import TIERS
+from tests.engine.small_engine import ALL_TIERS as TIERS
 
 CONTEXT = 192
 PLENTY = 1 << 30
@@ -82,7 +83,7 @@ def life(
     path: Path,
     folder: Path | None,
     *,
-    tier: str = "cpu",
+    tier: str = "quick",
     kv_dtype: DType = I12,
     most_bytes: int = PLENTY,
     tenants: Sequence[Tenant] = (LOCAL_TENANT,),
@@ -97,7 +98,7 @@ def life(
         slots, CONTEXT, pages, kv_dtype, step_tokens=24 + slots, step_rows=24,
         saved_states=6, state_interval=32,
     )  # fmt: skip
-    opening = TIERS[tier]
+    opening = CpuTier if tier == "cpu" else TIERS[tier]
     with model.file, opening() as opened, ModelRunner(model, opened, limits) as runner:
         lines: list[str] = []
         disk = None

@@ -5,14 +5,15 @@ from __future__ import annotations
 from contract.types import Request, TokenEvent
 from reference.engine import Engine
 from reference.limits import Limits
-from tests.named_tiers import named
+from tests.named_tiers import around_steps
 
 SLOTS = 3
 PAGES = 12
 CONTEXT = 96
 LIMITS = Limits(slots=SLOTS, context=CONTEXT, pages=PAGES, step_tokens=32, step_rows=16)
 
-TIERS = named("native", "opencl", "cuda")
+TIERS = around_steps("native", "opencl", "cuda")
+ALL_TIERS = TIERS | around_steps("vulkan")
 
 
 def request(number: int, length: int = 5, max_tokens: int = 4, **fields: object) -> Request:

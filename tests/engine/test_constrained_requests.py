@@ -21,14 +21,14 @@ from reference.model.open import open_model
 from reference.ops.log_probabilities import log_probabilities
 from reference.runner import ModelRunner
 from reference.sched.constraints import pack_mask
-from tests.named_tiers import named, quick_tier, runner_on
+from tests.named_tiers import around_steps, quick_tier, runner_on
 
 VOCAB = 320
 LIMITS = Limits(
     slots=3, context=96, pages=14, step_tokens=32, step_rows=16, masks=3, biases=5,
     top_log_probabilities=6,
 )  # fmt: skip
-TIERS = named("native", "opencl")
+TIERS = around_steps("native", "opencl")
 
 
 def two_residues(generated: list[int]) -> NDArray[np.uint32] | None:

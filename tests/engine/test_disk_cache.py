@@ -8,8 +8,8 @@ import pytest
 
 from tests.conftest import SyntheticModel
 from tests.engine.disk_engines import WHOLE, files, life, lived
+from tests.engine.small_engine import ALL_TIERS as TIERS
 from tests.families_table import DENSE, GEMMAS, HYBRIDS
-from tests.invariance.engines import TIERS
 from tests.named_tiers import on_each
 
 MODELS = {

@@ -16,15 +16,15 @@ import pytest
 from contract.tier import Tier
 from contract.types import FinishReason, Request, SamplingParams, TokenEvent
 from reference.engine import Engine, EngineOptions, MaskProvider
-from reference.engine.draft_block import DraftBlock, block_limits, drafting_limits
+from reference.engine.draft_block import BegunDrafts, DraftBlock, block_limits, drafting_limits
 from reference.engine.drafter import Tokens
 from reference.engine.output_processor import OutputProcessor
 from reference.engine.pipeline import Computed
 from reference.limits import Limits
 from reference.model.open import open_model
 from reference.runner import LOGITS, ModelRunner, StepInput, StepOutput, Submission
+from tests.engine.small_engine import ALL_TIERS as TIERS
 from tests.engine.test_constrained_requests import few, two_residues
-from tests.invariance.engines import TIERS
 from tests.named_tiers import quick_tier, runner_on
 from tests.peer.float64_hybrid import Float64Hybrid
 
@@ -36,7 +36,7 @@ LIMITS = Limits(
 DRAFTS = 5
 FAST = [
     *((name, tier) for name in ARCHITECTURES for tier in ("native", "cuda")),
-    *(("qwen35", tier) for tier in ("cpu", "late", "opencl")),
+    *(("qwen35", tier) for tier in ("quick", "late", "opencl")),
     ("qwen35moe", "opencl"),
 ]
 """Models and the tiers that take less than a second for a hundred steps of them."""
@@ -216,13 +216,27 @@ class Observed(DraftBlock):
     def ready(self, key: int, tokens: Tokens) -> bool:
         return super().ready(key, tokens) and len(tokens) % self._every == 0
 
-    def draft(self, sequences: Any) -> list[Tokens]:
+    def begin(self, sequences: Any) -> BegunDrafts:
         self._runner.logits = {}  # type: ignore[attr-defined]
-        drafts = super().draft(sequences)
-        active = [one for one, draft in zip(sequences, drafts, strict=True) if len(draft)]
+        return ObservedDrafts(super().begin(sequences), self)
+
+    def note(self, begun: BegunDrafts) -> None:
+        active = [one for one in begun.sequences if one.most]
         logits = self._runner.logits  # type: ignore[attr-defined]
         for one, row in zip(active, logits[min(logits)] if logits else (), strict=True):
             self.drafted.append((one.tokens.tolist(), row))
+
+
+class ObservedDrafts(BegunDrafts):
+    """Drafts whose logits ``observer`` notes when they are read."""
+
+    def __init__(self, begun: BegunDrafts, observer: Observed) -> None:
+        super().__init__(begun.sequences, begun.chained)
+        object.__setattr__(self, "observer", observer)
+
+    def read(self) -> list[Tokens]:
+        drafts = super().read()
+        self.observer.note(self)  # type: ignore[attr-defined]
         return drafts
 
 

@@ -22,9 +22,9 @@ from reference.limits import Limits
 from reference.model.open import open_model
 from reference.runner import ModelRunner
 from reference.sched.constraints import Mask, is_allowed
+from tests.engine.small_engine import ALL_TIERS as TIERS
 from tests.engine.test_constrained_requests import few, two_residues
 from tests.families_table import HYBRIDS
-from tests.invariance.engines import TIERS
 from tests.named_tiers import runner_on
 
 pytestmark = pytest.mark.usefixtures("unmeasured_steps")
@@ -76,7 +76,7 @@ class Told(Drafter):
     scope="module",
     params=[
         *(("qwen3", tier) for tier in TIERS if tier != "vulkan"),
-        ("qwen35", "cpu"),
+        ("qwen35", "quick"),
         *((name, "native") for name in ("qwen35", "lfm2", "granitehybrid")),
         ("qwen35", "opencl"),
     ],
@@ -152,7 +152,7 @@ def test_a_scored_prompt_and_guesses(
     limits = replace(LIMITS, top_log_probabilities=1, scores=True)
     prompt = tuple(range(9, 30))
     scored = Request(1, prompt, 40, ignore_end=True, score_from=1, score_top=1)
-    with model.file, TIERS["cpu"]() as tier, ModelRunner(model, tier, limits) as scoring:
+    with model.file, TIERS["quick"]() as tier, ModelRunner(model, tier, limits) as scoring:
 
         def run(drafter: Drafter | None) -> tuple[list[tuple[int, int]], list[float]]:
             engine = Engine(scoring, EngineOptions(steps_ahead=0), drafter=drafter)
@@ -252,7 +252,7 @@ def test_no_published_page_is_computed_again(
     published, and the right tokens are computed again."""
     request = Request(1, tuple(range(length)), 60)
     path = synthetic_model(**MODELS["qwen35"])
-    with runner_on(path, TIERS["cpu"], LIMITS) as runner:
+    with runner_on(path, TIERS["quick"], LIMITS) as runner:
         plain = tokens_of(Engine(runner, EngineOptions(steps_ahead=0)), [request])
         drafter = Told({request.prompt: plain[1]}, 3)
         engine = Engine(runner, EngineOptions(steps_ahead=0, draft_tokens=3), drafter=drafter)

@@ -170,7 +170,7 @@ def test_model_named_by_id_or_left_to_the_active_one(tmp_path: Path) -> None:
         ("models/missing.gguf", "named 'models/missing.gguf'; see `zinc-rt model list`"),
         ("../missing", "named '../missing'; see `zinc-rt model list`"),
         ("org/repo:Q8_0", "a repository of the hub is written hf.co/org/repo:Q8_0"),
-        ("", "no file or catalog entry|is a folder"),
+        ("", "no file or catalog entry named ''"),
         ("a\0b", "no file or catalog entry"),
         ("~nobody-of-that-name/x", "no file or catalog entry"),
         ("x" * 5000, "File name too long"),

@@ -90,7 +90,7 @@ def test_a_budget_below_the_model_is_answered(model_path: Path, notes: list[str]
         small = replace(options, memory_budget=budget)
         with Session.open(model_path, small) as session:
             assert [piece.token for piece in session.generate(PROMPT, GREEDY, 9)] == expected
-            assert session.tier.used_bytes <= budget
+            assert session.tier._memory.used <= budget
         plan = plan_of(model_path, replace(small, tier_options=TierOptions()))
         assert plan.budgeted <= budget
         streamed.append(plan.streamed)

@@ -166,9 +166,10 @@ def test_all_unknown_keys_are_named_in_one_line(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [(b"seed = ", "not valid TOML"), (b"\xff", "byte 0 is not UTF-8"), (b"x" * (1 << 21), "longer"),
+    [(b"seed = ", "not valid TOML"), (b"tier = cpu", "a text needs quotes"),
+     (b"\xff", "byte 0 is not UTF-8"), (b"x" * (1 << 21), "longer"),
      (b"a = " + b"[" * 100_000, "not a table|not valid"), (b"seed=" + b"9" * 9999, "not a table")],
-    ids=["syntax", "encoding", "huge", "deep", "digits"],
+    ids=["syntax", "quotes", "encoding", "huge", "deep", "digits"],
 )  # fmt: skip
 def test_unreadable_file_is_named(tmp_path: Path, content: bytes, message: str) -> None:
     path = tmp_path / "bad.toml"

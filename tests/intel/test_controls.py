@@ -8,12 +8,14 @@ from typing import Any
 import pytest
 
 from accel.intel.device import Device, chosen_device
-from accel.intel.launcher import launch_alone, set_arguments
-from accel.intel.memory import Kind, Memory
+from accel.intel.launcher import launch_packet, set_arguments
+from accel.intel.memory import Memory
 from accel.intel.program import Program
 from accel.intel.queue import Events, Queue
 from accel.intel.tier import IntelTier
 from accel.kernels.source import Module
+from accel.packets.arenas import ArenaKind
+from accel.packets.binding import lone_packet
 from tests.doubling import Doubling, inputs_of, values_of
 from tests.intel.conftest import MakeGpu, OpenTier
 from tests.intel.simulated import Simulated
@@ -67,12 +69,12 @@ class Bench:
 
 
 def copies_outside(bench: Bench) -> None:
-    buffer = bench.memory.allocate("buffer", 256, Kind.HOST)
+    buffer = bench.memory.allocate("buffer", 256, ArenaKind.HOST)
     bench.copy(buffer.address, buffer.arena.address + buffer.arena.nbytes - 8, 16)
 
 
 def copies_over_itself(bench: Bench) -> None:
-    buffer = bench.memory.allocate("buffer", 256, Kind.HOST)
+    buffer = bench.memory.allocate("buffer", 256, ArenaKind.HOST)
     bench.copy(buffer.address, buffer.address + 8, 16)
 
 
@@ -167,13 +169,13 @@ def launches_without_access(bench: Bench) -> None:
 
 def reads_elsewhere(bench: Bench) -> None:
     kernel = bench.program.kernel(Module("self_test"))
-    launch_alone(bench.memory, kernel, "self_test", [4096] * 4, (1,), 1)
+    launch_packet(bench.memory, kernel, lone_packet([4096] * 4, (1,)), 1)
 
 
 def reads_between_words(bench: Bench) -> None:
     kernel = bench.program.kernel(Module("self_test"))
     buffer = bench.memory.allocate("buffer", 1024)
-    launch_alone(bench.memory, kernel, "self_test", [buffer.address + 2] * 4, (1,), 1)
+    launch_packet(bench.memory, kernel, lone_packet([buffer.address + 2] * 4, (1,)), 1)
 
 
 def asks_too_much(bench: Bench) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -35,6 +36,15 @@ def test_a_text_is_complete(language: Language) -> None:
         text = module_source(language, module)
         assert '#include "' not in text
         assert text.count('#line 1 "exact.k"') == text.count(f'#line 1 "{module.op}.k"') == 1
+
+
+def test_no_kernel_takes_the_larger_of_an_integer_and_its_negation() -> None:
+    """NVIDIA's compilers lose the negation in a chain of such maxima."""
+    magnitude = re.compile(r"\b(?:MAX_I|max)\((?:\([^()]*\))?([^(),]+), -\1\)")
+    assert magnitude.search("most = MAX_I(most, MAX_I(m[i], -m[i]));")
+    texts = {path: path.read_text("utf-8") for path in Path("accel").rglob("*.*[klhu]")}
+    assert Path("accel/kernels/coded_rows.k") in texts
+    assert [path for path, text in texts.items() if magnitude.search(text)] == []
 
 
 def test_an_op_without_a_kernel_is_an_error() -> None:

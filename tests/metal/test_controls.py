@@ -173,7 +173,7 @@ def copied(bench: Bench, nbytes: int) -> None:
 
 
 def large_groups(bench: Bench) -> None:
-    pipeline = bench.runtime.program.pipeline(Module("add"))
+    pipeline = bench.runtime.program.kernel(Module("add"))
     with bench.objc.pool():
         encoder = bench.encoder(bench.commands())
         bench.objc.send(encoder, "setComputePipelineState:", pipeline.handle)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from accel.metal import memory, tier
+from accel.packets.arenas import ArenaKind
 from contract.dtypes import F16
 from reference.limits import whole_contexts
 from reference.model.open import open_model
@@ -41,6 +42,6 @@ def test_plans(
             runner.step(step_of(tokens, limits))
         assert close(opened.allocated_bytes, plan.allocated)
         views = sum(
-            arena.nbytes for arena in opened._memory._arenas if arena.kind is memory.Kind.VIEW
+            arena.nbytes for arena in opened._memory._arenas if arena.kind is ArenaKind.VIEW
         )
         assert (views > 0) == (view_bytes == 1)

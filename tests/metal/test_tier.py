@@ -9,26 +9,13 @@ import numpy as np
 import pytest
 
 from accel.metal import memory
-from accel.metal import tier as tier_module
 from accel.metal.sim.fake_machine import APPLE_M1
 from accel.metal.sim.fake_metal import FakeMetal
 from accel.metal.tier import MetalTier
-from accel.packets.rules import OPCODES
 from contract.dtypes import F32
 from contract.errors import DeviceLost, OutOfMemory
 from contract.ir.graph import BufferDecl, BufferKind
-from contract.ir.inputs import input_layout
-from contract.opcodes import Opcode
-from contract.shape_key import ShapeKey
-from tests.doubling import (
-    GRAPH,
-    STATE,
-    WIDTH,
-    Doubling,
-    inputs_of,
-    run_doubling,
-    values_of,
-)
+from tests.doubling import STATE, Doubling, inputs_of, run_doubling, values_of
 from tests.metal.conftest import MakeMac
 
 STEP = (
@@ -71,26 +58,6 @@ def test_messages_of_a_step(make_mac: MakeMac, newer: bool) -> None:
     assert (mac.problems, mac.left_over) == ([], [])
 
 
-def test_steps_under_way_keep_inputs_and_outputs_apart(tier: MetalTier, mac: FakeMetal) -> None:
-    """Eight steps are committed before any of them runs; their inputs are overwritten at once."""
-    mac.behaviour.looks = 1 << 30
-    lowered = Doubling(tier)
-    steps = []
-    for number in range(8):
-        values = values_of(number)
-        inputs = inputs_of(values)
-        steps.append((values, tier.submit(lowered.batch, inputs, ("y",))))
-        inputs[:] = 0xFF
-    assert not steps[0][1].done
-    for values, fence in reversed(steps):
-        tier.wait(fence)
-        lowered.check(fence.outputs["y"], values)
-    assert len(lowered.batch.launch.made) == 8
-    lowered.run(9)
-    assert len(lowered.batch.launch.made) == 8
-    tier.free(lowered.y)
-
-
 def test_a_queue_that_is_full_waits(tier: MetalTier) -> None:
     """More steps than Metal has command buffers for."""
     lowered = Doubling(tier)
@@ -99,15 +66,6 @@ def test_a_queue_that_is_full_waits(tier: MetalTier) -> None:
     tier.wait(fences[-1])
     assert all(fence.done for fence in fences)
     tier.free(lowered.y)
-
-
-def test_info_names_device_and_opcodes(tier: MetalTier) -> None:
-    """What a conformance package records, and that none of it is of an Apple GPU."""
-    info = tier.info
-    assert (info.name, info.device) == ("metal", "Apple M1 (simulated)")
-    assert info.driver == "Metal, simulated"
-    assert info.opcodes == OPCODES == frozenset(Opcode)
-    assert info.arithmetic == "exact-2"
 
 
 def test_large_weights_are_views_of_the_file(
@@ -143,90 +101,6 @@ def test_a_tensor_above_the_longest_buffer(make_mac: MakeMac) -> None:
     assert (mac.problems, mac.left_over) == ([], [])
 
 
-def test_dropped_batches_give_their_memory_back(tier: MetalTier, mac: FakeMetal) -> None:
-    """A form that is forgotten leaves nothing behind, neither memory nor objects."""
-    run_doubling(tier)
-    tier.wait(tier.submit(Doubling(tier).batch, inputs_of(values_of(0))))
-    run_doubling(tier)
-    before = tier.allocated_bytes, mac.left_over
-    for _ in range(5):
-        run_doubling(tier)
-    assert (tier.allocated_bytes, mac.left_over) == before
-
-
-def test_scratch_that_moves_is_followed(tier: MetalTier) -> None:
-    """A larger graph moves what all share: batches lowered before go on with it, and leave the
-    place it was in to others."""
-    first = Doubling(tier)
-    first.run()
-    assert tier._scratch is not None
-    before = tier._scratch
-    largest = ShapeKey(2000, 0)
-    layout = input_layout(GRAPH, largest)
-    y = tier.alloc(GRAPH.buffers["y"], 2000 * WIDTH * 4)
-    tier.lower(GRAPH, {"y": y}, largest, layout)
-    after = tier._scratch
-    assert after is not before
-    before.host[:] = 7
-    first.run(4)
-    assert (before.host == 7).all()
-
-
-def test_memory_is_released_when_no_step_names_it_any_more(tier: MetalTier, mac: FakeMetal) -> None:
-    """A step names every arena, used or not: one that goes waits for the steps under way."""
-    mac.behaviour.looks = 1 << 30
-    lowered = Doubling(tier)
-    large = tier.alloc(STATE, 32 << 20)
-    fence = tier.submit(lowered.batch, inputs_of(values_of(0)))
-    held = mac.taken
-    tier.free(large)
-    assert fence.done
-    assert mac.taken <= held - (32 << 20)
-    tier.free(lowered.y)
-
-
-def lost(tier: MetalTier, lowered: Doubling) -> None:
-    """Every way to use the tier now says that its device is lost."""
-    with pytest.raises(DeviceLost):
-        tier.submit(lowered.batch, inputs_of(values_of(0)))
-    with pytest.raises(DeviceLost):
-        tier.alloc(STATE, 64)
-    tier.free(lowered.y)
-    tier.close()
-
-
-def test_a_step_that_does_not_end_in_time_loses_the_device(mac: FakeMetal) -> None:
-    """The deadline is the caller's; another tier opens, and nothing is left of the first."""
-    tier = MetalTier(metal=mac.metal)
-    lowered = Doubling(tier)
-    lowered.run(2)
-    mac.behaviour.hangs = True
-    fence = tier.submit(lowered.batch, inputs_of(values_of(0)))
-    with pytest.raises(DeviceLost, match=r"did not end within 0.25 s"):
-        tier.wait(fence, 0.25)
-    mac.behaviour.hangs = False
-    lost(tier, lowered)
-    with MetalTier(metal=mac.metal) as other:
-        run_doubling(other)
-
-
-def test_what_a_device_that_hangs_may_still_use_is_left_to_it(
-    make_mac: MakeMac, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Closing does not wait for ever, and pulls no memory from under a kernel."""
-    monkeypatch.setattr(tier_module, "GRACE_SECONDS", 0.05)
-    mac = make_mac()
-    tier = MetalTier(metal=mac.metal)
-    lowered = Doubling(tier)
-    mac.behaviour.hangs = True
-    fence = tier.submit(lowered.batch, inputs_of(values_of(0)))
-    with pytest.raises(DeviceLost):
-        tier.wait(fence, 0.05)
-    lost(tier, lowered)
-    assert mac.problems == []
-    assert "MTLBuffer" in mac.left_over
-
-
 def test_a_kernel_that_leaves_its_memory_loses_the_device(mac: FakeMetal) -> None:
     """What Metal says of it is in the error; steps committed behind it fail, too."""
     tier = MetalTier(metal=mac.metal)
@@ -239,6 +113,6 @@ def test_a_kernel_that_leaves_its_memory_loses_the_device(mac: FakeMetal) -> Non
         tier.wait(first)
     with pytest.raises(DeviceLost, match="SubmissionsIgnored"):
         _ = second.done
-    lost(tier, lowered)
+    lowered.assert_lost()
     with MetalTier(metal=mac.metal) as other:
         run_doubling(other)

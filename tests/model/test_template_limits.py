@@ -139,7 +139,8 @@ def test_the_worker_inherits_no_secrets(monkeypatch):
         ([{"content": "hi"}], r"messages\[0\].role: "),
         ([*TURNS, {"role": "<|im_end|>", "content": "hi"}], r"messages\[1\].role: "),
         ([{"role": ["user"], "content": "hi"}], r"messages\[0\].role: "),
-        ([{"role": "user", "content": object()}], "messages: cannot be written"),
+        ([{"role": "user", "content": object()}], r"messages\[0\].content: expected a text"),
+        ([{**TURNS[0], "name": object()}], "messages: cannot be written"),
     ],
 )
 def test_messages_that_make_no_sense(messages, field):

@@ -126,20 +126,35 @@ def test_unusable_stop_strings_are_refused(stops):
     st.lists(st.text("ab<", min_size=1, max_size=4), max_size=3),
 )
 def test_hidden_texts_stop_a_text_and_are_never_shown(parts, stops):
-    """The definition: the text with the hidden ones, cut at the first stop, without them."""
+    """The definition: the text with the hidden ones, cut at the first stop that it or the shown
+    text has, without them."""
     stream = TextStream(stops)
-    told = "".join(
+    streamed = "".join(
         stream.feed(b"", hidden=text) if hidden else stream.feed(text.encode())
         for text, hidden in parts
     )
-    told += stream.finish()
+    streamed += stream.finish()
     whole = "".join(text for text, _ in parts)
     hidden = [hide for text, hide in parts for _ in text]
+    shown = [at for at, hide in enumerate(hidden) if not hide]
+    letters = "".join(whole[at] for at in shown)
     found = [(at, len(stop)) for stop in stops if (at := whole.find(stop)) >= 0]
+    found += [(shown[at], len(stop)) for stop in stops if (at := letters.find(stop)) >= 0]
     end = min(found)[0] if found else len(whole)
     expected = "".join(c for c, hide in zip(whole[:end], hidden, strict=False) if not hide)
-    assert told == expected
+    assert streamed == expected
     assert stream.stopped == bool(found)
+
+
+@pytest.mark.parametrize(
+    ("stop", "shown"),
+    [("ab", "x"), (">", "xa"), ("<y>", "xa"), ("a<y>b", "x"), ("y>b", "xa"), ("b<y", "xab")],
+)
+def test_a_stop_string_around_a_control_token(stop, shown):
+    """What is shown never contains a stop string."""
+    stream = TextStream([stop])
+    parts = [stream.feed(b"xa"), stream.feed(b"", "<y>"), stream.feed(b"b"), stream.finish()]
+    assert "".join(parts) == shown
 
 
 def test_bytes_of_a_character_around_a_control_token_are_one_character():

@@ -129,8 +129,8 @@ def test_matrices_are_arranged_while_the_host_goes_on(
 def test_what_does_not_fit(open_opencl: OpenTier) -> None:
     """The buffer is named, and nothing is left of it."""
     tier = open_opencl(memory_bytes=1 << 20)
-    used = tier.used_bytes
+    used = tier._memory.used
     blocks = random_blocks(Q8_0, 64, 1024)
     with pytest.raises(OutOfMemory, match=r"blk\.0\.w"):
         tier.upload(BufferDecl("blk.0.w", BufferKind.WEIGHT, Q8_0, (64, 1024 * 32)), blocks)
-    assert tier.used_bytes == used
+    assert tier._memory.used == used

@@ -70,7 +70,7 @@ def test_closing_twice_and_after_a_loss(open_opencl: OpenTier) -> None:
     tier.alloc(STATE, 64)
     tier.close()
     tier.close()
-    assert tier.used_bytes == 0
+    assert tier._memory.used == 0
 
 
 def _launch_context(device: Device, choices: Choices) -> LaunchContext:

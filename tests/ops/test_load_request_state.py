@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from contract.records import LAST_TOKEN, QUERY_TOKEN, SLOT
+from contract.records import LAST_TOKEN, QUERY_TOKEN, RECENT_TOKEN, SLOT
 from reference.ops.load_request_state import load_request_state
 
 SLOTS, RECENT = 3, 5
@@ -36,6 +36,17 @@ def test_the_last_token_stands_in_where_the_host_gives_none() -> None:
         [-7, -7, -7, 31, -7],
         [0, -7, -7, -7, -7],
     ]
+
+
+def test_a_drafted_token_stands_in_at_its_position() -> None:
+    """Several positions of a slot, behind a token that the host gives, before the last one."""
+    recent = np.array([[-7, 51, 52, -7, 0], [-7] * 5, [60, -7, -7, -7, 64]], np.int32)
+    at = RECENT_TOKEN
+    query = [(9, 0, 5, 0), (at, 0, 6, 0), (at, 0, 7, 2), (LAST_TOKEN, 0, 8, 0), (at, 2, 10, 0)]
+    resolved = [(9, 0, 5, 0), (51, 0, 6, 0), (52, 0, 7, 2), (53, 0, 8, 0), (60, 2, 10, 0)]
+    assert loaded(query, [53, 0, 0], recent) == resolved
+    assert recent[0].tolist() == [9, 51, 52, 53, 0]
+    assert recent[2].tolist() == [60, -7, -7, -7, 64]
 
 
 @given(st.lists(st.tuples(st.integers(0, SLOTS - 1), st.integers(1, 12)), max_size=6))

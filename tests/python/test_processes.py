@@ -165,7 +165,7 @@ def test_a_closed_model_says_so_and_closes_again(tiny_model_path: Path) -> None:
         lambda: list(stream),
     )
     for call in calls:
-        with pytest.raises(EngineStopped, match="the LLM was closed; open another one"):
+        with pytest.raises(EngineStopped, match="the LLM was closed, as it is"):
             call()
     assert repr(llm).endswith(", closed)")
 

@@ -152,6 +152,13 @@ def test_an_unknown_parameter_says_what_it_is_called_here(given: dict[str, Any],
         SamplingParams(64)  # type: ignore[misc]
 
 
+def test_none_counts_as_left_out() -> None:
+    """As on the server; wrappers of several engines pass ``stop=None`` and ``seed=None``."""
+    nothing: dict[str, Any] = dict.fromkeys(get_type_hints(SamplingParams))
+    assert SamplingParams(**nothing) == replace(SamplingParams(), **nothing) == SamplingParams()
+    assert SamplingParams(top_k=-1) == SamplingParams(top_k=0)
+
+
 def test_vllms_names_mean_the_same(llm: LLM) -> None:
     ours, theirs = SamplingParams(log_probabilities=2), SamplingParams(logprobs=2)
     both = [replace(one, max_tokens=4) for one in (ours, theirs)]
@@ -207,6 +214,7 @@ def test_vllms_names_of_other_prompts(llm: LLM) -> None:
         (lambda llm: llm.create_chat_completion(), AttributeError, "here it is chat$"),
         (lambda llm: llm.nothing, AttributeError, "'LLM' object has no attribute 'nothing'$"),
         (lambda llm: llm.generate("x", lora=1), TypeError, "generate has no argument 'lora'$"),
+        (lambda llm: llm.chat("x", max_tokens=9), TypeError, "is an argument of SamplingParams$"),
         (lambda llm: llm.chat("x", stream=True), TypeError, "'stream'; LLM.stream"),
         (lambda llm: llm.chat("x", chat_template_kwargs={}), TypeError, "it is thinking=True"),
         (
@@ -266,7 +274,7 @@ def test_a_text_is_a_users_turn(llm: LLM) -> None:
         (lambda llm: llm.score("x", start="1"), "start: '1' is of type str"),
         (lambda llm: llm.embed(None), "texts: None"),
         (lambda llm: llm.tokenize(["x"]), "text: .* is of type list; give a text"),
-        (lambda llm: llm.detokenize("x"), "prompt: 'x' is of type str"),
+        (lambda llm: llm.detokenize("x"), "tokens: 'x' is of type str; give a list of token ids"),
     ],
 )
 def test_wrong_shapes_are_type_errors_that_say_the_right_one(
@@ -274,6 +282,13 @@ def test_wrong_shapes_are_type_errors_that_say_the_right_one(
 ) -> None:
     with pytest.raises(TypeError, match=says):
         list(call(llm))
+
+
+@pytest.mark.parametrize("content", [3, None, ["x"], {"type": "text"}])
+def test_a_content_that_is_no_text_is_an_error_of_its_conversation(llm: LLM, content: Any) -> None:
+    bad, good = llm.chat([[{"role": "user", "content": content}], "Hello"], GREEDY)
+    assert str(bad.error).startswith("messages[0].content: expected a text or a list of")
+    assert good.error is None
 
 
 def test_one_array_or_many(llm: LLM) -> None:
@@ -334,7 +349,7 @@ def test_errors_speak_of_what_a_program_has(tiny_model_path: Path) -> None:
     llm.close()
     assert repr(llm).endswith(", closed)")
     for call in (llm.generate, llm.score, llm.chat, llm.logits, llm.embed):
-        with pytest.raises(EngineStopped, match="the LLM was closed; open another one") as stopped:
+        with pytest.raises(EngineStopped, match="the LLM was closed, as it is") as stopped:
             call("one")
         assert isinstance(stopped.value, ZincError)
     for words in (str(long.error), str(stopped.value)):

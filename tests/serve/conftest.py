@@ -24,6 +24,7 @@ from harness.serve.run import Running, ServeOptions, running
 from reference.engine import Engine
 from reference.engine.statistics import EngineStatistics
 from reference.model.open import Model, open_model
+from tests.named_tiers import quick_tier
 from tests.null_tier import NullTier
 from tests.patience import wait_until
 from tests.serve.http import Http
@@ -33,6 +34,13 @@ from tests.serve.speaking_models import HERMES, speaking_model
 SLOTS = 4
 CONTEXT = 256
 NULL_TOKEN = 65
+QUICK = "quick"
+KNOWN = {
+    **tiers.TIERS,
+    QUICK: lambda options: quick_tier(),
+    "null": lambda options: NullTier(NULL_TOKEN),
+}
+"""Functions that open a tier, by its name."""
 ALL_TOKENS = MappingProxyType({"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0})
 """What servers sample with here where a request names nothing. A model of random weights says more
 that way, and a bias decides more."""
@@ -45,7 +53,9 @@ RUNNING: list[Running] = []
 def serve(tiny_model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Serve:
     """``serve(queue_depth=, slots=, buffered_events=, path=, context=, draft=, tier=,
     aliases=, sampling=, experts=, disk_cache=, lora=, **ServeOptions)``: a server of its own. The
-    tier ``null`` computes nothing: every token is NULL_TOKEN."""
+    tier ``null`` computes nothing: every token is NULL_TOKEN. Where none is named, the tiny model
+    has the CPU tier, whose steps take longer than a client for an event; others have a quick one.
+    """
     folder, numbers = tmp_path_factory.mktemp("serve"), itertools.count()
     session = SessionOptions(context=CONTEXT, slots=SLOTS, biases=8, top_log_probabilities=20)
 
@@ -57,7 +67,7 @@ def serve(tiny_model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Se
         path: Path = tiny_model_path,
         context: int = CONTEXT,
         draft: int = 0,
-        tier: str = "cpu",
+        tier: str = "",
         aliases: tuple[str, ...] = (),
         sampling: Mapping[str, float] = ALL_TOKENS,
         experts: bool = False,
@@ -67,8 +77,9 @@ def serve(tiny_model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Se
     ) -> Iterator[Running]:
         sizes = {"slots": slots, "context": context, "draft": draft, "experts": experts}
         sizes["queue_depth"] = queue_depth
+        default = "cpu" if path == tiny_model_path else QUICK
         model = ModelOptions(
-            replace(session, tier=tier, disk_cache=disk_cache, lora=lora, **sizes),
+            replace(session, tier=tier or default, disk_cache=disk_cache, lora=lora, **sizes),
             "tiny",
             folder / "digests.json",
             buffered_events,
@@ -78,8 +89,7 @@ def serve(tiny_model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Se
         options.setdefault("cache_dir", folder / "models")
         options.setdefault("ledger", folder / f"{next(numbers)}.sqlite")
         with pytest.MonkeyPatch.context() as patch:
-            known = {**tiers.TIERS, "null": lambda options: NullTier(NULL_TOKEN)}
-            patch.setattr(tiers, "TIERS", known)
+            patch.setattr(tiers, "TIERS", KNOWN)
             with running(ServeOptions(path, model, **options)) as server:  # type: ignore[arg-type]
                 RUNNING.append(server)
                 try:

@@ -10,6 +10,7 @@ import pytest
 
 from harness.serve.run import Running
 from tests.serve.http import Http, Reply
+from tests.serve.other_inputs import ROWS as OTHER_INPUTS
 from tests.serve.peers import ABSENT, PASS, REFUSED, UNBUILT, Row, found
 from tests.serve.peers_llama import ROWS as LLAMA
 from tests.serve.peers_ollama import ROWS as OLLAMA
@@ -74,6 +75,10 @@ def test_vllm(hermes: Running) -> None:
 
 def test_ollama(hermes: Running) -> None:
     check_all(hermes, OLLAMA)
+
+
+def test_other_inputs_of_the_cases(hermes: Running) -> None:
+    check_all(hermes, OTHER_INPUTS)
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,14 @@ from harness.serve.replicas.work import AnswerEnd, RequestUpdate
 from harness.serve.run import Running
 from tests.needs import need_installed
 from tests.patience import wait_until
+from tests.serve.dialect_streams import (
+    EVENTS,
+    NAMED,
+    OTHER_DIALECTS,
+    TOKENS,
+    streamed_of,
+    whole_of,
+)
 from tests.serve.http import Http, posted
 from tests.serve.test_connections import COMPLETIONS
 from tests.serve.test_process import process
@@ -31,10 +39,7 @@ from tests.serve.test_process import process
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
 Served = tuple[psutil.Process, Http, list[str]]
 CHAT = "/v1/chat/completions"
-NAMED = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "repeat_last_n": 64}
-"""What a process and a server of these tests do not leave to the same defaults."""
 STREAMS = 8
-TOKENS = 460
 
 
 def asked(number: int, stream: bool) -> dict[str, object]:
@@ -53,51 +58,6 @@ def asked(number: int, stream: bool) -> dict[str, object]:
         "ignore_eos": True,
         "stream": stream,
     }
-
-
-MESSAGE = {"model": "tiny", "max_tokens": TOKENS, "temperature": 0}
-OTHER_DIALECTS: tuple[tuple[str, dict[str, object], bytes], ...] = (
-    *(
-        (
-            "/v1/messages",
-            {**MESSAGE, "messages": [{"role": "user", "content": text}]},
-            b"event: message_stop",
-        )
-        for text in ("go", "hello")
-    ),
-    (
-        "/api/generate",
-        {
-            "model": "tiny",
-            "prompt": "go",
-            "options": {"seed": 3, "num_predict": TOKENS, "temperature": 0.9, **NAMED},
-        },
-        b'"done":true',
-    ),
-    (
-        "/completion",
-        {"prompt": "go", "n_predict": TOKENS, "seed": 3, "ignore_eos": True, **NAMED},
-        b'"stop":true',
-    ),
-)
-"""Long answers that other APIs are asked for, and what is in the last event of their streams."""
-
-
-def text_of(path: str, answers: list[dict[str, Any]]) -> tuple[str, int, list[str]]:
-    """The text of an answer of another API or of the events of its stream, the number of its
-    tokens, and the kinds of events that are not text."""
-    kinds = [str(each.get("type")) for each in answers if "delta" not in each]
-    if path == "/api/generate":
-        return "".join(each["response"] for each in answers), answers[-1]["eval_count"], kinds
-    if path == "/completion":
-        count = answers[-1]["tokens_predicted"]
-        return "".join(each["content"] for each in answers), count, kinds
-    if len(answers) == 1:
-        (block,) = answers[0]["content"]
-        return block["text"], answers[0]["usage"]["output_tokens"], kinds
-    text = "".join(each["delta"].get("text", "") for each in answers if "delta" in each)
-    (usage,) = (each["usage"] for each in answers if each["type"] == "message_delta")
-    return text, usage["output_tokens"], [kind for kind in kinds if kind != "ping"]
 
 
 class Listener:
@@ -157,7 +117,7 @@ def served(tiny_model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> I
     need_installed("ray", "ray")
     folder = tmp_path_factory.mktemp("ray")
     logged: list[str] = []
-    words = ("--ray", "2", "--slots", "4", "--receipts", str(folder / "receipts"))
+    words = ("--ray", "2", "--slots", str(STREAMS), "--receipts", str(folder / "receipts"))
     words += ("--alias", "tiny")
     with process(tiny_model_path, folder, *words) as (server, http):
         reader = threading.Thread(target=lambda: logged.extend(server.stderr or ()), daemon=True)
@@ -176,6 +136,24 @@ def replicas(server: psutil.Process) -> list[psutil.Process]:
         except psutil.Error:
             continue
     return found
+
+
+def moved_after(logged: list[str]) -> list[int]:
+    """How many tokens each stream had that lost its replica, as the server logs it."""
+    return [int(found[1]) for one in logged if (found := re.search(r"elsewhere after (\d+)", one))]
+
+
+def busiest(server: psutil.Process) -> tuple[psutil.Process, psutil.Process]:
+    """The replica that computes, and the other one, while only one of them has requests."""
+    both = replicas(server)
+    begun = [one.cpu_times().user for one in both]
+
+    def used() -> list[float]:
+        return [one.cpu_times().user - at for one, at in zip(both, begun, strict=True)]
+
+    wait_until(lambda: max(used()) > 0.1 + 4 * min(used()))
+    first, second = used()
+    return (both[0], both[1]) if first > second else (both[1], both[0])
 
 
 def test_streams_go_on_where_a_replica_dies(served: Served) -> None:
@@ -197,9 +175,7 @@ def test_streams_go_on_where_a_replica_dies(served: Served) -> None:
         wait_until(lambda: all(listener.tokens for listener in listeners))
         victim.kill()
         assert [listener.told() for listener in listeners] == alone
-    moved = [
-        int(found[1]) for line in logged if (found := re.search(r"elsewhere after (\d+)", line))
-    ]
+    moved = moved_after(logged)
     assert moved, "nothing ran on the replica that was killed"
     assert all(0 < tokens < TOKENS for tokens in moved), moved
 
@@ -329,10 +305,16 @@ def test_a_format_holds_where_a_replica_dies(served: Served) -> None:
         assert [listener.content() for listener in listeners] == requested
 
 
-def test_streams_of_other_dialects_go_on_where_a_replica_dies(served: Served) -> None:
-    """With the text and the events of an answer that nothing happens to."""
-    server, http, _ = served
-    wait_until(lambda: len(replicas(server)) == 2)
+@pytest.mark.parametrize("dies", [False, True], ids=["the idle one", "theirs"])
+def test_streams_of_other_dialects_go_on_where_a_replica_dies(served: Served, dies: bool) -> None:
+    """Their replica is the one that dies: all of them move, and have the text, tokens and events of
+    an answer that nothing happens to. Where the other replica dies, none of them moves."""
+    server, http, logged = served
+    wait_until(lambda: len(replicas(server)) == 2 and not live(http))
+    whole = []
+    for path, body, _ in OTHER_DIALECTS:
+        whole.append(whole_of(path, http.post(path, {**body, "stream": False}).json))
+    before = len(moved_after(logged))
     with ExitStack() as opened:
         listeners = []
         for path, body, ends in OTHER_DIALECTS:
@@ -340,16 +322,15 @@ def test_streams_of_other_dialects_go_on_where_a_replica_dies(served: Served) ->
             connection.sendall(posted(path, {**body, "stream": True}))
             listeners.append(Listener(connection, ends))
         wait_until(lambda: all(listener.heard.count(b"{") > 3 for listener in listeners))
-        replicas(server)[0].kill()
+        theirs, idle = busiest(server)
+        (theirs if dies else idle).kill()
         streams = [listener.events() for listener in listeners]
-    for (path, body, _), events in zip(OTHER_DIALECTS, streams, strict=True):
-        whole = text_of(path, [http.post(path, {**body, "stream": False}).json])
-        text, tokens, kinds = text_of(path, events)
-        assert (text, tokens) == whole[:2], path
-        assert tokens > TOKENS / 4
-        if path == "/v1/messages":
-            starts = ["message_start", "content_block_start"]
-            assert kinds == [*starts, "content_block_stop", "message_stop"]
+    for (path, _, _), events, requested in zip(OTHER_DIALECTS, streams, whole, strict=True):
+        assert streamed_of(path, events) == (*requested, EVENTS[path])
+    wait_until(lambda: not live(http))
+    moved = moved_after(logged)[before:]
+    assert len(moved) == (len(OTHER_DIALECTS) if dies else 0), moved
+    assert all(0 < tokens < 200 for tokens in moved), moved
 
 
 def test_who_leaves_frees_the_slot_of_the_replica(served: Served) -> None:

@@ -122,8 +122,7 @@ def test_every_architecture_is_here() -> None:
 
 
 @each_on(
-    on(OPENCL, [*MODELS, "attends last"]),
-    on(VULKAN, PICKED, pytest.mark.long, unmarked=("qwen2",)),
+    on(OPENCL, [*MODELS, "attends last"]), on(VULKAN, PICKED, pytest.mark.long, unmarked=("qwen2",))
 )
 def test_steps_of_few_rows_are_the_definitions(
     tier: Tier, synthetic_model: SyntheticModel, name: str

@@ -24,6 +24,7 @@ from accel.metal.tier import MetalTier
 from accel.native.tier import Choices as NativeChoices
 from accel.native.tier import NativeTier
 from accel.opencl.tier import OpenClTier
+from accel.packets.arenas import ArenaKind, ArenaMemory
 from accel.vulkan.api import load_vulkan
 from accel.vulkan.tier import VulkanTier
 from contract.tier import Tier
@@ -177,8 +178,10 @@ SOAKING = ("opencl-banked-launch",)
 
 def used_bytes(tier: Any) -> int:
     """Memory that somebody has of the tier."""
-    if isinstance(tier, MetalTier):
-        arenas = tier._memory._arenas
+    memory = getattr(tier, "_memory", None)
+    if isinstance(memory, ArenaMemory):
+        kinds = ArenaKind.MODEL, ArenaKind.STEPS
+        arenas = [arena for arena in memory._arenas if arena.kind in kinds]
         return sum(arena.nbytes - arena.holes.nbytes for arena in arenas)
-    used: int = getattr(tier, "used_bytes", tier.allocated_bytes)
+    used: int = getattr(memory, "used", tier.allocated_bytes)
     return used

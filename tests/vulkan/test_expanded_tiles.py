@@ -21,12 +21,7 @@ def made(name: str, tensors: dict[str, str], sizes: tuple[int, ...], most: int) 
     return Op(device, tensors_of, device.splits, count, sizes, matrix=device.matrix)
 
 
-def product(
-    name: str,
-    dtype: DType = Q6_K,
-    rows: int = LEAST_ROWS,
-    most: int = PLANES_FROM,
-) -> Op:
+def product(name: str, dtype: DType = Q6_K, rows: int = LEAST_ROWS, most: int = PLANES_FROM) -> Op:
     tensors = {"x": "m", "scale": "scale", "sums": "sums", "weight": f"{name}.weight", "y": name}
     op = made("matmul_tiles", tensors, (rows, COLUMNS), most)
     op.dtype = dtype

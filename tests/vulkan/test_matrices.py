@@ -4,6 +4,7 @@ of a subgroup do here."""
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -12,25 +13,26 @@ import pytest
 from numpy.typing import NDArray
 
 from accel.kernels.matrix_tiles import FEW_PRODUCT, WIDE_PRODUCT, WIDE_PRODUCTS
+from accel.kernels.product_check import matrices_agree
 from accel.kernels.source import (
     PLANE_OPS,
     PLANE_PRODUCT,
     Language,
+    Module,
     Traits,
     matrix_modules,
     module_source,
     plane_modules,
 )
 from accel.packets import fused
-from accel.packets.device_op import DeviceOp
 from accel.packets.rules import lower_graph
 from accel.vulkan import program as program_module
 from accel.vulkan.api import Vulkan
 from accel.vulkan.build import Build, compiled, kernel_file
 from accel.vulkan.device import Instance
 from accel.vulkan.expanded_tiles import PLANES_FROM, TILED
+from accel.vulkan.launcher import launch_packet
 from accel.vulkan.matrices import EXTENSION, GROUP_MEMORY_BYTES, SHAPE, VENDORS, has_matrices
-from accel.vulkan.product_check import matrices_agree
 from accel.vulkan.tier import VulkanTier
 from accel.vulkan.tiles_32x16 import SMALL_BUCKETS
 from contract.dtypes import I12, Q4_K, Q5_1
@@ -146,12 +148,13 @@ def with_units(monkeypatch: pytest.MonkeyPatch, spoil: tuple[str, str] = ("", ""
 
     monkeypatch.setattr(program_module, "kernel_of", kernel_of)
     monkeypatch.setattr(program_module, "_check_limits", lambda header, device: None)
-    monkeypatch.setattr("accel.vulkan.product_check.FORMATS", (FORMAT,))
+    monkeypatch.setattr("accel.kernels.product_check.FORMATS", (FORMAT,))
 
 
 def agree(tier: VulkanTier) -> bool:
     runtime = tier._runtime
-    return matrices_agree(runtime.queue, runtime.memory, runtime.program)
+    launch = partial(launch_packet, runtime.memory, runtime.program)
+    return matrices_agree(runtime.memory, launch, every=True)
 
 
 @pytest.mark.parametrize(
@@ -165,7 +168,7 @@ def test_a_device_is_asked_for_the_bits_of_packed_dots(
     with_units(monkeypatch)
     monkeypatch.setattr("accel.kernels.products.WIDE_PRODUCTS", wide)
     assert agree(tier)
-    assert {*wide} <= {module.op for module, _ in tier._runtime.program._pipelines}
+    assert {*wide} <= {module.op for module, _ in tier._runtime.program._kernels}
 
 
 def test_a_device_that_multiplies_wrong_is_noticed(
@@ -174,7 +177,7 @@ def test_a_device_that_multiplies_wrong_is_noticed(
     """Negative control: elements are not where the kernel looks for them. Of a format with one
     kernel, which a processor's compiler has soon; the others are those of the next test."""
     with_units(monkeypatch, ("rows.stride * ELEMENT_ROW(e)", "rows.stride * (ELEMENT_ROW(e) ^ 8u)"))
-    monkeypatch.setattr("accel.vulkan.product_check.FORMATS", (Q5_1,))
+    monkeypatch.setattr("accel.kernels.product_check.FORMATS", (Q5_1,))
     assert not agree(tier)
 
 
@@ -211,17 +214,15 @@ def test_every_kernel_is_compared_with_packed_dots(
     memory = HeldHere()
     launched = []
 
-    def launch(queue: Any, memory_: Any, program: Any, op: DeviceOp, *rest: Any) -> None:
-        launched.append(op.name)
-        if op.name.startswith("expand") or (op.name == wrong and silent):
+    def launch(module: Module, packet: Any, groups: int) -> None:
+        launched.append(module.op)
+        if module.op.startswith("expand") or (module.op == wrong and silent):
             return
         memory.allocated[0].bytes[:] = 0
-        memory.allocated[0].bytes[-4] = op.name == wrong
+        memory.allocated[0].bytes[-4] = module.op == wrong
 
-    monkeypatch.setattr("accel.vulkan.product_check.launch_packet", launch)
-    monkeypatch.setattr("accel.vulkan.product_check.FORMATS", (FORMAT,))
-    program = SimpleNamespace(pipeline=lambda module: None)
-    assert matrices_agree(cast(Any, None), cast(Any, memory), cast(Any, program)) is (wrong is None)
+    monkeypatch.setattr("accel.kernels.product_check.FORMATS", (FORMAT,))
+    assert matrices_agree(cast(Any, memory), launch, every=True) is (wrong is None)
     assert wrong is None or wrong in launched
 
 
@@ -238,7 +239,7 @@ def check_many(tier: VulkanTier) -> set[str]:
     for case in MANY:
         problems = compare(tier, case)
         assert not problems, f"{case}: {problems}"
-    return {module.op for module, _ in tier._runtime.program._pipelines}
+    return {module.op for module, _ in tier._runtime.program._kernels}
 
 
 def test_steps_of_many_tokens_are_multiplied_in_tiles(
@@ -322,7 +323,7 @@ def test_many_queries_are_attended_in_tiles(
     for case in PROMPTS[::8]:
         problems = compare(tier, case)
         assert not problems, f"{case}: {problems}"
-    modules = {module.op for module, _ in tier._runtime.program._pipelines}
+    modules = {module.op for module, _ in tier._runtime.program._kernels}
     assert "flash_attn_tiles" in modules
 
 

@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from accel.packets.arenas import STAGING_BYTES
 from accel.packets.packet import ALIGNMENT
 from accel.vulkan.api import Vulkan
 from accel.vulkan.device import Instance
-from accel.vulkan.memory import STAGING_BYTES, Memory
+from accel.vulkan.memory import Memory
 from accel.vulkan.queue import Queue
 from contract.dtypes import F32
 from contract.errors import OutOfMemory
@@ -105,7 +106,7 @@ def test_memory_the_driver_refuses_names_the_buffer(
     library = faulty.library
     assert isinstance(library, Library)
     tier = open_vulkan(faulty, shared=shared)
-    before = tier.used_bytes
+    before = tier._memory.used
     data = np.zeros((64, 256), np.uint8)
     exhausted = faulty.constant("ERROR_OUT_OF_DEVICE_MEMORY")
     named: list[str] = []
@@ -118,7 +119,7 @@ def test_memory_the_driver_refuses_names_the_buffer(
             named.append(str(error))
         finally:
             library.instead.clear()
-        assert tier.used_bytes == before
+        assert tier._memory.used == before
     prefixes = "out of memory for state", "out of memory for blk.0"
     assert all(message.startswith(prefixes) for message in named)
     assert named or (function == "vkMapMemory" and not shared)
@@ -178,7 +179,7 @@ def test_a_tensor_larger_than_a_buffer_may_be_lies_in_several(
     assert all(end <= sizes[buffer] for buffer, end in ends)
     assert bool(ends) != shared
     assert state.allocation is not None
-    assert len(state.allocation.arena.buffers) == 3
+    assert len(state.allocation.arena.handle.buffers) == 3
     tier.free(state)
 
 

@@ -81,9 +81,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("name", SHAPES)
 def test_every_shape_of_heads(
-    open_vulkan: OpenTier,
-    synthetic_model: SyntheticModel,
-    name: str,
+    open_vulkan: OpenTier, synthetic_model: SyntheticModel, name: str
 ) -> None:
     """From the first token over the ends of pages and of a tile; with norms and biases or without,
     rotations of either kind."""
@@ -101,9 +99,7 @@ def test_every_shape_of_heads(
 
 @pytest.mark.parametrize("hidden", [5120, 6656])
 def test_activations_of_many_segments(
-    open_vulkan: OpenTier,
-    synthetic_model: SyntheticModel,
-    hidden: int,
+    open_vulkan: OpenTier, synthetic_model: SyntheticModel, hidden: int
 ) -> None:
     """Nearly as many as a group has room for, and more: behind them is what makes them."""
     sizes = {"layers": 1, "hidden": hidden, "feed_forward": 256, "vocab": 320}

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
 
-from accel.kernels.device_probe import ALL_NATIVE, TINY, Found, samples, traits_of
+from accel.kernels.device_probe import (
+    ALL_NATIVE,
+    SELF_TEST,
+    TINY,
+    Found,
+    results_of,
+    samples,
+    traits_of,
+)
 from accel.kernels.source import Traits
-from accel.vulkan.self_check import ask
+from accel.vulkan.launcher import launch_packet
 from contract.errors import TierUnavailable
 from tests.vulkan.conftest import OpenTier
 
@@ -73,6 +82,9 @@ def test_here_integers_and_the_device_agree(open_vulkan: OpenTier) -> None:
     runtime = tier._runtime
     none = Traits(divide=False, root=False, half=False, dot=False)
     for traits in (none, tier.traits):
-        found = ask(runtime.queue, runtime.memory, runtime.program, traits)
+        memory, program = runtime.memory, runtime.program
+        found = results_of(
+            memory, partial(launch_packet, memory, program, SELF_TEST, traits=traits)
+        )
         for name, expected in samples().expected.items():
             assert np.array_equal(found[name], expected, equal_nan=expected.dtype.kind == "f")

@@ -10,15 +10,8 @@ import pytest
 
 from accel.packets import work
 from accel.vulkan.api import Vulkan
-from accel.vulkan.tier import VulkanTier
 from contract.errors import DeviceLost, OutOfMemory, TierError
-from tests.doubling import (
-    STATE,
-    WIDTH,
-    Doubling,
-    inputs_of,
-    run_doubling,
-)
+from tests.doubling import WIDTH, Doubling, inputs_of, run_doubling
 from tests.vulkan.conftest import Library, OpenTier
 
 
@@ -64,17 +57,6 @@ def test_long_steps_are_cut(
     assert counts == [2 if most == 1 else 1] * 3
 
 
-def lost(tier: VulkanTier, lowered: Doubling) -> None:
-    """Every way to use the tier now says that its device is lost."""
-    values = np.zeros((1, WIDTH), np.float32)
-    with pytest.raises(DeviceLost):
-        tier.submit(lowered.batch, inputs_of(values))
-    with pytest.raises(DeviceLost):
-        tier.alloc(STATE, 64)
-    tier.free(lowered.y)
-    tier.close()
-
-
 @pytest.mark.parametrize("function", ["vkQueueSubmit", "vkWaitSemaphores"])
 def test_a_lost_device_stays_lost(faulty: Vulkan, open_vulkan: OpenTier, function: str) -> None:
     """At submission or while waiting: a clear error, then and ever after; another tier opens."""
@@ -87,7 +69,7 @@ def test_a_lost_device_stays_lost(faulty: Vulkan, open_vulkan: OpenTier, functio
     with pytest.raises(DeviceLost, match=rf"{function} gave VK_ERROR_DEVICE_LOST"):
         lowered.run()
     library.instead.clear()
-    lost(tier, lowered)
+    lowered.assert_lost()
     run_doubling(open_vulkan())
 
 
@@ -108,7 +90,7 @@ def test_a_step_that_does_not_end_in_time_loses_the_device(
     library.instead.clear()
     while not fence.done:
         time.sleep(0.001)
-    lost(tier, lowered)
+    lowered.assert_lost()
 
 
 def test_pipelines_the_driver_cannot_make(faulty: Vulkan, open_vulkan: OpenTier) -> None:

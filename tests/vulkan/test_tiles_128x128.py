@@ -27,10 +27,7 @@ def test_products_of_many_tokens_are(dtype: DType, rows: int, name: str) -> None
 
 @pytest.mark.parametrize(
     "other",
-    [
-        product("gate", dtype=Q4_K, most=WIDE_FROM - 1),
-        product("gate", dtype=Q6_K, most=WIDE_FROM),
-    ],
+    [product("gate", dtype=Q4_K, most=WIDE_FROM - 1), product("gate", dtype=Q6_K, most=WIDE_FROM)],
     ids=["few tokens", "another format"],
 )
 def test_others_are_not(other: Op) -> None:

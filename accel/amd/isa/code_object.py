@@ -19,10 +19,7 @@ from contract.kernel import GpuTarget, KernelHeader
 MACHINE = 224
 OS_ABI = 0x40
 CODE_OBJECT_5 = 3
-ARCHITECTURES: Mapping[int, GpuTarget] = {
-    0x4E: GpuTarget.GFX1201,
-    0x41: GpuTarget.GFX1100,
-}
+ARCHITECTURES: Mapping[int, GpuTarget] = {0x4E: GpuTarget.GFX1201, 0x41: GpuTarget.GFX1100}
 """Targets by the low byte of the ELF flags."""
 
 SECTION = struct.Struct("<IIQQQQIIQQ")

@@ -165,11 +165,7 @@ class WorkGroupExecutor:
         return condition
 
     def _branch(
-        self,
-        waiting: dict[int, Array | None],
-        block: Block,
-        waves: Array | None,
-        condition: Array,
+        self, waiting: dict[int, Array | None], block: Block, waves: Array | None, condition: Array
     ) -> None:
         following, target = block.successors
         if condition.all():

@@ -10,14 +10,7 @@ from accel.amd.generation import GFX12, Generation
 from accel.amd.isa.checks import check_code
 from accel.amd.isa.code_object import kernel_of, read_code_object
 from accel.amd.sim.translate import check_translation
-from accel.amd.tools.build import (
-    COMPILER,
-    Build,
-    CompileError,
-    assembled,
-    kernel_made,
-    traits_of,
-)
+from accel.amd.tools.build import COMPILER, Build, CompileError, assembled, kernel_made, traits_of
 from accel.kernels.source import ALL_OPS, GROUP_SIZE, STORED, Language, Module, module_source
 from contract.dtypes import DType
 from contract.errors import CodecError, ConfigError

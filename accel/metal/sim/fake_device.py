@@ -9,16 +9,21 @@ from typing import Any
 from accel.metal.sim.fake_commands import FakeQueue, FakeSharedEvent
 from accel.metal.sim.fake_compiler import CompileError, entry_of
 from accel.metal.sim.fake_encoders import FakeCommands, FakePipeline
-from accel.metal.sim.fake_machine import (
-    FakeString,
-    Machine,
-    buffer_of_pages,
-    new_buffer,
-)
-from accel.metal.sim.fake_objc import method
+from accel.metal.sim.fake_machine import FakeString, Machine, buffer_of_pages, new_buffer
+from accel.metal.sim.fake_objc import Method, method
 
 MOST_ITEMS = 1024
 LANGUAGE_3 = 3 << 16
+
+
+def sets(selector: str, kind: str, name: str) -> Method:
+    """The method that sets attribute ``name`` of a state to a value of type ``kind``."""
+    return method(selector, f"v@:{kind}")(lambda state, value: setattr(state, name, value))
+
+
+def reports(selector: str, kind: str, name: str) -> Method:
+    """The method of a device that returns ``name`` of the machine's behaviour."""
+    return method(selector, f"{kind}@:")(lambda device: getattr(device.machine.behaviour, name))
 
 
 @dataclass(slots=True)
@@ -29,13 +34,8 @@ class FakeSettings:
     fast: bool = True
     language: int = 0
 
-    @method("setLanguageVersion:", "v@:Q")
-    def set_language(self, version: int) -> None:
-        self.language = version
-
-    @method("setFastMathEnabled:", "v@:B")
-    def set_fast(self, on: bool) -> None:
-        self.fast = bool(on)
+    set_language = sets("setLanguageVersion:", "Q", "language")
+    set_fast = sets("setFastMathEnabled:", "B", "fast")
 
 
 class FakeNewerSettings(FakeSettings):
@@ -89,13 +89,8 @@ class FakePipelineDescriptor:
     def set_function(self, function: int) -> None:
         self.function = self.machine.objc.state(function, FakeFunction, "a compute function")
 
-    @method("setMaxTotalThreadsPerThreadgroup:", "v@:Q")
-    def set_items(self, items: int) -> None:
-        self.items = items
-
-    @method("setSupportIndirectCommandBuffers:", "v@:B")
-    def set_indirect(self, on: bool) -> None:
-        self.indirect = bool(on)
+    set_items = sets("setMaxTotalThreadsPerThreadgroup:", "Q", "items")
+    set_indirect = sets("setSupportIndirectCommandBuffers:", "B", "indirect")
 
 
 @dataclass(slots=True)
@@ -108,21 +103,10 @@ class FakeCommandsDescriptor:
     inherits_pipeline: bool = True
     bindings: int = 0
 
-    @method("setCommandTypes:", "v@:Q")
-    def set_types(self, types: int) -> None:
-        self.types = types
-
-    @method("setInheritBuffers:", "v@:B")
-    def set_inherits_buffers(self, on: bool) -> None:
-        self.inherits_buffers = bool(on)
-
-    @method("setInheritPipelineState:", "v@:B")
-    def set_inherits_pipeline(self, on: bool) -> None:
-        self.inherits_pipeline = bool(on)
-
-    @method("setMaxKernelBufferBindCount:", "v@:Q")
-    def set_bindings(self, count: int) -> None:
-        self.bindings = count
+    set_types = sets("setCommandTypes:", "Q", "types")
+    set_inherits_buffers = sets("setInheritBuffers:", "B", "inherits_buffers")
+    set_inherits_pipeline = sets("setInheritPipelineState:", "B", "inherits_pipeline")
+    set_bindings = sets("setMaxKernelBufferBindCount:", "Q", "bindings")
 
 
 @dataclass(slots=True)
@@ -139,25 +123,15 @@ class FakeDevice:
     def supports(self, family: int) -> bool:
         return family in self.machine.behaviour.families
 
-    @method("hasUnifiedMemory", "B@:")
-    def unified(self) -> bool:
-        return self.machine.behaviour.unified
-
-    @method("recommendedMaxWorkingSetSize", "Q@:")
-    def recommended(self) -> int:
-        return self.machine.behaviour.memory_bytes
+    unified = reports("hasUnifiedMemory", "B", "unified")
+    recommended = reports("recommendedMaxWorkingSetSize", "Q", "memory_bytes")
 
     @method("currentAllocatedSize", "Q@:")
     def allocated(self) -> int:
         return self.machine.taken
 
-    @method("maxBufferLength", "Q@:")
-    def longest(self) -> int:
-        return self.machine.behaviour.max_buffer_bytes
-
-    @method("maxThreadgroupMemoryLength", "Q@:")
-    def group_memory(self) -> int:
-        return self.machine.behaviour.group_memory_bytes
+    longest = reports("maxBufferLength", "Q", "max_buffer_bytes")
+    group_memory = reports("maxThreadgroupMemoryLength", "Q", "group_memory_bytes")
 
     @method("newCommandQueue", "@@:")
     def new_queue(self) -> int:

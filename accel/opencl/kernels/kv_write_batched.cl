@@ -80,10 +80,10 @@ INLINE uint codes_with(int16 low, int16 high, int scale, int bits, int16 *codes)
     return (uint)sum_of_16(squares);
 }
 
-// A group of 32 channels of rule R13: codes, and the first scale of six with the least difference.
-INLINE int coded_group(int16 low, int16 high, int bits, int16 *best) {
+// A group of 32 channels of rule R13 whose largest magnitude is `most`: codes, and the first scale of
+// six with the least difference.
+INLINE int coded_group(int16 low, int16 high, int most, int bits, int16 *best) {
     const int top = (1 << bits) - 1;
-    const int most = most_of_16(max(max(low, -low), max(high, -high)));
     const int largest = min((most + top - 1) / top, 2048 / top);
     int scale = largest;
     uint least = codes_with(low, high, largest, bits, best);
@@ -111,12 +111,17 @@ OUTLINED void store_i4r(const GLOBAL float *x, uint head_dim, uint which, GLOBAL
     const float factor = row_factor(most, KV_BITS);
     for (uint n = 0; n < groups; n++) {
         int16 m[2];
+        // NVIDIA's compilers lose negations in chains of integer maxima, so the largest is a float's.
+        const int most_bits = most_of_16(
+            max(magnitude_bits(vload16(2 * n, x)), magnitude_bits(vload16(2 * n + 1, x))));
+        int most_integer = as_int(as_float(most_bits) * factor + ROUNDER) - as_int(ROUNDER);
+        most_integer = exponent == BROKEN_ROW ? 0 : min(most_integer, KV_MOST);
         UNROLL for (uint k = 0; k < 2; k++) {
             const float16 scaled = vload16(2 * n + k, x) * factor;
             m[k] = as_int16(scaled + ROUNDER) - (int16)(as_int(ROUNDER));
             m[k] = exponent == BROKEN_ROW ? (int16)(0) : min(max(m[k], -KV_MOST), KV_MOST);
         }
-        const int scale = coded_group(m[0], m[1], which ? 4 : 5, codes);
+        const int scale = coded_group(m[0], m[1], most_integer, which ? 4 : 5, codes);
         uint fifth = 0;
         for (uint k = 0; k < 16; k++) {
             const int low = ((const int *)codes)[k], high = ((const int *)codes)[16 + k];

@@ -360,6 +360,8 @@ def _problem_of(error: str) -> str:
     """What llguidance has against a grammar, without the position in rules of ours."""
     text = re.sub(r"^at \d+\(\d+\): (failed to compile JSON schema: )?", "", error)
     text = re.sub(r"\n\s*\d+ \|.*", "", text, flags=re.DOTALL)
+    if text.startswith("NoExtensionBias"):
+        return "a part of it is nothing but a reference to itself"
     return " ".join(text.split())[:LONGEST_ERROR]
 
 

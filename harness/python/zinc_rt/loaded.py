@@ -30,7 +30,9 @@ from zinc_rt.pending import text_of_tokens
 from zinc_rt.shapes import Prompt, token_ids, wrong
 
 Result = TypeVar("Result")
-WORDS = EndWords("the LLM was closed; open another one", "open another LLM")
+WORDS = EndWords(
+    "the LLM was closed, as it is when the main thread ends; open another one", "open another LLM"
+)
 WAITING = 16
 """Requests of a batch that wait besides those that run, so that a slot is never empty."""
 
@@ -152,7 +154,7 @@ class OpenModel(ContextManager):
 
     def detokenize(self, tokens: Sequence[int]) -> str:
         """The text of token ids, control tokens and incomplete characters included."""
-        ids = token_ids(tokens)
+        ids = token_ids(tokens, "tokens", "give a list of token ids")
         vocab = self.model.config.vocab
         if any(not 0 <= token < vocab for token in ids):
             raise RequestError("tokens", f"holds an id outside 0 to {vocab - 1}")

@@ -10,6 +10,7 @@ from typing import Any, NoReturn, TypeVar, cast
 
 Call = TypeVar("Call", bound=Callable[..., Any])
 NEEDLESS = "leave it out"
+OF_SAMPLING = "it is an argument of SamplingParams"
 ARGUMENTS: Mapping[str, str] = MappingProxyType(
     {
         name: advice
@@ -25,7 +26,9 @@ ARGUMENTS: Mapping[str, str] = MappingProxyType(
             ("n_ctx", "here it is 'context'"),
             ("model_path", "here it is 'model'"),
             ("verbose disable_log_stats", "here it is progress=False"),
-            ("seed", "it is an argument of SamplingParams"),
+            ("max_tokens temperature top_k top_p min_p seed n stop stop_token_ids", OF_SAMPLING),
+            ("repeat_penalty presence_penalty frequency_penalty", OF_SAMPLING),
+            ("logprobs log_probabilities logit_bias min_tokens ignore_eos ignore_end", OF_SAMPLING),
             ("download_dir", "here it is 'cache_dir'"),
             ("speculative_config", "here it is 'draft_model'"),
             ("prompt_logprobs", "LLM.score has those of a text"),

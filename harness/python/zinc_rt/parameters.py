@@ -50,8 +50,8 @@ class Numbers(Mapping[Key, float]):
 class SamplingParams:
     """How a text is continued; the defaults are those of ``zinc-rt run``.
 
-    ``temperature`` 0 always takes the likeliest token. ``top_k`` 0, ``top_p`` 1 and ``min_p`` 0
-    keep every token. The penalties look at the last ``repeat_last_n`` tokens. Completion i of
+    ``temperature`` 0 always takes the likeliest token. ``top_k`` 0 or -1, ``top_p`` 1 and ``min_p``
+    0 keep every token. The penalties look at the last ``repeat_last_n`` tokens. Completion i of
     ``n`` is sampled with ``seed`` + i. The text ends before any of the ``stop`` strings, at a token
     of ``stop_token_ids`` and, unless ``ignore_end``, by vLLM's name ``ignore_eos``, where the model
     ends it; nothing ends it within its first ``min_tokens`` tokens. ``logit_bias`` adds
@@ -60,8 +60,8 @@ class SamplingParams:
     tokens were sampled from; ``experts`` for those of a mixture that every token used. Where
     ``force_tokens`` are given they are the whole answer, at the speed of a prompt: nothing is
     sampled, and ``max_tokens`` is their number. ``lora`` are the scales of the LLM's adapters by
-    their names; None is all with their own, and ``{}`` none. Immutable, hashable, and checked:
-    raises RequestError.
+    their names; None is all with their own, and ``{}`` none. An argument that is None counts as
+    left out. Immutable, hashable, and checked: raises RequestError.
 
     >>> SamplingParams(temperature=0.8, seed=7, stop="\\n").stop
     ('\\n',)
@@ -98,6 +98,8 @@ class SamplingParams:
         _check_integer("n", self.n, 1, MOST_CHOICES)
         _check_integer("max_tokens", self.max_tokens, 1, MAX_INT32)
         _check_integer("min_tokens", self.min_tokens, 0, self.max_tokens)
+        if self.top_k == -1:
+            object.__setattr__(self, "top_k", 0)
         self.sampling(self.seed, self.repeat_last_n).validate()
         object.__setattr__(self, "stop", _stop_strings(self.stop))
         object.__setattr__(self, "stop_token_ids", _stop_tokens(self.stop_token_ids))
@@ -176,7 +178,7 @@ def _with_hints(make: Callable[..., None]) -> Callable[..., None]:
 
             hint = hint_for(unknown[0], NAMES)
             raise TypeError(f"SamplingParams has no argument {unknown[0]!r}{hint}")
-        make(self, **given)
+        make(self, **{name: value for name, value in given.items() if value is not None})
 
     return init
 

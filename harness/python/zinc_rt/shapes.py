@@ -39,14 +39,16 @@ def prompts_of(given: Prompt | Iterable[Prompt], name: str = "prompts") -> Itera
     return cast(Iterable[Prompt], given)
 
 
-def token_ids(prompt: Sequence[int]) -> list[int]:
-    """The token ids of a prompt that is no text."""
-    if isinstance(prompt, bytes | Mapping) or not isinstance(prompt, Iterable):
-        raise wrong("prompt", prompt, "give a text or a list of token ids")
+def token_ids(
+    given: Sequence[int], name: str = "prompt", remedy: str = "give a text or a list of token ids"
+) -> list[int]:
+    """The token ids of what is no text."""
     try:
-        return [operator.index(token) for token in prompt]
+        if not isinstance(given, bytes | Mapping):
+            return [operator.index(token) for token in given]
     except TypeError:
-        raise wrong("prompt", prompt, "give a text or a list of token ids") from None
+        pass
+    raise wrong(name, given, remedy)
 
 
 def conversations_of(

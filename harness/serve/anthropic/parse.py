@@ -184,7 +184,7 @@ def _said(turn: AssistantTurn) -> Iterable[Json]:
             {
                 "type": "function",
                 "id": call.id,
-                "function": {"name": call.name, "arguments": json.dumps(call.input)},
+                "function": {"name": call.name, "arguments": json.dumps(call.input or {})},
             }
             for call in calls
         ]

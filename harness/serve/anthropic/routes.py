@@ -13,7 +13,7 @@ from harness.serve.anthropic.parse import chat_of, client_name, readable_blocks
 from harness.serve.anthropic.render import MessageShape
 from harness.serve.anthropic.wire import CountRequest, MessagesRequest
 from harness.serve.caller import Caller
-from harness.serve.errors import ApiError
+from harness.serve.errors import naming_fields
 from harness.serve.gate import caller_of_request, decoded
 from harness.serve.openapi import Route
 from harness.serve.service import Answered, Service
@@ -43,10 +43,8 @@ class AnthropicHandlers:
         body = decoded(raw, CountRequest, readable_blocks)
         service: Service = g.service
         service.model.check_name(body.model)
-        try:
+        with naming_fields(client_name):
             plan = service.model.chat_plan(chat_of(body, _switches_thoughts(service)))
-        except ApiError as error:
-            raise _renamed(error) from None
         return {"input_tokens": len(service.model.encode_chat(plan.prompt, plan.spoken))}
 
 
@@ -55,17 +53,11 @@ def answer_message(
 ) -> Answered:
     """The answer to a request, whole or streamed. Raises what ``Service.chat`` raises, with the
     fields named as they are here."""
-    try:
+    with naming_fields(client_name):
         chat = chat_of(body, _switches_thoughts(service))
         return service.chat(chat, tenant, caller, MessageShape, "msg_")
-    except ApiError as error:
-        raise _renamed(error) from None
 
 
 def _switches_thoughts(service: Service) -> bool:
     template = service.model.template
     return template is not None and template.has_thinking_toggle
-
-
-def _renamed(error: ApiError) -> ApiError:
-    return replace(error, param=error.param and client_name(error.param))

@@ -26,7 +26,7 @@ class ToolUseBlock(Struct, forbid_unknown_fields=True, tag_field="type", tag="to
 
     id: CallId
     name: FunctionName
-    input: dict[str, Any]
+    input: dict[str, Any] | None = None
     cache_control: Any = None
     caller: Any = None
 

@@ -12,7 +12,7 @@ from flask import g, request
 from contract.errors import RequestError
 from harness.serve.answers import Json
 from harness.serve.data_lines import encode
-from harness.serve.errors import ApiError
+from harness.serve.errors import ApiError, naming_fields
 from harness.serve.gate import caller_of_request, decoded, need_admin
 from harness.serve.llama_cpp.parse import client_name, completion_of, infill_of
 from harness.serve.llama_cpp.render import MILLISECONDS, shape_of
@@ -138,9 +138,7 @@ def _answer(
     g.generates = True
     body, service = decoded(raw, kind), _service()
     caller = replace(caller_of_request(), client_name=client_name)
-    try:
+    with naming_fields(client_name):
         service.model.check_name(body.model)
         meant = mean(service.model, body)
         return service.complete(meant, g.account.tenant, caller, shape_of(body), "llama-")
-    except ApiError as error:
-        raise replace(error, param=error.param and client_name(error.param)) from None

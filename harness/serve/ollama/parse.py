@@ -131,7 +131,7 @@ def _messages(turns: Sequence[OllamaMessage]) -> Iterable[Json]:
                     "id": call.id or f"call_{number}_{index}",
                     "function": {
                         "name": call.function.name,
-                        "arguments": json.dumps(call.function.arguments),
+                        "arguments": json.dumps(call.function.arguments or {}),
                     },
                 }
                 for index, call in enumerate(turn.tool_calls or ())

@@ -14,7 +14,7 @@ from contract.types import Tenant
 from harness.serve.answers import Json
 from harness.serve.caller import Caller
 from harness.serve.embeddings import EmbeddingRequest, embed
-from harness.serve.errors import ApiError
+from harness.serve.errors import naming_fields
 from harness.serve.gate import caller_of_request, decoded, need_admin
 from harness.serve.model import ServedModel
 from harness.serve.model_routes import known_model
@@ -148,10 +148,8 @@ def answer_chat(
     """The answer to a conversation, whole or streamed. Raises what ``Service.chat`` raises, with
     the fields named as they are here."""
     own = replace(caller, client_name=client_name)
-    try:
+    with naming_fields(client_name):
         return service.chat(chat_of(body), tenant, own, OllamaShape, "ollama-")
-    except ApiError as error:
-        raise _renamed(error) from None
 
 
 def answer_prompt(
@@ -159,14 +157,12 @@ def answer_prompt(
 ) -> Answered:
     """The answer to a prompt, or its continuation; otherwise as ``answer_chat``."""
     own = replace(caller, client_name=client_name)
-    try:
+    with naming_fields(client_name):
         if body.raw or body.suffix or service.model.template is None:
             shape = partial(OllamaShape, text=True, plain=True)
             return service.complete(text_of_prompt(body), tenant, own, shape, "ollama-")
         shape = partial(OllamaShape, text=True)
         return service.chat(chat_of_prompt(body), tenant, own, shape, "ollama-")
-    except ApiError as error:
-        raise _renamed(error) from None
 
 
 def _vectors(asked: EmbeddingRequest) -> Json:
@@ -191,7 +187,3 @@ def _progress(pull: Pull) -> Iterator[bytes]:
             sizes = {name: state[name] for name in ("completed", "total") if state[name]}
             yield line({"status": state["status"], "digest": state["model"], **sizes})
     yield line({"status": "success"}) if pull.error is None else error_line(pull.error) + b"\n"
-
-
-def _renamed(error: ApiError) -> ApiError:
-    return replace(error, param=error.param and client_name(error.param))

@@ -44,7 +44,7 @@ class NamedCall(Struct, forbid_unknown_fields=True):
     """A function and its arguments."""
 
     name: FunctionName
-    arguments: dict[str, Any]
+    arguments: dict[str, Any] | None = None
     index: int | None = None
     description: Any = None
 

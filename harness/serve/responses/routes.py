@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TypeVar
 
 import msgspec
 from flask import g, request
@@ -13,7 +12,7 @@ from flask import g, request
 from contract.types import Tenant
 from harness.serve.answers import Answer, Json
 from harness.serve.caller import Caller
-from harness.serve.errors import ApiError
+from harness.serve.errors import ApiError, naming_fields
 from harness.serve.gate import caller_of_request, decoded
 from harness.serve.openapi import Route
 from harness.serve.responses.errors import response_name
@@ -24,7 +23,6 @@ from harness.serve.responses.wire import LOGPROBS, InputItem, ResponsesRequest
 from harness.serve.service import Answered, Service
 from harness.serve.wire import ChatRequest, converted
 
-T = TypeVar("T")
 RESPONSES_ROUTES = (
     Route("POST", "/v1/responses", "respond", "Answer, and store it.", ResponsesRequest),
     Route(
@@ -56,8 +54,8 @@ class ResponsesHandlers:
         service: Service = g.service
         service.model.check_name(body.model)
         earlier = self._store.conversation(g.account.tenant.id, body.previous_response_id)
-        chat = _by_our_names(lambda: converted(chat_of(body, earlier), ChatRequest))
-        plan = _by_our_names(lambda: service.model.chat_plan(chat))
+        with naming_fields(response_name):
+            plan = service.model.chat_plan(converted(chat_of(body, earlier), ChatRequest))
         count = len(service.model.encode_chat(plan.prompt, plan.spoken))
         return {"object": "response.input_tokens", "input_tokens": count}
 
@@ -104,11 +102,9 @@ def respond(
     def shape_of(answer: Answer, listed: bool) -> ResponseShape:
         return ResponseShape(body, answer, listed, keep)
 
-    def answered() -> Answered:
+    with naming_fields(response_name):
         chat = converted(chat_of(body, earlier), ChatRequest)
         return service.chat(chat, tenant, own, shape_of, "resp_")
-
-    return _by_our_names(answered)
 
 
 def _keep(
@@ -154,11 +150,3 @@ def _page_of(items: Sequence[InputItem]) -> Json:
     return {
         "object": "list", "data": page, "first_id": ends[0], "last_id": ends[1], "has_more": more,
     }  # fmt: skip
-
-
-def _by_our_names(work: Callable[[], T]) -> T:
-    """What ``work`` gives; its refusals name fields as they are here."""
-    try:
-        return work()
-    except ApiError as error:
-        raise replace(error, param=error.param and response_name(error.param)) from None

@@ -1,0 +1,55 @@
+"""An open device whose kernels are those of this folder: queue, memory, program."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Generic, Protocol, TypeVar
+
+from accel.kernels.source import Traits
+from accel.packets.step_memory import StepAddresses
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceChoices:
+    """What a caller may decide about a device; None leaves it to the device.
+
+    ``memory_bytes`` is the most memory. ``traits`` replaces the result of the self-test, so that
+    integers compute what the device could.
+    """
+
+    memory_bytes: int | None = None
+    traits: Traits | None = None
+
+    def capacity(self, memory_bytes: int) -> int:
+        """The most memory to use of a device with ``memory_bytes``."""
+        return memory_bytes if self.memory_bytes is None else min(memory_bytes, self.memory_bytes)
+
+
+class Closable(Protocol):
+    """A part of an open device."""
+
+    def close(self) -> None:
+        """Destroy it; nothing may be running."""
+
+
+Q = TypeVar("Q", bound=Closable)
+M = TypeVar("M", bound=Closable)
+P = TypeVar("P", bound=Closable)
+
+
+@dataclass(slots=True)
+class DeviceRuntime(Generic[Q, M, P]):
+    """The parts of an open device."""
+
+    queue: Q
+    memory: M
+    program: P
+    addresses: StepAddresses = field(default_factory=StepAddresses)
+
+    def close(self) -> None:
+        """Close everything."""
+        with ExitStack() as undo:
+            undo.callback(self.queue.close)
+            undo.callback(self.memory.close)
+            undo.callback(self.program.close)

@@ -1,0 +1,347 @@
+"""Device memory as ranges of a few large allocations of the driver, which are called arenas."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from contextlib import AbstractContextManager
+from dataclasses import field
+from enum import Enum, auto
+from typing import Generic, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from accel.packets.holes import Holes
+from accel.packets.packet import ALIGNMENT, aligned
+from contract.errors import OutOfMemory
+from contract.lazy_dataclass import dataclass
+
+MIN_ARENA_BYTES = 64 << 10
+MAX_ARENA_BYTES = 1 << 30
+"""Largest arena for more than one allocation."""
+STEPS_ARENA_BYTES = 1 << 20
+"""Size of an arena that is not for the model."""
+GROWTH = 64
+"""An arena for unexpected allocations is this part of all allocated memory."""
+STAGING_BYTES = 8 << 20
+
+Bytes = NDArray[np.uint8]
+H = TypeVar("H")
+
+
+class ArenaKind(Enum):
+    """The purpose of an arena."""
+
+    MODEL = auto()
+    """Buffers of graphs and what batches keep: memory that a plan counts."""
+    STEPS = auto()
+    """Inputs and outputs of steps in flight."""
+    HOST = auto()
+    """Memory of the host that the device can access."""
+    VIEW = auto()
+    """Pages of a mapped file that the device can access."""
+
+
+@dataclass(slots=True, eq=False)
+class Arena(Generic[H]):
+    """One allocation of the driver, which knows it as ``handle``. ``host`` are its bytes where the
+    host can access them, ``holes`` its free ranges."""
+
+    handle: H
+    address: int
+    nbytes: int
+    kind: ArenaKind
+    host: Bytes | None = None
+    holes: Holes = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.holes = Holes(self.nbytes)
+
+
+@dataclass(slots=True, eq=False)
+class ArenaRange(Generic[H]):
+    """``nbytes`` bytes from byte ``offset`` of an arena on.
+
+    ``mirror`` is its copy in host memory, None until mapped. A mirror is copied to the device
+    before a submission to an idle device if ``sent``, and to the host after every submission if
+    ``fetched``.
+    """
+
+    arena: Arena[H]
+    offset: int
+    nbytes: int
+    mirror: ArenaRange[H] | None = None
+    sent: bool = True
+    fetched: bool = True
+
+    @property
+    def address(self) -> int:
+        """The address that a packet contains."""
+        return self.arena.address + self.offset
+
+    @property
+    def host(self) -> Bytes | None:
+        """The bytes if the host can access them."""
+        whole = self.arena.host
+        return None if whole is None else whole[self.offset : self.offset + self.nbytes]
+
+    @property
+    def seen(self) -> Bytes:
+        """The bytes of memory that the host can access."""
+        host = self.host
+        assert host is not None
+        return host
+
+
+class ArenaMemory(ABC, Generic[H]):
+    """All memory of a device whose memory the host can access. Sizes in bytes.
+
+    ``capacity`` is the most it allocates for the model, ``largest`` the largest allocation of the
+    driver, ``used`` what allocations for the model occupy.
+
+    Hooks a tier must give: ``guarded``, ``_create``, ``_release`` and ``_finish``.
+    """
+
+    def __init__(self, capacity: int, largest: int) -> None:
+        self.capacity = capacity
+        self.used = 0
+        self._largest = largest
+        self._arenas: list[Arena[H]] = []
+        self._expected = 0
+        self._allocated = 0
+
+    @property
+    def held(self) -> int:
+        """Bytes allocated for the model, unused ones included."""
+        return sum(arena.nbytes for arena in self._arenas if arena.kind is ArenaKind.MODEL)
+
+    @property
+    def available(self) -> int:
+        """Bytes that can still be allocated for the model."""
+        return max(0, self.capacity - self.held)
+
+    def expect(self, nbytes: int) -> None:
+        """Reserve room for allocations of ``nbytes`` bytes in all, alignment included."""
+        self._expected = self._allocated + nbytes
+
+    def allocate(
+        self, what: str, nbytes: int, kind: ArenaKind = ArenaKind.MODEL, *, zeroed: bool = True
+    ) -> ArenaRange[H]:
+        """Memory of a kind. Raises OutOfMemory naming its purpose ``what``."""
+        size = aligned(nbytes)
+        allocation = self._take(what, nbytes, size, kind)
+        if kind is ArenaKind.MODEL:
+            self.used += nbytes
+            self._allocated += size
+        if zeroed:
+            self._zero(allocation, size)
+        return allocation
+
+    def adopt(self, what: str, data: Bytes) -> ArenaRange[H]:
+        """Memory for the model with the contents ``data``."""
+        allocation = self.allocate(what, data.nbytes, zeroed=False)
+        self._put(allocation, 0, data)
+        return allocation
+
+    def map(self, allocation: ArenaRange[H]) -> Bytes:
+        """The bytes in host memory."""
+        return allocation.seen
+
+    def read(self, allocation: ArenaRange[H], offset: int, nbytes: int) -> Bytes:
+        """A copy of some of the bytes, after everything submitted has ended."""
+        self._finish()
+        return allocation.seen[offset : offset + nbytes].copy()
+
+    def write(self, allocation: ArenaRange[H], offset: int, data: Bytes) -> None:
+        """Replace some of the bytes, after everything submitted has ended."""
+        self._finish()
+        self._put(allocation, offset, data)
+
+    def free(self, allocation: ArenaRange[H]) -> None:
+        """Free the memory, which nothing submitted may still use."""
+        arena, size = allocation.arena, aligned(allocation.nbytes)
+        if arena not in self._arenas:
+            return
+        arena.holes.give_back(allocation.offset, size)
+        if arena.kind is ArenaKind.MODEL:
+            self.used -= allocation.nbytes
+            self._allocated -= size
+        if arena.holes.whole:
+            self._drop(arena)
+
+    def close(self) -> None:
+        """Free everything; nothing may be running."""
+        while self._arenas:
+            self._release(self._arenas.pop())
+
+    @abstractmethod
+    def guarded(self, what: str, nbytes: int = 0) -> AbstractContextManager[None]:
+        """Hook: a block in which errors of the driver become those of the contract; ``what``, which
+        needs ``nbytes``, was being done."""
+
+    @abstractmethod
+    def _create(self, what: str, nbytes: int, kind: ArenaKind) -> Arena[H]:
+        """Hook: an allocation of the driver."""
+
+    @abstractmethod
+    def _release(self, arena: Arena[H]) -> None:
+        """Hook: give an arena back to the driver; nothing submitted uses it."""
+
+    @abstractmethod
+    def _finish(self) -> None:
+        """Hook: return when nothing submitted is running."""
+
+    def _limit(self) -> int:
+        """Hook: most bytes of one more arena of the model."""
+        return min(self.available, self._largest)
+
+    def _zero(self, allocation: ArenaRange[H], size: int) -> None:
+        """Hook: set the ``size`` bytes of a new allocation to 0."""
+        allocation.seen[:] = 0
+
+    def _put(self, allocation: ArenaRange[H], offset: int, data: Bytes) -> None:
+        """Hook: replace some of the bytes, which nothing submitted uses."""
+        allocation.seen[offset : offset + data.nbytes] = flat_bytes(data)
+
+    def _drop(self, arena: Arena[H]) -> None:
+        """Give back an arena after everything submitted, which may name it, has ended."""
+        self._finish()
+        self._arenas.remove(arena)
+        self._release(arena)
+
+    def _take(self, what: str, nbytes: int, size: int, kind: ArenaKind) -> ArenaRange[H]:
+        for arena in self._arenas:
+            if arena.kind is kind and (offset := arena.holes.take(size)) is not None:
+                return ArenaRange(arena, offset, nbytes)
+        arena = self._new_arena(what, size, kind)
+        offset = arena.holes.take(size)
+        assert offset is not None
+        return ArenaRange(arena, offset, nbytes)
+
+    def _new_arena(self, what: str, size: int, kind: ArenaKind) -> Arena[H]:
+        requested = STEPS_ARENA_BYTES
+        if kind is ArenaKind.MODEL:
+            limit = self._limit()
+            if size > limit:
+                raise OutOfMemory(what, size, self.held, limit)
+            requested = self._expected - self._allocated
+            if requested <= 0:
+                requested = max(self.held // GROWTH, MIN_ARENA_BYTES)
+            requested = min(requested, limit)
+        requested = min(requested, MAX_ARENA_BYTES, self._largest) // ALIGNMENT * ALIGNMENT
+        nbytes = max(requested, size)
+        with self.guarded(what, nbytes):
+            arena = self._create(what, nbytes, kind)
+        self._arenas.append(arena)
+        return arena
+
+
+class MirroredMemory(ArenaMemory[H]):
+    """All memory of a device that may have memory which the host cannot access.
+
+    Memory that is mapped has a copy in host memory from then on; ``exchanges`` changes whenever the
+    result of ``mirrored`` does.
+
+    Hooks a tier must give in addition to those of ArenaMemory: ``copy``, ``_await_copy`` and
+    ``_zero``.
+    """
+
+    def __init__(self, capacity: int, largest: int) -> None:
+        super().__init__(capacity, largest)
+        self.exchanges = 0
+        self._mapped: list[ArenaRange[H]] = []
+        self._staging: list[tuple[ArenaRange[H], int]] = []
+        self._staging_bytes = min(STAGING_BYTES, largest)
+
+    def map(self, allocation: ArenaRange[H]) -> Bytes:
+        """The bytes in host memory, synchronized from now on as the allocation says."""
+        if allocation.host is not None:
+            return allocation.host
+        mirror = allocation.mirror
+        if mirror is None:
+            name = "host copy of a buffer"
+            mirror = self.allocate(name, allocation.nbytes, ArenaKind.HOST, zeroed=False)
+            allocation.mirror = mirror
+            self._mapped.append(allocation)
+            self.exchanges += 1
+        elif allocation.fetched:
+            return mirror.seen
+        self._await_copy(self.copy(allocation, 0, mirror, 0, allocation.nbytes))
+        return mirror.seen
+
+    def read(self, allocation: ArenaRange[H], offset: int, nbytes: int) -> Bytes:
+        """A copy of some of the bytes; for mapped memory from the host copy, which is current."""
+        if allocation.host is not None:
+            return super().read(allocation, offset, nbytes)
+        if allocation.mirror is not None and allocation.fetched:
+            return allocation.mirror.seen[offset : offset + nbytes].copy()
+        data = np.empty(nbytes, np.uint8)
+        for start in range(0, nbytes, self._staging_bytes):
+            part = data[start : start + self._staging_bytes]
+            staging, _ = self._staged()
+            self._await_copy(self.copy(allocation, offset + start, staging, 0, part.nbytes))
+            part[:] = staging.seen[: part.nbytes]
+        return data
+
+    def write(self, allocation: ArenaRange[H], offset: int, data: Bytes) -> None:
+        """Replace some of the bytes. Where the host can access them nothing submitted may still use
+        them; elsewhere the write takes its turn in the order of submissions."""
+        self._put(allocation, offset, data)
+
+    def free(self, allocation: ArenaRange[H]) -> None:
+        """Free the memory, which no step in flight may still use; copies may."""
+        if allocation.mirror is not None and allocation.arena in self._arenas:
+            self._mapped = [mapped for mapped in self._mapped if mapped is not allocation]
+            self.exchanges += 1
+            super().free(allocation.mirror)
+            allocation.mirror = None
+        super().free(allocation)
+
+    def mirrored(self, to_device: bool) -> list[tuple[ArenaRange[H], ArenaRange[H]]]:
+        """Source and target of each copy that mapped memory needs before a submission
+        (``to_device``) or after it."""
+        pairs = [(m.mirror, m) for m in self._mapped if m.mirror is not None and m.nbytes]
+        if to_device:
+            return [pair for pair in pairs if pair[1].sent]
+        return [pair[::-1] for pair in pairs if pair[1].fetched]
+
+    @abstractmethod
+    def copy(
+        self, source: ArenaRange[H], first: int, target: ArenaRange[H], offset: int, nbytes: int
+    ) -> int:
+        """Hook: copy bytes from ``first`` to ``offset``, in the order of submissions; returns the
+        number of this copy."""
+
+    @abstractmethod
+    def _await_copy(self, number: int) -> None:
+        """Hook: return when copy ``number`` has ended."""
+
+    def _put(self, allocation: ArenaRange[H], offset: int, data: Bytes) -> None:
+        if allocation.host is not None:
+            super()._put(allocation, offset, data)
+            return
+        flat = flat_bytes(data)
+        if allocation.mirror is not None:
+            allocation.mirror.seen[offset : offset + flat.nbytes] = flat
+        for start in range(0, flat.nbytes, self._staging_bytes):
+            part = flat[start : start + self._staging_bytes]
+            staging, index = self._staged()
+            staging.seen[: part.nbytes] = part
+            number = self.copy(staging, 0, allocation, offset + start, part.nbytes)
+            self._staging[index] = staging, number
+
+    def _staged(self) -> tuple[ArenaRange[H], int]:
+        """Staging memory that no copy uses any more, and its index."""
+        if not self._staging:
+            size = self._staging_bytes
+            buffers = [self.allocate("staging memory", size, ArenaKind.HOST) for _ in range(2)]
+            self._staging = [(buffer, 0) for buffer in buffers]
+        index = min(range(len(self._staging)), key=lambda n: self._staging[n][1])
+        staging, number = self._staging[index]
+        self._await_copy(number)
+        return staging, index
+
+
+def flat_bytes(data: Bytes) -> Bytes:
+    """The bytes of an array in one dimension."""
+    return np.ascontiguousarray(data).reshape(-1).view(np.uint8)
