@@ -7,16 +7,19 @@ is given so long for each answer. It is started on first use, kept, and replaced
 from __future__ import annotations
 
 import os
+import select
 import signal
 import subprocess
 import sys
-import threading
+import time
 import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 PASSED_ENVIRONMENT = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "PYTHONHOME", "TZ", "SYSTEMROOT")
 """Environment variables the child is given; it has no business with the others."""
+READ_BYTES = 1 << 20
 ROOT = Path(__file__).parents[1]
 RUN = (
     "import runpy, sys; sys.path.append(sys.argv[1]); runpy.run_path(sys.argv[2], None, '__main__')"
@@ -61,15 +64,13 @@ class WorkerProcess:
     def ask(self, line: bytes) -> bytes:
         """The child's answer to ``line``; both end with a newline. Raises WorkerEnded."""
         child = self._running_child()
-        assert child.stdout is not None
-        timer = threading.Timer(self._wall_seconds, child.kill)
-        timer.daemon = True
-        timer.start()
+        deadline = time.monotonic() + self._wall_seconds
         try:
-            _send(child, line)
-            answer = child.stdout.readline(self._longest_reply)
-        finally:
-            timer.cancel()
+            _send(child, line, deadline)
+            answer = _line_of(child, self._longest_reply, deadline)
+        except TimeoutError:
+            child.kill()
+            answer = b""
         if not answer.endswith(b"\n"):
             raise WorkerEnded(self._why_it_ended(child, answer))
         return answer
@@ -90,6 +91,7 @@ class WorkerProcess:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
+                bufsize=0,
                 env=environment,
                 start_new_session=True,
             )
@@ -97,7 +99,9 @@ class WorkerProcess:
             raise WorkerEnded(f"its process cannot be started ({error})") from None
         self.child = child
         self._end_child = weakref.finalize(self, _end, child)
-        _send(child, self._setup())
+        assert child.stdin is not None
+        os.set_blocking(child.stdin.fileno(), False)
+        _send(child, self._setup(), float("inf"))
         return child
 
     def _why_it_ended(self, child: subprocess.Popen[bytes], answered: bytes) -> str:
@@ -111,14 +115,42 @@ class WorkerProcess:
         return f"its process ended with status {child.returncode}"
 
 
-def _send(child: subprocess.Popen[bytes], line: bytes) -> None:
+def _send(child: subprocess.Popen[bytes], line: bytes, deadline: float) -> None:
+    """Write a line. Raises TimeoutError where the child does not read it until ``deadline``."""
     assert child.stdin is not None
+    pipe, left = child.stdin.fileno(), memoryview(line)
     try:
-        child.stdin.write(line)
-        child.stdin.flush()
-    except OSError:
+        while left:
+            _wait_for(pipe, select.POLLOUT, deadline)
+            with suppress(BlockingIOError):
+                left = left[os.write(pipe, left) :]
+    except ConnectionError:
         # A child that is gone shows in what it answers: nothing.
         return
+
+
+def _line_of(child: subprocess.Popen[bytes], longest: int, deadline: float) -> bytes:
+    """A line that the child writes, or what there is of it when it has ``longest`` bytes or the
+    child is gone. Raises TimeoutError at ``deadline``."""
+    assert child.stdout is not None
+    pipe, answer = child.stdout.fileno(), bytearray()
+    while len(answer) < longest and not answer.endswith(b"\n"):
+        _wait_for(pipe, select.POLLIN, deadline)
+        part = os.read(pipe, min(READ_BYTES, longest - len(answer)))
+        if not part:
+            break
+        answer += part
+    return bytes(answer)
+
+
+def _wait_for(pipe: int, event: int, deadline: float) -> None:
+    """Wait until a pipe can be used. Waiting in the kernel wakes no other thread of this process,
+    as a timer would."""
+    poll = select.poll()
+    poll.register(pipe, event)
+    left = deadline - time.monotonic()
+    if left < 0 or not poll.poll(None if left == float("inf") else 1000 * left):
+        raise TimeoutError
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:

@@ -222,7 +222,7 @@ def search(parser: argparse.ArgumentParser, word: str) -> list[str]:
             continue
         names = ", ".join(action.option_strings) or str(action.metavar or action.dest)
         text = (action.help or "").replace("%%", "%")
-        group = getattr(action.container, "title", "")
+        group = getattr(getattr(action, "container", None), "title", "")
         if requested == group or requested in f"{names} {text}".lower():
             shared.setdefault((names, text), []).append(command.prog)
     for (names, text), programs in shared.items():

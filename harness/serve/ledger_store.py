@@ -12,7 +12,8 @@ import sqlite3
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import astuple, dataclass, fields
+from dataclasses import dataclass, fields
+from operator import add, attrgetter
 from pathlib import Path
 
 from contract.context_manager import ContextManager
@@ -39,6 +40,7 @@ class Counts:
 
 
 NAMES = tuple(field.name for field in fields(Counts))
+values_of = attrgetter(*NAMES)
 
 
 class LedgerStore(ContextManager):
@@ -98,8 +100,8 @@ class LedgerStore(ContextManager):
 
     def _wait(self, key: tuple[int, str], counts: Counts) -> None:
         """Add to the counts that wait, with ``_counting`` held."""
-        before = astuple(self._waiting.get(key, Counts()))
-        self._waiting[key] = Counts(*map(sum, zip(before, astuple(counts), strict=True)))
+        before = self._waiting.get(key, Counts())
+        self._waiting[key] = Counts(*map(add, values_of(before), values_of(counts)))
 
     def check(self) -> None:
         """Raises StorageProblem while the file cannot be written. Tries that after RETRY_SECONDS
@@ -124,7 +126,7 @@ class LedgerStore(ContextManager):
             try:
                 self._file.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
                 for key, counts in waiting.items():
-                    self._file.execute(self._add, (*key, *astuple(counts)))
+                    self._file.execute(self._add, (*key, *values_of(counts)))
                 self._file.execute("COMMIT")
             except sqlite3.Error:
                 if self._file.in_transaction:

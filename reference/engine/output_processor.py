@@ -184,7 +184,6 @@ class OutputProcessor:
             if self._speculative is not None:
                 self._speculative.resolve()
             taken = self._take_drafted(part, tokens, output)
-            self._tenants.count(sequence.tenant, 0, max(0, taken - 1))
         else:
             token = tokens[end_row - 1] if end_row > first_row else -1
             taken = int(token >= 0 and sequence.samples)
@@ -245,7 +244,12 @@ class OutputProcessor:
             position = part.start + 1 + row - part.first_row
             token = tokens[row]
             draft = int(sequence.tokens[position]) if position < part.stop else token
-            taken += token >= 0 and sequence.samples
+            if token >= 0 and sequence.samples:
+                taken += 1
+                if taken > 1:
+                    # The step counted its first token. Others count before they are handed over,
+                    # where a copy may fail.
+                    self._tenants.count(sequence.tenant, 0, 1)
             self._receive(sequence, position, token, output, row)
             if token != draft or not sequence.running:
                 break

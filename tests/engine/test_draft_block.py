@@ -7,17 +7,19 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from contract.records import RECENT_TOKEN
 from contract.tier import Tier
 from contract.types import FinishReason, Request, SamplingParams, TokenEvent
 from reference.engine import Engine, EngineOptions, MaskProvider
 from reference.engine.draft_block import BegunDrafts, DraftBlock, block_limits, drafting_limits
-from reference.engine.drafter import Tokens
+from reference.engine.drafter import ChainedDrafts, Tokens
 from reference.engine.output_processor import OutputProcessor
 from reference.engine.pipeline import Computed
 from reference.limits import Limits
@@ -201,6 +203,41 @@ def test_a_wrong_acceptance_is_caught(
         assert run(engine_of(runner, block), REQUESTS[:2]) == expected
         monkeypatch.setattr(OutputProcessor, "_take_drafted", accepting)
         assert run(engine_of(runner, block), REQUESTS[:2]) != expected
+
+
+def test_drafts_are_verified_before_the_host_has_read_them(
+    synthetic_model: SyntheticModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The verification of what the device has is submitted first, and accepts what the host finds
+    right where it reads the drafts before."""
+    order: list[str] = []
+    submit, read = ModelRunner.submit, ChainedDrafts.read
+
+    def submitted(self: ModelRunner, inputs: StepInput) -> Submission:
+        order.append("verify" if RECENT_TOKEN in inputs.query["token"] else "step")
+        return submit(self, inputs)
+
+    def noted(self: ChainedDrafts) -> list[list[int]]:
+        order.append("read")
+        return read(self)
+
+    monkeypatch.setattr(ModelRunner, "submit", submitted)
+    monkeypatch.setattr(ChainedDrafts, "read", noted)
+    path = drafting_model(synthetic_model, "qwen35")
+    counts = []
+    with quick_tier() as tier, drafting(path, tier) as (runner, block):
+        for waits in (False, True):
+            if waits:
+                monkeypatch.setattr("reference.engine.speculative_decoder.RING_STEPS", 0)
+            order.clear()
+            engine = engine_of(runner, block, prefix_cache=False)
+            run(engine, REQUESTS[:1])
+            counts.append(engine.statistics.speculation)
+            assert order.count("verify") == (0 if waits else order.count("read"))
+            before = [step for step, after in pairwise(order) if after == "read"]
+            assert set(before) == {"step" if waits else "verify"}
+    assert counts[0] == counts[1]
+    assert counts[0].accepted > 5
 
 
 class Observed(DraftBlock):

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
+from contract.errors import DeviceLost
 from contract.types import QosClass, Request, Tenant
 from harness.simulation import history
+from harness.simulation.history import solo_run
 from reference.engine import Engine
 from reference.engine.draft_model import DraftModel, draft_limits
-from reference.engine.drafter import PromptLookup
+from reference.engine.drafter import DraftRequest, PromptLookup, Tokens
 from reference.model.open import open_model
 from reference.runner import ModelRunner
-from reference.sched.tenants import Tenants
+from reference.sched.tenants import WINDOW_SECONDS, Tenants
 from tests.engine.adversaries import engine_of
 from tests.engine.small_engine import LIMITS, SLOTS, request
 from tests.named_tiers import quick_tier
@@ -57,6 +61,54 @@ def test_nothing_is_kept_of_who_lost_its_slot(
     assert engine.statistics.preempted > (0 if cancelled else 9)
     list(engine.run())
     assert not followed(engine)
+
+
+class Knows:
+    """Drafts the right tokens of every sequence."""
+
+    def __init__(self, answer: list[int]) -> None:
+        self.answer = np.array(answer, np.int32)
+
+    def draft(self, sequences: list[DraftRequest]) -> list[Tokens]:
+        return [self.answer[len(each.tokens) :][: each.most] for each in sequences]
+
+    def ready(self, key: int, tokens: Tokens) -> bool:
+        return True
+
+    def forget(self, key: int) -> None:
+        pass
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_drafted_tokens_count_where_handing_over_fails(
+    fails: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rate of a tenant has every token that it got, whatever fails at the last of them."""
+    monkeypatch.setattr(history, "NON_FINITE_ONE_IN", 1 << 62)
+    asked = Request(1, tuple(range(20)), 31, tenant=1, ignore_end=True)
+    answer = [event.token for event in solo_run(asked, 512).events]
+    engine, _ = engine_of(CALM, drafter=Knows([*asked.prompt, *answer]), draft_tokens=3)
+    processor = engine._output_processor
+    finish = processor._finish
+
+    def failing(*how: Any) -> None:
+        finish(*how)
+        if fails:
+            raise DeviceLost("a copy failed")
+
+    monkeypatch.setattr(processor, "_finish", failing)
+    engine.submit(asked)
+    tokens, failures = [], 0
+    while not engine.idle or engine.has_events:
+        try:
+            tokens += [event.token for event in engine.step()]
+        except DeviceLost:
+            failures += 1
+    assert tokens == answer
+    assert failures == int(fails)
+    assert engine.statistics.speculation.accepted > 9
+    counted = engine.tenants.usage(1).decode_tokens_per_s * WINDOW_SECONDS
+    assert counted == len(answer)
 
 
 def test_a_draft_model_beside_preemption(tiny_model_path: Path) -> None:

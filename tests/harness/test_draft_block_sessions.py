@@ -13,6 +13,7 @@ import pytest
 
 from contract.errors import DoesNotFit
 from contract.ir.graph import BufferKind
+from contract.shape_key import ShapeKey
 from contract.types import SamplingParams
 from harness.bench import drafts
 from harness.bench.drafts import DraftsPlan, render_drafts, run_drafts
@@ -26,6 +27,7 @@ from harness.serve.model import ModelOptions
 from harness.serve.run import ServeOptions, running
 from reference.engine.draft_block import DraftBlock
 from reference.engine.output_processor import OutputProcessor
+from reference.hidden_rows import SHARED_STATES
 from tests.named_tiers import open_by_name
 from tests.serve.http import Http
 
@@ -66,14 +68,17 @@ def test_answers_are_those_without_it(model: Path, tier: str) -> None:
 @pytest.mark.parametrize("tier", ["cpu", "native", "cuda"])
 def test_its_memory_is_planned(model: Path, tier: str) -> None:
     """The plan has the block's own buffers and none that it shares with the model; it is part of
-    the budget."""
+    the budget. What verifies its drafts is lowered when it is loaded."""
     open_by_name(tier).close()
     with ExitStack() as owned:
         prepared = prepare_session(model, options(tier, 6), owned)
         runner = owned.enter_context(
             load_runner(prepared.model, prepared.tier, prepared.limits, NullProgress())
         )
+        assert not runner.executable.recorded
         drafter = load_drafter(prepared.drafting, runner, 6, owned, NullProgress())
+        shapes = [ShapeKey(1, 1), ShapeKey(4, 4)]
+        assert {runner.executable.bucket_of(one) for one in shapes} == {*runner.executable.recorded}
         assert isinstance(drafter, DraftBlock)
         assert prepared.drafting is not None
         plan, graph = prepared.drafting.plan, drafter._runner.graph
@@ -81,7 +86,7 @@ def test_its_memory_is_planned(model: Path, tier: str) -> None:
         own = drafter._runner._buffers.keys()
         weights = {decl.name for decl in graph.of_kind(BufferKind.WEIGHT)}
         assert weights - own == {"model.output.weight"}
-        assert "state.hidden" not in own
+        assert not own & {*SHARED_STATES}
         sizes = (held.buffers.get(name, 0) + held.mapped.get(name, 0) for name in weights & own)
         assert sum(plan.weights.values()) == sum(sizes) > 0
         assert plan.kv == prepared.plan.kv

@@ -18,6 +18,7 @@ from tests.doubling import STATE, Doubling, inputs_of, run_doubling, values_of
 from tests.intel.simulated import new_gpu
 from tests.metal.conftest import new_mac
 
+INTEL, METAL = "intel-simulated", "metal-simulated"
 NEVER = 1 << 30
 """So many times a simulated device is looked at before it begins a step."""
 
@@ -26,7 +27,7 @@ class Machine:
     """A simulated machine with one GPU; ``open`` opens a tier on it."""
 
     def __init__(self, name: str, cache: Path) -> None:
-        if name == "metal":
+        if name == METAL:
             mac = new_mac(cache)
             self.made: Any = mac
             self.open: Callable[[], Any] = lambda: MetalTier(metal=mac.metal)
@@ -41,7 +42,7 @@ class Machine:
         return not self.made.problems and not self.made.left_over
 
 
-@pytest.fixture(params=["intel", "metal"])
+@pytest.fixture(params=[INTEL, METAL])
 def machine(request: pytest.FixtureRequest, kernel_cache: Path) -> Machine:
     return Machine(request.param, kernel_cache)
 
@@ -110,7 +111,15 @@ def test_memory_that_a_step_may_use_is_released_after_it(machine: Machine) -> No
     assert machine.clean
 
 
-@pytest.mark.parametrize("ends", [True, False], ids=["ends-late", "hangs"])
+@pytest.mark.parametrize(
+    ("machine", "ends"),
+    [
+        pytest.param(METAL, True, id="metal-ends-late"),
+        pytest.param(METAL, False, id="metal-hangs"),
+        pytest.param(INTEL, False, id="intel-hangs"),
+    ],
+    indirect=["machine"],
+)
 def test_a_device_that_hangs_is_lost(
     machine: Machine, monkeypatch: pytest.MonkeyPatch, ends: bool
 ) -> None:

@@ -176,14 +176,19 @@ class SlotTable:
 def _best(slots: Sequence[Slot], prompt: Sequence[int]) -> int:
     """The number of the idle slot, or of any, whose conversation begins as a prompt does, or which
     was used least recently."""
-    tokens = np.array(prompt, np.int32)
-    idle = [number for number, slot in enumerate(slots) if not slot.is_processing]
-    numbers = idle or range(len(slots))
-    common = {number: _common(slots[number].tokens, tokens) for number in numbers}
-    best = max(common, key=lambda number: (common[number], slots[number].used))
-    if common[best] > SIMILAR * len(prompt):
+    by_age = sorted(range(len(slots)), key=lambda number: slots[number].used)
+    oldest = next((number for number in by_age if not slots[number].is_processing), -1)
+    common: dict[int, int] = {}
+    for number in by_age:
+        slot = slots[number]
+        similar = len(slot.tokens) and slot.tokens[0] == prompt[0]
+        if similar and (oldest < 0 or not slot.is_processing):
+            common[number] = _common(slot.tokens, np.array(prompt, np.int32))
+    # Of equal ones the one used last counts.
+    best = max(reversed(common), key=lambda number: common[number], default=-1)
+    if best >= 0 and common[best] > SIMILAR * len(prompt):
         return best
-    return min(numbers, key=lambda number: slots[number].used)
+    return by_age[0] if oldest < 0 else oldest
 
 
 def _common(one: NDArray[np.int32], other: NDArray[np.int32]) -> int:
