@@ -4,9 +4,8 @@ make the engine break its rules."""
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from functools import partial
 
-from harness.cli.parser import Parser
 from harness.simulation import command
 from harness.simulation.generate import ADVERSARY
 
@@ -18,14 +17,8 @@ PURPOSE = (
 PROG = "python -m harness.adversary_test"
 
 
-def build_parser(prog: str = PROG) -> Parser:
-    """The flags."""
-    return command.build_parser(ADVERSARY, PURPOSE, prog)
-
-
-def main(argv: Sequence[str] | None = None, prog: str = PROG) -> int:
-    """See ``build_parser``."""
-    return command.main(ADVERSARY, PURPOSE, argv, prog)
+build_parser = partial(command.build_parser, PURPOSE, PROG)
+main = partial(command.main, ADVERSARY, PURPOSE, prog=PROG)
 
 
 if __name__ == "__main__":

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from functools import partial
 
-from harness.cli.parser import Parser
 from harness.simulation import command
 from harness.simulation.generate import MEMORY
 
@@ -14,14 +13,8 @@ PURPOSE = "Simulate too few pages for requests that share prefixes: eviction, sp
 PROG = "python -m harness.mem_test"
 
 
-def build_parser(prog: str = PROG) -> Parser:
-    """The flags."""
-    return command.build_parser(MEMORY, PURPOSE, prog)
-
-
-def main(argv: Sequence[str] | None = None, prog: str = PROG) -> int:
-    """See ``build_parser``."""
-    return command.main(MEMORY, PURPOSE, argv, prog)
+build_parser = partial(command.build_parser, PURPOSE, PROG)
+main = partial(command.main, MEMORY, PURPOSE, prog=PROG)
 
 
 if __name__ == "__main__":

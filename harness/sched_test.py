@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from functools import partial
 
-from harness.cli.parser import Parser
 from harness.simulation import command
 from harness.simulation.generate import SCHEDULER
 
@@ -14,14 +13,8 @@ PURPOSE = "Simulate arrivals, cancels, slow clients, quotas, preemption, faults 
 PROG = "python -m harness.sched_test"
 
 
-def build_parser(prog: str = PROG) -> Parser:
-    """The flags."""
-    return command.build_parser(SCHEDULER, PURPOSE, prog)
-
-
-def main(argv: Sequence[str] | None = None, prog: str = PROG) -> int:
-    """See ``build_parser``."""
-    return command.main(SCHEDULER, PURPOSE, argv, prog)
+build_parser = partial(command.build_parser, PURPOSE, PROG)
+main = partial(command.main, SCHEDULER, PURPOSE, prog=PROG)
 
 
 if __name__ == "__main__":

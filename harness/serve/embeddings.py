@@ -21,8 +21,7 @@ from harness.serve.errors import ApiError
 from harness.serve.gate import caller_of_request, decoded
 from harness.serve.model import ServedModel
 from harness.serve.openapi import Route
-from harness.serve.readings import checked_inputs, input_refusal, read_texts, rows_of
-from harness.serve.receipts.make import keep_results
+from harness.serve.readings import Reading, checked_inputs, input_refusal, read_texts, rows_of
 from harness.serve.service import Service
 from harness.serve.wire import Id
 from reference.runner import HIDDEN
@@ -75,26 +74,15 @@ def embed(service: Service, body: EmbeddingRequest, tenant: Tenant, caller: Call
         submission = rows_of(model, prompts[index], pool, HIDDEN, tenant)
         return submission, lambda: pool.vector(body.dimensions)
 
-    tokens = sum(map(len, prompts))
-    extra: Json = {"pooling": pooling.value, "tenant": tenant.name, "tier": model.tier}
-
-    store = service.receipts
-
-    def keep(vectors: Sequence[Vector]) -> None:
-        results = list(map(_octets, vectors))
-        extra.update(keep_results(store, model, "embedding", body, tenant, prompts, results))
-
-    vectors = read_texts(service, list(map(len, prompts)), begin, tenant, caller, keep)
+    reading = Reading(service, model, "embedding", body, prompts, tenant, caller)
+    vectors, common = read_texts(reading, begin, _octets, {"pooling": pooling.value})
     return {
         "object": "list",
         "data": [
             {"object": "embedding", "index": index, "embedding": _encoded(vector, body)}
             for index, vector in enumerate(vectors)
         ],
-        "model": model.name,
-        "system_fingerprint": model.fingerprint,
-        "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
-        "x_zinc": extra | ({"ignored": caller.ignored} if caller.ignored else {}),
+        **common,
     }
 
 

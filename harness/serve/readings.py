@@ -4,9 +4,10 @@ slots."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -14,10 +15,12 @@ from contract.errors import QueueFull, RequestError
 from contract.types import Request, SamplingParams, Tenant
 from harness.host.answer_text import failure_of
 from harness.host.submissions import EngineStopped, Submission
+from harness.serve.answers import Json
 from harness.serve.caller import Caller, Gone
 from harness.serve.errors import ApiError, as_api_error, internal_error
 from harness.serve.ledger_store import Counts
 from harness.serve.model import ServedModel
+from harness.serve.receipts.make import keep_results
 from harness.serve.service import Began, Service
 from harness.serve.streams import CLIENT_LEFT, LOOK_SECONDS
 
@@ -39,25 +42,46 @@ Begin = Callable[[int], tuple[Submission, Callable[[], Result]]]
 """What the engine is given for a text by its index, and what gives its result afterwards."""
 
 
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """A request that has its texts read: ``kind`` is the kind of its receipt."""
+
+    service: Service
+    model: ServedModel
+    kind: str
+    body: msgspec.Struct
+    prompts: Sequence[Sequence[int]]
+    tenant: Tenant
+    caller: Caller
+
+
 def read_texts(
-    service: Service,
-    lengths: Sequence[int],
+    reading: Reading,
     begin: Begin[Result],
-    tenant: Tenant,
-    caller: Caller,
-    store: Callable[[Sequence[Result]], None] = lambda results: None,
-) -> list[Result]:
-    """The results of texts of ``lengths`` tokens, counted for the tenant once ``store`` has
-    stored them. Raises the refusal of the first text before anything was computed, and Began
-    after that."""
-    model, results, tokens = service.model, list[Result](), sum(lengths)
+    octets: Callable[[Result], bytes],
+    facts: Json | None = None,
+) -> tuple[list[Result], Json]:
+    """The results of the texts, and the fields that every such answer has; ``facts`` are those of
+    ``x_zinc`` that this kind adds. The tenant is charged once the receipt of the results, of which
+    ``octets`` gives the bytes, is stored. Raises the refusal of the first text before anything was
+    computed, and Began after that."""
+    service, tenant, model = reading.service, reading.tenant, reading.model
+    results, prompts = list[Result](), reading.prompts
     try:
-        while len(results) < len(lengths):
-            last = min(len(lengths), len(results) + model.limits.slots)
+        while len(results) < len(prompts):
+            last = min(len(prompts), len(results) + model.limits.slots)
             wave = [begin(index) for index in range(len(results), last)]
-            taken = _compute(model, [submission for submission, _ in wave], caller.gone)
+            taken = _compute(model, [submission for submission, _ in wave], reading.caller.gone)
             results += [result() for _, result in wave[:taken]]
-        store(results)
+        receipt = keep_results(
+            service.receipts,
+            model,
+            reading.kind,
+            reading.body,
+            tenant,
+            prompts,
+            list(map(octets, results)),
+        )
     except Exception as error:
         refusal = input_refusal(error)
         if not results and isinstance(error, QueueFull | RequestError | EngineStopped):
@@ -67,9 +91,17 @@ def read_texts(
         counts = Counts(requests=1, failed=int(not left), abandoned=int(left))
         service.ledger.add(tenant.id, counts)
         raise Began(refusal) from error
+    tokens = sum(map(len, prompts))
     service.metrics.embedded(tenant, tokens, "stop")
     service.ledger.add(tenant.id, Counts(requests=1, completed=1, prompt_tokens=tokens))
-    return results
+    ignored: Json = {"ignored": reading.caller.ignored} if reading.caller.ignored else {}
+    extra = {**(facts or {}), "tenant": tenant.name, "tier": model.tier, **receipt, **ignored}
+    return results, {
+        "model": model.name,
+        "system_fingerprint": model.fingerprint,
+        "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
+        "x_zinc": extra,
+    }
 
 
 def rows_of(
@@ -92,18 +124,21 @@ def checked_inputs(
     model: ServedModel, prompts: Sequence[Sequence[int]], tenant: Tenant
 ) -> Sequence[Sequence[int]]:
     """``prompts``, each of which fits the context. Raises RequestError and ApiError."""
-    most = min(model.context, tenant.max_context)
     for index, prompt in enumerate(prompts):
         if not prompt:
             raise RequestError("input", f"[{index}] is empty; give at least one token")
-        if len(prompt) > most:
-            raise ApiError(
-                400,
-                f"input[{index}] is {len(prompt)} tokens, the context is {most}",
-                param="input",
-                code="context_length_exceeded",
-            )
+        check_context(model, prompt, tenant, "input", f"input[{index}]")
     return prompts
+
+
+def check_context(
+    model: ServedModel, prompt: Sequence[int], tenant: Tenant, field: str, name: str
+) -> None:
+    """ApiError for a text of ``field``, called ``name``, that is longer than the context."""
+    most = min(model.context, tenant.max_context)
+    if len(prompt) > most:
+        problem = f"{name} is {len(prompt)} tokens, the context is {most}"
+        raise ApiError(400, problem, param=field, code="context_length_exceeded")
 
 
 def input_refusal(error: Exception) -> ApiError:

@@ -9,7 +9,7 @@ same bits wherever the logits have.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from decimal import Context
 from typing import Annotated
@@ -28,8 +28,7 @@ from harness.serve.errors import ApiError
 from harness.serve.gate import caller_of_request, decoded
 from harness.serve.model import ServedModel
 from harness.serve.openapi import Route
-from harness.serve.readings import read_texts, rows_of
-from harness.serve.receipts.make import keep_results
+from harness.serve.readings import Reading, check_context, read_texts, rows_of
 from harness.serve.service import Service
 from harness.serve.wire import Id
 from reference.model.tokenizer.special_tokens import Span
@@ -115,29 +114,16 @@ def rerank(service: Service, body: RerankRequest, tenant: Tenant, caller: Caller
     yes, no = (_word(model, word) for word in ("yes", "no"))
     texts = _texts(body)
     prompts = prompts_to_rank(model, body)
-    most = min(model.context, tenant.max_context)
     for index, prompt in enumerate(prompts):
-        if len(prompt) > most:
-            raise ApiError(
-                400,
-                f"documents[{index}] with the query is {len(prompt)} tokens, the context is {most}",
-                param="documents",
-                code="context_length_exceeded",
-            )
+        name = f"documents[{index}] with the query"
+        check_context(model, prompt, tenant, "documents", name)
 
     def begin(index: int) -> tuple[Submission, Callable[[], float]]:
         judged = _Judged(len(prompts[index]), yes, no)
         return rows_of(model, prompts[index], judged, LOGITS, tenant), judged.score
 
-    extra: Json = {"tenant": tenant.name, "tier": model.tier}
-    store = service.receipts
-
-    def keep(scores: Sequence[float]) -> None:
-        results = [struct.pack("<d", score) for score in scores]
-        extra.update(keep_results(store, model, KIND, body, tenant, prompts, results))
-
-    lengths = list(map(len, prompts))
-    tokens, scores = sum(lengths), read_texts(service, lengths, begin, tenant, caller, keep)
+    reading = Reading(service, model, KIND, body, prompts, tenant, caller)
+    scores, common = read_texts(reading, begin, struct.Struct("<d").pack)
     best = sorted(range(len(scores)), key=lambda index: (-scores[index], index))
     results: list[Json] = [
         {"index": index, "relevance_score": scores[index]} for index in best[: body.top_n]
@@ -145,16 +131,7 @@ def rerank(service: Service, body: RerankRequest, tenant: Tenant, caller: Caller
     if body.return_documents is not False:
         for result in results:
             result["document"] = {"text": texts[result["index"]]}
-    if caller.ignored:
-        extra["ignored"] = caller.ignored
-    return {
-        "object": "list",
-        "model": model.name,
-        "results": results,
-        "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
-        "system_fingerprint": model.fingerprint,
-        "x_zinc": extra,
-    }
+    return {"object": "list", "results": results, **common}
 
 
 def _texts(body: RerankRequest) -> list[str]:

@@ -18,9 +18,8 @@ from harness.serve.caller import Caller
 from harness.serve.errors import ApiError
 from harness.serve.gate import caller_of_request, decoded
 from harness.serve.openapi import Route
-from harness.serve.readings import checked_inputs, input_refusal, read_texts
+from harness.serve.readings import Reading, checked_inputs, input_refusal, read_texts
 from harness.serve.receipts.canonical import canonical
-from harness.serve.receipts.make import keep_results
 from harness.serve.service import Service
 from harness.serve.wire import Id, TopLogprobs
 
@@ -64,7 +63,7 @@ def score(service: Service, body: ScoreRequest, tenant: Tenant, caller: Caller) 
     prompts = texts_to_score(service, body, tenant)
     starts = _starts(body, prompts)
 
-    def begin(index: int) -> tuple[Submission, Callable[[], PromptScores]]:
+    def begin(index: int) -> tuple[Submission, Callable[[], Json]]:
         prompt = tuple(prompts[index])
         request = Request(
             model.driver.new_id(),
@@ -78,29 +77,14 @@ def score(service: Service, body: ScoreRequest, tenant: Tenant, caller: Caller) 
         )
         scores = PromptScores(request)
         receivers = {request.id: scores} if request.score_from else {}
-        return Submission([request], scores=receivers), lambda: scores
+        return (
+            Submission([request], scores=receivers),
+            lambda: _entry(index, scores.tokens, starts[index], body.top),
+        )
 
-    extra: Json = {"tenant": tenant.name, "tier": model.tier}
-    data: list[Json] = []
-
-    store = service.receipts
-
-    def keep(found: Sequence[PromptScores]) -> None:
-        for index, (scores, start) in enumerate(zip(found, starts, strict=True)):
-            data.append(_entry(index, scores.tokens, start, body.top))
-        results = list(map(canonical, data))
-        extra.update(keep_results(store, model, "score", body, tenant, prompts, results))
-
-    read_texts(service, list(map(len, prompts)), begin, tenant, caller, keep)
-    tokens = sum(map(len, prompts))
-    return {
-        "object": "list",
-        "data": data,
-        "model": model.name,
-        "system_fingerprint": model.fingerprint,
-        "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
-        "x_zinc": extra | ({"ignored": caller.ignored} if caller.ignored else {}),
-    }
+    reading = Reading(service, model, "score", body, prompts, tenant, caller)
+    data, common = read_texts(reading, begin, canonical)
+    return {"object": "list", "data": data, **common}
 
 
 def texts_to_score(service: Service, body: ScoreRequest, tenant: Tenant) -> Sequence[Sequence[int]]:

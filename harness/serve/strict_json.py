@@ -51,6 +51,15 @@ def loads(body: bytes, exact: bool = False) -> Any:
     return value
 
 
+def object_or_empty(text: str) -> dict[str, Any]:
+    """The JSON object of a text; an empty one for any other text, such as an object cut short."""
+    try:
+        value = loads(text.encode())
+    except BadJson:
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
 @contextmanager
 def parsing(body: bytes) -> Iterator[None]:
     """The time in which ``body`` is parsed and validated."""

@@ -45,7 +45,7 @@ Exit code 0: no invariant is broken; 1: one is; 2: it could not be run.
 """
 
 
-def build_parser(profile: Profile, purpose: str, prog: str) -> Parser:
+def build_parser(purpose: str, prog: str) -> Parser:
     """The parser, whose help explains the simulation to a new reader."""
     invariants = "\n".join(
         textwrap.fill(
@@ -95,7 +95,7 @@ def build_parser(profile: Profile, purpose: str, prog: str) -> Parser:
     return parser
 
 
-def main(profile: Profile, purpose: str, argv: Sequence[str] | None, prog: str) -> int:
+def main(profile: Profile, purpose: str, argv: Sequence[str] | None = None, *, prog: str) -> int:
     """Run the command ``prog``; returns its exit code."""
 
     def run(args: argparse.Namespace) -> int:
@@ -105,7 +105,7 @@ def main(profile: Profile, purpose: str, argv: Sequence[str] | None, prog: str) 
             return _play_one(chosen, args)
         return _play_all(chosen, args)
 
-    return run_tool(build_parser(profile, purpose, prog), run, argv)
+    return run_tool(build_parser(purpose, prog), run, argv)
 
 
 def _check(args: argparse.Namespace) -> None:

@@ -42,19 +42,14 @@ TEMPLATE_TOKENS = ("pad", "unk", "sep", "cls", "mask")
 """Tokens other than BOS and EOS whose text a template may print, where the vocabulary has them."""
 NO_TOKENS: Mapping[str, str] = MappingProxyType({})
 PROBE_TIME = datetime(2025, 1, 1)
-PROBE_TOOL = {
-    "type": "function",
-    "function": {
-        "name": "probe",
-        "description": "A tool.",
-        "parameters": {
-            "type": "object",
-            "properties": {"a": {"type": "string", "description": "A text."}},
-            "required": ["a"],
-        },
-    },
+PROBE_PARAMETERS = {
+    "type": "object",
+    "properties": {"a": {"type": "string", "description": "A text."}},
+    "required": ["a"],
 }
-"""What templates are tried with that are given tools."""
+PROBE_FUNCTION = {"name": "probe", "description": "A tool.", "parameters": PROBE_PARAMETERS}
+PROBE_TOOLS = ({"type": "function", "function": PROBE_FUNCTION},)
+"""The tools that a template is tried with."""
 
 HARMONY_HEADER = ("<|start|>", "<|channel|>", "<|message|>")
 """What the headers of OpenAI's harmony format are made of."""
@@ -173,19 +168,14 @@ class ChatTemplate(ContextManager):
         are not JSON objects with a known role, TemplateError when the template fails, exceeds a
         limit or tries to leave its sandbox, and TemplateRefused when it refuses the messages.
         """
-        conversation: dict[str, object] = {
-            "template": TOOL_USE if tools else DEFAULT,
-            "messages": self._forms_of(bool(tools)).adapted(_checked_messages(messages)),
-            "add_generation_prompt": add_generation_prompt,
-            "now": (now or datetime.now()).isoformat(),
-        }
-        if tools:
-            conversation["tools"] = list(tools)
-        if enable_thinking is not None:
-            conversation["enable_thinking"] = enable_thinking
-        if reasoning_effort is not None:
-            conversation["reasoning_effort"] = reasoning_effort
-        rendered = self._rendered(conversation)
+        conversation = _conversation(
+            self._forms_of(bool(tools)).adapted(_checked_messages(messages)),
+            tools or (),
+            now or datetime.now(),
+            enable_thinking=enable_thinking,
+            reasoning_effort=reasoning_effort,
+        )
+        rendered = self._rendered(conversation, add_generation_prompt)
         if not add_generation_prompt:
             return rendered
         opening = self._opening(bool(tools), enable_thinking)
@@ -197,28 +187,19 @@ class ChatTemplate(ContextManager):
         if known is not None:
             return known
         messages = self._forms_of(tools).adapted([{"role": "user", "content": "hi"}])
-        conversation: dict[str, object] = {
-            "template": TOOL_USE if tools else DEFAULT,
-            "messages": messages,
-            "now": PROBE_TIME.isoformat(),
-        }
-        if tools:
-            conversation["tools"] = [PROBE_TOOL]
-        if enable_thinking is not None:
-            conversation["enable_thinking"] = enable_thinking
+        given = PROBE_TOOLS if tools else ()
+        probe = _conversation(messages, given, PROBE_TIME, enable_thinking=enable_thinking)
         try:
-            without, asking = (
-                self._rendered({**conversation, "add_generation_prompt": asks}).text
-                for asks in (False, True)
-            )
+            without, asking = (self._rendered(probe, asks).text for asks in (False, True))
         except TemplateError:
             without = asking = ""
         opening = asking.removeprefix(without) if asking.startswith(without) else ""
         self._openings[tools, enable_thinking] = opening
         return opening
 
-    def _rendered(self, conversation: dict[str, object]) -> RenderedChat:
-        request = _json_line(conversation)
+    def _rendered(self, conversation: dict[str, object], asks: bool) -> RenderedChat:
+        """``conversation`` as a prompt, which with ``asks`` opens a turn of the model."""
+        request = _json_line({**conversation, "add_generation_prompt": asks})
         with self._lock:
             reply = self._ask(request)
         if "error" in reply:
@@ -230,16 +211,9 @@ class ChatTemplate(ContextManager):
         """What the template takes, with tools or without."""
 
         def try_out(messages: Sequence[Message]) -> str | None:
-            conversation: dict[str, object] = {
-                "template": TOOL_USE if tools else DEFAULT,
-                "messages": list(messages),
-                "add_generation_prompt": False,
-                "now": PROBE_TIME.isoformat(),
-            }
-            if tools:
-                conversation["tools"] = [PROBE_TOOL]
+            probe = _conversation(messages, PROBE_TOOLS if tools else (), PROBE_TIME)
             try:
-                return self._rendered(conversation).text
+                return self._rendered(probe, asks=False).text
             except _Ended:
                 raise  # Another form would cost the whole limit again.
             except TemplateError:
@@ -354,6 +328,22 @@ def encode_chat(
         now=now,
     )
     return encode_rendered(tokenizer, rendered)
+
+
+def _conversation(
+    messages: Sequence[Message],
+    tools: Sequence[Mapping[str, object]],
+    now: datetime,
+    **options: object,
+) -> dict[str, object]:
+    """What a template is given; ``options`` that are None leave its own default."""
+    return {
+        "template": TOOL_USE if tools else DEFAULT,
+        "messages": list(messages),
+        "now": now.isoformat(),
+        **({"tools": list(tools)} if tools else {}),
+        **{name: value for name, value in options.items() if value is not None},
+    }
 
 
 def _checked_messages(messages: Sequence[Message]) -> list[dict[str, object]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import field
 from typing import NamedTuple
@@ -109,14 +109,6 @@ class WaitQueue:
 
     def __len__(self) -> int:
         return len(self._waiting)
-
-    def by_class(self) -> Counter[QosClass]:
-        """How many requests of each class wait."""
-        counts: Counter[QosClass] = Counter()
-        for tenant, group in self._groups.items():
-            for asked, line in group.lines.items():
-                counts[self._tenants[tenant].qos.lowered_to(asked)] += line.live
-        return counts
 
     def push(self, waiting: WaitingRequest) -> None:
         """Add a request. Raises RequestError when its tenant is not known."""

@@ -82,9 +82,8 @@ def test_the_starvation_bound_is_met(tenants: int, slots: int) -> None:
 
 def test_without_aging_the_bound_is_missed() -> None:
     """Negative control: the same crowd for 240 s, nobody ever aged, and batch work starves."""
-    waited, queue = waits(1, crowded(3), crowd(3), math.inf)
+    waited, _ = waits(1, crowded(3), crowd(3), math.inf)
     assert waited[0] == []
-    assert queue.by_class()[QosClass.BATCH] == 4
 
 
 class Mix(NamedTuple):

@@ -16,7 +16,7 @@ from harness.host.reply import CallArguments, CallBegin, Content, Part, Thought,
 from harness.serve.answers import Answer, Json
 from harness.serve.anthropic.errors import error_body
 from harness.serve.errors import ApiError
-from harness.serve.strict_json import BadJson, loads
+from harness.serve.strict_json import object_or_empty
 
 REASONS = {
     FinishReason.STOP.value: "end_turn",
@@ -73,7 +73,7 @@ class MessageShape:
         content: list[Json] = []
         for part in parts:
             if isinstance(part, CallArguments):
-                content[-1]["input"] = _object(part.text)
+                content[-1]["input"] = object_or_empty(part.text)
             else:
                 content.append(_block(part) | _text_of(part, self.answer))
         message = self._head() | {"content": content} | _stop(self.answer, choice[-1].finish)
@@ -180,15 +180,6 @@ def _text_of(part: Part, answer: Answer) -> Json:
         case Thought(text):
             return {"thinking": text, "signature": signature(text, answer)}
     return {}
-
-
-def _object(text: str) -> Json:
-    """The arguments of a call: an empty object where the answer was cut within them."""
-    try:
-        value = loads(text.encode())
-    except BadJson:
-        return {}
-    return value if isinstance(value, dict) else {}
 
 
 def _stop(answer: Answer, finish: str | None) -> Json:

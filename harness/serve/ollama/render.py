@@ -14,7 +14,7 @@ from harness.host.reply import CallArguments, CallBegin, Content, Part, Thought,
 from harness.serve.answers import Answer, Json
 from harness.serve.errors import ApiError
 from harness.serve.ollama.errors import error_line
-from harness.serve.strict_json import BadJson, loads
+from harness.serve.strict_json import object_or_empty
 
 NANOSECONDS = 1e9
 
@@ -94,7 +94,7 @@ class OllamaShape:
         call, text = self._call, "".join(self._arguments)
         self._call, self._arguments = None, []
         if call is not None:
-            function = {"index": call.index, "name": call.name, "arguments": _object(text)}
+            function = {"index": call.index, "name": call.name, "arguments": object_or_empty(text)}
             yield self._body("", "", [{"id": call.id, "function": function}])
 
     def _body(self, text: str, thoughts: str, calls: Sequence[Json]) -> Json:
@@ -124,12 +124,3 @@ class OllamaShape:
             "system_fingerprint": generation.model.fingerprint,
             "x_zinc": self.answer.extra,
         }
-
-
-def _object(text: str) -> Json:
-    """The arguments of a call: an empty object where the answer was cut within them."""
-    try:
-        value = loads(text.encode())
-    except BadJson:
-        return {}
-    return value if isinstance(value, dict) else {}
