@@ -37,9 +37,6 @@ LINK_BYTES = 64 << 20
 LINK_COPIES = 3
 LOCKERS = min(8, os.cpu_count() or 1)
 """Threads that have pages locked."""
-ZERO_COPY = False
-"""Whether kernels read experts in host memory. Its rate on a device is not measured yet. Without it
-every step copies whole stacks."""
 FEWEST_READS = 2
 """A stack is copied whole where its rows are at least one in so many of its matrices."""
 
@@ -149,7 +146,7 @@ class StreamedWeights:
 
     def _few_are_read(self, graph: Graph, step: Step) -> list[str]:
         rows: dict[str, int] = {}
-        for op in step.ops if ZERO_COPY else ():
+        for op in step.ops:
             for index in op.matrices:
                 tensor = op.operands[index]
                 if tensor is not None and self.holds(graph.buffers[tensor.buffer]):
@@ -226,8 +223,8 @@ def _host_weight(matrix: ArrangedMatrix[Allocation]) -> HostWeight:
 
 def footprint_with(graph: Graph, planned: Footprint, ring: WeightRing, cache: int) -> Footprint:
     """``planned`` with the weights of ``ring`` in host memory and ``cache`` bytes for experts."""
-    used = used_shares(graph) if ZERO_COPY else {}
-    shares = {name: part for name, part in used.items() if part * FEWEST_READS <= 1}
+    used = used_shares(graph).items()
+    shares = {name: part for name, part in used if part * FEWEST_READS <= 1}
     layers = cached_stacks(ring)
     held = experts_held(layers, cache)
     for layer in layers:

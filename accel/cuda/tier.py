@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from accel.cuda import streamed_weights
 from accel.cuda.bound_bucket import BoundBucket, check_layouts, move_to_first_rows
 from accel.cuda.buffers import CudaBuffer, PassingMemory, Weights
 from accel.cuda.driver import TIER, CudaError, open_driver
@@ -138,7 +137,7 @@ class CudaTier(BaseTier[Allocation, RecordedBucket, CudaStep]):
     @property
     def caches_experts(self) -> bool:
         """See ``contract.tier.StreamsWeights``."""
-        return streamed_weights.ZERO_COPY
+        return True
 
     def streaming_footprint(
         self, graph: Graph, largest: ShapeKey, names: Collection[str], cache: int = 0

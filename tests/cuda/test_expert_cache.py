@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from accel.cuda import expert_cache, streamed_weights
+from accel.cuda import expert_cache
 from accel.cuda.expert_cache import (
     ExpertCache,
     StackShape,
@@ -60,8 +60,7 @@ def model_of(folder: Path, count: int) -> Model:
 
 @pytest.fixture
 def restless(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A choice before every step, of experts that were used once; kernels read host memory."""
-    monkeypatch.setattr(streamed_weights, "ZERO_COPY", True)
+    """A choice before every step, of experts that were used once."""
     monkeypatch.setattr(expert_cache, "STEPS", 1)
     monkeypatch.setattr(expert_cache, "LEAST_GAIN", 1.0)
 

@@ -37,12 +37,6 @@ Plant = Callable[[LayerCopies, int], LayerCopies]
 EXPECTED: dict[str, Outcomes] = {}
 
 
-@pytest.fixture(autouse=True)
-def in_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Kernels read experts in host memory."""
-    monkeypatch.setattr(streamed_weights, "ZERO_COPY", True)
-
-
 def model_of(name: str, folder: Path) -> Model:
     path = folder / f"{name}-of-{LAYERS}.gguf"
     if not path.exists():
