@@ -179,10 +179,15 @@ class Tenants:
         return id in self._removed
 
     def finish_removals(self) -> None:
-        """Forget the removed tenants that have no requests left."""
+        """Forget the removed tenants that have no requests left.
+
+        An engine that was interrupted while it ended a request holds its slot and pages until it
+        recovers, so its tenant is forgotten then.
+        """
         for id in tuple(self._removed):
-            if id in self._accounts:
-                if self._accounts[id].requests:
+            account = self._accounts.get(id)
+            if account is not None:
+                if account.requests or account.slots_held or account.pages_held:
                     continue
                 self.remove(id)
             self._removed.discard(id)

@@ -307,6 +307,31 @@ def test_a_token_that_its_sequence_forgets_is_noticed(monkeypatch: pytest.Monkey
         make_room_at(range(1, 600), urgent=False)
 
 
+def test_a_tenant_that_is_removed_before_an_engine_recovers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An interrupted end of a request leaves its slot held until the next step."""
+    engine, _ = engine_of(CALM, HURRIED, pages=10, context=CONTEXT)
+    for n in (1, 2):
+        engine.submit(Request(n, tuple(range(n, n + 50)), 20, tenant=n, ignore_end=True))
+        engine.step()
+    finished = engine._scheduler.finished
+
+    def interrupted(*how: Any) -> None:
+        monkeypatch.setattr(engine._scheduler, "finished", finished)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(engine._scheduler, "finished", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        engine.cancel(1)
+    assert engine.tenants.usage(1).slots == 1
+    engine.remove_tenant(1)
+    rest = list(engine.run())
+    assert {event.request_id for event in rest} == {2}
+    assert [tenant.id for tenant in engine.tenants] == [2]
+    assert_all_given_back(engine)
+
+
 # Sinks that cancel.
 
 
