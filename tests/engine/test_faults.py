@@ -327,8 +327,7 @@ def test_a_tenant_that_is_removed_before_an_engine_recovers(
     assert engine.tenants.usage(1).slots == 1
     engine.remove_tenant(1)
     rest = list(engine.run())
-    assert {event.request_id for event in rest} == {2}
-    assert [tenant.id for tenant in engine.tenants] == [2]
+    assert ({e.request_id for e in rest}, [t.id for t in engine.tenants]) == ({2}, [2])
     assert_all_given_back(engine)
 
 
