@@ -6,6 +6,7 @@ from __future__ import annotations
 import sys
 from functools import partial
 
+from harness.cli.parser import Parser
 from harness.simulation import command
 from harness.simulation.generate import ADVERSARY
 
@@ -17,7 +18,11 @@ PURPOSE = (
 PROG = "python -m harness.adversary_test"
 
 
-build_parser = partial(command.build_parser, PURPOSE, PROG)
+def build_parser(prog: str = PROG) -> Parser:
+    """The parser of the command called ``prog``."""
+    return command.build_parser(PURPOSE, prog)
+
+
 main = partial(command.main, ADVERSARY, PURPOSE, prog=PROG)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from functools import partial
 
+from harness.cli.parser import Parser
 from harness.simulation import command
 from harness.simulation.generate import MEMORY
 
@@ -13,7 +14,11 @@ PURPOSE = "Simulate too few pages for requests that share prefixes: eviction, sp
 PROG = "python -m harness.mem_test"
 
 
-build_parser = partial(command.build_parser, PURPOSE, PROG)
+def build_parser(prog: str = PROG) -> Parser:
+    """The parser of the command called ``prog``."""
+    return command.build_parser(PURPOSE, prog)
+
+
 main = partial(command.main, MEMORY, PURPOSE, prog=PROG)
 
 

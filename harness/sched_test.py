@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from functools import partial
 
+from harness.cli.parser import Parser
 from harness.simulation import command
 from harness.simulation.generate import SCHEDULER
 
@@ -13,7 +14,11 @@ PURPOSE = "Simulate arrivals, cancels, slow clients, quotas, preemption, faults 
 PROG = "python -m harness.sched_test"
 
 
-build_parser = partial(command.build_parser, PURPOSE, PROG)
+def build_parser(prog: str = PROG) -> Parser:
+    """The parser of the command called ``prog``."""
+    return command.build_parser(PURPOSE, prog)
+
+
 main = partial(command.main, SCHEDULER, PURPOSE, prog=PROG)
 
 
