@@ -90,10 +90,11 @@ def test_another_tenant_with_the_same_id_finds_nothing(model: Path, folder: Path
 def test_of_a_removed_tenant_nothing_is_left(model: Path, folder: Path) -> None:
     """Also not for one of the same name and id."""
     with life(model, folder, tenants=[ANN, BOB]) as first:
+        assert first.engine.disk is not None
         first.ask(tenant=2)
+        first.engine.disk.flush()
         bobs = names(folder)
         first.ask(tenant=1)
-        assert first.engine.disk is not None
         first.engine.remove_tenant(1)
         first.engine.put_tenant(ANN)
         expected = first.ask(tenant=1)
