@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from functools import partial
+from collections.abc import Sequence
 
 from harness.cli.parser import Parser
 from harness.simulation import command
@@ -19,7 +19,9 @@ def build_parser(prog: str = PROG) -> Parser:
     return command.build_parser(PURPOSE, prog)
 
 
-main = partial(command.main, MEMORY, PURPOSE, prog=PROG)
+def main(argv: Sequence[str] | None = None, prog: str = PROG) -> int:
+    """Run the command called ``prog``; returns its exit code."""
+    return command.main(MEMORY, PURPOSE, argv, prog)
 
 
 if __name__ == "__main__":

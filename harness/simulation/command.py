@@ -95,7 +95,7 @@ def build_parser(purpose: str, prog: str) -> Parser:
     return parser
 
 
-def main(profile: Profile, purpose: str, argv: Sequence[str] | None = None, *, prog: str) -> int:
+def main(profile: Profile, purpose: str, argv: Sequence[str] | None, prog: str) -> int:
     """Run the command ``prog``; returns its exit code."""
 
     def run(args: argparse.Namespace) -> int:
