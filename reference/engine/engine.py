@@ -222,8 +222,8 @@ class Engine(PrefixCalls, TenantCalls):
         with self._change():
             self.ledger.prompted(tenant.id, len(request.prompt))
             self._arrivals += 1
-            self._live[request.id] = sequence
             self.tenants.occupy(request.tenant, live=1, holder=self._slot_manager)
+            self._live[request.id] = sequence  # Whatever interrupts, what is live is counted.
             self._scheduler.enqueue(sequence)
             self._observer.submitted(self._clock(), request)
 

@@ -251,11 +251,12 @@ class Tenants:
         """Set what a holder, an engine, has: no slots, no pages, and so many ``live`` requests of
         each tenant. This is true after the engine has recovered from an interrupt."""
         for id, account in self._accounts.items():
+            own = {holder: live[id]} if live.get(id) else {}
+            # One assignment each, requests first: whatever interrupts this call, a removed tenant
+            # that has requests has some here, and is not forgotten.
+            account.live = {key: n for key, n in account.live.items() if key != holder} | own
             account.slots = {key: n for key, n in account.slots.items() if key[0] != holder}
             account.pages = {key: n for key, n in account.pages.items() if key != holder}
-            account.live = {key: n for key, n in account.live.items() if key != holder}
-            if live.get(id):
-                account.live[holder] = live[id]
             account.decoded.recount()
             account.prefilled.recount()
 

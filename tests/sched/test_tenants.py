@@ -184,6 +184,28 @@ def test_a_tenant_with_live_requests_stays() -> None:
     assert list(tenants) == []
 
 
+class Interrupting(dict[int, int]):
+    """Live requests whose reading is interrupted."""
+
+    def get(self, *key: object) -> int:
+        raise KeyboardInterrupt
+
+
+def test_an_interrupt_while_an_engine_lets_go_forgets_no_tenant_with_requests() -> None:
+    tenants = Tenants([TEAM], clock=ManualClock())
+    tenants.occupy(TEAM.id, slots=1, pages=2, live=1, holder="engine")
+    tenants.begin_removal(TEAM.id)
+    with pytest.raises(KeyboardInterrupt):
+        tenants.let_go("engine", Interrupting({TEAM.id: 1}))
+    tenants.finish_removals()
+    assert tenants.usage(TEAM.id).live == 1
+    tenants.let_go("engine", {TEAM.id: 1})
+    assert tenants.usage(TEAM.id)[:3] == (0, 0, 1)
+    tenants.let_go("engine", {})
+    tenants.finish_removals()
+    assert not list(tenants)
+
+
 @pytest.mark.parametrize(
     "call",
     [
