@@ -17,7 +17,7 @@ from harness.host.thinking import LEAST
 from harness.serve.answer_grammar import FORMAT, GRAMMAR, answer_rule, enforced
 from harness.serve.continued import FIELD as CONTINUE
 from harness.serve.continued import continued_text, cut_after
-from harness.serve.errors import ApiError
+from harness.serve.errors import ApiError, invalid_value, unsupported
 from harness.serve.generic_tools import enforced_functions, generic_dialect, written_as_text
 from harness.serve.strict_json import BadJson, loads
 from harness.serve.wire import AssistantMessage, ChatRequest, Message, ToolMessage, plain
@@ -194,9 +194,9 @@ def _check_arguments(text: str, message: int, call: int) -> None:
     try:
         value = loads(text.encode())
     except (BadJson, UnicodeEncodeError) as error:
-        raise ApiError(400, f"{param}: {error}", param=param, code="invalid_value") from None
+        raise invalid_value(param, f"{param}: {error}") from None
     if not isinstance(value, dict):
-        raise ApiError(400, f"{param} is no JSON object", param=param, code="invalid_value")
+        raise invalid_value(param, f"{param} is no JSON object")
 
 
 def _tools_in_force(body: ChatRequest) -> list[Tool]:
@@ -205,21 +205,17 @@ def _tools_in_force(body: ChatRequest) -> list[Tool]:
     names = [tool.function.name for tool in tools]
     if len(set(names)) < len(names):
         twice = next(one for one in names if names.count(one) > 1)
-        raise ApiError(400, f"tools has {twice!r} twice", param="tools", code="invalid_value")
+        raise invalid_value("tools", f"tools has {twice!r} twice")
     chosen = body.tool_choice
     if isinstance(chosen, NamedTool):
         tools = [tool for tool in tools if tool.function.name == chosen.function.name]
         if not tools:
-            raise ApiError(
-                400,
+            raise invalid_value(
+                "tool_choice",
                 f"tool_choice names {chosen.function.name!r}, which is not among the tools",
-                param="tool_choice",
-                code="invalid_value",
             )
     elif chosen in ("required", "auto") and not tools:
-        raise ApiError(
-            400, f"tool_choice {chosen} needs tools", param="tool_choice", code="invalid_value"
-        )
+        raise invalid_value("tool_choice", f"tool_choice {chosen} needs tools")
     elif chosen == "none":
         tools = []
     return tools
@@ -240,12 +236,7 @@ def _thinking(
     if not said:
         return None
     if len(set(said.values())) > 1:
-        raise ApiError(
-            400,
-            f"{' and '.join(said)} contradict each other",
-            param=next(iter(said)),
-            code="invalid_value",
-        )
+        raise invalid_value(next(iter(said)), f"{' and '.join(said)} contradict each other")
     param, value = next(iter(said.items()))
     if template.has_thinking_toggle:
         return value
@@ -309,4 +300,4 @@ def _without_strict(tool: Tool) -> dict[str, Any]:
 
 
 def _unsupported(param: str, problem: str) -> ApiError:
-    return ApiError(400, problem, param=param, code="unsupported")
+    return unsupported(param, problem)

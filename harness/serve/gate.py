@@ -12,6 +12,7 @@ from werkzeug.datastructures import Headers
 
 from harness.serve.caller import BEGIN, SEND_AT_ONCE, Caller
 from harness.serve.errors import ApiError
+from harness.serve.service import Service
 from harness.serve.wire import Body, Prepare, decode
 
 OPEN_PATH = "/health"
@@ -91,6 +92,12 @@ def check_body(headers: Headers) -> None:
         )
     if encoding and encoding.lower() != "identity":
         raise ApiError(415, "send the body uncompressed", code="unsupported_encoding")
+
+
+def service_of_request() -> Service:
+    """The service that answers the request at hand."""
+    service: Service = g.service
+    return service
 
 
 def caller_of_request() -> Caller:

@@ -21,7 +21,7 @@ from typing import Self
 from contract.errors import DoesNotFit, OutOfMemory, RequestError, ZincError
 from harness.host.engine_thread import EngineThread, ThreadedDriver
 from harness.serve.accounts import Accounts, Tenanted
-from harness.serve.errors import RESTART_SECONDS, ApiError
+from harness.serve.errors import RESTART_SECONDS, ApiError, try_again
 from harness.serve.heap import refreeze_heap
 from harness.serve.ledger_store import LedgerStore
 from harness.serve.metrics import Metrics
@@ -224,13 +224,7 @@ class Serving:
         changed.
         """
         if not self._activating.acquire(blocking=False):
-            raise ApiError(
-                503,
-                "another model is being loaded",
-                code="model_loading",
-                retry_after=RESTART_SECONDS,
-                retry=True,
-            )
+            raise try_again("another model is being loaded", "model_loading", RESTART_SECONDS)
         try:
             self.service.check_accepting(receipt=False)
             before = self._active
@@ -369,13 +363,11 @@ class Serving:
 
 def _no_room(name: str, error: BaseException) -> ApiError:
     """The refusal of a request whose model finds no room while all others are in use."""
-    return ApiError(
-        503,
+    return try_again(
         f"{name} does not fit into memory beside the models in use: {error}",
-        param="model",
-        code="model_does_not_fit",
-        retry_after=RESTART_SECONDS,
-        retry=True,
+        "model_does_not_fit",
+        RESTART_SECONDS,
+        "model",
     )
 
 

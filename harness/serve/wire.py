@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from contract.types import MAX_INT32
-from harness.serve.errors import ApiError
+from harness.serve.errors import ApiError, unsupported
 from harness.serve.strict_json import BadJson, loads, parsing, with_floats
 from harness.serve.wire_fields import served_fields
 from harness.serve.wire_tools import ReasoningEffort, ResponseFormat, ToolCall, ToolChoice, Tools
@@ -342,8 +342,7 @@ def _refused(problem: str, value: Any) -> ApiError:
     kind = _found_at(value, path) if path.endswith(".type") else None
     medium = next((name for name in MEDIA if isinstance(kind, str) and name in kind), None)
     if medium is not None:
-        problem = f"{path}: this server takes text; {MEDIA[medium]} are not served"
-        return ApiError(400, problem, param=path, code="unsupported")
+        return unsupported(path, f"{path}: this server takes text; {MEDIA[medium]} are not served")
     unknown = re.search(r"unknown field `(.*)`|missing required field `(.*)`", text)
     if unknown:
         name = unknown[1] or unknown[2]

@@ -19,7 +19,7 @@ from harness.serve.anthropic.wire import (
     ToolUseBlock,
     UserTurn,
 )
-from harness.serve.errors import ApiError
+from harness.serve.errors import invalid_value, renaming
 from harness.serve.hosted import HOSTED, without_hosted_tools
 from harness.serve.wire import ChatRequest, converted
 
@@ -31,24 +31,20 @@ OWN_BLOCKS = (
     *("text_editor_code_execution_tool_result", "tool_search_tool_result", "advisor_tool_result"),
 )
 """How the types of blocks begin that Anthropic's server made for itself."""
-CHAT_NAMES = {
-    "stop": "stop_sequences",
-    "reasoning_effort": "thinking",
-    "response_format": "output_config.format",
-    "continue_final_message": "messages",
-}
-"""What chat completions call a field that is called otherwise here."""
+client_name = renaming(
+    {
+        "stop": "stop_sequences",
+        "reasoning_effort": "thinking",
+        "response_format": "output_config.format",
+        "continue_final_message": "messages",
+    }
+)
+"""What this API calls a field of chat completions."""
 SAME = ("model", "max_tokens", "stream", "temperature", "top_p", "top_k", "min_p", "seed")
 CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 EFFORTS = {"max": "xhigh"}
 FAILED = "Error: "
 """How the text of a result begins that says that its call failed."""
-
-
-def client_name(param: str) -> str:
-    """What this API calls a field of chat completions."""
-    name, dot, rest = param.partition(".")
-    return CHAT_NAMES.get(name, name) + dot + rest
 
 
 def readable_blocks(value: dict[str, Any], ignored: list[str]) -> dict[str, Any]:
@@ -124,8 +120,9 @@ def _choice(choice: AnyChoice, tools: bool) -> Json:
     chat: Json = {"parallel_tool_calls": False} if choice.disable_parallel_tool_use else {}
     if choice.type == "tool":
         if choice.name is None:
-            problem = "tool_choice.name: a choice of type tool has one"
-            raise ApiError(400, problem, param="tool_choice.name", code="invalid_value")
+            raise invalid_value(
+                "tool_choice.name", "tool_choice.name: a choice of type tool has one"
+            )
         named = {"type": "function", "function": {"name": choice.name}}
         return chat | {"tool_choice": named}
     return chat | {"tool_choice": CHOICES[choice.type]} if tools or choice.type == "any" else chat

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from contract.arithmetic import PAGE_TOKENS
 from contract.types import Tenant
-from harness.serve.errors import ApiError
+from harness.serve.errors import ApiError, invalid_value, try_again
 from harness.serve.generation import Generation
 from harness.serve.llama_cpp.slot_files import SlotFileRefused, SlotFolder
 from harness.serve.model import ServedModel
@@ -62,8 +62,9 @@ class SlotTable:
         with self._lock:
             slots = self._of(model, tenant.id)
         if not 0 <= number < len(slots):
-            problem = f"there is no slot {number}; they are 0 to {len(slots) - 1}"
-            raise ApiError(400, problem, param="id_slot", code="invalid_value")
+            raise invalid_value(
+                "id_slot", f"there is no slot {number}; they are 0 to {len(slots) - 1}"
+            )
         return slots[number]
 
     def facts(self, model: ServedModel, tenant: Tenant) -> list[tuple[bool, int]]:
@@ -79,8 +80,9 @@ class SlotTable:
         with self._lock:
             slots = self._of(model, tenant.id)
             if asked >= len(slots):
-                problem = f"id_slot is {asked}, and there are {len(slots)} slots"
-                raise ApiError(400, problem, param="id_slot", code="invalid_value")
+                raise invalid_value(
+                    "id_slot", f"id_slot is {asked}, and there are {len(slots)} slots"
+                )
             prompt = answer.choices[0].request.prompt
             number = asked if asked >= 0 else _best(slots, prompt)
             slot = slots[number]
@@ -141,8 +143,7 @@ class SlotTable:
             lambda engine: engine.load_prefix(tenant.id, tokens, pages, state)
         )
         if not count:
-            problem = "there is no room for the saved slot now"
-            raise ApiError(503, problem, code="no_room", retry_after=1, retry=True)
+            raise try_again("there is no room for the saved slot now", "no_room", 1)
         with self._lock:
             slot.tokens = tokens[:count]
             self._use(slot)

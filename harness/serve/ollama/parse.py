@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from harness.serve.answers import Json
-from harness.serve.errors import ApiError
+from harness.serve.errors import ApiError, renaming, unsupported
 from harness.serve.ollama.wire import (
     GenerateRequest,
     OllamaChatRequest,
@@ -16,25 +16,21 @@ from harness.serve.ollama.wire import (
 )
 from harness.serve.wire import ChatRequest, CompletionRequest, converted
 
-CHAT_NAMES = {
-    "reasoning_effort": "think",
-    "response_format": "format",
-    "max_tokens": "options.num_predict",
-    "stop": "options.stop",
-    "continue_final_message": "messages",
-}
-"""What chat completions call a field that is called otherwise here."""
+client_name = renaming(
+    {
+        "reasoning_effort": "think",
+        "response_format": "format",
+        "max_tokens": "options.num_predict",
+        "stop": "options.stop",
+        "continue_final_message": "messages",
+    }
+)
+"""What this API calls a field of chat completions."""
 SAME = (
     *("seed", "temperature", "top_k", "top_p", "min_p", "repeat_last_n", "repeat_penalty"),
     *("presence_penalty", "frequency_penalty", "stop"),
 )
 UNSERVED = ("template", "context")
-
-
-def client_name(param: str) -> str:
-    """What this API calls a field of chat completions."""
-    name, dot, rest = param.partition(".")
-    return CHAT_NAMES.get(name, name) + dot + rest
 
 
 def plain_schemas(value: dict[str, Any], ignored: list[str]) -> dict[str, Any]:
@@ -158,4 +154,4 @@ def _images(param: str) -> ApiError:
 
 
 def _unsupported(param: str, problem: str) -> ApiError:
-    return ApiError(400, problem, param=param, code="unsupported")
+    return unsupported(param, problem)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from harness.serve.answers import Json
-from harness.serve.errors import ApiError
+from harness.serve.errors import invalid_value
 from harness.serve.hosted import HOSTED, offered_tools
 from harness.serve.responses.wire import (
     LOGPROBS,
@@ -147,7 +147,7 @@ def _given(item: InputItem, index: int, name: str) -> Any:
     value = getattr(item, name)
     if value is None:
         field = f"input[{index}].{name}"
-        raise ApiError(400, f"{field}: a {item.type} has one", param=field, code="invalid_value")
+        raise invalid_value(field, f"{field}: a {item.type} has one")
     return value
 
 
@@ -164,7 +164,7 @@ def _format(requested: ResponseTextFormat) -> Json:
     for name, value in schema.items():
         if value is None:
             field = f"text.format.{name}"
-            raise ApiError(400, f"{field} is missing", param=field, code="invalid_value")
+            raise invalid_value(field, f"{field} is missing")
     for name in ("description", "strict"):
         if getattr(requested, name) is not None:
             schema[name] = getattr(requested, name)
