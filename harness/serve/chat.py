@@ -15,8 +15,6 @@ from harness.host.harmony_reply import reply_parser
 from harness.host.reply import ReplyForm, ReplyParser
 from harness.host.thinking import LEAST
 from harness.serve.answer_grammar import FORMAT, GRAMMAR, answer_rule, enforced
-from harness.serve.continued import FIELD as CONTINUE
-from harness.serve.continued import continued_text, cut_after
 from harness.serve.errors import ApiError, invalid_value, unsupported
 from harness.serve.generic_tools import enforced_functions, generic_dialect, written_as_text
 from harness.serve.strict_json import BadJson, loads
@@ -28,6 +26,8 @@ from harness.serve.wire_tools import (
 )
 from reference.model.chat_template import ChatTemplate, RenderedChat
 
+CONTINUE = "continue_final_message"
+"""The field by which an answer continues the last message instead of beginning a turn."""
 NO_EFFORT = ("none", "minimal")
 LEVELS = {"none": LEAST, "minimal": LEAST, "xhigh": "high"}
 """The nearest of low, medium and high for the other efforts."""
@@ -65,7 +65,7 @@ def plan_chat(body: ChatRequest, template: ChatTemplate, dialect: Dialect, name:
     effort = body.reasoning_effort
     ignored = effort and not (template.has_thinking_toggle or template.has_reasoning_effort)
     generic = dialect.calls is None
-    continued = continued_text(body)
+    continued = _continued_text(body)
     rendered = render_chat(
         template,
         body.messages,
@@ -76,7 +76,7 @@ def plan_chat(body: ChatRequest, template: ChatTemplate, dialect: Dialect, name:
         opens_turn=continued is None and body.add_generation_prompt is not False,
     )
     if continued is not None:
-        rendered = cut_after(rendered, continued)
+        rendered = _cut_after(rendered, continued)
     functions = {tool.function.name: _function_of(tool) for tool in tools}
     if generic:
         dialect = generic_dialect(dialect, any(tool.function.strict for tool in tools))
@@ -114,6 +114,42 @@ def plan_chat(body: ChatRequest, template: ChatTemplate, dialect: Dialect, name:
         spoken,
         FORMAT if body.grammar is None else GRAMMAR,
     )
+
+
+def _continued_text(body: ChatRequest) -> str | None:
+    """The text that the answer continues; None where it begins a turn. Raises ApiError."""
+    if not body.continue_final_message:
+        return None
+    last = body.messages[-1]
+    if body.add_generation_prompt:
+        raise _not_continued("and add_generation_prompt contradict each other")
+    if not isinstance(last, AssistantMessage) or last.tool_calls or last.refusal is not None:
+        raise _not_continued("needs a text of the assistant's as the last message")
+    content = last.content or ""
+    text = content if isinstance(content, str) else "".join(part.text for part in content)
+    if not text.strip():
+        raise _not_continued("needs a last message that is not empty")
+    return text
+
+
+def _cut_after(rendered: RenderedChat, text: str) -> RenderedChat:
+    """A conversation that is cut after ``text``, the text of its last message. Raises ApiError
+    where the template writes more behind that message, or changes its text."""
+    for written in (text, text.strip()):
+        at = rendered.text.rfind(written)
+        end = at + len(written)
+        rest = len(rendered.text) - end
+        by_template = sum(max(0, b - max(a, end)) for a, b in rendered.template_spans)
+        if at >= 0 and by_template == rest:
+            spans = tuple((a, min(b, end)) for a, b in rendered.template_spans if a < end)
+            return RenderedChat(rendered.text[:end], spans)
+    raise _not_continued(
+        "cannot be followed: the template rewrites the last message", "unsupported"
+    )
+
+
+def _not_continued(problem: str, code: str = "invalid_value") -> ApiError:
+    return ApiError(400, f"{CONTINUE} {problem}", param=CONTINUE, code=code)
 
 
 def render_chat(
