@@ -24,7 +24,7 @@ log = logging.getLogger("zinc_rt.serve")
 
 
 class Tenanted(Protocol):
-    """What has tenants: an engine, or all engines of a server."""
+    """An object with tenants: one engine, or all engines of a server."""
 
     def replace_tenants(self, tenants: Iterable[Tenant]) -> None:
         """See ``Engine``."""

@@ -100,7 +100,7 @@ def answer_rule(body: ChatRequest) -> str | None:
 
 
 def contradiction() -> ApiError:
-    """What a client is told that gives both a grammar and a format."""
+    """The error for a request with both a grammar and a response format."""
     return invalid_value(GRAMMAR, "grammar and response_format contradict each other")
 
 

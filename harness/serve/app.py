@@ -50,7 +50,7 @@ SHORT = (
     *("message", "count_message"),
     *(route.name for route in RESPONSES_ROUTES),
 )
-"""Routes that are also there without their version: some clients leave it out."""
+"""Routes that are also served without the version in their path: some clients leave it out."""
 ERRORS = {route.name: route.errors for route in ROUTES}
 STREAM_HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 
@@ -240,7 +240,7 @@ def _view(
 
 
 def _handler(handlers: Iterable[object], route: Route) -> Callable[..., Any]:
-    """What answers a route: its own function, or the method of its name, which one object has."""
+    """The handler of a route: its ``answer``, or the method of its name, which one object has."""
     answer, kind, prepare = route.answer, route.body, route.prepare
     if answer is None or kind is None:
         name = route.name

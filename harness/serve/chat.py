@@ -1,4 +1,4 @@
-"""From a chat request to its prompt, its grammar and the form of its answer."""
+"""Translates a chat request to its prompt, its grammar and the form of its answer."""
 
 from __future__ import annotations
 

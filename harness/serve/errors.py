@@ -1,4 +1,4 @@
-"""Every refusal of the server, in the one shape OpenAI's client reads.
+"""Every error response of the server, in the form that OpenAI's client reads.
 
 ``{"error": {"message", "type", "param", "code"}}``. The client repeats 408, 409, 429 and 5xx by
 itself, unless ``x-should-retry`` says false, and waits ``Retry-After`` seconds.
@@ -47,11 +47,11 @@ WIRE_NAMES = {
     "repeat_penalty": "repetition_penalty",
     "log_probabilities": "top_logprobs",
 }
-"""What the wire calls a field of the engine's requests."""
+"""The name in the API of a field of the engine's requests."""
 RESTART_SECONDS = 5
-"""When to try again with a server that is about to end."""
+"""Seconds after which a client should try again when the server is about to stop."""
 STORAGE_SECONDS = 30
-"""When to try again with a server whose disk is full."""
+"""Seconds after which a client should try again when the server's disk is full."""
 
 
 @dataclass(eq=False)
@@ -152,8 +152,8 @@ def as_api_error(error: Exception) -> ApiError | None:
 
 
 def renaming(names: Mapping[str, str]) -> Callable[[str], str]:
-    """What gives a client's name of a field of chat completions; ``names`` has those that
-    differ."""
+    """A function that maps a field of chat completions to its name in a client's API. ``names`` has
+    the names that differ."""
 
     def client_name(param: str) -> str:
         name = re.split(r"[.\[]", param, maxsplit=1)[0]
@@ -179,7 +179,7 @@ def naming_fields(client_name: Callable[[str], str]) -> Iterator[None]:
 
 
 def internal_error() -> ApiError:
-    """The refusal after a fault of the server, which says nothing of its cause."""
+    """The error response after a fault of the server; it does not reveal the cause."""
     return ApiError(500, "the server failed; its log says where", code="internal_error")
 
 

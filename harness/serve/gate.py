@@ -16,7 +16,7 @@ from harness.serve.service import Service
 from harness.serve.wire import Body, Prepare, decode
 
 OPEN_PATH = "/health"
-"""The only path that needs no key, apart from the files of the pages."""
+"""The only API path that needs no key."""
 JSON_TYPE = "application/json"
 OF_BROWSERS = ("Origin", "Referer", "Sec-Fetch-Site", "Sec-Fetch-Mode", "Cookie")
 """A browser sends one of these with every body that a page of another site sends."""

@@ -1,5 +1,5 @@
-"""Which of the tools of a body a model is offered: none that other servers run themselves, and
-those that the choice among them allows."""
+"""Selects the tools of a request that the model is told of: tools that a server would run itself
+are dropped, and so are those that ``tool_choice`` does not allow."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ HOSTED = (
     *("web_search", "file_search", "code_interpreter", "image_generation", "computer", "mcp"),
     *("namespace", "tool_search", "web_fetch", "code_execution", "memory"),
 )
-"""How the types of such tools begin."""
+"""Prefixes of the types of tools that a server would run itself."""
 FREE_FORM = ("custom", "local_shell", "shell", "apply_patch")
-"""Tools of the client whose input is no JSON object, which no call can be held to here."""
+"""Types of client tools whose input is free text, which this server cannot constrain."""
 CHOICES = ("auto", "none")
 ALLOWED = "allowed_tools"
 

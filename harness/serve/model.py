@@ -96,7 +96,7 @@ class ServedModel(HostedModel):
 
     @cached_property
     def kv_function(self) -> str:
-        """What names the function that computes its keys and values."""
+        """The name of the function that computes its keys and values."""
         return function_name(self.model, self.limits, self.files)
 
     @cached_property

@@ -206,7 +206,7 @@ def _memory_available(served: ServedModel) -> int | None:
 
 
 def _for_anthropic(name: str, created: int) -> Json:
-    """What Anthropic's clients read of a model besides what OpenAI's do."""
+    """The fields of a model that Anthropic's clients read in addition to OpenAI's."""
     at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(created))
     return {"type": "model", "display_name": name, "created_at": at}
 

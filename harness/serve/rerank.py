@@ -45,7 +45,7 @@ TEMPLATE = (
     "<|im_start|>user\n<Instruct>: {instruction}\n<Query>: {query}\n<Document>: {document}"
     "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
 )
-"""The prompt of Qwen3-Reranker."""
+"""The prompt template of Qwen3-Reranker."""
 PRECISE = Context(prec=50)
 
 

@@ -71,12 +71,13 @@ ROUTES = (
 
 @cache
 def _document(version: str) -> Json:
-    """Made for the first who asks: it takes a fourth of the time in which a server starts."""
+    """The OpenAPI document. It is made for the first request: making it takes a quarter of the time
+    in which a server starts."""
     return openapi_document(ROUTES, version)
 
 
 def _context_facts(model: ServedModel, now: EngineStatistics) -> Json:
-    """How many positions there are in all, and what they are used for, in tokens."""
+    """The size of the KV cache and its use, in tokens."""
     used = now.pages - now.free_pages - now.cached_pages
     return {
         "slots": now.slots,
@@ -88,7 +89,7 @@ def _context_facts(model: ServedModel, now: EngineStatistics) -> Json:
 
 
 def _memory_facts(plan: MemoryPlan) -> Json:
-    """What the model takes in memory, in bytes."""
+    """The model's memory in bytes."""
     weights = sum(plan.weights.values())
     context = plan.kv + plan.recurrent
     return {
@@ -139,7 +140,7 @@ class Handlers:
         return answer
 
     def tokenizer_info(self) -> Json:
-        """What clients ask of a tokenizer that they do not have themselves."""
+        """The tokenizer's properties, for clients that do not have the tokenizer."""
         model, tokenizer = self._model, self._model.tokenizer
         names = {"bos": tokenizer.bos_id, "eos": tokenizer.eos_id, **tokenizer.named_ids}
         answer: Json = {

@@ -1,4 +1,4 @@
-"""What the routes do, apart from HTTP: requests for text are begun, answered and counted."""
+"""The routes' work apart from HTTP: requests for text are started, answered and counted."""
 
 from __future__ import annotations
 
@@ -74,8 +74,8 @@ class Service:
         shape_of: ShapeOf = ChatShape,
         prefix: str = "chatcmpl-",
     ) -> Answered:
-        """``POST /v1/chat/completions``, and what other dialects mean by their bodies: their
-        answers have a shape and a ``prefix`` of their own."""
+        """``POST /v1/chat/completions``. Other APIs translate their requests to it, and pass
+        their own answer format and ``prefix`` of ids."""
         if body.top_logprobs and not body.logprobs:
             raise ApiError(400, "top_logprobs needs logprobs true", param="top_logprobs")
         listed = (body.top_logprobs or 0) if body.logprobs else None
@@ -137,7 +137,7 @@ class Service:
         return self if model is self.model else replace(self, model=model)
 
     def chat_requests(self, body: ChatRequest, tenant: Tenant) -> tuple[ChatPlan, list[Request]]:
-        """What the engine is asked for a conversation. Raises ApiError, RequestError and
+        """The engine requests for a conversation. Raises ApiError, RequestError and
         TemplateError."""
         plan = self.model.chat_plan(body)
         prompt = self.model.encode_chat(plan.prompt, plan.spoken)
@@ -335,7 +335,8 @@ class Service:
 def _between(
     model: ServedModel, body: CompletionRequest, suffix: str
 ) -> Callable[[str], list[int]]:
-    """What makes a prompt of a text that goes before a ``suffix``. Raises ApiError."""
+    """The encoder of a text that comes before a ``suffix``: to an infill prompt. Raises
+    ApiError."""
     texts = [body.prompt] if isinstance(body.prompt, str) else body.prompt
     if body.echo or not all(isinstance(text, str) for text in texts):
         raise invalid_value("suffix", "suffix needs prompts that are texts, and no echo")

@@ -1,4 +1,4 @@
-"""From a request of the Messages API to the chat completion that it means."""
+"""Translates requests of the Messages API to chat completions."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from harness.serve.hosted import HOSTED, without_hosted_tools
 from harness.serve.wire import ChatRequest, converted
 
 OWN_TOOLS = (*HOSTED, "bash_", "text_editor_", "advisor_")
-"""How the types of tools begin whose form only Anthropic's models know."""
+"""Prefixes of the types of tools that only Anthropic's own models can call."""
 OWN_BLOCKS = (
     *("server_tool_use", "web_search_tool_result", "web_fetch_tool_result", "container_upload"),
     *("code_execution_tool_result", "bash_code_execution_tool_result", "mcp_tool", "compaction"),
     *("text_editor_code_execution_tool_result", "tool_search_tool_result", "advisor_tool_result"),
 )
-"""How the types of blocks begin that Anthropic's server made for itself."""
+"""Prefixes of the types of content blocks that Anthropic's server makes."""
 client_name = renaming(
     {
         "stop": "stop_sequences",
@@ -44,7 +44,7 @@ SAME = ("model", "max_tokens", "stream", "temperature", "top_p", "top_k", "min_p
 CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 EFFORTS = {"max": "xhigh"}
 FAILED = "Error: "
-"""How the text of a result begins that says that its call failed."""
+"""The prefix of the result of a tool call that failed."""
 
 
 def readable_blocks(value: dict[str, Any], ignored: list[str]) -> dict[str, Any]:
@@ -109,7 +109,7 @@ def chat_of(body: CountRequest, switches_thoughts: bool) -> ChatRequest:
 
 
 def _effort(body: CountRequest, switches_thoughts: bool) -> str | None:
-    """How much is thought: nothing unless it is asked for, as this API has it."""
+    """The reasoning effort: none unless it is requested, as in Anthropic's API."""
     asked = None if body.output_config is None else body.output_config.effort
     if body.thinking is not None and body.thinking.type != "disabled":
         return "medium" if asked is None else EFFORTS.get(asked, asked)

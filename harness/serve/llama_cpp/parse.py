@@ -1,4 +1,4 @@
-"""From requests of llama.cpp's routes to the completions that they mean."""
+"""Translates requests of llama.cpp's routes to text completions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Completions as llama.cpp's server tells them: one object, or events that each hold one."""
+"""Completions in the format of llama.cpp's server: one object, or a stream of them."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ class LlamaShape:
 
 
 def shape_of(body: LlamaCompletionRequest | InfillRequest) -> ShapeOf:
-    """What makes the shape of the answer to a request."""
+    """The constructor of the answer format for a request."""
 
     def shape(answer: Answer, listed: bool) -> AnswerFormat:
         return LlamaShape(answer, body, listed)

@@ -111,7 +111,7 @@ class LlamaCppHandlers:
 def continue_text(
     service: Service, body: LlamaCompletionRequest, tenant: Tenant, caller: Caller
 ) -> Answered:
-    """What continues a text. Raises what ``Service.complete`` raises."""
+    """The continuation of a text. Raises what ``Service.complete`` raises."""
     service.model.check_name(body.model)
     meant = completion_of(service.model, body)
     return service.complete(meant, tenant, caller, shape_of(body), "llama-")

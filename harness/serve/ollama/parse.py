@@ -1,4 +1,4 @@
-"""From requests of Ollama's API to the chat completions and texts that they mean."""
+"""Translates requests of Ollama's API to chat completions and text completions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What clients of Ollama send."""
+"""The request bodies of Ollama's API."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ Predicted = Annotated[int, Meta(ge=-2, le=MAX_INT32, description="-1 and -2 fill
 
 
 class SamplingOptions(Struct, forbid_unknown_fields=True):
-    """How tokens are chosen, and how many. Options of how a model is loaded change nothing."""
+    """Sampling options, and the most tokens to generate. Options for loading a model are
+    ignored."""
 
     seed: Seed | None = None
     num_predict: Predicted | None = None
@@ -70,8 +71,8 @@ class OllamaMessage(Struct, forbid_unknown_fields=True):
 
 
 class _AskedForText(Struct, forbid_unknown_fields=True, kw_only=True):
-    """What both requests for text say. ``keep_alive`` changes nothing: models stay while there is
-    room. A stream is given unless it is refused."""
+    """The fields of both requests for generated text. ``keep_alive`` is ignored: a model stays
+    loaded while there is room. Answers are streamed unless ``stream`` is false."""
 
     model: Id
     stream: bool = True

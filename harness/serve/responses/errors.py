@@ -1,4 +1,4 @@
-"""Refusals as this API has them: fields by its names, and answers that are not stored."""
+"""Error responses of the Responses API: its names of fields, and answers that are not stored."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a request of ``/v1/responses`` means: a chat completion."""
+"""Translates requests of ``/v1/responses`` to chat completions."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from harness.serve.responses.wire import (
 THOUGHTS, TOKENS = "reasoning_content", "token_ids"
 CUSTOM = {"custom_tool_call": "function_call", "custom_tool_call_output": "function_call_output"}
 CALLS_BY_SERVER = (*HOSTED, "local_shell_call", "shell_call", "apply_patch_call", "compaction")
-"""How the types of items begin that a server made for itself."""
+"""Prefixes of the types of items that only a server makes."""
 
 
 def readable_items(value: dict[str, Any], ignored: list[str]) -> dict[str, Any]:
@@ -87,7 +87,7 @@ def lists_tokens(body: ResponsesRequest) -> bool:
 
 
 def items_of(body: ResponsesRequest) -> list[InputItem]:
-    """What a request adds to its conversation."""
+    """The items that a request adds to its conversation."""
     if isinstance(body.input, str):
         return [InputItem(role="user", content=body.input)]
     return body.input
@@ -115,7 +115,7 @@ def _messages(body: ResponsesRequest, earlier: Sequence[InputItem]) -> Iterable[
 
 
 def _said_by_model(item: InputItem, index: int) -> Json | None:
-    """What an item adds to a turn of the model; None for one that the model was given."""
+    """The fields that an item adds to an assistant message; None for an item of another role."""
     if item.type == "reasoning":
         thoughts = item.content or item.summary
         return {THOUGHTS: _text(thoughts)} if thoughts else {}
@@ -138,7 +138,7 @@ def _given_to_model(item: InputItem, index: int) -> Json:
 
 
 def _turn(turn: Json) -> Iterable[Json]:
-    """The message of a turn of the model; none for a turn of reasoning alone."""
+    """The assistant message of a turn; none if the turn has only reasoning."""
     if turn.keys() - {THOUGHTS, TOKENS}:
         yield {"role": "assistant", "content": None, **turn}
 
