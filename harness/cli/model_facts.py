@@ -164,7 +164,7 @@ def run_facts(file: GgufFile, requested: RequestedSizes) -> dict[str, Any]:
 
 
 def adapter_facts(adapters: Adapters) -> list[dict[str, Any]]:
-    """What adapters change, and the bytes of the tensors that they are stacked in."""
+    """The matrices that adapters change, and the bytes of the stacked tensors."""
     return [
         {
             "path": str(adapter.file.path),

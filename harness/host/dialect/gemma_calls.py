@@ -123,7 +123,7 @@ class _Rules:
         return name
 
     def value(self, schema: Any, root: Mapping[str, Any], path: str, depth: int = 0) -> str:
-        """What writes a value of ``schema``, which is at ``path`` in ``root``."""
+        """The Lark expression of a value of ``schema``, which is at ``path`` in ``root``."""
         schema = resolved(schema, root)
         if not isinstance(schema, Mapping):
             raise SchemaRefused(path, "a boolean", "is no type of this model's calls")

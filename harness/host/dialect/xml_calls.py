@@ -203,7 +203,7 @@ def _is_plain(text: object) -> bool:
 
 
 def _value_of(text: str, schema: Any, root: Mapping[str, Any]) -> Any:
-    """What a text between tags means; a newline on either side belongs to the tags."""
+    """The value of a text between tags; a newline on either side belongs to the tags."""
     text = text.removeprefix("\n").removesuffix("\n")
     meant = resolved(schema, root)
     try:

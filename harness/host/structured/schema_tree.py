@@ -72,8 +72,8 @@ def _is_index(name: str, part: list[Any]) -> bool:
 
 
 def referenced(reference: object, root: object) -> Any:
-    """What a reference leads to in ``root``; True, which allows anything, for one that leads
-    nowhere."""
+    """The schema that a reference names in ``root``; True, which allows anything, for one that
+    leads nowhere."""
     part: Any = root
     for name in names_of_reference(reference) or []:
         if isinstance(part, Mapping):
