@@ -207,9 +207,9 @@ class Serving:
 
     def refresh(self) -> None:
         """Put changes of the tenants' file in force."""
-        self.accounts.refresh(self.tell)
+        self.accounts.refresh(self.change_tenants)
 
-    def tell(self, change: Callable[[Tenanted], None]) -> None:
+    def change_tenants(self, change: Callable[[Tenanted], None]) -> None:
         """Carry out a change of the tenants in the engines."""
         if self._thread is None:
             self.service.model.driver.call(change)
@@ -304,7 +304,7 @@ class Serving:
         with self._changed:
             self._in_memory.append(loaded)
         # The new engine has missed changes of the tenants that were made while it was loaded.
-        self.accounts.tell(self.tell)
+        self.accounts.send_to(self.change_tenants)
         loaded.service.metrics.follow(model.name, model.driver)
         refreeze_heap()
         return loaded
