@@ -24,12 +24,7 @@ from harness.serve.dialect_schemas import (
     OllamaVersion,
 )
 from harness.serve.reading_schemas import Embeddings, Health, Scores, Status, Version
-from harness.serve.responses.wire import (
-    Response,
-    ResponseDeleted,
-    ResponseItems,
-    ResponseTokens,
-)
+from harness.serve.responses.wire import Response, ResponseDeleted, ResponseItems, ResponseTokens
 
 
 class PromptDetails(Struct):

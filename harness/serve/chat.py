@@ -19,11 +19,7 @@ from harness.serve.errors import ApiError, invalid_value, unsupported
 from harness.serve.generic_tools import enforced_functions, generic_dialect, written_as_text
 from harness.serve.strict_json import BadJson, loads
 from harness.serve.wire import AssistantMessage, ChatRequest, Message, ToolMessage, plain
-from harness.serve.wire_tools import (
-    NamedTool,
-    Tool,
-    ToolCall,
-)
+from harness.serve.wire_tools import NamedTool, Tool, ToolCall
 from reference.model.chat_template import ChatTemplate, RenderedChat
 
 CONTINUE = "continue_final_message"

@@ -19,20 +19,8 @@ from harness.host.dialect.calls import (
     literal,
     object_text,
 )
-from harness.host.dialect.schemas import (
-    OBJECT_KEYWORDS,
-    keywords_of,
-    members_of,
-    only,
-    resolved,
-)
-from harness.host.dialect.value_reader import (
-    DEEPEST,
-    KEY,
-    Malformed,
-    ValueReader,
-    sequence,
-)
+from harness.host.dialect.schemas import OBJECT_KEYWORDS, keywords_of, members_of, only, resolved
+from harness.host.dialect.value_reader import DEEPEST, KEY, Malformed, ValueReader, sequence
 from harness.host.structured.json_schema import enforceable
 from harness.host.structured.schema_tree import SchemaRefused
 

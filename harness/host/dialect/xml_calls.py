@@ -22,13 +22,7 @@ from harness.host.dialect.calls import (
     object_text,
     strict_loads,
 )
-from harness.host.dialect.schemas import (
-    OBJECT_KEYWORDS,
-    keywords_of,
-    members_of,
-    only,
-    resolved,
-)
+from harness.host.dialect.schemas import OBJECT_KEYWORDS, keywords_of, members_of, only, resolved
 from harness.host.dialect.xml_text import CLOSE, name_called, read_tags
 from harness.host.structured.json_schema import enforceable
 from harness.host.structured.schema_tree import SchemaRefused

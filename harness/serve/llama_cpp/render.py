@@ -7,14 +7,7 @@ from dataclasses import dataclass
 
 from contract.types import FinishReason, TokenEvent
 from harness.host.answer_text import Piece
-from harness.serve.answers import (
-    Answer,
-    AnswerFormat,
-    Json,
-    ShapeOf,
-    said_tokens,
-    token_facts,
-)
+from harness.serve.answers import Answer, AnswerFormat, Json, ShapeOf, said_tokens, token_facts
 from harness.serve.data_lines import PING, data_line, encode
 from harness.serve.errors import ApiError
 from harness.serve.llama_cpp.wire import InfillRequest, LlamaCompletionRequest
