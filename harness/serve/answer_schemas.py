@@ -23,7 +23,7 @@ from harness.serve.dialect_schemas import (
     OllamaVectors,
     OllamaVersion,
 )
-from harness.serve.reading_schemas import Embeddings, Health, Scores, Status, Version
+from harness.serve.reading_schemas import Embeddings, Health, Reranked, Scores, Status, Version
 from harness.serve.responses.wire import Response, ResponseDeleted, ResponseItems, ResponseTokens
 
 
@@ -225,25 +225,6 @@ class ModelDeleted(Struct):
     id: str
     object: Literal["model"]
     deleted: bool
-
-
-class Ranked(Struct):
-    """A document of a request by its index, and how well it answers the query: 0 to 1."""
-
-    index: int
-    relevance_score: float
-    document: dict[str, str] | UnsetType = UNSET
-
-
-class Reranked(Struct):
-    """``POST /v1/rerank``: the best documents first."""
-
-    object: Literal["list"]
-    model: str
-    results: list[Ranked]
-    usage: dict[str, int]
-    system_fingerprint: str
-    x_zinc: dict[str, Any]
 
 
 class TenantFacts(Struct):

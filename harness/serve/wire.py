@@ -7,7 +7,7 @@ OpenAPI document is generated from them.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from decimal import Decimal
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -119,7 +119,27 @@ class LoraScale(Struct, forbid_unknown_fields=True):
     scale: float
 
 
-class Sampled(Struct, forbid_unknown_fields=True, kw_only=True):
+class Drawing(Struct, forbid_unknown_fields=True, kw_only=True):
+    """How tokens are drawn, in every API."""
+
+    temperature: Temperature | None = None
+    top_p: Share | None = None
+    top_k: TopK | None = None
+    seed: Seed | None = None
+
+
+class Sampling(Drawing, kw_only=True):
+    """All sampling parameters, and the texts that end an answer."""
+
+    min_p: Share | None = None
+    repeat_last_n: Window | None = None
+    repeat_penalty: Repetition | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    stop: str | Stop | None = None
+
+
+class Sampled(Sampling, kw_only=True):
     """The fields of every request for generated text.
 
     ``user``, ``safety_identifier``, ``prompt_cache_key`` and ``metadata`` are ignored: the prefix
@@ -144,17 +164,8 @@ class Sampled(Struct, forbid_unknown_fields=True, kw_only=True):
 
     model: Id | None = None
     max_tokens: MaxTokens | None = None
-    temperature: Temperature | None = None
-    top_p: Share | None = None
-    top_k: TopK | None = None
-    min_p: Share | None = None
     repetition_penalty: Repetition | None = None
-    repeat_last_n: Window | None = None
-    presence_penalty: Penalty | None = None
-    frequency_penalty: Penalty | None = None
-    seed: Seed | None = None
     n: Choices | None = None
-    stop: str | Stop | None = None
     stop_token_ids: StopTokens | None = None
     return_token_ids: bool | None = None
     logit_bias: dict[str, float] | None = None
@@ -162,7 +173,6 @@ class Sampled(Struct, forbid_unknown_fields=True, kw_only=True):
     min_tokens: Annotated[int, Meta(ge=0, le=MAX_INT32)] = 0
     n_predict: Annotated[int, Meta(ge=-1, le=MAX_INT32)] | None = None
     id_slot: Annotated[int, Meta(ge=-1, le=MAX_INT32)] | None = None
-    repeat_penalty: Repetition | None = None
     logits_digest: bool = False
     prompt_logprobs: TopLogprobs | None = None
     force_tokens: ForcedTokens | None = None
@@ -321,6 +331,11 @@ def _decoded(
     elif isinstance(value, list):
         value = with_floats(value)
     return converted(value, kind)
+
+
+def given_fields(body: Struct, names: Iterable[str]) -> dict[str, Any]:
+    """Those of the named fields of a body that are not null."""
+    return {name: given for name in names if (given := getattr(body, name)) is not None}
 
 
 def plain(value: Any) -> Any:

@@ -21,7 +21,7 @@ from harness.serve.anthropic.wire import (
 )
 from harness.serve.errors import invalid_value, renaming
 from harness.serve.hosted import HOSTED, without_hosted_tools
-from harness.serve.wire import ChatRequest, converted
+from harness.serve.wire import ChatRequest, converted, given_fields
 
 OWN_TOOLS = (*HOSTED, "bash_", "text_editor_", "advisor_")
 """Prefixes of the types of tools that only Anthropic's own models can call."""
@@ -79,7 +79,7 @@ def chat_of(body: CountRequest, switches_thoughts: bool) -> ChatRequest:
     if isinstance(body.messages[-1], AssistantTurn):
         chat["continue_final_message"] = True
     if isinstance(body, MessagesRequest):
-        chat |= {name: given for name in SAME if (given := getattr(body, name)) is not None}
+        chat |= given_fields(body, SAME)
         if body.stop_sequences:
             chat["stop"] = body.stop_sequences
         if body.stream:

@@ -9,7 +9,7 @@ from harness.serve.errors import invalid_value, renaming, unsupported
 from harness.serve.infill_prompt import infill_prompt
 from harness.serve.llama_cpp.wire import InfillRequest, LlamaCompletionRequest
 from harness.serve.model import ServedModel
-from harness.serve.wire import CompletionRequest, Sampled, converted
+from harness.serve.wire import CompletionRequest, Sampled, converted, given_fields
 
 SAME = frozenset((*Sampled.__struct_fields__, "grammar")) - {"logit_bias", "repeat_last_n", "seed"}
 DRAWN_SEED = 2**32 - 1
@@ -44,7 +44,7 @@ def _completion(
 ) -> CompletionRequest:
     if body.n not in (None, 1):
         raise unsupported("n", "n is 1 here")
-    asked: Json = {name: given for name in SAME if (given := getattr(body, name)) is not None}
+    asked: Json = given_fields(body, SAME)
     if body.max_tokens is None and body.n_predict is None:
         asked["n_predict"] = -1
     if body.stream:

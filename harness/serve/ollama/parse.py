@@ -14,7 +14,7 @@ from harness.serve.ollama.wire import (
     OllamaMessage,
     SamplingOptions,
 )
-from harness.serve.wire import ChatRequest, CompletionRequest, converted
+from harness.serve.wire import ChatRequest, CompletionRequest, Sampling, converted, given_fields
 
 client_name = renaming(
     {
@@ -26,10 +26,6 @@ client_name = renaming(
     }
 )
 """What this API calls a field of chat completions."""
-SAME = (
-    *("seed", "temperature", "top_k", "top_p", "min_p", "repeat_last_n", "repeat_penalty"),
-    *("presence_penalty", "frequency_penalty", "stop"),
-)
 UNSERVED = ("template", "context")
 
 
@@ -94,7 +90,7 @@ def _common(body: OllamaChatRequest | GenerateRequest) -> Json:
     if body.stream:
         chat["stream_options"] = {"include_usage": True}
     options = body.options or SamplingOptions()
-    chat |= {name: given for name in SAME if (given := getattr(options, name)) is not None}
+    chat |= given_fields(options, Sampling.__struct_fields__)
     if options.num_predict is not None:
         chat["n_predict"] = max(-1, options.num_predict)
     if body.think is not None:

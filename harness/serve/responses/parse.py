@@ -17,8 +17,14 @@ from harness.serve.responses.wire import (
     ResponsesRequest,
     ResponseTextFormat,
 )
+from harness.serve.wire import given_fields
 
 THOUGHTS, TOKENS = "reasoning_content", "token_ids"
+SAME = (
+    *("model", "temperature", "top_p", "top_k", "seed", "stream", "service_tier", "user"),
+    *("safety_identifier", "prompt_cache_key", "metadata", "parallel_tool_calls"),
+)
+"""Fields that chat completions call the same."""
 CUSTOM = {"custom_tool_call": "function_call", "custom_tool_call_output": "function_call_output"}
 CALLS_BY_SERVER = (*HOSTED, "local_shell_call", "shell_call", "apply_patch_call", "compaction")
 """Prefixes of the types of items that only a server makes."""
@@ -59,13 +65,7 @@ def chat_of(body: ResponsesRequest, earlier: Sequence[InputItem] = ()) -> Json:
     """The body of the chat completion that a request means, which continues a conversation of
     ``earlier`` items. Raises ApiError."""
     chat: Json = {"messages": list(_messages(body, earlier))}
-    for name in (
-        *("model", "temperature", "top_p", "top_k", "seed", "stream", "service_tier", "user"),
-        *("safety_identifier", "prompt_cache_key", "metadata", "parallel_tool_calls"),
-    ):
-        value = getattr(body, name)
-        if value is not None:
-            chat[name] = value
+    chat |= given_fields(body, SAME)
     if body.logits_digest:
         chat["logits_digest"] = True
     if body.stream:
@@ -165,9 +165,7 @@ def _format(requested: ResponseTextFormat) -> Json:
         if value is None:
             field = f"text.format.{name}"
             raise invalid_value(field, f"{field} is missing")
-    for name in ("description", "strict"):
-        if getattr(requested, name) is not None:
-            schema[name] = getattr(requested, name)
+    schema |= given_fields(requested, ("description", "strict"))
     return {"type": "json_schema", "json_schema": schema}
 
 
@@ -176,10 +174,7 @@ def _tools(body: ResponsesRequest) -> Json:
     if body.tools:
         chat["tools"] = []
         for tool in body.tools:
-            function = {"name": tool.name}
-            for name in ("description", "parameters", "strict"):
-                if getattr(tool, name) is not None:
-                    function[name] = getattr(tool, name)
+            function = given_fields(tool, ("name", "description", "parameters", "strict"))
             chat["tools"].append({"type": "function", "function": function})
     if isinstance(body.tool_choice, ChosenFunction):
         chat["tool_choice"] = {"type": "function", "function": {"name": body.tool_choice.name}}
