@@ -113,6 +113,11 @@ def unsupported(param: str, message: str) -> ApiError:
     return ApiError(400, message, param=param, code="unsupported")
 
 
+def model_refused(status: int, message: str, code: str) -> ApiError:
+    """The refusal of a request because of the model that it names."""
+    return ApiError(status, message, param="model", code=code)
+
+
 def try_again(message: str, code: str, seconds: float, param: str | None = None) -> ApiError:
     """The refusal of a request that may be answered ``seconds`` later."""
     return ApiError(503, message, param, code, retry_after=seconds, retry=True)

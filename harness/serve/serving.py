@@ -21,7 +21,7 @@ from typing import Self
 from contract.errors import DoesNotFit, OutOfMemory, RequestError, ZincError
 from harness.host.engine_thread import EngineThread, ThreadedDriver
 from harness.serve.accounts import Accounts, Tenanted
-from harness.serve.errors import RESTART_SECONDS, ApiError, try_again
+from harness.serve.errors import RESTART_SECONDS, ApiError, model_refused, try_again
 from harness.serve.heap import refreeze_heap
 from harness.serve.ledger_store import LedgerStore
 from harness.serve.metrics import Metrics
@@ -34,6 +34,7 @@ Opener = Callable[[Path, str, ExitStack, int], ServedModel]
 """Loads the model in a file, under a name; the stack unloads it. The last argument is the number of
 bytes that other models take."""
 NO_OTHERS: Mapping[str, Path] = MappingProxyType({})
+TOO_LARGE = "model_does_not_fit"
 CLOSE_SECONDS = 10.0
 """Seconds that requests in flight have to notice that the server closes."""
 log = logging.getLogger("zinc_rt.serve")
@@ -154,12 +155,8 @@ class Serving:
         answers = self.service.model
         if name not in self.by_name and any(map(answers.is_called, models)):
             return name
-        raise ApiError(
-            403,
-            f"this key may use {', '.join(models)} alone, not {name or answers.name}",
-            param="model",
-            code="model_not_allowed",
-        )
+        problem = f"this key may use {', '.join(models)} alone, not {name or answers.name}"
+        raise model_refused(403, problem, "model_not_allowed")
 
     def is_permitted(self, name: str, models: Sequence[str]) -> bool:
         """Whether a tenant that may use ``models``, all if there are none, may use this one."""
@@ -363,25 +360,16 @@ class Serving:
 
 def _no_room(name: str, error: BaseException) -> ApiError:
     """The refusal of a request whose model finds no room while all others are in use."""
-    return try_again(
-        f"{name} does not fit into memory beside the models in use: {error}",
-        "model_does_not_fit",
-        RESTART_SECONDS,
-        "model",
-    )
+    problem = f"{name} does not fit into memory beside the models in use: {error}"
+    return try_again(problem, TOO_LARGE, RESTART_SECONDS, "model")
 
 
 def _refusal(name: str, error: BaseException) -> BaseException:
     """The refusal of a request whose model cannot be loaded."""
     if isinstance(error, DoesNotFit | OutOfMemory):
-        return ApiError(
-            422,
-            f"{name} does not fit into memory beside the model that answers now: {error}",
-            param="model",
-            code="model_does_not_fit",
-        )
+        problem = f"{name} does not fit into memory beside the model that answers now: {error}"
+        return model_refused(422, problem, TOO_LARGE)
     if isinstance(error, ZincError):
         problem = error.problem if isinstance(error, RequestError) else str(error)
-        message = f"{name} cannot be loaded: {problem}"
-        return ApiError(422, message, param="model", code="model_unusable")
+        return model_refused(422, f"{name} cannot be loaded: {problem}", "model_unusable")
     return error
