@@ -14,8 +14,7 @@ from contract.arithmetic import DIGEST_WORDS, KEY_CODE_BITS, VALUE_CODE_BITS
 from contract.dtypes import BY_NAME, Q8_0, WEIGHT_DTYPES, DType, StorageClass
 from contract.records import LOGIT_BIAS, SAMPLING
 from harness.host.pooling import Pool, Pooling
-from harness.vector_attention import attend, codes, rotate
-from harness.vector_sequences import convolved, delta_rule, scanned
+from harness.vector_sequences import attend, codes, convolved, delta_rule, rotate, scanned
 from reference.exact import elementary
 from reference.exact.activation import quantize_activation
 from reference.exact.attention_rows import exp2, row_integers

@@ -222,7 +222,6 @@ def _tuned(launch: KernelLaunch, index: int, count: int, workspace: int) -> Plan
         index,
         count,
         launch.shared_bytes,
-        launch.cooperative,
-        workspace,
+        workspace=workspace,
         gathers=launch.gathers,
     )
