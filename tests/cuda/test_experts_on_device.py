@@ -3,7 +3,7 @@ tier."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -93,35 +93,35 @@ def logits(model: Model, tier: Tier) -> list[NDArray[np.float32]]:
     return found
 
 
-@pytest.fixture(params=["resident", "streamed", "streamed, some experts cached"])
-def where(
-    request: pytest.FixtureRequest, opened: CudaTier, monkeypatch: pytest.MonkeyPatch
-) -> Callable[[Model], None]:
-    """Have the tier leave no weights, or all that it can, in host memory."""
-    monkeypatch.setattr(expert_cache, "STEPS", 1)
-    monkeypatch.setattr(expert_cache, "LEAST_GAIN", 0.0)
-
-    def choose(model: Model) -> None:
-        graph, cache = model.graph(LIMITS), 0
-        names = [] if request.param == "resident" else opened.streamable(graph, LIMITS.largest)
-        if "cached" in request.param:
-            layers = cached_stacks(ring_of(graph, names, opened._device_bytes))
-            cache = table_bytes(layers) + 2 * sum(map(slot_bytes, layers))
-        opened.stream(graph, names, cache)
-
-    return choose
+def stream(tier: CudaTier, model: Model, where: str) -> None:
+    """Have the tier leave no weights, or all that it can, in host memory; all but two experts of a
+    layer where some are ``cached``."""
+    graph, cache = model.graph(LIMITS), 0
+    names = [] if where == "resident" else list(tier.streamable(graph, LIMITS.largest))
+    if where == "cached":
+        layers = cached_stacks(ring_of(graph, names, tier._device_bytes))
+        cache = table_bytes(layers) + 2 * sum(map(slot_bytes, layers))
+    tier.stream(graph, names, cache)
 
 
+@pytest.mark.parametrize("where", ["resident", "streamed", "cached"])
 @pytest.mark.parametrize("quant", ["q4_k_m", "q5_k", "q8_0"])
 @pytest.mark.parametrize("name", MODELS)
 def test_models_have_the_bits_of_the_cpu(
-    name: str, quant: str, folder: Path, opened: CudaTier, where: Callable[[Model], None]
+    where: str,
+    name: str,
+    quant: str,
+    folder: Path,
+    opened: CudaTier,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """One token, a few, chunks of prompts beside tokens that decode, and many sequences."""
+    monkeypatch.setattr(expert_cache, "STEPS", 1)
+    monkeypatch.setattr(expert_cache, "LEAST_GAIN", 0.0)
     path = folder / f"on-device-{name}-{quant}.gguf"
     write_synthetic(path, sized_spec("tiny", quant=quant, **MODELS[name]))
     model = open_model(path)
-    where(model)
+    stream(opened, model, where)
     for number, (want, got) in enumerate(
         zip(logits(model, CpuTier()), logits(model, opened), strict=True)
     ):
