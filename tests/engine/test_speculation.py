@@ -36,6 +36,7 @@ LIMITS = Limits(
     step_rows=32,
     saved_states=8,
     slot_states=4,
+    draft_tokens=11,
     masks=12,
 )
 MODELS: dict[str, dict[str, Any]] = {

@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from contract.errors import DoesNotFit
@@ -142,11 +143,8 @@ def test_the_benchmark_counts_equal_answers(model: Path, monkeypatch: pytest.Mon
     take = OutputProcessor._take_drafted
 
     def accepting(self: OutputProcessor, part, tokens, output):  # type: ignore[no-untyped-def]
-        count = part.end_row - part.first_row
-        tokens[part.first_row : part.end_row - 1] = part.sequence.tokens[
-            part.stop - count + 1 : part.stop
-        ].tolist()
-        return take(self, part, tokens, output)
+        accepted = np.full_like(output.accepted, part.end_row - part.first_row - 1)
+        return take(self, part, tokens, replace(output, accepted=accepted))
 
     monkeypatch.setattr(OutputProcessor, "_take_drafted", accepting)
     report = run_drafts(plan, lambda line: None)
