@@ -233,8 +233,8 @@ class SpeculativeDecoder:
 
     def _pause(self, sequence: Sequence) -> None:
         self._settled = 0.0
-        own, running = self._yield(sequence), len(self._slot_manager.running)
-        self._policy.give_up(own, sequence.known, running, self._most_of(sequence))
+        own = self._yield(sequence)
+        self._policy.give_up(own, sequence.known)
         if self._block and self._policy.given_up(own):
             self._block.leave(sequence.order)
         self._slot_manager.table.lockstep[sequence.slot] = sequence.masked

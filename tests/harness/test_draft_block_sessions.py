@@ -100,9 +100,8 @@ def test_its_memory_is_planned(model: Path, tier: str) -> None:
 
 
 def test_the_command_line_tells_how_many_were_accepted(
-    model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("reference.sched.drafts.PAUSE_TOKENS", 0)
     said = []
     for draft in ("0", "5"):
         run = ["run", "--model", str(model), "--tier", "cpu", "--context", "128", "-n", "30"]
