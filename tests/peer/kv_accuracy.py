@@ -22,12 +22,12 @@ from harness.synth import sized_spec, write_synthetic
 from reference.model.open import open_model
 from tests.peer.float64_llama import mean_kl
 from tests.peer.float64_model import float64_model
-from tests.peer.llama_cpp_peer import GGML_TYPE_F16, GGML_TYPE_Q4_0, GGML_TYPE_Q8_0, Peer
+from tests.peer.llama_cpp_peer import GGML_TYPE_Q4_0, GGML_TYPE_Q8_0, Peer
 from tests.peer.our_engine import our_logits
 from tests.peer.texts import PASSAGE
 
 OURS = ("i12", "f16", "q8_0", "i4r", "i3r")
-THEIRS = {"f16": GGML_TYPE_F16, "q8_0": GGML_TYPE_Q8_0, "q4_0": GGML_TYPE_Q4_0}
+THEIRS = {"q8_0": GGML_TYPE_Q8_0, "q4_0": GGML_TYPE_Q4_0}
 LENGTHS = (128, 8192)
 DOCS = Path(__file__).parents[2] / "docs"
 MOST_ROWS = 1024
@@ -37,31 +37,26 @@ LARGE_VOCABULARY = 4096
 
 def _heads(heads: int, kv_heads: int, head_dim: int, **more: Any) -> dict[str, Any]:
     sizes = {"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim}
-    more = {"layers": 4, "feed_forward": 1024, "context": LENGTHS[-1], **more}
+    more = {"layers": 2, "feed_forward": 512, "context": LENGTHS[-1], **more}
     return {"hidden": heads * head_dim, **sizes, **more}
 
 
+EXPERTS = {"count": 32, "used": 4, "width": 128}
 SHAPES: Mapping[str, Mapping[str, Any]] = {
-    "llama": _heads(4, 1, 128, rope_base=5e5),
-    "qwen2": _heads(7, 1, 128, rope_base=1e6),
-    "qwen3": _heads(4, 1, 128, rope_base=1e6),
-    "phi3": _heads(4, 4, 96, tied=False),
-    "glm4": _heads(4, 1, 128, tied=False),
-    "gemma3": _heads(4, 2, 256, layers=6, rope_base=1e6, gemma={"window": 512, "period": 6}),
-    "qwen3moe": _heads(
-        4, 1, 128, rope_base=1e6, experts={"count": 32, "used": 8, "width": 128}
-    ),
-    "gpt-oss": _heads(
-        8, 1, 64, tied=False, rope_base=1.5e5, window=128,
-        experts={"count": 32, "used": 4, "width": 128},
-    ),
+    "llama": _heads(2, 1, 128, rope_base=5e5),
+    "qwen2": _heads(2, 1, 128, rope_base=1e6),
+    "qwen3": _heads(2, 1, 128, rope_base=1e6),
+    "phi3": _heads(2, 2, 96, tied=False),
+    "glm4": _heads(2, 1, 128, tied=False),
+    "gemma3": _heads(2, 1, 256, layers=6, rope_base=1e6, gemma={"window": 512, "period": 6}),
+    "qwen3moe": _heads(2, 1, 128, rope_base=1e6, experts=EXPERTS),
+    "gpt-oss": _heads(4, 1, 64, tied=False, rope_base=1.5e5, window=128, experts=EXPERTS),
     "qwen35": _heads(
-        4, 1, 256, rope_base=1e7,
+        2, 1, 256, layers=4, rope_base=1e7,
         recurrent={"interval": 4, "state": 128, "key_heads": 2, "value_heads": 4},
     ),
 }  # fmt: skip
-"""Head sizes, query heads of a KV head, windows and rotary bases of published models; fewer heads
-and layers."""
+"""Head sizes, windows and rotary bases of published models; fewer heads and layers."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +72,7 @@ class Accuracy:
 
 
 def measured(
-    path: Path, tokens: Sequence[int], vocabulary: int, peer: Peer, tier: str = "native"
+    path: Path, tokens: Sequence[int], vocabulary: int, peer: Peer | None, tier: str = "native"
 ) -> Accuracy:
     """The figures of a file with these tokens."""
     oracle, every = float64_model(path), 1
@@ -90,7 +85,7 @@ def measured(
     for kv in OURS:
         ours[kv] = _kl(truth, our_logits(path, tokens, kv, tier=tier)[::every])
     theirs = {}
-    for kv, number in THEIRS.items():
+    for kv, number in THEIRS.items() if peer is not None else ():
         logits = peer.logits(path, tokens, number, flash=True, every=every)
         theirs[kv] = _kl(truth, logits)
     return Accuracy(path.stem, len(tokens), len(truth), ours, theirs)
@@ -125,16 +120,19 @@ def _tokens(path: Path) -> tuple[list[int], int]:
     return np.random.default_rng(7).integers(0, 256, LENGTHS[-1]).tolist(), vocabulary
 
 
-def accuracies(files: Sequence[Path], lengths: Sequence[int]) -> Iterator[Accuracy]:
-    """The figures of the files, or without any of SHAPES."""
-    peer = Peer()
+def accuracies(
+    files: Sequence[Path], lengths: Sequence[int], beside: bool = True
+) -> Iterator[Accuracy]:
+    """The figures of the files, or without any of SHAPES; with ``beside`` those of llama.cpp."""
+    peer = Peer() if beside else None
     with tempfile.TemporaryDirectory() as folder:
         for name in files or SHAPES:
             path = name if isinstance(name, Path) else synthetic(Path(folder), name)
             tokens, vocabulary = _tokens(path)
             for length in lengths:
                 yield measured(path, tokens[:length], vocabulary, peer)
-    peer.close()
+    if peer is not None:
+        peer.close()
 
 
 def _row(found: Accuracy) -> str:
@@ -148,11 +146,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("files", nargs="*", type=Path)
     parser.add_argument("--lengths", type=int, nargs="+", default=LENGTHS)
+    parser.add_argument("--ours", action="store_true", help="leave llama.cpp out")
     chosen = parser.parse_args(arguments)
-    names = (*(kv.upper() for kv in OURS), *(f"llama.cpp {kv}" for kv in THEIRS))
+    names = (*(kv.upper() for kv in OURS), *(f"llama.cpp's {kv}" for kv in THEIRS))
     print(f"| model, positions | {' | '.join(names)} |")
     print(f"| --- |{' --: |' * len(names)}")
-    for found in accuracies(chosen.files, chosen.lengths):
+    for found in accuracies(chosen.files, chosen.lengths, not chosen.ours):
         print(_row(found), flush=True)
         print(json.dumps(asdict(found)), file=sys.stderr, flush=True)
 

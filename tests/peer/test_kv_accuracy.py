@@ -19,4 +19,4 @@ def test_fewer_bits_cost_more(tmp_path):
     assert all(less < more for less, more in pairwise(by_bits))
     assert found.ours["i4r"] < found.theirs["q4_0"]
     assert found.ours["i3r"] < 6 * found.theirs["q4_0"]
-    assert found.theirs["f16"] < found.theirs["q8_0"] < found.theirs["q4_0"]
+    assert found.theirs["q8_0"] < found.theirs["q4_0"]
