@@ -113,7 +113,9 @@ def test_two_devices_have_the_bits_of_the_cpu(name: str, folder: Path) -> None:
         pytest.param("eight", "5,0,1,2,3,4,6,7", marks=pytest.mark.soak),
     ],
 )
-def test_a_step_of_one_token_is_one_launch_everywhere(name: str, devices: str, folder: Path) -> None:
+def test_a_step_of_one_token_is_one_launch_everywhere(
+    name: str, devices: str, folder: Path
+) -> None:
     """Steps with more tokens gather between launches, before it and behind it. Three devices and
     eight do not divide the rows; each of eight has a head of keys and values."""
     model = model_of(name, folder)
