@@ -50,7 +50,7 @@ class ModelSettings(TypedDict, total=False):
     opencl_mode: Literal["auto", "persistent", "launch"] | None
     opencl_device: str | None
     context: Size | None
-    kv_dtype: Literal["f32", "f16", "q8_0", "i12", "i4r"] | None
+    kv_dtype: Literal["f32", "f16", "q8_0", "i12", "i4r", "i3r"] | None
     chunk: Size | None
     draft: int | None
     draft_model: str | Path | None
