@@ -94,21 +94,17 @@ def whole_answer(generation: Generation, shape: AnswerFormat, gone: Gone) -> Jso
     every token takes the interpreter from the engine in every step."""
     parts: list[list[Piece]] = [[] for _ in generation.choices]
 
-    def add(pieces: Sequence[Piece]) -> None:
-        for piece in pieces:
-            parts[piece.choice].append(piece)
-
-    def add_at_once(make: Callable[[], Sequence[Piece]]) -> bool:
+    def add(make: Callable[[], Sequence[Piece]]) -> bool:
         if gone():
             return False
-        add(make())
+        for piece in make():
+            parts[piece.choice].append(piece)
         return True
 
     try:
-        for pieces in generation.pieces(LOOK_SECONDS, add_at_once):
-            if gone():
+        for pieces in generation.pieces(LOOK_SECONDS, add):
+            if not add(pieces.copy):
                 raise CLIENT_LEFT
-            add(pieces)
     finally:
         generation.cancel()
     return shape.whole(parts)

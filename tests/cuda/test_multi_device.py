@@ -113,12 +113,11 @@ def test_two_devices_have_the_bits_of_the_cpu(name: str, folder: Path) -> None:
         pytest.param("eight", "5,0,1,2,3,4,6,7", marks=pytest.mark.soak),
     ],
 )
-def test_a_step_of_one_token_is_one_launch_on_every_device(
+def test_a_step_of_one_token_is_one_launch_everywhere(
     name: str, devices: str, folder: Path
 ) -> None:
-    """Steps with more tokens gather between launches, before it and behind it. Shares of three
-    devices are not equal; eight have a head of keys and values each, and rows of the
-    feed-forward that eight do not divide."""
+    """Steps with more tokens gather between launches, before it and behind it. Three devices and
+    eight do not divide the rows; each of eight has a head of keys and values."""
     model = model_of(name, folder)
     driver = EmulatedDevices(folder, len(devices.split(",")), MULTIPROCESSOR_COUNT=3)
     with opened(driver, devices, step="4x1") as tier:
