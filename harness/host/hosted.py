@@ -9,7 +9,7 @@ from pathlib import Path
 
 from harness.host.driver import BUFFERED_EVENTS
 from harness.host.engine_thread import EngineThread, ThreadedDriver
-from harness.host.open import SILENT, Prepared, load_model
+from harness.host.open import SILENT, Prepared, live_memory_of, load_model
 from harness.host.options import SessionOptions
 from harness.host.structured.grammars import Grammars
 from harness.progress import Progress
@@ -96,5 +96,5 @@ def host_model(
     def engine(observer: Observer) -> Engine:
         return loaded.engine(observer=observer, tenants=thread.tenants, clock=time.monotonic)
 
-    driver = thread.add(engine, buffered_events)
+    driver = thread.add(engine, buffered_events, live_memory_of(loaded))
     return HostedModel.of(loaded.prepared, driver, owned, loaded.recorded)
