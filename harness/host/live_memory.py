@@ -7,6 +7,7 @@ host memory. It goes back when that much has been free for a while.
 
 from __future__ import annotations
 
+import gc
 import logging
 import time
 from collections.abc import Callable
@@ -49,7 +50,7 @@ class LiveMemory:
     given_back: int = 0
     changes: int = 0
     now: Residency = field(init=False)
-    _free: int | None = None
+    _free: int = 0
     _looked: float = float("-inf")
     _short: int = 0
     _free_since: float | None = None
@@ -58,6 +59,7 @@ class LiveMemory:
 
     def __post_init__(self) -> None:
         self.now = self.first
+        self._free = min(self._room())
 
     def look(self, engine: Engine) -> None:
         """Give memory back or take it again where it is time to. Raises OutOfMemory or DoesNotFit
@@ -66,11 +68,7 @@ class LiveMemory:
         if at - self._looked < LOOK_SECONDS:
             return
         self._looked = at
-        available = self.runner.tier.available_bytes
-        whole = available + self._own(self.runner.tier.allocated_bytes)
-        margin = whole - budget_of(whole)
-        if self._free is None:
-            self._free = min(available, margin)
+        available, margin = self._room()
         self._short = self._short + 1 if available < self._free // 2 else 0
         missing = self.first.plan.budgeted - self.now.plan.budgeted
         if available - margin < missing - missing // 2 or not missing:
@@ -86,9 +84,12 @@ class LiveMemory:
             self._taken = at
             self._reopen(engine)
 
-    def _own(self, allocated: int) -> int:
-        """Of the bytes that the tier has ``allocated``, those of the plan."""
-        return min(allocated, self.now.plan.allocated)
+    def _room(self) -> tuple[int, int]:
+        """The bytes that are free, and those that a plan leaves free."""
+        tier = self.runner.tier
+        available = tier.available_bytes
+        whole = available + min(tier.allocated_bytes, self.now.plan.allocated)
+        return available, whole - budget_of(whole)
 
     def _least(self, engine: Engine) -> bool:
         """Whether nothing more can be given back."""
@@ -99,11 +100,12 @@ class LiveMemory:
     def _reopen(self, engine: Engine) -> None:
         """Plan anew within what is free, and say what changed."""
         before, tier = self.now, self.runner.tier
-        others = tier.allocated_bytes - self._own(tier.allocated_bytes)
-        engine.reopen(lambda: self._fit(engine.fewest_pages, others))
+        engine.reopen(lambda: self._fit(engine.fewest_pages))
         self.given_back = self.first.plan.budgeted - self.now.plan.budgeted
+        self._short, self._free, self._free_since = 0, min(self._room()), None
+        if self.now.plan.budgeted == before.plan.budgeted:
+            return
         self.changes += 1
-        self._short, self._free, self._free_since = 0, None, None
         log.warning(
             "%s on %s: %s %s of device memory; %d of %d pages and %s of weights on it now%s",
             self.runner.model.config.name,
@@ -116,30 +118,30 @@ class LiveMemory:
             "" if self.given_back == 0 else ", until other programs need less",
         )
 
-    def _fit(self, fewest_pages: int, others: int) -> None:
-        """Open the runner with what fits now; the tier has allocated ``others`` bytes for itself.
-        What is free may be taken by others before it is allocated: then it is planned again, at
-        last without a margin."""
+    def _fit(self, fewest_pages: int) -> None:
+        """Open the runner with what fits now. What is free may be taken by others before it is
+        allocated: then it is planned again, at last without a margin."""
         for seconds in (*RETRY_SECONDS, None):
             try:
-                self._open(fewest_pages, others, margin=seconds is not None)
+                self._open(fewest_pages, margin=seconds is not None)
                 return
             except (OutOfMemory, DoesNotFit):
                 if seconds is None:
                     raise
                 self.wait(seconds)
 
-    def _open(self, fewest_pages: int, others: int, *, margin: bool) -> None:
+    def _open(self, fewest_pages: int, *, margin: bool) -> None:
         runner = self.runner
         tier, model = runner.tier, runner.model
         runner.close()
+        # Lowered steps that are garbage hold memory of the device.
+        gc.collect()
         if isinstance(tier, StreamsWeights):
             tier.stream(runner.graph, ())
-        # What steps share stays allocated, and is used again.
-        whole = tier.available_bytes + max(0, tier.allocated_bytes - others)
-        budget = budget_of(whole) if margin else whole
+        budget = budget_of(tier.available_bytes) if margin else tier.available_bytes
         if self.asked is not None:
             budget = min(budget, self.asked)
         found = fitting_again(model, tier, self.first, fewest_pages, budget)
         self.now = found.applied(model, tier, budget)
         runner.reopen(self.now.limits)
+        runner.prepare()
