@@ -251,9 +251,9 @@ class KvMemory:
         return dropped
 
     def resize(self, pages: int, copies: Copies | None) -> None:
-        """``clear``, and have ``pages`` pages from now on, at most as many as in the beginning."""
+        """``clear``, and have ``pages`` pages from now on, at most as many as in the beginning.
+        Reservations stay: who needs more pages waits for them."""
         self.total, self._copies = pages, copies
-        self.reservations.total = pages
         self.clear()
 
     def clear(self) -> None:

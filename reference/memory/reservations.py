@@ -11,7 +11,7 @@ class Reservations:
     holder."""
 
     def __init__(self, total: int) -> None:
-        self.total = total
+        self._total = total
         self._pages: dict[int, int] = {}
 
     def __bool__(self) -> bool:
@@ -20,8 +20,8 @@ class Reservations:
     def check(self, pages: Mapping[int, int]) -> None:
         """Raise ValueError where these pages, by tenant, are more than there are."""
         together = sum(pages.values())
-        if min(pages.values(), default=0) < 0 or together > self.total:
-            raise ValueError(f"{together} pages would be reserved, there are {self.total}")
+        if min(pages.values(), default=0) < 0 or together > self._total:
+            raise ValueError(f"{together} pages would be reserved, there are {self._total}")
 
     def set_all(self, pages: Mapping[int, int]) -> None:
         """Reserve so many pages for each tenant, and none for others. Raises ValueError, having
@@ -36,7 +36,7 @@ class Reservations:
 
     def most_for(self, tenant: int) -> int:
         """The most pages a tenant can ever have: those that no other tenant has reserved."""
-        return self.total - self.pages + self._pages.get(tenant, 0)
+        return self._total - self.pages + self._pages.get(tenant, 0)
 
     def withheld_from(self, tenant: int, held: Callable[[int], int]) -> int:
         """Pages that ``tenant`` cannot take, since they are reserved for other tenants that do not
