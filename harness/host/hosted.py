@@ -25,8 +25,8 @@ from reference.observer import Observer
 
 @dataclass(frozen=True, kw_only=True)
 class HostedModel:
-    """A model, the ``driver`` that takes its requests, and the ``grammars`` that make its masks.
-    ``recorded`` is the tier that writes its trace, if there is one."""
+    """A model that was planned within ``budget`` bytes, the ``driver`` that takes its requests, and
+    the ``grammars`` that make its masks. ``recorded`` is the tier that writes its trace, if any."""
 
     model: Model
     template: ChatTemplate | None
@@ -34,6 +34,7 @@ class HostedModel:
     grammars: Grammars
     limits: Limits
     plan: MemoryPlan
+    budget: int
     tier: str
     device: str
     recorded: RecordedTier | None = None
@@ -58,6 +59,7 @@ class HostedModel:
             grammars=grammars,
             limits=prepared.limits,
             plan=prepared.plan,
+            budget=prepared.budget,
             tier=info.name,
             device=info.device,
             recorded=recorded,

@@ -36,8 +36,8 @@ SILENT = NullProgress()
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A model that is open and planned, whose weights are not uploaded yet. Where the options ask
-    for chat its template's process runs."""
+    """A model that is open and planned within ``budget`` bytes, whose weights are not uploaded yet.
+    Where the options ask for chat its template's process runs."""
 
     model: Model
     tier: Tier
@@ -45,6 +45,7 @@ class Prepared:
     plan: MemoryPlan
     limits: Limits
     residency: Residency
+    budget: int
     drafting: Drafting | None = None
 
 
@@ -81,7 +82,7 @@ def prepare_session(path: Path, options: SessionOptions, owned: ExitStack) -> Pr
     if options.tier_options.note is not None:
         for line in found.lines(tier):
             options.tier_options.note(line)
-    return Prepared(model, tier, template, found.plan, found.limits, found, drafting)
+    return Prepared(model, tier, template, found.plan, found.limits, found, budget, drafting)
 
 
 @dataclass(frozen=True, slots=True)
