@@ -228,12 +228,12 @@ class EngineWatch(NullObserver):
         scopes = {scope_of(tenant) for tenant in tenants.values()}
         left = [scope for scope, _ in engine.memory._trees.scopes() if scope not in scopes]
         counted = [id for id in engine.ledger.tenants if id not in tenants]
-        reserved = engine.memory.reservations.most_for(-1)
+        reserved = engine.memory.reservations.pages
         there = sum(engine.tenants.reservations.values())
         require(
-            not left and not counted and reserved == engine.memory.total - there,
+            not left and not counted and reserved == there,
             Invariant.GONE,
-            lambda: f"of scopes {left}, in the ledger {counted}, {reserved} pages for anybody",
+            lambda: f"of scopes {left}, in the ledger {counted}, {reserved} pages reserved",
         )
 
     def _guarded(self, check: Callable[[], None]) -> None:

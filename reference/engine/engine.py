@@ -18,6 +18,7 @@ from reference.engine.constraining import masks_with_least
 from reference.engine.disk_pages import disk_pages_of
 from reference.engine.disk_turn import end_disk, use_disk
 from reference.engine.drafter import Drafter, SpeculationStatistics
+from reference.engine.memory_calls import MemoryCalls
 from reference.engine.options import ENGINE_DEFAULTS, EngineOptions
 from reference.engine.output_processor import OutputProcessor
 from reference.engine.pipeline import Pipeline
@@ -50,7 +51,7 @@ def no_clock() -> float:
     return 0.0
 
 
-class Engine(PrefixCalls, TenantCalls):
+class Engine(PrefixCalls, TenantCalls, MemoryCalls):
     """Runs any number of requests on one runner, ``limits.slots`` of them at a time.
 
     Engines with the same ``tenants`` share their quotas. ``clock`` gives the time in seconds of
@@ -99,14 +100,9 @@ class Engine(PrefixCalls, TenantCalls):
             self._speculative,
         )  # fmt: skip
         self._output_processor = OutputProcessor(
-            self._slot_manager,
-            self._pipeline,
-            self._speculative,
-            self.tenants,
-            self.ledger,
-            options.end_of_generation,
-            self._end,
-        )
+            self._slot_manager, self._pipeline, self._speculative, self.tenants, self.ledger,
+            options.end_of_generation, self._end,
+        )  # fmt: skip
         self._changes = TenantChanges(
             self.tenants, self._scheduler, self._output_processor, self.ledger, self._live.values
         )
