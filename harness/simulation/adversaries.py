@@ -16,6 +16,7 @@ from harness.simulation.schedule import (
     EngineShape,
     FailCopy,
     Interrupt,
+    Prefix,
     Quota,
     Remove,
 )
@@ -48,6 +49,25 @@ def draw_adversaries(
         for _ in range(random.randint(1, MOST_INTERRUPTS)):
             line = random.choice([3, 40, 900]) * random.randint(1, 9)
             actions.append(Interrupt(random.randrange(steps), line))
+    return actions
+
+
+def draw_callers(random: Random, requests: Sequence[int], steps: int) -> list[Action]:
+    """Draw calls that save, load and drop what is cached of some ``requests`` within ``steps``
+    steps, and interrupts of calls that are no steps."""
+    actions: list[Action] = []
+    if random.random() < 0.5:
+        for _ in range(random.randint(1, 3)):
+            request, step = random.choice(requests), random.randrange(steps)
+            actions.append(Prefix(step, request, "save"))
+            for _ in range(random.randint(1, 3)):
+                step += random.choice([0, 1, 5, 30])
+                what = random.choice(["load", "load", "drop", "save"])
+                actions.append(Prefix(step, request, what))
+    if random.random() < 0.5:
+        for _ in range(random.randint(1, MOST_INTERRUPTS)):
+            line = random.choice([1, 5, 20]) * random.randint(1, 20)
+            actions.append(Interrupt(random.randrange(steps), line, call=True))
     return actions
 
 

@@ -83,6 +83,13 @@ class StepCopy(NamedTuple):
         )
 
 
+class SavedState(NamedTuple):
+    """A recurrent state: the position that begins with it, and the history up to there."""
+
+    position: int
+    history: int
+
+
 @dataclass(slots=True)
 class Page:
     """16 positions: the history ``before`` the first, and the history up to each written one."""
@@ -116,7 +123,7 @@ class DeviceMemory:
         self.recent = [[0] * limits.recent_tokens for _ in range(limits.slots)]
         self.states = [[LOST] * limits.slot_states for _ in range(limits.slots)]
         self.state_positions = [0] * limits.slots
-        self.saved_states = [(0, LOST)] * limits.saved_states
+        self.saved_states = [SavedState(0, LOST)] * limits.saved_states
 
     def execute(self, step: StepCopy) -> tuple[list[int], list[int]]:
         """Run a step: the sampled token and the history of every output row. Raises Violation."""

@@ -115,13 +115,37 @@ class FailCopy:
 
 @dataclass(frozen=True, slots=True)
 class Interrupt:
-    """A KeyboardInterrupt in the next step of an engine, before so many lines of it were run."""
+    """A KeyboardInterrupt in the next step of an engine, before so many lines of it were run; or,
+    with ``call``, in the next other call of an engine, which its caller repeats."""
 
     step: int
     line: int
+    call: bool = False
 
 
-Action = Arrive | Cancel | Stall | Quota | Fault | Restart | Pause | Remove | FailCopy | Interrupt
+@dataclass(frozen=True, slots=True)
+class Prefix:
+    """A client saves, loads or drops what is cached of a request's tokens: ``what`` is "save",
+    "load" or "drop"."""
+
+    step: int
+    request_id: int
+    what: str
+
+
+Action = (
+    Arrive
+    | Cancel
+    | Stall
+    | Quota
+    | Fault
+    | Restart
+    | Pause
+    | Remove
+    | FailCopy
+    | Interrupt
+    | Prefix
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,7 +68,7 @@ class EngineWatch(NullObserver):
         self._decisions = 0
         self._unfit: set[int] = set()
         self._looked = False
-        self.interrupted = False
+        self.interrupted = self.call_interrupted = False
         self._held_since: float | None = None
         self._counted_at: float | None = None
         self._engine: Any = None
@@ -127,7 +127,11 @@ class EngineWatch(NullObserver):
         """Check an engine that is not used any more. Raises Violation."""
         self.deeply()
         self.accounts.keep_only(self._engine.tenants)
-        self.accounts.compare(self._engine.ledger, interrupted=self.interrupted)
+        self.accounts.compare(
+            self._engine.ledger,
+            interrupted=self.interrupted,
+            call_interrupted=self.call_interrupted,
+        )
 
     def request_in_order(self, order: int) -> int | None:
         """The id of the live request that was the engine's ``order``-th to arrive."""

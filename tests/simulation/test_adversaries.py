@@ -20,7 +20,10 @@ from reference.sched.quantum import QUANTUM
 
 Patch = pytest.MonkeyPatch
 MOST_SEEDS = 400
-HAPPENS = ("interrupts", "reservations refused", "cancels", "faults", "preemptions", "competitions")
+HAPPENS = (
+    *("interrupts", "interrupted calls", "reservations refused", "cancels", "faults"),
+    *("preemptions", "competitions", "prefixes saved", "prefixes loaded"),
+)
 
 
 def test_nothing_breaks() -> None:
