@@ -21,7 +21,7 @@ from harness.simulation.device import NO_SCOPE, DeviceMemory, SavedState, StepCo
 from harness.simulation.history import MOST_POSITIONS, VOCAB, listed
 from harness.simulation.invariants import Invariant, Violation
 from reference.limits import RING_STEPS, Limits
-from reference.model.adapters import NO_ADAPTERS
+from reference.model.adapters import Adapters
 from reference.runner import CHOSEN, LOGITS, TOP_IDS, TOP_LOGS, StepInput, StepOutput
 
 
@@ -191,7 +191,9 @@ class SimulatedRunner:
         if limits.context > MOST_POSITIONS:
             raise ValueError(f"the context is at most {MOST_POSITIONS} positions here")
         self.limits = limits
-        self.model = SimpleNamespace(config=SimpleNamespace(vocab=VOCAB), adapters=NO_ADAPTERS)
+        opened: Any = [SimpleNamespace(digest=str(n)) for n in range(limits.adapters)]
+        adapters = Adapters(tuple(opened))
+        self.model = SimpleNamespace(config=SimpleNamespace(vocab=VOCAB), adapters=adapters)
         self.tier = SimpleNamespace(
             info=SimpleNamespace(asynchronous=True), wait=lambda late: self.collect(late)
         )

@@ -29,7 +29,7 @@ from harness.simulation.scopes import Scopes
 from reference.engine import Engine
 from reference.engine.sequence import Sequence
 from reference.limits import pages_for
-from reference.memory.prefix import scope_of
+from reference.memory.prefix import scope_of, sharers
 from reference.observer import NullObserver
 from reference.runner import StepInput
 from reference.sched.admission import WaitingRequest
@@ -230,7 +230,7 @@ class EngineWatch(NullObserver):
         engine = self._engine
         tenants = {tenant.id: tenant for tenant in engine.tenants}
         scopes = {scope_of(tenant) for tenant in tenants.values()}
-        left = [scope for scope, _ in engine.memory._trees.scopes() if scope not in scopes]
+        left = [scope for scope, _ in engine.memory._trees.scopes() if sharers(scope) not in scopes]
         counted = [id for id in engine.ledger.tenants if id not in tenants]
         reserved = engine.memory.reservations.most_for(-1)
         there = sum(engine.tenants.reservations.values())
