@@ -162,7 +162,7 @@ def compete(
     )
     asked = _Asked(random, cheat, how, tokens)
     engine, clock = timed_engine(
-        with_drafts(limits) if how.guessed else limits,
+        with_drafts(limits, EngineOptions().draft_tokens) if how.guessed else limits,
         EngineOptions(
             chunk_tokens=random.choice([3, CHUNK]),
             steps_ahead=random.choice([0, 1, 3]),
