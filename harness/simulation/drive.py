@@ -33,6 +33,7 @@ from harness.simulation.schedule import (
     Schedule,
     Stall,
 )
+from harness.simulation.scopes import Scopes
 from harness.simulation.world import SimulatedWorld, World, checking_sink
 from reference.engine import LogitsSink, MaskProvider
 from reference.engine.engine import FAULTS
@@ -103,10 +104,9 @@ class Simulation:
         digest = hashlib.blake2b(repr(self.log).encode(), digest_size=16).hexdigest()
         return Outcome(violation, digest, self.counts)
 
-    def _start(self, tenants: Iterable[Tenant]) -> Machine:
-        return Machine(
-            self.schedule, self.worlds, tenants, self.clients, self.log, self.counts, self._called
-        )
+    def _start(self, tenants: Iterable[Tenant], before: Scopes | None = None) -> Machine:
+        log, counts, call = self.log, self.counts, self._called
+        return Machine(self.schedule, self.worlds, tenants, self.clients, log, counts, call, before)
 
     def _play(self) -> None:
         actions = list(reversed(self.schedule.actions))
@@ -181,8 +181,7 @@ class Simulation:
         return sum(world.runner.failures for world in self.worlds)
 
     def _note_interrupt(self, *, failed: bool, call: bool = False) -> None:
-        """Note that a step, or another ``call`` of an engine, was interrupted, perhaps while the
-        engine recovered from a failure."""
+        """Note an interrupted step or other ``call``, perhaps while an engine recovered."""
         self.counts["interrupted calls" if call else "interrupts"] += 1
         self.log.append(("interrupt", self.clock()))
         for served in self._machine.served.values():
@@ -377,10 +376,10 @@ class Simulation:
         self._machine.leave()
         for world in self.worlds:
             world.runner.restart()
-        tenants = self._machine.tenants
+        tenants, scopes = self._machine.tenants, self._machine.scopes
         left = [tenant for tenant in tenants if not tenants.is_removed(tenant.id)]
         self._machine.close()
-        self._machine = self._start(left)
+        self._machine = self._start(left, scopes)
         for client in self.clients.live:
             self._resubmit(client)
 

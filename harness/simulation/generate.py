@@ -101,6 +101,7 @@ def generate(seed: int, profile: Profile = SCHEDULER) -> Schedule:
         if random.random() < 0.3 and not profile.model:
             shape = replace(shape, limits=replace(shape.limits, adapters=2))
             actions = with_adapters(random, actions)
+        shape = replace(shape, disk=random.random() < 0.3 and not profile.model)
         actions.sort(key=lambda action: action.step)
     return Schedule(seed, shape, tenants, tuple(actions))
 

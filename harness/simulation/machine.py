@@ -35,7 +35,7 @@ class Machine:
     """``Models`` of ``schedule``, each with a world of ``worlds``, for ``tenants``.
 
     ``served`` are the models in memory, ``latest`` is the one that was stepped last. ``call`` does
-    each call of an engine but steps.
+    each call of an engine but steps. ``before`` are the scopes before a restart.
     """
 
     def __init__(
@@ -47,9 +47,10 @@ class Machine:
         log: list[tuple[Any, ...]],
         counts: Counter[str],
         call: Callable[[Callable[[], Any]], Any],
+        before: Scopes | None,
     ) -> None:
         self.tenants = Tenants(tenants, clock=worlds[0].clock)
-        self.scopes = Scopes(self.tenants)
+        self.scopes = Scopes(self.tenants, before)
         self.served: dict[int, Served] = {}
         self.latest: Served | None = None
         self._schedule = schedule

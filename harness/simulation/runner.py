@@ -138,6 +138,8 @@ class SimulatedStates:
 class SimulatedCopies:
     """``ModelRunner.page_copies()``: pages copied, saved and loaded in the order of the queue."""
 
+    page_bytes = 64
+
     def __init__(self, runner: SimulatedRunner) -> None:
         self._runner = runner
 

@@ -15,7 +15,8 @@ from reference.limits import Limits
 class EngineShape:
     """The engines of a schedule. ``page_order`` is the order in which pages are handed out;
     ``step_seconds`` is the fixed time of a step. With ``guesses`` the engine decodes speculatively.
-    There are ``models`` of this shape, and memory for ``room`` of them."""
+    With a ``disk`` it has a disk cache. There are ``models`` of this shape, and memory for ``room``
+    of them."""
 
     limits: Limits
     page_order: tuple[int, ...]
@@ -30,6 +31,7 @@ class EngineShape:
     recurrent: bool = False
     prefix_cache: bool = True
     cached_pages: int | None = None
+    disk: bool = False
     models: int = 1
     room: int = 1
 

@@ -73,7 +73,7 @@ class EngineWatch(NullObserver):
         self._counted_at: float | None = None
         self._engine: Any = None
         self._delivered: deque[tuple[float, int]] = deque()
-        self._next: Callable[[Callable[[WaitingRequest], bool]], WaitingRequest | None]
+        self._next: Callable[[Callable[[WaitingRequest], bool | None]], WaitingRequest | None]
         self._preempt: Callable[..., None]
 
     def attach(self, engine: Engine) -> None:
@@ -219,8 +219,10 @@ class EngineWatch(NullObserver):
         )
 
     def _has_room(self, candidate: Candidate) -> bool:
-        slot_manager = self._engine._slot_manager
+        slot_manager, disk = self._engine._slot_manager, self._engine._disk
         sequence = self._engine._scheduler.waiting[candidate.order]
+        if disk is not None and candidate.order in disk._readings:
+            return False
         aged = candidate.aged or candidate.since is not None
         quantum = slot_manager.quantum_of(sequence) if aged else 0
         return bool(slot_manager.free_slots) and slot_manager.fits(sequence, [], quantum)
@@ -296,21 +298,24 @@ class EngineWatch(NullObserver):
         decode_rate = max(delivered, usage.decode_tokens_per_s)
         check_quota(self._states(), tenant, decode_rate, usage.prefill_tokens_per_s)
 
-    def _watched_next(self, fits: Callable[[WaitingRequest], bool]) -> WaitingRequest | None:
+    def _watched_next(self, fits: Callable[[WaitingRequest], bool | None]) -> WaitingRequest | None:
         """Check the queue's choice against all candidates."""
         self._looked = True
         candidates = list(self._candidates())
-        without_room = []
+        without_room, reading = [], set()
 
-        def asked(waiting: WaitingRequest) -> bool:
+        def asked(waiting: WaitingRequest) -> bool | None:
             has_room = fits(waiting)
-            if not has_room:
+            if has_room is None:
+                reading.add(waiting.order)
+            elif not has_room:
                 without_room.append(waiting.order)
             return has_room
 
         chosen = self._next(asked)
         order = None if chosen is None else chosen.order
-        self._guarded(lambda: check_admission(order, candidates, without_room))
+        able = [candidate for candidate in candidates if candidate.order not in reading]
+        self._guarded(lambda: check_admission(order, able, without_room))
         return chosen
 
     def _watched_preempt(self, sequence: Sequence, **how: bool) -> None:

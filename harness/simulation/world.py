@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from contract.types import Request, TokenEvent
 from harness.simulation.clock import VirtualClock
 from harness.simulation.constraint import Constraint
+from harness.simulation.disk import SimulatedDisk
 from harness.simulation.history import END_OF_GENERATION, Solo, solo_run
 from harness.simulation.invariants import Invariant, require
 from harness.simulation.runner import SimulatedRunner, StepSeconds, history_of_logits
@@ -28,6 +29,7 @@ class World(Protocol):
 
     clock: VirtualClock
     runner: Any
+    disk: Any
     end_of_generation: frozenset[int]
 
     def solo(
@@ -80,6 +82,7 @@ class SimulatedWorld:
             model=model,
             seconds=StepSeconds(fixed=shape.step_seconds),
         )
+        self.disk = SimulatedDisk(clock, model) if shape.disk else None
         self._context = shape.limits.context
         self._solos: dict[int, Solo] = {}
 

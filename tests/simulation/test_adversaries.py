@@ -24,7 +24,7 @@ Patch = pytest.MonkeyPatch
 MOST_SEEDS = 400
 HAPPENS = (
     *("interrupts", "interrupted calls", "reservations refused", "cancels", "faults"),
-    *("preemptions", "competitions", "prefixes saved", "prefixes loaded"),
+    *("preemptions", "competitions", "prefixes saved", "prefixes loaded", "disk read"),
 )
 
 
