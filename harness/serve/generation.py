@@ -54,7 +54,7 @@ COMPLETION_TOKENS = 16
 
 
 SendPieces = Callable[[Callable[[], Sequence[Piece]]], bool]
-"""Sends the pieces that the given function makes; False where they have to be taken instead."""
+"""Passes on the pieces that the given function makes; False where they have to be taken instead."""
 
 
 class Generation:

@@ -88,14 +88,23 @@ CLIENT_LEFT = ApiError(499, "the client left", code="client_left")
 
 
 def whole_answer(generation: Generation, shape: AnswerFormat, gone: Gone) -> Json:
-    """The answer of a request that is not streamed. Raises ApiError, also when the client left."""
+    """The answer of a request that is not streamed. Raises ApiError, also when the client left.
+
+    Its pieces are made on the engine's thread where that is little work: a thread that is woken for
+    every token takes the interpreter from the engine in every step."""
     parts: list[list[Piece]] = [[] for _ in generation.choices]
+
+    def add(make: Callable[[], Sequence[Piece]]) -> bool:
+        if gone():
+            return False
+        for piece in make():
+            parts[piece.choice].append(piece)
+        return True
+
     try:
-        for pieces in generation.pieces(LOOK_SECONDS):
-            if gone():
+        for pieces in generation.pieces(LOOK_SECONDS, add):
+            if not add(pieces.copy):
                 raise CLIENT_LEFT
-            for piece in pieces:
-                parts[piece.choice].append(piece)
     finally:
         generation.cancel()
     return shape.whole(parts)
