@@ -103,7 +103,7 @@ def whole_answer(generation: Generation, shape: AnswerFormat, gone: Gone) -> Jso
 
     try:
         for pieces in generation.pieces(LOOK_SECONDS, add):
-            if not add(lambda pieces=pieces: pieces):
+            if not add(pieces.copy):
                 raise CLIENT_LEFT
     finally:
         generation.cancel()
