@@ -81,7 +81,6 @@ def _standing(ops: Remaining) -> KernelLaunch:
     size, tokens = sizes["state_size"], sizes["tokens"]
     warps = min(MOST_WARPS, size // ROWS_AT_ONCE)
     return KernelLaunch(
-        "delta_step.cu",
         "delta_step",
         (sizes["value_heads"], tokens, 1),
         (32 * warps, 1, 1),
@@ -108,7 +107,6 @@ def _passing(ops: Remaining, device: Device) -> KernelLaunch | None:
         return None
     blocks = max(1, at_once * device.multiprocessors // key_heads)
     return KernelLaunch(
-        "delta_slots.cu",
         "delta_slots",
         (key_heads, min(tokens, blocks), 1),
         (32 * warps, 1, 1),
@@ -196,7 +194,6 @@ def conv_rule(ops: Remaining, device: Device) -> Replacement | None:
     columns, rows = -(-sizes["channels"] // CONV_THREADS), -(-sizes["tokens"] // CONV_TOKENS)
     launches = tuple(
         KernelLaunch(
-            "delta_conv.cu",
             "delta_conv",
             (columns, 1 if stores and sizes["states"] > 1 else rows, 1),
             (CONV_THREADS, 1, 1),
@@ -219,7 +216,6 @@ def recurrence_rule(ops: Remaining, device: Device) -> Replacement | None:
         return None
     token_floats = 2 * size + rows + 4
     launch = KernelLaunch(
-        "delta_rows.cu",
         "delta_rows",
         (sizes["value_heads"], size // rows, 1),
         (32 * ROW_WARPS, 1, 1),
@@ -264,7 +260,7 @@ def _by_tokens(ops: Remaining, entry: str, macros: dict[str, int]) -> Replacemen
     """A launch with a block for every token."""
     grid = ops[0].most_sizes()["tokens"], 1, 1
     launch = KernelLaunch(
-        f"{entry}.cu", entry, grid, (32 * AROUND_WARPS, 1, 1), 0, {"WARPS": AROUND_WARPS, **macros}
+        entry, grid, (32 * AROUND_WARPS, 1, 1), 0, {"WARPS": AROUND_WARPS, **macros}
     )
     return Replacement(1, (launch,))
 

@@ -40,12 +40,7 @@ from accel.packets.staging_buffers import sync_as
 from accel.packets.step_memory import StepAddresses
 from accel.packets.submissions import FormBatch, HostSlot
 from accel.packets.tier import BaseTier, tier_info
-from accel.packets.weight_ring import (
-    RING,
-    bytes_of_matrix,
-    ring_of,
-    streamable_weights,
-)
+from accel.packets.weight_ring import RING, bytes_of_matrix, ring_of, streamable_weights
 from contract.errors import DeviceLost, OutOfMemory
 from contract.footprint import Footprint
 from contract.ir.inputs import InputLayout, InputRows, input_layout

@@ -52,6 +52,7 @@ def card_test(args: argparse.Namespace) -> int:
     """Print the results, then write the archive."""
     from harness.amd_card import Card, examine
     from harness.best_tier import AMD, card_makers, lists_cards
+    from harness.conformance.package import write_archive
     from harness.tiers import SIMULATED
 
     if not args.out.absolute().parent.is_dir():
@@ -66,18 +67,9 @@ def card_test(args: argparse.Namespace) -> int:
         examine(card, tiers, args.device, options)
     finally:
         if present:
-            _write(args.out, card.archive())
+            write_archive(args.out, card.archive())
     if not present:
         print("this machine has no AMD card: nothing is written")
         return 1
     print(f"{args.out}: send this file")
     return int(bool(card.failed) or len(card.absent) == len(tiers))
-
-
-def _write(path: Path, data: bytes) -> None:
-    temporary = path.with_name(f".{path.name}.tmp")
-    try:
-        temporary.write_bytes(data)
-        temporary.replace(path)
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be written: {error.strerror}") from None

@@ -85,7 +85,7 @@ def export(model: Path, options: SessionOptions, path: Path) -> Path:
 
 
 def plan_facts(runner: ModelRunner) -> PlanFacts:
-    """What the plan says of a loaded model."""
+    """The plan's facts about a loaded model."""
     from accel.native.plan_export import PlanFacts
     from reference.memory.recurrent import recurrent_buffers
     from reference.runner import LOGITS, RING

@@ -54,7 +54,7 @@ LIMIT_HELP = {
     "max_waiting": "most requests that wait [4096]",
     "reserved_pages": "pages of context that others never get [0]",
 }
-"""What ``--help`` says of each numeric field."""
+"""The help text of each numeric field."""
 
 
 def add_parser(subparsers: Any) -> None:

@@ -15,6 +15,7 @@ from harness.cli.parser import Parser
 from harness.cli.tool import run_tool
 from harness.conformance.cases import known_cases
 from harness.conformance.must_pass import digest_lines, load_must_pass, must_pass_ids
+from harness.conformance.package import write_archive
 from harness.conformance.run import FAIL, PASS, STATUSES, conformance_package
 from harness.conformance.verify import verify_package
 from harness.conformance.waivers import parse_waivers
@@ -126,7 +127,7 @@ def _run(args: argparse.Namespace) -> int:
         quick=args.quick,
         progress=progress_on(),
     )
-    _write(out, archive)
+    write_archive(out, archive)
     failed = [result for result in results if result.status == FAIL]
     for result in failed[:FAILURES_SHOWN]:
         print(f"FAIL {result.case}: {result.findings[0]}")
@@ -158,15 +159,6 @@ def _default_model(cache_dir: Path) -> Path | None:
         return resolve_model(DEFAULT_ID, cache_dir, pull_missing=False)
     except ZincError:
         return None
-
-
-def _write(out: Path, archive: bytes) -> None:
-    temporary = out.with_name(f".{out.name}.tmp")
-    try:
-        temporary.write_bytes(archive)
-        temporary.replace(out)
-    except OSError as error:
-        raise ConfigError(f"{out}: cannot be written: {error.strerror}") from None
 
 
 if __name__ == "__main__":

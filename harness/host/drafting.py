@@ -91,7 +91,7 @@ def load_drafter(
     owned: ExitStack,
     progress: Progress,
 ) -> Drafter | None:
-    """What drafts at most ``most`` tokens ahead for the model of ``target``: another model or the
+    """The drafter of at most ``most`` tokens for the model of ``target``: another model or the
     model's own block, which is uploaded to the same tier and closed by ``owned``, else the prompt;
     None where nothing shall."""
     if not most:

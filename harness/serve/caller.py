@@ -3,7 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import wraps
+from typing import TypeVar
+
+from contract.types import Tenant
+from harness.serve.errors import naming_fields
+
+Server = TypeVar("Server")
+Body = TypeVar("Body")
+Answer = TypeVar("Answer")
 
 SEND_AT_ONCE = "zinc_rt.send_at_once"
 """Where the WSGI environment has what sends at once."""
@@ -54,3 +63,24 @@ class Caller:
         """Note that these fields of a chat completion change nothing."""
         own = map(self.client_name, names)
         self.ignored.extend(name for name in own if name not in self.ignored)
+
+
+Answers = Callable[[Server, Body, Tenant, Caller], Answer]
+"""Answers the body of a tenant's request."""
+
+
+def in_names_of(
+    client_name: Callable[[str], str],
+) -> Callable[[Answers[Server, Body, Answer]], Answers[Server, Body, Answer]]:
+    """Let a function name the fields of its refusals, and those it ignores, as a client's API calls
+    what chat completions call otherwise."""
+
+    def decorate(answer: Answers[Server, Body, Answer]) -> Answers[Server, Body, Answer]:
+        @wraps(answer)
+        def named(server: Server, body: Body, tenant: Tenant, caller: Caller) -> Answer:
+            with naming_fields(client_name):
+                return answer(server, body, tenant, replace(caller, client_name=client_name))
+
+        return named
+
+    return decorate

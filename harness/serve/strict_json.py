@@ -26,7 +26,7 @@ _one_long_body = threading.Lock()
 
 
 class BadJson(ValueError):
-    """What is wrong with a body; fit to show its sender."""
+    """The error of a malformed body; its message may be shown to the sender."""
 
 
 def loads(body: bytes, exact: bool = False) -> Any:

@@ -7,7 +7,7 @@ import argparse
 import os
 import textwrap
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from contract.errors import ConfigError
 from harness.cli.parser import Parser
@@ -95,17 +95,31 @@ def build_parser(purpose: str, prog: str) -> Parser:
     return parser
 
 
-def main(profile: Profile, purpose: str, argv: Sequence[str] | None, prog: str) -> int:
-    """Run the command ``prog``; returns its exit code."""
+@dataclass(frozen=True, slots=True)
+class SimulationTool:
+    """The command ``prog``, which plays schedules of a ``profile``; its help begins with
+    ``purpose``."""
 
-    def run(args: argparse.Namespace) -> int:
+    prog: str
+    purpose: str
+    profile: Profile
+
+    def build_parser(self, prog: str | None = None) -> Parser:
+        """The parser of the command, which may be called otherwise."""
+        return build_parser(self.purpose, prog or self.prog)
+
+    def main(self, argv: Sequence[str] | None = None, prog: str | None = None) -> int:
+        """Run the command; returns its exit code."""
+        return run_tool(self.build_parser(prog), self._run, argv)
+
+    def _run(self, args: argparse.Namespace) -> int:
         _check(args)
-        chosen = replace(profile, vocab=MODEL_VOCAB, model=True) if args.model else profile
+        chosen = self.profile
+        if args.model:
+            chosen = replace(chosen, vocab=MODEL_VOCAB, model=True)
         if args.keep is not None or args.log:
             return _play_one(chosen, args)
         return _play_all(chosen, args)
-
-    return run_tool(build_parser(purpose, prog), run, argv)
 
 
 def _check(args: argparse.Namespace) -> None:

@@ -200,10 +200,10 @@ class Simulation:
         if event.token >= 0:
             self.counts["tokens"] += 1
             self.counts["logs"] += event.log_probability is not None
-            if not client.another:
+            if not client.tenant_replaced:
                 watch.delivered(client.request.tenant)
         if reason is not None:
-            if not client.another:
+            if not client.tenant_replaced:
                 watch.accounts.add(client.request.tenant, reason.value)
             self.counts[f"ended {reason.value}"] += 1
 
@@ -287,7 +287,7 @@ class Simulation:
         if self._is_live(request_id):
             client = self.clients.by_id[request_id]
             self.counts["cancels"] += 1
-            if not client.another:
+            if not client.tenant_replaced:
                 self._account(client.model, client.request.tenant, FinishReason.CANCELLED.value)
         self.clients.cancelled(request_id)
         try:
@@ -386,7 +386,7 @@ class Simulation:
 
     def _resubmit(self, client: Client) -> None:
         client.stalled_since = None
-        client.faults, client.another = 0, False
+        client.faults, client.tenant_replaced = 0, False
         rest = client.rest
         sink = self._sink(client.request, client.model) if client.logits else None
         try:

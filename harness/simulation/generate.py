@@ -27,6 +27,7 @@ from harness.simulation.schedule import (
     Schedule,
     Stall,
 )
+from reference.engine import EngineOptions
 from reference.limits import Limits, pages_for, with_drafts
 
 UNKNOWN_TENANT = 999
@@ -142,7 +143,8 @@ def _shape(random: Random, features: Features, profile: Profile) -> EngineShape:
         models=models,
         room=min(models, random.choice([1, 2, 2, 3])),
     )
-    return replace(shape, limits=with_drafts(shape.limits)) if shape.guesses else shape
+    drafts = EngineOptions().draft_tokens
+    return replace(shape, limits=with_drafts(shape.limits, drafts)) if shape.guesses else shape
 
 
 def _tenants(random: Random, features: Features, shape: EngineShape) -> tuple[Tenant, ...]:

@@ -167,7 +167,7 @@ class Machine:
         self.scopes.refresh()
         self.scopes.refresh(ended)
         for client in self._clients.by_id.values():
-            client.another |= client.request.tenant in ended
+            client.tenant_replaced |= client.request.tenant in ended
         remaining = there - set(ended)
         for served in self.served.values():
             served.watch.keep_only(remaining)

@@ -22,6 +22,7 @@ from harness.simulation.history import MOST_POSITIONS, VOCAB, listed
 from harness.simulation.invariants import Invariant, Violation
 from reference.limits import RING_STEPS, Limits
 from reference.model.adapters import NO_ADAPTERS
+from reference.ops.verify_k import accepted_drafts
 from reference.runner import CHOSEN, LOGITS, TOP_IDS, TOP_LOGS, StepInput, StepOutput
 
 
@@ -253,13 +254,16 @@ class SimulatedRunner:
         return late
 
     def _execute(self, step: StepCopy, requested: Sequence[str]) -> StepOutput:
-        token, histories = self.memory.execute(step)
+        sampled, histories = self.memory.execute(step)
+        token = np.array(sampled, np.int32)
         outputs = {}
         if LOGITS in requested:
             outputs[LOGITS] = simulated_logits(histories).view(np.uint8)
         if CHOSEN in requested:
-            outputs |= simulated_logs(histories, token, self.limits.top_log_probabilities)
-        return StepOutput(np.array(token, np.int32), outputs)
+            outputs |= simulated_logs(histories, sampled, self.limits.top_log_probabilities)
+        rows, query = np.array(step.rows, np.int32), np.array(step.query, np.int32).reshape(-1, 4)
+        accepted = accepted_drafts(token, rows, query, self.limits.draft_tokens)
+        return StepOutput(token, accepted, outputs)
 
     def _lose(self) -> None:
         self._queue.clear()

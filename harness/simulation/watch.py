@@ -33,7 +33,7 @@ from reference.memory.prefix import scope_of
 from reference.observer import NullObserver
 from reference.runner import StepInput
 from reference.sched.admission import WaitingRequest
-from reference.sched.tenants import WINDOW_SECONDS
+from reference.sched.tenants import PART_OF_A_SLOT, WINDOW_SECONDS
 
 MOST_DECISIONS = 1000
 """Admissions, preemptions and submissions in one call of an engine; more is taken for an endless
@@ -334,20 +334,18 @@ class EngineWatch(NullObserver):
         states = self._states() if len(within) > 1 else []
         for head in within:
             id, asked = head.tenant, head.qos
-            share, rate = self._shares(id, states) if states else (0.0, 0.0)
+            share, lately = self._shares(id, states) if states else (0.0, 0.0)
             since, own = queue.line_aged_since(id, asked), tenants[id].qos
             qos = own.lowered_to(asked) if since is None else own
-            yield Candidate(head.order, id, queue.tenant_aged(id), since, qos, share, rate)
+            yield Candidate(head.order, id, queue.tenant_aged(id), since, qos, share, lately)
 
     def _shares(self, id: int, states: list[State]) -> tuple[float, float]:
-        """The largest part of its quotas that the tenant uses, and its rate, divided by its
-        weight."""
-        tenant = self._engine.tenants[id]
+        """The largest part of its quotas that the tenant uses, and the slots it held lately,
+        divided by its weight."""
+        tenant, lately = self._engine.tenants[id], self._engine.tenants.slots_lately(id)
         slots = [one.tenant for state in states for one in state.slot_manager].count(id)
-        rate: float = self._engine.tenants.usage(id).decode_tokens_per_s
         part = max(
-            slots / tenant.max_slots,
+            min(max(slots, lately * tenant.weight), slots + PART_OF_A_SLOT) / tenant.max_slots,
             sum(state.charged(id) for state in states) / tenant.max_kv_pages,
-            rate / tenant.decode_tokens_per_s,
         )
-        return part / tenant.weight, rate / tenant.weight
+        return part / tenant.weight, lately

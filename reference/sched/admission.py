@@ -53,12 +53,13 @@ class _Group:
 
 class _Turn(NamedTuple):
     """The sort key of a candidate whose tenant is not aged: the rank of its class, its tenant's
-    dominant share and rate divided by weight, the first arrival among the tenant's candidates of
-    this rank, since when its line is aged (infinity if it is not), and its own arrival."""
+    dominant share and the slots it held lately by weight, the first arrival among the tenant's
+    candidates of this rank, since when its line is aged (infinity if it is not), and its own
+    arrival."""
 
     rank: int
     share: float
-    rate: float
+    lately: float
     first: int
     since: float
     order: int
@@ -71,9 +72,8 @@ class WaitQueue:
     none form one line. Within a line the order of arrival decides, so each line has one candidate:
     its first request. A candidate beyond its tenant's own quotas is skipped and blocks nobody. Of
     the others the most urgent class comes first, in it the tenant with the lowest dominant share;
-    of equal shares the tenant that got the fewest tokens lately, by weight, so that slots which
-    cannot be divided evenly go round; then the request that arrived first. A candidate for which
-    there is no room lets others pass.
+    of equal shares the tenant that held the fewest slots lately, by weight; then the request that
+    arrived first. A candidate for which there is no room lets others pass.
 
     A *tenant* is aged when its requests have waited for ``aging_seconds`` in which none of them, of
     whatever class, had a slot and made progress in it. Then its first candidate comes before all
@@ -246,13 +246,11 @@ class WaitQueue:
             found.append((rank, math.inf if since is None else since, order))
         if not found:
             return []
-        share, rate = (0.0, 0.0) if alone else self._shares_of(tenant)
-        return [_Turn(rank, share, rate, first[rank], since, order) for rank, since, order in found]
-
-    def _shares_of(self, tenant: int) -> tuple[float, float]:
-        """The tenant's dominant share, and its recent tokens a second divided by its weight."""
-        rate = self._tenants.usage(tenant).decode_tokens_per_s
-        return self._tenants.dominant_share(tenant), rate / self._tenants[tenant].weight
+        share = 0.0 if alone else tenants.dominant_share(tenant)
+        lately = 0.0 if alone else tenants.slots_lately(tenant)
+        return [
+            _Turn(rank, share, lately, first[rank], since, order) for rank, since, order in found
+        ]
 
     def _candidate(self, line: _Line) -> int:
         while line.orders[0] not in self._waiting:

@@ -43,6 +43,7 @@ STEPS = (((5, 6, 7), 0), ((-1,), 3), ((9, 9), 4), ((-1,), 6))
 """Tokens of a step, the first's position."""
 FAMILIES = {
     **MODELS,
+    "eight": {**MODELS["qwen3"], "heads": 8, "kv_heads": 8, "feed_forward": 672, "layers": 1},
     "qwen35moe": {
         **MODELS["qwen35"],
         "architecture": "qwen35moe",
@@ -104,11 +105,20 @@ def test_two_devices_have_the_bits_of_the_cpu(name: str, folder: Path) -> None:
     assert driver.gathers
 
 
-@pytest.mark.parametrize("devices", ["0,1", "2,0,1"])
-def test_a_step_of_one_token_is_one_launch_on_every_device(devices: str, folder: Path) -> None:
-    """Steps with more tokens gather between launches, before it and behind it. Shares of three
-    devices are not equal."""
-    model = model_of("llama", folder)
+@pytest.mark.parametrize(
+    ("name", "devices"),
+    [
+        ("llama", "0,1"),
+        ("llama", "2,0,1"),
+        pytest.param("eight", "5,0,1,2,3,4,6,7", marks=pytest.mark.soak),
+    ],
+)
+def test_a_step_of_one_token_is_one_launch_everywhere(
+    name: str, devices: str, folder: Path
+) -> None:
+    """Steps with more tokens gather between launches, before it and behind it. Three devices and
+    eight do not divide the rows; each of eight has a head of keys and values."""
+    model = model_of(name, folder)
     driver = EmulatedDevices(folder, len(devices.split(",")), MULTIPROCESSOR_COUNT=3)
     with opened(driver, devices, step="4x1") as tier:
         assert outcomes(model, tier) == outcomes(model, CpuTier())

@@ -41,7 +41,7 @@ from tests.cuda.test_tier import GRAPH, LARGEST, Lowered
 
 DEVICE = Device(0, "a device", (9, 0), 4, 1 << 30, 232448, 13000)
 WORKSPACE_BYTES = 1000
-LAUNCH = KernelLaunch("both.cu", "both", (2, 1, 1), (64, 1, 1), shared_bytes=5000)
+LAUNCH = KernelLaunch("both", (2, 1, 1), (64, 1, 1), shared_bytes=5000)
 
 
 def both_at_once(ops: Sequence[Op], device: Device) -> Replacement | None:

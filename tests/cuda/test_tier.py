@@ -318,7 +318,7 @@ def test_launches_of_one_kernel_differ_in_shared_memory(
 
     def rule(ops: Sequence[Op], device: Device) -> Replacement:
         nbytes = {"add": 100 << 10, "scale": 60 << 10}[ops[0].name]
-        launch = KernelLaunch("head_rows.cu", "head_rows", (1, 1, 1), (32, 1, 1), nbytes)
+        launch = KernelLaunch("head_rows", (1, 1, 1), (32, 1, 1), nbytes)
         return Replacement(1, (launch,))
 
     monkeypatch.setattr(plan, "RULES", (rule,))

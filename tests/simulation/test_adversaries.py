@@ -6,16 +6,16 @@ from collections.abc import Callable
 
 import pytest
 
-from harness.simulation.contests import play_flood, play_labels
+from harness.simulation.contests import play_flood
 from harness.simulation.generate import ADVERSARY
 from harness.simulation.invariants import Invariant
-from harness.simulation.run import play_seed, run_schedules
+from harness.simulation.run import play_seed, run_schedules, violation_of
+from harness.simulation.shares import play_shares
 from reference.engine.output_processor import OutputProcessor
 from reference.engine.scheduler import Scheduler
 from reference.engine.sequence import Sequence
 from reference.engine.tenant_changes import TenantChanges
 from reference.memory.kv import KvMemory
-from reference.sched.admission import WaitQueue
 from reference.sched.quantum import QUANTUM
 
 Patch = pytest.MonkeyPatch
@@ -38,9 +38,9 @@ def test_nothing_breaks_for_long() -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_labels_and_floods_win_nothing(seed: int) -> None:
-    assert play_labels(seed) is None
-    assert play_flood(seed) is None
+def test_cheats_and_floods_win_nothing(seed: int) -> None:
+    play_shares(seed)
+    play_flood(seed)
 
 
 def scopes_outlive_their_tenants(patch: Patch) -> None:
@@ -63,19 +63,6 @@ def who_is_in_between_is_lost(patch: Patch) -> None:
         rebuild(self, [each for each in live if each.order in known], fault=fault)
 
     patch.setattr(Scheduler, "rebuild", found)
-
-
-def lines_age_separately(patch: Patch) -> None:
-    """The lines of one tenant take turns as if they were tenants."""
-
-    def by_line(self: WaitQueue, tenant: int, group: object) -> float | None:
-        ages = [
-            self._line_aged_since(tenant, asked, line)
-            for asked, line in group.lines.items()  # type: ignore[attr-defined]
-        ]
-        return min((age for age in ages if age is not None), default=None)
-
-    patch.setattr(WaitQueue, "_tenant_aged_since", by_line)
 
 
 def dropped_events_count(patch: Patch) -> None:
@@ -118,18 +105,11 @@ def test_a_fault_that_is_back_is_noticed(
     assert found.invariant in noticed, found
 
 
-def test_labels_that_age_alone_are_noticed(monkeypatch: Patch) -> None:
-    """Negative control: the lines of one tenant take turns as if they were tenants."""
-    lines_age_separately(monkeypatch)
-    found = [play_labels(seed) for seed in range(8)]
-    assert any(each is not None and each.invariant is Invariant.SHARES for each in found)
-
-
 def test_a_quantum_of_nothing_is_noticed(monkeypatch: Patch) -> None:
     """Negative control: QUANTUM positions beyond those found in the cache, as if none were lost."""
     for module in ("slot_manager", "scheduler"):
         monkeypatch.setattr(
             f"reference.engine.{module}.goal", lambda reached, begun, end: begun + QUANTUM
         )
-    found = [play_flood(seed) for seed in range(12)]
+    found = [violation_of(play_flood, seed) for seed in range(12)]
     assert any(each is not None and each.invariant is Invariant.PROGRESS for each in found)

@@ -150,9 +150,8 @@ DEVICE unsigned shared_address(const void *p) { return (unsigned)__cvta_generic_
 // filled before. Copied data leaves the device's cache first, since a step reads a weight once.
 // `begin_store` copies a slot that the warp has written to global memory; `await_slots` returns
 // when all but the latest `left` slots may be filled again, `await_stores` when the stored data may
-// be copied again. With PART_COPIES defined each lane copies 16 bytes at a time, which also works
-// from host memory.
-#if __CUDA_ARCH__ >= 900 && !defined(PART_COPIES)
+// be copied again. Sources are in memory of the device or mapped memory of the host.
+#if __CUDA_ARCH__ >= 900
 typedef unsigned long long COPY_BARRIER;
 
 DEVICE void open_copies(COPY_BARRIER *barriers, int count) {

@@ -30,9 +30,9 @@ NAMED_CALL = re.compile(
 )
 DECODER = json.JSONDecoder()
 SEAM = re.compile(rf"<tool_call>|(?<=\}}){SPACE}[,;]?{SPACE}(?=\{{)")
-"""What stands between two calls in one pair of tags."""
+"""The separator of two calls in one pair of tags."""
 NEXT_OBJECT = re.compile(rf"(?<=\}}){SPACE}[,;]?{SPACE}\{{")
-"""What stands between the bodies of two calls that are objects alone."""
+"""The separator of two calls that are JSON objects without tags."""
 BARE = '{"name"'
 BARE_HEAD = re.compile(
     rf'\{{"name"{SPACE}(?:(?::{SPACE}(?:"[^"\\]*)?)?|:{SPACE}"(?P<name>[^"\\]*)".*)', re.S
@@ -43,7 +43,7 @@ FENCED_HEAD = '{"name":"'
 LONGEST_FENCED_HEAD = 256
 """Characters at the beginning of a fenced text in which a call has its name."""
 KEYS = ("arguments", "parameters")
-"""What models call the arguments of a call."""
+"""The keys under which models write the arguments of a call."""
 
 
 @dataclass(frozen=True)
