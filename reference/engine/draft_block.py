@@ -240,6 +240,8 @@ class DraftBlock:
         """Where the hidden states of the positions before those of ``part`` are."""
         own, rows = part.own, self._rows
         before = np.arange(part.first - 1, part.stop - 1, dtype=np.int32)
+        if part.first > max(own.begin, own.top - rows.ring):
+            return rows.in_ring(own.slot, before)
         found = np.where(
             before >= part.start, rows.in_step(before - part.start + part.token), rows.zeros
         )

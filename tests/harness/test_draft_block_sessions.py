@@ -66,10 +66,11 @@ def test_answers_are_those_without_it(model: Path, tier: str) -> None:
     assert said[0] == said[1]
 
 
-@pytest.mark.parametrize("tier", ["cpu", "native", "cuda"])
-def test_its_memory_is_planned(model: Path, tier: str) -> None:
+@pytest.mark.parametrize("tier", ["cpu", "native", "opencl", "cuda"])
+def test_its_memory_is_planned(model: Path, tier: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The plan has the block's own buffers and none that it shares with the model; it is part of
-    the budget. What verifies its drafts is lowered when it is loaded."""
+    the budget. What verifies its drafts is lowered when it is loaded; on a device with memory of
+    its own, as OpenCL's is taken for here, what reads prompts, too."""
     open_by_name(tier).close()
     with ExitStack() as owned:
         prepared = prepare_session(model, options(tier, 6), owned)
@@ -77,8 +78,13 @@ def test_its_memory_is_planned(model: Path, tier: str) -> None:
             load_runner(prepared.model, prepared.tier, prepared.limits, NullProgress())
         )
         assert not runner.executable.recorded
+        if tier == "opencl":
+            own_memory = replace(prepared.tier.info, host_unified=False)
+            monkeypatch.setattr(prepared.tier, "_info", own_memory)
         drafter = load_drafter(prepared.drafting, runner, 6, owned, NullProgress())
         shapes = [ShapeKey(1, 1), ShapeKey(4, 4)]
+        if not prepared.tier.info.host_unified:
+            shapes += [bucket for bucket in runner.executable.buckets if bucket.tokens > 4]
         assert {runner.executable.bucket_of(one) for one in shapes} == {*runner.executable.recorded}
         assert isinstance(drafter, DraftBlock)
         assert prepared.drafting is not None
