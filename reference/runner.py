@@ -267,6 +267,10 @@ class ModelRunner(ContextManager):
         """The bytes of a non-scratch buffer, for tests and diagnosis."""
         return self.tier.map(self._buffers[name])
 
+    def reopen(self, limits: Limits) -> None:
+        """Open a closed runner anew, with ``limits`` that may differ in the number of pages."""
+        ModelRunner.__init__(self, self.model, self.tier, limits)
+
     def close(self) -> None:
         """Wait for the last step and free the buffers; the tier stays open."""
         if self._last is not None:
@@ -284,14 +288,10 @@ class ModelRunner(ContextManager):
         self, graph: Graph, shared: Mapping[str, Buffer], inputs: InputLayout | None = None
     ) -> ExecutableGraph:
         buffers = {**self._buffers, **shared}
+        used = {name: buffer for name, buffer in buffers.items() if name in graph.buffers}
+        outputs = LOG_PROBABILITIES, (ROW_DIGEST,), expert_buffers(graph)
         lowering = ExecutableGraph(
-            self.tier,
-            graph,
-            {name: buffer for name, buffer in buffers.items() if name in graph.buffers},
-            self.limits.largest,
-            (LOG_PROBABILITIES, (ROW_DIGEST,), expert_buffers(graph)),
-            ((HIDDEN,),),
-            inputs,
+            self.tier, graph, used, self.limits.largest, outputs, ((HIDDEN,),), inputs
         )
         self._lowerings.append(lowering)
         return lowering

@@ -148,7 +148,7 @@ class CudaTier(BaseTier[Allocation, RecordedBucket, CudaStep]):
     def stream(self, graph: Graph, names: Collection[str], cache: int = 0) -> None:
         """See ``contract.tier.StreamsWeights``."""
         with self._guarded(RING):
-            self._finish()
+            self._free_shared()
             self._streamed.choose(graph, names, self._device_bytes, cache)
 
     def link_rate(self) -> float | None:

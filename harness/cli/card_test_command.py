@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from contract.errors import ConfigError
+from harness.cli.parser import add_file, add_switch
 from harness.settings import group_of
 
 TIERS = ("t1", "t2")
@@ -38,11 +39,10 @@ def add_parser(subparsers: Any) -> None:
         help="the archive to write [default: card.tar.gz]",
     )
     group = group_of(parser, "input")
-    group.add_argument("--quick", action="store_true", help="run one case in 25 only")
-    group.add_argument(
+    add_switch(group, "--quick", help="run one case in 25 only")
+    add_file(
+        group,
         "--must-pass",
-        type=Path,
-        metavar="FILE",
         help="names of the cases to run [default: all of `zinc-rt conformance --list`]",
     )
     parser.set_defaults(func=card_test)

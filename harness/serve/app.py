@@ -144,9 +144,10 @@ def _add_hooks(app: Flask, serving: Serving, options: AppOptions) -> None:
 
     @app.after_request
     def note(response: Response) -> Response:
-        for name, value in HEADERS.items():
-            response.headers.setdefault(name, value)
-        response.headers["Request-Id"] = response.headers["X-Request-Id"] = g.request_id
+        # Headers look through all there are for every name that is set: this looks once.
+        given = {name.lower() for name, _ in response.headers}
+        always = {**HEADERS, "Request-Id": g.request_id, "X-Request-Id": g.request_id}
+        response.headers.extend({n: v for n, v in always.items() if n.lower() not in given})
         if options.host_check.shares_with(request.headers.get("Origin")):
             response.headers.extend(_shared(request.headers["Origin"]))
         if g.get("ignored"):

@@ -1,4 +1,4 @@
-"""The client of a request: whether it is still connected, and how to send to it at once."""
+"""The client of a request: whether it is connected, and how to send to it from any thread."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ Body = TypeVar("Body")
 Answer = TypeVar("Answer")
 
 SEND_AT_ONCE = "zinc_rt.send_at_once"
-"""Where the WSGI environment has what sends at once."""
+"""Key of the function in the WSGI environment that sends at once."""
 
 BEGIN = "zinc_rt.begin"
-"""Where the WSGI environment has what begins the answer."""
+"""Key of the function in the WSGI environment that sends the head of the answer."""
 
 Gone = Callable[[], bool]
 """Whether the client has left."""
 SendAtOnce = Callable[[Callable[[], bytes]], bool]
-"""Sends more of a body that has begun, from any thread and without waiting: what is given it makes
-the bytes. False where they have to go the ordinary way, and then nothing was made."""
+"""Sends more of a body that has begun, from any thread and without waiting. The given function
+makes the bytes. False if they must be returned by the body's iterator; then it was not called."""
 
 
 def _stays() -> bool:
@@ -45,7 +45,7 @@ def _same(name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """The client of a request; by default one that stays, and receives what iterates the body.
+    """The client of a request; by default one that stays connected and is sent the iterated body.
 
     ``ignored`` are the fields it sent that change nothing here; ``client_name`` gives the client's
     name of a field of chat completions.

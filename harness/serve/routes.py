@@ -35,7 +35,6 @@ from harness.serve.wire import (
     TokenizeRequest,
 )
 from reference.engine.statistics import EngineStatistics
-from reference.memory.planner import MemoryPlan
 
 TEXT = "text/plain; version=0.0.4; charset=utf-8"
 ROUTES = (
@@ -88,8 +87,10 @@ def _context_facts(model: ServedModel, now: EngineStatistics) -> Json:
     }
 
 
-def _memory_facts(plan: MemoryPlan) -> Json:
-    """The model's memory in bytes."""
+def _memory_facts(model: ServedModel) -> Json:
+    """What the model takes in memory now, and may take, in bytes."""
+    live = model.driver.memory
+    plan = model.plan if live is None else live.now.plan
     weights = sum(plan.weights.values())
     context = plan.kv + plan.recurrent
     return {
@@ -97,6 +98,7 @@ def _memory_facts(plan: MemoryPlan) -> Json:
         "weights_bytes": weights,
         "context_bytes": context,
         "runtime_bytes": plan.total - weights - context,
+        "budget_bytes": model.budget,
     }
 
 
@@ -187,7 +189,7 @@ class Handlers:
             "active": now.running,
             "queued": now.waiting,
             "context": _context_facts(self._model, now),
-            "memory": _memory_facts(self._model.plan),
+            "memory": _memory_facts(self._model),
             **({} if now.disk is None else {"disk_cache": asdict(now.disk)}),
         }
 

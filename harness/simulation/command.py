@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from contract.errors import ConfigError
-from harness.cli.parser import Parser
+from harness.cli.parser import Parser, add_count, add_switch
 from harness.cli.tool import run_tool
 from harness.console import note, table
 from harness.progress import progress_on
@@ -61,19 +61,11 @@ def build_parser(purpose: str, prog: str) -> Parser:
     )
     group = group_of(parser, "input")
     parser.rare |= {"keep", "jobs"}
-    group.add_argument(
-        "--schedules",
-        type=int,
-        default=DEFAULT_SCHEDULES,
-        metavar="N",
-        help="number of schedules, with rising seeds [default: %(default)s]",
-    )
-    group.add_argument(
-        "--seed", type=int, default=0, metavar="N", help="the first seed [default: 0]"
-    )
-    group.add_argument(
+    add_count(group, "--schedules", DEFAULT_SCHEDULES, "number of schedules, with rising seeds")
+    add_count(group, "--seed", 0, "the first seed")
+    add_switch(
+        group,
         "--model",
-        action="store_true",
         help="play on a tiny real model, a hundred times slower: tokens and logits must have the "
         "bits of each request alone",
     )
@@ -89,8 +81,8 @@ def build_parser(purpose: str, prog: str) -> Parser:
         metavar="N",
         help="processes; the result is the same with any number [default: one per core]",
     )
-    group_of(parser, "output").add_argument(
-        "--log", action="store_true", help="print the actions and the log of one schedule"
+    add_switch(
+        group_of(parser, "output"), "--log", help="print the actions and the log of one schedule"
     )
     return parser
 

@@ -217,12 +217,13 @@ class Scheduler:
         self._retry_at = self._clock() + RETRY_SECONDS
         return self.counts.admitted > before
 
-    def _try(self, waiting: WaitingRequest) -> bool:
-        """Admit a waiting sequence if there is room or it can be made."""
+    def _try(self, waiting: WaitingRequest) -> bool | None:
+        """Admit a waiting sequence if there is room or it can be made. None while its pages are
+        read from disk."""
         sequence, slot_manager = self.waiting[waiting.order], self.slot_manager
         disk = slot_manager.disk
         if disk is not None and disk.reads(sequence, slot_manager.memory, self._limits.slots):
-            return False
+            return None
         # A tenant that has a slot is not aged any more.
         aged = self.queue.aged(waiting.tenant, waiting.qos)
         quantum = slot_manager.quantum_of(sequence) if aged else 0

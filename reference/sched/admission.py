@@ -145,20 +145,22 @@ class WaitQueue:
         """Remove all requests, whatever an interrupted call left of them."""
         self._groups, self._waiting = {}, {}
 
-    def next(self, fits: Callable[[WaitingRequest], bool]) -> WaitingRequest | None:
+    def next(self, fits: Callable[[WaitingRequest], bool | None]) -> WaitingRequest | None:
         """Take the request to admit now out of the queue; None when none is to be admitted.
 
-        ``fits`` says whether there is room for a request. Tenants' quotas are checked here, so
+        ``fits`` says whether there is room for a request, and None where it cannot begin yet: then
+        it lets others pass, aged or not. Tenants' quotas are checked here, so
         ``Tenants.occupy`` must be called for an admitted request before the next call. ``fits`` may
         give the request its slot and push the requests that it preempts: their turn is in the next
         call. A tenant that has a slot by then is not aged any more.
         """
         for waiting, aged in self._in_turn():
-            if fits(waiting):
+            room = fits(waiting)
+            if room:
                 self.remove(waiting.order)
                 self._began[waiting.order] = self._clock()
                 return waiting
-            if aged:
+            if aged and room is not None:
                 return None
         return None
 
@@ -211,20 +213,22 @@ class WaitQueue:
 
     def _in_turn(self) -> Iterator[tuple[WaitingRequest, bool]]:
         """The candidates within their quotas in the order of their turns, and whether each is of an
-        aged tenant; an aged tenant has one candidate."""
-        aged: list[tuple[float, int]] = []
+        aged tenant."""
+        aged: list[tuple[float, list[int]]] = []
         others: dict[int, list[_Turn]] = {}
         alone = len(self._groups) == 1
         for tenant, group in self._groups.items():
             turns = self._turns_of(tenant, group, alone)
             since = self._tenant_aged_since(tenant, group) if turns else None
             if since is not None:
-                aged.append((since, min(turns, key=lambda turn: (turn.since, *turn)).order))
+                own = sorted(turns, key=lambda turn: (turn.since, *turn))
+                aged.append((since, [turn.order for turn in own]))
                 continue
             for turn in turns:
                 others.setdefault(turn.rank, []).append(turn)
-        for _, order in sorted(aged):
-            yield self._waiting[order], True
+        for _, orders in sorted(aged):
+            for order in orders:
+                yield self._waiting[order], True
         for _, turns in sorted(others.items()):
             for turn in sorted(turns):
                 yield self._waiting[turn.order], False

@@ -11,16 +11,21 @@ from harness.simulation.generate import ADVERSARY
 from harness.simulation.invariants import Invariant
 from harness.simulation.run import play_seed, run_schedules, violation_of
 from harness.simulation.shares import play_shares
+from reference.engine import Engine
 from reference.engine.output_processor import OutputProcessor
 from reference.engine.scheduler import Scheduler
 from reference.engine.sequence import Sequence
 from reference.engine.tenant_changes import TenantChanges
 from reference.memory.kv import KvMemory
+from reference.model.adapters import Adapters
 from reference.sched.quantum import QUANTUM
 
 Patch = pytest.MonkeyPatch
 MOST_SEEDS = 400
-HAPPENS = ("interrupts", "reservations refused", "cancels", "faults", "preemptions", "competitions")
+HAPPENS = (
+    *("interrupts", "interrupted calls", "reservations refused", "cancels", "faults"),
+    *("preemptions", "competitions", "prefixes saved", "prefixes loaded", "disk read"),
+)
 
 
 def test_nothing_breaks() -> None:
@@ -77,12 +82,27 @@ def dropped_events_count(patch: Patch) -> None:
     patch.setattr(OutputProcessor, "_append", counted)
 
 
+def adapters_share_pages(patch: Patch) -> None:
+    patch.setattr(Adapters, "identity", lambda self, scales: ())
+
+
+def pages_are_loaded_in_another_order(patch: Patch) -> None:
+    load = Engine.load_prefix
+    patch.setattr(
+        Engine,
+        "load_prefix",
+        lambda self, tenant, tokens, pages, state: load(self, tenant, tokens, pages[::-1], state),
+    )
+
+
 CONTROLS: list[tuple[Callable[[Patch], None], set[Invariant]]] = [
     (scopes_outlive_their_tenants, {Invariant.GONE, Invariant.PAGE_ISOLATION}),
     (who_moves_goes_on_in_its_old_scope, {Invariant.GONE, Invariant.PAGE_ISOLATION}),
     (what_can_never_fit_waits, {Invariant.NEVER_IDLE, Invariant.LIVENESS}),
     (who_is_in_between_is_lost, {Invariant.SLOT_OWNER, Invariant.LIVENESS}),
     (dropped_events_count, {Invariant.LEDGER}),
+    (adapters_share_pages, {Invariant.HISTORY, Invariant.TOKENS}),
+    (pages_are_loaded_in_another_order, {Invariant.HISTORY}),
 ]
 
 
