@@ -338,14 +338,15 @@ class ModelRunner(ContextManager):
                 table[:] = inputs.page_table
             self._page_rows = None
             return None
+        latest = int(versions.max())
         if self._page_rows is None or self._page_rows.versions is not versions:
             table[:] = inputs.page_table
             start = self._executable.inputs.offsets[PAGE_TABLE]
             self._page_rows = InputRows(start, table[0].nbytes, versions)
-        else:
+        elif latest > self._page_version:
             changed = (versions > self._page_version).nonzero()[0]
             table[changed] = inputs.page_table[changed]
-        self._page_version = int(versions.max())
+        self._page_version = latest
         return self._page_rows
 
     def _put_hidden(self, inputs: StepInput) -> None:
