@@ -11,7 +11,6 @@ from harness.simulation.generate import ADVERSARY
 from harness.simulation.invariants import Invariant
 from harness.simulation.run import play_seed, run_schedules, violation_of
 from harness.simulation.shares import play_shares
-from reference.engine import Engine
 from reference.engine.output_processor import OutputProcessor
 from reference.engine.scheduler import Scheduler
 from reference.engine.sequence import Sequence
@@ -86,15 +85,6 @@ def adapters_share_pages(patch: Patch) -> None:
     patch.setattr(Adapters, "identity", lambda self, scales: ())
 
 
-def pages_are_loaded_in_another_order(patch: Patch) -> None:
-    load = Engine.load_prefix
-    patch.setattr(
-        Engine,
-        "load_prefix",
-        lambda self, tenant, tokens, pages, state: load(self, tenant, tokens, pages[::-1], state),
-    )
-
-
 CONTROLS: list[tuple[Callable[[Patch], None], set[Invariant]]] = [
     (scopes_outlive_their_tenants, {Invariant.GONE, Invariant.PAGE_ISOLATION}),
     (who_moves_goes_on_in_its_old_scope, {Invariant.GONE, Invariant.PAGE_ISOLATION}),
@@ -102,7 +92,6 @@ CONTROLS: list[tuple[Callable[[Patch], None], set[Invariant]]] = [
     (who_is_in_between_is_lost, {Invariant.SLOT_OWNER, Invariant.LIVENESS}),
     (dropped_events_count, {Invariant.LEDGER}),
     (adapters_share_pages, {Invariant.HISTORY, Invariant.TOKENS}),
-    (pages_are_loaded_in_another_order, {Invariant.HISTORY}),
 ]
 
 

@@ -10,6 +10,7 @@ import pytest
 from contract.types import Request, Tenant
 from harness.simulation.drive import play
 from harness.simulation.generate import ADVERSARY, generate
+from harness.simulation.invariants import Invariant
 from harness.simulation.schedule import (
     Action,
     Arrive,
@@ -24,6 +25,7 @@ from harness.simulation.schedule import (
     keep,
     parse_saved,
 )
+from reference.engine import Engine
 
 TENANT = Tenant(1, "one")
 SHAPE = replace(generate(0, ADVERSARY).shape, models=1, room=1, stall_steps=1, guesses=False)
@@ -108,12 +110,36 @@ def test_any_other_call(what: str, recurrent: bool) -> None:
         Stall(2, 2),
         Prefix(5, 3, "save"),
     )
-    line = 1 + 3 * recurrent
+    line = 1 + 5 * recurrent
     while played(
         Schedule(0, shape, (TENANT,), (*before, Interrupt(6, line, call=True), CALLS[what])), line
     ):
-        line += 7 if line < 200 else 41
+        line += 11 if line < 200 else 53
     assert line > 14
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_loaded_prefix_is_what_was_saved(order: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Control: with its pages in another order it is noticed."""
+    load = Engine.load_prefix
+    monkeypatch.setattr(
+        Engine,
+        "load_prefix",
+        lambda self, tenant, tokens, pages, state: load(
+            self, tenant, tokens, pages[::order], state
+        ),
+    )
+    shape = replace(SHAPE, prefix_cache=True, cached_pages=None, recurrent=False)
+    first = replace(request(1, 3), prompt=tuple(range(40)))
+    actions = (
+        Arrive(0, first),
+        *(Prefix(60 + number, 1, what) for number, what in enumerate(("save", "drop", "load"))),
+        Arrive(63, replace(first, id=2)),
+    )
+    outcome = play(Schedule(0, shape, (TENANT,), actions))
+    assert outcome.counts["prefixes loaded"] == 1
+    assert (outcome.violation is None) == (order == 1)
+    assert outcome.violation is None or outcome.violation.invariant is Invariant.HISTORY
 
 
 def test_tokens_that_a_fault_held_up_count_when_they_were_counted() -> None:
