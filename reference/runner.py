@@ -213,8 +213,10 @@ class ModelRunner(ContextManager):
         """Start a step after those submitted before it; at most RING_STEPS may be under way.
 
         A query token of LAST_TOKEN is the one the slot's step before samples. Raises ValueError for
-        more masks or biases than the limits allow.
+        more masks or biases than the limits allow, ModelFileError for a file changed under a tier.
         """
+        if self.tier.info.host_unified:
+            self.model.file.check_unchanged()
         tokens, rows = len(inputs.query), len(inputs.output_rows)
         _put(self._allowed, inputs.allowed, "masks")
         _put(self._bias, inputs.bias, "biases")
@@ -311,12 +313,10 @@ class ModelRunner(ContextManager):
         buffer: Buffer
         if decl.kind is BufferKind.WEIGHT and later is not None:
             data = unchecked_weight(self.model.tensors, decl)
-            on_bytes = _in_turn(progress)
-            buffer = later.upload_later(decl, data, finite_words(decl.dtype), on_bytes)
+            buffer = later.upload_later(decl, data, finite_words(decl.dtype), _in_turn(progress))
         elif decl.kind is BufferKind.WEIGHT:
             data = weight_bytes(self.model.tensors, decl)
-            if progress is not None:
-                progress(data.nbytes)
+            _in_turn(progress)(data.nbytes)
             buffer = self.tier.upload(decl, data)
         elif decl.kind is BufferKind.CONSTANT:
             buffer = self.tier.upload(decl, constant_bytes(self.model, decl))
@@ -338,14 +338,15 @@ class ModelRunner(ContextManager):
                 table[:] = inputs.page_table
             self._page_rows = None
             return None
+        latest = int(versions.max())
         if self._page_rows is None or self._page_rows.versions is not versions:
             table[:] = inputs.page_table
             start = self._executable.inputs.offsets[PAGE_TABLE]
             self._page_rows = InputRows(start, table[0].nbytes, versions)
-        else:
+        elif latest > self._page_version:
             changed = (versions > self._page_version).nonzero()[0]
             table[changed] = inputs.page_table[changed]
-        self._page_version = int(versions.max())
+        self._page_version = latest
         return self._page_rows
 
     def _put_hidden(self, inputs: StepInput) -> None:

@@ -68,8 +68,7 @@ def delta_step_rule(ops: Remaining, device: Device) -> Replacement | None:
         return None
     if not nobody_reads(ops, len(RUN), [result(norm), *map(_state, (conv, net))]):
         return None
-    alone = tokens <= ALONE_TOKENS or sizes["states"] > 1
-    passing = None if alone else _passing(ops, device)
+    passing = None if tokens <= ALONE_TOKENS else _passing(ops, device)
     if passing is not None:
         return Replacement(len(RUN), (passing,))
     return Replacement(len(RUN), (_standing(ops),), 4 * tokens * sizes["key_heads"])
@@ -97,7 +96,9 @@ def _passing(ops: Remaining, device: Device) -> KernelLaunch | None:
     warps = min(SLOTS_WARPS, size // ROWS_AT_ONCE)
     rows = ROWS_AT_ONCE * min(CHUNK_SETS, size // warps // ROWS_AT_ONCE)
     sharers = sizes["value_heads"] // key_heads
-    for at_once, slots, group in product(BLOCKS_AT_ONCE, SLOTS, GROUP_TOKENS):
+    # The state after each token of a slot that has several is stored.
+    groups = GROUP_TOKENS if sizes["states"] == 1 else GROUP_TOKENS[-1:]
+    for at_once, slots, group in product(BLOCKS_AT_ONCE, SLOTS, groups):
         of_token = 4 * (2 + 2 * sharers) * size + FACTOR_BYTES * sharers
         ring = warps * slots * (4 * rows * size + 8)
         nbytes = ring + group * of_token + 4 * (3 * tokens + 1)
@@ -117,6 +118,7 @@ def _passing(ops: Remaining, device: Device) -> KernelLaunch | None:
             "SHARERS": sharers,
             "MOST_TOKENS": tokens,
             "GROUP_TOKENS": group,
+            "STATES": sizes["states"],
             "SLOTS": slots,
             "CHUNK_SETS": rows // ROWS_AT_ONCE,
             **_operand_macros(ops),

@@ -266,6 +266,7 @@ class CudaSubmissions(Submissions[Allocation, RecordedBucket, CudaSlot, CudaStep
         if copies:
             self._computed.move(memory.stream)
         self._computed.hold(memory.streams.outputs)
-        memory.staging.outputs_to_host(memory.leave)
+        written = [allocation for _, allocation in batch.outputs.values()]
+        memory.staging.outputs_to_host(memory.leave, written)
         slot.ended.move(memory.streams.outputs)
         return CudaStep(slot.ended)

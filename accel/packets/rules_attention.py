@@ -59,8 +59,8 @@ def _split_attention(low: Lowering, node: Node, fields: Mapping[str, Field], y: 
     heads, head_dim = dims["heads"], dims["head_dim"]
     positions = low.tensor(node.operands["page_table"]).columns * PAGE_TOKENS
     dtype = low.dtype(node.operands["kv"])
-    parts = CODED_PARTS if dtype in ROTATED_KV and low.parts >= CARD_PARTS else low.parts
-    most_parts = part_slots(positions, parts)
+    coded_on_card = dtype in ROTATED_KV and low.parts >= CARD_PARTS
+    most_parts = part_slots(positions, CODED_PARTS if coded_on_card else low.parts)
     part = PART_HEADER + -(-head_dim // 16) * 16
     parts = low.new(f"{node.name}.parts", tokens.most, heads * most_parts * part)
     low.add(

@@ -19,7 +19,7 @@ from queue import SimpleQueue
 from typing import NoReturn, TypeVar
 
 from contract.context_manager import ContextManager
-from contract.errors import DeviceLost
+from contract.errors import DeviceLost, ModelFileError
 from contract.types import LOCAL_TENANT, Tenant, TokenEvent
 from harness.host.driver import BUFFERED_EVENTS, STALLED_STEP_SECONDS, EngineDriver
 from harness.host.faults import log_fault
@@ -266,7 +266,7 @@ class EngineThread(ContextManager):
     def _step(self) -> None:
         try:
             events = self._models.step()
-        except DeviceLost:
+        except (DeviceLost, ModelFileError):
             raise
         except Exception as error:
             # Its sequences wait again; the engine ends a request under which steps keep failing.
@@ -312,6 +312,9 @@ def _reason_of_end(
     except DeviceLost as error:
         log.error("the device was lost: %s", error)
         return EngineStopped(f"the device was lost; {words.remedy}")
+    except ModelFileError as error:
+        log.error("the engine ended: %s", error)
+        return EngineStopped(f"the model's file was changed; {words.remedy}")
     except BaseException as error:
         log_fault("the engine ended", error)
         return EngineStopped(f"the engine failed; {words.remedy}")

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from contract.amounts import format_bytes
-from contract.errors import DoesNotFit, OutOfMemory
+from contract.errors import DoesNotFit, ModelFileError, OutOfMemory
 from contract.tier import StreamsWeights
 from contract.types import Clock
 from harness.memory import budget_of
@@ -98,11 +98,19 @@ class LiveMemory:
         return now.limits.pages <= engine.fewest_pages and not resident
 
     def _reopen(self, engine: Engine) -> None:
-        """Plan anew within what is free, and say what changed."""
+        """Plan anew within what is free, and say what changed. A file that was changed meanwhile
+        cannot be read again: then nothing changes any more."""
         before, tier = self.now, self.runner.tier
+        self._short, self._free_since = 0, None
+        try:
+            self.runner.model.file.check_unchanged()
+        except ModelFileError as error:
+            self._looked = float("inf")
+            log.warning("device memory stays as it is: %s", error)
+            return
         engine.reopen(lambda: self._fit(engine.fewest_pages))
         self.given_back = self.first.plan.budgeted - self.now.plan.budgeted
-        self._short, self._free, self._free_since = 0, min(self._room()), None
+        self._free = min(self._room())
         if self.now.plan.budgeted == before.plan.budgeted:
             return
         self.changes += 1

@@ -30,6 +30,7 @@ from reference.engine.draft_block import DraftBlock
 from reference.engine.output_processor import OutputProcessor
 from reference.hidden_rows import SHARED_STATES
 from tests.named_tiers import open_by_name
+from tests.needs import need_installed
 from tests.serve.http import Http
 
 pytestmark = pytest.mark.usefixtures("unmeasured_steps")
@@ -155,3 +156,14 @@ def test_the_benchmark_counts_equal_answers(model: Path, monkeypatch: pytest.Mon
     report = run_drafts(plan, lambda line: None)
     assert report["results"][0]["equal"] < 2
     assert "of 2 answers equal" in render_drafts(report)
+
+
+@pytest.mark.peer
+def test_the_benchmark_measures_the_peer_too(synthetic_model: SyntheticModel) -> None:
+    """Its own drafts from the prompt, on the same file."""
+    need_installed("llama_cpp", "peer")
+    path = synthetic_model(architecture="qwen3", quant="q4_k_m")
+    plan = DraftsPlan(path, ("llama.cpp",), 1, decode_tokens=16, repeat=1, draft=3)
+    report = run_drafts(plan, lambda line: None)
+    assert report["results"][0]["answers"] == 2
+    assert "llama.cpp, 1 at once, drafts from the prompt" in render_drafts(report)

@@ -125,39 +125,6 @@ def test_the_bytes_are_those_of_the_other_way(
     assert set(senders) == {ENGINE}
 
 
-@pytest.mark.parametrize(
-    ("path", "body", "most"),
-    [
-        (COMPLETIONS, ASKED, 1),
-        (COMPLETIONS, {**ASKED, "n": 2}, 1),
-        (CHAT, {**CHATTED, "stream": False}, 1),
-        ("/v1/responses", {**RESPONDED, "ignore_eos": True}, 1),
-        (COMPLETIONS, STREAMED, 2),
-    ],
-)
-def test_a_thread_of_http_is_woken_for_the_answer_and_not_for_its_tokens(
-    server: Running,
-    monkeypatch: pytest.MonkeyPatch,
-    path: str,
-    body: dict[str, Any],
-    most: int,
-) -> None:
-    """It is woken for the head of a stream, and for the end of an answer. A thread that is woken in
-    every step takes the interpreter from the engine's thread."""
-    woken, take = Counter[str](), EventStream.take
-
-    def counted(stream: EventStream, timeout: float, offer: Any = None) -> Any:
-        taken = take(stream, timeout, offer)
-        woken["for tokens" if taken else "without"] += 1
-        return taken
-
-    monkeypatch.setattr(EventStream, "take", counted)
-    answer_of(server, path, body)
-    # A wait that ends after the time that an answer may be silent has no tokens either.
-    assert woken["for tokens"] <= most - 1
-    assert woken["without"] >= 1
-
-
 def test_choices_of_one_request_are_sent_together(server: Running, senders: Senders) -> None:
     """Each has its text, and each its end."""
     body = {**STREAMED, "n": 3, "temperature": 1.0}

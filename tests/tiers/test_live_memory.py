@@ -4,8 +4,11 @@ come back while requests run, and no bit of an answer changes."""
 from __future__ import annotations
 
 import gc
+import os
+import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +17,7 @@ from numpy.typing import NDArray
 
 from accel.vulkan.tier import VulkanTier
 from contract.dtypes import F16
-from contract.errors import OutOfMemory
+from contract.errors import ModelFileError, OutOfMemory
 from contract.tier import StreamsWeights, Tier
 from contract.types import Request
 from harness import memory
@@ -24,7 +27,7 @@ from reference.cpu.tier import CpuTier
 from reference.engine import Engine, EngineOptions
 from reference.limits import Limits
 from reference.memory.planner import plan_memory
-from reference.model.open import Model
+from reference.model.open import Model, open_model
 from reference.runner import ModelRunner
 from tests.conftest import SyntheticModel
 from tests.model_runs import FEW, Outcome, assert_same
@@ -105,6 +108,12 @@ def machine_of(
     yield machine
     for one in made:
         one.empty()
+
+
+@pytest.fixture
+def copied(synthetic_model: SyntheticModel, tmp_path: Path) -> Path:
+    """A model file that a test may change."""
+    return Path(shutil.copy(model_of(synthetic_model, "dense").file.path, tmp_path))
 
 
 def run(
@@ -258,3 +267,44 @@ def test_nothing_changes_for_a_moment_or_over_and_over(
                 live.look(engine)
             waits.append(machine.seconds - free - 1)
     assert waits == [FREE_SECONDS, 2 * FREE_SECONDS, 4 * FREE_SECONDS]
+
+
+@mainly
+def test_a_file_that_was_changed_is_not_read_again(
+    tier: Tier,
+    copied: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Its bytes may be others. The weights on the device are still right, so requests go on."""
+    machine = Machine(open_model(copied), tier, monkeypatch)
+    expected = expected_of(machine.model, "dense", FEW)
+    with ModelRunner(machine.model, tier, LIMITS) as runner:
+        live = machine.watch(runner)
+
+        def between(engine: Engine, tokens: int) -> None:
+            if tokens == 2:
+                os.utime(copied)
+            machine.leave(machine.bytes_of(FEWEST))
+            machine.look(live, engine)
+
+        found = run(machine.model, runner, FEW, between)
+    assert_same(expected, found)
+    assert live.changes == 0
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert "was written to since it was opened" in said
+
+
+@pytest.mark.parametrize("way", each("native", "opencl"), indirect=True, scope="module")
+def test_a_tier_that_reads_a_file_in_place_stops_where_it_changed(tier: Tier, copied: Path) -> None:
+    """Before the next step, and before the system ends the process for a part that is gone."""
+    model = open_model(copied)
+
+    def cut(engine: Engine, tokens: int) -> None:
+        os.truncate(copied, 100)
+
+    with (
+        ModelRunner(model, tier, LIMITS) as runner,
+        pytest.raises(ModelFileError, match="is 100 now"),
+    ):
+        run(model, runner, FEW, cut)
