@@ -90,12 +90,14 @@ class StepInput:
 
 @dataclass(frozen=True, slots=True)
 class StepOutput:
-    """What a step produced: ``token`` int32[rows], -1 where a logit was not finite.
+    """What a step produced: ``token`` int32[rows], -1 where a logit was not finite, and
+    ``accepted`` int32[rows], how many drafted tokens behind the row's are right.
 
     ``outputs`` are the bytes of the requested buffers. The arrays are the step's own.
     """
 
     token: NDArray[np.int32]
+    accepted: NDArray[np.int32]
     outputs: Mapping[str, NDArray[np.uint8]]
 
     @property
@@ -195,7 +197,7 @@ class ModelRunner(ContextManager):
         self._query = self._input("request.query", QUERY_TOKEN)
         self._output_rows = self._input("request.output_rows", np.int32)
         self._sampling = self._input("request.sampling", SAMPLING)
-        self._event_tokens = tier.map(self._buffers[RING]).reshape(-1).view(OUTPUT_EVENT)["token"]
+        self._events = tier.map(self._buffers[RING]).reshape(-1).view(OUTPUT_EVENT)
         self._event_count = 0
 
     @property
@@ -239,14 +241,9 @@ class ModelRunner(ContextManager):
     def collect(self, submission: Submission) -> StepOutput:
         """Wait for a step."""
         self.tier.wait(submission.fence)
-        first, tokens = submission.first_event, self._event_tokens
-        if submission.rows == 1:
-            index = first % len(tokens)
-            token = tokens[index : index + 1].copy()
-        else:
-            numbers = (first + np.arange(submission.rows)) % EVENT_NUMBERS
-            token = tokens[numbers % len(tokens)]
-        return StepOutput(token, submission.fence.outputs)
+        index = submission.first_event % len(self._events)
+        events = self._events.take(np.arange(index, index + submission.rows), mode="wrap")
+        return StepOutput(events["token"], events["flags"].view(np.int32), submission.fence.outputs)
 
     def page_copies(self) -> PageCopies | None:
         """Copies of whole KV pages in the queue of steps; None for a model that has none. Made when
@@ -341,14 +338,15 @@ class ModelRunner(ContextManager):
                 table[:] = inputs.page_table
             self._page_rows = None
             return None
+        latest = int(versions.max())
         if self._page_rows is None or self._page_rows.versions is not versions:
             table[:] = inputs.page_table
             start = self._executable.inputs.offsets[PAGE_TABLE]
             self._page_rows = InputRows(start, table[0].nbytes, versions)
-        else:
+        elif latest > self._page_version:
             changed = (versions > self._page_version).nonzero()[0]
             table[changed] = inputs.page_table[changed]
-        self._page_version = int(versions.max())
+        self._page_version = latest
         return self._page_rows
 
     def _put_hidden(self, inputs: StepInput) -> None:

@@ -209,7 +209,6 @@ def _tuned(launch: KernelLaunch, index: int, count: int, workspace: int) -> Plan
         index,
         count,
         launch.shared_bytes,
-        launch.cooperative,
-        workspace,
+        workspace=workspace,
         gathers=launch.gathers,
     )

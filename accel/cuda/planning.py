@@ -14,6 +14,7 @@ from accel.cuda.persistent import compose
 from accel.cuda.plan import Plan, plan_launches
 from accel.cuda.registered import cuda_buckets
 from accel.cuda.step_choice import NEVER, StepChoice
+from accel.cuda.unpacked_pages import unpack_rotated
 from accel.packets.binding import product_factors
 from accel.packets.footprint import device_footprint, step_memory
 from accel.packets.packet import aligned
@@ -191,4 +192,4 @@ def _can_be_shared(decl: BufferDecl) -> bool:
 
 
 def _lowered(graph: Graph, bucket: ShapeKey) -> Step:
-    return lower_graph(graph, bucket, ROW_PARTS, TIER)
+    return unpack_rotated(lower_graph(graph, bucket, ROW_PARTS, TIER), graph, bucket)

@@ -84,8 +84,8 @@ class ThreadedDriver(EngineDriver):
         return event.request_id in self._streams
 
     def call(self, work: Callable[[Engine], T]) -> T:
-        """What ``work`` returns for the engine, between two steps; raises what it raises, and
-        EngineStopped when the engine has ended."""
+        """Call ``work`` with the engine between two steps and return its result; raises what it
+        raises, and EngineStopped when the engine has ended."""
         wait, carry_out = _answering(lambda: work(self._engine))
         with self._thread.lock:
             if self._ended is not None:
@@ -207,8 +207,8 @@ class EngineThread(ContextManager):
         self.call(remove)
 
     def call(self, work: Callable[[Models], T]) -> T:
-        """What ``work`` returns for the models, between two steps; raises what it raises, and
-        EngineStopped when the thread has ended."""
+        """Call ``work`` with the models between two steps and return its result; raises what it
+        raises, and EngineStopped when the thread has ended."""
         wait, carry_out = _answering(lambda: work(self._models))
         with self.lock:
             if self._ended is not None:

@@ -236,7 +236,7 @@ class _EngineGauges(Collector):
         yield from self._of_tenants()
 
     def _of_tenants(self) -> Iterable[Metric]:
-        """What every tenant uses now; nothing once the engines have ended. All engines share the
+        """Every tenant's current usage; empty once the engines have ended. All engines share the
         tenants."""
         families = {
             part: GaugeMetricFamily(f"{NAMESPACE}tenant_{part}", text, labels=WHO)

@@ -254,17 +254,14 @@ class Engine(PrefixCalls, TenantCalls, MemoryCalls):
         consumer takes no tokens. After ``stall_steps`` steps the request ends, unless every caller
         that stalled it was ``patient``: such a caller waits for work of the host, not for a
         client."""
-        sequence = self._live.get(request_id)
-        if sequence is not None:
+        if (sequence := self._live.get(request_id)) is not None:
             sequence.patient = patient and (sequence.patient or not sequence.stalled)
-        if sequence is not None and not sequence.stalled:
-            self._set_stalled(sequence, True)
-            self._stalled[request_id] = sequence
+            if not sequence.stalled:
+                self._set_stalled(sequence, True)
 
     def unstall(self, request_id: int) -> None:
         """Compute for a request again: its consumer takes tokens."""
-        sequence = self._stalled.pop(request_id, None)
-        if sequence is not None:
+        if (sequence := self._stalled.get(request_id)) is not None:
             self._set_stalled(sequence, False)
 
     def progress(self, request_id: int) -> int:
@@ -335,14 +332,14 @@ class Engine(PrefixCalls, TenantCalls, MemoryCalls):
 
     @contextmanager
     def _change(self) -> Iterator[None]:
-        """A change that is made whole, or repaired by ``_recover``: at once after an error, at the
-        next ``advance`` after an interrupt."""
+        """A change that is made whole, or repaired by ``_recover`` after an error or an
+        interrupt: at once, or at the next ``advance`` where this is interrupted again."""
         outermost, self._whole = self._whole, False
         try:
             yield
-        except Exception:
+        except BaseException as error:
             if outermost:
-                self._recover(fault=True)
+                self._recover(fault=isinstance(error, Exception))
             raise
         self._whole = outermost
 
@@ -376,9 +373,11 @@ class Engine(PrefixCalls, TenantCalls, MemoryCalls):
                 self._output_processor.end_early(sequence, reason)
 
     def _set_stalled(self, sequence: Sequence, stalled: bool) -> None:
-        sequence.stalled_steps = 0
-        self._scheduler.set_stalled(sequence, stalled)
-        self._pipeline.changed()
+        with self._change():
+            sequence.stalled_steps = 0
+            self._scheduler.set_stalled(sequence, stalled)
+            self._stalled = {s.request.id: s for s in self._live.values() if s.stalled}
+            self._pipeline.changed()
 
     def _recover(self, *, fault: bool) -> None:
         """Let every sequence wait, and empty the cache: what the steps in flight did is unknown.

@@ -277,7 +277,7 @@ class Pipeline:
         self._read_at = now
         tokens = sum([count for _, _, count in step.chunks])
         self._cost.observe(Load(tokens, step.attended), seconds)
-        if self._speculative is not None and tokens == len(step.chunks) and seconds > 0:
+        if self._speculative is not None and tokens == len(step.chunks):
             self._speculative.note_plain(step.sequences, seconds)
         self._observer.step(
             StepObservation(
