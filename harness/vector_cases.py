@@ -14,8 +14,7 @@ from contract.arithmetic import DIGEST_WORDS
 from contract.dtypes import BY_NAME, I3R, I4R, Q8_0, ROTATED_KV, WEIGHT_DTYPES, DType, StorageClass
 from contract.records import LOGIT_BIAS, SAMPLING
 from harness.host.pooling import Pool, Pooling
-from harness.vector_attention import attend, codes, rotate
-from harness.vector_sequences import convolved, delta_rule, scanned
+from harness.vector_sequences import attend, codes, convolved, delta_rule, rotate, scanned
 from reference.exact import elementary
 from reference.exact.activation import quantize_activation
 from reference.exact.attention_rows import exp2, row_integers

@@ -34,6 +34,7 @@ from reference.sched.drafts import DraftPolicy
 from tests import costs
 from tests.costs import folder_of
 from tests.kernels.rolled import rolled_source
+from tests.long_cases import in_share, mark_combinations
 from tests.needs import missing
 from tests.opencl_parts import little_optimized
 from tests.patience import PATIENCE_SECONDS
@@ -85,8 +86,8 @@ def pytest_runtest_makereport(call: pytest.CallInfo[None]) -> Generator[None, An
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What is done on every tier is marked ``device`` where the tier needs one, and ``long`` where
-    a processor plays the graphics card of a test whose subject is the host's work."""
+    """Marks ``device`` what runs on a tier that needs a device of its own, and ``long`` what
+    ``ci/test`` does not need. Of long tests only the share that the environment names is left."""
     for item in items:
         named = set(_texts(getattr(item, "callspec", None)))
         if named & set(DEVICE_TIERS):
@@ -96,6 +97,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             and folder_of(item.nodeid) in OF_THE_HOST
         ):
             item.add_marker(pytest.mark.long)
+    mark_combinations(items)
+    items[:] = [one for one in items if not one.get_closest_marker("long") or in_share(one.nodeid)]
 
 
 def _texts(callspec: Any) -> Iterator[str]:

@@ -1,13 +1,135 @@
-"""Cases that only ``ci/test --all`` runs, since a compiler takes long for them."""
+"""Cases that only ``ci/test --all`` runs.
+
+They prove nothing of a kernel, format, family, dialect or fault that no case of ``ci/test`` does:
+they combine the same ones in more ways, or a compiler takes long for them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import hashlib
+import os
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Set
 from typing import Any
 
 import pytest
+
+SHARE = "ZINC_RT_LONG_SHARE"
+"""An environment variable: 2/4 is the third of four shares of the long tests, counted from 0."""
+
+EACH_VALUE_ONCE = frozenset(
+    f"{file}.py::test_{name}"
+    for file, names in {
+        "cuda/test_attention_clusters": ("a_broken_row_breaks_its_heads_alone",),
+        "cuda/test_delta_net": ("several_states_of_a_slot",),
+        "cuda/test_experts": (
+            "a_block_of_experts_is_three_launches",
+            "products_by_themselves",
+        ),
+        "cuda/test_products": (
+            "a_layer_is_three_launches",
+            "a_product_has_the_bits_of_the_definition",
+            "more_tiles_than_places_for_their_values",
+            "the_largest_sums",
+            "two_blocks_share_the_columns",
+            "warps_that_have_no_share_of_a_tile",
+        ),
+        "cuda/test_products_of_many": (
+            "a_few_tokens",
+            "a_layer_of_a_few_tokens",
+            "fewer_tokens_than_a_form_of_sixteen",
+            "many_tokens_are_packed_by_fours",
+            "spans_folded_by_the_next_run",
+            "spans_nobody_packs",
+        ),
+        "cuda/test_sampling": ("who_draws_a_row_ends_it",),
+        "engine/test_churn": ("steps_of_churn_lower_nothing",),
+        "engine/test_draft_block": ("drafts_follow_the_formulas",),
+        "engine/test_experts": ("company_and_chunks_change_nothing",),
+        "engine/test_forced": ("company_and_chunks_change_no_bit",),
+        "engine/test_handing_out": ("an_interrupt_at_any_line_of_a_step_of_models",),
+        "engine/test_intervals": ("batch_work_spreads_the_intervals_little",),
+        "engine/test_no_token_read_twice": ("an_edit_in_the_middle_costs_one_interval",),
+        "engine/test_saved_states": (
+            "a_preempted_prompt_goes_on_from_its_states",
+            "a_request_cancelled_at_any_step_leaves_its_states",
+            "with_hardly_any_room_for_states",
+        ),
+        "engine/test_scores": ("company_and_chunks_change_no_bit",),
+        "harness/test_session": ("a_cancelled_generation_leaves_nothing_behind",),
+        "harness/test_synth": (
+            "every_architecture_and_type_computes",
+            "every_dense_variant_computes",
+        ),
+        "kernels/test_fused": ("the_bits_are_those_of_the_ops_apart",),
+        "kernels/test_tiles": ("tiles_have_the_bits_of_packed_dots",),
+        "memory/test_allocation": ("synthetic_models",),
+        "model/test_template_forms": (
+            "calls_are_printed_whatever_stands_beside_them",
+            "content_comes_out_in_either_form",
+        ),
+        "peer/test_quantized_logits": ("quantized_model_is_close_to_its_expanded_twin",),
+        "serve/test_receipts": (
+            "a_lie_that_is_signed_is_named",
+            "every_answer_has_a_receipt_that_verifies",
+        ),
+        "tiers/test_families": ("every_result_is_the_definitions",),
+        "tiers/test_streaming": ("streamed_weights_give_the_bits_of_resident_ones",),
+    }.items()
+    for name in names
+)
+"""Tests of which ``ci/test`` runs each value of each parameter once, be it a tier, a format, a
+family or a fault, and ``--all`` every combination."""
 
 
 def long_except(names: Iterable[str], *short: str) -> list[Any]:
     """Parameters of those names, marked ``long`` but for ``short``."""
     return [pytest.param(name, marks=[] if name in short else [pytest.mark.long]) for name in names]
+
+
+def covering(cases: Mapping[str, Set[tuple[str, object]]]) -> set[str]:
+    """Names of cases that have all values, chosen by digests of the names: the same ones in every
+    process, and each value beside various others."""
+    met: set[tuple[str, object]] = set()
+    chosen = set()
+    for name in sorted(cases, key=_digest):
+        if not cases[name] <= met or not cases[name]:
+            chosen.add(name)
+        met |= cases[name]
+    return chosen
+
+
+def mark_combinations(items: Iterable[pytest.Item]) -> None:
+    """Marks ``long`` the cases of EACH_VALUE_ONCE whose values other cases have."""
+    tests: dict[str, dict[str, pytest.Item]] = defaultdict(dict)
+    for item in items:
+        name = item.nodeid.partition("[")[0].removeprefix("tests/")
+        if name in EACH_VALUE_ONCE and not item.get_closest_marker("long"):
+            tests[name][item.nodeid] = item
+    for cases in tests.values():
+        for nodeid in cases.keys() - covering({one: _values(cases[one]) for one in cases}):
+            cases[nodeid].add_marker(pytest.mark.long)
+
+
+def in_share(nodeid: str, share: str | None = None) -> bool:
+    """Whether a long test is in the share that the environment names, by its file: tests of one
+    file share what they open."""
+    named = os.environ.get(SHARE, "") if share is None else share
+    if not named:
+        return True
+    number, shares = map(int, named.split("/"))
+    return int(_digest(nodeid.partition("::")[0]), 16) % shares == number
+
+
+def _values(item: pytest.Item) -> set[tuple[str, object]]:
+    """The parameters of a test; an object that is not plain is itself its value."""
+    found = getattr(item, "callspec", None)
+    return {
+        (name, value if isinstance(value, str | int | float | None) else id(value))
+        for name, value in (found.params.items() if found is not None else ())
+    }
+
+
+def _digest(text: str) -> str:
+    """The same order in every process."""
+    return hashlib.sha256(text.encode()).hexdigest()

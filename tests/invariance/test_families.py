@@ -82,11 +82,22 @@ VARIANTS = ("qwen3moe-untied-fused-qkv", "qwen3next-fused-ssm-in", "gemma4-value
 SOAK = {(model, tier) for model in VARIANTS for tier in TIERS}
 SOAK |= {("qwen3next", tier) for tier in ("late", "opencl")}
 """Tiers have its ops from qwen35, and itself on the CPU."""
+SHORT = ("qwen3moe", "qwen35")
+"""Experts and states on every tier; every family on the native one."""
+
+
+def marks_of(model: str, tier: str) -> list[pytest.MarkDecorator]:
+    """Whether soak tests, ``ci/test --all`` or every run has a model on a tier."""
+    if (model, tier) in SOAK:
+        return [pytest.mark.soak]
+    return [] if tier == "native" or model in SHORT else [pytest.mark.long]
+
+
 RUNS = [
     pytest.param(
         (model, tier),
         id=f"{model} on {tier}",
-        marks=[pytest.mark.soak] if (model, tier) in SOAK else [],
+        marks=marks_of(model, tier),
     )
     for model in MODELS
     for tier in TIERS

@@ -39,11 +39,19 @@ def built_always(module: Module, architecture: str) -> bool:
     return FORMATS[module.op].index(module) % 4 == MANY.index(module.op) % 4
 
 
+def marks_of(module: Module, architecture: str) -> list[pytest.MarkDecorator]:
+    """``ci/test`` compiles each op once for the newest, in every format where it multiplies."""
+    if not built_always(module, architecture):
+        return [pytest.mark.soak]
+    short = architecture == NEWEST and (module.op == "matmul" or module in ONE_OF_EACH)
+    return [] if short else [pytest.mark.long]
+
+
 BUILT = [
     pytest.param(
         module,
         architecture,
-        marks=[] if built_always(module, architecture) else [pytest.mark.soak],
+        marks=marks_of(module, architecture),
     )
     for module, architecture in (
         *((module, NEWEST) for module in MODULES),

@@ -45,6 +45,14 @@ CASES = {
     "gfx1201": AMD_CASES,
     "gfx1100": SMALL_CASES[::5],
 }
+REPRESENTATIVE = {
+    name: list(
+        {(one.opcode, one.opcode is Opcode.MATMUL and one.dtype): one for one in cases}.values()
+    )
+    for name, cases in CASES.items()
+}
+"""A case of each opcode, and of MATMUL in each format: Vulkan compares every pair of the two from
+the same texts of kernels."""
 SOAK_SHAPES = by_shape(part(chosen("all"), PART))
 INTEGERS = Traits(divide=False, root=False, half=False)
 
@@ -64,7 +72,7 @@ OTHERS = [
     on("metal-simulated", "integers", {"traits": INTEGERS}, METAL_INTEGER_CASES),
     on("metal-simulated", "before-macos-15", {"math_mode": False}, METAL_CASES[::8]),
     on("gfx1201", "user-queues", {"driver": "t2"}, SMALL_CASES[::3]),
-    on("gfx1201", "integers", {"native": False}, SMALL_CASES[::4]),
+    on("gfx1201", "integers", {"native": False}, SMALL_CASES[::4], marks=(pytest.mark.long,)),
     on("gfx1100", "integers", {"native": False}, SMALL_CASES[::12]),
 ]  # fmt: skip
 """Memory of the device's own; division and roots in integers, which no format needs; a compiler
@@ -116,7 +124,11 @@ def test_parts_are_the_whole() -> None:
 
 @pytest.mark.parametrize(
     ("machine", "case"),
-    [on(name, str(case), case) for name, cases in CASES.items() for case in cases],
+    [
+        on(name, str(case), case, marks=() if case in REPRESENTATIVE[name] else (pytest.mark.long,))
+        for name, cases in CASES.items()
+        for case in cases
+    ],
     indirect=["machine"],
     scope="module",
 )

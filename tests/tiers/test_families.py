@@ -63,6 +63,16 @@ STORAGES = (
     ("qwen3", "q4_k_m", Q8_0),
     ("llama", "q5_0", Q8_0),
 )
+ON_VULKAN = (
+    "qwen2-untied-mqa",
+    "gpt-oss-experts-yarn",
+    "qwen35moe-fused",
+    "lfm2",
+    "granitehybrid",
+    "gemma4-experts-fused-values-from-keys",
+)
+"""Dense, mixtures, sinks, both recurrent kinds, convolutions, windows: what is left has their
+kernels, which parity compares one by one."""
 TRACED = {
     "qwen35moe-fused": ("q4_k_m", F16),
     "qwen3next-fused-ssm-in": ("q5_1", Q8_0),
@@ -107,7 +117,11 @@ def model_of(synthetic_model: SyntheticModel, name: str, way_name: str) -> tuple
     return open_model(synthetic_model(quant=quant, **FAMILIES[name])), kv_dtype
 
 
-@each_on(on(OPENCL, MODELS), on(VULKAN, MODELS), on(METAL, MODELS, pytest.mark.soak))
+@each_on(
+    on(OPENCL, MODELS),
+    on(VULKAN, MODELS, pytest.mark.long, unmarked=ON_VULKAN),
+    on(METAL, MODELS, pytest.mark.soak),
+)
 def test_logits_and_tokens_are_the_cpu_tiers(
     tier: Tier, synthetic_model: SyntheticModel, name: str
 ) -> None:
@@ -122,7 +136,8 @@ def test_every_architecture_is_here() -> None:
 
 
 @each_on(
-    on(OPENCL, [*MODELS, "attends last"]), on(VULKAN, PICKED, pytest.mark.long, unmarked=("qwen2",))
+    on(OPENCL, [*MODELS, "attends last"], pytest.mark.long, unmarked=(*ON_VULKAN, "attends last")),
+    on(VULKAN, PICKED, pytest.mark.long, unmarked=("qwen2",)),
 )
 def test_steps_of_few_rows_are_the_definitions(
     tier: Tier, synthetic_model: SyntheticModel, name: str

@@ -113,7 +113,7 @@ def _text(value: object) -> str:
 
 
 def hint_for(name: str, names: Sequence[str]) -> str:
-    """What the argument of another program is called here, or the setting most like it."""
+    """Our name of another program's argument, or the most similar setting."""
     from difflib import SequenceMatcher
 
     if name in ARGUMENTS:
@@ -137,7 +137,7 @@ def opening(model: str | Path | None, given: Mapping[str, Any]) -> tuple[Path, S
 
 
 def signature_of(call: Any, settings: Any) -> inspect.Signature:
-    """What ``help`` and editors show of ``call``: the keys of ``settings`` as keyword arguments."""
+    """The signature of ``call`` for ``help`` and editors: ``settings`` as keyword arguments."""
     own = inspect.signature(call)
     parameters = [one for one in own.parameters.values() if one.kind is not one.VAR_KEYWORD]
     parameters += [
