@@ -20,12 +20,17 @@ SHARE = "ZINC_RT_LONG_SHARE"
 EACH_VALUE_ONCE = frozenset(
     f"{file}.py::test_{name}"
     for file, names in {
-        "cuda/test_attention_clusters": ("a_broken_row_breaks_its_heads_alone",),
+        "cuda/test_attention": ("blocks_of_many_tokens",),
+        "cuda/test_attention_clusters": (
+            "a_broken_row_breaks_its_heads_alone",
+            "every_split_has_the_bits_of_the_definitions",
+        ),
         "cuda/test_delta_net": ("several_states_of_a_slot",),
         "cuda/test_experts": (
             "a_block_of_experts_is_three_launches",
             "products_by_themselves",
         ),
+        "cuda/test_persistent": ("contexts_of_several_items",),
         "cuda/test_products": (
             "a_layer_is_three_launches",
             "a_product_has_the_bits_of_the_definition",
@@ -56,14 +61,19 @@ EACH_VALUE_ONCE = frozenset(
             "with_hardly_any_room_for_states",
         ),
         "engine/test_scores": ("company_and_chunks_change_no_bit",),
+        "engine/test_shares_by_label": ("labels_win_nothing",),
         "harness/test_session": ("a_cancelled_generation_leaves_nothing_behind",),
         "harness/test_synth": (
             "every_architecture_and_type_computes",
             "every_dense_variant_computes",
         ),
+        "invariance/test_schedules": ("every_depth_of_the_pipeline",),
         "kernels/test_fused": ("the_bits_are_those_of_the_ops_apart",),
         "kernels/test_tiles": ("tiles_have_the_bits_of_packed_dots",),
-        "memory/test_allocation": ("synthetic_models",),
+        "memory/test_allocation": (
+            "default_model",
+            "synthetic_models",
+        ),
         "model/test_template_forms": (
             "calls_are_printed_whatever_stands_beside_them",
             "content_comes_out_in_either_form",
