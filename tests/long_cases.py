@@ -20,6 +20,7 @@ SHARE = "ZINC_RT_LONG_SHARE"
 EACH_VALUE_ONCE = frozenset(
     f"{file}.py::test_{name}"
     for file, names in {
+        "cli/test_check": ("check_plans_what_run_takes",),
         "cuda/test_attention": ("blocks_of_many_tokens",),
         "cuda/test_attention_clusters": (
             "a_broken_row_breaks_its_heads_alone",
@@ -67,6 +68,7 @@ EACH_VALUE_ONCE = frozenset(
             "every_architecture_and_type_computes",
             "every_dense_variant_computes",
         ),
+        "invariance/test_load": ("threads_and_definitions_agree",),
         "invariance/test_schedules": ("every_depth_of_the_pipeline",),
         "kernels/test_fused": ("the_bits_are_those_of_the_ops_apart",),
         "kernels/test_tiles": ("tiles_have_the_bits_of_packed_dots",),
@@ -78,7 +80,9 @@ EACH_VALUE_ONCE = frozenset(
             "calls_are_printed_whatever_stands_beside_them",
             "content_comes_out_in_either_form",
         ),
+        "opencl/test_forms": ("every_form_gives_the_same_bits",),
         "peer/test_quantized_logits": ("quantized_model_is_close_to_its_expanded_twin",),
+        "serve/test_document_fuzz": ("it_answers_as_documented",),
         "serve/test_receipts": (
             "a_lie_that_is_signed_is_named",
             "every_answer_has_a_receipt_that_verifies",
