@@ -136,12 +136,22 @@ def in_share(nodeid: str, share: str | None = None) -> bool:
 
 
 def _values(item: pytest.Item) -> set[tuple[str, object]]:
-    """The parameters of a test; an object that is not plain is itself its value."""
+    """The parameters of a test. Equal values are one; two equal tuples of a file may be one object
+    in one process and two in another."""
     found = getattr(item, "callspec", None)
     return {
-        (name, value if isinstance(value, str | int | float | None) else id(value))
+        (name, value if _has_hash(value) else id(value))
         for name, value in (found.params.items() if found is not None else ())
     }
+
+
+def _has_hash(value: object) -> bool:
+    """A tuple of lists has none."""
+    try:
+        hash(value)
+    except TypeError:
+        return False
+    return True
 
 
 def _digest(text: str) -> str:
