@@ -53,8 +53,8 @@ MOST_LOG_PROBABILITIES = 20
 """Most tokens per row whose log-probabilities can be listed (R10)."""
 CODED_CHANNELS = 32
 """Channels of a head that share a scale (R13)."""
-KEY_CODE_BITS, VALUE_CODE_BITS = 5, 4
-"""Bits of a channel of a stored key and of a stored value (R13)."""
+CODE_SCALE_MAX = 255
+"""The largest scale of a group, which a byte holds (R13)."""
 CODE_SCALES, CODE_SCALE_PARTS = 6, 16
 """A group tries this many scales, which fall by sixteenths of the first (R13)."""
 ROTATION_LEAST_EXPONENT = -64

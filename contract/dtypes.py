@@ -7,7 +7,9 @@ R5, and integer scales for its sub-blocks.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import Enum
+from types import MappingProxyType
 
 from contract.lazy_dataclass import dataclass
 
@@ -69,17 +71,19 @@ IQ4_XS = DType("iq4_xs", 23, 256, 136, StorageClass.SUPERBLOCK)
 I32 = DType("i32", 26, 1, 4, StorageClass.INDEX)
 I12 = DType("i12", 1012, 2, 3, StorageClass.PAGES, row_extra_bytes=1)
 I4R = DType("i4r", 1004, 32, 19, StorageClass.PAGES, row_extra_bytes=1)
+I3R = DType("i3r", 1003, 32, 15, StorageClass.PAGES, row_extra_bytes=1)
 
 WEIGHT_DTYPES = (
     *(F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K),
     *(Q2_K, Q3_K, IQ4_NL, IQ4_XS, MXFP4),
 )
-KV_DTYPES = (F32, F16, Q8_0, I12, I4R)
+KV_DTYPES = (F32, F16, Q8_0, I12, I4R, I3R)
 DEFAULT_KV = I12
 """The default type of stored keys and values. It holds exactly the integers rule R6 makes of a row,
 so storing loses nothing, and takes a quarter less memory than F16."""
-ROTATED_KV = (I4R,)
-"""Types that store rotated keys and values (rule R13): attention rotates queries and results."""
-BY_NAME = {dtype.name: dtype for dtype in (*WEIGHT_DTYPES, I32, I12, I4R)}
+ROTATED_KV: Mapping[DType, tuple[int, int]] = MappingProxyType({I4R: (5, 4), I3R: (4, 3)})
+"""Types that store rotated keys and values (rule R13), and the bits of a channel of a key and of a
+value. Attention rotates queries and results."""
+BY_NAME = {dtype.name: dtype for dtype in (*WEIGHT_DTYPES, I32, I12, *ROTATED_KV)}
 BY_GGML_ID = {dtype.ggml_id: dtype for dtype in (*WEIGHT_DTYPES, I32)}
 """The types a model file may hold."""

@@ -93,4 +93,5 @@ OUTPUT_EVENT = np.dtype(
         ("reserved", "<u4"),
     ]
 )
-"""One event of the output ring. ``sequence`` is its number; event n lies in entry n mod size."""
+"""One event of the output ring. ``sequence`` is its number; event n lies in entry n mod size.
+Where a graph verifies drafts, ``flags`` is how many drafted tokens behind the row's are right."""

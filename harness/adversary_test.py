@@ -4,29 +4,17 @@ make the engine break its rules."""
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 
-from harness.cli.parser import Parser
-from harness.simulation import command
+from harness.simulation.command import SimulationTool
 from harness.simulation.generate import ADVERSARY
 
-PURPOSE = (
+TOOL = SimulationTool(
+    "python -m harness.adversary_test",
     "Simulate tenants that flood, label, cancel, move between groups, are removed and come back, "
-    "reserve pages and ask with the longest prompts; copies that fail; interrupts at any line."
+    "reserve pages and ask with the longest prompts; copies that fail; interrupts at any line.",
+    ADVERSARY,
 )
-
-PROG = "python -m harness.adversary_test"
-
-
-def build_parser(prog: str = PROG) -> Parser:
-    """The parser of the command called ``prog``."""
-    return command.build_parser(PURPOSE, prog)
-
-
-def main(argv: Sequence[str] | None = None, prog: str = PROG) -> int:
-    """Run the command called ``prog``; returns its exit code."""
-    return command.main(ADVERSARY, PURPOSE, argv, prog)
-
+build_parser, main = TOOL.build_parser, TOOL.main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -61,9 +61,9 @@ def card_makers(devices: Path = PCI_DEVICES) -> frozenset[int]:
         return frozenset()
 
 
-def lists_cards(devices: Path = PCI_DEVICES) -> bool:
+def lists_cards() -> bool:
     """Whether ``card_makers`` can tell which cards there are."""
-    return devices.is_dir()
+    return PCI_DEVICES.is_dir()
 
 
 def _word(path: Path) -> str:

@@ -33,13 +33,7 @@ from harness.digest import logits_digest
 from harness.golden_specs import SYNTHETIC_SPECS
 from harness.progress import NullProgress, Progress, progress_on
 from harness.settings import add_flags, group_of, resolve
-from harness.synth import (
-    GENERATOR_VERSION,
-    SynthSpec,
-    fields_of,
-    spec_of,
-    write_synthetic,
-)
+from harness.synth import GENERATOR_VERSION, SynthSpec, fields_of, spec_of, write_synthetic
 from reference.cpu.tier import CpuTier
 from reference.engine import Engine
 from reference.limits import Limits

@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from harness.catalog import resolve_model
-from harness.cli.parser import Parser
+from harness.cli.parser import Parser, add_switch
 from harness.cli.tool import run_tool
 from harness.console import note, printable, table
 from harness.settings import add_flags, group_of, resolve
@@ -60,8 +60,8 @@ def build_parser(prog: str = PROG) -> Parser:
         help="a GGUF file or the name of a model; once for every model of the trace, in their "
         "order [default: the file it was recorded with]",
     )
-    group_of(parser, "output").add_argument(
-        "--list", action="store_true", help="say what the trace holds; replay nothing"
+    add_switch(
+        group_of(parser, "output"), "--list", help="say what the trace holds; replay nothing"
     )
     add_flags(parser, SETTINGS)
     return parser

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 
 from accel.packets.host_memory import available_memory
 from contract.amounts import format_bytes
@@ -220,6 +221,32 @@ def _too_small(
     remedies += ["take fewer --slots"] if least.slots > 1 else []
     remedies.append("free memory or raise --memory-budget")
     return DoesNotFit(what, least.budgeted, budget, ", or ".join(remedies))
+
+
+def _same(limits: Limits, context: int) -> Limits:
+    return limits
+
+
+def fitting_again(
+    model: Model, tier: Tier, first: Residency, fewest_pages: int, budget: int
+) -> Residency:
+    """What of ``first`` fits within another budget: with ever fewer pages, at least
+    ``fewest_pages``, and then with fewer weights on the device. None may be streamed now. Raises
+    DoesNotFit."""
+    if first.plan.budgeted <= budget:
+        return first
+    pages = first.limits.pages
+    while True:
+        limits = replace(first.limits, pages=pages)
+        if not first.streamed:
+            graph = model.graph(limits)
+            footprint = tier.footprint(graph, limits.largest)
+            plan = plan_memory(graph, limits, footprint, tier.info.host_unified)
+            if plan.budgeted <= budget:
+                return Residency(plan, partial(_same, limits))
+        if pages <= fewest_pages:
+            return _streaming(model, tier, partial(_same, limits), limits.context, budget)
+        pages = max(fewest_pages, pages // 2)
 
 
 def _from_disk(

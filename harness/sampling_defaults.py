@@ -20,7 +20,7 @@ GGUF_KEYS = {
 }
 """Where a file says how its model is to be sampled."""
 NAMES = (*GGUF_KEYS, "max_tokens")
-MODEL, CATALOG, DEFAULT = "model file", "catalog", "default"
+SERVER, MODEL, CATALOG, DEFAULT = "server setting", "model file", "catalog", "default"
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
@@ -53,13 +53,12 @@ def sampling_defaults(
     metadata: Mapping[str, Any],
     catalogued: Mapping[str, float] = NOTHING,
     given: Mapping[str, float] = NOTHING,
-    source: str = "server setting",
 ) -> SamplingDefaults:
-    """The defaults of a model: ``given`` values first, which are of ``source``, then those of the
-    file's ``metadata``, then the ``catalogued`` ones. What no request may say is left out."""
+    """The defaults of a model: ``given`` values first, then those of the file's
+    ``metadata``, then the ``catalogued`` ones. What no request may say is left out."""
     own = {name: metadata[key] for name, key in GGUF_KEYS.items() if key in metadata}
     defaults = SamplingDefaults()
-    for values, origin in ((catalogued, CATALOG), (own, MODEL), (given, source)):
+    for values, origin in ((catalogued, CATALOG), (own, MODEL), (given, SERVER)):
         for name in NAMES:
             if name in values:
                 defaults = _with(defaults, name, values[name], origin)

@@ -3,26 +3,16 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 
-from harness.cli.parser import Parser
-from harness.simulation import command
+from harness.simulation.command import SimulationTool
 from harness.simulation.generate import SCHEDULER
 
-PURPOSE = "Simulate arrivals, cancels, slow clients, quotas, preemption, faults and restarts."
-
-PROG = "python -m harness.sched_test"
-
-
-def build_parser(prog: str = PROG) -> Parser:
-    """The parser of the command called ``prog``."""
-    return command.build_parser(PURPOSE, prog)
-
-
-def main(argv: Sequence[str] | None = None, prog: str = PROG) -> int:
-    """Run the command called ``prog``; returns its exit code."""
-    return command.main(SCHEDULER, PURPOSE, argv, prog)
-
+TOOL = SimulationTool(
+    "python -m harness.sched_test",
+    "Simulate arrivals, cancels, slow clients, quotas, preemption, faults and restarts.",
+    SCHEDULER,
+)
+build_parser, main = TOOL.build_parser, TOOL.main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -10,12 +10,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from contract.arithmetic import DIGEST_WORDS, KEY_CODE_BITS, VALUE_CODE_BITS
-from contract.dtypes import BY_NAME, Q8_0, WEIGHT_DTYPES, DType, StorageClass
+from contract.arithmetic import DIGEST_WORDS
+from contract.dtypes import BY_NAME, I3R, I4R, Q8_0, ROTATED_KV, WEIGHT_DTYPES, DType, StorageClass
 from contract.records import LOGIT_BIAS, SAMPLING
 from harness.host.pooling import Pool, Pooling
-from harness.vector_attention import attend, codes, rotate
-from harness.vector_sequences import convolved, delta_rule, scanned
+from harness.vector_sequences import attend, codes, convolved, delta_rule, rotate, scanned
 from reference.exact import elementary
 from reference.exact.activation import quantize_activation
 from reference.exact.attention_rows import exp2, row_integers
@@ -86,7 +85,7 @@ def cases() -> Iterator[VectorCase]:
         return Numbers(next(seeds), shape, exponent)
 
     parts = (_primitives, _sums, _products, _attention, _experts, _recurrent, _sampling)
-    for part in (*parts, _biased, _later_recurrent, _rotated_storage, _chosen):
+    for part in (*parts, _biased, _later_recurrent, _rotated_storage, _chosen, _three_bits):
         yield from part(make)
 
 
@@ -219,11 +218,20 @@ def _attention(make: Make) -> Iterator[VectorCase]:
 def _rotated_storage(make: Make) -> Iterator[VectorCase]:
     for channels in (32, 96, 128):
         yield _case("R13", "rotate", rotate, x=make((2, channels), 2))
-    for bits in (KEY_CODE_BITS, VALUE_CODE_BITS):
+    for bits in ROTATED_KV[I4R]:
         yield _case("R13", "codes", codes, x=make((3, 64), 1), bits=bits)
+    yield from _rotated_attention(make, "i4r")
+
+
+def _rotated_attention(make: Make, storage: str) -> Iterator[VectorCase]:
     for length, more in ((70, {}), (1100, {"window": 1050})):
         inputs = {"q": make((2, 64), 3), "k": make((length, 64), 2), "v": make((length, 64))}
-        yield _case("R13", "attention", attend, **inputs, storage="i4r", scale=0.125, **more)
+        yield _case("R13", "attention", attend, **inputs, storage=storage, scale=0.125, **more)
+
+
+def _three_bits(make: Make) -> Iterator[VectorCase]:
+    yield _case("R13", "codes", codes, x=make((3, 64), 1), bits=ROTATED_KV[I3R][1])
+    yield from _rotated_attention(make, "i3r")
 
 
 def _experts(make: Make) -> Iterator[VectorCase]:

@@ -30,7 +30,9 @@ class Limits:
     ``recent_tokens`` is the number of tokens stored for the sampling penalties, ``saved_states``
     the number of recurrent states stored in addition to those of the slots; one is saved after
     every ``state_interval`` tokens of a prompt. A slot has the states after each of its latest
-    ``slot_states`` positions, so that drafted tokens can be taken back.
+    ``slot_states`` positions, so that drafted tokens can be taken back. Of up to ``draft_tokens``
+    drafted tokens of a sequence in a step, each of which needs a row, the device counts the right
+    ones.
 
     Up to ``masks`` rows of a step can have an allowed-token mask, and every sequence up to
     ``biases`` logit biases; ``top_log_probabilities`` is the most tokens per row whose
@@ -57,6 +59,7 @@ class Limits:
     saved_states: int = 0
     slot_states: int = 1
     state_interval: int = 1024
+    draft_tokens: int = 0
     masks: int = 0
     biases: int = 0
     top_log_probabilities: int = 0
@@ -113,9 +116,10 @@ class Limits:
         return pages_for(self.context)
 
 
-def with_drafts(limits: Limits) -> Limits:
-    """The same with recurrent states to return to from wrong drafts."""
-    return replace(limits, slot_states=DRAFT_STATES)
+def with_drafts(limits: Limits, drafts: int) -> Limits:
+    """The same for at most ``drafts`` drafted tokens of a sequence in a step, with recurrent states
+    to return to from wrong ones."""
+    return replace(limits, slot_states=DRAFT_STATES, draft_tokens=drafts)
 
 
 def pages_for(positions: int) -> int:

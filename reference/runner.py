@@ -90,12 +90,14 @@ class StepInput:
 
 @dataclass(frozen=True, slots=True)
 class StepOutput:
-    """What a step produced: ``token`` int32[rows], -1 where a logit was not finite.
+    """What a step produced: ``token`` int32[rows], -1 where a logit was not finite, and
+    ``accepted`` int32[rows], how many drafted tokens behind the row's are right.
 
     ``outputs`` are the bytes of the requested buffers. The arrays are the step's own.
     """
 
     token: NDArray[np.int32]
+    accepted: NDArray[np.int32]
     outputs: Mapping[str, NDArray[np.uint8]]
 
     @property
@@ -195,7 +197,7 @@ class ModelRunner(ContextManager):
         self._query = self._input("request.query", QUERY_TOKEN)
         self._output_rows = self._input("request.output_rows", np.int32)
         self._sampling = self._input("request.sampling", SAMPLING)
-        self._event_tokens = tier.map(self._buffers[RING]).reshape(-1).view(OUTPUT_EVENT)["token"]
+        self._events = tier.map(self._buffers[RING]).reshape(-1).view(OUTPUT_EVENT)
         self._event_count = 0
 
     @property
@@ -211,8 +213,10 @@ class ModelRunner(ContextManager):
         """Start a step after those submitted before it; at most RING_STEPS may be under way.
 
         A query token of LAST_TOKEN is the one the slot's step before samples. Raises ValueError for
-        more masks or biases than the limits allow.
+        more masks or biases than the limits allow, ModelFileError for a file changed under a tier.
         """
+        if self.tier.info.host_unified:
+            self.model.file.check_unchanged()
         tokens, rows = len(inputs.query), len(inputs.output_rows)
         _put(self._allowed, inputs.allowed, "masks")
         _put(self._bias, inputs.bias, "biases")
@@ -237,14 +241,9 @@ class ModelRunner(ContextManager):
     def collect(self, submission: Submission) -> StepOutput:
         """Wait for a step."""
         self.tier.wait(submission.fence)
-        first, tokens = submission.first_event, self._event_tokens
-        if submission.rows == 1:
-            index = first % len(tokens)
-            token = tokens[index : index + 1].copy()
-        else:
-            numbers = (first + np.arange(submission.rows)) % EVENT_NUMBERS
-            token = tokens[numbers % len(tokens)]
-        return StepOutput(token, submission.fence.outputs)
+        index = submission.first_event % len(self._events)
+        events = self._events.take(np.arange(index, index + submission.rows), mode="wrap")
+        return StepOutput(events["token"], events["flags"].view(np.int32), submission.fence.outputs)
 
     def page_copies(self) -> PageCopies | None:
         """Copies of whole KV pages in the queue of steps; None for a model that has none. Made when
@@ -270,6 +269,10 @@ class ModelRunner(ContextManager):
         """The bytes of a non-scratch buffer, for tests and diagnosis."""
         return self.tier.map(self._buffers[name])
 
+    def reopen(self, limits: Limits) -> None:
+        """Open a closed runner anew, with ``limits`` that may differ in the number of pages."""
+        ModelRunner.__init__(self, self.model, self.tier, limits)
+
     def close(self) -> None:
         """Wait for the last step and free the buffers; the tier stays open."""
         if self._last is not None:
@@ -287,14 +290,10 @@ class ModelRunner(ContextManager):
         self, graph: Graph, shared: Mapping[str, Buffer], inputs: InputLayout | None = None
     ) -> ExecutableGraph:
         buffers = {**self._buffers, **shared}
+        used = {name: buffer for name, buffer in buffers.items() if name in graph.buffers}
+        outputs = LOG_PROBABILITIES, (ROW_DIGEST,), expert_buffers(graph)
         lowering = ExecutableGraph(
-            self.tier,
-            graph,
-            {name: buffer for name, buffer in buffers.items() if name in graph.buffers},
-            self.limits.largest,
-            (LOG_PROBABILITIES, (ROW_DIGEST,), expert_buffers(graph)),
-            ((HIDDEN,),),
-            inputs,
+            self.tier, graph, used, self.limits.largest, outputs, ((HIDDEN,),), inputs
         )
         self._lowerings.append(lowering)
         return lowering
@@ -314,12 +313,10 @@ class ModelRunner(ContextManager):
         buffer: Buffer
         if decl.kind is BufferKind.WEIGHT and later is not None:
             data = unchecked_weight(self.model.tensors, decl)
-            on_bytes = _in_turn(progress)
-            buffer = later.upload_later(decl, data, finite_words(decl.dtype), on_bytes)
+            buffer = later.upload_later(decl, data, finite_words(decl.dtype), _in_turn(progress))
         elif decl.kind is BufferKind.WEIGHT:
             data = weight_bytes(self.model.tensors, decl)
-            if progress is not None:
-                progress(data.nbytes)
+            _in_turn(progress)(data.nbytes)
             buffer = self.tier.upload(decl, data)
         elif decl.kind is BufferKind.CONSTANT:
             buffer = self.tier.upload(decl, constant_bytes(self.model, decl))
@@ -341,14 +338,15 @@ class ModelRunner(ContextManager):
                 table[:] = inputs.page_table
             self._page_rows = None
             return None
+        latest = int(versions.max())
         if self._page_rows is None or self._page_rows.versions is not versions:
             table[:] = inputs.page_table
             start = self._executable.inputs.offsets[PAGE_TABLE]
             self._page_rows = InputRows(start, table[0].nbytes, versions)
-        else:
+        elif latest > self._page_version:
             changed = (versions > self._page_version).nonzero()[0]
             table[changed] = inputs.page_table[changed]
-        self._page_version = int(versions.max())
+        self._page_version = latest
         return self._page_rows
 
     def _put_hidden(self, inputs: StepInput) -> None:

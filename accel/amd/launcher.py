@@ -112,12 +112,7 @@ def dispatch_of(kernel: LoadedKernel, arguments: int, groups: int) -> pm4.Dispat
 
 
 def launch_packet(
-    device: Device,
-    queue: Queue,
-    kernel: LoadedKernel,
-    packet: NDArray[np.void],
-    groups: int,
-    seconds: float = ALONE_SECONDS,
+    device: Device, queue: Queue, kernel: LoadedKernel, packet: NDArray[np.void], groups: int
 ) -> None:
     """Run a kernel with the given PACKET[1] outside of any step, and wait for it. Raises
     DeviceLost."""
@@ -131,5 +126,5 @@ def launch_packet(
     writer = pm4.Writer()
     writer.put(queue.acquire())
     writer.dispatch(dispatch_of(kernel, given.address, groups))
-    queue.wait(queue.submit(writer.words), seconds)
+    queue.wait(queue.submit(writer.words), ALONE_SECONDS)
     device.free(given)

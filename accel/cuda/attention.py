@@ -35,7 +35,6 @@ def attention_rule(ops: Remaining, device: Device) -> Replacement | None:
         return None
     head_dim, groups, spans = sizes["head_dim"], head_groups(part), most_spans(part)
     launch = KernelLaunch(
-        "attention_spans.cu",
         "attention_spans",
         (min(sizes["tokens"] * groups * spans, device.multiprocessors), 1, 1),
         (THREADS, 1, 1),
@@ -115,7 +114,6 @@ def attention_tokens(
         return None
     at_once = min(MOST_WARPS // warps, device.shared_bytes // nbytes)
     return KernelLaunch(
-        "attention_tokens.cu",
         "attention_tokens",
         (min(units, device.multiprocessors * at_once), 1, 1),
         (warps * 32, 1, 1),
@@ -188,7 +186,6 @@ def attention_blocks_rule(ops: Remaining, device: Device) -> Replacement | None:
     parts = head_dim // min(head_dim, MOST_CHANNELS)
     most = device.multiprocessors * BLOCKS_PER_MULTIPROCESSOR
     launch = KernelLaunch(
-        "attention_blocks.cu",
         "attention_blocks",
         (min(tokens * sizes["kv_heads"] * parts, most), 1, 1),
         (BLOCK_WARPS * 32, 1, 1),
@@ -223,7 +220,6 @@ def attention_groups_rule(ops: Remaining, device: Device) -> Replacement | None:
     if nbytes > device.shared_bytes:
         return None
     launch = KernelLaunch(
-        "attention_groups.cu",
         "attention_groups",
         (min(tokens * kv_heads, device.multiprocessors), 1, 1),
         ((GROUP_WARPS + SUPPLY_WARPS) * 32, 1, 1),

@@ -57,7 +57,6 @@ def attention_clusters_rule(ops: Remaining, device: Device) -> Replacement | Non
         room = int(room * ROOM_FOR_ALL)
     clusters = min(units * most_spans(part), max(1, room))
     launch = KernelLaunch(
-        "attention_clusters.cu",
         "attention_clusters",
         (clusters * blocks, 1, 1),
         (warps * 32, 1, 1),

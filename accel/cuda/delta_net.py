@@ -68,8 +68,7 @@ def delta_step_rule(ops: Remaining, device: Device) -> Replacement | None:
         return None
     if not nobody_reads(ops, len(RUN), [result(norm), *map(_state, (conv, net))]):
         return None
-    alone = tokens <= ALONE_TOKENS or sizes["states"] > 1
-    passing = None if alone else _passing(ops, device)
+    passing = None if tokens <= ALONE_TOKENS else _passing(ops, device)
     if passing is not None:
         return Replacement(len(RUN), (passing,))
     return Replacement(len(RUN), (_standing(ops),), 4 * tokens * sizes["key_heads"])
@@ -81,7 +80,6 @@ def _standing(ops: Remaining) -> KernelLaunch:
     size, tokens = sizes["state_size"], sizes["tokens"]
     warps = min(MOST_WARPS, size // ROWS_AT_ONCE)
     return KernelLaunch(
-        "delta_step.cu",
         "delta_step",
         (sizes["value_heads"], tokens, 1),
         (32 * warps, 1, 1),
@@ -98,7 +96,9 @@ def _passing(ops: Remaining, device: Device) -> KernelLaunch | None:
     warps = min(SLOTS_WARPS, size // ROWS_AT_ONCE)
     rows = ROWS_AT_ONCE * min(CHUNK_SETS, size // warps // ROWS_AT_ONCE)
     sharers = sizes["value_heads"] // key_heads
-    for at_once, slots, group in product(BLOCKS_AT_ONCE, SLOTS, GROUP_TOKENS):
+    # The state after each token of a slot that has several is stored.
+    groups = GROUP_TOKENS if sizes["states"] == 1 else GROUP_TOKENS[-1:]
+    for at_once, slots, group in product(BLOCKS_AT_ONCE, SLOTS, groups):
         of_token = 4 * (2 + 2 * sharers) * size + FACTOR_BYTES * sharers
         ring = warps * slots * (4 * rows * size + 8)
         nbytes = ring + group * of_token + 4 * (3 * tokens + 1)
@@ -108,7 +108,6 @@ def _passing(ops: Remaining, device: Device) -> KernelLaunch | None:
         return None
     blocks = max(1, at_once * device.multiprocessors // key_heads)
     return KernelLaunch(
-        "delta_slots.cu",
         "delta_slots",
         (key_heads, min(tokens, blocks), 1),
         (32 * warps, 1, 1),
@@ -119,6 +118,7 @@ def _passing(ops: Remaining, device: Device) -> KernelLaunch | None:
             "SHARERS": sharers,
             "MOST_TOKENS": tokens,
             "GROUP_TOKENS": group,
+            "STATES": sizes["states"],
             "SLOTS": slots,
             "CHUNK_SETS": rows // ROWS_AT_ONCE,
             **_operand_macros(ops),
@@ -196,7 +196,6 @@ def conv_rule(ops: Remaining, device: Device) -> Replacement | None:
     columns, rows = -(-sizes["channels"] // CONV_THREADS), -(-sizes["tokens"] // CONV_TOKENS)
     launches = tuple(
         KernelLaunch(
-            "delta_conv.cu",
             "delta_conv",
             (columns, 1 if stores and sizes["states"] > 1 else rows, 1),
             (CONV_THREADS, 1, 1),
@@ -219,7 +218,6 @@ def recurrence_rule(ops: Remaining, device: Device) -> Replacement | None:
         return None
     token_floats = 2 * size + rows + 4
     launch = KernelLaunch(
-        "delta_rows.cu",
         "delta_rows",
         (sizes["value_heads"], size // rows, 1),
         (32 * ROW_WARPS, 1, 1),
@@ -264,7 +262,7 @@ def _by_tokens(ops: Remaining, entry: str, macros: dict[str, int]) -> Replacemen
     """A launch with a block for every token."""
     grid = ops[0].most_sizes()["tokens"], 1, 1
     launch = KernelLaunch(
-        f"{entry}.cu", entry, grid, (32 * AROUND_WARPS, 1, 1), 0, {"WARPS": AROUND_WARPS, **macros}
+        entry, grid, (32 * AROUND_WARPS, 1, 1), 0, {"WARPS": AROUND_WARPS, **macros}
     )
     return Replacement(1, (launch,))
 

@@ -6,6 +6,7 @@ import ctypes
 import sys
 import weakref
 from collections.abc import Callable
+from threading import local
 from types import ModuleType
 from typing import Any
 
@@ -83,6 +84,16 @@ def open_driver(binding: Any = None) -> Driver:
     return driver
 
 
+class _Thread(local):
+    """The context that is current in a thread, known only in blocks of several calls."""
+
+    current: Context | None = None
+    calling = False
+
+
+_THREAD = _Thread()
+
+
 class Context:
     """A context on one device. A fault breaks it, and destroying it is the only recovery.
 
@@ -98,8 +109,22 @@ class Context:
 
     def call(self, function: str, *arguments: Any) -> Any:
         """As ``Driver.call``, in this context."""
-        self._driver.call("cuCtxSetCurrent", self._handle)
+        if _THREAD.current is not self:
+            self._driver.call("cuCtxSetCurrent", self._handle)
+            if _THREAD.calling:
+                _THREAD.current = self
         return self._driver.call(function, *arguments)
+
+    @staticmethod
+    def begin_calls() -> None:
+        """Begin many calls of this thread, between which no other library makes a context
+        current."""
+        _THREAD.calling = True
+
+    @staticmethod
+    def end_calls() -> None:
+        """End what ``begin_calls`` began."""
+        _THREAD.calling, _THREAD.current = False, None
 
     def when_gone(self, owner: object, function: Callable[..., object], *arguments: Any) -> None:
         """Call ``function(*arguments)`` when ``owner`` is collected as garbage, if the context
@@ -114,10 +139,12 @@ class Context:
         if self.closed:
             return
         self._driver.call("cuCtxPushCurrent", self._handle)
+        before, _THREAD.current = _THREAD.current, None
         try:
             function(*arguments)
         finally:
             self._driver.call("cuCtxPopCurrent")
+            _THREAD.current = before
 
     def reach(self, other: Context) -> None:
         """Let kernels access the memory of a context on another device. Raises CudaError."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from accel.cuda.runs import operand_index, operand_of, packet_number, result
 from accel.packets.step import Op, Tensor
@@ -74,24 +74,14 @@ def expert_block(ops: Sequence[Op]) -> ExpertBlock | None:
     if quantize is None:
         return None
     m = operand_of(ops[quantize], "m")
-    gates = read.take("matmul", x=m, ids=ids)
-    ups = read.take("matmul", x=m, ids=ids)
-    if gates is None or ups is None:
+    products = _products(read, m, ids)
+    if products is None:
         return None
-    activation = read.take("swiglu", gate=result(ops[gates]), up=result(ops[ups]))
-    if activation is None:
-        return None
-    hidden = read.take("quantize_activation", x=result(ops[activation]))
-    if hidden is None:
-        return None
-    downs = read.take("matmul", x=operand_of(ops[hidden], "m"), ids=ids)
-    if downs is None:
-        return None
+    downs, weights = products[-1], operand_of(ops[topk], "weights")
     total = read.take("expert_sum", products=result(ops[downs]), ids=ids)
-    if total is None or operand_of(ops[total], "weights") != operand_of(ops[topk], "weights"):
+    if total is None or operand_of(ops[total], "weights") != weights:
         return None
-    routed = (norm, router, topk, quantize, gates, ups, activation, hidden, downs, total)
-    block = ExpertBlock(*routed, read.at)
+    block = ExpertBlock(norm, router, topk, quantize, *products, total, read.at)
     return _with_shared(read, block) or block
 
 
@@ -100,18 +90,10 @@ def _with_shared(read: _Reader, block: ExpertBlock) -> ExpertBlock | None:
     ops = read.ops
     x, m = result(ops[block.norm]), operand_of(ops[block.quantize], "m")
     gate_logit = read.take("matmul", x=x)
-    gate, up = read.take("matmul", x=m, ids=None), read.take("matmul", x=m, ids=None)
-    if gate is None or up is None:
+    products = _products(read, m, None)
+    if products is None:
         return None
-    activation = read.take("swiglu", gate=result(ops[gate]), up=result(ops[up]))
-    if activation is None:
-        return None
-    hidden = read.take("quantize_activation", x=result(ops[activation]))
-    if hidden is None:
-        return None
-    down = read.take("matmul", x=operand_of(ops[hidden], "m"), ids=None)
-    if down is None:
-        return None
+    gate, up, activation, _, down = products
     total = read.take(
         "gated_add",
         residual=result(ops[block.total]),
@@ -120,11 +102,36 @@ def _with_shared(read: _Reader, block: ExpertBlock) -> ExpertBlock | None:
     )
     if total is None:
         return None
-    routed = (
-        *(block.norm, block.router, block.topk, block.quantize, block.gates),
-        *(block.ups, block.activation, block.hidden, block.downs, block.total),
+    return replace(
+        block,
+        length=read.at,
+        gate_logit=gate_logit,
+        shared_gate=gate,
+        shared_up=up,
+        shared_activation=activation,
+        shared_down=down,
+        shared_total=total,
     )
-    return ExpertBlock(*routed, read.at, gate_logit, gate, up, activation, down, total)
+
+
+def _products(
+    read: _Reader, m: Tensor | None, ids: Tensor | None
+) -> tuple[int, int, int, int, int] | None:
+    """The indices of a gated feed-forward network of ``m``, with the experts ``ids`` if it is
+    routed: gate, up, activation, its quantization, down. None if the next ops are no such
+    network."""
+    ops = read.ops
+    gate, up = read.take("matmul", x=m, ids=ids), read.take("matmul", x=m, ids=ids)
+    if gate is None or up is None:
+        return None
+    activation = read.take("swiglu", gate=result(ops[gate]), up=result(ops[up]))
+    if activation is None:
+        return None
+    hidden = read.take("quantize_activation", x=result(ops[activation]))
+    if hidden is None:
+        return None
+    down = read.take("matmul", x=operand_of(ops[hidden], "m"), ids=ids)
+    return None if down is None else (gate, up, activation, hidden, down)
 
 
 def formats_of(ops: Sequence[Op], product: int, shared: int | None) -> tuple[DType, DType]:

@@ -134,7 +134,6 @@ def _down_bytes(ops: Sequence[Op], block: ExpertBlock, rows: int) -> int:
 
 def _order(ops: Sequence[Op], block: ExpertBlock, macros: dict[str, int]) -> KernelLaunch:
     return KernelLaunch(
-        "expert_order.cu",
         "expert_order",
         (1, 1, 1),
         (ORDER_THREADS, 1, 1),
@@ -155,7 +154,6 @@ def _gates(
     gates, tiles = ops[block.gates], _gate_tiles(ops, block)
     nbytes = _gate_bytes(ops, block, grouped.tokens)
     return KernelLaunch(
-        "expert_group_gates.cu",
         "expert_group_gates",
         (-(-_tiles(gates) // tiles), grouped.chunks, 1),
         (32 * _gate_warps(ops, block), 1, 1),
@@ -180,7 +178,6 @@ def _downs(
     downs, nbytes = ops[block.downs], _down_bytes(ops, block, grouped.tokens)
     first, second = formats_of(ops, block.downs, block.shared_down)
     return KernelLaunch(
-        "expert_group_downs.cu",
         "expert_group_downs",
         (-(-_tiles(downs) // BLOCK_WARPS), grouped.chunks, 1),
         (32 * BLOCK_WARPS, 1, 1),
@@ -209,7 +206,6 @@ def _total(ops: Sequence[Op], block: ExpertBlock) -> KernelLaunch:
     total = ops[block.total]
     sizes = total.most_sizes()
     return KernelLaunch(
-        "expert_total.cu",
         "expert_total",
         (-(-sizes["width"] // TOTAL_THREADS), sizes["tokens"], 1),
         (TOTAL_THREADS, 1, 1),

@@ -61,7 +61,6 @@ def expert_product_rule(ops: Remaining, device: Device) -> Replacement | None:
     assert _tiles(op) <= MOST_GRID
     nbytes = spans * (row_bytes(SPAN_UNITS) + _ring_bytes(SLOTS, op.dtype) + 4 * UNIT_ROWS)
     launch = KernelLaunch(
-        "expert_product.cu",
         "expert_product",
         (sizes["tokens"], _tiles(op), 1),
         (32 * spans, 1, 1),
@@ -198,7 +197,6 @@ def _router(ops: Sequence[Op], block: ExpertBlock) -> KernelLaunch:
     sizes, at_once = router.most_sizes(), _router_rows(router)
     rows = sizes["rows"] + (block.gate_logit is not None)
     return KernelLaunch(
-        "expert_router.cu",
         "expert_router",
         (-(-rows // at_once), -(-sizes["tokens"] // ROUTER_TOKENS), 1),
         (32 * warps, 1, 1),
@@ -252,7 +250,6 @@ def _gates(ops: Sequence[Op], block: ExpertBlock) -> KernelLaunch:
     gates = ops[block.gates]
     spans, used = _gate_spans(gates), gates.most_sizes()["used"]
     return KernelLaunch(
-        "expert_gates.cu",
         "expert_gates",
         _gates_grid(ops, block),
         (64 * spans, 1, 1),
@@ -287,7 +284,6 @@ def _down(ops: Sequence[Op], block: ExpertBlock) -> KernelLaunch:
     first, second = formats_of(ops, block.downs, block.shared_down)
     units = unit_count(downs.most_sizes()["columns"])
     return KernelLaunch(
-        "expert_down.cu",
         "expert_down",
         (_tiles(downs), ops[block.norm].count.most, 1),
         (32 * warps, 1, 1),

@@ -21,7 +21,6 @@ def gated_rows_rule(ops: Remaining, device: Device) -> Replacement | None:
     if sizes["tokens"] > MOST_TOKENS:
         return None
     launch = KernelLaunch(
-        "gated_rows.cu",
         "gated_rows",
         (-(-sizes["width"] // THREADS), sizes["tokens"], 1),
         (THREADS, 1, 1),

@@ -41,7 +41,6 @@ def gather_rule(ops: Remaining, device: Device) -> Replacement | None:
     blocks = max(1, min(-(-max(floats, default=0) // devices // BLOCK_FLOATS), MOST_BLOCKS))
     peers, tensors = devices - 1, len(floats)
     launch = KernelLaunch(
-        "all_gather.cu",
         "all_gather",
         (blocks, 1, 1),
         (THREADS, 1, 1),

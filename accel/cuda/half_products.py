@@ -52,7 +52,6 @@ def half_launch(
     """The products of packed tokens, a block after the other; ``macros`` are those of the
     operands."""
     return KernelLaunch(
-        "half_groups.cu",
         "half_groups",
         (min(_blocks(tokens, rows), device.multiprocessors), 1, 1),
         (THREADS, 1, 1),

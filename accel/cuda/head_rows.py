@@ -99,7 +99,6 @@ def head_launch(
     biases = (None, None, None) if left is None else left.biases
     assert write.dtype is not None
     return KernelLaunch(
-        "head_rows.cu",
         "head_rows",
         (max(1, blocks), 1, 1),
         (WARPS * 32, 1, 1),

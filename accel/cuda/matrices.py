@@ -282,7 +282,6 @@ def _single(ops: Sequence[Op], run: Run, number: int) -> KernelLaunch:
     assert product.dtype is not None
     end = run.residual if run.residual is not None else writer(run, number)
     return KernelLaunch(
-        "unit_matrix.cu",
         "unit_matrix",
         (-(-rows // BLOCK_ROWS), -(-product.count.most // BLOCK_TOKENS), 1),
         (WARPS * 32, 1, 1),
@@ -347,7 +346,6 @@ def _grouped(
         most = blocks[0] * blocks[1]
         grid = (most if overlaps or followed else min(most, device.multiprocessors), 1, 1)
     return KernelLaunch(
-        "unit_groups.cu",
         "unit_groups",
         grid,
         (shape.groups * GROUP_WARPS * 32, 1, 1),

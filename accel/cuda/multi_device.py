@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from accel.cuda.bound_bucket import BoundBucket
 from accel.cuda.buffers import CudaBuffer
 from accel.cuda.device import find_device
 from accel.cuda.driver import TIER, CudaError, Driver, open_driver
@@ -67,6 +68,7 @@ class MultiDeviceTier(ContextManager):
         self._closed = False
         self._buffers: set[ShardedBuffer] = set()
         self._waiting = CompletionWaiter()
+        self._progress = progress
         try:
             for index, ordinal in enumerate(ordinals):
                 share = Share(index, len(ordinals))
@@ -193,6 +195,7 @@ class MultiDeviceTier(ContextManager):
             for n, one in enumerate(self._members):
                 parts = {name: buffer.parts[n] for name, buffer in buffers.items()}
                 bound.append(one.bind(graph, parts, bucket, inputs))
+            self._tell_of_gathers(bound[0])
             # Counters that other devices write are zero before any device writes.
             self._each(lambda n, one: one.synchronize())
             pairs = list(zip(self._members, bound, strict=True))
@@ -201,6 +204,16 @@ class MultiDeviceTier(ContextManager):
                 for one, own in pairs
             ]
         return ShardedBatch(bucket, tuple(batches))
+
+    def _tell_of_gathers(self, bound: BoundBucket) -> None:
+        """Say that devices wait for each other between the launches of a step of one token."""
+        gathers = [launch for launch in bound.gathers if launch.table is None]
+        if self._progress is not None and bound.bucket.tokens == 1 and gathers:
+            self._progress(
+                f"{bound.name} decodes by {len(bound.plan.launches)} launches a token on each of "
+                f"{len(self._members)} devices, which exchange rows in {len(gathers)} of them: "
+                f"one device may be faster"
+            )
 
     def submit(
         self,

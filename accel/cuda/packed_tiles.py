@@ -78,7 +78,6 @@ def embed_rule(ops: Remaining, device: Device) -> Replacement | None:
     elements = op.count.most * op.most_sizes()["hidden"]
     blocks = max(1, min(-(-elements // EMBEDDING_THREADS), device.multiprocessors))
     launch = KernelLaunch(
-        "units_embed.cu",
         "units_embed",
         (blocks, 1, 1),
         (EMBEDDING_THREADS, 1, 1),

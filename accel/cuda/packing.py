@@ -42,7 +42,6 @@ def pack_launch(
     pieces = _row_pieces(tokens, units, device) if whole else -(-units // WARPS)
     warps = min(ROW_WARPS if whole else WARPS, -(-units // pieces))
     return KernelLaunch(
-        "unit_pack.cu",
         "unit_pack",
         (min(tokens, MOST_PACKING_BLOCKS) * pieces, 1, 1),
         (warps * 32, 1, 1),
@@ -74,7 +73,6 @@ def _pack_fours(
     pieces = -(-units // warps)
     weights = 0 if run.norm is None else 4 * UNIT_COLUMNS * warps
     return KernelLaunch(
-        "unit_pack_fours.cu",
         "unit_pack_fours",
         (-(-tokens // FOUR) * pieces, 1, 1),
         (warps * 32, 1, 1),
@@ -104,7 +102,6 @@ def fold_launch(ops: Sequence[Op], run: Run) -> KernelLaunch:
     """Folds sums of spans that no later run packs."""
     tokens = ops[run.products[0]].count.most
     return KernelLaunch(
-        "unit_fold.cu",
         "unit_fold",
         (min(tokens, MOST_PACKING_BLOCKS), 1, 1),
         (ROW_WARPS * 32, 1, 1),

@@ -19,12 +19,7 @@ from accel.cuda.packed_tiles import unit_bytes
 from accel.cuda.phase_runs import MOST_FORMATS, PhaseRun, gathers_nothing, phase_run
 from accel.cuda.phases import AttentionPhase, Phase, ProductPhase, Readers, readers_of
 from accel.cuda.plan import LongStep, Plan, PlannedLaunch
-from accel.cuda.products import (
-    BARRIER_BYTES,
-    BLOCK_BYTES,
-    CHUNK_UNITS,
-    row_macros,
-)
+from accel.cuda.products import BARRIER_BYTES, BLOCK_BYTES, CHUNK_UNITS, row_macros
 from accel.cuda.program import tuned_source
 from accel.cuda.row_end import EndPhase, short_step
 from accel.cuda.runs import ABSENT

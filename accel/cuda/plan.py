@@ -4,7 +4,7 @@ op."""
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -30,8 +30,6 @@ WITH_LISTS = frozenset(
     )
 )
 """Kernels of blocks of experts, all of which find matrices by ``kernels/stack_matrices.h``."""
-PART_COPIES = ("PART_COPIES", 1)
-"""The macro by which a kernel copies 16 bytes at a time, see ``kernels/warp.h``."""
 PLAIN_LAYOUTS = (WeightLayout.STORED, WeightLayout.PLANES)
 """The layouts that plain kernels read."""
 
@@ -167,17 +165,6 @@ def plan_launches(ops: Sequence[Op], device: Device, local: Collection[str] | No
     return Plan(tuple(launches), workspace, tuple(levels), passing_bytes=passing)
 
 
-def reading_host_memory(plan: Plan) -> Plan:
-    """``plan`` with kernels of experts that can read these in host memory."""
-    launches = tuple(
-        replace(one, source=replace(one.source, macros=(*one.source.macros, PART_COPIES)))
-        if one.entry in WITH_LISTS
-        else one
-        for one in plan.launches
-    )
-    return replace(plan, launches=launches)
-
-
 def plain_ops(plan: Plan) -> list[int]:
     """Indices of the ops that plain kernels execute."""
     return [launch.first for launch in plan.launches if launch.workspace is None]
@@ -222,7 +209,6 @@ def _tuned(launch: KernelLaunch, index: int, count: int, workspace: int) -> Plan
         index,
         count,
         launch.shared_bytes,
-        launch.cooperative,
-        workspace,
+        workspace=workspace,
         gathers=launch.gathers,
     )

@@ -11,9 +11,10 @@ from accel.cuda.device import Device
 from accel.cuda.driver import TIER
 from accel.cuda.memory_estimate import MemoryEstimate, cached_estimate
 from accel.cuda.persistent import compose
-from accel.cuda.plan import Plan, plan_launches, reading_host_memory
+from accel.cuda.plan import Plan, plan_launches
 from accel.cuda.registered import cuda_buckets
-from accel.cuda.step_choice import NEVER, STREAMED, StepChoice
+from accel.cuda.step_choice import NEVER, StepChoice
+from accel.cuda.unpacked_pages import unpack_rotated
 from accel.packets.binding import product_factors
 from accel.packets.footprint import device_footprint, step_memory
 from accel.packets.packet import aligned
@@ -88,7 +89,7 @@ class Planner:
         """Plan ``graph`` for steps up to ``largest``; ``streams`` as if it were the answer of
         ``self.streams``. Raises UnsupportedOp."""
         streams = self.streams(graph) if streams is None else streams
-        choice = STREAMED if streams else self.step
+        choice = NEVER if streams else self.step
         planned = self.planned
         if planned is None or planned.key != (graph, largest, choice):
             planned = self.planned = self._looked_at(graph, largest, choice)
@@ -96,7 +97,7 @@ class Planner:
 
     def lowered(self, graph: Graph, bucket: ShapeKey, divided: Collection[str]) -> LoweredBucket:
         """The bucket as planned, if it was planned with the same weights ``divided``."""
-        planned, choice = self.planned, STREAMED if self.streams(graph) else self.step
+        planned, choice = self.planned, NEVER if self.streams(graph) else self.step
         same = planned is not None and (planned.graph, planned.choice) == (graph, choice)
         if planned is not None and same and planned.needs.divided == set(divided):
             known = planned.buckets.get(bucket)
@@ -158,8 +159,6 @@ def planned_bucket(
         shared = share_step(step, share, divided)
     step = shared.step
     tuned = plan_launches(step.ops, device, step.scratch)
-    if choice.over_link:
-        tuned = reading_host_memory(tuned)
     plan = compose(tuned, step.ops, device, choice, step.scratch, share.count)
     since = {name: plan.levels[op] for name, op in written_since(step.ops).items()}
     schedule = schedule_launches(step, plan.levels, plan.together, since)
@@ -193,4 +192,4 @@ def _can_be_shared(decl: BufferDecl) -> bool:
 
 
 def _lowered(graph: Graph, bucket: ShapeKey) -> Step:
-    return lower_graph(graph, bucket, ROW_PARTS, TIER)
+    return unpack_rotated(lower_graph(graph, bucket, ROW_PARTS, TIER), graph, bucket)

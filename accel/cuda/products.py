@@ -187,7 +187,6 @@ def _launch(ops: Sequence[Op], run: Run, device: Device) -> KernelLaunch | None:
         **_row_macros(run, together, share_units(units, cluster), shape.warps),
     }
     return KernelLaunch(
-        "unit_product.cu",
         "unit_product",
         (blocks, -(-tokens // together), 1),
         (shape.warps * 32, 1, 1),

@@ -22,6 +22,7 @@ from accel.cuda.packed_tiles import UNITS, embed_rule, unit_layout
 from accel.cuda.products import product_rule
 from accel.cuda.sampling import largest_rule, sampling_rule
 from accel.cuda.tuned import ArrangedLayout, LayoutRule, Rule
+from accel.cuda.unpacked_pages import unpack_rule
 from accel.packets.layouts import WeightLayout
 from accel.packets.shape_buckets import SPLIT_TOKENS, shape_buckets
 from contract.shape_key import ShapeKey
@@ -29,6 +30,7 @@ from contract.shape_key import ShapeKey
 RULES: tuple[Rule, ...] = (
     gather_rule,
     embed_rule,
+    unpack_rule,
     attention_clusters_rule,
     head_rows_rule,
     attention_rule,

@@ -23,8 +23,9 @@ from accel.packets.step import Op, Tensor
 DRAWING = ("sample_bins", "sample_draw")
 ENDING = ("sample_part", "sample", "stream_out", "store_request_state")
 """The ops that must follow the logits."""
-BEHIND = ("row_digest",)
-"""The only ops that may follow those: they read nothing of them and are launched in every step."""
+BEHIND = ("row_digest", "verify_k")
+"""The only ops that may follow those: for one row they read nothing of them, and they are launched
+in every step."""
 
 
 @dataclass(frozen=True, slots=True)

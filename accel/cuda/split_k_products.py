@@ -63,7 +63,6 @@ def span_launch(ops: Sequence[Op], run: Run, device: Device, parted: bool) -> Ke
     if shape is None:
         return None
     return KernelLaunch(
-        "unit_spans.cu",
         "unit_spans",
         (min(tiles, max(1, device.multiprocessors // shape.parts)), shape.parts, 1),
         (shape.warps * 32, 1, 1),

@@ -32,8 +32,7 @@ class StepChoice:
     ``blocks`` are the warps and slots to try, none to join nothing; runs have ``least_phases``
     phases of ``most_tokens`` tokens, on devices of ``least_capability``. Where the longest
     normalized row has fewer units than ``least_row_units``, only steps that sample a position
-    before ``long_position`` are joined. Steps read experts ``over_link`` where these may lie in
-    host memory.
+    before ``long_position`` are joined.
     """
 
     blocks: tuple[Block, ...] = ()
@@ -42,12 +41,9 @@ class StepChoice:
     least_capability: tuple[int, int] = (0, 0)
     least_row_units: int = 0
     long_position: int = 0
-    over_link: bool = False
 
 
 NEVER = StepChoice()
-STREAMED = StepChoice(over_link=True)
-"""The choice where weights are streamed: copies come between launches, so none are joined."""
 FASTEST = StepChoice(BLOCKS, 1, 10, (9, 0), 9, 2 * KV_TILE + 1)
 """The choice measured to be faster: not with four tokens, nor between launches of other kinds.
 Where a warp normalizes a single unit of a row, it is faster as long as one block computes a whole

@@ -13,12 +13,7 @@ from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 
-from accel.cuda.expert_cache import (
-    ExpertCache,
-    StackShape,
-    experts_held,
-    make_expert_cache,
-)
+from accel.cuda.expert_cache import ExpertCache, StackShape, experts_held, make_expert_cache
 from accel.cuda.memory import Allocation, HostWeight
 from accel.cuda.packed_tiles import TUNED_STACKS
 from accel.cuda.plan import WITH_LISTS

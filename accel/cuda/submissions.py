@@ -138,6 +138,13 @@ class CudaStep:
         """See Completion: the device has already copied the outputs."""
 
 
+@dataclass(frozen=True, slots=True)
+class CudaSlot(HostSlot):
+    """A slot in page-locked memory, and the mark behind all copies of its step."""
+
+    ended: Mark
+
+
 CudaFence = StepFence[Allocation, RecordedBucket, CudaStep]
 
 
@@ -150,13 +157,15 @@ class InputSlots:
 
     memory: Memory
     allocation: Allocation
-    readers: list[Mark] = field(init=False)
     turn: int = 0
+    _readers: list[Mark] = field(init=False)
+    _copied: Mark = field(init=False)
 
     def __post_init__(self) -> None:
+        context, streams = self.memory.context, self.memory.streams
         # Allocating enqueues zeroing in the stream of steps.
-        zeroed = Mark(self.memory.context, self.memory.stream)
-        self.readers = [zeroed] * INPUT_BUFFERS
+        self._readers = [Mark(context, streams.steps) for _ in range(INPUT_BUFFERS)]
+        self._copied = Mark(context, streams.inputs)
 
     @property
     def addresses(self) -> list[int]:
@@ -172,18 +181,21 @@ class InputSlots:
         address = self.addresses[self.turn]
         stream = streams.inputs if overlaps else streams.steps
         if overlaps:
-            self.readers[self.turn].hold(stream)
+            self._readers[self.turn].hold(stream)
         memory.context.call("cuMemcpyHtoDAsync", address, data.ctypes.data, data.nbytes, stream)
         if overlaps:
-            Mark(memory.context, stream).hold(streams.steps)
+            self._copied.move(stream)
+            self._copied.hold(streams.steps)
         return address
 
-    def read(self, step: Mark) -> None:
-        """The step ending at ``step`` is the last that reads the buffer filled last."""
-        self.readers[self.turn] = step
+    def read(self) -> Mark:
+        """A mark behind the step that was enqueued last, which reads the buffer filled last."""
+        reader = self._readers[self.turn]
+        reader.move(self.memory.stream)
+        return reader
 
 
-class CudaSubmissions(Submissions[Allocation, RecordedBucket, HostSlot, CudaStep]):
+class CudaSubmissions(Submissions[Allocation, RecordedBucket, CudaSlot, CudaStep]):
     """See Submissions. ``start`` enqueues the launches of a step, ``finish`` the copies of its
     outputs."""
 
@@ -193,6 +205,7 @@ class CudaSubmissions(Submissions[Allocation, RecordedBucket, HostSlot, CudaStep
         self.before_step: Callable[[], None] = lambda: None
         """Enqueues what comes between steps."""
         self._input_slots: InputSlots | None = None
+        self._computed: Mark
 
     @property
     def input_memory(self) -> Allocation | None:
@@ -215,7 +228,7 @@ class CudaSubmissions(Submissions[Allocation, RecordedBucket, HostSlot, CudaStep
 
     def start(
         self, batch: CudaBatch, inputs: NDArray[np.uint8], rows: InputRows | None = None
-    ) -> HostSlot:
+    ) -> CudaSlot:
         """Enqueue the inputs and the launches of a step; the caller must call ``finish`` next.
         Nothing here waits for the device. Raises CudaError."""
         slot = super().start(batch, inputs, rows)
@@ -228,24 +241,32 @@ class CudaSubmissions(Submissions[Allocation, RecordedBucket, HostSlot, CudaStep
         recording = batch.launch.recorded_for(snapshot)
         address = self._input_slots.fill(snapshot, recording.is_brief)
         recording.enqueue(memory.stream, address)
-        self._input_slots.read(Mark(memory.context, memory.stream))
+        self._computed = self._input_slots.read()
         return slot
 
-    def _new_slot(self, batch: CudaBatch) -> HostSlot:
-        return HostSlot(InputCopy(self._memory.pinned.take(batch.input_bytes)))
+    def _new_slot(self, batch: CudaBatch) -> CudaSlot:
+        memory = self._memory
+        inputs = InputCopy(memory.pinned.take(batch.input_bytes))
+        return CudaSlot(inputs, Mark(memory.context, memory.streams.outputs))
 
     def _array(self, nbytes: int) -> NDArray[np.uint8]:
         return self._memory.pinned.take(nbytes)
 
     def _launch(
-        self, batch: CudaBatch, slot: HostSlot, outputs: Mapping[str, NDArray[np.uint8]]
+        self, batch: CudaBatch, slot: CudaSlot, outputs: Mapping[str, NDArray[np.uint8]]
     ) -> CudaStep:
         """Enqueue the copies of the outputs of the step that ``start`` enqueued."""
         memory = self._memory
-        for name, data in outputs.items():
-            if data.nbytes:
-                memory.transfer(batch.outputs[name][1], data, False, 0)
-        memory.staging.states_to_host()
-        Mark(memory.context, memory.stream).hold(memory.streams.outputs)
-        memory.staging.outputs_to_host(memory.leave)
-        return CudaStep(Mark(memory.context, memory.streams.outputs))
+        copies = [
+            memory.transfer(batch.outputs[name][1], data, False, 0)
+            for name, data in outputs.items()
+            if data.nbytes
+        ]
+        copies += memory.staging.states_to_host()
+        if copies:
+            self._computed.move(memory.stream)
+        self._computed.hold(memory.streams.outputs)
+        written = [allocation for _, allocation in batch.outputs.values()]
+        memory.staging.outputs_to_host(memory.leave, written)
+        slot.ended.move(memory.streams.outputs)
+        return CudaStep(slot.ended)

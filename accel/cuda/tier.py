@@ -25,6 +25,7 @@ from accel.cuda.submissions import (
     INPUT_BUFFERS,
     CudaBatch,
     CudaFence,
+    CudaSlot,
     CudaStep,
     CudaSubmissions,
     RecordedBucket,
@@ -38,14 +39,9 @@ from accel.packets.packet import aligned
 from accel.packets.shares import Share
 from accel.packets.staging_buffers import sync_as
 from accel.packets.step_memory import StepAddresses
-from accel.packets.submissions import FormBatch, HostSlot
+from accel.packets.submissions import FormBatch
 from accel.packets.tier import BaseTier, tier_info
-from accel.packets.weight_ring import (
-    RING,
-    bytes_of_matrix,
-    ring_of,
-    streamable_weights,
-)
+from accel.packets.weight_ring import RING, bytes_of_matrix, ring_of, streamable_weights
 from contract.errors import DeviceLost, OutOfMemory
 from contract.footprint import Footprint
 from contract.ir.inputs import InputLayout, InputRows, input_layout
@@ -152,7 +148,7 @@ class CudaTier(BaseTier[Allocation, RecordedBucket, CudaStep]):
     def stream(self, graph: Graph, names: Collection[str], cache: int = 0) -> None:
         """See ``contract.tier.StreamsWeights``."""
         with self._guarded(RING):
-            self._finish()
+            self._free_shared()
             self._streamed.choose(graph, names, self._device_bytes, cache)
 
     def link_rate(self) -> float | None:
@@ -272,17 +268,32 @@ class CudaTier(BaseTier[Allocation, RecordedBucket, CudaStep]):
         self._submissions.prepare(batch)
         return batch
 
+    def submit(
+        self,
+        batch: CudaBatch,
+        inputs: NDArray[np.uint8],
+        requested: Sequence[str] = (),
+        rows: InputRows | None = None,
+    ) -> CudaFence:
+        """See ``contract.tier.Tier``."""
+        context = self._memory.context
+        context.begin_calls()
+        try:
+            return super().submit(batch, inputs, requested, rows)
+        finally:
+            context.end_calls()
+
     def prepare(self, batch: CudaBatch) -> None:
         """Make the batch's graph for the current memory. Raises CudaError."""
         self._submissions.prepare(batch)
 
     def start(
         self, batch: CudaBatch, inputs: NDArray[np.uint8], rows: InputRows | None
-    ) -> HostSlot:
+    ) -> CudaSlot:
         """See ``Submissions``. Raises CudaError."""
         return self._submissions.start(batch, inputs, rows)
 
-    def finish(self, batch: CudaBatch, begun: HostSlot, requested: Sequence[str]) -> CudaFence:
+    def finish(self, batch: CudaBatch, begun: CudaSlot, requested: Sequence[str]) -> CudaFence:
         """See ``Submissions``. Raises CudaError."""
         return self._submissions.finish(batch, begun, requested)
 

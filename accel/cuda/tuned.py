@@ -45,24 +45,26 @@ Extent = tuple[int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class KernelLaunch:
-    """One launch of kernel ``entry`` of ``kernels/<file>``.
+    """One launch of kernel ``entry``, which has a file of its name in ``kernels``.
 
     ``shared_bytes`` is dynamic shared memory; kernels have no other. ``macros`` are defined when
     the file is compiled, so that one file serves several formats or widths; each set is a module of
-    its own. ``op`` is the op whose packet the kernel reads by name. All blocks of a ``cooperative``
-    launch run at once. A launch that ``gathers`` has one more parameter, see
-    ``accel.cuda.gathers``.
+    its own. ``op`` is the op whose packet the kernel reads by name. A launch
+    that ``gathers`` has one more parameter, see ``accel.cuda.gathers``.
     """
 
-    file: str
     entry: str
     grid: Extent
     block: Extent
     shared_bytes: int = 0
     macros: Mapping[str, int] = field(default_factory=dict)
-    cooperative: bool = False
     op: str = ""
     gathers: bool = False
+
+    @property
+    def file(self) -> str:
+        """The name of the kernel's file."""
+        return f"{self.entry}.cu"
 
 
 @dataclass(frozen=True, slots=True)

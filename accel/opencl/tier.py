@@ -155,6 +155,10 @@ class OpenClTier(StreamingTier[AddressRange, Recording, OpenClStep]):
         launcher = self._runtime.launcher
         return launcher.record(bound.packets, bound.stored.address, bound.step.ops)
 
+    def _forget_inputs(self) -> AddressRange | None:
+        inputs, self._submissions.input = self._submissions.input, None
+        return inputs
+
     def _reserve(self, shared: int, own: int, inputs: int) -> None:
         runtime = self._runtime
         self._reserve_workers(runtime.launch.scratch, runtime.launcher.workers, shared, own)

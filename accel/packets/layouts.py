@@ -12,18 +12,7 @@ from __future__ import annotations
 import math
 from enum import IntEnum
 
-from contract.dtypes import (
-    IQ4_XS,
-    MXFP4,
-    Q2_K,
-    Q3_K,
-    Q4_1,
-    Q4_K,
-    Q5_1,
-    Q5_K,
-    DType,
-    StorageClass,
-)
+from contract.dtypes import IQ4_XS, MXFP4, Q2_K, Q3_K, Q4_1, Q4_K, Q5_1, Q5_K, DType, StorageClass
 from contract.ir.nodes import BufferDecl, BufferKind
 
 LANES = 16

@@ -220,9 +220,9 @@ OPS = (
     ),
     op(
         "verify_k",
-        rows("int draft", "int target"),
-        to_rows("int accepted"),
-        sizes="rows draft_tokens",
+        unsplit("int token", "int output_rows", "int query", "uint step"),
+        to_unsplit("int ring"),
+        sizes="rows ring_events draft_tokens",
         items=lambda rows, **_: rows,
     ),
     elementwise("scale_columns", "x factors", sizes="factor_count"),

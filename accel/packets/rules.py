@@ -181,8 +181,9 @@ def _copy_rows(low: Lowering, node: Node) -> None:
 
 
 def _verify_k(low: Lowering, node: Node) -> None:
-    rows, drafts = low.count(node, "rows"), low.dims(node)["draft_tokens"]
-    low.add("verify_k", low.tensors(node), rows=rows, draft_tokens=drafts)
+    rows, events = low.count(node, "rows"), low.dims(node)["ring_events"]
+    drafts = int(node.params["draft_tokens"])
+    low.add("verify_k", low.tensors(node), rows=rows, ring_events=events, draft_tokens=drafts)
 
 
 RULES: Mapping[Opcode, Callable[[Lowering, Node], None]] = MappingProxyType(

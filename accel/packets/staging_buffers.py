@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import field
 from typing import Generic, Protocol, TypeVar
 
@@ -109,9 +109,15 @@ class StagingBuffers(Generic[A, T]):
         both = [mapped for mapped in self._mapped if mapped.fetched and mapped.sent]
         return self._sync(both, False)
 
-    def outputs_to_host(self, transfer: Callable[[A, Bytes, bool, int], T]) -> list[T]:
-        """Enqueue the part of ``to_host`` for memory only the device writes, by ``transfer``."""
-        outputs = [mapped for mapped in self._mapped if mapped.fetched and not mapped.sent]
+    def outputs_to_host(
+        self, transfer: Callable[[A, Bytes, bool, int], T], written: Collection[A]
+    ) -> list[T]:
+        """Enqueue the part of ``to_host`` for the outputs among ``written``, by ``transfer``."""
+        outputs = [
+            mapped
+            for mapped in self._mapped
+            if mapped.fetched and not mapped.sent and mapped in written
+        ]
         return self._sync(outputs, False, transfer)
 
     def _sync(

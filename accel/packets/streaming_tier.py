@@ -58,7 +58,8 @@ class StreamingArranger(Arranger[A], Protocol[A]):
 class StreamingTier(PacketTier[A, L, C]):
     """See ``contract.tier.StreamsWeights``.
 
-    Hooks a tier must give in addition to those of PacketTier: ``streams`` and ``_on_host``.
+    Hooks a tier must give in addition to those of PacketTier: ``streams``, ``_on_host`` and
+    ``_forget_inputs``.
     """
 
     _arranger: StreamingArranger[A]
@@ -96,11 +97,10 @@ class StreamingTier(PacketTier[A, L, C]):
         self._ring = ring_of(graph, names, self._device_bytes) if names else None
         known = None if names else self._known
         self._steps = PlannedSteps(self._schedule, self.buckets, known)
-        if self._ring_memory is not None:
-            with self._guarded(RING):
-                self._finish()
-                self._memory.free(self._ring_memory)
-            self._ring_memory = None
+        # What steps share may lie between weights: it is allocated anew with what follows.
+        with self._guarded(RING):
+            self._free_shared(self._ring_memory, self._own, self._forget_inputs())
+        self._ring_memory = self._own = None
 
     def link_rate(self) -> float | None:
         """See ``contract.tier.StreamsWeights``."""
@@ -129,6 +129,10 @@ class StreamingTier(PacketTier[A, L, C]):
                 self._expect_on_host(sum(map(aligned, self._ring.sizes.values())))
                 # Copies of a single row read its number from the zeros behind the slots.
                 self._ring_memory = self._memory.allocate(RING, self._ring.nbytes)
+
+    @abstractmethod
+    def _forget_inputs(self) -> A | None:
+        """Hook: the memory that steps read their inputs from, if any, which they use no more."""
 
     @abstractmethod
     def _on_host(self, what: str, nbytes: int) -> A:

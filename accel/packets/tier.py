@@ -259,6 +259,15 @@ class BaseTier(ContextManager, Generic[A, L, C]):
         self._scratch = self._grown("scratch", self._scratch, nbytes)
         return self._scratch
 
+    def _free_shared(self, *others: A | None) -> None:
+        """Free scratch memory and ``others`` that steps share; no graph is lowered."""
+        self._finish()
+        self._submissions.retire()
+        for allocation in (self._scratch, *others):
+            if allocation is not None:
+                self._memory.free(allocation)
+        self._scratch = None
+
     def _grown(self, what: str, current: A | None, nbytes: int) -> A:
         return grown(self._memory, self._finish, what, current, nbytes)
 

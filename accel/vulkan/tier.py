@@ -124,6 +124,10 @@ class VulkanTier(StreamingTier[Allocation, Recording, VulkanStep]):
     def _discard(self, launch: Recording) -> None:
         launch.close()
 
+    def _forget_inputs(self) -> Allocation | None:
+        inputs, self._submissions.input_memory = self._submissions.input_memory, None
+        return inputs
+
     def _reserve(self, shared: int, own: int, inputs: int) -> None:
         addresses = self._runtime.addresses
         scratch = self._scratch_of(shared)

@@ -67,6 +67,7 @@ class InputCopy:
     def update(self, inputs: NDArray[np.uint8], rows: InputRows | None = None) -> None:
         """Copy ``inputs`` to ``data``. If ``rows`` is the same object as in the last call, rows of
         its table that did not change are skipped."""
+        latest = 0 if rows is None else int(rows.versions.max())
         if rows is None or rows is not self._rows:
             self.data[: len(inputs)] = inputs
         else:
@@ -74,10 +75,10 @@ class InputCopy:
             stop = rows.start + source.nbytes
             self.data[: rows.start] = inputs[: rows.start]
             self.data[stop : len(inputs)] = inputs[stop:]
-            changed = (rows.versions > self._version).nonzero()[0]
-            target[changed] = source[changed]
-        self._rows = rows
-        self._version = 0 if rows is None else int(rows.versions.max())
+            if latest > self._version:
+                changed = (rows.versions > self._version).nonzero()[0]
+                target[changed] = source[changed]
+        self._rows, self._version = rows, latest
 
 
 def input_layout(graph: Graph, largest: ShapeKey) -> InputLayout:

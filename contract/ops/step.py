@@ -194,13 +194,18 @@ STEP = (
     OpSpec(
         Opcode.VERIFY_K,
         (
-            index("draft", "rows", "draft_tokens"),
-            index("target", "rows", "draft_tokens"),
-            index("accepted", "rows", access=WRITE),
+            index("token", "rows"),
+            index("output_rows", "rows"),
+            QUERY,
+            index("step", "1", "4"),
+            index("ring", "ring_events", "8", access=UPDATE),
         ),
-        (),
+        (Param("draft_tokens", int, "most drafted tokens of a sequence", minimum=1),),
         rule="R1",
-        formula="accepted[r] = length of the longest common prefix of draft[r] and target[r]",
+        formula="ring[n mod ring_events].flags = length, at most draft_tokens, of the run of "
+        "rows from r on that sampled the next token of the query, of the same slot and with the "
+        "next row; n = step.first_event + r",
+        touched={"query": lambda work: 8 * work["rows"], "ring": lambda work: work["rows"]},
     ),
     OpSpec(
         Opcode.COPY_ROWS,

@@ -186,18 +186,19 @@ def read(value):
 
 def case_attention(q, k, v, storage, scale, window=0, soft_cap=0.0, sinks=None):
     first = max(0, len(k) - window) if window else 0
-    if storage == "i4r":
+    bits = {"i4r": (5, 4), "i3r": (4, 3)}.get(storage)
+    if bits:
         q, k, v = (rotated.rotated(each, philox) for each in (q, k, v))
     stored = [rules.row(rules.kv_stored(each, storage), 10) for each in (k, v)]
-    if storage == "i4r":
-        stored = [(rotated.coded(m, b), e) for (m, e), b in zip(stored, (5, 4), strict=True)]
+    if bits:
+        stored = [(rotated.coded(m, b), e) for (m, e), b in zip(stored, bits, strict=True)]
     m, e = rules.row(q, rules.query_bits(q.shape[-1]))
     heads = range(len(q))
     sink = [None if sinks is None else sinks[head] for head in heads]
     y = np.array([
         rules.attention((m[h], e[h]), *stored, first, scale, soft_cap, sink[h]) for h in heads
     ])  # fmt: skip
-    return rotated.rotated_back(y, philox) if storage == "i4r" else y
+    return rotated.rotated_back(y, philox) if bits else y
 
 
 def case_swiglu(gate, up, activation):

@@ -37,7 +37,7 @@ def coded(m, bits):
     """Integers m[..., n] as their codes and scales give them back."""
     out, top = np.empty_like(m).reshape(-1, 32), 2**bits - 1
     for group, back in zip(m.reshape(-1, 32), out, strict=True):
-        largest, least = min(-(-int(np.abs(group).max()) // top), 2048 // top), None
+        largest, least = min(-(-int(np.abs(group).max()) // top), 2048 // top, 255), None
         for part in range(6):
             scale = largest - largest * part // 16
             levels = scale * np.arange(-top, top + 1, 2)

@@ -5,15 +5,16 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
+from itertools import islice
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from contract.types import Request, SamplingParams
-from harness.bench.engines import fixed_workers
+from harness.bench.engines import PEER, fixed_workers
 from harness.bench.machine import machine_facts
 from harness.bench.measure import BenchmarkPlan
 from harness.bench.report import digits
@@ -68,7 +69,10 @@ def run_drafts(plan: DraftsPlan, note: Callable[[str], None]) -> dict[str, Any]:
     """Measure every engine of the plan; the report as JSON values."""
     results = []
     for engine in plan.engines:
-        for sequences in SEQUENCES:
+        if engine == PEER:
+            note(f"{engine} ...")
+            results.append(_measure_peer(plan))
+        for sequences in SEQUENCES if engine != PEER else ():
             note(f"{engine}, {sequences} at once ...")
             results.append(_measure(plan, engine, sequences))
     return {
@@ -112,6 +116,48 @@ def _measure(plan: DraftsPlan, engine: str, sequences: int) -> dict[str, Any]:
     }
 
 
+def _measure_peer(plan: DraftsPlan) -> dict[str, Any]:
+    """The peer's greedy answers with and without tokens that it drafts from the prompt itself."""
+    from llama_cpp import Llama
+    from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
+
+    plain, drafted = (
+        Llama(
+            str(plan.model),
+            n_ctx=plan.prompt_tokens + plan.decode_tokens + plan.draft + 1,
+            n_threads=plan.threads,
+            n_threads_batch=plan.threads,
+            n_gpu_layers=-1 if plan.peer_gpu else 0,
+            draft_model=draft,
+            verbose=False,
+        )
+        for draft in (None, LlamaPromptLookupDecoding(num_pred_tokens=plan.draft))
+    )
+    ratios, equal = [], 0
+    for turn in range(plan.repeat + 1):
+        (prompt,) = random_prompts(turn, plain.n_vocab(), 1, plan.prompt_tokens)
+        before, after = (_answer_of_peer(each, prompt, plan) for each in (plain, drafted))
+        equal += before.answers == after.answers
+        ratios += [before.seconds / after.seconds] * (turn > 0)
+    return {
+        "engine": PEER,
+        "sequences": 1,
+        "drafter": "prompt",
+        "tokens_a_second": plan.decode_tokens / after.seconds,
+        "speedup": median(ratios),
+        "answers": plan.repeat + 1,
+        "equal": equal,
+    }
+
+
+def _answer_of_peer(llama: Any, prompt: Sequence[int], plan: DraftsPlan) -> TimedAnswers:
+    llama.reset()
+    started = time.perf_counter()
+    tokens = llama.generate(list(prompt), top_k=1, temp=0.0, repeat_penalty=1.0)
+    answer = tuple(islice(tokens, plan.decode_tokens))
+    return TimedAnswers({0: answer}, time.perf_counter() - started)
+
+
 def drafter_name(session: Session, plan: DraftsPlan) -> str:
     """What drafts in a session."""
     if plan.draft_model is not None:
@@ -149,10 +195,15 @@ def render_drafts(report: dict[str, Any]) -> str:
         f"{model['file']}, {model['bytes'] / 1e6:.1f} MB",
     ]
     for one in report["results"]:
+        drafter, together = one["drafter"], one["sequences"]
+        lines.append(f"{one['engine']}, {together} at once, drafts from the {drafter}:")
+        if "speculation" in one:
+            counts = one["speculation"]
+            lines.append(
+                f"  {digits(one['tokens_a_step'])} tokens a step with drafts, "
+                f"{counts['accepted']} of {counts['drafted']} accepted"
+            )
         lines += [
-            f"{one['engine']}, {one['sequences']} at once, drafts from the {one['drafter']}:",
-            f"  {digits(one['tokens_a_step'])} tokens a step with drafts, "
-            f"{one['speculation']['accepted']} of {one['speculation']['drafted']} accepted",
             f"  {digits(one['speedup'])} times the speed of plain decoding, "
             f"{digits(one['tokens_a_second'])} tokens a second",
             f"  {one['equal']} of {one['answers']} answers equal",

@@ -27,9 +27,9 @@ CHUNK_TOKENS = 512
 GREEDY = SamplingParams(repeat_last_n=0)
 CONTEXT_UNIT = 256
 """The peer rounds the context of each of several sequences up to a multiple of this."""
-GGML_TYPES = {"f32": 0, "f16": 1, "q8_0": 8, "i12": 1, "i4r": 2}
+GGML_TYPES = {"f32": 0, "f16": 1, "q8_0": 8, "i12": 1, "i4r": 2, "i3r": 2}
 """The peer's type number for keys and values; it has nothing between f16 and q8_0, and
-q4_0 is nearest to i4r."""
+q4_0 is nearest to i4r and i3r."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +106,7 @@ def check_peer() -> None:
 
 def peer_flash_choices(kv_dtype: str) -> tuple[bool, ...]:
     """The peer's choices of flash attention that support ``kv_dtype``: quantized values need it."""
-    return (True,) if kv_dtype in ("q8_0", "i4r") else (False, True)
+    return (True,) if kv_dtype in ("q8_0", "i4r", "i3r") else (False, True)
 
 
 class TierEngine:

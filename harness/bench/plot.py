@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -65,17 +66,22 @@ def save_figure(draw_it: Callable[[], Figure], path: Path) -> None:
 
 def draw(report: Report) -> Figure:
     """The plot as a matplotlib figure."""
+    machine, model = report["machine"], report["model"]
+    threads = report["settings"]["threads"]
+    title = f"{model['file']}, {machine['cpu']}, {threads} threads"
+    title += f" (x: ratio to {PEER})" if report["ratios"] else ""
+    return figure_of([partial(_panel, report=report, metric=name) for name in PANELS], title)
+
+
+def figure_of(panels: Sequence[Callable[[Any], None]], title: str) -> Figure:
+    """A figure of panels side by side, each drawn into matplotlib's axes."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=INCHES, layout="constrained")
     FigureCanvasAgg(figure)
-    for axes, metric in zip(figure.subplots(1, len(PANELS)), PANELS, strict=True):
-        _panel(axes, report, metric)
-    machine, model = report["machine"], report["model"]
-    threads = report["settings"]["threads"]
-    title = f"{model['file']}, {machine['cpu']}, {threads} threads"
-    title += f" (x: ratio to {PEER})" if report["ratios"] else ""
+    for axes, draw_panel in zip(figure.subplots(1, len(panels)), panels, strict=True):
+        draw_panel(axes)
     figure.suptitle(title, fontsize=9)
     return figure
 

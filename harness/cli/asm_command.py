@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from harness.cli.parser import add_count, add_file, add_switch
 from harness.settings import group_of
 
 GPUS = "gfx1201", "gfx1100"
@@ -36,25 +37,17 @@ def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser("asm", help=text, description=text, epilog=EPILOG)
     parser.add_argument("input", metavar="FILE", type=Path, help="a file: .k, .s or .zrt")
     output = group_of(parser, "output")
-    output.add_argument("-o", "--output", type=Path, metavar="FILE", help="the .zrt file to write")
+    add_file(output, "-o", "--output", help="the .zrt file to write")
     group = group_of(parser, "input")
     group.add_argument(
         "--dtype", default="", metavar="TYPE", help="storage type of a .k, such as q4_k"
     )
-    group.add_argument(
-        "--integer", action="store_true", help="compute division and root with integers"
-    )
-    group.add_argument(
-        "--items",
-        type=int,
-        default=128,
-        metavar="N",
-        help="items in a work-group of a .s [default: 128]",
-    )
+    add_switch(group, "--integer", help="compute division and root with integers")
+    add_count(group, "--items", 128, "items in a work-group of a .s")
     group_of(parser, "device").add_argument(
         "--gpu", choices=GPUS, default=GPUS[0], help=f"the GPU to compile for [default: {GPUS[0]}]"
     )
-    output.add_argument("--list", action="store_true", help="print the instructions, write nothing")
+    add_switch(output, "--list", help="print the instructions, write nothing")
     parser.set_defaults(func=asm)
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from contract.errors import ConfigError
+from harness.cli.parser import add_file, add_switch
 from harness.settings import group_of
 
 TIERS = ("t1", "t2")
@@ -38,11 +39,10 @@ def add_parser(subparsers: Any) -> None:
         help="the archive to write [default: card.tar.gz]",
     )
     group = group_of(parser, "input")
-    group.add_argument("--quick", action="store_true", help="run one case in 25 only")
-    group.add_argument(
+    add_switch(group, "--quick", help="run one case in 25 only")
+    add_file(
+        group,
         "--must-pass",
-        type=Path,
-        metavar="FILE",
         help="names of the cases to run [default: all of `zinc-rt conformance --list`]",
     )
     parser.set_defaults(func=card_test)
@@ -52,6 +52,7 @@ def card_test(args: argparse.Namespace) -> int:
     """Print the results, then write the archive."""
     from harness.amd_card import Card, examine
     from harness.best_tier import AMD, card_makers, lists_cards
+    from harness.conformance.package import write_archive
     from harness.tiers import SIMULATED
 
     if not args.out.absolute().parent.is_dir():
@@ -66,18 +67,9 @@ def card_test(args: argparse.Namespace) -> int:
         examine(card, tiers, args.device, options)
     finally:
         if present:
-            _write(args.out, card.archive())
+            write_archive(args.out, card.archive())
     if not present:
         print("this machine has no AMD card: nothing is written")
         return 1
     print(f"{args.out}: send this file")
     return int(bool(card.failed) or len(card.absent) == len(tiers))
-
-
-def _write(path: Path, data: bytes) -> None:
-    temporary = path.with_name(f".{path.name}.tmp")
-    try:
-        temporary.write_bytes(data)
-        temporary.replace(path)
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be written: {error.strerror}") from None

@@ -41,7 +41,7 @@ Ctrl-C stops an answer. Write // for a message that begins with a slash."""
 
 
 class Partner(Protocol):
-    """What answers in a conversation: a model in this process or a server."""
+    """The other side of a conversation: a model in this process or a server."""
 
     @property
     def name(self) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from contract.errors import ConfigError
+from harness.cli.parser import add_switch
 from harness.cli.serving import MODEL_SETTINGS, model_file
 from harness.console import note
 from harness.settings import Settings, add_flags, group_of, resolve
@@ -35,9 +36,9 @@ def add_parser(subparsers: Any) -> None:
     text = "write a plan that a C program runs on the processor without Python"
     parser = subparsers.add_parser("export-plan", help=text, description=text, epilog=EXAMPLES)
     parser.add_argument("plan", metavar="FILE", help="the plan; its weights become FILE.weights")
-    group_of(parser, "memory").add_argument(
+    add_switch(
+        group_of(parser, "memory"),
         "--all-logits",
-        action="store_true",
         help="make room for the logits of every prompt token of a step",
     )
     add_flags(parser, NAMES)
@@ -85,7 +86,7 @@ def export(model: Path, options: SessionOptions, path: Path) -> Path:
 
 
 def plan_facts(runner: ModelRunner) -> PlanFacts:
-    """What the plan says of a loaded model."""
+    """The plan's facts about a loaded model."""
     from accel.native.plan_export import PlanFacts
     from reference.memory.recurrent import recurrent_buffers
     from reference.runner import LOGITS, RING

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from contract.errors import ConfigError
+from harness.cli.parser import add_count
 from harness.cli.serving import MODEL_SETTINGS, model_file
 from harness.settings import Settings, add_flags, group_of, resolve
 
@@ -59,13 +60,7 @@ def add_parser(subparsers: Any) -> None:
     group.add_argument(
         "-o", "--out", metavar="FILE", help="file to write [default: standard output]"
     )
-    group_of(parser, "input").add_argument(
-        "--tokens",
-        type=int,
-        default=1,
-        metavar="N",
-        help="tokens of the step [default: 1]",
-    )
+    add_count(group_of(parser, "input"), "--tokens", 1, "tokens of the step")
     for flag, default, what in (
         ("--bandwidth", BANDWIDTH, "bytes"),
         ("--flops", PEAK, "FLOPs"),

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from contract.errors import ModelFileError, RequestError
 from harness.cli.layer_text import layer_rows
-from harness.cli.parser import add_json_flag
+from harness.cli.parser import add_json_flag, add_switch
 from harness.cli.serving import MODEL_SETTINGS, TIER_SETTINGS, model_file, tier_options
 from harness.console import printable, table
 from harness.settings import Settings, add_flags, group_of, resolve
@@ -41,7 +41,7 @@ def add_parser(subparsers: Any) -> None:
     )
     add_json_flag(parser)
     group = group_of(parser, "output")
-    group.add_argument("--tensors", action="store_true", help="list every tensor")
+    add_switch(group, "--tensors", help="list every tensor")
     group.add_argument("--metadata", metavar="KEY", help="print this value of the file only, uncut")
     add_flags(parser, ("cache_dir", "lora", *ENGINE_NAMES))
     parser.set_defaults(func=inspect)

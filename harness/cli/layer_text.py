@@ -32,7 +32,7 @@ def _which(layers: Sequence[int], count: int) -> str:
 
 
 def _drafts(drafts: Mapping[str, Any]) -> str:
-    """What can draft tokens for the model."""
+    """The ways to draft tokens for the model."""
     others = "repeated text or a smaller model"
     if drafts["problem"] is not None:
         return f"by {others}; its draft block cannot be used: {drafts['problem']}"

@@ -7,7 +7,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from contract.errors import ConfigError, NonFiniteLogits, RequestError
-from harness.cli.parser import add_json_flag
+from harness.cli.parser import add_count, add_json_flag, add_switch
 from harness.cli.serving import ENGINE_SETTINGS, MODEL_SETTINGS, open_session
 from harness.console import printable, table
 from harness.settings import add_flags, group_of, resolve
@@ -38,16 +38,8 @@ def add_parser(subparsers: Any) -> None:
     given.add_argument("-p", "--prompt", metavar="TEXT", help="text, without a chat template")
     group = group_of(parser, "output")
     group.add_argument("--out", metavar="FILE", help="write float32 [positions, vocab] as .npy")
-    group.add_argument(
-        "--top",
-        type=int,
-        default=5,
-        metavar="N",
-        help="number of likeliest tokens to show [default: 5]",
-    )
-    group.add_argument(
-        "--every", action="store_true", help="show every position, not only the last"
-    )
+    add_count(group, "--top", 5, "number of likeliest tokens to show")
+    add_switch(group, "--every", help="show every position, not only the last")
     add_json_flag(parser)
     add_flags(parser, NAMES)
     parser.set_defaults(func=logits)

@@ -64,7 +64,7 @@ COMMANDS = MappingProxyType(
 """The module of ``harness.cli`` that adds each command, in the order of the help."""
 FAILED = 1
 REFUSALS = (*DISK_ERRORS, errno.EBADF)
-"""Errors of a system call that are the machine's, wherever they come from."""
+"""Error numbers of system calls that never indicate a fault of the program."""
 BROKEN_PIPE = 141
 
 EXAMPLES = """\
@@ -85,7 +85,7 @@ models (GGUF, also split files):
                    command-r, cohere2
   weights          f32, f16, bf16, q4_0, q4_1, q5_0, q5_1, q8_0, q2_k, q3_k,
                    q4_k, q5_k, q6_k, iq4_nl, iq4_xs, mxfp4
-  keys and values  f16, f32, i12, i4r, q8_0 (--kv-dtype)
+  keys and values  f16, f32, i12, i3r, i4r, q8_0 (--kv-dtype)
 """
 
 
@@ -231,8 +231,8 @@ def _parse(words: list[str]) -> argparse.Namespace:
 
 
 def machine_problem(error: Exception) -> str | None:
-    """What the machine refused, in one line: room or an output; None if it is a fault of the
-    program."""
+    """A one-line message for an operating system error: no memory, or an output that cannot be
+    written. None for any other error, which is a fault of the program."""
     if not isinstance(error, OSError) or error.errno not in REFUSALS:
         return None
     where = "standard output" if error.filename is None and _may_refuse() else error.filename

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -19,8 +20,8 @@ from contract.ir.nodes import Graph
 from contract.shape_key import ShapeKey
 from contract.spec import KV
 from contract.tier import Tier
-from harness.cli.draft_facts import draft_facts
 from harness.cli.layer_facts import active_parameters, layer_facts
+from harness.host.drafting import plan_block
 from harness.memory import (
     check_storage,
     longest_context,
@@ -31,8 +32,10 @@ from harness.memory import (
     whole_context,
 )
 from harness.residency import Residency, plan_residency
+from harness.settings_table import SETTINGS
+from reference.engine.draft_block import drafting_limits
 from reference.limits import Limits, whole_contexts
-from reference.memory.planner import MemoryPlan, longest_plan
+from reference.memory.planner import FootprintOf, MemoryPlan, longest_plan
 from reference.model.adapters import NO_ADAPTERS, Adapters
 from reference.model.config import read_config
 from reference.model.gguf import GgufFile, StringArray, Value
@@ -145,7 +148,7 @@ def run_facts(file: GgufFile, requested: RequestedSizes) -> dict[str, Any]:
     return {
         "layers": config.layers,
         "hidden": config.hidden,
-        "drafts": draft_facts(
+        "drafts": _draft_facts(
             model,
             partial(requested.limits, kv_dtype=BY_NAME[requested.kv_dtype]),
             context,
@@ -161,7 +164,7 @@ def run_facts(file: GgufFile, requested: RequestedSizes) -> dict[str, Any]:
 
 
 def adapter_facts(adapters: Adapters) -> list[dict[str, Any]]:
-    """What adapters change, and the bytes of the tensors that they are stacked in."""
+    """The matrices that adapters change, and the bytes of the stacked tensors."""
     return [
         {
             "path": str(adapter.file.path),
@@ -318,3 +321,26 @@ def _short(value: Any) -> Any:
 
 def _token(tokenizer: Any, token: int | None) -> dict[str, Any] | None:
     return None if token is None else {"id": token, "text": tokenizer.token_text(token)}
+
+
+def _draft_facts(
+    model: Model, limits_at: Callable[[int], Limits], context: int, footprint: FootprintOf
+) -> dict[str, Any]:
+    """``blocks`` is the number of draft blocks in the file. ``problem`` is why the first cannot be
+    used, None where it can; then ``total`` is the memory that drafting with it adds for a context,
+    and ``weights`` and ``kv_per_token`` are parts of it, all in bytes."""
+    facts: dict[str, Any] = {"blocks": model.config.draft_blocks, "problem": None}
+    if not model.config.draft_blocks:
+        return facts
+    if model.draft_problem is not None:
+        return {**facts, "problem": model.draft_problem}
+    limits = drafting_limits(limits_at(context), SETTINGS["draft"].default_value())
+    block = plan_block(model, limits, footprint, True).plan
+    plain = plans_of(model, limits_at, footprint)(context)
+    drafting = plans_of(model, lambda _: limits, footprint)(context)
+    return {
+        **facts,
+        "weights": sum(block.weights.values()),
+        "kv_per_token": block.kv_per_token,
+        "total": block.total + drafting.total - plain.total,
+    }

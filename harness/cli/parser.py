@@ -6,6 +6,7 @@ import argparse
 import re
 import textwrap
 from collections.abc import Collection, Iterator, Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
 from contract.errors import ConfigError
@@ -134,9 +135,25 @@ class _CompleteHelp(argparse.Action):
 
 def add_json_flag(parser: argparse.ArgumentParser) -> None:
     """Add the flag of a command whose result programs may read."""
-    group_of(parser, "output").add_argument(
-        "--json", action="store_true", help="print one JSON object"
-    )
+    add_switch(group_of(parser, "output"), "--json", help="print one JSON object")
+
+
+def add_count(
+    group: argparse._ActionsContainer, flag: str, default: int, text: str, **options: Any
+) -> None:
+    """Add a flag for a whole number; its help is ``text`` and the default."""
+    text = f"{text} [default: {default}]"
+    group.add_argument(flag, type=int, default=default, metavar="N", help=text, **options)
+
+
+def add_file(group: argparse._ActionsContainer, *flags: str, help: str) -> None:
+    """Add a flag for the path of a file, None if it is not given."""
+    group.add_argument(*flags, type=Path, metavar="FILE", help=help)
+
+
+def add_switch(group: argparse._ActionsContainer, *flags: str, help: str) -> None:
+    """Add a flag without a value, which is true if it is given."""
+    group.add_argument(*flags, action="store_true", help=help)
 
 
 def add_common_flags(leaf: argparse.ArgumentParser) -> None:

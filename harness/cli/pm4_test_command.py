@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from contract.errors import ConfigError
+from harness.cli.parser import add_file
 from harness.settings import group_of
 
 if TYPE_CHECKING:
@@ -35,12 +36,10 @@ def add_parser(subparsers: Any) -> None:
     device.add_argument(
         "--device", default="", metavar="NAME", help="part of a GPU's name, or simulated"
     )
-    group_of(parser, "output").add_argument(
-        "--record", metavar="FILE", type=Path, help="write a trace"
-    )
+    add_file(group_of(parser, "output"), "--record", help="write a trace")
     group = group_of(parser, "input").add_mutually_exclusive_group()
-    group.add_argument("--replay", metavar="FILE", type=Path, help="repeat a trace")
-    group.add_argument("--list", metavar="FILE", type=Path, help="show the packets of a trace")
+    add_file(group, "--replay", help="repeat a trace")
+    add_file(group, "--list", help="show the packets of a trace")
     parser.set_defaults(func=pm4_test)
 
 

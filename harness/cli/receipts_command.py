@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from accel.user_folders import user_folder
 from contract.errors import ConfigError
+from harness.cli.parser import add_file, add_switch
 from harness.cli.serving import model_file
 from harness.console import note, printable, table
 from harness.settings import Settings, group_of
@@ -57,7 +58,7 @@ def add_parser(subparsers: Any) -> None:
             help="the folder of `zinc-rt serve --receipts` [default: this user's]",
         )
         if function is _key:
-            group.add_argument("--rotate", action="store_true", help="make a new key first")
+            add_switch(group, "--rotate", help="make a new key first")
         if function is _export:
             action.add_argument(
                 "tenant",
@@ -115,9 +116,7 @@ def add_receipt_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--sample", type=int, metavar="N", help="compute N steps again, drawn by chance, not all"
     )
-    group.add_argument(
-        "--key", type=Path, metavar="FILE", help="public keys to trust (zinc-rt receipts key)"
-    )
+    add_file(group, "--key", help="public keys to trust (zinc-rt receipts key)")
     group.add_argument("--tenant", metavar="NAME", help="whose receipts they must be")
 
 

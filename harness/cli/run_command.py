@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
-from pathlib import Path
 from typing import Any
 
 from contract.errors import ConfigError, RequestError
 from harness.cli.model_argument import add_model_argument
+from harness.cli.parser import add_file, add_switch
 from harness.cli.serving import RUN_SETTINGS, open_session, sampling_of
 from harness.cli.suggestions import names_model
 from harness.console import note
@@ -52,22 +52,13 @@ def add_parser(subparsers: Any) -> None:
     source.add_argument("-f", "--file", metavar="FILE", help="read the prompt from a file")
     source.add_argument("-p", "--prompt", dest="prompt_flag", help=argparse.SUPPRESS)
     manner = source.add_mutually_exclusive_group()
-    manner.add_argument(
-        "--chat", action="store_true", help="go on with a conversation after the answer"
-    )
-    manner.add_argument(
-        "--raw",
-        action="store_true",
-        help="continue the text as it is, without chat template and system prompt",
+    add_switch(manner, "--chat", help="go on with a conversation after the answer")
+    add_switch(
+        manner, "--raw", help="continue the text as it is, without chat template and system prompt"
     )
     output = parser.add_argument_group("output")
-    output.add_argument("--json", action="store_true", help="print one JSON object")
-    output.add_argument(
-        "--receipt",
-        type=Path,
-        metavar="FILE",
-        help="write a signed receipt of the answer, see zinc-rt verify",
-    )
+    add_switch(output, "--json", help="print one JSON object")
+    add_file(output, "--receipt", help="write a signed receipt of the answer, see zinc-rt verify")
     _add_common(parser, output)
     text = "hold a conversation with a model"
     described = "Hold a conversation with a model. Of piped text every line is one turn."
@@ -104,18 +95,8 @@ def _add_common(parser: Any, output: argparse._ArgumentGroup) -> None:
         default=argparse.SUPPRESS,
         help="print the answer and errors only: no progress, no notes, no timings",
     )
-    output.add_argument(
-        "--trace",
-        type=Path,
-        metavar="FILE",
-        help="record every step, to be repeated by zinc-rt replay",
-    )
-    output.add_argument(
-        "--timeline",
-        type=Path,
-        metavar="FILE",
-        help="write what happened when, to be shown by ui.perfetto.dev",
-    )
+    add_file(output, "--trace", help="record every step, to be repeated by zinc-rt replay")
+    add_file(output, "--timeline", help="write what happened when, to be shown by ui.perfetto.dev")
     parser.rare |= {"trace", "timeline"}
     add_flags(parser, RUN_SETTINGS)
     parser.set_defaults(func=run)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from contract.errors import ConfigError, RequestError
 from harness.cli.logits_command import token_ids
-from harness.cli.parser import add_json_flag
+from harness.cli.parser import add_count, add_json_flag, add_switch
 from harness.cli.serving import ENGINE_SETTINGS, MODEL_SETTINGS, open_session
 from harness.console import printable, table
 from harness.settings import add_flags, group_of, resolve
@@ -47,9 +47,9 @@ def add_parser(subparsers: Any) -> None:
         help="token ids of an answer to the text; only these get scores",
     )
     group = group_of(parser, "output")
-    group.add_argument(
+    add_switch(
+        group,
         "--experts",
-        action="store_true",
         help="with --json: the experts of a mixture that every token used, layer by layer",
     )
     source.add_argument(
@@ -60,13 +60,11 @@ def add_parser(subparsers: Any) -> None:
         metavar="N",
         help="position of the first token to score [default: 1, the second token]",
     )
-    group.add_argument(
+    add_count(
+        group,
         "--top",
-        type=int,
-        default=1,
-        metavar="N",
-        help=f"number of likeliest tokens to list at every position, at most {MOST_LISTED} "
-        "[default: 1]",
+        1,
+        f"number of likeliest tokens to list at every position, at most {MOST_LISTED}",
     )
     add_json_flag(parser)
     add_flags(parser, NAMES)

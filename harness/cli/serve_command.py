@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from contract.errors import ConfigError
 from harness.cli.model_argument import add_model_argument
+from harness.cli.parser import add_switch
 from harness.cli.receipts_command import (
     add_receipt_flags,
     refuse_receipt_flags,
@@ -87,8 +88,8 @@ def add_parser(subparsers: Any) -> None:
     )
     parser = subparsers.add_parser("serve", help=text, description=described, epilog=EXAMPLES)
     add_model_argument(parser)
-    parser.add_argument_group("output").add_argument(
-        "-q", "--quiet", action="store_true", help="log problems only, no requests"
+    add_switch(
+        parser.add_argument_group("output"), "-q", "--quiet", help="log problems only, no requests"
     )
     add_flags(parser, NAMES, SHOWN)
     parser.set_defaults(func=serve)

@@ -12,7 +12,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from contract.errors import ConfigError, ZincError
-from harness.cli.parser import add_json_flag
+from harness.cli.parser import add_json_flag, add_switch
 from harness.console import note, table
 from harness.settings import group_of
 
@@ -48,10 +48,8 @@ def add_parser(subparsers: Any) -> None:
         "server", nargs="?", metavar="SERVER", help="its address, port or process number"
     )
     group = group_of(parser, "server")
-    group.add_argument("--now", action="store_true", help="cut its running answers")
-    group.add_argument(
-        "-y", "--yes", action="store_true", help="do not ask, also where no SERVER is named"
-    )
+    add_switch(group, "--now", help="cut its running answers")
+    add_switch(group, "-y", "--yes", help="do not ask, also where no SERVER is named")
     group.add_argument(
         "--timeout",
         type=_seconds,

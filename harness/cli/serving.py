@@ -19,7 +19,7 @@ MODEL_SETTINGS = names_in("model")
 TIER_SETTINGS = names_in("device")
 ENGINE_SETTINGS = names_in("device", "memory", "speed")
 RUN_SETTINGS = names_in("model", "adapters", "device", "sampling", "memory", "speed", "output")
-"""What one user of one model can set."""
+"""The settings of ``run`` and ``chat``."""
 
 
 def model_file(settings: Settings, model: str | None = None, *, pull_missing: bool = True) -> Path:

@@ -1,4 +1,4 @@
-"""What to type instead of an unknown flag or command, also for those of other programs."""
+"""Suggestions for unknown flags and commands, including those of other programs."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ ADVICE: Mapping[str, str] = MappingProxyType(
         for flag in flags.split()
     }
 )
-"""Flags of other programs that have no equal here, and what to do instead."""
+"""Flags of other programs without an equivalent here, and what to do instead."""
 GLUED = re.compile(r"-[ncst][a-z-]")
 """A flag of one letter that takes a number, with what is none: a flag of several letters."""
 MODEL_FILES = (".gguf", ".ggml", ".safetensors", ".bin", ".pt", ".pth", ".onnx")
@@ -221,7 +221,7 @@ def refuse_arguments(
 
 
 def _meant_model(word: str) -> str | None:
-    """What to say of a word that is almost the name of a model; None for any other word."""
+    """Advice about a word that resembles a model's name; None for any other word."""
     from harness.catalog.entries import suggestion
 
     hint = suggestion(word) if len(word.split()) == 1 else ""

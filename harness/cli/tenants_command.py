@@ -12,7 +12,7 @@ from typing import Any
 
 from contract.errors import ConfigError
 from contract.types import QosClass, Tenant
-from harness.cli.parser import add_json_flag
+from harness.cli.parser import add_count, add_json_flag, add_switch
 from harness.console import table
 from harness.extras import optional_libraries
 from harness.settings import add_flags, group_of, resolve
@@ -54,7 +54,7 @@ LIMIT_HELP = {
     "max_waiting": "most requests that wait [4096]",
     "reserved_pages": "pages of context that others never get [0]",
 }
-"""What ``--help`` says of each numeric field."""
+"""The help text of each numeric field."""
 
 
 def add_parser(subparsers: Any) -> None:
@@ -88,8 +88,8 @@ def add_parser(subparsers: Any) -> None:
         verbs, "rotate", rotate_one, "give a tenant a new key and print it, only now"
     )
     rotate.add_argument("name", metavar="NAME", help="the tenant's name")
-    group_of(rotate, "tenant").add_argument(
-        "--keep-old", action="store_true", help="the old key stays valid until the next one"
+    add_switch(
+        group_of(rotate, "tenant"), "--keep-old", help="the old key stays valid until the next one"
     )
     remove = _add_verb(verbs, "rm", remove_one, "remove a tenant; its running answers end")
     remove.add_argument("name", metavar="NAME", help="the tenant's name")
@@ -111,9 +111,7 @@ def _add_without_file(verbs: Any) -> None:
     key = verbs.add_parser("key", help=text, description=text)
     group = group_of(key, "tenant")
     group.add_argument("--name", default="NAME", metavar="NAME", help="the tenant's name")
-    group.add_argument(
-        "--id", type=int, default=1, metavar="N", help="the tenant's number [default: 1]"
-    )
+    add_count(group, "--id", 1, "the tenant's number")
     key.set_defaults(func=make_key)
     text = "check a file of tenants as a server reads it"
     check = verbs.add_parser("check", help=text, description=text)

@@ -8,11 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from contract.errors import ZincError
-from harness.cli.parser import (
-    DEBUG_ENV,
-    Parser,
-    add_common_flags,
-)
+from harness.cli.parser import DEBUG_ENV, Parser, add_common_flags
 from harness.cli.suggestions import refuse_arguments, refuse_foreign_flags
 from harness.console import complain, silence
 from harness.interrupts import INTERRUPTED

@@ -11,10 +11,11 @@ from pathlib import Path
 
 from contract.errors import ConfigError, ZincError, system_words
 from harness.catalog import DEFAULT_ID, resolve_model
-from harness.cli.parser import Parser
+from harness.cli.parser import Parser, add_file, add_switch
 from harness.cli.tool import run_tool
 from harness.conformance.cases import known_cases
 from harness.conformance.must_pass import digest_lines, load_must_pass, must_pass_ids
+from harness.conformance.package import write_archive
 from harness.conformance.run import FAIL, PASS, STATUSES, conformance_package
 from harness.conformance.verify import verify_package
 from harness.conformance.waivers import parse_waivers
@@ -51,30 +52,20 @@ def build_parser(prog: str = PROG) -> Parser:
     parser.rare |= {"digests", "must_pass", "waivers"}
     action = group_of(parser, "measurement").add_mutually_exclusive_group(required=True)
     action.add_argument("--tier", metavar="NAME", help="run the cases on this tier")
-    action.add_argument("--verify", type=Path, metavar="FILE", help="judge this archive")
-    action.add_argument("--list", action="store_true", help="print the name of every case")
-    action.add_argument(
-        "--digests", action="store_true", help="print a count and a digest of the cases per opcode"
-    )
+    add_file(action, "--verify", help="judge this archive")
+    add_switch(action, "--list", help="print the name of every case")
+    add_switch(action, "--digests", help="print a count and a digest of the cases per opcode")
     group = group_of(parser, "input")
-    group.add_argument(
-        "--must-pass",
-        type=Path,
-        metavar="FILE",
-        help="names of the cases to run [default: all of --list]",
-    )
-    group.add_argument(
-        "--waivers", type=Path, metavar="FILE", help="failures that are accepted, in TOML"
-    )
-    group.add_argument(
+    add_file(group, "--must-pass", help="names of the cases to run [default: all of --list]")
+    add_file(group, "--waivers", help="failures that are accepted, in TOML")
+    add_switch(
+        group,
         "--quick",
-        action="store_true",
         help=f"run one case in {QUICK_STRIDE} only; such an archive is not conformant",
     )
-    group_of(parser, "output").add_argument(
+    add_file(
+        group_of(parser, "output"),
         "--out",
-        type=Path,
-        metavar="FILE",
         help="the archive to write [default: conformance-NAME.tar.gz]",
     )
     add_flags(parser, SETTINGS)
@@ -126,7 +117,7 @@ def _run(args: argparse.Namespace) -> int:
         quick=args.quick,
         progress=progress_on(),
     )
-    _write(out, archive)
+    write_archive(out, archive)
     failed = [result for result in results if result.status == FAIL]
     for result in failed[:FAILURES_SHOWN]:
         print(f"FAIL {result.case}: {result.findings[0]}")
@@ -158,15 +149,6 @@ def _default_model(cache_dir: Path) -> Path | None:
         return resolve_model(DEFAULT_ID, cache_dir, pull_missing=False)
     except ZincError:
         return None
-
-
-def _write(out: Path, archive: bytes) -> None:
-    temporary = out.with_name(f".{out.name}.tmp")
-    try:
-        temporary.write_bytes(archive)
-        temporary.replace(out)
-    except OSError as error:
-        raise ConfigError(f"{out}: cannot be written: {error.strerror}") from None
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from contract.arithmetic import ARITHMETIC_VERSION
-from contract.dtypes import F16, F32, I4R, I12, Q8_0, DType
+from contract.dtypes import F16, F32, I3R, I4R, I12, Q8_0, DType
 from contract.ops import TABLE
 from contract.tier import Tier
 from harness import goldens
@@ -43,6 +43,7 @@ VALIDATED: Mapping[str, tuple[SynthSpec, DType]] = {
         SynthSpec("qwen3", "q4_k_m", seed=18, head_dim=96, key_outliers=8.0),
         I4R,
     ),
+    "validate/llama-q4_0-kv_i3r": (SynthSpec("llama", "q4_0", seed=19), I3R),
     "validate/qwen2-q8_0-kv_f32": (SynthSpec("qwen2", "q8_0", seed=13, fused_qkv=True), F32),
     "validate/llama-q5_1-kv_q8_0": (SynthSpec("llama", "q5_1", seed=15), Q8_0),
     "validate/qwen3-q6_k-kv_f16": (SynthSpec("qwen3", "q6_k", seed=14, head_dim=48), F16),

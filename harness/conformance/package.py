@@ -70,6 +70,16 @@ def _ordered(members: Mapping[str, bytes]) -> dict[str, bytes]:
     return {name: members[name] for name in MEMBERS}
 
 
+def write_archive(out: Path, archive: bytes) -> None:
+    """Write the file, whole or not at all. Raises ConfigError."""
+    temporary = out.with_name(f".{out.name}.tmp")
+    try:
+        temporary.write_bytes(archive)
+        temporary.replace(out)
+    except OSError as error:
+        raise ConfigError(f"{out}: cannot be written: {error.strerror}") from None
+
+
 def _manifest(members: Mapping[str, bytes]) -> bytes:
     entries = {
         name: {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}

@@ -1,4 +1,4 @@
-"""The one maker of text: what the engine's events of a request add up to."""
+"""Turns the engine's events of a request into the text of its answer. All callers use it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from harness.host.structured.grammars import TokenMasks
 
 TOOL_CALLS = "tool_calls"
-"""How an answer ends that calls tools."""
+"""The finish reason of an answer that calls tools."""
 NO_TOKENS: frozenset[int] = frozenset()
 
 

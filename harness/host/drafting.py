@@ -91,7 +91,7 @@ def load_drafter(
     owned: ExitStack,
     progress: Progress,
 ) -> Drafter | None:
-    """What drafts at most ``most`` tokens ahead for the model of ``target``: another model or the
+    """The drafter of at most ``most`` tokens for the model of ``target``: another model or the
     model's own block, which is uploaded to the same tier and closed by ``owned``, else the prompt;
     None where nothing shall."""
     if not most:
@@ -110,14 +110,23 @@ def load_drafter(
         progress.close()
     runner.prepare()
     target.recurrent.prepare()
-    for tokens in (1, 1 + drafts_of(target, most)):
+    listed = [LOG_PROBABILITIES] if target.limits.top_log_probabilities else []
+    few = 1 + drafts_of(target, most)
+    for tokens in (1, few, *_prompts(target, few)):
         warm_up(runner, tokens, 1, block=drafting.block)
-        for requested in (
-            (),
-            *([LOG_PROBABILITIES] if target.limits.top_log_probabilities else []),
-        ):
-            warm_up(target, tokens, tokens, requested=requested)
+        for requested in ((), *listed):
+            warm_up(target, tokens, tokens if tokens <= few else 1, requested=requested)
     return DraftBlock(runner) if drafting.block else DraftModel(runner, target.model)
+
+
+def _prompts(target: ModelRunner, few: int) -> list[int]:
+    """The fewest tokens of a prompt's step in each shape bucket for more than ``few`` tokens, on
+    devices that load kernels at their first launch: those with memory of their own."""
+    if target.tier.info.host_unified:
+        return []
+    sizes = sorted({bucket.tokens for bucket in target.executable.buckets})
+    room = min(target.limits.step_tokens, target.limits.slot_pages * PAGE_TOKENS)
+    return [size + 1 for size in sizes if few <= size < room]
 
 
 def drafts_of(target: ModelRunner, most: int) -> int:

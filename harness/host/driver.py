@@ -129,8 +129,8 @@ class EngineDriver(Submits[EventStream]):
         return next(self._ids)
 
     def call(self, work: Callable[[Engine], T]) -> T:
-        """What ``work`` returns for the engine, between two steps; raises what it raises, and
-        EngineStopped when the engine has ended."""
+        """Call ``work`` with the engine between two steps and return its result; raises what it
+        raises, and EngineStopped when the engine has ended."""
         return work(self._engine)
 
     def advance(self) -> bool:

@@ -19,10 +19,11 @@ from queue import SimpleQueue
 from typing import NoReturn, TypeVar
 
 from contract.context_manager import ContextManager
-from contract.errors import DeviceLost
+from contract.errors import DeviceLost, ModelFileError
 from contract.types import LOCAL_TENANT, Tenant, TokenEvent
 from harness.host.driver import BUFFERED_EVENTS, STALLED_STEP_SECONDS, EngineDriver
 from harness.host.faults import log_fault
+from harness.host.live_memory import LOOK_SECONDS, LiveMemory
 from harness.host.submissions import EndWords, EngineStopped
 from reference.engine import Engine
 from reference.engine.models import Loaded, Models, no_loader
@@ -51,8 +52,10 @@ class ThreadedDriver(EngineDriver):
         key: str,
         make_engine: Callable[[Observer], Engine],
         buffered_events: int,
+        memory: LiveMemory | None = None,
     ) -> None:
         super().__init__(make_engine, buffered_events)
+        self.memory = memory
         self.key = key
         self._thread = thread
         self._ids = thread.ids
@@ -81,8 +84,8 @@ class ThreadedDriver(EngineDriver):
         return event.request_id in self._streams
 
     def call(self, work: Callable[[Engine], T]) -> T:
-        """What ``work`` returns for the engine, between two steps; raises what it raises, and
-        EngineStopped when the engine has ended."""
+        """Call ``work`` with the engine between two steps and return its result; raises what it
+        raises, and EngineStopped when the engine has ended."""
         wait, carry_out = _answering(lambda: work(self._engine))
         with self._thread.lock:
             if self._ended is not None:
@@ -99,6 +102,8 @@ class ThreadedDriver(EngineDriver):
         """Do the work that other threads posted."""
         while self._commands:
             self._commands.popleft()()
+        if self.memory is not None:
+            self.memory.look(self._engine)
         self._note_statistics()
 
     def deliver(self, events: Sequence[TokenEvent]) -> None:
@@ -174,10 +179,15 @@ class EngineThread(ContextManager):
         THREADS.add(self)
 
     def add(
-        self, make_engine: Callable[[Observer], Engine], buffered_events: int = BUFFERED_EVENTS
+        self,
+        make_engine: Callable[[Observer], Engine],
+        buffered_events: int = BUFFERED_EVENTS,
+        memory: LiveMemory | None = None,
     ) -> ThreadedDriver:
-        """Step one more engine from now on; its driver. Raises EngineStopped."""
-        driver = ThreadedDriver(self, str(next(self._keys)), make_engine, buffered_events)
+        """Step one more engine from now on, and let ``memory`` look between steps; its driver.
+        Raises EngineStopped."""
+        key = str(next(self._keys))
+        driver = ThreadedDriver(self, key, make_engine, buffered_events, memory)
 
         def add(models: Models) -> None:
             models.add(driver.key, Loaded(driver.engine, 0, lambda: None))
@@ -197,8 +207,8 @@ class EngineThread(ContextManager):
         self.call(remove)
 
     def call(self, work: Callable[[Models], T]) -> T:
-        """What ``work`` returns for the models, between two steps; raises what it raises, and
-        EngineStopped when the thread has ended."""
+        """Call ``work`` with the models between two steps and return its result; raises what it
+        raises, and EngineStopped when the thread has ended."""
         wait, carry_out = _answering(lambda: work(self._models))
         with self.lock:
             if self._ended is not None:
@@ -239,10 +249,11 @@ class EngineThread(ContextManager):
         self._end(_reason_of_end(self._wait, turn, self._words))
 
     def _wait(self) -> bool:
-        """Wait while there is nothing to do; False when it is time to end."""
+        """Wait where there is nothing to do; False when it is time to end."""
         with self.lock:
-            while not (self._closing or self._posted or not self._models.idle):
-                self.changed.wait()
+            if not (self._closing or self._posted or not self._models.idle):
+                looking = any(one.memory is not None for one in self._drivers.values())
+                self.changed.wait(LOOK_SECONDS if looking else None)
             busy = [driver for driver in self._drivers.values() if not driver.engine.idle]
             if busy and not self._posted and all(driver.resting for driver in busy):
                 self.changed.wait(STALLED_STEP_SECONDS)
@@ -255,7 +266,7 @@ class EngineThread(ContextManager):
     def _step(self) -> None:
         try:
             events = self._models.step()
-        except DeviceLost:
+        except (DeviceLost, ModelFileError):
             raise
         except Exception as error:
             # Its sequences wait again; the engine ends a request under which steps keep failing.
@@ -301,6 +312,9 @@ def _reason_of_end(
     except DeviceLost as error:
         log.error("the device was lost: %s", error)
         return EngineStopped(f"the device was lost; {words.remedy}")
+    except ModelFileError as error:
+        log.error("the engine ended: %s", error)
+        return EngineStopped(f"the model's file was changed; {words.remedy}")
     except BaseException as error:
         log_fault("the engine ended", error)
         return EngineStopped(f"the engine failed; {words.remedy}")

@@ -25,7 +25,7 @@ SILENT = NullProgress()
 
 @dataclass(frozen=True, slots=True)
 class GenerationStats:
-    """What a generation took, in tokens and seconds.
+    """The cost of a generation in tokens and seconds.
 
     ``cached_tokens`` of the prompt came from the prefix cache and were not computed.
     ``prefill_seconds`` lasts until the first token is there, ``decode_seconds`` from then on.
@@ -94,7 +94,7 @@ class TextGeneration(Iterator[Piece]):
 
     @property
     def request(self) -> Request:
-        """What was submitted."""
+        """The engine request."""
         return self._request
 
     @property

@@ -1,4 +1,4 @@
-"""An answer in OpenAI's harmony format, taken apart as it comes.
+"""Parses an answer in OpenAI's harmony format while it streams.
 
 However the text is cut into pieces, the parts are the same. Headers and marks belong to nobody;
 what is no message of the format is text.
@@ -48,11 +48,11 @@ HEADER = (
     r"(?:\s+to=[^\s<]+)?(?:\s*<\|constrain\|>)?(?:\s*[\w.-]+)?\s*"
 )
 BEGINNINGS = (START, CHANNEL, CONSTRAIN, MESSAGE, "to=")
-"""What a header begins with, or what follows one that is empty."""
+"""Marks that begin a header, or follow an empty one."""
 FRAMED = (START, CHANNEL, CONSTRAIN, "to=")
-"""What no text begins with."""
+"""Beginnings of headers, with which no text begins."""
 LONGEST_HEADER = 256
-"""Characters; what is longer is text."""
+"""Most characters of a header; anything longer is text."""
 
 
 def reply_parser(form: ReplyForm, identity: bytes = b"") -> ReplyParser:
@@ -68,7 +68,7 @@ def content_of(parts: Iterable[Part]) -> str:
 
 @dataclass(slots=True)
 class FramedAnswer:
-    """What a terminal shows of an answer: its thoughts, a blank line, its ``content``.
+    """The text of an answer in a terminal: its reasoning, a blank line, its ``content``.
 
     ``shown_tokens`` are the control tokens that ``parser`` has to see.
     """
@@ -98,7 +98,7 @@ class FramedAnswer:
 
 
 class HarmonyParser(ReplyParser):
-    """Takes one answer apart, message by message."""
+    """Parses one answer, message by message."""
 
     def __init__(self, form: ReplyForm, identity: bytes = b"") -> None:
         super().__init__(form, identity)
@@ -151,7 +151,7 @@ class HarmonyParser(ReplyParser):
         return _Message(Thought if thinks else Content)
 
     def _text_of(self, message: _Message, final: bool) -> Iterator[Part]:
-        """What is certain of a text."""
+        """The certain part of a text."""
         found = ENDS.search(self._held)
         text, self._held = self._certain(found, final)
         text = message.taken_header() + text

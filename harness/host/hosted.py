@@ -9,7 +9,7 @@ from pathlib import Path
 
 from harness.host.driver import BUFFERED_EVENTS
 from harness.host.engine_thread import EngineThread, ThreadedDriver
-from harness.host.open import SILENT, Prepared, load_model
+from harness.host.open import SILENT, Prepared, live_memory_of, load_model
 from harness.host.options import SessionOptions
 from harness.host.structured.grammars import Grammars
 from harness.progress import Progress
@@ -25,8 +25,8 @@ from reference.observer import Observer
 
 @dataclass(frozen=True, kw_only=True)
 class HostedModel:
-    """A model, the ``driver`` that takes its requests, and the ``grammars`` that make its masks.
-    ``recorded`` is the tier that writes its trace, if there is one."""
+    """A model that was planned within ``budget`` bytes, the ``driver`` that takes its requests, and
+    the ``grammars`` that make its masks. ``recorded`` is the tier that writes its trace, if any."""
 
     model: Model
     template: ChatTemplate | None
@@ -34,6 +34,7 @@ class HostedModel:
     grammars: Grammars
     limits: Limits
     plan: MemoryPlan
+    budget: int
     tier: str
     device: str
     recorded: RecordedTier | None = None
@@ -58,6 +59,7 @@ class HostedModel:
             grammars=grammars,
             limits=prepared.limits,
             plan=prepared.plan,
+            budget=prepared.budget,
             tier=info.name,
             device=info.device,
             recorded=recorded,
@@ -96,5 +98,5 @@ def host_model(
     def engine(observer: Observer) -> Engine:
         return loaded.engine(observer=observer, tenants=thread.tenants, clock=time.monotonic)
 
-    driver = thread.add(engine, buffered_events)
+    driver = thread.add(engine, buffered_events, live_memory_of(loaded))
     return HostedModel.of(loaded.prepared, driver, owned, loaded.recorded)

@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 from contract.errors import ConfigError
 from contract.lazy_dataclass import dataclass
-from contract.tier import PROMPT_TOKENS, Tier
+from contract.tier import PROMPT_TOKENS, StreamsWeights, Tier
 from harness.arranged_weights import needs_model_file
 from harness.host.drafting import Drafting, load_drafter, open_draft_model, plan_drafting
+from harness.host.live_memory import LiveMemory
 from harness.host.options import Recording, SessionOptions, limits_at
 from harness.memory import budget_of, longest_context, pages_in
 from harness.progress import NullProgress, Progress
-from harness.residency import plan_residency
+from harness.residency import Residency, plan_residency
 from harness.tiers import open_tier
 from reference.engine import Engine, EngineOptions
 from reference.engine.drafter import Drafter
@@ -35,14 +36,16 @@ SILENT = NullProgress()
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A model that is open and planned, whose weights are not uploaded yet. Where the options ask
-    for chat its template's process runs."""
+    """A model that is open and planned within ``budget`` bytes, whose weights are not uploaded yet.
+    Where the options ask for chat its template's process runs."""
 
     model: Model
     tier: Tier
     template: ChatTemplate | None
     plan: MemoryPlan
     limits: Limits
+    residency: Residency
+    budget: int
     drafting: Drafting | None = None
 
 
@@ -79,7 +82,7 @@ def prepare_session(path: Path, options: SessionOptions, owned: ExitStack) -> Pr
     if options.tier_options.note is not None:
         for line in found.lines(tier):
             options.tier_options.note(line)
-    return Prepared(model, tier, template, found.plan, found.limits, drafting)
+    return Prepared(model, tier, template, found.plan, found.limits, found, budget, drafting)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +122,19 @@ class LoadedModel:
             disk=self.disk,
             **more,
         )
+
+
+def live_memory_of(loaded: LoadedModel) -> LiveMemory | None:
+    """What follows the free memory of the model's device while it is open.
+
+    None where no weights can be left in host memory, so that little is gained, and where a trace or
+    a draft model refers to that memory.
+    """
+    prepared, options = loaded.prepared, loaded.options
+    alone = loaded.recorded is None and prepared.drafting is None
+    if not alone or not isinstance(prepared.tier, StreamsWeights) or not prepared.tier.streams:
+        return None
+    return LiveMemory(loaded.runner, prepared.residency, options.memory_budget)
 
 
 def load_model(

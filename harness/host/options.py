@@ -157,4 +157,4 @@ def limits_at(model: Model, options: SessionOptions) -> LimitsAt:
 
 def _drafting_limits(options: SessionOptions, block: bool, context: int) -> Limits:
     limits = options.limits(context)
-    return drafting_limits(limits, options.draft) if block else with_drafts(limits)
+    return (drafting_limits if block else with_drafts)(limits, options.draft)

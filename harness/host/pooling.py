@@ -34,11 +34,11 @@ class Pooling(Enum):
 
 
 TYPES = {0: Pooling.MEAN, 1: Pooling.MEAN, 2: Pooling.FIRST, 3: Pooling.LAST}
-"""What ``ARCHITECTURE.pooling_type`` of a file means; 0 is a model that says nothing."""
+"""The values of ``ARCHITECTURE.pooling_type`` in a file; 0 means unspecified."""
 
 
 def pooling_of(model: Model) -> Pooling:
-    """What a model's file asks for. Raises UnsupportedModel for a type that makes no vector."""
+    """The pooling that a model's file names. Raises UnsupportedModel for one without a vector."""
     key = f"{model.config.architecture}.pooling_type"
     kind = model.file.metadata.get(key, 0)
     if type(kind) is not int or kind not in TYPES:
@@ -76,7 +76,7 @@ class Pool:
             self._sum = wide if self._sum is None else self._sum + wide
 
     def note(self, other: Pool) -> None:
-        """What another one of the same text was given."""
+        """Take over the state of a pool of the same text."""
         self._sum = other._sum
 
     def vector(self, dimensions: int | None = None) -> NDArray[np.float32]:

@@ -1,4 +1,4 @@
-"""What a model wrote, taken apart as it comes: thoughts, text, and calls of tools.
+"""Parses an answer while it streams: into reasoning, text, and tool calls.
 
 However the text is cut into pieces, the parts are the same. Nothing is lost: what begins like a
 call and is none is text. Only blanks between parts belong to nobody.
@@ -28,14 +28,14 @@ class Content:
 
 @dataclass(frozen=True, slots=True)
 class Thought:
-    """Text the model thinks before it answers."""
+    """Reasoning before the answer."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class CallBegin:
-    """Call ``index`` of an answer calls ``name``."""
+    """The beginning of tool call ``index`` of an answer, of the function ``name``."""
 
     index: int
     id: str
@@ -92,16 +92,16 @@ class ReplyParser:
 
     @property
     def expects_calls(self) -> bool:
-        """Whether there may be calls in it."""
+        """Whether the answer may have tool calls."""
         return self._syntax is not None
 
     @property
     def complete(self) -> bool:
-        """Whether the one call that may be made was made; what follows it is nothing."""
+        """Whether the only permitted call was made; text after it is dropped."""
         return not self._form.many and self.calls > 0 and self._call is None
 
     def feed(self, text: str) -> list[Part]:
-        """What is certain with more text."""
+        """The parts that are certain after more text."""
         self._held += text
         return self._joined(self._parts(final=False))
 
@@ -115,7 +115,7 @@ class ReplyParser:
         return joined(parts)
 
     def _parts(self, final: bool) -> Iterator[Part]:
-        """Part after part, as long as something is certain."""
+        """The next parts, as long as they are certain."""
         while not self.complete:
             if self._call is not None:
                 yield from self._in_call(self._call, final)
@@ -167,7 +167,7 @@ class ReplyParser:
         return text
 
     def _starts(self, marks: Sequence[str]) -> list[int]:
-        """Where calls may begin in what is held."""
+        """Positions in the held text at which a call may begin."""
         pattern = "|".join(map(re.escape, marks))
         starts = [found.start() for found in re.finditer(pattern, self._held)][:MOST_STARTS]
         syntax, functions = self._syntax, self._form.functions
@@ -175,14 +175,14 @@ class ReplyParser:
         return [at for at in starts if syntax.may_begin(self._held[at:], functions)]
 
     def _is_call(self, start: int) -> bool:
-        """Whether a call begins there in the rest of an answer."""
+        """Whether the rest of an answer begins with a call at that position."""
         dialect = replace(self._form.dialect, reasoning=None)
         alone = ReplyParser(replace(self._form, thinking=False, dialect=dialect))
         parts = [*alone.feed(self._held[start:]), *alone.finish()]
         return bool(parts) and isinstance(parts[0], CallBegin)
 
     def _text(self, final: bool) -> Iterator[Part]:
-        """Text up to a mark, which opens what comes next, or all that is certain of it."""
+        """Text up to the next mark, which begins another part, or the text that is certain."""
         self._skip_blanks()
         if self._awaits_stray(final):
             return
@@ -210,7 +210,7 @@ class ReplyParser:
             self.thinking = self._thought = self._after_mark = True
 
     def _marks(self) -> list[str]:
-        """The marks that may come in text now."""
+        """The marks that may follow in the text."""
         marks = []
         if self._reasoning is not None and not (self._said or self._thought):
             marks.append(self._reasoning.open)
@@ -219,12 +219,12 @@ class ReplyParser:
         return marks
 
     def _call_marks(self) -> list[str]:
-        """What opens a call."""
+        """The marks that begin a call."""
         assert self._syntax is not None
         return [self._syntax.begin, *self._syntax.other_marks(self._tolerant)]
 
     def _index_of(self, mark: str) -> int:
-        """Where a mark stands, -1 for nowhere: some stand only where nothing was said before."""
+        """The position of a mark, -1 for none: some marks only begin an answer."""
         at = self._held.find(mark)
         anywhere = self._syntax is not None and mark in self._call_marks()
         if anywhere and not self._syntax.only_first:  # type: ignore[union-attr]
@@ -242,7 +242,7 @@ class ReplyParser:
             yield from self._whole(call, final)
 
     def _begin(self, call: _OpenCall) -> Iterator[Part]:
-        """Name a call whose arguments follow."""
+        """Begin a call, whose arguments follow."""
         assert self._syntax is not None
         found = self._syntax.arguments_start(call.body)
         if found is not None and found[0] in self._form.functions:
@@ -251,7 +251,7 @@ class ReplyParser:
             yield CallBegin(self.calls, self._call_id(), name)
 
     def _stream(self, call: _OpenCall, scanner: ValueScanner, final: bool) -> Iterator[Part]:
-        """The arguments as they come, and then nothing up to the end of the call."""
+        """The new text of the arguments; the rest of the call has no parts."""
         assert self._syntax is not None
         if not scanner.ended:
             count = scanner.feed(call.body)
@@ -265,7 +265,7 @@ class ReplyParser:
             self._end_call(call.body.partition(end)[2] if end is not None and closed else "")
 
     def _whole(self, call: _OpenCall, final: bool) -> Iterator[Part]:
-        """The calls of a body that has come to its end, or the text that it is instead."""
+        """The calls of a complete body, or its text if it is no call."""
         assert self._syntax is not None
         end, functions = call.end, self._form.functions
         if call.bare and self._syntax.hopeless(call.body, functions):
@@ -289,7 +289,7 @@ class ReplyParser:
             yield from self._unfinished(call)
 
     def _unfinished(self, call: _OpenCall) -> Iterator[Part]:
-        """A call whose end is missing, or the text that it is instead."""
+        """A call without its end mark, or its text if it is no call."""
         assert self._syntax is not None
         calls, rest = None if call.bare else self._parsed(call.body), ""
         if calls is None and self._tolerant and not call.bare:
@@ -311,7 +311,7 @@ class ReplyParser:
         return self._syntax.several(body, self._form.functions) if calls is None else calls
 
     def _as_text(self, text: str, rest: str) -> Content:
-        """What looked like a call and is none."""
+        """The text of something that looked like a call."""
         self._call, self._held = None, rest
         self._said, self._after_mark = True, False
         return Content(text)
@@ -334,7 +334,7 @@ class ReplyParser:
         return digest[:9] if self._syntax.short_ids else f"call_{digest[:24]}"
 
     def _skip_blanks(self) -> None:
-        """Blanks after a mark are nobody's."""
+        """Drop the blanks after a mark."""
         if self._after_mark:
             self._held = self._held.lstrip(BLANKS)
             self._after_mark = not self._held
@@ -382,7 +382,7 @@ class _OpenCall:
 
 
 def joined(parts: Iterable[Part]) -> list[Part]:
-    """Neighbours of one kind as one."""
+    """Join adjacent parts of one kind."""
     parts = list(parts)
     if len(parts) < 2:
         return parts

@@ -131,7 +131,7 @@ class Session(ContextManager):
         return self._latest
 
     def _framed_answer(self) -> FramedAnswer | None:
-        """What takes answers apart whose tokens are no text for a user; None for other models."""
+        """The parser of answers that consist of messages with headers; None for other models."""
         template = self.template
         if template is None or not template.frames_messages:
             return None

@@ -1,4 +1,4 @@
-"""What is submitted to engines, and taken from them, whichever thread or process they run in."""
+"""The interface of engines in any thread or process: submissions go in, events come out."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class Readable(Protocol):
 
 
 class Submits(Protocol[Stream]):
-    """What takes requests, and tells of them on streams."""
+    """A driver of engines: it accepts requests and reports their events on streams."""
 
     def open_stream(self) -> Stream:
         """A stream for requests to come."""
@@ -78,7 +78,8 @@ class Submits(Protocol[Stream]):
     def submit_to(
         self, stream: Stream, submissions: Sequence[Submission]
     ) -> list[ZincError | None]:
-        """Queue what is submitted; for each why it was refused, or None. Raises EngineStopped."""
+        """Queue submissions; returns for each the error that refused it, or None. Raises
+        EngineStopped."""
 
     def submit(
         self,
@@ -139,7 +140,7 @@ class BothSinks:
 def joined_sinks(
     first: Mapping[int, LogitsSink], second: Mapping[int, LogitsSink]
 ) -> Mapping[int, LogitsSink]:
-    """Who receives the logits of each request: of either mapping, or of both one after the
+    """The receivers of each request's logits: of either mapping, or of both one after the
     other."""
     if not (first and second):
         return first or second

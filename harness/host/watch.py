@@ -1,4 +1,4 @@
-"""Notes on the requests and steps of an engine, made on the engine's thread."""
+"""Records facts about the requests and steps of an engine, on the engine's thread."""
 
 from __future__ import annotations
 
@@ -39,7 +39,8 @@ class Listener(Protocol):
     """Observes every step on the engine's thread, before the step's events are delivered."""
 
     def stepped(self, seconds: float, tokens: int) -> None:
-        """A step of so many query tokens took so long beyond the one before it."""
+        """A step of ``tokens`` query tokens took ``seconds``, without the time in which the step
+        before it still ran."""
 
 
 class FactsByRequest(Protocol):
@@ -52,8 +53,8 @@ class FactsByRequest(Protocol):
 
 @dataclass(slots=True)
 class StreamWatch(Observer):
-    """Notes when requests of ``streams`` are admitted and preempted, and what steps take. Passes
-    everything on to the observer ``then``."""
+    """Records when requests of ``streams`` are admitted and preempted, and the time of steps.
+    Passes everything on to the observer ``then``."""
 
     streams: Mapping[int, FactsByRequest]
     then: Observer = NOBODY

@@ -139,11 +139,15 @@ def _query(rng: Generator, case: Case, shape: tuple[int, ...]) -> NDArray[np.int
         most = max((count for _, _, count in runs), default=0)
         if most <= case.sizes["recent_tokens"]:
             query[1::3, 0] = RECENT_TOKEN
+    if case.opcode is Opcode.VERIFY_K:
+        query[:, 0] = _few(rng, query.shape[:1])
     return query
 
 
 def _output_rows(rng: Generator, case: Case, shape: tuple[int, ...]) -> NDArray[np.int32]:
-    return rng.choice(case.sizes["tokens"], shape, replace=False).astype(np.int32)
+    rows = rng.choice(case.sizes["tokens"], shape, replace=False).astype(np.int32)
+    # Drafts are verified in rows that follow each other.
+    return np.sort(rows) if case.opcode is Opcode.VERIFY_K else rows
 
 
 def _slot_table(rng: Generator, case: Case, shape: tuple[int, ...]) -> NDArray[np.int32]:
@@ -174,7 +178,7 @@ def _words(rng: Generator, case: Case, shape: tuple[int, ...]) -> NDArray[np.int
     return rng.integers(-(2**31), 2**31, shape).astype(np.int32)
 
 
-def _few(rng: Generator, case: Case, shape: tuple[int, ...]) -> NDArray[np.int32]:
+def _few(rng: Generator, shape: tuple[int, ...]) -> NDArray[np.int32]:
     """Random choices of two values, so that drafts agree for a few tokens."""
     return (rng.random(shape) < 0.2).astype(np.int32)
 
@@ -237,6 +241,8 @@ def _bias(rng: Generator, case: Case, shape: tuple[int, ...]) -> NDArray[np.int3
 
 def _token(rng: Generator, case: Case, shape: tuple[int, ...]) -> NDArray[np.int32]:
     """Token ids for LOG_PROBABILITIES; rows without a token in cases with broken logits."""
+    if case.opcode is Opcode.VERIFY_K:
+        return _few(rng, shape)
     if "vocab" not in case.sizes:
         return _words(rng, case, shape)
     least = NO_TOKEN if case.kind in NONFINITE else 0
@@ -259,8 +265,6 @@ INDEX_FILLS: Mapping[str, IndexFill] = {
     "pairs": _pairs,
     "token": _token,
     "digested": _digested,
-    "draft": _few,
-    "target": _few,
     "recent": _recent,
     "step": _step,
     "ring": _words,

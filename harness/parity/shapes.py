@@ -145,6 +145,11 @@ def _stream_out(rows: int, ring_events: int, runs: tuple[Run, ...]) -> OpShape:
     return OpShape(f"{rows}x{ring_events}", {"rows": rows, "ring_events": ring_events}, runs=runs)
 
 
+def _verify_k(rows: int, ring_events: int, draft_tokens: int, runs: tuple[Run, ...]) -> OpShape:
+    dims = {"rows": rows, "ring_events": ring_events}
+    return OpShape(f"{rows}x{draft_tokens}", dims, {"draft_tokens": draft_tokens}, runs)
+
+
 def _load_state(label: str, recent_tokens: int, runs: tuple[Run, ...]) -> OpShape:
     return OpShape(f"{label}-{recent_tokens}", {"recent_tokens": recent_tokens}, runs=runs)
 
@@ -219,7 +224,15 @@ STRATEGIES: dict[Opcode, Strategy] = {
     Opcode.COPY_ROWS: grid(
         "sources targets width rows", (1, 1, 1, 1), (9, 4, 257, 3), (3, 17, 1300, 17), (2, 2, 8, 0)
     ),
-    Opcode.VERIFY_K: grid("rows draft_tokens", (1, 1), (17, 4), (65, 16), (0, 3)),
+    Opcode.VERIFY_K: always(
+        _verify_k(1, 4, 1, DECODE_ONE),
+        _verify_k(5, 8, 3, DECODE_MANY),
+        _verify_k(15, 64, 3, MIXED),
+        _verify_k(17, 64, 16, MIXED),
+        _verify_k(60, 256, 16, CHUNK_LONG),
+        _verify_k(9, 4, 2, MIXED),
+        _verify_k(0, 4, 3, MIXED),
+    ),
     Opcode.RMS_NORM: always(
         _norm("whole", 3, 1, 257),
         _norm("span", 2, 1, 1300),

@@ -18,20 +18,20 @@ from harness.serve.keys import Keyring, presented_key
 from harness.tenants import Account, named_account, read_accounts
 
 LOOK_SECONDS = 1.0
-"""How often the file is looked at, at most."""
+"""Fewest seconds between two checks of the file."""
 LOCAL = Account(LOCAL_TENANT, operator=True, admin=True)
 log = logging.getLogger("zinc_rt.serve")
 
 
 class Tenanted(Protocol):
-    """What has tenants: an engine, or all engines of a server."""
+    """An object with tenants: one engine, or all engines of a server."""
 
     def replace_tenants(self, tenants: Iterable[Tenant]) -> None:
         """See ``Engine``."""
 
 
-Put = Callable[[Callable[[Tenanted], None]], None]
-"""Has something done to the engine between two steps."""
+CallEngine = Callable[[Callable[[Tenanted], None]], None]
+"""Calls a function with the engine between two steps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +98,8 @@ class Accounts:
         """All accounts."""
         return list(self._read.accounts.values())
 
-    def refresh(self, put: Put) -> None:
-        """Read the file again if it changed, at most once in LOOK_SECONDS, and tell the engine.
+    def refresh(self, call: CallEngine) -> None:
+        """Read the file again if it changed, at most once in LOOK_SECONDS, and change the engine.
 
         A file that cannot be used changes nothing and is reported in the log.
         """
@@ -109,27 +109,27 @@ class Accounts:
             if time.monotonic() - self._looked < LOOK_SECONDS:
                 return
             self._looked = time.monotonic()
-            self._reload(self._path, put)
+            self._reload(self._path, call)
         finally:
             self._lock.release()
 
-    def reload(self, put: Put) -> None:
-        """Read the file again now, and tell the engine if it changed."""
+    def reload(self, call: CallEngine) -> None:
+        """Read the file again now, and change the engine if the file changed."""
         if self._path is not None:
             with self._lock:
-                self._reload(self._path, put)
+                self._reload(self._path, call)
 
-    def tell(self, put: Put) -> None:
-        """Tell an engine who its tenants are now."""
+    def send_to(self, call: CallEngine) -> None:
+        """Replace the tenants of an engine by the current ones."""
         with self._lock:
-            put(_bringing(self._read.accounts))
+            call(_replacing_tenants(self._read.accounts))
 
-    def _reload(self, path: Path, put: Put) -> None:
+    def _reload(self, path: Path, call: CallEngine) -> None:
         try:
             if _digest(path) == self._read.digest:
                 return
             fresh = _read(path)
-            put(_bringing(fresh.accounts))
+            call(_replacing_tenants(fresh.accounts))
         except (ConfigError, ValueError) as error:
             log.error("the tenants stay as they were: %s", error)
             return
@@ -158,11 +158,11 @@ def _digest(path: Path) -> bytes:
         raise ConfigError(f"{path}: cannot read: {error.strerror}") from None
 
 
-def _bringing(accounts: Mapping[int, Account]) -> Callable[[Tenanted], None]:
-    """A change of an engine's tenants to these accounts, whole or not at all. A removed tenant
-    stays until its requests have ended: without a key it sends no new ones."""
+def _replacing_tenants(accounts: Mapping[int, Account]) -> Callable[[Tenanted], None]:
+    """A function that replaces an engine's tenants by those of these accounts, all or none. A
+    removed tenant stays until its requests have ended; without a key it cannot send new ones."""
 
-    def bring(engine: Tenanted) -> None:
+    def replace(engine: Tenanted) -> None:
         engine.replace_tenants([account.tenant for account in accounts.values()])
 
-    return bring
+    return replace

@@ -37,7 +37,7 @@ class ServedAdapters:
         return scales
 
     def facts(self, scales: Scales) -> list[Json]:
-        """What names adapters for whoever computes an answer again."""
+        """The digests and scales by which a verifier finds the same adapters."""
         used = self.opened.used(scales)
         return [{"sha256": self.opened.opened[n].digest, "scale": scale} for n, scale in used]
 

@@ -18,7 +18,7 @@ from harness.host.structured.grammars import (
     regex_rule,
 )
 from harness.host.structured.schema_tree import SchemaRefused
-from harness.serve.errors import ApiError
+from harness.serve.errors import ApiError, invalid_value, try_again
 from harness.serve.wire import ChatRequest, CompletionRequest
 from harness.serve.wire_tools import (
     JsonObjectFormat,
@@ -79,9 +79,7 @@ def masks_of(
     except (GrammarRefused, GrammarBroke) as refused:
         raise grammar_error(param, str(refused)) from None
     except GrammarsBusy:
-        raise ApiError(
-            503, "other grammars are being compiled", code="overloaded", retry_after=1, retry=True
-        ) from None
+        raise try_again("other grammars are being compiled", "overloaded", 1) from None
     return dict(zip((request.id for request in requests), masks, strict=True))
 
 
@@ -102,9 +100,8 @@ def answer_rule(body: ChatRequest) -> str | None:
 
 
 def contradiction() -> ApiError:
-    """What a client is told that gives both a grammar and a format."""
-    problem = "grammar and response_format contradict each other"
-    return ApiError(400, problem, param=GRAMMAR, code="invalid_value")
+    """The error for a request with both a grammar and a response format."""
+    return invalid_value(GRAMMAR, "grammar and response_format contradict each other")
 
 
 def gbnf_body(gbnf: str) -> str:
@@ -126,7 +123,7 @@ def format_rule(requested: ResponseFormat | None) -> str | None:
             field = "response_format.json_schema.schema"
             schema = named.schema_
             if schema is None:
-                raise ApiError(400, f"{field} is missing", param=field, code="invalid_value")
+                raise invalid_value(field, f"{field} is missing")
             return enforced(field, lambda: json_rule(schema), param="response_format")
         case RegexFormat(regex=regex):
             try:

@@ -23,13 +23,8 @@ from harness.serve.dialect_schemas import (
     OllamaVectors,
     OllamaVersion,
 )
-from harness.serve.reading_schemas import Embeddings, Health, Scores, Status, Version
-from harness.serve.responses.wire import (
-    Response,
-    ResponseDeleted,
-    ResponseItems,
-    ResponseTokens,
-)
+from harness.serve.reading_schemas import Embeddings, Health, Reranked, Scores, Status, Version
+from harness.serve.responses.wire import Response, ResponseDeleted, ResponseItems, ResponseTokens
 
 
 class PromptDetails(Struct):
@@ -69,10 +64,10 @@ class CachedPrompt(Struct):
 
 
 class Provenance(Struct):
-    """What reproduces an answer, and who computed it where; ``cached`` says what was not computed
-    again, ``trace`` is the file in the folder of ``--record`` that holds it, ``ignored`` are fields
-    of the request that changed nothing, and ``sampling_defaults`` are in force for what the request
-    left out."""
+    """What is needed to reproduce an answer, and its tenant and tier; ``cached`` counts the prompt
+    tokens that were not computed again, ``trace`` is the file in the folder of ``--record`` that
+    holds it, ``ignored`` are fields of the request that changed nothing, and ``sampling_defaults``
+    are in force for what the request left out."""
 
     seed: int
     tenant: str
@@ -92,7 +87,7 @@ class Called(Struct):
 
 
 class MadeCall(Struct):
-    """A tool the model calls."""
+    """A tool call that the model made."""
 
     id: str
     type: Literal["function"]
@@ -100,7 +95,7 @@ class MadeCall(Struct):
 
 
 class ChatMessage(Struct):
-    """What the model said; thoughts and calls only where there are some."""
+    """The model's message; reasoning and tool calls are present only if the model wrote some."""
 
     role: Literal["assistant"]
     content: str | None
@@ -131,7 +126,7 @@ class ChatLogprobs(Struct):
 
 
 class ChatChoice(Struct):
-    """One of the messages asked for."""
+    """One of the ``n`` requested messages."""
 
     index: int
     message: ChatMessage
@@ -141,7 +136,7 @@ class ChatChoice(Struct):
 
 
 class Answered(Struct, kw_only=True):
-    """The fields that all answers of a model have."""
+    """The fields of every answer with generated text."""
 
     id: str
     created: int
@@ -180,7 +175,7 @@ class CompletionLogprobs(Struct):
 
 
 class TextChoice(Struct):
-    """One of the texts asked for."""
+    """One of the ``n`` requested texts."""
 
     index: int
     text: str
@@ -199,7 +194,7 @@ class Completion(Answered, kw_only=True):
 
 
 class ModelCard(Struct):
-    """A model served."""
+    """A model that the server has."""
 
     id: str
     object: Literal["model"]
@@ -209,7 +204,7 @@ class ModelCard(Struct):
 
 
 class ModelList(Struct):
-    """The models served."""
+    """The models that the server has."""
 
     object: Literal["list"]
     data: list[ModelCard]
@@ -230,25 +225,6 @@ class ModelDeleted(Struct):
     id: str
     object: Literal["model"]
     deleted: bool
-
-
-class Ranked(Struct):
-    """A document of a request by its index, and how well it answers the query: 0 to 1."""
-
-    index: int
-    relevance_score: float
-    document: dict[str, str] | UnsetType = UNSET
-
-
-class Reranked(Struct):
-    """``POST /v1/rerank``: the best documents first."""
-
-    object: Literal["list"]
-    model: str
-    results: list[Ranked]
-    usage: dict[str, int]
-    system_fingerprint: str
-    x_zinc: dict[str, Any]
 
 
 class TenantFacts(Struct):

@@ -21,7 +21,7 @@ from reference.model.tokenizer import Tokenizer
 Json = dict[str, Any]
 CHAT_CHUNK = "chat.completion.chunk"
 TEXTS = {Content: "content", Thought: "reasoning_content"}
-"""What a delta calls a part that is text."""
+"""The field of a delta for each kind of text."""
 
 
 class AnswerFormat(Protocol):
@@ -32,7 +32,7 @@ class AnswerFormat(Protocol):
         """The bytes that keep the connection of a silent stream open."""
 
     def lines(self, piece: Piece) -> Iterable[bytes]:
-        """The lines of a stream that say what became certain."""
+        """The lines of a stream for a new piece."""
 
     def end(self, usage: bool) -> bytes:
         """The last bytes of a stream, with the ``usage`` if the request asked for it."""
@@ -45,7 +45,7 @@ class AnswerFormat(Protocol):
 
 
 ShapeOf = Callable[["Answer", bool], AnswerFormat]
-"""Makes the shape of an answer, whose tokens are listed or not."""
+"""Constructs the format of an answer; the flag says whether its tokens are listed."""
 
 
 @dataclass(frozen=True)
@@ -191,8 +191,8 @@ class Answer:
 
 
 class OpenAiStream(ABC):
-    """How OpenAI's streams end: their client takes a cut stream for a whole one, and any named
-    event for a chunk."""
+    """The end of OpenAI's streams, without named events: OpenAI's client would take one for a
+    chunk, and a stream that is cut for a complete one."""
 
     ping = PING
 
@@ -238,7 +238,7 @@ class ChatShape(OpenAiStream):
         )
 
     def chunks(self, piece: Piece) -> Iterable[Json]:
-        """The objects of a stream that say what became certain."""
+        """The objects of a stream for a new piece."""
         events = said_tokens(piece.events)
         if not piece.parts and piece.finish is None and not (self._tokenwise and events):
             return
@@ -344,7 +344,7 @@ def message_of(parts: Sequence[Part]) -> Json:
 
 
 def said_tokens(events: Sequence[TokenEvent]) -> list[TokenEvent]:
-    """The tokens of a message: without one that only ends it."""
+    """The events of a message's tokens, without the token that only ends it."""
     return [event for event in events if event.finish_reason is not FinishReason.STOP]
 
 

@@ -21,9 +21,8 @@ from werkzeug.wrappers import Response as BaseResponse
 from contract.errors import TemplateError, TemplateRefused
 from harness.host.faults import log_fault
 from harness.serve.anthropic.routes import AnthropicHandlers
-from harness.serve.embeddings import EmbeddingHandlers
 from harness.serve.errors import ApiError, as_api_error, internal_error
-from harness.serve.gate import OPEN_PATH, HostCheck, check_body
+from harness.serve.gate import OPEN_PATH, HostCheck, caller_of_request, check_body, decoded
 from harness.serve.llama_cpp.routes import LlamaCppHandlers
 from harness.serve.model_routes import ModelHandlers
 from harness.serve.ollama.routes import OllamaHandlers
@@ -31,11 +30,8 @@ from harness.serve.openapi import Route
 from harness.serve.page import HEADERS, PageFile, add_page
 from harness.serve.pulls import Pulls
 from harness.serve.receipts.routes import ReceiptHandlers
-from harness.serve.rerank import RerankHandlers
 from harness.serve.responses.routes import RESPONSES_ROUTES, ResponsesHandlers
-from harness.serve.responses.store import ResponseStore
 from harness.serve.routes import ROUTES, Handlers
-from harness.serve.scores import ScoreHandlers
 from harness.serve.service import Began
 from harness.serve.serving import Lease, Serving
 from harness.serve.tenant_routes import TenantHandlers
@@ -54,7 +50,7 @@ SHORT = (
     *("message", "count_message"),
     *(route.name for route in RESPONSES_ROUTES),
 )
-"""Routes that are also there without their version: some clients leave it out."""
+"""Routes that are also served without the version in their path: some clients leave it out."""
 ERRORS = {route.name: route.errors for route in ROUTES}
 STREAM_HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 
@@ -82,13 +78,12 @@ def make_app(serving: Serving, pulls: Pulls, options: AppOptions) -> Flask:
     general = Handlers(options.version)
     models = ModelHandlers(serving, options.cache_dir, pulls)
     ollama = OllamaHandlers(serving, pulls, options.version)
-    responses = ResponseStore()
     accounts, slots = serving.accounts, serving.service.slots
+    responses = serving.service.responses
     slots.only(accounts.tenants)
     accounts.on_change += [responses.forget_others, lambda _: slots.only(accounts.tenants)]
-    dialects = (ResponsesHandlers(responses), AnthropicHandlers(), ollama)
-    reads = (EmbeddingHandlers(), RerankHandlers(), ScoreHandlers())
-    texts = (general, LlamaCppHandlers(), *reads, *dialects)
+    dialects = (ResponsesHandlers(), AnthropicHandlers(), ollama)
+    texts = (general, LlamaCppHandlers(), *dialects)
     handlers = (*texts, models, TenantHandlers(serving), ReceiptHandlers())
 
     _add_hooks(app, serving, options)
@@ -106,8 +101,8 @@ def make_app(serving: Serving, pulls: Pulls, options: AppOptions) -> Flask:
         before.release()
 
     for route in ROUTES:
-        reads_text = any(hasattr(each, route.name) for each in texts)
-        view = _view(route, _handler(handlers, route.name), choose if reads_text else None)
+        reads_text = route.answer is not None or any(hasattr(each, route.name) for each in texts)
+        view = _view(route, _handler(handlers, route), choose if reads_text else None)
         paths = {route.name: route.path}
         if route.name in SHORT:
             paths[f"{route.name}:short"] = route.path.removeprefix(VERSION)
@@ -149,9 +144,10 @@ def _add_hooks(app: Flask, serving: Serving, options: AppOptions) -> None:
 
     @app.after_request
     def note(response: Response) -> Response:
-        for name, value in HEADERS.items():
-            response.headers.setdefault(name, value)
-        response.headers["Request-Id"] = response.headers["X-Request-Id"] = g.request_id
+        # Headers look through all there are for every name that is set: this looks once.
+        given = {name.lower() for name, _ in response.headers}
+        always = {**HEADERS, "Request-Id": g.request_id, "X-Request-Id": g.request_id}
+        response.headers.extend({n: v for n, v in always.items() if n.lower() not in given})
         if options.host_check.shares_with(request.headers.get("Origin")):
             response.headers.extend(_shared(request.headers["Origin"]))
         if g.get("ignored"):
@@ -244,10 +240,20 @@ def _view(
     return view
 
 
-def _handler(handlers: Iterable[object], name: str) -> Callable[..., Any]:
-    """The handler of a route: the method of its name, which one object has."""
-    (handler,) = (getattr(each, name) for each in handlers if hasattr(each, name))
-    return cast(Callable[..., Any], handler)
+def _handler(handlers: Iterable[object], route: Route) -> Callable[..., Any]:
+    """The handler of a route: its ``answer``, or the method of its name, which one object has."""
+    answer, kind, prepare = route.answer, route.body, route.prepare
+    if answer is None or kind is None:
+        name = route.name
+        (handler,) = (getattr(each, name) for each in handlers if hasattr(each, name))
+        return cast(Callable[..., Any], handler)
+
+    def handle(raw: bytes) -> Any:
+        g.generates = True
+        body = decoded(raw, kind, prepare)
+        return answer(g.service, body, g.account.tenant, caller_of_request())
+
+    return handle
 
 
 def _refusal_of(error: Exception) -> ApiError:

@@ -1,4 +1,4 @@
-"""From a chat request to its prompt, its grammar and the form of its answer."""
+"""Translates a chat request to its prompt, its grammar and the form of its answer."""
 
 from __future__ import annotations
 
@@ -15,19 +15,15 @@ from harness.host.harmony_reply import reply_parser
 from harness.host.reply import ReplyForm, ReplyParser
 from harness.host.thinking import LEAST
 from harness.serve.answer_grammar import FORMAT, GRAMMAR, answer_rule, enforced
-from harness.serve.continued import FIELD as CONTINUE
-from harness.serve.continued import continued_text, cut_after
-from harness.serve.errors import ApiError
+from harness.serve.errors import ApiError, invalid_value, unsupported
 from harness.serve.generic_tools import enforced_functions, generic_dialect, written_as_text
 from harness.serve.strict_json import BadJson, loads
 from harness.serve.wire import AssistantMessage, ChatRequest, Message, ToolMessage, plain
-from harness.serve.wire_tools import (
-    NamedTool,
-    Tool,
-    ToolCall,
-)
+from harness.serve.wire_tools import NamedTool, Tool, ToolCall
 from reference.model.chat_template import ChatTemplate, RenderedChat
 
+CONTINUE = "continue_final_message"
+"""The field by which an answer continues the last message instead of beginning a turn."""
 NO_EFFORT = ("none", "minimal")
 LEVELS = {"none": LEAST, "minimal": LEAST, "xhigh": "high"}
 """The nearest of low, medium and high for the other efforts."""
@@ -65,7 +61,7 @@ def plan_chat(body: ChatRequest, template: ChatTemplate, dialect: Dialect, name:
     effort = body.reasoning_effort
     ignored = effort and not (template.has_thinking_toggle or template.has_reasoning_effort)
     generic = dialect.calls is None
-    continued = continued_text(body)
+    continued = _continued_text(body)
     rendered = render_chat(
         template,
         body.messages,
@@ -76,7 +72,7 @@ def plan_chat(body: ChatRequest, template: ChatTemplate, dialect: Dialect, name:
         opens_turn=continued is None and body.add_generation_prompt is not False,
     )
     if continued is not None:
-        rendered = cut_after(rendered, continued)
+        rendered = _cut_after(rendered, continued)
     functions = {tool.function.name: _function_of(tool) for tool in tools}
     if generic:
         dialect = generic_dialect(dialect, any(tool.function.strict for tool in tools))
@@ -114,6 +110,42 @@ def plan_chat(body: ChatRequest, template: ChatTemplate, dialect: Dialect, name:
         spoken,
         FORMAT if body.grammar is None else GRAMMAR,
     )
+
+
+def _continued_text(body: ChatRequest) -> str | None:
+    """The text that the answer continues; None where it begins a turn. Raises ApiError."""
+    if not body.continue_final_message:
+        return None
+    last = body.messages[-1]
+    if body.add_generation_prompt:
+        raise _not_continued("and add_generation_prompt contradict each other")
+    if not isinstance(last, AssistantMessage) or last.tool_calls or last.refusal is not None:
+        raise _not_continued("needs a text of the assistant's as the last message")
+    content = last.content or ""
+    text = content if isinstance(content, str) else "".join(part.text for part in content)
+    if not text.strip():
+        raise _not_continued("needs a last message that is not empty")
+    return text
+
+
+def _cut_after(rendered: RenderedChat, text: str) -> RenderedChat:
+    """A conversation that is cut after ``text``, the text of its last message. Raises ApiError
+    where the template writes more behind that message, or changes its text."""
+    for written in (text, text.strip()):
+        at = rendered.text.rfind(written)
+        end = at + len(written)
+        rest = len(rendered.text) - end
+        by_template = sum(max(0, b - max(a, end)) for a, b in rendered.template_spans)
+        if at >= 0 and by_template == rest:
+            spans = tuple((a, min(b, end)) for a, b in rendered.template_spans if a < end)
+            return RenderedChat(rendered.text[:end], spans)
+    raise _not_continued(
+        "cannot be followed: the template rewrites the last message", "unsupported"
+    )
+
+
+def _not_continued(problem: str, code: str = "invalid_value") -> ApiError:
+    return ApiError(400, f"{CONTINUE} {problem}", param=CONTINUE, code=code)
 
 
 def render_chat(
@@ -194,9 +226,9 @@ def _check_arguments(text: str, message: int, call: int) -> None:
     try:
         value = loads(text.encode())
     except (BadJson, UnicodeEncodeError) as error:
-        raise ApiError(400, f"{param}: {error}", param=param, code="invalid_value") from None
+        raise invalid_value(param, f"{param}: {error}") from None
     if not isinstance(value, dict):
-        raise ApiError(400, f"{param} is no JSON object", param=param, code="invalid_value")
+        raise invalid_value(param, f"{param} is no JSON object")
 
 
 def _tools_in_force(body: ChatRequest) -> list[Tool]:
@@ -205,21 +237,17 @@ def _tools_in_force(body: ChatRequest) -> list[Tool]:
     names = [tool.function.name for tool in tools]
     if len(set(names)) < len(names):
         twice = next(one for one in names if names.count(one) > 1)
-        raise ApiError(400, f"tools has {twice!r} twice", param="tools", code="invalid_value")
+        raise invalid_value("tools", f"tools has {twice!r} twice")
     chosen = body.tool_choice
     if isinstance(chosen, NamedTool):
         tools = [tool for tool in tools if tool.function.name == chosen.function.name]
         if not tools:
-            raise ApiError(
-                400,
+            raise invalid_value(
+                "tool_choice",
                 f"tool_choice names {chosen.function.name!r}, which is not among the tools",
-                param="tool_choice",
-                code="invalid_value",
             )
     elif chosen in ("required", "auto") and not tools:
-        raise ApiError(
-            400, f"tool_choice {chosen} needs tools", param="tool_choice", code="invalid_value"
-        )
+        raise invalid_value("tool_choice", f"tool_choice {chosen} needs tools")
     elif chosen == "none":
         tools = []
     return tools
@@ -240,12 +268,7 @@ def _thinking(
     if not said:
         return None
     if len(set(said.values())) > 1:
-        raise ApiError(
-            400,
-            f"{' and '.join(said)} contradict each other",
-            param=next(iter(said)),
-            code="invalid_value",
-        )
+        raise invalid_value(next(iter(said)), f"{' and '.join(said)} contradict each other")
     param, value = next(iter(said.items()))
     if template.has_thinking_toggle:
         return value
@@ -309,4 +332,4 @@ def _without_strict(tool: Tool) -> dict[str, Any]:
 
 
 def _unsupported(param: str, problem: str) -> ApiError:
-    return ApiError(400, problem, param=param, code="unsupported")
+    return unsupported(param, problem)

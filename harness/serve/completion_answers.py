@@ -118,7 +118,7 @@ class CompletionShape(OpenAiStream):
 
 
 def _silent(piece: Piece, listed: bool) -> bool:
-    """Whether a piece needs no line yet: a token whose text is not certain."""
+    """Whether a piece has nothing to send yet: a token whose text is still incomplete."""
     return not piece.text and piece.finish is None and not (listed and piece.events)
 
 

@@ -22,8 +22,8 @@ def data_line(data: bytes) -> bytes:
 
 @dataclass
 class LineTemplates:
-    """Lines of objects that are the same but for one text: nearly all of a stream, and what is the
-    same in them is encoded once."""
+    """Lines of objects that differ in one text only, as nearly all lines of a stream do. Their
+    common part is encoded once."""
 
     _cut: dict[Hashable, tuple[bytes, bytes]] = field(default_factory=dict)
 

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from typing import Annotated, Literal
 
 import numpy as np
-from flask import g
 from msgspec import Meta, Struct
 from numpy.typing import NDArray
 
@@ -18,7 +17,6 @@ from harness.host.submissions import Submission
 from harness.serve.answers import Json
 from harness.serve.caller import Caller
 from harness.serve.errors import ApiError
-from harness.serve.gate import caller_of_request, decoded
 from harness.serve.model import ServedModel
 from harness.serve.openapi import Route
 from harness.serve.readings import Reading, checked_inputs, input_refusal, read_texts, rows_of
@@ -42,20 +40,6 @@ class EmbeddingRequest(Struct, forbid_unknown_fields=True):
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Annotated[int, Meta(ge=1)] | None = None
     user: Id | None = None
-
-
-EMBEDDING_ROUTES = (
-    Route("POST", "/v1/embeddings", "embed", "Vectors of texts.", EmbeddingRequest),
-)
-
-
-class EmbeddingHandlers:
-    """One method for each of EMBEDDING_ROUTES, named by it."""
-
-    def embed(self, raw: bytes) -> Json:
-        g.generates = True
-        body = decoded(raw, EmbeddingRequest)
-        return embed(g.service, body, g.account.tenant, caller_of_request())
 
 
 def embed(service: Service, body: EmbeddingRequest, tenant: Tenant, caller: Caller) -> Json:
@@ -117,3 +101,8 @@ def _encoded(vector: Vector, body: EmbeddingRequest) -> str | list[float]:
 def _octets(vector: Vector) -> bytes:
     """A vector as little-endian binary32."""
     return vector.astype("<f4").tobytes()
+
+
+EMBEDDING_ROUTES = (
+    Route("POST", "/v1/embeddings", "embed", "Vectors of texts.", EmbeddingRequest, answer=embed),
+)

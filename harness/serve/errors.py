@@ -1,4 +1,4 @@
-"""Every refusal of the server, in the one shape OpenAI's client reads.
+"""Every error response of the server, in the form that OpenAI's client reads.
 
 ``{"error": {"message", "type", "param", "code"}}``. The client repeats 408, 409, 429 and 5xx by
 itself, unless ``x-should-retry`` says false, and waits ``Retry-After`` seconds.
@@ -7,7 +7,8 @@ itself, unless ``x-should-retry`` says false, and waits ``Retry-After`` seconds.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -46,11 +47,11 @@ WIRE_NAMES = {
     "repeat_penalty": "repetition_penalty",
     "log_probabilities": "top_logprobs",
 }
-"""What the wire calls a field of the engine's requests."""
+"""The name in the API of a field of the engine's requests."""
 RESTART_SECONDS = 5
-"""When to try again with a server that is about to end."""
+"""Seconds after which a client should try again when the server is about to stop."""
 STORAGE_SECONDS = 30
-"""When to try again with a server whose disk is full."""
+"""Seconds after which a client should try again when the server's disk is full."""
 
 
 @dataclass(eq=False)
@@ -102,6 +103,26 @@ class ApiError(Exception):
         return msgspec.json.encode(self.body)
 
 
+def invalid_value(param: str | None, message: str) -> ApiError:
+    """The refusal of a field whose value cannot be used."""
+    return ApiError(400, message, param=param, code="invalid_value")
+
+
+def unsupported(param: str, message: str) -> ApiError:
+    """The refusal of a field that asks for what this server does not do."""
+    return ApiError(400, message, param=param, code="unsupported")
+
+
+def model_refused(status: int, message: str, code: str) -> ApiError:
+    """The refusal of a request because of the model that it names."""
+    return ApiError(status, message, param="model", code=code)
+
+
+def try_again(message: str, code: str, seconds: float, param: str | None = None) -> ApiError:
+    """The refusal of a request that may be answered ``seconds`` later."""
+    return ApiError(503, message, param, code, retry_after=seconds, retry=True)
+
+
 def as_api_error(error: Exception) -> ApiError | None:
     """The refusal that an error of the engine means; None for a fault of the server."""
     match error:
@@ -121,9 +142,7 @@ def as_api_error(error: Exception) -> ApiError | None:
             code = "rate_limit_exceeded" if rate else "tenant_queue_full"
             return ApiError(429, str(error), code=code, retry_after=seconds, retry=True)
         case QueueFull(retry_after=seconds):
-            return ApiError(
-                503, str(error), code="queue_full", retry_after=seconds or 1.0, retry=True
-            )
+            return try_again(str(error), "queue_full", seconds or 1.0)
         case NonFiniteLogits():
             message = "the model failed on this request"
             return ApiError(500, message, code="model_failed", retry=False)
@@ -131,12 +150,21 @@ def as_api_error(error: Exception) -> ApiError | None:
             return ApiError(408, str(error), code="client_too_slow", retry=False)
         case StorageProblem(full=full):
             code = "disk_full" if full else "storage_unwritable"
-            return ApiError(503, str(error), code=code, retry_after=STORAGE_SECONDS, retry=True)
+            return try_again(str(error), code, STORAGE_SECONDS)
         case EngineStopped():
-            return ApiError(
-                503, str(error), code="engine_stopped", retry_after=RESTART_SECONDS, retry=True
-            )
+            return try_again(str(error), "engine_stopped", RESTART_SECONDS)
     return None
+
+
+def renaming(names: Mapping[str, str]) -> Callable[[str], str]:
+    """A function that maps a field of chat completions to its name in a client's API. ``names`` has
+    the names that differ."""
+
+    def client_name(param: str) -> str:
+        name = re.split(r"[.\[]", param, maxsplit=1)[0]
+        return names.get(name, name) + param[len(name) :]
+
+    return client_name
 
 
 @contextmanager
@@ -156,7 +184,7 @@ def naming_fields(client_name: Callable[[str], str]) -> Iterator[None]:
 
 
 def internal_error() -> ApiError:
-    """The refusal after a fault of the server, which says nothing of its cause."""
+    """The error response after a fault of the server; it does not reveal the cause."""
     return ApiError(500, "the server failed; its log says where", code="internal_error")
 
 

@@ -12,10 +12,11 @@ from werkzeug.datastructures import Headers
 
 from harness.serve.caller import BEGIN, SEND_AT_ONCE, Caller
 from harness.serve.errors import ApiError
+from harness.serve.service import Service
 from harness.serve.wire import Body, Prepare, decode
 
 OPEN_PATH = "/health"
-"""The only path that needs no key, apart from the files of the pages."""
+"""The only API path that needs no key."""
 JSON_TYPE = "application/json"
 OF_BROWSERS = ("Origin", "Referer", "Sec-Fetch-Site", "Sec-Fetch-Mode", "Cookie")
 """A browser sends one of these with every body that a page of another site sends."""
@@ -91,6 +92,12 @@ def check_body(headers: Headers) -> None:
         )
     if encoding and encoding.lower() != "identity":
         raise ApiError(415, "send the body uncompressed", code="unsupported_encoding")
+
+
+def service_of_request() -> Service:
+    """The service that answers the request at hand."""
+    service: Service = g.service
+    return service
 
 
 def caller_of_request() -> Caller:

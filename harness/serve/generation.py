@@ -1,4 +1,4 @@
-"""From a request body to engine requests, and from their events to pieces of answers."""
+"""Turns a request body into engine requests, and their events into pieces of answers."""
 
 from __future__ import annotations
 
@@ -39,26 +39,26 @@ from reference.runner import LOGITS
 
 T = TypeVar("T")
 DRAWN_SEED_BITS = 53
-"""A seed that is drawn survives a client whose numbers are binary64."""
+"""Bits of a drawn seed: as many as a client can hold whose numbers are binary64."""
 TIER_OF_CLASS = {
     QosClass.INTERACTIVE: "priority",
     QosClass.STANDARD: "default",
     QosClass.BATCH: "flex",
 }
-"""What OpenAI's clients call the classes."""
+"""OpenAI's names of the classes of service."""
 CLASS_OF_TIER = {tier: qos for qos, tier in TIER_OF_CLASS.items()}
 LIGHT_STOP_CHARACTERS = 128
-"""Stop strings of more take a while to look for."""
+"""Most characters of stop strings that the engine's thread may search for."""
 COMPLETION_TOKENS = 16
-"""What ``/v1/completions`` generates when nobody says how much."""
+"""Default ``max_tokens`` of ``/v1/completions``."""
 
 
 SendPieces = Callable[[Callable[[], Sequence[Piece]]], bool]
-"""Sends the pieces that the given function makes; False where they have to be taken instead."""
+"""Passes on the pieces that the given function makes; False where they have to be taken instead."""
 
 
 class Generation:
-    """The choices of one HTTP request, under way in the engine from its construction on.
+    """The choices of one HTTP request, which run in the engine from the construction on.
 
     ``plan`` says what the answers of a chat are made of, ``constrained`` what texts that are no
     chat are held to; one of ``stop_tokens`` ends an answer and is no part of its text. With
@@ -107,7 +107,7 @@ class Generation:
         self.slot = -1
         """The number of the client's slot in which it answers: see ``SlotTable``."""
         self.on_tokens: Callable[[int], None] = ignore_tokens
-        """Is called with the number of tokens that the answers have gained."""
+        """Called with the number of new tokens of the answers."""
         self.make_receipt: Callable[[], dict[str, str]] | None = None
         self._receipt: dict[str, str] | None = None
         self._scores = {
@@ -178,12 +178,13 @@ class Generation:
 
     @property
     def reasoning_tokens(self) -> int:
-        """Tokens of thoughts among the generated ones."""
+        """Generated tokens that are reasoning."""
         return sum(choice.reasoning_tokens for choice in self.choices)
 
     @property
     def logits_digests(self) -> list[str | None] | None:
-        """For each choice the digest of the logits its tokens were sampled from; None unasked."""
+        """For each choice the digest of the logits its tokens were sampled from; None if not
+        requested."""
         if not self._digests:
             return None
         return [self._digests[one.request.id].after(len(one.sampled)) for one in self.choices]
@@ -195,7 +196,7 @@ class Generation:
 
     @property
     def experts(self) -> list[Any] | None:
-        """For each choice the experts of every position, layer by layer; None unasked."""
+        """For each choice the experts of every position, layer by layer; None if not requested."""
         if not self._experts:
             return None
         return [
@@ -239,7 +240,7 @@ class Generation:
         return PromptScores(request).tokens if scores is None else scores.tokens
 
     def pieces(self, wait: float, send: SendPieces | None = None) -> Iterator[list[Piece]]:
-        """What became certain, until every choice has ended; an empty list after each ``wait``
+        """The new pieces, until every choice has ended; an empty list after each ``wait``
         seconds in which nothing did. Raises ApiError when a choice fails.
 
         While this waits, ``send`` may send pieces on the engine's thread where they make little

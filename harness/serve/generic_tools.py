@@ -1,6 +1,5 @@
-"""Tools for a model whose chat template knows none: they are described in the system text, and what
-calls and results there are is written as text.
-"""
+"""Tools for a model whose chat template has no support for them: the system text describes the
+tools, and earlier calls and their results become text."""
 
 from __future__ import annotations
 
@@ -16,7 +15,7 @@ from harness.host.structured.schema_tree import SchemaRefused
 
 Turn = dict[str, Any]
 CALLS = JsonObjectCalls("<tool_call>", "</tool_call>", before="\n", after="\n")
-"""How such a model is told to write calls: most models have seen calls of this form."""
+"""The form of calls that the system text asks for. Most models were trained on it."""
 DESCRIPTION = """\
 # Tools
 
@@ -34,14 +33,14 @@ What a call gives is told between <tool_response> and </tool_response>."""
 
 
 def generic_dialect(dialect: Dialect, strict: bool) -> Dialect:
-    """``dialect`` with a way to write calls. No grammar holds a fenced one, so with ``strict``
-    functions there are none."""
+    """``dialect`` with a syntax of calls. Grammars do not cover calls in a Markdown fence, so there
+    are none with ``strict`` functions."""
     return replace(dialect, calls=replace(CALLS, fenced=not strict))
 
 
 def written_as_text(turns: Sequence[Turn], tools: Sequence[Turn], takes_system: bool) -> list[Turn]:
-    """``turns`` without calls and results of calls, and with a description of ``tools``: in the
-    system text, or in the user's first one where the template takes no system text."""
+    """``turns`` with calls and results as text, and with a description of ``tools`` in the system
+    text, or in the user's first message if the template has no system text."""
     written: list[Turn] = []
     for turn in turns:
         if turn["role"] == "assistant" and turn.get("tool_calls"):
@@ -59,13 +58,13 @@ def written_as_text(turns: Sequence[Turn], tools: Sequence[Turn], takes_system: 
 
 
 def enforced_functions(functions: Sequence[Function], strict: set[str]) -> list[Function]:
-    """Functions whose calls a grammar can enforce; parameters that it cannot are any object, unless
-    they are ``strict``."""
+    """``functions`` whose calls a grammar can enforce. A function that is not ``strict`` takes any
+    object if its schema cannot be enforced."""
     return [one if one.name in strict else _loosened(one) for one in functions]
 
 
 RESULT = "tool_result"
-"""Marks a user's turn made of results, while turns are put together."""
+"""Key that marks a user's turn made of results, while turns are merged."""
 
 
 def _loosened(function: Function) -> Function:
@@ -93,8 +92,8 @@ def _arguments(arguments: Any) -> str:
 
 
 def _append_user(written: list[Turn], text: str, after_result: bool) -> None:
-    """Results and what the user says after them are one turn: many templates want turns to
-    alternate."""
+    """Append to the user's last turn. Results and the user's next text are one turn, because many
+    templates require turns to alternate."""
     if written and written[-1].get(RESULT):
         written[-1]["content"] += f"\n{text}"
         written[-1][RESULT] = after_result

@@ -1,19 +1,19 @@
-"""Which of the tools of a body a model is offered: none that other servers run themselves, and
-those that the choice among them allows."""
+"""Selects the tools of a request that the model is told of: tools that a server would run itself
+are dropped, and so are those that ``tool_choice`` does not allow."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from harness.serve.errors import ApiError
+from harness.serve.errors import invalid_value
 
 HOSTED = (
     *("web_search", "file_search", "code_interpreter", "image_generation", "computer", "mcp"),
     *("namespace", "tool_search", "web_fetch", "code_execution", "memory"),
 )
-"""How the types of such tools begin."""
+"""Prefixes of the types of tools that a server would run itself."""
 FREE_FORM = ("custom", "local_shell", "shell", "apply_patch")
-"""Tools of the client whose input is no JSON object, which no call can be held to here."""
+"""Types of client tools whose input is free text, which this server cannot constrain."""
 CHOICES = ("auto", "none")
 ALLOWED = "allowed_tools"
 
@@ -31,14 +31,17 @@ def _allowed_tools(value: dict[str, Any]) -> dict[str, Any]:
     form = choice.get(ALLOWED, choice)
     listed = form.get("tools") if isinstance(form, dict) else None
     if not isinstance(listed, list) or form.get("mode") not in ("auto", "required"):
-        problem = "tool_choice of allowed_tools needs tools, and a mode: auto or required"
-        raise ApiError(400, problem, param="tool_choice", code="invalid_value")
+        raise invalid_value(
+            "tool_choice", "tool_choice of allowed_tools needs tools, and a mode: auto or required"
+        )
     names = [_name_of(tool) for tool in listed]
     known = tools if isinstance(tools, list) else []
     for name in names:
         if name is None or name not in map(_name_of, known):
-            problem = f"tool_choice allows {str(name)[:64]!r}, which is not among the tools"
-            raise ApiError(400, problem, param="tool_choice", code="invalid_value")
+            raise invalid_value(
+                "tool_choice",
+                f"tool_choice allows {str(name)[:64]!r}, which is not among the tools",
+            )
     own = [tool for tool in known if _name_of(tool) in names]
     return value | {"tools": own, "tool_choice": form["mode"]}
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
-from harness.serve.errors import ApiError
+from harness.serve.errors import unsupported
 from harness.serve.model import ServedModel
 
 
@@ -24,14 +24,14 @@ def infill_prompt(
     model without tokens for that."""
     tokens = model.tokenizer.infill_ids
     if tokens is None:
-        problem = f"{model.name} has no tokens for text between a prefix and a suffix"
-        raise ApiError(400, problem, param="suffix", code="unsupported")
+        raise unsupported(
+            "suffix", f"{model.name} has no tokens for text between a prefix and a suffix"
+        )
     before: list[int] = []
     if extra:
         file = tokens.file
         if file is None:
-            problem = f"{model.name} has no tokens for other files"
-            raise ApiError(400, problem, param="input_extra", code="unsupported")
+            raise unsupported("input_extra", f"{model.name} has no tokens for other files")
         for one in extra:
             before += [file, *_text(model, f"{one.filename or 'file'}\n{one.text}")]
         before += [file, *_text(model, "filename\n")]

@@ -40,6 +40,8 @@ class Counts:
 
 
 NAMES = tuple(field.name for field in fields(Counts))
+MOST_DAYS = 31
+"""Days whose counts are told."""
 values_of = attrgetter(*NAMES)
 
 
@@ -155,11 +157,11 @@ class LedgerStore(ContextManager):
         with self._lock:
             return frozenset(id for (id,) in self._file.execute("SELECT tenant FROM usage"))
 
-    def days(self, tenant: int, most: int = 31) -> Mapping[str, Counts]:
-        """A tenant's latest days, newest first."""
+    def days(self, tenant: int) -> Mapping[str, Counts]:
+        """The latest MOST_DAYS days of a tenant, newest first."""
         asked = f"SELECT day, {', '.join(NAMES)} FROM usage WHERE tenant = ?"
         with self._lock:
-            rows = self._file.execute(f"{asked} ORDER BY day DESC LIMIT ?", (tenant, most))
+            rows = self._file.execute(f"{asked} ORDER BY day DESC LIMIT ?", (tenant, MOST_DAYS))
             return {day: Counts(*values) for day, *values in rows.fetchall()}
 
     def activate(self, began_with: Path, name: str | None) -> None:

@@ -13,12 +13,13 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from waitress import wasyncore
 from waitress.channel import ClientDisconnected, HTTPChannel
 from waitress.parser import HTTPRequestParser, ParsingError
-from waitress.server import create_server
+from waitress.server import TcpWSGIServer, create_server
 from waitress.task import ErrorTask, WSGITask
 from waitress.utilities import Error
 
@@ -193,6 +194,15 @@ class _Channel(HTTPChannel):  # type: ignore[misc]
                 self.server.add_task(self)
 
 
+def _accept_all(server: TcpWSGIServer) -> None:
+    """Accepts the connections there are, up to the limit. Otherwise each of many clients that come
+    together costs a look at every connection, and waits for the interpreter once more."""
+    before = -1
+    while before < len(server._map) < server.adj.connection_limit:
+        before = len(server._map)
+        TcpWSGIServer.handle_accept(server)
+
+
 @dataclass(frozen=True, slots=True)
 class ListenOptions:
     """Where to listen, for how many requests at once, with bodies of at most ``max_body`` bytes.
@@ -232,6 +242,7 @@ class HttpServer:
             clear_untrusted_proxy_headers=True,
         )
         self._server.channel_class = _Channel
+        self._server.handle_accept = partial(_accept_all, self._server)
         self._server.adj.socket_options = [*self._server.adj.socket_options, *_socket_options()]
         self._stopping = threading.Event()
         self._close_by = math.inf

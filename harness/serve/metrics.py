@@ -21,6 +21,7 @@ from prometheus_client.utils import floatToGoString
 
 from contract.types import Tenant
 from harness.host.engine_thread import ThreadedDriver
+from harness.host.live_memory import LiveMemory
 from harness.host.submissions import EngineStopped
 from harness.serve.generation import Generation
 from reference.engine import Engine, EngineStatistics
@@ -163,6 +164,23 @@ DISK_COUNTERS: tuple[tuple[str, str, Callable[[DiskStatistics], float]], ...] = 
     ("disk_cache_ignored", "Files that were not valid.", lambda disk: disk.ignored),
 )
 """The metrics of every model with a disk cache."""
+MEMORY_METRICS: tuple[
+    tuple[type[GaugeMetricFamily | CounterMetricFamily], str, str, Callable[[LiveMemory], int]], ...
+] = (
+    (
+        GaugeMetricFamily,
+        "memory_given_back_bytes",
+        "Device memory that the model does without, since other programs need it.",
+        lambda memory: memory.given_back,
+    ),
+    (
+        CounterMetricFamily,
+        "memory_changes",
+        "How often device memory was given back or taken again.",
+        lambda memory: memory.changes,
+    ),
+)
+"""The metrics of every model on a device with memory of its own."""
 
 
 def _used(now: EngineStatistics) -> int:
@@ -203,6 +221,12 @@ class _EngineGauges(Collector):
             for model, statistics in now:
                 counter.add_metric((model,), value(statistics))
             yield counter
+        memories = [(model, one.memory) for model, one in self._models if one.memory is not None]
+        for family, name, text, of_memory in MEMORY_METRICS if memories else ():
+            metric = family(NAMESPACE + name, text, labels=OF_MODEL)
+            for model, memory in memories:
+                metric.add_metric((model,), of_memory(memory))
+            yield metric
         disks = [(model, here.disk) for model, here in now if here.disk is not None]
         for name, text, of_disk in DISK_COUNTERS if disks else ():
             counter = CounterMetricFamily(NAMESPACE + name, text, labels=OF_MODEL)
@@ -212,7 +236,7 @@ class _EngineGauges(Collector):
         yield from self._of_tenants()
 
     def _of_tenants(self) -> Iterable[Metric]:
-        """What every tenant uses now; nothing once the engines have ended. All engines share the
+        """Every tenant's current usage; empty once the engines have ended. All engines share the
         tenants."""
         families = {
             part: GaugeMetricFamily(f"{NAMESPACE}tenant_{part}", text, labels=WHO)

@@ -25,7 +25,7 @@ from harness.progress import Progress
 from harness.sampling_defaults import SamplingDefaults, sampling_defaults
 from harness.serve.adapters import ServedAdapters
 from harness.serve.chat import ChatPlan, plan_chat, render_chat
-from harness.serve.errors import ApiError
+from harness.serve.errors import ApiError, model_refused
 from harness.serve.storage import ProblemLog, StorageProblem
 from harness.serve.wire import ChatRequest, LoraScale, Message, TemplateOptions
 from harness.serve.wire_tools import Tool
@@ -96,7 +96,7 @@ class ServedModel(HostedModel):
 
     @cached_property
     def kv_function(self) -> str:
-        """What names the function that computes its keys and values."""
+        """The name of the function that computes its keys and values."""
         return function_name(self.model, self.limits, self.files)
 
     @cached_property
@@ -128,12 +128,8 @@ class ServedModel(HostedModel):
     def check_name(self, name: str | None) -> None:
         """ApiError 404 for a model that is not this one; None asks for whatever is served."""
         if not self.is_called(name):
-            raise ApiError(
-                404,
-                f"there is no model {name!r} here; this server has {self.name!r}",
-                param="model",
-                code="model_not_found",
-            )
+            problem = f"there is no model {name!r} here; this server has {self.name!r}"
+            raise model_refused(404, problem, "model_not_found")
 
     def check_trace(self) -> None:
         """Raises StorageProblem while the trace cannot be written."""

@@ -15,7 +15,7 @@ from harness import catalog
 from harness.best_tier import PROCESSOR_TIERS
 from harness.progress import NullProgress
 from harness.serve.answers import Json
-from harness.serve.errors import ApiError
+from harness.serve.errors import ApiError, model_refused
 from harness.serve.gate import need_admin
 from harness.serve.model import ServedModel
 from harness.serve.openapi import Route
@@ -23,6 +23,8 @@ from harness.serve.pulls import Pulls, pull_stream, pull_whole
 from harness.serve.service import Answered
 from harness.serve.serving import Serving
 from harness.serve.wire import Id, decode
+
+IN_USE = "model_in_use"
 
 
 class PullRequest(Struct, forbid_unknown_fields=True):
@@ -33,14 +35,8 @@ class PullRequest(Struct, forbid_unknown_fields=True):
     stream: bool = True
 
 
-class ActivateRequest(Struct, forbid_unknown_fields=True):
-    """``POST /v1/models/activate``: a model that is installed."""
-
-    model: Id
-
-
-class RemoveRequest(Struct, forbid_unknown_fields=True):
-    """``POST /v1/models/remove``: a model that is installed, as DELETE deletes it."""
+class InstalledModel(Struct, forbid_unknown_fields=True):
+    """``POST /v1/models/activate`` and ``POST /v1/models/remove``: a model that is installed."""
 
     model: Id
 
@@ -55,11 +51,11 @@ MODEL_ROUTES = (
     ),
     Route(
         "POST", "/v1/models/activate", "activate_model", "Let one answer from now on. For admins.",
-        ActivateRequest, strict=True,
+        InstalledModel, strict=True,
     ),
     Route(
         "POST", "/v1/models/remove", "remove_named_model", "Delete one. For admins.",
-        RemoveRequest, strict=True,
+        InstalledModel, strict=True,
     ),
 )  # fmt: skip
 
@@ -134,12 +130,12 @@ class ModelHandlers:
 
     def activate_model(self, raw: bytes) -> Json:
         need_admin()
-        name = decode(raw, ActivateRequest).model
+        name = decode(raw, InstalledModel).model
         return _described(self._serving.activate(name, self._path_of(name)).model)
 
     def remove_named_model(self, raw: bytes) -> Json:
         need_admin()
-        return self.remove_model(decode(raw, RemoveRequest).model)
+        return self.remove_model(decode(raw, InstalledModel).model)
 
     def remove_model(self, model: str) -> Json:
         need_admin()
@@ -151,20 +147,14 @@ class ModelHandlers:
         freed = 0
         if found is not None:
             if found.path.resolve() in self._serving.paths:
-                raise ApiError(
-                    400,
-                    f"{name} answers requests; activate another one first",
-                    param="model",
-                    code="model_in_use",
-                )
+                problem = f"{name} answers requests; activate another one first"
+                raise model_refused(400, problem, IN_USE)
             if found.path.resolve() == self._serving.began_with[1].resolve():
-                raise ApiError(
-                    400,
+                problem = (
                     f"{name} is what the server is started with, and would be fetched again; "
-                    "start it with another --model first",
-                    param="model",
-                    code="model_in_use",
+                    "start it with another --model first"
                 )
+                raise model_refused(400, problem, IN_USE)
             freed = catalog.remove(name, self._cache_dir, NullProgress())
         deleted = {"id": name, "object": "model", "deleted": True}
         return {**deleted, "x_zinc": {"freed_bytes": freed}}
@@ -206,7 +196,7 @@ def _memory_available(served: ServedModel) -> int | None:
 
 
 def _for_anthropic(name: str, created: int) -> Json:
-    """What Anthropic's clients read of a model besides what OpenAI's do."""
+    """The fields of a model that Anthropic's clients read in addition to OpenAI's."""
     at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(created))
     return {"type": "model", "display_name": name, "created_at": at}
 
@@ -255,18 +245,10 @@ def known_model(name: str) -> str:
 
 
 def _unknown(name: str) -> ApiError:
-    return ApiError(
-        404,
-        f"{name!r} is no model of the catalog and no name of the hub, hf.co/ORG/REPO[:QUANT]",
-        param="model",
-        code="model_not_found",
-    )
+    problem = f"{name!r} is no model of the catalog and no name of the hub, hf.co/ORG/REPO[:QUANT]"
+    return model_refused(404, problem, "model_not_found")
 
 
 def _not_installed(name: str) -> ApiError:
-    return ApiError(
-        404,
-        f"{name} is not installed; POST /v1/models/pull fetches it",
-        param="model",
-        code="model_not_installed",
-    )
+    problem = f"{name} is not installed; POST /v1/models/pull fetches it"
+    return model_refused(404, problem, "model_not_installed")

@@ -8,8 +8,11 @@ from typing import Any
 
 import msgspec
 
+from contract.types import Tenant
 from harness.serve.answer_schemas import ANSWERS, NAMED_EVENTS, STREAMED
+from harness.serve.caller import Caller
 from harness.serve.errors import ApiError
+from harness.serve.wire import Prepare
 
 EVENT_STREAM = "text/event-stream"
 NULL = {"type": "null"}
@@ -68,7 +71,10 @@ NAMED_EVENT_SCHEMA = {
 class Route:
     """One method of one path, in Flask's notation; ``body`` validates what is sent to it, and
     ``errors`` makes the body of a refusal. Its streams are of the type ``streams``, its refusals of
-    the schema ``error_schema``. A ``strict`` one refuses all fields that it does not know."""
+    the schema ``error_schema``. A ``strict`` one refuses all fields that it does not know.
+
+    ``answer`` computes the answer to a body that ``prepare`` has changed; a route without it has a
+    handler."""
 
     method: str
     path: str
@@ -80,6 +86,8 @@ class Route:
     streams: str = EVENT_STREAM
     error_schema: str = "Error"
     strict: bool = False
+    answer: Callable[[Any, Any, Tenant, Caller], Any] | None = None
+    prepare: Prepare | None = None
 
 
 def openapi_document(routes: Iterable[Route], version: str) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from harness.serve.errors import ApiError
+from harness.serve.errors import invalid_value, unsupported
 from harness.serve.hosted import offered_tools
 from harness.serve.strict_json import BadJson, loads
 
@@ -56,19 +56,19 @@ def own_format(value: dict[str, Any]) -> dict[str, Any]:
     taken = [name for name in (FORMAT, GRAMMAR) if rest.get(name) not in (None, {"type": "text"})]
     if len(given) + len(taken) > 1:
         named = " and ".join([*given, *taken])
-        raise ApiError(400, f"{named} contradict each other", param=given[0], code="invalid_value")
+        raise invalid_value(given[0], f"{named} contradict each other")
     (name,) = given
     if name != STRUCTURED:
         return rest | _form(name.removeprefix("guided_"), value[name], name)
     forms = value[name]
     known = isinstance(forms, dict) and [kind for kind in KINDS if forms.get(kind) is not None]
     if not known or len(known) > 1:
-        problem = f"{name} must have one of {', '.join(KINDS)}"
-        raise ApiError(400, problem, param=name, code="invalid_value")
+        raise invalid_value(name, f"{name} must have one of {', '.join(KINDS)}")
     other = [key for key in forms if key not in KINDS and forms[key] not in (None, False)]
     if other:
-        problem = f"{name}.{other[0]} is not served here; leave it out"
-        raise ApiError(400, problem, param=f"{name}.{other[0]}", code="unsupported")
+        raise unsupported(
+            f"{name}.{other[0]}", f"{name}.{other[0]} is not served here; leave it out"
+        )
     return rest | _form(known[0], forms[known[0]], f"{name}.{known[0]}")
 
 
@@ -101,7 +101,7 @@ def _form(kind: str, form: Any, param: str) -> dict[str, Any]:
     if kind == "grammar":
         return {GRAMMAR: form}
     if not isinstance(form, list) or not form or not all(isinstance(one, str) for one in form):
-        raise ApiError(400, f"{param} must be texts", param=param, code="invalid_value")
+        raise invalid_value(param, f"{param} must be texts")
     return {GRAMMAR: "root ::= " + " | ".join(map(_literal, form))}
 
 
@@ -110,7 +110,7 @@ def _read(text: str, param: str) -> Any:
     try:
         return loads(text.encode(), exact=True)
     except (BadJson, UnicodeEncodeError) as error:
-        raise ApiError(400, f"{param}: {error}", param=param, code="invalid_value") from None
+        raise invalid_value(param, f"{param}: {error}") from None
 
 
 def _literal(text: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 
 
 class Embedding(Struct):
@@ -35,26 +35,40 @@ class TextScore(Struct):
     sum: float
 
 
-class Scores(Struct):
+class ReadTexts(Struct):
+    """The fields of every answer about texts that are not continued."""
+
+    object: Literal["list"]
+    model: str
+    system_fingerprint: str
+    usage: dict[str, int]
+    x_zinc: dict[str, Any]
+
+
+class Scores(ReadTexts):
     """``POST /v1/score``."""
 
-    object: Literal["list"]
     data: list[TextScore]
-    model: str
-    system_fingerprint: str
-    usage: dict[str, int]
-    x_zinc: dict[str, Any]
 
 
-class Embeddings(Struct):
+class Embeddings(ReadTexts):
     """``POST /v1/embeddings``."""
 
-    object: Literal["list"]
     data: list[Embedding]
-    model: str
-    system_fingerprint: str
-    usage: dict[str, int]
-    x_zinc: dict[str, Any]
+
+
+class Ranked(Struct):
+    """A document of a request by its index, and how well it answers the query: 0 to 1."""
+
+    index: int
+    relevance_score: float
+    document: dict[str, str] | UnsetType = UNSET
+
+
+class Reranked(ReadTexts):
+    """``POST /v1/rerank``: the best documents first."""
+
+    results: list[Ranked]
 
 
 class Status(Struct):

@@ -1,5 +1,5 @@
-"""Texts whose tokens the model reads and does not continue, as many at a time as there are
-slots."""
+"""Runs prompts without generation: for embeddings, reranking and scores. As many run at a time as
+there are slots."""
 
 from __future__ import annotations
 
@@ -39,7 +39,8 @@ class RowSink(Protocol):
 
 
 Begin = Callable[[int], tuple[Submission, Callable[[], Result]]]
-"""What the engine is given for a text by its index, and what gives its result afterwards."""
+"""For the index of a text: its submission to the engine, and the function that returns its result
+once the engine has finished."""
 
 
 @dataclass(frozen=True, slots=True)

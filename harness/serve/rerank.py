@@ -15,7 +15,6 @@ from decimal import Context
 from typing import Annotated
 
 import numpy as np
-from flask import g
 from msgspec import Meta, Struct
 from numpy.typing import NDArray
 
@@ -25,7 +24,6 @@ from harness.host.submissions import Submission
 from harness.serve.answers import Json
 from harness.serve.caller import Caller
 from harness.serve.errors import ApiError
-from harness.serve.gate import caller_of_request, decoded
 from harness.serve.model import ServedModel
 from harness.serve.openapi import Route
 from harness.serve.readings import Reading, check_context, read_texts, rows_of
@@ -47,7 +45,7 @@ TEMPLATE = (
     "<|im_start|>user\n<Instruct>: {instruction}\n<Query>: {query}\n<Document>: {document}"
     "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
 )
-"""The prompt of Qwen3-Reranker."""
+"""The prompt template of Qwen3-Reranker."""
 PRECISE = Context(prec=50)
 
 
@@ -68,20 +66,6 @@ class RerankRequest(Struct, forbid_unknown_fields=True, kw_only=True):
     return_documents: bool | None = None
     instruction: str | None = None
     user: Id | None = None
-
-
-RERANK_ROUTES = (
-    Route("POST", "/v1/rerank", "rerank", "How well documents answer a query.", RerankRequest),
-)
-
-
-class RerankHandlers:
-    """One method for each of RERANK_ROUTES, named by it."""
-
-    def rerank(self, raw: bytes) -> Json:
-        g.generates = True
-        body = decoded(raw, RerankRequest)
-        return rerank(g.service, body, g.account.tenant, caller_of_request())
 
 
 @dataclass(slots=True)
@@ -204,3 +188,15 @@ def _word(model: ServedModel, word: str) -> int:
     if len(ids) != 1:
         raise RequestError("model", f"{model.name} has no token that is {word!r}")
     return ids[0]
+
+
+RERANK_ROUTES = (
+    Route(
+        "POST",
+        "/v1/rerank",
+        "rerank",
+        "How well documents answer a query.",
+        RerankRequest,
+        answer=rerank,
+    ),
+)

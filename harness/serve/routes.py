@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import asdict
 from functools import cache
-from typing import Any, TypeVar
 
 from flask import Response, g
-from msgspec import Struct
 
 from contract.arithmetic import PAGE_TOKENS
 from contract.errors import RequestError
 from harness.serve.answers import Json
 from harness.serve.anthropic.routes import ANTHROPIC_ROUTES
-from harness.serve.caller import Caller
 from harness.serve.embeddings import EMBEDDING_ROUTES
 from harness.serve.errors import ApiError
-from harness.serve.gate import caller_of_request, decoded
+from harness.serve.gate import decoded, service_of_request
 from harness.serve.llama_cpp.routes import LLAMA_CPP_ROUTES
 from harness.serve.llama_cpp.tokens import adds_bos, token_pieces
 from harness.serve.model import ServedModel
@@ -29,7 +25,7 @@ from harness.serve.receipts.routes import RECEIPT_ROUTES
 from harness.serve.rerank import RERANK_ROUTES
 from harness.serve.responses.routes import RESPONSES_ROUTES
 from harness.serve.scores import SCORE_ROUTES
-from harness.serve.service import Answered, Service
+from harness.serve.service import Service
 from harness.serve.tenant_routes import TENANT_ROUTES
 from harness.serve.wire import (
     ChatRequest,
@@ -39,12 +35,17 @@ from harness.serve.wire import (
     TokenizeRequest,
 )
 from reference.engine.statistics import EngineStatistics
-from reference.memory.planner import MemoryPlan
 
 TEXT = "text/plain; version=0.0.4; charset=utf-8"
 ROUTES = (
-    Route("POST", "/v1/chat/completions", "chat", "Answer a conversation.", ChatRequest),
-    Route("POST", "/v1/completions", "complete", "Continue a text.", CompletionRequest),
+    Route(
+        "POST", "/v1/chat/completions", "chat", "Answer a conversation.",
+        ChatRequest, answer=Service.chat, prepare=own_chat_fields,
+    ),
+    Route(
+        "POST", "/v1/completions", "complete", "Continue a text.",
+        CompletionRequest, answer=Service.complete, prepare=own_chat_fields,
+    ),
     *LLAMA_CPP_ROUTES,
     *EMBEDDING_ROUTES,
     *RERANK_ROUTES,
@@ -64,19 +65,18 @@ ROUTES = (
     Route("GET", "/version", "version", "Version and fingerprint."),
     Route("GET", "/metrics", "metrics", "Prometheus metrics, for operators.", produces=TEXT),
     Route("GET", "/openapi.json", "openapi", "This document."),
-)
-
-Body = TypeVar("Body", bound=Struct)
+)  # fmt: skip
 
 
 @cache
 def _document(version: str) -> Json:
-    """Made for the first who asks: it takes a fourth of the time in which a server starts."""
+    """The OpenAPI document. It is made for the first request: making it takes a quarter of the time
+    in which a server starts."""
     return openapi_document(ROUTES, version)
 
 
 def _context_facts(model: ServedModel, now: EngineStatistics) -> Json:
-    """How many positions there are in all, and what they are used for, in tokens."""
+    """The size of the KV cache and its use, in tokens."""
     used = now.pages - now.free_pages - now.cached_pages
     return {
         "slots": now.slots,
@@ -87,8 +87,10 @@ def _context_facts(model: ServedModel, now: EngineStatistics) -> Json:
     }
 
 
-def _memory_facts(plan: MemoryPlan) -> Json:
-    """What the model takes in memory, in bytes."""
+def _memory_facts(model: ServedModel) -> Json:
+    """What the model takes in memory now, and may take, in bytes."""
+    live = model.driver.memory
+    plan = model.plan if live is None else live.now.plan
     weights = sum(plan.weights.values())
     context = plan.kv + plan.recurrent
     return {
@@ -96,6 +98,7 @@ def _memory_facts(plan: MemoryPlan) -> Json:
         "weights_bytes": weights,
         "context_bytes": context,
         "runtime_bytes": plan.total - weights - context,
+        "budget_bytes": model.budget,
     }
 
 
@@ -108,18 +111,11 @@ class Handlers:
 
     @property
     def _service(self) -> Service:
-        service: Service = g.service
-        return service
+        return service_of_request()
 
     @property
     def _model(self) -> ServedModel:
         return self._service.model
-
-    def chat(self, raw: bytes) -> Answered:
-        return self._generate(raw, ChatRequest, self._service.chat)
-
-    def complete(self, raw: bytes) -> Answered:
-        return self._generate(raw, CompletionRequest, self._service.complete)
 
     def tokenize(self, raw: bytes) -> Json:
         body = decoded(raw, TokenizeRequest, own_chat_fields)
@@ -146,7 +142,7 @@ class Handlers:
         return answer
 
     def tokenizer_info(self) -> Json:
-        """What clients ask of a tokenizer that they do not have themselves."""
+        """The tokenizer's properties, for clients that do not have the tokenizer."""
         model, tokenizer = self._model, self._model.tokenizer
         names = {"bos": tokenizer.bos_id, "eos": tokenizer.eos_id, **tokenizer.named_ids}
         answer: Json = {
@@ -193,7 +189,7 @@ class Handlers:
             "active": now.running,
             "queued": now.waiting,
             "context": _context_facts(self._model, now),
-            "memory": _memory_facts(self._model.plan),
+            "memory": _memory_facts(self._model),
             **({} if now.disk is None else {"disk_cache": asdict(now.disk)}),
         }
 
@@ -211,13 +207,3 @@ class Handlers:
 
     def openapi(self) -> Json:
         return _document(self._version)
-
-    def _generate(
-        self,
-        raw: bytes,
-        kind: type[Body],
-        answer: Callable[[Body, Any, Caller], Answered],
-    ) -> Answered:
-        g.generates = True
-        body = decoded(raw, kind, own_chat_fields)
-        return answer(body, g.account.tenant, caller_of_request())

@@ -1,4 +1,4 @@
-"""A server from its beginning to its end: opened, announced, drained."""
+"""The life of a server: it opens models, listens, answers, and drains."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class Running:
 
     @property
     def service(self) -> Service:
-        """What answers now."""
+        """The service of the active model."""
         return self.serving.service
 
     def drain(self, seconds: float) -> None:

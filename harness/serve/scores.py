@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Annotated
 
-from flask import g
 from msgspec import Meta, Struct
 
 from contract.errors import RequestError
@@ -16,7 +15,6 @@ from harness.host.submissions import Submission
 from harness.serve.answers import Json
 from harness.serve.caller import Caller
 from harness.serve.errors import ApiError
-from harness.serve.gate import caller_of_request, decoded
 from harness.serve.openapi import Route
 from harness.serve.readings import Reading, checked_inputs, input_refusal, read_texts
 from harness.serve.receipts.canonical import canonical
@@ -41,18 +39,6 @@ class ScoreRequest(Struct, forbid_unknown_fields=True):
     parse_special: bool = True
     add_special_tokens: bool = True
     user: Id | None = None
-
-
-SCORE_ROUTES = (Route("POST", "/v1/score", "score", "Log-probabilities of texts.", ScoreRequest),)
-
-
-class ScoreHandlers:
-    """One method for each of SCORE_ROUTES, named by it."""
-
-    def score(self, raw: bytes) -> Json:
-        g.generates = True
-        body = decoded(raw, ScoreRequest)
-        return score(g.service, body, g.account.tenant, caller_of_request())
 
 
 def score(service: Service, body: ScoreRequest, tenant: Tenant, caller: Caller) -> Json:
@@ -135,3 +121,8 @@ def _rank(event: TokenEvent) -> int | None:
     """1 for the likeliest; None where a token is not among those listed."""
     ids = [token for token, _ in event.top]
     return ids.index(event.token) + 1 if event.token in ids else None
+
+
+SCORE_ROUTES = (
+    Route("POST", "/v1/score", "score", "Log-probabilities of texts.", ScoreRequest, answer=score),
+)

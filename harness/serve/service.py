@@ -1,4 +1,4 @@
-"""What the routes do, apart from HTTP: requests for text are begun, answered and counted."""
+"""The routes' work apart from HTTP: requests for text are started, answered and counted."""
 
 from __future__ import annotations
 
@@ -17,7 +17,14 @@ from harness.serve.answers import Answer, AnswerFormat, ChatShape, Json, ShapeOf
 from harness.serve.caller import Caller
 from harness.serve.chat import ChatPlan
 from harness.serve.completion_answers import CompletionShape
-from harness.serve.errors import RESTART_SECONDS, ApiError, as_api_error, internal_error
+from harness.serve.errors import (
+    RESTART_SECONDS,
+    ApiError,
+    as_api_error,
+    internal_error,
+    invalid_value,
+    try_again,
+)
 from harness.serve.generation import COMPLETION_TOKENS, Generation, requests_of
 from harness.serve.infill_prompt import infill_prompt
 from harness.serve.ledger_store import Counts, LedgerStore
@@ -27,6 +34,7 @@ from harness.serve.model import ServedModel
 from harness.serve.receipts.document import VERSION
 from harness.serve.receipts.make import store_answer
 from harness.serve.receipts.store import ReceiptStore
+from harness.serve.responses.store import ResponseStore
 from harness.serve.storage import StorageProblem
 from harness.serve.streams import CLIENT_LEFT, event_stream, whole_answer
 from harness.serve.wire import MOST_CHOICES, ChatRequest, CompletionRequest, Sampled
@@ -56,6 +64,7 @@ class Service:
     draining: threading.Event = field(default_factory=threading.Event)
     receipts: ReceiptStore | None = None
     slots: SlotTable = field(default_factory=SlotTable)
+    responses: ResponseStore = field(default_factory=ResponseStore)
 
     def chat(
         self,
@@ -65,8 +74,8 @@ class Service:
         shape_of: ShapeOf = ChatShape,
         prefix: str = "chatcmpl-",
     ) -> Answered:
-        """``POST /v1/chat/completions``, and what other dialects mean by their bodies: their
-        answers have a shape and a ``prefix`` of their own."""
+        """``POST /v1/chat/completions``. Other APIs translate their requests to it, and pass
+        their own answer format and ``prefix`` of ids."""
         if body.top_logprobs and not body.logprobs:
             raise ApiError(400, "top_logprobs needs logprobs true", param="top_logprobs")
         listed = (body.top_logprobs or 0) if body.logprobs else None
@@ -128,7 +137,7 @@ class Service:
         return self if model is self.model else replace(self, model=model)
 
     def chat_requests(self, body: ChatRequest, tenant: Tenant) -> tuple[ChatPlan, list[Request]]:
-        """What the engine is asked for a conversation. Raises ApiError, RequestError and
+        """The engine requests for a conversation. Raises ApiError, RequestError and
         TemplateError."""
         plan = self.model.chat_plan(body)
         prompt = self.model.encode_chat(plan.prompt, plan.spoken)
@@ -208,13 +217,7 @@ class Service:
         """Raises ApiError 503, EngineStopped and StorageProblem when no new work is taken: none
         that has a ``receipt`` where none can be stored."""
         if self.draining.is_set():
-            raise ApiError(
-                503,
-                "the server is shutting down",
-                code="draining",
-                retry_after=RESTART_SECONDS,
-                retry=True,
-            )
+            raise try_again("the server is shutting down", "draining", RESTART_SECONDS)
         if self.model.driver.failure is not None:
             raise EngineStopped(self.model.driver.failure)
         self.ledger.check()
@@ -332,11 +335,11 @@ class Service:
 def _between(
     model: ServedModel, body: CompletionRequest, suffix: str
 ) -> Callable[[str], list[int]]:
-    """What makes a prompt of a text that goes before a ``suffix``. Raises ApiError."""
+    """The encoder of a text that comes before a ``suffix``: to an infill prompt. Raises
+    ApiError."""
     texts = [body.prompt] if isinstance(body.prompt, str) else body.prompt
     if body.echo or not all(isinstance(text, str) for text in texts):
-        problem = "suffix needs prompts that are texts, and no echo"
-        raise ApiError(400, problem, param="suffix", code="invalid_value")
+        raise invalid_value("suffix", "suffix needs prompts that are texts, and no echo")
     return lambda text: infill_prompt(model, text, suffix)
 
 

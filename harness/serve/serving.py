@@ -21,7 +21,7 @@ from typing import Self
 from contract.errors import DoesNotFit, OutOfMemory, RequestError, ZincError
 from harness.host.engine_thread import EngineThread, ThreadedDriver
 from harness.serve.accounts import Accounts, Tenanted
-from harness.serve.errors import RESTART_SECONDS, ApiError
+from harness.serve.errors import RESTART_SECONDS, ApiError, model_refused, try_again
 from harness.serve.heap import refreeze_heap
 from harness.serve.ledger_store import LedgerStore
 from harness.serve.metrics import Metrics
@@ -34,6 +34,7 @@ Opener = Callable[[Path, str, ExitStack, int], ServedModel]
 """Loads the model in a file, under a name; the stack unloads it. The last argument is the number of
 bytes that other models take."""
 NO_OTHERS: Mapping[str, Path] = MappingProxyType({})
+TOO_LARGE = "model_does_not_fit"
 CLOSE_SECONDS = 10.0
 """Seconds that requests in flight have to notice that the server closes."""
 log = logging.getLogger("zinc_rt.serve")
@@ -154,12 +155,8 @@ class Serving:
         answers = self.service.model
         if name not in self.by_name and any(map(answers.is_called, models)):
             return name
-        raise ApiError(
-            403,
-            f"this key may use {', '.join(models)} alone, not {name or answers.name}",
-            param="model",
-            code="model_not_allowed",
-        )
+        problem = f"this key may use {', '.join(models)} alone, not {name or answers.name}"
+        raise model_refused(403, problem, "model_not_allowed")
 
     def is_permitted(self, name: str, models: Sequence[str]) -> bool:
         """Whether a tenant that may use ``models``, all if there are none, may use this one."""
@@ -207,9 +204,9 @@ class Serving:
 
     def refresh(self) -> None:
         """Put changes of the tenants' file in force."""
-        self.accounts.refresh(self.tell)
+        self.accounts.refresh(self.change_tenants)
 
-    def tell(self, change: Callable[[Tenanted], None]) -> None:
+    def change_tenants(self, change: Callable[[Tenanted], None]) -> None:
         """Carry out a change of the tenants in the engines."""
         if self._thread is None:
             self.service.model.driver.call(change)
@@ -224,13 +221,7 @@ class Serving:
         changed.
         """
         if not self._activating.acquire(blocking=False):
-            raise ApiError(
-                503,
-                "another model is being loaded",
-                code="model_loading",
-                retry_after=RESTART_SECONDS,
-                retry=True,
-            )
+            raise try_again("another model is being loaded", "model_loading", RESTART_SECONDS)
         try:
             self.service.check_accepting(receipt=False)
             before = self._active
@@ -310,7 +301,7 @@ class Serving:
         with self._changed:
             self._in_memory.append(loaded)
         # The new engine has missed changes of the tenants that were made while it was loaded.
-        self.accounts.tell(self.tell)
+        self.accounts.send_to(self.change_tenants)
         loaded.service.metrics.follow(model.name, model.driver)
         refreeze_heap()
         return loaded
@@ -369,27 +360,16 @@ class Serving:
 
 def _no_room(name: str, error: BaseException) -> ApiError:
     """The refusal of a request whose model finds no room while all others are in use."""
-    return ApiError(
-        503,
-        f"{name} does not fit into memory beside the models in use: {error}",
-        param="model",
-        code="model_does_not_fit",
-        retry_after=RESTART_SECONDS,
-        retry=True,
-    )
+    problem = f"{name} does not fit into memory beside the models in use: {error}"
+    return try_again(problem, TOO_LARGE, RESTART_SECONDS, "model")
 
 
 def _refusal(name: str, error: BaseException) -> BaseException:
     """The refusal of a request whose model cannot be loaded."""
     if isinstance(error, DoesNotFit | OutOfMemory):
-        return ApiError(
-            422,
-            f"{name} does not fit into memory beside the model that answers now: {error}",
-            param="model",
-            code="model_does_not_fit",
-        )
+        problem = f"{name} does not fit into memory beside the model that answers now: {error}"
+        return model_refused(422, problem, TOO_LARGE)
     if isinstance(error, ZincError):
         problem = error.problem if isinstance(error, RequestError) else str(error)
-        message = f"{name} cannot be loaded: {problem}"
-        return ApiError(422, message, param="model", code="model_unusable")
+        return model_refused(422, f"{name} cannot be loaded: {problem}", "model_unusable")
     return error

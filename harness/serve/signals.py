@@ -69,7 +69,7 @@ class Signals:
             while number == RELOAD and server.serving.accounts.path is not None:
                 log.info("reading the tenants again")
                 try:
-                    server.serving.accounts.reload(server.serving.tell)
+                    server.serving.accounts.reload(server.serving.change_tenants)
                 except EngineStopped as error:
                     log.error("the tenants stay as they were: %s", error)
                 number = self._next()

@@ -14,7 +14,7 @@ from harness.serve.errors import ApiError, as_api_error, internal_error
 from harness.serve.generation import Generation
 
 LOOK_SECONDS = 0.5
-"""How often an answer that has nothing to say looks whether its client is still there."""
+"""Seconds between two checks whether the client of a silent answer is still connected."""
 PING_SECONDS = 15.0
 """A stream that was silent for so many seconds sends a comment, so that proxies keep the connection
 open. Some clients cannot read comments, so there are no others."""
@@ -68,14 +68,14 @@ def event_stream(
 
 
 class Silence:
-    """How long a stream has sent nothing."""
+    """Measures how long a stream has sent nothing."""
 
     def __init__(self, ping: bytes = PING) -> None:
         self._ping = ping
         self._since = time.monotonic()
 
     def broken_by(self, data: bytes) -> bytes:
-        """``data``, or a comment in its stead after ``PING_SECONDS`` of silence."""
+        """``data``, or a comment if there is none and PING_SECONDS have passed."""
         now = time.monotonic()
         if not data and now - self._since >= PING_SECONDS:
             data = self._ping
@@ -88,14 +88,23 @@ CLIENT_LEFT = ApiError(499, "the client left", code="client_left")
 
 
 def whole_answer(generation: Generation, shape: AnswerFormat, gone: Gone) -> Json:
-    """The answer of a request that is not streamed. Raises ApiError, also when the client left."""
+    """The answer of a request that is not streamed. Raises ApiError, also when the client left.
+
+    Its pieces are made on the engine's thread where that is little work: a thread that is woken for
+    every token takes the interpreter from the engine in every step."""
     parts: list[list[Piece]] = [[] for _ in generation.choices]
+
+    def add(make: Callable[[], Sequence[Piece]]) -> bool:
+        if gone():
+            return False
+        for piece in make():
+            parts[piece.choice].append(piece)
+        return True
+
     try:
-        for pieces in generation.pieces(LOOK_SECONDS):
-            if gone():
+        for pieces in generation.pieces(LOOK_SECONDS, add):
+            if not add(pieces.copy):
                 raise CLIENT_LEFT
-            for piece in pieces:
-                parts[piece.choice].append(piece)
     finally:
         generation.cancel()
     return shape.whole(parts)

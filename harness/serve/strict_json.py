@@ -17,6 +17,8 @@ MAX_DEPTH = 64
 LONG_BYTES = 64 << 10
 """A body longer than this is parsed while no other such one is: its objects take many times its
 bytes, and parsing holds the interpreter's lock anyway."""
+ROUNDED = (Decimal, dict, list)
+"""What ``with_floats`` may change."""
 SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
@@ -24,7 +26,7 @@ _one_long_body = threading.Lock()
 
 
 class BadJson(ValueError):
-    """What is wrong with a body; fit to show its sender."""
+    """The error of a malformed body; its message may be shown to the sender."""
 
 
 def loads(body: bytes, exact: bool = False) -> Any:
@@ -105,7 +107,10 @@ def with_floats(value: Any) -> Any:
         return float(value)
     if isinstance(value, dict):
         return {name: with_floats(one) for name, one in value.items()}
-    return [with_floats(one) for one in value] if isinstance(value, list) else value
+    if isinstance(value, list):
+        # A prompt may be a hundred thousand token ids: no call for each of them.
+        return [with_floats(one) if isinstance(one, ROUNDED) else one for one in value]
+    return value
 
 
 def _check(value: Any, *, may_hold_surrogates: bool) -> None:

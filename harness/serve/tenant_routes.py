@@ -161,7 +161,7 @@ class TenantHandlers:
         )
 
     def _reload(self) -> None:
-        self._accounts.reload(self._serving.tell)
+        self._accounts.reload(self._serving.change_tenants)
 
 
 def _no_such_tenant() -> ApiError:

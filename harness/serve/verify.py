@@ -40,10 +40,10 @@ NOTHING = object()
 MESSAGE = "message"
 CACHE_READ, CACHE_WRITTEN = "cache_read_input_tokens", "cache_creation_input_tokens"
 FROM_CACHE = ("cached_tokens", "cache_write_tokens")
-"""Counts of what the server had computed before."""
+"""Counts of tokens that came from the cache."""
 OLLAMA_ENDS = ("done_reason", "prompt_eval_count", "eval_count")
 NOT_ASKED = ("stream", "stream_options", "model", "lora")
-"""Fields of a request that say how it is sent, or what the answer names itself."""
+"""Fields of a request that cannot change the tokens of its answer, or that the answer repeats."""
 NO_DEFAULTS = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "max_tokens": MAX_INT32}
 """OpenAI's sampling: no filter and no limit."""
 
@@ -81,21 +81,22 @@ def first_difference(model: ServedModel, request: Json, response: Json) -> str |
 
 
 def tells_no_usage(response: Json) -> bool:
-    """Whether an answer is a stream of which nobody asked for a count: whole answers have one."""
+    """Whether an answer was streamed without usage counts; answers that are not streamed have
+    them."""
     named = ("object", "type", "eval_count")  # other answers' kinds, and the count of Ollama's
     return response.get("usage") is None and not any(name in response for name in named)
 
 
 def _defaults_of(response: Json) -> SamplingDefaults:
-    """What the server that answered was sampling with; an answer that does not say so is older than
-    such defaults."""
+    """The sampling defaults of the server that answered. An answer without them was made before
+    servers had such defaults."""
     values = _extra(response).get("sampling_defaults")
     return sampling_defaults({}, given=values if isinstance(values, dict) else NO_DEFAULTS)
 
 
 def _comparable(response: Json) -> Json:
-    """What an answer says, by its names, without what another answer would say of itself. Raises
-    ConfigError for one that says nothing."""
+    """The fields of an answer that any correct answer to the same request shares. Raises
+    ConfigError for an answer without content."""
     digests = {"logits_sha256": _extra(response).get("logits_sha256"), "usage": _usage(response)}
     if response.get("type") == MESSAGE:
         ends = {name: response.get(name) for name in ("stop_reason", "stop_sequence")}
@@ -162,7 +163,7 @@ def _answer(model: ServedModel, asked: Json, response: Json) -> Json:
 
 
 def _ask(service: Service, asked: Json, response: Json) -> Answered:
-    """By the route that a request and its answer are of."""
+    """Answer a request by the route that its answer shows it was sent to."""
     if response.get("type") == MESSAGE:
         raw = msgspec.json.encode(asked | {"model": service.model.name})
         body = decode(raw, MessagesRequest, [], readable_blocks)
@@ -185,7 +186,7 @@ def _ask(service: Service, asked: Json, response: Json) -> Answered:
 
 
 def _ask_as_ollama(service: Service, asked: Json) -> Answered:
-    """By Ollama's routes, where seeds are among the options."""
+    """Answer a request by Ollama's routes, which take the seed among the options."""
     options = dict(asked.get("options") or {})
     options.setdefault("seed", asked["seed"])
     rest = {name: given for name, given in asked.items() if name != "seed"}

@@ -1,12 +1,13 @@
-"""What clients send: one type a body. They validate, and the OpenAPI document is made from them.
+"""The bodies of requests, one type for each. msgspec validates bodies by these types, and the
+OpenAPI document is generated from them.
 
-What becomes of fields that are not here, ``wire_fields`` says.
+``wire_fields`` decides about fields that a type does not have.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from decimal import Decimal
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -14,7 +15,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from contract.types import MAX_INT32
-from harness.serve.errors import ApiError
+from harness.serve.errors import ApiError, unsupported
 from harness.serve.strict_json import BadJson, loads, parsing, with_floats
 from harness.serve.wire_fields import served_fields
 from harness.serve.wire_tools import ReasoningEffort, ResponseFormat, ToolCall, ToolChoice, Tools
@@ -44,13 +45,13 @@ Seed = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 
 
 class StreamOptions(Struct, forbid_unknown_fields=True):
-    """What a stream carries besides its text."""
+    """Options of a streamed answer."""
 
     include_usage: bool = False
 
 
 class TextPart(Struct, forbid_unknown_fields=True):
-    """A piece of a message."""
+    """A text part of a message."""
 
     type: Literal["text"]
     text: str
@@ -59,29 +60,29 @@ class TextPart(Struct, forbid_unknown_fields=True):
 class _MessageFields(
     Struct, forbid_unknown_fields=True, omit_defaults=True, tag_field="role", kw_only=True
 ):
-    """What messages have in common."""
+    """The fields of every message."""
 
     content: str | list[TextPart]
     name: str | None = None
 
 
 class SystemMessage(_MessageFields, tag="system"):
-    """How the model is to be."""
+    """Instructions to the model."""
 
 
 class DeveloperMessage(_MessageFields, tag="developer"):
-    """What templates call ``system``."""
+    """OpenAI's newer name of a system message; chat templates get it as one."""
 
 
 class UserMessage(_MessageFields, tag="user"):
-    """What the model is to answer."""
+    """A message of the user."""
 
 
 class AssistantMessage(_MessageFields, tag="assistant", kw_only=True):
-    """What the model said, which may be calls alone. A ``refusal`` is what it said instead of an
-    answer; ``annotations`` and ``audio`` of other servers' answers say nothing to a model.
-    ``token_ids`` are the tokens the answer was made of, as ``return_token_ids`` gives them: where
-    they spell the turn as the template writes it, the prompt has these tokens."""
+    """An earlier answer of the model, which may be tool calls alone. A ``refusal`` is text that
+    stands for an answer; ``annotations`` and ``audio`` of other servers' answers are ignored.
+    ``token_ids`` are the tokens of the answer, as ``return_token_ids`` gives them: if they decode
+    to the turn as the template writes it, the prompt has these tokens."""
 
     content: str | list[TextPart] | None = None  # type: ignore[assignment]
     reasoning_content: str | None = None
@@ -94,7 +95,7 @@ class AssistantMessage(_MessageFields, tag="assistant", kw_only=True):
 
 
 class ToolMessage(_MessageFields, tag="tool", kw_only=True):
-    """What a call gave."""
+    """The result of a tool call."""
 
     tool_call_id: str
 
@@ -118,11 +119,31 @@ class LoraScale(Struct, forbid_unknown_fields=True):
     scale: float
 
 
-class Sampled(Struct, forbid_unknown_fields=True, kw_only=True):
-    """What every request for text may say.
+class Drawing(Struct, forbid_unknown_fields=True, kw_only=True):
+    """How tokens are drawn, in every API."""
 
-    ``user``, ``safety_identifier``, ``prompt_cache_key`` and ``metadata`` change nothing: prefixes
-    are found by their tokens, and nothing is stored. Without ``seed`` one is drawn; the answer
+    temperature: Temperature | None = None
+    top_p: Share | None = None
+    top_k: TopK | None = None
+    seed: Seed | None = None
+
+
+class Sampling(Drawing, kw_only=True):
+    """All sampling parameters, and the texts that end an answer."""
+
+    min_p: Share | None = None
+    repeat_last_n: Window | None = None
+    repeat_penalty: Repetition | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    stop: str | Stop | None = None
+
+
+class Sampled(Sampling, kw_only=True):
+    """The fields of every request for generated text.
+
+    ``user``, ``safety_identifier``, ``prompt_cache_key`` and ``metadata`` are ignored: the prefix
+    cache compares tokens, and nothing is stored. Without ``seed`` one is drawn; the answer
     names it. Choice i is sampled with seed + i. ``logits_digest`` asks for a SHA-256 of the logits
     that the tokens of each choice were sampled from, in ``x_zinc.logits_sha256``; ``receipt`` says
     whether the answer has a receipt, where the server makes them. A token of
@@ -143,17 +164,8 @@ class Sampled(Struct, forbid_unknown_fields=True, kw_only=True):
 
     model: Id | None = None
     max_tokens: MaxTokens | None = None
-    temperature: Temperature | None = None
-    top_p: Share | None = None
-    top_k: TopK | None = None
-    min_p: Share | None = None
     repetition_penalty: Repetition | None = None
-    repeat_last_n: Window | None = None
-    presence_penalty: Penalty | None = None
-    frequency_penalty: Penalty | None = None
-    seed: Seed | None = None
     n: Choices | None = None
-    stop: str | Stop | None = None
     stop_token_ids: StopTokens | None = None
     return_token_ids: bool | None = None
     logit_bias: dict[str, float] | None = None
@@ -161,7 +173,6 @@ class Sampled(Struct, forbid_unknown_fields=True, kw_only=True):
     min_tokens: Annotated[int, Meta(ge=0, le=MAX_INT32)] = 0
     n_predict: Annotated[int, Meta(ge=-1, le=MAX_INT32)] | None = None
     id_slot: Annotated[int, Meta(ge=-1, le=MAX_INT32)] | None = None
-    repeat_penalty: Repetition | None = None
     logits_digest: bool = False
     prompt_logprobs: TopLogprobs | None = None
     force_tokens: ForcedTokens | None = None
@@ -263,7 +274,7 @@ class TemplateRequest(Struct, forbid_unknown_fields=True):
 
 Body = TypeVar("Body", bound=Struct)
 Prepare = Callable[[dict[str, Any], list[str]], dict[str, Any]]
-"""Makes of a body one that its type has the words for; names what it left out."""
+"""Rewrites a body in the terms of its type, and adds the names of dropped fields to the list."""
 MEDIA = {
     "image": "images",
     "audio": "sounds",
@@ -271,14 +282,14 @@ MEDIA = {
     "file": "files",
     "document": "documents",
 }
-"""What parts of messages that are no text hold, by a word of their type."""
+"""The kinds of message parts that are not text, by a word in their type."""
 SCHEMA_FIELDS = frozenset(
     (
         *("tools", "response_format", "text", "format", "output_config", "structured_outputs"),
         *("guided_json", "json_schema"),
     )
 )
-"""Fields of any API in which schemas are: their numbers are kept as they were written."""
+"""Fields of any API that may hold JSON schemas, whose numbers are read exactly."""
 
 
 def decode(
@@ -322,8 +333,13 @@ def _decoded(
     return converted(value, kind)
 
 
+def given_fields(body: Struct, names: Iterable[str]) -> dict[str, Any]:
+    """Those of the named fields of a body that are not null."""
+    return {name: given for name in names if (given := getattr(body, name)) is not None}
+
+
 def plain(value: Any) -> Any:
-    """A part of a body in JSON's types, its numbers rounded to binary64."""
+    """A part of a body as JSON types, with numbers as binary64."""
     return with_floats(msgspec.to_builtins(value, builtin_types=(Decimal,)))
 
 
@@ -336,14 +352,14 @@ def converted(value: Any, kind: type[Body]) -> Body:
 
 
 def _refused(problem: str, value: Any) -> ApiError:
-    """What msgspec says of ``value``, with the field in OpenAI's way: ``messages[0].role``."""
+    """msgspec's error about ``value``, with the field named as OpenAI does:
+    ``messages[0].role``."""
     text, _, path = problem.partition(" - at `$")
     path = path.rstrip("`").removeprefix(".")
     kind = _found_at(value, path) if path.endswith(".type") else None
     medium = next((name for name in MEDIA if isinstance(kind, str) and name in kind), None)
     if medium is not None:
-        problem = f"{path}: this server takes text; {MEDIA[medium]} are not served"
-        return ApiError(400, problem, param=path, code="unsupported")
+        return unsupported(path, f"{path}: this server takes text; {MEDIA[medium]} are not served")
     unknown = re.search(r"unknown field `(.*)`|missing required field `(.*)`", text)
     if unknown:
         name = unknown[1] or unknown[2]
@@ -357,7 +373,7 @@ def _refused(problem: str, value: Any) -> ApiError:
 
 
 def _found_at(value: Any, path: str) -> Any:
-    """What is in ``value`` at such a path; None where there is nothing."""
+    """The part of ``value`` at such a path; None if there is none."""
     try:
         for name, index in re.findall(r"([^.\[\]]+)|\[(\d+)\]", path):
             value = value[name] if name else value[int(index)]

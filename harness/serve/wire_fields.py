@@ -1,5 +1,5 @@
-"""Fields of a body that its type does not have: misspelt ones, ones that cannot be served, and ones
-that change nothing here. A null counts as a field left out."""
+"""Decides about fields that a body's type does not have: misspelt and unsupported fields are
+refused, all others are ignored. A null counts as a missing field."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from harness.serve.errors import ApiError
 MOST_UNKNOWN = 64
 """Most unknown fields of one body, by their names."""
 LONGEST_NAME = 64
-"""A longer name is nobody's misspelling."""
+"""Longest name in characters that is checked for a misspelling."""
 UNSERVED: Mapping[str, tuple[Any, ...]] = MappingProxyType(
     {
         "audio": (),
@@ -37,8 +37,7 @@ UNSERVED: Mapping[str, tuple[Any, ...]] = MappingProxyType(
         "suffix": ("",),
     }
 )
-"""Fields that ask for another answer than this server could give, each with the values that ask for
-nothing."""
+"""Unsupported fields that would change the answer, each with the values that would not."""
 FOREIGN = frozenset(
     (
         *("top_a", "top_n", "min_p_keep", "n_probs", "n_keep", "n_ctx", "images"),
@@ -46,7 +45,7 @@ FOREIGN = frozenset(
         *("skip_special_tokens", "add_special_tokens", "truncate", "priority", "id", "status"),
     )
 )
-"""Fields of other servers that look like ones of this server and mean something else."""
+"""Fields of other servers that are no misspellings of this server's fields, although similar."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +178,7 @@ def _object(info: msgspec.inspect.StructType) -> _Object:
 
 
 def _node(info: msgspec.inspect.Type) -> _Node | None:
-    """What there is to look at in values of a type; None where they hold no known objects."""
+    """The known objects in values of a type; None if there are none."""
     match info:
         case msgspec.inspect.StructType():
             return _object(info)

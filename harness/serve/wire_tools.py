@@ -1,4 +1,4 @@
-"""What clients say of tools, and of the form of an answer."""
+"""Request fields about tools and about the form of an answer."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class FunctionDefinition(Struct, forbid_unknown_fields=True, omit_defaults=True)
 
 
 class Tool(Struct, forbid_unknown_fields=True):
-    """Something the model may use: a function."""
+    """A tool that the model may call: always a function."""
 
     type: Literal["function"]
     function: FunctionDefinition
@@ -35,7 +35,7 @@ class FunctionReference(Struct, forbid_unknown_fields=True):
 
 
 class NamedTool(Struct, forbid_unknown_fields=True):
-    """The tool that is to be called."""
+    """A tool choice that names the tool to call."""
 
     type: Literal["function"]
     function: FunctionReference
@@ -63,7 +63,7 @@ class ToolCall(Struct, forbid_unknown_fields=True):
 
 
 class TextFormat(Struct, forbid_unknown_fields=True, tag_field="type", tag="text"):
-    """An answer of any form."""
+    """No constraint on the form of an answer."""
 
 
 class JsonObjectFormat(Struct, forbid_unknown_fields=True, tag_field="type", tag="json_object"):

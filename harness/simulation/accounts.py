@@ -26,9 +26,15 @@ class ExpectedCounts:
         for tenant in [tenant for tenant in self._seen if tenant not in tenants]:
             del self._seen[tenant]
 
-    def compare(self, ledger: Ledger, *, interrupted: bool = False) -> None:
+    def compare(
+        self, ledger: Ledger, *, interrupted: bool = False, call_interrupted: bool = False
+    ) -> None:
         """Raise Violation where the ledger differs. Where steps were ``interrupted``, the ledger
-        may have admissions and preemptions that no observer was called for, but never tokens."""
+        may have admissions and preemptions that no observer was called for; where another call was,
+        it may have a prompt, a cancel or a refusal twice or not. It never has other tokens."""
+        uncertain = ["slots_admitted", "slots_preempted"] if interrupted else []
+        if call_interrupted:
+            uncertain += ["tokens_prompted", "requests_rejected", FinishReason.CANCELLED.value]
         for tenant, seen in self._seen.items():
             entry = ledger.of(tenant)
             said = Counter(
@@ -42,7 +48,7 @@ class ExpectedCounts:
             )
             for reason in FinishReason:
                 said[reason.value] = entry.requests_finished.get(reason, 0)
-            for what in ("slots_admitted", "slots_preempted") if interrupted else ():
+            for what in uncertain:
                 del said[what], seen[what]
             if +said != +seen:
                 raise Violation(

@@ -16,6 +16,7 @@ from harness.simulation.schedule import (
     EngineShape,
     FailCopy,
     Interrupt,
+    Prefix,
     Quota,
     Remove,
 )
@@ -25,6 +26,8 @@ FIRST_ID = 5000
 MOST_INTERRUPTS = 6
 LABELS = (None, *QosClass)
 GROUPS = (None, None, 7, 8)
+ADAPTERS = ((), (), ((0, 1.0),), ((1, 0.5),), ((1, 2.0), (0, -1.5)), ((0, 0.0),))
+"""What requests combine of two adapters."""
 
 
 def draw_adversaries(
@@ -48,6 +51,39 @@ def draw_adversaries(
         for _ in range(random.randint(1, MOST_INTERRUPTS)):
             line = random.choice([3, 40, 900]) * random.randint(1, 9)
             actions.append(Interrupt(random.randrange(steps), line))
+    return actions
+
+
+def with_adapters(random: Random, actions: Sequence[Action]) -> list[Action]:
+    """The actions with ADAPTERS added to some of the requests."""
+    return [
+        replace(action, request=replace(action.request, adapters=random.choice(ADAPTERS)))
+        if isinstance(action, Arrive)
+        else action
+        for action in actions
+    ]
+
+
+def draw_callers(random: Random, arrivals: Sequence[Arrive], steps: int) -> list[Action]:
+    """Draw calls that save, load and drop what is cached of some requests within ``steps`` steps,
+    the same prompts asked again, and interrupts of calls that are no steps."""
+    actions: list[Action] = []
+    if random.random() < 0.5:
+        again = iter(range(FIRST_ID + 500, FIRST_ID + 600))
+        for _ in range(random.randint(1, 3)):
+            arrival = max(random.choices(arrivals, k=3), key=lambda each: len(each.request.prompt))
+            request, step = arrival.request, arrival.step + random.choice([3, 10, 40])
+            actions.append(Prefix(step, request.id, "save"))
+            for _ in range(random.randint(1, 3)):
+                step += random.choice([0, 1, 5, 30])
+                what = random.choice(["load", "load", "drop", "save"])
+                actions.append(Prefix(step, request.id, what))
+                same = replace(request, id=next(again), max_tokens=3)
+                actions.append(replace(arrival, step=step + 1, request=same))
+    if random.random() < 0.5:
+        for _ in range(random.randint(1, MOST_INTERRUPTS)):
+            line = random.choice([1, 5, 20]) * random.randint(1, 20)
+            actions.append(Interrupt(random.randrange(steps), line, call=True))
     return actions
 
 

@@ -15,9 +15,9 @@ class Client:
     """One request as its client sees it.
 
     ``expected`` are the events of its solo run; ``faults`` counts the faults while it ran;
-    ``stalled_since`` is the engine step at which it stopped taking tokens. ``another`` is true when
-    another tenant has got the id of its tenant. It ``may_fail`` when other tenants have reserved
-    the pages it needs.
+    ``stalled_since`` is the engine step at which it stopped taking tokens. ``tenant_replaced`` is
+    true when another tenant has got the id of its tenant. It ``may_fail`` when other tenants have
+    reserved the pages it needs.
     """
 
     request: Request
@@ -29,7 +29,7 @@ class Client:
     ended: FinishReason | None = None
     faults: int = 0
     stalled_since: int | None = None
-    another: bool = False
+    tenant_replaced: bool = False
     may_fail: bool = False
 
     @property
@@ -96,7 +96,7 @@ class Clients:
         if event.token != -1 or event.position != client.expected[client.received].position:
             return False
         if event.finish_reason is FinishReason.ERROR:
-            return client.faults >= self.most_faults or client.another or client.may_fail
+            return client.faults >= self.most_faults or client.tenant_replaced or client.may_fail
         if event.finish_reason is FinishReason.CLIENT_TOO_SLOW:
             stalled = client.stalled_since
             return stalled is not None and step - stalled >= self.stall_steps

@@ -7,10 +7,10 @@ import argparse
 import os
 import textwrap
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from contract.errors import ConfigError
-from harness.cli.parser import Parser
+from harness.cli.parser import Parser, add_count, add_switch
 from harness.cli.tool import run_tool
 from harness.console import note, table
 from harness.progress import progress_on
@@ -61,19 +61,11 @@ def build_parser(purpose: str, prog: str) -> Parser:
     )
     group = group_of(parser, "input")
     parser.rare |= {"keep", "jobs"}
-    group.add_argument(
-        "--schedules",
-        type=int,
-        default=DEFAULT_SCHEDULES,
-        metavar="N",
-        help="number of schedules, with rising seeds [default: %(default)s]",
-    )
-    group.add_argument(
-        "--seed", type=int, default=0, metavar="N", help="the first seed [default: 0]"
-    )
-    group.add_argument(
+    add_count(group, "--schedules", DEFAULT_SCHEDULES, "number of schedules, with rising seeds")
+    add_count(group, "--seed", 0, "the first seed")
+    add_switch(
+        group,
         "--model",
-        action="store_true",
         help="play on a tiny real model, a hundred times slower: tokens and logits must have the "
         "bits of each request alone",
     )
@@ -89,23 +81,37 @@ def build_parser(purpose: str, prog: str) -> Parser:
         metavar="N",
         help="processes; the result is the same with any number [default: one per core]",
     )
-    group_of(parser, "output").add_argument(
-        "--log", action="store_true", help="print the actions and the log of one schedule"
+    add_switch(
+        group_of(parser, "output"), "--log", help="print the actions and the log of one schedule"
     )
     return parser
 
 
-def main(profile: Profile, purpose: str, argv: Sequence[str] | None, prog: str) -> int:
-    """Run the command ``prog``; returns its exit code."""
+@dataclass(frozen=True, slots=True)
+class SimulationTool:
+    """The command ``prog``, which plays schedules of a ``profile``; its help begins with
+    ``purpose``."""
 
-    def run(args: argparse.Namespace) -> int:
+    prog: str
+    purpose: str
+    profile: Profile
+
+    def build_parser(self, prog: str | None = None) -> Parser:
+        """The parser of the command, which may be called otherwise."""
+        return build_parser(self.purpose, prog or self.prog)
+
+    def main(self, argv: Sequence[str] | None = None, prog: str | None = None) -> int:
+        """Run the command; returns its exit code."""
+        return run_tool(self.build_parser(prog), self._run, argv)
+
+    def _run(self, args: argparse.Namespace) -> int:
         _check(args)
-        chosen = replace(profile, vocab=MODEL_VOCAB, model=True) if args.model else profile
+        chosen = self.profile
+        if args.model:
+            chosen = replace(chosen, vocab=MODEL_VOCAB, model=True)
         if args.keep is not None or args.log:
             return _play_one(chosen, args)
         return _play_all(chosen, args)
-
-    return run_tool(build_parser(purpose, prog), run, argv)
 
 
 def _check(args: argparse.Namespace) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
+from reference.engine import MaskProvider
 from reference.sched.constraints import Mask, pack_mask
 
 FREE_ONE_IN = 4
@@ -35,6 +37,15 @@ class Constraint:
             return None
         first = (tokens[-1] + 1 if tokens else 0) % self.modulus
         return range(first, vocab, self.modulus)
+
+    def counted(self, counts: Counter[str], vocab: int) -> MaskProvider:
+        """``mask`` for this vocabulary, which also counts its calls."""
+
+        def mask(generated: list[int]) -> Mask | None:
+            counts["masks"] += 1
+            return self.mask(generated, vocab)
+
+        return mask
 
     def mask(self, generated: Sequence[int], vocab: int) -> Mask | None:
         """The same tokens as a packed mask, None for all."""

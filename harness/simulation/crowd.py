@@ -11,7 +11,9 @@ from contract.types import Request, Tenant, TokenEvent
 from harness.simulation.clock import VirtualClock
 from harness.simulation.runner import SimulatedRunner, StepSeconds
 from reference.engine import Engine, EngineOptions
+from reference.engine.drafter import Drafter
 from reference.limits import Limits
+from reference.observer import NOBODY, Observer
 from reference.sched.tenants import Tenants
 
 Delivered = Sequence[tuple[float, int]]
@@ -81,7 +83,13 @@ def token_counts(
 
 
 def timed_engine(
-    limits: Limits, options: EngineOptions, tenants: Sequence[Tenant], step_seconds: float
+    limits: Limits,
+    options: EngineOptions,
+    tenants: Sequence[Tenant],
+    step_seconds: float,
+    *,
+    drafter: Drafter | None = None,
+    observer: Observer = NOBODY,
 ) -> tuple[Engine, VirtualClock]:
     """An engine whose steps take ``step_seconds`` each and compute no model; it has recurrent
     states where ``limits`` has room to save some."""
@@ -90,5 +98,12 @@ def timed_engine(
     runner: Any = SimulatedRunner(
         limits, clock, recurrent=limits.saved_states > 0, seconds=StepSeconds(fixed=step_seconds)
     )
-    engine = Engine(runner, options, tenants=Tenants(tenants, clock=clock), clock=clock)
+    engine = Engine(
+        runner,
+        options,
+        tenants=Tenants(tenants, clock=clock),
+        clock=clock,
+        drafter=drafter,
+        observer=observer,
+    )
     return engine, clock

@@ -22,6 +22,7 @@ from harness.simulation.history import (
     OF_POSITION,
     OF_TOKEN,
     WORD,
+    adapted,
     bias_number,
     model_number,
     sample,
@@ -59,7 +60,8 @@ def tokens_of(mask: NDArray[np.uint32]) -> list[int]:
 
 class StepCopy(NamedTuple):
     """A snapshot of a step's inputs. ``allowed`` are the tokens of each mask in order, ``bias`` the
-    records of all slots, and ``scopes`` the isolation scope of each slot."""
+    records of all slots, ``scopes`` the isolation scope of each slot, ``adapters`` the number of
+    the adapters of each token."""
 
     query: list[tuple[int, int, int, int]]
     rows: list[int]
@@ -68,6 +70,7 @@ class StepCopy(NamedTuple):
     allowed: list[list[int]]
     bias: list[tuple[int, float]]
     scopes: list[int]
+    adapters: list[int]
 
     @classmethod
     def of(cls, step: StepInput, scopes: Sequence[int]) -> StepCopy:
@@ -80,7 +83,22 @@ class StepCopy(NamedTuple):
             [] if step.allowed is None else [tokens_of(mask) for mask in step.allowed],
             [] if step.bias is None else step.bias.tolist(),
             list(scopes),
+            [0] * len(step.query) if step.adapters is None else [*map(_adapted, step.adapters)],
         )
+
+
+def _adapted(entries: NDArray[np.void]) -> int:
+    """The number of a token's adapters: those behind the entries that add nothing."""
+    unused = len(entries)
+    pairs = zip(entries["id"].tolist(), entries["scale"].tolist(), strict=True)
+    return adapted((id - unused, scale) for id, scale in pairs if id >= unused)
+
+
+class SavedState(NamedTuple):
+    """A recurrent state: the position that begins with it, and the history up to there."""
+
+    position: int
+    history: int
 
 
 @dataclass(slots=True)
@@ -116,7 +134,7 @@ class DeviceMemory:
         self.recent = [[0] * limits.recent_tokens for _ in range(limits.slots)]
         self.states = [[LOST] * limits.slot_states for _ in range(limits.slots)]
         self.state_positions = [0] * limits.slots
-        self.saved_states = [(0, LOST)] * limits.saved_states
+        self.saved_states = [SavedState(0, LOST)] * limits.saved_states
 
     def execute(self, step: StepCopy) -> tuple[list[int], list[int]]:
         """Run a step: the sampled token and the history of every output row. Raises Violation."""
@@ -126,7 +144,7 @@ class DeviceMemory:
         row: list[int] = []
         ring: list[int] = []
         pages, recent_tokens = self.pages, self.limits.recent_tokens
-        for token, slot, position, _ in step.query:
+        for (token, slot, position, _), adapters in zip(step.query, step.adapters, strict=True):
             if slot != current:
                 if slot in begun:
                     raise Violation(Invariant.SLOT_OWNER, f"slot {slot} has two parts in a step")
@@ -144,7 +162,7 @@ class DeviceMemory:
             page, offset = pages[row[position // PAGE_TOKENS]], position % PAGE_TOKENS
             if offset == 0:
                 page.before, page.after, page.scope = history, [], step.scopes[slot]
-            history = (history + OF_TOKEN[token] * OF_POSITION[position]) & WORD
+            history = (history + (OF_TOKEN[token] + adapters) * OF_POSITION[position]) & WORD
             del page.after[offset:]
             page.after.append(history)
             after.append(history)
@@ -208,9 +226,9 @@ class DeviceMemory:
                 )
             window, recent = int(record[_RECENT]), 0
             if window:
-                ring = self.recent[slot]
+                ring, adapters = self.recent[slot], step.adapters[query_row]
                 for seen in range(max(0, position - window), position):
-                    recent += OF_TOKEN[ring[seen % len(ring)]] * OF_POSITION[seen]
+                    recent += (OF_TOKEN[ring[seen % len(ring)]] + adapters) * OF_POSITION[seen]
             seed = int(record[_LOW]) | int(record[_HIGH]) << 32
             history = after[query_row]
             others = recent + self._model

@@ -6,10 +6,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import Any, TypeVar
 
 from contract.errors import DeviceLost, DoesNotFit, QueueFull, RequestError
 from contract.types import FinishReason, Request, Tenant, TokenEvent
@@ -20,6 +17,7 @@ from harness.simulation.door import acceptable, has_room
 from harness.simulation.interrupt import interrupted_at
 from harness.simulation.invariants import Invariant, Violation, require
 from harness.simulation.machine import Machine
+from harness.simulation.prefixes import Prefixes
 from harness.simulation.schedule import (
     Action,
     Arrive,
@@ -28,17 +26,19 @@ from harness.simulation.schedule import (
     Fault,
     Interrupt,
     Pause,
+    Prefix,
     Quota,
     Remove,
     Restart,
     Schedule,
     Stall,
 )
-from harness.simulation.world import SimulatedWorld, World
-from reference.engine import MaskProvider
+from harness.simulation.scopes import Scopes
+from harness.simulation.world import SimulatedWorld, World, checking_sink
+from reference.engine import LogitsSink, MaskProvider
 from reference.engine.engine import FAULTS
-from reference.sched.constraints import Mask
 
+T = TypeVar("T")
 IDLE_SECONDS = 0.5
 """How long a server with nothing to compute waits before it looks again."""
 PATIENCE_STEPS = 40
@@ -84,7 +84,8 @@ class Simulation:
         )
         self._vocab: int = worlds[0].runner.model.config.vocab
         self._step = 0
-        self._interrupt_at = 0
+        self._interrupts: dict[bool, int] = {}
+        self._prefixes = Prefixes(self.counts)
         self._machine = self._start(schedule.tenants)
 
     def play(self) -> Outcome:
@@ -103,8 +104,9 @@ class Simulation:
         digest = hashlib.blake2b(repr(self.log).encode(), digest_size=16).hexdigest()
         return Outcome(violation, digest, self.counts)
 
-    def _start(self, tenants: Iterable[Tenant]) -> Machine:
-        return Machine(self.schedule, self.worlds, tenants, self.clients, self.log, self.counts)
+    def _start(self, tenants: Iterable[Tenant], before: Scopes | None = None) -> Machine:
+        log, counts, call = self.log, self.counts, self._called
+        return Machine(self.schedule, self.worlds, tenants, self.clients, log, counts, call, before)
 
     def _play(self) -> None:
         actions = list(reversed(self.schedule.actions))
@@ -143,7 +145,7 @@ class Simulation:
         machine, before = self._machine, self._machine.steps
         self._step += 1
         events: list[TokenEvent] = []
-        line, self._interrupt_at = self._interrupt_at, 0
+        line = self._interrupts.pop(False, 0)
         failures = self._failures()
         try:
             events = interrupted_at(line, machine.step) if line else machine.step()
@@ -178,12 +180,13 @@ class Simulation:
     def _failures(self) -> int:
         return sum(world.runner.failures for world in self.worlds)
 
-    def _note_interrupt(self, *, failed: bool) -> None:
-        """Note that a step was interrupted, perhaps while the engine recovered from a failure."""
-        self.counts["interrupts"] += 1
+    def _note_interrupt(self, *, failed: bool, call: bool = False) -> None:
+        """Note an interrupted step or other ``call``, perhaps while an engine recovered."""
+        self.counts["interrupted calls" if call else "interrupts"] += 1
         self.log.append(("interrupt", self.clock()))
         for served in self._machine.served.values():
             served.watch.interrupted = True
+            served.watch.call_interrupted |= call
         if failed:
             self._note_fault()
         for served in self._machine.without_requests():
@@ -200,10 +203,10 @@ class Simulation:
         if event.token >= 0:
             self.counts["tokens"] += 1
             self.counts["logs"] += event.log_probability is not None
-            if not client.another:
+            if not client.tenant_replaced:
                 watch.delivered(client.request.tenant)
         if reason is not None:
-            if not client.another:
+            if not client.tenant_replaced:
                 watch.accounts.add(client.request.tenant, reason.value)
             self.counts[f"ended {reason.value}"] += 1
 
@@ -228,7 +231,9 @@ class Simulation:
             case FailCopy():
                 self.worlds[action.model].runner.fail_next_copy()
             case Interrupt():
-                self._interrupt_at = action.line
+                self._interrupts[action.call] = action.line
+            case Prefix():
+                self._prefix(action)
 
     def _arrive(self, arrival: Arrive) -> None:
         request, constraint, machine = arrival.request, arrival.constraint, self._machine
@@ -241,7 +246,8 @@ class Simulation:
         except QueueFull:
             self._rejected(arrival)
             self.counts["queue full"] += 1
-            require(not may_wait, Invariant.LIVENESS, lambda: "the queue had room")
+            # An interrupted submission may have made running requests wait.
+            require(not self._may_wait(arrival), Invariant.LIVENESS, lambda: "the queue had room")
         except RequestError as error:
             self.counts["refused"] += 1
             if self._acceptable(request):
@@ -287,7 +293,7 @@ class Simulation:
         if self._is_live(request_id):
             client = self.clients.by_id[request_id]
             self.counts["cancels"] += 1
-            if not client.another:
+            if not client.tenant_replaced:
                 self._account(client.model, client.request.tenant, FinishReason.CANCELLED.value)
         self.clients.cancelled(request_id)
         try:
@@ -328,34 +334,27 @@ class Simulation:
         )
 
     def _masks(self, constraint: Constraint | None) -> MaskProvider | None:
-        """The mask provider for a constraint."""
-        if constraint is None:
-            return None
+        return None if constraint is None else constraint.counted(self.counts, self._vocab)
 
-        def mask(generated: list[int]) -> Mask | None:
-            self.counts["masks"] += 1
-            return constraint.mask(generated, self._vocab)
+    def _sink(self, request: Request, model: int) -> LogitsSink:
+        return checking_sink(self.worlds[model], request, self.counts)
 
-        return mask
+    def _prefix(self, action: Prefix) -> None:
+        try:
+            self._prefixes.act(action, self.clients, self._machine)
+        except DeviceLost:
+            self._note_failures()
 
-    def _sink(self, request: Request, model: int) -> Any:
-        """A sink that checks the logits of a request: each position once and in order."""
-        position, world = 0, self.worlds[model]
-
-        def take(start: int, logits: NDArray[np.float32]) -> None:
-            nonlocal position
-            self.counts["logits"] += len(logits)
-            require(
-                start == position and world.logits_match(request, start, logits),
-                Invariant.TOKENS,
-                lambda: (
-                    f"request {request.id} got other logits from position {start} on, after "
-                    f"{position}"
-                ),
-            )
-            position = start + len(logits)
-
-        return take
+    def _called(self, call: Callable[[], T]) -> T:
+        """Do a call of an engine that is no step. After an interrupt its caller repeats it."""
+        line = self._interrupts.pop(True, 0)
+        if line:
+            before = self._failures()
+            try:
+                return interrupted_at(line, call)
+            except KeyboardInterrupt:
+                self._note_interrupt(failed=self._failures() > before, call=True)
+        return call()
 
     def _stall(self, action: Stall) -> None:
         if not self._is_live(action.request_id):
@@ -377,16 +376,16 @@ class Simulation:
         self._machine.leave()
         for world in self.worlds:
             world.runner.restart()
-        tenants = self._machine.tenants
+        tenants, scopes = self._machine.tenants, self._machine.scopes
         left = [tenant for tenant in tenants if not tenants.is_removed(tenant.id)]
         self._machine.close()
-        self._machine = self._start(left)
+        self._machine = self._start(left, scopes)
         for client in self.clients.live:
             self._resubmit(client)
 
     def _resubmit(self, client: Client) -> None:
         client.stalled_since = None
-        client.faults, client.another = 0, False
+        client.faults, client.tenant_replaced = 0, False
         rest = client.rest
         sink = self._sink(client.request, client.model) if client.logits else None
         try:

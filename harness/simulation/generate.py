@@ -12,7 +12,7 @@ from random import Random
 
 from contract.arithmetic import PAGE_TOKENS
 from contract.types import QosClass, Request, SamplingParams, Tenant
-from harness.simulation.adversaries import draw_adversaries
+from harness.simulation.adversaries import draw_adversaries, draw_callers, with_adapters
 from harness.simulation.constraint import Constraint
 from harness.simulation.history import VOCAB, solo_run
 from harness.simulation.schedule import (
@@ -27,6 +27,7 @@ from harness.simulation.schedule import (
     Schedule,
     Stall,
 )
+from reference.engine import EngineOptions
 from reference.limits import Limits, pages_for, with_drafts
 
 UNKNOWN_TENANT = 999
@@ -95,6 +96,12 @@ def generate(seed: int, profile: Profile = SCHEDULER) -> Schedule:
     if profile.adversaries:
         steps = max(action.step for action in actions) + 20
         actions += draw_adversaries(random, shape, tenants, steps, copies=not profile.model)
+        arrivals = [action for action in actions if isinstance(action, Arrive)]
+        actions += draw_callers(random, arrivals, steps)
+        if random.random() < 0.3 and not profile.model:
+            shape = replace(shape, limits=replace(shape.limits, adapters=2))
+            actions = with_adapters(random, actions)
+        shape = replace(shape, disk=random.random() < 0.3 and not profile.model)
         actions.sort(key=lambda action: action.step)
     return Schedule(seed, shape, tenants, tuple(actions))
 
@@ -142,7 +149,8 @@ def _shape(random: Random, features: Features, profile: Profile) -> EngineShape:
         models=models,
         room=min(models, random.choice([1, 2, 2, 3])),
     )
-    return replace(shape, limits=with_drafts(shape.limits)) if shape.guesses else shape
+    drafts = EngineOptions().draft_tokens
+    return replace(shape, limits=with_drafts(shape.limits, drafts)) if shape.guesses else shape
 
 
 def _tenants(random: Random, features: Features, shape: EngineShape) -> tuple[Tenant, ...]:

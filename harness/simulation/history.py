@@ -83,11 +83,17 @@ class Solo:
     histories: tuple[int, ...]
 
 
-def histories_of(tokens: Sequence[int]) -> list[int]:
-    """The history of the first 0, 1, ..., len(tokens) tokens."""
+def adapted(adapters: Iterable[tuple[int, float]]) -> int:
+    """A number that makes the history depend on adapters, (index, scale) each, with scales that are
+    multiples of 1/2; 0 for none."""
+    return sum(OF_TOKEN[index] * int(2 * scale) for index, scale in adapters)
+
+
+def histories_of(tokens: Sequence[int], adapters: int = 0) -> list[int]:
+    """The history of the first 0, 1, ..., len(tokens) tokens under ``adapted`` adapters."""
     histories, history = [0], 0
     for position, token in enumerate(tokens):
-        history = (history + OF_TOKEN[token] * OF_POSITION[position]) & WORD
+        history = (history + (OF_TOKEN[token] + adapters) * OF_POSITION[position]) & WORD
         histories.append(history)
     return histories
 
@@ -98,7 +104,8 @@ def solo_run(
 ) -> Solo:
     """The result of ``request`` alone, within ``context`` positions."""
     tokens = list(request.prompt)
-    histories = histories_of(tokens)
+    adapters = adapted(request.adapters)
+    histories = histories_of(tokens, adapters)
     last = min(len(tokens) + request.max_tokens, context) - 1
     events: list[TokenEvent] = []
     if request.max_tokens == 0:
@@ -128,7 +135,7 @@ def solo_run(
         logs = _logs_of(request, history, token)
         events.append(TokenEvent(id, token, position, reason, *logs))
         if reason is None:
-            history = (history + OF_TOKEN[token] * OF_POSITION[position]) & WORD
+            history = (history + (OF_TOKEN[token] + adapters) * OF_POSITION[position]) & WORD
             histories.append(history)
             position += 1
     return Solo(tuple(events), tuple(tokens), tuple(histories))

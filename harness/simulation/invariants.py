@@ -30,7 +30,7 @@ class Invariant(Enum):
     NEVER_IDLE = "an engine with room for a request that waits does not rest"
     GONE = "a tenant that is gone leaves nothing behind"
     PROGRESS = "a request that fits ends within its bound, whatever others do"
-    SHARES = "tenants that always have work get their weights' part of any ten seconds"
+    SHARES = "no tenant holds more slots than its weight's part while others have requests waiting"
     FAIRNESS = "tenants alike that always have work get equal shares of any five seconds"
 
 

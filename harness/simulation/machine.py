@@ -34,7 +34,8 @@ def nobody(step: StepInput) -> None:
 class Machine:
     """``Models`` of ``schedule``, each with a world of ``worlds``, for ``tenants``.
 
-    ``served`` are the models in memory, ``latest`` is the one that was stepped last.
+    ``served`` are the models in memory, ``latest`` is the one that was stepped last. ``call`` does
+    each call of an engine but steps. ``before`` are the scopes before a restart.
     """
 
     def __init__(
@@ -45,9 +46,11 @@ class Machine:
         clients: Clients,
         log: list[tuple[Any, ...]],
         counts: Counter[str],
+        call: Callable[[Callable[[], Any]], Any],
+        before: Scopes | None,
     ) -> None:
         self.tenants = Tenants(tenants, clock=worlds[0].clock)
-        self.scopes = Scopes(self.tenants)
+        self.scopes = Scopes(self.tenants, before)
         self.served: dict[int, Served] = {}
         self.latest: Served | None = None
         self._schedule = schedule
@@ -55,6 +58,7 @@ class Machine:
         self._clients = clients
         self._log = log
         self._counts = counts
+        self.call = call
         self._clock = worlds[0].clock
         self._models = Models(self._load, self._clock)
         self._model_of: dict[int, int] = {}
@@ -94,7 +98,14 @@ class Machine:
             raise RequestError("id", f"is {request.id}, that of a request still under way")
         idle = [number for number, served in self.served.items() if served.engine.idle]
         try:
-            self._models.engine(str(model)).submit(request, sink, allowed=allowed)
+            engine = self._models.engine(str(model))
+            live = self.served[model].watch.live
+
+            def submit() -> None:
+                if request.id not in live():
+                    engine.submit(request, sink, allowed=allowed)
+
+            self.call(submit)
             self._model_of[request.id] = model
         except DoesNotFit as error:
             if idle:
@@ -109,20 +120,21 @@ class Machine:
         served = self._served(request_id)
         if served is not None:
             del self._model_of[request_id]
-            served.engine.cancel(request_id)
+            self.call(lambda: served.engine.cancel(request_id))
 
     def stall(self, request_id: int, *, over: bool) -> None:
         """Stall a request, or end its stall if it is ``over``."""
         served = self._served(request_id)
         if served is not None:
-            (served.engine.unstall if over else served.engine.stall)(request_id)
+            change = served.engine.unstall if over else served.engine.stall
+            self.call(lambda: change(request_id))
 
     def put_tenant(self, tenant: Tenant) -> None:
         """Add or change a tenant."""
         self._check_reserved(self.tenants.reservations | {tenant.id: tenant.reserved_pages})
         self._renew([tenant.id])
         if self.served:
-            self._models.put_tenant(tenant)
+            self.call(lambda: self._models.put_tenant(tenant))
         else:
             self.tenants.put(tenant)
 
@@ -131,7 +143,7 @@ class Machine:
         tenants = tuple(tenants)
         self._renew([tenant.id for tenant in tenants])
         if self.served:
-            self._models.replace_tenants(tenants)
+            self.call(lambda: self._models.replace_tenants(tenants))
         else:
             for tenant in tenants:
                 self.tenants.put(tenant)
@@ -141,10 +153,14 @@ class Machine:
         if id not in self.tenants or self.tenants.is_removed(id):
             return
         if self.served:
-            self._models.remove_tenant(id)
+            self.call(lambda: self._remove(id))
         else:
             self.tenants.begin_removal(id)
             self.tenants.finish_removals()
+
+    def _remove(self, id: int) -> None:
+        if id in self.tenants:
+            self._models.remove_tenant(id)
 
     def _check_reserved(self, reserved: dict[int, int]) -> None:
         """Raise ValueError for more pages than an engine has, also where no engine is loaded."""
@@ -167,7 +183,7 @@ class Machine:
         self.scopes.refresh()
         self.scopes.refresh(ended)
         for client in self._clients.by_id.values():
-            client.another |= client.request.tenant in ended
+            client.tenant_replaced |= client.request.tenant in ended
         remaining = there - set(ended)
         for served in self.served.values():
             served.watch.keep_only(remaining)

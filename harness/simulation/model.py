@@ -83,6 +83,7 @@ class ModelWorld:
     """
 
     end_of_generation = END_OF_GENERATION
+    disk = None
 
     def __init__(self, shape: EngineShape, clock: VirtualClock) -> None:
         self.clock = clock

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import multiprocessing
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -13,13 +13,14 @@ from itertools import islice
 
 from harness.progress import NullProgress, Progress
 from harness.simulation.clock import VirtualClock
-from harness.simulation.contests import play_flood, play_labels
+from harness.simulation.contests import play_flood
 from harness.simulation.drive import Outcome, play, simulated_worlds
 from harness.simulation.fairness import play_mix
 from harness.simulation.generate import Profile, generate
 from harness.simulation.invariants import Invariant, Violation
 from harness.simulation.model import ModelWorld
 from harness.simulation.schedule import SavedSchedule, Schedule, format_saved
+from harness.simulation.shares import play_shares
 from harness.simulation.shrink import shrink
 from harness.simulation.world import World
 
@@ -27,7 +28,7 @@ BATCH = 50
 """Seeds that a process plays at a time; the first of them is played twice."""
 MIX_EVERY = 500
 """One seed in so many is also the seed of a contest of equal tenants."""
-CONTESTS = (play_mix, play_labels, play_flood)
+CONTESTS = (play_mix, play_shares, play_flood)
 CONTEST_EVERY = 50
 """One seed in so many is also the seed of contests, in a profile with adversaries."""
 NOT_IN_A_SCHEDULE = frozenset(
@@ -80,6 +81,15 @@ def play_on(profile: Profile, schedule: Schedule) -> Outcome:
         return play(schedule, worlds)
 
 
+def violation_of(contest: Callable[[int], None], seed: int) -> Violation | None:
+    """The violation that a contest raises for a seed; None where it raises none."""
+    try:
+        contest(seed)
+    except Violation as violation:
+        return violation
+    return None
+
+
 def play_seed(profile: Profile, seed: int, *, twice: bool = False) -> Outcome:
     """Play the schedule of a seed, and the contests of this seed if it has any.
 
@@ -89,7 +99,7 @@ def play_seed(profile: Profile, seed: int, *, twice: bool = False) -> Outcome:
     every = CONTEST_EVERY if profile.adversaries else MIX_EVERY
     for contest in CONTESTS if profile.adversaries else (play_mix,):
         if outcome.violation is None and seed % every == 0:
-            outcome.violation = contest(seed)
+            outcome.violation = violation_of(contest, seed)
             outcome.counts["competitions"] += 1
     if twice and outcome.violation is None:
         again = play_on(profile, generate(seed, profile))

@@ -10,18 +10,19 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import NoReturn
+from typing import Any, NoReturn, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from contract.errors import DeviceLost
 from harness.simulation.clock import VirtualClock
-from harness.simulation.device import NO_SCOPE, DeviceMemory, Page, StepCopy
+from harness.simulation.device import NO_SCOPE, DeviceMemory, SavedState, StepCopy
 from harness.simulation.history import MOST_POSITIONS, VOCAB, listed
 from harness.simulation.invariants import Invariant, Violation
 from reference.limits import RING_STEPS, Limits
-from reference.model.adapters import NO_ADAPTERS
+from reference.model.adapters import Adapters
+from reference.ops.verify_k import accepted_drafts
 from reference.runner import CHOSEN, LOGITS, TOP_IDS, TOP_LOGS, StepInput, StepOutput
 
 
@@ -53,6 +54,37 @@ class Late:
     done: bool = False
     output: StepOutput | None = None
 
+    @property
+    def fence(self) -> Late:
+        """What a caller waits for."""
+        return self
+
+
+class Saved(Protocol):
+    """A page or a state in host memory."""
+
+    def bytes(self) -> Any:
+        """What it holds."""
+
+
+class SavedCopy:
+    """What ``read`` returns when the queue comes to it, in host memory then."""
+
+    def __init__(self, runner: SimulatedRunner, read: Callable[[], Any]) -> None:
+        runner.copying()
+        self._runner = runner
+        self._value: Any = None
+
+        def run() -> None:
+            self._value = read()
+
+        self._late = runner.enqueue(run)
+
+    def bytes(self) -> Any:
+        """See ``Saved``; waits for the copy."""
+        self._runner.wait(self._late)
+        return self._value
+
 
 class SimulatedStates:
     """``ModelRunner.recurrent``: recurrent states saved and loaded in the order of the queue."""
@@ -72,7 +104,7 @@ class SimulatedStates:
 
         def run() -> None:
             begun = memory.state_positions[slot] if position is None else position
-            memory.saved_states[state_slot] = begun, memory.state(slot, begun)
+            memory.saved_states[state_slot] = SavedState(begun, memory.state(slot, begun))
 
         self._runner.enqueue(run)
 
@@ -85,16 +117,28 @@ class SimulatedStates:
 
         self._runner.enqueue(run)
 
+    def read(self, state_slot: int) -> SavedCopy:
+        """Copy the state saved in ``state_slot`` to host memory."""
+        saved_states = self._runner.memory.saved_states
+        return SavedCopy(self._runner, lambda: saved_states[state_slot])
 
-@dataclass(slots=True, eq=False)
-class SavedPage:
-    """A page in host memory once its copy ran."""
+    def write(self, state_slot: int, saved: Saved, position: int) -> None:
+        """Copy a state from host memory, after ``position`` tokens, to ``state_slot``."""
+        self._runner.copying()
+        memory = self._runner.memory
 
-    page: Page | None = None
+        def run() -> None:
+            memory.saved_states[state_slot] = saved.bytes()
+            if memory.saved_states[state_slot].position != position:
+                raise Violation(Invariant.HISTORY, f"a state is loaded for position {position}")
+
+        self._runner.enqueue(run)
 
 
 class SimulatedCopies:
     """``ModelRunner.page_copies()``: pages copied, saved and loaded in the order of the queue."""
+
+    page_bytes = 64
 
     def __init__(self, runner: SimulatedRunner) -> None:
         self._runner = runner
@@ -109,28 +153,25 @@ class SimulatedCopies:
 
         self._runner.enqueue(run)
 
-    def save(self, page: int) -> SavedPage:
+    def save(self, page: int) -> SavedCopy:
         """Copy ``page`` to host memory."""
-        self._runner.copying()
-        pages, saved = self._runner.memory.pages, SavedPage()
+        pages = self._runner.memory.pages
+        return SavedCopy(self._runner, lambda: pages[page].copy())
 
-        def run() -> None:
-            saved.page = pages[page].copy()
-
-        self._runner.enqueue(run)
-        return saved
-
-    def load(self, saved: SavedPage, page: int) -> None:
+    def load(self, saved: Saved, page: int) -> None:
         """Copy a saved page to ``page``."""
         self._runner.copying()
         pages = self._runner.memory.pages
 
         def run() -> None:
-            if saved.page is None:
-                raise Violation(Invariant.HISTORY, f"page {page} is loaded before it was saved")
-            pages[page] = saved.page.copy()
+            pages[page] = saved.bytes().copy()
 
         self._runner.enqueue(run)
+
+    def load_all(self, saved: Sequence[Saved], pages: Sequence[int]) -> None:
+        """``load`` for each of several pages."""
+        for one, page in zip(saved, pages, strict=True):
+            self.load(one, page)
 
 
 class SimulatedRunner:
@@ -153,8 +194,12 @@ class SimulatedRunner:
         if limits.context > MOST_POSITIONS:
             raise ValueError(f"the context is at most {MOST_POSITIONS} positions here")
         self.limits = limits
-        self.model = SimpleNamespace(config=SimpleNamespace(vocab=VOCAB), adapters=NO_ADAPTERS)
-        self.tier = SimpleNamespace(info=SimpleNamespace(asynchronous=True))
+        opened: Any = [SimpleNamespace(digest=str(n)) for n in range(limits.adapters)]
+        adapters = Adapters(tuple(opened))
+        self.model = SimpleNamespace(config=SimpleNamespace(vocab=VOCAB), adapters=adapters)
+        self.tier = SimpleNamespace(
+            info=SimpleNamespace(asynchronous=True), wait=lambda late: self.collect(late)
+        )
         self.memory = DeviceMemory(limits, recurrent=recurrent, model=model)
         self.recurrent = SimulatedStates(self)
         self._copies = SimulatedCopies(self)
@@ -253,13 +298,16 @@ class SimulatedRunner:
         return late
 
     def _execute(self, step: StepCopy, requested: Sequence[str]) -> StepOutput:
-        token, histories = self.memory.execute(step)
+        sampled, histories = self.memory.execute(step)
+        token = np.array(sampled, np.int32)
         outputs = {}
         if LOGITS in requested:
             outputs[LOGITS] = simulated_logits(histories).view(np.uint8)
         if CHOSEN in requested:
-            outputs |= simulated_logs(histories, token, self.limits.top_log_probabilities)
-        return StepOutput(np.array(token, np.int32), outputs)
+            outputs |= simulated_logs(histories, sampled, self.limits.top_log_probabilities)
+        rows, query = np.array(step.rows, np.int32), np.array(step.query, np.int32).reshape(-1, 4)
+        accepted = accepted_drafts(token, rows, query, self.limits.draft_tokens)
+        return StepOutput(token, accepted, outputs)
 
     def _lose(self) -> None:
         self._queue.clear()

@@ -15,7 +15,8 @@ from reference.limits import Limits
 class EngineShape:
     """The engines of a schedule. ``page_order`` is the order in which pages are handed out;
     ``step_seconds`` is the fixed time of a step. With ``guesses`` the engine decodes speculatively.
-    There are ``models`` of this shape, and memory for ``room`` of them."""
+    With a ``disk`` it has a disk cache. There are ``models`` of this shape, and memory for ``room``
+    of them."""
 
     limits: Limits
     page_order: tuple[int, ...]
@@ -30,6 +31,7 @@ class EngineShape:
     recurrent: bool = False
     prefix_cache: bool = True
     cached_pages: int | None = None
+    disk: bool = False
     models: int = 1
     room: int = 1
 
@@ -115,13 +117,37 @@ class FailCopy:
 
 @dataclass(frozen=True, slots=True)
 class Interrupt:
-    """A KeyboardInterrupt in the next step of an engine, before so many lines of it were run."""
+    """A KeyboardInterrupt in the next step of an engine, before so many lines of it were run; or,
+    with ``call``, in the next other call of an engine, which its caller repeats."""
 
     step: int
     line: int
+    call: bool = False
 
 
-Action = Arrive | Cancel | Stall | Quota | Fault | Restart | Pause | Remove | FailCopy | Interrupt
+@dataclass(frozen=True, slots=True)
+class Prefix:
+    """A client saves, loads or drops what is cached of a request's tokens: ``what`` is "save",
+    "load" or "drop"."""
+
+    step: int
+    request_id: int
+    what: str
+
+
+Action = (
+    Arrive
+    | Cancel
+    | Stall
+    | Quota
+    | Fault
+    | Restart
+    | Pause
+    | Remove
+    | FailCopy
+    | Interrupt
+    | Prefix
+)
 
 
 @dataclass(frozen=True, slots=True)

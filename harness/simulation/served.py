@@ -56,6 +56,7 @@ class Served:
             clock=world.clock,
             drafter=self._drafter(schedule.seed) if shape.guesses else None,
             observer=watch,
+            disk=world.disk,
         )
         watch.attach(self.engine)
 
@@ -73,6 +74,10 @@ class Served:
         self.watch.at_end()
         for what in ("tokens_hit", "evicted", "spilled", "restored", "copied"):
             counts[f"prefix {what}"] += getattr(statistics.prefix, what)
+        if self.world.disk is not None:
+            for what, count in self.world.disk.counts.items():
+                counts[f"disk {what}"] += count
+            self.world.disk.counts.update(written=0, read=0)
         counts["guesses right"] += statistics.speculation.accepted
         counts["guesses wrong"] += statistics.speculation.drafted - statistics.speculation.accepted
         counts["admissions"] += statistics.admitted

@@ -29,11 +29,11 @@ from harness.simulation.scopes import Scopes
 from reference.engine import Engine
 from reference.engine.sequence import Sequence
 from reference.limits import pages_for
-from reference.memory.prefix import scope_of
+from reference.memory.prefix import scope_of, sharers
 from reference.observer import NullObserver
 from reference.runner import StepInput
 from reference.sched.admission import WaitingRequest
-from reference.sched.tenants import WINDOW_SECONDS
+from reference.sched.tenants import PART_OF_A_SLOT, WINDOW_SECONDS
 
 MOST_DECISIONS = 1000
 """Admissions, preemptions and submissions in one call of an engine; more is taken for an endless
@@ -68,12 +68,12 @@ class EngineWatch(NullObserver):
         self._decisions = 0
         self._unfit: set[int] = set()
         self._looked = False
-        self.interrupted = False
+        self.interrupted = self.call_interrupted = False
         self._held_since: float | None = None
         self._counted_at: float | None = None
         self._engine: Any = None
         self._delivered: deque[tuple[float, int]] = deque()
-        self._next: Callable[[Callable[[WaitingRequest], bool]], WaitingRequest | None]
+        self._next: Callable[[Callable[[WaitingRequest], bool | None]], WaitingRequest | None]
         self._preempt: Callable[..., None]
 
     def attach(self, engine: Engine) -> None:
@@ -127,7 +127,11 @@ class EngineWatch(NullObserver):
         """Check an engine that is not used any more. Raises Violation."""
         self.deeply()
         self.accounts.keep_only(self._engine.tenants)
-        self.accounts.compare(self._engine.ledger, interrupted=self.interrupted)
+        self.accounts.compare(
+            self._engine.ledger,
+            interrupted=self.interrupted,
+            call_interrupted=self.call_interrupted,
+        )
 
     def request_in_order(self, order: int) -> int | None:
         """The id of the live request that was the engine's ``order``-th to arrive."""
@@ -215,8 +219,10 @@ class EngineWatch(NullObserver):
         )
 
     def _has_room(self, candidate: Candidate) -> bool:
-        slot_manager = self._engine._slot_manager
+        slot_manager, disk = self._engine._slot_manager, self._engine._disk
         sequence = self._engine._scheduler.waiting[candidate.order]
+        if disk is not None and candidate.order in disk._readings:
+            return False
         aged = candidate.aged or candidate.since is not None
         quantum = slot_manager.quantum_of(sequence) if aged else 0
         return bool(slot_manager.free_slots) and slot_manager.fits(sequence, [], quantum)
@@ -226,14 +232,14 @@ class EngineWatch(NullObserver):
         engine = self._engine
         tenants = {tenant.id: tenant for tenant in engine.tenants}
         scopes = {scope_of(tenant) for tenant in tenants.values()}
-        left = [scope for scope, _ in engine.memory._trees.scopes() if scope not in scopes]
+        left = [scope for scope, _ in engine.memory._trees.scopes() if sharers(scope) not in scopes]
         counted = [id for id in engine.ledger.tenants if id not in tenants]
-        reserved = engine.memory.reservations.most_for(-1)
+        reserved = engine.memory.reservations.pages
         there = sum(engine.tenants.reservations.values())
         require(
-            not left and not counted and reserved == engine.memory.total - there,
+            not left and not counted and reserved == there,
             Invariant.GONE,
-            lambda: f"of scopes {left}, in the ledger {counted}, {reserved} pages for anybody",
+            lambda: f"of scopes {left}, in the ledger {counted}, {reserved} pages reserved",
         )
 
     def _guarded(self, check: Callable[[], None]) -> None:
@@ -292,21 +298,24 @@ class EngineWatch(NullObserver):
         decode_rate = max(delivered, usage.decode_tokens_per_s)
         check_quota(self._states(), tenant, decode_rate, usage.prefill_tokens_per_s)
 
-    def _watched_next(self, fits: Callable[[WaitingRequest], bool]) -> WaitingRequest | None:
+    def _watched_next(self, fits: Callable[[WaitingRequest], bool | None]) -> WaitingRequest | None:
         """Check the queue's choice against all candidates."""
         self._looked = True
         candidates = list(self._candidates())
-        without_room = []
+        without_room, reading = [], set()
 
-        def asked(waiting: WaitingRequest) -> bool:
+        def asked(waiting: WaitingRequest) -> bool | None:
             has_room = fits(waiting)
-            if not has_room:
+            if has_room is None:
+                reading.add(waiting.order)
+            elif not has_room:
                 without_room.append(waiting.order)
             return has_room
 
         chosen = self._next(asked)
         order = None if chosen is None else chosen.order
-        self._guarded(lambda: check_admission(order, candidates, without_room))
+        able = [candidate for candidate in candidates if candidate.order not in reading]
+        self._guarded(lambda: check_admission(order, able, without_room))
         return chosen
 
     def _watched_preempt(self, sequence: Sequence, **how: bool) -> None:
@@ -334,20 +343,18 @@ class EngineWatch(NullObserver):
         states = self._states() if len(within) > 1 else []
         for head in within:
             id, asked = head.tenant, head.qos
-            share, rate = self._shares(id, states) if states else (0.0, 0.0)
+            share, lately = self._shares(id, states) if states else (0.0, 0.0)
             since, own = queue.line_aged_since(id, asked), tenants[id].qos
             qos = own.lowered_to(asked) if since is None else own
-            yield Candidate(head.order, id, queue.tenant_aged(id), since, qos, share, rate)
+            yield Candidate(head.order, id, queue.tenant_aged(id), since, qos, share, lately)
 
     def _shares(self, id: int, states: list[State]) -> tuple[float, float]:
-        """The largest part of its quotas that the tenant uses, and its rate, divided by its
-        weight."""
-        tenant = self._engine.tenants[id]
+        """The largest part of its quotas that the tenant uses, and the slots it held lately,
+        divided by its weight."""
+        tenant, lately = self._engine.tenants[id], self._engine.tenants.slots_lately(id)
         slots = [one.tenant for state in states for one in state.slot_manager].count(id)
-        rate: float = self._engine.tenants.usage(id).decode_tokens_per_s
         part = max(
-            slots / tenant.max_slots,
+            min(max(slots, lately * tenant.weight), slots + PART_OF_A_SLOT) / tenant.max_slots,
             sum(state.charged(id) for state in states) / tenant.max_kv_pages,
-            rate / tenant.decode_tokens_per_s,
         )
-        return part / tenant.weight, rate / tenant.weight
+        return part / tenant.weight, lately

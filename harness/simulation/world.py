@@ -3,6 +3,7 @@ answers."""
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any, Protocol
 
 import numpy as np
@@ -11,9 +12,12 @@ from numpy.typing import NDArray
 from contract.types import Request, TokenEvent
 from harness.simulation.clock import VirtualClock
 from harness.simulation.constraint import Constraint
+from harness.simulation.disk import SimulatedDisk
 from harness.simulation.history import END_OF_GENERATION, Solo, solo_run
+from harness.simulation.invariants import Invariant, require
 from harness.simulation.runner import SimulatedRunner, StepSeconds, history_of_logits
 from harness.simulation.schedule import EngineShape
+from reference.engine import LogitsSink
 
 
 class World(Protocol):
@@ -25,6 +29,7 @@ class World(Protocol):
 
     clock: VirtualClock
     runner: Any
+    disk: Any
     end_of_generation: frozenset[int]
 
     def solo(
@@ -40,6 +45,25 @@ class World(Protocol):
 
     def close(self) -> None:
         """Free what the world has allocated."""
+
+
+def checking_sink(world: World, request: Request, counts: Counter[str]) -> LogitsSink:
+    """A sink that checks and counts the logits of a request: each position once and in order."""
+    position = 0
+
+    def take(start: int, logits: NDArray[np.float32]) -> None:
+        nonlocal position
+        counts["logits"] += len(logits)
+        require(
+            start == position and world.logits_match(request, start, logits),
+            Invariant.TOKENS,
+            lambda: (
+                f"request {request.id} got other logits from position {start} on, after {position}"
+            ),
+        )
+        position = start + len(logits)
+
+    return take
 
 
 class SimulatedWorld:
@@ -58,6 +82,7 @@ class SimulatedWorld:
             model=model,
             seconds=StepSeconds(fixed=shape.step_seconds),
         )
+        self.disk = SimulatedDisk(clock, model) if shape.disk else None
         self._context = shape.limits.context
         self._solos: dict[int, Solo] = {}
 

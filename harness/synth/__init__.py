@@ -1,8 +1,7 @@
 """Synthetic models: GGUF files of named sizes with random weights, the same bytes on every
 machine."""
 
-from harness.synth.groups import ExpertSpec, Gemma
-from harness.synth.recurrent import Recurrent
+from harness.synth.groups import ExpertSpec, Gemma, Recurrent
 from harness.synth.sizes import SIZES, size_names, sized_spec
 from harness.synth.spec import (
     ARCHITECTURES,

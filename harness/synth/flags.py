@@ -10,14 +10,7 @@ from typing import Any, get_args, get_type_hints
 
 from harness.cli.parser import Parser
 from harness.settings import group_of
-from harness.synth.spec import (
-    ARCHITECTURES,
-    GROUPS,
-    QUANTS,
-    ROPE_SCALINGS,
-    SSM_PACKINGS,
-    SynthSpec,
-)
+from harness.synth.spec import ARCHITECTURES, GROUPS, QUANTS, ROPE_SCALINGS, SSM_PACKINGS, SynthSpec
 
 COMMON = ("architecture", "quant", "seed", "layers", "hidden", "heads", "vocab", "context")
 """The fields whose flags the short help shows."""

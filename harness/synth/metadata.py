@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from harness.synth.groups import ExpertSpec, Gemma
-from harness.synth.recurrent import MambaSpec, Recurrent, ShortConvSpec
+from harness.synth.groups import ExpertSpec, Gemma, MambaSpec, Recurrent, ShortConvSpec
 from harness.synth.spec import COHERES, SynthSpec
 
 RMS_EPSILON = 1e-6

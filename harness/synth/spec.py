@@ -8,8 +8,15 @@ from typing import Any
 
 from contract.dtypes import WEIGHT_DTYPES
 from contract.errors import ConfigError
-from harness.synth.groups import GEMMA4_ONLY, ExpertSpec, Gemma, Scales
-from harness.synth.recurrent import MambaSpec, Recurrent, ShortConvSpec
+from harness.synth.groups import (
+    GEMMA4_ONLY,
+    ExpertSpec,
+    Gemma,
+    MambaSpec,
+    Recurrent,
+    Scales,
+    ShortConvSpec,
+)
 
 GENERATOR_VERSION = 1
 """Raised whenever the bytes of some specification change."""

@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from contract.dtypes import BY_NAME
 from contract.errors import ConfigError, RequestError
 from harness.catalog import resolve_model
-from harness.cli.parser import Parser
+from harness.cli.parser import Parser, add_count, add_switch
 from harness.cli.tool import run_tool
 from harness.progress import progress_on
 from harness.settings import add_flags, group_of, resolve
@@ -60,16 +60,8 @@ def build_parser(prog: str = PROG) -> Parser:
         metavar="LAYER[,LAYER]",
         help="numbers of the layers to compare op by op [default: all]",
     )
-    group.add_argument(
-        "--chunk", type=int, default=16, metavar="N", help="tokens of a prefill step [default: 16]"
-    )
-    group.add_argument(
-        "--decode",
-        type=int,
-        default=4,
-        metavar="N",
-        help="last tokens, which are computed one by one [default: 4]",
-    )
+    add_count(group, "--chunk", 16, "tokens of a prefill step")
+    add_count(group, "--decode", 4, "last tokens, which are computed one by one")
     group_of(parser, "device").add_argument(
         "--tiers", default="cpu", metavar="NAME[,NAME]", help="tiers to compare [default: cpu]"
     )
@@ -80,7 +72,7 @@ def build_parser(prog: str = PROG) -> Parser:
         metavar="N",
         help=f"most bytes of intermediate values in memory [default: {TRACE_BYTES}]",
     )
-    group_of(parser, "output").add_argument("--json", action="store_true", help="print JSON")
+    add_switch(group_of(parser, "output"), "--json", help="print JSON")
     add_flags(parser, SETTINGS)
     return parser
 

@@ -24,13 +24,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from reference.cpu.segments import (
-    BLOCK,
-    FEW_SUMS,
-    FEW_TOKENS,
-    TILE_KERNELS,
-    PreparedActivation,
-)
+from reference.cpu.segments import BLOCK, FEW_SUMS, FEW_TOKENS, TILE_KERNELS, PreparedActivation
 from reference.cpu.threads import for_each
 from reference.cpu.weights import PreparedWeight, RowTile, prepare_weight
 from reference.quant.formats import Float32

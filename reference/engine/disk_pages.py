@@ -204,6 +204,13 @@ class DiskPages(TreeWatch):
             lookup.reading.cancel()
         self._readings.clear()
 
+    def reopened(self, runner: ModelRunner) -> None:
+        """Read and write the pages and states of a runner that was opened anew; it has the same
+        pages in other memory."""
+        copies = runner.page_copies()
+        assert copies is not None
+        self._copies, self._recurrent = copies, runner.recurrent
+
     def only(self, scopes: Collection[Hashable]) -> None:
         """Remove what the scopes have on disk that were there before and are not now."""
         for scope in self._known.difference(scopes):

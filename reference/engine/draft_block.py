@@ -32,7 +32,7 @@ def drafting_limits(limits: Limits, drafts: int) -> Limits:
     rows = 2 * (drafts + 1 + RING_STEPS)
     ring = max(LEAST_RING, 1 << (rows - 1).bit_length())
     recent = max(limits.recent_tokens, 2 * ring)
-    return replace(with_drafts(limits), hidden_rows=ring, recent_tokens=recent)
+    return replace(with_drafts(limits, drafts), hidden_rows=ring, recent_tokens=recent)
 
 
 def block_limits(target: Limits) -> Limits:
@@ -42,6 +42,7 @@ def block_limits(target: Limits) -> Limits:
         target,
         step_rows=target.slots,
         saved_states=0,
+        draft_tokens=0,
         masks=0,
         biases=0,
         top_log_probabilities=0,
@@ -71,29 +72,6 @@ class _Part(NamedTuple):
     tokens: Tokens
     start: int = NO_STEP
     token: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class BegunDrafts:
-    """Drafts of ``sequences`` that are submitted; ``most`` of each is how many there are."""
-
-    sequences: list[DraftRequest]
-    chained: ChainedDrafts
-
-    def stand_ins(self) -> list[Tokens]:
-        """What stands for the drafts of each sequence in the next step of the model: the block
-        notes each that it continues as recent, and the last one as the last of its slot."""
-        found = []
-        for one in self.sequences:
-            tokens = np.full(one.most, RECENT_TOKEN, np.int32)
-            tokens[-1:] = LAST_TOKEN
-            found.append(tokens)
-        return found
-
-    def read(self) -> list[Tokens]:
-        """The drafts of each sequence, -1 where logits were not finite."""
-        drafts = iter(self.chained.read())
-        return [np.array(next(drafts) if one.most else [], np.int32) for one in self.sequences]
 
 
 class DraftBlock:
@@ -173,20 +151,19 @@ class DraftBlock:
 
     def draft(self, sequences: Items[DraftRequest]) -> list[Tokens]:
         """The block's continuations of all sequences together, each sampled as the sequence is."""
-        return [_sound(tokens) for tokens in self.begin(sequences).read()]
+        bounded = [self._bounded(one) for one in sequences]
+        active = [one for one in bounded if one.most]
+        drafts = iter(ChainedDrafts(self._runner, self._steps(active), len(active)).read())
+        return [_sound(next(drafts) if one.most else []) for one in bounded]
 
-    def begin(self, sequences: Items[DraftRequest]) -> BegunDrafts:
-        """Submit the steps of ``draft``."""
-        sequences = [self._bounded(one) for one in sequences]
-        active = [one for one in sequences if one.most]
-        parts = [self._part(one) for one in active]
-        if _tokens_of(parts) > self._runner.limits.step_tokens:
-            self._fill([part._replace(stop=part.stop - 1) for part in parts])
-            parts = [self._part(one) for one in active]
-        chained = ChainedDrafts(self._runner, self._steps(active, parts), len(active))
-        for one, part in zip(active, parts, strict=True):
-            part.own.filled = len(one.tokens)
-        return BegunDrafts(sequences, chained)
+    def begin(self, sequences: Items[DraftRequest]) -> list[Tokens]:
+        """Submit the steps of ``draft``, whose tokens the host does not read: what stands for them
+        in the next step of the model. The block notes each draft that it continues as recent, and
+        the last one as the last of its slot."""
+        bounded = [self._bounded(one) for one in sequences]
+        for step in self._steps([one for one in bounded if one.most]):
+            self._runner.submit(step.inputs)
+        return [_stand_ins(one.most) for one in bounded]
 
     def _bounded(self, one: DraftRequest) -> DraftRequest:
         """The request with no more drafts than its sequence has pages for."""
@@ -199,12 +176,18 @@ class DraftBlock:
         own, known = self._followed[one.key], len(one.tokens)
         return _Part(own, min(own.filled, known - 1), known, one.tokens)
 
-    def _steps(self, active: list[DraftRequest], parts: list[_Part]) -> Iterator[ChainedStep]:
+    def _steps(self, active: list[DraftRequest]) -> Iterator[ChainedStep]:
         """The steps of a draft: the first brings the block up to date, each other continues with
         the token and the hidden state that the one before left on the device."""
+        parts = [self._part(one) for one in active]
+        if _tokens_of(parts) > self._runner.limits.step_tokens:
+            self._fill([part._replace(stop=part.stop - 1) for part in parts])
+            parts = [self._part(one) for one in active]
         if active:
             ends = np.cumsum([part.stop - part.first for part in parts], dtype=np.int32) - 1
             query, hidden = self._query(parts)
+            for part in parts:
+                part.own.filled = part.stop
             everyone = list(range(len(active)))
             yield ChainedStep(self._input(query, hidden, active, 0, ends), everyone)
         for number in range(1, max((one.most for one in active), default=0)):
@@ -257,6 +240,8 @@ class DraftBlock:
         """Where the hidden states of the positions before those of ``part`` are."""
         own, rows = part.own, self._rows
         before = np.arange(part.first - 1, part.stop - 1, dtype=np.int32)
+        if part.first > max(own.begin, own.top - rows.ring):
+            return rows.in_ring(own.slot, before)
         found = np.where(
             before >= part.start, rows.in_step(before - part.start + part.token), rows.zeros
         )
@@ -285,8 +270,16 @@ class DraftBlock:
             self._runner.submit(self._input(query, hidden, [], 0, none))
 
 
-def _sound(draft: Tokens) -> Tokens:
-    """A draft up to the first row whose logits were not finite."""
+def _stand_ins(drafts: int) -> Tokens:
+    """What stands for so many drafts that are on the device."""
+    tokens = np.full(drafts, RECENT_TOKEN, np.int32)
+    tokens[-1:] = LAST_TOKEN
+    return tokens
+
+
+def _sound(drafted: list[int]) -> Tokens:
+    """Drafted tokens up to the first row whose logits were not finite."""
+    draft = np.array(drafted, np.int32)
     broken = np.flatnonzero(draft < 0)
     return draft[: broken[0]] if len(broken) else draft
 

@@ -18,6 +18,7 @@ from reference.engine.constraining import masks_with_least
 from reference.engine.disk_pages import disk_pages_of
 from reference.engine.disk_turn import end_disk, use_disk
 from reference.engine.drafter import Drafter, SpeculationStatistics
+from reference.engine.memory_calls import MemoryCalls
 from reference.engine.options import ENGINE_DEFAULTS, EngineOptions
 from reference.engine.output_processor import OutputProcessor
 from reference.engine.pipeline import Pipeline
@@ -50,7 +51,7 @@ def no_clock() -> float:
     return 0.0
 
 
-class Engine(PrefixCalls, TenantCalls):
+class Engine(PrefixCalls, TenantCalls, MemoryCalls):
     """Runs any number of requests on one runner, ``limits.slots`` of them at a time.
 
     Engines with the same ``tenants`` share their quotas. ``clock`` gives the time in seconds of
@@ -99,14 +100,9 @@ class Engine(PrefixCalls, TenantCalls):
             self._speculative,
         )  # fmt: skip
         self._output_processor = OutputProcessor(
-            self._slot_manager,
-            self._pipeline,
-            self._speculative,
-            self.tenants,
-            self.ledger,
-            options.end_of_generation,
-            self._end,
-        )
+            self._slot_manager, self._pipeline, self._speculative, self.tenants, self.ledger,
+            options.end_of_generation, self._end,
+        )  # fmt: skip
         self._changes = TenantChanges(
             self.tenants, self._scheduler, self._output_processor, self.ledger, self._live.values
         )
@@ -258,17 +254,14 @@ class Engine(PrefixCalls, TenantCalls):
         consumer takes no tokens. After ``stall_steps`` steps the request ends, unless every caller
         that stalled it was ``patient``: such a caller waits for work of the host, not for a
         client."""
-        sequence = self._live.get(request_id)
-        if sequence is not None:
+        if (sequence := self._live.get(request_id)) is not None:
             sequence.patient = patient and (sequence.patient or not sequence.stalled)
-        if sequence is not None and not sequence.stalled:
-            self._set_stalled(sequence, True)
-            self._stalled[request_id] = sequence
+            if not sequence.stalled:
+                self._set_stalled(sequence, True)
 
     def unstall(self, request_id: int) -> None:
         """Compute for a request again: its consumer takes tokens."""
-        sequence = self._stalled.pop(request_id, None)
-        if sequence is not None:
+        if (sequence := self._stalled.get(request_id)) is not None:
             self._set_stalled(sequence, False)
 
     def progress(self, request_id: int) -> int:
@@ -339,14 +332,14 @@ class Engine(PrefixCalls, TenantCalls):
 
     @contextmanager
     def _change(self) -> Iterator[None]:
-        """A change that is made whole, or repaired by ``_recover``: at once after an error, at the
-        next ``advance`` after an interrupt."""
+        """A change that is made whole, or repaired by ``_recover`` after an error or an
+        interrupt: at once, or at the next ``advance`` where this is interrupted again."""
         outermost, self._whole = self._whole, False
         try:
             yield
-        except Exception:
+        except BaseException as error:
             if outermost:
-                self._recover(fault=True)
+                self._recover(fault=isinstance(error, Exception))
             raise
         self._whole = outermost
 
@@ -380,9 +373,11 @@ class Engine(PrefixCalls, TenantCalls):
                 self._output_processor.end_early(sequence, reason)
 
     def _set_stalled(self, sequence: Sequence, stalled: bool) -> None:
-        sequence.stalled_steps = 0
-        self._scheduler.set_stalled(sequence, stalled)
-        self._pipeline.changed()
+        with self._change():
+            sequence.stalled_steps = 0
+            self._scheduler.set_stalled(sequence, stalled)
+            self._stalled = {s.request.id: s for s in self._live.values() if s.stalled}
+            self._pipeline.changed()
 
     def _recover(self, *, fault: bool) -> None:
         """Let every sequence wait, and empty the cache: what the steps in flight did is unknown.

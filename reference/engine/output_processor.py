@@ -181,8 +181,6 @@ class OutputProcessor:
         if stop < sequence.known:
             return
         if part.drafted:
-            if self._speculative is not None:
-                self._speculative.resolve()
             taken = self._take_drafted(part, tokens, output)
         else:
             token = tokens[end_row - 1] if end_row > first_row else -1
@@ -237,21 +235,20 @@ class OutputProcessor:
             self._finish(sequence, reason)
 
     def _take_drafted(self, part: Computed, tokens: list[int], output: StepOutput) -> int:
-        """Take the tokens up to the first that differs from its draft; returns their number."""
-        sequence = part.sequence
+        """Take the tokens of the drafts that the device accepted and the one behind them; returns
+        their number."""
+        sequence, first = part.sequence, part.first_row
         taken = 0
-        for row in range(part.first_row, part.end_row):
-            position = part.start + 1 + row - part.first_row
+        for row in range(first, first + 1 + int(output.accepted[first])):
             token = tokens[row]
-            draft = int(sequence.tokens[position]) if position < part.stop else token
             if token >= 0 and sequence.samples:
                 taken += 1
                 if taken > 1:
                     # The step counted its first token. Others count before they are handed over,
                     # where a copy may fail.
                     self._tenants.count(sequence.tenant, 0, 1)
-            self._receive(sequence, position, token, output, row)
-            if token != draft or not sequence.running:
+            self._receive(sequence, part.start + 1 + row - first, token, output, row)
+            if not sequence.running:
                 break
         return taken
 

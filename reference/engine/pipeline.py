@@ -104,7 +104,7 @@ class Pipeline:
         self._speculative = speculative
         self._mask_words = mask_words(runner.model.config.vocab)
         self._in_flight: deque[Step] = deque()
-        self._latest: Step
+        self._latest: Step | None = None
         self._steady: SteadyDecode | None = None
         self._read_at = 0.0
 
@@ -115,7 +115,7 @@ class Pipeline:
     def clear(self) -> None:
         """Forget the steps in flight; the tier has its own copy of their inputs."""
         self._in_flight.clear()
-        self._steady = None
+        self._latest = self._steady = None
 
     def fill(self) -> None:
         """Submit steps until ``steps_ahead`` are in flight or there is nothing to compute."""
@@ -169,6 +169,7 @@ class Pipeline:
         if not self._scheduler.grow(steady.at_page_begin()):
             return self._start_planned()
         before = self._latest
+        assert before is not None
         inputs = steady.next()
         self._follow(
             self._submit(inputs, before.sequences, steady.chunks),
@@ -219,7 +220,7 @@ class Pipeline:
         attended: int,
     ) -> None:
         memory = self._slot_manager.memory
-        self._latest = Step(
+        self._latest = step = Step(
             self.steps,
             submission,
             sequences,
@@ -237,7 +238,7 @@ class Pipeline:
         self.steps += 1
         if self._slot_manager.disk is not None:
             self._slot_manager.disk.steps = self.steps
-        self._in_flight.append(self._latest)
+        self._in_flight.append(step)
 
     def _count(self, step: Step) -> None:
         """Count what a step computed towards the rates of its tenants, also where its sequences
@@ -276,7 +277,7 @@ class Pipeline:
         self._read_at = now
         tokens = sum([count for _, _, count in step.chunks])
         self._cost.observe(Load(tokens, step.attended), seconds)
-        if self._speculative is not None and tokens == len(step.chunks) and seconds > 0:
+        if self._speculative is not None and tokens == len(step.chunks):
             self._speculative.note_plain(step.sequences, seconds)
         self._observer.step(
             StepObservation(

@@ -37,7 +37,7 @@ from reference.sched.tenants import Tenants
 RETRY_SECONDS = 0.05
 """After how many seconds waiting requests are looked at again though nothing has changed: ages and
 rates change with time."""
-INTERVAL_RATIO = {QosClass.INTERACTIVE: 1.3, QosClass.STANDARD: 3.0}
+INTERVAL_RATIO = {QosClass.INTERACTIVE: 1.2, QosClass.STANDARD: 3.0}
 """How many times as long as its decoding alone a step with prefill may take while a sequence of the
 class decodes (see ``prefill_tokens``). Batch work sets no bound."""
 
@@ -217,12 +217,13 @@ class Scheduler:
         self._retry_at = self._clock() + RETRY_SECONDS
         return self.counts.admitted > before
 
-    def _try(self, waiting: WaitingRequest) -> bool:
-        """Admit a waiting sequence if there is room or it can be made."""
+    def _try(self, waiting: WaitingRequest) -> bool | None:
+        """Admit a waiting sequence if there is room or it can be made. None while its pages are
+        read from disk."""
         sequence, slot_manager = self.waiting[waiting.order], self.slot_manager
         disk = slot_manager.disk
         if disk is not None and disk.reads(sequence, slot_manager.memory, self._limits.slots):
-            return False
+            return None
         # A tenant that has a slot is not aged any more.
         aged = self.queue.aged(waiting.tenant, waiting.qos)
         quantum = slot_manager.quantum_of(sequence) if aged else 0

@@ -11,6 +11,7 @@ from reference.engine.options import EngineOptions
 from reference.engine.sequence import Sequence
 from reference.limits import pages_for
 from reference.memory.kv import KvMemory
+from reference.memory.page_copies import PageCopies
 from reference.memory.prefix import UNWATCHED
 from reference.runner import ModelRunner
 from reference.sched.constraints import bias_records
@@ -288,19 +289,26 @@ def whole_pages(tokens: int) -> int:
     return tokens // PAGE_TOKENS * PAGE_TOKENS
 
 
+def copies_of(
+    runner: ModelRunner, options: EngineOptions, disk: DiskPages | None
+) -> PageCopies | None:
+    """The copies of pages that an engine with these options makes."""
+    needed = options.copy_pages or options.host_pages > 0 or disk is not None
+    return runner.page_copies() if needed else None
+
+
 def memory_of(
     runner: ModelRunner, options: EngineOptions, disk: DiskPages | None = None
 ) -> KvMemory:
     """The pages and saved states of a runner; ``disk`` hears of every change of what is cached."""
     limits = runner.limits
-    copies = options.copy_pages or options.host_pages > 0 or disk is not None
     return KvMemory(
         limits.pages,
         order=options.page_order,
         states=limits.saved_states if runner.recurrent.slot_bytes else None,
         cache=options.prefix_cache,
         cached_pages=options.cached_pages,
-        copies=runner.page_copies() if copies else None,
+        copies=copies_of(runner, options, disk),
         host_pages=options.host_pages,
         watch=UNWATCHED if disk is None else disk,
     )

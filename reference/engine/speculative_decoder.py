@@ -9,12 +9,12 @@ import numpy as np
 
 from contract.types import Clock
 from reference.engine.constraining import allowed_draft
-from reference.engine.draft_block import BegunDrafts, DraftBlock
+from reference.engine.draft_block import DraftBlock
 from reference.engine.drafter import Drafter, DraftRequest, SpeculationStatistics
 from reference.engine.options import EngineOptions
 from reference.engine.sequence import Sequence
 from reference.engine.slot_manager import SlotManager
-from reference.limits import RING_STEPS, Limits, mask_words
+from reference.limits import Limits, mask_words
 from reference.runner import ModelRunner
 from reference.sched.cost import StepCost
 from reference.sched.drafts import AcceptedTokens, DraftPolicy
@@ -46,13 +46,14 @@ class SpeculativeDecoder:
         self._block = drafter if isinstance(drafter, DraftBlock) else None
         if self._block is not None:
             self._block.attach(slot_manager.table, self._follows)
-        self._most = options.draft_tokens
+        self._most = min(options.draft_tokens, runner.limits.draft_tokens)
+        if not self._most:
+            raise ValueError("a drafter needs limits and options with draft_tokens of at least 1")
         self._clock = clock
         self._ends = options.end_of_generation
         self._mask_words = mask_words(runner.model.config.vocab)
         self._began = self._settled = 0.0
         self._drafting = 0
-        self._begun: tuple[list[tuple[Sequence, int]], BegunDrafts] | None = None
         self._policy = DraftPolicy(cost)
         self._yields: dict[int, AcceptedTokens] = {}
 
@@ -99,7 +100,6 @@ class SpeculativeDecoder:
         running, ready = self._slot_manager.running, self._ready()
         if not ready:
             return
-        self.resolve()
         # Between two rounds the host works alone, which is part of what drafts cost.
         self._began = self._settled or self._clock()
         self._settled = 0.0
@@ -171,26 +171,14 @@ class SpeculativeDecoder:
         self._drafter.forget(sequence.order)
         self._yields.pop(sequence.order, None)
 
-    def resolve(self) -> None:
-        """Replace what stands for drafts by those that the block has made."""
-        if self._begun is None:
-            return
-        (drafted, begun), self._begun = self._begun, None
-        for (sequence, admission), draft in zip(drafted, begun.read(), strict=True):
-            if sequence.running and sequence.admission == admission:
-                sequence.tokens[sequence.known : sequence.known + len(draft)] = draft
-
     def _draft(self, sequences: list[Sequence], opened: list[DraftRequest]) -> list[np.ndarray]:
         """The drafts of ``sequences``, or what stands for them where the host needs none before
         they are verified: masks follow from the tokens themselves."""
         if not opened:
             return []
-        waits = any(s.masked for s in sequences) or max(o.most for o in opened) > RING_STEPS
-        if self._block is None or waits:
+        if self._block is None or any(s.masked for s in sequences):
             return self._drafter.draft(opened)
-        begun = self._block.begin(opened)
-        self._begun = [(s, s.admission) for s in sequences], begun
-        return begun.stand_ins()
+        return self._block.begin(opened)
 
     def _write(self, sequence: Sequence, draft: np.ndarray | None) -> None:
         table, slot = self._slot_manager.table, sequence.slot
@@ -245,8 +233,8 @@ class SpeculativeDecoder:
 
     def _pause(self, sequence: Sequence) -> None:
         self._settled = 0.0
-        own, running = self._yield(sequence), len(self._slot_manager.running)
-        self._policy.give_up(own, sequence.known, running, self._most_of(sequence))
+        own = self._yield(sequence)
+        self._policy.give_up(own, sequence.known)
         if self._block and self._policy.given_up(own):
             self._block.leave(sequence.order)
         self._slot_manager.table.lockstep[sequence.slot] = sequence.masked

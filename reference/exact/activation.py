@@ -7,12 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from contract.arithmetic import (
-    ACTIVATION_BITS,
-    ACTIVATION_MAX,
-    ACTIVATION_MIN_EXPONENT,
-    SEGMENT,
-)
+from contract.arithmetic import ACTIVATION_BITS, ACTIVATION_MAX, ACTIVATION_MIN_EXPONENT, SEGMENT
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,13 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from contract.arithmetic import CODE_SCALE_PARTS, CODE_SCALES, CODED_CHANNELS, KV_ROW_BITS
+from contract.arithmetic import (
+    CODE_SCALE_MAX,
+    CODE_SCALE_PARTS,
+    CODE_SCALES,
+    CODED_CHANNELS,
+    KV_ROW_BITS,
+)
 from contract.lazy_dataclass import dataclass
 
 Int32 = NDArray[np.int32]
@@ -25,12 +31,14 @@ class CodedRows:
 def coded(m: Int32, bits: int) -> CodedRows:
     """The codes of integers [..., head_dim], and of six scales the one with the least error.
 
-    G is max |m| / (2^bits - 1) rounded up, but no integer may reach 2^11. A group takes the first
-    of the scales G - floor(G i / 16), i from 0 to 5, with the least sum of squared differences.
+    G is max |m| / (2^bits - 1) rounded up, at most 255, and no integer may reach 2^11. A group
+    takes the first of the scales G - floor(G i / 16), i from 0 to 5, with the least sum of squared
+    differences.
     """
     groups = m.reshape(*m.shape[:-1], m.shape[-1] // CODED_CHANNELS, CODED_CHANNELS)
     top = (1 << bits) - 1
-    largest = np.minimum(-(-np.abs(groups).max(axis=-1) // top), (2 << KV_ROW_BITS) // top)
+    most = min((2 << KV_ROW_BITS) // top, CODE_SCALE_MAX)
+    largest = np.minimum(-(-np.abs(groups).max(axis=-1) // top), most)
     best = CodedRows(_nearest(groups, largest, bits), largest)
     least = _squares(groups, best, bits)
     for i in range(1, CODE_SCALES):

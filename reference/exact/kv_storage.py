@@ -1,9 +1,10 @@
-"""Storage of keys and values in KV pages: binary32, binary16, Q8_0, I12 or I4R (rules R1, R6, R13).
+"""Storage of keys and values in KV pages (rules R1, R6, R13).
 
 The element type of the array of pages tells the storage type. float32 and float16 pages are [pages,
 2, 16, kv_heads, head_dim]. uint8 pages have the same axes, but the last one holds the Q8_0 blocks
-of a head: 34 bytes for 32 elements, d binary16, then q int8 [32]. I12 and I4R pages are [pages,
-kv_heads] of the records that ``i12_page`` and ``i4r_page`` describe. I4R rows are rotated.
+of a head: 34 bytes for 32 elements, d binary16, then q int8 [32]. I12, I4R and I3R pages are
+[pages, kv_heads] of the records that ``i12_page`` and ``coded_page`` describe. Rows of I4R and I3R
+are rotated.
 """
 
 from __future__ import annotations
@@ -15,15 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from contract.arithmetic import (
-    BROKEN_ROW,
-    CODED_CHANNELS,
-    KEY_CODE_BITS,
-    KV_ROW_BITS,
-    PAGE_TOKENS,
-    VALUE_CODE_BITS,
-)
-from contract.dtypes import F16, F32, I4R, I12, Q8_0, DType
+from contract.arithmetic import BROKEN_ROW, CODED_CHANNELS, KV_ROW_BITS, PAGE_TOKENS
+from contract.dtypes import F16, F32, I12, Q8_0, ROTATED_KV, DType
 from reference.exact.attention_rows import Rows, power_of_two, row_integers
 from reference.exact.coded_rows import CodedRows, coded, decoded
 from reference.exact.rotation import rotated
@@ -35,8 +29,6 @@ ELEMENTS: Mapping[DType, np.dtype[Any]] = {
     F16: np.dtype("<f2"),
     Q8_0: np.dtype(np.uint8),
 }
-CODE_BITS: Mapping[str, int] = {"k": KEY_CODE_BITS, "v": VALUE_CODE_BITS}
-"""Bits of an I4R code of a key and of a value."""
 HALF_MAX = np.float32(65504.0)
 Q_MAX = np.float32(127.0)
 LOW_BITS = 4
@@ -65,20 +57,24 @@ def i12_page(head_dim: int) -> np.dtype[Any]:
 
 
 @cache
-def i4r_page(head_dim: int) -> np.dtype[Any]:
+def coded_page(dtype: DType, head_dim: int) -> np.dtype[Any]:
     """The record of 16 positions of one KV head: codes, scales and exponents of rule R13.
 
-    A byte of ``code`` holds the low four bits of channel i < 16 of a group of 32 and above them
-    those of channel i + 16. ``k_fifth`` has the fifth bits of keys, those of a group in a
-    little-endian word. The positions of values are contiguous. The exponent of a broken row is
-    -128.
+    A byte of ``code`` holds the low four bits of two channels of a group of 32, i and i + 16, or
+    the low two bits of four channels, i, i + 8, i + 16 and i + 24. Codes of 3 and of 5 bits have
+    their highest bits in ``top``, those of a group in a little-endian word. The positions of values
+    are contiguous. The exponent of a broken row is -128.
     """
-    half, groups = head_dim // 2, head_dim // CODED_CHANNELS
+    groups = head_dim // CODED_CHANNELS
+    key_bits, value_bits = ROTATED_KV[dtype]
+    odd, axes = (
+        ("k_top", (PAGE_TOKENS, groups)) if key_bits % 2 else ("v_top", (groups, PAGE_TOKENS))
+    )
     return np.dtype(
         [
-            ("k_code", np.uint8, (PAGE_TOKENS, half)),
-            ("v_code", np.uint8, (half, PAGE_TOKENS)),
-            ("k_fifth", "<u4", (PAGE_TOKENS, groups)),
+            ("k_code", np.uint8, (PAGE_TOKENS, key_bits // 2 * head_dim // 4)),
+            ("v_code", np.uint8, (value_bits // 2 * head_dim // 4, PAGE_TOKENS)),
+            (odd, "<u4", axes),
             ("k_scale", np.uint8, (PAGE_TOKENS, groups)),
             ("v_scale", np.uint8, (groups, PAGE_TOKENS)),
             ("k_exponent", np.int8, (PAGE_TOKENS,)),
@@ -95,8 +91,8 @@ def is_rotated(kv: NDArray[Any]) -> bool:
 def page_view(data: NDArray[np.uint8], dtype: DType, shape: tuple[int, ...]) -> NDArray[Any]:
     """View bytes as pages of ``dtype``; ``shape`` is [pages, 2, 16, kv_heads, head_dim]."""
     pages, _, _, kv_heads, head_dim = shape
-    if dtype in (I12, I4R):
-        element = i12_page(head_dim) if dtype is I12 else i4r_page(head_dim)
+    if dtype is I12 or dtype in ROTATED_KV:
+        element = i12_page(head_dim) if dtype is I12 else coded_page(dtype, head_dim)
         shape = (pages, kv_heads)
     else:
         element = ELEMENTS[dtype]
@@ -134,16 +130,25 @@ def store(
 def _store_codes(
     kv: NDArray[Any], side: str, page: NDArray[np.int32], offset: NDArray[np.int32], rows: Rows
 ) -> None:
-    made = coded(rows.m, CODE_BITS[side])
-    pairs = made.code[..., :16] & 15 | (made.code[..., 16:] & 15) << 4
+    low, has_top = _code_bits(kv, side)
+    made = coded(rows.m, low + has_top)
+    parts = made.code.reshape(*made.code.shape[:-1], 8 // low, CODED_CHANNELS * low // 8)
+    shifts = np.arange(0, 8, low)[:, None]
+    octets = np.bitwise_or.reduce((parts & ((1 << low) - 1)) << shifts, axis=-2)
     positions = (page, slice(None), offset)
     at = positions if side == "k" else (*positions[:2], slice(None), offset)
-    kv[f"{side}_code"][at] = pairs.reshape(*pairs.shape[:-2], pairs.shape[-2] * pairs.shape[-1])
+    kv[f"{side}_code"][at] = octets.reshape(*octets.shape[:-2], octets.shape[-2] * octets.shape[-1])
     kv[f"{side}_scale"][at] = made.scale
     kv[f"{side}_exponent"][positions] = rows.exponent
-    if side == "k":
-        fifth = (made.code >> 4).astype(np.uint32) << np.arange(CODED_CHANNELS, dtype=np.uint32)
-        kv["k_fifth"][at] = np.bitwise_or.reduce(fifth, axis=-1)
+    if has_top:
+        top = (made.code >> low).astype(np.uint32) << np.arange(CODED_CHANNELS, dtype=np.uint32)
+        kv[f"{side}_top"][at] = np.bitwise_or.reduce(top, axis=-1)
+
+
+def _code_bits(kv: NDArray[Any], side: str) -> tuple[int, bool]:
+    """The bits of a code that share bytes, and whether it has one more."""
+    channels = kv[f"{side}_scale"].size * CODED_CHANNELS
+    return kv[f"{side}_code"].size * 8 // channels, f"{side}_top" in (kv.dtype.names or ())
 
 
 def stored(x: Float32, element: np.dtype[Any]) -> NDArray[Any]:
@@ -164,7 +169,7 @@ def stored(x: Float32, element: np.dtype[Any]) -> NDArray[Any]:
 def loaded(kv: NDArray[Any]) -> Float32:
     """The binary32 values of pages, [pages, 2, 16, kv_heads, head_dim]; d q and m 2^e are exact.
 
-    Those of I4R are rotated.
+    Those of coded pages are rotated.
     """
     if kv.dtype.names is not None:
         rows = integers(kv)
@@ -176,7 +181,7 @@ def loaded(kv: NDArray[Any]) -> Float32:
 def integers(kv: NDArray[Any]) -> Rows:
     """Rule R6's integers of pages, [pages, 2, 16, kv_heads, head_dim]."""
     if is_rotated(kv):
-        return i4r_rows(kv)
+        return coded_rows(kv)
     if kv.dtype.names is not None:
         return i12_rows(kv)
     return row_integers(loaded_rows(kv), KV_ROW_BITS)
@@ -210,21 +215,21 @@ def i12_rows(kv: NDArray[Any]) -> Rows:
     return Rows(m, exponent)
 
 
-def i4r_rows(kv: NDArray[Any]) -> Rows:
-    """The integers of I4R pages, [pages, 2, 16, kv_heads, head_dim], of rotated rows."""
+def coded_rows(kv: NDArray[Any]) -> Rows:
+    """The integers of coded pages, [pages, 2, 16, kv_heads, head_dim], of rotated rows."""
     sides = []
     for side, axes in (("k", (0, 2, 1, 3)), ("v", (0, 3, 1, 2))):
-        pairs = kv[f"{side}_code"].transpose(axes)
-        pairs = pairs.reshape(
-            *pairs.shape[:-1], pairs.shape[-1] * 2 // CODED_CHANNELS, CODED_CHANNELS // 2
-        )
-        code = np.concatenate((pairs & 15, pairs >> 4), axis=-1).astype(np.int32)
-        if side == "k":
-            fifth = kv["k_fifth"].transpose(axes)[..., None]
-            bits = fifth >> np.arange(CODED_CHANNELS, dtype=np.uint32) & 1
-            code |= bits.astype(np.int32) << 4
+        low, has_top = _code_bits(kv, side)
         scale = kv[f"{side}_scale"].transpose(axes).astype(np.int32)
-        sides.append(decoded(CodedRows(code, scale), CODE_BITS[side]))
+        octets = kv[f"{side}_code"].transpose(axes)
+        octets = octets.reshape(*scale.shape, CODED_CHANNELS * low // 8)
+        parts = [octets >> shift & ((1 << low) - 1) for shift in range(0, 8, low)]
+        code = np.concatenate(parts, axis=-1).astype(np.int32)
+        if has_top:
+            top = kv[f"{side}_top"].transpose(axes)[..., None]
+            bits = top >> np.arange(CODED_CHANNELS, dtype=np.uint32) & 1
+            code |= bits.astype(np.int32) << low
+        sides.append(decoded(CodedRows(code, scale), low + has_top))
     m = np.stack(sides, axis=1)
     exponents = [kv[f"{side}_exponent"].transpose(0, 2, 1) for side in "kv"]
     exponent = np.stack(exponents, axis=1).astype(np.int32)

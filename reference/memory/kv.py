@@ -60,20 +60,15 @@ class KvMemory:
     ) -> None:
         if host_pages and copies is None:
             raise ValueError("pages can be saved in host memory only with copies")
-        self.total = pages
         self.statistics = PrefixStatistics()
         self._order = tuple(range(pages) if order is None else order)
         self._cache = cache
         self._most_cached = pages if cached_pages is None else cached_pages
-        self._copies = copies
         self._host_pages = host_pages
         self._watch = watch
-        self._state_slots = None if states is None else StateSlots(states, watch)
+        self._states = states
         self.reservations = Reservations(pages)
-        self._pool = PagePool(pages, self._order)
-        self._trees = PrefixTrees(watch)
-        self._cached: OrderedDict[Node, None] = OrderedDict()
-        self._spilled: OrderedDict[Node, None] = OrderedDict()
+        self.resize(pages, copies)
 
     @property
     def meta(self) -> NDArray[np.void]:
@@ -255,14 +250,20 @@ class KvMemory:
             self._drop(node)
         return dropped
 
+    def resize(self, pages: int, copies: Copies | None) -> None:
+        """``clear``, and have ``pages`` pages from now on, at most as many as in the beginning.
+        Reservations stay: who needs more pages waits for them."""
+        self.total, self._copies = pages, copies
+        self.clear()
+
     def clear(self) -> None:
         """Forget everything but reservations and statistics: no page is held or cached."""
         self._trees = PrefixTrees(self._watch)
-        self._pool = PagePool(self.total, self._order)
-        self._cached.clear()
-        self._spilled.clear()
-        if self._state_slots is not None:
-            self._state_slots = StateSlots(self._state_slots.count, self._watch)
+        self._pool = PagePool(self.total, [page for page in self._order if page < self.total])
+        self._cached: OrderedDict[Node, None] = OrderedDict()
+        self._spilled: OrderedDict[Node, None] = OrderedDict()
+        states, watch = self._states, self._watch
+        self._state_slots = None if states is None else StateSlots(states, watch)
 
     def check(
         self,

@@ -183,18 +183,19 @@ class PrefixTrees:
         node = above[-1] if above else self._roots.get(scope)
         first = len(above) * PAGE_TOKENS
         rest = tokens[first : first + PAGE_TOKENS]
-        most, found = -1, None
         newest = () if node is None else islice(reversed(node.children.values()), MOST_COMPARED)
-        for child in newest:
-            if tenant in child.tenants:
-                cached = np.frombuffer(child.key, np.int32)[: len(rest)]
-                differing = np.flatnonzero(cached != rest)
-                if not len(differing):
-                    return None
-                same = int(differing[0])
-                if same > most:
-                    most, found = same, Difference(first + same, int(cached[same]))
-        return None if found is None or not found.position else found
+        keys = [child.key for child in newest if tenant in child.tenants]
+        if not keys:
+            return None
+        # One comparison of all pages: this runs between two steps, at every admission.
+        cached = np.frombuffer(b"".join(keys), np.int32).reshape(-1, PAGE_TOKENS)[:, : len(rest)]
+        differing = cached != rest
+        if not differing.any(axis=1).all():
+            return None
+        same = differing.argmax(axis=1)
+        nearest = int(same.argmax())
+        position = first + int(same[nearest])
+        return Difference(position, int(cached[nearest, same[nearest]])) if position else None
 
     def extend(
         self,

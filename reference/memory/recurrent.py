@@ -77,8 +77,8 @@ class RecurrentMemory:
             self._nbytes[decl.name] = _bytes_of_one(decl)
         self._buffers = {name: buffers[name] for name in self._nbytes}
         self._states = states
-        self._positions = np.zeros(rows // states, np.int64)
-        self._earliest = np.zeros(rows // states, np.int64)
+        self._positions = [0] * (rows // states)
+        self._earliest = [0] * (rows // states)
         self._saved_positions = np.zeros(state_slots, np.int64)
         self._pool: dict[str, Buffer] = {}
         self._saving: ExecutableGraph | None = None
@@ -119,7 +119,7 @@ class RecurrentMemory:
     def position(self, slot: int) -> int:
         """The position of the token that would continue the slot's sequence."""
         self._check_slot(slot)
-        return int(self._positions[slot])
+        return self._positions[slot]
 
     def advance(self, query: NDArray[np.void]) -> None:
         """Note a step over QUERY_TOKEN[tokens].
@@ -127,31 +127,30 @@ class RecurrentMemory:
         Raises AssertionError for a token that neither continues its slot's sequence behind one of
         its states nor begins one: the slot's states are those of other tokens.
         """
-        if not len(self._positions) or not len(query):
+        if not self._positions:
             return
-        order = np.argsort(query["slot"], kind="stable")
-        slots, positions = query["slot"][order], query["position"][order]
-        changes = slots[1:] != slots[:-1]
-        first, last = np.append(True, changes), np.append(changes, True)
-        behind = np.clip(positions, self._earliest[slots], self._positions[slots])
-        expected = np.where(first, behind, np.append(0, positions[:-1] + 1))
-        wrong = np.flatnonzero((positions != 0) & (positions != expected))
-        if len(wrong):
-            slot, needed, given = (a[wrong[0]] for a in (slots, expected, positions))
-            raise AssertionError(
-                f"slot {slot} has a recurrent state for position {needed}, not {given}"
-            )
-        self._earliest[slots[positions == 0]] = 0
-        ended, tops = slots[last], positions[last] + 1
-        self._positions[ended] = tops
-        self._earliest[ended] = np.maximum(self._earliest[ended], tops - self._states + 1)
+        ended: dict[int, int] = {}
+        slots, positions = query["slot"].tolist(), query["position"].tolist()
+        for slot, position in zip(slots, positions, strict=True):
+            if position == 0:
+                self._earliest[slot] = 0
+            elif slot in ended and position != ended[slot]:
+                raise _lacks(slot, ended[slot], position)
+            elif slot not in ended and not (
+                self._earliest[slot] <= position <= self._positions[slot]
+            ):
+                raise _lacks(slot, self._positions[slot], position)
+            ended[slot] = position + 1
+        for slot, top in ended.items():
+            self._positions[slot] = top
+            self._earliest[slot] = max(self._earliest[slot], top - self._states + 1)
 
     def save(self, slot: int, state_slot: int, position: int | None = None) -> None:
         """Queue a copy to ``state_slot`` of the slot's state for ``position``, by default the
         latest. Raises RequestError for a slot or state slot that does not exist."""
         self._check_slot(slot)
         self._check_state_slot(state_slot)
-        position = int(self._positions[slot]) if position is None else position
+        position = self._positions[slot] if position is None else position
         assert self._earliest[slot] <= position <= self._positions[slot], "its state was replaced"
         self._last = _copy(self._saving, self._row(slot, position), state_slot)
         self._saved_positions[state_slot] = position
@@ -219,6 +218,10 @@ class RecurrentMemory:
             raise RequestError(
                 "state_slot", f"is {state_slot}, not one of {state_slots} for saved states"
             )
+
+
+def _lacks(slot: int, needed: int, given: int) -> AssertionError:
+    return AssertionError(f"slot {slot} has a recurrent state for position {needed}, not {given}")
 
 
 def _saved(name: str) -> str:

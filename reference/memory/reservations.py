@@ -29,9 +29,14 @@ class Reservations:
         self.check(pages)
         self._pages = {tenant: count for tenant, count in pages.items() if count}
 
+    @property
+    def pages(self) -> int:
+        """Pages that are reserved in all."""
+        return sum(self._pages.values())
+
     def most_for(self, tenant: int) -> int:
         """The most pages a tenant can ever have: those that no other tenant has reserved."""
-        return self._total - sum(self._pages.values()) + self._pages.get(tenant, 0)
+        return self._total - self.pages + self._pages.get(tenant, 0)
 
     def withheld_from(self, tenant: int, held: Callable[[int], int]) -> int:
         """Pages that ``tenant`` cannot take, since they are reserved for other tenants that do not

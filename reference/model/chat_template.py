@@ -35,6 +35,8 @@ MAX_TEMPLATE_CHARACTERS = 1 << 20
 BYTES_PER_CHARACTER = 16
 """Most bytes per output character in a reply of the worker, its span included."""
 
+KEY = "tokenizer.chat_template"
+"""Where a model file has its template."""
 DEFAULT = "default"
 TOOL_USE = "tool_use"
 """The names of a file's two templates, as ``transformers`` knows them."""
@@ -258,23 +260,14 @@ class ChatTemplate(ContextManager):
 
 
 def load_chat_template(
-    metadata: Mapping[str, object],
-    tokenizer: Tokenizer,
-    source: str,
-    *,
-    name: str | None = None,
-    limits: TemplateLimits | None = None,
+    metadata: Mapping[str, object], tokenizer: Tokenizer, source: str
 ) -> ChatTemplate:
-    """The template of a model file, or its variant called ``name``.
-
-    With no name, conversations with tools have the variant called ``tool_use`` where there is one.
-    Raises TemplateError when the file has none.
-    """
-    key = "tokenizer.chat_template" if name is None else f"tokenizer.chat_template.{name}"
-    text = _template_text(metadata, key)
+    """The template of a model file; conversations with tools have its variant called ``tool_use``
+    where there is one. Raises TemplateError when the file has none."""
+    text = _template_text(metadata, KEY)
     if text is None:
         raise TemplateError(
-            f"{source}: {key}: the file has no chat template; use --raw to send a plain prompt"
+            f"{source}: {KEY}: the file has no chat template; use --raw to send a plain prompt"
         )
     return ChatTemplate(
         text,
@@ -286,8 +279,7 @@ def load_chat_template(
             for name, token in tokenizer.named_ids.items()
             if name in TEMPLATE_TOKENS
         },
-        tool_text=None if name else _template_text(metadata, f"tokenizer.chat_template.{TOOL_USE}"),
-        limits=limits,
+        tool_text=_template_text(metadata, f"{KEY}.{TOOL_USE}"),
     )
 
 

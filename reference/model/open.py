@@ -11,13 +11,7 @@ from contract.errors import ZincError
 from contract.ir.graph import Graph
 from contract.lazy_dataclass import dataclass
 from reference.limits import Limits
-from reference.model.adapters import (
-    NO_ADAPTERS,
-    AdaptedFile,
-    Adapters,
-    TensorFile,
-    open_adapter,
-)
+from reference.model.adapters import NO_ADAPTERS, AdaptedFile, Adapters, TensorFile, open_adapter
 from reference.model.config import ModelConfig, read_config
 from reference.model.families import build_graph
 from reference.model.families.draft_block import build_draft_block

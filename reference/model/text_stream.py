@@ -58,12 +58,14 @@ class TextStream:
     def feed(self, token_bytes: bytes, hidden: str = "", *, search: bool = True) -> str:
         """Add the bytes of one more token, or a control token whose text is ``hidden``, and return
         the text that has become certain. Without ``search`` no stop string begins in it."""
+        if not self._stop_strings:
+            return self._decoder.decode(token_bytes)
         if self.stopped:
             return ""
         self._hold(self._decoder.decode(token_bytes), hidden=False)
         if not search:
             return self._release(len(self._held))
-        if hidden and self._stop_strings:
+        if hidden:
             self._hold(hidden, hidden=True)
         open_start = self._first_open_start()
         found = self._first_stop()

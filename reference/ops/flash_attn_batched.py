@@ -9,13 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from contract.arithmetic import (
-    ATTENTION_WEIGHT_BITS,
-    KV_ROW_BITS,
-    KV_SPAN,
-    KV_TILE,
-    PAGE_TOKENS,
-)
+from contract.arithmetic import ATTENTION_WEIGHT_BITS, KV_ROW_BITS, KV_SPAN, KV_TILE, PAGE_TOKENS
 from reference.exact.attention_rows import (
     EXP2_MIN,
     LOG2_E,

@@ -53,12 +53,13 @@ class _Group:
 
 class _Turn(NamedTuple):
     """The sort key of a candidate whose tenant is not aged: the rank of its class, its tenant's
-    dominant share and rate divided by weight, the first arrival among the tenant's candidates of
-    this rank, since when its line is aged (infinity if it is not), and its own arrival."""
+    dominant share and the slots it held lately by weight, the first arrival among the tenant's
+    candidates of this rank, since when its line is aged (infinity if it is not), and its own
+    arrival."""
 
     rank: int
     share: float
-    rate: float
+    lately: float
     first: int
     since: float
     order: int
@@ -71,9 +72,8 @@ class WaitQueue:
     none form one line. Within a line the order of arrival decides, so each line has one candidate:
     its first request. A candidate beyond its tenant's own quotas is skipped and blocks nobody. Of
     the others the most urgent class comes first, in it the tenant with the lowest dominant share;
-    of equal shares the tenant that got the fewest tokens lately, by weight, so that slots which
-    cannot be divided evenly go round; then the request that arrived first. A candidate for which
-    there is no room lets others pass.
+    of equal shares the tenant that held the fewest slots lately, by weight; then the request that
+    arrived first. A candidate for which there is no room lets others pass.
 
     A *tenant* is aged when its requests have waited for ``aging_seconds`` in which none of them, of
     whatever class, had a slot and made progress in it. Then its first candidate comes before all
@@ -145,20 +145,22 @@ class WaitQueue:
         """Remove all requests, whatever an interrupted call left of them."""
         self._groups, self._waiting = {}, {}
 
-    def next(self, fits: Callable[[WaitingRequest], bool]) -> WaitingRequest | None:
+    def next(self, fits: Callable[[WaitingRequest], bool | None]) -> WaitingRequest | None:
         """Take the request to admit now out of the queue; None when none is to be admitted.
 
-        ``fits`` says whether there is room for a request. Tenants' quotas are checked here, so
+        ``fits`` says whether there is room for a request, and None where it cannot begin yet: then
+        it lets others pass, aged or not. Tenants' quotas are checked here, so
         ``Tenants.occupy`` must be called for an admitted request before the next call. ``fits`` may
         give the request its slot and push the requests that it preempts: their turn is in the next
         call. A tenant that has a slot by then is not aged any more.
         """
         for waiting, aged in self._in_turn():
-            if fits(waiting):
+            room = fits(waiting)
+            if room:
                 self.remove(waiting.order)
                 self._began[waiting.order] = self._clock()
                 return waiting
-            if aged:
+            if aged and room is not None:
                 return None
         return None
 
@@ -211,20 +213,22 @@ class WaitQueue:
 
     def _in_turn(self) -> Iterator[tuple[WaitingRequest, bool]]:
         """The candidates within their quotas in the order of their turns, and whether each is of an
-        aged tenant; an aged tenant has one candidate."""
-        aged: list[tuple[float, int]] = []
+        aged tenant."""
+        aged: list[tuple[float, list[int]]] = []
         others: dict[int, list[_Turn]] = {}
         alone = len(self._groups) == 1
         for tenant, group in self._groups.items():
             turns = self._turns_of(tenant, group, alone)
             since = self._tenant_aged_since(tenant, group) if turns else None
             if since is not None:
-                aged.append((since, min(turns, key=lambda turn: (turn.since, *turn)).order))
+                own = sorted(turns, key=lambda turn: (turn.since, *turn))
+                aged.append((since, [turn.order for turn in own]))
                 continue
             for turn in turns:
                 others.setdefault(turn.rank, []).append(turn)
-        for _, order in sorted(aged):
-            yield self._waiting[order], True
+        for _, orders in sorted(aged):
+            for order in orders:
+                yield self._waiting[order], True
         for _, turns in sorted(others.items()):
             for turn in sorted(turns):
                 yield self._waiting[turn.order], False
@@ -246,13 +250,11 @@ class WaitQueue:
             found.append((rank, math.inf if since is None else since, order))
         if not found:
             return []
-        share, rate = (0.0, 0.0) if alone else self._shares_of(tenant)
-        return [_Turn(rank, share, rate, first[rank], since, order) for rank, since, order in found]
-
-    def _shares_of(self, tenant: int) -> tuple[float, float]:
-        """The tenant's dominant share, and its recent tokens a second divided by its weight."""
-        rate = self._tenants.usage(tenant).decode_tokens_per_s
-        return self._tenants.dominant_share(tenant), rate / self._tenants[tenant].weight
+        share = 0.0 if alone else tenants.dominant_share(tenant)
+        lately = 0.0 if alone else tenants.slots_lately(tenant)
+        return [
+            _Turn(rank, share, lately, first[rank], since, order) for rank, since, order in found
+        ]
 
     def _candidate(self, line: _Line) -> int:
         while line.orders[0] not in self._waiting:

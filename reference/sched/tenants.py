@@ -1,4 +1,5 @@
-"""The quotas of each tenant and what it uses now: slots, pages, and rates over 5 seconds."""
+"""The quotas of each tenant and what it uses: slots and pages now, slots lately, and rates over 5
+seconds."""
 
 from __future__ import annotations
 
@@ -18,6 +19,13 @@ WINDOW_SECONDS = 5
 BUCKETS_PER_SECOND = 16
 """Counts of a window are stored for each 1/16 s. A power of two, so that the bucket of a moment is
 exact."""
+
+SHARE_SECONDS = 30.0
+"""The time constant of the mean number of slots that a tenant held lately."""
+PART_OF_A_SLOT = 63 / 64
+"""A tenant that held more slots lately than it holds now counts as holding at most so much of a
+slot more. It is less than one, so that whole slots are divided by what tenants hold now, and only a
+slot that is left over goes round."""
 
 _BUCKETS = WINDOW_SECONDS * BUCKETS_PER_SECOND + 1
 
@@ -99,7 +107,9 @@ class Usage(NamedTuple):
 class _Account:
     """A tenant and what it uses in every engine, which is a holder: slots by the class asked for,
     pages, and live requests. ``served`` is, by class, when one of its requests last gave back a
-    slot in which it had made progress."""
+    slot in which it had made progress. ``lately`` has its slot-seconds, the seconds in which
+    it had requests, and the moment up to which they are counted; older ones count exponentially
+    less."""
 
     tenant: Tenant
     slots: dict[tuple[Hashable, QosClass | None], int] = field(default_factory=dict)
@@ -108,6 +118,14 @@ class _Account:
     served: dict[QosClass | None, float] = field(default_factory=dict)
     decoded: RateWindow = field(default_factory=RateWindow)
     prefilled: RateWindow = field(default_factory=RateWindow)
+    lately: tuple[float, float, float] = (0.0, 0.0, 0.0)
+
+    def lately_at(self, now: float) -> tuple[float, float, float]:
+        """``lately`` at ``now`` seconds."""
+        slot_seconds, seconds, moment = self.lately
+        fade = math.exp(-max(0.0, now - moment) / SHARE_SECONDS) if self.requests else 1.0
+        gained = SHARE_SECONDS * (1.0 - fade)
+        return self.slots_held * gained + fade * slot_seconds, gained + fade * seconds, now
 
     @property
     def slots_held(self) -> int:
@@ -229,10 +247,12 @@ class Tenants:
     ) -> None:
         """Change what the tenant holds by signed amounts. The slots are those of requests that ask
         for class ``qos``. A request that gives back a slot without progress was not ``served``."""
-        account = self._account(id)
+        account, now = self._account(id), self._clock()
+        if slots or live:
+            account.lately = account.lately_at(now)
         if slots:
             if slots < 0 and served:
-                account.served[qos] = self._clock()
+                account.served[qos] = now
             key = holder, qos
             account.slots[key] = account.slots.get(key, 0) + slots
             assert account.slots[key] >= 0, f"tenant {id} gave back twice"
@@ -250,7 +270,9 @@ class Tenants:
     def let_go(self, holder: Hashable, live: Mapping[int, int]) -> None:
         """Set what a holder, an engine, has: no slots, no pages, and so many ``live`` requests of
         each tenant. This is true after the engine has recovered from an interrupt."""
+        now = self._clock()
         for id, account in self._accounts.items():
+            account.lately = account.lately_at(now)
             own = {holder: live[id]} if live.get(id) else {}
             # One assignment each, requests first: whatever interrupts this call, a removed tenant
             # that has requests has some here, and is not forgotten.
@@ -326,16 +348,27 @@ class Tenants:
         )
 
     def dominant_share(self, id: int) -> float:
-        """The largest part of a quota that the tenant uses, of slots, pages and decode rate,
-        divided by its weight (weighted dominant resource fairness, Ghodsi et al. 2011)."""
+        """The largest part of a quota that the tenant uses, of slots and pages, divided by its
+        weight (weighted dominant resource fairness, Ghodsi et al. 2011).
+
+        Slots are whole, so what is left over when they are divided goes round: a tenant that held
+        more slots lately than it holds now counts as holding up to PART_OF_A_SLOT more.
+        """
         account = self._account(id)
-        tenant = account.tenant
-        part = max(
-            account.slots_held / tenant.max_slots,
-            account.pages_held / tenant.max_kv_pages,
-            account.decoded.per_second(self._clock()) / tenant.decode_tokens_per_s,
-        )
+        tenant, held = account.tenant, account.slots_held
+        slots = max(held, min(self._mean_slots(account), held + PART_OF_A_SLOT))
+        part = max(slots / tenant.max_slots, account.pages_held / tenant.max_kv_pages)
         return part / tenant.weight
+
+    def slots_lately(self, id: int) -> float:
+        """The mean number of slots that the tenant held lately while it had requests, divided by
+        its weight."""
+        account = self._account(id)
+        return self._mean_slots(account) / account.tenant.weight
+
+    def _mean_slots(self, account: _Account) -> float:
+        slot_seconds, seconds, _ = account.lately_at(self._clock())
+        return slot_seconds / seconds if seconds else 0.0
 
     def _account(self, id: int) -> _Account:
         try:

@@ -65,10 +65,12 @@ def test_inspect_plans_every_storage_of_keys_and_values(zinc: Zinc, tiny_model: 
         "q8_0": 544,
         "i12": 776,
         "i4r": 312,
+        "i3r": 248,
     }
     fits = [kinds[name]["longest_context"] for name in ("f32", "f16", "q8_0")]
     assert 16 <= fits[0] < fits[1] < kinds["i12"]["longest_context"] < fits[2] < 1024
-    assert fits[2] < kinds["i4r"]["longest_context"] <= 1024
+    least = [kinds[name]["longest_context"] for name in ("i4r", "i3r")]
+    assert fits[2] < least[0] < least[1] <= 1024
     assert memory["context"] == kinds["i12"]["longest_context"]
     assert memory["fits"]
     assert memory["total"] <= memory["budget"] == 1700 << 10

@@ -110,7 +110,7 @@ def test_storage_the_heads_do_not_allow_is_refused_with_the_remedy(
     path = tmp_path / "model.gguf"
     write_synthetic(path, sized_spec("tiny", **FAMILIES["gemma4-shared-kv"]))
     commands = (("inspect", path), ("run", "hi", "--model", path))
-    for command, kv_dtype in product(commands, ("q8_0", "i4r")):
+    for command, kv_dtype in product(commands, ("q8_0", "i3r")):
         refused = zinc(*command, "--kv-dtype", kv_dtype)
         assert (refused.code, refused.out) == (2, "")
         assert "stores 32 channels of a head at a time; head_dim is 16 in layer 0" in refused.err

@@ -144,8 +144,12 @@ def test_index_outputs_count_four_bytes() -> None:
     b = GraphBuilder("g")
     b.emit(
         Opcode.VERIFY_K,
-        draft=b.request("draft", "rows", 16),
-        target=b.request("target", "rows", 16),
-        accepted=b.output("accepted", "rows", dtype=I32),
+        token=b.request("token", "rows"),
+        output_rows=b.request("output_rows", "rows"),
+        query=b.request("query", "tokens", 4),
+        step=b.request("step", 1, 4),
+        ring=b.output("ring", 16, 8, dtype=I32),
+        draft_tokens=3,
     )
-    assert only(b)[1] == Cost(2 * 32 * 4, 2 * 4, 0)
+    # Of two rows each reads its token, its index, two records of the query and the step's.
+    assert only(b)[1] == Cost(2 * (1 + 1 + 8) * 4 + 4 * 4 + 2 * 4, 2 * 4, 0)

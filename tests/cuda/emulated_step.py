@@ -14,6 +14,7 @@ from accel.cuda.device import Device
 from accel.cuda.packed_tiles import UNITS, tile_bytes
 from accel.cuda.plan import Plan, PlannedLaunch, plain_ops, plan_launches
 from accel.cuda.program import tuned_source
+from accel.cuda.unpacked_pages import unpack_rotated
 from accel.packets.binding import bind_step
 from accel.packets.layouts import WeightLayout
 from accel.packets.packet import BANK_SHIFT, SCRATCH_MEMORY
@@ -91,7 +92,7 @@ def run_step(
     are executed.
     """
     key, bucket = sizes
-    step = lower_graph(graph, bucket, parts, "cuda")
+    step = unpack_rotated(lower_graph(graph, bucket, parts, "cuda"), graph, bucket)
     plan = plan_launches(step.ops, device, step.scratch)
     known = {"quantize_activation": quantize_plainly} | dict(stand_ins)
     assert {step.ops[i].name for i in plain_ops(plan)} <= known.keys()

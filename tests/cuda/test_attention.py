@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from accel.cuda.device import Device
 from accel.cuda.plan import plain_ops, plan_launches
 from accel.packets.rules import lower_graph
-from contract.dtypes import F32, I12, I32, Q4_K
+from contract.dtypes import F32, I12, I32, Q4_K, DType
 from contract.ir.graph import BufferKind, Graph, GraphBuilder
 from contract.ir.scratch import buffer_bytes
 from contract.opcodes import Opcode
@@ -58,14 +58,16 @@ class Heads:
         return {**asdict(self), "scale": self.head_dim**-0.5}
 
 
-def attention(heads: Heads, soft_cap: float = 0.0, weight_rows: int = 0) -> Graph:
+def attention(
+    heads: Heads, soft_cap: float = 0.0, weight_rows: int = 0, dtype: DType = I12
+) -> Graph:
     """The opcode alone, or in front of a product by a matrix of so many rows."""
     builder = GraphBuilder("attention")
     output = {} if weight_rows else {"y": builder.output("y", "tokens", heads.width)}
     y = builder.emit(
         Opcode.FLASH_ATTN_BATCHED,
         q=builder.buffer("q", BufferKind.REQUEST, F32, ("tokens", heads.width)),
-        kv=builder.buffer("kv", BufferKind.STATE, I12, heads.pool),
+        kv=builder.buffer("kv", BufferKind.STATE, dtype, heads.pool),
         page_table=builder.buffer("page_table", BufferKind.REQUEST, I32, (SLOTS, SLOT_PAGES)),
         query=builder.buffer("query", BufferKind.REQUEST, I32, ("tokens", 4)),
         **output,
@@ -88,7 +90,7 @@ def step_memory(
         "kv": aligned_memory(buffer_bytes(graph.buffers["kv"], key)),
         "y": aligned_memory(tokens * columns * 4).view(np.float32),
     }
-    filled_pages(memory["kv"], heads.pool, rng)
+    filled_pages(memory["kv"], heads.pool, rng, graph.buffers["kv"].dtype)
     return memory
 
 
@@ -97,14 +99,18 @@ def words_of(query: NDArray[Any]) -> NDArray[np.int32]:
     return query.view(np.int32).reshape(len(query), 4)
 
 
-def by_definition(inputs: dict[str, NDArray[Any]], kv: NDArray[Any], heads: Heads) -> Any:
+def by_definition(
+    inputs: dict[str, NDArray[Any]], kv: NDArray[Any], heads: Heads, dtype: DType = I12
+) -> Any:
     """What the definition gives."""
-    return flash_attn_batched(**inputs, kv=page_view(kv, I12, heads.pool), **heads.params)
+    return flash_attn_batched(**inputs, kv=page_view(kv, dtype, heads.pool), **heads.params)
 
 
-def filled_pages(raw: np.ndarray, shape: tuple[int, ...], rng: np.random.Generator) -> None:
+def filled_pages(
+    raw: np.ndarray, shape: tuple[int, ...], rng: np.random.Generator, dtype: DType = I12
+) -> None:
     """Keys and values of very different sizes; the rows of position 70 are zeros."""
-    pool = page_view(raw, I12, shape)
+    pool = page_view(raw, dtype, shape)
     pages, _, _, kv_heads, head_dim = shape
     for offset in range(16):
         rows = rng.standard_normal((2, pages, kv_heads, head_dim))

@@ -11,9 +11,13 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from accel.cuda import expert_cache
 from accel.cuda.driver import open_driver
+from accel.cuda.expert_cache import slot_bytes, table_bytes
 from accel.cuda.runtime import Choices
+from accel.cuda.streamed_weights import cached_stacks
 from accel.cuda.tier import CudaTier
+from accel.packets.weight_ring import ring_of
 from contract.dtypes import I12
 from contract.records import QUERY_TOKEN, SAMPLING
 from contract.tier import Tier
@@ -28,6 +32,7 @@ from tests.needs import need_device
 pytestmark = pytest.mark.device
 
 SLOTS = 20
+LIMITS = Limits(SLOTS, 96, SLOTS * 6, I12, step_tokens=96, step_rows=SLOTS)
 MODELS: Mapping[str, Mapping[str, Any]] = {
     **{f"experts-{name}": fields for name, fields in test_experts.MODELS.items()},
     **{
@@ -72,10 +77,9 @@ def opened(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CudaTier]:
 
 def logits(model: Model, tier: Tier) -> list[NDArray[np.float32]]:
     """Of every step, the last token of each chunk."""
-    limits = Limits(SLOTS, 96, SLOTS * 6, I12, step_tokens=96, step_rows=SLOTS)
     pages = np.arange(SLOTS * 6, dtype=np.int32).reshape(SLOTS, 6)
     found = []
-    with ModelRunner(model, tier, limits) as runner:
+    with ModelRunner(model, tier, LIMITS) as runner:
         for chunks in STEPS:
             query = np.zeros(sum(count for _, _, count in chunks), QUERY_TOKEN)
             ends = np.cumsum([count for _, _, count in chunks])
@@ -89,15 +93,35 @@ def logits(model: Model, tier: Tier) -> list[NDArray[np.float32]]:
     return found
 
 
+def stream(tier: CudaTier, model: Model, where: str) -> None:
+    """Have the tier leave no weights, or all that it can, in host memory; all but two experts of a
+    layer where some are ``cached``."""
+    graph, cache = model.graph(LIMITS), 0
+    names = [] if where == "resident" else list(tier.streamable(graph, LIMITS.largest))
+    if where == "cached":
+        layers = cached_stacks(ring_of(graph, names, tier._device_bytes))
+        cache = table_bytes(layers) + 2 * sum(map(slot_bytes, layers))
+    tier.stream(graph, names, cache)
+
+
+@pytest.mark.parametrize("where", ["resident", "streamed", "cached"])
 @pytest.mark.parametrize("quant", ["q4_k_m", "q5_k", "q8_0"])
 @pytest.mark.parametrize("name", MODELS)
 def test_models_have_the_bits_of_the_cpu(
-    name: str, quant: str, folder: Path, opened: CudaTier
+    where: str,
+    name: str,
+    quant: str,
+    folder: Path,
+    opened: CudaTier,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """One token, a few, chunks of prompts beside tokens that decode, and many sequences."""
+    monkeypatch.setattr(expert_cache, "STEPS", 1)
+    monkeypatch.setattr(expert_cache, "LEAST_GAIN", 0.0)
     path = folder / f"on-device-{name}-{quant}.gguf"
     write_synthetic(path, sized_spec("tiny", quant=quant, **MODELS[name]))
     model = open_model(path)
+    stream(opened, model, where)
     for number, (want, got) in enumerate(
         zip(logits(model, CpuTier()), logits(model, opened), strict=True)
     ):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -58,21 +59,31 @@ def test_launches_are_put_together_where_that_is_faster(
     assert (composed.long and composed.long.launches) == longer
 
 
-@pytest.mark.parametrize("digests", [False, True])
-def test_a_digested_row_ends_in_the_same_launch(digests: bool, folder: Path) -> None:
-    """What digests it is launched in every step, behind what draws it."""
+@pytest.mark.parametrize(
+    ("more", "last"),
+    [
+        ({}, []),
+        ({"digests": True}, ["launch_row_digest"]),
+        ({"draft_tokens": 3}, ["launch_verify_k"]),
+    ],
+    ids=lambda value: "".join(value) or "nothing",
+)
+def test_a_digested_or_verified_row_ends_in_the_same_launch(
+    more: dict[str, Any], last: list[str], folder: Path
+) -> None:
+    """What digests or verifies it is launched in every step, behind what draws it."""
     key = ShapeKey(1, 1)
     path = folder / "digested.gguf"
     write_synthetic(path, sized_spec("tiny", architecture="qwen3", quant="q8_0"))
     model = open_model(path)
     with model.file:
-        limits = Limits(1, 96, 6, I12, step_tokens=1, step_rows=1, digests=digests)
+        limits = Limits(1, 96, 6, I12, step_tokens=1, step_rows=1, **more)
         step = lower_graph(model.graph(limits), key, 64, "cuda")
     plan = plan_launches(step.ops, DEVICE, step.scratch)
     composed = compose(plan, step.ops, DEVICE, FASTEST, step.scratch)
     assert composed.short is not None
-    last = [launch.entry for launch in composed.launches[len(composed.launches) - digests :]]
-    assert (composed.short.last, last) == (int(digests), ["launch_row_digest"] * digests)
+    behind = composed.launches[len(composed.launches) - len(last) :]
+    assert (composed.short.last, [launch.entry for launch in behind]) == (len(last), last)
     assert [launch.entry for launch in composed.short.drawn] == ["sample_bins", "sample_draw"]
 
 

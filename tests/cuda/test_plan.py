@@ -25,15 +25,12 @@ from accel.packets.layouts import WeightLayout
 from accel.packets.packet import PACKET, aligned
 from accel.packets.rules import lower_graph
 from accel.packets.step import Op
-from contract.dtypes import F32, I4R, I12, Q8_0, DType
+from contract.dtypes import F32, Q8_0
 from contract.ir.graph import Graph, GraphBuilder
 from contract.ir.inputs import input_layout
 from contract.ir.nodes import BufferDecl, BufferKind
 from contract.opcodes import Opcode
 from contract.shape_key import ShapeKey
-from reference.limits import whole_contexts
-from reference.model.open import open_model
-from tests.conftest import SyntheticModel
 from tests.cuda.conftest import OpenTier
 from tests.cuda.fake_driver import FakeDriver
 from tests.cuda.fake_kernels import add, scale
@@ -41,7 +38,7 @@ from tests.cuda.test_tier import GRAPH, LARGEST, Lowered
 
 DEVICE = Device(0, "a device", (9, 0), 4, 1 << 30, 232448, 13000)
 WORKSPACE_BYTES = 1000
-LAUNCH = KernelLaunch("both.cu", "both", (2, 1, 1), (64, 1, 1), shared_bytes=5000)
+LAUNCH = KernelLaunch("both", (2, 1, 1), (64, 1, 1), shared_bytes=5000)
 
 
 def both_at_once(ops: Sequence[Op], device: Device) -> Replacement | None:
@@ -81,31 +78,6 @@ def test_every_op_is_launched_by_its_plain_kernel(monkeypatch: pytest.MonkeyPatc
             assert launch.grid == (groups, 1, 1)
         assert plan.workspace_bytes == 0
         assert len(step.ops) == 2
-
-
-@pytest.mark.parametrize("tokens", [1, 64])
-def test_pages_of_rotated_rows_take_plain_kernels(
-    synthetic_model: SyntheticModel, tokens: int
-) -> None:
-    """Tuned kernels of heads and attention read and write I12 records alone."""
-    model = open_model(synthetic_model(architecture="qwen3", quant="q4_k_m", head_dim=64))
-
-    def attention(dtype: DType) -> tuple[list[str], bool]:
-        """The plain launches, and whether there are tuned ones beside those of products."""
-        graph = model.graph(whole_contexts(1, 256, dtype, 64, 1))
-        found = planned_bucket(lower_graph(graph, ShapeKey(tokens, 1), 132, "cuda"), DEVICE)
-        plain = [launch.entry for launch in found.plan.launches if launch.workspace is None]
-        tuned = [launch.entry for launch in found.plan.launches if launch.workspace is not None]
-        return plain, any("attention" in entry or "head" in entry for entry in tuned)
-
-    plain, tuned = attention(I4R)
-    layers = model.config.layers
-    assert plain.count("launch_rotate_heads") == 4 * layers
-    assert plain.count("launch_kv_write_batched") == layers
-    assert not tuned
-    plain, tuned = attention(I12)
-    assert "launch_rotate_heads" not in plain
-    assert tuned
 
 
 @pytest.mark.usefixtures("tuned")

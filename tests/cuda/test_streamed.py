@@ -27,6 +27,9 @@ from tests.cuda.fake_devices import EmulatedDevices
 from tests.cuda.fake_driver import FakeDriver
 from tests.cuda.test_experts import SHAPE
 from tests.cuda.test_multi_device import FAMILIES, LIMITS, opened, outcomes
+from tests.model_runs import FEW, assert_same
+from tests.tiers.test_live_memory import Machine, given_and_taken
+from tests.tiers.test_live_memory import expected_of as expected_outcome
 
 LAYERS = 4
 """More than the ring has slots."""
@@ -193,6 +196,17 @@ def test_a_budget_is_planned_and_said(name: str, folder: Path, tier: CudaTier) -
     with pytest.raises(DoesNotFit) as refused:
         planned(least - 1)
     assert (refused.value.need, refused.value.have) == (least, least - 1)
+
+
+@pytest.mark.soak
+def test_memory_is_given_back_and_taken_again(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While other programs need it: pages, and then weights."""
+    model = model_of("llama", folder)
+    with opened(EmulatedDevices(folder, 1), "0") as tier:
+        found = given_and_taken(Machine(model, tier, monkeypatch), FEW, 1 << 16)
+    assert_same(expected_outcome(model, "llama", FEW), found)
 
 
 def test_host_memory_that_is_refused_is_named(

@@ -76,7 +76,6 @@ static inline unsigned __byte_perm(unsigned a, unsigned b, unsigned select) {
 #define WARP_H
 #define ALL_LANES 0xFFFFFFFFu
 #define WARP_LANES 32
-#define NO_LANE WARP_LANES
 #define DEVICE static inline
 #define APART static
 
@@ -114,6 +113,7 @@ DEVICE unsigned fused_halves(unsigned a, unsigned b, unsigned c) {
 DEVICE unsigned multiply_halves(unsigned a, unsigned b) { return fused_halves(a, b, 0); }
 
 DEVICE int signed_byte(unsigned word, int k) { return (signed char)(word >> 8 * k); }
+DEVICE unsigned selected_bits(unsigned a, unsigned b, unsigned mask) { return (a & mask) | (b & ~mask); }
 
 DEVICE int byte_at(unsigned word, int i, bool is_signed) {
     return is_signed ? (int)(signed char)(word >> 8 * i) : (int)(unsigned char)(word >> 8 * i);
@@ -137,10 +137,10 @@ DEVICE float larger_magnitude(float a, float b) {
     a = fabsf(a), b = fabsf(b);
     return a != a ? a : b != b ? b : max(a, b);
 }
-DEVICE int add_pairs(unsigned first, unsigned second, unsigned bytes) {
+template <bool SIGNED = false> DEVICE int add_pairs(unsigned first, unsigned second, unsigned bytes) {
     int sum = 0;
     for (int i = 0; i < 4; i++)
-        sum += (short)((i < 2 ? first : second) >> i % 2 * 16) * (int)(bytes >> 8 * i & 0xFF);
+        sum += (short)((i < 2 ? first : second) >> i % 2 * 16) * byte_at(bytes, i, SIGNED);
     return sum;
 }
 DEVICE unsigned limited_pair(unsigned pair, unsigned most, unsigned least) {
@@ -181,9 +181,8 @@ DEVICE unsigned largest_of_warp(unsigned value) {
 
 typedef unsigned long long COPY_BARRIER;
 DEVICE void open_copies(COPY_BARRIER *, int) { __syncwarp(); }
-DEVICE void begin_copy(COPY_BARRIER *, void *slot, const void *source, unsigned bytes,
-                       unsigned owner = 0) {
-    if (emulator::current % 32 == owner) memcpy(slot, source, bytes);
+DEVICE void begin_copy(COPY_BARRIER *, void *slot, const void *source, unsigned bytes) {
+    if (emulator::current % 32 == 0) memcpy(slot, source, bytes);
 }
 DEVICE void no_copy() {}
 template <int slots> DEVICE void await_copy(COPY_BARRIER *, unsigned) { __syncwarp(); }

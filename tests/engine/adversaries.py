@@ -32,7 +32,13 @@ def engine_of(
     """An engine in virtual time, whose steps take about STEP_SECONDS."""
     clock = VirtualClock()
     limits = Limits(
-        slots, context, pages, step_tokens=slots + chunk, step_rows=slots, saved_states=saved_states
+        slots,
+        context,
+        pages,
+        step_tokens=slots + chunk,
+        step_rows=slots,
+        saved_states=saved_states,
+        draft_tokens=3 if drafter else 0,
     )
     runner = SimulatedRunner(
         limits, clock, recurrent=recurrent, seconds=StepSeconds(fixed=STEP_SECONDS)

@@ -25,6 +25,7 @@ LIMITS = Limits(
     pages=9,
     step_tokens=40,
     step_rows=8,
+    draft_tokens=5,
     masks=3,
     biases=4,
     top_log_probabilities=5,

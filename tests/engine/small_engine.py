@@ -10,7 +10,9 @@ from tests.named_tiers import around_steps
 SLOTS = 3
 PAGES = 12
 CONTEXT = 96
-LIMITS = Limits(slots=SLOTS, context=CONTEXT, pages=PAGES, step_tokens=32, step_rows=16)
+LIMITS = Limits(
+    slots=SLOTS, context=CONTEXT, pages=PAGES, step_tokens=32, step_rows=16, draft_tokens=11
+)
 
 TIERS = around_steps("native", "opencl", "cuda")
 ALL_TIERS = TIERS | around_steps("vulkan")

@@ -26,7 +26,7 @@ from tests.named_tiers import around_steps, quick_tier, runner_on
 VOCAB = 320
 LIMITS = Limits(
     slots=3, context=96, pages=14, step_tokens=32, step_rows=16, masks=3, biases=5,
-    top_log_probabilities=6,
+    top_log_probabilities=6, draft_tokens=11,
 )  # fmt: skip
 TIERS = around_steps("native", "opencl")
 

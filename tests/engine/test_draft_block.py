@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import cache
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +17,8 @@ from contract.records import RECENT_TOKEN
 from contract.tier import Tier
 from contract.types import FinishReason, Request, SamplingParams, TokenEvent
 from reference.engine import Engine, EngineOptions, MaskProvider
-from reference.engine.draft_block import BegunDrafts, DraftBlock, block_limits, drafting_limits
-from reference.engine.drafter import ChainedDrafts, Tokens
+from reference.engine.draft_block import DraftBlock, block_limits, drafting_limits
+from reference.engine.drafter import ChainedDrafts, DraftRequest, Tokens
 from reference.engine.output_processor import OutputProcessor
 from reference.engine.pipeline import Computed
 from reference.limits import Limits
@@ -186,17 +185,15 @@ def test_a_cancel_at_any_step_changes_no_other(runners: Runners, ahead: int) -> 
 def test_a_wrong_acceptance_is_caught(
     synthetic_model: SyntheticModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The control: a host that accepts every draft gives other answers."""
+    """The control: records of every draft as right give other answers."""
     path = drafting_model(synthetic_model, "qwen35")
     take = OutputProcessor._take_drafted
 
     def accepting(
         self: OutputProcessor, part: Computed, tokens: list[int], output: StepOutput
     ) -> int:
-        count = part.end_row - part.first_row
-        drafts = part.sequence.tokens[part.stop - count + 1 : part.stop].tolist()
-        tokens[part.first_row : part.end_row - 1] = drafts
-        return take(self, part, tokens, output)
+        accepted = np.full_like(output.accepted, part.end_row - part.first_row - 1)
+        return take(self, part, tokens, replace(output, accepted=accepted))
 
     with quick_tier() as tier, drafting(path, tier) as (runner, block):
         expected = run(engine_of(runner, None), REQUESTS[:2])
@@ -205,11 +202,11 @@ def test_a_wrong_acceptance_is_caught(
         assert run(engine_of(runner, block), REQUESTS[:2]) != expected
 
 
-def test_drafts_are_verified_before_the_host_has_read_them(
+def test_the_host_never_reads_a_draft(
     synthetic_model: SyntheticModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The verification of what the device has is submitted first, and accepts what the host finds
-    right where it reads the drafts before."""
+    """The device verifies what it has drafted itself, and accepts as much as of drafts that the
+    host has read and sends."""
     order: list[str] = []
     submit, read = ModelRunner.submit, ChainedDrafts.read
 
@@ -226,16 +223,14 @@ def test_drafts_are_verified_before_the_host_has_read_them(
     path = drafting_model(synthetic_model, "qwen35")
     counts = []
     with quick_tier() as tier, drafting(path, tier) as (runner, block):
-        for waits in (False, True):
-            if waits:
-                monkeypatch.setattr("reference.engine.speculative_decoder.RING_STEPS", 0)
+        for reads in (False, True):
+            if reads:
+                monkeypatch.setattr(DraftBlock, "begin", DraftBlock.draft)
             order.clear()
             engine = engine_of(runner, block, prefix_cache=False)
             run(engine, REQUESTS[:1])
             counts.append(engine.statistics.speculation)
-            assert order.count("verify") == (0 if waits else order.count("read"))
-            before = [step for step, after in pairwise(order) if after == "read"]
-            assert set(before) == {"step" if waits else "verify"}
+            assert set(order) == {"step", "read" if reads else "verify"}
     assert counts[0] == counts[1]
     assert counts[0].accepted > 5
 
@@ -253,27 +248,12 @@ class Observed(DraftBlock):
     def ready(self, key: int, tokens: Tokens) -> bool:
         return super().ready(key, tokens) and len(tokens) % self._every == 0
 
-    def begin(self, sequences: Any) -> BegunDrafts:
-        self._runner.logits = {}  # type: ignore[attr-defined]
-        return ObservedDrafts(super().begin(sequences), self)
-
-    def note(self, begun: BegunDrafts) -> None:
-        active = [one for one in begun.sequences if one.most]
-        logits = self._runner.logits  # type: ignore[attr-defined]
-        for one, row in zip(active, logits[min(logits)] if logits else (), strict=True):
+    def begin(self, sequences: Sequence[DraftRequest]) -> list[Tokens]:
+        seen = self._runner.logits = {}  # type: ignore[attr-defined]
+        drafts = self.draft(sequences)
+        active = [one for one, draft in zip(sequences, drafts, strict=True) if len(draft)]
+        for one, row in zip(active, seen[min(seen)] if seen else (), strict=True):
             self.drafted.append((one.tokens.tolist(), row))
-
-
-class ObservedDrafts(BegunDrafts):
-    """Drafts whose logits ``observer`` notes when they are read."""
-
-    def __init__(self, begun: BegunDrafts, observer: Observed) -> None:
-        super().__init__(begun.sequences, begun.chained)
-        object.__setattr__(self, "observer", observer)
-
-    def read(self) -> list[Tokens]:
-        drafts = super().read()
-        self.observer.note(self)  # type: ignore[attr-defined]
         return drafts
 
 

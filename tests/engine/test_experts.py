@@ -35,6 +35,7 @@ LIMITS = Limits(
     pages=9,
     step_tokens=40,
     step_rows=8,
+    draft_tokens=5,
     top_log_probabilities=3,
     scores=True,
     experts=True,

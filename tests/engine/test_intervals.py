@@ -120,7 +120,9 @@ def test_chunks_of_any_size_would_spread_them(device: str, monkeypatch: pytest.M
 
 
 def test_knowing_the_stairs_is_shorter_and_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The control of the curve: planned by a straight line, steps begin a tile for little of it."""
+    """The control of the curve: planned by a straight line, steps begin a tile for little of it,
+    under a ratio within which a tile lies by that line."""
+    monkeypatch.setitem(scheduler.INTERVAL_RATIO, QosClass.INTERACTIVE, 1.3)
     device, lengths = DEVICES["tiles of 16"], LENGTHS["answers"]
     found = measured(device, lengths)
     monkeypatch.setattr(step_time_curve, "FARTHEST", 1.0)

@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from contract.errors import DoesNotFit
@@ -29,6 +30,7 @@ from reference.engine.draft_block import DraftBlock
 from reference.engine.output_processor import OutputProcessor
 from reference.hidden_rows import SHARED_STATES
 from tests.named_tiers import open_by_name
+from tests.needs import need_installed
 from tests.serve.http import Http
 
 pytestmark = pytest.mark.usefixtures("unmeasured_steps")
@@ -65,10 +67,11 @@ def test_answers_are_those_without_it(model: Path, tier: str) -> None:
     assert said[0] == said[1]
 
 
-@pytest.mark.parametrize("tier", ["cpu", "native", "cuda"])
-def test_its_memory_is_planned(model: Path, tier: str) -> None:
+@pytest.mark.parametrize("tier", ["cpu", "native", "opencl", "cuda"])
+def test_its_memory_is_planned(model: Path, tier: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The plan has the block's own buffers and none that it shares with the model; it is part of
-    the budget. What verifies its drafts is lowered when it is loaded."""
+    the budget. What verifies its drafts is lowered when it is loaded; on a device with memory of
+    its own, as OpenCL's is taken for here, what reads prompts, too."""
     open_by_name(tier).close()
     with ExitStack() as owned:
         prepared = prepare_session(model, options(tier, 6), owned)
@@ -76,8 +79,13 @@ def test_its_memory_is_planned(model: Path, tier: str) -> None:
             load_runner(prepared.model, prepared.tier, prepared.limits, NullProgress())
         )
         assert not runner.executable.recorded
+        if tier == "opencl":
+            own_memory = replace(prepared.tier.info, host_unified=False)
+            monkeypatch.setattr(prepared.tier, "_info", own_memory)
         drafter = load_drafter(prepared.drafting, runner, 6, owned, NullProgress())
         shapes = [ShapeKey(1, 1), ShapeKey(4, 4)]
+        if not prepared.tier.info.host_unified:
+            shapes += [bucket for bucket in runner.executable.buckets if bucket.tokens > 4]
         assert {runner.executable.bucket_of(one) for one in shapes} == {*runner.executable.recorded}
         assert isinstance(drafter, DraftBlock)
         assert prepared.drafting is not None
@@ -99,9 +107,8 @@ def test_its_memory_is_planned(model: Path, tier: str) -> None:
 
 
 def test_the_command_line_tells_how_many_were_accepted(
-    model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("reference.sched.drafts.PAUSE_TOKENS", 0)
     said = []
     for draft in ("0", "5"):
         run = ["run", "--model", str(model), "--tier", "cpu", "--context", "128", "-n", "30"]
@@ -142,13 +149,21 @@ def test_the_benchmark_counts_equal_answers(model: Path, monkeypatch: pytest.Mon
     take = OutputProcessor._take_drafted
 
     def accepting(self: OutputProcessor, part, tokens, output):  # type: ignore[no-untyped-def]
-        count = part.end_row - part.first_row
-        tokens[part.first_row : part.end_row - 1] = part.sequence.tokens[
-            part.stop - count + 1 : part.stop
-        ].tolist()
-        return take(self, part, tokens, output)
+        accepted = np.full_like(output.accepted, part.end_row - part.first_row - 1)
+        return take(self, part, tokens, replace(output, accepted=accepted))
 
     monkeypatch.setattr(OutputProcessor, "_take_drafted", accepting)
     report = run_drafts(plan, lambda line: None)
     assert report["results"][0]["equal"] < 2
     assert "of 2 answers equal" in render_drafts(report)
+
+
+@pytest.mark.peer
+def test_the_benchmark_measures_the_peer_too(synthetic_model: SyntheticModel) -> None:
+    """Its own drafts from the prompt, on the same file."""
+    need_installed("llama_cpp", "peer")
+    path = synthetic_model(architecture="qwen3", quant="q4_k_m")
+    plan = DraftsPlan(path, ("llama.cpp",), 1, decode_tokens=16, repeat=1, draft=3)
+    report = run_drafts(plan, lambda line: None)
+    assert report["results"][0]["answers"] == 2
+    assert "llama.cpp, 1 at once, drafts from the prompt" in render_drafts(report)

@@ -10,7 +10,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-from contract.dtypes import F16, I4R, I12, Q8_0
+from contract.dtypes import F16, I3R, I4R, I12, Q8_0
 from contract.ir.graph import BufferKind
 from contract.shape_key import ShapeKey
 from harness.tiers import open_tier
@@ -97,7 +97,7 @@ def test_steps_cover_every_token_once():
     assert Workload((1,)).steps() == [(0, 1)]
 
 
-@pytest.mark.parametrize("kv_dtype", [WORKLOAD.kv_dtype, F16, Q8_0, I12, I4R])
+@pytest.mark.parametrize("kv_dtype", [WORKLOAD.kv_dtype, F16, Q8_0, I12, I4R, I3R])
 def test_the_cpu_tier_agrees_with_the_definitions(model, kv_dtype):
     with CpuTier(definitions_only=True) as oracle, CpuTier() as tier:
         report = validate(model, oracle, {"cpu": tier}, replace(WORKLOAD, kv_dtype=kv_dtype))

@@ -16,7 +16,7 @@ import pytest
 from numpy.typing import NDArray
 
 from contract.arithmetic import PAGE_TOKENS
-from contract.dtypes import F32, I4R, I12, Q8_0
+from contract.dtypes import F32, I3R, I4R, I12, Q8_0
 from contract.records import QUERY_TOKEN, SAMPLING
 from reference.limits import Limits, pages_for
 from reference.memory.kv import KvMemory
@@ -34,6 +34,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "attention-i12": {"fields": {"architecture": "qwen3", "quant": "q4_k_m"}, "kv_dtype": I12},
     "attention-q8_0": {"fields": {"architecture": "qwen3", "quant": "q4_k_m"}, "kv_dtype": Q8_0},
     "attention-i4r": {"fields": {"architecture": "qwen3", "quant": "q4_k_m"}, "kv_dtype": I4R},
+    "attention-i3r": {"fields": {"architecture": "qwen3", "quant": "q4_k_m"}, "kv_dtype": I3R},
     "hybrid": {"fields": HYBRIDS["qwen35"], "kv_dtype": I12},
     "mamba": {"fields": HYBRIDS["granitehybrid"], "kv_dtype": I12},
     "short-convolutions": {"fields": HYBRIDS["lfm2"], "kv_dtype": I12},

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from contract.dtypes import F16, F32, I4R, I12, Q8_0
+from contract.dtypes import F16, F32, I3R, I4R, I12, Q8_0
 from contract.types import Request
 from tests.invariance import controls
 from tests.invariance.engines import (
@@ -38,6 +38,7 @@ MODELS = {
     "llama q4_k_m, f16 cache": ({"architecture": "llama", "quant": "q4_k_m"}, F16),
     "llama q4_1, i12 cache": ({"architecture": "llama", "quant": "q4_1", "tied": False}, I12),
     "llama q4_k_m, i4r cache": ({"architecture": "llama", "quant": "q4_k_m"}, I4R),
+    "llama q4_k_m, i3r cache": ({"architecture": "llama", "quant": "q4_k_m"}, I3R),
     "qwen2 q5_1, f16 cache": ({"architecture": "qwen2", "quant": "q5_1"}, F16),
     "qwen2 bf16": ({"architecture": "qwen2", "quant": "bf16"}, F32),
     "qwen3 q6_k": ({"architecture": "qwen3", "quant": "q6_k", "fused_qkv": True}, F32),

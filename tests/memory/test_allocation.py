@@ -20,7 +20,7 @@ from accel.opencl.runtime import Choices
 from accel.opencl.tier import OpenClTier
 from accel.vulkan.runtime import Choices as VulkanChoices
 from accel.vulkan.tier import VulkanTier
-from contract.dtypes import F16, F32, I4R, I12, Q8_0, DType
+from contract.dtypes import F16, F32, I3R, I12, Q8_0, DType
 from contract.footprint import Footprint
 from contract.records import QUERY_TOKEN, SAMPLING
 from contract.tier import Tier
@@ -141,7 +141,7 @@ LLAMA = {"architecture": "llama", "quant": "q4_k_m", "tied": False}
 DENSE = [
     *((LLAMA, kv_dtype, slots) for kv_dtype in (F32, F16, I12, Q8_0) for slots in (1, 4)),
     ({"architecture": "qwen3", "quant": "q5_1"}, Q8_0, 4),
-    (LLAMA, I4R, 4),
+    (LLAMA, I3R, 4),
     ({"architecture": "qwen2", "quant": "f16"}, F16, 1),
 ]
 EXPERTS = {"count": 6, "used": 2, "width": 88}

@@ -348,22 +348,17 @@ def test_a_template_comes_from_the_file_with_its_tokens():
         "tokenizer.ggml.seperator_token_id": 258,
         "tokenizer.ggml.unknown_token_id": 259,
         "tokenizer.ggml.mask_token_id": 4_000_000_000,
-        "tokenizer.chat_template": b"{{ bos_token }}|{{ eos_token }}",
-        "tokenizer.chat_template.tool_use": "tools",
-        "tokenizer.chat_template.shown": "{{ pad_token }}{{ unk_token }}{{ sep_token }}"
-        "{{ mask_token is defined }}{{ cls_token is defined }}",
+        "tokenizer.chat_template": b"{{ bos_token }}{{ pad_token }}{{ unk_token }}{{ sep_token }}"
+        b"{{ eos_token }}{{ mask_token is defined }}{{ cls_token is defined }}",
     }
     tokenizer = load_tokenizer(metadata, "m.gguf")
     with load_chat_template(metadata, tokenizer, "m.gguf") as template:
-        assert template.render(TURNS).text == "<bos>|"
-    with load_chat_template(metadata, tokenizer, "m.gguf", name="tool_use") as template:
-        assert template.render(TURNS).text == "tools"
-    with load_chat_template(metadata, tokenizer, "m.gguf", name="shown") as template:
         rendered = template.render(TURNS)
-        assert rendered.text == "<pad><unk><sep>FalseFalse"
-        assert rendered.template_spans[0] == (0, len("<pad><unk><sep>"))
-    with pytest.raises(TemplateError, match=r"m.gguf: .*chat_template.novel: .*--raw"):
-        load_chat_template(metadata, tokenizer, "m.gguf", name="novel")
+        assert rendered.text == "<bos><pad><unk><sep>FalseFalse"
+        assert rendered.template_spans[0] == (0, len("<bos><pad><unk><sep>"))
+    del metadata["tokenizer.chat_template"]
+    with pytest.raises(TemplateError, match=r"m.gguf: .*chat_template: .*--raw"):
+        load_chat_template(metadata, tokenizer, "m.gguf")
 
 
 @pytest.mark.parametrize("name", ["tools", "documents"])

@@ -132,7 +132,7 @@ def test_a_tensor_nobody_reads_is_refused(synthetic_model: SyntheticModel, tmp_p
 
 
 def test_kv_pages_have_types_of_their_own() -> None:
-    with pytest.raises(ValueError, match="one of f32, f16, q8_0, i12, i4r, not q4_0"):
+    with pytest.raises(ValueError, match="one of f32, f16, q8_0, i12, i4r, i3r, not q4_0"):
         Limits(slots=1, context=16, pages=1, kv_dtype=Q4_0)
 
 

@@ -60,16 +60,16 @@ def test_i12_keeps_every_bit_of_f32(path_of: Callable[[str], Path], name: str) -
 
 
 @pytest.mark.parametrize(("name", "most"), [("llama", 2e-2), ("gemma3", 2e-2), ("qwen35", 1e-3)])
-def test_i4r_is_as_exact_as_its_bits_allow(
+def test_rotated_types_are_as_exact_as_their_bits_allow(
     path_of: Callable[[str], Path], name: str, most: float
 ) -> None:
-    """Its KL from binary64 is far above that of Q8_0, whose codes have 8 bits, and bounded."""
+    """KL from binary64 is far above that of Q8_0, whose codes have 8 bits, and bounded."""
     truth = float64_model(path_of(name)).logits(TOKENS)
-    divergence = {
-        kv: mean_kl(truth, our_logits(path_of(name), TOKENS, kv, tier="native"))
-        for kv in ("q8_0", "i4r")
-    }
-    assert 10 * divergence["q8_0"] < divergence["i4r"] <= most
+    q8_0, i4r, i3r = (
+        mean_kl(truth, our_logits(path_of(name), TOKENS, kv)) for kv in ("q8_0", "i4r", "i3r")
+    )
+    assert 10 * q8_0 < i4r <= most
+    assert 2 * i4r < i3r <= 6 * most
 
 
 def spoil_pairs(oracle: Any) -> None:

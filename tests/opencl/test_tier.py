@@ -21,9 +21,10 @@ from accel.packets.ops import NUMBERS
 from accel.packets.packet import PACKET
 from contract.dtypes import I32
 from contract.errors import DeviceLost
-from contract.ir.graph import BufferKind, GraphBuilder
-from contract.ir.inputs import input_layout, pack_inputs
+from contract.ir.graph import GraphBuilder
+from contract.ir.inputs import STEP_BUFFER, input_layout, pack_inputs
 from contract.opcodes import Opcode
+from contract.records import OUTPUT_EVENT
 from contract.shape_key import ShapeKey
 from tests.doubling import (
     GRAPH,
@@ -156,15 +157,23 @@ def test_lost_workers_are_a_lost_device(
 def test_int_operands_only(tier: OpenClTier) -> None:
     """A graph without any activation lowers and runs."""
     builder = GraphBuilder("verify")
-    draft = builder.buffer("draft", BufferKind.REQUEST, I32, ("rows", 4))
-    out = builder.output("accepted", "rows", dtype=I32)
-    builder.emit(Opcode.VERIFY_K, draft=draft, target=draft, accepted=out)
-    graph, step = builder.build(), ShapeKey(0, 2)
-    buffers = {"accepted": tier.alloc(graph.buffers["accepted"], 64)}
+    operands = {
+        "token": builder.request("token", "rows"),
+        "output_rows": builder.request("output_rows", "rows"),
+        "query": builder.request("query", "tokens", 4),
+        "step": builder.request(STEP_BUFFER, 1, 4),
+        "ring": builder.output("ring", 8, 8, dtype=I32),
+    }
+    builder.emit(Opcode.VERIFY_K, **operands, draft_tokens=3)
+    graph, step = builder.build(), ShapeKey(3, 3)
+    buffers = {"ring": tier.alloc(graph.buffers["ring"], 256)}
     layout = input_layout(graph, step)
-    inputs = pack_inputs(layout, step, {"draft": np.arange(8, dtype=np.int32)})
+    query = np.array([(9, 0, 0, 0), (5, 0, 1, 0), (6, 0, 2, 0)], np.int32)
+    given = {"token": np.array([5, 6, 7], np.int32), "output_rows": np.arange(3, dtype=np.int32)}
+    inputs = pack_inputs(layout, step, {**given, "query": query})
     tier.wait(tier.submit(tier.lower(graph, buffers, step, layout), inputs))
-    assert tier.map(buffers["accepted"]).view(np.int32)[:2].tolist() == [4, 4]
+    events = tier.map(buffers["ring"]).reshape(-1).view(OUTPUT_EVENT)
+    assert events["flags"][:3].tolist() == [2, 1, 0]
 
 
 def test_own_memory_grows_where_it_lies(tier: OpenClTier, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ from importlib import resources
 import numpy as np
 import pytest
 
-from contract.dtypes import F16, I4R, DType
+from contract.dtypes import F16, I3R, I4R, DType
 from reference.exact.attention_rows import row_integers
 from reference.exact.coded_rows import CodedRows, coded, decoded
 from reference.exact.kv_storage import integers, page_view, store
@@ -63,7 +63,7 @@ def test_kernels_hold_the_signs(kernel: str) -> None:
     assert [w for w in re.findall("0x([0-9a-f]{8})u", text) if w != "3f3504f3"] == words
 
 
-@pytest.mark.parametrize("bits", [4, 5])
+@pytest.mark.parametrize("bits", [3, 4, 5])
 def test_codes_are_the_best_of_six_scales(bits: int) -> None:
     """Against a search over all codes and scales of a group, one after the other."""
     rng = np.random.default_rng(bits)
@@ -73,8 +73,9 @@ def test_codes_are_the_best_of_six_scales(bits: int) -> None:
     m[4, 0] = 2047
     top, made = 2**bits - 1, decoded(coded(m, bits), bits)
     assert np.abs(made).max() < 2048
+    assert coded(m, bits).scale.max() < 256
     for group, found in zip(m, made, strict=True):
-        largest = min(int(np.ceil(np.abs(group).max() / top)), 2048 // top)
+        largest = min(int(np.ceil(np.abs(group).max() / top)), 2048 // top, 255)
         errors = []
         for i in range(6):
             levels = (largest - largest * i // 16) * np.arange(-top, top + 1, 2)
@@ -89,6 +90,27 @@ def test_an_integer_between_two_codes_takes_the_lower_one() -> None:
     assert made.scale.tolist() == [[1]]
     assert made.code[0, 0, :4].tolist() == [15, 0, 8, 7]
     assert decoded(CodedRows(made.code, made.scale), 4)[0, :4].tolist() == [15, -15, 1, -1]
+
+
+def test_bytes_of_a_page_of_i3r() -> None:
+    """Where codes of 4 and of 3 bits, scales and exponents of one token are."""
+    k, v = np.random.default_rng(2).standard_normal((2, 1, 1, 64)).astype(np.float32)
+    kv = page_view(np.zeros(32 * I3R.row_bytes(64), np.uint8), I3R, (1, 2, 16, 1, 64))
+    store(kv, np.zeros(1, np.int32), np.array([5], np.int32), k, v)
+    page = np.frombuffer(kv.tobytes(), np.uint8)
+    keys, values = row_integers(rotated(k[0, 0]), 10), row_integers(rotated(v[0, 0]), 10)
+    key, value = coded(keys.m, 4), coded(values.m, 3)
+    for group in range(2):
+        low = key.code[group, :16] | key.code[group, 16:] << 4
+        assert page[5 * 32 + 16 * group :][:16].tolist() == low.tolist()
+        code, octets = value.code[group], page[512 + 128 * group + 5 :: 16][:8].astype(int)
+        assert [octets[i % 8] >> i // 8 * 2 & 3 for i in range(32)] == (code & 3).tolist()
+        top = int.from_bytes(page[768 + 64 * group + 4 * 5 :][:4].tobytes(), "little")
+        assert [top >> i & 1 for i in range(32)] == (code >> 2).tolist()
+        assert page[896 + 2 * 5 + group] == key.scale[group]
+        assert page[928 + 16 * group + 5] == value.scale[group]
+    assert page[960:].view(np.int8)[[5, 21]].tolist() == [keys.exponent, values.exponent]
+    assert len(page) == 992
 
 
 def test_bytes_of_a_page() -> None:
@@ -121,11 +143,12 @@ def test_bytes_of_a_page() -> None:
     assert (np.frombuffer(kv[0, 0].tobytes(), np.uint8) == 0x55).all()
 
 
+@pytest.mark.parametrize("dtype", [I4R, I3R], ids=str)
 @pytest.mark.parametrize("bad", [np.nan, np.inf, 2.0**44])
-def test_a_broken_row_breaks_those_who_see_it(bad: float) -> None:
+def test_a_broken_row_breaks_those_who_see_it(bad: float, dtype: DType) -> None:
     rows = np.ones((2, 1, 32), np.float32)
     rows[1, 0, 3] = bad
-    kv = page_view(np.zeros(32 * I4R.row_bytes(32), np.uint8), I4R, (1, 2, 16, 1, 32))
+    kv = page_view(np.zeros(32 * dtype.row_bytes(32), np.uint8), dtype, (1, 2, 16, 1, 32))
     store(kv, np.zeros(2, np.int32), np.arange(2, dtype=np.int32), rows, np.ones_like(rows))
     assert integers(kv).broken[0, 0, :2, 0].tolist() == [False, True]
     query = np.array([(0, 0, 0, 0), (0, 0, 1, 0)], np.int32)
@@ -163,13 +186,8 @@ def error_of(dtype: DType, head_dim: int) -> float:
 def test_attention_is_close_to_binary64(head_dim: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """F16 is closer, and without the rotation outliers among the keys cost much more."""
     error = error_of(I4R, head_dim)
-    assert error_of(F16, head_dim) < error < 0.1
+    assert error_of(F16, head_dim) < error < error_of(I3R, head_dim) < 0.2
     monkeypatch.setattr("reference.exact.kv_storage.rotated", lambda x: x)
     monkeypatch.setattr("reference.ops.flash_attn_batched.rotated", lambda x: x)
     monkeypatch.setattr("reference.ops.flash_attn_batched.rotated_back", lambda x: x)
     assert error_of(I4R, head_dim) > 1.3 * error
-
-
-def test_a_third_of_binary16() -> None:
-    """Of heads of 128 channels, as models of 8 billion weights have them."""
-    assert I4R.row_bytes(128) / F16.row_bytes(128) <= 0.31

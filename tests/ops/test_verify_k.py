@@ -6,22 +6,40 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from contract.records import OUTPUT_EVENT, STEP
 from reference.ops.verify_k import verify_k
 
-BITS = st.lists(st.integers(0, 1), min_size=6, max_size=6)
+ROWS = st.lists(st.integers(0, 9), unique=True, max_size=10).map(sorted)
+BITS = st.lists(st.integers(0, 1), min_size=10, max_size=10)
+SLOTS = st.lists(st.integers(0, 2), min_size=10, max_size=10).map(sorted)
 
 
-@given(rows=st.lists(st.tuples(BITS, BITS), min_size=1, max_size=8))
-def test_common_prefix(rows: list[tuple[list[int], list[int]]]) -> None:
-    """An agreement after the first difference does not count."""
-    draft = np.array([row[0] for row in rows], np.int32)
-    target = np.array([row[1] for row in rows], np.int32)
-    expected = []
-    for a, b in rows:
-        length = 0
-        while length < 6 and a[length] == b[length]:
-            length += 1
-        expected.append(length)
-    got = verify_k(draft=draft, target=target)
-    assert got.tolist() == expected
-    assert got.dtype == np.int32
+@given(ROWS, BITS, BITS, SLOTS, st.integers(1, 6), st.sampled_from([0, 5, (1 << 32) - 2]))
+def test_drafts_up_to_the_first_wrong_one_are_accepted(
+    rows: list[int], sampled: list[int], given_: list[int], slots: list[int], most: int, first: int
+) -> None:
+    query = np.array([(given_[n], slots[n], n, 0) for n in range(10)], np.int32)
+    ring = np.full((16, 8), 7, np.int32)
+    step = np.array([(10, len(rows), first, 0)], STEP).view(np.int32).reshape(1, 4)
+    verify_k(
+        token=np.array(sampled[: len(rows)], np.int32),
+        output_rows=np.array(rows, np.int32),
+        query=query,
+        step=step,
+        ring=ring,
+        draft_tokens=most,
+    )
+    events = ring.view(OUTPUT_EVENT)[:, 0]
+    for row, token in enumerate(rows):
+        accepted = 0
+        while (
+            accepted < most
+            and row + accepted + 1 < len(rows)
+            and rows[row + accepted + 1] == token + accepted + 1
+            and slots[token + accepted + 1] == slots[token]
+            and sampled[row + accepted] == given_[token + accepted + 1]
+        ):
+            accepted += 1
+        assert events[(first + row) % (1 << 32) % 16]["flags"] == accepted
+    untouched = np.delete(ring, OUTPUT_EVENT.fields["flags"][1] // 4, axis=1)
+    assert (untouched == 7).all()

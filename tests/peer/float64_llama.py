@@ -17,6 +17,8 @@ from numpy.typing import NDArray
 Float64 = NDArray[np.float64]
 
 SMALLEST_WEIGHT_SUM = 6.103515625e-5
+QUERY_ROWS = 512
+"""Queries whose scores are in memory at once."""
 HEAD_ROWS = 8192
 """Rows of the output matrix expanded at once."""
 
@@ -203,16 +205,20 @@ def attention(
 ) -> Float64:
     """Causal softmax attention of q[i, heads, d] over k, v[j, kv heads, d], rows flattened."""
     group = q.shape[1] // k.shape[1]
-    k, v = np.repeat(k, group, axis=1), np.repeat(v, group, axis=1)
-    scores = np.einsum("ihd,jhd->hij", q, k) * scale
-    distance = positions[:, None] - positions[None, :]
-    hidden = distance < 0
-    if window is not None:
-        hidden |= distance >= window
-    scores[:, hidden] = -np.inf
-    scores = np.exp(scores - scores.max(axis=-1, keepdims=True))
-    scores /= scores.sum(axis=-1, keepdims=True)
-    return np.einsum("hij,jhd->ihd", scores, v).reshape(len(q), -1)
+    mixed = np.empty((*q.shape[:2], v.shape[-1]))
+    for start in range(0, len(q), QUERY_ROWS):
+        rows = slice(start, start + QUERY_ROWS)
+        distance = positions[rows, None] - positions[: rows.stop]
+        hidden = distance < 0
+        if window is not None:
+            hidden |= distance >= window
+        for head in range(q.shape[1]):
+            scores = q[rows, head] @ k[: rows.stop, head // group].T * scale
+            scores[hidden] = -np.inf
+            scores = np.exp(scores - scores.max(axis=-1, keepdims=True))
+            scores /= scores.sum(axis=-1, keepdims=True)
+            mixed[rows, head] = scores @ v[: rows.stop, head // group]
+    return mixed.reshape(len(q), -1)
 
 
 def log_softmax(logits: NDArray[np.floating]) -> Float64:

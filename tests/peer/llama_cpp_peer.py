@@ -20,6 +20,8 @@ from tests.peer.child import Child
 NAME = "llama.cpp"
 GGML_TYPE_F32 = 0
 GGML_TYPE_F16 = 1
+GGML_TYPE_Q4_0 = 2
+GGML_TYPE_Q8_0 = 8
 THREADS = 1
 """Several wait for one another by spinning: 100 times as long where other work runs beside them."""
 
@@ -43,11 +45,18 @@ class Peer:
         kv_type: int = GGML_TYPE_F32,
         chunk: int = 512,
         lora: tuple[Path, float] | None = None,
+        flash: bool = False,
+        every: int = 1,
     ) -> NDArray[np.float32]:
-        """Teacher-forced logits of every position, float32[len(tokens), vocab]; ``lora`` is the
-        file of an adapter, and its scale."""
-        adapter, scale = (None, 1.0) if lora is None else (str(lora[0]), lora[1])
-        return self._child.call(_logits, str(path), list(tokens), kv_type, chunk, adapter, scale)
+        """Teacher-forced logits of every position, or of one of ``every``, float32[.., vocab].
+
+        ``lora`` is the file of an adapter, and its scale. Quantized values need ``flash``
+        attention.
+        """
+        adapter = (None, 1.0) if lora is None else (str(lora[0]), lora[1])
+        return self._child.call(
+            _logits, str(path), list(tokens), kv_type, chunk, adapter, flash, every
+        )
 
     def quantize(self, source: Path, out: Path, file_type: int) -> Path:
         """Write ``source`` in the mixture ``file_type`` to ``out``, and return that."""
@@ -73,7 +82,13 @@ def _encode(path: str, texts: list[str], parse_special: bool, add_bos: bool) -> 
 
 
 def _logits(
-    path: str, tokens: list[int], kv_type: int, chunk: int, adapter: str | None, scale: float
+    path: str,
+    tokens: list[int],
+    kv_type: int,
+    chunk: int,
+    adapter: tuple[str | None, float],
+    flash: bool,
+    every: int,
 ) -> NDArray[np.float32]:
     import llama_cpp
 
@@ -85,20 +100,20 @@ def _logits(
         n_threads=THREADS,
         n_threads_batch=THREADS,
         logits_all=True,
-        flash_attn=False,
+        flash_attn=flash,
         # As in llama.cpp's own programs: what the file says.
         yarn_attn_factor=-1.0,
         yarn_beta_fast=-1.0,
         yarn_beta_slow=-1.0,
         type_k=kv_type,
         type_v=kv_type,
-        lora_path=adapter,
-        lora_scale=scale,
+        lora_path=adapter[0],
+        lora_scale=adapter[1],
         verbose=False,
     )
     try:
         llama.eval(tokens)
-        scores: NDArray[np.float32] = llama.scores[: len(tokens)].copy()
+        scores: NDArray[np.float32] = llama.scores[: len(tokens) : every].copy()
         return scores
     finally:
         llama.close()

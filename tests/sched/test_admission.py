@@ -185,6 +185,27 @@ def test_what_has_no_room_lets_others_pass_until_it_is_aged() -> None:
     assert queue.next(small) == WaitingRequest(2, 1, 0.0, 1)
 
 
+def test_an_aged_request_that_cannot_begin_yet_lets_others_pass() -> None:
+    """First those of its own tenant, then those of others: while its pages are read from disk no
+    slot is free for nothing."""
+    clock = ManualClock(AGING)
+    tenants = Tenants([replace(BIG, id=id) for id in range(2)], clock=clock)
+    queue = WaitQueue(tenants, clock=clock, aging_seconds=AGING)
+    queue.push(WaitingRequest(0, 0, 0.0, 1))
+    queue.push(WaitingRequest(1, 1, AGING, 1))
+    queue.push(WaitingRequest(2, 0, AGING, 1, QosClass.BATCH))
+
+    def begins(waiting: WaitingRequest) -> bool | None:
+        return True if waiting.order else None
+
+    assert queue.tenant_aged(0)
+    assert [queue.next(begins) for _ in range(3)] == [
+        WaitingRequest(2, 0, AGING, 1, QosClass.BATCH),
+        WaitingRequest(1, 1, AGING, 1),
+        None,
+    ]
+
+
 def test_who_holds_a_slot_does_not_age() -> None:
     """Else a tenant with long requests would take a slot more every ten seconds."""
     clock = ManualClock()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from random import Random
+from statistics import mean
 
 import pytest
 
@@ -12,6 +13,7 @@ from reference.sched.cost import Load, StepCost
 from reference.sched.drafts import AcceptedTokens, DraftPolicy
 
 ANSWERS, TOKENS, PROMPT, MOST = 8, 128, 32, 3
+SEEDS = range(5)
 
 
 @dataclass(frozen=True)
@@ -60,11 +62,11 @@ class Forced(DraftPolicy):
 class Simulation:
     """Answers of a profile, by a policy, as the engine asks it."""
 
-    def __init__(self, profile: Profile, policy: type[DraftPolicy], length: int) -> None:
+    def __init__(self, profile: Profile, policy: type[DraftPolicy], length: int, seed: int) -> None:
         self.profile, self.length = profile, length
         self.cost = StepCost()
         self.policy = policy(self.cost)
-        self.random = Random(7)
+        self.random = Random(seed)
         self.now = 0.0
 
     def run(self) -> float:
@@ -122,27 +124,26 @@ class Simulation:
                 sequence.note(right + 1, count)
                 policy.note(sequence, count, right + 1, together, seconds + noisy / 1e3, drafting)
                 if not policy.count(sequence, together, MOST):
-                    policy.give_up(sequence, known[n], together, MOST)
+                    policy.give_up(sequence, known[n])
                     lockstep[n] = False
 
 
-def speed(profile: Profile, policy: type[DraftPolicy], length: int) -> float:
+def speed(profile: Profile, policy: type[DraftPolicy], length: int, seed: int) -> float:
     """The speed against plain steps, of answers of ``length`` tokens."""
-    return ANSWERS * TOKENS * profile.plain / Simulation(profile, policy, length).run()
+    run = Simulation(profile, policy, length, seed).run()
+    return ANSWERS * TOKENS * profile.plain / run
 
 
 @pytest.mark.parametrize("length", [TOKENS, ANSWERS * TOKENS])
 @pytest.mark.parametrize("profile", PROFILES.values(), ids=PROFILES)
 def test_the_gain_of_drafts_is_found_and_little_lost(profile: Profile, length: int) -> None:
-    found = speed(profile, DraftPolicy, length)
-    assert found >= 0.98
-    assert found >= 0.95 * speed(profile, Forced, length)
+    found = [speed(profile, DraftPolicy, length, seed) for seed in SEEDS]
+    assert min(found) >= 0.98
+    assert mean(found) >= 0.95 * mean(speed(profile, Forced, length, seed) for seed in SEEDS)
 
 
-@pytest.mark.parametrize("name", ["H200, never right", "mixture"])
+@pytest.mark.parametrize("name", ["H200, never right", "draft model, never right"])
 def test_trials_without_bounds_lose_more(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The control."""
-    monkeypatch.setattr("reference.sched.drafts.TRIED_STEPS", 1e9)
-    monkeypatch.setattr("reference.sched.drafts.PAUSE_TOKENS", 1)
-    monkeypatch.setattr("reference.sched.drafts.FIRST_RETRY", 0)
-    assert speed(PROFILES[name], DraftPolicy, TOKENS) < 0.97
+    monkeypatch.setattr("reference.sched.drafts.CREDIT_STEPS", 1e9)
+    assert speed(PROFILES[name], DraftPolicy, TOKENS, 7) < 0.97

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from contract.types import Tenant
 from reference.sched.admission import WaitingRequest, WaitQueue
-from reference.sched.tenants import WINDOW_SECONDS, Tenants, Usage
+from reference.sched.tenants import WINDOW_SECONDS, Tenants
 from tests.sched.manual_clock import ManualClock
 
 SLOTS = 16
@@ -44,7 +44,6 @@ def decoded(
     weights: Sequence[float],
     lengths: Lengths,
     *,
-    rate: int = UNLIMITED,
     rule: type[Tenants] = Tenants,
     seed: int = 0,
 ) -> NDArray[np.int64]:
@@ -52,7 +51,7 @@ def decoded(
     clock, random_ = ManualClock(), random.Random(seed)
     tenants = rule(
         [
-            Tenant(id, f"tenant {id}", weight, max_slots=SLOTS, decode_tokens_per_s=rate)
+            Tenant(id, f"tenant {id}", weight, max_slots=SLOTS, decode_tokens_per_s=UNLIMITED)
             for id, weight in enumerate(weights)
         ],
         clock=clock,
@@ -60,6 +59,7 @@ def decoded(
     queue = WaitQueue(tenants, clock=clock)
     running: list[RunningRequest] = []
     for id in range(len(weights)):
+        tenants.occupy(id, live=1)
         queue.push(WaitingRequest(id, id, clock.now, random_.randint(1, 8)))
     arrivals = len(weights)
     rows = []
@@ -137,9 +137,8 @@ def test_shares_follow_weights_in_any_window(weights: Sequence[float], lengths: 
 @pytest.mark.parametrize("weights", [(1, 2), (1, 2, 3), (3, 1, 1), (5, 3, 2, 1)], ids=str)
 @pytest.mark.parametrize("seed", range(3))
 def test_shares_follow_weights_in_the_long_run(weights: Sequence[float], seed: int) -> None:
-    """Where they do not: within 2 % over the whole run, if the quota of the decode rate is what
-    the engine can do, so that the rate of the last 5 s makes up for parts of a slot."""
-    tokens = decoded(weights, ALIKE, rate=round(SLOTS / STEP_SECONDS), seed=seed)
+    """Where they do not: within 2 % over the whole run."""
+    tokens = decoded(weights, ALIKE, seed=seed)
     assert worst_share(tokens.sum(0), weights) <= 0.02
 
 
@@ -149,8 +148,8 @@ class FirstCome(Tenants):
     def dominant_share(self, id: int) -> float:
         return 0.0
 
-    def usage(self, id: int) -> Usage:
-        return super().usage(id)._replace(decode_tokens_per_s=0.0)
+    def slots_lately(self, id: int) -> float:
+        return 0.0
 
 
 def test_first_come_first_served_is_not_fair() -> None:

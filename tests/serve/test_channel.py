@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
-from contextlib import suppress
+from contextlib import ExitStack, closing, suppress
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from waitress.channel import ClientDisconnected, HTTPChannel
 
 from harness.serve import listen
-from harness.serve.listen import _Channel, send_what_fits
+from harness.serve.listen import HttpServer, ListenOptions, _Channel, send_what_fits
 from tests.patience import PATIENCE_SECONDS
 
 
@@ -171,3 +171,19 @@ def test_nothing_is_sent_on_a_connection_that_ends(
     with suppress(ClientDisconnected):
         channel(kernel, **state).write_soon(b"token")
     assert kernel.sent == b""
+
+
+@pytest.mark.parametrize("room", [1, 5, 100])
+def test_connections_that_come_together_are_accepted_together(room: int) -> None:
+    """One look at the socket accepts all, up to the limit of connections."""
+    clients = 8
+    server = HttpServer(lambda environ, start: [], ListenOptions("127.0.0.1", 0, 1, 1024))
+    watched = server._server._map
+    own = len(watched)
+    server._server.adj.connection_limit = own + room
+    with closing(server), ExitStack() as connected:
+        for _ in range(clients):
+            address = ("127.0.0.1", server.port)
+            connected.enter_context(socket.create_connection(address, PATIENCE_SECONDS))
+        server._server.handle_accept()
+        assert len(watched) == own + min(clients, room)

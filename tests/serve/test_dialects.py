@@ -14,6 +14,7 @@ from harness.host.dialect import Dialect, dialect_of
 from harness.host.dialect.calls import CallSyntax, Function
 from harness.host.dialect.gemma_calls import FUNCTION_GEMMA, GemmaCalls
 from harness.host.dialect.json_calls import (
+    COMMAND_CALLS,
     BareJsonCall,
     JsonListCalls,
     JsonObjectCalls,
@@ -38,6 +39,7 @@ SYNTAXES: dict[str, CallSyntax] = {
     "gemma": GemmaCalls(),
     "function gemma": FUNCTION_GEMMA,
     "nemotron": JsonListCalls("<TOOLCALL>", "</TOOLCALL>"),
+    "command": COMMAND_CALLS,
     "lfm2": PythonCalls(),
     "llama": BareJsonCall(),
     "mistral": MistralCalls(),
@@ -215,6 +217,10 @@ def test_marks_that_are_control_tokens_are_named_by_number(model: Model) -> None
     """Text never stands for them, and their text is shown to the parser."""
     listed = "{{ tools }}<TOOLCALL>[{{ calls }}]</TOOLCALL>"
     assert type(dialect_of(listed, model.tokenizer).calls) is JsonListCalls
+    command = "{{ tools }}<|START_THINKING|><|END_THINKING|><|START_ACTION|>[<|END_ACTION|>"
+    spoken = dialect_of(command, model.tokenizer)
+    assert spoken.calls == COMMAND_CALLS
+    assert spoken.reasoning is not None
     bare = "{{ tools }}<start_function_call>call:{{ name }}<end_function_call>"
     assert dialect_of(bare, model.tokenizer).calls == FUNCTION_GEMMA
     python = "{{ tools }}<|tool_call_start|>[{{ calls }}]<|tool_call_end|>"
@@ -278,3 +284,13 @@ def test_references_may_be_described() -> None:
         broken = {**parameters, "properties": {"unit": {**described, "minLength": 3}}}
         with pytest.raises(SchemaRefused):
             Dialect(syntax).forced_calls([Function("f", broken)], many=False)
+
+
+def test_calls_of_command_r7b_are_read_as_its_template_writes_them() -> None:
+    text = (
+        '<|START_ACTION|>[\n    {"tool_call_id": "0", "tool_name": "texts", "parameters": '
+        '{"b": "x"}},\n    {"tool_call_id": "1", "tool_name": "nothing", "parameters": {}}\n]'
+        "<|END_ACTION|>"
+    )
+    calls = calls_in(ReplyForm(Dialect(COMMAND_CALLS), FUNCTIONS), text, 1)
+    assert calls == [("texts", '{"b": "x"}'), ("nothing", "{}")]

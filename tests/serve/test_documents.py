@@ -96,6 +96,7 @@ def test_state_of_the_server(server: Running, http: Http) -> None:
     parts = ("weights_bytes", "context_bytes", "runtime_bytes")
     assert sum(memory[part] for part in parts) == memory["total_bytes"] == plan.total
     assert all(memory[part] > 0 for part in parts)
+    assert memory["budget_bytes"] == server.service.model.budget >= plan.budgeted
     assert context["slots"] == limits.slots
     assert context["tokens_per_slot"] == limits.context
     assert context["reserved_tokens"] == limits.pages * PAGE_TOKENS

@@ -4,15 +4,27 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 
 from contract.types import TokenEvent
+from harness.host.driver import EventStream
 from harness.host.event_queue import Delivered, EventQueue
 from harness.host.submissions import EngineStopped
+from harness.serve.run import Running
 from tests.patience import PATIENCE_SECONDS
+from tests.serve.test_sent_at_once import (
+    ASKED,
+    CHAT,
+    CHATTED,
+    COMPLETIONS,
+    RESPONDED,
+    STREAMED,
+    answer_of,
+)
 
 LONG = PATIENCE_SECONDS
 
@@ -205,3 +217,36 @@ def test_every_event_comes_once_and_in_order(refuses: int) -> None:
     taker.join(LONG)
     assert told == list(range(3000))
     assert ways == {"offered", "taken"}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "most"),
+    [
+        (COMPLETIONS, ASKED, 1),
+        (COMPLETIONS, {**ASKED, "n": 2}, 1),
+        (CHAT, {**CHATTED, "stream": False}, 1),
+        ("/v1/responses", {**RESPONDED, "ignore_eos": True}, 1),
+        (COMPLETIONS, STREAMED, 2),
+    ],
+)
+def test_a_thread_of_http_is_woken_for_the_answer_and_not_for_its_tokens(
+    server: Running,
+    monkeypatch: pytest.MonkeyPatch,
+    path: str,
+    body: dict[str, Any],
+    most: int,
+) -> None:
+    """It is woken for the head of a stream, and for the end of an answer. A thread that is woken in
+    every step takes the interpreter from the engine's thread."""
+    woken, take = Counter[str](), EventStream.take
+
+    def counted(stream: EventStream, timeout: float, offer: Any = None) -> Any:
+        taken = take(stream, timeout, offer)
+        woken["for tokens" if taken else "without"] += 1
+        return taken
+
+    monkeypatch.setattr(EventStream, "take", counted)
+    answer_of(server, path, body)
+    # A wait that ends after the time that an answer may be silent has no tokens either.
+    assert woken["for tokens"] <= most - 1
+    assert woken["without"] >= 1

@@ -225,7 +225,7 @@ def test_quotas_are_those_of_all_models_together(
             most = max(most, together.call(running))
         assert most == 1
         write(2)
-        server.serving.accounts.reload(server.serving.tell)
+        server.serving.accounts.reload(server.serving.change_tenants)
         assert http.post("/v1/completions", BODY, **key).status == 401
         for model in (server.service.model, *filter(None, server.serving.others.values())):
             known = model.driver.call(lambda engine: [tenant.id for tenant in engine.tenants])

@@ -22,7 +22,7 @@ def server_of(
 ) -> Any:
     accounts = SimpleNamespace(path=path, reload=reload)
     return SimpleNamespace(
-        serving=SimpleNamespace(accounts=accounts, tell=None), drain=drained.append
+        serving=SimpleNamespace(accounts=accounts, change_tenants=None), drain=drained.append
     )
 
 
@@ -67,7 +67,7 @@ def test_signals_of_another_thread_wake_the_main_one() -> None:
     with Signals() as caught:
         caught.hold()
         raise_soon(signal.SIGHUP)
-        server = server_of(lambda tell: raise_soon(signal.SIGTERM), drained)
+        server = server_of(lambda change: raise_soon(signal.SIGTERM), drained)
         assert not caught.serve_until_stopped(server, 7.0)
         for thread in threads:
             thread.join()

@@ -270,7 +270,7 @@ def test_guessing_for_others_changes_no_token(model: Model, grammars: Grammars) 
     draft = 4
     limits = Limits(
         slots=3, context=96, pages=18, step_tokens=40, step_rows=15, masks=3,
-        recent_tokens=64 + draft,
+        recent_tokens=64 + draft, draft_tokens=draft,
     )  # fmt: skip
     rule = f"start: {json_rule({'type': 'array', 'items': {'type': 'integer'}, 'minItems': 9})}"
 

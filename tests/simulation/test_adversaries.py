@@ -6,21 +6,25 @@ from collections.abc import Callable
 
 import pytest
 
-from harness.simulation.contests import play_flood, play_labels
+from harness.simulation.contests import play_flood
 from harness.simulation.generate import ADVERSARY
 from harness.simulation.invariants import Invariant
-from harness.simulation.run import play_seed, run_schedules
+from harness.simulation.run import play_seed, run_schedules, violation_of
+from harness.simulation.shares import play_shares
 from reference.engine.output_processor import OutputProcessor
 from reference.engine.scheduler import Scheduler
 from reference.engine.sequence import Sequence
 from reference.engine.tenant_changes import TenantChanges
 from reference.memory.kv import KvMemory
-from reference.sched.admission import WaitQueue
+from reference.model.adapters import Adapters
 from reference.sched.quantum import QUANTUM
 
 Patch = pytest.MonkeyPatch
 MOST_SEEDS = 400
-HAPPENS = ("interrupts", "reservations refused", "cancels", "faults", "preemptions", "competitions")
+HAPPENS = (
+    *("interrupts", "interrupted calls", "reservations refused", "cancels", "faults"),
+    *("preemptions", "competitions", "prefixes saved", "prefixes loaded", "disk read"),
+)
 
 
 def test_nothing_breaks() -> None:
@@ -38,9 +42,9 @@ def test_nothing_breaks_for_long() -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_labels_and_floods_win_nothing(seed: int) -> None:
-    assert play_labels(seed) is None
-    assert play_flood(seed) is None
+def test_cheats_and_floods_win_nothing(seed: int) -> None:
+    play_shares(seed)
+    play_flood(seed)
 
 
 def scopes_outlive_their_tenants(patch: Patch) -> None:
@@ -65,19 +69,6 @@ def who_is_in_between_is_lost(patch: Patch) -> None:
     patch.setattr(Scheduler, "rebuild", found)
 
 
-def lines_age_separately(patch: Patch) -> None:
-    """The lines of one tenant take turns as if they were tenants."""
-
-    def by_line(self: WaitQueue, tenant: int, group: object) -> float | None:
-        ages = [
-            self._line_aged_since(tenant, asked, line)
-            for asked, line in group.lines.items()  # type: ignore[attr-defined]
-        ]
-        return min((age for age in ages if age is not None), default=None)
-
-    patch.setattr(WaitQueue, "_tenant_aged_since", by_line)
-
-
 def dropped_events_count(patch: Patch) -> None:
     """Tokens are counted when they are sampled, not when they are handed out."""
     append = OutputProcessor._append
@@ -90,12 +81,17 @@ def dropped_events_count(patch: Patch) -> None:
     patch.setattr(OutputProcessor, "_append", counted)
 
 
+def adapters_share_pages(patch: Patch) -> None:
+    patch.setattr(Adapters, "identity", lambda self, scales: ())
+
+
 CONTROLS: list[tuple[Callable[[Patch], None], set[Invariant]]] = [
     (scopes_outlive_their_tenants, {Invariant.GONE, Invariant.PAGE_ISOLATION}),
     (who_moves_goes_on_in_its_old_scope, {Invariant.GONE, Invariant.PAGE_ISOLATION}),
     (what_can_never_fit_waits, {Invariant.NEVER_IDLE, Invariant.LIVENESS}),
     (who_is_in_between_is_lost, {Invariant.SLOT_OWNER, Invariant.LIVENESS}),
     (dropped_events_count, {Invariant.LEDGER}),
+    (adapters_share_pages, {Invariant.HISTORY, Invariant.TOKENS}),
 ]
 
 
@@ -118,18 +114,11 @@ def test_a_fault_that_is_back_is_noticed(
     assert found.invariant in noticed, found
 
 
-def test_labels_that_age_alone_are_noticed(monkeypatch: Patch) -> None:
-    """Negative control: the lines of one tenant take turns as if they were tenants."""
-    lines_age_separately(monkeypatch)
-    found = [play_labels(seed) for seed in range(8)]
-    assert any(each is not None and each.invariant is Invariant.SHARES for each in found)
-
-
 def test_a_quantum_of_nothing_is_noticed(monkeypatch: Patch) -> None:
     """Negative control: QUANTUM positions beyond those found in the cache, as if none were lost."""
     for module in ("slot_manager", "scheduler"):
         monkeypatch.setattr(
             f"reference.engine.{module}.goal", lambda reached, begun, end: begun + QUANTUM
         )
-    found = [play_flood(seed) for seed in range(12)]
+    found = [violation_of(play_flood, seed) for seed in range(12)]
     assert any(each is not None and each.invariant is Invariant.PROGRESS for each in found)

@@ -10,16 +10,22 @@ import pytest
 from contract.types import Request, Tenant
 from harness.simulation.drive import play
 from harness.simulation.generate import ADVERSARY, generate
+from harness.simulation.invariants import Invariant
 from harness.simulation.schedule import (
     Action,
     Arrive,
+    Cancel,
     Interrupt,
+    Prefix,
+    Quota,
+    Remove,
     Restart,
     Schedule,
     Stall,
     keep,
     parse_saved,
 )
+from reference.engine import Engine
 
 TENANT = Tenant(1, "one")
 SHAPE = replace(generate(0, ADVERSARY).shape, models=1, room=1, stall_steps=1, guesses=False)
@@ -38,9 +44,14 @@ def request(number: int, tokens: int) -> Request:
 def interrupts(schedule: Schedule, step: int, line: int) -> bool:
     """Play a schedule with an interrupt more. Whether the step has so many lines."""
     actions = sorted((*schedule.actions, Interrupt(step, line)), key=lambda action: action.step)
-    outcome = play(replace(schedule, actions=tuple(actions)))
+    return played(replace(schedule, actions=tuple(actions)), line) > 0
+
+
+def played(schedule: Schedule, line: int) -> int:
+    """Play a schedule: how many steps and other calls of it were interrupted."""
+    outcome = play(schedule)
     assert outcome.violation is None, f"line {line}: {outcome.violation}"
-    return outcome.counts["interrupts"] > 0
+    return outcome.counts["interrupts"] + outcome.counts["interrupted calls"]
 
 
 @pytest.mark.parametrize("step", range(2, 5))
@@ -67,6 +78,68 @@ def test_a_restart_before_counted_tokens_are_handed_out(step: int) -> None:
     while interrupts(left, step, lines):
         lines += 2
     assert lines > 100
+
+
+CALLS = {
+    "submit": Arrive(6, request(9, 3)),
+    "cancel": Cancel(6, 1),
+    "cancel one that waits": Cancel(6, 4),
+    "stall": Stall(6, 1),
+    "stall one that waits": Stall(6, 4),
+    "unstall": Stall(6, 2, over=True),
+    "change": Quota(6, replace(TENANT, isolation_group=7, reserved_pages=1)),
+    "remove": Remove(6, 1),
+    "save": Prefix(6, 1, "save"),
+    "load": Prefix(6, 3, "load"),
+    "drop": Prefix(6, 3, "drop"),
+}
+
+
+@pytest.mark.parametrize("what", CALLS)
+@pytest.mark.parametrize("recurrent", [False, True])
+def test_any_other_call(what: str, recurrent: bool) -> None:
+    """A call that is no step is interrupted at many lines, and repeated."""
+    shape = replace(SHAPE, recurrent=recurrent, stall_steps=9, host_pages=2)
+    shape = replace(shape, limits=replace(shape.limits, saved_states=6 * recurrent))
+    before = (
+        Arrive(0, replace(request(3, 20), prompt=tuple(range(40)))),
+        Arrive(0, request(1, 40)),
+        Arrive(0, request(2, 40)),
+        Arrive(1, request(4, 3)),
+        Arrive(1, request(5, 3)),
+        Stall(2, 2),
+        Prefix(5, 3, "save"),
+    )
+    line = 1 + 5 * recurrent
+    while played(
+        Schedule(0, shape, (TENANT,), (*before, Interrupt(6, line, call=True), CALLS[what])), line
+    ):
+        line += 11 if line < 200 else 53
+    assert line > 14
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_loaded_prefix_is_what_was_saved(order: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Control: with its pages in another order it is noticed."""
+    load = Engine.load_prefix
+    monkeypatch.setattr(
+        Engine,
+        "load_prefix",
+        lambda self, tenant, tokens, pages, state: load(
+            self, tenant, tokens, pages[::order], state
+        ),
+    )
+    shape = replace(SHAPE, prefix_cache=True, cached_pages=None, recurrent=False)
+    first = replace(request(1, 3), prompt=tuple(range(40)))
+    actions = (
+        Arrive(0, first),
+        *(Prefix(60 + number, 1, what) for number, what in enumerate(("save", "drop", "load"))),
+        Arrive(63, replace(first, id=2)),
+    )
+    outcome = play(Schedule(0, shape, (TENANT,), actions))
+    assert outcome.counts["prefixes loaded"] == 1
+    assert (outcome.violation is None) == (order == 1)
+    assert outcome.violation is None or outcome.violation.invariant is Invariant.HISTORY
 
 
 def test_tokens_that_a_fault_held_up_count_when_they_were_counted() -> None:

@@ -10,7 +10,8 @@ import pytest
 
 from contract.errors import ConfigError
 from contract.types import Request
-from harness.simulation.command import main
+from harness import mem_test
+from harness.sched_test import main
 from harness.simulation.generate import MEMORY, SCHEDULER, Profile, generate
 from harness.simulation.invariants import Invariant
 from harness.simulation.run import SimulationReport, run_schedules
@@ -119,9 +120,7 @@ def test_the_first_failure_is_reported(
 ) -> None:
     """As one line that plays its smallest form again, with exit code 1 each time."""
     a_waiting_request_is_lost(monkeypatch)
-    assert (
-        main(SCHEDULER, "", ["--schedules", "30", "--seed", "1", "--jobs", "1"], "sched-test") == 1
-    )
+    assert main(["--schedules", "30", "--seed", "1", "--jobs", "1"]) == 1
     lines = capsys.readouterr().out.splitlines()
     assert any(line.startswith("FAIL seed ") and "LIVENESS" in line for line in lines)
     line = lines[-1].removeprefix("reproduce: python -m harness.sched_test ")
@@ -129,10 +128,10 @@ def test_the_first_failure_is_reported(
     kept = parse_saved(arguments[arguments.index("--keep") + 1])
     # The engine loses every fifth request, so there must be five.
     assert len(kept) == 5
-    assert main(SCHEDULER, "", arguments, "sched-test") == 1
+    assert main(arguments) == 1
     assert "LIVENESS" in capsys.readouterr().out
     monkeypatch.undo()
-    assert main(SCHEDULER, "", [*arguments, "--log"], "sched-test") == 0
+    assert main([*arguments, "--log"]) == 0
     printed = capsys.readouterr().out
     assert printed.count("Arrive(") == 5
     assert "nothing broken" in printed
@@ -148,13 +147,13 @@ def test_the_first_failure_is_reported(
     ],
 )
 def test_bad_flags(arguments: list[str], problem: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(SCHEDULER, "", arguments, "sched-test") == 2
+    assert main(arguments) == 2
     assert problem in capsys.readouterr().err
 
 
 def test_help_teaches(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="0"):
-        main(MEMORY, "Simulates.", ["--help-all"], "mem-test")
+        mem_test.main(["--help-all"])
     printed = capsys.readouterr().out
     assert all(invariant.name in printed for invariant in Invariant)
     assert "--seed 1" in printed

@@ -27,7 +27,9 @@ from tests.constrained import Constrained, run
 from tests.named_tiers import named
 
 TIERS = named("native", "opencl")
-LIMITS = Limits(slots=2, context=64, pages=8, step_tokens=24, step_rows=20, saved_states=2)
+LIMITS = Limits(
+    slots=2, context=64, pages=8, step_tokens=24, step_rows=20, saved_states=2, draft_tokens=11
+)
 REQUESTS = (
     Request(1, tuple(range(5, 35)), 6, ignore_end=True),
     Request(2, (80, 81, 82), 9, SamplingParams(temperature=0.9, top_k=40, seed=5)),

@@ -46,6 +46,7 @@ class Run:
             pages=int(rng.integers(4, 2 * slots + 4)),
             step_tokens=int(rng.integers(slots + 8, 40)),
             step_rows=20,
+            draft_tokens=11,
             saved_states=int(rng.integers(0, 4)),
             masks=slots * int(rng.integers(0, 2)),
             biases=4,

@@ -7,7 +7,8 @@
 // Compiled with STATE_SIZE, HISTORY, WARPS, BLOCKS_AT_ONCE (blocks of a multiprocessor), SHARERS,
 // MOST_TOKENS, GROUP_TOKENS, SLOTS and CHUNK_SETS (sets of four rows) of a warp; with these operand
 // numbers (see packets.h): X, CONV_WEIGHT, QUERY, CONV_STATE, ALPHA, BETA, DECAY, DT_BIAS, STATE,
-// GATE, NORM_WEIGHT, Y; with the packet numbers INPUTS_OP, NET and NORM.
+// GATE, NORM_WEIGHT, Y; with the packet numbers INPUTS_OP, NET and NORM. A slot has STATES rows of
+// states; what follows a position is in the row of its remainder. With several GROUP_TOKENS is 1.
 
 #include "delta_token.h"
 #include "queries.h"
@@ -23,9 +24,9 @@
 
 // The tokens of a step by slots, in shared memory.
 struct SLOT_ORDER {
-    unsigned slot[MOST_TOKENS];
-    unsigned next[MOST_TOKENS];   // the next token of the same slot, or NO_TOKEN
-    unsigned first[MOST_TOKENS];  // the first tokens of the slots
+    unsigned before[MOST_TOKENS];  // the row of the state before the token
+    unsigned next[MOST_TOKENS];    // the next token of the same slot, or NO_TOKEN
+    unsigned first[MOST_TOKENS];   // the first tokens of the slots
     unsigned slots;
 
     // By one warp.
@@ -44,7 +45,8 @@ struct SLOT_ORDER {
             }
             const unsigned firsts = __ballot_sync(ALL_LANES, is_first);
             if (is_first) first[found + __popc(firsts & ((1u << lane) - 1))] = token;
-            if (token < tokens) slot[token] = own, next[token] = behind;
+            if (token < tokens)
+                before[token] = queries.row_before(token, STATES), next[token] = behind;
             found += __popc(firsts);
         }
         if (lane == 0) slots = found;
@@ -95,7 +97,7 @@ DEVICE void put_keys(const float (&m)[LANE_KEYS], float *row, int lane) {
 struct STATE_ROWS {
     float *ring;
     COPY_BARRIER *barriers;
-    float *states;  // of the warp's first row of head 0 of slot 0
+    float *states;  // of the warp's first row of head 0 of the first state
     HEADS heads;
     const SLOT_ORDER *order;
     unsigned fetched, taken;      // chunks
@@ -105,9 +107,9 @@ struct STATE_ROWS {
     __device__ __forceinline__ float *place(unsigned number) const {
         return ring + number % SLOTS * (CHUNK_BYTES / 4);
     }
-    __device__ __forceinline__ float *chunk_of(unsigned slot, unsigned number) const {
+    __device__ __forceinline__ float *chunk_of(unsigned row, unsigned number) const {
         const unsigned head = heads.value_head(number / HEAD_CHUNKS);
-        return states + (((size_t)slot * heads.values + head) * STATE_SIZE +
+        return states + (((size_t)row * heads.values + head) * STATE_SIZE +
                          number % HEAD_CHUNKS * CHUNK_ROWS) * STATE_SIZE;
     }
     __device__ __forceinline__ void begin() {
@@ -121,7 +123,7 @@ struct STATE_ROWS {
     __device__ __forceinline__ void fetch() {
         if (waits || item >= order->slots) return no_copy();
         if (chunk == 0 && token == NO_TOKEN) token = order->first[item];
-        begin_copy(barriers + fetched % SLOTS, place(fetched), chunk_of(order->slot[token], chunk),
+        begin_copy(barriers + fetched % SLOTS, place(fetched), chunk_of(order->before[token], chunk),
                    CHUNK_BYTES);
         fetched++;
         if (++chunk < SHARERS * HEAD_CHUNKS) return;
@@ -135,8 +137,8 @@ struct STATE_ROWS {
         return place(taken);
     }
     // Stores the current chunk, and requests a new one for the slot of the chunk before it.
-    __device__ __forceinline__ void give(unsigned slot, unsigned number) {
-        begin_store(chunk_of(slot, number), place(taken), CHUNK_BYTES);
+    __device__ __forceinline__ void give(unsigned row, unsigned number) {
+        begin_store(chunk_of(row, number), place(taken), CHUNK_BYTES);
         taken++;
         await_slots<1>();
         fetch();
@@ -163,8 +165,9 @@ struct TOKEN_GROUP {
         return (const float *)operand_at(launch, place) + token * stride_at(launch, place);
     }
 
-    // The convolution and g and b. `kept` are the stored values of the slot's channels.
-    __device__ __forceinline__ void mix(float *kept, unsigned channels) const {
+    // The convolution and g and b. `kept` are the stored values of the slot's channels, replaced in
+    // `after`.
+    __device__ __forceinline__ void mix(const float *kept, float *after, unsigned channels) const {
         const unsigned thread = threadIdx.x;
         float past[PER_THREAD][HISTORY], tap[PER_THREAD][HISTORY + 1];
 #pragma unroll
@@ -205,7 +208,7 @@ struct TOKEN_GROUP {
             if (thread + c * THREADS >= GROUP_CHANNELS) break;
 #pragma unroll
             for (int i = 0; i < HISTORY; i++)
-                kept[(size_t)i * channels + heads.channel(thread + c * THREADS)] = past[c][i];
+                after[(size_t)i * channels + heads.channel(thread + c * THREADS)] = past[c][i];
         }
     }
 
@@ -219,7 +222,7 @@ struct TOKEN_GROUP {
     }
 
     // The recurrence of a warp's rows.
-    __device__ __forceinline__ void pass(STATE_ROWS &rows, unsigned slot, unsigned warp,
+    __device__ __forceinline__ void pass(STATE_ROWS &rows, unsigned after, unsigned warp,
                                          int lane) const {
 #pragma unroll 1
         for (unsigned number = 0; number < SHARERS * HEAD_CHUNKS; number++) {
@@ -245,7 +248,7 @@ struct TOKEN_GROUP {
 #pragma unroll
             for (int s = 0; s < CHUNK_SETS; s++)
                 put_keys(m[s], chunk + s * ROWS_AT_ONCE * STATE_SIZE, lane);
-            rows.give(slot, number);
+            rows.give(after, number);
         }
     }
 
@@ -301,17 +304,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_AT_ONCE)
 #pragma unroll 1
     for (unsigned item = blockIdx.y; item < order->slots; item += gridDim.y) {
         unsigned token = order->first[item];
-        const unsigned slot = order->slot[token];
-        float *kept = (float *)operand_at(launch, CONV_STATE) + (size_t)slot * HISTORY * channels;
+        float *const kept = (float *)operand_at(launch, CONV_STATE);
+        const size_t each = (size_t)HISTORY * channels;
 #pragma unroll 1
         for (bool again = false; token != NO_TOKEN; again = true) {
             if (again) rows.resume();
             group.open(token);
-            group.mix(kept, channels);
+            const unsigned after = queries.row_after(token, STATES);
+            group.mix(kept + order->before[token] * each, kept + after * each, channels);
             __syncthreads();
             group.norm(warp, lane);
             __syncthreads();
-            group.pass(rows, slot, warp, lane);
+            group.pass(rows, after, warp, lane);
             __syncthreads();
             group.gate(warp, lane);
             token = order->behind_group(token);

@@ -45,10 +45,8 @@ template <int dtype, int slots> struct UNIT_RUN {
             const unsigned first = chunk * CHUNK_UNITS, units = min(count - first, (unsigned)CHUNK_UNITS);
             await_copy<slots>(barriers + chunk % slots, chunk / slots);
             const unsigned char *place = ring + chunk % slots * slot_bytes;
-            LANE_UNIT own[CHUNK_UNITS];
-#pragma unroll
-            for (int n = 0; n < CHUNK_UNITS; n++)
-                own[n].load(x, index + min(first + n, count - 1), lane);
+            LANE_CHUNK own;
+            own.load(x, index + first, index + count - 1, lane);
             CHUNK_NIBBLES nibbles;
             nibbles.load(place, unit_bytes, lane);
             CHUNK_SUMS sums;

@@ -49,7 +49,7 @@ struct OWN_GROUPS {
 // otherwise a span, which is a part.
 struct ITEM_WORK : SPAN_WORK {
     PARTS parts;
-    unsigned each, items;  // parts of an item, and items
+    unsigned items, each, more;  // items, parts of each, and how many items have one part more
     unsigned begin, end;   // tiles of this item
 
     // `sharing` blocks share the context of a group of heads.
@@ -58,12 +58,12 @@ struct ITEM_WORK : SPAN_WORK {
         position = query[QUERY_POSITION];
         first = first_visible(position, phase.window);
         parts = parts_of(first, position, phase.slots);
-        each = 1;
-        // A block takes as many as it computes at once, but only one of several if there are blocks
-        // for all.
-        if (parts.tiles == 1 && (parts.count <= GROUPS || parts.count > sharing))
-            each = ((parts.count + sharing - 1) / sharing + GROUPS - 1) / GROUPS * GROUPS;
-        items = (parts.count + each - 1) / each;
+        items = parts.count;
+        // A block takes as many tiles as it computes at once if they are all; otherwise it takes
+        // only one of several if there are blocks for all, and about as many as any other block.
+        if (parts.tiles == 1 && parts.count <= GROUPS) items = 1;
+        if (parts.tiles == 1 && parts.count > sharing) items = min(items, sharing);
+        each = parts.count / items, more = parts.count - each * items;
     }
     __device__ __forceinline__ unsigned first_span() const {
         return parts.first * parts.tiles / SPAN_TILES;
@@ -72,8 +72,9 @@ struct ITEM_WORK : SPAN_WORK {
         return position / KV_TILE / SPAN_TILES + 1;
     }
     __device__ __forceinline__ void take_item(unsigned item) {
-        begin = max((parts.first + item * each) * parts.tiles, first / KV_TILE);
-        end = min((parts.first + (item + 1) * each) * parts.tiles, position / KV_TILE + 1);
+        const unsigned part = parts.first + item * each + min(item, more);
+        begin = max(part * parts.tiles, first / KV_TILE);
+        end = min((part + each + (item < more)) * parts.tiles, position / KV_TILE + 1);
     }
 };
 

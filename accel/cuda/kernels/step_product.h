@@ -26,10 +26,6 @@ template <class S> struct STEP_RING : RING_SLOTS<S, STEP_RING<S>> {
         while (list.is_done() && phase + 1 < phases) list.begin(works[++phase], warp);
         list.look(works[phase], warp);
     }
-    __device__ __forceinline__ void fetch(const STREAM_MEMORY<S> &memory, unsigned warp,
-                                          unsigned slot) {
-        list.copy(memory, warp, slot);
-    }
 };
 
 struct PHASE_OUTPUTS {
@@ -55,12 +51,15 @@ struct PHASE_OUTPUTS {
     __device__ __forceinline__ void operator()(unsigned matrix, unsigned tile, int row, int token,
                                                float value, float other, float added) const {
         const unsigned at = tile * UNIT_ROWS + row;
-        if (token >= tokens || at >= phase.rows[matrix]) return;
-        if (phase.paired) value = gated(ACTIVATION < 0 ? phase.activation : ACTIVATION, value, other);
+        // All that the record says is read at once, since other blocks wait for this result.
+        const unsigned rows = phase.rows[matrix], paired = phase.paired, stride = phase.y_stride[matrix];
+        const unsigned everywhere = phase.everywhere;
+        const U64 residual = phase.residual, y = phase.y[matrix];
+        if (token >= tokens || at >= rows) return;
+        if (paired) value = gated(ACTIVATION < 0 ? phase.activation : ACTIVATION, value, other);
         if (BIASED && phase.bias[matrix]) value = value + step.floats(phase.bias[matrix])[at];
-        if (phase.residual) value = added + value;
-        step.store(phase.y[matrix], (size_t)token * phase.y_stride[matrix] + at, value,
-                   phase.everywhere >> matrix & 1);
+        if (residual) value = added + value;
+        step.store(y, (size_t)token * stride + at, value, everywhere >> matrix & 1);
         if (READ_OUTSIDE)
             step.store(phase.also[matrix], (size_t)token * phase.also_stride[matrix] + at, value);
     }

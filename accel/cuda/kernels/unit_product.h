@@ -82,6 +82,15 @@ DEVICE void operands_of(const uint4 &nibbles, const UPPER_PLANES<dtype> &upper, 
             look_up<dtype>(x, even[r], odd[r]);
             continue;
         }
+        if (FORMAT::nibbles && FORMAT::pairs && left == 0) {
+            // What shifts move into another byte is in its low half, which is not selected.
+            const unsigned p = word_of(upper.pairs[v / 2], r), nibble = 0x0F0F0F0Fu;
+            const unsigned near = selected_bits(p, 0, 0x33333333u);
+            const unsigned far = selected_bits(p, 0, 0xCCCCCCCCu);
+            even[r] = selected_bits(x, shifted(near, v % 2 ? 0 : 4), nibble);
+            odd[r] = selected_bits(x >> 4, shifted(far, v % 2 ? -2 : 2), nibble);
+            continue;
+        }
         even[r] = shifted(x, left) & 0x0F0F0F0Fu << left;
         odd[r] = FORMAT::odd_shift ? x & 0xF0F0F0F0u : shifted(x, left - 4) & 0x0F0F0F0Fu << left;
         int above = left + (FORMAT::nibbles ? 4 : 0);

@@ -236,6 +236,12 @@ template <class S> struct FOLDERS {
     }
 };
 
+struct NEXT_COPY {
+    const unsigned char *source;
+    unsigned bytes;
+    bool exists;
+};
+
 // Chunks that a warp requests: every lane knows one of 32.
 template <class S> struct COPY_LIST {
     const unsigned char *source;
@@ -249,14 +255,25 @@ template <class S> struct COPY_LIST {
     __device__ __forceinline__ bool is_spent() const {
         return next == count || next % WARP_LANES == 0;
     }
-    // Fills a slot with the next of the chunks, if a lane knows one.
+    // How many copies there are until lanes know no further chunk, at least 1.
+    __device__ __forceinline__ unsigned left() const {
+        return is_done() ? 1 : min(count - next, WARP_LANES - next % WARP_LANES);
+    }
+    // The next of the chunks; it does not exist if no lane knows one.
+    __device__ __forceinline__ NEXT_COPY ahead() const {
+        const unsigned long long from = (unsigned long long)source;
+        const unsigned lane = next % WARP_LANES;
+        return {(const unsigned char *)__shfl_sync(ALL_LANES, from, lane),
+                __shfl_sync(ALL_LANES, bytes, lane), !is_done()};
+    }
+    // Fills a slot with that chunk.
     __device__ __forceinline__ void copy(const STREAM_MEMORY<S> &memory, unsigned warp,
-                                         unsigned slot) {
+                                         unsigned slot, const NEXT_COPY &chunk) {
         const unsigned place = warp * S::slots + slot;
-        const bool more = !is_done();
-        begin_copy(memory.barriers + place, memory.ring + place * S::slot_bytes, source, bytes,
-                   more ? next % WARP_LANES : NO_LANE);
-        next += more;
+        if (!chunk.exists) return no_copy();
+        begin_copy(memory.barriers + place, memory.ring + place * S::slot_bytes, chunk.source,
+                   chunk.bytes);
+        next++;
     }
     // Before a copy where they are spent.
     __device__ __forceinline__ void look(const typename S::WORK &work, unsigned warp) {
@@ -273,8 +290,8 @@ template <class S> struct COPY_LIST {
     }
 };
 
-// One warp's ring: the slot of the present chunk, and how often it was filled. Requests, by `fetch`
-// of RING_OF, run ahead of the computation. When its list is used up, `prepare` is called before.
+// One warp's ring: the slot of the present chunk, and how often it was filled. Requests, of the
+// `list` of RING_OF, run ahead of the computation. When the list is used up, `prepare` is called before.
 template <class S, class RING_OF> struct RING_SLOTS {
     unsigned slot, rounds;
 
@@ -288,10 +305,11 @@ template <class S, class RING_OF> struct RING_SLOTS {
         await_copy<S::slots>(memory.barriers + warp * S::slots + slot, rounds);
         return chunk(memory, warp);
     }
-    // The present chunk has been read: another is copied to its slot, and the next one becomes the
+    // The present chunk has been read: `copy` is made to its slot, and the next one becomes the
     // present.
-    __device__ __forceinline__ void refill(const STREAM_MEMORY<S> &memory, unsigned warp) {
-        ((RING_OF *)this)->fetch(memory, warp, slot);
+    __device__ __forceinline__ void refill(const STREAM_MEMORY<S> &memory, unsigned warp,
+                                           const NEXT_COPY &copy) {
+        ((RING_OF *)this)->list.copy(memory, warp, slot, copy);
         if (++slot == S::slots) slot = 0, rounds++;
     }
     __device__ __forceinline__ void open(const STREAM_MEMORY<S> &memory, unsigned warp) {
@@ -301,8 +319,9 @@ template <class S, class RING_OF> struct RING_SLOTS {
     __device__ __forceinline__ void fill(const STREAM_MEMORY<S> &memory, unsigned warp) {
 #pragma unroll 1
         for (int i = 0; i < S::slots; i++) {
-            ((RING_OF *)this)->prepare(warp);
-            ((RING_OF *)this)->fetch(memory, warp, i);
+            RING_OF &own = *(RING_OF *)this;
+            own.prepare(warp);
+            own.list.copy(memory, warp, i, own.list.ahead());
         }
     }
 };
@@ -324,10 +343,6 @@ template <class S> struct RING : RING_SLOTS<S, RING<S>> {
             await_copy<1>(memory.barriers + warp * S::slots + i, 0);
     }
     __device__ __forceinline__ void prepare(unsigned warp) { list.look(work, warp); }
-    __device__ __forceinline__ void fetch(const STREAM_MEMORY<S> &memory, unsigned warp,
-                                          unsigned slot) {
-        list.copy(memory, warp, slot);
-    }
 };
 
 // A chunk as in the list.

@@ -12,16 +12,14 @@
 // mostly also those of the next one.
 template <class S> struct HELD_ACTIVATIONS {
     static constexpr bool used = S::most_tokens == 1 && S::formats::any_quick;
-    LANE_UNIT unit[used ? CHUNK_UNITS : 1];
+    LANE_CHUNK of;
     unsigned first;
 
     __device__ __forceinline__ void take(const ACTIVATIONS &x, unsigned first_, unsigned units,
                                          int lane) {
         if (!used || first == first_) return;
         first = first_;
-#pragma unroll
-        for (int n = 0; n < (used ? CHUNK_UNITS : 1); n++)
-            unit[n].load(x, min(first + n, units - 1), lane);
+        of.load(x, first, units - 1, lane);
     }
 };
 
@@ -67,8 +65,8 @@ DEVICE void chunk_values(const unsigned char *chunk, const ACTIVATIONS &x,
         CHUNK_NIBBLES nibbles;
         nibbles.load(chunk, unit_bytes, lane);
         CHUNK_SUMS sums;
-        multiply_chunk<dtype>(chunk, nibbles, held.unit, lane, sums);
-        store_value<S>(value_of_chunk<dtype>(sums, held.unit, lane), units, lane, values.of);
+        multiply_chunk<dtype>(chunk, nibbles, held.of, lane, sums);
+        store_value<S>(value_of_chunk<dtype>(sums, held.of, lane), units, lane, values.of);
     } else {
 #pragma unroll
         for (int n = 0; n < CHUNK_UNITS; n++) {
@@ -158,10 +156,11 @@ DEVICE void fold_tile(const typename S::WORK &work, const FOLDERS<S> &folders,
             ahead = output.ahead(place.matrix, place.in_matrix, row, token);
         const float added =
             exists ? output.added(ahead, place.matrix, place.in_matrix, row, token) : 0.0f;
+        const unsigned units = work.units;
+        const float *values = memory.value_of(tile.local, half * units) + (exists ? i : 0);
         while (!has_values(memory, tile.local)) spin_pause();
         __syncwarp();
-        const float *values = memory.value_of(tile.local, half * work.units) + (exists ? i : 0);
-        const float total = fold_units(values, work.units, stride);
+        const float total = fold_units(values, units, stride);
         const float other = __shfl_xor_sync(ALL_LANES, total, UNIT_ROWS);
         if (exists && half == 0)
             output(place.matrix, place.in_matrix, row, token, total, other, added);
@@ -207,24 +206,35 @@ template <class S> struct FIRST_CHUNK {
     }
 };
 
-// A warp's position in its list: the present chunk, of the block's tile `tile`, and the next one.
+// A warp's position in its list: the present chunk and the next one.
 template <class S> struct LIST_PLACE {
     LISTED_CHUNK now, at;
-    unsigned tile, local, i;
+    unsigned i;
 
     __device__ __forceinline__ explicit LIST_PLACE(const CHUNK_LIST<S> &list)
-        : now{}, at(list.at(0)), tile(0), local(list.local_at(0)), i(0) {}
+        : now{}, at(list.at(0)), i(0) {}
     __device__ __forceinline__ void go_on(const CHUNK_LIST<S> &list) {
         i++;
-        now = at, tile = local;
-        at = list.at(i), local = list.local_at(i);
+        now = at, at = list.at(i);
     }
     // Whether there is more to do than the next chunk, after the present one.
     template <class RING_OF>
     __device__ __forceinline__ bool is_seldom(const CHUNK_LIST<S> &list,
                                               const RING_OF &ring) const {
-        return i >= list.count || now.folds() || at.folds() || (i + 1) % WARP_LANES == 0 ||
-               ring.list.is_spent();
+        return i >= list.count || at.folds() || (i + 1) % WARP_LANES == 0 || ring.list.is_spent();
+    }
+    // How many chunks follow each other from the next one on, all of format `number`, with nothing
+    // else to do between them.
+    template <class RING_OF>
+    __device__ __forceinline__ unsigned run(const CHUNK_LIST<S> &list, const RING_OF &ring,
+                                            unsigned number) const {
+        const LISTED_CHUNK own = {list.packed};
+        const unsigned second = (i + 1) % WARP_LANES;
+        const bool ends = own.folds() || (!S::formats::last && own.format() != number);
+        const unsigned ending = __ballot_sync(ALL_LANES, ends) | 0x80000000u;
+        const unsigned first = ending >> second;
+        return min(min((unsigned)__popc((first & (0u - first)) - 1) + 1, list.count - i),
+                   ring.list.left());
     }
 };
 
@@ -238,28 +248,25 @@ DEVICE void quick_chunks(LIST_PLACE<S> &place, CHUNK_NIBBLES &nibbles, HELD_ACTI
         if (place.at.format() != number)
             return quick_chunks<S, typename F::rest, number + 1>(place, nibbles, held, work, ring, list,
                                                                  memory, crowded, warp, lane);
-    bool goes_on;
+    unsigned left = crowded ? 1 : place.run(list, ring, number);
 #pragma unroll 1
     do {
         place.go_on(list);
-        const VALUES<S> values(work, memory, place.tile, place.now.place());
+        const NEXT_COPY copy = ring.list.ahead();
         CHUNK_SUMS sums;
-        multiply_chunk<F::dtype>(ring.chunk(memory, warp), nibbles, held.unit, lane, sums);
+        multiply_chunk<F::dtype>(ring.chunk(memory, warp), nibbles, held.of, lane, sums);
         __syncwarp();
-        ring.refill(memory, warp);
-        HELD_ACTIVATIONS<S> next = held;
-        if (place.i < list.count) {
+        ring.refill(memory, warp, copy);
+        const bool more = place.i < list.count;
+        if (more)
             nibbles.load(ring.await(memory, warp), S::formats::unit_bytes(place.at.format()), lane);
-            next.take(memory.x, place.at.unit(), work.units, lane);
-        }
-        const float value = value_of_chunk<F::dtype>(sums, held.unit, lane);
-        held = next;
-        store_value<S>(value, place.now.units(), lane, values.of);
+        const float value = value_of_chunk<F::dtype>(sums, held.of, lane);
+        if (more) held.take(memory.x, place.at.unit(), work.units, lane);
+        store_value<S>(value, place.now.units(), lane,
+                       memory.values + place.now.place() * UNIT_ROWS);
         __syncwarp();
-        if (lane == 0 && !values.away) arrive(memory.arrived + place.now.slot());
-        goes_on = !crowded && !place.is_seldom(list, ring) &&
-                  (S::formats::last || place.at.format() == number);
-    } while (goes_on);
+        if (lane == 0) arrive(memory.arrived + place.now.slot());
+    } while (--left);
 }
 
 // The whole product of a block for `tokens` tokens; `list` has the warp's chunks. output(matrix,
@@ -283,8 +290,7 @@ DEVICE void stream_product(const typename S::WORK &work, RING_OF &ring, CHUNK_LI
     TILE_TO_FOLD mine = {};
     LIST_PLACE<S> place(list);
     const LISTED_CHUNK &now = place.now, &at = place.at;
-    const unsigned &local = place.local, &tile = place.tile, &i = place.i;
-    unsigned ahead = 0, share = 0;
+    const unsigned &i = place.i;
     CHUNK_NIBBLES nibbles;
     if (S::quick && list.count) {
         held.take(memory.x, at.unit(), work.units, lane);
@@ -296,8 +302,8 @@ DEVICE void stream_product(const typename S::WORK &work, RING_OF &ring, CHUNK_LI
 #pragma unroll 1
     while (true) {
         // Rare work is here, so that the loop below is short and contiguous in the instructions.
-        if (now.folds()) mine = {tile, share, ahead, true, tile + places < work.own};
         const bool more = i < list.count;
+        unsigned local = list.local_at(i);
         // Tiles that no other tile waits for are folded after the last chunk.
         if (mine.exists && (!more || at.folds() ||
                             (crowded && is_time<S>(folders, mine, memory, local)))) {
@@ -305,24 +311,20 @@ DEVICE void stream_product(const typename S::WORK &work, RING_OF &ring, CHUNK_LI
             mine.exists = false;
         }
         if (!more) break;
-        ahead = share = 0;
-        if (S::early && i == 0) {
-            ahead = begun.ahead;
-        } else {
-            if (at.folds()) {
-                const typename S::PLACE_OF first(work, local, 0);
-                if (S::most_tokens > 1)
-                    share = folders.share(work, local, (warp + i * S::warps) % work.steps);
-                const int item = share * folders.lanes + lane % folders.lanes;
-                if (S::most_tokens == 1)
-                    ahead = output.ahead(first.matrix, first.in_matrix, lane % UNIT_ROWS, 0);
-                else if (item < UNIT_ROWS * tokens)
-                    ahead = output.ahead(first.matrix, first.in_matrix, item % UNIT_ROWS,
-                                         item / UNIT_ROWS);
-            }
-            if ((i + 1) % WARP_LANES == 0) list.look(work, memory, warp, i + 1);
-            ring.prepare(warp);
+        if (at.folds()) {
+            const typename S::PLACE_OF first(work, local, 0);
+            mine = {local, 0, S::early && i == 0 ? begun.ahead : 0, true, local + places < work.own};
+            if (S::most_tokens > 1)
+                mine.share = folders.share(work, local, (warp + i * S::warps) % work.steps);
+            const int item = mine.share * folders.lanes + lane % folders.lanes;
+            if (S::most_tokens == 1 && !(S::early && i == 0))
+                mine.ahead = output.ahead(first.matrix, first.in_matrix, lane % UNIT_ROWS, 0);
+            else if (S::most_tokens > 1 && item < UNIT_ROWS * tokens)
+                mine.ahead = output.ahead(first.matrix, first.in_matrix, item % UNIT_ROWS,
+                                          item / UNIT_ROWS);
         }
+        if ((i + 1) % WARP_LANES == 0) list.look(work, memory, warp, i + 1);
+        if (!(S::early && i == 0)) ring.prepare(warp);
         // Another tile may still occupy the slot.
         if (crowded)
             while (now_at(memory.folds_of(local)) != memory.turn_of(local) * folders.count)
@@ -336,14 +338,15 @@ DEVICE void stream_product(const typename S::WORK &work, RING_OF &ring, CHUNK_LI
 #pragma unroll 1
         do {
             place.go_on(list);
-            const VALUES<S> values(work, memory, tile, now.place());
+            const VALUES<S> values(work, memory, local, now.place());
+            local = list.local_at(i);
             held.take(memory.x, now.unit(), work.units, lane);
             const unsigned char *chunk = ring.await(memory, warp);
             __syncwarp();
             values_by_format<S, FORMATS_OF>(now.format(), chunk, memory.x, held, now.unit(),
                                             now.units(), tokens, lane, values);
             __syncwarp();
-            ring.refill(memory, warp);
+            ring.refill(memory, warp, ring.list.ahead());
             if (lane == 0 && !values.away) arrive(memory.arrived + now.slot());
             seldom = crowded || place.is_seldom(list, ring);
         } while (!seldom);

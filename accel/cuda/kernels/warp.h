@@ -6,7 +6,6 @@
 
 #define ALL_LANES 0xFFFFFFFFu
 #define WARP_LANES 32
-#define NO_LANE WARP_LANES  // that copies
 #define DEVICE static __device__ __forceinline__
 // A real call, so that it has its own registers and no caller keeps its values.
 #define APART static __device__ __noinline__
@@ -32,6 +31,13 @@ DEVICE int signed_byte(unsigned word, int k) {
     return value;
 }
 
+// a & mask | b & ~mask. The compiler makes two instructions of that where it knows more of b.
+DEVICE unsigned selected_bits(unsigned a, unsigned b, unsigned mask) {
+    unsigned word;
+    asm("lop3.b32 %0, %1, %2, %3, 0xE2;" : "=r"(word) : "r"(a), "r"(mask), "r"(b));
+    return word;
+}
+
 // sum += A B of a 16 x 32 and a 32 x 8 operand; A is signed or unsigned bytes, B signed ones.
 template <bool SIGNED>
 DEVICE void multiply_32(int (&sum)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
@@ -47,12 +53,14 @@ DEVICE void multiply_32(int (&sum)[4], const unsigned (&a)[4], unsigned b0, unsi
             : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// The same of unsigned 16 x 16 and 16 x 8.
+// The same of 16 x 16 and 16 x 8.
+#define MULTIPLY_16(types, sum, a0, a1, b)                                                      \
+    asm("mma.sync.aligned.m16n8k16.row.col.s32." types ".s32 {%0,%1,%2,%3}, {%4,%5}, {%6}, "    \
+        "{%0,%1,%2,%3};"                                                                        \
+        : "+r"(sum[0]), "+r"(sum[1]), "+r"(sum[2]), "+r"(sum[3])                                \
+        : "r"(a0), "r"(a1), "r"(b))
 DEVICE void multiply_16(int (&sum)[4], unsigned a0, unsigned a1, unsigned b) {
-    asm("mma.sync.aligned.m16n8k16.row.col.s32.u8.s8.s32 {%0,%1,%2,%3}, {%4,%5}, {%6}, "
-        "{%0,%1,%2,%3};"
-        : "+r"(sum[0]), "+r"(sum[1]), "+r"(sum[2]), "+r"(sum[3])
-        : "r"(a0), "r"(a1), "r"(b));
+    MULTIPLY_16("u8.s8", sum, a0, a1, b);
 }
 
 // The larger magnitude of two floats, NaN where either is one.
@@ -62,11 +70,15 @@ DEVICE float larger_magnitude(float a, float b) {
     return most;
 }
 
-// The sum of the products of four signed 16-bit numbers with four unsigned bytes.
-DEVICE int add_pairs(unsigned first, unsigned second, unsigned bytes) {
+// The sum of the products of four signed 16-bit numbers with four bytes, signed or not.
+template <bool SIGNED = false> DEVICE int add_pairs(unsigned first, unsigned second, unsigned bytes) {
     int sum;
-    asm("dp2a.lo.s32.u32 %0, %1, %2, %3;" : "=r"(sum) : "r"(first), "r"(bytes), "r"(0));
-    asm("dp2a.hi.s32.u32 %0, %1, %2, %0;" : "+r"(sum) : "r"(second), "r"(bytes));
+    if (SIGNED)
+        asm("dp2a.lo.s32.s32 %0, %1, %3, 0; dp2a.hi.s32.s32 %0, %2, %3, %0;"
+            : "=&r"(sum) : "r"(first), "r"(second), "r"(bytes));
+    else
+        asm("dp2a.lo.s32.u32 %0, %1, %3, 0; dp2a.hi.s32.u32 %0, %2, %3, %0;"
+            : "=&r"(sum) : "r"(first), "r"(second), "r"(bytes));
     return sum;
 }
 
@@ -75,23 +87,11 @@ DEVICE int add_pairs(unsigned first, unsigned second, unsigned bytes) {
 template <bool SIGNED> DEVICE void multiply_sums(int (&high)[4], int (&low)[4], unsigned a0,
                                                  unsigned a1, unsigned b_high, unsigned b_low) {
     if (SIGNED) {
-        asm("mma.sync.aligned.m16n8k16.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5}, {%6}, "
-            "{%0,%1,%2,%3};"
-            : "+r"(high[0]), "+r"(high[1]), "+r"(high[2]), "+r"(high[3])
-            : "r"(a0), "r"(a1), "r"(b_high));
-        asm("mma.sync.aligned.m16n8k16.row.col.s32.s8.u8.s32 {%0,%1,%2,%3}, {%4,%5}, {%6}, "
-            "{%0,%1,%2,%3};"
-            : "+r"(low[0]), "+r"(low[1]), "+r"(low[2]), "+r"(low[3])
-            : "r"(a0), "r"(a1), "r"(b_low));
+        MULTIPLY_16("s8.s8", high, a0, a1, b_high);
+        MULTIPLY_16("s8.u8", low, a0, a1, b_low);
     } else {
-        asm("mma.sync.aligned.m16n8k16.row.col.s32.u8.s8.s32 {%0,%1,%2,%3}, {%4,%5}, {%6}, "
-            "{%0,%1,%2,%3};"
-            : "+r"(high[0]), "+r"(high[1]), "+r"(high[2]), "+r"(high[3])
-            : "r"(a0), "r"(a1), "r"(b_high));
-        asm("mma.sync.aligned.m16n8k16.row.col.s32.u8.u8.s32 {%0,%1,%2,%3}, {%4,%5}, {%6}, "
-            "{%0,%1,%2,%3};"
-            : "+r"(low[0]), "+r"(low[1]), "+r"(low[2]), "+r"(low[3])
-            : "r"(a0), "r"(a1), "r"(b_low));
+        MULTIPLY_16("u8.s8", high, a0, a1, b_high);
+        MULTIPLY_16("u8.u8", low, a0, a1, b_low);
     }
 }
 
@@ -144,15 +144,13 @@ DEVICE unsigned largest_of_warp(unsigned value) { return __reduce_max_sync(ALL_L
 
 DEVICE unsigned shared_address(const void *p) { return (unsigned)__cvta_generic_to_shared(p); }
 
-// Copies of multiples of 16 bytes to the shared memory of a warp, in order. All lanes must call. A
-// slot has one copy at a time: `begin_copy` fills it from the address that lane `owner` has, and
-// `await_copy` returns when its latest copy has arrived; `phase` counts how often the slot was
+// Copies of multiples of 16 bytes to the shared memory of a warp, in order. All lanes must call with
+// the same arguments. A slot has one copy at a time: `begin_copy` fills it, and `await_copy` returns when its latest copy has arrived; `phase` counts how often the slot was
 // filled before. Copied data leaves the device's cache first, since a step reads a weight once.
 // `begin_store` copies a slot that the warp has written to global memory; `await_slots` returns
 // when all but the latest `left` slots may be filled again, `await_stores` when the stored data may
-// be copied again. With PART_COPIES defined each lane copies 16 bytes at a time, which also works
-// from host memory.
-#if __CUDA_ARCH__ >= 900 && !defined(PART_COPIES)
+// be copied again. Sources are in memory of the device or mapped memory of the host.
+#if __CUDA_ARCH__ >= 900
 typedef unsigned long long COPY_BARRIER;
 
 DEVICE void open_copies(COPY_BARRIER *barriers, int count) {
@@ -165,9 +163,12 @@ DEVICE void open_copies(COPY_BARRIER *barriers, int count) {
     __syncwarp();
 }
 
-DEVICE void begin_copy(COPY_BARRIER *barrier, void *slot, const void *source, unsigned bytes,
-                       unsigned owner = 0) {
-    if (threadIdx.x % WARP_LANES != owner) return;
+DEVICE void begin_copy(COPY_BARRIER *barrier, void *slot, const void *source, unsigned bytes) {
+    // For a lane that this instruction elects the compiler makes no loop over lanes.
+    unsigned elected;
+    asm volatile("{ .reg .pred p; elect.sync _|p, 0xFFFFFFFF; selp.u32 %0, 1, 0, p; }"
+                 : "=r"(elected));
+    if (!elected) return;
     asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(shared_address(barrier)),
                  "r"(bytes)
                  : "memory");
@@ -219,13 +220,8 @@ DEVICE void open_copies(COPY_BARRIER *, int) {}
 // Keeps the count of groups where there is nothing left to copy.
 DEVICE void no_copy() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
-DEVICE void begin_copy(COPY_BARRIER *, void *slot, const void *named, unsigned size,
-                       unsigned owner = 0) {
-    if (owner == NO_LANE) return no_copy();
+DEVICE void begin_copy(COPY_BARRIER *, void *slot, const void *source, unsigned bytes) {
     const unsigned to = (unsigned)__cvta_generic_to_shared(slot);
-    const unsigned long long source =
-        __shfl_sync(ALL_LANES, (unsigned long long)named, (int)owner);
-    const unsigned bytes = __shfl_sync(ALL_LANES, size, (int)owner);
     for (unsigned at = threadIdx.x % WARP_LANES * 16; at < bytes; at += WARP_LANES * 16)
         asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to + at),
                      "l"((const char *)source + at)

@@ -202,8 +202,11 @@ OUTLINED void load_page(const KV_HEAD *head, uint position, uint begin, uint end
         load_keys_i12(head, whole, position, begin, end, next, tile, key);
         load_values_i12(head, whole, position, begin, end, next, values, value);
     } else if (head->dtype == I4R) {
-        load_keys_i4r(head, position, begin, end, next, tile, key);
-        load_values_i4r(head, position, begin, end, next, values, value);
+        load_keys_coded(head, I4R, position, begin, end, next, tile, key);
+        load_values_coded(head, I4R, position, begin, end, next, values, value);
+    } else if (head->dtype == I3R) {
+        load_keys_coded(head, I3R, position, begin, end, next, tile, key);
+        load_values_coded(head, I3R, position, begin, end, next, values, value);
     } else {
         FOR_KV_TYPE(head, CALL)
     }

@@ -51,24 +51,26 @@ static inline const GLOBAL uchar *i12_page(const KV_HEAD *head, uint position) {
     return head->kv + i12_record(head->head_dim, head->kv_heads, page, head->kv_head);
 }
 
-// I4R, rule R13: records as of I12. A byte of codes holds channel i below 16 of a group of 32, and
-// above it channel i + 16.
-//   K codes uchar[16][head_dim / 2], V codes uchar[head_dim / 2][16], fifth bits of K
-//   uint[16][groups], scales of K uchar[16][groups] and of V uchar[groups][16], exponents of K and
-//   of V char[16]
-static inline ulong i4r_record(uint head_dim, uint kv_heads, ulong page, uint kv_head) {
-    return (page * kv_heads + kv_head) * (19 * head_dim + 32);
+// I4R and I3R, rule R13: records as of I12. A byte of codes holds the low four bits of channels i and
+// i + 16 of a group of 32, or of 3-bit values the low two bits of channels i, i + 8, i + 16, i + 24.
+//   codes of K uchar[16][head_dim / 2] and of V uchar[bytes][16], top bits uint[16][groups] of K in
+//   I4R, uint[groups][16] of V in I3R, scales of K uchar[16][groups] and of V uchar[groups][16],
+//   exponents of K and of V char[16]
+#define CODED_VALUES (8 * head_dim)
+#define CODED_TOPS(dtype) (((dtype) == I3R ? 12 : 16) * head_dim)
+#define CODED_SCALES(dtype) (CODED_TOPS(dtype) + 2 * head_dim)
+#define CODED_VALUE_SCALES (head_dim / 2)
+#define CODED_EXPONENTS(dtype) (CODED_TOPS(dtype) + 3 * head_dim)
+#define CODED_BYTES(dtype) (CODED_EXPONENTS(dtype) + 2 * PAGE_TOKENS)
+
+static inline ulong coded_record(uint dtype, uint head_dim, uint kv_heads, ulong page, uint kv_head) {
+    return (page * kv_heads + kv_head) * CODED_BYTES(dtype);
 }
 
-#define I4R_VALUES (8 * head_dim)
-#define I4R_FIFTH (16 * head_dim)
-#define I4R_SCALES (18 * head_dim)
-#define I4R_VALUE_SCALES (head_dim / 2)
-#define I4R_EXPONENTS (19 * head_dim)
-
-static inline const GLOBAL uchar *i4r_page(const KV_HEAD *head, uint position) {
+static inline const GLOBAL uchar *coded_page(const KV_HEAD *head, uint position) {
     const ulong page = head->pages[position / PAGE_TOKENS];
-    return head->kv + i4r_record(head->head_dim, head->kv_heads, page, head->kv_head);
+    return head->kv +
+           coded_record(head->dtype, head->head_dim, head->kv_heads, page, head->kv_head);
 }
 
 static inline uint first_visible(uint position, uint window) {

@@ -54,7 +54,7 @@ INLINE float16 load_kv(const KV_HEAD *head, uint dtype, bool whole, ulong elemen
     return vload16(0, lane);
 }
 
-// Hints that row i of keys or values from `position` on is wanted soon; of I12 and I4R a sixteenth
+// Hints that row i of keys or values from `position` on is wanted soon; of I12, I4R and I3R a sixteenth
 // of half a record. Spread over the work on the page before, so that its loads wait for nothing. Position
 // 0 is none.
 INLINE void prefetch_row(const KV_HEAD *head, uint position, uint which, uint i) {
@@ -64,9 +64,10 @@ INLINE void prefetch_row(const KV_HEAD *head, uint position, uint which, uint i)
     if (head->dtype == I12) {
         count = (3 * head->head_dim + 2) / 2;
         bytes = i12_page(head, position) + (which * PAGE_TOKENS + i) * count;
-    } else if (head->dtype == I4R) {
-        count = (19 * head->head_dim + 32) / 32;
-        bytes = i4r_page(head, position) + (which * PAGE_TOKENS + i) * count;
+    } else if (head->dtype == I4R || head->dtype == I3R) {
+        const uint head_dim = head->head_dim;
+        count = CODED_BYTES(head->dtype) / 32;
+        bytes = coded_page(head, position) + (which * PAGE_TOKENS + i) * count;
     } else {
         count = kv_bytes(head->dtype, head->head_dim);
         bytes = head->kv + kv_bytes(head->dtype, kv_row(head, position + i, which));

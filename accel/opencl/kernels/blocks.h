@@ -23,6 +23,7 @@
 // Not GGML's: KV pages of integers, see attention_rows.h.
 #define I12 1012
 #define I4R 1004
+#define I3R 1003
 
 #define Q8_0_ELEMENTS 32
 #define Q8_0_BYTES 34

@@ -3,7 +3,7 @@
 // operands: q, kv, page_table, query, y, sinks
 // sizes:    tokens, heads, kv_heads, head_dim, window
 // reals:    scale, soft_cap
-// kv is float, half, Q8_0, I12 or I4R as dtype says. The work is divided into units of one KV head and a
+// kv is float, half, Q8_0, I12, I4R or I3R as dtype says. The work is divided into units of one KV head and a
 // block of tokens, which workers take in turn.
 
 // Fewest rows that are worth turning keys and values into integers for.

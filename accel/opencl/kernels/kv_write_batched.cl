@@ -2,7 +2,7 @@
 //
 // operands: k, v, query, page_table, kv
 // sizes:    tokens, width (kv_heads * head_dim), page_tokens, head_dim
-// kv is float, half, Q8_0, I12 or I4R as dtype says. Tokens are split among workers.
+// kv is float, half, Q8_0, I12, I4R or I3R as dtype says. Tokens are split among workers.
 
 // One block of rule R6: d = largest magnitude / 127 as binary16, q = x / d to nearest even.
 static inline void store_q8_0(const GLOBAL float *x, GLOBAL uchar *block) {
@@ -84,7 +84,7 @@ INLINE uint codes_with(int16 low, int16 high, int scale, int bits, int16 *codes)
 // six with the least difference.
 INLINE int coded_group(int16 low, int16 high, int most, int bits, int16 *best) {
     const int top = (1 << bits) - 1;
-    const int largest = min((most + top - 1) / top, 2048 / top);
+    const int largest = min((most + top - 1) / top, min(2048 / top, 255));
     int scale = largest;
     uint least = codes_with(low, high, largest, bits, best);
     for (int i = 1; i < 6; i++) {
@@ -101,9 +101,10 @@ INLINE int coded_group(int16 low, int16 high, int most, int bits, int16 *best) {
 }
 
 // A rotated row at place i of the record of its page and KV head.
-OUTLINED void store_i4r(const GLOBAL float *x, uint head_dim, uint which, GLOBAL uchar *record,
-                        uint i) {
-    const uint groups = head_dim / CODED_CHANNELS;
+OUTLINED void store_coded(const GLOBAL float *x, uint dtype, uint head_dim, uint which,
+                          GLOBAL uchar *record, uint i) {
+    const uint groups = head_dim / CODED_CHANNELS, bits = (dtype == I4R ? 5 : 4) - which;
+    const uint low_bits = bits & ~1u, octets = 4 * low_bits;
     int16 largest = (int16)(0), codes[2];
     for (uint d = 0; d < head_dim; d += 16)
         largest = max(largest, magnitude_bits(vload16(0, x + d)));
@@ -121,20 +122,24 @@ OUTLINED void store_i4r(const GLOBAL float *x, uint head_dim, uint which, GLOBAL
             m[k] = as_int16(scaled + ROUNDER) - (int16)(as_int(ROUNDER));
             m[k] = exponent == BROKEN_ROW ? (int16)(0) : min(max(m[k], -KV_MOST), KV_MOST);
         }
-        const int scale = coded_group(m[0], m[1], most_integer, which ? 4 : 5, codes);
-        uint fifth = 0;
-        for (uint k = 0; k < 16; k++) {
-            const int low = ((const int *)codes)[k], high = ((const int *)codes)[16 + k];
-            const uint at = which ? I4R_VALUES + (16 * n + k) * PAGE_TOKENS + i
-                                  : i * head_dim / 2 + 16 * n + k;
-            record[at] = (uchar)((low & 15) | (high & 15) << 4);
-            fifth |= (uint)(low >> 4) << k | (uint)(high >> 4) << (16 + k);
+        const int scale = coded_group(m[0], m[1], most_integer, (int)bits, codes);
+        uint tops = 0;
+        for (uint k = 0; k < octets; k++) {
+            uint octet = 0;
+            for (uint c = k; c < CODED_CHANNELS; c += octets) {
+                const uint code = (uint)((const int *)codes)[c];
+                octet |= (code & ((1 << low_bits) - 1)) << (c / octets * low_bits);
+                tops |= code >> low_bits << c;
+            }
+            const uint at = which ? CODED_VALUES + (octets * n + k) * PAGE_TOKENS + i
+                                  : i * head_dim / 2 + octets * n + k;
+            record[at] = (uchar)octet;
         }
-        if (!which) ((GLOBAL uint *)(record + I4R_FIFTH))[i * groups + n] = fifth;
-        record[I4R_SCALES + (which ? I4R_VALUE_SCALES + n * PAGE_TOKENS + i : i * groups + n)] =
-            (uchar)scale;
+        const uint at = which ? n * PAGE_TOKENS + i : i * groups + n;
+        if (bits > low_bits) ((GLOBAL uint *)(record + CODED_TOPS(dtype)))[at] = tops;
+        record[CODED_SCALES(dtype) + which * CODED_VALUE_SCALES + at] = (uchar)scale;
     }
-    record[I4R_EXPONENTS + which * PAGE_TOKENS + i] = (uchar)exponent;
+    record[CODED_EXPONENTS(dtype) + which * PAGE_TOKENS + i] = (uchar)exponent;
 }
 
 MATMUL_TARGET_END
@@ -171,11 +176,11 @@ void op_kv_write_batched(MEMORY memory, const GLOBAL PACKET *packet, uint worker
                     store_i12(x + h * head_dim, head_dim, which,
                               kv + i12_record(head_dim, kv_heads, page, h),
                               position % page_tokens);
-            else if (packet->dtype == I4R)
+            else if (packet->dtype == I4R || packet->dtype == I3R)
                 for (uint h = 0; h < kv_heads; h++)
-                    store_i4r(x + h * head_dim, head_dim, which,
-                              kv + i4r_record(head_dim, kv_heads, page, h),
-                              position % page_tokens);
+                    store_coded(x + h * head_dim, packet->dtype, head_dim, which,
+                                kv + coded_record(packet->dtype, head_dim, kv_heads, page, h),
+                                position % page_tokens);
             else
                 for (uint k = 0; k < width; k += Q8_0_ELEMENTS)
                     store_kv(Q8_0, x + k, kv, place + k);

@@ -1,16 +1,20 @@
-// VERIFY_K: accepted[r] = length of the common prefix of draft[r] and target[r].
-//
-// operands: draft, target, accepted
-// sizes:    rows, draft_tokens
+// VERIFY_K: the event of each row takes the number of drafted tokens behind the row's that are right:
+// each is the next token of the query, of the same slot and with the next row, and was sampled before.
+
+static bool next_is_right(verify_k_fields op, uint row) {
+    if (row + 1 >= op.rows || op.output_rows[row + 1] != op.output_rows[row] + 1) return false;
+    const GLOBAL int *query = op.query + op.output_rows[row] * op.query_stride;
+    const GLOBAL int *draft = query + op.query_stride;
+    return draft[1] == query[1] && draft[0] == op.token[row];
+}
 
 void op_verify_k(MEMORY memory, const GLOBAL PACKET *packet, uint worker, uint workers) {
     OPEN(verify_k);
-    const SHARE mine = share(op.rows, 1, worker, workers);
-    for (uint row = mine.begin; row < mine.end; row++) {
-        const GLOBAL int *draft = op.draft + row * op.draft_stride;
-        const GLOBAL int *target = op.target + row * op.target_stride;
-        uint length = 0;
-        while (length < op.draft_tokens && draft[length] == target[length]) length++;
-        op.accepted[row] = length;
+    for (uint row = worker; row < op.rows; row += workers) {
+        if (row + op.ring_events < op.rows) continue;
+        uint accepted = 0;
+        while (accepted < op.draft_tokens && next_is_right(op, row + accepted)) accepted++;
+        const uint number = op.step[STEP_FIRST_EVENT] + row;
+        op.ring[number % op.ring_events * EVENT_WORDS + 5] = accepted;
     }
 }

@@ -17,7 +17,7 @@ from harness.bench.load.report import render_server_bench
 from harness.bench.load.servers import ServerSetup, check_peer_server
 from harness.bench.plot import check_plot, save_figure
 from harness.catalog import resolve_model
-from harness.cli.parser import Parser
+from harness.cli.parser import Parser, add_count, add_switch
 from harness.console import note
 from harness.progress import progress_on
 from harness.settings import resolve
@@ -59,26 +59,17 @@ def add_flags(parser: Parser) -> None:
         metavar="N",
         help="tenants of the server that is started [default: 1]",
     )
-    group.add_argument(
-        "--slots",
-        type=int,
-        default=16,
-        metavar="N",
-        help="slots of the server that is started [default: 16]",
-    )
-    group.add_argument(
-        "--http-cost", action="store_true", help="measure the engine without HTTP too"
-    )
+    add_count(group, "--slots", 16, "slots of the server that is started")
+    add_switch(group, "--http-cost", help="measure the engine without HTTP too")
 
 
 def _add_load(group: argparse._ArgumentGroup) -> None:
     """Add the flags that say how many requests of which lengths are sent, and when."""
-    group.add_argument(
+    add_count(
+        group,
         "--clients",
-        type=int,
-        default=8,
-        metavar="N",
-        help="clients that each wait for an answer before they send the next request [default: 8]",
+        8,
+        "clients that each wait for an answer before they send the next request",
     )
     group.add_argument(
         "--rate",
@@ -86,22 +77,14 @@ def _add_load(group: argparse._ArgumentGroup) -> None:
         metavar="NUMBER",
         help="requests a second, sent at random moments, instead of --clients",
     )
-    group.add_argument(
-        "--requests", type=int, default=48, metavar="N", help="requests in all [default: 48]"
-    )
+    add_count(group, "--requests", 48, "requests in all")
     group.add_argument(
         "--mix",
         choices=sorted(MIXES),
         default="mixed",
         help="lengths of prompts and answers [default: mixed]",
     )
-    group.add_argument(
-        "--seed",
-        type=int,
-        default=0,
-        metavar="N",
-        help="start of the random numbers: the same seed is the same load [default: 0]",
-    )
+    add_count(group, "--seed", 0, "start of the random numbers: the same seed is the same load")
 
 
 def run(args: argparse.Namespace, settings: tuple[str, ...]) -> int:

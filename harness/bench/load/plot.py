@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from harness.bench.engines import PEER
-from harness.bench.plot import COLORS, HEADROOM, INCHES, PEER_COLOR
+from harness.bench.plot import COLORS, HEADROOM, PEER_COLOR, figure_of
 from harness.bench.report import digits
 
 if TYPE_CHECKING:
@@ -22,21 +23,14 @@ PANELS = (
 
 def draw_load_figures(report: Mapping[str, Any]) -> Figure:
     """The plot as a matplotlib figure."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=INCHES, layout="constrained")
-    FigureCanvasAgg(figure)
-    for axes, panel in zip(figure.subplots(1, len(PANELS)), PANELS, strict=True):
-        _panel(axes, report["engines"], *panel)
     load = report["load"]
     how = f"{load['rate']:g} requests a second" if load["rate"] else f"{load['clients']} clients"
-    figure.suptitle(f"{report['machine']['cpu']}, mix {load['mix']}, {how}", fontsize=9)
-    return figure
+    title = f"{report['machine']['cpu']}, mix {load['mix']}, {how}"
+    return figure_of([partial(_panel, report["engines"], *panel) for panel in PANELS], title)
 
 
 def _panel(
-    axes: Any, engines: Mapping[str, Any], title: str, metrics: tuple[str, ...], factor: float
+    engines: Mapping[str, Any], title: str, metrics: tuple[str, ...], factor: float, axes: Any
 ) -> None:
     top = 0.0
     for number, (name, found) in enumerate(engines.items()):

@@ -62,6 +62,7 @@ class ServingPlan(BenchmarkPlan):
             kv_dtype=BY_NAME[self.kv_dtype],
             step_tokens=SLOTS + CHUNK_TOKENS,
             step_rows=SLOTS + GUESSES,
+            draft_tokens=GUESSES,
         )
 
 

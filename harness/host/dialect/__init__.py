@@ -12,6 +12,7 @@ from harness.host.dialect.calls import CallSyntax
 from harness.host.dialect.gemma_calls import FUNCTION_GEMMA, GemmaCalls
 from harness.host.dialect.harmony import HARMONY_MARKS, HarmonyDialect, speaks_harmony
 from harness.host.dialect.json_calls import (
+    COMMAND_CALLS,
     BareJsonCall,
     JsonListCalls,
     JsonObjectCalls,
@@ -27,6 +28,7 @@ REASONING = (
     Reasoning("<think>", "</think>"),
     Reasoning("<|channel>thought", "<channel|>"),
     Reasoning("[THINK]", "[/THINK]"),
+    Reasoning("<|START_THINKING|>", "<|END_THINKING|>"),
 )
 
 
@@ -61,6 +63,8 @@ def _syntax_of(template: str, tokenizer: Tokenizer) -> CallSyntax | None:
         return XmlCalls()
     if "[TOOL_CALLS]" in template:
         return MistralCalls(named="[ARGS]" in template)
+    if COMMAND_CALLS.begin in template:
+        return COMMAND_CALLS
     if "<TOOLCALL>[" in template:
         return JsonListCalls("<TOOLCALL>", "</TOOLCALL>")
     if "<tool_call>" in template and "arguments" in template:

@@ -1,4 +1,4 @@
-"""How a model writes what is more than text: its thoughts, and the tools it calls."""
+"""How a model writes its reasoning and its tool calls."""
 
 from __future__ import annotations
 
@@ -11,46 +11,45 @@ from harness.host.dialect.calls import CallSyntax, Function, Marks, in_regex, li
 
 @dataclass(frozen=True, slots=True)
 class Reasoning:
-    """What stands around thoughts."""
+    """The marks before and after a model's reasoning."""
 
     open: str
     close: str
 
     def opened_by(self, prompt: str) -> bool:
-        """Whether a prompt ends within thoughts that the model is to go on with."""
+        """Whether a prompt ends within reasoning, which the answer continues."""
         return prompt.rstrip().endswith(self.open)
 
     def closed_by(self, prompt: str) -> bool:
-        """Whether a prompt ends behind thoughts: the model is not to have any."""
+        """Whether a prompt ends behind closed reasoning, so that the answer has none."""
         return prompt.rstrip().endswith(self.close)
 
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """``markers`` are the control tokens among the marks, by their text: the others are written
-    as text."""
+    """How one model writes reasoning and tool calls. ``markers`` maps the marks that are control
+    tokens to their ids; all other marks are written as text."""
 
     calls: CallSyntax | None = None
     reasoning: Reasoning | None = None
     markers: Mapping[str, int] = field(default_factory=dict)
 
     framed: ClassVar[bool] = False
-    """Whether every answer is a row of messages with headers, so that its tokens alone are no
-    text for a user."""
+    """Whether every answer is a list of messages with headers, which are not shown to users."""
 
     @property
     def before_answer(self) -> str:
-        """What a grammar has in front of an answer, in Lark."""
+        """The part of a Lark grammar that comes before an answer."""
         return ""
 
     @property
     def marks(self) -> Marks:
-        """Its marks in grammars."""
+        """The model's marks in Lark grammars."""
         return Marks(self.markers)
 
     @property
     def shown(self) -> frozenset[int]:
-        """Control tokens whose text says something."""
+        """The control tokens whose text the parser of answers needs."""
         return frozenset(self.markers.values())
 
     def forced_calls(self, functions: Sequence[Function], many: bool) -> str:

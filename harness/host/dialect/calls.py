@@ -1,4 +1,4 @@
-"""What every way to write tool calls has in common."""
+"""The base of all syntaxes of tool calls."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from harness.host.structured.json_schema import compile_options, enforceable
 from harness.host.structured.schema_tree import SchemaRefused
 
 MOST_SEAMS = 100
-"""Places at which one body is cut into several calls."""
+"""Most positions at which the body of one call is tried as the border of two."""
 ANY_OBJECT: dict[str, Any] = {"type": "object"}
 
 
@@ -40,13 +40,13 @@ Functions = Mapping[str, Function]
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """What stands around calls and thoughts, in Lark. Those that are a control token of the model
-    are in ``tokens``, by their text: nothing else writes them. The others are written as text."""
+    """The marks around tool calls and reasoning, written in Lark. ``tokens`` maps the marks that
+    are control tokens to their ids; all other marks are written as text."""
 
     tokens: Mapping[str, int] = field(default_factory=dict)
 
     def written(self, mark: str) -> str:
-        """A mark."""
+        """A mark in Lark."""
         token = self.tokens.get(mark)
         return literal(mark) if token is None else f"<[{token}]>"
 
@@ -59,8 +59,8 @@ class Marks:
 
 @dataclass(frozen=True)
 class CallSyntax(ABC):
-    """How a family of models writes calls: ``begin``, then what ``parse`` reads, then ``end``.
-    Without ``end`` they reach to the end of the text."""
+    """How a family of models writes tool calls: ``begin``, then a body that ``parse`` reads, then
+    ``end``. Without ``end`` a call reaches to the end of the text."""
 
     begin: str
     end: str | None
@@ -68,9 +68,9 @@ class CallSyntax(ABC):
     only_first: ClassVar[bool] = False
     """Whether calls stand at the beginning of an answer or nowhere."""
     separator: ClassVar[str] = ""
-    """What stands between two calls that each have their own ``begin``."""
+    """The text between two calls that each have their own ``begin``."""
     short_ids: ClassVar[bool] = False
-    """Whether the family's templates want ids of nine characters."""
+    """Whether the family's templates require ids of nine characters."""
 
     @property
     def repeats(self) -> bool:
@@ -84,19 +84,19 @@ class CallSyntax(ABC):
 
     @property
     def bare(self) -> tuple[str, str] | None:
-        """What a call begins and ends with where its model left out ``begin``; both are part of its
-        body. None where nothing marks such a call."""
+        """The first and last characters of a call whose model left out ``begin``; both are part of
+        its body. None if such a call cannot be recognised."""
         return None
 
     @property
     def fences(self) -> Mapping[str, str]:
-        """What other calls begin with, and what each ends with, also beside a grammar; both are
-        part of the body, as those of ``bare`` are."""
+        """Other marks that begin a call, each with the mark that ends it, valid with a grammar too;
+        both are part of the body, as those of ``bare`` are."""
         return {}
 
     def other_marks(self, tolerant: bool) -> dict[str, str]:
-        """What calls begin with that lack ``begin``, and what each ends with; where marks may be
-        missing, as ``tolerant`` says, also ``bare``."""
+        """Marks other than ``begin`` that begin a call, each with the mark that ends it; ``bare``
+        is one of them if ``tolerant``."""
         return {**self.fences, **dict([self.bare] if self.bare and tolerant else [])}
 
     @abstractmethod
@@ -121,7 +121,7 @@ class CallSyntax(ABC):
         return None if not calls or last is None else calls + last
 
     def seams(self, body: str) -> Iterator[tuple[int, int]]:
-        """Where a call of a body may end and another begin, in order."""
+        """Positions in a body at which a call may end and another begin, in order."""
         for found in re.finditer(re.escape(self.begin), body):
             yield found.span()
 
@@ -130,11 +130,11 @@ class CallSyntax(ABC):
         return None
 
     def hopeless(self, body: str, functions: Functions) -> bool:
-        """Whether no text that may follow makes a ``bare`` body, or one in ``fences``, a call."""
+        """Whether no continuation can make a ``bare`` or fenced body a call."""
         return False
 
     def may_begin(self, text: str, functions: Functions) -> bool:
-        """Whether a text that begins as a call may be one."""
+        """Whether a text that begins like a call may still become one."""
         others = tuple(self.other_marks(tolerant=True))
         return not text.startswith(others) or not self.hopeless(text, functions)
 

@@ -19,20 +19,8 @@ from harness.host.dialect.calls import (
     literal,
     object_text,
 )
-from harness.host.dialect.schemas import (
-    OBJECT_KEYWORDS,
-    keywords_of,
-    members_of,
-    only,
-    resolved,
-)
-from harness.host.dialect.value_reader import (
-    DEEPEST,
-    KEY,
-    Malformed,
-    ValueReader,
-    sequence,
-)
+from harness.host.dialect.schemas import OBJECT_KEYWORDS, keywords_of, members_of, only, resolved
+from harness.host.dialect.value_reader import DEEPEST, KEY, Malformed, ValueReader, sequence
 from harness.host.structured.json_schema import enforceable
 from harness.host.structured.schema_tree import SchemaRefused
 
@@ -123,7 +111,7 @@ class _Rules:
         return name
 
     def value(self, schema: Any, root: Mapping[str, Any], path: str, depth: int = 0) -> str:
-        """What writes a value of ``schema``, which is at ``path`` in ``root``."""
+        """The Lark expression of a value of ``schema``, which is at ``path`` in ``root``."""
         schema = resolved(schema, root)
         if not isinstance(schema, Mapping):
             raise SchemaRefused(path, "a boolean", "is no type of this model's calls")

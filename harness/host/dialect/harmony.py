@@ -127,7 +127,7 @@ class HarmonyDialect(Dialect):
 
     @property
     def _next(self) -> str:
-        """What begins another message, in Lark."""
+        """The beginning of another message, in Lark."""
         return f"{self.marks.written(START)} {literal('assistant')}"
 
     def _opening(self, channel: str) -> str:

@@ -1,5 +1,5 @@
-"""Calls written as JSON: in tags (Hermes, Qwen), as a list in tags (Nemotron), alone (Llama 3), or
-behind a token (Mistral)."""
+"""Calls written as JSON: in tags (Hermes, Qwen), as a list in tags (Nemotron, Command R7B), alone
+(Llama 3), or behind a token (Mistral)."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ NAMED_CALL = re.compile(
 )
 DECODER = json.JSONDecoder()
 SEAM = re.compile(rf"<tool_call>|(?<=\}}){SPACE}[,;]?{SPACE}(?=\{{)")
-"""What stands between two calls in one pair of tags."""
+"""The separator of two calls in one pair of tags."""
 NEXT_OBJECT = re.compile(rf"(?<=\}}){SPACE}[,;]?{SPACE}\{{")
-"""What stands between the bodies of two calls that are objects alone."""
+"""The separator of two calls that are JSON objects without tags."""
 BARE = '{"name"'
 BARE_HEAD = re.compile(
     rf'\{{"name"{SPACE}(?:(?::{SPACE}(?:"[^"\\]*)?)?|:{SPACE}"(?P<name>[^"\\]*)".*)', re.S
@@ -43,7 +43,8 @@ FENCED_HEAD = '{"name":"'
 LONGEST_FENCED_HEAD = 256
 """Characters at the beginning of a fenced text in which a call has its name."""
 KEYS = ("arguments", "parameters")
-"""What models call the arguments of a call."""
+"""The keys under which models write the arguments of a call."""
+CALL_ID = '"tool_call_id": "'
 
 
 @dataclass(frozen=True)
@@ -107,16 +108,25 @@ class JsonObjectCalls(CallSyntax):
 
 @dataclass(frozen=True)
 class JsonListCalls(CallSyntax):
-    """``[{"name": ..., "arguments": {...}}, ...]`` in tags."""
+    """``[{"name": ..., "arguments": {...}}, ...]`` in tags; ``names`` are the two keys. With
+    ``numbered`` each call begins with a number as its ``tool_call_id``."""
 
     end: str
+    names: tuple[str, str] = ("name", KEYS[0])
+    numbered: bool = False
 
     def parse(self, body: str, functions: Functions) -> list[Call] | None:
-        return _list_of_calls(body, functions)
+        return _list_of_calls(body, functions, *self.names)
 
     def rules(self, functions: Sequence[Function], many: bool, marks: Marks) -> list[str]:
-        calls, *rules = _list_rules(functions, many)
+        calls, *rules = _list_rules(functions, many, *self.names, self.numbered)
         return [f"{calls} {marks.written(self.end)}", *rules]
+
+
+COMMAND_CALLS = JsonListCalls(
+    "<|START_ACTION|>", "<|END_ACTION|>", ("tool_name", "parameters"), numbered=True
+)
+"""The calls of Command R7B."""
 
 
 @dataclass(frozen=True)
@@ -197,19 +207,32 @@ class MistralCalls(CallSyntax):
 
 
 def _call_rules(
-    functions: Sequence[Function], key: str, opened: bool = False
+    functions: Sequence[Function],
+    key: str,
+    opened: bool = False,
+    name: str = "name",
+    numbered: bool = False,
 ) -> tuple[list[str], list[str]]:
     """Names and texts of a rule for each function."""
     rules = []
+    begin = "" if opened else "{"
+    number = f"{literal(begin + CALL_ID)} /[0-9]{{1,3}}/ " if numbered else ""
     for n, one in enumerate(functions):
-        head = ("" if opened else "{") + f'"name": "{one.name}", "{key}": '
-        rules.append(f"call_{n}: {literal(head)} {json_rule(one.parameters)} {literal('}')}")
+        head = ('", ' if numbered else begin) + f'"{name}": "{one.name}", "{key}": '
+        whole = f"{number}{literal(head)} {json_rule(one.parameters)} {literal('}')}"
+        rules.append(f"call_{n}: {whole}")
     return [f"call_{n}" for n in range(len(functions))], rules
 
 
-def _list_rules(functions: Sequence[Function], many: bool) -> list[str]:
+def _list_rules(
+    functions: Sequence[Function],
+    many: bool,
+    name: str = "name",
+    key: str = KEYS[0],
+    numbered: bool = False,
+) -> list[str]:
     """The first one is a list of calls, or of one."""
-    names, rules = _call_rules(functions, "arguments")
+    names, rules = _call_rules(functions, key, name=name, numbered=numbered)
     one = choice(names)
     more = f' (", " {one})*' if many else ""
     return [f'calls: "[" {one}{more} "]"', *rules]
@@ -244,8 +267,8 @@ def _unlisted(value: object, functions: Functions) -> Call | None:
     return None if given else Call(value["name"], "{}")
 
 
-def _checked(value: object, key: str, functions: Functions) -> Call | None:
-    if not isinstance(value, dict) or value.get("name") not in functions:
+def _checked(value: object, key: str, functions: Functions, name: str = "name") -> Call | None:
+    if not isinstance(value, dict) or value.get(name) not in functions:
         return None
     arguments: Any = value.get(key)
     if isinstance(arguments, str):
@@ -255,7 +278,7 @@ def _checked(value: object, key: str, functions: Functions) -> Call | None:
         except (ValueError, RecursionError):
             return None
     text = object_text(arguments)
-    return None if text is None else Call(value["name"], text)
+    return None if text is None else Call(value[name], text)
 
 
 def _arguments_start(text: str, key: str) -> tuple[str, int] | None:
@@ -267,7 +290,9 @@ def _arguments_start(text: str, key: str) -> tuple[str, int] | None:
     return None if found is None else (found[1], found.end())
 
 
-def _list_of_calls(text: str, functions: Functions) -> list[Call] | None:
+def _list_of_calls(
+    text: str, functions: Functions, name: str = "name", key: str = KEYS[0]
+) -> list[Call] | None:
     try:
         values = strict_loads(text)
     except (ValueError, RecursionError):
@@ -276,7 +301,7 @@ def _list_of_calls(text: str, functions: Functions) -> list[Call] | None:
         values = [values]
     if not isinstance(values, list):
         return None
-    calls = [_checked(value, "arguments", functions) for value in values]
+    calls = [_checked(value, key, functions, name) for value in values]
     # A list of none is text.
     return [call for call in calls if call is not None] if calls and all(calls) else None
 

@@ -26,7 +26,7 @@ from harness.host.structured.schema_tree import SchemaRefused
 
 QUOTES = "'\""
 BEHIND_STRINGS = ",)]}:"
-"""What stands behind a string: templates write apostrophes in strings without an escape."""
+"""The text after a string's closing quote, by which it is told from an unescaped apostrophe."""
 ESCAPE = re.compile(r"\\(u[0-9a-fA-F]{4}|x[0-9a-fA-F]{2}|.)", re.S)
 MEANT = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "\n": ""}
 PLAIN = "\\/'\""

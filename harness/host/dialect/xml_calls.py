@@ -22,13 +22,7 @@ from harness.host.dialect.calls import (
     object_text,
     strict_loads,
 )
-from harness.host.dialect.schemas import (
-    OBJECT_KEYWORDS,
-    keywords_of,
-    members_of,
-    only,
-    resolved,
-)
+from harness.host.dialect.schemas import OBJECT_KEYWORDS, keywords_of, members_of, only, resolved
 from harness.host.dialect.xml_text import CLOSE, name_called, read_tags
 from harness.host.structured.json_schema import enforceable
 from harness.host.structured.schema_tree import SchemaRefused
@@ -203,7 +197,7 @@ def _is_plain(text: object) -> bool:
 
 
 def _value_of(text: str, schema: Any, root: Mapping[str, Any]) -> Any:
-    """What a text between tags means; a newline on either side belongs to the tags."""
+    """The value of a text between tags; a newline on either side belongs to the tags."""
     text = text.removeprefix("\n").removesuffix("\n")
     meant = resolved(schema, root)
     try:

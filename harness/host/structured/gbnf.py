@@ -51,7 +51,7 @@ class CharacterClass:
 
 @dataclass(frozen=True, slots=True)
 class RuleName:
-    """What the rule of that name says; ``at`` is where it is named."""
+    """The definition of a rule; ``at`` is the position of its reference."""
 
     name: str
     at: int
@@ -167,7 +167,7 @@ class _GbnfReader:
         return parts[0] if len(parts) == 1 else InOrder(tuple(parts))
 
     def _part(self) -> GbnfNode | None:
-        """What stands here; None where a sequence ends."""
+        """The element at the current position; None at the end of a sequence."""
         character = self._text[self._at : self._at + 1]
         if character == '"':
             return self._literal()

@@ -64,7 +64,7 @@ class GrammarBroke(ZincError):
 
 @dataclass(frozen=True, slots=True)
 class GrammarLimits:
-    """What compiling one grammar may use."""
+    """Limits of the compilation of one grammar."""
 
     cpu_seconds: float = 2.0
     wall_seconds: float = 20.0
@@ -348,7 +348,7 @@ class _Tokens:
 
 
 def _dead_end(matcher: LLMatcher) -> str | None:
-    """What is wrong with a grammar that nothing can begin."""
+    """The error of a grammar that no text matches."""
     begun = matcher.deep_copy()
     packed = begun.compute_bitmask()
     if begun.is_error():
@@ -357,7 +357,7 @@ def _dead_end(matcher: LLMatcher) -> str | None:
 
 
 def _problem_of(error: str) -> str:
-    """What llguidance has against a grammar, without the position in rules of ours."""
+    """llguidance's error about a grammar, without positions in generated rules."""
     text = re.sub(r"^at \d+\(\d+\): (failed to compile JSON schema: )?", "", error)
     text = re.sub(r"\n\s*\d+ \|.*", "", text, flags=re.DOTALL)
     if text.startswith("NoExtensionBias"):

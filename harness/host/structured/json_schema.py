@@ -31,7 +31,7 @@ MOST_DECIMALS = 22
 """The grammar's reader makes a decimal of an integer and a power of ten. It rounds once, and
 rightly, where binary64 has both: an integer up to LARGEST_NUMBER and 10^22."""
 BLANKS = r"\n[ \t]{0,40}|[ \t]{1,40}"
-"""What may stand between the parts of a JSON value: indentation, but nothing without end."""
+"""White space between the parts of a JSON value: indentation of limited length."""
 
 VALUES = frozenset(
     (
@@ -275,7 +275,7 @@ SHAPES: dict[str, Callable[[object], bool]] = {
     **dict.fromkeys(("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"), _is_number),
     "multipleOf": lambda value: _is_number(value) and value > 0,  # type: ignore[operator]
 }
-"""What the value of a keyword must be, where llguidance would take something else."""
+"""Checks of keyword values that llguidance does not make."""
 
 
 def _escapes_of(schema: object) -> str:

@@ -25,10 +25,10 @@ class SchemaRefused(Exception):
         return f"{self.keyword} at {where} {self.problem}"
 
 
-def subschemas(schema: object, pointer: str = "") -> Iterator[tuple[str, Any]]:
+def subschemas(schema: object) -> Iterator[tuple[str, Any]]:
     """``schema`` and every schema in it, with its JSON pointer. A malformed part is given as it
     is."""
-    open_parts: list[tuple[str, Any]] = [(pointer, schema)]
+    open_parts: list[tuple[str, Any]] = [("", schema)]
     while open_parts:
         at, part = open_parts.pop()
         yield at, part
@@ -72,8 +72,8 @@ def _is_index(name: str, part: list[Any]) -> bool:
 
 
 def referenced(reference: object, root: object) -> Any:
-    """What a reference leads to in ``root``; True, which allows anything, for one that leads
-    nowhere."""
+    """The schema that a reference names in ``root``; True, which allows anything, for one that
+    leads nowhere."""
     part: Any = root
     for name in names_of_reference(reference) or []:
         if isinstance(part, Mapping):

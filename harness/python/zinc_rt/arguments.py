@@ -50,7 +50,7 @@ class ModelSettings(TypedDict, total=False):
     opencl_mode: Literal["auto", "persistent", "launch"] | None
     opencl_device: str | None
     context: Size | None
-    kv_dtype: Literal["f32", "f16", "q8_0", "i12", "i4r"] | None
+    kv_dtype: Literal["f32", "f16", "q8_0", "i12", "i4r", "i3r"] | None
     chunk: Size | None
     draft: int | None
     draft_model: str | Path | None
@@ -113,7 +113,7 @@ def _text(value: object) -> str:
 
 
 def hint_for(name: str, names: Sequence[str]) -> str:
-    """What the argument of another program is called here, or the setting most like it."""
+    """Our name of another program's argument, or the most similar setting."""
     from difflib import SequenceMatcher
 
     if name in ARGUMENTS:
@@ -137,7 +137,7 @@ def opening(model: str | Path | None, given: Mapping[str, Any]) -> tuple[Path, S
 
 
 def signature_of(call: Any, settings: Any) -> inspect.Signature:
-    """What ``help`` and editors show of ``call``: the keys of ``settings`` as keyword arguments."""
+    """The signature of ``call`` for ``help`` and editors: ``settings`` as keyword arguments."""
     own = inspect.signature(call)
     parameters = [one for one in own.parameters.values() if one.kind is not one.VAR_KEYWORD]
     parameters += [

@@ -1,4 +1,4 @@
-"""Many prompts through one engine: as many under way as keep it busy, each by itself."""
+"""Runs many prompts on one engine, with enough of them in flight to keep it busy."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Work(Protocol[Given]):
 
     @property
     def requests(self) -> Sequence[Request]:
-        """What the engine is asked for."""
+        """The engine requests."""
 
     @property
     def submission(self) -> Submission:
@@ -99,7 +99,7 @@ def _begin(
 
 
 def _ended(stream: EventStream, pending: dict[int, Work[Result]]) -> Iterator[Result]:
-    """What ends with the next events."""
+    """The results of the prompts that end with the next events."""
     for delivered in stream.take(WAIT_SECONDS):
         one = pending.get(delivered.event.request_id)
         if one is None:

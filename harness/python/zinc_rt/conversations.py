@@ -64,7 +64,7 @@ def fields_of(
     parallel_tool_calls: bool | None,
     response_format: Mapping[str, Any] | None,
 ) -> dict[str, Any]:
-    """What is said of a conversation, by the names of the server's fields."""
+    """The arguments of a conversation, by the names of the server's fields."""
     fields = {
         "enable_thinking": thinking,
         "tools": tools,

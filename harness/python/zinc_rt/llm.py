@@ -185,7 +185,7 @@ class LLM(OpenModel):
         return encode_chat(self.tokenizer, template, said, **arguments)
 
     def logits(self, prompt: Prompt) -> NDArray[np.float32]:
-        """What the model says after every token of a text: float32[tokens, vocab].
+        """The logits after every token of a text: float32[tokens, vocab].
 
         Raises RequestError, and NonFiniteLogits for a model that fails.
 

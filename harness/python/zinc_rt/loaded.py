@@ -38,7 +38,7 @@ WAITING = 16
 
 
 OPEN: weakref.WeakSet[OpenModel] = weakref.WeakSet()
-"""What nobody has closed yet."""
+"""Every open model of this process."""
 
 
 def _close_all() -> None:
@@ -52,7 +52,7 @@ getattr(threading, "_register_atexit", atexit.register)(_close_all)
 
 
 def _forget_all() -> None:
-    """What another process opened is not this one's to free."""
+    """Detach all models in a forked process: only the process that opened them may free them."""
     for llm in list(OPEN):
         llm.forget()
 

@@ -1,4 +1,4 @@
-"""What methods, arguments and attributes of vLLM and llama-cpp-python are called here."""
+"""Our names of methods, arguments and attributes of vLLM and llama-cpp-python."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What comes back."""
+"""The results of calls: pieces, completions, outputs and scores."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ class Completion:
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Output:
-    """What became of prompt number ``index``: its completions, or the ``error`` that it met.
+    """The result of prompt number ``index``: its completions, or an ``error``.
     ``str`` is the text of the first completion, or the error.
 
     ``prompt_tokens`` are the ids the model was given, and ``cached_tokens`` of them were known

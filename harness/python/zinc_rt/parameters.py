@@ -1,4 +1,4 @@
-"""What a caller may say about one generation."""
+"""The parameters of one generation."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MOST_STOP_TOKENS = 64
 
 
 def _default(name: str) -> Any:
-    """What ``zinc-rt run`` takes where nobody says anything."""
+    """The default parameters of ``zinc-rt run``."""
     return SETTINGS[name].default
 
 
@@ -129,7 +129,7 @@ class SamplingParams:
     def requests(
         self, prompt: Sequence[int], ids: Iterator[int], window: int, adapters: Scales = ()
     ) -> list[Request]:
-        """What the engine is asked for: ``n`` continuations of ``prompt``, with ``adapters`` of the
+        """The engine requests: ``n`` continuations of ``prompt``, with ``adapters`` of the
         model. Penalties look back at most ``window`` tokens."""
         return [
             Request(

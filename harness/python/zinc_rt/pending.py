@@ -1,4 +1,4 @@
-"""A prompt under way: from the engine's events to completions."""
+"""A prompt in flight: turns the engine's events into completions."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class _Choice:
-    """One continuation: its answer so far, and what a completion says of it. The tokens of a
-    ``framed`` answer are no text for a user: what its parts say is."""
+    """One continuation: its answer so far, and the data of its completion. The text of a ``framed``
+    answer is that of its parts, not of its tokens."""
 
     answer: AnswerText
     framed: bool = False
@@ -47,7 +47,7 @@ class _Choice:
         return self.experts.of(len(answer.request.prompt) + len(answer.sampled) - 1)
 
     def message(self) -> dict[str, Any] | None:
-        """What a conversation goes on with."""
+        """The message that continues the conversation; None for a text."""
         if self.answer.parser is None:
             return None
         from harness.serve.answers import message_of
@@ -153,7 +153,7 @@ class Pending:
 
     @property
     def submission(self) -> Submission:
-        """What the engine's driver is given."""
+        """The submission to the engine's driver."""
         sinks: dict[int, Callable[[int, NDArray[np.float32]], None]] = {}
         if self._parameters.logits:
             sinks = {number: choice.keep for number, choice in self._choices.items()}
@@ -163,7 +163,7 @@ class Pending:
         return Submission(self.requests, sinks, masks=self._masks, experts=experts)
 
     def take(self, event: TokenEvent, stream: EventStream) -> Piece | None:
-        """What became certain with an event. Raises ZincError when the model fails."""
+        """The new text of an event. Raises ZincError when the model fails."""
         choice = self._choices[event.request_id]
         try:
             piece = choice.answer.receive(event, stream)

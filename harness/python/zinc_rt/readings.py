@@ -1,4 +1,4 @@
-"""Texts that are read and not continued: their scores, and their vectors."""
+"""Prompts that run without generation: for scores and for embeddings."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Scoring(Reading):
 
     @property
     def submission(self) -> Submission:
-        """What the engine's driver is given."""
+        """The submission to the engine's driver."""
         (request,) = self.requests
         experts = {} if self._experts is None else {request.id: self._experts}
         return Submission(self.requests, scores={request.id: self._parts.append}, experts=experts)
@@ -123,7 +123,7 @@ class Embedding(Reading):
 
     @property
     def submission(self) -> Submission:
-        """What the engine's driver is given."""
+        """The submission to the engine's driver."""
         (request,) = self.requests
         sinks = {request.id: self._pool}
         return Submission(self.requests, sinks, self._pool.rows_from, HIDDEN)

@@ -1,5 +1,5 @@
-"""What callers may give where one or many of something is taken. Each raises TypeError, which names
-the right shape, for anything else."""
+"""Reads arguments that may be one value or many: prompts, conversations, parameters. A wrong
+argument raises a TypeError that names the right form."""
 
 from __future__ import annotations
 
@@ -90,9 +90,9 @@ def parameters_of(parameters: Parameters, prompts: Iterable[Any]) -> Iterable[Sa
 
 
 One = SamplingParams | None
-"""What a call for one prompt takes as parameters."""
+"""The parameters of a call for one prompt."""
 Parameters = SamplingParams | Sequence[SamplingParams] | None
-"""What a call takes as parameters: for all prompts, or one for each."""
+"""The parameters of a call: for all prompts, or one for each."""
 
 
 @overload

@@ -1,4 +1,4 @@
-"""From a request of the Messages API to the chat completion that it means."""
+"""Translates requests of the Messages API to chat completions."""
 
 from __future__ import annotations
 
@@ -19,36 +19,32 @@ from harness.serve.anthropic.wire import (
     ToolUseBlock,
     UserTurn,
 )
-from harness.serve.errors import ApiError
+from harness.serve.errors import invalid_value, renaming
 from harness.serve.hosted import HOSTED, without_hosted_tools
-from harness.serve.wire import ChatRequest, converted
+from harness.serve.wire import ChatRequest, converted, given_fields
 
 OWN_TOOLS = (*HOSTED, "bash_", "text_editor_", "advisor_")
-"""How the types of tools begin whose form only Anthropic's models know."""
+"""Prefixes of the types of tools that only Anthropic's own models can call."""
 OWN_BLOCKS = (
     *("server_tool_use", "web_search_tool_result", "web_fetch_tool_result", "container_upload"),
     *("code_execution_tool_result", "bash_code_execution_tool_result", "mcp_tool", "compaction"),
     *("text_editor_code_execution_tool_result", "tool_search_tool_result", "advisor_tool_result"),
 )
-"""How the types of blocks begin that Anthropic's server made for itself."""
-CHAT_NAMES = {
-    "stop": "stop_sequences",
-    "reasoning_effort": "thinking",
-    "response_format": "output_config.format",
-    "continue_final_message": "messages",
-}
-"""What chat completions call a field that is called otherwise here."""
+"""Prefixes of the types of content blocks that Anthropic's server makes."""
+client_name = renaming(
+    {
+        "stop": "stop_sequences",
+        "reasoning_effort": "thinking",
+        "response_format": "output_config.format",
+        "continue_final_message": "messages",
+    }
+)
+"""What this API calls a field of chat completions."""
 SAME = ("model", "max_tokens", "stream", "temperature", "top_p", "top_k", "min_p", "seed")
 CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 EFFORTS = {"max": "xhigh"}
 FAILED = "Error: "
-"""How the text of a result begins that says that its call failed."""
-
-
-def client_name(param: str) -> str:
-    """What this API calls a field of chat completions."""
-    name, dot, rest = param.partition(".")
-    return CHAT_NAMES.get(name, name) + dot + rest
+"""The prefix of the result of a tool call that failed."""
 
 
 def readable_blocks(value: dict[str, Any], ignored: list[str]) -> dict[str, Any]:
@@ -83,7 +79,7 @@ def chat_of(body: CountRequest, switches_thoughts: bool) -> ChatRequest:
     if isinstance(body.messages[-1], AssistantTurn):
         chat["continue_final_message"] = True
     if isinstance(body, MessagesRequest):
-        chat |= {name: given for name in SAME if (given := getattr(body, name)) is not None}
+        chat |= given_fields(body, SAME)
         if body.stop_sequences:
             chat["stop"] = body.stop_sequences
         if body.stream:
@@ -113,7 +109,7 @@ def chat_of(body: CountRequest, switches_thoughts: bool) -> ChatRequest:
 
 
 def _effort(body: CountRequest, switches_thoughts: bool) -> str | None:
-    """How much is thought: nothing unless it is asked for, as this API has it."""
+    """The reasoning effort: none unless it is requested, as in Anthropic's API."""
     asked = None if body.output_config is None else body.output_config.effort
     if body.thinking is not None and body.thinking.type != "disabled":
         return "medium" if asked is None else EFFORTS.get(asked, asked)
@@ -124,8 +120,9 @@ def _choice(choice: AnyChoice, tools: bool) -> Json:
     chat: Json = {"parallel_tool_calls": False} if choice.disable_parallel_tool_use else {}
     if choice.type == "tool":
         if choice.name is None:
-            problem = "tool_choice.name: a choice of type tool has one"
-            raise ApiError(400, problem, param="tool_choice.name", code="invalid_value")
+            raise invalid_value(
+                "tool_choice.name", "tool_choice.name: a choice of type tool has one"
+            )
         named = {"type": "function", "function": {"name": choice.name}}
         return chat | {"tool_choice": named}
     return chat | {"tool_choice": CHOICES[choice.type]} if tools or choice.type == "any" else chat

@@ -57,7 +57,7 @@ class MessageShape:
         self._finish = piece.finish or self._finish
 
     def end(self, usage: bool) -> bytes:
-        """What closes the message: why it ended, and its counts."""
+        """The last events of a message: why it ended, and its token counts."""
         stop = _stop(self.answer, self._finish)
         last = event("message_delta", delta=stop, usage=usage_of(self.answer), **self._ours())
         return b"".join([*self._start(), *self._closed(), last, event("message_stop")])
@@ -154,8 +154,8 @@ def usage_of(answer: Answer) -> Json:
 
 
 def signature(thoughts: str, answer: Answer) -> str:
-    """What a client gives back with thoughts: a digest of them and of the model. It is not asked
-    for: thoughts are read as they are."""
+    """A digest of the reasoning and the model, which clients send back with it. It is not checked:
+    reasoning is read as it is."""
     model = answer.generation.model.fingerprint
     return base64.b64encode(hashlib.sha256(f"{model} {thoughts}".encode()).digest()).decode()
 

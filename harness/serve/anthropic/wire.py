@@ -1,4 +1,4 @@
-"""What clients of the Messages API send."""
+"""The request bodies of the Messages API."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class TextBlock(Struct, forbid_unknown_fields=True, tag_field="type", tag="text"
 
 
 class ToolUseBlock(Struct, forbid_unknown_fields=True, tag_field="type", tag="tool_use"):
-    """A call that the model made."""
+    """A tool call that the model made."""
 
     id: CallId
     name: FunctionName
@@ -32,7 +32,7 @@ class ToolUseBlock(Struct, forbid_unknown_fields=True, tag_field="type", tag="to
 
 
 class ToolResultBlock(Struct, forbid_unknown_fields=True, tag_field="type", tag="tool_result"):
-    """What a call gave, or that it failed."""
+    """The result of a tool call, or that it failed."""
 
     tool_use_id: CallId
     content: str | list[TextBlock] | None = None
@@ -41,7 +41,7 @@ class ToolResultBlock(Struct, forbid_unknown_fields=True, tag_field="type", tag=
 
 
 class ThinkingBlock(Struct, forbid_unknown_fields=True, tag_field="type", tag="thinking"):
-    """What the model thought."""
+    """Reasoning of the model."""
 
     thinking: str
     signature: str | None = None
@@ -50,7 +50,7 @@ class ThinkingBlock(Struct, forbid_unknown_fields=True, tag_field="type", tag="t
 class RedactedThinkingBlock(
     Struct, forbid_unknown_fields=True, tag_field="type", tag="redacted_thinking"
 ):
-    """Thoughts of another server that nobody can read."""
+    """Encrypted reasoning of another server."""
 
     data: str
 
@@ -60,19 +60,19 @@ AssistantBlock = TextBlock | ToolUseBlock | ThinkingBlock | RedactedThinkingBloc
 
 
 class UserTurn(Struct, forbid_unknown_fields=True, tag_field="role", tag="user"):
-    """What the model is to answer."""
+    """A message of the user."""
 
     content: str | list[UserBlock]
 
 
 class SystemTurn(Struct, forbid_unknown_fields=True, tag_field="role", tag="system"):
-    """How the model is to be from here on."""
+    """Instructions to the model in the middle of a conversation."""
 
     content: str | list[TextBlock]
 
 
 class AssistantTurn(Struct, forbid_unknown_fields=True, tag_field="role", tag="assistant"):
-    """What the model said."""
+    """An earlier answer of the model."""
 
     content: str | list[AssistantBlock]
 

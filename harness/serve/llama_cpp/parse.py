@@ -1,34 +1,30 @@
-"""From requests of llama.cpp's routes to the completions that they mean."""
+"""Translates requests of llama.cpp's routes to text completions."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
 from harness.serve.answers import Json
-from harness.serve.errors import ApiError
+from harness.serve.errors import invalid_value, renaming, unsupported
 from harness.serve.infill_prompt import infill_prompt
 from harness.serve.llama_cpp.wire import InfillRequest, LlamaCompletionRequest
 from harness.serve.model import ServedModel
-from harness.serve.wire import CompletionRequest, Sampled, converted
+from harness.serve.wire import CompletionRequest, Sampled, converted, given_fields
 
 SAME = frozenset((*Sampled.__struct_fields__, "grammar")) - {"logit_bias", "repeat_last_n", "seed"}
 DRAWN_SEED = 2**32 - 1
 """The seed by which llama.cpp's clients ask for one that is drawn."""
 FORBIDDEN = -100.0
 """The least bias there is."""
-NAMES = {
-    "logprobs": "n_probs",
-    "response_format": "json_schema",
-    "max_tokens": "n_predict",
-    "suffix": "input_suffix",
-}
-"""What completions call a field that is called otherwise here."""
-
-
-def client_name(param: str) -> str:
-    """What this API calls a field of completions."""
-    name, dot, rest = param.partition(".")
-    return NAMES.get(name, name) + dot + rest
+client_name = renaming(
+    {
+        "logprobs": "n_probs",
+        "response_format": "json_schema",
+        "max_tokens": "n_predict",
+        "suffix": "input_suffix",
+    }
+)
+"""What this API calls a field of completions."""
 
 
 def completion_of(model: ServedModel, body: LlamaCompletionRequest) -> CompletionRequest:
@@ -47,8 +43,8 @@ def _completion(
     model: ServedModel, body: LlamaCompletionRequest | InfillRequest, prompt: str | list[int]
 ) -> CompletionRequest:
     if body.n not in (None, 1):
-        raise ApiError(400, "n is 1 here", param="n", code="unsupported")
-    asked: Json = {name: given for name in SAME if (given := getattr(body, name)) is not None}
+        raise unsupported("n", "n is 1 here")
+    asked: Json = given_fields(body, SAME)
     if body.max_tokens is None and body.n_predict is None:
         asked["n_predict"] = -1
     if body.stream:
@@ -75,8 +71,7 @@ def _prompt_ids(model: ServedModel, parts: Sequence[str | int | list[int]]) -> l
         return parts[0]
     several = all(isinstance(part, str) for part in parts) and len(parts) > 1
     if several or any(isinstance(part, list) for part in parts):
-        problem = "one prompt a request here; /v1/completions takes several"
-        raise ApiError(400, problem, param="prompt", code="unsupported")
+        raise unsupported("prompt", "one prompt a request here; /v1/completions takes several")
     ids: list[int] = []
     for number, part in enumerate(parts):
         if isinstance(part, str):
@@ -92,9 +87,7 @@ def _biases(
     """Every token with its bias."""
     for token, value in biases.items() if isinstance(biases, dict) else biases:
         if value is True:
-            raise ApiError(
-                400, "a bias is a number, or false", param="logit_bias", code="invalid_value"
-            )
+            raise invalid_value("logit_bias", "a bias is a number, or false")
         bias = FORBIDDEN if value is False else value
         if isinstance(token, int) or token.isdecimal():
             yield str(token), bias

@@ -1,4 +1,4 @@
-"""Completions as llama.cpp's server tells them: one object, or events that each hold one."""
+"""Completions in the format of llama.cpp's server: one object, or a stream of them."""
 
 from __future__ import annotations
 
@@ -7,14 +7,7 @@ from dataclasses import dataclass
 
 from contract.types import FinishReason, TokenEvent
 from harness.host.answer_text import Piece
-from harness.serve.answers import (
-    Answer,
-    AnswerFormat,
-    Json,
-    ShapeOf,
-    said_tokens,
-    token_facts,
-)
+from harness.serve.answers import Answer, AnswerFormat, Json, ShapeOf, said_tokens, token_facts
 from harness.serve.data_lines import PING, data_line, encode
 from harness.serve.errors import ApiError
 from harness.serve.llama_cpp.wire import InfillRequest, LlamaCompletionRequest
@@ -130,7 +123,7 @@ class LlamaShape:
 
 
 def shape_of(body: LlamaCompletionRequest | InfillRequest) -> ShapeOf:
-    """What makes the shape of the answer to a request."""
+    """The constructor of the answer format for a request."""
 
     def shape(answer: Answer, listed: bool) -> AnswerFormat:
         return LlamaShape(answer, body, listed)

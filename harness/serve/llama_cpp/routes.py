@@ -3,52 +3,32 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any
 
 from flask import g, request
 
 from contract.errors import RequestError
+from contract.types import Tenant
 from harness.serve.answers import Json
+from harness.serve.caller import Caller, in_names_of
 from harness.serve.data_lines import encode
-from harness.serve.errors import ApiError, naming_fields
-from harness.serve.gate import caller_of_request, decoded, need_admin
+from harness.serve.errors import ApiError, try_again
+from harness.serve.gate import decoded, need_admin, service_of_request
 from harness.serve.llama_cpp.parse import client_name, completion_of, infill_of
 from harness.serve.llama_cpp.render import MILLISECONDS, shape_of
 from harness.serve.llama_cpp.wire import InfillRequest, LlamaCompletionRequest, SlotFile
-from harness.serve.model import ServedModel
 from harness.serve.openapi import Route
 from harness.serve.service import Answered, Service
-from harness.serve.wire import CompletionRequest, LoraScale, decode
+from harness.serve.wire import LoraScale, decode
 
 ACTIONS = ("save", "restore", "erase")
-Body = TypeVar("Body", LlamaCompletionRequest, InfillRequest)
-LLAMA_CPP_ROUTES = (
-    Route("POST", "/completion", "continue_text", "Continue a text.", LlamaCompletionRequest),
-    Route("POST", "/infill", "infill", "The text between two others.", InfillRequest),
-    Route("GET", "/props", "props", "The settings of the model that answers."),
-    Route("GET", "/lora-adapters", "adapters", "The LoRA adapters and their scales."),
-    Route(
-        "POST", "/lora-adapters", "set_adapters",
-        "The adapters of requests that name none. For admins.", list[LoraScale],
-    ),
-    Route("GET", "/slots", "slots", "One's slots, and whether they answer."),
-    Route("POST", "/slots/<slot>", "change_slot", "Save, restore or erase a slot.", SlotFile),
-)  # fmt: skip
 
 
 class LlamaCppHandlers:
-    """One method for each of LLAMA_CPP_ROUTES, named by it."""
-
-    def continue_text(self, raw: bytes) -> Answered:
-        return _answer(raw, LlamaCompletionRequest, completion_of)
-
-    def infill(self, raw: bytes) -> Answered:
-        return _answer(raw, InfillRequest, infill_of)
+    """The handlers of those LLAMA_CPP_ROUTES that have no answer, named by them."""
 
     def props(self) -> Json:
-        model = _service().model
+        model = service_of_request().model
         tokenizer = model.tokenizer
         tokens = {"bos": tokenizer.bos_id, "eos": tokenizer.eos_id}
         return {
@@ -69,7 +49,7 @@ class LlamaCppHandlers:
         }
 
     def adapters(self) -> list[Json]:
-        served = _service().model.adapters
+        served = service_of_request().model.adapters
         scales = dict(served.defaults)
         return [
             {"id": n, "name": one.name, "path": one.path.name, "scale": scales.get(n, 0.0)}
@@ -78,16 +58,16 @@ class LlamaCppHandlers:
 
     def set_adapters(self, raw: bytes) -> Json:
         need_admin()
-        served = _service().model.adapters
+        served = service_of_request().model.adapters
         kind: Any = list[LoraScale]
         served.defaults = served.chosen(None, decode(raw, kind))
         return {"success": True}
 
     def slots(self) -> bytes:
-        service = _service()
+        service = service_of_request()
         model, facts = service.model, service.slots.facts(service.model, g.account.tenant)
         if request.args.get("fail_on_no_slot") and all(busy for busy, _ in facts):
-            raise ApiError(503, "no slot is idle", code="no_slot", retry_after=1, retry=True)
+            raise try_again("no slot is idle", "no_slot", 1)
         speculative = model.driver.statistics.speculation.drafted > 0
         return encode(
             [
@@ -106,7 +86,7 @@ class LlamaCppHandlers:
         body, action = decoded(raw or b"{}", SlotFile), request.args.get("action")
         if action not in ACTIONS:
             raise ApiError(400, f"action is one of {', '.join(ACTIONS)}", param="action")
-        service, tenant, began = _service(), g.account.tenant, time.monotonic()
+        service, tenant, began = service_of_request(), g.account.tenant, time.monotonic()
         model, table = service.model, service.slots
         model.check_name(body.model)
         number = int(slot) if slot.isascii() and slot.isdecimal() and len(slot) < 10 else -1
@@ -127,18 +107,39 @@ class LlamaCppHandlers:
         }
 
 
-def _service() -> Service:
-    service: Service = g.service
-    return service
-
-
-def _answer(
-    raw: bytes, kind: type[Body], mean: Callable[[ServedModel, Body], CompletionRequest]
+@in_names_of(client_name)
+def continue_text(
+    service: Service, body: LlamaCompletionRequest, tenant: Tenant, caller: Caller
 ) -> Answered:
-    g.generates = True
-    body, service = decoded(raw, kind), _service()
-    caller = replace(caller_of_request(), client_name=client_name)
-    with naming_fields(client_name):
-        service.model.check_name(body.model)
-        meant = mean(service.model, body)
-        return service.complete(meant, g.account.tenant, caller, shape_of(body), "llama-")
+    """The continuation of a text. Raises what ``Service.complete`` raises."""
+    service.model.check_name(body.model)
+    meant = completion_of(service.model, body)
+    return service.complete(meant, tenant, caller, shape_of(body), "llama-")
+
+
+@in_names_of(client_name)
+def infill(service: Service, body: InfillRequest, tenant: Tenant, caller: Caller) -> Answered:
+    """The text between two others. Raises what ``Service.complete`` raises."""
+    service.model.check_name(body.model)
+    meant = infill_of(service.model, body)
+    return service.complete(meant, tenant, caller, shape_of(body), "llama-")
+
+
+LLAMA_CPP_ROUTES = (
+    Route(
+        "POST", "/completion", "continue_text", "Continue a text.",
+        LlamaCompletionRequest, answer=continue_text,
+    ),
+    Route(
+        "POST", "/infill", "infill", "The text between two others.",
+        InfillRequest, answer=infill,
+    ),
+    Route("GET", "/props", "props", "The settings of the model that answers."),
+    Route("GET", "/lora-adapters", "adapters", "The LoRA adapters and their scales."),
+    Route(
+        "POST", "/lora-adapters", "set_adapters",
+        "The adapters of requests that name none. For admins.", list[LoraScale],
+    ),
+    Route("GET", "/slots", "slots", "One's slots, and whether they answer."),
+    Route("POST", "/slots/<slot>", "change_slot", "Save, restore or erase a slot.", SlotFile),
+)  # fmt: skip

@@ -102,7 +102,7 @@ class SlotFolder:
         return pages, nbytes
 
     def read(self, name: str, tenant: Tenant, function: str, most_pages: int) -> SavedSlot:
-        """What was saved under a name for the model that ``function`` names, of at most
+        """The slot that was saved under a name for the model that ``function`` names, of at most
         ``most_pages`` pages. Raises RequestError for a name, FileNotFoundError, StorageProblem, and
         SlotFileRefused for a file that must not be used."""
         flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOFOLLOW", 0)

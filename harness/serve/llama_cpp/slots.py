@@ -17,25 +17,25 @@ from numpy.typing import NDArray
 
 from contract.arithmetic import PAGE_TOKENS
 from contract.types import Tenant
-from harness.serve.errors import ApiError
+from harness.serve.errors import ApiError, invalid_value, try_again
 from harness.serve.generation import Generation
 from harness.serve.llama_cpp.slot_files import SlotFileRefused, SlotFolder
 from harness.serve.model import ServedModel
 from reference.memory.disk.entry import Bytes
 
 SIMILAR = 0.1
-"""A prompt goes to the slot with whose conversation it has most in common, if that is more than
-this part of the prompt."""
+"""A prompt takes the slot whose conversation shares the longest prefix with it, if that is more
+than this fraction of the prompt."""
 PAGES_AT_ONCE = 64
-"""Pages that are copied between two steps of the engine."""
+"""Most pages that are copied between two steps of the engine."""
 NO_TOKENS: NDArray[np.int32] = np.empty(0, np.int32)
 NO_FOLDER = "slots are not saved here; start the server with --slot-save-path DIR"
 
 
 @dataclass(slots=True, eq=False)
 class Slot:
-    """The tokens of the latest conversation, and the answers that are not whole. ``used`` numbers
-    the uses of all slots."""
+    """The tokens of the latest conversation, and the unfinished answers. ``used`` is the number of
+    the slot's last use among the uses of all slots."""
 
     tokens: NDArray[np.int32] = field(default_factory=lambda: NO_TOKENS)
     used: int = 0
@@ -48,8 +48,8 @@ class Slot:
 
 
 class SlotTable:
-    """The slots of all tenants and models. Tokens are remembered where there are ``files``. Threads
-    may share it."""
+    """The slots of all tenants and models. Tokens are only remembered if there are ``files``.
+    Threads may share it."""
 
     def __init__(self, files: SlotFolder | None = None) -> None:
         self.files = files
@@ -62,8 +62,9 @@ class SlotTable:
         with self._lock:
             slots = self._of(model, tenant.id)
         if not 0 <= number < len(slots):
-            problem = f"there is no slot {number}; they are 0 to {len(slots) - 1}"
-            raise ApiError(400, problem, param="id_slot", code="invalid_value")
+            raise invalid_value(
+                "id_slot", f"there is no slot {number}; they are 0 to {len(slots) - 1}"
+            )
         return slots[number]
 
     def facts(self, model: ServedModel, tenant: Tenant) -> list[tuple[bool, int]]:
@@ -74,13 +75,14 @@ class SlotTable:
             return [(slot.is_processing, len(slot.tokens)) for slot in slots]
 
     def begin(self, model: ServedModel, tenant: Tenant, answer: Generation, asked: int) -> int:
-        """The number of the slot in which an answer begins: the one that was ``asked`` for, or with
-        -1 the one that suits it best. Raises ApiError."""
+        """The number of the slot in which an answer begins: the requested one, or for -1 the best
+        match. Raises ApiError."""
         with self._lock:
             slots = self._of(model, tenant.id)
             if asked >= len(slots):
-                problem = f"id_slot is {asked}, and there are {len(slots)} slots"
-                raise ApiError(400, problem, param="id_slot", code="invalid_value")
+                raise invalid_value(
+                    "id_slot", f"id_slot is {asked}, and there are {len(slots)} slots"
+                )
             prompt = answer.choices[0].request.prompt
             number = asked if asked >= 0 else _best(slots, prompt)
             slot = slots[number]
@@ -101,7 +103,7 @@ class SlotTable:
             self._use(slot)
 
     def only(self, tenants: Sequence[Tenant]) -> None:
-        """Forget what belongs to others, in files too."""
+        """Delete the slots and files of all tenants but these."""
         ids = {tenant.id for tenant in tenants}
         with self._lock:
             for key in [key for key in self._slots if key[0] not in ids]:
@@ -110,8 +112,8 @@ class SlotTable:
             self.files.only(tenants)
 
     def save(self, model: ServedModel, tenant: Tenant, slot: Slot, name: str) -> tuple[int, int]:
-        """Write what is cached of a slot's conversation to a file: its tokens and bytes. Raises
-        ApiError, RequestError and StorageProblem."""
+        """Write the cached part of a slot's conversation to a file. Returns its tokens and bytes.
+        Raises ApiError, RequestError and StorageProblem."""
         files, tokens = self._files(), slot.tokens
         driver = model.driver
         tokens = tokens[: driver.call(lambda engine: engine.cached_prefix(tenant.id, tokens))]
@@ -125,7 +127,7 @@ class SlotTable:
         return pages * PAGE_TOKENS, nbytes
 
     def restore(self, model: ServedModel, tenant: Tenant, slot: Slot, name: str) -> tuple[int, int]:
-        """Cache what a file has, and let it be the slot's conversation: its tokens and bytes.
+        """Load a file into the cache as the slot's conversation. Returns its tokens and bytes.
         Raises ApiError, RequestError and StorageProblem."""
         files = self._files()
         try:
@@ -141,16 +143,15 @@ class SlotTable:
             lambda engine: engine.load_prefix(tenant.id, tokens, pages, state)
         )
         if not count:
-            problem = "there is no room for the saved slot now"
-            raise ApiError(503, problem, code="no_room", retry_after=1, retry=True)
+            raise try_again("there is no room for the saved slot now", "no_room", 1)
         with self._lock:
             slot.tokens = tokens[:count]
             self._use(slot)
         return count, nbytes
 
     def erase(self, model: ServedModel, tenant: Tenant, slot: Slot) -> int:
-        """Forget a slot's conversation, and what is cached of it alone: how many tokens it had.
-        Raises ApiError."""
+        """Forget a slot's conversation, and its pages in the cache that no other prompt shares.
+        Returns the number of its tokens. Raises ApiError."""
         self._files()
         with self._lock:
             tokens, slot.tokens = slot.tokens, NO_TOKENS
@@ -174,8 +175,8 @@ class SlotTable:
 
 
 def _best(slots: Sequence[Slot], prompt: Sequence[int]) -> int:
-    """The number of the idle slot, or of any, whose conversation begins as a prompt does, or which
-    was used least recently."""
+    """The number of the slot whose conversation shares the longest prefix with a prompt, else of
+    the least recently used one. Idle slots are preferred."""
     by_age = sorted(range(len(slots)), key=lambda number: slots[number].used)
     oldest = next((number for number in by_age if not slots[number].is_processing), -1)
     common: dict[int, int] = {}
@@ -192,14 +193,14 @@ def _best(slots: Sequence[Slot], prompt: Sequence[int]) -> int:
 
 
 def _common(one: NDArray[np.int32], other: NDArray[np.int32]) -> int:
-    """How many tokens both begin with."""
+    """The length of the common prefix."""
     most = min(len(one), len(other))
     differing = np.flatnonzero(one[:most] != other[:most])
     return int(differing[0]) if len(differing) else most
 
 
 def _pages(model: ServedModel, tenant: Tenant, tokens: NDArray[np.int32]) -> Iterator[Bytes]:
-    """The keys and values of a tenant's tokens, page by page, as far as they are cached."""
+    """The cached keys and values of a tenant's tokens, page by page."""
 
     def copied(first: int) -> list[Bytes]:
         return model.driver.call(

@@ -1,4 +1,4 @@
-"""What llama.cpp's clients say and read of tokens."""
+"""llama.cpp's forms of tokens in requests and answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What clients of llama.cpp's server send."""
+"""The request bodies of llama.cpp's own routes."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ Biases = dict[str, float] | list[tuple[int | str, float | bool]]
 
 
 class _SampledText(Sampled, kw_only=True):
-    """What both requests say. ``n_probs`` asks for the log-probability of every token and of so
-    many of the likeliest, ``return_tokens`` for the ids. A bias is of a token, or of every token of
-    a text; false forbids it. A negative ``seed`` asks for one that is drawn, ``repeat_last_n`` -1
-    looks back as far as this server does."""
+    """The fields of both requests. ``n_probs`` asks for the log-probability of every token and of
+    so many of the likeliest, ``return_tokens`` for the ids. A bias is of a token, or of every token
+    of a text; false forbids it. A negative ``seed`` asks for one that is drawn, ``repeat_last_n``
+    -1 looks back as far as this server does."""
 
     grammar: str | None = None
     json_schema: dict[str, Any] | bool | None = None

@@ -9,11 +9,11 @@ from harness.serve.answers import Json
 from harness.serve.model import ServedModel
 
 FOREVER = "2318-01-01T00:00:00Z"
-"""When a model is unloaded that stays."""
+"""The unload time that is reported for a model which is never unloaded."""
 
 
 def details_of(model: ServedModel) -> Json:
-    """What kind of model it is."""
+    """A model's file format, family, size and quantization."""
     family = str(model.model.file.metadata.get("general.architecture", ""))
     count = sum(math.prod(tensor.shape) for tensor in model.model.file.tensors.values())
     return {
@@ -27,7 +27,7 @@ def details_of(model: ServedModel) -> Json:
 
 
 def _most_used(model: ServedModel) -> str:
-    """The storage that most bytes of a file have."""
+    """The storage type that takes most bytes of a file."""
     sizes: dict[str, int] = {}
     for tensor in model.model.file.tensors.values():
         name = tensor.ggml_type.name
@@ -80,7 +80,7 @@ def shown(model: ServedModel) -> Json:
 
 
 def capabilities(model: ServedModel) -> list[str]:
-    """What a model can do."""
+    """Ollama's names of a model's capabilities."""
     found = ["completion"]
     if model.dialect.calls is not None:
         found.append("tools")
@@ -90,7 +90,7 @@ def capabilities(model: ServedModel) -> list[str]:
 
 
 def size_of(model: ServedModel) -> int:
-    """Bytes of its files."""
+    """Bytes of a model's files."""
     return sum(shard.path.stat().st_size for shard in model.model.file.shards)
 
 

@@ -1,4 +1,4 @@
-"""From requests of Ollama's API to the chat completions and texts that they mean."""
+"""Translates requests of Ollama's API to chat completions and text completions."""
 
 from __future__ import annotations
 
@@ -7,34 +7,26 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from harness.serve.answers import Json
-from harness.serve.errors import ApiError
+from harness.serve.errors import ApiError, renaming, unsupported
 from harness.serve.ollama.wire import (
     GenerateRequest,
     OllamaChatRequest,
     OllamaMessage,
     SamplingOptions,
 )
-from harness.serve.wire import ChatRequest, CompletionRequest, converted
+from harness.serve.wire import ChatRequest, CompletionRequest, Sampling, converted, given_fields
 
-CHAT_NAMES = {
-    "reasoning_effort": "think",
-    "response_format": "format",
-    "max_tokens": "options.num_predict",
-    "stop": "options.stop",
-    "continue_final_message": "messages",
-}
-"""What chat completions call a field that is called otherwise here."""
-SAME = (
-    *("seed", "temperature", "top_k", "top_p", "min_p", "repeat_last_n", "repeat_penalty"),
-    *("presence_penalty", "frequency_penalty", "stop"),
+client_name = renaming(
+    {
+        "reasoning_effort": "think",
+        "response_format": "format",
+        "max_tokens": "options.num_predict",
+        "stop": "options.stop",
+        "continue_final_message": "messages",
+    }
 )
+"""What this API calls a field of chat completions."""
 UNSERVED = ("template", "context")
-
-
-def client_name(param: str) -> str:
-    """What this API calls a field of chat completions."""
-    name, dot, rest = param.partition(".")
-    return CHAT_NAMES.get(name, name) + dot + rest
 
 
 def plain_schemas(value: dict[str, Any], ignored: list[str]) -> dict[str, Any]:
@@ -98,7 +90,7 @@ def _common(body: OllamaChatRequest | GenerateRequest) -> Json:
     if body.stream:
         chat["stream_options"] = {"include_usage": True}
     options = body.options or SamplingOptions()
-    chat |= {name: given for name in SAME if (given := getattr(options, name)) is not None}
+    chat |= given_fields(options, Sampling.__struct_fields__)
     if options.num_predict is not None:
         chat["n_predict"] = max(-1, options.num_predict)
     if body.think is not None:
@@ -158,4 +150,4 @@ def _images(param: str) -> ApiError:
 
 
 def _unsupported(param: str, problem: str) -> ApiError:
-    return ApiError(400, problem, param=param, code="unsupported")
+    return unsupported(param, problem)

@@ -1,4 +1,4 @@
-"""Answers as Ollama tells them: one object, or lines of them."""
+"""Answers in Ollama's format: one JSON object, or a stream of one object a line."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def line(value: Json) -> bytes:
 
 
 def now() -> str:
-    """The time, as these objects tell it."""
+    """The current time in the format of Ollama's answers."""
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
 
 
@@ -71,13 +71,13 @@ class OllamaShape:
         return self._head() | self._body(text, thoughts, calls) | self._counts(choice[-1].finish)
 
     def _parts(self, piece: Piece) -> Sequence[Part]:
-        """What a piece says."""
+        """The parts of a piece."""
         if not self.plain:
             return joined(piece.parts)
         return [Content(piece.text)] if piece.text else []
 
     def _objects_of(self, part: Part) -> Iterator[Json]:
-        """What a part says, after a call before it."""
+        """The objects for a part. A tool call that it ends comes first."""
         if isinstance(part, CallArguments):
             self._arguments.append(part.text)
             return

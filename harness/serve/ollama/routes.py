@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 from functools import partial
 from time import monotonic
 
@@ -12,10 +11,9 @@ from flask import g
 from contract.errors import RequestError
 from contract.types import Tenant
 from harness.serve.answers import Json
-from harness.serve.caller import Caller
+from harness.serve.caller import Caller, in_names_of
 from harness.serve.embeddings import EmbeddingRequest, embed
-from harness.serve.errors import naming_fields
-from harness.serve.gate import caller_of_request, decoded, need_admin
+from harness.serve.gate import caller_of_request, decoded, need_admin, service_of_request
 from harness.serve.model import ServedModel
 from harness.serve.model_routes import known_model
 from harness.serve.ollama.errors import error_line
@@ -70,14 +68,14 @@ class OllamaHandlers:
         if not body.messages:
             return _loaded(body.model, {"message": {"role": "assistant", "content": ""}})
         g.generates = True
-        return answer_chat(_service(), body, g.account.tenant, caller_of_request())
+        return answer_chat(service_of_request(), body, g.account.tenant, caller_of_request())
 
     def ollama_generate(self, raw: bytes) -> Answered:
         body = decoded(raw, GenerateRequest)
         if not body.prompt:
             return _loaded(body.model, {"response": ""})
         g.generates = True
-        return answer_prompt(_service(), body, g.account.tenant, caller_of_request())
+        return answer_prompt(service_of_request(), body, g.account.tenant, caller_of_request())
 
     def ollama_embed(self, raw: bytes) -> Json:
         body = decoded(raw, EmbedRequest)
@@ -104,7 +102,7 @@ class OllamaHandlers:
         name = body.model or body.name
         if name is None:
             raise RequestError("model", "is needed")
-        model = _service().model
+        model = service_of_request().model
         model.check_name(name)
         return shown(model)
 
@@ -133,46 +131,38 @@ class OllamaHandlers:
 
     def _in_memory(self) -> Iterable[ServedModel]:
         """The models in memory, the one that answers first."""
-        yield _service().model
+        yield service_of_request().model
         yield from (model for model in self._serving.others.values() if model is not None)
 
 
-def _service() -> Service:
-    service: Service = g.service
-    return service
-
-
+@in_names_of(client_name)
 def answer_chat(
     service: Service, body: OllamaChatRequest, tenant: Tenant, caller: Caller
 ) -> Answered:
-    """The answer to a conversation, whole or streamed. Raises what ``Service.chat`` raises, with
-    the fields named as they are here."""
-    own = replace(caller, client_name=client_name)
-    with naming_fields(client_name):
-        return service.chat(chat_of(body), tenant, own, OllamaShape, "ollama-")
+    """The answer to a conversation, whole or streamed. Raises what ``Service.chat`` raises."""
+    return service.chat(chat_of(body), tenant, caller, OllamaShape, "ollama-")
 
 
+@in_names_of(client_name)
 def answer_prompt(
     service: Service, body: GenerateRequest, tenant: Tenant, caller: Caller
 ) -> Answered:
     """The answer to a prompt, or its continuation; otherwise as ``answer_chat``."""
-    own = replace(caller, client_name=client_name)
-    with naming_fields(client_name):
-        if body.raw or body.suffix or service.model.template is None:
-            shape = partial(OllamaShape, text=True, plain=True)
-            return service.complete(text_of_prompt(body), tenant, own, shape, "ollama-")
-        shape = partial(OllamaShape, text=True)
-        return service.chat(chat_of_prompt(body), tenant, own, shape, "ollama-")
+    if body.raw or body.suffix or service.model.template is None:
+        shape = partial(OllamaShape, text=True, plain=True)
+        return service.complete(text_of_prompt(body), tenant, caller, shape, "ollama-")
+    shape = partial(OllamaShape, text=True)
+    return service.chat(chat_of_prompt(body), tenant, caller, shape, "ollama-")
 
 
 def _vectors(asked: EmbeddingRequest) -> Json:
     g.generates = True
-    return embed(_service(), asked, g.account.tenant, caller_of_request())
+    return embed(service_of_request(), asked, g.account.tenant, caller_of_request())
 
 
 def _loaded(name: str, said: Json) -> Json:
     """The answer to a request without anything to answer, which asks for the model to be there."""
-    model = _service().model
+    model = service_of_request().model
     model.check_name(name)
     head = {"model": model.name, "created_at": now()}
     return head | said | {"done": True, "done_reason": "load"}

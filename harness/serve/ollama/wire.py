@@ -1,4 +1,4 @@
-"""What clients of Ollama send."""
+"""The request bodies of Ollama's API."""
 
 from __future__ import annotations
 
@@ -7,37 +7,17 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, Struct
 
 from contract.types import MAX_INT32
-from harness.serve.wire import (
-    MOST_MESSAGES,
-    Id,
-    Penalty,
-    Repetition,
-    Seed,
-    Share,
-    Stop,
-    Temperature,
-    TopK,
-    Window,
-)
+from harness.serve.wire import MOST_MESSAGES, Id, Sampling
 from harness.serve.wire_tools import FunctionName
 
 Predicted = Annotated[int, Meta(ge=-2, le=MAX_INT32, description="-1 and -2 fill the context")]
 
 
-class SamplingOptions(Struct, forbid_unknown_fields=True):
-    """How tokens are chosen, and how many. Options of how a model is loaded change nothing."""
+class SamplingOptions(Sampling, kw_only=True):
+    """Sampling options, and the most tokens to generate. Options for loading a model are
+    ignored."""
 
-    seed: Seed | None = None
     num_predict: Predicted | None = None
-    temperature: Temperature | None = None
-    top_k: TopK | None = None
-    top_p: Share | None = None
-    min_p: Share | None = None
-    repeat_last_n: Window | None = None
-    repeat_penalty: Repetition | None = None
-    presence_penalty: Penalty | None = None
-    frequency_penalty: Penalty | None = None
-    stop: str | Stop | None = None
 
 
 class NamedCall(Struct, forbid_unknown_fields=True):
@@ -70,8 +50,8 @@ class OllamaMessage(Struct, forbid_unknown_fields=True):
 
 
 class _AskedForText(Struct, forbid_unknown_fields=True, kw_only=True):
-    """What both requests for text say. ``keep_alive`` changes nothing: models stay while there is
-    room. A stream is given unless it is refused."""
+    """The fields of both requests for generated text. ``keep_alive`` is ignored: a model stays
+    loaded while there is room. Answers are streamed unless ``stream`` is false."""
 
     model: Id
     stream: bool = True

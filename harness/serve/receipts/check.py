@@ -29,7 +29,7 @@ READINGS = ("embedding", "score", "rerank")
 
 @dataclass(frozen=True)
 class DerivedRequests:
-    """What a receipt's request asks the engine, derived anew: one request a choice, the plan of a
+    """The engine requests of a receipt, derived anew: one request a choice, the plan of a
     conversation, and what holds the answers to a form. ``served`` is the model with the defaults of
     the server that answered."""
 
@@ -43,7 +43,7 @@ class DerivedRequests:
 def record_problems(
     receipt: Receipt, trusted: Sequence[str] | None, tenant: str | None
 ) -> list[str]:
-    """What is wrong with a receipt by itself: signature, key, tenant, roots, counts."""
+    """The errors of a receipt by itself: signature, key, tenant, roots, counts."""
     payload, problems = receipt.payload, []
     if not receipt.is_signed:
         problems.append("signature: it is not of this receipt, which was changed or not signed")
@@ -87,7 +87,7 @@ def _usage_problems(receipt: Receipt) -> Iterator[str]:
 
 
 def chain_problems(receipts: Sequence[Receipt]) -> list[str]:
-    """What is wrong with receipts as one tenant's chain."""
+    """The errors of receipts as one tenant's chain."""
     problems: list[str] = []
     for before, after in pairwise(receipts):
         first, second = before.payload, after.payload
@@ -141,7 +141,7 @@ def model_problems(receipt: Receipt, model: ServedModel) -> list[str]:
 
 
 def derive_requests(receipt: Receipt, service: Service) -> DerivedRequests | str:
-    """What the request in a receipt asks the engine here; or why it cannot be derived."""
+    """The engine requests of the request in a receipt; or why they cannot be derived."""
     payload = receipt.payload
     try:
         asked = loads(payload.request.encode())

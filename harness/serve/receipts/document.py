@@ -1,4 +1,4 @@
-"""What a receipt says, and how it is read from a file that a stranger made."""
+"""The contents of a receipt, and how to read one from an untrusted file."""
 
 from __future__ import annotations
 
@@ -71,9 +71,9 @@ class ChoiceFacts(Struct, forbid_unknown_fields=True):
 
 
 class ReceiptPayload(Struct, forbid_unknown_fields=True):
-    """What is signed. ``request`` is the request as JSON text, in the form of the route ``kind``;
-    ``results`` are SHA-256 of results that are not tokens. ``number`` and ``previous`` place it in
-    the chain of its tenant: the SHA-256 of the receipt before it."""
+    """The signed part of a receipt. ``request`` is the request as JSON text, in the form of the
+    route ``kind``; ``results`` are SHA-256 of results that are not tokens. ``number`` and
+    ``previous`` place it in the chain of its tenant: the SHA-256 of the receipt before it."""
 
     receipt: int
     id: str

@@ -108,19 +108,15 @@ def _difference(
     return None
 
 
-def recompute_sample(
-    receipt: Receipt, derived: DerivedRequests, count: int, chosen: Sequence[int] | None = None
-) -> Recomputed:
+def recompute_sample(receipt: Receipt, derived: DerivedRequests, count: int) -> Recomputed:
     """Compute ``count`` steps again, drawn by chance: each is one row behind its prefix, and
-    prefixes are shared. ``chosen`` are numbers of steps instead of the draw."""
+    prefixes are shared."""
     choices = receipt.payload.choices
     all_steps = [
         (n, step) for n, choice in enumerate(choices) for step in range(len(choice.tokens))
     ]
-    count = min(count, len(all_steps))
-    if chosen is None:
-        chosen = secrets.SystemRandom().sample(range(len(all_steps)), count)
-    for number, step in sorted(all_steps[index] for index in chosen):
+    chosen = secrets.SystemRandom().sample(all_steps, min(count, len(all_steps)))
+    for number, step in sorted(chosen):
         found = _step_problem(receipt, derived, number, step)
         if found is not None:
             problem = f"{found[0]}: choice {number}: step {step}: {found[1]}"

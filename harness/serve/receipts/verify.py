@@ -36,7 +36,7 @@ TENTH = 10
 
 @dataclass(frozen=True, slots=True)
 class ReceiptDemands:
-    """What receipts are held to: keys that are trusted and a tenant, None for any, and how many
+    """The conditions that receipts must meet: trusted keys and a tenant, None for any, and how many
     steps of each are computed again, None for all."""
 
     trusted: Sequence[str] | None = None
@@ -81,7 +81,7 @@ def verify_receipts(
 
 
 def chain_verdict(receipts: Sequence[Receipt]) -> list[str]:
-    """What is wrong with several receipts as a chain, and a note where it has no beginning."""
+    """The errors of several receipts as a chain, and a note where its beginning is missing."""
     problems = [f"different: {problem}" for problem in chain_problems(receipts)]
     first = receipts[0].payload.number
     if first != 1:

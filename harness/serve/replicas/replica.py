@@ -34,7 +34,8 @@ answers use."""
 
 
 class Replica:
-    """What Ray Serve makes one of in each process. ``tenants`` is the file of accounts."""
+    """The class that Ray Serve instantiates in each process. ``tenants`` is the file of
+    accounts."""
 
     def __init__(self, path: Path, options: ModelOptions, tenants: Path | None) -> None:
         from ray import serve
@@ -146,7 +147,7 @@ class _Job:
             self.submission = Submission([request], sinks, first, output, masks, scores)
 
     def _sinks(self, number: int, model: ServedModel) -> tuple[Mapping[int, LogitsSink], str]:
-        """What receives rows, and rows of which output."""
+        """The receiver of rows, and the output whose rows it receives."""
         digests: dict[int, LogitsSink] = {} if self._digest is None else {number: self._digest}
         if not self.work.leaves:
             return digests, LOGITS

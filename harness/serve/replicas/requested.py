@@ -1,4 +1,4 @@
-"""What a request asks of its replica besides tokens, and who receives it."""
+"""The results other than tokens that a request asks of its replica, and their receivers."""
 
 from __future__ import annotations
 

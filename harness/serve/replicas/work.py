@@ -51,7 +51,7 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """Something to be asked of the engine of one replica, or, with ``replica`` empty, of any."""
+    """A function to call with the engine of one replica, or of any if ``replica`` is empty."""
 
     replica: str
     ask: Callable[[Engine], Any]
@@ -69,9 +69,9 @@ class AnswerEnd:
 
 @dataclass(frozen=True, slots=True)
 class RequestUpdate:
-    """What a replica has to say of a request: its latest events and facts, and how its engine
-    stands. The first one, without events, says that it was taken. ``digests`` are those after each
-    row from row ``digested`` on, ``leaves`` those of a receipt from row ``leaves_from`` on;
+    """A replica's update about a request: new events and facts, and the counts of its engine. The
+    first update has no events and says that the request was accepted. ``digests`` are those after
+    each row from row ``digested`` on, ``leaves`` those of a receipt from row ``leaves_from`` on;
     ``scores`` come once, and ``pool`` with the last event."""
 
     replica: str
@@ -120,4 +120,4 @@ KINDS: Mapping[str, Callable[..., ZincError]] = {
     "queue": QueueFull,
     "tenant": TenantQueueFull,
 }
-"""What a refusal of each kind is."""
+"""The error class for each kind of refusal."""

@@ -1,24 +1,19 @@
-"""Refusals as this API has them: fields by its names, and answers that are not stored."""
+"""Error responses of the Responses API: its names of fields, and answers that are not stored."""
 
 from __future__ import annotations
 
-from harness.serve.errors import ApiError
+from harness.serve.errors import ApiError, renaming
 
-CHAT_NAMES = {
-    "messages": "input",
-    "max_completion_tokens": "max_output_tokens",
-    "response_format": "text.format",
-    "reasoning_effort": "reasoning.effort",
-    "max_tokens": "max_output_tokens",
-}
-"""What chat completions call a field that is called otherwise here."""
-
-
-def response_name(param: str) -> str:
-    """What this route calls a field of chat completions."""
-    name, dot, rest = param.partition(".")
-    name, bracket, index = name.partition("[")
-    return CHAT_NAMES.get(name, name) + bracket + index + dot + rest
+response_name = renaming(
+    {
+        "messages": "input",
+        "max_completion_tokens": "max_output_tokens",
+        "response_format": "text.format",
+        "reasoning_effort": "reasoning.effort",
+        "max_tokens": "max_output_tokens",
+    }
+)
+"""What this API calls a field of chat completions."""
 
 
 def not_found(id: str, param: str | None = None) -> ApiError:

@@ -1,4 +1,4 @@
-"""What a request of ``/v1/responses`` means: a chat completion."""
+"""Translates requests of ``/v1/responses`` to chat completions."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from harness.serve.answers import Json
-from harness.serve.errors import ApiError
+from harness.serve.errors import invalid_value
 from harness.serve.hosted import HOSTED, offered_tools
 from harness.serve.responses.wire import (
     LOGPROBS,
@@ -17,11 +17,17 @@ from harness.serve.responses.wire import (
     ResponsesRequest,
     ResponseTextFormat,
 )
+from harness.serve.wire import given_fields
 
 THOUGHTS, TOKENS = "reasoning_content", "token_ids"
+SAME = (
+    *("model", "temperature", "top_p", "top_k", "seed", "stream", "service_tier", "user"),
+    *("safety_identifier", "prompt_cache_key", "metadata", "parallel_tool_calls"),
+)
+"""Fields that chat completions call the same."""
 CUSTOM = {"custom_tool_call": "function_call", "custom_tool_call_output": "function_call_output"}
 CALLS_BY_SERVER = (*HOSTED, "local_shell_call", "shell_call", "apply_patch_call", "compaction")
-"""How the types of items begin that a server made for itself."""
+"""Prefixes of the types of items that only a server makes."""
 
 
 def readable_items(value: dict[str, Any], ignored: list[str]) -> dict[str, Any]:
@@ -59,13 +65,7 @@ def chat_of(body: ResponsesRequest, earlier: Sequence[InputItem] = ()) -> Json:
     """The body of the chat completion that a request means, which continues a conversation of
     ``earlier`` items. Raises ApiError."""
     chat: Json = {"messages": list(_messages(body, earlier))}
-    for name in (
-        *("model", "temperature", "top_p", "top_k", "seed", "stream", "service_tier", "user"),
-        *("safety_identifier", "prompt_cache_key", "metadata", "parallel_tool_calls"),
-    ):
-        value = getattr(body, name)
-        if value is not None:
-            chat[name] = value
+    chat |= given_fields(body, SAME)
     if body.logits_digest:
         chat["logits_digest"] = True
     if body.stream:
@@ -87,7 +87,7 @@ def lists_tokens(body: ResponsesRequest) -> bool:
 
 
 def items_of(body: ResponsesRequest) -> list[InputItem]:
-    """What a request adds to its conversation."""
+    """The items that a request adds to its conversation."""
     if isinstance(body.input, str):
         return [InputItem(role="user", content=body.input)]
     return body.input
@@ -115,7 +115,7 @@ def _messages(body: ResponsesRequest, earlier: Sequence[InputItem]) -> Iterable[
 
 
 def _said_by_model(item: InputItem, index: int) -> Json | None:
-    """What an item adds to a turn of the model; None for one that the model was given."""
+    """The fields that an item adds to an assistant message; None for an item of another role."""
     if item.type == "reasoning":
         thoughts = item.content or item.summary
         return {THOUGHTS: _text(thoughts)} if thoughts else {}
@@ -138,7 +138,7 @@ def _given_to_model(item: InputItem, index: int) -> Json:
 
 
 def _turn(turn: Json) -> Iterable[Json]:
-    """The message of a turn of the model; none for a turn of reasoning alone."""
+    """The assistant message of a turn; none if the turn has only reasoning."""
     if turn.keys() - {THOUGHTS, TOKENS}:
         yield {"role": "assistant", "content": None, **turn}
 
@@ -147,7 +147,7 @@ def _given(item: InputItem, index: int, name: str) -> Any:
     value = getattr(item, name)
     if value is None:
         field = f"input[{index}].{name}"
-        raise ApiError(400, f"{field}: a {item.type} has one", param=field, code="invalid_value")
+        raise invalid_value(field, f"{field}: a {item.type} has one")
     return value
 
 
@@ -164,10 +164,8 @@ def _format(requested: ResponseTextFormat) -> Json:
     for name, value in schema.items():
         if value is None:
             field = f"text.format.{name}"
-            raise ApiError(400, f"{field} is missing", param=field, code="invalid_value")
-    for name in ("description", "strict"):
-        if getattr(requested, name) is not None:
-            schema[name] = getattr(requested, name)
+            raise invalid_value(field, f"{field} is missing")
+    schema |= given_fields(requested, ("description", "strict"))
     return {"type": "json_schema", "json_schema": schema}
 
 
@@ -176,10 +174,7 @@ def _tools(body: ResponsesRequest) -> Json:
     if body.tools:
         chat["tools"] = []
         for tool in body.tools:
-            function = {"name": tool.name}
-            for name in ("description", "parameters", "strict"):
-                if getattr(tool, name) is not None:
-                    function[name] = getattr(tool, name)
+            function = given_fields(tool, ("name", "description", "parameters", "strict"))
             chat["tools"].append({"type": "function", "function": function})
     if isinstance(body.tool_choice, ChosenFunction):
         chat["tool_choice"] = {"type": "function", "function": {"name": body.tool_choice.name}}

@@ -1,4 +1,4 @@
-"""The objects and events of ``/v1/responses``, made from those of a chat completion.
+"""The objects and events of ``/v1/responses``, translated from those of a chat completion.
 
 Its events are named, as its clients expect of this route and of no other.
 """
@@ -236,7 +236,7 @@ class _Item:
 
     @property
     def part(self) -> str:
-        """What its text is called."""
+        """The type of its content part."""
         return PARTS[self.kind]
 
     @property

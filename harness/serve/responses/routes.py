@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 
 import msgspec
@@ -11,9 +10,9 @@ from flask import g, request
 
 from contract.types import Tenant
 from harness.serve.answers import Answer, Json
-from harness.serve.caller import Caller
-from harness.serve.errors import ApiError, naming_fields
-from harness.serve.gate import caller_of_request, decoded
+from harness.serve.caller import Caller, in_names_of
+from harness.serve.errors import ApiError, invalid_value, naming_fields, unsupported
+from harness.serve.gate import decoded, service_of_request
 from harness.serve.openapi import Route
 from harness.serve.responses.errors import response_name
 from harness.serve.responses.parse import chat_of, items_of, readable_items
@@ -23,37 +22,18 @@ from harness.serve.responses.wire import LOGPROBS, InputItem, ResponsesRequest
 from harness.serve.service import Answered, Service
 from harness.serve.wire import ChatRequest, converted
 
-RESPONSES_ROUTES = (
-    Route("POST", "/v1/responses", "respond", "Answer, and store it.", ResponsesRequest),
-    Route(
-        "POST", "/v1/responses/input_tokens", "count_response", "Tokens of such a request.",
-        ResponsesRequest,
-    ),
-    Route("GET", "/v1/responses/<id>", "response", "A stored answer."),
-    Route("DELETE", "/v1/responses/<id>", "remove_response", "Forget a stored answer."),
-    Route("POST", "/v1/responses/<id>/cancel", "cancel_response", "Refused: none runs unattended."),
-    Route("GET", "/v1/responses/<id>/input_items", "response_items", "What it was asked with."),
-)  # fmt: skip
 MOST_ITEMS, USUAL_ITEMS = 100, 20
 """Items of a list: most of them, and how many unless a request says."""
 
 
 class ResponsesHandlers:
-    """One method for each of RESPONSES_ROUTES, named by it."""
-
-    def __init__(self, store: ResponseStore) -> None:
-        self._store = store
-
-    def respond(self, raw: bytes) -> Answered:
-        g.generates = True
-        body = decoded(raw, ResponsesRequest, readable_items)
-        return respond(g.service, body, g.account.tenant, caller_of_request(), self._store)
+    """The handlers of those RESPONSES_ROUTES that have no answer, named by them."""
 
     def count_response(self, raw: bytes) -> Json:
         body = decoded(raw, ResponsesRequest, readable_items)
-        service: Service = g.service
+        service = service_of_request()
         service.model.check_name(body.model)
-        earlier = self._store.conversation(g.account.tenant.id, body.previous_response_id)
+        earlier = service.responses.conversation(g.account.tenant.id, body.previous_response_id)
         with naming_fields(response_name):
             plan = service.model.chat_plan(converted(chat_of(body, earlier), ChatRequest))
         count = len(service.model.encode_chat(plan.prompt, plan.spoken))
@@ -61,50 +41,45 @@ class ResponsesHandlers:
 
     def response(self, id: str) -> Json:
         if request.args.get("stream", "false") != "false":
-            problem = "a stored answer is given whole"
-            raise ApiError(400, problem, param="stream", code="unsupported")
-        return self._stored(id).response
+            raise unsupported("stream", "a stored answer is given whole")
+        return _stored(id).response
 
     def remove_response(self, id: str) -> Json:
-        self._store.delete(g.account.tenant.id, id)
+        _store().delete(g.account.tenant.id, id)
         return {"id": id, "object": "response", "deleted": True}
 
     def cancel_response(self, id: str) -> Json:
-        self._stored(id)
+        _stored(id)
         problem = f"response {id!r} has ended; an answer under way ends when its client leaves"
         raise ApiError(400, problem, code="not_cancellable", retry=False)
 
     def response_items(self, id: str) -> Json:
-        stored = self._stored(id)
-        earlier = self._store.conversation(g.account.tenant.id, stored.previous)
+        stored = _stored(id)
+        earlier = _store().conversation(g.account.tenant.id, stored.previous)
         return _page_of([*earlier, *stored.items])
 
-    def _stored(self, id: str) -> StoredResponse:
-        return self._store.get(g.account.tenant.id, id)
+
+def _store() -> ResponseStore:
+    return service_of_request().responses
 
 
-def respond(
-    service: Service,
-    body: ResponsesRequest,
-    tenant: Tenant,
-    caller: Caller,
-    store: ResponseStore | None = None,
-) -> Answered:
-    """The answer to a request, whole or streamed; it is stored in ``store`` before its end is sent.
-    Raises what ``Service.chat`` raises, with the fields named as they are here, and ApiError 404
-    where the conversation is not stored."""
-    store = ResponseStore() if store is None else store
-    earlier = store.conversation(tenant.id, body.previous_response_id)
+def _stored(id: str) -> StoredResponse:
+    return _store().get(g.account.tenant.id, id)
+
+
+@in_names_of(response_name)
+def respond(service: Service, body: ResponsesRequest, tenant: Tenant, caller: Caller) -> Answered:
+    """The answer to a request, whole or streamed; it is stored before its end is sent. Raises what
+    ``Service.chat`` raises, and ApiError 404 where the conversation is not stored."""
+    earlier = service.responses.conversation(tenant.id, body.previous_response_id)
     caller.ignored.extend(f"include ({name})" for name in body.include or () if name != LOGPROBS)
-    own = replace(caller, client_name=response_name)
-    keep = partial(_keep, store, tenant, body) if body.store is not False else None
+    keep = partial(_keep, service.responses, tenant, body) if body.store is not False else None
 
     def shape_of(answer: Answer, listed: bool) -> ResponseShape:
         return ResponseShape(body, answer, listed, keep)
 
-    with naming_fields(response_name):
-        chat = converted(chat_of(body, earlier), ChatRequest)
-        return service.chat(chat, tenant, own, shape_of, "resp_")
+    chat = converted(chat_of(body, earlier), ChatRequest)
+    return service.chat(chat, tenant, caller, shape_of, "resp_")
 
 
 def _keep(
@@ -127,9 +102,9 @@ def _page_of(items: Sequence[InputItem]) -> Json:
     arguments = request.args
     order, limit = arguments.get("order", "desc"), arguments.get("limit", str(USUAL_ITEMS))
     if order not in ("asc", "desc"):
-        raise ApiError(400, "order is asc or desc", param="order", code="invalid_value")
+        raise invalid_value("order", "order is asc or desc")
     if not limit.isdecimal() or len(limit) > 9 or not 1 <= int(limit) <= MOST_ITEMS:
-        raise ApiError(400, f"limit is 1 to {MOST_ITEMS}", param="limit", code="invalid_value")
+        raise invalid_value("limit", f"limit is 1 to {MOST_ITEMS}")
     listed: list[Json] = [msgspec.to_builtins(item) for item in items]
     for item in listed:
         item.pop("token_ids", None)
@@ -142,7 +117,7 @@ def _page_of(items: Sequence[InputItem]) -> Json:
     if after is not None:
         ids = [item["id"] for item in listed]
         if after not in ids:
-            raise ApiError(400, "after names no item", param="after", code="invalid_value")
+            raise invalid_value("after", "after names no item")
         listed = listed[ids.index(after) + 1 :]
     page = listed[: int(limit)]
     ends = (page[0]["id"], page[-1]["id"]) if page else (None, None)
@@ -150,3 +125,19 @@ def _page_of(items: Sequence[InputItem]) -> Json:
     return {
         "object": "list", "data": page, "first_id": ends[0], "last_id": ends[1], "has_more": more,
     }  # fmt: skip
+
+
+RESPONSES_ROUTES = (
+    Route(
+        "POST", "/v1/responses", "respond", "Answer, and store it.",
+        ResponsesRequest, answer=respond, prepare=readable_items,
+    ),
+    Route(
+        "POST", "/v1/responses/input_tokens", "count_response", "Tokens of such a request.",
+        ResponsesRequest,
+    ),
+    Route("GET", "/v1/responses/<id>", "response", "A stored answer."),
+    Route("DELETE", "/v1/responses/<id>", "remove_response", "Forget a stored answer."),
+    Route("POST", "/v1/responses/<id>/cancel", "cancel_response", "Refused: none runs unattended."),
+    Route("GET", "/v1/responses/<id>/input_items", "response_items", "What it was asked with."),
+)  # fmt: skip

@@ -47,7 +47,7 @@ class StoredResponse:
 
 @dataclass(slots=True)
 class _Shelf:
-    """What is stored for one tenant, least recently used first, with the size of each."""
+    """The stored answers of one tenant, least recently used first, with their sizes in bytes."""
 
     responses: OrderedDict[str, tuple[StoredResponse, int]] = field(default_factory=OrderedDict)
     nbytes: int = 0

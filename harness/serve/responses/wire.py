@@ -6,17 +6,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct, field
 
-from harness.serve.wire import (
-    MOST_MESSAGES,
-    Id,
-    MaxTokens,
-    Seed,
-    Share,
-    Temperature,
-    Tier,
-    TopK,
-    TopLogprobs,
-)
+from harness.serve.wire import MOST_MESSAGES, Drawing, Id, MaxTokens, Tier, TopLogprobs
 from harness.serve.wire_tools import ReasoningEffort
 
 LOGPROBS = "message.output_text.logprobs"
@@ -94,7 +84,7 @@ class ResponseReasoning(Struct, forbid_unknown_fields=True):
     effort: ReasoningEffort | None = None
 
 
-class ResponsesRequest(Struct, forbid_unknown_fields=True, kw_only=True):
+class ResponsesRequest(Drawing, kw_only=True):
     """``POST /v1/responses``.
 
     The answer is stored unless ``store`` is false; the conversation continues the stored answer
@@ -108,10 +98,6 @@ class ResponsesRequest(Struct, forbid_unknown_fields=True, kw_only=True):
     model: Id | None = None
     instructions: str | None = None
     max_output_tokens: MaxTokens | None = None
-    temperature: Temperature | None = None
-    top_p: Share | None = None
-    top_k: TopK | None = None
-    seed: Seed | None = None
     logits_digest: bool = False
     stream: bool | None = None
     text: ResponseText | None = None

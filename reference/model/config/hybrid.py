@@ -6,11 +6,7 @@ from dataclasses import replace
 
 from reference.model.config.common import read_common, require_feed_forward
 from reference.model.config.dense import granite_factors
-from reference.model.config.experts import (
-    SHARED_WIDTH,
-    read_chosen_by_bias,
-    read_mixtral_experts,
-)
+from reference.model.config.experts import SHARED_WIDTH, read_chosen_by_bias, read_mixtral_experts
 from reference.model.config.keys import MAX_LAYERS, MAX_WIDTH, Keys
 from reference.model.config.records import DeltaNet, Mamba, ModelConfig, ShortConv
 from reference.model.config.rope import read_llama_rope

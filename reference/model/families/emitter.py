@@ -288,7 +288,7 @@ class Emitter:
         for n, (opcode, name, operands) in enumerate(after):
             last = n == len(after) - 1
             y = builder.emit(opcode, name, x=y, **operands, y=logits if last else None)
-        emit_tokens(builder, self.limits, config.vocab, logits, rows, self.query)
+        emit_tokens(builder, self.limits, config.vocab, logits, rows, self.query, self.resolved)
 
 
 def open_step(builder: GraphBuilder, limits: Limits, query: View, resolved: View) -> None:
@@ -305,10 +305,16 @@ def open_step(builder: GraphBuilder, limits: Limits, query: View, resolved: View
 
 
 def emit_tokens(
-    builder: GraphBuilder, limits: Limits, vocab: int, logits: View, rows: View, query: View
+    builder: GraphBuilder,
+    limits: Limits,
+    vocab: int,
+    logits: View,
+    rows: View,
+    query: View,
+    resolved: View,
 ) -> None:
-    """Emit the sampling of every output row, its event in the ring and the slot's new last
-    token."""
+    """Emit the sampling of every output row, its event in the ring, the slot's new last token, and
+    how many drafted tokens are right where a step has room for some."""
     allowed = bias = None
     if limits.masks:
         allowed = builder.request("request.allowed", limits.masks, mask_words(vocab))
@@ -326,17 +332,17 @@ def emit_tokens(
     if limits.top_log_probabilities:
         _emit_log_probabilities(builder, limits.top_log_probabilities, logits, token)
     written = {"token": token, "output_rows": rows, "query": query}
-    builder.emit(
-        Opcode.STREAM_OUT,
-        "stream_out",
-        **written,
-        step=builder.request(STEP_BUFFER, 1, 4),
-        ring=builder.output("output.ring", limits.ring_events, 8, dtype=I32),
-    )
+    step = builder.request(STEP_BUFFER, 1, 4)
+    ring = builder.output("output.ring", limits.ring_events, 8, dtype=I32)
+    builder.emit(Opcode.STREAM_OUT, "stream_out", **written, step=step, ring=ring)
     slots = _slot_table(builder, limits)
     builder.emit(Opcode.STORE_REQUEST_STATE, "close_step", **written, slot_table=slots)
+    # The others are behind the ops that tiers execute together with SAMPLE.
+    if limits.draft_tokens:
+        builder.barrier()
+        verified = {**written, "query": resolved, "step": step, "ring": ring}
+        builder.emit(Opcode.VERIFY_K, "verify", **verified, draft_tokens=limits.draft_tokens)
     if limits.digests:
-        # Behind the ops that tiers execute together with SAMPLE.
         digest = builder.output("output.row_digest", "rows", digest_words(vocab), dtype=I32)
         digested = builder.request("request.digested", "rows")
         builder.emit(

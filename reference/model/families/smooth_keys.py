@@ -135,7 +135,7 @@ def _all_f32(names: list[str], file: GgufFile) -> bool:
 
 
 def _pair_of_channel(rope: Rope, head_dim: int) -> NDArray[np.intp]:
-    """A number per channel: channels rotated together have the same, every other its own."""
+    """A pair number for every channel: two channels that are rotated together share one."""
     channel = np.arange(head_dim)
     together = channel % (rope.dims // 2) if rope.neox else channel // 2
     return np.where(channel < rope.dims, together, channel)

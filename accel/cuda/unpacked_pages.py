@@ -1,0 +1,98 @@
+"""Attention over pages of rotated rows: their pages are unpacked to I12 pages, and the kernels for
+these do the rest.
+
+Codes times their scales are I12 integers (rule R13), so nothing is rounded. The unpacked pages of
+one layer lie in memory of the step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from accel.cuda.device import Device
+from accel.cuda.runs import operand_index
+from accel.cuda.tuned import KernelLaunch, Remaining, Replacement
+from accel.packets.device_op import ANY, DeviceOp, DeviceOperand
+from accel.packets.step import Op, Step, Tensor
+from contract.dtypes import I12, ROTATED_KV
+from contract.ir.graph import Graph
+from contract.ir.scratch import buffer_bytes
+from contract.shape_key import ShapeKey
+
+WARPS = 8
+BLOCKS_PER_MULTIPROCESSOR = 4
+ATTENTION = ("flash_attn_part", "flash_attn_batched")
+
+UNPACK_PAGES = DeviceOp(
+    "unpack_pages",
+    (
+        DeviceOperand("kv", "uchar"),
+        DeviceOperand("page_table", "int"),
+        DeviceOperand("query", "int"),
+        DeviceOperand("y", "uchar", written=True),
+    ),
+    ("tokens", "kv_heads", "head_dim", "window"),
+    (),
+    lambda tokens, kv_heads, **_: tokens * kv_heads,
+    True,
+    False,
+    "unpack_pages",
+)
+"""Writes to ``y`` the I12 pages of what the tokens see of ``kv``, under the same page numbers."""
+
+
+def unpack_rotated(step: Step, graph: Graph, bucket: ShapeKey) -> Step:
+    """The lowered ``step`` with an UNPACK_PAGES before every attention over rotated rows, which
+    then reads I12 pages."""
+    ops: list[Op] = []
+    scratch = dict(step.scratch)
+    for op in step.ops:
+        if op.name not in ATTENTION or op.dtype not in ROTATED_KV:
+            ops.append(op)
+            continue
+        names = op.device.index_of
+        kv = op.operands[names["kv"]]
+        assert kv is not None
+        row = I12.row_bytes(op.most_sizes()["head_dim"])
+        pages = Tensor(f"{kv.buffer}.unpacked", 0, row, row, 1)
+        decl = replace(graph.buffers[kv.buffer], dtype=I12)
+        scratch[pages.buffer] = buffer_bytes(decl, bucket)
+        ops += [_unpacking(op, pages), _reading(op, names["kv"], pages)]
+    return Step(ops, scratch)
+
+
+def _unpacking(op: Op, pages: Tensor) -> Op:
+    read = (op.operands[op.device.index_of[name]] for name in ("kv", "page_table", "query"))
+    sizes = op.most_sizes()
+    known = tuple(sizes[name] for name in UNPACK_PAGES.sizes[1:])
+    return Op(UNPACK_PAGES, (*read, pages), (ANY,) * 4, op.count, known, dtype=op.dtype)
+
+
+def _reading(op: Op, index: int, pages: Tensor) -> Op:
+    operands = (*op.operands[:index], pages, *op.operands[index + 1 :])
+    return replace(op, operands=operands, dtype=I12)
+
+
+def unpack_rule(ops: Remaining, device: Device) -> Replacement | None:
+    """Replaces UNPACK_PAGES."""
+    op = ops[0]
+    if op.device is not UNPACK_PAGES:
+        return None
+    sizes = op.most_sizes()
+    assert op.dtype is not None
+    launch = KernelLaunch(
+        "unpack_pages",
+        (device.multiprocessors * BLOCKS_PER_MULTIPROCESSOR, 1, 1),
+        (WARPS * 32, 1, 1),
+        macros={
+            "DTYPE": op.dtype.ggml_id,
+            "HEAD_DIM": sizes["head_dim"],
+            "KV_HEADS": sizes["kv_heads"],
+            "WINDOW": sizes["window"],
+            "KV_AT": operand_index(ops, 0, "kv"),
+            "PAGES_AT": operand_index(ops, 0, "page_table"),
+            "QUERY_AT": operand_index(ops, 0, "query"),
+            "Y_AT": operand_index(ops, 0, "y"),
+        },
+    )
+    return Replacement(1, (launch,))

@@ -1,0 +1,155 @@
+"""Gives memory of a device back while other programs need it, and takes it again later.
+
+Other programs need it where less than half is free of what was free when the model was opened. Then
+the model is planned anew within what is free: with fewer pages, and then with weights that stay in
+host memory. It goes back when that much has been free for a while.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from contract.amounts import format_bytes
+from contract.errors import DoesNotFit, ModelFileError, OutOfMemory
+from contract.tier import StreamsWeights
+from contract.types import Clock
+from harness.memory import budget_of
+from harness.residency import Residency, fitting_again
+from reference.engine import Engine
+from reference.runner import ModelRunner
+
+LOOK_SECONDS = 1.0
+"""Seconds between two looks at the free memory."""
+SHORT_LOOKS = 2
+"""Looks in turn that find too little before memory is given back."""
+FREE_SECONDS, MOST_FREE_SECONDS = 30.0, 600.0
+"""Seconds for which memory must be free before it is taken again. They double, up to a most, each
+time it is needed again soon after."""
+RETRY_SECONDS = (1.0, 2.0, 4.0)
+"""Waits where another program took the memory between plan and allocation."""
+log = logging.getLogger("zinc_rt.memory")
+
+
+@dataclass(slots=True)
+class LiveMemory:
+    """Follows the free memory of a runner's device; ``look`` is called between steps.
+
+    ``first`` is what the model was opened with, within ``asked`` bytes or None. ``given_back`` are
+    the bytes that it does without now, after so many ``changes``. Only the engine's thread writes.
+    """
+
+    runner: ModelRunner
+    first: Residency
+    asked: int | None = None
+    clock: Clock = time.monotonic
+    wait: Callable[[float], None] = time.sleep
+    given_back: int = 0
+    changes: int = 0
+    now: Residency = field(init=False)
+    _free: int = 0
+    _looked: float = float("-inf")
+    _short: int = 0
+    _free_since: float | None = None
+    _free_seconds: float = FREE_SECONDS
+    _taken: float = float("-inf")
+
+    def __post_init__(self) -> None:
+        self.now = self.first
+        self._free = min(self._room())
+
+    def look(self, engine: Engine) -> None:
+        """Give memory back or take it again where it is time to. Raises OutOfMemory or DoesNotFit
+        where even the least is not free."""
+        at = self.clock()
+        if at - self._looked < LOOK_SECONDS:
+            return
+        self._looked = at
+        available, margin = self._room()
+        self._short = self._short + 1 if available < self._free // 2 else 0
+        missing = self.first.plan.budgeted - self.now.plan.budgeted
+        if available - margin < missing - missing // 2 or not missing:
+            self._free_since = None
+        elif self._free_since is None:
+            self._free_since = at
+        if self._short >= SHORT_LOOKS and not self._least(engine):
+            again = at - self._taken < MOST_FREE_SECONDS
+            most = min(MOST_FREE_SECONDS, 2 * self._free_seconds)
+            self._free_seconds = most if again else FREE_SECONDS
+            self._reopen(engine)
+        elif self._free_since is not None and at - self._free_since >= self._free_seconds:
+            self._taken = at
+            self._reopen(engine)
+
+    def _room(self) -> tuple[int, int]:
+        """The bytes that are free, and those that a plan leaves free."""
+        tier = self.runner.tier
+        available = tier.available_bytes
+        whole = available + min(tier.allocated_bytes, self.now.plan.allocated)
+        return available, whole - budget_of(whole)
+
+    def _least(self, engine: Engine) -> bool:
+        """Whether nothing more can be given back."""
+        now, streams = self.now, isinstance(self.runner.tier, StreamsWeights)
+        resident = now.resident or now.cache if now.streamed else streams
+        return now.limits.pages <= engine.fewest_pages and not resident
+
+    def _reopen(self, engine: Engine) -> None:
+        """Plan anew within what is free, and say what changed. A file that was changed meanwhile
+        cannot be read again: then nothing changes any more."""
+        before, tier = self.now, self.runner.tier
+        self._short, self._free_since = 0, None
+        try:
+            self.runner.model.file.check_unchanged()
+        except ModelFileError as error:
+            self._looked = float("inf")
+            log.warning("device memory stays as it is: %s", error)
+            return
+        engine.reopen(lambda: self._fit(engine.fewest_pages))
+        self.given_back = self.first.plan.budgeted - self.now.plan.budgeted
+        self._free = min(self._room())
+        if self.now.plan.budgeted == before.plan.budgeted:
+            return
+        self.changes += 1
+        log.warning(
+            "%s on %s: %s %s of device memory; %d of %d pages and %s of weights on it now%s",
+            self.runner.model.config.name,
+            tier.info.device,
+            "gave back" if self.now.plan.budgeted < before.plan.budgeted else "took again",
+            format_bytes(abs(before.plan.budgeted - self.now.plan.budgeted)),
+            self.now.limits.pages,
+            self.first.limits.pages,
+            format_bytes(sum(self.now.plan.weights.values())),
+            "" if self.given_back == 0 else ", until other programs need less",
+        )
+
+    def _fit(self, fewest_pages: int) -> None:
+        """Open the runner with what fits now. What is free may be taken by others before it is
+        allocated: then it is planned again, at last without a margin."""
+        for seconds in (*RETRY_SECONDS, None):
+            try:
+                self._open(fewest_pages, margin=seconds is not None)
+                return
+            except (OutOfMemory, DoesNotFit):
+                if seconds is None:
+                    raise
+                self.wait(seconds)
+
+    def _open(self, fewest_pages: int, *, margin: bool) -> None:
+        runner = self.runner
+        tier, model = runner.tier, runner.model
+        runner.close()
+        # Lowered steps that are garbage hold memory of the device.
+        gc.collect()
+        if isinstance(tier, StreamsWeights):
+            tier.stream(runner.graph, ())
+        budget = budget_of(tier.available_bytes) if margin else tier.available_bytes
+        if self.asked is not None:
+            budget = min(budget, self.asked)
+        found = fitting_again(model, tier, self.first, fewest_pages, budget)
+        self.now = found.applied(model, tier, budget)
+        runner.reopen(self.now.limits)
+        runner.prepare()

@@ -1,0 +1,129 @@
+"""A disk cache without a disk and without threads, of which writes and reads fail."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from random import Random
+from typing import Any
+
+from harness.simulation.clock import VirtualClock
+from reference.memory.disk.entry import Entry
+from reference.memory.disk.names import PageNames
+from reference.memory.disk.statistics import DiskStatistics
+
+LOST_ONE_IN = 6
+"""One file in so many is lost or damaged."""
+MOST_POLLS = 6
+"""How often, at most, an engine asks for a reading until it has ended."""
+MOST_QUEUED = 8
+"""Pages and states that may wait to be written."""
+
+
+class SimulatedReading:
+    """``DiskCache.read``'s result: what it found comes when it was asked for ``polls`` times."""
+
+    def __init__(self, first: int, polls: int, found: Callable[[], tuple[list[Any], Any]]) -> None:
+        self.first = first
+        self.pages: list[Any] = []
+        self.state: Any = None
+        self.finished = False
+        self._polls, self._found = polls, found
+
+    def poll(self) -> bool:
+        """Whether it has ended."""
+        self._polls -= 1
+        if self._polls < 0 and not self.finished:
+            self.finished = True
+            self.pages, self.state = self._found()
+        return self.finished
+
+    def cancel(self) -> None:
+        """End it without a result."""
+        self.finished, self.pages, self.state = True, [], None
+
+
+class SimulatedDisk:
+    """The interface of ``DiskCache``; its files stay where an engine ends."""
+
+    usable = True
+    statistics = DiskStatistics()
+
+    def __init__(self, clock: VirtualClock, seed: int) -> None:
+        self.names = PageNames(b"", str(seed))
+        self.before_close: Callable[[], None] = lambda: None
+        self.counts = {"written": 0, "read": 0}
+        self._clock, self._random = clock, Random(seed)
+        self._files: dict[str, Any] = {}
+        self._queued = 0
+
+    def count(self, **changes: int) -> None:
+        """Count nothing."""
+
+    def report(self, text: str, kind: str | None = None) -> None:
+        """Report nothing."""
+
+    def touch(self, entries: Sequence[Entry]) -> None:
+        """Note no use: no file is removed to make room."""
+
+    def reserve(self, nbytes: int) -> bool:
+        """Whether one page or state more may wait to be written."""
+        self._queued += self._queued < MOST_QUEUED
+        return self._queued < MOST_QUEUED
+
+    def release(self, nbytes: int) -> None:
+        """Take back a reservation."""
+        self._queued -= 1
+
+    def write(self, entry: Entry, payload: Any) -> None:
+        """Write a file, or lose it."""
+        self.release(entry.nbytes)
+        if self._random.randrange(LOST_ONE_IN):
+            self._files[entry.path] = payload
+            self.counts["written"] += 1
+
+    def erase(self, entries: Sequence[Entry]) -> None:
+        """Remove files."""
+        for entry in entries:
+            self._files.pop(entry.path, None)
+
+    def forget(self, scope: Sequence[str | int]) -> None:
+        """Remove all files of a scope."""
+        folder = self.names.scope(scope) + "/"
+        self._files = {p: file for p, file in self._files.items() if not p.startswith(folder)}
+
+    def read(
+        self, pages: Sequence[Entry], states: Sequence[Entry] | None, first: int
+    ) -> SimulatedReading | None:
+        """Begin to read the files of a prompt, as far as they are there; None where none is."""
+        if pages[0].path not in self._files:
+            return None
+        polls = self._random.randint(0, MOST_POLLS)
+        return SimulatedReading(first, polls, lambda: self._found(pages, states))
+
+    def _found(
+        self, pages: Sequence[Entry], states: Sequence[Entry] | None
+    ) -> tuple[list[Any], Any]:
+        found: list[Any] = []
+        for entry in pages:
+            page = self._files.get(entry.path)
+            if page is None or not self._random.randrange(4 * LOST_ONE_IN):
+                break
+            found.append(page)
+        state = None
+        if states is not None:
+            while found and (state := self._files.get(states[len(found) - 1].path)) is None:
+                found.pop()
+        self.counts["read"] += len(found)
+        return found, state
+
+    def due(self, reading: SimulatedReading) -> bool:
+        """Whether a reading has ended."""
+        return reading.poll()
+
+    def wait(self, seconds: float) -> None:
+        """Let time pass."""
+        self._clock.advance(seconds)
+
+    def wait_for_room(self) -> bool:
+        """Whether there is time left for the end."""
+        return self._random.random() < 0.5

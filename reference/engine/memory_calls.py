@@ -1,0 +1,54 @@
+"""The call of an engine by which its runner gets other memory while requests run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from reference.engine.disk_pages import DiskPages
+from reference.engine.options import EngineOptions
+from reference.engine.pipeline import Pipeline
+from reference.engine.slot_manager import copies_of
+from reference.memory.kv import KvMemory
+from reference.runner import ModelRunner
+
+
+class MemoryCalls:
+    """A base class of ``Engine`` for changes of the runner's memory."""
+
+    runner: ModelRunner
+    options: EngineOptions
+    memory: KvMemory
+    _pipeline: Pipeline
+    _disk: DiskPages | None
+    _whole: bool
+    _recover: Callable[..., None]
+
+    @property
+    def fewest_pages(self) -> int:
+        """The fewest pages with which every request that was accepted can still run: those of the
+        longest context, and all that are reserved."""
+        return self.runner.limits.slot_pages + self.memory.reservations.pages
+
+    def reopen(self, reopen_runner: Callable[[], None]) -> None:
+        """Let all sequences wait, have ``reopen_runner`` close the runner and open it anew, with at
+        least ``fewest_pages`` and at most its first number of pages, and go on.
+
+        Sequences are computed again from the tokens they have, so no answer changes. What was
+        cached is found on disk alone. Raises what ``reopen_runner`` raises.
+        """
+        try:
+            self._pipeline.settle()
+        except Exception:
+            # A step failed, as the next one would: nobody knows what was computed.
+            if self._disk is not None:
+                self._disk.clear()
+        if self._disk is not None:
+            self._disk.save_all(self._pipeline.steps_read)
+        self._whole = False
+        self._pipeline.clear()
+        reopen_runner()
+        copies = copies_of(self.runner, self.options, self._disk)
+        self.memory.resize(self.runner.limits.pages, copies)
+        if self._disk is not None:
+            self._disk.reopened(self.runner)
+        self._recover(fault=False)
