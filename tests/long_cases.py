@@ -62,7 +62,6 @@ EACH_VALUE_ONCE = frozenset(
             "with_hardly_any_room_for_states",
         ),
         "engine/test_scores": ("company_and_chunks_change_no_bit",),
-        "engine/test_shares_by_label": ("labels_win_nothing",),
         "harness/test_session": ("a_cancelled_generation_leaves_nothing_behind",),
         "harness/test_synth": (
             "every_architecture_and_type_computes",
