@@ -314,8 +314,7 @@ class EngineWatch(NullObserver):
 
         chosen = self._next(asked)
         order = None if chosen is None else chosen.order
-        able = [candidate for candidate in candidates if candidate.order not in reading]
-        self._guarded(lambda: check_admission(order, able, without_room))
+        self._guarded(lambda: check_admission(order, candidates, without_room, reading))
         return chosen
 
     def _watched_preempt(self, sequence: Sequence, **how: bool) -> None:
