@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from tests.long_cases import EACH_VALUE_ONCE, covering, in_share
-from tests.paths import ROOT
+from tests.long_cases import covering, in_share
 
 
 def test_every_value_stays() -> None:
@@ -22,10 +21,3 @@ def test_shares_are_the_whole() -> None:
     assert sorted(name for share in found for name in share) == sorted(files)
     assert all(found)
     assert all(in_share(name, "") for name in files)
-
-
-def test_every_test_of_the_list_exists() -> None:
-    """A test that was renamed would run in all combinations again."""
-    for name in EACH_VALUE_ONCE:
-        file, _, function = name.partition("::")
-        assert f"def {function}(" in (ROOT / "tests" / file).read_text(), name

@@ -368,6 +368,8 @@ class CudaTier(BaseTier[Allocation, RecordedBucket, CudaStep]):
     def _shut_down(self) -> None:
         self._streamed.close()
         self._submissions.close()
+        # A method of this tier: a cycle, which only the garbage collector frees.
+        self._planner.streams = lambda graph: False
         if not self._lost:
             with self._guarded("closing"):
                 self._runtime.close()

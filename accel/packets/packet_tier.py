@@ -130,6 +130,8 @@ class PacketTier(BaseTier[A, L, C]):
         """See BaseTier."""
         super().close()
         self._recorded.clear()
+        # Its functions are methods of this tier: a cycle, which only the garbage collector frees.
+        vars(self).pop("_steps", None)
 
     @abstractmethod
     def _schedule(self, graph: Graph, bucket: ShapeKey) -> tuple[Step, Schedule]:

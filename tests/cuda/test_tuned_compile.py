@@ -151,7 +151,11 @@ def test_some_sources_have_every_value(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("whole", [False, pytest.param(True, marks=pytest.mark.soak)])
-@pytest.mark.parametrize("device", [OLDER, DEVICE], ids=lambda device: str(device.architecture))
+@pytest.mark.parametrize(
+    "device",
+    [pytest.param(OLDER, marks=pytest.mark.long), DEVICE],
+    ids=lambda device: str(device.architecture),
+)
 def test_tuned_kernels_compile(
     device: Device, compiler: Compiler, folder: Path, whole: bool
 ) -> None:

@@ -39,11 +39,19 @@ MODELS: dict[str, dict[str, Any]] = {
     "mamba": {"fields": HYBRIDS["granitehybrid"], "kv_dtype": I12},
     "short-convolutions": {"fields": HYBRIDS["lfm2"], "kv_dtype": I12},
 }
+SHORT = ("attention-i12", "hybrid")
+"""Pages and states on every tier; every model on the native one."""
 
 
 @pytest.fixture(
     scope="module",
-    params=[(tier, model) for tier in TIERS for model in MODELS],
+    params=[
+        pytest.param(
+            (tier, model), marks=[] if tier == "native" or model in SHORT else [pytest.mark.long]
+        )
+        for tier in TIERS
+        for model in MODELS
+    ],
     ids=lambda pair: "-".join(pair),
 )
 def runner(

@@ -77,6 +77,7 @@ def test_without_an_archive_files_are_read(tmp_path: Path) -> None:
     assert read_compiled(tmp_path, "add") == b"x"
 
 
+@pytest.mark.long
 def test_a_wheel_has_archives_in_place_of_files(tmp_path: Path) -> None:
     """Built by the project's own backend, of a copy of the sources without a native library."""
     copy = tmp_path / "sources"

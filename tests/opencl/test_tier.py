@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -72,6 +74,35 @@ def test_closing_twice_and_after_a_loss(open_opencl: OpenTier) -> None:
     tier.close()
     tier.close()
     assert tier._memory.used == 0
+
+
+def test_every_object_is_released(
+    device: Device, kernel_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Contexts, queues, programs, kernels, memory and events of tiers that were closed."""
+    made: Counter[str] = Counter()
+    released: Counter[str] = Counter()
+    begin = cl._Owned.__init__
+
+    def counted(self: cl._Owned, handle: int) -> None:
+        begin(self, handle)
+        kind, give_back = type(self).__name__, self._give_back
+        made[kind] += 1
+
+        def give(handle: int) -> None:
+            released[kind] += 1
+            give_back(handle)
+
+        self._give_back = give
+
+    monkeypatch.setattr(cl._Owned, "__init__", counted)
+    for _ in range(3):
+        with OpenClTier(choices=Choices(cache=kernel_cache)) as tier:
+            run_doubling(tier)
+        del tier
+    kinds = {"Context", "CommandQueue", "Program", "Kernel", "Buffer", "Event"}
+    assert made == released
+    assert set(made) == kinds
 
 
 def _launch_context(device: Device, choices: Choices) -> LaunchContext:

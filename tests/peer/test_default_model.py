@@ -99,7 +99,7 @@ def figures(default_model_path, peer) -> dict[str, Figures]:
     model.file.close()
     oracle = Float64Llama(default_model_path)
     states = oracle.states(tokens)
-    ours = {kv: our_logits(default_model_path, tokens, kv_dtype=kv) for kv in PEER_KV}
+    ours = {kv: our_logits(default_model_path, tokens, kv, tier="native") for kv in PEER_KV}
     theirs = {kv: peer.logits(default_model_path, tokens, PEER_KV[kv]) for kv in PEER_KV}
     parts: dict[str, list[np.ndarray]] = {kv: [] for kv in PEER_KV}
     for start in range(0, len(tokens), AT_ONCE):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +15,7 @@ from contract.opcodes import Opcode
 from contract.tier import TIER_NAMES, Tier
 from tests.doubling import STATE, Doubling, inputs_of, run_doubling, values_of
 from tests.tiers.conftest import each
-from tests.tiers.ways import DEVICES, OpenTier
+from tests.tiers.ways import DEVICES, OpenTier, Way
 
 devices = pytest.mark.parametrize("way", each(*DEVICES), indirect=True, scope="module")
 
@@ -34,6 +37,29 @@ def test_closing_twice_is_harmless(open_way: OpenTier) -> None:
     tier.submit(lowered.batch, inputs_of(values_of(0)), ("y",))
     tier.close()
     tier.close()
+
+
+@pytest.mark.parametrize(
+    "way",
+    each(*(name for name in DEVICES if not name.startswith("amd"))),
+    indirect=True,
+    scope="module",
+)
+def test_a_closed_tier_goes_with_its_last_reference(way: Way, kernel_cache: Path) -> None:
+    """Its programs and tables wait for no garbage collection; on AMD, steps refer to the tier."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        with way.opening(kernel_cache) as opening:
+            tier = opening()
+            run_doubling(tier)
+            tier.close()
+            watched = weakref.ref(tier)
+            del tier
+            assert watched() is None
+    finally:
+        if enabled:
+            gc.enable()
 
 
 @devices

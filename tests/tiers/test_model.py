@@ -13,6 +13,7 @@ from reference.limits import Limits
 from reference.model.open import Model, open_model
 from reference.runner import ModelRunner
 from tests.few_rows import assert_definitions
+from tests.long_cases import long_except
 from tests.model_runs import CONTEXT, REQUESTS, compare
 from tests.tiers.conftest import each
 from tests.tiers.ways import MODELS, OTHERS, Way
@@ -35,7 +36,9 @@ def test_long_requests_on_simulated_devices(tier: Tier, tiny_model_path: Path) -
     compare(open_model(tiny_model_path), tier, requests=REQUESTS)
 
 
-@models
+@pytest.mark.parametrize(
+    "way", [*each(*MODELS), *long_except(OTHERS)], indirect=True, scope="module"
+)
 def test_steps_fed_on_the_device_sample_the_same_tokens(
     tier: Tier, way: Way, tiny_model_path: Path
 ) -> None:

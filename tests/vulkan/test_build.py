@@ -45,6 +45,7 @@ def test_every_module_was_built_from_the_text_of_now() -> None:
     assert files == {DIGESTS, *(f"{name}.zrt" for name in known)}
 
 
+@pytest.mark.long
 def test_building_again_gives_the_same_files() -> None:
     """Byte for byte with the compiler they were made with; with another one they compile."""
     same = need_compiler() == read_digests(FOLDER).compiler
