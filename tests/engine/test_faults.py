@@ -310,20 +310,20 @@ def test_a_token_that_its_sequence_forgets_is_noticed(monkeypatch: pytest.Monkey
 def test_a_tenant_that_is_removed_before_an_engine_recovers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """An interrupted end of a request leaves its slot held until the next step."""
+    """An end of a request and its recovery that are interrupted leave its slot held for a step."""
     engine, _ = engine_of(CALM, HURRIED, pages=10, context=CONTEXT)
     for n in (1, 2):
         engine.submit(Request(n, tuple(range(n, n + 50)), 20, tenant=n, ignore_end=True))
         engine.step()
-    finished = engine._scheduler.finished
 
-    def interrupted(*how: Any) -> None:
-        monkeypatch.setattr(engine._scheduler, "finished", finished)
+    def interrupted(*how: Any, **more: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(engine._scheduler, "finished", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        engine.cancel(1)
+    with monkeypatch.context() as patch:
+        patch.setattr(engine._scheduler, "finished", interrupted)
+        patch.setattr(engine, "_recover", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            engine.cancel(1)
     assert engine.tenants.usage(1).slots == 1
     engine.remove_tenant(1)
     rest = list(engine.run())
