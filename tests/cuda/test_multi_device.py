@@ -96,12 +96,7 @@ def contexts(driver: FakeDevices) -> list[DeviceContext]:
 
 
 @pytest.mark.parametrize(
-    "name",
-    [
-        "gemma3",
-        pytest.param("qwen35moe", marks=pytest.mark.long),
-        pytest.param("qwen3moe", marks=pytest.mark.soak),
-    ],
+    "name", ["gemma3", "qwen35moe", pytest.param("qwen3moe", marks=pytest.mark.soak)]
 )
 def test_two_devices_have_the_bits_of_the_cpu(name: str, folder: Path) -> None:
     """Families of every sort: norms behind products, experts, recurrent layers. The tier says that
