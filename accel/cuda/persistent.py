@@ -236,15 +236,17 @@ def _fitting(
     tokens: int,
     device: Device,
     blocks: Sequence[Block],
+    shared: bool,
 ) -> _Shape | None:
     """The first of ``blocks`` with room for ``phases``; there are ``records`` records, the step's
-    end included."""
+    end included, and of a ``shared`` launch the other devices' addresses."""
     slot = CHUNK_UNITS * max(unit_bytes(BY_ID[dtype]) for dtype in formats)
     attentions = [phase for phase in phases if isinstance(phase, AttentionPhase)]
     for warps, slots, groups in _shapes(blocks):
         ring = warps * slots * (slot + BARRIER_BYTES) + BLOCK_BYTES
         tables = _sixteenths(records * WORK_BYTES) + RECORDS * RECORD_BYTES
         tables += (warps + 2) * BARRIER_BYTES if attentions else 0
+        tables += PEER_DEVICES.itemsize if shared else 0
         room = device.shared_bytes - _sixteenths(ring) - tables
         slot_bits = tuple(_slot_bits(phase, tokens, room) for phase in phases)
         needed = max(
@@ -277,7 +279,8 @@ def _launch(
         return None
     formats = tuple(dict.fromkeys(dtype for phase in products for dtype in phase.formats))
     tokens = 1 if all(phase.tokens == 1 for phase in phases) else MOST_TOKENS
-    shape = _fitting(phases, len(phases) + (end is not None), formats, tokens, device, blocks)
+    records = len(phases) + (end is not None)
+    shape = _fitting(phases, records, formats, tokens, device, blocks, shared)
     if shape is None:
         return None
     exchange = run.exchange(reading, local)

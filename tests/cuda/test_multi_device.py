@@ -50,6 +50,8 @@ FAMILIES = {
         "experts": {**EXPERTS, "shared_width": 160},
     },
 }
+HYBRID = pytest.param("qwen35moe", marks=pytest.mark.long)
+EXPERTS_ALONE = pytest.param("qwen3moe", marks=pytest.mark.soak)
 EIGHT = pytest.param("eight", "5,0,1,2,3,4,6,7", marks=pytest.mark.soak)
 DOWN, TABLE = "model.ffn_down.weight[0]", "model.token_embd.weight"
 
@@ -95,9 +97,7 @@ def contexts(driver: FakeDevices) -> list[DeviceContext]:
     return [one for one in driver.contexts if not one.destroyed]
 
 
-@pytest.mark.parametrize(
-    "name", ["gemma3", "qwen35moe", pytest.param("qwen3moe", marks=pytest.mark.soak)]
-)
+@pytest.mark.parametrize("name", ["gemma3", HYBRID, EXPERTS_ALONE])
 def test_two_devices_have_the_bits_of_the_cpu(name: str, folder: Path) -> None:
     """Families of every sort: norms behind products, experts, recurrent layers. The tier says that
     their steps of one token gather."""

@@ -30,11 +30,11 @@ MANY = [op for op in OPS if len(FORMATS[op]) > 1]
 
 
 def built_always(module: Module, architecture: str) -> bool:
-    """Every op and every format for the newest, though only products in each, and some ops for the
-    oldest: GLSL's compiler is given all of them, and the rest of them here are soak tests."""
+    """Every op and every format for the newest, though only products and KV writes in each, and
+    some ops for the oldest. GLSL's compiler is given all of them; the rest here are soak tests."""
     if architecture == OLDEST:
         return OPS.index(module.op) % 4 == 0
-    if module.op == "matmul" or module.op not in MANY:
+    if module.op in ("matmul", "kv_write_batched") or module.op not in MANY:
         return True
     return FORMATS[module.op].index(module) % 4 == MANY.index(module.op) % 4
 

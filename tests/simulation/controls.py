@@ -101,6 +101,7 @@ def classes_reversed(patch: Patch) -> None:
 def stalled_ones_go_on(patch: Patch) -> None:
     def broken(self: Engine, sequence: Any, stalled: bool) -> None:
         sequence.stalled, sequence.stalled_steps = stalled, 0
+        self._stalled = {s.request.id: s for s in self._live.values() if s.stalled}
 
     patch.setattr(Engine, "_set_stalled", broken)
 
@@ -195,7 +196,8 @@ def the_cache_outlives_a_fault(patch: Patch) -> None:
         reset(self, live)
 
     patch.setattr(SlotManager, "reset", broken)
-    patch.setattr(KvMemory, "clear", lambda self: None)
+    clear = KvMemory.clear
+    patch.setattr(KvMemory, "clear", lambda self: None if hasattr(self, "_trees") else clear(self))
 
 
 def chance_decides(patch: Patch) -> None:

@@ -57,8 +57,8 @@ DEVICE void prepare_work(const PHASE &record, PHASE_WORK &work) {
     work.prepare(phase.columns, phase.paired != 0);
 }
 
-// Prefetches weights of norms, each block some of them. In between, weights of products pass
-// through the device's cache.
+// Prefetches weights of norms, each block some of them, by one warp. In between, weights of products
+// pass through the device's cache.
 DEVICE void call_weights(const PHASE &record, const STEP_MEMORY &step) {
     const unsigned at = (blockIdx.x + gridDim.x * threadIdx.x) * 128;
     const bool multiplies = record.product.kind == PRODUCT_KIND;
@@ -81,6 +81,14 @@ extern "C" __global__ void __launch_bounds__(WARPS *WARP_LANES, 1)
     PHASE *records = (PHASE *)(shared + head->works_at + TABLE_BYTES(count));
     for (unsigned i = lane_of_block; i < count; i += WARPS * WARP_LANES)
         prepare_work(phases[i], works[i]);
+#if SHARED_STEP
+    // Every result is stored to other devices, so their addresses are near.
+    U64 *near = (U64 *)((COPY_BARRIER *)(records + MOST_RECORDS) + (HEAD_DIM ? WARPS + 2 : 0));
+    if (lane_of_block < sizeof(PEER_DEVICES) / sizeof(U64))
+        near[lane_of_block] = ((const U64 *)(table + head->peers_at))[lane_of_block];
+#else
+    const U64 *near = 0;
+#endif
     const bool begins = lane_of_block < 2 * RECORD_VECTORS && lane_of_block < count * RECORD_VECTORS;
     uint4 coming;
     if (begins) coming = ((const uint4 *)phases)[lane_of_block];
@@ -101,7 +109,7 @@ extern "C" __global__ void __launch_bounds__(WARPS *WARP_LANES, 1)
     const STEP_MEMORY step = {{scratch, inputs, 0, 0u},
                               banks + (size_t)turn * head->bank_bytes,
                               head->stop,
-                              (const PEER_DEVICES *)(table + head->peers_at)};
+                              (const PEER_DEVICES *)near};
 #if SHARED_STEP
     const PEER_DEVICES &peers = *step.peers;
     const bool meets = blockIdx.x + 1 == gridDim.x && lane_of_block / WARP_LANES == 1 &&
@@ -123,7 +131,6 @@ extern "C" __global__ void __launch_bounds__(WARPS *WARP_LANES, 1)
         const PHASE &phase = records[i % MOST_RECORDS];
         const bool fetches = lane_of_block < RECORD_VECTORS && i + 2 < count;
         if (fetches) coming = phases[i + 2].vector[lane_of_block];
-        if (i + 1 < count) call_weights(records[(i + 1) % MOST_RECORDS], step);
         if (phase.product.kind == PRODUCT_KIND)
             product_phase<STEP_SHAPE>(phase.product, works[i], tokens[i], step, ring, shared);
 #if HEAD_DIM
@@ -134,6 +141,11 @@ extern "C" __global__ void __launch_bounds__(WARPS *WARP_LANES, 1)
         if (fetches)
             records[(i + 2) % MOST_RECORDS].vector[lane_of_block] =
                 step.resolved(coming, lane_of_block);
+        // The first warp folds most rarely, so it has the time.
+        if (lane_of_block < WARP_LANES && i + 2 < count) {
+            __syncwarp();
+            call_weights(records[(i + 2) % MOST_RECORDS], step);
+        }
         __syncthreads();
     }
 #if ENDS

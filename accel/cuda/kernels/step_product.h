@@ -83,19 +83,21 @@ DEVICE void product_phase(const PRODUCT_PHASE &phase, const PHASE_WORK &work, un
     ROW_QUANTIZER<S::warps, true, S::most_tokens == 1, INCOMING, NORM_UNITS, HELD_UNITS> quantizer(
         memory.x, rows, phase.norm != 0);
 #endif
-    memory.begin(work.steps, true);
     CHUNK_LIST<S> list;
-    list.begin(work, memory, threadIdx.x / WARP_LANES);
     const PHASE_OUTPUTS outputs = {phase, step, tokens};
     // Chunks that were requested must also be taken in a step without rows.
     const int taken = max(tokens, 1);
 #if WHOLE_ROWS
     FIRST_CHUNK<S> first;
     quantizer.run(memory.squares, [&]() {
+        list.begin(work, memory, threadIdx.x / WARP_LANES);
+        memory.begin(work.steps, true);
         if constexpr (S::early) first.begin(work, ring, list, memory, outputs);
     });
     stream_product<S>(work, ring, list, memory, taken, outputs, first);
 #else
+    list.begin(work, memory, threadIdx.x / WARP_LANES);
+    memory.begin(work.steps, true);
     quantizer.load_weights();
     quantizer.run(memory.squares);
     stream_product<S>(work, ring, list, memory, taken, outputs);
