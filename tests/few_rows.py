@@ -59,7 +59,9 @@ def run_steps(model: Model, tier: Tier, kv_dtype: DType = F32, steps: Steps = ST
             sampling = np.zeros(len(rows), SAMPLING)
             step = StepInput(query, output_rows, sampling, pages, (LOGITS, HIDDEN))
             output = runner.step(step)
-            found.append({**output.outputs, "token": output.token.view(np.uint8)})
+            found.append(
+                {**output.outputs, "token": np.ascontiguousarray(output.token).view(np.uint8)}
+            )
         kept = [decl.name for decl in runner.graph.of_kind(BufferKind.STATE)]
         found.append({name: runner.buffer(name).reshape(-1).copy() for name in kept})
     return found

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from harness.host.driver import BUFFERED_EVENTS
 from harness.host.engine_thread import EngineThread, ThreadedDriver
-from harness.host.open import SILENT, Prepared, live_memory_of, load_model
+from harness.host.live_memory import live_memory_of
+from harness.host.open import SILENT, Prepared, load_model
 from harness.host.options import SessionOptions
 from harness.host.structured.grammars import Grammars
 from harness.progress import Progress

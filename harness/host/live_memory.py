@@ -17,6 +17,7 @@ from contract.amounts import format_bytes
 from contract.errors import DoesNotFit, ModelFileError, OutOfMemory
 from contract.tier import StreamsWeights
 from contract.types import Clock
+from harness.host.open import LoadedModel
 from harness.memory import budget_of
 from harness.residency import Residency, fitting_again
 from reference.engine import Engine
@@ -153,3 +154,16 @@ class LiveMemory:
         self.now = found.applied(model, tier, budget)
         runner.reopen(self.now.limits)
         runner.prepare()
+
+
+def live_memory_of(loaded: LoadedModel) -> LiveMemory | None:
+    """What follows the free memory of the model's device while it is open.
+
+    None where no weights can be left in host memory, so that little is gained, and where a trace or
+    a draft model refers to that memory.
+    """
+    prepared, options = loaded.prepared, loaded.options
+    alone = loaded.recorded is None and prepared.drafting is None
+    if not alone or not isinstance(prepared.tier, StreamsWeights) or not prepared.tier.streams:
+        return None
+    return LiveMemory(loaded.runner, prepared.residency, options.memory_budget)

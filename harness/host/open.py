@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from contract.errors import ConfigError
 from contract.lazy_dataclass import dataclass
-from contract.tier import PROMPT_TOKENS, StreamsWeights, Tier
+from contract.tier import PROMPT_TOKENS, Tier
 from harness.arranged_weights import needs_model_file
 from harness.host.drafting import Drafting, load_drafter, open_draft_model, plan_drafting
-from harness.host.live_memory import LiveMemory
 from harness.host.options import Recording, SessionOptions, limits_at
 from harness.memory import budget_of, longest_context, pages_in
 from harness.progress import NullProgress, Progress
@@ -122,19 +121,6 @@ class LoadedModel:
             disk=self.disk,
             **more,
         )
-
-
-def live_memory_of(loaded: LoadedModel) -> LiveMemory | None:
-    """What follows the free memory of the model's device while it is open.
-
-    None where no weights can be left in host memory, so that little is gained, and where a trace or
-    a draft model refers to that memory.
-    """
-    prepared, options = loaded.prepared, loaded.options
-    alone = loaded.recorded is None and prepared.drafting is None
-    if not alone or not isinstance(prepared.tier, StreamsWeights) or not prepared.tier.streams:
-        return None
-    return LiveMemory(loaded.runner, prepared.residency, options.memory_budget)
 
 
 def load_model(
