@@ -24,6 +24,7 @@ from reference.engine.pipeline import Computed
 from reference.limits import Limits
 from reference.model.open import open_model
 from reference.runner import LOGITS, ModelRunner, StepInput, StepOutput, Submission
+from reference.sched.drafts import DraftPolicy
 from tests.engine.small_engine import ALL_TIERS as TIERS
 from tests.engine.test_constrained_requests import few, two_residues
 from tests.named_tiers import quick_tier, runner_on
@@ -294,16 +295,20 @@ def test_drafts_follow_the_formulas(synthetic_model: SyntheticModel, name: str, 
         assert np.abs(row - expected).max() < 1e-3 * np.abs(expected).max()
 
 
-def test_a_prefix_hit_has_the_keys_of_the_block(synthetic_model: SyntheticModel) -> None:
-    """Of a cached prompt only the position behind it lacks the hidden state before."""
+def test_a_prefix_hit_has_the_keys_of_the_block(
+    synthetic_model: SyntheticModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a cached prompt only the position behind it lacks the hidden state before. Wrong drafts of
+    the first request do not end those of the second."""
+    monkeypatch.setattr(DraftPolicy, "count", lambda policy, own, running, most: most)
     path = synthetic_model(architecture="qwen35", quant="f32", nextn_layers=1, seed=3)
     truth = Float64Hybrid(path)
     with quick_tier() as tier, drafting(path, tier) as (runner, block):
         drafter = Observed(block, 1)
         engine = Engine(runner, EngineOptions(draft_tokens=DRAFTS), drafter=drafter)
-        run(engine, [Request(0, prompt(0, 49), 20, SamplingParams())])
+        run(engine, [Request(0, prompt(0, 49), 4, SamplingParams())])
         drafter.drafted.clear()
-        run(engine, [Request(1, (*prompt(0, 48), 5, 6), 20, SamplingParams())])
+        run(engine, [Request(1, (*prompt(0, 48), 5, 6), 4, SamplingParams())])
         assert engine.statistics.prefix.tokens_hit == 48
     assert drafter.drafted
     for tokens, row in drafter.drafted:
