@@ -262,29 +262,36 @@ def _source_name(source: Identity) -> str:
 
 
 def _header(path: Path) -> dict[str, Any] | None:
-    try:
-        with path.open("rb") as file:
+    for name in _names(path):
+        with contextlib.suppress(OSError), name.open("rb") as file:
             return _fields(file.read(HEADER_BYTES))
-    except OSError:
-        return None
+    return None
+
+
+def _names(path: Path) -> tuple[Path, ...]:
+    """The names that a file of the cache may have by now."""
+    return (path, path.with_suffix(SYNCED)) if path.suffix == UNSYNCED else (path,)
 
 
 def _files(folder: Path) -> list[CachedFile]:
-    """Every file of the cache."""
-    found = []
+    """Every file of the cache, each once, also one that gets its last name meanwhile."""
+    found: dict[Path, CachedFile] = {}
     with contextlib.suppress(OSError):
-        for path in folder.iterdir():
+        for path in (*folder.iterdir(), *folder.iterdir()):
             if path.suffix in (SYNCED, UNSYNCED, PARTIAL):
-                with contextlib.suppress(OSError):
-                    status = path.stat()
-                    found.append(CachedFile(path, status.st_size, status.st_atime_ns))
-    return found
+                for name in _names(path):
+                    with contextlib.suppress(OSError):
+                        status = name.stat()
+                        entry = path.with_suffix(SYNCED) if path.suffix == UNSYNCED else path
+                        found[entry] = CachedFile(name, status.st_size, status.st_atime_ns)
+    return list(found.values())
 
 
 def _remove(path: Path) -> None:
     """Remove an entry and its lock. A process that holds the lock loses nothing: the files that it
     and another one write have names of their own."""
-    path.unlink(missing_ok=True)
+    for name in _names(path):
+        name.unlink(missing_ok=True)
     path.with_name(f"{path.name.partition('.')[0]}.lock").unlink(missing_ok=True)
 
 

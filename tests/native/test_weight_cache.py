@@ -283,6 +283,19 @@ def test_entries_of_a_model_are_removed(
     assert_same(expected, outcome(model_path, tier))
 
 
+def test_an_entry_that_gets_its_last_name_meanwhile_is_seen_and_removed(
+    model_path: Path, open_one: Open, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The folder was listed just before a thread that writes the entry to disk renamed it."""
+    outcome(model_path, open_one())
+    (entry,) = entries(folder)
+    monkeypatch.setattr(Path, "iterdir", lambda folder: iter([entry.with_suffix(UNSYNCED)]))
+    size = entry.stat().st_size
+    assert usage(folder) == (1, size)
+    assert remove_entries(folder, [model_path]) == size
+    assert not entry.exists()
+
+
 def test_a_file_that_has_just_changed_is_not_stored(
     model_path: Path, open_one: Open, folder: Path, expected: Outcome
 ) -> None:
