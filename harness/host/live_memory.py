@@ -1,8 +1,8 @@
 """Gives memory of a device back while other programs need it, and takes it again later.
 
-Other programs need it where less than half is free of what was free when the model was opened. Then
-the model is planned anew within what is free: with fewer pages, and then with weights that stay in
-host memory. It goes back when that much has been free for a while.
+Other programs need it where less than half is free of the margin that was left to them when the
+model was opened. Then the model is planned anew within what is free: with fewer pages, and then
+with weights that stay in host memory. It goes back when that much has been free for a while.
 """
 
 from __future__ import annotations
