@@ -33,8 +33,7 @@ from reference.memory.prefix import scope_of, sharers
 from reference.observer import NullObserver
 from reference.runner import StepInput
 from reference.sched.admission import WaitingRequest
-from reference.sched.rates import WINDOW_SECONDS
-from reference.sched.tenants import PART_OF_A_SLOT
+from reference.sched.tenants import PART_OF_A_SLOT, WINDOW_SECONDS
 
 MOST_DECISIONS = 1000
 """Admissions, preemptions and submissions in one call of an engine; more is taken for an endless

@@ -8,10 +8,11 @@ it has on disk were read, so the scheduler sees them at its admission only.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Hashable, Iterable
+from collections.abc import Callable, Collection, Hashable, Iterable
 
 from contract.arithmetic import PAGE_TOKENS
 from contract.lazy_dataclass import dataclass
+from contract.types import Tenant
 from reference.engine.sequence import Sequence
 from reference.memory.disk.cache import DiskCache
 from reference.memory.disk.entry import Bytes, Entry, EntryKind
@@ -22,7 +23,6 @@ from reference.memory.prefix import KEY_BYTES, Node, PrefixHit, TreeWatch, share
 from reference.memory.recurrent import RecurrentMemory
 from reference.memory.row_copies import Saved
 from reference.runner import ModelRunner
-from reference.sched.tenants import Tenants
 
 MOST_SAVED = 64
 """Pages that are copied for the disk after one step."""
@@ -73,8 +73,8 @@ class HostBytes:
 class DiskPages(TreeWatch):
     """Writes what ``KvMemory`` publishes to ``cache``, and reads what sequences need from it.
 
-    ``states`` says whether the model has recurrent layers and room for their states: then a hit
-    ends where a state is.
+    ``tenant_of`` gives a tenant by its id. ``states`` says whether the model has recurrent layers
+    and room for their states: then a hit ends where a state is.
     """
 
     def __init__(
@@ -82,14 +82,14 @@ class DiskPages(TreeWatch):
         cache: DiskCache,
         copies: PageCopies,
         recurrent: RecurrentMemory,
-        tenants: Tenants,
+        tenant_of: Callable[[int], Tenant],
     ) -> None:
         self.cache = cache
         self.steps = 0
         """Steps submitted so far."""
         self._copies, self._recurrent = copies, recurrent
         self._stateful = recurrent.slot_bytes > 0
-        self._tenants = tenants
+        self._tenant_of = tenant_of
         self._keys: dict[Hashable, ScopeKey] = {}
         self._folders: dict[Hashable, str] = {}
         self._waiting: deque[_Unsaved] = deque()
@@ -365,25 +365,23 @@ class DiskPages(TreeWatch):
         return folder
 
     def _key(self, scope: Hashable) -> ScopeKey:
-        """The scope as its names on disk have it: with the tenant's name or the group's origin,
-        since other tenants may have the number later, when no engine knows these pages."""
+        """The scope as its names on disk have it: with the tenant's name, since another tenant may
+        have the id after a restart."""
         key = self._keys.get(scope)
         if key is None:
             assert isinstance(scope, tuple)
             kind, number, *adapters = scope
-            assert isinstance(number, int)
-            origin = self._tenants.origin_of_group(number) if kind == "group" else None
-            name = (self._tenants[number].name,) if origin is None else origin
+            name = (self._tenant_of(number).name,) if kind == "tenant" else ()
             key = self._keys[scope] = (kind, number, *name, *adapters)
         return key
 
 
 def disk_pages_of(
-    cache: DiskCache | None, runner: ModelRunner, tenants: Tenants
+    cache: DiskCache | None, runner: ModelRunner, tenant_of: Callable[[int], Tenant]
 ) -> DiskPages | None:
     """The engine's side of ``cache``; None without one that can be used, and for a model without KV
     pages."""
     copies = None if cache is None or not cache.usable else runner.page_copies()
     if cache is None or copies is None:
         return None
-    return DiskPages(cache, copies, runner.recurrent, tenants)
+    return DiskPages(cache, copies, runner.recurrent, tenant_of)

@@ -76,7 +76,7 @@ class Engine(PrefixCalls, TenantCalls, MemoryCalls):
         self.tenants = Tenants(clock=clock) if tenants is None else tenants
         self.ledger = Ledger()
         self.disk = disk
-        self._disk = disk_pages_of(disk, runner, self.tenants)
+        self._disk = disk_pages_of(disk, runner, self.tenants.__getitem__)
         self.memory = memory_of(runner, options, self._disk)
         self._clock, self._observer = clock, observer
         self._arrivals, self._blocked = 0, False

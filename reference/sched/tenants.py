@@ -4,7 +4,7 @@ seconds."""
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import field
 from functools import partial
@@ -13,7 +13,12 @@ from typing import NamedTuple
 from contract.errors import ConfigError, RequestError
 from contract.lazy_dataclass import dataclass
 from contract.types import LOCAL_TENANT, Clock, QosClass, Request, Tenant
-from reference.sched.rates import RateWindow
+
+WINDOW_SECONDS = 5
+"""The window over which a rate is averaged."""
+BUCKETS_PER_SECOND = 16
+"""Counts of a window are stored for each 1/16 s. A power of two, so that the bucket of a moment is
+exact."""
 
 SHARE_SECONDS = 30.0
 """The time constant of the mean number of slots that a tenant held lately."""
@@ -21,6 +26,70 @@ PART_OF_A_SLOT = 63 / 64
 """A tenant that held more slots lately than it holds now counts as holding at most so much of a
 slot more. It is less than one, so that whole slots are divided by what tenants hold now, and only a
 slot that is left over goes round."""
+
+_BUCKETS = WINDOW_SECONDS * BUCKETS_PER_SECOND + 1
+
+
+class RateWindow:
+    """A count over the last WINDOW_SECONDS, in bounded memory.
+
+    Counts are stored for each 1/16 s that has any. The total covers at least the window and at most
+    one bucket more, so it is never less than the true count: 5 s of steady work is overstated by at
+    most 1/80.
+    """
+
+    __slots__ = ("_counts", "_latest", "_total")
+
+    def __init__(self) -> None:
+        self._counts: deque[tuple[int, int]] = deque()
+        self._latest = 0
+        self._total = 0
+
+    def add(self, now: float, count: int) -> None:
+        """Count ``count`` at ``now`` seconds."""
+        if not count:
+            return
+        self._advance(now)
+        counts, latest = self._counts, self._latest
+        if counts and counts[-1][0] == latest:
+            counts[-1] = latest, counts[-1][1] + count
+        else:
+            counts.append((latest, count))
+        self._total += count
+
+    def total(self, now: float) -> int:
+        """The count in the window that ends at ``now`` seconds."""
+        self._advance(now)
+        return self._total
+
+    def per_second(self, now: float) -> float:
+        """The total divided by the length of the window."""
+        self._advance(now)
+        return self._total / WINDOW_SECONDS
+
+    def below_in(self, now: float, per_second: float) -> float:
+        """Seconds from ``now`` until the present counts are below a rate; 0 where they are."""
+        left, gone_at = self.total(now), now
+        for bucket, count in self._counts:
+            if left / WINDOW_SECONDS < per_second:
+                break
+            left -= count
+            gone_at = (bucket + _BUCKETS) / BUCKETS_PER_SECOND
+        return max(0.0, gone_at - now)
+
+    def recount(self) -> None:
+        """Compute the total from the buckets again, after a call was interrupted."""
+        self._total = sum([count for _, count in self._counts])
+
+    def _advance(self, now: float) -> None:
+        """Forget the buckets that left the window. A clock that goes back counts as standing
+        still."""
+        bucket = int(now * BUCKETS_PER_SECOND)
+        if bucket > self._latest:
+            self._latest = bucket
+            counts, gone = self._counts, bucket - _BUCKETS
+            while counts and counts[0][0] <= gone:
+                self._total -= counts.popleft()[1]
 
 
 class Usage(NamedTuple):
@@ -32,17 +101,6 @@ class Usage(NamedTuple):
     live: int
     decode_tokens_per_s: float
     prefill_tokens_per_s: float
-
-
-class GroupOrigin(NamedTuple):
-    """How an isolation group began: the name of its first member, and how many groups of the same
-    number had ended before."""
-
-    member: str
-    ended: int
-
-
-NO_GROUP = GroupOrigin("", -1)
 
 
 @dataclass(slots=True)
@@ -93,8 +151,6 @@ class Tenants:
         self._clock = clock
         self._accounts: dict[int, _Account] = {}
         self._removed: set[int] = set()
-        self._groups: dict[int, GroupOrigin] = {}
-        self._ended_groups: Counter[int] = Counter()
         self.changes = 0
         for tenant in tenants:
             if tenant.id in self._accounts:
@@ -122,15 +178,12 @@ class Tenants:
         where a quota is lowered. Raises ConfigError when the tenant is not valid."""
         tenant.validate()
         account = self._accounts.get(tenant.id)
-        before = None if account is None else account.tenant.isolation_group
         if account is None:
             self._accounts[tenant.id] = _Account(tenant)
         else:
             account.tenant = tenant
         self._removed.discard(tenant.id)
         self.changes += 1
-        if before != tenant.isolation_group:
-            self._follow_groups()
 
     def begin_removal(self, id: int) -> None:
         """Refuse new requests of a tenant. It is removed when its last request has ended. Raises
@@ -167,27 +220,6 @@ class Tenants:
         assert not held, f"tenant {id} holds what no request holds"
         self.changes += 1
         del self._accounts[id]
-        if account.tenant.isolation_group is not None:
-            self._follow_groups()
-
-    def origin_of_group(self, number: int) -> GroupOrigin:
-        """The origin of the isolation group that has this number now; without one that of a group
-        that never is."""
-        return self._groups.get(number, NO_GROUP)
-
-    def _follow_groups(self) -> None:
-        """Begin the groups that have members now, and end those that have none. A call that is
-        repeated after an interrupt changes nothing more."""
-        members: dict[int, str] = {}
-        for tenant in self:
-            if tenant.isolation_group is not None:
-                members.setdefault(tenant.isolation_group, tenant.name)
-        for number in self._groups.keys() - members.keys():
-            self._ended_groups[number] += 1
-            del self._groups[number]
-        for number, name in members.items():
-            if number not in self._groups:
-                self._groups[number] = GroupOrigin(name, self._ended_groups[number])
 
     @property
     def reservations(self) -> dict[int, int]:

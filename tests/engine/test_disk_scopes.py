@@ -11,12 +11,10 @@ import pytest
 from contract.types import LOCAL_TENANT, Tenant
 from harness.file_digests import file_digests
 from harness.host.disk import function_name
-from reference.engine.engine import no_clock
 from reference.limits import Limits
 from reference.memory.disk import names as names_module
 from reference.memory.disk.folder import SUBFOLDER
 from reference.model.open import open_model
-from reference.sched.tenants import Tenants
 from tests.conftest import SyntheticModel
 from tests.engine.disk_engines import CONTEXT, PROMPT, WHOLE, Life, life, request
 from tests.families_table import DENSE
@@ -79,31 +77,6 @@ def test_a_group_shares_its_pages_and_no_others(model: Path, folder: Path) -> No
         first.ask(tenant=1)
     assert found(model, folder, TEAM, 2) == WHOLE
     assert found(model, folder, [ANN, BOB], 1) == 0, "who left the group has none of its pages"
-
-
-@pytest.mark.parametrize("restarted", [False, True])
-def test_a_later_group_of_the_same_number_finds_nothing(
-    model: Path, folder: Path, restarted: bool
-) -> None:
-    """The group ended while no engine of the model was open, or no server ran; so nobody removed
-    its pages."""
-    registry, carl = (
-        Tenants(TEAM, clock=no_clock),
-        replace(ANN, id=3, name="carl", isolation_group=7),
-    )
-    with life(model, folder, tenants=registry) as first:
-        expected = first.ask(tenant=1)
-    registry.remove(1)
-    registry.remove(2)
-    for tenant in (carl, *TEAM):
-        registry.put(tenant)
-    later = [carl, *TEAM] if restarted else registry
-    with life(model, folder, tenants=later) as second:
-        assert second.ask(tenant=3) == expected
-        assert second.from_disk == 0
-        assert second.ask(tenant=2) == expected
-        assert second.loads.reused[second.asked] == WHOLE
-    assert found(model, folder, TEAM, 2) == WHOLE, "the same group after a restart"
 
 
 def test_another_tenant_with_the_same_id_finds_nothing(model: Path, folder: Path) -> None:

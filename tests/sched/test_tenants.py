@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from contract.errors import ConfigError, RequestError
 from contract.types import LOCAL_TENANT, QosClass, Request, Tenant
-from reference.sched.rates import BUCKETS_PER_SECOND, WINDOW_SECONDS, RateWindow
-from reference.sched.tenants import Tenants, Usage
+from reference.sched.tenants import BUCKETS_PER_SECOND, WINDOW_SECONDS, RateWindow, Tenants, Usage
 from tests.sched.manual_clock import ManualClock
 
 TEAM = Tenant(1, "team", max_slots=3, max_kv_pages=20, decode_tokens_per_s=10)
