@@ -173,9 +173,11 @@ def test_a_small_folder_stays_small_and_answers_stay_right(model: Path, folder: 
         most = 10 * (page.page_bytes + 200)
     for _ in range(2):
         with life(model, folder, most_bytes=most) as small:
-            assert [small.ask(PROMPT[turn:]) for turn in range(4)] == expected
             assert small.engine.disk is not None
-            small.engine.disk.flush()
+            for turn in range(4):
+                assert small.ask(PROMPT[turn:]) == expected[turn]
+                # A writer with much to do does not note what was used.
+                small.engine.disk.flush()
             sizes = [path.stat().st_size for path in (folder / SUBFOLDER).glob("*/*.page")]
             assert 0 < sum(sizes) <= most
             assert small.counts.used_bytes == sum(sizes)
