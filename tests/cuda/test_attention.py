@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,14 @@ from reference.exact.kv_storage import page_view, store
 from reference.ops.flash_attn_batched import flash_attn_batched
 from reference.quant import FORMATS
 from reference.quant.dot import matmul
-from tests.cuda.emulated_step import DEVICE, OLDER, aligned_memory, run_step
+from tests.cuda.emulated_step import (
+    DEVICE,
+    NO_STAND_INS,
+    OLDER,
+    StandIn,
+    aligned_memory,
+    run_step,
+)
 
 SLOTS, SLOT_PAGES = 2, 208
 """3,328 positions: up to four spans, the last of few tiles."""
@@ -291,9 +299,11 @@ def check_runs(
     runs: tuple[tuple[int, int, int], ...],
     folder: Path,
     device: Device,
+    dtype: DType = I12,
+    stand_ins: Mapping[str, StandIn] = NO_STAND_INS,
 ) -> None:
-    """A step in the form of ``most`` tokens."""
-    graph = attention(heads)
+    """A step in the form of ``most`` tokens; pages are stored as ``dtype``."""
+    graph = attention(heads, dtype=dtype)
     query = tokens_of(runs)
     key = ShapeKey(len(query), 0)
     rng = np.random.default_rng(heads.width + heads.window)
@@ -303,7 +313,7 @@ def check_runs(
     pages = np.stack([rng.permutation(SLOT_PAGES) for _ in range(SLOTS)]).astype(np.int32)
     place = pages[query["slot"][-1], query["position"][-3] // 16]
     store(
-        page_view(kept["kv"], I12, heads.pool),
+        page_view(kept["kv"], dtype, heads.pool),
         np.array([place]),
         query["position"][-3:-2] % 16,
         *broken,
@@ -315,8 +325,8 @@ def check_runs(
     q[2 % key.tokens, : heads.head_dim] = 0
     inputs = {"q": q, "page_table": pages, "query": words_of(query)}
     bucket = ShapeKey(most, 0)
-    run_step(graph, (key, bucket), inputs, kept, {}, folder, parts=PARTS, device=device)
-    want = by_definition(inputs, kept["kv"], heads)
+    run_step(graph, (key, bucket), inputs, kept, {}, folder, PARTS, device, stand_ins)
+    want = by_definition(inputs, kept["kv"], heads, dtype)
     got = kept["y"].reshape(-1, heads.width)[: key.tokens].reshape(want.shape)
     assert np.array_equal(got, want, equal_nan=True)
     assert np.isnan(want).any()
