@@ -8,7 +8,8 @@ from __future__ import annotations
 from dataclasses import replace
 from types import MappingProxyType
 
-from accel.packets.device_op import DeviceOp, DeviceOperand, Units, pieces
+from accel.packets.declarations import op
+from accel.packets.device_op import DeviceOp, Units, pieces
 from accel.packets.layouts import TILE_ROWS
 from accel.packets.ops import TABLE
 from contract.arithmetic import SEGMENT
@@ -27,44 +28,15 @@ ROW_QUERIES = 4
 """Most queries of a group of ``accel/kernels/row_attention.k``."""
 
 
-def _row(
-    name: str,
-    read: str,
-    written: str,
-    sizes: str,
-    reals: str,
-    units: Units,
-    matrices: tuple[str, ...] = ("weight",),
-) -> DeviceOp:
-    operands = [
-        DeviceOperand(o.rstrip("?"), optional=o.endswith("?"), matrix=o in matrices)
-        for o in read.split()
-    ]
-    operands += [
-        DeviceOperand(o.rstrip("?"), written=True, optional=o.endswith("?"))
-        for o in written.split()
-    ]
-    return DeviceOp(
-        name,
-        tuple(operands),
-        tuple(sizes.split()),
-        tuple(reals.split()),
-        units,
-        by_groups=True,
-        by_columns=False,
-        source=name,
-    )
+def _product(name: str, units: Units) -> DeviceOp:
+    """A product of quantized activations by one matrix."""
+    read = "x, scale, sums, matrix float weight, bias?, residual?, *y"
+    return op(name, read, "tokens rows columns", groups=units)
 
 
 def _tiles(group_rows: int, group_tokens: int) -> Units:
     """A group for each tile of so many rows and tokens."""
     return lambda tokens, rows, **_: pieces(rows, group_rows) * pieces(tokens, group_tokens)
-
-
-def _product(name: str, units: Units) -> DeviceOp:
-    """A product of quantized activations by one matrix."""
-    read = "x scale sums weight bias? residual?"
-    return _row(name, read, "y", "tokens rows columns", "", units)
 
 
 def _row_groups(rows: int, **_: int) -> int:
@@ -87,78 +59,72 @@ def _query_groups(tokens: int, heads: int, kv_heads: int, most_parts: int, **_: 
     return tokens * most_parts * kv_heads * pieces(heads // kv_heads, ROW_QUERIES)
 
 
-_HEADS = "q k v q_weight? k_weight? rope_table query page_table"
+_HEADS = "q, k, v, q_weight?, k_weight?, rope_table, query, page_table"
 _ROWS = (
     _product("matmul_row", _row_groups),
-    _row(
+    op(
         "norm_row",
-        "x factors? weight bias? residual?",
-        "y",
+        "x, factors?, matrix float weight, bias?, residual?, *y",
         "tokens rows columns",
         "eps",
-        _row_groups,
+        groups=_row_groups,
     ),
-    _row(
+    op(
         "gate_row",
-        "x factors? gate up",
-        "y",
+        "x, factors?, matrix float gate, matrix float up, *y",
         "tokens rows columns activation",
         "eps",
-        _row_groups,
-        ("gate", "up"),
+        groups=_row_groups,
     ),
     _product("matmul_tiles", _tiles(GROUP_ROWS, GROUP_TOKENS)),
     _product("matmul_wide", _tiles(WIDE_TILE, WIDE_TILE)),
     _product("matmul_few", _tiles(TILE_ROWS, FEW_TOKENS)),
     _product("matmul_narrow", _tiles(WIDE_TILE, NARROW_TOKENS)),
     replace(TABLE["flash_attn_batched"], name="flash_attn_tiles", source="flash_attn_tiles"),
-    _row("expand_weight", "weight", "planes", "rows columns", "", _expanding_groups),
-    _row("expand_tokens", "m scale sums", "planes", "tokens columns", "", _expanding_groups),
-    _row(
+    op("expand_weight", "matrix float weight, *planes", "rows columns", groups=_expanding_groups),
+    op("expand_tokens", "m, scale, sums, *planes", "tokens columns", groups=_expanding_groups),
+    op(
         "matmul_planes",
-        "x weight bias? residual?",
-        "y",
+        "x, weight, bias?, residual?, *y",
         "tokens rows columns",
-        "",
-        _tiles(GROUP_ROWS, GROUP_ROWS),
-        (),
+        groups=_tiles(GROUP_ROWS, GROUP_ROWS),
     ),
-    _row(
+    op(
         "rms_norm_quantize",
-        "x factors?",
-        "y? m scale sums",
+        "x, factors?, *y?, *m, *scale, *sums",
         "tokens width",
         "eps",
-        _normed_segments,
+        groups=_normed_segments,
     ),
-    _row("swiglu_quantize", "gate up", "m scale sums", "tokens columns activation", "", _segments),
-    _row(
+    op(
+        "swiglu_quantize",
+        "gate, up, *m, *scale, *sums",
+        "tokens columns activation",
+        groups=_segments,
+    ),
+    op(
         "flash_attn_quantize",
-        "parts query sinks?",
-        "m scale sums",
+        "parts, query, sinks?, *m, *scale, *sums",
         "tokens heads head_dim window most_parts",
-        "",
-        lambda tokens, heads, head_dim, **_: _segments(tokens, heads * head_dim),
+        groups=lambda tokens, heads, head_dim, **_: _segments(tokens, heads * head_dim),
     ),
-    _row(
+    op(
         "head_rows",
-        _HEADS,
-        "y kv",
+        f"{_HEADS}, *y, *kv",
         "tokens heads kv_heads head_dim neox rotary_pairs",
         "q_eps k_eps",
-        lambda tokens, heads, kv_heads, **_: tokens * (heads + 2 * kv_heads),
+        groups=lambda tokens, heads, kv_heads, **_: tokens * (heads + 2 * kv_heads),
     ),
     *(
-        _row(
+        op(
             name,
-            _HEADS,
-            "kv parts",
+            f"{_HEADS}, *kv, *parts",
             "tokens heads kv_heads head_dim neox most_parts",
             "scale eps",
-            _query_groups,
+            groups=_query_groups,
         )
         for name in ("flash_attn_row", "flash_attn_row_wide")
     ),
 )
-FUSED = MappingProxyType({op.name: op for op in _ROWS})
+FUSED = MappingProxyType({one.name: one for one in _ROWS})
 """The fused ops by name; the name is also that of the kernel file."""

@@ -3,7 +3,7 @@ opcodes share."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import TypeAlias
 
@@ -26,6 +26,9 @@ PER = {"tokens": Per.TOKEN, "rows": Per.ROW}
 
 Field: TypeAlias = Tensor | Count | int | float | None
 """The value of an operand, count, size or real of an op."""
+
+Rule: TypeAlias = "Callable[[Lowering, Node], None]"
+"""Lowers a node of one opcode."""
 
 NO_EXPERTS: Mapping[str, Field] = MappingProxyType({"used": 0, "most_chunks": 0})
 """The routing fields of a product by a single matrix."""
@@ -124,6 +127,33 @@ class Lowering:
             )
         )
 
+    def lower(
+        self,
+        node: Node,
+        name: str,
+        *,
+        dtype: DType | None = None,
+        private: str = "",
+        **fields: Field,
+    ) -> None:
+        """Append op ``name`` for ``node``: its operands, dimensions and parameters are the op's of
+        the same names, but for ``fields``.
+
+        The op is private if operand ``private`` has few elements.
+        """
+        device, sizes = DEVICE_OPS[name], self._bound(node)
+        for operand in device.operands:
+            if operand.name in node.operands and operand.name not in fields:
+                view = node.operands[operand.name]
+                fields[operand.name] = self.stored(view) if operand.matrix else self.pages(view)
+        if device.sizes[0] not in fields:
+            fields[device.sizes[0]] = self.count(node, device.sizes[0])
+        dims = {size: self._size(sizes[size]) for size in device.sizes[1:] if size in sizes}
+        reals = {real: node.params[real] for real in device.reals if real in node.params}
+        count, seen = fields[device.sizes[0]], fields.get(private)
+        few = isinstance(count, Count) and isinstance(seen, Tensor) and cheap(count, seen.columns)
+        self.add(name, {**dims, **reals, **fields}, dtype=dtype, private=few)
+
     def dtype(self, view: View) -> DType:
         """The storage type of the buffer of ``view``."""
         return self.graph.buffers[view.buffer].dtype
@@ -199,22 +229,6 @@ class Lowering:
             dtype=dtype,
         )
 
-    def norm(
-        self, x: Tensor, weight: Tensor | None, y: Tensor, tokens: Count, groups: int, eps: float
-    ) -> None:
-        """y = rms_norm(x) weight, in each of ``groups`` groups of columns."""
-        self.add(
-            "rms_norm",
-            x=x,
-            weight=weight,
-            y=y,
-            tokens=tokens,
-            groups=groups,
-            width=x.columns // groups,
-            eps=eps,
-            private=cheap(tokens, x.columns),
-        )
-
     def elementwise(
         self, name: str, tokens: Count, tensors: Mapping[str, Tensor], **fields: Field
     ) -> None:
@@ -223,36 +237,10 @@ class Lowering:
         fields |= {"tokens": tokens, "width": width}
         self.add(name, tensors, fields, private=cheap(tokens, width))
 
-    def rotate(self, x: Tensor, node: Node, heads: int, y: Tensor) -> None:
-        """y = rope(x), for ``heads`` heads."""
-        tokens = self.count(node)
-        self.add(
-            "rope",
-            x=x,
-            rope_table=self.tensor(node.operands["rope_table"]),
-            query=self.tensor(node.operands["query"]),
-            y=y,
-            tokens=tokens,
-            heads=heads,
-            head_dim=int(node.params["head_dim"]),
-            neox=int(node.params["neox"]),
-            rotary_pairs=self.dims(node)["rotary_pairs"],
-            private=cheap(tokens, x.columns),
-        )
-
     def rotate_heads(self, x: Tensor, node: Node, y: Tensor, back: bool = False) -> None:
         """y = x rotated by rule R13, or with ``back`` rotated back."""
-        tokens, head_dim = self.count(node), int(node.params["head_dim"])
-        self.add(
-            "rotate_heads",
-            x=x,
-            y=y,
-            tokens=tokens,
-            heads=x.columns // head_dim,
-            head_dim=head_dim,
-            back=int(back),
-            private=cheap(tokens, x.columns),
-        )
+        heads = x.columns // int(node.params["head_dim"])
+        self.lower(node, "rotate_heads", x=x, y=y, heads=heads, back=int(back), private="x")
 
     def rotated(self, x: Tensor, node: Node, name: str) -> Tensor:
         """A new tensor of the heads of ``x``, rotated by rule R13."""
@@ -262,23 +250,12 @@ class Lowering:
 
     def store_kv(self, k: Tensor, v: Tensor, node: Node) -> None:
         """Write k and v to their KV pages, rotated where these are of such a type."""
-        kv, tokens = node.operands["kv"], self.count(node)
+        kv = node.operands["kv"]
         if self.dtype(kv) in ROTATED_KV:
             k, v = (self.rotated(x, node, f"rotated_{side}") for side, x in (("k", k), ("v", v)))
-        self.add(
-            "kv_write_batched",
-            k=k,
-            v=v,
-            query=self.tensor(node.operands["query"]),
-            page_table=self.tensor(node.operands["page_table"]),
-            kv=self.pages(kv),
-            tokens=tokens,
-            width=k.columns,
-            page_tokens=PAGE_TOKENS,
-            head_dim=int(node.params["head_dim"]),
-            dtype=self.dtype(kv),
-            private=cheap(tokens, k.columns),
-        )
+        sizes = {"width": k.columns, "page_tokens": PAGE_TOKENS}
+        dtype = self.dtype(kv)
+        self.lower(node, "kv_write_batched", k=k, v=v, dtype=dtype, private="k", **sizes)
 
     def _bound(self, node: Node) -> Mapping[str, int | str]:
         shapes = {name: self.graph.shape(view) for name, view in node.operands.items()}
@@ -286,6 +263,12 @@ class Lowering:
 
     def _size(self, dim: int | str) -> int:
         return self.bucket.sizes()[dim] if isinstance(dim, str) else dim
+
+
+def named(name: str, private: str = "") -> Rule:
+    """The rule of an opcode that is one op: its fields are named like those of the node, see
+    ``Lowering.lower``."""
+    return lambda low, node: low.lower(node, name, private=private)
 
 
 def cheap(count: Count, columns: int) -> bool:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from types import MappingProxyType
 
-from accel.packets.lowering import NO_EXPERTS, PRIVATE_ELEMENTS, Field, Lowering, cheap
+from accel.packets.lowering import NO_EXPERTS, PRIVATE_ELEMENTS, Field, Lowering, Rule
 from accel.packets.ops import SLOTS
 from accel.packets.step import Count, Tensor
 from contract.dtypes import F32
@@ -18,29 +18,22 @@ CHUNK_WORDS = 3
 
 def _gate_topk(low: Lowering, node: Node) -> None:
     dims, tokens = low.dims(node), low.count(node)
-    names = ("x", "logits", "ids", "weights")
-    tensors = {name: low.tensor(node.operands[name]) for name in names}
-    experts, used = dims["experts"], dims["used"]
-    products = logits = tensors["logits"]
+    x, logits = low.tensor(node.operands["x"]), low.tensor(node.operands["logits"])
+    products = logits
     if "bias" in node.operands:
-        products = low.new(f"{node.name}.products", tokens.most, experts)
-    low.product(tensors.pop("x"), node.operands["gate_weight"], products, tokens)
+        products = low.new(f"{node.name}.products", tokens.most, dims["experts"])
+    low.product(x, node.operands["gate_weight"], products, tokens)
     if products is not logits:
         bias = low.tensor(node.operands["bias"])
         low.elementwise("bias_add", tokens, {"x": products, "bias": bias, "y": logits})
-    chosen, scratch = "expert_topk", "p"
+    columns = dims["experts"] + dims["used"]
     if "choice_bias" in node.operands:
-        chosen, scratch = "expert_choice", "s"
-        tensors["bias"] = low.tensor(node.operands["choice_bias"])
-    low.add(
-        chosen,
-        tensors,
-        {scratch: low.new(f"{node.name}.{scratch}", tokens.most, experts + used)},
-        tokens=tokens,
-        experts=experts,
-        used=used,
-        private=cheap(tokens, experts),
-    )
+        bias = low.tensor(node.operands["choice_bias"])
+        s = low.new(f"{node.name}.s", tokens.most, columns)
+        low.lower(node, "expert_choice", bias=bias, s=s, private="logits")
+        return
+    p = low.new(f"{node.name}.p", tokens.most, columns)
+    low.lower(node, "expert_topk", p=p, private="logits")
 
 
 def _grouped(low: Lowering, ids: Tensor, tokens: Count, experts: int) -> tuple[Tensor, Tensor]:
@@ -112,19 +105,16 @@ def _swiglu(low: Lowering, node: Node) -> None:
 
 
 def _down_acc(low: Lowering, node: Node) -> None:
-    dims, tokens = low.dims(node), low.count(node)
-    used, hidden = dims["used"], dims["hidden"]
-    products = low.new(f"{node.name}.products", tokens.times(used).most, hidden)
+    hidden, pairs = low.dims(node)["hidden"], low.count(node).times(low.dims(node)["used"])
+    products = low.new(f"{node.name}.products", pairs.most, hidden)
     _product(low, node, "x", "down_weight", "bias", products, 1)
-    names = ("ids", "weights", "expert_scale", "residual", "y")
-    tensors = {name: low.tensor(node.operands[name]) for name in names if name in node.operands}
-    low.add("expert_sum", tensors, products=products, tokens=tokens, width=hidden, used=used)
+    low.lower(node, "expert_sum", products=products, width=hidden)
 
 
 def _shared_expert(low: Lowering, node: Node) -> None:
     dims, tokens = low.dims(node), low.count(node)
     width, hidden = dims["width"], dims["hidden"]
-    x, residual, y = (low.tensor(node.operands[name]) for name in ("x", "residual", "y"))
+    x = low.tensor(node.operands["x"])
     gate, up, gated = (
         low.new(f"{node.name}.{name}", tokens.most, width) for name in ("gate", "up", "gated")
     )
@@ -149,10 +139,10 @@ def _shared_expert(low: Lowering, node: Node) -> None:
     low.elementwise("swiglu", tokens, {"gate": gate, "up": up, "y": gated}, activation=0)
     down = low.new(f"{node.name}.down", tokens.most, hidden)
     low.product(gated, node.operands["down_weight"], down, tokens)
-    low.add("gated_add", residual=residual, gate=router, x=down, y=y, tokens=tokens, width=hidden)
+    low.lower(node, "gated_add", gate=router, x=down, width=hidden)
 
 
-EXPERT_RULES: Mapping[Opcode, Callable[[Lowering, Node], None]] = MappingProxyType(
+EXPERT_RULES: Mapping[Opcode, Rule] = MappingProxyType(
     {
         Opcode.MOE_GATE_TOPK: _gate_topk,
         Opcode.MOE_GATE_UP: _gate_up,
