@@ -140,7 +140,7 @@ class CostsOfTests:
 
 
 def empty_caches(prefix: str) -> None:
-    """Clear what functions of the modules whose names begin so have cached: vocabularies, models."""
+    """Clear what functions of the modules whose names begin so have cached."""
     for name, module in list(sys.modules.items()):
         for function in list(vars(module).values()) if name.startswith(prefix) else ():
             if str(getattr(function, "__module__", "")).startswith(prefix):

@@ -51,6 +51,7 @@ class MappedFiles:
         for number, path, descriptor in list(self._guarded.values()):
             lost = self._library.zinc_lost(number)
             if lost:
-                problem = f"cannot be read any more; the file has {os.fstat(descriptor).st_size} now"
+                size = os.fstat(descriptor).st_size
+                problem = f"cannot be read any more; the file has {size} bytes now"
                 remedy = "load the model again and leave its file alone"
                 raise ModelFileError(path, f"byte {lost - 1}", problem, remedy)

@@ -83,7 +83,7 @@ def test_a_model_file_that_is_cut_is_an_error_of_its_model(
     path, where, problem = done.stdout.strip().split("|")
     assert path == str(model_path)
     assert int(where.removeprefix("byte ")) >= 4096
-    assert "4096 now" in problem
+    assert "4096 bytes now" in problem
     assert len(entries(folder)) == (2 if moment == "step" else 1)
 
 
