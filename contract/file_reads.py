@@ -13,6 +13,7 @@ import os
 import sys
 import weakref
 from contextlib import suppress
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +22,7 @@ from contract.lazy_dataclass import dataclass
 
 Bytes = NDArray[np.uint8]
 
-_DESCRIPTORS: weakref.WeakKeyDictionary[mmap.mmap, int] = weakref.WeakKeyDictionary()
+_FILES: weakref.WeakKeyDictionary[mmap.mmap, tuple[Path, int]] = weakref.WeakKeyDictionary()
 _HAS_PREADV = hasattr(os, "preadv")
 PIECE_BYTES = 1 << 25
 """Bytes read ahead per call; during a call the process can map no other memory."""
@@ -33,6 +34,7 @@ _POPULATE_READ = 22
 class FileRange:
     """Bytes of a mapped file from ``offset`` on; ``descriptor`` is open as long as the mapping."""
 
+    path: Path
     mapping: mmap.mmap
     descriptor: int
     offset: int
@@ -49,11 +51,12 @@ class FileRange:
             self.mapping.madvise(mmap.MADV_DONTNEED, first, end - first)
 
 
-def remember_file(mapping: mmap.mmap, descriptor: int) -> None:
-    """Remember that ``mapping`` maps the whole file behind ``descriptor``. The descriptor is
-    duplicated, so the caller may close it."""
+def remember_file(mapping: mmap.mmap, path: Path, descriptor: int) -> None:
+    """Remember that ``mapping`` maps the whole file at ``path``, open as ``descriptor``. The
+    descriptor is duplicated, so the caller may close it."""
     if _HAS_PREADV:
-        own = _DESCRIPTORS[mapping] = os.dup(descriptor)
+        own = os.dup(descriptor)
+        _FILES[mapping] = path, own
         weakref.finalize(mapping, os.close, own)
 
 
@@ -98,7 +101,8 @@ def file_range(data: Bytes) -> FileRange | None:
         owner = owner.base
     if isinstance(owner, memoryview):
         owner = owner.obj
-    if not isinstance(owner, mmap.mmap) or owner not in _DESCRIPTORS:
+    if not isinstance(owner, mmap.mmap) or owner not in _FILES:
         return None
     start: int = np.frombuffer(owner, np.uint8).ctypes.data
-    return FileRange(owner, _DESCRIPTORS[owner], data.ctypes.data - start, data.nbytes)
+    path, descriptor = _FILES[owner]
+    return FileRange(path, owner, descriptor, data.ctypes.data - start, data.nbytes)

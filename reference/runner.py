@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from contract.context_manager import ContextManager
-from contract.errors import DeviceLost
+from contract.errors import DeviceLost, ModelFileError
 from contract.execution import STEP_LOCAL, ExecutableGraph
 from contract.ir.graph import BufferDecl, BufferKind, Graph
 from contract.ir.inputs import InputLayout, InputRows
@@ -276,7 +276,7 @@ class ModelRunner(ContextManager):
     def close(self) -> None:
         """Wait for the last step and free the buffers; the tier stays open."""
         if self._last is not None:
-            with suppress(DeviceLost):
+            with suppress(DeviceLost, ModelFileError):
                 self.tier.wait(self._last.fence)
             self._last = None
         self._saved.close()

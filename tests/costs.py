@@ -6,6 +6,7 @@ import ctypes
 import gc
 import os
 import resource
+import sys
 from collections import defaultdict
 from collections.abc import Generator
 from dataclasses import dataclass, field
@@ -89,10 +90,15 @@ class CostsOfTests:
         self._freed = FreedMemory()
 
     @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, Any, Any]:
-        """Notes what a test starts from."""
+    def pytest_runtest_protocol(
+        self, item: pytest.Item, nextitem: pytest.Item | None
+    ) -> Generator[None, Any, Any]:
+        """Notes what a test starts from, and empties the caches of a folder that is left."""
         item.stash[START] = processor_seconds()
         result = yield
+        folder = folder_of(item.nodeid)
+        if nextitem is None or folder_of(nextitem.nodeid) != folder:
+            empty_caches(f"tests.{folder}.")
         self._freed.give_back()
         return result
 
@@ -131,6 +137,16 @@ class CostsOfTests:
         for worker, memory in sorted(self._costs.processes.items()):
             note = f", more than {LIMIT_GIGABYTES}" if memory > LIMIT_GIGABYTES else ""
             terminalreporter.write_line(f"process {worker}: at most {memory:.2f} GB{note}")
+
+
+def empty_caches(prefix: str) -> None:
+    """Clear what functions of the modules whose names begin so have cached."""
+    for name, module in list(sys.modules.items()):
+        for function in list(vars(module).values()) if name.startswith(prefix) else ():
+            if str(getattr(function, "__module__", "")).startswith(prefix):
+                clear = getattr(function, "cache_clear", None)
+                if clear is not None:
+                    clear()
 
 
 def folder_of(nodeid: str) -> str:

@@ -4,16 +4,33 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import sys
+from functools import cache
+from types import ModuleType
 
 import numpy as np
+import pytest
 
-from tests.costs import GROWTH_GIGABYTES, FreedMemory, folder_of
+from tests.costs import GROWTH_GIGABYTES, FreedMemory, empty_caches, folder_of
 
 
 def test_a_test_belongs_to_its_folder() -> None:
     """Or to its file, where there is none."""
     assert folder_of("tests/cuda/test_plan.py::test_one[a/b::c]") == "cuda"
     assert folder_of("tests/test_needs.py::test_two") == "test_needs.py"
+
+
+def test_what_a_folder_cached_goes_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What other folders and the product cached stays."""
+    module = ModuleType("tests.one.test_caches")
+    kept, gone = (cache(lambda: [0]) for _ in range(2))
+    kept.__module__, gone.__module__ = "tests.other.tables", module.__name__
+    vars(module).update(kept=kept, gone=gone)
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    before = kept(), gone()
+    empty_caches("tests.one.")
+    assert kept() is before[0]
+    assert gone() is not before[1]
 
 
 def test_freed_memory_is_given_back() -> None:

@@ -20,6 +20,7 @@ from accel.native.arrange import (
     stack_bytes,
     stack_of,
 )
+from accel.native.mapped_files import MappedFiles
 from accel.native.names import text_digest
 from accel.native.weight_cache import Entry, entry_of, open_entry, write_entry
 from accel.packets.buffers import DeviceBuffer, matrices_of
@@ -27,7 +28,7 @@ from accel.packets.build import Progress
 from accel.packets.host_memory import AddressRange
 from accel.packets.packet import aligned
 from accel.packets.stacks import Stack
-from contract.file_reads import FileRange, file_range
+from contract.file_reads import FileRange
 from contract.lazy_dataclass import dataclass
 from contract.tier import FiniteWords
 
@@ -80,6 +81,7 @@ class ModelWeights:
     """
 
     arranger: Arranger
+    files: MappedFiles
     folder: Path | None
     progress: Progress | None = None
     _weights: list[Weight] = field(default_factory=list)
@@ -95,7 +97,8 @@ class ModelWeights:
         assert data is not None
         matrices = matrices_of(buffer.decl)
         stack = stack_of(buffer.decl.dtype, data, matrices) if matrices else None
-        self._weights.append(Weight(buffer, data, finite, stack, file_range(data), on_bytes))
+        source = self.files.guard(data)
+        self._weights.append(Weight(buffer, data, finite, stack, source, on_bytes))
 
     def on_disk(self, nbytes: int) -> int:
         """Of ``nbytes`` arranged bytes those that are mapped from an entry of the cache: all or
@@ -110,7 +113,7 @@ class ModelWeights:
     def finish(self) -> bool:
         """Map or arrange what was collected; False when a scale is not finite.
 
-        Raises OutOfMemory naming a buffer.
+        Raises OutOfMemory naming a buffer, and ModelFileError for a file that was cut.
         """
         weights, self._weights = self._weights, []
         of_file = [weight for weight in weights if weight.source is not None]
@@ -144,6 +147,7 @@ class ModelWeights:
 
     def _hold(self, weights: Sequence[Weight], mapped: Bytes) -> None:
         """Give each weight its part of a mapped entry."""
+        self.files.guard(mapped)
         start = 0
         for weight in weights:
             weight.report()
@@ -185,4 +189,5 @@ class ModelWeights:
                 weight.report()
         finally:
             self.arranger.finish()
+        self.files.check()
         return not flags.any()

@@ -32,6 +32,7 @@ def library_units() -> dict[str, str]:
         "ops": _ops_unit(others),
         **{f"arrange_{_name(dtype)}": _arrange_unit(dtype) for dtype in _arranged_dtypes()},
         "finite": _begin() + _joined(("finite.c", _text("finite.c"))),
+        "guard": _text("guard.c"),
         "pool": _pool_unit(),
     }
 

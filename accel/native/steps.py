@@ -9,6 +9,7 @@ from dataclasses import field
 import numpy as np
 from numpy.typing import NDArray
 
+from accel.native.mapped_files import MappedFiles
 from accel.native.pool import Copies, Job, WorkerPool, copies_of
 from accel.packets.host_memory import AddressRange, aligned_bytes
 from accel.packets.step_memory import WorkerScratch
@@ -33,13 +34,16 @@ class NativeStep:
     pool: WorkerPool
     number: int
     copies: Copies | None
+    files: MappedFiles
 
     def ended(self) -> bool:
         """See Completion."""
         return self.pool.done(self.number)
 
     def collect(self) -> None:
-        """Do nothing: the workers have copied the outputs (see Completion)."""
+        """See Completion: the workers have copied the outputs. Raises ModelFileError where a file
+        was cut under the step."""
+        self.files.check()
 
 
 @dataclass(slots=True)
@@ -74,8 +78,11 @@ class NativeSlot:
 class NativeSubmissions(Submissions[AddressRange, NativeForm, NativeSlot, NativeStep]):
     """See Submissions. The workers read a step's inputs in its slot."""
 
-    def __init__(self, pool: WorkerPool, scratch: WorkerScratch, choice: Choice) -> None:
+    def __init__(
+        self, pool: WorkerPool, scratch: WorkerScratch, choice: Choice, files: MappedFiles
+    ) -> None:
         super().__init__()
+        self._files = files
         self._pool = pool
         self._scratch = scratch
         self._workers = TimedWorkers(pool, choice)
@@ -113,4 +120,4 @@ class NativeSubmissions(Submissions[AddressRange, NativeForm, NativeSlot, Native
         job.workers = workers
         number = self._pool.submit(job)
         self._workers.started(number, tokens, batch.packets, workers)
-        return NativeStep(self._pool, number, copies)
+        return NativeStep(self._pool, number, copies, self._files)

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from accel.native.arrange import Arranger
 from accel.native.host import processor_name, processors, total_memory
 from accel.native.library import find_library
+from accel.native.mapped_files import MappedFiles
 from accel.native.model_weights import ModelWeights
 from accel.native.names import TIER
 from accel.native.pool import MOST_WORKERS, WorkerPool
@@ -83,10 +84,11 @@ class NativeTier(PacketTier[AddressRange, NativeForm, NativeStep]):
         self._variant = library.variant
         memory = SharedMemory(min(filter(None, (choices.memory_bytes, total_memory()))))
         self._arranger = Arranger(memory, self._pool)
-        self._weights = ModelWeights(self._arranger, choices.weights, progress)
+        files = MappedFiles(library)
+        self._weights = ModelWeights(self._arranger, files, choices.weights, progress)
         self._addresses = WorkerScratch()
         submissions = NativeSubmissions(
-            self._pool, self._addresses, choices.tuner(self._pool.workers)
+            self._pool, self._addresses, choices.tuner(self._pool.workers), files
         )
         self._slots = submissions
         known = None

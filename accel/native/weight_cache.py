@@ -30,7 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from contract.cached_files import CachedFile, least_used
-from contract.file_reads import PIECE_BYTES, FileRange, read_pages
+from contract.file_reads import PIECE_BYTES, FileRange, read_pages, remember_file
 from contract.lazy_dataclass import dataclass
 
 CAN_ALLOCATE = hasattr(os, "posix_fallocate")
@@ -210,6 +210,7 @@ def _mapped(path: Path, entry: Entry) -> Bytes | None:
             if path.suffix == UNSYNCED and fields["boot"] != _boot():
                 return None
             mapping = mmap.mmap(file.fileno(), status.st_size, access=mmap.ACCESS_READ)
+            remember_file(mapping, path, file.fileno())
             with contextlib.suppress(OSError):
                 os.utime(file.fileno(), ns=(time.time_ns(), fields["modified"]))
     except OSError:

@@ -199,12 +199,7 @@ class EngineThread(ContextManager):
     def remove(self, driver: ThreadedDriver) -> None:
         """End the requests of a driver, and step its engine no more. Raises EngineStopped."""
 
-        def remove(models: Models) -> None:
-            if self._drivers.pop(driver.key, None) is not None:
-                models.take_out(driver.key)
-                driver.end(EngineStopped(self._words.closed))
-
-        self.call(remove)
+        self.call(lambda models: self._take_out(models, driver, self._words.closed))
 
     def call(self, work: Callable[[Models], T]) -> T:
         """Call ``work`` with the models between two steps and return its result; raises what it
@@ -266,8 +261,13 @@ class EngineThread(ContextManager):
     def _step(self) -> None:
         try:
             events = self._models.step()
-        except (DeviceLost, ModelFileError):
+        except DeviceLost:
             raise
+        except ModelFileError as error:
+            log.error("the engine of a model ended: %s", error)
+            words = f"the model's file was changed; {self._words.remedy}"
+            self._take_out(self._models, self._drivers[self._models.stepped], words)
+            return
         except Exception as error:
             # Its sequences wait again; the engine ends a request under which steps keep failing.
             log_fault("a step failed", error)
@@ -276,6 +276,11 @@ class EngineThread(ContextManager):
             own = [event for event in events if driver.owns(event)]
             if own or not events:
                 driver.deliver(own)
+
+    def _take_out(self, models: Models, driver: ThreadedDriver, reason: str) -> None:
+        if self._drivers.pop(driver.key, None) is not None:
+            models.take_out(driver.key)
+            driver.end(EngineStopped(reason))
 
     def _end(self, reason: EngineStopped) -> None:
         with self.lock:
@@ -312,9 +317,6 @@ def _reason_of_end(
     except DeviceLost as error:
         log.error("the device was lost: %s", error)
         return EngineStopped(f"the device was lost; {words.remedy}")
-    except ModelFileError as error:
-        log.error("the engine ended: %s", error)
-        return EngineStopped(f"the model's file was changed; {words.remedy}")
     except BaseException as error:
         log_fault("the engine ended", error)
         return EngineStopped(f"the engine failed; {words.remedy}")

@@ -49,6 +49,11 @@ class _LeasedModel:
     leases: int = 0
     retiring: bool = False
 
+    @property
+    def failed(self) -> bool:
+        """Whether its engine has ended by itself."""
+        return self.service.model.driver.failure is not None
+
 
 class Lease:
     """The right to use a model until ``release``: it stays whole so long."""
@@ -189,8 +194,8 @@ class Serving:
         answers = self._active
         if name not in self.by_name or name == answers.service.model.name:
             return answers
-        in_memory = (loaded for loaded in self._in_memory if loaded.service.model.name == name)
-        return next((loaded for loaded in in_memory if not loaded.retiring), None)
+        here = [loaded for loaded in self._in_memory if loaded.service.model.name == name]
+        return next((loaded for loaded in here if not (loaded.retiring or loaded.failed)), None)
 
     def _leased(self, loaded: _LeasedModel) -> Lease:
         loaded.leases += 1
@@ -268,12 +273,15 @@ class Serving:
         with self._changed:
             self._active = loaded
         log.info("%s answers now, instead of %s", name, before.service.model.name)
-        if stays:
-            return
-        before.retiring = True
-        before.service.metrics.leave(before.service.model.driver)
+        if not stays:
+            self._leave(before)
+
+    def _leave(self, loaded: _LeasedModel) -> None:
+        """Unload a model as soon as no request uses it."""
+        loaded.retiring = True
+        loaded.service.metrics.leave(loaded.service.model.driver)
         self._retiring = [thread for thread in self._retiring if thread.is_alive()]
-        thread = threading.Thread(target=self._retire, args=(before,), name="retire", daemon=True)
+        thread = threading.Thread(target=self._retire, args=(loaded,), name="retire", daemon=True)
         self._retiring.append(thread)
         thread.start()
 
@@ -309,6 +317,10 @@ class Serving:
     def _load_in_background(self, name: str) -> _LeasedModel:
         """Load a model that a request names. Raises ApiError."""
         self.service.check_accepting(receipt=False)
+        with self._changed:
+            failed = [one for one in self._in_memory if one.failed and not one.retiring]
+        for one in failed:
+            self._leave(one)
         try:
             loaded = self._load(self.by_name[name], name)
         except (DoesNotFit, OutOfMemory) as error:

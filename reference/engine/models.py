@@ -71,6 +71,8 @@ class Models:
         self._load = load
         self._clock = clock
         self._models: dict[str, _LoadedModel] = {}
+        self.stepped = ""
+        """The name of the model whose step was the last one."""
         self._at_work: set[str] = set()
         self._turns = 0
 
@@ -146,6 +148,7 @@ class Models:
         interrupt loses none."""
         if len(self._models) == 1:
             ((name, model),) = self._models.items()
+            self.stepped = name
             self._let_join({} if model.loaded.engine.idle else {name: model})
             return model.loaded.engine.step()
         engine = self._advance()
@@ -158,7 +161,8 @@ class Models:
         busy = {name: p for name, p in self._models.items() if not p.loaded.engine.idle}
         self._let_join(busy)
         passed: list[_LoadedModel] = []
-        for model in sorted(busy.values(), key=lambda model: (model.turn, model.used)):
+        in_turn = sorted(busy.items(), key=lambda named: (named[1].turn, named[1].used))
+        for self.stepped, model in in_turn:
             engine, used = model.loaded.engine, True
             try:
                 self._step(model)

@@ -30,7 +30,7 @@ def view(path: Path) -> Bytes:
     """The whole of the file, whose descriptor is closed."""
     with path.open("rb") as file:
         mapping = mmap.mmap(file.fileno(), SIZE, access=mmap.ACCESS_READ)
-        remember_file(mapping, file.fileno())
+        remember_file(mapping, path, file.fileno())
     return np.frombuffer(mapping, np.uint8)
 
 
@@ -79,7 +79,7 @@ def test_a_file_stays_open_as_long_as_its_mapping(path: Path) -> None:
     """No longer, and its number is not taken for that of another file afterwards."""
     with path.open("rb") as file:
         mapping = mmap.mmap(file.fileno(), SIZE, access=mmap.ACCESS_READ)
-        remember_file(mapping, file.fileno())
+        remember_file(mapping, path, file.fileno())
     view = np.frombuffer(mapping, np.uint8)[10:20]
     del mapping
     if Path("/proc/self/fd").exists():

@@ -224,11 +224,12 @@ def test_an_interrupt_reaches_who_waits_for_a_step(kernel_cache: Path) -> None:
     assert done.stdout.split() == ["interrupted", "2"], done.stderr
 
 
-FLUSHING = """
-import ctypes, subprocess, sys
+FLUSHING = '''
+import ctypes, sys
 from pathlib import Path
 import numpy as np
-from accel.native.compile import find_compiler
+from accel.native.compile import _built, find_compiler
+from accel.native.names import this_target
 from accel.native.tier import Choices, NativeTier
 from contract.dtypes import F32
 from contract.ir.graph import BufferKind, GraphBuilder
@@ -237,9 +238,11 @@ from contract.shape_key import ShapeKey
 from tests.run_graph import run_graph
 
 folder = Path(sys.argv[2])
-(folder / "flush.c").write_text("void flush(void) { __builtin_ia32_ldmxcsr(0x9FC0); }")
-command = [*find_compiler().command, "cc", "-shared", "-o", "flush.so", "flush.c"]
-subprocess.run(command, cwd=folder, check=True)
+text = """__attribute__((visibility("default"))) void flush(void) {
+    __builtin_ia32_ldmxcsr(0x9FC0);
+}"""
+target = this_target("x86_64")
+(folder / "flush.so").write_bytes(_built({"flush": text}, (), target, find_compiler(), 1))
 tiny = np.full(16, 1e-40, np.float32)
 ctypes.CDLL(str(folder / "flush.so")).flush()
 assert not (tiny + tiny).view(np.uint32).any(), "this thread flushes subnormals to zero"
@@ -250,7 +253,7 @@ b.emit(Opcode.ADD, a=x, b=x, y=y)
 with NativeTier(choices=Choices(threads=2, cache=Path(sys.argv[1]))) as tier:
     found = run_graph(tier, b.build(), ShapeKey(1, 1), {"x": tiny.reshape(1, 16)})
 print(*set(found["y"].view(np.uint32).tolist()))
-"""
+'''
 
 
 def test_subnormals_stay_whatever_the_caller_s_thread_does(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import os
+import shutil
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -173,6 +175,26 @@ def test_a_model_that_is_damaged_is_refused_and_the_others_answer(
         assert (refused.status, refused.error["code"]) == (422, "model_unusable")
         assert ask(http, "llama").status == 200
         assert loaded(server) == {"tiny", "llama"}
+
+
+def test_a_model_whose_file_is_written_to_ends_alone(
+    serve: Serve, background: dict[str, Path], alone: dict[str, list[object]], tmp_path: Path
+) -> None:
+    """Who waits for it is told; the others answer on, and the next request loads it anew."""
+    path = tmp_path / "llama.gguf"
+    shutil.copyfile(background["llama"], path)
+    with serve(beside={**background, "llama": path}) as server:
+        http = Http(server.url)
+        for _ in range(2):
+            for name in NAMES:
+                assert ask(http, name).json["choices"] == alone[name]
+            os.utime(path, (path.stat().st_atime, path.stat().st_mtime - 1))
+            ended = ask(http, "llama")
+            assert (ended.status, ended.error["code"]) == (503, "engine_stopped")
+            assert "file was changed" in ended.error["message"]
+            assert http.get("/health").status == 200
+        assert ask(http, "llama").json["choices"] == alone["llama"]
+        assert loaded(server) == set(NAMES)
 
 
 def test_one_of_them_may_be_activated(

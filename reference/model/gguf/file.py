@@ -31,10 +31,10 @@ _ARRAY_DTYPES: dict[str, np.dtype[Any]] = {
 class GgufFile(ContextManager):
     """An open model file; every array it returns is a read-only view of the mapped file.
 
-    A file must not be truncated while it is mapped: reading a lost part ends the process (SIGBUS),
-    which Python cannot turn into an exception. ``check_unchanged`` runs before every tensor is
-    returned and should run at step boundaries, but cannot see a truncation between the check and
-    the use. Replacing the file by renaming another over it is always safe.
+    A file must not be truncated while it is mapped: reading a lost part ends the process (SIGBUS)
+    unless a tier guards the mapping, as the native one does. ``check_unchanged`` runs before every
+    tensor is returned and should run at step boundaries, but cannot see a truncation between the
+    check and the use. Replacing the file by renaming another over it is always safe.
 
     After ``close`` the object raises ValueError. Views returned before stay valid, and the file
     stays mapped until the last of them is gone.

@@ -82,7 +82,7 @@ def _map(path: Path, descriptor: int, number: int) -> Shard:
         mapping = mmap.mmap(descriptor, status.st_size, access=mmap.ACCESS_READ)
     except (OSError, ValueError, OverflowError) as error:
         raise _cannot(f"mapped ({status.st_size} bytes)", path, error) from None
-    remember_file(mapping, descriptor)
+    remember_file(mapping, path, descriptor)
     header = parse_header(mapping, status.st_size, path, number)
     return Shard(path, descriptor, mapping, status.st_size, status.st_mtime_ns, header)
 
