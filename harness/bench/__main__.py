@@ -15,6 +15,7 @@ from harness.bench.engines import PEER, check_peer, fixed_workers
 from harness.bench.load import command as load_command
 from harness.bench.measure import BenchmarkPlan, run_benchmark
 from harness.bench.plot import check_plot, write_plot
+from harness.bench.rates import RatesPlan, render_rates, run_rates
 from harness.bench.report import render, render_markdown
 from harness.bench.serving.measure import run_serving
 from harness.bench.serving.plan import GUESSES, ServingPlan
@@ -58,7 +59,7 @@ measured in turn. A model of a given shape to measure with:
   zinc-rt synth --arch qwen3 --size 0.6b --quant q4_k_m --out q.gguf
   zinc-rt bench --serve --tiers opencl --peer llama.cpp --model q.gguf
 """
-SETTINGS = ("model", "cache_dir", "kv_dtype", "threads", "draft", "draft_model")
+SETTINGS = ("model", "cache_dir", "kv_dtype", "threads", "device", "draft", "draft_model")
 
 PROG = "python -m harness.bench"
 
@@ -102,6 +103,11 @@ def _add_measurement(parser: Parser) -> None:
         "--draft-model: tokens a step, speed against plain decoding, equal answers; exit code 1 "
         "where an answer differs",
     )
+    for flag, what in (
+        ("rates", "prompts of these lengths, and decoding behind each"),
+        ("sequences", "so many sequences at once"),
+    ):
+        group.add_argument(f"--{flag}", metavar="N[,N]", help=f"measure {what}, in one process")
     group.add_argument("--peer", choices=[PEER], help="measure this engine too")
     add_switch(
         group,
@@ -133,11 +139,15 @@ def main(argv: Sequence[str] | None = None, prog: str = PROG) -> int:
 
 def _run(args: argparse.Namespace) -> int:
     if args.server is not None:
+        if args.device is not None:
+            raise ConfigError("--device: a server takes it from ZINC_RT_DEVICE")
         return load_command.run(args, SETTINGS)
     if args.serve:
         return _serve(args)
     if args.drafts:
         return _drafts(args)
+    if args.rates or args.sequences:
+        return _rates(args)
     if args.gate:
         raise ConfigError("--gate: judges --serve and --server; ci/speed judges single requests")
     if args.plot is not None:
@@ -163,6 +173,22 @@ def _serve(args: argparse.Namespace) -> int:
     else:
         print(render_serving(report, markdown=args.markdown))
     return int(args.gate and not all(target["met"] for target in report["targets"]))
+
+
+def _rates(args: argparse.Namespace) -> int:
+    """Measure prompts and sequences of several sizes and print; returns 0."""
+    lengths, sequences = (_numbers(args, flag) for flag in ("rates", "sequences"))
+    plan = replace(_plan(args, RatesPlan), lengths=lengths, sequences=sequences)
+    report = run_rates(plan, note)
+    print(json.dumps(report, indent=1) if args.json else render_rates(report))
+    return 0
+
+
+def _numbers(args: argparse.Namespace, flag: str) -> tuple[int, ...]:
+    words = (getattr(args, flag) or "").split(",")
+    if not all(word.isdecimal() and int(word) for word in words if word):
+        raise ConfigError(f"--{flag}: {getattr(args, flag)!r} is not a list of numbers from 1 on")
+    return tuple(int(word) for word in words if word)
 
 
 def _drafts(args: argparse.Namespace) -> int:
@@ -208,6 +234,7 @@ def _plan(args: argparse.Namespace, kind: type[P]) -> P:
         repeat=args.repeat,
         beside=args.beside,
         peer_gpu=args.peer_gpu,
+        device=settings["device"] or "",
     )
 
 

@@ -48,6 +48,8 @@ class Setup:
     sequences: int = 1
     peer_gpu: bool = False
     """Whether the peer puts the whole model on a graphics card, or nothing."""
+    device: str = ""
+    """The device of a tier, as ``TierOptions`` has it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +124,7 @@ class TierEngine:
 
         options = SessionOptions(
             tier=tier,
-            tier_options=TierOptions(setup.threads, workers=fixed_workers(name)),
+            tier_options=TierOptions(setup.threads, setup.device, fixed_workers(name)),
             context=setup.context,
             kv_dtype=setup.kv_dtype,
             prefix_cache=False,

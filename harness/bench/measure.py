@@ -54,6 +54,7 @@ class BenchmarkPlan:
     repeat: int = 5
     beside: int = 0
     peer_gpu: bool = False
+    device: str = ""
 
     @property
     def context(self) -> int:
@@ -70,7 +71,8 @@ class BenchmarkPlan:
     def setup(self) -> Setup:
         """The settings engines are opened with."""
         model = str(self.model.resolve())
-        return Setup(model, self.threads, self.context, self.kv_dtype, peer_gpu=self.peer_gpu)
+        gpu, device = self.peer_gpu, self.device
+        return Setup(model, self.threads, self.context, self.kv_dtype, peer_gpu=gpu, device=device)
 
     @property
     def peer_sequences(self) -> int:

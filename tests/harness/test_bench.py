@@ -9,6 +9,7 @@ import json
 import signal
 import subprocess
 import sys
+from hashlib import sha256
 from pathlib import Path
 from types import SimpleNamespace
 from xml.etree import ElementTree
@@ -354,6 +355,21 @@ def test_a_worker_that_dies_says_of_what(tiny_model_path):
             worker.peak_resident_bytes()
 
 
+def test_rates_of_several_lengths_and_numbers_of_sequences(tiny_model_path, capsys):
+    """The same tokens on every tier, and on a device by its name."""
+    found = run_json(tiny_model_path, "--tiers", "cpu,native", "--rates", "5,9", "--sequences", "2")
+    cpu, native = found["engines"]["cpu"], found["engines"]["native"]
+    rates = {f"{what}, tok/s" for at in (5, 9) for what in (f"prompt of {at}", f"decode at {at}")}
+    opened = {"seconds to open 1 slots", "seconds to open 2 slots"}
+    assert set(cpu["rates"]) == rates | opened | {"2 sequences, tok/s"}
+    assert all(len(cpu["rates"][one]["samples"]) == 2 for one in rates)
+    assert cpu["tokens"] == native["tokens"] != sha256().hexdigest()[:16]
+    assert main(["--model", str(tiny_model_path), *SIZES, "--sequences", "3"]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith(f"{tiny_model_path.name}, cpu, {cpu['device']}")
+    assert "3 sequences, tok/s: " in said
+
+
 def test_small_helpers():
     assert summary([3.0, 1.0, 2.0])["median"] == 2.0
     assert stream_bandwidth(2, nbytes=1 << 16) > 0
@@ -370,6 +386,9 @@ def test_small_helpers():
         (["--tiers", "cpu,cpu"], "not a list of different tiers"),
         (["--tiers", "abacus"], "there is no tier of that name"),
         (["--prompt-tokens", "5000"], "the model has 1024"),
+        (["--rates", "5,x"], "--rates: '5,x' is not a list of numbers from 1 on"),
+        (["--sequences", "0"], "--sequences: '0' is not a list of numbers from 1 on"),
+        (["--server", "--device", "0"], "--device: a server takes it from ZINC_RT_DEVICE"),
     ],
 )
 def test_command_refuses_in_one_line(tiny_model_path, capsys, argv, problem):

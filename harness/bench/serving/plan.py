@@ -69,7 +69,7 @@ class ServingPlan(BenchmarkPlan):
 @contextmanager
 def serving_runner(plan: ServingPlan, model: Model, tier_name: str) -> Iterator[ModelRunner]:
     """The model on a tier, with SLOTS slots and every shape bucket lowered."""
-    options = TierOptions(plan.threads, workers=fixed_workers(tier_name))
+    options = TierOptions(plan.threads, plan.device, fixed_workers(tier_name))
     with (
         open_tier(tier_name.partition(":")[0], options) as tier,
         ModelRunner(model, tier, plan.limits) as runner,

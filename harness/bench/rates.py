@@ -1,0 +1,135 @@
+"""Rates of tiers: prompts of several lengths, decoding behind each, many sequences at once."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from hashlib import sha256
+from typing import Any
+
+from contract.types import Request
+from harness.bench.engines import GREEDY, fixed_workers
+from harness.bench.machine import machine_facts
+from harness.bench.measure import BenchmarkPlan, Samples
+from harness.bench.report import digits
+from harness.bench.serving.plan import Tokens, random_prompts
+from harness.host.options import SessionOptions
+from harness.host.session import Session
+from harness.tiers import TierOptions
+
+TOGETHER_PROMPT = 16
+"""Prompt tokens of each of many sequences."""
+
+
+@dataclass(frozen=True, slots=True)
+class RatesPlan(BenchmarkPlan):
+    """What to measure: prompts of these ``lengths``, and these numbers of ``sequences``."""
+
+    lengths: tuple[int, ...] = ()
+    sequences: tuple[int, ...] = ()
+
+
+@dataclass(slots=True)
+class _Rates:
+    """What is measured of one engine; ``tokens`` are all that one sequence decoded."""
+
+    plan: RatesPlan
+    name: str
+    samples: Samples = field(default_factory=Samples)
+    device: str = ""
+    tokens: Any = field(default_factory=sha256)
+
+    @contextmanager
+    def opened(self, slots: int, prompt: int) -> Iterator[Session]:
+        plan, workers = self.plan, fixed_workers(self.name)
+        options = SessionOptions(
+            tier=self.name.partition(":")[0],
+            tier_options=TierOptions(plan.threads, plan.device, workers),
+            context=prompt + plan.decode_tokens + 1,
+            kv_dtype=plan.kv_dtype,
+            prefix_cache=0,
+            slots=slots,
+        )
+        started = time.perf_counter()
+        with Session.open(plan.model, options) as session:
+            self.samples.add(f"seconds to open {slots} slots", time.perf_counter() - started)
+            self.device = session.tier.info.device
+            yield session
+
+    def alone(self, session: Session) -> None:
+        """One sequence. The first turn of each length is not counted."""
+        for length in self.plan.lengths:
+            (prompt,) = random_prompts(0, session.model.config.vocab, 1, length)
+            for turn in range(self.plan.repeat + 1):
+                times, chosen = self._answered(session, prompt)
+                if turn == 0:
+                    self.tokens.update(repr(chosen).encode())
+                    continue
+                self.samples.add(f"prompt of {length}, tok/s", length / (times[1] - times[0]))
+                decoded = (len(chosen) - 1) / (times[-1] - times[1])
+                self.samples.add(f"decode at {length}, tok/s", decoded)
+
+    def _answered(self, session: Session, prompt: Tokens) -> tuple[list[float], list[int]]:
+        """When the request was submitted and when tokens came, and the tokens."""
+        engine, wanted = session.engine, self.plan.decode_tokens + 1
+        times, chosen = [time.perf_counter()], list[int]()
+        engine.submit(Request(0, prompt, wanted, GREEDY, ignore_end=True))
+        while not engine.idle:
+            if events := engine.step():
+                times.append(time.perf_counter())
+                chosen += [event.token for event in events]
+        return times, chosen
+
+    def together(self, session: Session) -> None:
+        """All tokens over all the time, prompts included; likewise."""
+        engine, decoded = session.engine, self.plan.decode_tokens
+        for count in self.plan.sequences:
+            for turn in range(self.plan.repeat + 1):
+                prompts = random_prompts(turn, session.model.config.vocab, count, TOGETHER_PROMPT)
+                started = time.perf_counter()
+                for number, prompt in enumerate(prompts):
+                    engine.submit(Request(number, prompt, decoded, GREEDY, ignore_end=True))
+                for _ in engine.run():
+                    pass
+                if turn:
+                    rate = count * decoded / (time.perf_counter() - started)
+                    self.samples.add(f"{count} sequences, tok/s", rate)
+
+
+def run_rates(plan: RatesPlan, say: Callable[[str], None]) -> dict[str, Any]:
+    """Everything the command reports, as plain JSON types. ``say`` receives lines about progress.
+
+    Raises what opening a session raises.
+    """
+    engines = {}
+    for name in plan.engines:
+        rates = _Rates(plan, name)
+        if plan.lengths:
+            say(f"{name}: one sequence")
+            with rates.opened(1, max(plan.lengths)) as session:
+                rates.alone(session)
+        if plan.sequences:
+            say(f"{name}: many sequences")
+            with rates.opened(max(plan.sequences), TOGETHER_PROMPT) as session:
+                rates.together(session)
+        engines[name] = {
+            "device": rates.device,
+            "tokens": rates.tokens.hexdigest()[:16],
+            "rates": rates.samples.summaries(),
+        }
+    return {"machine": machine_facts(), "model": {"file": plan.model.name}, "engines": engines}
+
+
+def render_rates(report: dict[str, Any]) -> str:
+    """The report in lines."""
+    lines = []
+    for name, found in report["engines"].items():
+        lines.append(f"{report['model']['file']}, {name}, {found['device']}")
+        lines += [
+            f"{metric}: {digits(one['median'])} ({digits(one['minimum'])}-{digits(one['maximum'])})"
+            for metric, one in found["rates"].items()
+        ]
+        lines.append(f"tokens: {found['tokens']}")
+    return "\n".join(lines)
