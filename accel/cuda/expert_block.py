@@ -1,18 +1,27 @@
-"""Finds blocks of experts among the ops of a step: norm, router, choice, products, weighted sum."""
+"""Finds blocks of experts among the ops of a step: norm, router, choice, products, weighted sum.
+
+Where devices share a step, ALL_GATHERs bring each all of what gates and ups make; they stand before
+the first down, and the shared expert's gate and up before them.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from accel.cuda.runs import operand_index, operand_of, packet_number, result
+from accel.packets.shares import ALL_GATHER
 from accel.packets.step import Op, Tensor
 from contract.dtypes import F32, DType
+
+MOST_OPS = 24
+"""Most ops among which those of a block are looked for."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExpertBlock:
-    """Indices of the ops of a block of experts among the remaining ops; None where absent."""
+    """Indices of the ops of a block of experts among the remaining ops; None where absent.
+    ``gathers`` are those of its ALL_GATHERs, which follow each other."""
 
     norm: int
     router: int
@@ -24,11 +33,13 @@ class ExpertBlock:
     hidden: int
     downs: int
     total: int
-    length: int
+    length: int = 0
+    gathers: range = range(0)
     gate_logit: int | None = None
     shared_gate: int | None = None
     shared_up: int | None = None
     shared_activation: int | None = None
+    shared_hidden: int | None = None
     shared_down: int | None = None
     shared_total: int | None = None
 
@@ -38,22 +49,46 @@ class ExpertBlock:
         return self.total if self.shared_total is None else self.shared_total
 
 
+@dataclass(slots=True)
 class _Reader:
-    """Takes ops one after the other as long as they belong to a block of experts."""
+    """Takes ops that belong to a block of experts, each once. ``whole`` is what ALL_GATHERs make of
+    parts."""
 
-    def __init__(self, ops: Sequence[Op]) -> None:
-        self.ops = ops
-        self.at = 0
+    ops: Sequence[Op]
+    taken: set[int] = field(default_factory=set)
+    whole: dict[Tensor | None, Tensor | None] = field(init=False)
+
+    def __post_init__(self) -> None:
+        near = self.ops[:MOST_OPS]
+        self.whole = {one.operands[0]: one.operands[1] for one in near if one.device is ALL_GATHER}
 
     def take(self, name: str, **operands: Tensor | None) -> int | None:
-        """The index of the next op if its name is ``name`` and it reads these tensors."""
-        if self.at >= len(self.ops) or self.ops[self.at].name != name:
+        """The index of the first op left whose name is ``name`` and that reads these tensors."""
+        for at in range(min(MOST_OPS, len(self.ops))):
+            op = self.ops[at]
+            if op.name == name and at not in self.taken:
+                wanted = ((operand_of(op, which), tensor) for which, tensor in operands.items())
+                if all(has in (one, self.whole.get(one, one)) for has, one in wanted):
+                    self.taken.add(at)
+                    return at
+        return None
+
+    def closed(self, block: ExpertBlock) -> ExpertBlock | None:
+        """The block with its length, None if other ops stand between those taken."""
+        length = max(self.taken) + 1
+        gathers = [at for at in range(length) if self.ops[at].device is ALL_GATHER]
+        if len(self.taken) + len(gathers) != length:
             return None
-        op = self.ops[self.at]
-        if any(operand_of(op, which) != tensor for which, tensor in operands.items()):
-            return None
-        self.at += 1
-        return self.at - 1
+        if gathers:
+            made = [block.activation]
+            made += [] if block.shared_activation is None else [block.shared_activation]
+            if [self.ops[at].operands[0] for at in gathers] != [
+                result(self.ops[at]) for at in made
+            ]:
+                return None
+            block = replace(block, gathers=range(gathers[0], gathers[0] + len(gathers)))
+        adjacent = gathers == list(block.gathers)
+        return replace(block, length=length) if adjacent else None
 
 
 def expert_block(ops: Sequence[Op]) -> ExpertBlock | None:
@@ -81,8 +116,11 @@ def expert_block(ops: Sequence[Op]) -> ExpertBlock | None:
     total = read.take("expert_sum", products=result(ops[downs]), ids=ids)
     if total is None or operand_of(ops[total], "weights") != weights:
         return None
-    block = ExpertBlock(norm, router, topk, quantize, *products, total, read.at)
-    return _with_shared(read, block) or block
+    block = ExpertBlock(norm, router, topk, quantize, *products, total)
+    alone = set(read.taken)
+    found = _with_shared(read, block)
+    read.taken = read.taken if found is not None else alone
+    return read.closed(found or block)
 
 
 def _with_shared(read: _Reader, block: ExpertBlock) -> ExpertBlock | None:
@@ -93,7 +131,7 @@ def _with_shared(read: _Reader, block: ExpertBlock) -> ExpertBlock | None:
     products = _products(read, m, None)
     if products is None:
         return None
-    gate, up, activation, _, down = products
+    gate, up, activation, hidden, down = products
     total = read.take(
         "gated_add",
         residual=result(ops[block.total]),
@@ -104,11 +142,11 @@ def _with_shared(read: _Reader, block: ExpertBlock) -> ExpertBlock | None:
         return None
     return replace(
         block,
-        length=read.at,
         gate_logit=gate_logit,
         shared_gate=gate,
         shared_up=up,
         shared_activation=activation,
+        shared_hidden=hidden,
         shared_down=down,
         shared_total=total,
     )

@@ -72,8 +72,8 @@ def grouping(ops: Sequence[Op], block: ExpertBlock, device: Device) -> Grouping 
 
 def grouped_launches(
     ops: Sequence[Op], block: ExpertBlock, grouped: Grouping, device: Device
-) -> tuple[KernelLaunch, ...]:
-    """The launches after the router."""
+) -> tuple[tuple[KernelLaunch, ...], tuple[KernelLaunch, ...]]:
+    """The launches after the router: those that make h, and those that use it."""
     macros = {
         "HELD_UNITS": 1,
         "USED": ops[block.gates].most_sizes()["used"],
@@ -83,10 +83,8 @@ def grouped_launches(
         "TABLE_AT": grouped.table_at,
     }
     return (
-        _order(ops, block, macros),
-        _gates(ops, block, grouped, macros, device),
-        _downs(ops, block, grouped, macros, device),
-        _total(ops, block),
+        (_order(ops, block, macros), _gates(ops, block, grouped, macros, device)),
+        (_downs(ops, block, grouped, macros, device), _total(ops, block)),
     )
 
 
@@ -190,10 +188,10 @@ def _downs(
             "UNITS": _units(downs),
             "FORMAT_ID": first.ggml_id,
             "SHARED_FORMAT": second.ggml_id,
-            "H": operand_index(ops, block.activation, "y"),
+            "H": operand_index(ops, block.hidden, "x"),
             "DOWNS": operand_index(ops, block.downs, "weight"),
             "Y": operand_index(ops, block.downs, "y"),
-            "SHARED_H": operand_index(ops, block.shared_activation, "y"),
+            "SHARED_H": operand_index(ops, block.shared_hidden, "x"),
             "SHARED_DOWN": operand_index(ops, block.shared_down, "weight"),
             "SHARED_Y": operand_index(ops, block.shared_down, "y"),
             "PRODUCT": block.downs,

@@ -2,7 +2,8 @@
 
 A block of experts - norm, router, choice, gate and up, activation, down, weighted sum, and the
 shared expert where there is one - is three launches for few tokens and five for more, which the
-device groups by expert. Every product with such a stack can also be launched alone.
+device groups by expert; where devices share a step, one more gathers. Every product with such a
+stack can also be launched alone.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from accel.cuda.expert_groups import (
     grouping,
     router_words,
 )
+from accel.cuda.gathers import WORD_BYTES, gathering, workspace_bytes
 from accel.cuda.packed_tiles import (
     TUNED_STACKS,
     UNIT_ROWS,
@@ -92,13 +94,19 @@ def expert_rule(ops: Remaining, device: Device) -> Replacement | None:
     if not _fits(ops, block, device):
         return None
     grouped = grouping(ops, block, device)
-    router, words = _router(ops, block), router_words(ops, block)
-    if grouped is None:
-        if _gates_grid(ops, block)[1] > MOST_GRID:
-            return None
-        return Replacement(block.length, (router, _gates(ops, block), _down(ops, block)), 4 * words)
-    launches = (router, *grouped_launches(ops, block, grouped, device))
-    return Replacement(block.length, launches, 4 * (words + grouped.table_words))
+    if grouped is None and _gates_grid(ops, block)[1] > MOST_GRID:
+        return None
+    made: Sequence[KernelLaunch] = (_gates(ops, block),)
+    used: Sequence[KernelLaunch] = (_down(ops, block),)
+    words = router_words(ops, block)
+    if grouped is not None:
+        made, used = grouped_launches(ops, block, grouped, device)
+        words += grouped.table_words
+    nbytes = WORD_BYTES * words
+    if block.gathers:
+        between = gathering(ops, block.gathers, nbytes)
+        made, nbytes = (*made, between), nbytes + workspace_bytes(between)
+    return Replacement(block.length, (_router(ops, block), *made, *used), nbytes)
 
 
 def _fits(ops: Sequence[Op], block: ExpertBlock, device: Device) -> bool:
@@ -296,13 +304,13 @@ def _down(ops: Sequence[Op], block: ExpertBlock) -> KernelLaunch:
             "UNITS": units,
             "FORMAT_ID": first.ggml_id,
             "SHARED_FORMAT": second.ggml_id,
-            "H": operand_index(ops, block.activation, "y"),
+            "H": operand_index(ops, block.hidden, "x"),
             "IDS": operand_index(ops, block.topk, "ids"),
             "WEIGHTS": operand_index(ops, block.topk, "weights"),
             "DOWNS": operand_index(ops, block.downs, "weight"),
             "EXPERT_SCALE": operand_index(ops, block.total, "expert_scale"),
             "RESIDUAL": operand_index(ops, block.total, "residual"),
-            "SHARED_H": operand_index(ops, block.shared_activation, "y"),
+            "SHARED_H": operand_index(ops, block.shared_hidden, "x"),
             "SHARED_DOWN": operand_index(ops, block.shared_down, "weight"),
             "GATE_LOGIT": operand_index(ops, block.gate_logit, "y"),
             "Y": operand_index(ops, block.end, "y"),

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from accel.cuda.device import Device
 from accel.cuda.tuned import KernelLaunch, Remaining, Replacement
 from accel.packets.shares import ALL_GATHER
+from accel.packets.step import Op
 
 MOST_TENSORS = 4
 THREADS = 512
@@ -34,20 +35,31 @@ def gather_rule(ops: Remaining, device: Device) -> Replacement | None:
         count += 1
     if count == 0:
         return None
-    devices = ops[0].most_sizes()["devices"]
-    wholes = [(op, op.operands[WHOLE]) for op in ops[:count]]
+    launch = gathering(ops, range(count))
+    return Replacement(count, (launch,), workspace_bytes(launch))
+
+
+def gathering(ops: Sequence[Op], gathers: range, workspace_at: int = 0) -> KernelLaunch:
+    """The launch of ALL_GATHERs that follow each other in a replacement, whose workspace begins at
+    ``workspace_at``."""
+    devices = ops[gathers.start].most_sizes()["devices"]
+    wholes = [(ops[at], ops[at].operands[WHOLE]) for at in gathers]
     # All devices have the same number of blocks, however the columns divide.
     floats = [op.count.most * whole.columns for op, whole in wholes if whole is not None]
     blocks = max(1, min(-(-max(floats, default=0) // devices // BLOCK_FLOATS), MOST_BLOCKS))
-    peers, tensors = devices - 1, len(floats)
-    launch = KernelLaunch(
+    return KernelLaunch(
         "all_gather",
         (blocks, 1, 1),
         (THREADS, 1, 1),
-        macros={"TENSORS": tensors, "PEERS": peers},
+        macros={"TENSORS": len(floats), "FIRST_TENSOR": gathers.start, "PEERS": devices - 1},
         gathers=True,
+        workspace_at=workspace_at,
     )
-    return Replacement(count, (launch,), (2 * peers + 1) * blocks * WORD_BYTES)
+
+
+def workspace_bytes(launch: KernelLaunch) -> int:
+    """Bytes of the words of its blocks."""
+    return (2 * launch.macros["PEERS"] + 1) * launch.grid[0] * WORD_BYTES
 
 
 @dataclass(frozen=True, slots=True)

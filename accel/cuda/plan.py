@@ -209,6 +209,6 @@ def _tuned(launch: KernelLaunch, index: int, count: int, workspace: int) -> Plan
         index,
         count,
         launch.shared_bytes,
-        workspace=workspace,
+        workspace=workspace + launch.workspace_at,
         gathers=launch.gathers,
     )

@@ -50,7 +50,8 @@ class KernelLaunch:
     ``shared_bytes`` is dynamic shared memory; kernels have no other. ``macros`` are defined when
     the file is compiled, so that one file serves several formats or widths; each set is a module of
     its own. ``op`` is the op whose packet the kernel reads by name. A launch
-    that ``gathers`` has one more parameter, see ``accel.cuda.gathers``.
+    that ``gathers`` has one more parameter, see ``accel.cuda.gathers``. ``workspace_at`` is the
+    offset of its part of the replacement's workspace.
     """
 
     entry: str
@@ -60,6 +61,7 @@ class KernelLaunch:
     macros: Mapping[str, int] = field(default_factory=dict)
     op: str = ""
     gathers: bool = False
+    workspace_at: int = 0
 
     @property
     def file(self) -> str:

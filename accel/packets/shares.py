@@ -9,9 +9,9 @@ device computes all other ops whole. Only the ops matter, never the model.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import takewhile
+from itertools import islice, takewhile
 from types import MappingProxyType
 
 from accel.packets.device_op import ANY, DeviceOp, DeviceOperand
@@ -48,6 +48,8 @@ BY_COLUMNS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     }
 )
 """Ops whose columns are independent, and the operands that have those columns."""
+MOST_AHEAD = 16
+"""Ops among which one is looked for that need not wait for other devices."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,10 +90,11 @@ def divided_weights(steps: Sequence[Step], share: Share) -> frozenset[str]:
     divided: set[str] = set()
     whole: set[str] = set()
     for step in steps:
+        chosen_from = _chosen_from(step.ops)
         for op in step.ops:
             for index, tensor in enumerate(op.operands):
                 if tensor is not None:
-                    alone = index == op.matrix and _has_rows(op, share)
+                    alone = index == op.matrix and _has_rows(op, share, chosen_from)
                     (divided if alone else whole).add(tensor.buffer)
     return frozenset(divided - whole)
 
@@ -119,9 +122,24 @@ def written_since(ops: Sequence[Op]) -> dict[str, int]:
     return since
 
 
-def _has_rows(op: Op, share: Share) -> bool:
-    """Whether ``op`` is a product whose stored matrix has rows for every device."""
-    if op.name != "matmul" or op.matrix is None:
+def _chosen_from(ops: Sequence[Op]) -> frozenset[str]:
+    """Buffers from whose values experts are chosen. Their products are small, and a choice waits
+    for all of them."""
+    return frozenset(
+        tensor.buffer for op in ops if op.name == "expert_topk" for tensor in _read_by(op)
+    )
+
+
+def _read_by(op: Op) -> Iterator[Tensor]:
+    for index, tensor in enumerate(op.operands):
+        if tensor is not None and index not in op.written:
+            yield tensor
+
+
+def _has_rows(op: Op, share: Share, whole: frozenset[str]) -> bool:
+    """Whether ``op`` is a product whose stored matrix has rows for every device, and its results
+    are in none of the buffers ``whole``."""
+    if op.name != "matmul" or op.matrix is None or not whole.isdisjoint(op.results()):
         return False
     names = [operand.name for operand in op.device.operands]
     behind = (op.operands[names.index(name)] for name in ("bias", "residual"))
@@ -130,9 +148,10 @@ def _has_rows(op: Op, share: Share) -> bool:
 
 @dataclass(slots=True)
 class _Dividing:
-    """Builds the part of a step. ``partial`` are the tensors of which this device has only its own
-    columns so far, with their counts, and ``of_buffer`` the same by buffer. ``reads`` has for each
-    buffer what is read of it, in order, with the index of the op."""
+    """Builds the part of a step. ``left`` are the ops to be divided yet, by their indices.
+    ``partial`` are the tensors of which this device has only its own columns so far, with their
+    counts, and ``of_buffer`` the same by buffer. ``reads`` has for each buffer what is read of it,
+    in order, with the index of the op."""
 
     step: Step
     share: Share
@@ -140,26 +159,32 @@ class _Dividing:
     ops: list[Op] = field(default_factory=list)
     first_rows: dict[int, int] = field(default_factory=dict)
     partial: dict[Tensor, Count] = field(default_factory=dict)
+    left: dict[int, Op] = field(init=False)
+    chosen_from: frozenset[str] = field(init=False)
     reads: defaultdict[str, list[tuple[int, Tensor]]] = field(init=False)
     of_buffer: defaultdict[str, dict[Tensor, None]] = field(init=False)
 
     def __post_init__(self) -> None:
         self.reads, self.of_buffer = defaultdict(list), defaultdict(dict)
-        for number, op in enumerate(self.step.ops):
-            for index, tensor in enumerate(op.operands):
-                if tensor is not None and index not in op.written:
-                    self.reads[tensor.buffer].append((number, tensor))
+        self.left = dict(enumerate(self.step.ops))
+        self.chosen_from = _chosen_from(self.step.ops)
+        for number, op in self.left.items():
+            for tensor in _read_by(op):
+                self.reads[tensor.buffer].append((number, tensor))
 
     def result(self) -> SharedStep:
-        for number, op in enumerate(self.step.ops):
+        while self.left:
+            number = self._next()
+            op = self.left[number]
             if self._is_divided(op):
-                self._whole(op, number, written=False)
+                self._whole(op, written=False)
                 self._divide_product(op)
             elif self._stays_partial(op):
                 self._divide_columns(op)
             else:
-                self._whole(op, number, written=True)
+                self._whole(op, written=True)
                 self.ops.append(op)
+            del self.left[number]
         outside = [t for t in self.partial if t.buffer not in self.step.scratch]
         self._gather(outside)
         if any(op.device is ALL_GATHER for op in self.ops):
@@ -167,10 +192,36 @@ class _Dividing:
             self.first_rows = {number + 1: row for number, row in self.first_rows.items()}
         return SharedStep(Step(self.ops, dict(self.step.scratch)), self.first_rows)
 
+    def _next(self) -> int:
+        """The index of the first op left, or, if it would wait for other devices, of a product or
+        columnwise op behind it that neither waits nor depends on what it passes: then several
+        tensors are gathered at once."""
+        first, *others = islice(self.left.items(), MOST_AHEAD)
+        if not self._waits(first[1]):
+            return first[0]
+        read, written = set[str](), set[str]()
+        passed = first[1]
+        for number, op in others:
+            read.update(tensor.buffer for tensor in _read_by(passed))
+            written.update(passed.results())
+            passed = op
+            results, sources = set(op.results()), {tensor.buffer for tensor in _read_by(op)}
+            if op.name != "matmul" and op.name not in BY_COLUMNS:
+                continue
+            if results & (read | written) or sources & written or self._waits(op):
+                continue
+            return number
+        return first[0]
+
+    def _waits(self, op: Op) -> bool:
+        """Whether ``op`` reads what other devices have a share of."""
+        missing = any(self._overlapping(tensor) for tensor in _read_by(op))
+        return missing and (self._is_divided(op) or not self._stays_partial(op))
+
     def _is_divided(self, op: Op) -> bool:
         """Whether ``op`` can be divided: one matrix can be whole on the device, a stack cannot."""
         weight = op.operands[op.matrix] if op.matrix is not None else None
-        if weight is None or not _has_rows(op, self.share):
+        if weight is None or not _has_rows(op, self.share, self.chosen_from):
             return False
         return weight.buffer in self.divided or op.most_sizes()["places"] == 0
 
@@ -225,29 +276,27 @@ class _Dividing:
         sizes = (*op.sizes[:at], number, *op.sizes[at + 1 :])
         return replace(op, operands=operands, sizes=sizes)
 
-    def _whole(self, op: Op, number: int, *, written: bool) -> None:
+    def _whole(self, op: Op, *, written: bool) -> None:
         """Gather what ``op`` reads, and whatever any later op reads, since waiting for other
         devices costs more than sending. If ``written``, the results of ``op`` are whole from now
         on."""
-        read = [
-            tensor
-            for index, tensor in enumerate(op.operands)
-            if tensor is not None and index not in op.written
-        ]
-        if any(self._overlapping(tensor) for tensor in read):
-            self._gather([tensor for tensor in self.partial if self._is_read(tensor, number)])
+        if any(self._overlapping(tensor) for tensor in _read_by(op)):
+            self._gather([tensor for tensor in self.partial if self._is_read(tensor)])
+            for unread in [one for one in self.partial if one.buffer in self.step.scratch]:
+                self._taken(unread)
         for index in op.written if written else ():
             tensor = op.operands[index]
             for old in self._overlapping(tensor) if tensor is not None else ():
                 self._taken(old)
 
-    def _is_read(self, tensor: Tensor, number: int) -> bool:
-        """Whether op ``number`` or a later one reads some of ``tensor``."""
-        later = takewhile(lambda read: read[0] >= number, reversed(self.reads[tensor.buffer]))
-        return any(tensor.overlaps(one) for _, one in later)
+    def _is_read(self, tensor: Tensor) -> bool:
+        """Whether an op that is left reads some of ``tensor``."""
+        first = next(iter(self.left))
+        later = takewhile(lambda read: read[0] >= first, reversed(self.reads[tensor.buffer]))
+        return any(number in self.left and tensor.overlaps(one) for number, one in later)
 
     def _overlapping(self, tensor: Tensor) -> list[Tensor]:
-        return [one for one in self.of_buffer[tensor.buffer] if one.overlaps(tensor)]
+        return [one for one in self.of_buffer.get(tensor.buffer, ()) if one.overlaps(tensor)]
 
     def _add(self, tensor: Tensor, count: Count) -> None:
         self.partial[tensor] = count

@@ -197,7 +197,7 @@ def test_devices_wait_for_each_other(folder: Path) -> None:
 
 def test_a_word_before_the_data_is_noticed(folder: Path) -> None:
     """The negative control: a device that says too early that it has sent."""
-    loop = "    for (unsigned tensor = 0;"
+    loop = "    for (unsigned tensor = FIRST_TENSOR;"
     members = Members(2, TENSORS, folder, (loop, TOO_EARLY + loop))
     wrong = 0
     for step in range(6):

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from accel.packets.shares import Share
 from contract.dtypes import I12
 from contract.ir.nodes import BufferDecl
 from contract.shape_key import ShapeKey
@@ -19,7 +20,7 @@ from reference.limits import Limits
 from reference.model.open import open_model
 from tests.cuda.emulated_step import DEVICE
 from tests.cuda.recorded_step import RecordedModel
-from tests.cuda.tuned_steps import TunedSteps
+from tests.cuda.tuned_steps import TunedSteps, run_together
 
 THREE = ["expert_router.cu", "expert_gates.cu", "expert_down.cu"]
 FIVE = ["expert_router.cu", "expert_order.cu"] + [
@@ -134,6 +135,38 @@ def test_tokens_that_share_experts(
     assert [[launch.source.name for launch in run] for run in steps.runs] == [FIVE]
     positions = [i // 2 for i in range(tokens)]
     run(steps, [i * 5 % 90 for i in range(tokens)], positions, [i % 2 for i in range(tokens)])
+
+
+@pytest.mark.parametrize(
+    ("name", "quant", "count", "tokens", "most"),
+    [
+        ("shared", "q4_k_m", 2, 1, 1),
+        ("qwen3moe", "q5_k", 3, 3, 4),
+        ("shared", "q4_k", 3, 7, 9),
+        ("qwen3moe", "q4_k_m", 2, 19, 20),
+    ],
+)
+def test_devices_that_have_rows_of_every_expert(
+    name: str, quant: str, count: int, tokens: int, most: int, folder: Path
+) -> None:
+    """One launch more, which gathers what gates and ups make; shares of 256 rows that differ."""
+    key, bucket = ShapeKey(tokens, max(1, tokens // 3)), ShapeKey(most, max(1, most // 3))
+    model = recorded(name, folder, key, quant)
+    members = [
+        TunedSteps(model, bucket, DEVICE, ROUTED, folder, share=Share(n, count))
+        for n in range(count)
+    ]
+    made, used = (THREE[:2], THREE[2:]) if most <= 4 else (FIVE[:3], FIVE[3:])
+    names = [[launch.source.name for launch in run] for run in members[0].runs]
+    assert names == [[*made, "all_gather.cu", *used]]
+    before = {state: model.raw[state].copy() for state in members[0].states}
+    given = model.inputs(
+        [i * 5 % 90 for i in range(tokens)],
+        [i // 2 for i in range(tokens)],
+        [i % 2 for i in range(tokens)],
+    )
+    model.step(given)
+    run_together(members, given, before)
 
 
 @pytest.mark.parametrize("name", ["other-shared", "gemma4", "gpt-oss", "lfm2moe"])

@@ -3,6 +3,7 @@ have in front of it: it must leave what they have behind it."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
@@ -14,10 +15,12 @@ from numpy.typing import NDArray
 from accel.cuda.device import Device
 from accel.cuda.packed_tiles import unit_layout
 from accel.cuda.plan import PlannedLaunch, plan_launches
+from accel.cuda.planning import ALONE
 from accel.packets.binding import bind_step
 from accel.packets.layouts import WeightLayout
 from accel.packets.rules import lower_graph
 from accel.packets.schedule import schedule_launches
+from accel.packets.shares import ALL_GATHER, Share, divided_weights, share_step
 from accel.packets.step import Op, Tensor
 from contract.dtypes import StorageClass
 from contract.ir.inputs import input_layout, pack_inputs
@@ -34,7 +37,8 @@ Bytes = NDArray[np.uint8]
 
 @dataclass
 class TunedSteps:
-    """The launches of kernels in ``files`` of steps of ``recorded`` in the form of ``bucket``."""
+    """Replacements that have kernels in ``files``, of steps of ``recorded`` in the form of
+    ``bucket``."""
 
     recorded: RecordedModel
     bucket: ShapeKey
@@ -44,10 +48,15 @@ class TunedSteps:
     units: dict[str, Bytes] = field(default_factory=dict)
     made: dict[str, Bytes] = field(default_factory=dict)
     """What plain kernels leave in buffers that no graph has."""
+    share: Share = ALONE
 
     def __post_init__(self) -> None:
         graph = self.recorded.graph
         self.step = lower_graph(graph, self.bucket, 64, "cuda")
+        self.divided = frozenset[str]()
+        if self.share.count > 1:
+            self.divided = divided_weights([self.step], self.share)
+            self.step = share_step(self.step, self.share, self.divided).step
         self.plan = plan_launches(self.step.ops, self.device, self.step.scratch)
         self.schedule = schedule_launches(self.step, self.plan.levels)
         self.layout = input_layout(graph, self.bucket)
@@ -63,9 +72,9 @@ class TunedSteps:
 
     @property
     def runs(self) -> list[list[PlannedLaunch]]:
-        """Launches of one replacement each."""
-        own = [launch for launch in self.plan.launches if launch.source.name in self.files]
-        return [list(run) for _, run in groupby(own, lambda launch: launch.first)]
+        """Launches of one replacement each that has such a kernel."""
+        runs = (list(run) for _, run in groupby(self.plan.launches, lambda launch: launch.first))
+        return [run for run in runs if any(launch.source.name in self.files for launch in run)]
 
     def files_used(self) -> set[str]:
         """Of all launches of the step."""
@@ -84,8 +93,9 @@ class TunedSteps:
             return NOWHERE, row_bytes, WeightLayout.PLANES
         if name not in self.units:
             stored = self.recorded.raw[name].reshape(-1, row_bytes)
+            own = self.share.of(rows) if name in self.divided else range(rows)
             stacked = [
-                arranged(decl.dtype, matrix.copy(), self.folder)
+                arranged(decl.dtype, matrix[own.start : own.stop].copy(), self.folder)
                 for matrix in stored.reshape(-1, rows, row_bytes)
             ]
             self.units[name] = aligned_memory(sum(matrix.nbytes for matrix in stacked))
@@ -95,23 +105,43 @@ class TunedSteps:
     def run(self, given: dict[str, NDArray[Any]], before: dict[str, Bytes]) -> None:
         """One step, whose results are compared with those recorded; ``before`` are the states it
         began with."""
+        run_together([self], given, before)
+
+    def begin(self, given: dict[str, NDArray[Any]], before: dict[str, Bytes]) -> None:
+        """Take the inputs of a step."""
         self.inputs[:] = pack_inputs(self.layout, self.recorded.key, given)
         for name, state in before.items():
             self.places[name][:] = state
         self._make()
-        for run in self.runs:
-            scratch = aligned_memory(max(1, self.schedule.shared_bytes))
-            inside = range(run[0].first, run[0].first + run[0].count)
-            for name in outside(self.step.ops, self._known(), inside, written=False):
-                self._scratch_of(scratch, name)[:] = self._recorded(name)
-            for launch in run:
-                self.launch(launch, scratch)
-            for name in outside(self.step.ops, self._known(), inside, written=True):
-                got = self._scratch_of(scratch, name)
-                assert got.tobytes() == self._recorded(name).tobytes(), name
-            for name in self._written_states(inside):
-                got, want = self.places[name], self._recorded(name)
-                assert got[: want.nbytes].tobytes() == want.tobytes(), name
+
+    def scratch_before(self, inside: range) -> Bytes:
+        """Scratch memory with what ops ``inside`` read of it, as recorded."""
+        scratch = aligned_memory(max(1, self.schedule.shared_bytes))
+        for name in outside(self.step.ops, self._known(), inside, written=False):
+            self._scratch_of(scratch, name)[:] = self._recorded(name)
+        return scratch
+
+    def compare(self, inside: range, scratch: Bytes) -> None:
+        """What ops ``inside`` left is what was recorded; of shared ones, the device's columns."""
+        for name in outside(self.step.ops, self._known(), inside, written=True):
+            got, want = self._scratch_of(scratch, name), self._recorded(name)
+            if self.share.count == 1:
+                assert got.tobytes() == want.tobytes(), name
+                continue
+            for op in inside:
+                for tensor in (self.step.ops[op].operands[i] for i in self.step.ops[op].written):
+                    if tensor is not None and tensor.buffer == name:
+                        own = columns_of(got, tensor).tobytes()
+                        assert own == columns_of(want, tensor).tobytes(), tensor
+        for name in self._written_states(inside):
+            got, want = self.places[name], self._recorded(name)
+            assert got[: want.nbytes].tobytes() == want.tobytes(), name
+
+    def columns(self, scratch: Bytes, tensor: Tensor) -> NDArray[np.float32]:
+        """Its columns in scratch memory, of as many rows as the buffer has."""
+        start = self.schedule.shared[tensor.buffer]
+        rows = self.step.scratch[tensor.buffer] // (4 * tensor.stride)
+        return columns_of(scratch[start : start + 4 * rows * tensor.stride], tensor)
 
     def launch(self, launch: PlannedLaunch, scratch: Bytes) -> None:
         """All blocks of one launch, one after the other."""
@@ -183,6 +213,41 @@ class TunedSteps:
     def _scratch_of(self, scratch: Bytes, name: str) -> Bytes:
         start = self.schedule.shared[name]
         return scratch[start : start + self._recorded(name).nbytes]
+
+
+def run_together(
+    members: Sequence[TunedSteps], given: dict[str, NDArray[Any]], before: dict[str, Bytes]
+) -> None:
+    """One step of devices that share it: launches of all in turn. What ALL_GATHERs bring each is
+    copied here."""
+    for member in members:
+        member.begin(given, before)
+    for runs in zip(*(member.runs for member in members), strict=True):
+        inside = range(runs[0][0].first, runs[0][0].first + runs[0][0].count)
+        scratches = [member.scratch_before(inside) for member in members]
+        for launches in zip(*runs, strict=True):
+            if launches[0].gathers:
+                _gather(members, scratches, inside)
+                continue
+            for member, launch, scratch in zip(members, launches, scratches, strict=True):
+                member.launch(launch, scratch)
+        for member, scratch in zip(members, scratches, strict=True):
+            member.compare(inside, scratch)
+
+
+def _gather(members: Sequence[TunedSteps], scratches: Sequence[Bytes], inside: range) -> None:
+    for number in inside:
+        for sender, sent in zip(members, scratches, strict=True):
+            op = sender.step.ops[number]
+            part = op.operands[0]
+            if op.device is ALL_GATHER and part is not None:
+                for receiver, received in zip(members, scratches, strict=True):
+                    receiver.columns(received, part)[:] = sender.columns(sent, part)
+
+
+def columns_of(memory: Bytes, tensor: Tensor) -> NDArray[np.float32]:
+    """The columns of a tensor of binary32 in the memory of its buffer."""
+    return memory.view(np.float32).reshape(-1, tensor.stride)[:, tensor.start : tensor.stop]
 
 
 DELTA_READ = ("x", "alpha", "beta", "decay", "dt_bias")

@@ -4,8 +4,8 @@
 // never reset. When the kernel has ended, all shares have arrived and no peer has to read from this
 // device.
 //
-// TENSORS is the number of packets with operands `part` and `whole`; it is 0 where devices only
-// wait for each other. PEERS is the number of other devices. `workspace` has a word for each block
+// TENSORS is the number of packets with operands `part` and `whole`, from number FIRST_TENSOR on; it
+// is 0 where devices only wait for each other. PEERS is the number of other devices. `workspace` has a word for each block
 // and peer with the number of the latest step sent to that peer, then a word for each block and
 // device with the number of the latest step received from that device.
 
@@ -17,7 +17,7 @@
 #define FIRST 1
 #define COLUMNS 2
 #define SPINS_BETWEEN_LOOKS 1024
-#define VECTOR 4
+#define AT_ONCE 4
 
 struct PEER {
     U64 scratch, workspace;
@@ -33,14 +33,26 @@ DEVICE U64 place_at(U64 stored, U64 scratch) {
     return stored & SCRATCH_MEMORY ? scratch + offset : offset;
 }
 
-// The rows of a share for one device, in vectors of four floats if all rows are aligned.
+// The rows of a share for all peers, in vectors of four floats if all rows are aligned. A thread has
+// several of them on their way.
 template <typename T>
-DEVICE void send(const float *from, float *to, size_t from_stride, size_t rows, unsigned columns) {
+DEVICE void send(const float *from, float *const (&to)[PEERS], size_t stride, unsigned rows,
+                 unsigned columns) {
     const unsigned each = sizeof(T) / sizeof(float), width = columns / each;
-    const size_t all = rows * width, step = (size_t)gridDim.x * blockDim.x;
-    for (size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x; i < all; i += step) {
-        const size_t at = i / width * from_stride + i % width * each;
-        *(T *)(to + at) = *(const T *)(from + at);
+    const unsigned all = rows * width, step = gridDim.x * blockDim.x;
+    for (unsigned i = blockIdx.x * blockDim.x + threadIdx.x; i < all; i += AT_ONCE * step) {
+        T sent[AT_ONCE];
+        size_t at[AT_ONCE];
+#pragma unroll
+        for (unsigned n = 0; n < AT_ONCE; n++) {
+            const unsigned own = i + n * step;
+            at[n] = own / width * stride + own % width * each;
+            if (own < all) sent[n] = *(const T *)(from + at[n]);
+        }
+#pragma unroll
+        for (unsigned n = 0; n < AT_ONCE; n++)
+            for (unsigned peer = 0; i + n * step < all && peer < PEERS; peer++)
+                *(T *)(to[peer] + at[n]) = sent[n];
     }
 }
 
@@ -49,19 +61,24 @@ extern "C" __global__ void all_gather(U64 scratch, U64 inputs, const __grid_cons
     const LAUNCH launch = {scratch, inputs, (U64)&packets, 0u};
     PRECEDING_DONE;
     FOLLOWING_MAY_START;
-    for (unsigned tensor = 0; tensor < TENSORS; tensor++) {
+    for (unsigned tensor = FIRST_TENSOR; tensor < FIRST_TENSOR + TENSORS; tensor++) {
         const PACKET *packet = packet_of(launch, tensor);
         const float *part = (const float *)operand_at(launch, tensor * 16 + PART);
-        const size_t rows = count_of(launch, packet), stride = stride_at(launch, tensor * 16 + PART);
+        const unsigned rows = count_of(launch, packet);
+        const size_t stride = stride_at(launch, tensor * 16 + PART);
         const unsigned columns = packet->size[COLUMNS], first = packet->size[FIRST];
+        float *to[PEERS];
+        U64 places = (U64)part | stride * 4 | columns * 4;
+#pragma unroll
         for (unsigned peer = 0; peer < PEERS; peer++) {
             const PEER &other = others.of[peer];
-            float *to = (float *)place_at(other.whole[tensor], other.scratch) + first;
-            if (((U64)part | (U64)to | stride * 4 | columns * 4) % sizeof(float4) == 0)
-                send<float4>(part, to, stride, rows, columns);
-            else
-                send<float>(part, to, stride, rows, columns);
+            to[peer] = (float *)place_at(other.whole[tensor], other.scratch) + first;
+            places |= (U64)to[peer];
         }
+        if (places % sizeof(float4) == 0)
+            send<float4>(part, to, stride, rows, columns);
+        else
+            send<float>(part, to, stride, rows, columns);
     }
     __syncthreads();
     if (threadIdx.x < PEERS) {
