@@ -38,8 +38,8 @@ RESERVED_BYTES = 1024
 """Shared memory that the device reserves for each block."""
 CONV_THREADS = 256
 CONV_TOKENS = 32
-ROW_WARPS, ROW_SETS = 8, 1
-"""Warps of a block of the recurrence, and sets of ROWS_AT_ONCE rows of each warp."""
+ROW_WARPS, ROW_LANES, ROW_SETS = 8, 8, 1
+"""Warps of a block of the recurrence, lanes of a row, and sets of rows of each warp."""
 STAGE_TOKENS = 8
 AROUND_WARPS = 8
 """Warps of a block that computes a token before or after the recurrence."""
@@ -213,10 +213,11 @@ def recurrence_rule(ops: Remaining, device: Device) -> Replacement | None:
     if op.name != "ssm_delta_net":
         return None
     sizes = op.most_sizes()
-    size, rows = sizes["state_size"], ROW_WARPS * ROW_SETS * ROWS_AT_ONCE
+    size, rows = sizes["state_size"], ROW_WARPS * ROW_SETS * 32 // ROW_LANES
     if size not in STATE_SIZES or size % rows or not _aligned(op):
         return None
-    token_floats = 2 * size + rows + 4
+    held = size // ROW_LANES
+    token_floats = 2 * ROW_LANES * (held + 4 if held > 4 else held) + rows + 4
     launch = KernelLaunch(
         "delta_rows",
         (sizes["value_heads"], size // rows, 1),
@@ -224,6 +225,7 @@ def recurrence_rule(ops: Remaining, device: Device) -> Replacement | None:
         4 * 2 * STAGE_TOKENS * token_floats,
         {
             "STATE_SIZE": size,
+            "ROW_LANES": ROW_LANES,
             "WARPS": ROW_WARPS,
             "ROW_SETS": ROW_SETS,
             "STAGE_TOKENS": STAGE_TOKENS,

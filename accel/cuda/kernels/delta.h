@@ -1,13 +1,15 @@
-// Products of rows of a delta net's state with keys and queries (rule R8). A warp computes four
-// rows at a time: lane (r, l) = (lane / 8, lane % 8) holds keys l, l + 8, ... of row r. STATE_SIZE
-// is the number of keys.
+// Products of rows of a delta net's state with keys and queries (rule R8). A warp computes
+// ROWS_AT_ONCE rows at a time: ROW_LANES lanes have one, of which lane l holds keys l,
+// l + ROW_LANES, and so on. STATE_SIZE is the number of keys.
 
 #ifndef DELTA_H
 #define DELTA_H
 
 #include "warp.h"
 
+#ifndef ROW_LANES
 #define ROW_LANES 8
+#endif
 #define LANE_KEYS (STATE_SIZE / ROW_LANES)
 #define ROWS_AT_ONCE (WARP_LANES / ROW_LANES)
 
@@ -71,10 +73,15 @@ DEVICE void store_keys(const float (&m)[LANE_KEYS], float *row, int lane) {
 template <int N>
 DEVICE void decay_rows(float (&m)[N][LANE_KEYS], const float (&k)[LANE_KEYS], float g, bool starts,
                        float *sum) {
+    if (starts)
+#pragma unroll
+        for (int n = 0; n < N; n++)
+#pragma unroll
+            for (int i = 0; i < LANE_KEYS; i++) m[n][i] = 0.0f;
 #pragma unroll
     for (int n = 0; n < N; n++) {
 #pragma unroll
-        for (int i = 0; i < LANE_KEYS; i++) m[n][i] = (starts ? 0.0f : m[n][i]) * g;
+        for (int i = 0; i < LANE_KEYS; i++) m[n][i] = m[n][i] * g;
         sum[n] = product_in_lane(m[n], k);
     }
 }

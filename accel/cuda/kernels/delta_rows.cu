@@ -1,10 +1,11 @@
 // SSM_DELTA_NET of many tokens after its inputs were computed (rule R8). A block applies all tokens
-// in order to WARPS * ROW_SETS * 4 rows of one value head's state. It copies the inputs of
-// STAGE_TOKENS tokens at a time ahead of their use, into one of two stages.
+// in order to WARPS * ROW_SETS * ROWS_AT_ONCE rows of one value head's state. It copies the inputs
+// of STAGE_TOKENS tokens at a time ahead of their use, into one of two stages, keys and queries in
+// the order in which lanes hold them.
 //
 // A slot has STATES rows of states; what follows a position is in the row of its remainder.
 //
-// Compiled with STATE_SIZE, WARPS, ROW_SETS, STAGE_TOKENS, STATES, these operand numbers (see
+// Compiled with STATE_SIZE, ROW_LANES, WARPS, ROW_SETS, STAGE_TOKENS, STATES, these operand numbers (see
 // packets.h): X, QK, GATES, QUERY, STATE, Y, and the packet number NET.
 
 #include "delta.h"
@@ -12,10 +13,13 @@
 
 #define THREADS (WARPS * WARP_LANES)
 #define BLOCK_ROWS (WARPS * ROW_SETS * ROWS_AT_ONCE)
-#define KEY_PARTS (STATE_SIZE / 4)    // of 16 bytes
-#define ROW_PARTS (BLOCK_ROWS / 4)
-#define TOKEN_PARTS (2 * KEY_PARTS + ROW_PARTS)
-#define TOKEN_FLOATS (4 * TOKEN_PARTS + 4)  // g and b, slot and position
+#define ROW_PARTS (BLOCK_ROWS / 4)  // of 16 bytes
+// Four lanes' keys apart, so that lanes read from different banks.
+#define LANE_STRIDE (LANE_KEYS > 4 ? LANE_KEYS + 4 : LANE_KEYS)
+#define AT_KEYS (ROW_LANES * LANE_STRIDE)  // behind the queries
+#define AT_VALUES (2 * AT_KEYS)
+#define AT_FACTORS (AT_VALUES + BLOCK_ROWS)  // g and b, slot and position
+#define TOKEN_FLOATS (AT_FACTORS + 4)
 #define STAGE_FLOATS (STAGE_TOKENS * TOKEN_FLOATS)
 
 struct DELTA_SOURCE {
@@ -26,14 +30,19 @@ struct DELTA_SOURCE {
 
     // Requests tokens `first` to `first` + STAGE_TOKENS - 1.
     __device__ __forceinline__ void fetch(float *stage, unsigned first) const {
-        for (unsigned i = threadIdx.x; i < STAGE_TOKENS * TOKEN_PARTS; i += THREADS) {
-            const unsigned at = i / TOKEN_PARTS, part = i % TOKEN_PARTS, token = first + at;
+        for (unsigned i = threadIdx.x; i < STAGE_TOKENS * 2 * STATE_SIZE; i += THREADS) {
+            const unsigned at = i / (2 * STATE_SIZE), key = i % STATE_SIZE, token = first + at;
             if (token >= tokens) break;
-            const float *from =
-                part < KEY_PARTS       ? q + token * qk_stride + 4 * part
-                : part < 2 * KEY_PARTS ? k + token * qk_stride + 4 * (part - KEY_PARTS)
-                                       : v + token * x_stride + 4 * (part - 2 * KEY_PARTS);
-            begin_part(stage + at * TOKEN_FLOATS + 4 * part, from);
+            const bool of_keys = i / STATE_SIZE % 2;
+            begin_word(stage + at * TOKEN_FLOATS + (of_keys ? AT_KEYS : 0) +
+                           key % ROW_LANES * LANE_STRIDE + key / ROW_LANES,
+                       (of_keys ? k : q) + token * qk_stride + key);
+        }
+        for (unsigned i = threadIdx.x; i < STAGE_TOKENS * ROW_PARTS; i += THREADS) {
+            const unsigned at = i / ROW_PARTS, part = i % ROW_PARTS, token = first + at;
+            if (token >= tokens) break;
+            begin_part(stage + at * TOKEN_FLOATS + AT_VALUES + 4 * part,
+                       v + token * x_stride + 4 * part);
         }
         for (unsigned i = threadIdx.x; i < 4 * STAGE_TOKENS; i += THREADS) {
             const unsigned at = i / 4, what = i % 4, token = first + at;
@@ -42,11 +51,21 @@ struct DELTA_SOURCE {
                                                          what * value_heads + head)
                                         : (const void *)(query + token * query_stride +
                                                          (what == 2 ? QUERY_SLOT : QUERY_POSITION));
-            begin_word(stage + at * TOKEN_FLOATS + 4 * TOKEN_PARTS + what, from);
+            begin_word(stage + at * TOKEN_FLOATS + AT_FACTORS + what, from);
         }
         end_parts();
     }
 };
+
+// A lane's keys or queries of a stage.
+DEVICE void load_lane(float (&keys)[LANE_KEYS], const float *stage, int lane) {
+    const float *own = stage + lane % ROW_LANES * LANE_STRIDE;
+#pragma unroll
+    for (int i = 0; i < LANE_KEYS; i += 4) {
+        const float4 four = *(const float4 *)(own + i);
+        keys[i] = four.x, keys[i + 1] = four.y, keys[i + 2] = four.z, keys[i + 3] = four.w;
+    }
+}
 
 extern "C" __global__ void __launch_bounds__(THREADS)
     delta_rows(U64 scratch, U64 inputs, const __grid_constant__ PACKETS packets, U64 workspace) {
@@ -100,7 +119,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     // Loads the state of a token's slot into registers, decays it and multiplies it by the token's
     // keys.
     auto begin = [&](const float *of_token) {
-        const float *factors = of_token + 4 * TOKEN_PARTS;
+        const float *factors = of_token + AT_FACTORS;
         const unsigned first = __float_as_uint(factors[2]) * STATES;
         const unsigned position = __float_as_uint(factors[3]);
         float *state = state_at(first + (position + STATES - 1) % STATES);
@@ -117,7 +136,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     source.fetch(stages + STAGE_FLOATS, STAGE_TOKENS);
     await_parts<1>();
     __syncthreads();
-    load_keys(k, stages + STATE_SIZE, lane);
+    load_lane(k, stages + AT_KEYS, lane);
     begin(stages);
     fold_of_rows(sum);
 #pragma unroll 1
@@ -126,8 +145,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         const float *of_token =
             stages + stage * STAGE_FLOATS + token % STAGE_TOKENS * TOKEN_FLOATS;
         const bool remains = STATES > 1 && queries.remains(token, tokens, STATES);
-        load_keys(q, of_token, lane);
-        change_rows(m, k, of_token + 2 * STATE_SIZE + own_row, of_token[4 * TOKEN_PARTS + 1], sum);
+        load_lane(q, of_token, lane);
+        change_rows(m, k, of_token + AT_VALUES + own_row, of_token[AT_FACTORS + 1], sum);
         if (remains) store();
         if (next % STAGE_TOKENS == 0) {
             await_parts<0>();
@@ -141,7 +160,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         if (next < tokens) {
             const float *of_next = stages + next / STAGE_TOKENS % 2 * STAGE_FLOATS +
                                    next % STAGE_TOKENS * TOKEN_FLOATS;
-            load_keys(k, of_next + STATE_SIZE, lane);
+            load_lane(k, of_next + AT_KEYS, lane);
             begin(of_next);
         }
         fold_of_rows(sum);
