@@ -66,7 +66,6 @@ class LaunchContext:
         return self.programs.holding(parts_of(kinds_of(ops)))
 
     def expect(self, kinds: Kinds) -> None:
-        """See ``Launcher.expect``."""
         if self.programs is not None:
             self.programs.expect(parts_of(kinds))
 
@@ -164,7 +163,6 @@ class PersistentLauncher:
         return _PersistentRecording(self, program, trailing)
 
     def expect(self, kinds: Kinds) -> None:
-        """See Launcher."""
         self.launch.expect(kinds)
 
     def groups_for(self, tokens: int, ops: int) -> int:
@@ -178,7 +176,6 @@ class PersistentLauncher:
             self._started.append(_Started(event, tokens, ops, groups))
 
     def close(self) -> None:
-        """See Launcher."""
         self.launch.close()
         self._started.clear()
         if self._meeting is not None:
@@ -215,7 +212,6 @@ class _PersistentRecording:
         self._inputs_index = 0
 
     def enqueue(self, inputs: int, tokens: int) -> Any:
-        """See Recording."""
         launcher, launch = self._launcher, self._launcher.launch
         if self._bound != launch.version():
             leading = launch.leading_arguments()
@@ -241,7 +237,6 @@ class PacketLauncher:
         self.workers = workers
 
     def record(self, packets: NDArray[np.void], address: int, ops: Sequence[Op]) -> Recording:
-        """See Launcher."""
         program = self.launch.step_program(ops)
         kernels = [self.launch.cl.Kernel(program, f"launch_{op.name}") for op in ops]
         return LaunchRecording(
@@ -252,14 +247,12 @@ class PacketLauncher:
         )
 
     def expect(self, kinds: Kinds) -> None:
-        """See Launcher."""
         self.launch.expect(kinds)
 
     def check(self) -> None:
         """Do nothing: workers do not wait for one another (see Launcher)."""
 
     def close(self) -> None:
-        """See Launcher."""
         self.launch.close()
 
 
@@ -287,7 +280,6 @@ class LaunchRecording:
         self._starts = [prepared(launch.queue, *each) for each in launches[:-1]]
 
     def enqueue(self, inputs: int, tokens: int) -> Any:
-        """See Recording."""
         launch = self._launch
         bound = launch.version(), inputs
         if self._bound != bound:

@@ -36,7 +36,6 @@ class ModuleLauncher:
         self._programs: dict[Module, Any] = {}
 
     def record(self, packets: NDArray[np.void], address: int, ops: Sequence[Op]) -> Recording:
-        """See Launcher."""
         launches = []
         for op in ops:
             module = module_of(op)
@@ -75,7 +74,6 @@ class ModuleLauncher:
         """Do nothing: workers do not wait for one another (see Launcher)."""
 
     def close(self) -> None:
-        """See Launcher."""
         self._programs.clear()
 
     def kernel(self, module: Module) -> Any:

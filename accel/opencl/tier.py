@@ -77,7 +77,6 @@ class OpenClTier(StreamingTier[AddressRange, Recording, OpenClStep]):
 
     @property
     def streams(self) -> bool:
-        """See StreamingTier."""
         return not self._memory.shared and not self.info.host_unified
 
     @property

@@ -207,7 +207,6 @@ class FixedWorkers:
     workers: int
 
     def choose(self, tokens: int, ops: int) -> int:
-        """See Choice."""
         return self.workers
 
     def note(self, tokens: int, ops: int, workers: int, seconds: float) -> None:
@@ -234,7 +233,6 @@ class AdaptiveWorkers:
         return chosen
 
     def note(self, tokens: int, ops: int, workers: int, seconds: float) -> None:
-        """See Choice."""
         self.by_size[ops, size_class(tokens)].note(workers, seconds / max(1, tokens))
 
 
