@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Protocol, TypeAlias
@@ -91,13 +92,17 @@ class Recording(Protocol):
         """
 
 
-class Launcher(Protocol):
-    """One way of executing packets."""
+class Launcher(ABC):
+    """One way of executing packets, by at most ``workers`` groups."""
 
-    workers: int
-    by_modules: ClassVar[bool]
+    by_modules: ClassVar[bool] = False
     """Whether each op is a module of ``accel/kernels`` and weights are in planes."""
 
+    def __init__(self, launch: LaunchContext, workers: int) -> None:
+        self.launch = launch
+        self.workers = workers
+
+    @abstractmethod
     def record(self, packets: NDArray[np.void], address: int, ops: Sequence[Op]) -> Recording:
         """Prepare the ``packets`` of ``ops``, which are at ``address`` in device memory.
 
@@ -106,12 +111,14 @@ class Launcher(Protocol):
 
     def expect(self, kinds: Kinds) -> None:
         """Prepare for steps with ops of these ``kinds``; see ``StepMemory``."""
+        self.launch.expect(kinds)
 
-    def check(self) -> None:
+    def check(self) -> None:  # noqa: B027
         """Raise WorkersLost when the workers of the last step stopped waiting."""
 
     def close(self) -> None:
         """Release the launcher's resources. Safe to call twice."""
+        self.launch.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,14 +131,12 @@ class _Started:
     groups: int
 
 
-class PersistentLauncher:
+class PersistentLauncher(Launcher):
     """Runs one kernel per step, whose workers execute the packets and meet at barriers.
 
     There are at most ``workers``, each a group of one item. ``choice`` chooses how many a step gets
     and receives its time, for which the queue must measure times; without it a step gets all.
     """
-
-    by_modules: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -140,8 +145,7 @@ class PersistentLauncher:
         spin_limit: int = SPIN_LIMIT,
         choice: Choice | None = None,
     ) -> None:
-        self.launch = launch
-        self.workers = workers
+        super().__init__(launch, workers)
         self.choice = choice or FixedWorkers(workers)
         self._timed = choice is not None
         self._started: deque[_Started] = deque()
@@ -162,9 +166,6 @@ class PersistentLauncher:
         program = self.launch.step_program(ops) if ops else self.launch.program
         return _PersistentRecording(self, program, trailing)
 
-    def expect(self, kinds: Kinds) -> None:
-        self.launch.expect(kinds)
-
     def groups_for(self, tokens: int, ops: int) -> int:
         """The number of work-groups for the next step."""
         self._note_ended()
@@ -176,7 +177,7 @@ class PersistentLauncher:
             self._started.append(_Started(event, tokens, ops, groups))
 
     def close(self) -> None:
-        self.launch.close()
+        super().close()
         self._started.clear()
         if self._meeting is not None:
             self.launch.memory.free(self._meeting)
@@ -227,14 +228,8 @@ class _PersistentRecording:
         return event
 
 
-class PacketLauncher:
+class PacketLauncher(Launcher):
     """Launches each packet by itself, so that no two workers need to run at the same time."""
-
-    by_modules: ClassVar[bool] = False
-
-    def __init__(self, launch: LaunchContext, workers: int) -> None:
-        self.launch = launch
-        self.workers = workers
 
     def record(self, packets: NDArray[np.void], address: int, ops: Sequence[Op]) -> Recording:
         program = self.launch.step_program(ops)
@@ -245,15 +240,6 @@ class PacketLauncher:
             self.launch.leading_arguments,
             address,
         )
-
-    def expect(self, kinds: Kinds) -> None:
-        self.launch.expect(kinds)
-
-    def check(self) -> None:
-        """Do nothing: workers do not wait for one another (see Launcher)."""
-
-    def close(self) -> None:
-        self.launch.close()
 
 
 class LaunchRecording:
