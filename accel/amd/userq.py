@@ -146,8 +146,8 @@ class UserQueues:
             raise closed
 
     def _offered(self) -> str:
-        """Why the kernel offers no compute queue, as far as it says. This is not always right, so
-        it is reported only when creating a queue fails."""
+        """The reason why the kernel offers no compute queue, if it reports one. This is not always
+        right, so it is reported only when creating a queue fails."""
         with suppress(OSError):
             slots = int(self.ask(Query.HW_IP_INFO, drm.HW_IP)["userq_num_slots"][0])
             mask = int(self.ask(Query.DEV_INFO, drm.DEVICE)["userq_ip_mask"][0])

@@ -33,7 +33,7 @@ Kinds: TypeAlias = frozenset[tuple[str, str]]
 
 
 class Mode(enum.Enum):
-    """How packets are executed."""
+    """The ways of executing packets."""
 
     AUTO = "auto"
     """Persistent when a probe shows that all workers run at the same time."""

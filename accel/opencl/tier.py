@@ -67,7 +67,7 @@ class OpenClTier(StreamingTier[AddressRange, Recording, OpenClStep]):
 
     @property
     def mode(self) -> Mode:
-        """How packets are executed on this device."""
+        """The way packets are executed on this device."""
         return self._runtime.mode
 
     @property

@@ -44,7 +44,7 @@ class FakeKernel:
 
     @property
     def left_over(self) -> list[str]:
-        """What a program that has ended should have freed."""
+        """Objects that a program which has ended should have freed."""
         machine = self.machine
         stay = self.open_files.values()
         return [
