@@ -65,7 +65,8 @@ def is_left_out(path: Path, system: str) -> bool:
 
 
 def missing_part(module: str) -> tuple[str, str] | None:
-    """Why a module cannot be imported, and what it needs; None for a module of every wheel."""
+    """The reason why a module cannot be imported, and the extra it needs; None for a module of
+    every wheel."""
     part = part_of(module)
     if part is None:
         return None

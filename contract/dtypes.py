@@ -15,7 +15,7 @@ from contract.lazy_dataclass import dataclass
 
 
 class StorageClass(Enum):
-    """How the product with a matrix of this type sums a segment (rules R4 and R5)."""
+    """The summation of a segment in a product with a matrix of this type (rules R4 and R5)."""
 
     FLOAT = "float"
     INTEGER32 = "integer32"

@@ -13,8 +13,8 @@ from contract.amounts import format_bytes
 
 
 def system_words(error: Exception) -> str:
-    """What the system says of a failed call, without a number and the path; or what an error says
-    that is not the system's."""
+    """The system's message about a failed call, without a number and the path; or what an error
+    says that is not the system's."""
     return getattr(error, "strerror", None) or str(error)
 
 

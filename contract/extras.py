@@ -1,4 +1,4 @@
-"""How to install an optional part of the distribution, from wherever this copy of it came."""
+"""Commands that install an optional part of the distribution, from the source of this copy."""
 
 from __future__ import annotations
 

@@ -93,7 +93,7 @@ def read_pages(data: Bytes) -> None:
 
 
 def file_range(data: Bytes) -> FileRange | None:
-    """Where contiguous ``data`` lies in a remembered mapping; None for any other array."""
+    """The position of contiguous ``data`` in a remembered mapping; None for any other array."""
     if not data.flags.c_contiguous:
         return None
     owner: object = data

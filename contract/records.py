@@ -48,7 +48,7 @@ SAMPLING = np.dtype(
         ("reserved", "<i4"),
     ]
 )
-"""How one output row is sampled (rule R9).
+"""The sampling parameters of one output row (rule R9).
 
 ``position`` is the position to be sampled. The penalties look at the ``repeat_last_n`` tokens
 before it, 0 for none: the device keeps the n most recent tokens of every slot, the token at

@@ -44,7 +44,7 @@ KV = dtypes.KV_DTYPES
 
 
 class Access(Enum):
-    """How a node accesses an operand."""
+    """The access of a node to an operand."""
 
     READ = "read"
     WRITE = "write"

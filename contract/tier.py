@@ -1,4 +1,4 @@
-"""What a device tier must do: hold named memory, lower graphs, and execute steps in order.
+"""The interface of a device tier: it holds named memory, lowers graphs and executes steps in order.
 
 A tier drives one device, or several devices that share the work. It implements ``DeviceTier``:
 

@@ -120,7 +120,7 @@ LOCAL_TENANT = Tenant(
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How tokens are sampled (rule R9). The defaults are greedy and change no logit.
+    """The sampling parameters of a request (rule R9). The defaults are greedy and change no logit.
 
     ``temperature`` 0 is greedy; ``top_k`` 0, ``top_p`` 1 and ``min_p`` 0 keep every token. The
     penalties look at the last ``repeat_last_n`` tokens of prompt and output. ``seed`` is the 64-bit
@@ -214,7 +214,7 @@ class Request:
 
 
 class FinishReason(Enum):
-    """Why a request ended."""
+    """The reason why a request ended."""
 
     STOP = "stop"
     LENGTH = "length"

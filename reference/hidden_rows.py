@@ -18,7 +18,7 @@ HIDDEN_PAIRS = "request.hidden_pairs"
 HIDDEN_ROWS = "request.hidden_rows"
 """The table, the rows of it that a step writes, and the rows that it reads."""
 SHARED_STATES = (HIDDEN_TABLE, "state.slots", "state.recent")
-"""What a draft block and its model write for each other."""
+"""The table that a draft block and its model write for each other."""
 
 Indices = NDArray[np.int32]
 

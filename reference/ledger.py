@@ -1,4 +1,4 @@
-"""What each tenant was given: counters, and percentiles of its waits in bounded memory."""
+"""The usage of each tenant: counters, and percentiles of its waits in bounded memory."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Histogram:
 
 @dataclass(frozen=True, slots=True)
 class TenantLedger:
-    """What a tenant was given so far. Times are in milliseconds, None before the first one;
+    """The usage of a tenant so far. Times are in milliseconds, None before the first one;
     ``prefix_hit_rate`` is a moving average over requests, by tokens, 0 before the first one."""
 
     requests_finished: dict[FinishReason, int]
@@ -150,7 +150,7 @@ class Ledger:
         return tuple(self._entries)
 
     def of(self, tenant: int) -> TenantLedger:
-        """What the tenant was given so far: nothing, for one that never did anything."""
+        """The usage of the tenant so far, all zeros for one that sent no request."""
         entry = self._entries.get(tenant, LedgerEntry())
         return TenantLedger(
             requests_finished=dict(entry.finished),

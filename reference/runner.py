@@ -34,7 +34,8 @@ from reference.quant import finite_words
 
 LOGITS = "output.logits"
 HIDDEN = HIDDEN_STATES
-"""What logits are computed from; an output of a graph whose limits have ``hidden_states``."""
+"""The hidden states that logits are computed from; an output of a graph whose limits have
+``hidden_states``."""
 CHOSEN = "output.log_probability"
 TOP_IDS = "output.top_ids"
 TOP_LOGS = "output.top_log_probabilities"
@@ -90,7 +91,7 @@ class StepInput:
 
 @dataclass(frozen=True, slots=True)
 class StepOutput:
-    """What a step produced: ``token`` int32[rows], -1 where a logit was not finite, and
+    """The results of a step: ``token`` int32[rows], -1 where a logit was not finite, and
     ``accepted`` int32[rows], how many drafted tokens behind the row's are right.
 
     ``outputs`` are the bytes of the requested buffers. The arrays are the step's own.
@@ -378,7 +379,7 @@ def shared_names(graph: Graph, other: Graph) -> set[str]:
 
 
 def _in_turn(progress: Progress | None) -> Progress:
-    """What several threads may call at once."""
+    """The calls that several threads may make at once."""
 
     def on_bytes(nbytes: int) -> None:
         if progress is not None:

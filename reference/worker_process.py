@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[1]
 RUN = (
     "import runpy, sys; sys.path.append(sys.argv[1]); runpy.run_path(sys.argv[2], None, '__main__')"
 )
-"""How a script is run: it may import the packages of this project."""
+"""Arguments that run a script, which may import the packages of this project."""
 SIGPROF = -getattr(signal, "SIGPROF", 0)
 SIGKILL = -getattr(signal, "SIGKILL", 0)
 

@@ -78,11 +78,9 @@ class LinuxKernel:
         self.open_files = _open_files
 
     def open(self, path: str) -> int:
-        """See ``Kernel``."""
         return os.open(path, os.O_RDWR | os.O_CLOEXEC)
 
     def close(self, file: int) -> None:
-        """See ``Kernel``."""
         os.close(file)
 
     def ioctl(self, file: int, request: Request, argument: NDArray[np.void]) -> None:
@@ -93,29 +91,23 @@ class LinuxKernel:
                 raise OSError(number, f"{request.name}: {os.strerror(number)}")
 
     def reserve(self, nbytes: int) -> int:
-        """See ``Kernel``."""
         return _mapped(0, nbytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0)
 
     def map(self, address: int, nbytes: int, file: int, offset: int) -> int:
-        """See ``Kernel``."""
         fixed = MAP_FIXED if address else 0
         return _mapped(address, nbytes, PROT_READ_WRITE, MAP_SHARED | fixed, file, offset)
 
     def unmap(self, address: int, nbytes: int) -> None:
-        """See ``Kernel``."""
         if _libc().munmap(address, nbytes) < 0:
             raise OSError(ctypes.get_errno(), "munmap")
 
     def view(self, address: int, nbytes: int) -> Bytes:
-        """See ``Kernel``."""
         return memory_at(address, nbytes)
 
     def read_text(self, path: str) -> str:
-        """See ``Kernel``."""
         return Path(path).read_text()
 
     def names(self, path: str) -> list[str]:
-        """See ``Kernel``."""
         return sorted(os.listdir(path))
 
     def ring(self, doorbell: NDArray[np.uint64], value: int) -> None:
@@ -126,7 +118,6 @@ class LinuxKernel:
         """Does nothing, since the device runs by itself."""
 
     def complaint(self) -> str:
-        """See ``Kernel``."""
         return "dmesg says more"
 
 

@@ -53,7 +53,6 @@ class Kfd:
             raise TierUnavailable(TIER, reason, "free the GPU, or see dmesg") from None
 
     def make(self, address: int, nbytes: int, own: bool) -> int:
-        """See ``device.Driver``."""
         with ExitStack() as undo:
             made = self.call(
                 uapi.ALLOC_MEMORY_OF_GPU,
@@ -70,12 +69,10 @@ class Kfd:
         return handle
 
     def drop(self, handle: int, address: int, nbytes: int) -> None:
-        """See ``device.Driver``."""
         self._set_mapped(uapi.UNMAP_MEMORY_FROM_GPU, handle)
         self.call(uapi.FREE_MEMORY_OF_GPU, handle=handle)
 
     def create_queue(self, memory: QueueMemory) -> KfdQueue:
-        """See ``device.Driver``."""
         return KfdQueue(self, self._kernel, self._node, memory)
 
     def call(self, request: uapi.Request, **values: int) -> NDArray[np.void]:
@@ -168,7 +165,6 @@ class KfdQueue:
             self._undo = undo.pop_all()
 
     def fault(self) -> str:
-        """See ``device.DriverQueue``."""
         data = np.zeros(len(self._events), uapi.EVENT_DATA)
         data["event_id"] = self._events
         found = self._driver.call(
@@ -186,7 +182,6 @@ class KfdQueue:
         """Does nothing, since amdkfd has no fence to wait for."""
 
     def close(self) -> None:
-        """See ``device.DriverQueue``."""
         self._undo.close()
 
     def _event(self, undo: ExitStack, kind: int) -> int:

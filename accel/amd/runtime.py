@@ -22,7 +22,7 @@ from contract.errors import OutOfMemory, TierUnavailable
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """What a caller may decide; None leaves it to the device.
+    """Choices of a caller; None leaves one to the device.
 
     ``memory_bytes`` is the most memory of the GPU's own, ``native`` whether it divides itself,
     ``matrices`` whether products of many tokens use matrix instructions.

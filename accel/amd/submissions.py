@@ -32,11 +32,9 @@ class AmdStep:
     sources: Mapping[str, Allocation]
 
     def ended(self) -> bool:
-        """See Completion."""
         return self.queue.reached(self.number)
 
     def collect(self) -> None:
-        """See Completion."""
         for name, data in self.outputs.items():
             data[:] = self.sources[name].host[: data.nbytes]
 

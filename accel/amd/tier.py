@@ -66,7 +66,6 @@ class AmdTier(RecordedTier[Allocation, Recording, AmdStep]):
         super().__init__(info, memory, submissions, arranger, addresses, modules.kernels)
 
     def buckets(self, largest: ShapeKey) -> tuple[ShapeKey, ...]:
-        """See ``contract.tier.Tier``."""
         return buckets_of(largest)
 
     def _schedule(self, graph: Graph, bucket: ShapeKey) -> tuple[Step, Schedule]:

@@ -76,7 +76,6 @@ class UserQueues:
             self._undo = undo.pop_all()
 
     def make(self, address: int, nbytes: int, own: bool) -> int:
-        """See ``device.Driver``."""
         domain = Domain.VRAM if own else Domain.GTT
         flags = Create.CPU_ACCESS_REQUIRED if own else Create.COHERENT
         with ExitStack() as undo:
@@ -92,11 +91,9 @@ class UserQueues:
         self.call(drm.GEM_CLOSE, handle=handle)
 
     def create_queue(self, memory: QueueMemory) -> UserQueue:
-        """See ``device.Driver``."""
         return UserQueue(self, self._kernel, memory)
 
     def close(self) -> None:
-        """See ``device.Driver``."""
         self._undo.close()
 
     def call(self, request: Request, **values: int) -> NDArray[np.void]:
@@ -149,8 +146,8 @@ class UserQueues:
             raise closed
 
     def _offered(self) -> str:
-        """Why the kernel offers no compute queue, as far as it says. This is not always right, so
-        it is reported only when creating a queue fails."""
+        """The reason why the kernel offers no compute queue, if it reports one. This is not always
+        right, so it is reported only when creating a queue fails."""
         with suppress(OSError):
             slots = int(self.ask(Query.HW_IP_INFO, drm.HW_IP)["userq_num_slots"][0])
             mask = int(self.ask(Query.DEV_INFO, drm.DEVICE)["userq_ip_mask"][0])
@@ -231,7 +228,6 @@ class UserQueue:
             self._undo = undo.pop_all()
 
     def fault(self) -> str:
-        """See ``device.DriverQueue``."""
         state = self._driver.call(drm.CTX, op=drm.CTX_QUERY_STATE2, ctx_id=self._context)
         fault = self._driver.ask(Query.GPUVM_FAULT, drm.FAULT)
         if int(fault["status"][0]):
@@ -264,7 +260,6 @@ class UserQueue:
             self._driver.call(drm.SYNCOBJ_DESTROY, handle=int(handles[0]))
 
     def close(self) -> None:
-        """See ``device.DriverQueue``."""
         self._undo.close()
 
     def _eop_bytes(self) -> int:

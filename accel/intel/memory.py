@@ -29,7 +29,6 @@ class Memory(MirroredMemory[None]):
 
     @contextmanager
     def guarded(self, what: str, nbytes: int = 0) -> Iterator[None]:
-        """See ArenaMemory."""
         try:
             yield
         except LevelZeroError as error:

@@ -49,7 +49,6 @@ class IntelSubmissions(RecordedSubmissions[Allocation, Recording, IntelStep]):
         )
 
     def close(self) -> None:
-        """See Submissions."""
         super().close()
         self._copies.clear()
 

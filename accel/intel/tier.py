@@ -95,7 +95,7 @@ class IntelTier(RecordedTier[Allocation, Recording, IntelStep]):
         return self._memory.guarded(what)
 
     def _shut_down(self) -> None:
-        """What a lost device may still use after ``GRACE_SECONDS`` is not freed."""
+        """Memory that a lost device may still use after ``GRACE_SECONDS`` is not freed."""
         queue, ended = self._runtime.queue, False
         with suppress(DeviceLost, LevelZeroError):
             ended = queue.drained(GRACE_SECONDS if self._lost else PATIENCE_SECONDS)

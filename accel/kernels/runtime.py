@@ -12,7 +12,7 @@ from accel.packets.step_memory import StepAddresses
 
 @dataclass(frozen=True, slots=True)
 class DeviceChoices:
-    """What a caller may decide about a device; None leaves it to the device.
+    """Choices of a caller about a device; None leaves one to the device.
 
     ``memory_bytes`` is the most memory. ``traits`` replaces the result of the self-test, so that
     integers compute what the device could.

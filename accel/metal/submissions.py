@@ -53,7 +53,6 @@ class MetalSubmissions(RecordedSubmissions[Allocation, Recording, MetalStep]):
         )
 
     def close(self) -> None:
-        """See Submissions."""
         super().close()
         self._copies.clear()
 

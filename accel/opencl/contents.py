@@ -1,4 +1,4 @@
-"""Which parts a step program contains: each part takes long to compile and to load."""
+"""Chooses the parts that a step program contains: each part takes long to compile and to load."""
 
 from __future__ import annotations
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Protocol, TypeAlias
@@ -32,7 +33,7 @@ Kinds: TypeAlias = frozenset[tuple[str, str]]
 
 
 class Mode(enum.Enum):
-    """How packets are executed."""
+    """The ways of executing packets."""
 
     AUTO = "auto"
     """Persistent when a probe shows that all workers run at the same time."""
@@ -66,7 +67,6 @@ class LaunchContext:
         return self.programs.holding(parts_of(kinds_of(ops)))
 
     def expect(self, kinds: Kinds) -> None:
-        """See ``Launcher.expect``."""
         if self.programs is not None:
             self.programs.expect(parts_of(kinds))
 
@@ -92,13 +92,17 @@ class Recording(Protocol):
         """
 
 
-class Launcher(Protocol):
-    """One way of executing packets."""
+class Launcher(ABC):
+    """One way of executing packets, by at most ``workers`` groups."""
 
-    workers: int
-    by_modules: ClassVar[bool]
+    by_modules: ClassVar[bool] = False
     """Whether each op is a module of ``accel/kernels`` and weights are in planes."""
 
+    def __init__(self, launch: LaunchContext, workers: int) -> None:
+        self.launch = launch
+        self.workers = workers
+
+    @abstractmethod
     def record(self, packets: NDArray[np.void], address: int, ops: Sequence[Op]) -> Recording:
         """Prepare the ``packets`` of ``ops``, which are at ``address`` in device memory.
 
@@ -107,12 +111,14 @@ class Launcher(Protocol):
 
     def expect(self, kinds: Kinds) -> None:
         """Prepare for steps with ops of these ``kinds``; see ``StepMemory``."""
+        self.launch.expect(kinds)
 
-    def check(self) -> None:
+    def check(self) -> None:  # noqa: B027
         """Raise WorkersLost when the workers of the last step stopped waiting."""
 
     def close(self) -> None:
         """Release the launcher's resources. Safe to call twice."""
+        self.launch.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,14 +131,12 @@ class _Started:
     groups: int
 
 
-class PersistentLauncher:
+class PersistentLauncher(Launcher):
     """Runs one kernel per step, whose workers execute the packets and meet at barriers.
 
     There are at most ``workers``, each a group of one item. ``choice`` chooses how many a step gets
     and receives its time, for which the queue must measure times; without it a step gets all.
     """
-
-    by_modules: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -141,8 +145,7 @@ class PersistentLauncher:
         spin_limit: int = SPIN_LIMIT,
         choice: Choice | None = None,
     ) -> None:
-        self.launch = launch
-        self.workers = workers
+        super().__init__(launch, workers)
         self.choice = choice or FixedWorkers(workers)
         self._timed = choice is not None
         self._started: deque[_Started] = deque()
@@ -163,10 +166,6 @@ class PersistentLauncher:
         program = self.launch.step_program(ops) if ops else self.launch.program
         return _PersistentRecording(self, program, trailing)
 
-    def expect(self, kinds: Kinds) -> None:
-        """See Launcher."""
-        self.launch.expect(kinds)
-
     def groups_for(self, tokens: int, ops: int) -> int:
         """The number of work-groups for the next step."""
         self._note_ended()
@@ -178,8 +177,7 @@ class PersistentLauncher:
             self._started.append(_Started(event, tokens, ops, groups))
 
     def close(self) -> None:
-        """See Launcher."""
-        self.launch.close()
+        super().close()
         self._started.clear()
         if self._meeting is not None:
             self.launch.memory.free(self._meeting)
@@ -215,7 +213,6 @@ class _PersistentRecording:
         self._inputs_index = 0
 
     def enqueue(self, inputs: int, tokens: int) -> Any:
-        """See Recording."""
         launcher, launch = self._launcher, self._launcher.launch
         if self._bound != launch.version():
             leading = launch.leading_arguments()
@@ -231,17 +228,10 @@ class _PersistentRecording:
         return event
 
 
-class PacketLauncher:
+class PacketLauncher(Launcher):
     """Launches each packet by itself, so that no two workers need to run at the same time."""
 
-    by_modules: ClassVar[bool] = False
-
-    def __init__(self, launch: LaunchContext, workers: int) -> None:
-        self.launch = launch
-        self.workers = workers
-
     def record(self, packets: NDArray[np.void], address: int, ops: Sequence[Op]) -> Recording:
-        """See Launcher."""
         program = self.launch.step_program(ops)
         kernels = [self.launch.cl.Kernel(program, f"launch_{op.name}") for op in ops]
         return LaunchRecording(
@@ -250,17 +240,6 @@ class PacketLauncher:
             self.launch.leading_arguments,
             address,
         )
-
-    def expect(self, kinds: Kinds) -> None:
-        """See Launcher."""
-        self.launch.expect(kinds)
-
-    def check(self) -> None:
-        """Do nothing: workers do not wait for one another (see Launcher)."""
-
-    def close(self) -> None:
-        """See Launcher."""
-        self.launch.close()
 
 
 class LaunchRecording:
@@ -287,7 +266,6 @@ class LaunchRecording:
         self._starts = [prepared(launch.queue, *each) for each in launches[:-1]]
 
     def enqueue(self, inputs: int, tokens: int) -> Any:
-        """See Recording."""
         launch = self._launch
         bound = launch.version(), inputs
         if self._bound != bound:

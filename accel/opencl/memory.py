@@ -92,20 +92,16 @@ class BankedMemory(StagedMemory[AddressRange, Any]):
 
     @property
     def held(self) -> int:
-        """See Memory."""
         return sum(b.nbytes for b in self._banks if b is not None and not b.on_host)
 
     @property
     def available(self) -> int:
-        """See Memory."""
         return self.capacity - self.held
 
     def expect(self, nbytes: int) -> None:
-        """See Memory."""
         self._expected = self._placed + nbytes
 
     def allocate(self, what: str, nbytes: int, *, zeroed: bool = True) -> AddressRange:
-        """See Memory."""
         allocation = self._take(what, nbytes)
         if zeroed:
             self._fill_zero(allocation)
@@ -126,14 +122,12 @@ class BankedMemory(StagedMemory[AddressRange, Any]):
         return self._range_in(number, nbytes)
 
     def adopt(self, what: str, data: Bytes, *, borrowed: bool = False) -> AddressRange:
-        """See Memory."""
         allocation = self._take(what, data.nbytes)
         if data.nbytes:
             self.transfer(allocation, np.ascontiguousarray(data).reshape(-1), to_device=True).wait()
         return allocation
 
     def free(self, allocation: AddressRange) -> None:
-        """See Memory."""
         self.staging.forget(allocation)
         bank = self._banks[allocation.bank]
         assert bank is not None
@@ -147,7 +141,6 @@ class BankedMemory(StagedMemory[AddressRange, Any]):
             self.version += 1
 
     def arguments(self) -> tuple[Any, ...]:
-        """See Memory."""
         return tuple(bank.buffer if bank is not None else None for bank in self._banks)
 
     def _take(self, what: str, nbytes: int) -> AddressRange:

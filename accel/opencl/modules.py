@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from accel.kernels.source import Language, Module, Traits, module_of, module_source
-from accel.opencl.launcher import Kinds, LaunchContext, LaunchRecording, Recording
+from accel.opencl.launcher import LaunchContext, Launcher, LaunchRecording, Recording
 from accel.packets.packet import BANK_SHIFT, BANKS
 from accel.packets.step import Op
 
@@ -17,8 +17,8 @@ BuildText = Callable[[str, str], Any]
 """Builds a program from a name and a text."""
 
 
-class ModuleLauncher:
-    """See ``launcher.Launcher``. Every packet is a launch of its op's module.
+class ModuleLauncher(Launcher):
+    """Every packet is a launch of its op's module.
 
     A launch has at most ``groups`` work-groups. A module is built when a step first needs it.
     """
@@ -28,19 +28,16 @@ class ModuleLauncher:
     def __init__(
         self, launch: LaunchContext, groups: int, traits: Traits, build: BuildText
     ) -> None:
-        self.launch = launch
-        self.workers = groups
-        self._groups = groups
+        super().__init__(launch, groups)
         self._traits = traits
         self._build = build
         self._programs: dict[Module, Any] = {}
 
     def record(self, packets: NDArray[np.void], address: int, ops: Sequence[Op]) -> Recording:
-        """See Launcher."""
         launches = []
         for op in ops:
             module = module_of(op)
-            groups = op.launch_groups(module.group_size, self._groups)
+            groups = op.launch_groups(module.group_size, self.workers)
             launches.append((self.kernel(module), groups * module.group_size, module.group_size))
         return LaunchRecording(self.launch, launches, self._leading, address)
 
@@ -65,17 +62,10 @@ class ModuleLauncher:
         kernel = self.kernel(module)
         kernel.set_args(*arguments, *map(np.uint64, (0, 0, address)), np.uint32(0))
         size = module.group_size
-        launch.cl.enqueue_nd_range_kernel(launch.queue, kernel, (self._groups * size,), (size,))
+        launch.cl.enqueue_nd_range_kernel(launch.queue, kernel, (self.workers * size,), (size,))
         launch.queue.finish()
 
-    def expect(self, kinds: Kinds) -> None:
-        """See Launcher."""
-
-    def check(self) -> None:
-        """Do nothing: workers do not wait for one another (see Launcher)."""
-
     def close(self) -> None:
-        """See Launcher."""
         self._programs.clear()
 
     def kernel(self, module: Module) -> Any:

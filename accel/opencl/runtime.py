@@ -52,7 +52,7 @@ PROBE_WIDTH = 16
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """What a caller may decide about a device; for None the probes decide.
+    """Choices of a caller about a device; for None the probes decide.
 
     ``threads`` is the most cores of a CPU device to use; ``worker_tuner`` makes, of that number,
     what chooses how many of them each step gets. ``memory_bytes`` is the most memory, ``cache`` the

@@ -36,7 +36,6 @@ class OpenClStep:
     complete: int
 
     def ended(self) -> bool:
-        """See Completion."""
         return bool(self.event.command_execution_status <= self.complete)
 
     def collect(self) -> None:

@@ -67,7 +67,7 @@ class OpenClTier(StreamingTier[AddressRange, Recording, OpenClStep]):
 
     @property
     def mode(self) -> Mode:
-        """How packets are executed on this device."""
+        """The way packets are executed on this device."""
         return self._runtime.mode
 
     @property
@@ -77,7 +77,6 @@ class OpenClTier(StreamingTier[AddressRange, Recording, OpenClStep]):
 
     @property
     def streams(self) -> bool:
-        """See StreamingTier."""
         return not self._memory.shared and not self.info.host_unified
 
     @property

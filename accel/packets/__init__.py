@@ -1,1 +1,2 @@
-"""What all device tiers share, without any device's API: lowering to ops, schedules and packets."""
+"""Parts that all device tiers share, without any device's API: lowering to ops, schedules,
+packets."""

@@ -81,7 +81,7 @@ class DeviceBuffer(Generic[A]):
 
 
 def matrices_of(decl: BufferDecl) -> int:
-    """How many matrices for products a buffer has: those of a stack, one, or none."""
+    """The number of matrices for products in a buffer: those of a stack, one, or none."""
     if decl.kind is not BufferKind.WEIGHT or len(decl.shape) not in (2, 3):
         return 0
     return int(decl.shape[0]) if len(decl.shape) == 3 else 1

@@ -1,4 +1,4 @@
-"""What builds of kernels share: the error, the progress callback and the name of a cached
+"""Shared parts of kernel builds: the error, the progress callback and the name of a cached
 binary."""
 
 from __future__ import annotations

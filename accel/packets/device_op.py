@@ -10,7 +10,8 @@ from contract.lazy_dataclass import dataclass
 
 
 class Split(Enum):
-    """How an op divides a tensor among workers. Equal splits of equal tensors need no barrier."""
+    """The division of a tensor among the workers of an op. Equal splits of equal tensors need no
+    barrier."""
 
     ROWS = "rows"
     COLUMNS = "columns"
@@ -68,7 +69,7 @@ class DeviceOp:
 
     @cached_property
     def splits(self) -> tuple[Split, ...]:
-        """How the work divides each operand, in operand order."""
+        """The division of each operand, in operand order."""
         return tuple(operand.split for operand in self.operands)
 
     @cached_property

@@ -63,10 +63,10 @@ class CompletionWaiter:
     """Waits for the steps of one device, which executes them one after the other."""
 
     _ended: float = 0.0
-    """When the last step ended, by ``time.monotonic``: as observed, or the expected time if that is
+    """The end of the last step, by ``time.monotonic``: as observed, or the expected time if that is
     earlier."""
     _known: float = 0.0
-    """When the host observed the end of the last step."""
+    """The time when the host observed the end of the last step."""
 
     def until_done(self, step: StepCompletion, seconds: float) -> bool:
         """Sleep for most of the step's usual duration, counted from the end of the step before it,

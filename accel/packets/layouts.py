@@ -1,4 +1,4 @@
-"""How stored matrices are arranged for products when they are uploaded.
+"""Layouts for products, to which stored matrices are arranged when they are uploaded.
 
 Processors have quantized matrices as ``accel/opencl/kernels/lanes_layout.h`` describes: 16 rows in
 parallel, one in each lane of a vector. These are the bits of the model file, plus at most 15 rows

@@ -81,7 +81,6 @@ class PacketTier(BaseTier[A, L, C]):
         self._steps = PlannedSteps(self._schedule, self.buckets, known)
 
     def footprint(self, graph: Graph, largest: ShapeKey) -> Footprint:
-        """See ``contract.tier.Tier``."""
         return self._planned(graph, largest, self._steps.memory(graph, largest))
 
     def reserve(self, graph: Graph, largest: ShapeKey) -> None:
@@ -127,7 +126,6 @@ class PacketTier(BaseTier[A, L, C]):
         return batch
 
     def close(self) -> None:
-        """See BaseTier."""
         super().close()
         self._recorded.clear()
         # Its functions are methods of this tier: a cycle, which only the garbage collector frees.

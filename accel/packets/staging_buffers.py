@@ -140,21 +140,16 @@ class StagedMemory(Generic[A, T]):
     staging: StagingBuffers[A, T]
 
     def map(self, allocation: A) -> Bytes:
-        """See StagingBuffers."""
         return self.staging.map(allocation)
 
     def read(self, allocation: A, offset: int, nbytes: int) -> Bytes:
-        """See StagingBuffers."""
         return self.staging.read(allocation, offset, nbytes)
 
     def write(self, allocation: A, offset: int, data: Bytes) -> None:
-        """See StagingBuffers."""
         self.staging.write(allocation, offset, data)
 
     def to_device(self) -> list[T]:
-        """See StagingBuffers."""
         return self.staging.to_device()
 
     def to_host(self) -> list[T]:
-        """See StagingBuffers."""
         return self.staging.to_host()

@@ -19,7 +19,7 @@ PRODUCTS = (
 
 
 class Per(IntEnum):
-    """What the count of an op grows with: the value of ``packet->counted``."""
+    """The size that the count of an op grows with: the value of ``packet->counted``."""
 
     STEP = 0
     """Nothing: the count is the same in every step."""
@@ -185,5 +185,5 @@ class Schedule:
 
     @property
     def barriers(self) -> int:
-        """How often all workers meet in a step."""
+        """The number of barriers in a step, at which all workers meet."""
         return sum(placement.wait for placement in self.placements)

@@ -72,7 +72,6 @@ class StreamingTier(PacketTier[A, L, C]):
         """Whether the device has its own memory, so that weights can be left in the host's."""
 
     def streamable(self, graph: Graph, largest: ShapeKey) -> Mapping[str, int]:
-        """See ``contract.tier.StreamsWeights``."""
         stored = self._steps.memory(graph, largest).stored
         return streamable_weights(graph, stored, self._device_bytes)
 
@@ -93,7 +92,6 @@ class StreamingTier(PacketTier[A, L, C]):
         return with_ring(more, ring_of(graph, names, self._device_bytes))
 
     def stream(self, graph: Graph, names: Collection[str], cache: int = 0) -> None:
-        """See ``contract.tier.StreamsWeights``."""
         self._ring = ring_of(graph, names, self._device_bytes) if names else None
         known = None if names else self._known
         self._steps = PlannedSteps(self._schedule, self.buckets, known)
@@ -103,7 +101,6 @@ class StreamingTier(PacketTier[A, L, C]):
         self._ring_memory = self._own = None
 
     def link_rate(self) -> float | None:
-        """See ``contract.tier.StreamsWeights``."""
         decl = BufferDecl("link", BufferKind.STATE, F32, (LINK_BYTES // 4,))
         data = np.ones(LINK_BYTES, np.uint8)
         seconds = []

@@ -109,7 +109,6 @@ class Submissions(ABC, Generic[A, L, S, C]):
         requested: Sequence[str],
         rows: InputRows | None = None,
     ) -> StepFence[A, L, C]:
-        """See ``contract.tier.Tier.submit``."""
         return self.finish(batch, self.start(batch, inputs, rows), requested)
 
     def start(self, batch: FormBatch[A, L], inputs: Bytes, rows: InputRows | None = None) -> S:
@@ -251,11 +250,9 @@ class CopiedStep(Generic[H]):
     free: OutputCopies[H]
 
     def ended(self) -> bool:
-        """See Completion."""
         return self.reached()
 
     def collect(self) -> None:
-        """See Completion."""
         for name, copy in self.copies.items():
             assert copy.host is not None
             data = self.outputs[name]

@@ -121,7 +121,6 @@ class BaseTier(ContextManager, Generic[A, L, C]):
             return self._memory.available
 
     def buckets(self, largest: ShapeKey) -> tuple[ShapeKey, ...]:
-        """See ``contract.tier.Tier``."""
         return shape_buckets(largest)
 
     def alloc(self, decl: BufferDecl, nbytes: int) -> DeviceBuffer[A]:
@@ -156,13 +155,11 @@ class BaseTier(ContextManager, Generic[A, L, C]):
             return self._memory.map(self._stored(buffer))
 
     def read(self, buffer: DeviceBuffer[A], offset: int, nbytes: int) -> Bytes:
-        """See ``contract.tier.Tier``."""
         check_range(buffer, offset, nbytes)
         with self._guarded(buffer.name):
             return self._memory.read(self._stored(buffer), offset, nbytes)
 
     def write(self, buffer: DeviceBuffer[A], offset: int, data: Bytes) -> None:
-        """See ``contract.tier.Tier``."""
         check_range(buffer, offset, data.nbytes)
         flat = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
         with self._guarded(buffer.name):

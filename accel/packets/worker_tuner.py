@@ -1,4 +1,4 @@
-"""How many workers a step gets, chosen from how long steps took.
+"""Chooses the number of workers of a step from the times of earlier steps.
 
 When other processes use the cores, every barrier may wait for a worker that has no core, so fewer
 workers can be faster. The best number is found by trials: now and then a few steps run with another
@@ -66,7 +66,7 @@ class Trial:
 
     @property
     def steps(self) -> int:
-        """How many steps it has: more where they save time."""
+        """The number of its steps: more where they save time."""
         long = len(self.seconds) >= TRIAL_STEPS and self.saved > 0
         return LONG_TRIAL_STEPS if long else TRIAL_STEPS
 
@@ -207,7 +207,6 @@ class FixedWorkers:
     workers: int
 
     def choose(self, tokens: int, ops: int) -> int:
-        """See Choice."""
         return self.workers
 
     def note(self, tokens: int, ops: int, workers: int, seconds: float) -> None:
@@ -234,7 +233,6 @@ class AdaptiveWorkers:
         return chosen
 
     def note(self, tokens: int, ops: int, workers: int, seconds: float) -> None:
-        """See Choice."""
         self.by_size[ops, size_class(tokens)].note(workers, seconds / max(1, tokens))
 
 

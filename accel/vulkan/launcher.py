@@ -19,7 +19,7 @@ from accel.vulkan.queue import Queue
 
 MOST_GROUPS_OF_A_CPU = 64
 MATRIX_SPEED = 16
-"""How many times faster a device with matrix units multiplies."""
+"""The factor by which matrix units multiply faster."""
 
 
 def most_groups(device: Device) -> int:

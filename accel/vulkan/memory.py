@@ -45,7 +45,6 @@ class Memory(MirroredMemory[Buffers]):
 
     @contextmanager
     def guarded(self, what: str, nbytes: int = 0) -> Iterator[None]:
-        """See ArenaMemory."""
         try:
             yield
         except VulkanError as error:

@@ -64,7 +64,6 @@ class VulkanSubmissions(Submissions[Allocation, Recording, VulkanSlot, VulkanSte
         self.input_memory: Allocation | None = None
 
     def close(self) -> None:
-        """See Submissions."""
         for slots in self._free.values():
             self._queue.forget([slot.commands for slot in slots if slot.commands is not None])
         super().close()

@@ -83,11 +83,9 @@ class VulkanTier(StreamingTier[Allocation, Recording, VulkanStep]):
 
     @property
     def streams(self) -> bool:
-        """See StreamingTier."""
         return not self._memory.shared
 
     def buckets(self, largest: ShapeKey) -> tuple[ShapeKey, ...]:
-        """See ``contract.tier.Tier``."""
         if not self.traits.matrix:
             return shape_buckets(largest)
         tiled = (TILED,) if largest.tokens >= PLANES_FROM else ()

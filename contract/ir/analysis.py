@@ -119,7 +119,7 @@ def weight_storage(graph: Graph) -> tuple[Storage, ...]:
 
 
 class Mixer(StrEnum):
-    """How a layer combines information of different tokens."""
+    """The way a layer combines information of different tokens."""
 
     FULL = "full attention"
     SLIDING = "sliding attention"
@@ -128,7 +128,7 @@ class Mixer(StrEnum):
 
 
 class FeedForward(StrEnum):
-    """How a layer transforms each token by itself."""
+    """The way a layer transforms each token by itself."""
 
     DENSE = "dense"
     MOE = "MoE"

@@ -30,7 +30,7 @@ def layer_of(name: str) -> int | None:
 
 
 class BufferKind(IntEnum):
-    """Who writes a buffer and how long its data lives."""
+    """The writer of a buffer and the lifetime of its data."""
 
     WEIGHT = 1
     """Read-only tensor of the model file, given by ``source``."""

@@ -15,7 +15,7 @@ from contract.spec import Access
 ON_DEMAND = frozenset({Opcode.LOG_PROBABILITIES, Opcode.ROW_DIGEST})
 """Opcodes that only those steps compute which are asked for their results."""
 HIDDEN_STATES = "output.hidden"
-"""What logits are computed from: an output that only those steps have which are asked for it."""
+"""The hidden states that logits are computed from: an output of the steps that are asked for it."""
 
 
 def kinds_of_steps(graph: Graph) -> int:

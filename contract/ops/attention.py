@@ -6,23 +6,7 @@ from collections.abc import Mapping
 
 from contract.arithmetic import HEAD_DIM_MAX, PAGE_TOKENS
 from contract.opcodes import Opcode
-from contract.ops.common import (
-    EPS,
-    HEAD_DIM,
-    HEADS,
-    KV_HEADS,
-    NEOX,
-    NORM_FLOPS,
-    PAGE_TABLE,
-    QUERY,
-    READ,
-    ROPE_TABLE,
-    UPDATE,
-    WRITE,
-    activation,
-    all_of,
-    kv,
-)
+from contract.ops.common import EPS, HEAD_DIM, HEADS, KV_HEADS, NEOX, NORM_FLOPS, all_of, operands
 from contract.spec import Dim, OpSpec, Param, Scalar, Stage, Work
 
 EXP2_FLOPS = 9
@@ -110,12 +94,7 @@ def _rotary_fits(dims: Mapping[str, Dim], params: Mapping[str, Scalar]) -> str |
 ATTENTION = (
     OpSpec(
         Opcode.ROPE,
-        (
-            activation("x", "tokens", "heads*head_dim"),
-            ROPE_TABLE,
-            QUERY,
-            activation("y", "tokens", "heads*head_dim", access=WRITE),
-        ),
+        operands("x[tokens, heads*head_dim], rope_table, query, *y[tokens, heads*head_dim]"),
         (HEADS, HEAD_DIM, NEOX),
         rule="R0 R2",
         formula="(a, b) -> (a cos - b sin, a sin + b cos); channels past the pairs pass through",
@@ -125,12 +104,8 @@ ATTENTION = (
     ),
     OpSpec(
         Opcode.KV_WRITE_BATCHED,
-        (
-            activation("k", "tokens", "kv_heads*head_dim"),
-            activation("v", "tokens", "kv_heads*head_dim"),
-            QUERY,
-            PAGE_TABLE,
-            kv(UPDATE),
+        operands(
+            "k[tokens, kv_heads*head_dim], v[tokens, kv_heads*head_dim], query, page_table, &kv"
         ),
         (KV_HEADS, HEAD_DIM),
         rule="R1 R6",
@@ -141,15 +116,9 @@ ATTENTION = (
     ),
     OpSpec(
         Opcode.RMS_NORM_FUSED_ROPE_KV_WRITE,
-        (
-            activation("qkv", "tokens", "qkv_width"),
-            activation("q_norm", "head_dim", optional=True),
-            activation("k_norm", "head_dim", optional=True),
-            ROPE_TABLE,
-            QUERY,
-            PAGE_TABLE,
-            kv(UPDATE),
-            activation("q", "tokens", "heads*head_dim", access=WRITE),
+        operands(
+            "qkv[tokens, qkv_width], q_norm[head_dim]?, k_norm[head_dim]?, rope_table, query, "
+            "page_table, &kv, *q[tokens, heads*head_dim]"
         ),
         (HEADS, KV_HEADS, HEAD_DIM, NEOX, EPS),
         rule="R0 R1 R2 R3 R4",
@@ -166,13 +135,9 @@ ATTENTION = (
     *(
         OpSpec(
             opcode,
-            (
-                activation("q", "tokens", "heads*head_dim"),
-                kv(READ),
-                PAGE_TABLE,
-                QUERY,
-                activation("sinks", "heads", optional=True),
-                activation("y", "tokens", "heads*head_dim", access=WRITE),
+            operands(
+                "q[tokens, heads*head_dim], kv, page_table, query, sinks[heads]?, "
+                "*y[tokens, heads*head_dim]"
             ),
             ATTENTION_PARAMS,
             rule="R0 R2 R4 R6",

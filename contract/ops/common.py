@@ -7,46 +7,51 @@ the sequences a step can hold, ``slot_pages`` the page-table width.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 
 from contract.arithmetic import PAGE_TOKENS
 from contract.spec import ACTIVATION, INDEX, KV, WEIGHT, Access, Dim, Operand, Param, Scalar, Work
 
-READ, WRITE, UPDATE = Access.READ, Access.WRITE, Access.UPDATE
-
 Constraint = Callable[[Mapping[str, Dim], Mapping[str, Scalar]], str | None]
 
 
-def activation(name: str, *dims: str, access: Access = READ, optional: bool = False) -> Operand:
-    """A binary32 tensor: an activation, a norm weight, a table or a recurrent state."""
-    return Operand(name, dims, ACTIVATION, access, optional)
+NAMED: Mapping[str, str] = MappingProxyType(
+    {
+        # Records of token, slot, position and flags.
+        "query": "int query[tokens, 4]",
+        "page_table": "int page_table[slots, slot_pages]",
+        # Cosines at index 0 of the second axis, sines at 1.
+        "rope_table": "rope_table[context, 2, rotary_pairs]",
+        # The KV pages of one layer: keys at index 0 of the second axis, values at 1.
+        "kv": f"pages kv[pages, 2, {PAGE_TOKENS}, kv_heads, head_dim]",
+    }
+)
+"""Operands that always have the same dimensions, which ``operands`` leaves out."""
+_DTYPES = {"": ACTIVATION, "int": INDEX, "weight": WEIGHT, "pages": KV}
+_ACCESS = {"": Access.READ, "*": Access.WRITE, "&": Access.UPDATE}
+_OPERAND = re.compile(r"(?:(int|weight|pages) )?([*&]?)(\w+)(?:\[(.*?)\])?(\??)(?:, |$)")
 
 
-def weight(name: str, *dims: str) -> Operand:
-    """A matrix of the model file in any storage type, row-major [outputs, inner]."""
-    return Operand(name, dims, WEIGHT)
+def operands(text: str) -> tuple[Operand, ...]:
+    """The operands of a row: ``name[dimensions]`` with commas between them.
 
+    An element is binary32, ``int`` for int32 (ids, positions, masks, records of 32-bit words) or
+    ``weight`` for a matrix of the model file in any storage type, row-major [outputs, inner].
+    ``*name`` is written, ``&name`` updated in place, and ``name[...]?`` may be absent.
+    """
+    found, end = [], 0
+    for match in _OPERAND.finditer(text):
+        kind, access, name, dims, optional = match.groups()
+        if not dims:
+            kind, _, name, dims, _ = _OPERAND.findall(NAMED[name])[0]
+        sizes = tuple(dims.split(", "))
+        found.append(Operand(name, sizes, _DTYPES[kind or ""], _ACCESS[access], bool(optional)))
+        end += len(match[0])
+    assert end == len(text), f"not a list of operands: {text}"
+    return tuple(found)
 
-def index(name: str, *dims: str, access: Access = READ, optional: bool = False) -> Operand:
-    """An int32 tensor: token ids, positions, page tables, masks, records of 32-bit words."""
-    return Operand(name, dims, INDEX, access, optional)
-
-
-def kv(access: Access) -> Operand:
-    """The KV pages of one layer: keys at index 0 of the second axis, values at 1."""
-    dims = ("pages", "2", str(PAGE_TOKENS), "kv_heads", "head_dim")
-    return Operand("kv", dims, KV, access)
-
-
-TOKEN_ACTIVATION = activation("x", "tokens", "hidden")
-NORM_WEIGHT = activation("norm_weight", "hidden")
-QUERY = index("query", "tokens", "4")
-"""QUERY_TOKEN records: token, slot, position, flags."""
-SLOT_TABLE = index("slot_table", "slots", "8")
-"""SLOT records: what the device stores for each slot's sequence."""
-PAGE_TABLE = index("page_table", "slots", "slot_pages")
-ROPE_TABLE = activation("rope_table", "context", "2", "rotary_pairs")
-"""Cosines at index 0 of the second axis, sines at 1."""
 
 EPS = Param("eps", float, "added to the mean square", minimum=0.0)
 HEADS = Param("heads", int, "query heads", minimum=1)

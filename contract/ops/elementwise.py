@@ -10,12 +10,11 @@ from contract.ops.common import (
     ACTIVATION_FUNCTION,
     GATED_FORMULA,
     TANH_FLOPS,
-    WRITE,
-    activation,
     each,
     gated,
+    operands,
 )
-from contract.spec import Dim, Operand, OpSpec, Param, Scalar
+from contract.spec import Dim, OpSpec, Param, Scalar
 
 
 def _one_factor_or_all(dims: Mapping[str, Dim], params: Mapping[str, Scalar]) -> str | None:
@@ -26,7 +25,8 @@ def _one_factor_or_all(dims: Mapping[str, Dim], params: Mapping[str, Scalar]) ->
 
 def _spec(
     opcode: Opcode,
-    *inputs: Operand,
+    inputs: str,
+    *,
     formula: str,
     params: tuple[Param, ...] = (),
     rule: str = "R0",
@@ -35,16 +35,15 @@ def _spec(
     **more: Any,
 ) -> OpSpec:
     """The row of an operation that computes ``y`` [tokens, width] from ``inputs``."""
-    y = activation("y", tokens, "width", access=WRITE)
     more = {"flops": each(per_element, tokens, "width"), **more}
-    return OpSpec(opcode, (*inputs, y), params, rule, formula, **more)
+    both = operands(f"{inputs}, *y[{tokens}, width]")
+    return OpSpec(opcode, both, params, rule, formula, **more)
 
 
-X = activation("x", "tokens", "width")
-A, B = activation("a", "tokens", "width"), activation("b", "tokens", "width")
+X = "x[tokens, width]"
 
 ELEMENTWISE = (
-    _spec(Opcode.ADD, A, B, formula="y = a + b"),
+    _spec(Opcode.ADD, "a[tokens, width], b[tokens, width]", formula="y = a + b"),
     _spec(
         Opcode.SCALE,
         X,
@@ -53,25 +52,23 @@ ELEMENTWISE = (
     ),
     _spec(
         Opcode.SCALE_COLUMNS,
-        X,
-        activation("factors", "factors"),
+        f"{X}, factors[factors]",
         formula="y = x * factors, one factor a column or one for all",
         constraint=_one_factor_or_all,
     ),
     _spec(
         Opcode.SOFT_CAP,
-        activation("x", "rows", "width"),
+        "x[rows, width]",
         tokens="rows",
         params=(Param("cap", float, "bound of |y|; positive", minimum=2.0**-126),),
         rule="R0 R2",
         formula="y = cap * tanh(x / cap)",
         per_element=TANH_FLOPS + 2,
     ),
-    _spec(Opcode.BIAS_ADD, X, activation("bias", "width"), formula="y = x + bias"),
+    _spec(Opcode.BIAS_ADD, f"{X}, bias[width]", formula="y = x + bias"),
     _spec(
         Opcode.SWIGLU,
-        activation("gate", "tokens", "width"),
-        activation("up", "tokens", "width"),
+        "gate[tokens, width], up[tokens, width]",
         params=(ACTIVATION_FUNCTION,),
         rule="R0 R2",
         formula=GATED_FORMULA,

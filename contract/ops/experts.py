@@ -10,12 +10,8 @@ from contract.ops.common import (
     EXP_FLOPS,
     GATED_FORMULA,
     SILU_FLOPS,
-    TOKEN_ACTIVATION,
-    WRITE,
-    activation,
     gated,
-    index,
-    weight,
+    operands,
 )
 from contract.spec import Dim, OpSpec, Param, Scalar, Work
 
@@ -63,14 +59,10 @@ def _enough_experts(dims: Mapping[str, Dim], params: Mapping[str, Scalar]) -> st
 EXPERTS = (
     OpSpec(
         Opcode.MOE_GATE_TOPK,
-        (
-            TOKEN_ACTIVATION,
-            weight("gate_weight", "experts", "hidden"),
-            activation("bias", "experts", optional=True),
-            activation("choice_bias", "experts", optional=True),
-            activation("logits", "tokens", "experts", access=WRITE),
-            index("ids", "tokens", "used", access=WRITE),
-            activation("weights", "tokens", "used", access=WRITE),
+        operands(
+            "x[tokens, hidden], weight gate_weight[experts, hidden], bias[experts]?, "
+            "choice_bias[experts]?, *logits[tokens, experts], int *ids[tokens, used], "
+            "*weights[tokens, used]"
         ),
         (Param("used", int, "experts a token", minimum=1),),
         rule="R0 R2 R3 R4 R5 R7",
@@ -82,15 +74,11 @@ EXPERTS = (
     ),
     OpSpec(
         Opcode.MOE_GATE_UP,
-        (
-            TOKEN_ACTIVATION,
-            weight("gate_weight", "experts", "width", "hidden"),
-            weight("up_weight", "experts", "width", "hidden"),
-            activation("gate_bias", "experts", "width", optional=True),
-            activation("up_bias", "experts", "width", optional=True),
-            index("ids", "tokens", "used"),
-            activation("gate", "tokens", "used", "width", access=WRITE),
-            activation("up", "tokens", "used", "width", access=WRITE),
+        operands(
+            "x[tokens, hidden], weight gate_weight[experts, width, hidden], "
+            "weight up_weight[experts, width, hidden], gate_bias[experts, width]?, "
+            "up_bias[experts, width]?, int ids[tokens, used], *gate[tokens, used, width], "
+            "*up[tokens, used, width]"
         ),
         (),
         rule="R3 R4 R5",
@@ -106,11 +94,7 @@ EXPERTS = (
     ),
     OpSpec(
         Opcode.MOE_SWIGLU,
-        (
-            activation("gate", "tokens", "used", "width"),
-            activation("up", "tokens", "used", "width"),
-            activation("y", "tokens", "used", "width", access=WRITE),
-        ),
+        operands("gate[tokens, used, width], up[tokens, used, width], *y[tokens, used, width]"),
         (ACTIVATION_FUNCTION,),
         rule="R0 R2",
         formula=GATED_FORMULA,
@@ -118,15 +102,10 @@ EXPERTS = (
     ),
     OpSpec(
         Opcode.MOE_DOWN_ACC,
-        (
-            activation("x", "tokens", "used", "width"),
-            weight("down_weight", "experts", "hidden", "width"),
-            activation("bias", "experts", "hidden", optional=True),
-            index("ids", "tokens", "used"),
-            activation("weights", "tokens", "used"),
-            activation("expert_scale", "experts", optional=True),
-            activation("residual", "tokens", "hidden", optional=True),
-            activation("y", "tokens", "hidden", access=WRITE),
+        operands(
+            "x[tokens, used, width], weight down_weight[experts, hidden, width], "
+            "bias[experts, hidden]?, int ids[tokens, used], weights[tokens, used], "
+            "expert_scale[experts]?, residual[tokens, hidden]?, *y[tokens, hidden]"
         ),
         (),
         rule="R0 R3 R4 R5 R7",
@@ -138,14 +117,10 @@ EXPERTS = (
     ),
     OpSpec(
         Opcode.SHARED_EXPERT,
-        (
-            TOKEN_ACTIVATION,
-            weight("gate_weight", "width", "hidden"),
-            weight("up_weight", "width", "hidden"),
-            weight("down_weight", "hidden", "width"),
-            activation("router_weight", "hidden", optional=True),
-            activation("residual", "tokens", "hidden"),
-            activation("y", "tokens", "hidden", access=WRITE),
+        operands(
+            "x[tokens, hidden], weight gate_weight[width, hidden], "
+            "weight up_weight[width, hidden], weight down_weight[hidden, width], "
+            "router_weight[hidden]?, residual[tokens, hidden], *y[tokens, hidden]"
         ),
         (),
         rule="R0 R2 R3 R4 R5 R7",

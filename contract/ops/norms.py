@@ -3,26 +3,13 @@
 from __future__ import annotations
 
 from contract.opcodes import Opcode
-from contract.ops.common import (
-    EPS,
-    NORM_FLOPS,
-    NORM_WEIGHT,
-    SILU_FLOPS,
-    TOKEN_ACTIVATION,
-    WRITE,
-    activation,
-    each,
-)
+from contract.ops.common import EPS, NORM_FLOPS, SILU_FLOPS, each, operands
 from contract.spec import OpSpec, Param
 
 NORMS = (
     OpSpec(
         Opcode.RMS_NORM,
-        (
-            activation("x", "tokens", "groups*width"),
-            activation("weight", "width", optional=True),
-            activation("y", "tokens", "groups*width", access=WRITE),
-        ),
+        operands("x[tokens, groups*width], weight[width]?, *y[tokens, groups*width]"),
         (EPS, Param("groups", int, "heads normed apart", 1, 1)),
         rule="R0 R3 R4",
         formula="r = 1 / sqrt(sum(x*x)/width + eps); y = (x*r)*weight",
@@ -30,12 +17,9 @@ NORMS = (
     ),
     OpSpec(
         Opcode.RESIDUAL_RMS_NORM,
-        (
-            TOKEN_ACTIVATION,
-            activation("residual", "tokens", "hidden"),
-            NORM_WEIGHT,
-            activation("sum", "tokens", "hidden", access=WRITE),
-            activation("y", "tokens", "hidden", access=WRITE),
+        operands(
+            "x[tokens, hidden], residual[tokens, hidden], norm_weight[hidden], "
+            "*sum[tokens, hidden], *y[tokens, hidden]"
         ),
         (EPS,),
         rule="R0 R3 R4",
@@ -44,11 +28,9 @@ NORMS = (
     ),
     OpSpec(
         Opcode.SSM_GATED_NORM,
-        (
-            activation("x", "tokens", "heads*width"),
-            activation("gate", "tokens", "heads*width"),
-            activation("weight", "width"),
-            activation("y", "tokens", "heads*width", access=WRITE),
+        operands(
+            "x[tokens, heads*width], gate[tokens, heads*width], weight[width], "
+            "*y[tokens, heads*width]"
         ),
         (EPS, Param("heads", int, "heads normed apart", minimum=1)),
         rule="R0 R2 R3 R4",

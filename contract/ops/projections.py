@@ -3,16 +3,7 @@
 from __future__ import annotations
 
 from contract.opcodes import Opcode
-from contract.ops.common import (
-    EPS,
-    NORM_FLOPS,
-    NORM_WEIGHT,
-    TOKEN_ACTIVATION,
-    WRITE,
-    activation,
-    product,
-    weight,
-)
+from contract.ops.common import EPS, NORM_FLOPS, operands, product
 from contract.spec import OpSpec, Work
 
 
@@ -28,11 +19,7 @@ def _gate_up_flops(work: Work) -> int:
 PROJECTIONS = (
     OpSpec(
         Opcode.MATMUL,
-        (
-            activation("x", "tokens", "inner"),
-            weight("weight", "outputs", "inner"),
-            activation("y", "tokens", "outputs", access=WRITE),
-        ),
+        operands("x[tokens, inner], weight weight[outputs, inner], *y[tokens, outputs]"),
         (),
         rule="R3 R4 R5",
         formula="y = x weight^T",
@@ -40,15 +27,10 @@ PROJECTIONS = (
     ),
     OpSpec(
         Opcode.RMS_NORM_FUSED_QKV,
-        (
-            TOKEN_ACTIVATION,
-            NORM_WEIGHT,
-            weight("q_weight", "q_width", "hidden"),
-            weight("k_weight", "kv_width", "hidden"),
-            weight("v_weight", "kv_width", "hidden"),
-            activation("q", "tokens", "q_width", access=WRITE),
-            activation("k", "tokens", "kv_width", access=WRITE),
-            activation("v", "tokens", "kv_width", access=WRITE),
+        operands(
+            "x[tokens, hidden], norm_weight[hidden], weight q_weight[q_width, hidden], "
+            "weight k_weight[kv_width, hidden], weight v_weight[kv_width, hidden], "
+            "*q[tokens, q_width], *k[tokens, kv_width], *v[tokens, kv_width]"
         ),
         (EPS,),
         rule="R0 R3 R4 R5",
@@ -57,13 +39,9 @@ PROJECTIONS = (
     ),
     OpSpec(
         Opcode.RMS_NORM_FUSED_MLP_GATE_UP,
-        (
-            TOKEN_ACTIVATION,
-            NORM_WEIGHT,
-            weight("gate_weight", "width", "hidden"),
-            weight("up_weight", "width", "hidden"),
-            activation("gate", "tokens", "width", access=WRITE),
-            activation("up", "tokens", "width", access=WRITE),
+        operands(
+            "x[tokens, hidden], norm_weight[hidden], weight gate_weight[width, hidden], "
+            "weight up_weight[width, hidden], *gate[tokens, width], *up[tokens, width]"
         ),
         (EPS,),
         rule="R0 R3 R4 R5",

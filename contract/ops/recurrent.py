@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from contract.arithmetic import SEGMENT
 from contract.opcodes import Opcode
-from contract.ops.common import EPS, QUERY, SILU_FLOPS, UPDATE, WRITE, activation, active_slots
+from contract.ops.common import EPS, SILU_FLOPS, active_slots, operands
 from contract.spec import Dim, OpSpec, Param, Scalar, Work
 
 STATES = Param("states", int, "latest states of a slot, by position modulo states", 1, 1)
@@ -77,15 +77,10 @@ def _scan_flops(work: Work) -> int:
 RECURRENT = (
     OpSpec(
         Opcode.SSM_CONV1D,
-        (
-            activation("x", "tokens", "channels"),
-            activation("weight", "channels", "taps"),
-            QUERY,
-            activation("bias", "channels", optional=True),
-            activation("input_gate", "tokens", "channels", optional=True),
-            activation("output_gate", "tokens", "channels", optional=True),
-            activation("state", "slots", "history", "channels", access=UPDATE),
-            activation("y", "tokens", "channels", access=WRITE),
+        operands(
+            "x[tokens, channels], weight[channels, taps], query, bias[channels]?, "
+            "input_gate[tokens, channels]?, output_gate[tokens, channels]?, "
+            "&state[slots, history, channels], *y[tokens, channels]"
         ),
         (Param("history", int, "earlier tokens kept", minimum=1), STATES),
         rule="R0 R2 R8",
@@ -98,15 +93,11 @@ RECURRENT = (
     ),
     OpSpec(
         Opcode.SSM_DELTA_NET,
-        (
-            activation("x", "tokens", "channels"),
-            activation("alpha", "tokens", "value_heads"),
-            activation("beta", "tokens", "value_heads"),
-            activation("decay", "value_heads"),
-            activation("dt_bias", "value_heads"),
-            QUERY,
-            activation("state", "slots", "value_heads", "state_size", "state_size", access=UPDATE),
-            activation("y", "tokens", "value_heads*state_size", access=WRITE),
+        operands(
+            "x[tokens, channels], alpha[tokens, value_heads], beta[tokens, value_heads], "
+            "decay[value_heads], dt_bias[value_heads], query, "
+            "&state[slots, value_heads, state_size, state_size], "
+            "*y[tokens, value_heads*state_size]"
         ),
         (
             Param("key_heads", int, "key heads", minimum=1),
@@ -136,15 +127,9 @@ RECURRENT = (
     ),
     OpSpec(
         Opcode.SSM_SCAN,
-        (
-            activation("x", "tokens", "channels"),
-            activation("dt", "tokens", "heads"),
-            activation("decay", "heads"),
-            activation("dt_bias", "heads"),
-            activation("skip", "heads"),
-            QUERY,
-            activation("state", "slots", "heads", "head_dim", "state_size", access=UPDATE),
-            activation("y", "tokens", "heads*head_dim", access=WRITE),
+        operands(
+            "x[tokens, channels], dt[tokens, heads], decay[heads], dt_bias[heads], skip[heads], "
+            "query, &state[slots, heads, head_dim, state_size], *y[tokens, heads*head_dim]"
         ),
         (
             Param("heads", int, "heads of the state", minimum=1),

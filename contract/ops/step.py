@@ -6,21 +6,7 @@ from collections.abc import Mapping
 
 from contract.arithmetic import MASK_WORD_BITS, MOST_LOG_PROBABILITIES, digest_words
 from contract.opcodes import Opcode
-from contract.ops.common import (
-    DIGEST_FLOPS,
-    EXP_FLOPS,
-    QUERY,
-    SLOT_TABLE,
-    TOKEN_ACTIVATION,
-    UPDATE,
-    WRITE,
-    activation,
-    active_slots,
-    each,
-    index,
-    product,
-    weight,
-)
+from contract.ops.common import DIGEST_FLOPS, EXP_FLOPS, active_slots, each, operands, product
 from contract.spec import Dim, OpSpec, Param, Scalar, Work
 
 
@@ -52,11 +38,7 @@ def _mask_words(work: Work) -> int:
 STEP = (
     OpSpec(
         Opcode.EMBED,
-        (
-            QUERY,
-            weight("table", "vocab", "hidden"),
-            activation("y", "tokens", "hidden", access=WRITE),
-        ),
+        operands("query, weight table[vocab, hidden], *y[tokens, hidden]"),
         (),
         rule="R0 R1",
         formula="y[t] = table[query[t].token]",
@@ -64,11 +46,7 @@ STEP = (
     ),
     OpSpec(
         Opcode.SELECT_ROWS,
-        (
-            TOKEN_ACTIVATION,
-            index("output_rows", "rows"),
-            activation("y", "rows", "hidden", access=WRITE),
-        ),
+        operands("x[tokens, hidden], int output_rows[rows], *y[rows, hidden]"),
         (),
         rule="R1",
         formula="y[r] = x[output_rows[r]]",
@@ -76,11 +54,7 @@ STEP = (
     ),
     OpSpec(
         Opcode.LM_HEAD,
-        (
-            activation("x", "rows", "hidden"),
-            weight("weight", "vocab", "hidden"),
-            activation("logits", "rows", "vocab", access=WRITE),
-        ),
+        operands("x[rows, hidden], weight weight[vocab, hidden], *logits[rows, vocab]"),
         (),
         rule="R3 R4 R5",
         formula="logits = x weight^T",
@@ -88,13 +62,9 @@ STEP = (
     ),
     OpSpec(
         Opcode.SAMPLE,
-        (
-            activation("logits", "rows", "vocab"),
-            index("sampling", "rows", "16"),
-            index("recent", "slots", "recent_tokens"),
-            index("allowed", "masks", "mask_words", optional=True),
-            index("bias", "biases", "2", optional=True),
-            index("token", "rows", access=WRITE),
+        operands(
+            "logits[rows, vocab], int sampling[rows, 16], int recent[slots, recent_tokens], "
+            "int allowed[masks, mask_words]?, int bias[biases, 2]?, int *token[rows]"
         ),
         (),
         rule="R2 R9",
@@ -109,12 +79,9 @@ STEP = (
     ),
     OpSpec(
         Opcode.LOG_PROBABILITIES,
-        (
-            activation("logits", "rows", "vocab"),
-            index("token", "rows"),
-            activation("chosen", "rows", access=WRITE),
-            index("top_ids", "rows", "top", access=WRITE),
-            activation("top_logs", "rows", "top", access=WRITE),
+        operands(
+            "logits[rows, vocab], int token[rows], *chosen[rows], int *top_ids[rows, top], "
+            "*top_logs[rows, top]"
         ),
         (Param("top", int, "likeliest tokens listed", minimum=1),),
         rule="R2 R3 R4 R10",
@@ -125,11 +92,7 @@ STEP = (
     ),
     OpSpec(
         Opcode.ROW_DIGEST,
-        (
-            activation("logits", "rows", "vocab"),
-            index("digested", "rows"),
-            index("digest", "rows", "digest_words", access=WRITE),
-        ),
+        operands("logits[rows, vocab], int digested[rows], int *digest[rows, digest_words]"),
         (),
         rule="R12",
         formula="of each 1,024 logits eight words: the root of a tree of BLAKE3 digests; 0 in rows "
@@ -139,12 +102,9 @@ STEP = (
     ),
     OpSpec(
         Opcode.STREAM_OUT,
-        (
-            index("token", "rows"),
-            index("output_rows", "rows"),
-            QUERY,
-            index("step", "1", "4"),
-            index("ring", "ring_events", "8", access=UPDATE),
+        operands(
+            "int token[rows], int output_rows[rows], query, int step[1, 4], "
+            "int &ring[ring_events, 8]"
         ),
         (),
         rule="R1",
@@ -155,11 +115,9 @@ STEP = (
     ),
     OpSpec(
         Opcode.LOAD_REQUEST_STATE,
-        (
-            QUERY,
-            SLOT_TABLE,
-            index("recent", "slots", "recent_tokens", access=UPDATE),
-            index("resolved", "tokens", "4", access=WRITE),
+        operands(
+            "query, int slot_table[slots, 8], int &recent[slots, recent_tokens], "
+            "int *resolved[tokens, 4]"
         ),
         (),
         rule="R1",
@@ -175,12 +133,7 @@ STEP = (
     ),
     OpSpec(
         Opcode.STORE_REQUEST_STATE,
-        (
-            index("token", "rows"),
-            index("output_rows", "rows"),
-            QUERY,
-            index("slot_table", "slots", "8", access=UPDATE),
-        ),
+        operands("int token[rows], int output_rows[rows], query, int &slot_table[slots, 8]"),
         (),
         rule="R1",
         formula="slot_table[slot of query[output_rows[r]]] takes token[r] as last_token and the "
@@ -193,12 +146,9 @@ STEP = (
     ),
     OpSpec(
         Opcode.VERIFY_K,
-        (
-            index("token", "rows"),
-            index("output_rows", "rows"),
-            QUERY,
-            index("step", "1", "4"),
-            index("ring", "ring_events", "8", access=UPDATE),
+        operands(
+            "int token[rows], int output_rows[rows], query, int step[1, 4], "
+            "int &ring[ring_events, 8]"
         ),
         (Param("draft_tokens", int, "most drafted tokens of a sequence", minimum=1),),
         rule="R1",
@@ -209,11 +159,7 @@ STEP = (
     ),
     OpSpec(
         Opcode.COPY_ROWS,
-        (
-            activation("source", "sources", "width"),
-            index("pairs", "rows", "2"),
-            activation("target", "targets", "width", access=UPDATE),
-        ),
+        operands("source[sources, width], int pairs[rows, 2], &target[targets, width]"),
         (),
         rule="R1",
         formula="target[pairs[r, 1]] = source[pairs[r, 0]]; the targets of a step are distinct",

@@ -63,12 +63,10 @@ class Worker(ContextManager):
         self.first_token_seconds = time.perf_counter() - started
 
     def generate(self, prompt: Sequence[int], decode_tokens: int) -> Timing:
-        """See ``BenchEngine.generate``."""
         answer = self._ask({"prompt": list(prompt), "decode_tokens": decode_tokens})
         return Timing(**answer)
 
     def generate_together(self, prompts: Sequence[Sequence[int]], decode_tokens: int) -> Timing:
-        """See ``PeerEngine.generate_together``."""
         together = [list(prompt) for prompt in prompts]
         return Timing(**self._ask({"prompts": together, "decode_tokens": decode_tokens}))
 

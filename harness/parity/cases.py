@@ -45,8 +45,9 @@ class Case:
     @property
     def params(self) -> dict[str, Scalar]:
         """The opcode's parameters, defaults filled in."""
-        defaults = {p.name: p.default for p in TABLE[self.opcode].params if p.default is not None}
-        return defaults | dict(self.shape.params)
+        params, given = TABLE[self.opcode].params, self.shape.given
+        values = {param.name: given.get(param.name, param.default) for param in params}
+        return {name: value for name, value in values.items() if value is not None}
 
     @property
     def sizes(self) -> dict[str, int]:

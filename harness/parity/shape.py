@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from contract.arithmetic import PAGE_TOKENS
 from contract.dtypes import DType, StorageClass
@@ -26,20 +27,19 @@ SHORT: tuple[Run, ...] = ((0, 0, 17),)
 
 @dataclass(frozen=True, slots=True)
 class OpShape:
-    """The sizes and parameters of a case. ``absent`` operands are omitted."""
+    """The dimensions and parameters of a case by name. ``absent`` operands are omitted."""
 
     label: str
-    dims: Mapping[str, int] = field(default_factory=dict)
-    params: Mapping[str, Scalar] = field(default_factory=dict)
+    given: Mapping[str, Scalar] = field(default_factory=dict)
     runs: tuple[Run, ...] | None = None
     absent: frozenset[str] = frozenset()
 
     def sizes(self) -> dict[str, int]:
         """Every dimension by name, those of the step included."""
-        sizes = dict(self.dims)
+        sizes = {name: value for name, value in self.given.items() if isinstance(value, int)}
         if self.runs is not None:
             slots = 1 + max((slot for slot, _, _ in self.runs), default=0)
-            slots *= int(self.params.get("states", 1))
+            slots *= sizes.get("states", 1)
             context = max((first + count for _, first, count in self.runs), default=1)
             slot_pages = -(-context // PAGE_TOKENS)
             sizes |= {
@@ -69,16 +69,23 @@ def always(*shapes: OpShape) -> Strategy:
     return lambda dtype: shapes
 
 
+def listed(names: str, *rows: Sequence[Any], label: str = "{label}", **params: Scalar) -> Strategy:
+    """One shape for each row: values of ``names``, and then operands that are absent. ``runs`` are
+    those of the step; ``label`` names the others in braces."""
+    shapes = []
+    for row in rows:
+        given = dict(zip(names.split(), row, strict=False))
+        absent = frozenset(row[len(given) :])
+        text, runs = label.format(**given), given.pop("runs", None)
+        given.pop("label", None)
+        shapes.append(OpShape(text, given | params, runs, absent))
+    return always(*shapes)
+
+
 def grid(names: str, *rows: Sequence[int], label: str = "", **params: Scalar) -> Strategy:
     """One shape for each row of sizes, of the dimensions ``names``."""
-    return always(
-        *(
-            OpShape(
-                label + "x".join(map(str, row)), dict(zip(names.split(), row, strict=True)), params
-            )
-            for row in rows
-        )
-    )
+    label += "x".join(f"{{{name}}}" for name in names.split())
+    return listed(names, *rows, label=label, **params)
 
 
 def activations(names: str, *rows: Sequence[int], silu: str = "silu-") -> Strategy:

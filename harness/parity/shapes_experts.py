@@ -30,8 +30,7 @@ def _gate_topk(dtype: DType | None) -> tuple[OpShape, ...]:
     return tuple(
         OpShape(
             f"{tokens}x{experts}x{hidden}" + ("" if "choice_bias" in names else "-chosen"),
-            {"tokens": tokens, "experts": experts, "hidden": hidden},
-            {"used": used},
+            {"tokens": tokens, "experts": experts, "hidden": hidden, "used": used},
             absent=frozenset(names),
         )
         for (tokens, experts, hidden, used), names in zip(sizes, absent, strict=True)

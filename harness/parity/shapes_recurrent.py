@@ -17,6 +17,7 @@ from harness.parity.shape import (
     Strategy,
     always,
     grid,
+    listed,
 )
 
 RESTART: tuple[Run, ...] = ((1, 7, 3), (0, 0, 2), (1, 0, 2), (0, 2, 3))
@@ -32,42 +33,32 @@ RING: tuple[Run, ...] = ((1, 9, 4), (0, 6, 1), (2, 0, 7), (0, 7, 2))
 
 def _ringed(shape: OpShape, states: int) -> OpShape:
     """The same with several states of every slot."""
-    params = {**shape.params, "states": states}
-    return replace(shape, label=f"{shape.label}-of-{states}", params=params)
+    given = {**shape.given, "states": states}
+    return replace(shape, label=f"{shape.label}-of-{states}", given=given)
 
 
 def _conv(label: str, runs: tuple[Run, ...], channels: int, history: int, *extras: str) -> OpShape:
     """A convolution with these of its optional operands."""
-    dims = {"channels": channels, "taps": history + 1}
-    absent = CONV_EXTRAS - set(extras)
-    return OpShape(f"{label}-{channels}x{history}", dims, {"history": history}, runs, absent)
+    given = {"channels": channels, "taps": history + 1, "history": history}
+    return OpShape(f"{label}-{channels}x{history}", given, runs, CONV_EXTRAS - set(extras))
 
 
 def _delta(
     label: str, runs: tuple[Run, ...], size: int, keys: int, values: int, grouped: int
 ) -> OpShape:
-    params = {
-        "key_heads": keys,
-        "value_heads": values,
-        "state_size": size,
-        "grouped": grouped,
-        "eps": 1e-6,
-    }
+    channels = size * (2 * keys + values)
+    heads = {"key_heads": keys, "value_heads": values, "grouped": grouped}
+    given = {**heads, "state_size": size, "channels": channels, "eps": 1e-6}
     order = "grouped" if grouped else "tiled"
-    dims = {"channels": size * (2 * keys + values)}
-    return OpShape(f"{label}-{size}x{keys}x{values}-{order}", dims, params, runs)
+    return OpShape(f"{label}-{size}x{keys}x{values}-{order}", given, runs)
 
 
 def _scan(
     label: str, runs: tuple[Run, ...], heads: int, groups: int, head_dim: int, size: int
 ) -> OpShape:
-    params = {"heads": heads, "groups": groups, "head_dim": head_dim, "state_size": size}
-    dims = {"channels": heads * head_dim + 2 * groups * size}
-    return OpShape(f"{label}-{heads}x{groups}x{head_dim}x{size}", dims, params, runs)
-
-
-def _gated_norm(label: str, tokens: int, heads: int, width: int) -> OpShape:
-    return OpShape(label, {"tokens": tokens, "width": width}, {"eps": 1e-5, "heads": heads})
+    given = {"heads": heads, "groups": groups, "head_dim": head_dim, "state_size": size}
+    given["channels"] = heads * head_dim + 2 * groups * size
+    return OpShape(f"{label}-{heads}x{groups}x{head_dim}x{size}", given, runs)
 
 
 RECURRENT_STRATEGIES: dict[Opcode, Strategy] = {
@@ -100,12 +91,14 @@ RECURRENT_STRATEGIES: dict[Opcode, Strategy] = {
         _ringed(_delta("ring", RING, 128, 2, 4, 0), 4),
         _ringed(_delta("restart", RESTART, 40, 1, 2, 1), 2),
     ),
-    Opcode.SSM_GATED_NORM: always(
-        _gated_norm("single", 1, 1, 1),
-        _gated_norm("heads", 3, 4, 128),
-        _gated_norm("odd", 17, 3, 40),
-        _gated_norm("span", 2, 2, 1300),
-        _gated_norm("empty", 0, 2, 16),
+    Opcode.SSM_GATED_NORM: listed(
+        "label tokens heads width",
+        ("single", 1, 1, 1),
+        ("heads", 3, 4, 128),
+        ("odd", 17, 3, 40),
+        ("span", 2, 2, 1300),
+        ("empty", 0, 2, 16),
+        eps=1e-5,
     ),
     Opcode.SSM_SCAN: always(
         _scan("one", DECODE_ONE, 4, 1, 64, 128),

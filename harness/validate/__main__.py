@@ -78,7 +78,6 @@ def build_parser(prog: str = PROG) -> Parser:
 
 
 def main(argv: Sequence[str] | None = None, prog: str = PROG) -> int:
-    """See ``build_parser``."""
     return run_tool(build_parser(prog), _validate, argv)
 
 

@@ -88,16 +88,16 @@ def paged_attention(
     page_table: NDArray[np.int32],
     query: NDArray[np.int32],
     shape: AttentionShape,
-    out: Float32,
+    y: Float32,
     sinks: Float32 | None = None,
     threads: int | None = None,
 ) -> None:
-    """Fill ``out`` [tokens, heads * head_dim] with the attention of every query token."""
+    """Fill ``y`` [tokens, heads * head_dim] with the attention of every query token."""
     by_head = (shape.kv_heads, shape.heads // shape.kv_heads)
     queries = q.reshape(len(q), *by_head, shape.head_dim)
     if is_rotated(kv):
         queries = rotated(queries)
-    result = out.reshape(queries.shape)
+    result = y.reshape(queries.shape)
     of_head = None if sinks is None else sinks.reshape(by_head)
     tasks = []
     for rows in _runs_of_one_slot(query):

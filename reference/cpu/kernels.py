@@ -6,15 +6,16 @@ is lowered, what can be prepared, and returns the call that computes the node in
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
+from typing import Any
 
 from contract.opcodes import Opcode
 from reference.cpu.attention import AttentionShape, paged_attention
 from reference.cpu.experts import Call, Kernel, Operands, Parameters, expert_kernels
 from reference.cpu.matmul import PreparedActivation, prepared_matmul
 from reference.cpu.prepared import PreparedMatrices
-from reference.cpu.recurrent import DeltaShape, ScanShape, conv1d, delta_net, scan
+from reference.cpu.recurrent import conv1d, delta_net, scan
 from reference.ops.rms_norm import rms_norm
 
 PREPARED: Mapping[Opcode, tuple[str, ...]] = {
@@ -46,9 +47,9 @@ def fast_kernels(matrices: PreparedMatrices, threads: int) -> Mapping[Opcode, Ke
         Opcode.LM_HEAD: partial(_product, matrices, threads, "logits"),
         Opcode.FLASH_ATTN: attention,
         Opcode.FLASH_ATTN_BATCHED: attention,
-        Opcode.SSM_CONV1D: partial(_convolution, threads),
-        Opcode.SSM_DELTA_NET: partial(_recurrence, threads),
-        Opcode.SSM_SCAN: partial(_scan, threads),
+        Opcode.SSM_CONV1D: partial(_same_names, conv1d, threads),
+        Opcode.SSM_DELTA_NET: partial(_same_names, delta_net, threads),
+        Opcode.SSM_SCAN: partial(_same_names, scan, threads),
         **expert_kernels(matrices, threads),
     }
 
@@ -80,50 +81,12 @@ def _norm_products(
     return call
 
 
-def _attention(threads: int, bound: Operands, params: Parameters) -> Call:
-    shape = AttentionShape(
-        heads=int(params["heads"]),
-        kv_heads=int(params["kv_heads"]),
-        head_dim=int(params["head_dim"]),
-        scale=float(params["scale"]),
-        window=int(params["window"]),
-        soft_cap=float(params["soft_cap"]),
-    )
-    q, kv, page_table, query = (bound[name] for name in ("q", "kv", "page_table", "query"))
-    y, sinks = bound["y"], bound.get("sinks")
-    return partial(paged_attention, q, kv, page_table, query, shape, y, sinks, threads)
+def _attention(threads: int, bound: Operands, params: Any) -> Call:
+    return partial(paged_attention, **bound, shape=AttentionShape(**params), threads=threads)
 
 
-def _convolution(threads: int, bound: Operands, params: Parameters) -> Call:
-    operands = {name: bound[name] for name in ("x", "weight", "query", "state", "y")}
-    return partial(
-        conv1d,
-        **operands,
-        bias=bound.get("bias"),
-        input_gate=bound.get("input_gate"),
-        output_gate=bound.get("output_gate"),
-        states=int(params["states"]),
-        threads=threads,
-    )
-
-
-def _recurrence(threads: int, bound: Operands, params: Parameters) -> Call:
-    names = ("x", "alpha", "beta", "decay", "dt_bias", "query", "state", "y")
-    shape = DeltaShape(
-        key_heads=int(params["key_heads"]),
-        value_heads=int(params["value_heads"]),
-        state_size=int(params["state_size"]),
-        grouped=int(params["grouped"]),
-        eps=float(params["eps"]),
-        states=int(params["states"]),
-    )
-    operands = {name: bound[name] for name in names}
-    return partial(delta_net, **operands, shape=shape, threads=threads)
-
-
-def _scan(threads: int, bound: Operands, params: Parameters) -> Call:
-    names = ("x", "dt", "decay", "dt_bias", "skip", "query", "state", "y")
-    sizes = ("heads", "groups", "head_dim", "state_size", "states")
-    shape = ScanShape(*(int(params[name]) for name in sizes))
-    operands = {name: bound[name] for name in names}
-    return partial(scan, **operands, shape=shape, threads=threads)
+def _same_names(
+    function: Callable[..., None], threads: int, bound: Operands, params: Parameters
+) -> Call:
+    """The call of a function that takes operands and parameters by their names in the table."""
+    return partial(function, **bound, **params, threads=threads)

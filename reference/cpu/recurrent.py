@@ -56,18 +56,6 @@ class Run:
             yield token, self.slot * states + (self.position + token) % states
 
 
-@dataclass(frozen=True, slots=True)
-class DeltaShape:
-    """The parameters of one SSM_DELTA_NET node."""
-
-    key_heads: int
-    value_heads: int
-    state_size: int
-    grouped: int
-    eps: float
-    states: int = 1
-
-
 def runs_of(query: NDArray[np.int32]) -> Iterator[Run]:
     """Split ``query`` [tokens, 4] where the slot changes and before every position 0."""
     slots, positions = query[:, 1], query[:, 2]
@@ -83,12 +71,13 @@ def conv1d(
     query: NDArray[np.int32],
     state: Float32,
     y: Float32,
-    threads: int | None = None,
+    history: int,
     *,
     bias: Float32 | None = None,
     input_gate: Float32 | None = None,
     output_gate: Float32 | None = None,
     states: int = 1,
+    threads: int | None = None,
 ) -> None:
     """Compute ``y`` and update ``state``; the operands are those of
     ``reference.ops.ssm_conv1d``."""
@@ -131,20 +120,25 @@ def delta_net(
     query: NDArray[np.int32],
     state: Float32,
     y: Float32,
-    shape: DeltaShape,
+    key_heads: int,
+    value_heads: int,
+    state_size: int,
+    grouped: int,
+    eps: float,
+    states: int = 1,
     threads: int | None = None,
 ) -> None:
     """Compute ``y`` and update ``state``; the operands are those of
     ``reference.ops.ssm_delta_net``."""
-    size = shape.state_size
-    q, k, v = split_heads(x, shape.key_heads, shape.value_heads, size)
-    q = l2_norm(q, shape.eps) * np.float32(1.0 / math.sqrt(size))
-    k = l2_norm(k, shape.eps)
-    key_of = key_head_of(shape.key_heads, shape.value_heads, shape.grouped)
+    size = state_size
+    q, k, v = split_heads(x, key_heads, value_heads, size)
+    q = l2_norm(q, eps) * np.float32(1.0 / math.sqrt(size))
+    k = l2_norm(k, eps)
+    key_of = key_head_of(key_heads, value_heads, grouped)
     g = exp(softplus(alpha + dt_bias) * decay)
     b = sigmoid(beta)
     runs = list(runs_of(query))
-    result = y.reshape(len(y), shape.value_heads, size)
+    result = y.reshape(len(y), value_heads, size)
     count = max(1, STATE_ELEMENTS // size**2)
 
     @np.errstate(all="ignore")
@@ -158,8 +152,8 @@ def delta_net(
             if run.starts:
                 memory[...] = 0.0
             else:
-                memory[...] = np.moveaxis(state[run.before(shape.states), heads], -1, 0)
-            stored = dict(run.stored(shape.states))
+                memory[...] = np.moveaxis(state[run.before(states), heads], -1, 0)
+            stored = dict(run.stored(states))
             for t in range(run.tokens.start, run.tokens.stop):
                 memory *= decays[t]
                 np.multiply(memory, keys[t], out=products)
@@ -172,18 +166,7 @@ def delta_net(
                 if row is not None:
                     state[row, heads] = np.moveaxis(memory, 0, -1)
 
-    for_each(advance, range(0, shape.value_heads, count), threads)
-
-
-@dataclass(frozen=True, slots=True)
-class ScanShape:
-    """The parameters of one SSM_SCAN node."""
-
-    heads: int
-    groups: int
-    head_dim: int
-    state_size: int
-    states: int = 1
+    for_each(advance, range(0, value_heads, count), threads)
 
 
 def scan(
@@ -195,44 +178,48 @@ def scan(
     query: NDArray[np.int32],
     state: Float32,
     y: Float32,
-    shape: ScanShape,
+    heads: int,
+    groups: int,
+    head_dim: int,
+    state_size: int,
+    states: int = 1,
     threads: int | None = None,
 ) -> None:
     """Compute ``y`` and update ``state``; the operands are those of ``reference.ops.ssm_scan``."""
-    size, width = shape.state_size, shape.head_dim
-    v, b, c = split_values(x, shape.heads, shape.groups, size)
+    size, width = state_size, head_dim
+    v, b, c = split_values(x, heads, groups, size)
     step = softplus(dt + dt_bias)
     g = exp(step * decay)
-    group_of = np.arange(shape.heads) // (shape.heads // shape.groups)
+    group_of = np.arange(heads) // (heads // groups)
     runs = list(runs_of(query))
-    result = y.reshape(len(y), shape.heads, width)
+    result = y.reshape(len(y), heads, width)
     count = max(1, STATE_ELEMENTS // (size * width))
 
     @np.errstate(all="ignore")
     def advance(first: int) -> None:
-        heads = slice(first, first + count)
-        keys, queries = (np.moveaxis(part[:, group_of[heads], None], -1, 1) for part in (b, c))
-        decays, values = g[:, heads, None], v[:, heads]
-        changes, skipped = step[:, heads, None] * values, skip[heads, None] * values
+        part = slice(first, first + count)
+        keys, queries = (np.moveaxis(some[:, group_of[part], None], -1, 1) for some in (b, c))
+        decays, values = g[:, part, None], v[:, part]
+        changes, skipped = step[:, part, None] * values, skip[part, None] * values
         memory = _scratch.take("memory", (size, values.shape[1], width))
         products = _scratch.take("products", memory.shape)
         for run in runs:
             if run.starts:
                 memory[...] = 0.0
             else:
-                memory[...] = np.moveaxis(state[run.before(shape.states), heads], -1, 0)
-            stored = dict(run.stored(shape.states))
+                memory[...] = np.moveaxis(state[run.before(states), part], -1, 0)
+            stored = dict(run.stored(states))
             for t in range(run.tokens.start, run.tokens.stop):
                 memory *= decays[t]
                 np.multiply(changes[t], keys[t], out=products)
                 memory += products
                 np.multiply(memory, queries[t], out=products)
-                result[t, heads] = _fold(products) + skipped[t]
+                result[t, part] = _fold(products) + skipped[t]
                 row = stored.get(t - run.tokens.start)
                 if row is not None:
-                    state[row, heads] = np.moveaxis(memory, 0, -1)
+                    state[row, part] = np.moveaxis(memory, 0, -1)
 
-    for_each(advance, range(0, shape.heads, count), threads)
+    for_each(advance, range(0, heads, count), threads)
 
 
 def _fold(products: Float32) -> Float32:

@@ -141,7 +141,6 @@ class CpuTier(ContextManager):
         return (largest,)
 
     def footprint(self, graph: Graph, largest: ShapeKey) -> Footprint:
-        """See ``contract.tier.Tier``."""
         _check_opcodes(graph)
         graph = self._as_run(graph, largest)
         return cpu_footprint(graph, largest, frozenset(self._fast), self.threads)
@@ -176,12 +175,10 @@ class CpuTier(ContextManager):
         return buffer.data
 
     def read(self, buffer: CpuBuffer, offset: int, nbytes: int) -> NDArray[np.uint8]:
-        """See ``contract.tier``."""
         check_range(buffer, offset, nbytes)
         return buffer.data[offset : offset + nbytes].copy()
 
     def write(self, buffer: CpuBuffer, offset: int, data: NDArray[np.uint8]) -> None:
-        """See ``contract.tier``."""
         check_range(buffer, offset, data.nbytes)
         buffer.data[offset : offset + data.nbytes] = data
 

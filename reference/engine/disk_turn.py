@@ -1,4 +1,4 @@
-"""What an engine does for its disk cache after every step."""
+"""The work of an engine for its disk cache after every step."""
 
 from __future__ import annotations
 

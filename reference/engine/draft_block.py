@@ -237,7 +237,7 @@ class DraftBlock:
         return query, np.concatenate(hidden)
 
     def _hidden(self, part: _Part) -> Indices:
-        """Where the hidden states of the positions before those of ``part`` are."""
+        """The rows of the hidden states of the positions before those of ``part``."""
         own, rows = part.own, self._rows
         before = np.arange(part.first - 1, part.stop - 1, dtype=np.int32)
         if part.first > max(own.begin, own.top - rows.ring):
@@ -271,7 +271,7 @@ class DraftBlock:
 
 
 def _stand_ins(drafts: int) -> Tokens:
-    """What stands for so many drafts that are on the device."""
+    """The placeholders of so many drafts that are on the device."""
     tokens = np.full(drafts, RECENT_TOKEN, np.int32)
     tokens[-1:] = LAST_TOKEN
     return tokens

@@ -21,7 +21,7 @@ from reference.sched.slots import sampling_record
 
 GREEDY = SamplingParams(repeat_last_n=0)
 MOST_PADDING = 1024
-"""How many tokens more one of two vocabularies may have."""
+"""Most tokens that one of two vocabularies may have more than the other."""
 
 
 def draft_limits(target: Limits) -> Limits:

@@ -23,7 +23,7 @@ from reference.runner import ModelRunner, StepInput, Submission
 Tokens = NDArray[np.int32]
 
 LOOKUP_TOKENS = 3
-"""How many tokens in a row must have occurred before for prompt lookup to draft."""
+"""Tokens in a row that must have occurred before for prompt lookup to draft."""
 
 
 @dataclass(frozen=True, slots=True)

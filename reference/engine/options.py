@@ -1,4 +1,4 @@
-"""What can be set about an engine, as plain values."""
+"""The options of an engine, as plain values."""
 
 from __future__ import annotations
 

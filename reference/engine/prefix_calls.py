@@ -33,7 +33,7 @@ class PrefixCalls:
     _change: Callable[[], AbstractContextManager[None]]
 
     def cached_prefix(self, tenant: int, tokens: NDArray[np.int32]) -> int:
-        """How many of a tenant's ``tokens`` could be saved now: whole pages, up to the last
+        """The number of a tenant's ``tokens`` that could be saved now: whole pages, up to the last
         recurrent state where the model has any."""
         return len(self.memory.path(self._scope(tenant), tokens, len(tokens))) * PAGE_TOKENS
 

@@ -1,4 +1,4 @@
-"""What an engine changes when tenants are added, changed or removed."""
+"""Changes of an engine when tenants are added, changed or removed."""
 
 from __future__ import annotations
 

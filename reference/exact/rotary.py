@@ -46,7 +46,7 @@ BLOCK_ANGLES = 1 << 13
 
 @dataclass(frozen=True, slots=True)
 class RotaryScaling:
-    """How a model scales its rotary angles.
+    """The scaling of a model's rotary angles.
 
     ``factor`` is the linear scaling (angle / factor). ``yarn`` blends scaled and unscaled angles by
     frequency, for a model trained on ``original_context`` positions. Sine and cosine are multiplied

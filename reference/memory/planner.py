@@ -1,4 +1,4 @@
-"""How much memory a model takes to run, and the longest context that a budget allows.
+"""Computes the memory that a model needs, and the longest context that a budget allows.
 
 Everything follows from the graph's declarations and the tier's footprint of them, so a model family
 needs no code here. Sizes are in bytes.

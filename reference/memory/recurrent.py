@@ -41,7 +41,7 @@ def recurrent_buffers(graph: Graph) -> tuple[BufferDecl, ...]:
 
 
 def slot_states(graph: Graph) -> int:
-    """How many of its latest states each slot has."""
+    """The number of latest states that each slot has."""
     found = [node.params["states"] for node in graph.nodes if node.opcode in RECURRENT_OPCODES]
     return int(max(found, default=1))
 

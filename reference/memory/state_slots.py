@@ -1,4 +1,4 @@
-"""Which saved recurrent state belongs to which cached prefix, and which one makes room."""
+"""The saved recurrent state of each cached prefix, and the choice of the one that makes room."""
 
 from __future__ import annotations
 

@@ -157,7 +157,7 @@ class Adapters:
         return tuple(sorted(changing, key=lambda one: (self.opened[one[0]].digest, one[1])))
 
     def identity(self, scales: Scales) -> tuple[str, ...]:
-        """What tells the adapters of a request from others: digests of files, and scales."""
+        """The identity of the adapters of a request: digests of files, and scales."""
         used = [(self.opened[index].digest, np.float32(s)) for index, s in self.used(scales)]
         return tuple(f"{digest}*{float(scale).hex()}" for digest, scale in used)
 

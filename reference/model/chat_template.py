@@ -36,7 +36,7 @@ BYTES_PER_CHARACTER = 16
 """Most bytes per output character in a reply of the worker, its span included."""
 
 KEY = "tokenizer.chat_template"
-"""Where a model file has its template."""
+"""The metadata key of a model file's template."""
 DEFAULT = "default"
 TOOL_USE = "tool_use"
 """The names of a file's two templates, as ``transformers`` knows them."""
@@ -54,7 +54,7 @@ PROBE_TOOLS = ({"type": "function", "function": PROBE_FUNCTION},)
 """The tools that a template is tried with."""
 
 HARMONY_HEADER = ("<|start|>", "<|channel|>", "<|message|>")
-"""What the headers of OpenAI's harmony format are made of."""
+"""The control tokens in headers of OpenAI's harmony format."""
 
 Message = Mapping[str, object]
 
@@ -184,7 +184,7 @@ class ChatTemplate(ContextManager):
         return replace(rendered, opening=opening if rendered.text.endswith(opening) else "")
 
     def _opening(self, tools: bool, enable_thinking: bool | None) -> str:
-        """What a prompt ends with that asks for a turn of the model."""
+        """The end of a prompt that asks for a turn of the model."""
         known = self._openings.get((tools, enable_thinking))
         if known is not None:
             return known
@@ -210,7 +210,7 @@ class ChatTemplate(ContextManager):
         return RenderedChat(reply["text"], spans)
 
     def _forms_of(self, tools: bool) -> TemplateForms:
-        """What the template takes, with tools or without."""
+        """The forms of messages that the template accepts, with tools or without."""
 
         def try_out(messages: Sequence[Message]) -> str | None:
             probe = _conversation(messages, PROBE_TOOLS if tools else (), PROBE_TIME)
@@ -328,7 +328,7 @@ def _conversation(
     now: datetime,
     **options: object,
 ) -> dict[str, object]:
-    """What a template is given; ``options`` that are None leave its own default."""
+    """The variables of a template; ``options`` that are None leave its own default."""
     return {
         "template": TOOL_USE if tools else DEFAULT,
         "messages": list(messages),

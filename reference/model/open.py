@@ -71,7 +71,7 @@ class Model:
 
     @cached_property
     def draft_problem(self) -> str | None:
-        """Why the file's draft block cannot be used, None where it can."""
+        """The reason why the file's draft block cannot be used, None where it can."""
         try:
             self.draft_graph(Limits(slots=1, context=16, pages=1, hidden_rows=1))
         except ZincError as error:

@@ -54,7 +54,7 @@ def _turn(
     turn: Sequence[int],
     first: int,
 ) -> Span | None:
-    """Where in the text, from ``first`` on, a turn is that these tokens spell."""
+    """The range of the text, from ``first`` on, of the turn that these tokens spell."""
     spelled = _spelled(tokenizer, turn)
     if spelled is None:
         return None

@@ -1,4 +1,4 @@
-"""Which forms of messages a chat template takes, found out by trying it.
+"""The forms of messages that a chat template accepts, found by rendering some.
 
 Templates differ in what the content of a message is: a text, or a list of parts; in what it is
 in a message with tool calls: null, an empty text, or missing; in what the arguments of calls are:
@@ -16,7 +16,7 @@ from typing import Any
 
 Turn = dict[str, Any]
 TryOut = Callable[[Sequence[Turn]], str | None]
-"""What a template makes of messages; None where it fails."""
+"""Renders messages by a template; None where it fails."""
 
 MARK = "zqmark7"
 NAME = "zqname7"
@@ -120,7 +120,7 @@ class TemplateForms:
         return any(text is not None for text in self._thinking(OTHER_THOUGHTS, "hi"))
 
     def _thinking(self, name: str, content: str | None) -> Iterator[str | None]:
-        """What comes out of thoughts in front of a call, in one conversation after the other."""
+        """The rendered thoughts in front of a call, in one conversation after the other."""
         turn = self._adapted(_calling(content, as_text=False)) | {name: MARK}
         return (self._try_out(around(turn)) for around in self._call_contexts())
 

@@ -139,7 +139,7 @@ def signed_super_blocks(values: Float32, sub: int, sub_levels: int, of: int | Ta
 
 
 def _search(values: Float32, search: Callable[..., Any], *options: Any) -> Any:
-    """What ``search`` finds, [...] each, for the last axis of f32[..., elements]."""
+    """The result of ``search``, [...] each, for the last axis of f32[..., elements]."""
     *shape, elements = values.shape
     found = search(np.ascontiguousarray(values.reshape(math.prod(shape), elements).T), *options)
     return np.reshape(found, (*np.shape(found)[:-1], *shape))

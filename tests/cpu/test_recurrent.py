@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from reference.cpu import recurrent
-from reference.cpu.recurrent import DeltaShape, Run, ScanShape, conv1d, delta_net, runs_of, scan
+from reference.cpu.recurrent import Run, conv1d, delta_net, runs_of, scan
 from reference.ops.ssm_conv1d import ssm_conv1d
 from reference.ops.ssm_delta_net import ssm_delta_net
 from reference.ops.ssm_scan import ssm_scan
@@ -71,7 +71,7 @@ def test_convolution_equals_definition(
         expected = ssm_conv1d(
             x=x, weight=weight, query=query, state=expected_state, history=history, **given
         )
-    conv1d(x, weight, query, state, y, threads, **given)
+    conv1d(x, weight, query, state, y, history, threads=threads, **given)
     assert same(y, expected)
     assert same(state, expected_state)
 
@@ -98,23 +98,12 @@ def test_recurrence_equals_definition(
     state[rng.integers(SLOTS)] = np.nan
     expected_state = state.copy()
     y = normal(rng, len(query), values * size)
-    shape = DeltaShape(keys, values, size, grouped, 1e-6)
+    sizes = {"key_heads": keys, "value_heads": values, "state_size": size, "grouped": grouped}
+    operands = {"x": x, "alpha": alpha, "beta": beta, "decay": decay, "dt_bias": dt_bias}
+    shared: dict[str, Any] = {**operands, **sizes, "query": query, "eps": 1e-6}
     with np.errstate(all="ignore"):
-        expected = ssm_delta_net(
-            x=x,
-            alpha=alpha,
-            beta=beta,
-            decay=decay,
-            dt_bias=dt_bias,
-            query=query,
-            state=expected_state,
-            key_heads=keys,
-            value_heads=values,
-            state_size=size,
-            grouped=grouped,
-            eps=1e-6,
-        )
-        delta_net(x, alpha, beta, decay, dt_bias, query, state, y, shape, threads)
+        expected = ssm_delta_net(**shared, state=expected_state)
+        delta_net(**shared, state=state, y=y, threads=threads)
     assert same(y, expected)
     assert same(state, expected_state)
 
@@ -143,7 +132,7 @@ def test_blocks_of_heads_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None
     for elements in (1, 2 * 16 * 16, 1 << 20):
         monkeypatch.setattr(recurrent, "STATE_ELEMENTS", elements)
         state, y = np.zeros((1, 5, 16, 16), np.float32), np.empty((5, 80), np.float32)
-        delta_net(x, alpha, beta, decay, dt_bias, query, state, y, DeltaShape(1, 5, 16, 0, 1e-6))
+        delta_net(x, alpha, beta, decay, dt_bias, query, state, y, 1, 5, 16, 0, 1e-6)
         results.append((state, y))
     for state, y in results[1:]:
         assert (state == results[0][0]).all()
@@ -170,12 +159,11 @@ def test_scan_equals_definition(
     state = rng.standard_normal((SLOTS, heads, width, size), dtype=np.float32)
     state[rng.integers(SLOTS)] = np.nan
     expected_state, y = state.copy(), np.empty((len(query), heads * width), np.float32)
-    shape = ScanShape(heads, groups, width, size)
+    sizes = {"heads": heads, "groups": groups, "head_dim": width, "state_size": size}
+    operands = {"x": x, "dt": dt, "decay": -np.abs(decay), "dt_bias": dt_bias, "skip": passing}
+    shared: dict[str, Any] = {**operands, **sizes, "query": query}
     with np.errstate(all="ignore"):
-        expected = ssm_scan(
-            x=x, dt=dt, decay=-np.abs(decay), dt_bias=dt_bias, skip=passing, query=query,
-            state=expected_state, heads=heads, groups=groups, head_dim=width, state_size=size,
-        )  # fmt: skip
-        scan(x, dt, -np.abs(decay), dt_bias, passing, query, state, y, shape, threads)
+        expected = ssm_scan(**shared, state=expected_state)
+        scan(**shared, state=state, y=y, threads=threads)
     assert same(y, expected)
     assert same(state, expected_state)

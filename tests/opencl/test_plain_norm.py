@@ -14,8 +14,7 @@ from tests.opencl.conftest import OpenTier
 
 SHAPE = OpShape(
     "plain",
-    {"tokens": 5, "width": 896},
-    {"eps": 0.0, "groups": 1},
+    {"tokens": 5, "width": 896, "eps": 0.0, "groups": 1},
     absent=frozenset(("weight",)),
 )
 

@@ -37,7 +37,7 @@ def cases() -> Iterator[Case]:
             for repeat in range(2):
                 yield Case(Opcode.SAMPLE, None, shape, kind, repeat)
                 yield Case(Opcode.SAMPLE, None, constrained, kind, repeat)
-            listed = OpShape(f"3x{vocab}", {"rows": 3, "vocab": vocab}, {"top": 20})
+            listed = OpShape(f"3x{vocab}", {"rows": 3, "vocab": vocab, "top": 20})
             yield Case(Opcode.LOG_PROBABILITIES, None, listed, kind, 0)
 
 

@@ -1,4 +1,4 @@
-"""What each instruction reads, computes and writes, from the table ``semantics.txt``."""
+"""The operands, arithmetic and results of each instruction, from the table ``semantics.txt``."""
 
 from __future__ import annotations
 

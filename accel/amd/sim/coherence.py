@@ -50,7 +50,6 @@ class Coherence:
             raise GpuFault("RELEASE_MEM signals before the second-level cache was written back")
 
     def read(self, words: Array) -> None:
-        """See ``execute.Watcher``."""
         writers = self._writer.take(words)
         stale = (writers > self._visible) & (writers != self._launch)
         if stale.any():
@@ -61,5 +60,4 @@ class Coherence:
             )
 
     def wrote(self, words: Array) -> None:
-        """See ``execute.Watcher``."""
         self._writer[words] = self._launch

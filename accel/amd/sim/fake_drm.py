@@ -74,7 +74,7 @@ class FakeDrm:
 
     @property
     def left_over(self) -> list[str]:
-        """What was not freed; the rest is freed with its file."""
+        """Objects that were not freed; others are freed with their file."""
         return [
             *(f"object {handle}" for handle in self._objects),
             *(f"syncobj {handle}" for handle in self._syncobjs),

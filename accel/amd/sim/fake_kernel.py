@@ -44,7 +44,7 @@ class FakeKernel:
 
     @property
     def left_over(self) -> list[str]:
-        """What a program that has ended should have freed."""
+        """Objects that a program which has ended should have freed."""
         machine = self.machine
         stay = self.open_files.values()
         return [
@@ -57,7 +57,6 @@ class FakeKernel:
         ]
 
     def open(self, path: str) -> int:
-        """See ``Kernel``."""
         self._fail(path)
         if path not in (KFD, RENDER):
             raise FileNotFoundError(*GONE, path)
@@ -66,14 +65,12 @@ class FakeKernel:
         return number
 
     def close(self, file: int) -> None:
-        """See ``Kernel``."""
         if file not in self.machine.files:
             raise OSError(errno.EBADF, "Bad file descriptor")
         if self.machine.files.pop(file) == RENDER:
             self._drm.closed(file)
 
     def ioctl(self, file: int, request: Request, argument: NDArray[np.void]) -> None:
-        """See ``Kernel``."""
         path = self.machine.files.get(file)
         if path is None:
             raise OSError(errno.EBADF, f"{request.name}: not open")
@@ -87,32 +84,27 @@ class FakeKernel:
             self._drm.answer(file, request, argument)
 
     def reserve(self, nbytes: int) -> int:
-        """See ``Kernel``."""
         address = self.machine.space.reserve(nbytes)
         self.machine.reserved[address] = nbytes
         return address
 
     def map(self, address: int, nbytes: int, file: int, offset: int) -> int:
-        """See ``Kernel``."""
         if self.machine.files.get(file) == KFD:
             return self._kfd.map(address, nbytes, offset)
         return self._drm.map(address, nbytes, file, offset)
 
     def unmap(self, address: int, nbytes: int) -> None:
-        """See ``Kernel``."""
         if self.machine.reserved.pop(address, 0) != nbytes:
             raise OSError(errno.EINVAL, "munmap")
         if self.machine.doorbells.pop(address, None) is None:
             self.machine.space.release(address, nbytes)
 
     def view(self, address: int, nbytes: int) -> Bytes:
-        """See ``Kernel``."""
         if address in self.machine.doorbells:
             return self.machine.doorbells[address].view(np.uint8)[:nbytes]
         return self.machine.space.host(address, nbytes)
 
     def read_text(self, path: str) -> str:
-        """See ``Kernel``."""
         self._fail(NODES if path.startswith(NODES) else path)
         texts = {**self._kfd.texts(), **self._drm.texts()}
         texts[RELEASE] = f"{self.behaviour.release}\n"
@@ -121,14 +113,12 @@ class FakeKernel:
         return texts[path]
 
     def names(self, path: str) -> list[str]:
-        """See ``Kernel``."""
         self._fail(path if path == DRI else NODES)
         if path == DRI:
             return ["by-path", "card0", "renderD128"]
         return ["0"] if path.endswith("mem_banks") else ["0", "1"]
 
     def ring(self, doorbell: NDArray[np.uint64], value: int) -> None:
-        """See ``Kernel``."""
         doorbell[0] = value
         self.idle()
 
@@ -138,7 +128,6 @@ class FakeKernel:
             queue.work(self.behaviour.packets)
 
     def complaint(self) -> str:
-        """See ``Kernel``."""
         queues = self.machine.gpu.queues.values()
         return "; ".join(str(queue.fault) for queue in queues if queue.fault)
 

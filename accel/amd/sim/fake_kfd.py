@@ -49,7 +49,7 @@ class FakeKfd:
 
     @property
     def left_over(self) -> list[str]:
-        """What was not freed."""
+        """Objects that were not freed."""
         return [f"event {number}" for number in self._events]
 
     def answer(self, request: Request, argument: Argument) -> None:

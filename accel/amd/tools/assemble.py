@@ -23,8 +23,8 @@ MOST_SOURCE_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class AssemblyJob:
-    """What a source does not say: the storage type of a ``.k``, whether the GPU divides itself, the
-    items of a work-group of a ``.s``, and the GPU."""
+    """Facts that are not in a source: the storage type of a ``.k``, whether the GPU divides itself,
+    the items of a work-group of a ``.s``, and the GPU."""
 
     dtype: str = ""
     native: bool = True

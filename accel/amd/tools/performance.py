@@ -107,11 +107,9 @@ class _Counted:
     touched: list[NDArray[np.int64]] = field(default_factory=list)
 
     def read(self, words: NDArray[np.int64]) -> None:
-        """See ``execute.Watcher``."""
         self.touched.append(np.unique(words))
 
     def wrote(self, words: NDArray[np.int64]) -> None:
-        """See ``execute.Watcher``."""
         self.touched.append(np.unique(words))
 
     def bytes_by_region(self) -> Mapping[str, int]:

@@ -105,7 +105,7 @@ class FakeCommands:
 
 @dataclass(slots=True)
 class Pass:
-    """What one encoder encoded: dispatches or copies, and the buffers it uses."""
+    """The work that one encoder encoded: dispatches or copies, and the buffers it uses."""
 
     used: dict[int, tuple[FakeBuffer, int]] = field(default_factory=dict)
     work: list[Dispatch | Copy | tuple[FakeCommands, range]] = field(default_factory=list)

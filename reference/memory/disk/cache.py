@@ -30,7 +30,7 @@ Work = Callable[[CacheFolder], object]
 
 @dataclass(frozen=True, slots=True)
 class DiskCacheOptions:
-    """Where the cache is and how much it may use.
+    """The folder of the cache and the bytes it may use.
 
     ``folder`` has files of at most ``most_bytes`` in all. ``function`` names what the model
     computes. In host memory at most ``queue_bytes`` wait to be written, and at most ``read_bytes``

@@ -29,7 +29,8 @@ HEADER_BYTES = _FIELDS.size + CHECKSUM_BYTES
 
 
 class EntryKind(Enum):
-    """What a file holds: keys and values of a page, or the recurrent state after its last token."""
+    """The contents of a file: keys and values of a page, or the recurrent state after its last
+    token."""
 
     PAGE = ".page"
     STATE = ".state"
@@ -41,7 +42,8 @@ class EntryKind(Enum):
 
 
 class Entry(NamedTuple):
-    """What one file is to hold: ``name`` and ``tokens`` of the page, and ``nbytes`` of payload.
+    """The contents of a file to be written: ``name`` and ``tokens`` of the page, and ``nbytes`` of
+    payload.
 
     ``scope`` is the folder it lies in.
     """

@@ -26,8 +26,8 @@ PARTIAL = ".partial"
 _SCOPE = re.compile(r"[0-9a-f]{32}")
 _FILE = re.compile(r"[0-9a-f]{64}\.(page|state)(\.[0-9a-f]{16}\.partial)?")
 SPARE = 16
-"""When the folder is full, this part of its limit is freed at once: looking for the files that were
-used least recently takes time in proportion to all files."""
+"""The part of its limit that is freed at once when the folder is full: looking for the files that
+were used least recently takes time in proportion to all files."""
 
 
 class CacheFolder:

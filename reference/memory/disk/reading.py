@@ -95,7 +95,7 @@ class Reading:
             return self._next - 1
 
     def _count(self) -> int:
-        """How many pages there are to read: up to the last state where states are needed."""
+        """The number of pages to read: up to the last state where states are needed."""
         count = 0
         for entry in self._entries:
             if not self._has(entry):
@@ -121,7 +121,7 @@ class Reading:
         self._done()
 
     def _whole(self) -> int:
-        """How many pages without a gap were read."""
+        """The number of pages that were read without a gap."""
         count = 0
         while count in self._found:
             count += 1

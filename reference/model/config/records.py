@@ -39,7 +39,7 @@ class Rope:
 
 @dataclass(frozen=True, slots=True)
 class QueryGrowth:
-    """How much larger queries are the later their position: 1 + factor ln(1 + floor(position /
+    """The growth of queries with their position: 1 + factor ln(1 + floor(position /
     length))."""
 
     length: int

@@ -15,7 +15,7 @@ from reference.model.families.tensors import ModelTensors
 
 @dataclass(frozen=True, slots=True)
 class Decoder:
-    """What tells one family's layers from another's.
+    """The differences between the layers of families.
 
     With ``query_key_norm`` queries and keys are normed per head. With ``post_norms`` the result of
     each block is normed before it is added; without ``pre_norms`` its input is not.

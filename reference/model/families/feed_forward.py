@@ -25,7 +25,7 @@ class Routing:
 
 @dataclass(frozen=True, slots=True)
 class Gates:
-    """How a block gates: its activation, and whether a dense one's gate and up rows are one
+    """The gates of a block: their activation, and whether a dense one's gate and up rows are one
     tensor."""
 
     activation: int = SILU

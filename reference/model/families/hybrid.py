@@ -28,7 +28,7 @@ Mixer = Callable[[Emitter, View, int], View]
 
 @dataclass(frozen=True, slots=True)
 class Hybrid:
-    """What tells one family's layers from another's.
+    """The differences between the layers of families.
 
     ``recurrent_tensor`` is one that recurrent layers have and attention layers lack, ``does`` what
     recurrent layers do, ``kind_keys`` the keys that tell the kinds of layers apart. ``ffn_norm``

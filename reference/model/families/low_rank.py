@@ -14,8 +14,8 @@ from reference.model.families.tensors import ModelTensors
 
 @dataclass(frozen=True, slots=True)
 class LowRank:
-    """What adapters add to the projection ``name`` with the matrix ``tensor`` of the file, or with
-    ``rows`` of it. ``layer`` ends the names of nodes and buffers, and each token combines
+    """The sum that adapters add to the projection ``name`` with the matrix ``tensor`` of the file,
+    or with ``rows`` of it. ``layer`` ends the names of nodes and buffers, and each token combines
     ``combined`` adapters."""
 
     name: str
