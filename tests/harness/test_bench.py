@@ -11,7 +11,6 @@ import subprocess
 import sys
 from hashlib import sha256
 from pathlib import Path
-from types import SimpleNamespace
 from xml.etree import ElementTree
 
 import numpy as np
@@ -23,7 +22,6 @@ from harness.bench.__main__ import main
 from harness.bench.busy import busy_processes
 from harness.bench.engines import (
     PEER,
-    PeerEngine,
     Setup,
     TierEngine,
     fixed_workers,
@@ -224,45 +222,6 @@ def test_a_peer_is_measured_on_the_same_file(tiny_model_path):
     tried = report["peer"]["tried_seconds"]
     assert len(tried) == len(peer_flash_choices("f16")) == 2
     assert report["peer"]["flash_attention"] == (min(tried, key=tried.get).startswith("with "))
-
-
-class ForeignPeer:
-    """Stands for the peer's module: keeps what a model is opened with."""
-
-    def __init__(self, has_gpu: bool) -> None:
-        self.opened: list[dict] = []
-        self.llama_supports_gpu_offload = lambda: has_gpu
-        self.llama_batch_init = lambda *sizes: None
-
-    def Llama(self, path: str, **options):
-        self.opened.append(options)
-        return SimpleNamespace(n_vocab=lambda: 32, ctx=object())
-
-
-@pytest.mark.parametrize("gpu", [False, True])
-def test_the_peer_has_the_whole_model_on_a_graphics_card_or_nothing(monkeypatch, gpu):
-    """A build for graphics cards would also take a prompt's products there by itself."""
-    module = ForeignPeer(has_gpu=True)
-    monkeypatch.setitem(sys.modules, "llama_cpp", module)
-    monkeypatch.setattr("harness.bench.engines.check_peer", lambda: None)
-    PeerEngine(Setup("m.gguf", 1, 64, "f16", peer_gpu=gpu))
-    (options,) = module.opened
-    assert options["n_gpu_layers"] == (-1 if gpu else 0)
-    assert options["op_offload"] is options["offload_kqv"] is gpu
-
-
-def test_a_peer_without_a_graphics_card_is_refused_with_its_remedy(monkeypatch):
-    module = ForeignPeer(has_gpu=False)
-    monkeypatch.setitem(sys.modules, "llama_cpp", module)
-    monkeypatch.setattr("harness.bench.engines.check_peer", lambda: None)
-    with pytest.raises(ConfigError, match=r"--peer-gpu: .* CMAKE_ARGS=-DGGML_CUDA=on pip install"):
-        PeerEngine(Setup("m.gguf", 1, 64, "f16", peer_gpu=True))
-    assert not module.opened
-
-
-def test_a_graphics_card_of_no_peer_is_refused(capsys):
-    assert main(["--peer-gpu"]) == 2
-    assert "error: --peer-gpu: which peer? Add --peer llama.cpp" in capsys.readouterr().err
 
 
 def test_the_report_says_where_the_peer_computed(report):
