@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from reference.sched.cost import Load, StepCost
 from reference.sched.drafts import (
     FIRST_DRAFTS,
@@ -50,6 +52,23 @@ def test_longer_rounds_are_tried_once_shorter_ones_were_measured() -> None:
     policy, own = policy_of(), AcceptedTokens()
     assert rounds(policy, own, 0.01, 8, 1) == FIRST_DRAFTS
     assert rounds(policy, own, 0.01, 8, MEASURED + 1) == 2 * FIRST_DRAFTS
+
+
+def test_drafts_from_the_prompt_are_rehearsed_before_a_step_waits_for_them() -> None:
+    tokens = np.arange(400, dtype=np.int32)
+
+    def begins_at(right: int) -> int | None:
+        """After how many tokens drafts begin whose first ``right`` are right."""
+        policy, own = policy_of(), AcceptedTokens()
+        for known in range(1, 400):
+            draft = [at if at < known + right else -1 for at in range(known, known + 3)]
+            if policy.rehearse(own, tokens[:known], draft, 1):
+                return known
+        return None
+
+    assert 30 < (begins_at(3) or 0) < 50
+    assert begins_at(1) is None
+    assert DraftPolicy(StepCost()).rehearse(AcceptedTokens(), tokens, [], 1)
 
 
 def test_nothing_is_drafted_before_plain_steps_are_measured_and_now_and_then() -> None:
