@@ -47,7 +47,7 @@ MORE_COST = 0.5
 """Which part of the time of a measured draft each one takes that makes the round longer than any
 measured one."""
 REHEARSED_COST = 2.0
-"""How many times as long as a plain step a rehearsed round is taken to be, until one is measured."""
+"""How many plain steps a rehearsed round is taken to last until one was measured."""
 REHEARSED_STEPS = {False: 24.0, True: 1.0}
 """How many plain steps rehearsed rounds must save before drafts begin, by whether rounds were
 measured: the first one of each size is lowered or compiled."""
