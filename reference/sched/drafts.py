@@ -49,8 +49,8 @@ measured one."""
 REHEARSED_COST = 2.0
 """How many plain steps a rehearsed round is taken to last until one was measured."""
 REHEARSED_STEPS = {False: 24.0, True: 1.0}
-"""How many plain steps rehearsed rounds must save before drafts begin, by whether rounds were
-measured: the first one of each size is lowered or compiled."""
+"""How many plain steps rehearsed rounds must save before drafts begin, for each sequence that runs,
+by whether rounds were measured: the first one of each size is lowered or compiled."""
 PLAIN_ROUNDS = 512
 """After so many rounds plain steps are measured again."""
 SELDOM = 16
@@ -180,7 +180,7 @@ class DraftPolicy:
         same = [ours == theirs for ours, theirs in zip(drafts, came, strict=False)]
         if all(same) and len(came) < len(drafts):
             full = self._credit >= CREDIT_STEPS * plain
-            return full or own.saved >= REHEARSED_STEPS[known]
+            return full or own.saved >= REHEARSED_STEPS[known] * running
         if drafts:
             right = [*same, False].index(False)
             own.compare(right, len(drafts))

@@ -57,16 +57,17 @@ def test_longer_rounds_are_tried_once_shorter_ones_were_measured() -> None:
 def test_drafts_from_the_prompt_are_rehearsed_before_a_step_waits_for_them() -> None:
     tokens = np.arange(400, dtype=np.int32)
 
-    def begins_at(right: int) -> int | None:
+    def begins_at(right: int, running: int = 1) -> int | None:
         """After how many tokens drafts begin whose first ``right`` are right."""
-        policy, own = policy_of(), AcceptedTokens()
+        policy, own = policy_of(running), AcceptedTokens()
         for known in range(1, 400):
             draft = [at if at < known + right else -1 for at in range(known, known + 3)]
-            if policy.rehearse(own, tokens[:known], draft, 1):
+            if policy.rehearse(own, tokens[:known], draft, running):
                 return known
         return None
 
     assert 30 < (begins_at(3) or 0) < 50
+    assert 120 < (begins_at(3, running=4) or 0) < 200
     assert begins_at(1) is None
     assert DraftPolicy(StepCost()).rehearse(AcceptedTokens(), tokens, [], 1)
 
