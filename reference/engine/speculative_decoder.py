@@ -80,6 +80,7 @@ class SpeculativeDecoder:
             if not self._policy.rehearse(own, tokens, draft, running) or not draft:
                 return False
         if not self._policy.begins(own, sequence.known, running, most):
+            self._leave(sequence)
             return False
         return self._drafter.ready(sequence.order, tokens)
 
@@ -247,10 +248,14 @@ class SpeculativeDecoder:
         self._settled = 0.0
         own = self._yield(sequence)
         self._policy.give_up(own, sequence.known)
-        if self._block and self._policy.given_up(own):
-            self._block.leave(sequence.order)
+        self._leave(sequence)
         self._slot_manager.table.lockstep[sequence.slot] = sequence.masked
         self.statistics = replace(self.statistics, pauses=self.statistics.pauses + 1)
+
+    def _leave(self, sequence: Sequence) -> None:
+        """Let the block read a sequence no more where it does so for nothing."""
+        if self._block and self._policy.given_up(self._yield(sequence)):
+            self._block.leave(sequence.order)
 
     def _follows(self) -> bool:
         return self._policy.follows(len(self._slot_manager.running), self._most)

@@ -30,6 +30,9 @@ CREDIT_STEPS = 7.0
 LEAST_GAIN = 1.05
 """Drafts begin where they are expected to make a sequence faster by this factor, and go on until
 they are expected to make it slower."""
+LATER_COST = 0.05
+"""Which part of a round's time counts in addition for each further sequence: with drafts they end
+at different times, and steps of those that are left have fewer tokens."""
 FIRST_DRAFTS = 3
 """Most drafted tokens in a round until a round was measured; then twice those of the longest."""
 MEMORY = 0.97
@@ -57,7 +60,7 @@ SELDOM = 16
 """Where drafts are not worth it, one in so many sequences is read by the drafter, and every so many
 tokens it is asked again whether they are."""
 GIVEN_UP = 3
-"""After so many failed trials in a row the drafter stops reading a sequence."""
+"""After so many failed trials in a row the drafter stops reading a sequence, which costs time."""
 
 
 @dataclass(slots=True)
@@ -65,9 +68,9 @@ class AcceptedTokens:
     """What the rounds of one sequence yield. ``right`` of ``compared`` drafts were right; old ones
     count less. ``forbidden``: a mask forbade the draft behind those of the latest round. ``rounds``
     followed each other without a plain step and gained ``balance`` seconds. ``failed`` trials in a
-    row gained nothing. The policy is not asked about the sequence before token ``asked_at``.
-    Rehearsed rounds would have saved ``saved`` plain steps; ``rehearsed`` are the drafts of one
-    that began when ``rehearsed_at`` tokens were known."""
+    row gained nothing or were not begun. The policy is not asked about the sequence before token
+    ``asked_at``. Rehearsed rounds would have saved ``saved`` plain steps; ``rehearsed`` are the
+    drafts of one that began when ``rehearsed_at`` tokens were known."""
 
     right: float = 0.0
     compared: float = 0.0
@@ -163,6 +166,7 @@ class DraftPolicy:
         worth = self.count(own, running, most) > 0
         if not worth and self._plain_seconds(running) is not None:
             own.asked_at = known + SELDOM
+            own.failed += 1
         return worth
 
     def rehearse(
@@ -234,7 +238,7 @@ class DraftPolicy:
         latest = self._latest.get(size)
         usual = expected if latest is None else OUTLIER_FACTOR * max(expected, latest)
         self._latest[size] = seconds
-        taken = min(seconds, usual)
+        taken = min(seconds, usual) * self._later(running)
         gain = (tokens / running * plain - taken) / drafting
         own.balance += gain
         self._earn(gain, running)
@@ -276,10 +280,13 @@ class DraftPolicy:
         for count in range(1, min(most, max(FIRST_DRAFTS, 2 * longest)) + 1):
             next_right *= right
             tokens += next_right
-            gain = tokens * plain / self._seconds(running, count, plain)
+            gain = tokens * plain / self._seconds(running, count, plain) / self._later(running)
             if gain > best.gain:
                 best = _Choice(count, gain)
         return best
+
+    def _later(self, running: int) -> float:
+        return 1 + LATER_COST * (running - 1)
 
     def _right(self, own: AcceptedTokens) -> float:
         """The estimated part of a sequence's drafts that are right."""

@@ -132,7 +132,9 @@ class Simulation:
             tokens, draft = np.arange(self.known[n], dtype=np.int32), self.draft(n)
             if not policy.rehearse(own, tokens, draft, together) or not draft:
                 return False
-        return self.follows and policy.begins(own, self.known[n], together, MOST)
+        elif not self.follows or policy.given_up(own):
+            return False
+        return policy.begins(own, self.known[n], together, MOST)
 
     def draft(self, n: int) -> list[int]:
         """Drafts of sequence ``n``, whose token at each position is the position itself."""

@@ -48,6 +48,27 @@ def test_as_many_as_make_a_sequence_fastest() -> None:
     assert rounds(policy_of(), AcceptedTokens(), 1.1, 8, 40) == 0
 
 
+def test_many_sequences_need_more_gain() -> None:
+    """Rounds that make one sequence a third faster go on; those of sixteen do not."""
+    for running, drafts in ((1, 3), (16, 0)):
+        policy, own = policy_of(running), AcceptedTokens()
+        for _ in range(9):
+            own.note(4, 3)
+            policy.note(own, 3, 4, running, 3 * PLAIN, running)
+        assert policy.count(own, running, 3) == drafts
+
+
+def test_a_sequence_for_which_drafts_are_not_begun_is_read_no_more() -> None:
+    policy, own = policy_of(16), AcceptedTokens()
+    for _ in range(2 * MEASURED):
+        policy.note(own, 3, 1, 16, 9 * PLAIN, 16)
+    fresh, tokens = AcceptedTokens(), 0
+    while not policy.given_up(fresh):
+        assert not policy.begins(fresh, tokens, 16, 3)
+        tokens += 1
+    assert tokens <= GIVEN_UP * SELDOM
+
+
 def test_longer_rounds_are_tried_once_shorter_ones_were_measured() -> None:
     policy, own = policy_of(), AcceptedTokens()
     assert rounds(policy, own, 0.01, 8, 1) == FIRST_DRAFTS
