@@ -19,8 +19,9 @@ from reference.runner import ModelRunner, StepInput
 from reference.sched.planner import Chunk
 from reference.sched.slots import SlotTable
 
-LEAST_RING = 32
-"""Fewest positions of a slot whose hidden states stay on the device."""
+LEAST_RING = 128
+"""Fewest positions of a slot whose hidden states stay on the device: so often the block reads what
+a sequence that has no drafts computed."""
 NO_STEP = 1 << 30
 """A position that no sequence has."""
 

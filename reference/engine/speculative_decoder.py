@@ -10,14 +10,14 @@ import numpy as np
 from contract.types import Clock
 from reference.engine.constraining import allowed_draft
 from reference.engine.draft_block import DraftBlock
-from reference.engine.drafter import Drafter, DraftRequest, SpeculationStatistics
+from reference.engine.drafter import Drafter, DraftRequest, PromptLookup, SpeculationStatistics
 from reference.engine.options import EngineOptions
 from reference.engine.sequence import Sequence
 from reference.engine.slot_manager import SlotManager
 from reference.limits import Limits, mask_words
 from reference.runner import ModelRunner
 from reference.sched.cost import StepCost
-from reference.sched.drafts import AcceptedTokens, DraftPolicy
+from reference.sched.drafts import FIRST_DRAFTS, AcceptedTokens, DraftPolicy
 from reference.sched.planner import Chunk
 
 
@@ -44,6 +44,7 @@ class SpeculativeDecoder:
         self._slot_manager = slot_manager
         self._drafter = drafter
         self._block = drafter if isinstance(drafter, DraftBlock) else None
+        self._lookup = drafter if isinstance(drafter, PromptLookup) else None
         if self._block is not None:
             self._block.attach(slot_manager.table, self._follows)
         self._most = min(options.draft_tokens, runner.limits.draft_tokens)
@@ -52,7 +53,7 @@ class SpeculativeDecoder:
         self._clock = clock
         self._ends = options.end_of_generation
         self._mask_words = mask_words(runner.model.config.vocab)
-        self._began = self._settled = 0.0
+        self._began = self._settled = self._waited = 0.0
         self._drafting = 0
         self._policy = DraftPolicy(cost)
         self._yields: dict[int, AcceptedTokens] = {}
@@ -68,11 +69,18 @@ class SpeculativeDecoder:
         return True
 
     def _is_worth_it(self, sequence: Sequence) -> bool:
-        """Whether there is something to draft for a sequence, and drafts are expected to gain."""
+        """Whether there is something to draft for a sequence, and drafts are expected to gain.
+        Where that costs nothing it is seen before a step waits for it."""
         tokens = sequence.tokens[: sequence.known]
         own, running = self._yield(sequence), len(self._slot_manager.running)
         most = self._most_of(sequence)
+        if self._lookup is not None and not own.rounds:
+            asked = DraftRequest(sequence.order, sequence.slot, tokens, min(most, FIRST_DRAFTS))
+            draft = self._lookup.draft([asked])[0].tolist()
+            if not self._policy.rehearse(own, tokens, draft, running) or not draft:
+                return False
         if not self._policy.begins(own, sequence.known, running, most):
+            self._leave(sequence)
             return False
         return self._drafter.ready(sequence.order, tokens)
 
@@ -129,6 +137,10 @@ class SpeculativeDecoder:
 
     def after_step(self, sequences: list[Sequence], chunks: list[Chunk]) -> None:
         """A step over ``chunks`` was submitted."""
+        if self._waited:
+            seconds = self._clock() - self._waited
+            self._policy.note_nothing(len(self._slot_manager.running), seconds)
+            self._waited = 0.0
         if self._block is not None:
             self._block.after_step(sequences, chunks)
 
@@ -188,6 +200,8 @@ class SpeculativeDecoder:
             # The provider of masks has cancelled it.
             return
         if draft is None or not len(draft):
+            if draft is not None or not sequence.masked:
+                self._waited = self._began
             table.lockstep[slot] = sequence.masked
             self._yield(sequence).interrupt()
             return
@@ -198,11 +212,10 @@ class SpeculativeDecoder:
         """The part of a draft that the masks of a sequence allow."""
         ends = () if sequence.request.ignore_end else self._ends
         allowed = allowed_draft(sequence, draft, ends, self._mask_words)
-        measured, running = self._yield(sequence), len(self._slot_manager.running)
+        measured = self._yield(sequence)
         measured.forbidden = len(allowed) < len(draft)
         if len(draft) and not len(allowed):
             measured.note(1, 1)
-            self._policy.note_forbidden(running, self._clock() - self._began)
         return allowed
 
     def _may(self, sequence: Sequence) -> bool:
@@ -235,10 +248,14 @@ class SpeculativeDecoder:
         self._settled = 0.0
         own = self._yield(sequence)
         self._policy.give_up(own, sequence.known)
-        if self._block and self._policy.given_up(own):
-            self._block.leave(sequence.order)
+        self._leave(sequence)
         self._slot_manager.table.lockstep[sequence.slot] = sequence.masked
         self.statistics = replace(self.statistics, pauses=self.statistics.pauses + 1)
+
+    def _leave(self, sequence: Sequence) -> None:
+        """Let the block read a sequence no more where it does so for nothing."""
+        if self._block and self._policy.given_up(self._yield(sequence)):
+            self._block.leave(sequence.order)
 
     def _follows(self) -> bool:
         return self._policy.follows(len(self._slot_manager.running), self._most)

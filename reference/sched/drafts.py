@@ -6,43 +6,61 @@ what as many tokens take without drafts.
 
 An account keeps the loss small. What a round takes longer than plain steps is paid from it, and
 plain steps earn a little of their time. Drafts end when it is overdrawn by a few plain steps.
+
+Drafts that take no time, those from the prompt, are rehearsed first: compared with the tokens that
+plain steps sample, while steps are still submitted ahead.
 """
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from dataclasses import field
 from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from contract.lazy_dataclass import dataclass
 from reference.sched.cost import OUTLIER_FACTOR, StepCost
 
 EARNED_PART = 0.008
 """The part of the time of plain steps that trials may lose."""
-CREDIT_STEPS = 5.0
+CREDIT_STEPS = 7.0
 """The most plain steps that the account has, and by which it may be overdrawn."""
 LEAST_GAIN = 1.05
 """Drafts begin where they are expected to make a sequence faster by this factor, and go on until
 they are expected to make it slower."""
+LATER_COST = 0.05
+"""Which part of a round's time counts in addition for each further sequence: with drafts they end
+at different times, and steps of those that are left have fewer tokens."""
 FIRST_DRAFTS = 3
 """Most drafted tokens in a round until a round was measured; then twice those of the longest."""
 MEMORY = 0.97
 """Weight of earlier drafts after each round in the part of drafts that are right."""
 COMMON_TRIALS = 8.0
 """As how many of a sequence's own drafts the mean of all sequences counts."""
+PRIOR_RIGHT = 4.0
+"""So many right drafts and a wrong one count in front of those of all sequences."""
 MEASURED = 3
 """The median of so many rounds or steps counts as measured; at most three times as many are
 remembered."""
 UNKNOWN_COST = 1.2
-"""How many times as long as a plain step a round takes, for engines without a clock."""
+"""How many times as long as a plain step a round takes until one was measured."""
+MORE_COST = 0.5
+"""Which part of the time of a measured draft each one takes that makes the round longer than any
+measured one."""
+REHEARSED_COST = 2.0
+"""How many plain steps a rehearsed round is taken to last until one was measured."""
+REHEARSED_STEPS = {False: 24.0, True: 1.0}
+"""How many plain steps rehearsed rounds must save before drafts begin, for each sequence that runs,
+by whether rounds were measured: the first one of each size is lowered or compiled."""
 PLAIN_ROUNDS = 512
 """After so many rounds plain steps are measured again."""
 SELDOM = 16
 """Where drafts are not worth it, one in so many sequences is read by the drafter, and every so many
 tokens it is asked again whether they are."""
 GIVEN_UP = 3
-"""After so many failed trials in a row the drafter stops reading a sequence."""
+"""After so many failed trials in a row the drafter stops reading a sequence, which costs time."""
 
 
 @dataclass(slots=True)
@@ -50,7 +68,9 @@ class AcceptedTokens:
     """What the rounds of one sequence yield. ``right`` of ``compared`` drafts were right; old ones
     count less. ``forbidden``: a mask forbade the draft behind those of the latest round. ``rounds``
     followed each other without a plain step and gained ``balance`` seconds. ``failed`` trials in a
-    row gained nothing. The policy is not asked about the sequence before token ``asked_at``."""
+    row gained nothing or were not begun. The policy is not asked about the sequence before token
+    ``asked_at``. Rehearsed rounds would have saved ``saved`` plain steps; ``rehearsed`` are the
+    drafts of one that began when ``rehearsed_at`` tokens were known."""
 
     right: float = 0.0
     compared: float = 0.0
@@ -59,6 +79,9 @@ class AcceptedTokens:
     balance: float = 0.0
     failed: int = 0
     asked_at: int = 0
+    saved: float = 0.0
+    rehearsed: list[int] = field(default_factory=list)
+    rehearsed_at: int = 0
 
     def compare(self, right: int, drafted: int) -> None:
         """Note that the first ``right`` of so many drafts were right and the next one was not."""
@@ -69,6 +92,7 @@ class AcceptedTokens:
         """Note that a round with ``drafted`` tokens yielded ``tokens``, including the one that a
         plain step yields."""
         self.rounds += 1
+        self.rehearsed = []
         self.compare(tokens - 1, drafted)
 
     def interrupt(self) -> None:
@@ -107,7 +131,8 @@ class DraftPolicy:
         self._plain: dict[int, _Median] = {}
         self._rounds: dict[int, dict[int, _Median]] = {}
         self._all = AcceptedTokens()
-        self._credit = math.inf
+        self._latest: dict[tuple[int, int], float] = {}
+        self._credit = 0.0
         self._followed = self._unmeasured = 0
 
     def note_plain(self, running: int, seconds: float) -> None:
@@ -127,11 +152,11 @@ class DraftPolicy:
         if plain is None or most <= 0:
             return 0
         limit, best = CREDIT_STEPS * plain, self._best(own, running, most)
-        # A full account pays for a trial, whatever is expected of it.
+        # With a plain step the account pays for a trial, whatever is expected of it.
         if own.rounds:
             least = -limit if best.gain >= 1.0 else 0.0
         else:
-            least = -limit if best.gain >= LEAST_GAIN else limit
+            least = -limit if best.gain >= LEAST_GAIN else plain
         return best.drafts if self._credit >= least else 0
 
     def begins(self, own: AcceptedTokens, known: int, running: int, most: int) -> bool:
@@ -141,12 +166,40 @@ class DraftPolicy:
         worth = self.count(own, running, most) > 0
         if not worth and self._plain_seconds(running) is not None:
             own.asked_at = known + SELDOM
+            own.failed += 1
         return worth
+
+    def rehearse(
+        self, own: AcceptedTokens, tokens: NDArray[np.int32], draft: list[int], running: int
+    ) -> bool:
+        """Compare the drafts under rehearsal with a sequence's known ``tokens``, and continue with
+        ``draft`` where they are compared. Whether rehearsed rounds saved enough to begin, or the
+        account is full."""
+        plain, known = self._plain_seconds(running), bool(self._known(running))
+        if plain is None:
+            return False
+        if not self._measures():
+            return True
+        came, drafts = tokens[own.rehearsed_at :].tolist(), own.rehearsed
+        same = [ours == theirs for ours, theirs in zip(drafts, came, strict=False)]
+        if all(same) and len(came) < len(drafts):
+            full = self._credit >= CREDIT_STEPS * plain
+            return full or own.saved >= REHEARSED_STEPS[known] * running
+        if drafts:
+            right = [*same, False].index(False)
+            own.compare(right, len(drafts))
+            self._all.compare(right, len(drafts))
+            measured = self._seconds(running, len(drafts), plain) / plain
+            cost = measured if known else REHEARSED_COST
+            own.saved = max(0.0, own.saved + right + 1 - cost)
+        own.rehearsed, own.rehearsed_at = draft, len(tokens)
+        return False
 
     def give_up(self, own: AcceptedTokens, known: int) -> None:
         """Draft nothing for a while for a sequence of ``known`` tokens."""
         own.failed = 0 if own.balance > 0 else own.failed + 1
         own.asked_at = known + SELDOM
+        own.saved = 0.0
         own.interrupt()
 
     def follows(self, running: int, most: int) -> bool:
@@ -179,8 +232,13 @@ class DraftPolicy:
         if not self._measures():
             seconds = expected
         tokens = gained * drafting + running - drafting
-        # A round that something else held up counts as a few times what is usual.
-        taken = min(seconds, OUTLIER_FACTOR * expected)
+        # The first step of a size is lowered or compiled. Later rounds that something else held up
+        # count as a few times what is usual, once.
+        size = running, drafted
+        latest = self._latest.get(size)
+        usual = expected if latest is None else OUTLIER_FACTOR * max(expected, latest)
+        self._latest[size] = seconds
+        taken = min(seconds, usual) * self._later(running)
         gain = (tokens / running * plain - taken) / drafting
         own.balance += gain
         self._earn(gain, running)
@@ -192,10 +250,9 @@ class DraftPolicy:
             self._unmeasured = 0
             self._plain.clear()
 
-    def note_forbidden(self, running: int, seconds: float) -> None:
-        """Note that a mask forbade all drafts of one of ``running`` sequences, which took
-        ``seconds`` to make."""
-        self._all.compare(0, 1)
+    def note_nothing(self, running: int, seconds: float) -> None:
+        """Note that a step of ``running`` sequences waited ``seconds`` for drafts of one of them,
+        and there were none: the prompt has none for the latest token, or a mask forbade them."""
         self._earn(-max(0.0, seconds) / running, running)
 
     def _earn(self, seconds: float, running: int) -> None:
@@ -223,14 +280,17 @@ class DraftPolicy:
         for count in range(1, min(most, max(FIRST_DRAFTS, 2 * longest)) + 1):
             next_right *= right
             tokens += next_right
-            gain = tokens * plain / self._seconds(running, count, plain)
+            gain = tokens * plain / self._seconds(running, count, plain) / self._later(running)
             if gain > best.gain:
                 best = _Choice(count, gain)
         return best
 
+    def _later(self, running: int) -> float:
+        return 1 + LATER_COST * (running - 1)
+
     def _right(self, own: AcceptedTokens) -> float:
-        """The estimated part of a sequence's drafts that are right; all, where none is known."""
-        common = (self._all.right + 1) / (self._all.compared + 1)
+        """The estimated part of a sequence's drafts that are right."""
+        common = (self._all.right + PRIOR_RIGHT) / (self._all.compared + PRIOR_RIGHT + 1)
         return (own.right + COMMON_TRIALS * common) / (own.compared + COMMON_TRIALS)
 
     def _known(self, running: int) -> list[int]:
@@ -238,15 +298,16 @@ class DraftPolicy:
         return [n for n, median in self._rounds.get(running, {}).items() if median.known]
 
     def _seconds(self, running: int, count: int, plain: float) -> float:
-        """Expected seconds of a round with ``count`` drafts of each sequence: as measured, or the
-        least that agrees with what longer and shorter rounds take."""
-        if not self._measures():
-            return UNKNOWN_COST
+        """Expected seconds of a round with ``count`` drafts of each sequence: as measured, or by
+        those of the nearest numbers that were."""
         rounds, known = self._rounds.get(running, {}), self._known(running)
+        if not known:
+            return UNKNOWN_COST * plain
         if count in known:
             return rounds[count].seconds
-        least = max((rounds[n].seconds for n in known if n < count), default=plain)
+        shorter = max((n for n in known if n < count), default=0)
+        least = rounds[shorter].seconds if shorter else plain
         longer = min((n for n in known if n > count), default=None)
         if longer is None:
-            return least
+            return least * (1 + MORE_COST * (count / shorter - 1))
         return max(least, plain + (rounds[longer].seconds - plain) * count / longer)

@@ -87,18 +87,19 @@ def test_bad_hyperparameters_name_their_key(
     assert str(path) in str(raised.value)
 
 
+@pytest.mark.parametrize("name", ["mamba", "deepseek2", "glm4moe"])
 def test_an_unknown_architecture_lists_the_known_ones(
-    synthetic_model: SyntheticModel, tmp_path: Path
+    synthetic_model: SyntheticModel, tmp_path: Path, name: str
 ) -> None:
     source = synthetic_model(architecture="llama")
     with open_gguf(source) as file:
         renamed = {
-            key.replace("llama.", "mamba.", 1): value
+            key.replace("llama.", f"{name}.", 1): value
             for key, value in file.metadata.items()
             if key.startswith("llama.")
         }
-    path = rewrite(source, tmp_path / "m.gguf", {"general.architecture": "mamba", **renamed})
-    with pytest.raises(UnsupportedModel, match=r"'mamba'.*llama, mistral3, smollm3, granite"):
+    path = rewrite(source, tmp_path / "m.gguf", {"general.architecture": name, **renamed})
+    with pytest.raises(UnsupportedModel, match=f"'{name}'.*llama, mistral3, smollm3, granite"):
         open_model(path).graph(LIMITS)
 
 

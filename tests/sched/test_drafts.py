@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from reference.sched.cost import Load, StepCost
 from reference.sched.drafts import (
     FIRST_DRAFTS,
@@ -46,10 +48,49 @@ def test_as_many_as_make_a_sequence_fastest() -> None:
     assert rounds(policy_of(), AcceptedTokens(), 1.1, 8, 40) == 0
 
 
+def test_many_sequences_need_more_gain() -> None:
+    """Rounds that make one sequence a third faster go on; those of sixteen do not."""
+    for running, drafts in ((1, 3), (16, 0)):
+        policy, own = policy_of(running), AcceptedTokens()
+        for _ in range(9):
+            own.note(4, 3)
+            policy.note(own, 3, 4, running, 3 * PLAIN, running)
+        assert policy.count(own, running, 3) == drafts
+
+
+def test_a_sequence_for_which_drafts_are_not_begun_is_read_no_more() -> None:
+    policy, own = policy_of(16), AcceptedTokens()
+    for _ in range(2 * MEASURED):
+        policy.note(own, 3, 1, 16, 9 * PLAIN, 16)
+    fresh, tokens = AcceptedTokens(), 0
+    while not policy.given_up(fresh):
+        assert not policy.begins(fresh, tokens, 16, 3)
+        tokens += 1
+    assert tokens <= GIVEN_UP * SELDOM
+
+
 def test_longer_rounds_are_tried_once_shorter_ones_were_measured() -> None:
     policy, own = policy_of(), AcceptedTokens()
     assert rounds(policy, own, 0.01, 8, 1) == FIRST_DRAFTS
     assert rounds(policy, own, 0.01, 8, MEASURED + 1) == 2 * FIRST_DRAFTS
+
+
+def test_drafts_from_the_prompt_are_rehearsed_before_a_step_waits_for_them() -> None:
+    tokens = np.arange(400, dtype=np.int32)
+
+    def begins_at(right: int, running: int = 1) -> int | None:
+        """After how many tokens drafts begin whose first ``right`` are right."""
+        policy, own = policy_of(running), AcceptedTokens()
+        for known in range(1, 400):
+            draft = [at if at < known + right else -1 for at in range(known, known + 3)]
+            if policy.rehearse(own, tokens[:known], draft, running):
+                return known
+        return None
+
+    assert 30 < (begins_at(3) or 0) < 50
+    assert 120 < (begins_at(3, running=4) or 0) < 200
+    assert begins_at(1) is None
+    assert DraftPolicy(StepCost()).rehearse(AcceptedTokens(), tokens, [], 1)
 
 
 def test_nothing_is_drafted_before_plain_steps_are_measured_and_now_and_then() -> None:
