@@ -9,7 +9,14 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-from accel.cuda.phases import AttentionPhase, Phase, ProductPhase, Readers, next_phase
+from accel.cuda.phases import (
+    MOST_LAUNCHES,
+    AttentionPhase,
+    Phase,
+    ProductPhase,
+    Readers,
+    next_phase,
+)
 from accel.cuda.plan import PlannedLaunch
 from accel.cuda.row_end import EndPhase, end_phase
 from accel.cuda.step_table import PhaseBuffers
@@ -96,7 +103,7 @@ def phase_run(
             stop = launches[at].first + launches[at].count
             at += 1
             continue
-        found = next_phase(launches[at : at + 2], ops, reading)
+        found = next_phase(launches[at : at + MOST_LAUNCHES], ops, reading)
         if found is None:
             break
         phase, count = found
@@ -133,11 +140,13 @@ def _end(
 
 
 def _fits(phases: Sequence[Phase], phase: Phase) -> bool:
-    """Whether one kernel can compute all phases: few formats, heads of one width."""
+    """Whether one kernel can compute all phases: few formats, heads of one width, pages of one
+    type."""
     every = (*phases, phase)
     formats = {dtype for one in every for dtype in one.formats}
     widths = {one.head_dim for one in every} - {0}
-    return len(formats) <= MOST_FORMATS and len(widths) <= 1
+    pages = {one.dtype for one in every if isinstance(one, AttentionPhase)}
+    return len(formats) <= MOST_FORMATS and len(widths) <= 1 and len(pages) <= 1
 
 
 def gathers_nothing(launch: PlannedLaunch, ops: Sequence[Op]) -> bool:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from accel.cuda.attention import SPAN_TILES, TILE_WARPS, groups_bytes
+from accel.cuda.attention import HEAD_DIMS, SPAN_TILES, TILE_WARPS, groups_bytes
 from accel.cuda.packed_tiles import UNIT_ROWS, unit_count
 from accel.cuda.plan import PlannedLaunch
 from accel.cuda.products import ALIGNED_FLOATS, UNIT_ACTIVATION_BYTES
@@ -29,12 +29,20 @@ from accel.cuda.step_table import (
 from accel.packets.packet import aligned
 from accel.packets.step import Op
 from contract.arithmetic import KV_TILE, PAGE_TOKENS
+from contract.dtypes import KV_DTYPES, ROTATED_KV, DType
 
 SHARE_CHANNELS, SHARE_BYTES = 32, 160
 """Channels and bytes of a part that one warp merges."""
 DIVIDED_FROM = 16 * KV_TILE
 """Positions before a token's own from which on several devices divide its heads. Of shorter
 contexts a multiprocessor has few tiles at most, and computing all heads costs no exchange."""
+ATTENTIONS = (
+    ["head_rows", "attention_spans"],
+    ["head_rows", "unpack_pages", "attention_spans"],
+)
+"""Launches that are an attention phase."""
+MOST_LAUNCHES = 3
+"""Most launches of a phase."""
 MOST_TILE_PARTS = 256
 """Most tiles of a context whose parts are tiles; longer contexts have enough spans for all
 blocks."""
@@ -42,17 +50,22 @@ blocks."""
 
 @dataclass(frozen=True, slots=True)
 class ProductPhase:
-    """The phase of one launch of ``unit_product.cu``. ``select`` is the index of the op before it
-    that selects rows of x, if there is one."""
+    """The phase of one launch of ``unit_product.cu``. ``before`` is the index of the op before it
+    that selects rows of x or rotates them back, if there is one."""
 
     operands: LaunchOperands
     length: int
-    select: int | None = None
+    before: int | None = None
 
     @property
     def first(self) -> int:
         """The index of its first op."""
-        return self.operands.first if self.select is None else self.select
+        return self.operands.first if self.before is None else self.before
+
+    @property
+    def turned(self) -> bool:
+        """Whether x is rotated back."""
+        return self.before is not None and self.operands.ops[self.before].name == "rotate_heads"
 
     @property
     def tokens(self) -> int:
@@ -100,17 +113,17 @@ class ProductPhase:
 
     @property
     def x(self) -> Operand:
-        """The rows that are multiplied, before any selection."""
-        if self.select is None:
+        """The rows that are multiplied, before any selection or rotation."""
+        if self.before is None:
             return self.operands.needed("X")
-        tensor = self.operands.ops[self.select].operands[0]
+        tensor = self.operands.ops[self.before].operands[0]
         assert tensor is not None
-        return Operand(self.select, 0, tensor)
+        return Operand(self.before, 0, tensor)
 
     @property
     def dropped(self) -> frozenset[str]:
         """Buffers that its kernels write and the phase does not."""
-        return frozenset(() if self.select is None else (self.operands.needed("X").tensor.buffer,))
+        return frozenset(() if self.before is None else (self.operands.needed("X").tensor.buffer,))
 
     @property
     def reads(self) -> tuple[Operand, ...]:
@@ -151,8 +164,9 @@ class ProductPhase:
         one["x"], one["x_stride"] = bound.read(self.x)
         one["norm_weight"], _ = bound.stored(operands.operand("NORM_WEIGHT"))
         one["residual"], one["residual_stride"] = bound.read(operands.operand("RESIDUAL"))
-        if self.select is not None:
-            one["picked"] = packets[self.select]["operand"][_operand_index(operands, self.select)]
+        one["turned"] = self.turned
+        if self.before is not None and not self.turned:
+            one["picked"] = packets[self.before]["operand"][_operand_index(operands, self.before)]
         for i, dtype in enumerate(self.formats):
             weight = operands.needed(f"W{i}")
             one["units"][i], _ = bound.stored(weight)
@@ -176,7 +190,8 @@ class ProductPhase:
 @dataclass(frozen=True, slots=True)
 class AttentionPhase:
     """The phase of ``attention_clusters.cu``, or of ``head_rows.cu`` and the ``attention_spans.cu``
-    after it. ``part`` is the index of its ``flash_attn_part``."""
+    after it, before which coded pages are unpacked. ``part`` is the index of its
+    ``flash_attn_part``."""
 
     heads: LaunchOperands
     spans: LaunchOperands
@@ -204,6 +219,11 @@ class AttentionPhase:
         return self.spans.macros["HEAD_DIM"]
 
     @property
+    def dtype(self) -> DType:
+        """The storage type of its pages."""
+        return next(one for one in KV_DTYPES if one.ggml_id == self.heads.macros["DTYPE"])
+
+    @property
     def _part(self) -> Op:
         return self.spans.ops[self.part]
 
@@ -228,7 +248,8 @@ class AttentionPhase:
     @property
     def dropped(self) -> frozenset[str]:
         """Buffers that its kernels write and the phase does not."""
-        return frozenset((self.heads.needed("Q_RESULT_AT").tensor.buffer,))
+        left = self.heads.needed("Q_RESULT_AT"), self.spans.needed("KV_AT")
+        return frozenset(one.tensor.buffer for one in left[: 1 + (self.dtype in ROTATED_KV)])
 
     @property
     def reads(self) -> tuple[Operand, ...]:
@@ -244,7 +265,7 @@ class AttentionPhase:
         """Shared memory of the phase apart from the ring, with ``groups`` tiles in progress at
         once."""
         rows = 0 if self.turns_halves else 4 * self.head_dim * warps
-        return groups_bytes(self.head_dim, groups * TILE_WARPS, 1) + rows
+        return groups_bytes(self.head_dim, groups * TILE_WARPS, 1, self.dtype) + rows
 
     def record(self, bound: Bound, parts: int) -> NDArray[np.void]:
         """ATTENTION_RECORD[1]; ``parts`` is the offset of its parts in the workspace."""
@@ -287,7 +308,7 @@ Readers = Mapping[str, Collection[int]]
 def next_phase(
     launches: Sequence[PlannedLaunch], ops: Sequence[Op], reading: Readers
 ) -> tuple[Phase, int] | None:
-    """The phase of the first one or two launches, and their number; None if they are none."""
+    """The phase of the first launches, and their number; None if they are none."""
     for found in (
         _product(launches, ops),
         _selected(launches, ops, reading),
@@ -313,17 +334,25 @@ def _product(
 def _selected(
     launches: Sequence[PlannedLaunch], ops: Sequence[Op], reading: Readers
 ) -> tuple[ProductPhase, int] | None:
-    """A product of selected rows that no other op reads."""
-    if len(launches) < 2 or ops[launches[0].first].name != "select_rows":
+    """A product of rows selected, or of one row rotated back, that no other op reads."""
+    if len(launches) < 2 or not _prepares(ops[launches[0].first]):
         return None
-    select, found = launches[0], _product(launches[1:], ops)
+    first, found = launches[0], _product(launches[1:], ops)
     if found is None:
         return None
     phase, _ = found
-    rows = result(ops[select.first])
+    rows = result(ops[first.first])
     if rows is None or phase.x.tensor != rows or reading.get(rows.buffer) != {phase.x.op}:
         return None
-    return ProductPhase(phase.operands, phase.length + select.count, select.first), 2
+    made = ProductPhase(phase.operands, phase.length + first.count, first.first)
+    return None if made.turned and made.tokens > 1 else (made, 2)
+
+
+def _prepares(op: Op) -> bool:
+    """Whether a product phase can do what the op does to its rows."""
+    sizes = op.most_sizes()
+    turns = op.name == "rotate_heads" and bool(sizes["back"]) and sizes["head_dim"] in HEAD_DIMS
+    return turns or op.name == "select_rows"
 
 
 def _attention(
@@ -334,18 +363,25 @@ def _attention(
         part = run.number("PART")
         assert part is not None
         return AttentionPhase(run, run, part, launches[0].count), 1
-    if [launch.entry for launch in launches[:2]] != ["head_rows", "attention_spans"]:
+    entries = [launch.entry for launch in launches]
+    used = next((names for names in ATTENTIONS if entries[: len(names)] == names), None)
+    if used is None:
         return None
-    heads, spans = (_operands_of(launch, ops) for launch in launches[:2])
+    heads, spans = (_operands_of(launches[at], ops) for at in (0, len(used) - 1))
     queries, pages = heads.needed("Q_RESULT_AT").tensor, heads.needed("KV_AT").tensor
+    if len(used) > 2:
+        unpacking = _operands_of(launches[1], ops)
+        if unpacking.needed("KV_AT").tensor != pages:
+            return None
+        pages = unpacking.needed("Y_AT").tensor
     if spans.needed("Q_AT").tensor != queries or spans.needed("KV_AT").tensor != pages:
         return None
     if reading.get(queries.buffer) != {spans.first}:
         return None
-    length = launches[0].count + launches[1].count
+    length = sum(launch.count for launch in launches[: len(used)])
     phase = AttentionPhase(heads, spans, spans.first, length)
     rope = ops[heads.first + heads.macros["Q_ROPE"]]
-    return (phase, 2) if rope.most_sizes()["head_dim"] == phase.head_dim else None
+    return (phase, len(used)) if rope.most_sizes()["head_dim"] == phase.head_dim else None
 
 
 def readers_of(ops: Sequence[Op]) -> Readers:

@@ -1,7 +1,7 @@
 // Everything between the products of q, k and v and attention in one launch: the norm of every head
 // of q and k, their rotation, and the write of keys and values to their pages (rules R4 and R6). A
 // warp computes one head of one token, whose row is in shared memory. DTYPE is the storage type of
-// pages, WIDTH the number of channels of a head.
+// pages, WIDTH the number of channels of a head. Of coded pages rows are also rotated by rule R13.
 //
 // Compiled with these operand numbers (see packets.h): Q_AT, K_AT and V_AT, the results of the
 // products; Q_WEIGHT_AT and K_WEIGHT_AT; Q_RESULT_AT; TABLE_AT, QUERY_AT, PAGES_AT and KV_AT.
@@ -10,6 +10,11 @@
 // kernel adds them up with the biases of Q_BIAS_AT, K_BIAS_AT and V_BIAS_AT; otherwise SPANS is 0.
 
 #include "heads.h"
+#define HEAD_DIM WIDTH
+#include "pages_coded.k"
+#if IS_CODED
+#include "rotated_rows.h"
+#endif
 
 #define MOST_UNROLLED 16
 #define Q_HEAD 0
@@ -138,6 +143,20 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32)
             rotate_own_row(row, own, rope->size[ROPE_ROTARY_PAIRS], rope->size[ROPE_NEOX] != 0,
                            lane);
         }
+#if IS_CODED
+        float mixed[LANE_CHANNELS];
+#pragma unroll
+        for (int i = 0; i < LANE_CHANNELS; i++) mixed[i] = row[lane + i * WARP_LANES];
+        rotate_channels(mixed, lane);
+        if (own.kind != Q_HEAD) {
+            unsigned char *record = (unsigned char *)coded_record(
+                (U64)operand_at(launch, KV_AT), own.page, kv_heads, own.head, WIDTH);
+            store_codes(mixed, own.kind == V_HEAD, {record, 0}, own.position % PAGE_TOKENS, lane);
+            continue;
+        }
+#pragma unroll
+        for (int i = 0; i < LANE_CHANNELS; i++) row[lane + i * WARP_LANES] = mixed[i];
+#endif
         if (own.kind == Q_HEAD) {
             float *y = (float *)operand_at(launch, Q_RESULT_AT) +
                        own.token * stride_at(launch, Q_RESULT_AT) + own.head * WIDTH;
