@@ -1,13 +1,9 @@
 // Rows of heads of a model whose pages are I4R or I3R, a warp for each row (rule R13): rotation, and
-// the codes of keys and values. A lane holds channels lane + 32 i of HEAD_DIM, 64, 128 or 256.
+// the codes of keys and values. A lane holds channels lane + 32 i of HEAD_DIM, 64, 128 or 256. Whoever
+// includes this has included attention_rows.k, pages.k and pages_coded.k.
 
 #ifndef ROTATED_ROWS_H
 #define ROTATED_ROWS_H
-
-#include "warp.h"
-#include "attention_rows.k"
-#include "pages.k"
-#include "pages_coded.k"
 
 // As in rotate_heads.k.
 #define LEAST_ROTATED __uint_as_float(0x1F800000u)
@@ -27,12 +23,17 @@ DEVICE float rotation_unit() {
     return HEAD_DIM == 128 ? __uint_as_float(0x3DB504F3u) : HEAD_DIM == 64 ? 0.125f : 0.0625f;
 }
 
-// Sums and differences of the values of lanes `lanes` apart.
-template <int N> DEVICE void join_lanes(float (&of)[N], int lanes, int lane) {
+// Sums and differences of the values of lanes 1, 2, 4 ... up to `apart` apart; rolled, since length is
+// time.
+template <int N> DEVICE void join_lanes(float (&of)[N], int apart, int lane) {
+#pragma unroll 1
+    for (int lanes = 1; lanes <= apart; lanes *= 2) {
+        const unsigned sign = lane & lanes ? 0x80000000u : 0;
 #pragma unroll
-    for (int i = 0; i < N; i++) {
-        const float other = __shfl_xor_sync(ALL_LANES, of[i], lanes);
-        of[i] = lane & lanes ? other - of[i] : of[i] + other;
+        for (int i = 0; i < N; i++) {
+            const float other = __shfl_xor_sync(ALL_LANES, of[i], lanes);
+            of[i] = other + __uint_as_float(__float_as_uint(of[i]) ^ sign);
+        }
     }
 }
 // The same of values `apart` places apart.
@@ -48,8 +49,7 @@ template <int apart, int N> DEVICE void join_places(float (&of)[N]) {
 template <int N> DEVICE void rotate_channels(float (&of)[N], int lane) {
 #pragma unroll
     for (int i = 0; i < N; i++) of[i] = with_sign(rotated_channel(of[i]), sign_word(i), lane);
-#pragma unroll
-    for (int lanes = 1; lanes < WARP_LANES; lanes *= 2) join_lanes(of, lanes, lane);
+    join_lanes(of, WARP_LANES / 2, lane);
     join_places<1>(of);
     if constexpr (N > 2) join_places<2>(of);
     if constexpr (N > 4) join_places<4>(of);
@@ -64,9 +64,7 @@ DEVICE void rotate_back(float (&of)[8], int lane) {
     for (int i = 0; i < 8; i++) of[i] = rotated_channel(of[i]);
     join_places<1>(of);
     join_places<2>(of);
-#pragma unroll
-    for (int lanes = 1; lanes < WARP_LANES && 4 * lanes < HEAD_DIM; lanes *= 2)
-        join_lanes(of, lanes, lane);
+    join_lanes(of, HEAD_DIM > 64 ? WARP_LANES / 2 : WARP_LANES / 4, lane);
     if (HEAD_DIM > 128) join_places<4>(of);
 #pragma unroll
     for (int half = 0; half < 2; half++) {
@@ -84,35 +82,32 @@ DEVICE int code_near(int m, int scale, float inverse, int bits) {
     const float above = (float)(m + (scale << bits) - 1) + 0.5f;
     return min(max((int)(above * inverse), 0), (1 << bits) - 1);
 }
-DEVICE float inverse_step(int scale) { return __fdiv_rn(1.0f, (float)max(2 * scale, 2)); }
-DEVICE int candidate_scale(int largest, unsigned part) {
-    return largest - (int)((unsigned)largest * part / 16);
-}
 
-// The scale of every group of 32 channels, see group_scale of coded_rows.k.
-template <int N> DEVICE void group_scales(const int (&m)[N], bool values, int (&scale)[N]) {
-    const int bits = values ? VALUE_CODE_BITS : KEY_CODE_BITS, top = (1 << bits) - 1;
+// The codes of integers m, with the scale of every group of 32 channels, see group_scale of
+// coded_rows.k.
+template <int N>
+DEVICE void find_codes(const int (&m)[N], bool values, int (&scale)[N], unsigned (&code)[N]) {
+    constexpr int key_top = (1 << KEY_CODE_BITS) - 1, value_top = (1 << VALUE_CODE_BITS) - 1;
+    const int bits = values ? VALUE_CODE_BITS : KEY_CODE_BITS, top = values ? value_top : key_top;
     int largest[N];
     unsigned least[N];
 #pragma unroll
     for (int i = 0; i < N; i++) {
-        const int most = (int)largest_of_warp((unsigned)abs(m[i])) + top - 1;
-        largest[i] = min(values ? most / ((1 << VALUE_CODE_BITS) - 1) : most / ((1 << KEY_CODE_BITS) - 1),
-                         min(2048 / top, 255));
+        const unsigned most = largest_of_warp((unsigned)abs(m[i])) + top - 1;
+        largest[i] = min((int)(values ? most / value_top : most / key_top), min(2048 / top, 255));
         least[i] = ~0u;
     }
 #pragma unroll 1
     for (unsigned part = 0; part < 6; part++)
 #pragma unroll
         for (int i = 0; i < N; i++) {
-            const int one = candidate_scale(largest[i], part);
-            const int code = code_near(m[i], one, inverse_step(one), bits);
-            const int difference = m[i] - (2 * code - top) * one;
+            const int one = largest[i] - (int)((unsigned)largest[i] * part / 16);
+            const int found = code_near(m[i], one, __fdiv_rn(1.0f, (float)max(2 * one, 2)), bits);
+            const int difference = m[i] - (2 * found - top) * one;
             const unsigned squares = total_of_warp((unsigned)(difference * difference));
-            least[i] = min(least[i], squares << 3 | part);
+            if ((squares << 3 | part) >= least[i]) continue;
+            least[i] = squares << 3 | part, scale[i] = one, code[i] = found;
         }
-#pragma unroll
-    for (int i = 0; i < N; i++) scale[i] = candidate_scale(largest[i], least[i] & 7);
 }
 
 // Writes keys or values of position i of a page to its record and to a copy of it; either may be 0.
@@ -130,7 +125,6 @@ struct CODE_PLACES {
 template <int N>
 DEVICE void store_codes(const float (&of)[N], bool values, const CODE_PLACES &to, unsigned i,
                         int lane) {
-    const int bits = values ? VALUE_CODE_BITS : KEY_CODE_BITS;
     const unsigned low_bits = values ? VALUE_LOW_BITS : 4, step = values ? PAGE_TOKENS : 1;
     unsigned most = 0;
 #pragma unroll
@@ -139,15 +133,15 @@ DEVICE void store_codes(const float (&of)[N], bool values, const CODE_PLACES &to
     const int exponent = row_exponent(most);
     const float factor = row_factor(most, KV_BITS);
     int m[N], scale[N];
+    unsigned codes[N];
 #pragma unroll
     for (int g = 0; g < N; g++)
         m[g] = exponent == BROKEN_ROW ? 0 : row_integer(of[g], factor, KV_MOST);
-    group_scales(m, values, scale);
+    find_codes(m, values, scale, codes);
 #pragma unroll
     for (int g = 0; g < N; g++) {
-        const unsigned code = (unsigned)code_near(m[g], scale[g], inverse_step(scale[g]), bits);
-        const unsigned tops = __ballot_sync(ALL_LANES, (code >> low_bits) != 0);
-        unsigned both = code & ((1u << low_bits) - 1);
+        const unsigned tops = __ballot_sync(ALL_LANES, (codes[g] >> low_bits) != 0);
+        unsigned both = codes[g] & ((1u << low_bits) - 1);
         if (low_bits == 2) both |= __shfl_xor_sync(ALL_LANES, both, 8) << 2;
         both |= __shfl_xor_sync(ALL_LANES, both, 16) << 4;
         const unsigned first = values ? CODED_VALUES(HEAD_DIM) + i : i * HEAD_DIM / 2;

@@ -8,6 +8,7 @@
 
 #include "one_row.h"
 #include "attention_rows.k"
+#include "pages.k"
 #include "pages_coded.k"
 #if IS_CODED
 #include "rotated_rows.h"
