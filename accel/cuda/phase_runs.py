@@ -9,14 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-from accel.cuda.phases import (
-    MOST_LAUNCHES,
-    AttentionPhase,
-    Phase,
-    ProductPhase,
-    Readers,
-    next_phase,
-)
+from accel.cuda.phases import AttentionPhase, Phase, ProductPhase, Readers, next_phase
 from accel.cuda.plan import PlannedLaunch
 from accel.cuda.row_end import EndPhase, end_phase
 from accel.cuda.step_table import PhaseBuffers
@@ -103,7 +96,7 @@ def phase_run(
             stop = launches[at].first + launches[at].count
             at += 1
             continue
-        found = next_phase(launches[at : at + MOST_LAUNCHES], ops, reading)
+        found = next_phase(launches[at : at + 2], ops, reading)
         if found is None:
             break
         phase, count = found

@@ -29,20 +29,13 @@ from accel.cuda.step_table import (
 from accel.packets.packet import aligned
 from accel.packets.step import Op
 from contract.arithmetic import KV_TILE, PAGE_TOKENS
-from contract.dtypes import KV_DTYPES, ROTATED_KV, DType
+from contract.dtypes import KV_DTYPES, DType
 
 SHARE_CHANNELS, SHARE_BYTES = 32, 160
 """Channels and bytes of a part that one warp merges."""
 DIVIDED_FROM = 16 * KV_TILE
 """Positions before a token's own from which on several devices divide its heads. Of shorter
 contexts a multiprocessor has few tiles at most, and computing all heads costs no exchange."""
-ATTENTIONS = (
-    ["head_rows", "attention_spans"],
-    ["head_rows", "unpack_pages", "attention_spans"],
-)
-"""Launches that are an attention phase."""
-MOST_LAUNCHES = 3
-"""Most launches of a phase."""
 MOST_TILE_PARTS = 256
 """Most tiles of a context whose parts are tiles; longer contexts have enough spans for all
 blocks."""
@@ -190,8 +183,7 @@ class ProductPhase:
 @dataclass(frozen=True, slots=True)
 class AttentionPhase:
     """The phase of ``attention_clusters.cu``, or of ``head_rows.cu`` and the ``attention_spans.cu``
-    after it, before which coded pages are unpacked. ``part`` is the index of its
-    ``flash_attn_part``."""
+    after it. ``part`` is the index of its ``flash_attn_part``."""
 
     heads: LaunchOperands
     spans: LaunchOperands
@@ -248,8 +240,7 @@ class AttentionPhase:
     @property
     def dropped(self) -> frozenset[str]:
         """Buffers that its kernels write and the phase does not."""
-        left = self.heads.needed("Q_RESULT_AT"), self.spans.needed("KV_AT")
-        return frozenset(one.tensor.buffer for one in left[: 1 + (self.dtype in ROTATED_KV)])
+        return frozenset((self.heads.needed("Q_RESULT_AT").tensor.buffer,))
 
     @property
     def reads(self) -> tuple[Operand, ...]:
@@ -308,7 +299,7 @@ Readers = Mapping[str, Collection[int]]
 def next_phase(
     launches: Sequence[PlannedLaunch], ops: Sequence[Op], reading: Readers
 ) -> tuple[Phase, int] | None:
-    """The phase of the first launches, and their number; None if they are none."""
+    """The phase of the first one or two launches, and their number; None if they are none."""
     for found in (
         _product(launches, ops),
         _selected(launches, ops, reading),
@@ -363,25 +354,18 @@ def _attention(
         part = run.number("PART")
         assert part is not None
         return AttentionPhase(run, run, part, launches[0].count), 1
-    entries = [launch.entry for launch in launches]
-    used = next((names for names in ATTENTIONS if entries[: len(names)] == names), None)
-    if used is None:
+    if [launch.entry for launch in launches[:2]] != ["head_rows", "attention_spans"]:
         return None
-    heads, spans = (_operands_of(launches[at], ops) for at in (0, len(used) - 1))
+    heads, spans = (_operands_of(launch, ops) for launch in launches[:2])
     queries, pages = heads.needed("Q_RESULT_AT").tensor, heads.needed("KV_AT").tensor
-    if len(used) > 2:
-        unpacking = _operands_of(launches[1], ops)
-        if unpacking.needed("KV_AT").tensor != pages:
-            return None
-        pages = unpacking.needed("Y_AT").tensor
     if spans.needed("Q_AT").tensor != queries or spans.needed("KV_AT").tensor != pages:
         return None
     if reading.get(queries.buffer) != {spans.first}:
         return None
-    length = sum(launch.count for launch in launches[: len(used)])
+    length = launches[0].count + launches[1].count
     phase = AttentionPhase(heads, spans, spans.first, length)
     rope = ops[heads.first + heads.macros["Q_ROPE"]]
-    return (phase, len(used)) if rope.most_sizes()["head_dim"] == phase.head_dim else None
+    return (phase, 2) if rope.most_sizes()["head_dim"] == phase.head_dim else None
 
 
 def readers_of(ops: Sequence[Op]) -> Readers:
