@@ -1,8 +1,8 @@
-"""Norms and rotation of heads, the write of keys and values, and attention over I12 or coded pages as
-one launch for up to four tokens, in which a cluster of blocks computes a span.
+"""Norms and rotation of heads, the write of keys and values, and attention over I12 or coded pages
+as one launch for up to four tokens, in which a cluster of blocks computes a span.
 
-The run of ops is that of ``accel.cuda.head_rows``, then UNPACK_PAGES of coded pages, which the kernel
-does not need, ``flash_attn_part`` and ``flash_attn``, in whatever family.
+The run of ops is that of ``accel.cuda.head_rows``, then UNPACK_PAGES of coded pages, which the
+kernel does not need, ``flash_attn_part`` and ``flash_attn``, in whatever family.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from accel.cuda.attention import (
     plain_parts,
 )
 from accel.cuda.device import Device
-from accel.cuda.head_rows import STORAGES, HeadRun, head_macros, head_run
+from accel.cuda.head_rows import HeadRun, head_macros, head_run
 from accel.cuda.runs import nobody_reads, operand_index, operand_of, result, size_indices
 from accel.cuda.tuned import KernelLaunch, Remaining, Replacement
 from accel.cuda.unpacked_pages import UNPACK_PAGES
@@ -104,12 +104,12 @@ def _agrees(ops: Remaining, run: HeadRun) -> bool:
     if [op.name for op in ops[at : at + 2]] != ["flash_attn_part", "flash_attn"]:
         return False
     write, (part, merge) = ops[run.write], ops[at : at + 2]
-    pages = ops[run.length] if run.rotated else part
-    if run.rotated and (pages.device is not UNPACK_PAGES or operand_of(part, "kv") != result(pages)):
+    pages, kv = ops[run.length] if run.rotated else part, operand_of(part, "kv")
+    if run.rotated and (pages.device is not UNPACK_PAGES or kv != result(pages)):
         return False
     sizes, rope = part.most_sizes(), ops[run.k_rope].most_sizes()
     early = [operand_of(write, name) for name in SHARED_NAMES]
-    if write.dtype not in STORAGES or sizes["tokens"] > MOST_TOKENS:
+    if sizes["tokens"] > MOST_TOKENS:
         return False
     writers = [op for op in ops.step if op is not write]
     written = {name for op in writers for name in op.results()}
@@ -120,5 +120,5 @@ def _agrees(ops: Remaining, run: HeadRun) -> bool:
         and not any(tensor is None or tensor.buffer in written for tensor in early)
         and (sizes["head_dim"], sizes["kv_heads"]) == (rope["head_dim"], rope["heads"])
         and 2 * rope["rotary_pairs"] <= sizes["head_dim"]
-        and nobody_reads(ops, at + 2, (result(write), result(merge), operand_of(part, "kv")))
+        and nobody_reads(ops, at + 2, (result(write), result(merge), kv))
     )

@@ -1,8 +1,8 @@
 """The rule for heads: norms and rotation of q and k, and the write of keys and values, as one
 launch.
 
-The run, in whatever family: ``rms_norm? rope`` of q, the same of k, ``kv_write_batched``; with coded
-pages ``rotate_heads`` of k and v before that write and of q behind it.
+The run, in whatever family: ``rms_norm? rope`` of q, the same of k, ``kv_write_batched``; with
+coded pages ``rotate_heads`` of k and v before that write and of q behind it.
 """
 
 from __future__ import annotations
@@ -30,8 +30,7 @@ MOST_CHANNELS = 512
 """Most channels of a head, which the lanes of a warp hold in registers."""
 BLOCKS_PER_MULTIPROCESSOR = 32
 STORAGES: tuple[DType, ...] = (I12, *ROTATED_KV)
-"""Storage types of pages for which the rule is used. The kernel is right for others on emulated
-blocks and for single ops on a device; whole models have not yet been proved with them."""
+"""Storage types of pages that the kernel writes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,13 +57,9 @@ class HeadRun:
 
     def behind(self, ops: int) -> HeadRun:
         """The run with indices that count from ``ops`` ops earlier."""
-        norms = (None if norm is None else norm + ops for norm in (self.q_norm, self.k_norm))
+        q_norm, k_norm = (one if one is None else one + ops for one in (self.q_norm, self.k_norm))
         ropes = self.q_rope + ops, self.k_rope + ops
-        return HeadRun(*ropes, self.write + ops, *norms, self.rotated)
-
-    def v_of(self, ops: Sequence[Op]) -> Tensor | None:
-        """The tensor of values that the run reads."""
-        return source(ops[self.write - 1]) if self.rotated else operand_of(ops[self.write], "v")
+        return HeadRun(*ropes, self.write + ops, q_norm, k_norm, self.rotated)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,16 +73,10 @@ class LeftSpans:
 
 def head_rows_rule(ops: Remaining, device: Device) -> Replacement | None:
     """Replaces the whole run by one launch."""
-    run = stored_head_run(ops)
+    run = head_run(ops)
     if run is None or not nobody_reads(ops, run.length, head_results(ops, run)):
         return None
     return Replacement(run.length, (head_launch(ops, run, device),))
-
-
-def stored_head_run(ops: Sequence[Op]) -> HeadRun | None:
-    """The run that the ops begin with, if the kernel is used for its storage type of pages."""
-    run = head_run(ops)
-    return run if run is not None and ops[run.write].dtype in STORAGES else None
 
 
 def head_results(ops: Sequence[Op], run: HeadRun) -> tuple[Tensor | None, ...]:
@@ -99,7 +88,8 @@ def head_sources(ops: Sequence[Op], run: HeadRun) -> tuple[Tensor | None, ...]:
     """The tensors of q, k and v that the launch reads."""
     ropes = zip((run.q_norm, run.k_norm), (run.q_rope, run.k_rope), strict=True)
     read = [source(ops[rope if norm is None else norm]) for norm, rope in ropes]
-    return (*read, run.v_of(ops))
+    v = source(ops[run.write - 1]) if run.rotated else operand_of(ops[run.write], "v")
+    return (*read, v)
 
 
 def head_launch(
@@ -144,35 +134,25 @@ def head_run(ops: Sequence[Op]) -> HeadRun | None:
         norms.append(norm)
         ropes.append(at)
         at += 1
-    rotated = at < len(ops) and ops[at].name == "rotate_heads"
-    behind = ["rotate_heads"] * 2 + ["kv_write_batched", "rotate_heads"]
-    if [op.name for op in ops[at : at + 4]] != behind if rotated else (
-        at >= len(ops) or ops[at].name != "kv_write_batched"
-    ):
+    names = [op.name for op in ops[at : at + 4]]
+    rotated = names == ["rotate_heads", "rotate_heads", "kv_write_batched", "rotate_heads"]
+    if not rotated and names[:1] != ["kv_write_batched"]:
         return None
-    run = HeadRun(*ropes, at + 2 * rotated, *norms, rotated)
+    run = HeadRun(ropes[0], ropes[1], at + 2 * rotated, norms[0], norms[1], rotated)
     return run if _agrees(ops, run) else None
 
 
-def _rotates(ops: Sequence[Op], run: HeadRun) -> bool:
-    """Whether the run rotates what it writes, and its queries."""
+def _follows(ops: Sequence[Op], run: HeadRun) -> bool:
+    """Whether the run writes the keys that it turned last."""
+    write, keys = ops[run.write], result(ops[run.k_rope])
     if not run.rotated:
-        return result(ops[run.k_rope]) == source(ops[run.write])
-    keys, values, write, queries = (ops[run.write + at] for at in (-2, -1, 0, 1))
-    sizes = ops[run.q_rope].most_sizes()
-    heads = sizes["heads"], *2 * (ops[run.k_rope].most_sizes()["heads"],)
+        return keys == source(write)
+    rotations = k, v, q = ops[run.write - 2], ops[run.write - 1], ops[run.q_last]
     return (
-        source(keys) == result(ops[run.k_rope])
-        and (result(keys), result(values)) == (source(write), operand_of(write, "v"))
-        and source(queries) == result(ops[run.q_rope])
-        and sizes["head_dim"] in HEAD_DIMS
-        and write.dtype in ROTATED_KV
-        and all(
-            (found["heads"], found["head_dim"], found["back"]) == (count, sizes["head_dim"], 0)
-            for found, count in zip(
-                (op.most_sizes() for op in (queries, keys, values)), heads, strict=True
-            )
-        )
+        (source(k), source(q)) == (keys, result(ops[run.q_rope]))
+        and (result(k), result(v)) == (source(write), operand_of(write, "v"))
+        and ops[run.q_rope].most_sizes()["head_dim"] in HEAD_DIMS
+        and not any(op.most_sizes()["back"] for op in rotations)
     )
 
 
@@ -189,7 +169,8 @@ def _agrees(ops: Sequence[Op], run: HeadRun) -> bool:
         if n is not None
     )
     return (
-        _rotates(ops, run)
+        _follows(ops, run)
+        and write.dtype in STORAGES
         and all(sizes[name] == k_sizes[name] for name in same)
         and sizes["head_dim"] == written["head_dim"] <= MOST_CHANNELS
         and k_sizes["heads"] * sizes["head_dim"] == written["width"]

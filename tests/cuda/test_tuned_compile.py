@@ -59,7 +59,7 @@ def sources(device: Device, folder: Path) -> list[Source]:
         (one_product(dtypes.Q5_K, 4096, 256, 1).graph, (512,)),
         (attention(Heads(4, 1, 128)), (1, 9, 80)),
         (attention(Heads(4, 1, 256)), (80,)),
-        (heads_graph(dtypes.I12, 128, 1, True, 1), (1,)),
+        (heads_graph(128, 1, True, 1), (1,)),
         (heads_and_attention(4, 1, 128), (1,)),
         (heads_and_attention(4, 1, 256), (4,)),
         (heads_and_attention(4, 1, 128, dtype=dtypes.I4R), (1, 9)),

@@ -95,7 +95,7 @@ DEVICE void read_row(const LAUNCH &launch, const HEAD_ROW &own, const float *spa
     __syncwarp();
 }
 
-// See norm_row and rotate_row, with what was read ahead.
+// Rules R3 and R4, see rotate_row, with what was read ahead.
 DEVICE void norm_own_row(float *row, const float (&weight)[LANE_CHANNELS], float eps, int lane) {
     const float mean = __fdiv_rn(squares_of_row(row, WIDTH, lane), (float)WIDTH);
     const float r = __fdiv_rn(1.0f, __fsqrt_rn(mean + eps));
@@ -127,6 +127,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32)
     const PACKET *q_rope = packet_of(launch, Q_ROPE), *k_rope = packet_of(launch, K_ROPE);
     const unsigned heads = q_rope->size[ROPE_HEADS], kv_heads = k_rope->size[ROPE_HEADS];
     const unsigned tokens = count_of(launch, q_rope), units = tokens * (heads + 2 * kv_heads);
+    const U64 kv = (U64)operand_at(launch, KV_AT);
     const int lane = threadIdx.x % WARP_LANES;
     float *row = (float *)shared + threadIdx.x / WARP_LANES * WIDTH;
     for (unsigned unit = blockIdx.x * WARPS + threadIdx.x / WARP_LANES; unit < units;
@@ -143,19 +144,21 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32)
             rotate_own_row(row, own, rope->size[ROPE_ROTARY_PAIRS], rope->size[ROPE_NEOX] != 0,
                            lane);
         }
+        unsigned char *record = 0;
+        if (own.kind != Q_HEAD)
+            record = (unsigned char *)(IS_CODED ? coded_record(kv, own.page, kv_heads, own.head, WIDTH)
+                                                : i12_record(kv, own.page, kv_heads, own.head, WIDTH));
+        const unsigned place = own.position % PAGE_TOKENS;
 #if IS_CODED
         float mixed[LANE_CHANNELS];
 #pragma unroll
         for (int i = 0; i < LANE_CHANNELS; i++) mixed[i] = row[lane + i * WARP_LANES];
         rotate_channels(mixed, lane);
-        if (own.kind != Q_HEAD) {
-            unsigned char *record = (unsigned char *)coded_record(
-                (U64)operand_at(launch, KV_AT), own.page, kv_heads, own.head, WIDTH);
-            store_codes(mixed, own.kind == V_HEAD, {record, 0}, own.position % PAGE_TOKENS, lane);
-            continue;
-        }
+        if (record) store_codes(mixed, own.kind == V_HEAD, {record, 0}, place, lane);
 #pragma unroll
         for (int i = 0; i < LANE_CHANNELS; i++) row[lane + i * WARP_LANES] = mixed[i];
+#else
+        if (record) store_integers_of(row, WIDTH, own.kind == V_HEAD, record, place, lane);
 #endif
         if (own.kind == Q_HEAD) {
             float *y = (float *)operand_at(launch, Q_RESULT_AT) +
@@ -165,9 +168,6 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32)
                 const unsigned k = lane + i * WARP_LANES;
                 if (k < WIDTH) y[k] = row[k];
             }
-        } else {
-            store_row(row, WIDTH, own.kind == V_HEAD, (U64)operand_at(launch, KV_AT), own.page,
-                      own.position, kv_heads, own.head, lane);
         }
         __syncwarp();
     }
