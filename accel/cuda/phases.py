@@ -182,18 +182,15 @@ class ProductPhase:
 
 @dataclass(frozen=True, slots=True)
 class AttentionPhase:
-    """The phase of ``attention_clusters.cu``, or of ``head_rows.cu`` and the ``attention_spans.cu``
-    after it. ``part`` is the index of its ``flash_attn_part``."""
+    """The phase of one launch of ``attention_clusters.cu``."""
 
-    heads: LaunchOperands
-    spans: LaunchOperands
-    part: int
+    operands: LaunchOperands
     length: int
 
     @property
     def first(self) -> int:
         """The index of its first op."""
-        return self.heads.first
+        return self.operands.first
 
     @property
     def tokens(self) -> int:
@@ -208,21 +205,28 @@ class AttentionPhase:
     @property
     def head_dim(self) -> int:
         """Channels of a head."""
-        return self.spans.macros["HEAD_DIM"]
+        return self.operands.macros["HEAD_DIM"]
 
     @property
     def dtype(self) -> DType:
         """The storage type of its pages."""
-        return next(one for one in KV_DTYPES if one.ggml_id == self.heads.macros["DTYPE"])
+        return next(one for one in KV_DTYPES if one.ggml_id == self.operands.macros["DTYPE"])
+
+    @property
+    def part(self) -> int:
+        """The index of its ``flash_attn_part``."""
+        number = self.operands.number("PART")
+        assert number is not None
+        return number
 
     @property
     def _part(self) -> Op:
-        return self.spans.ops[self.part]
+        return self.operands.ops[self.part]
 
     @property
     def slots(self) -> int:
         """Most parts of a context."""
-        tiles = -(-self.heads.needed("PAGES_AT").tensor.columns * PAGE_TOKENS // KV_TILE)
+        tiles = -(-self.operands.needed("PAGES_AT").tensor.columns * PAGE_TOKENS // KV_TILE)
         return min(tiles, max(MOST_TILE_PARTS, -(-tiles // SPAN_TILES) + 1))
 
     @property
@@ -234,23 +238,23 @@ class AttentionPhase:
     @property
     def turns_halves(self) -> bool:
         """Whether rotation pairs channel m with the one half a row later, for all channels."""
-        rope = self.heads.ops[self.first + self.heads.macros["Q_ROPE"]].most_sizes()
+        rope = self.operands.ops[self.first + self.operands.macros["Q_ROPE"]].most_sizes()
         return bool(rope["neox"]) and 2 * rope["rotary_pairs"] == self.head_dim
 
     @property
     def dropped(self) -> frozenset[str]:
         """Buffers that its kernels write and the phase does not."""
-        return frozenset((self.heads.needed("Q_RESULT_AT").tensor.buffer,))
+        return frozenset((self.operands.needed("Q_RESULT_AT").tensor.buffer,))
 
     @property
     def reads(self) -> tuple[Operand, ...]:
         """Operands that another phase may have written."""
-        return tuple(self.heads.needed(name) for name in ("Q_AT", "K_AT", "V_AT"))
+        return tuple(self.operands.needed(name) for name in ("Q_AT", "K_AT", "V_AT"))
 
     @property
     def writes(self) -> tuple[Operand, ...]:
         """The results."""
-        return (self.spans.needed("Y_AT"),)
+        return (self.operands.needed("Y_AT"),)
 
     def memory_bytes(self, warps: int, groups: int) -> int:
         """Shared memory of the phase apart from the ring, with ``groups`` tiles in progress at
@@ -260,7 +264,7 @@ class AttentionPhase:
 
     def record(self, bound: Bound, parts: int) -> NDArray[np.void]:
         """ATTENTION_RECORD[1]; ``parts`` is the offset of its parts in the workspace."""
-        heads, packets = self.heads, bound.packets
+        operands, packets = self.operands, bound.packets
         record = np.zeros(1, ATTENTION_RECORD)
         one = record[0]
         part = packets[self.part]
@@ -271,22 +275,22 @@ class AttentionPhase:
         one["slots"], one["divided_from"] = self.slots, DIVIDED_FROM
         one["scale"] = real_of(part, "flash_attn_part", "scale")
         for name in ("q", "k", "v"):
-            one[name], one[f"{name}_stride"] = bound.read(heads.needed(f"{name.upper()}_AT"))
+            one[name], one[f"{name}_stride"] = bound.read(operands.needed(f"{name.upper()}_AT"))
         for name in ("query", "pages"):
-            one[name], one[f"{name}_stride"] = bound.stored(heads.needed(f"{name.upper()}_AT"))
-        one["rope_table"], _ = bound.stored(heads.needed("TABLE_AT"))
-        one["kv"], _ = bound.stored(heads.needed("KV_AT"))
+            one[name], one[f"{name}_stride"] = bound.stored(operands.needed(f"{name.upper()}_AT"))
+        one["rope_table"], _ = bound.stored(operands.needed("TABLE_AT"))
+        one["kv"], _ = bound.stored(operands.needed("KV_AT"))
         one["parts"] = parts
         for name, value in zip(RESULT_FIELDS, bound.written(self.writes[0]), strict=True):
             one[name] = value
-        rope = packets[heads.macros["Q_ROPE"] + heads.first]
+        rope = packets[operands.macros["Q_ROPE"] + operands.first]
         one["rotary_pairs"] = size_of(rope, "rope", "rotary_pairs")
         one["neox"] = size_of(rope, "rope", "neox")
         for name in ("q", "k"):
-            if (norm := heads.number(f"{name.upper()}_NORM")) is not None:
+            if (norm := operands.number(f"{name.upper()}_NORM")) is not None:
                 one[f"{name}_norm"] = 1
                 one[f"{name}_eps"] = real_of(packets[norm], "rms_norm", "eps")
-                weight = heads.operand(f"{name.upper()}_WEIGHT_AT")
+                weight = operands.operand(f"{name.upper()}_WEIGHT_AT")
                 one[f"{name}_weight"], _ = bound.stored(weight)
         return record
 
@@ -303,7 +307,7 @@ def next_phase(
     for found in (
         _product(launches, ops),
         _selected(launches, ops, reading),
-        _attention(launches, ops, reading),
+        _attention(launches, ops),
     ):
         if found is not None and _readable(found[0]):
             return found
@@ -347,25 +351,12 @@ def _prepares(op: Op) -> bool:
 
 
 def _attention(
-    launches: Sequence[PlannedLaunch], ops: Sequence[Op], reading: Readers
+    launches: Sequence[PlannedLaunch], ops: Sequence[Op]
 ) -> tuple[AttentionPhase, int] | None:
-    if launches[0].entry == "attention_clusters":
-        run = _operands_of(launches[0], ops)
-        part = run.number("PART")
-        assert part is not None
-        return AttentionPhase(run, run, part, launches[0].count), 1
-    if [launch.entry for launch in launches[:2]] != ["head_rows", "attention_spans"]:
+    first = launches[0]
+    if first.entry != "attention_clusters":
         return None
-    heads, spans = (_operands_of(launch, ops) for launch in launches[:2])
-    queries, pages = heads.needed("Q_RESULT_AT").tensor, heads.needed("KV_AT").tensor
-    if spans.needed("Q_AT").tensor != queries or spans.needed("KV_AT").tensor != pages:
-        return None
-    if reading.get(queries.buffer) != {spans.first}:
-        return None
-    length = launches[0].count + launches[1].count
-    phase = AttentionPhase(heads, spans, spans.first, length)
-    rope = ops[heads.first + heads.macros["Q_ROPE"]]
-    return (phase, 2) if rope.most_sizes()["head_dim"] == phase.head_dim else None
+    return AttentionPhase(_operands_of(first, ops), first.count), 1
 
 
 def readers_of(ops: Sequence[Op]) -> Readers:
