@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from accel.cuda.attention import HEAD_DIMS, SPAN_TILES, TILE_WARPS, groups_bytes
 from accel.cuda.packed_tiles import UNIT_ROWS, unit_count
 from accel.cuda.plan import PlannedLaunch
-from accel.cuda.products import ALIGNED_FLOATS, UNIT_ACTIVATION_BYTES
+from accel.cuda.products import ALIGNED_FLOATS, SQUARE_BYTES, UNIT_ACTIVATION_BYTES
 from accel.cuda.runs import result
 from accel.cuda.step_table import (
     ATTENTION_KIND,
@@ -29,7 +29,7 @@ from accel.cuda.step_table import (
 from accel.packets.packet import aligned
 from accel.packets.step import Op
 from contract.arithmetic import KV_TILE, PAGE_TOKENS
-from contract.dtypes import KV_DTYPES, DType
+from contract.dtypes import KV_DTYPES, ROTATED_KV, DType
 
 SHARE_CHANNELS, SHARE_BYTES = 32, 160
 """Channels and bytes of a part that one warp merges."""
@@ -143,7 +143,7 @@ class ProductPhase:
         """Shared memory of the phase apart from the ring, in a kernel for ``tokens`` tokens."""
         tile_units = self.units * (2 if self.operands.number("GATE") is not None else 1)
         values = (tile_units << slot_bits) * tokens * UNIT_ROWS * 4
-        return tokens * self.units * UNIT_ACTIVATION_BYTES + values
+        return tokens * self.units * (UNIT_ACTIVATION_BYTES + SQUARE_BYTES) + values
 
     def record(self, bound: Bound, formats: Sequence[int], slot_bits: int) -> NDArray[np.void]:
         """PRODUCT_RECORD[1]; ``formats`` are those of the kernel."""
@@ -356,7 +356,9 @@ def _attention(
     first = launches[0]
     if first.entry != "attention_clusters":
         return None
-    return AttentionPhase(_operands_of(first, ops), first.count), 1
+    phase = AttentionPhase(_operands_of(first, ops), first.count)
+    # Of several tokens nothing rotates the results back.
+    return None if phase.dtype in ROTATED_KV and phase.tokens > 1 else (phase, 1)
 
 
 def readers_of(ops: Sequence[Op]) -> Readers:

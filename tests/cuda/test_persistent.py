@@ -81,8 +81,8 @@ def fill_pages(model: RecordedModel) -> None:
     """Sequences have a past, whatever position they are at."""
     rng = np.random.default_rng(3)
     for decl in model.graph.of_kind(BufferKind.STATE):
-        if decl.dtype is I12:
-            filled_pages(model.raw[decl.name], tuple(map(int, decl.shape)), rng)
+        if decl.dtype in (I12, *ROTATED_KV):
+            filled_pages(model.raw[decl.name], tuple(map(int, decl.shape)), rng, decl.dtype)
 
 
 def fill_evenly(model: RecordedModel) -> None:
@@ -193,6 +193,18 @@ def test_rotated_pages(
     assert len(steps.launches) == 1
     for step in range(2):
         run(steps, [11 + step], [position + step], [1], position + step)
+
+
+def test_launches_that_begin_within_a_layer(folder: Path) -> None:
+    """Behind attention of several tokens over rotated pages; the longest row is in their first
+    phases, whose tables lie behind its squares."""
+    key = ShapeKey(4, 4)
+    model = recorded("wide", folder, key, dtype=I4R)
+    fill_pages(model)
+    steps = PersistentSteps(model, key, DEVICE, ((8, 2),), folder)
+    assert [len(table_of(launch).phases) for launch in steps.launches] == [4, 4]
+    for step in range(2):
+        run(steps, [7, 8, 9, 10], [3 * step, 3 * step + 1, 3 * step + 2, step], [0, 0, 0, 1], step)
 
 
 @pytest.mark.parametrize(
