@@ -1,7 +1,7 @@
-"""Tests an AMD card and packs the results in one archive to send.
+"""Tests a card and packs the results in one archive to send.
 
-For each tier it records what the system reports, runs every packet test with a trace, then the
-conformance list. The results of a step are kept whatever happens later.
+For each tier it records what the system reports, runs every packet test of AMD's with a trace, then
+the conformance list. The results of a step are kept whatever happens later.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from accel.amd.system import findings
 from accel.amd.tools.trace import Trace, Tracer
 from contract.errors import TierUnavailable, ZincError, system_words
 from harness.conformance.__main__ import main as conformance
-from harness.tiers import SIMULATED
+from harness.tiers import DETAILS, SIMULATED
 
 FOLDER = "zinc-rt-card"
 """The folder in the archive that contains all members."""
@@ -65,11 +65,28 @@ def examine(
     """Run all tests and record them in ``card``. ``options`` are further flags of ``zinc-rt
     conformance``, None for flags without a value."""
     for tier in tiers:
+        if tier in DETAILS:
+            _listed(card, tier, device, options)
+            continue
         kernel, requested = system(device)
         card.say(f"{tier}: what the system says")
         for finding in findings(kernel, tier):
             card.say(f"    {finding}")
         _tier(card, tier, kernel, requested, device, options)
+
+
+def _listed(card: Card, tier: str, device: str, options: Mapping[str, str | None]) -> None:
+    """A tier that asks somebody else's driver for its devices."""
+    card.say(f"{tier}: devices")
+    try:
+        for line in DETAILS[tier]():
+            card.say(f"    {line}")
+    except TierUnavailable as error:
+        card.say(f"    {error}")
+        card.absent.append(tier)
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        _conformance(card, tier, device, options, Path(folder))
 
 
 def _tier(
@@ -96,18 +113,24 @@ def _tier(
         if not passed:
             card.failed.append(tier)
             return
-        card.say(f"{tier}: conformance")
-        package = Path(folder, "conformance.tar.gz")
-        words = ["--tier", tier, "--out", str(package)]
-        words += ["--device", device] if device else []
-        for flag, value in options.items():
-            words += [flag] if value is None else [flag, value]
-        code = conformance(words)
-        card.say(f"    {'all that ran passed' if code == 0 else 'not everything passed'}")
-        if code:
-            card.failed.append(tier)
-        if package.is_file():
-            card.files[f"{tier}/{package.name}"] = package.read_bytes()
+        _conformance(card, tier, device, options, Path(folder))
+
+
+def _conformance(
+    card: Card, tier: str, device: str, options: Mapping[str, str | None], folder: Path
+) -> None:
+    card.say(f"{tier}: conformance")
+    package = folder / "conformance.tar.gz"
+    words = ["--tier", tier, "--out", str(package)]
+    words += ["--device", device] if device else []
+    for flag, value in options.items():
+        words += [flag] if value is None else [flag, value]
+    code = conformance(words)
+    card.say(f"    {'all that ran passed' if code == 0 else 'not everything passed'}")
+    if code:
+        card.failed.append(tier)
+    if package.is_file():
+        card.files[f"{tier}/{package.name}"] = package.read_bytes()
 
 
 def system(device: str) -> tuple[Kernel, str]:

@@ -13,7 +13,7 @@ from accel.cuda.tuned import KernelLaunch, Remaining, Replacement
 from accel.packets.packet import aligned
 from accel.packets.step import Op
 from contract.arithmetic import KV_SPAN, KV_TILE, PAGE_TOKENS
-from contract.dtypes import I12
+from contract.dtypes import I12, ROTATED_KV, DType
 
 HEAD_DIMS = (64, 128, 256)
 HEADS = 4
@@ -150,13 +150,15 @@ def token_warps(head_dim: int, units: int, device: Device) -> int:
     return next(fitting, TILE_WARPS)
 
 
-def groups_bytes(head_dim: int, warps: int, stages: int) -> int:
+def groups_bytes(head_dim: int, warps: int, stages: int, dtype: DType = I12) -> int:
     """Shared memory of ``attention_group.h``: queries in two parts and their factors; of every tile
-    in progress weights in two parts, p, maxima of pages, its records, U, l and o."""
-    groups, queries = warps // TILE_WARPS, HEADS * 2 * head_dim + 32
+    in progress weights in two parts, p, maxima of pages, its records of ``dtype``, U, l and o."""
+    apart = 16 if dtype in ROTATED_KV else 0
+    groups, queries = warps // TILE_WARPS, HEADS * 2 * (head_dim + apart) + 32
+    record = 2 * KV_TILE * dtype.row_bytes(head_dim)
     of_head = (2 * KV_TILE + 16) + 4 * (KV_TILE + 8) + 4 * 4
     found = groups * HEADS * (8 + 4 * (head_dim + 8))
-    return queries + found + groups * (HEADS * of_head + stages * KV_TILE * (3 * head_dim + 2))
+    return queries + found + groups * (HEADS * of_head + stages * record)
 
 
 BLOCK_WARPS = 4

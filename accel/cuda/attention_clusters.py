@@ -1,8 +1,8 @@
-"""Norms and rotation of heads, the write of keys and values, and attention over I12 pages as one
-launch for up to four tokens, in which a cluster of blocks computes a span.
+"""Norms and rotation of heads, the write of keys and values, and attention over I12 or coded pages
+as one launch for up to four tokens, in which a cluster of blocks computes a span.
 
-The run of ops is that of ``accel.cuda.head_rows``, then ``flash_attn_part`` and ``flash_attn``, in
-whatever family.
+The run of ops is that of ``accel.cuda.head_rows``, then UNPACK_PAGES of coded pages, which the
+kernel does not need, ``flash_attn_part`` and ``flash_attn``, in whatever family.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ from accel.cuda.device import Device
 from accel.cuda.head_rows import HeadRun, head_macros, head_run
 from accel.cuda.runs import nobody_reads, operand_index, operand_of, result, size_indices
 from accel.cuda.tuned import KernelLaunch, Remaining, Replacement
+from accel.cuda.unpacked_pages import UNPACK_PAGES
 from accel.packets.packet import aligned
-from contract.dtypes import I12
+from contract.dtypes import I12, DType
 
 LEAST_CAPABILITY = (9, 0)
 """Clusters and copies that count their bytes need this compute capability."""
@@ -40,13 +41,15 @@ def attention_clusters_rule(ops: Remaining, device: Device) -> Replacement | Non
     run = head_run(ops)
     if run is None or device.capability < LEAST_CAPABILITY or not _agrees(ops, run):
         return None
-    part = ops[run.write + 1]
+    at = run.length + run.rotated
+    part, dtype = ops[at], ops[run.write].dtype
+    assert dtype is not None
     sizes = part.most_sizes()
     head_dim, tokens = sizes["head_dim"], sizes["tokens"]
     warps = block_warps(head_dim, tokens)
     rope = ops[run.q_rope].most_sizes()
     turns_halves = bool(rope["neox"]) and 2 * rope["rotary_pairs"] == head_dim
-    nbytes = block_bytes(head_dim, warps, turns_halves)
+    nbytes = block_bytes(head_dim, warps, turns_halves, dtype)
     if nbytes > device.shared_bytes:
         return None
     blocks = SPAN_TILES * TILE_WARPS // warps
@@ -62,7 +65,7 @@ def attention_clusters_rule(ops: Remaining, device: Device) -> Replacement | Non
         (warps * 32, 1, 1),
         nbytes,
         {
-            "DTYPE": I12.ggml_id,
+            "DTYPE": dtype.ggml_id,
             "WARPS": warps,
             "BLOCKS": at_once,
             "TOKENS": tokens,
@@ -71,14 +74,14 @@ def attention_clusters_rule(ops: Remaining, device: Device) -> Replacement | Non
             "KV_HEADS": sizes["kv_heads"],
             "HEAD_DIM": head_dim,
             "WHOLE_TURN": int(turns_halves),
-            "PART": run.write + 1,
-            "PARTS_AT": operand_index(ops, run.write + 1, "parts"),
-            "Y_AT": operand_index(ops, run.write + 2, "y"),
+            "PART": at,
+            "PARTS_AT": operand_index(ops, at, "parts"),
+            "Y_AT": operand_index(ops, at + 1, "y"),
             **head_macros(ops, run),
             **size_indices("flash_attn_part", "window", "most_parts", "scale"),
         },
     )
-    return Replacement(run.write + 3, (launch,), aligned(4 * units * blocks))
+    return Replacement(at + 2, (launch,), aligned(4 * units * blocks))
 
 
 def block_warps(head_dim: int, tokens: int) -> int:
@@ -87,31 +90,35 @@ def block_warps(head_dim: int, tokens: int) -> int:
     return 8 if tokens == 1 or head_dim > 128 else 16
 
 
-def block_bytes(head_dim: int, warps: int, turns_halves: bool) -> int:
+def block_bytes(head_dim: int, warps: int, turns_halves: bool, dtype: DType = I12) -> int:
     """Shared memory of ``attention_clusters.cu``: tiles; of every warp a row, unless
     ``turns_halves``, a barrier and a count; and a flag."""
     row = 0 if turns_halves else 4 * head_dim
-    return groups_bytes(head_dim, warps, 1) + warps * (row + 8 + 4) + 16
+    return groups_bytes(head_dim, warps, 1, dtype) + warps * (row + 8 + 4) + 16
 
 
 def _agrees(ops: Remaining, run: HeadRun) -> bool:
     """Whether attention of the run's results follows and no other op reads them. The kernel reads
     some operands before the launch before it has ended, so no op of the step may write those."""
-    if [op.name for op in ops[run.write + 1 : run.write + 3]] != ["flash_attn_part", "flash_attn"]:
+    at = run.length + run.rotated
+    if [op.name for op in ops[at : at + 2]] != ["flash_attn_part", "flash_attn"]:
         return False
-    write, (part, merge) = ops[run.write], ops[run.write + 1 : run.write + 3]
+    write, (part, merge) = ops[run.write], ops[at : at + 2]
+    pages, kv = ops[run.length] if run.rotated else part, operand_of(part, "kv")
+    if run.rotated and (pages.device is not UNPACK_PAGES or kv != result(pages)):
+        return False
     sizes, rope = part.most_sizes(), ops[run.k_rope].most_sizes()
     early = [operand_of(write, name) for name in SHARED_NAMES]
-    if write.dtype != I12 or sizes["tokens"] > MOST_TOKENS:
+    if sizes["tokens"] > MOST_TOKENS:
         return False
     writers = [op for op in ops.step if op is not write]
     written = {name for op in writers for name in op.results()}
     return (
         plain_parts(part, merge)
-        and operand_of(part, "q") == result(ops[run.q_rope])
-        and early == [operand_of(part, name) for name in SHARED_NAMES]
+        and operand_of(part, "q") == result(ops[run.q_last])
+        and early == [operand_of(pages, name) for name in SHARED_NAMES]
         and not any(tensor is None or tensor.buffer in written for tensor in early)
         and (sizes["head_dim"], sizes["kv_heads"]) == (rope["head_dim"], rope["heads"])
         and 2 * rope["rotary_pairs"] <= sizes["head_dim"]
-        and nobody_reads(ops, run.write + 3, (result(write), result(merge)))
+        and nobody_reads(ops, at + 2, (result(write), result(merge), kv))
     )

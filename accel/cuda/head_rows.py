@@ -1,7 +1,8 @@
 """The rule for heads: norms and rotation of q and k, and the write of keys and values, as one
 launch.
 
-The run, in whatever family: ``rms_norm? rope`` of q, the same of k, ``kv_write_batched``.
+The run, in whatever family: ``rms_norm? rope`` of q, the same of k, ``kv_write_batched``; with
+coded pages ``rotate_heads`` of k and v before that write and of q behind it.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from accel.cuda.attention import HEAD_DIMS
 from accel.cuda.device import Device
 from accel.cuda.runs import (
     nobody_reads,
@@ -21,36 +23,43 @@ from accel.cuda.runs import (
 )
 from accel.cuda.tuned import KernelLaunch, Remaining, Replacement
 from accel.packets.step import Op, Tensor
-from contract.dtypes import I12, DType
+from contract.dtypes import I12, ROTATED_KV, DType
 
 WARPS = 4
 MOST_CHANNELS = 512
 """Most channels of a head, which the lanes of a warp hold in registers."""
 BLOCKS_PER_MULTIPROCESSOR = 32
-STORAGES: tuple[DType, ...] = (I12,)
-"""Storage types of pages for which the rule is used. The kernel is right for others on emulated
-blocks and for single ops on a device; whole models have not yet been proved with them."""
+STORAGES: tuple[DType, ...] = (I12, *ROTATED_KV)
+"""Storage types of pages that the kernel writes."""
 
 
 @dataclass(frozen=True, slots=True)
 class HeadRun:
-    """Indices of the ops among the remaining ops of the step; norms may be absent."""
+    """Indices of the ops among the remaining ops of the step; norms may be absent. Coded pages are
+    ``rotated``."""
 
     q_rope: int
     k_rope: int
     write: int
     q_norm: int | None = None
     k_norm: int | None = None
+    rotated: bool = False
 
     @property
     def length(self) -> int:
         """Number of all ops of the run."""
-        return self.write + 1
+        return self.write + 1 + self.rotated
+
+    @property
+    def q_last(self) -> int:
+        """The op whose result attention reads."""
+        return self.write + 1 if self.rotated else self.q_rope
 
     def behind(self, ops: int) -> HeadRun:
         """The run with indices that count from ``ops`` ops earlier."""
-        norms = (None if norm is None else norm + ops for norm in (self.q_norm, self.k_norm))
-        return HeadRun(self.q_rope + ops, self.k_rope + ops, self.write + ops, *norms)
+        q_norm, k_norm = (one if one is None else one + ops for one in (self.q_norm, self.k_norm))
+        ropes = self.q_rope + ops, self.k_rope + ops
+        return HeadRun(*ropes, self.write + ops, q_norm, k_norm, self.rotated)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,28 +73,23 @@ class LeftSpans:
 
 def head_rows_rule(ops: Remaining, device: Device) -> Replacement | None:
     """Replaces the whole run by one launch."""
-    run = stored_head_run(ops)
+    run = head_run(ops)
     if run is None or not nobody_reads(ops, run.length, head_results(ops, run)):
         return None
     return Replacement(run.length, (head_launch(ops, run, device),))
 
 
-def stored_head_run(ops: Sequence[Op]) -> HeadRun | None:
-    """The run that the ops begin with, if the kernel is used for its storage type of pages."""
-    run = head_run(ops)
-    return run if run is not None and ops[run.write].dtype in STORAGES else None
-
-
 def head_results(ops: Sequence[Op], run: HeadRun) -> tuple[Tensor | None, ...]:
     """The tensors that the launch writes."""
-    return result(ops[run.q_rope]), result(ops[run.write])
+    return result(ops[run.q_last]), result(ops[run.write])
 
 
 def head_sources(ops: Sequence[Op], run: HeadRun) -> tuple[Tensor | None, ...]:
     """The tensors of q, k and v that the launch reads."""
     ropes = zip((run.q_norm, run.k_norm), (run.q_rope, run.k_rope), strict=True)
     read = [source(ops[rope if norm is None else norm]) for norm, rope in ropes]
-    return (*read, operand_of(ops[run.write], "v"))
+    v = source(ops[run.write - 1]) if run.rotated else operand_of(ops[run.write], "v")
+    return (*read, v)
 
 
 def head_launch(
@@ -130,10 +134,26 @@ def head_run(ops: Sequence[Op]) -> HeadRun | None:
         norms.append(norm)
         ropes.append(at)
         at += 1
-    if at >= len(ops) or ops[at].name != "kv_write_batched":
+    names = [op.name for op in ops[at : at + 4]]
+    rotated = names == ["rotate_heads", "rotate_heads", "kv_write_batched", "rotate_heads"]
+    if not rotated and names[:1] != ["kv_write_batched"]:
         return None
-    run = HeadRun(ropes[0], ropes[1], at, norms[0], norms[1])
+    run = HeadRun(ropes[0], ropes[1], at + 2 * rotated, norms[0], norms[1], rotated)
     return run if _agrees(ops, run) else None
+
+
+def _follows(ops: Sequence[Op], run: HeadRun) -> bool:
+    """Whether the run writes the keys that it turned last."""
+    write, keys = ops[run.write], result(ops[run.k_rope])
+    if not run.rotated:
+        return keys == source(write)
+    rotations = k, v, q = ops[run.write - 2], ops[run.write - 1], ops[run.q_last]
+    return (
+        (source(k), source(q)) == (keys, result(ops[run.q_rope]))
+        and (result(k), result(v)) == (source(write), operand_of(write, "v"))
+        and ops[run.q_rope].most_sizes()["head_dim"] in HEAD_DIMS
+        and not any(op.most_sizes()["back"] for op in rotations)
+    )
 
 
 def _agrees(ops: Sequence[Op], run: HeadRun) -> bool:
@@ -149,7 +169,8 @@ def _agrees(ops: Sequence[Op], run: HeadRun) -> bool:
         if n is not None
     )
     return (
-        result(k) == source(write)
+        _follows(ops, run)
+        and write.dtype in STORAGES
         and all(sizes[name] == k_sizes[name] for name in same)
         and sizes["head_dim"] == written["head_dim"] <= MOST_CHANNELS
         and k_sizes["heads"] * sizes["head_dim"] == written["width"]
@@ -165,10 +186,10 @@ def head_macros(ops: Sequence[Op], run: HeadRun) -> dict[str, int]:
     return {
         "Q_AT": operand_index(ops, q_first, "x"),
         "K_AT": operand_index(ops, k_first, "x"),
-        "V_AT": operand_index(ops, run.write, "v"),
+        "V_AT": operand_index(ops, run.write - run.rotated, "x" if run.rotated else "v"),
         "Q_WEIGHT_AT": operand_index(ops, run.q_norm, "weight"),
         "K_WEIGHT_AT": operand_index(ops, run.k_norm, "weight"),
-        "Q_RESULT_AT": operand_index(ops, run.q_rope, "y"),
+        "Q_RESULT_AT": operand_index(ops, run.q_last, "y"),
         "TABLE_AT": operand_index(ops, run.q_rope, "rope_table"),
         "QUERY_AT": operand_index(ops, run.q_rope, "query"),
         "PAGES_AT": operand_index(ops, run.write, "page_table"),

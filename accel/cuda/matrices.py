@@ -29,8 +29,8 @@ from accel.cuda.head_rows import (
     LeftSpans,
     head_launch,
     head_results,
+    head_run,
     head_sources,
-    stored_head_run,
 )
 from accel.cuda.packed_tiles import UNIT_ROWS, unit_bytes
 from accel.cuda.packing import fold_launch, pack_launch, packs_fours
@@ -133,7 +133,7 @@ def _with_heads(ops: Remaining, run: Run, device: Device, folded: Run | None = N
 def _heads_behind(ops: Remaining, run: Run, folded: Run | None) -> HeadRun | None:
     """The heads that read exactly the three products of the run, if no other op reads those."""
     following = Remaining(ops.step, ops.start + run.length, ops.last_read)
-    found = stored_head_run(following) if len(following) else None
+    found = head_run(following) if len(following) else None
     if found is None or run.gate is not None or run.residual is not None:
         return None
     heads = found.behind(run.length)

@@ -283,6 +283,9 @@ def _launch(
     shape = _fitting(phases, records, formats, tokens, device, blocks, shared)
     if shape is None:
         return None
+    whole = bool(_row_macros(products, shape.warps, tokens)["WHOLE_ROWS"])
+    if any(phase.turned for phase in products) and not whole:
+        return None
     exchange = run.exchange(reading, local)
     table = StepTable(phases, formats, shape.slot_bits, exchange, shape.works_at, end, shared)
     return PlannedLaunch(
@@ -307,15 +310,13 @@ def _macros(
     formats = table.formats
     products = [phase for phase in phases if isinstance(phase, ProductPhase)]
     attentions = [phase for phase in phases if isinstance(phase, AttentionPhase)]
-    normed = max([0, *(phase.row_units(shape.warps) for phase in products if phase.norm)])
-    plain = max([0, *(phase.row_units(shape.warps) for phase in products if not phase.norm)])
     activations = {one.activation for one in products if one.activation is not None}
     return {
         **{f"FORMAT{i}": formats[i] if i < len(formats) else -1 for i in range(MOST_FORMATS)},
         "WARPS": shape.warps,
         "SLOTS": shape.slots,
         "TOKENS": tokens,
-        "DTYPE": I12.ggml_id,
+        "DTYPE": (attentions[0].dtype if attentions else I12).ggml_id,
         "HEAD_DIM": max(phase.head_dim for phase in phases),
         "TILE_GROUPS": shape.groups,
         "WHOLE_TURN": int(all(one.turns_halves for one in attentions)),
@@ -324,9 +325,15 @@ def _macros(
         "READ_OUTSIDE": int(bool(table.exchange.outside)),
         "ENDS": int(table.end is not None),
         "SHARED_STEP": int(table.shared),
-        **row_macros(normed, plain, tokens),
+        **_row_macros(products, shape.warps, tokens),
         "PACKET_COUNT": 1,
     }
+
+
+def _row_macros(products: Sequence[ProductPhase], warps: int, tokens: int) -> dict[str, int]:
+    normed = max([0, *(phase.row_units(warps) for phase in products if phase.norm)])
+    plain = max([0, *(phase.row_units(warps) for phase in products if not phase.norm)])
+    return row_macros(normed, plain, tokens)
 
 
 def _slot_bits(phase: Phase, tokens: int, room: int) -> int:

@@ -133,11 +133,13 @@ def _end(
 
 
 def _fits(phases: Sequence[Phase], phase: Phase) -> bool:
-    """Whether one kernel can compute all phases: few formats, heads of one width."""
+    """Whether one kernel can compute all phases: few formats, heads of one width, pages of one
+    type."""
     every = (*phases, phase)
     formats = {dtype for one in every for dtype in one.formats}
     widths = {one.head_dim for one in every} - {0}
-    return len(formats) <= MOST_FORMATS and len(widths) <= 1
+    pages = {one.dtype for one in every if isinstance(one, AttentionPhase)}
+    return len(formats) <= MOST_FORMATS and len(widths) <= 1 and len(pages) <= 1
 
 
 def gathers_nothing(launch: PlannedLaunch, ops: Sequence[Op]) -> bool:

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from accel.cuda.attention import SPAN_TILES, TILE_WARPS, groups_bytes
+from accel.cuda.attention import HEAD_DIMS, SPAN_TILES, TILE_WARPS, groups_bytes
 from accel.cuda.packed_tiles import UNIT_ROWS, unit_count
 from accel.cuda.plan import PlannedLaunch
-from accel.cuda.products import ALIGNED_FLOATS, UNIT_ACTIVATION_BYTES
+from accel.cuda.products import ALIGNED_FLOATS, SQUARE_BYTES, UNIT_ACTIVATION_BYTES
 from accel.cuda.runs import result
 from accel.cuda.step_table import (
     ATTENTION_KIND,
@@ -29,6 +29,7 @@ from accel.cuda.step_table import (
 from accel.packets.packet import aligned
 from accel.packets.step import Op
 from contract.arithmetic import KV_TILE, PAGE_TOKENS
+from contract.dtypes import KV_DTYPES, ROTATED_KV, DType
 
 SHARE_CHANNELS, SHARE_BYTES = 32, 160
 """Channels and bytes of a part that one warp merges."""
@@ -42,17 +43,22 @@ blocks."""
 
 @dataclass(frozen=True, slots=True)
 class ProductPhase:
-    """The phase of one launch of ``unit_product.cu``. ``select`` is the index of the op before it
-    that selects rows of x, if there is one."""
+    """The phase of one launch of ``unit_product.cu``. ``before`` is the index of the op before it
+    that selects rows of x or rotates them back, if there is one."""
 
     operands: LaunchOperands
     length: int
-    select: int | None = None
+    before: int | None = None
 
     @property
     def first(self) -> int:
         """The index of its first op."""
-        return self.operands.first if self.select is None else self.select
+        return self.operands.first if self.before is None else self.before
+
+    @property
+    def turned(self) -> bool:
+        """Whether x is rotated back."""
+        return self.before is not None and self.operands.ops[self.before].name == "rotate_heads"
 
     @property
     def tokens(self) -> int:
@@ -100,17 +106,17 @@ class ProductPhase:
 
     @property
     def x(self) -> Operand:
-        """The rows that are multiplied, before any selection."""
-        if self.select is None:
+        """The rows that are multiplied, before any selection or rotation."""
+        if self.before is None:
             return self.operands.needed("X")
-        tensor = self.operands.ops[self.select].operands[0]
+        tensor = self.operands.ops[self.before].operands[0]
         assert tensor is not None
-        return Operand(self.select, 0, tensor)
+        return Operand(self.before, 0, tensor)
 
     @property
     def dropped(self) -> frozenset[str]:
         """Buffers that its kernels write and the phase does not."""
-        return frozenset(() if self.select is None else (self.operands.needed("X").tensor.buffer,))
+        return frozenset(() if self.before is None else (self.operands.needed("X").tensor.buffer,))
 
     @property
     def reads(self) -> tuple[Operand, ...]:
@@ -137,7 +143,7 @@ class ProductPhase:
         """Shared memory of the phase apart from the ring, in a kernel for ``tokens`` tokens."""
         tile_units = self.units * (2 if self.operands.number("GATE") is not None else 1)
         values = (tile_units << slot_bits) * tokens * UNIT_ROWS * 4
-        return tokens * self.units * UNIT_ACTIVATION_BYTES + values
+        return tokens * self.units * (UNIT_ACTIVATION_BYTES + SQUARE_BYTES) + values
 
     def record(self, bound: Bound, formats: Sequence[int], slot_bits: int) -> NDArray[np.void]:
         """PRODUCT_RECORD[1]; ``formats`` are those of the kernel."""
@@ -151,8 +157,9 @@ class ProductPhase:
         one["x"], one["x_stride"] = bound.read(self.x)
         one["norm_weight"], _ = bound.stored(operands.operand("NORM_WEIGHT"))
         one["residual"], one["residual_stride"] = bound.read(operands.operand("RESIDUAL"))
-        if self.select is not None:
-            one["picked"] = packets[self.select]["operand"][_operand_index(operands, self.select)]
+        one["turned"] = self.turned
+        if self.before is not None and not self.turned:
+            one["picked"] = packets[self.before]["operand"][_operand_index(operands, self.before)]
         for i, dtype in enumerate(self.formats):
             weight = operands.needed(f"W{i}")
             one["units"][i], _ = bound.stored(weight)
@@ -175,18 +182,15 @@ class ProductPhase:
 
 @dataclass(frozen=True, slots=True)
 class AttentionPhase:
-    """The phase of ``attention_clusters.cu``, or of ``head_rows.cu`` and the ``attention_spans.cu``
-    after it. ``part`` is the index of its ``flash_attn_part``."""
+    """The phase of one launch of ``attention_clusters.cu``."""
 
-    heads: LaunchOperands
-    spans: LaunchOperands
-    part: int
+    operands: LaunchOperands
     length: int
 
     @property
     def first(self) -> int:
         """The index of its first op."""
-        return self.heads.first
+        return self.operands.first
 
     @property
     def tokens(self) -> int:
@@ -201,16 +205,28 @@ class AttentionPhase:
     @property
     def head_dim(self) -> int:
         """Channels of a head."""
-        return self.spans.macros["HEAD_DIM"]
+        return self.operands.macros["HEAD_DIM"]
+
+    @property
+    def dtype(self) -> DType:
+        """The storage type of its pages."""
+        return next(one for one in KV_DTYPES if one.ggml_id == self.operands.macros["DTYPE"])
+
+    @property
+    def part(self) -> int:
+        """The index of its ``flash_attn_part``."""
+        number = self.operands.number("PART")
+        assert number is not None
+        return number
 
     @property
     def _part(self) -> Op:
-        return self.spans.ops[self.part]
+        return self.operands.ops[self.part]
 
     @property
     def slots(self) -> int:
         """Most parts of a context."""
-        tiles = -(-self.heads.needed("PAGES_AT").tensor.columns * PAGE_TOKENS // KV_TILE)
+        tiles = -(-self.operands.needed("PAGES_AT").tensor.columns * PAGE_TOKENS // KV_TILE)
         return min(tiles, max(MOST_TILE_PARTS, -(-tiles // SPAN_TILES) + 1))
 
     @property
@@ -222,33 +238,33 @@ class AttentionPhase:
     @property
     def turns_halves(self) -> bool:
         """Whether rotation pairs channel m with the one half a row later, for all channels."""
-        rope = self.heads.ops[self.first + self.heads.macros["Q_ROPE"]].most_sizes()
+        rope = self.operands.ops[self.first + self.operands.macros["Q_ROPE"]].most_sizes()
         return bool(rope["neox"]) and 2 * rope["rotary_pairs"] == self.head_dim
 
     @property
     def dropped(self) -> frozenset[str]:
         """Buffers that its kernels write and the phase does not."""
-        return frozenset((self.heads.needed("Q_RESULT_AT").tensor.buffer,))
+        return frozenset((self.operands.needed("Q_RESULT_AT").tensor.buffer,))
 
     @property
     def reads(self) -> tuple[Operand, ...]:
         """Operands that another phase may have written."""
-        return tuple(self.heads.needed(name) for name in ("Q_AT", "K_AT", "V_AT"))
+        return tuple(self.operands.needed(name) for name in ("Q_AT", "K_AT", "V_AT"))
 
     @property
     def writes(self) -> tuple[Operand, ...]:
         """The results."""
-        return (self.spans.needed("Y_AT"),)
+        return (self.operands.needed("Y_AT"),)
 
     def memory_bytes(self, warps: int, groups: int) -> int:
         """Shared memory of the phase apart from the ring, with ``groups`` tiles in progress at
         once."""
         rows = 0 if self.turns_halves else 4 * self.head_dim * warps
-        return groups_bytes(self.head_dim, groups * TILE_WARPS, 1) + rows
+        return groups_bytes(self.head_dim, groups * TILE_WARPS, 1, self.dtype) + rows
 
     def record(self, bound: Bound, parts: int) -> NDArray[np.void]:
         """ATTENTION_RECORD[1]; ``parts`` is the offset of its parts in the workspace."""
-        heads, packets = self.heads, bound.packets
+        operands, packets = self.operands, bound.packets
         record = np.zeros(1, ATTENTION_RECORD)
         one = record[0]
         part = packets[self.part]
@@ -259,22 +275,22 @@ class AttentionPhase:
         one["slots"], one["divided_from"] = self.slots, DIVIDED_FROM
         one["scale"] = real_of(part, "flash_attn_part", "scale")
         for name in ("q", "k", "v"):
-            one[name], one[f"{name}_stride"] = bound.read(heads.needed(f"{name.upper()}_AT"))
+            one[name], one[f"{name}_stride"] = bound.read(operands.needed(f"{name.upper()}_AT"))
         for name in ("query", "pages"):
-            one[name], one[f"{name}_stride"] = bound.stored(heads.needed(f"{name.upper()}_AT"))
-        one["rope_table"], _ = bound.stored(heads.needed("TABLE_AT"))
-        one["kv"], _ = bound.stored(heads.needed("KV_AT"))
+            one[name], one[f"{name}_stride"] = bound.stored(operands.needed(f"{name.upper()}_AT"))
+        one["rope_table"], _ = bound.stored(operands.needed("TABLE_AT"))
+        one["kv"], _ = bound.stored(operands.needed("KV_AT"))
         one["parts"] = parts
         for name, value in zip(RESULT_FIELDS, bound.written(self.writes[0]), strict=True):
             one[name] = value
-        rope = packets[heads.macros["Q_ROPE"] + heads.first]
+        rope = packets[operands.macros["Q_ROPE"] + operands.first]
         one["rotary_pairs"] = size_of(rope, "rope", "rotary_pairs")
         one["neox"] = size_of(rope, "rope", "neox")
         for name in ("q", "k"):
-            if (norm := heads.number(f"{name.upper()}_NORM")) is not None:
+            if (norm := operands.number(f"{name.upper()}_NORM")) is not None:
                 one[f"{name}_norm"] = 1
                 one[f"{name}_eps"] = real_of(packets[norm], "rms_norm", "eps")
-                weight = heads.operand(f"{name.upper()}_WEIGHT_AT")
+                weight = operands.operand(f"{name.upper()}_WEIGHT_AT")
                 one[f"{name}_weight"], _ = bound.stored(weight)
         return record
 
@@ -291,7 +307,7 @@ def next_phase(
     for found in (
         _product(launches, ops),
         _selected(launches, ops, reading),
-        _attention(launches, ops, reading),
+        _attention(launches, ops),
     ):
         if found is not None and _readable(found[0]):
             return found
@@ -313,39 +329,36 @@ def _product(
 def _selected(
     launches: Sequence[PlannedLaunch], ops: Sequence[Op], reading: Readers
 ) -> tuple[ProductPhase, int] | None:
-    """A product of selected rows that no other op reads."""
-    if len(launches) < 2 or ops[launches[0].first].name != "select_rows":
+    """A product of rows selected, or of one row rotated back, that no other op reads."""
+    if len(launches) < 2 or not _prepares(ops[launches[0].first]):
         return None
-    select, found = launches[0], _product(launches[1:], ops)
+    first, found = launches[0], _product(launches[1:], ops)
     if found is None:
         return None
     phase, _ = found
-    rows = result(ops[select.first])
+    rows = result(ops[first.first])
     if rows is None or phase.x.tensor != rows or reading.get(rows.buffer) != {phase.x.op}:
         return None
-    return ProductPhase(phase.operands, phase.length + select.count, select.first), 2
+    made = ProductPhase(phase.operands, phase.length + first.count, first.first)
+    return None if made.turned and made.tokens > 1 else (made, 2)
+
+
+def _prepares(op: Op) -> bool:
+    """Whether a product phase can do what the op does to its rows."""
+    sizes = op.most_sizes()
+    turns = op.name == "rotate_heads" and bool(sizes["back"]) and sizes["head_dim"] in HEAD_DIMS
+    return turns or op.name == "select_rows"
 
 
 def _attention(
-    launches: Sequence[PlannedLaunch], ops: Sequence[Op], reading: Readers
+    launches: Sequence[PlannedLaunch], ops: Sequence[Op]
 ) -> tuple[AttentionPhase, int] | None:
-    if launches[0].entry == "attention_clusters":
-        run = _operands_of(launches[0], ops)
-        part = run.number("PART")
-        assert part is not None
-        return AttentionPhase(run, run, part, launches[0].count), 1
-    if [launch.entry for launch in launches[:2]] != ["head_rows", "attention_spans"]:
+    first = launches[0]
+    if first.entry != "attention_clusters":
         return None
-    heads, spans = (_operands_of(launch, ops) for launch in launches[:2])
-    queries, pages = heads.needed("Q_RESULT_AT").tensor, heads.needed("KV_AT").tensor
-    if spans.needed("Q_AT").tensor != queries or spans.needed("KV_AT").tensor != pages:
-        return None
-    if reading.get(queries.buffer) != {spans.first}:
-        return None
-    length = launches[0].count + launches[1].count
-    phase = AttentionPhase(heads, spans, spans.first, length)
-    rope = ops[heads.first + heads.macros["Q_ROPE"]]
-    return (phase, 2) if rope.most_sizes()["head_dim"] == phase.head_dim else None
+    phase = AttentionPhase(_operands_of(first, ops), first.count)
+    # Of several tokens nothing rotates the results back.
+    return None if phase.dtype in ROTATED_KV and phase.tokens > 1 else (phase, 1)
 
 
 def readers_of(ops: Sequence[Op]) -> Readers:

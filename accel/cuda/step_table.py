@@ -48,7 +48,8 @@ PRODUCT_RECORD = np.dtype(
         ("eps", "<f4"),
         *((name, "<u4") for name in ("norm", "paired", "activation", "formats", "slot_bits")),
         ("everywhere", "<u4"),
-        ("reserved", "<u4", (10,)),
+        ("turned", "<u4"),
+        ("reserved", "<u4", (9,)),
     ]
 )
 ADDRESSES = (

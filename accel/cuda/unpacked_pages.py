@@ -21,6 +21,8 @@ from contract.shape_key import ShapeKey
 
 WARPS = 8
 BLOCKS_PER_MULTIPROCESSOR = 4
+UNPACKED = "unpacked_pages"
+"""The buffer of the unpacked pages, of one layer at a time."""
 ATTENTION = ("flash_attn_part", "flash_attn_batched")
 
 UNPACK_PAGES = DeviceOp(
@@ -54,9 +56,9 @@ def unpack_rotated(step: Step, graph: Graph, bucket: ShapeKey) -> Step:
         kv = op.operands[names["kv"]]
         assert kv is not None
         row = I12.row_bytes(op.most_sizes()["head_dim"])
-        pages = Tensor(f"{kv.buffer}.unpacked", 0, row, row, 1)
+        pages = Tensor(UNPACKED, 0, row, row, 1)
         decl = replace(graph.buffers[kv.buffer], dtype=I12)
-        scratch[pages.buffer] = buffer_bytes(decl, bucket)
+        scratch[UNPACKED] = max(scratch.get(UNPACKED, 0), buffer_bytes(decl, bucket))
         ops += [_unpacking(op, pages), _reading(op, names["kv"], pages)]
     return Step(ops, scratch)
 

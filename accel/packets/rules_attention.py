@@ -10,9 +10,6 @@ from contract.ir.nodes import Node
 
 PART_HEADER = 2
 """Floats before the values of one part, see ``accel/kernels/flash_attn_part.k``."""
-CARD_PARTS, CODED_PARTS = 64, 128
-"""Fewest parts on a graphics card, and parts of a context whose keys and values are coded: decoding
-those takes longer than a part costs."""
 
 
 def lower_attention(low: Lowering, node: Node) -> None:
@@ -55,8 +52,7 @@ def _split_attention(low: Lowering, node: Node, q: Tensor, y: Tensor) -> None:
     heads, head_dim = dims["heads"], dims["head_dim"]
     positions = low.tensor(node.operands["page_table"]).columns * PAGE_TOKENS
     dtype = low.dtype(node.operands["kv"])
-    coded_on_card = dtype in ROTATED_KV and low.parts >= CARD_PARTS
-    most_parts = part_slots(positions, CODED_PARTS if coded_on_card else low.parts)
+    most_parts = part_slots(positions, low.parts)
     part = PART_HEADER + -(-head_dim // 16) * 16
     rows = low.count(node).most
     parts = low.new(f"{node.name}.parts", rows, heads * most_parts * part)

@@ -19,6 +19,7 @@ from accel.cuda.plan import PlannedLaunch
 from accel.cuda.planning import ALONE, planned_bucket
 from accel.cuda.step_choice import Block, StepChoice
 from accel.cuda.step_table import PeerWorkspaces
+from accel.cuda.unpacked_pages import unpack_rotated
 from accel.packets.binding import bind_step
 from accel.packets.layouts import WeightLayout
 from accel.packets.rules import lower_graph
@@ -130,7 +131,8 @@ class PersistentSteps:
     def __post_init__(self) -> None:
         recorded = self.recorded
         graph, bucket = recorded.graph, self.bucket
-        choice, whole = StepChoice(tuple(self.blocks)), lower_graph(graph, bucket, 64, "cuda")
+        choice = StepChoice(tuple(self.blocks))
+        whole = unpack_rotated(lower_graph(graph, bucket, 64, "cuda"), graph, bucket)
         lowered = planned_bucket(whole, self.device, choice, self.share)
         self.step, self.plan, self.schedule = lowered.step, lowered.plan, lowered.schedule
         self.layout = input_layout(graph, bucket)

@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from accel.cuda.device import Device
 from accel.cuda.plan import plan_launches
+from accel.cuda.unpacked_pages import unpack_rotated
 from accel.packets.rules import lower_graph
-from contract.dtypes import F32, I12, I32
+from contract.dtypes import F32, I12, I32, ROTATED_KV, DType
 from contract.ir.graph import BufferKind, Graph, GraphBuilder
 from contract.ir.scratch import buffer_bytes
 from contract.opcodes import Opcode
@@ -22,6 +24,7 @@ from reference.ops.flash_attn_batched import flash_attn_batched
 from reference.ops.rms_norm_fused_rope_kv_write import rms_norm_fused_rope_kv_write
 from tests.cuda.emulated_step import DEVICE, OLDER, aligned_memory, in_device_memory, run_step
 from tests.cuda.test_attention import EVEN, PARTS, SLOT_PAGES, filled_pages, tokens_of
+from tests.cuda.test_unpacked_pages import STAND_INS
 
 SLOTS = 2
 POOL_PAGES = 2 * SLOT_PAGES
@@ -40,6 +43,7 @@ def heads_and_attention(
     norms: bool = True,
     pairs: int = 0,
     window: int = 0,
+    dtype: DType = I12,
 ) -> Graph:
     """Both opcodes, whose queries nobody else reads."""
     width, shape = (heads + 2 * kv_heads) * head_dim, (POOL_PAGES, 2, 16, kv_heads, head_dim)
@@ -48,7 +52,7 @@ def heads_and_attention(
     shared = {
         "query": builder.buffer("query", BufferKind.REQUEST, I32, ("tokens", 4)),
         "page_table": builder.buffer("page_table", BufferKind.REQUEST, I32, (SLOTS, SLOT_PAGES)),
-        "kv": builder.buffer("kv", BufferKind.STATE, I12, shape),
+        "kv": builder.buffer("kv", BufferKind.STATE, dtype, shape),
     }
     sizes = {"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim}
     rows = {
@@ -115,6 +119,34 @@ def test_every_split_has_the_bits_of_the_definitions(
     check(heads, kv_heads, head_dim, window, most, runs, folder)
 
 
+ROTATED = [
+    (8, 2, 128, 0, 1, ((1, 70, 1),)),
+    (6, 1, 64, 0, 1, ((1, 1100, 1),)),
+    (4, 1, 256, 0, 1, ((0, 3300, 1),)),
+    (4, 1, 128, 100, 4, ((0, 14, 4),)),
+    (6, 1, 128, 0, 4, ((0, 5, 1), (1, 127, 3))),
+]
+
+
+@pytest.mark.parametrize("dtype", ROTATED_KV, ids=str)
+@pytest.mark.parametrize(("heads", "kv_heads", "head_dim", "window", "most", "runs"), ROTATED)
+def test_rotated_pages(
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    window: int,
+    most: int,
+    runs: tuple[tuple[int, int, int], ...],
+    dtype: DType,
+    folder: Path,
+) -> None:
+    """One launch but for the rotation of results; or, without clusters, the rows of all heads, then
+    attention over pages that are unpacked first. A broken row."""
+    broken = "key" if heads == 8 else ""
+    for device in (None, OLDER):
+        check(heads, kv_heads, head_dim, window, most, runs, folder, broken, dtype, device)
+
+
 @pytest.mark.parametrize("head_dim", [64, 128])
 def test_rotations_of_neighbours_and_of_some_pairs_without_norms(
     head_dim: int, folder: Path
@@ -169,10 +201,12 @@ def check(
     runs: tuple[tuple[int, int, int], ...],
     folder: Path,
     broken: str = "",
+    dtype: DType = I12,
+    device: Device | None = None,
     **shape: Any,
 ) -> NDArray[np.float32]:
     """Attention and pages of one step are those of the definitions. Returns the former."""
-    graph = heads_and_attention(heads, kv_heads, head_dim, window=window, **shape)
+    graph = heads_and_attention(heads, kv_heads, head_dim, window=window, dtype=dtype, **shape)
     query, pairs = tokens_of(runs), shape.get("pairs", head_dim // 2)
     key, tokens = ShapeKey(len(query), 0), len(query)
     rng = np.random.default_rng(heads * head_dim + window + int(query["position"][0]))
@@ -185,16 +219,19 @@ def check(
         **{name: in_device_memory(values[name]) for name in ("rope_table", "q_norm", "k_norm")},
     }
     kv_shape = (POOL_PAGES, 2, 16, kv_heads, head_dim)
-    filled_pages(kept["kv"], kv_shape, rng)
+    filled_pages(kept["kv"], kv_shape, rng, dtype)
     want_kv = kept["kv"].copy()
     given = {name: values[name] for name in ("qkv", "query", "page_table")}
-    bucket, device = ShapeKey(most, 0), DEVICE if most == 1 else LARGE
-    step = lower_graph(graph, bucket, PARTS, "cuda")
-    plan = plan_launches(step.ops, device, step.scratch)
-    assert [launch.source.name for launch in plan.launches] == FILES
-    run_step(graph, (key, bucket), given, kept, {}, folder, parts=PARTS, device=device)
+    bucket = ShapeKey(most, 0)
+    if device is None:
+        device = DEVICE if most == 1 else LARGE
+        step = unpack_rotated(lower_graph(graph, bucket, PARTS, "cuda"), graph, bucket)
+        plan = plan_launches(step.ops, device, step.scratch)
+        tuned = [one.source.name for one in plan.launches if one.entry != "launch_rotate_heads"]
+        assert tuned == FILES
+    run_step(graph, (key, bucket), given, kept, {}, folder, PARTS, device, STAND_INS)
     weights = {name: values[name] for name in ("q_norm", "k_norm") if shape.get("norms", True)}
-    pool = page_view(want_kv, I12, kv_shape)
+    pool = page_view(want_kv, dtype, kv_shape)
     sizes = {"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim}
     with np.errstate(invalid="ignore", over="ignore"):
         q = rms_norm_fused_rope_kv_write(

@@ -10,10 +10,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from accel.cuda import head_rows
 from accel.cuda.plan import plan_launches
 from accel.packets.rules import lower_graph
-from contract.dtypes import F16, F32, I12, I32, Q4_K, Q6_K, Q8_0, DType
+from contract.dtypes import F32, I12, I32, Q4_K, Q6_K, DType
 from contract.ir.graph import BufferKind, Graph, GraphBuilder, View
 from contract.ir.scratch import buffer_bytes
 from contract.opcodes import Opcode
@@ -28,26 +27,12 @@ from tests.cuda.product_cases import WIDE, activations, weights
 HEADS, KV_HEADS, CONTEXT, PAGES, SLOTS = 4, 2, 64, 9, 2
 
 
-@pytest.fixture(autouse=True)
-def every_storage(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of whatever storage pages are."""
-    monkeypatch.setattr(head_rows, "STORAGES", (F32, F16, Q8_0, I12))
-
-
 @pytest.mark.parametrize("tokens", [1, 3])
 @pytest.mark.parametrize(
-    ("kv_dtype", "head_dim", "neox", "norms"),
-    [
-        (F32, 320, 1, True),
-        (F16, 64, 0, False),
-        (Q8_0, 96, 1, True),
-        (I12, 128, 1, True),
-        (I12, 64, 0, False),
-    ],
-    ids=str,
+    ("head_dim", "neox", "norms"), [(320, 1, True), (128, 1, True), (64, 0, False)], ids=str
 )
 def test_queries_and_pages_are_those_of_the_definition(
-    kv_dtype: DType, head_dim: int, neox: int, norms: bool, tokens: int, folder: Path
+    head_dim: int, neox: int, norms: bool, tokens: int, folder: Path
 ) -> None:
     """One launch; rows of zeros, a large one and, in the last head, a broken one included."""
     pairs = head_dim // 2 - 8
@@ -58,11 +43,11 @@ def test_queries_and_pages_are_those_of_the_definition(
     qkv[0, HEADS * head_dim : (HEADS + 1) * head_dim] = 0
     qkv[-1, -3 * head_dim : -2 * head_dim] *= 1e6
     qkv[-1, -1] = np.inf
-    graph, key = heads_graph(kv_dtype, head_dim, neox, norms, pairs), ShapeKey(tokens, 0)
+    graph, key = heads_graph(head_dim, neox, norms, pairs), ShapeKey(tokens, 0)
     kept = kept_buffers(graph, values, key)
     inputs = {name: values[name] for name in ("qkv", "query", "page_table")}
     run_step(graph, (key, key), inputs, kept, {}, folder)
-    assert_as_defined(kept, values, kv_dtype, neox, norms)
+    assert_as_defined(kept, values, neox, norms)
 
 
 @pytest.mark.parametrize(("tokens", "bucket"), [(21, 24), (9, 16)])
@@ -100,7 +85,7 @@ def test_heads_add_up_spans_of_products(
             bias = builder.buffer(f"b{name}", BufferKind.WEIGHT, F32, (rows,))
             builder.emit(Opcode.BIAS_ADD, x=product, bias=bias, y=qkv[part])
         start += rows
-    graph = emit_heads(builder, qkv, I12, head_dim, 1, True, head_dim // 2)
+    graph = emit_heads(builder, qkv, head_dim, 1, True, head_dim // 2)
     sizes = ShapeKey(tokens, 0), ShapeKey(bucket, 0)
     step = lower_graph(graph, sizes[1], 1, "cuda")
     plan = plan_launches(step.ops, WIDE, step.scratch)
@@ -111,7 +96,7 @@ def test_heads_add_up_spans_of_products(
     kept = kept_buffers(graph, values, sizes[1])
     kept |= {name: in_device_memory(bias) for name, bias in biases.items()}
     run_step(graph, sizes, inputs, kept, matrices, folder, device=WIDE)
-    assert_as_defined(kept, values, I12, 1, True)
+    assert_as_defined(kept, values, 1, True)
 
 
 def head_values(
@@ -145,7 +130,6 @@ def kept_buffers(
 def assert_as_defined(
     kept: Mapping[str, NDArray[Any]],
     values: Mapping[str, NDArray[Any]],
-    kv_dtype: DType,
     neox: int,
     norms: bool,
 ) -> None:
@@ -162,27 +146,26 @@ def assert_as_defined(
             kv_heads=KV_HEADS,
             head_dim=head_dim,
             neox=neox,
-            kv=page_view(want_kv, kv_dtype, shape),
+            kv=page_view(want_kv, I12, shape),
             eps=1e-6,
         )
     got = kept["q"][: want.size].reshape(want.shape)
     assert np.array_equal(got, want, equal_nan=True)
-    got_kv = page_view(kept["kv"], kv_dtype, shape)
-    assert got_kv.tobytes() == page_view(want_kv, kv_dtype, shape).tobytes()
+    got_kv = page_view(kept["kv"], I12, shape)
+    assert got_kv.tobytes() == page_view(want_kv, I12, shape).tobytes()
     assert want_kv.any()
 
 
-def heads_graph(kv_dtype: DType, head_dim: int, neox: int, norms: bool, pairs: int) -> Graph:
+def heads_graph(head_dim: int, neox: int, norms: bool, pairs: int) -> Graph:
     """The fused opcode alone, which is lowered as its parts."""
     builder, width = GraphBuilder("heads"), (HEADS + 2 * KV_HEADS) * head_dim
     qkv = builder.buffer("qkv", BufferKind.REQUEST, F32, ("tokens", width))
-    return emit_heads(builder, qkv, kv_dtype, head_dim, neox, norms, pairs)
+    return emit_heads(builder, qkv, head_dim, neox, norms, pairs)
 
 
 def emit_heads(
     builder: GraphBuilder,
     qkv: View,
-    kv_dtype: DType,
     head_dim: int,
     neox: int,
     norms: bool,
@@ -197,7 +180,7 @@ def emit_heads(
         "rope_table": builder.buffer("rope_table", BufferKind.CONSTANT, F32, (CONTEXT, 2, pairs)),
         "query": builder.buffer("query", BufferKind.REQUEST, I32, ("tokens", 4)),
         "page_table": builder.buffer("page_table", BufferKind.REQUEST, I32, (SLOTS, 4)),
-        "kv": builder.buffer("kv", BufferKind.STATE, kv_dtype, shape),
+        "kv": builder.buffer("kv", BufferKind.STATE, I12, shape),
         "q": builder.output("q", "tokens", HEADS * head_dim),
     }
     if not norms:

@@ -22,7 +22,7 @@ from accel.cuda.step_table import (
     PRODUCT_RECORD,
 )
 from accel.packets.ops import TABLE
-from contract.dtypes import I12
+from contract.dtypes import I3R, I4R, I12, ROTATED_KV, DType
 from contract.ir.inputs import pack_inputs
 from contract.ir.nodes import BufferKind
 from contract.records import SAMPLING, SLOT
@@ -55,18 +55,25 @@ MODELS: Mapping[str, Mapping[str, Any]] = {
         "architecture": "qwen3", **SMALL, "heads": 4, "hidden": 1280, "feed_forward": 2816,
         "layers": 1,
     },
+    "heads128": {"architecture": "qwen3", **SMALL, "head_dim": 128, "layers": 1},
+    "heads256": {"architecture": "llama", **SMALL, "heads": 3, "head_dim": 256, "layers": 1},
 }  # fmt: skip
 FOUR_WARPS = ((4, 1),)
 
 
 def recorded(
-    name: str, folder: Path, key: ShapeKey, quant: str = "q8_0", context: int = 96
+    name: str,
+    folder: Path,
+    key: ShapeKey,
+    quant: str = "q8_0",
+    context: int = 96,
+    dtype: DType = I12,
 ) -> RecordedModel:
     path = folder / f"{name}-{quant}.gguf"
     if not path.exists():
         write_synthetic(path, sized_spec("tiny", quant=quant, **MODELS[name]))
     pages = 2 * -(-context // 16)
-    limits = Limits(2, context, pages, I12, step_tokens=4, step_rows=4)
+    limits = Limits(2, context, pages, dtype, step_tokens=4, step_rows=4)
     return RecordedModel(open_model(path), limits, key)
 
 
@@ -74,16 +81,16 @@ def fill_pages(model: RecordedModel) -> None:
     """Sequences have a past, whatever position they are at."""
     rng = np.random.default_rng(3)
     for decl in model.graph.of_kind(BufferKind.STATE):
-        if decl.dtype is I12:
-            filled_pages(model.raw[decl.name], tuple(map(int, decl.shape)), rng)
+        if decl.dtype in (I12, *ROTATED_KV):
+            filled_pages(model.raw[decl.name], tuple(map(int, decl.shape)), rng, decl.dtype)
 
 
 def fill_evenly(model: RecordedModel) -> None:
     """A past whose positions weigh about the same, so that the order of their sums matters."""
     rng = np.random.default_rng(4)
     for decl in model.graph.of_kind(BufferKind.STATE):
-        if decl.dtype is I12:
-            pool = page_view(model.raw[decl.name], I12, tuple(map(int, decl.shape)))
+        if decl.dtype in (I12, *ROTATED_KV):
+            pool = page_view(model.raw[decl.name], decl.dtype, tuple(map(int, decl.shape)))
             count, _, offsets, *shape = map(int, decl.shape)
             for offset in range(offsets):
                 keys, values = rng.standard_normal((2, count, *shape)).astype(np.float32)
@@ -161,6 +168,43 @@ def test_several_tokens(
             for position, slot in zip(positions, slots, strict=True)
         ]
         run(steps, list(range(7, 7 + len(slots))), later, slots, step)
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "context", "position", "multiprocessors"),
+    [
+        ("qwen3", I4R, 96, 0, 3),
+        ("heads128", I3R, 96, 62, 3),
+        ("heads256", I4R, 96, 15, 3),
+        ("heads128", I4R, 1216, 1150, 7),
+        ("qwen3", I3R, 4224, 4130, 5),
+    ],
+    ids=str,
+)
+def test_rotated_pages(
+    name: str, dtype: DType, context: int, position: int, multiprocessors: int, folder: Path
+) -> None:
+    """A dense model is one launch; a row is rotated where it is made, and back where it is read."""
+    one = ShapeKey(1, 1)
+    model = recorded(name, folder, one, context=context, dtype=dtype)
+    fill_evenly(model)
+    device = replace(DEVICE, multiprocessors=multiprocessors)
+    steps = PersistentSteps(model, one, device, FOUR_WARPS, folder)
+    assert len(steps.launches) == 1
+    for step in range(2):
+        run(steps, [11 + step], [position + step], [1], position + step)
+
+
+def test_launches_that_begin_within_a_layer(folder: Path) -> None:
+    """Behind attention of several tokens over rotated pages; the longest row is in their first
+    phases, whose tables lie behind its squares."""
+    key = ShapeKey(4, 4)
+    model = recorded("wide", folder, key, dtype=I4R)
+    fill_pages(model)
+    steps = PersistentSteps(model, key, DEVICE, ((8, 2),), folder)
+    assert [len(table_of(launch).phases) for launch in steps.launches] == [4, 4]
+    for step in range(2):
+        run(steps, [7, 8, 9, 10], [3 * step, 3 * step + 1, 3 * step + 2, step], [0, 0, 0, 1], step)
 
 
 @pytest.mark.parametrize(

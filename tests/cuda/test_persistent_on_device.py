@@ -17,7 +17,7 @@ from accel.cuda.runtime import Choices
 from accel.cuda.step_table import PeerWorkspaces
 from accel.cuda.tier import CudaTier
 from accel.packets import tier as tier_module
-from contract.dtypes import I12
+from contract.dtypes import I3R, I4R, I12, ROTATED_KV, DType
 from contract.errors import DeviceLost
 from contract.records import QUERY_TOKEN, SAMPLING
 from contract.types import Request, SamplingParams
@@ -71,14 +71,27 @@ def test_models_have_the_bits_of_the_cpu(
     assert_same(expected, generate(model, open_tier(block), REQUESTS, I12))
 
 
-@pytest.mark.parametrize("block", BLOCKS)
-def test_steps_that_are_queued_ahead(block: str, folder: Path, open_tier: OpenStepTier) -> None:
+@pytest.mark.parametrize("dtype", ROTATED_KV, ids=str)
+@pytest.mark.parametrize("name", ["qwen3", "llama", "qwen3moe", "wide"])
+def test_rotated_pages(name: str, dtype: DType, folder: Path, open_tier: OpenStepTier) -> None:
+    """Steps of one token as one launch, others as a graph."""
+    model = model_of(name, folder)
+    expected = generate(model, CpuTier(), REQUESTS, dtype)
+    assert_same(expected, generate(model, open_tier("8x3"), REQUESTS, dtype))
+
+
+@pytest.mark.parametrize(
+    ("block", "dtype"), [*((block, I12) for block in BLOCKS), ("8x3", I4R), ("8x2", I3R)], ids=str
+)
+def test_steps_that_are_queued_ahead(
+    block: str, dtype: DType, folder: Path, open_tier: OpenStepTier
+) -> None:
     """Two hundred tokens, across the border of a span, banks taking turns without the host."""
     model = model_of("qwen3", folder)
     outcomes = []
     request = Request(1, LONG.prompt, 200, SamplingParams(temperature=0.8, seed=3), ignore_end=True)
     for tier, ahead in ((CpuTier(), 0), (open_tier(block), 3)):
-        limits = Limits(1, 1280, 80, I12, step_tokens=128, step_rows=1)
+        limits = Limits(1, 1280, 80, dtype, step_tokens=128, step_rows=1)
         with ModelRunner(model, tier, limits) as runner:
             engine = Engine(runner, EngineOptions(end_of_generation=frozenset(), steps_ahead=ahead))
             engine.submit(request)

@@ -10,7 +10,7 @@ import pytest
 
 from accel.cuda import phases
 from accel.cuda.step_table import HEAD, HEAD_BYTES, PEER_DEVICES, PRODUCT_RECORD
-from contract.dtypes import I12
+from contract.dtypes import I4R, I12, DType
 from contract.shape_key import ShapeKey
 from harness.synth import sized_spec, write_synthetic
 from reference.limits import Limits
@@ -50,16 +50,25 @@ def test_devices_have_the_bits_of_one(count: int, steps: int, rows: int, folder:
     shared.compare()
 
 
-@pytest.mark.parametrize(("count", "first", "divided"), [(2, 126, 127), (3, 189, 0)])
+@pytest.mark.parametrize(
+    ("count", "first", "divided", "dtype"),
+    [(2, 126, 127, I12), (3, 189, 0, I12), (2, 126, 127, I4R)],
+    ids=str,
+)
 def test_devices_divide_the_heads_of_a_long_context(
-    count: int, first: int, divided: int, folder: Path, monkeypatch: pytest.MonkeyPatch
+    count: int,
+    first: int,
+    divided: int,
+    dtype: DType,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """From the second step on, or by devices of which one has no heads; blocks share contexts, and
     pages are whole on every device."""
     monkeypatch.setattr(phases, "DIVIDED_FROM", divided)
     path = folder / "pairs.gguf"
     write_synthetic(path, sized_spec("tiny", quant="q8_0", **{**MODELS["llama"], "kv_heads": 2}))
-    limits = Limits(2, 192, 24, I12, step_tokens=4, step_rows=4)
+    limits = Limits(2, 192, 24, dtype, step_tokens=4, step_rows=4)
     model = RecordedModel(open_model(path), limits, ONE)
     fill_evenly(model)
     shared = SharedSteps(model, ONE, DEVICE, FOUR_WARPS, folder, count)

@@ -14,6 +14,7 @@ from accel.cuda.plan import PlannedLaunch, plan_launches
 from accel.cuda.planning import planned_bucket
 from accel.cuda.program import OPTIONS, Compiler, Source, tuned_source
 from accel.cuda.step_choice import BLOCKS, StepChoice
+from accel.cuda.unpacked_pages import unpack_rotated
 from accel.packets.rules import lower_graph
 from accel.packets.shares import Share
 from contract import dtypes
@@ -58,15 +59,18 @@ def sources(device: Device, folder: Path) -> list[Source]:
         (one_product(dtypes.Q5_K, 4096, 256, 1).graph, (512,)),
         (attention(Heads(4, 1, 128)), (1, 9, 80)),
         (attention(Heads(4, 1, 256)), (80,)),
-        (heads_graph(dtypes.I12, 128, 1, True, 1), (1,)),
+        (heads_graph(128, 1, True, 1), (1,)),
         (heads_and_attention(4, 1, 128), (1,)),
         (heads_and_attention(4, 1, 256), (4,)),
+        (heads_and_attention(4, 1, 128, dtype=dtypes.I4R), (1, 9)),
+        (heads_and_attention(4, 1, 64, dtype=dtypes.I3R), (1, 9)),
     ]
     found = [tuned_source(UNITS.file, {"DTYPE": dtypes.Q4_K.ggml_id})]
     found.append(tuned_source("find_broken.cu", {}))
     for graph, counts in graphs:
         for tokens in counts:
-            step = lower_graph(graph, ShapeKey(tokens, 0), PARTS, "cuda")
+            key = ShapeKey(tokens, 0)
+            step = unpack_rotated(lower_graph(graph, key, PARTS, "cuda"), graph, key)
             plan = plan_launches(step.ops, replace(device, multiprocessors=MULTIPROCESSORS))
             found += [launch.source for launch in plan.launches]
     step = lower_graph(sampling_graph(40), ShapeKey(0, 3), PARTS, "cuda")
@@ -109,12 +113,13 @@ def experts_and_delta_nets(device: Device, folder: Path) -> list[PlannedLaunch]:
 
 def persistent_launches(device: Device, folder: Path) -> list[PlannedLaunch]:
     """Of a dense model's step of one token, in the block the tier chooses, alone and as one of two
-    devices, and what draws behind it."""
-    graph = recorded("mixed", folder, ShapeKey(1, 1), "q4_k_m").graph
-    step = lower_graph(graph, ShapeKey(1, 1), PARTS, "cuda")
-    plans = [
-        planned_bucket(step, device, StepChoice(BLOCKS), Share(0, count)).plan for count in (1, 2)
-    ]
+    devices and with rotated pages, and what draws behind it."""
+    one = ShapeKey(1, 1)
+    plans = []
+    for dtype, count in ((dtypes.I12, 1), (dtypes.I12, 2), (dtypes.I4R, 1), (dtypes.I3R, 1)):
+        graph = recorded("mixed", folder, one, "q4_k_m", dtype=dtype).graph
+        step = unpack_rotated(lower_graph(graph, one, PARTS, "cuda"), graph, one)
+        plans.append(planned_bucket(step, device, StepChoice(BLOCKS), Share(0, count)).plan)
     assert plans[0].short is not None
     drawing = [launch for launch in plans[0].short.drawn if launch.workspace is not None]
     launches = [launch for plan in plans for launch in plan.launches]

@@ -179,6 +179,11 @@ DEVICE unsigned largest_of_warp(unsigned value) {
     return value;
 }
 
+DEVICE unsigned total_of_warp(unsigned value) {
+    for (int lanes = 16; lanes; lanes /= 2) value += __shfl_xor_sync(ALL_LANES, value, lanes);
+    return value;
+}
+
 typedef unsigned long long COPY_BARRIER;
 DEVICE void open_copies(COPY_BARRIER *, int) { __syncwarp(); }
 DEVICE void begin_copy(COPY_BARRIER *, void *slot, const void *source, unsigned bytes) {

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from accel.intel import report
+from accel.intel import tier as tier_module
 from accel.intel.runtime import Choices
 from accel.intel.tier import IntelTier
 from accel.kernels.source import Traits
@@ -51,3 +53,11 @@ def tier(gpu: Simulated, open_intel: OpenTier) -> Iterator[IntelTier]:
     """A tier as a user gets it."""
     with ExitStack() as undo:
         yield undo.enter_context(open_intel(gpu))
+
+
+@pytest.fixture
+def present(gpu: Simulated, monkeypatch: pytest.MonkeyPatch) -> Simulated:
+    """A machine on which every command finds the simulated GPU."""
+    for module in (report, tier_module):
+        monkeypatch.setattr(module, "load_level_zero", lambda: gpu.zero)
+    return gpu

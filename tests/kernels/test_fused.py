@@ -194,7 +194,7 @@ def test_heads_of_any_size_have_the_bits_of_the_ops_apart(
     tier: OpenClTier, monkeypatch: pytest.MonkeyPatch, head_dim: int, neox: int, pairs: int
 ) -> None:
     """Of one segment and of two, turned as a whole or in part."""
-    graph, bucket = heads_graph(I12, head_dim, neox, True, pairs), ShapeKey(5, 0)
+    graph, bucket = heads_graph(head_dim, neox, True, pairs), ShapeKey(5, 0)
     rng = np.random.default_rng(head_dim)
     width = int(graph.buffers["qkv"].shape[-1])
     data: dict[str, NDArray[Any]] = head_values(rng, 5, head_dim, pairs)

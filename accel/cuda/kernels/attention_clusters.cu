@@ -1,5 +1,5 @@
 // Norm and rotation of heads, the write of their keys and values, and FLASH_ATTN of few tokens over
-// I12 pages (rules R3, R4 and R6). A cluster of blocks computes a span of 1,024 positions for one
+// I12 pages, or coded ones (rules R3, R4, R6 and R13). A cluster of blocks computes a span of 1,024 positions for one
 // token and up to four heads that read one KV head; four warps compute a tile. Every block that
 // needs a row of queries, new keys or new values computes it itself. One block writes the new keys
 // and values to their page, and no block reads them from there.
@@ -154,6 +154,7 @@ DEVICE void make_row(const BLOCK_WORK &work, const HEAD_OPERANDS &operands, cons
             row.turn(beside.factors, beside.angles, beside.rope->size[ROPE_ROTARY_PAIRS],
                      beside.rope->size[ROPE_NEOX] != 0, own.row(warp), lane);
         }
+        row.mix(lane);
     }
     if (queries) {
         row.split(exists, operands.part->real[FLASH_ATTN_PART_SCALE], own.memory, task.head, lane);

@@ -1,11 +1,12 @@
-// Tiles of 64 positions of I12 pages as in attention_tiles.h, computed by four warps each. A warp
-// computes the scores of one page, then the sums of a quarter of the channels. Shared memory holds
+// Tiles of 64 positions as in attention_tiles.h, of I12 pages or coded ones, computed by four warps
+// each. A warp computes the scores of one page, then the sums of a quarter of the channels. Shared memory holds
 // the page records of STAGES tiles for every group, and the results of RESULTS tiles.
 
 #ifndef ATTENTION_GROUP_H
 #define ATTENTION_GROUP_H
 
 #include "attention_tiles.h"
+#include "attention_codes.h"
 
 #define TILE_WARPS 4
 #ifdef TILE_GROUPS
@@ -44,15 +45,21 @@ DEVICE void score_page(const SPAN_WORK &work, unsigned start, unsigned char *mem
                        const unsigned char *record, int group, int page, int lane,
                        float (&score)[2], float (&value)[2]) {
     const int g = lane / 4, t = lane % 4;
-    unsigned query[2][LANE_WORDS];
-    const unsigned char *column = memory + AT_QUERIES + g * HEAD_DIM + t * LANE_BYTES;
-    load_words(column, query[0]);
-    load_words(column + HALF_DIM, query[1]);
+    const unsigned char *column = memory + AT_QUERIES + g * QUERY_BYTES;
     const float unit = ((const float *)(memory + AT_UNITS))[2 * t];
+    int dot[2];
+#if IS_CODED
+    PAGE_CODES keys;
+    keys.load(record, lane);
+    keys.scores(column + 4 * t, dot);
+#else
+    unsigned query[2][LANE_WORDS];
+    load_words(column + t * LANE_BYTES, query[0]);
+    load_words(column + t * LANE_BYTES + HALF_DIM, query[1]);
     PAGE_KEYS keys;
     keys.load(record, lane);
-    int dot[2];
     keys.scores(query, dot);
+#endif
     float most = NEGATIVE_INFINITY;
 #pragma unroll
     for (int r = 0; r < 2; r++) {
@@ -99,8 +106,17 @@ DEVICE void attend_group_tile(const SPAN_WORK &work, unsigned start, unsigned ch
     group_barrier(1 + group);
     unsigned weight[4];
     load_words(weights + g / 2 * WEIGHT_BYTES + g % 2 * KV_TILE + t * PAGE_TOKENS, weight);
-    const unsigned char *of_lane = values + I12_VALUES(HEAD_DIM) + g * PAGE_TOKENS;
     float *sums = (float *)(memory + AT_GROUP_SUMS) + (result * HEADS + t) * SUM_FLOATS + g;
+#if IS_CODED
+#pragma unroll 1
+    for (int piece = page; piece < 2 * CODED_GROUPS; piece += TILE_WARPS) {
+        GROUP_CODES part;
+        part.load(values, piece / 2, g + piece % 2 * 8);
+        float *of_piece = sums + piece / 2 * 32 + piece % 2 * 8;
+        part.sums(weight, of_piece[0], of_piece[16]);
+    }
+#else
+    const unsigned char *of_lane = values + I12_VALUES(HEAD_DIM) + g * PAGE_TOKENS;
 #pragma unroll 1
     for (int channel = 16 * page; channel < HALF_DIM; channel += 16 * TILE_WARPS) {
         GROUP_VALUES part;
@@ -111,6 +127,7 @@ DEVICE void attend_group_tile(const SPAN_WORK &work, unsigned start, unsigned ch
             part.sums(weight, half, of_half[0], of_half[8]);
         }
     }
+#endif
     // Warp `page` computes the rest for head `page`.
     const float total = share_total(shares + page * SHARE_FLOATS, lane);
     const float own = rint_small(largest_of(page_tops(memory, group, page)));

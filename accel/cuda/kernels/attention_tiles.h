@@ -12,13 +12,17 @@
 #include "warp.h"
 #include "attention_rows.k"
 #include "pages.k"
+#include "pages_coded.k"
 
 #define HEADS 4
 #define HALF_DIM (HEAD_DIM / 2)
 #define LANE_BYTES (HEAD_DIM / 8)  // of half a row, which four lanes share
 #define LANE_WORDS (LANE_BYTES / 4)
 #define TILE_PAGES (KV_TILE / PAGE_TOKENS)
-#define RECORD (PAGE_TOKENS * (3 * HEAD_DIM + 2))
+#define RECORD \
+    (IS_CODED ? CODED_EXPONENTS(HEAD_DIM) + 2 * PAGE_TOKENS : PAGE_TOKENS * (3 * HEAD_DIM + 2))
+// The distance between parts of queries; words of different ones are in different banks for codes.
+#define QUERY_BYTES (HEAD_DIM + (IS_CODED ? 16 : 0))
 #define Q_SHIFT 7  // bits of the low part of queries and weights
 // Registers of a lane for the data of a tile that it reads before it computes.
 #define HELD_WORDS (WARPS > 8 ? 48 : 96)
@@ -28,8 +32,8 @@
 #define VALUE_GROUPS (HELD_WORDS / VALUE_WORDS)
 
 // Shared memory, in bytes.
-#define AT_QUERIES 0                                        // [head][high, low][HEAD_DIM]
-#define AT_UNITS (AT_QUERIES + HEADS * 2 * HEAD_DIM)        // [head] factor, 1 if broken
+#define AT_QUERIES 0                                        // [head][high, low][QUERY_BYTES]
+#define AT_UNITS (AT_QUERIES + HEADS * 2 * QUERY_BYTES)     // [head] factor, 1 if broken
 #define AT_WEIGHTS (AT_UNITS + 32)                          // [warp][head][high, low][KV_TILE]
 #define AT_TOPS (AT_WEIGHTS + WARPS * HEADS * 2 * KV_TILE)  // [tile of a span][head] U, l
 #define AT_SUMS (AT_TOPS + SPAN_TILES * HEADS * 8)          // [tile of a span][head][HEAD_DIM] o
@@ -73,7 +77,8 @@ DEVICE void split_query(const float *q, bool exists, float scale, unsigned char 
     most = largest_of_warp(most);
     const int bits = query_bits(HEAD_DIM), exponent = row_exponent(most);
     const float factor = row_factor(most, bits);
-    unsigned char *high = memory + AT_QUERIES + head * 2 * HEAD_DIM, *low = high + HEAD_DIM;
+    unsigned char *high = memory + AT_QUERIES + head * 2 * QUERY_BYTES;
+    unsigned char *low = high + QUERY_BYTES;
     for (int d = lane; d < HEAD_DIM; d += WARP_LANES) {
         const int m = exists && factor != 0.0f ? row_integer(q[d], factor, (2 << bits) - 1) : 0;
         high[d] = (unsigned char)(m >> Q_SHIFT);
@@ -96,7 +101,8 @@ DEVICE void split_queries(const SPAN_WORK &work, float scale, unsigned char *mem
 
 DEVICE const unsigned char *record_of(const SPAN_WORK &work, unsigned position) {
     const unsigned page = work.pages[min(position, work.position) / PAGE_TOKENS];
-    return (const unsigned char *)i12_record(work.kv, page, work.kv_heads, work.kv_head, HEAD_DIM);
+    const unsigned record = page * work.kv_heads + work.kv_head;
+    return (const unsigned char *)work.kv + (size_t)record * RECORD;
 }
 
 // Prefetches the tile's records while the queries are prepared.
@@ -298,7 +304,7 @@ DEVICE void attend_tiles(const SPAN_WORK &work, unsigned first, unsigned end,
 #pragma unroll 1
     for (unsigned tile = first + warp; tile < end; tile += WARPS) {
         unsigned query[2][LANE_WORDS];
-        const unsigned char *column = memory + AT_QUERIES + g * HEAD_DIM + t * LANE_BYTES;
+        const unsigned char *column = memory + AT_QUERIES + g * QUERY_BYTES + t * LANE_BYTES;
         load_words(column, query[0]);
         load_words(column + HALF_DIM, query[1]);
         const unsigned start = (work.span * SPAN_TILES + tile) * KV_TILE;

@@ -1,7 +1,7 @@
 // Everything between the products of q, k and v and attention in one launch: the norm of every head
 // of q and k, their rotation, and the write of keys and values to their pages (rules R4 and R6). A
 // warp computes one head of one token, whose row is in shared memory. DTYPE is the storage type of
-// pages, WIDTH the number of channels of a head.
+// pages, WIDTH the number of channels of a head. Of coded pages rows are also rotated by rule R13.
 //
 // Compiled with these operand numbers (see packets.h): Q_AT, K_AT and V_AT, the results of the
 // products; Q_WEIGHT_AT and K_WEIGHT_AT; Q_RESULT_AT; TABLE_AT, QUERY_AT, PAGES_AT and KV_AT.
@@ -10,6 +10,11 @@
 // kernel adds them up with the biases of Q_BIAS_AT, K_BIAS_AT and V_BIAS_AT; otherwise SPANS is 0.
 
 #include "heads.h"
+#define HEAD_DIM WIDTH
+#include "pages_coded.k"
+#if IS_CODED
+#include "rotated_rows.h"
+#endif
 
 #define MOST_UNROLLED 16
 #define Q_HEAD 0
@@ -90,7 +95,7 @@ DEVICE void read_row(const LAUNCH &launch, const HEAD_ROW &own, const float *spa
     __syncwarp();
 }
 
-// See norm_row and rotate_row, with what was read ahead.
+// Rules R3 and R4, see rotate_row, with what was read ahead.
 DEVICE void norm_own_row(float *row, const float (&weight)[LANE_CHANNELS], float eps, int lane) {
     const float mean = __fdiv_rn(squares_of_row(row, WIDTH, lane), (float)WIDTH);
     const float r = __fdiv_rn(1.0f, __fsqrt_rn(mean + eps));
@@ -122,6 +127,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32)
     const PACKET *q_rope = packet_of(launch, Q_ROPE), *k_rope = packet_of(launch, K_ROPE);
     const unsigned heads = q_rope->size[ROPE_HEADS], kv_heads = k_rope->size[ROPE_HEADS];
     const unsigned tokens = count_of(launch, q_rope), units = tokens * (heads + 2 * kv_heads);
+    const U64 kv = (U64)operand_at(launch, KV_AT);
     const int lane = threadIdx.x % WARP_LANES;
     float *row = (float *)shared + threadIdx.x / WARP_LANES * WIDTH;
     for (unsigned unit = blockIdx.x * WARPS + threadIdx.x / WARP_LANES; unit < units;
@@ -138,6 +144,22 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32)
             rotate_own_row(row, own, rope->size[ROPE_ROTARY_PAIRS], rope->size[ROPE_NEOX] != 0,
                            lane);
         }
+        unsigned char *record = 0;
+        if (own.kind != Q_HEAD)
+            record = (unsigned char *)(IS_CODED ? coded_record(kv, own.page, kv_heads, own.head, WIDTH)
+                                                : i12_record(kv, own.page, kv_heads, own.head, WIDTH));
+        const unsigned place = own.position % PAGE_TOKENS;
+#if IS_CODED
+        float mixed[LANE_CHANNELS];
+#pragma unroll
+        for (int i = 0; i < LANE_CHANNELS; i++) mixed[i] = row[lane + i * WARP_LANES];
+        rotate_channels(mixed, lane);
+        if (record) store_codes(mixed, own.kind == V_HEAD, {record, 0}, place, lane);
+#pragma unroll
+        for (int i = 0; i < LANE_CHANNELS; i++) row[lane + i * WARP_LANES] = mixed[i];
+#else
+        if (record) store_integers_of(row, WIDTH, own.kind == V_HEAD, record, place, lane);
+#endif
         if (own.kind == Q_HEAD) {
             float *y = (float *)operand_at(launch, Q_RESULT_AT) +
                        own.token * stride_at(launch, Q_RESULT_AT) + own.head * WIDTH;
@@ -146,9 +168,6 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32)
                 const unsigned k = lane + i * WARP_LANES;
                 if (k < WIDTH) y[k] = row[k];
             }
-        } else {
-            store_row(row, WIDTH, own.kind == V_HEAD, (U64)operand_at(launch, KV_AT), own.page,
-                      own.position, kv_heads, own.head, lane);
         }
         __syncwarp();
     }

@@ -32,16 +32,6 @@ DEVICE float squares_of_row(const float *row, unsigned width, int lane) {
     return total + span;
 }
 
-DEVICE void norm_row(float *row, unsigned width, const float *weight, float eps, int lane) {
-    const float mean = __fdiv_rn(squares_of_row(row, width, lane), (float)width);
-    const float r = __fdiv_rn(1.0f, __fsqrt_rn(mean + eps));
-    for (unsigned k = lane; k < width; k += WARP_LANES) {
-        const float value = row[k] * r;
-        row[k] = weight ? value * weight[k] : value;
-    }
-    __syncwarp();
-}
-
 // Pair m is channels (m, m + pairs) if neox, else (2 m, 2 m + 1).
 DEVICE void rotate_row(float *row, unsigned pairs, bool neox, const float *cosine, int lane) {
     for (unsigned m = lane; m < pairs; m += WARP_LANES) {
@@ -53,28 +43,11 @@ DEVICE void rotate_row(float *row, unsigned pairs, bool neox, const float *cosin
     __syncwarp();
 }
 
-DEVICE unsigned largest_magnitude(const float *row, unsigned first, unsigned count, int lane) {
+DEVICE unsigned largest_magnitude(const float *row, unsigned width, int lane) {
     unsigned most = 0;
-    for (unsigned k = lane; k < count; k += WARP_LANES)
-        most = max(most, __float_as_uint(row[first + k]) & MAGNITUDE);
+    for (unsigned k = lane; k < width; k += WARP_LANES)
+        most = max(most, __float_as_uint(row[k]) & MAGNITUDE);
     return largest_of_warp(most);
-}
-
-// See store_q8_0 of kv_write_batched.k: a lane takes an element.
-DEVICE void store_blocks(const float *row, unsigned width, unsigned char *target, int lane) {
-    for (unsigned first = 0; first < width; first += Q8_0_ELEMENTS, target += Q8_0_BYTES) {
-        const float most = __uint_as_float(largest_magnitude(row, first, Q8_0_ELEMENTS, lane));
-        const bool broken = !is_finite(most);
-        const unsigned bits = broken ? HALF_QUIET_NAN : narrowed(__fdiv_rn(most, 127.0f));
-        const float d = broken ? 0.0f : widened(bits);
-        int q = 0;
-        if (d != 0.0f) {
-            const float quotient = __fdiv_rn(row[first + lane], d);
-            q = (int)rint_small(fminf(fmaxf(quotient, -127.0f), 127.0f));
-        }
-        if (lane == 0) *(unsigned short *)target = (unsigned short)bits;
-        target[2 + lane] = (unsigned char)q;
-    }
 }
 
 // See store_i12 of kv_write_batched.k: lanes take pairs of channels.
@@ -84,7 +57,7 @@ DEVICE void store_integers_of(const float *row, unsigned width, unsigned which,
     const unsigned first = which ? I12_VALUES(width) : 0;
     unsigned char *high = record + first + (which ? i : i * width);
     unsigned char *low = record + first + I12_LOW(width) + (which ? i : i * half);
-    const unsigned most = largest_magnitude(row, 0, width, lane);
+    const unsigned most = largest_magnitude(row, width, lane);
     const int exponent = row_exponent(most);
     const float factor = row_factor(most, KV_BITS);
     for (unsigned d = lane; d < half; d += WARP_LANES) {
@@ -96,25 +69,6 @@ DEVICE void store_integers_of(const float *row, unsigned width, unsigned which,
         low[d * step] = (unsigned char)((a & 15) | (b & 15) << 4);
     }
     if (lane == 0) record[I12_EXPONENTS(width) + which * PAGE_TOKENS + i] = (unsigned char)exponent;
-}
-
-DEVICE void store_row(const float *row, unsigned width, unsigned which, U64 kv, unsigned page,
-                      unsigned position, unsigned kv_heads, unsigned head, int lane) {
-    unsigned char *target =
-        (unsigned char *)row_in_page(kv, page, position, which, kv_heads, head, width);
-    if (DTYPE == I12) {
-        unsigned char *record = (unsigned char *)i12_record(kv, page, kv_heads, head, width);
-        store_integers_of(row, width, which, record, position % PAGE_TOKENS, lane);
-    } else if (DTYPE == Q8_0) {
-        store_blocks(row, width, target, lane);
-    } else {
-        for (unsigned k = lane; k < width; k += WARP_LANES) {
-            if (DTYPE == F16)
-                ((unsigned short *)target)[k] = (unsigned short)narrowed(row[k]);
-            else
-                ((float *)target)[k] = row[k];
-        }
-    }
 }
 
 #endif

@@ -7,6 +7,12 @@
 #define STEP_ACTIVATIONS_H
 
 #include "one_row.h"
+#include "attention_rows.k"
+#include "pages.k"
+#include "pages_coded.k"
+#if IS_CODED
+#include "rotated_rows.h"
+#endif
 
 // What each warp holds of the row: `normal` units at once, `warps` apart, and as many of the units
 // after them, which are being loaded. A row with a norm has only the first ones. All computations
@@ -17,16 +23,18 @@ template <int warps, int normal> struct AWAITED_ROW {
     const FLOAT_ROWS<INCOMING> &rows;
     const float *row;
     int lane, warp;
-    bool normed, asked = false;
+    bool normed, turned, asked = false;
 
     __device__ __forceinline__ AWAITED_ROW(const ACTIVATIONS &x_,
-                                           const FLOAT_ROWS<INCOMING> &rows_, bool normed_)
+                                           const FLOAT_ROWS<INCOMING> &rows_, bool normed_,
+                                           bool turned_)
         : x(x_),
           rows(rows_),
           row(rows_.x + rows_.source.row(0) * rows_.stride),
           lane(threadIdx.x % WARP_LANES),
           warp(threadIdx.x / WARP_LANES),
-          normed(normed_) {}
+          normed(normed_),
+          turned(turned_) {}
 
     __device__ __forceinline__ void load_weights() {
         if (!normed || !rows.weight) return;
@@ -127,6 +135,11 @@ template <int warps, int normal> struct AWAITED_ROW {
                 if (normed)
                     normalize_units<warps>(held, weight, x, rows,
                                            ROW_SQUARES{squares, x.units, rows.columns});
+#if IS_CODED
+                if (turned)
+#pragma unroll
+                    for (int i = 0; i < normal; i++) rotate_back(held[i].of, lane);
+#endif
                 quantize(first);
                 if (next >= x.units) break;
 #pragma unroll

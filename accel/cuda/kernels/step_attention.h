@@ -1,5 +1,6 @@
 // An attention phase of a step kernel. Every block that needs a head of this step computes it
 // itself: the norm, the rotation, and the keys and values of all tokens of the step in its tiles.
+// Results over coded pages stay rotated by rule R13: the product that reads them rotates them back.
 // So several blocks may write the same bytes to a page, and no block waits for another's write.
 //
 // Page records of tiles are copied to shared memory while the block waits for rows, and new keys
@@ -88,6 +89,7 @@ DEVICE HEAD_ROW new_row(const ATTENTION_PHASE &phase, const STEP_MEMORY &step, u
         if (phase.k_norm) row.normalize(factors, phase.k_weight != 0, phase.k_eps);
         row.turn(factors, angles, phase.rotary_pairs, phase.neox != 0, room, lane);
     }
+    row.mix(lane);
     return row;
 }
 
@@ -141,6 +143,7 @@ DEVICE void make_query(const ATTENTION_PHASE &phase, const STEP_MEMORY &step, RO
                  step.incoming(phase.q), lane);
         if (phase.q_norm) row.normalize(factors, phase.q_weight != 0, phase.q_eps);
         row.turn(factors, angles, phase.rotary_pairs, phase.neox != 0, room, lane);
+        row.mix(lane);
     }
     round.settle();
     row.split(head < work.heads, phase.scale, round.memory, head, lane);

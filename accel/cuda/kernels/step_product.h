@@ -76,7 +76,8 @@ DEVICE void product_phase(const PRODUCT_PHASE &phase, const PHASE_WORK &work, un
     };
     rows.source.picked = (const unsigned *)step.at(phase.picked);
 #if WHOLE_ROWS
-    AWAITED_ROW<S::warps, NORM_UNITS> quantizer(memory.x, rows, phase.norm != 0);
+    AWAITED_ROW<S::warps, NORM_UNITS> quantizer(memory.x, rows, phase.norm != 0,
+                                                   phase.turned != 0);
     // Of a long row the first units have been there for a while.
     if (NORM_UNITS > 1 && work.units > S::warps * NORM_UNITS) quantizer.begin();
 #else

@@ -11,6 +11,9 @@
 #include "attention_group.h"
 #include "exchange.h"
 #include "heads.h"
+#if IS_CODED
+#include "rotated_rows.h"
+#endif
 
 #define ROW_CHANNELS (HEAD_DIM / WARP_LANES)
 #define HALF_CHANNELS (ROW_CHANNELS / 2)
@@ -96,6 +99,12 @@ struct HEAD_ROW {
         __syncwarp();
 #endif
     }
+    // Of coded pages rows are rotated (rule R13).
+    __device__ __forceinline__ void mix(int lane) {
+#if IS_CODED
+        rotate_channels(of, lane);
+#endif
+    }
     __device__ __forceinline__ unsigned largest() const {
         unsigned most = 0;
 #pragma unroll
@@ -109,12 +118,12 @@ struct HEAD_ROW {
         const unsigned most = exists ? largest() : 0;
         const int bits = query_bits(HEAD_DIM), exponent = row_exponent(most);
         const float factor = row_factor(most, bits);
-        unsigned char *high = memory + AT_QUERIES + head * 2 * HEAD_DIM + lane;
+        unsigned char *high = memory + AT_QUERIES + head * 2 * QUERY_BYTES + lane;
 #pragma unroll
         for (int i = 0; i < ROW_CHANNELS; i++) {
             const int m = factor != 0.0f ? row_integer(of[i], factor, (2 << bits) - 1) : 0;
             high[WARP_LANES * i] = (unsigned char)(m >> Q_SHIFT);
-            high[HEAD_DIM + WARP_LANES * i] = (unsigned char)(m & ((1 << Q_SHIFT) - 1));
+            high[QUERY_BYTES + WARP_LANES * i] = (unsigned char)(m & ((1 << Q_SHIFT) - 1));
         }
         if (lane == 0) {
             float *unit = (float *)(memory + AT_UNITS) + 2 * head;
@@ -128,6 +137,9 @@ struct HEAD_ROW {
     template <bool always = true>
     __device__ __forceinline__ void store(bool values, unsigned char *record, unsigned char *copy,
                                           unsigned i, int lane) const {
+#if IS_CODED
+        store_codes(of, values, {record, copy}, i, lane);
+#else
         const unsigned step = values ? PAGE_TOKENS : 1, first = values ? I12_VALUES(HEAD_DIM) : 0;
         const unsigned high = first + (values ? i : i * HEAD_DIM) + lane * step;
         const unsigned low = first + I12_LOW(HEAD_DIM) + (values ? i : i * HALF_DIM) + lane * step;
@@ -151,6 +163,7 @@ struct HEAD_ROW {
         const unsigned place = I12_EXPONENTS(HEAD_DIM) + (values ? PAGE_TOKENS : 0) + i;
         if (lane == 0) copy[place] = (unsigned char)exponent;
         if (lane == 0 && (always || record)) record[place] = (unsigned char)exponent;
+#endif
     }
 };
 

@@ -26,7 +26,7 @@ struct STEP_HEAD {
 
 // Norm, quantization and up to three products of one x, with the ops after them. `also` is the
 // address of results that launches other than the phases read. Bit i of `everywhere` is set if all
-// devices need the results of matrix i.
+// devices need the results of matrix i. If `turned`, x is first rotated back (rule R13).
 struct PRODUCT_PHASE {
     unsigned kind, multiplier, counted, columns;
     U64 x, norm_weight, residual, picked;
@@ -37,7 +37,8 @@ struct PRODUCT_PHASE {
     unsigned residual_stride;
     float eps;
     unsigned norm, paired, activation, formats, slot_bits, everywhere;
-    unsigned reserved[10];
+    unsigned turned;
+    unsigned reserved[9];
 };
 
 // Norm and rotation of heads, keys and values into their pages, and attention. Several devices

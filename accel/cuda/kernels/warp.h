@@ -142,6 +142,9 @@ DEVICE void load_matrices(unsigned (&word)[4], const unsigned char *row) {
 // The largest unsigned value of all lanes, for every lane.
 DEVICE unsigned largest_of_warp(unsigned value) { return __reduce_max_sync(ALL_LANES, value); }
 
+// The sum of all lanes, modulo 2^32, for every lane.
+DEVICE unsigned total_of_warp(unsigned value) { return __reduce_add_sync(ALL_LANES, value); }
+
 DEVICE unsigned shared_address(const void *p) { return (unsigned)__cvta_generic_to_shared(p); }
 
 // Copies of multiples of 16 bytes to the shared memory of a warp, in order. All lanes must call with

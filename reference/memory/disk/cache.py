@@ -6,6 +6,7 @@ does not come back. Problems are counted, and the first one of its kind is repor
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections import Counter, deque
@@ -21,7 +22,8 @@ from reference.memory.disk.names import PageNames
 from reference.memory.disk.reading import Reading
 from reference.memory.disk.statistics import DiskStatistics
 
-READERS = 2
+READERS = min(max(os.cpu_count() or 2, 4) // 2, 6)
+"""Threads that read the files of a prompt. Six read 11 GB in half the time that two take."""
 MOST_TOUCHES = 64
 """While more than that waits to be done, uses of files are not noted."""
 Report = Callable[[str], None]

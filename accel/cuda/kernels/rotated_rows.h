@@ -1,0 +1,160 @@
+// Rows of heads of a model whose pages are I4R or I3R, a warp for each row (rule R13): rotation, and
+// the codes of keys and values. A lane holds channels lane + 32 i of HEAD_DIM, 64, 128 or 256. Whoever
+// includes this has included attention_rows.k, pages.k and pages_coded.k.
+
+#ifndef ROTATED_ROWS_H
+#define ROTATED_ROWS_H
+
+// As in rotate_heads.k.
+#define LEAST_ROTATED __uint_as_float(0x1F800000u)
+DEVICE unsigned sign_word(unsigned word) {
+    const unsigned first = word & 1 ? 0xe169c58du : 0x6627e8d5u;
+    const unsigned second = word & 1 ? 0x9b00dbd8u : 0xbc57ac4cu;
+    const unsigned third = word & 1 ? 0x5cb200dbu : 0xf8e4cca4u;
+    const unsigned fourth = word & 1 ? 0x097eff67u : 0xb1a574ebu;
+    return word & 4 ? (word & 2 ? fourth : third) : (word & 2 ? second : first);
+}
+DEVICE float rotated_channel(float x) { return magnitude_of(x) < LEAST_ROTATED ? 0.0f : x; }
+DEVICE float with_sign(float x, unsigned word, unsigned bit) {
+    return __uint_as_float(__float_as_uint(x) ^ (word >> bit & 1u) << 31);
+}
+// 1 / sqrt(HEAD_DIM), rounded once.
+DEVICE float rotation_unit() {
+    return HEAD_DIM == 128 ? __uint_as_float(0x3DB504F3u) : HEAD_DIM == 64 ? 0.125f : 0.0625f;
+}
+
+// Sums and differences of the values of lanes 1, 2, 4 ... up to `apart` apart; rolled, since length is
+// time.
+template <int N> DEVICE void join_lanes(float (&of)[N], int apart, int lane) {
+#pragma unroll 1
+    for (int lanes = 1; lanes <= apart; lanes *= 2) {
+        const unsigned sign = lane & lanes ? 0x80000000u : 0;
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            const float other = __shfl_xor_sync(ALL_LANES, of[i], lanes);
+            of[i] = other + __uint_as_float(__float_as_uint(of[i]) ^ sign);
+        }
+    }
+}
+// The same of values `apart` places apart.
+template <int apart, int N> DEVICE void join_places(float (&of)[N]) {
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        if (i & apart) continue;
+        const float a = of[i], b = of[i + apart];
+        of[i] = a + b, of[i + apart] = a - b;
+    }
+}
+
+template <int N> DEVICE void rotate_channels(float (&of)[N], int lane) {
+#pragma unroll
+    for (int i = 0; i < N; i++) of[i] = with_sign(rotated_channel(of[i]), sign_word(i), lane);
+    join_lanes(of, WARP_LANES / 2, lane);
+    join_places<1>(of);
+    if constexpr (N > 2) join_places<2>(of);
+    if constexpr (N > 4) join_places<4>(of);
+#pragma unroll
+    for (int i = 0; i < N; i++) of[i] = of[i] * rotation_unit();
+}
+
+// Eight results of attention, columns 4 lane to 4 lane + 3 of a unit and those 128 behind, rotated
+// back.
+DEVICE void rotate_back(float (&of)[8], int lane) {
+#pragma unroll
+    for (int i = 0; i < 8; i++) of[i] = rotated_channel(of[i]);
+    join_places<1>(of);
+    join_places<2>(of);
+    join_lanes(of, HEAD_DIM > 64 ? WARP_LANES / 2 : WARP_LANES / 4, lane);
+    if (HEAD_DIM > 128) join_places<4>(of);
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        const unsigned channel = (128 * half + 4 * lane) % HEAD_DIM;
+        const unsigned word = sign_word(channel / 32);
+#pragma unroll
+        for (int i = 4 * half; i < 4 * half + 4; i++)
+            of[i] = with_sign(of[i] * rotation_unit(), word, channel % 32 + i % 4);
+    }
+}
+
+// See code_of of coded_rows.k: `inverse` is 1 / (2 scale). The quotient is exact enough, because half
+// a step lies at least 1 / 1020 from each integer.
+DEVICE int code_near(int m, int scale, float inverse, int bits) {
+    const float above = (float)(m + (scale << bits) - 1) + 0.5f;
+    return min(max((int)(above * inverse), 0), (1 << bits) - 1);
+}
+
+// The codes of integers m, with the scale of every group of 32 channels, see group_scale of
+// coded_rows.k.
+template <int N>
+DEVICE void find_codes(const int (&m)[N], bool values, int (&scale)[N], unsigned (&code)[N]) {
+    constexpr int key_top = (1 << KEY_CODE_BITS) - 1, value_top = (1 << VALUE_CODE_BITS) - 1;
+    const int bits = values ? VALUE_CODE_BITS : KEY_CODE_BITS, top = values ? value_top : key_top;
+    int largest[N];
+    unsigned least[N];
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        const unsigned most = largest_of_warp((unsigned)abs(m[i])) + top - 1;
+        largest[i] = min((int)(values ? most / value_top : most / key_top), min(2048 / top, 255));
+        least[i] = ~0u;
+    }
+#pragma unroll 1
+    for (unsigned part = 0; part < 6; part++)
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            const int one = largest[i] - (int)((unsigned)largest[i] * part / 16);
+            const int found = code_near(m[i], one, __fdiv_rn(1.0f, (float)max(2 * one, 2)), bits);
+            const int difference = m[i] - (2 * found - top) * one;
+            const unsigned squares = total_of_warp((unsigned)(difference * difference));
+            if ((squares << 3 | part) >= least[i]) continue;
+            least[i] = squares << 3 | part, scale[i] = one, code[i] = found;
+        }
+}
+
+// Writes keys or values of position i of a page to its record and to a copy of it; either may be 0.
+struct CODE_PLACES {
+    unsigned char *record, *copy;
+    __device__ __forceinline__ void put(unsigned at, unsigned byte) const {
+        if (record) record[at] = (unsigned char)byte;
+        if (copy) copy[at] = (unsigned char)byte;
+    }
+    __device__ __forceinline__ void put_word(unsigned at, unsigned word) const {
+        if (record) *(unsigned *)(record + at) = word;
+        if (copy) *(unsigned *)(copy + at) = word;
+    }
+};
+template <int N>
+DEVICE void store_codes(const float (&of)[N], bool values, const CODE_PLACES &to, unsigned i,
+                        int lane) {
+    const unsigned low_bits = values ? VALUE_LOW_BITS : 4, step = values ? PAGE_TOKENS : 1;
+    unsigned most = 0;
+#pragma unroll
+    for (int g = 0; g < N; g++) most = max(most, __float_as_uint(of[g]) & MAGNITUDE);
+    most = largest_of_warp(most);
+    const int exponent = row_exponent(most);
+    const float factor = row_factor(most, KV_BITS);
+    int m[N], scale[N];
+    unsigned codes[N];
+#pragma unroll
+    for (int g = 0; g < N; g++)
+        m[g] = exponent == BROKEN_ROW ? 0 : row_integer(of[g], factor, KV_MOST);
+    find_codes(m, values, scale, codes);
+#pragma unroll
+    for (int g = 0; g < N; g++) {
+        const unsigned tops = __ballot_sync(ALL_LANES, (codes[g] >> low_bits) != 0);
+        unsigned both = codes[g] & ((1u << low_bits) - 1);
+        if (low_bits == 2) both |= __shfl_xor_sync(ALL_LANES, both, 8) << 2;
+        both |= __shfl_xor_sync(ALL_LANES, both, 16) << 4;
+        const unsigned first = values ? CODED_VALUES(HEAD_DIM) + i : i * HEAD_DIM / 2;
+        if (lane < 4 * (int)low_bits) to.put(first + (4 * low_bits * g + lane) * step, both);
+        const unsigned place = values ? g * PAGE_TOKENS + i : i * N + g;
+        if (lane == 0) {
+            to.put((values ? CODED_VALUE_SCALES(HEAD_DIM) : CODED_SCALES(HEAD_DIM)) + place,
+                   (unsigned)scale[g]);
+            if (values == (DTYPE == I3R)) to.put_word(CODED_TOPS(HEAD_DIM) + 4 * place, tops);
+        }
+    }
+    if (lane == 0)
+        to.put(CODED_EXPONENTS(HEAD_DIM) + (values ? PAGE_TOKENS : 0) + i, (unsigned)exponent & 255);
+}
+
+#endif
