@@ -61,7 +61,10 @@ class SpeculativeDecoder:
         """Let a sequence that has a new token run in lockstep if there is something to draft; True
         if it did not before."""
         table, slot = self._slot_manager.table, sequence.slot
-        if table.lockstep[slot] or not self._may(sequence) or not self._is_worth_it(sequence):
+        # Asked for every token, so what is known at once comes first.
+        if table.lockstep[slot] or sequence.known < self._yield(sequence).asked_at:
+            return False
+        if not self._may(sequence) or not self._is_worth_it(sequence):
             return False
         table.lockstep[slot] = True
         table.known[slot] = sequence.known
@@ -69,12 +72,10 @@ class SpeculativeDecoder:
 
     def _is_worth_it(self, sequence: Sequence) -> bool:
         """Whether there is something to draft for a sequence, and drafts are expected to gain."""
-        tokens = sequence.tokens[: sequence.known]
         own, running = self._yield(sequence), len(self._slot_manager.running)
-        most = self._most_of(sequence)
-        if not self._policy.begins(own, sequence.known, running, most):
+        if not self._policy.begins(own, sequence.known, running, self._most_of(sequence)):
             return False
-        return self._drafter.ready(sequence.order, tokens)
+        return self._drafter.ready(sequence.order, sequence.tokens[: sequence.known])
 
     def next_positions(self) -> list[Chunk]:
         """A draft block's keys lie in the pages of a sequence, so each sequence that waits for
@@ -244,4 +245,7 @@ class SpeculativeDecoder:
         return self._policy.follows(len(self._slot_manager.running), self._most)
 
     def _yield(self, sequence: Sequence) -> AcceptedTokens:
-        return self._yields.setdefault(sequence.order, AcceptedTokens())
+        own = self._yields.get(sequence.order)
+        if own is None:
+            own = self._yields[sequence.order] = AcceptedTokens()
+        return own
