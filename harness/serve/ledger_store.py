@@ -17,11 +17,16 @@ from operator import add, attrgetter
 from pathlib import Path
 
 from contract.context_manager import ContextManager
-from contract.errors import ConfigError, system_words
-from harness.serve.storage import RETRY_SECONDS, ProblemLog, StorageProblem
+from harness.serve.storage import (
+    RETRY_SECONDS,
+    ProblemLog,
+    StorageProblem,
+    open_database,
+    write_problem,
+)
 
-BUSY_SECONDS = 10.0
 SCHEMA_VERSION = 1
+WHAT = "the ledger"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,29 +63,18 @@ class LedgerStore(ContextManager):
         self._problem: StorageProblem | None = None
         self._tried = time.monotonic()
         self._log = ProblemLog()
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = sqlite3.connect(
-                path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False
-            )
-            self._file.execute("PRAGMA journal_mode=WAL")
-            self._file.execute("PRAGMA synchronous=NORMAL")
-            version = self._file.execute("PRAGMA user_version").fetchone()[0]
-            if version not in (0, SCHEMA_VERSION):
-                raise ConfigError(f"{path}: is a ledger of version {version}, not {SCHEMA_VERSION}")
-            columns = ", ".join(f"{name} INTEGER NOT NULL DEFAULT 0" for name in NAMES)
-            self._file.execute(
+        columns = ", ".join(f"{name} INTEGER NOT NULL DEFAULT 0" for name in NAMES)
+        self._file = open_database(
+            path,
+            SCHEMA_VERSION,
+            WHAT,
+            "--ledger",
+            (
                 "CREATE TABLE IF NOT EXISTS usage"
-                f" (tenant INTEGER, day TEXT, {columns}, PRIMARY KEY (tenant, day)) WITHOUT ROWID"
-            )
-            self._file.execute(
-                "CREATE TABLE IF NOT EXISTS activated (began_with TEXT PRIMARY KEY, name TEXT)"
-            )
-            self._file.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
-        except (sqlite3.Error, OSError) as error:
-            raise ConfigError(
-                f"{path}: cannot be the ledger: {system_words(error)}; name another with --ledger"
-            ) from None
+                f" (tenant INTEGER, day TEXT, {columns}, PRIMARY KEY (tenant, day)) WITHOUT ROWID",
+                "CREATE TABLE IF NOT EXISTS activated (began_with TEXT PRIMARY KEY, name TEXT)",
+            ),
+        )
         sums = ", ".join(f"{name} = {name} + excluded.{name}" for name in NAMES)
         parameters = ", ".join("?" for _ in range(len(NAMES) + 2))
         self._add = (
@@ -140,7 +134,7 @@ class LedgerStore(ContextManager):
                     self._wait(key, counts)
             if not isinstance(error, sqlite3.OperationalError):
                 raise
-            self._problem = _problem(self._path, error)
+            self._problem = write_problem(WHAT, self._path, error)
         else:
             self._problem = None
         self._log.note(None if self._problem is None else str(self._problem))
@@ -172,7 +166,7 @@ class LedgerStore(ContextManager):
             try:
                 self._file.execute("INSERT OR REPLACE INTO activated VALUES (?, ?)", row)
             except sqlite3.OperationalError as error:
-                raise _problem(self._path, error) from None
+                raise write_problem(WHAT, self._path, error) from None
 
     def activated(self, began_with: Path) -> str | None:
         """The name of the model that was activated last in servers that began with a file, None if
@@ -188,8 +182,3 @@ class LedgerStore(ContextManager):
             if self._waiting:
                 self._write()
             self._file.close()
-
-
-def _problem(path: Path, error: sqlite3.OperationalError) -> StorageProblem:
-    full = getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL
-    return StorageProblem(f"the ledger {path} cannot be written: {error}", full)

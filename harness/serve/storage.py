@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import logging
+import os
+import sqlite3
 import time
+from collections.abc import Iterable
+from pathlib import Path
 
-from contract.errors import ZincError
+from contract.errors import ConfigError, ZincError, system_words
 
+BUSY_SECONDS = 10.0
+"""How long a change waits for another process."""
 RETRY_SECONDS = 1.0
 """How long after a failure it is tried again."""
 LOG_SECONDS = 60.0
@@ -19,6 +25,40 @@ class StorageProblem(ZincError):
     def __init__(self, problem: str, full: bool) -> None:
         self.full = full
         super().__init__(problem)
+
+
+def open_database(
+    path: Path | None, version: int, what: str, option: str, tables: Iterable[str]
+) -> sqlite3.Connection:
+    """A database that threads may share, with these ``tables``; in memory where there is no
+    ``path``. Its owner alone may read a new one. Raises ConfigError, naming the ``option`` that
+    says where it is."""
+    try:
+        if path is not None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
+        file = sqlite3.connect(
+            path or ":memory:", timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False
+        )
+        file.execute("PRAGMA journal_mode=WAL")
+        file.execute("PRAGMA synchronous=NORMAL")
+        found = file.execute("PRAGMA user_version").fetchone()[0]
+        if found not in (0, version):
+            raise ConfigError(f"{path}: has version {found} of {what}, not {version}")
+        for table in tables:
+            file.execute(table)
+        file.execute(f"PRAGMA user_version={version}")
+        return file
+    except (sqlite3.Error, OSError) as error:
+        raise ConfigError(
+            f"{path}: cannot be {what}: {system_words(error)}; name another with {option}"
+        ) from None
+
+
+def write_problem(what: str, path: Path | None, error: sqlite3.OperationalError) -> StorageProblem:
+    """The problem that a failed change of a database is."""
+    full = getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL
+    return StorageProblem(f"{what} {path} cannot be written: {error}", full)
 
 
 class ProblemLog:
