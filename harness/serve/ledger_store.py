@@ -16,17 +16,9 @@ from dataclasses import dataclass, fields
 from operator import add, attrgetter
 from pathlib import Path
 
-from contract.context_manager import ContextManager
-from harness.serve.storage import (
-    RETRY_SECONDS,
-    ProblemLog,
-    StorageProblem,
-    open_database,
-    write_problem,
-)
+from harness.serve.storage import RETRY_SECONDS, Database, ProblemLog, StorageProblem
 
 SCHEMA_VERSION = 1
-WHAT = "the ledger"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,31 +42,24 @@ MOST_DAYS = 31
 values_of = attrgetter(*NAMES)
 
 
-class LedgerStore(ContextManager):
+class LedgerStore(Database):
     """The file of counters. Safe to share between threads, and between processes."""
 
     def __init__(self, path: Path) -> None:
         """Opens or creates ``path``. Raises ConfigError when it cannot be a ledger."""
-        self._lock = threading.Lock()
-        self._path = path
+        columns = ", ".join(f"{name} INTEGER NOT NULL DEFAULT 0" for name in NAMES)
+        tables = (
+            "CREATE TABLE IF NOT EXISTS usage"
+            f" (tenant INTEGER, day TEXT, {columns}, PRIMARY KEY (tenant, day)) WITHOUT ROWID",
+            "CREATE TABLE IF NOT EXISTS activated (began_with TEXT PRIMARY KEY, name TEXT)",
+        )
+        super().__init__(path, SCHEMA_VERSION, "the ledger", "--ledger", tables)
         self._counting = threading.Lock()
         self._waiting: dict[tuple[int, str], Counts] = {}
         self._counted = self._attempted = 0
         self._problem: StorageProblem | None = None
         self._tried = time.monotonic()
         self._log = ProblemLog()
-        columns = ", ".join(f"{name} INTEGER NOT NULL DEFAULT 0" for name in NAMES)
-        self._file = open_database(
-            path,
-            SCHEMA_VERSION,
-            WHAT,
-            "--ledger",
-            (
-                "CREATE TABLE IF NOT EXISTS usage"
-                f" (tenant INTEGER, day TEXT, {columns}, PRIMARY KEY (tenant, day)) WITHOUT ROWID",
-                "CREATE TABLE IF NOT EXISTS activated (began_with TEXT PRIMARY KEY, name TEXT)",
-            ),
-        )
         sums = ", ".join(f"{name} = {name} + excluded.{name}" for name in NAMES)
         parameters = ", ".join("?" for _ in range(len(NAMES) + 2))
         self._add = (
@@ -118,23 +103,17 @@ class LedgerStore(ContextManager):
             waiting, self._waiting = self._waiting, {}
             self._attempted = self._counted
         try:
-            self._file.execute("BEGIN IMMEDIATE")
-            try:
+            with self._whole():
                 self._file.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
                 for key, counts in waiting.items():
                     self._file.execute(self._add, (*key, *values_of(counts)))
-                self._file.execute("COMMIT")
-            except sqlite3.Error:
-                if self._file.in_transaction:
-                    self._file.execute("ROLLBACK")
-                raise
         except sqlite3.Error as error:
             with self._counting:
                 for key, counts in waiting.items():
                     self._wait(key, counts)
             if not isinstance(error, sqlite3.OperationalError):
                 raise
-            self._problem = write_problem(WHAT, self._path, error)
+            self._problem = self._problem_of(error)
         else:
             self._problem = None
         self._log.note(None if self._problem is None else str(self._problem))
@@ -166,7 +145,7 @@ class LedgerStore(ContextManager):
             try:
                 self._file.execute("INSERT OR REPLACE INTO activated VALUES (?, ?)", row)
             except sqlite3.OperationalError as error:
-                raise write_problem(WHAT, self._path, error) from None
+                raise self._problem_of(error) from None
 
     def activated(self, began_with: Path) -> str | None:
         """The name of the model that was activated last in servers that began with a file, None if
@@ -181,4 +160,4 @@ class LedgerStore(ContextManager):
         with self._lock:
             if self._waiting:
                 self._write()
-            self._file.close()
+        super().close()

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import sqlite3
+import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+from contract.context_manager import ContextManager
 from contract.errors import ConfigError, ZincError, system_words
 
 BUSY_SECONDS = 10.0
@@ -27,38 +31,59 @@ class StorageProblem(ZincError):
         super().__init__(problem)
 
 
-def open_database(
-    path: Path | None, version: int, what: str, option: str, tables: Iterable[str]
-) -> sqlite3.Connection:
-    """A database that threads may share, with these ``tables``; in memory where there is no
-    ``path``. Its owner alone may read a new one. Raises ConfigError, naming the ``option`` that
-    says where it is."""
-    try:
-        if path is not None:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
-        file = sqlite3.connect(
-            path or ":memory:", timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False
-        )
-        file.execute("PRAGMA journal_mode=WAL")
-        file.execute("PRAGMA synchronous=NORMAL")
-        found = file.execute("PRAGMA user_version").fetchone()[0]
-        if found not in (0, version):
-            raise ConfigError(f"{path}: has version {found} of {what}, not {version}")
-        for table in tables:
-            file.execute(table)
-        file.execute(f"PRAGMA user_version={version}")
-        return file
-    except (sqlite3.Error, OSError) as error:
-        raise ConfigError(
-            f"{path}: cannot be {what}: {system_words(error)}; name another with {option}"
-        ) from None
+class Database(ContextManager):
+    """A file of SQLite that threads and processes may share, with these ``tables``; in memory where
+    there is no ``path``. Its owner alone may read a new one."""
 
+    def __init__(
+        self, path: Path | None, version: int, what: str, option: str, tables: Iterable[str]
+    ) -> None:
+        """Raises ConfigError, naming the ``option`` that says where it is."""
+        self._lock = threading.Lock()
+        self._path, self._what = path, what
+        try:
+            if path is not None:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
+            name = path or ":memory:"
+            self._file = sqlite3.connect(
+                name, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False
+            )
+            self._file.execute("PRAGMA journal_mode=WAL")
+            self._file.execute("PRAGMA synchronous=NORMAL")
+            found = self._file.execute("PRAGMA user_version").fetchone()[0]
+            if found not in (0, version):
+                raise ConfigError(f"{path}: has version {found} of {what}, not {version}")
+            for table in tables:
+                self._file.execute(table)
+            self._file.execute(f"PRAGMA user_version={version}")
+        except (sqlite3.Error, OSError) as error:
+            raise ConfigError(
+                f"{path}: cannot be {what}: {system_words(error)}; name another with {option}"
+            ) from None
 
-def write_problem(what: str, path: Path | None, error: sqlite3.OperationalError) -> StorageProblem:
-    """The problem that a failed change of a database is."""
-    full = getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL
-    return StorageProblem(f"{what} {path} cannot be written: {error}", full)
+    @contextmanager
+    def _whole(self) -> Iterator[None]:
+        """All changes of the block or none."""
+        self._file.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+            self._file.execute("COMMIT")
+        except BaseException:
+            if self._file.in_transaction:
+                self._file.execute("ROLLBACK")
+            raise
+
+    def _problem_of(self, error: Exception) -> StorageProblem:
+        """The problem that a failed change is."""
+        full = getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL
+        full = full or getattr(error, "errno", None) == errno.ENOSPC
+        return StorageProblem(f"{self._what} {self._path} cannot be written: {error}", full)
+
+    def close(self) -> None:
+        """Close the file."""
+        with self._lock:
+            self._file.close()
 
 
 class ProblemLog:

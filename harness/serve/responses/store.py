@@ -8,31 +8,28 @@ from __future__ import annotations
 
 import secrets
 import sqlite3
-import threading
 import time
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
-from contract.context_manager import ContextManager
 from contract.types import Tenant
 from harness.serve import storage
 from harness.serve.answers import Json
 from harness.serve.responses.errors import not_found
 from harness.serve.responses.wire import InputItem
-from harness.serve.storage import StorageProblem, open_database, write_problem
+from harness.serve.storage import Database, StorageProblem
 
 MOST_STORED = 1000
 """Most answers of one tenant."""
 MOST_BYTES = 64 << 20
 """Most bytes of them, as JSON."""
 FILE = "responses.sqlite"
-WHAT = "the stored responses"
 SCHEMA_VERSION = 1
-TABLE = (
+TABLES = (
     "CREATE TABLE IF NOT EXISTS responses (tenant TEXT, id TEXT, used INTEGER, nbytes INTEGER,"
     " stored BLOB, PRIMARY KEY (tenant, id))",
     "CREATE INDEX IF NOT EXISTS by_use ON responses (used)",
@@ -56,7 +53,7 @@ class StoredResponse:
     previous: str | None
 
 
-class ResponseStore(ContextManager):
+class ResponseStore(Database):
     """The stored answers of all tenants. Threads may share it, and processes a ``folder``."""
 
     def __init__(
@@ -65,9 +62,8 @@ class ResponseStore(ContextManager):
         """Raises ConfigError for a folder that cannot have them."""
         self._most = most
         self._most_bytes = most_bytes
-        self._lock = threading.Lock()
-        self._path = None if folder is None else folder / FILE
-        self._file = open_database(self._path, SCHEMA_VERSION, WHAT, "--state", TABLE)
+        path = None if folder is None else folder / FILE
+        super().__init__(path, SCHEMA_VERSION, "the stored responses", "--state", TABLES)
         self._problem: StorageProblem | None = None
         self._tried = 0.0
 
@@ -87,7 +83,7 @@ class ResponseStore(ContextManager):
                     self._file.execute(MAKE_ROOM, (_key(tenant), self._most, self._most_bytes))
             except sqlite3.OperationalError as error:
                 self._tried = time.monotonic()
-                self._problem = write_problem(WHAT, self._path, error)
+                self._problem = self._problem_of(error)
                 raise self._problem from None
 
     def check(self) -> None:
@@ -117,7 +113,7 @@ class ResponseStore(ContextManager):
             try:
                 gone = self._file.execute("DELETE FROM responses WHERE tenant = ? AND id = ?", key)
             except sqlite3.OperationalError as error:
-                raise write_problem(WHAT, self._path, error) from None
+                raise self._problem_of(error) from None
             if not gone.rowcount:
                 raise not_found(id)
 
@@ -140,11 +136,6 @@ class ResponseStore(ContextManager):
                 if key not in keys:
                     self._file.execute("DELETE FROM responses WHERE tenant = ?", (key,))
 
-    def close(self) -> None:
-        """Close the file."""
-        with self._lock:
-            self._file.close()
-
     def _read(self, tenant: Tenant, id: str, param: str | None = None) -> StoredResponse:
         asked = "SELECT stored FROM responses WHERE tenant = ? AND id = ?"
         row = self._file.execute(asked, (_key(tenant), id)).fetchone()
@@ -157,18 +148,6 @@ class ResponseStore(ContextManager):
         set_use = f"UPDATE responses SET used = {NEXT_USE} WHERE tenant = ? AND id = ?"
         with suppress(sqlite3.OperationalError), self._whole():
             self._file.executemany(set_use, [(_key(tenant), id) for id in ids])
-
-    @contextmanager
-    def _whole(self) -> Iterator[None]:
-        """All changes of the block or none."""
-        self._file.execute("BEGIN IMMEDIATE")
-        try:
-            yield
-            self._file.execute("COMMIT")
-        except BaseException:
-            if self._file.in_transaction:
-                self._file.execute("ROLLBACK")
-            raise
 
 
 def _key(tenant: Tenant) -> str:
