@@ -61,9 +61,6 @@ class Observer:
     def step(self, step: StepObservation) -> None:
         """A step completed. Steps are reported in the order they were submitted."""
 
-    def waits(self, waits: bool) -> None:
-        """The engine begins to wait for a step that was submitted ahead, or has waited."""
-
 
 NOBODY = Observer()
 """The observer of an engine that nobody observes."""

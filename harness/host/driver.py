@@ -14,7 +14,6 @@ from contract.errors import QueueFull, RequestError, ZincError
 from contract.types import TokenEvent
 from harness.host.background_work import IN_TIME_SECONDS, BackgroundWork
 from harness.host.event_queue import Delivered, EventQueue, Offer
-from harness.host.right_of_way import RightOfWay
 from harness.host.submissions import EngineStopped, Submission, Submits
 from harness.host.watch import Listener, RequestFacts, StreamWatch
 from reference.engine import Engine
@@ -52,8 +51,7 @@ class EventStream:
         self._go_on()
         if not len(self._events) and self._driver.advance():
             timeout = 0.0
-        with self._driver.way.left():
-            taken = self._events.take(timeout, offer)
+        taken = self._events.take(timeout, offer)
         # The engine may have found the stream full while its events were taken.
         self._go_on()
         return taken
@@ -98,11 +96,9 @@ class EngineDriver(Submits[EventStream]):
         make_engine: Callable[[Observer], Engine],
         buffered_events: int = BUFFERED_EVENTS,
         observer: Observer = NOBODY,
-        way: RightOfWay | None = None,
     ) -> None:
-        self.way = way or RightOfWay()
         self._streams: dict[int, EventStream] = {}
-        self._watch = StreamWatch(self._streams, observer, self.way)
+        self._watch = StreamWatch(self._streams, observer)
         self._background = BackgroundWork(self._work_done)
         self._engine = make_engine(self._watch)
         self._buffered = buffered_events

@@ -24,7 +24,6 @@ from contract.types import LOCAL_TENANT, Tenant, TokenEvent
 from harness.host.driver import BUFFERED_EVENTS, STALLED_STEP_SECONDS, EngineDriver
 from harness.host.faults import log_fault
 from harness.host.live_memory import LOOK_SECONDS, LiveMemory
-from harness.host.right_of_way import RightOfWay
 from harness.host.submissions import EndWords, EngineStopped
 from reference.engine import Engine
 from reference.engine.models import Loaded, Models, no_loader
@@ -55,7 +54,7 @@ class ThreadedDriver(EngineDriver):
         buffered_events: int,
         memory: LiveMemory | None = None,
     ) -> None:
-        super().__init__(make_engine, buffered_events, way=thread.way)
+        super().__init__(make_engine, buffered_events)
         self.memory = memory
         self.key = key
         self._thread = thread
@@ -93,8 +92,7 @@ class ThreadedDriver(EngineDriver):
                 raise self._ended
             self._commands.append(carry_out)
             self._thread.changed.notify_all()
-        with self.way.left():
-            return wait()
+        return wait()
 
     def advance(self) -> bool:
         """Compute nothing: the thread does."""
@@ -169,7 +167,6 @@ class EngineThread(ContextManager):
         self.lock = threading.RLock()
         self.changed = threading.Condition(self.lock)
         self.ids = itertools.count(1)
-        self.way = RightOfWay()
         self._words = words or EndWords()
         self._models = Models(no_loader, time.monotonic)
         self._drivers: dict[str, ThreadedDriver] = {}
@@ -250,12 +247,10 @@ class EngineThread(ContextManager):
         """Wait where there is nothing to do; False when it is time to end."""
         with self.lock:
             if not (self._closing or self._posted or not self._models.idle):
-                self.way.give()
                 looking = any(one.memory is not None for one in self._drivers.values())
                 self.changed.wait(LOOK_SECONDS if looking else None)
             busy = [driver for driver in self._drivers.values() if not driver.engine.idle]
             if busy and not self._posted and all(driver.resting for driver in busy):
-                self.way.give()
                 self.changed.wait(STALLED_STEP_SECONDS)
             return not self._closing
 
@@ -288,7 +283,6 @@ class EngineThread(ContextManager):
             driver.end(EngineStopped(reason))
 
     def _end(self, reason: EngineStopped) -> None:
-        self.way.give()
         with self.lock:
             self._ended = reason
             left = list(self._commands)

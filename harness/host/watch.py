@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 from contract.types import FinishReason, Request
-from harness.host.right_of_way import RightOfWay
 from reference.ledger import LedgerEntry
 from reference.memory.prefix import Difference
 from reference.observer import NOBODY, Observer, StepObservation
@@ -55,12 +54,10 @@ class FactsByRequest(Protocol):
 @dataclass(slots=True)
 class StreamWatch(Observer):
     """Records when requests of ``streams`` are admitted and preempted, and the time of steps.
-    Passes everything on to the observer ``then``, and the ``way`` to other threads while the engine
-    waits."""
+    Passes everything on to the observer ``then``."""
 
     streams: Mapping[int, FactsByRequest]
     then: Observer = NOBODY
-    way: RightOfWay = field(default_factory=RightOfWay)
     listener: Listener | None = None
     read_at: float = 0.0
 
@@ -76,10 +73,6 @@ class StreamWatch(Observer):
             self.listener.stepped(seconds, sum(count for _, _, count in step.chunks))
         self.read_at = step.ended
         self.then.step(step)
-
-    def waits(self, waits: bool) -> None:
-        (self.way.give if waits else self.way.take)()
-        self.then.waits(waits)
 
     def differed(self, at: float, request_id: int, difference: Difference) -> None:
         stream = self.streams.get(request_id)

@@ -24,7 +24,6 @@ from waitress.task import ErrorTask, WSGITask
 from waitress.utilities import Error
 
 from contract.errors import ConfigError
-from harness.host.right_of_way import RightOfWay
 from harness.serve.caller import BEGIN, SEND_AT_ONCE
 from harness.serve.errors import ApiError
 
@@ -127,21 +126,8 @@ class _Channel(HTTPChannel):  # type: ignore[misc]
     request: HTTPRequestParser | None
     receiving_since: float | None = None
 
-    def service(self) -> None:
-        way: RightOfWay = self.server.way
-        way.enter()
-        try:
-            super().service()
-        finally:
-            way.leave()
-
     def received(self, data: bytes) -> bool:
-        way: RightOfWay = self.server.way
-        way.enter()
-        try:
-            taken: bool = super().received(data)
-        finally:
-            way.leave()
+        taken: bool = super().received(data)
         if self.request is None:
             self.receiving_since = None
         elif self.receiving_since is None:
@@ -151,11 +137,10 @@ class _Channel(HTTPChannel):  # type: ignore[misc]
     def write_soon(self, data: bytes) -> int:
         """Sends what the kernel takes where nothing else waits to be sent, as nearly always when a
         token comes; the rest goes by the buffers, and so does whatever is wrong."""
-        with self.server.way.left():
-            sent = self._sent_at_once(data) if type(data) is bytes else 0
-            if 0 < sent == len(data):
-                return sent
-            return sent + int(super().write_soon(data[sent:] if sent else data))
+        sent = self._sent_at_once(data) if type(data) is bytes else 0
+        if 0 < sent == len(data):
+            return sent
+        return sent + int(super().write_soon(data[sent:] if sent else data))
 
     def _sent_at_once(self, data: bytes) -> int:
         with self.outbuf_lock:
@@ -234,9 +219,8 @@ class ListenOptions:
 class HttpServer:
     """An application on a socket. ``start`` it, and ``close`` it when nobody waits any more."""
 
-    def __init__(self, app: Any, options: ListenOptions, way: RightOfWay | None = None) -> None:
-        """Binds the socket. Answers are made when ``way`` lets them. Raises ConfigError when
-        that is not possible."""
+    def __init__(self, app: Any, options: ListenOptions) -> None:
+        """Binds the socket. Raises ConfigError when that is not possible."""
         self._map: dict[int, Any] = {}
         threads = options.requests + SPARE_THREADS
         self.connections = CONNECTIONS_PER_THREAD * threads
@@ -258,7 +242,6 @@ class HttpServer:
             clear_untrusted_proxy_headers=True,
         )
         self._server.channel_class = _Channel
-        self._server.way = way or RightOfWay()
         self._server.handle_accept = partial(_accept_all, self._server)
         self._server.adj.socket_options = [*self._server.adj.socket_options, *_socket_options()]
         self._stopping = threading.Event()

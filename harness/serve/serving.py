@@ -20,7 +20,6 @@ from typing import Self
 
 from contract.errors import DoesNotFit, OutOfMemory, RequestError, ZincError
 from harness.host.engine_thread import EngineThread, ThreadedDriver
-from harness.host.right_of_way import RightOfWay
 from harness.serve.accounts import Accounts, Tenanted
 from harness.serve.errors import RESTART_SECONDS, ApiError, model_refused, try_again
 from harness.serve.heap import refreeze_heap
@@ -115,11 +114,6 @@ class Serving:
         service.receipts = receipts
         self._active = _LeasedModel(service, owned)
         self._in_memory = [self._active]
-
-    @property
-    def way(self) -> RightOfWay | None:
-        """Which thread of this process computes next; None where its engines are elsewhere."""
-        return None if self._thread is None else self._thread.way
 
     @property
     def service(self) -> Service:

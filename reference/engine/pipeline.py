@@ -130,11 +130,7 @@ class Pipeline:
         if not self._in_flight:
             return None
         step = self._in_flight[0]
-        if self.steps_ahead:
-            self._observer.waits(True)
         output = self._runner.collect(step.submission)
-        if self.steps_ahead:
-            self._observer.waits(False)
         self._in_flight.popleft()
         self.steps_read = step.number + 1
         self._count(step)

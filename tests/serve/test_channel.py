@@ -5,14 +5,12 @@ from __future__ import annotations
 import socket
 import threading
 from contextlib import ExitStack, closing, suppress
-from types import SimpleNamespace
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from waitress.channel import ClientDisconnected, HTTPChannel
 
-from harness.host.right_of_way import RightOfWay
 from harness.serve import listen
 from harness.serve.listen import HttpServer, ListenOptions, _Channel, send_what_fits
 from tests.patience import PATIENCE_SECONDS
@@ -55,7 +53,6 @@ def channel(kernel: Kernel, **state: object) -> _Channel:
     made: _Channel = _Channel.__new__(_Channel)
     made.outbuf_lock = threading.Condition()
     made.socket, made.connected, made.will_close, made.total_outbufs_len = kernel, True, False, 0
-    made.server = SimpleNamespace(way=RightOfWay())
     for name, value in state.items():
         setattr(made, name, value)
     return made
