@@ -122,6 +122,13 @@ SERVER = (
         "slots are not saved",
     ),
     Setting(
+        "state",
+        DIR,
+        None,
+        "folder for the answers that /v1/responses stores; they contain prompts and answers",
+        "they are kept in memory",
+    ),
+    Setting(
         "receipts",
         DIR,
         None,

@@ -7,7 +7,7 @@ simulated run is observed in simulated time.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from contract.types import FinishReason, Request
 from reference.memory.prefix import Difference
@@ -33,9 +33,9 @@ class StepObservation(NamedTuple):
     cached_pages: int
 
 
-class Observer(Protocol):
+class Observer:
     """Methods that an engine calls in order, on the thread that calls the engine; they must not
-    raise."""
+    raise. Here they do nothing."""
 
     def submitted(self, at: float, request: Request) -> None:
         """The request was accepted and waits."""
@@ -62,30 +62,5 @@ class Observer(Protocol):
         """A step completed. Steps are reported in the order they were submitted."""
 
 
-class NullObserver:
-    """An observer that does nothing."""
-
-    def submitted(self, at: float, request: Request) -> None:
-        """Do nothing."""
-
-    def admitted(self, at: float, request_id: int, slot: int, known: int, reused: int) -> None:
-        """Do nothing."""
-
-    def differed(self, at: float, request_id: int, difference: Difference) -> None:
-        """Do nothing."""
-
-    def loaded(self, at: float, request_id: int, tokens: int) -> None:
-        """Do nothing."""
-
-    def preempted(self, at: float, request_id: int, slot: int, known: int) -> None:
-        """Do nothing."""
-
-    def finished(self, at: float, request_id: int, slot: int | None, reason: FinishReason) -> None:
-        """Do nothing."""
-
-    def step(self, step: StepObservation) -> None:
-        """Do nothing."""
-
-
-NOBODY: Observer = NullObserver()
+NOBODY = Observer()
 """The observer of an engine that nobody observes."""

@@ -80,8 +80,13 @@ def make_app(serving: Serving, pulls: Pulls, options: AppOptions) -> Flask:
     ollama = OllamaHandlers(serving, pulls, options.version)
     accounts, slots = serving.accounts, serving.service.slots
     responses = serving.service.responses
-    slots.only(accounts.tenants)
-    accounts.on_change += [responses.forget_others, lambda _: slots.only(accounts.tenants)]
+
+    def only_these(_: object = None) -> None:
+        slots.only(accounts.tenants)
+        responses.forget_others(accounts.tenants)
+
+    only_these()
+    accounts.on_change.append(only_these)
     dialects = (ResponsesHandlers(), AnthropicHandlers(), ollama)
     texts = (general, LlamaCppHandlers(), *dialects)
     handlers = (*texts, models, TenantHandlers(serving), ReceiptHandlers())

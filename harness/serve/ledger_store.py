@@ -16,11 +16,8 @@ from dataclasses import dataclass, fields
 from operator import add, attrgetter
 from pathlib import Path
 
-from contract.context_manager import ContextManager
-from contract.errors import ConfigError, system_words
-from harness.serve.storage import RETRY_SECONDS, ProblemLog, StorageProblem
+from harness.serve.storage import RETRY_SECONDS, Database, ProblemLog, StorageProblem
 
-BUSY_SECONDS = 10.0
 SCHEMA_VERSION = 1
 
 
@@ -45,42 +42,24 @@ MOST_DAYS = 31
 values_of = attrgetter(*NAMES)
 
 
-class LedgerStore(ContextManager):
+class LedgerStore(Database):
     """The file of counters. Safe to share between threads, and between processes."""
 
     def __init__(self, path: Path) -> None:
         """Opens or creates ``path``. Raises ConfigError when it cannot be a ledger."""
-        self._lock = threading.Lock()
-        self._path = path
+        columns = ", ".join(f"{name} INTEGER NOT NULL DEFAULT 0" for name in NAMES)
+        tables = (
+            "CREATE TABLE IF NOT EXISTS usage"
+            f" (tenant INTEGER, day TEXT, {columns}, PRIMARY KEY (tenant, day)) WITHOUT ROWID",
+            "CREATE TABLE IF NOT EXISTS activated (began_with TEXT PRIMARY KEY, name TEXT)",
+        )
+        super().__init__(path, SCHEMA_VERSION, "the ledger", "--ledger", tables)
         self._counting = threading.Lock()
         self._waiting: dict[tuple[int, str], Counts] = {}
         self._counted = self._attempted = 0
         self._problem: StorageProblem | None = None
         self._tried = time.monotonic()
         self._log = ProblemLog()
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = sqlite3.connect(
-                path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False
-            )
-            self._file.execute("PRAGMA journal_mode=WAL")
-            self._file.execute("PRAGMA synchronous=NORMAL")
-            version = self._file.execute("PRAGMA user_version").fetchone()[0]
-            if version not in (0, SCHEMA_VERSION):
-                raise ConfigError(f"{path}: is a ledger of version {version}, not {SCHEMA_VERSION}")
-            columns = ", ".join(f"{name} INTEGER NOT NULL DEFAULT 0" for name in NAMES)
-            self._file.execute(
-                "CREATE TABLE IF NOT EXISTS usage"
-                f" (tenant INTEGER, day TEXT, {columns}, PRIMARY KEY (tenant, day)) WITHOUT ROWID"
-            )
-            self._file.execute(
-                "CREATE TABLE IF NOT EXISTS activated (began_with TEXT PRIMARY KEY, name TEXT)"
-            )
-            self._file.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
-        except (sqlite3.Error, OSError) as error:
-            raise ConfigError(
-                f"{path}: cannot be the ledger: {system_words(error)}; name another with --ledger"
-            ) from None
         sums = ", ".join(f"{name} = {name} + excluded.{name}" for name in NAMES)
         parameters = ", ".join("?" for _ in range(len(NAMES) + 2))
         self._add = (
@@ -124,23 +103,17 @@ class LedgerStore(ContextManager):
             waiting, self._waiting = self._waiting, {}
             self._attempted = self._counted
         try:
-            self._file.execute("BEGIN IMMEDIATE")
-            try:
+            with self._whole():
                 self._file.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
                 for key, counts in waiting.items():
                     self._file.execute(self._add, (*key, *values_of(counts)))
-                self._file.execute("COMMIT")
-            except sqlite3.Error:
-                if self._file.in_transaction:
-                    self._file.execute("ROLLBACK")
-                raise
         except sqlite3.Error as error:
             with self._counting:
                 for key, counts in waiting.items():
                     self._wait(key, counts)
             if not isinstance(error, sqlite3.OperationalError):
                 raise
-            self._problem = _problem(self._path, error)
+            self._problem = self._problem_of(error)
         else:
             self._problem = None
         self._log.note(None if self._problem is None else str(self._problem))
@@ -172,7 +145,7 @@ class LedgerStore(ContextManager):
             try:
                 self._file.execute("INSERT OR REPLACE INTO activated VALUES (?, ?)", row)
             except sqlite3.OperationalError as error:
-                raise _problem(self._path, error) from None
+                raise self._problem_of(error) from None
 
     def activated(self, began_with: Path) -> str | None:
         """The name of the model that was activated last in servers that began with a file, None if
@@ -187,9 +160,4 @@ class LedgerStore(ContextManager):
         with self._lock:
             if self._waiting:
                 self._write()
-            self._file.close()
-
-
-def _problem(path: Path, error: sqlite3.OperationalError) -> StorageProblem:
-    full = getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL
-    return StorageProblem(f"the ledger {path} cannot be written: {error}", full)
+        super().close()

@@ -30,6 +30,7 @@ from harness.serve.model import ModelOptions, ServedModel, open_model
 from harness.serve.page import read_page
 from harness.serve.pulls import Pulls
 from harness.serve.receipts.store import ReceiptStore
+from harness.serve.responses.store import ResponseStore
 from harness.serve.service import Service
 from harness.serve.serving import Opener, Serving
 
@@ -45,7 +46,8 @@ class ServeOptions:
     that is loaded leaves a trace; ``replicas`` answer, under Ray Serve, or with 0 this process
     does. ``reject_unknown`` refuses requests with fields that would be ignored; ``cors`` are
     origins whose pages may ask, "*" is every one. The folder ``receipts`` keeps a receipt of every
-    answer, ``slot_save_path`` what clients save of their slots."""
+    answer, ``slot_save_path`` what clients save of their slots, and
+    ``state`` what is stored of responses."""
 
     path: Path
     model: ModelOptions
@@ -63,6 +65,7 @@ class ServeOptions:
     cors: tuple[str, ...] = ()
     receipts: Path | None = None
     slot_save_path: Path | None = None
+    state: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -110,6 +113,8 @@ def running(
         serving = owned.enter_context(_serving(options, accounts, ledger, progress, owned))
         if options.slot_save_path is not None:
             serving.service.slots = SlotTable(SlotFolder(options.slot_save_path))
+        if options.state is not None:
+            serving.service.responses = owned.enter_context(ResponseStore(options.state))
         pulls = owned.enter_context(closing(Pulls(options.cache_dir)))
         app = make_app(
             serving,

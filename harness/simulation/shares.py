@@ -18,7 +18,7 @@ from harness.simulation.invariants import Invariant, require
 from harness.simulation.served import Guesses
 from reference.engine import EngineOptions
 from reference.limits import Limits, pages_for, with_drafts
-from reference.observer import NullObserver
+from reference.observer import Observer
 from reference.sched.tenants import PART_OF_A_SLOT, SHARE_SECONDS
 
 CONTEXT = 256
@@ -70,7 +70,7 @@ def draw_cheat(random: Random, most_tokens: int) -> Cheat:
     )
 
 
-class SlotTimes(NullObserver):
+class SlotTimes(Observer):
     """The slots that each tenant holds, and has held at most, the longest time that a request held
     one, and each tenant's slot-seconds so far after every change."""
 

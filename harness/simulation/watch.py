@@ -30,7 +30,7 @@ from reference.engine import Engine
 from reference.engine.sequence import Sequence
 from reference.limits import pages_for
 from reference.memory.prefix import scope_of, sharers
-from reference.observer import NullObserver
+from reference.observer import Observer
 from reference.runner import StepInput
 from reference.sched.admission import WaitingRequest
 from reference.sched.tenants import PART_OF_A_SLOT, WINDOW_SECONDS
@@ -42,7 +42,7 @@ DEEP_CHECK_STEPS = 16
 """How many steps lie between two checks of the whole memory."""
 
 
-class EngineWatch(NullObserver):
+class EngineWatch(Observer):
     """Observes one engine on a runner with ``slot_scopes``; ``log`` receives its decisions.
     ``states`` gives the states of all engines that share its tenants, its own among them.
 

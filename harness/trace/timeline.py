@@ -15,8 +15,7 @@ from typing import Any, TextIO
 from contract.context_manager import ContextManager
 from contract.errors import ConfigError
 from contract.types import FinishReason, Request
-from reference.memory.prefix import Difference
-from reference.observer import StepObservation
+from reference.observer import Observer, StepObservation
 
 STEPS, SLOTS, TENANTS = 1, 2, 3
 GROUPS = {STEPS: "steps", SLOTS: "slots", TENANTS: "tenants"}
@@ -34,8 +33,8 @@ class _Resident:
     known: int
 
 
-class Timeline(ContextManager):
-    """Writes a timeline to a new file as it happens. An ``Observer`` and a context manager.
+class Timeline(ContextManager, Observer):
+    """Writes a timeline to a new file as it happens. A context manager.
 
     It keeps only what it needs for requests in flight.
     """
@@ -61,9 +60,6 @@ class Timeline(ContextManager):
         args = {"prompt": len(request.prompt), "max_tokens": request.max_tokens}
         self._span("b", WAITING, at, request.id, args)
 
-    def loaded(self, at: float, request_id: int, tokens: int) -> None:
-        """Only the number of tokens that were not computed is shown."""
-
     def admitted(self, at: float, request_id: int, slot: int, known: int, reused: int) -> None:
         """Show that a request got a slot."""
         self._slot_manager[slot] = _Resident(request_id, at, known)
@@ -72,9 +68,6 @@ class Timeline(ContextManager):
         self._span("b", RUNNING, at, request_id, args)
         self._name(SLOTS, slot, f"slot {slot}")
         self._put("B", SLOTS, slot, f"request {request_id}", at, args=args)
-
-    def differed(self, at: float, request_id: int, difference: Difference) -> None:
-        """A timeline does not show what was cached."""
 
     def preempted(self, at: float, request_id: int, slot: int, known: int) -> None:
         """Show that a request lost its slot and waits again."""

@@ -37,7 +37,7 @@ from reference.sched.tenants import Tenants
 RETRY_SECONDS = 0.05
 """After how many seconds waiting requests are looked at again though nothing has changed: ages and
 rates change with time."""
-INTERVAL_RATIO = {QosClass.INTERACTIVE: 1.2, QosClass.STANDARD: 3.0}
+INTERVAL_RATIO = {QosClass.INTERACTIVE: 1.15, QosClass.STANDARD: 3.0}
 """How many times as long as its decoding alone a step with prefill may take while a sequence of the
 class decodes (see ``prefill_tokens``). Batch work sets no bound."""
 

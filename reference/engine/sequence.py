@@ -54,8 +54,11 @@ class Sequence:
     has made progress; until then a ``protected`` sequence cannot lose its slot. Pages of its first
     ``matched`` tokens were cached when it was admitted, and ``difference`` is where a cached
     sequence of its tenant continued with another token. ``from_disk`` tokens were only in the disk
-    cache then. It was ``looked_up`` in the disk cache
-    since it waits.
+    cache then. It was ``looked_up`` in the disk cache since it waits.
+
+    What follows from the request: whether it ``samples`` any token; ``scored_to``, the position
+    behind the given tokens that have log-probabilities, 0 for none; and the number of ``given``
+    tokens, NO_ROWS where all are.
     """
 
     request: Request
@@ -92,6 +95,15 @@ class Sequence:
     difference: Difference | None = None
     from_disk: int = 0
     looked_up: bool = False
+    samples: bool = field(init=False)
+    scored_to: int = field(init=False)
+    given: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        prompt, forced = len(self.request.prompt), len(self.request.force_tokens)
+        self.samples = self.request.max_tokens > forced
+        self.scored_to = prompt + forced if forced or self.on_scores is not None else 0
+        self.given = NO_ROWS if forced else prompt
 
     def begin(
         self, slot: int, pages: list[int], hit: PrefixHit, quantum: int, protected: bool
@@ -163,19 +175,7 @@ class Sequence:
 
     def drafted(self, start: int, rows: int) -> bool:
         """Whether a chunk from position ``start`` on with so many rows has guessed tokens."""
-        given = start < len(self.request.prompt) - 1 or self.request.force_tokens
-        return rows > 1 and self.on_logits is None and not given
-
-    @property
-    def samples(self) -> bool:
-        """Whether any token is sampled."""
-        return self.request.max_tokens > len(self.request.force_tokens)
-
-    @property
-    def scored_to(self) -> int:
-        """The position behind the given tokens that have log-probabilities, 0 for none."""
-        prompt, forced = len(self.request.prompt), len(self.request.force_tokens)
-        return prompt + forced if forced or self.on_scores is not None else 0
+        return rows > 1 and self.on_logits is None and start >= self.given - 1
 
 
 def new_sequence(

@@ -62,7 +62,10 @@ class SpeculativeDecoder:
         """Let a sequence that has a new token run in lockstep if there is something to draft; True
         if it did not before."""
         table, slot = self._slot_manager.table, sequence.slot
-        if table.lockstep[slot] or not self._may(sequence) or not self._is_worth_it(sequence):
+        # Asked for every token, so what is known at once comes first.
+        if table.lockstep[slot] or sequence.known < self._yield(sequence).asked_at:
+            return False
+        if not self._may(sequence) or not self._is_worth_it(sequence):
             return False
         table.lockstep[slot] = True
         table.known[slot] = sequence.known
@@ -71,10 +74,10 @@ class SpeculativeDecoder:
     def _is_worth_it(self, sequence: Sequence) -> bool:
         """Whether there is something to draft for a sequence, and drafts are expected to gain.
         Where that costs nothing it is seen before a step waits for it."""
-        tokens = sequence.tokens[: sequence.known]
         own, running = self._yield(sequence), len(self._slot_manager.running)
         most = self._most_of(sequence)
         if self._lookup is not None and not own.rounds:
+            tokens = sequence.tokens[: sequence.known]
             asked = DraftRequest(sequence.order, sequence.slot, tokens, min(most, FIRST_DRAFTS))
             draft = self._lookup.draft([asked])[0].tolist()
             if not self._policy.rehearse(own, tokens, draft, running) or not draft:
@@ -82,7 +85,7 @@ class SpeculativeDecoder:
         if not self._policy.begins(own, sequence.known, running, most):
             self._leave(sequence)
             return False
-        return self._drafter.ready(sequence.order, tokens)
+        return self._drafter.ready(sequence.order, sequence.tokens[: sequence.known])
 
     def next_positions(self) -> list[Chunk]:
         """A draft block's keys lie in the pages of a sequence, so each sequence that waits for
@@ -261,4 +264,7 @@ class SpeculativeDecoder:
         return self._policy.follows(len(self._slot_manager.running), self._most)
 
     def _yield(self, sequence: Sequence) -> AcceptedTokens:
-        return self._yields.setdefault(sequence.order, AcceptedTokens())
+        own = self._yields.get(sequence.order)
+        if own is None:
+            own = self._yields[sequence.order] = AcceptedTokens()
+        return own

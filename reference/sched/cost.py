@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Iterable
 from typing import NamedTuple
-
-import numpy as np
 
 from contract.lazy_dataclass import dataclass
 from reference.sched.least_squares import nonnegative
@@ -25,9 +24,7 @@ AGING_STEPS = 128
 OUTLIER_FACTOR = 4.0
 """A step that is slower or faster than its kind by more than this factor counts as this factor."""
 
-CHOICES = np.array(
-    [*range(1, 256), *(int(2 ** (sixteenths / 16)) for sixteenths in range(128, 384))]
-)
+CHOICES = (*range(1, 256), *(int(2 ** (sixteenths / 16)) for sixteenths in range(128, 384)))
 """Numbers of tokens that may be added to a step: each up to 255, then sixteen in an octave."""
 
 
@@ -132,12 +129,17 @@ class StepCost:
         line = self.coefficients()
         if line is None:
             raise ValueError("steps of two sizes were not seen yet")
-        more = np.append(CHOICES[: np.searchsorted(CHOICES, most)], most)
-        # n tokens attend to n * start + n (n + 1) / 2 positions.
-        attended = load.attended + more * (start + (more + 1) / 2)
-        taken = self._curve.choices(load.tokens + more) + line.position * attended
-        fitting = np.flatnonzero(taken <= seconds)
-        return int(more[fitting[-1]]) if len(fitting) else 0
+        position, tokens, attended = line.position, load.tokens, load.attended
+
+        def too_long(more: int) -> bool:
+            # n tokens attend to n * start + n (n + 1) / 2 positions.
+            reached = attended + more * (start + (more + 1) / 2)
+            return self._curve.tried(tokens + more) + position * reached > seconds
+
+        if not too_long(most):
+            return most
+        fitting = bisect_left(CHOICES, True, hi=bisect_left(CHOICES, most), key=too_long)
+        return CHOICES[fitting - 1] if fitting else 0
 
 
 def _fit(cells: Iterable[_Cell], steps: int) -> Coefficients:

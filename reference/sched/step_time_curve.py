@@ -7,11 +7,9 @@ it remains useful when the machine as a whole becomes slower or faster.
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from dataclasses import field
-from typing import Any, NamedTuple
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import NamedTuple
 
 from contract.lazy_dataclass import dataclass
 
@@ -48,10 +46,10 @@ class _CurvePoint:
 
 
 class _CurvePoints(NamedTuple):
-    """The points in order of tokens: float64 tokens and seconds."""
+    """The points in order of tokens."""
 
-    tokens: NDArray[np.float64]
-    seconds: NDArray[np.float64]
+    tokens: list[float]
+    seconds: list[float]
 
 
 @dataclass(slots=True)
@@ -97,31 +95,24 @@ class StepTimeCurve:
 
     def at(self, tokens: int) -> float:
         """Expected seconds of a step."""
-        return float(self._through(np.array([float(tokens)]))[0])
-
-    def choices(self, tokens: NDArray[np.int64]) -> NDArray[np.float64]:
-        """float64, as many as ``tokens``: expected seconds of such steps, raised for sizes that
-        should not be tried now."""
-        seconds = self._through(tokens)
-        if self._steps >= self._careful_until or not self._seen:
-            return seconds
-        curve = self._rising()
-        higher = np.searchsorted(curve.tokens, tokens)
-        within = higher < len(curve.tokens)
-        seconds[within] = curve.seconds[higher[within]]
-        return seconds
-
-    def _through(self, tokens: NDArray[Any]) -> NDArray[np.float64]:
         fixed, token = self._line
-        line: NDArray[np.float64] = fixed + token * tokens
+        line = fixed + token * tokens
         if not self._seen or fixed + token <= 0:
             return line
         curve = self._rising()
         first, last = curve.tokens[0], curve.tokens[-1]
-        seconds: NDArray[np.float64] = np.interp(tokens, curve.tokens, curve.seconds)
-        seconds += token * np.maximum(tokens - last, 0)
-        seconds *= np.minimum(1.0, line / (fixed + token * first))
-        return seconds
+        seconds = _between(curve, bisect_right(curve.tokens, tokens), tokens)
+        seconds += token * max(tokens - last, 0)
+        return seconds * min(1.0, line / (fixed + token * first))
+
+    def tried(self, tokens: int) -> float:
+        """Expected seconds of a step, raised for sizes that should not be tried now."""
+        if self._steps < self._careful_until and self._seen:
+            curve = self._rising()
+            higher = bisect_left(curve.tokens, tokens)
+            if higher < len(curve.tokens):
+                return curve.seconds[higher]
+        return self.at(tokens)
 
     def _rising(self) -> _CurvePoints:
         if self._heights is None:
@@ -131,9 +122,18 @@ class StepTimeCurve:
             weights = [
                 point.seen / (1 + (self._steps - point.latest) / AGING_STEPS) for point in curve
             ]
-            tokens = np.array([point.tokens for point in curve])
-            self._heights = _CurvePoints(tokens, np.array(_rising(heights, weights)))
+            tokens = [point.tokens for point in curve]
+            self._heights = _CurvePoints(tokens, _rising(heights, weights))
         return self._heights
+
+
+def _between(curve: _CurvePoints, place: int, tokens: int) -> float:
+    """The seconds of a step whose size lies before the point ``place`` of a curve."""
+    if not 0 < place < len(curve.tokens):
+        return curve.seconds[max(0, place - 1)]
+    before, after = curve.tokens[place - 1], curve.tokens[place]
+    lower, higher = curve.seconds[place - 1], curve.seconds[place]
+    return (higher - lower) / (after - before) * (tokens - before) + lower
 
 
 def _rising(heights: list[float], weights: list[float]) -> list[float]:

@@ -10,13 +10,13 @@ import numpy as np
 from contract.types import Request, SamplingParams, TokenEvent
 from harness.digest import RunningDigest
 from reference.engine import Engine
-from reference.observer import NullObserver
+from reference.observer import Observer
 
 GREEDY = SamplingParams(temperature=0.0, repeat_last_n=0)
 VOCABULARY = 256
 
 
-class Reuse(NullObserver):
+class Reuse(Observer):
     """Notes how many tokens of each prompt came from the cache."""
 
     def __init__(self) -> None:

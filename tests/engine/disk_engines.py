@@ -22,7 +22,7 @@ from reference.memory.disk.cache import DiskCache, DiskCacheOptions
 from reference.memory.disk.folder import SUBFOLDER
 from reference.memory.disk.statistics import DiskStatistics
 from reference.model.open import open_model
-from reference.observer import NullObserver
+from reference.observer import Observer
 from reference.runner import ModelRunner
 from reference.sched.tenants import Tenants
 from tests.engine.agent_sessions import GREEDY, ask
@@ -36,7 +36,7 @@ WHOLE = len(PROMPT) // 16 * 16
 ANSWER = 8
 
 
-class Loads(NullObserver):
+class Loads(Observer):
     """Notes how many tokens of each request came from the cache, and how many of them from disk."""
 
     def __init__(self) -> None:

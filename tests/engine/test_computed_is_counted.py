@@ -8,7 +8,7 @@ import pytest
 
 from contract.types import Request, Tenant, TokenEvent
 from harness.simulation import history
-from reference.observer import NullObserver, StepObservation
+from reference.observer import Observer, StepObservation
 from reference.sched.tenants import BUCKETS_PER_SECOND, WINDOW_SECONDS
 from tests.engine.adversaries import engine_of, until
 
@@ -18,7 +18,7 @@ SECONDS = 40.0
 When = Callable[[int], bool]
 
 
-class Positions(NullObserver):
+class Positions(Observer):
     """How many positions steps computed."""
 
     def __init__(self) -> None:

@@ -10,7 +10,7 @@ import pytest
 from contract.errors import RequestError
 from contract.types import FinishReason, QosClass, Request, SamplingParams, Tenant
 from reference.engine import Engine, EngineOptions
-from reference.observer import NullObserver
+from reference.observer import Observer
 from reference.runner import ModelRunner
 from tests.engine.small_engine import (
     CONTEXT,
@@ -94,7 +94,7 @@ def test_so_many_pages_are_kept_for_those_that_begin_alike(
     assert engine.statistics.prefix.tokens_hit == 16 * (kept + 3)
 
 
-class Admissions(NullObserver):
+class Admissions(Observer):
     """Who was admitted, and how much of it the prefix cache had."""
 
     def __init__(self) -> None:

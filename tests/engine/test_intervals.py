@@ -132,7 +132,9 @@ def test_knowing_the_stairs_is_shorter_and_more(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_prefill_in_one_step_would_be_a_long_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The control of the spreading: most steps only decode here, and a prompt fits one step."""
+    """The control of the spreading: most steps only decode here, and a prompt fits one step, under
+    a ratio that leaves room for one."""
+    monkeypatch.setitem(scheduler.INTERVAL_RATIO, QosClass.INTERACTIVE, 1.2)
     device, lengths = DEVICES["reads weights"], LENGTHS["answers"]
     found = measured(device, lengths)
     monkeypatch.setattr(budget, "SPREAD_STEPS", 1)

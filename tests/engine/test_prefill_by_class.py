@@ -12,7 +12,7 @@ from harness.simulation.runner import SimulatedRunner, StepSeconds
 from reference.engine import Engine, EngineOptions
 from reference.engine.scheduler import INTERVAL_RATIO
 from reference.limits import Limits
-from reference.observer import NullObserver, StepObservation
+from reference.observer import Observer, StepObservation
 from reference.sched.tenants import Tenants
 
 SECONDS = StepSeconds(fixed=10e-3, token=1e-4, attended=0.0, host=0.0)
@@ -21,7 +21,7 @@ ALONE = SECONDS.fixed + 2 * SECONDS.token
 """A step in which two sequences decode."""
 
 
-class Steps(NullObserver):
+class Steps(Observer):
     """The prefill tokens of steps in which two sequences decode, and of those of one sequence."""
 
     def __init__(self) -> None:

@@ -28,7 +28,7 @@ def tiled(tokens: int, tile: int = 8) -> float:
 
 def between(found: StepTimeCurve, first: int, last: int) -> NDArray[np.float64]:
     """What may be chosen, from ``first`` to ``last`` tokens."""
-    return found.choices(np.arange(first, last + 1))
+    return np.array([found.tried(tokens) for tokens in range(first, last + 1)])
 
 
 def step_time_curve() -> StepTimeCurve:

@@ -20,7 +20,7 @@ from tests.patience import wait_until
 from tests.serve.conftest import Serve
 from tests.serve.http import Http
 
-COMPLETIONS = "/v1/completions"
+COMPLETIONS, RESPONSES = "/v1/completions", "/v1/responses"
 ASKED = {"prompt": "abc", "max_tokens": 3}
 
 
@@ -51,6 +51,7 @@ def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     """The file is tried with every request."""
     monkeypatch.setattr("harness.serve.ledger_store.RETRY_SECONDS", 0.0)
     monkeypatch.setattr("harness.serve.receipts.store.RETRY_SECONDS", 0.0)
+    monkeypatch.setattr("harness.serve.storage.RETRY_SECONDS", 0.0)
 
 
 def test_a_ledger_without_room_refuses_before_anything_is_computed(
@@ -261,3 +262,27 @@ def test_a_file_that_waits_too_long_is_an_error(
     FullFile.room = 1 << 40
     file.close()
     assert (tmp_path / "t").read_bytes() == written
+
+
+def test_responses_without_room_are_refused_before_anything_is_computed(
+    serve: Serve, tmp_path: Path
+) -> None:
+    """Only those that are to be stored; what is stored can be read, and it goes on by itself."""
+    body = {"input": "a", "max_output_tokens": 2}
+    with serve(state=tmp_path) as server:
+        http = Http(server.url)
+        first = http.post(RESPONSES, body).json["id"]
+        store = server.service.responses
+        disk = store._file = FullDisk(store._file)  # type: ignore[assignment]
+        disk.full = True
+        for _ in range(2):
+            refused = http.post(RESPONSES, body)
+            assert (refused.status, refused.error["code"]) == (503, "disk_full")
+        steps = server.service.model.driver.call(lambda engine: engine.statistics.steps)
+        assert http.post(RESPONSES, body).status == 503
+        assert server.service.model.driver.call(lambda e: e.statistics.steps) == steps
+        more = {**body, "store": False, "previous_response_id": first}
+        assert http.post(RESPONSES, more).status == 200
+        assert http.get(f"{RESPONSES}/{first}").status == 200
+        disk.full = False
+        assert http.post(RESPONSES, body).status == 200

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 import signal
@@ -10,8 +11,9 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import IO
 
 import psutil
 import pytest
@@ -96,7 +98,7 @@ def test_a_signal_right_after_it_is_ready_drains(
     line = server_command(tiny_model_path, "--port", "0")
     with subprocess.Popen(line, env=server_environment(tmp_path), stderr=subprocess.PIPE) as server:
         try:
-            while not is_ready(server.pid):
+            while url_of(server.pid) is None:
                 assert server.poll() is None
             server.send_signal(number)
             assert server.wait(PATIENCE_SECONDS) == 0
@@ -104,12 +106,13 @@ def test_a_signal_right_after_it_is_ready_drains(
             server.kill()
 
 
-def is_ready(process: int) -> bool:
-    """Whether a server says so on the port where it listens, which it has not printed yet."""
+def url_of(process: int) -> str | None:
+    """Where a server that is ready listens, which it has not printed yet."""
     for one in psutil.Process(process).net_connections("tcp"):
         if one.status == psutil.CONN_LISTEN:
-            return Http(f"http://127.0.0.1:{one.laddr.port}").get("/ready").status == 200
-    return False
+            url = f"http://127.0.0.1:{one.laddr.port}"
+            return url if Http(url).get("/ready").status == 200 else None
+    return None
 
 
 LOADING = """
@@ -225,3 +228,38 @@ def test_killed_it_has_lost_nothing_it_answered(tiny_model_path: Path, tmp_path:
         total = http.get("/v1/tenants/local/usage").json["total"]
     assert total["completed"] == 5
     assert total["completion_tokens"] == sum(usage["completion_tokens"] for usage in answered)
+
+
+@pytest.mark.parametrize("log", ["full", "closed"])
+def test_a_log_that_cannot_be_written_holds_up_nothing(
+    tiny_model_path: Path, tmp_path: Path, log: str
+) -> None:
+    """Its disk is full, or what read it has ended: from the first line on."""
+    line = server_command(tiny_model_path, "--port", "0", "--context", "256")
+    with ExitStack() as opened:
+        errors = opened.enter_context(nowhere(log))
+        server = opened.enter_context(
+            subprocess.Popen(line, env=server_environment(tmp_path), stderr=errors)
+        )
+        opened.callback(server.kill)
+        while (url := url_of(server.pid)) is None:
+            assert server.poll() is None
+        for number in range(3):
+            asked = {"prompt": "abc", "max_tokens": 2, "seed": number}
+            assert Http(url).post("/v1/completions", asked).status == 200
+            assert Http(url).get("/nowhere").status == 404
+        server.send_signal(signal.SIGTERM)
+        assert server.wait(PATIENCE_SECONDS) == 0
+
+
+@contextmanager
+def nowhere(log: str) -> Iterator[IO[bytes]]:
+    """A file that takes nothing."""
+    if log == "full":
+        with open("/dev/full", "wb", buffering=0) as full:
+            yield full
+        return
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "wb", buffering=0) as closed:
+        yield closed

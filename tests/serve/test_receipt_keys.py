@@ -38,7 +38,7 @@ from tests.patience import PATIENCE_SECONDS
 def a_slow_disk_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """By whoever waits for a lock."""
     monkeypatch.setattr("harness.serve.receipts.keys.LOCK_SECONDS", 2 * PATIENCE_SECONDS)
-    monkeypatch.setattr("harness.serve.receipts.store.BUSY_SECONDS", 2 * PATIENCE_SECONDS)
+    monkeypatch.setattr("harness.serve.storage.BUSY_SECONDS", 2 * PATIENCE_SECONDS)
 
 
 FACTS = {
@@ -160,7 +160,7 @@ def test_a_key_that_goes_while_a_store_is_open_is_a_problem_of_storage(tmp_path:
 
         for spoil in (path.unlink, readable, lambda: path.write_text("nothing")):
             spoil()
-            with pytest.raises(StorageProblem, match="can be stored"):
+            with pytest.raises(StorageProblem, match=r"the receipts .* cannot be written"):
                 store.add(7, payload(2), [])
         path.write_bytes(pem)
         path.chmod(0o600)

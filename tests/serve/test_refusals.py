@@ -61,12 +61,6 @@ def test_a_wrong_field_is_named(http: Http, body: object, param: str) -> None:
     assert reply.error["param"] == param
 
 
-def test_null_counts_as_left_out(http: Http) -> None:
-    """Also for fields that are not served: clients send them so."""
-    body = {"messages": MESSAGES, "max_tokens": 1, "tools": None, "n": None, "stream": None}
-    assert http.post(CHAT, body).status == 200
-
-
 @pytest.mark.parametrize(
     ("body", "says"),
     [

@@ -9,9 +9,11 @@ import openai
 import pytest
 from openai import OpenAI
 
+from contract.errors import ConfigError
+from contract.types import Tenant
 from harness.serve.errors import ApiError
 from harness.serve.keys import key_digest
-from harness.serve.responses.store import ResponseStore, StoredResponse
+from harness.serve.responses.store import FILE, ResponseStore, StoredResponse
 from harness.serve.responses.wire import InputItem
 from harness.serve.run import Running
 from tests.serve.conftest import Serve
@@ -157,35 +159,86 @@ def test_another_tenants_answer_is_not_there(serve: Serve, tmp_path: Path) -> No
         assert http.get(f"/v1/responses/{id}", **key("carol")).status == 404
 
 
+A, B = Tenant(1, "alice"), Tenant(2, "bob")
+
+
 def stored(number: int, size: int = 1, previous: str | None = None) -> StoredResponse:
     response = {"id": f"resp_{number}", "output": ["x" * size]}
     return StoredResponse(response, (InputItem(role="user", content=str(number)),), (), previous)
 
 
-def test_the_store_is_bounded_for_each_tenant() -> None:
+@pytest.mark.parametrize("on_disk", [False, True])
+def test_the_store_is_bounded_for_each_tenant(on_disk: bool, tmp_path: Path) -> None:
     """By number and by bytes, least recently used first; others' room is their own."""
-    store = ResponseStore(most=3, most_bytes=10_000)
-    store.put(2, stored(0))
+    store = ResponseStore(tmp_path if on_disk else None, most=3, most_bytes=10_000)
+    store.put(B, stored(0))
     for number in range(3):
-        store.put(1, stored(number, previous=f"resp_{number - 1}" if number else None))
-    assert [item.content for item in store.conversation(1, "resp_2")] == ["0", "1", "2"]
-    store.get(1, "resp_0")
-    store.put(1, stored(3))
-    store.get(1, "resp_0")
+        store.put(A, stored(number, previous=f"resp_{number - 1}" if number else None))
+    assert [item.content for item in store.conversation(A, "resp_2")] == ["0", "1", "2"]
+    store.get(A, "resp_0")
+    store.put(A, stored(3))
+    store.get(A, "resp_0")
     with pytest.raises(ApiError):
-        store.get(1, "resp_1")
+        store.get(A, "resp_1")
     with pytest.raises(ApiError) as lost:
-        store.conversation(1, "resp_2")
+        store.conversation(A, "resp_2")
     assert lost.value.status == 404
-    store.put(1, stored(4, 9_000))
-    store.put(1, stored(5, 9_000))
+    store.put(A, stored(4, 9_000))
+    store.put(A, stored(5, 9_000))
     with pytest.raises(ApiError):
-        store.get(1, "resp_4")
-    store.put(1, stored(6, 20_000))
+        store.get(A, "resp_4")
+    store.put(A, stored(6, 20_000))
     with pytest.raises(ApiError):
-        store.get(1, "resp_6")
-    assert store.get(1, "resp_5").id == "resp_5"
-    assert store.get(2, "resp_0").id == "resp_0"
-    store.forget_others([1])
+        store.get(A, "resp_6")
+    assert store.get(A, "resp_5").response["id"] == "resp_5"
+    assert store.get(B, "resp_0").response["id"] == "resp_0"
+    store.forget_others([A])
     with pytest.raises(ApiError):
-        store.get(2, "resp_0")
+        store.get(B, "resp_0")
+
+
+def test_answers_outlive_a_server(serve: Serve, tmp_path: Path) -> None:
+    """In a folder; a deleted one does not, and neither does any with memory alone."""
+    body = {"input": "Why is the sky blue?", "max_output_tokens": 8, "seed": 4}
+    for state in (tmp_path / "state", None):
+        with serve(state=state) as server:
+            http = Http(server.url)
+            first = http.post("/v1/responses", body).json
+            deleted = http.post("/v1/responses", body).json["id"]
+            assert http.send("DELETE", f"/v1/responses/{deleted}", None, {}).status == 200
+            more = {**body, "input": "More.", "store": False, "previous_response_id": first["id"]}
+            before = http.post("/v1/responses", more).json
+        with serve(state=state) as server:
+            http = Http(server.url)
+            after = http.post("/v1/responses", more)
+            assert http.get(f"/v1/responses/{deleted}").status == 404
+            if state is None:
+                assert after.status == 404
+                continue
+            assert http.get(f"/v1/responses/{first['id']}").json == first
+            assert after.json["output"][0]["content"] == before["output"][0]["content"]
+            assert after.json["usage"]["input_tokens"] == before["usage"]["input_tokens"]
+    assert (tmp_path / "state" / FILE).stat().st_mode & 0o077 == 0
+
+
+def test_whoever_has_an_id_after_a_restart_finds_no_answer_of_another(tmp_path: Path) -> None:
+    """Nor does a tenant who was away meanwhile."""
+    with ResponseStore(tmp_path) as store:
+        for tenant in (A, B):
+            store.put(tenant, stored(1))
+    with ResponseStore(tmp_path) as store, pytest.raises(ApiError):
+        store.get(Tenant(A.id, "carol"), "resp_1")
+    with ResponseStore(tmp_path) as store:
+        store.forget_others([B])
+    with ResponseStore(tmp_path) as store:
+        store.get(B, "resp_1")
+        with pytest.raises(ApiError):
+            store.get(A, "resp_1")
+
+
+def test_a_folder_that_cannot_have_answers_is_refused(tmp_path: Path) -> None:
+    (tmp_path / FILE).write_bytes(b"no database" * 100)
+    with pytest.raises(ConfigError, match="--state"):
+        ResponseStore(tmp_path)
+    with pytest.raises(ConfigError, match="--state"):
+        ResponseStore(tmp_path / FILE)

@@ -79,6 +79,7 @@ class ServerSettings(ModelSettings, total=False):
     ray: int | None
     record: str | Path | None
     slot_save_path: str | Path | None
+    state: str | Path | None
     receipts: str | Path | None
     read_experts: Literal["off", "on"] | None
     unknown_fields: Literal["ignore", "reject"] | None

@@ -8,22 +8,24 @@ import json
 import os
 import shutil
 import sqlite3
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from contract.context_manager import ContextManager
-from contract.errors import ConfigError, system_words
+from contract.errors import ConfigError
 from harness.serve.receipts.canonical import canonical_digest
 from harness.serve.receipts.document import VERSION, signed_document
-from harness.serve.receipts.keys import OWNER_ONLY, PRIVATE, open_key
-from harness.serve.storage import RETRY_SECONDS, ProblemLog, StorageProblem
+from harness.serve.receipts.keys import PRIVATE, open_key
+from harness.serve.storage import RETRY_SECONDS, Database, ProblemLog, StorageProblem
 
 FILE = "receipts.sqlite"
-BUSY_SECONDS = 10.0
 SCHEMA = 1
+TABLES = (
+    "CREATE TABLE IF NOT EXISTS receipts (tenant INTEGER, number INTEGER, id TEXT,"
+    " digest TEXT, document TEXT, PRIMARY KEY (tenant, number))",
+    "CREATE INDEX IF NOT EXISTS by_id ON receipts (tenant, id)",
+)
 LATEST = "latest"
 """Stands for the id of a tenant's newest receipt."""
 ROOM_FACTOR = 4
@@ -31,47 +33,27 @@ ROOM_FACTOR = 4
 Json = dict[str, Any]
 
 
-class ReceiptStore(ContextManager):
+class ReceiptStore(Database):
     """A folder with the receipts and the key that signs them. Safe to share between threads and
     between processes."""
 
     def __init__(self, folder: Path) -> None:
         """Opens or creates ``folder``. Raises ConfigError when it cannot be used."""
         self.folder = folder
-        self._lock = threading.Lock()
         self._key = open_key(folder)
+        super().__init__(folder / FILE, SCHEMA, "the receipts", "--receipts", TABLES)
         self._key_state: tuple[int, int] | None = None
         self._problem: StorageProblem | None = None
         self._needed_bytes = 0
         self._tried = time.monotonic()
         self._log = ProblemLog()
-        path = folder / FILE
-        try:
-            os.close(os.open(path, os.O_CREAT | os.O_RDWR, OWNER_ONLY))
-            self._file = sqlite3.connect(
-                path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False
-            )
-            self._file.execute("PRAGMA journal_mode=WAL")
-            self._file.execute("PRAGMA synchronous=NORMAL")
-            version = self._file.execute("PRAGMA user_version").fetchone()[0]
-            if version not in (0, SCHEMA):
-                raise ConfigError(f"{path}: holds receipts of version {version}, not {SCHEMA}")
-            self._file.execute(
-                "CREATE TABLE IF NOT EXISTS receipts (tenant INTEGER, number INTEGER, id TEXT,"
-                " digest TEXT, document TEXT, PRIMARY KEY (tenant, number))"
-            )
-            self._file.execute("CREATE INDEX IF NOT EXISTS by_id ON receipts (tenant, id)")
-            self._file.execute(f"PRAGMA user_version={SCHEMA}")
-        except (sqlite3.Error, OSError) as error:
-            raise ConfigError(f"{path}: cannot hold receipts: {system_words(error)}") from None
 
     def add(self, tenant: int, payload: Json, leaves: list[list[str]]) -> Json:
         """Give ``payload`` its number in the tenant's chain, sign and store it; the receipt. Raises
         StorageProblem."""
         with self._lock:
             try:
-                self._file.execute("BEGIN IMMEDIATE")
-                try:
+                with self._whole():
                     number, previous = self._last(tenant)
                     self._look_for_key()
                     numbered = payload | {"number": number + 1, "previous": previous}
@@ -81,14 +63,9 @@ class ReceiptStore(ContextManager):
                     self._needed_bytes = max(self._needed_bytes, ROOM_FACTOR * len(text))
                     row = (tenant, number + 1, payload["id"], digest, text)
                     self._file.execute("INSERT INTO receipts VALUES (?, ?, ?, ?, ?)", row)
-                    self._file.execute("COMMIT")
-                except BaseException:
-                    if self._file.in_transaction:
-                        self._file.execute("ROLLBACK")
-                    raise
             except (sqlite3.Error, OSError, ConfigError) as error:
-                self._note(_problem(error))
-                raise _problem(error) from None
+                self._note(self._problem_of(error))
+                raise self._problem_of(error) from None
             self._note(None)
         return document
 
@@ -109,7 +86,7 @@ class ReceiptStore(ContextManager):
             if shutil.disk_usage(self.folder).free < needed:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except (sqlite3.Error, OSError) as error:
-            self._note(_problem(error))
+            self._note(self._problem_of(error))
         else:
             self._note(None)
 
@@ -151,11 +128,6 @@ class ReceiptStore(ContextManager):
             rows = self._file.execute("SELECT tenant, COUNT(*) FROM receipts GROUP BY tenant")
             return dict(rows.fetchall())
 
-    def close(self) -> None:
-        """Close the file."""
-        with self._lock:
-            self._file.close()
-
     def _look_for_key(self) -> None:
         """Sign with the key in the folder, which may have been rotated."""
         state = _state(self.folder)
@@ -166,12 +138,6 @@ class ReceiptStore(ContextManager):
         asked = "SELECT number, digest FROM receipts WHERE tenant = ? ORDER BY number DESC LIMIT 1"
         row = self._file.execute(asked, (tenant,)).fetchone()
         return (0, None) if row is None else row
-
-
-def _problem(error: Exception) -> StorageProblem:
-    full = getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL
-    full = full or getattr(error, "errno", None) == errno.ENOSPC
-    return StorageProblem(f"no receipt can be stored: {error}", full)
 
 
 def _state(folder: Path) -> tuple[int, int]:

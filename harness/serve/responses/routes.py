@@ -33,7 +33,7 @@ class ResponsesHandlers:
         body = decoded(raw, ResponsesRequest, readable_items)
         service = service_of_request()
         service.model.check_name(body.model)
-        earlier = service.responses.conversation(g.account.tenant.id, body.previous_response_id)
+        earlier = service.responses.conversation(g.account.tenant, body.previous_response_id)
         with naming_fields(response_name):
             plan = service.model.chat_plan(converted(chat_of(body, earlier), ChatRequest))
         count = len(service.model.encode_chat(plan.prompt, plan.spoken))
@@ -45,7 +45,7 @@ class ResponsesHandlers:
         return _stored(id).response
 
     def remove_response(self, id: str) -> Json:
-        _store().delete(g.account.tenant.id, id)
+        _store().delete(g.account.tenant, id)
         return {"id": id, "object": "response", "deleted": True}
 
     def cancel_response(self, id: str) -> Json:
@@ -55,7 +55,7 @@ class ResponsesHandlers:
 
     def response_items(self, id: str) -> Json:
         stored = _stored(id)
-        earlier = _store().conversation(g.account.tenant.id, stored.previous)
+        earlier = _store().conversation(g.account.tenant, stored.previous)
         return _page_of([*earlier, *stored.items])
 
 
@@ -64,14 +64,17 @@ def _store() -> ResponseStore:
 
 
 def _stored(id: str) -> StoredResponse:
-    return _store().get(g.account.tenant.id, id)
+    return _store().get(g.account.tenant, id)
 
 
 @in_names_of(response_name)
 def respond(service: Service, body: ResponsesRequest, tenant: Tenant, caller: Caller) -> Answered:
     """The answer to a request, whole or streamed; it is stored before its end is sent. Raises what
-    ``Service.chat`` raises, and ApiError 404 where the conversation is not stored."""
-    earlier = service.responses.conversation(tenant.id, body.previous_response_id)
+    ``Service.chat`` raises, ApiError 404 where the conversation is not stored, and
+    StorageProblem where the answer cannot be."""
+    earlier = service.responses.conversation(tenant, body.previous_response_id)
+    if body.store is not False:
+        service.responses.check()
     caller.ignored.extend(f"include ({name})" for name in body.include or () if name != LOGPROBS)
     keep = partial(_keep, service.responses, tenant, body) if body.store is not False else None
 
@@ -94,7 +97,7 @@ def _keep(
     if said:
         said[-1] = msgspec.structs.replace(said[-1], token_ids=list(token_ids))
     items = named(items_of(body))
-    store.put(tenant.id, StoredResponse(response, items, tuple(said), body.previous_response_id))
+    store.put(tenant, StoredResponse(response, items, tuple(said), body.previous_response_id))
 
 
 def _page_of(items: Sequence[InputItem]) -> Json:

@@ -1,4 +1,5 @@
-"""Answers that are stored, in memory: for the tenant who asked, as long as there is room.
+"""Answers that are stored, in memory or in a folder: for the tenant who asked, as long as there is
+room.
 
 What a conversation was is found by going from each answer to the one it continued.
 """
@@ -6,21 +7,39 @@ What a conversation was is found by going from each answer to the one it continu
 from __future__ import annotations
 
 import secrets
-import threading
-from collections import OrderedDict
+import sqlite3
+import time
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
 
 import msgspec
 
+from contract.types import Tenant
+from harness.serve import storage
 from harness.serve.answers import Json
 from harness.serve.responses.errors import not_found
 from harness.serve.responses.wire import InputItem
+from harness.serve.storage import Database, StorageProblem
 
 MOST_STORED = 1000
 """Most answers of one tenant."""
 MOST_BYTES = 64 << 20
 """Most bytes of them, as JSON."""
+FILE = "responses.sqlite"
+SCHEMA_VERSION = 1
+TABLES = (
+    "CREATE TABLE IF NOT EXISTS responses (tenant TEXT, id TEXT, used INTEGER, nbytes INTEGER,"
+    " stored BLOB, PRIMARY KEY (tenant, id))",
+    "CREATE INDEX IF NOT EXISTS by_use ON responses (used)",
+)
+NEXT_USE = "(SELECT COALESCE(MAX(used), 0) + 1 FROM responses)"
+MAKE_ROOM = (
+    "DELETE FROM responses WHERE tenant = ?1 AND id IN (SELECT id FROM (SELECT id,"
+    " ROW_NUMBER() OVER latest AS number, SUM(nbytes) OVER latest AS total FROM responses"
+    " WHERE tenant = ?1 WINDOW latest AS (ORDER BY used DESC)) WHERE number > ?2 OR total > ?3)"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,87 +52,107 @@ class StoredResponse:
     said: tuple[InputItem, ...]
     previous: str | None
 
-    @property
-    def id(self) -> str:
-        """Its name."""
-        id: str = self.response["id"]
-        return id
 
-    @property
-    def nbytes(self) -> int:
-        """Its size as JSON."""
-        return len(msgspec.json.encode((self.response, self.items, self.said)))
+class ResponseStore(Database):
+    """The stored answers of all tenants. Threads may share it, and processes a ``folder``."""
 
-
-@dataclass(slots=True)
-class _Shelf:
-    """The stored answers of one tenant, least recently used first, with their sizes in bytes."""
-
-    responses: OrderedDict[str, tuple[StoredResponse, int]] = field(default_factory=OrderedDict)
-    nbytes: int = 0
-
-
-class ResponseStore:
-    """The stored answers of all tenants. Threads may share it."""
-
-    def __init__(self, most: int = MOST_STORED, most_bytes: int = MOST_BYTES) -> None:
+    def __init__(
+        self, folder: Path | None = None, most: int = MOST_STORED, most_bytes: int = MOST_BYTES
+    ) -> None:
+        """Raises ConfigError for a folder that cannot have them."""
         self._most = most
         self._most_bytes = most_bytes
-        self._lock = threading.Lock()
-        self._shelves: dict[int, _Shelf] = {}
+        path = None if folder is None else folder / FILE
+        super().__init__(path, SCHEMA_VERSION, "the stored responses", "--state", TABLES)
+        self._problem: StorageProblem | None = None
+        self._tried = 0.0
 
-    def put(self, tenant: int, stored: StoredResponse) -> None:
+    def put(self, tenant: Tenant, stored: StoredResponse) -> None:
         """Store an answer; those least recently used make room. One that is larger than all the
-        room there is, is not stored."""
-        size = stored.nbytes
-        if size > self._most_bytes:
+        room there is, is not stored. Raises StorageProblem."""
+        data = msgspec.json.encode(stored)
+        if len(data) > self._most_bytes:
             return
         with self._lock:
-            shelf = self._shelves.setdefault(tenant, _Shelf())
-            shelf.responses[stored.id] = stored, size
-            shelf.nbytes += size
-            while len(shelf.responses) > self._most or shelf.nbytes > self._most_bytes:
-                _, (_, freed) = shelf.responses.popitem(last=False)
-                shelf.nbytes -= freed
+            try:
+                with self._whole():
+                    self._file.execute(
+                        f"INSERT OR REPLACE INTO responses VALUES (?, ?, {NEXT_USE}, ?, ?)",
+                        (_key(tenant), stored.response["id"], len(data), data),
+                    )
+                    self._file.execute(MAKE_ROOM, (_key(tenant), self._most, self._most_bytes))
+            except sqlite3.OperationalError as error:
+                self._tried = time.monotonic()
+                self._problem = self._problem_of(error)
+                raise self._problem from None
 
-    def get(self, tenant: int, id: str) -> StoredResponse:
+    def check(self) -> None:
+        """Raises StorageProblem while nothing can be written; that is tried again after
+        RETRY_SECONDS."""
+        with self._lock:
+            late = time.monotonic() - self._tried >= storage.RETRY_SECONDS
+            if self._problem is not None and late:
+                self._tried = time.monotonic()
+                with suppress(sqlite3.OperationalError):
+                    self._file.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
+                    self._problem = None
+            if self._problem is not None:
+                raise self._problem
+
+    def get(self, tenant: Tenant, id: str) -> StoredResponse:
         """A stored answer of a tenant. Raises ApiError 404."""
         with self._lock:
-            shelf = self._shelves.get(tenant, _Shelf())
-            if id not in shelf.responses:
-                raise not_found(id)
-            shelf.responses.move_to_end(id)
-            return shelf.responses[id][0]
+            stored = self._read(tenant, id)
+            self._use(tenant, [id])
+            return stored
 
-    def delete(self, tenant: int, id: str) -> None:
-        """Forget an answer. Raises ApiError 404."""
+    def delete(self, tenant: Tenant, id: str) -> None:
+        """Forget an answer. Raises ApiError 404, and StorageProblem."""
         with self._lock:
-            shelf = self._shelves.get(tenant, _Shelf())
-            if id not in shelf.responses:
+            key = _key(tenant), id
+            try:
+                gone = self._file.execute("DELETE FROM responses WHERE tenant = ? AND id = ?", key)
+            except sqlite3.OperationalError as error:
+                raise self._problem_of(error) from None
+            if not gone.rowcount:
                 raise not_found(id)
-            _, freed = shelf.responses.pop(id)
-            shelf.nbytes -= freed
 
-    def conversation(self, tenant: int, id: str | None) -> list[InputItem]:
+    def conversation(self, tenant: Tenant, id: str | None) -> list[InputItem]:
         """All items up to and with an answer, none for no answer. Raises ApiError 404 where one of
         the answers it continues is not stored any more."""
+        chain: dict[str, StoredResponse] = {}
         with self._lock:
-            shelf = self._shelves.get(tenant, _Shelf())
-            chain: list[StoredResponse] = []
             while id is not None:
-                if id not in shelf.responses:
-                    raise not_found(id, "previous_response_id")
-                chain.append(shelf.responses[id][0])
-                id = chain[-1].previous
-            for stored in reversed(chain):
-                shelf.responses.move_to_end(stored.id)
-            return [item for stored in reversed(chain) for item in (*stored.items, *stored.said)]
+                chain[id] = self._read(tenant, id, "previous_response_id")
+                id = chain[id].previous
+            self._use(tenant, [*reversed(chain)])
+        return [item for one in reversed(chain.values()) for item in (*one.items, *one.said)]
 
-    def forget_others(self, tenants: Collection[int]) -> None:
+    def forget_others(self, tenants: Collection[Tenant]) -> None:
         """Forget what is stored for all but these tenants."""
+        keys = set(map(_key, tenants))
         with self._lock:
-            for tenant in [one for one in self._shelves if one not in tenants]:
-                del self._shelves[tenant]
+            for (key,) in self._file.execute("SELECT DISTINCT tenant FROM responses").fetchall():
+                if key not in keys:
+                    self._file.execute("DELETE FROM responses WHERE tenant = ?", (key,))
+
+    def _read(self, tenant: Tenant, id: str, param: str | None = None) -> StoredResponse:
+        asked = "SELECT stored FROM responses WHERE tenant = ? AND id = ?"
+        row = self._file.execute(asked, (_key(tenant), id)).fetchone()
+        if row is None:
+            raise not_found(id, param)
+        return msgspec.json.decode(row[0], type=StoredResponse)
+
+    def _use(self, tenant: Tenant, ids: Sequence[str]) -> None:
+        """Note that answers were used, the last of them last, where there is room to."""
+        set_use = f"UPDATE responses SET used = {NEXT_USE} WHERE tenant = ? AND id = ?"
+        with suppress(sqlite3.OperationalError), self._whole():
+            self._file.executemany(set_use, [(_key(tenant), id) for id in ids])
+
+
+def _key(tenant: Tenant) -> str:
+    """A tenant with its name, since another one may have the id later."""
+    return f"{tenant.id} {tenant.name}"
 
 
 def named(items: Sequence[InputItem]) -> tuple[InputItem, ...]:
