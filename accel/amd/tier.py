@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from accel.amd.device import Allocation
 from accel.amd.kernel import Kernel, LinuxKernel
@@ -22,17 +22,14 @@ from accel.amd.submissions import AmdForm, AmdStep, AmdSubmissions
 from accel.kernels.arrange import PlaneArranger
 from accel.kernels.launches import PlannedLaunch
 from accel.kernels.recorded_tier import RecordedTier
-from accel.packets.buffers import DeviceBuffer
 from accel.packets.schedule import schedule_levels
 from accel.packets.step import Schedule, Step
-from accel.packets.submissions import FormBatch, StepFence
+from accel.packets.submissions import StepFence
 from accel.packets.tier import tier_info
 from contract.errors import DeviceLost, TierError
 from contract.ir.nodes import BufferDecl, BufferKind, Graph
 from contract.shape_key import ShapeKey
-from contract.tier import DeviceTier
 
-AmdBatch = FormBatch[Allocation, AmdForm]
 AmdFence = StepFence[Allocation, AmdForm, AmdStep]
 
 
@@ -112,7 +109,3 @@ class AmdTier(RecordedTier[Allocation, Recording, AmdStep]):
                 self._runtime.close()
             except OSError as error:
                 raise TierError(f"{self._device.name}: {error}") from None
-
-
-if TYPE_CHECKING:
-    _conforms: type[DeviceTier[DeviceBuffer[Allocation], AmdBatch, AmdFence]] = AmdTier

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager, suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,18 +21,15 @@ from accel.kernels.arrange import PlaneArranger
 from accel.kernels.launches import MOST_GROUPS, PlannedLaunch
 from accel.kernels.recorded_tier import RecordedTier
 from accel.kernels.source import Module, Traits
-from accel.packets.buffers import DeviceBuffer
 from accel.packets.staging_buffers import sync_as
-from accel.packets.submissions import FormBatch, StepFence
+from accel.packets.submissions import StepFence
 from accel.packets.tier import tier_info
 from contract.errors import DeviceLost
 from contract.ir.nodes import BufferDecl
-from contract.tier import DeviceTier
 
 GRACE_SECONDS = 10.0
 """Longest wait for a lost device, whose driver may end what hangs."""
 
-IntelBatch = FormBatch[Allocation, IntelForm]
 IntelFence = StepFence[Allocation, IntelForm, IntelStep]
 
 
@@ -103,7 +100,3 @@ class IntelTier(RecordedTier[Allocation, Recording, IntelStep]):
         if ended:
             self._discard_recorded()
             self._runtime.close()
-
-
-if TYPE_CHECKING:
-    _conforms: type[DeviceTier[DeviceBuffer[Allocation], IntelBatch, IntelFence]] = IntelTier

@@ -4,7 +4,7 @@ once."""
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,20 +19,15 @@ from accel.metal.memory import VIEW_BYTES, Allocation, Memory
 from accel.metal.objc import TIER, ObjectiveC, load_metal
 from accel.metal.runtime import Choices, open_runtime
 from accel.metal.submissions import MetalForm, MetalStep, MetalSubmissions
-from accel.packets.buffers import DeviceBuffer
 from accel.packets.footprint import StepMemory, shared_footprint
-from accel.packets.submissions import FormBatch, StepFence
+from accel.packets.submissions import StepFence
 from accel.packets.tier import tier_info
 from contract.footprint import Footprint
 from contract.ir.nodes import Graph
 from contract.shape_key import ShapeKey
-from contract.tier import DeviceTier
 
 GRACE_SECONDS = 10.0
 """Longest wait for a lost device: macOS ends hanging commands by itself."""
-
-MetalBatch = FormBatch[Allocation, MetalForm]
-MetalFence = StepFence[Allocation, MetalForm, MetalStep]
 
 
 class MetalTier(RecordedTier[Allocation, Recording, MetalStep]):
@@ -100,7 +95,3 @@ class MetalTier(RecordedTier[Allocation, Recording, MetalStep]):
             if queue.drain(GRACE_SECONDS):
                 self._discard_recorded()
                 self._runtime.close()
-
-
-if TYPE_CHECKING:
-    _conforms: type[DeviceTier[DeviceBuffer[Allocation], MetalBatch, MetalFence]] = MetalTier

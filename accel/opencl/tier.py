@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +14,7 @@ from accel.opencl.launcher import Mode, Recording, WorkersLost
 from accel.opencl.memory import BankedMemory, Memory
 from accel.opencl.runtime import Choices, open_runtime
 from accel.opencl.submissions import OpenClStep, OpenClSubmissions
-from accel.packets.buffers import DeviceBuffer, matrices_of
+from accel.packets.buffers import matrices_of
 from accel.packets.build import Progress
 from accel.packets.estimate_cache import StepMemoryCache
 from accel.packets.footprint import KnownMemory, StepMemory, lanes_bytes, opencl_footprint
@@ -27,16 +26,12 @@ from accel.packets.schedule import schedule_launches, schedule_workers
 from accel.packets.staging_buffers import sync_as
 from accel.packets.step import Schedule, Step
 from accel.packets.streaming_tier import StreamingTier
-from accel.packets.submissions import FormBatch, StepFence
+from accel.packets.submissions import StepFence
 from accel.packets.tier import tier_info
 from contract.errors import DeviceLost
 from contract.footprint import Footprint, owns_upload
 from contract.ir.nodes import BufferDecl, Graph
 from contract.shape_key import ShapeKey
-from contract.tier import DeviceTier
-
-OpenClBatch = FormBatch[AddressRange, Recording]
-OpenClFence = StepFence[AddressRange, Recording, OpenClStep]
 
 
 class OpenClTier(StreamingTier[AddressRange, Recording, OpenClStep]):
@@ -205,7 +200,3 @@ class OpenClTier(StreamingTier[AddressRange, Recording, OpenClStep]):
             self._memory.free(allocation)
         self._scratch = self._own = None
         self._runtime.launcher.close()
-
-
-if TYPE_CHECKING:
-    _conforms: type[DeviceTier[DeviceBuffer[AddressRange], OpenClBatch, OpenClFence]] = OpenClTier

@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import Any, Generic, Protocol
+from typing import TYPE_CHECKING, Any, Generic, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +17,7 @@ from accel.packets.layouts import WeightLayout, planes_bytes
 from accel.packets.packet import ALIGNMENT
 from accel.packets.step import Schedule, Step
 from accel.packets.step_memory import WorkerScratch
-from accel.packets.submissions import FormBatch, Submissions
+from accel.packets.submissions import FormBatch, StepFence, Submissions
 from accel.packets.tier import A, BaseTier, Bytes, C, DeviceMemory, L
 from contract.dtypes import DType
 from contract.errors import DeviceLost
@@ -26,7 +26,7 @@ from contract.ir.inputs import InputLayout, input_layout
 from contract.ir.nodes import BufferDecl, Graph
 from contract.lazy_dataclass import dataclass
 from contract.shape_key import ShapeKey
-from contract.tier import TierInfo
+from contract.tier import DeviceTier, TierInfo
 
 
 class ExpectingMemory(DeviceMemory[A], Protocol[A]):
@@ -199,3 +199,11 @@ class PacketTier(BaseTier[A, L, C]):
     def _discard_one(self, launch: L, stored: A) -> None:
         self._discard(launch)
         self._memory.free(stored)
+
+
+if TYPE_CHECKING:
+
+    def _conforms(
+        tier: PacketTier[A, L, C],
+    ) -> DeviceTier[DeviceBuffer[A], FormBatch[A, L], StepFence[A, L, C]]:
+        return tier

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import TYPE_CHECKING
 
 from accel.kernels.arrange import PlaneArranger
 from accel.kernels.launches import launches_of
 from accel.kernels.source import Traits
 from accel.packets.arenas import ArenaKind
-from accel.packets.buffers import DeviceBuffer
 from accel.packets.fused import fuse
 from accel.packets.packet_tier import BoundStep
 from accel.packets.repeated import repeat_small
@@ -20,7 +18,7 @@ from accel.packets.shape_buckets import SPLIT_TOKENS, shape_buckets
 from accel.packets.staging_buffers import sync_as
 from accel.packets.step import Schedule, Step
 from accel.packets.streaming_tier import StreamingTier
-from accel.packets.submissions import FormBatch, StepFence
+from accel.packets.submissions import StepFence
 from accel.packets.tier import tier_info
 from accel.vulkan.api import TIER, Vulkan, load_vulkan
 from accel.vulkan.device import Device
@@ -34,15 +32,11 @@ from accel.vulkan.tiles_32x16 import SMALL_BUCKETS, with_tiles_32x16
 from accel.vulkan.tiles_128x128 import with_tiles_128x128
 from contract.ir.nodes import BufferDecl, Graph
 from contract.shape_key import ShapeKey
-from contract.tier import DeviceTier
 
 PROMPT_TOKENS = 512
 """Prompt tokens of a step, with which its products were measured."""
 PARTS = 128
 """Parts of a context that attention computes in parallel: so many tiles, or spans of tiles."""
-
-VulkanBatch = FormBatch[Allocation, Recording]
-VulkanFence = StepFence[Allocation, Recording, VulkanStep]
 
 
 class VulkanTier(StreamingTier[Allocation, Recording, VulkanStep]):
@@ -152,7 +146,3 @@ class VulkanTier(StreamingTier[Allocation, Recording, VulkanStep]):
                 self._submissions.close()
         finally:
             self._runtime.close(bool(self._lost))
-
-
-if TYPE_CHECKING:
-    _conforms: type[DeviceTier[DeviceBuffer[Allocation], VulkanBatch, VulkanFence]] = VulkanTier

@@ -17,7 +17,7 @@ from contract.types import Request, SamplingParams
 from harness.bench.engines import PEER, fixed_workers
 from harness.bench.machine import machine_facts
 from harness.bench.measure import BenchmarkPlan
-from harness.bench.report import digits
+from harness.bench.report import digits, machine_line
 from harness.bench.serving.plan import GREEDY, GUESSES, random_prompts
 from harness.host.options import SessionOptions
 from harness.host.session import Session
@@ -189,9 +189,9 @@ def _answer(session: Session, plan: DraftsPlan, sequences: int, turn: int) -> Ti
 
 def render_drafts(report: dict[str, Any]) -> str:
     """The report as lines of text."""
-    machine, model = report["machine"], report["model"]
+    model = report["model"]
     lines = [
-        f"{machine['cpu']}, {machine['cores']} cores, load {machine['load_average'][0]}",
+        machine_line(report),
         f"{model['file']}, {model['bytes'] / 1e6:.1f} MB",
     ]
     for one in report["results"]:

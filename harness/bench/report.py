@@ -11,21 +11,21 @@ from harness.console import table
 
 Report = Mapping[str, Any]
 
-METRICS = (
-    ("decode_short", "decode at context {short}", "tok/s", 1.0),
-    ("decode_long", "decode at context {long}", "tok/s", 1.0),
-    ("prefill", "prefill of {long} tokens", "tok/s", 1.0),
-    ("first_token_seconds", "start to first token", "s", 1.0),
-    ("cold_start_seconds", "first-ever start, nothing cached", "s", 1.0),
-    ("peak_resident_bytes", "peak resident memory", "MB", 1e-6),
-)
-"""Name, label, unit and factor of each metric."""
+Metrics = Mapping[str, tuple[str, str, float]]
+"""The label, unit and factor of each metric."""
+METRICS: Metrics = {
+    "decode_short": ("decode at context {short}", "tok/s", 1.0),
+    "decode_long": ("decode at context {long}", "tok/s", 1.0),
+    "prefill": ("prefill of {long} tokens", "tok/s", 1.0),
+    "first_token_seconds": ("start to first token", "s", 1.0),
+    "cold_start_seconds": ("first-ever start, nothing cached", "s", 1.0),
+    "peak_resident_bytes": ("peak resident memory", "MB", 1e-6),
+}
 
 
 def label_of(metric: str, report: Report) -> str:
     """The label of a metric in this report."""
-    (label,) = (text for name, text, _, _ in METRICS if name == metric)
-    return label.format(short=SHORT_TOKENS, long=report["settings"]["prompt_tokens"])
+    return METRICS[metric][0].format(short=SHORT_TOKENS, long=report["settings"]["prompt_tokens"])
 
 
 def render(report: Report) -> str:
@@ -62,20 +62,36 @@ def sections(report_rows: Sequence[Iterable[tuple[str, ...]]], markdown: bool) -
     return [show(rows) for rows in map(list, report_rows) if len(rows) > 1]
 
 
-def _rows(report: Report) -> Iterator[tuple[str, ...]]:
-    engines, ratios = report["engines"], report["ratios"]
+def metric_rows(
+    metrics: Metrics,
+    engines: Mapping[str, Mapping[str, Any]],
+    ratios: Mapping[str, Mapping[str, Any]],
+) -> Iterator[tuple[str, ...]]:
+    """A table with its head: the measured metrics of engines, and ratios of some to the peer."""
     yield ("", "", *engines, *(f"{name} / {PEER}" for name in ratios))
-    for metric, _, unit, factor in METRICS:
-        cells = [spread(found[metric], factor) for found in engines.values()]
-        cells += [spread(found[metric], 1.0) for found in ratios.values()]
-        yield (label_of(metric, report), unit, *cells)
+    for metric, (label, unit, factor) in metrics.items():
+        found = [(one, factor) for one in engines.values()]
+        found += [(one, 1.0) for one in ratios.values()]
+        cells = [spread(one[metric], scale) if metric in one else "" for one, scale in found]
+        if any(cells):
+            yield (label, unit, *cells)
+
+
+def machine_line(report: Report) -> str:
+    """The processor, its cores and its load."""
+    machine = report["machine"]
+    return f"{machine['cpu']}, {machine['cores']} cores, load {machine['load_average'][0]}"
+
+
+def _rows(report: Report) -> Iterator[tuple[str, ...]]:
+    labelled = {name: (label_of(name, report), *METRICS[name][1:]) for name in METRICS}
+    return metric_rows(labelled, report["engines"], report["ratios"])
 
 
 def _subject(report: Report) -> list[str]:
     machine, model, settings = report["machine"], report["model"], report["settings"]
     subject = [
-        f"{machine['cpu']}, {machine['cores']} cores, load {machine['load_average'][0]}, "
-        f"numpy {machine['numpy']}, {', '.join(machine['blas'])}",
+        f"{machine_line(report)}, numpy {machine['numpy']}, {', '.join(machine['blas'])}",
         f"{model['file']}, {model['bytes'] / 1e6:.1f} MB, KV {settings['kv_dtype']}, "
         f"{settings['threads']} threads, prompt {settings['prompt_tokens']}, "
         f"decode {settings['decode_tokens']}, {settings['repeat']} repetitions",

@@ -7,10 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from harness.bench.engines import PEER
-from harness.bench.report import digits
-
-Metrics = Mapping[str, tuple[str, str, float]]
-"""The label, unit and factor of each metric."""
+from harness.bench.report import Metrics, digits
 
 
 @dataclass(frozen=True, slots=True)

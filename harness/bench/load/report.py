@@ -7,7 +7,7 @@ from typing import Any
 
 from harness.bench.engines import PEER
 from harness.bench.load.measure import OURS
-from harness.bench.report import sections, spread
+from harness.bench.report import machine_line, metric_rows, sections
 from harness.bench.targets import target_rows
 
 Report = Mapping[str, Any]
@@ -47,13 +47,15 @@ TARGET_LABELS = {
 def render_server_bench(report: Report, *, markdown: bool = False) -> str:
     """The report as tables: servers and targets."""
     labels = {name: (label, *METRICS[name][1:]) for name, label in TARGET_LABELS.items()}
-    rows = _rows(report), target_rows(report["targets"], METRICS | labels)
+    ratios = {OURS: report["ratios"]} if report["ratios"] else {}
+    servers = metric_rows(METRICS, report["engines"], ratios)
+    rows = servers, target_rows(report["targets"], METRICS | labels)
     return "\n\n".join(["\n".join(_subject(report)), *sections(rows, markdown)])
 
 
 def _subject(report: Report) -> Iterator[str]:
-    machine, load = report["machine"], report["load"]
-    yield f"{machine['cpu']}, {machine['cores']} cores, load {machine['load_average'][0]}"
+    load = report["load"]
+    yield machine_line(report)
     how = f"{load['rate']:g} a second" if load["rate"] else f"{load['clients']} clients"
     yield (
         f"{load['requests']} requests, mix {load['mix']}, {how}, {load['tenants']} tenants, "
@@ -68,17 +70,3 @@ def _subject(report: Report) -> Iterator[str]:
         yield f"{PEER} of {report['peer']}, which answers one request at a time"
     for name, errors in report["errors"].items():
         yield f"{name} failed: {', '.join(f'{count} {why}' for why, count in errors.items())}"
-
-
-def _rows(report: Report) -> Iterator[tuple[str, ...]]:
-    engines, ratios = report["engines"], report["ratios"]
-    yield ("", "", *engines, *([f"{OURS} / {PEER}"] if ratios else []))
-    for metric, (label, unit, factor) in METRICS.items():
-        if not any(metric in found for found in engines.values()):
-            continue
-        cells = [
-            spread(found[metric], factor) if metric in found else "" for found in engines.values()
-        ]
-        if ratios:
-            cells.append(spread(ratios[metric], 1.0) if metric in ratios else "")
-        yield (label, unit, *cells)

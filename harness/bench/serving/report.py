@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from harness.bench.engines import PEER
-from harness.bench.report import digits, sections, spread
+from harness.bench.report import digits, machine_line, metric_rows, sections
 from harness.bench.serving.host import HOST_CONTEXTS, HOST_SLOTS
 from harness.bench.serving.plan import SEQUENCES
 from harness.bench.targets import target_rows
@@ -43,9 +43,9 @@ def render_serving(report: Report, *, markdown: bool = False) -> str:
 
 
 def _subject(report: Report) -> list[str]:
-    machine, model, settings = report["machine"], report["model"], report["settings"]
+    model, settings = report["model"], report["settings"]
     lines = [
-        f"{machine['cpu']}, {machine['cores']} cores, load {machine['load_average'][0]}",
+        machine_line(report),
         f"{model['file']}, {model['bytes'] / 1e6:.1f} MB, KV {settings['kv_dtype']}, "
         f"{settings['threads']} threads, prompts of {settings['prompt_tokens']}, "
         f"{settings['decode_tokens']} decoded, {settings['repeat']} repetitions",
@@ -59,16 +59,7 @@ def _subject(report: Report) -> list[str]:
 
 def _engine_rows(report: Report) -> Iterator[tuple[str, ...]]:
     peers = report["peer"]["engines"] if report["peer"] else {}
-    engines = {**report["engines"], **peers}
-    yield ("", "", *engines, *(f"{name} / {PEER}" for name in report["ratios"]))
-    for metric, (label, unit, factor) in METRICS.items():
-        cells = [_cell(found, metric, factor) for found in engines.values()]
-        cells += [_cell(found, metric, 1.0) for found in report["ratios"].values()]
-        yield (label, unit, *cells)
-
-
-def _cell(found: Mapping[str, Any], metric: str, factor: float) -> str:
-    return spread(found[metric], factor) if metric in found else ""
+    return metric_rows(METRICS, {**report["engines"], **peers}, report["ratios"])
 
 
 def _host_rows(report: Report) -> Iterator[tuple[str, ...]]:
