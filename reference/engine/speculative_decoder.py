@@ -62,8 +62,9 @@ class SpeculativeDecoder:
         """Let a sequence that has a new token run in lockstep if there is something to draft; True
         if it did not before."""
         table, slot = self._slot_manager.table, sequence.slot
-        # Asked for every token, so what is known at once comes first.
-        if table.lockstep[slot] or sequence.known < self._yield(sequence).asked_at:
+        # Asked for every token, so what is known at once comes first. Rehearsals never pause.
+        paused = self._lookup is None and sequence.known < self._yield(sequence).asked_at
+        if table.lockstep[slot] or paused:
             return False
         if not self._may(sequence) or not self._is_worth_it(sequence):
             return False
