@@ -99,10 +99,6 @@ class Ledger:
         """A request was refused: a quota, a full queue or a bad parameter."""
         self.entry(tenant).rejected += 1
 
-    def prompted(self, tenant: int, tokens: int) -> None:
-        """A request with a prompt of so many tokens was accepted."""
-        self.entry(tenant).prompted += tokens
-
     def admitted(self, tenant: int) -> None:
         """A request was given a slot, for the first time or again."""
         self.entry(tenant).admitted += 1

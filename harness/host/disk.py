@@ -6,7 +6,7 @@ import hashlib
 import json
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import psutil
@@ -16,7 +16,8 @@ from contract.ir.codec import encode
 from harness.file_digests import DIGESTS_FILE, file_digests
 from reference.limits import Limits, whole_contexts
 from reference.memory.disk.cache import DiskCache, DiskCacheOptions
-from reference.memory.disk.folder import SUBFOLDER
+from reference.memory.disk.folder import SUBFOLDER, forget_scope
+from reference.memory.prefix import Scope
 from reference.model.open import Model
 
 log = logging.getLogger("zinc_rt.disk")
@@ -55,3 +56,16 @@ def open_disk_cache(folder: Path, most_bytes: int, model: Model, limits: Limits)
         read_bytes=psutil.virtual_memory().available // READ_SHARE // limits.slots,
     )
     return DiskCache(options, log.warning, time.monotonic)
+
+
+def forgetting(folder: Path | None) -> Callable[[Scope], None]:
+    """What removes the pages of scopes that end from ``folder``, also where no model is loaded."""
+
+    def forget(scope: Scope) -> None:
+        if folder is not None:
+            try:
+                forget_scope(folder, scope)
+            except OSError as error:
+                log.warning("%s keeps the pages of a removed tenant: %s", folder, error.strerror)
+
+    return forget

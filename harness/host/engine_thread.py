@@ -28,6 +28,7 @@ from harness.host.submissions import EndWords, EngineStopped
 from reference.engine import Engine
 from reference.engine.models import Loaded, Models, no_loader
 from reference.engine.statistics import EngineStatistics
+from reference.memory.prefix import Scope
 from reference.observer import Observer
 from reference.sched.tenants import Tenants
 
@@ -154,13 +155,17 @@ class EngineThread(ContextManager):
     """Steps the engines of its drivers, one at a time: see ``Models``. A context manager.
 
     The engines are to have its ``tenants``, whose quotas then hold for all models together.
-    ``words`` are what clients get when the thread has ended. Methods may be called from any thread.
+    ``words`` are what clients get when the thread has ended. ``forget`` removes what a scope that
+    ends has outside of the engines. Methods may be called from any thread.
     """
 
     def __init__(
-        self, tenants: Iterable[Tenant] = (LOCAL_TENANT,), words: EndWords | None = None
+        self,
+        tenants: Iterable[Tenant] = (LOCAL_TENANT,),
+        words: EndWords | None = None,
+        forget: Callable[[Scope], None] = lambda scope: None,
     ) -> None:
-        self.tenants = Tenants(tenants, clock=time.monotonic)
+        self.tenants = Tenants(tenants, clock=time.monotonic, forget=forget)
         # An exception that a signal raises in the main thread, as Ctrl-C does, can hit between any
         # two lines of Python: this lock has none, and ``notify_all`` makes up for a ``notify`` that
         # was cut. One of the two threads would else wait for ever.

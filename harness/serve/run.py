@@ -16,6 +16,7 @@ from pathlib import Path
 
 from contract.errors import CatalogError, ConfigError, RequestError, ZincError
 from harness import catalog
+from harness.host.disk import forgetting
 from harness.host.engine_thread import EngineThread
 from harness.host.options import Recording
 from harness.progress import NullProgress, Progress
@@ -154,7 +155,8 @@ def _serving(
     if options.replicas:
         open_them, first = _replicas(options), options.model.name
         return Serving(options.path, first, open_them, accounts, ledger, receipts=receipts)
-    thread = owned.enter_context(EngineThread(accounts.tenants))
+    forget = forgetting(options.model.session.disk_cache)
+    thread = owned.enter_context(EngineThread(accounts.tenants, forget=forget))
 
     def open_it(path: Path, name: str, owned: ExitStack, taken: int) -> ServedModel:
         recording = Recording(None if options.record is None else _new_trace(options.record, name))

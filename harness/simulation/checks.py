@@ -160,21 +160,17 @@ def check_admission(
     chosen: int | None,
     candidates: Sequence[Candidate],
     without_room: Collection[int],
-    reading: Collection[int] = (),
 ) -> None:
     """Check that ``chosen`` is the right one of ``candidates``, each of which is the first of its
-    line and within its quotas.
-
-    ``without_room`` are the candidates for which the engine found no room, ``reading`` those whose
-    pages are read from disk.
-    """
+    line whose pages are not read from disk, and within its quotas. For those ``without_room`` the
+    engine found none."""
     picked = next((c for c in candidates if c.order == chosen), None)
     require(
         chosen is None or picked is not None,
         Invariant.ADMISSION_ORDER,
         lambda: f"{chosen} was admitted before its turn within its tenant, or beyond its quota",
     )
-    aged = [c for c in candidates if c.aged and c.order not in reading]
+    aged = [c for c in candidates if c.aged]
     if aged:
         if picked is None:
             return
@@ -190,8 +186,7 @@ def check_admission(
             lambda: f"{picked} was admitted before {first} of its tenant",
         )
         return
-    unable = {*without_room, *reading}
-    passed_over = [c for c in candidates if c is not picked and c.order not in unable]
+    passed_over = [c for c in candidates if c is not picked and c.order not in without_room]
     for other in passed_over:
         if picked is None or _turn(picked, candidates) >= _turn(other, candidates):
             raise Violation(Invariant.ADMISSION_ORDER, f"{picked} was admitted before {other}")

@@ -43,18 +43,19 @@ class SimulatedReading:
 
 
 class SimulatedDisk:
-    """The interface of ``DiskCache``; its files stay where an engine ends."""
+    """The interface of ``DiskCache``; its ``files`` stay where an engine ends, and are those of all
+    models."""
 
     usable = True
     statistics = DiskStatistics()
 
-    def __init__(self, clock: VirtualClock, seed: int) -> None:
+    def __init__(self, clock: VirtualClock, seed: int, files: dict[str, Any]) -> None:
         self.names = PageNames(b"", str(seed))
         self.before_close: Callable[[], None] = lambda: None
         self.counts = {"written": 0, "read": 0}
         self._clock, self._random = clock, Random(seed)
-        self._files: dict[str, Any] = {}
-        self._queued = 0
+        self._files = files
+        self.queued = 0
 
     def count(self, **changes: int) -> None:
         """Count nothing."""
@@ -67,12 +68,13 @@ class SimulatedDisk:
 
     def reserve(self, nbytes: int) -> bool:
         """Whether one page or state more may wait to be written."""
-        self._queued += self._queued < MOST_QUEUED
-        return self._queued < MOST_QUEUED
+        room = self.queued < MOST_QUEUED
+        self.queued += room
+        return room
 
     def release(self, nbytes: int) -> None:
         """Take back a reservation."""
-        self._queued -= 1
+        self.queued -= 1
 
     def write(self, entry: Entry, payload: Any) -> None:
         """Write a file, or lose it."""
@@ -89,7 +91,8 @@ class SimulatedDisk:
     def forget(self, scope: Sequence[str | int]) -> None:
         """Remove all files of a scope."""
         folder = self.names.scope(scope) + "/"
-        self._files = {p: file for p, file in self._files.items() if not p.startswith(folder)}
+        for path in [path for path in self._files if path.startswith(folder)]:
+            del self._files[path]
 
     def read(
         self, pages: Sequence[Entry], states: Sequence[Entry] | None, first: int

@@ -58,9 +58,9 @@ class Outcome:
 
 
 def simulated_worlds(schedule: Schedule) -> list[World]:
-    """A world for each model of a schedule, with one clock."""
-    clock = VirtualClock()
-    return [SimulatedWorld(schedule.shape, clock, n) for n in range(schedule.shape.models)]
+    """A world for each model of a schedule, with one clock and one disk."""
+    clock, files = VirtualClock(), dict[str, Any]()
+    return [SimulatedWorld(schedule.shape, clock, n, files) for n in range(schedule.shape.models)]
 
 
 def play(schedule: Schedule, worlds: list[World] | None = None) -> Outcome:
@@ -146,13 +146,13 @@ class Simulation:
         self._step += 1
         events: list[TokenEvent] = []
         line = self._interrupts.pop(False, 0)
-        failures = self._failures()
+        failures = self._machine.failures
         try:
             events = interrupted_at(line, machine.step) if line else machine.step()
         except DeviceLost:
-            self._note_fault()
+            self._note_fault(failures)
         except KeyboardInterrupt:
-            self._note_interrupt(failed=self._failures() > failures)
+            self._note_interrupt(failures)
         machine.hold()
         found = machine.violation
         if found is not None:
@@ -168,27 +168,25 @@ class Simulation:
         if machine.latest is not None:
             machine.latest.watch.between_steps(self._step)
 
-    def _note_fault(self) -> None:
+    def _note_fault(self, before: list[int]) -> None:
+        """Note the faults of the engines whose runners had so many failures ``before``."""
         self.counts["faults"] += 1
         self.log.append(("fault", self.clock()))
-        lost = self._machine.latest
-        assert lost is not None
-        for request_id in lost.watch.running:
-            self.clients.by_id[request_id].faults += 1
-        lost.watch.running.clear()
+        for served in self._machine.served.values():
+            if self._machine.failures[served.number] > before[served.number]:
+                for request_id in served.watch.running:
+                    self.clients.by_id[request_id].faults += 1
+                served.watch.running.clear()
 
-    def _failures(self) -> int:
-        return sum(world.runner.failures for world in self.worlds)
-
-    def _note_interrupt(self, *, failed: bool, call: bool = False) -> None:
-        """Note an interrupted step or other ``call``, perhaps while an engine recovered."""
+    def _note_interrupt(self, failures: list[int], *, call: bool = False) -> None:
+        """Note an interrupted step or other ``call``, before which there were so many failures."""
         self.counts["interrupted calls" if call else "interrupts"] += 1
         self.log.append(("interrupt", self.clock()))
         for served in self._machine.served.values():
             served.watch.interrupted = True
             served.watch.call_interrupted |= call
-        if failed:
-            self._note_fault()
+        if failures != self._machine.failures:
+            self._note_fault(failures)
         for served in self._machine.without_requests():
             served.watch.running.clear()
 
@@ -302,7 +300,7 @@ class Simulation:
             self._note_failures()
 
     def _change(self, change: Callable[[], None]) -> None:
-        """Change the tenants. A change with too many reserved pages must be refused whole."""
+        """Change the tenants. One with too many reserved pages must be refused whole."""
         before = tuple(self._machine.tenants), self._machine.tenants.reservations
         try:
             change()
@@ -315,6 +313,7 @@ class Simulation:
             )
         except DeviceLost:
             self._note_failures()
+        self._machine.scopes.refresh()
         limits, tenants = self.schedule.shape.limits, self._machine.tenants
         for client in self.clients.live:
             client.may_fail |= not has_room(client.request, limits, tenants)
@@ -349,11 +348,11 @@ class Simulation:
         """Do a call of an engine that is no step. After an interrupt its caller repeats it."""
         line = self._interrupts.pop(True, 0)
         if line:
-            before = self._failures()
+            before = self._machine.failures
             try:
                 return interrupted_at(line, call)
             except KeyboardInterrupt:
-                self._note_interrupt(failed=self._failures() > before, call=True)
+                self._note_interrupt(before, call=True)
         return call()
 
     def _stall(self, action: Stall) -> None:

@@ -101,8 +101,7 @@ def generate(seed: int, profile: Profile = SCHEDULER) -> Schedule:
         if random.random() < 0.3 and not profile.model:
             shape = replace(shape, limits=replace(shape.limits, adapters=2))
             actions = with_adapters(random, actions)
-        # A scope that ends while its model is not loaded leaves its pages on disk.
-        disk = random.random() < 0.3 and not profile.model and shape.models == 1
+        disk = random.random() < 0.3 and not profile.model
         shape = replace(shape, disk=disk)
         actions.sort(key=lambda action: action.step)
     return Schedule(seed, shape, tenants, tuple(actions))

@@ -22,9 +22,10 @@ from reference.engine.models import Loaded, Models
 from reference.runner import StepInput
 from reference.sched.tenants import Tenants
 
-TURNS_SPREAD = 2.0
+TURNS_SPREAD = 3.0
 """The most that the weighted times of busy models may differ, in units of the longest weighted
-step: two models may each have been a step ahead when the comparison began."""
+step: two models may each have been a step ahead when the comparison began, and one of them may have
+waited for a step that nobody needed, while the other had nothing to compute."""
 
 
 def nobody(step: StepInput) -> None:
@@ -49,7 +50,9 @@ class Machine:
         call: Callable[[Callable[[], Any]], Any],
         before: Scopes | None,
     ) -> None:
-        self.tenants = Tenants(tenants, clock=worlds[0].clock)
+        disk = worlds[0].disk
+        forget = (lambda scope: None) if disk is None else disk.forget
+        self.tenants = Tenants(tenants, clock=worlds[0].clock, forget=forget)
         self.scopes = Scopes(self.tenants, before)
         self.served: dict[int, Served] = {}
         self.latest: Served | None = None
@@ -71,6 +74,11 @@ class Machine:
     def steps(self) -> int:
         """Steps of all models so far."""
         return sum([world.runner.steps for world in self._worlds])
+
+    @property
+    def failures(self) -> list[int]:
+        """How often each model's runner failed on purpose."""
+        return [world.runner.failures for world in self._worlds]
 
     @property
     def violation(self) -> Violation | None:
@@ -145,8 +153,7 @@ class Machine:
         if self.served:
             self.call(lambda: self._models.replace_tenants(tenants))
         else:
-            for tenant in tenants:
-                self.tenants.put(tenant)
+            self.tenants.put(*tenants)
 
     def remove_tenant(self, id: int) -> None:
         """Remove a tenant; one that was removed is ignored."""

@@ -74,6 +74,7 @@ class Prefixes:
         while more := machine.call(partial(save, len(pages), PAGES_AT_ONCE)):
             pages += more
         whole = len(pages) * PAGE_TOKENS
+        self._check(tokens, pages, state)
         if self._counts["interrupted calls"] > interrupted:
             # The engine has recovered, and forgotten what was cached.
             return
@@ -84,7 +85,6 @@ class Prefixes:
         )
         if not pages:
             return
-        self._check(tokens, pages, state)
         self._counts["prefixes saved"] += 1
         self._saved[request_id] = SavedPrefix(tokens, pages, state)
 

@@ -72,12 +72,19 @@ class Served:
         self.watch.deeply()
         self.engine.give_back()
         self.watch.at_end()
+        held = 0 if self.world.disk is None else self.world.disk.queued
+        require(
+            not held or self.watch.interrupted,
+            Invariant.PAGE_SUM,
+            lambda: f"{held} pages wait to be written for ever",
+        )
         for what in ("tokens_hit", "evicted", "spilled", "restored", "copied"):
             counts[f"prefix {what}"] += getattr(statistics.prefix, what)
         if self.world.disk is not None:
             for what, count in self.world.disk.counts.items():
                 counts[f"disk {what}"] += count
             self.world.disk.counts.update(written=0, read=0)
+            self.world.disk.queued = 0
         counts["guesses right"] += statistics.speculation.accepted
         counts["guesses wrong"] += statistics.speculation.drafted - statistics.speculation.accepted
         counts["admissions"] += statistics.admitted

@@ -33,7 +33,8 @@ from reference.memory.prefix import scope_of, sharers
 from reference.observer import Observer
 from reference.runner import StepInput
 from reference.sched.admission import WaitingRequest
-from reference.sched.tenants import PART_OF_A_SLOT, WINDOW_SECONDS
+from reference.sched.rates import WINDOW_SECONDS
+from reference.sched.tenants import PART_OF_A_SLOT
 
 MOST_DECISIONS = 1000
 """Admissions, preemptions and submissions in one call of an engine; more is taken for an endless
@@ -211,7 +212,13 @@ class EngineWatch(Observer):
         looked, self._looked = self._looked, False
         if not looked or not engine.blocked or unfit:
             return
-        able = [c.order for c in self._candidates() if self._has_room(c)]
+        readings = {} if engine._disk is None else engine._disk._readings
+        reading = [order for order, one in readings.items() if not one.finished]
+        able = [
+            candidate.order
+            for candidate in self._candidates(reading)
+            if candidate.order not in readings and self._has_room(candidate)
+        ]
         require(
             not able,
             Invariant.NEVER_IDLE,
@@ -219,17 +226,18 @@ class EngineWatch(Observer):
         )
 
     def _has_room(self, candidate: Candidate) -> bool:
-        slot_manager, disk = self._engine._slot_manager, self._engine._disk
+        slot_manager = self._engine._slot_manager
         sequence = self._engine._scheduler.waiting[candidate.order]
-        if disk is not None and candidate.order in disk._readings:
-            return False
         aged = candidate.aged or candidate.since is not None
         quantum = slot_manager.quantum_of(sequence) if aged else 0
         return bool(slot_manager.free_slots) and slot_manager.fits(sequence, [], quantum)
 
     def _check_gone(self) -> None:
-        """Check that the engine has nothing of removed tenants."""
+        """Check that the engine has nothing of removed tenants, unless an interrupt has kept it
+        from following the latest change."""
         engine = self._engine
+        if engine._changes._followed != engine.tenants.changes:
+            return
         tenants = {tenant.id: tenant for tenant in engine.tenants}
         scopes = {scope_of(tenant) for tenant in tenants.values()}
         left = [scope for scope, _ in engine.memory._trees.scopes() if sharers(scope) not in scopes]
@@ -302,19 +310,20 @@ class EngineWatch(Observer):
         """Check the queue's choice against all candidates."""
         self._looked = True
         candidates = list(self._candidates())
-        without_room, reading = [], set()
+        without_room, reading = [], set[int]()
 
         def asked(waiting: WaitingRequest) -> bool | None:
             has_room = fits(waiting)
             if has_room is None:
                 reading.add(waiting.order)
+                candidates[:] = self._candidates(reading)
             elif not has_room:
                 without_room.append(waiting.order)
             return has_room
 
         chosen = self._next(asked)
         order = None if chosen is None else chosen.order
-        self._guarded(lambda: check_admission(order, candidates, without_room, reading))
+        self._guarded(lambda: check_admission(order, candidates, without_room))
         return chosen
 
     def _watched_preempt(self, sequence: Sequence, **how: bool) -> None:
@@ -327,15 +336,16 @@ class EngineWatch(Observer):
             self._guarded(lambda: check_preemption(leaver, self.state(), states, tenants, growth))
         self._preempt(sequence, **how)
 
-    def _candidates(self) -> Iterable[Candidate]:
-        """The first request of each line that is within its tenant's quotas."""
+    def _candidates(self, reading: Container[int] = ()) -> Iterable[Candidate]:
+        """The first request of each line whose pages are not read from disk, where it is within its
+        tenant's quotas."""
         engine = self._engine
         queue, tenants = engine._scheduler.queue, engine.tenants
         heads: dict[tuple[int, QosClass | None], WaitingRequest] = {}
         for waiting in queue._waiting.values():
             key = waiting.tenant, waiting.qos
             head = heads.get(key)
-            if head is None or waiting.order < head.order:
+            if waiting.order not in reading and (head is None or waiting.order < head.order):
                 heads[key] = waiting
         within = [head for head in heads.values() if tenants.within_quota(head.tenant, head.pages)]
         # A single candidate is compared with no other.

@@ -68,11 +68,13 @@ def checking_sink(world: World, request: Request, counts: Counter[str]) -> Logit
 
 class SimulatedWorld:
     """A world without a model: tokens are hashes of the tokens before them and of the number of the
-    model."""
+    model. ``files`` are on a disk that all models share."""
 
     end_of_generation = END_OF_GENERATION
 
-    def __init__(self, shape: EngineShape, clock: VirtualClock, model: int = 0) -> None:
+    def __init__(
+        self, shape: EngineShape, clock: VirtualClock, model: int, files: dict[str, Any]
+    ) -> None:
         self.clock = clock
         self.model = model
         self.runner = SimulatedRunner(
@@ -82,7 +84,7 @@ class SimulatedWorld:
             model=model,
             seconds=StepSeconds(fixed=shape.step_seconds),
         )
-        self.disk = SimulatedDisk(clock, model) if shape.disk else None
+        self.disk = SimulatedDisk(clock, model, files) if shape.disk else None
         self._context = shape.limits.context
         self._solos: dict[int, Solo] = {}
 

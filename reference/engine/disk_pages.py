@@ -8,21 +8,21 @@ it has on disk were read, so the scheduler sees them at its admission only.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Hashable, Iterable
+from collections.abc import Collection, Hashable, Iterable
 
 from contract.arithmetic import PAGE_TOKENS
 from contract.lazy_dataclass import dataclass
-from contract.types import Tenant
 from reference.engine.sequence import Sequence
 from reference.memory.disk.cache import DiskCache
 from reference.memory.disk.entry import Bytes, Entry, EntryKind
 from reference.memory.disk.reading import Reading
 from reference.memory.kv import KvMemory
 from reference.memory.page_copies import PageCopies
-from reference.memory.prefix import KEY_BYTES, Node, PrefixHit, TreeWatch, sharers
+from reference.memory.prefix import KEY_BYTES, Node, PrefixHit, Scope, TreeWatch, sharers
 from reference.memory.recurrent import RecurrentMemory
 from reference.memory.row_copies import Saved
 from reference.runner import ModelRunner
+from reference.sched.tenants import Tenants
 
 MOST_SAVED = 64
 """Pages that are copied for the disk after one step."""
@@ -30,7 +30,6 @@ MOST_USED = 64
 """Most sequences that ended whose use of the cache is not noted on disk yet."""
 MOST_WAITING = 1 << 16
 """Most pages that wait to be copied; then the one that waits for longest is not written."""
-ScopeKey = tuple[str | int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,14 +50,6 @@ class _Copied:
     steps: int
 
 
-@dataclass(frozen=True, slots=True)
-class _Lookup:
-    """The reading of a waiting sequence's pages in a scope."""
-
-    scope: Hashable
-    reading: Reading
-
-
 class HostBytes:
     """A page or state whose bytes are in host memory."""
 
@@ -73,8 +64,8 @@ class HostBytes:
 class DiskPages(TreeWatch):
     """Writes what ``KvMemory`` publishes to ``cache``, and reads what sequences need from it.
 
-    ``tenant_of`` gives a tenant by its id. ``states`` says whether the model has recurrent layers
-    and room for their states: then a hit ends where a state is.
+    ``tenants`` say who shares a scope. ``states`` says whether the model has recurrent layers and
+    room for their states: then a hit ends where a state is.
     """
 
     def __init__(
@@ -82,23 +73,22 @@ class DiskPages(TreeWatch):
         cache: DiskCache,
         copies: PageCopies,
         recurrent: RecurrentMemory,
-        tenant_of: Callable[[int], Tenant],
+        tenants: Tenants,
     ) -> None:
         self.cache = cache
         self.steps = 0
         """Steps submitted so far."""
         self._copies, self._recurrent = copies, recurrent
         self._stateful = recurrent.slot_bytes > 0
-        self._tenant_of = tenant_of
-        self._keys: dict[Hashable, ScopeKey] = {}
+        self._tenants = tenants
+        self._roots: dict[Hashable, bytes] = {}
         self._folders: dict[Hashable, str] = {}
         self._waiting: deque[_Unsaved] = deque()
         self._copying: deque[_Copied] = deque()
         self._used: deque[Node] = deque()
         self._loaded: set[bytes] = set()
-        self._readings: dict[int, _Lookup] = {}
+        self._readings: dict[int, Reading] = {}
         self._ended: set[int] = set()
-        self._known: set[Hashable] = set()
 
     # What is written.
 
@@ -107,7 +97,7 @@ class DiskPages(TreeWatch):
         above = node.parent
         assert above is not None
         if above.parent is None and not above.digest:
-            above.digest = self.cache.names.root(self._key(scope))
+            above.digest = self._root(scope)
         node.digest = self.cache.names.page(above.digest, node.key)
         if node.digest not in self._loaded:
             self._wait(self._page(scope, node.digest, node.key), node)
@@ -139,9 +129,13 @@ class DiskPages(TreeWatch):
             if not self.cache.reserve(unsaved.entry.nbytes):
                 return
             self._waiting.popleft()
-            saved = self._saved(unsaved)
+            saved = None
+            try:
+                saved = self._saved(unsaved)
+            finally:
+                if saved is None:
+                    self.cache.release(unsaved.entry.nbytes)
             if saved is None:
-                self.cache.release(unsaved.entry.nbytes)
                 self.cache.count(dropped=1)
             else:
                 self._copying.append(_Copied(unsaved.entry, saved, self.steps + 1))
@@ -200,8 +194,8 @@ class DiskPages(TreeWatch):
         self._waiting.clear()
         self._used.clear()
         self._loaded.clear()
-        for lookup in self._readings.values():
-            lookup.reading.cancel()
+        for reading in self._readings.values():
+            reading.cancel()
         self._readings.clear()
 
     def reopened(self, runner: ModelRunner) -> None:
@@ -211,18 +205,14 @@ class DiskPages(TreeWatch):
         assert copies is not None
         self._copies, self._recurrent = copies, runner.recurrent
 
-    def only(self, scopes: Collection[Hashable]) -> None:
-        """Remove what the scopes have on disk that were there before and are not now."""
-        for scope in self._known.difference(scopes):
-            self.cache.forget(self._key(scope))
+    def forget(self, ended: Collection[Scope]) -> None:
+        """Remove what scopes that ended have on disk."""
+        for scope in ended:
+            self.cache.forget(scope)
             folder = self._folder(scope)
             self._drop_copies([one for one in self._copying if one.entry.scope == folder])
             self._waiting = deque(one for one in self._waiting if one.entry.scope != folder)
-            del self._folders[scope]
-            self._keys = {one: key for one, key in self._keys.items() if sharers(one) != scope}
-        self._known = set(scopes)
-        for scope in scopes:
-            self._folder(scope)
+            self._roots = {one: root for one, root in self._roots.items() if sharers(one) != scope}
 
     def erase(self, scope: Hashable, nodes: Iterable[Node]) -> None:
         """Remove what nodes that are not cached any more have on disk."""
@@ -244,23 +234,21 @@ class DiskPages(TreeWatch):
     def reads(self, sequence: Sequence, memory: KvMemory, most: int) -> bool:
         """Whether a waiting sequence's pages are being read. Reading begins with the first call;
         ``most`` sequences may have pages that were read for them."""
-        lookup = self._readings.get(sequence.order)
-        if lookup is None:
+        reading = self._readings.get(sequence.order)
+        if reading is None:
             if sequence.looked_up or len(self._readings) >= most:
                 return False
             sequence.looked_up = True
             reading = self._begin(sequence, memory)
             if reading is None:
                 return False
-            lookup = self._readings[sequence.order] = _Lookup(sequence.scope, reading)
+            self._readings[sequence.order] = reading
             self._ended.discard(sequence.order)
-        return not self.cache.due(lookup.reading)
+        return not self.cache.due(reading)
 
     def arrived(self) -> bool:
         """Whether a reading has ended since the last call."""
-        ended = {
-            order for order, lookup in self._readings.items() if self.cache.due(lookup.reading)
-        }
+        ended = {order for order, reading in self._readings.items() if self.cache.due(reading)}
         new = ended - self._ended
         self._ended = ended
         return bool(new)
@@ -268,28 +256,25 @@ class DiskPages(TreeWatch):
     @property
     def reading(self) -> bool:
         """Whether pages are being read."""
-        return any(not lookup.reading.finished for lookup in self._readings.values())
+        return any(not reading.finished for reading in self._readings.values())
 
     def drop(self, sequence: Sequence) -> None:
-        """Forget what was read for a sequence; it is looked up again when it waits again."""
+        """Forget what was read for a sequence, which ended or has another scope now; it is looked
+        up again when it waits again."""
         sequence.looked_up = False
-        lookup = self._readings.pop(sequence.order, None)
-        if lookup is not None:
-            lookup.reading.cancel()
+        reading = self._readings.pop(sequence.order, None)
+        if reading is not None:
+            reading.cancel()
 
     def load(
         self, sequence: Sequence, memory: KvMemory, hit: PrefixHit, pages: list[int]
     ) -> PrefixHit:
         """Load what was read for a sequence into its ``pages``, of which ``hit`` covers the first,
         and publish it: what is covered then."""
-        lookup = self._readings.pop(sequence.order, None)
+        reading = self._readings.pop(sequence.order, None)
         sequence.looked_up = False
         first = len(hit.pages)
-        if lookup is None or hit.tokens != first * PAGE_TOKENS:
-            return hit
-        reading = lookup.reading
-        # A tenant that moved to another group reads nothing of its old one.
-        if lookup.scope != sequence.scope:
+        if reading is None or hit.tokens != first * PAGE_TOKENS:
             return hit
         stop = reading.first + len(reading.pages)
         if not reading.first <= first < stop:
@@ -341,7 +326,7 @@ class DiskPages(TreeWatch):
         """The files of a sequence's pages ``first`` to ``stop`` - 1."""
         names, entries = self.cache.names, []
         data = sequence.tokens[: stop * PAGE_TOKENS].tobytes()
-        name = names.root(self._key(sequence.scope))
+        name = self._root(sequence.scope)
         for number in range(stop):
             tokens = data[number * KEY_BYTES : (number + 1) * KEY_BYTES]
             name = names.page(name, tokens)
@@ -361,27 +346,27 @@ class DiskPages(TreeWatch):
         scope = sharers(scope)
         folder = self._folders.get(scope)
         if folder is None:
-            folder = self._folders[scope] = self.cache.names.scope(self._key(scope))
+            assert isinstance(scope, tuple)
+            folder = self._folders[scope] = self.cache.names.scope(scope)
         return folder
 
-    def _key(self, scope: Hashable) -> ScopeKey:
-        """The scope as its names on disk have it: with the tenant's name, since another tenant may
-        have the id after a restart."""
-        key = self._keys.get(scope)
-        if key is None:
+    def _root(self, scope: Hashable) -> bytes:
+        """What a scope's names on disk begin with, until it ends. It has the ids and names of those
+        who share the scope when this is first asked: after a restart others may have its number."""
+        root = self._roots.get(scope)
+        if root is None:
             assert isinstance(scope, tuple)
-            kind, number, *adapters = scope
-            name = (self._tenant_of(number).name,) if kind == "tenant" else ()
-            key = self._keys[scope] = (kind, number, *name, *adapters)
-        return key
+            members = self._tenants.members(scope[:2])
+            root = self._roots[scope] = self.cache.names.root([*members, *scope])
+        return root
 
 
 def disk_pages_of(
-    cache: DiskCache | None, runner: ModelRunner, tenant_of: Callable[[int], Tenant]
+    cache: DiskCache | None, runner: ModelRunner, tenants: Tenants
 ) -> DiskPages | None:
     """The engine's side of ``cache``; None without one that can be used, and for a model without KV
     pages."""
     copies = None if cache is None or not cache.usable else runner.page_copies()
     if cache is None or copies is None:
         return None
-    return DiskPages(cache, copies, runner.recurrent, tenant_of)
+    return DiskPages(cache, copies, runner.recurrent, tenants)

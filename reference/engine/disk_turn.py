@@ -11,15 +11,16 @@ WAIT_SECONDS = 0.002
 """Longest wait for the disk where there is nothing to compute."""
 
 
-def end_disk(disk: DiskPages, pipeline: Pipeline) -> None:
-    """Give the disk cache what was computed, as far as there is time. Where a step in flight fails,
-    nobody knows what was computed: nothing is given, and the error is reported once."""
+def end_disk(disk: DiskPages, pipeline: Pipeline, *, waits: bool = True) -> None:
+    """Give the disk cache what was computed: where it ``waits`` as far as there is time, otherwise
+    as far as there is room. Where a step in flight or a copy fails, nobody knows what was computed:
+    nothing more is given, and the error is reported once."""
     try:
         pipeline.settle()
+        (disk.finish if waits else disk.save_all)(pipeline.steps_read)
     except Exception as error:
-        disk.cache.report(f"is not given the last pages, since a step failed: {error!r}")
+        disk.cache.report(f"is not given the last pages, since the device failed: {error!r}")
         disk.clear()
-    disk.finish(pipeline.steps_read)
 
 
 def use_disk(disk: DiskPages, pipeline: Pipeline, idle: bool, blocked: bool) -> None:

@@ -76,7 +76,7 @@ class Engine(PrefixCalls, TenantCalls, MemoryCalls):
         self.tenants = Tenants(clock=clock) if tenants is None else tenants
         self.ledger = Ledger()
         self.disk = disk
-        self._disk = disk_pages_of(disk, runner, self.tenants.__getitem__)
+        self._disk = disk_pages_of(disk, runner, self.tenants)
         self.memory = memory_of(runner, options, self._disk)
         self._clock, self._observer = clock, observer
         self._arrivals, self._blocked = 0, False
@@ -216,10 +216,11 @@ class Engine(PrefixCalls, TenantCalls, MemoryCalls):
             on_experts=on_experts,
         )
         with self._change():
-            self.ledger.prompted(tenant.id, len(request.prompt))
             self._arrivals += 1
             self.tenants.occupy(request.tenant, live=1, holder=self._slot_manager)
-            self._live[request.id] = sequence  # Whatever interrupts, what is live is counted.
+            entry, tokens = self.ledger.entry(tenant.id), len(request.prompt)
+            # One line, so that an interrupt comes before both assignments or after both.
+            entry.prompted, self._live[request.id] = entry.prompted + tokens, sequence
             self._scheduler.enqueue(sequence)
             self._observer.submitted(self._clock(), request)
 
@@ -240,14 +241,11 @@ class Engine(PrefixCalls, TenantCalls, MemoryCalls):
         """End a request and free its slot and pages; no event of it follows. The id of a request
         that has ended is ignored."""
         with self._change():
-            ended = self._output_processor.forget(request_id)
             sequence = self._live.get(request_id)
+            self._output_processor.cancel(request_id, sequence)
             if sequence is not None:
-                self.ledger.finished(sequence.request.tenant, FinishReason.CANCELLED)
                 self._end(sequence, FinishReason.CANCELLED)
                 self._changes.follow()
-            elif ended is not None:
-                self.ledger.finished(ended, FinishReason.CANCELLED)
 
     def stall(self, request_id: int, *, patient: bool = False) -> None:
         """Compute nothing more for a request until ``unstall``, apart from the steps in flight: its
@@ -261,7 +259,8 @@ class Engine(PrefixCalls, TenantCalls, MemoryCalls):
 
     def unstall(self, request_id: int) -> None:
         """Compute for a request again: its consumer takes tokens."""
-        if (sequence := self._stalled.get(request_id)) is not None:
+        sequence = self._live.get(request_id)
+        if sequence is not None and sequence.stalled:
             self._set_stalled(sequence, False)
 
     def progress(self, request_id: int) -> int:
@@ -289,15 +288,14 @@ class Engine(PrefixCalls, TenantCalls, MemoryCalls):
         the tokens they have, and the next call continues. A request under which steps fail again
         ends with an error.
         """
-        if not self._whole:
-            self._recover(fault=False)
-        self._whole = False
+        self._mend()
         try:
+            self._whole = False
             self._advance()
+            self._whole = True
         except BaseException as error:
             self._recover(fault=isinstance(error, Exception))
             raise
-        self._whole = True
 
     def take_events(self) -> list[TokenEvent]:
         """Hand out the events that ``advance`` counted. They are removed in one instruction, so an
@@ -330,18 +328,24 @@ class Engine(PrefixCalls, TenantCalls, MemoryCalls):
         if self._disk is not None:
             use_disk(self._disk, self._pipeline, not self._live, self._blocked)
 
+    def _mend(self) -> None:
+        """Recover where recovering was interrupted. Not for calls that are made during others."""
+        if not self._whole:
+            self._recover(fault=False)
+
     @contextmanager
     def _change(self) -> Iterator[None]:
         """A change that is made whole, or repaired by ``_recover`` after an error or an
         interrupt: at once, or at the next ``advance`` where this is interrupted again."""
-        outermost, self._whole = self._whole, False
+        outermost = self._whole
         try:
+            self._whole = False
             yield
+            self._whole = outermost
         except BaseException as error:
             if outermost:
                 self._recover(fault=isinstance(error, Exception))
             raise
-        self._whole = outermost
 
     def _lost(self, sequence: Sequence) -> None:
         """A sequence loses its slot: the next step is planned anew, and the drafter forgets it."""
@@ -384,7 +388,8 @@ class Engine(PrefixCalls, TenantCalls, MemoryCalls):
         Everything is derived from the sequences that have not ended and the events that were not
         taken, so this may be interrupted and called again."""
         self._pipeline.clear()
-        for sequence, reason in self._output_processor.again(self._live):
+        cancelled = [(s, FinishReason.CANCELLED) for s in self._live.values() if s.cancelled]
+        for sequence, reason in (*self._output_processor.again(self._live), *cancelled):
             del self._live[sequence.request.id]
             self._observer.finished(self._clock(), sequence.request.id, None, reason)
         live = list(self._live.values())

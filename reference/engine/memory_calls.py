@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from reference.engine.disk_pages import DiskPages
+from reference.engine.disk_turn import end_disk
 from reference.engine.options import EngineOptions
 from reference.engine.pipeline import Pipeline
 from reference.engine.slot_manager import copies_of
@@ -36,14 +37,10 @@ class MemoryCalls:
         Sequences are computed again from the tokens they have, so no answer changes. What was
         cached is found on disk alone. Raises what ``reopen_runner`` raises.
         """
-        try:
+        if self._disk is None:
             self._pipeline.settle()
-        except Exception:
-            # A step failed, as the next one would: nobody knows what was computed.
-            if self._disk is not None:
-                self._disk.clear()
-        if self._disk is not None:
-            self._disk.save_all(self._pipeline.steps_read)
+        else:
+            end_disk(self._disk, self._pipeline, waits=False)
         self._whole = False
         self._pipeline.clear()
         reopen_runner()

@@ -36,11 +36,12 @@ of a model that cannot be loaded."""
 @dataclass(slots=True)
 class _LoadedModel:
     """A loaded model. ``turn`` is the weighted seconds its steps took, ``used`` the number of its
-    latest use among the uses of all models."""
+    latest use among the uses of all models, ``latest`` that of its latest step or its loading."""
 
     loaded: Loaded
     turn: float
     used: int
+    latest: int = 0
 
 
 def load_with_room(load: Callable[[], Result], make_room: Callable[[], bool]) -> Result:
@@ -98,6 +99,7 @@ class Models:
         assert name not in self._models, f"model {name!r} is loaded twice"
         self._models[name] = _LoadedModel(loaded, 0.0, 0)
         self._touch(self._models[name])
+        self._models[name].latest = self._turns
 
     def put_tenant(self, tenant: Tenant) -> None:
         """Do ``Engine.put_tenant`` in all loaded engines, or in none."""
@@ -161,7 +163,7 @@ class Models:
         busy = {name: p for name, p in self._models.items() if not p.loaded.engine.idle}
         self._let_join(busy)
         passed: list[_LoadedModel] = []
-        in_turn = sorted(busy.items(), key=lambda named: (named[1].turn, named[1].used))
+        in_turn = sorted(busy.items(), key=lambda named: (named[1].turn, named[1].latest))
         for self.stepped, model in in_turn:
             engine, used = model.loaded.engine, True
             try:
@@ -215,6 +217,7 @@ class Models:
         finally:
             model.turn += (self._clock() - began) / weight
             self._touch(model)
+            model.latest = model.used
 
     def _unload_longest_idle(self) -> bool:
         """Free the idle model that was unused for longest; False where none is idle."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import field
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 
@@ -128,19 +130,27 @@ class OutputProcessor:
             for tenant in tenants:
                 batch.before.pop(tenant, None)
 
-    def forget(self, request_id: int) -> int | None:
-        """Drop the events of a request from the batch and the ledger. Returns the request's tenant
-        if one of these events ended the request."""
-        if not self.pending:
-            return None
-        batch = self._batches[-1]
+    def cancel(self, request_id: int, sequence: Sequence | None) -> None:
+        """Drop the events of a request from the batch and the ledger, and count that it was
+        cancelled, once where an interrupted call is repeated. It has a ``sequence`` unless one of
+        these events ends it, or it ended before."""
+        batch = self._batches[-1] if self.pending else _Batch()
         own = [entry for entry in batch.entries if entry[0].request_id == request_id]
-        if not own:
-            return None
-        batch.entries = [entry for entry in batch.entries if entry[0].request_id != request_id]
+        left = [entry for entry in batch.entries if entry[0].request_id != request_id]
+        tenant = None
+        if sequence is not None:
+            tenant = None if sequence.cancelled else sequence.tenant
+        elif own and own[-1][0].finish_reason is not None:
+            tenant = own[-1][1]
+        if tenant is None:
+            batch.entries = left
+        else:
+            marked: Any = SimpleNamespace() if sequence is None else sequence
+            finished, reason = self._ledger.entry(tenant).finished, FinishReason.CANCELLED
+            count = finished[reason] + 1
+            # One line, so that an interrupt comes before all assignments or after all.
+            batch.entries, marked.cancelled, finished[reason] = left, True, count
         self.count()
-        last, tenant = own[-1]
-        return None if last.finish_reason is None else tenant
 
     def take(self, output: StepOutput, computed: Iterable[Computed], now: float) -> None:
         """Process a step that was read at ``now`` seconds."""

@@ -13,7 +13,7 @@ from reference.engine.disk_pages import DiskPages, HostBytes
 from reference.engine.pipeline import Pipeline
 from reference.memory.disk.entry import Bytes
 from reference.memory.kv import KvMemory
-from reference.memory.prefix import Scope, scope_of
+from reference.memory.prefix import Node, Scope, scope_of
 from reference.runner import ModelRunner
 from reference.sched.tenants import Tenants
 
@@ -23,7 +23,8 @@ SLOT = 0
 
 class PrefixCalls:
     """A base class of ``Engine`` for its calls about what a tenant has cached. ``_change`` is a
-    context in which a change is made whole, or repaired after an error."""
+    context in which a change is made whole, or repaired after an error; ``_mend`` repairs what an
+    interrupt left, or what is not there any more would be found."""
 
     runner: ModelRunner
     memory: KvMemory
@@ -31,11 +32,12 @@ class PrefixCalls:
     _pipeline: Pipeline
     _disk: DiskPages | None
     _change: Callable[[], AbstractContextManager[None]]
+    _mend: Callable[[], None]
 
     def cached_prefix(self, tenant: int, tokens: NDArray[np.int32]) -> int:
         """The number of a tenant's ``tokens`` that could be saved now: whole pages, up to the last
         recurrent state where the model has any."""
-        return len(self.memory.path(self._scope(tenant), tokens, len(tokens))) * PAGE_TOKENS
+        return len(self._path(tenant, tokens)) * PAGE_TOKENS
 
     def save_pages(
         self, tenant: int, tokens: NDArray[np.int32], first: int, count: int
@@ -43,7 +45,7 @@ class PrefixCalls:
         """The keys and values of ``tokens``, of at most ``count`` pages from number ``first`` on;
         fewer where those behind are not cached. Waits for the steps in flight."""
         copies = self.runner.page_copies()
-        path = self.memory.path(self._scope(tenant), tokens, len(tokens))[first : first + count]
+        path = self._path(tenant, tokens)[first : first + count]
         if copies is None or not path:
             return []
         with self._change():
@@ -53,7 +55,7 @@ class PrefixCalls:
 
     def save_state(self, tenant: int, tokens: NDArray[np.int32]) -> Bytes | None:
         """The recurrent state after exactly ``tokens``, None where none is cached."""
-        path = self.memory.path(self._scope(tenant), tokens, len(tokens))
+        path = self._path(tenant, tokens)
         state = path[-1].state if len(path) * PAGE_TOKENS == len(tokens) and path else None
         if state is None:
             return None
@@ -71,6 +73,7 @@ class PrefixCalls:
         """Cache the ``pages`` of a tenant's ``tokens``, and the recurrent ``state`` after the last
         of them: how many tokens are cached then. Where room or quota is short these are fewer; none
         of a model with states."""
+        self._mend()
         copies, memory, scope = self.runner.page_copies(), self.memory, self._scope(tenant)
         whole = min(len(pages), memory.available(tenant))
         short = whole < len(pages) and self.runner.recurrent.slot_bytes > 0
@@ -92,11 +95,17 @@ class PrefixCalls:
     def drop_prefix(self, tenant: int, tokens: NDArray[np.int32]) -> None:
         """Forget what is cached of a tenant's ``tokens``, on disk too, apart from what others
         begin with and what sequences hold."""
+        self._mend()
         scope = self._scope(tenant)
         with self._change():
             dropped = self.memory.forget(scope, tokens, tenant)
             if self._disk is not None:
                 self._disk.erase(scope, dropped)
+
+    def _path(self, tenant: int, tokens: NDArray[np.int32]) -> list[Node]:
+        """The cached pages that a tenant's ``tokens`` begin with."""
+        self._mend()
+        return self.memory.path(self._scope(tenant), tokens, len(tokens))
 
     def _scope(self, tenant: int) -> Scope:
         return scope_of(self.tenants[tenant])

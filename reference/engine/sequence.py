@@ -45,6 +45,7 @@ class Sequence:
     ``since``, and its latest token was read at ``read_at``, in seconds. ``faults`` counts the steps
     that failed while it ran. It once had ``reached`` positions computed. While ``stalled``, its
     consumer takes no tokens; ``stalled_steps`` counts the steps since, unless it is ``patient``.
+    Once it is ``cancelled`` it is counted as ended.
 
     While it runs: ``slot`` is its slot, -1 while it waits, and ``pages`` are its KV pages.
     ``admission`` counts how often it was given a slot: the results of a step that was submitted
@@ -80,6 +81,7 @@ class Sequence:
     stalled: bool = False
     stalled_steps: int = 0
     patient: bool = False
+    cancelled: bool = False
     arrived: float = 0.0
     read_at: float | None = None
     reached: int = 0

@@ -12,11 +12,13 @@ from reference.ledger import Ledger
 
 class TenantCalls:
     """A base class of ``Engine`` for its calls about tenants. ``_change`` is a context in which a
-    change is made whole, or repaired after an error."""
+    change is made whole, or repaired after an error. ``_mend`` repairs what an interrupt left:
+    until then a removed tenant may seem to have slots."""
 
     ledger: Ledger
     _changes: TenantChanges
     _change: Callable[[], AbstractContextManager[None]]
+    _mend: Callable[[], None]
 
     def put_tenant(self, tenant: Tenant) -> None:
         """Add a tenant or change one, in force from the next decision on. Requests that are left of
@@ -25,6 +27,7 @@ class TenantCalls:
         Raises ConfigError when it is not valid, and ValueError when more pages are reserved than
         there are; nothing is changed then.
         """
+        self._mend()
         self._changes.check([tenant])
         self._change_whole(lambda: self._changes.put(tenant))
 
@@ -36,6 +39,7 @@ class TenantCalls:
     def replace_tenants(self, tenants: Iterable[Tenant]) -> None:
         """Make these the only tenants, in one change: all others are removed. Raises as
         ``put_tenant`` does, having changed nothing."""
+        self._mend()
         tenants = tuple(tenants)
         self._changes.check(tenants, whole=True)
         self._change_whole(lambda: self._changes.replace(tenants))
@@ -62,6 +66,7 @@ class TenantCalls:
     def end_removed(self, id: int) -> None:
         """End the requests that are left of a removed tenant, with an error: another tenant gets
         its id."""
+        self._mend()
         self._change_whole(lambda: self._changes.end_removed(id))
 
     def _change_whole(self, change: Callable[[], None]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 
 from contract.errors import ConfigError
@@ -11,7 +11,7 @@ from reference.engine.output_processor import OutputProcessor
 from reference.engine.scheduler import Scheduler
 from reference.engine.sequence import Sequence
 from reference.ledger import Ledger
-from reference.memory.prefix import scope_of
+from reference.memory.prefix import Scope, scope_of
 from reference.sched.tenants import Tenants
 
 
@@ -37,6 +37,7 @@ class TenantChanges:
         self._memory = scheduler.slot_manager.memory
         self._live = live
         self._followed = -1
+        self._scopes: dict[Scope, int] = {}
         self._memory.reservations.check(tenants.reservations)
         self.follow()
 
@@ -73,7 +74,7 @@ class TenantChanges:
             self._tenants.begin_removal(gone)
         for tenant in tenants:
             self.end_removed(tenant.id)
-            self._tenants.put(tenant)
+        self._tenants.put(*tenants)
         self.follow()
 
     def begin_removal(self, id: int) -> None:
@@ -98,12 +99,14 @@ class TenantChanges:
         with suppress(ValueError):
             # Another engine may have accepted reservations that this engine's memory cannot hold.
             memory.reservations.set_all(tenants.reservations)
+        scopes, disk = tenants.scopes, self._scheduler.slot_manager.disk
+        ended = {scope for scope, born in self._scopes.items() if scopes.get(scope) != born}
         for sequence in tuple(self._live()):
-            self._follow_scope(sequence)
-        scopes = {scope_of(t) for t in tenants}
-        memory.forget_others(scopes, {t.id for t in tenants})
-        if self._scheduler.slot_manager.disk is not None:
-            self._scheduler.slot_manager.disk.only(scopes)
+            self._follow_scope(sequence, ended)
+        memory.forget_others(scopes.keys() - ended, {t.id for t in tenants})
+        if disk is not None:
+            disk.forget(ended)
+        self._scopes = scopes
         gone = [id for id in self._ledger.tenants if id not in tenants]
         self._output_processor.disown(gone)
         for id in gone:
@@ -111,12 +114,14 @@ class TenantChanges:
         self._scheduler.check_room()
         self._followed = tenants.changes
 
-    def _follow_scope(self, sequence: Sequence) -> None:
+    def _follow_scope(self, sequence: Sequence, ended: Collection[Scope]) -> None:
         """Let a sequence whose tenant has another scope now wait and be computed anew in it: the
-        pages it uses belong to the old scope."""
+        pages it uses, or that were read for it, belong to the old scope."""
         scope = (*scope_of(self._tenants[sequence.request.tenant]), *sequence.scope[2:])
-        if sequence.scope == scope:
+        if sequence.scope == scope and scope[:2] not in ended:
             return
         if sequence.running:
             self._scheduler.preempt(sequence, published=False)
+        if (disk := self._scheduler.slot_manager.disk) is not None:
+            disk.drop(sequence)
         sequence.scope = scope

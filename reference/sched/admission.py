@@ -6,7 +6,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import field
 from typing import NamedTuple
 
@@ -70,10 +70,10 @@ class WaitQueue:
 
     A *line* is the waiting requests of one tenant that ask for one class; requests that ask for
     none form one line. Within a line the order of arrival decides, so each line has one candidate:
-    its first request. A candidate beyond its tenant's own quotas is skipped and blocks nobody. Of
-    the others the most urgent class comes first, in it the tenant with the lowest dominant share;
-    of equal shares the tenant that held the fewest slots lately, by weight; then the request that
-    arrived first. A candidate for which there is no room lets others pass.
+    its first request that can begin. A candidate beyond its tenant's own quotas is skipped and
+    blocks nobody. Of the others the most urgent class comes first, in it the tenant with the lowest
+    dominant share; of equal shares the tenant that held the fewest slots lately, by weight; then
+    the request that arrived first. A candidate for which there is no room lets others pass.
 
     A *tenant* is aged when its requests have waited for ``aging_seconds`` in which none of them, of
     whatever class, had a slot and made progress in it. Then its first candidate comes before all
@@ -149,19 +149,26 @@ class WaitQueue:
         """Take the request to admit now out of the queue; None when none is to be admitted.
 
         ``fits`` says whether there is room for a request, and None where it cannot begin yet: then
-        it lets others pass, aged or not. Tenants' quotas are checked here, so
-        ``Tenants.occupy`` must be called for an admitted request before the next call. ``fits`` may
-        give the request its slot and push the requests that it preempts: their turn is in the next
-        call. A tenant that has a slot by then is not aged any more.
+        it lets others pass, aged or not, those behind it in its line too. Tenants' quotas are
+        checked here, so ``Tenants.occupy`` must be called for an admitted request before the next
+        call. ``fits`` may give the request its slot and push the requests that it preempts: their
+        turn is in the next call. A tenant that has a slot by then is not aged any more.
         """
-        for waiting, aged in self._in_turn():
-            room = fits(waiting)
-            if room:
-                self.remove(waiting.order)
-                self._began[waiting.order] = self._clock()
-                return waiting
-            if aged and room is not None:
-                return None
+        unable: set[int] = set()
+        asked = -1
+        while asked < len(unable):
+            asked = len(unable)
+            for waiting, aged in self._in_turn(unable):
+                room = fits(waiting)
+                if room:
+                    self.remove(waiting.order)
+                    self._began[waiting.order] = self._clock()
+                    return waiting
+                if room is None:
+                    unable.add(waiting.order)
+                    break
+                if aged:
+                    return None
         return None
 
     def ended(self, order: int) -> None:
@@ -211,14 +218,14 @@ class WaitQueue:
         since = max(slotless, waiting)
         return since if self._clock() - since >= self._aging else None
 
-    def _in_turn(self) -> Iterator[tuple[WaitingRequest, bool]]:
+    def _in_turn(self, unable: Collection[int]) -> Iterator[tuple[WaitingRequest, bool]]:
         """The candidates within their quotas in the order of their turns, and whether each is of an
-        aged tenant."""
+        aged tenant. Those that are ``unable`` to begin are none."""
         aged: list[tuple[float, list[int]]] = []
         others: dict[int, list[_Turn]] = {}
         alone = len(self._groups) == 1
         for tenant, group in self._groups.items():
-            turns = self._turns_of(tenant, group, alone)
+            turns = self._turns_of(tenant, group, alone, unable)
             since = self._tenant_aged_since(tenant, group) if turns else None
             if since is not None:
                 own = sorted(turns, key=lambda turn: (turn.since, *turn))
@@ -233,7 +240,9 @@ class WaitQueue:
             for turn in sorted(turns):
                 yield self._waiting[turn.order], False
 
-    def _turns_of(self, tenant: int, group: _Group, alone: bool) -> list[_Turn]:
+    def _turns_of(
+        self, tenant: int, group: _Group, alone: bool, unable: Collection[int]
+    ) -> list[_Turn]:
         """A tenant's candidates that are within its quotas. The shares of a tenant that is
         ``alone`` are not computed."""
         tenants = self._tenants
@@ -241,8 +250,8 @@ class WaitQueue:
         found = []
         first: dict[int, int] = {}
         for asked, line in group.lines.items():
-            order = self._candidate(line)
-            if not tenants.within_quota(tenant, self._waiting[order].pages):
+            order = self._candidate(line, unable)
+            if order is None or not tenants.within_quota(tenant, self._waiting[order].pages):
                 continue
             since = self._line_aged_since(tenant, asked, line)
             rank = (own if since is not None else own.lowered_to(asked)).rank
@@ -256,10 +265,13 @@ class WaitQueue:
             _Turn(rank, share, lately, first[rank], since, order) for rank, since, order in found
         ]
 
-    def _candidate(self, line: _Line) -> int:
+    def _candidate(self, line: _Line, unable: Collection[int]) -> int | None:
         while line.orders[0] not in self._waiting:
             heapq.heappop(line.orders)
-        return line.orders[0]
+        if line.orders[0] not in unable:
+            return line.orders[0]
+        able = (order for order in line.orders if order in self._waiting and order not in unable)
+        return min(able, default=None)
 
 
 class RunningRequest(NamedTuple):

@@ -4,21 +4,17 @@ seconds."""
 from __future__ import annotations
 
 import math
-from collections import deque
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
 from dataclasses import field
 from functools import partial
+from itertools import count
 from typing import NamedTuple
 
 from contract.errors import ConfigError, RequestError
 from contract.lazy_dataclass import dataclass
 from contract.types import LOCAL_TENANT, Clock, QosClass, Request, Tenant
-
-WINDOW_SECONDS = 5
-"""The window over which a rate is averaged."""
-BUCKETS_PER_SECOND = 16
-"""Counts of a window are stored for each 1/16 s. A power of two, so that the bucket of a moment is
-exact."""
+from reference.memory.prefix import Scope, scope_of
+from reference.sched.rates import RateWindow
 
 SHARE_SECONDS = 30.0
 """The time constant of the mean number of slots that a tenant held lately."""
@@ -26,70 +22,6 @@ PART_OF_A_SLOT = 63 / 64
 """A tenant that held more slots lately than it holds now counts as holding at most so much of a
 slot more. It is less than one, so that whole slots are divided by what tenants hold now, and only a
 slot that is left over goes round."""
-
-_BUCKETS = WINDOW_SECONDS * BUCKETS_PER_SECOND + 1
-
-
-class RateWindow:
-    """A count over the last WINDOW_SECONDS, in bounded memory.
-
-    Counts are stored for each 1/16 s that has any. The total covers at least the window and at most
-    one bucket more, so it is never less than the true count: 5 s of steady work is overstated by at
-    most 1/80.
-    """
-
-    __slots__ = ("_counts", "_latest", "_total")
-
-    def __init__(self) -> None:
-        self._counts: deque[tuple[int, int]] = deque()
-        self._latest = 0
-        self._total = 0
-
-    def add(self, now: float, count: int) -> None:
-        """Count ``count`` at ``now`` seconds."""
-        if not count:
-            return
-        self._advance(now)
-        counts, latest = self._counts, self._latest
-        if counts and counts[-1][0] == latest:
-            counts[-1] = latest, counts[-1][1] + count
-        else:
-            counts.append((latest, count))
-        self._total += count
-
-    def total(self, now: float) -> int:
-        """The count in the window that ends at ``now`` seconds."""
-        self._advance(now)
-        return self._total
-
-    def per_second(self, now: float) -> float:
-        """The total divided by the length of the window."""
-        self._advance(now)
-        return self._total / WINDOW_SECONDS
-
-    def below_in(self, now: float, per_second: float) -> float:
-        """Seconds from ``now`` until the present counts are below a rate; 0 where they are."""
-        left, gone_at = self.total(now), now
-        for bucket, count in self._counts:
-            if left / WINDOW_SECONDS < per_second:
-                break
-            left -= count
-            gone_at = (bucket + _BUCKETS) / BUCKETS_PER_SECOND
-        return max(0.0, gone_at - now)
-
-    def recount(self) -> None:
-        """Compute the total from the buckets again, after a call was interrupted."""
-        self._total = sum([count for _, count in self._counts])
-
-    def _advance(self, now: float) -> None:
-        """Forget the buckets that left the window. A clock that goes back counts as standing
-        still."""
-        bucket = int(now * BUCKETS_PER_SECOND)
-        if bucket > self._latest:
-            self._latest = bucket
-            counts, gone = self._counts, bucket - _BUCKETS
-            while counts and counts[0][0] <= gone:
-                self._total -= counts.popleft()[1]
 
 
 class Usage(NamedTuple):
@@ -142,15 +74,28 @@ class _Account:
 
 class Tenants:
     """The registry of tenants, and what each of them uses. ``changes`` counts the changes of the
-    registry. A call for one tenant takes time independent of the number of tenants and requests.
+    registry. A call for one tenant takes time independent of the number of tenants and requests,
+    apart from changes of isolation groups.
+
+    A scope ends where none of those who share it does so after a change. ``forget`` is called with
+    it before: it removes what is left of the scope where no engine has it.
 
     Raises ConfigError for a tenant that is not valid or an id that occurs twice.
     """
 
-    def __init__(self, tenants: Iterable[Tenant] = (LOCAL_TENANT,), *, clock: Clock) -> None:
+    def __init__(
+        self,
+        tenants: Iterable[Tenant] = (LOCAL_TENANT,),
+        *,
+        clock: Clock,
+        forget: Callable[[Scope], None] = lambda scope: None,
+    ) -> None:
         self._clock = clock
+        self._forget = forget
         self._accounts: dict[int, _Account] = {}
         self._removed: set[int] = set()
+        self._numbers = count()
+        self._born: dict[Scope, int] = {}
         self.changes = 0
         for tenant in tenants:
             if tenant.id in self._accounts:
@@ -173,17 +118,42 @@ class Tenants:
     def __contains__(self, id: int) -> bool:
         return id in self._accounts
 
-    def put(self, tenant: Tenant) -> None:
-        """Add a tenant or change one, in force from the next decision on. Nothing is taken back
-        where a quota is lowered. Raises ConfigError when the tenant is not valid."""
-        tenant.validate()
-        account = self._accounts.get(tenant.id)
-        if account is None:
-            self._accounts[tenant.id] = _Account(tenant)
-        else:
-            account.tenant = tenant
-        self._removed.discard(tenant.id)
+    def put(self, *tenants: Tenant) -> None:
+        """Add tenants or change them, all at once and in force from the next decision on. Nothing
+        is taken back where a quota is lowered. Raises ConfigError when one is not valid."""
+        for tenant in tenants:
+            tenant.validate()
+        known = [tenant for tenant in tenants if tenant.id in self]
+        self._leave({one.id for one in known if scope_of(self[one.id]) != scope_of(one)})
+        for tenant in tenants:
+            account = self._accounts.get(tenant.id)
+            if account is None:
+                self._accounts[tenant.id] = _Account(tenant)
+            else:
+                account.tenant = tenant
+            self._removed.discard(tenant.id)
         self.changes += 1
+
+    @property
+    def scopes(self) -> dict[Scope, int]:
+        """Each scope that a tenant shares, and a number that no earlier one like it had."""
+        born, numbers = self._born, self._numbers
+        return {scope: born.setdefault(scope, next(numbers)) for scope in map(scope_of, self)}
+
+    def members(self, scope: Scope) -> list[str | int]:
+        """The ids and names of those who share a scope, by id."""
+        own = sorted((one.id, one.name) for one in self if scope_of(one) == scope)
+        return [part for member in own for part in member]
+
+    def _leave(self, ids: Collection[int]) -> None:
+        """End the scopes in which nobody is left when these tenants leave theirs. Whoever repeats
+        an interrupted change ends them again."""
+        left = {scope_of(self[id]) for id in ids}
+        if any(kind == "group" for kind, *_ in left):
+            left -= {scope_of(tenant) for tenant in self if tenant.id not in ids}
+        for scope in left:
+            self._forget(scope)
+            self._born.pop(scope, None)
 
     def begin_removal(self, id: int) -> None:
         """Refuse new requests of a tenant. It is removed when its last request has ended. Raises
@@ -218,6 +188,7 @@ class Tenants:
         if live:
             raise RequestError("tenant", f"{id} has {live} live requests; end them first")
         assert not held, f"tenant {id} holds what no request holds"
+        self._leave({id})
         self.changes += 1
         del self._accounts[id]
 

@@ -86,7 +86,7 @@ def life(
     tier: str = "quick",
     kv_dtype: DType = I12,
     most_bytes: int = PLENTY,
-    tenants: Sequence[Tenant] = (LOCAL_TENANT,),
+    tenants: Sequence[Tenant] | Tenants = (LOCAL_TENANT,),
     pages: int = 36,
     slots: int = 2,
     steps_ahead: int | None = None,
@@ -117,7 +117,7 @@ def life(
         engine = Engine(
             runner,
             EngineOptions(prefix_cache=folder is not None, steps_ahead=steps_ahead),
-            tenants=Tenants(tenants, clock=no_clock),
+            tenants=tenants if isinstance(tenants, Tenants) else Tenants(tenants, clock=no_clock),
             observer=loads,
             disk=disk,
         )

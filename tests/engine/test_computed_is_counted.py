@@ -9,7 +9,7 @@ import pytest
 from contract.types import Request, Tenant, TokenEvent
 from harness.simulation import history
 from reference.observer import Observer, StepObservation
-from reference.sched.tenants import BUCKETS_PER_SECOND, WINDOW_SECONDS
+from reference.sched.rates import BUCKETS_PER_SECOND, WINDOW_SECONDS
 from tests.engine.adversaries import engine_of, until
 
 RATE = 100

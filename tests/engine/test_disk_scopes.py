@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,11 +10,13 @@ import pytest
 
 from contract.types import LOCAL_TENANT, Tenant
 from harness.file_digests import file_digests
-from harness.host.disk import function_name
+from harness.host.disk import forgetting, function_name
+from reference.engine.engine import no_clock
 from reference.limits import Limits
 from reference.memory.disk import names as names_module
 from reference.memory.disk.folder import SUBFOLDER
 from reference.model.open import open_model
+from reference.sched.tenants import Tenants
 from tests.conftest import SyntheticModel
 from tests.engine.disk_engines import CONTEXT, PROMPT, WHOLE, Life, life, request
 from tests.families_table import DENSE
@@ -79,11 +81,55 @@ def test_a_group_shares_its_pages_and_no_others(model: Path, folder: Path) -> No
     assert found(model, folder, [ANN, BOB], 1) == 0, "who left the group has none of its pages"
 
 
-def test_another_tenant_with_the_same_id_finds_nothing(model: Path, folder: Path) -> None:
-    """The file of tenants was changed while no server ran."""
-    with life(model, folder, tenants=[ANN]) as first:
+def test_others_with_the_same_number_find_nothing(model: Path, folder: Path) -> None:
+    """The file of tenants was changed while no server ran: another tenant has the id, or the group
+    has a member more, so perhaps it is another group."""
+    carl = replace(TEAM[0], id=3, name="carl")
+    with life(model, folder, tenants=[ANN, TEAM[1]]) as first:
         first.ask(tenant=1)
+        first.ask(tenant=2)
     assert found(model, folder, [replace(ANN, name="another")], 1) == 0
+    for team in ([carl], TEAM, [TEAM[1], carl], [replace(TEAM[1], name="another")]):
+        assert found(model, folder, team, team[-1].id) == 0
+    assert found(model, folder, [ANN], 1) == WHOLE
+    assert found(model, folder, [TEAM[1]], 2) == WHOLE
+
+
+Change = Callable[[Tenants], None]
+ENDS: dict[str, tuple[list[Tenant], Change]] = {
+    "the last one leaves": (TEAM, lambda registry: (registry.put(ANN), registry.put(BOB))[0]),
+    "all leave at once": (TEAM, lambda registry: registry.put(ANN, BOB)),
+    "a tenant is removed": ([ANN], lambda registry: registry.remove(1)),
+    "a tenant joins a group": ([ANN], lambda registry: registry.put(TEAM[0])),
+}
+
+
+@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_scope_that_ends_while_no_model_is_loaded_leaves_nothing(
+    model: Path, folder: Path, end: str, restarted: bool
+) -> None:
+    """Also for those whom it had before."""
+    tenants, change = ENDS[end]
+    registry = Tenants([*tenants, replace(BOB, id=9)], clock=no_clock, forget=forgetting(folder))
+    with life(model, folder, tenants=registry) as first:
+        first.ask(tenant=1)
+        first.ask(tenant=9)
+    change(registry)
+    registry.put(*tenants)
+    with life(model, folder, tenants=list(registry) if restarted else registry) as second:
+        second.ask(tenant=1)
+        assert second.from_disk == 0
+        second.ask(tenant=9)
+        assert second.from_disk == WHOLE
+
+
+def test_a_scope_that_nobody_forgets_is_found(model: Path, folder: Path) -> None:
+    """The negative control."""
+    registry = Tenants([ANN], clock=no_clock)
+    with life(model, folder, tenants=registry) as first:
+        first.ask(tenant=1)
+    registry.remove(1)
     assert found(model, folder, [ANN], 1) == WHOLE
 
 
@@ -116,7 +162,7 @@ def test_one_who_moves_while_its_pages_are_read_gets_none_of_the_old_group(
     with life(model, folder, tenants=TEAM) as first:
         first.ask(tenant=1)
     with life(model, folder, tenants=TEAM) as second:
-        move = Moves(second)
+        move = Moves(second, ANN)
         second.engine._slot_manager.disk.reads = move  # type: ignore[union-attr,method-assign]
         second.ask(tenant=1)
         assert move.moved
@@ -127,10 +173,25 @@ def test_one_who_moves_while_its_pages_are_read_gets_none_of_the_old_group(
         assert third.from_disk == WHOLE, "it was computed and written in the new scope"
 
 
-class Moves:
-    """Lets the tenant leave its group once its pages were read, before it is admitted."""
+def test_one_whose_scope_ends_while_its_pages_are_read_gets_none_of_them(
+    model: Path, folder: Path
+) -> None:
+    """Also where it comes back into one like it."""
+    with life(model, folder, tenants=[ANN]) as first:
+        first.ask(tenant=1)
+    with life(model, folder, tenants=[ANN]) as second:
+        move = Moves(second, TEAM[0], ANN)
+        second.engine._slot_manager.disk.reads = move  # type: ignore[union-attr,method-assign]
+        second.ask(tenant=1)
+        assert move.moved
+        assert second.from_disk == second.loads.reused[1] == 0
 
-    def __init__(self, server: Life) -> None:
+
+class Moves:
+    """Changes the tenant once its pages were read, before it is admitted."""
+
+    def __init__(self, server: Life, *changes: Tenant) -> None:
+        self._changes = changes
         self._engine = server.engine
         self._reads = server.engine._slot_manager.disk.reads  # type: ignore[union-attr]
         self.moved = False
@@ -139,7 +200,8 @@ class Moves:
         waits = self._reads(*parts)  # type: ignore[arg-type]
         if not waits and not self.moved:
             self.moved = True
-            self._engine._changes.put(ANN)
+            for tenant in self._changes:
+                self._engine._changes.put(tenant)
         return waits
 
 

@@ -17,7 +17,8 @@ from reference.engine.draft_model import DraftModel, draft_limits
 from reference.engine.drafter import DraftRequest, PromptLookup, Tokens
 from reference.model.open import open_model
 from reference.runner import ModelRunner
-from reference.sched.tenants import WINDOW_SECONDS, Tenants
+from reference.sched.rates import WINDOW_SECONDS
+from reference.sched.tenants import Tenants
 from tests.engine.adversaries import engine_of
 from tests.engine.small_engine import LIMITS, SLOTS, request
 from tests.named_tiers import quick_tier

@@ -287,3 +287,17 @@ def test_a_model_in_use_is_not_unloaded(machine: Callable[[int], Machine]) -> No
     assert here.models.idle
     assert here.models.unload("qwen2")
     assert here.models.loaded == ()
+
+
+def test_one_that_is_loaded_again_before_each_turn_does_not_pass_who_waits(
+    machine: Callable[[int], Machine],
+) -> None:
+    """Its time begins with that of the others each time."""
+    here = machine(2)
+    here.submit("qwen2", request(1, 20))
+    for number in range(2, 10):
+        here.submit("llama", request(number, 1))
+        here.submit("qwen2", request(20 + number, 1))
+        here.models.step()
+        here.models.take_out("llama")
+    assert here.steps["qwen2"] >= 3

@@ -141,3 +141,13 @@ def test_a_set_of_tenants_takes_effect_whole() -> None:
     with pytest.raises(ValueError, match="reserved"):
         engine.put_tenant(replace(ONE, reserved_pages=30, max_slots=1))
     assert engine.tenants[1].max_slots != 1
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_tenants_that_swap_groups_take_nothing_over(order: int) -> None:
+    """Of neither group somebody is left, though there are such groups before and after."""
+    engine, _ = engine_of(grouped(ONE), grouped(TWO, 8), THREE)
+    assert (hit(engine, 1, 1), hit(engine, 2, 2)) == (0, 0)
+    engine.replace_tenants([grouped(ONE, 8), grouped(TWO), grouped(THREE)][::order])
+    assert (hit(engine, 3, 1), hit(engine, 4, 3)) == (0, 0)
+    assert hit(engine, 5, 2) == 32, "who joined with it shares with it"

@@ -186,20 +186,22 @@ def test_what_has_no_room_lets_others_pass_until_it_is_aged() -> None:
 
 
 def test_an_aged_request_that_cannot_begin_yet_lets_others_pass() -> None:
-    """First those of its own tenant, then those of others: while its pages are read from disk no
-    slot is free for nothing."""
+    """First those of its own tenant, of whatever class, then those of others: while its pages are
+    read from disk no slot is free for nothing."""
     clock = ManualClock(AGING)
     tenants = Tenants([replace(BIG, id=id) for id in range(2)], clock=clock)
     queue = WaitQueue(tenants, clock=clock, aging_seconds=AGING)
     queue.push(WaitingRequest(0, 0, 0.0, 1))
     queue.push(WaitingRequest(1, 1, AGING, 1))
     queue.push(WaitingRequest(2, 0, AGING, 1, QosClass.BATCH))
+    queue.push(WaitingRequest(3, 0, AGING, 1))
 
     def begins(waiting: WaitingRequest) -> bool | None:
         return True if waiting.order else None
 
     assert queue.tenant_aged(0)
-    assert [queue.next(begins) for _ in range(3)] == [
+    assert [queue.next(begins) for _ in range(4)] == [
+        WaitingRequest(3, 0, AGING, 1),
         WaitingRequest(2, 0, AGING, 1, QosClass.BATCH),
         WaitingRequest(1, 1, AGING, 1),
         None,

@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 
 from contract.types import Tenant
 from reference.sched.admission import WaitingRequest, WaitQueue
-from reference.sched.tenants import WINDOW_SECONDS, Tenants
+from reference.sched.rates import WINDOW_SECONDS
+from reference.sched.tenants import Tenants
 from tests.sched.manual_clock import ManualClock
 
 SLOTS = 16

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from contract.errors import ConfigError, RequestError
 from contract.types import LOCAL_TENANT, QosClass, Request, Tenant
-from reference.sched.tenants import BUCKETS_PER_SECOND, WINDOW_SECONDS, RateWindow, Tenants, Usage
+from reference.sched.rates import BUCKETS_PER_SECOND, WINDOW_SECONDS, RateWindow
+from reference.sched.tenants import Tenants, Usage
 from tests.sched.manual_clock import ManualClock
 
 TEAM = Tenant(1, "team", max_slots=3, max_kv_pages=20, decode_tokens_per_s=10)
@@ -248,3 +249,23 @@ def test_a_request_may_lower_its_class_and_not_raise_it(
     order = [QosClass.INTERACTIVE, QosClass.STANDARD, QosClass.BATCH]
     assert order.index(served) == max(order.index(own), order.index(asked or own))
     assert [qos.rank for qos in order] == [0, 1, 2]
+
+
+def test_a_scope_is_forgotten_before_its_last_member_leaves() -> None:
+    """Once for a change that is not interrupted; a group goes on while one of its members stays."""
+    ended: list[tuple[str | int, ...]] = []
+    one, two = Tenant(1, "one"), Tenant(2, "two", isolation_group=7)
+    tenants = Tenants([one, two], clock=ManualClock(), forget=ended.append)
+    first = tenants.scopes
+    tenants.put(replace(one, isolation_group=7), replace(two, weight=2.0))
+    assert ended == [("tenant", 1)]
+    assert tenants.members(("group", 7)) == [1, "one", 2, "two"]
+    tenants.remove(2)
+    assert ended == [("tenant", 1)]
+    assert tenants.scopes == {("group", 7): first["group", 7]}
+    tenants.put(replace(two, id=3), one)
+    assert ended == [("tenant", 1), ("group", 7)]
+    assert tenants.scopes["group", 7] != first["group", 7]
+    assert tenants.scopes["tenant", 1] != first["tenant", 1]
+    tenants.remove(1)
+    assert ended == [("tenant", 1), ("group", 7), ("tenant", 1)]

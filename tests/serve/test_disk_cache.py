@@ -112,6 +112,40 @@ def test_tenants_share_nothing_on_disk(serve: Serve, tmp_path: Path) -> None:
         assert cached[1]["from_disk"] > 0
 
 
+def grouped(**groups: int | None) -> str:
+    """A file of tenants, each with its name as key."""
+    return "".join(
+        f'[tenant.{name}]\nid = {id}\nkeys = ["{key_digest(name)}"]\n'
+        + ("" if group is None else f"isolation_group = {group}\n")
+        for id, (name, group) in enumerate(groups.items(), 1)
+    )
+
+
+def test_a_later_group_of_the_same_number_finds_nothing(
+    tiny_model_path: Path, serve: Serve, tmp_path: Path
+) -> None:
+    """The file is changed while a server is down that was killed, and while one runs."""
+    file, folder = tmp_path / "tenants.toml", tmp_path / "cache"
+    file.write_text(grouped(ann=7, bob=7, carl=None))
+    words = ("--disk-cache", str(folder), "--tenants", str(file))
+    with process(tiny_model_path, tmp_path, *words) as (server, http):
+        ask(http, "ann")
+        wait_until(lambda: len(list(folder.rglob("*.page"))) >= len(PROMPT) // 3 // 16)
+        server.kill()
+    with serve(disk_cache=folder, tenants=file) as second:
+        assert ask(Http(second.url), "bob")["x_zinc"]["cached"]["from_disk"] > 0
+    file.write_text(grouped(ann=None, bob=7, carl=7))
+    with serve(disk_cache=folder, tenants=file) as third:
+        assert ask(Http(third.url), "carl")["x_zinc"]["cached"] == {"tokens": 0}
+        for tenants in (grouped(ann=7, bob=None, carl=None), grouped(ann=None, bob=7, carl=7)):
+            file.write_text(tenants)
+            third.serving.accounts.reload(third.serving.change_tenants)
+        assert ask(Http(third.url), "bob")["x_zinc"]["cached"] == {"tokens": 0}
+        flush(third)
+    with serve(disk_cache=folder, tenants=file) as fourth:
+        assert ask(Http(fourth.url), "carl")["x_zinc"]["cached"]["from_disk"] > 0
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_the_queue_is_written_before_a_signal_ends_the_server(
     tiny_model_path: Path, tmp_path: Path, number: signal.Signals

@@ -118,6 +118,33 @@ def test_any_other_call(what: str, recurrent: bool) -> None:
     assert line > 14
 
 
+def test_a_tenant_is_put_again_after_its_end_failed() -> None:
+    """Its requests end, a copy of what they leave fails, and the recovery from that is interrupted.
+    Nothing is left of it when the call is repeated."""
+    schedule = generate(402403031, ADVERSARY)
+    actions = list(schedule.actions)
+    last = max(i for i, action in enumerate(actions) if isinstance(action, Interrupt))
+    for line in range(350, 410, 5):
+        actions[last] = Interrupt(actions[last].step, line, call=True)
+        assert played(replace(schedule, actions=tuple(actions)), line) > 0
+
+
+@pytest.mark.parametrize("step_line", range(10, 16))
+def test_a_stall_after_an_interrupted_step_is_over(step_line: int) -> None:
+    """The step is interrupted in its first lines, then the call that stalls, which is repeated."""
+    asked, line = Arrive(0, request(1, 30)), 1
+    while (
+        played(
+            schedule_of(
+                asked, Interrupt(5, step_line), Interrupt(6, line, call=True), Stall(6, 1),
+                Stall(6, 1, over=True),
+            ), line,
+        ) == 2
+    ):  # fmt: skip
+        line += 1
+    assert line > 20
+
+
 @pytest.mark.parametrize("order", [1, -1])
 def test_a_loaded_prefix_is_what_was_saved(order: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Control: with its pages in another order it is noticed."""

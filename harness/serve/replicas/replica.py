@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from contract.errors import ZincError
 from contract.types import TokenEvent
 from harness.digest import RowDigests, RunningDigest
+from harness.host.disk import forgetting
 from harness.host.driver import EventStream
 from harness.host.engine_thread import EngineThread
 from harness.host.prompt_scores import PromptScores
@@ -43,7 +44,8 @@ class Replica:
         self._name = serve.get_replica_context().replica_id.unique_id
         self._owned = ExitStack()
         accounts = Accounts(tenants)
-        thread = self._owned.enter_context(EngineThread(accounts.tenants))
+        forget = forgetting(options.session.disk_cache)
+        thread = self._owned.enter_context(EngineThread(accounts.tenants, forget=forget))
         self._model = open_model(path, options, thread, self._owned)
         self._driver = self._model.driver
         at_once = options.session.slots + options.session.queue_depth

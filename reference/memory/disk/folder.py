@@ -13,12 +13,12 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from contract.cached_files import CachedFile, least_used
 from reference.memory.disk.entry import HEADER_BYTES, Bytes, Entry, encode_entry
-from reference.memory.disk.names import SECRET_BYTES
+from reference.memory.disk.names import SECRET_BYTES, PageNames
 
 SUBFOLDER = "zinc-rt-kv"
 SECRET = "secret"
@@ -128,6 +128,14 @@ class CacheFolder:
             for file in least_used(found, max(0, self.most_bytes - spared - nbytes)):
                 file.path.unlink(missing_ok=True)
             self.count()
+
+
+def forget_scope(folder: Path, scope: Sequence[str | int]) -> None:
+    """Remove the files of a scope, of whatever model, below ``folder``. Raises OSError where one
+    stays."""
+    if (folder / SUBFOLDER).is_dir():
+        cache = CacheFolder(folder, 0)
+        cache.remove_scope(PageNames(cache.secret, "").scope(scope))
 
 
 def _files_in(folder: Path) -> Iterator[CachedFile]:

@@ -1,0 +1,139 @@
+"""Schedules with a disk cache: who finds what on disk, and what a fault or an interrupt leaves."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from contract.types import Request, Tenant
+from harness.simulation import disk, history
+from harness.simulation.disk import SimulatedDisk
+from harness.simulation.drive import Outcome, play
+from harness.simulation.generate import ADVERSARY, generate
+from harness.simulation.invariants import Invariant
+from harness.simulation.schedule import (
+    Action,
+    Arrive,
+    FailCopy,
+    Fault,
+    Interrupt,
+    Pause,
+    Prefix,
+    Quota,
+    Remove,
+    Restart,
+    Schedule,
+)
+from reference.engine import Engine
+
+TENANT, OTHER = Tenant(1, "one"), Tenant(2, "other")
+GROUPED = replace(TENANT, isolation_group=7)
+BASE = generate(0, ADVERSARY).shape
+SHAPE = replace(
+    BASE, limits=replace(BASE.limits, step_tokens=36, step_rows=36), chunk_tokens=32, models=1,
+    room=1, stall_steps=99, guesses=False, disk=True, prefix_cache=True, cached_pages=None,
+    recurrent=False, steps_ahead=1,
+)  # fmt: skip
+PROMPT = tuple(range(40))
+MOVES = {
+    "alone": (TENANT, (Quota(0, GROUPED), Quota(0, TENANT))),
+    "of a group": (GROUPED, (Quota(0, TENANT), Quota(0, GROUPED))),
+    "removed": (TENANT, (Remove(0, 1), Quota(0, TENANT))),
+    "another's group": (GROUPED, (Quota(0, TENANT), Quota(0, replace(OTHER, isolation_group=7)))),
+}
+"""How a scope ends and one like it begins."""
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(history, "NON_FINITE_ONE_IN", 1 << 62)
+    monkeypatch.setattr(disk, "LOST_ONE_IN", 1 << 62)
+
+
+def ask(step: int, number: int, tenant: int = 1, tokens: int = 2) -> Arrive:
+    prompt = (*PROMPT, number)
+    return Arrive(step, Request(number, prompt, tokens, tenant=tenant, ignore_end=True))
+
+
+def played(tenant: Tenant, *actions: Action) -> Outcome:
+    """Play a schedule, before the end of which all requests end."""
+    return play(Schedule(0, SHAPE, (tenant, OTHER), (*actions, Pause(100, 0.0))))
+
+
+@pytest.mark.parametrize("what", MOVES)
+@pytest.mark.parametrize("restarts", [(), (0,), (0, 1), (0, 1, 2)])
+def test_nobody_finds_what_a_scope_left_that_ended(what: str, restarts: tuple[int, ...]) -> None:
+    """Also where its model was not loaded when it ended, and processes ended before and after."""
+    tenant, moves = MOVES[what]
+    parts: list[Action] = [replace(move, step=20 + number) for number, move in enumerate(moves)]
+    for place in reversed(restarts):
+        parts.insert(place, Restart(20))
+    asks = [ask(40, 2), ask(40, 3, tenant=2)]
+    outcome = played(tenant, ask(0, 1), *(replace(part, step=20) for part in parts), *asks)
+    assert outcome.violation is None, outcome.violation
+    assert outcome.counts["disk written"] > 0
+    assert outcome.counts["disk read"] == 0
+
+
+def test_who_stays_finds_what_was_computed_before_a_restart() -> None:
+    outcome = played(GROUPED, ask(0, 1), Restart(20), ask(40, 2))
+    assert outcome.violation is None
+    assert outcome.counts["disk read"] > 0
+
+
+@pytest.mark.parametrize("what", MOVES)
+def test_a_scope_that_is_not_forgotten_is_found(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Control. Where another has the number, the names on disk protect all the same."""
+    monkeypatch.setattr(SimulatedDisk, "forget", lambda self, scope: None)
+    tenant, moves = MOVES[what]
+    moves = tuple(replace(move, step=20) for move in moves)
+    outcome = played(tenant, ask(0, 1), Restart(20), *moves, ask(40, 2), ask(40, 3, tenant=2))
+    if what == "another's group":
+        assert outcome.violation is None
+    else:
+        assert outcome.violation is not None
+        assert outcome.violation.invariant is Invariant.PAGE_ISOLATION
+
+
+@pytest.mark.parametrize("step", range(3, 12))
+def test_what_was_read_for_one_who_moves_away_and_back_is_dropped(step: int) -> None:
+    """It waits for a slot, its pages are read, and its scope ends meanwhile."""
+    running = (ask(0, 2, tenant=2, tokens=30), ask(0, 3, tenant=2, tokens=30))
+    shape = replace(SHAPE, limits=replace(SHAPE.limits, slots=1))
+    moves = Quota(60 + step, GROUPED), Quota(60 + step, TENANT)
+    actions = ask(0, 1), Restart(50), *(replace(one, step=50) for one in running), ask(51, 4)
+    outcome = play(Schedule(0, shape, (TENANT, OTHER), (*actions, *moves)))
+    assert outcome.violation is None, outcome.violation
+
+
+@pytest.mark.parametrize("step", range(1, 8))
+def test_a_copy_that_fails_at_the_end_ends_nothing_else(step: int) -> None:
+    """Pages wait to be written when the engine is given back, and one cannot be copied. Nothing is
+    reserved for ever: the simulation looks."""
+    asks = [Arrive(n, Request(n, tuple(range(n, n + 60)), 3, tenant=1)) for n in range(step + 2)]
+    outcome = played(TENANT, *asks[:-2], FailCopy(step, 0), Restart(step), *asks[-2:])
+    assert outcome.violation is None, outcome.violation
+
+
+@pytest.mark.parametrize("what", ["save", "load", "drop"])
+def test_a_call_is_repeated_after_the_device_failed(what: str) -> None:
+    """A step in flight fails, and the call that finds out is interrupted at any line of its
+    recovery: the caller repeats it, and gets nothing of what the device had."""
+    line, interrupted = 1, True
+    while interrupted:
+        outcome = played(
+            TENANT, ask(0, 1), ask(0, 2, tokens=30), Prefix(7, 1, "save"),
+            Fault(8, "collect"), Interrupt(9, line, call=True), Prefix(9, 1, what),
+        )  # fmt: skip
+        assert outcome.violation is None, f"line {line}: {outcome.violation}"
+        interrupted = outcome.counts["interrupted calls"] > 0
+        line += 3
+    assert line > 30
+
+
+def test_a_call_on_a_device_that_failed_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Control: an engine that goes on without having recovered."""
+    monkeypatch.setattr(Engine, "_mend", lambda self: None)
+    with pytest.raises(AssertionError, match="HISTORY"):
+        test_a_call_is_repeated_after_the_device_failed("save")
