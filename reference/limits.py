@@ -110,6 +110,12 @@ class Limits:
         a step, one of zeros, and one of every slot for what a draft block computed."""
         return self.slots * self.hidden_rows + self.step_tokens + 1 + self.slots
 
+    def for_step(self, adapted: bool, drafts: bool) -> Limits:
+        """The same for steps of which no token has an adapter unless ``adapted``, and which without
+        ``drafts`` have no drafted tokens, and hidden states that no draft block reads."""
+        found = self if adapted else replace(self, adapters=0)
+        return found if drafts else replace(found, draft_tokens=0, hidden_rows=0)
+
     @property
     def slot_pages(self) -> int:
         """Columns of the page table."""

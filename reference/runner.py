@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
-from dataclasses import replace
+from itertools import product
 from threading import Lock
 from types import MappingProxyType
 from typing import Any
@@ -72,7 +72,7 @@ class StepInput:
 
     ``hidden_rows`` int32[tokens] and ``hidden_pairs`` int32[rows, 2] are the rows of the table of
     hidden states that a draft block reads and writes. ``adapters`` ADAPTERS[tokens, combined] are
-    those of each token, None where no token has one.
+    those of each token, or None. A ``plain`` step has no drafts, nor hidden states a block reads.
     """
 
     query: NDArray[np.void]
@@ -87,6 +87,7 @@ class StepInput:
     hidden_pairs: NDArray[np.int32] | None = None
     digested: NDArray[np.int32] | None = None
     adapters: NDArray[np.void] | None = None
+    plain: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,15 +171,17 @@ class ModelRunner(ContextManager):
         except BaseException:
             self.close()
             raise
-        self._executable = self._plain = self._lowering(self.graph, shared)
-        if limits.adapters and graph is None:
-            # Steps in which no token has an adapter are those of the model alone.
-            alone = model.graph(replace(limits, adapters=0))
-            self._plain = self._lowering(alone, shared, self._executable.inputs)
+        self._executable = whole = self._lowering(self.graph, shared)
+        made, self._forms = {limits: whole}, dict[tuple[bool, ...], ExecutableGraph]()
+        for form in product((True, False), repeat=2):
+            needed = limits.for_step(*form) if graph is None else limits
+            if needed not in made:
+                made[needed] = self._lowering(model.graph(needed), shared, whole.inputs)
+            self._forms[form] = made[needed]
         self.expert_outputs = expert_outputs(self.graph)
         self.recurrent = RecurrentMemory(tier, self.graph, self._buffers, limits.saved_states)
         self._saved.callback(self.recurrent.close)
-        self._inputs = np.zeros(self._executable.inputs.nbytes, np.uint8)
+        self._inputs = np.zeros(whole.inputs.nbytes, np.uint8)
         self._step = self._inputs[: STEP.itemsize].view(STEP)
         pages = self._optional_input(PAGE_TABLE, np.int32)
         self._page_table = None if pages is None else pages.reshape(limits.slots, -1)
@@ -231,11 +234,10 @@ class ModelRunner(ContextManager):
         self._put_hidden(inputs)
         if self._digested is not None:
             self._digested[:rows] = 0 if inputs.digested is None else inputs.digested
-        executable = self._plain
         if inputs.adapters is not None:
-            executable = self._executable
             self._adapters.put(inputs.adapters, tokens)
-        fence = executable.replay(self._inputs, inputs.requested, self._put_pages(inputs))
+        form = self._forms[inputs.adapters is not None, not inputs.plain]
+        fence = form.replay(self._inputs, inputs.requested, self._put_pages(inputs))
         self._last = Submission(fence, rows, first)
         return self._last
 
@@ -290,8 +292,7 @@ class ModelRunner(ContextManager):
     def _lowering(
         self, graph: Graph, shared: Mapping[str, Buffer], inputs: InputLayout | None = None
     ) -> ExecutableGraph:
-        buffers = {**self._buffers, **shared}
-        used = {name: buffer for name, buffer in buffers.items() if name in graph.buffers}
+        used = {n: b for n, b in {**self._buffers, **shared}.items() if n in graph.buffers}
         outputs = LOG_PROBABILITIES, (ROW_DIGEST,), expert_buffers(graph)
         lowering = ExecutableGraph(
             self.tier, graph, used, self.limits.largest, outputs, ((HIDDEN,),), inputs
@@ -354,7 +355,7 @@ class ModelRunner(ContextManager):
         """Write which hidden states the step reads and stores: by default those of its tokens."""
         if self._hidden_rows is not None and inputs.hidden_rows is not None:
             self._hidden_rows[: len(inputs.hidden_rows)] = inputs.hidden_rows
-        if self._hidden_pairs is not None:
+        if self._hidden_pairs is not None and not inputs.plain:
             pairs = inputs.hidden_pairs
             pairs = self._hidden.written(inputs.query) if pairs is None else pairs
             self._hidden_pairs[: len(pairs)] = pairs

@@ -20,14 +20,14 @@ HIDDEN_STATES = "output.hidden"
 
 def kinds_of_steps(graph: Graph) -> int:
     """How many graphs a model is lowered as: with and without the results of each on-demand
-    opcode, the hidden states, and the experts that its tokens use."""
+    opcode, the hidden states, and the experts that its tokens use; and with and without drafts."""
     reads_experts = any(
         node.opcode is Opcode.MOE_GATE_TOPK
         and graph.buffers[node.operands["ids"].buffer].kind is BufferKind.OUTPUT
         for node in graph.nodes
     )
-    reads_hidden = HIDDEN_STATES in graph.buffers
-    return int(2 ** (len(graph.opcodes & ON_DEMAND) + reads_experts + reads_hidden))
+    reads_hidden, drafts = HIDDEN_STATES in graph.buffers, Opcode.VERIFY_K in graph.opcodes
+    return int(2 ** (len(graph.opcodes & ON_DEMAND) + reads_experts + reads_hidden + drafts))
 
 
 def without_outputs(graph: Graph, names: Collection[str]) -> Graph:

@@ -259,11 +259,12 @@ class SimulatedRunner:
         except Violation as violation:
             self.violation = self.violation or violation
             raise
+        drafts = 0 if inputs.plain else limits.draft_tokens
         copy, requested = StepCopy.of(inputs, self.slot_scopes), inputs.requested
         begins = max(self._clock(), self._device_free)
         self._device_free = begins + self._seconds.of(copy)
         self.steps += 1
-        late = self.enqueue(lambda: self._execute(copy, requested))
+        late = self.enqueue(lambda: self._execute(copy, requested, drafts))
         late.fails, self._fault = self._fault == "collect", None
         return late
 
@@ -297,7 +298,7 @@ class SimulatedRunner:
         self._queue.append(late)
         return late
 
-    def _execute(self, step: StepCopy, requested: Sequence[str]) -> StepOutput:
+    def _execute(self, step: StepCopy, requested: Sequence[str], drafts: int) -> StepOutput:
         sampled, histories = self.memory.execute(step)
         token = np.array(sampled, np.int32)
         outputs = {}
@@ -306,7 +307,7 @@ class SimulatedRunner:
         if CHOSEN in requested:
             outputs |= simulated_logs(histories, sampled, self.limits.top_log_probabilities)
         rows, query = np.array(step.rows, np.int32), np.array(step.query, np.int32).reshape(-1, 4)
-        accepted = accepted_drafts(token, rows, query, self.limits.draft_tokens)
+        accepted = accepted_drafts(token, rows, query, drafts)
         return StepOutput(token, accepted, outputs)
 
     def _lose(self) -> None:

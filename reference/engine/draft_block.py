@@ -113,18 +113,21 @@ class DraftBlock:
         self._followed.pop(key, None)
         self._left.discard(key)
 
-    def before_step(self, sequences: Items[Sequence], chunks: Items[Chunk]) -> None:
-        """Compute the keys of positions whose hidden states the next step would overwrite."""
-        parts = []
+    def before_step(self, sequences: Items[Sequence], chunks: Items[Chunk]) -> bool:
+        """Compute the keys of positions whose hidden states the next step would overwrite; whether
+        the block reads a sequence of that step."""
+        parts, reads = [], False
         for sequence, (slot, start, count) in zip(sequences, chunks, strict=True):
             own = self._own(sequence, slot, start)
             if own is None:
                 continue
+            reads = True
             stop = min(start + 1, sequence.known)
             # The key of position ``filled`` needs the hidden state of the position before.
             if start + count - own.filled >= self._rows.ring and own.filled < stop:
                 parts.append(_Part(own, own.filled, stop, sequence.tokens))
         self._fill(parts)
+        return reads
 
     def _own(self, sequence: Sequence, slot: int, start: int) -> _BlockState | None:
         """What the block has of a sequence, of which the next step computes positions from

@@ -206,7 +206,8 @@ class Pipeline:
     ) -> Submission:
         if self._speculative is None:
             return self._runner.submit(inputs)
-        self._speculative.before_step(sequences, chunks)
+        if self._speculative.before_step(sequences, chunks):
+            inputs = replace(inputs, plain=False)
         submission = self._runner.submit(inputs)
         self._speculative.after_step(sequences, chunks)
         return submission

@@ -134,10 +134,10 @@ class SpeculativeDecoder:
                 self._write(sequence, drafts.get(slot))
         self._drafting = sum([len(draft) > 0 for draft in drafts.values()])
 
-    def before_step(self, sequences: list[Sequence], chunks: list[Chunk]) -> None:
-        """Let a draft block read what the step that is submitted next would overwrite."""
-        if self._block is not None:
-            self._block.before_step(sequences, chunks)
+    def before_step(self, sequences: list[Sequence], chunks: list[Chunk]) -> bool:
+        """Let a draft block read what the step that is submitted next would overwrite; whether it
+        reads that step as well."""
+        return self._block is not None and self._block.before_step(sequences, chunks)
 
     def after_step(self, sequences: list[Sequence], chunks: list[Chunk]) -> None:
         """A step over ``chunks`` was submitted."""

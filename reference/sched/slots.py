@@ -242,6 +242,7 @@ class SlotTable:
             page_versions=self.page_versions,
             digested=self._digested(row_slots),
             adapters=self._adapters_of(token_slots),
+            plain=not any(self.draft[slot] for slot, _, _ in chunks),
         )
 
     def _adapters_of(self, token_slots: Sequence[int]) -> NDArray[np.void] | None:
