@@ -1,0 +1,161 @@
+"""A step without drafts that no draft block reads has the ops of a session that never drafts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from contract.ir.graph import Graph
+from contract.opcodes import Opcode
+from contract.tier import Tier
+from contract.types import Request, SamplingParams
+from reference.engine import Engine, EngineOptions
+from reference.engine.drafter import Tokens
+from reference.hidden_rows import HIDDEN_TABLE
+from reference.limits import with_drafts
+from reference.memory.planner import plan_memory
+from reference.model.open import open_model
+from reference.runner import ModelRunner, StepInput, Submission
+from reference.sched.drafts import DraftPolicy
+from tests.engine.small_engine import ALL_TIERS as TIERS
+from tests.engine.test_draft_block import LIMITS, drafting, drafting_model, engine_of, run
+from tests.engine.test_speculation import Told
+from tests.named_tiers import runner_on
+
+DRAFTED = with_drafts(LIMITS, 5)
+REQUESTS = [
+    Request(n, tuple((n * 31 + i * 5) % 250 for i in range(9 + 13 * n)), 30, SamplingParams())
+    for n in range(4)
+]
+pytestmark = pytest.mark.usefixtures("unmeasured_steps")
+
+
+class Steps:
+    """The graphs that a runner's tier lowers, and of each of its steps the graph and whether a
+    sequence has several rows."""
+
+    def __init__(self, runner: ModelRunner, patch: pytest.MonkeyPatch) -> None:
+        self.lowered: list[Graph] = []
+        self.graphs: list[Graph] = []
+        self.drafts: list[bool] = []
+        batches: dict[int, tuple[Any, Graph]] = {}
+        tier: Tier = runner.tier
+        lower, begin, submit = tier.lower, tier.submit, runner.submit
+
+        def lowering(graph: Graph, *more: Any) -> Any:
+            batch = lower(graph, *more)
+            self.lowered.append(graph)
+            batches[id(batch)] = batch, graph
+            return batch
+
+        def beginning(batch: Any, *more: Any) -> Any:
+            if id(batch) in batches:
+                self.latest = batches[id(batch)][1]
+            return begin(batch, *more)
+
+        def submitting(inputs: StepInput) -> Submission:
+            submission = submit(inputs)
+            slots = inputs.sampling["slot"].tolist()
+            self.drafts.append(len(set(slots)) < len(slots))
+            self.graphs.append(self.latest)
+            return submission
+
+        patch.setattr(tier, "lower", lowering)
+        patch.setattr(tier, "submit", beginning)
+        patch.setattr(runner, "submit", submitting)
+
+    def clear(self) -> None:
+        """Forget all of them."""
+        for noted in (self.lowered, self.graphs, self.drafts):
+            noted.clear()
+
+    @property
+    def verified(self) -> list[bool]:
+        """Whether each step counts right drafts."""
+        return [Opcode.VERIFY_K in graph.opcodes for graph in self.graphs]
+
+    @property
+    def kept(self) -> list[bool]:
+        """Whether each step keeps its hidden states."""
+        return [HIDDEN_TABLE in graph.buffers for graph in self.graphs]
+
+
+class Seldom(Told):
+    """Guesses where the number of known tokens is a multiple of 8."""
+
+    def ready(self, key: int, tokens: Tokens) -> bool:
+        return len(tokens) % 8 == 0
+
+
+@pytest.mark.parametrize(
+    ("tier", "ahead"),
+    [*((tier, ahead) for tier in TIERS if tier != "vulkan" for ahead in (0, 1, 3)), ("vulkan", 1)],
+)
+def test_steps_without_drafts_verify_none(
+    synthetic_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, tier: str, ahead: int
+) -> None:
+    """Steps with drafts follow steps submitted ahead and go before them; the answers are those
+    without drafts, and nothing is lowered again."""
+    path = synthetic_model(architecture="qwen3", quant="q4_k_m")
+    with runner_on(path, TIERS[tier], DRAFTED) as runner:
+        steps = Steps(runner, monkeypatch)
+        expected = run(engine_of(runner, None, steps_ahead=ahead, prefix_cache=False), REQUESTS)
+        assert steps.graphs
+        assert True not in steps.verified
+        told = {r.prompt: [event.token for event in expected[r.id]] for r in REQUESTS}
+        for again in (False, True):
+            steps.clear()
+            options = EngineOptions(steps_ahead=ahead, prefix_cache=False, draft_tokens=5)
+            assert run(Engine(runner, options, drafter=Seldom(told, 1)), REQUESTS) == expected
+            assert steps.verified == steps.drafts
+            assert {True, False} == set(steps.drafts)
+            assert bool(steps.lowered) != again
+
+
+@pytest.mark.parametrize("ahead", [0, 1])
+@pytest.mark.parametrize(
+    ("most", "kept"), [(0, {False}), (1, {False, True}), (9, {True})], ids=["none", "one", "all"]
+)
+def test_only_steps_that_the_block_reads_keep_hidden_states(
+    synthetic_model: Callable[..., Path],
+    monkeypatch: pytest.MonkeyPatch,
+    most: int,
+    kept: set[bool],
+    ahead: int,
+) -> None:
+    """The block reads sequences that begin while at most ``most`` run."""
+    monkeypatch.setattr(DraftPolicy, "follows", lambda self, running, drafts: running <= most)
+    path = drafting_model(synthetic_model, "qwen35")
+    with TIERS["quick"]() as tier, drafting(path, tier) as (runner, block):
+        steps = Steps(runner, monkeypatch)
+        expected = run(engine_of(runner, None, prefix_cache=False), REQUESTS)
+        assert True not in steps.kept
+        steps.clear()
+        engine = engine_of(runner, block, steps_ahead=ahead, prefix_cache=False)
+        assert run(engine, REQUESTS) == expected
+    assert set(steps.kept) == kept
+    assert all(keeps for keeps, drafts in zip(steps.kept, steps.drafts, strict=True) if drafts)
+    assert (engine.statistics.speculation.accepted > 5) == (most > 0)
+
+
+@pytest.mark.parametrize("tier", ["native", "opencl"])
+def test_both_forms_of_a_step_are_planned(synthetic_model: Callable[..., Path], tier: str) -> None:
+    """As many lowered steps as in a session that may draft, and half of them in another."""
+    model = open_model(synthetic_model(architecture="qwen3", quant="q4_k_m"))
+    planned, taken = [], []
+    for limits in (replace(DRAFTED, draft_tokens=0), DRAFTED):
+        with TIERS[tier]() as opened:
+            graph = model.graph(limits)
+            footprint = opened.footprint(graph, limits.largest)
+            planned.append(plan_memory(graph, limits, footprint, opened.info.host_unified))
+            with ModelRunner(model, opened, limits) as runner:
+                before = opened.allocated_bytes
+                runner.prepare()
+                taken.append(opened.allocated_bytes - before)
+    model.file.close()
+    assert taken[1] > 1.9 * taken[0]
+    assert planned[1].variants - planned[0].variants >= taken[1] - taken[0]
