@@ -3,6 +3,8 @@ in the first step of each size only."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from contract.records import QUERY_TOKEN
@@ -19,10 +21,11 @@ def warm_up(
     *,
     requested: tuple[str, ...] = (),
     block: bool = False,
+    plain: bool = False,
 ) -> None:
     """Compute a step of ``tokens`` tokens and ``rows`` output rows that nobody reads, in slot 0 and
-    the first pages, with the ``requested`` outputs. ``block``: the runner is that of a draft block.
-    No request may have begun."""
+    the first pages, with the ``requested`` outputs. ``block``: the runner is that of a draft block,
+    ``plain``: the step has no drafts. No request may have begun."""
     limits = runner.limits
     query = np.zeros(tokens, QUERY_TOKEN)
     query["position"] = np.arange(tokens)
@@ -35,8 +38,5 @@ def warm_up(
         layout = HiddenRows.of(limits)
         hidden = np.full(tokens, layout.zeros, np.int32)
         pairs = np.array([(n, layout.drafted(0)) for n in range(rows)], np.int32)
-    runner.step(
-        StepInput(
-            query, outputs, sampling, pages, requested, hidden_rows=hidden, hidden_pairs=pairs
-        )
-    )
+    step = StepInput(query, outputs, sampling, pages, requested, plain=plain)
+    runner.step(replace(step, hidden_rows=hidden, hidden_pairs=pairs))

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 from contract.arithmetic import PAGE_TOKENS
@@ -114,8 +115,9 @@ def load_drafter(
     few = 1 + drafts_of(target, most)
     for tokens in (1, few, *_prompts(target, few)):
         warm_up(runner, tokens, 1, block=drafting.block)
-        for requested in ((), *listed):
-            warm_up(target, tokens, tokens if tokens <= few else 1, requested=requested)
+        rows = tokens if tokens <= few else 1
+        for requested, plain in product(((), *listed), (False, True)):
+            warm_up(target, tokens, rows, requested=requested, plain=plain)
     return DraftBlock(runner) if drafting.block else DraftModel(runner, target.model)
 
 
