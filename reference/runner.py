@@ -172,6 +172,7 @@ class ModelRunner(ContextManager):
             self.close()
             raise
         self._executable = whole = self._lowering(self.graph, shared)
+        # Steps leave out what they do not need: adapters, and what drafts need.
         made, self._forms = {limits: whole}, dict[tuple[bool, ...], ExecutableGraph]()
         for form in product((True, False), repeat=2):
             needed = limits.for_step(*form) if graph is None else limits
@@ -183,16 +184,13 @@ class ModelRunner(ContextManager):
         self._saved.callback(self.recurrent.close)
         self._inputs = np.zeros(whole.inputs.nbytes, np.uint8)
         self._step = self._inputs[: STEP.itemsize].view(STEP)
-        pages = self._optional_input(PAGE_TABLE, np.int32)
-        self._page_table = None if pages is None else pages.reshape(limits.slots, -1)
+        self._page_table = self._optional_input(PAGE_TABLE, np.int32, limits.slots, -1)
         self._page_rows: InputRows | None = None
         self._page_version = 0
-        allowed = self._optional_input("request.allowed", np.uint32)
-        self._allowed = None if allowed is None else allowed.reshape(limits.masks, -1)
+        self._allowed = self._optional_input("request.allowed", np.uint32, limits.masks, -1)
         self._bias = self._optional_input("request.bias", LOGIT_BIAS)
         self._hidden_rows = self._optional_input(HIDDEN_ROWS, np.int32)
-        pairs = self._optional_input(HIDDEN_PAIRS, np.int32)
-        self._hidden_pairs = None if pairs is None else pairs.reshape(-1, 2)
+        self._hidden_pairs = self._optional_input(HIDDEN_PAIRS, np.int32, -1, 2)
         self._hidden = HiddenRows.of(limits)
         self._digested = self._optional_input("request.digested", np.int32)
         ids = self._optional_input(ADAPTER_IDS, np.int32)
@@ -365,8 +363,9 @@ class ModelRunner(ContextManager):
         nbytes = buffer_bytes(self.graph.buffers[name], self.limits.largest)
         return self._inputs[start : start + nbytes].view(dtype)
 
-    def _optional_input(self, name: str, dtype: Any) -> NDArray[Any] | None:
-        return self._input(name, dtype) if name in self.graph.buffers else None
+    def _optional_input(self, name: str, dtype: Any, *shape: int) -> NDArray[Any] | None:
+        found = self._input(name, dtype) if name in self.graph.buffers else None
+        return found.reshape(shape) if found is not None and shape else found
 
 
 def shared_names(graph: Graph, other: Graph) -> set[str]:

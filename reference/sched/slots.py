@@ -186,10 +186,8 @@ class SlotTable:
     def step_input(
         self, chunks: Sequence[Chunk], rows: Sequence[int], tokens: Sequence[Int32]
     ) -> StepInput:
-        """The inputs of a step over ``chunks``, with ``rows`` output rows of each.
-
-        ``tokens`` are the tokens of each chunk's sequence that the host knows.
-        """
+        """The inputs of a step over ``chunks``, with ``rows`` output rows of each. ``tokens``
+        are the tokens of each chunk's sequence that the host knows."""
         end = 0
         given: list[tuple[int, int, Int32]] = []
         token_slots: list[int] = []
