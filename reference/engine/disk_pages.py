@@ -86,7 +86,7 @@ class DiskPages(TreeWatch):
         self._waiting: deque[_Unsaved] = deque()
         self._copying: deque[_Copied] = deque()
         self._used: deque[Node] = deque()
-        self._loaded: set[bytes] = set()
+        self._loading = False
         self._readings: dict[int, Reading] = {}
         self._ended: set[int] = set()
 
@@ -99,12 +99,12 @@ class DiskPages(TreeWatch):
         if above.parent is None and not above.digest:
             above.digest = self._root(scope)
         node.digest = self.cache.names.page(above.digest, node.key)
-        if node.digest not in self._loaded:
+        if not self._loading:
             self._wait(self._page(scope, node.digest, node.key), node)
 
     def state_saved(self, node: Node) -> None:
         """Write the recurrent state after a node, unless it comes from disk."""
-        if node.digest not in self._loaded:
+        if not self._loading:
             *_, first = node.upward()
             assert first.parent is not None
             self._wait(self._state(first.parent.scope, node.digest, node.key), node)
@@ -193,7 +193,6 @@ class DiskPages(TreeWatch):
         self._copying.clear()
         self._waiting.clear()
         self._used.clear()
-        self._loaded.clear()
         for reading in self._readings.values():
             reading.cancel()
         self._readings.clear()
@@ -304,11 +303,13 @@ class DiskPages(TreeWatch):
     ) -> None:
         """Let others find loaded pages, which are not written again."""
         tokens = sequence.tokens[: stop * PAGE_TOKENS]
-        self._loaded = {entry.name for entry in self._entries(sequence, 0, stop)}
-        memory.publish(sequence.scope, tokens, pages, None, sequence.tenant)
-        if slot is not None:
-            memory.attach_state(sequence.scope, tokens, slot)
-        self._loaded = set()
+        self._loading = True
+        try:
+            memory.publish(sequence.scope, tokens, pages, None, sequence.tenant)
+            if slot is not None:
+                memory.attach_state(sequence.scope, tokens, slot)
+        finally:
+            self._loading = False
 
     def _begin(self, sequence: Sequence, memory: KvMemory) -> Reading | None:
         most = sequence.cacheable

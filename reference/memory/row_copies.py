@@ -72,6 +72,8 @@ class RowCopies:
         self, tier: Tier, buffers: Mapping[str, Buffer], widths: Mapping[str, int], rows: int
     ) -> None:
         self.rows = rows
+        self.row_bytes = sum(widths.values()) * F32.block_bytes
+        """Bytes of one row in all buffers."""
         self._tier = tier
         self._widths = widths
         self._executables: list[ExecutableGraph] = []
@@ -84,11 +86,6 @@ class RowCopies:
         self._together: ExecutableGraph | None = None
         self._last: Fence | None = None
         self._loads: deque[Fence] = deque()
-
-    @property
-    def row_bytes(self) -> int:
-        """Bytes of one row in all buffers."""
-        return sum(self._widths.values()) * F32.block_bytes
 
     def save(self, row: int) -> SavedPage:
         """Queue: what is in ``row`` now into host memory. The row may be written at once."""

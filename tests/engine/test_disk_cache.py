@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
+from reference.memory.disk import entry as entry_module
+from reference.memory.disk.entry import HEADER_BYTES
+from reference.memory.disk.folder import CacheFolder
+from reference.memory.disk.names import PageNames
 from tests.conftest import SyntheticModel
 from tests.engine.disk_engines import WHOLE, files, life, lived
 from tests.engine.small_engine import ALL_TIERS as TIERS
@@ -38,6 +43,39 @@ def test_a_restarted_server_gives_the_bits_of_a_cold_one(
         assert second.from_disk == 0, "the second time it is in memory"
         second.engine.memory.check([])
     assert not [*first.lines, *second.lines]
+
+
+def test_a_restart_does_no_work_twice(
+    synthetic_model: SyntheticModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each byte is hashed once, and no file is looked for before it is read. A page is named to
+    find its file, and as a page in memory."""
+    model = synthetic_model(**dict(MODELS["dense"]) | {"quant": "q8_0"})
+    folder = tmp_path / "cache"
+    expected = lived(model, folder)
+    work = Counter[str]()
+    checksum, name, has = entry_module._checksum, PageNames.page, CacheFolder.has
+
+    def counted_checksum(secret: bytes, fields: bytes, payload: memoryview) -> bytes:
+        work["hashed"] += payload.nbytes
+        return checksum(secret, fields, payload)
+
+    def counted_name(names: PageNames, before: bytes, tokens: bytes) -> bytes:
+        work["named"] += 1
+        return name(names, before, tokens)
+
+    def counted_has(cache: CacheFolder, entry: entry_module.Entry) -> bool:
+        work["looked for"] += 1
+        return has(cache, entry)
+
+    monkeypatch.setattr(entry_module, "_checksum", counted_checksum)
+    monkeypatch.setattr(PageNames, "page", counted_name)
+    monkeypatch.setattr(CacheFolder, "has", counted_has)
+    with life(model, folder) as second:
+        assert second.ask() == expected
+        assert second.from_disk == WHOLE
+    sizes = [file.stat().st_size - HEADER_BYTES for file in files(folder)]
+    assert work == {"hashed": sum(sizes), "named": 2 * len(sizes)}
 
 
 def test_the_end_of_a_prompt_makes_room_before_its_beginning(

@@ -11,7 +11,6 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from contract.lazy_dataclass import dataclass
@@ -60,7 +59,8 @@ class DiskCache:
         self.options = options
         self._report, self._clock = report, clock
         self._changed = threading.Condition()
-        self._counts = DiskStatistics(most_bytes=options.most_bytes)
+        self._counts = Counter[str]()
+        self._problem = ""
         self._reported: set[str] = set()
         self._work: deque[Work] = deque()
         self._reserved = 0
@@ -95,15 +95,17 @@ class DiskCache:
     def statistics(self) -> DiskStatistics:
         """The counts at this moment."""
         used = 0 if self._folder is None else self._folder.nbytes or 0
-        return replace(self._counts, used_bytes=used)
+        most = self.options.most_bytes
+        with self._changed:
+            return DiskStatistics(
+                **self._counts, used_bytes=used, most_bytes=most, problem=self._problem
+            )
 
     def count(self, **changes: int) -> None:
         """Add to counts."""
         with self._changed:
-            self._counts = replace(
-                self._counts,
-                **{name: getattr(self._counts, name) + n for name, n in changes.items()},
-            )
+            for name, number in changes.items():
+                self._counts[name] += number
 
     # Writing.
 
@@ -344,7 +346,7 @@ class DiskCache:
 
     def _note_problem(self, problem: str) -> None:
         with self._changed:
-            self._counts = replace(self._counts, problem=problem)
+            self._problem = problem
 
     def report(self, text: str, kind: str | None = None) -> None:
         """Report a problem unless one of its kind was reported. Any thread may call it."""

@@ -81,7 +81,7 @@ def read_entry(folder: Path, entry: Entry, secret: bytes) -> Bytes:
     be read, and BrokenEntry where it is not what ``entry`` says."""
     # A pipe or a device under this name must not stop the reader.
     flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
-    handle = os.open(folder / entry.path, flags)
+    handle = os.open(os.path.join(folder, entry.path), flags)
     with open(handle, "rb", buffering=0) as file:
         status = os.fstat(handle)
         if not stat.S_ISREG(status.st_mode):

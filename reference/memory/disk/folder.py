@@ -49,7 +49,7 @@ class CacheFolder:
 
     def has(self, entry: Entry) -> bool:
         """Whether there is a file of this name, valid or not."""
-        return os.path.exists(self.path / entry.path)
+        return os.path.exists(os.path.join(self.path, entry.path))
 
     def write(self, entry: Entry, payload: Bytes) -> bool:
         """Write a file unless there is one; False where there is, or where it is above the limit.

@@ -95,15 +95,17 @@ class Reading:
             return self._next - 1
 
     def _count(self) -> int:
-        """The number of pages to read: up to the last state where states are needed."""
+        """The number of pages to read: up to the last state where states are needed. Where none is,
+        the first file that cannot be read ends it."""
+        if self._states is None:
+            return len(self._entries)
         count = 0
         for entry in self._entries:
             if not self._has(entry):
                 break
             count += 1
-        if self._states is not None:
-            while count and not self._has(self._states[count - 1]):
-                count -= 1
+        while count and not self._has(self._states[count - 1]):
+            count -= 1
         return count
 
     def _end(self) -> None:
