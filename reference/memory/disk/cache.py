@@ -59,7 +59,7 @@ class DiskCache:
         self.options = options
         self._report, self._clock = report, clock
         self._changed = threading.Condition()
-        self._counts = Counter[str]()
+        self._counts = Counter[str](most_bytes=options.most_bytes)
         self._problem = ""
         self._reported: set[str] = set()
         self._work: deque[Work] = deque()
@@ -95,11 +95,8 @@ class DiskCache:
     def statistics(self) -> DiskStatistics:
         """The counts at this moment."""
         used = 0 if self._folder is None else self._folder.nbytes or 0
-        most = self.options.most_bytes
         with self._changed:
-            return DiskStatistics(
-                **self._counts, used_bytes=used, most_bytes=most, problem=self._problem
-            )
+            return DiskStatistics(**self._counts, used_bytes=used, problem=self._problem)
 
     def count(self, **changes: int) -> None:
         """Add to counts."""
