@@ -60,6 +60,8 @@ class Answer:
     ignored: tuple[str, ...] = ()
     token_ids: bool = False
     prompt_logprobs: bool = False
+    counted: bool = False
+    _told: list[int] = field(default_factory=lambda: [0])
 
     @classmethod
     def of(
@@ -72,13 +74,19 @@ class Answer:
         usage: bool,
         token_ids: bool = False,
         prompt_logprobs: bool = False,
+        counted: bool = False,
     ) -> Answer:
         """A new answer for ``caller``; ``usage`` says that its stream ends with a count,
-        ``token_ids`` that it lists the ids of its tokens, and ``prompt_logprobs`` that it says how
-        likely the tokens of its prompt are."""
+        ``token_ids`` that it lists the ids of its tokens, ``prompt_logprobs`` that it says how
+        likely the tokens of its prompt are, and ``counted`` that every chunk has a count."""
         name, now = prefix + secrets.token_hex(12), int(time.time())
         ignored = tuple(caller.ignored)
-        return cls(generation, tenant, name, now, usage, ignored, token_ids, prompt_logprobs)
+        listed = token_ids, prompt_logprobs, counted
+        return cls(generation, tenant, name, now, usage, ignored, *listed)
+
+    def tell(self, piece: Piece) -> None:
+        """Count the tokens of a piece that is sent."""
+        self._told[0] += len(piece.events)
 
     def prompt_ids(self, choice: int) -> list[int]:
         """The ids of the prompt of a choice."""
@@ -157,7 +165,9 @@ class Answer:
         """An object of a stream; the first one names the seed."""
         chunk = self.head(kind, [choice])
         if self.usage_in_chunks:
-            chunk["usage"] = None
+            prompt, told = self.generation.prompt_tokens, self._told[0]
+            counts = {"prompt_tokens": prompt, "completion_tokens": told}
+            chunk["usage"] = counts | {"total_tokens": prompt + told} if self.counted else None
         if first:
             chunk["x_zinc"] = self.origin
         return chunk
@@ -225,7 +235,7 @@ class ChatShape(OpenAiStream):
     @property
     def _tokenwise(self) -> bool:
         """Whether every token has a chunk, also one without text."""
-        return self.listed or self.answer.token_ids
+        return self.listed or self.answer.token_ids or self.answer.counted
 
     def _more(self, index: int, part: Part) -> bytes:
         """The line of a chunk that carries one part alone."""
@@ -239,6 +249,7 @@ class ChatShape(OpenAiStream):
 
     def chunks(self, piece: Piece) -> Iterable[Json]:
         """The objects of a stream for a new piece."""
+        self.answer.tell(piece)
         events = said_tokens(piece.events)
         if not piece.parts and piece.finish is None and not (self._tokenwise and events):
             return
@@ -296,16 +307,7 @@ class ChatShape(OpenAiStream):
     def _logprobs(self, events: Sequence[TokenEvent]) -> Json | None:
         if not self.listed:
             return None
-        tokenizer = self.answer.generation.model.tokenizer
-        content = [
-            {
-                **token_facts(tokenizer, event.token, event.log_probability),
-                "top_logprobs": [
-                    token_facts(tokenizer, token, value) for token, value in event.top
-                ],
-            }
-            for event in events
-        ]
+        content = listed_tokens(self.answer.generation.model.tokenizer, events)
         return {"content": content, "refusal": None}
 
 
@@ -346,6 +348,17 @@ def message_of(parts: Sequence[Part]) -> Json:
 def said_tokens(events: Sequence[TokenEvent]) -> list[TokenEvent]:
     """The events of a message's tokens, without the token that only ends it."""
     return [event for event in events if event.finish_reason is not FinishReason.STOP]
+
+
+def listed_tokens(tokenizer: Tokenizer, events: Iterable[TokenEvent]) -> list[Json]:
+    """Tokens with their log-probabilities, each with the likeliest at its place."""
+    return [
+        {
+            **token_facts(tokenizer, event.token, event.log_probability),
+            "top_logprobs": [token_facts(tokenizer, *one) for one in event.top],
+        }
+        for event in events
+    ]
 
 
 def token_facts(tokenizer: Tokenizer, token: int, log_probability: float | None) -> Json:

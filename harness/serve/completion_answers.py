@@ -37,7 +37,7 @@ class CompletionShape(OpenAiStream):
     @property
     def _tokenwise(self) -> bool:
         """Whether every token has a line, also one without text."""
-        return self.listed or self.answer.token_ids
+        return self.listed or self.answer.token_ids or self.answer.counted
 
     def _more(self, index: int, text: str) -> bytes:
         """More text, and nothing else."""
@@ -48,6 +48,7 @@ class CompletionShape(OpenAiStream):
         return self._templates.line(index, chunk, text)
 
     def _chunks(self, piece: Piece) -> Iterable[Json]:
+        self.answer.tell(piece)
         pieces = [piece]
         if self.echoed and piece.choice not in self._opened:
             pieces = [self._prompt(piece.choice), piece]

@@ -37,6 +37,7 @@ class OllamaAnswered(Struct, kw_only=True):
     done_reason: str
     message: dict[str, Any] | UnsetType = UNSET
     response: str | UnsetType = UNSET
+    logprobs: list[dict[str, Any]] | UnsetType = UNSET
 
 
 class OllamaVectors(Struct):

@@ -382,6 +382,7 @@ def _answer_of(
         usage=_wants_usage(body),
         token_ids=bool(body.return_token_ids),
         prompt_logprobs=body.prompt_logprobs is not None,
+        counted=body.stream_options is not None and body.stream_options.continuous_usage_stats,
     )
 
 

@@ -57,6 +57,8 @@ def _whole_of_lines(objects: Sequence[Json], path: Path) -> Json:
         for name in ("response", "thinking"):
             if text := "".join(one.get(name) or "" for one in objects):
                 whole[name] = text
+        if listed := [token for one in objects for token in one.get("logprobs") or ()]:
+            whole["logprobs"] = listed
         if "message" in whole:
             messages = [one["message"] for one in objects]
             message: Json = {

@@ -104,7 +104,7 @@ def _comparable(response: Json) -> Json:
     if "done_reason" in response:
         ends = {name: response.get(name) for name in OLLAMA_ENDS}
         message = response.get("message")
-        said = {name: response.get(name) for name in ("response", "thinking")}
+        said = {name: response.get(name) for name in ("response", "thinking", "logprobs")}
         return {"message": message, **said, **ends}
     output = response.get("output")
     if isinstance(output, list) and all(isinstance(item, dict) for item in output):

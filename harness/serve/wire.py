@@ -45,9 +45,11 @@ Seed = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 
 
 class StreamOptions(Struct, forbid_unknown_fields=True):
-    """Options of a streamed answer."""
+    """Options of a streamed answer: whether it ends with the usage, and whether every chunk then
+    has the usage so far."""
 
     include_usage: bool = False
+    continuous_usage_stats: bool = False
 
 
 class TextPart(Struct, forbid_unknown_fields=True):

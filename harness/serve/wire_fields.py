@@ -20,7 +20,9 @@ LONGEST_NAME = 64
 """Longest name in characters that is checked for a misspelling."""
 UNSERVED: Mapping[str, tuple[Any, ...]] = MappingProxyType(
     {
+        "allowed_token_ids": (),
         "audio": (),
+        "bad_words": ([],),
         "best_of": (1,),
         "conversation": (),
         "echo": (False,),
@@ -31,10 +33,20 @@ UNSERVED: Mapping[str, tuple[Any, ...]] = MappingProxyType(
         "guided_grammar": ("",),
         "guided_json": (),
         "guided_regex": ("",),
+        "include_reasoning": (True,),
+        "kv_transfer_params": (),
+        "logprob_token_ids": (),
         "min_tokens": (0,),
         "modalities": (["text"],),
+        "post_sampling_probs": (False,),
+        "prompt_embeds": (),
+        "return_tokens_as_token_ids": (False,),
         "structured_outputs": ({},),
         "suffix": ("",),
+        "thinking_token_budget": (-1,),
+        "timings_per_token": (False,),
+        "truncate_prompt_tokens": (-1,),
+        "use_beam_search": (False,),
     }
 )
 """Unsupported fields that would change the answer, each with the values that would not."""

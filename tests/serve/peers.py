@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+import tomllib
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 CHAT, TEXT, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 MESSAGES, EMBEDDINGS = "/v1/messages", "/v1/embeddings"
 PASS, ABSENT, REFUSED = "pass", "n/a", "refused by design"
-IGNORED, UNBUILT = "ignored and named", "not built"
 MEDIA = "this server takes text"
 TURN = {"role": "user", "content": "Why is the sky blue?"}
 TALK = {"messages": [{"role": "system", "content": "Be brief."}, TURN], "max_tokens": 8, "seed": 1}
@@ -22,6 +24,15 @@ WEATHER = {
 }
 FUNCTION = {"name": "weather", "description": "The weather.", "parameters": WEATHER}
 TOOL = {"type": "function", "function": FUNCTION}
+TABLE = Path(__file__).with_name("peers.toml")
+PLAIN: dict[str, dict[str, Any]] = {
+    CHAT: TALK,
+    TEXT: ASKED,
+    "/completion": ASKED,
+    MESSAGES: {"model": "tiny", "max_tokens": 8, "messages": [TURN]},
+    RESPONSES: {"input": "Go.", "max_output_tokens": 8, "reasoning": {"effort": "none"}},
+}
+"""The requests that ``peers.toml`` adds to."""
 MUST = {"tools": [TOOL], "tool_choice": "required", "max_tokens": 200, "enable_thinking": False}
 
 
@@ -50,17 +61,6 @@ def refused(test: str, why: str, path: str, body: Any = None, status: int = 400,
     return Row(test, REFUSED, path, body, places(has), status, why)
 
 
-def ignored(test: str, why: str, path: str, body: Any, *names: str, **has: Any) -> Row:
-    """A request that is answered as it would be without the fields that the answer names."""
-    place = "0.x_zinc.ignored" if body.get("stream") else "x_zinc.ignored"
-    return Row(test, IGNORED, path, body, {**places(has), place: [*names]}, 200, why)
-
-
-def unbuilt(test: str, why: str, path: str, body: Any = None, status: int = 404, **has: Any) -> Row:
-    """A request for something that this server could have and does not."""
-    return Row(test, UNBUILT, path, body, places(has), status, why)
-
-
 def absent(test: str, why: str, path: str = "", body: Any = None, **has: Any) -> Row:
     """A test about what is not there: its route, where it has one, is 404."""
     return Row(test, ABSENT, path, body, places(has), 404 if path else 0, why)
@@ -68,6 +68,20 @@ def absent(test: str, why: str, path: str = "", body: Any = None, **has: Any) ->
 
 def places(has: Mapping[str, Any]) -> dict[str, Any]:
     return {name.replace("__", "."): value for name, value in has.items()}
+
+
+def more_of(peer: str) -> Iterator[Row]:
+    """The rows of ``peers.toml``."""
+    for test, verdict, *asked in tomllib.loads(TABLE.read_text())[peer]:
+        if verdict == ABSENT:
+            why, path, body = [*asked, "", "null"][:3]
+            yield absent(test, why, path, json.loads(body))
+            continue
+        path, body, has, end = [*asked, *("", "{}", 200)[len(asked) - 1 :]]
+        value = PLAIN.get(path, {}) | json.loads(body) if body else None
+        expected = {place: ... if one == "*" else one for place, one in json.loads(has).items()}
+        why, status = (end, 400) if verdict == REFUSED else ("", end)
+        yield Row(test, verdict, path, value, expected, status, why)
 
 
 def found(value: Any, place: str) -> Any:

@@ -17,7 +17,6 @@ from tests.serve.peers import (
     WEATHER,
     Row,
     absent,
-    ignored,
     passes,
     refused,
 )
@@ -46,6 +45,7 @@ USED = {"type": "tool_use", "id": "call_1", "name": "weather", "input": {"city":
 GAVE = {"type": "tool_result", "tool_use_id": "call_1", "content": "Sunny."}
 SHORT_RESPONSE = {"max_output_tokens": 8, "reasoning": {"effort": "none"}}
 STREAM = {"stream": True}
+LISTED = {"logprobs": True, "top_logprobs": 5}
 SEARCH = {"type": "web_search_20250305", "name": "web_search"}
 
 
@@ -69,8 +69,15 @@ ROWS: tuple[Row, ...] = (
            capabilities=...),
     passes("integration/api::ps", "GET /api/ps", models=...),
     passes("integration/api::version", "GET /api/version", version=...),
-    ignored("integration/api::generate_logprobs", "OpenAI's routes list tokens", "/api/generate",
-            {**ASKED, **WHOLE, "logprobs": True, "top_logprobs": 5}, "logprobs", "top_logprobs"),
+    *(passes("integration/api::logprobs", path, {**body, **more, **LISTED},
+             logprobs__7__top_logprobs__4__logprob=..., logprobs__0__bytes=...)
+      for path, body in (("/api/generate", ASKED), ("/api/chat", TALKED))
+      for more in (WHOLE, {**WHOLE, "raw": True} if body is ASKED else {**WHOLE, "think": True})),
+    *(passes("integration/api::logprobs[stream]", path, {**body, **LISTED},
+             **{"0__logprobs__0__top_logprobs__4__token": ..., "last__done": True})
+      for path, body in (("/api/generate", ASKED), ("/api/chat", TALKED))),
+    passes("integration/api::logprobs[none]", "/api/chat",
+           {**TALKED, **WHOLE, "logprobs": True}, logprobs__7__top_logprobs=[]),
     passes("integration/context::unload", "/api/generate", {"model": "tiny", "keep_alive": 0},
            done=True),
     refused("integration/context::long_input",
@@ -79,8 +86,6 @@ ROWS: tuple[Row, ...] = (
     refused("integration/context::generate_with_context", "the text is the prompt", "/api/generate",
             {**ASKED, "context": [1, 2]}, error=...),
     absent("integration/create::create", FILES, "/api/create", {"model": "x"}),
-    absent("integration/concurrency::concurrent_chat", "tests/serve/test_overload.py"),
-    absent("integration/max_queue::max_queue", "tests/serve/test_overload.py"),
     refused("integration/llm_image::vision", MEDIA, "/api/chat", {**TALKED, "messages": [PICTURE]},
             error=...),
     passes("integration/embed::embed[one]", "/api/embed", {"model": "tiny", "input": "a"},
@@ -144,11 +149,7 @@ ROWS: tuple[Row, ...] = (
     absent("server/routes::copy_model_handler", FILES, "/api/copy", {"source": "a"}),
     absent("server/routes_delete::delete", "DELETE /v1/models/NAME, for admins",
            "DELETE /api/delete", {"model": "absent"}),
-    absent("server/routes_list::list", "one model here; several have test_models_beside.py"),
     absent("server/auth::push", FILES, "/api/push", {"model": "x"}),
-    absent("server/cloud_proxy::cloud", CLOUD),
-    absent("server/quantization::quantize", FILES),
-    absent("server/sched::load_and_unload", "tests/engine/test_models.py"),
     passes("middleware/openai::chat_handler", CHAT, TALK, object="chat.completion"),
     passes("middleware/openai::chat_handler_with_options", CHAT,
            {**TALK, "stop": ["\n", "stop"], "frequency_penalty": 1.0, "presence_penalty": 1.0,
@@ -212,7 +213,6 @@ ROWS: tuple[Row, ...] = (
            object="response"),
     passes("openai/responses::stream", RESPONSES, {**SHORT_RESPONSE, **STREAM, "input": "a"},
            **{"0__type": "response.created"}),
-    absent("middleware/openai::responses_zstd", "bodies are sent as they are"),
     passes("middleware/anthropic::basic", MESSAGES, ANTHROPIC, type="message"),
     passes("middleware/anthropic::system_array", MESSAGES,
            {**ANTHROPIC, "system": [{"type": "text", "text": "x"}]}, type="message"),

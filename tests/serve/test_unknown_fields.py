@@ -36,9 +36,9 @@ BIG_CLIENTS = {
 }
 FOREIGN_NAMES = (
     *("top_a", "tfs_z", "typical_p", "mirostat", "mirostat_tau", "dry_base", "xtc_threshold"),
-    *("use_beam_search", "length_penalty", "skip_special_tokens", "spaces_between_special_tokens"),
-    *("add_special_tokens", "truncate_prompt_tokens", "n_probs", "n_keep", "samplers"),
-    *("t_max_predict_ms", "return_tokens", "timings_per_token", "post_sampling_probs", "priority"),
+    *("length_penalty", "skip_special_tokens", "spaces_between_special_tokens"),
+    *("add_special_tokens", "n_probs", "n_keep", "samplers", "t_max_predict_ms", "return_tokens"),
+    "priority",
     *("speed", "options", "raw", "images", "template", "thinking", "betas", "request_id"),
     "documents",
 )

@@ -299,9 +299,9 @@ OLLAMA_TEXT: dict[str, Any] = {"model": "tiny", "prompt": "ab", "options": {"num
 @pytest.mark.parametrize(
     ("path", "body", "name"),
     [
-        ("/api/chat", OLLAMA_CHAT, "message"),
+        ("/api/chat", OLLAMA_CHAT | {"logprobs": True}, "message"),
         ("/api/generate", OLLAMA_TEXT, "response"),
-        ("/api/generate", OLLAMA_TEXT | {"raw": True}, "response"),
+        ("/api/generate", OLLAMA_TEXT | {"raw": True, "logprobs": True}, "response"),
     ],
 )
 def test_answers_of_ollamas_routes(

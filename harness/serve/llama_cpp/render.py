@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from contract.types import FinishReason, TokenEvent
 from harness.host.answer_text import Piece
@@ -41,7 +42,7 @@ class LlamaShape:
 
     def end(self, usage: bool) -> bytes:
         """The last event, with the counts."""
-        return data_line(encode(self._text("", ()) | self._end()))
+        return data_line(encode(self._asked(self._text("", ()) | self._end())))
 
     def failed(self, error: ApiError) -> bytes:
         """The last event of an answer that failed."""
@@ -51,7 +52,12 @@ class LlamaShape:
         """The answer in one object."""
         (choice,) = pieces
         tokens = said_tokens([event for piece in choice for event in piece.events])
-        return self._text("".join(piece.text for piece in choice), tokens) | self._end()
+        return self._asked(self._text("".join(x.text for x in choice), tokens) | self._end())
+
+    def _asked(self, answer: Json) -> Json:
+        """Of an answer what the request names."""
+        found = {path: _at(answer, path) for path in self.body.response_fields or ()} or answer
+        return {path: value for path, value in found.items() if value is not None}
 
     def _text(self, text: str, events: Sequence[TokenEvent]) -> Json:
         ids = [event.token for event in events] if self.body.return_tokens else []
@@ -139,6 +145,13 @@ def _rate(what: str, count: int, seconds: float) -> Json:
         f"{what}_per_token_ms": seconds * MILLISECONDS / count if count else 0.0,
         f"{what}_per_second": count / seconds if seconds else 0.0,
     }
+
+
+def _at(value: Any, path: str) -> Any:
+    """What is at a path of an object, None for nothing."""
+    for name in path.split("/"):
+        value = value.get(name) if isinstance(value, dict) else None
+    return value
 
 
 def _token(tokenizer: Tokenizer, token: int, log_probability: float | None) -> Json:

@@ -18,13 +18,15 @@ class _SampledText(Sampled, kw_only=True):
     """The fields of both requests. ``n_probs`` asks for the log-probability of every token and of
     so many of the likeliest, ``return_tokens`` for the ids. A bias is of a token, or of every token
     of a text; false forbids it. A negative ``seed`` asks for one that is drawn, ``repeat_last_n``
-    -1 looks back as far as this server does."""
+    -1 looks back as far as this server does. ``response_fields`` are paths such as
+    ``timings/prompt_n``: an answer, or the last object of a stream, has these alone."""
 
     grammar: str | None = None
     json_schema: dict[str, Any] | bool | None = None
     n_probs: TopLogprobs = 0
     return_tokens: bool = False
     logit_bias: Biases | None = None  # type: ignore[assignment]
+    response_fields: Annotated[list[str], Meta(max_length=MOST_EXTRA)] | None = None
     repeat_last_n: Annotated[int, Meta(ge=-1, le=MAX_INT32)] | None = None
 
 

@@ -68,12 +68,14 @@ def text_of_prompt(body: GenerateRequest) -> CompletionRequest:
     """The text to continue that a raw prompt means. Raises ApiError."""
     _check(body)
     text = {name: value for name, value in _common(body).items() if name not in CHAT_ONLY}
-    between = {"suffix": body.suffix} if body.suffix else {}
-    text = {"n_predict": -1} | text | {"prompt": body.prompt} | between
+    more: Json = {"suffix": body.suffix} if body.suffix else {}
+    if body.logprobs:
+        more["logprobs"] = body.top_logprobs
+    text = {"n_predict": -1} | text | {"prompt": body.prompt} | more
     return converted(text, CompletionRequest)
 
 
-CHAT_ONLY = ("response_format", "reasoning_effort")
+CHAT_ONLY = ("response_format", "reasoning_effort", "logprobs", "top_logprobs")
 
 
 def _check(body: GenerateRequest) -> None:
@@ -96,6 +98,8 @@ def _common(body: OllamaChatRequest | GenerateRequest) -> Json:
     if body.think is not None:
         effort = "medium" if body.think is True else body.think or "none"
         chat["reasoning_effort"] = effort
+    if body.logprobs:
+        chat |= {"logprobs": True, "top_logprobs": body.top_logprobs}
     form = body.format
     if isinstance(form, dict):
         schema = {"name": "format", "schema": form}

@@ -11,7 +11,7 @@ import msgspec
 from contract.types import FinishReason
 from harness.host.answer_text import Piece
 from harness.host.reply import CallArguments, CallBegin, Content, Part, Thought, joined
-from harness.serve.answers import Answer, Json
+from harness.serve.answers import Answer, Json, listed_tokens, said_tokens
 from harness.serve.errors import ApiError
 from harness.serve.ollama.errors import error_line
 from harness.serve.strict_json import object_or_empty
@@ -42,18 +42,21 @@ class OllamaShape:
     _call: CallBegin | None = None
     _arguments: list[str] = field(default_factory=list)
     _finish: str | None = None
+    _unlisted: list[Json] = field(default_factory=list)
 
     def lines(self, piece: Piece) -> Iterable[bytes]:
         """The objects that say what became certain."""
+        self._list(piece)
         for part in self._parts(piece):
             for fields in self._objects_of(part):
-                yield line(self._head() | fields | {"done": False})
+                yield line(self._head() | fields | self._listed() | {"done": False})
         self._finish = piece.finish or self._finish
 
     def end(self, usage: bool) -> bytes:
         """The last objects: a call that was not sent yet, and the counts."""
         calls = [line(self._head() | fields | {"done": False}) for fields in self._ended_call()]
-        last = line(self._head() | self._body("", "", []) | self._counts(self._finish))
+        said = self._body("", "", []) | self._listed()
+        last = line(self._head() | said | self._counts(self._finish))
         return b"".join([*calls, last])
 
     def failed(self, error: ApiError) -> bytes:
@@ -64,11 +67,24 @@ class OllamaShape:
         """The answer in one object."""
         (choice,) = pieces
         parts = joined([part for piece in choice for part in self._parts(piece)])
+        for piece in choice:
+            self._list(piece)
         text = "".join(part.text for part in parts if isinstance(part, Content))
         thoughts = "".join(part.text for part in parts if isinstance(part, Thought))
         said = [one for part in parts for one in self._objects_of(part)] + list(self._ended_call())
         calls = [call for one in said for call in one.get("message", {}).get("tool_calls", ())]
-        return self._head() | self._body(text, thoughts, calls) | self._counts(choice[-1].finish)
+        whole = self._body(text, thoughts, calls) | self._listed()
+        return self._head() | whole | self._counts(choice[-1].finish)
+
+    def _list(self, piece: Piece) -> None:
+        if self.listed:
+            tokenizer = self.answer.generation.model.tokenizer
+            self._unlisted += listed_tokens(tokenizer, said_tokens(piece.events))
+
+    def _listed(self) -> Json:
+        """The tokens that no object has listed yet."""
+        listed, self._unlisted = self._unlisted, []
+        return {"logprobs": listed} if listed else {}
 
     def _parts(self, piece: Piece) -> Sequence[Part]:
         """The parts of a piece."""

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, Struct
 
 from contract.types import MAX_INT32
-from harness.serve.wire import MOST_MESSAGES, Id, Sampling
+from harness.serve.wire import MOST_MESSAGES, Id, Sampling, TopLogprobs
 from harness.serve.wire_tools import FunctionName
 
 Predicted = Annotated[int, Meta(ge=-2, le=MAX_INT32, description="-1 and -2 fill the context")]
@@ -59,6 +59,8 @@ class _AskedForText(Struct, forbid_unknown_fields=True, kw_only=True):
     format: str | dict[str, Any] | None = None
     think: bool | Literal["low", "medium", "high"] | None = None
     keep_alive: Any = None
+    logprobs: bool = False
+    top_logprobs: TopLogprobs = 0
 
 
 class OllamaChatRequest(_AskedForText, kw_only=True):
