@@ -78,7 +78,7 @@ class Database(ContextManager):
         """The problem that a failed change is."""
         full = getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL
         full = full or getattr(error, "errno", None) == errno.ENOSPC
-        return StorageProblem(f"{self._what} {self._path} cannot be written: {error}", full)
+        return StorageProblem(f"{self._what} {self._path} cannot be used: {error}", full)
 
     def close(self) -> None:
         """Close the file."""

@@ -160,7 +160,7 @@ def test_a_key_that_goes_while_a_store_is_open_is_a_problem_of_storage(tmp_path:
 
         for spoil in (path.unlink, readable, lambda: path.write_text("nothing")):
             spoil()
-            with pytest.raises(StorageProblem, match=r"the receipts .* cannot be written"):
+            with pytest.raises(StorageProblem, match=r"the receipts .* cannot be used"):
                 store.add(7, payload(2), [])
         path.write_bytes(pem)
         path.chmod(0o600)

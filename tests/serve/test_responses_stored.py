@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from harness.serve.keys import key_digest
 from harness.serve.responses.store import FILE, ResponseStore, StoredResponse
 from harness.serve.responses.wire import InputItem
 from harness.serve.run import Running
+from harness.serve.storage import StorageProblem
 from tests.serve.conftest import Serve
 from tests.serve.http import Http
 
@@ -242,3 +244,68 @@ def test_a_folder_that_cannot_have_answers_is_refused(tmp_path: Path) -> None:
         ResponseStore(tmp_path)
     with pytest.raises(ConfigError, match="--state"):
         ResponseStore(tmp_path / FILE)
+
+
+def test_a_database_that_another_process_holds_is_read_and_forgets_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A tenant that left while nothing could be written has no answers when it is back; a request
+    that continues nothing waits for no lock."""
+    monkeypatch.setattr("harness.serve.storage.BUSY_SECONDS", 0.01)
+    with ResponseStore(tmp_path) as store:
+        for tenant in (A, B):
+            store.put(tenant, stored(1))
+        said: list[str] = []
+        store._file.set_trace_callback(said.append)
+        assert store.conversation(A, None) == []
+        assert not said
+        other = sqlite3.connect(tmp_path / FILE, isolation_level=None)
+        other.execute("BEGIN IMMEDIATE")
+        store.forget_others([B])
+        store.forget_others([A, B])
+        assert store.get(B, "resp_1") == stored(1)
+        with pytest.raises(ApiError):
+            store.get(A, "resp_1")
+        with pytest.raises(StorageProblem):
+            store.put(A, stored(2))
+        other.execute("ROLLBACK")
+        store.put(A, stored(2))
+        assert store.get(A, "resp_2") == stored(2)
+        rows = other.execute("SELECT tenant, id FROM responses ORDER BY tenant").fetchall()
+        assert rows == [("1 alice", "resp_2"), ("2 bob", "resp_1")]
+        other.close()
+
+
+@pytest.mark.parametrize("data", [None, "{}", b"\xff", b'{"response": 1}', "resp_1"])
+def test_a_row_that_is_no_answer_is_not_there(data: object, tmp_path: Path) -> None:
+    """Nor is one that continues itself."""
+    with ResponseStore(tmp_path) as store:
+        store.put(A, stored(1, previous="resp_1"))
+        if data != "resp_1":
+            store._file.execute("UPDATE responses SET stored = ?", (data,))
+            with pytest.raises(ApiError):
+                store.get(A, "resp_1")
+        with pytest.raises(ApiError) as lost:
+            store.conversation(A, "resp_1")
+        assert lost.value.status == 404
+
+
+def test_a_database_that_breaks_while_it_is_open_is_a_problem_of_storage(tmp_path: Path) -> None:
+    """Whether it is read or written; a server answers 503, not that it failed."""
+    with ResponseStore(tmp_path) as store:
+        for number in range(100):
+            store.put(A, stored(number, 3000))
+        store._file.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        store._file.execute("PRAGMA cache_size=0")
+        with (tmp_path / FILE).open("r+b") as file:
+            file.seek(4096)
+            file.write(b"\xa5" * ((tmp_path / FILE).stat().st_size - 4096))
+        for use in (
+            lambda: store.get(A, "resp_50"),
+            lambda: store.conversation(A, "resp_50"),
+            lambda: store.put(A, stored(200)),
+            lambda: store.delete(A, "resp_50"),
+            lambda: store.forget_others([B]),
+        ):
+            with pytest.raises(StorageProblem, match="malformed"):
+                use()

@@ -66,6 +66,7 @@ class ResponseStore(Database):
         super().__init__(path, SCHEMA_VERSION, "the stored responses", "--state", TABLES)
         self._problem: StorageProblem | None = None
         self._tried = 0.0
+        self._gone: set[str] = set()
 
     def put(self, tenant: Tenant, stored: StoredResponse) -> None:
         """Store an answer; those least recently used make room. One that is larger than all the
@@ -76,12 +77,14 @@ class ResponseStore(Database):
         with self._lock:
             try:
                 with self._whole():
+                    self._forget()
                     self._file.execute(
                         f"INSERT OR REPLACE INTO responses VALUES (?, ?, {NEXT_USE}, ?, ?)",
                         (_key(tenant), stored.response["id"], len(data), data),
                     )
                     self._file.execute(MAKE_ROOM, (_key(tenant), self._most, self._most_bytes))
-            except sqlite3.OperationalError as error:
+                self._gone.clear()
+            except sqlite3.DatabaseError as error:
                 self._tried = time.monotonic()
                 self._problem = self._problem_of(error)
                 raise self._problem from None
@@ -93,14 +96,14 @@ class ResponseStore(Database):
             late = time.monotonic() - self._tried >= storage.RETRY_SECONDS
             if self._problem is not None and late:
                 self._tried = time.monotonic()
-                with suppress(sqlite3.OperationalError):
+                with suppress(sqlite3.DatabaseError):
                     self._file.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
                     self._problem = None
             if self._problem is not None:
                 raise self._problem
 
     def get(self, tenant: Tenant, id: str) -> StoredResponse:
-        """A stored answer of a tenant. Raises ApiError 404."""
+        """A stored answer of a tenant. Raises ApiError 404, and StorageProblem."""
         with self._lock:
             stored = self._read(tenant, id)
             self._use(tenant, [id])
@@ -112,41 +115,63 @@ class ResponseStore(Database):
             key = _key(tenant), id
             try:
                 gone = self._file.execute("DELETE FROM responses WHERE tenant = ? AND id = ?", key)
-            except sqlite3.OperationalError as error:
+            except sqlite3.DatabaseError as error:
                 raise self._problem_of(error) from None
             if not gone.rowcount:
                 raise not_found(id)
 
     def conversation(self, tenant: Tenant, id: str | None) -> list[InputItem]:
         """All items up to and with an answer, none for no answer. Raises ApiError 404 where one of
-        the answers it continues is not stored any more."""
+        the answers it continues is not stored any more, and StorageProblem."""
         chain: dict[str, StoredResponse] = {}
         with self._lock:
             while id is not None:
+                if id in chain:
+                    raise not_found(id, "previous_response_id")
                 chain[id] = self._read(tenant, id, "previous_response_id")
                 id = chain[id].previous
             self._use(tenant, [*reversed(chain)])
         return [item for one in reversed(chain.values()) for item in (*one.items, *one.said)]
 
     def forget_others(self, tenants: Collection[Tenant]) -> None:
-        """Forget what is stored for all but these tenants."""
+        """Forget what is stored for all but these tenants: on disk as soon as it can be written.
+        Raises StorageProblem where it cannot be read."""
         keys = set(map(_key, tenants))
         with self._lock:
-            for (key,) in self._file.execute("SELECT DISTINCT tenant FROM responses").fetchall():
-                if key not in keys:
-                    self._file.execute("DELETE FROM responses WHERE tenant = ?", (key,))
+            try:
+                found = self._file.execute("SELECT DISTINCT tenant FROM responses").fetchall()
+            except sqlite3.DatabaseError as error:
+                raise self._problem_of(error) from None
+            self._gone |= {key for (key,) in found} - keys
+            with suppress(sqlite3.DatabaseError):
+                with self._whole():
+                    self._forget()
+                self._gone.clear()
+
+    def _forget(self) -> None:
+        """Delete what is stored for tenants that are gone."""
+        asked = "DELETE FROM responses WHERE tenant = ?"
+        self._file.executemany(asked, [(key,) for key in self._gone])
 
     def _read(self, tenant: Tenant, id: str, param: str | None = None) -> StoredResponse:
         asked = "SELECT stored FROM responses WHERE tenant = ? AND id = ?"
-        row = self._file.execute(asked, (_key(tenant), id)).fetchone()
-        if row is None:
+        try:
+            row = self._file.execute(asked, (_key(tenant), id)).fetchone()
+        except sqlite3.DatabaseError as error:
+            raise self._problem_of(error) from None
+        if row is None or _key(tenant) in self._gone:
             raise not_found(id, param)
-        return msgspec.json.decode(row[0], type=StoredResponse)
+        try:
+            return msgspec.json.decode(row[0], type=StoredResponse)
+        except (msgspec.DecodeError, TypeError):
+            raise not_found(id, param) from None
 
     def _use(self, tenant: Tenant, ids: Sequence[str]) -> None:
         """Note that answers were used, the last of them last, where there is room to."""
+        if not ids:
+            return
         set_use = f"UPDATE responses SET used = {NEXT_USE} WHERE tenant = ? AND id = ?"
-        with suppress(sqlite3.OperationalError), self._whole():
+        with suppress(sqlite3.DatabaseError), self._whole():
             self._file.executemany(set_use, [(_key(tenant), id) for id in ids])
 
 
