@@ -44,7 +44,6 @@ UNSERVED: Mapping[str, tuple[Any, ...]] = MappingProxyType(
         "structured_outputs": ({},),
         "suffix": ("",),
         "thinking_token_budget": (-1,),
-        "timings_per_token": (False,),
         "truncate_prompt_tokens": (-1,),
         "use_beam_search": (False,),
     }

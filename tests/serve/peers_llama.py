@@ -96,9 +96,10 @@ ROWS: tuple[Row, ...] = (
              error=...)
       for messages in (None, "text", [1], [{}], [{"role": 1}], [{"role": "system", "content": 1}],
                        [{"role": "system", "content": "x"}, {}], [])),
-    refused("chat_completion::chat_completion_with_timings_per_token",
-            "an answer's bytes depend on the request alone; times are in /metrics", CHAT,
-            {**TALK, **USAGE, "timings_per_token": True}, error__param="timings_per_token"),
+    absent("chat_completion::chat_completion_with_timings_per_token",
+           "an answer's bytes depend on the request alone; times are in /metrics"),
+    passes("chat_completion::chat_completion_with_timings_per_token[answered]", CHAT,
+           {**TALK, "timings_per_token": True}, x_zinc__ignored__0="timings_per_token"),
     passes("chat_completion::logprobs", CHAT, {**TALK, "logprobs": True, "top_logprobs": 10},
            choices__0__logprobs__content__7__top_logprobs__9__logprob=...),
     passes("chat_completion::logprobs_stream", CHAT,
