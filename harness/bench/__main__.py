@@ -138,6 +138,8 @@ def main(argv: Sequence[str] | None = None, prog: str = PROG) -> int:
 
 
 def _run(args: argparse.Namespace) -> int:
+    if args.rates is not None or args.sequences is not None:
+        return _rates(args)
     if args.server is not None:
         if args.device is not None:
             raise ConfigError("--device: a server takes it from ZINC_RT_DEVICE")
@@ -146,8 +148,6 @@ def _run(args: argparse.Namespace) -> int:
         return _serve(args)
     if args.drafts:
         return _drafts(args)
-    if args.rates or args.sequences:
-        return _rates(args)
     if args.gate:
         raise ConfigError("--gate: judges --serve and --server; ci/speed judges single requests")
     if args.plot is not None:
@@ -177,6 +177,9 @@ def _serve(args: argparse.Namespace) -> int:
 
 def _rates(args: argparse.Namespace) -> int:
     """Measure prompts and sequences of several sizes and print; returns 0."""
+    for other in ("server", "serve", "drafts", "peer", "gate", "plot", "markdown"):
+        if getattr(args, other) not in (None, False):
+            raise ConfigError(f"--{other}: does not go with --rates and --sequences")
     lengths, sequences = (_numbers(args, flag) for flag in ("rates", "sequences"))
     plan = replace(_plan(args, RatesPlan), lengths=lengths, sequences=sequences)
     report = run_rates(plan, note)
@@ -185,10 +188,11 @@ def _rates(args: argparse.Namespace) -> int:
 
 
 def _numbers(args: argparse.Namespace, flag: str) -> tuple[int, ...]:
-    words = (getattr(args, flag) or "").split(",")
-    if not all(word.isdecimal() and int(word) for word in words if word):
-        raise ConfigError(f"--{flag}: {getattr(args, flag)!r} is not a list of numbers from 1 on")
-    return tuple(int(word) for word in words if word)
+    given = getattr(args, flag)
+    words = () if given is None else given.split(",")
+    if not all(word.isdecimal() and len(word) < 10 and int(word) for word in words):
+        raise ConfigError(f"--{flag}: {given!r} is not a list of numbers from 1 on")
+    return tuple(map(int, words))
 
 
 def _drafts(args: argparse.Namespace) -> int:

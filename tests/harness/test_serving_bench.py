@@ -188,6 +188,12 @@ def test_the_gate_fails_where_a_target_is_missed(
     [
         (["--gate"], "judges --serve and --server"),
         (["--serve", "--plot", "x.svg"], "leave out --serve"),
+        (["--serve", "--rates", "16"], "--serve: does not go with --rates"),
+        (["--server", "--sequences", "2"], "--server: does not go with --rates"),
+        (["--rates", "16", "--markdown"], "--markdown: does not go with --rates"),
+        (["--rates", ","], "not a list of numbers"),
+        (["--sequences", ""], "not a list of numbers"),
+        (["--rates", "1" * 5000], "not a list of numbers"),
         (["--serve", "--repeat", "0"], "--repeat: must be at least 1"),
     ],
 )
