@@ -126,7 +126,7 @@ SERVER = (
         DIR,
         None,
         "folder for the answers that /v1/responses stores; they contain prompts and answers",
-        "they are kept in memory",
+        "they stay in memory",
     ),
     Setting(
         "receipts",

@@ -255,6 +255,7 @@ def test_traces_are_refused(
         Session.open(tiny_model_path, options)
 
 
+@pytest.mark.usefixtures("unmeasured_steps")
 def test_drafts_change_no_token(tiny_model_path: Path, named: tuple[NamedAdapter, ...]) -> None:
     """Tokens that repeat a text are guessed, and the adapters' own answer decides."""
     answers = []

@@ -70,6 +70,7 @@ def test_another_seed_gives_other_bytes(server: Running) -> None:
     assert told(http, one) != told(http, {**one, "seed": 2})
 
 
+@pytest.mark.usefixtures("unmeasured_steps")
 def test_guessing_ahead_changes_no_byte(serve: Serve) -> None:
     """``--draft``: a text that repeats itself is guessed for, also beside others."""
     body = {"prompt": "to be or not to be, " * 6, "max_tokens": 40, "temperature": 0, "logprobs": 2}
