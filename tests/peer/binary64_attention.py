@@ -30,7 +30,7 @@ def _attention(
     page_table: NDArray[np.int32],
     query: NDArray[np.int32],
     shape: AttentionShape,
-    out: NDArray[np.float32],
+    y: NDArray[np.float32],
     sinks: NDArray[np.float32] | None = None,
     threads: int | None = None,
 ) -> None:
@@ -43,7 +43,7 @@ def _attention(
         first = max(0, position + 1 - shape.window) if shape.window else 0
         keys, values = flat[:, first : position + 1]
         for head in range(shape.heads):
-            y = softmax_attention(
+            attended = softmax_attention(
                 rows[token, head],
                 keys[:, head // group],
                 values[:, head // group],
@@ -51,4 +51,4 @@ def _attention(
                 shape.soft_cap,
                 -np.inf if sinks is None else float(sinks[head]),
             )
-            out[token, head * shape.head_dim : (head + 1) * shape.head_dim] = y
+            y[token, head * shape.head_dim : (head + 1) * shape.head_dim] = attended
