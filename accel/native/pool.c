@@ -30,11 +30,8 @@
 #define LINE_BYTES 64
 #define STACK_BYTES (8u << 20)     // kernels keep tiles on the stack
 #define SPIN_NANOSECONDS 20000     // about the cost of falling asleep and waking up
-#define SPIN_SHARE 2               // a worker also spins for 1/2 of the time since it met the others,
-#define MOST_SPIN_SHARE 50000      // but for no more than this: other processes may have had its time
+#define SPIN_SHARE 2               // a worker also spins for 1/2 of the time since it met the others
 #define IDLE_SPIN_NANOSECONDS 50000
-#define DOUBTED 4                  // so many more long waits than short ones end spinning
-#define MOST_DOUBT 16
 #define LOOKS_PER_CLOCK 16
 
 typedef atomic_uint SHARED_UINT;
@@ -189,7 +186,6 @@ typedef struct {
     COUNTER posted;  // the last step that this worker takes part in
     POOL *pool;
     uint index;
-    uint doubt;  // long waits for the others, less the short ones: do they have processors to run on?
 #if defined(_WIN32)
     HANDLE thread;
 #else
@@ -209,40 +205,30 @@ struct POOL {
     WORKER *worker;
 };
 
-// How long a worker spins: not at all where other processes have the processors.
-static inline ulong patience_of(const WORKER *self, ulong most) {
-    return self->doubt < DOUBTED ? most : 0;
-}
-
 // A barrier for the workers of a step. `met` is the time when this worker left the last barrier.
-static void meet(POOL *pool, WORKER *self, uint target, ulong *met) {
+static void meet(POOL *pool, uint target, ulong *met) {
     if (atomic_fetch_add(&pool->arrived.value, 1) + 1 == target) {
         wake_sleepers(&pool->arrived);
     } else if (!reached(&pool->arrived, target)) {
-        const ulong begun = nanoseconds(), share = (begun - *met) / SPIN_SHARE;
-        const ulong most = SPIN_NANOSECONDS + (share < MOST_SPIN_SHARE ? share : MOST_SPIN_SHARE);
-        wait_for(&pool->arrived, target, patience_of(self, most));
-        if (nanoseconds() - begun <= most) self->doubt -= self->doubt > 0;
-        else self->doubt += self->doubt < MOST_DOUBT;
+        wait_for(&pool->arrived, target, SPIN_NANOSECONDS + (nanoseconds() - *met) / SPIN_SHARE);
     }
     *met = nanoseconds();
 }
 
-static void run_packets(POOL *pool, const JOB *job, WORKER *self) {
-    const uint index = self->index;
+static void run_packets(POOL *pool, const JOB *job, uint index) {
     const MEMORY_MAP map = {job->scratch, job->own + index * job->own_bytes, job->input};
     const PACKET *packet = (const PACKET *)job->packets;
     const bool meets = job->workers > 1;
     uint meetings = 0;
     ulong met = nanoseconds();
     for (uint i = 0; i < job->count; i++, packet++) {
-        if (packet->wait && meets) meet(pool, self, ++meetings * job->workers, &met);
+        if (packet->wait && meets) meet(pool, ++meetings * job->workers, &met);
         const uint worker = packet->everyone ? 0 : index;
         const uint workers = packet->everyone ? 1 : job->workers;
         op_of(packet)(&map, packet, worker, workers);
     }
     if (!job->copy_count) return;
-    if (meets) meet(pool, self, ++meetings * job->workers, &met);
+    if (meets) meet(pool, ++meetings * job->workers, &met);
     const COPY *copy = (const COPY *)job->copies;
     for (uint i = 0; i < job->copy_count; i++, copy++) {
         const ulong first = copy->bytes * index / job->workers;
@@ -251,10 +237,10 @@ static void run_packets(POOL *pool, const JOB *job, WORKER *self) {
     }
 }
 
-static void take_part(POOL *pool, SLOT *slot, uint number, WORKER *self) {
-    wait_for(&pool->completed, number - 1, patience_of(self, SPIN_NANOSECONDS));
-    if (self->index == 0) slot->begun = nanoseconds();
-    run_packets(pool, &slot->job, self);
+static void take_part(POOL *pool, SLOT *slot, uint number, uint index) {
+    wait_for(&pool->completed, number - 1, SPIN_NANOSECONDS);
+    if (index == 0) slot->begun = nanoseconds();
+    run_packets(pool, &slot->job, index);
     if (atomic_fetch_add(&pool->departed.value, 1) + 1 < slot->job.workers) return;
     atomic_store(&pool->departed.value, 0);
     atomic_store(&pool->arrived.value, 0);
@@ -266,14 +252,14 @@ static void work(WORKER *self) {
     POOL *pool = self->pool;
     set_float_environment();
     for (uint seen = 0; !atomic_load(&pool->closing);) {
-        wait_for(&self->posted, seen + 1, patience_of(self, IDLE_SPIN_NANOSECONDS));
+        wait_for(&self->posted, seen + 1, IDLE_SPIN_NANOSECONDS);
         const uint posted = atomic_load(&self->posted.value);
         while (seen != posted) {
             SLOT *slot = &pool->ring[++seen % RING_STEPS];
             // The slot holds a later step when this worker has no part in step `seen`.
             const ulong head = atomic_load(&slot->head);
             if (head >> 32 == seen && self->index < (uint)head)
-                take_part(pool, slot, seen, self);
+                take_part(pool, slot, seen, self->index);
         }
     }
 }
