@@ -78,6 +78,7 @@ def build_parser(prog: str = PROG) -> Parser:
 
 
 def main(argv: Sequence[str] | None = None, prog: str = PROG) -> int:
+    """Run the command; returns its exit code: 0 where all bits agree."""
     return run_tool(build_parser(prog), _validate, argv)
 
 
