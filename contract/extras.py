@@ -31,7 +31,7 @@ def pip_command() -> str:
 
 
 def requirements(extra: str) -> list[str]:
-    """What pip is asked for: this copy's folder or wheel with the extra, or, where neither exists
+    """Requirement for pip: this copy's folder or wheel with the extra, or, where neither exists
     any more, the packages of the extra."""
     source = _source()
     if source is None:

@@ -278,7 +278,7 @@ class StreamsWeights(Protocol):
     def streaming_footprint(
         self, graph: Graph, largest: ShapeKey, names: Collection[str], cache: int = 0
     ) -> Footprint:
-        """What ``footprint`` would give if ``names`` were streamed, or a little more for lowered
+        """The result of ``footprint`` if ``names`` were streamed, or a little more for lowered
         steps. None may be streamed yet. ``cache`` are bytes for experts on the device."""
 
     def stream(self, graph: Graph, names: Collection[str], cache: int = 0) -> None:

@@ -24,7 +24,7 @@ def open_best(
     makers: frozenset[int],
     note: Callable[[str], None] | None = None,
 ) -> T:
-    """What the first of ``factories`` gives that raises no TierUnavailable.
+    """Return the result of the first of ``factories`` that raises no TierUnavailable.
 
     Where a faster one was to be expected, for processors or for cards of the ``makers`` that this
     machine has, ``note`` is told in one line why it is not used. Raises TierUnavailable when there

@@ -117,7 +117,8 @@ class ServerClient:
 
 
 def data_lines(parts: Iterable[bytes]) -> Iterator[str]:
-    """What the ``data`` lines of server-sent events hold; comments keep a connection alive."""
+    """Yield the contents of the ``data`` lines of server-sent events; comments keep a connection
+    alive."""
     held = b""
     for part in parts:
         *lines, held = (held + part).split(b"\n")

@@ -1,4 +1,4 @@
-"""What Ctrl-C does outside of a command: it ends the process without a traceback.
+"""Ctrl-C outside of a command ends the process without a traceback.
 
 This module imports the least that it can: until it has run, Ctrl-C shows a traceback.
 """
@@ -43,7 +43,7 @@ def is_interrupt(error: Exception) -> bool:
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
-    """What Python does by itself, remembered."""
+    """Handle SIGINT as Python does, and remember it."""
     global _interrupted
     _interrupted = True
     _signal.default_int_handler(number, frame)

@@ -1,4 +1,4 @@
-"""What a model samples with where a request names nothing."""
+"""Sampling parameters of a model where a request names none."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ GGUF_KEYS = {
     "min_p": "general.sampling.min_p",
     "repeat_penalty": "general.sampling.penalty_repeat",
 }
-"""Where a file says how its model is to be sampled."""
+"""Metadata keys of a file that hold sampling parameters of its model."""
 NAMES = (*GGUF_KEYS, "max_tokens")
 SERVER, MODEL, CATALOG, DEFAULT = "server setting", "model file", "catalog", "default"
 NOTHING: Mapping[str, Any] = MappingProxyType({})
@@ -26,8 +26,8 @@ NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class SamplingDefaults:
-    """What requests leave out; ``max_tokens`` limits the answer of a conversation. ``sources`` say
-    where the values come from that are not everybody's."""
+    """Values for what requests leave out; ``max_tokens`` limits the answer of a conversation.
+    ``sources`` say where the values come from that are not everybody's."""
 
     temperature: float = 0.7
     top_k: int = 40

@@ -1,4 +1,4 @@
-"""What a setting is: its name and help, what its values may be, and how their text is read."""
+"""Definition of a setting: its name, help, range of values, and the parser of their text."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ KEY_ENV = f"{ENV_PREFIX}KEY"
 INT32_MAX = 2**31 - 1
 UINT64_MAX = 2**64 - 1
 NO_DEFAULT = "none: this user has no home folder"
-"""What the help shows for a file or folder of a user without a home folder."""
+"""Text of the help for a file or folder of a user without a home folder."""
 MEGABYTE = 10**6
 DISK_CACHE_BYTES = 10 * 10**9
 """Most bytes of a disk cache whose size the user leaves open."""
@@ -33,7 +33,7 @@ BYTE_UNITS = {"": 1000, "i": 1024}
 
 @dataclass(frozen=True, slots=True)
 class SettingKind:
-    """How the text of a value is read: ``parse`` raises ValueError on what ``accepts`` excludes.
+    """Parser of the text of a value: ``parse`` raises ValueError on what ``accepts`` excludes.
 
     ``toml_types`` are the types the configuration file may use; their text goes through ``parse``.
     """

@@ -1,4 +1,4 @@
-"""What a process that is ours does first, so that it is soon at work."""
+"""First actions of a process of ours, which make its start short."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ and what they are given to is this process."""
 
 @dataclass(frozen=True, slots=True)
 class TierOptions:
-    """What a caller may choose about a tier; a tier ignores what is not its own.
+    """Options of a caller for a tier; a tier ignores those of other tiers.
 
     ``threads`` is the most host threads to use, None for all cores. ``device`` is a part of a
     device's name, empty for the first; for CUDA it may be a number, and several with commas.
@@ -91,7 +91,7 @@ def _open_cpu(options: TierOptions) -> Tier:
 
 
 def _worker_choice(options: TierOptions) -> Callable[[int], Choice]:
-    """What makes, of the most workers there are, the choice of how many each step gets."""
+    """Factory, from the most workers there are, of what chooses their number for each step."""
     from accel.packets.worker_tuner import AdaptiveWorkers, FixedWorkers
 
     fixed = options.workers
@@ -245,7 +245,7 @@ DETAILS: Mapping[str, Callable[[], tuple[str, ...]]] = MappingProxyType(
         "intel": _intel_details,
     }
 )
-"""What else there is to say of a tier's devices. A function raises TierUnavailable."""
+"""Further facts about a tier's devices. A function raises TierUnavailable."""
 DRIVERS = ("cuda", "opencl", "vulkan", "intel")
 """Tiers that load a driver of somebody else's into the process."""
 PROBE = """

@@ -1,4 +1,4 @@
-"""What the reference makes of the stored vectors of one whole sequence: attention, rotated storage
+"""Results of the reference for the stored vectors of one whole sequence: attention, rotated storage
 and recurrent opcodes (rules R6, R13)."""
 
 from __future__ import annotations

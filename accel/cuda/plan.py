@@ -35,7 +35,7 @@ PLAIN_LAYOUTS = (WeightLayout.STORED, WeightLayout.PLANES)
 
 
 class LaunchTable(Protocol):
-    """What a persistent launch reads instead of packets."""
+    """Tables that a persistent launch reads instead of packets."""
 
     @property
     def nbytes(self) -> int:

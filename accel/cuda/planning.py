@@ -63,7 +63,7 @@ class PlannedGraph:
 
     @property
     def key(self) -> tuple[Graph, ShapeKey, StepChoice]:
-        """What was planned, and how."""
+        """Inputs that determine the plan."""
         return self.graph, self.largest, self.choice
 
 

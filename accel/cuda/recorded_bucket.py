@@ -95,7 +95,7 @@ def _peer_argument(
 def _peer_workspaces(
     bound: BoundBucket, number: int, device: int, peers: Sequence[PeerBucket]
 ) -> PeerWorkspaces:
-    """Where the other devices have the workspace of launch ``number`` of those that gather."""
+    """Addresses on the other devices of the workspace of launch ``number`` of those that gather."""
     own = bound.gathers[number]
     apart = []
     for _, other in peers:

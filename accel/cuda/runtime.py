@@ -44,7 +44,7 @@ POLL_SECONDS = 1e-3
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """What a caller may decide; None leaves it to the device.
+    """Options of a caller; None leaves a choice to the device.
 
     ``memory_bytes`` is the most device memory, ``cache`` the folder of cubins, None for no cache on
     disk. With ``graphs`` False every kernel of every step is launched by itself; with

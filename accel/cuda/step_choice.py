@@ -27,7 +27,7 @@ Block = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class StepChoice:
-    """When launches are joined.
+    """Decide which launches are joined.
 
     ``blocks`` are the warps and slots to try, none to join nothing; runs have ``least_phases``
     phases of ``most_tokens`` tokens, on devices of ``least_capability``. Where the longest

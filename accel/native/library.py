@@ -73,7 +73,7 @@ def find_library(cache: Path | None, progress: Progress | None = None) -> Librar
 def processor_words(
     target: Target, cache: Path | None, progress: Progress | None = None
 ) -> tuple[int, ...]:
-    """What ``processor.c`` reports of this machine. Raises as ``find_library``."""
+    """Features of this machine as ``processor.c`` reports them. Raises as ``find_library``."""
 
     def build() -> bytes:
         from accel.native.compile import build_processor_library, find_compiler

@@ -62,7 +62,7 @@ class Weight:
 
     @property
     def form(self) -> str:
-        """How it is arranged, as a text."""
+        """Its arrangement, as text."""
         matrices = self.stack.matrices if self.stack is not None else 0
         return f"{self.buffer.decl.dtype.name} {self.data.shape} {matrices}"
 

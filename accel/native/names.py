@@ -1,4 +1,4 @@
-"""What the parts of the native tier call things: systems, the files of libraries, and the tier."""
+"""Names within the native tier: systems, files of libraries, and the tier."""
 
 from __future__ import annotations
 

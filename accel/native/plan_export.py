@@ -55,8 +55,9 @@ REQUESTS = ("query", "output_rows", "sampling", "page_table")
 
 @dataclass(frozen=True, slots=True)
 class PlanFacts:
-    """What the header of a plan says of its model beside the graph. ``limits`` are the header's
-    fields of that name; ``ring`` and ``logits`` name the output buffers that hosts read."""
+    """Fields of a plan's header that describe its model, but for the graph. ``limits`` are the
+    header's fields of that name; ``ring`` and ``logits`` name the output buffers that hosts
+    read."""
 
     model: str
     kv_dtype: str

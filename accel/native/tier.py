@@ -48,7 +48,7 @@ NativeFence = StepFence[AddressRange, NativeForm, NativeStep]
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """What a caller may decide; None leaves it to the machine.
+    """Options of a caller; None leaves a choice to the machine.
 
     ``threads`` is the number of workers; ``tuner`` makes, of that number, what chooses how many of
     them each step gets. ``memory_bytes`` is the most memory. ``cache`` is the folder of compiled

@@ -219,7 +219,7 @@ def _mapped(path: Path, entry: Entry) -> Bytes | None:
 
 
 def _fields(header: bytes) -> dict[str, Any] | None:
-    """What a header says; None for one that is cut, damaged or of another kind."""
+    """Parse a header; None for one that is cut, damaged or of another kind."""
     text, digest = header[:-DIGEST_BYTES], header[-DIGEST_BYTES:]
     if not text.startswith(MAGIC) or hashlib.sha256(text).digest() != digest:
         return None

@@ -19,7 +19,7 @@ HIDDEN_STATES = "output.hidden"
 
 
 def kinds_of_steps(graph: Graph) -> int:
-    """How many graphs a model is lowered as: with and without the results of each on-demand
+    """Number of graphs a model is lowered as: with and without the results of each on-demand
     opcode, the hidden states, and the experts that its tokens use; and with and without drafts."""
     reads_experts = any(
         node.opcode is Opcode.MOE_GATE_TOPK

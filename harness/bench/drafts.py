@@ -32,7 +32,7 @@ Answers = dict[int, tuple[Any, ...]]
 
 @dataclass(frozen=True, slots=True)
 class DraftsPlan(BenchmarkPlan):
-    """What to measure. ``draft_model`` drafts, None for what the model's file has: its own draft
+    """A measurement. ``draft_model`` drafts, None for what the model's file has: its own draft
     block, else the prompt. At most ``draft`` tokens are drafted for a sequence in one step."""
 
     prompt_tokens: int = 32
@@ -159,7 +159,7 @@ def _answer_of_peer(llama: Any, prompt: Sequence[int], plan: DraftsPlan) -> Time
 
 
 def drafter_name(session: Session, plan: DraftsPlan) -> str:
-    """What drafts in a session."""
+    """The source of drafts of a session."""
     if plan.draft_model is not None:
         return plan.draft_model.name
     return "draft block" if session.runner.limits.hidden_rows else "prompt"

@@ -38,7 +38,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class BenchmarkPlan:
-    """What to measure. ``engines`` are names for ``open_engine``, with the peer last if it takes
+    """A measurement. ``engines`` are names for ``open_engine``, with the peer last if it takes
     part.
 
     ``beside`` is the number of busy processes that run meanwhile; with ``peer_gpu`` the peer puts

@@ -25,7 +25,7 @@ TOGETHER_PROMPT = 16
 
 @dataclass(frozen=True, slots=True)
 class RatesPlan(BenchmarkPlan):
-    """What to measure: prompts of these ``lengths``, and these numbers of ``sequences``."""
+    """A measurement: prompts of these ``lengths``, and these numbers of ``sequences``."""
 
     lengths: tuple[int, ...] = ()
     sequences: tuple[int, ...] = ()
@@ -33,7 +33,7 @@ class RatesPlan(BenchmarkPlan):
 
 @dataclass(slots=True)
 class _Rates:
-    """What is measured of one engine; ``tokens`` are all that one sequence decoded."""
+    """Results of one engine; ``tokens`` are all that one sequence decoded."""
 
     plan: RatesPlan
     name: str
@@ -72,7 +72,7 @@ class _Rates:
                 self.samples.add(f"decode at {length}, tok/s", decoded)
 
     def _answered(self, session: Session, prompt: Tokens) -> tuple[list[float], list[int]]:
-        """When the request was submitted and when tokens came, and the tokens."""
+        """Time of submission, times of the tokens, and the tokens."""
         engine, wanted = session.engine, self.plan.decode_tokens + 1
         times, chosen = [time.perf_counter()], list[int]()
         engine.submit(Request(0, prompt, wanted, GREEDY, ignore_end=True))

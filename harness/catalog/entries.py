@@ -60,8 +60,8 @@ class ModelFile:
 
 @dataclass(frozen=True, slots=True)
 class ManagedModel:
-    """What a pull needs: a name, the folder in the cache, and the files, with the first part
-    first."""
+    """The record that a pull needs: a name, the folder in the cache, and the files, with the first
+    part first."""
 
     id: str
     folder: str

@@ -27,7 +27,7 @@ TIMEOUT_SECONDS = 30.0
 RESOLVER_OPTIONS = "timeout:1 attempts:2"
 """Of the resolver of names, for which a machine that is offline notices in seconds."""
 REACH_SECONDS = 4.0
-"""How long the hub may take to answer at all, before anything is asked of it."""
+"""Seconds that the hub may take to answer at all, before anything is asked of it."""
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 

@@ -102,7 +102,7 @@ def existing_file(spec: str) -> Path | None:
 
 
 def _advice_for(folder: Path) -> str:
-    """Which file to name instead of a folder."""
+    """Advice on which file to name instead of a folder."""
     names = sorted(path.name for path in folder.iterdir())
     models = [name for name in names if name.endswith(".gguf")]
     if models:
@@ -152,7 +152,7 @@ def _fetch(model: ManagedModel, file: ModelFile, folder: Path, progress: Progres
 
 
 def _problem(model: ManagedModel, file: ModelFile, path: Path, progress: Progress) -> str:
-    """What is wrong with the file at ``path``, or "". Afterwards its bytes are on disk."""
+    """Describe what is wrong with the file at ``path``, or "". Afterwards its bytes are on disk."""
     size = path.stat().st_size
     if size != file.size:
         return f"{size:,} bytes instead of {file.size:,}"

@@ -245,7 +245,7 @@ def _kinds(kinds: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def _sequences(memory: Mapping[str, Any]) -> str:
-    """How many sequences of what context fit, and what prevents more."""
+    """Number of sequences and their context that fit, and what prevents more."""
     from contract.amounts import format_bytes
 
     rows = [("SLOTS", "CONTEXT OF EACH", "TOTAL", "WHY NOT MORE")]

@@ -33,7 +33,7 @@ examples:
 
 
 def default_folder() -> Path:
-    """Where ``run --receipt`` finds its key."""
+    """File of the key of ``run --receipt``."""
     return user_folder("state") / "receipts"
 
 

@@ -61,7 +61,7 @@ def _source_files(folder: Path) -> Iterable[Path]:
 
 
 def definition_facts() -> dict[str, Any]:
-    """What determines the correct results: two runs that differ here are not comparable."""
+    """Inputs that determine the correct results: two runs that differ here are not comparable."""
     source = source_facts()["packages"]
     return {
         "arithmetic": ARITHMETIC_VERSION,

@@ -106,7 +106,7 @@ class AnswerText:
 
     @property
     def finish(self) -> str | None:
-        """How the answer ended, in the words of OpenAI's API; None until it does."""
+        """Finish reason in the words of OpenAI's API; None until the answer ends."""
         if self.finish_reason is None:
             return None
         return TOOL_CALLS if self._called else self.finish_reason.value

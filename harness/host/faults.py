@@ -9,6 +9,6 @@ log = logging.getLogger("zinc_rt.serve")
 
 
 def log_fault(what: str, error: BaseException) -> None:
-    """Where ``error`` came from. Frames only: its message may hold what a user wrote."""
+    """Stack frames of ``error``. Frames only: its message may hold what a user wrote."""
     frames = "".join(traceback.format_tb(error.__traceback__))
     log.error("%s: %s in\n%s", what, type(error).__name__, frames)

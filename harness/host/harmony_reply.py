@@ -271,7 +271,7 @@ def _begins_header(text: str) -> bool:
 
 
 def _start_of_mark(text: str) -> int:
-    """Where the beginning of a mark at the end of a text begins."""
+    """Index at which the text ends in the beginning of a mark."""
     marks = (*CLOSING, *OPENING)
     starts = range(max(0, len(text) - LONGEST_MARK + 1), len(text))
     return next(

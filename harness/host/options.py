@@ -1,4 +1,4 @@
-"""How a model is opened: its tier, its sizes, and what its engine can give."""
+"""Options for opening a model: its tier, its sizes, and the abilities of its engine."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ late."""
 
 @dataclass(frozen=True, slots=True)
 class SessionOptions:
-    """How a session is built.
+    """Options of a session.
 
     ``context`` None is the model's own, or the longest that ``memory_budget`` allows: bytes, None
     for what is available. ``chunk`` is the most prompt tokens of a step, None what ``chunks``
@@ -108,7 +108,7 @@ class SessionOptions:
 
     @property
     def _saved_states(self) -> int:
-        """How many recurrent states are saved unless ``state_cache`` says it."""
+        """Number of recurrent states that are saved unless ``state_cache`` says it."""
         if self.slots == 1:
             return ALONE_STATES if self.disk_cache or self.saves_slots else 0
         return self.slots

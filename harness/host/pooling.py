@@ -26,7 +26,7 @@ from reference.model.open import Model
 
 
 class Pooling(Enum):
-    """Which hidden states make the vector of a text."""
+    """The choice of the hidden states that make the vector of a text."""
 
     MEAN = "mean"
     FIRST = "first"

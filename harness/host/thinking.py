@@ -1,4 +1,4 @@
-"""How a chat template is told whether to think, and how much."""
+"""Variables that tell a chat template whether to think, and how much."""
 
 from __future__ import annotations
 

@@ -211,7 +211,7 @@ class ModelList(Struct):
 
 
 class PullState(Struct):
-    """How far a pull is, in bytes."""
+    """Progress of a pull, in bytes."""
 
     model: str
     status: str

@@ -22,7 +22,7 @@ def new_key() -> str:
 
 
 def key_digest(key: str) -> str:
-    """How a key is stored: ``sha256:`` and 64 hex digits."""
+    """Stored form of a key: ``sha256:`` and 64 hex digits."""
     return "sha256:" + hashlib.sha256(key.encode()).hexdigest()
 
 

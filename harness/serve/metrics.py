@@ -250,11 +250,11 @@ class _EngineGauges(Collector):
 
 
 AT_ONCE = 256
-"""How many values are counted together."""
+"""Number of values that are counted together."""
 
 
 class Histogram(Collector):
-    """How many values were at most each of ``bounds``, which rise; and their sum. It costs little,
+    """Counts of values up to each of the rising ``bounds``, and their sum. It costs little,
     since every step and token is counted."""
 
     def __init__(self, name: str, text: str, bounds: Sequence[float]) -> None:

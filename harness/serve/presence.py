@@ -57,12 +57,12 @@ class Presence:
 
     @property
     def uptime_seconds(self) -> float:
-        """How long it has been running."""
+        """Seconds since its start."""
         return max(0.0, time.time() - self.started)
 
 
 def presence_folder() -> Path:
-    """Where the files are: the user's runtime folder, which nobody else can write to."""
+    """Folder of the files: the user's runtime folder, which nobody else can write to."""
     if os.environ.get("XDG_RUNTIME_DIR"):
         return user_folder("runtime") / "servers"
     return user_folder("state") / "servers"

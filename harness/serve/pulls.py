@@ -22,7 +22,7 @@ MOST_PULLS = 2
 PROGRESS_SECONDS = 0.1
 """The least time between two lines of progress."""
 END_SECONDS = 10.0
-"""How long a pull that is given up may take to notice."""
+"""Seconds that a pull that is given up may take to notice."""
 
 
 class _GivenUp(ZincError):
@@ -52,7 +52,7 @@ class Pull:
 
     @property
     def state(self) -> Json:
-        """How far it is: ``status`` is looking, waiting, downloading, verifying, done or failed;
+        """Progress: ``status`` is looking, waiting, downloading, verifying, done or failed;
         ``completed`` of ``total`` bytes, null while nobody knows."""
         return {
             "model": self.name,

@@ -24,7 +24,7 @@ class ScoredToken(Struct):
 
 
 class TextScore(Struct):
-    """How likely the tokens of a text are; null before the first one that is scored."""
+    """Log-probabilities of the tokens of a text; null before the first one that is scored."""
 
     object: Literal["score"]
     index: int
@@ -78,7 +78,7 @@ class Status(Struct):
 
 
 class Health(Status, omit_defaults=True):
-    """How a server is, and the model that answers; a server with keys tells the status alone."""
+    """State of a server, and its model; a server with keys gives the status alone."""
 
     model: str = ""
     active: int = 0

@@ -36,7 +36,7 @@ MOST_DOCUMENTS = 1024
 KIND = "rerank"
 """The kind of its receipts."""
 TEMPLATE_KEY = "tokenizer.chat_template.rerank"
-"""Where files of llama.cpp have the prompt, with {query} and {document} in it."""
+"""Metadata key of llama.cpp's files for the prompt, with {query} and {document} in it."""
 NAME_KEYS = ("general.name", "general.basename", "general.base_model.0.name")
 INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"
 TEMPLATE = (

@@ -16,9 +16,9 @@ from contract.context_manager import ContextManager
 from contract.errors import ConfigError, ZincError, system_words
 
 BUSY_SECONDS = 10.0
-"""How long a change waits for another process."""
+"""Seconds that a change waits for another process."""
 RETRY_SECONDS = 1.0
-"""How long after a failure it is tried again."""
+"""Seconds after a failure until it is tried again."""
 LOG_SECONDS = 60.0
 log = logging.getLogger("zinc_rt.serve")
 

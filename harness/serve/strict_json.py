@@ -18,7 +18,7 @@ LONG_BYTES = 64 << 10
 """A body longer than this is parsed while no other such one is: its objects take many times its
 bytes, and parsing holds the interpreter's lock anyway."""
 ROUNDED = (Decimal, dict, list)
-"""What ``with_floats`` may change."""
+"""Types that ``with_floats`` may change."""
 SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 

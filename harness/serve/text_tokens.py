@@ -1,4 +1,4 @@
-"""Which tokens of an answer are those of its text, where thoughts come before it or calls after."""
+"""Find the tokens of an answer's text, where thoughts come before it or calls after."""
 
 from __future__ import annotations
 

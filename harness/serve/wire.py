@@ -122,7 +122,7 @@ class LoraScale(Struct, forbid_unknown_fields=True):
 
 
 class Drawing(Struct, forbid_unknown_fields=True, kw_only=True):
-    """How tokens are drawn, in every API."""
+    """Sampling parameters, in every API."""
 
     temperature: Temperature | None = None
     top_p: Share | None = None

@@ -14,7 +14,7 @@ from reference.memory.disk.statistics import DiskStatistics
 LOST_ONE_IN = 6
 """One file in so many is lost or damaged."""
 MOST_POLLS = 6
-"""How often, at most, an engine asks for a reading until it has ended."""
+"""Most times that an engine asks for a reading until it has ended."""
 MOST_QUEUED = 8
 """Pages and states that may wait to be written."""
 

@@ -1,4 +1,4 @@
-"""Which requests an engine may accept, derived from the documentation alone."""
+"""Rules by which an engine accepts requests, derived from the documentation alone."""
 
 from __future__ import annotations
 

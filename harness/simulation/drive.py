@@ -40,12 +40,12 @@ from reference.engine.engine import FAULTS
 
 T = TypeVar("T")
 IDLE_SECONDS = 0.5
-"""How long a server with nothing to compute waits before it looks again."""
+"""Seconds that a server with nothing to compute waits before it looks again."""
 PATIENCE_STEPS = 40
 """Steps a request may take in addition to its tokens: steps in flight when it is preempted, and
 steps in which it waits until its rates have fallen."""
 RECOMPUTATIONS = 4
-"""How often, on average, the tokens of a request may be computed because of preemptions."""
+"""Most times, on average, that the tokens of a request are computed because of preemptions."""
 
 
 @dataclass(slots=True)

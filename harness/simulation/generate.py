@@ -35,12 +35,12 @@ MOST_BIASES = 3
 MOST_LISTED = 3
 
 STATE_INTERVALS = {0: 1024, 1: 16, 2: 48, 6: 32}
-"""How often a recurrent state is saved in a prompt, by the room for saved states."""
+"""Tokens between two saved recurrent states of a prompt, by the room for saved states."""
 
 
 @dataclass(frozen=True, slots=True)
 class Features:
-    """Which kinds of events a schedule has."""
+    """Kinds of events in a schedule."""
 
     shared_prefixes: bool
     cancels: bool

@@ -77,7 +77,7 @@ class Machine:
 
     @property
     def failures(self) -> list[int]:
-        """How often each model's runner failed on purpose."""
+        """Number of planned failures of each model's runner."""
         return [world.runner.failures for world in self._worlds]
 
     @property

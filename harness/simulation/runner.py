@@ -68,7 +68,7 @@ class Saved(Protocol):
 
 
 class SavedCopy:
-    """What ``read`` returns when the queue comes to it, in host memory then."""
+    """Result of ``read`` when the queue comes to it, in host memory then."""
 
     def __init__(self, runner: SimulatedRunner, read: Callable[[], Any]) -> None:
         runner.copying()

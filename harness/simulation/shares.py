@@ -33,7 +33,7 @@ WEIGHTS = ((1, 1), (1, 1, 1, 1), (1, 2, 1), (1, 3))
 
 @dataclass(frozen=True, slots=True)
 class Cheat:
-    """How a tenant asks that tries to hold more slots than its part.
+    """Requests of a tenant that tries to hold more slots than its share.
 
     It asks for each of the classes ``labels`` in turn, for each in ``period`` requests. So many
     ``copies`` in a row have the same prompt, and all its prompts begin with the same ``shared``

@@ -40,7 +40,7 @@ MOST_DECISIONS = 1000
 """Admissions, preemptions and submissions in one call of an engine; more is taken for an endless
 loop."""
 DEEP_CHECK_STEPS = 16
-"""How many steps lie between two checks of the whole memory."""
+"""Steps between two checks of the whole memory."""
 
 
 class EngineWatch(Observer):
@@ -288,7 +288,7 @@ class EngineWatch(Observer):
                 )
 
     def _running_sequences(self) -> Iterable[RunningRequest]:
-        """What may be computed for each request that has a slot."""
+        """Positions that may be computed for each request that has a slot."""
         slot_manager = self._engine._slot_manager
         table = slot_manager.table
         computed, known, end, lockstep = table.computed, table.known, table.end, table.lockstep

@@ -1,4 +1,4 @@
-"""What an engine is simulated on: a runner that can be watched and made to fail, and the right
+"""The world of a simulated engine: a runner that can be watched and made to fail, and the right
 answers."""
 
 from __future__ import annotations

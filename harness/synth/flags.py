@@ -91,7 +91,7 @@ HELP: Mapping[str, str] = MappingProxyType(
         "scales.logits": "divisor of the logits",
     }
 )
-"""What the help says of each field."""
+"""Help text of each field."""
 
 
 def widths(text: str) -> int | tuple[int, ...]:

@@ -22,7 +22,7 @@ from reference.quant import FORMATS
 EMBEDDING_DEVIATION = 64.0
 """Deviation of embeddings: what a layer adds to the residual stream has a deviation near 1."""
 CERTAINTY = 3.0
-"""How much more than the logarithm of the vocabulary's size the likeliest logit is."""
+"""Excess of the likeliest logit over the logarithm of the vocabulary's size."""
 FEWEST_BLOCKS = 8
 """Fewest blocks of an embedding's row."""
 FRACTION = 0x9E3779B1 / 2**32

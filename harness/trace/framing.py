@@ -88,7 +88,7 @@ class TraceWriter:
 
     @property
     def problem(self) -> str | None:
-        """Why records wait in memory, None when they do not."""
+        """Reason why records wait in memory, None when they do not."""
         return self._file.problem if isinstance(self._file, PatientFile) else None
 
     def write(self, kind: RecordKind, *parts: bytes | memoryview) -> None:

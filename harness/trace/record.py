@@ -137,7 +137,7 @@ class RecordedTier(ContextManager):
 
     @property
     def problem(self) -> str | None:
-        """Why records wait in memory, None when they do not."""
+        """Reason why records wait in memory, None when they do not."""
         return self._writer.problem
 
     def retry(self) -> str | None:

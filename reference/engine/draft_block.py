@@ -54,7 +54,7 @@ def block_limits(target: Limits) -> Limits:
 
 @dataclass(slots=True)
 class _BlockState:
-    """What the block has of a sequence: keys and values of the positions below ``filled``. The
+    """State of the block for a sequence: keys and values of the positions below ``filled``. The
     model computed hidden states from position ``begin`` on, and submitted steps up to ``top``."""
 
     slot: int

@@ -264,7 +264,7 @@ class Engine(PrefixCalls, TenantCalls, MemoryCalls):
             self._set_stalled(sequence, False)
 
     def progress(self, request_id: int) -> int:
-        """How many positions of a request are computed or submitted; 0 where it does not run."""
+        """Number of computed or submitted positions of a request; 0 where it does not run."""
         sequence = self._live.get(request_id)
         if sequence is None or not sequence.running:
             return 0

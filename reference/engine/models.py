@@ -45,8 +45,8 @@ class _LoadedModel:
 
 
 def load_with_room(load: Callable[[], Result], make_room: Callable[[], bool]) -> Result:
-    """What ``load`` returns. Where it finds no room, ``make_room`` unloads an idle model and it is
-    called again; the error is raised once that returns False."""
+    """Call ``load`` and return its result. Where it finds no room, ``make_room`` unloads an idle
+    model and it is called again; the error is raised once that returns False."""
     while True:
         try:
             return load()

@@ -53,7 +53,7 @@ class Step(NamedTuple):
 
 
 class Computed(NamedTuple):
-    """What a step did for one sequence: positions ``start`` to ``stop`` - 1, which are the step's
+    """Work of a step for one sequence: positions ``start`` to ``stop`` - 1, which are the step's
     tokens from ``first_token`` on, of ``tokens``, and rows ``first_row`` to ``end_row`` - 1 of its
     output."""
 
@@ -250,7 +250,7 @@ class Pipeline:
     def _counted(
         self, sequences: Items[Sequence], chunks: Items[Chunk], rows: Items[int]
     ) -> list[tuple[Callable[[int, int], None], list[int]]]:
-        """How many tokens a step prefills and decodes for each tenant, drafted ones aside."""
+        """Tokens that a step prefills and decodes for each tenant, without drafted ones."""
         counts: defaultdict[int, list[int]] = defaultdict(lambda: [0, 0])
         for sequence, (_, start, tokens), requested in zip(sequences, chunks, rows, strict=True):
             of_tenant = counts[sequence.tenant]

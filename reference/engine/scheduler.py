@@ -44,7 +44,7 @@ class decodes (see ``prefill_tokens``). Batch work sets no bound."""
 
 @dataclass(slots=True)
 class SchedulerCounts:
-    """How often something happened since the engine began."""
+    """Counts of events since the engine began."""
 
     admitted: int = 0
     preempted: int = 0

@@ -62,7 +62,7 @@ class SlotManager:
         )
 
     def quantum_of(self, sequence: Sequence) -> int:
-        """How many positions a sequence that is admitted now must compute to make progress."""
+        """Number of positions that a sequence admitted now must compute to make progress."""
         known = sequence.tokens[: sequence.known]
         begun = self.memory.match(sequence.scope, known, sequence.cacheable)
         return goal(sequence.reached, begun, sequence.end)

@@ -124,8 +124,8 @@ class KvMemory:
         return self._usable(self._trees.find(scope, tokens, most))
 
     def match(self, scope: Hashable, tokens: NDArray[np.int32], most: int) -> int:
-        """How many of the first ``most`` tokens are cached in ``scope``: what ``adopt`` finds if
-        there is room. ``tokens`` is int32[n]. Changes nothing."""
+        """Return how many of the first ``most`` tokens are cached in ``scope``: what ``adopt``
+        finds if there is room. ``tokens`` is int32[n]. Changes nothing."""
         path = self.path(scope, tokens, most)
         known = len(path) * PAGE_TOKENS
         return most if self._half_used(scope, path, tokens, most) else known

@@ -40,8 +40,8 @@ def check_trees(
 def check_holders(
     pool: PagePool, pages: int, holders: Iterable[tuple[int, Sequence[int]]] | None
 ) -> int:
-    """How many of ``pages`` pages are held. Raise AssertionError where ``holders``, (tenant, pages)
-    of every sequence, are not those that the pages count."""
+    """Return how many of ``pages`` pages are held. Raise AssertionError where ``holders``, (tenant,
+    pages) of every sequence, are not those that the pages count."""
     expected: dict[int, list[int]] = {}
     for tenant, own in holders or ():
         for page in own:

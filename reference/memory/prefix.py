@@ -87,7 +87,7 @@ UNWATCHED = TreeWatch()
 
 @dataclass(frozen=True, slots=True)
 class PathEnd:
-    """How far a sequence was published: its first ``pages`` pages, the last of which is
+    """Extent to which a sequence is published: its first ``pages`` pages, the last of which is
     ``node``."""
 
     node: Node

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 
 
 class Reservations:
-    """How many of ``total`` pages are reserved for each tenant. No other tenant can take the
-    reserved pages that a tenant does not hold yet. A reservation takes no page from a present
+    """Numbers of pages, of ``total``, that are reserved for each tenant. No other tenant can take
+    the reserved pages that a tenant does not hold yet. A reservation takes no page from a present
     holder."""
 
     def __init__(self, total: int) -> None:

@@ -1,4 +1,4 @@
-"""Which waiting request is admitted next, and which running one makes room: by class, dominant
+"""Choose the next request to admit and the running one to preempt: by class, dominant
 share and age."""
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ RETRY_SECONDS_MIN = 1.0
 
 
 class WaitingRequest(NamedTuple):
-    """What this policy knows of a waiting request. ``order`` numbers requests by arrival and never
+    """A waiting request as this policy sees it. ``order`` numbers requests by arrival and never
     changes. ``since`` is when it began to wait: for a preempted request that had made progress,
     when it was preempted. ``pages`` are what it needs to begin, ``qos`` is the class it asks
     for."""
@@ -195,7 +195,7 @@ class WaitQueue:
         return self.tenant_aged(tenant) or self.line_aged_since(tenant, qos) is not None
 
     def line_aged_since(self, tenant: int, qos: QosClass | None = None) -> float | None:
-        """When an aged line began to wait without a slot; None where it is not aged."""
+        """Time at which an aged line began to wait without a slot; None where it is not aged."""
         group = self._groups.get(tenant)
         line = None if group is None else group.lines.get(qos)
         return None if line is None else self._line_aged_since(tenant, qos, line)
@@ -206,7 +206,7 @@ class WaitQueue:
         return group is not None and self._tenant_aged_since(tenant, group) is not None
 
     def _tenant_aged_since(self, tenant: int, group: _Group) -> float | None:
-        """When an aged tenant began to wait without a slot; None where it is not aged."""
+        """Time at which an aged tenant began to wait without a slot; None where it is not aged."""
         return self._since(self._tenants.idle_since(tenant), group.since)
 
     def _line_aged_since(self, tenant: int, qos: QosClass | None, line: _Line) -> float | None:
@@ -275,7 +275,7 @@ class WaitQueue:
 
 
 class RunningRequest(NamedTuple):
-    """What this policy knows of a running request, of class ``qos``, that holds ``slot`` and
+    """A running request as this policy sees it, of class ``qos``, that holds ``slot`` and
     ``pages`` pages. A ``protected`` one had waited too long and has not made progress yet."""
 
     order: int

@@ -1,4 +1,4 @@
-"""How much prefill the next step carries: a pure function of the running sequences and of what
+"""Number of prefill tokens of the next step: a pure function of the running sequences and of what
 steps cost.
 
 Each sequence that still reads its prompt counts as one token, as if it decoded already; the tokens

@@ -1,4 +1,4 @@
-"""How long a step takes, learned from earlier steps, and how many tokens fit a given time."""
+"""Predict the time of a step from earlier steps, and the number of tokens that fit a given time."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ CHOICES = (*range(1, 256), *(int(2 ** (sixteenths / 16)) for sixteenths in range
 
 
 class Load(NamedTuple):
-    """What a step computes: query ``tokens``, and the sum of the positions that each of them
+    """The work of a step: query ``tokens``, and the sum of the positions that each of them
     attends to."""
 
     tokens: int

@@ -1,4 +1,4 @@
-"""How many tokens to draft for a sequence: as many as make it fastest, and none where that loses.
+"""Choose the number of tokens to draft: the number that is fastest, and none where drafts lose.
 
 A round makes drafts and computes the step that verifies them. With a part p of all drafts right, k
 of them yield 1 + p + ... + p^k tokens on average. Rounds are measured as a whole and compared with
@@ -45,12 +45,12 @@ MEASURED = 3
 """The median of so many rounds or steps counts as measured; at most three times as many are
 remembered."""
 UNKNOWN_COST = 1.2
-"""How many times as long as a plain step a round takes until one was measured."""
+"""Assumed time of a round over that of a plain step, until one was measured."""
 MORE_COST = 0.5
 """Which part of the time of a measured draft each one takes that makes the round longer than any
 measured one."""
 REHEARSED_COST = 2.0
-"""How many plain steps a rehearsed round is taken to last until one was measured."""
+"""Assumed time of a rehearsed round in plain steps, until one was measured."""
 REHEARSED_STEPS = {False: 24.0, True: 1.0}
 """How many plain steps rehearsed rounds must save before drafts begin, for each sequence that runs,
 by whether rounds were measured: the first one of each size is lowered or compiled."""
@@ -65,7 +65,7 @@ GIVEN_UP = 3
 
 @dataclass(slots=True)
 class AcceptedTokens:
-    """What the rounds of one sequence yield. ``right`` of ``compared`` drafts were right; old ones
+    """Yield of the rounds of one sequence. ``right`` of ``compared`` drafts were right; old ones
     count less. ``forbidden``: a mask forbade the draft behind those of the latest round. ``rounds``
     followed each other without a plain step and gained ``balance`` seconds. ``failed`` trials in a
     row gained nothing or were not begun. The policy is not asked about the sequence before token

@@ -1,4 +1,4 @@
-"""Which tokens the next step computes: a pure function of the sequences and the limits.
+"""Choose the tokens that the next step computes: a pure function of the sequences and the limits.
 
 Decode tokens come first and are never delayed by prefill; prefill fills what is left of the
 step's token budget, oldest sequence first. The order of a step's tokens changes no bit of any

@@ -1,4 +1,4 @@
-"""How many positions an aged request computes in a slot before it can lose the slot again.
+"""The number of positions that an aged request computes before it can lose its slot again.
 
 When a request loses its slot its pages may be evicted while it waits, and are computed again. So a
 request that waited too long keeps its slot until it has computed more positions than ever before,

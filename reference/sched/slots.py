@@ -120,7 +120,7 @@ class SlotTable:
         ]
 
     def _length(self, slot: int) -> int:
-        """How many tokens of a slot's sequence can be computed now."""
+        """Number of tokens of a slot's sequence that can be computed now."""
         computed, known, cut = self.computed[slot], self.known[slot], self.cut[slot]
         if self.stalled[slot]:
             return computed
@@ -138,7 +138,7 @@ class SlotTable:
         return sampling
 
     def missing_pages(self, chunks: Iterable[Chunk]) -> list[int]:
-        """How many more pages each chunk's sequence needs for the chunk."""
+        """Number of pages that each chunk's sequence lacks for the chunk."""
         held = self.page_count
         needed = [-(-(start + count) // PAGE_TOKENS) - held[slot] for slot, start, count in chunks]
         return needed if min(needed, default=0) >= 0 else [max(0, pages) for pages in needed]

@@ -1,4 +1,4 @@
-"""How much longer or shorter steps of each number of tokens take than a straight line says.
+"""Measured time of a step by its number of tokens, over what a straight line predicts.
 
 Kernels compute tokens in tiles, and a shape bucket has kernels of its own: 33 tokens can cost a
 third more than 32, and 17 as much as 24. What is learned is stored as factors of the line, so that
@@ -151,5 +151,5 @@ def _rising(heights: list[float], weights: list[float]) -> list[float]:
 
 
 def _width(tokens: int) -> int:
-    """How many numbers of tokens share a point."""
+    """Width of a point: how many numbers of tokens it stands for."""
     return 1 << max(0, tokens.bit_length() - 4) if tokens > SINGLE_TOKENS else 1

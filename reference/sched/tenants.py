@@ -25,7 +25,7 @@ slot that is left over goes round."""
 
 
 class Usage(NamedTuple):
-    """What a tenant uses: ``slots`` and ``pages`` held now, ``live`` requests waiting or running,
+    """Usage of a tenant: ``slots`` and ``pages`` held now, ``live`` requests waiting or running,
     and tokens a second over the window."""
 
     slots: int
@@ -268,7 +268,7 @@ class Tenants:
         account.decoded.add(now, decoded)
 
     def usage(self, id: int) -> Usage:
-        """What the tenant uses now."""
+        """Current usage of the tenant."""
         account, now = self._account(id), self._clock()
         decoded = account.decoded.per_second(now)
         prefilled = account.prefilled.per_second(now)

@@ -36,7 +36,7 @@ AIMS = (
 
 @dataclass(frozen=True, slots=True)
 class ServerBench:
-    """What to measure: a ``load``, ``repeat`` times, on the server at ``url``, or on one of this
+    """A measurement: a ``load``, ``repeat`` times, on the server at ``url``, or on one of this
     project started from ``setup``; with ``peer`` also on the peer's server, in turn; with
     ``overhead`` the cost of HTTP."""
 

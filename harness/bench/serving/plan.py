@@ -30,7 +30,7 @@ Tokens = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class ServingPlan(BenchmarkPlan):
-    """What to measure. ``prompt_tokens`` and ``decode_tokens`` are per sequence when several decode
+    """A measurement. ``prompt_tokens`` and ``decode_tokens`` are per sequence when several decode
     together; other measurements derive their sizes from them. ``host_steps`` 0 skips the host's
     cost."""
 

@@ -1,4 +1,4 @@
-"""Which dialect a model speaks: how it writes thoughts and calls of tools.
+"""Find the dialect of a model: the form of its thoughts and tool calls.
 
 Read off its chat template, which shows the model what earlier turns looked like.
 """

@@ -1,4 +1,4 @@
-"""How a model writes its reasoning and its tool calls."""
+"""The form in which a model writes its reasoning and its tool calls."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class Reasoning:
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """How one model writes reasoning and tool calls. ``markers`` maps the marks that are control
-    tokens to their ids; all other marks are written as text."""
+    """The form in which one model writes reasoning and tool calls. ``markers`` maps the marks that
+    are control tokens to their ids; all other marks are written as text."""
 
     calls: CallSyntax | None = None
     reasoning: Reasoning | None = None

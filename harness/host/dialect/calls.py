@@ -59,7 +59,7 @@ class Marks:
 
 @dataclass(frozen=True)
 class CallSyntax(ABC):
-    """How a family of models writes tool calls: ``begin``, then a body that ``parse`` reads, then
+    """Form of tool calls of a family of models: ``begin``, then a body that ``parse`` reads, then
     ``end``. Without ``end`` a call reaches to the end of the text."""
 
     begin: str

@@ -122,7 +122,7 @@ class _PythonReader(ValueReader):
 
 
 def _string_end(text: str, start: int) -> int:
-    """Where the quote is that ends the string that begins with the one at ``start``; -1 for
+    """Index of the quote that ends the string of the quote at ``start``; -1 for
     nowhere."""
     quote, at = text[start], start + 1
     while at < len(text):

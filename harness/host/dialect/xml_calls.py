@@ -34,7 +34,7 @@ LONGEST_HEAD = 256
 """Characters before the end of a call's first tag; a text with more is no call."""
 PARAMETER_NAME = re.compile(r"[^<>\s\x00-\x1f]([^<>\n\x00-\x1f]{0,126}[^<>\s\x00-\x1f])?")
 PYTHON_WORDS = {"True": True, "False": False, "None": None}
-"""How these models' template writes values that are no text."""
+"""Form in which these models' template writes values that are no text."""
 CLOSING = "\n</parameter>\n"
 
 

@@ -58,7 +58,7 @@ def read_tags(text: str, declared: Set[str] | None, cut: bool = False) -> Tagged
 def _value_end(
     text: str, start: int, given: Set[str], declared: Set[str] | None, cut: bool
 ) -> tuple[int, int]:
-    """Where the value that begins at ``start`` ends, and where the text goes on; -1 for nowhere."""
+    """Indices at which the value from ``start`` ends and the text goes on; -1 for none."""
     depth = 0
     for tag in TAG.finditer(text, start):
         if tag["open"] and not cut:

@@ -42,7 +42,7 @@ PARSER_LIMITS: dict[str, Any] = {
     "max_grammar_size": 500_000,
     "verbose_errors": False,
 }
-"""What a grammar and each of its masks may take: a step some 15 ms at most, the states of the
+"""Limits of a grammar and of each of its masks: a step some 15 ms at most, the states of the
 lexer some 100 MB. Errors must not hold what a user wrote."""
 LONGEST_ERROR = 300
 FORCED_CHARACTERS = 2048
@@ -88,7 +88,7 @@ class TokenMasks:
         self.grammar = grammar
         self.before: tuple[int, ...] = ()
         self.failure: str | None = None
-        """Why the sequence cannot go on; None while it can."""
+        """Reason why the sequence cannot go on; None while it can."""
         self._matcher = matcher
         self._words = words
         self._fresh = fresh
@@ -109,7 +109,7 @@ class TokenMasks:
         self(tokens)
 
     def problem_after(self, tokens: list[int]) -> str | None:
-        """Why no token can follow ``tokens``; None where one can."""
+        """Reason why no token can follow ``tokens``; None where one can."""
         if self.failure is None:
             with suppress(GrammarBroke):
                 self(tokens)

@@ -1,4 +1,4 @@
-"""Which JSON schemas can be enforced to the letter. Whatever cannot is refused, never weakened.
+"""JSON schemas that are enforced to the letter. Any other is refused, never weakened.
 
 llguidance makes a grammar of a schema, and refuses many keywords it does not have; others it takes
 and forgets. So every keyword that asks for something has to be one that is known to be enforced.

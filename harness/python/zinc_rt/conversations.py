@@ -32,11 +32,11 @@ class Conversations:
 
     @cached_property
     def dialect(self) -> Dialect:
-        """How the model writes thoughts and calls."""
+        """The dialect in which the model writes thoughts and tool calls."""
         return dialect_of(self._template.text, self._tokenizer, self._template.tool_text)
 
     def plan(self, messages: Sequence[Mapping[str, object]], fields: Mapping[str, Any]) -> ChatPlan:
-        """How a conversation is answered: ``fields`` are those of ``/v1/chat/completions``.
+        """Plan the answer to a conversation: ``fields`` are those of ``/v1/chat/completions``.
 
         Raises RequestError, TemplateError, and ConfigError where the extra is not installed.
         """
@@ -49,7 +49,7 @@ class Conversations:
             return plan_chat(asked, self._template, self.dialect, self._name)
 
     def masks(self, plan: ChatPlan, requests: Sequence[Request]) -> dict[int, TokenMasks]:
-        """Which tokens may come next, for each request of a plan that has a grammar. Raises
+        """Constraints on the next token, for each request of a plan that has a grammar. Raises
         RequestError."""
         with _refusals_as_errors():
             from harness.serve.answer_grammar import masks_of

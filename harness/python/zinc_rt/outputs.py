@@ -198,7 +198,7 @@ class Output:
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Score:
-    """How likely the tokens of text number ``index`` are to the model, or the ``error`` it met.
+    """Log-probabilities of the tokens of text number ``index``, or the ``error`` it met.
 
     For each of ``tokens`` there is a row: ``log_probabilities`` float32[tokens], natural logarithms
     by rule R10 of the model's arithmetic, the same bits on every tier, and NaN before ``start``,
@@ -239,8 +239,8 @@ class Score:
         return perplexity(self.total, max(0, len(self.tokens) - self.start))
 
     def rank(self, position: int) -> int | None:
-        """How many tokens at a position are at least as likely as the one that stands there, 1 for
-        the likeliest; None where it is not among those listed."""
+        """Number of tokens at a position that are at least as likely as the one that stands there,
+        1 for the likeliest; None where it is not among those listed."""
         found = np.flatnonzero(self.top_tokens[position] == self.tokens[position])
         return int(found[0]) + 1 if len(found) else 1 if self.likeliest[position] else None
 

@@ -48,7 +48,7 @@ class Numbers(Mapping[Key, float]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """How a text is continued; the defaults are those of ``zinc-rt run``.
+    """Sampling parameters of a continuation; the defaults are those of ``zinc-rt run``.
 
     ``temperature`` 0 always takes the likeliest token. ``top_k`` 0 or -1, ``top_p`` 1 and ``min_p``
     0 keep every token. The penalties look at the last ``repeat_last_n`` tokens. Completion i of
@@ -123,7 +123,7 @@ class SamplingParams:
 
     @property
     def listed(self) -> int | None:
-        """How many of the likeliest tokens are listed with the log-probability of each token."""
+        """Number of the likeliest tokens that are listed with the log-probability of each token."""
         return self.logprobs if self.log_probabilities is None else self.log_probabilities
 
     def requests(

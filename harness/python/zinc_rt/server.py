@@ -21,7 +21,7 @@ class Server(ContextManager):
         self._owned = owned
         self._drain_seconds = drain_seconds
         self.url: str = running.url
-        """Where it listens, without a path."""
+        """URL at which it listens, without a path."""
 
     def __repr__(self) -> str:
         return f"Server({self.url!r})"

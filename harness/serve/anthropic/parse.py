@@ -39,7 +39,7 @@ client_name = renaming(
         "continue_final_message": "messages",
     }
 )
-"""What this API calls a field of chat completions."""
+"""This API's names of fields of chat completions."""
 SAME = ("model", "max_tokens", "stream", "temperature", "top_p", "top_k", "min_p", "seed")
 CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 EFFORTS = {"max": "xhigh"}

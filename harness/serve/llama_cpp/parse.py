@@ -24,7 +24,7 @@ client_name = renaming(
         "suffix": "input_suffix",
     }
 )
-"""What this API calls a field of completions."""
+"""This API's names of fields of completions."""
 
 
 def completion_of(model: ServedModel, body: LlamaCompletionRequest) -> CompletionRequest:

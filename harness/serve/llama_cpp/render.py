@@ -73,7 +73,7 @@ class LlamaShape:
         return said
 
     def _end(self) -> Json:
-        """How it ended, what was counted, and how long it took."""
+        """Reason of the end, counts and durations."""
         generation = self.answer.generation
         (choice,) = generation.choices
         word = choice.stop_string
@@ -148,7 +148,7 @@ def _rate(what: str, count: int, seconds: float) -> Json:
 
 
 def _at(value: Any, path: str) -> Any:
-    """What is at a path of an object, None for nothing."""
+    """Value at a path of an object, None for nothing."""
     for name in path.split("/"):
         value = value.get(name) if isinstance(value, dict) else None
     return value

@@ -25,7 +25,7 @@ client_name = renaming(
         "continue_final_message": "messages",
     }
 )
-"""What this API calls a field of chat completions."""
+"""This API's names of fields of chat completions."""
 UNSERVED = ("template", "context")
 
 

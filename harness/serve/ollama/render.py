@@ -124,7 +124,7 @@ class OllamaShape:
         return {"model": self.answer.generation.model.name, "created_at": now()}
 
     def _counts(self, finish: str | None) -> Json:
-        """How it ended, what was counted, and how long it took in nanoseconds."""
+        """Reason of the end, counts, and durations in nanoseconds."""
         generation = self.answer.generation
         (choice,) = generation.choices
         prompt_seconds, answer_seconds = generation.seconds_of(choice)

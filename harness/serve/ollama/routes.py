@@ -169,7 +169,7 @@ def _loaded(name: str, said: Json) -> Json:
 
 
 def _progress(pull: Pull) -> Iterator[bytes]:
-    """How far a pull is, as lines; the last one says that it is there, or why not."""
+    """Progress of a pull, as lines; the last one says that it is there, or why not."""
     for state in pull.states():
         if state is None:
             yield b""

@@ -106,7 +106,7 @@ def chain_problems(receipts: Sequence[Receipt]) -> list[str]:
 
 
 def model_problems(receipt: Receipt, model: ServedModel) -> list[str]:
-    """How the model differs from the one that answered."""
+    """Differences between the model and the one that answered."""
     facts, config = receipt.payload.model, model.model.config
     problems = []
     if facts.files != list(model.files):
@@ -195,7 +195,7 @@ def payload_bytes(value: Mapping[str, object]) -> bytes:
 
 
 def request_problems(receipt: Receipt, derived: DerivedRequests) -> list[str]:
-    """How a receipt's prompts and parameters differ from those its request asks for."""
+    """Differences of a receipt's prompts and parameters from those its request asks for."""
     problems = []
     for number, (choice, request) in enumerate(
         zip(receipt.payload.choices, derived.requests, strict=True)

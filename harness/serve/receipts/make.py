@@ -144,7 +144,7 @@ def choice_facts(
 
 
 def sampling_facts(sampling: SamplingParams) -> dict[str, float]:
-    """How tokens are chosen, apart from the seed."""
+    """Sampling parameters, apart from the seed."""
     return {name: value for name, value in asdict(sampling).items() if name != "seed"}
 
 

@@ -41,7 +41,7 @@ OTHER_BITS = "the logits are not those of the receipt"
 
 @dataclass(frozen=True, slots=True)
 class Recomputed:
-    """How many of all steps were computed again, and what differs, None if nothing does."""
+    """Number of steps that were computed again, and the first difference, None if there is none."""
 
     checked: int
     steps: int

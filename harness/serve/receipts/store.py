@@ -123,7 +123,7 @@ class ReceiptStore(Database):
             yield row[0]
 
     def tenants(self) -> dict[int, int]:
-        """How many receipts each tenant has."""
+        """Number of receipts of each tenant."""
         with self._lock:
             rows = self._file.execute("SELECT tenant, COUNT(*) FROM receipts GROUP BY tenant")
             return dict(rows.fetchall())

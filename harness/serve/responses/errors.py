@@ -13,7 +13,7 @@ response_name = renaming(
         "max_tokens": "max_output_tokens",
     }
 )
-"""What this API calls a field of chat completions."""
+"""This API's names of fields of chat completions."""
 
 
 def not_found(id: str, param: str | None = None) -> ApiError:

@@ -73,7 +73,7 @@ class ResponseTextFormat(Struct, forbid_unknown_fields=True, omit_defaults=True)
 
 
 class ResponseText(Struct, forbid_unknown_fields=True):
-    """How text is to be."""
+    """Format of text."""
 
     format: ResponseTextFormat | None = None
 
