@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.long_cases import covering, in_share
+from tests.long_cases import covering, each_value_once, in_share
 
 
 def test_every_value_stays() -> None:
@@ -12,6 +12,16 @@ def test_every_value_stays() -> None:
     assert {value for name in kept for value in cases[name]} == set().union(*cases.values())
     assert 7 <= len(kept) <= 9
     assert covering(dict(reversed(cases.items()))) == kept
+
+
+def test_parameters_that_count() -> None:
+    """All, those that are named, or none."""
+    found = each_value_once("\na/test_b: every some:x,y\na/test_c: one:\n")
+    assert found == {
+        "a/test_b.py::test_every": None,
+        "a/test_b.py::test_some": frozenset({"x", "y"}),
+        "a/test_c.py::test_one": frozenset(),
+    }
 
 
 def test_shares_are_the_whole() -> None:

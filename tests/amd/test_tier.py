@@ -1,9 +1,10 @@
-"""What goes wrong while a tier runs, and what keeps steps apart."""
+"""What goes wrong while a tier runs, what keeps steps apart, and what steps are made of."""
 
 from __future__ import annotations
 
 import errno
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,15 +15,24 @@ from accel.amd.program import checked
 from accel.amd.self_check import ProbeCase, divides
 from accel.amd.sim.fake_kernel import FakeKernel
 from accel.amd.sim.fake_machine import Behaviour
+from accel.amd.steps import SPLIT_TOKENS, buckets_of, step_of
 from accel.amd.tier import AmdTier
 from accel.amd.topology import PAGE
 from accel.kernels.device_probe import Found, samples
 from contract.errors import CodecError, DeviceLost, OutOfMemory, TierUnavailable
 from contract.kernel import GpuTarget
 from contract.opcodes import Opcode
+from contract.shape_key import ShapeKey
+from contract.tier import Tier
 from harness.parity import all_cases, compare, run_barrier
+from reference.cpu.tier import CpuTier
+from reference.engine import Engine, EngineOptions
+from reference.limits import Limits
+from reference.model.open import Model, open_model
+from reference.runner import ModelRunner
 from tests.amd.code import shipped
-from tests.amd.conftest import OpenTier
+from tests.amd.conftest import DRIVERS, OpenTier
+from tests.model_runs import FEW
 from tests.patience import PATIENCE_SECONDS
 
 DEPENDENT = next(case for case in all_cases(1) if case.opcode is Opcode.RMS_NORM_FUSED_MLP_GATE_UP)
@@ -173,3 +183,61 @@ def test_an_error_of_the_system_is_the_contracts(open_amd: OpenTier) -> None:
         compare(tier, DEPENDENT)
     assert type(caught.value).__module__ == "contract.errors"
     kernel.behaviour.errors.clear()
+
+
+LIMITS = Limits(64, 64, 256, step_tokens=128, step_rows=64)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "product", "attention"),
+    [
+        (1, "matmul_row", "flash_attn_part"),
+        (4, "matmul", "flash_attn_part"),
+        (SPLIT_TOKENS, "matmul", "flash_attn_part"),
+        (SPLIT_TOKENS + 1, "matmul_tiles", "flash_attn_batched"),
+    ],
+)
+def test_kernels_by_tokens(
+    tiny_model_path: Path, tokens: int, product: str, attention: str
+) -> None:
+    """Of quantized layers; without matrix instructions packed dots stay."""
+    graph = open_model(tiny_model_path).graph(LIMITS)
+    bucket = ShapeKey(tokens, min(tokens, 64))
+    names = {op.name for op in step_of(graph, bucket, "t1", matrices=True).ops}
+    assert {product, attention} <= names
+    plain = {op.name for op in step_of(graph, bucket, "t1", matrices=False).ops}
+    assert "matmul_tiles" not in plain
+
+
+def test_a_form_for_every_choice() -> None:
+    """So that a step of 16 slots is not one of many tokens."""
+    assert [bucket.tokens for bucket in buckets_of(ShapeKey(128, 64))] == [1, 4, SPLIT_TOKENS, 128]
+    assert [bucket.tokens for bucket in buckets_of(ShapeKey(2, 2))] == [1, 2]
+
+
+@pytest.mark.parametrize("driver", ["amdkfd", pytest.param("user queues", marks=pytest.mark.soak)])
+def test_steps_in_steady_state_make_no_system_call(
+    open_amd: OpenTier, kernel: FakeKernel, tiny_model_path: Path, driver: str
+) -> None:
+    """Decode without the host between the steps is ring writes and doorbells, once every form has
+    been recorded; every launch saw what those before it wrote."""
+    model = open_model(tiny_model_path)
+    with CpuTier() as oracle:
+        expected = tokens(model, oracle, None)
+    assert tokens(model, open_amd(kernel, DRIVERS[driver]), kernel) == expected
+
+
+def tokens(model: Model, tier: Tier, kernel: FakeKernel | None) -> list[list[tuple[int, int]]]:
+    """(request, token) of each event, of the same requests twice; the second time ``kernel`` is
+    not called."""
+    found = []
+    with ModelRunner(model, tier, Limits(2, 32, 8, step_tokens=16, step_rows=4)) as runner:
+        for again in (False, True):
+            calls = kernel.calls.total() if kernel is not None else 0
+            engine = Engine(runner, EngineOptions(steps_ahead=3))
+            for request in FEW:
+                engine.submit(request)
+            found.append([(event.request_id, event.token) for event in engine.run()])
+            if kernel is not None and again:
+                assert kernel.calls.total() == calls
+    return found

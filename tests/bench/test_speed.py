@@ -42,11 +42,7 @@ def bench(synthetic_model: SyntheticModel) -> Iterator[Bench]:
 
 @pytest.mark.parametrize("name", MEASUREMENTS)
 def test_a_ratio_does_not_fall(
-    benchmark: Any,
-    bench: Bench,
-    machine: dict[str, Any],
-    name: str,
-    pytestconfig: pytest.Config,
+    benchmark: Any, bench: Bench, machine: dict[str, Any], name: str, pytestconfig: pytest.Config
 ) -> None:
     if name not in ratios_here(machine):
         machine_lacks(f"{MEASUREMENTS[name][0]} tier to measure")

@@ -32,22 +32,14 @@ def test_check_is_ready_with_a_model(zinc: Zinc, tiny_model: Path) -> None:
     assert f"set    model = {tiny_model} (flag --model)" in result.out
 
 
-SIZES: tuple[tuple[object, ...], ...] = (
-    (),
-    ("--context", 64),
-    ("--chunk", 3, "--kv-dtype", "f32"),
-)
+SIZES: tuple[tuple[object, ...], ...] = ((), ("--context", 64), ("--chunk", 3, "--kv-dtype", "f32"))
 PLANNED = [(tier, words) for tier in TIERS for words in (SIZES[-1:] if tier == "vulkan" else SIZES)]
 """One size where a processor plays a graphics card, which takes its time."""
 
 
 @pytest.mark.parametrize(("tier", "words"), PLANNED)
 def test_check_plans_what_run_takes(
-    zinc: Zinc,
-    tiny_model: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    tier: str,
-    words: tuple[object],
+    zinc: Zinc, tiny_model: Path, monkeypatch: pytest.MonkeyPatch, tier: str, words: tuple[object]
 ) -> None:
     """The very plan: all of a budget of so many bytes, and a byte less is too little for both."""
     need_device(partial(open_tier, tier)).close()

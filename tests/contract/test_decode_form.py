@@ -69,10 +69,7 @@ def test_packet_tiers_execute_the_same_operations(
 def test_the_cpu_tier_lowers_it() -> None:
     """The tier of definitions executes the graph as it was written: it is the oracle."""
     graph = decoder()
-    for definitions_only, opcode in (
-        (False, Opcode.FLASH_ATTN),
-        (True, Opcode.FLASH_ATTN_BATCHED),
-    ):
+    for definitions_only, opcode in ((False, Opcode.FLASH_ATTN), (True, Opcode.FLASH_ATTN_BATCHED)):
         with CpuTier(1, definitions_only=definitions_only) as tier:
             kept = [
                 decl

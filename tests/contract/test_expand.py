@@ -37,11 +37,7 @@ class WrittenOut(CpuTier):
         self._expansion = expansion
 
     def lower(
-        self,
-        graph: Graph,
-        buffers: Mapping[str, CpuBuffer],
-        bucket: ShapeKey,
-        inputs: InputLayout,
+        self, graph: Graph, buffers: Mapping[str, CpuBuffer], bucket: ShapeKey, inputs: InputLayout
     ) -> CpuBatch:
         return super().lower(self._expansion(graph), buffers, bucket, inputs)
 
@@ -118,12 +114,7 @@ def test_parts_take_no_name_that_the_graph_has() -> None:
     }
     weight = b.buffer("n", BufferKind.WEIGHT, F32, (8,))
     b.emit(
-        Opcode.RMS_NORM_FUSED_MLP_GATE_UP,
-        "fused",
-        x=x,
-        norm_weight=weight,
-        eps=1e-5,
-        **matrices,
+        Opcode.RMS_NORM_FUSED_MLP_GATE_UP, "fused", x=x, norm_weight=weight, eps=1e-5, **matrices
     )
     parts = expand(b.build())
     verify(parts)

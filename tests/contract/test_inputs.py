@@ -9,14 +9,7 @@ from hypothesis import strategies as st
 
 from contract.dtypes import F32, I32
 from contract.ir.graph import BufferKind, Graph, GraphBuilder
-from contract.ir.inputs import (
-    STEP_BUFFER,
-    InputCopy,
-    InputRows,
-    input_layout,
-    pack_inputs,
-    step_of,
-)
+from contract.ir.inputs import STEP_BUFFER, InputCopy, InputRows, input_layout, pack_inputs, step_of
 from contract.ir.scratch import ALIGNMENT, buffer_bytes
 from contract.opcodes import Opcode
 from contract.records import STEP

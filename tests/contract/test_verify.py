@@ -16,16 +16,7 @@ from contract.opcodes import Opcode
 from contract.ops import TABLE
 from contract.spec import MAX_BINDINGS, Dim, Scalar, Stage
 from tests.contract.graphs import decoder
-from tests.contract.small_graphs import (
-    INPUT,
-    OUT,
-    K,
-    add,
-    buffer,
-    graph,
-    rejected,
-    scale,
-)
+from tests.contract.small_graphs import INPUT, OUT, K, add, buffer, graph, rejected, scale
 
 
 def test_a_good_graph_passes() -> None:

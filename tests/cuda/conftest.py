@@ -12,6 +12,7 @@ from accel.cuda import upload
 from accel.cuda.program import Compiler
 from accel.cuda.runtime import Choices
 from accel.cuda.tier import CudaTier
+from tests.cuda.emulator import keep_kernels
 from tests.cuda.fake_driver import FakeDriver
 from tests.cuda.fake_nvrtc import FakeNvrtc
 
@@ -53,6 +54,8 @@ def tier(open_cuda: OpenTier) -> CudaTier:
 
 
 @pytest.fixture(scope="session")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where emulated kernels are built: once for all tests."""
-    return tmp_path_factory.mktemp("emulated")
+def folder(tmp_path_factory: pytest.TempPathFactory, kernel_cache: Path) -> Path:
+    """A folder for models, with the emulated kernels, which are built once for all tests."""
+    folder = tmp_path_factory.mktemp("emulated")
+    keep_kernels(folder, kernel_cache)
+    return folder

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import os
 import re
 import shutil
 import subprocess
 import sys
+import tempfile
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +24,8 @@ LINUX = sys.platform == "linux"
 # Most of linking is reading what libraries of the system define, of which kernels use little.
 LINKED = ("-shared", "-nodefaultlibs") if LINUX else ("-shared",)
 LIBRARIES = ("libstdc++.so.6", "libm.so.6") if LINUX else ()
+BUILT = "kernels"
+"""The folder of a test's folder that kernels are built into."""
 MOST_TURNS = 20000
 """Turns of blocks after which a launch is taken to wait forever."""
 ENTRY = re.compile(
@@ -59,23 +64,37 @@ class Emulated:
         return bool(run(*numbers, *map(ctypes.c_uint64, arguments)))
 
 
-def emulate(source: Source, folder: Path) -> Emulated:
-    """The kernels of ``source``, built into ``folder`` once."""
+def keep_kernels(folder: Path, cache: Path) -> None:
+    """Have the kernels of tests in ``folder`` built in ``cache``, for other processes and runs too:
+    under a name that changes with the emulator and with the compiler."""
     compiler = shutil.which("g++")
     if compiler is None:
-        missing("there is no g++", "apt install g++")
-        raise AssertionError
+        return
+    version = subprocess.run([compiler, "--version"], capture_output=True, check=True)
+    texts = [path.read_bytes() for path in sorted(EMULATOR.parent.glob("*_emulator.*"))]
+    parts = (version.stdout, repr((OPTIONS, LINKED)).encode(), *texts)
+    kept = cache / f"emulated-{hashlib.sha256(b'|'.join(parts)).hexdigest()[:20]}"
+    kept.mkdir(parents=True, exist_ok=True)
+    (folder / BUILT).symlink_to(kept, target_is_directory=True)
+
+
+def emulate(source: Source, folder: Path) -> Emulated:
+    """The kernels of ``source``, built once."""
+    compiler = shutil.which("g++") or missing("there is no g++", "apt install g++")
+    folder = folder / BUILT
+    folder.mkdir(exist_ok=True)
     # Behind the headers of the system, which have other uses for such names.
     macros = "".join(f"#define {name} {value}\n" for name, value in source.macros)
     text = f'#include "{EMULATOR.name}"\n' + macros + source.text + _runners(source.text)
     name = hashlib.sha256(text.encode()).hexdigest()[:20]
     library = folder / f"{name}.so"
     if not library.exists():
-        code = folder / f"{name}.cpp"
-        code.write_text(text, encoding="utf-8")
         once = _compiled_once(compiler, folder)
+        code = folder / f"{name}-{os.getpid()}.cpp"
+        code.write_text(text, encoding="utf-8")
         blocks = str(once / BLOCKS.with_suffix(".o").name)
         _compile(compiler, *LINKED, f"-I{once}", str(code), blocks, to=library)
+        code.unlink()
     for needed in LIBRARIES:
         ctypes.CDLL(needed, ctypes.RTLD_GLOBAL)
     return Emulated(ctypes.CDLL(str(library)))
@@ -85,22 +104,28 @@ def _compiled_once(compiler: str, folder: Path) -> Path:
     """Where ``warp_emulator.h`` is found as the compiler keeps it, and what runs blocks: parsed and
     compiled once for all kernels."""
     once = folder / "once"
-    header, blocks = once / EMULATOR.name, once / BLOCKS.with_suffix(".o").name
-    if not header.exists():
-        once.mkdir()
+    if once.exists():
+        return once
+    with tempfile.TemporaryDirectory(dir=folder) as parent:
+        made = Path(parent, once.name)
+        made.mkdir()
         # What kernels call the most; options behind others count.
+        blocks = made / BLOCKS.with_suffix(".o").name
         _compile(compiler, "-O3", "-c", str(BLOCKS), to=blocks)
         for one in EMULATOR.parent.glob("*_emulator.h"):
-            shutil.copy(one, once)
+            shutil.copy(one, made)
+        header = made / EMULATOR.name
         _compile(
             compiler, "-x", "c++-header", str(header), to=header.with_name(f"{header.name}.gch")
         )
+        with suppress(OSError):  # another process was first
+            made.rename(once)
     return once
 
 
 def _compile(compiler: str, *words: str, to: Path) -> None:
-    # Nobody finds half of it where a compiler was stopped.
-    part = to.with_name(f"{to.name}.part")
+    # Nobody finds half of it where a compiler was stopped, or where another process builds it.
+    part = to.with_name(f"{to.name}.{os.getpid()}")
     command = [compiler, *OPTIONS, *words, "-o", str(part)]
     built = subprocess.run(command, capture_output=True, text=True)
     assert built.returncode == 0, built.stderr[:4000]

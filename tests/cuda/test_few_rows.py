@@ -29,7 +29,7 @@ LARGEST = ShapeKey(512 + SLOTS, SLOTS)
 @pytest.mark.parametrize(
     ("name", "quant"),
     [
-        ("super", "q4_k_m"),
+        pytest.param("super", "q4_k_m", marks=pytest.mark.long),
         *(
             pytest.param(name, "q8_0", marks=pytest.mark.soak)
             for name in ("llama", "gemma3", "qwen3moe", "qwen35moe")

@@ -17,11 +17,7 @@ SAMPLES = 200_000
 
 ULP_BOUNDS: dict[str, float] = {"exp": 1.0, "log": 1.0, "sigmoid": 2.5, "silu": 2.5}
 """Largest error in units of the last place of the exact value, where |x| < 87."""
-ABSOLUTE_BOUNDS: dict[str, float] = {
-    "softplus": 4.8e-7,
-    "tanh": 3.0 * 2.0**-24,
-    "gelu": 4.4e-7,
-}
+ABSOLUTE_BOUNDS: dict[str, float] = {"softplus": 4.8e-7, "tanh": 3.0 * 2.0**-24, "gelu": 4.4e-7}
 """Largest absolute error of the functions that cancel; gelu over |x| <= 6."""
 
 
@@ -143,13 +139,7 @@ def _scalar_exp(x: np.float32) -> np.float32:
     r = f(x - f(n * f(0.693359375)))
     r = f(r - f(n * f(-2.12194440e-4)))
     y = f(1.9875691500e-4)
-    for c in (
-        1.3981999507e-3,
-        8.3334519073e-3,
-        4.1665795894e-2,
-        1.6666665459e-1,
-        5.0000001201e-1,
-    ):
+    for c in (1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1):
         y = f(f(y * r) + f(c))
     y = f(f(y * f(r * r)) + r)
     y = f(y + f(1.0))

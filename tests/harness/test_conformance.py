@@ -49,9 +49,7 @@ WAIVER = '[[waiver]]\ncase = "{case}"\ndevice = "{device}"\nreason = "known erra
 
 Members = dict[str, bytes]
 many_damages = settings(
-    max_examples=60,
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 
 

@@ -15,13 +15,7 @@ from contract.errors import ExecutionError
 from harness.bench.__main__ import main
 from harness.bench.engines import PEER
 from harness.bench.serving import alone, concurrent, host
-from harness.bench.serving.alone import (
-    Edited,
-    edit_text,
-    edited_twice,
-    editing_prompt,
-    replay_chat,
-)
+from harness.bench.serving.alone import Edited, edit_text, edited_twice, editing_prompt, replay_chat
 from harness.bench.serving.host import idle_runner, measure_host, smallest_model
 from harness.bench.serving.measure import TARGETS, judged, run_serving
 from harness.bench.serving.plan import SEQUENCES, ServingPlan, serving_runner

@@ -341,9 +341,7 @@ def loads(
         cancels=draw(st.dictionaries(st.sampled_from(ids), st.integers(1, 16), max_size=2)),
         stalls=draw(
             st.dictionaries(
-                st.sampled_from(ids),
-                st.tuples(st.integers(1, 8), st.integers(9, 16)),
-                max_size=2,
+                st.sampled_from(ids), st.tuples(st.integers(1, 8), st.integers(9, 16)), max_size=2
             )
         ),
         batch=draw(st.frozensets(st.sampled_from(ids))),

@@ -94,11 +94,7 @@ def marks_of(model: str, tier: str) -> list[pytest.MarkDecorator]:
 
 
 RUNS = [
-    pytest.param(
-        (model, tier),
-        id=f"{model} on {tier}",
-        marks=marks_of(model, tier),
-    )
+    pytest.param((model, tier), id=f"{model} on {tier}", marks=marks_of(model, tier))
     for model in MODELS
     for tier in TIERS
     if model in {"native": MODELS, "vulkan": ON_VULKAN}.get(tier, ON_EVERY_TIER)

@@ -87,9 +87,7 @@ def test_crowd_at_every_width(synthetic_model: SyntheticModel, tier: str, quant:
     prove_width_invariance(path, WIDTHS, {"quick": quick_tier, "cpu": CpuTier}[tier])
 
 
-def test_control_kernel_that_falls_back_above_eight_rows(
-    synthetic_model: SyntheticModel,
-) -> None:
+def test_control_kernel_that_falls_back_above_eight_rows(synthetic_model: SyntheticModel) -> None:
     """Negative control: another kernel for larger batches is noticed, at 16 and not at 8."""
     path = synthetic_model(architecture="qwen3", quant="f32", vocab=VOCAB)
     with pytest.raises(AssertionError, match="logits of request"):

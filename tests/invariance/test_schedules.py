@@ -60,12 +60,7 @@ FEWER = settings(PROOF, max_examples=2)
 """Where the bench is emulated."""
 LONG = settings(PROOF, max_examples=200, derandomize=False)
 """Others every time."""
-CONTROL = settings(
-    PROOF,
-    max_examples=40,
-    phases=[Phase.generate],
-    report_multiple_bugs=False,
-)
+CONTROL = settings(PROOF, max_examples=40, phases=[Phase.generate], report_multiple_bugs=False)
 
 
 ON_EVERY_TIER = ("llama q4_k_m, f16 cache", "qwen3 f16, f16 cache", "llama q6_k, q8_0 cache")

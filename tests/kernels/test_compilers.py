@@ -7,13 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from accel.kernels.source import (
-    Language,
-    Module,
-    Traits,
-    module_source,
-    modules,
-)
+from accel.kernels.source import Language, Module, Traits, module_source, modules
 from accel.vulkan.compiler import VALIDATOR, run
 from tests.kernels.glslang import Rejected, glslang
 from tests.needs import missing, need_module
@@ -48,11 +42,7 @@ def marks_of(module: Module, architecture: str) -> list[pytest.MarkDecorator]:
 
 
 BUILT = [
-    pytest.param(
-        module,
-        architecture,
-        marks=marks_of(module, architecture),
-    )
+    pytest.param(module, architecture, marks=marks_of(module, architecture))
     for module, architecture in (
         *((module, NEWEST) for module in MODULES),
         *((module, OLDEST) for module in ONE_OF_EACH),

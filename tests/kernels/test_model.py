@@ -31,10 +31,7 @@ GREEDY = tuple(Request(one.id, one.prompt, 3, ignore_end=True) for one in SHORT[
     ],
 )
 def test_a_model_gives_the_same_bits(
-    synthetic_model: SyntheticModel,
-    kernel_cache: Path,
-    shared: bool,
-    requests: tuple[Request, ...],
+    synthetic_model: SyntheticModel, kernel_cache: Path, shared: bool, requests: tuple[Request, ...]
 ) -> None:
     """Prompts in chunks, decode, sampling of every sort, in a format that has few kernels."""
     model = open_model(synthetic_model(quant="q8_0"))

@@ -71,7 +71,7 @@ OTHERS = [
     ),
     on("metal-simulated", "integers", {"traits": INTEGERS}, METAL_INTEGER_CASES),
     on("metal-simulated", "before-macos-15", {"math_mode": False}, METAL_CASES[::8]),
-    on("gfx1201", "user-queues", {"driver": "t2"}, SMALL_CASES[::3]),
+    on("gfx1201", "user-queues", {"driver": "t2"}, SMALL_CASES[::3], marks=(pytest.mark.long,)),
     on("gfx1201", "integers", {"native": False}, SMALL_CASES[::4], marks=(pytest.mark.long,)),
     on("gfx1100", "integers", {"native": False}, SMALL_CASES[::12]),
 ]  # fmt: skip

@@ -97,10 +97,7 @@ def test_pages_and_states_are_told_apart_by_the_ops_that_update_them(
 ) -> None:
     """A token takes keys and values of both widths, a slot one convolution state."""
     plan = planned(limits_of(100, slots=3, kv_dtype=dtype))
-    assert state_buffers(hybrid(limits_of(100))) == (
-        {"state.kv[0]", "state.kv[1]"},
-        {"state.conv"},
-    )
+    assert state_buffers(hybrid(limits_of(100))) == ({"state.kv[0]", "state.kv[1]"}, {"state.conv"})
     assert plan.pages == 3 * 7
     assert plan.kv_per_token == 2 * row
     assert plan.kv == plan.pages * 16 * plan.kv_per_token
@@ -192,10 +189,7 @@ def test_the_longest_context_meets_the_budget(
 
 
 @settings(deadline=None)
-@given(
-    budget=st.integers(0, 20_000),
-    steps=st.lists(st.integers(0, 900), min_size=40, max_size=40),
-)
+@given(budget=st.integers(0, 20_000), steps=st.lists(st.integers(0, 900), min_size=40, max_size=40))
 def test_uneven_growth_does_not_mislead_the_search(budget: int, steps: list[int]) -> None:
     """Memory that grows in jumps, as when buffers are aligned."""
     totals = [sum(steps[: count + 1]) for count in range(40)]

@@ -22,13 +22,7 @@ from reference.cpu.tier import CpuTier
 from reference.memory.recurrent import RecurrentMemory, recurrent_buffers
 from tests.contract.graphs import decoder
 from tests.late_tier import LateTier
-from tests.memory.recurrent_layers import (
-    STATE_SLOTS,
-    VOCABULARY,
-    Layers,
-    graph,
-    uninterrupted,
-)
+from tests.memory.recurrent_layers import STATE_SLOTS, VOCABULARY, Layers, graph, uninterrupted
 from tests.needs import need_device
 from tests.opencl_parts import SOME, holding
 
@@ -62,10 +56,7 @@ WAYS = [*TIERS, "late", "opencl-banked", "vulkan-own"]
 @contextmanager
 def open_way(way: str) -> Iterator[Tier]:
     """One of ``WAYS``, as long as it is used: its programs are made by steps."""
-    with (
-        holding(SOME, way == "opencl-banked"),
-        need_device(partial(_open, way)) as opened,
-    ):
+    with holding(SOME, way == "opencl-banked"), need_device(partial(_open, way)) as opened:
         yield opened
 
 

@@ -122,10 +122,7 @@ BROKEN: dict[str, tuple[dict[str, Any], str]] = {
     "transposed": (
         {
             "changed": lambda name: False,
-            "more": {
-                "blk.0.attn_q.weight.lora_a": (64, 4),
-                "blk.0.attn_q.weight.lora_b": (4, 64),
-            },
+            "more": {"blk.0.attn_q.weight.lora_a": (64, 4), "blk.0.attn_q.weight.lora_b": (4, 64)},
         },
         "tensor blk.0.attn_q.weight.lora_a: has shape [64, 4]",
     ),

@@ -13,11 +13,7 @@ from jinja2 import TemplateError as JinjaError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from contract.errors import RequestError, TemplateError
-from reference.model.chat_template import (
-    ChatTemplate,
-    encode_chat,
-    load_chat_template,
-)
+from reference.model.chat_template import ChatTemplate, encode_chat, load_chat_template
 from reference.model.template_text import Text, concat, literal, trusted_characters
 from reference.model.tokenizer import Tokenizer, TokenKind, load_tokenizer
 from tests.model.rendering import TURNS, render

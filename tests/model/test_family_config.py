@@ -285,9 +285,7 @@ def no_widths(file: FamilyFile) -> FamilyFile:
         ),
         (
             lambda: family_file(
-                "gemma4",
-                attention__shared_kv_layers=2,
-                attention__head_count_kv=[2, 1, 2, 2],
+                "gemma4", attention__shared_kv_layers=2, attention__head_count_kv=[2, 1, 2, 2]
             ),
             "attention.head_count_kv",
             "is 2 in layer 3, which reads the keys of layer 1 with 1",

@@ -118,11 +118,7 @@ def test_published_vocabulary() -> None:
 
 @pytest.mark.parametrize(
     ("name", "tokens", "merges"),
-    [
-        ("llama-bpe", 128256, 280147),
-        ("qwen35", 151936, 151387),
-        ("gemma-4", 262144, 514906),
-    ],
+    [("llama-bpe", 128256, 280147), ("qwen35", 151936, 151387), ("gemma-4", 262144, 514906)],
 )
 def test_large_published_vocabulary(name: str, tokens: int, merges: int) -> None:
     """Too slow for the package to read: sizes, and every string is where the file has it."""

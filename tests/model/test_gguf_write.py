@@ -69,9 +69,7 @@ def number_arrays(draw: st.DrawFn) -> np.ndarray:
 
 
 values = st.one_of(
-    scalars(),
-    number_arrays(),
-    st.lists(st.binary(max_size=20), min_size=1, max_size=20),
+    scalars(), number_arrays(), st.lists(st.binary(max_size=20), min_size=1, max_size=20)
 )
 
 

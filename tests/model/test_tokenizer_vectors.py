@@ -13,11 +13,7 @@ from hypothesis import strategies as st
 from reference.model.gguf import open_gguf
 from reference.model.tokenizer import Tokenizer, TokenKind
 from reference.model.tokenizer.pre_tokenizers import PRE_TOKENIZERS
-from tests.model.tokenizer_data import (
-    SHARED_VOCABULARIES,
-    shared_tokenizer,
-    shared_vocabulary_path,
-)
+from tests.model.tokenizer_data import SHARED_VOCABULARIES, shared_tokenizer, shared_vocabulary_path
 
 CASE_SEPARATOR = b"\n__ggml_vocab_test__\n"
 

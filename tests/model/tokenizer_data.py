@@ -27,10 +27,7 @@ def shared_tokenizer(name: str) -> Tokenizer:
 
 
 def byte_level_metadata(
-    merges: list[str],
-    control: list[str],
-    user_defined: list[str] = (),
-    pre: str = "qwen2",
+    merges: list[str], control: list[str], user_defined: list[str] = (), pre: str = "qwen2"
 ) -> dict[str, object]:
     """A ``gpt2`` vocabulary: 256 bytes, the results of ``merges``, then special tokens."""
     merged = [merge.replace(" ", "") for merge in merges]

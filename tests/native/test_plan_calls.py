@@ -48,11 +48,7 @@ STEPS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "a negative position": ("POSITION", "position -1", {"tokens": [(1, 0, -1)]}),
     "a gap": ("POSITION", "continues at position 0, not at 3", {"tokens": [(1, 0, 3)]}),
     "positions that jump": ("POSITION", "after one at 0", {"tokens": [(1, 0, 0), (1, 0, 2)]}),
-    "a slot twice": (
-        "POSITION",
-        "do not follow",
-        {"tokens": [(1, 0, 0), (1, 1, 0), (1, 0, 1)]},
-    ),
+    "a slot twice": ("POSITION", "do not follow", {"tokens": [(1, 0, 0), (1, 1, 0), (1, 0, 1)]}),
     "a row that is not": ("POSITION", "token 1 of 1", {"tokens": [(1, 0, 0)], "rows": [1]}),
     "rows out of order": (
         "POSITION",

@@ -16,16 +16,7 @@ import pytest
 
 from accel.native.plan_file import HEADER, WEIGHTS_HEADER_BYTES
 from accel.native.variants import VARIANTS, machine
-from tests.native.c_plan import (
-    CODES,
-    LAST_TOKEN,
-    CPlan,
-    Refused,
-    changed,
-    compiled,
-    exported,
-    run,
-)
+from tests.native.c_plan import CODES, LAST_TOKEN, CPlan, Refused, changed, compiled, exported, run
 
 
 def weights_of(plan: Path) -> Path:

@@ -230,11 +230,7 @@ def test_an_entry_of_another_build_or_file_is_left_alone(
 
 
 def test_the_folder_is_bounded(
-    model_path: Path,
-    tmp_path: Path,
-    open_one: Open,
-    folder: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    model_path: Path, tmp_path: Path, open_one: Open, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Entries that were used least recently go, the leavings of other processes too."""
     copies = [tmp_path / f"{number}.gguf" for number in range(3)]

@@ -13,10 +13,7 @@ import numpy as np
 import pytest
 
 from accel.native import weight_cache
-from accel.native.weight_cache import (
-    PARTIAL,
-    SYNCED,
-)
+from accel.native.weight_cache import PARTIAL, SYNCED
 from contract.errors import ModelFileError
 from reference.model.open import open_model
 from reference.runner import ModelRunner

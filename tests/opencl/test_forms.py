@@ -84,9 +84,7 @@ def runners(
 
 
 def test_a_step_that_was_planned_is_not_lowered_again(
-    open_opencl: OpenTier,
-    synthetic_model: Callable[..., Path],
-    monkeypatch: pytest.MonkeyPatch,
+    open_opencl: OpenTier, synthetic_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of a model each form is lowered once, by the plan of its memory."""
     lowered: list[tuple[object, ShapeKey]] = []

@@ -13,9 +13,7 @@ from harness.parity.values import KINDS
 from tests.opencl.conftest import OpenTier
 
 SHAPE = OpShape(
-    "plain",
-    {"tokens": 5, "width": 896, "eps": 0.0, "groups": 1},
-    absent=frozenset(("weight",)),
+    "plain", {"tokens": 5, "width": 896, "eps": 0.0, "groups": 1}, absent=frozenset(("weight",))
 )
 
 

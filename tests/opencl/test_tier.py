@@ -26,16 +26,7 @@ from contract.ir.inputs import STEP_BUFFER, input_layout, pack_inputs
 from contract.opcodes import Opcode
 from contract.records import OUTPUT_EVENT
 from contract.shape_key import ShapeKey
-from tests.doubling import (
-    GRAPH,
-    KEY,
-    LAYOUT,
-    NBYTES,
-    STATE,
-    WIDTH,
-    inputs_of,
-    run_doubling,
-)
+from tests.doubling import GRAPH, KEY, LAYOUT, NBYTES, STATE, WIDTH, inputs_of, run_doubling
 from tests.needs import machine_lacks
 from tests.opencl.conftest import OpenTier
 from tests.opencl_parts import SOME, holding

@@ -27,15 +27,7 @@ from reference.exact.rotation import rotated
 from reference.exact.sums import fold_segment, sum_axis
 from reference.ops.flash_attn_batched import Score
 from reference.ops.row_digest import row_digest, span_digests
-from reference.ops.sample import (
-    NO_TOKEN,
-    adjust,
-    biased,
-    forbid,
-    penalized,
-    sample,
-    window,
-)
+from reference.ops.sample import NO_TOKEN, adjust, biased, forbid, penalized, sample, window
 
 Float32 = NDArray[np.float32]
 ONE = np.float32(1.0)

@@ -28,11 +28,7 @@ class Sequence:
 
 
 def random_sequence(
-    seed: int,
-    length: int,
-    kv_heads: int,
-    head_dim: int,
-    element: type[np.floating] = np.float32,
+    seed: int, length: int, kv_heads: int, head_dim: int, element: type[np.floating] = np.float32
 ) -> Sequence:
     """Gaussian keys and values as stored."""
     rng = np.random.default_rng(seed)

@@ -10,13 +10,7 @@ from numpy.typing import NDArray
 
 from reference.exact.kv_storage import stored
 from reference.ops.flash_attn_batched import flash_attn_batched
-from tests.ops.paged import (
-    Sequence,
-    pool_of,
-    random_sequence,
-    scalar_attention,
-    softmax_attention,
-)
+from tests.ops.paged import Sequence, pool_of, random_sequence, scalar_attention, softmax_attention
 
 ABSOLUTE = 4e-3
 """Against binary64 for values of order one, from rows of 11 bits and weights of 13."""

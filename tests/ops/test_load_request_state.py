@@ -31,11 +31,7 @@ def test_the_last_token_stands_in_where_the_host_gives_none() -> None:
     recent = np.full((SLOTS, RECENT), -7, np.int32)
     query = [(LAST_TOKEN, 1, 8, 3), (40, 0, 2, 0), (LAST_TOKEN, 2, 0, 0)]
     assert loaded(query, [30, 31, -1], recent) == [(31, 1, 8, 3), (40, 0, 2, 0), (0, 2, 0, 0)]
-    assert recent.tolist() == [
-        [-7, -7, 40, -7, -7],
-        [-7, -7, -7, 31, -7],
-        [0, -7, -7, -7, -7],
-    ]
+    assert recent.tolist() == [[-7, -7, 40, -7, -7], [-7, -7, -7, 31, -7], [0, -7, -7, -7, -7]]
 
 
 def test_a_drafted_token_stands_in_at_its_position() -> None:

@@ -70,12 +70,7 @@ def test_the_biases_are_those_of_the_experts() -> None:
     ids = routing(3, 4, 2, 11)
     plain, _ = moe_gate_up(x=x, gate_weight=weights, up_weight=weights, ids=ids)
     results = moe_gate_up(
-        x=x,
-        gate_weight=weights,
-        up_weight=weights,
-        ids=ids,
-        gate_bias=biases[0],
-        up_bias=biases[1],
+        x=x, gate_weight=weights, up_weight=weights, ids=ids, gate_bias=biases[0], up_bias=biases[1]
     )
     for result, bias in zip(results, biases, strict=True):
         for token, chosen in enumerate(ids):

@@ -56,12 +56,7 @@ CONTROLS = (
     Control("R0 contracted rope", Opcode.ROPE, mistakes.contracted_rope),
     Control("R0 reciprocal in silu", Opcode.SWIGLU, mistakes.reciprocal_silu, f"{SWIGLU}.silu"),
     Control("R0 reciprocal in cap", Opcode.SOFT_CAP, mistakes.reciprocal_soft_cap),
-    Control(
-        "R1 no saturation",
-        Opcode.KV_WRITE_BATCHED,
-        mistakes.unsaturated,
-        f"{STORAGE}.stored",
-    ),
+    Control("R1 no saturation", Opcode.KV_WRITE_BATCHED, mistakes.unsaturated, f"{STORAGE}.stored"),
     Control(
         "R6 scale before rounding",
         Opcode.KV_WRITE_BATCHED,
@@ -89,10 +84,7 @@ CONTROLS = (
     ),
     Control("R2 library log", Opcode.SSM_DELTA_NET, np.log, "reference.exact.elementary.log"),
     Control(
-        "R4 left fold over keys",
-        Opcode.SSM_DELTA_NET,
-        mistakes.left_fold,
-        f"{SUMS}.fold_segment",
+        "R4 left fold over keys", Opcode.SSM_DELTA_NET, mistakes.left_fold, f"{SUMS}.fold_segment"
     ),
     Control(
         "R4 left fold over a scan's state",
@@ -106,16 +98,10 @@ CONTROLS = (
     Control("R4 left fold", Opcode.RMS_NORM, mistakes.left_fold, f"{SUMS}.fold_segment"),
     Control("R4 numpy sum", Opcode.LM_HEAD, mistakes.one_tree, f"{DOT}.sum_axis"),
     Control(
-        "R5 eight bits",
-        Opcode.MATMUL,
-        mistakes.eight_bit_activation,
-        f"{DOT}.quantize_activation",
+        "R5 eight bits", Opcode.MATMUL, mistakes.eight_bit_activation, f"{DOT}.quantize_activation"
     ),
     Control(
-        "R5 truncation",
-        Opcode.MATMUL,
-        mistakes.truncated_activation,
-        f"{DOT}.quantize_activation",
+        "R5 truncation", Opcode.MATMUL, mistakes.truncated_activation, f"{DOT}.quantize_activation"
     ),
     Control(
         "R6 one exponent for two rows",
@@ -139,10 +125,7 @@ CONTROLS = (
     Control("R6 a fused x", Opcode.FLASH_ATTN, mistakes.fused_tile, f"{ATTENTION}._tile"),
     Control("R6 library exp2", Opcode.FLASH_ATTN, np.exp2, f"{ATTENTION}.exp2"),
     Control(
-        "R6 truncated rows",
-        Opcode.FLASH_ATTN,
-        mistakes.truncated_rows,
-        f"{ATTENTION}.row_integers",
+        "R6 truncated rows", Opcode.FLASH_ATTN, mistakes.truncated_rows, f"{ATTENTION}.row_integers"
     ),
     Control(
         "R6 truncated rows of pages",
@@ -201,10 +184,7 @@ CONTROLS = (
         f"{ATTENTION}.rotated_back",
     ),
     Control(
-        "R13 the first scale",
-        Opcode.KV_WRITE_BATCHED,
-        1,
-        "reference.exact.coded_rows.CODE_SCALES",
+        "R13 the first scale", Opcode.KV_WRITE_BATCHED, 1, "reference.exact.coded_rows.CODE_SCALES"
     ),
     Control("R12 six rounds", Opcode.ROW_DIGEST, 6, "reference.exact.blake3.ROUNDS"),
     Control(

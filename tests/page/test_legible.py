@@ -72,9 +72,7 @@ def fake() -> Fake:
     used = model("tiny", installed=True, active=True, memory_bytes=30 * GB)
     small = model("other", installed=True, memory_bytes=GB)
     return Fake(
-        managed=[used, small, large],
-        memory=2 * GB,
-        answers={"Code": MARKDOWN, "Think": THINKING},
+        managed=[used, small, large], memory=2 * GB, answers={"Code": MARKDOWN, "Think": THINKING}
     )
 
 

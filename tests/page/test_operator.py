@@ -64,11 +64,7 @@ def operator(browser: Browser, double: Double, fake: Fake) -> Iterator[Page]:
 
 def test_charts_show_what_the_metrics_say(operator: Page) -> None:
     expect(operator.locator("#state")).to_have_text("live")
-    says = {
-        "Requests in slots": "3 of 8",
-        "Queue": "5 waiting",
-        "KV pages": "30 % used",
-    }
+    says = {"Requests in slots": "3 of 8", "Queue": "5 waiting", "KV pages": "30 % used"}
     for title, text in says.items():
         chart = operator.locator("figure").filter(has_text=title)
         expect(chart.locator("output")).to_have_text(text)

@@ -42,9 +42,7 @@ def test_waiting_for_a_busy_server_can_be_stopped(chat: Chat) -> None:
     expect(chat.page.locator("article.answer")).to_contain_text("You said Go")
 
 
-def test_a_stream_that_breaks_off_again_and_again_is_told_and_what_came_is_kept(
-    chat: Chat,
-) -> None:
+def test_a_stream_that_breaks_off_again_and_again_is_told_and_what_came_is_kept(chat: Chat) -> None:
     chat.fake.cut = True
     chat.ask("Go")
     expect(chat.page.locator(".problem")).to_contain_text("ended before the answer did")

@@ -13,10 +13,12 @@ from contextlib import ExitStack
 from functools import lru_cache, partial
 from typing import Any
 
+import numpy as np
 import pytest
 
 from contract.opcodes import Opcode
 from contract.ops import TABLE
+from contract.records import LAST_TOKEN
 from contract.tier import Tier
 from harness.parity import (
     STRATEGIES,
@@ -25,6 +27,7 @@ from harness.parity import (
     all_cases,
     compare,
     example,
+    fill,
     run_barrier,
     swept_dtypes,
 )
@@ -178,6 +181,12 @@ def test_enough_cases_and_no_two_alike() -> None:
     """The commit suite's share of property 1."""
     assert len(CASES) >= FEWEST_CASES
     assert len({str(case) for case in CASES}) == len(CASES)
+
+
+def test_some_cases_have_tokens_only_the_device_knows() -> None:
+    """Else the slot's last token would never be read."""
+    loads = [case for case in CASES if case.opcode is Opcode.LOAD_REQUEST_STATE]
+    assert any(np.any(fill(case)["query"][:, 0] == LAST_TOKEN) for case in loads)
 
 
 @ON_EVERY_TIER

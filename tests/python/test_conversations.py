@@ -23,11 +23,7 @@ ASKED: dict[str, Any] = {
     "repeat_penalty": 1.0,
     "max_tokens": 120,
 }
-CALLING: dict[str, Any] = {
-    "tools": TOOLS,
-    "tool_choice": "required",
-    "parallel_tool_calls": False,
-}
+CALLING: dict[str, Any] = {"tools": TOOLS, "tool_choice": "required", "parallel_tool_calls": False}
 SCHEMA = {"type": "json_schema", "json_schema": {"name": "x", "schema": ENUM}}
 
 

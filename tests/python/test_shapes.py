@@ -43,6 +43,7 @@ def test_help_and_editors_see_every_setting(call: Any) -> None:
     assert "settings" not in parameters
 
 
+@pytest.mark.long
 def test_mypy_refuses_what_is_no_setting(tmp_path: Path) -> None:
     """``tire=`` and a tier that is none; the same program with ``tier="cpu"`` passes."""
     found = {}

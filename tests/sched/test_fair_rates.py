@@ -42,11 +42,7 @@ class RunningRequest:
 
 
 def decoded(
-    weights: Sequence[float],
-    lengths: Lengths,
-    *,
-    rule: type[Tenants] = Tenants,
-    seed: int = 0,
+    weights: Sequence[float], lengths: Lengths, *, rule: type[Tenants] = Tenants, seed: int = 0
 ) -> NDArray[np.int64]:
     """int64[steps, tenants]: tokens of each step, after one window of warming up."""
     clock, random_ = ManualClock(), random.Random(seed)

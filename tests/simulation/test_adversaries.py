@@ -21,6 +21,8 @@ from reference.sched.quantum import QUANTUM
 
 Patch = pytest.MonkeyPatch
 MOST_SEEDS = 400
+TELLING = (53, 48)
+"""Seeds that notice faults which few do: they are played first."""
 HAPPENS = (
     *("interrupts", "interrupted calls", "reservations refused", "cancels", "faults"),
     *("preemptions", "competitions", "prefixes saved", "prefixes loaded", "disk read"),
@@ -103,7 +105,7 @@ def test_a_fault_that_is_back_is_noticed(
 ) -> None:
     broken(monkeypatch)
     found = None
-    for seed in range(1, MOST_SEEDS):
+    for seed in (*TELLING, *range(1, MOST_SEEDS)):
         if seed % 50 == 0:
             continue
         violation = play_seed(ADVERSARY, seed).violation
@@ -120,5 +122,5 @@ def test_a_quantum_of_nothing_is_noticed(monkeypatch: Patch) -> None:
         monkeypatch.setattr(
             f"reference.engine.{module}.goal", lambda reached, begun, end: begun + QUANTUM
         )
-    found = [violation_of(play_flood, seed) for seed in range(12)]
+    found = (violation_of(play_flood, seed) for seed in range(12))
     assert any(each is not None and each.invariant is Invariant.PROGRESS for each in found)

@@ -10,11 +10,17 @@ from harness.simulation.run import play_seed
 from tests.simulation.controls import CONTROLS, Break
 
 MOST_SEEDS = 150
+TELLING = {
+    "first_come_first_served": 41,
+    "classes_reversed": 57,
+    "the_model_used_last_makes_room": 82,
+}
+"""The first seed that notices a fault which few do: it is played before the others."""
 
 
-def first_violation(twice: bool) -> Invariant | None:
+def first_violation(broken: Break, twice: bool) -> Invariant | None:
     """What breaks first, in any of some seeds; seed 0 is also that of an unwatched competition."""
-    for seed in range(1, MOST_SEEDS + 1):
+    for seed in (TELLING.get(broken.__name__, 1), *range(1, MOST_SEEDS + 1)):
         for profile in (SCHEDULER, MEMORY):
             violation = play_seed(profile, seed, twice=twice).violation
             if violation is not None:
@@ -31,4 +37,4 @@ def test_a_broken_part_is_noticed(
 ) -> None:
     """As the invariant it breaks, not as some consequence."""
     broken(monkeypatch)
-    assert first_violation(invariant is Invariant.SAME_SEED_SAME_LOG) is invariant
+    assert first_violation(broken, invariant is Invariant.SAME_SEED_SAME_LOG) is invariant

@@ -28,14 +28,7 @@ SOLO = solo_run(Request(0, PROMPT, 8, SAMPLING, ignore_end=True), 64)
 
 def runner_of(*, recurrent: bool = False, model: int = 0) -> SimulatedRunner:
     limits = Limits(
-        2,
-        64,
-        6,
-        step_tokens=40,
-        recent_tokens=8,
-        saved_states=1,
-        biases=2,
-        top_log_probabilities=2,
+        2, 64, 6, step_tokens=40, recent_tokens=8, saved_states=1, biases=2, top_log_probabilities=2
     )
     runner = SimulatedRunner(limits, VirtualClock(), recurrent=recurrent, model=model)
     runner.slot_scopes = [0, 0]

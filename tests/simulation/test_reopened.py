@@ -70,9 +70,7 @@ def test_no_answer_changes() -> None:
     assert fewer > 10
 
 
-def test_an_engine_that_goes_on_with_lost_memory_is_caught(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_an_engine_that_goes_on_with_lost_memory_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """Negative control."""
     monkeypatch.setattr(MemoryCalls, "reopen", lambda engine, reopen_runner: reopen_runner())
     broken, _, _ = play(range(4))

@@ -17,7 +17,7 @@ from reference.model.open import Model, open_model
 from tests.conftest import SyntheticModel
 from tests.families_table import FAMILIES
 from tests.few_rows import ATTENDS_LAST, assert_definitions
-from tests.model_runs import REQUESTS, SHORT, assert_same, compare, generate
+from tests.model_runs import SHORT, assert_same, compare, generate
 
 OPENCL, VULKAN, METAL = "opencl", "vulkan", "metal-simulated"
 
@@ -127,7 +127,7 @@ def test_logits_and_tokens_are_the_cpu_tiers(
 ) -> None:
     """Mixed prefill and decode, greedy and sampled; on Vulkan of two greedy requests."""
     model, kv_dtype = model_of(synthetic_model, name, tier.info.name)
-    compare(model, tier, kv_dtype, GREEDY if tier.info.name == VULKAN else REQUESTS)
+    compare(model, tier, kv_dtype, GREEDY if tier.info.name == VULKAN else SHORT)
 
 
 def test_every_architecture_is_here() -> None:
@@ -175,7 +175,7 @@ def test_every_storage(
 ) -> None:
     """Biases, head norms, tied embeddings, float and quantized weights, pages of three types."""
     path = synthetic_model(architecture=architecture, quant=quant)
-    compare(open_model(path), tier, kv_dtype)
+    compare(open_model(path), tier, kv_dtype, SHORT)
 
 
 @pytest.mark.parametrize("way", [OPENCL], indirect=True, scope="module")

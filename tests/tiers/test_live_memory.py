@@ -205,10 +205,7 @@ def test_memory_is_given_back_and_taken_again(
 @pytest.mark.parametrize("failures", [1, len(RETRY_SECONDS), len(RETRY_SECONDS) + 1])
 @mainly
 def test_memory_that_is_taken_between_plan_and_allocation(
-    tier: Tier,
-    machine_of: Callable[[str], Machine],
-    monkeypatch: pytest.MonkeyPatch,
-    failures: int,
+    tier: Tier, machine_of: Callable[[str], Machine], monkeypatch: pytest.MonkeyPatch, failures: int
 ) -> None:
     """It is planned again after a while. Where others take all of it, the error says so, and the
     tier has what it had before."""
@@ -271,10 +268,7 @@ def test_nothing_changes_for_a_moment_or_over_and_over(
 
 @mainly
 def test_a_file_that_was_changed_is_not_read_again(
-    tier: Tier,
-    copied: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+    tier: Tier, copied: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Its bytes may be others. The weights on the device are still right, so requests go on."""
     machine = Machine(open_model(copied), tier, monkeypatch)

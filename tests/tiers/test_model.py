@@ -18,12 +18,18 @@ from tests.model_runs import CONTEXT, REQUESTS, compare
 from tests.tiers.conftest import each
 from tests.tiers.ways import MODELS, OTHERS, Way
 
-models = pytest.mark.parametrize("way", each(*MODELS, *OTHERS), indirect=True, scope="module")
+
+def models(*slow: str) -> pytest.MarkDecorator:
+    """On every way with kernels of each op and on OTHERS; on ``slow`` ones by ``--all`` only."""
+    short = each(*(name for name in (*MODELS, *OTHERS) if name not in slow))
+    ways = [*short, *long_except(slow)]
+    return pytest.mark.parametrize("way", ways, indirect=True, scope="module")
 
 
-@models
+@models("amd-userq", "vulkan-integers")
 def test_logits_and_tokens_are_the_cpu_tiers(tier: Tier, way: Way, tiny_model_path: Path) -> None:
-    """Mixed prefill and decode, greedy and sampled."""
+    """Mixed prefill and decode, greedy and sampled. What is left to ``--all`` has ops that parity
+    compares, and the user queues of AMD have the steps below."""
     compare(open_model(tiny_model_path), tier, requests=way.requests)
 
 
@@ -36,13 +42,12 @@ def test_long_requests_on_simulated_devices(tier: Tier, tiny_model_path: Path) -
     compare(open_model(tiny_model_path), tier, requests=REQUESTS)
 
 
-@pytest.mark.parametrize(
-    "way", [*each(*MODELS), *long_except(OTHERS)], indirect=True, scope="module"
-)
+@models("amd-kfd", *OTHERS)
 def test_steps_fed_on_the_device_sample_the_same_tokens(
     tier: Tier, way: Way, tiny_model_path: Path
 ) -> None:
-    """Decode without the host between the steps, on device memory of either kind."""
+    """Decode without the host between the steps, on device memory of either kind. Of amdkfd see
+    ``tests/amd/test_tier.py``, which counts its calls as well."""
     model = open_model(tiny_model_path)
     expected = tokens_of(model, CpuTier(), way, steps_ahead=0)
     for ahead in (1, 3):

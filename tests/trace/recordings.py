@@ -64,10 +64,7 @@ def record_constrained(path: Path, trace: Path, tier: str) -> None:
     opened = TIERS[tier]()
     with model.file:
         recorder = record_on(opened, trace, model, CONSTRAINED_LIMITS)
-        with (
-            recorder as recorded,
-            ModelRunner(model, recorded, CONSTRAINED_LIMITS) as runner,
-        ):
+        with recorder as recorded, ModelRunner(model, recorded, CONSTRAINED_LIMITS) as runner:
             run(runner, [Constrained(8, 5), Constrained(2, 17, temperature=0.9)], depth=3)
 
 

@@ -44,12 +44,7 @@ def events(
     model, clock = open_model(tiny_model_path), Ticking()
     tier = LateTier() if request.param else CpuTier()
     tenants = Tenants((Tenant(0, "zero"), Tenant(1, "one")), clock=clock)
-    with (
-        model.file,
-        tier,
-        ModelRunner(model, tier, LIMITS) as runner,
-        Timeline(path) as timeline,
-    ):
+    with model.file, tier, ModelRunner(model, tier, LIMITS) as runner, Timeline(path) as timeline:
         engine = Engine(
             runner,
             EngineOptions(steps_ahead=request.param),

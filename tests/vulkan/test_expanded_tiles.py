@@ -1,13 +1,18 @@
-"""Where products of many tokens are expanded to planes of bytes."""
+"""Which products of many tokens are multiplied from planes, in wide tiles and in small ones."""
 
 from __future__ import annotations
 
-from accel.kernels.matrix_tiles import plane_bytes
+import pytest
+
+from accel.kernels.matrix_tiles import WIDE_FORMATS, plane_bytes
 from accel.packets.fused_ops import FUSED
 from accel.packets.schedule import schedule_levels
 from accel.packets.step import Count, Op, Per, Step, Tensor
 from accel.vulkan.expanded_tiles import LEAST_ROWS, PLANES_FROM, with_expanded_tiles
-from contract.dtypes import Q4_0, Q6_K, DType
+from accel.vulkan.tiles_32x16 import SMALL_BUCKETS, with_tiles_32x16
+from accel.vulkan.tiles_128x128 import LEAST_ROWS as LEAST_WIDE_ROWS
+from accel.vulkan.tiles_128x128 import WIDE_FROM, with_tiles_128x128
+from contract.dtypes import Q4_0, Q4_K, Q6_K, DType
 
 COLUMNS = 512
 
@@ -70,3 +75,70 @@ def test_others_are_multiplied_in_tiles() -> None:
         product("y", Q4_0),
     ):
         assert names(with_expanded_tiles(step(other))) == ["rms_norm_quantize", "matmul_tiles"]
+
+
+@pytest.mark.parametrize(
+    ("rows", "name"), [(LEAST_WIDE_ROWS, "matmul_wide"), (LEAST_WIDE_ROWS - 1, "matmul_narrow")]
+)
+@pytest.mark.parametrize("dtype", WIDE_FORMATS, ids=str)
+def test_products_of_many_tokens_are_multiplied_in_wide_tiles(
+    dtype: DType, rows: int, name: str
+) -> None:
+    """With the operands, sizes and count they had; of few rows in tiles of fewer tokens."""
+    before = product("gate", dtype=dtype, rows=rows, most=WIDE_FROM)
+    (_, after) = with_tiles_128x128(step(before)).ops
+    assert after.name == name
+    assert after.operands == before.operands
+    assert (after.count, after.sizes, after.dtype) == (before.count, before.sizes, before.dtype)
+    assert after.matrices == before.matrices
+
+
+@pytest.mark.parametrize(
+    "other",
+    [product("gate", dtype=Q4_K, most=WIDE_FROM - 1), product("gate", dtype=Q6_K, most=WIDE_FROM)],
+    ids=["few tokens", "another format"],
+)
+def test_others_are_not_multiplied_in_wide_tiles(other: Op) -> None:
+    assert names(with_tiles_128x128(step(other))) == ["rms_norm_quantize", "matmul_tiles"]
+
+
+def of_one_layer() -> list[Op]:
+    """Those of queries, keys and values, the last in a format that stays in tiles."""
+    queries = product("q", dtype=Q4_K, rows=LEAST_WIDE_ROWS, most=WIDE_FROM)
+    keys = product("k", dtype=Q4_K, rows=LEAST_WIDE_ROWS - 1, most=WIDE_FROM)
+    return [keys, queries, product("v", dtype=Q6_K, rows=LEAST_WIDE_ROWS - 1, most=WIDE_FROM)]
+
+
+def test_products_of_the_same_activations_begin_with_the_longest() -> None:
+    made = with_tiles_128x128(step(*of_one_layer()))
+    assert names(made) == ["rms_norm_quantize", "matmul_tiles", "matmul_wide", "matmul_narrow"]
+
+
+@pytest.mark.parametrize("operand", ["x", "residual"])
+def test_those_of_others_stay_where_they_are(operand: str) -> None:
+    """They may read what one in front of them writes."""
+    ops = of_one_layer()
+    place = [o.name for o in ops[1].device.operands].index(operand)
+    ops[1].operands = tuple(
+        Tensor("k", 0, 512, 512) if i == place else o for i, o in enumerate(ops[1].operands)
+    )
+    assert names(with_tiles_128x128(step(*ops)))[1:] == [
+        *("matmul_narrow", "matmul_wide", "matmul_tiles")
+    ]
+
+
+@pytest.mark.parametrize("dtype", [Q4_0, Q4_K, Q6_K], ids=str)
+@pytest.mark.parametrize("most", SMALL_BUCKETS)
+def test_products_of_few_tokens_are_multiplied_in_small_tiles(dtype: DType, most: int) -> None:
+    """With the operands, sizes and count they had, of any format and size."""
+    before = product("gate", dtype=dtype, rows=33, most=most)
+    (_, after) = with_tiles_32x16(step(before)).ops
+    assert after.name == "matmul_few"
+    assert after.operands == before.operands
+    assert (after.count, after.sizes, after.dtype) == (before.count, before.sizes, before.dtype)
+    assert after.matrices == before.matrices
+
+
+def test_others_are_not_multiplied_in_small_tiles() -> None:
+    other: Op = product("gate", dtype=Q4_K, most=SMALL_BUCKETS[-1] + 1)
+    assert names(with_tiles_32x16(step(other))) == ["rms_norm_quantize", "matmul_tiles"]
