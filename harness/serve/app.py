@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import re
-import secrets
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from werkzeug.wrappers import Response as BaseResponse
 from contract.errors import TemplateError, TemplateRefused
 from harness.host.faults import log_fault
 from harness.serve.anthropic.routes import AnthropicHandlers
+from harness.serve.drawn import random_bytes
 from harness.serve.errors import ApiError, as_api_error, internal_error
 from harness.serve.gate import OPEN_PATH, HostCheck, caller_of_request, check_body, decoded
 from harness.serve.llama_cpp.routes import LlamaCppHandlers
@@ -128,7 +128,7 @@ def _add_hooks(app: Flask, serving: Serving, options: AppOptions) -> None:
         headers = request.headers
         asked_id = headers.get("X-Request-Id", "")
         sound = REQUEST_ID.fullmatch(asked_id) is not None
-        g.request_id = asked_id if sound else "req_" + secrets.token_hex(12)
+        g.request_id = asked_id if sound else "req_" + random_bytes(12).hex()
         g.ignored = None if options.reject_unknown else []
         options.host_check.check_request(request)
         g.lease = serving.lease()
