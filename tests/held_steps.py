@@ -12,13 +12,13 @@ from __future__ import annotations
 import math
 import random
 import runpy
-import secrets
 import sys
 import threading
 from pathlib import Path
 
 import pytest
 
+from harness.serve import generation
 from reference.engine import Engine
 
 LOOK_SECONDS = 0.005
@@ -66,7 +66,7 @@ def main() -> None:
             held.allow()
         return held.step(engine)
 
-    secrets.randbits = random.Random(FIRST_SEED).getrandbits
+    generation.random_bits = random.Random(FIRST_SEED).getrandbits
     Engine.step = step  # type: ignore[assignment, method-assign]
     sys.argv = ["zinc-rt", *sys.argv[3:]]
     runpy.run_module("harness", run_name="__main__")

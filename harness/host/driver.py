@@ -41,6 +41,7 @@ class EventStream:
         self._capacity = capacity
         self._ready = ready
         self._events = EventQueue()
+        self._first: list[Delivered] = []
         self._live: set[int] = set()
         self._stalled = False
 
@@ -49,6 +50,9 @@ class EventStream:
         none came. The engine's thread offers events to ``offer`` meanwhile: see ``EventQueue``.
         Raises EngineStopped when no more events will come."""
         self._go_on()
+        taken, self._first = self._first, []
+        if taken:
+            return taken
         if not len(self._events) and self._driver.advance():
             timeout = 0.0
         taken = self._events.take(timeout, offer)
@@ -69,6 +73,11 @@ class EventStream:
     def release(self, request_ids: Sequence[int]) -> None:
         """As ``cancel``, and forget their facts: for a stream that never stops getting requests."""
         self._driver.cancel(self, request_ids, release=True)
+
+    def wait(self, timeout: float) -> bool:
+        """Wait for the first events, which ``take`` then gives back; whether any came."""
+        self._first = self._events.take(timeout)
+        return bool(self._first)
 
     def _go_on(self) -> None:
         """Continue the requests where the stream was full."""
@@ -204,6 +213,8 @@ class EngineDriver(Submits[EventStream]):
     def _begin(
         self, engine: Engine, stream: EventStream, submission: Submission, now: float
     ) -> None:
+        if self._ended is not None:
+            raise self._ended
         accepted: list[int] = []
         try:
             for request in submission.requests:

@@ -21,10 +21,15 @@ from typing import NoReturn, TypeVar
 from contract.context_manager import ContextManager
 from contract.errors import DeviceLost, ModelFileError
 from contract.types import LOCAL_TENANT, Tenant, TokenEvent
-from harness.host.driver import BUFFERED_EVENTS, STALLED_STEP_SECONDS, EngineDriver
+from harness.host.driver import (
+    BUFFERED_EVENTS,
+    STALLED_STEP_SECONDS,
+    EngineDriver,
+    EventStream,
+)
 from harness.host.faults import log_fault
 from harness.host.live_memory import LOOK_SECONDS, LiveMemory
-from harness.host.submissions import EndWords, EngineStopped
+from harness.host.submissions import EndWords, EngineStopped, Submission
 from reference.engine import Engine
 from reference.engine.models import Loaded, Models, no_loader
 from reference.engine.statistics import EngineStatistics
@@ -36,6 +41,8 @@ T = TypeVar("T")
 log = logging.getLogger("zinc_rt.serve")
 LEAST_FLUSH_SECONDS = 1.0
 """Fewest seconds in which the disk cache is written when a driver closes."""
+FIRST_SECONDS = 0.25
+"""How long the thread that submitted requests waits for their first event before it goes on."""
 STATISTICS_SECONDS = 0.02
 """Most seconds between two looks at the counts of a working engine."""
 FORKED = (
@@ -88,12 +95,38 @@ class ThreadedDriver(EngineDriver):
         """Call ``work`` with the engine between two steps and return its result; raises what it
         raises, and EngineStopped when the engine has ended."""
         wait, carry_out = _answering(lambda: work(self._engine))
+        self._post_or_raise(carry_out)
+        return wait()
+
+    def _post_or_raise(self, work: Callable[[], None]) -> None:
+        """Do ``work`` between two steps, without waiting for it. Raises EngineStopped."""
         with self._thread.lock:
             if self._ended is not None:
                 raise self._ended
-            self._commands.append(carry_out)
+            self._commands.append(work)
             self._thread.changed.notify_all()
-        return wait()
+
+    def begin(self, stream: EventStream, submission: Submission) -> None:
+        """Queue a submission, and wait for its first event too, if that comes soon: of many threads
+        that submit at once each is woken once, after the others have submitted theirs."""
+        now, accepted = time.monotonic(), list[bool]()
+
+        def begin() -> None:
+            try:
+                self._begin(self._engine, stream, submission, now)
+                accepted.append(True)
+            except BaseException as error:
+                stream._events.fail(error)
+
+        self._post_or_raise(begin)
+        try:
+            while not (stream.wait(FIRST_SECONDS) or accepted):
+                pass
+        except Exception as error:
+            if not accepted:
+                raise
+            # It began, and fails like one that had events.
+            stream._events.fail(error)
 
     def advance(self) -> bool:
         """Compute nothing: the thread does."""
@@ -139,10 +172,8 @@ class ThreadedDriver(EngineDriver):
             self._thread.remove(self)
 
     def _post(self, work: Callable[[], None]) -> None:
-        with self._thread.lock:
-            if self._ended is None:
-                self._commands.append(work)
-                self._thread.changed.notify_all()
+        with suppress(EngineStopped):
+            self._post_or_raise(work)
 
     def _note_statistics(self) -> None:
         """Let other threads see the engine's counts: when it is idle, and now and then before."""

@@ -14,7 +14,6 @@ from collections.abc import Callable, Sequence
 from queue import Empty, SimpleQueue
 from typing import NamedTuple
 
-from contract.errors import ZincError
 from contract.types import TokenEvent
 
 
@@ -34,7 +33,7 @@ class EventQueue:
     longer than it takes to look into the queue."""
 
     def __init__(self) -> None:
-        self._queue: SimpleQueue[Delivered | Exception | None] = SimpleQueue()
+        self._queue: SimpleQueue[Delivered | BaseException | None] = SimpleQueue()
         self._turn = threading.Lock()
         self._offer: Offer | None = None
         self._accepted = float("-inf")
@@ -58,7 +57,7 @@ class EventQueue:
             for event in events:
                 self._queue.put(event)
 
-    def fail(self, error: ZincError) -> None:
+    def fail(self, error: BaseException) -> None:
         """Let the reader get ``error`` instead of more events."""
         with self._turn:
             self._offer = None
@@ -93,10 +92,10 @@ class EventQueue:
                     self._offer = None
         return self._with_all_there_is(item)
 
-    def _with_all_there_is(self, item: Delivered | Exception | None) -> list[Delivered]:
+    def _with_all_there_is(self, item: Delivered | BaseException | None) -> list[Delivered]:
         taken: list[Delivered] = []
         while True:
-            if isinstance(item, Exception):
+            if isinstance(item, BaseException):
                 raise item
             if item is not None:
                 taken.append(item)

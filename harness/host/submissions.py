@@ -98,19 +98,21 @@ class Submits(Protocol[Stream]):
         submission = Submission(
             requests, logits, output=output, masks=masks, scores=scores, experts=experts
         )
+        self.begin(stream, submission)
+        return stream
+
+    def begin(self, stream: Stream, submission: Submission) -> None:
+        """Queue a submission. Raises RequestError, QueueFull and EngineStopped."""
         (error,) = self.submit_to(stream, [submission])
         if error is not None:
             raise error
-        return stream
 
     def read(self, submission: Submission) -> None:
         """Compute requests whose results go to the receivers of ``submission`` alone; returns when
         the last one has ended. Raises RequestError, QueueFull, EngineStopped and, for a model that
         fails, NonFiniteLogits."""
         stream = self.open_stream()
-        (error,) = self.submit_to(stream, [submission])
-        if error is not None:
-            raise error
+        self.begin(stream, submission)
         left = {request.id for request in submission.requests}
         try:
             while left:

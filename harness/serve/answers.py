@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
@@ -14,6 +13,7 @@ from harness.host.answer_text import Piece
 from harness.host.reply import CallArguments, CallBegin, Content, Part, Thought, joined
 from harness.serve.caller import Caller
 from harness.serve.data_lines import DONE, PING, LineTemplates, data_line, encode
+from harness.serve.drawn import random_bytes
 from harness.serve.errors import ApiError
 from harness.serve.generation import TIER_OF_CLASS, Generation
 from reference.model.tokenizer import Tokenizer
@@ -79,7 +79,7 @@ class Answer:
         """A new answer for ``caller``; ``usage`` says that its stream ends with a count,
         ``token_ids`` that it lists the ids of its tokens, ``prompt_logprobs`` that it says how
         likely the tokens of its prompt are, and ``counted`` that every chunk has a count."""
-        name, now = prefix + secrets.token_hex(12), int(time.time())
+        name, now = prefix + random_bytes(12).hex(), int(time.time())
         ignored = tuple(caller.ignored)
         listed = token_ids, prompt_logprobs, counted
         return cls(generation, tenant, name, now, usage, ignored, *listed)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import re
-import secrets
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -14,13 +13,16 @@ from typing import Any, cast
 from urllib.parse import quote
 
 import msgspec
-from flask import Flask, Response, g, request
+from flask import Flask, Request, Response, g, request
+from flask.globals import request_ctx
 from werkzeug.exceptions import HTTPException, MethodNotAllowed
+from werkzeug.routing import MapAdapter
 from werkzeug.wrappers import Response as BaseResponse
 
 from contract.errors import TemplateError, TemplateRefused
 from harness.host.faults import log_fault
 from harness.serve.anthropic.routes import AnthropicHandlers
+from harness.serve.drawn import random_bytes
 from harness.serve.errors import ApiError, as_api_error, internal_error
 from harness.serve.gate import OPEN_PATH, HostCheck, caller_of_request, check_body, decoded
 from harness.serve.llama_cpp.routes import LlamaCppHandlers
@@ -69,12 +71,83 @@ class AppOptions:
     reject_unknown: bool = False
 
 
+class _App(Flask):
+    """Checks before every request, and headers and the log after it. It goes past what of Flask
+    looks for sessions, signals, blueprints and coroutines, which no route has."""
+
+    def __init__(self, serving: Serving, options: AppOptions) -> None:
+        super().__init__("zinc_rt", static_folder=None)
+        self._serving, self._options = serving, options
+        self.config["MAX_CONTENT_LENGTH"] = options.max_body
+        self.url_map.merge_slashes = False
+        self.url_map.strict_slashes = False
+
+    def ensure_sync(self, func: Callable[..., Any]) -> Callable[..., Any]:
+        return func
+
+    def create_url_adapter(self, request: Request | None) -> MapAdapter | None:
+        if request is None:
+            return None
+        # Rules are of no host, so none is looked at: the check of hosts has done so.
+        where = ("localhost", "/", "", "http", request.path, request.method)
+        return MapAdapter(self.url_map, *where)
+
+    def wsgi_app(self, environ: Any, start_response: Any) -> Any:
+        def start(status: str, headers: list[tuple[str, str]], *more: Any) -> Any:
+            given = {name.lower() for name, _ in headers}
+            own = (("Request-Id", g.request_id), ("X-Request-Id", g.request_id))
+            always = (pair for pair in (*HEADERS.items(), *own) if pair[0].lower() not in given)
+            return start_response(status, [*headers, *always], *more)
+
+        return super().wsgi_app(environ, start)
+
+    def full_dispatch_request(self) -> Response:
+        try:
+            answer = self._admit(g._get_current_object(), request_ctx.request)
+            if answer is None:
+                answer = cast(Response, self.dispatch_request())
+        except Exception as error:
+            answer = _refused(error)
+        return self._noted(answer)
+
+    def do_teardown_request(self, exc: BaseException | None = None) -> None:
+        if "lease" in g:
+            g.pop("lease").release()
+
+    def _admit(self, here: Any, asked: Request) -> Response | None:
+        """The checks of a request, and what its route finds of it in ``g``."""
+        here.began = time.monotonic()
+        headers, options, serving = asked.headers, self._options, self._serving
+        asked_id = headers.get("X-Request-Id", "")
+        sound = REQUEST_ID.fullmatch(asked_id) is not None
+        here.request_id = asked_id if sound else "req_" + random_bytes(12).hex()
+        here.ignored = None if options.reject_unknown else []
+        options.host_check.check_request(asked)
+        here.lease = serving.lease()
+        here.service = here.lease.service
+        if asked.method == "OPTIONS" and headers.get("Access-Control-Request-Method"):
+            # A browser asks before it sends a page's request, and without its key.
+            return Response(status=HTTPStatus.NO_CONTENT)
+        if asked.path.rstrip("/") == OPEN_PATH or asked.path in options.page:
+            return None
+        serving.refresh()
+        here.account = serving.accounts.of(headers.get("Authorization"), headers.get("X-Api-Key"))
+        return None
+
+    def _noted(self, response: Response) -> Response:
+        """``response`` with the headers that depend on the request; a whole one is logged."""
+        if self._options.host_check.shares_with(request.headers.get("Origin")):
+            response.headers.extend(_shared(request.headers["Origin"]))
+        if g.get("ignored"):
+            response.headers[IGNORED_HEADER] = _listed(g.ignored)
+        if not response.is_streamed:
+            _log_access(response.status_code)
+        return response
+
+
 def make_app(serving: Serving, pulls: Pulls, options: AppOptions) -> Flask:
     """The application of a server."""
-    app = Flask("zinc_rt", static_folder=None)
-    app.config["MAX_CONTENT_LENGTH"] = options.max_body
-    app.url_map.merge_slashes = False
-    app.url_map.strict_slashes = False
+    app = _App(serving, options)
     general = Handlers(options.version)
     models = ModelHandlers(serving, options.cache_dir, pulls)
     ollama = OllamaHandlers(serving, pulls, options.version)
@@ -91,7 +164,6 @@ def make_app(serving: Serving, pulls: Pulls, options: AppOptions) -> Flask:
     texts = (general, LlamaCppHandlers(), *dialects)
     handlers = (*texts, models, TenantHandlers(serving), ReceiptHandlers())
 
-    _add_hooks(app, serving, options)
     app.register_error_handler(Exception, _refused)
 
     def choose(body: bytes) -> None:
@@ -117,49 +189,6 @@ def make_app(serving: Serving, pulls: Pulls, options: AppOptions) -> Flask:
             )
     add_page(app, options.page)
     return app
-
-
-def _add_hooks(app: Flask, serving: Serving, options: AppOptions) -> None:
-    """Add the checks before every request, and the log after it."""
-
-    @app.before_request
-    def admit() -> Response | None:
-        g.began = time.monotonic()
-        headers = request.headers
-        asked_id = headers.get("X-Request-Id", "")
-        sound = REQUEST_ID.fullmatch(asked_id) is not None
-        g.request_id = asked_id if sound else "req_" + secrets.token_hex(12)
-        g.ignored = None if options.reject_unknown else []
-        options.host_check.check_request(request)
-        g.lease = serving.lease()
-        g.service = g.lease.service
-        if request.method == "OPTIONS" and headers.get("Access-Control-Request-Method"):
-            # A browser asks before it sends a page's request, and without its key.
-            return Response(status=HTTPStatus.NO_CONTENT)
-        if request.path.rstrip("/") == OPEN_PATH or request.path in options.page:
-            return None
-        serving.refresh()
-        g.account = serving.accounts.of(headers.get("Authorization"), headers.get("X-Api-Key"))
-        return None
-
-    @app.teardown_request
-    def release(_: BaseException | None) -> None:
-        if "lease" in g:
-            g.pop("lease").release()
-
-    @app.after_request
-    def note(response: Response) -> Response:
-        # Headers look through all there are for every name that is set: this looks once.
-        given = {name.lower() for name, _ in response.headers}
-        always = {**HEADERS, "Request-Id": g.request_id, "X-Request-Id": g.request_id}
-        response.headers.extend({n: v for n, v in always.items() if n.lower() not in given})
-        if options.host_check.shares_with(request.headers.get("Origin")):
-            response.headers.extend(_shared(request.headers["Origin"]))
-        if g.get("ignored"):
-            response.headers[IGNORED_HEADER] = _listed(g.ignored)
-        if not response.is_streamed:
-            _log_access(response.status_code)
-        return response
 
 
 def _shared(origin: str) -> dict[str, str]:

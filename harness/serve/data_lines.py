@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
+
+from harness.serve.drawn import random_bytes
 
 encode = msgspec.json.encode
 MARK_BYTES = 16
@@ -31,7 +32,7 @@ class LineTemplates:
         """The line of ``make(text)``, where ``make`` is the same for all lines of a ``kind``."""
         cut = self._cut.get(kind)
         if cut is None:
-            mark = secrets.token_hex(MARK_BYTES)
+            mark = random_bytes(MARK_BYTES).hex()
             before, _, after = data_line(encode(make(mark))).partition(encode(mark))
             cut = self._cut[kind] = before, after
         return b"%b%b%b" % (cut[0], encode(text), cut[1])

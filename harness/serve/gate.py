@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import socket
 from collections.abc import Iterable
+from functools import lru_cache
 from urllib.parse import urlsplit
 
 from flask import Request, g, request
@@ -123,6 +124,7 @@ def need_admin() -> None:
         raise ApiError(403, "this is for admins; ask with the key of one", code="admin_only")
 
 
+@lru_cache(maxsize=64)
 def hostname_of(url: str) -> str | None:
     """The host of a URL in lower case; None when it has none that is well-formed."""
     try:

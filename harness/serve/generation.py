@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
@@ -32,6 +31,7 @@ from harness.host.watch import RequestFacts
 from harness.leaves import leaves_of_rows
 from harness.serve.answer_grammar import Constrained, grammar_error, masks_of
 from harness.serve.chat import ChatPlan
+from harness.serve.drawn import random_bits
 from harness.serve.errors import ApiError
 from harness.serve.model import ServedModel
 from harness.serve.wire import MOST_CHOICES, Sampled
@@ -316,7 +316,7 @@ def requests_of(
     check_choices(len(prompts), n)
     forced = _forced_answer(body)
     max_tokens = len(forced) or max_tokens
-    seed = secrets.randbits(DRAWN_SEED_BITS) if body.seed is None else body.seed
+    seed = random_bits(DRAWN_SEED_BITS) if body.seed is None else body.seed
     stop = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
     return [
         Request(

@@ -12,6 +12,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, fields
 from operator import add, attrgetter
 from pathlib import Path
@@ -103,8 +104,10 @@ class LedgerStore(Database):
             waiting, self._waiting = self._waiting, {}
             self._attempted = self._counted
         try:
-            with self._whole():
+            if not waiting:
                 self._file.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
+            # A statement alone is a transaction: each one waits for the interpreter anew.
+            with self._whole() if len(waiting) > 1 else nullcontext():
                 for key, counts in waiting.items():
                     self._file.execute(self._add, (*key, *values_of(counts)))
         except sqlite3.Error as error:

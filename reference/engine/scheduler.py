@@ -252,7 +252,7 @@ class Scheduler:
         return True
 
     def _note_pages(self, tenant: int) -> None:
-        self._ledger.holds(tenant, self._tenants.usage(tenant).pages)
+        self._ledger.holds(tenant, self._tenants.held(tenant)[1])
 
     # Growing.
 
@@ -282,9 +282,8 @@ class Scheduler:
     def _beyond_quota(self, sequence: Sequence, count: int) -> bool:
         """Whether so many more pages are above the tenant's quota. The only running request of a
         tenant may have what it needs, as at its admission."""
-        usage = self._tenants.usage(sequence.tenant)
-        most = self._tenants[sequence.tenant].max_kv_pages
-        return usage.slots > 1 and usage.pages + count > most
+        slots, pages = self._tenants.held(sequence.tenant)
+        return slots > 1 and pages + count > self._tenants[sequence.tenant].max_kv_pages
 
     # Preempting.
 

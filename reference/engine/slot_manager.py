@@ -95,11 +95,11 @@ class SlotManager:
         most = sequence.cacheable
         whole = sequence.pages_to(quantum) if protected else pages_for(sequence.known)
         needed = whole + len(self.running)
-        if not memory.fits(sequence.scope, tokens, most, needed, tenant):
-            return False
         if protected and not self._tenants.within_quota(tenant, whole):
             return False
-        hit = memory.adopt(sequence.scope, tokens, most, tenant, slot)
+        hit = memory.adopt(sequence.scope, tokens, most, tenant, slot, needed)
+        if hit is None:
+            return False
         taken = memory.take(whole - len(hit.pages), tenant, slot)
         assert taken is not None, "it fits"
         pages = [*hit.pages, *taken]

@@ -8,9 +8,8 @@ steps that read it are still in flight.
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
-from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -60,7 +59,7 @@ class KvMemory:
     ) -> None:
         if host_pages and copies is None:
             raise ValueError("pages can be saved in host memory only with copies")
-        self.statistics = PrefixStatistics()
+        self._counts = Counter[str]()
         self._order = tuple(range(pages) if order is None else order)
         self._cache = cache
         self._most_cached = pages if cached_pages is None else cached_pages
@@ -69,6 +68,11 @@ class KvMemory:
         self._states = states
         self.reservations = Reservations(pages)
         self.resize(pages, copies)
+
+    @property
+    def statistics(self) -> PrefixStatistics:
+        """The counts so far."""
+        return PrefixStatistics(**self._counts)
 
     @property
     def meta(self) -> NDArray[np.void]:
@@ -130,29 +134,31 @@ class KvMemory:
         known = len(path) * PAGE_TOKENS
         return most if self._half_used(scope, path, tokens, most) else known
 
-    def fits(
-        self, scope: Hashable, tokens: NDArray[np.int32], most: int, pages: int, tenant: int
-    ) -> bool:
-        """Whether a sequence of ``tokens`` could have ``pages`` pages now: the cached ones of its
-        first ``most`` tokens, and available ones. Changes nothing."""
-        path = self.path(scope, tokens, most)
-        shared = sum(node.page is not None and node not in self._cached for node in path)
-        return pages - shared <= self.available(tenant)
-
     def adopt(
-        self, scope: Hashable, tokens: NDArray[np.int32], most: int, tenant: int, slot: int
-    ) -> PrefixHit:
+        self,
+        scope: Hashable,
+        tokens: NDArray[np.int32],
+        most: int,
+        tenant: int,
+        slot: int,
+        needed: int = 0,
+    ) -> PrefixHit | None:
         """Hold the pages of the longest prefix of ``tokens`` that is known in ``scope``, of at most
-        ``most`` tokens, for ``slot`` of ``tenant``."""
-        known = self._trees.find(scope, tokens, most)
-        path = self._usable(known, self.available(tenant))
+        ``most`` tokens, for ``slot`` of ``tenant``. None, and nothing is changed, where it could
+        not have ``needed`` pages: those of the prefix that others hold, and available ones."""
+        known, room = self._trees.find(scope, tokens, most), self.available(tenant)
+        path = self._usable(known, room)
+        held = sum([node.page is not None and node not in self._cached for node in path])
+        if needed - held > room:
+            return None
         difference = self._trees.difference(scope, known, tokens, tenant)
         resident = [node.page for node in path if node.page is not None]
         self._pool.hold(resident, slot, tenant)
         for node in path:
             self._cached.pop(node, None)
             self._spilled.pop(node, None)
-        self._restore([node for node in path if node.page is None], tenant, slot)
+        if len(resident) < len(path):
+            self._restore([node for node in path if node.page is None], tenant, slot)
         pages = [node.page for node in path if node.page is not None]
         covered = len(path) * PAGE_TOKENS
         partial = self._half_used(scope, path, tokens, most)
@@ -163,7 +169,7 @@ class KvMemory:
         if self._state_slots is not None and path:
             state = path[-1].state
             self._state_slots.touch(path[-1])
-        self._count(queries=1, tokens_asked=len(tokens), tokens_hit=covered)
+        self._counts.update(queries=1, tokens_asked=len(tokens), tokens_hit=covered)
         return PrefixHit(tuple(pages), covered, state, len(known) * PAGE_TOKENS, difference)
 
     def publish(
@@ -262,8 +268,7 @@ class KvMemory:
         self._pool = PagePool(self.total, [page for page in self._order if page < self.total])
         self._cached: OrderedDict[Node, None] = OrderedDict()
         self._spilled: OrderedDict[Node, None] = OrderedDict()
-        states, watch = self._states, self._watch
-        self._state_slots = None if states is None else StateSlots(states, watch)
+        self._state_slots = None if self._states is None else StateSlots(self._states, self._watch)
 
     def check(
         self,
@@ -320,7 +325,7 @@ class KvMemory:
             node.saved = None
             self._trees.set_page(node, page)
             self._pool.mark_whole(page)
-        self._count(restored=len(nodes))
+        self._counts.update(restored=len(nodes))
 
     def _private_copy(self, node: Node, tenant: int, slot: int) -> int | None:
         """Copy the node's page to a page of the sequence's own; None when there is no room."""
@@ -337,10 +342,8 @@ class KvMemory:
             self._copies.load(saved, pages[0])
         if source is not None:
             self.release([source], tenant)
-        if pages is None:
-            return None
-        self._count(copied=1)
-        return pages[0]
+        self._counts.update(copied=int(pages is not None))
+        return None if pages is None else pages[0]
 
     def _replace(self, node: Node, page: int) -> None:
         """Let a node whose page no sequence holds have its tokens in ``page``, which is held."""
@@ -382,7 +385,7 @@ class KvMemory:
         del self._cached[node]
         self._spilled[node] = None
         self._pool.give_back([page])
-        self._count(evicted=1, spilled=1)
+        self._counts.update(evicted=1, spilled=1)
 
     def _drop(self, node: Node) -> None:
         for gone in self._trees.drop(node):
@@ -390,11 +393,7 @@ class KvMemory:
                 del self._cached[gone]
                 assert gone.page is not None
                 self._pool.give_back([gone.page])
-                self._count(evicted=1)
+                self._counts.update(evicted=1)
             self._spilled.pop(gone, None)
             if self._state_slots is not None:
                 self._state_slots.forget(gone)
-
-    def _count(self, **changes: int) -> None:
-        counted = {name: getattr(self.statistics, name) + by for name, by in changes.items()}
-        self.statistics = replace(self.statistics, **counted)

@@ -30,7 +30,8 @@ class PagePool:
         self._free = deque(range(pages) if order is None else order)
         self.meta: NDArray[np.void] = np.zeros(pages, PAGE_META)
         self.meta["owner_slot"] = NO_SLOT
-        self._references = self.meta["ref_count"]
+        self._references, self._owners = self.meta["ref_count"], self.meta["owner_slot"]
+        self._payers = self.meta["tenant"]
         self._charged: Counter[int] = Counter()
         self._others: dict[int, list[int]] = {}
         if sorted(self._free) != list(range(pages)):
@@ -53,7 +54,7 @@ class PagePool:
         """The tenant of every reference to the page, the one it is charged to first."""
         if not self._references[page]:
             return []
-        return [int(self.meta["tenant"][page]), *self._others.get(page, ())]
+        return [int(self._payers[page]), *self._others.get(page, ())]
 
     def take(self, count: int, slot: int, tenant: int = 0) -> list[int]:
         """Take ``count`` free pages for ``slot``; the caller has checked ``free``."""
@@ -65,13 +66,17 @@ class PagePool:
 
     def hold(self, pages: Sequence[int], slot: int, tenant: int = 0) -> None:
         """Add a reference to each page; none of them may be free."""
+        if not pages:
+            return
         counts = self._references[list(pages)].tolist()
-        self._occupy([p for p, count in zip(pages, counts, strict=True) if not count], slot, tenant)
+        unheld = [page for page, count in zip(pages, counts, strict=True) if not count]
+        if unheld:
+            self._occupy(unheld, slot, tenant)
         for page, count in zip(pages, counts, strict=True):
             if count:
                 self._others.setdefault(page, []).append(tenant)
                 self._references[page] += 1
-                self.meta["owner_slot"][page] = NO_SLOT
+                self._owners[page] = NO_SLOT
 
     def release(self, pages: Sequence[int], tenant: int = 0) -> list[int]:
         """Drop one reference of ``tenant`` to each page; returns the pages that have none left, in
@@ -88,19 +93,19 @@ class PagePool:
                 left.append(page)
                 continue
             leaver = tenant
-            if int(self.meta["tenant"][page]) == tenant and tenant not in others:
+            if int(self._payers[page]) == tenant and tenant not in others:
                 leaver = others[0]
                 self._charge(leaver, 1)
                 self._charge(tenant, -1)
-                self.meta["tenant"][page] = leaver
+                self._payers[page] = leaver
             others.remove(leaver)
             self._references[page] -= 1
             if not others:
                 del self._others[page]
         self._charge(tenant, -len(left))
-        self.meta["ref_count"][left] = 0
-        self.meta["owner_slot"][left] = NO_SLOT
-        self.meta["tenant"][left] = 0
+        self._references[left] = 0
+        self._owners[left] = NO_SLOT
+        self._payers[left] = 0
         return left
 
     def effect_of(self, leaving: Sequence[tuple[int, Sequence[int]]]) -> tuple[int, Counter[int]]:
@@ -139,7 +144,7 @@ class PagePool:
         free, references = list(self._free), self._references
         assert len(free) == len(set(free)), "a page is free twice"
         assert not references[free].any(), "a page is free and held"
-        charged: Counter[int] = Counter(self.meta["tenant"][references > 0].tolist())
+        charged: Counter[int] = Counter(self._payers[references > 0].tolist())
         assert charged == self._charged, f"charged are {self._charged}, pages say {charged}"
         for page in np.flatnonzero(references).tolist():
             assert references[page] == 1 + len(self._others.get(page, ())), (
@@ -148,9 +153,9 @@ class PagePool:
         assert not any(references[page] == 0 for page in self._others), "a holder of nothing"
 
     def _occupy(self, pages: list[int], slot: int, tenant: int) -> None:
-        self.meta["ref_count"][pages] = 1
-        self.meta["owner_slot"][pages] = slot
-        self.meta["tenant"][pages] = tenant
+        self._references[pages] = 1
+        self._owners[pages] = slot
+        self._payers[pages] = tenant
         self._charge(tenant, len(pages))
 
     def _charge(self, tenant: int, pages: int) -> None:
@@ -161,7 +166,11 @@ class PagePool:
     def _check_held(self, pages: Sequence[int], tenant: int) -> None:
         if len(set(pages)) != len(pages):
             raise AssertionError("a page is released twice at once")
-        charged = (self._references[list(pages)] > 0) & (self.meta["tenant"][list(pages)] == tenant)
-        for page in np.asarray(pages)[~charged].tolist():
-            if tenant not in self._others.get(page, ()):
+        named = list(pages)
+        holders = zip(
+            named, self._references[named].tolist(), self._payers[named].tolist(), strict=True
+        )
+        for page, count, payer in holders:
+            charged = count and payer == tenant
+            if not charged and tenant not in self._others.get(page, ()):
                 raise AssertionError(f"page {page} is not owned by tenant {tenant}")

@@ -187,7 +187,9 @@ class PrefixTrees:
         keys = [child.key for child in newest if tenant in child.tenants]
         if not keys:
             return None
-        # One comparison of all pages: this runs between two steps, at every admission.
+        # Few begin alike. This runs between two steps, at every admission.
+        begin = rest[:1].tobytes()
+        keys = [key for key in keys if key.startswith(begin)] or keys[:1]
         cached = np.frombuffer(b"".join(keys), np.int32).reshape(-1, PAGE_TOKENS)[:, : len(rest)]
         differing = cached != rest
         if not differing.any(axis=1).all():

@@ -267,6 +267,11 @@ class Tenants:
         account.prefilled.add(now, prefilled)
         account.decoded.add(now, decoded)
 
+    def held(self, id: int) -> tuple[int, int]:
+        """Slots and pages that the tenant holds now."""
+        account = self._account(id)
+        return account.slots_held, account.pages_held
+
     def usage(self, id: int) -> Usage:
         """Current usage of the tenant."""
         account, now = self._account(id), self._clock()

@@ -95,7 +95,9 @@ class MemoryMachine(RuleBasedStateMachine):
         """One begins, and may use all but its last tokens."""
         self._admit(tenant, tokens, short)
 
-    def _admit(self, tenant: int, tokens: NDArray[np.int32], short: int) -> Running:
+    def _admit(
+        self, tenant: int, tokens: NDArray[np.int32], short: int, needed: int = 0
+    ) -> Running | None:
         """A hit has the sequence's own tokens, and is what was promised while there is room."""
         scope = scope_of(TENANTS[tenant])
         most = max(0, len(tokens) - short)
@@ -103,7 +105,11 @@ class MemoryMachine(RuleBasedStateMachine):
         promised = self.memory.match(scope, tokens, most)
         assert before == (self.memory.statistics, self.memory.free, self.memory.cached)
         available = self.memory.available(tenant)
-        hit = self.memory.adopt(scope, tokens, most, tenant, self.slots)
+        hit = self.memory.adopt(scope, tokens, most, tenant, self.slots, needed)
+        if hit is None:
+            assert before == (self.memory.statistics, self.memory.free, self.memory.cached)
+            assert needed > available
+            return None
         run = Running(tenant, self.slots, tokens, list(hit.pages), hit.tokens)
         self.slots += 1
         self.running.append(run)
@@ -126,11 +132,11 @@ class MemoryMachine(RuleBasedStateMachine):
     @rule(tenant=st.sampled_from(sorted(TENANTS)), tokens=SEQUENCES, stays=st.booleans())
     def serve(self, tenant: int, tokens: NDArray[np.int32], stays: bool) -> None:
         """All of a sequence's life, where it fits; else as much as there is room for."""
-        most, pages = max(0, len(tokens) - 1), pages_for(len(tokens))
-        fits = self.memory.fits(scope_of(TENANTS[tenant]), tokens, most, pages, tenant)
-        run = self._admit(tenant, tokens, 1)
+        fitting = self._admit(tenant, tokens, 1, pages_for(len(tokens)))
+        run = fitting or self._admit(tenant, tokens, 1)
+        assert run is not None
         computed = self._compute(run, len(tokens))
-        assert computed == fits
+        assert computed == (fitting is not None)
         if computed:
             self._publish(run, incremental=True)
             if self.states:

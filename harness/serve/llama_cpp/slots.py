@@ -177,12 +177,12 @@ class SlotTable:
 def _best(slots: Sequence[Slot], prompt: Sequence[int]) -> int:
     """The number of the slot whose conversation shares the longest prefix with a prompt, else of
     the least recently used one. Idle slots are preferred."""
-    by_age = sorted(range(len(slots)), key=lambda number: slots[number].used)
+    by_age = sorted(range(len(slots)), key=[slot.used for slot in slots].__getitem__)
     oldest = next((number for number in by_age if not slots[number].is_processing), -1)
     common: dict[int, int] = {}
-    for number in by_age:
+    for number in [number for number in by_age if slots[number].tokens is not NO_TOKENS]:
         slot = slots[number]
-        similar = len(slot.tokens) and slot.tokens[0] == prompt[0]
+        similar = len(slot.tokens) > 0 and slot.tokens[0] == prompt[0]
         if similar and (oldest < 0 or not slot.is_processing):
             common[number] = _common(slot.tokens, np.array(prompt, np.int32))
     # Of equal ones the one used last counts.
