@@ -49,8 +49,8 @@ class Observer:
         Reported before ``admitted``."""
 
     def loaded(self, at: float, request_id: int, tokens: int) -> None:
-        """Of the request's tokens, so many came from the disk cache. Reported before
-        ``admitted``."""
+        """Of the request's tokens, so many came from the disk cache. Reported before ``admitted``,
+        or behind it, and then not counted in ``reused``, where pages were read into its slot."""
 
     def preempted(self, at: float, request_id: int, slot: int, known: int) -> None:
         """The request lost its slot and waits again, with ``known`` tokens."""

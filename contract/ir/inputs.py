@@ -95,13 +95,18 @@ def input_layout(graph: Graph, largest: ShapeKey) -> InputLayout:
 
 
 def pack_inputs(
-    layout: InputLayout, step: ShapeKey, arrays: Mapping[str, NDArray[Any]], first_event: int = 0
+    layout: InputLayout,
+    step: ShapeKey,
+    arrays: Mapping[str, NDArray[Any]],
+    first_event: int = 0,
+    block: NDArray[np.uint8] | None = None,
 ) -> NDArray[np.uint8]:
-    """Make a block from the STEP record of ``step`` and the bytes of ``arrays`` by buffer name.
+    """Make a block from the STEP record of ``step`` and the bytes of ``arrays`` by buffer name, or
+    write them to ``block``.
 
     Raises KeyError for a buffer the layout does not have.
     """
-    block = np.zeros(layout.nbytes, np.uint8)
+    block = np.zeros(layout.nbytes, np.uint8) if block is None else block
     for name, array in arrays.items():
         data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
         start = layout.offsets[name]

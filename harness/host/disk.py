@@ -21,8 +21,9 @@ from reference.memory.prefix import Scope
 from reference.model.open import Model
 
 log = logging.getLogger("zinc_rt.disk")
-READ_SHARE = 4
-"""At most this part of the available memory holds pages that were read for prompts."""
+READ_SHARE, READ_BYTES = 4, 256 << 20
+"""At most this part of the available memory, and for each prompt so many bytes, hold pages that
+were read for prompts."""
 
 
 def function_name(model: Model, limits: Limits, files: Sequence[str]) -> str:
@@ -53,7 +54,7 @@ def open_disk_cache(folder: Path, most_bytes: int, model: Model, limits: Limits)
         folder,
         most_bytes,
         function_name(model, limits, files),
-        read_bytes=psutil.virtual_memory().available // READ_SHARE // limits.slots,
+        read_bytes=min(READ_BYTES, psutil.virtual_memory().available // READ_SHARE // limits.slots),
     )
     return DiskCache(options, log.warning, time.monotonic)
 

@@ -82,8 +82,11 @@ class StreamWatch(Observer):
 
     def loaded(self, at: float, request_id: int, tokens: int) -> None:
         stream = self.streams.get(request_id)
-        if stream is not None and stream.facts[request_id].admitted is None:
-            stream.facts[request_id].from_disk = tokens
+        if stream is not None and not (facts := stream.facts[request_id]).from_disk:
+            behind = facts.admitted is not None
+            if not facts.preempted:
+                facts.from_disk = tokens
+                facts.cached += tokens * behind
         self.then.loaded(at, request_id, tokens)
 
     def admitted(self, at: float, request_id: int, slot: int, known: int, reused: int) -> None:

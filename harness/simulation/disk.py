@@ -15,31 +15,64 @@ LOST_ONE_IN = 6
 """One file in so many is lost or damaged."""
 MOST_POLLS = 6
 """Most times that an engine asks for a reading until it has ended."""
+TOGETHER, ROOM = 1, 2
+"""Pages that are loaded together, and pages that are read and not loaded."""
 MOST_QUEUED = 8
 """Pages and states that may wait to be written."""
 
 
 class SimulatedReading:
-    """``DiskCache.read``'s result: what it found comes when it was asked for ``polls`` times."""
+    """``DiskCache.read``'s result: as much of what it found as there is room for comes when it was
+    asked for a ``random`` number of times."""
 
-    def __init__(self, first: int, polls: int, found: Callable[[], tuple[list[Any], Any]]) -> None:
+    def __init__(
+        self, first: int, random: Random, found: Callable[[], tuple[list[Any], Any]]
+    ) -> None:
         self.first = first
-        self.pages: list[Any] = []
+        self.count = self.taken = 0
         self.state: Any = None
         self.finished = False
-        self._polls, self._found = polls, found
+        self._pages: list[Any] | None = None
+        self._whole = 0
+        self._polls, self._random, self._found = random.randint(0, MOST_POLLS), random, found
 
     def poll(self) -> bool:
-        """Whether it has ended."""
+        """Whether it goes on only when pages are loaded, or has ended."""
         self._polls -= 1
-        if self._polls < 0 and not self.finished:
-            self.finished = True
-            self.pages, self.state = self._found()
-        return self.finished
+        if self._polls < 0 and not self.ready:
+            if self._pages is None:
+                self._pages, self._state = self._found()
+            self._whole = min(len(self._pages), self.taken + ROOM)
+            if self._whole == len(self._pages):
+                self.finished, self.count, self.state = True, self._whole, self._state
+        return self.ready
+
+    @property
+    def ready(self) -> bool:
+        """See ``Reading``."""
+        return self.finished or self._whole >= self.taken + ROOM
+
+    @property
+    def over(self) -> bool:
+        """See ``Reading``."""
+        return self.finished and self.taken >= self.count
+
+    def arrived(self) -> tuple[list[Any], int] | None:
+        """See ``Reading``."""
+        stop = min(self.taken + TOGETHER, self.count if self.finished else self._whole)
+        full = self.finished or stop == self.taken + TOGETHER
+        if self._pages is None or stop <= self.taken or not full:
+            return None
+        return self._pages[self.taken : stop], stop - self.taken
+
+    def loaded(self, pages: int) -> None:
+        """See ``Reading``."""
+        self.taken += pages
+        self._polls = self._random.randint(0, MOST_POLLS)
 
     def cancel(self) -> None:
         """End it without a result."""
-        self.finished, self.pages, self.state = True, [], None
+        self.finished, self.count, self.state = True, 0, None
 
 
 class SimulatedDisk:
@@ -95,13 +128,16 @@ class SimulatedDisk:
             del self._files[path]
 
     def read(
-        self, pages: Sequence[Entry], states: Sequence[Entry] | None, first: int
+        self, pages: Sequence[Entry], states: Sequence[Entry] | None, first: int, block: object
     ) -> SimulatedReading | None:
         """Begin to read the files of a prompt, as far as they are there; None where none is."""
         if pages[0].path not in self._files:
             return None
-        polls = self._random.randint(0, MOST_POLLS)
-        return SimulatedReading(first, polls, lambda: self._found(pages, states))
+        return SimulatedReading(first, self._random, lambda: self._found(pages, states))
+
+    def loaded(self, reading: SimulatedReading, pages: int) -> None:
+        """Go on with a reading."""
+        reading.loaded(pages)
 
     def _found(
         self, pages: Sequence[Entry], states: Sequence[Entry] | None
@@ -120,7 +156,7 @@ class SimulatedDisk:
         return found, state
 
     def due(self, reading: SimulatedReading) -> bool:
-        """Whether a reading has ended."""
+        """See ``DiskCache``."""
         return reading.poll()
 
     def wait(self, seconds: float) -> None:

@@ -7,7 +7,7 @@ a submission only when its result is waited for. Steps and copies run in the ord
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, NoReturn, Protocol
@@ -20,6 +20,7 @@ from harness.simulation.clock import VirtualClock
 from harness.simulation.device import NO_SCOPE, DeviceMemory, SavedState, StepCopy
 from harness.simulation.history import MOST_POSITIONS, VOCAB, listed
 from harness.simulation.invariants import Invariant, Violation
+from reference.engine.disk_pages import HostBytes
 from reference.limits import RING_STEPS, Limits
 from reference.model.adapters import Adapters
 from reference.ops.verify_k import accepted_drafts
@@ -172,6 +173,14 @@ class SimulatedCopies:
         """``load`` for each of several pages."""
         for one, page in zip(saved, pages, strict=True):
             self.load(one, page)
+
+    def block(self) -> None:
+        """Memory for pages, which nobody needs here."""
+
+    def load_block(self, block: Sequence[Any], pairs: Iterable[tuple[int, int]]) -> None:
+        """Copy pages of ``block`` to pages, (number in the block, page) each."""
+        for number, page in pairs:
+            self.load(HostBytes(block[number]), page)
 
 
 class SimulatedRunner:

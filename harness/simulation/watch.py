@@ -213,7 +213,7 @@ class EngineWatch(Observer):
         if not looked or not engine.blocked or unfit:
             return
         readings = {} if engine._disk is None else engine._disk._readings
-        reading = [order for order, one in readings.items() if not one.finished]
+        reading = [order for order, one in readings.items() if not one.ready]
         able = [
             candidate.order
             for candidate in self._candidates(reading)

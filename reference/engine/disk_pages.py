@@ -1,53 +1,36 @@
-"""The engine's side of the disk cache: which pages are written, and which are read for whom.
+"""The engine's side of the disk cache: which pages are read for whom.
 
-A page is given to the cache once the step that computed it was read without an error; its copy to
-host memory is a submission in the queue of steps. A waiting request is admitted once the pages that
-it has on disk were read, so the scheduler sees them at its admission only.
+A waiting request is admitted once the pages that it has on disk were read, or as many as host
+memory is used for: then it computes nothing until the rest was read into its pages. They are its
+own like those that it would compute, and others find them once all are there.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Collection, Hashable, Iterable
-
 from contract.arithmetic import PAGE_TOKENS
 from contract.lazy_dataclass import dataclass
+from reference.engine.disk_writes import DiskWrites
 from reference.engine.sequence import Sequence
 from reference.memory.disk.cache import DiskCache
-from reference.memory.disk.entry import Bytes, Entry, EntryKind
+from reference.memory.disk.entry import Bytes, Entry
 from reference.memory.disk.reading import Reading
 from reference.memory.kv import KvMemory
 from reference.memory.page_copies import PageCopies
-from reference.memory.prefix import KEY_BYTES, Node, PrefixHit, Scope, TreeWatch, sharers
+from reference.memory.prefix import KEY_BYTES, PrefixHit
 from reference.memory.recurrent import RecurrentMemory
-from reference.memory.row_copies import Saved
 from reference.runner import ModelRunner
 from reference.sched.tenants import Tenants
 
-MOST_SAVED = 64
-"""Pages that are copied for the disk after one step."""
-MOST_USED = 64
-"""Most sequences that ended whose use of the cache is not noted on disk yet."""
-MOST_WAITING = 1 << 16
-"""Most pages that wait to be copied; then the one that waits for longest is not written."""
-
 
 @dataclass(frozen=True, slots=True)
-class _Unsaved:
-    """A page or state to write, which the first ``steps`` steps computed."""
+class _Loading:
+    """What is read for a sequence that was admitted: its ``pages``, of which ``hit`` covers the
+    first, and ``reading``."""
 
-    entry: Entry
-    node: Node
-    steps: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Copied:
-    """A page or state on its way to host memory; it is there when ``steps`` steps were read."""
-
-    entry: Entry
-    saved: Saved
-    steps: int
+    sequence: Sequence
+    hit: PrefixHit
+    pages: list[int]
+    reading: Reading
 
 
 class HostBytes:
@@ -61,12 +44,9 @@ class HostBytes:
         return self._data
 
 
-class DiskPages(TreeWatch):
-    """Writes what ``KvMemory`` publishes to ``cache``, and reads what sequences need from it.
-
-    ``tenants`` say who shares a scope. ``states`` says whether the model has recurrent layers and
-    room for their states: then a hit ends where a state is.
-    """
+class DiskPages(DiskWrites):
+    """Writes what ``KvMemory`` publishes to ``cache``, and reads what sequences need from it. In a
+    model with recurrent layers a hit ends where a state is."""
 
     def __init__(
         self,
@@ -75,167 +55,24 @@ class DiskPages(TreeWatch):
         recurrent: RecurrentMemory,
         tenants: Tenants,
     ) -> None:
-        self.cache = cache
-        self.steps = 0
-        """Steps submitted so far."""
-        self._copies, self._recurrent = copies, recurrent
-        self._stateful = recurrent.slot_bytes > 0
-        self._tenants = tenants
-        self._roots: dict[Hashable, bytes] = {}
-        self._folders: dict[Hashable, str] = {}
-        self._waiting: deque[_Unsaved] = deque()
-        self._copying: deque[_Copied] = deque()
-        self._used: deque[Node] = deque()
-        self._loading = False
+        super().__init__(cache, copies, recurrent, tenants)
         self._readings: dict[int, Reading] = {}
+        self._loading: dict[int, _Loading] = {}
         self._ended: set[int] = set()
 
-    # What is written.
-
-    def added(self, scope: Hashable, node: Node) -> None:
-        """Name a new node and write its page, unless it comes from disk."""
-        above = node.parent
-        assert above is not None
-        if above.parent is None and not above.digest:
-            above.digest = self._root(scope)
-        node.digest = self.cache.names.page(above.digest, node.key)
-        if not self._loading:
-            self._wait(self._page(scope, node.digest, node.key), node)
-
-    def state_saved(self, node: Node) -> None:
-        """Write the recurrent state after a node, unless it comes from disk."""
-        if not self._loading:
-            *_, first = node.upward()
-            assert first.parent is not None
-            self._wait(self._state(first.parent.scope, node.digest, node.key), node)
-
-    def _wait(self, entry: Entry, node: Node) -> None:
-        if len(self._waiting) == MOST_WAITING:
-            self._waiting.popleft()
-            self.cache.count(dropped=1)
-        self._waiting.append(_Unsaved(entry, node, self.steps))
-
-    def save(self, read: int, *, waits: bool = False) -> None:
-        """Copy what the first ``read`` steps computed to host memory, as far as there is room, and
-        hand over what has arrived there, or, where it ``waits``, will arrive."""
-        self._touch()
-        while self._copying and (waits or self._copying[0].steps <= read):
-            copied = self._copying.popleft()
-            self.cache.write(copied.entry, copied.saved.bytes())
-        for _ in range(MOST_SAVED):
-            if not self._waiting or self._waiting[0].steps > read:
-                return
-            unsaved = self._waiting[0]
-            if not self.cache.reserve(unsaved.entry.nbytes):
-                return
-            self._waiting.popleft()
-            saved = None
-            try:
-                saved = self._saved(unsaved)
-            finally:
-                if saved is None:
-                    self.cache.release(unsaved.entry.nbytes)
-            if saved is None:
-                self.cache.count(dropped=1)
-            else:
-                self._copying.append(_Copied(unsaved.entry, saved, self.steps + 1))
-
-    def _saved(self, unsaved: _Unsaved) -> Saved | None:
-        """Queue a copy to host memory; None where the page or state was evicted meanwhile."""
-        node = unsaved.node
-        if node.parent is None:
-            return None
-        if unsaved.entry.kind is EntryKind.STATE:
-            return None if node.state is None else self._recurrent.read(node.state)
-        if node.page is None:
-            saved: Saved | None = node.saved
-            return saved
-        return self._copies.save(node.page)
-
-    def used(self, node: Node) -> None:
-        """Note that a sequence that ended used a node and those above it."""
-        if len(self._used) == MOST_USED:
-            self._used.popleft()
-        self._used.append(node)
-
-    def _touch(self) -> None:
-        """Note on disk what was used, once it is written. The end of a path makes room first:
-        without the pages above it, it could not be used."""
-        while self._used and not self._waiting and not self._copying:
-            path = list(self._used.popleft().upward())
-            above = path[-1].parent if path else None
-            if above is None:
-                continue
-            entries = []
-            for one in path:
-                if self._stateful:
-                    entries.append(self._state(above.scope, one.digest, one.key))
-                entries.append(self._page(above.scope, one.digest, one.key))
-            self.cache.touch(entries)
-
-    def save_all(self, read: int) -> None:
-        """Give all that the first ``read`` steps computed to the cache, as far as there is room."""
-        before = -1
-        while before != (before := 2 * len(self._waiting) + len(self._copying)):
-            self.save(read, waits=True)
-        self._touch()
-
-    def finish(self, read: int) -> None:
-        """Do ``save_all``, and wait for room as far as the time for the end allows."""
-        before = -1
-        while before != (before := len(self._waiting)) and self.cache.wait_for_room():
-            self.save_all(read)
-
     def clear(self) -> None:
-        """Forget what is to be written, after a fault: nobody knows what was computed."""
-        for copied in self._copying:
-            self.cache.release(copied.entry.nbytes)
-        self._copying.clear()
-        self._waiting.clear()
-        self._used.clear()
+        super().clear()
         for reading in self._readings.values():
             reading.cancel()
         self._readings.clear()
-
-    def reopened(self, runner: ModelRunner) -> None:
-        """Read and write the pages and states of a runner that was opened anew; it has the same
-        pages in other memory."""
-        copies = runner.page_copies()
-        assert copies is not None
-        self._copies, self._recurrent = copies, runner.recurrent
-
-    def forget(self, ended: Collection[Scope]) -> None:
-        """Remove what scopes that ended have on disk."""
-        for scope in ended:
-            self.cache.forget(scope)
-            folder = self._folder(scope)
-            self._drop_copies([one for one in self._copying if one.entry.scope == folder])
-            self._waiting = deque(one for one in self._waiting if one.entry.scope != folder)
-            self._roots = {one: root for one, root in self._roots.items() if sharers(one) != scope}
-
-    def erase(self, scope: Hashable, nodes: Iterable[Node]) -> None:
-        """Remove what nodes that are not cached any more have on disk."""
-        entries = [self._page(scope, node.digest, node.key) for node in nodes]
-        if self._stateful:
-            entries += [self._state(scope, entry.name, entry.tokens) for entry in entries]
-        names = {entry.name for entry in entries}
-        self._drop_copies([one for one in self._copying if one.entry.name in names])
-        self.cache.erase(entries)
-
-    def _drop_copies(self, dropped: Iterable[_Copied]) -> None:
-        """Do not write what is on its way to host memory."""
-        for copied in dropped:
-            self.cache.release(copied.entry.nbytes)
-            self._copying.remove(copied)
-
-    # What is read.
+        self._loading.clear()
 
     def reads(self, sequence: Sequence, memory: KvMemory, most: int) -> bool:
         """Whether a waiting sequence's pages are being read. Reading begins with the first call;
-        ``most`` sequences may have pages that were read for them."""
+        ``most`` waiting sequences may have pages that were read for them."""
         reading = self._readings.get(sequence.order)
         if reading is None:
-            if sequence.looked_up or len(self._readings) >= most:
+            if sequence.looked_up or len(self._readings) - len(self._loading) >= most:
                 return False
             sequence.looked_up = True
             reading = self._begin(sequence, memory)
@@ -246,8 +83,9 @@ class DiskPages(TreeWatch):
         return not self.cache.due(reading)
 
     def arrived(self) -> bool:
-        """Whether a reading has ended since the last call."""
-        ended = {order for order, reading in self._readings.items() if self.cache.due(reading)}
+        """Whether one more waiting sequence can be admitted since the last call."""
+        waiting = self._readings.keys() - self._loading.keys()
+        ended = {order for order in waiting if self.cache.due(self._readings[order])}
         new = ended - self._ended
         self._ended = ended
         return bool(new)
@@ -255,12 +93,13 @@ class DiskPages(TreeWatch):
     @property
     def reading(self) -> bool:
         """Whether pages are being read."""
-        return any(not reading.finished for reading in self._readings.values())
+        return any(not reading.ready for reading in self._readings.values())
 
     def drop(self, sequence: Sequence) -> None:
-        """Forget what was read for a sequence, which ended or has another scope now; it is looked
-        up again when it waits again."""
+        """Forget what was read for a sequence, which ended, lost its slot or has another scope now;
+        it is looked up again when it waits again."""
         sequence.looked_up = False
+        self._loading.pop(sequence.order, None)
         reading = self._readings.pop(sequence.order, None)
         if reading is not None:
             reading.cancel()
@@ -269,14 +108,55 @@ class DiskPages(TreeWatch):
         self, sequence: Sequence, memory: KvMemory, hit: PrefixHit, pages: list[int]
     ) -> PrefixHit:
         """Load what was read for a sequence into its ``pages``, of which ``hit`` covers the first,
-        and publish it: what is covered then."""
-        reading = self._readings.pop(sequence.order, None)
-        sequence.looked_up = False
+        and publish it: what is covered then. Where more is read it ``loads``."""
+        reading = self._readings.get(sequence.order)
         first = len(hit.pages)
-        if reading is None or hit.tokens != first * PAGE_TOKENS:
+        if reading is None or hit.tokens != first * PAGE_TOKENS or first < reading.first:
+            self.drop(sequence)
             return hit
-        stop = reading.first + len(reading.pages)
-        if not reading.first <= first < stop:
+        sequence.looked_up = False
+        loading = self._loading[sequence.order] = _Loading(sequence, hit, pages, reading)
+        return self._load_arrived(loading, memory, whole=True) or hit
+
+    def loads(self, sequence: Sequence) -> bool:
+        """Whether pages of a sequence that was admitted are being read."""
+        return sequence.order in self._loading
+
+    def load_more(self, memory: KvMemory, *, whole: bool) -> list[tuple[Sequence, PrefixHit]]:
+        """Load pages for those that were admitted, at most a block for each unless the ``whole`` of
+        what arrived; those that have all now, and what is covered of them."""
+        loaded = []
+        for loading in tuple(self._loading.values()):
+            self.cache.due(loading.reading)
+            hit = self._load_arrived(loading, memory, whole=whole)
+            if hit is not None:
+                loaded.append((loading.sequence, hit))
+        return loaded
+
+    def _load_arrived(
+        self, loading: _Loading, memory: KvMemory, *, whole: bool
+    ) -> PrefixHit | None:
+        """Load pages that arrived: what is covered once all are there."""
+        reading, first = loading.reading, len(loading.hit.pages)
+        while (arrived := reading.arrived()) is not None:
+            block, count = arrived
+            begin = reading.first + reading.taken
+            numbers = range(max(begin, first), begin + count)
+            if numbers:
+                self._copies.load_block(block, [(n - begin, loading.pages[n]) for n in numbers])
+            self.cache.loaded(reading, count)
+            if not whole:
+                break
+        if not reading.over:
+            return None
+        del self._loading[loading.sequence.order], self._readings[loading.sequence.order]
+        return self._covered(loading, memory)
+
+    def _covered(self, loading: _Loading, memory: KvMemory) -> PrefixHit:
+        """Publish what was loaded: what is covered then."""
+        hit, reading, pages = loading.hit, loading.reading, loading.pages
+        stop = reading.first + reading.count
+        if stop <= len(hit.pages):
             return hit
         slot = None
         if self._stateful:
@@ -284,9 +164,7 @@ class DiskPages(TreeWatch):
             if slot is None or reading.state is None:
                 return hit
             self._recurrent.write(slot, HostBytes(reading.state), stop * PAGE_TOKENS)
-        arrived = reading.pages[first - reading.first :]
-        self._copies.load_all([HostBytes(data) for data in arrived], pages[first:stop])
-        self._publish(sequence, memory, stop, pages, slot)
+        self._publish(loading.sequence, memory, stop, pages, slot)
         covered = stop * PAGE_TOKENS
         self.cache.count(tokens=covered - hit.tokens)
         return PrefixHit(
@@ -303,13 +181,13 @@ class DiskPages(TreeWatch):
     ) -> None:
         """Let others find loaded pages, which are not written again."""
         tokens = sequence.tokens[: stop * PAGE_TOKENS]
-        self._loading = True
+        self._publishing = True
         try:
             memory.publish(sequence.scope, tokens, pages, None, sequence.tenant)
             if slot is not None:
                 memory.attach_state(sequence.scope, tokens, slot)
         finally:
-            self._loading = False
+            self._publishing = False
 
     def _begin(self, sequence: Sequence, memory: KvMemory) -> Reading | None:
         most = sequence.cacheable
@@ -321,7 +199,7 @@ class DiskPages(TreeWatch):
         states = None
         if self._stateful:
             states = [self._state(sequence.scope, one.name, one.tokens) for one in pages]
-        return self.cache.read(pages, states, first)
+        return self.cache.read(pages, states, first, self._copies.block)
 
     def _entries(self, sequence: Sequence, first: int, stop: int) -> list[Entry]:
         """The files of a sequence's pages ``first`` to ``stop`` - 1."""
@@ -334,32 +212,6 @@ class DiskPages(TreeWatch):
             if number >= first:
                 entries.append(self._page(sequence.scope, name, tokens))
         return entries
-
-    def _page(self, scope: Hashable, name: bytes, tokens: bytes) -> Entry:
-        nbytes = self._copies.page_bytes
-        return Entry(self._folder(scope), name, tokens, EntryKind.PAGE, nbytes)
-
-    def _state(self, scope: Hashable, name: bytes, tokens: bytes) -> Entry:
-        nbytes = self._recurrent.slot_bytes
-        return Entry(self._folder(scope), name, tokens, EntryKind.STATE, nbytes)
-
-    def _folder(self, scope: Hashable) -> str:
-        scope = sharers(scope)
-        folder = self._folders.get(scope)
-        if folder is None:
-            assert isinstance(scope, tuple)
-            folder = self._folders[scope] = self.cache.names.scope(scope)
-        return folder
-
-    def _root(self, scope: Hashable) -> bytes:
-        """What a scope's names on disk begin with, until it ends. It has the ids and names of those
-        who share the scope when this is first asked: after a restart others may have its number."""
-        root = self._roots.get(scope)
-        if root is None:
-            assert isinstance(scope, tuple)
-            members = self._tenants.members(scope[:2])
-            root = self._roots[scope] = self.cache.names.root([*members, *scope])
-        return root
 
 
 def disk_pages_of(

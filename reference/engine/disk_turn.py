@@ -24,9 +24,9 @@ def end_disk(disk: DiskPages, pipeline: Pipeline, *, waits: bool = True) -> None
 
 
 def use_disk(disk: DiskPages, pipeline: Pipeline, idle: bool, blocked: bool) -> None:
-    """Write what was computed, and what is left once the cache closes. Where a sequence's pages
-    were read, have it looked at again. Where an engine that is not ``idle`` is ``blocked``, it
-    waits for them."""
+    """Write what was computed, and what is left once the cache closes. Load what was read for
+    sequences with slots, and have those looked at again that wait and whose pages were read. Where
+    an engine that is not ``idle`` is ``blocked``, it waits for pages."""
     disk.cache.before_close = partial(end_disk, disk, pipeline)
     if idle:
         pipeline.settle()
@@ -35,5 +35,6 @@ def use_disk(disk: DiskPages, pipeline: Pipeline, idle: bool, blocked: bool) -> 
     disk.save(pipeline.steps_read)
     if blocked and disk.reading:
         disk.cache.wait(WAIT_SECONDS)
+    pipeline.load_more()
     if disk.arrived():
         pipeline.look_again()

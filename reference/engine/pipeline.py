@@ -141,6 +141,12 @@ class Pipeline:
         """Look at the waiting sequences before the next step, though nothing has changed here."""
         self._scheduler.look_again()
 
+    def load_more(self) -> None:
+        """Load pages that were read from disk: few where steps are in flight, which others wait
+        for."""
+        if self._scheduler.load_more(whole=not self._in_flight):
+            self.changed()
+
     def wait(self) -> None:
         """Wait until the device has computed the steps in flight. Raises where one failed."""
         for step in self._in_flight:

@@ -240,7 +240,8 @@ class Scheduler:
             sequence.quantum = goal(sequence.reached, computed, sequence.end)
         self.counts.admitted += 1
         self._ledger.admitted(sequence.tenant)
-        self._ledger.looked_up(sequence.tenant, sequence.known, computed)
+        if not slot_manager.table.loading[sequence.slot]:
+            self._ledger.looked_up(sequence.tenant, sequence.known, computed)
         self._note_pages(sequence.tenant)
         if sequence.difference is not None:
             self._observer.differed(self._clock(), sequence.request.id, sequence.difference)
@@ -250,6 +251,19 @@ class Scheduler:
             self._clock(), sequence.request.id, sequence.slot, sequence.known, computed
         )
         return True
+
+    def load_more(self, *, whole: bool) -> bool:
+        """Load pages that were read for sequences with slots: whether one has all now. At most a
+        block for each, unless the ``whole`` of what arrived."""
+        loaded = self.slot_manager.load_more(whole=whole)
+        for sequence in loaded:
+            computed = self.slot_manager.table.computed[sequence.slot]
+            if not sequence.protected:
+                sequence.quantum = goal(sequence.reached, computed, sequence.end)
+            self._ledger.looked_up(sequence.tenant, sequence.known, computed)
+            if sequence.from_disk:
+                self._observer.loaded(self._clock(), sequence.request.id, sequence.from_disk)
+        return bool(loaded)
 
     def _note_pages(self, tenant: int) -> None:
         self._ledger.holds(tenant, self._tenants.held(tenant)[1])

@@ -111,9 +111,24 @@ class SlotManager:
         self._note_slots(sequence, 1)
         self._note_pages(tenant)
         self._occupy(sequence, hit.tokens)
+        self.table.loading[slot] = self.disk is not None and self.disk.loads(sequence)
         if hit.state is not None:
             self._runner.recurrent.load(hit.state, slot)
         return True
+
+    def load_more(self, *, whole: bool) -> list[Sequence]:
+        """Load pages that were read from disk: the sequences that have theirs now, see
+        ``DiskPages.load_more``."""
+        loaded = [] if self.disk is None else self.disk.load_more(self.memory, whole=whole)
+        for sequence, hit in loaded:
+            slot = sequence.slot
+            sequence.matched, sequence.from_disk = hit.matched, hit.from_disk
+            self.table.computed[slot], self.table.loading[slot] = hit.tokens, False
+            if self.keeps_states:
+                self._next_cut(sequence)
+            if hit.from_disk and hit.state is not None:
+                self._runner.recurrent.load(hit.state, slot)
+        return [sequence for sequence, _ in loaded]
 
     def grow(self, sequence: Sequence, count: int) -> bool:
         """Give ``count`` more pages; False where there are none for its tenant."""
@@ -168,6 +183,8 @@ class SlotManager:
         not ``published``. A sequence that made no progress was not ``served``."""
         slot, pages = sequence.slot, sequence.pages
         self._on_lost(sequence)
+        if self.disk is not None:
+            self.disk.drop(sequence)
         if published:
             self.publish(sequence)
             self._attach_state(sequence)

@@ -7,7 +7,8 @@ conversion.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from typing import ClassVar, Protocol
 
 import numpy as np
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 from contract.dtypes import F32
 from contract.execution import ExecutableGraph
 from contract.ir.graph import BufferKind, Graph, GraphBuilder, View
-from contract.ir.inputs import pack_inputs
+from contract.ir.inputs import InputLayout, input_layout, pack_inputs
 from contract.ir.scratch import buffer_bytes
 from contract.opcodes import Opcode
 from contract.shape_key import ShapeKey
@@ -28,7 +29,7 @@ SAVED = "saved"
 ONE_ROW = ShapeKey(0, 1)
 LOADS_UNDER_WAY = 8
 """The most loads of rows in flight: the tier has a snapshot of each row."""
-TOGETHER_BYTES, TOGETHER_ROWS = 4 << 20, 16
+TOGETHER_BYTES, TOGETHER_ROWS = 16 << 20, 16
 """Most bytes and rows of one load of several rows."""
 TOGETHER_UNDER_WAY = 2
 """The most loads of several rows in flight."""
@@ -56,6 +57,17 @@ class SavedPage:
             self._tier.wait(self._fence)
             self._bytes, self._fence = self._fence.outputs[SAVED], None
         return self._bytes
+
+
+class RowBlock:
+    """Host memory for the ``rows``, uint8[bytes of a row] each, of one load; they lie in its
+    ``inputs``."""
+
+    def __init__(self, layout: InputLayout, rows: int, row_bytes: int) -> None:
+        self.inputs = np.empty(layout.nbytes, np.uint8)
+        start = layout.offsets[SAVED]
+        whole = self.inputs[start : start + rows * row_bytes]
+        self.rows: Sequence[NDArray[np.uint8]] = list(whole.reshape(rows, row_bytes))
 
 
 class RowCopies:
@@ -87,6 +99,15 @@ class RowCopies:
         self._last: Fence | None = None
         self._loads: deque[Fence] = deque()
 
+    @cached_property
+    def together(self) -> int:
+        """Most rows of one load of several rows."""
+        return max(1, min(TOGETHER_ROWS, TOGETHER_BYTES // self.row_bytes))
+
+    @cached_property
+    def _layout(self) -> InputLayout:
+        return input_layout(_loading(self._widths, self.rows), ShapeKey(0, self.together))
+
     def save(self, row: int) -> SavedPage:
         """Queue: what is in ``row`` now into host memory. The row may be written at once."""
         return SavedPage(self._tier, self._run(self._save, [(row, 0)], requested=(SAVED,)))
@@ -98,20 +119,25 @@ class RowCopies:
 
     def load_all(self, saved: Sequence[Saved], rows: Sequence[int]) -> None:
         """``load`` for each of several rows, in fewer submissions."""
-        together = min(TOGETHER_ROWS, TOGETHER_BYTES // self.row_bytes)
-        first = 0
-        while len(rows) - first >= together > 1:
-            part = range(first, first + together)
-            if self._together is None:
-                largest = ShapeKey(0, together)
-                graph = _loading(self._widths, self.rows)
-                self._together = self._lowered(graph, self._buffers, largest)
-            self._begin_load(TOGETHER_UNDER_WAY)
-            pairs = [(number - first, rows[number]) for number in part]
-            self._loads.append(self._run(self._together, pairs, [saved[one] for one in part]))
-            first += together
-        for number in range(first, len(rows)):
-            self.load(saved[number], rows[number])
+        block = self.block()
+        for first in range(0, len(rows), self.together):
+            part = rows[first : first + self.together]
+            for memory, one in zip(block.rows, saved[first : first + len(part)], strict=False):
+                memory[:] = one.bytes()
+            self.load_block(block, enumerate(part))
+
+    def block(self) -> RowBlock:
+        """Memory for ``together`` rows. Any thread may call it."""
+        return RowBlock(self._layout, self.together, self.row_bytes)
+
+    def load_block(self, block: RowBlock, pairs: Iterable[tuple[int, int]]) -> None:
+        """Queue: rows of ``block`` into rows of the buffers, (number in the block, row) each, for
+        any step submitted from now on. The block may be filled anew at once."""
+        if self._together is None:
+            graph = _loading(self._widths, self.rows)
+            self._together = self._lowered(graph, self._buffers, ShapeKey(0, self.together))
+        self._begin_load(TOGETHER_UNDER_WAY)
+        self._loads.append(self._run(self._together, list(pairs), block=block.inputs))
 
     def close(self) -> None:
         """Wait for the last copy and free the staging buffer."""
@@ -144,12 +170,15 @@ class RowCopies:
         pairs: Sequence[tuple[int, int]],
         saved: Sequence[Saved] = (),
         requested: tuple[str, ...] = (),
+        block: NDArray[np.uint8] | None = None,
     ) -> Fence:
-        """Submit copies of ``pairs``, (source, target) each; a load has ``saved`` sources."""
+        """Submit copies of ``pairs``, (source, target) each; a load has ``saved`` sources, or those
+        in ``block``."""
         for index in {index for pair in pairs for index in pair}:
             assert 0 <= index < self.rows, f"{self.NOUN} {index} is not one of {self.rows}"
         step = ShapeKey(0, len(pairs))
-        block = pack_inputs(graph.inputs, step, {PAIRS: np.array(pairs, np.int32)})
+        arrays = {PAIRS: np.array(pairs, np.int32)}
+        block = pack_inputs(graph.inputs, step, arrays, block=block)
         for number, row in enumerate(saved):
             start = graph.inputs.offsets[SAVED] + number * self.row_bytes
             block[start : start + self.row_bytes] = row.bytes()

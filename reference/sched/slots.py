@@ -39,8 +39,8 @@ class SlotTable:
     position before ``scored_to`` give the token of the prompt there.
 
     ``samples``: tokens are generated. ``lockstep``: the next step needs the token of the one before
-    on the host. ``stalled``: nothing is computed. ``listed``: log-probabilities are requested.
-    ``biased``: there are logit biases. ``adapted``: there are adapters.
+    on the host. ``stalled``, ``loading``: nothing is computed. ``listed``: log-probabilities are
+    requested. ``biased``: there are logit biases. ``adapted``: there are adapters.
     """
 
     def __init__(self, limits: Limits) -> None:
@@ -60,6 +60,7 @@ class SlotTable:
         self.samples = [False] * slots
         self.lockstep = [False] * slots
         self.stalled = [False] * slots
+        self.loading = [False] * slots
         self.listed = [False] * slots
         self.biased = [False] * slots
         self._sampling = np.zeros(slots, SAMPLING)
@@ -94,7 +95,7 @@ class SlotTable:
         self.computed[slot], self.known[slot], self.end[slot] = computed, known, end
         self.rows_from[slot], self.scored_to[slot] = rows_from, scored_to
         self.samples[slot], self.output[slot] = samples, output
-        self.lockstep[slot], self.stalled[slot] = lockstep, False
+        self.lockstep[slot], self.stalled[slot], self.loading[slot] = lockstep, False, False
         self.listed[slot] = listed
         self.biased[slot] = len(bias) > 0
         self.adapted[slot] = len(adapters) > 0
@@ -122,7 +123,7 @@ class SlotTable:
     def _length(self, slot: int) -> int:
         """Number of tokens of a slot's sequence that can be computed now."""
         computed, known, cut = self.computed[slot], self.known[slot], self.cut[slot]
-        if self.stalled[slot]:
+        if self.stalled[slot] or self.loading[slot]:
             return computed
         if computed < known:
             length = known + self.draft[slot]

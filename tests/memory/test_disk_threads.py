@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from reference.memory.disk.cache import DiskCache, DiskCacheOptions
 from reference.memory.disk.folder import CacheFolder
 from tests.memory.test_disk_entries import PLENTY, SCOPE, entry_of, payload_of
+from tests.memory.test_disk_reading import Memory
 from tests.patience import PATIENCE_SECONDS
 
 
@@ -32,6 +34,7 @@ def test_a_scope_is_forgotten_until_the_last_removal(
     options = DiskCacheOptions(tmp_path, PLENTY, "a function", flush_seconds=PATIENCE_SECONDS)
     cache = DiskCache(options, lambda line: None, lambda: 0.0)
     entry = entry_of(CacheFolder(tmp_path, PLENTY), 1)
+    make: Any = Memory
     try:
         cache.forget(SCOPE)
         assert cache.reserve(entry.nbytes)
@@ -39,10 +42,10 @@ def test_a_scope_is_forgotten_until_the_last_removal(
         cache.forget(SCOPE)
         gates[0].set()
         assert removing[1].wait(PATIENCE_SECONDS)
-        assert cache.read([entry], None, 0) is None
+        assert cache.read([entry], None, 0, make) is None
         gates[1].set()
         assert cache.flush()
-        assert cache.read([entry], None, 0) is not None
+        assert cache.read([entry], None, 0, make) is not None
         assert not CacheFolder(tmp_path, PLENTY).has(entry)
     finally:
         for gate in gates:

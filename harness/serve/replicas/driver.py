@@ -125,8 +125,9 @@ class _Pump:
             self.taken.set_result(None)
         self._driver.heard(batch)
         self._facts.preempted = max(self._facts.preempted, batch.preempted)
-        if batch.admitted and self._facts.admitted is None:
-            self._facts.admitted, self._facts.cached = now, batch.cached
+        if batch.admitted and not self._tokens:
+            self._facts.admitted = self._facts.admitted or now
+            self._facts.cached = batch.cached
             self._facts.difference, self._facts.from_disk = batch.difference, batch.from_disk
         self._requested.receive(batch)
         for event in batch.events:

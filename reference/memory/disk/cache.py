@@ -18,11 +18,12 @@ from contract.types import Clock
 from reference.memory.disk.entry import BrokenEntry, Bytes, Entry, read_entry
 from reference.memory.disk.folder import CacheFolder
 from reference.memory.disk.names import PageNames
-from reference.memory.disk.reading import Reading
+from reference.memory.disk.reading import Reading, Ring
 from reference.memory.disk.statistics import DiskStatistics
+from reference.memory.row_copies import RowBlock
 
-READERS = min(max(os.cpu_count() or 2, 4) // 2, 6)
-"""Threads that read the files of a prompt. Six read 11 GB in half the time that two take."""
+READERS = min(max(2, 3 * (os.cpu_count() or 2) // 4), 12)
+"""Threads that read the files of a prompt."""
 MOST_TOUCHES = 64
 """While more than that waits to be done, uses of files are not noted."""
 Report = Callable[[str], None]
@@ -34,8 +35,8 @@ class DiskCacheOptions:
     """The folder of the cache and the bytes it may use.
 
     ``folder`` has files of at most ``most_bytes`` in all. ``function`` names what the model
-    computes. In host memory at most ``queue_bytes`` wait to be written, and at most ``read_bytes``
-    are read for one prompt. A reading that gets nothing for ``patience`` seconds is given up.
+    computes. In host memory at most ``queue_bytes`` wait to be written, and about ``read_bytes`` of
+    a prompt wait to be loaded. A reading that gets nothing for ``patience`` seconds is given up.
     ``close`` waits at most ``flush_seconds`` for what waits to be written.
     """
 
@@ -43,7 +44,7 @@ class DiskCacheOptions:
     most_bytes: int
     function: str
     queue_bytes: int = 256 << 20
-    read_bytes: int = 1 << 30
+    read_bytes: int = 256 << 20
     patience: float = 5.0
     flush_seconds: float = 5.0
 
@@ -186,36 +187,42 @@ class DiskCache:
     # Reading.
 
     def read(
-        self, pages: Sequence[Entry], states: Sequence[Entry] | None, first: int
+        self,
+        pages: Sequence[Entry],
+        states: Sequence[Entry] | None,
+        first: int,
+        block: Callable[[], RowBlock],
     ) -> Reading | None:
         """Begin to read the pages of a prompt from number ``first`` on; None where that is of no
-        use: see ``Reading``."""
+        use: see ``Reading``. ``block`` makes memory for pages."""
         folder = self._folder
         self._given_up = [reading for reading in self._given_up if reading.active]
         if folder is None or not pages or self._given_up or self._forgetting[pages[0].scope]:
             return None
-        most = max(1, self.options.read_bytes // pages[0].nbytes)
-        if states is not None:
-            states = states[:most]
+        ring = Ring(block, self.options.read_bytes)
         reading = Reading(
-            pages[:most], states, first, folder.has, self._read, self._notify, self._clock
+            pages, states, first, ring, folder.has, self._read, self._notify, self._clock
         )
-        with self._changed:
-            self._readings.extend([reading] * READERS)
-            self._start("disk cache reader", self._read_all, READERS)
-            self._changed.notify_all()
+        self._let_read(reading, READERS)
         return reading
 
+    def loaded(self, reading: Reading, pages: int) -> None:
+        """Go on with a reading of which so many pages that arrived were loaded."""
+        reading.loaded(pages)
+        if not reading.finished:
+            self._let_read(reading, min(pages, READERS))
+
     def due(self, reading: Reading) -> bool:
-        """Whether a reading has ended. One that makes no progress is ended here."""
+        """Whether a reading goes on only when pages are loaded, or has ended. One that makes no
+        progress is ended here."""
         if reading.overdue(self.options.patience):
             reading.cut()
             self._given_up.append(reading)
             self.report("is too slow to be read; prompts are computed until it answers")
-        return reading.finished
+        return reading.ready
 
     def wait(self, seconds: float) -> None:
-        """Wait so long for a reading to end."""
+        """Wait so long for a reading to go on."""
         with self._changed:
             self._changed.wait(seconds)
 
@@ -260,6 +267,12 @@ class DiskCache:
 
     # The cache's threads.
 
+    def _let_read(self, reading: Reading, threads: int) -> None:
+        with self._changed:
+            self._readings.extend([reading] * threads)
+            self._start("disk cache reader", self._read_all, READERS)
+            self._changed.notify_all()
+
     def _post(self, work: Work) -> None:
         with self._changed:
             self._work.append(work)
@@ -297,12 +310,12 @@ class DiskCache:
                 reading = self._readings.popleft()
             reading.work()
 
-    def _read(self, entry: Entry) -> Bytes | None:
-        """The payload of a valid file; None for any other."""
+    def _read(self, entry: Entry, memory: Bytes | None) -> Bytes | None:
+        """The payload of a valid file, in ``memory`` if that is given; None for any other."""
         folder = self._folder
         assert folder is not None
         try:
-            payload = read_entry(folder.path, entry, folder.secret)
+            payload = read_entry(folder.path, entry, folder.secret, memory)
         except BrokenEntry as broken:
             self.count(ignored=1)
             self.report(f"has a file that is not used ({broken.problem}): {entry.path}")

@@ -76,9 +76,10 @@ def encode_entry(entry: Entry, payload: Bytes, secret: bytes) -> list[bytes | me
     return [fields, _checksum(secret, fields, data), data]
 
 
-def read_entry(folder: Path, entry: Entry, secret: bytes) -> Bytes:
-    """The payload of a file. Raises FileNotFoundError where there is none, OSError where it cannot
-    be read, and BrokenEntry where it is not what ``entry`` says."""
+def read_entry(folder: Path, entry: Entry, secret: bytes, memory: Bytes | None = None) -> Bytes:
+    """The payload of a file, in ``memory`` if that is given. Raises FileNotFoundError where there
+    is none, OSError where it cannot be read, and BrokenEntry where it is not what ``entry`` says.
+    """
     # A pipe or a device under this name must not stop the reader.
     flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
     handle = os.open(os.path.join(folder, entry.path), flags)
@@ -90,7 +91,7 @@ def read_entry(folder: Path, entry: Entry, secret: bytes) -> Bytes:
         _check_header(header, entry)
         if status.st_size != HEADER_BYTES + entry.nbytes:
             raise BrokenEntry("cut")
-        payload = np.empty(entry.nbytes, np.uint8)
+        payload = np.empty(entry.nbytes, np.uint8) if memory is None else memory
         view, filled = payload.data, 0
         while filled < entry.nbytes:
             count = file.readinto(view[filled:])

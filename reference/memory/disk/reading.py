@@ -7,15 +7,44 @@ from collections.abc import Callable, Sequence
 
 from contract.types import Clock
 from reference.memory.disk.entry import Bytes, Entry
+from reference.memory.row_copies import RowBlock
+
+
+class Ring:
+    """At most ``most_bytes`` of blocks of equal size, at least two, used again in turn. ``make``
+    gives one more; any thread calls it."""
+
+    def __init__(self, make: Callable[[], RowBlock], most_bytes: int) -> None:
+        self._make = make
+        self._blocks = [make()]
+        rows = self._blocks[0].rows
+        self.together = len(rows)
+        """Pages of a block."""
+        count = most_bytes // max(1, self.together * rows[0].nbytes)
+        self.blocks = max(2, count)
+        """The most blocks."""
+
+    @property
+    def pages(self) -> int:
+        """Pages for which there is room."""
+        return self.blocks * self.together
+
+    def block(self, index: int) -> RowBlock:
+        """The block of page ``index``, for one thread at a time."""
+        number = index // self.together % self.blocks
+        while len(self._blocks) <= number:
+            self._blocks.append(self._make())
+        return self._blocks[number]
 
 
 class Reading:
-    """Reads the files in ``pages``, in order, as far as they are there and valid.
+    """Reads the files in ``pages`` into ``ring``, in order, as far as they are there and valid.
 
     For a model with recurrent layers ``states`` has the state after each page: then the pages end
-    where a valid state is. ``has`` says whether there is a file, ``read`` gives the payload of a
-    valid one and None for any other. Any number of threads call ``work``; ``done`` is called by the
-    last one.
+    where a valid state is. ``has`` says whether there is a file, ``read`` puts the payload of a
+    valid page into memory, and gives that of a valid state; None for any other. Any number of
+    threads call ``work``, which returns where the ring is full. ``changed`` is called where a block
+    can be loaded, and at the end. The caller loads what has ``arrived`` and calls ``loaded``.
     """
 
     def __init__(
@@ -23,78 +52,122 @@ class Reading:
         pages: Sequence[Entry],
         states: Sequence[Entry] | None,
         first: int,
+        ring: Ring,
         has: Callable[[Entry], bool],
-        read: Callable[[Entry], Bytes | None],
-        done: Callable[[], None],
+        read: Callable[[Entry, Bytes | None], Bytes | None],
+        changed: Callable[[], None],
         clock: Clock,
     ) -> None:
         self.first = first
         """The number in its sequence of the first page."""
-        self.pages: list[Bytes] = []
         self.state: Bytes | None = None
         self.finished = False
+        """Whether nothing more is read; what was read may have to be loaded."""
         self.active = 0
         """Threads that work on it now."""
-        self._entries, self._states = pages, states
-        self._has, self._read, self._done = has, read, done
+        self.count = 0
+        """Pages that can be used, once it is finished."""
+        self._entries, self._states, self._ring = pages, states, ring
+        self._has, self._read, self._changed = has, read, changed
         self._clock = clock
         # No thread holds the lock while it waits for the disk; the plan is made under its own.
         self._lock, self._planning = threading.Lock(), threading.Lock()
-        self._found: dict[int, Bytes] = {}
+        self._found: set[int] = set()
+        self._whole = 0
+        self.taken = 0
+        """Pages that were loaded."""
         self._next = 0
         self._stop: int | None = None
-        self._cancelled = False
+        self._ending = False
         self._moved = clock()
 
+    @property
+    def ready(self) -> bool:
+        """Whether it goes on only when pages are loaded, or not at all."""
+        return self.finished or self._whole >= self.taken + self._ring.pages
+
+    @property
+    def over(self) -> bool:
+        """Whether all was read and loaded."""
+        return self.finished and self.taken >= self.count
+
     def overdue(self, seconds: float) -> bool:
-        """Whether nothing was read for so many seconds."""
-        return not self.finished and self._clock() - self._moved > seconds
+        """Whether the disk gave nothing for so many seconds."""
+        return not self.ready and self._clock() - self._moved > seconds
 
     def cancel(self) -> None:
         """End it without a result."""
         with self._lock:
-            self._cancelled = self.finished = True
-            self._found = {}
-            self.pages, self.state = [], None
+            self.finished, self.count, self.state = True, 0, None
 
     def cut(self) -> None:
         """End it with the pages read so far; none where a state is needed after them."""
         with self._lock:
-            if not self.finished:
-                self._finish()
+            self._finish(self._whole if self._states is None else 0, None)
+
+    def arrived(self) -> tuple[RowBlock, int] | None:
+        """The block of the next pages to load, and their number: all of the block, or the last
+        ones; None where they were not read yet."""
+        with self._lock:
+            stop = self.taken + self._ring.together
+            if self.finished:
+                stop = min(stop, self.count)
+            if not self.taken < stop <= self._whole:
+                return None
+            return self._ring.block(self.taken), stop - self.taken
+
+    def loaded(self, pages: int) -> None:
+        """Give back the block of so many pages that arrived."""
+        with self._lock:
+            self.taken += pages
+            self._moved = self._clock()
 
     def work(self) -> None:
-        """Read until nothing is left, together with other threads."""
+        """Read until the ring is full or nothing is left, together with other threads."""
         with self._lock:
             self.active += 1
         try:
             with self._planning:
                 if self._stop is None:
-                    self._stop = self._count()
-            while (index := self._take()) is not None:
-                data = self._read(self._entries[index])
-                with self._lock:
-                    self._moved = self._clock()
-                    if data is None:
-                        self._stop = index if self._stop is None else min(index, self._stop)
-                    elif not self._cancelled:
-                        self._found[index] = data
+                    self._stop = self._plan()
+            while (taken := self._take()) is not None:
+                index, memory = taken
+                self._note(index, self._read(self._entries[index], memory) is not None)
         finally:
             with self._lock:
                 self.active -= 1
-                last = not self.active and not self.finished
+                left = self._stop is not None and self._next < self._stop
+                last = not (self.active or self.finished or left or self._ending)
+                self._ending = self._ending or last
         if last:
             self._end()
 
-    def _take(self) -> int | None:
-        """The number of the next page to read, None where there is none."""
+    def _take(self) -> tuple[int, Bytes] | None:
+        """The number of the next page to read and its memory; None where there is none now."""
         with self._lock:
-            if self.finished or self._stop is None or self._next >= self._stop:
+            index = self._next
+            most = self.taken + self._ring.pages
+            if self.finished or self._stop is None or index >= min(self._stop, most):
                 return None
             self._next += 1
-            return self._next - 1
+            return index, self._ring.block(index).rows[index % self._ring.together]
 
-    def _count(self) -> int:
+    def _note(self, index: int, valid: bool) -> None:
+        with self._lock:
+            self._moved = self._clock()
+            if not valid:
+                self._stop = index if self._stop is None else min(index, self._stop)
+                return
+            before = self._whole // self._ring.together
+            self._found.add(index)
+            while self._whole in self._found:
+                self._found.remove(self._whole)
+                self._whole += 1
+            filled = self._whole // self._ring.together > before
+        if filled:
+            self._changed()
+
+    def _plan(self) -> int:
         """The number of pages to read: up to the last state where states are needed. Where none is,
         the first file that cannot be read ends it."""
         if self._states is None:
@@ -109,30 +182,18 @@ class Reading:
         return count
 
     def _end(self) -> None:
-        state, count = None, self._whole()
+        state, count = None, self._whole
         if self._states is not None:
             while count:
                 entry = self._states[count - 1]
-                state = self._read(entry) if self._has(entry) else None
+                state = self._read(entry, None) if self._has(entry) else None
                 if state is not None:
                     break
                 count -= 1
         with self._lock:
-            if not self.finished:
-                self._finish(count, state)
-        self._done()
+            self._finish(count, state)
+        self._changed()
 
-    def _whole(self) -> int:
-        """The number of pages that were read without a gap."""
-        count = 0
-        while count in self._found:
-            count += 1
-        return count
-
-    def _finish(self, count: int | None = None, state: Bytes | None = None) -> None:
-        if count is None:
-            count = self._whole() if self._states is None else 0
-        self.pages = [self._found[index] for index in range(count)]
-        self.state = state
-        self._found = {}
-        self.finished = True
+    def _finish(self, count: int, state: Bytes | None) -> None:
+        if not self.finished:
+            self.finished, self.count, self.state = True, count, state
