@@ -83,7 +83,7 @@ def make_app(serving: Serving, pulls: Pulls, options: AppOptions) -> Flask:
 
     def only_these(_: object = None) -> None:
         slots.only(accounts.tenants)
-        responses.forget_others(accounts.tenants)
+        responses.forget_others(accounts.tenants, accounts.path)
 
     only_these()
     accounts.on_change.append(only_these)
