@@ -50,7 +50,7 @@ class Database(ContextManager):
         self._tables = tuple(tables)
         self._problem: StorageProblem | None = None
         self._log = ProblemLog()
-        self._tried = time.monotonic()
+        self._tried = float("-inf")
         try:
             self._file = self._opened()
         except (sqlite3.Error, OSError) as error:
