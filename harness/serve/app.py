@@ -16,7 +16,7 @@ import msgspec
 from flask import Flask, Request, Response, g, request
 from flask.globals import request_ctx
 from werkzeug.exceptions import HTTPException, MethodNotAllowed
-from werkzeug.routing import MapAdapter
+from werkzeug.routing import MapAdapter, Rule
 from werkzeug.wrappers import Response as BaseResponse
 
 from contract.errors import TemplateError, TemplateRefused
@@ -54,6 +54,13 @@ SHORT = (
 )
 """Routes that are also served without the version in their path: some clients leave it out."""
 ERRORS = {route.name: route.errors for route in ROUTES}
+DIALECTS = {
+    begin: route.errors
+    for begin in ("/api/", "/v1/messages")
+    for route in ROUTES
+    if route.path.startswith(begin)
+}
+"""How errors are written of paths that begin so and are no routes."""
 STREAM_HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 
 
@@ -156,7 +163,7 @@ def make_app(serving: Serving, pulls: Pulls, options: AppOptions) -> Flask:
 
     def only_these(_: object = None) -> None:
         slots.only(accounts.tenants)
-        responses.forget_others(accounts.tenants)
+        responses.forget_others(accounts.tenants, accounts.path)
 
     only_these()
     accounts.on_change.append(only_these)
@@ -208,6 +215,14 @@ def _listed(names: Iterable[str]) -> str:
     return ", ".join(quote(name, safe="[]().") for name in names)[:MOST_LISTED]
 
 
+def _encoder(rule: Rule | None, path: str) -> Callable[[ApiError], bytes]:
+    """How a client of a route reads errors, or of the routes that begin as the path does."""
+    if rule is not None:
+        return ERRORS.get(rule.endpoint.partition(":")[0], ApiError.encoded)
+    begin = next((begin for begin in DIALECTS if path.startswith(begin)), None)
+    return ApiError.encoded if begin is None else DIALECTS[begin]
+
+
 def _refused(error: Exception) -> Response:
     """The answer to a request that failed."""
     began = isinstance(error, Began)
@@ -221,8 +236,7 @@ def _refused(error: Exception) -> Response:
     account: Account | None = g.get("account")
     if account is not None and g.get("generates") and not began:
         g.service.reject(account.tenant, refusal)
-    name = "" if request.url_rule is None else request.url_rule.endpoint.partition(":")[0]
-    encode = ERRORS.get(name, ApiError.encoded)
+    encode = _encoder(request.url_rule, request.path)
     return Response(
         encode(refusal), refusal.status, headers=refusal.headers, mimetype="application/json"
     )

@@ -8,7 +8,6 @@ disk with every request: a machine that loses power may lose the last seconds.
 
 from __future__ import annotations
 
-import sqlite3
 import threading
 import time
 from collections.abc import Mapping
@@ -17,7 +16,7 @@ from dataclasses import dataclass, fields
 from operator import add, attrgetter
 from pathlib import Path
 
-from harness.serve.storage import RETRY_SECONDS, Database, ProblemLog, StorageProblem
+from harness.serve.storage import Database
 
 SCHEMA_VERSION = 1
 
@@ -58,9 +57,6 @@ class LedgerStore(Database):
         self._counting = threading.Lock()
         self._waiting: dict[tuple[int, str], Counts] = {}
         self._counted = self._attempted = 0
-        self._problem: StorageProblem | None = None
-        self._tried = time.monotonic()
-        self._log = ProblemLog()
         sums = ", ".join(f"{name} = {name} + excluded.{name}" for name in NAMES)
         parameters = ", ".join("?" for _ in range(len(NAMES) + 2))
         self._add = (
@@ -78,28 +74,15 @@ class LedgerStore(Database):
             number = self._counted
         with self._lock:
             if self._attempted < number:
-                self._write()
+                self._try()
 
     def _wait(self, key: tuple[int, str], counts: Counts) -> None:
         """Add to the counts that wait, with ``_counting`` held."""
         before = self._waiting.get(key, Counts())
         self._waiting[key] = Counts(*map(add, values_of(before), values_of(counts)))
 
-    def check(self) -> None:
-        """Raises StorageProblem while the file cannot be written. Tries that after RETRY_SECONDS
-        without a write, so that a full disk is noticed before anything is computed."""
-        if time.monotonic() - self._tried >= RETRY_SECONDS:
-            with self._lock:
-                if time.monotonic() - self._tried >= RETRY_SECONDS:
-                    self._write()
-        problem = self._problem
-        if problem is not None:
-            raise problem
-
     def _write(self) -> None:
-        """Write the counts that wait, or the version again where there are none; ``_lock`` is
-        held."""
-        self._tried = time.monotonic()
+        """Write the counts that wait, or the version again where there are none."""
         with self._counting:
             waiting, self._waiting = self._waiting, {}
             self._attempted = self._counted
@@ -110,33 +93,28 @@ class LedgerStore(Database):
             with self._whole() if len(waiting) > 1 else nullcontext():
                 for key, counts in waiting.items():
                     self._file.execute(self._add, (*key, *values_of(counts)))
-        except sqlite3.Error as error:
+        except BaseException:
             with self._counting:
                 for key, counts in waiting.items():
                     self._wait(key, counts)
-            if not isinstance(error, sqlite3.OperationalError):
-                raise
-            self._problem = self._problem_of(error)
-        else:
-            self._problem = None
-        self._log.note(None if self._problem is None else str(self._problem))
+            raise
 
     def total(self, tenant: int) -> Counts:
-        """All that was ever counted of a tenant."""
+        """All that was ever counted of a tenant. Raises StorageProblem, as all that is read."""
         sums = ", ".join(f"COALESCE(SUM({name}), 0)" for name in NAMES)
-        with self._lock:
+        with self._used():
             row = self._file.execute(f"SELECT {sums} FROM usage WHERE tenant = ?", (tenant,))
             return Counts(*row.fetchone())
 
     def tenants(self) -> frozenset[int]:
         """The ids of all tenants of whom something was counted."""
-        with self._lock:
+        with self._used():
             return frozenset(id for (id,) in self._file.execute("SELECT tenant FROM usage"))
 
     def days(self, tenant: int) -> Mapping[str, Counts]:
         """The latest MOST_DAYS days of a tenant, newest first."""
         asked = f"SELECT day, {', '.join(NAMES)} FROM usage WHERE tenant = ?"
-        with self._lock:
+        with self._used():
             rows = self._file.execute(f"{asked} ORDER BY day DESC LIMIT ?", (tenant, MOST_DAYS))
             return {day: Counts(*values) for day, *values in rows.fetchall()}
 
@@ -144,17 +122,14 @@ class LedgerStore(Database):
         """Note which model answers instead of the one in the file that servers are started with;
         None when that one does. Raises StorageProblem."""
         row = (str(began_with.resolve()), name)
-        with self._lock:
-            try:
-                self._file.execute("INSERT OR REPLACE INTO activated VALUES (?, ?)", row)
-            except sqlite3.OperationalError as error:
-                raise self._problem_of(error) from None
+        with self._used(), self._whole():
+            self._file.execute("INSERT OR REPLACE INTO activated VALUES (?, ?)", row)
 
     def activated(self, began_with: Path) -> str | None:
         """The name of the model that was activated last in servers that began with a file, None if
         none was."""
         asked = "SELECT name FROM activated WHERE began_with = ?"
-        with self._lock:
+        with self._used():
             row = self._file.execute(asked, (str(began_with.resolve()),)).fetchone()
             return None if row is None else row[0]
 
@@ -162,5 +137,5 @@ class LedgerStore(Database):
         """Close the file."""
         with self._lock:
             if self._waiting:
-                self._write()
+                self._try()
         super().close()

@@ -24,11 +24,10 @@ from harness.named_adapters import Scales
 from harness.progress import Progress
 from harness.sampling_defaults import SamplingDefaults, sampling_defaults
 from harness.serve.adapters import ServedAdapters
-from harness.serve.chat import ChatPlan, plan_chat, render_chat
+from harness.serve.chat import ChatPlan, plan_chat
 from harness.serve.errors import ApiError, model_refused
 from harness.serve.storage import ProblemLog, StorageProblem
-from harness.serve.wire import ChatRequest, LoraScale, Message, TemplateOptions
-from harness.serve.wire_tools import Tool
+from harness.serve.wire import ChatRequest, LoraScale
 from reference.model.chat_template import ChatTemplate, RenderedChat
 from reference.model.open import Model
 from reference.model.spoken_turns import encode_spoken
@@ -168,25 +167,6 @@ class ServedModel(HostedModel):
         self.check_length(text)
         add_bos = None if add_special_tokens else False
         return self.tokenizer.encode(text, parse_special=parse_special, add_bos=add_bos)
-
-    def render(
-        self,
-        messages: Sequence[Message],
-        options: TemplateOptions | None = None,
-        tools: Sequence[Tool] | None = None,
-    ) -> RenderedChat:
-        """The prompt of a conversation. Raises ApiError and TemplateError."""
-        template = self._template()
-        thinking = None if options is None else options.enable_thinking
-        if thinking and not template.has_thinking_toggle:
-            raise RequestError("chat_template_kwargs", f"{self.name} has no switch for thinking")
-        return render_chat(
-            template,
-            messages,
-            tools=tools or (),
-            enable_thinking=thinking,
-            generic=self.dialect.calls is None,
-        )
 
     def encode_chat(
         self, rendered: RenderedChat, spoken: Sequence[Sequence[int]] = ()

@@ -17,24 +17,38 @@ NAME = "answer"
 
 
 def own_chat_fields(value: dict[str, Any], ignored: list[str]) -> dict[str, Any]:
-    """The body of a conversation with the tools that the client runs, with refusals as texts, and
-    with a form of the answer as ``response_format`` or ``grammar``. Raises ApiError."""
-    return own_format(_with_refusals(offered_tools(value, ignored)))
+    """The body of a conversation with the tools that the client runs, with refusals as texts,
+    ``reasoning`` under this server's names, and with a form of the answer as ``response_format`` or
+    ``grammar``. Raises ApiError."""
+    return own_format(_with_own_turns(offered_tools(value, ignored)))
 
 
-def _with_refusals(value: dict[str, Any]) -> dict[str, Any]:
-    """A body in which what the model refused to say is text that it said."""
-    messages = value.get("messages")
+def _with_own_turns(value: dict[str, Any]) -> dict[str, Any]:
+    reasoning, messages = value.get("reasoning"), value.get("messages")
+    if isinstance(reasoning, dict) and reasoning.keys() == {"effort"}:
+        value = _renamed(value | {"reasoning": reasoning["effort"]}, "reasoning_effort")
     if not isinstance(messages, list):
         return value
-    return value | {"messages": [_with_refusal(message) for message in messages]}
+    return value | {"messages": [_own_turn(message) for message in messages]}
 
 
-def _with_refusal(message: Any) -> Any:
-    content = message.get("content") if isinstance(message, dict) else None
-    if not isinstance(content, list) or message.get("role") != "assistant":
+def _own_turn(message: Any) -> Any:
+    """A turn in which what the model refused to say is text that it said."""
+    if not isinstance(message, dict) or message.get("role") != "assistant":
+        return message
+    message = _renamed(message, "reasoning_content")
+    content = message.get("content")
+    if not isinstance(content, list):
         return message
     return message | {"content": [_text_of_refusal(part) for part in content]}
+
+
+def _renamed(value: dict[str, Any], name: str) -> dict[str, Any]:
+    """``value`` with ``reasoning`` as ``name``, where it has no such field."""
+    if value.get("reasoning") is None or value.get(name) is not None:
+        return value
+    rest = {key: one for key, one in value.items() if key != "reasoning"}
+    return rest | {name: value["reasoning"]}
 
 
 def _text_of_refusal(part: Any) -> Any:

@@ -31,10 +31,13 @@ from harness.serve.wire import (
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
+    TemplateFields,
     TemplateRequest,
     TokenizeRequest,
+    given_fields,
 )
 from reference.engine.statistics import EngineStatistics
+from reference.model.chat_template import RenderedChat
 
 TEXT = "text/plain; version=0.0.4; charset=utf-8"
 ROUTES = (
@@ -124,8 +127,7 @@ class Handlers:
         if len(given) != 1:
             raise RequestError("prompt", "or messages is needed, and not both")
         if body.messages is not None:
-            chat = self._model.render(body.messages, body.chat_template_kwargs, body.tools)
-            tokens = self._model.encode_chat(chat)
+            tokens = self._model.encode_chat(self._rendered(body))
         else:
             tokens = self._model.encode(
                 body.prompt or body.content or "",
@@ -172,8 +174,12 @@ class Handlers:
     def apply_template(self, raw: bytes) -> Json:
         body = decoded(raw, TemplateRequest, own_chat_fields)
         self._model.check_name(body.model)
-        chat = self._model.render(body.messages, body.chat_template_kwargs, body.tools)
-        return {"prompt": chat.text}
+        return {"prompt": self._rendered(body).text}
+
+    def _rendered(self, body: TemplateFields) -> RenderedChat:
+        """The prompt of a conversation, as chat completions have it."""
+        fields = given_fields(body, TemplateFields.__struct_fields__)
+        return self._model.chat_plan(ChatRequest(**fields)).prompt
 
     def health(self) -> Response | Json:
         driver = self._model.driver

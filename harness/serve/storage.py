@@ -17,9 +17,14 @@ from contract.errors import ConfigError, ZincError, system_words
 
 BUSY_SECONDS = 10.0
 """Seconds that a change waits for another process."""
+BUSY_MILLISECONDS = 20
+"""Milliseconds of them with the lock, which others need to read."""
 RETRY_SECONDS = 1.0
 """Seconds after a failure until it is tried again."""
 LOG_SECONDS = 60.0
+DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+UNHURT = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+"""Codes of SQLite for a file that is damaged, and for one that cannot be changed now."""
 log = logging.getLogger("zinc_rt.serve")
 
 
@@ -33,39 +38,105 @@ class StorageProblem(ZincError):
 
 class Database(ContextManager):
     """A file of SQLite that threads and processes may share, with these ``tables``; in memory where
-    there is no ``path``. Its owner alone may read a new one."""
+    there is no ``path``. Its owner alone may read a new one. One that breaks, or whose name another
+    file or none has, is opened again; one on a full disk can be read."""
 
     def __init__(
         self, path: Path | None, version: int, what: str, option: str, tables: Iterable[str]
     ) -> None:
         """Raises ConfigError, naming the ``option`` that says where it is."""
         self._lock = threading.Lock()
-        self._path, self._what = path, what
+        self._path, self._what, self._version = path, what, version
+        self._tables = tuple(tables)
+        self._problem: StorageProblem | None = None
+        self._log = ProblemLog()
+        self._tried = float("-inf")
         try:
-            if path is not None:
-                path.parent.mkdir(parents=True, exist_ok=True)
-                os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
-            name = path or ":memory:"
-            self._file = sqlite3.connect(
-                name, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False
-            )
-            self._file.execute("PRAGMA journal_mode=WAL")
-            self._file.execute("PRAGMA synchronous=NORMAL")
-            found = self._file.execute("PRAGMA user_version").fetchone()[0]
-            if found not in (0, version):
-                raise ConfigError(f"{path}: has version {found} of {what}, not {version}")
-            for table in tables:
-                self._file.execute(table)
-            self._file.execute(f"PRAGMA user_version={version}")
+            self._file = self._opened()
         except (sqlite3.Error, OSError) as error:
             raise ConfigError(
                 f"{path}: cannot be {what}: {system_words(error)}; name another with {option}"
             ) from None
 
+    def _opened(self) -> sqlite3.Connection:
+        """The file, which is made where it is not there."""
+        self._broken, self._opened_at = sqlite3.SQLITE_OK, time.monotonic()
+        if self._path is None:
+            return self._connected(":memory:")
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        opened = os.open(self._path, os.O_CREAT | os.O_RDWR, 0o600)
+        self._state = os.fstat(opened)
+        os.close(opened)
+        try:
+            return self._connected(self._path)
+        except sqlite3.OperationalError as error:
+            if not self._state.st_size or error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_IOERR:
+                raise
+            # No room for the index that processes share: it is in memory, and no other reads.
+            self._broken = sqlite3.SQLITE_IOERR
+            return self._connected(self._path, "EXCLUSIVE")
+
+    def _connected(self, name: Path | str, locking: str = "NORMAL") -> sqlite3.Connection:
+        file = sqlite3.connect(
+            name, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False
+        )
+        try:
+            file.execute(f"PRAGMA locking_mode={locking}")
+            file.execute("PRAGMA journal_mode=WAL")
+            file.execute("PRAGMA synchronous=NORMAL")
+            found = file.execute("PRAGMA user_version").fetchone()[0]
+            if found not in (0, self._version):
+                raise ConfigError(
+                    f"{name}: has version {found} of {self._what}, not {self._version}"
+                )
+            for table in self._tables:
+                file.execute(table)
+            if not found:
+                file.execute(f"PRAGMA user_version={self._version}")
+            file.execute(f"PRAGMA busy_timeout={BUSY_MILLISECONDS}")
+        except BaseException:
+            file.close()
+            raise
+        return file
+
+    def _look(self) -> None:
+        """Open the file again where it broke, or has lost its name. Raises sqlite3.Error."""
+        if self._path is None:
+            return
+        try:
+            kept = os.path.samestat(self._path.stat(), self._state)
+        except OSError:
+            kept = False
+        broke = self._broken if kept else sqlite3.SQLITE_OK
+        if kept and not (broke and time.monotonic() - self._opened_at >= RETRY_SECONDS):
+            return
+        if not kept:
+            log.error("%s was removed or replaced: it is opened again", self._path)
+        self._file.close()
+        try:
+            self._file = self._opened()
+        except (OSError, ConfigError) as error:
+            raise sqlite3.OperationalError(str(error)) from None
+        if broke in DAMAGED and self._file.execute("PRAGMA quick_check(1)").fetchone() != ("ok",):
+            self._broken = broke
+            raise sqlite3.DatabaseError("database disk image is malformed; move it away")
+
     @contextmanager
-    def _whole(self) -> Iterator[None]:
-        """All changes of the block or none."""
-        self._file.execute("BEGIN IMMEDIATE")
+    def _whole(self, seconds: float | None = None) -> Iterator[None]:
+        """All changes of the block or none, with the lock held; while another process changes the
+        file, for so many seconds or BUSY_SECONDS, other threads may have the lock."""
+        late = time.monotonic() + (BUSY_SECONDS if seconds is None else seconds)
+        while True:
+            self._look()
+            try:
+                self._file.execute("BEGIN IMMEDIATE")
+                break
+            except sqlite3.OperationalError as error:
+                if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() >= late:
+                    raise
+            self._lock.release()
+            time.sleep(BUSY_MILLISECONDS / 1000)
+            self._lock.acquire()
         try:
             yield
             self._file.execute("COMMIT")
@@ -74,10 +145,55 @@ class Database(ContextManager):
                 self._file.execute("ROLLBACK")
             raise
 
+    @contextmanager
+    def _used(self) -> Iterator[None]:
+        """With the lock. Raises StorageProblem for what SQLite raises in the block."""
+        with self._lock:
+            try:
+                yield
+            except sqlite3.Error as error:
+                raise self._problem_of(error) from None
+
+    def check(self) -> None:
+        """Raises StorageProblem while nothing can be written. Tries that after RETRY_SECONDS
+        without a write, so that a full disk is noticed before anything is computed."""
+        if self._late():
+            with self._lock:
+                if self._late():
+                    self._try()
+        problem = self._problem
+        if problem is not None:
+            raise problem
+
+    def _late(self) -> bool:
+        return time.monotonic() - self._tried >= RETRY_SECONDS
+
+    def _try(self) -> None:
+        """Write what waits, with the lock held."""
+        self._tried = time.monotonic()
+        try:
+            self._write()
+        except (sqlite3.Error, OSError) as error:
+            self._note(self._problem_of(error))
+        else:
+            self._note(None)
+
+    def _write(self) -> None:
+        """Write something: the version again."""
+        with self._whole():
+            self._file.execute(f"PRAGMA user_version={self._version}")
+
+    def _note(self, problem: StorageProblem | None) -> None:
+        """There is this problem now, or none."""
+        self._problem, self._tried = problem, time.monotonic()
+        self._log.note(None if problem is None else str(problem))
+
     def _problem_of(self, error: Exception) -> StorageProblem:
-        """The problem that a failed change is."""
-        full = getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL
-        full = full or getattr(error, "errno", None) == errno.ENOSPC
+        """The problem that a failed use is."""
+        code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
+        full = code == sqlite3.SQLITE_FULL or getattr(error, "errno", None) == errno.ENOSPC
+        if isinstance(error, sqlite3.Error) and code not in UNHURT:
+            self._broken = self._broken or code
         return StorageProblem(f"{self._what} {self._path} cannot be used: {error}", full)
 
     def close(self) -> None:

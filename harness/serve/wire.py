@@ -237,7 +237,20 @@ class CompletionRequest(Sampled, kw_only=True):
     response_format: ResponseFormat | None = None
 
 
-class TokenizeRequest(Struct, forbid_unknown_fields=True):
+class TemplateFields(Struct, forbid_unknown_fields=True, kw_only=True):
+    """What a request for the text of a conversation says as chat completions do."""
+
+    messages: Messages | None = None
+    tools: Tools | None = None
+    model: Id | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    enable_thinking: bool | None = None
+    reasoning_effort: ReasoningEffort | None = None
+    chat_template_kwargs: TemplateOptions | None = None
+
+
+class TokenizeRequest(TemplateFields, kw_only=True):
     """``POST /tokenize``: of a text, or of a conversation as the model is given it. The text of a
     control token is that token in a text, unless ``parse_special`` is false, and never in a
     message; with ``add_special_tokens`` false no BOS is put in front of a text.
@@ -252,10 +265,6 @@ class TokenizeRequest(Struct, forbid_unknown_fields=True):
     add_special: bool | None = None
     return_token_strs: bool | None = None
     with_pieces: bool = False
-    messages: Messages | None = None
-    tools: Tools | None = None
-    model: Id | None = None
-    chat_template_kwargs: TemplateOptions | None = None
 
 
 class DetokenizeRequest(Struct, forbid_unknown_fields=True):
@@ -265,13 +274,10 @@ class DetokenizeRequest(Struct, forbid_unknown_fields=True):
     model: Id | None = None
 
 
-class TemplateRequest(Struct, forbid_unknown_fields=True):
+class TemplateRequest(TemplateFields, kw_only=True):
     """``POST /apply-template``."""
 
     messages: Messages
-    tools: Tools | None = None
-    model: Id | None = None
-    chat_template_kwargs: TemplateOptions | None = None
 
 
 Body = TypeVar("Body", bound=Struct)

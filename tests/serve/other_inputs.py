@@ -28,7 +28,7 @@ BIG = 2**53 + 1
 
 
 def rendered(*messages: dict[str, Any]) -> dict[str, Any]:
-    return {"messages": [TURN, *messages], "enable_thinking": False}
+    return {"messages": [TURN, *messages]}
 
 
 def made_by(arguments: object) -> dict[str, Any]:

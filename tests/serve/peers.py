@@ -24,6 +24,8 @@ WEATHER = {
 }
 FUNCTION = {"name": "weather", "description": "The weather.", "parameters": WEATHER}
 TOOL = {"type": "function", "function": FUNCTION}
+WHOLE = {"options": {"num_predict": 8, "seed": 1}, "stream": False}
+"""What makes an answer of Ollama's routes short, and one object."""
 TABLE = Path(__file__).with_name("peers.toml")
 PLAIN: dict[str, dict[str, Any]] = {
     CHAT: TALK,
@@ -31,6 +33,8 @@ PLAIN: dict[str, dict[str, Any]] = {
     "/completion": ASKED,
     MESSAGES: {"model": "tiny", "max_tokens": 8, "messages": [TURN]},
     RESPONSES: {"input": "Go.", "max_output_tokens": 8, "reasoning": {"effort": "none"}},
+    "/api/chat": {"model": "tiny", "messages": [TURN], **WHOLE},
+    "/api/generate": {"model": "tiny", "prompt": "The sky is", **WHOLE},
 }
 """The requests that ``peers.toml`` adds to."""
 MUST = {"tools": [TOOL], "tool_choice": "required", "max_tokens": 200, "enable_thinking": False}
@@ -74,11 +78,12 @@ def more_of(peer: str) -> Iterator[Row]:
     """The rows of ``peers.toml``."""
     for test, verdict, *asked in tomllib.loads(TABLE.read_text())[peer]:
         if verdict == ABSENT:
-            why, path, body = [*asked, "", "null"][:3]
+            why, path, body = [*asked, *("", "null")[len(asked) - 1 :]]
             yield absent(test, why, path, json.loads(body))
             continue
         path, body, has, end = [*asked, *("", "{}", 200)[len(asked) - 1 :]]
-        value = PLAIN.get(path, {}) | json.loads(body) if body else None
+        value = json.loads(body) if body else None
+        value = PLAIN.get(path, {}) | value if isinstance(value, dict) else value
         expected = {place: ... if one == "*" else one for place, one in json.loads(has).items()}
         why, status = (end, 400) if verdict == REFUSED else ("", end)
         yield Row(test, verdict, path, value, expected, status, why)

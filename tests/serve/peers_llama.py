@@ -248,6 +248,12 @@ ROWS: tuple[Row, ...] = (
            last__choices__0__finish_reason="tool_calls"),
     passes("tool_call::completion_without_tool_call", CHAT, {**TALK, "tools": MUST["tools"],
            "tool_choice": "none"}, choices__0__message__content=...),
+    *(refused(f"router::router_{test}", "models are of /v1/models: pull, activate and DELETE", path,
+              body, 405, error__code="method_not_allowed")
+      for test, path, body in (("unload_model", "/models/unload", {"model": "tiny"}),
+                               ("no_models_autoload", "/models/load", {"model": "tiny"}),
+                               ("download_model", "/models", {"model": "tiny"}),
+                               ("delete_model", "DELETE /models?model=x", None))),
     absent("tools_builtin::read_file", "the server runs no tools", "GET /tools"),
     refused("vision_api::vision_chat_completion", MEDIA, CHAT,
             {"messages": [{"role": "user", "content": [PICTURE]}]}, error__code="unsupported"),

@@ -49,8 +49,6 @@ class FullDisk:
 @pytest.fixture(autouse=True)
 def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     """The file is tried with every request."""
-    monkeypatch.setattr("harness.serve.ledger_store.RETRY_SECONDS", 0.0)
-    monkeypatch.setattr("harness.serve.receipts.store.RETRY_SECONDS", 0.0)
     monkeypatch.setattr("harness.serve.storage.RETRY_SECONDS", 0.0)
 
 

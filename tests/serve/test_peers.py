@@ -20,7 +20,7 @@ from tests.serve.peers_vllm import ROWS as VLLM
 def answer_of(server: Running, row: Row) -> Reply:
     method, _, path = row.path.rpartition(" ")
     http = Http(server.url)
-    if method in ("", "POST"):
+    if not method:
         return http.post(path, row.body)
     body = None if row.body is None else json.dumps(row.body).encode()
     return http.send(method, path, body, {"Content-Type": "application/json"})
@@ -34,7 +34,7 @@ def objects_of(reply: Reply) -> Any:
         return [json.loads(one) for one in data if one != b"[DONE]"]
     if kind.startswith("application/x-ndjson"):
         return [json.loads(line) for line in reply.body.splitlines()]
-    return reply.json if kind.startswith("application/json") else None
+    return reply.json if kind.startswith("application/json") and reply.body else None
 
 
 def check(server: Running, row: Row) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from harness.serve.answers import Json
@@ -27,12 +27,22 @@ client_name = renaming(
 )
 """This API's names of fields of chat completions."""
 UNSERVED = ("template", "context")
+EFFORTS: Mapping[bool | str, str] = {True: "medium", False: "none", "max": "high"}
+"""The efforts of chat completions that ``think`` means where it has another name."""
 
 
 def plain_schemas(value: dict[str, Any], ignored: list[str]) -> dict[str, Any]:
-    """A body without the nulls that the client writes into the schemas of tools."""
-    tools = value.get("tools")
+    """A body without the nulls that the client writes into the schemas of tools, and with roles in
+    small letters."""
+    tools, turns = value.get("tools"), value.get("messages")
+    if isinstance(turns, list):
+        value = value | {"messages": [_in_small_letters(turn) for turn in turns]}
     return value | {"tools": _without_nulls(tools)} if isinstance(tools, list) else value
+
+
+def _in_small_letters(turn: Any) -> Any:
+    role = turn.get("role") if isinstance(turn, dict) else None
+    return turn | {"role": role.lower()} if isinstance(role, str) else turn
 
 
 def _without_nulls(value: Any) -> Any:
@@ -96,8 +106,7 @@ def _common(body: OllamaChatRequest | GenerateRequest) -> Json:
     if options.num_predict is not None:
         chat["n_predict"] = max(-1, options.num_predict)
     if body.think is not None:
-        effort = "medium" if body.think is True else body.think or "none"
-        chat["reasoning_effort"] = effort
+        chat["reasoning_effort"] = EFFORTS.get(body.think, body.think)
     if body.logprobs:
         chat |= {"logprobs": True, "top_logprobs": body.top_logprobs}
     form = body.format

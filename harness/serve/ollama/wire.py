@@ -57,7 +57,7 @@ class _AskedForText(Struct, forbid_unknown_fields=True, kw_only=True):
     stream: bool = True
     options: SamplingOptions | None = None
     format: str | dict[str, Any] | None = None
-    think: bool | Literal["low", "medium", "high"] | None = None
+    think: bool | Literal["low", "medium", "high", "max"] | None = None
     keep_alive: Any = None
     logprobs: bool = False
     top_logprobs: TopLogprobs = 0

@@ -17,7 +17,7 @@ from contract.errors import ConfigError
 from harness.serve.receipts.canonical import canonical_digest
 from harness.serve.receipts.document import VERSION, signed_document
 from harness.serve.receipts.keys import PRIVATE, open_key
-from harness.serve.storage import RETRY_SECONDS, Database, ProblemLog, StorageProblem
+from harness.serve.storage import Database
 
 FILE = "receipts.sqlite"
 SCHEMA = 1
@@ -43,10 +43,7 @@ class ReceiptStore(Database):
         self._key = open_key(folder)
         super().__init__(folder / FILE, SCHEMA, "the receipts", "--receipts", TABLES)
         self._key_state: tuple[int, int] | None = None
-        self._problem: StorageProblem | None = None
         self._needed_bytes = 0
-        self._tried = time.monotonic()
-        self._log = ProblemLog()
 
     def add(self, tenant: int, payload: Json, leaves: list[list[str]]) -> Json:
         """Give ``payload`` its number in the tenant's chain, sign and store it; the receipt. Raises
@@ -69,44 +66,27 @@ class ReceiptStore(Database):
             self._note(None)
         return document
 
-    def check(self) -> None:
-        """Raises StorageProblem while no receipt can be stored. Tries that after RETRY_SECONDS
-        without one, so that a full disk is noticed before anything is computed."""
-        with self._lock:
-            if time.monotonic() - self._tried >= RETRY_SECONDS:
-                self._try()
-            if self._problem is not None:
-                raise self._problem
-
-    def _try(self) -> None:
-        """Write the version again. The largest receipt that was too large needs room, too."""
-        try:
-            self._file.execute(f"PRAGMA user_version={SCHEMA}")
-            needed = self._needed_bytes if self._problem is not None else 0
-            if shutil.disk_usage(self.folder).free < needed:
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        except (sqlite3.Error, OSError) as error:
-            self._note(self._problem_of(error))
-        else:
-            self._note(None)
-
-    def _note(self, problem: StorageProblem | None) -> None:
-        self._problem, self._tried = problem, time.monotonic()
-        self._log.note(None if problem is None else str(problem))
+    def _write(self) -> None:
+        """The largest receipt that was too large needs room, too."""
+        super()._write()
+        needed = self._needed_bytes if self._problem is not None else 0
+        if shutil.disk_usage(self.folder).free < needed:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def find(self, tenant: int, name: str) -> Json | None:
-        """The tenant's latest receipt with this id, or, for LATEST, its latest one."""
+        """The tenant's latest receipt with this id, or, for LATEST, its latest one. Raises
+        StorageProblem, as all that is read."""
         named = "" if name == LATEST else " AND id = ?"
         asked = f"SELECT document FROM receipts WHERE tenant = ?{named} ORDER BY number DESC"
         values = (tenant, name)[: 2 if named else 1]
-        with self._lock:
+        with self._used():
             row = self._file.execute(f"{asked} LIMIT 1", values).fetchone()
         return None if row is None else json.loads(row[0])
 
     def listed(self, tenant: int, after: int, most: int) -> list[Json]:
         """Numbers, ids and digests of a tenant's receipts behind number ``after``."""
         asked = "SELECT number, id, digest FROM receipts WHERE tenant = ? AND number > ?"
-        with self._lock:
+        with self._used():
             rows = self._file.execute(f"{asked} ORDER BY number LIMIT ?", (tenant, after, most))
             return [dict(zip(("number", "id", "sha256"), row, strict=True)) for row in rows]
 
@@ -115,7 +95,7 @@ class ReceiptStore(Database):
         asked = "SELECT document FROM receipts WHERE tenant = ? AND number > ? ORDER BY number"
         number = 0
         while True:
-            with self._lock:
+            with self._used():
                 row = self._file.execute(f"{asked} LIMIT 1", (tenant, number)).fetchone()
             if row is None:
                 return
@@ -124,7 +104,7 @@ class ReceiptStore(Database):
 
     def tenants(self) -> dict[int, int]:
         """Number of receipts of each tenant."""
-        with self._lock:
+        with self._used():
             rows = self._file.execute("SELECT tenant, COUNT(*) FROM receipts GROUP BY tenant")
             return dict(rows.fetchall())
 

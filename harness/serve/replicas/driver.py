@@ -21,6 +21,7 @@ from ray.serve.handle import DeploymentHandle
 from contract.errors import QueueFull, ZincError
 from harness.host.event_queue import Delivered, EventQueue, Offer
 from harness.host.faults import log_fault
+from harness.host.live_memory import LiveMemory
 from harness.host.submissions import EngineStopped, Submission, Submits
 from harness.host.watch import Listener, RequestFacts
 from harness.serve.replicas.requested import ReplicaRequest
@@ -182,6 +183,8 @@ class ReplicatedDriver(Submits[ReplicatedStream]):
     """The engines behind a deployment handle, as one. All methods may be called from any thread."""
 
     failure: str | None = None
+    memory: LiveMemory | None = None
+    """Each replica follows its own."""
 
     def __init__(self, handle: DeploymentHandle) -> None:
         self.handle = handle.options(stream=True)

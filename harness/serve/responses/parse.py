@@ -17,12 +17,13 @@ from harness.serve.responses.wire import (
     ResponsesRequest,
     ResponseTextFormat,
 )
-from harness.serve.wire import given_fields
+from harness.serve.wire import given_fields, plain
 
 THOUGHTS, TOKENS = "reasoning_content", "token_ids"
 SAME = (
     *("model", "temperature", "top_p", "top_k", "seed", "stream", "service_tier", "user"),
-    *("safety_identifier", "prompt_cache_key", "metadata", "parallel_tool_calls"),
+    *("safety_identifier", "prompt_cache_key", "metadata", "parallel_tool_calls", "stop"),
+    *("ignore_eos", "repetition_penalty", "chat_template_kwargs"),
 )
 """Fields that chat completions call the same."""
 CUSTOM = {"custom_tool_call": "function_call", "custom_tool_call_output": "function_call_output"}
@@ -65,7 +66,7 @@ def chat_of(body: ResponsesRequest, earlier: Sequence[InputItem] = ()) -> Json:
     """The body of the chat completion that a request means, which continues a conversation of
     ``earlier`` items. Raises ApiError."""
     chat: Json = {"messages": list(_messages(body, earlier))}
-    chat |= given_fields(body, SAME)
+    chat |= plain(given_fields(body, SAME))
     if body.logits_digest:
         chat["logits_digest"] = True
     if body.stream:

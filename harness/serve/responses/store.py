@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import secrets
 import sqlite3
-import time
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -17,11 +16,10 @@ from pathlib import Path
 import msgspec
 
 from contract.types import Tenant
-from harness.serve import storage
 from harness.serve.answers import Json
 from harness.serve.responses.errors import not_found
 from harness.serve.responses.wire import InputItem
-from harness.serve.storage import Database, StorageProblem
+from harness.serve.storage import Database
 
 MOST_STORED = 1000
 """Most answers of one tenant."""
@@ -33,6 +31,7 @@ TABLES = (
     "CREATE TABLE IF NOT EXISTS responses (tenant TEXT, id TEXT, used INTEGER, nbytes INTEGER,"
     " stored BLOB, PRIMARY KEY (tenant, id))",
     "CREATE INDEX IF NOT EXISTS by_use ON responses (used)",
+    "CREATE TABLE IF NOT EXISTS known (file TEXT, tenant TEXT, PRIMARY KEY (file, tenant))",
 )
 NEXT_USE = "(SELECT COALESCE(MAX(used), 0) + 1 FROM responses)"
 MAKE_ROOM = (
@@ -64,9 +63,8 @@ class ResponseStore(Database):
         self._most_bytes = most_bytes
         path = None if folder is None else folder / FILE
         super().__init__(path, SCHEMA_VERSION, "the stored responses", "--state", TABLES)
-        self._problem: StorageProblem | None = None
-        self._tried = 0.0
         self._gone: set[str] = set()
+        self._known: tuple[str, set[str]] | None = None
 
     def put(self, tenant: Tenant, stored: StoredResponse) -> None:
         """Store an answer; those least recently used make room. One that is larger than all the
@@ -74,7 +72,7 @@ class ResponseStore(Database):
         data = msgspec.json.encode(stored)
         if len(data) > self._most_bytes:
             return
-        with self._lock:
+        with self._used():
             try:
                 with self._whole():
                     self._forget()
@@ -83,40 +81,23 @@ class ResponseStore(Database):
                         (_key(tenant), stored.response["id"], len(data), data),
                     )
                     self._file.execute(MAKE_ROOM, (_key(tenant), self._most, self._most_bytes))
-                self._gone.clear()
-            except sqlite3.DatabaseError as error:
-                self._tried = time.monotonic()
-                self._problem = self._problem_of(error)
-                raise self._problem from None
-
-    def check(self) -> None:
-        """Raises StorageProblem while nothing can be written; that is tried again after
-        RETRY_SECONDS."""
-        with self._lock:
-            late = time.monotonic() - self._tried >= storage.RETRY_SECONDS
-            if self._problem is not None and late:
-                self._tried = time.monotonic()
-                with suppress(sqlite3.DatabaseError):
-                    self._file.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
-                    self._problem = None
-            if self._problem is not None:
-                raise self._problem
+            except sqlite3.Error as error:
+                self._note(self._problem_of(error))
+                raise
+            self._forgotten()
 
     def get(self, tenant: Tenant, id: str) -> StoredResponse:
         """A stored answer of a tenant. Raises ApiError 404, and StorageProblem."""
-        with self._lock:
+        with self._used():
             stored = self._read(tenant, id)
             self._use(tenant, [id])
             return stored
 
     def delete(self, tenant: Tenant, id: str) -> None:
         """Forget an answer. Raises ApiError 404, and StorageProblem."""
-        with self._lock:
+        with self._used(), self._whole():
             key = _key(tenant), id
-            try:
-                gone = self._file.execute("DELETE FROM responses WHERE tenant = ? AND id = ?", key)
-            except sqlite3.DatabaseError as error:
-                raise self._problem_of(error) from None
+            gone = self._file.execute("DELETE FROM responses WHERE tenant = ? AND id = ?", key)
             if not gone.rowcount:
                 raise not_found(id)
 
@@ -124,7 +105,7 @@ class ResponseStore(Database):
         """All items up to and with an answer, none for no answer. Raises ApiError 404 where one of
         the answers it continues is not stored any more, and StorageProblem."""
         chain: dict[str, StoredResponse] = {}
-        with self._lock:
+        with self._used():
             while id is not None:
                 if id in chain:
                     raise not_found(id, "previous_response_id")
@@ -133,32 +114,40 @@ class ResponseStore(Database):
             self._use(tenant, [*reversed(chain)])
         return [item for one in reversed(chain.values()) for item in (*one.items, *one.said)]
 
-    def forget_others(self, tenants: Collection[Tenant]) -> None:
-        """Forget what is stored for all but these tenants: on disk as soon as it can be written.
-        Raises StorageProblem where it cannot be read."""
-        keys = set(map(_key, tenants))
-        with self._lock:
-            try:
-                found = self._file.execute("SELECT DISTINCT tenant FROM responses").fetchall()
-            except sqlite3.DatabaseError as error:
-                raise self._problem_of(error) from None
-            self._gone |= {key for (key,) in found} - keys
-            with suppress(sqlite3.DatabaseError):
-                with self._whole():
+    def forget_others(self, tenants: Collection[Tenant], file: Path | None = None) -> None:
+        """Forget what is stored for all but these tenants of a ``file``, and those that servers
+        noted of other files that are there: on disk as soon as it can be written. Raises
+        StorageProblem where it cannot be read."""
+        keys, own = set(map(_key, tenants)), "" if file is None else str(file.resolve())
+        with self._used():
+            found = self._file.execute("SELECT DISTINCT tenant FROM responses").fetchall()
+            known = self._file.execute("SELECT file, tenant FROM known").fetchall()
+            kept = {key for name, key in known if name != own and (not name or Path(name).exists())}
+            self._gone |= {key for (key,) in found} - keys - kept
+            self._known = own, keys
+            with suppress(sqlite3.Error):
+                with self._whole(0.0):
                     self._forget()
-                self._gone.clear()
+                self._forgotten()
 
     def _forget(self) -> None:
-        """Delete what is stored for tenants that are gone."""
+        """Delete what is stored for tenants that are gone, and note those that are not."""
         asked = "DELETE FROM responses WHERE tenant = ?"
         self._file.executemany(asked, [(key,) for key in self._gone])
+        if self._known is not None:
+            file, keys = self._known
+            self._file.execute("DELETE FROM known WHERE file = ?", (file,))
+            noted = "INSERT INTO known VALUES (?, ?)"
+            self._file.executemany(noted, [(file, key) for key in keys])
+
+    def _forgotten(self) -> None:
+        """That is on disk."""
+        self._gone.clear()
+        self._known = None
 
     def _read(self, tenant: Tenant, id: str, param: str | None = None) -> StoredResponse:
         asked = "SELECT stored FROM responses WHERE tenant = ? AND id = ?"
-        try:
-            row = self._file.execute(asked, (_key(tenant), id)).fetchone()
-        except sqlite3.DatabaseError as error:
-            raise self._problem_of(error) from None
+        row = self._file.execute(asked, (_key(tenant), id)).fetchone()
         if row is None or _key(tenant) in self._gone:
             raise not_found(id, param)
         try:
@@ -171,7 +160,7 @@ class ResponseStore(Database):
         if not ids:
             return
         set_use = f"UPDATE responses SET used = {NEXT_USE} WHERE tenant = ? AND id = ?"
-        with suppress(sqlite3.DatabaseError), self._whole():
+        with suppress(sqlite3.Error), self._whole(0.0):
             self._file.executemany(set_use, [(_key(tenant), id) for id in ids])
 
 

@@ -6,7 +6,17 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct, field
 
-from harness.serve.wire import MOST_MESSAGES, Drawing, Id, MaxTokens, Tier, TopLogprobs
+from harness.serve.wire import (
+    MOST_MESSAGES,
+    Drawing,
+    Id,
+    MaxTokens,
+    Repetition,
+    Stop,
+    TemplateOptions,
+    Tier,
+    TopLogprobs,
+)
 from harness.serve.wire_tools import ReasoningEffort
 
 LOGPROBS = "message.output_text.logprobs"
@@ -98,6 +108,10 @@ class ResponsesRequest(Drawing, kw_only=True):
     model: Id | None = None
     instructions: str | None = None
     max_output_tokens: MaxTokens | None = None
+    stop: str | Stop | None = None
+    ignore_eos: bool | None = None
+    repetition_penalty: Repetition | None = None
+    chat_template_kwargs: TemplateOptions | None = None
     logits_digest: bool = False
     stream: bool | None = None
     text: ResponseText | None = None

@@ -1,0 +1,257 @@
+"""The databases of a server whose disk is full at the start, that break, that go, or that another
+process holds."""
+
+from __future__ import annotations
+
+import resource
+import shutil
+import sqlite3
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from contract.types import Tenant
+from harness.serve.errors import ApiError
+from harness.serve.ledger_store import Counts, LedgerStore
+from harness.serve.receipts.store import FILE as RECEIPTS
+from harness.serve.receipts.store import LATEST, ReceiptStore
+from harness.serve.responses.store import FILE as RESPONSES
+from harness.serve.responses.store import ResponseStore, StoredResponse
+from harness.serve.responses.wire import InputItem
+from harness.serve.storage import Database, StorageProblem
+from tests.patience import PATIENCE_SECONDS, wait_until
+from tests.serve.conftest import Serve
+from tests.serve.http import Http
+
+A, B = Tenant(1, "alice"), Tenant(2, "bob")
+COUNTS = Counts(requests=1)
+BODY = {"input": "a", "max_output_tokens": 2}
+
+
+def stored(number: int, size: int = 1) -> StoredResponse:
+    response = {"id": f"resp_{number}", "output": ["x" * size]}
+    return StoredResponse(response, (InputItem(role="user", content=str(number)),), (), None)
+
+
+class Kept:
+    """A database of one kind in a folder: something is ``put`` there, and ``read``."""
+
+    def __init__(self, name: str, make: Callable[[Path], Any], put: Any, read: Any) -> None:
+        self.name, self.make, self.put, self.read = name, make, put, read
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def _receipt(store: ReceiptStore) -> None:
+    store.add(1, {"id": "a", "kind": "x" * 5000}, [])
+
+
+KINDS = [
+    Kept(
+        "ledger.sqlite",
+        lambda folder: LedgerStore(folder / "ledger.sqlite"),
+        lambda store: store.add(1, COUNTS),
+        lambda store: (store.total(1), store.days(1), store.tenants(), store.activated(Path("a"))),
+    ),
+    Kept(RECEIPTS, ReceiptStore, _receipt, lambda store: (
+        store.find(1, LATEST), store.listed(1, 0, 9), store.tenants(), [*store.exported(1)])),
+    Kept(RESPONSES, ResponseStore, lambda store: store.put(A, stored(1, 5000)),
+         lambda store: (store.get(A, "resp_1"), store.conversation(A, "resp_1"))),
+]  # fmt: skip
+kinds = pytest.mark.parametrize("kind", KINDS, ids=str)
+
+
+@pytest.fixture(autouse=True)
+def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file is tried with every request."""
+    monkeypatch.setattr("harness.serve.storage.RETRY_SECONDS", 0.0)
+
+
+@contextmanager
+def no_room() -> Iterator[None]:
+    """This process cannot make any file longer."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def break_file(store: Database, path: Path) -> None:
+    """Change every page but the first, behind the back of who has it open."""
+    store._file.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    store._file.execute("PRAGMA cache_size=0")
+    with path.open("r+b") as file:
+        file.seek(4096)
+        file.write(b"\xa5" * (path.stat().st_size - 4096))
+
+
+@kinds
+def test_what_is_there_is_read_where_the_disk_is_full_at_the_start(
+    kind: Kept, tmp_path: Path
+) -> None:
+    """What cannot be stored is a problem of storage, and goes on by itself once there is room."""
+    with kind.make(tmp_path) as store:
+        kind.put(store)
+        before = kind.read(store)
+    with no_room():
+        store = kind.make(tmp_path)
+        assert kind.read(store) == before
+        with pytest.raises(StorageProblem):
+            store.check()
+        assert kind.read(store) == before
+    store.check()
+    kind.put(store)
+    other = kind.make(tmp_path)
+    other.check()
+    for each in (store, other):
+        each.close()
+
+
+@kinds
+def test_a_database_that_breaks_while_it_is_open_is_a_problem_of_storage(
+    kind: Kept, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whether it is read or written. Moved away, a new one is begun while the server runs."""
+    with kind.make(tmp_path) as store:
+        for _ in range(20):
+            kind.put(store)
+        break_file(store, tmp_path / kind.name)
+        with pytest.raises(StorageProblem, match="malformed"):
+            kind.read(store)
+        if isinstance(store, LedgerStore):
+            store.add(1, COUNTS)
+        else:
+            with pytest.raises(StorageProblem, match="malformed"):
+                kind.put(store)
+        with pytest.raises(StorageProblem):
+            store.check()
+        (tmp_path / kind.name).rename(tmp_path / "broken")
+        store.check()
+        assert sum("removed or replaced" in line for line in caplog.messages) == 1
+        kind.put(store)
+        kind.read(store)
+        if isinstance(store, LedgerStore):
+            assert store.total(1) == Counts(requests=2), "what was counted meanwhile is kept"
+
+
+@pytest.mark.parametrize("kind", [KINDS[0], KINDS[2]], ids=str)
+def test_a_folder_that_is_removed_is_begun_anew(
+    kind: Kept, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The log says so; what is stored from then on is there after a restart."""
+    folder = tmp_path / "state"
+    with kind.make(folder) as store:
+        kind.put(store)
+        before = kind.read(store)
+        shutil.rmtree(folder)
+        store.check()
+        kind.put(store)
+        assert sum("removed or replaced" in line for line in caplog.messages) == 1
+        folder.rename(tmp_path / "moved")
+        folder.write_bytes(b"no folder")
+        with pytest.raises(StorageProblem):
+            store.check()
+        folder.unlink()
+        (tmp_path / "moved").rename(folder)
+        store.check()
+        assert kind.read(store) == before
+    with kind.make(folder) as store:
+        assert kind.read(store) == before
+
+
+@kinds
+def test_what_is_read_waits_for_no_change(
+    kind: Kept, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither for one of another process, nor for one that waits for it in this one."""
+    monkeypatch.setattr("harness.serve.storage.BUSY_SECONDS", 2 * PATIENCE_SECONDS)
+    with kind.make(tmp_path) as store:
+        kind.put(store)
+        before = kind.read(store)
+        other = sqlite3.connect(tmp_path / kind.name, isolation_level=None)
+        other.execute("BEGIN IMMEDIATE")
+        said: list[str] = []
+        store._file.set_trace_callback(said.append)
+        changing = threading.Thread(target=kind.put, args=(store,))
+        changing.start()
+        wait_until(lambda: any(line.startswith("BEGIN") for line in said))
+        assert kind.read(store) == before
+        assert changing.is_alive()
+        other.execute("ROLLBACK")
+        other.close()
+        changing.join(PATIENCE_SECONDS)
+        assert not changing.is_alive()
+
+
+def test_servers_of_different_tenants_forget_their_own(tmp_path: Path) -> None:
+    """On one folder: each those of its own file, at its start and later; a file that is gone has
+    no tenants."""
+    files = [tmp_path / "a.toml", tmp_path / "b.toml"]
+    for file in files:
+        file.touch()
+    with ResponseStore(tmp_path) as first, ResponseStore(tmp_path) as second:
+        first.forget_others([A], files[0])
+        second.forget_others([B], files[1])
+        first.put(A, stored(1))
+        second.put(B, stored(2))
+        first.forget_others([A], files[0])
+        second.forget_others([B], files[1])
+        assert first.get(A, "resp_1")
+        assert second.get(B, "resp_2")
+        first.forget_others([], files[0])
+        with pytest.raises(ApiError):
+            first.get(A, "resp_1")
+        assert second.get(B, "resp_2")
+        files[1].unlink()
+        first.forget_others([A], files[0])
+        with pytest.raises(ApiError):
+            second.get(B, "resp_2")
+
+
+def test_a_server_whose_ledger_breaks_answers_503(
+    serve: Serve, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What was asked meanwhile is counted once the file is moved away."""
+    path = tmp_path / "ledger.sqlite"
+    with serve(ledger=path, state=tmp_path) as server:
+        http = Http(server.url)
+        for number in range(200):
+            server.service.ledger.add(number, COUNTS)
+        break_file(server.service.ledger, path)
+        for method, name in (("GET", "/v1/tenants/local/usage"), ("POST", "/v1/responses")):
+            reply = http.post(name, BODY) if method == "POST" else http.get(name)
+            assert (reply.status, reply.error["code"]) == (503, "storage_unwritable"), name
+        assert http.get("/ready").status == 503
+        assert http.get("/health").status == 200
+        path.rename(tmp_path / "broken")
+        assert http.post("/v1/responses", BODY).status == 200
+        total = http.get("/v1/tenants/local/usage").json["total"]
+        assert (total["rejected"], total["completed"]) == (1, 1)
+        assert "Traceback" not in caplog.text
+
+
+def test_a_server_starts_where_the_disk_is_full(
+    serve: Serve, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It reads what is stored, refuses the rest, and goes on by itself once there is room."""
+    options = {"state": tmp_path, "ledger": tmp_path / "ledger.sqlite"}
+    with serve(**options) as server:
+        first = Http(server.url).post("/v1/responses", BODY).json
+    with ExitStack() as owned:
+        with no_room():
+            http = Http(owned.enter_context(serve(**options)).url)
+            assert http.get("/ready").status == 503
+            assert http.get(f"/v1/responses/{first['id']}").json == first
+            assert http.get("/v1/tenants/local/usage").json["total"]["completed"] == 1
+            assert http.post("/v1/responses", BODY).error["code"] == "storage_unwritable"
+        assert http.get("/ready").status == 200
+        more = BODY | {"previous_response_id": first["id"]}
+        assert http.post("/v1/responses", more).status == 200
+        assert "Traceback" not in caplog.text
