@@ -40,6 +40,11 @@ class FileRange:
     offset: int
     nbytes: int
 
+    @property
+    def whole(self) -> FileRange:
+        """All of the file."""
+        return FileRange(self.path, self.mapping, self.descriptor, 0, len(self.mapping))
+
     def forget_pages(self) -> None:
         """Remove the whole pages of the range from this process's page table.
 

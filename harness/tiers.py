@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -302,6 +301,8 @@ def print_statuses(names: Sequence[str]) -> None:
 def _probe_drivers(names: Sequence[str]) -> dict[str, TierStatus]:
     """The statuses of tiers by name, found by a child process: a driver that crashes ends the
     child, and another child goes on with the next tier."""
+    import subprocess
+
     found: dict[str, TierStatus] = {}
     while left := names[len(found) :]:
         command = [sys.executable, "-c", PROBE, json.dumps(sys.path), *left]

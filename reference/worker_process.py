@@ -9,13 +9,16 @@ from __future__ import annotations
 import os
 import select
 import signal
-import subprocess
 import sys
 import time
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import subprocess
 
 PASSED_ENVIRONMENT = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "PYTHONHOME", "TZ", "SYSTEMROOT")
 """Environment variables the child is given; it has no business with the others."""
@@ -84,6 +87,9 @@ class WorkerProcess:
     def _running_child(self) -> subprocess.Popen[bytes]:
         if self.child is not None:
             return self.child
+        # Imported here, because not every start has a template.
+        import subprocess
+
         environment = {name: os.environ[name] for name in PASSED_ENVIRONMENT if name in os.environ}
         try:
             child = subprocess.Popen(

@@ -5,13 +5,12 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
-import hashlib
 import os
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from accel.digests import DIGEST_BYTES, digest
 from accel.native.names import DIGEST_CHARACTERS, PROCESSOR, TIER, Target, library_name, this_target
 from accel.native.variants import VARIANTS, WORDS, Variant, machine, usable
 from accel.packets.build import Progress
@@ -23,9 +22,9 @@ PACKAGED = Path(__file__).with_name("built")
 """The folder of the libraries that a wheel contains."""
 VARIANT_SETTING = "ZINC_RT_NATIVE_VARIANT"
 """Environment variable with the name of the variant to use, whatever the processor is."""
-TRAILER = b"zinc-rt native library 1"
-"""Ends a library in the cache, followed by the SHA-256 of all bytes before it."""
-TRAILER_BYTES = len(TRAILER) + hashlib.sha256().digest_size
+TRAILER = b"zinc-rt native library 2"
+"""Ends a library in the cache, followed by the digest of all bytes before it."""
+TRAILER_BYTES = len(TRAILER) + DIGEST_BYTES
 PARTIAL = ".partial"
 """Ends the name of a library that is being written."""
 CACHED_BUILDS = 8
@@ -148,6 +147,8 @@ def _open(path: Path) -> Any:
 
 def _opened_once(file: str, data: bytes) -> tuple[Path, Any]:
     """Load a library that cannot be stored; its file is removed at once."""
+    import tempfile
+
     folder = tempfile.mkdtemp(prefix="zinc-rt-native-")
     path = Path(folder) / file
     try:
@@ -169,7 +170,7 @@ def _whole(path: Path) -> bool:
     except OSError:
         return False
     data, trailer = content[:-TRAILER_BYTES], content[-TRAILER_BYTES:]
-    return trailer == TRAILER + hashlib.sha256(data).digest()
+    return trailer == TRAILER + digest(data).digest()
 
 
 def _store(path: Path, data: bytes) -> bool:
@@ -178,6 +179,8 @@ def _store(path: Path, data: bytes) -> bool:
     The caller holds the lock of ``path``, so a partial file of it is that of a process that was
     killed.
     """
+    import tempfile
+
     try:
         for stale in path.parent.glob(f"{path.name}.*{PARTIAL}"):
             stale.unlink(missing_ok=True)
@@ -186,7 +189,7 @@ def _store(path: Path, data: bytes) -> bool:
         return False
     try:
         with os.fdopen(handle, "wb") as file:
-            file.write(data + TRAILER + hashlib.sha256(data).digest())
+            file.write(data + TRAILER + digest(data).digest())
         os.chmod(name, 0o755)
         os.replace(name, path)
     except BaseException as error:

@@ -155,8 +155,9 @@ class ModelWeights:
                 data = mapped[start : start + stack_bytes(weight.stack)]
                 memory = self.arranger.memory.adopt(weight.buffer.name, data)
                 weight.buffer.hold(arranged(weight.stack, memory))
-                weight.forget_source()
             start += weight.nbytes
+        for source in {w.source.mapping: w.source for w in weights if w.source}.values():
+            source.whole.forget_pages()
 
     def _fill(self, weights: Sequence[Weight], target: Bytes) -> bool:
         """Arrange into the bytes of a new entry; False when a scale is not finite."""

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 import sys
 from pathlib import Path
 
+from accel.digests import digest
 from accel.packets.ops import OPS
 from accel.wheel_parts import SYSTEMS
 from contract.errors import TierUnavailable
@@ -63,9 +63,9 @@ def library_name(name: str, target: Target) -> str:
 @functools.cache
 def text_digest() -> str:
     """Hexadecimal digits that change with every file in TEXTS."""
-    digest = hashlib.sha256()
+    texts = digest()
     for pattern in TEXTS:
         for path in sorted(ROOT.glob(pattern)):
-            digest.update(f"{path.name}\0".encode())
-            digest.update(path.read_bytes())
-    return digest.hexdigest()[:DIGEST_CHARACTERS]
+            texts.update(f"{path.name}\0".encode())
+            texts.update(path.read_bytes())
+    return texts.hexdigest()[:DIGEST_CHARACTERS]

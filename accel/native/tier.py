@@ -35,12 +35,16 @@ from accel.packets.tier import tier_info
 from accel.packets.worker_tuner import AdaptiveWorkers, Choice
 from contract.dtypes import StorageClass
 from contract.errors import TierUnavailable
+from contract.file_reads import copy_bytes
 from contract.footprint import Footprint, owns_upload
 from contract.ir.nodes import BufferDecl, BufferKind, Graph
 from contract.lazy_dataclass import dataclass
 from contract.shape_key import ShapeKey
 from contract.tier import DeviceTier, FiniteWords, UploadsLater
 
+COPIED_BYTES = 1 << 15
+"""Weights below this that are not arranged are copied: with the page of a mapped file that is read
+first, the system enters those around it in the page table, 64 KiB."""
 NativeBuffer = DeviceBuffer[AddressRange]
 NativeBatch = FormBatch[AddressRange, NativeForm]
 NativeFence = StepFence[AddressRange, NativeForm, NativeStep]
@@ -157,6 +161,10 @@ class NativeTier(PacketTier[AddressRange, NativeForm, NativeStep]):
     def _upload_stored(self, name: str, data: NDArray[np.uint8]) -> AddressRange:
         memory = self._memory
         assert isinstance(memory, SharedMemory)
+        if data.nbytes < COPIED_BYTES:
+            copied = np.empty_like(data)
+            copy_bytes(copied, data)
+            data = copied
         return memory.adopt(name, data, borrowed=True)
 
     def _finish_uploads(self) -> None:

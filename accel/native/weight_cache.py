@@ -16,7 +16,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
-import hashlib
 import json
 import mmap
 import os
@@ -29,6 +28,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from accel.digests import DIGEST_BYTES, digest
 from contract.cached_files import CachedFile, least_used
 from contract.file_reads import PIECE_BYTES, FileRange, read_pages, remember_file
 from contract.lazy_dataclass import dataclass
@@ -43,7 +43,6 @@ FREE_SHARE = 2
 """An entry is written where the disk has this many times its size left."""
 HEADER_BYTES = 4096
 MAGIC = b"zinc-rt arranged weights 1\n"
-DIGEST_BYTES = hashlib.sha256().digest_size
 SYNCED, UNSYNCED, PARTIAL = ".weights", ".unsynced", ".partial"
 """Endings of an entry on disk, of a complete one that may not be on disk, of one being written."""
 SOURCE_CHARACTERS, NAME_CHARACTERS = 16, 32
@@ -96,8 +95,8 @@ def entry_of(texts: str, described: Iterable[tuple[FileRange, str]], nbytes: int
     if abs(time.time_ns() - max(source[-1] for source in sources)) < RECENT_NANOSECONDS:
         return None
     lines += map(repr, sources)
-    digest = hashlib.sha256("\n".join(lines).encode()).hexdigest()
-    name = f"{_source_name(sources[0])}-{digest[:NAME_CHARACTERS]}"
+    of_lines = digest("\n".join(lines).encode()).hexdigest()
+    name = f"{_source_name(sources[0])}-{of_lines[:NAME_CHARACTERS]}"
     return Entry(name, nbytes, tuple(numbers), sources)
 
 
@@ -190,7 +189,7 @@ def _written(handle: int, entry: Entry, fill: Callable[[Bytes], bool]) -> bool:
     header = text.ljust(HEADER_BYTES - DIGEST_BYTES)
     if len(header) + DIGEST_BYTES > HEADER_BYTES:
         raise OSError(errno.EFBIG, "the model has too many files")
-    os.pwrite(handle, header + hashlib.sha256(header).digest(), 0)
+    os.pwrite(handle, header + digest(header).digest(), 0)
     os.utime(handle, ns=(modified, modified))
     return True
 
@@ -220,8 +219,8 @@ def _mapped(path: Path, entry: Entry) -> Bytes | None:
 
 def _fields(header: bytes) -> dict[str, Any] | None:
     """Parse a header; None for one that is cut, damaged or of another kind."""
-    text, digest = header[:-DIGEST_BYTES], header[-DIGEST_BYTES:]
-    if not text.startswith(MAGIC) or hashlib.sha256(text).digest() != digest:
+    text, found = header[:-DIGEST_BYTES], header[-DIGEST_BYTES:]
+    if not text.startswith(MAGIC) or digest(text).digest() != found:
         return None
     fields: dict[str, Any] = json.loads(text[len(MAGIC) :])
     return fields
@@ -259,7 +258,7 @@ def _start(work: Callable[[Any], None], argument: Any) -> None:
 
 
 def _source_name(source: Identity) -> str:
-    return hashlib.sha256(repr(source).encode()).hexdigest()[:SOURCE_CHARACTERS]
+    return digest(repr(source).encode()).hexdigest()[:SOURCE_CHARACTERS]
 
 
 def _header(path: Path) -> dict[str, Any] | None:

@@ -3,10 +3,10 @@ binary."""
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
 from pathlib import Path
 
+from accel.digests import digest
 from contract.errors import TierError
 
 MAX_LOG_CHARACTERS = 4000
@@ -28,4 +28,4 @@ def cache_entry(cache: Path | None, identity: tuple[str, ...]) -> Path | None:
     """The file of a cached binary; ``identity`` is everything that its bytes depend on."""
     if cache is None:
         return None
-    return cache / f"{hashlib.sha256(chr(0).join(identity).encode()).hexdigest()}.bin"
+    return cache / f"{digest(chr(0).join(identity).encode()).hexdigest()}.bin"

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 from pathlib import Path
 
-DIGEST_BYTES = 32
+from accel.digests import DIGEST_BYTES, digest
 
 
 def read_entry(path: Path, magic: bytes) -> bytes | None:
@@ -16,8 +15,8 @@ def read_entry(path: Path, magic: bytes) -> bytes | None:
         content = path.read_bytes()
     except OSError:
         return None
-    digest, data = content[len(magic) :][:DIGEST_BYTES], content[len(magic) + DIGEST_BYTES :]
-    if not content.startswith(magic) or hashlib.sha256(data).digest() != digest:
+    found, data = content[len(magic) :][:DIGEST_BYTES], content[len(magic) + DIGEST_BYTES :]
+    if not content.startswith(magic) or digest(data).digest() != found:
         return None
     return data
 
@@ -35,7 +34,7 @@ def write_entry(path: Path, magic: bytes, data: bytes) -> None:
         handle, name = tempfile.mkstemp(dir=path.parent, suffix=".partial")
         try:
             with os.fdopen(handle, "wb") as file:
-                file.write(magic + hashlib.sha256(data).digest() + data)
+                file.write(magic + digest(data).digest() + data)
             os.replace(name, path)
         except BaseException:
             os.unlink(name)

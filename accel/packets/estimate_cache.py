@@ -8,7 +8,6 @@ a step allocates what it needs when it is lowered.
 from __future__ import annotations
 
 import functools
-import hashlib
 import json
 import os
 from collections.abc import Callable, Iterator
@@ -19,6 +18,7 @@ from typing import Any, Generic, TypeVar
 import accel.packets
 import contract.ir
 import contract.ops
+from accel.digests import digest
 from accel.packets.disk_cache import read_entry, write_entry
 from accel.packets.footprint import StepMemory
 from contract.ir.nodes import Graph
@@ -57,7 +57,7 @@ class EstimateCache(Generic[T]):
         if code is None:
             return make()
         described = "\0".join((code, repr(self._parameters), repr(largest), _described(graph)))
-        name = hashlib.sha256(described.encode()).hexdigest()
+        name = digest(described.encode()).hexdigest()
         path = (self._folder / name).with_suffix(SUFFIX)
         data = read_entry(path, MAGIC)
         if data is not None:

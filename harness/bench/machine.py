@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -64,19 +63,3 @@ def stream_bandwidth(threads: int, nbytes: int = STREAM_BYTES) -> float:
             list(pool.map(lambda part: np.copyto(*part), parts))
             best = max(best, 2 * nbytes / (time.perf_counter() - started))
     return best
-
-
-def peak_resident_bytes() -> int:
-    """The peak resident memory of this process in bytes, mapped files included."""
-    status = Path("/proc/self/status")
-    if status.exists():
-        # The resource module's figure includes the parent's memory before exec.
-        for line in status.read_text().splitlines():
-            if line.startswith("VmHWM:"):
-                return int(line.split()[1]) * 1024
-    if sys.platform == "win32":
-        return int(psutil.Process().memory_info().peak_wset)
-    import resource
-
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return int(peak if sys.platform == "darwin" else peak * 1024)

@@ -11,19 +11,21 @@ import contextlib
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import harness
 from contract.context_manager import ContextManager
 from contract.errors import ExecutionError, ZincError
 from harness.bench.engines import PeerEngine, Setup, Timing, open_engine
 from harness.startup import prepare_process
+
+if TYPE_CHECKING:
+    import subprocess
 
 CLOSE_SECONDS = 30.0
 CACHE_VARIABLES = ("XDG_CACHE_HOME", "POCL_CACHE_DIR", "CUDA_CACHE_PATH", "NEO_CACHE_DIR")
@@ -47,8 +49,11 @@ class Worker(ContextManager):
         root = str(Path(harness.__file__).parents[1])
         paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
         inherited = {name: value for name, value in os.environ.items() if name != NO_BYTECODE}
+        # Imported here, because the child does without it.
+        import subprocess
+
         started = time.perf_counter()
-        self._process = subprocess.Popen(
+        self._process: subprocess.Popen[str] = subprocess.Popen(
             [sys.executable, "-m", "harness.bench.worker", name, json.dumps(asdict(setup)), prompt],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -79,6 +84,8 @@ class Worker(ContextManager):
         if self._process.stdin is not None:
             with contextlib.suppress(BrokenPipeError):
                 self._process.stdin.close()
+        import subprocess
+
         try:
             self._process.wait(CLOSE_SECONDS)
         except subprocess.TimeoutExpired:
@@ -129,9 +136,26 @@ def serve(name: str, setup: Setup, prompt: str) -> None:
         elif question:
             _say(asdict(engine.generate(question["prompt"], question["decode_tokens"])))
         else:
-            from harness.bench.machine import peak_resident_bytes
-
             _say({"peak_resident_bytes": peak_resident_bytes()})
+
+
+def peak_resident_bytes() -> int:
+    """The peak resident memory of this process in bytes, mapped files included."""
+    status = Path("/proc/self/status")
+    if status.exists():
+        # The resource module's figure includes the parent's memory before exec.
+        for line in status.read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    # Imported here, because loading a module is counted.
+    if sys.platform == "win32":
+        import psutil
+
+        return int(psutil.Process().memory_info().peak_wset)
+    import resource
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return int(peak if sys.platform == "darwin" else peak * 1024)
 
 
 def _say(answer: dict[str, Any]) -> None:

@@ -20,7 +20,6 @@ from harness.tiers import open_tier
 from reference.engine import Engine, EngineOptions
 from reference.engine.drafter import Drafter
 from reference.limits import Limits
-from reference.memory.disk.cache import DiskCache
 from reference.memory.planner import MemoryPlan
 from reference.model.chat_template import ChatTemplate, load_chat_template
 from reference.model.open import Model, open_model
@@ -29,6 +28,7 @@ from reference.runner import ModelRunner
 
 if TYPE_CHECKING:
     from harness.trace.record import RecordedTier
+    from reference.memory.disk.cache import DiskCache
 
 SILENT = NullProgress()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from contract.errors import ZincError
+from contract.lazy_dataclass import dataclass
 from contract.types import Request
 from harness.host.answer_text import failure_of
 from harness.host.event_queue import Delivered

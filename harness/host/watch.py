@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Protocol
 
+from contract.lazy_dataclass import dataclass
 from contract.types import FinishReason, Request
 from reference.ledger import LedgerEntry
 from reference.memory.prefix import Difference

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from collections.abc import Sequence as Items
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from contract.errors import ZincError
+from contract.lazy_dataclass import dataclass
 from contract.types import Request
 from reference.engine.options import EngineOptions
 from reference.engine.sequence import MaskProvider, Sequence

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Items
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 
 from contract.arithmetic import PAGE_TOKENS
+from contract.lazy_dataclass import dataclass
 from contract.records import LAST_TOKEN, QUERY_TOKEN, RECENT_TOKEN
 from reference.engine.drafter import ChainedDrafts, ChainedStep, DraftRequest, Tokens
 from reference.engine.sequence import Sequence

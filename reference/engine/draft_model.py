@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from collections.abc import Sequence as Items
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from contract.errors import RequestError
+from contract.lazy_dataclass import dataclass
 from contract.records import LAST_TOKEN, QUERY_TOKEN
 from contract.types import SamplingParams
 from reference.engine.drafter import ChainedDrafts, ChainedStep, DraftRequest, Tokens

@@ -9,7 +9,6 @@ adapter use them.
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Mapping, Set
 from functools import cached_property
@@ -189,6 +188,9 @@ def open_adapter(path: Path, model: GgufFile) -> Adapter:
     file = open_gguf(path)
     try:
         _check_keys(file, model)
+        # Imported here, because most models have no adapters.
+        import hashlib
+
         with path.open("rb") as data:
             digest = hashlib.file_digest(data, "sha256").hexdigest()
         alpha = file.get("adapter.lora.alpha", float, 0.0)

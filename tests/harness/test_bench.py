@@ -20,11 +20,11 @@ from contract.errors import ConfigError, ExecutionError
 from harness.bench.__main__ import main
 from harness.bench.busy import busy_processes
 from harness.bench.engines import PEER, Setup, TierEngine, fixed_workers, peer_flash_choices
-from harness.bench.machine import machine_facts, peak_resident_bytes, stream_bandwidth
+from harness.bench.machine import machine_facts, stream_bandwidth
 from harness.bench.measure import summary, vocabulary_open_seconds
 from harness.bench.plot import write_plot
 from harness.bench.report import digits, render, render_markdown
-from harness.bench.worker import CACHE_VARIABLES, Worker
+from harness.bench.worker import CACHE_VARIABLES, Worker, peak_resident_bytes
 from tests.needs import need_installed
 
 RATES = ("decode_short", "decode_long", "prefill")

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from contract.errors import RequestError
 from reference.model.tokenizer import TokenKind, load_tokenizer
 from reference.model.tokenizer.encoders import merge_pairs
-from reference.model.tokenizer.pre_tokenizers import PRE_TOKENIZERS
+from reference.model.tokenizer.pre_tokenizers import PRE_TOKENIZERS, _compiled, _cut
 from reference.model.tokenizer.special_tokens import partition
 from tests.model.tokenizer_data import byte_level_metadata, sentencepiece_metadata
 
@@ -59,6 +59,21 @@ def test_pre_tokenizers_lose_nothing(name, text):
     pieces = PRE_TOKENIZERS[name].split(text)
     assert "".join(pieces) == text
     assert all(pieces)
+
+
+ASCII = [chr(code) for code in range(128)]
+LIKELY = st.sampled_from([*ASCII, "'ll", "'S", "\r\n", "  ", "12", "Ab"])
+
+
+@pytest.mark.parametrize("name", sorted(PRE_TOKENIZERS))
+@settings(deadline=None)
+@given(drawn=st.lists(LIKELY, max_size=12).map("".join))
+def test_text_that_is_ascii_is_cut_as_any_text_is(name, drawn):
+    """By the standard library's patterns and by those of the library that knows Unicode."""
+    for pattern in PRE_TOKENIZERS[name].passes:
+        plain, any_text = (_compiled(pattern, of_ascii) for of_ascii in (True, False))
+        for text in (drawn, *ASCII):
+            assert list(_cut(plain, text)) == list(_cut(any_text, text))
 
 
 @pytest.mark.parametrize(

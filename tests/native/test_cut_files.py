@@ -17,7 +17,7 @@ from tests.paths import ROOT
 SCRIPT = """
 import os, signal, sys
 from pathlib import Path
-from accel.native import model_weights, weight_cache
+from accel.native import model_weights, tier, weight_cache
 from accel.native.pool import WorkerPool
 from accel.native.tier import Choices, NativeTier
 from contract.errors import ModelFileError
@@ -27,6 +27,8 @@ from tests.model_runs import SHORT, generate
 
 Shard.check_unchanged = lambda shard: None
 weight_cache.LEAST_BYTES = 1
+if sys.argv[6] == "step":
+    tier.COPIED_BYTES = 0
 kernels, folder, path, other = map(Path, sys.argv[1:5])
 cut, moment = Path(sys.argv[5]), sys.argv[6]
 submit, steps = WorkerPool.submit, 0
@@ -34,7 +36,7 @@ submit, steps = WorkerPool.submit, 0
 def cut_first(pool, job):
     # The step that is about to run was checked before, and reads what is gone.
     global steps
-    steps += bool(job.input) if moment == "step" else moment == "upload"
+    steps += bool(job.input) if moment in ("step", "copied") else moment == "upload"
     if steps == 3 and pool is tier._pool:
         os.truncate(cut, 4096)
     return submit(pool, job)
@@ -85,6 +87,19 @@ def test_a_model_file_that_is_cut_is_an_error_of_its_model(
     assert int(where.removeprefix("byte ")) >= 4096
     assert "4096 bytes now" in problem
     assert len(entries(folder)) == (2 if moment == "step" else 1)
+
+
+def test_a_cut_model_file_that_no_step_reads_is_no_error(
+    kernel_cache: Path,
+    open_native: OpenNative,
+    folder: Path,
+    model_path: Path,
+    tiny_model_path: Path,
+) -> None:
+    """All its weights are arranged or copied."""
+    open_native(threads=1)
+    done = cut_under(kernel_cache, folder, model_path, tiny_model_path, model_path, "copied")
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
 
 
 def test_a_cache_file_that_is_cut_is_an_error_of_its_model(

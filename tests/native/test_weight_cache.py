@@ -180,7 +180,7 @@ def crash(path: Path) -> None:
     at = header.index(b'"boot": "') + len(b'"boot": "')
     header[at] = ord("0") if header[at] != ord("0") else ord("1")
     text = header[: -weight_cache.DIGEST_BYTES]
-    header[-weight_cache.DIGEST_BYTES :] = weight_cache.hashlib.sha256(text).digest()
+    header[-weight_cache.DIGEST_BYTES :] = weight_cache.digest(text).digest()
     with path.open("r+b") as file:
         file.write(header)
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))

@@ -14,7 +14,8 @@ Value = TypeVar("Value")
 
 HEAD_BYTES = 6
 """Leading bytes of a text that choose its bucket."""
-BUCKET_BITS = 16
+HEAD = np.dtype("<u8")
+BUCKET_BITS = 14
 GOLDEN = 0x9E3779B97F4A7C15
 """2^64 / golden ratio: the upper bits of a product with it depend on all bits of the factor."""
 
@@ -42,9 +43,9 @@ class StringIndex(Generic[Value]):
         buckets = _buckets(strings, indices)
         self._strings = strings
         self._value = value
-        self._indices = indices[np.argsort(buckets, kind="stable")]
+        self._indices = indices[np.argsort(buckets, kind="stable")].astype(np.int32)
         counts = np.bincount(buckets, minlength=1 << BUCKET_BITS)
-        self._ends = np.cumsum(counts)
+        self._ends = np.cumsum(counts, dtype=np.int32)
         self._first = first
         self._filled = bytearray(1 << BUCKET_BITS)
         self._left = len(indices)
@@ -84,10 +85,10 @@ def _bucket(text: bytes) -> int:
 def _buckets(strings: StringArray, indices: NDArray[np.intp]) -> NDArray[np.uint16]:
     """The ``_bucket`` of each string with an index in ``indices``."""
     octets, starts = strings.octets, strings.offsets[indices] + LENGTH_BYTES
-    lengths = strings.lengths[indices]
-    heads = np.zeros(len(indices), np.uint64)
-    for i in range(HEAD_BYTES):
-        # Bytes after a shorter string are read but masked below; the file may end there.
-        byte = octets[np.minimum(starts + i, len(octets) - 1)]
-        heads |= np.where(lengths > i, byte, 0).astype(np.uint64) << np.uint64(8 * i)
-    return (heads * np.uint64(GOLDEN) >> np.uint64(64 - BUCKET_BITS)).astype(np.uint16)
+    if len(starts) and starts.max() + HEAD.itemsize > len(octets):
+        octets = np.concatenate((octets, np.zeros(HEAD.itemsize, np.uint8)))
+    words = np.ndarray((max(0, len(octets) - HEAD.itemsize + 1),), HEAD, octets, strides=(1,))
+    used = np.minimum(strings.lengths[indices], HEAD_BYTES).astype(np.uint64) * np.uint64(8)
+    heads = words[starts] & ((np.uint64(1) << used) - np.uint64(1))
+    buckets: NDArray[np.uint64] = heads * np.uint64(GOLDEN) >> np.uint64(64 - BUCKET_BITS)
+    return buckets.astype(np.uint16)

@@ -41,14 +41,14 @@ class _TokenTable:
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         texts = vocabulary.texts
-        self.normal = np.array(vocabulary.ids_of_kind(TokenKind.NORMAL), np.intp)
+        self.normal = vocabulary.ids_of_kind(TokenKind.NORMAL)
         # Of tokens with equal text the last one counts, as in llama.cpp.
         self.ids = StringIndex(texts, int, self.normal)
         self._unknown = vocabulary.unknown_text_id
         byte_texts = {b"<0x%02X>" % byte: byte for byte in range(256)}
         self._id_of_byte: dict[int, int] = {
             byte_texts[texts[token]]: token
-            for token in vocabulary.ids_of_kind(TokenKind.BYTE)
+            for token in vocabulary.ids_of_kind(TokenKind.BYTE).tolist()
             if texts[token] in byte_texts
         }
 

@@ -122,7 +122,7 @@ class _TokenizerReader:
         if kinds.min() < 0 or kinds.max() > max(TokenKind):
             bad = int(np.flatnonzero((kinds < 0) | (kinds > max(TokenKind)))[0])
             raise self._error("token_type", f"token {bad} has unknown type {kinds[bad]}")
-        return np.where(kinds == 0, TokenKind.NORMAL, kinds)
+        return np.where(kinds == 0, TokenKind.NORMAL, kinds).astype(np.uint8)
 
     def _suppress_tokens(self, vocab_size: int) -> list[int]:
         if PREFIX + "suppress_tokens" not in self._metadata:

@@ -6,15 +6,21 @@ only, as in llama.cpp; categories and white space are Unicode's.
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from collections.abc import Iterator
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from contract.lazy_dataclass import dataclass
 
 if TYPE_CHECKING:
     import regex
+
+    Pattern: TypeAlias = re.Pattern[str] | regex.Pattern[str]
+
+_ASCII_MEMBERS = {"L": "a-zA-Z", "Lu": "A-Z", "Ll": "a-z", "N": "0-9"}
+"""Of the categories in the patterns, those that have ASCII characters."""
 
 _SUFFIX_ANY_CASE = r"'(?:[sS]|[tT]|[rR][eE]|[vV][eE]|[mM]|[lL][lL]|[dD])"
 _SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -71,12 +77,12 @@ class PreTokenizer:
         """The pieces of ``text``, in order; their concatenation is ``text``."""
         pieces = [text]
         for pattern in self.passes:
-            compiled = _compiled(pattern)
+            compiled = _compiled(pattern, text.isascii())
             pieces = [part for piece in pieces for part in _cut(compiled, piece)]
         return pieces
 
 
-def _cut(pattern: regex.Pattern[str], text: str) -> Iterator[str]:
+def _cut(pattern: Pattern, text: str) -> Iterator[str]:
     end = 0
     for match in pattern.finditer(text):
         if match.start() > end:
@@ -88,10 +94,21 @@ def _cut(pattern: regex.Pattern[str], text: str) -> Iterator[str]:
 
 
 @cache
-def _compiled(pattern: str) -> regex.Pattern[str]:
+def _compiled(pattern: str, ascii_text: bool) -> Pattern:
+    """A pass for text that is ASCII, in which the standard library suffices, or for any text."""
+    if ascii_text:
+        of_ascii = re.sub(r"\[[^]]*\]|\\p\{\w+\}", _ascii_class, pattern)
+        return re.compile(of_ascii, re.ASCII)
+    # Imported here, because it takes as long as the rest of a short prompt's encoding.
     import regex
 
     return regex.compile(pattern)
+
+
+def _ascii_class(found: re.Match[str]) -> str:
+    """A category, or a class of characters with categories, as a class of ASCII characters."""
+    members = re.sub(r"\\p\{(\w+)\}", lambda one: _ASCII_MEMBERS.get(one[1], ""), found[0])
+    return members if found[0].startswith("[") else f"[{members}]"
 
 
 def _pre_tokenizer(*patterns: str, **expectations: bool) -> PreTokenizer:

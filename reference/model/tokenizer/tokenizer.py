@@ -182,7 +182,7 @@ class Tokenizer:
         found = []
         for token in vocabulary.ids_of_kind(
             TokenKind.CONTROL, TokenKind.UNKNOWN, TokenKind.USER_DEFINED
-        ):
+        ).tolist():
             stored = vocabulary.text(token)
             try:
                 text = stored.decode()
