@@ -20,8 +20,8 @@ from harness.simulation.clock import VirtualClock
 from harness.simulation.device import NO_SCOPE, DeviceMemory, SavedState, StepCopy
 from harness.simulation.history import MOST_POSITIONS, VOCAB, listed
 from harness.simulation.invariants import Invariant, Violation
-from reference.engine.disk_pages import HostBytes
 from reference.limits import RING_STEPS, Limits
+from reference.memory.row_copies import HostBytes
 from reference.model.adapters import Adapters
 from reference.ops.verify_k import accepted_drafts
 from reference.runner import CHOSEN, LOGITS, TOP_IDS, TOP_LOGS, StepInput, StepOutput

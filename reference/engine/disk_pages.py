@@ -12,13 +12,13 @@ from contract.lazy_dataclass import dataclass
 from reference.engine.disk_writes import DiskWrites
 from reference.engine.sequence import Sequence
 from reference.memory.disk.cache import DiskCache
-from reference.memory.disk.entry import Bytes, Entry
+from reference.memory.disk.entry import Entry
 from reference.memory.disk.reading import Reading
 from reference.memory.kv import KvMemory
 from reference.memory.page_copies import PageCopies
 from reference.memory.prefix import KEY_BYTES, PrefixHit
 from reference.memory.recurrent import RecurrentMemory
-from reference.runner import ModelRunner
+from reference.memory.row_copies import HostBytes
 from reference.sched.tenants import Tenants
 
 
@@ -31,17 +31,6 @@ class _Loading:
     hit: PrefixHit
     pages: list[int]
     reading: Reading
-
-
-class HostBytes:
-    """A page or state whose bytes are in host memory."""
-
-    def __init__(self, data: Bytes) -> None:
-        self._data = data
-
-    def bytes(self) -> Bytes:
-        """The bytes."""
-        return self._data
 
 
 class DiskPages(DiskWrites):
@@ -212,14 +201,3 @@ class DiskPages(DiskWrites):
             if number >= first:
                 entries.append(self._page(sequence.scope, name, tokens))
         return entries
-
-
-def disk_pages_of(
-    cache: DiskCache | None, runner: ModelRunner, tenants: Tenants
-) -> DiskPages | None:
-    """The engine's side of ``cache``; None without one that can be used, and for a model without KV
-    pages."""
-    copies = None if cache is None or not cache.usable else runner.page_copies()
-    if cache is None or copies is None:
-        return None
-    return DiskPages(cache, copies, runner.recurrent, tenants)

@@ -3,12 +3,32 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import TYPE_CHECKING
 
-from reference.engine.disk_pages import DiskPages
 from reference.engine.pipeline import Pipeline
+from reference.runner import ModelRunner
+from reference.sched.tenants import Tenants
+
+if TYPE_CHECKING:
+    from reference.engine.disk_pages import DiskPages
+    from reference.memory.disk.cache import DiskCache
 
 WAIT_SECONDS = 0.002
 """Longest wait for the disk where there is nothing to compute."""
+
+
+def disk_pages_of(
+    cache: DiskCache | None, runner: ModelRunner, tenants: Tenants
+) -> DiskPages | None:
+    """The engine's side of ``cache``; None without one that can be used, and for a model without KV
+    pages."""
+    copies = None if cache is None or not cache.usable else runner.page_copies()
+    if cache is None or copies is None:
+        return None
+    # Imported here, because most engines have no disk cache.
+    from reference.engine.disk_pages import DiskPages
+
+    return DiskPages(cache, copies, runner.recurrent, tenants)
 
 
 def end_disk(disk: DiskPages, pipeline: Pipeline, *, waits: bool = True) -> None:

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from contract.errors import QueueFull, RequestError, TenantQueueFull, ZincError
 from contract.types import Clock, FinishReason, Request, Tenant, TokenEvent
 from reference.engine.checks import check_outputs, check_request, check_sizes, reach_of
 from reference.engine.constraining import masks_with_least
-from reference.engine.disk_pages import disk_pages_of
-from reference.engine.disk_turn import end_disk, use_disk
+from reference.engine.disk_turn import disk_pages_of, end_disk, use_disk
 from reference.engine.drafter import Drafter, SpeculationStatistics
 from reference.engine.memory_calls import MemoryCalls
 from reference.engine.options import ENGINE_DEFAULTS, EngineOptions
@@ -32,7 +32,6 @@ from reference.engine.tenant_calls import TenantCalls
 from reference.engine.tenant_changes import TenantChanges
 from reference.expert_outputs import ExpertSink
 from reference.ledger import Ledger
-from reference.memory.disk.cache import DiskCache
 from reference.memory.prefix import scope_of
 from reference.observer import NOBODY, Observer
 from reference.runner import LOGITS, ModelRunner
@@ -40,6 +39,9 @@ from reference.sched.admission import may_wait
 from reference.sched.cost import StepCost
 from reference.sched.scores import ScoreSink
 from reference.sched.tenants import Tenants
+
+if TYPE_CHECKING:
+    from reference.memory.disk.cache import DiskCache
 
 FAULTS = 2
 """A request ends with an error when so many steps have failed while it ran."""
@@ -74,8 +76,7 @@ class Engine(PrefixCalls, TenantCalls, MemoryCalls):
         check_sizes(runner.limits)
         self.runner, self.options = runner, options
         self.tenants = Tenants(clock=clock) if tenants is None else tenants
-        self.ledger = Ledger()
-        self.disk = disk
+        self.ledger, self.disk = Ledger(), disk
         self._disk = disk_pages_of(disk, runner, self.tenants)
         self.memory = memory_of(runner, options, self._disk)
         self._clock, self._observer = clock, observer
@@ -96,9 +97,8 @@ class Engine(PrefixCalls, TenantCalls, MemoryCalls):
             cost, self._speculative,
         )  # fmt: skip
         self._pipeline = Pipeline(
-            runner, options, self._scheduler, self.tenants, clock, observer, cost,
-            self._speculative,
-        )  # fmt: skip
+            runner, options, self._scheduler, self.tenants, clock, observer, cost, self._speculative
+        )
         self._output_processor = OutputProcessor(
             self._slot_manager, self._pipeline, self._speculative, self.tenants, self.ledger,
             options.end_of_generation, self._end,

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-from reference.engine.disk_pages import DiskPages
 from reference.engine.disk_turn import end_disk
 from reference.engine.options import EngineOptions
 from reference.engine.pipeline import Pipeline
 from reference.engine.slot_manager import copies_of
 from reference.memory.kv import KvMemory
 from reference.runner import ModelRunner
+
+if TYPE_CHECKING:
+    from reference.engine.disk_pages import DiskPages
 
 
 class MemoryCalls:

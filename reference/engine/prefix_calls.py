@@ -4,18 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from contract.arithmetic import PAGE_TOKENS
-from reference.engine.disk_pages import DiskPages, HostBytes
 from reference.engine.pipeline import Pipeline
-from reference.memory.disk.entry import Bytes
 from reference.memory.kv import KvMemory
 from reference.memory.prefix import Node, Scope, scope_of
+from reference.memory.row_copies import HostBytes
 from reference.runner import ModelRunner
 from reference.sched.tenants import Tenants
+
+if TYPE_CHECKING:
+    from reference.engine.disk_pages import DiskPages
+    from reference.memory.disk.entry import Bytes
 
 SLOT = 0
 """The slot that pages are noted for while they are loaded; none of it reads or writes them."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
 
 from contract.arithmetic import PAGE_TOKENS
-from reference.engine.disk_pages import DiskPages
 from reference.engine.options import EngineOptions
 from reference.engine.sequence import Sequence
 from reference.limits import pages_for
@@ -18,6 +18,9 @@ from reference.sched.constraints import bias_records
 from reference.sched.quantum import goal
 from reference.sched.slots import SlotTable
 from reference.sched.tenants import Tenants
+
+if TYPE_CHECKING:
+    from reference.engine.disk_pages import DiskPages
 
 
 class SlotManager:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from contract.lazy_dataclass import dataclass
 from reference.engine.drafter import SpeculationStatistics
-from reference.memory.disk.statistics import DiskStatistics
 from reference.memory.prefix import PrefixStatistics
+
+if TYPE_CHECKING:
+    from reference.memory.disk.statistics import DiskStatistics
 
 
 @dataclass(frozen=True, slots=True)

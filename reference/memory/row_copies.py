@@ -42,6 +42,17 @@ class Saved(Protocol):
         """The row's bytes, buffer after buffer."""
 
 
+class HostBytes:
+    """A row whose bytes are in host memory."""
+
+    def __init__(self, data: NDArray[np.uint8]) -> None:
+        self._data = data
+
+    def bytes(self) -> NDArray[np.uint8]:
+        """The bytes."""
+        return self._data
+
+
 class SavedPage:
     """A row in host memory, or being copied to it."""
 
