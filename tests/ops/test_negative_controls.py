@@ -104,13 +104,13 @@ CONTROLS = (
         "R5 truncation", Opcode.MATMUL, mistakes.truncated_activation, f"{DOT}.quantize_activation"
     ),
     Control(
-        "R6 one exponent for two rows",
+        "R6 exponent of two rows",
         Opcode.FLASH_ATTN,
         mistakes.exponent_over(2),
         f"{ATTENTION}.row_integers",
     ),
     Control(
-        "R6 one exponent for a page",
+        "R6 exponent of a page",
         Opcode.FLASH_ATTN_BATCHED,
         mistakes.exponent_over(16),
         f"{ATTENTION}.row_integers",
