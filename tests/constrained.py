@@ -80,10 +80,7 @@ class Constrained:
 
 
 def run(
-    runner: ModelRunner,
-    sequences: Sequence[Constrained],
-    steps: int = 8,
-    depth: int = 0,
+    runner: ModelRunner, sequences: Sequence[Constrained], steps: int = 8, depth: int = 0
 ) -> list[list[Row]]:
     """The rows of every sequence: a step of prefill and ``steps`` - 1 of decode, together.
 

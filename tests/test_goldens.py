@@ -94,9 +94,7 @@ def test_changed_digest_is_named(
     assert problem.count(f"{token}:{float.fromhex(value):.9g} ") == 2
 
 
-def test_another_model_file_is_named(
-    tiny_model_path: Path,
-) -> None:
+def test_another_model_file_is_named(tiny_model_path: Path) -> None:
     (problem,) = check_default_model(FOLDER, tiny_model_path)
     assert str(tiny_model_path) in problem
 
@@ -113,9 +111,7 @@ def test_changed_part_of_a_synthetic_golden_is_named(
     assert problem.startswith(f"synthetic llama {SYNTHETIC_SPECS[1].quant} seed 1: {part} is ")
 
 
-def test_another_arithmetic_is_found(
-    changed: Callable[[str, dict[str, Any]], Path],
-) -> None:
+def test_another_arithmetic_is_found(changed: Callable[[str, dict[str, Any]], Path]) -> None:
     """Negative control: a tier that sums norms in the library's order fails the check."""
     golden = stored(SYNTHETIC)
     golden["models"] = golden["models"][:1]

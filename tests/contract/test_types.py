@@ -34,11 +34,7 @@ def test_defaults_are_greedy_and_valid() -> None:
     assert Request(1, (5,), 3).log_probabilities is None
     assert TokenEvent(1, 5, 0).finish_reason is None
     assert {reason.value for reason in FinishReason} == {
-        "stop",
-        "length",
-        "cancelled",
-        "client_too_slow",
-        "error",
+        *("stop", "length", "cancelled", "client_too_slow", "error")
     }
     assert (TokenEvent(1, 5, 0).log_probability, TokenEvent(1, 5, 0).top) == (None, ())
 
@@ -107,11 +103,8 @@ def test_a_plain_tenant_is_valid() -> None:
 def test_the_local_tenant_is_the_one_of_a_request_that_names_none() -> None:
     assert Request(1, (5,), 3).tenant == LOCAL_TENANT.id == 0
     quotas = (
-        LOCAL_TENANT.max_slots,
-        LOCAL_TENANT.max_kv_pages,
-        LOCAL_TENANT.decode_tokens_per_s,
-        LOCAL_TENANT.prefill_tokens_per_s,
-        LOCAL_TENANT.max_context,
+        *(LOCAL_TENANT.max_slots, LOCAL_TENANT.max_kv_pages, LOCAL_TENANT.decode_tokens_per_s),
+        *(LOCAL_TENANT.prefill_tokens_per_s, LOCAL_TENANT.max_context),
     )
     assert set(quotas) == {MAX_INT32}
 

@@ -140,12 +140,8 @@ class Members:
         calls = np.array(
             [
                 (
-                    one.scratch.ctypes.data,
-                    one.inputs.ctypes.data,
-                    one.packets.ctypes.data,
-                    one.workspace.ctypes.data,
-                    given.ctypes.data,
-                    one.ended.ctypes.data,
+                    *(one.scratch.ctypes.data, one.inputs.ctypes.data, one.packets.ctypes.data),
+                    *(one.workspace.ctypes.data, given.ctypes.data, one.ended.ctypes.data),
                     one.seen.ctypes.data,
                 )
                 for one, given in zip(self.all, self.arguments, strict=True)

@@ -24,14 +24,7 @@ from reference.exact.kv_storage import page_view, store
 from reference.ops.flash_attn_batched import flash_attn_batched
 from reference.quant import FORMATS
 from reference.quant.dot import matmul
-from tests.cuda.emulated_step import (
-    DEVICE,
-    NO_STAND_INS,
-    OLDER,
-    StandIn,
-    aligned_memory,
-    run_step,
-)
+from tests.cuda.emulated_step import DEVICE, NO_STAND_INS, OLDER, StandIn, aligned_memory, run_step
 
 SLOTS, SLOT_PAGES = 2, 208
 """3,328 positions: up to four spans, the last of few tiles."""
@@ -143,12 +136,7 @@ def filled_pages(
     ids=str,
 )
 def test_every_split_has_the_bits_of_the_definition(
-    heads: int,
-    kv_heads: int,
-    head_dim: int,
-    window: int,
-    positions: tuple[int, ...],
-    folder: Path,
+    heads: int, kv_heads: int, head_dim: int, window: int, positions: tuple[int, ...], folder: Path
 ) -> None:
     """One tile to four spans, windows, heads that fill no group; two steps after each other."""
     sizes = Heads(heads, kv_heads, head_dim, window)
@@ -165,11 +153,7 @@ def test_every_split_has_the_bits_of_the_definition(
     q[:, head_dim:] *= EVEN
     if heads > 1:
         q[-1, -1] = np.nan
-    inputs = {
-        "q": q,
-        "page_table": pages,
-        "query": words_of(query),
-    }
+    inputs = {"q": q, "page_table": pages, "query": words_of(query)}
     run_step(graph, (key, key), inputs, kept, {}, folder, parts=PARTS)
     want = by_definition(inputs, kept["kv"], sizes)
     assert np.array_equal(kept["y"].reshape(want.shape), want, equal_nan=True)

@@ -151,12 +151,7 @@ def test_another_code_changes_its_row(folder: Path) -> None:
     ids=str,
 )
 def test_where_it_is_faster(
-    dtype: DType,
-    columns: int,
-    tokens: int,
-    rows: tuple[int, ...],
-    device: Device,
-    faster: bool,
+    dtype: DType, columns: int, tokens: int, rows: tuple[int, ...], device: Device, faster: bool
 ) -> None:
     """Of few rows smaller blocks fill more multiprocessors."""
     assert halves_are_faster(dtype, columns, tokens, rows, device) == faster

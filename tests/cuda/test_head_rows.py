@@ -128,10 +128,7 @@ def kept_buffers(
 
 
 def assert_as_defined(
-    kept: Mapping[str, NDArray[Any]],
-    values: Mapping[str, NDArray[Any]],
-    neox: int,
-    norms: bool,
+    kept: Mapping[str, NDArray[Any]], values: Mapping[str, NDArray[Any]], neox: int, norms: bool
 ) -> None:
     """Queries and pages, of the tokens there are."""
     head_dim = len(values["q_norm"])
@@ -164,12 +161,7 @@ def heads_graph(head_dim: int, neox: int, norms: bool, pairs: int) -> Graph:
 
 
 def emit_heads(
-    builder: GraphBuilder,
-    qkv: View,
-    head_dim: int,
-    neox: int,
-    norms: bool,
-    pairs: int,
+    builder: GraphBuilder, qkv: View, head_dim: int, neox: int, norms: bool, pairs: int
 ) -> Graph:
     """The graph with the fused opcode of ``qkv`` at its end."""
     shape = (PAGES, 2, 16, KV_HEADS, head_dim)

@@ -98,11 +98,7 @@ def fill_evenly(model: RecordedModel) -> None:
 
 
 def run(
-    steps: PersistentSteps,
-    tokens: list[int],
-    positions: list[int],
-    slots: list[int],
-    seed: int,
+    steps: PersistentSteps, tokens: list[int], positions: list[int], slots: list[int], seed: int
 ) -> None:
     """One step by the definitions and by the persistent launches."""
     model = steps.recorded

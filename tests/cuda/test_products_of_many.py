@@ -376,12 +376,7 @@ def test_tiles_of_all_matrices_are_one_row_of_blocks(tokens: int, parts: int) ->
 
 @pytest.mark.parametrize(
     ("columns", "tiles", "parted", "parts"),
-    [
-        (12288, 256, True, 12),
-        (4096, 384, True, 4),
-        (4096, 384, False, 1),
-        (12288, 256, False, 0),
-    ],
+    [(12288, 256, True, 12), (4096, 384, True, 4), (4096, 384, False, 1), (12288, 256, False, 0)],
     ids=str,
 )
 def test_a_few_tokens_lie_near_many_blocks(

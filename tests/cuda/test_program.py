@@ -9,15 +9,7 @@ import pytest
 
 from accel.cuda.device import find_device
 from accel.cuda.driver import Context, Driver
-from accel.cuda.program import (
-    MAGIC,
-    Builder,
-    Compiler,
-    Modules,
-    Source,
-    plain_source,
-    tuned_source,
-)
+from accel.cuda.program import MAGIC, Builder, Compiler, Modules, Source, plain_source, tuned_source
 from accel.kernels.source import Module
 from accel.packets.build import BuildError
 from accel.packets.disk_cache import write_entry
@@ -57,11 +49,7 @@ def test_errors_name_the_file(compiler: Compiler, monkeypatch: pytest.MonkeyPatc
 def test_headers_are_included_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A tuned kernel's own headers, of its folder, in the order they are first named."""
     (tmp_path / "kernels").mkdir()
-    texts = {
-        "a.cu": '#include "b.h"\n#include "c.h"\nA',
-        "b.h": '#include "c.h"\nB',
-        "c.h": "C",
-    }
+    texts = {"a.cu": '#include "b.h"\n#include "c.h"\nA', "b.h": '#include "c.h"\nB', "c.h": "C"}
     for name, text in texts.items():
         (tmp_path / "kernels" / name).write_text(text)
     monkeypatch.setattr("accel.cuda.program.resources.files", lambda package: tmp_path)

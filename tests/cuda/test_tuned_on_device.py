@@ -104,11 +104,7 @@ def opened(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CudaTier]:
 def on_device(opened: CudaTier, monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps of those tests run there."""
     modules = (
-        product_cases,
-        test_attention,
-        test_attention_clusters,
-        test_gated_rows,
-        test_head_rows,
+        *(product_cases, test_attention, test_attention_clusters, test_gated_rows, test_head_rows),
         test_sampling,
     )
     for module in modules:

@@ -25,11 +25,7 @@ def runner(tiny_model_path: Path) -> Iterator[ModelRunner]:
 def kept_runner(request: pytest.FixtureRequest, tiny_model_path: Path) -> Iterator[ModelRunner]:
     """One runner for many engines: what an engine leaves behind must not matter."""
     model = open_model(tiny_model_path)
-    with (
-        model.file,
-        TIERS[request.param]() as tier,
-        ModelRunner(model, tier, LIMITS) as runner,
-    ):
+    with model.file, TIERS[request.param]() as tier, ModelRunner(model, tier, LIMITS) as runner:
         yield runner
 
 

@@ -17,11 +17,7 @@ from tests.engine.small_engine import ALL_TIERS as TIERS
 from tests.families_table import DENSE, GEMMAS, HYBRIDS
 from tests.named_tiers import on_each
 
-MODELS = {
-    "dense": DENSE["qwen3"],
-    "hybrid": HYBRIDS["qwen35"],
-    "window": GEMMAS["gemma3"],
-}
+MODELS = {"dense": DENSE["qwen3"], "hybrid": HYBRIDS["qwen35"], "window": GEMMAS["gemma3"]}
 
 
 @pytest.mark.parametrize(("tier", "name"), on_each(TIERS, MODELS, "dense"))

@@ -190,9 +190,7 @@ def test_a_tenant_is_put_and_removed_for_all_models(machine: Callable[[int], Mac
     assert {len(tokens) for tokens in tokens_of(here.models).values()} == {6}
 
 
-def test_what_was_done_alone_is_not_held_against_anybody(
-    machine: Callable[[int], Machine],
-) -> None:
+def test_what_was_done_alone_is_not_held_against_anybody(machine: Callable[[int], Machine]) -> None:
     here = machine(2)
     here.submit("llama", request(1, 40))
     tokens_of(here.models)

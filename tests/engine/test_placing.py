@@ -22,10 +22,7 @@ ONE_DOCUMENT = tuple(range(100, 148))
 def test_nobody_is_preempted_for_pages_that_their_tenant_has_reserved() -> None:
     """The page that the victim gives back is its tenant's again, so the claimant gains nothing."""
     clock = VirtualClock()
-    tenants = (
-        Tenant(1, "claimant"),
-        Tenant(2, "owner", qos=QosClass.BATCH, reserved_pages=1),
-    )
+    tenants = (Tenant(1, "claimant"), Tenant(2, "owner", qos=QosClass.BATCH, reserved_pages=1))
     engine = Engine(
         SimulatedRunner(Limits(2, 32, 4, step_tokens=19), clock),
         tenants=Tenants(tenants, clock=clock),

@@ -11,14 +11,7 @@ import numpy as np
 import pytest
 
 from contract.errors import QueueFull, RequestError, TenantQueueFull
-from contract.types import (
-    LOCAL_TENANT,
-    FinishReason,
-    QosClass,
-    Request,
-    SamplingParams,
-    TokenEvent,
-)
+from contract.types import LOCAL_TENANT, FinishReason, QosClass, Request, SamplingParams, TokenEvent
 from reference.engine import Engine, EngineOptions
 from reference.limits import Limits
 from reference.model.open import open_model

@@ -291,10 +291,7 @@ def test_a_draft_model_guesses(runner: ModelRunner, synthetic_model: Callable[..
     expected = tokens_of(plain, requests)
     for spec in ({"quant": "q4_k_m"}, {"quant": "f32", "seed": 5}):
         model = open_model(synthetic_model(architecture="qwen3", **spec))
-        with (
-            model.file,
-            ModelRunner(model, runner.tier, draft_limits(runner.limits)) as small,
-        ):
+        with model.file, ModelRunner(model, runner.tier, draft_limits(runner.limits)) as small:
             drafter = DraftModel(small, runner.model)
             engine = Engine(runner, EngineOptions(draft_tokens=9), drafter=drafter)
             assert tokens_of(engine, requests) == expected

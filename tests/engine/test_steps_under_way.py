@@ -17,13 +17,7 @@ from contract.types import Request, SamplingParams
 from reference.engine import Engine, EngineOptions
 from reference.model.open import open_model
 from reference.runner import ModelRunner, StepInput, Submission
-from tests.engine.small_engine import (
-    CONTEXT,
-    LIMITS,
-    SLOTS,
-    assert_nothing_is_held,
-    request,
-)
+from tests.engine.small_engine import CONTEXT, LIMITS, SLOTS, assert_nothing_is_held, request
 from tests.late_tier import LateTier
 from tests.named_tiers import quick_tier
 

@@ -12,15 +12,9 @@ from harness.catalog.store import checked_path
 
 SPLIT = [f"BF16/Model-BF16-0000{part}-of-00003.gguf" for part in (1, 2, 3)]
 FILES = [
-    ".gitattributes",
-    "README.md",
-    "Model-Q8_0.gguf",
-    "Model-Q4_K_M.gguf",
-    "Model-UD-Q4_K_XL.gguf",
-    "Model-IQ4_XS.gguf",
-    "Model-MXFP4_MOE.gguf",
-    "mmproj-Model-F16.gguf",
-    "Model.imatrix.gguf",
+    *(".gitattributes", "README.md", "Model-Q8_0.gguf", "Model-Q4_K_M.gguf"),
+    *("Model-UD-Q4_K_XL.gguf", "Model-IQ4_XS.gguf", "Model-MXFP4_MOE.gguf"),
+    *("mmproj-Model-F16.gguf", "Model.imatrix.gguf"),
     *reversed(SPLIT),
 ]
 

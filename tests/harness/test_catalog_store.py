@@ -27,19 +27,7 @@ from harness.catalog.store import checked_path, locked, model_folder
 from harness.progress import NullProgress
 
 HOSTILE = [
-    "..",
-    ".",
-    "",
-    "/etc",
-    "a/../b",
-    "a//b",
-    "a/",
-    "a\\b",
-    "a\0b",
-    "~",
-    ".hidden",
-    "-rf",
-    "a b",
+    *("..", ".", "", "/etc", "a/../b", "a//b", "a/", "a\\b", "a\0b", "~", ".hidden", "-rf", "a b")
 ]
 
 

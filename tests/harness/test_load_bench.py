@@ -277,15 +277,7 @@ def tiny_requests(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_command(server: Running, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """As JSON, as tables, and as a plot, of a server that runs."""
     words = [
-        "--server",
-        server.url,
-        "--requests",
-        "3",
-        "--clients",
-        "2",
-        "--repeat",
-        "2",
-        "--mix",
+        *("--server", server.url, "--requests", "3", "--clients", "2", "--repeat", "2", "--mix"),
         "chat",
     ]
     plot = tmp_path / "load.svg"

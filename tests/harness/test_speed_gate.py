@@ -94,10 +94,7 @@ def test_nothing_is_stored_without_a_reason_or_beside_others(
 @pytest.mark.parametrize(
     "text",
     [
-        "",
-        "[]",
-        '{"baselines": 3}',
-        '{"baselines": [{}]}',
+        *("", "[]", '{"baselines": 3}', '{"baselines": [{}]}'),
         '{"baselines": [{"machine": {"cpu": "x"}, "ratios": {"a": 0}}]}',
         '{"baselines": [{"machine": {"cpu": "x"}, "ratios": {"a": "fast"}}]}',
         '{"baselines": [{"machine": {"cpu": "x"}, "ratios": {}}]}',

@@ -84,11 +84,8 @@ class Builder:
     def _target(self, contents: bytes) -> Path:
         """The file of a library, whose name is a digest of what it is made from."""
         names = (
-            FOLDER / "fake.h",
-            FOLDER / "kernel.h",
-            FOLDER / "spirv_c.py",
-            FOLDER / "spirv_types.py",
-            HEADER,
+            *(FOLDER / "fake.h", FOLDER / "kernel.h", FOLDER / "spirv_c.py"),
+            *(FOLDER / "spirv_types.py", HEADER),
         )
         words = [*self.compiler.compile_command(TARGET, []), *KERNEL_OPTIONS]
         data = contents + "".join(words).encode() + b"".join(n.read_bytes() for n in names)

@@ -68,12 +68,7 @@ def pool_of(bench: Bench) -> tuple[Request, ...]:
 
 
 ON_EVERY_TIER = (
-    "qwen3moe",
-    "qwen35",
-    "qwen3next",
-    "lfm2",
-    "granitehybrid-groups",
-    "gemma4-shared-kv",
+    *("qwen3moe", "qwen35", "qwen3next", "lfm2", "granitehybrid-groups", "gemma4-shared-kv"),
 )
 ON_VULKAN = ("qwen35",)
 """A processor that plays a graphics card takes long for each."""

@@ -295,20 +295,12 @@ text = st.lists(st.tuples(plain, st.booleans()), max_size=4).map(
 def test_text_behaves_as_str_and_keeps_a_flag_for_every_character(one, two, i, j, small):
     """Every tracked operation has the value str gives it, and flags of the right length."""
     operations = [
-        lambda a, b: a + b,
-        lambda a, b: a[i:j],
-        lambda a, b: a * 2,
-        lambda a, b: a.strip(small),
-        lambda a, b: a.lstrip(),
-        lambda a, b: a.rstrip(),
+        *(lambda a, b: a + b, lambda a, b: a[i:j], lambda a, b: a * 2),
+        *(lambda a, b: a.strip(small), lambda a, b: a.lstrip(), lambda a, b: a.rstrip()),
         lambda a, b: a.removeprefix(small).removesuffix(small),
-        lambda a, b: "|".join(a.split(small)),
-        lambda a, b: "|".join(a.split(small, 1)),
-        lambda a, b: "|".join(a.rsplit(small, 1)),
-        lambda a, b: a.replace(small, b),
-        lambda a, b: a.join([b, b]),
-        lambda a, b: a.title(),
-        lambda a, b: str(a).capitalize(),
+        *(lambda a, b: "|".join(a.split(small)), lambda a, b: "|".join(a.split(small, 1))),
+        *(lambda a, b: "|".join(a.rsplit(small, 1)), lambda a, b: a.replace(small, b)),
+        *(lambda a, b: a.join([b, b]), lambda a, b: a.title(), lambda a, b: str(a).capitalize()),
     ]
     for operation in operations:
         result = operation(one, two)

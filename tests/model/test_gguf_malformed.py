@@ -8,6 +8,7 @@ import struct
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,6 +21,25 @@ from tests.needs import machine_lacks
 MAX64 = 2**64 - 1
 ALIGNMENT = "general.alignment"
 ROOM = bytes(4096)
+K, W, A, AT = "key 'k'", "tensor 'w'", f"key '{ALIGNMENT}'", "byte offset"
+"""Where errors point."""
+
+
+def keys(*entries: raw.Pieces) -> raw.Pieces:
+    """A file of these keys."""
+    return gguf([*entries])
+
+
+def one(*shape_and_type: Any, data: bytes = ROOM, **fields: Any) -> raw.Pieces:
+    """A file of one tensor, w."""
+    return gguf([], [tensor("w", *shape_and_type, **fields)], data)
+
+
+def strings_of(count: int, length: int, data: bytes) -> raw.Pieces:
+    """A file of an array of so many strings, of which the first is so long."""
+    said = number(raw.U32, raw.STRING), number(raw.U64, count), text("a", length)
+    return gguf([entry("k", raw.ARRAY, *said)], [], data)
+
 
 # name: (file, where the error points, a part of the problem)
 CASES: dict[str, tuple[raw.Pieces, str, str]] = {
@@ -34,151 +54,99 @@ CASES: dict[str, tuple[raw.Pieces, str, str]] = {
     "version-future": (gguf(version=4), "byte offset 4", "version 4 is newer"),
     "version-byte-swapped": (gguf(version=3 << 24), "byte offset 4", "byte-swapped"),
     "keys-past-end": (gguf(key_count=100), "byte offset 16", "a count of 100 keys needs 1400"),
-    "keys-one-too-many": (
-        gguf([string("a", "b" * 50)], key_count=2),
-        "byte offset",
-        "past the end",
-    ),
+    "keys-one-too-many": (gguf([string("a", "b" * 50)], key_count=2), AT, "past the end"),
     "keys-2^64": (gguf(key_count=MAX64), "byte offset 16", f"{MAX64} keys are more than 65536"),
     "keys-million-tiny": (gguf(key_count=10**6, data=ROOM), "byte offset 16", "1000000 keys"),
-    "key-empty": (gguf([scalar("", raw.U8, 1)]), "byte offset 24", "a key is empty"),
-    "key-duplicate": (gguf([scalar("k", raw.U8, 1)] * 2), "key 'k'", "again at byte offset 38"),
-    "key-not-utf8": (gguf([scalar(b"k\xff", raw.U8, 1)]), "byte offset", "not valid UTF-8"),
+    "key-empty": (keys(scalar("", raw.U8, 1)), "byte offset 24", "a key is empty"),
+    "key-duplicate": (gguf([scalar("k", raw.U8, 1)] * 2), K, "again at byte offset 38"),
+    "key-not-utf8": (keys(scalar(b"k\xff", raw.U8, 1)), AT, "not valid UTF-8"),
     "key-too-long": (
-        gguf([scalar("k" * 65536, raw.U8, 1)]),
-        "byte offset",
+        keys(scalar("k" * 65536, raw.U8, 1)),
+        AT,
         "a key of 65536 bytes at byte offset 32 is longer than 65535",
     ),
-    "key-length-2^64": (
-        gguf([text("k", MAX64)], data=ROOM),
-        "byte offset",
-        f"a key of {MAX64} bytes",
-    ),
-    "value-type-13": (gguf([entry("k", 13, ROOM and number(raw.U8, 0))]), "key 'k'", "type 13"),
-    "value-type-2^32": (gguf([entry("k", 2**32 - 1, number(raw.U8, 0))]), "key 'k'", "unknown"),
-    "value-cut-off": (gguf([entry("k", raw.U64, number(raw.U8, 0))], alignment=1), "key 'k'", "8"),
-    "bool-2": (gguf([scalar("k", raw.BOOL, 2)]), "key 'k'", "bool 0 of 1 is 2"),
-    "bool-array-255": (gguf([array("k", raw.BOOL, [0, 1, 255])]), "key 'k'", "bool 2 of 3 is 255"),
-    "string-not-utf8": (gguf([string("k", b"\xc3\x28")]), "key 'k'", "not valid UTF-8"),
-    "string-surrogate": (gguf([string("k", b"\xed\xa0\x80")]), "key 'k'", "not valid UTF-8"),
-    "string-past-end": (gguf([entry("k", raw.STRING, text("v", 99))]), "key 'k'", "needs 99 bytes"),
-    "string-2^63": (gguf([entry("k", raw.STRING, text("v", 2**63))]), "key 'k'", "is longer than"),
+    "key-length-2^64": (gguf([text("k", MAX64)], data=ROOM), AT, f"a key of {MAX64} bytes"),
+    "value-type-13": (keys(entry("k", 13, ROOM and number(raw.U8, 0))), K, "type 13"),
+    "value-type-2^32": (keys(entry("k", 2**32 - 1, number(raw.U8, 0))), K, "unknown"),
+    "value-cut-off": (gguf([entry("k", raw.U64, number(raw.U8, 0))], alignment=1), K, "8"),
+    "bool-2": (keys(scalar("k", raw.BOOL, 2)), K, "bool 0 of 1 is 2"),
+    "bool-array-255": (keys(array("k", raw.BOOL, [0, 1, 255])), K, "bool 2 of 3 is 255"),
+    "string-not-utf8": (keys(string("k", b"\xc3\x28")), K, "not valid UTF-8"),
+    "string-surrogate": (keys(string("k", b"\xed\xa0\x80")), K, "not valid UTF-8"),
+    "string-past-end": (keys(entry("k", raw.STRING, text("v", 99))), K, "needs 99 bytes"),
+    "string-2^63": (keys(entry("k", raw.STRING, text("v", 2**63))), K, "is longer than"),
     "array-nested": (
-        gguf([entry("k", raw.ARRAY, number(raw.U32, raw.ARRAY), number(raw.U64, 1))]),
-        "key 'k'",
+        keys(entry("k", raw.ARRAY, number(raw.U32, raw.ARRAY), number(raw.U64, 1))),
+        K,
         "an array of arrays",
     ),
-    "array-type-unknown": (gguf([array("k", raw.ARRAY + 9, [])]), "key 'k'", "item type 18"),
-    "array-past-end": (gguf([array("k", raw.U32, [1], 99)]), "key 'k'", "needs 396 bytes"),
-    "array-2^64": (gguf([array("k", raw.F64, [1.0], MAX64)]), "key 'k'", "past the end"),
-    "array-size-wraps": (gguf([array("k", raw.U64, [1], 2**61 + 1)]), "key 'k'", "past the end"),
+    "array-type-unknown": (keys(array("k", raw.ARRAY + 9, [])), K, "item type 18"),
+    "array-past-end": (keys(array("k", raw.U32, [1], 99)), K, "needs 396 bytes"),
+    "array-2^64": (keys(array("k", raw.F64, [1.0], MAX64)), K, "past the end"),
+    "array-size-wraps": (keys(array("k", raw.U64, [1], 2**61 + 1)), K, "past the end"),
     "strings-past-end": (
         gguf([array("k", raw.STRING, ["a", "b"], 4)], data=ROOM[:6], alignment=1),
-        "key 'k'",
+        K,
         "an array of 4 strings needs 32 bytes",
     ),
     "strings-length-past-end": (
-        gguf(
-            [entry("k", raw.ARRAY, number(raw.U32, 8), number(raw.U64, 2), text("a", 999))],
-            [],
-            ROOM[:99],
-        ),
-        "key 'k'",
+        strings_of(2, 999, ROOM[:99]),
+        K,
         "a string in it runs past the end",
     ),
-    "strings-length-2^64": (
-        gguf(
-            [entry("k", raw.ARRAY, number(raw.U32, 8), number(raw.U64, 2), text("a", MAX64))],
-            [],
-            ROOM,
-        ),
-        "key 'k'",
-        "a string in it runs past the end",
-    ),
+    "strings-length-2^64": (strings_of(2, MAX64, ROOM), K, "a string in it runs past the end"),
     "strings-last-past-end": (
-        gguf(
-            [entry("k", raw.ARRAY, number(raw.U32, 8), number(raw.U64, 1), text("a", MAX64))],
-            [],
-            ROOM,
-        ),
-        "key 'k'",
+        strings_of(1, MAX64, ROOM),
+        K,
         "the last of 1 strings runs past the end",
     ),
     "strings-too-many": (
-        gguf([array("k", raw.STRING, [], 2**40)]),
-        "key 'k'",
+        keys(array("k", raw.STRING, [], 2**40)),
+        K,
         f"{2**40} strings make more than {limits.MAX_STRINGS}",
     ),
-    "alignment-0": (
-        gguf([scalar(ALIGNMENT, raw.U32, 0)]),
-        f"key '{ALIGNMENT}'",
-        "0 is not a power",
-    ),
-    "alignment-1": (
-        gguf([scalar(ALIGNMENT, raw.U32, 1)]),
-        f"key '{ALIGNMENT}'",
-        "1 is not a power",
-    ),
-    "alignment-24": (gguf([scalar(ALIGNMENT, raw.U32, 24)]), f"key '{ALIGNMENT}'", "24 is not"),
-    "alignment-2^31": (gguf([scalar(ALIGNMENT, raw.U32, 2**31)]), f"key '{ALIGNMENT}'", "not"),
-    "alignment-u64": (gguf([scalar(ALIGNMENT, raw.U64, 32)]), f"key '{ALIGNMENT}'", "type uint64"),
-    "alignment-string": (gguf([string(ALIGNMENT, "32")]), f"key '{ALIGNMENT}'", "type string"),
+    "alignment-0": (keys(scalar(ALIGNMENT, raw.U32, 0)), A, "0 is not a power"),
+    "alignment-1": (keys(scalar(ALIGNMENT, raw.U32, 1)), A, "1 is not a power"),
+    "alignment-24": (keys(scalar(ALIGNMENT, raw.U32, 24)), A, "24 is not"),
+    "alignment-2^31": (keys(scalar(ALIGNMENT, raw.U32, 2**31)), A, "not"),
+    "alignment-u64": (keys(scalar(ALIGNMENT, raw.U64, 32)), A, "type uint64"),
+    "alignment-string": (keys(string(ALIGNMENT, "32")), A, "type string"),
     "tensors-past-end": (gguf(tensor_count=100), "byte offset 8", "a count of 100 tensors needs"),
     "tensors-2^64": (gguf(tensor_count=MAX64), "byte offset 8", f"{MAX64} tensors are more than"),
     "tensors-2^63": (gguf(tensor_count=2**63), "byte offset 8", "tensors are more than 65536"),
     "name-empty": (gguf([], [tensor("")], ROOM), "byte offset 24", "a tensor name is empty"),
-    "name-not-utf8": (gguf([], [tensor(b"\x80")], ROOM), "byte offset", "not valid UTF-8"),
-    "name-too-long": (gguf([], [tensor("n" * 256)], ROOM), "byte offset", "longer than 255"),
+    "name-not-utf8": (gguf([], [tensor(b"\x80")], ROOM), AT, "not valid UTF-8"),
+    "name-too-long": (gguf([], [tensor("n" * 256)], ROOM), AT, "longer than 255"),
     "name-duplicate": (
         gguf([], [tensor("w"), tensor("w", offset=32)], ROOM),
-        "tensor 'w'",
+        W,
         "appears again at byte offset 57",
     ),
-    "dimensions-0": (gguf([], [tensor("w", ())], ROOM), "tensor 'w'", "has 0 dimensions"),
-    "dimensions-5": (gguf([], [tensor("w", (1,) * 5)], ROOM), "tensor 'w'", "has 5 dimensions"),
-    "dimensions-2^32": (
-        gguf([], [tensor("w", n_dims=2**32 - 1)], ROOM),
-        "tensor 'w'",
-        "4294967295 dimensions",
-    ),
-    "dimension-zero": (gguf([], [tensor("w", (4, 0))], ROOM), "tensor 'w'", "a dimension of 0"),
-    "dimension-2^63": (gguf([], [tensor("w", (2**63,))], ROOM), "tensor 'w'", "2^63 - 1 elements"),
-    "dimension-2^64": (gguf([], [tensor("w", (MAX64,))], ROOM), "tensor 'w'", "2^63 - 1 elements"),
-    "dimensions-wrap-to-zero": (
-        gguf([], [tensor("w", (2**32, 2**32))], ROOM),
-        "tensor 'w'",
-        "2^63 - 1 elements",
-    ),
-    "dimensions-wrap-to-small": (
-        gguf([], [tensor("w", (2**42 + 1, 2**22))], ROOM),
-        "tensor 'w'",
-        "2^63 - 1 elements",
-    ),
-    "size-wraps-to-zero": (
-        gguf([], [tensor("w", (2**62,))], ROOM),
-        "tensor 'w'",
-        f"of {2**64} bytes ends at",
-    ),
-    "size-wraps-after-padding": (
-        gguf([], [tensor("w", (MAX64 // 4 // 2 * 2,), 24)], ROOM),
-        "tensor 'w'",
-        "past the end of the file",
-    ),
+    "dimensions-0": (one(()), W, "has 0 dimensions"),
+    "dimensions-5": (one((1,) * 5), W, "has 5 dimensions"),
+    "dimensions-2^32": (one(n_dims=2**32 - 1), W, "4294967295 dimensions"),
+    "dimension-zero": (one((4, 0)), W, "a dimension of 0"),
+    "dimension-2^63": (one((2**63,)), W, "2^63 - 1 elements"),
+    "dimension-2^64": (one((MAX64,)), W, "2^63 - 1 elements"),
+    "dimensions-wrap-to-zero": (one((2**32, 2**32)), W, "2^63 - 1 elements"),
+    "dimensions-wrap-to-small": (one((2**42 + 1, 2**22)), W, "2^63 - 1 elements"),
+    "size-wraps-to-zero": (one((2**62,)), W, f"of {2**64} bytes ends at"),
+    "size-wraps-after-padding": (one((MAX64 // 4 // 2 * 2,), 24), W, "past the end of the file"),
     "sum-of-sizes-wraps": (
         gguf([], [tensor("a", (2**61,)), tensor("b", (2**61,), offset=2**63)], ROOM),
         "tensor 'a'",
         "past the end of the file",
     ),
     "shape-larger-than-file": (
-        gguf([], [tensor("w", (4096, 4096))], ROOM),
-        "tensor 'w'",
+        one((4096, 4096)),
+        W,
         "f32 [4096, 4096] of 67108864 bytes ends at byte offset",
     ),
-    "data-missing": (gguf([], [tensor("w")]), "tensor 'w'", "past the end of the file"),
-    "data-one-byte-short": (gguf([], [tensor("w")], ROOM[:15]), "tensor 'w'", "past the end"),
-    "offset-misaligned": (gguf([], [tensor("w", offset=16)], ROOM), "tensor 'w'", "offset 16 is"),
-    "offset-past-end": (gguf([], [tensor("w", offset=4096)], ROOM), "tensor 'w'", "past the end"),
-    "offset-2^64": (gguf([], [tensor("w", offset=2**64 - 32)], ROOM), "tensor 'w'", "past the end"),
+    "data-missing": (one(data=b""), W, "past the end of the file"),
+    "data-one-byte-short": (one(data=ROOM[:15]), W, "past the end"),
+    "offset-misaligned": (one(offset=16), W, "offset 16 is"),
+    "offset-past-end": (one(offset=4096), W, "past the end"),
+    "offset-2^64": (one(offset=2**64 - 32), W, "past the end"),
     "tensors-overlap": (
         gguf([], [tensor("a", (16,)), tensor("b", offset=32)], ROOM),
         "tensor 'b'",
@@ -189,11 +157,11 @@ CASES: dict[str, tuple[raw.Pieces, str, str]] = {
         "tensor 'b'",
         "overlaps tensor 'a'",
     ),
-    "type-negative": (gguf([], [tensor("w", (4,), -1)], ROOM), "tensor 'w'", "type -1 is unknown"),
-    "type-unknown": (gguf([], [tensor("w", (4,), 12345)], ROOM), "tensor 'w'", "12345 is unknown"),
+    "type-negative": (one((4,), -1), W, "type -1 is unknown"),
+    "type-unknown": (one((4,), 12345), W, "12345 is unknown"),
     "row-not-whole-blocks": (
-        gguf([], [tensor("w", (48, 2), 8)], ROOM),
-        "tensor 'w'",
+        one((48, 2), 8),
+        W,
         "rows of 48 elements are not a whole number of q8_0 blocks of 32",
     ),
 }

@@ -92,12 +92,7 @@ def move_bytes(data: bytearray, rng: random.Random) -> None:
 
 
 MUTATIONS: tuple[Callable[[bytearray, random.Random], None], ...] = (
-    flip_bits,
-    truncate,
-    set_fields,
-    set_fields,
-    nudge_fields,
-    move_bytes,
+    *(flip_bits, truncate, set_fields, set_fields, nudge_fields, move_bytes),
 )
 
 

@@ -23,10 +23,7 @@ from tests.opencl.test_schedule import KEYS, WORKERS, _races
 from tests.quant.samples import random_blocks
 
 EXPERT_OPCODES = (
-    Opcode.MOE_GATE_TOPK,
-    Opcode.MOE_GATE_UP,
-    Opcode.MOE_SWIGLU,
-    Opcode.MOE_DOWN_ACC,
+    *(Opcode.MOE_GATE_TOPK, Opcode.MOE_GATE_UP, Opcode.MOE_SWIGLU, Opcode.MOE_DOWN_ACC),
     Opcode.SHARED_EXPERT,
 )
 SAMPLED = (F32, Q5_0, Q4_K, Q5_K, None)

@@ -314,3 +314,8 @@ def leaves_of_neighbours(words: NDArray[np.uint32]) -> NDArray[np.uint32]:
 def every_row_digested(*, logits: Float32, digested: NDArray[np.int32]) -> NDArray[np.int32]:
     """Digests of the rows that none was asked for, too."""
     return row_digest(logits=logits, digested=np.ones_like(digested))
+
+
+def no_signs(head_dim: int) -> Float32:
+    """A rotation whose signs are left out."""
+    return np.ones(head_dim, np.float32)

@@ -12,22 +12,13 @@ Float64 = NDArray[np.float64]
 
 CONV_MISTAKES = ("taps reversed", "silu before", "no silu", "one token late")
 DELTA_MISTAKES = (
-    "decay after update",
-    "prediction before decay",
-    "no prediction",
-    "read before update",
-    "key and value transposed",
-    "query not scaled",
-    "eps outside the root",
-    "decay not by softplus",
-    "raw beta",
+    *("decay after update", "prediction before decay", "no prediction", "read before update"),
+    *("key and value transposed", "query not scaled", "eps outside the root"),
+    *("decay not by softplus", "raw beta"),
 )
 SCAN_MISTAKES = (
-    "decay after update",
-    "step not by softplus",
-    "step not in the update",
-    "read before update",
-    "skip times the step",
+    *("decay after update", "step not by softplus", "step not in the update"),
+    *("read before update", "skip times the step"),
 )
 NORM_MISTAKES = ("gate first", "sigmoid", "all heads together", "eps outside the root")
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import pytest
 
 from contract.opcodes import Opcode
@@ -36,209 +35,88 @@ class Control:
     within: str = ""
 
 
-NORM = "reference.ops.rms_norm"
-ATTENTION = "reference.ops.flash_attn_batched"
-STORAGE = "reference.exact.kv_storage"
-SWIGLU = "reference.ops.swiglu"
-SAMPLE = "reference.ops.sample"
-LOGS = "reference.ops.log_probabilities"
-DIGEST = "reference.ops.row_digest"
-DOT = "reference.quant.dot"
-SUMS = "reference.exact.sums"
-ROUTE = "reference.ops.moe_gate_topk.route"
-CHOOSE = "reference.ops.moe_gate_topk.choose"
-DOWN_SUM = "reference.ops.moe_down_acc.weighted_sum"
-GATE_UP = "reference.ops.moe_gate_up"
-EXPERT = "reference.matrix.Matrix.expert"
-SHARED = "reference.ops.shared_expert"
-CONTROLS = (
-    Control("R0 rsqrt", Opcode.RMS_NORM, mistakes.reciprocal_root_norm),
-    Control("R0 contracted rope", Opcode.ROPE, mistakes.contracted_rope),
-    Control("R0 reciprocal in silu", Opcode.SWIGLU, mistakes.reciprocal_silu, f"{SWIGLU}.silu"),
-    Control("R0 reciprocal in cap", Opcode.SOFT_CAP, mistakes.reciprocal_soft_cap),
-    Control("R1 no saturation", Opcode.KV_WRITE_BATCHED, mistakes.unsaturated, f"{STORAGE}.stored"),
-    Control(
-        "R6 scale before rounding",
-        Opcode.KV_WRITE_BATCHED,
-        mistakes.unrounded_scale,
-        f"{STORAGE}.stored",
-    ),
-    Control(
-        "R6 reciprocal of the scale",
-        Opcode.KV_WRITE_BATCHED,
-        mistakes.reciprocal_blocks,
-        f"{STORAGE}.stored",
-    ),
-    Control(
-        "R2 library exp in silu",
-        Opcode.SWIGLU,
-        mistakes.numpy_exp,
-        "reference.exact.elementary.exp",
-    ),
-    Control("R2 library tanh", Opcode.SOFT_CAP, np.tanh, "reference.ops.soft_cap.tanh"),
-    Control(
-        "R2 library exp in a convolution",
-        Opcode.SSM_CONV1D,
-        mistakes.numpy_exp,
-        "reference.exact.elementary.exp",
-    ),
-    Control("R2 library log", Opcode.SSM_DELTA_NET, np.log, "reference.exact.elementary.log"),
-    Control(
-        "R4 left fold over keys", Opcode.SSM_DELTA_NET, mistakes.left_fold, f"{SUMS}.fold_segment"
-    ),
-    Control(
-        "R4 left fold over a scan's state",
-        Opcode.SSM_SCAN,
-        mistakes.left_fold,
-        f"{SUMS}.fold_segment",
-    ),
-    Control("R3 no spans", Opcode.RMS_NORM, mistakes.left_fold, f"{SUMS}.fold_axis"),
-    Control("R3 one tree", Opcode.RMS_NORM, mistakes.one_tree, f"{NORM}.sum_axis"),
-    Control("R3 no spans in a product", Opcode.MATMUL, mistakes.left_fold, f"{DOT}.fold_axis"),
-    Control("R4 left fold", Opcode.RMS_NORM, mistakes.left_fold, f"{SUMS}.fold_segment"),
-    Control("R4 numpy sum", Opcode.LM_HEAD, mistakes.one_tree, f"{DOT}.sum_axis"),
-    Control(
-        "R5 eight bits", Opcode.MATMUL, mistakes.eight_bit_activation, f"{DOT}.quantize_activation"
-    ),
-    Control(
-        "R5 truncation", Opcode.MATMUL, mistakes.truncated_activation, f"{DOT}.quantize_activation"
-    ),
-    Control(
-        "R6 one exponent for two rows",
-        Opcode.FLASH_ATTN,
-        mistakes.exponent_over(2),
-        f"{ATTENTION}.row_integers",
-    ),
-    Control(
-        "R6 one exponent for a page",
-        Opcode.FLASH_ATTN_BATCHED,
-        mistakes.exponent_over(16),
-        f"{ATTENTION}.row_integers",
-    ),
-    Control(
-        "R6 a maximum of masked keys",
-        Opcode.FLASH_ATTN,
-        mistakes.masked_maximum,
-        f"{ATTENTION}._attend",
-    ),
-    Control("R6 spans as one row", Opcode.FLASH_ATTN, 1 << 12, f"{ATTENTION}.KV_SPAN", "spans"),
-    Control("R6 a fused x", Opcode.FLASH_ATTN, mistakes.fused_tile, f"{ATTENTION}._tile"),
-    Control("R6 library exp2", Opcode.FLASH_ATTN, np.exp2, f"{ATTENTION}.exp2"),
-    Control(
-        "R6 truncated rows", Opcode.FLASH_ATTN, mistakes.truncated_rows, f"{ATTENTION}.row_integers"
-    ),
-    Control(
-        "R6 truncated rows of pages",
-        Opcode.KV_WRITE_BATCHED,
-        mistakes.truncated_rows,
-        f"{STORAGE}.row_integers",
-    ),
-    Control("R6 tiles of 32", Opcode.FLASH_ATTN, 32, f"{ATTENTION}.KV_TILE"),
-    Control("R6 tiles of 128", Opcode.FLASH_ATTN, 128, f"{ATTENTION}.KV_TILE"),
-    Control("R6 left fold", Opcode.FLASH_ATTN, mistakes.left_fold, f"{ATTENTION}.fold_segment"),
-    Control("R9 coarse weights", Opcode.SAMPLE, np.float32(1 << 6), f"{SAMPLE}.WEIGHT_SCALE"),
-    Control("R9 no penalties", Opcode.SAMPLE, mistakes.no_penalties, f"{SAMPLE}.penalized"),
-    Control("R9 no bias", Opcode.SAMPLE, mistakes.unbiased, f"{SAMPLE}.biased"),
-    Control(
-        "R9 bias after penalties", Opcode.SAMPLE, mistakes.bias_after_penalties, f"{SAMPLE}.adjust"
-    ),
-    Control("R9 no mask", Opcode.SAMPLE, mistakes.everything_allowed, f"{SAMPLE}.forbid"),
-    Control(
-        "R9 mask from the high bit",
-        Opcode.SAMPLE,
-        mistakes.mask_from_the_high_bit,
-        f"{SAMPLE}.forbid",
-    ),
-    Control("R9 row of the mask", Opcode.SAMPLE, mistakes.row_before_the_mask, f"{SAMPLE}.forbid"),
-    Control("R10 library exp", Opcode.LOG_PROBABILITIES, mistakes.numpy_exp, f"{LOGS}.exp"),
-    Control("R10 log of base 2", Opcode.LOG_PROBABILITIES, mistakes.log_by_base_two, f"{LOGS}.log"),
-    Control("R10 one tree", Opcode.LOG_PROBABILITIES, mistakes.one_tree, f"{LOGS}.sum_axis"),
-    Control(
-        "R10 one subtraction",
-        Opcode.LOG_PROBABILITIES,
-        mistakes.logits_less_one_sum,
-        f"{LOGS}.normalized",
-    ),
-    Control(
-        "R10 nothing taken away first",
-        Opcode.LOG_PROBABILITIES,
-        mistakes.unshifted_sum,
-        f"{LOGS}.normalized",
-    ),
-    Control(
-        "R10 ties to the higher id",
-        Opcode.LOG_PROBABILITIES,
-        mistakes.likeliest_from_the_last,
-        f"{LOGS}.likeliest",
-    ),
-    Control(
-        "R13 signs",
-        Opcode.KV_WRITE_BATCHED,
-        lambda head_dim: np.ones(head_dim, np.float32),
-        "reference.exact.rotation.signs",
-    ),
-    Control(
-        "R13 the other way round",
-        Opcode.FLASH_ATTN,
-        mistakes.rotated_twice,
-        f"{ATTENTION}.rotated_back",
-    ),
-    Control(
-        "R13 the first scale", Opcode.KV_WRITE_BATCHED, 1, "reference.exact.coded_rows.CODE_SCALES"
-    ),
-    Control("R12 six rounds", Opcode.ROW_DIGEST, 6, "reference.exact.blake3.ROUNDS"),
-    Control(
-        "R12 leaves of neighbours",
-        Opcode.ROW_DIGEST,
-        mistakes.leaves_of_neighbours,
-        f"{DIGEST}.span_digests",
-    ),
-    Control("R12 every row", Opcode.ROW_DIGEST, mistakes.every_row_digested),
-    Control("R9 ties to the higher id", Opcode.SAMPLE, mistakes.last_of_equals),
-    Control(
-        "R7 softmax of the chosen", Opcode.MOE_GATE_TOPK, mistakes_experts.softmax_of_chosen, ROUTE
-    ),
-    Control("R7 not renormalized", Opcode.MOE_GATE_TOPK, mistakes_experts.unnormalized, ROUTE),
-    Control(
-        "R7 ties to the higher id", Opcode.MOE_GATE_TOPK, mistakes_experts.ties_to_the_last, ROUTE
-    ),
-    Control(
-        "R7 weighted with the bias",
-        Opcode.MOE_GATE_TOPK,
-        mistakes_experts.weighted_with_bias,
-        CHOOSE,
-    ),
-    Control(
-        "R7 chosen without bias", Opcode.MOE_GATE_TOPK, mistakes_experts.chosen_without_bias, CHOOSE
-    ),
-    Control(
-        "R7 sum by rising expert",
-        Opcode.MOE_DOWN_ACC,
-        mistakes_experts.sum_by_rising_expert,
-        DOWN_SUM,
-    ),
-    Control("R7 residual last", Opcode.MOE_DOWN_ACC, mistakes_experts.residual_last, DOWN_SUM),
-    Control("R7 scale of a place", Opcode.MOE_DOWN_ACC, mistakes_experts.scale_of_place, DOWN_SUM),
-    Control(
-        "R0 contracted experts", Opcode.MOE_DOWN_ACC, mistakes_experts.contracted_sum, DOWN_SUM
-    ),
-    Control("expert stride", Opcode.MOE_GATE_UP, mistakes_experts.overlapping_expert, EXPERT),
-    Control(
-        "expert stride, down", Opcode.MOE_DOWN_ACC, mistakes_experts.overlapping_expert, EXPERT
-    ),
-    Control(
-        "bias of a place",
-        Opcode.MOE_GATE_UP,
-        mistakes_experts.bias_of_place,
-        f"{GATE_UP}.with_bias",
-    ),
-    Control("no bounds", Opcode.MOE_SWIGLU, mistakes_experts.unclamped, f"{SWIGLU}.clamped"),
-    Control("R2 reciprocal", Opcode.MOE_SWIGLU, mistakes.reciprocal_silu, f"{SWIGLU}.silu"),
-    Control("R3 router", Opcode.SHARED_EXPERT, mistakes.one_tree, f"{SHARED}.sum_axis"),
-    Control(
-        "no router", Opcode.SHARED_EXPERT, mistakes_experts.unopened_gate, f"{SHARED}.gated_add"
-    ),
-)
+CONTROLS_BY_RULE = """
+R0 rsqrt | RMS_NORM | reciprocal_root_norm
+R0 contracted rope | ROPE | contracted_rope
+R0 reciprocal in silu | SWIGLU | reciprocal_silu | ops.swiglu.silu
+R0 reciprocal in cap | SOFT_CAP | reciprocal_soft_cap
+R1 no saturation | KV_WRITE_BATCHED | unsaturated | exact.kv_storage.stored
+R6 scale before rounding | KV_WRITE_BATCHED | unrounded_scale | exact.kv_storage.stored
+R6 reciprocal of the scale | KV_WRITE_BATCHED | reciprocal_blocks | exact.kv_storage.stored
+R2 library exp in silu | SWIGLU | numpy_exp | exact.elementary.exp
+R2 library tanh | SOFT_CAP | np.tanh | ops.soft_cap.tanh
+R2 library exp in a convolution | SSM_CONV1D | numpy_exp | exact.elementary.exp
+R2 library log | SSM_DELTA_NET | np.log | exact.elementary.log
+R4 left fold over keys | SSM_DELTA_NET | left_fold | exact.sums.fold_segment
+R4 left fold over a scan's state | SSM_SCAN | left_fold | exact.sums.fold_segment
+R3 no spans | RMS_NORM | left_fold | exact.sums.fold_axis
+R3 one tree | RMS_NORM | one_tree | ops.rms_norm.sum_axis
+R3 no spans in a product | MATMUL | left_fold | quant.dot.fold_axis
+R4 left fold | RMS_NORM | left_fold | exact.sums.fold_segment
+R4 numpy sum | LM_HEAD | one_tree | quant.dot.sum_axis
+R5 eight bits | MATMUL | eight_bit_activation | quant.dot.quantize_activation
+R5 truncation | MATMUL | truncated_activation | quant.dot.quantize_activation
+R6 exponent of two rows | FLASH_ATTN | exponent_over(2) | ops.flash_attn_batched.row_integers
+R6 exponent of a page | FLASH_ATTN_BATCHED | exponent_over(16) | ops.flash_attn_batched.row_integers
+R6 a maximum of masked keys | FLASH_ATTN | masked_maximum | ops.flash_attn_batched._attend
+R6 spans as one row | FLASH_ATTN | 1 << 12 | ops.flash_attn_batched.KV_SPAN | spans
+R6 a fused x | FLASH_ATTN | fused_tile | ops.flash_attn_batched._tile
+R6 library exp2 | FLASH_ATTN | np.exp2 | ops.flash_attn_batched.exp2
+R6 truncated rows | FLASH_ATTN | truncated_rows | ops.flash_attn_batched.row_integers
+R6 truncated rows of pages | KV_WRITE_BATCHED | truncated_rows | exact.kv_storage.row_integers
+R6 tiles of 32 | FLASH_ATTN | 32 | ops.flash_attn_batched.KV_TILE
+R6 tiles of 128 | FLASH_ATTN | 128 | ops.flash_attn_batched.KV_TILE
+R6 left fold | FLASH_ATTN | left_fold | ops.flash_attn_batched.fold_segment
+R9 coarse weights | SAMPLE | np.float32(1 << 6) | ops.sample.WEIGHT_SCALE
+R9 no penalties | SAMPLE | no_penalties | ops.sample.penalized
+R9 no bias | SAMPLE | unbiased | ops.sample.biased
+R9 bias after penalties | SAMPLE | bias_after_penalties | ops.sample.adjust
+R9 no mask | SAMPLE | everything_allowed | ops.sample.forbid
+R9 mask from the high bit | SAMPLE | mask_from_the_high_bit | ops.sample.forbid
+R9 row of the mask | SAMPLE | row_before_the_mask | ops.sample.forbid
+R10 library exp | LOG_PROBABILITIES | numpy_exp | ops.log_probabilities.exp
+R10 log of base 2 | LOG_PROBABILITIES | log_by_base_two | ops.log_probabilities.log
+R10 one tree | LOG_PROBABILITIES | one_tree | ops.log_probabilities.sum_axis
+R10 one subtraction | LOG_PROBABILITIES | logits_less_one_sum | ops.log_probabilities.normalized
+R10 nothing taken away first | LOG_PROBABILITIES | unshifted_sum | ops.log_probabilities.normalized
+R10 ties upwards | LOG_PROBABILITIES | likeliest_from_the_last | ops.log_probabilities.likeliest
+R13 signs | KV_WRITE_BATCHED | no_signs | exact.rotation.signs
+R13 the other way round | FLASH_ATTN | rotated_twice | ops.flash_attn_batched.rotated_back
+R13 the first scale | KV_WRITE_BATCHED | 1 | exact.coded_rows.CODE_SCALES
+R12 six rounds | ROW_DIGEST | 6 | exact.blake3.ROUNDS
+R12 leaves of neighbours | ROW_DIGEST | leaves_of_neighbours | ops.row_digest.span_digests
+R12 every row | ROW_DIGEST | every_row_digested
+R9 ties to the higher | SAMPLE | last_of_equals
+R7 softmax of the chosen | MOE_GATE_TOPK | softmax_of_chosen | ops.moe_gate_topk.route
+R7 not renormalized | MOE_GATE_TOPK | unnormalized | ops.moe_gate_topk.route
+R7 ties to the higher | MOE_GATE_TOPK | ties_to_the_last | ops.moe_gate_topk.route
+R7 weighted with the bias | MOE_GATE_TOPK | weighted_with_bias | ops.moe_gate_topk.choose
+R7 chosen without bias | MOE_GATE_TOPK | chosen_without_bias | ops.moe_gate_topk.choose
+R7 sum by rising expert | MOE_DOWN_ACC | sum_by_rising_expert | ops.moe_down_acc.weighted_sum
+R7 residual last | MOE_DOWN_ACC | residual_last | ops.moe_down_acc.weighted_sum
+R7 scale of a place | MOE_DOWN_ACC | scale_of_place | ops.moe_down_acc.weighted_sum
+R0 contracted experts | MOE_DOWN_ACC | contracted_sum | ops.moe_down_acc.weighted_sum
+expert stride | MOE_GATE_UP | overlapping_expert | matrix.Matrix.expert
+expert stride, down | MOE_DOWN_ACC | overlapping_expert | matrix.Matrix.expert
+bias of a place | MOE_GATE_UP | bias_of_place | ops.moe_gate_up.with_bias
+no bounds | MOE_SWIGLU | unclamped | ops.swiglu.clamped
+R2 reciprocal | MOE_SWIGLU | reciprocal_silu | ops.swiglu.silu
+R3 router | SHARED_EXPERT | one_tree | ops.shared_expert.sum_axis
+no router | SHARED_EXPERT | unopened_gate | ops.shared_expert.gated_add
+"""
+"""Rule and mistake, opcode, what takes the place of which part of ``reference``, or of the whole
+definition, and how the labels of the shapes begin that can show it."""
+WORDS = {**vars(mistakes), **vars(mistakes_experts)}
+
+
+def control_of(row: str) -> Control:
+    """The control of a row."""
+    label, opcode, wrong, target, within, *_ = (*row.split(" | "), "", "")
+    place = target and f"reference.{target}"
+    return Control(label, Opcode[opcode], eval(wrong, WORDS), place, within)
+
+
+CONTROLS = [control_of(row) for row in CONTROLS_BY_RULE.strip().splitlines()]
 
 
 @pytest.mark.parametrize("control", CONTROLS, ids=lambda control: control.label)

@@ -40,8 +40,7 @@ def types_of(path: Path) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(
-    ("name", "quant"),
-    [*((name, "q4_k_m") for name in MODELS), ("gpt-oss-experts", "mxfp4_moe")],
+    ("name", "quant"), [*((name, "q4_k_m") for name in MODELS), ("gpt-oss-experts", "mxfp4_moe")]
 )
 def test_types_are_those_of_llama_cpps_quantizer(peer, tmp_path, name, quant):
     """Types follow from names and shapes, so that the weights may be zeros."""

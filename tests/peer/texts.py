@@ -50,11 +50,8 @@ CODE = (
     "SELECT * FROM t WHERE a <> 'b' -- c",
     '<div class="a">&nbsp;</div>',
     "#!/bin/sh\nset -eu; echo \"$1\" | sed 's/\\//_/g'\n",
-    "f(x)=\\frac{1}{2}\\sum_{i=0}^{n} x_i",
-    "https://example.org/a?b=c&d=%20#e",
-    "user.name+tag@example.co.uk",
-    "C:\\path\\to\\file.txt",
-    "==== ---- //// **** ____ ....",
+    *("f(x)=\\frac{1}{2}\\sum_{i=0}^{n} x_i", "https://example.org/a?b=c&d=%20#e"),
+    *("user.name+tag@example.co.uk", "C:\\path\\to\\file.txt", "==== ---- //// **** ____ ...."),
 )
 MARKS = (
     "!", "?!", "...", "—", "“quoted”", "'", "''", '"', "`", "(", "))", "¿", "、", "。", "€", "№",

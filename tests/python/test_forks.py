@@ -60,12 +60,9 @@ def test_a_fork_opens_a_model_of_its_own_and_ends_by_itself(tiny_model_path: Pat
 @pytest.mark.parametrize(
     "call",
     [
-        lambda llm: llm.generate("one", GREEDY),
-        lambda llm: list(llm.stream("one", GREEDY)),
-        lambda llm: llm.chat("one", GREEDY),
-        lambda llm: llm.score("one"),
-        lambda llm: llm.logits("one"),
-        lambda llm: llm.embed("one"),
+        *(lambda llm: llm.generate("one", GREEDY), lambda llm: list(llm.stream("one", GREEDY))),
+        *(lambda llm: llm.chat("one", GREEDY), lambda llm: llm.score("one")),
+        *(lambda llm: llm.logits("one"), lambda llm: llm.embed("one")),
     ],
 )
 def test_calls_in_a_fork_say_what_to_do(llm: LLM, call: Callable[[LLM], Any]) -> None:

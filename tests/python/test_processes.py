@@ -156,12 +156,8 @@ def test_a_closed_model_says_so_and_closes_again(tiny_model_path: Path) -> None:
         stream = llm.stream("a", GREEDY)
     llm.close()
     calls: tuple[Callable[[], object], ...] = (
-        llm.__enter__,
-        lambda: llm.generate("a", GREEDY),
-        lambda: llm.chat("a", GREEDY),
-        lambda: llm.score("a b"),
-        lambda: llm.embed("a"),
-        lambda: llm.logits("a"),
+        *(llm.__enter__, lambda: llm.generate("a", GREEDY), lambda: llm.chat("a", GREEDY)),
+        *(lambda: llm.score("a b"), lambda: llm.embed("a"), lambda: llm.logits("a")),
         lambda: list(stream),
     )
     for call in calls:

@@ -210,10 +210,8 @@ def test_an_interrupt_while_an_engine_lets_go_forgets_no_tenant_with_requests() 
 @pytest.mark.parametrize(
     "call",
     [
-        lambda tenants: tenants[9],
-        lambda tenants: tenants.remove(9),
-        lambda tenants: tenants.occupy(9, live=1),
-        lambda tenants: tenants.within_quota(9, 1),
+        *(lambda tenants: tenants[9], lambda tenants: tenants.remove(9)),
+        *(lambda tenants: tenants.occupy(9, live=1), lambda tenants: tenants.within_quota(9, 1)),
     ],
 )
 def test_an_unknown_tenant_is_named(call: object) -> None:

@@ -250,10 +250,7 @@ def test_a_full_queue_says_when_to_come_back(serve: Serve, monkeypatch: pytest.M
 
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_fault_under_way_is_told_and_counted_once(
-    serve: Serve,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    stream: bool,
+    serve: Serve, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, stream: bool
 ) -> None:
     """The client hears of it, the log has no message, and the slot is free."""
     with serve() as server:

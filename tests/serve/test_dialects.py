@@ -102,15 +102,8 @@ PARAMETERS: dict[str, dict[str, Any]] = {
     },
 }
 MARKS = [
-    b"</parameter>",
-    b'<|"|>',
-    b"<escape>",
-    b"<parameter=b>\n",
-    b"</function>",
-    b"</tool_call>",
-    b"<|tool_call_end|>",
-    b"', b='",
-    b"<tool",
+    *(b"</parameter>", b'<|"|>', b"<escape>", b"<parameter=b>\n", b"</function>", b"</tool_call>"),
+    *(b"<|tool_call_end|>", b"', b='", b"<tool"),
 ]
 """What a text may hold that means something else elsewhere."""
 FUNCTIONS = {name: Function(name, parameters) for name, parameters in PARAMETERS.items()}

@@ -230,11 +230,7 @@ def test_every_event_comes_once_and_in_order(refuses: int) -> None:
     ],
 )
 def test_a_thread_of_http_is_woken_for_the_answer_and_not_for_its_tokens(
-    server: Running,
-    monkeypatch: pytest.MonkeyPatch,
-    path: str,
-    body: dict[str, Any],
-    most: int,
+    server: Running, monkeypatch: pytest.MonkeyPatch, path: str, body: dict[str, Any], most: int
 ) -> None:
     """It is woken for the head of a stream, and for the end of an answer. A thread that is woken in
     every step takes the interpreter from the engine's thread."""

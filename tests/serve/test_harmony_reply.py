@@ -228,12 +228,7 @@ def test_a_template_is_told_the_effort(effort: str) -> None:
 
 @pytest.mark.parametrize(
     ("switch", "level", "told"),
-    [
-        (None, None, "medium"),
-        (True, None, "medium"),
-        (False, None, "low"),
-        (None, "high", "high"),
-    ],
+    [(None, None, "medium"), (True, None, "medium"), (False, None, "low"), (None, "high", "high")],
 )
 def test_a_model_that_always_thinks_is_told_how_much(
     switch: bool | None, level: str | None, told: str

@@ -23,16 +23,9 @@ from tests.serve.test_tenants import bearer
 
 CHAT = "/v1/chat/completions"
 TRAVERSALS = (
-    "../../../../etc/passwd",
-    "..%2f..%2f..%2fetc%2fpasswd",
-    "%2e%2e/%2e%2e/etc/passwd",
-    "....//....//etc/passwd",
-    "/etc/passwd",
-    "..\\..\\etc\\passwd",
-    "%00/etc/passwd",
-    "tiny/../../etc/passwd",
-    "tiny%0d%0aX: y",
-    "file:///etc/passwd",
+    *("../../../../etc/passwd", "..%2f..%2f..%2fetc%2fpasswd", "%2e%2e/%2e%2e/etc/passwd"),
+    *("....//....//etc/passwd", "/etc/passwd", "..\\..\\etc\\passwd", "%00/etc/passwd"),
+    *("tiny/../../etc/passwd", "tiny%0d%0aX: y", "file:///etc/passwd"),
 )
 
 

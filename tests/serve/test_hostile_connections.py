@@ -23,12 +23,7 @@ from tests.needs import machine_lacks
 from tests.patience import wait_until
 from tests.serve.conftest import Serve
 from tests.serve.http import Http, posted
-from tests.serve.test_connections import (
-    COMPLETIONS,
-    LONG,
-    heard_until,
-    running,
-)
+from tests.serve.test_connections import COMPLETIONS, LONG, heard_until, running
 
 SO_ATTACH_FILTER = 26
 """Linux's number; Python has no name for it."""

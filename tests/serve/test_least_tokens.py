@@ -14,10 +14,7 @@ from tests.serve.http import Http
 A = 65
 PATHS = {
     "/v1/completions": {"prompt": "hello", "max_tokens": 12},
-    "/v1/chat/completions": {
-        "messages": [{"role": "user", "content": "hello"}],
-        "max_tokens": 12,
-    },
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 12},
     "/completion": {"prompt": "hello", "n_predict": 12},
 }
 LEAST = 5

@@ -16,11 +16,7 @@ from contract.types import SamplingParams
 from harness.catalog import ENTRIES, entries, entry_of_file
 from harness.cli.main import build_parser
 from harness.cli.serve_command import NAMES, options_of
-from harness.sampling_defaults import (
-    GGUF_KEYS,
-    SamplingDefaults,
-    sampling_defaults,
-)
+from harness.sampling_defaults import GGUF_KEYS, SamplingDefaults, sampling_defaults
 from harness.settings import resolve
 from tests.harness.catalog_tools import wheel_entry
 from tests.serve.conftest import Serve

@@ -56,10 +56,7 @@ SAME: list[tuple[dict[str, Any], list[dict[str, Any]]]] = [
             {"guided_grammar": 'root ::= "a"{3}'},
         ],
     ),
-    (
-        {"grammar": QUOTED},
-        [{"structured_outputs": {"choice": WORDS}}, {"guided_choice": WORDS}],
-    ),
+    ({"grammar": QUOTED}, [{"structured_outputs": {"choice": WORDS}}, {"guided_choice": WORDS}]),
 ]
 
 

@@ -111,11 +111,7 @@ def in_flight(server: Running) -> int:
 def flooded(url: str, clients: int) -> Iterator[list[dict[str, int]]]:
     """A process of so many clients that ask without end; what they were answered comes last."""
     line = [
-        sys.executable,
-        "-m",
-        "tests.serve.flood",
-        url,
-        FLOODER,
+        *(sys.executable, "-m", "tests.serve.flood", url, FLOODER),
         str(clients),
         str(CROWD_TOKENS),
     ]

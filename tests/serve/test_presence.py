@@ -81,11 +81,7 @@ def test_a_server_is_listed_while_it_runs(
 
 
 def test_stop_lets_answers_end(
-    tiny_model_path: Path,
-    tmp_path: Path,
-    zinc: Zinc,
-    hold: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    tiny_model_path: Path, tmp_path: Path, zinc: Zinc, hold: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It says how many are left, and the engine goes on once it has said so."""
     note = servers_command.note

@@ -257,10 +257,7 @@ def test_every_field_is_needed_and_of_its_type(made: Callable[[str], Json]) -> N
     ],
 )
 def test_a_hostile_choice_is_named(
-    made: Callable[[str], Json],
-    opened: Opened,
-    tmp_path: Path,
-    change: Json,
+    made: Callable[[str], Json], opened: Opened, tmp_path: Path, change: Json
 ) -> None:
     """Signed, so that only its sense can be wrong; whole and by sample."""
     document = made("own")["text"]
@@ -288,10 +285,7 @@ def test_what_no_receipt_of_an_answer_says_is_named(
     ["", "[]", "{", "{}", '{"prompt": []}', '{"prompt": "abc", "n": 128}', '{"prompt": [999999]}'],
 )
 def test_a_hostile_request_is_named(
-    made: Callable[[str], Json],
-    opened: Opened,
-    tmp_path: Path,
-    request_text: str,
+    made: Callable[[str], Json], opened: Opened, tmp_path: Path, request_text: str
 ) -> None:
     document = made("own")["text"]
     document["payload"]["request"] = request_text
@@ -303,10 +297,7 @@ def test_a_hostile_request_is_named(
 
 @pytest.mark.parametrize("sample", [None, 3])
 def test_a_request_that_this_engine_refuses_is_named(
-    made: Callable[[str], Json],
-    opened: Opened,
-    tmp_path: Path,
-    sample: int | None,
+    made: Callable[[str], Json], opened: Opened, tmp_path: Path, sample: int | None
 ) -> None:
     """Penalties that look further back than the verifying engine has room for."""
     document = made("own")["text"]

@@ -16,12 +16,7 @@ from harness.host.engine_thread import EngineThread
 from harness.host.options import SessionOptions
 from harness.serve.model import ModelOptions, ServedModel, open_model
 from harness.serve.receipts.canonical import canonical
-from harness.serve.receipts.document import (
-    Receipt,
-    parse_receipt,
-    read_receipts,
-    signed_document,
-)
+from harness.serve.receipts.document import Receipt, parse_receipt, read_receipts, signed_document
 from harness.serve.receipts.keys import open_key
 from harness.serve.receipts.tree import tree_root
 from harness.serve.receipts.verify import ReceiptDemands, chain_verdict, verify_receipts
@@ -76,10 +71,7 @@ REQUESTS: dict[str, tuple[str, Json]] = {
     "stop string": ("/v1/completions", {**SAMPLED, "stop": ["e", "a", "o"], "max_tokens": 200}),
     "forced answer": ("/v1/completions", {"prompt": "abc", "force_tokens": [70, 5, 71, 9, 30]}),
     "response": ("/v1/responses", {"input": "hello", "max_output_tokens": 8}),
-    "message": (
-        "/v1/messages",
-        {"model": "tiny", "messages": CHAT["messages"], "max_tokens": 8},
-    ),
+    "message": ("/v1/messages", {"model": "tiny", "messages": CHAT["messages"], "max_tokens": 8}),
     "score": ("/v1/score", {"input": ["hello there", "you"], "top": 2, "start": 1}),
     "embedding": ("/v1/embeddings", {"input": ["hello", "you"], "dimensions": 16}),
 }
@@ -185,8 +177,7 @@ def test_all_steps_may_be_sampled(made: Made, opened: Callable[..., ServedModel]
 
 
 @pytest.mark.parametrize(
-    ("tier", "lie"),
-    on_each(TIERS, LIES, "a step's digest replaced, the tree consistent"),
+    ("tier", "lie"), on_each(TIERS, LIES, "a step's digest replaced, the tree consistent")
 )
 def test_a_lie_that_is_signed_is_named(
     made: Made, opened: Callable[..., ServedModel], sign: Sign, lie: str, tier: str

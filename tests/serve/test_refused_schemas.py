@@ -28,9 +28,7 @@ INEXACT: dict[str, dict[str, Any]] = {
 
 ROUNDED = {
     "const": [
-        "9007199254740993.0",
-        "0.12345678901234567891",
-        "1e-400",
+        *("9007199254740993.0", "0.12345678901234567891", "1e-400"),
         '{"a": [1.00000000000000001]}',
     ],
     "enum": ["[1, 0.10000000000000000001]"],
@@ -97,15 +95,8 @@ def in_ollamas_generate(schema: Any) -> tuple[str, dict[str, Any]]:
 
 
 ROUTES = (
-    in_chat,
-    in_required_tool,
-    in_strict_tool,
-    in_responses,
-    in_a_tool_of_responses,
-    in_messages,
-    in_a_tool_of_messages,
-    in_ollamas_chat,
-    in_ollamas_generate,
+    *(in_chat, in_required_tool, in_strict_tool, in_responses, in_a_tool_of_responses),
+    *(in_messages, in_a_tool_of_messages, in_ollamas_chat, in_ollamas_generate),
 )
 
 

@@ -24,14 +24,7 @@ from harness.serve.replicas.work import AnswerEnd, RequestUpdate
 from harness.serve.run import Running
 from tests.needs import need_installed
 from tests.patience import wait_until
-from tests.serve.dialect_streams import (
-    EVENTS,
-    NAMED,
-    OTHER_DIALECTS,
-    TOKENS,
-    streamed_of,
-    whole_of,
-)
+from tests.serve.dialect_streams import EVENTS, NAMED, OTHER_DIALECTS, TOKENS, streamed_of, whole_of
 from tests.serve.http import Http, posted
 from tests.serve.test_connections import COMPLETIONS
 from tests.serve.test_process import process

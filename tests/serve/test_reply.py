@@ -203,11 +203,7 @@ MARKED = st.lists(
             *('"city": "', '"', "\\", "\n", " ", "x", "<", "</tool", "<think>", "</think>", "é"),
             *("<function=get_weather>", "</function>", "<parameter=city>", "</parameter>"),
             *(
-                "<|tool_call>",
-                "call:get_weather{",
-                "<tool_call|>",
-                '<|"|>',
-                "[TOOL_CALLS]",
+                *("<|tool_call>", "call:get_weather{", "<tool_call|>", '<|"|>', "[TOOL_CALLS]"),
                 "[ARGS]",
             ),
             *("get_weather", '{"name": "get_weather", "parameters": {}}', "[", "]", "{}"),

@@ -23,8 +23,7 @@ from tests.serve.test_reply import HERMES, SYNTAXES, read
 
 WRITE = {
     "write": Function(
-        "write",
-        {"properties": {"path": {"type": "string"}, "content": {"type": "string"}}},
+        "write", {"properties": {"path": {"type": "string"}, "content": {"type": "string"}}}
     ),
     "free": Function("free"),
 }
@@ -146,11 +145,8 @@ def test_arguments_that_are_missing_or_named_otherwise(body: str, arguments: Any
 
 
 OBJECTS = [
-    '{"name": "Bob", "age": 3} is a person',
-    '{"name": "write", "arguments": {}} would call',
-    '{"name": "write", "arguments": {"path": "a"}}',
-    '{"name": ["write"]} is odd',
-    '{"name"',
+    *('{"name": "Bob", "age": 3} is a person', '{"name": "write", "arguments": {}} would call'),
+    *('{"name": "write", "arguments": {"path": "a"}}', '{"name": ["write"]} is odd', '{"name"'),
 ]
 
 
@@ -233,10 +229,7 @@ def test_a_value_that_only_mentions_a_call_ends_where_it_ends() -> None:
     [
         "The tag <function=write> opens a call.",
         "<function=unknown>\n<parameter=path>\na\n</parameter>\n</function>\n</tool_call>",
-        "<function=\nwrite>",
-        "<function=",
-        "a </tool_call> b",
-        "<function=write",
+        *("<function=\nwrite>", "<function=", "a </tool_call> b", "<function=write"),
     ],
 )
 def test_a_tag_that_opens_no_call_is_text(text: str) -> None:

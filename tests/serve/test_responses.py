@@ -79,16 +79,12 @@ def test_a_stream_says_what_the_whole_answer_says(client: OpenAI) -> None:
     assert [event.sequence_number for event in events] == list(range(len(events)))
     kinds = [event.type for event in events]
     assert kinds[:4] == [
-        "response.created",
-        "response.in_progress",
-        "response.output_item.added",
+        *("response.created", "response.in_progress", "response.output_item.added"),
         "response.content_part.added",
     ]
     ending = "response.incomplete" if whole.status == "incomplete" else "response.completed"
     assert kinds[-4:] == [
-        "response.output_text.done",
-        "response.content_part.done",
-        "response.output_item.done",
+        *("response.output_text.done", "response.content_part.done", "response.output_item.done"),
         ending,
     ]
     deltas = "".join(e.delta for e in events if e.type == "response.output_text.delta")

@@ -301,10 +301,8 @@ def test_a_database_that_breaks_while_it_is_open_is_a_problem_of_storage(tmp_pat
             file.seek(4096)
             file.write(b"\xa5" * ((tmp_path / FILE).stat().st_size - 4096))
         for use in (
-            lambda: store.get(A, "resp_50"),
-            lambda: store.conversation(A, "resp_50"),
-            lambda: store.put(A, stored(200)),
-            lambda: store.delete(A, "resp_50"),
+            *(lambda: store.get(A, "resp_50"), lambda: store.conversation(A, "resp_50")),
+            *(lambda: store.put(A, stored(200)), lambda: store.delete(A, "resp_50")),
             lambda: store.forget_others([B]),
         ):
             with pytest.raises(StorageProblem, match="malformed"):

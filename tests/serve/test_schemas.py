@@ -83,11 +83,8 @@ ENFORCED: list[Any] = [
 
 
 ESCAPED = [
-    b'{"\\u0061mount": 999999, "amount": 5}',
-    b'"\\u0061mount": 999999',
-    b'"\\u00e9": 3',
-    b'"\\u0061": 3',
-    b'"amount": 5, "\\u0061mount": 999999',
+    *(b'{"\\u0061mount": 999999, "amount": 5}', b'"\\u0061mount": 999999', b'"\\u00e9": 3'),
+    *(b'"\\u0061": 3', b'"amount": 5, "\\u0061mount": 999999'),
 ]
 
 
@@ -229,10 +226,8 @@ def test_a_name_of_an_annotation_is_no_annotation_where_it_names_a_property() ->
     [
         "https://json-schema.org/draft/2020-12/schema",
         "http://json-schema.org/draft/2020-12/schema#",
-        "https://json-schema.org/draft/2019-09/schema",
-        "http://json-schema.org/schema#",
-        "http://json-schema.org/draft-07/schema#",
-        "https://json-schema.org/draft-07/schema",
+        *("https://json-schema.org/draft/2019-09/schema", "http://json-schema.org/schema#"),
+        *("http://json-schema.org/draft-07/schema#", "https://json-schema.org/draft-07/schema"),
         "http://json-schema.org/draft-06/schema#",
     ],
 )

@@ -93,10 +93,7 @@ def test_sighup_after_the_device_was_lost_ends_nothing() -> None:
 
 
 def test_ctrl_c_cuts_and_sighup_without_tenants_drains() -> None:
-    for number, path, seconds in (
-        (signal.SIGINT, "tenants.toml", 0.0),
-        (signal.SIGHUP, None, 7.0),
-    ):
+    for number, path, seconds in ((signal.SIGINT, "tenants.toml", 0.0), (signal.SIGHUP, None, 7.0)):
         drained: list[float] = []
         with Signals() as caught:
             caught.hold()

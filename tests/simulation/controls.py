@@ -248,16 +248,11 @@ CONTROLS: dict[Invariant, tuple[Break, ...]] = {
     Invariant.INTERACTIVE_STAYS: (classes_reversed,),
     Invariant.BACKPRESSURE: (stalled_ones_go_on,),
     Invariant.TOKENS: (
-        a_token_twice,
-        cancel_is_forgotten,
-        masks_are_forgotten,
-        biases_are_forgotten,
+        *(a_token_twice, cancel_is_forgotten, masks_are_forgotten, biases_are_forgotten),
         logs_of_another_row,
     ),
     Invariant.HISTORY: (
-        copies_do_nothing,
-        saved_pages_do_not_come_back,
-        states_are_not_loaded,
+        *(copies_do_nothing, saved_pages_do_not_come_back, states_are_not_loaded),
         the_cache_outlives_a_fault,
     ),
     Invariant.LEDGER: (the_ledger_counts_twice,),

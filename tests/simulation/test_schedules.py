@@ -31,30 +31,11 @@ JOBS = 1 if "PYTEST_XDIST_WORKER" in os.environ else min(2, os.cpu_count() or 1)
 PART = 100
 """Schedules of one test."""
 RARE = (
-    "cancels",
-    "ended client_too_slow",
-    "ended error",
-    "ended length",
-    "ended stop",
-    "faults",
-    "guesses right",
-    "guesses wrong",
-    "idle steps",
-    "logits",
-    "logs",
-    "masks",
-    "models unloaded",
-    "no room",
-    "preemptions",
-    "prefix copied",
-    "prefix evicted",
-    "prefix restored",
-    "prefix spilled",
-    "prefix tokens_hit",
-    "queue full",
-    "refused",
-    "restarts",
-    "stalls",
+    *("cancels", "ended client_too_slow", "ended error", "ended length", "ended stop", "faults"),
+    *("guesses right", "guesses wrong", "idle steps", "logits", "logs", "masks"),
+    *("models unloaded", "no room", "preemptions", "prefix copied", "prefix evicted"),
+    *("prefix restored", "prefix spilled", "prefix tokens_hit", "queue full", "refused"),
+    *("restarts", "stalls"),
 )
 
 

@@ -79,9 +79,7 @@ def test_a_step_that_does_not_end_in_time_loses_the_device(
     assert str(caught.value).startswith(tier.info.device)
     for asked in (
         lambda: tier.submit(lowered.batch, inputs_of(values_of(0))),
-        lambda: tier.wait(fence),
-        lambda: tier.alloc(STATE, 64),
-        lambda: tier.map(lowered.y),
+        *(lambda: tier.wait(fence), lambda: tier.alloc(STATE, 64), lambda: tier.map(lowered.y)),
         lambda: tier.read(lowered.y, 0, 4),
     ):
         with pytest.raises(DeviceLost, match="did not end within"):

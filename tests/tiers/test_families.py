@@ -64,11 +64,7 @@ STORAGES = (
     ("llama", "q5_0", Q8_0),
 )
 ON_VULKAN = (
-    "qwen2-untied-mqa",
-    "gpt-oss-experts-yarn",
-    "qwen35moe-fused",
-    "lfm2",
-    "granitehybrid",
+    *("qwen2-untied-mqa", "gpt-oss-experts-yarn", "qwen35moe-fused", "lfm2", "granitehybrid"),
     "gemma4-experts-fused-values-from-keys",
 )
 """Dense, mixtures, sinks, both recurrent kinds, convolutions, windows: what is left has their

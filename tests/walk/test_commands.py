@@ -136,10 +136,8 @@ def test_commands_of_the_pages_run(settled: Newcomer, words: tuple[str, ...]) ->
 @pytest.mark.parametrize(
     "line",
     [
-        'zinc-rt run --tier cuda "Hello"',
-        'zinc-rt run --tier metal "Hello"',
-        "zinc-rt pm4-test --tier t1",
-        "zinc-rt model pull",
+        *('zinc-rt run --tier cuda "Hello"', 'zinc-rt run --tier metal "Hello"'),
+        *("zinc-rt pm4-test --tier t1", "zinc-rt model pull"),
         'zinc-rt run --model hf.co/unsloth/Qwen3-4B-GGUF:Q4_K_M "Hello"',
         'zinc-rt run --model nothing.gguf "Hello"',
         "zinc-rt goldens check",
