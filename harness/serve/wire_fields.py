@@ -45,6 +45,7 @@ UNSERVED: Mapping[str, tuple[Any, ...]] = MappingProxyType(
         "logprob_token_ids": (),
         "min_tokens": (0,),
         "modalities": (["text"],),
+        "n_cmpl": (1,),
         "normalize": (True,),
         "parse_tool_calls": (True,),
         "post_sampling_probs": (False,),
