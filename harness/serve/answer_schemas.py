@@ -274,7 +274,7 @@ class Tokens(Struct):
     tokens: list[int | TokenPiece]
     count: int
     max_model_len: int
-    token_strs: list[str] | UnsetType = UNSET
+    token_strs: list[str] | None
 
 
 class TokenizerInfo(Struct):

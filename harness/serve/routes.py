@@ -138,6 +138,7 @@ class Handlers:
             "tokens": token_pieces(self._model.tokenizer, tokens) if body.with_pieces else tokens,
             "count": len(tokens),
             "max_model_len": self._model.context,
+            "token_strs": None,
         }
         if body.return_token_strs:
             answer["token_strs"] = list(map(self._model.tokenizer.token_text, tokens))

@@ -50,6 +50,7 @@ UNSERVED: Mapping[str, tuple[Any, ...]] = MappingProxyType(
         "parse_tool_calls": (True,),
         "post_sampling_probs": (False,),
         "prompt_embeds": (),
+        "prompt_token_ids": (),
         "reasoning_budget_tokens": (-1,),
         "reasoning_format": ("auto", "deepseek"),
         "repetition_detection": (),
