@@ -11,7 +11,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Mapping
-from contextlib import nullcontext
 from dataclasses import dataclass, fields
 from operator import add, attrgetter
 from pathlib import Path
@@ -87,12 +86,11 @@ class LedgerStore(Database):
             waiting, self._waiting = self._waiting, {}
             self._attempted = self._counted
         try:
-            if not waiting:
-                self._file.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
-            # A statement alone is a transaction: each one waits for the interpreter anew.
-            with self._whole() if len(waiting) > 1 else nullcontext():
-                for key, counts in waiting.items():
-                    self._file.execute(self._add, (*key, *values_of(counts)))
+            if waiting:
+                rows = [(*key, *values_of(counts)) for key, counts in waiting.items()]
+                self._apply([(self._add, row) for row in rows])
+            else:
+                super()._write()
         except BaseException:
             with self._counting:
                 for key, counts in waiting.items():

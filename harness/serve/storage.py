@@ -8,7 +8,7 @@ import os
 import sqlite3
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -60,7 +60,7 @@ class Database(ContextManager):
 
     def _opened(self) -> sqlite3.Connection:
         """The file, which is made where it is not there."""
-        self._broken, self._opened_at = sqlite3.SQLITE_OK, time.monotonic()
+        self._broken, self._looked = sqlite3.SQLITE_OK, time.monotonic()
         if self._path is None:
             return self._connected(":memory:")
         self._path.parent.mkdir(parents=True, exist_ok=True)
@@ -100,15 +100,18 @@ class Database(ContextManager):
         return file
 
     def _look(self) -> None:
-        """Open the file again where it broke, or has lost its name. Raises sqlite3.Error."""
-        if self._path is None:
+        """Open the file again where it broke, or has lost its name; looks at most every
+        RETRY_SECONDS. Raises sqlite3.Error."""
+        now = time.monotonic()
+        if self._path is None or now - self._looked < RETRY_SECONDS:
             return
+        self._looked = now
         try:
             kept = os.path.samestat(self._path.stat(), self._state)
         except OSError:
             kept = False
         broke = self._broken if kept else sqlite3.SQLITE_OK
-        if kept and not (broke and time.monotonic() - self._opened_at >= RETRY_SECONDS):
+        if kept and not broke:
             return
         if not kept:
             log.error("%s was removed or replaced: it is opened again", self._path)
@@ -180,8 +183,22 @@ class Database(ContextManager):
 
     def _write(self) -> None:
         """Write something: the version again."""
+        self._apply([(f"PRAGMA user_version={self._version}", ())])
+
+    def _apply(self, changes: Sequence[tuple[str, Sequence[object]]]) -> None:
+        """All of these changes or none, with the lock held. A statement alone is a transaction:
+        each one waits for the interpreter anew."""
+        if len(changes) == 1:
+            self._look()
+            try:
+                self._file.execute(*changes[0])
+                return
+            except sqlite3.OperationalError as error:
+                if error.sqlite_errorcode != sqlite3.SQLITE_BUSY:
+                    raise
         with self._whole():
-            self._file.execute(f"PRAGMA user_version={self._version}")
+            for text, values in changes:
+                self._file.execute(text, values)
 
     def _note(self, problem: StorageProblem | None) -> None:
         """There is this problem now, or none."""
