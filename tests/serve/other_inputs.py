@@ -162,7 +162,8 @@ ROWS: tuple[Row, ...] = (
                     {"type": "redacted_thinking", "data": "zz"}, {"type": "text", "text": "",
                            "citations": None})),
     *(passes(f"server.10 {item['type']}", RESPONSES,
-             {"max_output_tokens": 3, "input": [TURN, item, TURN]}, usage__output_tokens=3)
+             {"max_output_tokens": 3, "seed": 1, "input": [TURN, item, TURN]},
+             usage__output_tokens=3)
       for item in ({"type": "web_search_call", "id": "w", "status": "completed",
              "action": {"type": "search"}},
                    {"type": "compaction", "encrypted_content": "x"},

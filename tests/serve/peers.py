@@ -31,8 +31,8 @@ PLAIN: dict[str, dict[str, Any]] = {
     CHAT: TALK,
     TEXT: ASKED,
     "/completion": ASKED,
-    MESSAGES: {"model": "tiny", "max_tokens": 8, "messages": [TURN]},
-    RESPONSES: {"input": "Go.", "max_output_tokens": 8, "reasoning": {"effort": "none"}},
+    MESSAGES: {"model": "tiny", "max_tokens": 8, "messages": [TURN], "seed": 1},
+    RESPONSES: {"input": "Go.", "max_output_tokens": 8, "reasoning": {"effort": "none"}, "seed": 1},
     "/api/chat": {"model": "tiny", "messages": [TURN], **WHOLE},
     "/api/generate": {"model": "tiny", "prompt": "The sky is", **WHOLE},
 }

@@ -28,7 +28,7 @@ QUIET = {**TALK, "enable_thinking": False, "max_tokens": 60}
 NAMED = {"type": "function", "function": {"name": "weather"}}
 PLAIN_TOOL = {"type": "function", "name": "weather", "parameters": WEATHER}
 CHOICES = ["Python", "Java", "C++"]
-ANTHROPIC = {"model": "tiny", "max_tokens": 8, "messages": [TURN]}
+ANTHROPIC = {"model": "tiny", "max_tokens": 8, "messages": [TURN], "seed": 1}
 OWN_TOOL = {"name": "weather", "input_schema": WEATHER}
 OWN_FORMS = "their form is checked: another one is refused"
 
