@@ -177,21 +177,15 @@ def test_aliases_are_unambiguous() -> None:
     assert len(aliases) == len(set(aliases))
 
 
-@pytest.mark.parametrize(
-    ("address", "name"),
-    [
-        ("https://huggingface.co/org/repo-GGUF", "hf.co/org/repo-GGUF"),
-        ("https://huggingface.co/org/repo-GGUF/tree/main", "hf.co/org/repo-GGUF"),
-        ("https://hf.co/org/repo/blob/main/a/m.gguf", "hf.co/org/repo/a/m.gguf"),
-        (
-            "https://huggingface.co/org/repo/resolve/main/m.gguf?download=true",
-            "hf.co/org/repo/m.gguf",
-        ),
-        ("hf.co/org/repo:Q4_0", "hf.co/org/repo:Q4_0"),
-        ("qwen3-0.6b", "qwen3-0.6b"),
-        ("https://example.org/org/repo", "https://example.org/org/repo"),
-    ],
-)
+@pytest.mark.parametrize(("address", "name"), [
+    ("https://huggingface.co/org/repo-GGUF", "hf.co/org/repo-GGUF"),
+    ("https://huggingface.co/org/repo-GGUF/tree/main", "hf.co/org/repo-GGUF"),
+    ("https://hf.co/org/repo/blob/main/a/m.gguf", "hf.co/org/repo/a/m.gguf"),
+    ("https://huggingface.co/org/repo/resolve/main/m.gguf?download=true", "hf.co/org/repo/m.gguf"),
+    ("hf.co/org/repo:Q4_0", "hf.co/org/repo:Q4_0"),
+    ("qwen3-0.6b", "qwen3-0.6b"),
+    ("https://example.org/org/repo", "https://example.org/org/repo"),
+])  # fmt: skip
 def test_a_pasted_address_of_the_hub_is_a_name(address: str, name: str) -> None:
     assert pasted_name(address) == name
 

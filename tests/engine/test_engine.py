@@ -244,21 +244,15 @@ def test_a_broken_sequence_breaks_no_other(runner: ModelRunner) -> None:
     assert tokens + [e.token for e in events[2]] == expected
 
 
-@pytest.mark.parametrize(
-    ("bad", "field"),
-    [
-        (request(1, length=0), "prompt"),
-        (Request(1, (0, 320), 4), "prompt"),
-        (Request(1, (-1,), 4), "prompt"),
-        (request(1, length=CONTEXT + 1), "prompt"),
-        (request(1, sampling=SamplingParams(temperature=float("nan"))), "temperature"),
-        (request(1, sampling=SamplingParams(min_p=-1.0)), "min_p"),
-        (
-            request(1, sampling=SamplingParams(repeat_penalty=1.1, repeat_last_n=65)),
-            "repeat_last_n",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("bad", "field"), [
+    (request(1, length=0), "prompt"),
+    (Request(1, (0, 320), 4), "prompt"),
+    (Request(1, (-1,), 4), "prompt"),
+    (request(1, length=CONTEXT + 1), "prompt"),
+    (request(1, sampling=SamplingParams(temperature=float("nan"))), "temperature"),
+    (request(1, sampling=SamplingParams(min_p=-1.0)), "min_p"),
+    (request(1, sampling=SamplingParams(repeat_penalty=1.1, repeat_last_n=65)), "repeat_last_n"),
+])  # fmt: skip
 def test_a_request_that_can_never_run_is_refused(
     runner: ModelRunner, bad: Request, field: str
 ) -> None:

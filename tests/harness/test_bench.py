@@ -9,6 +9,8 @@ import json
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -17,6 +19,7 @@ import psutil
 import pytest
 
 from contract.errors import ConfigError, ExecutionError
+from harness.bench import measure
 from harness.bench.__main__ import main
 from harness.bench.busy import busy_processes
 from harness.bench.engines import PEER, Setup, TierEngine, fixed_workers, peer_flash_choices
@@ -30,6 +33,15 @@ from tests.needs import need_installed
 RATES = ("decode_short", "decode_long", "prefill")
 METRICS = {*RATES, "first_token_seconds", "cold_start_seconds", "peak_resident_bytes"}
 SIZES = ["--prompt-tokens", "20", "--decode-tokens", "3", "--repeat", "2"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def a_short_stream() -> Iterator[None]:
+    """Bandwidth is measured on megabytes: two arrays of the usual 256 are most of what a process of
+    tests would have."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(measure, "stream_bandwidth", partial(stream_bandwidth, nbytes=1 << 22))
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -87,21 +87,15 @@ def test_without_a_quant_the_preferred_one(files: list[str], path: str) -> None:
     assert choose(HubName("a/b"), files)[1] == (path,)
 
 
-@pytest.mark.parametrize(
-    ("text", "files", "message"),
-    [
-        ("hf.co/a/b:Q5_K_M", FILES, r"no Q5_K_M there; name one of hf.co/a/b:BF16, :IQ4_XS"),
-        ("hf.co/a/b/x.gguf", FILES, r"no such model file there; name one of hf.co/a/b:BF16"),
-        ("hf.co/a/b", ["README.md"], "holds no GGUF model; look for"),
-        ("hf.co/a/b", ["x-Q2_K.gguf", "x-Q3_K.gguf"], "no Q4_K_M there; name one of hf.co/a/b:Q2"),
-        ("hf.co/a/b:BF16", SPLIT[:2], "has 2 of the 3 parts"),
-        (
-            "hf.co/a/b",
-            ["x-Q4_K_M.gguf", "y-Q4_K_M.gguf"],
-            r"2 models are Q4_K_M; name the file: hf.co/a/b/x-Q4_K_M.gguf or hf.co/a/b/y-Q4_K_M",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("text", "files", "message"), [
+    ("hf.co/a/b:Q5_K_M", FILES, r"no Q5_K_M there; name one of hf.co/a/b:BF16, :IQ4_XS"),
+    ("hf.co/a/b/x.gguf", FILES, r"no such model file there; name one of hf.co/a/b:BF16"),
+    ("hf.co/a/b", ["README.md"], "holds no GGUF model; look for"),
+    ("hf.co/a/b", ["x-Q2_K.gguf", "x-Q3_K.gguf"], "no Q4_K_M there; name one of hf.co/a/b:Q2"),
+    ("hf.co/a/b:BF16", SPLIT[:2], "has 2 of the 3 parts"),
+    ("hf.co/a/b", ["x-Q4_K_M.gguf", "y-Q4_K_M.gguf"],
+     r"2 models are Q4_K_M; name the file: hf.co/a/b/x-Q4_K_M.gguf or hf.co/a/b/y-Q4_K_M"),
+])  # fmt: skip
 def test_unclear_names_say_what_there_is(text: str, files: list[str], message: str) -> None:
     with pytest.raises(CatalogError, match=message):
         choose(parse_hub_name(text), files)

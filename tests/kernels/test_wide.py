@@ -60,24 +60,18 @@ def test_a_residual_may_be_y(
     assert np.array_equal(y, right(Q4_K), equal_nan=True)
 
 
-@pytest.mark.parametrize(
-    ("op", "text", "instead"),
-    [
-        (WIDE_PRODUCT, "(ELEMENT(high, e) << 4)", "(ELEMENT(high, e) << 3)"),
-        (
-            *(WIDE_PRODUCT, "SPAN_SEGMENTS == SPAN_SEGMENTS - 1u"),
-            "SPAN_SEGMENTS == SPAN_SEGMENTS - 2u",
-        ),
-        (WIDE_PRODUCT, "2 * 128 * all", "2 * 127 * all"),
-        (WIDE_PRODUCT, "b / STEP_BLOCKS, OWN_PLACE, b %", "b / STEP_BLOCKS, OWN_PLACE, 1u - b %"),
-        (WIDE_PRODUCT, "ELEMENT(SUM(m, n), e) = 0", "ELEMENT(SUM(m, n), e) = 1"),
-        (WIDE_PRODUCT, "STEPS - 1u, sum", "STEPS - 2u, sum"),
-        (WIDE_PRODUCT, "STEPS * unit + STEPS,", "STEPS * unit + STEPS - 1u,"),
-        (NARROW_PRODUCT, "#define GROUP_TOKENS 64u", "#define GROUP_TOKENS 96u"),
-        (NARROW_PRODUCT, "#define ROW_MATRICES 2u", "#define ROW_MATRICES 4u"),
-        (NARROW_PRODUCT, "GROUP_ROWS + OWN_TOKEN + (token)", "GROUP_ROWS + (token)"),
-    ],
-)
+@pytest.mark.parametrize(("op", "text", "instead"), [
+    (WIDE_PRODUCT, "(ELEMENT(high, e) << 4)", "(ELEMENT(high, e) << 3)"),
+    (*(WIDE_PRODUCT, "SPAN_SEGMENTS == SPAN_SEGMENTS - 1u"), "SPAN_SEGMENTS == SPAN_SEGMENTS - 2u"),
+    (WIDE_PRODUCT, "2 * 128 * all", "2 * 127 * all"),
+    (WIDE_PRODUCT, "b / STEP_BLOCKS, OWN_PLACE, b %", "b / STEP_BLOCKS, OWN_PLACE, 1u - b %"),
+    (WIDE_PRODUCT, "ELEMENT(SUM(m, n), e) = 0", "ELEMENT(SUM(m, n), e) = 1"),
+    (WIDE_PRODUCT, "STEPS - 1u, sum", "STEPS - 2u, sum"),
+    (WIDE_PRODUCT, "STEPS * unit + STEPS,", "STEPS * unit + STEPS - 1u,"),
+    (NARROW_PRODUCT, "#define GROUP_TOKENS 64u", "#define GROUP_TOKENS 96u"),
+    (NARROW_PRODUCT, "#define ROW_MATRICES 2u", "#define ROW_MATRICES 4u"),
+    (NARROW_PRODUCT, "GROUP_ROWS + OWN_TOKEN + (token)", "GROUP_ROWS + (token)"),
+])  # fmt: skip
 def test_wrong_kernels_are_noticed(
     right: Callable[[DType], Float32], op: str, text: str, instead: str, kernel_cache: Path
 ) -> None:

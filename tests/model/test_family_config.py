@@ -261,37 +261,17 @@ def no_widths(file: FamilyFile) -> FamilyFile:
     return changed(file, {"expert_feed_forward_length": None, "feed_forward_length": 111})
 
 
-@pytest.mark.parametrize(
-    ("make", "key", "says"),
-    [
-        (
-            lambda: no_widths(family_file("qwen3moe")),
-            "expert_feed_forward_length",
-            "qwen3moe.feed_forward_length (111) is no multiple of the 2 experts used (layer 0)",
-        ),
-        (
-            lambda: changed(
-                family_file("qwen3moe"), {"expert_count": None, "expert_used_count": None}
-            ),
-            "expert_count",
-            "is 0 or missing, must be 1 to",
-        ),
-        (
-            lambda: changed(
-                make_gemma4_moe(family_file("gemma4")), {"expert_feed_forward_length": None}
-            ),
-            "expert_feed_forward_length",
-            "is 0 or missing, must be 1 to",
-        ),
-        (
-            lambda: family_file(
-                "gemma4", attention__shared_kv_layers=2, attention__head_count_kv=[2, 1, 2, 2]
-            ),
-            "attention.head_count_kv",
-            "is 2 in layer 3, which reads the keys of layer 1 with 1",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("make", "key", "says"), [
+    (lambda: no_widths(family_file("qwen3moe")), "expert_feed_forward_length",
+     "qwen3moe.feed_forward_length (111) is no multiple of the 2 experts used (layer 0)"),
+    (lambda: changed(family_file("qwen3moe"), {"expert_count": None, "expert_used_count": None}),
+     "expert_count", "is 0 or missing, must be 1 to"),
+    (lambda: changed(make_gemma4_moe(family_file("gemma4")), {"expert_feed_forward_length": None}),
+     "expert_feed_forward_length", "is 0 or missing, must be 1 to"),
+    (lambda: family_file("gemma4", attention__shared_kv_layers=2,
+                         attention__head_count_kv=[2, 1, 2, 2]),
+     "attention.head_count_kv", "is 2 in layer 3, which reads the keys of layer 1 with 1"),
+])  # fmt: skip
 def test_keys_that_contradict_each_other(
     make: Callable[[], FamilyFile], key: str, says: str, tmp_path: Path
 ) -> None:

@@ -137,14 +137,11 @@ def without_sinks(oracle: Any) -> None:
 
 FAULTS: dict[str, tuple[str, Callable[[Any], object]]] = {
     "interleaved pairs taken for halves": ("llama", spoil_pairs),
-    "queries that do not grow": (
-        "mistral3",
-        spoil_key("attention.temperature_scale", lambda factor: 0.0),
-    ),
-    "queries and keys that YaRN enlarges": (
-        "mistral3",
-        spoil_key("rope.scaling.yarn_log_multiplier", lambda multiplier: 0.0),
-    ),
+    "queries that do not grow": ("mistral3",
+                                 spoil_key("attention.temperature_scale", lambda factor: 0.0)),
+    "queries and keys that YaRN enlarges": ("mistral3",
+                                            spoil_key("rope.scaling.yarn_log_multiplier",
+                                                      lambda multiplier: 0.0)),
     "divisors of frequencies left out": ("llama-rope-freqs", without("rope_freqs.weight")),
     "key heads tiled for grouped": ("qwen35", spoil_heads),
     "key heads grouped for tiled": ("qwen3next", spoil_heads),
@@ -156,10 +153,8 @@ FAULTS: dict[str, tuple[str, Callable[[Any], object]]] = {
     "the keys of an earlier windowed layer": ("gemma4-shared-kv", spoil_donor),
     "divisors in sliding layers only": ("gemma4", without("rope_freqs.weight")),
     "no output scale": ("gemma4", without("blk.1.layer_output_scale.weight")),
-    "norms that keep the mean": (
-        "cohere2",
-        lambda oracle: setattr(oracle, "_mean", lambda x: 0.0 * x),
-    ),
+    "norms that keep the mean": ("cohere2",
+                                 lambda oracle: setattr(oracle, "_mean", lambda x: 0.0 * x)),
     "rotation in every layer": ("cohere2", lambda oracle: setattr(oracle, "unrotated_step", 0)),
     "experts chosen by their weights": ("lfm2moe", without_choice),
     "a softmax of the chosen": ("lfm2moe", softmax_weights),
@@ -169,7 +164,7 @@ FAULTS: dict[str, tuple[str, Callable[[Any], object]]] = {
     "gates without a limit": ("gpt-oss-experts", lambda oracle: setattr(oracle, "limit", np.inf)),
     "windows in the other layers": ("gpt-oss-experts", spoil_windowed),
     "no soft-cap": ("gemma4-softcap", spoil_key("final_logit_softcapping", lambda cap: 0.0)),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("fault", FAULTS)

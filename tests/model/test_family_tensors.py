@@ -137,37 +137,22 @@ def test_layers_of_the_other_kind_are_named(interval: int, said: str, tmp_path: 
         graph_of(file, tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("keys", "said"),
-    [
-        (
-            {"attention__head_count_kv": [2] * 4},
-            r"blk\.0\.ssm_conv1d.*is a Mamba-2 layer, but layer",
-        ),
-        ({"ssm__time_step_rank": 7}, r"ssm\.time_step_rank: is 7, must divide 160"),
-        ({"ssm__group_count": 3}, r"ssm\.group_count: is 3, must divide 8"),
-        ({"ssm__conv_kernel": 1}, r"ssm\.conv_kernel: is 1, must be 2 to"),
-        ({"ssm__state_size": 24}, r"tensor blk\.0\.ssm_in\.weight: has shape"),
-    ],
-)
+@pytest.mark.parametrize(("keys", "said"), [
+    ({"attention__head_count_kv": [2] * 4}, r"blk\.0\.ssm_conv1d.*is a Mamba-2 layer, but layer"),
+    ({"ssm__time_step_rank": 7}, r"ssm\.time_step_rank: is 7, must divide 160"),
+    ({"ssm__group_count": 3}, r"ssm\.group_count: is 3, must divide 8"),
+    ({"ssm__conv_kernel": 1}, r"ssm\.conv_kernel: is 1, must be 2 to"),
+    ({"ssm__state_size": 24}, r"tensor blk\.0\.ssm_in\.weight: has shape"),
+])  # fmt: skip
 def test_sizes_of_mamba_are_consistent(keys: dict[str, Any], said: str, tmp_path: Path) -> None:
     with pytest.raises(ModelFileError, match=said):
         graph_of(family_file("granitehybrid", **keys), tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("kv_heads", "said"),
-    [
-        (
-            [2, 2, 0, 2],
-            r"blk\.0\.shortconv\.conv\.weight: belongs to a layer that convolves, but la",
-        ),
-        (
-            [0, 0, 0, 2],
-            r"blk\.1\.attn_q\.weight: belongs to a layer that attends, but layer 1 conv",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("kv_heads", "said"), [
+    ([2, 2, 0, 2], r"blk\.0\.shortconv\.conv\.weight: belongs to a layer that convolves, but la"),
+    ([0, 0, 0, 2], r"blk\.1\.attn_q\.weight: belongs to a layer that attends, but layer 1 conv"),
+])  # fmt: skip
 def test_layers_that_convolve_are_those_without_kv_heads(
     kv_heads: list[int], said: str, tmp_path: Path
 ) -> None:

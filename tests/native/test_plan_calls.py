@@ -33,11 +33,8 @@ VOCAB = 320
 
 STEPS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "no tokens": ("SIZE", "0 tokens", {"tokens": []}),
-    "too many tokens": (
-        "SIZE",
-        f"not 1 to {MOST_TOKENS}",
-        {"tokens": [(1, 0, at) for at in range(MOST_TOKENS + 1)]},
-    ),
+    "too many tokens": ("SIZE", f"not 1 to {MOST_TOKENS}",
+                        {"tokens": [(1, 0, at) for at in range(MOST_TOKENS + 1)]}),
     "more rows than tokens": ("SIZE", "2 rows", {"tokens": [(1, 0, 0)], "rows": [0, 0]}),
     "an id beyond the vocabulary": ("TOKEN", f"{VOCAB - 1}", {"tokens": [(VOCAB, 0, 0)]}),
     "the largest id": ("TOKEN", "id 2147483647", {"tokens": [(2**31 - 1, 0, 0)]}),
@@ -50,22 +47,15 @@ STEPS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "positions that jump": ("POSITION", "after one at 0", {"tokens": [(1, 0, 0), (1, 0, 2)]}),
     "a slot twice": ("POSITION", "do not follow", {"tokens": [(1, 0, 0), (1, 1, 0), (1, 0, 1)]}),
     "a row that is not": ("POSITION", "token 1 of 1", {"tokens": [(1, 0, 0)], "rows": [1]}),
-    "rows out of order": (
-        "POSITION",
-        "out of order",
-        {"tokens": [(1, 0, 0), (1, 0, 1)], "rows": [1, 0]},
-    ),
-    "a page that is not": (
-        "POSITION",
-        "page 0 of slot 0 is 12",
-        {"tokens": [(1, 0, 0)], "pages": np.full((SLOTS, CONTEXT // 16), 12, np.int32)},
-    ),
-    "a negative page": (
-        "POSITION",
-        "page 0 of slot 0 is -1",
-        {"tokens": [(1, 0, 0)], "pages": np.full((SLOTS, CONTEXT // 16), -1, np.int32)},
-    ),
-}
+    "rows out of order": ("POSITION", "out of order",
+                          {"tokens": [(1, 0, 0), (1, 0, 1)], "rows": [1, 0]}),
+    "a page that is not": ("POSITION", "page 0 of slot 0 is 12",
+                           {"tokens": [(1, 0, 0)],
+                            "pages": np.full((SLOTS, CONTEXT // 16), 12, np.int32)}),
+    "a negative page": ("POSITION", "page 0 of slot 0 is -1",
+                        {"tokens": [(1, 0, 0)],
+                         "pages": np.full((SLOTS, CONTEXT // 16), -1, np.int32)}),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("wrong", list(STEPS))

@@ -21,18 +21,11 @@ def test_memory_that_can_be_had(tmp_path: Path) -> None:
         assert 0 < available_memory(source) <= total
 
 
-@pytest.mark.parametrize(
-    ("line", "folder", "files", "caches"),
-    [
-        ("0::/box/run", "", ("memory.max", "memory.current"), ("active", "inactive")),
-        (
-            "4:cpu,memory:/box/run",
-            "memory",
-            ("memory.limit_in_bytes", "memory.usage_in_bytes"),
-            ("total_active", "total_inactive"),
-        ),
-    ],
-)
+@pytest.mark.parametrize(("line", "folder", "files", "caches"), [
+    ("0::/box/run", "", ("memory.max", "memory.current"), ("active", "inactive")),
+    ("4:cpu,memory:/box/run", "memory", ("memory.limit_in_bytes", "memory.usage_in_bytes"),
+     ("total_active", "total_inactive")),
+])  # fmt: skip
 def test_limits_of_control_groups(
     tmp_path: Path, line: str, folder: str, files: tuple[str, str], caches: tuple[str, str]
 ) -> None:

@@ -102,24 +102,16 @@ def test_one_call_ends_an_answer(talking: LLM) -> None:
     assert whole.completion.message == completion.message
 
 
-@pytest.mark.parametrize(
-    ("fields", "field", "says"),
-    [
-        ({"tools": [TOOLS[0]] * 2}, "tools", "twice"),
-        ({"tool_choice": "required"}, "tool_choice", "needs tools"),
-        ({"tools": [{"type": "function"}]}, "tools[0].function", "missing"),
-        ({"response_format": {"type": "yaml"}}, "response_format.type", "yaml"),
-        ({"response_format": {"type": "regex", "regex": "("}}, "response_format", "cannot be"),
-        (
-            {
-                "tools": [{"type": "function", "function": {**TIME, "parameters": {"not": {}}}}],
-                "tool_choice": "required",
-            },
-            "tools",
-            "not at its root",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("fields", "field", "says"), [
+    ({"tools": [TOOLS[0]] * 2}, "tools", "twice"),
+    ({"tool_choice": "required"}, "tool_choice", "needs tools"),
+    ({"tools": [{"type": "function"}]}, "tools[0].function", "missing"),
+    ({"response_format": {"type": "yaml"}}, "response_format.type", "yaml"),
+    ({"response_format": {"type": "regex", "regex": "("}}, "response_format", "cannot be"),
+    ({"tools": [{"type": "function", "function": {**TIME, "parameters": {"not": {}}}}],
+      "tool_choice": "required"},
+     "tools", "not at its root"),
+])  # fmt: skip
 def test_what_cannot_be_done_is_an_error_of_its_conversation(
     talking: LLM, fields: dict[str, Any], field: str, says: str
 ) -> None:

@@ -208,24 +208,18 @@ def test_vllms_names_of_other_prompts(llm: LLM) -> None:
     assert llm.generate("one", ended)[0].outputs[0].stop_reason == stop
 
 
-@pytest.mark.parametrize(
-    ("call", "error", "says"),
-    [
-        (lambda llm: llm.get_tokenizer(), AttributeError, "here it is tokenizer$"),
-        (lambda llm: llm.create_chat_completion(), AttributeError, "here it is chat$"),
-        (lambda llm: llm.nothing, AttributeError, "'LLM' object has no attribute 'nothing'$"),
-        (lambda llm: llm.generate("x", lora=1), TypeError, "generate has no argument 'lora'$"),
-        (lambda llm: llm.chat("x", max_tokens=9), TypeError, "is an argument of SamplingParams$"),
-        (lambda llm: llm.chat("x", stream=True), TypeError, "'stream'; LLM.stream"),
-        (lambda llm: llm.chat("x", chat_template_kwargs={}), TypeError, "it is thinking=True"),
-        (
-            lambda llm: llm.generate("x", GREEDY)[0].prompt_logprobs,
-            AttributeError,
-            "here it is LLM.score",
-        ),
-        (lambda llm: llm.generate("x", GREEDY)[0].outputs[0].content, AttributeError, "is text$"),
-    ],
-)
+@pytest.mark.parametrize(("call", "error", "says"), [
+    (lambda llm: llm.get_tokenizer(), AttributeError, "here it is tokenizer$"),
+    (lambda llm: llm.create_chat_completion(), AttributeError, "here it is chat$"),
+    (lambda llm: llm.nothing, AttributeError, "'LLM' object has no attribute 'nothing'$"),
+    (lambda llm: llm.generate("x", lora=1), TypeError, "generate has no argument 'lora'$"),
+    (lambda llm: llm.chat("x", max_tokens=9), TypeError, "is an argument of SamplingParams$"),
+    (lambda llm: llm.chat("x", stream=True), TypeError, "'stream'; LLM.stream"),
+    (lambda llm: llm.chat("x", chat_template_kwargs={}), TypeError, "it is thinking=True"),
+    (lambda llm: llm.generate("x", GREEDY)[0].prompt_logprobs, AttributeError,
+     "here it is LLM.score"),
+    (lambda llm: llm.generate("x", GREEDY)[0].outputs[0].content, AttributeError, "is text$"),
+])  # fmt: skip
 def test_names_of_other_programs_say_ours(
     llm: LLM, call: Any, error: type[Exception], says: str
 ) -> None:

@@ -21,16 +21,11 @@ from harness.serve.run import Running
 WEATHER = {
     "name": "get_weather",
     "description": "The weather of the coming days.",
-    "parameters": {
-        "type": "object",
-        "properties": {
-            "city": {"type": "string", "enum": ["Oslo", "Rome"]},
-            "days": {"type": "integer", "minimum": 1, "maximum": 9},
-        },
-        "required": ["city"],
-        "additionalProperties": False,
-    },
-}
+    "parameters": {"type": "object",
+                   "properties": {"city": {"type": "string", "enum": ["Oslo", "Rome"]},
+                                  "days": {"type": "integer", "minimum": 1, "maximum": 9}},
+                   "required": ["city"], "additionalProperties": False},
+}  # fmt: skip
 TIME = {"name": "get_time", "parameters": {"type": "object", "properties": {}}}
 TIME["parameters"]["additionalProperties"] = False  # type: ignore[index]
 TOOLS = [{"type": "function", "function": one} for one in (WEATHER, TIME)]

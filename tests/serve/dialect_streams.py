@@ -12,38 +12,21 @@ SHARED = "Tell me of the quick brown fox, "
 """What all prompts of other APIs begin with, more than a page: they go to one replica."""
 SAMPLED = {"model": "tiny", "seed": 3, "temperature": 0.9, **NAMED}
 OTHER_DIALECTS: tuple[tuple[str, dict[str, object], bytes], ...] = (
-    *(
-        (
-            "/v1/messages",
-            {**SAMPLED, "max_tokens": TOKENS, "messages": [{"role": "user", "content": text}]},
-            b"event: message_stop",
-        )
-        for text in (SHARED + "go", SHARED + "hello")
-    ),
-    (
-        "/v1/responses",
-        {**SAMPLED, "input": SHARED + "go", "max_output_tokens": TOKENS},
-        b"event: response.incomplete",
-    ),
-    (
-        "/api/generate",
-        {
-            "model": "tiny",
-            "prompt": SHARED,
-            "options": {"seed": 3, "num_predict": TOKENS, "temperature": 0.9, **NAMED},
-        },
-        b'"done":true',
-    ),
-    (
-        "/api/chat",
-        {
-            "model": "tiny",
-            "messages": [{"role": "user", "content": SHARED}],
-            "options": {"seed": 4, "num_predict": TOKENS, "temperature": 0.9, **NAMED},
-        },
-        b'"done":true',
-    ),
-)
+    *(("/v1/messages",
+       {**SAMPLED, "max_tokens": TOKENS, "messages": [{"role": "user", "content": text}]},
+       b"event: message_stop")
+      for text in (SHARED + "go", SHARED + "hello")),
+    ("/v1/responses", {**SAMPLED, "input": SHARED + "go", "max_output_tokens": TOKENS},
+     b"event: response.incomplete"),
+    ("/api/generate",
+     {"model": "tiny", "prompt": SHARED,
+      "options": {"seed": 3, "num_predict": TOKENS, "temperature": 0.9, **NAMED}},
+     b'"done":true'),
+    ("/api/chat",
+     {"model": "tiny", "messages": [{"role": "user", "content": SHARED}],
+      "options": {"seed": 4, "num_predict": TOKENS, "temperature": 0.9, **NAMED}},
+     b'"done":true'),
+)  # fmt: skip
 """Long answers that other APIs are asked for, and what is in the last event of their streams."""
 EVENTS = {
     "/v1/messages": (

@@ -112,60 +112,27 @@ def test_langchain_continues_stored_responses(hermes: Running) -> None:
 
 
 BENCHES: dict[str, tuple[str, dict[str, Any]]] = {
-    "llama-benchy": (
-        "/v1/chat/completions",
-        {
-            "model": "tiny",
-            "messages": [{"role": "user", "content": "a b c"}],
-            "max_tokens": 8,
-            "stream": True,
-            "stream_options": {"include_usage": True},
-            "min_tokens": None,
-            "cache_prompt": False,
-            "ignore_eos": True,
-            "return_token_ids": True,
-        },
-    ),
-    "guidellm": (
-        "/v1/completions",
-        {
-            "model": "tiny",
-            "prompt": "a b c",
-            "max_tokens": 8,
-            "max_completion_tokens": 8,
-            "stop": None,
-            "ignore_eos": True,
-            "stream": True,
-            "stream_options": {"include_usage": True, "continuous_usage_stats": True},
-        },
-    ),
-    "vllm, completions": (
-        "/v1/completions",
-        {
-            "model": "tiny",
-            "prompt": "a b c",
-            "temperature": 0.0,
-            "repetition_penalty": 1.0,
-            "max_tokens": 8,
-            "logprobs": None,
-            "ignore_eos": True,
-            "stream": True,
-            "stream_options": {"include_usage": True},
-        },
-    ),
-    "vllm, conversations": (
-        "/v1/chat/completions",
-        {
-            "model": "tiny",
-            "messages": [{"role": "user", "content": [{"type": "text", "text": "a b c"}]}],
-            "temperature": 0.0,
-            "max_completion_tokens": 8,
-            "ignore_eos": True,
-            "stream": True,
-            "stream_options": {"include_usage": True},
-        },
-    ),
-}
+    "llama-benchy": ("/v1/chat/completions",
+                     {"model": "tiny", "messages": [{"role": "user", "content": "a b c"}],
+                      "max_tokens": 8, "stream": True, "stream_options": {"include_usage": True},
+                      "min_tokens": None, "cache_prompt": False, "ignore_eos": True,
+                      "return_token_ids": True}),
+    "guidellm": ("/v1/completions",
+                 {"model": "tiny", "prompt": "a b c", "max_tokens": 8, "max_completion_tokens": 8,
+                  "stop": None, "ignore_eos": True, "stream": True,
+                  "stream_options": {"include_usage": True, "continuous_usage_stats": True}}),
+    "vllm, completions": ("/v1/completions",
+                          {"model": "tiny", "prompt": "a b c", "temperature": 0.0,
+                           "repetition_penalty": 1.0, "max_tokens": 8, "logprobs": None,
+                           "ignore_eos": True, "stream": True,
+                           "stream_options": {"include_usage": True}}),
+    "vllm, conversations": ("/v1/chat/completions",
+                            {"model": "tiny",
+                             "messages": [{"role": "user",
+                                           "content": [{"type": "text", "text": "a b c"}]}],
+                             "temperature": 0.0, "max_completion_tokens": 8, "ignore_eos": True,
+                             "stream": True, "stream_options": {"include_usage": True}}),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", BENCHES)

@@ -64,27 +64,16 @@ def test_control_tokens_of_the_text_are_text(hermes: Running) -> None:
     assert ids["prompt_token_ids"].count(end) == 1
 
 
-@pytest.mark.parametrize(
-    ("messages", "fields"),
-    [
-        ([USER], {}),
-        ([USER, {"role": "assistant", "content": " "}], {}),
-        ([USER, SAID], {"add_generation_prompt": True}),
-        ([USER, SAID], {"response_format": {"type": "json_object"}}),
-        (
-            [
-                USER,
-                SAID
-                | {
-                    "tool_calls": [
-                        {"id": "a", "type": "function", "function": {"name": "f", "arguments": ""}}
-                    ]
-                },
-            ],
-            {},
-        ),
-    ],
-)
+@pytest.mark.parametrize(("messages", "fields"), [
+    ([USER], {}),
+    ([USER, {"role": "assistant", "content": " "}], {}),
+    ([USER, SAID], {"add_generation_prompt": True}),
+    ([USER, SAID], {"response_format": {"type": "json_object"}}),
+    ([USER,
+      SAID | {"tool_calls": [{"id": "a", "type": "function",
+                              "function": {"name": "f", "arguments": ""}}]}],
+     {}),
+])  # fmt: skip
 def test_what_is_refused(hermes: Running, messages: Sequence[Any], fields: dict[str, Any]) -> None:
     body = {"messages": messages, "max_tokens": 1, "continue_final_message": True, **fields}
     refused = Http(hermes.url).post(CHAT, body)

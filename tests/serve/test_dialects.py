@@ -49,58 +49,36 @@ PYTHON_MARKS = (PythonCalls.begin, PythonCalls.end)
 CLOSED = {"type": "object", "additionalProperties": False}
 PARAMETERS: dict[str, dict[str, Any]] = {
     "nothing": {**CLOSED, "properties": {}},
-    "scalars": {
-        **CLOSED,
-        "properties": {
-            "days": {"type": "integer", "minimum": 1, "maximum": 9},
-            "exact": {"type": "boolean"},
-            "how": {"enum": ["fast", "slow"]},
-        },
-        "required": ["exact"],
-    },
-    "texts": {
-        **CLOSED,
-        "properties": {"a": {"type": "string"}, "b": {"type": "string"}},
-        "required": ["b"],
-    },
-    "choices": {
-        **CLOSED,
-        "$defs": {"unit": {"enum": ["C", "F"]}},
-        "properties": {
-            "unit": {"anyOf": [{"$ref": "#/$defs/unit"}, {"type": "null"}]},
-            "most": {"anyOf": [{"type": "integer", "minimum": 3}, {"type": "null"}]},
-        },
-        "required": ["unit", "most"],
-    },
-    "nested": {
-        **CLOSED,
-        "properties": {
-            "at": {
-                **CLOSED,
-                "properties": {"x": {"type": "integer"}, "y": {"type": "integer"}},
-                "required": ["y"],
-            },
-            "of": {"type": "array", "items": {"enum": ["p", "q"]}},
-        },
-        "required": ["at", "of"],
-    },
-    "linked": {
-        **CLOSED,
-        "x-order": 1,
-        "properties": {
-            "at": {
-                **CLOSED,
-                "properties": {"x": {"type": "integer", "format": "int32", "example": 3}},
-                "required": ["x"],
-            },
-            "x": {"$ref": "#/properties/at/properties/x"},
-            "unit": {"anyOf": [{"enum": ["C", "F"]}, {"type": "null"}], "nullable": True},
-            "same": {"$ref": "#/properties/unit/anyOf/0"},
-            "within": {"type": "array", "items": {"$ref": "#/properties/at"}},
-        },
-        "required": ["x", "same", "within"],
-    },
-}
+    "scalars": {**CLOSED,
+                "properties": {"days": {"type": "integer", "minimum": 1, "maximum": 9},
+                               "exact": {"type": "boolean"}, "how": {"enum": ["fast", "slow"]}},
+                "required": ["exact"]},
+    "texts": {**CLOSED, "properties": {"a": {"type": "string"}, "b": {"type": "string"}},
+              "required": ["b"]},
+    "choices": {**CLOSED, "$defs": {"unit": {"enum": ["C", "F"]}},
+                "properties": {"unit": {"anyOf": [{"$ref": "#/$defs/unit"}, {"type": "null"}]},
+                               "most": {"anyOf": [{"type": "integer", "minimum": 3},
+                                                  {"type": "null"}]}},
+                "required": ["unit", "most"]},
+    "nested": {**CLOSED,
+               "properties": {"at": {**CLOSED,
+                                     "properties": {"x": {"type": "integer"},
+                                                    "y": {"type": "integer"}},
+                                     "required": ["y"]},
+                              "of": {"type": "array", "items": {"enum": ["p", "q"]}}},
+               "required": ["at", "of"]},
+    "linked": {**CLOSED, "x-order": 1,
+               "properties": {"at": {**CLOSED,
+                                     "properties": {"x": {"type": "integer", "format": "int32",
+                                                          "example": 3}},
+                                     "required": ["x"]},
+                              "x": {"$ref": "#/properties/at/properties/x"},
+                              "unit": {"anyOf": [{"enum": ["C", "F"]}, {"type": "null"}],
+                                       "nullable": True},
+                              "same": {"$ref": "#/properties/unit/anyOf/0"},
+                              "within": {"type": "array", "items": {"$ref": "#/properties/at"}}},
+               "required": ["x", "same", "within"]},
+}  # fmt: skip
 MARKS = [
     *(b"</parameter>", b'<|"|>', b"<escape>", b"<parameter=b>\n", b"</function>", b"</tool_call>"),
     *(b"<|tool_call_end|>", b"', b='", b"<tool"),

@@ -121,95 +121,36 @@ def test_a_format_that_meets_the_limit_ends_with_length(client: OpenAI) -> None:
     assert made.function.arguments != begun.function.arguments
 
 
-@pytest.mark.parametrize(
-    ("fields", "param", "code", "says"),
-    [
-        ({"tool_choice": "required"}, "tool_choice", "invalid_value", "needs tools"),
-        ({"tools": [TOOLS[0]] * 2}, "tools", "invalid_value", "twice"),
-        (
-            {"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "x"}}},
-            "tool_choice",
-            "invalid_value",
-            "not among",
-        ),
-        (
-            {
-                "tools": [{"type": "function", "function": {**TIME, "parameters": {"not": {}}}}],
-                "tool_choice": "required",
-            },
-            "tools",
-            "unsupported_schema",
-            "not at its root",
-        ),
-        (
-            {
-                "response_format": {
-                    "type": "json_schema",
-                    "json_schema": {"name": "x", "schema": {"items": {"uniqueItems": True}}},
-                }
-            },
-            "response_format",
-            "unsupported_schema",
-            "uniqueItems at /items",
-        ),
-        (
-            {
-                "response_format": {
-                    "type": "json_schema",
-                    "json_schema": {"name": "x", "schema": {"type": "zork"}},
-                }
-            },
-            "response_format",
-            "unsupported_schema",
-            "zork",
-        ),
-        (
-            {"response_format": {"type": "regex", "regex": "("}},
-            "response_format",
-            "unsupported_schema",
-            "cannot be",
-        ),
-        ({"response_format": {"type": "yaml"}}, "response_format.type", "invalid_value", "yaml"),
-        (
-            {"response_format": {"type": "json_object"}, "ignore_eos": True},
-            "ignore_eos",
-            None,
-            "contradict",
-        ),
-        (
-            {"enable_thinking": True, "reasoning_effort": "none"},
-            "enable_thinking",
-            "invalid_value",
-            "contradict",
-        ),
-        (
-            {"messages": [{"role": "tool", "content": "x"}]},
-            "messages[0].tool_call_id",
-            "invalid_value",
-            "missing",
-        ),
-        ({"messages": [{"role": "user"}]}, "messages[0].content", "invalid_value", "missing"),
-        (
-            {
-                "messages": [
-                    {
-                        "role": "assistant",
-                        "tool_calls": [
-                            {
-                                "id": "a",
-                                "type": "function",
-                                "function": {"name": "f", "arguments": "{"},
-                            }
-                        ],
-                    }
-                ]
-            },
-            "messages[0].tool_calls[0].function.arguments",
-            "invalid_value",
-            "is not JSON",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("fields", "param", "code", "says"), [
+    ({"tool_choice": "required"}, "tool_choice", "invalid_value", "needs tools"),
+    ({"tools": [TOOLS[0]] * 2}, "tools", "invalid_value", "twice"),
+    ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "x"}}},
+     "tool_choice", "invalid_value", "not among"),
+    ({"tools": [{"type": "function", "function": {**TIME, "parameters": {"not": {}}}}],
+      "tool_choice": "required"},
+     "tools", "unsupported_schema", "not at its root"),
+    ({"response_format": {"type": "json_schema",
+                          "json_schema": {"name": "x",
+                                          "schema": {"items": {"uniqueItems": True}}}}},
+     "response_format", "unsupported_schema", "uniqueItems at /items"),
+    ({"response_format": {"type": "json_schema",
+                          "json_schema": {"name": "x", "schema": {"type": "zork"}}}},
+     "response_format", "unsupported_schema", "zork"),
+    ({"response_format": {"type": "regex", "regex": "("}}, "response_format", "unsupported_schema",
+     "cannot be"),
+    ({"response_format": {"type": "yaml"}}, "response_format.type", "invalid_value", "yaml"),
+    ({"response_format": {"type": "json_object"}, "ignore_eos": True}, "ignore_eos", None,
+     "contradict"),
+    ({"enable_thinking": True, "reasoning_effort": "none"}, "enable_thinking", "invalid_value",
+     "contradict"),
+    ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].tool_call_id", "invalid_value",
+     "missing"),
+    ({"messages": [{"role": "user"}]}, "messages[0].content", "invalid_value", "missing"),
+    ({"messages": [{"role": "assistant",
+                    "tool_calls": [{"id": "a", "type": "function",
+                                    "function": {"name": "f", "arguments": "{"}}]}]},
+     "messages[0].tool_calls[0].function.arguments", "invalid_value", "is not JSON"),
+])  # fmt: skip
 def test_what_cannot_be_done_is_refused(
     hermes: Running, fields: dict[str, Any], param: str, code: str | None, says: str
 ) -> None:

@@ -36,45 +36,31 @@ CHAT = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 12}
 SAMPLED = {"prompt": "abc", "max_tokens": 24, "seed": 5, "temperature": 0.8, "ignore_eos": True}
 WEATHER = {
     "type": "function",
-    "function": {
-        "name": "weather",
-        "parameters": {
-            "type": "object",
-            "properties": {"city": {"enum": ["Oslo", "Rome"]}},
-            "required": ["city"],
-            "additionalProperties": False,
-        },
-    },
-}
+    "function": {"name": "weather",
+                 "parameters": {"type": "object",
+                                "properties": {"city": {"enum": ["Oslo", "Rome"]}},
+                                "required": ["city"], "additionalProperties": False}},
+}  # fmt: skip
 REQUESTS: dict[str, tuple[str, Json]] = {
     "chat": ("/v1/chat/completions", CHAT),
     "several choices": ("/v1/chat/completions", {**CHAT, "n": 3, "temperature": 1.0}),
     "stream": ("/v1/chat/completions", {**CHAT, "stream": True}),
-    "tools": (
-        "/v1/chat/completions",
-        {**CHAT, "tools": [WEATHER], "tool_choice": "required", "max_tokens": 60},
-    ),
+    "tools": ("/v1/chat/completions",
+              {**CHAT, "tools": [WEATHER], "tool_choice": "required", "max_tokens": 60}),
     "completion": ("/v1/completions", SAMPLED),
     "greedy": ("/v1/completions", {**SAMPLED, "temperature": 0, "max_tokens": 40}),
     "several prompts": ("/v1/completions", {**SAMPLED, "prompt": ["abc", "de"], "n": 2}),
-    "penalties and biases": (
-        "/v1/completions",
-        {
-            **SAMPLED,
-            "repetition_penalty": 1.3,
-            "frequency_penalty": 0.5,
-            "logit_bias": {"70": 3},
-            "min_tokens": 20,
-            "stop_token_ids": list(range(64, 128)),
-        },
-    ),
+    "penalties and biases": ("/v1/completions",
+                             {**SAMPLED, "repetition_penalty": 1.3, "frequency_penalty": 0.5,
+                              "logit_bias": {"70": 3}, "min_tokens": 20,
+                              "stop_token_ids": list(range(64, 128))}),
     "stop string": ("/v1/completions", {**SAMPLED, "stop": ["e", "a", "o"], "max_tokens": 200}),
     "forced answer": ("/v1/completions", {"prompt": "abc", "force_tokens": [70, 5, 71, 9, 30]}),
     "response": ("/v1/responses", {"input": "hello", "max_output_tokens": 8}),
     "message": ("/v1/messages", {"model": "tiny", "messages": CHAT["messages"], "max_tokens": 8}),
     "score": ("/v1/score", {"input": ["hello there", "you"], "top": 2, "start": 1}),
     "embedding": ("/v1/embeddings", {"input": ["hello", "you"], "dimensions": 16}),
-}
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")

@@ -82,55 +82,29 @@ def test_thoughts_and_marks_are_no_tokens_of_the_text() -> None:
 
 ITEMS: list[dict[str, Any]] = [
     {"role": "user", "content": "Look it up."},
-    {
-        "type": "reasoning",
-        "id": "rs_1",
-        "summary": [{"type": "summary_text", "text": "I should look."}],
-        "encrypted_content": "gAAAA",
-        "status": None,
-    },
+    {"type": "reasoning", "id": "rs_1",
+     "summary": [{"type": "summary_text", "text": "I should look."}], "encrypted_content": "gAAAA",
+     "status": None},
     {"type": "web_search_call", "id": "ws_1", "status": "completed", "action": {"type": "search"}},
-    {
-        "type": "message",
-        "role": "assistant",
-        "id": "msg_1",
-        "phase": "final_answer",
-        "content": [
-            {
-                "type": "output_text",
-                "text": "Let me see.",
-                "annotations": [{"type": "url_citation", "url": "x", "start_index": 0}],
-                "logprobs": [{"token": "Let", "logprob": -0.5}],
-            }
-        ],
-    },
+    {"type": "message", "role": "assistant", "id": "msg_1", "phase": "final_answer",
+     "content": [{"type": "output_text", "text": "Let me see.",
+                  "annotations": [{"type": "url_citation", "url": "x", "start_index": 0}],
+                  "logprobs": [{"token": "Let", "logprob": -0.5}]}]},
     {"type": "custom_tool_call", "call_id": "c1", "name": "get_time", "input": "now"},
     {"type": "custom_tool_call_output", "call_id": "c1", "output": "noon"},
-    {
-        "type": "message",
-        "role": "assistant",
-        "content": [{"type": "refusal", "refusal": "I cannot."}],
-    },
+    {"type": "message", "role": "assistant",
+     "content": [{"type": "refusal", "refusal": "I cannot."}]},
     {"role": "user", "content": [{"type": "input_text", "text": "Go on.", "x": 1}]},
-]
+]  # fmt: skip
 AS_CHAT = [
     {"role": "user", "content": "Look it up."},
-    {
-        "role": "assistant",
-        "content": "Let me see.",
-        "reasoning_content": "I should look.",
-        "tool_calls": [
-            {
-                "id": "c1",
-                "type": "function",
-                "function": {"name": "get_time", "arguments": '{"input": "now"}'},
-            }
-        ],
-    },
+    {"role": "assistant", "content": "Let me see.", "reasoning_content": "I should look.",
+     "tool_calls": [{"id": "c1", "type": "function",
+                     "function": {"name": "get_time", "arguments": '{"input": "now"}'}}]},
     {"role": "tool", "tool_call_id": "c1", "content": "noon"},
     {"role": "assistant", "content": None, "refusal": "I cannot.", "annotations": [{"x": 1}]},
     {"role": "user", "content": "Go on."},
-]
+]  # fmt: skip
 
 
 def test_items_of_other_servers_are_read(hermes: Running) -> None:

@@ -31,11 +31,8 @@ ENFORCED: list[Any] = [
     {"type": "number", "minimum": -1.5, "exclusiveMaximum": 2},
     {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a", "b"]},
     {"type": "object", "properties": {"a": {"type": "integer"}}, "additionalProperties": False},
-    {
-        "type": "object",
-        "patternProperties": {"^a": {"type": "null"}},
-        "additionalProperties": False,
-    },
+    {"type": "object", "patternProperties": {"^a": {"type": "null"}},
+     "additionalProperties": False},
     {"type": "object", "properties": {'é"': {"type": "null"}}, "required": ['é"']},
     {"type": "array", "items": {"type": "boolean"}, "minItems": 2, "maxItems": 3},
     {"type": "array", "prefixItems": [{"type": "integer"}, {"type": "string"}], "items": False},
@@ -51,35 +48,22 @@ ENFORCED: list[Any] = [
     {"type": "integer", "minimum": 2**53 - 1, "exclusiveMaximum": 2**53},
     {"type": "number", "minimum": -(2**53), "maximum": -(2**53)},
     {"type": "object", "properties": {"amount": {"type": "integer", "maximum": 100}}},
-    {
-        "type": "object",
-        "properties": {"amount": {"type": "integer", "maximum": 100}, "é": {"type": "null"}},
-        "required": ["amount"],
-        "additionalProperties": {"type": "integer"},
-    },
+    {"type": "object",
+     "properties": {"amount": {"type": "integer", "maximum": 100}, "é": {"type": "null"}},
+     "required": ["amount"], "additionalProperties": {"type": "integer"}},
     {"type": "object", "patternProperties": {"^a": {"type": "null"}}},
     {"type": "array", "prefixItems": [{"type": "integer"}], "items": {"$ref": "#/prefixItems/0"}},
-    {
-        "type": "object",
-        "properties": {
-            "a/b": {"type": "integer"},
-            "c d": {"anyOf": [{"type": "null"}, {"const": "x"}]},
-            "e": {"$ref": "#/properties/a~1b"},
-            "f": {"$ref": "#/properties/c%20d/anyOf/1"},
-            "g": {"type": "array", "items": {"$ref": "#"}},
-            "h": {"$ref": "#/properties/g"},
-        },
-        "required": ["e", "f", "h"],
-        "additionalProperties": False,
-    },
-    {
-        "$defs": {"é": {"prefixItems": [{"const": 3}]}, "part_0": {"const": 4}},
-        "type": "array",
-        "prefixItems": [{"$ref": "#/$defs/%C3%A9/prefixItems/0"}, {"$ref": "#/$defs/part_0"}],
-        "minItems": 2,
-        "items": False,
-    },
-]
+    {"type": "object",
+     "properties": {"a/b": {"type": "integer"},
+                    "c d": {"anyOf": [{"type": "null"}, {"const": "x"}]},
+                    "e": {"$ref": "#/properties/a~1b"}, "f": {"$ref": "#/properties/c%20d/anyOf/1"},
+                    "g": {"type": "array", "items": {"$ref": "#"}},
+                    "h": {"$ref": "#/properties/g"}},
+     "required": ["e", "f", "h"], "additionalProperties": False},
+    {"$defs": {"é": {"prefixItems": [{"const": 3}]}, "part_0": {"const": 4}}, "type": "array",
+     "prefixItems": [{"$ref": "#/$defs/%C3%A9/prefixItems/0"}, {"$ref": "#/$defs/part_0"}],
+     "minItems": 2, "items": False},
+]  # fmt: skip
 
 
 ESCAPED = [
@@ -236,26 +220,16 @@ def test_every_draft_that_means_the_same_is_taken(draft: str) -> None:
     assert json_rule({"$schema": draft, **schema}) == json_rule(schema)
 
 
-@pytest.mark.parametrize(
-    ("schema", "text", "key"),
-    [
-        ({"properties": {"amount": {"maximum": 100}}}, '{"amount": 5, "', "amount"),
-        ({"properties": {"amount": {"maximum": 100}}}, '{"', "amount"),
-        ({"patternProperties": {"^a": {"type": "null"}}}, '{"', "amount"),
-        (
-            {"patternProperties": {"^a": {"type": "null"}}, "additionalProperties": {"const": 1}},
-            '{"',
-            "amount",
-        ),
-        ({"required": ["amount"]}, '{"', "amount"),
-        (
-            {"allOf": [{"properties": {"amount": {"maximum": 100}}}, {"required": ["b"]}]},
-            '{"',
-            "amount",
-        ),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize(("schema", "text", "key"), [
+    ({"properties": {"amount": {"maximum": 100}}}, '{"amount": 5, "', "amount"),
+    ({"properties": {"amount": {"maximum": 100}}}, '{"', "amount"),
+    ({"patternProperties": {"^a": {"type": "null"}}}, '{"', "amount"),
+    ({"patternProperties": {"^a": {"type": "null"}}, "additionalProperties": {"const": 1}}, '{"',
+     "amount"),
+    ({"required": ["amount"]}, '{"', "amount"),
+    ({"allOf": [{"properties": {"amount": {"maximum": 100}}}, {"required": ["b"]}]}, '{"',
+     "amount"),
+], ids=str)  # fmt: skip
 def test_a_declared_key_has_one_spelling(
     model: Model, grammars: Grammars, schema: dict[str, Any], text: str, key: str
 ) -> None:

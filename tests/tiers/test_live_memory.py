@@ -182,15 +182,10 @@ def given_and_taken(machine: Machine, requests: tuple[Request, ...], spare: int 
     return found
 
 
-@pytest.mark.parametrize(
-    ("way", "name"),
-    [
-        *(("opencl-banked", name) for name in ("dense", "hybrid", "mixture")),
-        ("vulkan-own-memory", "dense"),
-    ],
-    indirect=["way"],
-    scope="module",
-)
+@pytest.mark.parametrize(("way", "name"), [
+    *(("opencl-banked", name) for name in ("dense", "hybrid", "mixture")),
+    ("vulkan-own-memory", "dense"),
+], indirect=["way"], scope="module")  # fmt: skip
 def test_memory_is_given_back_and_taken_again(
     tier: Tier, machine_of: Callable[[str], Machine], name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
