@@ -7,6 +7,7 @@ import ctypes
 import errno
 import math
 import os
+import select
 import socket
 import threading
 import time
@@ -48,6 +49,8 @@ CROWDED = 0.75
 first: many of them keep nobody out."""
 SILENT_SECONDS = 1.0
 """A connection that has not got a request here in this time is silent."""
+FRESH_SECONDS = 0.05
+"""A connection that has not got a request here in this time waits for none."""
 MAINTENANCE_SECONDS = 1
 FLUSH_SECONDS = 2.0
 
@@ -125,11 +128,12 @@ class _Channel(HTTPChannel):  # type: ignore[misc]
     parser_class = _Parser
     request: HTTPRequestParser | None
     receiving_since: float | None = None
+    heard = False
 
     def received(self, data: bytes) -> bool:
         taken: bool = super().received(data)
         if self.request is None:
-            self.receiving_since = None
+            self.receiving_since, self.heard = None, True
         elif self.receiving_since is None:
             self.receiving_since = time.monotonic()
         return taken
@@ -170,6 +174,10 @@ class _Channel(HTTPChannel):  # type: ignore[misc]
             return True
         finally:
             self.outbuf_lock.release()
+
+    def is_fresh(self, since: float) -> bool:
+        """Whether it was made after ``since``, by ``time.time``, and no request came on it yet."""
+        return not self.heard and float(self.creation_time) > since
 
     def silence(self) -> float:
         """Seconds since anything was heard, or since its request began to arrive; 0 while one is
@@ -244,6 +252,8 @@ class HttpServer:
         self._server.channel_class = _Channel
         self._server.handle_accept = partial(_accept_all, self._server)
         self._server.adj.socket_options = [*self._server.adj.socket_options, *_socket_options()]
+        self._knocking = select.poll()
+        self._knocking.register(self._server.socket, select.POLLIN)
         self._stopping = threading.Event()
         self._close_by = math.inf
         self._closing = threading.Lock()
@@ -254,6 +264,15 @@ class HttpServer:
         """The port it listens on."""
         return int(self._server.effective_port)
 
+    @property
+    def busy(self) -> int:
+        """Requests that have arrived and are not answered, and connections on which one is about
+        to."""
+        fresh = time.time() - FRESH_SECONDS
+        channels = list(self._server.active_channels.values())
+        known = [bool(one.requests) or one.is_fresh(fresh) for one in channels]
+        return sum(known) + bool(self._knocking.poll(0))
+
     def start(self) -> None:
         """Begin to answer."""
         self._thread.start()
@@ -262,7 +281,7 @@ class HttpServer:
         """Send the rest of the answers for up to ``seconds``, a moment at least, and close all
         connections. Another call meanwhile may shorten the time; a later one does nothing."""
         self._close_by = min(self._close_by, time.monotonic() + max(seconds, FLUSH_SECONDS))
-        while time.monotonic() < self._close_by and not self._stopping.is_set() and self._busy():
+        while time.monotonic() < self._close_by and not self._stopping.is_set() and self._sends():
             time.sleep(0.02)
         with self._closing:
             if self._stopping.is_set():
@@ -274,7 +293,7 @@ class HttpServer:
             self._server.task_dispatcher.shutdown(timeout=FLUSH_SECONDS)
             wasyncore.close_all(self._map)
 
-    def _busy(self) -> bool:
+    def _sends(self) -> bool:
         channels = list(self._server.active_channels.values())
         return any(channel.requests or channel.total_outbufs_len for channel in channels)
 
