@@ -271,7 +271,7 @@ class HttpServer:
         fresh = time.time() - FRESH_SECONDS
         channels = list(self._server.active_channels.values())
         known = [bool(one.requests) or one.is_fresh(fresh) for one in channels]
-        return sum(known) + bool(self._knocking.poll(0))
+        return sum(known) + len(self._knocking.poll(0))
 
     def start(self) -> None:
         """Begin to answer."""
