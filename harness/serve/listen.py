@@ -130,6 +130,10 @@ class _Channel(HTTPChannel):  # type: ignore[misc]
     receiving_since: float | None = None
     heard = False
 
+    def recv(self, buffer_size: int) -> bytes:
+        """What is there; the library's own where nothing is, or anything is wrong."""
+        return received(self.socket, buffer_size) or super().recv(buffer_size)
+
     def received(self, data: bytes) -> bool:
         taken: bool = super().received(data)
         if self.request is None:
@@ -271,7 +275,7 @@ class HttpServer:
         fresh = time.time() - FRESH_SECONDS
         channels = list(self._server.active_channels.values())
         known = [bool(one.requests) or one.is_fresh(fresh) for one in channels]
-        return sum(known) + len(self._knocking.poll(0))
+        return sum([*known, *map(bool, self._knocking.poll(0))])
 
     def start(self) -> None:
         """Begin to answer."""
@@ -354,9 +358,10 @@ def _bound(host: str, port: int) -> socket.socket:
 
 FLAGS = socket.MSG_DONTWAIT | getattr(socket, "MSG_NOSIGNAL", 0)
 
-_send = ctypes.PyDLL(None).send
-_send.argtypes = (ctypes.c_int, ctypes.c_char_p, ctypes.c_size_t, ctypes.c_int)
-_send.restype = ctypes.c_ssize_t
+_send, _recv = ctypes.PyDLL(None).send, ctypes.PyDLL(None).recv
+for _function in (_send, _recv):
+    _function.argtypes = (ctypes.c_int, ctypes.c_char_p, ctypes.c_size_t, ctypes.c_int)
+    _function.restype = ctypes.c_ssize_t
 
 
 def send_what_fits(connection: socket.socket, data: bytes) -> int:
@@ -368,3 +373,10 @@ def send_what_fits(connection: socket.socket, data: bytes) -> int:
     """
     # A descriptor cannot be closed and be another's in between: that takes the interpreter.
     return max(0, int(_send(connection.fileno(), data, len(data), FLAGS)))
+
+
+def received(connection: socket.socket, most: int) -> bytes:
+    """Up to ``most`` bytes that have arrived, without letting go of the interpreter; none where
+    nothing has, at the end and after an error."""
+    data = ctypes.create_string_buffer(most)
+    return ctypes.string_at(data, max(0, int(_recv(connection.fileno(), data, most, FLAGS))))
