@@ -269,7 +269,7 @@ class HttpServer:
         return int(self._server.effective_port)
 
     @property
-    def busy(self) -> int:
+    def under_way(self) -> int:
         """Requests that have arrived and are not answered, and connections on which one is about
         to."""
         fresh = time.time() - FRESH_SECONDS
@@ -285,7 +285,7 @@ class HttpServer:
         """Send the rest of the answers for up to ``seconds``, a moment at least, and close all
         connections. Another call meanwhile may shorten the time; a later one does nothing."""
         self._close_by = min(self._close_by, time.monotonic() + max(seconds, FLUSH_SECONDS))
-        while time.monotonic() < self._close_by and not self._stopping.is_set() and self._sends():
+        while time.monotonic() < self._close_by and not self._stopping.is_set() and self._busy():
             time.sleep(0.02)
         with self._closing:
             if self._stopping.is_set():
@@ -297,7 +297,7 @@ class HttpServer:
             self._server.task_dispatcher.shutdown(timeout=FLUSH_SECONDS)
             wasyncore.close_all(self._map)
 
-    def _sends(self) -> bool:
+    def _busy(self) -> bool:
         channels = list(self._server.active_channels.values())
         return any(channel.requests or channel.total_outbufs_len for channel in channels)
 
