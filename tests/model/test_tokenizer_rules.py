@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from contract.errors import RequestError
-from reference.model.tokenizer import TokenKind, load_tokenizer
+from reference.model.tokenizer import TokenKind, encoders, load_tokenizer
 from reference.model.tokenizer.encoders import merge_pairs
 from reference.model.tokenizer.pre_tokenizers import PRE_TOKENIZERS, _compiled, _cut
 from reference.model.tokenizer.special_tokens import partition
@@ -50,6 +50,19 @@ def test_merging_a_hundred_thousand_equal_symbols():
     ranks = {b"a" * n + b" " + b"a" * n: i for i, n in enumerate([1, 2, 4, 8])}
     merged = merge_pairs([b"a"] * 100_000, ranks, b" ")
     assert merged == [b"a" * 16] * 6250
+
+
+def test_kept_words_are_bounded_and_change_nothing(monkeypatch):
+    """Few words are kept, none that is long, and each has its ids again however often it comes."""
+    monkeypatch.setattr(encoders, "MOST_WORDS", 3)
+    tokenizer = load_tokenizer(byte_level_metadata(["a b", "ab a"], []), "test")
+    words = ["ab", "aba", "b" * encoders.WORD_CHARACTERS, "ba" * encoders.WORD_CHARACTERS, "bab"]
+    for word in words * 3:
+        alone = load_tokenizer(byte_level_metadata(["a b", "ab a"], []), "test")
+        assert tokenizer.encode(word) == alone.encode(word)
+        kept = tokenizer._encoder._known
+        assert len(kept) <= 3
+        assert (word in kept) == (len(word) <= encoders.WORD_CHARACTERS)
 
 
 @pytest.mark.parametrize("name", sorted(PRE_TOKENIZERS))

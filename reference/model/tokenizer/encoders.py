@@ -22,6 +22,9 @@ from reference.model.tokenizer.vocabulary import TokenKind, Vocabulary
 SPACE = "\u2581"
 """The character for a space in SentencePiece and Gemma vocabularies."""
 
+WORD_CHARACTERS, MOST_WORDS = 16, 16_384
+"""Of the latest pieces of text, so many at most and each so long at most, the ids are kept."""
+
 
 class TextEncoder(Protocol):
     """One tokenizer model: encodes text without special tokens, decodes normal tokens."""
@@ -110,6 +113,7 @@ class ByteLevelEncoder(_Encoder):
         super().__init__(vocabulary)
         self._merges = merges
         self._pre_tokenizer = pre_tokenizer
+        self._known: dict[str, list[int]] = {}
 
     @cached_property
     def _rank_of_pair(self) -> StringIndex[int]:
@@ -119,17 +123,27 @@ class ByteLevelEncoder(_Encoder):
         return self._pre_tokenizer.normalized(text)
 
     def encode(self, text: str) -> list[int]:
-        table, ranks = self._table, self._rank_of_pair
         output: list[int] = []
         for piece in self._pre_tokenizer.split(text):
-            symbols = [SYMBOL_OF_BYTE[byte] for byte in piece.encode()]
-            if self._pre_tokenizer.whole_piece_first:
-                token = table.ids.get(b"".join(symbols))
-                if token is not None:
-                    output.append(token)
-                    continue
-            for symbol in merge_pairs(symbols, ranks, b" "):
-                table.append_letters(symbol, output)
+            ids = self._known.get(piece)
+            if ids is None:
+                ids = self._ids_of(piece)
+                if len(piece) <= WORD_CHARACTERS:
+                    if len(self._known) >= MOST_WORDS:
+                        self._known.clear()
+                    self._known[piece] = ids
+            output += ids
+        return output
+
+    def _ids_of(self, piece: str) -> list[int]:
+        table, output = self._table, list[int]()
+        symbols = [SYMBOL_OF_BYTE[byte] for byte in piece.encode()]
+        if self._pre_tokenizer.whole_piece_first:
+            token = table.ids.get(b"".join(symbols))
+            if token is not None:
+                return [token]
+        for symbol in merge_pairs(symbols, self._rank_of_pair, b" "):
+            table.append_letters(symbol, output)
         return output
 
     def decode_normal(self, stored: bytes) -> bytes:

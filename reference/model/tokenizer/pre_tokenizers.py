@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -82,7 +82,14 @@ class PreTokenizer:
         return pieces
 
 
-def _cut(pattern: Pattern, text: str) -> Iterator[str]:
+def _cut(pattern: Pattern, text: str) -> Iterable[str]:
+    matches = pattern.findall(text)
+    if sum(map(len, matches)) == len(text):
+        return matches
+    return _cut_with_rests(pattern, text) if matches else (text,)
+
+
+def _cut_with_rests(pattern: Pattern, text: str) -> Iterator[str]:
     end = 0
     for match in pattern.finditer(text):
         if match.start() > end:
