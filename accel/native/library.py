@@ -25,6 +25,8 @@ VARIANT_SETTING = "ZINC_RT_NATIVE_VARIANT"
 TRAILER = b"zinc-rt native library 2"
 """Ends a library in the cache, followed by the digest of all bytes before it."""
 TRAILER_BYTES = len(TRAILER) + DIGEST_BYTES
+READ_BYTES = 1 << 16
+"""Bytes read at a time: memory for a whole library would be kept by the process."""
 PARTIAL = ".partial"
 """Ends the name of a library that is being written."""
 CACHED_BUILDS = 8
@@ -165,12 +167,16 @@ def _opened_once(file: str, data: bytes) -> tuple[Path, Any]:
 
 def _whole(path: Path) -> bool:
     """Whether a file of the cache is complete and unchanged."""
+    found = digest()
     try:
-        content = path.read_bytes()
+        with path.open("rb") as file:
+            left = os.fstat(file.fileno()).st_size - TRAILER_BYTES
+            while left > 0 and (part := file.read(min(left, READ_BYTES))):
+                found.update(part)
+                left -= len(part)
+            return file.read() == TRAILER + found.digest()
     except OSError:
         return False
-    data, trailer = content[:-TRAILER_BYTES], content[-TRAILER_BYTES:]
-    return trailer == TRAILER + digest(data).digest()
 
 
 def _store(path: Path, data: bytes) -> bool:

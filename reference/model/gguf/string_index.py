@@ -33,7 +33,7 @@ class StringIndex(Generic[Value]):
         self,
         strings: StringArray,
         value: Callable[[int], Value],
-        among: NDArray[np.intp] | None = None,
+        among: NDArray[np.int32] | None = None,
         *,
         first: bool = False,
     ) -> None:
@@ -47,6 +47,7 @@ class StringIndex(Generic[Value]):
         counts = np.bincount(buckets, minlength=1 << BUCKET_BITS)
         self._ends = np.cumsum(counts, dtype=np.int32)
         self._first = first
+        strings.forget_pages()
         self._filled = bytearray(1 << BUCKET_BITS)
         self._left = len(indices)
         self._found: dict[bytes, Value] = {}
@@ -82,7 +83,7 @@ def _bucket(text: bytes) -> int:
     return (head * GOLDEN & 0xFFFF_FFFF_FFFF_FFFF) >> (64 - BUCKET_BITS)
 
 
-def _buckets(strings: StringArray, indices: NDArray[np.intp]) -> NDArray[np.uint16]:
+def _buckets(strings: StringArray, indices: NDArray[np.signedinteger]) -> NDArray[np.uint16]:
     """The ``_bucket`` of each string with an index in ``indices``."""
     octets, starts = strings.octets, strings.offsets[indices] + LENGTH_BYTES
     if len(starts) and starts.max() + HEAD.itemsize > len(octets):

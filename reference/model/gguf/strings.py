@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import struct
 from collections.abc import Collection, Iterator, Sequence
 from itertools import pairwise
@@ -9,6 +10,7 @@ from typing import overload
 
 import numpy as np
 
+from contract.file_reads import file_range
 from reference.model.gguf.cursor import Cursor
 
 LENGTH_BYTES = 8
@@ -27,17 +29,19 @@ _STEPS = 8192
 class StringArray(Sequence[bytes]):
     """The strings of one metadata array, as bytes: vocabularies are not always valid UTF-8.
 
-    ``octets`` are the bytes of the file. ``offsets``, int64 [len + 1], holds the byte offset of
+    ``octets`` are the bytes of the file. ``offsets``, int32 [len + 1], holds the byte offset of
     each string's length field and of the end of the array, so item i is the bytes from ``offsets[i]
-    + 8`` to ``offsets[i + 1]``. Reading an item copies it out of the mapped file; ``to_list``
-    copies all at once, several times faster than iterating.
+    + 8`` to ``offsets[i + 1]``. An item is read from the file, since each page of a mapping that is
+    read brings 64 KiB into memory; ``to_list`` copies all at once, several times faster than
+    iterating.
     """
 
-    __slots__ = ("octets", "offsets")
+    __slots__ = ("_source", "octets", "offsets")
 
     def __init__(self, octets: np.ndarray, offsets: np.ndarray) -> None:
         self.octets = octets
         self.offsets = offsets
+        self._source = file_range(octets[int(offsets[0]) : int(offsets[-1])])
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -50,8 +54,13 @@ class StringArray(Sequence[bytes]):
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
         position = range(len(self))[index]
-        start, end = int(self.offsets[position]), int(self.offsets[position + 1])
-        return self.octets[start + LENGTH_BYTES : end].tobytes()
+        start, end = int(self.offsets[position]) + LENGTH_BYTES, int(self.offsets[position + 1])
+        if self._source is not None:
+            at = self._source.offset - int(self.offsets[0]) + start
+            text = os.pread(self._source.descriptor, end - start, at)
+            if len(text) == end - start:
+                return text
+        return self.octets[start:end].tobytes()
 
     def __iter__(self) -> Iterator[bytes]:
         return (self[i] for i in range(len(self)))
@@ -62,11 +71,11 @@ class StringArray(Sequence[bytes]):
         sizes = [LENGTH_BYTES + len(string) for string in strings]
         stored = (len(s).to_bytes(LENGTH_BYTES, "little") + s for s in strings)
         octets = np.frombuffer(b"".join(stored), np.uint8)
-        return cls(octets, np.cumsum([0, *sizes], dtype=np.int64))
+        return cls(octets, np.cumsum([0, *sizes], dtype=np.int32))
 
     @property
     def lengths(self) -> np.ndarray:
-        """The bytes of each string, int64 [len]."""
+        """The bytes of each string, int32 [len]."""
         return np.diff(self.offsets) - LENGTH_BYTES
 
     def occurrences(self, requested: Collection[bytes]) -> Iterator[tuple[int, bytes]]:
@@ -78,9 +87,16 @@ class StringArray(Sequence[bytes]):
         starts, lengths = self.offsets[:-1] + LENGTH_BYTES, self.lengths
         first = self.octets[np.minimum(starts, len(self.octets) - 1)]
         kinds = [len(text) << 8 | text[0] for text in requested]
-        for index in np.flatnonzero(np.isin(lengths << 8 | first, kinds, kind="table")).tolist():
+        found = np.flatnonzero(np.isin(lengths << 8 | first, kinds)).tolist()
+        self.forget_pages()
+        for index in found:
             if (text := self[index]) in requested:
                 yield index, text
+
+    def forget_pages(self) -> None:
+        """Remove the strings from the page table, after all were looked at."""
+        if self._source is not None:
+            self._source.forget_pages()
 
     def to_list(self) -> list[bytes]:
         """Every string, in order."""
@@ -96,7 +112,7 @@ class StringArray(Sequence[bytes]):
 def read_string_array(cursor: Cursor, count: int, where: str) -> StringArray:
     """Read ``count`` strings from the cursor's position and move it after the last one."""
     cursor.need(count * LENGTH_BYTES, f"an array of {count} strings", where)
-    offsets = np.empty(count + 1, np.int64)
+    offsets = np.empty(count + 1, np.int32)
     position = cursor.position
     done = 0
     while done < count:

@@ -111,14 +111,14 @@ class Vocabulary:
             return TokenKind.NORMAL
         return TokenKind(int(self._kinds[token]))
 
-    def ids_of_kind(self, *kinds: TokenKind) -> NDArray[np.intp]:
+    def ids_of_kind(self, *kinds: TokenKind) -> NDArray[np.int32]:
         """Every id that is one of ``kinds``, in increasing order."""
         if self._kinds is None:
             actual = np.full(len(self), TokenKind.NORMAL, np.uint8)
         else:
             actual = self._kinds.astype(np.uint8)
         actual[list(self._end_and_fim_ids)] = TokenKind.CONTROL
-        return np.flatnonzero(np.isin(actual, kinds))
+        return np.flatnonzero(np.isin(actual, kinds)).astype(np.int32)
 
     @property
     def unknown_text_id(self) -> int | None:
