@@ -15,7 +15,7 @@ LOST_ONE_IN = 6
 """One file in so many is lost or damaged."""
 MOST_POLLS = 6
 """Most times that an engine asks for a reading until it has ended."""
-TOGETHER, ROOM = 1, 2
+TOGETHER, ROOM = 1, 1
 """Pages that are loaded together, and pages that are read and not loaded."""
 MOST_QUEUED = 8
 """Pages and states that may wait to be written."""
