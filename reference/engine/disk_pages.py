@@ -156,10 +156,13 @@ class DiskPages(DiskWrites):
                 self.cache.free(reading, count)
             if not whole:
                 break
-        if not reading.over:
-            return None
-        del self._loading[loading.sequence.order], self._readings[loading.sequence.order]
-        return self._covered(loading, memory)
+        if reading.over:
+            del self._loading[loading.sequence.order], self._readings[loading.sequence.order]
+            return self._covered(loading, memory)
+        if whole and reading.ready and loading.loads:
+            self._copies.wait(loading.loads[0][0])
+            self._free(loading)
+        return None
 
     def _free(self, loading: _Loading) -> None:
         """Give back the blocks that the device has read."""

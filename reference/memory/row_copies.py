@@ -146,6 +146,10 @@ class RowCopies:
         self._loads.append((fence, block))
         return fence
 
+    def wait(self, fence: Fence) -> None:
+        """Wait for a load."""
+        self._tier.wait(fence)
+
     def close(self) -> None:
         """Wait for the last copy and free the staging buffer."""
         if self._last is not None:
