@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from contract.footprint import Footprint
 from contract.ir.graph import BufferDecl, Graph
-from contract.ir.inputs import InputLayout, InputRows
+from contract.ir.inputs import InputLayout, InputRows, LentBlock
 from contract.lazy_dataclass import dataclass
 from contract.opcodes import Opcode
 from contract.shape_key import ShapeKey
@@ -194,7 +194,8 @@ class DeviceTier(Protocol[B, P, F]):
         """Queue a step, to execute after everything submitted before it.
 
         ``inputs`` is the step's block of inputs; the tier copies it, so the caller may overwrite
-        it. ``rows`` describes a table in it of which only changed rows need to be copied again.
+        it, unless it is a LentBlock. ``rows`` describes a table in it of which only changed rows
+        need to be copied again.
         ``requested`` names the OUTPUT buffers whose bytes the fence shall hold. Raises ValueError
         for more tokens or rows than the batch's bucket has.
         """
@@ -257,6 +258,15 @@ class UploadsLater(Protocol):
 
     def finish_uploads(self) -> bool:
         """Block until all uploads are done; False when a word that must be finite is not."""
+
+
+@runtime_checkable
+class LendsInputs(Protocol):
+    """A tier whose device reads the inputs of a step where the host wrote them."""
+
+    def lend_inputs(self, nbytes: int) -> LentBlock:
+        """Memory for a block of inputs, which ``submit`` does not copy: nobody writes to it, and
+        the caller keeps it, until the step has ended. Any thread may call this."""
 
 
 @runtime_checkable

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from accel.native.tier import Choices, NativeBatch, NativeBuffer, NativeTier
-from contract.ir.inputs import InputCopy, InputRows
+from contract.ir.inputs import InputCopy, InputRows, LentBlock
 from contract.tier import TierInfo
 from harness import tiers
 
@@ -47,6 +47,10 @@ class LateTier(NativeTier):
         """As the native tier's, but for the queue."""
         return replace(super().info, asynchronous=True)
 
+    def lend_inputs(self, nbytes: int) -> LentBlock:
+        """Memory that is read when a step runs."""
+        return np.empty(nbytes, np.uint8).view(LentBlock)
+
     def submit(  # type: ignore[override]
         self,
         batch: NativeBatch,
@@ -55,9 +59,12 @@ class LateTier(NativeTier):
         rows: InputRows | None = None,
     ) -> LateFence:
         """Queue the step with a snapshot of its inputs, in memory of a step that ran."""
-        copies = self._copies[len(inputs)]
-        snapshot = copies.pop() if copies else InputCopy(np.empty_like(inputs))
-        snapshot.update(inputs, rows)
+        if isinstance(inputs, LentBlock):
+            snapshot = InputCopy(inputs)
+        else:
+            copies = self._copies[len(inputs)]
+            snapshot = copies.pop() if copies else InputCopy(np.empty_like(inputs))
+            snapshot.update(inputs, rows)
         fence = LateFence(batch, snapshot, tuple(requested))
         self.queue.append(fence)
         self.longest = max(self.longest, len(self.queue))
@@ -69,7 +76,8 @@ class LateTier(NativeTier):
             late = self.queue.popleft()
             ran = super().submit(late.batch, late.inputs.data, late.requested)
             super().wait(ran, timeout)
-            self._copies[late.inputs.data.nbytes].append(late.inputs)
+            if not isinstance(late.inputs.data, LentBlock):
+                self._copies[late.inputs.data.nbytes].append(late.inputs)
             late.outputs.update(ran.outputs)
             late.done = True
 

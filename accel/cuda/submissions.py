@@ -22,7 +22,7 @@ from accel.cuda.memory import Allocation, Memory
 from accel.cuda.row_end import is_drawn, is_plain
 from accel.packets.submissions import FormBatch, HostSlot, StepFence, Submissions
 from contract.errors import DeviceLost
-from contract.ir.inputs import InputCopy, InputRows
+from contract.ir.inputs import InputCopy, InputRows, LentBlock
 from contract.records import SAMPLING
 
 INPUT_BUFFERS = 2
@@ -232,7 +232,8 @@ class CudaSubmissions(Submissions[Allocation, RecordedBucket, CudaSlot, CudaStep
         """Enqueue the inputs and the launches of a step; the caller must call ``finish`` next.
         Nothing here waits for the device. Raises CudaError."""
         slot = super().start(batch, inputs, rows)
-        memory, snapshot = self._memory, slot.inputs.data
+        memory = self._memory
+        snapshot = inputs if isinstance(inputs, LentBlock) else slot.inputs.data
         # What the host wrote into mapped memory counts only if nothing was running.
         if not self._in_flight:
             memory.staging.to_device()
@@ -243,6 +244,10 @@ class CudaSubmissions(Submissions[Allocation, RecordedBucket, CudaSlot, CudaStep
         recording.enqueue(memory.stream, address)
         self._computed = self._input_slots.read()
         return slot
+
+    def _fill(self, slot: CudaSlot, inputs: NDArray[np.uint8], rows: InputRows | None) -> None:
+        if not isinstance(inputs, LentBlock):
+            super()._fill(slot, inputs, rows)
 
     def _new_slot(self, batch: CudaBatch) -> CudaSlot:
         memory = self._memory

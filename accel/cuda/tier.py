@@ -44,7 +44,7 @@ from accel.packets.tier import BaseTier, tier_info
 from accel.packets.weight_ring import RING, bytes_of_matrix, ring_of, streamable_weights
 from contract.errors import DeviceLost, OutOfMemory
 from contract.footprint import Footprint
-from contract.ir.inputs import InputLayout, InputRows, input_layout
+from contract.ir.inputs import InputLayout, InputRows, LentBlock, input_layout
 from contract.ir.nodes import BufferDecl, BufferKind, Graph
 from contract.ir.scratch import buffer_bytes
 from contract.shape_key import ShapeKey
@@ -170,6 +170,10 @@ class CudaTier(BaseTier[Allocation, RecordedBucket, CudaStep]):
                 self._streamed.reserve()
                 self._submissions.before_step = self._streamed.advance
             self._passing.address(planned.needs.passing_bytes)
+
+    def lend_inputs(self, nbytes: int) -> LentBlock:
+        """See ``contract.tier.LendsInputs``."""
+        return self._memory.pinned.take(nbytes).view(LentBlock)
 
     def upload_later(
         self,

@@ -118,7 +118,7 @@ class Submissions(ABC, Generic[A, L, S, C]):
         self.retire()
         free = self._free_slots(batch)
         slot = free.pop() if free else self._new_slot(batch)
-        slot.inputs.update(inputs, rows)
+        self._fill(slot, inputs, rows)
         return slot
 
     def finish(
@@ -148,6 +148,10 @@ class Submissions(ABC, Generic[A, L, S, C]):
         """Forget all steps; each has ended or the device is lost."""
         self._in_flight.clear()
         self._free.clear()
+
+    def _fill(self, slot: S, inputs: Bytes, rows: InputRows | None) -> None:
+        """Copy a step's inputs to a slot."""
+        slot.inputs.update(inputs, rows)
 
     @abstractmethod
     def _new_slot(self, batch: FormBatch[A, L]) -> S:

@@ -55,6 +55,10 @@ class InputRows:
         return block[self.start : stop].reshape(-1, self.row_bytes)
 
 
+class LentBlock(np.ndarray[Any, np.dtype[np.uint8]]):
+    """A block of inputs in memory of a tier, see ``contract.tier.LendsInputs``."""
+
+
 class InputCopy:
     """A tier's copy ``data`` of a step's inputs, which each step overwrites. When the versions of a
     table's rows are given, only rows that changed since the last update are copied."""

@@ -82,11 +82,10 @@ class StreamWatch(Observer):
 
     def loaded(self, at: float, request_id: int, tokens: int) -> None:
         stream = self.streams.get(request_id)
-        if stream is not None and not (facts := stream.facts[request_id]).from_disk:
-            behind = facts.admitted is not None
-            if not facts.preempted:
-                facts.from_disk = tokens
-                facts.cached += tokens * behind
+        facts = None if stream is None else stream.facts[request_id]
+        if facts is not None and not facts.from_disk and not facts.preempted:
+            facts.from_disk = tokens
+            facts.cached += 0 if facts.admitted is None else tokens
         self.then.loaded(at, request_id, tokens)
 
     def admitted(self, at: float, request_id: int, slot: int, known: int, reused: int) -> None:

@@ -15,7 +15,7 @@ LOST_ONE_IN = 6
 """One file in so many is lost or damaged."""
 MOST_POLLS = 6
 """Most times that an engine asks for a reading until it has ended."""
-TOGETHER, ROOM = 1, 2
+TOGETHER, ROOM = 1, 1
 """Pages that are loaded together, and pages that are read and not loaded."""
 MOST_QUEUED = 8
 """Pages and states that may wait to be written."""
@@ -65,7 +65,7 @@ class SimulatedReading:
             return None
         return self._pages[self.taken : stop], stop - self.taken
 
-    def loaded(self, pages: int) -> None:
+    def take(self, pages: int) -> None:
         """See ``Reading``."""
         self.taken += pages
         self._polls = self._random.randint(0, MOST_POLLS)
@@ -135,9 +135,8 @@ class SimulatedDisk:
             return None
         return SimulatedReading(first, self._random, lambda: self._found(pages, states))
 
-    def loaded(self, reading: SimulatedReading, pages: int) -> None:
-        """Go on with a reading."""
-        reading.loaded(pages)
+    def free(self, reading: SimulatedReading, pages: int) -> None:
+        """Blocks are not used again here."""
 
     def _found(
         self, pages: Sequence[Entry], states: Sequence[Entry] | None

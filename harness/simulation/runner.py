@@ -177,10 +177,11 @@ class SimulatedCopies:
     def block(self) -> None:
         """Memory for pages, which nobody needs here."""
 
-    def load_block(self, block: Sequence[Any], pairs: Iterable[tuple[int, int]]) -> None:
+    def load_block(self, block: Sequence[Any], pairs: Iterable[tuple[int, int]]) -> Any:
         """Copy pages of ``block`` to pages, (number in the block, page) each."""
         for number, page in pairs:
             self.load(HostBytes(block[number]), page)
+        return SimpleNamespace(done=True)
 
 
 class SimulatedRunner:

@@ -7,8 +7,12 @@ own like those that it would compute, and others find them once all are there.
 
 from __future__ import annotations
 
+from collections import deque
+from dataclasses import field
+
 from contract.arithmetic import PAGE_TOKENS
 from contract.lazy_dataclass import dataclass
+from contract.tier import Fence
 from reference.engine.disk_writes import DiskWrites
 from reference.engine.sequence import Sequence
 from reference.memory.disk.cache import DiskCache
@@ -25,12 +29,13 @@ from reference.sched.tenants import Tenants
 @dataclass(frozen=True, slots=True)
 class _Loading:
     """What is read for a sequence that was admitted: its ``pages``, of which ``hit`` covers the
-    first, and ``reading``."""
+    first, ``reading``, and loads with their numbers of pages, whose blocks the device reads."""
 
     sequence: Sequence
     hit: PrefixHit
     pages: list[int]
     reading: Reading
+    loads: deque[tuple[Fence, int]] = field(default_factory=deque)
 
 
 class DiskPages(DiskWrites):
@@ -127,19 +132,31 @@ class DiskPages(DiskWrites):
     ) -> PrefixHit | None:
         """Load pages that arrived: what is covered once all are there."""
         reading, first = loading.reading, len(loading.hit.pages)
+        self._free(loading)
         while (arrived := reading.arrived()) is not None:
             block, count = arrived
             begin = reading.first + reading.taken
-            numbers = range(max(begin, first), begin + count)
-            if numbers:
-                self._copies.load_block(block, [(n - begin, loading.pages[n]) for n in numbers])
-            self.cache.loaded(reading, count)
+            pairs = [(n - begin, loading.pages[n]) for n in range(max(begin, first), begin + count)]
+            reading.take(count)
+            if pairs:
+                loading.loads.append((self._copies.load_block(block, pairs), count))
+                self._free(loading)
+            else:
+                self.cache.free(reading, count)
             if not whole:
                 break
-        if not reading.over:
-            return None
-        del self._loading[loading.sequence.order], self._readings[loading.sequence.order]
-        return self._covered(loading, memory)
+        if reading.over:
+            del self._loading[loading.sequence.order], self._readings[loading.sequence.order]
+            return self._covered(loading, memory)
+        if whole and reading.ready and loading.loads:
+            self._copies.wait(loading.loads[0][0])
+            self._free(loading)
+        return None
+
+    def _free(self, loading: _Loading) -> None:
+        """Give back the blocks that the device has read."""
+        while loading.loads and loading.loads[0][0].done:
+            self.cache.free(loading.reading, loading.loads.popleft()[1])
 
     def _covered(self, loading: _Loading, memory: KvMemory) -> PrefixHit:
         """Publish what was loaded: what is covered then."""

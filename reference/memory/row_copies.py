@@ -21,7 +21,7 @@ from contract.ir.inputs import InputLayout, input_layout, pack_inputs
 from contract.ir.scratch import buffer_bytes
 from contract.opcodes import Opcode
 from contract.shape_key import ShapeKey
-from contract.tier import Buffer, Fence, Tier
+from contract.tier import Buffer, Fence, LendsInputs, Tier
 
 PAIRS = "request.pairs"
 SAVED = "saved"
@@ -72,10 +72,15 @@ class SavedPage:
 
 class RowBlock:
     """Host memory for the ``rows``, uint8[bytes of a row] each, of one load; they lie in its
-    ``inputs``."""
+    ``inputs``, which the ``tier`` lends if it can."""
 
-    def __init__(self, layout: InputLayout, rows: int, row_bytes: int) -> None:
-        self.inputs = np.empty(layout.nbytes, np.uint8)
+    def __init__(self, tier: Tier, layout: InputLayout, rows: int, row_bytes: int) -> None:
+        nbytes = layout.nbytes
+        self.inputs: NDArray[np.uint8] = (
+            tier.lend_inputs(nbytes)
+            if isinstance(tier, LendsInputs)
+            else np.empty(nbytes, np.uint8)
+        )
         start = layout.offsets[SAVED]
         whole = self.inputs[start : start + rows * row_bytes]
         self.rows: Sequence[NDArray[np.uint8]] = list(whole.reshape(rows, row_bytes))
@@ -108,7 +113,8 @@ class RowCopies:
         self._buffers = buffers
         self._together: ExecutableGraph | None = None
         self._last: Fence | None = None
-        self._loads: deque[Fence] = deque()
+        # A block stays until the device has read it.
+        self._loads: deque[tuple[Fence, RowBlock | None]] = deque()
 
     @cached_property
     def together(self) -> int:
@@ -126,29 +132,34 @@ class RowCopies:
     def load(self, saved: Saved, row: int) -> None:
         """Queue: what was saved into ``row``, for any step submitted from now on."""
         self._begin_load(LOADS_UNDER_WAY)
-        self._loads.append(self._run(self._load, [(0, row)], [saved]))
+        self._loads.append((self._run(self._load, [(0, row)], [saved]), None))
 
     def load_all(self, saved: Sequence[Saved], rows: Sequence[int]) -> None:
         """``load`` for each of several rows, in fewer submissions."""
-        block = self.block()
         for first in range(0, len(rows), self.together):
-            part = rows[first : first + self.together]
+            block, part = self.block(), rows[first : first + self.together]
             for memory, one in zip(block.rows, saved[first : first + len(part)], strict=False):
                 memory[:] = one.bytes()
             self.load_block(block, enumerate(part))
 
     def block(self) -> RowBlock:
         """Memory for ``together`` rows. Any thread may call it."""
-        return RowBlock(self._layout, self.together, self.row_bytes)
+        return RowBlock(self._tier, self._layout, self.together, self.row_bytes)
 
-    def load_block(self, block: RowBlock, pairs: Iterable[tuple[int, int]]) -> None:
+    def load_block(self, block: RowBlock, pairs: Iterable[tuple[int, int]]) -> Fence:
         """Queue: rows of ``block`` into rows of the buffers, (number in the block, row) each, for
-        any step submitted from now on. The block may be filled anew at once."""
+        any step submitted from now on. The block may be filled anew when that is done."""
         if self._together is None:
             graph = _loading(self._widths, self.rows)
             self._together = self._lowered(graph, self._buffers, ShapeKey(0, self.together))
         self._begin_load(TOGETHER_UNDER_WAY)
-        self._loads.append(self._run(self._together, list(pairs), block=block.inputs))
+        fence = self._run(self._together, list(pairs), block=block.inputs)
+        self._loads.append((fence, block))
+        return fence
+
+    def wait(self, fence: Fence) -> None:
+        """Wait for a load."""
+        self._tier.wait(fence)
 
     def close(self) -> None:
         """Wait for the last copy and free the staging buffer."""
@@ -164,7 +175,7 @@ class RowCopies:
     def _begin_load(self, most: int) -> None:
         """Wait until fewer than ``most`` loads are in flight."""
         while len(self._loads) >= most:
-            self._tier.wait(self._loads.popleft())
+            self._tier.wait(self._loads.popleft()[0])
 
     def _lowered(
         self, graph: Graph, buffers: Mapping[str, Buffer], largest: ShapeKey = ONE_ROW

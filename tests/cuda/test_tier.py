@@ -98,6 +98,23 @@ def test_queued_steps_keep_their_inputs_and_outputs(
             assert np.array_equal(output(fence), expected)
 
 
+@pytest.mark.parametrize("written", [False, True])
+def test_lent_inputs_are_read_where_they_are(
+    driver: FakeDriver, tier: CudaTier, written: bool
+) -> None:
+    """Once, by the device: what is ``written`` there before the step has ended is read."""
+    lowered = Lowered(tier)
+    block = tier.lend_inputs(LAYOUT.nbytes)
+    values = values_of(3, 1)
+    block[:] = block_of(values)
+    driver.current.late = True
+    fence = lowered.submit(block)
+    if written:
+        block[LAYOUT.offsets["x"] :] = 0
+    tier.wait(fence)
+    assert np.array_equal(output(fence), doubled(values)) != written
+
+
 def test_inputs_that_are_read_late_are_noticed(
     tier: CudaTier, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from contract.types import LOCAL_TENANT, QosClass, Request, Tenant
+from reference.engine.disk_pages import DiskPages
 from reference.memory import row_copies
 from reference.memory.disk.cache import DiskCache
 from reference.memory.disk.reading import Reading
@@ -63,8 +64,9 @@ def one_page_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @contextmanager
 def restarted(model: Path, folder: Path, **options: Any) -> Iterator[Life]:
-    """A server that reads two pages at once."""
-    with life(model, folder, read_bytes=1, **options) as server:
+    """A server that reads two pages at once. Its device is late with everything, and reads pages
+    where the disk's readers wrote them."""
+    with life(model, folder, read_bytes=1, tier="late", **options) as server:
         yield server
         while not server.engine.idle:
             server.engine.step()
@@ -239,3 +241,18 @@ def test_its_pages_count_and_another_class_gets_them(model: Path, folder: Path) 
         assert second.engine.statistics.preempted >= 1
         assert second.loads.from_disk[7] > 0
         assert second.ask(tenant=1) == expected
+
+
+def test_memory_that_is_given_back_early_is_noticed(
+    model: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The negative control: before the device has read it."""
+    expected = lived(model, folder)
+
+    def free(pages: DiskPages, loading: Any) -> None:
+        while loading.loads:
+            pages.cache.free(loading.reading, loading.loads.popleft()[1])
+
+    monkeypatch.setattr(DiskPages, "_free", free)
+    with restarted(model, folder) as second:
+        assert second.ask() != expected

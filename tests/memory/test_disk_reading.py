@@ -37,6 +37,7 @@ def taken(reading: Reading, give_back: Callable[[int], None]) -> Iterator[Bytes]
     """Copies of the pages that have arrived."""
     while (arrived := reading.arrived()) is not None:
         block, count = arrived
+        reading.take(count)
         yield from [row.copy() for row in block.rows[:count]]
         give_back(count)
 
@@ -72,7 +73,7 @@ def read_all(cache: DiskCache, pages: list[Entry], states: list[Entry] | None = 
     found: list[Bytes] = []
     while not reading.over:
         cache.wait(0.01)
-        found += taken(reading, lambda count: cache.loaded(reading, count))
+        found += taken(reading, lambda count: cache.free(reading, count))
     return found[: reading.count], reading.state
 
 
@@ -145,7 +146,7 @@ def test_threads_leave_where_there_is_no_room() -> None:
     assert one.reading.ready
     assert not one.reading.finished
     assert not one.reading.overdue(5.0)
-    assert [page[0] for page in taken(one.reading, one.reading.loaded)] == one.read
+    assert [page[0] for page in taken(one.reading, one.reading.free)] == one.read
     assert not one.reading.ready
     assert not one.reading.overdue(5.0), "it had no chance yet"
     one.now += 6
@@ -160,13 +161,14 @@ def test_it_can_be_ended_at_any_point(how: str, loaded: int) -> None:
         one.reading.work()
         block, count = one.reading.arrived() or pytest.fail("nothing has arrived")
         assert block.rows[0][0] == one.reading.taken
-        one.reading.loaded(count)
+        one.reading.take(count)
+        one.reading.free(count)
     one.reading.work()
     (one.reading.cut if how == "cut" else one.reading.cancel)()
     before = len(one.read)
     one.reading.work()
     assert len(one.read) == before
-    left = [page[0] for page in taken(one.reading, one.reading.loaded)]
+    left = [page[0] for page in taken(one.reading, one.reading.free)]
     assert left == (one.read[loaded * TOGETHER :] if how == "cut" else [])
     assert one.reading.over
 
@@ -176,7 +178,7 @@ def test_a_page_that_is_not_valid_ends_it() -> None:
     found: list[int] = []
     while not one.reading.over:
         one.reading.work()
-        found += [page[0] for page in taken(one.reading, one.reading.loaded)]
+        found += [page[0] for page in taken(one.reading, one.reading.free)]
     assert found == list(range(8))
 
 
@@ -198,5 +200,5 @@ def test_memory_is_not_written_while_it_is_loaded() -> None:
     one.reading.cut()
     gate.set()
     thread.join()
-    assert [page[0] for page in taken(one.reading, one.reading.loaded)] == [0, 1, 2, 3]
+    assert [page[0] for page in taken(one.reading, one.reading.free)] == [0, 1, 2, 3]
     assert one.reading.over

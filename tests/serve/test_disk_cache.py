@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 
+from harness.host import disk as disk_module
 from harness.serve.keys import key_digest
 from harness.serve.run import Running
+from reference.memory import row_copies
 from tests.patience import PATIENCE_SECONDS, wait_until
 from tests.python.conftest import CONTEXT
 from tests.serve.conftest import Serve
@@ -48,7 +50,13 @@ def flush(server: Running) -> None:
     disk.flush()
 
 
-def test_an_answer_says_what_came_from_disk(serve: Serve, tmp_path: Path) -> None:
+@pytest.mark.parametrize("pages", [1, 1 << 20])
+def test_an_answer_says_what_came_from_disk(
+    serve: Serve, tmp_path: Path, pages: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where more pages are on disk than are read before it has a slot."""
+    monkeypatch.setattr(disk_module, "READ_BYTES", pages)
+    monkeypatch.setattr(row_copies, "TOGETHER_ROWS", min(pages, row_copies.TOGETHER_ROWS))
     with serve() as plain:
         expected = ask(Http(plain.url))
         assert "disk_cache" not in Http(plain.url).get("/health").json

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from contract.types import Request, Tenant
+from contract.types import QosClass, Request, Tenant
 from harness.simulation import disk, history
 from harness.simulation.disk import SimulatedDisk
 from harness.simulation.drive import Outcome, play
@@ -15,6 +18,7 @@ from harness.simulation.invariants import Invariant
 from harness.simulation.schedule import (
     Action,
     Arrive,
+    Cancel,
     FailCopy,
     Fault,
     Interrupt,
@@ -24,8 +28,11 @@ from harness.simulation.schedule import (
     Remove,
     Restart,
     Schedule,
+    Stall,
 )
 from reference.engine import Engine
+from reference.engine.disk_pages import DiskPages
+from reference.engine.sequence import Sequence
 
 TENANT, OTHER = Tenant(1, "one"), Tenant(2, "other")
 GROUPED = replace(TENANT, isolation_group=7)
@@ -105,6 +112,81 @@ def test_what_was_read_for_one_who_moves_away_and_back_is_dropped(step: int) -> 
     actions = ask(0, 1), Restart(50), *(replace(one, step=50) for one in running), ask(51, 4)
     outcome = play(Schedule(0, shape, (TENANT, OTHER), (*actions, *moves)))
     assert outcome.violation is None, outcome.violation
+
+
+LONG = tuple(range(60))
+MEANWHILE: dict[str, Callable[[int], tuple[Action, ...]]] = {
+    "cancelled": lambda step: (Cancel(step, 2),),
+    "stalled": lambda step: (Stall(step, 2), Stall(step + 2, 2, over=True)),
+    "a step fails": lambda step: (Fault(step, "collect"),),
+    "a submission fails": lambda step: (Fault(step, "submit"),),
+    "a copy fails": lambda step: (FailCopy(step, 0),),
+    "its scope ends": lambda step: (Quota(step, GROUPED), Quota(step, TENANT)),
+    "removed": lambda step: (Remove(step, 1), Quota(step + 1, TENANT)),
+    "a restart": lambda step: (Restart(step),),
+    "another class": lambda step: tuple(
+        Arrive(step, Request(number, LONG[number:], 3, tenant=2, ignore_end=True))
+        for number in (5, 6, 7, 8)
+    ),
+}
+"""Things that happen while request 2 is loaded in its slot."""
+
+
+@pytest.fixture
+def slow(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """Counts prompts that are loaded in their slots, one page in many steps."""
+    counts = Counter[str]()
+    load, drop, clear = DiskPages.load, DiskPages.drop, DiskPages.clear
+
+    def counted_load(pages: DiskPages, sequence: Sequence, *parts: Any) -> Any:
+        hit = load(pages, sequence, *parts)
+        counts["begun"] += pages.loads(sequence)
+        return hit
+
+    def counted_drop(pages: DiskPages, sequence: Sequence) -> None:
+        counts["dropped"] += pages.loads(sequence)
+        drop(pages, sequence)
+
+    def counted_clear(pages: DiskPages) -> None:
+        counts["dropped"] += len(pages._loading)
+        clear(pages)
+
+    monkeypatch.setattr(DiskPages, "load", counted_load)
+    monkeypatch.setattr(DiskPages, "drop", counted_drop)
+    monkeypatch.setattr(DiskPages, "clear", counted_clear)
+    return counts
+
+
+def meanwhile(tenant: Tenant, *actions: Action) -> Outcome:
+    """Play what happens after a restart while request 2 is loaded and another one is answered; at
+    the end request 3 asks for the same."""
+    first, loaded, again = (
+        Arrive(step, Request(number, LONG, 2, tenant=1, ignore_end=True))
+        for number, step in ((1, 0), (2, 40), (3, 80))
+    )
+    other = Arrive(39, Request(4, (7, 8, 9), 50, tenant=2, ignore_end=True))
+    return played(tenant, first, Restart(20), other, loaded, *actions, again)
+
+
+@pytest.mark.parametrize("what", MEANWHILE)
+def test_what_happens_while_a_long_prompt_is_loaded(what: str, slow: Counter[str]) -> None:
+    """In any step. Another request finds the whole prompt on disk or in memory, and no page is
+    lost: the simulation looks."""
+    low = replace(TENANT, qos=QosClass.BATCH)
+    for step in range(41, 56):
+        outcome = meanwhile(low, *MEANWHILE[what](step))
+        assert outcome.violation is None, f"step {step}: {outcome.violation}"
+    assert slow["begun"] > slow["dropped"]
+    assert (slow["dropped"] > 0) == (what != "stalled")
+
+
+def test_an_interrupt_while_a_long_prompt_is_loaded(slow: Counter[str]) -> None:
+    """At any line of a step in which it is admitted or loaded."""
+    for step in range(41, 48):
+        for line in range(1, 400, 7):
+            outcome = meanwhile(TENANT, Interrupt(step, line))
+            assert outcome.violation is None, f"line {line} of {step}: {outcome.violation}"
+    assert slow["begun"] > slow["dropped"] > 0
 
 
 @pytest.mark.parametrize("step", range(1, 8))

@@ -83,32 +83,78 @@ DEVICE int code_near(int m, int scale, float inverse, int bits) {
     return min(max((int)(above * inverse), 0), (1 << bits) - 1);
 }
 
-// The codes of integers m, with the scale of every group of 32 channels, see group_scale of
-// coded_rows.k.
-template <int N>
-DEVICE void find_codes(const int (&m)[N], bool values, int (&scale)[N], unsigned (&code)[N]) {
-    constexpr int key_top = (1 << KEY_CODE_BITS) - 1, value_top = (1 << VALUE_CODE_BITS) - 1;
-    const int bits = values ? VALUE_CODE_BITS : KEY_CODE_BITS, top = values ? value_top : key_top;
-    int largest[N];
-    unsigned least[N];
+// N consecutive channels of a row: lane l holds channels N l to N l + N - 1, of group N l / 32, so that
+// all groups are coded at once.
+template <int N> struct OWN_CHANNELS {
+    static constexpr int LANES = 32 / N, WORDS = (N + 3) / 4;  // lanes of a group
+    int m[N], scale;
+    unsigned codes[WORDS];  // a byte each
+
+    // From channels lane + 32 i.
+    __device__ __forceinline__ void take(const int (&of)[N], int lane) {
+        unsigned pairs[N / 2];
 #pragma unroll
-    for (int i = 0; i < N; i++) {
-        const unsigned most = largest_of_warp((unsigned)abs(m[i])) + top - 1;
-        largest[i] = min((int)(values ? most / value_top : most / key_top), min(2048 / top, 255));
-        least[i] = ~0u;
-    }
-#pragma unroll 1
-    for (unsigned part = 0; part < 6; part++)
+        for (int i = 0; i < N / 2; i++)
+            pairs[i] = ((unsigned)of[2 * i] & 0xFFFFu) | (unsigned)of[2 * i + 1] << 16;
+        const int group = lane / LANES;
 #pragma unroll
-        for (int i = 0; i < N; i++) {
-            const int one = largest[i] - (int)((unsigned)largest[i] * part / 16);
-            const int found = code_near(m[i], one, __fdiv_rn(1.0f, (float)max(2 * one, 2)), bits);
-            const int difference = m[i] - (2 * found - top) * one;
-            const unsigned squares = total_of_warp((unsigned)(difference * difference));
-            if ((squares << 3 | part) >= least[i]) continue;
-            least[i] = squares << 3 | part, scale[i] = one, code[i] = found;
+        for (int j = 0; j < N; j++) {
+            unsigned word = 0;
+#pragma unroll
+            for (int i = 0; i < N / 2; i++) {
+                const unsigned one = __shfl_sync(ALL_LANES, pairs[i], (N * lane + j) % 32);
+                if (i == group / 2) word = one;
+            }
+            m[j] = (int)(short)(word >> group % 2 * 16);
         }
-}
+    }
+    // The codes with the scale of the group, see group_scale of coded_rows.k.
+    __device__ __forceinline__ void find_codes(bool values) {
+        constexpr int key_top = (1 << KEY_CODE_BITS) - 1, value_top = (1 << VALUE_CODE_BITS) - 1;
+        const int bits = values ? VALUE_CODE_BITS : KEY_CODE_BITS, top = values ? value_top : key_top;
+        unsigned most = 0, least = ~0u;
+#pragma unroll
+        for (int j = 0; j < N; j++) most = max(most, (unsigned)abs(m[j]));
+#pragma unroll
+        for (int lanes = 1; lanes < LANES; lanes *= 2)
+            most = max(most, __shfl_xor_sync(ALL_LANES, most, lanes));
+        most = values ? (most + value_top - 1) / value_top : (most + key_top - 1) / key_top;
+        const int largest = min((int)most, values ? min(2048 / value_top, 255) : 2048 / key_top);
+        scale = 0;
+#pragma unroll 1
+        for (unsigned part = 0; part < 6; part++) {
+            const int one = largest - (int)((unsigned)largest * part / 16);
+            const float inverse = __fdiv_rn(1.0f, (float)max(2 * one, 2));
+            unsigned squares = 0, found[WORDS] = {};
+#pragma unroll
+            for (int j = 0; j < N; j++) {
+                const int code = code_near(m[j], one, inverse, bits);
+                const int difference = m[j] - (2 * code - top) * one;
+                squares += (unsigned)(difference * difference);
+                found[j / 4] |= (unsigned)code << j % 4 * 8;
+            }
+#pragma unroll
+            for (int lanes = 1; lanes < LANES; lanes *= 2)
+                squares += __shfl_xor_sync(ALL_LANES, squares, lanes);
+            if ((squares << 3 | part) >= least) continue;
+            least = squares << 3 | part, scale = one;
+#pragma unroll
+            for (int i = 0; i < WORDS; i++) codes[i] = found[i];
+        }
+    }
+    // Bit `low` of the codes of all channels of the group.
+    __device__ __forceinline__ unsigned tops(unsigned low, int lane) const {
+        unsigned bits = 0;
+#pragma unroll
+        for (int i = 0; i < WORDS; i++)
+            bits |= ((codes[i] >> low & 0x01010101u) * 0x10204080u >> 28) << 4 * i;
+        bits <<= lane % LANES * N;
+#pragma unroll
+        for (int lanes = 1; lanes < LANES; lanes *= 2)
+            bits |= __shfl_xor_sync(ALL_LANES, bits, lanes);
+        return bits;
+    }
+};
 
 // Writes keys or values of position i of a page to its record and to a copy of it; either may be 0.
 struct CODE_PLACES {
@@ -132,26 +178,32 @@ DEVICE void store_codes(const float (&of)[N], bool values, const CODE_PLACES &to
     most = largest_of_warp(most);
     const int exponent = row_exponent(most);
     const float factor = row_factor(most, KV_BITS);
-    int m[N], scale[N];
-    unsigned codes[N];
+    int m[N];
 #pragma unroll
     for (int g = 0; g < N; g++)
         m[g] = exponent == BROKEN_ROW ? 0 : row_integer(of[g], factor, KV_MOST);
-    find_codes(m, values, scale, codes);
+    OWN_CHANNELS<N> own;
+    own.take(m, lane);
+    own.find_codes(values);
+    const unsigned group = lane / own.LANES, channel = lane % own.LANES * N;
+    const unsigned place = values ? group * PAGE_TOKENS + i : i * N + group;
+    const unsigned at = (values ? CODED_VALUES(HEAD_DIM) + i : i * HEAD_DIM / 2) +
+                        (4 * low_bits * group + channel) * step;
+    const unsigned tops = values == (DTYPE == I3R) ? own.tops(low_bits, lane) : 0;
 #pragma unroll
-    for (int g = 0; g < N; g++) {
-        const unsigned tops = __ballot_sync(ALL_LANES, (codes[g] >> low_bits) != 0);
-        unsigned both = codes[g] & ((1u << low_bits) - 1);
-        if (low_bits == 2) both |= __shfl_xor_sync(ALL_LANES, both, 8) << 2;
-        both |= __shfl_xor_sync(ALL_LANES, both, 16) << 4;
-        const unsigned first = values ? CODED_VALUES(HEAD_DIM) + i : i * HEAD_DIM / 2;
-        if (lane < 4 * (int)low_bits) to.put(first + (4 * low_bits * g + lane) * step, both);
-        const unsigned place = values ? g * PAGE_TOKENS + i : i * N + g;
-        if (lane == 0) {
-            to.put((values ? CODED_VALUE_SCALES(HEAD_DIM) : CODED_SCALES(HEAD_DIM)) + place,
-                   (unsigned)scale[g]);
-            if (values == (DTYPE == I3R)) to.put_word(CODED_TOPS(HEAD_DIM) + 4 * place, tops);
+    for (int word = 0; word < own.WORDS; word++) {
+        unsigned both = own.codes[word] & ((1u << low_bits) - 1) * 0x01010101u;
+        if (low_bits == 2) both |= __shfl_xor_sync(ALL_LANES, both, 8 / N) << 2;
+        both |= __shfl_xor_sync(ALL_LANES, both, 16 / N) << 4;
+        if (channel < 4 * low_bits) {
+#pragma unroll
+            for (int j = 0; j < min(N, 4); j++) to.put(at + (4 * word + j) * step, both >> 8 * j);
         }
+    }
+    if (channel == 0) {
+        to.put((values ? CODED_VALUE_SCALES(HEAD_DIM) : CODED_SCALES(HEAD_DIM)) + place,
+               (unsigned)own.scale);
+        if (values == (DTYPE == I3R)) to.put_word(CODED_TOPS(HEAD_DIM) + 4 * place, tops);
     }
     if (lane == 0)
         to.put(CODED_EXPONENTS(HEAD_DIM) + (values ? PAGE_TOKENS : 0) + i, (unsigned)exponent & 255);

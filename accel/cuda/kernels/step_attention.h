@@ -73,39 +73,28 @@ DEVICE const unsigned *query_of(const ATTENTION_PHASE &phase, const STEP_MEMORY 
     return (const unsigned *)step.at(phase.query) + token * phase.query_stride;
 }
 
-// Keys or values of a token for a KV head, as they are stored.
-DEVICE HEAD_ROW new_row(const ATTENTION_PHASE &phase, const STEP_MEMORY &step, unsigned kv_head,
-                        unsigned token, unsigned position, bool values, float *room, int lane) {
-    const U64 operand = values ? phase.v : phase.k;
+enum HEAD_KIND { QUERY_HEAD, KEY_HEAD, VALUE_HEAD };
+
+// A head of a token, as it is used or stored.
+DEVICE HEAD_ROW head_row(const ATTENTION_PHASE &phase, const STEP_MEMORY &step, HEAD_KIND kind,
+                         unsigned head, unsigned token, unsigned position, float *room, int lane) {
+    const bool query = kind == QUERY_HEAD, values = kind == VALUE_HEAD;
+    const U64 operand = query ? phase.q : values ? phase.v : phase.k;
+    const U64 weight = query ? phase.q_weight : phase.k_weight;
+    const unsigned stride = query ? phase.q_stride : values ? phase.v_stride : phase.k_stride;
     const float *angles =
         step.floats(phase.rope_table) + (size_t)position * 2 * phase.rotary_pairs;
     ROW_FACTORS factors;
-    if (!values) factors.load(step.floats(phase.k_weight), angles, lane);
-    const unsigned stride = values ? phase.v_stride : phase.k_stride;
+    if (!values) factors.load(step.floats(weight), angles, lane);
     HEAD_ROW row;
-    row.load(step.floats(operand) + token * stride + kv_head * HEAD_DIM, step.incoming(operand),
-             lane);
+    row.load(step.floats(operand) + token * stride + head * HEAD_DIM, step.incoming(operand), lane);
     if (!values) {
-        if (phase.k_norm) row.normalize(factors, phase.k_weight != 0, phase.k_eps);
+        if (query ? phase.q_norm : phase.k_norm)
+            row.normalize(factors, weight != 0, query ? phase.q_eps : phase.k_eps);
         row.turn(factors, angles, phase.rotary_pairs, phase.neox != 0, room, lane);
     }
     row.mix(lane);
     return row;
-}
-
-// Keys or values of a token for the KV head, if they are in the tiles of the round.
-DEVICE void make_new_row(const ATTENTION_PHASE &phase, const STEP_MEMORY &step, ROUND &round,
-                         unsigned token, bool values, float *room, int lane) {
-    const ITEM_WORK &work = round.work;
-    const unsigned *query = query_of(phase, step, token);
-    const unsigned position = query[QUERY_POSITION];
-    if (query[QUERY_SLOT] != query_of(phase, step, work.token)[QUERY_SLOT]) return;
-    if (!round.has(position)) return;
-    unsigned char *record = (unsigned char *)record_of(work, position);
-    const HEAD_ROW row =
-        new_row(phase, step, work.kv_head, token, position, values, room, lane);
-    round.settle();
-    row.store(values, record, round.record(position), position % PAGE_TOKENS, lane);
 }
 
 #if SHARED_STEP
@@ -121,48 +110,42 @@ DEVICE void write_new_rows(const ATTENTION_PHASE &phase, const STEP_MEMORY &step
         const bool values = task % 2 != 0;
         work.kv_head = task / 2 < first ? task / 2 : task / 2 + end - first;
         unsigned char *record = (unsigned char *)record_of(work, work.position);
-        const HEAD_ROW row = new_row(phase, step, work.kv_head, work.token, work.position, values,
-                                     room, lane);
+        const HEAD_ROW row = head_row(phase, step, values ? VALUE_HEAD : KEY_HEAD, work.kv_head,
+                                      work.token, work.position, room, lane);
         row.store(values, record, record, work.position % PAGE_TOKENS, lane);
     }
 }
 #endif
 
-// Queries of a head, as bytes.
-DEVICE void make_query(const ATTENTION_PHASE &phase, const STEP_MEMORY &step, ROUND &round,
-                       unsigned head, float *room, int lane) {
-    const ITEM_WORK &work = round.work;
-    HEAD_ROW row;
-    if (head < work.heads) {
-        const float *angles =
-            step.floats(phase.rope_table) + (size_t)work.position * 2 * phase.rotary_pairs;
-        ROW_FACTORS factors;
-        factors.load(step.floats(phase.q_weight), angles, lane);
-        row.load(step.floats(phase.q) + work.token * phase.q_stride +
-                     (work.head + head) * HEAD_DIM,
-                 step.incoming(phase.q), lane);
-        if (phase.q_norm) row.normalize(factors, phase.q_weight != 0, phase.q_eps);
-        row.turn(factors, angles, phase.rotary_pairs, phase.neox != 0, room, lane);
-        row.mix(lane);
-    }
-    round.settle();
-    row.split(head < work.heads, phase.scale, round.memory, head, lane);
-}
-
-// Rows of a round of tiles: queries of the item's heads in the first round, and every token's new
-// keys and values in these tiles. A warp waits for records when it has its first row.
+// Rows of a round of tiles: queries of the item's heads in the first round, as bytes, and every
+// token's new keys and values in these tiles. A warp waits for records when it has its first row.
+// All kinds of rows share the instructions, which are fetched once a layer.
 DEVICE void make_rows(const ATTENTION_PHASE &phase, const STEP_MEMORY &step, ROUND round,
                       unsigned tokens, bool queries) {
+    const ITEM_WORK &work = round.work;
     const unsigned warp = threadIdx.x / WARP_LANES;
     const int lane = threadIdx.x % WARP_LANES;
     float *room = (float *)(round.memory + AT_ROWS) + warp * HEAD_DIM;
 #pragma unroll 1
-    for (unsigned task = warp; task < HEADS + 2 * tokens; task += WARPS)
-        if (task >= HEADS)
-            make_new_row(phase, step, round, (task - HEADS) / 2, (task - HEADS) % 2 != 0, room,
-                         lane);
-        else if (queries)
-            make_query(phase, step, round, task, room, lane);
+    for (unsigned task = queries ? warp : HEADS + warp; task < HEADS + 2 * tokens; task += WARPS) {
+        const bool query = task < HEADS, values = !query && (task - HEADS) % 2 != 0;
+        const unsigned token = query ? work.token : (task - HEADS) / 2;
+        const unsigned *record = query_of(phase, step, token);
+        const unsigned position = record[QUERY_POSITION];
+        const bool exists = task < work.heads;
+        if (!query && record[QUERY_SLOT] != query_of(phase, step, work.token)[QUERY_SLOT]) continue;
+        if (!query && !round.has(position)) continue;
+        HEAD_ROW row;
+        if (!query || exists)
+            row = head_row(phase, step, query ? QUERY_HEAD : values ? VALUE_HEAD : KEY_HEAD,
+                           query ? work.head + task : work.kv_head, token, position, room, lane);
+        round.settle();
+        if (query)
+            row.split(exists, phase.scale, round.memory, task, lane);
+        else
+            row.store(values, (unsigned char *)record_of(work, position), round.record(position),
+                      position % PAGE_TOKENS, lane);
+    }
     round.settle();
     __syncthreads();
 }

@@ -206,9 +206,9 @@ class DiskCache:
         self._let_read(reading, READERS)
         return reading
 
-    def loaded(self, reading: Reading, pages: int) -> None:
+    def free(self, reading: Reading, pages: int) -> None:
         """Go on with a reading of which so many pages that arrived were loaded."""
-        reading.loaded(pages)
+        reading.free(pages)
         if not reading.finished:
             self._let_read(reading, min(pages, READERS))
 

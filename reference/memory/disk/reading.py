@@ -44,7 +44,8 @@ class Reading:
     where a valid state is. ``has`` says whether there is a file, ``read`` puts the payload of a
     valid page into memory, and gives that of a valid state; None for any other. Any number of
     threads call ``work``, which returns where the ring is full. ``changed`` is called where a block
-    can be loaded, and at the end. The caller loads what has ``arrived`` and calls ``loaded``.
+    can be loaded, and at the end. The caller takes what has ``arrived``, and frees it once it is
+    loaded.
     """
 
     def __init__(
@@ -75,7 +76,8 @@ class Reading:
         self._found: set[int] = set()
         self._whole = 0
         self.taken = 0
-        """Pages that were loaded."""
+        """Pages whose loads were submitted."""
+        self._freed = 0
         self._next = 0
         self._stop: int | None = None
         self._ending = False
@@ -84,7 +86,7 @@ class Reading:
     @property
     def ready(self) -> bool:
         """Whether it goes on only when pages are loaded, or not at all."""
-        return self.finished or self._whole >= self.taken + self._ring.pages
+        return self.finished or self._whole >= self._freed + self._ring.pages
 
     @property
     def over(self) -> bool:
@@ -116,10 +118,14 @@ class Reading:
                 return None
             return self._ring.block(self.taken), stop - self.taken
 
-    def loaded(self, pages: int) -> None:
-        """Give back the block of so many pages that arrived."""
+    def take(self, pages: int) -> None:
+        """Note that so many pages that arrived are loaded."""
+        self.taken += pages
+
+    def free(self, pages: int) -> None:
+        """Give back the block of so many pages, the first of those that were taken."""
         with self._lock:
-            self.taken += pages
+            self._freed += pages
             self._moved = self._clock()
 
     def work(self) -> None:
@@ -146,7 +152,7 @@ class Reading:
         """The number of the next page to read and its memory; None where there is none now."""
         with self._lock:
             index = self._next
-            most = self.taken + self._ring.pages
+            most = self._freed + self._ring.pages
             if self.finished or self._stop is None or index >= min(self._stop, most):
                 return None
             self._next += 1
