@@ -18,11 +18,11 @@ from contract.execution import STEP_LOCAL, ExecutableGraph
 from contract.ir.graph import BufferDecl, BufferKind, Graph
 from contract.ir.inputs import InputLayout, InputRows
 from contract.ir.scratch import buffer_bytes
-from contract.ir.unread_outputs import HIDDEN_STATES
+from contract.ir.unread_outputs import ADAPTER_IDS, HIDDEN_STATES
 from contract.lazy_dataclass import dataclass
 from contract.records import LOGIT_BIAS, OUTPUT_EVENT, QUERY_TOKEN, SAMPLING, STEP
 from contract.tier import Buffer, Fence, Tier, UploadsLater
-from reference.adapter_inputs import ADAPTER_IDS, ADAPTER_SCALES, AdapterInputs
+from reference.adapter_inputs import ADAPTER_SCALES, AdapterInputs
 from reference.expert_outputs import expert_buffers, expert_outputs
 from reference.hidden_rows import HIDDEN_PAIRS, HIDDEN_ROWS, SHARED_STATES, HiddenRows
 from reference.limits import Limits
