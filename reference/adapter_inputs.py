@@ -5,12 +5,10 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from contract.ir.unread_outputs import ADAPTER_IDS
 from contract.lazy_dataclass import dataclass
 
 ADAPTER_SCALES = "request.adapter_scales"
-"""Beside ``ADAPTER_IDS``, of each token the entries of the stacked tensors that it uses: the scales
-of a request."""
+"""Beside the adapters of each token, the input with their scales: those of its request."""
 ADAPTERS = np.dtype([("id", np.int32), ("scale", np.float32)])
 """An entry of the stacked tensors, and the scale of what it adds."""
 
