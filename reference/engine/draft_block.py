@@ -165,7 +165,7 @@ class DraftBlock:
         in the next step of the model. The block notes each draft that it continues as recent, and
         the last one as the last of its slot."""
         bounded = [self._bounded(one) for one in sequences]
-        for step in self._steps([one for one in bounded if one.most]):
+        for step in self._steps([one for one in bounded if one.most], unread=True):
             self._runner.submit(step.inputs)
         return [_stand_ins(one.most) for one in bounded]
 
@@ -180,7 +180,7 @@ class DraftBlock:
         own, known = self._followed[one.key], len(one.tokens)
         return _Part(own, min(own.filled, known - 1), known, one.tokens)
 
-    def _steps(self, active: list[DraftRequest]) -> Iterator[ChainedStep]:
+    def _steps(self, active: list[DraftRequest], *, unread: bool = False) -> Iterator[ChainedStep]:
         """The steps of a draft: the first brings the block up to date, each other continues with
         the token and the hidden state that the one before left on the device."""
         parts = [self._part(one) for one in active]
@@ -193,7 +193,7 @@ class DraftBlock:
             for part in parts:
                 part.own.filled = part.stop
             everyone = list(range(len(active)))
-            yield ChainedStep(self._input(query, hidden, active, 0, ends), everyone)
+            yield ChainedStep(self._input(query, hidden, active, 0, ends, unread), everyone)
         for number in range(1, max((one.most for one in active), default=0)):
             indices = [n for n, one in enumerate(active) if one.most > number]
             left = [active[n] for n in indices]
@@ -203,7 +203,7 @@ class DraftBlock:
             query["position"] = [len(one.tokens) - 1 + number for one in left]
             hidden = np.array([self._rows.drafted(one.slot) for one in left], np.int32)
             rows = np.arange(len(left), dtype=np.int32)
-            yield ChainedStep(self._input(query, hidden, left, number, rows), indices)
+            yield ChainedStep(self._input(query, hidden, left, number, rows, unread), indices)
 
     def _input(
         self,
@@ -212,6 +212,7 @@ class DraftBlock:
         drafted: list[DraftRequest],
         number: int,
         rows: Indices,
+        unread: bool,
     ) -> StepInput:
         """A step over ``query`` that samples draft ``number`` of each sequence in ``drafted``."""
         assert self._table is not None
@@ -226,6 +227,7 @@ class DraftBlock:
             page_versions=self._table.page_versions,
             hidden_rows=hidden,
             hidden_pairs=np.array(pairs, np.int32).reshape(-1, 2),
+            unread=unread,
         )
 
     def _query(self, parts: list[_Part]) -> tuple[np.ndarray, Indices]:
@@ -271,7 +273,7 @@ class DraftBlock:
         if parts:
             query, hidden = self._query(parts)
             none = np.zeros(0, np.int32)
-            self._runner.submit(self._input(query, hidden, [], 0, none))
+            self._runner.submit(self._input(query, hidden, [], 0, none, unread=True))
 
 
 def _stand_ins(drafts: int) -> Tokens:
