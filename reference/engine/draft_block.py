@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
@@ -174,7 +175,7 @@ class DraftBlock:
         assert self._table is not None
         pages = self._table.page_count[one.slot] * PAGE_TOKENS
         room = pages - len(one.tokens) + 1 if one.key in self._followed else 0
-        return replace(one, most=max(0, min(one.most, room)))
+        return one if 0 <= one.most <= room else replace(one, most=max(0, min(one.most, room)))
 
     def _part(self, one: DraftRequest) -> _Part:
         own, known = self._followed[one.key], len(one.tokens)
@@ -188,7 +189,7 @@ class DraftBlock:
             self._fill([part._replace(stop=part.stop - 1) for part in parts])
             parts = [self._part(one) for one in active]
         if active:
-            ends = np.cumsum([part.stop - part.first for part in parts], dtype=np.int32) - 1
+            ends = np.array([*accumulate(part.stop - part.first for part in parts)], np.int32) - 1
             query, hidden = self._query(parts)
             for part in parts:
                 part.own.filled = part.stop
@@ -238,15 +239,15 @@ class DraftBlock:
             begin, end = end, end + part.stop - part.first
             query["token"][begin:end] = part.tokens[part.first : part.stop]
             query["slot"][begin:end] = part.own.slot
-            query["position"][begin:end] = np.arange(part.first, part.stop)
+            query["position"][begin:end] = range(part.first, part.stop)
             hidden.append(self._hidden(part))
-        return query, np.concatenate(hidden)
+        return query, hidden[0] if len(hidden) == 1 else np.concatenate(hidden)
 
     def _hidden(self, part: _Part) -> Indices:
         """The rows of the hidden states of the positions before those of ``part``."""
         own, rows = part.own, self._rows
         before = np.arange(part.first - 1, part.stop - 1, dtype=np.int32)
-        if part.first > max(own.begin, own.top - rows.ring):
+        if part.first > own.begin and part.first > own.top - rows.ring:
             return rows.in_ring(own.slot, before)
         found = np.where(
             before >= part.start, rows.in_step(before - part.start + part.token), rows.zeros
