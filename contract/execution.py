@@ -18,7 +18,7 @@ from contract.ir.nodes import BufferKind, Graph
 from contract.ir.scratch import buffer_bytes
 from contract.ir.unread_outputs import without_outputs
 from contract.shape_key import ShapeKey
-from contract.tier import Buffer, Fence, PacketBatch, Tier
+from contract.tier import Buffer, Fence, PacketBatch, SubmitsUnread, Tier
 
 STEP_LOCAL = (BufferKind.SCRATCH, BufferKind.REQUEST)
 """Kinds of buffers the caller does not bind: a step's own memory and its inputs."""
@@ -46,6 +46,7 @@ class ExecutableGraph:
         inputs: InputLayout | None = None,
     ) -> None:
         self.tier = tier
+        self._submits_unread = tier if isinstance(tier, SubmitsUnread) else None
         self.graph = graph
         self._optional, self._seldom = (
             [frozenset(group) for group in groups if without_outputs(graph, group) is not graph]
@@ -143,7 +144,12 @@ class ExecutableGraph:
         inputs: NDArray[np.uint8],
         requested: Sequence[str] = (),
         rows: InputRows | None = None,
+        unread: bool = False,
     ) -> Fence:
-        """Submit a step; see ``Tier.submit``."""
-        fence: Fence = self.tier.submit(self.batch(inputs, requested), inputs, requested, rows)
+        """Submit a step; see ``Tier.submit``, and ``SubmitsUnread`` where it is ``unread``."""
+        fence: Fence
+        if unread and self._submits_unread is not None:
+            fence = self._submits_unread.submit_unread(self.batch(inputs), inputs, rows)
+        else:
+            fence = self.tier.submit(self.batch(inputs, requested), inputs, requested, rows)
         return fence

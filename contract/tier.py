@@ -301,6 +301,17 @@ class StreamsWeights(Protocol):
         without memory for it."""
 
 
+@runtime_checkable
+class SubmitsUnread(Protocol):
+    """A tier on which a step costs the host less whose results are read behind a later one."""
+
+    def submit_unread(
+        self, batch: Any, inputs: NDArray[np.uint8], rows: InputRows | None = None
+    ) -> Any:
+        """As ``submit``, for a step that requests no outputs. In mapped memory the host may see
+        what it wrote only behind a later step."""
+
+
 def check_bucket(bucket: ShapeKey, step: ShapeKey) -> None:
     """Raise ValueError unless ``step`` fits ``bucket``."""
     if step.tokens > bucket.tokens or step.rows > bucket.rows:

@@ -7,9 +7,8 @@ from numpy.typing import NDArray
 
 from contract.lazy_dataclass import dataclass
 
-ADAPTER_IDS = "request.adapter_ids"
 ADAPTER_SCALES = "request.adapter_scales"
-"""Of each token the entries of the stacked tensors that it uses, and the scales of a request."""
+"""Beside the adapters of each token, the input with their scales: those of its request."""
 ADAPTERS = np.dtype([("id", np.int32), ("scale", np.float32)])
 """An entry of the stacked tensors, and the scale of what it adds."""
 

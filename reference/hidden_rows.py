@@ -43,7 +43,8 @@ class HiddenRows:
 
     def in_ring(self, slot: int, positions: Indices) -> Indices:
         """The rows of ``positions`` of a slot, of which the ring has the latest."""
-        return (slot * self.ring + positions % self.ring).astype(np.int32)
+        found: Indices = positions % self.ring + np.int32(slot * self.ring)
+        return found
 
     def in_step(self, tokens: Indices) -> Indices:
         """The rows of tokens of the latest step, by their indices in it."""

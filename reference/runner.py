@@ -18,11 +18,11 @@ from contract.execution import STEP_LOCAL, ExecutableGraph
 from contract.ir.graph import BufferDecl, BufferKind, Graph
 from contract.ir.inputs import InputLayout, InputRows
 from contract.ir.scratch import buffer_bytes
-from contract.ir.unread_outputs import HIDDEN_STATES
+from contract.ir.unread_outputs import ADAPTER_IDS, HIDDEN_STATES
 from contract.lazy_dataclass import dataclass
 from contract.records import LOGIT_BIAS, OUTPUT_EVENT, QUERY_TOKEN, SAMPLING, STEP
 from contract.tier import Buffer, Fence, Tier, UploadsLater
-from reference.adapter_inputs import ADAPTER_IDS, ADAPTER_SCALES, AdapterInputs
+from reference.adapter_inputs import ADAPTER_SCALES, AdapterInputs
 from reference.expert_outputs import expert_buffers, expert_outputs
 from reference.hidden_rows import HIDDEN_PAIRS, HIDDEN_ROWS, SHARED_STATES, HiddenRows
 from reference.limits import Limits
@@ -34,8 +34,7 @@ from reference.quant import finite_words
 
 LOGITS = "output.logits"
 HIDDEN = HIDDEN_STATES
-"""The hidden states that logits are computed from; an output of a graph whose limits have
-``hidden_states``."""
+"""What logits are computed from; an output of a graph whose limits have ``hidden_states``."""
 CHOSEN = "output.log_probability"
 TOP_IDS = "output.top_ids"
 TOP_LOGS = "output.top_log_probabilities"
@@ -72,7 +71,8 @@ class StepInput:
 
     ``hidden_rows`` int32[tokens] and ``hidden_pairs`` int32[rows, 2] are the rows of the table of
     hidden states that a draft block reads and writes. ``adapters`` ADAPTERS[tokens, combined] are
-    those of each token, or None. A ``plain`` step has no drafts, nor hidden states a block reads.
+    those of each token, or None. A ``plain`` step has no drafts, nor hidden states a block reads;
+    an ``unread`` one requests no outputs and is not collected.
     """
 
     query: NDArray[np.void]
@@ -88,6 +88,7 @@ class StepInput:
     digested: NDArray[np.int32] | None = None
     adapters: NDArray[np.void] | None = None
     plain: bool = False
+    unread: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,11 +213,9 @@ class ModelRunner(ContextManager):
         return self.collect(self.submit(inputs))
 
     def submit(self, inputs: StepInput) -> Submission:
-        """Start a step after those submitted before it; at most RING_STEPS may be under way.
-
-        A query token of LAST_TOKEN is the one the slot's step before samples. Raises ValueError for
-        more masks or biases than the limits allow, ModelFileError for a file changed under a tier.
-        """
+        """Start a step after those submitted before it; at most RING_STEPS may be under way. Raises
+        ValueError for more masks or biases than the limits allow, ModelFileError for a file changed
+        under a tier."""
         if self.tier.info.host_unified:
             self.model.file.check_unchanged()
         tokens, rows = len(inputs.query), len(inputs.output_rows)
@@ -235,7 +234,8 @@ class ModelRunner(ContextManager):
         if inputs.adapters is not None:
             self._adapters.put(inputs.adapters, tokens)
         form = self._forms[inputs.adapters is not None, not inputs.plain]
-        fence = form.replay(self._inputs, inputs.requested, self._put_pages(inputs))
+        pages = self._put_pages(inputs)
+        fence = form.replay(self._inputs, inputs.requested, pages, inputs.unread)
         self._last = Submission(fence, rows, first)
         return self._last
 

@@ -83,8 +83,13 @@ def _standing(ops: Remaining) -> KernelLaunch:
         "delta_step",
         (sizes["value_heads"], tokens, 1),
         (32 * warps, 1, 1),
-        4 * 4 * size + FACTOR_BYTES + 4,
-        {"WARPS": warps, "STATES": sizes["states"], **_operand_macros(ops)},
+        tokens * (4 * 4 * size + FACTOR_BYTES) + 4,
+        {
+            "WARPS": warps,
+            "STATES": sizes["states"],
+            "MOST_TOKENS": tokens,
+            **_operand_macros(ops),
+        },
     )
 
 

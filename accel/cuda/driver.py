@@ -90,6 +90,12 @@ class _Thread(local):
     current: Context | None = None
     calling = False
 
+    def __enter__(self) -> None:
+        self.calling = True
+
+    def __exit__(self, *_: object) -> None:
+        self.calling, self.current = False, None
+
 
 _THREAD = _Thread()
 
@@ -116,15 +122,10 @@ class Context:
         return self._driver.call(function, *arguments)
 
     @staticmethod
-    def begin_calls() -> None:
-        """Begin many calls of this thread, between which no other library makes a context
+    def many_calls() -> _Thread:
+        """A block of many calls of this thread, between which no other library makes a context
         current."""
-        _THREAD.calling = True
-
-    @staticmethod
-    def end_calls() -> None:
-        """End what ``begin_calls`` began."""
-        _THREAD.calling, _THREAD.current = False, None
+        return _THREAD
 
     def when_gone(self, owner: object, function: Callable[..., object], *arguments: Any) -> None:
         """Call ``function(*arguments)`` when ``owner`` is collected as garbage, if the context

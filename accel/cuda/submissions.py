@@ -9,8 +9,10 @@ step. The host never waits in between.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -123,14 +125,14 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class CudaStep:
-    """A step as it was enqueued. ``mark`` is behind the copies of its outputs."""
+    """A step as it was enqueued. ``marked`` gives a mark behind the copies of its outputs."""
 
-    mark: Mark
+    marked: Callable[[], Mark]
 
     def ended(self) -> bool:
         """See Completion."""
         try:
-            return self.mark.passed
+            return self.marked().passed
         except CudaError as error:
             raise DeviceLost(str(error)) from None
 
@@ -140,9 +142,11 @@ class CudaStep:
 
 @dataclass(frozen=True, slots=True)
 class CudaSlot(HostSlot):
-    """A slot in page-locked memory, and the mark behind all copies of its step."""
+    """A slot in page-locked memory, and the mark behind all copies of its step. ``unread`` are the
+    slots of the steps in front of it that nobody waits for."""
 
     ended: Mark
+    unread: list[tuple[CudaBatch, CudaSlot]] = field(default_factory=list)
 
 
 CudaFence = StepFence[Allocation, RecordedBucket, CudaStep]
@@ -160,6 +164,7 @@ class InputSlots:
     turn: int = 0
     _readers: list[Mark] = field(init=False)
     _copied: Mark = field(init=False)
+    _read_since: bool = False
 
     def __post_init__(self) -> None:
         context, streams = self.memory.context, self.memory.streams
@@ -181,6 +186,8 @@ class InputSlots:
         address = self.addresses[self.turn]
         stream = streams.inputs if overlaps else streams.steps
         if overlaps:
+            if self.turn == 0 and self._read_since:
+                self.read()
             self._readers[self.turn].hold(stream)
         memory.context.call("cuMemcpyHtoDAsync", address, data.ctypes.data, data.nbytes, stream)
         if overlaps:
@@ -192,7 +199,13 @@ class InputSlots:
         """A mark behind the step that was enqueued last, which reads the buffer filled last."""
         reader = self._readers[self.turn]
         reader.move(self.memory.stream)
+        self._read_since &= self.turn != 0
         return reader
+
+    def read_later(self) -> None:
+        """As ``read``, for a step that read the first buffer: the mark is made when it is asked
+        for."""
+        self._read_since = True
 
 
 class CudaSubmissions(Submissions[Allocation, RecordedBucket, CudaSlot, CudaStep]):
@@ -205,6 +218,7 @@ class CudaSubmissions(Submissions[Allocation, RecordedBucket, CudaSlot, CudaStep
         self.before_step: Callable[[], None] = lambda: None
         """Enqueues what comes between steps."""
         self._input_slots: InputSlots | None = None
+        self._unread: list[tuple[CudaBatch, CudaSlot]] = []
         self._computed: Mark
 
     @property
@@ -226,23 +240,75 @@ class CudaSubmissions(Submissions[Allocation, RecordedBucket, CudaSlot, CudaStep
             ]:
                 recording.prepare(self._memory.stream, address)
 
+    def submit(
+        self,
+        batch: CudaBatch,
+        inputs: NDArray[np.uint8],
+        requested: Sequence[str],
+        rows: InputRows | None = None,
+    ) -> CudaFence:
+        """See Submissions. Raises CudaError."""
+        with self._memory.context.many_calls():
+            return super().submit(batch, inputs, requested, rows)
+
     def start(
         self, batch: CudaBatch, inputs: NDArray[np.uint8], rows: InputRows | None = None
     ) -> CudaSlot:
         """Enqueue the inputs and the launches of a step; the caller must call ``finish`` next.
         Nothing here waits for the device. Raises CudaError."""
+        slot = self._enqueued(batch, inputs, rows)
+        slot.unread.extend(self._unread)
+        self._unread.clear()
+        assert self._input_slots is not None
+        self._computed = self._input_slots.read()
+        return slot
+
+    def submit_unread(
+        self, batch: CudaBatch, inputs: NDArray[np.uint8], rows: InputRows | None
+    ) -> CudaFence:
+        """Enqueue a step whose outputs stay on the device. Few calls of the driver: its inputs are
+        copied in the stream of steps, and a mark is made only if somebody asks. Raises
+        CudaError."""
+        with self._memory.context.many_calls():
+            slot = self._enqueued(batch, inputs, rows, unread=True)
+        self._unread.append((batch, slot))
+        assert self._input_slots is not None
+        self._input_slots.read_later()
+        marked = cache(partial(Mark, self._memory.context, self._memory.stream))
+        return StepFence(batch, {}, CudaStep(marked), time.monotonic())
+
+    def retire(self) -> None:
+        """See Submissions: with the slots of the unread steps in front of ended ones."""
+        while self._in_flight and self._in_flight[0][0].done:
+            fence, slot = self._in_flight.popleft()
+            for batch, ended in (*slot.unread, (fence.batch, slot)):
+                self._free_slots(batch).append(ended)
+            slot.unread.clear()
+
+    def close(self) -> None:
+        """See Submissions."""
+        super().close()
+        self._unread.clear()
+
+    def _enqueued(
+        self,
+        batch: CudaBatch,
+        inputs: NDArray[np.uint8],
+        rows: InputRows | None,
+        unread: bool = False,
+    ) -> CudaSlot:
+        """The slot of a step whose inputs and launches were enqueued."""
         slot = super().start(batch, inputs, rows)
         memory = self._memory
         snapshot = inputs if isinstance(inputs, LentBlock) else slot.inputs.data
         # What the host wrote into mapped memory counts only if nothing was running.
-        if not self._in_flight:
+        if not self._in_flight and not self._unread:
             memory.staging.to_device()
         assert self._input_slots is not None
         self.before_step()
         recording = batch.launch.recorded_for(snapshot)
-        address = self._input_slots.fill(snapshot, recording.is_brief)
+        address = self._input_slots.fill(snapshot, recording.is_brief and not unread)
         recording.enqueue(memory.stream, address)
-        self._computed = self._input_slots.read()
         return slot
 
     def _fill(self, slot: CudaSlot, inputs: NDArray[np.uint8], rows: InputRows | None) -> None:
@@ -274,4 +340,4 @@ class CudaSubmissions(Submissions[Allocation, RecordedBucket, CudaSlot, CudaStep
         written = [allocation for _, allocation in batch.outputs.values()]
         memory.staging.outputs_to_host(memory.leave, written)
         slot.ended.move(memory.streams.outputs)
-        return CudaStep(slot.ended)
+        return CudaStep(lambda: slot.ended)

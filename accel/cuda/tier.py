@@ -48,7 +48,7 @@ from contract.ir.inputs import InputLayout, InputRows, LentBlock, input_layout
 from contract.ir.nodes import BufferDecl, BufferKind, Graph
 from contract.ir.scratch import buffer_bytes
 from contract.shape_key import ShapeKey
-from contract.tier import DeviceTier, FiniteWords, StreamsWeights, UploadsLater
+from contract.tier import DeviceTier, FiniteWords, StreamsWeights, SubmitsUnread, UploadsLater
 
 PROMPT_TOKENS = 1024
 """Prompt tokens of a step: with 1,024 blocks of products fill the multiprocessors better than with
@@ -272,20 +272,12 @@ class CudaTier(BaseTier[Allocation, RecordedBucket, CudaStep]):
         self._submissions.prepare(batch)
         return batch
 
-    def submit(
-        self,
-        batch: CudaBatch,
-        inputs: NDArray[np.uint8],
-        requested: Sequence[str] = (),
-        rows: InputRows | None = None,
+    def submit_unread(
+        self, batch: CudaBatch, inputs: NDArray[np.uint8], rows: InputRows | None = None
     ) -> CudaFence:
-        """See ``contract.tier.Tier``."""
-        context = self._memory.context
-        context.begin_calls()
-        try:
-            return super().submit(batch, inputs, requested, rows)
-        finally:
-            context.end_calls()
+        """See ``contract.tier.SubmitsUnread``."""
+        with self._guarded("submitting a step"):
+            return self._submissions.submit_unread(batch, inputs, rows)
 
     def prepare(self, batch: CudaBatch) -> None:
         """Make the batch's graph for the current memory. Raises CudaError."""
@@ -392,3 +384,4 @@ if TYPE_CHECKING:
     _conforms: type[DeviceTier[CudaBuffer, CudaBatch, CudaFence]] = CudaTier
     _uploads_later: type[UploadsLater] = CudaTier
     _streams_weights: type[StreamsWeights] = CudaTier
+    _submits_unread: type[SubmitsUnread] = CudaTier

@@ -16,18 +16,21 @@ ON_DEMAND = frozenset({Opcode.LOG_PROBABILITIES, Opcode.ROW_DIGEST})
 """Opcodes that only those steps compute which are asked for their results."""
 HIDDEN_STATES = "output.hidden"
 """The hidden states that logits are computed from: an output of the steps that are asked for it."""
+ADAPTER_IDS = "request.adapter_ids"
+"""Of each token the adapters that it uses: an input of the steps of which some token has any."""
 
 
 def kinds_of_steps(graph: Graph) -> int:
     """Number of graphs a model is lowered as: with and without the results of each on-demand
-    opcode, the hidden states, and the experts that its tokens use; and with and without drafts."""
+    opcode, the hidden states, the experts that its tokens use, drafts, and adapters."""
     reads_experts = any(
         node.opcode is Opcode.MOE_GATE_TOPK
         and graph.buffers[node.operands["ids"].buffer].kind is BufferKind.OUTPUT
         for node in graph.nodes
     )
-    reads_hidden, drafts = HIDDEN_STATES in graph.buffers, Opcode.VERIFY_K in graph.opcodes
-    return int(2 ** (len(graph.opcodes & ON_DEMAND) + reads_experts + reads_hidden + drafts))
+    named = len(graph.buffers.keys() & {HIDDEN_STATES, ADAPTER_IDS})
+    opcodes = len(graph.opcodes & (ON_DEMAND | {Opcode.VERIFY_K}))
+    return int(2 ** (opcodes + reads_experts + named))
 
 
 def without_outputs(graph: Graph, names: Collection[str]) -> Graph:

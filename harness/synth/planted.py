@@ -14,7 +14,7 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from contract.dtypes import F16, Q8_0, DType
+from contract.dtypes import Q8_0, DType
 from harness.synth.draw import Bytes, draw_matrix
 from harness.synth.spec import SynthSpec
 from reference.quant import FORMATS
@@ -44,8 +44,6 @@ def planted_mean(spec: SynthSpec, kind: str) -> float | None:
 def planted_type(spec: SynthSpec, kind: str, embedding: DType) -> DType | None:
     """The storage type of a matrix that planting sets, None for others. Rows of few blocks have
     norms that differ too much, since every block has a random scale."""
-    if kind == JOIN:
-        return F16
     if kind not in ("token_embd", *DRAWN_AS_EMBEDDING):
         return None
     return embedding if embedding.block_elements * FEWEST_BLOCKS <= spec.hidden else Q8_0

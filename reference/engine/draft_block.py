@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Items
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
@@ -166,7 +167,7 @@ class DraftBlock:
         in the next step of the model. The block notes each draft that it continues as recent, and
         the last one as the last of its slot."""
         bounded = [self._bounded(one) for one in sequences]
-        for step in self._steps([one for one in bounded if one.most]):
+        for step in self._steps([one for one in bounded if one.most], unread=True):
             self._runner.submit(step.inputs)
         return [_stand_ins(one.most) for one in bounded]
 
@@ -175,13 +176,13 @@ class DraftBlock:
         assert self._table is not None
         pages = self._table.page_count[one.slot] * PAGE_TOKENS
         room = pages - len(one.tokens) + 1 if one.key in self._followed else 0
-        return replace(one, most=max(0, min(one.most, room)))
+        return one if 0 <= one.most <= room else replace(one, most=max(0, min(one.most, room)))
 
     def _part(self, one: DraftRequest) -> _Part:
         own, known = self._followed[one.key], len(one.tokens)
         return _Part(own, min(own.filled, known - 1), known, one.tokens)
 
-    def _steps(self, active: list[DraftRequest]) -> Iterator[ChainedStep]:
+    def _steps(self, active: list[DraftRequest], *, unread: bool = False) -> Iterator[ChainedStep]:
         """The steps of a draft: the first brings the block up to date, each other continues with
         the token and the hidden state that the one before left on the device."""
         parts = [self._part(one) for one in active]
@@ -189,12 +190,12 @@ class DraftBlock:
             self._fill([part._replace(stop=part.stop - 1) for part in parts])
             parts = [self._part(one) for one in active]
         if active:
-            ends = np.cumsum([part.stop - part.first for part in parts], dtype=np.int32) - 1
+            ends = np.array([*accumulate(part.stop - part.first for part in parts)], np.int32) - 1
             query, hidden = self._query(parts)
             for part in parts:
                 part.own.filled = part.stop
             everyone = list(range(len(active)))
-            yield ChainedStep(self._input(query, hidden, active, 0, ends), everyone)
+            yield ChainedStep(self._input(query, hidden, active, 0, ends, unread), everyone)
         for number in range(1, max((one.most for one in active), default=0)):
             indices = [n for n, one in enumerate(active) if one.most > number]
             left = [active[n] for n in indices]
@@ -204,7 +205,7 @@ class DraftBlock:
             query["position"] = [len(one.tokens) - 1 + number for one in left]
             hidden = np.array([self._rows.drafted(one.slot) for one in left], np.int32)
             rows = np.arange(len(left), dtype=np.int32)
-            yield ChainedStep(self._input(query, hidden, left, number, rows), indices)
+            yield ChainedStep(self._input(query, hidden, left, number, rows, unread), indices)
 
     def _input(
         self,
@@ -213,6 +214,7 @@ class DraftBlock:
         drafted: list[DraftRequest],
         number: int,
         rows: Indices,
+        unread: bool,
     ) -> StepInput:
         """A step over ``query`` that samples draft ``number`` of each sequence in ``drafted``."""
         assert self._table is not None
@@ -227,6 +229,7 @@ class DraftBlock:
             page_versions=self._table.page_versions,
             hidden_rows=hidden,
             hidden_pairs=np.array(pairs, np.int32).reshape(-1, 2),
+            unread=unread,
         )
 
     def _query(self, parts: list[_Part]) -> tuple[np.ndarray, Indices]:
@@ -237,15 +240,15 @@ class DraftBlock:
             begin, end = end, end + part.stop - part.first
             query["token"][begin:end] = part.tokens[part.first : part.stop]
             query["slot"][begin:end] = part.own.slot
-            query["position"][begin:end] = np.arange(part.first, part.stop)
+            query["position"][begin:end] = range(part.first, part.stop)
             hidden.append(self._hidden(part))
-        return query, np.concatenate(hidden)
+        return query, hidden[0] if len(hidden) == 1 else np.concatenate(hidden)
 
     def _hidden(self, part: _Part) -> Indices:
         """The rows of the hidden states of the positions before those of ``part``."""
         own, rows = part.own, self._rows
         before = np.arange(part.first - 1, part.stop - 1, dtype=np.int32)
-        if part.first > max(own.begin, own.top - rows.ring):
+        if part.first > own.begin and part.first > own.top - rows.ring:
             return rows.in_ring(own.slot, before)
         found = np.where(
             before >= part.start, rows.in_step(before - part.start + part.token), rows.zeros
@@ -272,7 +275,7 @@ class DraftBlock:
         if parts:
             query, hidden = self._query(parts)
             none = np.zeros(0, np.int32)
-            self._runner.submit(self._input(query, hidden, [], 0, none))
+            self._runner.submit(self._input(query, hidden, [], 0, none, unread=True))
 
 
 def _stand_ins(drafts: int) -> Tokens:

@@ -80,11 +80,10 @@ class Engine(PrefixCalls, TenantCalls, MemoryCalls):
         self._disk = disk_pages_of(disk, runner, self.tenants)
         self.memory = memory_of(runner, options, self._disk)
         self._clock, self._observer = clock, observer
-        self._arrivals, self._blocked = 0, False
+        self._arrivals, self._blocked, self._whole = 0, False, True
         self._live: dict[int, Sequence] = {}
         self._stalled: dict[int, Sequence] = {}
         self._failed: list[Sequence] = []
-        self._whole = True
         self._slot_manager = SlotManager(runner, self.memory, self.tenants, self._lost, self._disk)
         cost = StepCost()
         self._speculative = (
@@ -321,8 +320,8 @@ class Engine(PrefixCalls, TenantCalls, MemoryCalls):
             self._pipeline.fill()
             read = self._pipeline.read()
             self._blocked = read is None
-            if read is not None:
-                self._output_processor.take(*read, self._clock())
+            if read is not None and self._output_processor.take(*read, self._clock()):
+                self._pipeline.fill_idle()
         self._output_processor.count()
         self._changes.follow()
         if self._disk is not None:
@@ -363,10 +362,10 @@ class Engine(PrefixCalls, TenantCalls, MemoryCalls):
     def _end_overdue(self) -> None:
         """End the requests whose consumers stalled too long, under which steps failed, or that can
         never have room."""
-        failed, unfit = self._failed, self._scheduler.unfit
-        if not failed and not unfit and not self._stalled:
+        lost = *self._failed, *self._scheduler.unfit
+        if not lost and not self._stalled:
             return
-        ending = [(sequence, FinishReason.ERROR) for sequence in (*failed, *unfit)]
+        ending = [(sequence, FinishReason.ERROR) for sequence in lost]
         for sequence in self._stalled.values():
             sequence.stalled_steps += not sequence.patient
             if sequence.stalled_steps > self.options.stall_steps:

@@ -152,16 +152,18 @@ class OutputProcessor:
             batch.entries, marked.cancelled, finished[reason] = left, True, count
         self.count()
 
-    def take(self, output: StepOutput, computed: Iterable[Computed], now: float) -> None:
-        """Process a step that was read at ``now`` seconds."""
-        tokens = output.token.tolist()
+    def take(self, output: StepOutput, computed: Iterable[Computed], now: float) -> bool:
+        """Process a step that was read at ``now`` seconds; whether it ended no sequence."""
+        tokens, live = output.token.tolist(), True
         try:
             for part in computed:
                 self._take(part, tokens, output, now)
+                live &= part.sequence.running
         finally:
             for (tenant, seconds), count in self._intervals.items():
                 self._ledger.interval(tenant, seconds, count)
             self._intervals.clear()
+        return live
 
     def end_early(self, sequence: Sequence, reason: FinishReason) -> None:
         """End a request without a token."""

@@ -124,6 +124,13 @@ class Pipeline:
         while len(self._in_flight) <= self.steps_ahead and self._start():
             pass
 
+    def fill_idle(self) -> None:
+        """Submit the next step where drafts let the device wait for the tokens that were read,
+        before their consumers take them."""
+        drafts = self._speculative is not None
+        if drafts and not self._in_flight and self._runner.tier.info.asynchronous:
+            self.fill()
+
     def read(self) -> tuple[StepOutput, Iterator[Computed]] | None:
         """Wait for the oldest step: its output, and what it did for each sequence that still has
         the slot it was computed for. None where no step is in flight."""

@@ -74,6 +74,29 @@ def test_one_token(name: str, folder: Path) -> None:
     run(steps, [9], [0])
 
 
+FEW = {
+    "one slot": ([3, 4, 5, 6], [1, 1, 1, 1]),
+    "slots in turns": ([8, 2, 9, 3], [1, 0, 1, 0]),
+    "one begins anew": ([10, 0, 1, 4], [1, 2, 2, 0]),
+    "fewer than the form has": ([5, 6, 0], [1, 1, 2]),
+}
+
+
+@pytest.mark.parametrize("states", [1, 4])
+@pytest.mark.parametrize(("positions", "slots"), FEW.values(), ids=FEW)
+@pytest.mark.parametrize("name", MODELS)
+def test_few_tokens(
+    name: str, positions: list[int], slots: list[int], states: int, folder: Path
+) -> None:
+    """A block of each head for every slot; the next step computes all but one of them again."""
+    key = ShapeKey(len(slots), 1)
+    steps = TunedSteps(recorded(name, folder, key, states), ShapeKey(4, 2), DEVICE, FILES, folder)
+    assert [[launch.source.name for launch in run] for run in steps.runs] == [["delta_step.cu"]]
+    for after in (0, 1):
+        run(steps, [position + after for position in positions], slots)
+        assert not steps.workspace.any()
+
+
 @pytest.mark.parametrize("name", ["small", "short", "qwen35"])
 def test_tokens_of_several_slots(name: str, folder: Path) -> None:
     """Those of a slot apart from each other, one that begins anew, fewer than the form has."""

@@ -24,7 +24,7 @@ from contract.ir.inputs import input_layout
 from contract.shape_key import ShapeKey
 from contract.tier import Fence
 from tests.cuda.conftest import OpenTier
-from tests.cuda.fake_context import words
+from tests.cuda.fake_context import floats, words
 from tests.cuda.fake_driver import FakeDriver
 from tests.cuda.fake_kernels import FAULT, HANG, TUNED
 from tests.cuda.fake_nvrtc import FakeNvrtc
@@ -113,6 +113,44 @@ def test_lent_inputs_are_read_where_they_are(
         block[LAYOUT.offsets["x"] :] = 0
     tier.wait(fence)
     assert np.array_equal(output(fence), doubled(values)) != written
+
+
+@pytest.mark.parametrize("late", [True, False])
+def test_steps_that_nobody_waits_for_are_computed(
+    driver: FakeDriver, open_cuda: OpenTier, late: bool
+) -> None:
+    """In their turn, with their own inputs, and in few calls; the page-locked memory of those in
+    front of steps that have ended is used again."""
+    lowered = Lowered(open_cuda())
+    tier, device = lowered.tier, driver.current
+    y = lowered.y.allocations[0].address
+    device.late = late
+    slots = set()
+    for first in range(0, 18, 6):
+        fences = []
+        for number, unread in enumerate((True, True, False, False, True, True), first):
+            values = values_of(3, number)
+            block = block_of(values)
+            driver.calls.clear()
+            if unread:
+                fence = tier.submit_unread(lowered.batch, block)
+                # Earlier steps make their memory; marks of fences that are dropped follow.
+                calls = [call for call in driver.calls if call != "cuEventQuery"]
+                step = ["cuCtxSetCurrent", "cuMemcpyHtoDAsync", "cuGraphLaunch"]
+                assert first < 12 or calls[:3] == step
+                slots.add(id(tier._submissions._unread[-1][1]))
+            else:
+                fence = lowered.submit(block)
+            fences.append((fence, doubled(values)))
+            block[:] = 0xFF
+        for number in (3, 2):
+            tier.wait(fences[number][0])
+            assert np.array_equal(output(fences[number][0]), fences[number][1])
+        tier.wait(fences[-1][0])
+        assert np.array_equal(floats(y, 3 * WIDTH).reshape(3, WIDTH), fences[-1][1])
+        for fence, _ in fences:
+            tier.wait(fence)
+    assert len(slots) <= 8
 
 
 def test_inputs_that_are_read_late_are_noticed(

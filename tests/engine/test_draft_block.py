@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from contract.errors import DeviceLost
 from contract.records import RECENT_TOKEN
 from contract.tier import Tier
 from contract.types import FinishReason, Request, SamplingParams, TokenEvent
@@ -234,6 +235,57 @@ def test_the_host_never_reads_a_draft(
             assert set(order) == {"step", "read" if reads else "verify"}
     assert counts[0] == counts[1]
     assert counts[0].accepted > 5
+
+
+@pytest.mark.parametrize("tier_name", ["quick", "native"])
+def test_the_device_does_not_wait_for_consumers(
+    synthetic_model: SyntheticModel, tier_name: str
+) -> None:
+    """On a tier with a queue the next round is submitted before the tokens of one are handed out,
+    but for those that end an answer."""
+    path = drafting_model(synthetic_model, "qwen35")
+    with TIERS[tier_name]() as tier, drafting(path, tier) as (runner, block):
+        engine, found = engine_of(runner, block, prefix_cache=False), set()
+        for one in REQUESTS[:2]:
+            engine.submit(one)
+        while not engine.idle:
+            engine.advance()
+            in_flight = len(engine._pipeline._in_flight)
+            events = engine.take_events()
+            if events:
+                found.add((events[-1].finish_reason is not None, in_flight > 0))
+    assert engine.statistics.speculation.accepted > 5
+    assert found == {(False, tier.info.asynchronous), (True, False)}
+
+
+def test_a_round_that_fails_keeps_the_tokens_before(
+    synthetic_model: SyntheticModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whichever submission fails, of the block or of the model, no token is lost or comes twice."""
+    path = drafting_model(synthetic_model, "qwen35")
+    submit, left = ModelRunner.submit, [0]
+
+    def failing(self: ModelRunner, inputs: StepInput) -> Submission:
+        left[0] -= 1
+        if left[0] == 0:
+            raise DeviceLost("now")
+        return submit(self, inputs)
+
+    with TIERS["native"]() as tier, drafting(path, tier) as (runner, block):
+        expected = run(engine_of(runner, None, prefix_cache=False), REQUESTS[:2])
+        monkeypatch.setattr(ModelRunner, "submit", failing)
+        for number in range(1, 40, 3):
+            left[0] = number
+            engine = engine_of(runner, block, prefix_cache=False)
+            for one in REQUESTS[:2]:
+                engine.submit(one)
+            events: dict[int, list[TokenEvent]] = defaultdict(list)
+            while not engine.idle:
+                with suppress(DeviceLost):
+                    for event in engine.step():
+                        events[event.request_id].append(event)
+            assert left[0] <= 0
+            assert events == expected
 
 
 class Observed(DraftBlock):

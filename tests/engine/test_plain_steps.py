@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 from contract.ir.graph import Graph
+from contract.ir.unread_outputs import ADAPTER_IDS
 from contract.opcodes import Opcode
 from contract.tier import Tier
 from contract.types import Request, SamplingParams
@@ -18,9 +20,10 @@ from reference.engine.drafter import Tokens
 from reference.hidden_rows import HIDDEN_TABLE
 from reference.limits import with_drafts
 from reference.memory.planner import plan_memory
-from reference.model.open import open_model
+from reference.model.open import Model, open_model
 from reference.runner import ModelRunner, StepInput, Submission
 from reference.sched.drafts import DraftPolicy
+from tests.adapters import write_adapter
 from tests.engine.small_engine import ALL_TIERS as TIERS
 from tests.engine.test_draft_block import LIMITS, drafting, drafting_model, engine_of, run
 from tests.engine.test_speculation import Told
@@ -142,20 +145,74 @@ def test_only_steps_that_the_block_reads_keep_hidden_states(
     assert (engine.statistics.speculation.accepted > 5) == (most > 0)
 
 
+@pytest.mark.parametrize("ahead", [0, 1])
+@pytest.mark.parametrize("tier", [tier for tier in TIERS if tier != "vulkan"])
+def test_adapters_and_drafts_are_left_out_of_steps_without(
+    synthetic_model: Callable[..., Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    tier: str,
+    ahead: int,
+) -> None:
+    """Requests with adapters, of which the first ends early, beside one without, with and without
+    drafts: steps of all four forms, and the answers of a session that drafts nothing."""
+    with adapted(synthetic_model(architecture="qwen3", quant="q4_k_m"), tmp_path) as model:
+        limits = replace(DRAFTED, adapters=model.adapters.combined)
+        requests = [
+            replace(REQUESTS[0], adapters=((0, 1.0),), max_tokens=17),
+            replace(REQUESTS[1], max_tokens=60),
+            replace(REQUESTS[2], adapters=((0, -0.5), (1, 0.5)), max_tokens=9),
+        ]
+        with TIERS[tier]() as opened, ModelRunner(model, opened, limits) as runner:
+            steps = Steps(runner, monkeypatch)
+            expected = run(engine_of(runner, None, steps_ahead=ahead, prefix_cache=False), requests)
+            steps.clear()
+            told = {r.prompt: [event.token for event in expected[r.id]] for r in requests}
+            options = EngineOptions(steps_ahead=ahead, prefix_cache=False, draft_tokens=5)
+            engine = Engine(runner, options, drafter=Seldom(told, 1))
+            assert run(engine, requests) == expected
+            adapters = [ADAPTER_IDS in graph.buffers for graph in steps.graphs]
+            assert steps.verified == steps.drafts
+            assert len(set(zip(adapters, steps.drafts, strict=True))) == 4
+    assert engine.statistics.speculation.accepted > 5
+
+
+@contextmanager
+def adapted(path: Path, folder: Path) -> Iterator[Model]:
+    """The model of a file, with two adapters."""
+    paths = [write_adapter(folder / f"{n}.gguf", path, rank=3 + n, seed=n) for n in (1, 2)]
+    model = open_model(path, paths)
+    try:
+        yield model
+    finally:
+        model.close()
+
+
 @pytest.mark.parametrize("tier", ["native", "opencl"])
-def test_both_forms_of_a_step_are_planned(synthetic_model: Callable[..., Path], tier: str) -> None:
-    """As many lowered steps as in a session that may draft, and half of them in another."""
-    model = open_model(synthetic_model(architecture="qwen3", quant="q4_k_m"))
-    planned, taken = [], []
-    for limits in (replace(DRAFTED, draft_tokens=0), DRAFTED):
-        with TIERS[tier]() as opened:
-            graph = model.graph(limits)
-            footprint = opened.footprint(graph, limits.largest)
-            planned.append(plan_memory(graph, limits, footprint, opened.info.host_unified))
-            with ModelRunner(model, opened, limits) as runner:
-                before = opened.allocated_bytes
-                runner.prepare()
-                taken.append(opened.allocated_bytes - before)
-    model.file.close()
-    assert taken[1] > 1.9 * taken[0]
-    assert planned[1].variants - planned[0].variants >= taken[1] - taken[0]
+def test_all_forms_of_a_step_are_planned(
+    synthetic_model: Callable[..., Path], tmp_path: Path, tier: str
+) -> None:
+    """With drafts, and with adapters, twice as many lowered steps each as without."""
+    path = synthetic_model(architecture="qwen3", quant="q4_k_m")
+    plain, planned, taken = replace(DRAFTED, draft_tokens=0), [], []
+    with adapted(path, tmp_path) as model:
+        combined = model.adapters.combined
+        for limits in (
+            plain,
+            DRAFTED,
+            replace(plain, adapters=combined),
+            replace(DRAFTED, adapters=combined),
+        ):
+            with TIERS[tier]() as opened:
+                graph = model.graph(limits)
+                footprint = opened.footprint(graph, limits.largest)
+                planned.append(
+                    plan_memory(graph, limits, footprint, opened.info.host_unified).variants
+                )
+                with ModelRunner(model, opened, limits) as runner:
+                    before = opened.allocated_bytes
+                    runner.prepare()
+                    taken.append(opened.allocated_bytes - before)
+    for fewer, more in ((0, 1), (0, 2), (1, 3), (2, 3)):
+        assert taken[more] > 1.9 * taken[fewer]
+        assert planned[more] - planned[fewer] >= taken[more] - taken[fewer]

@@ -7,7 +7,10 @@
 //
 // A slot has STATES rows of states; what follows a position is in the row of its remainder.
 //
-// Compiled with STATE_SIZE, HISTORY, WARPS, STATES; with these operand numbers (see packets.h): X,
+// Everything but the recurrence is computed for all tokens together. A warp has its rows of the
+// state in registers, so that no other waits between two tokens.
+//
+// Compiled with STATE_SIZE, HISTORY, WARPS, STATES, MOST_TOKENS; with these operand numbers (see packets.h): X,
 // CONV_WEIGHT, QUERY, CONV_STATE, ALPHA, BETA, DECAY, DT_BIAS, STATE, GATE, NORM_WEIGHT, Y; with
 // the packet numbers INPUTS_OP, NET and NORM.
 
@@ -30,10 +33,10 @@ DEVICE bool has_earlier(const QUERIES &queries, unsigned token, int lane) {
 extern "C" __global__ void __launch_bounds__(THREADS)
     delta_step(U64 scratch, U64 inputs, const __grid_constant__ PACKETS packets, U64 workspace) {
     extern __shared__ __align__(128) unsigned char shared[];
-    float *mixed = (float *)shared;             // queries, keys, values
-    float *read = mixed + HEAD_CHANNELS;        // M q
-    FACTORS *factors = (FACTORS *)(read + STATE_SIZE);
-    unsigned *ticket = (unsigned *)(factors + 1);
+    float *mixed = (float *)shared;  // queries, keys and values of each token
+    float *read = mixed + MOST_TOKENS * HEAD_CHANNELS;  // M q
+    FACTORS *factors = (FACTORS *)(read + MOST_TOKENS * STATE_SIZE);
+    unsigned *ticket = (unsigned *)(factors + MOST_TOKENS);
     const LAUNCH launch = {scratch, inputs, (U64)&packets, 0u};
     const PACKET *net = packet_of(launch, NET);
     const unsigned key_heads = net->size[SSM_DELTA_NET_KEY_HEADS];
@@ -93,45 +96,57 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 #pragma unroll
         for (int i = 0; i < HISTORY; i++) began[c][i] = past[c][i];
     unsigned *counter = (unsigned *)workspace + first * key_heads + key_head;
-#pragma unroll 1
-    for (unsigned token = first; token < tokens; token++) {
-        if (queries.slot(token) != slot) continue;
+    float now[MOST_TOKENS][PER_THREAD];
+#pragma unroll
+    for (int n = 0; n < MOST_TOKENS; n++) {
+        const unsigned token = min(first + n, tokens - 1);
+#pragma unroll
+        for (int c = 0; c < PER_THREAD; c++)
+            if (thread + c * THREADS < HEAD_CHANNELS)
+                now[n][c] =
+                    ((const float *)operand_at(launch, X))[token * stride_at(launch, X) + channel[c]];
+    }
+#pragma unroll
+    for (int n = 0; n < MOST_TOKENS; n++) {
+        const unsigned token = first + n;
+        if (token >= tokens || queries.slot(token) != slot) continue;
         const bool starts = queries.starts(token);
 #pragma unroll
         for (int c = 0; c < PER_THREAD; c++) {
             if (thread + c * THREADS >= HEAD_CHANNELS) break;
-            const float now =
-                ((const float *)operand_at(launch, X))[token * stride_at(launch, X) + channel[c]];
-            mixed[thread + c * THREADS] = convolved(tap[c], past[c], now, starts);
+            mixed[n * HEAD_CHANNELS + thread + c * THREADS] =
+                convolved(tap[c], past[c], now[n][c], starts);
         }
-        if (thread == THREADS - 1) {
+        if (thread == THREADS - 1 - n) {
             const float alpha =
                 ((const float *)operand_at(launch, ALPHA))[token * stride_at(launch, ALPHA) + head];
             const float beta =
                 ((const float *)operand_at(launch, BETA))[token * stride_at(launch, BETA) + head];
-            *factors = factors_of(alpha, beta, decay, dt_bias, starts);
+            factors[n] = factors_of(alpha, beta, decay, dt_bias, starts);
         }
-        __syncthreads();
-        // The stored values have been read: the values to be stored now depend on them.
-        if (token == first && thread == 0) *ticket = atomicAdd(counter, 1);
-        float *own = mixed + warp * STATE_SIZE;
-        if (warp < 2) norm_keys(own, own, eps, query_scale, warp == 0, lane);
-        __syncthreads();
+    }
+    __syncthreads();
+    // The stored values have been read: the values to be stored now depend on them.
+    if (thread == 0) *ticket = atomicAdd(counter, 1);
+#pragma unroll 1
+    for (unsigned part = warp; part < 2 * MOST_TOKENS; part += WARPS) {
+        const unsigned token = first + part / 2;
+        if (token >= tokens || queries.slot(token) != slot) continue;
+        float *own = mixed + part / 2 * HEAD_CHANNELS + part % 2 * STATE_SIZE;
+        norm_keys(own, own, eps, query_scale, part % 2 == 0, lane);
+    }
+    __syncthreads();
+#pragma unroll 1
+    for (int n = 0; n < MOST_TOKENS; n++) {
+        const unsigned token = first + n;
+        if (token >= tokens || queries.slot(token) != slot) continue;
+        const float *own = mixed + n * HEAD_CHANNELS;
         float of_token[LANE_KEYS];  // keys, then queries: there are no registers for both
-        load_keys(of_token, mixed + STATE_SIZE, lane);
-        update_rows(m, of_token, mixed + 2 * STATE_SIZE + own_row, factors->g, factors->b, starts);
-        load_keys(of_token, mixed, lane);
-        read_rows(m, of_token, read + own_row, lane);
-        __syncthreads();
-        if (warp == 0) {
-            const float *gate = (const float *)operand_at(launch, GATE) +
-                                token * stride_at(launch, GATE) + head * STATE_SIZE;
-            float *y = (float *)operand_at(launch, Y) + token * stride_at(launch, Y) +
-                       head * STATE_SIZE;
-            gate_row(read, (const float *)operand_at(launch, NORM_WEIGHT), gate,
-                     packet_of(launch, NORM)->real[SSM_GATED_NORM_EPS], y, lane);
-        }
-        __syncthreads();
+        load_keys(of_token, own + STATE_SIZE, lane);
+        update_rows(m, of_token, own + 2 * STATE_SIZE + own_row, factors[n].g, factors[n].b,
+                    factors[n].starts);
+        load_keys(of_token, own, lane);
+        read_rows(m, of_token, read + n * STATE_SIZE + own_row, lane);
         if (!queries.remains(token, tokens, STATES)) continue;
         float *after = states + ((size_t)queries.row_after(token, STATES) * value_heads + head) *
                                     STATE_SIZE * STATE_SIZE;
@@ -139,10 +154,23 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         for (int s = 0; s < ROW_SETS; s++)
             store_keys(m[s], after + (size_t)(own_row + s * ROWS_AT_ONCE) * STATE_SIZE, lane);
     }
-    const bool last = *ticket + 1 == sharers;
+    __syncthreads();
 #pragma unroll 1
-    for (unsigned token = first; token < tokens; token++) {
-        if (queries.slot(token) != slot) continue;
+    for (unsigned n = warp; n < MOST_TOKENS; n += WARPS) {
+        const unsigned token = first + n;
+        if (token >= tokens || queries.slot(token) != slot) continue;
+        const float *gate = (const float *)operand_at(launch, GATE) +
+                            token * stride_at(launch, GATE) + head * STATE_SIZE;
+        float *y =
+            (float *)operand_at(launch, Y) + token * stride_at(launch, Y) + head * STATE_SIZE;
+        gate_row(read + n * STATE_SIZE, (const float *)operand_at(launch, NORM_WEIGHT), gate,
+                 packet_of(launch, NORM)->real[SSM_GATED_NORM_EPS], y, lane);
+    }
+    const bool last = *ticket + 1 == sharers;
+#pragma unroll
+    for (int n = 0; n < MOST_TOKENS; n++) {
+        const unsigned token = first + n;
+        if (token >= tokens || queries.slot(token) != slot) continue;
         const bool remains = queries.remains(token, tokens, STATES);
         // With a single state the values behind the last token are in registers already.
         if (STATES == 1 && !remains) continue;
@@ -151,11 +179,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         for (int c = 0; c < PER_THREAD; c++) {
             const unsigned at = thread + c * THREADS;
             if (at >= HEAD_CHANNELS || (at < 2 * STATE_SIZE && !last)) continue;
-            if (STATES > 1) {
-                const float now = ((const float *)operand_at(
-                    launch, X))[token * stride_at(launch, X) + channel[c]];
-                shift(began[c], now, queries.starts(token));
-            }
+            if (STATES > 1) shift(began[c], now[n][c], queries.starts(token));
             if (remains)
 #pragma unroll
                 for (int i = 0; i < HISTORY; i++)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from contract.dtypes import F32
 from contract.ir.graph import BufferKind, GraphBuilder, View
 from contract.ir.source import RowSlice, WeightSource
+from contract.ir.unread_outputs import ADAPTER_IDS
 from contract.lazy_dataclass import dataclass
 from contract.opcodes import Opcode
-from reference.adapter_inputs import ADAPTER_IDS, ADAPTER_SCALES
+from reference.adapter_inputs import ADAPTER_SCALES
 from reference.model.adapters import FACTOR, STACKED, A, B
 from reference.model.families.tensors import ModelTensors
 
