@@ -198,7 +198,7 @@ class EngineWatch(Observer):
         """Raise Violation where an engine that was just advanced looked at those that wait and
         found nothing to compute or read, though one of them has room. Where it did not look,
         nothing it knows of has changed, and it looks within RETRY_SECONDS. A request that can never
-        have room ends in the next step."""
+        have room ends in the next step. Loads from disk end, so who waits for their room waits."""
         engine = self._engine
         if not engine._whole:
             return
@@ -210,7 +210,8 @@ class EngineWatch(Observer):
             lambda: f"requests {again} can never have room, and wait",
         )
         looked, self._looked = self._looked, False
-        if not looked or not engine.blocked or unfit:
+        loads = engine._disk is not None and engine._disk._loading
+        if not looked or not engine.blocked or unfit or loads:
             return
         readings = {} if engine._disk is None else engine._disk._readings
         reading = [order for order, one in readings.items() if not one.ready]

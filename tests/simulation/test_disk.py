@@ -29,6 +29,8 @@ from harness.simulation.schedule import (
     Restart,
     Schedule,
     Stall,
+    keep,
+    parse_saved,
 )
 from reference.engine import Engine
 from reference.engine.disk_pages import DiskPages
@@ -187,6 +189,13 @@ def test_an_interrupt_while_a_long_prompt_is_loaded(slow: Counter[str]) -> None:
             outcome = meanwhile(TENANT, Interrupt(step, line))
             assert outcome.violation is None, f"line {line} of {step}: {outcome.violation}"
     assert slow["begun"] > slow["dropped"] > 0
+
+
+def test_one_that_has_aged_waits_for_the_room_of_one_that_is_loaded() -> None:
+    """Nothing is computed meanwhile, and what came later has room: it must not pass."""
+    kept = parse_saved("19//12,22/109/10,25,32/17/0,33,34/58/14,48/79,58/30,60")
+    outcome = play(keep(generate(512100739, ADVERSARY), kept))
+    assert outcome.violation is None, outcome.violation
 
 
 @pytest.mark.parametrize("step", range(1, 8))
