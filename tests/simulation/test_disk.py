@@ -191,8 +191,11 @@ def test_an_interrupt_while_a_long_prompt_is_loaded(slow: Counter[str]) -> None:
     assert slow["begun"] > slow["dropped"] > 0
 
 
-def test_one_that_has_aged_waits_for_the_room_of_one_that_is_loaded() -> None:
+def test_one_that_has_aged_waits_for_the_room_of_one_that_is_loaded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Nothing is computed meanwhile, and what came later has room: it must not pass."""
+    monkeypatch.undo()
     kept = parse_saved("19//12,22/109/10,25,32/17/0,33,34/58/14,48/79,58/30,60")
     outcome = play(keep(generate(512100739, ADVERSARY), kept))
     assert outcome.violation is None, outcome.violation
