@@ -119,7 +119,7 @@ def _with_heads(ops: Remaining, run: Run, device: Device, folded: Run | None = N
     faster."""
     whole = Replacement(run.length, tuple(_launches(ops, run, device, folded)))
     heads = _heads_behind(ops, run, folded)
-    if heads is None or not _has_groups(device):
+    if heads is None or not has_groups(device):
         return whole
     launches = _launches(ops, run, device, folded, parted=True)
     if launches[-1].macros["PARTS"] == 1:
@@ -160,7 +160,7 @@ def _launches(
     """Packing and the products; ``folded`` as in ``pack_launch``, ``parted`` as in
     ``group_shape``."""
     products = [ops[index] for index in run.products]
-    if not _has_groups(device):
+    if not has_groups(device):
         return [
             pack_launch(ops, run, device),
             *(_single(ops, run, i) for i in range(len(products))),
@@ -199,7 +199,7 @@ def _halves(
 
 def _leaves_spans(ops: Sequence[Op], run: Run, device: Device) -> bool:
     """Whether the columns of a product with a residual are better split among blocks."""
-    if run.residual is None or not _has_groups(device):
+    if run.residual is None or not has_groups(device):
         return False
     total = result(ops[run.residual])
     residual = operand_of(ops[run.residual], residual_operand(ops, run))
@@ -237,7 +237,7 @@ def _run_of_many(ops: Remaining, device: Device) -> Run | None:
             continue
         if any(product.dtype not in FORMATS for product in products):
             continue
-        if run.gate is not None and not _has_groups(device):
+        if run.gate is not None and not has_groups(device):
             continue
         if aligned_rows(ops, run) and is_private(ops, run):
             return run
@@ -253,7 +253,8 @@ def _is_aligned(tensor: Tensor | None) -> bool:
     )
 
 
-def _has_groups(device: Device) -> bool:
+def has_groups(device: Device) -> bool:
+    """Whether the device has products of warp groups."""
     return device.capability == GROUP_CAPABILITY
 
 
@@ -295,6 +296,11 @@ def _single(ops: Sequence[Op], run: Run, number: int) -> KernelLaunch:
     )
 
 
+def product_rows(ops: Sequence[Op], run: Run) -> list[int]:
+    """Rows of the matrices of a run; a pair counts as one matrix."""
+    return _rows(ops, run, tuple(range(len(run.products))))
+
+
 def _rows(ops: Sequence[Op], run: Run, numbers: tuple[int, ...]) -> list[int]:
     """Rows of the matrices of a launch; a pair counts as one matrix."""
     rows = [ops[run.products[number]].most_sizes()["rows"] for number in numbers]
@@ -322,6 +328,12 @@ def _overlapping_shapes(
         rows.append((dtype, tuple(_rows(ops, run, numbers))))
     columns, tokens = first.most_sizes()["columns"], first.count.most
     return overlapping_shapes(columns, tokens, tuple(rows), device, parted)
+
+
+def group_launch(ops: Sequence[Op], run: Run, shape: GroupShape, device: Device) -> KernelLaunch:
+    """All products of a run, of one format, by one launch."""
+    numbers = tuple(range(len(run.products)))
+    return _grouped(ops, run, numbers, shape, device, overlaps=False, followed=False)
 
 
 def _grouped(
@@ -368,6 +380,7 @@ def _product_macros(ops: Sequence[Op], run: Run, numbers: tuple[int, ...]) -> di
     """Macros of a launch of several products by groups."""
     return {
         "MATRICES": len(numbers),
+        "PLACES": 0,
         "GATE": packet_number(run.gate),
         "ROWS_IN_FRONT": sum(_rows(ops, run, tuple(range(numbers[0])))),
         **size_indices("swiglu", "activation"),

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from accel.cuda import expert_prompts
 from accel.packets.shares import Share
 from contract.dtypes import I12
 from contract.ir.nodes import BufferDecl
@@ -27,6 +28,7 @@ FIVE = ["expert_router.cu", "expert_order.cu"] + [
     f"expert_{kind}.cu" for kind in ("group_gates", "group_downs", "total")
 ]
 ROUTED = frozenset(THREE + FIVE)
+OF_PROMPTS = frozenset({"expert_logits.cu"})
 SHAPE = {"hidden": 512, "heads": 2, "kv_heads": 1, "head_dim": 64, "feed_forward": 256, "layers": 1}
 RECURRENT = {"interval": 2, "state": 64, "key_heads": 1, "value_heads": 2}
 MODELS: Mapping[str, Mapping[str, Any]] = {
@@ -133,6 +135,36 @@ def test_tokens_that_share_experts(
     key, bucket = ShapeKey(tokens, tokens // 3), ShapeKey(most, most // 3)
     steps = TunedSteps(recorded(name, folder, key, quant), bucket, DEVICE, ROUTED, folder)
     assert [[launch.source.name for launch in run] for run in steps.runs] == [FIVE]
+    positions = [i // 2 for i in range(tokens)]
+    run(steps, [i * 5 % 90 for i in range(tokens)], positions, [i % 2 for i in range(tokens)])
+
+
+PROMPT = ["unit_pack_fours.cu"] + [
+    f"expert_{kind}.cu" for kind in ("logits", "choice", "order", "gather")
+] + ["unit_groups.cu"]  # fmt: skip
+USED = ["unit_pack_fours.cu", "unit_groups.cu"]
+
+
+@pytest.mark.parametrize(
+    ("name", "quant", "tokens", "most"),
+    [
+        ("qwen3moe", "q4_k", 7, 9),
+        ("shared", "q5_k", 19, 20),
+        ("shared", "q4_k_m", 70, 72),
+        ("wide", "q6_k", 21, 21),
+    ],
+)
+def test_tokens_of_a_prompt(
+    name: str, quant: str, tokens: int, most: int, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Chunks that groups multiply, alone and behind full ones, and chunks that single warps do."""
+    monkeypatch.setattr(expert_prompts, "MANY_TOKENS", 4)
+    key, bucket = ShapeKey(tokens, tokens // 3), ShapeKey(most, most // 3)
+    steps = TunedSteps(recorded(name, folder, key, quant), bucket, DEVICE, OF_PROMPTS, folder)
+    shared = name == "shared"
+    made, used = PROMPT + shared * USED[1:], USED + shared * USED
+    files = [[launch.source.name for launch in run] for run in steps.runs]
+    assert files == [[*made, *used, "expert_total.cu"]]
     positions = [i // 2 for i in range(tokens)]
     run(steps, [i * 5 % 90 for i in range(tokens)], positions, [i % 2 for i in range(tokens)])
 

@@ -1,10 +1,11 @@
-// Groups tokens by expert: one block writes the table of expert_rows.h.
+// Groups tokens by expert: one block writes the table of expert_table.h.
 //
 // Compiled with THREADS, CHUNK_ROWS_MOST (tokens of a chunk), MOST_CHUNKS, TABLE_AT (the word of
 // the workspace at which the table begins), USED, EXPERTS, HAS_SHARED, and the operand number of
 // IDS (see packets.h); TOPK is a packet number.
 
-#include "expert_rows.h"
+#include "expert_table.h"
+#include "packets.h"
 
 #define EXPERTS_OF_LANE ((EXPERTS + WARP_LANES - 1) / WARP_LANES)
 
@@ -27,7 +28,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     expert_order(U64 scratch, U64 inputs, const __grid_constant__ PACKETS packets, U64 workspace) {
     extern __shared__ __align__(128) unsigned char shared[];
     unsigned *counts = (unsigned *)shared, *starts = counts + EXPERTS, *chunks = starts + EXPERTS;
-    unsigned *routed = chunks + EXPERTS;  // chunks of all
+    unsigned *eights = chunks + EXPERTS;
+    unsigned *routed = eights + EXPERTS;  // chunks of all
     const LAUNCH launch = {scratch, inputs, (U64)&packets, 0u};
     const unsigned tokens = count_of(launch, packet_of(launch, TOPK)), pairs = tokens * USED;
     FOLLOWING_MAY_START;
@@ -41,18 +43,21 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     __syncthreads();
     if (threadIdx.x < WARP_LANES) {
         const int lane = threadIdx.x;
-        unsigned of_lane = 0, chunks_of_lane = 0;
-        for (unsigned i = 0; i < EXPERTS_OF_LANE; i++) {
-            const unsigned expert = lane * EXPERTS_OF_LANE + i;
-            if (expert < EXPERTS)
-                of_lane += counts[expert], chunks_of_lane += chunks_of(counts[expert]);
-        }
-        unsigned first = before_lane(of_lane, lane), chunk = before_lane(chunks_of_lane, lane);
+        unsigned of_lane = 0, chunks_of_lane = 0, eights_of_lane = 0;
         for (unsigned i = 0; i < EXPERTS_OF_LANE; i++) {
             const unsigned expert = lane * EXPERTS_OF_LANE + i;
             if (expert >= EXPERTS) break;
-            starts[expert] = first, chunks[expert] = chunk;
+            of_lane += counts[expert], chunks_of_lane += chunks_of(counts[expert]);
+            eights_of_lane += (counts[expert] + 7) / 8;
+        }
+        unsigned first = before_lane(of_lane, lane), chunk = before_lane(chunks_of_lane, lane);
+        unsigned eight = before_lane(eights_of_lane, lane);
+        for (unsigned i = 0; i < EXPERTS_OF_LANE; i++) {
+            const unsigned expert = lane * EXPERTS_OF_LANE + i;
+            if (expert >= EXPERTS) break;
+            starts[expert] = first, chunks[expert] = chunk, eights[expert] = eight;
             first += counts[expert], chunk += chunks_of(counts[expert]);
+            eight += (counts[expert] + 7) / 8;
         }
         if (lane == WARP_LANES - 1) *routed = chunk;
     }
@@ -65,6 +70,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
             unsigned *record = records + (chunks[expert] + at / CHUNK_ROWS_MOST) * CHUNK_WORDS;
             record[0] = expert, record[1] = starts[expert] + at;
             record[2] = min(counts[expert] - at, (unsigned)CHUNK_ROWS_MOST);
+            record[3] = eights[expert] + at / 8;
         }
     for (unsigned i = threadIdx.x; i < shared_chunks; i += THREADS) {
         unsigned *record = records + (*routed + i) * CHUNK_WORDS;
