@@ -29,8 +29,11 @@ struct EXPERT_TABLE {
         return {load_shared_word(one), load_shared_word(one + 1), load_shared_word(one + 2),
                 load_shared_word(one + 3)};
     }
+    __device__ __forceinline__ const unsigned *pairs() const {
+        return words + TABLE_CHUNKS + most_chunks * CHUNK_WORDS;
+    }
     __device__ __forceinline__ unsigned pair(unsigned place) const {
-        return load_shared_word(words + TABLE_CHUNKS + most_chunks * CHUNK_WORDS + place);
+        return load_shared_word(pairs() + place);
     }
 };
 

@@ -248,12 +248,12 @@ DEVICE void multiply_rows(const GROUP_WORK &work, const RESULT &result, unsigned
 
 #if PLACES
 
-// Takes the chunk and the rows of block `block`; blocks of one chunk follow each other.
-DEVICE bool open_block(const LAUNCH &launch, U64 workspace, unsigned, unsigned block,
+// Takes the chunk, of `chunks`, and the rows of block `block`; blocks of one chunk follow each other.
+DEVICE bool open_block(const LAUNCH &launch, U64 workspace, unsigned chunks, unsigned block,
                        GROUP_WORK &work, RESULT &result) {
     const EXPERT_TABLE table = {(const unsigned *)workspace + TABLE_AT, MOST_CHUNKS};
     const unsigned of_chunk = (tiles_of(launch, W0) + BLOCK_TILES - 1) / BLOCK_TILES;
-    if (block >= of_chunk * table.chunks()) return false;
+    if (block >= of_chunk * chunks) return false;
     const CHUNK chunk = table.chunk(block / of_chunk);
     open_step(launch, chunk.eight * 8 + chunk.count, work, result);
     work.planes = (const unsigned char *)(workspace + PLANES_AT);
@@ -270,17 +270,21 @@ DEVICE void keep_places(const LAUNCH &launch, U64 workspace, unsigned block, uns
     const unsigned of_chunk = (tiles_of(launch, W0) + BLOCK_TILES - 1) / BLOCK_TILES;
     if (threadIdx.x >= BLOCK_TOKENS) return;
     const CHUNK chunk = table.chunk(block / of_chunk);
-    places[threadIdx.x] = table.pair(chunk.first + min(threadIdx.x, chunk.count - 1));
+    begin_word(places + threadIdx.x,
+               table.pairs() + chunk.first + min((unsigned)threadIdx.x, chunk.count - 1));
+    end_parts();
     if (threadIdx.x == 0) {
         places[BLOCK_TOKENS] = chunk.count;
         if (block % of_chunk == 0) count_uses(launch, W0, chunk.expert, chunk.count);
     }
 }
 
-// The rows of a block whose pairs are known.
+// The rows of a block whose pairs are kept.
 DEVICE void open_end(const LAUNCH &launch, U64, unsigned, unsigned block, const unsigned *places,
                      GROUP_WORK &work, RESULT &result) {
     const unsigned of_chunk = (tiles_of(launch, W0) + BLOCK_TILES - 1) / BLOCK_TILES;
+    await_parts<0>();
+    __syncthreads();
     open_step(launch, places[BLOCK_TOKENS], work, result);
     result.places = places, result.first_token = 0, work.expert = 0;
     open_rows(launch, block % of_chunk, threadIdx.x / WARP_LANES % SHARE_TILES, work, result);
@@ -378,11 +382,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     unit_groups(U64 scratch, U64 inputs, const __grid_constant__ PACKETS packets, U64 workspace) {
     extern __shared__ __align__(128) unsigned char shared[];
     const LAUNCH launch = {scratch, inputs, (U64)&packets, 0u};
-    const unsigned tokens = count_of(launch, packet_of(launch, PRODUCT));
     GROUP_WORK work;
     RESULT result;
     if (!FOLLOWED) FOLLOWING_MAY_START;
-    if (PLACES) PRECEDING_DONE;
+#if PLACES
+    PRECEDING_DONE;
+    const unsigned tokens = EXPERT_TABLE{(const unsigned *)workspace + TABLE_AT, 0}.chunks();
+#else
+    const unsigned tokens = count_of(launch, packet_of(launch, PRODUCT));
+#endif
 #if SPLIT || PARTS > 1
     open_step(launch, tokens, work, result);
     result.first_token = work.first_token = blockIdx.y / PARTS * BLOCK_TOKENS;
