@@ -59,17 +59,33 @@ struct MARKS {
     unsigned goes_on, starts, remains;
 };
 
-// By all lanes, of which the first ones have a token each.
-DEVICE MARKS marks_of(const QUERIES &queries, unsigned first, unsigned tokens) {
-    const unsigned lane = threadIdx.x % WARP_LANES, token = first + lane;
-    const bool exists = lane < STAGE_TOKENS && token < tokens;
-    const bool goes_on = exists && token && queries.row_before(token, STATES) ==
-                                                queries.row_after(token - 1, STATES);
-    const bool remains = exists && STATES > 1 && queries.remains(token, tokens, STATES);
-    return {__ballot_sync(ALL_LANES, goes_on),
-            __ballot_sync(ALL_LANES, exists && queries.starts(token)),
-            __ballot_sync(ALL_LANES, remains)};
-}
+// The records of a lane's token, which the first lanes have, of the one in front of it and of the
+// one STATES behind it: read long before their marks are needed.
+struct RECORDS {
+    QUERIES queries;
+    unsigned tokens, token, slot[3], position[3];
+
+    __device__ __forceinline__ void read(unsigned first) {
+        token = first + threadIdx.x % WARP_LANES;
+        const unsigned near[3] = {token, token - 1, token + STATES};
+#pragma unroll
+        for (int i = 0; i < 3; i++) {
+            const bool exists = near[i] < tokens;  // not in front of the first token
+            slot[i] = exists ? queries.slot(near[i]) : ~0u;
+            position[i] = exists ? queries.position(near[i]) : 0;
+        }
+    }
+    __device__ __forceinline__ MARKS marks() const {
+        const bool exists = token < tokens;
+        const bool goes_on =
+            exists && slot[1] == slot[0] && (position[0] + STATES - 1) % STATES == position[1] % STATES;
+        const bool remains =
+            exists && STATES > 1 && (slot[2] != slot[0] || position[2] != position[0] + STATES);
+        return {__ballot_sync(ALL_LANES, goes_on),
+                __ballot_sync(ALL_LANES, exists && position[0] == 0),
+                __ballot_sync(ALL_LANES, remains)};
+    }
+};
 
 // A lane's keys or queries of a stage.
 DEVICE void load_lane(float (&keys)[LANE_KEYS], const float *stage, int lane) {
@@ -141,7 +157,10 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     source.fetch(stages + STAGE_FLOATS, STAGE_TOKENS);
     await_parts<1>();
     __syncthreads();
-    MARKS marks = marks_of(queries, 0, tokens);
+    RECORDS records = {queries, tokens};
+    records.read(0);
+    MARKS marks = records.marks();
+    records.read(STAGE_TOKENS);
     load_lane(k, stages + AT_KEYS, lane);
     begin(0);
     decay_rows(m, k, stages[AT_FACTORS], marks.starts & 1, sum);
@@ -155,7 +174,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         change_rows(m, k, of_token + AT_VALUES + own_row, of_token[AT_FACTORS + 1], sum);
         if (marks.remains >> token % STAGE_TOKENS & 1) store(token);
         if (next % STAGE_TOKENS == 0) {
-            marks = marks_of(queries, next, tokens);
+            marks = records.marks();
+            records.read(next + STAGE_TOKENS);
             await_parts<0>();
             __syncthreads();
             source.fetch(stages + stage * STAGE_FLOATS, next + STAGE_TOKENS);
