@@ -22,7 +22,7 @@ from accel.cuda.tuned import KernelLaunch
 from accel.packets.packet import aligned
 from accel.packets.step import Op
 
-MANY_TOKENS = MOST_PARTED_TOKENS
+MANY_TOKENS = 512
 """Most tokens for which experts are multiplied by single warps."""
 CHUNK_PAIRS = 64
 """Most pairs of a token and an expert that a block multiplies."""

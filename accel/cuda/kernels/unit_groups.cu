@@ -311,8 +311,15 @@ DEVICE void open_end(const LAUNCH &launch, U64 workspace, unsigned tokens, unsig
 
 #endif
 
+// With PLACES the loop over units needs the registers that these would take.
+#if PLACES
+#define ONCE APART
+#else
+#define ONCE DEVICE
+#endif
+
 // Stores a block's sums.
-DEVICE void end_block(const LAUNCH &launch, U64 workspace, unsigned tokens, unsigned block,
+ONCE void end_block(const LAUNCH &launch, U64 workspace, unsigned tokens, unsigned block,
                       const float *totals, const unsigned *places) {
     GROUP_WORK work;
     RESULT result;
@@ -330,7 +337,7 @@ DEVICE void end_block(const LAUNCH &launch, U64 workspace, unsigned tokens, unsi
 }
 
 // A lane's requests for block `block`, which has so many eights of tokens; 0 if there is none.
-DEVICE unsigned open_copy(const LAUNCH &launch, U64 workspace, unsigned tokens, unsigned block,
+ONCE unsigned open_copy(const LAUNCH &launch, U64 workspace, unsigned tokens, unsigned block,
                           LANE_COPY &copy, unsigned *places) {
     GROUP_WORK work;
     RESULT result;
@@ -361,9 +368,12 @@ DEVICE void multiply_blocks(const LAUNCH &launch, U64 workspace, unsigned tokens
         for (unsigned unit = 0; unit < units; unit++, step++) {
             ring.await(step);
             __syncthreads();
-            if (unit + ahead == units)
-                next = open_copy(launch, workspace, tokens, block + gridDim.x, copy,
+            if (unit + ahead == units) {
+                LANE_COPY other = {};
+                next = open_copy(launch, workspace, tokens, block + gridDim.x, other,
                                  places + (1 - turn) * PLACES_WORDS);
+                copy = other;
+            }
             add_unit(ring.stage(step), warp, lane, span, [&]() {
                 if (next) copy.fetch(ring, step + ahead);
                 __syncwarp();
