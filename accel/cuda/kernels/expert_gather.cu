@@ -23,7 +23,7 @@ extern "C" __global__ void __launch_bounds__(WARPS *WARP_LANES)
         const unsigned eight = i / UNITS, unit = i % UNITS;
         // Lanes of the same remainder copy one token; in front of the first missing one, the last.
         const unsigned place = min(eight * 8 + lane % 8, chunk.count - 1);
-        const unsigned token = table.pair(chunk.first + place) / USED, of_eight = token % 8;
+        const unsigned token = table.pairs()[chunk.first + place] / USED, of_eight = token % 8;
         const size_t from = (size_t)(token / 8) * UNITS + unit;
         const size_t to = (size_t)(chunk.eight + eight) * UNITS + unit;
         const unsigned char *planes =

@@ -15,7 +15,7 @@ typedef UNIT_SCALES<FORMAT_ID> SCALES;
 #define EIGHTS (BLOCK_TOKENS / 8)
 #define VALUES (4 * EIGHTS)  // of a thread
 // If there are registers for it, one product is computed while the sums of the last one are scaled.
-#define AHEAD(values) ((values) < 32 || WARP_GROUPS < 4)
+#define AHEAD(values) ((values) < 24 || WARP_GROUPS < 4)
 // Data that is loaded together: of a group or, if tokens are shared, of a block.
 #define SHARE_GROUPS (SPLIT ? 1 : WARP_GROUPS)
 #define SHARES (WARP_GROUPS / SHARE_GROUPS)

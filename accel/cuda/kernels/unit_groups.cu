@@ -69,6 +69,10 @@ DEVICE void add_unit(const unsigned char *stage, unsigned tile, int lane, float 
             add_eights<VALUES / 2>(scales, unit, stage, lane, span, meanwhile);
             return;
         }
+        if (eights <= EIGHTS * 3 / 4) {
+            add_eights<VALUES * 3 / 4>(scales, unit, stage, lane, span, meanwhile);
+            return;
+        }
     }
     add_eights<VALUES>(scales, unit, stage, lane, span, meanwhile);
 }

@@ -201,7 +201,7 @@ extern "C" __global__ void __launch_bounds__(WARPS *WARP_LANES)
     const CHUNK chunk = table.chunk(number);
     const unsigned token = chunk.eight * 8 + place;
     const bool exists = place < chunk.count && unit < units;
-    const unsigned from = exists ? table.pair(chunk.first + place) : 0;
+    const unsigned from = exists ? table.pairs()[chunk.first + place] : 0;
     unsigned char *planes = (unsigned char *)(workspace + PLANES_AT);
     short *sums = (short *)(workspace + SUMS_AT);
     float *scales = (float *)(workspace + SCALES_AT);
