@@ -15,7 +15,7 @@ from accel.cuda.expert_groups import CHUNK_WORDS, order_launch, total_launch
 from accel.cuda.group_shapes import MOST_PARTED_TOKENS, SUM_BYTES, TOKEN_BYTES, group_shape
 from accel.cuda.matrices import group_launch, has_groups, product_rows
 from accel.cuda.packed_tiles import UNIT_COLUMNS, unit_count
-from accel.cuda.packing import FOUR, MOST_FOUR_WARPS, pack_fours
+from accel.cuda.packing import MOST_FOUR_WARPS, pack_fours
 from accel.cuda.products import Run
 from accel.cuda.runs import operand_index, size_indices
 from accel.cuda.tuned import KernelLaunch
@@ -76,9 +76,7 @@ class _Memory:
         return {"MOST_CHUNKS": self.chunks, "TABLE_AT": self.table_at // 4}
 
 
-def prompt_launches(
-    ops: Sequence[Op], block: ExpertBlock, device: Device
-) -> PromptLaunches | None:
+def prompt_launches(ops: Sequence[Op], block: ExpertBlock, device: Device) -> PromptLaunches | None:
     """The launches of a block of experts; None where tokens are few or the device lacks such
     products."""
     tokens, used = ops[block.norm].count.most, ops[block.gates].most_sizes()["used"]
@@ -194,11 +192,12 @@ def _products(
     ops: Sequence[Op], run: Run, memory: _Memory, macros: dict[str, int], device: Device
 ) -> KernelLaunch:
     """Products of packed pairs with the matrices of their experts."""
-    product, rows = ops[run.products[0]], product_rows(ops, run)
+    product, numbers = ops[run.products[0]], tuple(range(len(run.products)))
+    rows = product_rows(ops, run, numbers)
     assert product.dtype is not None
     many = max(memory.pairs, MOST_PARTED_TOKENS + 1)
     shape = group_shape(product.dtype, product.most_sizes()["columns"], many, rows, device)
-    launch = group_launch(ops, run, shape, device)
+    launch = group_launch(ops, run, numbers, shape, device)
     blocks = shape.row_blocks(rows) * memory.chunks
     return replace(
         launch,
@@ -210,8 +209,9 @@ def _products(
 
 def _alone(ops: Sequence[Op], run: Run, device: Device) -> KernelLaunch:
     """Products of all tokens with the same matrices."""
-    product, rows = ops[run.products[0]], product_rows(ops, run)
+    product, numbers = ops[run.products[0]], tuple(range(len(run.products)))
+    rows = product_rows(ops, run, numbers)
     sizes = product.most_sizes()
     assert product.dtype is not None
     shape = group_shape(product.dtype, sizes["columns"], sizes["tokens"], rows, device)
-    return group_launch(ops, run, shape, device)
+    return group_launch(ops, run, numbers, shape, device)

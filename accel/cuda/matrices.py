@@ -8,7 +8,7 @@ and the gate is left to the plain kernel.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from accel.cuda.attention import attention_tokens, groups_are_units
@@ -177,7 +177,7 @@ def _launches(
     launches = [pack_launch(ops, run, device, folded)]
     last = len(shared) - 1
     launches += [
-        _grouped(ops, run, numbers, shapes[i], device, overlaps=i > 0, followed=i < last)
+        group_launch(ops, run, numbers, shapes[i], device, overlaps=i > 0, followed=i < last)
         for i, numbers in enumerate(shared)
     ]
     return launches
@@ -187,7 +187,7 @@ def _halves(
     ops: Sequence[Op], run: Run, shared: Sequence[tuple[int, ...]], device: Device
 ) -> list[KernelLaunch] | None:
     """Packing and the products in binary16, where all are of one format and that is faster."""
-    product, rows = ops[run.products[0]], _rows(ops, run, shared[0])
+    product, rows = ops[run.products[0]], product_rows(ops, run, shared[0])
     columns, tokens, dtype = product.most_sizes()["columns"], product.count.most, product.dtype
     if len(shared) > 1 or not packs_fours(ops, run):
         return None
@@ -296,12 +296,7 @@ def _single(ops: Sequence[Op], run: Run, number: int) -> KernelLaunch:
     )
 
 
-def product_rows(ops: Sequence[Op], run: Run) -> list[int]:
-    """Rows of the matrices of a run; a pair counts as one matrix."""
-    return _rows(ops, run, tuple(range(len(run.products))))
-
-
-def _rows(ops: Sequence[Op], run: Run, numbers: tuple[int, ...]) -> list[int]:
+def product_rows(ops: Sequence[Op], run: Run, numbers: Iterable[int]) -> list[int]:
     """Rows of the matrices of a launch; a pair counts as one matrix."""
     rows = [ops[run.products[number]].most_sizes()["rows"] for number in numbers]
     return [sum(rows)] if run.gate is not None else rows
@@ -313,7 +308,7 @@ def _group_shape(
     product = ops[run.products[numbers[0]]]
     assert product.dtype is not None
     columns, tokens = product.most_sizes()["columns"], product.count.most
-    rows = _rows(ops, run, numbers)
+    rows = product_rows(ops, run, numbers)
     return group_shape(product.dtype, columns, tokens, rows, device, parted)
 
 
@@ -325,29 +320,23 @@ def _overlapping_shapes(
     for numbers in shared:
         dtype = ops[run.products[numbers[0]]].dtype
         assert dtype is not None
-        rows.append((dtype, tuple(_rows(ops, run, numbers))))
+        rows.append((dtype, tuple(product_rows(ops, run, numbers))))
     columns, tokens = first.most_sizes()["columns"], first.count.most
     return overlapping_shapes(columns, tokens, tuple(rows), device, parted)
 
 
-def group_launch(ops: Sequence[Op], run: Run, shape: GroupShape, device: Device) -> KernelLaunch:
-    """All products of a run, of one format, by one launch."""
-    numbers = tuple(range(len(run.products)))
-    return _grouped(ops, run, numbers, shape, device, overlaps=False, followed=False)
-
-
-def _grouped(
+def group_launch(
     ops: Sequence[Op],
     run: Run,
     numbers: tuple[int, ...],
     shape: GroupShape,
     device: Device,
-    overlaps: bool,
-    followed: bool,
+    overlaps: bool = False,
+    followed: bool = False,
 ) -> KernelLaunch:
     """The launch by groups; it ``overlaps`` the one before it, or is ``followed`` by such."""
     product = ops[run.products[numbers[0]]]
-    dtype, tokens, rows = product.dtype, product.count.most, _rows(ops, run, numbers)
+    dtype, tokens, rows = product.dtype, product.count.most, product_rows(ops, run, numbers)
     assert dtype is not None
     blocks = shape.row_blocks(rows), -(-tokens // shape.tokens) * shape.parts
     if shape.split or shape.parts > 1:
@@ -382,7 +371,7 @@ def _product_macros(ops: Sequence[Op], run: Run, numbers: tuple[int, ...]) -> di
         "MATRICES": len(numbers),
         "PLACES": 0,
         "GATE": packet_number(run.gate),
-        "ROWS_IN_FRONT": sum(_rows(ops, run, tuple(range(numbers[0])))),
+        "ROWS_IN_FRONT": sum(product_rows(ops, run, tuple(range(numbers[0])))),
         **size_indices("swiglu", "activation"),
         **matrix_macros(ops, run, numbers),
         **_common_macros(ops, run, numbers[0]),

@@ -29,7 +29,9 @@ FIVE = ["expert_router.cu", "expert_order.cu"] + [
 ]
 ROUTED = frozenset(THREE + FIVE)
 PAIR = ["unit_pack_fours.cu", "unit_groups.cu"]
-MADE = PAIR[:1] + [f"expert_{kind}.cu" for kind in ("logits", "choice", "order", "gather")] + PAIR[1:]
+MADE = (
+    PAIR[:1] + [f"expert_{kind}.cu" for kind in ("logits", "choice", "order", "gather")] + PAIR[1:]
+)
 PROMPTS = frozenset({"expert_logits.cu"})
 SHAPE = {"hidden": 512, "heads": 2, "kv_heads": 1, "head_dim": 64, "feed_forward": 256, "layers": 1}
 RECURRENT = {"interval": 2, "state": 64, "key_heads": 1, "value_heads": 2}
@@ -224,9 +226,7 @@ def test_prompts_of_devices_that_have_rows_of_every_expert(
     """The gather has memory of its own, which lasts from step to step."""
     key = ShapeKey(tokens, tokens // 3)
     model = recorded(name, folder, key, "q4_k_m")
-    members = [
-        TunedSteps(model, key, DEVICE, PROMPTS, folder, share=Share(n, 2)) for n in range(2)
-    ]
+    members = [TunedSteps(model, key, DEVICE, PROMPTS, folder, share=Share(n, 2)) for n in range(2)]
     (launches,) = members[0].runs
     places = {one.workspace for one in launches if not one.gathers}
     assert places == {0}
