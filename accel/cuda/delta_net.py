@@ -204,7 +204,7 @@ def conv_rule(ops: Remaining, device: Device) -> Replacement | None:
             "delta_conv",
             (columns, 1 if stores and sizes["states"] > 1 else rows, 1),
             (CONV_THREADS, 1, 1),
-            4 * (CONV_TOKENS * sizes["history"] + (rows if stores else 0)),
+            4 * CONV_TOKENS * sizes["history"],
             {**macros, "STORES": stores},
         )
         for stores in (0, 1)

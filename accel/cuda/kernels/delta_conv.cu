@@ -14,7 +14,6 @@
 #define KEPT 0x80000000u  // in an index: a row of the slot's stored values, not a token
 #define ZERO 0xFFFFFFFFu
 #define SKIPPED 0xFFFFFFFEu
-#define FOLLOWS 0xFFFFFFFDu  // the token in front is the one before it in its slot
 
 // Finds the HISTORY values before those of `token`, oldest first, by one warp.
 DEVICE void find_past(const QUERIES &queries, unsigned token, unsigned *place, int lane) {
@@ -69,65 +68,37 @@ DEVICE float gated_output(const LAUNCH &launch, unsigned token, unsigned channel
     return gate[token * stride_at(launch, OUTPUT_GATE) + channel] * total;
 }
 
-#define AT_ONCE 8  // tokens whose values are loaded together
-
 // Computes tokens `first` to `end` - 1 of a channel, or stores the values behind them.
 DEVICE void convolve(const LAUNCH &launch, const QUERIES &queries, const unsigned *places,
                      const float (&tap)[HISTORY + 1], unsigned first, unsigned end,
                      unsigned channel, unsigned channels) {
-    float past[HISTORY];
-#pragma unroll 1
-    for (unsigned begin = first; begin < end; begin += AT_ONCE) {
-        float values[AT_ONCE];
+#pragma unroll 4
+    for (unsigned token = first; token < end; token++) {
+        const unsigned *place = places + (token - first) * HISTORY;
+        if (STORES && place[0] == SKIPPED) continue;
+        float *kept = (float *)operand_at(launch, STATE) +
+                      (size_t)queries.slot(token) * STATES * HISTORY * channels + channel;
+        float past[HISTORY];
 #pragma unroll
-        for (int n = 0; n < AT_ONCE; n++)
-            values[n] = begin + n < end && !STORES ? gated_input(launch, begin + n, channel) : 0.0f;
+        for (int i = 0; i < HISTORY; i++)
+            past[i] = place[i] == ZERO   ? 0.0f
+                      : place[i] & KEPT ? kept[(size_t)(place[i] & ~KEPT) * channels]
+                                        : gated_input(launch, place[i], channel);
+        const float now = gated_input(launch, token, channel);
+        if (STORES) {
+            float *after = kept + (size_t)(queries.position(token) % STATES) * HISTORY * channels;
 #pragma unroll
-        for (int n = 0; n < AT_ONCE; n++) {
-            const unsigned token = begin + n;
-            if (token >= end) break;
-            const unsigned *place = places + (token - first) * HISTORY;
-            if (STORES && place[0] == SKIPPED) continue;
-            float *kept = (float *)operand_at(launch, STATE) +
-                          (size_t)queries.slot(token) * STATES * HISTORY * channels + channel;
-            // Unless the token before it left its past in registers.
-            if (STORES || place[0] != FOLLOWS)
-#pragma unroll
-                for (int i = 0; i < HISTORY; i++)
-                    past[i] = place[i] == ZERO   ? 0.0f
-                              : place[i] & KEPT ? kept[(size_t)(place[i] & ~KEPT) * channels]
-                                                : gated_input(launch, place[i], channel);
-            const float now = STORES ? gated_input(launch, token, channel) : values[n];
-            if (STORES) {
-                float *after =
-                    kept + (size_t)(queries.position(token) % STATES) * HISTORY * channels;
-#pragma unroll
-                for (int i = 0; i < HISTORY; i++)
-                    after[(size_t)i * channels] = i + 1 < HISTORY ? past[i + 1] : now;
-                continue;
-            }
-            float total = 0.0f;
-#pragma unroll
-            for (int i = 0; i < HISTORY; i++) {
-                total = total + tap[i] * past[i];
-                if (i) past[i - 1] = past[i];
-            }
-            past[HISTORY - 1] = now;
-            total = total + tap[HISTORY] * now;
-            ((float *)operand_at(launch, Y))[token * stride_at(launch, Y) + channel] =
-                gated_output(launch, token, channel, total);
+            for (int i = 0; i < HISTORY; i++)
+                after[(size_t)i * channels] = i + 1 < HISTORY ? past[i + 1] : now;
+            continue;
         }
+        float total = 0.0f;
+#pragma unroll
+        for (int i = 0; i < HISTORY; i++) total = total + tap[i] * past[i];
+        total = total + tap[HISTORY] * now;
+        ((float *)operand_at(launch, Y))[token * stride_at(launch, Y) + channel] =
+            gated_output(launch, token, channel, total);
     }
-}
-
-// Whether the values after some token of each CONV_TOKENS may remain, by all threads of a block.
-DEVICE void mark_remaining(const QUERIES &queries, unsigned tokens, unsigned *marks) {
-    const unsigned tiles = (tokens + CONV_TOKENS - 1) / CONV_TOKENS;
-    for (unsigned i = threadIdx.x; i < tiles; i += THREADS) marks[i] = 0;
-    __syncthreads();
-    for (unsigned token = threadIdx.x; token < tokens; token += THREADS)
-        if (queries.remains(token, tokens, STATES)) marks[token / CONV_TOKENS] = 1;
-    __syncthreads();
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
@@ -148,20 +119,14 @@ extern "C" __global__ void __launch_bounds__(THREADS)
                      : 0.0f;
     PRECEDING_DONE;
     const QUERIES queries = {(const unsigned *)operand_at(launch, QUERY), stride_at(launch, QUERY)};
-    unsigned *marks = places + CONV_TOKENS * HISTORY;
-    if (STORES) mark_remaining(queries, tokens, marks);
     // One row of blocks stores several states of a slot, since a token's row may be another's past.
     for (unsigned first = blockIdx.y * CONV_TOKENS; first < tokens;
          first += gridDim.y * CONV_TOKENS) {
         const unsigned end = min(tokens, first + CONV_TOKENS);
-        if (STORES && !marks[first / CONV_TOKENS]) continue;
         for (unsigned token = first + threadIdx.x / WARP_LANES; token < end; token += WARPS) {
             unsigned *place = places + (token - first) * HISTORY;
             if (STORES && has_later(queries, token, tokens, lane)) {
                 if (lane == 0) place[0] = SKIPPED;
-                __syncwarp();
-            } else if (!STORES && token > first && queries.follows(token)) {
-                if (lane == 0) place[0] = FOLLOWS;
                 __syncwarp();
             } else {
                 find_past(queries, token, place, lane);

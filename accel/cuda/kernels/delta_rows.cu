@@ -18,13 +18,14 @@
 #define LANE_STRIDE (LANE_KEYS > 4 ? LANE_KEYS + 4 : LANE_KEYS)
 #define AT_KEYS (ROW_LANES * LANE_STRIDE)  // behind the queries
 #define AT_VALUES (2 * AT_KEYS)
-#define AT_FACTORS (AT_VALUES + BLOCK_ROWS)  // g and b
+#define AT_FACTORS (AT_VALUES + BLOCK_ROWS)  // g and b, slot and position
 #define TOKEN_FLOATS (AT_FACTORS + 4)
 #define STAGE_FLOATS (STAGE_TOKENS * TOKEN_FLOATS)
 
 struct DELTA_SOURCE {
     const float *q, *k, *v, *gates;
-    size_t qk_stride, x_stride, gates_stride;
+    const unsigned *query;
+    size_t qk_stride, x_stride, gates_stride, query_stride;
     unsigned tokens, value_heads, head;
 
     // Requests tokens `first` to `first` + STAGE_TOKENS - 1.
@@ -43,47 +44,16 @@ struct DELTA_SOURCE {
             begin_part(stage + at * TOKEN_FLOATS + AT_VALUES + 4 * part,
                        v + token * x_stride + 4 * part);
         }
-        for (unsigned i = threadIdx.x; i < 2 * STAGE_TOKENS; i += THREADS) {
-            const unsigned at = i / 2, what = i % 2, token = first + at;
+        for (unsigned i = threadIdx.x; i < 4 * STAGE_TOKENS; i += THREADS) {
+            const unsigned at = i / 4, what = i % 4, token = first + at;
             if (token >= tokens) break;
-            begin_word(stage + at * TOKEN_FLOATS + AT_FACTORS + what,
-                       gates + token * gates_stride + what * value_heads + head);
+            const void *from = what < 2 ? (const void *)(gates + token * gates_stride +
+                                                         what * value_heads + head)
+                                        : (const void *)(query + token * query_stride +
+                                                         (what == 2 ? QUERY_SLOT : QUERY_POSITION));
+            begin_word(stage + at * TOKEN_FLOATS + AT_FACTORS + what, from);
         }
         end_parts();
-    }
-};
-
-// What the query records say of the tokens of a stage, a bit for each: whether it goes on with the
-// state in front of it, whether it begins a sequence, and whether what it leaves has to be stored.
-struct MARKS {
-    unsigned goes_on, starts, remains;
-};
-
-// The records of a lane's token, which the first lanes have, of the one in front of it and of the
-// one STATES behind it: read long before their marks are needed.
-struct RECORDS {
-    QUERIES queries;
-    unsigned tokens, token, slot[3], position[3];
-
-    __device__ __forceinline__ void read(unsigned first) {
-        token = first + threadIdx.x % WARP_LANES;
-        const unsigned near[3] = {token, token - 1, token + STATES};
-#pragma unroll
-        for (int i = 0; i < 3; i++) {
-            const bool exists = near[i] < tokens;  // not in front of the first token
-            slot[i] = exists ? queries.slot(near[i]) : ~0u;
-            position[i] = exists ? queries.position(near[i]) : 0;
-        }
-    }
-    __device__ __forceinline__ MARKS marks() const {
-        const bool exists = token < tokens;
-        const bool goes_on =
-            exists && slot[1] == slot[0] && (position[0] + STATES - 1) % STATES == position[1] % STATES;
-        const bool remains =
-            exists && STATES > 1 && (slot[2] != slot[0] || position[2] != position[0] + STATES);
-        return {__ballot_sync(ALL_LANES, goes_on),
-                __ballot_sync(ALL_LANES, exists && position[0] == 0),
-                __ballot_sync(ALL_LANES, remains)};
     }
 };
 
@@ -121,9 +91,11 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         qk + key_heads * STATE_SIZE,
         (const float *)operand_at(launch, X) + (2 * key_heads + head) * STATE_SIZE + first_row,
         (const float *)operand_at(launch, GATES),
+        (const unsigned *)operand_at(launch, QUERY),
         stride_at(launch, QK),
         stride_at(launch, X),
         stride_at(launch, GATES),
+        stride_at(launch, QUERY),
         tokens,
         value_heads,
         head,
@@ -134,48 +106,49 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     const size_t y_stride = stride_at(launch, Y);
     float m[ROW_SETS][LANE_KEYS] = {}, k[LANE_KEYS], q[LANE_KEYS];
     float sum[2 * ROW_SETS] = {};  // M k of the next token, then M q of this one
-    const QUERIES queries = {(const unsigned *)operand_at(launch, QUERY), stride_at(launch, QUERY)};
+    const QUERIES queries = {source.query, source.query_stride};
+    float *held = 0;  // where the state in registers belongs
     auto state_at = [&](unsigned row) {
         return states + (((size_t)row * value_heads + head) * STATE_SIZE + first_row) * STATE_SIZE;
     };
-    // Stores the state after a token.
-    auto store = [&](unsigned token) {
-        float *state = state_at(queries.row_after(token, STATES));
+    auto store = [&]() {
 #pragma unroll
         for (int s = 0; s < ROW_SETS; s++)
-            store_keys(m[s], state + (size_t)(own_row + s * ROWS_AT_ONCE) * STATE_SIZE, lane);
+            store_keys(m[s], held + (size_t)(own_row + s * ROWS_AT_ONCE) * STATE_SIZE, lane);
     };
-    // Loads the state of a token's slot into registers, unless it is there.
-    auto begin = [&](unsigned token) {
-        if (STATES == 1 && token) store(token - 1);
-        const float *state = state_at(queries.row_before(token, STATES));
+    // Loads the state of a token's slot into registers, decays it and multiplies it by the token's
+    // keys.
+    auto begin = [&](const float *of_token) {
+        const float *factors = of_token + AT_FACTORS;
+        const unsigned first = __float_as_uint(factors[2]) * STATES;
+        const unsigned position = __float_as_uint(factors[3]);
+        float *state = state_at(first + (position + STATES - 1) % STATES);
+        if (state != held) {
+            if (STATES == 1 && held) store();
 #pragma unroll
-        for (int s = 0; s < ROW_SETS; s++)
-            load_keys(m[s], state + (size_t)(own_row + s * ROWS_AT_ONCE) * STATE_SIZE, lane);
+            for (int s = 0; s < ROW_SETS; s++)
+                load_keys(m[s], state + (size_t)(own_row + s * ROWS_AT_ONCE) * STATE_SIZE, lane);
+        }
+        held = state_at(first + position % STATES);
+        decay_rows(m, k, factors[0], position == 0, sum);
     };
     source.fetch(stages, 0);
     source.fetch(stages + STAGE_FLOATS, STAGE_TOKENS);
     await_parts<1>();
     __syncthreads();
-    RECORDS records = {queries, tokens};
-    records.read(0);
-    MARKS marks = records.marks();
-    records.read(STAGE_TOKENS);
     load_lane(k, stages + AT_KEYS, lane);
-    begin(0);
-    decay_rows(m, k, stages[AT_FACTORS], marks.starts & 1, sum);
+    begin(stages);
     fold_of_rows(sum);
 #pragma unroll 1
     for (unsigned token = 0; token < tokens; token++) {
         const unsigned stage = token / STAGE_TOKENS % 2, next = token + 1;
         const float *of_token =
             stages + stage * STAGE_FLOATS + token % STAGE_TOKENS * TOKEN_FLOATS;
+        const bool remains = STATES > 1 && queries.remains(token, tokens, STATES);
         load_lane(q, of_token, lane);
         change_rows(m, k, of_token + AT_VALUES + own_row, of_token[AT_FACTORS + 1], sum);
-        if (marks.remains >> token % STAGE_TOKENS & 1) store(token);
+        if (remains) store();
         if (next % STAGE_TOKENS == 0) {
-            marks = records.marks();
-            records.read(next + STAGE_TOKENS);
             await_parts<0>();
             __syncthreads();
             source.fetch(stages + stage * STAGE_FLOATS, next + STAGE_TOKENS);
@@ -188,8 +161,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
             const float *of_next = stages + next / STAGE_TOKENS % 2 * STAGE_FLOATS +
                                    next % STAGE_TOKENS * TOKEN_FLOATS;
             load_lane(k, of_next + AT_KEYS, lane);
-            if (!(marks.goes_on >> next % STAGE_TOKENS & 1)) begin(next);
-            decay_rows(m, k, of_next[AT_FACTORS], marks.starts >> next % STAGE_TOKENS & 1, sum);
+            begin(of_next);
         }
         fold_of_rows(sum);
         if (lane % ROW_LANES == 0)
@@ -197,5 +169,5 @@ extern "C" __global__ void __launch_bounds__(THREADS)
             for (int s = 0; s < ROW_SETS; s++)
                 y[token * y_stride + own_row + s * ROWS_AT_ONCE] = sum[ROW_SETS + s];
     }
-    if (STATES == 1) store(tokens - 1);
+    if (STATES == 1) store();
 }

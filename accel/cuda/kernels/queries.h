@@ -18,10 +18,6 @@ struct QUERIES {
     __device__ __forceinline__ unsigned position(unsigned token) const {
         return first[token * stride + QUERY_POSITION];
     }
-    // Whether the token in front is the one before it in its slot.
-    __device__ __forceinline__ bool follows(unsigned token) const {
-        return slot(token) == slot(token - 1) && position(token) == position(token - 1) + 1;
-    }
     // The row of a state that a token begins with, of `states` rows of each slot.
     __device__ __forceinline__ unsigned row_before(unsigned token, unsigned states) const {
         return slot(token) * states + (position(token) + states - 1) % states;
