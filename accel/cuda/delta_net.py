@@ -212,6 +212,24 @@ def conv_rule(ops: Remaining, device: Device) -> Replacement | None:
     return Replacement(1, launches)
 
 
+def inputs_rule(ops: Remaining, device: Device) -> Replacement | None:
+    """Replaces what stands before the recurrence of many tokens."""
+    op = ops[0]
+    if op.name != "ssm_delta_inputs" or op.most_sizes()["state_size"] not in STATE_SIZES:
+        return None
+    names = ("x", "alpha", "beta", "decay", "dt_bias", "qk", "gates")
+    return _by_tokens(
+        ops,
+        "delta_inputs",
+        {
+            "STATE_SIZE": op.most_sizes()["state_size"],
+            "INPUTS_OP": 0,
+            **{name.upper(): operand_index(ops, 0, name) for name in names},
+            **size_indices("ssm_delta_inputs", "key_heads", "value_heads", "eps", "query_scale"),
+        },
+    )
+
+
 def recurrence_rule(ops: Remaining, device: Device) -> Replacement | None:
     """Replaces the recurrence of many tokens."""
     op = ops[0]

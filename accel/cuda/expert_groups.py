@@ -28,7 +28,7 @@ RESERVED_BYTES = 1024
 """Shared memory that the device reserves for each block."""
 ROW_BYTES = 512 + 64 + 32 + 4
 """Shared memory of a token and unit."""
-CHUNK_WORDS = 3
+CHUNK_WORDS = 4
 ORDER_THREADS = 1024
 TOTAL_THREADS = 256
 CHUNK_TOKENS = ((64, 8),)
@@ -83,8 +83,8 @@ def grouped_launches(
         "TABLE_AT": grouped.table_at,
     }
     return (
-        (_order(ops, block, macros), _gates(ops, block, grouped, macros, device)),
-        (_downs(ops, block, grouped, macros, device), _total(ops, block)),
+        (order_launch(ops, block, macros), _gates(ops, block, grouped, macros, device)),
+        (_downs(ops, block, grouped, macros, device), total_launch(ops, block)),
     )
 
 
@@ -130,16 +130,17 @@ def _down_bytes(ops: Sequence[Op], block: ExpertBlock, rows: int) -> int:
     return _block_bytes(_units(ops[block.downs]), rows, BLOCK_WARPS, formats)
 
 
-def _order(ops: Sequence[Op], block: ExpertBlock, macros: dict[str, int]) -> KernelLaunch:
+def order_launch(ops: Sequence[Op], block: ExpertBlock, macros: dict[str, int]) -> KernelLaunch:
+    """Groups tokens by expert."""
     return KernelLaunch(
         "expert_order",
         (1, 1, 1),
         (ORDER_THREADS, 1, 1),
-        4 * (3 * macros["EXPERTS"] + 1),
+        4 * (3 * macros["EXPERTS"] + macros["CHUNK_ROWS_MOST"] // 8 + 1),
         {
+            "HAS_SHARED": int(block.shared_gate is not None),
             **macros,
             "THREADS": ORDER_THREADS,
-            "HAS_SHARED": int(block.shared_gate is not None),
             "IDS": operand_index(ops, block.topk, "ids"),
             "TOPK": block.topk,
         },
@@ -200,7 +201,8 @@ def _downs(
     )
 
 
-def _total(ops: Sequence[Op], block: ExpertBlock) -> KernelLaunch:
+def total_launch(ops: Sequence[Op], block: ExpertBlock) -> KernelLaunch:
+    """The sum of what experts make of a token."""
     total = ops[block.total]
     sizes = total.most_sizes()
     return KernelLaunch(

@@ -21,6 +21,7 @@ from accel.cuda.expert_groups import (
     grouping,
     router_words,
 )
+from accel.cuda.expert_prompts import PromptLaunches, prompt_launches
 from accel.cuda.gathers import WORD_BYTES, gathering, workspace_bytes
 from accel.cuda.packed_tiles import (
     TUNED_STACKS,
@@ -93,6 +94,8 @@ def expert_rule(ops: Remaining, device: Device) -> Replacement | None:
         return None
     if not _fits(ops, block, device):
         return None
+    if (prompt := prompt_launches(ops, block, device)) is not None:
+        return _of_prompt(ops, block, prompt)
     grouped = grouping(ops, block, device)
     if grouped is None and _gates_grid(ops, block)[1] > MOST_GRID:
         return None
@@ -107,6 +110,14 @@ def expert_rule(ops: Remaining, device: Device) -> Replacement | None:
         between = gathering(ops, block.gathers, nbytes)
         made, nbytes = (*made, between), nbytes + workspace_bytes(between)
     return Replacement(block.length, (_router(ops, block), *made, *used), nbytes)
+
+
+def _of_prompt(ops: Sequence[Op], block: ExpertBlock, prompt: PromptLaunches) -> Replacement:
+    made, nbytes = prompt.made, 0
+    if block.gathers:
+        between = gathering(ops, block.gathers)
+        made, nbytes = (*made, between), workspace_bytes(between)
+    return Replacement(block.length, (*made, *prompt.used), nbytes, prompt.passing_bytes)
 
 
 def _fits(ops: Sequence[Op], block: ExpertBlock, device: Device) -> bool:

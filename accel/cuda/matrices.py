@@ -8,7 +8,7 @@ and the gate is left to the plain kernel.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from accel.cuda.attention import attention_tokens, groups_are_units
@@ -119,7 +119,7 @@ def _with_heads(ops: Remaining, run: Run, device: Device, folded: Run | None = N
     faster."""
     whole = Replacement(run.length, tuple(_launches(ops, run, device, folded)))
     heads = _heads_behind(ops, run, folded)
-    if heads is None or not _has_groups(device):
+    if heads is None or not has_groups(device):
         return whole
     launches = _launches(ops, run, device, folded, parted=True)
     if launches[-1].macros["PARTS"] == 1:
@@ -160,7 +160,7 @@ def _launches(
     """Packing and the products; ``folded`` as in ``pack_launch``, ``parted`` as in
     ``group_shape``."""
     products = [ops[index] for index in run.products]
-    if not _has_groups(device):
+    if not has_groups(device):
         return [
             pack_launch(ops, run, device),
             *(_single(ops, run, i) for i in range(len(products))),
@@ -177,7 +177,7 @@ def _launches(
     launches = [pack_launch(ops, run, device, folded)]
     last = len(shared) - 1
     launches += [
-        _grouped(ops, run, numbers, shapes[i], device, overlaps=i > 0, followed=i < last)
+        group_launch(ops, run, numbers, shapes[i], device, overlaps=i > 0, followed=i < last)
         for i, numbers in enumerate(shared)
     ]
     return launches
@@ -187,7 +187,7 @@ def _halves(
     ops: Sequence[Op], run: Run, shared: Sequence[tuple[int, ...]], device: Device
 ) -> list[KernelLaunch] | None:
     """Packing and the products in binary16, where all are of one format and that is faster."""
-    product, rows = ops[run.products[0]], _rows(ops, run, shared[0])
+    product, rows = ops[run.products[0]], product_rows(ops, run, shared[0])
     columns, tokens, dtype = product.most_sizes()["columns"], product.count.most, product.dtype
     if len(shared) > 1 or not packs_fours(ops, run):
         return None
@@ -199,7 +199,7 @@ def _halves(
 
 def _leaves_spans(ops: Sequence[Op], run: Run, device: Device) -> bool:
     """Whether the columns of a product with a residual are better split among blocks."""
-    if run.residual is None or not _has_groups(device):
+    if run.residual is None or not has_groups(device):
         return False
     total = result(ops[run.residual])
     residual = operand_of(ops[run.residual], residual_operand(ops, run))
@@ -237,7 +237,7 @@ def _run_of_many(ops: Remaining, device: Device) -> Run | None:
             continue
         if any(product.dtype not in FORMATS for product in products):
             continue
-        if run.gate is not None and not _has_groups(device):
+        if run.gate is not None and not has_groups(device):
             continue
         if aligned_rows(ops, run) and is_private(ops, run):
             return run
@@ -253,7 +253,8 @@ def _is_aligned(tensor: Tensor | None) -> bool:
     )
 
 
-def _has_groups(device: Device) -> bool:
+def has_groups(device: Device) -> bool:
+    """Whether the device has products of warp groups."""
     return device.capability == GROUP_CAPABILITY
 
 
@@ -295,7 +296,7 @@ def _single(ops: Sequence[Op], run: Run, number: int) -> KernelLaunch:
     )
 
 
-def _rows(ops: Sequence[Op], run: Run, numbers: tuple[int, ...]) -> list[int]:
+def product_rows(ops: Sequence[Op], run: Run, numbers: Iterable[int]) -> list[int]:
     """Rows of the matrices of a launch; a pair counts as one matrix."""
     rows = [ops[run.products[number]].most_sizes()["rows"] for number in numbers]
     return [sum(rows)] if run.gate is not None else rows
@@ -307,7 +308,7 @@ def _group_shape(
     product = ops[run.products[numbers[0]]]
     assert product.dtype is not None
     columns, tokens = product.most_sizes()["columns"], product.count.most
-    rows = _rows(ops, run, numbers)
+    rows = product_rows(ops, run, numbers)
     return group_shape(product.dtype, columns, tokens, rows, device, parted)
 
 
@@ -319,23 +320,23 @@ def _overlapping_shapes(
     for numbers in shared:
         dtype = ops[run.products[numbers[0]]].dtype
         assert dtype is not None
-        rows.append((dtype, tuple(_rows(ops, run, numbers))))
+        rows.append((dtype, tuple(product_rows(ops, run, numbers))))
     columns, tokens = first.most_sizes()["columns"], first.count.most
     return overlapping_shapes(columns, tokens, tuple(rows), device, parted)
 
 
-def _grouped(
+def group_launch(
     ops: Sequence[Op],
     run: Run,
     numbers: tuple[int, ...],
     shape: GroupShape,
     device: Device,
-    overlaps: bool,
-    followed: bool,
+    overlaps: bool = False,
+    followed: bool = False,
 ) -> KernelLaunch:
     """The launch by groups; it ``overlaps`` the one before it, or is ``followed`` by such."""
     product = ops[run.products[numbers[0]]]
-    dtype, tokens, rows = product.dtype, product.count.most, _rows(ops, run, numbers)
+    dtype, tokens, rows = product.dtype, product.count.most, product_rows(ops, run, numbers)
     assert dtype is not None
     blocks = shape.row_blocks(rows), -(-tokens // shape.tokens) * shape.parts
     if shape.split or shape.parts > 1:
@@ -368,8 +369,9 @@ def _product_macros(ops: Sequence[Op], run: Run, numbers: tuple[int, ...]) -> di
     """Macros of a launch of several products by groups."""
     return {
         "MATRICES": len(numbers),
+        "PLACES": 0,
         "GATE": packet_number(run.gate),
-        "ROWS_IN_FRONT": sum(_rows(ops, run, tuple(range(numbers[0])))),
+        "ROWS_IN_FRONT": sum(product_rows(ops, run, tuple(range(numbers[0])))),
         **size_indices("swiglu", "activation"),
         **matrix_macros(ops, run, numbers),
         **_common_macros(ops, run, numbers[0]),

@@ -8,7 +8,7 @@ from accel.cuda.device import CLUSTER_CAPABILITY, Device
 from accel.cuda.group_shapes import MOST_SPLIT_TOKENS, span_count
 from accel.cuda.packed_tiles import UNIT_COLUMNS, unit_count
 from accel.cuda.products import Run, residual_operand
-from accel.cuda.runs import operand_index, packet_number, size_indices
+from accel.cuda.runs import ABSENT, operand_index, packet_number, size_indices
 from accel.cuda.tuned import KernelLaunch
 from accel.packets.step import Op
 
@@ -37,7 +37,7 @@ def pack_launch(
     quantize = ops[run.quantize]
     tokens, units = quantize.count.most, unit_count(quantize.most_sizes()["columns"])
     if folded is None and packs_fours(ops, run):
-        return _pack_fours(ops, run, tokens, units, half_tokens)
+        return pack_fours(ops, run, tokens, half_tokens)
     whole = run.norm is not None or folded is not None
     pieces = _row_pieces(tokens, units, device) if whole else -(-units // WARPS)
     warps = min(ROW_WARPS if whole else WARPS, -(-units // pieces))
@@ -65,10 +65,13 @@ def packs_fours(ops: Sequence[Op], run: Run) -> bool:
     return ops[run.quantize].count.most > MOST_SPLIT_TOKENS and fits
 
 
-def _pack_fours(
-    ops: Sequence[Op], run: Run, tokens: int, units: int, half_tokens: int
+def pack_fours(
+    ops: Sequence[Op], run: Run, tokens: int, half_tokens: int = 0, **around_experts: int
 ) -> KernelLaunch:
-    """Packs the activations of many tokens."""
+    """Packs the activations of many tokens; with macros that ``unit_pack_fours.cu`` has
+    ``around_experts``."""
+    assert run.quantize is not None
+    units = unit_count(ops[run.quantize].most_sizes()["columns"])
     warps = min(WARPS, units) if run.norm is None else units
     pieces = -(-units // warps)
     weights = 0 if run.norm is None else 4 * UNIT_COLUMNS * warps
@@ -76,8 +79,18 @@ def _pack_fours(
         "unit_pack_fours",
         (-(-tokens // FOUR) * pieces, 1, 1),
         (warps * 32, 1, 1),
-        4 * FOUR * warps + weights,
-        {"WARPS": warps, "PIECES": pieces, "HALF_TOKENS": half_tokens, **_packing_macros(ops, run)},
+        2 * 4 * FOUR * warps + weights,
+        {
+            "WARPS": warps,
+            "PIECES": pieces,
+            "HALF_TOKENS": half_tokens,
+            "FACTORS_AT": ABSENT,
+            "GATE_ROW": ABSENT,
+            "GATE_LOGIT": ABSENT,
+            "PLACES": 0,
+            **_packing_macros(ops, run),
+            **around_experts,
+        },
     )
 
 

@@ -27,6 +27,7 @@ WITH_LISTS = frozenset(
     (
         *("expert_router", "expert_gates", "expert_down", "expert_product", "expert_order"),
         *("expert_group_gates", "expert_group_downs", "expert_total"),
+        *("expert_logits", "expert_choice", "expert_gather"),
     )
 )
 """Kernels of blocks of experts, all of which find matrices by ``kernels/stack_matrices.h``."""
@@ -155,10 +156,10 @@ def plan_launches(ops: Sequence[Op], device: Device, local: Collection[str] | No
             launches.append(_plain(ops[index], index, device))
             levels.append(level)
             continue
-        offset = 0 if replacement.passing_bytes else workspace
-        launches += [
-            _tuned(launch, index, replacement.ops, offset) for launch in replacement.launches
-        ]
+        for launch in replacement.launches:
+            passes = replacement.passing_bytes and not launch.gathers
+            offset = 0 if passes else workspace
+            launches.append(_tuned(launch, index, replacement.ops, offset))
         if replacement.workspace_bytes:
             workspace += aligned(replacement.workspace_bytes)
         levels += [level] * replacement.ops

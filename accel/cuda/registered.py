@@ -12,7 +12,13 @@ from accel.cuda.attention import (
     attention_tokens_rule,
 )
 from accel.cuda.attention_clusters import attention_clusters_rule
-from accel.cuda.delta_net import conv_rule, delta_step_rule, gated_norm_rule, recurrence_rule
+from accel.cuda.delta_net import (
+    conv_rule,
+    delta_step_rule,
+    gated_norm_rule,
+    inputs_rule,
+    recurrence_rule,
+)
 from accel.cuda.experts import expert_product_rule, expert_rule
 from accel.cuda.gated_rows import gated_rows_rule
 from accel.cuda.gathers import gather_rule
@@ -40,6 +46,7 @@ RULES: tuple[Rule, ...] = (
     attention_blocks_rule,
     delta_step_rule,
     conv_rule,
+    inputs_rule,
     recurrence_rule,
     gated_norm_rule,
     expert_rule,

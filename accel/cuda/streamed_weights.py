@@ -247,10 +247,11 @@ def _shape(decl: BufferDecl, nbytes: int) -> StackShape:
 def _read_without_lists(lowered: LoweredBucket) -> set[str]:
     """Buffers that a kernel reads which does not know lists."""
     ops = lowered.step.ops
+    with_lists = {one.first for one in lowered.plan.launches if one.entry in WITH_LISTS}
     return {
         tensor.buffer
         for launch in lowered.plan.launches
-        if launch.entry not in WITH_LISTS
+        if launch.first not in with_lists
         for op in ops[launch.first : launch.first + launch.count]
         for tensor in op.operands
         if tensor is not None

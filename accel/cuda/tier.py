@@ -50,9 +50,9 @@ from contract.ir.scratch import buffer_bytes
 from contract.shape_key import ShapeKey
 from contract.tier import DeviceTier, FiniteWords, StreamsWeights, SubmitsUnread, UploadsLater
 
-PROMPT_TOKENS = 1024
-"""Prompt tokens of a step: with 1,024 blocks of products fill the multiprocessors better than with
-512."""
+PROMPT_TOKENS = 2048
+"""Prompt tokens of a step: blocks of products fill the multiprocessors better than with 512, and an
+expert of many has as many tokens as a block takes."""
 
 
 class CudaTier(BaseTier[Allocation, RecordedBucket, CudaStep]):

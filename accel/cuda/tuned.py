@@ -74,8 +74,9 @@ class Replacement:
     """``launches`` in order, instead of those of the next ``ops`` ops.
 
     ``workspace_bytes`` of device memory, zeroed when the graph is lowered, belong to them from step
-    to step; all launches of one replacement get the same address. A replacement without a workspace
-    may pass ``passing_bytes`` from launch to launch, in memory that other replacements write too.
+    to step; all launches of one replacement get the same address. A replacement may pass
+    ``passing_bytes`` from launch to launch, in memory that other replacements write too: then only
+    launches that gather get the workspace.
     """
 
     ops: int

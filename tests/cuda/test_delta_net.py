@@ -19,7 +19,7 @@ from tests.cuda.emulated_step import DEVICE, OLDER
 from tests.cuda.recorded_step import RecordedModel
 from tests.cuda.tuned_steps import TunedSteps
 
-KINDS = ("step", "slots", "conv", "rows", "norm")
+KINDS = ("step", "slots", "conv", "inputs", "rows", "norm")
 FILES = frozenset(f"delta_{kind}.cu" for kind in KINDS)
 SHAPE = {"hidden": 64, "heads": 1, "kv_heads": 1, "head_dim": 64, "feed_forward": 64, "layers": 1}
 MODELS = {
@@ -140,7 +140,7 @@ def test_many_tokens(name: str, folder: Path) -> None:
     tokens = FEW_TOKENS + 5
     key, bucket = ShapeKey(tokens, 1), ShapeKey(FEW_TOKENS + 8, 2)
     steps = TunedSteps(recorded(name, folder, key), bucket, DEVICE, FILES, folder)
-    assert [len(run) for run in steps.runs] == [2, 1, 1]
+    assert [len(run) for run in steps.runs] == [2, 1, 1, 1]
     slots = [3] + [0] * 40 + [1, 2] * 12 + [0] * 4
     positions = [4, *range(40), *(p for n in range(12) for p in (n, n + 8)), 40, 41, 42, 43]
     run(steps, positions, slots)
@@ -157,7 +157,7 @@ def test_several_states_of_a_slot(states: int, many: bool, folder: Path) -> None
         slots, positions = slots + [4] * 40 + [5] * 6, [*positions, *range(7, 47), *range(9, 15)]
     key, bucket = ShapeKey(len(slots), 1), ShapeKey(len(slots) + (8 if many else 2), 2)
     steps = TunedSteps(recorded("qwen35", folder, key, states), bucket, DEVICE, FILES, folder)
-    assert [len(run) for run in steps.runs] == ([2, 1, 1] if many else [1])
+    assert [len(run) for run in steps.runs] == ([2, 1, 1, 1] if many else [1])
     run(steps, positions, slots)
 
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from accel.cuda import expert_prompts
 from accel.packets.shares import Share
 from contract.dtypes import I12
 from contract.ir.nodes import BufferDecl
@@ -27,6 +28,11 @@ FIVE = ["expert_router.cu", "expert_order.cu"] + [
     f"expert_{kind}.cu" for kind in ("group_gates", "group_downs", "total")
 ]
 ROUTED = frozenset(THREE + FIVE)
+PAIR = ["unit_pack_fours.cu", "unit_groups.cu"]
+MADE = (
+    PAIR[:1] + [f"expert_{kind}.cu" for kind in ("logits", "choice", "order", "gather")] + PAIR[1:]
+)
+PROMPTS = frozenset({"expert_logits.cu"})
 SHAPE = {"hidden": 512, "heads": 2, "kv_heads": 1, "head_dim": 64, "feed_forward": 256, "layers": 1}
 RECURRENT = {"interval": 2, "state": 64, "key_heads": 1, "value_heads": 2}
 MODELS: Mapping[str, Mapping[str, Any]] = {
@@ -137,6 +143,44 @@ def test_tokens_that_share_experts(
     run(steps, [i * 5 % 90 for i in range(tokens)], positions, [i % 2 for i in range(tokens)])
 
 
+@pytest.fixture
+def many(monkeypatch: pytest.MonkeyPatch) -> None:
+    """More than four tokens are as many as a prompt has."""
+    monkeypatch.setattr(expert_prompts, "MANY_TOKENS", 4)
+
+
+@pytest.mark.usefixtures("many")
+@pytest.mark.parametrize(
+    ("name", "quant", "tokens", "most"),
+    [
+        ("qwen3moe", "q4_k", 7, 9),
+        ("shared", "q5_k", 50, 52),
+        ("shared", "q4_k_m", 71, 72),
+        ("wide", "q6_k", 21, 21),
+    ],
+)
+def test_tokens_of_a_prompt(name: str, quant: str, tokens: int, most: int, folder: Path) -> None:
+    """Chunks of all sizes that groups of warps multiply, and those that single warps do."""
+    key, bucket = ShapeKey(tokens, tokens // 3), ShapeKey(most, most // 3)
+    steps = TunedSteps(recorded(name, folder, key, quant), bucket, DEVICE, PROMPTS, folder)
+    files = [[launch.source.name for launch in run] for run in steps.runs]
+    made, used = (MADE + PAIR[1:], PAIR * 2) if name == "shared" else (MADE, PAIR)
+    assert files == [[*made, *used, "expert_total.cu"]]
+    positions = [i // 2 for i in range(tokens)]
+    run(steps, [i * 5 % 90 for i in range(tokens)], positions, [i % 2 for i in range(tokens)])
+
+
+@pytest.mark.usefixtures("many")
+def test_experts_of_more_pairs_than_a_chunk(folder: Path) -> None:
+    """Every token chooses the same ones: a full chunk and another."""
+    key = ShapeKey(72, 24)
+    known = recorded("qwen3moe", folder, key, "q4_k")
+    model = UndecidedRouter(known.model, known.limits, key)
+    steps = TunedSteps(model, key, DEVICE, PROMPTS, folder)
+    assert len(steps.runs) == 1
+    run(steps, [i % 90 for i in range(72)], [i // 2 for i in range(72)], [i % 2 for i in range(72)])
+
+
 @pytest.mark.parametrize(
     ("name", "quant", "count", "tokens", "most"),
     [
@@ -159,6 +203,11 @@ def test_devices_that_have_rows_of_every_expert(
     made, used = (THREE[:2], THREE[2:]) if most <= 4 else (FIVE[:3], FIVE[3:])
     names = [[launch.source.name for launch in run] for run in members[0].runs]
     assert names == [[*made, "all_gather.cu", *used]]
+    _together(members, tokens)
+
+
+def _together(members: list[TunedSteps], tokens: int) -> None:
+    model = members[0].recorded
     before = {state: model.raw[state].copy() for state in members[0].states}
     given = model.inputs(
         [i * 5 % 90 for i in range(tokens)],
@@ -167,6 +216,22 @@ def test_devices_that_have_rows_of_every_expert(
     )
     model.step(given)
     run_together(members, given, before)
+
+
+@pytest.mark.usefixtures("many")
+@pytest.mark.parametrize(("name", "tokens"), [("shared", 27), ("qwen3moe", 19)])
+def test_prompts_of_devices_that_have_rows_of_every_expert(
+    name: str, tokens: int, folder: Path
+) -> None:
+    """The gather has memory of its own, which lasts from step to step."""
+    key = ShapeKey(tokens, tokens // 3)
+    model = recorded(name, folder, key, "q4_k_m")
+    members = [TunedSteps(model, key, DEVICE, PROMPTS, folder, share=Share(n, 2)) for n in range(2)]
+    (launches,) = members[0].runs
+    places = {one.workspace for one in launches if not one.gathers}
+    assert places == {0}
+    assert [one.workspace for one in launches if one.gathers] != [0]
+    _together(members, tokens)
 
 
 @pytest.mark.parametrize("name", ["other-shared", "gemma4", "gpt-oss", "lfm2moe"])

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from accel.cuda import expert_cache
+from accel.cuda import expert_cache, expert_prompts
 from accel.cuda.driver import open_driver
 from accel.cuda.expert_cache import slot_bytes, table_bytes
 from accel.cuda.runtime import Choices
@@ -118,6 +118,29 @@ def test_models_have_the_bits_of_the_cpu(
     """One token, a few, chunks of prompts beside tokens that decode, and many sequences."""
     monkeypatch.setattr(expert_cache, "STEPS", 1)
     monkeypatch.setattr(expert_cache, "LEAST_GAIN", 0.0)
+    compare(where, name, quant, folder, opened)
+
+
+@pytest.mark.parametrize("where", ["resident", "cached"])
+@pytest.mark.parametrize("quant", ["q4_k_m", "q5_k", "q6_k"])
+@pytest.mark.parametrize("name", [name for name, fields in MODELS.items() if "experts" in fields])
+def test_prompts_have_the_bits_of_the_cpu(
+    where: str,
+    name: str,
+    quant: str,
+    folder: Path,
+    opened: CudaTier,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The same where the largest step's experts are multiplied by groups of warps."""
+    monkeypatch.setattr(expert_cache, "STEPS", 1)
+    monkeypatch.setattr(expert_cache, "LEAST_GAIN", 0.0)
+    monkeypatch.setattr(expert_prompts, "MANY_TOKENS", 64)
+    compare(where, name, quant, folder, opened)
+
+
+def compare(where: str, name: str, quant: str, folder: Path, opened: CudaTier) -> None:
+    """The logits of all steps with those of the CPU tier."""
     path = folder / f"on-device-{name}-{quant}.gguf"
     write_synthetic(path, sized_spec("tiny", quant=quant, **MODELS[name]))
     model = open_model(path)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from accel.cuda.device import Device
+from accel.cuda.expert_prompts import MANY_TOKENS
 from accel.cuda.packed_tiles import UNITS
 from accel.cuda.plan import PlannedLaunch, plan_launches
 from accel.cuda.planning import planned_bucket
@@ -105,8 +106,9 @@ def experts_and_delta_nets(device: Device, folder: Path) -> list[PlannedLaunch]:
     ]
     found: list[PlannedLaunch] = []
     for graph in graphs:
-        for tokens in (1, 9, 80):
-            step = lower_graph(graph, ShapeKey(tokens, 1), PARTS, "cuda")
+        # Only rows that are read pass the last layer.
+        for tokens, rows in ((1, 1), (9, 1), (80, 1), (MANY_TOKENS + 1, MANY_TOKENS)):
+            step = lower_graph(graph, ShapeKey(tokens, rows), PARTS, "cuda")
             found += plan_launches(step.ops, device).launches
     return found
 
@@ -175,6 +177,8 @@ def test_tuned_kernels_compile(
         f"expert_{kind}.cu" for kind in ("router", "gates", "down", "product", "order")
     }
     assert names >= {"sample_bins.cu", "sample_draw.cu"}
+    of_prompts = {f"expert_{kind}.cu" for kind in ("logits", "choice", "gather")}
+    assert (names & of_prompts == of_prompts) == (device is DEVICE)
     newer = {"unit_groups.cu", "unit_spans.cu", "half_groups.cu"}
     newer |= {"attention_clusters.cu", "attention_groups.cu"}
     of_device = {"unit_matrix.cu", *newer} & names

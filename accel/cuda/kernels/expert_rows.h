@@ -1,39 +1,12 @@
-// Tokens grouped by expert, and products of units with up to several times eight of them.
-//
-// expert_order.cu writes a table of words: the number of chunks; for each chunk the expert (for the
-// shared expert the number of experts), the index of its first pair and its number of pairs; then
-// all pairs of a token and an expert, ordered by expert. The pairs of a chunk of the shared expert
-// are tokens.
+// Products of units with the tokens of a chunk, up to several times eight of them.
 
 #ifndef EXPERT_ROWS_H
 #define EXPERT_ROWS_H
 
+#include "expert_table.h"
 #include "expert_units.h"
 #include "packets.h"
 #include "warp_sums.h"
-
-#define CHUNK_WORDS 3
-#define TABLE_CHUNKS 1  // the word where they begin
-
-struct CHUNK {
-    unsigned expert, first, count;
-};
-
-// The words of a table; blocks of the launch after the next may read them before that launch has
-// ended.
-struct EXPERT_TABLE {
-    const unsigned *words;
-    unsigned most_chunks;
-
-    __device__ __forceinline__ unsigned chunks() const { return load_shared_word(words); }
-    __device__ __forceinline__ CHUNK chunk(unsigned number) const {
-        const unsigned *one = words + TABLE_CHUNKS + number * CHUNK_WORDS;
-        return {load_shared_word(one), load_shared_word(one + 1), load_shared_word(one + 2)};
-    }
-    __device__ __forceinline__ unsigned pair(unsigned place) const {
-        return load_shared_word(words + TABLE_CHUNKS + most_chunks * CHUNK_WORDS + place);
-    }
-};
 
 // Activations of a chunk's tokens in shared memory, by units: planes of a token in the order of
 // unit_product.h, at distances that put two tokens in different banks.

@@ -5,8 +5,10 @@
 #define GROUP_ROWS_H
 
 #include "packets.h"
+#include "expert_table.h"
 #include "gate.h"
 #include "group_stages.h"
+#include "stack_matrices.h"
 
 struct RESULT {
     float *y;
@@ -14,14 +16,16 @@ struct RESULT {
     size_t stride, residual_stride;
     // `row` is the first row of the warp's tile, in a matrix of `rows` rows.
     unsigned rows, row, rows_in_front, first_token, tokens;
+    const unsigned *places;  // of the block's tokens, if they have PLACES
     uint activation;
 
     // Element i of a thread whose warp's tile begins at `first_row`.
     __device__ __forceinline__ void store(unsigned first_row, int i, float value) const {
         const unsigned lane = threadIdx.x % WARP_LANES;
         const unsigned row = first_row + lane / 4 + 8 * (i / 2 % 2);
-        const size_t token = first_token + i / 4 * 8 + lane % 4 * 2 + i % 2;
-        if (row >= rows || token >= tokens) return;
+        const unsigned of_block = i / 4 * 8 + lane % 4 * 2 + i % 2;
+        if (row >= rows || first_token + of_block >= tokens) return;
+        const size_t token = PLACES ? places[of_block] : first_token + of_block;
         if (bias) value = value + bias[row];
         if (residual) value = residual[token * residual_stride + row] + value;
         y[token * stride + row] = value;
@@ -84,6 +88,13 @@ DEVICE unsigned tiles_of(const LAUNCH &launch, int w) {
     return (packet_of(launch, w / 16)->size[MATMUL_ROWS] + UNIT_ROWS - 1) / UNIT_ROWS;
 }
 
+// A matrix or, if tokens have PLACES, that of their expert.
+DEVICE const unsigned char *matrix_at(const LAUNCH &launch, int w, const GROUP_WORK &work) {
+    if (!PLACES) return operand_at(launch, w);
+    const size_t tile_bytes = (size_t)work.units * FORMAT::unit_bytes;
+    return matrix_of(launch, w, work.expert, tiles_of(launch, w) * tile_bytes);
+}
+
 // Takes the warp's tile, number `tile` of a matrix; false if it is in a later matrix.
 DEVICE bool open_matrix(const LAUNCH &launch, int w, int b, int y, unsigned &tile,
                         GROUP_WORK &work, RESULT &result) {
@@ -92,7 +103,7 @@ DEVICE bool open_matrix(const LAUNCH &launch, int w, int b, int y, unsigned &til
         tile -= tiles, result.rows_in_front += rows;
         return false;
     }
-    work.own = operand_at(launch, w) + (size_t)tile * work.units * FORMAT::unit_bytes;
+    work.own = matrix_at(launch, w, work) + (size_t)tile * work.units * FORMAT::unit_bytes;
     result.rows = rows, result.row = tile * UNIT_ROWS;
     result.y = (float *)operand_at(launch, y);
     result.stride = stride_at(launch, y);
@@ -113,7 +124,7 @@ DEVICE bool open_rows(const LAUNCH &launch, unsigned block, unsigned warp, GROUP
         tile = work.first_tile + warp / GROUP_WARPS * (GROUP_WARPS / 2) + warp % 2;
         open_matrix(launch, W0, B0, Y0, tile, work, result);
         if (work.own && warp / 2 % 2)
-            work.own = operand_at(launch, W1) + (size_t)tile * work.units * FORMAT::unit_bytes;
+            work.own = matrix_at(launch, W1, work) + (size_t)tile * work.units * FORMAT::unit_bytes;
         return work.first_tile < work.tiles;
     }
 #endif
@@ -140,9 +151,11 @@ DEVICE void open_step(const LAUNCH &launch, unsigned tokens, GROUP_WORK &work, R
     result.activation = PAIRED ? packet_of(launch, GATE)->size[SWIGLU_ACTIVATION] : 0;
     work.units = (product->size[MATMUL_COLUMNS] + UNIT_COLUMNS - 1) / UNIT_COLUMNS;
     work.first_unit = 0, work.end_unit = work.units;
+#if !PLACES
     work.planes = operand_at(launch, M);
     work.sums = operand_at(launch, SUMS);
     work.scales = (const float *)operand_at(launch, SCALE);
+#endif
     result.residual = (const float *)operand_at(launch, RESIDUAL);
     result.residual_stride = stride_at(launch, RESIDUAL);
 }

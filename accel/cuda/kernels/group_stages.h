@@ -15,7 +15,7 @@ typedef UNIT_SCALES<FORMAT_ID> SCALES;
 #define EIGHTS (BLOCK_TOKENS / 8)
 #define VALUES (4 * EIGHTS)  // of a thread
 // If there are registers for it, one product is computed while the sums of the last one are scaled.
-#define AHEAD (VALUES < 32 || WARP_GROUPS < 4)
+#define AHEAD(values) ((values) < 24 || WARP_GROUPS < 4)
 // Data that is loaded together: of a group or, if tokens are shared, of a block.
 #define SHARE_GROUPS (SPLIT ? 1 : WARP_GROUPS)
 #define SHARES (WARP_GROUPS / SHARE_GROUPS)
@@ -30,6 +30,9 @@ typedef UNIT_SCALES<FORMAT_ID> SCALES;
 #define STAGE_BYTES (AT_UNITS + SHARE_TILES * FORMAT::unit_bytes)
 #define AT_BARRIERS (SHARES * STAGES * STAGE_BYTES)
 #define AT_TOTALS (AT_BARRIERS + SHARES * STAGES * 8)  // [VALUES][thread]
+// The rows of results of two blocks' tokens in turn, and how many there are, if they have PLACES.
+#define AT_PLACES (AT_TOTALS + VALUES * THREADS * 4)
+#define PLACES_WORDS (BLOCK_TOKENS + 1)
 
 // Tiles `first_tile` to `tiles` - 1 of all matrices, numbered consecutively, or of both matrices of
 // a pair. `own` is the warp's tile, 0 without one.
@@ -38,6 +41,7 @@ struct GROUP_WORK {
     const float *scales;
     unsigned units, tiles, first_tile, first_token, tokens;
     unsigned first_unit, end_unit;  // of the block's part of the columns
+    unsigned expert;                // of the block's tokens, if they have PLACES
 
     __device__ __forceinline__ unsigned own_tiles() const {
         const unsigned each = min(tiles - first_tile, (unsigned)BLOCK_TILES);

@@ -92,6 +92,20 @@ DEVICE bool have_come(COPY_BARRIER *barrier, unsigned phase) { return have_arriv
               "+r"(sum[14]), "+r"(sum[15])                                          \
             : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((int)more));  \
     }                                                                               \
+    DEVICE void NAME(int (&sum)[24], const unsigned (&a)[4], U64 b, bool more) {    \
+        asm volatile(                                                               \
+            "{ .reg .pred p; setp.ne.b32 p, %29, 0;\n"                              \
+            "wgmma.mma_async.sync.aligned.m64n48k32.s32." KIND " "               \
+            "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,"   \
+            "%19,%20,%21,%22,%23}, {%24,%25,%26,%27}, %28, p; }"                    \
+            : "+r"(sum[0]), "+r"(sum[1]), "+r"(sum[2]), "+r"(sum[3]), "+r"(sum[4]), \
+              "+r"(sum[5]), "+r"(sum[6]), "+r"(sum[7]), "+r"(sum[8]), "+r"(sum[9]), \
+              "+r"(sum[10]), "+r"(sum[11]), "+r"(sum[12]), "+r"(sum[13]),           \
+              "+r"(sum[14]), "+r"(sum[15]), "+r"(sum[16]), "+r"(sum[17]),           \
+              "+r"(sum[18]), "+r"(sum[19]), "+r"(sum[20]), "+r"(sum[21]),           \
+              "+r"(sum[22]), "+r"(sum[23])                                          \
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((int)more));  \
+    }                                                                               \
     DEVICE void NAME(int (&sum)[32], const unsigned (&a)[4], U64 b, bool more) {    \
         asm volatile(                                                               \
             "{ .reg .pred p; setp.ne.b32 p, %37, 0;\n"                              \

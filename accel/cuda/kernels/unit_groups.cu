@@ -17,35 +17,65 @@
 // share has STAGES units in shared memory. If WARP_PRODUCTS, each warp multiplies by itself, since
 // with 16 tokens a product of a group takes as long as with 64.
 //
+// If PLACES is 1, tokens are pairs of a token and an expert: a block multiplies those of one chunk of
+// expert_table.h by rows of the expert's matrices and stores row n of the result for pair n. Chunks
+// of few pairs are multiplied by single warps. The table is at the word TABLE_AT of the workspace
+// and has at most MOST_CHUNKS; unit_pack_fours.cu or expert_gather.cu have written x to the bytes
+// PLANES_AT, SUMS_AT and SCALES_AT.
+//
 // Compiled with these operand numbers (see packets.h): M, SCALE, SUMS; of each of MATRICES W0 to
 // W3, B0 to B3 (biases) and Y0 to Y3; RESIDUAL, -1 if absent. PRODUCT is the packet number of the
 // first product, GATE that of the gated activation or -1.
 
 #include "packets.h"
+#include "group_blocks.h"
 #include "group_rows.h"
 #include "group_stages.h"
 #include "group_sums.h"
 #include "warp_sums.h"
 
-// Adds the values of a unit to those of the span, with independent work in between.
-template <class WORK = NOTHING>
-DEVICE void add_unit(const unsigned char *stage, unsigned tile, int lane, float (&span)[VALUES],
-                     const WORK &meanwhile = WORK()) {
-    const unsigned char *unit = stage + AT_UNITS + tile * FORMAT::unit_bytes;
-    SCALES scales;
-    scales.load(unit, lane);
-    int j[VALUES] = {}, p[VALUES] = {};
+// Most eights of tokens with PLACES that single warps multiply.
+#define WARP_EIGHTS 2
+
+// Adds the values of a unit and of the first `N / 4` eights to those of the span by products of
+// groups, with independent work in between.
+template <int N, class WORK>
+DEVICE void add_eights(const SCALES &scales, const unsigned char *unit, const unsigned char *stage,
+                       int lane, float (&span)[VALUES], const WORK &meanwhile) {
+    int j[N] = {}, p[N] = {};
     const unsigned char *sums = stage + AT_TOKEN_SUMS, *of_tokens = stage + AT_SCALES;
-    if (WARP_PRODUCTS) {
-        meanwhile();
-        sum_by_warps<FORMAT_ID>(scales, unit, stage, lane, j);
-    } else {
-        sum_by_groups<FORMAT_ID, AHEAD>(scales, unit, stage, sums, lane, j, p, meanwhile);
-    }
-    if (!WARP_PRODUCTS && all_summed<FORMAT_ID, AHEAD>)
+    sum_by_groups<FORMAT_ID, AHEAD(N)>(scales, unit, stage, sums, lane, j, p, meanwhile);
+    if (all_summed<FORMAT_ID, AHEAD(N)>)
         add_values(scales, of_tokens, lane, j, p, span);
     else
         add_values(scales, sums, of_tokens, lane, j, span);
+}
+
+// The same of a block's tokens, or the first `eights` of those with PLACES.
+template <class WORK = NOTHING>
+DEVICE void add_unit(const unsigned char *stage, unsigned tile, int lane, float (&span)[VALUES],
+                     const WORK &meanwhile = WORK(), unsigned eights = EIGHTS) {
+    const unsigned char *unit = stage + AT_UNITS + tile * FORMAT::unit_bytes;
+    SCALES scales;
+    scales.load(unit, lane);
+    if (WARP_PRODUCTS || (PLACES && eights <= WARP_EIGHTS)) {
+        meanwhile();
+        int j[VALUES] = {};
+        sum_by_warps<FORMAT_ID>(scales, unit, stage, lane, j, eights);
+        add_values(scales, stage + AT_TOKEN_SUMS, stage + AT_SCALES, lane, j, span);
+        return;
+    }
+    if constexpr (PLACES) {
+        if (eights <= EIGHTS / 2) {
+            add_eights<VALUES / 2>(scales, unit, stage, lane, span, meanwhile);
+            return;
+        }
+        if (eights <= EIGHTS * 3 / 4) {
+            add_eights<VALUES * 3 / 4>(scales, unit, stage, lane, span, meanwhile);
+            return;
+        }
+    }
+    add_eights<VALUES>(scales, unit, stage, lane, span, meanwhile);
 }
 
 // The units of a share, in order: steps_of() of them, of which step n is unit_of(n).
@@ -221,21 +251,19 @@ DEVICE void multiply_rows(const GROUP_WORK &work, const RESULT &result, unsigned
 
 #else
 
-// Opens block `block` of the step. Blocks of the same rows, each with other tokens, follow each
-// other, so that several multiprocessors read the same weights. False if there are none left.
-DEVICE bool open_block(const LAUNCH &launch, unsigned tokens, unsigned block, GROUP_WORK &work,
-                       RESULT &result) {
-    const unsigned of_rows = (tokens + BLOCK_TOKENS - 1) / BLOCK_TOKENS;
-    open_step(launch, tokens, work, result);
-    result.first_token = work.first_token = block % of_rows * BLOCK_TOKENS;
-    return open_rows(launch, block / of_rows, threadIdx.x / WARP_LANES % SHARE_TILES, work, result);
-}
+// With PLACES the loop over units needs the registers that these would take.
+#if PLACES
+#define ONCE APART
+#else
+#define ONCE DEVICE
+#endif
 
 // Stores a block's sums.
-DEVICE void end_block(const LAUNCH &launch, unsigned tokens, unsigned block, const float *totals) {
+ONCE void end_block(const LAUNCH &launch, U64 workspace, unsigned tokens, unsigned block,
+                      const float *totals, const unsigned *places) {
     GROUP_WORK work;
     RESULT result;
-    open_block(launch, tokens, block, work, result);
+    open_end(launch, workspace, tokens, block, places, work, result);
     const unsigned thread = threadIdx.x, group = thread / GROUP_THREADS;
     if (!PAIRED) {
 #pragma unroll
@@ -248,17 +276,20 @@ DEVICE void end_block(const LAUNCH &launch, unsigned tokens, unsigned block, con
                        totals + group * GROUP_THREADS, THREADS, 0, VALUES);
 }
 
-// A lane's requests for block `block`; false if there is none.
-DEVICE bool open_copy(const LAUNCH &launch, unsigned tokens, unsigned block, LANE_COPY &copy) {
+// A lane's requests for block `block`, which has so many eights of tokens; 0 if there is none.
+ONCE unsigned open_copy(const LAUNCH &launch, U64 workspace, unsigned tokens, unsigned block,
+                          LANE_COPY &copy, unsigned *places) {
     GROUP_WORK work;
     RESULT result;
-    const bool exists = open_block(launch, tokens, block, work, result);
-    if (exists) copy.open(work, threadIdx.x / WARP_LANES);
-    return exists;
+    if (!open_block(launch, workspace, tokens, block, work, result)) return 0;
+    copy.open(work, threadIdx.x / WARP_LANES);
+    keep_places(launch, workspace, block, places);
+    return work.eights();
 }
 
 // Blocks of the step, one after the other: units of the next block are loaded while one ends.
-DEVICE void multiply_blocks(const LAUNCH &launch, unsigned tokens, unsigned char *memory) {
+DEVICE void multiply_blocks(const LAUNCH &launch, U64 workspace, unsigned tokens,
+                            unsigned char *memory) {
     const unsigned warp = threadIdx.x / WARP_LANES, lane = threadIdx.x % WARP_LANES;
     const unsigned columns = packet_of(launch, PRODUCT)->size[MATMUL_COLUMNS];
     const unsigned units = (columns + UNIT_COLUMNS - 1) / UNIT_COLUMNS;
@@ -266,24 +297,32 @@ DEVICE void multiply_blocks(const LAUNCH &launch, unsigned tokens, unsigned char
     const unsigned ahead = min(units, (unsigned)STAGES - 1);
     const STAGE_RING ring = {memory, (COPY_BARRIER *)(memory + AT_BARRIERS)};
     float *totals = (float *)(memory + AT_TOTALS);
+    unsigned *places = (unsigned *)(memory + AT_PLACES);
+    unsigned turn = 0;
     LANE_COPY copy;
-    bool left = open_copy(launch, tokens, blockIdx.x, copy);
+    unsigned next = open_copy(launch, workspace, tokens, blockIdx.x, copy, places);
     begin_units(copy, ring, ahead);
     float span[VALUES] = {};
     unsigned step = 0;
-    for (unsigned block = blockIdx.x; left; block += gridDim.x) {
+    for (unsigned block = blockIdx.x, eights = next; eights; block += gridDim.x, eights = next) {
         for (unsigned unit = 0; unit < units; unit++, step++) {
             ring.await(step);
             __syncthreads();
-            if (unit + ahead == units) left = open_copy(launch, tokens, block + gridDim.x, copy);
+            if (unit + ahead == units) {
+                LANE_COPY other = {};
+                next = open_copy(launch, workspace, tokens, block + gridDim.x, other,
+                                 places + (1 - turn) * PLACES_WORDS);
+                copy = other;
+            }
             add_unit(ring.stage(step), warp, lane, span, [&]() {
-                if (left) copy.fetch(ring, step + ahead);
+                if (next) copy.fetch(ring, step + ahead);
                 __syncwarp();
-            });
+            }, PLACES ? eights : EIGHTS);
             if (unit % SPAN_UNITS == SPAN_UNITS - 1 || unit + 1 == units)
                 end_span(RESULT{}, unit / SPAN_UNITS, totals + threadIdx.x, span);
         }
-        end_block(launch, tokens, block, totals);
+        end_block(launch, workspace, tokens, block, totals, places + turn * PLACES_WORDS);
+        turn = 1 - turn;
     }
 }
 
@@ -293,10 +332,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     unit_groups(U64 scratch, U64 inputs, const __grid_constant__ PACKETS packets, U64 workspace) {
     extern __shared__ __align__(128) unsigned char shared[];
     const LAUNCH launch = {scratch, inputs, (U64)&packets, 0u};
-    const unsigned tokens = count_of(launch, packet_of(launch, PRODUCT));
     GROUP_WORK work;
     RESULT result;
     if (!FOLLOWED) FOLLOWING_MAY_START;
+#if PLACES
+    PRECEDING_DONE;
+    const unsigned tokens = EXPERT_TABLE{(const unsigned *)workspace + TABLE_AT, 0}.chunks();
+#else
+    const unsigned tokens = count_of(launch, packet_of(launch, PRODUCT));
+#endif
 #if SPLIT || PARTS > 1
     open_step(launch, tokens, work, result);
     result.first_token = work.first_token = blockIdx.y / PARTS * BLOCK_TOKENS;
@@ -309,8 +353,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     const bool any = work.first_token < tokens;
     if (any) multiply_rows(work, result, shared);
 #else
-    const bool any = open_block(launch, tokens, blockIdx.x, work, result);
-    if (any) multiply_blocks(launch, tokens, shared);
+    const bool any = open_block(launch, workspace, tokens, blockIdx.x, work, result);
+    if (any) multiply_blocks(launch, workspace, tokens, shared);
 #endif
     if (BESIDE || !any) PRECEDING_DONE;
 }

@@ -6,9 +6,14 @@
 // QUANTIZE are packet numbers, NORM -1 without a norm. A block computes WARPS units: all of a row
 // if there is a norm; otherwise PIECES blocks share a row. If HALF_TOKENS is not 0, integers are
 // binary16 by blocks of so many tokens, as half_planes.h has them.
-
+//
+// Around experts: with a norm, its factors go to the byte FACTORS_AT of the workspace if that is not
+// negative, and a token's product with the float row GATE_ROW to GATE_LOGIT. If PLACES is 1, rows
+// are those of a table's pairs (expert_table.h, with MOST_CHUNKS, TABLE_AT and CHUNK_PAIRS), and
+// packed ones go to the bytes PLANES_AT, SUMS_AT and SCALES_AT of the workspace.
 
 #include "activations.h"
+#include "expert_table.h"
 #include "half_planes.h"
 #include "packets.h"
 
@@ -33,15 +38,15 @@ DEVICE LANE_COLUMNS load_columns(const float *row, unsigned unit, unsigned colum
     return v;
 }
 
-// Rule R4 over the squares of a token's unit, for all its lanes. Of four sums over the lanes each
+// Rule R4 over the products of a token's units, for all its lanes. Of four sums over the lanes each
 // lane continues with two, then with one; the order of two operands does not change their sum.
-DEVICE float sum_of_squares(const LANE_COLUMNS &v, int lane) {
+DEVICE float sum_of_products(const LANE_COLUMNS &v, const LANE_COLUMNS &w, int lane) {
     float four[4];
 #pragma unroll
     for (int e = 0; e < 4; e++) {
         float sum[STEPS];
 #pragma unroll
-        for (int k = 0; k < STEPS; k++) sum[k] = v.of[k][e] * v.of[k][e];
+        for (int k = 0; k < STEPS; k++) sum[k] = v.of[k][e] * w.of[k][e];
 #pragma unroll
         for (int half = STEPS / 2; half; half /= 2)
 #pragma unroll
@@ -186,13 +191,31 @@ extern "C" __global__ void __launch_bounds__(WARPS *WARP_LANES)
     const unsigned units = (columns + UNIT_COLUMNS - 1) / UNIT_COLUMNS;
     const int lane = threadIdx.x % WARP_LANES, of_four = lane / TOKEN_LANES;
     const unsigned unit = blockIdx.x % PIECES * WARPS + threadIdx.x / WARP_LANES;
-    const unsigned token = blockIdx.x / PIECES * TOKENS + of_four;
-    const bool exists = token < tokens && unit < units;
     FOLLOWING_MAY_START;
+#if PLACES
+    PRECEDING_DONE;
+    const EXPERT_TABLE table = {(const unsigned *)workspace + TABLE_AT, MOST_CHUNKS};
+    const unsigned four = blockIdx.x / PIECES, number = four / (CHUNK_PAIRS / TOKENS);
+    const unsigned place = four % (CHUNK_PAIRS / TOKENS) * TOKENS + of_four;
+    if (number >= table.chunks()) return;
+    const CHUNK chunk = table.chunk(number);
+    const unsigned token = chunk.eight * 8 + place;
+    const bool exists = place < chunk.count && unit < units;
+    const unsigned from = exists ? table.pairs()[chunk.first + place] : 0;
+    unsigned char *planes = (unsigned char *)(workspace + PLANES_AT);
+    short *sums = (short *)(workspace + SUMS_AT);
+    float *scales = (float *)(workspace + SCALES_AT);
+#else
+    const unsigned token = blockIdx.x / PIECES * TOKENS + of_four, from = token;
+    const bool exists = token < tokens && unit < units;
+    unsigned char *planes = operand_at(launch, M);
+    short *sums = (short *)operand_at(launch, SUMS);
+    float *scales = (float *)operand_at(launch, SCALE);
+#endif
 #if NORM >= 0
     const float *norm_weight = (const float *)operand_at(launch, NORM_WEIGHT);
-    float *squares = (float *)shared;  // [token][unit]
-    float *weights = squares + TOKENS * WARPS + threadIdx.x / WARP_LANES * UNIT_COLUMNS;
+    float *squares = (float *)shared, *gates = squares + TOKENS * WARPS;  // [token][unit]
+    float *weights = gates + TOKENS * WARPS + threadIdx.x / WARP_LANES * UNIT_COLUMNS;
     if (norm_weight) {
         const EIGHT own = load_eight(norm_weight, unit, columns, lane);
         *(float4 *)(weights + 4 * lane) = {own.of[0], own.of[1], own.of[2], own.of[3]};
@@ -200,11 +223,11 @@ extern "C" __global__ void __launch_bounds__(WARPS *WARP_LANES)
     }
 #endif
     PRECEDING_DONE;
-    if (blockIdx.x / PIECES * TOKENS >= tokens) return;
-    const float *row = (const float *)operand_at(launch, X) + (size_t)token * stride_at(launch, X);
+    if (!PLACES && blockIdx.x / PIECES * TOKENS >= tokens) return;
+    const float *row = (const float *)operand_at(launch, X) + (size_t)from * stride_at(launch, X);
     LANE_COLUMNS v = load_columns(row, unit, exists ? columns : 0, lane);
 #if NORM >= 0
-    const float square = sum_of_squares(v, lane);
+    const float square = sum_of_products(v, v, lane);
     if (lane % TOKEN_LANES == 0 && unit < units) squares[of_four * units + unit] = square;
     __syncthreads();
     const float mean = __fdiv_rn(fold_units(squares + of_four * units, units, 1), (float)columns);
@@ -220,15 +243,26 @@ extern "C" __global__ void __launch_bounds__(WARPS *WARP_LANES)
             if (norm_weight) v.of[k][e] = v.of[k][e] * weight[e];
         }
     }
+#if FACTORS_AT >= 0
+    if (exists && unit == 0 && lane % TOKEN_LANES == 0)
+        ((float *)(workspace + FACTORS_AT))[token] = r;
+#endif
+    if (GATE_ROW >= 0) {
+        const float *gate_row = (const float *)operand_at(launch, GATE_ROW);
+        const float of_unit =
+            sum_of_products(v, load_columns(gate_row, unit, columns, lane), lane);
+        if (lane % TOKEN_LANES == 0 && unit < units) gates[of_four * units + unit] = of_unit;
+        __syncthreads();
+        if (exists && unit == 0 && lane % TOKEN_LANES == 0)
+            ((float *)operand_at(launch, GATE_LOGIT))[token * stride_at(launch, GATE_LOGIT)] =
+                fold_units(gates + of_four * units, units, 1);
+    }
 #endif
 #if HALF_TOKENS
-    quantize_to_halves(operand_at(launch, M), operand_at(launch, SUMS),
-                       (float *)operand_at(launch, SCALE), token, tokens, unit, units, lane, v,
+    quantize_to_halves(planes, (unsigned char *)sums, scales, token, tokens, unit, units, lane, v,
                        exists);
 #else
-    const ACTIVATIONS x =
-        among_eights(operand_at(launch, M), (short *)operand_at(launch, SUMS),
-                     (float *)operand_at(launch, SCALE), token, units);
+    const ACTIVATIONS x = among_eights(planes, sums, scales, token, units);
     quantize_columns(x, unit, lane, v, exists);
 #endif
 }

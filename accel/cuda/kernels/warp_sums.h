@@ -47,10 +47,11 @@ DEVICE void add_sub_block(const UNIT_SCALES<dtype> &scales, const unsigned (&cod
     }
 }
 
-// j of rows g and g + 8 and tokens 2 t and 2 t + 1 of every eight: elements (row, token).
+// j of rows g and g + 8 and tokens 2 t and 2 t + 1 of the first `eights`: elements (row, token).
 template <int dtype, int N>
 DEVICE void sum_by_warps(const UNIT_SCALES<dtype> &scales, const unsigned char *unit,
-                         const unsigned char *planes, int lane, int (&j)[N]) {
+                         const unsigned char *planes, int lane, int (&j)[N],
+                         unsigned eights = N / 4) {
     UPPER_PLANES<dtype> upper;
     upper.load(unit, lane);
 #pragma unroll
@@ -60,7 +61,8 @@ DEVICE void sum_by_warps(const UNIT_SCALES<dtype> &scales, const unsigned char *
 #pragma unroll
         for (int i = 0; i < 4; i++) codes[1][i] >>= UNIT_FORMAT<dtype>::odd_shift;
 #pragma unroll
-        for (int n = 0; n < N / 4; n++)
+        for (int n = 0; n < N / 4; n++) {
+            if (n >= eights) break;
 #pragma unroll
             for (int odd = 0; odd < 2; odd++) {
                 const int b = 2 * v + odd;
@@ -72,14 +74,15 @@ DEVICE void sum_by_warps(const UNIT_SCALES<dtype> &scales, const unsigned char *
 #pragma unroll
                 for (int e = 0; e < 4; e++) j[4 * n + e] = of_eight[e];
             }
+        }
     }
 }
 
 // Adds the values of scaled sums `j`, minus `p`, to those of the span; `scale` has those of the
 // tokens.
-template <int dtype, int N>
+template <int dtype, int N, int ALL>
 DEVICE void add_values(const UNIT_SCALES<dtype> &scales, const unsigned char *scale, int lane,
-                       const int (&j)[N], const int (&p)[N], float (&span)[N]) {
+                       const int (&j)[N], const int (&p)[N], float (&span)[ALL]) {
 #pragma unroll
     for (int n = 0; n < N / 4; n++) {
         const int of_eight[4] = {j[4 * n], j[4 * n + 1], j[4 * n + 2], j[4 * n + 3]};
@@ -93,10 +96,10 @@ DEVICE void add_values(const UNIT_SCALES<dtype> &scales, const unsigned char *sc
 }
 
 // The same, single warps multiplying the `sums` of the tokens.
-template <int dtype, int N>
+template <int dtype, int N, int ALL>
 DEVICE void add_values(const UNIT_SCALES<dtype> &scales, const unsigned char *sums,
                        const unsigned char *scale, int lane, const int (&j)[N],
-                       float (&span)[N]) {
+                       float (&span)[ALL]) {
     int p[N];
 #pragma unroll
     for (int n = 0; n < N / 4; n++) {

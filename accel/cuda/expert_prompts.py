@@ -1,0 +1,217 @@
+"""Launches for experts of the many tokens of a prompt, on devices with products of warp groups.
+
+The router is a tiled product. Packed tokens are copied to the places of their experts, so that each
+expert multiplies whole groups of eight, and the shared expert is a product like any other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from accel.cuda.device import Device
+from accel.cuda.expert_block import ExpertBlock
+from accel.cuda.expert_groups import CHUNK_WORDS, order_launch, total_launch
+from accel.cuda.group_shapes import MOST_PARTED_TOKENS, SUM_BYTES, TOKEN_BYTES, group_shape
+from accel.cuda.matrices import group_launch, has_groups, product_rows
+from accel.cuda.packed_tiles import UNIT_COLUMNS, unit_count
+from accel.cuda.packing import MOST_FOUR_WARPS, pack_fours
+from accel.cuda.products import Run
+from accel.cuda.runs import operand_index, size_indices
+from accel.cuda.tuned import KernelLaunch
+from accel.packets.packet import aligned
+from accel.packets.step import Op
+
+MANY_TOKENS = 512
+"""Most tokens for which experts are multiplied by single warps."""
+CHUNK_PAIRS = 64
+"""Most pairs of a token and an expert that a block multiplies."""
+EIGHT = 8
+WARPS = 8
+TILE_TOKENS, TILE_ROWS = 64, 32
+"""Tokens and rows of the router of a block."""
+APART = 4
+"""Floats between columns of such a tile."""
+
+
+@dataclass(frozen=True, slots=True)
+class PromptLaunches:
+    """``made`` up to what gates make, ``used`` after it, and the bytes that they pass on."""
+
+    made: tuple[KernelLaunch, ...]
+    used: tuple[KernelLaunch, ...]
+    passing_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Memory:
+    """The memory that launches pass on: the norms' factors, the table, packed pairs."""
+
+    tokens: int
+    pairs: int
+    experts: int
+
+    @property
+    def chunks(self) -> int:
+        return min(self.pairs, self.experts + self.pairs // CHUNK_PAIRS)
+
+    @property
+    def table_at(self) -> int:
+        return aligned(4 * self.tokens)
+
+    @property
+    def packed_at(self) -> int:
+        return aligned(self.table_at + 4 * (1 + CHUNK_WORDS * self.chunks + self.pairs))
+
+    def packed(self, units: int) -> tuple[dict[str, int], int]:
+        """Macros of packed pairs of so many units, and where they end."""
+        eights = min(self.pairs, self.experts + self.pairs // EIGHT)
+        rows = EIGHT * eights * units
+        sums_at = self.packed_at + TOKEN_BYTES * rows
+        scales_at = sums_at + SUM_BYTES * rows
+        places = {"PLANES_AT": self.packed_at, "SUMS_AT": sums_at, "SCALES_AT": scales_at}
+        return places, scales_at + 4 * rows
+
+    def table(self) -> dict[str, int]:
+        return {"MOST_CHUNKS": self.chunks, "TABLE_AT": self.table_at // 4}
+
+
+def prompt_launches(ops: Sequence[Op], block: ExpertBlock, device: Device) -> PromptLaunches | None:
+    """The launches of a block of experts; None where tokens are few or the device lacks such
+    products."""
+    tokens, used = ops[block.norm].count.most, ops[block.gates].most_sizes()["used"]
+    units = _units(ops, block.gates)
+    if tokens <= MANY_TOKENS or not has_groups(device) or units > MOST_FOUR_WARPS:
+        return None
+    memory = _Memory(tokens, tokens * used, ops[block.router].most_sizes()["rows"])
+    table = {**memory.table(), "USED": used}
+    gathered, gathered_end = memory.packed(units)
+    hidden, hidden_end = memory.packed(_units(ops, block.downs))
+    x = Run((block.router,), 0, block.quantize, block.norm)
+    gates = Run((block.gates, block.ups), 0, block.quantize, None, (None, None), block.activation)
+    downs = Run((block.downs,), 0, block.hidden)
+    logit = {
+        "GATE_ROW": operand_index(ops, block.gate_logit, "weight"),
+        "GATE_LOGIT": operand_index(ops, block.gate_logit, "y"),
+    }
+    pairs = memory.chunks * CHUNK_PAIRS
+    made = [
+        pack_fours(ops, x, tokens, FACTORS_AT=0, **logit),
+        _logits(ops, block),
+        _choice(ops, block),
+        order_launch(ops, block, {**table, **_order_macros(memory)}),
+        _gather(ops, block, memory, {**table, **gathered, "UNITS": units}),
+        _products(ops, gates, memory, {**table, **gathered}, device),
+    ]
+    used_by = [
+        pack_fours(ops, downs, pairs, **table, **hidden, PLACES=1, CHUNK_PAIRS=CHUNK_PAIRS),
+        _products(ops, downs, memory, {**table, **hidden}, device),
+    ]
+    if block.shared_gate is not None and block.shared_up is not None:
+        assert block.shared_down is not None
+        both = (block.shared_gate, block.shared_up)
+        of_shared = replace(gates, products=both, gate=block.shared_activation)
+        made.append(_alone(ops, of_shared, device))
+        down = replace(downs, products=(block.shared_down,), quantize=block.shared_hidden)
+        used_by += [pack_fours(ops, down, tokens), _alone(ops, down, device)]
+    used_by.append(total_launch(ops, block))
+    return PromptLaunches(tuple(made), tuple(used_by), max(gathered_end, hidden_end))
+
+
+def _units(ops: Sequence[Op], product: int) -> int:
+    return unit_count(ops[product].most_sizes()["columns"])
+
+
+def _order_macros(memory: _Memory) -> dict[str, int]:
+    return {"EXPERTS": memory.experts, "CHUNK_ROWS_MOST": CHUNK_PAIRS, "HAS_SHARED": 0}
+
+
+def _logits(ops: Sequence[Op], block: ExpertBlock) -> KernelLaunch:
+    sizes = ops[block.router].most_sizes()
+    columns = UNIT_COLUMNS * (TILE_TOKENS + TILE_ROWS + 2 * APART)
+    return KernelLaunch(
+        "expert_logits",
+        (-(-sizes["rows"] // TILE_ROWS), -(-sizes["tokens"] // TILE_TOKENS), 1),
+        (32 * WARPS, 1, 1),
+        4 * (columns + TILE_TOKENS * TILE_ROWS),
+        {
+            "WARPS": WARPS,
+            "TILE_TOKENS": TILE_TOKENS,
+            "TILE_ROWS": TILE_ROWS,
+            "FACTORS_AT": 0,
+            "X": operand_index(ops, block.norm, "x"),
+            "NORM_WEIGHT": operand_index(ops, block.norm, "weight"),
+            "ROUTER": operand_index(ops, block.router, "weight"),
+            "LOGITS": operand_index(ops, block.router, "y"),
+            "PRODUCT": block.router,
+            **size_indices("matmul", "rows", "columns"),
+        },
+    )
+
+
+def _choice(ops: Sequence[Op], block: ExpertBlock) -> KernelLaunch:
+    sizes = ops[block.router].most_sizes()
+    return KernelLaunch(
+        "expert_choice",
+        (-(-sizes["tokens"] // WARPS), 1, 1),
+        (32 * WARPS, 1, 1),
+        0,
+        {
+            "WARPS": WARPS,
+            "EXPERT_SEGMENTS": unit_count(sizes["rows"]),
+            "LOGITS": operand_index(ops, block.router, "y"),
+            "IDS": operand_index(ops, block.topk, "ids"),
+            "WEIGHTS": operand_index(ops, block.topk, "weights"),
+            "PRODUCT": block.router,
+            "TOPK": block.topk,
+            **size_indices("matmul", "rows"),
+            **size_indices("expert_topk", "used"),
+        },
+    )
+
+
+def _gather(
+    ops: Sequence[Op], block: ExpertBlock, memory: _Memory, macros: dict[str, int]
+) -> KernelLaunch:
+    return KernelLaunch(
+        "expert_gather",
+        (memory.chunks, 1, 1),
+        (32 * WARPS, 1, 1),
+        0,
+        {
+            "WARPS": WARPS,
+            "M": operand_index(ops, block.quantize, "m"),
+            "SCALE": operand_index(ops, block.quantize, "scale"),
+            "SUMS": operand_index(ops, block.quantize, "sums"),
+            **macros,
+        },
+    )
+
+
+def _products(
+    ops: Sequence[Op], run: Run, memory: _Memory, macros: dict[str, int], device: Device
+) -> KernelLaunch:
+    """Products of packed pairs with the matrices of their experts."""
+    product, numbers = ops[run.products[0]], tuple(range(len(run.products)))
+    rows = product_rows(ops, run, numbers)
+    assert product.dtype is not None
+    many = max(memory.pairs, MOST_PARTED_TOKENS + 1)
+    shape = group_shape(product.dtype, product.most_sizes()["columns"], many, rows, device)
+    launch = group_launch(ops, run, numbers, shape, device)
+    blocks = shape.row_blocks(rows) * memory.chunks
+    return replace(
+        launch,
+        grid=(min(blocks, device.multiprocessors), 1, 1),
+        shared_bytes=launch.shared_bytes + 2 * 4 * (CHUNK_PAIRS + 1),
+        macros={**launch.macros, **macros, "PLACES": 1},
+    )
+
+
+def _alone(ops: Sequence[Op], run: Run, device: Device) -> KernelLaunch:
+    """Products of all tokens with the same matrices."""
+    product, numbers = ops[run.products[0]], tuple(range(len(run.products)))
+    rows = product_rows(ops, run, numbers)
+    sizes = product.most_sizes()
+    assert product.dtype is not None
+    shape = group_shape(product.dtype, sizes["columns"], sizes["tokens"], rows, device)
+    return group_launch(ops, run, numbers, shape, device)
