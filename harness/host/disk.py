@@ -21,7 +21,7 @@ from reference.memory.prefix import Scope
 from reference.model.open import Model
 
 log = logging.getLogger("zinc_rt.disk")
-READ_SHARE, READ_BYTES = 4, 256 << 20
+READ_SHARE, READ_BYTES = 4, 128 << 20
 """At most this part of the available memory, and for each prompt so many bytes, hold pages that
 were read for prompts."""
 

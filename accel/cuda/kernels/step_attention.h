@@ -130,10 +130,13 @@ DEVICE void make_rows(const ATTENTION_PHASE &phase, const STEP_MEMORY &step, ROU
     for (unsigned task = queries ? warp : HEADS + warp; task < HEADS + 2 * tokens; task += WARPS) {
         const bool query = task < HEADS, values = !query && (task - HEADS) % 2 != 0;
         const unsigned token = query ? work.token : (task - HEADS) / 2;
-        const unsigned *record = query_of(phase, step, token);
-        const unsigned position = record[QUERY_POSITION];
+        unsigned position = work.position;
         const bool exists = task < work.heads;
-        if (!query && record[QUERY_SLOT] != query_of(phase, step, work.token)[QUERY_SLOT]) continue;
+        if (token != work.token) {
+            const unsigned *other = query_of(phase, step, token);
+            position = other[QUERY_POSITION];
+            if (other[QUERY_SLOT] != query_of(phase, step, work.token)[QUERY_SLOT]) continue;
+        }
         if (!query && !round.has(position)) continue;
         HEAD_ROW row;
         if (!query || exists)

@@ -44,7 +44,7 @@ class DiskCacheOptions:
     most_bytes: int
     function: str
     queue_bytes: int = 256 << 20
-    read_bytes: int = 256 << 20
+    read_bytes: int = 128 << 20
     patience: float = 5.0
     flush_seconds: float = 5.0
 
