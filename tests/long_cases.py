@@ -17,6 +17,9 @@ import pytest
 SHARE = "ZINC_RT_LONG_SHARE"
 """An environment variable: 2/4 is the third of four shares of the long tests, counted from 0."""
 
+ELSEWHERE = ("device", "long", "soak")
+"""Markers of cases that ``ci/test`` does not run."""
+
 ONCE = """
 cli/test_check: check_plans_what_run_takes
 cuda/test_attention: blocks_of_many_tokens
@@ -40,18 +43,27 @@ cuda/test_products_of_many: spans_folded_by_the_next_run
 cuda/test_products_of_many: spans_nobody_packs
 cuda/test_sampling: who_draws_a_row_ends_it
 engine/test_churn: steps_of_churn_lower_nothing
+engine/test_disk_cache: a_restarted_server_gives_the_bits_of_a_cold_one
+engine/test_draft_block: a_cancel_at_any_step_changes_no_other no_draft_changes_an_answer
 engine/test_draft_block: drafts_follow_the_formulas
 engine/test_experts: company_and_chunks_change_nothing
 engine/test_forced: company_and_chunks_change_no_bit
 engine/test_handing_out: an_interrupt_at_any_line_of_a_step_of_models
 engine/test_intervals: batch_work_spreads_the_intervals_little
 engine/test_no_token_read_twice: an_edit_in_the_middle_costs_one_interval
+engine/test_plain_steps: steps_without_drafts_verify_none
 engine/test_saved_states: a_preempted_prompt_goes_on_from_its_states
 engine/test_saved_states: a_request_cancelled_at_any_step_leaves_its_states
 engine/test_saved_states: with_hardly_any_room_for_states
 engine/test_scores: company_and_chunks_change_no_bit
+engine/test_speculation: a_draft_model_guesses a_draft_model_of_other_sizes_changes_nothing
+engine/test_speculation: no_guess_changes_a_token
+engine/test_starvation: a_long_prompt_beside_a_flood_ends_within_its_bound
+harness/test_draft_model: answers_are_those_without_it
 harness/test_session: a_cancelled_generation_leaves_nothing_behind
 harness/test_synth: every_architecture_and_type_computes every_dense_variant_computes
+invariance/test_adapters: a_schedule_changes_no_bit
+invariance/test_default_model: no_schedule_changes_a_bit
 invariance/test_load: threads_and_definitions_agree
 invariance/test_schedules: every_depth_of_the_pipeline
 kernels/test_attention_tiles: wrong_kernels_are_noticed:
@@ -60,12 +72,21 @@ kernels/test_planes: wrong_kernels_are_noticed:op
 kernels/test_tiles: tiles_have_the_bits_of_packed_dots wrong_kernels_are_noticed:op
 kernels/test_wide: wrong_kernels_are_noticed:op
 memory/test_allocation: default_model synthetic_models
+model/test_template_forms: a_template_that_refuses_short_conversations_is_tried_with_longer_ones
 model/test_template_forms: calls_are_printed_whatever_stands_beside_them
 model/test_template_forms: content_comes_out_in_either_form
 opencl/test_forms: every_form_gives_the_same_bits
 peer/test_quantized_logits: quantized_model_is_close_to_its_expanded_twin
+serve/test_agent_bodies: a_session_of_thirty_turns
+serve/test_counted_tokens: tokens_behind_a_stop_string_count_nowhere
+serve/test_counted_tokens: tokens_behind_a_stop_token_count_nowhere
+serve/test_dialects: what_is_enforced_is_read_as_calls_that_obey
 serve/test_document_fuzz: it_answers_as_documented
+serve/test_ends_ahead: an_answer_has_what_is_its_own
+serve/test_models_beside: a_tenant_uses_its_models_alone
+serve/test_receipt_attacks: a_server_that_lies_about_its_model_is_caught
 serve/test_receipts: a_lie_that_is_signed_is_named every_answer_has_a_receipt_that_verifies
+serve/test_verify: answers_of_ollamas_routes
 tiers/test_families: every_result_is_the_definitions
 tiers/test_streaming: streamed_weights_give_the_bits_of_resident_ones
 """
@@ -107,11 +128,12 @@ def covering(cases: Mapping[str, Set[tuple[str, object]]]) -> set[str]:
 
 
 def mark_combinations(items: Iterable[pytest.Item]) -> None:
-    """Marks ``long`` the cases of EACH_VALUE_ONCE whose values other cases have."""
+    """Marks ``long`` the cases of EACH_VALUE_ONCE whose values other cases have. A case that
+    ``ci/test`` does not run has them for nobody."""
     tests: dict[str, dict[str, pytest.Item]] = defaultdict(dict)
     for item in items:
         name = item.nodeid.partition("[")[0].removeprefix("tests/")
-        if name in EACH_VALUE_ONCE and not item.get_closest_marker("long"):
+        if name in EACH_VALUE_ONCE and not any(map(item.get_closest_marker, ELSEWHERE)):
             tests[name][item.nodeid] = item
     for test, cases in tests.items():
         values = {one: _values(cases[one], EACH_VALUE_ONCE[test]) for one in cases}

@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
-from tests.long_cases import covering, each_value_once, in_share
+from types import SimpleNamespace
+
+import pytest
+
+from tests.long_cases import (
+    EACH_VALUE_ONCE,
+    covering,
+    each_value_once,
+    in_share,
+    mark_combinations,
+)
 
 
 def test_every_value_stays() -> None:
@@ -12,6 +22,30 @@ def test_every_value_stays() -> None:
     assert {value for name in kept for value in cases[name]} == set().union(*cases.values())
     assert 7 <= len(kept) <= 9
     assert covering(dict(reversed(cases.items()))) == kept
+
+
+class Case:
+    """A case of a test, by its number and with its markers."""
+
+    def __init__(self, number: int, *markers: str) -> None:
+        self.nodeid, self.markers = f"tests/{next(iter(EACH_VALUE_ONCE))}[{number}]", {*markers}
+        self.callspec = SimpleNamespace(params={"number": number, "kind": "same"})
+
+    def get_closest_marker(self, name: str) -> str | None:
+        return name if name in self.markers else None
+
+    def add_marker(self, marker: pytest.MarkDecorator) -> None:
+        self.markers.add(marker.name)
+
+
+@pytest.mark.parametrize("marker", ["device", "soak", "long"])
+def test_a_case_that_does_not_run_covers_nothing(marker: str) -> None:
+    """Whatever it has, another case with the same values stays in ``ci/test``."""
+    for number in range(8):
+        cases = [Case(number), Case(number, marker)]
+        cases[1].nodeid += marker
+        mark_combinations(cases)  # type: ignore[arg-type]
+        assert "long" not in cases[0].markers
 
 
 def test_parameters_that_count() -> None:

@@ -1,7 +1,7 @@
 """Every opcode on every tier that runs here, against its numpy definition, all bits.
 
-Where a processor compiles each case's kernel in place of a device, some opcodes are swept in part,
-see ``PARTS``; the other cases are soak tests, so that ``pytest -m parity`` runs them all.
+Some opcodes are swept in part, see ``PARTS``. The other cases are long tests, and soak tests where
+a processor compiles each case's kernel in place of a device: ``pytest -m parity`` runs them all.
 """
 
 from __future__ import annotations
@@ -142,8 +142,9 @@ ON_EVERY_TIER = pytest.mark.parametrize("tier", TIERS, indirect=True)
 
 def parts_of(shape: str, tier: str) -> Iterator[Any]:
     """The tests of a shape on a tier: the slices of its cases, with what is left to soak marked."""
-    if tier in COMPILED and shape not in SWEPT:
-        yield pytest.param(shape, tier, EVERY, id=f"{shape}-{tier}", marks=pytest.mark.soak)
+    if shape not in SWEPT:
+        later = pytest.mark.soak if tier in COMPILED else pytest.mark.long
+        yield pytest.param(shape, tier, EVERY, id=f"{shape}-{tier}", marks=later)
     elif tier == "vulkan" and shape in LONGEST:
         yield pytest.param(shape, tier, FEW, id=f"{shape}-{tier}")
         for part in OTHERS:
