@@ -14,12 +14,13 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from typing import TypeVar
+from functools import partial
+from queue import SimpleQueue
+from typing import NoReturn, TypeVar
 
 from contract.context_manager import ContextManager
 from contract.errors import DeviceLost, ModelFileError
 from contract.types import LOCAL_TENANT, Tenant, TokenEvent
-from harness.host.answering import answering
 from harness.host.driver import (
     BUFFERED_EVENTS,
     STALLED_STEP_SECONDS,
@@ -42,9 +43,6 @@ LEAST_FLUSH_SECONDS = 1.0
 """Fewest seconds in which the disk cache is written when a driver closes."""
 FIRST_SECONDS = 0.25
 """How long the thread that submitted requests waits for their first event before it goes on."""
-GATHER_SECONDS, GATHER_LOOK_SECONDS = 0.03, 0.002
-"""How long an idle engine waits for requests that come with its first one, and how often it looks
-for them. A request that comes alone waits for none."""
 STATISTICS_SECONDS = 0.02
 """Most seconds between two looks at the counts of a working engine."""
 FORKED = (
@@ -96,7 +94,7 @@ class ThreadedDriver(EngineDriver):
     def call(self, work: Callable[[Engine], T]) -> T:
         """Call ``work`` with the engine between two steps and return its result; raises what it
         raises, and EngineStopped when the engine has ended."""
-        wait, carry_out = answering(lambda: work(self._engine))
+        wait, carry_out = _answering(lambda: work(self._engine))
         self._post_or_raise(carry_out)
         return wait()
 
@@ -205,8 +203,6 @@ class EngineThread(ContextManager):
         self.lock = threading.RLock()
         self.changed = threading.Condition(self.lock)
         self.ids = itertools.count(1)
-        self.arrived: Callable[[], int] = int
-        """Gives the number of requests that have arrived and are not answered, if anybody knows."""
         self._words = words or EndWords()
         self._models = Models(no_loader, time.monotonic)
         self._drivers: dict[str, ThreadedDriver] = {}
@@ -244,7 +240,7 @@ class EngineThread(ContextManager):
     def call(self, work: Callable[[Models], T]) -> T:
         """Call ``work`` with the models between two steps and return its result; raises what it
         raises, and EngineStopped when the thread has ended."""
-        wait, carry_out = answering(lambda: work(self._models))
+        wait, carry_out = _answering(lambda: work(self._models))
         with self.lock:
             if self._ended is not None:
                 raise self._ended
@@ -274,34 +270,14 @@ class EngineThread(ContextManager):
 
     def _run(self) -> None:
         def turn() -> None:
-            began_idle = self._models.idle
-            self._carry_out()
-            if began_idle and not self._models.idle:
-                self._gather()
+            while self._commands:
+                self._commands.popleft()()
+            for driver in self._drivers.values():
+                driver.carry_out()
             if not self._models.idle:
                 self._step()
 
         self._end(_reason_of_end(self._wait, turn, self._words))
-
-    def _carry_out(self) -> None:
-        while self._commands:
-            self._commands.popleft()()
-        for driver in self._drivers.values():
-            driver.carry_out()
-
-    def _gather(self) -> None:
-        """Let requests that come together begin together: after a first step of few, those behind
-        would read their prompts in small parts beside these few."""
-        until = time.monotonic() + GATHER_SECONDS
-        while self._coming and time.monotonic() < until:
-            time.sleep(GATHER_LOOK_SECONDS)
-            self._carry_out()
-
-    @property
-    def _coming(self) -> bool:
-        """Whether requests are under way to the engines."""
-        streams = {id(s) for one in self._drivers.values() for s in one._streams.values()}
-        return self.arrived() > len(streams)
 
     def _wait(self) -> bool:
         """Wait where there is nothing to do; False when it is time to end."""
@@ -381,3 +357,26 @@ def _reason_of_end(
         log_fault("the engine ended", error)
         return EngineStopped(f"the engine failed; {words.remedy}")
     return EngineStopped(words.closed)
+
+
+def _answering(work: Callable[[], T]) -> tuple[Callable[[], T], Callable[[], None]]:
+    """The function that waits for the result of ``work``, and the one that another thread calls to
+    do it. Unlike a future, a queue has no lock that Ctrl-C could leave locked."""
+    results: SimpleQueue[Callable[[], T]] = SimpleQueue()
+
+    def carry_out() -> None:
+        try:
+            result = work()
+        except BaseException as error:
+            results.put(partial(_raise, error))
+        else:
+            results.put(lambda: result)
+
+    return lambda: results.get()(), carry_out
+
+
+def _raise(error: BaseException) -> NoReturn:
+    try:
+        raise error
+    finally:
+        del error

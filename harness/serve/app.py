@@ -124,26 +124,27 @@ class _App(Flask):
     def _admit(self, here: Any, asked: Request) -> Response | None:
         """The checks of a request, and what its route finds of it in ``g``."""
         here.began = time.monotonic()
-        headers, options, serving = asked.headers, self._options, self._serving
-        asked_id = headers.get("X-Request-Id", "")
+        header, options, serving = asked.environ.get, self._options, self._serving
+        asked_id = header("HTTP_X_REQUEST_ID", "")
         sound = REQUEST_ID.fullmatch(asked_id) is not None
         here.request_id = asked_id if sound else "req_" + random_bytes(12).hex()
         here.ignored = None if options.reject_unknown else []
         options.host_check.check_request(asked)
         here.lease = serving.lease()
         here.service = here.lease.service
-        if asked.method == "OPTIONS" and headers.get("Access-Control-Request-Method"):
+        if asked.method == "OPTIONS" and header("HTTP_ACCESS_CONTROL_REQUEST_METHOD"):
             # A browser asks before it sends a page's request, and without its key.
             return Response(status=HTTPStatus.NO_CONTENT)
         if asked.path.rstrip("/") == OPEN_PATH or asked.path in options.page:
             return None
         serving.refresh()
-        here.account = serving.accounts.of(headers.get("Authorization"), headers.get("X-Api-Key"))
+        keys = header("HTTP_AUTHORIZATION"), header("HTTP_X_API_KEY")
+        here.account = serving.accounts.of(*keys)
         return None
 
     def _noted(self, response: Response) -> Response:
         """``response`` with the headers that depend on the request; a whole one is logged."""
-        if self._options.host_check.shares_with(request.headers.get("Origin")):
+        if self._options.host_check.shares_with(request.environ.get("HTTP_ORIGIN")):
             response.headers.extend(_shared(request.headers["Origin"]))
         if g.get("ignored"):
             response.headers[IGNORED_HEADER] = _listed(g.ignored)

@@ -48,7 +48,7 @@ class HostCheck:
     def check_request(self, asked: Request) -> None:
         """Raises ApiError 403 for a foreign name, and for a page of another origin. HTTP/1.0 has no
         Host header and no browser speaks it, so without one it is no page's request."""
-        host, origin = asked.environ.get("HTTP_HOST"), asked.headers.get("Origin")
+        host, origin = asked.environ.get("HTTP_HOST"), asked.environ.get("HTTP_ORIGIN")
         if host is None and origin is None and asked.environ.get("SERVER_PROTOCOL") == "HTTP/1.0":
             return
         self.check(host, origin)

@@ -7,7 +7,6 @@ import ctypes
 import errno
 import math
 import os
-import select
 import socket
 import threading
 import time
@@ -49,8 +48,6 @@ CROWDED = 0.75
 first: many of them keep nobody out."""
 SILENT_SECONDS = 1.0
 """A connection that has not got a request here in this time is silent."""
-FRESH_SECONDS = 0.05
-"""A connection that has not got a request here in this time waits for none."""
 MAINTENANCE_SECONDS = 1
 FLUSH_SECONDS = 2.0
 
@@ -128,7 +125,6 @@ class _Channel(HTTPChannel):  # type: ignore[misc]
     parser_class = _Parser
     request: HTTPRequestParser | None
     receiving_since: float | None = None
-    heard = False
 
     def recv(self, buffer_size: int) -> bytes:
         """What is there; the library's own where nothing is, or anything is wrong."""
@@ -137,7 +133,7 @@ class _Channel(HTTPChannel):  # type: ignore[misc]
     def received(self, data: bytes) -> bool:
         taken: bool = super().received(data)
         if self.request is None:
-            self.receiving_since, self.heard = None, True
+            self.receiving_since = None
         elif self.receiving_since is None:
             self.receiving_since = time.monotonic()
         return taken
@@ -178,10 +174,6 @@ class _Channel(HTTPChannel):  # type: ignore[misc]
             return True
         finally:
             self.outbuf_lock.release()
-
-    def is_fresh(self, since: float) -> bool:
-        """Whether it was made after ``since``, by ``time.time``, and no request came on it yet."""
-        return not self.heard and float(self.creation_time) > since
 
     def silence(self) -> float:
         """Seconds since anything was heard, or since its request began to arrive; 0 while one is
@@ -256,8 +248,6 @@ class HttpServer:
         self._server.channel_class = _Channel
         self._server.handle_accept = partial(_accept_all, self._server)
         self._server.adj.socket_options = [*self._server.adj.socket_options, *_socket_options()]
-        self._knocking = select.poll()
-        self._knocking.register(self._server.socket, select.POLLIN)
         self._stopping = threading.Event()
         self._close_by = math.inf
         self._closing = threading.Lock()
@@ -267,15 +257,6 @@ class HttpServer:
     def port(self) -> int:
         """The port it listens on."""
         return int(self._server.effective_port)
-
-    @property
-    def under_way(self) -> int:
-        """Requests that have arrived and are not answered, and connections on which one is about
-        to."""
-        fresh = time.time() - FRESH_SECONDS
-        channels = list(self._server.active_channels.values())
-        known = [bool(one.requests) or one.is_fresh(fresh) for one in channels]
-        return sum([*known, *map(bool, self._knocking.poll(0))])
 
     def start(self) -> None:
         """Begin to answer."""

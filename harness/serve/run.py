@@ -132,7 +132,6 @@ def running(
         engines = options.replicas or 1
         at_once = engines * (serving.service.model.limits.slots + options.model.session.queue_depth)
         http = HttpServer(app, ListenOptions(options.host, options.port, at_once, MAX_BODY_BYTES))
-        serving.expect(lambda: http.under_way)
         about_to_listen()
         http.start()
         host = reachable_host(options.host)

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
+from typing import Any
 
 from contract.errors import RequestError
 from contract.types import Request, Tenant
@@ -316,19 +317,18 @@ class Service:
         encode = encode or self.model.encode
         if isinstance(prompt, str):
             return [encode(prompt)]
-        texts = [part for part in prompt if isinstance(part, str)]
-        ids = [part for part in prompt if isinstance(part, int)]
-        lists = [part for part in prompt if isinstance(part, list)]
-        if len(ids) == len(prompt):
-            return [ids]
-        if len(prompt) > most:
+        parts: list[Any] = list(prompt)
+        kinds = set(map(type, parts))
+        if kinds == {int}:
+            return [parts]
+        if len(parts) > most:
             raise RequestError(field, f"has more than {most} texts")
-        if len(texts) == len(prompt):
-            for text in texts:
+        if kinds == {str}:
+            for text in parts:
                 self.model.check_length(text)
-            return [encode(text) for text in texts]
-        if len(lists) == len(prompt):
-            return list(lists)
+            return [encode(text) for text in parts]
+        if kinds == {list}:
+            return parts
         raise RequestError(field, "mixes texts, token ids and lists of ids; use one kind")
 
 

@@ -207,11 +207,6 @@ class Serving:
 
         return Lease(loaded.service, end)
 
-    def expect(self, arrived: Callable[[], int]) -> None:
-        """Let ``arrived`` tell how many requests have arrived and are not answered."""
-        if self._thread is not None:
-            self._thread.arrived = arrived
-
     def refresh(self) -> None:
         """Put changes of the tenants' file in force."""
         self.accounts.refresh(self.change_tenants)

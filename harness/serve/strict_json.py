@@ -109,7 +109,7 @@ def with_floats(value: Any) -> Any:
         return {name: with_floats(one) for name, one in value.items()}
     if isinstance(value, list):
         # A prompt may be a hundred thousand token ids: no call for each of them.
-        return [with_floats(one) if isinstance(one, ROUNDED) else one for one in value]
+        return [with_floats(one) if type(one) in ROUNDED else one for one in value]
     return value
 
 
@@ -132,7 +132,7 @@ def _check(value: Any, *, may_hold_surrogates: bool) -> None:
 
 def _inside(value: Any, texts: bool) -> list[Any]:
     parts = value if isinstance(value, list) else [*value.values(), *(value if texts else ())]
-    return parts if texts else [part for part in parts if isinstance(part, list | dict)]
+    return parts if texts else [part for part in parts if type(part) in (list, dict)]
 
 
 def _check_text(values: list[Any]) -> None:
