@@ -43,18 +43,20 @@ def end_disk(disk: DiskPages, pipeline: Pipeline, *, waits: bool = True) -> None
         disk.clear()
 
 
-def use_disk(disk: DiskPages, pipeline: Pipeline, idle: bool, blocked: bool) -> None:
+def use_disk(disk: DiskPages, pipeline: Pipeline, idle: bool, blocked: bool) -> bool:
     """Write what was computed, and what is left once the cache closes. Load what was read for
     sequences with slots, and have those looked at again that wait and whose pages were read. Where
-    an engine that is not ``idle`` is ``blocked``, it waits for pages."""
+    an engine that is not ``idle`` is ``blocked``, it waits for pages. Whether it is blocked still:
+    there is nothing new to compute."""
     disk.cache.before_close = partial(end_disk, disk, pipeline)
     if idle:
         pipeline.settle()
         disk.save_all(pipeline.steps_read)
-        return
+        return blocked
     disk.save(pipeline.steps_read)
     if blocked and disk.reading:
         disk.cache.wait(WAIT_SECONDS)
-    pipeline.load_more()
-    if disk.arrived():
+    loaded, arrived = pipeline.load_more(), disk.arrived()
+    if arrived:
         pipeline.look_again()
+    return blocked and not (loaded or arrived)

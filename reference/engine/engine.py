@@ -325,7 +325,8 @@ class Engine(PrefixCalls, TenantCalls, MemoryCalls):
         self._output_processor.count()
         self._changes.follow()
         if self._disk is not None:
-            use_disk(self._disk, self._pipeline, not self._live, self._blocked)
+            blocked = self._blocked
+            self._blocked = use_disk(self._disk, self._pipeline, not self._live, blocked)
 
     def _mend(self) -> None:
         """Recover where recovering was interrupted. Not for calls that are made during others."""

@@ -148,11 +148,13 @@ class Pipeline:
         """Look at the waiting sequences before the next step, though nothing has changed here."""
         self._scheduler.look_again()
 
-    def load_more(self) -> None:
+    def load_more(self) -> bool:
         """Load pages that were read from disk: few where steps are in flight, which others wait
-        for."""
-        if self._scheduler.load_more(whole=not self._in_flight):
+        for. Whether a sequence has all of its pages now."""
+        loaded = self._scheduler.load_more(whole=not self._in_flight)
+        if loaded:
             self.changed()
+        return loaded
 
     def wait(self) -> None:
         """Wait until the device has computed the steps in flight. Raises where one failed."""
