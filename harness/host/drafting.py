@@ -15,13 +15,11 @@ from contract.tier import Tier
 from harness.memory import plans_of, storage_problem
 from harness.progress import Progress
 from reference.engine.draft_block import DraftBlock, block_limits
-from reference.engine.draft_model import DraftModel, check_vocabularies, draft_limits
 from reference.engine.drafter import Drafter, PromptLookup
 from reference.limits import Limits
 from reference.memory.planner import FootprintOf, MemoryPlan, plan_memory
 from reference.model.open import Model, open_model
 from reference.runner import LOG_PROBABILITIES, NOTHING_SHARED, ModelRunner, shared_names
-from reference.warm_up import warm_up
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +39,9 @@ def open_draft_model(path: Path, target: Model, owned: ExitStack) -> Model:
 
     Raises ModelFileError, UnsupportedModel, and RequestError where the vocabularies differ.
     """
+    # Imported here and below, because most starts have no model that drafts.
+    from reference.engine.draft_model import check_vocabularies
+
     model = open_model(path)
     owned.callback(model.file.close)
     check_vocabularies(model, target)
@@ -74,6 +75,8 @@ def plan_block(model: Model, target: Limits, footprint: FootprintOf, unified: bo
 
 def _plan_model(model: Model, tier: Tier, target: Limits) -> Drafting:
     """Keys and values are stored as the target's, or as F16 where the heads do not allow it."""
+    from reference.engine.draft_model import draft_limits
+
     limits = draft_limits(target)
     if storage_problem(model, limits.kv_dtype) is not None:
         limits = replace(limits, kv_dtype=DEFAULT_KV)
@@ -99,6 +102,9 @@ def load_drafter(
         return None
     if drafting is None:
         return PromptLookup()
+    from reference.engine.draft_model import DraftModel
+    from reference.warm_up import warm_up
+
     model, limits, tier = drafting.model, drafting.limits, target.tier
     graph = model.draft_graph(limits) if drafting.block else model.graph(limits)
     shared = target.shared_buffers(graph) if drafting.block else NOTHING_SHARED

@@ -301,7 +301,7 @@ class EngineThread(ContextManager):
             raise
         except ModelFileError as error:
             log.error("the engine of a model ended: %s", error)
-            words = f"the model's file was changed; {self._words.remedy}"
+            words = f"the model's file was changed; {self._words.changed}"
             self._take_out(self._models, self._drivers[self._models.stepped], words)
             return
         except Exception as error:

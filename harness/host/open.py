@@ -21,7 +21,6 @@ from reference.engine import Engine, EngineOptions
 from reference.engine.drafter import Drafter
 from reference.limits import Limits
 from reference.memory.planner import MemoryPlan
-from reference.model.chat_template import ChatTemplate, load_chat_template
 from reference.model.open import Model, open_model
 from reference.observer import Observer
 from reference.runner import ModelRunner
@@ -29,6 +28,7 @@ from reference.runner import ModelRunner
 if TYPE_CHECKING:
     from harness.trace.record import RecordedTier
     from reference.memory.disk.cache import DiskCache
+    from reference.model.chat_template import ChatTemplate
 
 SILENT = NullProgress()
 
@@ -168,6 +168,9 @@ def chat_template_of(model: Model, owned: ExitStack) -> ChatTemplate | None:
     """The chat template in a model's file, None where it has none. Raises TemplateError."""
     if model.chat_template is None:
         return None
+    # Imported here, because not every start is for a chat.
+    from reference.model.chat_template import load_chat_template
+
     template = load_chat_template(model.file.metadata, model.tokenizer, str(model.file.path))
     owned.callback(template.close)
     return template

@@ -28,13 +28,13 @@ from harness.named_adapters import Scales, default_scales
 from harness.progress import Progress
 from reference.engine import Engine
 from reference.engine.sequence import LogitsSink
-from reference.model.chat_template import ChatTemplate
 from reference.model.open import Model
 from reference.observer import NOBODY, Observer
 from reference.runner import LOGITS, ModelRunner
 
 if TYPE_CHECKING:
     from harness.host.harmony_reply import FramedAnswer
+    from reference.model.chat_template import ChatTemplate
 
 
 class Session(ContextManager):

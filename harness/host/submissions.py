@@ -152,7 +152,9 @@ def joined_sinks(
 
 @dataclass(frozen=True, slots=True)
 class EndWords:
-    """The messages for clients of an engine that was closed, and the remedy after a failure."""
+    """The messages for clients of an engine that was closed, and the remedies after a failure and
+    after a change of the model's file."""
 
     closed: str = "the server is shutting down"
     remedy: str = "restart the server"
+    changed: str = "send the request again, and restart the server if the model does not answer"

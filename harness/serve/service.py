@@ -214,12 +214,12 @@ class Service:
             "now": now._asdict(),
         }
 
-    def check_accepting(self, receipt: bool = True) -> None:
+    def check_accepting(self, receipt: bool = True, engine: bool = True) -> None:
         """Raises ApiError 503, EngineStopped and StorageProblem when no new work is taken: none
-        that has a ``receipt`` where none can be stored."""
+        that has a ``receipt`` where none can be stored, and none for the ``engine`` that ended."""
         if self.draining.is_set():
             raise try_again("the server is shutting down", "draining", RESTART_SECONDS)
-        if self.model.driver.failure is not None:
+        if engine and self.model.driver.failure is not None:
             raise EngineStopped(self.model.driver.failure)
         self.ledger.check()
         if receipt and self.receipts is not None:

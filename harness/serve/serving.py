@@ -228,7 +228,7 @@ class Serving:
         if not self._activating.acquire(blocking=False):
             raise try_again("another model is being loaded", "model_loading", RESTART_SECONDS)
         try:
-            self.service.check_accepting(receipt=False)
+            self._check_accepting()
             before = self._active
             if path.resolve() != before.service.model.model.file.path.resolve():
                 with self._loading:
@@ -276,6 +276,12 @@ class Serving:
         if not stays:
             self._leave(before)
 
+    def _check_accepting(self) -> None:
+        """Raise where no model is loaded any more: not where one ended alone, as by its file."""
+        self.service.check_accepting(receipt=False, engine=self._thread is None)
+        if self._thread is not None:
+            self._thread.call(lambda models: None)
+
     def _leave(self, loaded: _LeasedModel) -> None:
         """Unload a model as soon as no request uses it."""
         loaded.retiring = True
@@ -316,7 +322,7 @@ class Serving:
 
     def _load_in_background(self, name: str) -> _LeasedModel:
         """Load a model that a request names. Raises ApiError."""
-        self.service.check_accepting(receipt=False)
+        self._check_accepting()
         with self._changed:
             failed = [one for one in self._in_memory if one.failed and not one.retiring]
         for one in failed:

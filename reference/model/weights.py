@@ -11,7 +11,6 @@ from contract.dtypes import DType
 from contract.errors import ModelFileError
 from contract.ir.graph import BufferDecl
 from contract.ir.source import ONES, WeightSource, parse_source
-from reference.cpu.threads import for_each
 from reference.exact.rotary import growth_table, rotary_table, unrotated_table
 from reference.model.adapters import TensorFile
 from reference.model.config.rope import GROWTH_TABLE
@@ -107,5 +106,8 @@ def _first_broken(dtype: DType, data: NDArray[np.uint8]) -> tuple[int, int] | No
         for first in firsts:
             check(first)
     else:
+        # Imported here, because a tier that checks by itself needs no threads of this one.
+        from reference.cpu.threads import for_each
+
         for_each(check, firsts)
     return found[min(found)] if found else None

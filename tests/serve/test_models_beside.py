@@ -197,6 +197,25 @@ def test_a_model_whose_file_is_written_to_ends_alone(
         assert loaded(server) == set(NAMES)
 
 
+def test_where_the_first_model_ended_by_its_file_the_others_are_loaded_and_activated(
+    serve: Serve, background: dict[str, Path], tiny_model_path: Path, tmp_path: Path
+) -> None:
+    """Requests for the first one are told what helps."""
+    path = tmp_path / "first.gguf"
+    shutil.copyfile(tiny_model_path, path)
+    with serve(path=path, beside=background) as server:
+        http = Http(server.url)
+        assert ask(http, None).status == 200
+        os.utime(path, (path.stat().st_atime, path.stat().st_mtime - 1))
+        for _ in range(2):
+            ended = ask(http, None)
+            assert (ended.status, ended.error["code"]) == (503, "engine_stopped")
+        assert "restart the server if" in ended.error["message"]
+        assert ask(http, "llama").status == 200
+        server.serving.activate("qwen2", background["qwen2"])
+        assert ask(http, None).json["model"] == "qwen2"
+
+
 def test_one_of_them_may_be_activated(
     served: Running, http: Http, alone: dict[str, list[object]]
 ) -> None:

@@ -31,7 +31,9 @@ from zinc_rt.shapes import Prompt, token_ids, wrong
 
 Result = TypeVar("Result")
 WORDS = EndWords(
-    "the LLM was closed, as it is when the main thread ends; open another one", "open another LLM"
+    "the LLM was closed, as it is when the main thread ends; open another one",
+    "open another LLM",
+    "open another LLM",
 )
 WAITING = 16
 """Requests of a batch that wait besides those that run, so that a slot is never empty."""

@@ -3,17 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from importlib import import_module
+from typing import Any
 
 from contract.ir.graph import Graph
 from reference.limits import Limits
 from reference.model.config import ModelConfig
-from reference.model.families import cohere, gemma4
 from reference.model.families.decoder import Decoder
 from reference.model.families.emitter import CLAMPED, GELU
-from reference.model.families.hybrid import GRANITE_HYBRID, LFM2, QWEN3NEXT, QWEN35
 from reference.model.families.tensors import ModelTensors
 
 Family = Callable[[ModelConfig, ModelTensors, Limits], Graph]
+
+
+def _later(module: str, *names: str) -> Family:
+    """The family in a module of this package that is loaded for its first model."""
+
+    def build(config: ModelConfig, tensors: ModelTensors, limits: Limits) -> Graph:
+        found: Any = import_module(f"{__name__}.{module}")
+        for name in (*names, "build"):
+            found = getattr(found, name)
+        graph: Graph = found(config, tensors, limits)
+        return graph
+
+    return build
+
 
 FAMILIES: Mapping[str, Family] = {
     "llama": Decoder().build,
@@ -26,17 +40,17 @@ FAMILIES: Mapping[str, Family] = {
     "qwen2": Decoder().build,
     "qwen3": Decoder(query_key_norm=True).build,
     "qwen3moe": Decoder(query_key_norm=True).build,
-    "qwen35": QWEN35.build,
-    "qwen35moe": QWEN35.build,
-    "qwen3next": QWEN3NEXT.build,
-    "lfm2": LFM2.build,
-    "lfm2moe": LFM2.build,
-    "granitehybrid": GRANITE_HYBRID.build,
+    "qwen35": _later("hybrid", "QWEN35"),
+    "qwen35moe": _later("hybrid", "QWEN35"),
+    "qwen3next": _later("hybrid", "QWEN3NEXT"),
+    "lfm2": _later("hybrid", "LFM2"),
+    "lfm2moe": _later("hybrid", "LFM2"),
+    "granitehybrid": _later("hybrid", "GRANITE_HYBRID"),
     "gemma3": Decoder(query_key_norm=True, post_norms=True, activation=GELU).build,
-    "gemma4": gemma4.build,
+    "gemma4": _later("gemma4"),
     "gpt-oss": Decoder(feed_forward_norm="post_attention_norm", activation=CLAMPED).build,
-    "command-r": cohere.build,
-    "cohere2": cohere.build,
+    "command-r": _later("cohere"),
+    "cohere2": _later("cohere"),
 }
 
 

@@ -44,9 +44,8 @@ class _TokenTable:
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         texts = vocabulary.texts
-        self.normal = vocabulary.ids_of_kind(TokenKind.NORMAL)
         # Of tokens with equal text the last one counts, as in llama.cpp.
-        self.ids = StringIndex(texts, int, self.normal)
+        self.ids = StringIndex(texts, int, vocabulary.ids_of_kind(TokenKind.NORMAL))
         self._unknown = vocabulary.unknown_text_id
         byte_texts = {b"<0x%02X>" % byte: byte for byte in range(256)}
         self._id_of_byte: dict[int, int] = {
@@ -189,9 +188,8 @@ class SentencePieceEncoder(_Encoder):
     @cached_property
     def _worth(self) -> StringIndex[float]:
         """The priority of a merge: the negated score of the token it spells."""
-        return StringIndex(
-            self._vocabulary.texts, lambda token: -float(self._scores[token]), self._table.normal
-        )
+        normal = self._vocabulary.ids_of_kind(TokenKind.NORMAL)
+        return StringIndex(self._vocabulary.texts, lambda id_: -float(self._scores[id_]), normal)
 
     def encode(self, text: str) -> list[int]:
         symbols = [letter.encode() for letter in text.replace(" ", SPACE)]

@@ -7,7 +7,6 @@ only, as in llama.cpp; categories and white space are Unicode's.
 from __future__ import annotations
 
 import re
-import unicodedata
 from collections.abc import Iterable, Iterator
 from functools import cache
 from typing import TYPE_CHECKING, TypeAlias
@@ -71,7 +70,11 @@ class PreTokenizer:
 
     def normalized(self, text: str) -> str:
         """``text`` in the form the family's tokenizer cuts."""
-        return unicodedata.normalize("NFC", text) if self.nfc else text
+        if not self.nfc or text.isascii():
+            return text
+        import unicodedata
+
+        return unicodedata.normalize("NFC", text)
 
     def split(self, text: str) -> list[str]:
         """The pieces of ``text``, in order; their concatenation is ``text``."""
