@@ -54,7 +54,10 @@ def open_disk_cache(folder: Path, most_bytes: int, model: Model, limits: Limits)
         folder,
         most_bytes,
         function_name(model, limits, files),
-        read_bytes=min(READ_BYTES, psutil.virtual_memory().available // READ_SHARE // limits.slots),
+        # As many prompts wait as have slots.
+        read_bytes=min(
+            READ_BYTES, psutil.virtual_memory().available // READ_SHARE // (2 * limits.slots)
+        ),
     )
     return DiskCache(options, log.warning, time.monotonic)
 
