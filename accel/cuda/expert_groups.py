@@ -136,7 +136,7 @@ def order_launch(ops: Sequence[Op], block: ExpertBlock, macros: dict[str, int]) 
         "expert_order",
         (1, 1, 1),
         (ORDER_THREADS, 1, 1),
-        4 * (3 * macros["EXPERTS"] + macros["CHUNK_ROWS_MOST"] // 8 + 1),
+        4 * (4 * macros["EXPERTS"] + 1),
         {
             "HAS_SHARED": int(block.shared_gate is not None),
             **macros,
