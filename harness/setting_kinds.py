@@ -149,10 +149,7 @@ def text(metavar: str = "TEXT") -> SettingKind:
 
 FILE = SettingKind("a path", "FILE", path_of, (str,))
 ADAPTER_FILES = SettingKind(
-    "[NAME=]FILE[:SCALE], several with commas between them",
-    "FILE",
-    named_adapters,
-    (str,),
+    "[NAME=]FILE[:SCALE], several with commas between them", "FILE", named_adapters, (str,)
 )
 DIR = SettingKind("a path", "DIR", path_of, (str,))
 

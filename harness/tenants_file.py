@@ -37,11 +37,7 @@ def any_accounts(accounts: Sequence[Account]) -> None:
 
 
 def add_tenant(
-    path: Path,
-    name: str,
-    values: Mapping[str, Any],
-    least_id: int = 1,
-    check: Check = any_accounts,
+    path: Path, name: str, values: Mapping[str, Any], least_id: int = 1, check: Check = any_accounts
 ) -> str:
     """Add a tenant with a new key, which is returned; the file stores its digest. A missing file is
     created.

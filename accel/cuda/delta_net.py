@@ -84,12 +84,7 @@ def _standing(ops: Remaining) -> KernelLaunch:
         (sizes["value_heads"], tokens, 1),
         (32 * warps, 1, 1),
         tokens * (4 * 4 * size + FACTOR_BYTES) + 4,
-        {
-            "WARPS": warps,
-            "STATES": sizes["states"],
-            "MOST_TOKENS": tokens,
-            **_operand_macros(ops),
-        },
+        {"WARPS": warps, "STATES": sizes["states"], "MOST_TOKENS": tokens, **_operand_macros(ops)},
     )
 
 

@@ -183,11 +183,7 @@ def compose(
 
 
 def _shared(
-    plan: Plan,
-    ops: Sequence[Op],
-    device: Device,
-    choice: StepChoice,
-    local: Collection[str] | None,
+    plan: Plan, ops: Sequence[Op], device: Device, choice: StepChoice, local: Collection[str] | None
 ) -> Plan:
     """The plan with one launch that several devices execute together, if nothing else is gathered:
     they then wait for each other nowhere else."""

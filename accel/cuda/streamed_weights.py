@@ -174,10 +174,7 @@ class StreamedWeights:
             self.cache.advance()
 
     def copies(
-        self,
-        lowered: LoweredBucket,
-        names: Collection[str],
-        buffers: Mapping[str, CudaBuffer],
+        self, lowered: LoweredBucket, names: Collection[str], buffers: Mapping[str, CudaBuffer]
     ) -> CopyStream | None:
         """The copies of ``names`` in a step."""
         if self.ring is None or not names:

@@ -202,22 +202,14 @@ class CudaTier(BaseTier[Allocation, RecordedBucket, CudaStep]):
             return self._runtime.finite.passed()
 
     def lower(
-        self,
-        graph: Graph,
-        buffers: Mapping[str, CudaBuffer],
-        bucket: ShapeKey,
-        inputs: InputLayout,
+        self, graph: Graph, buffers: Mapping[str, CudaBuffer], bucket: ShapeKey, inputs: InputLayout
     ) -> CudaBatch:
         """Launches of every op, bound to addresses. Raises UnsupportedOp and OutOfMemory."""
         with self._guarded(f"lowering {graph.name}"):
             return self.record(self.bind(graph, buffers, bucket, inputs))
 
     def bind(
-        self,
-        graph: Graph,
-        buffers: Mapping[str, CudaBuffer],
-        bucket: ShapeKey,
-        inputs: InputLayout,
+        self, graph: Graph, buffers: Mapping[str, CudaBuffer], bucket: ShapeKey, inputs: InputLayout
     ) -> BoundBucket:
         """The first half of ``lower``: everything that needs nothing of other devices. Raises
         UnsupportedOp, OutOfMemory and CudaError."""

@@ -20,11 +20,7 @@ from harness.catalog.hub import RESOLVER_OPTIONS
 from harness.progress import Progress
 
 POLL_SECONDS = 0.1
-IMPATIENT = {
-    "PIP_RETRIES": "1",
-    "PIP_TIMEOUT": "4",
-    "RES_OPTIONS": RESOLVER_OPTIONS,
-}
+IMPATIENT = {"PIP_RETRIES": "1", "PIP_TIMEOUT": "4", "RES_OPTIONS": RESOLVER_OPTIONS}
 """Settings of pip and of the resolver for which a machine that is offline notices in seconds; the
 user's own settings come first."""
 UNREACHABLE = (

@@ -66,10 +66,7 @@ ADVICE: Mapping[str, str] = MappingProxyType(
             ),
             ("--list-devices", "use zinc-rt devices"),
             ("--api-key", "keys belong to tenants: see zinc-rt tenants add"),
-            (
-                "--verbose",
-                "the last line of an answer has the timings; --debug explains errors",
-            ),
+            ("--verbose", "the last line of an answer has the timings; --debug explains errors"),
             ("--keepalive", "a served model stays in memory: leave it out"),
         )
         for flag in flags.split()

@@ -153,9 +153,7 @@ STRATEGIES: dict[Opcode, Strategy] = {
         label="{label}-{recent_tokens}",
     ),
     Opcode.STORE_REQUEST_STATE: listed(
-        "rows runs",
-        *((1, DECODE_ONE), (5, DECODE_MANY), (12, MIXED), (0, MIXED)),
-        label="{rows}",
+        "rows runs", *((1, DECODE_ONE), (5, DECODE_MANY), (12, MIXED), (0, MIXED)), label="{rows}"
     ),
     Opcode.COPY_ROWS: grid(
         "sources targets width rows", (1, 1, 1, 1), (9, 4, 257, 3), (3, 17, 1300, 17), (2, 2, 8, 0)

@@ -43,10 +43,7 @@ TYPES = {
 }
 IN_FORMAT = ".json_schema.schema"
 """Where chat completions have the schema of a response_format."""
-WIRE_NAMES = {
-    "repeat_penalty": "repetition_penalty",
-    "log_probabilities": "top_logprobs",
-}
+WIRE_NAMES = {"repeat_penalty": "repetition_penalty", "log_probabilities": "top_logprobs"}
 """The name in the API of a field of the engine's requests."""
 RESTART_SECONDS = 5
 """Seconds after which a client should try again when the server is about to stop."""

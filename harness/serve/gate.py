@@ -103,11 +103,7 @@ def service_of_request() -> Service:
 
 def caller_of_request() -> Caller:
     """The client of the request at hand; where nobody can tell, it has not left."""
-    ways = {
-        "gone": "waitress.client_disconnected",
-        "begin": BEGIN,
-        "send_at_once": SEND_AT_ONCE,
-    }
+    ways = {"gone": "waitress.client_disconnected", "begin": BEGIN, "send_at_once": SEND_AT_ONCE}
     environ = request.environ
     known = {way: environ[name] for way, name in ways.items() if name in environ}
     return Caller(**known, ignored=[] if g.ignored is None else g.ignored)

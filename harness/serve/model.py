@@ -222,12 +222,7 @@ def served_session(session: SessionOptions) -> SessionOptions:
     """``session`` with all that requests of a server may ask for."""
     scores = session.top_log_probabilities > 0
     return replace(
-        session,
-        chat=True,
-        masks=True,
-        hidden_states=True,
-        scores=scores,
-        stall_steps=STALL_STEPS,
+        session, chat=True, masks=True, hidden_states=True, scores=scores, stall_steps=STALL_STEPS
     )
 
 

@@ -301,10 +301,7 @@ SCHEMA_FIELDS = frozenset(
 
 
 def decode(
-    body: bytes,
-    kind: type[Body],
-    ignored: list[str] | None = None,
-    prepare: Prepare | None = None,
+    body: bytes, kind: type[Body], ignored: list[str] | None = None, prepare: Prepare | None = None
 ) -> Body:
     """``body`` as ``kind``; ApiError 400 naming what is wrong. Unknown fields that change nothing
     are added to ``ignored``, and refused without; ``prepare`` changes the value before that."""

@@ -157,9 +157,7 @@ def check_quota(
 
 
 def check_admission(
-    chosen: int | None,
-    candidates: Sequence[Candidate],
-    without_room: Collection[int],
+    chosen: int | None, candidates: Sequence[Candidate], without_room: Collection[int]
 ) -> None:
     """Check that ``chosen`` is the right one of ``candidates``, each of which is the first of its
     line whose pages are not read from disk, and within its quotas. For those ``without_room`` the

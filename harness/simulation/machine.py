@@ -94,11 +94,7 @@ class Machine:
         return [] if served is None else list(served.watch.state().waiting)
 
     def submit(
-        self,
-        model: int,
-        request: Request,
-        sink: LogitsSink | None,
-        allowed: MaskProvider | None,
+        self, model: int, request: Request, sink: LogitsSink | None, allowed: MaskProvider | None
     ) -> None:
         """Submit to the engine of a model, which is loaded if it is not. Raises RequestError for an
         id in use, and Violation where a model finds no room though another is idle."""

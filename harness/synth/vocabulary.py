@@ -35,10 +35,7 @@ CHAT_TEMPLATE = (
     "{{ message['content'] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-GEMMA_TURNS = {
-    "gemma3": ("<start_of_turn>", "<end_of_turn>"),
-    "gemma4": ("<|turn>", "<turn|>"),
-}
+GEMMA_TURNS = {"gemma3": ("<start_of_turn>", "<end_of_turn>"), "gemma4": ("<|turn>", "<turn|>")}
 GEMMA_TEMPLATE = (
     "{{{{ bos_token }}}}{{% for message in messages %}}{start}"
     "{{{{ 'model' if message['role'] == 'assistant' else message['role'] }}}}\n"

@@ -183,11 +183,7 @@ class CpuTier(ContextManager):
         buffer.data[offset : offset + data.nbytes] = data
 
     def lower(
-        self,
-        graph: Graph,
-        buffers: Mapping[str, CpuBuffer],
-        bucket: ShapeKey,
-        inputs: InputLayout,
+        self, graph: Graph, buffers: Mapping[str, CpuBuffer], bucket: ShapeKey, inputs: InputLayout
     ) -> CpuBatch:
         """Bind the graph's memory for steps of ``bucket``. Raises UnsupportedOp for a missing
         opcode and OutOfMemory when its scratch buffers do not fit."""

@@ -43,11 +43,7 @@ class DiskPages(DiskWrites):
     model with recurrent layers a hit ends where a state is."""
 
     def __init__(
-        self,
-        cache: DiskCache,
-        copies: PageCopies,
-        recurrent: RecurrentMemory,
-        tenants: Tenants,
+        self, cache: DiskCache, copies: PageCopies, recurrent: RecurrentMemory, tenants: Tenants
     ) -> None:
         super().__init__(cache, copies, recurrent, tenants)
         self._readings: dict[int, Reading] = {}

@@ -50,11 +50,7 @@ class DiskWrites(TreeWatch):
     who shares a scope."""
 
     def __init__(
-        self,
-        cache: DiskCache,
-        copies: PageCopies,
-        recurrent: RecurrentMemory,
-        tenants: Tenants,
+        self, cache: DiskCache, copies: PageCopies, recurrent: RecurrentMemory, tenants: Tenants
     ) -> None:
         self.cache = cache
         self.steps = 0

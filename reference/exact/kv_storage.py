@@ -102,11 +102,7 @@ def page_view(data: NDArray[np.uint8], dtype: DType, shape: tuple[int, ...]) -> 
 
 
 def store(
-    kv: NDArray[Any],
-    page: NDArray[np.int32],
-    offset: NDArray[np.int32],
-    k: Float32,
-    v: Float32,
+    kv: NDArray[Any], page: NDArray[np.int32], offset: NDArray[np.int32], k: Float32, v: Float32
 ) -> None:
     """Store ``k`` and ``v`` [tokens, kv_heads, head_dim] at each token's page and offset."""
     if kv.dtype.names is None:

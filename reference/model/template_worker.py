@@ -175,9 +175,7 @@ def _refuse(message: str) -> None:
 def make_environment() -> jinja2.Environment:
     """The Jinja environment chat templates are written for: that of Hugging Face transformers."""
     environment = _Environment(
-        trim_blocks=True,
-        lstrip_blocks=True,
-        extensions=["jinja2.ext.loopcontrols", _Generation],
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _Generation]
     )
     environment.filters["tojson"] = _to_json
     environment.filters["join"] = _join

@@ -207,12 +207,7 @@ _ALL = (
         partial(rounding.affine_blocks, top=31),
     ),
     # q = the byte
-    Layout(
-        dtypes.Q8_0,
-        (("d", HALF), ("qs", INT8, 32)),
-        Whole("qs"),
-        rounding.byte_blocks,
-    ),
+    Layout(dtypes.Q8_0, (("d", HALF), ("qs", INT8, 32)), Whole("qs"), rounding.byte_blocks),
     # q = IQ4[nibble]
     Layout(
         dtypes.IQ4_NL,

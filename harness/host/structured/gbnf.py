@@ -251,10 +251,7 @@ class _GbnfReader:
             first = last = self._character()
             if self._text.startswith("-", self._at) and self._text[
                 self._at + 1 : self._at + 2
-            ] not in (
-                "",
-                "]",
-            ):
+            ] not in ("", "]"):
                 self._at += 1
                 last = self._character()
             if last < first:

@@ -56,10 +56,7 @@ NOT_ENFORCED = frozenset(
 """Keywords of any draft that ask for something this server cannot hold an answer to. A keyword
 that is in no draft is an annotation, as the specification says."""
 FORMATS = frozenset(
-    (
-        *("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid"),
-        "uri",
-    )
+    (*("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid"), "uri")
 )
 """Formats that are enforced. Any other is an annotation, as the specification says."""
 DIALECT = re.compile(r"https?://json-schema\.org/((draft/20(20-12|19-09)/)?|draft-0[67]/)schema#?")

@@ -185,9 +185,7 @@ def _write_private(folder: Path, key: ReceiptKey) -> None:
     from cryptography.hazmat.primitives import serialization
 
     text = key.private.private_bytes(
-        serialization.Encoding.PEM,
-        serialization.PrivateFormat.PKCS8,
-        serialization.NoEncryption(),
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
     _replace(folder / PRIVATE, text, OWNER_ONLY)
 

@@ -17,11 +17,7 @@ RopeReader = Callable[[Keys, int, int], Rope]
 
 
 def read_common(
-    keys: Keys,
-    rope: RopeReader = read_rope,
-    *,
-    least_kv_heads: int = 1,
-    epsilon: str = EPSILON,
+    keys: Keys, rope: RopeReader = read_rope, *, least_kv_heads: int = 1, epsilon: str = EPSILON
 ) -> ModelConfig:
     """Read the keys all families share: full attention in every layer, heads of one size.
 

@@ -68,12 +68,7 @@ class Keys:
         return value
 
     def per_layer(
-        self,
-        name: str,
-        layers: int,
-        blocks: int,
-        low: int,
-        default: tuple[int, ...] | None = None,
+        self, name: str, layers: int, blocks: int, low: int, default: tuple[int, ...] | None = None
     ) -> tuple[int, ...]:
         """A value for each of ``layers``, from a scalar or from an array of exactly ``blocks``
         values."""

@@ -57,11 +57,7 @@ def gated_attention(e: Emitter, x: View, layer: int) -> View:
     gate = product("attn_q_gate", q_width)
     q = rotate_and_store(e, packed, layer, query_key_norm=True)
     gated = e.builder.emit(
-        Opcode.SWIGLU,
-        f"attn_gated[{layer}]",
-        gate=gate,
-        up=attend(e, q, layer),
-        activation=SIGMOID,
+        Opcode.SWIGLU, f"attn_gated[{layer}]", gate=gate, up=attend(e, q, layer), activation=SIGMOID
     )
     return output(e, gated, layer)
 
@@ -149,13 +145,7 @@ def project(e: Emitter, x: View, layer: int, values: View | None = None) -> View
 
 
 def _equalised(
-    e: Emitter,
-    h: View,
-    name: str,
-    layer: int,
-    shape: tuple[int, int],
-    powers: Channels,
-    y: View,
+    e: Emitter, h: View, name: str, layer: int, shape: tuple[int, int], powers: Channels, y: View
 ) -> None:
     """A projection with its bias, and with its columns times powers of two when ``powers`` has
     any."""

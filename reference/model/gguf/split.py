@@ -88,11 +88,7 @@ def _sibling(path: Path, number: int, count: int) -> Path:
 
 
 def _check_sibling(shard: Shard, first: Shard, number: int, count: int) -> None:
-    expected = {
-        _NUMBER_KEY: number,
-        _COUNT_KEY: count,
-        _TENSORS_KEY: _integer(first, _TENSORS_KEY),
-    }
+    expected = {_NUMBER_KEY: number, _COUNT_KEY: count, _TENSORS_KEY: _integer(first, _TENSORS_KEY)}
     for key, value in expected.items():
         found = _integer(shard, key)
         if found != value:

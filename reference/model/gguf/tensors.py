@@ -117,9 +117,7 @@ def _read_ggml_type(cursor: Cursor, where: str) -> GgmlType:
             "quantize the model again",
         )
     raise cursor.error(
-        where,
-        f"tensor type {number} is unknown",
-        "the file is damaged, or newer than this build",
+        where, f"tensor type {number} is unknown", "the file is damaged, or newer than this build"
     )
 
 

@@ -13,9 +13,7 @@ Fragment = tuple[int, int, int | None]
 
 
 def partition(
-    text: str,
-    specials: Iterable[tuple[str, int, bool]],
-    control_spans: Sequence[Span],
+    text: str, specials: Iterable[tuple[str, int, bool]], control_spans: Sequence[Span]
 ) -> list[Fragment]:
     """Split ``text`` into special tokens and the ordinary text between them.
 
