@@ -1,8 +1,7 @@
 """A graph on a tier: one lowered batch per shape bucket, and its replay.
 
 All state is in buffers, and two graphs exchange data by binding the same buffer. The caller decides
-when to replay a graph.
-"""
+when to replay a graph."""
 
 from __future__ import annotations
 
@@ -32,8 +31,7 @@ class ExecutableGraph:
     ``largest`` is the largest step; ``inputs`` is the layout of a step's inputs, by default that of
     the graph's own. A step that
     requests no output of one of the ``optional`` or ``seldom`` groups is computed without the nodes
-    that only make those. A ``seldom`` group is expected to be requested by itself.
-    """
+    that only make those. A ``seldom`` group is expected to be requested by itself."""
 
     def __init__(
         self,
@@ -69,8 +67,7 @@ class ExecutableGraph:
     def bind(self, port: str, buffer: Buffer) -> None:
         """Use ``buffer`` for ``port``; batches lowered with another buffer are dropped.
 
-        Raises ExecutionError when the graph has no such port, and when the buffer is too small.
-        """
+        Raises ExecutionError when the graph has no such port, and when the buffer is too small."""
         decl = self.graph.buffers.get(port)
         if decl is None or decl.kind in STEP_LOCAL:
             raise ExecutionError(f"graph {self.graph.name} has no port {port!r}")
@@ -110,8 +107,7 @@ class ExecutableGraph:
         of each group of optional outputs, and with those of each seldom group alone. Other steps
         are lowered when there is one.
 
-        Raises ExecutionError when a port is unbound, and what ``Tier.lower`` raises.
-        """
+        Raises ExecutionError when a port is unbound, and what ``Tier.lower`` raises."""
         seldom = NOTHING.union(*self._seldom)
         for count in range(len(self._optional) + 1):
             for left_out in combinations(self._optional, count):

@@ -16,8 +16,7 @@ MAX_SIZE = 2**32 - 1
 class ShapeKey:
     """A step of ``tokens`` query tokens and ``rows`` output rows, whose logits are computed.
 
-    Raises ValueError for a size outside [0, 2^32).
-    """
+    Raises ValueError for a size outside [0, 2^32)."""
 
     tokens: int
     rows: int

@@ -161,8 +161,7 @@ class Setting:
     A ``default`` may be its text; ``shown_default`` replaces it in the help. A flag that
     ``repeats`` may be given several times: its values are joined with commas. The short help shows
     ``common`` settings only. ``aliases`` are the flags that other programs use for the same thing.
-    ``field`` is its field in options records, where that has another name.
-    """
+    ``field`` is its field in options records, where that has another name."""
 
     name: str
     kind: SettingKind

@@ -25,8 +25,7 @@ class Choices:
     """Choices of a caller; None leaves one to the device.
 
     ``memory_bytes`` is the most memory of the GPU's own, ``native`` whether it divides itself,
-    ``matrices`` whether products of many tokens use matrix instructions.
-    """
+    ``matrices`` whether products of many tokens use matrix instructions."""
 
     memory_bytes: int | None = None
     native: bool | None = None
@@ -46,8 +45,7 @@ class Runtime:
     def multiplies(self) -> bool:
         """Whether products of many tokens use matrix instructions; tested at the first call.
 
-        Raises DeviceLost and OutOfMemory.
-        """
+        Raises DeviceLost and OutOfMemory."""
         if self._matrices is None:
             case = ProbeCase(self.device, self.queue, self.modules)
             self._matrices = self.device.generation.matrices and matrices_agree(

@@ -31,7 +31,6 @@ def step_of(
 ) -> Step:
     """The step of a bucket; ``matrices`` says whether the GPU has matrix instructions.
 
-    Raises UnsupportedOp.
-    """
+    Raises UnsupportedOp."""
     lowered = lower_graph(graph, bucket, ROW_PARTS, tier, split_tokens)
     return fuse(lowered, matrices and for_matrices(bucket))

@@ -1,8 +1,7 @@
 """Rules for delta-net layers.
 
 With few tokens everything between the products of a layer is one launch; with many there are
-kernels for the convolution, the recurrence and the norm.
-"""
+kernels for the convolution, the recurrence and the norm."""
 
 from __future__ import annotations
 

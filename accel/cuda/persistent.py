@@ -2,8 +2,7 @@
 
 Phases are made from the launches that rules chose, in whatever family; launches that are no phases
 stay. ``step_choice.py`` decides when launches are joined. Several devices join all phases of a step
-or none: their launches then exchange floats themselves, and the step has no ALL_GATHER.
-"""
+or none: their launches then exchange floats themselves, and the step has no ALL_GATHER."""
 
 from __future__ import annotations
 

@@ -49,8 +49,7 @@ class Choices:
     ``memory_bytes`` is the most device memory, ``cache`` the folder of cubins, None for no cache on
     disk. With ``graphs`` False every kernel of every step is launched by itself; with
     ``programmatic`` False no kernel starts before the one before it has ended. ``step`` is
-    described in ``step_choice``.
-    """
+    described in ``step_choice``."""
 
     memory_bytes: int | None = None
     cache: Path | None = None
@@ -144,8 +143,7 @@ def open_runtime(
     others.
 
     Raises TierUnavailable when there is no usable device or its arithmetic is not exact, BuildError
-    when the compiler rejects a kernel, and ConfigError for an invalid choice of ``step``.
-    """
+    when the compiler rejects a kernel, and ConfigError for an invalid choice of ``step``."""
     step = chosen_step(choices.step)
     compiler = compiler or Compiler()
     device = find_device(driver, requested)

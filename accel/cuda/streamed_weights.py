@@ -2,8 +2,7 @@
 
 Dense weights are copied to the ring by every step. Of a stack of experts a step of few tokens reads
 some matrices only: kernels read these where they lie, over the link, and longer steps copy the
-whole stack.
-"""
+whole stack."""
 
 from __future__ import annotations
 

@@ -61,8 +61,7 @@ class CudaTier(BaseTier[Allocation, RecordedBucket, CudaStep]):
     Raises TierUnavailable when there is no such device, and what ``open_runtime`` raises.
     ``progress`` is called with a line before kernels are compiled. ``binding`` and ``compiler``
     replace the driver and NVRTC. ``share`` is the part of every step that it executes as one of the
-    devices of ``accel.cuda.multi_device``.
-    """
+    devices of ``accel.cuda.multi_device``."""
 
     _memory: Memory
     _submissions: CudaSubmissions
@@ -301,8 +300,7 @@ class CudaTier(BaseTier[Allocation, RecordedBucket, CudaStep]):
         """Close the device because it or another one is lost; everything submitted is lost.
 
         Kernels have until ``deadline``, by ``time.monotonic``, to end; a device that still runs
-        then is abandoned, and the result is False.
-        """
+        then is abandoned, and the result is False."""
         self._lost = self._lost or reason
         return self._runtime.give_back(deadline)
 

@@ -128,8 +128,7 @@ def _graphs(
 ) -> tuple[dict[str, Graph], dict[str, str], int]:
     """Graphs and architectures by label, and the context, which is the same for all.
 
-    By default the context is the longest that every model has.
-    """
+    By default the context is the longest that every model has."""
     from contextlib import ExitStack
 
     from contract.dtypes import BY_NAME

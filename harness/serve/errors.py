@@ -1,8 +1,7 @@
 """Every error response of the server, in the form that OpenAI's client reads.
 
 ``{"error": {"message", "type", "param", "code"}}``. The client repeats 408, 409, 429 and 5xx by
-itself, unless ``x-should-retry`` says false, and waits ``Retry-After`` seconds.
-"""
+itself, unless ``x-should-retry`` says false, and waits ``Retry-After`` seconds."""
 
 from __future__ import annotations
 

@@ -37,8 +37,7 @@ class HostCheck:
     """Accepts the names a server answers to.
 
     A page of another site may make its name resolve to this machine, and then read what it gets
-    (DNS rebinding): but the browser still sends that name. Addresses are no names.
-    """
+    (DNS rebinding): but the browser still sends that name. Addresses are no names."""
 
     def __init__(self, names: Iterable[str] = (), origins: Iterable[str] = ()) -> None:
         """``origins`` are those whose pages are served too; "*" is every one."""

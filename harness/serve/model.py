@@ -235,8 +235,7 @@ def open_model(
 ) -> ServedModel:
     """Load a model, whose engine ``thread`` steps until ``owned`` closes.
 
-    Raises what ``harness.host.open.load_model`` raises.
-    """
+    Raises what ``harness.host.open.load_model`` raises."""
     hosted = host_model(
         path,
         served_session(options.session),

@@ -53,8 +53,7 @@ def first_difference(model: ServedModel, request: Json, response: Json) -> str |
     server; None when it does not. The seed is that of the request, or of the response.
 
     Raises ConfigError for a response that does not say what made it, ApiError for a request that
-    is refused.
-    """
+    is refused."""
     try:
         scales = model.adapters.found(_extra(response).get("lora") or ())
     except KeyError as missing:

@@ -137,8 +137,7 @@ def check_quota(
     Rates are tokens a second over the window.
 
     The only running request of a tenant may have the pages it needs, since its quota may have been
-    lowered after its submission.
-    """
+    lowered after its submission."""
     own = [one for state in states for one in state.slot_manager if one.tenant == tenant.id]
     pages = sum(state.charged(tenant.id) for state in states)
     require(

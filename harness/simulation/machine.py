@@ -36,8 +36,7 @@ class Machine:
     """``Models`` of ``schedule``, each with a world of ``worlds``, for ``tenants``.
 
     ``served`` are the models in memory, ``latest`` is the one that was stepped last. ``call`` does
-    each call of an engine but steps. ``before`` are the scopes before a restart.
-    """
+    each call of an engine but steps. ``before`` are the scopes before a restart."""
 
     def __init__(
         self,

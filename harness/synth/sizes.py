@@ -99,8 +99,7 @@ def sized_spec(size: str, **overrides: Any) -> SynthSpec:
     """The specification of a named size with some fields replaced.
 
     A group may be given as a mapping of the fields to replace, or as None to remove it. Raises
-    ConfigError.
-    """
+    ConfigError."""
     architecture = overrides.get("architecture", "llama")
     own = FAMILY_SIZES.get(architecture, {})
     if size not in SIZES and size not in own:

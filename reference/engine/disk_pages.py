@@ -2,8 +2,7 @@
 
 A waiting request is admitted once the pages that it has on disk were read, or as many as host
 memory is used for: then it computes nothing until the rest was read into its pages. They are its
-own like those that it would compute, and others find them once all are there.
-"""
+own like those that it would compute, and others find them once all are there."""
 
 from __future__ import annotations
 

@@ -25,8 +25,7 @@ class TenantCalls:
         a removed tenant with the same id end with an error.
 
         Raises ConfigError when it is not valid, and ValueError when more pages are reserved than
-        there are; nothing is changed then.
-        """
+        there are; nothing is changed then."""
         self._mend()
         self._changes.check([tenant])
         self._change_whole(lambda: self._changes.put(tenant))
@@ -48,8 +47,7 @@ class TenantCalls:
         """Remove a tenant and its cached pages: at once, or when the last of its requests has
         ended. Its reserved pages are free for all, and new requests of it are refused.
 
-        Raises RequestError when no tenant has this id.
-        """
+        Raises RequestError when no tenant has this id."""
         self.let_leave(id)
         self.forget_left()
 

@@ -23,8 +23,7 @@ class PagePool:
     contents.
 
     Each page with references is charged to one tenant that holds it. When this tenant releases it
-    and another still holds it, the charge moves to the other.
-    """
+    and another still holds it, the charge moves to the other."""
 
     def __init__(self, pages: int, order: Iterable[int] | None = None) -> None:
         self._free = deque(range(pages) if order is None else order)
@@ -83,8 +82,7 @@ class PagePool:
         order.
 
         Raises AssertionError, having changed nothing, when the tenant has no reference to one of
-        them or when one is named twice.
-        """
+        them or when one is named twice."""
         self._check_held(pages, tenant)
         left = []
         for page in pages:

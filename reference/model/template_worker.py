@@ -6,8 +6,7 @@ then one conversation per line. Standard output answers each conversation with o
 ``{"text", "template_spans"}`` or ``{"error", "line", "summary", "refused"}``.
 
 Every character of the output is marked trusted if the template wrote it, and not if the
-conversation did (``template_text``).
-"""
+conversation did (``template_text``)."""
 
 from __future__ import annotations
 

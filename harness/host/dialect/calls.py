@@ -153,8 +153,7 @@ class CallSyntax(ABC):
         """Lark rules; the first one, ``calls``, is what comes after ``begin``, ``end`` included:
         one call, or with ``many`` several where they share one ``begin``.
 
-        Raises SchemaRefused for parameters that cannot be enforced.
-        """
+        Raises SchemaRefused for parameters that cannot be enforced."""
 
 
 def literal(text: str) -> str:
@@ -207,8 +206,7 @@ def _refuse(name: str) -> None:
 class ValueScanner:
     """Follows a JSON value from its first character: ``ended`` once it is whole.
 
-    It looks at brackets and strings only; whether the value is JSON is not its business.
-    """
+    It looks at brackets and strings only; whether the value is JSON is not its business."""
 
     depth: int = 0
     in_string: bool = False

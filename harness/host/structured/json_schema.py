@@ -2,8 +2,7 @@
 
 llguidance makes a grammar of a schema, and refuses many keywords it does not have; others it takes
 and forgets. So every keyword that asks for something has to be one that is known to be enforced.
-Keywords that ask for nothing are annotations, and never reach it.
-"""
+Keywords that ask for nothing are annotations, and never reach it."""
 
 from __future__ import annotations
 
@@ -280,8 +279,7 @@ def _escapes_of(schema: object) -> str:
 
     Under a negated class of a pattern llguidance would let an escaped quotation mark pass, whether
     the class excludes it or not. Where an object may have more keys than it declares, an escaped
-    spelling of a declared key would pass as another one.
-    """
+    spelling of a declared key would pass as another one."""
     dropped = ""
     for _, part in subschemas(schema):
         if not isinstance(part, Mapping):

@@ -2,8 +2,7 @@
 old ones' receipts.
 
 ``key.pem`` is the private key. Every line of ``keys.jsonl`` is a public key, signed by the one
-before it, so who trusts the first trusts all.
-"""
+before it, so who trusts the first trusts all."""
 
 from __future__ import annotations
 

@@ -22,8 +22,7 @@ def read_common(
     """Read the keys all families share: full attention in every layer, heads of one size.
 
     With ``least_kv_heads`` 0 a layer without attention may have no heads for keys and values.
-    ``epsilon`` is the metadata key of the epsilon of the norms.
-    """
+    ``epsilon`` is the metadata key of the epsilon of the norms."""
     if not keys.file.get(keys.key("attention.causal"), bool, True):
         raise keys.unsupported("attention.causal", "is false", "only causal models are supported")
     blocks = keys.integer("block_count", 1, MAX_LAYERS)

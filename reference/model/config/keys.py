@@ -21,8 +21,7 @@ MAX_CONTEXT = 1 << 24
 class Keys:
     """Reads the keys ``architecture.*`` of ``file`` and records in ``used`` which were looked at.
 
-    Every error names the file and the key.
-    """
+    Every error names the file and the key."""
 
     file: GgufFile
     architecture: str

@@ -27,8 +27,7 @@ class TensorInfo:
     """One tensor of a file.
 
     ``shape`` is row-major (the file lists dimensions fastest first); ``offset`` is in bytes from
-    the start of the file of shard ``shard``; ``nbytes`` is without padding.
-    """
+    the start of the file of shard ``shard``; ``nbytes`` is without padding."""
 
     name: str
     shape: tuple[int, ...]
@@ -126,8 +125,7 @@ def locate_tensors(
 ) -> list[TensorInfo]:
     """``tensors`` with offsets from the start of the file, in file order.
 
-    Raises ModelFileError for one that is misaligned, leaves the file or overlaps another.
-    """
+    Raises ModelFileError for one that is misaligned, leaves the file or overlaps another."""
     for tensor in tensors:
         where = f"tensor {shown(tensor.name)}"
         if tensor.offset % alignment:
