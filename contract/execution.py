@@ -65,9 +65,8 @@ class ExecutableGraph:
         return tuple(dict.fromkeys(bucket for bucket, _ in self._batches))
 
     def bind(self, port: str, buffer: Buffer) -> None:
-        """Use ``buffer`` for ``port``; batches lowered with another buffer are dropped.
-
-        Raises ExecutionError when the graph has no such port, and when the buffer is too small."""
+        """Use ``buffer`` for ``port``; batches lowered with another buffer are dropped. Raises
+        ExecutionError when the graph has no such port, and when the buffer is too small."""
         decl = self.graph.buffers.get(port)
         if decl is None or decl.kind in STEP_LOCAL:
             raise ExecutionError(f"graph {self.graph.name} has no port {port!r}")
@@ -103,11 +102,10 @@ class ExecutableGraph:
         )
 
     def record(self, bucket: ShapeKey) -> None:
-        """Lower the graph for ``bucket`` unless that was done before: with and without the nodes
-        of each group of optional outputs, and with those of each seldom group alone. Other steps
-        are lowered when there is one.
-
-        Raises ExecutionError when a port is unbound, and what ``Tier.lower`` raises."""
+        """Lower the graph for ``bucket`` unless that was done before: with and without the nodes of
+        each group of optional outputs, and with those of each seldom group alone. Other steps are
+        lowered when there is one. Raises ExecutionError when a port is unbound, and what
+        ``Tier.lower`` raises."""
         seldom = NOTHING.union(*self._seldom)
         for count in range(len(self._optional) + 1):
             for left_out in combinations(self._optional, count):

@@ -173,10 +173,9 @@ def _match(expression: str, actual: Dim, bound: Bindings) -> bool:
 def bind_shapes(
     spec: OpSpec, shapes: Mapping[str, tuple[Dim, ...]], params: Mapping[str, Scalar]
 ) -> Bindings:
-    """Bind every dimension name of ``spec`` from operand shapes and integer parameters.
-
-    Raises ShapeMismatch when a rank or a dimension disagrees, or when a name of a given operand
-    cannot be determined."""
+    """Bind every dimension name of ``spec`` from operand shapes and integer parameters. Raises
+    ShapeMismatch when a rank or a dimension disagrees, or when a name of a given operand cannot be
+    determined."""
     numbers = tuple(
         (p.name, int(params[p.name])) for p in spec.params if p.kind is int and p.name in params
     )

@@ -128,9 +128,7 @@ class DeviceTier(Protocol[B, P, F]):
 
     def footprint(self, graph: Graph, largest: ShapeKey) -> Footprint:
         """The bytes ``graph`` will need on this tier when no step exceeds ``largest``. Allocates
-        nothing.
-
-        Raises UnsupportedOp."""
+        nothing. Raises UnsupportedOp."""
 
     def reserve(self, graph: Graph, largest: ShapeKey) -> None:
         """Allocate what steps up to ``largest`` share, such as scratch memory.

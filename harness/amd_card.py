@@ -146,9 +146,8 @@ def try_packets(
     tier: str, kernel: Kernel, requested: str, tell: Callable[[str], None], record: bool
 ) -> tuple[bool, Trace]:
     """Try every packet of a tier on one GPU and report it line by line. Returns whether all tests
-    pass, and what went through the queue if it is to be kept.
-
-    Raises TierUnavailable where there is no GPU or it cannot be used."""
+    pass, and what went through the queue if it is to be kept. Raises TierUnavailable where there is
+    no GPU or it cannot be used."""
     device = Device(kernel, DRIVERS[tier](kernel, requested))
     passed = True
     with ExitStack() as undo:

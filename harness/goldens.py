@@ -248,9 +248,8 @@ def check_synthetic_model(entry: Mapping[str, Any], tier: Tier) -> list[str]:
 
 
 def load_golden(path: Path) -> tuple[dict[str, Any], list[str]]:
-    """A golden file, and messages for the parts of its header that do not match this build.
-
-    Raises ConfigError when it cannot be read."""
+    """A golden file, and messages for the parts of its header that do not match this build. Raises
+    ConfigError when it cannot be read."""
     try:
         golden = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

@@ -108,7 +108,6 @@ def plan_residency(
     model: Model, tier: Tier, by_steps: Sequence[LimitsAt], asked: int | None, budget: int
 ) -> Residency:
     """``plan_steps``, and where that does not fit a plan with weights in host memory or on disk.
-
     Raises what ``plan_steps`` raises. DoesNotFit then says the least that works."""
     try:
         return Residency(*plan_steps(model, tier, by_steps, asked, budget))

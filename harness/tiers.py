@@ -257,10 +257,8 @@ print_statuses(sys.argv[2:])
 def open_tier(name: str = AUTO, options: TierOptions = DEFAULT_OPTIONS) -> Tier:
     """The tier called ``name``, or for ``auto`` the fastest that opens: CUDA, Vulkan on a graphics
     card, Level Zero on a card of Intel's, then those of processors. A device that ``options`` name
-    is used or missed, never another.
-
-    Raises TierUnavailable for a name nobody knows, a tier that this build lacks, and a tier whose
-    device or library is missing on this machine."""
+    is used or missed, never another. Raises TierUnavailable for a name nobody knows, a tier that
+    this build lacks, and a tier whose device or library is missing on this machine."""
     if name == AUTO:
         return _open_best(options)
     if name not in TIERS:

@@ -186,9 +186,7 @@ def opened(tier: str, open_it: Callable[[str], int], path: str) -> int:
 
 def chosen(tier: str, found: Sequence[tuple[str, str, T]], requested: str) -> T:
     """The first of (name, architecture, GPU) that has kernels and whose name contains
-    ``requested``.
-
-    Raises TierUnavailable."""
+    ``requested``. Raises TierUnavailable."""
     named = [gpu for gpu in found if requested.lower() in gpu[0].lower()]
     known = BY_ARCHITECTURE
     for _, architecture, gpu in named:

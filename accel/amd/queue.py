@@ -75,7 +75,6 @@ class Queue:
 
     def submit(self, words: Sequence[int]) -> int:
         """Submit packets and a fence, and return the fence's number; waits while the ring is full.
-
         Raises DeviceLost."""
         self.number += 1
         words = [*words, *self.release(self.fence_address, self.number)]
@@ -130,9 +129,7 @@ class Queue:
     def cancel(self, seconds: float | None = None) -> bool:
         """Make everything submitted end as soon as possible, whatever was computed, and return
         whether it ended within ``seconds``, by default a short grace. Afterwards the queue works as
-        before.
-
-        Raises DeviceLost for a fault."""
+        before. Raises DeviceLost for a fault."""
         if self._closed:
             return False
         self._go[0] = 0

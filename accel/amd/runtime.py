@@ -43,9 +43,8 @@ class Runtime:
     _matrices: bool | None = None
 
     def multiplies(self) -> bool:
-        """Whether products of many tokens use matrix instructions; tested at the first call.
-
-        Raises DeviceLost and OutOfMemory."""
+        """Whether products of many tokens use matrix instructions; tested at the first call. Raises
+        DeviceLost and OutOfMemory."""
         if self._matrices is None:
             case = ProbeCase(self.device, self.queue, self.modules)
             self._matrices = self.device.generation.matrices and matrices_agree(
@@ -67,10 +66,8 @@ DRIVERS: Mapping[str, Callable[[Kernel, str], Driver]] = MappingProxyType(
 
 
 def open_runtime(tier: str, kernel: Kernel, requested: str, choices: Choices) -> Runtime:
-    """Open the first GPU whose name contains ``requested``, and test it.
-
-    Raises TierUnavailable when there is none, it lacks something, or its arithmetic is not exact.
-    """
+    """Open the first GPU whose name contains ``requested``, and test it. Raises TierUnavailable
+    when there is none, it lacks something, or its arithmetic is not exact."""
     with ExitStack() as undo:
         device = Device(kernel, DRIVERS[tier](kernel, requested), choices.memory_bytes)
         undo.callback(device.close)

@@ -34,9 +34,7 @@ AmdFence = StepFence[Allocation, AmdForm, AmdStep]
 
 class AmdTier(RecordedTier[Allocation, Recording, AmdStep]):
     """See ``contract.tier.Tier``. ``device`` is part of a GPU's name; ``kernel`` is the system or a
-    simulated one; ``tier`` is t1 or t2.
-
-    Raises TierUnavailable saying what is missing."""
+    simulated one; ``tier`` is t1 or t2. Raises TierUnavailable saying what is missing."""
 
     _memory: HostSeenMemory
     _submissions: AmdSubmissions

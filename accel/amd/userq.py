@@ -46,9 +46,8 @@ class _Node:
 
 
 class UserQueues:
-    """See ``device.Driver``; the first GPU with kernels whose name contains ``requested``.
-
-    Raises TierUnavailable saying what is missing."""
+    """See ``device.Driver``; the first GPU with kernels whose name contains ``requested``. Raises
+    TierUnavailable saying what is missing."""
 
     tier = TIER
     rsrc1 = 0

@@ -53,9 +53,7 @@ def find_devices(driver: Driver) -> list[Device]:
 
 def find_device(driver: Driver, requested: str = "") -> Device:
     """The device with number ``requested``, or the first usable one whose name contains it,
-    ignoring case.
-
-    Raises TierUnavailable saying what the devices lack."""
+    ignoring case. Raises TierUnavailable saying what the devices lack."""
     devices = find_devices(driver)
     if requested.isdecimal() and int(requested) < len(devices):
         named = [devices[int(requested)]]

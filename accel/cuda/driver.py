@@ -70,9 +70,8 @@ def import_binding() -> ModuleType:
 
 
 def open_driver(binding: Any = None) -> Driver:
-    """The driver, initialized; ``binding`` replaces ``cuda.bindings.driver``.
-
-    Raises TierUnavailable when the library or the driver is missing or does not start."""
+    """The driver, initialized; ``binding`` replaces ``cuda.bindings.driver``. Raises
+    TierUnavailable when the library or the driver is missing or does not start."""
     driver = Driver(import_binding() if binding is None else binding)
     try:
         driver.call("cuInit", 0)

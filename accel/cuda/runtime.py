@@ -140,10 +140,9 @@ def open_runtime(
     shared: bool = False,
 ) -> Runtime:
     """Open a device and test it. ``compiler`` replaces NVRTC; a ``shared`` device also waits for
-    others.
-
-    Raises TierUnavailable when there is no usable device or its arithmetic is not exact, BuildError
-    when the compiler rejects a kernel, and ConfigError for an invalid choice of ``step``."""
+    others. Raises TierUnavailable when there is no usable device or its arithmetic is not exact,
+    BuildError when the compiler rejects a kernel, and ConfigError for an invalid choice of
+    ``step``."""
     step = chosen_step(choices.step)
     compiler = compiler or Compiler()
     device = find_device(driver, requested)

@@ -51,9 +51,7 @@ faster at 512. With 16 units (8B) one launch is 5 % faster at 5."""
 
 def chosen_step(choice: str) -> StepChoice:
     """The choice for a value of the variable. A kernel whose block needs too much memory takes the
-    next shape.
-
-    Raises ConfigError naming the value."""
+    next shape. Raises ConfigError naming the value."""
     if not choice:
         return NEVER
     if choice == AUTO:

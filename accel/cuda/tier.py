@@ -56,12 +56,11 @@ expert of many has as many tokens as a block takes."""
 
 
 class CudaTier(BaseTier[Allocation, RecordedBucket, CudaStep]):
-    """See ``contract.tier.Tier``. ``device`` is a device's number or part of its name.
-
-    Raises TierUnavailable when there is no such device, and what ``open_runtime`` raises.
-    ``progress`` is called with a line before kernels are compiled. ``binding`` and ``compiler``
-    replace the driver and NVRTC. ``share`` is the part of every step that it executes as one of the
-    devices of ``accel.cuda.multi_device``."""
+    """See ``contract.tier.Tier``. ``device`` is a device's number or part of its name. Raises
+    TierUnavailable when there is no such device, and what ``open_runtime`` raises. ``progress`` is
+    called with a line before kernels are compiled. ``binding`` and ``compiler`` replace the driver
+    and NVRTC. ``share`` is the part of every step that it executes as one of the devices of
+    ``accel.cuda.multi_device``."""
 
     _memory: Memory
     _submissions: CudaSubmissions

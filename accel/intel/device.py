@@ -61,9 +61,8 @@ def all_devices(zero: LevelZero) -> list[Device]:
 
 
 def chosen_device(zero: LevelZero, requested: str = "") -> Device:
-    """The GPU number ``requested``, or the first whose name contains it, ignoring case.
-
-    Raises TierUnavailable when there is none, or saying what it lacks."""
+    """The GPU number ``requested``, or the first whose name contains it, ignoring case. Raises
+    TierUnavailable when there is none, or saying what it lacks."""
     devices = all_devices(zero)
     there = ", ".join(f"{number}: {device.name}" for number, device in enumerate(devices))
     if requested.isdecimal():

@@ -195,9 +195,7 @@ def module_source(
     language: Language, module: Module, traits: Traits | None = None, text: str | None = None
 ) -> str:
     """The complete text for a compiler of ``language``; ``text`` replaces the module's own kernel
-    file.
-
-    Raises FileNotFoundError for an op without a kernel file."""
+    file. Raises FileNotFoundError for an op without a kernel file."""
     name = f"{module.op}.k"
     return _combined(language, module, traits, (name,), {name: text} if text is not None else {})
 

@@ -47,9 +47,8 @@ class Device:
 
 
 def default_device(objc: ObjectiveC, requested: str = "") -> Device:
-    """The device of this machine, if its name contains ``requested``, ignoring case.
-
-    Raises TierUnavailable when there is none, or saying what it lacks."""
+    """The device of this machine, if its name contains ``requested``, ignoring case. Raises
+    TierUnavailable when there is none, or saying what it lacks."""
     device = any_device(objc)
     reason, hint = "", NEWER_HINT
     if device.missing:

@@ -19,9 +19,8 @@ from contract.errors import TierError
 
 
 def build_all(target: Target, folder: Path, jobs: int) -> list[Path]:
-    """Build every variant for a target into a folder, and delete everything else in it.
-
-    Raises BuildError, and TierUnavailable without a compiler."""
+    """Build every variant for a target into a folder, and delete everything else in it. Raises
+    BuildError, and TierUnavailable without a compiler."""
     compiler = find_compiler()
     folder.mkdir(parents=True, exist_ok=True)
     for old in folder.iterdir():

@@ -87,9 +87,8 @@ def processor_words(
 
 
 def choose_variant(words: tuple[int, ...]) -> Variant:
-    """The variant that ZINC_RT_NATIVE_VARIANT names, else the fastest that runs.
-
-    Raises TierUnavailable for a variant that is unknown or cannot run here."""
+    """The variant that ZINC_RT_NATIVE_VARIANT names, else the fastest that runs. Raises
+    TierUnavailable for a variant that is unknown or cannot run here."""
     runs = usable(words, machine())
     named = os.environ.get(VARIANT_SETTING, "")
     names = ", ".join(variant.name for variant in runs)

@@ -110,9 +110,8 @@ class ModelWeights:
         self._weights = [weight for weight in self._weights if weight.buffer is not buffer]
 
     def finish(self) -> bool:
-        """Map or arrange what was collected; False when a scale is not finite.
-
-        Raises OutOfMemory naming a buffer, and ModelFileError for a file that was cut."""
+        """Map or arrange what was collected; False when a scale is not finite. Raises OutOfMemory
+        naming a buffer, and ModelFileError for a file that was cut."""
         weights, self._weights = self._weights, []
         of_file = [weight for weight in weights if weight.source is not None]
         entry = self._entry(of_file)

@@ -303,7 +303,6 @@ def _make_room(folder: Path, nbytes: int) -> None:
 @contextlib.contextmanager
 def _lock(path: Path) -> Iterator[None]:
     """Held by the one process that writes an entry; the system releases it when that process ends.
-
     Raises OSError after LOCK_SECONDS."""
     # Other systems have no such module, and write no entries.
     import fcntl

@@ -103,9 +103,8 @@ class Launcher(ABC):
 
     @abstractmethod
     def record(self, packets: NDArray[np.void], address: int, ops: Sequence[Op]) -> Recording:
-        """Prepare the ``packets`` of ``ops``, which are at ``address`` in device memory.
-
-        Raises BuildError."""
+        """Prepare the ``packets`` of ``ops``, which are at ``address`` in device memory. Raises
+        BuildError."""
 
     def expect(self, kinds: Kinds) -> None:
         """Prepare for steps with ops of these ``kinds``; see ``StepMemory``."""

@@ -68,7 +68,6 @@ class ModuleLauncher(Launcher):
 
     def kernel(self, module: Module) -> Any:
         """A new kernel object for a packet, because binding arguments costs as much as a launch.
-
         Raises BuildError naming the module."""
         if module not in self._programs:
             text = module_source(Language.OPENCL, module, self._traits)

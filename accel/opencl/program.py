@@ -164,9 +164,8 @@ def build_program(
     cache: Path | None,
     progress: Progress | None = None,
 ) -> Any:
-    """A built program, from the cache if it has one for exactly these files and options.
-
-    Raises BuildError naming the kernel file and the compiler's log."""
+    """A built program, from the cache if it has one for exactly these files and options. Raises
+    BuildError naming the kernel file and the compiler's log."""
     options = _for_processor(device, options)
     path = cache_entry(cache, _identity(device, options, files))
     cached = None if path is None else _cached(context, device, path, options)

@@ -83,10 +83,8 @@ class Runtime:
 
 
 def open_runtime(device: Device, choices: Choices, progress: Progress | None = None) -> Runtime:
-    """Test the device, build the program and choose how to execute packets.
-
-    Raises TierUnavailable when the device does not compute exactly, BuildError when its compiler
-    rejects the kernels."""
+    """Test the device, build the program and choose how to execute packets. Raises TierUnavailable
+    when the device does not compute exactly, BuildError when its compiler rejects the kernels."""
     cl = import_binding()
     if device.is_pocl:
         os.environ.setdefault(*POCL_COMPILES_ONCE)

@@ -35,10 +35,9 @@ from contract.shape_key import ShapeKey
 
 
 class OpenClTier(StreamingTier[AddressRange, Recording, OpenClStep]):
-    """See ``contract.tier.Tier``. ``device`` is a part of a platform's or device's name.
-
-    Raises TierUnavailable when there is no such device, and what ``open_runtime`` raises.
-    ``progress`` is called with a line before the kernels are compiled."""
+    """See ``contract.tier.Tier``. ``device`` is a part of a platform's or device's name. Raises
+    TierUnavailable when there is no such device, and what ``open_runtime`` raises. ``progress`` is
+    called with a line before the kernels are compiled."""
 
     _arranger: Arranger
     _memory: Memory

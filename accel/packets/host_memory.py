@@ -138,9 +138,8 @@ class SharedMemory:
         return AddressRange(data.ctypes.data, nbytes, data)
 
     def adopt(self, what: str, data: Bytes, *, borrowed: bool = False) -> AddressRange:
-        """A view of ``data``; ``borrowed`` says that the caller keeps it anyway.
-
-        Raises OutOfMemory naming ``what``."""
+        """A view of ``data``; ``borrowed`` says that the caller keeps it anyway. Raises OutOfMemory
+        naming ``what``."""
         check_fits(what, data.nbytes, self.used, self.capacity)
         data = np.ascontiguousarray(data)
         self.used += data.nbytes

@@ -138,9 +138,8 @@ def _declared() -> Any:
 
 
 def load_vulkan(libraries: tuple[str, ...] = LIBRARIES) -> Vulkan:
-    """The first of ``libraries`` that exists on this machine.
-
-    Raises TierUnavailable where cffi or the library is missing."""
+    """The first of ``libraries`` that exists on this machine. Raises TierUnavailable where cffi or
+    the library is missing."""
     ffi = _declared()
     for name in libraries:
         try:

@@ -20,9 +20,8 @@ INSTALL_HINT = f"pip install {' '.join(sorted(set(PACKAGES.values())))}"
 
 
 def installed(program: str) -> tuple[str, dict[str, str]]:
-    """The path of a program of PACKAGES, and the environment to run it in.
-
-    Raises FileNotFoundError where it is not installed."""
+    """The path of a program of PACKAGES, and the environment to run it in. Raises FileNotFoundError
+    where it is not installed."""
     environment = dict(os.environ)
     try:
         distribution = metadata.distribution(PACKAGES[program])

@@ -106,9 +106,8 @@ class Instance(ContextManager):
             raise TierUnavailable(TIER, f"no Vulkan driver ({error})", DRIVER_HINT) from None
 
     def devices(self) -> list[Device]:
-        """Every device, discrete ones first and processors last, including unusable ones.
-
-        Raises TierUnavailable when there is none."""
+        """Every device, discrete ones first and processors last, including unusable ones. Raises
+        TierUnavailable when there is none."""
         try:
             handles = self.vulkan.every("EnumeratePhysicalDevices", "PhysicalDevice", self.handle)
         except VulkanError as error:
@@ -124,7 +123,6 @@ class Instance(ContextManager):
 
     def device(self, requested: str = "") -> Device:
         """The first usable device whose name or driver contains ``requested``, ignoring case.
-
         Raises TierUnavailable saying what each matching device lacks."""
         devices = self.devices()
         named = [d for d in devices if requested.lower() in f"{d.name} {d.driver}".lower()]

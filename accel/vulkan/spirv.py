@@ -109,7 +109,6 @@ def instructions(words: Words) -> Iterator[Instruction]:
 
 def exact(code: bytes) -> bytes:
     """``code`` with NoContraction on the result of every float operation, without debug text.
-
     Raises InexactModule for an extended instruction outside of ALLOWED_EXTENDED."""
     words = words_of(code)
     found = [i for i in instructions(words) if i.name not in DEBUGGING]

@@ -103,9 +103,7 @@ def pack_inputs(
     block: NDArray[np.uint8] | None = None,
 ) -> NDArray[np.uint8]:
     """Make a block from the STEP record of ``step`` and the bytes of ``arrays`` by buffer name, or
-    write them to ``block``.
-
-    Raises KeyError for a buffer the layout does not have."""
+    write them to ``block``. Raises KeyError for a buffer the layout does not have."""
     block = np.zeros(layout.nbytes, np.uint8) if block is None else block
     for name, array in arrays.items():
         data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)

@@ -31,10 +31,8 @@ Scalar = TypeVar("Scalar", bound=np.generic)
 
 @dataclass(frozen=True, slots=True)
 class RowSlice:
-    """Rows [start, stop) of every ``group`` rows; ``inner`` is a slice of those rows.
-
-    Raises ValueError for no rows, rows outside the group, or rows that are not whole inner groups.
-    """
+    """Rows [start, stop) of every ``group`` rows; ``inner`` is a slice of those rows. Raises
+    ValueError for no rows, rows outside the group, or rows that are not whole inner groups."""
 
     start: int
     stop: int

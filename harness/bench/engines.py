@@ -152,9 +152,8 @@ class TierEngine:
 
 
 class PeerEngine:
-    """llama.cpp through the C functions of its Python binding.
-
-    Raises ConfigError when it shall use a graphics card but was built without support for one."""
+    """llama.cpp through the C functions of its Python binding. Raises ConfigError when it shall use
+    a graphics card but was built without support for one."""
 
     def __init__(self, setup: Setup) -> None:
         check_peer()

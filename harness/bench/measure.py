@@ -119,7 +119,6 @@ def ratio(values: Sequence[float], others: Sequence[float]) -> dict[str, Any]:
 
 def run_benchmark(plan: BenchmarkPlan, say: Say = lambda text: None) -> dict[str, Any]:
     """Everything the command reports, as plain JSON types. ``say`` receives lines about progress.
-
     Raises RequestError when the model's context is too short, ExecutionError for an engine that
     fails."""
     vocab, bytes_per_token, file_bytes = _model_facts(plan)

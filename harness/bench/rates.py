@@ -100,7 +100,6 @@ class _Rates:
 
 def run_rates(plan: RatesPlan, say: Callable[[str], None]) -> dict[str, Any]:
     """Everything the command reports, as plain JSON types. ``say`` receives lines about progress.
-
     Raises what opening a session raises."""
     engines = {}
     for name in plan.engines:

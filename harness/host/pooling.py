@@ -79,9 +79,8 @@ class Pool:
         self._sum = other._sum
 
     def vector(self, dimensions: int | None = None) -> NDArray[np.float32]:
-        """The normalised vector, float32[dimensions], all of the width for None.
-
-        Raises ValueError where a state is not finite."""
+        """The normalised vector, float32[dimensions], all of the width for None. Raises ValueError
+        where a state is not finite."""
         assert self._sum is not None, "no row came"
         count = self._tokens if self.pooling is Pooling.MEAN else 1
         mean = (self._sum / count)[:dimensions]

@@ -42,9 +42,8 @@ class _Read:
 
 
 class Accounts:
-    """The accounts of a server: those of ``path``, or one local tenant without a key.
-
-    Raises ConfigError for a file that cannot be used, or in which nobody has a key."""
+    """The accounts of a server: those of ``path``, or one local tenant without a key. Raises
+    ConfigError for a file that cannot be used, or in which nobody has a key."""
 
     def __init__(self, path: Path | None) -> None:
         self._path = path

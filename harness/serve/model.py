@@ -233,9 +233,8 @@ def open_model(
     owned: ExitStack,
     progress: Progress = SILENT,
 ) -> ServedModel:
-    """Load a model, whose engine ``thread`` steps until ``owned`` closes.
-
-    Raises what ``harness.host.open.load_model`` raises."""
+    """Load a model, whose engine ``thread`` steps until ``owned`` closes. Raises what
+    ``harness.host.open.load_model`` raises."""
     hosted = host_model(
         path,
         served_session(options.session),

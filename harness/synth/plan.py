@@ -108,9 +108,8 @@ class PlannedTensors(ModelTensors):
 
 
 def plan_tensors(spec: SynthSpec) -> tuple[SynthTensor, ...]:
-    """Every tensor of the model in file order, with its type before any expansion to F32.
-
-    Raises ConfigError when the family accepts no model of this specification."""
+    """Every tensor of the model in file order, with its type before any expansion to F32. Raises
+    ConfigError when the family accepts no model of this specification."""
     planned = PlannedTensors(spec.name, {}, spec=spec)
     try:
         FAMILIES[spec.architecture](_config(spec), planned, Limits(slots=1, context=16, pages=1))

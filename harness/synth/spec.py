@@ -202,9 +202,8 @@ GROUPS: Mapping[str, type] = {
 
 
 def spec_of(values: Mapping[str, Any]) -> SynthSpec:
-    """The specification with these fields; groups are mappings, tuples may be lists.
-
-    Raises ConfigError for an unknown field and for invalid values."""
+    """The specification with these fields; groups are mappings, tuples may be lists. Raises
+    ConfigError for an unknown field and for invalid values."""
     given = dict(values)
     for name, kind in GROUPS.items():
         if isinstance(given.get(name), Mapping):

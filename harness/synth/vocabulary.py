@@ -109,10 +109,9 @@ def _gemma_keys(spec: SynthSpec) -> dict[str, Any]:
 
 
 def copied_tokenizer(path: Path, vocab: int | None) -> dict[str, Any]:
-    """Every ``tokenizer.*`` key of ``path``, padded to ``vocab`` tokens (None: unchanged).
-
-    Raises ModelFileError for a file that is not a model, ConfigError when it has no vocabulary or
-    more than ``vocab`` tokens."""
+    """Every ``tokenizer.*`` key of ``path``, padded to ``vocab`` tokens (None: unchanged). Raises
+    ModelFileError for a file that is not a model, ConfigError when it has no vocabulary or more
+    than ``vocab`` tokens."""
     with open_gguf(path) as file:
         keys: dict[str, Any] = {}
         for key, value in file.metadata.items():

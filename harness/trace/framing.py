@@ -184,9 +184,8 @@ class TraceReader(ContextManager):
         return header
 
     def records(self) -> Iterator[Record]:
-        """Yield every whole record; an incomplete last record ends them.
-
-        Raises TraceError, naming the offset, for bytes that changed since they were written."""
+        """Yield every whole record; an incomplete last record ends them. Raises TraceError, naming
+        the offset, for bytes that changed since they were written."""
         offset = self._file.tell()
         while offset + FRAME.itemsize <= self._size and not self.whole:
             data = self._file.read(FRAME.itemsize)

@@ -156,9 +156,7 @@ class _Player:
 
     def play(self, record: Record) -> None:
         """Replay one record. A submission waits for the next record, which shows that the tier
-        accepted it.
-
-        Raises TraceError when the record makes no sense."""
+        accepted it. Raises TraceError when the record makes no sense."""
         if record.kind is not RecordKind.FAILED:
             self.settle()
         with sensible(record):

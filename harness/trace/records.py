@@ -241,9 +241,8 @@ class InputHistory:
         return numbers, changed
 
     def apply(self, graph: int, nbytes: int, submit: Submit) -> Bytes:
-        """The graph's inputs after the changes of ``submit``; valid until the next call.
-
-        Raises TraceError for a line beyond the inputs."""
+        """The graph's inputs after the changes of ``submit``; valid until the next call. Raises
+        TraceError for a line beyond the inputs."""
         latest = self._lines(graph, nbytes)
         if len(submit.numbers) != len(submit.lines) or (submit.numbers >= len(latest)).any():
             raise TraceError("a submission changes inputs that its graph does not have")

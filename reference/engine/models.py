@@ -81,10 +81,8 @@ class Models:
         return tuple(sorted(self._models, key=lambda name: self._models[name].used))
 
     def engine(self, name: str) -> Engine:
-        """The engine of a model, which is loaded first if it is not in memory.
-
-        Raises DoesNotFit or OutOfMemory when there is no room next to the models in use, and what
-        the loader raises."""
+        """The engine of a model, which is loaded first if it is not in memory. Raises DoesNotFit or
+        OutOfMemory when there is no room next to the models in use, and what the loader raises."""
         if name not in self._models:
             self.add(name, load_with_room(partial(self._load, name), self._unload_longest_idle))
         model = self._models[name]

@@ -31,9 +31,8 @@ class Copies(Protocol):
 
 
 class PageCopies(RowCopies):
-    """Copies between the KV pools of ``graph``, which lie in ``buffers``: see ``RowCopies``.
-
-    Raises ValueError for a graph without KV pools."""
+    """Copies between the KV pools of ``graph``, which lie in ``buffers``: see ``RowCopies``. Raises
+    ValueError for a graph without KV pools."""
 
     NOUN = "page"
 

@@ -79,10 +79,8 @@ class PagePool:
 
     def release(self, pages: Sequence[int], tenant: int = 0) -> list[int]:
         """Drop one reference of ``tenant`` to each page; returns the pages that have none left, in
-        order.
-
-        Raises AssertionError, having changed nothing, when the tenant has no reference to one of
-        them or when one is named twice."""
+        order. Raises AssertionError, having changed nothing, when the tenant has no reference to
+        one of them or when one is named twice."""
         self._check_held(pages, tenant)
         left = []
         for page in pages:

@@ -121,10 +121,9 @@ class RecurrentMemory:
         return self._positions[slot]
 
     def advance(self, query: NDArray[np.void]) -> None:
-        """Note a step over QUERY_TOKEN[tokens].
-
-        Raises AssertionError for a token that neither continues its slot's sequence behind one of
-        its states nor begins one: the slot's states are those of other tokens."""
+        """Note a step over QUERY_TOKEN[tokens]. Raises AssertionError for a token that neither
+        continues its slot's sequence behind one of its states nor begins one: the slot's states are
+        those of other tokens."""
         if not self._positions:
             return
         ended: dict[int, int] = {}

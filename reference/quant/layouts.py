@@ -106,7 +106,6 @@ class Layout:
 
     def quantize(self, values: Float32) -> Bytes:
         """Quantize f32[rows, K] -> uint8[rows, row_bytes], to the same bytes on every machine.
-
         Raises ValueError for rows that are not whole blocks and for NaN or infinity; magnitudes no
         block can store are reduced to ``QUANTIZE_MAX``."""
         rows, columns = values.shape

@@ -123,7 +123,6 @@ class StepCost:
     def tokens_within(self, seconds: float, load: Load, most: int, *, start: int = 0) -> int:
         """How many tokens, one of CHOICES, 0 or ``most``, can be added to a step of ``load`` so
         that it takes at most ``seconds``. They continue a sequence of ``start`` computed tokens.
-
         Raises ValueError before steps of two sizes were seen."""
         line = self.coefficients()
         if line is None:

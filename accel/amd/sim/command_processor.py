@@ -77,9 +77,8 @@ class CommandProcessor:
 
     def run(self, words: Sequence[int], most_packets: int | None = None) -> int:
         """Process packets of a ring in order, the rest of an indirect buffer first; returns their
-        words, fewer than all if a packet waits or ``most_packets`` were processed.
-
-        Raises GpuFault."""
+        words, fewer than all if a packet waits or ``most_packets`` were processed. Raises
+        GpuFault."""
         ring = _Buffer(words)
         done = 0
         while most_packets is None or done < most_packets:

@@ -43,9 +43,8 @@ MADE = {
 
 
 class FakeMetal:
-    """One simulated Mac. ``cache`` is the folder of compiled files.
-
-    Raises TierUnavailable where there is no g++, and on another processor."""
+    """One simulated Mac. ``cache`` is the folder of compiled files. Raises TierUnavailable where
+    there is no g++, and on another processor."""
 
     def __init__(self, behaviour: Behaviour | None = None, cache: Path | None = None) -> None:
         if platform.system() != "Linux" or platform.machine() != PROCESSOR:

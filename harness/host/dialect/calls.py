@@ -151,9 +151,8 @@ class CallSyntax(ABC):
     @abstractmethod
     def rules(self, functions: Sequence[Function], many: bool, marks: Marks) -> list[str]:
         """Lark rules; the first one, ``calls``, is what comes after ``begin``, ``end`` included:
-        one call, or with ``many`` several where they share one ``begin``.
-
-        Raises SchemaRefused for parameters that cannot be enforced."""
+        one call, or with ``many`` several where they share one ``begin``. Raises SchemaRefused for
+        parameters that cannot be enforced."""
 
 
 def literal(text: str) -> str:

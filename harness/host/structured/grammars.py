@@ -207,9 +207,8 @@ class Grammars:
         )
 
     def masks(self, grammar: str, count: int) -> list[TokenMasks]:
-        """Masks for ``count`` sequences under a grammar in llguidance's form of Lark.
-
-        Raises GrammarRefused, and GrammarsBusy when others' take too long."""
+        """Masks for ``count`` sequences under a grammar in llguidance's form of Lark. Raises
+        GrammarRefused, and GrammarsBusy when others' take too long."""
         whole = self._head + grammar
         words = mask_words(self._vocab)
         with self._lock:

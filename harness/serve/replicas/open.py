@@ -31,9 +31,8 @@ def open_replicas(
     path: Path, options: ModelOptions, tenants: Path | None, count: int, owned: ExitStack
 ) -> ServedModel:
     """Start ``count`` replicas; they end with ``owned``. RAY_ADDRESS names a cluster to run on,
-    without it one is started here. ``tenants`` is the file of accounts.
-
-    Raises ConfigError where Ray is not installed, and what opening a session raises."""
+    without it one is started here. ``tenants`` is the file of accounts. Raises ConfigError where
+    Ray is not installed, and what opening a session raises."""
     prepared = prepare_session(path, served_session(options.session), owned)
     handle = _deployed(path, options, tenants, count, owned)
     from harness.serve.replicas.driver import ReplicatedDriver

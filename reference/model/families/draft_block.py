@@ -33,7 +33,6 @@ HEAD = "nextn.shared_head_head"
 def build_draft_block(config: ModelConfig, tensors: ModelTensors, limits: Limits) -> Graph:
     """The graph of the first draft block. Of each query token it reads the row of the table of
     hidden states that belongs to the position before, and stores those of the output rows there.
-
     Raises ModelFileError for a missing tensor or a wrong shape, UnsupportedModel for a model
     without a block, and for a tensor of the block that no formula reads."""
     if not config.draft_blocks or config.architecture not in WITH_DRAFT_BLOCK:

@@ -112,7 +112,6 @@ class GgufFile(ContextManager):
 
     def tensor_bytes(self, name: str) -> np.ndarray:
         """A tensor's blocks, uint8 [rows, row_bytes]; rows run over all dimensions but the last.
-
         Raises ModelFileError when there is no such tensor or its file has changed, and
         UnsupportedModel when this build knows only the size of its type."""
         tensor = self._tensor(name)
@@ -121,9 +120,8 @@ class GgufFile(ContextManager):
         return self._view(tensor).reshape(tensor.rows, tensor.row_bytes)
 
     def tensor_array(self, name: str) -> np.ndarray:
-        """A tensor of plain numbers in its logical shape: f32, f16, i32, or bf16 as uint16.
-
-        Raises as ``tensor_bytes`` does, and UnsupportedModel when the tensor is quantized."""
+        """A tensor of plain numbers in its logical shape: f32, f16, i32, or bf16 as uint16. Raises
+        as ``tensor_bytes`` does, and UnsupportedModel when the tensor is quantized."""
         tensor = self._tensor(name)
         if tensor.ggml_type.name not in _ARRAY_DTYPES:
             raise self._unsupported(tensor, "where f32, f16, bf16 or i32 is needed")

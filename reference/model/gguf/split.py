@@ -21,10 +21,9 @@ _FETCH = "fetch all files of the model again"
 
 
 def open_shards(path: Path) -> tuple[Shard, ...]:
-    """Every file of the model whose first file is ``path``, in order.
-
-    Raises ModelFileError when ``path`` is not the first file, or another one is missing, is not
-    the shard its name says, or belongs to another model."""
+    """Every file of the model whose first file is ``path``, in order. Raises ModelFileError when
+    ``path`` is not the first file, or another one is missing, is not the shard its name says, or
+    belongs to another model."""
     with ExitStack() as opened:
         shards = [open_shard(path, 0)]
         opened.callback(shards[0].close)

@@ -123,9 +123,8 @@ def _read_ggml_type(cursor: Cursor, where: str) -> GgmlType:
 def locate_tensors(
     cursor: Cursor, tensors: list[TensorInfo], data_start: int, alignment: int
 ) -> list[TensorInfo]:
-    """``tensors`` with offsets from the start of the file, in file order.
-
-    Raises ModelFileError for one that is misaligned, leaves the file or overlaps another."""
+    """``tensors`` with offsets from the start of the file, in file order. Raises ModelFileError for
+    one that is misaligned, leaves the file or overlaps another."""
     for tensor in tensors:
         where = f"tensor {shown(tensor.name)}"
         if tensor.offset % alignment:
