@@ -1,7 +1,6 @@
 """The digest of what is in caches, and of the texts of kernels.
 
-It is BLAKE2 without ``hashlib``, which loads OpenSSL: 4 MB and 2 ms of every start.
-"""
+It is BLAKE2 without ``hashlib``, which loads OpenSSL: 4 MB and 2 ms of every start."""
 
 from __future__ import annotations
 

@@ -4,8 +4,7 @@
     PYTHONPATH=.:harness/python python ci/front_ends.py --tier cuda --model 8b.gguf
 
 For each number of sequences there are as many requests at once as slots, of prompts that no cache
-holds. The engine decodes greedily; the front ends get no parameters but the number of tokens.
-"""
+holds. The engine decodes greedily; the front ends get no parameters but the number of tokens."""
 
 from __future__ import annotations
 

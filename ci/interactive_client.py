@@ -4,8 +4,7 @@
     PYTHONPATH=.:harness/python python ci/interactive_client.py --tier cuda --model 8b.gguf
 
 The server is a process of its own, and so are the clients of the batch tenant. Text is sampled, so
-drafts are right as seldom as in other text; tokens are counted, since an event may hold several.
-"""
+drafts are right as seldom as in other text; tokens are counted, since an event may hold several."""
 
 from __future__ import annotations
 

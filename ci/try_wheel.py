@@ -4,8 +4,7 @@ For each interpreter an empty environment gets the wheel and the extra ``server`
 model answers, a server answers, ``verify`` replays that answer and refuses a changed one, and the C
 program of docs/examples decodes, all on the native tier, in a folder without the sources, and with
 no program on the path but the environment's own; only the C program takes this machine's compiler.
-Where this account is root, another one does it.
-"""
+Where this account is root, another one does it."""
 
 from __future__ import annotations
 

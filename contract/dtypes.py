@@ -2,8 +2,7 @@
 
 A number is GGML's type id; types that no model file holds are numbered from 1000. ``INTEGER32``
 blocks have one scale per 32 elements. A ``SUPERBLOCK`` has 256 elements, which are one segment of
-R5, and integer scales for its sub-blocks.
-"""
+R5, and integer scales for its sub-blocks."""
 
 from __future__ import annotations
 
@@ -29,8 +28,7 @@ class StorageClass(Enum):
 class DType:
     """One storage type.
 
-    A row of K elements takes ``K / block_elements * block_bytes + row_extra_bytes`` bytes.
-    """
+    A row of K elements takes ``K / block_elements * block_bytes + row_extra_bytes`` bytes."""
 
     name: str
     ggml_id: int

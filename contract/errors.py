@@ -1,8 +1,7 @@
 """Every error a caller can meet. Its message is one line that says what to do.
 
 The command line prints ``str(error)`` and exits with ``error.exit_code``; it shows a traceback only
-under ``--debug``. A broken invariant of the project itself is an ``AssertionError`` instead.
-"""
+under ``--debug``. A broken invariant of the project itself is an ``AssertionError`` instead."""
 
 from __future__ import annotations
 
@@ -37,8 +36,7 @@ def _made_again(kind: type[ZincError], words: tuple[Any, ...], facts: dict[str, 
 class ModelFileError(ZincError):
     """A model file that is damaged, hostile or not understood.
 
-    ``where`` says where in the file: a byte offset, a metadata key or a tensor name.
-    """
+    ``where`` says where in the file: a byte offset, a metadata key or a tensor name."""
 
     def __init__(self, path: object, where: str, problem: str, remedy: str = "") -> None:
         self.path = str(path)
@@ -142,8 +140,7 @@ class CodecError(ZincError):
     """Bytes that are not a serialized graph or kernel of a version this build reads.
 
     ``section`` names the part of the file and ``offset`` the byte where the problem lies; both
-    are absent when the file as a whole is the problem.
-    """
+    are absent when the file as a whole is the problem."""
 
     def __init__(self, problem: str, *, section: str = "", offset: int | None = None) -> None:
         self.problem = problem

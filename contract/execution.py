@@ -1,8 +1,7 @@
 """A graph on a tier: one lowered batch per shape bucket, and its replay.
 
 All state is in buffers, and two graphs exchange data by binding the same buffer. The caller decides
-when to replay a graph.
-"""
+when to replay a graph."""
 
 from __future__ import annotations
 
@@ -32,8 +31,7 @@ class ExecutableGraph:
     ``largest`` is the largest step; ``inputs`` is the layout of a step's inputs, by default that of
     the graph's own. A step that
     requests no output of one of the ``optional`` or ``seldom`` groups is computed without the nodes
-    that only make those. A ``seldom`` group is expected to be requested by itself.
-    """
+    that only make those. A ``seldom`` group is expected to be requested by itself."""
 
     def __init__(
         self,
@@ -67,10 +65,8 @@ class ExecutableGraph:
         return tuple(dict.fromkeys(bucket for bucket, _ in self._batches))
 
     def bind(self, port: str, buffer: Buffer) -> None:
-        """Use ``buffer`` for ``port``; batches lowered with another buffer are dropped.
-
-        Raises ExecutionError when the graph has no such port, and when the buffer is too small.
-        """
+        """Use ``buffer`` for ``port``; batches lowered with another buffer are dropped. Raises
+        ExecutionError when the graph has no such port, and when the buffer is too small."""
         decl = self.graph.buffers.get(port)
         if decl is None or decl.kind in STEP_LOCAL:
             raise ExecutionError(f"graph {self.graph.name} has no port {port!r}")
@@ -106,12 +102,10 @@ class ExecutableGraph:
         )
 
     def record(self, bucket: ShapeKey) -> None:
-        """Lower the graph for ``bucket`` unless that was done before: with and without the nodes
-        of each group of optional outputs, and with those of each seldom group alone. Other steps
-        are lowered when there is one.
-
-        Raises ExecutionError when a port is unbound, and what ``Tier.lower`` raises.
-        """
+        """Lower the graph for ``bucket`` unless that was done before: with and without the nodes of
+        each group of optional outputs, and with those of each seldom group alone. Other steps are
+        lowered when there is one. Raises ExecutionError when a port is unbound, and what
+        ``Tier.lower`` raises."""
         seldom = NOTHING.union(*self._seldom)
         for count in range(len(self._optional) + 1):
             for left_out in combinations(self._optional, count):

@@ -2,8 +2,7 @@
 
 The first access to a page of a mapping waits until the kernel has entered it in the page table of
 the process, a few pages of 4 KiB at a time. For many gigabytes it is faster to let the kernel copy
-from its cache or the disk, which leaves the page table alone.
-"""
+from its cache or the disk, which leaves the page table alone."""
 
 from __future__ import annotations
 
@@ -48,8 +47,7 @@ class FileRange:
     def forget_pages(self) -> None:
         """Remove the whole pages of the range from this process's page table.
 
-        The bytes stay readable, and the kernel keeps them in its cache of files.
-        """
+        The bytes stay readable, and the kernel keeps them in its cache of files."""
         first = -(-self.offset // mmap.PAGESIZE) * mmap.PAGESIZE
         end = (self.offset + self.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
         if end > first and hasattr(mmap, "MADV_DONTNEED"):
@@ -69,8 +67,7 @@ def copy_bytes(target: Bytes, data: Bytes) -> None:
     """Copy ``data`` into ``target``, which is contiguous and has the same shape.
 
     The file is read when ``data`` is a contiguous part of a remembered mapping; otherwise, and when
-    reading fails, this is ``np.copyto``.
-    """
+    reading fails, this is ``np.copyto``."""
     found = file_range(data)
     if found is not None:
         with suppress(OSError):
@@ -83,8 +80,7 @@ def copy_bytes(target: Bytes, data: Bytes) -> None:
 def read_pages(data: Bytes) -> None:
     """Read mapped bytes from disk and enter their pages in this process's page table.
 
-    Does nothing where the system cannot; a thread that calls it leaves Python's lock free.
-    """
+    Does nothing where the system cannot; a thread that calls it leaves Python's lock free."""
     if sys.platform != "linux":
         return
     with suppress(OSError, AttributeError):

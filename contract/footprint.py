@@ -22,8 +22,7 @@ class Footprint:
     host memory for copies to a device that has its own memory. ``streamed`` is host memory of
     weights that every step copies to the ``ring``, which is memory of the device; a step of one
     token moves only ``moved`` bytes of them. Of ``buffers``, ``on_disk`` bytes are mapped from
-    files of the tier's own.
-    """
+    files of the tier's own."""
 
     buffers: Mapping[str, int]
     mapped: Mapping[str, int] = field(default_factory=dict)

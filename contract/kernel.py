@@ -25,8 +25,7 @@ offset   bytes  field
 84       12     zero
 96       32     SHA-256 of the file without these 32 bytes
 128             code, then the name (UTF-8)
-=======  =====  ==============================================================================
-"""
+=======  =====  =============================================================================="""
 
 from __future__ import annotations
 
@@ -92,8 +91,7 @@ class KernelHeader:
     words.
 
     ``rsrc1``-``rsrc3``, ``user_sgpr_count`` and ``scratch_bytes`` belong to AMD targets and are
-    zero for every other.
-    """
+    zero for every other."""
 
     name: str
     target: GpuTarget

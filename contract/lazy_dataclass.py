@@ -2,8 +2,7 @@
 
 The standard library's ``dataclass`` writes and compiles the text of up to six functions per class,
 which takes a third of a millisecond; a start of the program defines more than a hundred classes.
-Here ``__init__`` is compiled when the first object is made, and no other method needs compiling.
-"""
+Here ``__init__`` is compiled when the first object is made, and no other method needs compiling."""
 
 from __future__ import annotations
 

@@ -10,8 +10,7 @@ class Opcode(IntEnum):
 
     Numbers 1-28 are the opcodes of a transformer step; all others start at 64. Stored graphs may
     hold these retired numbers, so they stay reserved: 19 was ARGMAX, 22 MATMUL_WMMA_F16, 23
-    MATMUL_WMMA_Q4K, 66 MUL, 73 FEED_TOKENS.
-    """
+    MATMUL_WMMA_Q4K, 66 MUL, 73 FEED_TOKENS."""
 
     EMBED = 1
     RMS_NORM = 2

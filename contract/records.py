@@ -1,8 +1,7 @@
 """Memory layouts a device reads or writes: numpy structured dtypes of 32-bit little-endian words.
 
 Every record is a whole number of words, so that a kernel can address it as an int32 array: the
-``I32`` operands of the opcode table with a literal last dimension are arrays of these records.
-"""
+``I32`` operands of the opcode table with a literal last dimension are arrays of these records."""
 
 from __future__ import annotations
 
@@ -54,8 +53,7 @@ SAMPLING = np.dtype(
 before it, 0 for none: the device keeps the n most recent tokens of every slot, the token at
 position p in entry p mod n. ``mask`` k > 0 allows the tokens of row k - 1 of ``allowed``; 0 allows
 every token. The row's LOGIT_BIAS records are ``bias_count`` rows of ``bias`` from ``bias_first``
-on. Masks and biases are ignored if the SAMPLE node lacks their operand.
-"""
+on. Masks and biases are ignored if the SAMPLE node lacks their operand."""
 
 LOGIT_BIAS = np.dtype([("token", "<i4"), ("bias", "<f4")])
 """A finite number added to the logit of one token, before penalties and temperature (rule R9). A

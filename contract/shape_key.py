@@ -14,10 +14,8 @@ MAX_SIZE = 2**32 - 1
 
 @dataclass(frozen=True, slots=True, order=True)
 class ShapeKey:
-    """A step of ``tokens`` query tokens and ``rows`` output rows, whose logits are computed.
-
-    Raises ValueError for a size outside [0, 2^32).
-    """
+    """A step of ``tokens`` query tokens and ``rows`` output rows, whose logits are computed. Raises
+    ValueError for a size outside [0, 2^32)."""
 
     tokens: int
     rows: int

@@ -3,8 +3,7 @@
 Dimensions are written as strings: a name (``tokens``), a literal (``2``) or a product of names
 (``heads*head_dim``). An integer parameter of a node binds the name of the same spelling; every
 other name is bound by the first operand that has it and must agree in all others. A bound value is
-an integer, or a symbol (``tokens``, ``rows``) that a ShapeKey replaces later.
-"""
+an integer, or a symbol (``tokens``, ``rows``) that a ShapeKey replaces later."""
 
 from __future__ import annotations
 
@@ -96,8 +95,7 @@ class OpSpec:
     operand's name to the number of its elements that are read, where that is not all of them: an
     embedding lookup reads rows, attention reads the context and not the whole pool. ``stored``
     names the updated operands whose old contents are not read (a scatter). ``constraint`` returns a
-    sentence for a node whose dimensions or parameters it rejects.
-    """
+    sentence for a node whose dimensions or parameters it rejects."""
 
     opcode: Opcode
     operands: tuple[Operand, ...]
@@ -175,11 +173,9 @@ def _match(expression: str, actual: Dim, bound: Bindings) -> bool:
 def bind_shapes(
     spec: OpSpec, shapes: Mapping[str, tuple[Dim, ...]], params: Mapping[str, Scalar]
 ) -> Bindings:
-    """Bind every dimension name of ``spec`` from operand shapes and integer parameters.
-
-    Raises ShapeMismatch when a rank or a dimension disagrees, or when a name of a given operand
-    cannot be determined.
-    """
+    """Bind every dimension name of ``spec`` from operand shapes and integer parameters. Raises
+    ShapeMismatch when a rank or a dimension disagrees, or when a name of a given operand cannot be
+    determined."""
     numbers = tuple(
         (p.name, int(params[p.name])) for p in spec.params if p.kind is int and p.name in params
     )

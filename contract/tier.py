@@ -13,8 +13,7 @@ A tier drives one device, or several devices that share the work. It implements 
 
 A tier may fuse, repack and reorder as it likes; its results must have the bits that the arithmetic
 rules define (docs/arithmetic.md). It knows nothing of sequences, tenants or priorities.
-``reference/cpu/tier.py`` is a complete tier; ``python -m harness.conformance`` tests one.
-"""
+``reference/cpu/tier.py`` is a complete tier; ``python -m harness.conformance`` tests one."""
 
 from __future__ import annotations
 
@@ -109,8 +108,7 @@ class DeviceTier(Protocol[B, P, F]):
 
     Methods raise ``contract.errors`` types only: OutOfMemory from ``reserve``, ``alloc`` and
     ``upload``, UnsupportedOp from ``reserve``, ``footprint`` and ``lower``, DeviceLost from
-    ``submit`` and ``wait``.
-    """
+    ``submit`` and ``wait``."""
 
     @property
     def info(self) -> TierInfo:
@@ -130,16 +128,12 @@ class DeviceTier(Protocol[B, P, F]):
 
     def footprint(self, graph: Graph, largest: ShapeKey) -> Footprint:
         """The bytes ``graph`` will need on this tier when no step exceeds ``largest``. Allocates
-        nothing.
-
-        Raises UnsupportedOp.
-        """
+        nothing. Raises UnsupportedOp."""
 
     def reserve(self, graph: Graph, largest: ShapeKey) -> None:
         """Allocate what steps up to ``largest`` share, such as scratch memory.
 
-        The caller does this before it makes buffers. Raises OutOfMemory and UnsupportedOp.
-        """
+        The caller does this before it makes buffers. Raises OutOfMemory and UnsupportedOp."""
 
     def alloc(self, decl: BufferDecl, nbytes: int) -> B:
         """Allocate zeroed memory for ``decl``, a STATE or OUTPUT buffer."""
@@ -148,8 +142,7 @@ class DeviceTier(Protocol[B, P, F]):
         """Make a read-only buffer that holds ``data`` (uint8 [rows, row_bytes]).
 
         A tier that can read host memory may keep a view of ``data`` instead of a copy, so ``data``
-        must stay mapped until ``close``.
-        """
+        must stay mapped until ``close``."""
 
     def free(self, buffer: B) -> None:
         """Release a buffer's memory; nothing submitted may still use it. Freeing it twice is an
@@ -159,21 +152,18 @@ class DeviceTier(Protocol[B, P, F]):
         """The buffer's bytes in host address space, valid until the buffer is freed.
 
         The host sees a submission's results after ``wait``. A submission sees what the host wrote
-        before it, while nothing was in flight.
-        """
+        before it, while nothing was in flight."""
 
     def read(self, buffer: B, offset: int, nbytes: int) -> NDArray[np.uint8]:
         """Copy part of a buffer from ``alloc`` to the host, while nothing is in flight.
 
         It moves only these bytes, where ``map`` may move the whole buffer to the host. Raises
-        ValueError for bytes outside the buffer.
-        """
+        ValueError for bytes outside the buffer."""
 
     def write(self, buffer: B, offset: int, data: NDArray[np.uint8]) -> None:
         """Write ``data`` into a buffer from ``alloc``, while nothing is in flight.
 
-        The next submission sees it. Raises ValueError for bytes outside the buffer.
-        """
+        The next submission sees it. Raises ValueError for bytes outside the buffer."""
 
     def lower(
         self, graph: Graph, buffers: Mapping[str, B], bucket: ShapeKey, inputs: InputLayout
@@ -181,8 +171,7 @@ class DeviceTier(Protocol[B, P, F]):
         """Translate the graph to native commands for every step that ``bucket`` holds.
 
         ``buffers`` maps names to buffers for every declaration except SCRATCH and REQUEST;
-        ``inputs`` gives the offset of each REQUEST buffer in a step's block of inputs.
-        """
+        ``inputs`` gives the offset of each REQUEST buffer in a step's block of inputs."""
 
     def submit(
         self,
@@ -197,8 +186,7 @@ class DeviceTier(Protocol[B, P, F]):
         it, unless it is a LentBlock. ``rows`` describes a table in it of which only changed rows
         need to be copied again.
         ``requested`` names the OUTPUT buffers whose bytes the fence shall hold. Raises ValueError
-        for more tokens or rows than the batch's bucket has.
-        """
+        for more tokens or rows than the batch's bucket has."""
 
     def wait(self, fence: F, timeout: float | None = None) -> None:
         """Block until ``fence`` is done; raises DeviceLost after ``timeout`` seconds."""
@@ -228,8 +216,7 @@ class FiniteWords:
 
     A tensor is a sequence of blocks of ``block_bytes`` bytes. Each block has little-endian words of
     ``word_bytes`` bytes at the byte offsets ``offsets`` (one or two of them). A word is infinite or
-    NaN when all bits of the mask ``exponent`` are set in it.
-    """
+    NaN when all bits of the mask ``exponent`` are set in it."""
 
     block_bytes: int
     offsets: tuple[int, ...]
@@ -241,8 +228,7 @@ class FiniteWords:
 class UploadsLater(Protocol):
     """A tier that copies uploaded data in the background while the caller continues.
 
-    It checks the data for finite values itself, so that each byte is read from disk only once.
-    """
+    It checks the data for finite values itself, so that each byte is read from disk only once."""
 
     def upload_later(
         self,
@@ -253,8 +239,7 @@ class UploadsLater(Protocol):
     ) -> Any:
         """Start an upload; call ``finish_uploads`` before anything is lowered.
 
-        Several threads call ``on_bytes`` with the number of bytes each has read.
-        """
+        Several threads call ``on_bytes`` with the number of bytes each has read."""
 
     def finish_uploads(self) -> bool:
         """Block until all uploads are done; False when a word that must be finite is not."""

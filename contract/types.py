@@ -55,8 +55,7 @@ class Tenant:
     - A request of more than ``max_context`` tokens, prompt and answer, is refused; so is a request
       while ``max_waiting`` others wait.
     - ``reserved_pages`` KV pages are never given to other tenants.
-    - Tenants of the same ``isolation_group`` share prefix pages; None shares with nobody.
-    """
+    - Tenants of the same ``isolation_group`` share prefix pages; None shares with nobody."""
 
     id: int
     name: str
@@ -124,8 +123,7 @@ class SamplingParams:
 
     ``temperature`` 0 is greedy; ``top_k`` 0, ``top_p`` 1 and ``min_p`` 0 keep every token. The
     penalties look at the last ``repeat_last_n`` tokens of prompt and output. ``seed`` is the 64-bit
-    key of the random numbers.
-    """
+    key of the random numbers."""
 
     temperature: float = 0.0
     top_k: int = 0
@@ -191,8 +189,7 @@ class Request:
     model's adapters that change its projections: pairs (index, scale) with distinct indices. The
     first ``min_tokens`` tokens of an answer are neither end-of-generation tokens, unless
     ``ignore_end``, nor ``stop_tokens``, at which its consumer ends it, unless its masks allow
-    nothing else.
-    """
+    nothing else."""
 
     id: int
     prompt: tuple[int, ...]
@@ -232,8 +229,7 @@ class TokenEvent(NamedTuple):
     If the request asked for them, ``log_probability`` is that of the token and ``top`` lists the
     most likely tokens at its position as (token, log-probability), by falling logit. They are
     natural logarithms of the model's probabilities before mask, bias, penalties and temperature
-    (rule R10).
-    """
+    (rule R10)."""
 
     request_id: int
     token: int

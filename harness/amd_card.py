@@ -1,8 +1,7 @@
 """Tests a card and packs the results in one archive to send.
 
 For each tier it records what the system reports, runs every packet test of AMD's with a trace, then
-the conformance list. The results of a step are kept whatever happens later.
-"""
+the conformance list. The results of a step are kept whatever happens later."""
 
 from __future__ import annotations
 
@@ -147,10 +146,8 @@ def try_packets(
     tier: str, kernel: Kernel, requested: str, tell: Callable[[str], None], record: bool
 ) -> tuple[bool, Trace]:
     """Try every packet of a tier on one GPU and report it line by line. Returns whether all tests
-    pass, and what went through the queue if it is to be kept.
-
-    Raises TierUnavailable where there is no GPU or it cannot be used.
-    """
+    pass, and what went through the queue if it is to be kept. Raises TierUnavailable where there is
+    no GPU or it cannot be used."""
     device = Device(kernel, DRIVERS[tier](kernel, requested))
     passed = True
     with ExitStack() as undo:

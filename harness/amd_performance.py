@@ -1,8 +1,7 @@
 """``python -m harness.amd_performance``: what AMD cards should reach, on paper.
 
 Counts the shipped code of gfx1201 on the graphs of published models and sets it beside the targets.
-``--write`` stores the result as ``goldens/amd-on-paper.md``, which docs/simulated.md links.
-"""
+``--write`` stores the result as ``goldens/amd-on-paper.md``, which docs/simulated.md links."""
 
 from __future__ import annotations
 

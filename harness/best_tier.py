@@ -28,8 +28,7 @@ def open_best(
 
     Where a faster one was to be expected, for processors or for cards of the ``makers`` that this
     machine has, ``note`` is told in one line why it is not used. Raises TierUnavailable when there
-    is none at all.
-    """
+    is none at all."""
     missing: list[TierUnavailable] = []
     for name, factory in factories.items():
         try:

@@ -20,8 +20,7 @@ def logits_digest(logits: NDArray[np.float32]) -> str:
     """SHA-256, hex, over the values as little-endian binary32 with -0 written as +0 (rule R0).
 
     Any shape, in row-major order. Raises ValueError for NaN, infinity (they are errors of a
-    sequence, not results) and for other dtypes.
-    """
+    sequence, not results) and for other dtypes."""
     if logits.dtype != np.float32:
         raise ValueError(f"logits are {logits.dtype}, a digest is over float32")
     if not np.isfinite(logits).all():
@@ -76,8 +75,7 @@ class RowDigests:
     """The ``digest`` of every row. Call the object with further rows; other threads hash them, so
     that the caller goes on with the next step.
 
-    One thread at a time adds rows. Any thread may read meanwhile: reading changes nothing.
-    """
+    One thread at a time adds rows. Any thread may read meanwhile: reading changes nothing."""
 
     def __init__(self, digest: Callable[[NDArray[np.float32]], str] = row_digest) -> None:
         self._digest = digest

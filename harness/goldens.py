@@ -4,8 +4,7 @@
 pass; ``goldens/synthetic.json`` holds random-weight models: their specification and the digests of
 the file, the IR graph and the logits. Only the reference CPU tier writes them; any tier can be
 checked against them. Every position has its ten largest logits, so that a difference shows its
-size.
-"""
+size."""
 
 from __future__ import annotations
 
@@ -249,10 +248,8 @@ def check_synthetic_model(entry: Mapping[str, Any], tier: Tier) -> list[str]:
 
 
 def load_golden(path: Path) -> tuple[dict[str, Any], list[str]]:
-    """A golden file, and messages for the parts of its header that do not match this build.
-
-    Raises ConfigError when it cannot be read.
-    """
+    """A golden file, and messages for the parts of its header that do not match this build. Raises
+    ConfigError when it cannot be read."""
     try:
         golden = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

@@ -1,7 +1,6 @@
 """Ctrl-C outside of a command ends the process without a traceback.
 
-This module imports the least that it can: until it has run, Ctrl-C shows a traceback.
-"""
+This module imports the least that it can: until it has run, Ctrl-C shows a traceback."""
 
 from __future__ import annotations
 

@@ -101,8 +101,7 @@ def plan_context(
 
     Nothing is allocated. Raises RequestError when the model has no such context or its heads do not
     allow the storage of keys and values, DoesNotFit when it does not fit, and UnsupportedOp when
-    the tier cannot run the model.
-    """
+    the tier cannot run the model."""
     longest = longest_context(model, asked)
     check_storage(model, limits_at(longest).kv_dtype)
     unified = tier.info.host_unified

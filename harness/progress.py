@@ -21,8 +21,7 @@ class Progress(Protocol):
 
     ``total`` and ``n`` count ``unit`` ("B" for bytes, otherwise a noun such as "token"); ``total``
     is None while unknown, ``n`` is negative when work must be repeated. ``close`` without ``start``
-    does nothing.
-    """
+    does nothing."""
 
     def start(self, label: str, total: int | None, unit: str) -> None: ...
 
@@ -81,8 +80,7 @@ class BarProgress:
 class LineProgress:
     """Prints a line every two seconds, so that a log is not flooded and short work prints nothing.
 
-    A job of unknown length prints a line at once, since it may be waiting for something.
-    """
+    A job of unknown length prints a line at once, since it may be waiting for something."""
 
     def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
         self._stream = stream
@@ -130,8 +128,7 @@ def format_amount(amount: int, unit: str) -> str:
 def progress_on(stream: TextIO | None = None, *, transient: bool = False) -> Progress:
     """The progress display for ``stream`` (default: standard error).
 
-    ``transient`` erases a bar when its job is done, for jobs whose result is shown next.
-    """
+    ``transient`` erases a bar when its job is done, for jobs whose result is shown next."""
     if is_silent():
         return NullProgress()
     stream = sys.stderr if stream is None else stream

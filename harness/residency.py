@@ -31,8 +31,7 @@ class Residency:
     are on the device, and the others stay in host memory, with ``cache`` bytes on the device for
     experts that are used often.
 
-    ``from_disk`` are bytes of mapped files for which the budget has no room.
-    """
+    ``from_disk`` are bytes of mapped files for which the budget has no room."""
 
     plan: MemoryPlan
     limits_at: LimitsAt
@@ -109,9 +108,7 @@ def plan_residency(
     model: Model, tier: Tier, by_steps: Sequence[LimitsAt], asked: int | None, budget: int
 ) -> Residency:
     """``plan_steps``, and where that does not fit a plan with weights in host memory or on disk.
-
-    Raises what ``plan_steps`` raises. DoesNotFit then says the least that works.
-    """
+    Raises what ``plan_steps`` raises. DoesNotFit then says the least that works."""
     try:
         return Residency(*plan_steps(model, tier, by_steps, asked, budget))
     except DoesNotFit as error:

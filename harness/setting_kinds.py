@@ -149,10 +149,7 @@ def text(metavar: str = "TEXT") -> SettingKind:
 
 FILE = SettingKind("a path", "FILE", path_of, (str,))
 ADAPTER_FILES = SettingKind(
-    "[NAME=]FILE[:SCALE], several with commas between them",
-    "FILE",
-    named_adapters,
-    (str,),
+    "[NAME=]FILE[:SCALE], several with commas between them", "FILE", named_adapters, (str,)
 )
 DIR = SettingKind("a path", "DIR", path_of, (str,))
 
@@ -164,8 +161,7 @@ class Setting:
     A ``default`` may be its text; ``shown_default`` replaces it in the help. A flag that
     ``repeats`` may be given several times: its values are joined with commas. The short help shows
     ``common`` settings only. ``aliases`` are the flags that other programs use for the same thing.
-    ``field`` is its field in options records, where that has another name.
-    """
+    ``field`` is its field in options records, where that has another name."""
 
     name: str
     kind: SettingKind

@@ -3,8 +3,7 @@
 A setting ``max_tokens`` is the flag ``--max-tokens``, the environment variable
 ``ZINC_RT_MAX_TOKENS`` and the key ``max_tokens`` of the configuration file. The first of flag,
 environment, file and default that has a value wins. Values are checked the same way wherever they
-come from, and an error names the source.
-"""
+come from, and an error names the source."""
 
 from __future__ import annotations
 
@@ -100,8 +99,7 @@ def resolve(
     ``args`` are parsed flags (absent attributes count as not given), or without ``flags`` the
     arguments of a Python call; ``env`` defaults to the process environment, where an empty
     variable counts as unset. Raises ConfigError on a value that is not accepted, an unreadable
-    file, or a key in the file that is not a setting.
-    """
+    file, or a key in the file that is not a setting."""
     env = os.environ if env is None else env
     path, required = config_path(args, env)
     file_values = _read_file(path, required)

@@ -40,8 +40,7 @@ def keep_interrupts() -> None:
     One that meets a finalizer or the callback of a weak reference, of which every import runs some,
     is reported as unraisable and forgotten, and the program goes on. The interrupt comes again a
     moment after that report, until it meets code that an exception can leave. Not on Windows, where
-    no signal can be sent to a thread.
-    """
+    no signal can be sent to a thread."""
     if sys.platform == "win32":
         return
     report = sys.unraisablehook

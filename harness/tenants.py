@@ -9,8 +9,7 @@
 The keys of a table are the fields of ``contract.types.Tenant``, of which only ``id`` has no
 default, and four for the server: ``keys``, the digests of the tenant's API keys; ``models``, the
 names of the only models it may use, all models where there are none; ``operator``, the right to see
-every tenant's usage; ``admin``, the right to change models and tenants.
-"""
+every tenant's usage; ``admin``, the right to change models and tenants."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """Changes the tenants file: one change at a time, atomically, with comments preserved.
 
 The new file is written in the same folder and then renamed over the old one, so a reader finds
-either the old or the new file. A change that makes the file invalid is refused.
-"""
+either the old or the new file. A change that makes the file invalid is refused."""
 
 from __future__ import annotations
 
@@ -37,19 +36,14 @@ def any_accounts(accounts: Sequence[Account]) -> None:
 
 
 def add_tenant(
-    path: Path,
-    name: str,
-    values: Mapping[str, Any],
-    least_id: int = 1,
-    check: Check = any_accounts,
+    path: Path, name: str, values: Mapping[str, Any], least_id: int = 1, check: Check = any_accounts
 ) -> str:
     """Add a tenant with a new key, which is returned; the file stores its digest. A missing file is
     created.
 
     ``values`` are fields of ``contract.types.Tenant`` and rights. Without ``id`` it is one above
     all existing ids and at least ``least_id``, so that the id of a removed tenant is not reused
-    while usage is recorded under it. Raises ConfigError.
-    """
+    while usage is recorded under it. Raises ConfigError."""
     if NAME.fullmatch(name) is None:
         raise ConfigError(
             f"{name[:80]!r} cannot be a tenant's name: use A-Z, a-z, 0-9, '.', '_', '-', '@', "

@@ -38,8 +38,7 @@ class TierOptions:
     device's name, empty for the first; for CUDA it may be a number, and several with commas.
     ``workers`` is how many workers every step gets on a tier for processors, None to adapt.
     ``opencl_mode`` is auto, persistent or launch; ``opencl_device`` replaces ``device`` for that
-    tier. ``note`` is called with a line before long work, such as compiling kernels.
-    """
+    tier. ``note`` is called with a line before long work, such as compiling kernels."""
 
     threads: int | None = None
     device: str = ""
@@ -57,8 +56,7 @@ DEFAULT_OPTIONS = TierOptions()
 class TierStatus:
     """Whether one tier runs here. ``reason`` and ``remedy`` are empty when it does.
 
-    ``details`` are lines about each of the tier's devices.
-    """
+    ``details`` are lines about each of the tier's devices."""
 
     name: str
     available: bool
@@ -259,11 +257,8 @@ print_statuses(sys.argv[2:])
 def open_tier(name: str = AUTO, options: TierOptions = DEFAULT_OPTIONS) -> Tier:
     """The tier called ``name``, or for ``auto`` the fastest that opens: CUDA, Vulkan on a graphics
     card, Level Zero on a card of Intel's, then those of processors. A device that ``options`` name
-    is used or missed, never another.
-
-    Raises TierUnavailable for a name nobody knows, a tier that this build lacks, and a tier whose
-    device or library is missing on this machine.
-    """
+    is used or missed, never another. Raises TierUnavailable for a name nobody knows, a tier that
+    this build lacks, and a tier whose device or library is missing on this machine."""
     if name == AUTO:
         return _open_best(options)
     if name not in TIERS:

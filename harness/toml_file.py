@@ -15,8 +15,7 @@ def read_toml(path: Path, what: str, *, may_be_absent: bool = False) -> dict[str
     """The tables of the file; ``what`` describes it in errors. Raises ConfigError when it cannot be
     read.
 
-    A missing file is an error too, unless it ``may_be_absent`` and counts as empty.
-    """
+    A missing file is an error too, unless it ``may_be_absent`` and counts as empty."""
     text = read_text(path, what, may_be_absent=may_be_absent)
     if not text:
         return {}

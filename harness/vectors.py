@@ -2,8 +2,7 @@
 
 ``goldens/vectors.json`` holds inputs and results of every rule of docs/arithmetic.md, computed by
 the reference, so that an implementation in another language can be checked without running this
-one. Numbers are bits in hexadecimal. Long inputs are ``numbers(seed, count, exponent)``.
-"""
+one. Numbers are bits in hexadecimal. Long inputs are ``numbers(seed, count, exponent)``."""
 
 from __future__ import annotations
 

@@ -2,8 +2,7 @@
 
 The table has a ring of rows for every slot, in which a position has the row of its remainder. What
 a long chunk of a prompt leaves out of the rings has rows that the next step overwrites. Then follow
-a row of zeros, and a row of every slot for what the draft block computed last.
-"""
+a row of zeros, and a row of every slot for what the draft block computed last."""
 
 from __future__ import annotations
 

@@ -21,8 +21,7 @@ class Histogram:
     """Durations in seconds, counted in cells that divide each octave evenly.
 
     At most 1,280 counts, whatever is added. A percentile is the middle of the cell that holds the
-    exact one (nearest rank): at most 1/64 of it away.
-    """
+    exact one (nearest rank): at most 1/64 of it away."""
 
     __slots__ = ("_cells", "total")
 

@@ -46,8 +46,7 @@ class Limits:
     the model's adapters: as many as ``Adapters.combined``, or 0 for none.
 
     Raises ValueError for a storage type that keys and values cannot have, and for ``masks``,
-    ``biases`` or ``top_log_probabilities`` out of range.
-    """
+    ``biases`` or ``top_log_probabilities`` out of range."""
 
     slots: int
     context: int

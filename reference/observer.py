@@ -1,8 +1,7 @@
 """The interface of observers: an engine reports every decision about a request and every step.
 
 An observer does not influence the engine. All times are seconds of the engine's own clock, so a
-simulated run is observed in simulated time.
-"""
+simulated run is observed in simulated time."""
 
 from __future__ import annotations
 
@@ -20,8 +19,7 @@ class StepObservation(NamedTuple):
     ``number`` counts the engine's steps from 0. ``chunks`` are what it computed, and ``requests``
     the ids of the requests they belong to, even if their slots hold other requests by now.
     ``waiting`` requests, ``free_pages`` that nothing used and ``cached_pages`` that only the prefix
-    cache held are those when the step was submitted.
-    """
+    cache held are those when the step was submitted."""
 
     number: int
     began: float

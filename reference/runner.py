@@ -72,8 +72,7 @@ class StepInput:
     ``hidden_rows`` int32[tokens] and ``hidden_pairs`` int32[rows, 2] are the rows of the table of
     hidden states that a draft block reads and writes. ``adapters`` ADAPTERS[tokens, combined] are
     those of each token, or None. A ``plain`` step has no drafts, nor hidden states a block reads;
-    an ``unread`` one requests no outputs and is not collected.
-    """
+    an ``unread`` one requests no outputs and is not collected."""
 
     query: NDArray[np.void]
     output_rows: NDArray[np.int32]
@@ -96,8 +95,7 @@ class StepOutput:
     """The results of a step: ``token`` int32[rows], -1 where a logit was not finite, and
     ``accepted`` int32[rows], how many drafted tokens behind the row's are right.
 
-    ``outputs`` are the bytes of the requested buffers. The arrays are the step's own.
-    """
+    ``outputs`` are the bytes of the requested buffers. The arrays are the step's own."""
 
     token: NDArray[np.int32]
     accepted: NDArray[np.int32]
@@ -147,8 +145,7 @@ class ModelRunner(ContextManager):
 
     ``recurrent`` saves, restores and copies what delta-net layers keep of a slot's sequence.
     ``graph`` is that of the whole model, or of its draft block, which uses the buffers in
-    ``shared`` of the model's runner.
-    """
+    ``shared`` of the model's runner."""
 
     def __init__(
         self,

@@ -13,8 +13,7 @@ if TYPE_CHECKING:
 def thread_pool(name: str, threads: int) -> ThreadPoolExecutor:
     """The pool called ``name`` of this process, of at most ``threads`` threads.
 
-    A fork has none of its parent's threads, so it gets a pool of its own.
-    """
+    A fork has none of its parent's threads, so it gets a pool of its own."""
     return _pool(os.getpid(), name, threads)
 
 

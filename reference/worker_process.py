@@ -1,8 +1,7 @@
 """A child process that answers lines with lines and may be killed at any time.
 
 What a stranger wrote is worked on there: the child limits its own memory and time, and here it
-is given so long for each answer. It is started on first use, kept, and replaced when it dies.
-"""
+is given so long for each answer. It is started on first use, kept, and replaced when it dies."""
 
 from __future__ import annotations
 
@@ -40,8 +39,7 @@ class WorkerProcess:
     """A Python ``script`` as a child, one conversation at a time: not for several threads at once.
 
     ``setup`` gives the line it is sent first. An answer takes at most ``wall_seconds`` and
-    ``longest_reply`` bytes; the script ends itself with SIGPROF after ``cpu_seconds``.
-    """
+    ``longest_reply`` bytes; the script ends itself with SIGPROF after ``cpu_seconds``."""
 
     def __init__(
         self,

@@ -1,8 +1,7 @@
 """An open GPU and its memory, whichever driver of Linux provides it.
 
 T1 uses amdkfd (``kfd.py``), T2 the graphics driver (``userq.py``). This module and ``queue.py``
-have what both share: addresses that host and GPU have in common, a ring, a doorbell.
-"""
+have what both share: addresses that host and GPU have in common, a ring, a doorbell."""
 
 from __future__ import annotations
 
@@ -51,8 +50,7 @@ class QueueMemory:
     """The memory of a queue: a ring, and its pointers in pages of their own.
 
     ``more`` allocates zeroed host memory for other needs of a driver; it lives as long as the
-    queue.
-    """
+    queue."""
 
     ring: Allocation
     write: Allocation
@@ -188,10 +186,7 @@ def opened(tier: str, open_it: Callable[[str], int], path: str) -> int:
 
 def chosen(tier: str, found: Sequence[tuple[str, str, T]], requested: str) -> T:
     """The first of (name, architecture, GPU) that has kernels and whose name contains
-    ``requested``.
-
-    Raises TierUnavailable.
-    """
+    ``requested``. Raises TierUnavailable."""
     named = [gpu for gpu in found if requested.lower() in gpu[0].lower()]
     known = BY_ARCHITECTURE
     for _, architecture, gpu in named:

@@ -20,8 +20,7 @@ class Generation:
 
     A dispatch fills ``user_registers`` scalar registers of a kernel, which finds the number of its
     group in ``group_register``. ``matrices``: there are kernels of matrix instructions.
-    ``amdkfd_rsrc1`` are bits of RSRC1 that queues of amdkfd need.
-    """
+    ``amdkfd_rsrc1`` are bits of RSRC1 that queues of amdkfd need."""
 
     target: GpuTarget
     cpu: str

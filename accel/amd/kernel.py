@@ -1,7 +1,6 @@
 """The operating system's side of a GPU: files, ioctls, memory maps, the doorbell.
 
-Tiers make every system call through one ``Kernel``, which a simulated one can replace.
-"""
+Tiers make every system call through one ``Kernel``, which a simulated one can replace."""
 
 from __future__ import annotations
 

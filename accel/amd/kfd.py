@@ -29,10 +29,8 @@ GTT = Memory.GTT | Memory.WRITABLE | Memory.EXECUTABLE | Memory.COHERENT | Memor
 
 
 class Kfd:
-    """See ``device.Driver``; the first GPU with kernels whose name contains ``requested``.
-
-    Raises TierUnavailable saying what is missing.
-    """
+    """See ``device.Driver``; the first GPU with kernels whose name contains ``requested``. Raises
+    TierUnavailable saying what is missing."""
 
     tier = TIER
 

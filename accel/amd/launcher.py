@@ -32,8 +32,7 @@ class Recording:
     """The launches of a bucket, with memory for the inputs of one step.
 
     ``number`` is its last submission, ``go`` the address of a word that cancels the launches not
-    begun once it is 0. The memory has arguments, inputs and indirect buffer, in this order.
-    """
+    begun once it is 0. The memory has arguments, inputs and indirect buffer, in this order."""
 
     def __init__(
         self,

@@ -1,7 +1,6 @@
 """Tests every kind of packet the tiers send, one at a time, before a model depends on it.
 
-Each test is a few packets with a known effect on memory. A queue that fails a test is not used.
-"""
+Each test is a few packets with a known effect on memory. A queue that fails a test is not used."""
 
 from __future__ import annotations
 

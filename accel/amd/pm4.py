@@ -2,8 +2,7 @@
 
 Type-3 packets of a compute queue, after ``nvd.h`` and ``soc15d.h`` of the amdgpu driver and the
 packet tables of Mesa. Only packets that the tiers send, and what the simulated processor needs, are
-here.
-"""
+here."""
 
 from __future__ import annotations
 

@@ -75,9 +75,7 @@ class Queue:
 
     def submit(self, words: Sequence[int]) -> int:
         """Submit packets and a fence, and return the fence's number; waits while the ring is full.
-
-        Raises DeviceLost.
-        """
+        Raises DeviceLost."""
         self.number += 1
         words = [*words, *self.release(self.fence_address, self.number)]
         if len(words) > self._room:
@@ -123,8 +121,7 @@ class Queue:
     def settle(self) -> None:
         """Wait until the driver knows that everything is done, if it has a fence.
 
-        Everything submitted must have ended. Raises OSError.
-        """
+        Everything submitted must have ended. Raises OSError."""
         if self._driver.last_words:
             self._write_words(self._driver.last_words)
             self._driver.settle()
@@ -132,10 +129,7 @@ class Queue:
     def cancel(self, seconds: float | None = None) -> bool:
         """Make everything submitted end as soon as possible, whatever was computed, and return
         whether it ended within ``seconds``, by default a short grace. Afterwards the queue works as
-        before.
-
-        Raises DeviceLost for a fault.
-        """
+        before. Raises DeviceLost for a fault."""
         if self._closed:
             return False
         self._go[0] = 0

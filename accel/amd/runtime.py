@@ -25,8 +25,7 @@ class Choices:
     """Choices of a caller; None leaves one to the device.
 
     ``memory_bytes`` is the most memory of the GPU's own, ``native`` whether it divides itself,
-    ``matrices`` whether products of many tokens use matrix instructions.
-    """
+    ``matrices`` whether products of many tokens use matrix instructions."""
 
     memory_bytes: int | None = None
     native: bool | None = None
@@ -44,10 +43,8 @@ class Runtime:
     _matrices: bool | None = None
 
     def multiplies(self) -> bool:
-        """Whether products of many tokens use matrix instructions; tested at the first call.
-
-        Raises DeviceLost and OutOfMemory.
-        """
+        """Whether products of many tokens use matrix instructions; tested at the first call. Raises
+        DeviceLost and OutOfMemory."""
         if self._matrices is None:
             case = ProbeCase(self.device, self.queue, self.modules)
             self._matrices = self.device.generation.matrices and matrices_agree(
@@ -69,10 +66,8 @@ DRIVERS: Mapping[str, Callable[[Kernel, str], Driver]] = MappingProxyType(
 
 
 def open_runtime(tier: str, kernel: Kernel, requested: str, choices: Choices) -> Runtime:
-    """Open the first GPU whose name contains ``requested``, and test it.
-
-    Raises TierUnavailable when there is none, it lacks something, or its arithmetic is not exact.
-    """
+    """Open the first GPU whose name contains ``requested``, and test it. Raises TierUnavailable
+    when there is none, it lacks something, or its arithmetic is not exact."""
     with ExitStack() as undo:
         device = Device(kernel, DRIVERS[tier](kernel, requested), choices.memory_bytes)
         undo.callback(device.close)

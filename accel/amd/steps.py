@@ -29,9 +29,7 @@ def for_matrices(bucket: ShapeKey) -> bool:
 def step_of(
     graph: Graph, bucket: ShapeKey, tier: str, matrices: bool, split_tokens: int = SPLIT_TOKENS
 ) -> Step:
-    """The step of a bucket; ``matrices`` says whether the GPU has matrix instructions.
-
-    Raises UnsupportedOp.
-    """
+    """The step of a bucket; ``matrices`` says whether the GPU has matrix instructions. Raises
+    UnsupportedOp."""
     lowered = lower_graph(graph, bucket, ROW_PARTS, tier, split_tokens)
     return fuse(lowered, matrices and for_matrices(bucket))

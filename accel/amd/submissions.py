@@ -1,8 +1,7 @@
 """Steps in flight on one queue: each has a recording with memory for its inputs.
 
 All steps write outputs to the same memory; the next step is submitted after requested outputs were
-copied from there.
-"""
+copied from there."""
 
 from __future__ import annotations
 

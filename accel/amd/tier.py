@@ -1,8 +1,7 @@
 """Tiers T1 and T2: a graph becomes packets of the command processor, and a step is one write to its
 ring.
 
-They differ in the driver that provides memory and queue, see ``kfd.py`` and ``userq.py``.
-"""
+They differ in the driver that provides memory and queue, see ``kfd.py`` and ``userq.py``."""
 
 from __future__ import annotations
 
@@ -35,10 +34,7 @@ AmdFence = StepFence[Allocation, AmdForm, AmdStep]
 
 class AmdTier(RecordedTier[Allocation, Recording, AmdStep]):
     """See ``contract.tier.Tier``. ``device`` is part of a GPU's name; ``kernel`` is the system or a
-    simulated one; ``tier`` is t1 or t2.
-
-    Raises TierUnavailable saying what is missing.
-    """
+    simulated one; ``tier`` is t1 or t2. Raises TierUnavailable saying what is missing."""
 
     _memory: HostSeenMemory
     _submissions: AmdSubmissions

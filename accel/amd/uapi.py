@@ -1,8 +1,7 @@
 """The interface of Linux's amdkfd driver: requests, structures, constants.
 
 From ``include/uapi/linux/kfd_ioctl.h``, interface 1.17. Numbers are literals, and a test compares
-them with the system's headers.
-"""
+them with the system's headers."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """The interface of Linux's graphics driver: requests, structures, constants.
 
 From ``include/uapi/drm/amdgpu_drm.h`` and ``drm.h`` of Linux 6.16 on. Numbers are literals, and a
-test compares them with the headers.
-"""
+test compares them with the headers."""
 
 from __future__ import annotations
 

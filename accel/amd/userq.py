@@ -2,8 +2,7 @@
 afterwards.
 
 Linux 6.16 and newer, see ``Documentation/gpu/amdgpu/userq.rst``: the process has a doorbell, and
-the firmware's scheduler reads the ring. Nothing of amdkfd is needed.
-"""
+the firmware's scheduler reads the ring. Nothing of amdkfd is needed."""
 
 from __future__ import annotations
 
@@ -47,10 +46,8 @@ class _Node:
 
 
 class UserQueues:
-    """See ``device.Driver``; the first GPU with kernels whose name contains ``requested``.
-
-    Raises TierUnavailable saying what is missing.
-    """
+    """See ``device.Driver``; the first GPU with kernels whose name contains ``requested``. Raises
+    TierUnavailable saying what is missing."""
 
     tier = TIER
     rsrc1 = 0

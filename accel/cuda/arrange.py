@@ -62,8 +62,7 @@ class Arranger:
         """Copy ``data`` of ``matrices`` matrices, see ``Stack``, to memory from ``allocate``, for
         None to memory of the device.
 
-        Float matrices stay as they are. Raises OutOfMemory naming the buffer.
-        """
+        Float matrices stay as they are. Raises OutOfMemory naming the buffer."""
         allocate = allocate or partial(self.memory.allocate, zeroed=False)
         if dtype.storage is StorageClass.FLOAT:
             target = allocate(name, data.nbytes)

@@ -1,8 +1,7 @@
 """Rules for attention over I12 pages.
 
 Up to four tokens are one launch that computes parts of the context and merges them. With some more
-tokens a block takes each one; with many a block takes several rows.
-"""
+tokens a block takes each one; with many a block takes several rows."""
 
 from __future__ import annotations
 

@@ -2,8 +2,7 @@
 as one launch for up to four tokens, in which a cluster of blocks computes a span.
 
 The run of ops is that of ``accel.cuda.head_rows``, then UNPACK_PAGES of coded pages, which the
-kernel does not need, ``flash_attn_part`` and ``flash_attn``, in whatever family.
-"""
+kernel does not need, ``flash_attn_part`` and ``flash_attn``, in whatever family."""
 
 from __future__ import annotations
 

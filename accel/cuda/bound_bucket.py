@@ -26,8 +26,7 @@ class BoundBucket:
     It owns the memory in ``allocations``. ``workspace`` is the address of memory that launches use
     from step to step, ``passing`` of memory by which launches of one step pass data on.
     ``sampling`` is the offset in the inputs of the record that says how the row of a short step is
-    sampled. ``branch`` copies streamed weights.
-    """
+    sampled. ``branch`` copies streamed weights."""
 
     name: str
     bucket: ShapeKey

@@ -86,8 +86,7 @@ def _rows(data: NDArray[np.uint8]) -> NDArray[np.uint8]:
 class PassingMemory:
     """One block of memory for all buckets of a device, whose steps run one after the other.
 
-    It is never freed before ``memory``, since launches are recorded with its address.
-    """
+    It is never freed before ``memory``, since launches are recorded with its address."""
 
     memory: Memory
     _made: list[Allocation] = field(default_factory=list)

@@ -1,8 +1,7 @@
 """Rules for delta-net layers.
 
 With few tokens everything between the products of a layer is one launch; with many there are
-kernels for the convolution, the recurrence and the norm.
-"""
+kernels for the convolution, the recurrence and the norm."""
 
 from __future__ import annotations
 
@@ -84,12 +83,7 @@ def _standing(ops: Remaining) -> KernelLaunch:
         (sizes["value_heads"], tokens, 1),
         (32 * warps, 1, 1),
         tokens * (4 * 4 * size + FACTOR_BYTES) + 4,
-        {
-            "WARPS": warps,
-            "STATES": sizes["states"],
-            "MOST_TOKENS": tokens,
-            **_operand_macros(ops),
-        },
+        {"WARPS": warps, "STATES": sizes["states"], "MOST_TOKENS": tokens, **_operand_macros(ops)},
     )
 
 

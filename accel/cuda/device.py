@@ -53,10 +53,7 @@ def find_devices(driver: Driver) -> list[Device]:
 
 def find_device(driver: Driver, requested: str = "") -> Device:
     """The device with number ``requested``, or the first usable one whose name contains it,
-    ignoring case.
-
-    Raises TierUnavailable saying what the devices lack.
-    """
+    ignoring case. Raises TierUnavailable saying what the devices lack."""
     devices = find_devices(driver)
     if requested.isdecimal() and int(requested) < len(devices):
         named = [devices[int(requested)]]
@@ -112,8 +109,7 @@ def cluster_grid(tiles: int, blocks: int, device: Device) -> tuple[int, int]:
     """Blocks of a cluster, and of a grid of at most ``blocks``, that compute ``tiles`` in turn.
     Blocks of a cluster run at the same time and access each other's shared memory.
 
-    A cluster is used where sharing tiles gives no block more work than without one.
-    """
+    A cluster is used where sharing tiles gives no block more work than without one."""
     alone = min(tiles, blocks)
     clusters = max(1, min(tiles, blocks // CLUSTER_BLOCKS))
     more_work = -(-tiles // clusters) > CLUSTER_BLOCKS * -(-tiles // alone)

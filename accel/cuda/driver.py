@@ -54,8 +54,7 @@ class Driver:
 def import_binding() -> ModuleType:
     """``cuda.bindings.driver``; TierUnavailable without a driver or the extra.
 
-    The driver is tested first, since importing the binding is slow.
-    """
+    The driver is tested first, since importing the binding is slow."""
     try:
         ctypes.CDLL(LIBRARY)
     except OSError:
@@ -71,10 +70,8 @@ def import_binding() -> ModuleType:
 
 
 def open_driver(binding: Any = None) -> Driver:
-    """The driver, initialized; ``binding`` replaces ``cuda.bindings.driver``.
-
-    Raises TierUnavailable when the library or the driver is missing or does not start.
-    """
+    """The driver, initialized; ``binding`` replaces ``cuda.bindings.driver``. Raises
+    TierUnavailable when the library or the driver is missing or does not start."""
     driver = Driver(import_binding() if binding is None else binding)
     try:
         driver.call("cuInit", 0)
@@ -103,8 +100,7 @@ _THREAD = _Thread()
 class Context:
     """A context on one device. A fault breaks it, and destroying it is the only recovery.
 
-    Any thread may call: the context is made current for each call.
-    """
+    Any thread may call: the context is made current for each call."""
 
     def __init__(self, driver: Driver, ordinal: int) -> None:
         self._driver = driver
@@ -132,8 +128,7 @@ class Context:
         still exists.
 
         The collector may run in the middle of another context's ``call``, so the current context is
-        restored afterwards.
-        """
+        restored afterwards."""
         weakref.finalize(owner, self._aside, function, *arguments)
 
     def _aside(self, function: Callable[..., object], *arguments: Any) -> None:
@@ -161,8 +156,7 @@ class Context:
         """Leave alone a context in which a kernel still runs, since destroying it would wait for
         the kernel.
 
-        The driver frees its memory when the process ends.
-        """
+        The driver frees its memory when the process ends."""
         self.closed = True
 
 

@@ -1,8 +1,7 @@
 """Finds blocks of experts among the ops of a step: norm, router, choice, products, weighted sum.
 
 Where devices share a step, ALL_GATHERs bring each all of what gates and ups make; they stand before
-the first down, and the shared expert's gate and up before them.
-"""
+the first down, and the shared expert's gate and up before them."""
 
 from __future__ import annotations
 

@@ -8,8 +8,7 @@ the host moves often used experts to the device, and waits for nothing:
    memory in the order of steps, and the copies of the new ones wait for the steps before;
 3. once these copies have ended, the new ones get their addresses on the device.
 
-A step reads the same bytes from either memory, so its bits do not depend on any of this.
-"""
+A step reads the same bytes from either memory, so its bits do not depend on any of this."""
 
 from __future__ import annotations
 
@@ -54,8 +53,7 @@ class CachedLayer:
     """The stacks of one layer, whose matrices of an expert are on the device together.
 
     ``slots`` has the expert in each slot. ``lists`` are the word offsets of the stacks' lists,
-    ``counts`` the offsets of their counts.
-    """
+    ``counts`` the offsets of their counts."""
 
     stacks: Sequence[StackShape]
     address: int

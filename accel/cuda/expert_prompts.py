@@ -1,8 +1,7 @@
 """Launches for experts of the many tokens of a prompt, on devices with products of warp groups.
 
 The router is a tiled product. Packed tokens are copied to the places of their experts, so that each
-expert multiplies whole groups of eight, and the shared expert is a product like any other.
-"""
+expert multiplies whole groups of eight, and the shared expert is a product like any other."""
 
 from __future__ import annotations
 

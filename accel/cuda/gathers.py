@@ -2,8 +2,7 @@
 
 ALL_GATHERs that follow each other are one launch of ``kernels/all_gather.cu`` on every device. In
 addition to its own packets it gets ``peer_argument``: addresses of the tensors and counters of the
-other devices. Memory of a step may move, so these are read at the launch.
-"""
+other devices. Memory of a step may move, so these are read at the launch."""
 
 from __future__ import annotations
 

@@ -36,8 +36,7 @@ class GroupShape:
     """The shape of a block: its warp groups, tokens, and stages of what is read of a unit.
 
     The groups of a ``split`` block share rows and split the columns, and each has its own stages.
-    ``parts`` blocks share rows likewise.
-    """
+    ``parts`` blocks share rows likewise."""
 
     groups: int
     tokens: int
@@ -109,8 +108,7 @@ def group_shape(
 ) -> GroupShape:
     """The fastest shape, when each multiprocessor runs one block at a time.
 
-    With ``parted`` blocks may share rows, as long as every group has a span.
-    """
+    With ``parted`` blocks may share rows, as long as every group has a span."""
 
     def time(shape: GroupShape) -> int:
         return _time(shape, dtype, columns, tokens, rows, device)
@@ -146,8 +144,7 @@ def overlapping_shapes(
     """The shapes of launches with these ``rows`` that overlap, the fastest together: a block begins
     on the multiprocessor that is free first.
 
-    With ``parted`` blocks of all launches may share rows.
-    """
+    With ``parted`` blocks of all launches may share rows."""
 
     def time(shapes: tuple[GroupShape, ...]) -> int:
         free = [0] * device.multiprocessors

@@ -2,8 +2,7 @@
 launch.
 
 The run, in whatever family: ``rms_norm? rope`` of q, the same of k, ``kv_write_batched``; with
-coded pages ``rotate_heads`` of k and v before that write and of q behind it.
-"""
+coded pages ``rotate_heads`` of k and v before that write and of q behind it."""
 
 from __future__ import annotations
 

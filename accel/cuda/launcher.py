@@ -72,8 +72,7 @@ class Recording:
     """Launches in order.
 
     They run as one CUDA graph for each input address, which is made again when the memory of the
-    step has moved, here or on one of the ``peers``. The ``branch`` is part of it.
-    """
+    step has moved, here or on one of the ``peers``. The ``branch`` is part of it."""
 
     context: Context
     launches: Sequence[BoundLaunch]

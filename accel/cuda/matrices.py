@@ -3,8 +3,7 @@
 The runs are those of ``accel.cuda.products``: ``rms_norm? quantize_activation``, the products of
 those integers with their biases, a gate after a pair or a residual after a single one. Where the
 device has products of warp groups, matrices of one format share a launch; else each has its own,
-and the gate is left to the plain kernel.
-"""
+and the gate is left to the plain kernel."""
 
 from __future__ import annotations
 
@@ -73,8 +72,7 @@ def matrix_rule(ops: Remaining, device: Device) -> Replacement | None:
     """Replaces the longest run of many tokens that the ops begin with.
 
     If that leaves sums of spans, the next run folds them while it packs, or a launch of their own
-    does.
-    """
+    does."""
     run = _run_of_many(ops, device)
     return None if run is None else _replaced(ops, run, device)
 

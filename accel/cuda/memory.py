@@ -59,8 +59,7 @@ class Pinned:
 
     Blocks from ``take`` are reused once nothing refers to them. They stay readable after the
     context is gone: the memory is the host's own, and is only registered with the driver. Any
-    thread may call ``take``.
-    """
+    thread may call ``take``."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
@@ -211,8 +210,7 @@ class Memory(StagedMemory[Allocation, "Copy"]):
     def transfer(self, allocation: Allocation, host: Bytes, to_device: bool, first: int) -> Copy:
         """Enqueue a copy between ``host`` and the allocation, from its byte ``first`` on.
 
-        The copy overlaps with the host where ``host`` is page-locked.
-        """
+        The copy overlaps with the host where ``host`` is page-locked."""
         there, here = allocation.address + first, host.ctypes.data
         if to_device:
             self.context.call("cuMemcpyHtoDAsync", there, here, host.nbytes, self.stream)

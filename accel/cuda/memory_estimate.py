@@ -1,7 +1,6 @@
 """Caches the memory a graph needs on a device, so that starting lowers no bucket too early.
 
-See ``accel.packets.estimate_cache``: the key of an entry is everything its value depends on.
-"""
+See ``accel.packets.estimate_cache``: the key of an entry is everything its value depends on."""
 
 from __future__ import annotations
 
@@ -24,8 +23,7 @@ class MemoryEstimate:
     launches of one bucket pass on.
 
     ``factors`` are the buffers that some product reads, which are arranged when they are uploaded.
-    ``divided`` are those of which each device has its share of the rows.
-    """
+    ``divided`` are those of which each device has its share of the rows."""
 
     steps: StepMemory
     workspace_bytes: int

@@ -4,8 +4,7 @@ Every device has a ``CudaTier`` that executes its share of each step in a CUDA g
 (``accel.packets.shares``); kernels of these graphs write to each other's memory and wait for each
 other (``kernels/all_gather.cu``, or ``kernels/exchange.h`` in a persistent launch). So a step is
 submitted to all devices or to none, and nothing that could wait for one device comes before the
-launch on the last one. Every device has whole copies of what is not divided, KV pages included.
-"""
+launch on the last one. Every device has whole copies of what is not divided, KV pages included."""
 
 from __future__ import annotations
 
@@ -45,11 +44,9 @@ STOPPING_SECONDS = 2.0
 
 class MultiDeviceTier(ContextManager):
     """See ``contract.tier.Tier``. ``devices`` are numbers or parts of names, all different devices
-    of one architecture that can access each other's memory; sizes are those of one of them.
-
-    Raises TierUnavailable where they cannot, and whatever ``CudaTier`` raises. ``binding`` and
-    ``compiler`` as in ``CudaTier``.
-    """
+    of one architecture that can access each other's memory; sizes are those of one of them. Raises
+    TierUnavailable where they cannot, and whatever ``CudaTier`` raises. ``binding`` and
+    ``compiler`` as in ``CudaTier``."""
 
     def __init__(
         self,
@@ -311,8 +308,7 @@ class MultiDeviceTier(ContextManager):
         """Copy what the host wrote into mapped memory to all devices.
 
         Such writes count only while nothing is running; afterwards the memory is the same on all
-        devices.
-        """
+        devices."""
         for buffer in self._buffers:
             if buffer.mapped and buffer.decl.kind is not BufferKind.OUTPUT:
                 first, *others = self._mapped(buffer)

@@ -2,8 +2,7 @@
 
 Phases are made from the launches that rules chose, in whatever family; launches that are no phases
 stay. ``step_choice.py`` decides when launches are joined. Several devices join all phases of a step
-or none: their launches then exchange floats themselves, and the step has no ALL_GATHER.
-"""
+or none: their launches then exchange floats themselves, and the step has no ALL_GATHER."""
 
 from __future__ import annotations
 
@@ -183,11 +182,7 @@ def compose(
 
 
 def _shared(
-    plan: Plan,
-    ops: Sequence[Op],
-    device: Device,
-    choice: StepChoice,
-    local: Collection[str] | None,
+    plan: Plan, ops: Sequence[Op], device: Device, choice: StepChoice, local: Collection[str] | None
 ) -> Plan:
     """The plan with one launch that several devices execute together, if nothing else is gathered:
     they then wait for each other nowhere else."""

@@ -1,8 +1,7 @@
 """Finds runs of launches that one persistent launch can replace, and what their phases exchange.
 
 On several devices an ALL_GATHER between phases is no launch of such a run: the phase before it
-stores its results on every device.
-"""
+stores its results on every device."""
 
 from __future__ import annotations
 

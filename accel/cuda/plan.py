@@ -59,8 +59,7 @@ class PlannedLaunch:
 
     ``workspace`` is its offset in the workspaces of the step, None for a plain kernel, which has
     none. A persistent launch has a ``table`` instead of packets. A launch that ``gathers`` accesses
-    other devices.
-    """
+    other devices."""
 
     source: Source
     entry: str
@@ -80,8 +79,7 @@ class ShortStep:
     """The launches that suffice where nothing changes the logits of a step's only row.
 
     The first ``launches`` and the ``last`` ones of the step suffice for a greedy row; a drawn row
-    takes ``drawn`` as well. ``sampling`` is the record that says how the row is sampled.
-    """
+    takes ``drawn`` as well. ``sampling`` is the record that says how the row is sampled."""
 
     launches: int
     drawn: tuple[PlannedLaunch, ...]
@@ -106,8 +104,7 @@ class Plan:
     levels that one launch executes: buffers used outside as well share no memory with anything in
     it. The first ``passing_bytes`` of the workspaces belong to replacements that store nothing from
     step to step. Steps of kind ``short`` need only some of the launches; those of kind ``long``
-    have others.
-    """
+    have others."""
 
     launches: tuple[PlannedLaunch, ...]
     workspace_bytes: int
@@ -138,8 +135,7 @@ def plan_launches(ops: Sequence[Op], device: Device, local: Collection[str] | No
     """The launches of all ops; each op has one launch, alone or in a replacement.
 
     Results that no later op reads need not be written if their buffer is ``local`` to the step;
-    without ``local`` every buffer counts as local.
-    """
+    without ``local`` every buffer counts as local."""
     last_read = last_reads(ops, local)
     found: list[tuple[int, Replacement | None]] = []
     index = 0

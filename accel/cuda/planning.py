@@ -74,8 +74,7 @@ class Planner:
     ``arranged_bytes`` returns the bytes of a weight in the layout of products; ``planned`` is the
     last planned graph. ``streams`` says of which graphs weights are streamed: their copies are
     between launches, so none are joined. Estimates are cached in the folder ``cache``, so that no
-    bucket is lowered too early.
-    """
+    bucket is lowered too early."""
 
     device: Device
     step: StepChoice

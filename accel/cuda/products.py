@@ -5,8 +5,7 @@ A run of consecutive ops becomes one launch of ``kernels/unit_product.cu``:
     rms_norm?  quantize_activation  matmul bias_add? (up to four times)  [swiglu or add]?
 
 wherever no later op reads the results inside the run. A product whose integers another op made is a
-launch of its own. Only the ops matter, never the model.
-"""
+launch of its own. Only the ops matter, never the model."""
 
 from __future__ import annotations
 
@@ -60,8 +59,7 @@ class Run:
     """Ops that become one launch, by their indices among the remaining ops of the step.
 
     ``norm`` and ``quantize`` come before the ``products``; ``biases`` has an index or None for each
-    product; ``gate`` or ``residual`` comes last. ``length`` counts all ops.
-    """
+    product; ``gate`` or ``residual`` comes last. ``length`` counts all ops."""
 
     products: tuple[int, ...]
     length: int

@@ -1,8 +1,7 @@
 """Compiles kernels with NVRTC, and caches cubins on disk.
 
 A tuned kernel registers in ``accel/cuda/tuned.py``: its docstring says how, with what parameters it
-is called, and how it gets a weight layout of its own.
-"""
+is called, and how it gets a weight layout of its own."""
 
 from __future__ import annotations
 
@@ -145,8 +144,7 @@ class Builder:
     def cubin(self, source: Source, fresh: bool = False) -> bytes:
         """The machine code of ``source``; ``fresh`` ignores the cache. Raises BuildError.
 
-        Several threads may call this at once.
-        """
+        Several threads may call this at once."""
         macros = (f"-D{macro}={value}" for macro, value in source.macros)
         options = (*OPTIONS, *macros)
         identity = (*options, self.compiler.version, self.architecture, source.text)

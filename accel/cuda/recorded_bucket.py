@@ -30,8 +30,7 @@ def recorded_bucket(
 ) -> RecordedBucket:
     """The launches of ``bound`` on device number ``device`` of those that share a step.
 
-    The bucket's own memory is freed with the recording. Raises OutOfMemory and CudaError.
-    """
+    The bucket's own memory is freed with the recording. Raises OutOfMemory and CudaError."""
     memory, packets = runtime.memory, bound.packets
     launches = []
     gathers = iter(range(len(bound.gathers)))

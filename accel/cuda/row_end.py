@@ -3,8 +3,7 @@ largest logit, writes the event, and stores the token in the slot.
 
 Rows that are drawn need two more launches, which begin with the largest logit and end the row; rows
 whose logits are changed first need all of SAMPLE, which starts over. So a step has several graphs,
-and the host, which knows how the row is sampled, enqueues the shortest that suffices.
-"""
+and the host, which knows how the row is sampled, enqueues the shortest that suffices."""
 
 from __future__ import annotations
 

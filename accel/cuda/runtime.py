@@ -49,8 +49,7 @@ class Choices:
     ``memory_bytes`` is the most device memory, ``cache`` the folder of cubins, None for no cache on
     disk. With ``graphs`` False every kernel of every step is launched by itself; with
     ``programmatic`` False no kernel starts before the one before it has ended. ``step`` is
-    described in ``step_choice``.
-    """
+    described in ``step_choice``."""
 
     memory_bytes: int | None = None
     cache: Path | None = None
@@ -141,11 +140,9 @@ def open_runtime(
     shared: bool = False,
 ) -> Runtime:
     """Open a device and test it. ``compiler`` replaces NVRTC; a ``shared`` device also waits for
-    others.
-
-    Raises TierUnavailable when there is no usable device or its arithmetic is not exact, BuildError
-    when the compiler rejects a kernel, and ConfigError for an invalid choice of ``step``.
-    """
+    others. Raises TierUnavailable when there is no usable device or its arithmetic is not exact,
+    BuildError when the compiler rejects a kernel, and ConfigError for an invalid choice of
+    ``step``."""
     step = chosen_step(choices.step)
     compiler = compiler or Compiler()
     device = find_device(driver, requested)

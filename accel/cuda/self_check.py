@@ -25,9 +25,7 @@ Words = NDArray[np.uint32]
 
 def check_arithmetic(memory: Memory, modules: Modules) -> None:
     """Raise TierUnavailable unless the device computes the kernels' basic operations as numpy does.
-
-    Raises CudaError when the device cannot compute at all.
-    """
+    Raises CudaError when the device cannot compute at all."""
     a, b = sample_pairs()
     words = np.random.default_rng(21).integers(0, 1 << 32, SAMPLES, dtype=np.uint32)
     # A NaN may lose its payload when it is converted.

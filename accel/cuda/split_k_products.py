@@ -2,8 +2,7 @@
 
 One launch of ``kernels/unit_spans.cu`` computes all matrices of a run of ``accel.cuda.products``,
 after ``unit_pack.cu`` has packed its activations. Where whole rows do not fit, blocks share rows
-and write sums of spans, which the next run folds.
-"""
+and write sums of spans, which the next run folds."""
 
 from __future__ import annotations
 

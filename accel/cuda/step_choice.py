@@ -2,8 +2,7 @@
 
 A dense model's step of one token is one launch where that is faster. The environment variable
 ``ZINC_RT_CUDA_STEP`` is ``auto`` for that choice, warps and ring slots of a block, such as ``8x3``,
-to join launches wherever possible, or empty to join none.
-"""
+to join launches wherever possible, or empty to join none."""
 
 from __future__ import annotations
 
@@ -32,8 +31,7 @@ class StepChoice:
     ``blocks`` are the warps and slots to try, none to join nothing; runs have ``least_phases``
     phases of ``most_tokens`` tokens, on devices of ``least_capability``. Where the longest
     normalized row has fewer units than ``least_row_units``, only steps that sample a position
-    before ``long_position`` are joined.
-    """
+    before ``long_position`` are joined."""
 
     blocks: tuple[Block, ...] = ()
     most_tokens: int = MOST_TOKENS
@@ -53,10 +51,7 @@ faster at 512. With 16 units (8B) one launch is 5 % faster at 5."""
 
 def chosen_step(choice: str) -> StepChoice:
     """The choice for a value of the variable. A kernel whose block needs too much memory takes the
-    next shape.
-
-    Raises ConfigError naming the value.
-    """
+    next shape. Raises ConfigError naming the value."""
     if not choice:
         return NEVER
     if choice == AUTO:

@@ -2,8 +2,7 @@
 
 Dense weights are copied to the ring by every step. Of a stack of experts a step of few tokens reads
 some matrices only: kernels read these where they lie, over the link, and longer steps copy the
-whole stack.
-"""
+whole stack."""
 
 from __future__ import annotations
 
@@ -174,10 +173,7 @@ class StreamedWeights:
             self.cache.advance()
 
     def copies(
-        self,
-        lowered: LoweredBucket,
-        names: Collection[str],
-        buffers: Mapping[str, CudaBuffer],
+        self, lowered: LoweredBucket, names: Collection[str], buffers: Mapping[str, CudaBuffer]
     ) -> CopyStream | None:
         """The copies of ``names`` in a step."""
         if self.ring is None or not names:

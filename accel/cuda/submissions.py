@@ -4,8 +4,7 @@ The stream runs steps in order. The snapshot of a step's inputs lies in page-loc
 copied to one of two input buffers, from which kernels read: for a step of few launches this
 overlaps with the previous step, which reads the other buffer. A requested output is copied to
 page-locked memory before the next step overwrites it; copies of mapped outputs overlap with that
-step. The host never waits in between.
-"""
+step. The host never waits in between."""
 
 from __future__ import annotations
 
@@ -37,8 +36,7 @@ class ShortRecordings:
     ``largest`` takes the largest logit, ``drawn`` draws a token.
 
     ``sampling`` is the offset of the row's sampling record in the inputs. A step that samples
-    ``position`` or a later one takes ``long``, if there is one.
-    """
+    ``position`` or a later one takes ``long``, if there is one."""
 
     largest: Recording
     drawn: Recording
@@ -156,8 +154,7 @@ CudaFence = StepFence[Allocation, RecordedBucket, CudaStep]
 class InputSlots:
     """Input buffers of a step: ``INPUT_BUFFERS`` of them in one allocation, used in turn.
 
-    Nothing is copied to one before the last step that read it has ended.
-    """
+    Nothing is copied to one before the last step that read it has ended."""
 
     memory: Memory
     allocation: Allocation

@@ -56,13 +56,11 @@ expert of many has as many tokens as a block takes."""
 
 
 class CudaTier(BaseTier[Allocation, RecordedBucket, CudaStep]):
-    """See ``contract.tier.Tier``. ``device`` is a device's number or part of its name.
-
-    Raises TierUnavailable when there is no such device, and what ``open_runtime`` raises.
-    ``progress`` is called with a line before kernels are compiled. ``binding`` and ``compiler``
-    replace the driver and NVRTC. ``share`` is the part of every step that it executes as one of the
-    devices of ``accel.cuda.multi_device``.
-    """
+    """See ``contract.tier.Tier``. ``device`` is a device's number or part of its name. Raises
+    TierUnavailable when there is no such device, and what ``open_runtime`` raises. ``progress`` is
+    called with a line before kernels are compiled. ``binding`` and ``compiler`` replace the driver
+    and NVRTC. ``share`` is the part of every step that it executes as one of the devices of
+    ``accel.cuda.multi_device``."""
 
     _memory: Memory
     _submissions: CudaSubmissions
@@ -202,22 +200,14 @@ class CudaTier(BaseTier[Allocation, RecordedBucket, CudaStep]):
             return self._runtime.finite.passed()
 
     def lower(
-        self,
-        graph: Graph,
-        buffers: Mapping[str, CudaBuffer],
-        bucket: ShapeKey,
-        inputs: InputLayout,
+        self, graph: Graph, buffers: Mapping[str, CudaBuffer], bucket: ShapeKey, inputs: InputLayout
     ) -> CudaBatch:
         """Launches of every op, bound to addresses. Raises UnsupportedOp and OutOfMemory."""
         with self._guarded(f"lowering {graph.name}"):
             return self.record(self.bind(graph, buffers, bucket, inputs))
 
     def bind(
-        self,
-        graph: Graph,
-        buffers: Mapping[str, CudaBuffer],
-        bucket: ShapeKey,
-        inputs: InputLayout,
+        self, graph: Graph, buffers: Mapping[str, CudaBuffer], bucket: ShapeKey, inputs: InputLayout
     ) -> BoundBucket:
         """The first half of ``lower``: everything that needs nothing of other devices. Raises
         UnsupportedOp, OutOfMemory and CudaError."""
@@ -309,8 +299,7 @@ class CudaTier(BaseTier[Allocation, RecordedBucket, CudaStep]):
         """Close the device because it or another one is lost; everything submitted is lost.
 
         Kernels have until ``deadline``, by ``time.monotonic``, to end; a device that still runs
-        then is abandoned, and the result is False.
-        """
+        then is abandoned, and the result is False."""
         self._lost = self._lost or reason
         return self._runtime.give_back(deadline)
 

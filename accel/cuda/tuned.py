@@ -25,8 +25,7 @@ all blocks of that one have ended or reached ``FOLLOWING_MAY_START;``. Nothing e
 
 A special layout for stored weights is a row of LAYOUTS; LAYOUT_RULES decide which weights have it.
 A weight has one layout. So a rule that gives a weight a layout needs rules for every op that reads
-it, in every bucket: lowering refuses an op that would read the wrong layout.
-"""
+it, in every bucket: lowering refuses an op that would read the wrong layout."""
 
 from __future__ import annotations
 
@@ -51,8 +50,7 @@ class KernelLaunch:
     the file is compiled, so that one file serves several formats or widths; each set is a module of
     its own. ``op`` is the op whose packet the kernel reads by name. A launch
     that ``gathers`` has one more parameter, see ``accel.cuda.gathers``. ``workspace_at`` is the
-    offset of its part of the replacement's workspace.
-    """
+    offset of its part of the replacement's workspace."""
 
     entry: str
     grid: Extent
@@ -76,8 +74,7 @@ class Replacement:
     ``workspace_bytes`` of device memory, zeroed when the graph is lowered, belong to them from step
     to step; all launches of one replacement get the same address. A replacement may pass
     ``passing_bytes`` from launch to launch, in memory that other replacements write too: then only
-    launches that gather get the workspace.
-    """
+    launches that gather get the workspace."""
 
     ops: int
     launches: tuple[KernelLaunch, ...]
@@ -117,8 +114,7 @@ class Remaining(Sequence[Op]):
 def last_reads(step: Sequence[Op], local: Collection[str] | None = None) -> dict[str, int]:
     """For each buffer the index of the last op that reads it.
 
-    If ``local`` is given, all other buffers count as read after the last op.
-    """
+    If ``local`` is given, all other buffers count as read after the last op."""
     last = {
         tensor.buffer: number
         for number, op in enumerate(step)
@@ -148,8 +144,7 @@ class ArrangedLayout:
 
     ``stored`` points to the first row of the first of these groups, ``arranged`` to the memory of
     that group. ``grid(dtype, columns, groups)`` is that of the launch, with blocks of ``block``
-    threads.
-    """
+    threads."""
 
     file: str
     entry: str

@@ -2,8 +2,7 @@
 these do the rest.
 
 Codes times their scales are I12 integers (rule R13), so nothing is rounded. The unpacked pages of
-one layer lie in memory of the step.
-"""
+one layer lie in memory of the step."""
 
 from __future__ import annotations
 

@@ -4,8 +4,7 @@ Reader threads read parts of tensors from the file into page-locked slots. A sen
 for each part, the copy to staging memory or to its final address, the check for finite values, and
 the arranging. The caller continues meanwhile. Only the slots exist twice, and the link is always
 busy. Readers run hardly any Python, since only one thread runs Python at a time; parts pass through
-queues implemented in C.
-"""
+queues implemented in C."""
 
 from __future__ import annotations
 

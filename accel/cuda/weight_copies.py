@@ -1,8 +1,7 @@
 """Copies of streamed weights from host memory to the ring, on a stream beside the step's launches.
 
 A step's copies wait for the launches that read their slot before, and launches wait for the copies
-of what they read: events say so, which a CUDA graph turns into edges. Everything else overlaps.
-"""
+of what they read: events say so, which a CUDA graph turns into edges. Everything else overlaps."""
 
 from __future__ import annotations
 
@@ -60,8 +59,7 @@ def layer_copies(
 class CopyStream:
     """Enqueues the copies of one step on ``stream`` while its launches are enqueued elsewhere.
 
-    ``weights`` has the copy of each weight. Events are made at the first step and reused.
-    """
+    ``weights`` has the copy of each weight. Events are made at the first step and reused."""
 
     context: Context
     stream: Any

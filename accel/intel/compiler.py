@@ -1,8 +1,7 @@
 """Compiles the texts of kernels to SPIR-V with the clang of the pip package ``ziglang``, and checks
 that a module computes exactly what its text says.
 
-Modules are cached by everything that their bytes depend on.
-"""
+Modules are cached by everything that their bytes depend on."""
 
 from __future__ import annotations
 

@@ -23,8 +23,7 @@ GROUP_MEMORY_BYTES = 16 << 10
 class Device:
     """One GPU and its driver. Sizes in bytes.
 
-    ``ordinal`` is its first group of queues that compute. ``missing`` names what it lacks.
-    """
+    ``ordinal`` is its first group of queues that compute. ``missing`` names what it lacks."""
 
     driver_handle: Any
     handle: Any
@@ -62,10 +61,8 @@ def all_devices(zero: LevelZero) -> list[Device]:
 
 
 def chosen_device(zero: LevelZero, requested: str = "") -> Device:
-    """The GPU number ``requested``, or the first whose name contains it, ignoring case.
-
-    Raises TierUnavailable when there is none, or saying what it lacks.
-    """
+    """The GPU number ``requested``, or the first whose name contains it, ignoring case. Raises
+    TierUnavailable when there is none, or saying what it lacks."""
     devices = all_devices(zero)
     there = ", ".join(f"{number}: {device.name}" for number, device in enumerate(devices))
     if requested.isdecimal():

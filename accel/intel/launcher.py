@@ -27,8 +27,7 @@ class Recording:
     in flight never share one.
 
     The host writes inputs to memory of its own. The immediate list copies them to the device, for
-    which the first command list waits. The last list copies outputs and signals the end.
-    """
+    which the first command list waits. The last list copies outputs and signals the end."""
 
     def __init__(
         self,

@@ -21,8 +21,7 @@ class Queue:
     """The only queue of ``device``, which executes command lists in the order of submission.
 
     ``immediate`` is a command list whose commands begin at once. Raises LevelZeroError when they
-    cannot be made.
-    """
+    cannot be made."""
 
     def __init__(self, zero: LevelZero, device: Device) -> None:
         self.zero = zero

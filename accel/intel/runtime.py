@@ -33,11 +33,8 @@ Runtime = DeviceRuntime[Queue, Memory, Program]
 
 
 def open_runtime(zero: LevelZero, requested: str, choices: Choices) -> Runtime:
-    """Open the device and test it.
-
-    Raises TierUnavailable when there is none, it lacks something, its arithmetic is not exact, or
-    its memory is used up.
-    """
+    """Open the device and test it. Raises TierUnavailable when there is none, it lacks something,
+    its arithmetic is not exact, or its memory is used up."""
     device = chosen_device(zero, requested)
     if choices.discrete and device.integrated:
         reason = f"{device.name} is no graphics card of its own"

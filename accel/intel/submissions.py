@@ -1,8 +1,7 @@
 """Steps in flight on one queue: each has a recording with memory for its inputs.
 
 All steps write outputs to the same memory; requested ones are copied from there by the last command
-list of the step.
-"""
+list of the step."""
 
 from __future__ import annotations
 

@@ -34,11 +34,9 @@ IntelFence = StepFence[Allocation, IntelForm, IntelStep]
 
 
 class IntelTier(RecordedTier[Allocation, Recording, IntelStep]):
-    """See ``contract.tier.Tier``. ``device`` is the number of a GPU or part of its name.
-
-    Raises TierUnavailable when there is no such device, it lacks something, or its arithmetic is
-    not exact. ``zero`` is the library, by default that of this machine.
-    """
+    """See ``contract.tier.Tier``. ``device`` is the number of a GPU or part of its name. Raises
+    TierUnavailable when there is no such device, it lacks something, or its arithmetic is not
+    exact. ``zero`` is the library, by default that of this machine."""
 
     _memory: Memory
 

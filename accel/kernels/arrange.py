@@ -27,8 +27,7 @@ class PlaneArranger(Generic[A]):
 
     ``launch`` runs the kernel of a module with PACKET[1] and a number of work-groups outside of any
     step, and waits for it. ``allocate`` makes memory for the planes, of which launches write every
-    byte; ``stage`` makes memory with stored bytes, which is freed after a launch.
-    """
+    byte; ``stage`` makes memory with stored bytes, which is freed after a launch."""
 
     def __init__(
         self,
@@ -55,8 +54,7 @@ class PlaneArranger(Generic[A]):
         """Copy uint8[rows, row_bytes], ``matrices`` matrices one after the other, to memory from
         ``allocate``, for None to the device's own.
 
-        Float matrices stay as they are. Raises OutOfMemory naming the buffer, and DeviceLost.
-        """
+        Float matrices stay as they are. Raises OutOfMemory naming the buffer, and DeviceLost."""
         if dtype.storage is StorageClass.FLOAT:
             stored = (
                 self._memory.adopt(name, data) if allocate is None else allocate(name, data.nbytes)

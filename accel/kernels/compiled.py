@@ -1,8 +1,7 @@
 """Kernels that were compiled ahead of time: files of a folder, or in a wheel one archive of them.
 
 The files are alike, so an archive takes a twentieth of their size. It is read as a whole when the
-first of its kernels is needed, which only a machine with such a device does.
-"""
+first of its kernels is needed, which only a machine with such a device does."""
 
 from __future__ import annotations
 

@@ -21,8 +21,7 @@ K = TypeVar("K")
 class PlannedLaunch(Generic[K]):
     """The dispatch of one packet of ``op``; ``wait`` puts a barrier before it.
 
-    ``work`` is in multiplications.
-    """
+    ``work`` is in multiplications."""
 
     kernel: K
     op: DeviceOp
@@ -55,8 +54,7 @@ def launches_of(
 class KernelCache(ABC, Generic[K]):
     """The kernels of one device, made at their first use for the ``traits`` of the device.
 
-    Hook a tier must give: ``_made``.
-    """
+    Hook a tier must give: ``_made``."""
 
     def __init__(self, traits: Traits) -> None:
         self.traits = traits

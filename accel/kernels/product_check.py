@@ -30,10 +30,8 @@ Launch = Callable[[Module, NDArray[np.void], int], None]
 
 def matrices_agree(memory: DeviceMemory[A], launch: Launch, every: bool) -> bool:
     """Whether products on matrix units equal those of packed dots, bit for bit: of ``every``
-    kernel, or of those that all devices with matrix units have.
-
-    Raises the driver's error where it rejects a kernel, DeviceLost and OutOfMemory.
-    """
+    kernel, or of those that all devices with matrix units have. Raises the driver's error where it
+    rejects a kernel, DeviceLost and OutOfMemory."""
     return all(_agrees(memory, launch, product_of(dtype), every) for dtype in FORMATS)
 
 

@@ -37,8 +37,7 @@ class RecordedTier(PacketTier[A, Recordings[R], C]):
 
     ``kernels`` loads kernels, ``most_groups`` is the most work-groups of a launch.
 
-    Hooks a tier must give in addition to those of BaseTier: ``_recording``.
-    """
+    Hooks a tier must give in addition to those of BaseTier: ``_recording``."""
 
     def __init__(
         self,

@@ -15,8 +15,7 @@ class DeviceChoices:
     """Choices of a caller about a device; None leaves one to the device.
 
     ``memory_bytes`` is the most memory. ``traits`` replaces the result of the self-test, so that
-    integers compute what the device could.
-    """
+    integers compute what the device could."""
 
     memory_bytes: int | None = None
     traits: Traits | None = None

@@ -181,8 +181,7 @@ def modules(repeating: bool = True) -> tuple[Module, ...]:
 def matrix_modules(vulkan: bool = False) -> tuple[Module, ...]:
     """The modules for matrix units, with ``vulkan`` those of VULKAN_MATRIX_OPS too.
 
-    On devices without matrix units they are right but slow.
-    """
+    On devices without matrix units they are right but slow."""
     names = (name for name in MATRIX_OPS if vulkan or name not in VULKAN_MATRIX_OPS)
     return tuple(Module(name, dtype) for name in names for dtype in STORED[name])
 
@@ -196,10 +195,7 @@ def module_source(
     language: Language, module: Module, traits: Traits | None = None, text: str | None = None
 ) -> str:
     """The complete text for a compiler of ``language``; ``text`` replaces the module's own kernel
-    file.
-
-    Raises FileNotFoundError for an op without a kernel file.
-    """
+    file. Raises FileNotFoundError for an op without a kernel file."""
     name = f"{module.op}.k"
     return _combined(language, module, traits, (name,), {name: text} if text is not None else {})
 

@@ -56,8 +56,7 @@ def refresh(
     """Have ``made`` compile what has changed into ``folder``, and delete files that are no longer
     built.
 
-    A build for which ``made`` returns None has no file, but a digest.
-    """
+    A build for which ``made`` returns None has no file, but a digest."""
     folder.mkdir(exist_ok=True)
     known = read_digests(folder)
     current = known.modules if known.compiler == compiler else {}

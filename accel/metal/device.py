@@ -34,8 +34,7 @@ class Device:
     """One MTLDevice, owned by the caller. Sizes in bytes.
 
     ``missing`` names what it lacks, ``dispatches_pipelines`` says that an encoder must dispatch a
-    pipeline before indirect commands may use it there.
-    """
+    pipeline before indirect commands may use it there."""
 
     handle: Any
     name: str
@@ -48,10 +47,8 @@ class Device:
 
 
 def default_device(objc: ObjectiveC, requested: str = "") -> Device:
-    """The device of this machine, if its name contains ``requested``, ignoring case.
-
-    Raises TierUnavailable when there is none, or saying what it lacks.
-    """
+    """The device of this machine, if its name contains ``requested``, ignoring case. Raises
+    TierUnavailable when there is none, or saying what it lacks."""
     device = any_device(objc)
     reason, hint = "", NEWER_HINT
     if device.missing:

@@ -42,8 +42,7 @@ class Recording:
     """The commands of a bucket, with memory for the inputs of one step; steps in flight never share
     one.
 
-    The memory has the arguments of the launches, then the inputs.
-    """
+    The memory has the arguments of the launches, then the inputs."""
 
     def __init__(
         self,

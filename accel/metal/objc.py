@@ -1,8 +1,7 @@
 """The Objective-C runtime and Metal.framework through cffi: messages with exact signatures.
 
 A method whose name begins with ``new`` returns an object the caller must release once; any other
-method returns an object of the innermost pool, which must be retained to live longer.
-"""
+method returns an object of the innermost pool, which must be retained to live longer."""
 
 from __future__ import annotations
 
@@ -53,8 +52,7 @@ class ObjectiveC:
     """The functions of one runtime; ``metal`` has MTLCreateSystemDefaultDevice.
 
     ``simulated`` says that the runtime is not Apple's; ``loaded`` are libraries that must stay
-    loaded.
-    """
+    loaded."""
 
     def __init__(self, ffi: Any, runtime: Any, metal: Any, simulated: bool = False) -> None:
         self.ffi = ffi
@@ -126,8 +124,7 @@ class ObjectiveC:
     def check(self, receiver: Any, selectors: Sequence[str]) -> None:
         """Raise MetalError unless the object has these methods, with the types of ``SIGNATURES``.
 
-        A method that the runtime only resolves at the call counts as declared.
-        """
+        A method that the runtime only resolves at the call counts as declared."""
         kind = self.runtime.object_getClass(receiver)
         for selector in selectors:
             if (kind, selector) in self._checked:

@@ -1,7 +1,6 @@
 """Metal compiles the texts of the kernels to pipelines on the user's machine.
 
-macOS caches what it compiled, so there is no cache of ours.
-"""
+macOS caches what it compiled, so there is no cache of ours."""
 
 from __future__ import annotations
 

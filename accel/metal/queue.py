@@ -46,10 +46,8 @@ class Submission:
 
 
 class Queue:
-    """The only queue of ``device``, which it owns. Every submission has a number.
-
-    Raises MetalError when it cannot be created.
-    """
+    """The only queue of ``device``, which it owns. Every submission has a number. Raises MetalError
+    when it cannot be created."""
 
     def __init__(self, objc: ObjectiveC, device: Device) -> None:
         self.objc = objc

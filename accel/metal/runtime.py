@@ -21,11 +21,8 @@ Runtime = DeviceRuntime[Queue, Memory, Program]
 
 
 def open_runtime(objc: ObjectiveC, requested: str, choices: Choices) -> Runtime:
-    """Open the device and test it.
-
-    Raises TierUnavailable when there is none, it lacks something, its arithmetic is not exact, or
-    its memory is used up.
-    """
+    """Open the device and test it. Raises TierUnavailable when there is none, it lacks something,
+    its arithmetic is not exact, or its memory is used up."""
     with ExitStack() as undo:
         device = default_device(objc, requested)
         undo.callback(objc.release, device.handle)

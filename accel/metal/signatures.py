@@ -2,8 +2,7 @@
 
 A message is a call of ``objc_msgSend`` with exactly the arguments of the method: on arm64 a wrong
 type is no error but a wrong register. So these types are compared with the runtime's before a
-method is first called.
-"""
+method is first called."""
 
 from __future__ import annotations
 

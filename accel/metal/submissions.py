@@ -1,8 +1,7 @@
 """Steps in flight on one queue: each has a recording with memory for its inputs.
 
 All steps write outputs to the same memory; requested ones are copied from there after the step, in
-the order of the queue.
-"""
+the order of the queue."""
 
 from __future__ import annotations
 

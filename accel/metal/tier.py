@@ -31,11 +31,9 @@ GRACE_SECONDS = 10.0
 
 
 class MetalTier(RecordedTier[Allocation, Recording, MetalStep]):
-    """See ``contract.tier.Tier``. ``device`` is part of the device's name.
-
-    Raises TierUnavailable when there is no such device, it lacks something, or its arithmetic is
-    not exact. ``metal`` is the runtime, by default that of this machine.
-    """
+    """See ``contract.tier.Tier``. ``device`` is part of the device's name. Raises TierUnavailable
+    when there is no such device, it lacks something, or its arithmetic is not exact. ``metal`` is
+    the runtime, by default that of this machine."""
 
     _memory: Memory
 

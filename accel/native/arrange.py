@@ -74,8 +74,7 @@ class Arranger:
     """Runs packets that check and arrange weights, a few jobs ahead of the host.
 
     ``_in_flight`` has, of each job, its number, the memory it reads and writes, and what is called
-    at its end.
-    """
+    at its end."""
 
     memory: SharedMemory
     pool: WorkerPool
@@ -87,8 +86,7 @@ class Arranger:
         """uint8[rows, row_bytes] of ``matrices`` one below the other, as the products read them.
 
         Steps that are submitted later find it complete; other readers call ``finish`` first.
-        Raises OutOfMemory naming the buffer.
-        """
+        Raises OutOfMemory naming the buffer."""
         stack = stack_of(dtype, data, matrices)
         if stack is None:
             stored = self.memory.adopt(name, data, borrowed=True)

@@ -1,8 +1,7 @@
 """Builds the native library: ``python -m accel.native.build``.
 
 Without arguments it builds the variant of this machine in the cache folder. With ``--output`` it
-builds every variant for a system, as a wheel contains them.
-"""
+builds every variant for a system, as a wheel contains them."""
 
 from __future__ import annotations
 
@@ -20,10 +19,8 @@ from contract.errors import TierError
 
 
 def build_all(target: Target, folder: Path, jobs: int) -> list[Path]:
-    """Build every variant for a target into a folder, and delete everything else in it.
-
-    Raises BuildError, and TierUnavailable without a compiler.
-    """
+    """Build every variant for a target into a folder, and delete everything else in it. Raises
+    BuildError, and TierUnavailable without a compiler."""
     compiler = find_compiler()
     folder.mkdir(parents=True, exist_ok=True)
     for old in folder.iterdir():

@@ -15,8 +15,7 @@ PROCESSOR_INFORMATION = Path("/proc/cpuinfo")
 def processors(groups: Path = CONTROL_GROUPS, own: Path = OWN_GROUP) -> int:
     """The number of processors that this process may keep busy, at least 1.
 
-    These are the processors it may run on, but no more than the quota of its control group.
-    """
+    These are the processors it may run on, but no more than the quota of its control group."""
     if hasattr(os, "sched_getaffinity"):
         allowed = len(os.sched_getaffinity(0))
     else:

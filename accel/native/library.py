@@ -54,8 +54,7 @@ def find_library(cache: Path | None, progress: Progress | None = None) -> Librar
     """The library for this processor; it is built when neither the wheel nor the cache has it.
 
     ``cache`` is the folder of libraries that were built before, None to store none. Raises
-    TierUnavailable and BuildError.
-    """
+    TierUnavailable and BuildError."""
     target = this_target(machine())
     variant = choose_variant(processor_words(target, cache, progress))
 
@@ -88,10 +87,8 @@ def processor_words(
 
 
 def choose_variant(words: tuple[int, ...]) -> Variant:
-    """The variant that ZINC_RT_NATIVE_VARIANT names, else the fastest that runs.
-
-    Raises TierUnavailable for a variant that is unknown or cannot run here.
-    """
+    """The variant that ZINC_RT_NATIVE_VARIANT names, else the fastest that runs. Raises
+    TierUnavailable for a variant that is unknown or cannot run here."""
     runs = usable(words, machine())
     named = os.environ.get(VARIANT_SETTING, "")
     names = ", ".join(variant.name for variant in runs)
@@ -183,8 +180,7 @@ def _store(path: Path, data: bytes) -> bool:
     """Write a library; False where the folder cannot be written or the disk is full.
 
     The caller holds the lock of ``path``, so a partial file of it is that of a process that was
-    killed.
-    """
+    killed."""
     import tempfile
 
     try:

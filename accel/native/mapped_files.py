@@ -20,8 +20,7 @@ class MappedFiles:
     """Guards mappings against programs that cut their files, and against disks that fail.
 
     What can no longer be read is read as zeros, by every thread of the process, until ``check``
-    says so. See ``guard.c``.
-    """
+    says so. See ``guard.c``."""
 
     def __init__(self, library: Library) -> None:
         self._library = library.quick

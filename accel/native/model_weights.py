@@ -77,8 +77,7 @@ class ModelWeights:
     """Collects the weights of a model and brings them to the form in which the products read them.
 
     ``folder`` is that of the cache, None to write no entry; ``progress`` is called with a line when
-    an entry cannot be written.
-    """
+    an entry cannot be written."""
 
     arranger: Arranger
     files: MappedFiles
@@ -111,10 +110,8 @@ class ModelWeights:
         self._weights = [weight for weight in self._weights if weight.buffer is not buffer]
 
     def finish(self) -> bool:
-        """Map or arrange what was collected; False when a scale is not finite.
-
-        Raises OutOfMemory naming a buffer, and ModelFileError for a file that was cut.
-        """
+        """Map or arrange what was collected; False when a scale is not finite. Raises OutOfMemory
+        naming a buffer, and ModelFileError for a file that was cut."""
         weights, self._weights = self._weights, []
         of_file = [weight for weight in weights if weight.source is not None]
         entry = self._entry(of_file)

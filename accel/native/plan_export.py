@@ -124,8 +124,7 @@ def export_plan(
     """Write the plan to ``path`` and its weights beside it; returns the path of the weights.
 
     ``on_bytes`` is called with the bytes of weights written since its last call. Raises ConfigError
-    for a path that cannot be written.
-    """
+    for a path that cannot be written."""
     numbered = PlanBuffers(executable)
     header = np.zeros((), HEADER)
     packets = []

@@ -79,10 +79,8 @@ FORKED = "this process was forked from the one that opened the tier; open it in 
 
 
 class WorkerPool:
-    """``workers`` threads that execute steps. Only one Python thread may use it at a time.
-
-    Raises TierUnavailable when the system cannot start so many threads.
-    """
+    """``workers`` threads that execute steps. Only one Python thread may use it at a time. Raises
+    TierUnavailable when the system cannot start so many threads."""
 
     def __init__(self, library: Library, workers: int) -> None:
         self.workers = workers

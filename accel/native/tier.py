@@ -56,8 +56,7 @@ class Choices:
 
     ``threads`` is the number of workers; ``tuner`` makes, of that number, what chooses how many of
     them each step gets. ``memory_bytes`` is the most memory. ``cache`` is the folder of compiled
-    libraries and ``weights`` that of arranged weights; None stores none.
-    """
+    libraries and ``weights`` that of arranged weights; None stores none."""
 
     threads: int | None = None
     tuner: Callable[[int], Choice] = AdaptiveWorkers
@@ -70,8 +69,7 @@ class NativeTier(PacketTier[AddressRange, NativeForm, NativeStep]):
     """See ``contract.tier.Tier``. ``device`` is a part of the processor's name.
 
     ``progress`` is called with a line before the library is compiled. Raises TierUnavailable for
-    another processor, and what ``find_library`` raises.
-    """
+    another processor, and what ``find_library`` raises."""
 
     _arranger: Arranger
 
@@ -140,8 +138,7 @@ class NativeTier(PacketTier[AddressRange, NativeForm, NativeStep]):
     def allocated_bytes(self) -> int:
         """Bytes taken from the host, without views of the model file.
 
-        Inputs of steps count, and so do sources of arranged weights that are copies.
-        """
+        Inputs of steps count, and so do sources of arranged weights that are copies."""
         sources = (b.nbytes for b in self._buffers if b.source is not None and owns_upload(b.decl))
         return self._memory.held + sum(sources) + self._slots.nbytes
 

@@ -8,8 +8,7 @@ machine restarts; after a sync in the background it ends in SYNCED. Whoever open
 its size and its time of change with its header, so an entry that was cut or written to is not used.
 
 The folder holds at most MOST_BYTES and MOST_ENTRIES: the entries that were opened least recently
-are removed. An entry that a process has mapped may be removed too: the process keeps the file.
-"""
+are removed. An entry that a process has mapped may be removed too: the process keeps the file."""
 
 from __future__ import annotations
 
@@ -84,8 +83,7 @@ def identity(file: int | Path) -> Identity:
 def entry_of(texts: str, described: Iterable[tuple[FileRange, str]], nbytes: int) -> Entry | None:
     """The entry for weights: where each lies in a file, and how it is arranged.
 
-    ``texts`` is the digest of the code that arranges. None for a file that changed a moment ago.
-    """
+    ``texts`` is the digest of the code that arranges. None for a file that changed a moment ago."""
     numbers: dict[int, int] = {}
     lines = [texts]
     for part, form in described:
@@ -134,8 +132,7 @@ def remove_entries(folder: Path, models: Iterable[Path]) -> int:
 def open_entry(folder: Path, entry: Entry) -> Bytes | None:
     """The matrices of an entry, mapped read-only; None where there is no valid one.
 
-    Another process may rename the entry between two looks, hence the third one.
-    """
+    Another process may rename the entry between two looks, hence the third one."""
     for suffix in (SYNCED, UNSYNCED, SYNCED):
         path = folder / f"{entry.name}{suffix}"
         mapped = _mapped(path, entry)
@@ -152,8 +149,7 @@ def write_entry(folder: Path, entry: Entry, fill: Callable[[Bytes], bool]) -> By
 
     ``fill`` writes the matrices and returns when no thread writes any more; False discards the
     entry, and the result is None. Raises OSError where the entry cannot be kept: no room, no
-    permission, or the files it is made from changed meanwhile.
-    """
+    permission, or the files it is made from changed meanwhile."""
     folder.mkdir(parents=True, exist_ok=True)
     with _lock(folder / entry.name):
         mapped = open_entry(folder, entry)
@@ -238,8 +234,7 @@ def _boot() -> str:
 def _sync(path: Path) -> None:
     """Write a complete entry to disk, then give it its last name.
 
-    Each call to the system is short, so that the process can end between two of them.
-    """
+    Each call to the system is short, so that the process can end between two of them."""
     with contextlib.suppress(OSError, AttributeError):
         msync = ctypes.CDLL(None, use_errno=True).msync
         msync.argtypes = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
@@ -308,9 +303,7 @@ def _make_room(folder: Path, nbytes: int) -> None:
 @contextlib.contextmanager
 def _lock(path: Path) -> Iterator[None]:
     """Held by the one process that writes an entry; the system releases it when that process ends.
-
-    Raises OSError after LOCK_SECONDS.
-    """
+    Raises OSError after LOCK_SECONDS."""
     # Other systems have no such module, and write no entries.
     import fcntl
 

@@ -4,8 +4,7 @@ system can run is left out (``accel.wheel_parts``).
 
 ``pip install .`` builds the variant for this machine. With ZINC_RT_WHEEL_TARGET, such as
 ``linux-aarch64``, a wheel has every variant of that system. An editable install puts the library
-of this machine into the cache folder, where the tier looks for it.
-"""
+of this machine into the cache folder, where the tier looks for it."""
 
 from __future__ import annotations
 

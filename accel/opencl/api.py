@@ -1,8 +1,7 @@
 """The functions of OpenCL 1.2 that the tier uses, called through ctypes, and their errors.
 
 A function that may take long releases Python's lock. The others do not, since taking the lock again
-would take longer than the function.
-"""
+would take longer than the function."""
 
 from __future__ import annotations
 
@@ -120,8 +119,7 @@ class OpenCl:
     """The functions of a library, by their names without ``cl``.
 
     Each raises Error. Functions that create an object return its handle and have no argument for
-    the error code.
-    """
+    the error code."""
 
     def __init__(self, path: str) -> None:
         """Raises OSError when there is no such library, AttributeError when it lacks a function."""
@@ -171,8 +169,7 @@ def handles(values: Sequence[int]) -> Any:
 def information(function: Callable[..., Any], *of: int) -> bytes:
     """The bytes that a function ``clGet...Info`` returns for the arguments ``of``.
 
-    The last argument is the parameter name. Raises Error.
-    """
+    The last argument is the parameter name. Raises Error."""
     size = c_size_t()
     function(*of, 0, None, ctypes.byref(size))
     found = ctypes.create_string_buffer(size.value)

@@ -70,8 +70,7 @@ class Arranger:
 
         With shared memory the device may still write after the return. Steps come later in its
         queue; other readers call ``finish`` first. Float matrices stay as they are. Raises
-        OutOfMemory naming the buffer.
-        """
+        OutOfMemory naming the buffer."""
         memory = self.runtime.memory
         if dtype.storage is StorageClass.FLOAT:
             if allocate is None:
@@ -139,8 +138,7 @@ class Arranger:
     def _launch(self, stack: Stack, stored: Any, arranged: Any, offset: int, groups: range) -> Any:
         """Arrange some row groups, the first of which begins at ``stored``.
 
-        Returns the event of their end, or None when they have ended.
-        """
+        Returns the event of their end, or None when they have ended."""
         launch, launcher = self.runtime.launch, self.runtime.launcher
         if launcher.by_modules:
             from accel.kernels.source import Module

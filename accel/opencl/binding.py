@@ -1,8 +1,7 @@
 """OpenCL's objects: contexts, queues, memory, programs, kernels and events.
 
 Each object releases its handle when its last reference is gone. An event holds references to the
-memory that its command uses.
-"""
+memory that its command uses."""
 
 from __future__ import annotations
 
@@ -89,8 +88,7 @@ class CommandQueue(_Owned):
 class Buffer(_Owned):
     """``nbytes`` of device memory, or as many as ``hostbuf`` has.
 
-    With COPY_HOST_PTR it holds a copy of ``hostbuf``. Raises Error.
-    """
+    With COPY_HOST_PTR it holds a copy of ``hostbuf``. Raises Error."""
 
     _release = "ReleaseMemObject"
 
@@ -163,8 +161,7 @@ class Kernel(_Owned):
     def set_arg(self, index: int, argument: Any) -> None:
         """Set one argument: a numpy scalar, a Buffer, or None for no buffer.
 
-        The kernel holds no reference to the buffer. Raises Error.
-        """
+        The kernel holds no reference to the buffer. Raises Error."""
         if isinstance(argument, np.generic):
             data = argument.tobytes()
             self._set(self.handle, index, len(data), data)
@@ -187,8 +184,7 @@ class Event(_Owned):
     """The event of a command.
 
     ``host`` is host memory that the command reads or writes; an event that is deleted before the
-    end of its command then waits for the end.
-    """
+    end of its command then waits for the end."""
 
     _release = "ReleaseEvent"
 
@@ -252,8 +248,7 @@ def prepared_launch(
     """A function that starts ``items`` work-items at each call.
 
     It is faster than ``enqueue_nd_range_kernel`` because it creates no event. The caller keeps
-    ``queue`` and ``kernel`` alive.
-    """
+    ``queue`` and ``kernel`` alive."""
     local = None if group is None else (ctypes.c_size_t * 1)(group)
     return functools.partial(
         opencl().EnqueueNDRangeKernel,

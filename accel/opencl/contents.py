@@ -73,8 +73,7 @@ def of_mask(mask: int) -> Parts:
 class StepPrograms:
     """The programs that run steps. A new one is built when none has the parts that a step needs.
 
-    Threads may share it.
-    """
+    Threads may share it."""
 
     def __init__(self, build: Build) -> None:
         self._build = build

@@ -55,10 +55,8 @@ class Device:
 
 
 def find_devices() -> list[Device]:
-    """All usable OpenCL devices, accelerators before CPUs.
-
-    Raises TierUnavailable when the library, a platform or a device is missing.
-    """
+    """All usable OpenCL devices, accelerators before CPUs. Raises TierUnavailable when the library,
+    a platform or a device is missing."""
     cl = import_binding()
     wait_for_drivers()
     try:

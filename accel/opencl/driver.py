@@ -17,8 +17,7 @@ _in_flight: list[threading.Thread] = []
 def load_drivers() -> threading.Thread:
     """Start a thread that loads every driver and finds its devices.
 
-    Errors in the thread are dropped: opening a device raises them again.
-    """
+    Errors in the thread are dropped: opening a device raises them again."""
     thread = threading.Thread(target=_load, name="OpenCL drivers")
     thread.start()
     _in_flight.append(thread)

@@ -88,8 +88,7 @@ class Recording(Protocol):
     def enqueue(self, inputs: int, tokens: int) -> Any:
         """Start the packets with the inputs at address ``inputs``, of a step of ``tokens``.
 
-        Returns the event of the last packet.
-        """
+        Returns the event of the last packet."""
 
 
 class Launcher(ABC):
@@ -104,10 +103,8 @@ class Launcher(ABC):
 
     @abstractmethod
     def record(self, packets: NDArray[np.void], address: int, ops: Sequence[Op]) -> Recording:
-        """Prepare the ``packets`` of ``ops``, which are at ``address`` in device memory.
-
-        Raises BuildError.
-        """
+        """Prepare the ``packets`` of ``ops``, which are at ``address`` in device memory. Raises
+        BuildError."""
 
     def expect(self, kinds: Kinds) -> None:
         """Prepare for steps with ops of these ``kinds``; see ``StepMemory``."""
@@ -135,8 +132,7 @@ class PersistentLauncher(Launcher):
     """Runs one kernel per step, whose workers execute the packets and meet at barriers.
 
     There are at most ``workers``, each a group of one item. ``choice`` chooses how many a step gets
-    and receives its time, for which the queue must measure times; without it a step gets all.
-    """
+    and receives its time, for which the queue must measure times; without it a step gets all."""
 
     def __init__(
         self,
@@ -247,8 +243,7 @@ class LaunchRecording:
 
     Each of ``launches`` has its own kernel object, because binding arguments costs as much as a
     launch, its number of work-items, and the size of a group. ``leading`` returns the arguments
-    before the addresses of inputs and packets.
-    """
+    before the addresses of inputs and packets."""
 
     def __init__(
         self,

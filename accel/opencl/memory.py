@@ -1,8 +1,7 @@
 """Device memory with 64-bit addresses, which packets hold.
 
 Devices that share host memory use host arrays; others use buffers. Memory that the host has mapped
-is copied to the device before, and from the device after, every submission.
-"""
+is copied to the device before, and from the device after, every submission."""
 
 from __future__ import annotations
 
@@ -39,8 +38,7 @@ class Memory(DeviceMemory[AddressRange], Protocol):
     def adopt(self, what: str, data: Bytes, *, borrowed: bool = False) -> AddressRange:
         """Read-only memory with the bytes of ``data``: a view if the device reads host memory.
 
-        ``borrowed`` says that the caller keeps ``data`` anyway.
-        """
+        ``borrowed`` says that the caller keeps ``data`` anyway."""
 
     def arguments(self) -> tuple[Any, ...]:
         """The buffers that every kernel has as arguments."""
@@ -48,8 +46,7 @@ class Memory(DeviceMemory[AddressRange], Protocol):
     def to_device(self) -> list[Any]:
         """Enqueue copies of all bytes that the host may have written; returns their events.
 
-        An event that is deleted waits for its copy.
-        """
+        An event that is deleted waits for its copy."""
 
     def to_host(self) -> list[Any]:
         """Enqueue copies of all bytes that the device may have written; returns their events."""
@@ -70,8 +67,7 @@ class BankedMemory(StagedMemory[AddressRange, Any]):
 
     A new bank has room for all bytes that are still expected. If none are, it is as large as all
     banks before it, so that few banks are needed. Memory of the host has banks of its own, which
-    do not count as the device's.
-    """
+    do not count as the device's."""
 
     cl: Any
     context: Any
@@ -206,8 +202,7 @@ class BankedMemory(StagedMemory[AddressRange, Any]):
     ) -> Any:
         """Enqueue a copy between ``host`` and the allocation at its byte ``first``.
 
-        Returns the event, which waits for the copy when it is deleted.
-        """
+        Returns the event, which waits for the copy when it is deleted."""
         bank = self._banks[allocation.bank]
         assert bank is not None
         offset = (allocation.address & ((1 << BANK_SHIFT) - 1)) + first

@@ -20,8 +20,7 @@ BuildText = Callable[[str, str], Any]
 class ModuleLauncher(Launcher):
     """Every packet is a launch of its op's module.
 
-    A launch has at most ``groups`` work-groups. A module is built when a step first needs it.
-    """
+    A launch has at most ``groups`` work-groups. A module is built when a step first needs it."""
 
     by_modules: ClassVar[bool] = True
 
@@ -48,8 +47,7 @@ class ModuleLauncher(Launcher):
         """Run one ``packet`` outside any step, with all groups, and wait for its end.
 
         On a device with its own memory the packet's addresses are in ``buffers``, each of which is
-        a bank: at most BANKS - 1 of them.
-        """
+        a bank: at most BANKS - 1 of them."""
         launch = self.launch
         arguments: tuple[Any, ...] = ()
         address = packet.ctypes.data
@@ -70,9 +68,7 @@ class ModuleLauncher(Launcher):
 
     def kernel(self, module: Module) -> Any:
         """A new kernel object for a packet, because binding arguments costs as much as a launch.
-
-        Raises BuildError naming the module.
-        """
+        Raises BuildError naming the module."""
         if module not in self._programs:
             text = module_source(Language.OPENCL, module, self._traits)
             self._programs[module] = self._build(str(module), text)

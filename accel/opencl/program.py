@@ -164,10 +164,8 @@ def build_program(
     cache: Path | None,
     progress: Progress | None = None,
 ) -> Any:
-    """A built program, from the cache if it has one for exactly these files and options.
-
-    Raises BuildError naming the kernel file and the compiler's log.
-    """
+    """A built program, from the cache if it has one for exactly these files and options. Raises
+    BuildError naming the kernel file and the compiler's log."""
     options = _for_processor(device, options)
     path = cache_entry(cache, _identity(device, options, files))
     cached = None if path is None else _cached(context, device, path, options)
@@ -185,8 +183,7 @@ def build_step_program(
     """A built program that runs steps of ``parts``, and the parts that it has.
 
     It comes from the cache if the cache has a program with these parts; of several, the one with
-    the fewest parts. Raises BuildError.
-    """
+    the fewest parts. Raises BuildError."""
     options = _for_processor(device, options)
     whole = cache_entry(cache, _identity(device, options, step_files()))
     if whole is None:
@@ -219,8 +216,7 @@ def _for_processor(device: Device, options: str) -> str:
     """Options that name the processor's instruction sets, for PoCL.
 
     PoCL's cache knows the processor's name only, and two virtual machines of one name may differ
-    in their instruction sets.
-    """
+    in their instruction sets."""
     return f"{options} -DPROCESSOR=x{processor_key()}" if device.is_cpu else options
 
 

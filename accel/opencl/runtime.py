@@ -57,8 +57,7 @@ class Choices:
     ``threads`` is the most cores of a CPU device to use; ``worker_tuner`` makes, of that number,
     what chooses how many of them each step gets. ``memory_bytes`` is the most memory, ``cache`` the
     folder of built programs; None stores none. When ``native_arithmetic`` is False, division and
-    square root are computed with integers even if the self-test passes.
-    """
+    square root are computed with integers even if the self-test passes."""
 
     mode: Mode = Mode.AUTO
     threads: int | None = None
@@ -84,11 +83,8 @@ class Runtime:
 
 
 def open_runtime(device: Device, choices: Choices, progress: Progress | None = None) -> Runtime:
-    """Test the device, build the program and choose how to execute packets.
-
-    Raises TierUnavailable when the device does not compute exactly, BuildError when its compiler
-    rejects the kernels.
-    """
+    """Test the device, build the program and choose how to execute packets. Raises TierUnavailable
+    when the device does not compute exactly, BuildError when its compiler rejects the kernels."""
     cl = import_binding()
     if device.is_pocl:
         os.environ.setdefault(*POCL_COMPILES_ONCE)
@@ -160,8 +156,7 @@ def _runs_together(launch: LaunchContext, workers: int) -> bool:
     """Whether all workers run at the same time and see each other's writes.
 
     Workers pass rows to each other through two buffers that they overwrite repeatedly, so that a
-    stale cache line changes the result. They wait for one another only for a short time.
-    """
+    stale cache line changes the result. They wait for one another only for a short time."""
     launcher = PersistentLauncher(launch, workers, PROBE_SPIN_LIMIT)
     memory = launch.memory
     rows = launcher.workers

@@ -80,10 +80,8 @@ class SelfTest:
 
 
 def native_arithmetic(test: SelfTest) -> tuple[bool, bool]:
-    """Whether the device's own division and square root are correctly rounded.
-
-    Raises TierUnavailable when it fuses products and sums, which cannot be avoided.
-    """
+    """Whether the device's own division and square root are correctly rounded. Raises
+    TierUnavailable when it fuses products and sums, which cannot be avoided."""
     a, b = sample_pairs()
     quotient, root, product = test.arithmetic(a, b)
     if not np.array_equal(product, a * b + a):

@@ -2,8 +2,7 @@
 
 If the device reads host memory, a step reads its snapshot directly. Otherwise the queue copies the
 snapshot to the device buffer from which all steps read their inputs. The queue also copies each
-requested output out before the next step overwrites it.
-"""
+requested output out before the next step overwrites it."""
 
 from __future__ import annotations
 
@@ -28,8 +27,7 @@ COPYING_ITEMS = 16
 class OpenClStep:
     """An enqueued step. ``event`` is the last of ``events``, those of its copies included.
 
-    Events that are deleted wait for their commands. ``complete`` is the status at the end.
-    """
+    Events that are deleted wait for their commands. ``complete`` is the status at the end."""
 
     event: Any
     events: list[Any]

@@ -35,11 +35,9 @@ from contract.shape_key import ShapeKey
 
 
 class OpenClTier(StreamingTier[AddressRange, Recording, OpenClStep]):
-    """See ``contract.tier.Tier``. ``device`` is a part of a platform's or device's name.
-
-    Raises TierUnavailable when there is no such device, and what ``open_runtime`` raises.
-    ``progress`` is called with a line before the kernels are compiled.
-    """
+    """See ``contract.tier.Tier``. ``device`` is a part of a platform's or device's name. Raises
+    TierUnavailable when there is no such device, and what ``open_runtime`` raises. ``progress`` is
+    called with a line before the kernels are compiled."""
 
     _arranger: Arranger
     _memory: Memory
@@ -79,8 +77,7 @@ class OpenClTier(StreamingTier[AddressRange, Recording, OpenClStep]):
         """Bytes taken from the device.
 
         On a device that shares host memory, snapshots of inputs count, and sources of arranged
-        weights that are copies.
-        """
+        weights that are copies."""
         if not self._memory.shared:
             return self._memory.held
         sources = (b.nbytes for b in self._buffers if b.source is not None and owns_upload(b.decl))

@@ -64,8 +64,7 @@ class ArenaRange(Generic[H]):
 
     ``mirror`` is its copy in host memory, None until mapped. A mirror is copied to the device
     before a submission to an idle device if ``sent``, and to the host after every submission if
-    ``fetched``.
-    """
+    ``fetched``."""
 
     arena: Arena[H]
     offset: int
@@ -99,8 +98,7 @@ class ArenaMemory(ABC, Generic[H]):
     ``capacity`` is the most it allocates for the model, ``largest`` the largest allocation of the
     driver, ``used`` what allocations for the model occupy.
 
-    Hooks a tier must give: ``guarded``, ``_create``, ``_release`` and ``_finish``.
-    """
+    Hooks a tier must give: ``guarded``, ``_create``, ``_release`` and ``_finish``."""
 
     def __init__(self, capacity: int, largest: int) -> None:
         self.capacity = capacity
@@ -243,8 +241,7 @@ class MirroredMemory(ArenaMemory[H]):
     result of ``mirrored`` does.
 
     Hooks a tier must give in addition to those of ArenaMemory: ``copy``, ``_await_copy`` and
-    ``_zero``.
-    """
+    ``_zero``."""
 
     def __init__(self, capacity: int, largest: int) -> None:
         super().__init__(capacity, largest)

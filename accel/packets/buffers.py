@@ -46,8 +46,7 @@ class DeviceBuffer(Generic[A]):
     """Device memory of one graph buffer.
 
     A weight has memory in the layout of products (``matrix``), as stored (``allocation``), or both
-    when ops read both; ``source`` is the host's view of its stored bytes.
-    """
+    when ops read both; ``source`` is the host's view of its stored bytes."""
 
     decl: BufferDecl
     nbytes: int

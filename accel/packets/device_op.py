@@ -45,8 +45,7 @@ class DeviceOp:
     The first size is the count, which may grow with the step. ``units`` computes how many pieces
     the work is divided into; a work-group takes a piece if ``by_groups``, else a work-item.
     ``by_columns`` marks an elementwise op that may divide columns instead of rows. ``source`` is
-    the kernel file.
-    """
+    the kernel file."""
 
     name: str
     operands: tuple[DeviceOperand, ...]

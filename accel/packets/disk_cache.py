@@ -24,8 +24,7 @@ def read_entry(path: Path, magic: bytes) -> bytes | None:
 def write_entry(path: Path, magic: bytes, data: bytes) -> None:
     """Write the file atomically, since another process may write the same entry.
 
-    A full or read-only disk is no error: the next start builds again.
-    """
+    A full or read-only disk is no error: the next start builds again."""
     # Imported here because most starts write nothing.
     import tempfile
 

@@ -2,8 +2,7 @@
 
 The key of an entry is everything its value depends on: the graph, the largest step, the tier's
 parameters, and times and sizes of the files that lower. A wrong entry would only change estimates:
-a step allocates what it needs when it is lowered.
-"""
+a step allocates what it needs when it is lowered."""
 
 from __future__ import annotations
 

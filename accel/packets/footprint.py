@@ -33,8 +33,7 @@ class StepMemory:
 
     ``shared`` and ``own`` are bytes of scratch of all workers and of each worker, ``packets`` the
     bytes of each bucket's packets. ``stored`` are the buffers that ops read in the layout the graph
-    declares, ``kinds`` the pairs of an op's name and its weights' format, empty without one.
-    """
+    declares, ``kinds`` the pairs of an op's name and its weights' format, empty without one."""
 
     shared: int
     own: int
@@ -68,8 +67,7 @@ class PlannedSteps:
     """Lowered steps of a graph by shape bucket.
 
     The steps of the graph whose memory was last computed are stored until they are lowered for
-    real. ``known`` may supply the memory without lowering.
-    """
+    real. ``known`` may supply the memory without lowering."""
 
     def __init__(
         self,
@@ -118,8 +116,7 @@ def opencl_footprint(
     """The bytes the tier allocates; ``shared`` where the device reads host memory.
 
     ``arranged`` returns the bytes of a buffer in the layout of products, 0 where it stays as
-    stored; by default matrices are groups of 16 rows. Lowered buckets need ``extra`` bytes more.
-    """
+    stored; by default matrices are groups of 16 rows. Lowered buckets need ``extra`` bytes more."""
     arranged = arranged or lanes_bytes
     buffers: dict[str, int] = {}
     mapped: dict[str, int] = {}

@@ -2,8 +2,7 @@
 
 The bits are those of the single ops in order. Processors have no kernels for fused ops, because
 they repeat small work instead of waiting; only tiers with the kernels of ``accel/kernels`` call
-``fuse``. A product with a bias or a residual is a ``matmul`` that has the operand.
-"""
+``fuse``. A product with a bias or a residual is a ``matmul`` that has the operand."""
 
 from __future__ import annotations
 
@@ -64,8 +63,7 @@ def fuse(step: Step, matrices: bool = False, attention: bool = False) -> Step:
     """The step with runs of ops fused where a kernel exists.
 
     With ``matrices`` products of many tokens use matrix units, with ``attention`` so does attention
-    of many tokens.
-    """
+    of many tokens."""
     reads = Counter(
         tensor.buffer
         for op in step.ops

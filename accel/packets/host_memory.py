@@ -28,8 +28,7 @@ class AddressRange:
 
     ``host`` are the bytes where the host sees them. ``bank`` numbers the device buffer of memory
     that has banks; ``sent`` and ``fetched`` are those of ``staging_buffers.Synced``. ``borrowed``
-    says that the bytes belong to the caller, such as a view of the model file.
-    """
+    says that the bytes belong to the caller, such as a view of the model file."""
 
     address: int
     nbytes: int
@@ -45,8 +44,7 @@ def available_memory(
 ) -> int:
     """Bytes a process can take without swapping, and within the limits of its control groups.
 
-    Linux lists the former in a file; psutil, which knows every system, takes longer to load.
-    """
+    Linux lists the former in a file; psutil, which knows every system, takes longer to load."""
     return min([_machine_memory(source), *_group_memory(groups, mounted)])
 
 
@@ -99,8 +97,7 @@ def check_fits(what: str, nbytes: int, used: int, capacity: int) -> None:
 def aligned_bytes(nbytes: int, *, zeroed: bool = True) -> Bytes:
     """Host bytes that begin at a multiple of ALIGNMENT.
 
-    numpy asks for huge pages where it does not zero, which halves the time of filling them.
-    """
+    numpy asks for huge pages where it does not zero, which halves the time of filling them."""
     memory = (np.zeros if zeroed else np.empty)(nbytes + ALIGNMENT, np.uint8)
     start = -memory.ctypes.data % ALIGNMENT
     return memory[start : start + nbytes]
@@ -110,8 +107,7 @@ class SharedMemory:
     """Memory of a tier whose ops read and write host addresses, so that nothing is copied.
 
     ``used`` and ``capacity`` are bytes. It is the ``DeviceMemory`` of the native tier and the
-    ``Memory`` of OpenCL devices that share the host's memory.
-    """
+    ``Memory`` of OpenCL devices that share the host's memory."""
 
     shared: ClassVar[bool] = True
 
@@ -142,10 +138,8 @@ class SharedMemory:
         return AddressRange(data.ctypes.data, nbytes, data)
 
     def adopt(self, what: str, data: Bytes, *, borrowed: bool = False) -> AddressRange:
-        """A view of ``data``; ``borrowed`` says that the caller keeps it anyway.
-
-        Raises OutOfMemory naming ``what``.
-        """
+        """A view of ``data``; ``borrowed`` says that the caller keeps it anyway. Raises OutOfMemory
+        naming ``what``."""
         check_fits(what, data.nbytes, self.used, self.capacity)
         data = np.ascontiguousarray(data)
         self.used += data.nbytes

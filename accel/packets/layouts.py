@@ -4,8 +4,7 @@ Processors have quantized matrices as ``accel/opencl/kernels/lanes_layout.h`` de
 parallel, one in each lane of a vector. These are the bits of the model file, plus at most 15 rows
 of zeros and 48 bytes a row group. Kernels of work-groups have them in planes of 32 rows and 256
 columns, see ``accel/kernels/formats.k``: the bits of the file, plus at most 31 rows and 255 columns
-of zeros, and two bytes a super-block of Q3_K. Float matrices stay as they are.
-"""
+of zeros, and two bytes a super-block of Q3_K. Float matrices stay as they are."""
 
 from __future__ import annotations
 

@@ -39,8 +39,7 @@ class Lowering:
     rows.
 
     ``tier`` names the device in errors. Attention of at most ``split_tokens`` tokens is divided
-    into parts of the context.
-    """
+    into parts of the context."""
 
     def __init__(
         self,
@@ -102,8 +101,7 @@ class Lowering:
 
         ``matrix`` False marks weights that are a vector. An operand that the table calls optional
         may be absent. Raises ValueError naming the op and the field that is missing, unknown or of
-        the wrong kind.
-        """
+        the wrong kind."""
         device = DEVICE_OPS[name]
         for some in shared:
             fields |= some
@@ -139,8 +137,7 @@ class Lowering:
         """Append op ``name`` for ``node``: its operands, dimensions and parameters are the op's of
         the same names, but for ``fields``.
 
-        The op is private if operand ``private`` has few elements.
-        """
+        The op is private if operand ``private`` has few elements."""
         device, sizes = DEVICE_OPS[name], self._bound(node)
         for operand in device.operands:
             if operand.name in node.operands and operand.name not in fields:

@@ -2,8 +2,7 @@
 
 An op's number is its index in OPS. The layout of a packet, the accessors by which kernels read it
 (``accessors``), launch grids, and the fields that ``Lowering.add`` accepts are all derived from
-this table.
-"""
+this table."""
 
 from __future__ import annotations
 

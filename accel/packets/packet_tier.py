@@ -61,8 +61,7 @@ class PacketTier(BaseTier[A, L, C]):
     """See ``contract.tier.Tier``. ``known`` may supply the memory of steps without lowering them.
 
     Hooks a tier must give in addition to those of BaseTier: ``_arranger``, ``_schedule``,
-    ``_record`` and ``_reserve``.
-    """
+    ``_record`` and ``_reserve``."""
 
     _memory: ExpectingMemory[A]
     _arranger: Arranger[A]
@@ -146,8 +145,7 @@ class PacketTier(BaseTier[A, L, C]):
         worker, inputs.
 
         Batches lowered before must use the new memory. ``_scratch_of`` and ``_grown`` do the
-        growing.
-        """
+        growing."""
 
     def _footprint(self, graph: Graph, largest: ShapeKey, steps: StepMemory) -> Footprint:
         """Hook: the bytes a graph needs; by default those of a device with its own memory."""

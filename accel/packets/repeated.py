@@ -3,8 +3,7 @@
 Heads before attention, or a norm and the quantization of its result before products, cost less when
 every group repeats them than a launch of their own to wait for, as long as all groups run at once.
 Two products and the gate after them become one ``gate_row``. The bits are the same. Devices whose
-launches wait for one another use this pass, after ``fuse``.
-"""
+launches wait for one another use this pass, after ``fuse``."""
 
 from __future__ import annotations
 

@@ -39,8 +39,7 @@ def lower_graph(
     Reductions of a row are divided into ``parts``; so is the context of attention of at most
     ``split_tokens`` tokens. Output rows are pruned early, attention of one token gets its decode
     form, and fused opcodes without a rule are expanded first. Raises UnsupportedOp for an opcode
-    that is not in OPCODES and for sizes that no op supports.
-    """
+    that is not in OPCODES and for sizes that no op supports."""
     graph = expand(decode_form(prune_rows(graph, bucket), bucket), frozenset(RULES))
     missing = sorted(opcode.name for opcode in graph.opcodes if opcode not in RULES)
     if missing:

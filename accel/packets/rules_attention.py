@@ -15,8 +15,7 @@ PART_HEADER = 2
 def lower_attention(low: Lowering, node: Node) -> None:
     """Lowers FLASH_ATTN and FLASH_ATTN_BATCHED.
 
-    Over pages of rotated rows queries are rotated first, and results are rotated back (R13).
-    """
+    Over pages of rotated rows queries are rotated first, and results are rotated back (R13)."""
     y = low.tensor(node.operands["y"])
     if low.dtype(node.operands["kv"]) not in ROTATED_KV:
         _attend(low, node, low.tensor(node.operands["q"]), y)
@@ -40,8 +39,7 @@ def part_slots(positions: int, parts: int) -> int:
 
     Enough for its spans, and for single tiles where the context is short or ``parts`` workers have
     nothing else to do. A span of 16 tiles is the smallest part whose results are small compared
-    with its KV pages.
-    """
+    with its KV pages."""
     tiles, spans = -(-positions // KV_TILE), -(-positions // KV_SPAN)
     return min(tiles, max(KV_SPAN // KV_TILE, spans, parts))
 

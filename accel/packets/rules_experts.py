@@ -69,8 +69,7 @@ def _product(
     """y = x weight[ids]^T + bias[ids], where ``places`` rows of y share a row of x.
 
     The node may have no operand of the name ``bias``. The experts of a single token are all
-    different, so nothing is grouped.
-    """
+    different, so nothing is grouped."""
     dims, tokens = low.dims(node), low.count(node)
     used, experts = dims["used"], dims["experts"]
     ids, pairs = low.tensor(node.operands["ids"]), tokens.times(used)

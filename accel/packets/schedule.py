@@ -3,8 +3,7 @@ lies.
 
 Ops stay in the order of the graph. An op needs a barrier when a worker would access an element that
 another worker accessed since the last one. Two ways save barriers: an elementwise op divides
-columns as the product before it did, and every worker computes a cheap op for itself.
-"""
+columns as the product before it did, and every worker computes a cheap op for itself."""
 
 from __future__ import annotations
 
@@ -68,8 +67,7 @@ def schedule_launches(
 
     ``together`` has first and last levels of launches that run as one in data order: buffers used
     both inside and outside share no memory with anything inside. ``since`` names buffers that
-    another device may write from that level on.
-    """
+    another device may write from that level on."""
     levels = range(len(step.ops)) if levels is None else levels
     placements = [Placement(False, False, False, level) for level in levels]
     return _placed(step, placements, set(), together, since)

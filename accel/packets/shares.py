@@ -3,8 +3,7 @@
 Every device computes a share of the rows of each product: columns of the result, each with the same
 sum in the same order as on one device. Columnwise ops after it work on the share alone. Before an
 op that reads more than that, an ALL_GATHER brings every device the shares of the others; every
-device computes all other ops whole. Only the ops matter, never the model.
-"""
+device computes all other ops whole. Only the ops matter, never the model."""
 
 from __future__ import annotations
 
@@ -108,8 +107,7 @@ def share_step(step: Step, share: Share, divided: Collection[str]) -> SharedStep
 def written_since(ops: Sequence[Op]) -> dict[str, int]:
     """For each buffer that other devices write, the index of the op from which on they may.
 
-    Devices that wait for each other at one ALL_GATHER are all past the one before.
-    """
+    Devices that wait for each other at one ALL_GATHER are all past the one before."""
     since: dict[str, int] = {}
     before = run = 0
     for number, op in enumerate(ops):

@@ -21,8 +21,7 @@ class Synced(Protocol):
 
     Once mapped it is copied to the device before a submission to an idle device if ``sent``, and to
     the host after every submission if ``fetched``; memory that is not fetched is read again
-    whenever it is mapped.
-    """
+    whenever it is mapped."""
 
     nbytes: int
     sent: bool
@@ -57,8 +56,7 @@ class StagingBuffers(Generic[A, T]):
     """The mapped memory of one device.
 
     ``transfer(allocation, host, to_device, first)`` enqueues a copy between ``host`` and the
-    allocation from its byte ``first`` on; ``make`` allocates zeroed host memory.
-    """
+    allocation from its byte ``first`` on; ``make`` allocates zeroed host memory."""
 
     transfer: Callable[[A, Bytes, bool, int], T]
     make: Callable[[int], Bytes]

@@ -63,8 +63,7 @@ class Tensor(NamedTuple):
 class Touch(NamedTuple):
     """An access of an op to one tensor, and how workers divide it.
 
-    ``everyone`` marks an op that every worker computes whole.
-    """
+    ``everyone`` marks an op that every worker computes whole."""
 
     tensor: Tensor
     split: Split
@@ -89,8 +88,7 @@ class Op:
     ``device`` is its row of the table; ``operands`` are in that order, None where absent, ``sizes``
     those after the count. ``splits`` says how the work divides each operand. ``private`` marks an
     op so cheap that every worker may compute it whole. ``matrix`` is the index of the stored
-    weights among the operands.
-    """
+    weights among the operands."""
 
     device: DeviceOp
     operands: tuple[Tensor | None, ...]
@@ -129,8 +127,7 @@ class Op:
     def launch_groups(self, group_size: int, most: int) -> int:
         """Work-groups of a launch, from 1 to ``most``, on a device that is not a CPU.
 
-        Any number gives the right result; this one is fast.
-        """
+        Any number gives the right result; this one is fast."""
         dtype = self.dtype.ggml_id if self.dtype is not None else 0
         units = self.device.units(dtype=dtype, **self.most_sizes())
         groups = units if self.device.by_groups else pieces(units, group_size)
@@ -174,8 +171,7 @@ class Schedule:
     """Placements in op order, and the offsets of step-local buffers.
 
     ``shared`` and ``own`` are byte offsets in the scratch memory that all workers share and in that
-    of each worker; a buffer is in exactly one of them.
-    """
+    of each worker; a buffer is in exactly one of them."""
 
     placements: tuple[Placement, ...]
     shared: Mapping[str, int]

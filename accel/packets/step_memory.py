@@ -41,8 +41,7 @@ class StepAddresses:
 class WorkerScratch:
     """Addresses of scratch memory: ``shared`` by all workers, and the first worker's ``own``.
 
-    Each worker has ``own_bytes`` of its own, one after the other; ``version`` counts the moves.
-    """
+    Each worker has ``own_bytes`` of its own, one after the other; ``version`` counts the moves."""
 
     shared: int = 0
     own: int = 0
@@ -63,8 +62,7 @@ def grown(
     waited for the steps that use it.
 
     The larger memory is allocated first: if that raises OutOfMemory, steps that are lowered already
-    still have ``current``.
-    """
+    still have ``current``."""
     if current is not None and current.nbytes >= nbytes:
         return current
     larger = memory.allocate(what, nbytes)

@@ -59,8 +59,7 @@ class StreamingTier(PacketTier[A, L, C]):
     """See ``contract.tier.StreamsWeights``.
 
     Hooks a tier must give in addition to those of PacketTier: ``streams``, ``_on_host`` and
-    ``_forget_inputs``.
-    """
+    ``_forget_inputs``."""
 
     _arranger: StreamingArranger[A]
     _ring: WeightRing | None = None

@@ -2,8 +2,7 @@
 
 A device executes steps in order of submission. Every step in flight has memory for its inputs, its
 slot, which another step takes after it has ended. The fence of a step gets its outputs before a
-later step overwrites them.
-"""
+later step overwrites them."""
 
 from __future__ import annotations
 
@@ -57,8 +56,7 @@ class FormBatch(Generic[A, L]):
     """A graph lowered for one shape bucket, ready to be submitted.
 
     ``packets`` is the number of operations of a step, ``launch`` the tier's recording of them,
-    ``input_bytes`` the size of a step's inputs, ``outputs`` the memory of each OUTPUT buffer.
-    """
+    ``input_bytes`` the size of a step's inputs, ``outputs`` the memory of each OUTPUT buffer."""
 
     bucket: ShapeKey
     packets: int

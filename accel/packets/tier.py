@@ -1,8 +1,7 @@
 """The base of all device tiers: buffers, submission of steps, errors and closing.
 
 A tier opens its device, then gives this base its memory, its submissions and the methods marked as
-hooks. Nothing here depends on a driver. ``packet_tier.py`` adds the lowering.
-"""
+hooks. Nothing here depends on a driver. ``packet_tier.py`` adds the lowering."""
 
 from __future__ import annotations
 
@@ -89,8 +88,7 @@ def tier_info(
 class BaseTier(ContextManager, Generic[A, L, C]):
     """Everything ``contract.tier.Tier`` requires except lowering.
 
-    Hooks a tier must give: ``_fill``, ``_finish``, ``_translated`` and ``_shut_down``.
-    """
+    Hooks a tier must give: ``_fill``, ``_finish``, ``_translated`` and ``_shut_down``."""
 
     def __init__(
         self, info: TierInfo, memory: DeviceMemory[A], submissions: Submissions[A, L, Any, C]
@@ -273,8 +271,7 @@ class Guard:
     """A block in which errors of a tier's driver become those of the contract, and a lost device is
     recorded.
 
-    It is a class because it surrounds every step: a generator takes microseconds.
-    """
+    It is a class because it surrounds every step: a generator takes microseconds."""
 
     __slots__ = ("_tier", "_what")
 

@@ -3,8 +3,7 @@ them.
 
 A layer's weights that stay in host memory are copied to one of two slots of the ring while the
 layer before computes from the other slot. The copies are ops like any other, so one schedule orders
-them and what reads or overwrites their results.
-"""
+them and what reads or overwrites their results."""
 
 from __future__ import annotations
 
@@ -36,8 +35,7 @@ PAIR_WORDS = 2
 class WeightRing:
     """The streamed weights by layer in the order of use, and the byte offset of each in the ring.
 
-    ``sizes`` are their bytes, ``decls`` their declarations. Layers use the slots in turn.
-    """
+    ``sizes`` are their bytes, ``decls`` their declarations. Layers use the slots in turn."""
 
     layers: tuple[tuple[str, ...], ...]
     slot_bytes: int
@@ -127,8 +125,7 @@ def with_ring(
 ) -> Footprint:
     """``footprint`` with the ring on the device, and its weights in host memory instead.
 
-    ``shares`` are the parts of weights that a step of one token moves, 1 for others.
-    """
+    ``shares`` are the parts of weights that a step of one token moves, 1 for others."""
     buffers = {**footprint.buffers, **dict.fromkeys(ring.sizes, 0)}
     in_host = sum(map(aligned, ring.sizes.values()))
     moved = sum(int(aligned(n) * shares.get(name, 1)) for name, n in ring.sizes.items())
@@ -180,8 +177,7 @@ def _copy_positions(
     """Yield each weight with the index of the op after which it is copied, -1 for the start.
 
     A layer's weights are copied one after each product of the layer before, so that the copy and
-    the product overlap, and not before the slot's last reader.
-    """
+    the product overlap, and not before the slot's last reader."""
     reads = _reads(step, names)
     before: list[int] = []
     for present, free, needed in slot_turns(ring, reads):
@@ -198,8 +194,7 @@ def slot_turns(
     slot of the ring, -1 for none, and the index that first reads its weights.
 
     ``reads`` has the first and the last index that read each weight. Raises ValueError where a
-    layer is needed while its slot is in use.
-    """
+    layer is needed while its slot is in use."""
     last_reads: dict[int, int] = {}
     for layer in ring.layers:
         present = [name for name in layer if name in reads]

@@ -31,8 +31,7 @@ def cut(work: Sequence[int], most: int, waits: Sequence[bool] = ()) -> list[rang
     """Runs of consecutive launches of at most ``most`` work, or of a single launch.
 
     ``waits`` says which launches wait for those before; overlapping launches stay in one run if
-    they fit.
-    """
+    they fit."""
     starts, total = [0], 0
     for run in _levels(work, most, waits):
         amount = sum(work[run.start : run.stop])

@@ -7,8 +7,7 @@ limited to a small share of the time until the next trial, and each trial that c
 doubles the distance to the next one. A lasting change of the usual step time brings the next trial
 forward.
 
-This module reads no clock and no device: step times go in, numbers of workers come out.
-"""
+This module reads no clock and no device: step times go in, numbers of workers come out."""
 
 from __future__ import annotations
 
@@ -97,8 +96,7 @@ class WorkerTuner:
     """Chooses the number of workers, 1 to ``most``, for steps of one size.
 
     ``workers`` is in use; ``pending`` are the numbers to try before any is tried again. ``spread``
-    is the mean distance of step times from ``long_mean``, each distance limited to the mean.
-    """
+    is the mean distance of step times from ``long_mean``, each distance limited to the mean."""
 
     most: int
     workers: int
@@ -240,8 +238,7 @@ def candidates(workers: int, most: int, downward: bool) -> list[int]:
     """Other numbers worth a trial, distant ones first, smaller and larger in turn.
 
     They are halves down to one, doubles up to ``most``, then numbers near the one in use. The
-    first is smaller if ``downward``, where there is a smaller one.
-    """
+    first is smaller if ``downward``, where there is a smaller one."""
     bits = range(1, most.bit_length() + 1)
     fewer = [max(1, workers >> bit) for bit in bits] + [workers - (workers >> bit) for bit in bits]
     more = [min(most, workers << bit) for bit in bits] + [

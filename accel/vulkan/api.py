@@ -25,8 +25,7 @@ class VulkanError(Exception):
 class Vulkan:
     """The functions of one loaded library, and constructors of C values.
 
-    ``library`` is where the declared functions are looked up.
-    """
+    ``library`` is where the declared functions are looked up."""
 
     def __init__(self, ffi: Any, library: Any) -> None:
         self.ffi = ffi
@@ -56,8 +55,7 @@ class Vulkan:
     def structure(self, kind: str, **fields: Any) -> Any:
         """A pointer to a new ``Vk<kind>`` with its sType set.
 
-        It keeps alive what ``fields`` point to.
-        """
+        It keeps alive what ``fields`` point to."""
         made = self.ffi.new(f"Vk{kind} *")
         kind_number = getattr(self.library, f"STRUCTURE_TYPE_Vk{kind}", None)
         if kind_number is not None:
@@ -140,10 +138,8 @@ def _declared() -> Any:
 
 
 def load_vulkan(libraries: tuple[str, ...] = LIBRARIES) -> Vulkan:
-    """The first of ``libraries`` that exists on this machine.
-
-    Raises TierUnavailable where cffi or the library is missing.
-    """
+    """The first of ``libraries`` that exists on this machine. Raises TierUnavailable where cffi or
+    the library is missing."""
     ffi = _declared()
     for name in libraries:
         try:

@@ -1,7 +1,6 @@
 """Compiles the kernels ahead of time: GLSL to exact SPIR-V in ``modules/*.zrt``.
 
-python -m accel.vulkan.build    needs the programs of compiler.py; users of the tier do not
-"""
+python -m accel.vulkan.build    needs the programs of compiler.py; users of the tier do not"""
 
 from __future__ import annotations
 

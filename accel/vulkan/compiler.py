@@ -20,10 +20,8 @@ INSTALL_HINT = f"pip install {' '.join(sorted(set(PACKAGES.values())))}"
 
 
 def installed(program: str) -> tuple[str, dict[str, str]]:
-    """The path of a program of PACKAGES, and the environment to run it in.
-
-    Raises FileNotFoundError where it is not installed.
-    """
+    """The path of a program of PACKAGES, and the environment to run it in. Raises FileNotFoundError
+    where it is not installed."""
     environment = dict(os.environ)
     try:
         distribution = metadata.distribution(PACKAGES[program])
@@ -74,8 +72,7 @@ def unrolled(code: bytes, environment: str) -> bytes:
 
     Drivers may ignore ``[[unroll]]``, and then put an array that a loop indexes into memory, with a
     load or store for each use. NoContraction keeps float operations unchanged; where one is
-    duplicated, the caller decorates the copies.
-    """
+    duplicated, the caller decorates the copies."""
     with tempfile.TemporaryDirectory() as folder:
         source, target = Path(folder, "kernel.spv"), Path(folder, "unrolled.spv")
         source.write_bytes(code)

@@ -1,8 +1,7 @@
 """Writes ``declarations.h``, the parts of Vulkan's own header that this tier calls, and
 ``bindings.py``, made from it and ``matrices.h``, which cffi loads without a C parser.
 
-python -m accel.vulkan.declare /usr/include/vulkan/vulkan_core.h
-"""
+python -m accel.vulkan.declare /usr/include/vulkan/vulkan_core.h"""
 
 from __future__ import annotations
 

@@ -56,8 +56,7 @@ class Device:
 
     ``missing`` names features that the tier needs and the device lacks, ``controls`` the float
     controls it has for binary32. ``matrices`` says whether it has the matrix units that
-    ``accel/kernels/matrices.k`` uses.
-    """
+    ``accel/kernels/matrices.k`` uses."""
 
     handle: Any
     name: str
@@ -107,10 +106,8 @@ class Instance(ContextManager):
             raise TierUnavailable(TIER, f"no Vulkan driver ({error})", DRIVER_HINT) from None
 
     def devices(self) -> list[Device]:
-        """Every device, discrete ones first and processors last, including unusable ones.
-
-        Raises TierUnavailable when there is none.
-        """
+        """Every device, discrete ones first and processors last, including unusable ones. Raises
+        TierUnavailable when there is none."""
         try:
             handles = self.vulkan.every("EnumeratePhysicalDevices", "PhysicalDevice", self.handle)
         except VulkanError as error:
@@ -126,9 +123,7 @@ class Instance(ContextManager):
 
     def device(self, requested: str = "") -> Device:
         """The first usable device whose name or driver contains ``requested``, ignoring case.
-
-        Raises TierUnavailable saying what each matching device lacks.
-        """
+        Raises TierUnavailable saying what each matching device lacks."""
         devices = self.devices()
         named = [d for d in devices if requested.lower() in f"{d.name} {d.driver}".lower()]
         if not named:

@@ -2,8 +2,7 @@
 
 A matrix is expanded to planes of bytes once a step, while the ops before its product run;
 activations are expanded once for all products that read them. The bits are those of
-``matmul_tiles``; see ``accel/kernels/plane_steps.k``.
-"""
+``matmul_tiles``; see ``accel/kernels/plane_steps.k``."""
 
 from __future__ import annotations
 

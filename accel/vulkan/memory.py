@@ -1,8 +1,7 @@
 """Device memory: ranges of a few large arenas, each with a 64-bit address.
 
 A device that shares the host's memory has arenas that the host can access. Any other device has its
-own memory, accessed through two staging buffers, and host memory that both can access.
-"""
+own memory, accessed through two staging buffers, and host memory that both can access."""
 
 from __future__ import annotations
 

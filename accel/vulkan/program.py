@@ -62,8 +62,7 @@ class Pipeline:
 class Program(KernelCache[Pipeline]):
     """See KernelCache.
 
-    ``cache`` is the folder of cached pipelines, None for no cache on disk.
-    """
+    ``cache`` is the folder of cached pipelines, None for no cache on disk."""
 
     def __init__(self, queue: Queue, traits: Traits, cache: Path | None = None) -> None:
         super().__init__(traits)

@@ -32,8 +32,7 @@ Fill = Callable[[Any], None]
 class Queue:
     """The only queue of ``device``. Raises TierUnavailable when the device cannot be opened.
 
-    Every submission has a number, and submissions end in the order of their numbers.
-    """
+    Every submission has a number, and submissions end in the order of their numbers."""
 
     def __init__(self, vulkan: Vulkan, device: Device) -> None:
         self.vulkan = vulkan
@@ -86,8 +85,7 @@ class Queue:
         """Start command buffers after all earlier ones, in one call, and return the submission's
         number.
 
-        Each batch is work that the driver hands to the device separately.
-        """
+        Each batch is work that the driver hands to the device separately."""
         vulkan = self.vulkan
         number = self.submitted + 1
         self._value[0] = number

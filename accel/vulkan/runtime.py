@@ -51,11 +51,8 @@ class Runtime:
 
 
 def open_runtime(vulkan: Vulkan, requested: str, choices: Choices) -> Runtime:
-    """Open the first matching device and test it.
-
-    Raises TierUnavailable when there is none, it lacks something, its arithmetic is not exact, or
-    its memory is used up.
-    """
+    """Open the first matching device and test it. Raises TierUnavailable when there is none, it
+    lacks something, its arithmetic is not exact, or its memory is used up."""
     with ExitStack() as undo:
         instance = undo.enter_context(Instance(vulkan))
         device = instance.device(requested)

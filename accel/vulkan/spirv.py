@@ -2,8 +2,7 @@
 
 A driver may contract ``a * b + c`` and rearrange sums unless every result is decorated
 NoContraction (SPIR-V 3.20, "Apply to an arithmetic instruction to indicate the operation cannot be
-combined with another instruction").
-"""
+combined with another instruction")."""
 
 from __future__ import annotations
 
@@ -50,8 +49,7 @@ ALLOWED_EXTENDED = frozenset(
 )
 """GLSL.std.450 instructions whose result is exact on every driver, or tested when it is opened.
 
-The rest, such as Fma and Exp, may differ from one driver to another.
-"""
+The rest, such as Fma and Exp, may differ from one driver to another."""
 FLOAT_CONTROLS = {
     "DenormPreserve": (4464, 4459),
     "SignedZeroInfNanPreserve": (4466, 4461),
@@ -111,9 +109,7 @@ def instructions(words: Words) -> Iterator[Instruction]:
 
 def exact(code: bytes) -> bytes:
     """``code`` with NoContraction on the result of every float operation, without debug text.
-
-    Raises InexactModule for an extended instruction outside of ALLOWED_EXTENDED.
-    """
+    Raises InexactModule for an extended instruction outside of ALLOWED_EXTENDED."""
     words = words_of(code)
     found = [i for i in instructions(words) if i.name not in DEBUGGING]
     _check_extended(found)

@@ -40,11 +40,9 @@ PARTS = 128
 
 
 class VulkanTier(StreamingTier[Allocation, Recording, VulkanStep]):
-    """See ``contract.tier.Tier``. ``device`` is part of a device's or driver's name.
-
-    Raises TierUnavailable when there is no such device, it lacks something, or its arithmetic is
-    not exact. ``vulkan`` is the library, by default that of this machine.
-    """
+    """See ``contract.tier.Tier``. ``device`` is part of a device's or driver's name. Raises
+    TierUnavailable when there is no such device, it lacks something, or its arithmetic is not
+    exact. ``vulkan`` is the library, by default that of this machine."""
 
     _memory: Memory
     _submissions: VulkanSubmissions

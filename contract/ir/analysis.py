@@ -1,7 +1,6 @@
 """Figures derived from a graph: bytes and FLOPs by opcode, kinds of layers, critical path.
 
-They follow from ``contract.ir.cost`` and the data flow; nothing is measured.
-"""
+They follow from ``contract.ir.cost`` and the data flow; nothing is measured."""
 
 from __future__ import annotations
 
@@ -56,8 +55,7 @@ class StepBytes:
 
     ``weights`` counts tensors of the file, ``kv`` the pages of keys and values, ``state`` every
     other state that outlives the step, ``activations`` the rest: scratch, step inputs, tables,
-    outputs.
-    """
+    outputs."""
 
     weights: int = 0
     kv: int = 0
@@ -206,8 +204,7 @@ class CriticalPath:
     """The longest chain of nodes in which each reads what the one before it wrote.
 
     ``nodes`` are indices in execution order. ``serial_seconds`` is the time of all nodes one by
-    one.
-    """
+    one."""
 
     nodes: tuple[int, ...]
     seconds: float

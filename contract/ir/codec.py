@@ -3,8 +3,7 @@
 Little-endian. A fixed header gives the number of entries of each section. The sections follow in a
 fixed order, each at a multiple of 8 bytes, so the header alone determines every offset and a mapped
 file is read in place. A SHA-256 in the header covers every other byte. Operands and parameters are
-written in table order and strings in order of first use, so a graph has exactly one encoding.
-"""
+written in table order and strings in order of first use, so a graph has exactly one encoding."""
 
 from __future__ import annotations
 
@@ -104,8 +103,7 @@ def decode(buffer: bytes | bytearray | memoryview) -> Graph:
     """Decode and verify the graph in ``buffer``.
 
     Sections are viewed in place. Raises CodecError naming the section and the byte offset, or
-    VerifyError when the bytes are intact but the graph breaks a rule.
-    """
+    VerifyError when the bytes are intact but the graph breaks a rule."""
     data = memoryview(buffer).cast("B")
     header = _header(data)
     reader = _Reader(data, header)

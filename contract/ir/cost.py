@@ -1,8 +1,7 @@
 """Bytes moved and FLOPs computed by nodes, counted from the opcode table, not measured.
 
 Bytes are those of an implementation that caches nothing between nodes: each operand is read or
-written once. Quantized weights count the bytes of their blocks.
-"""
+written once. Quantized weights count the bytes of their blocks."""
 
 from __future__ import annotations
 
@@ -51,8 +50,7 @@ class Traffic:
 def cost(node: Node, graph: Graph, key: ShapeKey, context: int) -> Cost:
     """The cost of one node of a verified graph.
 
-    ``context`` is the mean number of positions a query token attends, itself included.
-    """
+    ``context`` is the mean number of positions a query token attends, itself included."""
     work = _work(node, graph, key, context)
     moved = _traffic(node, graph, key, work).values()
     return Cost(

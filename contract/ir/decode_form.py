@@ -2,8 +2,7 @@
 
 A family writes one graph for steps of any size, with FLASH_ATTN_BATCHED. In a step of at most one
 token no slot can have two queries, so that graph can use FLASH_ATTN, which has the same bits.
-Larger steps may hold several tokens of one slot and keep FLASH_ATTN_BATCHED.
-"""
+Larger steps may hold several tokens of one slot and keep FLASH_ATTN_BATCHED."""
 
 from __future__ import annotations
 
@@ -18,8 +17,7 @@ from contract.spec import Stage
 def decode_form(graph: Graph, bucket: ShapeKey) -> Graph:
     """The verified ``graph`` in the form that steps of at most the size of ``bucket`` execute.
 
-    The result verifies and has nodes and buffers of the same names.
-    """
+    The result verifies and has nodes and buffers of the same names."""
     if bucket.tokens != 1 or Opcode.FLASH_ATTN_BATCHED not in graph.opcodes:
         return graph
     nodes = tuple(

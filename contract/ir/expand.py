@@ -4,8 +4,7 @@ A fused opcode is defined as the composition of its parts, so the bits are the s
 fused node if it has a kernel for it. LM_HEAD becomes MATMUL, the same product.
 
 MOE_SWIGLU and SHARED_EXPERT are never replaced: MOE_SWIGLU's tensors have an axis that SWIGLU
-lacks, and no other opcode applies SHARED_EXPERT's factor per token.
-"""
+lacks, and no other opcode applies SHARED_EXPERT's factor per token."""
 
 from __future__ import annotations
 
@@ -22,8 +21,7 @@ def expand(graph: Graph, keep: frozenset[Opcode] = frozenset()) -> Graph:
     """Replace the fused nodes of the verified ``graph`` by their parts, except opcodes in ``keep``.
 
     The result verifies. Parts and the scratch buffers between them are named after their node. An
-    in-place update is always the last part, so the barriers after the node remain valid.
-    """
+    in-place update is always the last part, so the barriers after the node remain valid."""
     requested = EXPANSIONS.keys() - keep
     if not graph.opcodes & requested:
         return graph

@@ -29,8 +29,7 @@ def to_document(
     ``context`` is the mean number of positions a query token attends to. ``costs`` are those of
     ``node_costs`` and are computed when not given. Keys: ``name``, ``stage``, ``digest``, ``key``,
     ``context``, ``totals``, ``op_mix`` (per opcode: nodes and cost, most bytes first), ``buffers``,
-    ``nodes``.
-    """
+    ``nodes``."""
     costs = node_costs(graph, key, context) if costs is None else costs
     return {
         "name": graph.name,
@@ -74,8 +73,7 @@ def to_dot(graphs: Mapping[str, Graph], key: ShapeKey, context: int) -> str:
 
     An edge leads from the node that wrote a buffer's columns to each node that reads them; its
     label is the buffer. Step inputs, outputs and states are ellipses; weights and tables are not
-    drawn.
-    """
+    drawn."""
     lines = [f"digraph {_quote(', '.join(graphs))} {{", "  rankdir=TB; node [shape=box];"]
     for number, (label, graph) in enumerate(graphs.items()):
         lines.append(f"  subgraph cluster_g{number} {{ label={_quote(label)};")

@@ -32,8 +32,7 @@ def data_flow(graph: Graph) -> DataFlow:
 
     A node depends on every node that wrote columns it reads. An in-place update replaces earlier
     writers whose columns it covers completely. Weights, tables and states that no node has updated
-    yet have the source None.
-    """
+    yet have the source None."""
     writers: dict[str, list[tuple[int, View]]] = {}
     reads = []
     for index, node in enumerate(graph.nodes):

@@ -20,8 +20,7 @@ class GraphBuilder:
     """Collects buffers and nodes; ``build()`` verifies and freezes them.
 
     ``emit`` declares the scratch buffers of a node's outputs by the opcode's shape rule, so that
-    the code of a model family reads like its formulas.
-    """
+    the code of a model family reads like its formulas."""
 
     def __init__(self, name: str, stage: Stage = Stage.BOTH) -> None:
         self.name = name
@@ -67,8 +66,7 @@ class GraphBuilder:
         The result is the first operand the opcode writes or, when it writes none, updates.
         Arguments are operands (views) and parameters (numbers) by name; None means absent. An
         omitted output gets a scratch buffer of the shape the opcode's rule gives; a parameter with
-        a default may be omitted. Raises VerifyError on a bad argument or shape.
-        """
+        a default may be omitted. Raises VerifyError on a bad argument or shape."""
         spec = TABLE[opcode]
         if not spec.outputs:
             raise VerifyError(self.name, spec.name, Rule.OPERANDS, "has no result; use barrier()")

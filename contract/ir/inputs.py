@@ -1,8 +1,7 @@
 """A step's inputs as one block of bytes: its STEP record (``contract.records``), then every REQUEST
 buffer.
 
-So one copy gives a tier its snapshot of the inputs, whatever inputs a graph declares.
-"""
+So one copy gives a tier its snapshot of the inputs, whatever inputs a graph declares."""
 
 from __future__ import annotations
 
@@ -30,8 +29,7 @@ STEP_BUFFER = "request.step"
 class InputLayout:
     """The layout of a step's inputs: byte offsets of REQUEST buffers in a block of ``nbytes``.
 
-    The STEP record is at offset 0.
-    """
+    The STEP record is at offset 0."""
 
     offsets: Mapping[str, int]
     nbytes: int
@@ -42,8 +40,7 @@ class InputRows:
     """A table in a block of inputs (the page table) of which few rows change from step to step.
 
     It begins at byte ``start`` and each row has ``row_bytes``. ``versions``, int64 [rows], numbers
-    the latest change of each row; every change of any row gets a higher number than all before.
-    """
+    the latest change of each row; every change of any row gets a higher number than all before."""
 
     start: int
     row_bytes: int
@@ -106,10 +103,7 @@ def pack_inputs(
     block: NDArray[np.uint8] | None = None,
 ) -> NDArray[np.uint8]:
     """Make a block from the STEP record of ``step`` and the bytes of ``arrays`` by buffer name, or
-    write them to ``block``.
-
-    Raises KeyError for a buffer the layout does not have.
-    """
+    write them to ``block``. Raises KeyError for a buffer the layout does not have."""
     block = np.zeros(layout.nbytes, np.uint8) if block is None else block
     for name, array in arrays.items():
         data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)

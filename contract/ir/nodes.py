@@ -2,8 +2,7 @@
 
 A graph says nothing about a particular step: the tokens, their positions, their KV pages and how to
 sample are data in ``REQUEST`` buffers. Only two sizes vary, ``tokens`` and ``rows``. They are
-symbols in the shapes and become numbers when a tier lowers the graph for one ShapeKey.
-"""
+symbols in the shapes and become numbers when a tier lowers the graph for one ShapeKey."""
 
 from __future__ import annotations
 

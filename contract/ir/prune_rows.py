@@ -6,8 +6,7 @@ the rows there, so a prompt's last layer multiplies output rows instead of all t
 that compute each row by itself follow, so every row keeps its bits.
 
 This is done only for shape buckets of many tokens and few rows. In other buckets a step may output
-a row for each token, so nothing would be saved, and each extra node may cost a launch.
-"""
+a row for each token, so nothing would be saved, and each extra node may cost a launch."""
 
 from __future__ import annotations
 

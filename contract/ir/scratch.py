@@ -1,8 +1,7 @@
 """Plans scratch memory: buffers whose lifetimes do not overlap share bytes.
 
 A tier allocates the plan of one ShapeKey. Nodes execute in order, so a buffer lives from the first
-node that touches it to the last.
-"""
+node that touches it to the last."""
 
 from __future__ import annotations
 

@@ -5,8 +5,7 @@
   matrices in one tensor by head, by expert or by halves.
 - ``blk.0.attn_qkv.weight[0:512/768][0:64/128]`` applies the second slice to the rows of the first.
 - ``blk.0.attn_k_norm.weight*2^(0x63,-2x1)`` is 63 binary32 numbers times 2^0 and one times 2^-2.
-- ``1*2^(...)`` is a row of the powers themselves, ``1`` a matrix of ones; no tensor is read.
-"""
+- ``1*2^(...)`` is a row of the powers themselves, ``1`` a matrix of ones; no tensor is read."""
 
 from __future__ import annotations
 
@@ -32,10 +31,8 @@ Scalar = TypeVar("Scalar", bound=np.generic)
 
 @dataclass(frozen=True, slots=True)
 class RowSlice:
-    """Rows [start, stop) of every ``group`` rows; ``inner`` is a slice of those rows.
-
-    Raises ValueError for no rows, rows outside the group, or rows that are not whole inner groups.
-    """
+    """Rows [start, stop) of every ``group`` rows; ``inner`` is a slice of those rows. Raises
+    ValueError for no rows, rows outside the group, or rows that are not whole inner groups."""
 
     start: int
     stop: int
@@ -67,8 +64,7 @@ class RowSlice:
 class WeightSource:
     """A tensor of the model file or a slice of its rows, with columns scaled by powers of two.
 
-    ``powers`` has one exponent per column of a binary32 tensor, or is empty.
-    """
+    ``powers`` has one exponent per column of a binary32 tensor, or is empty."""
 
     tensor: str
     rows: RowSlice | None = None

@@ -9,8 +9,7 @@ memory:
   needs a BARRIER in between. Accumulations are no exception: a sum of floating-point numbers
   depends on the order of its additions, and that order is part of the result.
 - An UPDATE of an OUTPUT buffer continues with what the previous step left there (the output ring).
-- A tier executes an UPDATE after all earlier reads of the same buffer.
-"""
+- A tier executes an UPDATE after all earlier reads of the same buffer."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """The opcode table: one row per operation, from which everything else is derived.
 
 The verifier, the reference table in the docs, the parity tests and the tier coverage report all
-read this table; ``contract.ops.common`` says what its dimension names mean.
-"""
+read this table; ``contract.ops.common`` says what its dimension names mean."""
 
 from __future__ import annotations
 

@@ -2,8 +2,7 @@
 
 Names of operand dimensions: ``tokens`` is the query tokens of the step, ``rows`` the tokens whose
 logits are computed, ``hidden`` the residual width, ``pages`` the pages of the KV pool, ``slots``
-the sequences a step can hold, ``slot_pages`` the page-table width.
-"""
+the sequences a step can hold, ``slot_pages`` the page-table width."""
 
 from __future__ import annotations
 
@@ -39,8 +38,7 @@ def operands(text: str) -> tuple[Operand, ...]:
 
     An element is binary32, ``int`` for int32 (ids, positions, masks, records of 32-bit words) or
     ``weight`` for a matrix of the model file in any storage type, row-major [outputs, inner].
-    ``*name`` is written, ``&name`` updated in place, and ``name[...]?`` may be absent.
-    """
+    ``*name`` is written, ``&name`` updated in place, and ``name[...]?`` may be absent."""
     found, end = [], 0
     for match in _OPERAND.finditer(text):
         kind, access, name, dims, optional = match.groups()

@@ -4,8 +4,7 @@
     python docs/examples/independent.py MODEL.gguf 1 2 3          the digest of a text's logits
     python docs/examples/independent.py MODEL.gguf receipt.json   the steps of a receipt
 
-The first line checks every vector; the others read a llama or qwen3 model without experts.
-"""
+The first line checks every vector; the others read a llama or qwen3 model without experts."""
 
 import hashlib
 import json

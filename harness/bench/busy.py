@@ -24,8 +24,7 @@ parent handles."""
 def busy_processes(count: int) -> Iterator[list[int]]:
     """Run ``count`` processes that compute all the time; yields their process ids.
 
-    They end with the block, however it is left, and also when this process is killed.
-    """
+    They end with the block, however it is left, and also when this process is killed."""
     processes: list[subprocess.Popen[str]] = []
     try:
         for _ in range(count):

@@ -190,10 +190,7 @@ def _answer(session: Session, plan: DraftsPlan, sequences: int, turn: int) -> Ti
 def render_drafts(report: dict[str, Any]) -> str:
     """The report as lines of text."""
     model = report["model"]
-    lines = [
-        machine_line(report),
-        f"{model['file']}, {model['bytes'] / 1e6:.1f} MB",
-    ]
+    lines = [machine_line(report), f"{model['file']}, {model['bytes'] / 1e6:.1f} MB"]
     for one in report["results"]:
         drafter, together = one["drafter"], one["sequences"]
         lines.append(f"{one['engine']}, {together} at once, drafts from the {drafter}:")

@@ -36,8 +36,7 @@ q4_0 is nearest to i4r and i3r."""
 class Setup:
     """The settings an engine is opened with, equal for all engines except those of the peer.
 
-    ``context`` is per sequence; only the peer takes several ``sequences``.
-    """
+    ``context`` is per sequence; only the peer takes several ``sequences``."""
 
     model: str
     threads: int
@@ -73,8 +72,7 @@ class BenchEngine(Protocol):
 def open_engine(name: str, setup: Setup) -> BenchEngine:
     """Open a tier by its name, or the peer. Raises ConfigError when the peer is not installed.
 
-    ``native:2`` is that tier with two workers per step, instead of the fastest number.
-    """
+    ``native:2`` is that tier with two workers per step, instead of the fastest number."""
     return PeerEngine(setup) if name == PEER else TierEngine(name, setup)
 
 
@@ -154,10 +152,8 @@ class TierEngine:
 
 
 class PeerEngine:
-    """llama.cpp through the C functions of its Python binding.
-
-    Raises ConfigError when it shall use a graphics card but was built without support for one.
-    """
+    """llama.cpp through the C functions of its Python binding. Raises ConfigError when it shall use
+    a graphics card but was built without support for one."""
 
     def __init__(self, setup: Setup) -> None:
         check_peer()

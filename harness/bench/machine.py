@@ -51,8 +51,7 @@ def _cpu_name() -> str:
 def stream_bandwidth(threads: int, nbytes: int = STREAM_BYTES) -> float:
     """Bytes per second that a numpy copy reads and writes, the best of a few rounds.
 
-    ``threads`` threads copy one part each; every byte copied counts twice.
-    """
+    ``threads`` threads copy one part each; every byte copied counts twice."""
     source = np.ones(nbytes, np.uint8)
     target = np.zeros(nbytes, np.uint8)
     parts = list(zip(np.array_split(target, threads), np.array_split(source, threads), strict=True))

@@ -42,8 +42,7 @@ class BenchmarkPlan:
     part.
 
     ``beside`` is the number of busy processes that run meanwhile; with ``peer_gpu`` the peer puts
-    the model on a graphics card.
-    """
+    the model on a graphics card."""
 
     model: Path
     engines: tuple[str, ...]
@@ -120,10 +119,8 @@ def ratio(values: Sequence[float], others: Sequence[float]) -> dict[str, Any]:
 
 def run_benchmark(plan: BenchmarkPlan, say: Say = lambda text: None) -> dict[str, Any]:
     """Everything the command reports, as plain JSON types. ``say`` receives lines about progress.
-
     Raises RequestError when the model's context is too short, ExecutionError for an engine that
-    fails.
-    """
+    fails."""
     vocab, bytes_per_token, file_bytes = _model_facts(plan)
     samples = {name: Samples() for name in plan.engines}
     prompt = np.random.default_rng(0).integers(0, vocab, max(SHORT_TOKENS, plan.prompt_tokens))

@@ -46,8 +46,7 @@ def write_plot(report: Report, path: Path) -> None:
     repetitions.
 
     A dashed line is the rate at which memory could stream what a decode step moves. Raises
-    ConfigError when the file cannot be written.
-    """
+    ConfigError when the file cannot be written."""
     save_figure(lambda: draw(report), path)
 
 

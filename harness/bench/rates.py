@@ -100,9 +100,7 @@ class _Rates:
 
 def run_rates(plan: RatesPlan, say: Callable[[str], None]) -> dict[str, Any]:
     """Everything the command reports, as plain JSON types. ``say`` receives lines about progress.
-
-    Raises what opening a session raises.
-    """
+    Raises what opening a session raises."""
     engines = {}
     for name in plan.engines:
         rates = _Rates(plan, name)

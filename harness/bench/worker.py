@@ -2,8 +2,7 @@
 
 The process announces its first token, then answers each JSON line of standard input with one:
 ``{"prompt": ids, "decode_tokens": n}`` or ``{"prompts": [ids, ...], ...}`` with the seconds taken,
-``{}`` with the peak memory.
-"""
+``{}`` with the peak memory."""
 
 from __future__ import annotations
 
@@ -43,8 +42,7 @@ class Worker(ContextManager):
     def __init__(self, name: str, setup: Setup, prompt: str, cache: Path | None = None) -> None:
         """Start the worker. Raises ExecutionError with its output when it could not start.
 
-        ``cache`` replaces every folder of cached kernels.
-        """
+        ``cache`` replaces every folder of cached kernels."""
         self.name = name
         root = str(Path(harness.__file__).parents[1])
         paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]

@@ -1,7 +1,6 @@
 """The catalog of models: size, licence and source of each.
 
-Its data are in ``entries.toml`` in this folder.
-"""
+Its data are in ``entries.toml`` in this folder."""
 
 from __future__ import annotations
 
@@ -74,8 +73,7 @@ class CatalogEntry(ManagedModel):
 
     ``cache_bytes_per_token`` is the bytes of keys and values per token at f16, with every attention
     layer's whole context; ``state_bytes`` is the recurrent state of one sequence. ``sampling``
-    holds the sampling settings that suit the model, by name.
-    """
+    holds the sampling settings that suit the model, by name."""
 
     name: str
     architecture: str

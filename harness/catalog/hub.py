@@ -2,8 +2,7 @@
 
 The library is imported only when a file of the hub is needed. It supports what users of the hub
 expect: HF_ENDPOINT, HF_TOKEN, HF_HUB_OFFLINE, proxies, interrupted transfers that continue, and its
-own cache of files.
-"""
+own cache of files."""
 
 from __future__ import annotations
 
@@ -58,8 +57,7 @@ def download_file(file: HubFile, folder: Path, progress: Progress) -> None:
     """Fetch ``file`` to its path below ``folder``, without verifying it.
 
     Temporary files go to ``folder / ".cache"``. ``progress`` receives bytes as they arrive. Raises
-    CatalogError.
-    """
+    CatalogError."""
     from tqdm import tqdm
 
     class Reporter(tqdm):  # type: ignore[type-arg]

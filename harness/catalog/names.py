@@ -2,8 +2,7 @@
 
 The files a name means are determined from a list of paths alone, so the same rules search a
 repository on the hub and its pulled files. Names are restricted to a small alphabet, so that no
-file name can lead out of a folder.
-"""
+file name can lead out of a folder."""
 
 from __future__ import annotations
 
@@ -91,8 +90,7 @@ def quant_of(stem: str) -> str:
 def models_among(paths: Iterable[str]) -> dict[str, tuple[str, ...]]:
     """The models among ``paths``: stem to the paths of its parts, in order.
 
-    Files that are not language models, and names that are unsafe as paths, are left out.
-    """
+    Files that are not language models, and names that are unsafe as paths, are left out."""
     models: dict[str, list[str]] = {}
     for path in sorted(paths):
         if re.fullmatch(GGUF, path) and not NOT_A_MODEL.search(path.removesuffix(".gguf")):
@@ -101,10 +99,8 @@ def models_among(paths: Iterable[str]) -> dict[str, tuple[str, ...]]:
 
 
 def choose(name: HubName, paths: Iterable[str]) -> tuple[str, tuple[str, ...]]:
-    """The stem and the parts of the model that ``name`` means among the files ``paths``.
-
-    Raises CatalogError that lists the choices if it means no model, several, or an incomplete one.
-    """
+    """The stem and the parts of the model that ``name`` means among the files ``paths``. Raises
+    CatalogError that lists the choices if it means no model, several, or an incomplete one."""
     models = models_among(paths)
     stem = _stem_meant(name, models)
     parts = models[stem]

@@ -33,8 +33,7 @@ def pull(model: ManagedModel, cache_dir: Path, progress: Progress = NOTHING_SHOW
     The model appears under its name, all parts at once, only when every byte is written and every
     digest is correct. So a process that dies at any moment leaves nothing that looks like a model.
     Verified parts of an interrupted pull are kept for the next one. One process pulls; others wait
-    for it. Raises CatalogError.
-    """
+    for it. Raises CatalogError."""
     path, folder = store.model_path(model, cache_dir), store.model_folder(model.folder, cache_dir)
     with store.locked(model.folder, cache_dir, progress):
         if all((folder / store.checked_path(file.source.path)).is_file() for file in model.files):
@@ -69,8 +68,7 @@ def resolve_model(
     None the active model, else the default one.
 
     A name of the hub without a quant means a pulled model if there is one. A model that is not in
-    the cache is pulled; without ``pull_missing`` it is a CatalogError.
-    """
+    the cache is pulled; without ``pull_missing`` it is a CatalogError."""
     name = spec if spec is not None else store.active(cache_dir) or DEFAULT_ID
     path = existing_file(name)
     if path is not None:

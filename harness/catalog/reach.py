@@ -2,8 +2,7 @@
 
 Names are checked before every request, redirects included. A name is resolved once, and the
 connection goes to one of the checked addresses, so a name that resolves differently the next time
-gains nothing. The user chose the host in HF_ENDPOINT, so its address may be private.
-"""
+gains nothing. The user chose the host in HF_ENDPOINT, so its address may be private."""
 
 from __future__ import annotations
 
@@ -32,8 +31,7 @@ def make_client(endpoint: Endpoint) -> httpx2.Client:
     """An HTTP client that connects to the hub at ``endpoint`` and nothing else.
 
     A refused connection raises CatalogError. If a proxy is set, the proxy connects, and only names
-    can be checked here.
-    """
+    can be checked here."""
 
     def check(request: httpx2.Request) -> None:
         url = request.url

@@ -8,8 +8,7 @@
 
 A folder below ``models`` is a complete, verified model and appears at once. Names are checked
 against a small alphabet before they become paths, and each folder is checked to be inside the
-cache.
-"""
+cache."""
 
 from __future__ import annotations
 
@@ -84,10 +83,8 @@ def pulled_from_hub(cache_dir: Path) -> list[PulledModel]:
 
 
 def find_pulled(spec: str, cache_dir: Path) -> PulledModel | None:
-    """The pulled model that a catalog id or a name of the hub means, None if there is none.
-
-    Raises CatalogError for any other text.
-    """
+    """The pulled model that a catalog id or a name of the hub means, None if there is none. Raises
+    CatalogError for any other text."""
     if not is_hub_name(spec):
         entry = find(spec)
         path = model_path(entry, cache_dir)
@@ -135,10 +132,7 @@ def locked(name: str, cache_dir: Path, progress: Progress) -> Iterator[None]:
 
 def remove(spec: str, cache_dir: Path, progress: Progress) -> int:
     """Delete a pulled model and what tiers stored of it, clear it as the active one, and return the
-    bytes freed.
-
-    Raises CatalogError if the model is not in the cache.
-    """
+    bytes freed. Raises CatalogError if the model is not in the cache."""
     found = find_pulled(spec, cache_dir)
     if found is None:
         raise CatalogError(f"{spec} is not in {cache_dir}: nothing to remove")

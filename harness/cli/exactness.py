@@ -2,8 +2,7 @@
 
 Binary64 has more than twice the digits of binary32 and two to spare. So the sum, product or
 quotient of two binary32 numbers, computed in binary64 (Python's floats) and rounded once more, is
-the correctly rounded binary32 result (Figueroa 1995). numpy is compared with it.
-"""
+the correctly rounded binary32 result (Figueroa 1995). numpy is compared with it."""
 
 from __future__ import annotations
 

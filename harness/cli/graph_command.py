@@ -61,10 +61,7 @@ def add_parser(subparsers: Any) -> None:
         "-o", "--out", metavar="FILE", help="file to write [default: standard output]"
     )
     add_count(group_of(parser, "input"), "--tokens", 1, "tokens of the step")
-    for flag, default, what in (
-        ("--bandwidth", BANDWIDTH, "bytes"),
-        ("--flops", PEAK, "FLOPs"),
-    ):
+    for flag, default, what in (("--bandwidth", BANDWIDTH, "bytes"), ("--flops", PEAK, "FLOPs")):
         group_of(parser, "device").add_argument(
             flag,
             metavar="RATE",
@@ -131,8 +128,7 @@ def _graphs(
 ) -> tuple[dict[str, Graph], dict[str, str], int]:
     """Graphs and architectures by label, and the context, which is the same for all.
 
-    By default the context is the longest that every model has.
-    """
+    By default the context is the longest that every model has."""
     from contextlib import ExitStack
 
     from contract.dtypes import BY_NAME

@@ -19,8 +19,7 @@ def layer_facts(model: Model, kv_dtype: DType) -> dict[str, list[dict[str, Any]]
     """``attention``, ``recurrent`` and ``feed_forward``: entries with the ``layers`` they describe.
 
     ``kv_per_token`` is the bytes per token of one layer's keys and values, stored as ``kv_dtype``,
-    which the heads must allow; 0 if the layer reads those of another layer.
-    """
+    which the heads must allow; 0 if the layer reads those of another layer."""
     config = model.config
     recurrent = [n for n in range(config.layers) if config.is_recurrent(n)]
     return {
@@ -33,8 +32,7 @@ def layer_facts(model: Model, kv_dtype: DType) -> dict[str, list[dict[str, Any]]
 def active_parameters(model: Model) -> int:
     """Elements of the tensors used for one token; of experts, the share a token uses.
 
-    Drafting blocks are not counted.
-    """
+    Drafting blocks are not counted."""
     return sum(_active(model.config, tensor) for tensor in model.file.tensors.values())
 
 

@@ -80,8 +80,7 @@ def _computed(session: Session, tokens: list[int], out: str | None) -> NDArray[n
         raise RequestError("prompt", "is empty; give at least one token")
     if len(tokens) > session.context:
         raise RequestError(
-            "prompt",
-            f"is {len(tokens)} tokens, the context is {session.context}; raise --context",
+            "prompt", f"is {len(tokens)} tokens, the context is {session.context}; raise --context"
         )
     try:
         if out is None:

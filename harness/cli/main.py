@@ -92,8 +92,7 @@ models (GGUF, also split files):
 def entry() -> int:
     """Run the command line of this process; returns the exit code.
 
-    Text that the terminal cannot show is escaped instead of failing.
-    """
+    Text that the terminal cannot show is escaped instead of failing."""
     open_closed_streams()
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):

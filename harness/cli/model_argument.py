@@ -23,8 +23,7 @@ def take_model(
     """Set ``args.model`` from the arguments, where one of them names it; what is left of ``rest``.
 
     ``run`` has its own rule: the first of two words, or a single one, is a model if it looks like
-    the name of one. Raises ConfigError for a model that is named twice.
-    """
+    the name of one. Raises ConfigError for a model that is named twice."""
     unknown_flag = any(word.startswith("-") for word in rest)
     if getattr(args, "named_model", None) is not None:
         # What follows an unknown flag is taken for a model, and is the value of that flag.

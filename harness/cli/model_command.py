@@ -1,7 +1,6 @@
 """``zinc-rt model``: lists, fetches, selects and removes models.
 
-Results go to standard output, progress to standard error.
-"""
+Results go to standard output, progress to standard error."""
 
 from __future__ import annotations
 
@@ -31,8 +30,7 @@ COLUMNS = ("ID", "SIZE", "MEMORY", "QUANT", "LICENCE", "STATE")
 def add_parser(subparsers: Any) -> None:
     """Add the ``model`` command; its parsers set ``func(args) -> exit code``.
 
-    ``subparsers`` is what ``ArgumentParser.add_subparsers`` returned.
-    """
+    ``subparsers`` is what ``ArgumentParser.add_subparsers`` returned."""
     parser = subparsers.add_parser(
         "model",
         help="list, download and choose models",

@@ -128,8 +128,7 @@ def run_facts(file: GgufFile, requested: RequestedSizes) -> dict[str, Any]:
     """Sizes, memory and work of the forward pass, or ``problem``: why there is none.
 
     Work is that of one decode token that attends to the planned context. Raises RequestError when
-    the model has no such context, or its heads do not allow the requested storage.
-    """
+    the model has no such context, or its heads do not allow the requested storage."""
     try:
         model = Model(file, read_config(file), adapters=requested.adapters)
         # Build the graph for the shortest context first: it depends on the file alone, while a
@@ -196,8 +195,7 @@ def memory_facts(model: Model, requested: RequestedSizes, longest: int) -> dict[
     ``fits`` compares it with ``budget``, with weights in host memory or on disk where that helps;
     ``notes`` say so. ``kinds`` gives, for each storage type of keys and values,
     its bytes per token, the longest context up to ``longest`` that fits (None: not even a page) and
-    the memory that takes; or ``problem`` when the heads do not allow the type.
-    """
+    the memory that takes; or ``problem`` when the heads do not allow the type."""
     footprint = declared_footprint if requested.tier is None else requested.tier.footprint
     unified = requested.tier is None or requested.tier.info.host_unified
     kinds: dict[str, dict[str, Any]] = {}
@@ -256,8 +254,7 @@ def sequence_facts(model: Model, requested: RequestedSizes, longest: int) -> dic
 
     ``context`` is None when not even one page each fits, and ``total`` is then the memory that
     would need. ``more`` is the memory with one page more each, None when ``longest`` is reached;
-    ``left`` is the unused part of the budget.
-    """
+    ``left`` is the unused part of the budget."""
     dtype = BY_NAME[requested.kv_dtype]
     footprint = declared_footprint if requested.tier is None else requested.tier.footprint
     unified = requested.tier is None or requested.tier.info.host_unified

@@ -61,8 +61,7 @@ class CompleteFormatter(Formatter):
 class Parser(argparse.ArgumentParser):
     """A parser without abbreviated flags; a usage error is a ConfigError of one line.
 
-    ``rare`` are the flags that only ``--help-all`` shows, besides settings that are not common.
-    """
+    ``rare`` are the flags that only ``--help-all`` shows, besides settings that are not common."""
 
     def __init__(self, **options: Any) -> None:
         options.setdefault("allow_abbrev", False)

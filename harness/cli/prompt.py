@@ -33,8 +33,7 @@ def read_prompt(argument: str | None, file: str | None, *, append: bool = True) 
 
     Argument and file may be ``-``, which is standard input. One line feed at the end of a file is
     not part of the prompt. Raises RequestError when there is no prompt, more than one, or one that
-    is not UTF-8.
-    """
+    is not UTF-8."""
     if argument is not None and file is not None:
         raise RequestError("prompt", "is given as an argument and with -f; give one of them")
     if STANDARD_INPUT in (argument, file) or (argument is file is None and not is_terminal()):

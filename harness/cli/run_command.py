@@ -157,11 +157,7 @@ def _answer(args: argparse.Namespace, settings: Settings) -> int:
     made = receipt is not None
     with open_session(settings, chat=not args.raw, digests=made, recording=recording) as session:
         tokens = encode_turn(
-            session,
-            prompt,
-            system=settings["system"],
-            thinking=settings["thinking"],
-            raw=args.raw,
+            session, prompt, system=settings["system"], thinking=settings["thinking"], raw=args.raw
         )
         generation = session.generate(
             tokens,

@@ -133,10 +133,8 @@ def _fits(named: str, server: Presence) -> bool:
 
 
 def _wait(server: Presence, seconds: float) -> None:
-    """Wait until the server has ended, printing how many answers are left when that changes.
-
-    Raises StillRunning.
-    """
+    """Wait until the server has ended, printing how many answers are left when that changes. Raises
+    StillRunning."""
     from harness.serve.presence import present
 
     deadline = time.monotonic() + seconds

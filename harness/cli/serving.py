@@ -64,8 +64,7 @@ def open_session(
 
     A setting the command does not have keeps its default. With ``scores`` texts can be scored, with
     so many likely tokens listed; with ``digests`` rows of logits are digested, and with ``experts``
-    those of a mixture can be read.
-    """
+    those of a mixture can be read."""
     from harness.host.session import Session
     from harness.progress import progress_on
 

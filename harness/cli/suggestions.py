@@ -66,10 +66,7 @@ ADVICE: Mapping[str, str] = MappingProxyType(
             ),
             ("--list-devices", "use zinc-rt devices"),
             ("--api-key", "keys belong to tenants: see zinc-rt tenants add"),
-            (
-                "--verbose",
-                "the last line of an answer has the timings; --debug explains errors",
-            ),
+            ("--verbose", "the last line of an answer has the timings; --debug explains errors"),
             ("--keepalive", "a served model stays in memory: leave it out"),
         )
         for flag in flags.split()
@@ -168,8 +165,7 @@ def names_model(word: str) -> bool:
 def refuse_foreign_flags(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
     """Raise ConfigError for a flag of another program, with advice if there is some.
 
-    This runs before the words are parsed: ``-ngl 99`` would else be ``-n`` with the value "gl".
-    """
+    This runs before the words are parsed: ``-ngl 99`` would else be ``-n`` with the value "gl"."""
     known = flags_of(parser)
     for word in words:
         if word == "--":
@@ -194,8 +190,7 @@ def refuse_arguments(
     """Raise ConfigError for what the command did not understand.
 
     The suggestion is a flag of the command itself; else the command of ``root`` that has the flag.
-    ``prompt`` is the argument before the rest, which may be meant as a model.
-    """
+    ``prompt`` is the argument before the rest, which may be meant as a model."""
     unknown = next((word.partition("=")[0] for word in rest if word.startswith("-")), None)
     if unknown is None:
         first = rest[0] if prompt is None else prompt

@@ -8,10 +8,7 @@ from typing import Any
 
 TOOLS = {
     "synth": ("harness.synth.__main__", "write a small model file with random weights"),
-    "validate": (
-        "harness.validate.__main__",
-        "compare tiers with the definitions, op by op",
-    ),
+    "validate": ("harness.validate.__main__", "compare tiers with the definitions, op by op"),
     "goldens": ("harness.goldens", "check the stored digests of a checkout"),
     "conformance": (
         "harness.conformance.__main__",

@@ -2,8 +2,7 @@
 
 A case id is a path: ``parity/...`` compares one opcode with its definition, ``validate/...`` every
 op of a model, ``goldens/...`` logits with their stored digests, ``tier/...`` checks what the tier
-claims.
-"""
+claims."""
 
 from __future__ import annotations
 
@@ -73,8 +72,7 @@ VALIDATE_CHUNK = 11
 def known_cases(default_model: Path | None = None) -> dict[str, Check]:
     """Every case of this source by id, in running order.
 
-    With ``default_model``, a file, its goldens are checked too.
-    """
+    With ``default_model``, a file, its goldens are checked too."""
     cases: dict[str, Check] = {
         "tier/arithmetic": check_arithmetic,
         "tier/opcodes": check_opcodes,

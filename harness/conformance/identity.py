@@ -29,8 +29,7 @@ GOLDENS = (goldens.SYNTHETIC, goldens.DEFAULT_MODEL)
 def source_facts() -> dict[str, Any]:
     """The version, the commit, whether files were changed since, and a digest of every package.
 
-    ``commit`` and ``dirty`` are None outside a git checkout.
-    """
+    ``commit`` and ``dirty`` are None outside a git checkout."""
     root = Path(harness.__file__).parents[1]
     commit = _git(root, "rev-parse", "HEAD") if (root / ".git").exists() else None
     changes = _git(root, "status", "--porcelain") if commit else None

@@ -1,8 +1,7 @@
 """The cases that must pass: generated from the source and compared with stored digests.
 
 The stored file has a line for each opcode, and one for each other group of cases: the group, its
-number of cases, and the SHA-256 of their sorted names.
-"""
+number of cases, and the SHA-256 of their sorted names."""
 
 from __future__ import annotations
 
@@ -25,10 +24,8 @@ def must_pass_ids() -> tuple[str, ...]:
 
 def load_must_pass(path: Path | None = None) -> tuple[str, ...]:
     """The case names in the file ``path``, one per line; those of this source when it is None.
-
     Raises ConfigError for a file that cannot be read, is empty or names a case twice, and when this
-    source's cases are not the stored ones.
-    """
+    source's cases are not the stored ones."""
     if path is None:
         ids = must_pass_ids()
         check_digests(digest_lines(ids), _stored_digests())

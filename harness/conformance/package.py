@@ -1,8 +1,7 @@
 """Packs and unpacks the archive: a gzipped tar whose bytes depend only on its members.
 
 ``manifest.json`` holds the size and SHA-256 of every other member. Apart from the compression,
-given members have exactly one archive, so any change to a file is detected.
-"""
+given members have exactly one archive, so any change to a file is detected."""
 
 from __future__ import annotations
 
@@ -39,10 +38,8 @@ def pack(members: Mapping[str, bytes]) -> bytes:
 
 
 def unpack(path: Path) -> dict[str, bytes]:
-    """The members of an archive, checked against its manifest.
-
-    Raises ConfigError for a file that is truncated, was edited or lacks a member.
-    """
+    """The members of an archive, checked against its manifest. Raises ConfigError for a file that
+    is truncated, was edited or lacks a member."""
     found = _untar(path, _decompressed(path))
     expected = (MANIFEST, *MEMBERS)
     for name in expected:

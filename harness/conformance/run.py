@@ -119,8 +119,7 @@ def run_cases(
     text.
 
     A case that raises has failed, and the device is reopened for the next one. Raises what
-    ``open_device`` raises the first time, and ConfigError for waivers that cannot be read.
-    """
+    ``open_device`` raises the first time, and ConfigError for waivers that cannot be read."""
     accepted = parse_waivers(waivers, "waivers")
     log = log or Log()
     progress = progress or NullProgress()

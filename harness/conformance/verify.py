@@ -43,10 +43,8 @@ class Verdict:
 
 
 def verify_package(path: Path, must_pass: Sequence[str]) -> Verdict:
-    """The verdict on the package at ``path`` for this source and its list ``must_pass``.
-
-    Raises ConfigError when the file is not an intact package.
-    """
+    """The verdict on the package at ``path`` for this source and its list ``must_pass``. Raises
+    ConfigError when the file is not an intact package."""
     members = unpack(path)
     try:
         run = json.loads(members["run.json"])

@@ -1,8 +1,7 @@
 """Waivers: failures that a person has examined and accepts. None are expected.
 
 A TOML file of tables ``[[waiver]]``, each with ``case`` and ``device`` (patterns with ``*`` and
-``?``, of case ids and of the device's name) and a ``reason``.
-"""
+``?``, of case ids and of the device's name) and a ``reason``."""
 
 from __future__ import annotations
 

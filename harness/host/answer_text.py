@@ -53,8 +53,7 @@ class AnswerText:
     """The answer to ``request`` as its events come; ``index`` numbers it among several.
 
     ``finish_reason`` is None until it ends. ``first`` and ``latest`` are the monotonic times of its
-    tokens in seconds, and ``intervals`` the times between two tokens.
-    """
+    tokens in seconds, and ``intervals`` the times between two tokens."""
 
     def __init__(
         self,
@@ -121,10 +120,8 @@ class AnswerText:
 
     def take(self, event: TokenEvent, at: float = 0.0) -> Piece | None:
         """The piece that the next event makes certain; None once the answer has ended. ``at`` is
-        when the event was read, in monotonic seconds.
-
-        Raises NonFiniteLogits, ClientTooSlow, and GrammarBroke where no token can follow.
-        """
+        when the event was read, in monotonic seconds. Raises NonFiniteLogits, ClientTooSlow, and
+        GrammarBroke where no token can follow."""
         if self.finish_reason is not None:
             return None
         token, reason = event.token, event.finish_reason

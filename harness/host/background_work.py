@@ -2,8 +2,7 @@
 
 A mask takes some microseconds, and now and then, where a grammar comes to something new, a good
 part of a second. The engine's thread waits for short work only; a request whose work is late sits
-out steps until it is done. Its tokens are the same whenever that is.
-"""
+out steps until it is done. Its tokens are the same whenever that is."""
 
 from __future__ import annotations
 

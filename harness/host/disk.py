@@ -31,8 +31,7 @@ def function_name(model: Model, limits: Limits, files: Sequence[str]) -> str:
 
     It has ``files``, the digests of the model's files; the version of the arithmetic; and the graph
     of the smallest sizes, with the type of keys and values. Numbers of slots and pages are not in
-    it. The length of the context is only where it decides between two tables of frequencies.
-    """
+    it. The length of the context is only where it decides between two tables of frequencies."""
     smallest = whole_contexts(
         slots=1,
         context=PAGE_TOKENS,

@@ -1,7 +1,6 @@
 """The driver of one engine: requests go in, and their events come out on streams.
 
-A stream holds a bounded number of events: while nobody takes them, its requests are stalled.
-"""
+A stream holds a bounded number of events: while nobody takes them, its requests are stalled."""
 
 from __future__ import annotations
 
@@ -30,8 +29,7 @@ STALLED_STEP_SECONDS = 0.01
 class EventStream:
     """The events of any number of requests. One thread takes from it.
 
-    ``ready`` is called on the engine's thread whenever there is something to take.
-    """
+    ``ready`` is called on the engine's thread whenever there is something to take."""
 
     def __init__(
         self, driver: EngineDriver, capacity: int, ready: Callable[[], None] | None = None
@@ -97,8 +95,7 @@ class EngineDriver(Submits[EventStream]):
     """Runs requests on the engine that ``make_engine`` builds around the observer it is given.
 
     The thread that takes from a stream computes the steps, so one thread uses all of it. What the
-    engine reports goes on to ``observer``. See ``ThreadedDriver`` for many threads.
-    """
+    engine reports goes on to ``observer``. See ``ThreadedDriver`` for many threads."""
 
     def __init__(
         self,
@@ -280,8 +277,7 @@ class EngineDriver(Submits[EventStream]):
         """Stall the requests of a stream whose reader takes no events.
 
         The reader looks at ``_stalled`` after it took events, and this looks at the events after it
-        set ``_stalled``: so one of the two sees what the other did.
-        """
+        set ``_stalled``: so one of the two sees what the other did."""
         events, capacity = stream._events, stream._capacity
         if stream._stalled or len(events) < capacity:
             return

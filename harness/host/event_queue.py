@@ -3,8 +3,7 @@
 Waking a thread for every token costs more than what it does then. So a reader that waits may
 register a callback, the offer: the giving thread calls it with new events, and only events that it
 does not accept are put into the queue and wake the reader. Either way events come in order, and the
-reader and its callback never run at the same time.
-"""
+reader and its callback never run at the same time."""
 
 from __future__ import annotations
 

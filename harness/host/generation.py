@@ -30,8 +30,7 @@ class GenerationStats:
     ``cached_tokens`` of the prompt came from the prefix cache and were not computed.
     ``prefill_seconds`` lasts until the first token is there, ``decode_seconds`` from then on.
     ``decode_steps`` counts the tokens computed in that second part, one that ended the text
-    included. Of ``drafted`` tokens ``accepted`` were what the model sampled.
-    """
+    included. Of ``drafted`` tokens ``accepted`` were what the model sampled."""
 
     prompt_tokens: int
     cached_tokens: int
@@ -55,8 +54,7 @@ class GenerationStats:
 class TextGeneration(Iterator[Piece]):
     """An answer in the making: iterate for its pieces, read the rest at any time.
 
-    A KeyboardInterrupt, or whatever else stops the iteration, is followed by ``cancel``.
-    """
+    A KeyboardInterrupt, or whatever else stops the iteration, is followed by ``cancel``."""
 
     def __init__(
         self,

@@ -1,8 +1,7 @@
 """Parses an answer in OpenAI's harmony format while it streams.
 
 However the text is cut into pieces, the parts are the same. Headers and marks belong to nobody;
-what is no message of the format is text.
-"""
+what is no message of the format is text."""
 
 from __future__ import annotations
 
@@ -70,8 +69,7 @@ def content_of(parts: Iterable[Part]) -> str:
 class FramedAnswer:
     """The text of an answer in a terminal: its reasoning, a blank line, its ``content``.
 
-    ``shown_tokens`` are the control tokens that ``parser`` has to see.
-    """
+    ``shown_tokens`` are the control tokens that ``parser`` has to see."""
 
     parser: ReplyParser
     shown_tokens: frozenset[int]

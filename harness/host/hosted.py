@@ -90,8 +90,7 @@ def host_model(
     """Load the model file at ``path`` and let ``thread`` step its engine until ``owned`` closes.
 
     With ``prepare`` the first requests wait for nothing to be compiled. Raises what ``load_model``
-    raises.
-    """
+    raises."""
     loaded = load_model(path, options, owned, progress, patient=True)
     if prepare:
         loaded.runner.prepare()

@@ -2,8 +2,7 @@
 
 Other programs need it where less than half is free of the margin that was left to them when the
 model was opened. Then the model is planned anew within what is free: with fewer pages, and then
-with weights that stay in host memory. It goes back when that much has been free for a while.
-"""
+with weights that stay in host memory. It goes back when that much has been free for a while."""
 
 from __future__ import annotations
 
@@ -160,8 +159,7 @@ def live_memory_of(loaded: LoadedModel) -> LiveMemory | None:
     """What follows the free memory of the model's device while it is open.
 
     None where no weights can be left in host memory, so that little is gained, and where a trace or
-    a draft model refers to that memory.
-    """
+    a draft model refers to that memory."""
     prepared, options = loaded.prepared, loaded.options
     alone = loaded.recorded is None and prepared.drafting is None
     if not alone or not isinstance(prepared.tier, StreamsWeights) or not prepared.tier.streams:

@@ -65,8 +65,7 @@ class SessionOptions:
     computed from, with ``scores`` the log-probabilities of prompts, with ``digests`` digests of
     rows of logits, with ``experts`` those that a mixture's tokens use. At most ``queue_depth``
     requests wait for a slot, and a request ends after ``stall_steps`` steps in which nobody takes
-    its events. Requests may use the adapters ``lora``.
-    """
+    its events. Requests may use the adapters ``lora``."""
 
     tier: str = "auto"
     tier_options: TierOptions = DEFAULT_OPTIONS

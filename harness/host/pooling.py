@@ -9,8 +9,7 @@ tier. Everything from there on is binary64, and every step of it rounds once, as
 3. The squares are summed exactly and rounded once (``math.fsum``); each number is divided by the
    square root of that and rounded to binary32. A vector of zeros stays one.
 
-So no order of additions depends on chunks, company or machine.
-"""
+So no order of additions depends on chunks, company or machine."""
 
 from __future__ import annotations
 
@@ -80,10 +79,8 @@ class Pool:
         self._sum = other._sum
 
     def vector(self, dimensions: int | None = None) -> NDArray[np.float32]:
-        """The normalised vector, float32[dimensions], all of the width for None.
-
-        Raises ValueError where a state is not finite.
-        """
+        """The normalised vector, float32[dimensions], all of the width for None. Raises ValueError
+        where a state is not finite."""
         assert self._sum is not None, "no row came"
         count = self._tokens if self.pooling is Pooling.MEAN else 1
         mean = (self._sum / count)[:dimensions]

@@ -1,8 +1,7 @@
 """Parses an answer while it streams: into reasoning, text, and tool calls.
 
 However the text is cut into pieces, the parts are the same. Nothing is lost: what begins like a
-call and is none is text. Only blanks between parts belong to nobody.
-"""
+call and is none is text. Only blanks between parts belong to nobody."""
 
 from __future__ import annotations
 

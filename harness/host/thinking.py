@@ -18,8 +18,7 @@ def thinking_arguments(
 
     A model that always thinks, but reads how much, thinks as its template says where thinking is
     switched on, and least where it is switched off. Raises RequestError for what the template
-    cannot be told.
-    """
+    cannot be told."""
     levelled = template.has_reasoning_effort
     if level is not None:
         if not levelled:

@@ -22,8 +22,7 @@ class RequestFacts:
     tokens came from the prefix cache at its first admission, ``from_disk`` of them from the disk
     cache, and ``difference`` is where a cached prompt of its tenant went on otherwise. ``tokens``
     were put on its stream; those past the end of its answer count until the reader cancels the
-    request.
-    """
+    request."""
 
     submitted: float
     admitted: float | None = None

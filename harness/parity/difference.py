@@ -16,8 +16,7 @@ class Difference:
     """The first element that differs.
 
     Numbers are written as Python writes them, bit patterns in hexadecimal. When shapes or types
-    differ there is no element to name, and only ``note`` is set.
-    """
+    differ there is no element to name, and only ``note`` is set."""
 
     index: tuple[int, ...] = ()
     expected: str = ""
@@ -38,8 +37,7 @@ class Difference:
 def difference(expected: NDArray[Any], got: NDArray[Any], *, may_break: bool) -> Difference | None:
     """The first difference, None when all elements are equal (-0 equals +0).
 
-    NaN equals NaN only if ``may_break`` says that a NaN can be a correct result.
-    """
+    NaN equals NaN only if ``may_break`` says that a NaN can be a correct result."""
     if got.shape != expected.shape or got.dtype != expected.dtype:
         found = f"{got.dtype}{got.shape} instead of {expected.dtype}{expected.shape}"
         return Difference(note=found)

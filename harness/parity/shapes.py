@@ -2,8 +2,7 @@
 
 A shape names every dimension of the opcode's table row that its parameters do not bind. ``runs``
 lists the tokens of the step as (slot, first position, count); the numbers of tokens and slots and
-the page-table size follow from it.
-"""
+the page-table size follow from it."""
 
 from __future__ import annotations
 
@@ -153,9 +152,7 @@ STRATEGIES: dict[Opcode, Strategy] = {
         label="{label}-{recent_tokens}",
     ),
     Opcode.STORE_REQUEST_STATE: listed(
-        "rows runs",
-        *((1, DECODE_ONE), (5, DECODE_MANY), (12, MIXED), (0, MIXED)),
-        label="{rows}",
+        "rows runs", *((1, DECODE_ONE), (5, DECODE_MANY), (12, MIXED), (0, MIXED)), label="{rows}"
     ),
     Opcode.COPY_ROWS: grid(
         "sources targets width rows", (1, 1, 1, 1), (9, 4, 257, 3), (3, 17, 1300, 17), (2, 2, 8, 0)

@@ -57,13 +57,7 @@ def _products(inner: str, outputs: str) -> Strategy:
         return tuple(
             OpShape(
                 f"{tokens}x{used}of{experts}-{columns}x{rows}",
-                {
-                    "tokens": tokens,
-                    "experts": experts,
-                    "used": used,
-                    inner: columns,
-                    outputs: rows,
-                },
+                {"tokens": tokens, "experts": experts, "used": used, inner: columns, outputs: rows},
                 absent=absent,
             )
             for (tokens, experts, used, columns, rows), absent in zip(

@@ -45,8 +45,7 @@ def model_document(
     Added keys: ``model``, ``architecture``, ``layers`` (one object per layer), ``parameters``,
     ``weights`` (by storage type), ``scratch_bytes``, ``decode`` (one token: bytes by kind of
     buffer, and FLOPs), ``prefill`` (a prompt of ``tokens``: FLOPs), ``roles`` (nodes grouped over
-    the layers) and ``critical_path`` (seconds estimated for ``machine``).
-    """
+    the layers) and ``critical_path`` (seconds estimated for ``machine``)."""
     key, context, machine = assumptions.key, assumptions.context, assumptions.machine
     costs = node_costs(graph, key, context)
     storage = weight_storage(graph)

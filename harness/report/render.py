@@ -42,8 +42,7 @@ def render_html(documents: Sequence[Document]) -> str:
     """The documents as columns of one page that loads nothing.
 
     All documents count the same step for the same machine; the page states it once. All text from
-    the documents is escaped.
-    """
+    the documents is escaped."""
     environment = Environment(
         loader=PackageLoader("harness.report"),
         autoescape=True,

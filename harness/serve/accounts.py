@@ -42,10 +42,8 @@ class _Read:
 
 
 class Accounts:
-    """The accounts of a server: those of ``path``, or one local tenant without a key.
-
-    Raises ConfigError for a file that cannot be used, or in which nobody has a key.
-    """
+    """The accounts of a server: those of ``path``, or one local tenant without a key. Raises
+    ConfigError for a file that cannot be used, or in which nobody has a key."""
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
@@ -101,8 +99,7 @@ class Accounts:
     def refresh(self, call: CallEngine) -> None:
         """Read the file again if it changed, at most once in LOOK_SECONDS, and change the engine.
 
-        A file that cannot be used changes nothing and is reported in the log.
-        """
+        A file that cannot be used changes nothing and is reported in the log."""
         if self._path is None or not self._lock.acquire(blocking=False):
             return
         try:

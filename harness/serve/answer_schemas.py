@@ -1,8 +1,7 @@
 """The types of the routes' answers, for the OpenAPI document, by the name of the route.
 
 Answers are built as plain objects; that they are of these types is tested by asking for them. They
-may have more fields than are named here.
-"""
+may have more fields than are named here."""
 
 from __future__ import annotations
 

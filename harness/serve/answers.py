@@ -364,8 +364,4 @@ def listed_tokens(tokenizer: Tokenizer, events: Iterable[TokenEvent]) -> list[Js
 def token_facts(tokenizer: Tokenizer, token: int, log_probability: float | None) -> Json:
     """A token with its log-probability, as OpenAI and llama.cpp list it."""
     raw = tokenizer.token_bytes(token, special=True)
-    return {
-        "token": raw.decode(errors="replace"),
-        "logprob": log_probability,
-        "bytes": list(raw),
-    }
+    return {"token": raw.decode(errors="replace"), "logprob": log_probability, "bytes": list(raw)}

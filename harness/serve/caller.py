@@ -48,8 +48,7 @@ class Caller:
     """The client of a request; by default one that stays connected and is sent the iterated body.
 
     ``ignored`` are the fields it sent that change nothing here; ``client_name`` gives the client's
-    name of a field of chat completions.
-    """
+    name of a field of chat completions."""
 
     gone: Gone = _stays
     begin: Callable[[], None] = _nothing

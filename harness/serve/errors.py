@@ -1,8 +1,7 @@
 """Every error response of the server, in the form that OpenAI's client reads.
 
 ``{"error": {"message", "type", "param", "code"}}``. The client repeats 408, 409, 429 and 5xx by
-itself, unless ``x-should-retry`` says false, and waits ``Retry-After`` seconds.
-"""
+itself, unless ``x-should-retry`` says false, and waits ``Retry-After`` seconds."""
 
 from __future__ import annotations
 
@@ -43,10 +42,7 @@ TYPES = {
 }
 IN_FORMAT = ".json_schema.schema"
 """Where chat completions have the schema of a response_format."""
-WIRE_NAMES = {
-    "repeat_penalty": "repetition_penalty",
-    "log_probabilities": "top_logprobs",
-}
+WIRE_NAMES = {"repeat_penalty": "repetition_penalty", "log_probabilities": "top_logprobs"}
 """The name in the API of a field of the engine's requests."""
 RESTART_SECONDS = 5
 """Seconds after which a client should try again when the server is about to stop."""

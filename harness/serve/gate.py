@@ -37,8 +37,7 @@ class HostCheck:
     """Accepts the names a server answers to.
 
     A page of another site may make its name resolve to this machine, and then read what it gets
-    (DNS rebinding): but the browser still sends that name. Addresses are no names.
-    """
+    (DNS rebinding): but the browser still sends that name. Addresses are no names."""
 
     def __init__(self, names: Iterable[str] = (), origins: Iterable[str] = ()) -> None:
         """``origins`` are those whose pages are served too; "*" is every one."""
@@ -103,11 +102,7 @@ def service_of_request() -> Service:
 
 def caller_of_request() -> Caller:
     """The client of the request at hand; where nobody can tell, it has not left."""
-    ways = {
-        "gone": "waitress.client_disconnected",
-        "begin": BEGIN,
-        "send_at_once": SEND_AT_ONCE,
-    }
+    ways = {"gone": "waitress.client_disconnected", "begin": BEGIN, "send_at_once": SEND_AT_ONCE}
     environ = request.environ
     known = {way: environ[name] for way, name in ways.items() if name in environ}
     return Caller(**known, ignored=[] if g.ignored is None else g.ignored)

@@ -65,8 +65,7 @@ class Generation:
     ``leaves``, the form of a receipt's leaves, it has the ``step_digests`` of a receipt, which
     ``make_receipt`` makes once; with ``experts`` those of a mixture. Raises RequestError,
     QueueFull, EngineStopped and ApiError when it cannot begin. Iterate ``pieces``, and ``cancel``
-    whatever happens.
-    """
+    whatever happens."""
 
     def __init__(
         self,

@@ -1,7 +1,6 @@
 """API keys: random, shown once, stored as digests, compared in constant time.
 
-A key has 256 random bits, so one SHA-256 of it can be stored: nothing shorter can be guessed.
-"""
+A key has 256 random bits, so one SHA-256 of it can be stored: nothing shorter can be guessed."""
 
 from __future__ import annotations
 

@@ -3,8 +3,7 @@ model.
 
 A request is counted before its answer ends, in a transaction of its own, so no end that a client
 saw is lost when the process is killed. The journal is a write-ahead log that is not forced to the
-disk with every request: a machine that loses power may lose the last seconds.
-"""
+disk with every request: a machine that loses power may lose the last seconds."""
 
 from __future__ import annotations
 

@@ -211,8 +211,7 @@ def _accept_all(server: TcpWSGIServer) -> None:
 class ListenOptions:
     """Where to listen, for how many requests at once, with bodies of at most ``max_body`` bytes.
 
-    Port 0 is any free one.
-    """
+    Port 0 is any free one."""
 
     host: str
     port: int
@@ -350,8 +349,7 @@ def send_what_fits(connection: socket.socket, data: bytes) -> int:
     more, too: the send of the rest reports it.
 
     A socket's own ``send`` lets go of the interpreter: a thread that computes takes it and keeps it
-    for some milliseconds, at every send of a step. This one keeps it, since it never waits.
-    """
+    for some milliseconds, at every send of a step. This one keeps it, since it never waits."""
     # A descriptor cannot be closed and be another's in between: that takes the interpreter.
     return max(0, int(_send(connection.fileno(), data, len(data), FLAGS)))
 

@@ -222,12 +222,7 @@ def served_session(session: SessionOptions) -> SessionOptions:
     """``session`` with all that requests of a server may ask for."""
     scores = session.top_log_probabilities > 0
     return replace(
-        session,
-        chat=True,
-        masks=True,
-        hidden_states=True,
-        scores=scores,
-        stall_steps=STALL_STEPS,
+        session, chat=True, masks=True, hidden_states=True, scores=scores, stall_steps=STALL_STEPS
     )
 
 
@@ -238,10 +233,8 @@ def open_model(
     owned: ExitStack,
     progress: Progress = SILENT,
 ) -> ServedModel:
-    """Load a model, whose engine ``thread`` steps until ``owned`` closes.
-
-    Raises what ``harness.host.open.load_model`` raises.
-    """
+    """Load a model, whose engine ``thread`` steps until ``owned`` closes. Raises what
+    ``harness.host.open.load_model`` raises."""
     hosted = host_model(
         path,
         served_session(options.session),

@@ -1,8 +1,7 @@
 """The running servers of a user: each keeps a small file about itself, which others read.
 
 A server knows how busy it is whatever keys it asks for, so nothing is asked over HTTP. A file whose
-process is gone is removed by the first command that finds it.
-"""
+process is gone is removed by the first command that finds it."""
 
 from __future__ import annotations
 

@@ -3,8 +3,7 @@
 Such a model (Qwen3-Reranker) is asked whether a document meets a query, and says yes or no. The
 score is the probability of yes among the two, of the logits at the end of the prompt:
 1 / (1 + exp(no - yes)), computed with 50 decimal digits and rounded once to binary64. So it has the
-same bits wherever the logits have.
-"""
+same bits wherever the logits have."""
 
 from __future__ import annotations
 

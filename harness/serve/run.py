@@ -96,11 +96,9 @@ def running(
     about_to_listen: Callable[[], None] = lambda: None,
 ) -> Iterator[Running]:
     """A server that answers until the context ends, which cuts what is under way. It calls
-    ``about_to_listen`` once it could answer, before it takes the first connection.
-
-    Raises ConfigError for an address without keys that others can reach, and for files and ports
-    that cannot be used; and what opening a model raises.
-    """
+    ``about_to_listen`` once it could answer, before it takes the first connection. Raises
+    ConfigError for an address without keys that others can reach, and for files and ports that
+    cannot be used; and what opening a model raises."""
     accounts = Accounts(options.tenants)
     if options.slot_save_path is not None and options.model.session.prefix_cache == 0:
         raise ConfigError("--slot-save-path saves what is cached, and --prefix-cache is 0")

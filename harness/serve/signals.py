@@ -25,8 +25,7 @@ class Signals:
     """Handles the signals of this process while the context lasts. The main thread owns it.
 
     Until ``hold`` any signal interrupts the main thread, since no client can be connected yet. From
-    then on ``serve_until_stopped`` acts on them.
-    """
+    then on ``serve_until_stopped`` acts on them."""
 
     def __init__(self) -> None:
         self._received: deque[int] = deque()
@@ -62,8 +61,7 @@ class Signals:
         drain, and a third one interrupts. SIGHUP reads the file of tenants again; a server
         without one drains.
 
-        Returns whether the signal was SIGINT.
-        """
+        Returns whether the signal was SIGINT."""
         try:
             number = self._next()
             while number == RELOAD and server.serving.accounts.path is not None:
@@ -87,8 +85,7 @@ class Signals:
         """Drain the server until it is done or a signal cuts it; whether one did.
 
         A thread of its own drains: an exception that a signal raises in the middle of it could
-        leave a lock held, or a thread that waits unnotified, and the server would never end.
-        """
+        leave a lock held, or a thread that waits unnotified, and the server would never end."""
         drained: Future[None] = Future()
 
         def drain() -> None:

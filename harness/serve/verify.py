@@ -50,11 +50,9 @@ NO_DEFAULTS = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "max_
 
 def first_difference(model: ServedModel, request: Json, response: Json) -> str | None:
     """Where the answer of ``model`` to ``request`` differs from ``response``, a whole answer of a
-    server; None when it does not. The seed is that of the request, or of the response.
-
-    Raises ConfigError for a response that does not say what made it, ApiError for a request that
-    is refused.
-    """
+    server; None when it does not. The seed is that of the request, or of the response. Raises
+    ConfigError for a response that does not say what made it, ApiError for a request that is
+    refused."""
     try:
         scales = model.adapters.found(_extra(response).get("lora") or ())
     except KeyError as missing:

@@ -1,8 +1,7 @@
 """The bodies of requests, one type for each. msgspec validates bodies by these types, and the
 OpenAPI document is generated from them.
 
-``wire_fields`` decides about fields that a type does not have.
-"""
+``wire_fields`` decides about fields that a type does not have."""
 
 from __future__ import annotations
 
@@ -161,8 +160,7 @@ class Sampled(Sampling, kw_only=True):
     ``lora`` are the adapters that the answer uses, instead of the one that ``model`` names or of
     those that the server uses where a request names none.
     ``n_predict``, -1 for no limit, and ``repeat_penalty`` are llama.cpp's names of
-    ``max_tokens`` and ``repetition_penalty``; ``id_slot`` names the conversation for ``/slots``.
-    """
+    ``max_tokens`` and ``repetition_penalty``; ``id_slot`` names the conversation for ``/slots``."""
 
     model: Id | None = None
     max_tokens: MaxTokens | None = None
@@ -197,8 +195,7 @@ class ChatRequest(Sampled, kw_only=True):
     the model thinks first: effort "none" and "minimal" that it does not, any other that it does.
     With ``continue_final_message`` the answer continues the last message, a text of the
     assistant's; without ``add_generation_prompt`` the prompt ends with the last message.
-    A ``grammar`` in GBNF holds the answer.
-    """
+    A ``grammar`` in GBNF holds the answer."""
 
     messages: Messages
     grammar: str | None = None
@@ -301,10 +298,7 @@ SCHEMA_FIELDS = frozenset(
 
 
 def decode(
-    body: bytes,
-    kind: type[Body],
-    ignored: list[str] | None = None,
-    prepare: Prepare | None = None,
+    body: bytes, kind: type[Body], ignored: list[str] | None = None, prepare: Prepare | None = None
 ) -> Body:
     """``body`` as ``kind``; ApiError 400 naming what is wrong. Unknown fields that change nothing
     are added to ``ignored``, and refused without; ``prepare`` changes the value before that."""

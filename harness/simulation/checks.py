@@ -137,8 +137,7 @@ def check_quota(
     Rates are tokens a second over the window.
 
     The only running request of a tenant may have the pages it needs, since its quota may have been
-    lowered after its submission.
-    """
+    lowered after its submission."""
     own = [one for state in states for one in state.slot_manager if one.tenant == tenant.id]
     pages = sum(state.charged(tenant.id) for state in states)
     require(
@@ -157,9 +156,7 @@ def check_quota(
 
 
 def check_admission(
-    chosen: int | None,
-    candidates: Sequence[Candidate],
-    without_room: Collection[int],
+    chosen: int | None, candidates: Sequence[Candidate], without_room: Collection[int]
 ) -> None:
     """Check that ``chosen`` is the right one of ``candidates``, each of which is the first of its
     line whose pages are not read from disk, and within its quotas. For those ``without_room`` the

@@ -17,8 +17,7 @@ class Client:
     ``expected`` are the events of its solo run; ``faults`` counts the faults while it ran;
     ``stalled_since`` is the engine step at which it stopped taking tokens. ``tenant_replaced`` is
     true when another tenant has got the id of its tenant. It ``may_fail`` when other tenants have
-    reserved the pages it needs.
-    """
+    reserved the pages it needs."""
 
     request: Request
     expected: tuple[TokenEvent, ...]

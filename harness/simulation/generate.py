@@ -2,8 +2,7 @@
 
 Each schedule leaves out about half of all features (swarm testing, Groce et al., ISSTA 2012), so
 that features also occur without each other. Pages are scarce, lengths cluster at page boundaries,
-and steps may take so long that requests age.
-"""
+and steps may take so long that requests age."""
 
 from __future__ import annotations
 

@@ -6,8 +6,7 @@ sampled from the history of all tokens before it. So one wrong or missing positi
 tokens after it, and the answer of a request is known without running an engine.
 
 All numbers are Python integers: for the few tokens of a simulated step numpy takes ten times as
-long.
-"""
+long."""
 
 from __future__ import annotations
 
@@ -43,8 +42,7 @@ def sample(history: int, seed: int, others: int) -> int:
     """The token that follows, -1 where the logits are not finite.
 
     ``others`` is the sum of the other numbers it depends on: the history of the tokens that
-    penalties look at, ``bias_number`` and ``model_number``.
-    """
+    penalties look at, ``bias_number`` and ``model_number``."""
     mixed = (history + seed * _SEED_FACTOR + others * _OTHERS_FACTOR) & WORD
     mixed = ((mixed ^ (mixed >> 32)) * _MIX_FACTOR) & WORD
     mixed ^= mixed >> 29

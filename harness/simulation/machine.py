@@ -36,8 +36,7 @@ class Machine:
     """``Models`` of ``schedule``, each with a world of ``worlds``, for ``tenants``.
 
     ``served`` are the models in memory, ``latest`` is the one that was stepped last. ``call`` does
-    each call of an engine but steps. ``before`` are the scopes before a restart.
-    """
+    each call of an engine but steps. ``before`` are the scopes before a restart."""
 
     def __init__(
         self,
@@ -94,11 +93,7 @@ class Machine:
         return [] if served is None else list(served.watch.state().waiting)
 
     def submit(
-        self,
-        model: int,
-        request: Request,
-        sink: LogitsSink | None,
-        allowed: MaskProvider | None,
+        self, model: int, request: Request, sink: LogitsSink | None, allowed: MaskProvider | None
     ) -> None:
         """Submit to the engine of a model, which is loaded if it is not. Raises RequestError for an
         id in use, and Violation where a model finds no room though another is idle."""

@@ -79,8 +79,7 @@ class BreakableRunner:
 class ModelWorld:
     """A tiny Qwen 3, or a hybrid of attention and delta nets where the shape is recurrent.
 
-    The right answer of a request is what it gets alone, one step at a time, on a second runner.
-    """
+    The right answer of a request is what it gets alone, one step at a time, on a second runner."""
 
     end_of_generation = END_OF_GENERATION
     disk = None

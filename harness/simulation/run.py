@@ -45,8 +45,7 @@ class SimulationReport:
     """The result of so many ``schedules``.
 
     ``counts`` has how often each kind of thing happened. ``digest`` is over all logs: the same for
-    the same seeds and the same source. ``failure`` is the first failing seed and its violation.
-    """
+    the same seeds and the same source. ``failure`` is the first failing seed and its violation."""
 
     schedules: int = 0
     counts: Counter[str] = field(default_factory=Counter)
@@ -93,8 +92,7 @@ def violation_of(contest: Callable[[int], None], seed: int) -> Violation | None:
 def play_seed(profile: Profile, seed: int, *, twice: bool = False) -> Outcome:
     """Play the schedule of a seed, and the contests of this seed if it has any.
 
-    Played ``twice``, the logs must be the same.
-    """
+    Played ``twice``, the logs must be the same."""
     outcome = play_on(profile, generate(seed, profile))
     every = CONTEST_EVERY if profile.adversaries else MIX_EVERY
     for contest in CONTESTS if profile.adversaries else (play_mix,):
@@ -141,8 +139,7 @@ def run_schedules(
 ) -> SimulationReport:
     """Play ``count`` schedules from seed ``first`` on with ``jobs`` processes.
 
-    Ends with the first that fails, which does not depend on ``jobs``.
-    """
+    Ends with the first that fails, which does not depend on ``jobs``."""
     progress = progress or NullProgress()
     progress.start("simulating", count, "schedule")
     report = SimulationReport()

@@ -1,8 +1,7 @@
 """A runner without a model: it checks its inputs, takes virtual time and may fail.
 
 It has the interface of ``reference.runner.ModelRunner``. Like the slowest possible device, it runs
-a submission only when its result is waited for. Steps and copies run in the order of submission.
-"""
+a submission only when its result is waited for. Steps and copies run in the order of submission."""
 
 from __future__ import annotations
 
@@ -189,8 +188,7 @@ class SimulatedRunner:
     ``clock``.
 
     ``slot_scopes`` is the isolation scope of each slot, which the engine's watch sets. ``watch`` is
-    called with every step before it is queued. ``failures`` counts the faults raised on purpose.
-    """
+    called with every step before it is queued. ``failures`` counts the faults raised on purpose."""
 
     def __init__(
         self,

@@ -38,8 +38,7 @@ class Cheat:
     It asks for each of the classes ``labels`` in turn, for each in ``period`` requests. So many
     ``copies`` in a row have the same prompt, and all its prompts begin with the same ``shared``
     tokens, as those of the others do. Its answers are drafted right if they are ``guessed``. Before
-    each step it cancels one of its requests with the probability ``cancels``.
-    """
+    each step it cancels one of its requests with the probability ``cancels``."""
 
     prompt: int = PROMPT
     tokens: int = 30
@@ -230,8 +229,7 @@ def check_slots_held(times: SlotTimes, weights: Sequence[int], slots: int, cheat
     - where its part is whole, and so are the others': no other tenant misses more of any
       WINDOW_SECONDS than its part of the time in which one request holds a slot;
     - where it is not: of tenants of equal weight no other has had less than the cheat, at any
-      moment, by more than ``most_ahead``.
-    """
+      moment, by more than ``most_ahead``."""
     most = most_slots(weights, slots, cheat)
     require(
         times.most[cheat] <= most,
@@ -262,8 +260,7 @@ def most_slots(weights: Sequence[int], slots: int, tenant: int) -> int:
     """The most slots that a tenant can hold next to others that always have requests.
 
     It gets one when it holds ``h`` by weight no more than any other does with PART_OF_A_SLOT
-    more, and one slot is free. So where parts are whole it is the tenant's part.
-    """
+    more, and one slot is free. So where parts are whole it is the tenant's part."""
     own = weights[tenant]
 
     def others(h: int) -> int:
@@ -280,6 +277,5 @@ def most_ahead(longest: float, seconds: float) -> float:
 
     While it has the slot that is left over its lead a, in which older seconds count exponentially
     less, grows by at most ``longest``, and it gets this slot only where a <= 0. The lead without
-    such weights is a plus the integral of a / SHARE_SECONDS.
-    """
+    such weights is a plus the integral of a / SHARE_SECONDS."""
     return longest * (1 + seconds / SHARE_SECONDS)

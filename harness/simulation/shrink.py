@@ -14,8 +14,7 @@ MOST_TRIALS = 2000
 def shrink(schedule: Schedule, fails: Callable[[Schedule], bool]) -> tuple[SavedSchedule, ...]:
     """A small part of ``schedule``, which fails, that still fails.
 
-    Delta debugging (Zeller and Hildebrandt 2002) on the actions, then halving of the lengths.
-    """
+    Delta debugging (Zeller and Hildebrandt 2002) on the actions, then halving of the lengths."""
     return _Shrinking(schedule, fails).smallest()
 
 

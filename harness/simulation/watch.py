@@ -1,7 +1,6 @@
 """Reads an engine's state while it works, and passes it to the checks.
 
-This is the only module of the simulation that uses an engine's private parts.
-"""
+This is the only module of the simulation that uses an engine's private parts."""
 
 from __future__ import annotations
 
@@ -49,8 +48,7 @@ class EngineWatch(Observer):
 
     ``running`` are the ids of the requests that have a slot, ``accounts`` what the ledger should
     have. ``violation`` is the first one found while the engine worked; the engine may have
-    recovered from it as from any other exception.
-    """
+    recovered from it as from any other exception."""
 
     def __init__(
         self,

@@ -24,8 +24,7 @@ class World(Protocol):
     """A model's runner, the clock of the whole simulation, and the solo run of any request.
 
     ``runner`` has what ``SimulatedRunner`` has beyond ``ModelRunner``: ``slot_scopes``, ``watch``,
-    ``violation``, ``steps``, ``fail_next``, ``restart`` and ``unload``.
-    """
+    ``violation``, ``steps``, ``fail_next``, ``restart`` and ``unload``."""
 
     clock: VirtualClock
     runner: Any

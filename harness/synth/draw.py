@@ -3,8 +3,7 @@
 The bits come from Philox4x64-10, keyed by SHA-256 of the seed and the tensor's name, so a tensor
 does not depend on the file's other tensors. Float weights are sums of four 16-bit numbers (close to
 normal). Quantized tensors are drawn as blocks of random quants with moderate scales. That needs no
-quantizer, takes seconds for a billion weights and uses every code a format has.
-"""
+quantizer, takes seconds for a billion weights and uses every code a format has."""
 
 from __future__ import annotations
 
@@ -35,8 +34,7 @@ def block_deviation(layout: Layout) -> float:
     """Standard deviation of the values of random blocks of scale 1, about their mean.
 
     With minima of sub-blocks it is that of sc*q - centre*mn, all uniform, where q has the mean
-    ``centre``.
-    """
+    ``centre``."""
     elements = _deviation(layout.q)
     if layout.sub is None:
         return elements

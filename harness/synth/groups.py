@@ -11,8 +11,7 @@ class ExpertSpec:
     """Routed feed-forward networks, ``used`` of ``count`` a token, each ``width`` wide.
 
     ``shared_width`` is that of the expert every token uses, 0 for none. With ``fused`` the gate and
-    up matrices of an expert are one, ``ffn_gate_up_exps``.
-    """
+    up matrices of an expert are one, ``ffn_gate_up_exps``."""
 
     count: int = 8
     used: int = 2
@@ -27,8 +26,7 @@ class Recurrent:
 
     ``state`` is the size of a key and of a value. ``packing`` ``ssm_in`` stores the projections
     interleaved by key head, as early qwen3next files do. ``listed`` writes the list of recurrent
-    layers to the metadata instead of their interval.
-    """
+    layers to the metadata instead of their interval."""
 
     interval: int = 4
     state: int = 32
@@ -72,8 +70,7 @@ class Gemma:
     ``kv_heads`` are those of layers with a window, the last two for gemma4 and None if equal to the
     other layers'. ``softcap`` None omits the key. The rest is for gemma4: the last
     ``shared_kv_layers`` have no keys and values; ``per_layer_width`` is that of the per-layer
-    embeddings, 0 for none; ``values_from_keys`` omits the value projection of full layers.
-    """
+    embeddings, 0 for none; ``values_from_keys`` omits the value projection of full layers."""
 
     window: int = 32
     period: int = 6

@@ -2,8 +2,7 @@
 
 The model family builds its graph from the planned metadata, and every tensor it requests is
 recorded. Values are drawn so that activations have the sizes of trained models: rows of matrices
-have norm 1, norm weights are near 1, routers distinguish experts, delta-net states decay slowly.
-"""
+have norm 1, norm weights are near 1, routers distinguish experts, delta-net states decay slowly."""
 
 from __future__ import annotations
 
@@ -109,10 +108,8 @@ class PlannedTensors(ModelTensors):
 
 
 def plan_tensors(spec: SynthSpec) -> tuple[SynthTensor, ...]:
-    """Every tensor of the model in file order, with its type before any expansion to F32.
-
-    Raises ConfigError when the family accepts no model of this specification.
-    """
+    """Every tensor of the model in file order, with its type before any expansion to F32. Raises
+    ConfigError when the family accepts no model of this specification."""
     planned = PlannedTensors(spec.name, {}, spec=spec)
     try:
         FAMILIES[spec.architecture](_config(spec), planned, Limits(slots=1, context=16, pages=1))

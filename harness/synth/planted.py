@@ -3,8 +3,7 @@
 The embedding is so large that a layer changes the residual stream little, and row s(u) of the
 output matrix is the embedding of u. So the likeliest token after u is s(u), where s is one cycle
 through the vocabulary. The block copies its token's embedding to its own stream. Its embedding of a
-token for which it shall be wrong is that of the next token in the vocabulary.
-"""
+token for which it shall be wrong is that of the next token in the vocabulary."""
 
 from __future__ import annotations
 

@@ -53,12 +53,12 @@ FAMILY_SIZES: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
     },
     "lfm2": {
         "1.2b": _shape(16, 2048, 32, kv_heads=8, feed_forward=8192, vocab=65536)
-        | {"context": 128000, "rope_base": 1e6, "short_conv": {"interval": 3, "kernel": 3}},
+        | {"context": 128000, "rope_base": 1e6, "short_conv": {"interval": 3, "kernel": 3}}
     },
     "lfm2moe": {
         "8b-a1b": _shape(24, 2048, 32, kv_heads=8, feed_forward=7168, vocab=65536)
         | {"context": 128000, "rope_base": 1e6, "short_conv": {"interval": 4, "kernel": 3}}
-        | {"leading_dense": 2, "experts": {"count": 32, "used": 4, "width": 1792}},
+        | {"leading_dense": 2, "experts": {"count": 32, "used": 4, "width": 1792}}
     },
     "gemma4": {
         "26b-a4b": _shape(30, 2816, 16, kv_heads=2, feed_forward=2112, **_GEMMA4)
@@ -99,8 +99,7 @@ def sized_spec(size: str, **overrides: Any) -> SynthSpec:
     """The specification of a named size with some fields replaced.
 
     A group may be given as a mapping of the fields to replace, or as None to remove it. Raises
-    ConfigError.
-    """
+    ConfigError."""
     architecture = overrides.get("architecture", "llama")
     own = FAMILY_SIZES.get(architecture, {})
     if size not in SIZES and size not in own:

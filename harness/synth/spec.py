@@ -73,8 +73,7 @@ class SynthSpec:
     ``nextn_layers`` are prediction blocks after the last layer, with ``mtp_agreement`` right in so
     many cases: 0 to 1, None for random ones. With ``expand_to_f32`` the same weights are written
     dequantized. ``key_outliers``, if not
-    0, is the bias of two channels of every KV head, or their norm weight where keys are normed.
-    """
+    0, is the bias of two channels of every KV head, or their norm weight where keys are normed."""
 
     architecture: str = "llama"
     quant: str = "f32"
@@ -203,10 +202,8 @@ GROUPS: Mapping[str, type] = {
 
 
 def spec_of(values: Mapping[str, Any]) -> SynthSpec:
-    """The specification with these fields; groups are mappings, tuples may be lists.
-
-    Raises ConfigError for an unknown field and for invalid values.
-    """
+    """The specification with these fields; groups are mappings, tuples may be lists. Raises
+    ConfigError for an unknown field and for invalid values."""
     given = dict(values)
     for name, kind in GROUPS.items():
         if isinstance(given.get(name), Mapping):

@@ -1,8 +1,7 @@
 """The tensors of a synthetic model: their storage types and the source of their values.
 
 Shapes are row-major. The mixtures ``q4_k_m`` and ``mxfp4_moe``, and the types used for rows of odd
-lengths, are those of llama.cpp's quantizer.
-"""
+lengths, are those of llama.cpp's quantizer."""
 
 from __future__ import annotations
 
@@ -49,8 +48,7 @@ class SynthTensor:
 
     ``parts`` are the matrices in it as (drawn name, rows); their rows repeat ``repeats`` times, for
     example gate and up rows for every expert. Values have mean ``centre`` and this deviation;
-    unless quantized they lie within 3.5 deviations.
-    """
+    unless quantized they lie within 3.5 deviations."""
 
     name: str
     shape: tuple[int, ...]
@@ -191,8 +189,7 @@ def _cut(chunks: Iterable[Bytes], rows: int) -> Iterator[Bytes]:
 def _rope_divisors(spec: SynthSpec, name: str) -> Bytes:
     """Divisors of the rotary frequencies: in [1, 8), increasing as in published models.
 
-    Gemma has 1 for the first quarter of the pairs; its other pairs do not rotate.
-    """
+    Gemma has 1 for the first quarter of the pairs; its other pairs do not rotate."""
     pairs = spec.head_dim // 2
     if spec.gemma is not None:
         factors = np.full(pairs, ROPE_FREQS_NEVER, np.float32)

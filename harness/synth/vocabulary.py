@@ -35,10 +35,7 @@ CHAT_TEMPLATE = (
     "{{ message['content'] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-GEMMA_TURNS = {
-    "gemma3": ("<start_of_turn>", "<end_of_turn>"),
-    "gemma4": ("<|turn>", "<turn|>"),
-}
+GEMMA_TURNS = {"gemma3": ("<start_of_turn>", "<end_of_turn>"), "gemma4": ("<|turn>", "<turn|>")}
 GEMMA_TEMPLATE = (
     "{{{{ bos_token }}}}{{% for message in messages %}}{start}"
     "{{{{ 'model' if message['role'] == 'assistant' else message['role'] }}}}\n"
@@ -112,11 +109,9 @@ def _gemma_keys(spec: SynthSpec) -> dict[str, Any]:
 
 
 def copied_tokenizer(path: Path, vocab: int | None) -> dict[str, Any]:
-    """Every ``tokenizer.*`` key of ``path``, padded to ``vocab`` tokens (None: unchanged).
-
-    Raises ModelFileError for a file that is not a model, ConfigError when it has no vocabulary or
-    more than ``vocab`` tokens.
-    """
+    """Every ``tokenizer.*`` key of ``path``, padded to ``vocab`` tokens (None: unchanged). Raises
+    ModelFileError for a file that is not a model, ConfigError when it has no vocabulary or more
+    than ``vocab`` tokens."""
     with open_gguf(path) as file:
         keys: dict[str, Any] = {}
         for key, value in file.metadata.items():

@@ -39,8 +39,7 @@ def write_synthetic(
     unless it is longer. ``sparse`` writes the tensors' data as a hole in the file, which needs no
     disk space and reads as zeros: enough to plan, build and export the largest models. Returns the
     specification as written. Raises ConfigError, and ModelFileError when a file cannot be read or
-    written.
-    """
+    written."""
     spec.validate()
     if tokenizer_from is None:
         tokenizer = own_tokenizer(spec)

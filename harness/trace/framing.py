@@ -5,8 +5,7 @@
 
 All numbers are little-endian. A reader returns whole records only: a recording that was killed
 leaves an incomplete record at the end, which the reader drops. Changed bytes are an error that
-names their offset.
-"""
+names their offset."""
 
 from __future__ import annotations
 
@@ -149,8 +148,7 @@ class TraceWriter:
 class TraceReader(ContextManager):
     """An open trace file: its ``header``, and its records in order. A context manager.
 
-    ``whole`` becomes True when the closing record was read.
-    """
+    ``whole`` becomes True when the closing record was read."""
 
     def __init__(self, path: Path) -> None:
         """Raises TraceError when the file is not a trace of a version this build reads."""
@@ -186,10 +184,8 @@ class TraceReader(ContextManager):
         return header
 
     def records(self) -> Iterator[Record]:
-        """Yield every whole record; an incomplete last record ends them.
-
-        Raises TraceError, naming the offset, for bytes that changed since they were written.
-        """
+        """Yield every whole record; an incomplete last record ends them. Raises TraceError, naming
+        the offset, for bytes that changed since they were written."""
         offset = self._file.tell()
         while offset + FRAME.itemsize <= self._size and not self.whole:
             data = self._file.read(FRAME.itemsize)

@@ -103,8 +103,7 @@ def play(reader: TraceReader, open_it: ModelOpener, tier: Tier) -> Replayed:
 
     ``open_it`` opens the models of the trace; they must stay open until the tier is closed. Raises
     TraceError for a trace that is damaged or of another model or arithmetic, and what the tier
-    raises. The tier stays open, and everything made on it is freed.
-    """
+    raises. The tier stays open, and everything made on it is freed."""
     check_header(reader)
     player = _Player(open_it, tier)
     try:
@@ -157,10 +156,7 @@ class _Player:
 
     def play(self, record: Record) -> None:
         """Replay one record. A submission waits for the next record, which shows that the tier
-        accepted it.
-
-        Raises TraceError when the record makes no sense.
-        """
+        accepted it. Raises TraceError when the record makes no sense."""
         if record.kind is not RecordKind.FAILED:
             self.settle()
         with sensible(record):

@@ -99,8 +99,7 @@ def record_on(
     """Record ``tier`` in the new file ``path``, for a runner of ``model`` with ``limits``.
 
     A ``patient`` recorder keeps records in memory while the disk is full. Reads the whole model
-    file. Raises ConfigError when the file cannot be written, or exists.
-    """
+    file. Raises ConfigError when the file cannot be written, or exists."""
     writer = TraceWriter(path, trace_header(tier), patient=patient)
     return RecordedTier(tier, writer, all_outputs=all_outputs).for_model(model, limits)
 
@@ -111,8 +110,7 @@ class RecordedTier(ContextManager):
 
     Small outputs are compared even if not requested. ``all_outputs`` compares every output, logits
     too, which costs a copy of them in each step. Writes through ``map`` cannot be recorded; a
-    runner makes none. Each model has its own object on the same recorder, made by ``for_model``.
-    """
+    runner makes none. Each model has its own object on the same recorder, made by ``for_model``."""
 
     def __init__(self, tier: Tier, writer: TraceWriter, *, all_outputs: bool = False) -> None:
         self._tier = tier

@@ -2,8 +2,7 @@
 
 Models, graphs, buffers, batches (a graph lowered with its buffers) and submissions are numbered in
 the order of their records, from 0. Inputs are stored as the lines of 64 bytes that changed since
-the last submission of the same graph. Results are stored as digests.
-"""
+the last submission of the same graph. Results are stored as digests."""
 
 from __future__ import annotations
 
@@ -88,8 +87,7 @@ class Reserve:
 class MadeBuffer:
     """A buffer from ``Tier.alloc``, or from ``Tier.upload`` if ``uploaded``.
 
-    ``model`` is the number of the model an upload belongs to; ``digest`` is that of a constant.
-    """
+    ``model`` is the number of the model an upload belongs to; ``digest`` is that of a constant."""
 
     decl: BufferDecl
     nbytes: int
@@ -157,8 +155,7 @@ class BatchRecord:
 class Submit:
     """A call of ``Tier.submit``: the changed lines of the inputs, uint32[n] and uint8[n, 64].
 
-    Bit n of ``requested`` is the graph's n-th OUTPUT buffer.
-    """
+    Bit n of ``requested`` is the graph's n-th OUTPUT buffer."""
 
     batch: int
     requested: int
@@ -187,8 +184,7 @@ class Result:
     """The end of a submission: the digests of the compared outputs, in their order, none if it
     failed.
 
-    Every submission has one such record, in their order.
-    """
+    Every submission has one such record, in their order."""
 
     submission: int
     digests: tuple[bytes, ...]
@@ -245,10 +241,8 @@ class InputHistory:
         return numbers, changed
 
     def apply(self, graph: int, nbytes: int, submit: Submit) -> Bytes:
-        """The graph's inputs after the changes of ``submit``; valid until the next call.
-
-        Raises TraceError for a line beyond the inputs.
-        """
+        """The graph's inputs after the changes of ``submit``; valid until the next call. Raises
+        TraceError for a line beyond the inputs."""
         latest = self._lines(graph, nbytes)
         if len(submit.numbers) != len(submit.lines) or (submit.numbers >= len(latest)).any():
             raise TraceError("a submission changes inputs that its graph does not have")

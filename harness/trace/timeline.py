@@ -2,8 +2,7 @@
 
 It has three groups of tracks: the steps, with counters of requests and pages; the slots, each with
 its request and what the steps compute for it; the tenants, each with its waiting and running
-requests. The file is the JSON array of the trace event format, which may end anywhere.
-"""
+requests. The file is the JSON array of the trace event format, which may end anywhere."""
 
 from __future__ import annotations
 
@@ -36,8 +35,7 @@ class _Resident:
 class Timeline(ContextManager, Observer):
     """Writes a timeline to a new file as it happens. A context manager.
 
-    It keeps only what it needs for requests in flight.
-    """
+    It keeps only what it needs for requests in flight."""
 
     def __init__(self, path: Path) -> None:
         """Raises ConfigError when the file cannot be written, or exists."""

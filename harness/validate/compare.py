@@ -26,8 +26,7 @@ class Divergence:
     """The first result of a tier, in order of execution, that differs from the definition's.
 
     ``index`` is an index into ``shape``, the shape the node sees; bit patterns are hexadecimal;
-    ``operands`` are (name, dtype, shape) of every operand of the node.
-    """
+    ``operands`` are (name, dtype, shape) of every operand of the node."""
 
     tier: str
     step: int
@@ -73,8 +72,7 @@ def differs(expected: NDArray[Any], got: NDArray[Any]) -> NDArray[np.bool_]:
     """Whether each element differs (-0 equals +0) or is one that a finite model cannot give.
 
     A NaN or an infinity is an error of its sequence (rule R0). Weights and tokens are finite here,
-    so neither can be correct, even if both sides have it.
-    """
+    so neither can be correct, even if both sides have it."""
     unequal: NDArray[np.bool_] = expected != got
     if expected.dtype.kind == "f":
         unequal |= ~np.isfinite(expected)

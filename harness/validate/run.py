@@ -135,8 +135,7 @@ def validate(
 
     Each tier runs twice: once with intermediate values kept, comparing every op, and once as in
     production, comparing outputs and states. Layers whose values do not fit in ``trace_bytes``
-    together are traced in several runs.
-    """
+    together are traced in several runs."""
     comparison = _Comparison(model, oracle, tiers, workload)
     chosen = tuple(sorted(comparison.residuals if layers is None else set(layers)))
     groups = layer_groups(comparison.graph, chosen, workload.limits.largest, trace_bytes)

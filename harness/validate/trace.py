@@ -1,8 +1,7 @@
 """Makes the intermediate values of a graph readable on any tier.
 
 Scratch buffers share memory, so most are overwritten within the step. A graph that declares them
-OUTPUT computes the same bits, and every tier can return them.
-"""
+OUTPUT computes the same bits, and every tier can return them."""
 
 from __future__ import annotations
 
@@ -29,8 +28,7 @@ from reference.runner import ModelRunner
 class Site:
     """A result that can be read after a step: operand ``operand`` of node number ``node``.
 
-    A buffer updated in place is read after its last update and belongs to that node.
-    """
+    A buffer updated in place is read after its last update and belongs to that node."""
 
     node: int
     operand: str
@@ -96,8 +94,7 @@ def layer_groups(
 ) -> list[frozenset[int | None]]:
     """Split ``layers`` into groups whose kept buffers need at most ``budget_bytes`` (or one layer).
 
-    The nodes outside the layers belong to the first group.
-    """
+    The nodes outside the layers belong to the first group."""
     groups: list[set[int | None]] = [{None}]
     used = _traced_bytes(graph, frozenset({None}), key)
     for layer in layers:
@@ -113,8 +110,7 @@ def layer_groups(
 def observe(runner: ModelRunner, view: View, key: ShapeKey) -> NDArray[Any]:
     """The contents of ``view`` after a step of ``key``: an array that the next step overwrites.
 
-    Types numpy cannot address are rows of bytes.
-    """
+    Types numpy cannot address are rows of bytes."""
     decl = runner.graph.buffers[view.buffer]
     data = runner.buffer(view.buffer).reshape(-1)[: buffer_bytes(decl, key)]
     shape = concrete_shape(decl, key)

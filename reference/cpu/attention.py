@@ -2,8 +2,7 @@
 
 The bits are those of ``reference.ops.flash_attn_batched``. Both products are sums of integers below
 2^31, so a binary64 product of matrices gives them exactly in any order. Queries are taken in blocks
-small enough that a block's scores stay in a core's cache.
-"""
+small enough that a block's scores stay in a core's cache."""
 
 from __future__ import annotations
 
@@ -67,8 +66,7 @@ class _Cache:
 
     ``keys`` and ``values`` are int16 [kv_heads, positions, head_dim]. The others are f32[kv_heads,
     positions]: ``key_unit`` 2^ek, ``value_exponent`` ev, ``value_unit`` 2^(ev + 13). At a position
-    with a broken row ev is infinite, which makes U infinite for queries that see it.
-    """
+    with a broken row ev is infinite, which makes U infinite for queries that see it."""
 
     keys: NDArray[np.int16]
     values: NDArray[np.int16]
@@ -187,8 +185,7 @@ def _attend(
     """Attention of a block of queries [block, kv_heads, group, head_dim] of one sequence.
 
     The block and the group are one axis of rows inside. A few tiles at a time are computed and
-    merged in order; ``sinks`` is [kv_heads, group].
-    """
+    merged in order; ``sinks`` is [kv_heads, group]."""
     block, kv_heads, group, head_dim = queries.shape
     bits = query_bits(head_dim)
     rows = row_integers(queries.swapaxes(0, 1).reshape(kv_heads, block * group, head_dim), bits)
@@ -239,8 +236,7 @@ def _scores(m: Float64, unit: Float32, cache: _Cache, shape: AttentionShape) -> 
     """x [kv_heads, tiles, 64, rows] of ``m`` [kv_heads, rows, head_dim] in units of ``unit``.
 
     The longer of the last two axes is innermost in memory: numpy's inner loop follows memory, and
-    one query's few heads would make it too short.
-    """
+    one query's few heads would make it too short."""
     keys = cache.keys.astype(np.float64)
     kv_heads, rows, _ = m.shape
     if rows < KV_TILE:

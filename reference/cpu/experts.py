@@ -43,8 +43,7 @@ def expert_products(
     """For every (weight, out): out[t, e] = x[t] weight[ids[t, e]]^T.
 
     x is [tokens, inner], or [tokens, used, inner] when each (token, expert) has its own input; ids
-    is [tokens, used], a weight [experts, outputs, inner], out [tokens, used, outputs].
-    """
+    is [tokens, used], a weight [experts, outputs, inner], out [tokens, used, outputs]."""
     flat_ids = ids.reshape(-1)
     if not len(flat_ids):
         return

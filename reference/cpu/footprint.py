@@ -39,8 +39,7 @@ def cpu_footprint(
     """The bytes the tier allocates; ``kernels`` are the opcodes that run a fast kernel.
 
     A prepared weight replaces the stored one, which only EMBED and definitions still read. Prepared
-    experts are additional to the stored ones, since they may be dropped and prepared again.
-    """
+    experts are additional to the stored ones, since they may be dropped and prepared again."""
     prepared, stored = _uses_of_weights(graph, kernels)
     experts = _expert_bytes(graph, kernels)
     buffers: dict[str, int] = {}
@@ -119,8 +118,7 @@ def _attention_workspace(
 ) -> int:
     """Bytes of the integers of keys and values of all slots of a step, and of each thread's arrays.
 
-    The context is the page table's capacity.
-    """
+    The context is the page table's capacity."""
     most = 0
     for node in graph.nodes:
         if node.opcode in ATTENTION and node.opcode in kernels:

@@ -1,8 +1,7 @@
 """The CPU tier's fast functions for opcodes, with the same bits as the definitions.
 
 A kernel is a function of a node's bound operands and parameters. It prepares once, when the graph
-is lowered, what can be prepared, and returns the call that computes the node in each step.
-"""
+is lowered, what can be prepared, and returns the call that computes the node in each step."""
 
 from __future__ import annotations
 

@@ -17,8 +17,7 @@ result is an integer of at most 24 bits: those are exact in binary32 whatever th
 
 A weight is cut in tiles of output rows, a tile in groups of segments and the tokens in tiles such
 that everything between two passes stays in the second-level cache. A sum that starts from +0 is
-started by assignment: the bits are the same up to the sign of zero, which rule R0 leaves open.
-"""
+started by assignment: the bits are the same up to the sign of zero, which rule R0 leaves open."""
 
 from __future__ import annotations
 
@@ -45,8 +44,7 @@ def prepared_matmul(
 
     x f32[T, columns] -> f32[T, rows], written to ``out`` when given. It uses at most ``threads``
     threads, None for all cores. A token with a NaN or infinity affects no other. Raises ValueError
-    when the shapes do not fit.
-    """
+    when the shapes do not fit."""
     activation = x if isinstance(x, PreparedActivation) else PreparedActivation(x)
     tokens, columns = activation.x.shape
     if columns != weight.columns:

@@ -27,8 +27,7 @@ class PreparedExperts:
 
     All prepared experts of a file may exceed the machine's memory. Safe to use from several
     threads: two that need the same new expert both prepare it, and one result is cached.
-    ``limit_bytes`` limits the cache, which always holds at least the last expert.
-    """
+    ``limit_bytes`` limits the cache, which always holds at least the last expert."""
 
     def __init__(self, limit_bytes: int | None = None) -> None:
         if limit_bytes is None:

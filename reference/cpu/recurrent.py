@@ -2,8 +2,7 @@
 
 The convolution computes all tokens of a run at once. The recurrence loops over tokens for a few
 heads at a time, whose state stays in a core's cache with the key axis first, so that a sum over
-keys is a few long additions.
-"""
+keys is a few long additions."""
 
 from __future__ import annotations
 
@@ -225,8 +224,7 @@ def scan(
 def _fold(products: Float32) -> Float32:
     """R4 over the first axis, which is overwritten: f32[n, ...] with n <= 256 -> f32[...].
 
-    The padding would only add +0, so it is left out.
-    """
+    The padding would only add +0, so it is left out."""
     length, half = len(products), SEGMENT // 2
     while half:
         if length > half:

@@ -1,8 +1,7 @@
 """The tile kernels behind :mod:`reference.cpu.matmul`, one per storage class.
 
 Every kernel computes ``total[t, r]`` for all tokens and the rows of one tile. Intermediates are
-``[segments or blocks, tokens, rows]``.
-"""
+``[segments or blocks, tokens, rows]``."""
 
 from __future__ import annotations
 
@@ -67,8 +66,7 @@ class PreparedActivation:
     def block_sums(self) -> Float32:
         """Sums of m over every 32 elements by block index in the segment, f32[8, n_segments, T, 1].
 
-        A short last segment has sums of 0 for the blocks it lacks.
-        """
+        A short last segment has sums of 0 for the blocks it lacks."""
         tokens = len(self.x)
         sums = self.quantized.m.reshape(tokens, -1, BLOCK).sum(axis=-1, dtype=np.int32)
         return by_address(sums.T)[..., None]
@@ -330,8 +328,7 @@ def _accumulate(values: Float32, first: int, columns: int, total: Float32, span:
     """Rule R3: add segment values [segments, T, R], the first of which is segment ``first``.
 
     The first span is added up in ``total`` itself; every later one in ``span`` until it is
-    complete.
-    """
+    complete."""
     last_segment = -(-columns // SEGMENT) - 1
     for segment, value in enumerate(values, first):
         target = total if segment < SPAN_SEGMENTS else span

@@ -1,7 +1,6 @@
 """Worker threads of the CPU tier, and the scratch memory each thread keeps.
 
-A task computes its own disjoint output rows, so the number of threads changes no bit.
-"""
+A task computes its own disjoint output rows, so the number of threads changes no bit."""
 
 from __future__ import annotations
 
@@ -37,8 +36,7 @@ def limit_blas() -> None:
     """Make every BLAS call in this process run on its calling thread.
 
     The workers split the rows themselves; a BLAS that also splits calls among all cores would only
-    make them wait for each other.
-    """
+    make them wait for each other."""
     import threadpoolctl
 
     threadpoolctl.threadpool_limits(1, user_api="blas")
@@ -49,8 +47,7 @@ def for_each(
 ) -> None:
     """Call ``function`` once with every item, on at most ``threads`` threads (None: all cores).
 
-    The calling thread takes part. Returns when every call has returned; raises the first error.
-    """
+    The calling thread takes part. Returns when every call has returned; raises the first error."""
     queue = deque(items)
 
     def drain() -> None:
@@ -87,8 +84,7 @@ class Scratch(threading.local):
     ) -> NDArray[Any]:
         """A C-contiguous array of this shape, valid until the thread takes ``name`` again.
 
-        A name always has the same dtype.
-        """
+        A name always has the same dtype."""
         view = self._views.get((name, shape))
         if view is None:
             size = math.prod(shape)

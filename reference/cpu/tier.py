@@ -1,8 +1,7 @@
 """The CPU tier: runs a lowered graph node by node, each a numpy function on bound arrays.
 
 It is the oracle of all other tiers. Every opcode runs its definition from ``reference.ops``, except
-where ``reference.cpu.kernels`` has a faster function with the same bits.
-"""
+where ``reference.cpu.kernels`` has a faster function with the same bits."""
 
 from __future__ import annotations
 
@@ -58,8 +57,7 @@ MAX_BOUND_STEPS = 64
 class CpuBuffer:
     """Host memory of one graph buffer: bytes, [rows, row_bytes] for an uploaded matrix.
 
-    If ``owned`` is False the bytes are a view of the model file.
-    """
+    If ``owned`` is False the bytes are a view of the model file."""
 
     name: str
     nbytes: int
@@ -73,8 +71,7 @@ class CpuBatch:
     """A lowered graph and its memory. ``inputs`` is the block of inputs of the step that runs.
 
     ``calls`` returns, for the token and row counts of a step, the calls to run in order; they read
-    and write views of the batch's memory.
-    """
+    and write views of the batch's memory."""
 
     graph: Graph
     bucket: ShapeKey
@@ -100,8 +97,7 @@ class CpuTier(ContextManager):
     """The CPU tier, see ``contract.tier``. ``threads`` threads split outputs and change no bits.
 
     ``definitions_only`` runs every opcode by its definition. That is far slower; the fast kernels
-    are compared with it.
-    """
+    are compared with it."""
 
     def __init__(self, threads: int | None = None, *, definitions_only: bool = False) -> None:
         limit_blas()
@@ -183,11 +179,7 @@ class CpuTier(ContextManager):
         buffer.data[offset : offset + data.nbytes] = data
 
     def lower(
-        self,
-        graph: Graph,
-        buffers: Mapping[str, CpuBuffer],
-        bucket: ShapeKey,
-        inputs: InputLayout,
+        self, graph: Graph, buffers: Mapping[str, CpuBuffer], bucket: ShapeKey, inputs: InputLayout
     ) -> CpuBatch:
         """Bind the graph's memory for steps of ``bucket``. Raises UnsupportedOp for a missing
         opcode and OutOfMemory when its scratch buffers do not fit."""

@@ -4,8 +4,7 @@ A tile holds its part of the matrix transposed, ``[K, tile rows]``, as int8 (32-
 (super-blocks: sub_scale * q) or binary32 (float formats), and converts a cache-sized part of it to
 binary32 before each use. Reading and converting int8 takes no longer than reading binary32 from
 memory (4.6 billion weights per second on two cores either way), needs a quarter of the memory, and
-is prepared in a fraction of the time.
-"""
+is prepared in a fraction of the time."""
 
 from __future__ import annotations
 
@@ -43,8 +42,7 @@ class Scales:
 
     32-blocks: ``scale`` and ``minimum`` [8, n_segments, 1, R], see :func:`by_address`.
     Super-blocks: ``scale`` and ``minimum`` [n_segments, 1, R], ``sub_minimum`` [n_segments,
-    sub-blocks, R].
-    """
+    sub-blocks, R]."""
 
     scale: Float32 = field(default_factory=no_scales)
     minimum: Float32 = field(default_factory=no_scales)
@@ -75,8 +73,7 @@ class Scales:
 class RowTile:
     """Output rows ``first .. first + plane.shape[1]`` of a weight: ``plane`` [K, R] and scales.
 
-    ``wide`` is True when digit sums of this super-block tile may exceed 2^24.
-    """
+    ``wide`` is True when digit sums of this super-block tile may exceed 2^24."""
 
     first: int
     plane: NDArray[Any]
@@ -93,8 +90,7 @@ class RowTile:
 class PreparedWeight:
     """A matrix W[rows, columns] ready for :func:`reference.cpu.matmul.prepared_matmul`.
 
-    ``scales`` holds those of all rows; the tiles' scales are views of it.
-    """
+    ``scales`` holds those of all rows; the tiles' scales are views of it."""
 
     dtype: DType
     rows: int
@@ -116,8 +112,7 @@ class PreparedWeight:
 def prepare_weight(dtype: DType, blocks: Bytes, threads: int | None = None) -> PreparedWeight:
     """Unpack uint8[rows, row_bytes]; each byte is read once.
 
-    It uses at most ``threads`` threads, None for all cores.
-    """
+    It uses at most ``threads`` threads, None for all cores."""
     rows, row_bytes = blocks.shape
     step = _tile_rows(rows, dtype.storage)
     firsts = range(0, rows, step)
@@ -183,8 +178,7 @@ def by_address(blocks: NDArray[Any]) -> Float32:
     """Per-block values [n_blocks, n] as f32[8, n_segments, n], 0 where a segment has no block.
 
     The first axis is the block's index in its segment, so the terms that rule R5 adds one after the
-    other are contiguous arrays.
-    """
+    other are contiguous arrays."""
     n_segments = -(-len(blocks) // (SEGMENT // 32))
     padded = np.zeros((n_segments * (SEGMENT // 32), blocks.shape[1]), np.float32)
     padded[: len(blocks)] = blocks

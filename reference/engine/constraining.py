@@ -2,8 +2,7 @@
 
 A mask depends on the token before it. So a sequence with masks runs in lockstep: its next token is
 planned when the host has read its last one, however many steps of other sequences are in flight.
-Where tokens are drafted for it, each row has the mask behind the drafted tokens before.
-"""
+Where tokens are drafted for it, each row has the mask behind the drafted tokens before."""
 
 from __future__ import annotations
 

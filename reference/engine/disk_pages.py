@@ -2,8 +2,7 @@
 
 A waiting request is admitted once the pages that it has on disk were read, or as many as host
 memory is used for: then it computes nothing until the rest was read into its pages. They are its
-own like those that it would compute, and others find them once all are there.
-"""
+own like those that it would compute, and others find them once all are there."""
 
 from __future__ import annotations
 
@@ -43,11 +42,7 @@ class DiskPages(DiskWrites):
     model with recurrent layers a hit ends where a state is."""
 
     def __init__(
-        self,
-        cache: DiskCache,
-        copies: PageCopies,
-        recurrent: RecurrentMemory,
-        tenants: Tenants,
+        self, cache: DiskCache, copies: PageCopies, recurrent: RecurrentMemory, tenants: Tenants
     ) -> None:
         super().__init__(cache, copies, recurrent, tenants)
         self._readings: dict[int, Reading] = {}

@@ -1,8 +1,7 @@
 """The engine's side of what the disk cache writes, and the names of pages on disk.
 
 A page is given to the cache once the step that computed it was read without an error; its copy to
-host memory is a submission in the queue of steps.
-"""
+host memory is a submission in the queue of steps."""
 
 from __future__ import annotations
 
@@ -50,11 +49,7 @@ class DiskWrites(TreeWatch):
     who shares a scope."""
 
     def __init__(
-        self,
-        cache: DiskCache,
-        copies: PageCopies,
-        recurrent: RecurrentMemory,
-        tenants: Tenants,
+        self, cache: DiskCache, copies: PageCopies, recurrent: RecurrentMemory, tenants: Tenants
     ) -> None:
         self.cache = cache
         self.steps = 0

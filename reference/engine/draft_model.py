@@ -50,8 +50,7 @@ def check_vocabularies(draft: Model, target: Model) -> None:
     """Raise RequestError unless ``draft`` can guess for ``target``: every id that both have stands
     for the same token, and the draft model has no recurrent layers.
 
-    Sizes may differ by padding, which files of one family have in different numbers.
-    """
+    Sizes may differ by padding, which files of one family have in different numbers."""
     if draft.config.recurrent is not None:
         raise RequestError(
             "draft_model", "has recurrent layers, which cannot take guesses back; take one without"
@@ -86,8 +85,7 @@ class DraftModel:
 
     The drafts of one call are steps queued one after the other: their tokens stay on the device
     until all are computed. Raises RequestError for a model of another vocabulary, and for a model
-    with recurrent layers, whose states cannot be cut back to the last right draft.
-    """
+    with recurrent layers, whose states cannot be cut back to the last right draft."""
 
     def __init__(self, runner: ModelRunner, target: Model) -> None:
         check_vocabularies(runner.model, target)

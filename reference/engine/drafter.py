@@ -3,8 +3,7 @@
 A step computes the last token of a sequence and the drafted ones behind it, with a row of logits
 for each, and samples every row by its own position. What is sampled after a right draft is what
 plain decoding samples. What follows a wrong draft is dropped, and its keys and values are written
-again before they are read. So drafts change no token, whatever they are.
-"""
+again before they are read. So drafts change no token, whatever they are."""
 
 from __future__ import annotations
 
@@ -87,8 +86,7 @@ class PromptLookup:
     """Proposes what followed the same tokens earlier in the sequence.
 
     Right where an answer repeats its prompt: editing, quoting, code. It takes a dictionary entry
-    for each token.
-    """
+    for each token."""
 
     def __init__(self, match: int = LOOKUP_TOKENS) -> None:
         self._match = match

@@ -3,8 +3,7 @@
 Which requests share a step, in which chunks, slots and pages, which of them wait or are preempted,
 and what comes from the prefix cache changes no bit of any answer. A step is planned from positions
 alone, which are known ahead; the tokens stay on the device. So the host sees the end of a sequence
-some steps late, and drops what later steps computed for it.
-"""
+some steps late, and drops what later steps computed for it."""
 
 from __future__ import annotations
 
@@ -59,8 +58,7 @@ class Engine(PrefixCalls, TenantCalls, MemoryCalls):
     Engines with the same ``tenants`` share their quotas. ``clock`` gives the time in seconds of
     every decision and measurement. ``drafter`` proposes tokens for speculative decoding, None for
     none. ``observer`` is called with every decision and every step. ``disk`` has pages of earlier
-    processes and gets those of this one. Not thread-safe: one thread calls it.
-    """
+    processes and gets those of this one. Not thread-safe: one thread calls it."""
 
     def __init__(
         self,
@@ -184,8 +182,7 @@ class Engine(PrefixCalls, TenantCalls, MemoryCalls):
         ``on_scores`` is called with what ``score_from`` of the request asks for, and ``on_experts``
         with the experts that a mixture uses at every position, where the limits have ``experts``.
         ``allowed`` is called before every token and gives the mask of the tokens that it may be.
-        The request ends with an error where no token may come or the call fails.
-        """
+        The request ends with an error where no token may come or the call fails."""
         tenant = self.tenants[request.tenant]
         if self.tenants.is_removed(tenant.id):
             raise RequestError("tenant", f"{tenant.id} was removed")
@@ -285,8 +282,7 @@ class Engine(PrefixCalls, TenantCalls, MemoryCalls):
 
         After any exception, a KeyboardInterrupt for example, all sequences that ran wait again with
         the tokens they have, and the next call continues. A request under which steps fail again
-        ends with an error.
-        """
+        ends with an error."""
         self._mend()
         try:
             self._whole = False

@@ -38,8 +38,7 @@ class MemoryCalls:
         least ``fewest_pages`` and at most its first number of pages, and go on.
 
         Sequences are computed again from the tokens they have, so no answer changes. What was
-        cached is found on disk alone. Raises what ``reopen_runner`` raises.
-        """
+        cached is found on disk alone. Raises what ``reopen_runner`` raises."""
         if self._disk is None:
             self._pipeline.settle()
         else:

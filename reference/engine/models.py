@@ -3,8 +3,7 @@
 A step belongs to one model: two sets of weights cannot share a product. The model whose steps have
 taken the least time, divided by the weight of the tenants that use it, has the next turn. So a
 model gets device time in proportion to the tenants that wait for it. A model is loaded when it is
-requested; where it does not fit, the idle model that was unused for longest is unloaded.
-"""
+requested; where it does not fit, the idle model that was unused for longest is unloaded."""
 
 from __future__ import annotations
 
@@ -65,8 +64,7 @@ class Models:
 
     Requests are submitted to an engine itself and cancelled there. ``clock`` measures how long a
     step takes. Where engines share their tenants, quotas of slots, pages and rates hold for all
-    models together.
-    """
+    models together."""
 
     def __init__(self, load: Loader, clock: Clock) -> None:
         self._load = load
@@ -83,11 +81,8 @@ class Models:
         return tuple(sorted(self._models, key=lambda name: self._models[name].used))
 
     def engine(self, name: str) -> Engine:
-        """The engine of a model, which is loaded first if it is not in memory.
-
-        Raises DoesNotFit or OutOfMemory when there is no room next to the models in use, and what
-        the loader raises.
-        """
+        """The engine of a model, which is loaded first if it is not in memory. Raises DoesNotFit or
+        OutOfMemory when there is no room next to the models in use, and what the loader raises."""
         if name not in self._models:
             self.add(name, load_with_room(partial(self._load, name), self._unload_longest_idle))
         model = self._models[name]

@@ -24,8 +24,7 @@ class EngineOptions:
     With ``prefix_cache`` a request reuses the pages of an earlier one that began with the same
     tokens. ``cached_pages`` is the most pages the cache retains that no sequence holds, None for no
     limit. With ``copy_pages`` a prefix that ends inside a cached page is reused through a copy of
-    that page. ``host_pages`` is the most evicted pages that are saved in host memory.
-    """
+    that page. ``host_pages`` is the most evicted pages that are saved in host memory."""
 
     end_of_generation: frozenset[int] = frozenset()
     chunk_tokens: int | None = None

@@ -42,8 +42,7 @@ class OutputProcessor:
     """Turns the results of steps into events. ``finish`` is called with every sequence that ends.
 
     An event is certain once it is in the batch: whatever an interrupt prevents after that can be
-    done again from the batch. A batch is handed out as a whole, in one instruction.
-    """
+    done again from the batch. A batch is handed out as a whole, in one instruction."""
 
     def __init__(
         self,

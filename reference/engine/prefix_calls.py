@@ -68,11 +68,7 @@ class PrefixCalls:
             return self.runner.recurrent.read(state).bytes()
 
     def load_prefix(
-        self,
-        tenant: int,
-        tokens: NDArray[np.int32],
-        pages: Sequence[Bytes],
-        state: Bytes | None,
+        self, tenant: int, tokens: NDArray[np.int32], pages: Sequence[Bytes], state: Bytes | None
     ) -> int:
         """Cache the ``pages`` of a tenant's ``tokens``, and the recurrent ``state`` after the last
         of them: how many tokens are cached then. Where room or quota is short these are fewer; none

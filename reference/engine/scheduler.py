@@ -11,8 +11,7 @@ a function or a class of ``reference.sched``:
              budget.prefill_tokens   its prompt tokens, by what steps cost (cost.StepCost)
     quotas   tenants.Tenants         what each tenant may use, and uses
 
-``SlotManager`` carries out what is decided: it gives and takes slots and pages.
-"""
+``SlotManager`` carries out what is decided: it gives and takes slots and pages."""
 
 from __future__ import annotations
 
@@ -57,8 +56,7 @@ class Scheduler:
     are in the ``queue``. ``unfit`` are those of them that can never have room, since others have
     reserved too many pages: they are no candidates, and end before the next step. ``chunk_tokens``
     is the most prompt tokens in a step, ``chunk_while_decoding`` the most in a step that also
-    decodes.
-    """
+    decodes."""
 
     def __init__(
         self,

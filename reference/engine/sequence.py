@@ -59,8 +59,7 @@ class Sequence:
 
     What follows from the request: whether it ``samples`` any token; ``scored_to``, the position
     behind the given tokens that have log-probabilities, 0 for none; and the number of ``given``
-    tokens, NO_ROWS where all are.
-    """
+    tokens, NO_ROWS where all are."""
 
     request: Request
     order: int

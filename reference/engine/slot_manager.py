@@ -28,8 +28,7 @@ class SlotManager:
 
     All changes of slots and pages are made here, so that slot table, memory and the tenants'
     accounts agree. ``on_lost`` is called with every sequence that loses its slot. ``disk`` has
-    pages that the memory has not.
-    """
+    pages that the memory has not."""
 
     def __init__(
         self,
@@ -88,8 +87,7 @@ class SlotManager:
         """Give a sequence a slot, the cached pages of its tokens, and pages for the rest of them. A
         ``protected`` one gets all pages up to its ``quantum``, so that it preempts nobody before.
 
-        False where there is no slot or too few pages; nothing is changed then.
-        """
+        False where there is no slot or too few pages; nothing is changed then."""
         if not self.free_slots:
             return False
         tenant, memory = sequence.tenant, self.memory
@@ -258,8 +256,7 @@ class SlotManager:
         In a prompt these are: every ``state_interval`` tokens, so that an edit in the middle costs
         no more; the end of what was cached, since others who share it differ there too; the
         beginnings of turns; the last full page; and the quantum of a protected sequence, which may
-        lose its slot there. Behind the prompt every page ends with one.
-        """
+        lose its slot there. Behind the prompt every page ends with one."""
         slot = sequence.slot
         computed, known = self.table.computed[slot], self.table.known[slot]
         end_of_prompt = whole_pages(known - 1)

@@ -27,8 +27,7 @@ class SpeculativeDecoder:
     A sequence with drafts runs in lockstep: its next step is planned when the host knows the tokens
     of the one before. It does so only while drafts are worth the measured cost of their steps. The
     number of drafts is bounded by what they need: an output row each, for a recurrent model a
-    state of the slot each, and room among the recent tokens that penalties look at.
-    """
+    state of the slot each, and room among the recent tokens that penalties look at."""
 
     def __init__(
         self,

@@ -22,11 +22,9 @@ class TenantCalls:
 
     def put_tenant(self, tenant: Tenant) -> None:
         """Add a tenant or change one, in force from the next decision on. Requests that are left of
-        a removed tenant with the same id end with an error.
-
-        Raises ConfigError when it is not valid, and ValueError when more pages are reserved than
-        there are; nothing is changed then.
-        """
+        a removed tenant with the same id end with an error. Raises ConfigError when it is not
+        valid, and ValueError when more pages are reserved than there are; nothing is changed
+        then."""
         self._mend()
         self._changes.check([tenant])
         self._change_whole(lambda: self._changes.put(tenant))
@@ -46,10 +44,8 @@ class TenantCalls:
 
     def remove_tenant(self, id: int) -> None:
         """Remove a tenant and its cached pages: at once, or when the last of its requests has
-        ended. Its reserved pages are free for all, and new requests of it are refused.
-
-        Raises RequestError when no tenant has this id.
-        """
+        ended. Its reserved pages are free for all, and new requests of it are refused. Raises
+        RequestError when no tenant has this id."""
         self.let_leave(id)
         self.forget_left()
 

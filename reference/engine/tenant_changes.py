@@ -21,8 +21,7 @@ class TenantChanges:
     ``live`` gives the engine's sequences that have not ended.
 
     A removed tenant stays until its last request has ended. If another tenant gets its id before
-    that, the requests that are left end with an error.
-    """
+    that, the requests that are left end with an error."""
 
     def __init__(
         self,

@@ -15,8 +15,7 @@ class Activation:
     """Quantized activations: x[t, k] is close to m[t, k] * scale[t, k // 256].
 
     ``m`` int32[T, K] with magnitudes up to 2047; ``scale`` f32[T, n_segments], a power of two,
-    0 for an all-zero segment and NaN for a segment that holds NaN or infinity (its m are 0).
-    """
+    0 for an all-zero segment and NaN for a segment that holds NaN or infinity (its m are 0)."""
 
     m: NDArray[np.int32]
     scale: NDArray[np.float32]
@@ -29,8 +28,7 @@ def quantize_activation(x: NDArray[np.float32]) -> Activation:
     With a = max|x| over a segment and 2^E <= a < 2^(E+1):
     m = clamp(rint(x * 2^(10-E)), -2047, 2047), scale = 2^(E-10). a < 2^-64 gives m = 0. A short
     last segment takes its exponent from its own elements. A NaN or infinity reaches every output
-    of its token through the scale and no other token.
-    """
+    of its token through the scale and no other token."""
     tokens, columns = x.shape
     n_segments = -(-columns // SEGMENT)
     segments = np.zeros((tokens, n_segments * SEGMENT), np.float32)

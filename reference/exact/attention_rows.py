@@ -1,8 +1,7 @@
 """The parts of rule R6: rows as integers, exp2, and the merge of partial softmax sums.
 
 Every line rounds at most once; multiplying by a power of two is exact wherever the rule does it.
-Arrays may have any leading axes, so that a tier can compute many rows at a time.
-"""
+Arrays may have any leading axes, so that a tier can compute many rows at a time."""
 
 from __future__ import annotations
 
@@ -44,8 +43,7 @@ class Rows:
     """Rows [..., n] as integers: ``m`` int32 [..., n] and ``exponent`` int32 [...].
 
     With B bits, a row stands for m 2^(exponent - B). A broken row has the exponent BROKEN_ROW and
-    integers of 0.
-    """
+    integers of 0."""
 
     m: Int32
     exponent: Int32

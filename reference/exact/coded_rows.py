@@ -21,8 +21,7 @@ Int32 = NDArray[np.int32]
 class CodedRows:
     """Codes int32 [..., groups, 32] of some bits and scales int32 [..., groups].
 
-    An integer is scale (2 code - (2^bits - 1)).
-    """
+    An integer is scale (2 code - (2^bits - 1))."""
 
     code: Int32
     scale: Int32
@@ -33,8 +32,7 @@ def coded(m: Int32, bits: int) -> CodedRows:
 
     G is max |m| / (2^bits - 1) rounded up, at most 255, and no integer may reach 2^11. A group
     takes the first of the scales G - floor(G i / 16), i from 0 to 5, with the least sum of squared
-    differences.
-    """
+    differences."""
     groups = m.reshape(*m.shape[:-1], m.shape[-1] // CODED_CHANNELS, CODED_CHANNELS)
     top = (1 << bits) - 1
     most = min((2 << KV_ROW_BITS) // top, CODE_SCALE_MAX)

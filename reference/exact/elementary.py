@@ -1,8 +1,7 @@
 """Rule R2: elementary functions as fixed sequences of correctly rounded binary32 operations.
 
 The polynomials are those of the Cephes single-precision library. Every line rounds once; a tier's
-kernel must repeat the lines in this order, without fusing multiplications and additions.
-"""
+kernel must repeat the lines in this order, without fusing multiplications and additions."""
 
 from __future__ import annotations
 

@@ -4,8 +4,7 @@ The element type of the array of pages tells the storage type. float32 and float
 2, 16, kv_heads, head_dim]. uint8 pages have the same axes, but the last one holds the Q8_0 blocks
 of a head: 34 bytes for 32 elements, d binary16, then q int8 [32]. I12, I4R and I3R pages are
 [pages, kv_heads] of the records that ``i12_page`` and ``coded_page`` describe. Rows of I4R and I3R
-are rotated.
-"""
+are rotated."""
 
 from __future__ import annotations
 
@@ -41,8 +40,7 @@ def i12_page(head_dim: int) -> np.dtype[Any]:
     exponents.
 
     A byte of ``low`` holds channel i in its low half and channel i + head_dim / 2 in its high half.
-    The positions of a value channel are contiguous. The exponent of a broken row is -128.
-    """
+    The positions of a value channel are contiguous. The exponent of a broken row is -128."""
     half = head_dim // 2
     return np.dtype(
         [
@@ -63,8 +61,7 @@ def coded_page(dtype: DType, head_dim: int) -> np.dtype[Any]:
     A byte of ``code`` holds the low four bits of two channels of a group of 32, i and i + 16, or
     the low two bits of four channels, i, i + 8, i + 16 and i + 24. Codes of 3 and of 5 bits have
     their highest bits in ``top``, those of a group in a little-endian word. The positions of values
-    are contiguous. The exponent of a broken row is -128.
-    """
+    are contiguous. The exponent of a broken row is -128."""
     groups = head_dim // CODED_CHANNELS
     key_bits, value_bits = ROTATED_KV[dtype]
     odd, axes = (
@@ -102,11 +99,7 @@ def page_view(data: NDArray[np.uint8], dtype: DType, shape: tuple[int, ...]) -> 
 
 
 def store(
-    kv: NDArray[Any],
-    page: NDArray[np.int32],
-    offset: NDArray[np.int32],
-    k: Float32,
-    v: Float32,
+    kv: NDArray[Any], page: NDArray[np.int32], offset: NDArray[np.int32], k: Float32, v: Float32
 ) -> None:
     """Store ``k`` and ``v`` [tokens, kv_heads, head_dim] at each token's page and offset."""
     if kv.dtype.names is None:
@@ -157,8 +150,7 @@ def stored(x: Float32, element: np.dtype[Any]) -> NDArray[Any]:
 
     Binary16 rounds to nearest even and saturates, NaN stays NaN. In Q8_0, 32 elements share d =
     binary16(max |x| / 127), saturating, and q = rint(x / d) within +-127, 0 where d is 0; a block
-    that holds a NaN or an infinity has d = NaN and q = 0.
-    """
+    that holds a NaN or an infinity has d = NaN and q = 0."""
     if element == np.float32:
         return x
     if element == np.uint8:
@@ -169,8 +161,7 @@ def stored(x: Float32, element: np.dtype[Any]) -> NDArray[Any]:
 def loaded(kv: NDArray[Any]) -> Float32:
     """The binary32 values of pages, [pages, 2, 16, kv_heads, head_dim]; d q and m 2^e are exact.
 
-    Those of coded pages are rotated.
-    """
+    Those of coded pages are rotated."""
     if kv.dtype.names is not None:
         rows = integers(kv)
         unit = np.where(rows.broken, np.nan, power_of_two(rows.exponent - KV_ROW_BITS))

@@ -2,8 +2,7 @@
 
 Frequencies are correctly rounded binary64 powers; angles are binary64 products; sine and cosine
 are fixed binary64 polynomials (fdlibm's kernels) after a three-part reduction by pi/2. The table
-is rounded to binary32 once, so every tier reads the same bits.
-"""
+is rounded to binary32 once, so every tier reads the same bits."""
 
 from __future__ import annotations
 
@@ -51,8 +50,7 @@ class RotaryScaling:
     ``factor`` is the linear scaling (angle / factor). ``yarn`` blends scaled and unscaled angles by
     frequency, for a model trained on ``original_context`` positions. Sine and cosine are multiplied
     by ``attention_factor`` and, with ``yarn`` and a factor above 1, by ``(1 + 0.1 ln factor)`` and
-    divided by ``(1 + 0.1 log_multiplier ln factor)``.
-    """
+    divided by ``(1 + 0.1 log_multiplier ln factor)``."""
 
     factor: float = 1.0
     yarn: bool = False
@@ -108,8 +106,7 @@ def rotary_table(
     """The table of cosines and sines: float32 [context, 2, rotary_dim / 2], cosines first.
 
     ``factors`` divide the frequencies one by one (``rope_freqs``). Raises ValueError when an angle
-    would exceed ``MAX_ANGLE``.
-    """
+    would exceed ``MAX_ANGLE``."""
     scaling = scaling or RotaryScaling()
     frequency = frequencies(base, rotary_dim)
     if factors is not None:

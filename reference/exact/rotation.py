@@ -1,8 +1,7 @@
 """Rule R13: the fixed rotation of heads, by signs and a Walsh-Hadamard transform of blocks.
 
 A head is cut into blocks of the largest power of two that divides its size. Every sum and the last
-product are one rounding each, in a fixed order.
-"""
+product are one rounding each, in a fixed order."""
 
 from __future__ import annotations
 

@@ -3,8 +3,7 @@
 An axis is cut at absolute multiples of 256 into segments and of 1024 into spans. The values of a
 segment are padded with +0 to 256 and folded in halves. Segment values are added from left to right
 within their span, then spans from left to right into the total, both starting from +0. Every
-addition is written out elementwise, because ``np.sum`` chooses an order of its own.
-"""
+addition is written out elementwise, because ``np.sum`` chooses an order of its own."""
 
 from __future__ import annotations
 
@@ -20,8 +19,7 @@ Float32 = NDArray[np.float32]
 def fold_segment(products: Float32) -> Float32:
     """R4: sum each segment, f32 [..., n] with n <= 256 -> f32 [...].
 
-    v[0:128] + v[128:256], then halves of 64, 32, ... 1 of the sums.
-    """
+    v[0:128] + v[128:256], then halves of 64, 32, ... 1 of the sums."""
     length = products.shape[-1]
     if length > SEGMENT:
         raise ValueError(f"a segment holds at most {SEGMENT} elements, not {length}")
@@ -38,8 +36,7 @@ def fold_segment(products: Float32) -> Float32:
 def fold_axis(segment_values: Float32) -> Float32:
     """R3: add segment values from left to right into spans, and spans into the total.
 
-    f32 [..., n_segments] -> f32 [...]; an axis without segments sums to +0.
-    """
+    f32 [..., n_segments] -> f32 [...]; an axis without segments sums to +0."""
     per_span = SPAN // SEGMENT
     total = np.zeros(segment_values.shape[:-1], np.float32)
     for first in range(0, segment_values.shape[-1], per_span):

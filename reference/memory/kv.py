@@ -3,8 +3,7 @@
 A page is free, held by sequences, or cached: no sequence holds it, but its keys and values can be
 found by their tokens. When pages are needed, the least recently used cached pages are evicted. All
 copies and steps run in the order of the device's queue, so a page may get another holder while
-steps that read it are still in flight.
-"""
+steps that read it are still in flight."""
 
 from __future__ import annotations
 
@@ -42,8 +41,7 @@ class KvMemory:
     the number of state slots, None for a model without recurrent layers: with them a hit ends where
     a state was saved. Where ``cache`` is False nothing is shared. ``cached_pages`` is the most
     cached pages. With ``copies``, up to ``host_pages`` evicted pages are saved in host memory.
-    ``watch`` hears of every change of what is cached.
-    """
+    ``watch`` hears of every change of what is cached."""
 
     def __init__(
         self,
@@ -103,8 +101,7 @@ class KvMemory:
         """Pages the tenant could take now, or after ``leaving``, (tenant, pages) each, is released.
 
         A shared page becomes free with its last holder only. Pages that a tenant has reserved and
-        releases are available to this tenant only.
-        """
+        releases are available to this tenant only."""
         room = self.free + self.cached
         if not leaving and not self.reservations:
             return room
@@ -184,8 +181,7 @@ class KvMemory:
 
         ``tokens`` are the first tokens of the sequence, which are in ``pages``; the caller holds
         these. ``end`` is the result of an earlier call for fewer tokens of the same sequence: only
-        the pages behind it are published. None while no page is full.
-        """
+        the pages behind it are published. None while no page is full."""
         whole = min(len(tokens) // PAGE_TOKENS, len(pages))
         if end is not None and not end.valid:
             end = None
@@ -222,8 +218,7 @@ class KvMemory:
         """Let others find in ``state_slot`` the state after exactly ``tokens``, whole pages
         that were published.
 
-        Where these pages are not cached any more, or have a state, the state slot becomes free.
-        """
+        Where these pages are not cached any more, or have a state, the state slot becomes free."""
         assert self._state_slots is not None, "the model has no recurrent states"
         path = self._trees.find(scope, tokens, len(tokens))
         if path and len(path) * PAGE_TOKENS == len(tokens) and path[-1].state is None:
@@ -280,8 +275,7 @@ class KvMemory:
         Every page is free, held or cached, and charged to a tenant that holds it. The tree of the
         cache and the pages agree. ``holders``, (tenant, pages) of every sequence, are compared with
         the references. ``scope_of`` gives a tenant's scope: no tenant holds a page of another
-        scope.
-        """
+        scope."""
         self._pool.check()
         held = check_holders(self._pool, self.total, holders)
         assert self.free + held + self.cached == self.total, (

@@ -1,8 +1,7 @@
 """Copies of KV pages: from page to page, to host memory and back, in the queue of steps.
 
 A page number stands for the keys and values of 16 positions of every layer. Their stored bytes are
-copied without conversion.
-"""
+copied without conversion."""
 
 from __future__ import annotations
 
@@ -32,10 +31,8 @@ class Copies(Protocol):
 
 
 class PageCopies(RowCopies):
-    """Copies between the KV pools of ``graph``, which lie in ``buffers``: see ``RowCopies``.
-
-    Raises ValueError for a graph without KV pools.
-    """
+    """Copies between the KV pools of ``graph``, which lie in ``buffers``: see ``RowCopies``. Raises
+    ValueError for a graph without KV pools."""
 
     NOUN = "page"
 

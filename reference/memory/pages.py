@@ -23,8 +23,7 @@ class PagePool:
     contents.
 
     Each page with references is charged to one tenant that holds it. When this tenant releases it
-    and another still holds it, the charge moves to the other.
-    """
+    and another still holds it, the charge moves to the other."""
 
     def __init__(self, pages: int, order: Iterable[int] | None = None) -> None:
         self._free = deque(range(pages) if order is None else order)
@@ -80,11 +79,8 @@ class PagePool:
 
     def release(self, pages: Sequence[int], tenant: int = 0) -> list[int]:
         """Drop one reference of ``tenant`` to each page; returns the pages that have none left, in
-        order.
-
-        Raises AssertionError, having changed nothing, when the tenant has no reference to one of
-        them or when one is named twice.
-        """
+        order. Raises AssertionError, having changed nothing, when the tenant has no reference to
+        one of them or when one is named twice."""
         self._check_held(pages, tenant)
         left = []
         for page in pages:

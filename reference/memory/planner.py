@@ -1,8 +1,7 @@
 """Computes the memory that a model needs, and the longest context that a budget allows.
 
 Everything follows from the graph's declarations and the tier's footprint of them, so a model family
-needs no code here. Sizes are in bytes.
-"""
+needs no code here. Sizes are in bytes."""
 
 from __future__ import annotations
 
@@ -38,8 +37,7 @@ class MemoryPlan:
     in place from the model file, and ``staging`` is host memory in addition to the device's.
     ``streamed`` are weights in host memory that every step copies to the ``ring`` on the device,
     of which a step of one token moves ``moved``, and ``evictable`` is mapped from files, which the
-    system may read again.
-    """
+    system may read again."""
 
     slots: int
     saved_states: int
@@ -119,8 +117,7 @@ def plan_memory(
 ) -> MemoryPlan:
     """The memory plan of ``graph``, which was built with ``limits``.
 
-    ``unified`` means that the device's memory is the host's.
-    """
+    ``unified`` means that the device's memory is the host's."""
     weights: dict[str, int] = {}
     sums = dict.fromkeys(("constants", "step_data", "kv", "recurrent", "state"), 0)
     paged, recurrent = state_buffers(graph)
@@ -189,8 +186,7 @@ def longest_plan(
     when no context is.
 
     ``plan_at`` plans a context of so many positions. Contexts are whole pages, or ``longest``. The
-    returned plan is within the budget, and the plan with one page more is not.
-    """
+    returned plan is within the budget, and the plan with one page more is not."""
     pages = -(-longest // PAGE_TOKENS)
 
     def plan_of(count: int) -> MemoryPlan:

@@ -2,8 +2,7 @@
 
 A node is one page: its 16 tokens follow those of the nodes above it. Children are found by their
 tokens, compared in full, so a collision of hashes cannot give a wrong page. A tenant finds only
-pages below the root of its own scope.
-"""
+pages below the root of its own scope."""
 
 from __future__ import annotations
 
@@ -50,8 +49,7 @@ class Node:
     the slot of the recurrent state after its last token, if one is saved. ``parent`` is None for a
     root and for a node that was taken out of the tree; only a root has a ``scope``. ``tenants`` are
     those whose own sequences began with these tokens. ``digest`` is its name on disk, where there
-    is a disk cache.
-    """
+    is a disk cache."""
 
     key: bytes
     parent: Node | None
@@ -115,8 +113,7 @@ class PrefixHit:
     ``tokens`` is not a whole number of pages, the last page is a copy of the sequence's own. Whole
     pages of its first ``matched`` tokens are cached, with or without a state. ``difference`` is
     where a cached sequence of the same tenant went on otherwise. Of the tokens, ``from_disk`` were
-    on disk only.
-    """
+    on disk only."""
 
     pages: tuple[int, ...]
     tokens: int

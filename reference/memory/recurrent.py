@@ -1,8 +1,7 @@
 """The recurrent states of each slot's sequence, saved and loaded bit for bit on the device.
 
 Unlike KV pages, a recurrent state cannot be cut back to a shorter prefix: to return to a position,
-a state that was saved at this position is needed, or one of the slot's latest.
-"""
+a state that was saved at this position is needed, or one of the slot's latest."""
 
 from __future__ import annotations
 
@@ -122,11 +121,9 @@ class RecurrentMemory:
         return self._positions[slot]
 
     def advance(self, query: NDArray[np.void]) -> None:
-        """Note a step over QUERY_TOKEN[tokens].
-
-        Raises AssertionError for a token that neither continues its slot's sequence behind one of
-        its states nor begins one: the slot's states are those of other tokens.
-        """
+        """Note a step over QUERY_TOKEN[tokens]. Raises AssertionError for a token that neither
+        continues its slot's sequence behind one of its states nor begins one: the slot's states are
+        those of other tokens."""
         if not self._positions:
             return
         ended: dict[int, int] = {}

@@ -1,8 +1,7 @@
 """Copies of rows of device buffers to host memory and back, in the queue of steps.
 
 A row number stands for one row of each of several buffers. Stored bytes are copied without
-conversion.
-"""
+conversion."""
 
 from __future__ import annotations
 
@@ -91,8 +90,7 @@ class RowCopies:
 
     Every copy is a submission like a step. A call waits in two cases only: for a row that is loaded
     while it is still being saved, and for the oldest load when LOADS_UNDER_WAY are in flight. All
-    graphs are lowered here.
-    """
+    graphs are lowered here."""
 
     NOUN: ClassVar[str] = "row"
 

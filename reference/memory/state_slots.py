@@ -31,8 +31,7 @@ class StateSlots:
     The value of a state is the number of tokens that would be computed again without it, less
     where few prompts go on from it, plus its credit. The credit grows with what is evicted, so a
     state that nobody uses loses in the end (the rule of GreedyDual caches). All states have one
-    size, so their bytes do not matter. ``watch`` hears of every state that is attached.
-    """
+    size, so their bytes do not matter. ``watch`` hears of every state that is attached."""
 
     def __init__(self, count: int, watch: TreeWatch = UNWATCHED) -> None:
         self.count = count
@@ -46,8 +45,7 @@ class StateSlots:
         """A slot, if need be that of the least valuable state; None when all are taken.
 
         With ``gain``, the tokens that a new state in the middle of a prompt would save, None also
-        where every state there is has more value than that.
-        """
+        where every state there is has more value than that."""
         if not self._free and self._attached:
             least, value = self._least_valuable()
             if gain is not None and self._credit + gain // PASSED_BY < value:

@@ -4,8 +4,7 @@ Of a projection y = W x an adapter gives y + s (r (B (A x))): A is ``NAME.lora_a
 ``NAME.lora_b``, r its alpha over its rank, s the request's scale. The matrices of all adapters of a
 projection are one stacked tensor each, like those of experts, filled up with zeros to the largest
 rank. The first entries are zeros, one for each adapter that a request may combine: rows without an
-adapter use them.
-"""
+adapter use them."""
 
 from __future__ import annotations
 

@@ -6,8 +6,7 @@ use, reused, and replaced when it dies.
 
 A conversation is text from another stranger. The child reports which characters of the prompt the
 template itself wrote, and ``encode_chat`` finds control tokens only there. So no message can end
-its turn or open another one, even where a template trims, splits or joins contents.
-"""
+its turn or open another one, even where a template trims, splits or joins contents."""
 
 from __future__ import annotations
 
@@ -74,8 +73,7 @@ class RenderedChat:
     """A prompt, and the character spans [start, end) of it that the template itself wrote.
 
     ``opening`` is how the template begins a turn of the model: the end of a prompt that asks for
-    one. It is empty where that is not known.
-    """
+    one. It is empty where that is not known."""
 
     text: str
     template_spans: tuple[tuple[int, int], ...]
@@ -92,8 +90,7 @@ class ChatTemplate(ContextManager):
     ``source`` names the template's origin in errors; ``bos_token``, ``eos_token`` and the names of
     ``tokens`` are the texts the template may print under these names. ``tool_text`` is the template
     of conversations with tools, if that is another one. A template receives messages in the forms
-    that it accepts (``TemplateForms``). ``close`` ends the worker.
-    """
+    that it accepts (``TemplateForms``). ``close`` ends the worker."""
 
     def __init__(
         self,
@@ -168,8 +165,7 @@ class ChatTemplate(ContextManager):
         ``enable_thinking`` and ``reasoning_effort`` None leave the template's default; ``now`` is
         the time a template may print, None for the present. Raises RequestError for messages that
         are not JSON objects with a known role, TemplateError when the template fails, exceeds a
-        limit or tries to leave its sandbox, and TemplateRefused when it refuses the messages.
-        """
+        limit or tries to leave its sandbox, and TemplateRefused when it refuses the messages."""
         conversation = _conversation(
             self._forms_of(bool(tools)).adapted(_checked_messages(messages)),
             tools or (),
@@ -294,8 +290,7 @@ def encode_rendered(tokenizer: Tokenizer, rendered: RenderedChat) -> list[int]:
     """Token ids of a rendered prompt; control tokens are recognized only in the template's own
     text.
 
-    BOS comes first if the model wants one, whether or not the template printed it.
-    """
+    BOS comes first if the model wants one, whether or not the template printed it."""
     return tokenizer.encode_spans(rendered.text, rendered.template_spans)
 
 

@@ -57,8 +57,7 @@ class Model:
     def graph(self, limits: Limits) -> Graph:
         """The verified graph of the forward pass for an engine with ``limits``.
 
-        The latest graph is cached, since the memory plan and the runner both need it.
-        """
+        The latest graph is cached, since the memory plan and the runner both need it."""
         graph = self._latest.get(limits)
         if graph is None:
             tensors = self._tensors()

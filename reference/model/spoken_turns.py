@@ -3,8 +3,7 @@
 A text has many spellings in tokens, and a model need not write the one that encoding gives. Where a
 request names the tokens of an earlier answer, and they spell what the template rendered for it, the
 prompt has these tokens, so it continues what is cached. The text of the prompt is the same either
-way.
-"""
+way."""
 
 from __future__ import annotations
 
@@ -24,8 +23,7 @@ def encode_spoken(
     order, where they spell a turn of the model.
 
     A control token of an answer counts only where the template itself wrote it. Raises RequestError
-    for an id outside the vocabulary.
-    """
+    for an id outside the vocabulary."""
     if not rendered.opening or not spoken:
         return encode_rendered(tokenizer, rendered)
     specials = [

@@ -4,8 +4,7 @@ Templates differ in what the content of a message is: a text, or a list of parts
 in a message with tool calls: null, an empty text, or missing; in what the arguments of calls are:
 an object, or its JSON text; and in the name of thoughts. A template silently drops a form that it
 does not take. So each form is rendered once, with texts that nothing else would print, and a form
-whose texts come out is taken.
-"""
+whose texts come out is taken."""
 
 from __future__ import annotations
 

@@ -4,8 +4,7 @@ Literals of the template are ``Text`` with trusted characters, data is plain ``s
 that move, cut, repeat, fill in or recase characters preserve the marks. Any other operation
 yields plain ``str``, which is untrusted.
 
-Imports the standard library only: the process that renders templates starts fast.
-"""
+Imports the standard library only: the process that renders templates starts fast."""
 
 from __future__ import annotations
 
@@ -18,8 +17,7 @@ from typing import Any
 class Text(str):
     """A str that records which of its characters the template wrote.
 
-    ``_trusted`` holds one byte per character: 1 for the template's, 0 for all others.
-    """
+    ``_trusted`` holds one byte per character: 1 for the template's, 0 for all others."""
 
     __slots__ = ("_trusted",)
     _trusted: bytes

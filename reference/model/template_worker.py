@@ -6,8 +6,7 @@ then one conversation per line. Standard output answers each conversation with o
 ``{"text", "template_spans"}`` or ``{"error", "line", "summary", "refused"}``.
 
 Every character of the output is marked trusted if the template wrote it, and not if the
-conversation did (``template_text``).
-"""
+conversation did (``template_text``)."""
 
 from __future__ import annotations
 
@@ -175,9 +174,7 @@ def _refuse(message: str) -> None:
 def make_environment() -> jinja2.Environment:
     """The Jinja environment chat templates are written for: that of Hugging Face transformers."""
     environment = _Environment(
-        trim_blocks=True,
-        lstrip_blocks=True,
-        extensions=["jinja2.ext.loopcontrols", _Generation],
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _Generation]
     )
     environment.filters["tojson"] = _to_json
     environment.filters["join"] = _join

@@ -25,8 +25,7 @@ class TextStream:
     tokens lie between its characters.
 
     Of several stop strings found, the one that starts first counts; of those that start there, the
-    shortest.
-    """
+    shortest."""
 
     def __init__(self, stop_strings: Sequence[str] = ()) -> None:
         """Raises RequestError for an empty or too long stop string, and for too many of them."""

@@ -1,8 +1,7 @@
 """The numpy definition of each opcode: a module and a function of the opcode's lower-case name.
 
 A function takes operands and parameters by keyword, changes the operands the table marks as
-updated, and returns the others it writes: one array, or a tuple in the table's order.
-"""
+updated, and returns the others it writes: one array, or a tuple in the table's order."""
 
 from __future__ import annotations
 

@@ -12,6 +12,5 @@ def copy_rows(
     """target[pairs[r, 1]] = source[pairs[r, 0]], in place, bits unchanged.
 
     ``source`` is [sources, width], ``pairs`` [rows, 2] with distinct targets, ``target``
-    [targets, width].
-    """
+    [targets, width]."""
     target[pairs[:, 1]] = source[pairs[:, 0]]

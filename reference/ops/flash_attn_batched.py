@@ -54,8 +54,7 @@ def flash_attn_batched(
     ``q`` is [tokens, heads * head_dim]; head h reads KV head h // (heads / kv_heads). ``sinks``
     f32[heads] adds to each head's softmax one score that has no value. Positions are cut at
     absolute multiples of 64 into tiles and of 1024 into spans. Where the pages store rotated rows,
-    queries are rotated and the result is rotated back (R13). Returns the shape of q.
-    """
+    queries are rotated and the result is rotated back (R13). Returns the shape of q."""
     bits = query_bits(head_dim)
     by_head = q.reshape(len(q), heads, head_dim)
     queries = row_integers(rotated(by_head) if is_rotated(kv) else by_head, bits)
@@ -104,8 +103,7 @@ def _tile(q: Rows, keys: Rows, values: Rows, offset: int, score: Score) -> Parti
     """U, l and o of the visible positions of one tile.
 
     ``offset`` is the index of the first visible position in the tile. l is folded over the whole
-    tile, in which masked positions count +0.
-    """
+    tile, in which masked positions count +0."""
     x = score(q, keys)
     top = np.rint((x + values.exponent.astype(np.float32)).max())
     p = exp2(np.maximum(x - top, EXP2_MIN))

@@ -24,8 +24,7 @@ def kv_write_batched(
     """kv[page, 0 or 1, position mod 16] = k or v, in place.
 
     ``k`` and ``v`` are [tokens, kv_heads * head_dim]. ``kv`` holds pages in one of the storage
-    types of ``reference.exact.kv_storage``. The page is ``page_table[slot, position // 16]``.
-    """
+    types of ``reference.exact.kv_storage``. The page is ``page_table[slot, position // 16]``."""
     slot, position = query[:, 1], query[:, 2]
     page = page_table[slot, position // PAGE_TOKENS]
     offset = position % PAGE_TOKENS

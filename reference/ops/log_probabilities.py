@@ -20,8 +20,7 @@ def log_probabilities(*, logits: Float32, token: Int32, top: int) -> tuple[Float
     ``logits`` is [rows, vocab], ``token`` [rows]. Returns log p of the tokens [rows], then the
     ``top`` most likely ids [rows, top] and their log p [rows, top], by falling logit, equal ones by
     rising id. A row with a NaN or infinity gives NaN and NO_TOKEN everywhere; a token that is not
-    in the vocabulary gives NaN.
-    """
+    in the vocabulary gives NaN."""
     rows, vocab = logits.shape
     finite = np.asarray(np.isfinite(logits).all(axis=1))
     x = np.where(finite[:, None], logits, np.float32(0.0))

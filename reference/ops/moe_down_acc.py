@@ -24,8 +24,7 @@ def moe_down_acc(
 
     The experts are added in the order of ``ids`` (rule R7). x is [tokens, used, width],
     down_weight [experts, hidden, width], bias [experts, hidden], ids and weights [tokens, used],
-    expert_scale [experts], residual and the result [tokens, hidden].
-    """
+    expert_scale [experts], residual and the result [tokens, hidden]."""
     products = expert_products(down_weight, x.reshape(-1, x.shape[-1]), ids)
     return weighted_sum(with_bias(products, bias, ids), ids, weights, expert_scale, residual)
 

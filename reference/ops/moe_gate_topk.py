@@ -26,8 +26,7 @@ def moe_gate_topk(
 
     With ``choice_bias`` p is the sigmoid, and the largest p + choice_bias are chosen. x is [tokens,
     hidden], both biases [experts]. Returns logits [tokens, experts], then the ids and weights of
-    ``route`` or ``choose``.
-    """
+    ``route`` or ``choose``."""
     logits = matmul(gate_weight.blocks, gate_weight.dtype, x)
     if bias is not None:
         logits = logits + bias
@@ -51,8 +50,7 @@ def route(logits: NDArray[np.float32], used: int) -> tuple[NDArray[np.int32], ND
     ids are ordered by falling probability, equal ones by rising index; a probability below 2^-126
     counts as +0, so that a device that flushes subnormals finds the same ties. The weights are p /
     max(sum of the used p, 2^-14), where the sum adds from left to right in that order. A token
-    whose largest logit is NaN or infinite gets experts 0, 1, ... with NaN weights.
-    """
+    whose largest logit is NaN or infinite gets experts 0, 1, ... with NaN weights."""
     exponentials = exp(logits - logits.max(axis=-1, keepdims=True))
     p = exponentials / sum_axis(exponentials)[:, None]
     p[p < SMALLEST_NORMAL] = 0.0
@@ -67,8 +65,7 @@ def choose(
 
     ids are ordered by falling p + choice_bias, equal ones by rising index; choice_bias and the sum
     count as +0 below 2^-126, as a device may flush them. The weights are those of ``route``. A
-    token with a sum that is not finite gets experts 0, 1, ... with NaN weights.
-    """
+    token with a sum that is not finite gets experts 0, 1, ... with NaN weights."""
     p = sigmoid(logits)
     score = _flushed(p + _flushed(choice_bias))
     ids = np.argsort(-score, axis=-1, kind="stable")[:, :used].astype(np.int32)

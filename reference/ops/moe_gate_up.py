@@ -21,8 +21,7 @@ def moe_gate_up(
     """gate, up = x W[ids]^T + b[ids].
 
     x is [tokens, hidden], a weight [experts, width, hidden], a bias [experts, width]. Returns two
-    arrays [tokens, used, width].
-    """
+    arrays [tokens, used, width]."""
     pairs = np.repeat(x, ids.shape[1], axis=0)
     gate = with_bias(expert_products(gate_weight, pairs, ids), gate_bias, ids)
     return gate, with_bias(expert_products(up_weight, pairs, ids), up_bias, ids)

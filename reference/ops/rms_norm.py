@@ -19,8 +19,7 @@ def rms_norm(
 ) -> NDArray[np.float32]:
     """r = 1 / sqrt(sum(x x) / width + eps); y = (x r) weight, in each of ``groups`` (rule R4).
 
-    ``x`` is [tokens, groups * width]; ``weight`` is [width] or absent. Returns the shape of x.
-    """
+    ``x`` is [tokens, groups * width]; ``weight`` is [width] or absent. Returns the shape of x."""
     width = x.shape[-1] // groups
     heads = x.reshape(len(x), groups, width)
     mean = sum_axis(heads * heads) / np.float32(width)

@@ -32,8 +32,7 @@ def rms_norm_fused_rope_kv_write(
     """Rotate queries and keys, write keys and values to ``kv``, and return the queries.
 
     ``qkv`` is [tokens, (heads + 2 kv_heads) * head_dim], the result [tokens, heads * head_dim]. A
-    norm that is absent is skipped.
-    """
+    norm that is absent is skipped."""
     q_width, kv_width = heads * head_dim, kv_heads * head_dim
     q, k, v = np.split(qkv, [q_width, q_width + kv_width], axis=1)
     if q_norm is not None:

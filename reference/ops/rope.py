@@ -18,8 +18,7 @@ def rope(
     """(a, b) -> (a cos - b sin, a sin + b cos) for every pair of a head.
 
     ``x`` is [tokens, heads * head_dim]; ``rope_table`` is [context, 2, pairs], cosines first. Pair
-    m is channels (m, m + pairs) if ``neox``, else (2m, 2m + 1); later channels pass through.
-    """
+    m is channels (m, m + pairs) if ``neox``, else (2m, 2m + 1); later channels pass through."""
     y = x.reshape(len(x), heads, head_dim).copy()
     pairs = rope_table.shape[-1]
     if neox:

@@ -16,8 +16,7 @@ NAN = np.uint32(0x7FC00000)
 def row_digest(*, logits: NDArray[np.float32], digested: NDArray[np.int32]) -> NDArray[np.int32]:
     """The digests of the spans of each row (rule R12), int32[rows, words].
 
-    ``logits`` is [rows, vocab]. A row whose ``digested`` is 0 gets zeros.
-    """
+    ``logits`` is [rows, vocab]. A row whose ``digested`` is 0 gets zeros."""
     rows, vocab = logits.shape
     found = np.zeros((rows, digest_words(vocab)), np.uint32)
     for row in np.flatnonzero(digested):
@@ -40,8 +39,7 @@ def span_digests(words: UInt32) -> UInt32:
     """The root of each span's tree, uint32[spans, 8].
 
     Leaf i is the digest of the words i, i + 16, i + 32 and so on of the span; node i of the four is
-    that of the leaves i, i + 4, i + 8, i + 12; the root is that of the four nodes in order.
-    """
+    that of the leaves i, i + 4, i + 8, i + 12; the root is that of the four nodes in order."""
     spans = len(words) // SPAN
     by_leaf = words.reshape(spans, -1, DIGEST_LEAVES).transpose(1, 0, 2)
     leaves = digests(by_leaf.reshape(-1, spans * DIGEST_LEAVES))

@@ -5,8 +5,7 @@ This definition fixes what the rule leaves open. The repetition penalty divides 
 multiplies any other. top-p keeps a token while the weight before it is below ``rint(top_p 2^16) /
 2^16`` of the total; min-p keeps it while its weight is at least ``rint(min_p 2^16) / 2^16`` of the
 largest. The draw walks the kept tokens in order of id, which needs no sort. The mask is applied
-last, since a forbidden token is -infinity whatever is added, multiplied or divided.
-"""
+last, since a forbidden token is -infinity whatever is added, multiplied or divided."""
 
 from __future__ import annotations
 
@@ -41,8 +40,7 @@ def sample(
     ``sampling`` is [rows, 16] words, one SAMPLING record per row, which says what of the other
     operands applies to the row. ``recent`` is [slots, n] token ids for the penalties. ``allowed``
     is [masks, words]: bit v mod 32 of word v / 32 allows token v. ``bias`` is [biases, 2] words,
-    one LOGIT_BIAS record per row.
-    """
+    one LOGIT_BIAS record per row."""
     records = np.ascontiguousarray(sampling).view(SAMPLING)[:, 0]
     token = np.full(len(logits), NO_TOKEN, np.int32)
     for row, (values, record) in enumerate(zip(logits, records, strict=True)):

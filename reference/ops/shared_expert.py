@@ -24,8 +24,7 @@ def shared_expert(
     """y = residual + sigmoid(x.router_weight) * ((silu(x gate^T) * (x up^T)) down^T).
 
     x, residual and the result are [tokens, hidden], router_weight [hidden]; without it there is no
-    sigmoid factor. The dot product with the router is summed by rules R3 and R4.
-    """
+    sigmoid factor. The dot product with the router is summed by rules R3 and R4."""
     gate = matmul(gate_weight.blocks, gate_weight.dtype, x)
     up = matmul(up_weight.blocks, up_weight.dtype, x)
     down = matmul(down_weight.blocks, down_weight.dtype, swiglu(gate=gate, up=up))

@@ -28,8 +28,7 @@ def ssm_conv1d(
     x; with ``output_gate`` the sum is multiplied by it instead of passing through silu. state
     [slots, history, channels] holds the last u after each of a slot's latest ``states`` positions,
     oldest first (see ``state_rows``). The tokens of a slot come in order of position; position 0
-    starts from zeros.
-    """
+    starts from zeros."""
     y = np.empty_like(x)
     u = x if input_gate is None else input_gate * x
     for t, token in enumerate(query.view(QUERY_TOKEN)[:, 0]):

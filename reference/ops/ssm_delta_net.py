@@ -38,8 +38,7 @@ def ssm_delta_net(
     value, key] holds the latest ``states`` states of each slot (see ``state_rows``); the tokens of
     a slot come in order of position, and position 0 starts from zeros. Value head j reads key head
     j // (value_heads / key_heads) when ``grouped``, else j mod key_heads. Sums over the key axis
-    are R4 segments. Returns [tokens, value_heads * state_size].
-    """
+    are R4 segments. Returns [tokens, value_heads * state_size]."""
     q, k, v = split_heads(x, key_heads, value_heads, state_size)
     q = l2_norm(q, eps) * np.float32(1.0 / math.sqrt(state_size))
     k = l2_norm(k, eps)

@@ -19,6 +19,5 @@ def ssm_gated_norm(
 ) -> NDArray[np.float32]:
     """y = rms_norm(x, weight) * silu(gate), per head (rule R4).
 
-    x, gate and the result are [tokens, heads * width], weight [width].
-    """
+    x, gate and the result are [tokens, heads * width], weight [width]."""
     return rms_norm(x=x, weight=weight, eps=eps, groups=heads) * silu(gate)

@@ -32,8 +32,7 @@ def ssm_scan(
     is [tokens, heads]; decay, dt_bias and skip are [heads]. ``state`` [slots, heads, head_dim,
     state_size] holds the latest ``states`` states of each slot (see ``state_rows``); the tokens of
     a slot come in order of position, and position 0 starts from zeros. Consecutive heads share a
-    group. Sums over the state's last axis are R4 segments. Returns [tokens, heads head_dim].
-    """
+    group. Sums over the state's last axis are R4 segments. Returns [tokens, heads head_dim]."""
     v, b, c = split_values(x, heads, groups, state_size)
     step = softplus(dt + dt_bias)
     g = exp(step * decay)

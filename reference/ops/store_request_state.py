@@ -18,8 +18,7 @@ def store_request_state(
     """Store ``token`` [rows] and its position in ``slot_table`` [slots, 8] (SLOT), in place.
 
     ``output_rows`` [rows] holds the index in ``query`` [tokens, 4] (QUERY_TOKEN) of each row; of
-    several rows of a slot the last one counts.
-    """
+    several rows of a slot the last one counts."""
     queries, slots = query.view(QUERY_TOKEN)[:, 0], slot_table.view(SLOT)[:, 0]
     for sampled, row in zip(token, output_rows, strict=True):
         slot = slots[queries[row]["slot"]]

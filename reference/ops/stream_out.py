@@ -19,8 +19,7 @@ def stream_out(
     """Write one OUTPUT_EVENT per row to ``ring`` ([ring_events, 8] words), in place.
 
     ``step`` is the STEP record, which numbers the events; event n lies in entry n mod ring_events.
-    The event's position is that of the sampled token.
-    """
+    The event's position is that of the sampled token."""
     events, queries = ring.view(OUTPUT_EVENT)[:, 0], query.view(QUERY_TOKEN)[:, 0]
     first = int(step.view(STEP)[0, 0]["first_event"])
     for row, query_row in enumerate(output_rows):

@@ -25,8 +25,7 @@ def swiglu(
 def clamped(gate: NDArray[np.float32], up: NDArray[np.float32]) -> NDArray[np.float32]:
     """y = (g / (1 + exp(-(1.702 g)))) * (u + 1) with g = min(gate, 7) and u = up within +-7.
 
-    A comparison with NaN is false, so NaN passes both bounds.
-    """
+    A comparison with NaN is false, so NaN passes both bounds."""
     g = np.where(gate > LIMIT, LIMIT, gate)
     u = np.where(up > LIMIT, LIMIT, np.where(up < -LIMIT, -LIMIT, up))
     one = np.float32(1.0)

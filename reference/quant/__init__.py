@@ -36,8 +36,7 @@ def find_nonfinite_scale(dtype: DType, blocks: Bytes) -> tuple[int, int] | None:
     """The first (row, block) whose scale or minimum is NaN or infinite, or None.
 
     ``blocks`` is uint8[rows, row_bytes]. In a float format every element is a block. The exponent
-    255 of MXFP4 is NaN in the standard that defines it.
-    """
+    255 of MXFP4 is NaN in the standard that defines it."""
     exponent = finite_words(dtype).exponent
     parts = blocks.view(_words_of(dtype))
     broken, *others = (parts[name] & exponent == exponent for name in parts.dtype.names or ())
@@ -79,8 +78,7 @@ def _words_of(dtype: DType) -> np.dtype[np.void]:
 def moderate_scales(dtype: DType, blocks: Bytes) -> None:
     """Change the scales of random blocks, in place, so that every magnitude is below 2.
 
-    ``blocks`` is uint8[rows, row_bytes] of a format with scales; the integers stay as they are.
-    """
+    ``blocks`` is uint8[rows, row_bytes] of a format with scales; the integers stay as they are."""
     form = LAYOUTS[dtype]
     parts = form.parts(blocks)
     for name in form.floats:

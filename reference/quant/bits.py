@@ -1,8 +1,7 @@
 """Packing of small integers into bytes, and the fields that hold them in a block.
 
 A block is the unit of a quantized format: 32 or 256 weights. ``parts`` [rows, blocks] is a
-structured array of blocks, see :mod:`reference.quant.layouts`.
-"""
+structured array of blocks, see :mod:`reference.quant.layouts`."""
 
 from __future__ import annotations
 
@@ -30,8 +29,7 @@ def unpack(packed: Bytes, bits: int, run: int) -> Bytes:
     """Unpack integers of ``bits`` bits: uint8[..., n] -> uint8[..., n * 8/bits].
 
     Each ``run`` bytes hold 8/bits times ``run`` integers: first those in the lowest bits of every
-    byte, last those in the highest.
-    """
+    byte, last those in the highest."""
     if (bits, run) == (1, 1):
         return np.unpackbits(packed, axis=-1, bitorder="little")
     *lead, count = packed.shape
@@ -139,8 +137,7 @@ class SixBitPairs:
     """The 8 scales sc, then the 8 minima mn, 0..63, of Q4_K and Q5_K in 12 bytes b.
 
     For s < 4: sc = b[s] & 63, mn = b[s+4] & 63; for s >= 4: sc = (b[s+4] & 15) | (b[s-4] >> 6) << 4
-    and mn = (b[s+4] >> 4) | (b[s] >> 6) << 4.
-    """
+    and mn = (b[s+4] >> 4) | (b[s] >> 6) << 4."""
 
     field: str
     bits = 6

@@ -8,8 +8,7 @@ For each token t and each matrix row r the order of operations is:
 - super-blocks: J = sum_sub sc * (sum q*m), P = sum_sub mn * (sum m) in int32, and
   segment = (d * float(J) - dmin * float(P)) * scale;
 
-with m and scale of :mod:`reference.exact.activation`; segments are folded by R3.
-"""
+with m and scale of :mod:`reference.exact.activation`; segments are folded by R3."""
 
 from __future__ import annotations
 

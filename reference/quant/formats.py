@@ -1,7 +1,6 @@
 """The unpacked forms of blocks, and arithmetic that all formats share.
 
-Blocks are uint8[rows, row_bytes] as a GGUF file stores them. Values are in row order.
-"""
+Blocks are uint8[rows, row_bytes] as a GGUF file stores them. Values are in row order."""
 
 from __future__ import annotations
 
@@ -19,8 +18,7 @@ Float32 = NDArray[np.float32]
 class Blocks32:
     """A matrix of 32-element blocks: value = q * scale (+ minimum).
 
-    ``q`` int8[rows, K]; ``scale`` f32[rows, K/32]; ``minimum`` f32[rows, K/32] or None.
-    """
+    ``q`` int8[rows, K]; ``scale`` f32[rows, K/32]; ``minimum`` f32[rows, K/32] or None."""
 
     q: NDArray[np.int8]
     scale: Float32

@@ -1,8 +1,7 @@
 """The storage formats of GGML: the fields of a block, and how to read and write them.
 
 ``LAYOUTS`` lists each format: its fields in file order, the formula of its values, and the bits of
-the fields that are the formula's integers. Every binary16 is a scale or a minimum.
-"""
+the fields that are the formula's integers. Every binary16 is a scale or a minimum."""
 
 from __future__ import annotations
 
@@ -34,8 +33,7 @@ class FloatFormat:
     """A format whose blocks are single floating-point numbers.
 
     ``unpack`` converts uint8[rows, row_bytes] -> f32[rows, K] exactly; ``quantize`` is the inverse
-    and rounds to nearest even.
-    """
+    and rounds to nearest even."""
 
     dtype: DType
     unpack: Callable[[Bytes], Float32]
@@ -53,8 +51,7 @@ class Layout:
     ``fields`` lists the fields of a block (name, type and, for an array, its length) in file order.
     ``q`` reads the integers of the elements; ``sub`` reads the scales of a super-block's
     sub-blocks, then their minima if there are any. ``encode`` takes f32[rows, n, block elements].
-    ``block`` is the structured dtype of the fields.
-    """
+    ``block`` is the structured dtype of the fields."""
 
     dtype: DType
     fields: tuple[tuple[Any, ...], ...]
@@ -109,10 +106,8 @@ class Layout:
 
     def quantize(self, values: Float32) -> Bytes:
         """Quantize f32[rows, K] -> uint8[rows, row_bytes], to the same bytes on every machine.
-
         Raises ValueError for rows that are not whole blocks and for NaN or infinity; magnitudes no
-        block can store are reduced to ``QUANTIZE_MAX``.
-        """
+        block can store are reduced to ``QUANTIZE_MAX``."""
         rows, columns = values.shape
         if columns == 0 or columns % self.dtype.block_elements:
             raise ValueError(f"{columns} columns are not whole {self.dtype.name} blocks")
@@ -207,12 +202,7 @@ _ALL = (
         partial(rounding.affine_blocks, top=31),
     ),
     # q = the byte
-    Layout(
-        dtypes.Q8_0,
-        (("d", HALF), ("qs", INT8, 32)),
-        Whole("qs"),
-        rounding.byte_blocks,
-    ),
+    Layout(dtypes.Q8_0, (("d", HALF), ("qs", INT8, 32)), Whole("qs"), rounding.byte_blocks),
     # q = IQ4[nibble]
     Layout(
         dtypes.IQ4_NL,

@@ -2,8 +2,7 @@
 
 It uses only elementwise, correctly rounded operations and sums folded in halves, so a tensor
 quantizes to the same bytes on every machine. The searches take [elements of a block, blocks], so
-that sums over a block run along the slow axis.
-"""
+that sums over a block run along the slow axis."""
 
 from __future__ import annotations
 
@@ -29,8 +28,7 @@ class Encoded:
     """The numbers of blocks [rows, n] of 32 or 256 elements, before packing.
 
     ``scale`` is f16, or uint8 exponents for MXFP4; ``q`` is int8 [rows, n, ...]; ``minimum`` is
-    f16; ``sub`` is int8 [rows, n, ...], the sub-block scales followed by the sub-block minima.
-    """
+    f16; ``sub`` is int8 [rows, n, ...], the sub-block scales followed by the sub-block minima."""
 
     scale: Float16 | Bytes
     q: NDArray[np.int8]
@@ -84,8 +82,7 @@ def power_blocks(values: Float32) -> Encoded:
     """Exponents and q in E2M1 of f32[rows, n, 32].
 
     The scale is chosen so that the largest magnitude lies in [8, 16) scales (values above 12 are
-    stored as 12) or in [4, 8), whichever has the smaller squared error, the first of equals.
-    """
+    stored as 12) or in [4, 8), whichever has the smaller squared error, the first of equals."""
     top = np.frexp(np.abs(values).max(axis=-1))[1] + (EXPONENT_BIAS - 4)
     fine, coarse = np.clip([top, top + 1], 0, 254).astype(np.uint8)
     q = [E2M1.nearest(values * reciprocal(power_scale(e))[..., None]) for e in (fine, coarse)]
@@ -106,8 +103,7 @@ def affine_super_blocks(values: Float32, sub: int, top: int, sub_top: int = 63) 
     """q in 0..top of f32[rows, n, 256]; 256/sub scales, then as many minima, in 0..sub_top.
 
     The sub-block scales and minima found by search become integers, the largest of a super-block
-    sub_top; q is then computed with these rounded scales.
-    """
+    sub_top; q is then computed with these rounded scales."""
     values = values.reshape(*values.shape[:2], 256 // sub, sub)
     scale, minimum = _search(values, search_affine, top)
     depth = -minimum
@@ -125,8 +121,7 @@ def signed_super_blocks(values: Float32, sub: int, sub_levels: int, of: int | Ta
     """q of f32[rows, n, 256], in the table or -levels..levels-1; 256/sub scales, no minima.
 
     The sub-block scales found by search become integers in -sub_levels..sub_levels-1, the largest
-    exactly -sub_levels; q is then computed with these rounded scales.
-    """
+    exactly -sub_levels; q is then computed with these rounded scales."""
     values = values.reshape(*values.shape[:2], 256 // sub, sub)
     scale = _search(values, search_table if isinstance(of, Table) else search_symmetric, of)
     d = to_half(_largest(scale) / np.float32(-sub_levels))
@@ -159,8 +154,7 @@ def search_affine(x: Float32, top: int) -> tuple[Float32, Float32]:
     """Scales >= 0 and minima <= 0, f32[n], for x f32[32, n] ~ scale*q + minimum, q in 0..top.
 
     Each stretched range gives integers q, and these give a least-squares scale and minimum; the
-    pair with the smallest squared error is chosen, the first of equals.
-    """
+    pair with the smallest squared error is chosen, the first of equals."""
     count = np.float32(x.shape[0])
     zero = np.float32(0.0)
     lowest = np.minimum(x.min(axis=0), zero)
@@ -190,8 +184,7 @@ def search_affine(x: Float32, top: int) -> tuple[Float32, Float32]:
 def search_symmetric(x: Float32, levels: int) -> Float32:
     """Signed scales f32[n] for x f32[sub, n] ~ scale*q, q in -levels..levels-1.
 
-    Candidates are computed and compared as in :func:`search_affine`.
-    """
+    Candidates are computed and compared as in :func:`search_affine`."""
 
     def nearest(scaled: Float32) -> Float32:
         return np.clip(np.rint(scaled), -levels, levels - 1)
@@ -202,8 +195,7 @@ def search_symmetric(x: Float32, levels: int) -> Float32:
 def search_table(x: Float32, table: Table) -> Float32:
     """Signed scales f32[n] for x f32[sub, n] ~ scale*q, q in the table.
 
-    Each candidate scales the element of largest magnitude to near the table's first value.
-    """
+    Each candidate scales the element of largest magnitude to near the table's first value."""
     gap = float(table.sorted_values[1] - table.sorted_values[0])
     reaches = [table.sorted_values[0] - np.float32(step * gap) for step in SEARCH_STEPS]
     return _search_signed(x, reaches, table.nearest)

@@ -11,8 +11,7 @@ from reference.quant.formats import Bytes, Float32
 class Table:
     """Sixteen integers of magnitude up to 127.
 
-    ``values`` int8[16] by nibble; ``sorted_values`` f32, each value once, rising.
-    """
+    ``values`` int8[16] by nibble; ``sorted_values`` f32, each value once, rising."""
 
     def __init__(self, *values: int) -> None:
         self.values = np.array(values, np.int8)

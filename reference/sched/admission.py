@@ -94,8 +94,7 @@ class WaitQueue:
     seconds.
 
     A choice takes time in proportion to the number of lines, whatever their length; pushing and
-    removing is logarithmic, amortized.
-    """
+    removing is logarithmic, amortized."""
 
     def __init__(self, tenants: Tenants, *, clock: Clock, aging_seconds: float = 10.0) -> None:
         self._tenants = tenants
@@ -152,8 +151,7 @@ class WaitQueue:
         it lets others pass, aged or not, those behind it in its line too. Tenants' quotas are
         checked here, so ``Tenants.occupy`` must be called for an admitted request before the next
         call. ``fits`` may give the request its slot and push the requests that it preempts: their
-        turn is in the next call. A tenant that has a slot by then is not aged any more.
-        """
+        turn is in the next call. A tenant that has a slot by then is not aged any more."""
         unable: set[int] = set()
         asked = -1
         while asked < len(unable):
@@ -296,8 +294,7 @@ def victim(
     the lowest class.
 
     Without a claimant memory must be freed, and every request may be preempted: in order of class,
-    in it the protected ones last, then by share and age.
-    """
+    in it the protected ones last, then by share and age."""
     if claimant is not None:
         running = [e for e in running if not e.protected and e.qos.rank > claimant.rank]
     shares = {tenant: tenants.dominant_share(tenant) for tenant in {e.tenant for e in running}}
@@ -314,7 +311,6 @@ def may_wait(own: int, waiting: int, depth: int, tenants: int) -> bool:
     ``own`` requests of it wait already, ``waiting`` requests of all ``tenants`` together, and at
     most ``depth`` may wait. With several tenants, one may not have more waiting requests than the
     queue has free entries, so an entry is always left for another (dynamic thresholds with factor
-    1: Choudhury and Hahne, IEEE/ACM Transactions on Networking 6(2), 1998).
-    """
+    1: Choudhury and Hahne, IEEE/ACM Transactions on Networking 6(2), 1998)."""
     free = depth - waiting
     return free > 0 and (tenants == 1 or own < free)

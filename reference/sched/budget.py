@@ -5,8 +5,7 @@ Each sequence that still reads its prompt counts as one token, as if it decoded 
 are pooled for the oldest. So a step takes about as long as one in which all running sequences
 decode, however many of them still read. More prompt tokens are added where they cost nothing. Where
 a token costs little compared with the fixed cost of a step, this would be hardly any prefill; there
-a step may take ``ratio`` times as long as its decoding alone.
-"""
+a step may take ``ratio`` times as long as its decoding alone."""
 
 from __future__ import annotations
 
@@ -31,8 +30,7 @@ def prefill_tokens(
     """Prompt tokens of the next step, 1 to ``most``, which is at least 1.
 
     ``pending`` are the running sequences, in order of age. It is ``most`` where no sequence decodes
-    or no ``ratio`` bounds the step.
-    """
+    or no ``ratio`` bounds the step."""
     decoding, reading = divided(pending)
     if not decoding or not reading or ratio is None:
         return most

@@ -22,9 +22,7 @@ Mask = NDArray[np.uint32]
 
 def pack_mask(tokens: Iterable[int] | NDArray[np.integer], vocab: int) -> Mask:
     """The mask uint32[mask_words(vocab)] that allows ``tokens``: bit v mod 32 of word v / 32.
-
-    Raises ValueError for a token outside the vocabulary.
-    """
+    Raises ValueError for a token outside the vocabulary."""
     ids = tokens if isinstance(tokens, np.ndarray) else np.fromiter(tokens, np.int64)
     if ((ids < 0) | (ids >= vocab)).any():
         raise ValueError(f"a mask holds a token id outside 0 to {vocab - 1}")

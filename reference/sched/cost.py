@@ -123,9 +123,7 @@ class StepCost:
     def tokens_within(self, seconds: float, load: Load, most: int, *, start: int = 0) -> int:
         """How many tokens, one of CHOICES, 0 or ``most``, can be added to a step of ``load`` so
         that it takes at most ``seconds``. They continue a sequence of ``start`` computed tokens.
-
-        Raises ValueError before steps of two sizes were seen.
-        """
+        Raises ValueError before steps of two sizes were seen."""
         line = self.coefficients()
         if line is None:
             raise ValueError("steps of two sizes were not seen yet")

@@ -8,8 +8,7 @@ An account keeps the loss small. What a round takes longer than plain steps is p
 plain steps earn a little of their time. Drafts end when it is overdrawn by a few plain steps.
 
 Drafts that take no time, those from the prompt, are rehearsed first: compared with the tokens that
-plain steps sample, while steps are still submitted ahead.
-"""
+plain steps sample, while steps are still submitted ahead."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """Least squares of three coefficients none of which is below 0.
 
 By the normal equations in Python numbers: for a few dozen equations LAPACK takes longer, and its
-threads spin while they wait for more work.
-"""
+threads spin while they wait for more work."""
 
 from __future__ import annotations
 
@@ -25,8 +24,7 @@ def nonnegative(equations: Iterable[Equation]) -> tuple[float, float, float]:
     """The coefficients >= 0 with the least sum of squared errors.
 
     All seven sets of coefficients that may be above 0 are tried, the set of all three first: where
-    its solution is not negative no smaller set is better.
-    """
+    its solution is not negative no smaller set is better."""
     aa = ab = ac = bb = bc = cc = ar = br = cr = 0.0
     for a, b, c, value in equations:
         aa += a * a

@@ -2,8 +2,7 @@
 
 Decode tokens come first and are never delayed by prefill; prefill fills what is left of the
 step's token budget, oldest sequence first. The order of a step's tokens changes no bit of any
-sequence, so this is policy only.
-"""
+sequence, so this is policy only."""
 
 from __future__ import annotations
 
@@ -52,8 +51,7 @@ def plan_step(pending: Iterable[Pending], chunk_tokens: int) -> list[Chunk]:
     """The chunks of one step, with at most ``chunk_tokens`` prompt tokens.
 
     ``pending`` is in order of age. Every sequence that decodes is in the step; no step is empty
-    while there is something to compute.
-    """
+    while there is something to compute."""
     if chunk_tokens < 1:
         raise ValueError("a step computes at least one token")
     decodes: list[Chunk] = []

@@ -3,8 +3,7 @@
 When a request loses its slot its pages may be evicted while it waits, and are computed again. So a
 request that waited too long keeps its slot until it has computed more positions than ever before,
 by at least as many as it had to compute again. Then every turn brings it nearer to its end, the
-number of turns is bounded, and at most half of all computed positions are computed again.
-"""
+number of turns is bounded, and at most half of all computed positions are computed again."""
 
 from __future__ import annotations
 

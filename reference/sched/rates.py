@@ -17,8 +17,7 @@ class RateWindow:
 
     Counts are stored for each 1/16 s that has any. The total covers at least the window and at most
     one bucket more, so it is never less than the true count: 5 s of steady work is overstated by at
-    most 1/80.
-    """
+    most 1/80."""
 
     __slots__ = ("_counts", "_latest", "_total")
 

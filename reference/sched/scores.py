@@ -2,8 +2,7 @@
 
 The row behind position p says how likely each token of position p + 1 is. To have the device list
 the token that stands there, the row is sampled with a bias that makes this token the largest; rule
-R10 takes the logits before any bias, so the bias changes no log-probability.
-"""
+R10 takes the logits before any bias, so the bias changes no log-probability."""
 
 from __future__ import annotations
 
@@ -27,8 +26,7 @@ class TokenScores:
 
     ``log_probability`` is float32[tokens]. ``top_ids`` int32[tokens, k] and
     ``top_log_probabilities`` float32[tokens, k] list the likeliest tokens at each position, by
-    falling logit. The values of a row whose logits are not finite are NaN.
-    """
+    falling logit. The values of a row whose logits are not finite are NaN."""
 
     first: int
     log_probability: NDArray[np.float32]

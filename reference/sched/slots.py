@@ -1,8 +1,7 @@
 """The numbers that the host has for every slot, and the inputs of a step made from them.
 
 Few of them change from step to step, so they are Python integers in lists; only what a device reads
-is in arrays, which are filled for all slots at once.
-"""
+is in arrays, which are filled for all slots at once."""
 
 from __future__ import annotations
 
@@ -40,8 +39,7 @@ class SlotTable:
 
     ``samples``: tokens are generated. ``lockstep``: the next step needs the token of the one before
     on the host. ``stalled``, ``loading``: nothing is computed. ``listed``: log-probabilities are
-    requested. ``biased``: there are logit biases. ``adapted``: there are adapters.
-    """
+    requested. ``biased``: there are logit biases. ``adapted``: there are adapters."""
 
     def __init__(self, limits: Limits) -> None:
         slots = limits.slots
@@ -89,8 +87,7 @@ class SlotTable:
     ) -> None:
         """Begin a sequence of ``known`` tokens, of which ``computed`` are in its pages already.
 
-        ``bias`` is LOGIT_BIAS[n] with n at most ``limits.biases``.
-        """
+        ``bias`` is LOGIT_BIAS[n] with n at most ``limits.biases``."""
         self.page_count[slot] = self.cut[slot] = self.draft[slot] = 0
         self.computed[slot], self.known[slot], self.end[slot] = computed, known, end
         self.rows_from[slot], self.scored_to[slot] = rows_from, scored_to
@@ -270,8 +267,7 @@ class SteadyDecode:
     """A run of steps of one token for each of the same sequences: only positions change.
 
     ``chunks`` are those of the latest step, and ``left`` steps follow before one of the sequences
-    has its last token or reaches its ``cut``. Valid until a sequence is admitted or leaves.
-    """
+    has its last token or reaches its ``cut``. Valid until a sequence is admitted or leaves."""
 
     table: SlotTable
     chunks: list[Chunk]

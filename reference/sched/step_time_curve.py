@@ -2,8 +2,7 @@
 
 Kernels compute tokens in tiles, and a shape bucket has kernels of its own: 33 tokens can cost a
 third more than 32, and 17 as much as 24. What is learned is stored as factors of the line, so that
-it remains useful when the machine as a whole becomes slower or faster.
-"""
+it remains useful when the machine as a whole becomes slower or faster."""
 
 from __future__ import annotations
 
@@ -58,8 +57,7 @@ class StepTimeCurve:
     and parallel to the line beyond the last.
 
     Where a point is higher than the next one, both get their weighted mean (isotonic regression:
-    Barlow et al., 1972).
-    """
+    Barlow et al., 1972)."""
 
     _seen: dict[int, _CurvePoint] = field(default_factory=dict)
     _steps: int = 0

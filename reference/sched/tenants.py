@@ -80,8 +80,7 @@ class Tenants:
     A scope ends where none of those who share it does so after a change. ``forget`` is called with
     it before: it removes what is left of the scope where no engine has it.
 
-    Raises ConfigError for a tenant that is not valid or an id that occurs twice.
-    """
+    Raises ConfigError for a tenant that is not valid or an id that occurs twice."""
 
     def __init__(
         self,
@@ -170,8 +169,7 @@ class Tenants:
         """Forget the removed tenants that have no requests left.
 
         An engine that was interrupted while it ended a request holds its slot and pages until it
-        recovers, so its tenant is forgotten then.
-        """
+        recovers, so its tenant is forgotten then."""
         for id in tuple(self._removed):
             account = self._accounts.get(id)
             if account is not None:
@@ -299,8 +297,7 @@ class Tenants:
         within the quotas, and both rates are below theirs.
 
         The only running request of a tenant may have the pages it needs: it was checked when it was
-        submitted, and a quota lowered since then must not make it wait for ever.
-        """
+        submitted, and a quota lowered since then must not make it wait for ever."""
         account = self._account(id)
         tenant = account.tenant
         slots = account.slots_held
@@ -328,8 +325,7 @@ class Tenants:
         weight (weighted dominant resource fairness, Ghodsi et al. 2011).
 
         Slots are whole, so what is left over when they are divided goes round: a tenant that held
-        more slots lately than it holds now counts as holding up to PART_OF_A_SLOT more.
-        """
+        more slots lately than it holds now counts as holding up to PART_OF_A_SLOT more."""
         account = self._account(id)
         tenant, held = account.tenant, account.slots_held
         slots = max(held, min(self._mean_slots(account), held + PART_OF_A_SLOT))

@@ -1,8 +1,7 @@
 """Basic blocks of machine code, and which registers are read after each.
 
 A block ends at a branch, at a barrier, and after every change of EXEC, so that the same lanes take
-part in all of it.
-"""
+part in all of it."""
 
 from __future__ import annotations
 

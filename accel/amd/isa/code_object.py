@@ -2,8 +2,7 @@
 
 It reads what a launcher needs, see the LLVM user guide for AMDGPU, "Kernel Descriptor": the bytes
 of the kernel's symbol in ``.text`` and its descriptor, the symbol ``<name>.kd``. A kernel that
-needs anything else is refused.
-"""
+needs anything else is refused."""
 
 from __future__ import annotations
 
@@ -102,10 +101,8 @@ def uses_scratch(code: CodeObject, symbol: str) -> bool:
 
 def kernel_of(code: CodeObject, name: str, symbol: str, items: int) -> KernelHeader:
     """The kernel ``symbol`` as a kernel file with name ``name``, in groups of ``items`` items.
-
     Raises CodecError where it needs what a launch does not give: scratch memory, other arguments,
-    waves of 64 or another float mode.
-    """
+    waves of 64 or another float mode."""
     descriptor = code.at(f"{symbol}.kd")
     if len(descriptor) != DESCRIPTOR_BYTES:
         raise CodecError(f"{name}: a descriptor of {len(descriptor)} bytes")

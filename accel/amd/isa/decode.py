@@ -2,8 +2,7 @@
 
 After AMD's "RDNA4 Instruction Set Architecture Reference Guide", chapter 16, and that of RDNA3,
 chapter 15. Encodings of images, buffers, scratch memory, flat addresses and dual issue are missing,
-because kernels have none.
-"""
+because kernels have none."""
 
 from __future__ import annotations
 
@@ -164,8 +163,7 @@ class Operand:
 class Instruction:
     """One instruction at ``address``, ``nbytes`` long, with the bits of its fields.
 
-    ``known`` caches what was derived from it.
-    """
+    ``known`` caches what was derived from it."""
 
     address: int
     nbytes: int

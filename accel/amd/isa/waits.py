@@ -5,8 +5,7 @@ Loads of gfx12 end some time after they are issued; each kind has a counter: tho
 group memory end in order, scalar ones in any order. On gfx11 group memory and scalar loads share
 one. An instruction may touch a register that a load writes only after a wait that allows no more
 loads in flight than were issued since. And what a wave stores in group memory must be there before
-it signals a barrier.
-"""
+it signals a barrier."""
 
 from __future__ import annotations
 

@@ -5,8 +5,7 @@ A vector register is uint32[waves, 32], with 1 in either dimension where all val
 scalar register is uint32[waves] or [1], or as lanes bool[waves, 32]; SCC is bool[waves] or [1].
 Float operations are IEEE's with subnormal numbers. The four functions of division follow the ISA
 guide's pseudocode for V_DIV_SCALE, V_DIV_FMAS and V_DIV_FIXUP, except where the compiler's sequence
-would not be correctly rounded, see the comments. Reciprocals and roots are correctly rounded.
-"""
+would not be correctly rounded, see the comments. Reciprocals and roots are correctly rounded."""
 
 from __future__ import annotations
 
@@ -164,8 +163,7 @@ def matrix_product(
 
     Lane l has bytes 8 (l div 16) to 8 (l div 16) + 7 of row, or column, l mod 16; of the result,
     and of the addend, register i of lane l is in row i + 8 (l div 16), column l mod 16. Raises
-    GpuFault if a lane takes no part, for which the hardware's result is not documented.
-    """
+    GpuFault if a lane takes no part, for which the hardware's result is not documented."""
     if taking_part is not None and not taking_part.all():
         raise GpuFault("v_wmma_i32_16x16x16_iu8 with lanes that take no part")
     a, b = (_matrix(part, i8 if signs >> n & 1 else u8) for n, part in enumerate((rows, columns)))
@@ -229,8 +227,7 @@ def fused(a: Array, b: Array, c: Array) -> Array:
 def _odd_sum(a: Array, b: Array, c: Array) -> Array:
     """a * b + c in binary64, rounded to odd, so that rounding it to binary32 equals rounding once.
 
-    The product of two binary32 is exact; the error of the sum is Knuth's TwoSum.
-    """
+    The product of two binary32 is exact; the error of the sum is Knuth's TwoSum."""
     product, addend = a.astype(f64) * b.astype(f64), c.astype(f64)
     total = product + addend
     part = total - product
@@ -278,8 +275,7 @@ def scaled(a: Array, denominator: Array, numerator: Array) -> tuple[Array, Array
 def fused_scaled(a: Array, b: Array, c: Array, back: Array) -> Array:
     """V_DIV_FMAS_F32: a * b + c, scaled by a power of two where ``scaled`` said so.
 
-    Rounded once, after the scaling, and scaled by 2^64, not by the 2^32 of the guide.
-    """
+    Rounded once, after the scaling, and scaled by 2^64, not by the 2^32 of the guide."""
     factor = np.where(exponent(c) > 127, 2.0**64, 2.0**-64)
     total = _odd_sum(a, b, c)
     return np.where(back, total * factor, total).astype(f32)

@@ -3,8 +3,7 @@ not notice.
 
 A launch sees the writes of an earlier one only if the queue waited for that one and then
 invalidated the caches it reads through; the host sees them only once the second-level cache was
-written back. Memory is tracked in 32-bit words.
-"""
+written back. Memory is tracked in 32-bit words."""
 
 from __future__ import annotations
 

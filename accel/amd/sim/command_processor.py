@@ -2,8 +2,7 @@
 kernels.
 
 It refuses what the hardware would silently misunderstand: unknown packets, wrong counts, misaligned
-addresses, registers outside their space, launches that break a limit.
-"""
+addresses, registers outside their space, launches that break a limit."""
 
 from __future__ import annotations
 
@@ -57,8 +56,7 @@ class CommandProcessor:
     ``interrupt`` is called with the context of a RELEASE_MEM that requests one. ``coherence``
     checks reads. ``buffer_flags`` are required in INDIRECT_BUFFER, ``signal`` is called for
     PROTECTED_FENCE_SIGNAL, which only user queues accept. Code is that of a ``generation``.
-    ``launches`` and ``instructions`` count what ran.
-    """
+    ``launches`` and ``instructions`` count what ran."""
 
     memory: MemoryView
     interrupt: Callable[[int], None]
@@ -79,10 +77,8 @@ class CommandProcessor:
 
     def run(self, words: Sequence[int], most_packets: int | None = None) -> int:
         """Process packets of a ring in order, the rest of an indirect buffer first; returns their
-        words, fewer than all if a packet waits or ``most_packets`` were processed.
-
-        Raises GpuFault.
-        """
+        words, fewer than all if a packet waits or ``most_packets`` were processed. Raises
+        GpuFault."""
         ring = _Buffer(words)
         done = 0
         while most_packets is None or done < most_packets:

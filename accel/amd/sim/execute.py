@@ -1,8 +1,7 @@
 """Runs kernels on numpy: all waves of many work-groups at a time, in lockstep.
 
 The waves at the lowest address run first, so that diverged waves meet again. Waits do nothing,
-since loads complete at once; ``waits.py`` checks that they are where they must be.
-"""
+since loads complete at once; ``waits.py`` checks that they are where they must be."""
 
 from __future__ import annotations
 
@@ -73,8 +72,7 @@ class Executed:
 class Launch:
     """The registers of a dispatch: its arguments, the waves of a work-group, group memory.
 
-    ``group_register`` is the scalar register with the number of the group.
-    """
+    ``group_register`` is the scalar register with the number of the group."""
 
     program: Program
     arguments: int

@@ -58,8 +58,7 @@ class AddressSpace:
 class FakeQueue:
     """A compute queue: a ring of words, pointers that count words, a doorbell.
 
-    ``signalled`` is how far the driver's fence says the ring was read.
-    """
+    ``signalled`` is how far the driver's fence says the ring was read."""
 
     number: int
     doorbell: NDArray[np.uint64]

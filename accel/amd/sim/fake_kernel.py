@@ -3,8 +3,7 @@ process.
 
 Its two drivers read the structures of ``uapi.py`` and ``uapi_drm.py`` from the bytes they get. A
 launch is done when the doorbell has been rung, unless its queue waits for memory or processes a few
-packets at a time: then ``idle`` continues it.
-"""
+packets at a time: then ``idle`` continues it."""
 
 from __future__ import annotations
 

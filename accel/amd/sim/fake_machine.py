@@ -38,8 +38,7 @@ class Behaviour:
     ``public`` whether the host can access all of it. ``release`` is that of Linux, ``user_queue``
     the parameter of amdgpu, ``firmware`` versions. ``slots`` user queues are offered, for the
     engines in ``engines``. With ``checked`` queues check that launches see what they read;
-    ``packets`` are how many a queue processes at a time, None for all.
-    """
+    ``packets`` are how many a queue processes at a time, None for all."""
 
     version: tuple[int, int] = (1, 17)
     drm_version: tuple[int, int] = (3, 64)

@@ -27,8 +27,7 @@ class MemoryView:
     """``data`` are the bytes from address ``base`` on; ``pages`` says for each 4 KiB whether the
     GPU may access it.
 
-    Lanes that take no part access the first page.
-    """
+    Lanes that take no part access the first page."""
 
     def __init__(self, data: NDArray[np.uint8], base: int) -> None:
         assert base % PAGE == 0
@@ -56,10 +55,8 @@ class MemoryView:
         return self.data[first : first + nbytes]
 
     def offsets(self, addresses: Array, nbytes: int, taking_part: Array | None) -> Array:
-        """The offsets in ``data`` for uint64 addresses, 0 for lanes that take no part.
-
-        Raises GpuFault naming the first unmapped address.
-        """
+        """The offsets in ``data`` for uint64 addresses, 0 for lanes that take no part. Raises
+        GpuFault naming the first unmapped address."""
         offsets = (addresses - self._base).view(np.int64)
         if taking_part is not None:
             offsets = np.where(taking_part, offsets, 0)

@@ -1,8 +1,7 @@
 """The registers of a block while its text is written: the names of their values, as which types.
 
 Types are those of ``semantics.txt`` and "r", a scalar register in either of its forms, "v"
-and "c", one as a column of unsigned or float numbers, "low" and "high", the halves of 64 bits.
-"""
+and "c", one as a column of unsigned or float numbers, "low" and "high", the halves of 64 bits."""
 
 from __future__ import annotations
 
@@ -24,8 +23,7 @@ class Registers:
     """The registers of a block in which not all lanes (``partial``) or not all waves (``subset``)
     take part.
 
-    ``lines`` is the text so far, ``names`` the values it refers to.
-    """
+    ``lines`` is the text so far, ``names`` the values it refers to."""
 
     def __init__(self, partial: bool, subset: bool) -> None:
         self.partial = partial

@@ -1,8 +1,7 @@
 """Translates basic blocks to Python functions over the registers of all their waves.
 
 Registers are values: nothing is changed in place. What a block wrote goes back to the state at its
-end, for lanes that take part, if anything later reads it.
-"""
+end, for lanes that take part, if anything later reads it."""
 
 from __future__ import annotations
 
@@ -40,8 +39,7 @@ def block_function(block: Block, partial: bool, subset: bool) -> Function:
 
     ``S`` and ``V`` are the registers, ``E`` the lanes that take part, all of them unless
     ``partial``, ``L`` the first word of group memory, ``waves`` those that take part if ``subset``.
-    Raises CodecError for an instruction that is not supported.
-    """
+    Raises CodecError for an instruction that is not supported."""
     key = partial, subset
     if key not in block.functions:
         block.functions[key] = _Emitter(block, partial, subset).function()

@@ -33,11 +33,8 @@ class AssemblyJob:
 
 
 def kernel_from(path: Path, requested: AssemblyJob) -> KernelHeader:
-    """The kernel of a ``.k``, ``.s`` or ``.zrt`` file, checked.
-
-    Raises ConfigError for other files, CompileError with the compiler's log, and CodecError for
-    code that a launch could not run.
-    """
+    """The kernel of a ``.k``, ``.s`` or ``.zrt`` file, checked. Raises ConfigError for other files,
+    CompileError with the compiler's log, and CodecError for code that a launch could not run."""
     if path.suffix not in SOURCES:
         known = ", ".join(f"{suffix} ({what})" for suffix, what in SOURCES.items())
         raise ConfigError(f"{path}: its name ends in none of {known}")

@@ -1,8 +1,7 @@
 """Compiles the kernels ahead of time: OpenCL C to code of gfx1201 in ``modules/*.zrt``, and of
 gfx1100 in ``modules_gfx1100/*.zrt``.
 
-python -m accel.amd.tools.build    needs clang and lld 19; users of the tiers do not
-"""
+python -m accel.amd.tools.build    needs clang and lld 19; users of the tiers do not"""
 
 from __future__ import annotations
 

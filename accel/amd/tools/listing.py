@@ -1,8 +1,7 @@
 """Lists code as text: for each instruction its name and what it writes and reads.
 
 Registers are those of the table of semantics, so a listing shows what the wait check and the
-simulator use, not an assembler's spelling.
-"""
+simulator use, not an assembler's spelling."""
 
 from __future__ import annotations
 

@@ -3,8 +3,7 @@ of every packet.
 
 One work-group of each launch is executed and counted as the command processor would run it, with
 the operands' real sizes; the other groups of the launch count as much. Seconds follow from a few
-numbers of a data sheet and from guesses marked as such. No card was measured.
-"""
+numbers of a data sheet and from guesses marked as such. No card was measured."""
 
 from __future__ import annotations
 

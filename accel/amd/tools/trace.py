@@ -3,8 +3,7 @@
 A trace has the words of every submission, the memory that the host changed before it, and a digest
 of all memory after it. It can be recorded on any GPU and is replayed by the simulated command
 processor: where a digest differs, the GPU and its simulation disagree. While a queue is traced,
-every submission is awaited and all memory compared, so traces are for small programs.
-"""
+every submission is awaited and all memory compared, so traces are for small programs."""
 
 from __future__ import annotations
 

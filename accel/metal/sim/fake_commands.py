@@ -2,8 +2,7 @@
 
 Nothing runs before somebody waits, or has polled a few times: so memory that must not change before
 it is used will have changed if it can. Dispatches without a barrier between them run in reverse
-order.
-"""
+order."""
 
 from __future__ import annotations
 

@@ -22,8 +22,7 @@ class Behaviour:
 
     ``refuse`` is called with each selector that makes an object, and returns whether it makes none.
     ``math_mode`` says that compile options include those of macOS 15. A command buffer nobody waits
-    for ends after it was polled ``looks`` times; a device that ``hangs`` ends nothing.
-    """
+    for ends after it was polled ``looks`` times; a device that ``hangs`` ends nothing."""
 
     name: str = "Apple M1 (simulated)"
     present: bool = True
@@ -106,8 +105,7 @@ class FakeBuffer:
     """An MTLBuffer: pages at ``host`` for the host and at ``device`` for the GPU.
 
     ``access`` is what kernels may do there now, ``most`` what they may ever do; ``guarded`` is
-    False for a view whose pages cannot be mapped again. ``busy`` counts commands that need it.
-    """
+    False for a view whose pages cannot be mapped again. ``busy`` counts commands that need it."""
 
     machine: Machine
     nbytes: int

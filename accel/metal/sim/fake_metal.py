@@ -1,8 +1,7 @@
 """A simulated Mac: an Objective-C runtime, and a Metal whose kernels are compiled as C++.
 
 It does what the real ones do with right calls and records wrong ones, see ``problems``; it has
-never been compared with an Apple GPU.
-"""
+never been compared with an Apple GPU."""
 
 from __future__ import annotations
 
@@ -44,10 +43,8 @@ MADE = {
 
 
 class FakeMetal:
-    """One simulated Mac. ``cache`` is the folder of compiled files.
-
-    Raises TierUnavailable where there is no g++, and on another processor.
-    """
+    """One simulated Mac. ``cache`` is the folder of compiled files. Raises TierUnavailable where
+    there is no g++, and on another processor."""
 
     def __init__(self, behaviour: Behaviour | None = None, cache: Path | None = None) -> None:
         if platform.system() != "Linux" or platform.machine() != PROCESSOR:

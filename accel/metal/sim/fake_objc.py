@@ -1,8 +1,7 @@
 """The simulated Objective-C runtime: classes whose methods are functions of this process.
 
 A message is sent as to a real runtime: the tier calls ``objc_msgSend`` with the types it assumes,
-which jumps to a function with the types of the method's encoding.
-"""
+which jumps to a function with the types of the method's encoding."""
 
 from __future__ import annotations
 

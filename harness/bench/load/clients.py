@@ -50,8 +50,7 @@ def run_load(
 ) -> list[RequestOutcome]:
     """Send all requests of ``load`` and wait for all answers, which are returned in its order.
 
-    With a rate, a request is sent when it is due, however many are in flight.
-    """
+    With a rate, a request is sent when it is due, however many are in flight."""
     answers = [RequestOutcome(request, 0.0) for request in load]
     began = time.monotonic()
     if plan.rate is None:

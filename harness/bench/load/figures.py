@@ -27,8 +27,7 @@ def load_figures(answers: Sequence[RequestOutcome]) -> dict[str, float]:
     ``rate``: generated tokens over the time from the first request to the last answer. ``first_*``:
     from when a request was due until its first text. ``interval_*``: between pieces of text of one
     answer. ``fairness``: Jain's index of the tenants' tokens per second of waiting, or the
-    requests' with one tenant. Percentiles are present if any text arrived.
-    """
+    requests' with one tenant. Percentiles are present if any text arrived."""
     whole = [answer for answer in answers if answer.error is None]
     found = {
         "requests": float(len(answers)),

@@ -2,8 +2,7 @@
 request bodies, send all at once and print the seconds until every answer is read.
 
 The process stands for clients on other machines. The kernel collects the answers and wakes a reader
-only for 64 KiB or the end, so that reading takes no time from the measured server.
-"""
+only for 64 KiB or the end, so that reading takes no time from the measured server."""
 
 from __future__ import annotations
 

@@ -53,8 +53,7 @@ def interactive_intervals(
 
     With ``batch``, requests of a batch tenant always hold all other slots. Their prompts and
     answers are up to four times ``prompt_tokens`` and ``decode_tokens``; when one ends, the next
-    starts.
-    """
+    starts."""
     tenants = Tenants((INTERACTIVE, BATCH), clock=clock)
     engine = Engine(runner, EngineOptions(prefix_cache=False), clock=clock, tenants=tenants)
     vocab = runner.model.config.vocab

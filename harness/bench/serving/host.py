@@ -1,8 +1,7 @@
 """Measures the host's cost of a step: the engine on a tier that computes nothing.
 
 Everything the submitting thread does is real: planning, the step's inputs, the tier's copy of them,
-the events. Times are CPU time of the thread, which other processes hardly change.
-"""
+the events. Times are CPU time of the thread, which other processes hardly change."""
 
 from __future__ import annotations
 

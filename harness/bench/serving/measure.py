@@ -60,11 +60,9 @@ TARGETS = (
 
 
 def run_serving(plan: ServingPlan, say: Say = lambda text: None) -> dict[str, Any]:
-    """Measure everything; ``say`` receives lines about progress.
-
-    Raises RequestError when the model's context is too short, ExecutionError for an engine that
-    fails or when drafted tokens changed an answer.
-    """
+    """Measure everything; ``say`` receives lines about progress. Raises RequestError when the
+    model's context is too short, ExecutionError for an engine that fails or when drafted tokens
+    changed an answer."""
     model = open_model(plan.model)
     with model.file, busy_processes(plan.beside), ExitStack() as stack:
         if model.config.context < CONTEXT:

@@ -1,7 +1,6 @@
 """Find the dialect of a model: the form of its thoughts and tool calls.
 
-Read off its chat template, which shows the model what earlier turns looked like.
-"""
+Read off its chat template, which shows the model what earlier turns looked like."""
 
 from __future__ import annotations
 

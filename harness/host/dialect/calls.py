@@ -151,10 +151,8 @@ class CallSyntax(ABC):
     @abstractmethod
     def rules(self, functions: Sequence[Function], many: bool, marks: Marks) -> list[str]:
         """Lark rules; the first one, ``calls``, is what comes after ``begin``, ``end`` included:
-        one call, or with ``many`` several where they share one ``begin``.
-
-        Raises SchemaRefused for parameters that cannot be enforced.
-        """
+        one call, or with ``many`` several where they share one ``begin``. Raises SchemaRefused for
+        parameters that cannot be enforced."""
 
 
 def literal(text: str) -> str:
@@ -207,8 +205,7 @@ def _refuse(name: str) -> None:
 class ValueScanner:
     """Follows a JSON value from its first character: ``ended`` once it is whole.
 
-    It looks at brackets and strings only; whether the value is JSON is not its business.
-    """
+    It looks at brackets and strings only; whether the value is JSON is not its business."""
 
     depth: int = 0
     in_string: bool = False

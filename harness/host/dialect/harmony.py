@@ -3,8 +3,7 @@
 ``<|channel|>analysis<|message|>`` begins a thought, ``final`` or ``commentary`` in its place a text
 for the user, and a recipient ``to=functions.name`` a call with the JSON text of its arguments.
 ``<|end|>`` ends a message and ``<|start|>assistant`` begins the next one; ``<|call|>`` and
-``<|return|>`` end the answer.
-"""
+``<|return|>`` end the answer."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """Calls as Qwen3-Coder and Qwen3.5 write them: tags, and in them the values as plain text.
 
-A value is the text itself where the parameter may be a string, and JSON where it may not.
-"""
+A value is the text itself where the parameter may be a string, and JSON where it may not."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
 """Tags of calls as models write them when nothing holds them to it: some are missing, and values
-hold whole calls of their own.
-"""
+hold whole calls of their own."""
 
 from __future__ import annotations
 
@@ -36,8 +35,7 @@ def read_tags(text: str, declared: Set[str] | None, cut: bool = False) -> Tagged
     none. ``declared`` are the names parameters may have, None for any.
 
     A missing ``</parameter>`` is understood before a tag that can follow it. A call within a value
-    is part of the value. With ``cut`` a text may end within a value, which then has no calls.
-    """
+    is part of the value. With ``cut`` a text may end within a value, which then has no calls."""
     head = HEAD.match(text)
     if head is None:
         return False

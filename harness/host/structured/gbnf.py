@@ -3,8 +3,7 @@
 A GBNF grammar says which characters may follow each other. llguidance reads words of a lexer, which
 takes the longest word it can. Both mean the same where a grammar is one word, or where every word
 is one character. So a grammar without recursion becomes one regular expression, and any other one
-rules of single characters.
-"""
+rules of single characters."""
 
 from __future__ import annotations
 
@@ -251,10 +250,7 @@ class _GbnfReader:
             first = last = self._character()
             if self._text.startswith("-", self._at) and self._text[
                 self._at + 1 : self._at + 2
-            ] not in (
-                "",
-                "]",
-            ):
+            ] not in ("", "]"):
                 self._at += 1
                 last = self._character()
             if last < first:

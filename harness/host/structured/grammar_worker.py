@@ -2,8 +2,7 @@
 
 Run as a script by ``grammars``; imports the standard library and llguidance only. Standard input
 holds one JSON object a line: first the tokens and the limits, then one grammar a line. Standard
-output answers each grammar with ``{"error"}``, null for one that compiled and has a first mask.
-"""
+output answers each grammar with ``{"error"}``, null for one that compiled and has a first mask."""
 
 from __future__ import annotations
 

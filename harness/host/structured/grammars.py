@@ -1,8 +1,7 @@
 """Grammars to masks of tokens: compiled once in a bounded child, then here, and shared by requests.
 
 llguidance drops the interpreter's lock while it computes. What a grammar costs here is bounded by
-what its child was allowed: the compilation is the same, and each mask has its own limits.
-"""
+what its child was allowed: the compilation is the same, and each mask has its own limits."""
 
 from __future__ import annotations
 
@@ -79,8 +78,7 @@ class TokenMasks:
     asked about what comes behind them.
 
     ``matcher`` shares what it has found out with those of other sequences, its limits too: where
-    they are met, ``fresh`` gives one of its own, so that no sequence fails for another's sake.
-    """
+    they are met, ``fresh`` gives one of its own, so that no sequence fails for another's sake."""
 
     def __init__(
         self, matcher: LLMatcher, words: int, grammar: str, fresh: Callable[[], LLMatcher]
@@ -189,8 +187,7 @@ def regex_rule(regex: str) -> str:
 class Grammars:
     """Compiles grammars for one vocabulary. Safe to share between threads.
 
-    ``vocab`` is the size of the model's logits. ``close`` ends the child.
-    """
+    ``vocab`` is the size of the model's logits. ``close`` ends the child."""
 
     def __init__(
         self, tokenizer: Tokenizer, vocab: int, limits: GrammarLimits | None = None
@@ -210,10 +207,8 @@ class Grammars:
         )
 
     def masks(self, grammar: str, count: int) -> list[TokenMasks]:
-        """Masks for ``count`` sequences under a grammar in llguidance's form of Lark.
-
-        Raises GrammarRefused, and GrammarsBusy when others' take too long.
-        """
+        """Masks for ``count`` sequences under a grammar in llguidance's form of Lark. Raises
+        GrammarRefused, and GrammarsBusy when others' take too long."""
         whole = self._head + grammar
         words = mask_words(self._vocab)
         with self._lock:

@@ -2,8 +2,7 @@
 
 llguidance makes a grammar of a schema, and refuses many keywords it does not have; others it takes
 and forgets. So every keyword that asks for something has to be one that is known to be enforced.
-Keywords that ask for nothing are annotations, and never reach it.
-"""
+Keywords that ask for nothing are annotations, and never reach it."""
 
 from __future__ import annotations
 
@@ -56,10 +55,7 @@ NOT_ENFORCED = frozenset(
 """Keywords of any draft that ask for something this server cannot hold an answer to. A keyword
 that is in no draft is an annotation, as the specification says."""
 FORMATS = frozenset(
-    (
-        *("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid"),
-        "uri",
-    )
+    (*("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid"), "uri")
 )
 """Formats that are enforced. Any other is an annotation, as the specification says."""
 DIALECT = re.compile(r"https?://json-schema\.org/((draft/20(20-12|19-09)/)?|draft-0[67]/)schema#?")
@@ -283,8 +279,7 @@ def _escapes_of(schema: object) -> str:
 
     Under a negated class of a pattern llguidance would let an escaped quotation mark pass, whether
     the class excludes it or not. Where an object may have more keys than it declares, an escaped
-    spelling of a declared key would pass as another one.
-    """
+    spelling of a declared key would pass as another one."""
     dropped = ""
     for _, part in subschemas(schema):
         if not isinstance(part, Mapping):

@@ -6,8 +6,7 @@
 >>> len(answer.tokens)
 8
 
-See docs/python.md.
-"""
+See docs/python.md."""
 
 import sys
 

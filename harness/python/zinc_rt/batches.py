@@ -57,8 +57,7 @@ Job = Callable[[], Work[Result] | Finished[Result]]
 def run_batch(driver: EngineDriver, jobs: Iterator[Job[Result]], at_once: int) -> Iterator[Result]:
     """The outputs of all jobs, each as soon as it is there, ``at_once`` of them under way.
 
-    What is under way is cancelled when the iteration ends early. Raises EngineStopped.
-    """
+    What is under way is cancelled when the iteration ends early. Raises EngineStopped."""
     stream = driver.open_stream(UNREAD_EVENTS)
     pending: dict[int, Work[Result]] = {}
     in_flight = 0

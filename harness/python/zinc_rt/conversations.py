@@ -37,9 +37,7 @@ class Conversations:
 
     def plan(self, messages: Sequence[Mapping[str, object]], fields: Mapping[str, Any]) -> ChatPlan:
         """Plan the answer to a conversation: ``fields`` are those of ``/v1/chat/completions``.
-
-        Raises RequestError, TemplateError, and ConfigError where the extra is not installed.
-        """
+        Raises RequestError, TemplateError, and ConfigError where the extra is not installed."""
         with _refusals_as_errors():
             from harness.serve.chat import plan_chat
             from harness.serve.wire import ChatRequest, converted

@@ -64,8 +64,7 @@ class LLM(OpenModel):
     ('cpu', 2, 64)
     >>> [len(output.tokens) for output in llm.generate(["a", "b"], SamplingParams(max_tokens=3))]
     [3, 3]
-    >>> llm.close()
-    """
+    >>> llm.close()"""
 
     @refuse_unknown_arguments
     def generate(
@@ -87,8 +86,7 @@ class LLM(OpenModel):
         >>> with LLM("model.gguf", tier="cpu", progress=False) as llm:
         ...     good, bad = llm.generate(["one", "two " * 9999], SamplingParams(max_tokens=2))
         >>> good.error is None, type(bad.error).__name__
-        (True, 'RequestError')
-        """
+        (True, 'RequestError')"""
         said = either(parameters, sampling_params)
         outputs = self._run(prompts_of(prompts), said, self._plain, use_tqdm)
         return sorted(outputs, key=lambda output: output.index)
@@ -130,8 +128,7 @@ class LLM(OpenModel):
         >>> with LLM("model.gguf", tier="cpu", progress=False) as llm:
         ...     (answer,) = llm.chat("Hello", SamplingParams(max_tokens=4))
         >>> answer.completion.finish_reason
-        'length'
-        """
+        'length'"""
         fields = fields_of(thinking, tools, tool_choice, parallel_tool_calls, response_format)
         conversations = conversations_of(messages)
         said = either(parameters, sampling_params)
@@ -152,8 +149,7 @@ class LLM(OpenModel):
         ...     stream = llm.stream("one", SamplingParams(max_tokens=4))
         ...     text = "".join(piece.text for piece in stream)
         >>> text == stream.output.text
-        True
-        """
+        True"""
         return self._stream(partial(self._plain, 0, prompt), either(parameters, sampling_params))
 
     @refuse_unknown_arguments
@@ -191,8 +187,7 @@ class LLM(OpenModel):
 
         >>> with LLM("model.gguf", tier="cpu", progress=False) as llm:
         ...     llm.logits([1, 2, 3]).shape
-        (3, 320)
-        """
+        (3, 320)"""
         rows: list[NDArray[np.float32]] = []
         tokens = tuple(self._encode(prompt))
         adapters = self._default_adapters
@@ -224,8 +219,7 @@ class LLM(OpenModel):
         >>> with LLM("model.gguf", tier="cpu", progress=False) as llm:
         ...     (score,) = llm.score("one two three", start=4)
         >>> score.total == sum(float(log) for log in score.log_probabilities[4:])
-        True
-        """
+        True"""
         prompts = prompts_of(texts, "texts")
         starts = starts_of(start, prompts)
 
@@ -253,8 +247,7 @@ class LLM(OpenModel):
 
         >>> with LLM("model.gguf", tier="cpu", progress=False) as llm:
         ...     llm.embed(["one", "two"], dimensions=8).shape
-        (2, 8)
-        """
+        (2, 8)"""
         self._check_open()
         pooling, width = pooling_of(self.model), self.model.config.hidden
         if dimensions is not None and not 1 <= operator.index(dimensions) <= width:

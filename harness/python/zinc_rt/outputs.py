@@ -57,8 +57,7 @@ class Completion:
 
     ``index`` numbers the ``n`` continuations of a prompt. ``token_texts`` are the texts of the
     tokens that have log-probabilities. ``token_ids``, ``logprobs``, ``cumulative_logprob`` and
-    ``stop_reason`` are vLLM's names; unlike there, a token that ended the text is not counted.
-    """
+    ``stop_reason`` are vLLM's names; unlike there, a token that ended the text is not counted."""
 
     text: str
     tokens: tuple[int, ...]
@@ -130,8 +129,7 @@ class Output:
     ``str`` is the text of the first completion, or the error.
 
     ``prompt_tokens`` are the ids the model was given, and ``cached_tokens`` of them were known
-    from other requests. The short ways to the first completion raise the error if there is one.
-    """
+    from other requests. The short ways to the first completion raise the error if there is one."""
 
     index: int
     prompt_tokens: tuple[int, ...]
@@ -205,8 +203,7 @@ class Score:
     whose token is the first one that was scored. Of the likeliest tokens at each position there are
     ``top_tokens`` int32[tokens, k], -1 before ``start``, and ``top_log_probabilities``
     float32[tokens, k]. ``likeliest`` says of each token whether no other was likelier. ``experts``
-    are as a completion has them. What is derived raises the error if there is one.
-    """
+    are as a completion has them. What is derived raises the error if there is one."""
 
     index: int
     tokens: tuple[int, ...]

@@ -67,8 +67,7 @@ class SamplingParams:
     ('\\n',)
     >>> SamplingParams(temperature=-1)
     Traceback (most recent call last):
-    contract.errors.RequestError: temperature: is -1, not a number in [0, 100]
-    """
+    contract.errors.RequestError: temperature: is -1, not a number in [0, 100]"""
 
     max_tokens: int = field(default_factory=lambda: int(_default("max_tokens")))
     temperature: float = field(default_factory=lambda: float(_default("temperature")))

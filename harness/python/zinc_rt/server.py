@@ -57,8 +57,7 @@ def serve(model: str | Path | None = None, **settings: Unpack[ServerSettings]) -
     >>> import urllib.request
     >>> with serve("model.gguf", tier="cpu", port=0) as server:
     ...     urllib.request.urlopen(server.url + "/ready").status
-    200
-    """
+    200"""
     from harness.cli.serve_command import need_server_extra, options_of
 
     given = settings_of(model, settings, SERVER_NAMES, "serve")

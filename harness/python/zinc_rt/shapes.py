@@ -51,9 +51,7 @@ def token_ids(
     raise wrong(name, given, remedy)
 
 
-def conversations_of(
-    given: Conversation | Iterable[Conversation],
-) -> Iterable[Sequence[Message]]:
+def conversations_of(given: Conversation | Iterable[Conversation]) -> Iterable[Sequence[Message]]:
     """Many conversations, of which one may be given as it is."""
     if isinstance(given, str):
         return [messages_of(given)]

@@ -19,8 +19,7 @@ class Stream:
     """The pieces of one answer: ``for piece in stream``, or ``async for`` in a coroutine.
 
     The request begins with the iteration, and ends when that is left early. An answer whose pieces
-    nobody takes waits.
-    """
+    nobody takes waits."""
 
     def __init__(self, driver: EngineDriver, prepare: Callable[[], Pending]) -> None:
         self._driver = driver

@@ -5,8 +5,7 @@
     DIR/SCOPE/NAME   of a tenant or of an isolation group
 
 A file is used whole or not at all: one that was cut or changed, and one of another model, scope or
-folder, is refused. It becomes visible by renaming.
-"""
+folder, is refused. It becomes visible by renaming."""
 
 from __future__ import annotations
 

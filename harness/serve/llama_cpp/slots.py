@@ -2,8 +2,7 @@
 that was answered in it last.
 
 A number names a conversation and nothing in the engine: its requests run in any slot, and its keys
-and values are found by their tokens.
-"""
+and values are found by their tokens."""
 
 from __future__ import annotations
 

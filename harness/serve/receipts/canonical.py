@@ -15,9 +15,7 @@ DECIMAL_DIGITS = 21
 
 def canonical(value: Any) -> bytes:
     """The value in UTF-8: no blanks, members sorted by name, numbers as ECMAScript writes them.
-
-    Raises ValueError for a number that not every reader holds.
-    """
+    Raises ValueError for a number that not every reader holds."""
     return _text(value).encode()
 
 

@@ -2,8 +2,7 @@
 old ones' receipts.
 
 ``key.pem`` is the private key. Every line of ``keys.jsonl`` is a public key, signed by the one
-before it, so who trusts the first trusts all.
-"""
+before it, so who trusts the first trusts all."""
 
 from __future__ import annotations
 
@@ -185,9 +184,7 @@ def _write_private(folder: Path, key: ReceiptKey) -> None:
     from cryptography.hazmat.primitives import serialization
 
     text = key.private.private_bytes(
-        serialization.Encoding.PEM,
-        serialization.PrivateFormat.PKCS8,
-        serialization.NoEncryption(),
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
     _replace(folder / PRIVATE, text, OWNER_ONLY)
 

@@ -1,8 +1,7 @@
 """Ranks replicas by how much of a prompt they have computed and how busy they are.
 
 A replica's prefix cache holds pages of the prompts it was given, each under the tenants that may
-share it. Who routes need not ask: it knows what it sent where.
-"""
+share it. Who routes need not ask: it knows what it sent where."""
 
 from __future__ import annotations
 

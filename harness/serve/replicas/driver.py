@@ -1,8 +1,7 @@
 """A driver like ``ThreadedDriver`` whose engines are replicas under Ray Serve.
 
 A request whose replica dies goes on with another one, from the token it has come to: its stream
-has the same tokens as if nothing had been.
-"""
+has the same tokens as if nothing had been."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """A model that several replicas answer with, each an engine in a process of its own.
 
 Ray Serve starts them, replaces those that die, and routes by ``PrefixRouter``. This process has the
-tokenizer, the template and the HTTP server, and computes nothing.
-"""
+tokenizer, the template and the HTTP server, and computes nothing."""
 
 from __future__ import annotations
 
@@ -32,10 +31,8 @@ def open_replicas(
     path: Path, options: ModelOptions, tenants: Path | None, count: int, owned: ExitStack
 ) -> ServedModel:
     """Start ``count`` replicas; they end with ``owned``. RAY_ADDRESS names a cluster to run on,
-    without it one is started here. ``tenants`` is the file of accounts.
-
-    Raises ConfigError where Ray is not installed, and what opening a session raises.
-    """
+    without it one is started here. ``tenants`` is the file of accounts. Raises ConfigError where
+    Ray is not installed, and what opening a session raises."""
     prepared = prepare_session(path, served_session(options.session), owned)
     handle = _deployed(path, options, tenants, count, owned)
     from harness.serve.replicas.driver import ReplicatedDriver

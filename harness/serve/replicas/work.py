@@ -21,8 +21,7 @@ class Work:
 
     Its tokens obey ``grammar``. Requested are also the digests of its logits, the leaves of a
     receipt, the log-probabilities of its ``score_from``, or the vector that ``pool`` makes of its
-    hidden states.
-    """
+    hidden states."""
 
     request: Request
     tokens: tuple[int, ...] = ()
@@ -36,8 +35,7 @@ class Work:
         """The rest of the request: the same request with a longer prompt.
 
         Keys and values are a function of the tokens before them, and sampling is keyed by seed and
-        position, so its first token is the one that would have come next, on any engine.
-        """
+        position, so its first token is the one that would have come next, on any engine."""
         if not self.tokens:
             return self.request
         return replace(

@@ -1,7 +1,6 @@
 """The objects and events of ``/v1/responses``, translated from those of a chat completion.
 
-Its events are named, as its clients expect of this route and of no other.
-"""
+Its events are named, as its clients expect of this route and of no other."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """Answers that are stored, in memory or in a folder: for the tenant who asked, as long as there is
 room.
 
-What a conversation was is found by going from each answer to the one it continued.
-"""
+What a conversation was is found by going from each answer to the one it continued."""
 
 from __future__ import annotations
 

@@ -38,8 +38,7 @@ class InputItem(Struct, forbid_unknown_fields=True, omit_defaults=True):
 
     Items of an answer can be sent back as they are, of other servers' answers, too: of thoughts
     whose text is encrypted the summary is read. ``token_ids`` of an item of the model's are those
-    of the whole turn, as ``token_ids`` of a message of chat completions.
-    """
+    of the whole turn, as ``token_ids`` of a message of chat completions."""
 
     type: Literal["message", "function_call", "function_call_output", "reasoning"] = "message"
     role: Literal["user", "assistant", "system", "developer"] | None = None
@@ -101,8 +100,7 @@ class ResponsesRequest(Drawing, kw_only=True):
     that ``previous_response_id`` names. ``user``, ``safety_identifier``, ``prompt_cache_key`` and
     ``metadata`` change nothing. ``logits_digest`` is that of chat completions. ``include`` of
     ``message.output_text.logprobs`` has every token of the text listed, with ``top_logprobs`` of
-    the likeliest.
-    """
+    the likeliest."""
 
     input: str | Annotated[list[InputItem], Meta(min_length=1, max_length=MOST_MESSAGES)]
     model: Id | None = None

@@ -1,8 +1,7 @@
 """The prefix cache on disk: one thread writes behind, others read, and no fault stops the engine.
 
 Whatever happens on disk, a page that comes back has the bytes that were computed for its tokens, or
-does not come back. Problems are counted, and the first one of its kind is reported as one line.
-"""
+does not come back. Problems are counted, and the first one of its kind is reported as one line."""
 
 from __future__ import annotations
 
@@ -37,8 +36,7 @@ class DiskCacheOptions:
     ``folder`` has files of at most ``most_bytes`` in all. ``function`` names what the model
     computes. In host memory at most ``queue_bytes`` wait to be written, and about ``read_bytes`` of
     a prompt wait to be loaded. A reading that gets nothing for ``patience`` seconds is given up.
-    ``close`` waits at most ``flush_seconds`` for what waits to be written.
-    """
+    ``close`` waits at most ``flush_seconds`` for what waits to be written."""
 
     folder: Path
     most_bytes: int
@@ -53,8 +51,7 @@ class DiskCache:
     """The cache in ``options.folder``; every problem is told to ``report``, once for each kind.
 
     All methods but ``close`` return at once, and none raises because of the disk. They are for one
-    thread, which is not one of the cache's own.
-    """
+    thread, which is not one of the cache's own."""
 
     def __init__(self, options: DiskCacheOptions, report: Report, clock: Clock) -> None:
         self.options = options

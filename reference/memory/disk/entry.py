@@ -2,8 +2,7 @@
 
 A file is used only where every check holds: its kind and version, its size, its name, its tokens,
 and the keyed checksum. So bytes that were cut, flipped, written by an older version or copied from
-another folder are found, whatever they are.
-"""
+another folder are found, whatever they are."""
 
 from __future__ import annotations
 
@@ -45,8 +44,7 @@ class Entry(NamedTuple):
     """The contents of a file to be written: ``name`` and ``tokens`` of the page, and ``nbytes`` of
     payload.
 
-    ``scope`` is the folder it lies in.
-    """
+    ``scope`` is the folder it lies in."""
 
     scope: str
     name: bytes

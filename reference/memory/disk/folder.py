@@ -5,8 +5,7 @@
     DIR/zinc-rt-kv/SCOPE/NAME.state  the recurrent state after a page
 
 Several processes may use one folder. A file becomes visible by renaming, and its bytes depend on
-its name alone, so two that write one file write the same. Only files of these names are removed.
-"""
+its name alone, so two that write one file write the same. Only files of these names are removed."""
 
 from __future__ import annotations
 
@@ -34,8 +33,7 @@ class CacheFolder:
     """The cache's files below ``folder``, of at most ``most_bytes`` in all.
 
     Makes the folder and its secret. Raises OSError where that cannot be done. The methods that
-    write are for one thread.
-    """
+    write are for one thread."""
 
     def __init__(self, folder: Path, most_bytes: int) -> None:
         self.path = folder / SUBFOLDER

@@ -3,8 +3,7 @@
 A page's bytes depend on the function that a model computes, on the storage type of keys and values
 and on all tokens up to the page's last. Its name is a digest over these and over the scope that may
 read it, so other bytes have another name. The digests are keyed with a secret of the folder: nobody
-can name the page of a prompt without it.
-"""
+can name the page of a prompt without it."""
 
 from __future__ import annotations
 

@@ -45,8 +45,7 @@ class Reading:
     valid page into memory, and gives that of a valid state; None for any other. Any number of
     threads call ``work``, which returns where the ring is full. ``changed`` is called where a block
     can be loaded, and at the end. The caller takes what has ``arrived``, and frees it once it is
-    loaded.
-    """
+    loaded."""
 
     def __init__(
         self,

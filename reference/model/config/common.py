@@ -17,17 +17,12 @@ RopeReader = Callable[[Keys, int, int], Rope]
 
 
 def read_common(
-    keys: Keys,
-    rope: RopeReader = read_rope,
-    *,
-    least_kv_heads: int = 1,
-    epsilon: str = EPSILON,
+    keys: Keys, rope: RopeReader = read_rope, *, least_kv_heads: int = 1, epsilon: str = EPSILON
 ) -> ModelConfig:
     """Read the keys all families share: full attention in every layer, heads of one size.
 
     With ``least_kv_heads`` 0 a layer without attention may have no heads for keys and values.
-    ``epsilon`` is the metadata key of the epsilon of the norms.
-    """
+    ``epsilon`` is the metadata key of the epsilon of the norms."""
     if not keys.file.get(keys.key("attention.causal"), bool, True):
         raise keys.unsupported("attention.causal", "is false", "only causal models are supported")
     blocks = keys.integer("block_count", 1, MAX_LAYERS)

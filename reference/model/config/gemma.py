@@ -91,8 +91,7 @@ def _kv_layers(keys: Keys, config: ModelConfig, sliding: Sequence[bool]) -> tupl
     """For each layer the layer whose keys and values it reads.
 
     A layer without keys and values reads those of the last layer of its kind (full or sliding) that
-    has them.
-    """
+    has them."""
     layers = config.layers
     own = layers - keys.integer(SHARED, 0, layers - 1, 0)
     sources = list(range(own))

@@ -21,8 +21,7 @@ MAX_CONTEXT = 1 << 24
 class Keys:
     """Reads the keys ``architecture.*`` of ``file`` and records in ``used`` which were looked at.
 
-    Every error names the file and the key.
-    """
+    Every error names the file and the key."""
 
     file: GgufFile
     architecture: str
@@ -68,12 +67,7 @@ class Keys:
         return value
 
     def per_layer(
-        self,
-        name: str,
-        layers: int,
-        blocks: int,
-        low: int,
-        default: tuple[int, ...] | None = None,
+        self, name: str, layers: int, blocks: int, low: int, default: tuple[int, ...] | None = None
     ) -> tuple[int, ...]:
         """A value for each of ``layers``, from a scalar or from an array of exactly ``blocks``
         values."""

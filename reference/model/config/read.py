@@ -34,10 +34,8 @@ from reference.model.gguf import GgufFile
 
 
 def read_config(file: GgufFile) -> ModelConfig:
-    """The hyperparameters of ``file``; errors name the key, its value and what it must be.
-
-    Raises UnsupportedModel for an unknown architecture, ModelFileError for everything else.
-    """
+    """The hyperparameters of ``file``; errors name the key, its value and what it must be. Raises
+    UnsupportedModel for an unknown architecture, ModelFileError for everything else."""
     architecture = file.require("general.architecture", str)
     reader = READERS.get(architecture)
     if reader is None:

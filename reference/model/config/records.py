@@ -14,8 +14,7 @@ class Rope:
     dims/2) if ``neox``, else (2m, 2m + 1). ``factors`` is the tensor whose values divide the
     frequencies, "" for none. If there is a tensor ``long_factors``, ``factors`` serves contexts up
     to ``scaling.original_context`` and ``long_factors`` longer ones. Unless it ``rotates``, a table
-    has the angle 0 everywhere.
-    """
+    has the angle 0 everywhere."""
 
     table: str
     base: float
@@ -54,8 +53,7 @@ class Experts:
     expert of ``shared_width``, which is 0 when there is none; ``shared_gate`` says whether a gate
     weights the shared expert. With ``biases`` router and experts may have biases. With
     ``choice_bias`` experts are weighted by a sigmoid, and a bias is added to choose them. The first
-    ``leading_dense`` layers have a dense block instead.
-    """
+    ``leading_dense`` layers have a dense block instead."""
 
     count: int
     used: tuple[int, ...]
@@ -72,8 +70,7 @@ class DeltaNet:
     """Sizes of the gated delta-net layers; ``layers`` tells which layers are recurrent.
 
     ``key_heads`` divides ``value_heads``; a head of either kind has ``state_size`` elements.
-    ``taps`` is the length of the convolution, the current token included.
-    """
+    ``taps`` is the length of the convolution, the current token included."""
 
     taps: int
     state_size: int
@@ -101,8 +98,7 @@ class DeltaNet:
 class ShortConv:
     """Sizes of the gated short-convolution layers; ``layers`` tells which layers are of this kind.
 
-    ``taps`` is the length of the convolution, the current token included.
-    """
+    ``taps`` is the length of the convolution, the current token included."""
 
     taps: int
     layers: tuple[bool, ...]
@@ -114,8 +110,7 @@ class Mamba:
 
     Every head has ``head_dim`` values, each with ``state_size`` elements of state; consecutive
     heads of a group share what is written and read. ``taps`` is the length of the convolution, the
-    current token included.
-    """
+    current token included."""
 
     taps: int
     state_size: int
@@ -145,8 +140,7 @@ class ModelConfig:
     the file gives none. ``residual_scale`` multiplies what a block adds to the residual stream,
     ``logit_scale`` every logit. ``logit_cap`` 0 is off. ``per_layer_width`` is the width of Gemma
     4's per-layer embeddings, 0 without them. With ``sinks`` layers may have attention sinks.
-    ``query_growth`` multiplies rotated queries; None leaves them as they are.
-    """
+    ``query_growth`` multiplies rotated queries; None leaves them as they are."""
 
     architecture: str
     name: str

@@ -109,8 +109,7 @@ def check_text_sections(keys: Keys, dims: int) -> None:
     """Check that ``rope.dimension_sections`` means plain NeoX rotation for text.
 
     Pair m uses position stream t, h, w or e, depending on its index in the sections. For text t, h
-    and w are equal and e is 0, so no pair may use e.
-    """
+    and w are equal and e is 0, so no pair may use e."""
     name = "rope.dimension_sections"
     sections = keys.file.require(keys.key(name), np.ndarray)
     if len(sections) != 4 or not np.issubdtype(sections.dtype, np.integer):

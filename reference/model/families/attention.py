@@ -57,11 +57,7 @@ def gated_attention(e: Emitter, x: View, layer: int) -> View:
     gate = product("attn_q_gate", q_width)
     q = rotate_and_store(e, packed, layer, query_key_norm=True)
     gated = e.builder.emit(
-        Opcode.SWIGLU,
-        f"attn_gated[{layer}]",
-        gate=gate,
-        up=attend(e, q, layer),
-        activation=SIGMOID,
+        Opcode.SWIGLU, f"attn_gated[{layer}]", gate=gate, up=attend(e, q, layer), activation=SIGMOID
     )
     return output(e, gated, layer)
 
@@ -70,8 +66,7 @@ def _gated_sources(e: Emitter, layer: int) -> dict[str, tuple[str, RowSlice | No
     """The tensor and rows of queries, gates, keys and values.
 
     Every head of attn_q is d query rows, then d gate rows; a fused tensor holds attn_q, attn_k and
-    attn_v one after the other.
-    """
+    attn_v one after the other."""
     size = e.config.head_dims[layer]
     queries, gates = RowSlice(0, size, 2 * size), RowSlice(size, 2 * size, 2 * size)
     if not e.has(f"{FUSED}.weight", layer):
@@ -106,8 +101,7 @@ def packed_views(e: Emitter, layer: int) -> tuple[View, tuple[View, View, View]]
 def project(e: Emitter, x: View, layer: int, values: View | None = None) -> View:
     """Queries, keys and values of rms(x, attn_norm), packed; the values go to ``values`` if given.
 
-    A fused tensor gives all three in one product.
-    """
+    A fused tensor gives all three in one product."""
     packed, (q, k, v) = packed_views(e, layer)
     (q_width, kv_width), hidden = widths(e, layer), e.config.hidden
     targets, outputs = (q, k, values or v), (q_width, kv_width, kv_width)
@@ -149,13 +143,7 @@ def project(e: Emitter, x: View, layer: int, values: View | None = None) -> View
 
 
 def _equalised(
-    e: Emitter,
-    h: View,
-    name: str,
-    layer: int,
-    shape: tuple[int, int],
-    powers: Channels,
-    y: View,
+    e: Emitter, h: View, name: str, layer: int, shape: tuple[int, int], powers: Channels, y: View
 ) -> None:
     """A projection with its bias, and with its columns times powers of two when ``powers`` has
     any."""
@@ -168,8 +156,7 @@ def _equalised(
 def rotate_and_store(e: Emitter, packed: View, layer: int, *, query_key_norm: bool) -> View:
     """Emit the per-head norms the family has, the rotation, and the write of keys and values.
 
-    Returns the queries.
-    """
+    Returns the queries."""
     config = e.config
     size = config.head_dims[layer]
     powers = e.tensors.powers.get(layer)

@@ -20,8 +20,7 @@ class Decoder:
     With ``query_key_norm`` queries and keys are normed per head. With ``post_norms`` the result of
     each block is normed before it is added; without ``pre_norms`` its input is not.
     ``feed_forward_norm`` is the norm of the feed-forward block's input. ``fused_gates`` stores gate
-    and up rows in one tensor.
-    """
+    and up rows in one tensor."""
 
     query_key_norm: bool = False
     pre_norms: bool = True

@@ -17,8 +17,7 @@ JOINT = "ssm_ba"
 def delta_net(e: Emitter, x: View, layer: int, *, grouped: bool) -> View:
     """norm(delta rule of conv(u)) * silu(z), projected back; u, z, alpha and beta are projections.
 
-    ``grouped``: consecutive value heads share a key head; otherwise key heads repeat cyclically.
-    """
+    ``grouped``: consecutive value heads share a key head; otherwise key heads repeat cyclically."""
     builder, config, net = e.builder, e.config, sizes(e)
     h = e.norm(x, "attn_norm", layer)
     u, z = _inputs_and_gate(e, h, layer)
@@ -72,8 +71,7 @@ def sizes(e: Emitter) -> DeltaNet:
 def _inputs_and_gate(e: Emitter, h: View, layer: int) -> tuple[View, View]:
     """The convolution's input, [queries, keys, values], and the output gate.
 
-    The legacy tensor holds, for each key head, its query, key, values and gates.
-    """
+    The legacy tensor holds, for each key head, its query, key, values and gates."""
     net, hidden = sizes(e), e.config.hidden
     if not e.has(f"{LEGACY}.weight", layer):
         u = e.linear(h, "attn_qkv", layer, net.channels, hidden)

@@ -4,8 +4,7 @@
 It reads the normed state h of a position and the token that follows: x = Weh [rms(e, enorm);
 rms(h, hnorm)], then gated attention over its own keys and values and the feed-forward block, then a
 norm and the output projection. The normed state it computes takes the place of h to predict one
-token more. Its key of a token lies at the token's position.
-"""
+token more. Its key of a token lies at the token's position."""
 
 from __future__ import annotations
 
@@ -34,10 +33,8 @@ HEAD = "nextn.shared_head_head"
 def build_draft_block(config: ModelConfig, tensors: ModelTensors, limits: Limits) -> Graph:
     """The graph of the first draft block. Of each query token it reads the row of the table of
     hidden states that belongs to the position before, and stores those of the output rows there.
-
     Raises ModelFileError for a missing tensor or a wrong shape, UnsupportedModel for a model
-    without a block, and for a tensor of the block that no formula reads.
-    """
+    without a block, and for a tensor of the block that no formula reads."""
     if not config.draft_blocks or config.architecture not in WITH_DRAFT_BLOCK:
         raise UnsupportedModel(
             tensors.path,

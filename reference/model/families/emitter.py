@@ -1,8 +1,7 @@
 """Graph nodes that every family emits: inputs, weights, norms, products, embedding, output head.
 
 Names follow the file: tensor ``blk.3.attn_q.weight`` is buffer ``model.attn_q.weight[3]``, and the
-node that multiplies with it is ``attn_q[3]``.
-"""
+node that multiplies with it is ``attn_q[3]``."""
 
 from __future__ import annotations
 
@@ -125,8 +124,7 @@ class Emitter:
     def centred(self, x: View, name: str, layer: int | None = None) -> View:
         """Emit x minus the mean of its row: with an RMS norm behind it, a layer norm.
 
-        The sum of a row and its copy to all columns are products with ones.
-        """
+        The sum of a row and its copy to all columns are products with ones."""
         hidden = self.config.hidden
         row, column = (
             self.builder.buffer(f"model.ones_{kind}", BufferKind.WEIGHT, F32, shape, source=ONES)

@@ -176,10 +176,7 @@ def _gate_and_up(e: Emitter, layer: int, count: int, width: int) -> tuple[View, 
     """The gate and up matrices of all experts; a fused tensor has gate rows, then up rows."""
     shape, fused = (count, width, e.config.hidden), "ffn_gate_up_exps"
     if not e.has(f"{fused}.weight", layer):
-        return (
-            e.weight("ffn_gate_exps", layer, *shape),
-            e.weight("ffn_up_exps", layer, *shape),
-        )
+        return (e.weight("ffn_gate_exps", layer, *shape), e.weight("ffn_up_exps", layer, *shape))
     gate, up = RowSlice(0, width, 2 * width), RowSlice(width, 2 * width, 2 * width)
     return (
         e.weight("ffn_gate_exps", layer, *shape, tensor=fused, rows=gate),

@@ -48,8 +48,7 @@ def build(config: ModelConfig, tensors: ModelTensors, limits: Limits) -> Graph:
 def per_layer_embeddings(e: Emitter, x: View) -> View:
     """e = (a + b) / sqrt(2), [tokens, layers * width], from the scaled embedding x.
 
-    a = per_layer_token_embd[id] sqrt(P); b = rms(x per_layer_model_proj / sqrt(H)), per layer.
-    """
+    a = per_layer_token_embd[id] sqrt(P); b = rms(x per_layer_model_proj / sqrt(H)), per layer."""
     builder, config = e.builder, e.config
     width, total = config.per_layer_width, config.layers * config.per_layer_width
     table = e.weight("per_layer_token_embd", None, config.vocab, total)
@@ -111,8 +110,7 @@ def _queries(e: Emitter, x: View, layer: int) -> View:
 def _queries_keys_values(e: Emitter, x: View, layer: int) -> View:
     """Packed queries, keys and values; the values are normed without a weight.
 
-    In layers without attn_v the values are the keys before their norm and rotation.
-    """
+    In layers without attn_v the values are the keys before their norm and rotation."""
     config = e.config
     packed, (q, k, v) = packed_views(e, layer)
     q_width, kv_width = widths(e, layer)
@@ -138,8 +136,7 @@ def _queries_keys_values(e: Emitter, x: View, layer: int) -> View:
 def _feed_forward(e: Emitter, x: View, layer: int) -> View:
     """The dense block; layers with a router add the norm of the experts' sum to its norm.
 
-    The router reads rms(x) / sqrt(H) times its own scale.
-    """
+    The router reads rms(x) / sqrt(H) times its own scale."""
     y = dense(e, x, layer, "ffn_norm", Gates(GELU))
     if e.config.experts is None or not e.has("ffn_gate_inp.weight", layer):
         return y

@@ -32,8 +32,7 @@ class Hybrid:
 
     ``recurrent_tensor`` is one that recurrent layers have and attention layers lack, ``does`` what
     recurrent layers do, ``kind_keys`` the keys that tell the kinds of layers apart. ``ffn_norm``
-    is the norm before the feed forward, ``final_norm`` the one before the head.
-    """
+    is the norm before the feed forward, ``final_norm`` the one before the head."""
 
     recurrent: Mixer
     attention: Mixer

@@ -6,8 +6,7 @@ queries is multiplied by 2^c. The exponents c are derived from the file alone: f
 the norms over a head, or from the biases and matrices of queries and keys.
 
 Sizes are compared by their binades (the exponents of two) as integers, and sums follow rule R3, so
-every machine finds the same c.
-"""
+every machine finds the same c."""
 
 from __future__ import annotations
 
@@ -40,8 +39,7 @@ class Powers:
     """Exponents of two for the channels of one layer's queries and keys.
 
     They are those of one head, [head_dim], when they scale the weights of norms over a head, else
-    of all heads.
-    """
+    of all heads."""
 
     queries: Channels
     keys: Channels
@@ -50,8 +48,7 @@ class Powers:
 def equalising_powers(config: ModelConfig, file: GgufFile) -> dict[int, Powers]:
     """The powers of each layer whose keys have outliers.
 
-    A layer that reads another layer's keys multiplies its queries by that layer's powers.
-    """
+    A layer that reads another layer's keys multiplies its queries by that layer's powers."""
     found: dict[int, Powers] = {}
     for layer in config.attention_layers:
         owner = config.kv_layers[layer]
@@ -95,8 +92,7 @@ def _biases(config: ModelConfig, layer: int, file: GgufFile) -> tuple[Float32, F
     """Sizes of the channels of biased projections, [heads, head_dim] and [kv_heads, head_dim].
 
     A channel's size is the larger of its bias and the typical result of the matrix for a normed
-    input.
-    """
+    input."""
     size = config.head_dims[layer]
     q_width, kv_width = config.heads[layer] * size, config.kv_heads[layer] * size
     prefix = f"blk.{layer}.attn_"
@@ -146,8 +142,7 @@ def _powers(queries: Float32, keys: Float32, pairs: NDArray[np.intp]) -> list[in
 
     For each level t from the median up, let c = max(0, binade of the key - t); choose the t with
     the least noise. Rounding keys costs each channel a step of the largest key, times all queries;
-    rounding queries costs the same with queries and keys exchanged.
-    """
+    rounding queries costs the same with queries and keys exchanged."""
     k, q = _binades(keys, pairs), _binades(queries, pairs)
     used = sorted(set(pairs.tolist()))
     highest = max(k)

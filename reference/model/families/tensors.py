@@ -22,8 +22,7 @@ class ModelTensors:
 
     ``parts`` maps a tensor that holds several matrices to the rows used so far of one group of
     rows. ``powers`` maps a layer whose keys have outliers to its powers of two. Requests may use
-    ``adapters``, of which ``adapted`` are the tensors that a family has read.
-    """
+    ``adapters``, of which ``adapted`` are the tensors that a family has read."""
 
     path: str
     tensors: Mapping[str, TensorInfo]
@@ -83,8 +82,7 @@ class ModelTensors:
     ) -> View:
         """Declare tensor ``name``, or ``rows`` of it, as buffer ``logical`` of ``shape``.
 
-        Columns of F32 tensors can be multiplied by powers of two, given as exponents.
-        """
+        Columns of F32 tensors can be multiplied by powers of two, given as exponents."""
         dtype = self.take(name, *shape, rows=rows)
         source = str(WeightSource(name, rows, powers if any(powers) else ()))
         return builder.buffer(logical, BufferKind.WEIGHT, dtype, shape, source=source)
@@ -122,8 +120,7 @@ class ModelTensors:
         """Raise UnsupportedModel for an unused tensor, of the file or of an adapter: the model is
         not what its metadata says.
 
-        Names that begin with one of ``ignored`` may be unused.
-        """
+        Names that begin with one of ``ignored`` may be unused."""
         unused = sorted(
             name for name in set(self.tensors) - self.used if not name.startswith(ignored)
         )

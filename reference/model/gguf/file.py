@@ -37,8 +37,7 @@ class GgufFile(ContextManager):
     check and the use. Replacing the file by renaming another over it is always safe.
 
     After ``close`` the object raises ValueError. Views returned before stay valid, and the file
-    stays mapped until the last of them is gone.
-    """
+    stays mapped until the last of them is gone."""
 
     __slots__ = ("_metadata", "_shards", "_tensors", "_value_types", "path")
 
@@ -104,8 +103,7 @@ class GgufFile(ContextManager):
         """The metadata value of ``key``; ``kind`` is int, float, str, bool, ndarray or StringArray.
 
         Integers may have any stored width, and a float may be stored as an integer. Raises
-        ModelFileError when the key is missing or of another kind.
-        """
+        ModelFileError when the key is missing or of another kind."""
         return typed_value(self.path, self.metadata, key, kind)
 
     def get(self, key: str, kind: type[Kind], default: Kind) -> Kind:
@@ -114,20 +112,16 @@ class GgufFile(ContextManager):
 
     def tensor_bytes(self, name: str) -> np.ndarray:
         """A tensor's blocks, uint8 [rows, row_bytes]; rows run over all dimensions but the last.
-
         Raises ModelFileError when there is no such tensor or its file has changed, and
-        UnsupportedModel when this build knows only the size of its type.
-        """
+        UnsupportedModel when this build knows only the size of its type."""
         tensor = self._tensor(name)
         if tensor.dtype is None:
             raise self._unsupported(tensor, "a type this build has no arithmetic for")
         return self._view(tensor).reshape(tensor.rows, tensor.row_bytes)
 
     def tensor_array(self, name: str) -> np.ndarray:
-        """A tensor of plain numbers in its logical shape: f32, f16, i32, or bf16 as uint16.
-
-        Raises as ``tensor_bytes`` does, and UnsupportedModel when the tensor is quantized.
-        """
+        """A tensor of plain numbers in its logical shape: f32, f16, i32, or bf16 as uint16. Raises
+        as ``tensor_bytes`` does, and UnsupportedModel when the tensor is quantized."""
         tensor = self._tensor(name)
         if tensor.ggml_type.name not in _ARRAY_DTYPES:
             raise self._unsupported(tensor, "where f32, f16, bf16 or i32 is needed")
@@ -172,8 +166,7 @@ def open_gguf(path: str | Path) -> GgufFile:
 
     Only the headers are read. Raises ModelFileError for a file that is missing, cannot be mapped,
     is not a well-formed little-endian GGUF file of version 2 or 3, or is a shard whose companions
-    are missing or belong to another model.
-    """
+    are missing or belong to another model."""
     path = Path(path)
     return GgufFile(path, open_shards(path))
 

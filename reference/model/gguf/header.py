@@ -48,8 +48,7 @@ def parse_header(buffer: mmap.mmap | bytes, size: int, path: object, shard: int 
     """Parse the header of a file of ``size`` bytes that begins with ``buffer``.
 
     Arrays in the result are views of ``buffer``. Raises ModelFileError for everything that is not a
-    well-formed little-endian GGUF file of version 2 or 3 with all its tensors inside ``size``.
-    """
+    well-formed little-endian GGUF file of version 2 or 3 with all its tensors inside ``size``."""
     if size < len(MAGIC) or buffer[: len(MAGIC)] != MAGIC:
         raise _not_gguf(bytes(buffer[:_LONGEST_SIGN_BYTES]), path)
     cursor = Cursor(buffer, size, path)

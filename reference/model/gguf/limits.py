@@ -1,8 +1,7 @@
 """Limits on a GGUF file, each far above any published model.
 
 They bound the time and memory of opening a hostile file, whatever its counts and lengths. All are
-per file, so a split model may use them once per shard, except the number of tensors.
-"""
+per file, so a split model may use them once per shard, except the number of tensors."""
 
 from __future__ import annotations
 

@@ -150,8 +150,7 @@ def typed_value(path: object, metadata: Mapping[str, Value], key: str, kind: typ
     """The value of ``key``, which must be present and of ``kind``.
 
     ``int`` takes any integer width, ``float`` any number; ``bool`` is not a number. Raises
-    ModelFileError naming the key, what was expected and what was found.
-    """
+    ModelFileError naming the key, what was expected and what was found."""
     where = f"key {shown(key)}"
     if key not in metadata:
         raise ModelFileError(path, where, f"is missing ({_KIND_NAMES[kind]} is needed)", _CONVERT)

@@ -21,11 +21,9 @@ _FETCH = "fetch all files of the model again"
 
 
 def open_shards(path: Path) -> tuple[Shard, ...]:
-    """Every file of the model whose first file is ``path``, in order.
-
-    Raises ModelFileError when ``path`` is not the first file, or another one is missing, is not
-    the shard its name says, or belongs to another model.
-    """
+    """Every file of the model whose first file is ``path``, in order. Raises ModelFileError when
+    ``path`` is not the first file, or another one is missing, is not the shard its name says, or
+    belongs to another model."""
     with ExitStack() as opened:
         shards = [open_shard(path, 0)]
         opened.callback(shards[0].close)
@@ -88,11 +86,7 @@ def _sibling(path: Path, number: int, count: int) -> Path:
 
 
 def _check_sibling(shard: Shard, first: Shard, number: int, count: int) -> None:
-    expected = {
-        _NUMBER_KEY: number,
-        _COUNT_KEY: count,
-        _TENSORS_KEY: _integer(first, _TENSORS_KEY),
-    }
+    expected = {_NUMBER_KEY: number, _COUNT_KEY: count, _TENSORS_KEY: _integer(first, _TENSORS_KEY)}
     for key, value in expected.items():
         found = _integer(shard, key)
         if found != value:

@@ -26,8 +26,7 @@ class StringIndex(Generic[Value]):
     The constructor sorts string indices into buckets by the strings' first bytes. The strings of a
     bucket become keys of a dictionary when ``get`` first needs that bucket; a prompt needs few. Of
     equal strings the last one counts, or the first if ``first``. ``among`` int[n], ascending,
-    restricts the index to these strings. Safe to share between threads.
-    """
+    restricts the index to these strings. Safe to share between threads."""
 
     def __init__(
         self,

@@ -33,8 +33,7 @@ class StringArray(Sequence[bytes]):
     each string's length field and of the end of the array, so item i is the bytes from ``offsets[i]
     + 8`` to ``offsets[i + 1]``. An item is read from the file, since each page of a mapping that is
     read brings 64 KiB into memory; ``to_list`` copies all at once, several times faster than
-    iterating.
-    """
+    iterating."""
 
     __slots__ = ("_source", "octets", "offsets")
 
@@ -82,8 +81,7 @@ class StringArray(Sequence[bytes]):
         """Yield (index, string) for every string that is in ``requested``, in order of index.
 
         Requested strings must not be empty. Only strings with the length and first byte of a
-        requested one become objects.
-        """
+        requested one become objects."""
         starts, lengths = self.offsets[:-1] + LENGTH_BYTES, self.lengths
         first = self.octets[np.minimum(starts, len(self.octets) - 1)]
         kinds = [len(text) << 8 | text[0] for text in requested]
@@ -139,8 +137,7 @@ def _short_string_starts(octets: np.ndarray, position: int) -> np.ndarray:
     A length below 256 is one byte and seven zeros, a pattern text hardly ever contains, so nearly
     all matches are length fields. Those returned are certain: each begins where the previous string
     ends, and the first is ``position``. This is five times faster on a vocabulary than stepping
-    string by string.
-    """
+    string by string."""
     block = octets[position : position + _BLOCK_BYTES]
     if len(block) < LENGTH_BYTES:
         return np.empty(0, np.int64)

@@ -27,8 +27,7 @@ class TensorInfo:
     """One tensor of a file.
 
     ``shape`` is row-major (the file lists dimensions fastest first); ``offset`` is in bytes from
-    the start of the file of shard ``shard``; ``nbytes`` is without padding.
-    """
+    the start of the file of shard ``shard``; ``nbytes`` is without padding."""
 
     name: str
     shape: tuple[int, ...]
@@ -117,19 +116,15 @@ def _read_ggml_type(cursor: Cursor, where: str) -> GgmlType:
             "quantize the model again",
         )
     raise cursor.error(
-        where,
-        f"tensor type {number} is unknown",
-        "the file is damaged, or newer than this build",
+        where, f"tensor type {number} is unknown", "the file is damaged, or newer than this build"
     )
 
 
 def locate_tensors(
     cursor: Cursor, tensors: list[TensorInfo], data_start: int, alignment: int
 ) -> list[TensorInfo]:
-    """``tensors`` with offsets from the start of the file, in file order.
-
-    Raises ModelFileError for one that is misaligned, leaves the file or overlaps another.
-    """
+    """``tensors`` with offsets from the start of the file, in file order. Raises ModelFileError for
+    one that is misaligned, leaves the file or overlaps another."""
     for tensor in tensors:
         where = f"tensor {shown(tensor.name)}"
         if tensor.offset % alignment:

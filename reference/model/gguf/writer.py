@@ -69,8 +69,7 @@ def write_gguf(
     An int becomes uint32 if it fits, else uint64 or int64; a float becomes float32; numpy arrays
     keep their dtype; ``Typed`` sets the type. An ``alignment`` (bytes) other than 32 is recorded in
     the metadata. Tensors are written in the order given. Raises ModelFileError for whatever
-    ``open_gguf`` would refuse, and when a tensor's data does not have the length of its shape.
-    """
+    ``open_gguf`` would refuse, and when a tensor's data does not have the length of its shape."""
     path = Path(path)
     header, layout = _encode_header(path, metadata, tensors, alignment)
     stem = path.name[:_MAX_STEM_CHARACTERS]
@@ -107,8 +106,7 @@ def _encode_header(
 ) -> tuple[bytes, Header]:
     """The bytes before the first tensor, and the header the reader parses from them.
 
-    Parsing them before any data is written refuses everything the reader would refuse.
-    """
+    Parsing them before any data is written refuses everything the reader would refuse."""
     alignment_of(path, {ALIGNMENT_KEY: alignment}, {ALIGNMENT_KEY: GgufType.UINT32})
     entries = dict(metadata)
     if alignment != DEFAULT_ALIGNMENT_BYTES:

@@ -1,8 +1,7 @@
 """The printable alphabet in which byte-level BPE vocabularies (GPT-2) write arbitrary bytes.
 
 Bytes 33-126, 161-172 and 174-255 stand for themselves as code points; the other 68, in
-increasing order, are written U+0100, U+0101, ...
-"""
+increasing order, are written U+0100, U+0101, ..."""
 
 from __future__ import annotations
 
@@ -33,8 +32,7 @@ def from_byte_alphabet(stored: bytes) -> bytes:
     """The bytes a stored token stands for.
 
     A character outside the alphabet stands for its own UTF-8 bytes, and a token that is not
-    UTF-8 for its stored bytes: such vocabularies are malformed, but decoding never fails.
-    """
+    UTF-8 for its stored bytes: such vocabularies are malformed, but decoding never fails."""
     try:
         letters = stored.decode()
     except UnicodeDecodeError:

@@ -34,8 +34,7 @@ def load_tokenizer(metadata: Mapping[str, object], source: str) -> Tokenizer:
 
     String arrays may hold bytes or str. ``source`` names the file in errors. Raises ModelFileError
     for keys that are missing or contradict each other and UnsupportedModel for an unknown tokenizer
-    model or pre-tokenizer.
-    """
+    model or pre-tokenizer."""
     return _TokenizerReader(metadata, source).tokenizer()
 
 

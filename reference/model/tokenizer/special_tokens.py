@@ -13,16 +13,13 @@ Fragment = tuple[int, int, int | None]
 
 
 def partition(
-    text: str,
-    specials: Iterable[tuple[str, int, bool]],
-    control_spans: Sequence[Span],
+    text: str, specials: Iterable[tuple[str, int, bool]], control_spans: Sequence[Span]
 ) -> list[Fragment]:
     """Split ``text`` into special tokens and the ordinary text between them.
 
     ``specials`` are (token text, id, is control), longest text first: each claims every occurrence
     in unclaimed text, scanning from the left. A control token is found only where one span of
-    ``control_spans`` (sorted, disjoint, not touching) contains all of it.
-    """
+    ``control_spans`` (sorted, disjoint, not touching) contains all of it."""
     fragments: list[Fragment] = [(0, len(text), None)] if text else []
     starts = [start for start, _ in control_spans]
 

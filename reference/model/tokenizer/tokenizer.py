@@ -14,8 +14,7 @@ from reference.model.tokenizer.vocabulary import InfillIds, TokenKind, Vocabular
 class Tokenizer:
     """Encodes text to token ids and decodes ids to bytes.
 
-    Opening is cheap; the first ``encode`` builds the tables that encoding needs.
-    """
+    Opening is cheap; the first ``encode`` builds the tables that encoding needs."""
 
     def __init__(
         self,
@@ -76,8 +75,7 @@ class Tokenizer:
     def encode_exactly(self, text: str) -> list[int]:
         """Ids of tokens that spell ``text`` as it is: not normalized, and without BOS.
 
-        For text a grammar demands. A byte that no token stands for is missing.
-        """
+        For text a grammar demands. A byte that no token stands for is missing."""
         return self._ids(text, [], lambda part: part)
 
     def encode(
@@ -88,8 +86,7 @@ class Tokenizer:
         User-defined tokens are always recognized in the text, control tokens only with
         ``parse_special``; leave it off for text from strangers. ``add_bos`` None means the model's
         own rule. BOS is not added to a text that already starts with BOS. Raises RequestError for
-        text that is not valid Unicode.
-        """
+        text that is not valid Unicode."""
         spans = [(0, len(text))] if parse_special and text else []
         return self.encode_spans(text, spans, add_bos=add_bos)
 
@@ -100,8 +97,7 @@ class Tokenizer:
         spans.
 
         Spans are sorted, disjoint and not touching. The text between two special tokens is encoded
-        as one text, even across span boundaries, in the form the family's tokenizer gives it.
-        """
+        as one text, even across span boundaries, in the form the family's tokenizer gives it."""
         ids = self._ids(text, control_spans, self._encoder.normalized)
         wants_bos = self.add_bos if add_bos is None else add_bos
         if wants_bos and self.bos_id is not None and ids[:1] != [self.bos_id]:
@@ -136,8 +132,7 @@ class Tokenizer:
         """The bytes an id adds to the text; control and unused ids add none.
 
         ``special`` gives control and unknown tokens their own text. Raises RequestError when there
-        is no such id.
-        """
+        is no such id."""
         known = self._bytes.get((token, special))
         if known is None:
             known = self._bytes[token, special] = self._bytes_of(token, special)
@@ -166,8 +161,7 @@ class Tokenizer:
     def decode_bytes(self, ids: Iterable[int], *, special: bool = False) -> bytes:
         """The bytes of a whole text, which need not be UTF-8.
 
-        It removes the space that ``encode`` adds at the start for vocabularies that want one.
-        """
+        It removes the space that ``encode`` adds at the start for vocabularies that want one."""
         decoded = b"".join(self.token_bytes(token, special=special) for token in ids)
         return decoded.removeprefix(b" ") if self._add_space_prefix else decoded
 

@@ -124,8 +124,7 @@ class Vocabulary:
     def unknown_text_id(self) -> int | None:
         """The id that stands for text the vocabulary has no token for, None where there is none.
 
-        Files name a control token here that no text may become: it is not one.
-        """
+        Files name a control token here that no text may become: it is not one."""
         token = self.named_ids.get("unknown")
         if token is None or token in self.end_ids or token == self.named_ids.get("bos"):
             return None
