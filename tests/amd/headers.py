@@ -5,8 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Collection
 from pathlib import Path
+from typing import Any
 
 import cffi
+import numpy as np
 
 TYPES = "typedef unsigned long __kernel_size_t; typedef int drm_handle_t;"
 LINUX = Path(__file__).parent / "linux"
@@ -29,6 +31,15 @@ def declarations(text: str, requested: Collection[str] | None = None) -> cffi.FF
             known = re.sub(r"\[(\w+)\]", lambda m: f"[{constants.get(m[1], m[1])}]", body)
             ffi.cdef(known, override=True)
     return ffi
+
+
+def same_fields(ffi: cffi.FFI, found: Any, layout: np.dtype[np.void]) -> None:
+    """Offsets and sizes of every field that is used."""
+    fields = dict(found.fields)
+    assert layout.fields is not None
+    for name, (kind, offset, *_) in layout.fields.items():
+        assert fields[name].offset == offset, name
+        assert ffi.sizeof(fields[name].type) == kind.itemsize, name
 
 
 def drm_header(name: str) -> str:

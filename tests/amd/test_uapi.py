@@ -11,7 +11,7 @@ import pytest
 
 from accel.amd import uapi
 from accel.amd.uapi import REQUESTS, Request
-from tests.amd.headers import declarations
+from tests.amd.headers import declarations, same_fields
 from tests.needs import missing
 
 HEADER = Path("/usr/include/linux/kfd_ioctl.h")
@@ -53,11 +53,7 @@ def test_a_structure_is_the_headers(declared: cffi.FFI, request_: Request) -> No
     assert size == GREW.get(request_.name, request_.dtype.itemsize) or (
         size == request_.dtype.itemsize
     )
-    fields = dict(found.fields)
-    assert request_.dtype.fields is not None
-    for name, (kind, offset, *_) in request_.dtype.fields.items():
-        assert fields[name].offset == offset, name
-        assert declared.sizeof(fields[name].type) == kind.itemsize, name
+    same_fields(declared, found, request_.dtype)
     assert request_.number >> 16 & 0x3FFF == request_.dtype.itemsize
 
 

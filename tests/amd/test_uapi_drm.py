@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import re
-from typing import Any
 
 import cffi
-import numpy as np
 import pytest
 
 from accel.amd import uapi_drm as drm
 from accel.amd.uapi import Request
-from tests.amd.headers import declarations, drm_header
+from tests.amd.headers import declarations, drm_header, same_fields
 
 STRUCTURES = {
     "VERSION": "struct drm_version",
@@ -59,15 +57,6 @@ def declared(text: str) -> cffi.FFI:
         *("drm_amdgpu_memory_info", "drm_amdgpu_userq_mqd_compute_gfx11"),
     )
     return declarations(text, {*(name.split()[1] for name in names), *parts})
-
-
-def same_fields(ffi: cffi.FFI, found: Any, layout: np.dtype[np.void]) -> None:
-    """Offsets and sizes of every field that is used."""
-    fields = dict(found.fields)
-    assert layout.fields is not None
-    for name, (kind, offset, *_) in layout.fields.items():
-        assert fields[name].offset == offset, name
-        assert ffi.sizeof(fields[name].type) == kind.itemsize, name
 
 
 @pytest.mark.parametrize("request_", drm.REQUESTS, ids=lambda request: request.name)

@@ -4,6 +4,7 @@ to compile a kernel. Its C interface is ``glslang_c_interface.h``."""
 from __future__ import annotations
 
 import ctypes
+import subprocess
 from ctypes import POINTER, Structure, byref, c_bool, c_char_p, c_int, c_size_t, c_uint, c_void_p
 from functools import cache
 from importlib import metadata
@@ -47,6 +48,14 @@ class Options(Structure):
             "compile_only",
         )
     )
+
+
+def said_by(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """What a program of ``accel.vulkan.compiler`` says."""
+    try:
+        return run(program, arguments)
+    except FileNotFoundError as error:
+        missing(f"{program} is not installed", str(error))
 
 
 class Rejected(Exception):
@@ -107,10 +116,7 @@ class Program:
             source, target = Path(folder, "kernel.comp"), Path(folder, "kernel.spv")
             source.write_text(text, encoding="utf-8")
             options = ("--target-env", ENVIRONMENT, "-V", str(source), "-o", str(target))
-            try:
-                done = run(COMPILER, options)
-            except FileNotFoundError as error:
-                missing(f"{COMPILER} is not installed", str(error))
+            done = said_by(COMPILER, *options)
             if done.returncode:
                 raise Rejected(done.stdout)
             return target.read_bytes()

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 
 import pytest
 
 from accel.kernels.source import Language, Module, Traits, module_source, modules
-from accel.vulkan.compiler import VALIDATOR, run
-from tests.kernels.glslang import Rejected, glslang
-from tests.needs import missing, need_module
+from accel.vulkan.compiler import VALIDATOR
+from tests.kernels.glslang import Rejected, glslang, said_by
+from tests.needs import need_module
 
 OLDEST, NEWEST = "sm_80", "sm_90a"
 NATIVE = Traits(dot=True)
@@ -48,14 +47,6 @@ BUILT = [
         *((module, OLDEST) for module in ONE_OF_EACH),
     )
 ]
-
-
-def said_by(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """What a program of ``accel.vulkan.compiler`` says."""
-    try:
-        return run(program, arguments)
-    except FileNotFoundError as error:
-        missing(f"{program} is not installed", str(error))
 
 
 @pytest.mark.parametrize("module", MODULES, ids=str)

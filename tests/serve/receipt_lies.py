@@ -6,7 +6,18 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+from harness.serve.model import ServedModel
+from harness.serve.receipts.document import parse_receipt
+from harness.serve.receipts.verify import ReceiptDemands, verify_receipts
+
 Json = dict[str, Any]
+
+
+def problems(document: Json, model: ServedModel, sample: int | None = None) -> list[str]:
+    """What a verification finds in a receipt, of so many sampled steps or of all."""
+    receipt = parse_receipt(json.dumps(document).encode(), "the receipt")
+    (verdict,) = verify_receipts([receipt], model, ReceiptDemands(sample=sample))
+    return list(verdict.problems)
 
 
 def change_token(document: Json) -> None:

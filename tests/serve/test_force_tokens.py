@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from harness.serve.receipts.document import parse_receipt, signed_document
+from harness.serve.receipts.document import signed_document
 from harness.serve.receipts.keys import open_key
-from harness.serve.receipts.verify import ReceiptDemands, verify_receipts
 from harness.serve.run import Running
 from tests.serve.conftest import Serve
 from tests.serve.http import Http
+from tests.serve.receipt_lies import problems
 
 Json = dict[str, Any]
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
@@ -120,15 +120,10 @@ def test_its_receipt_verifies_and_another_token_is_named(
     document = http.get(f"/v1/receipts/{answer['id']}").json
     model = forcing.service.model
 
-    def problems(sample: int | None) -> list[str]:
-        receipt = parse_receipt(json.dumps(document).encode(), "the receipt")
-        (verdict,) = verify_receipts([receipt], model, ReceiptDemands(sample=sample))
-        return list(verdict.problems)
-
     assert document["payload"]["choices"][0]["tokens"] == SAID
-    assert problems(None) == problems(10) == []
+    assert problems(document, model) == problems(document, model, 10) == []
     document["payload"]["choices"][0]["tokens"][2] ^= 1
     document = signed_document(document["payload"], document["leaves"], open_key(folder))
     for sample in (None, 10):
-        (problem,) = problems(sample)
+        (problem,) = problems(document, model, sample)
         assert problem.startswith(("tokens: choice 0: step 2", "bits: choice 0: step 3"))

@@ -24,13 +24,13 @@ from harness.serve.receipts.document import (
     signed_document,
 )
 from harness.serve.receipts.keys import open_key
-from harness.serve.receipts.verify import ReceiptDemands, verify_receipts
 from harness.synth import sized_spec, write_synthetic
 from reference.model.gguf import TensorSource, open_gguf, write_gguf
 from tests.named_tiers import on_each
 from tests.needs import need_device
 from tests.serve.conftest import ALL_TOKENS, Serve
 from tests.serve.http import Http
+from tests.serve.receipt_lies import problems
 
 Json = dict[str, Any]
 CHAT = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 10, "seed": 3}
@@ -139,12 +139,6 @@ def opened(models: Models, tmp_path_factory: pytest.TempPathFactory) -> Iterator
             return known[name, tier]
 
         yield model
-
-
-def problems(document: Json, model: ServedModel, sample: int | None = None) -> list[str]:
-    receipt = parse_receipt(json.dumps(document).encode(), "receipt")
-    (verdict,) = verify_receipts([receipt], model, ReceiptDemands(sample=sample))
-    return list(verdict.problems)
 
 
 @pytest.mark.parametrize(

@@ -13,13 +13,13 @@ import pytest
 from harness.host.engine_thread import EngineThread
 from harness.host.options import SessionOptions
 from harness.serve.model import ModelOptions, ServedModel, open_model
-from harness.serve.receipts.document import parse_receipt, signed_document
+from harness.serve.receipts.document import signed_document
 from harness.serve.receipts.keys import open_key
-from harness.serve.receipts.verify import ReceiptDemands, verify_receipts
 from harness.serve.rerank import INSTRUCTION, TEMPLATE
 from tests.needs import need_device
 from tests.serve.conftest import Serve
 from tests.serve.http import Http
+from tests.serve.receipt_lies import problems
 from tests.serve.speaking_models import CONTEXT, templated_model
 
 Json = dict[str, Any]
@@ -74,12 +74,6 @@ def opened(
             return known[tier]
 
         yield model
-
-
-def problems(document: Json, model: ServedModel, sample: int | None = None) -> list[str]:
-    receipt = parse_receipt(json.dumps(document).encode(), "the receipt")
-    (verdict,) = verify_receipts([receipt], model, ReceiptDemands(sample=sample))
-    return list(verdict.problems)
 
 
 @pytest.mark.parametrize("tier", ["cpu", "native", "opencl"])

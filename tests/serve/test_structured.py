@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from contract.types import Request, SamplingParams
 from harness.host.background_work import BackgroundWork
 from harness.host.dialect.calls import json_rule
-from harness.host.driver import EngineDriver, EventStream
+from harness.host.driver import EngineDriver
 from harness.host.engine_thread import EngineThread
 from harness.host.structured.grammars import (
     GrammarBroke,
@@ -37,6 +37,7 @@ from reference.runner import ModelRunner
 from reference.sched.constraints import Mask
 from tests.model.tokenizer_data import byte_level_metadata
 from tests.patience import PATIENCE_SECONDS
+from tests.serve.test_driver import tokens_of
 
 LIKELY = frozenset(b'"}],0123456789.-:{[truefalsn \\aAzZ#@')
 
@@ -309,14 +310,6 @@ def test_nobody_waits_for_a_late_mask(model: Model, grammars: Grammars) -> None:
     def asked(driver: EngineDriver, most: int) -> Request:
         sampling = SamplingParams(temperature=0.9, seed=3)
         return Request(driver.new_id(), (65, 66, 67), most, sampling, ignore_end=most > 20)
-
-    def tokens_of(stream: EventStream) -> list[int]:
-        tokens: list[int] = []
-        while True:
-            for delivered in stream.take(60):
-                tokens.append(delivered.event.token)
-                if delivered.event.finish_reason is not None:
-                    return tokens
 
     with CpuTier() as tier, ModelRunner(model, tier, limits) as runner:
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 
 import pytest
 
 from accel.vulkan.build import FOLDER, builds
-from accel.vulkan.compiler import COMPILER, VALIDATOR, run
+from accel.vulkan.compiler import COMPILER, VALIDATOR
 from accel.vulkan.matrices import GROUP_MEMORY_BYTES
 from accel.vulkan.spirv import (
     FLOAT_ARITHMETIC,
@@ -23,7 +22,7 @@ from accel.vulkan.spirv import (
     words_of,
 )
 from contract.kernel import KernelHeader, decode_kernel
-from tests.needs import missing
+from tests.kernels.glslang import said_by
 
 KERNEL = """#version 460
 layout(local_size_x = 32) in;
@@ -36,13 +35,6 @@ void main() {
 }
 """
 NAMES = sorted(build.name for build in builds())
-
-
-def said_by(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    try:
-        return run(program, arguments)
-    except FileNotFoundError as error:
-        missing(f"{program} is not installed", str(error))
 
 
 def compile_raw(folder: Path, expression: str, extension: str = "") -> bytes:
