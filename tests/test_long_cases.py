@@ -6,13 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.long_cases import (
-    EACH_VALUE_ONCE,
-    covering,
-    each_value_once,
-    in_share,
-    mark_combinations,
-)
+from tests.long_cases import EACH_VALUE_ONCE, covering, each_value_once, in_share, mark_combinations
 
 
 def test_every_value_stays() -> None:
