@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -55,3 +58,16 @@ def test_an_array_of_strings_is_as_a_file_holds_it() -> None:
         assert strings.to_list() == list(strings) == texts
         assert strings.lengths.tolist() == [len(text) for text in texts]
         assert list(strings.occurrences([b"x"])) == []
+
+
+@pytest.mark.parametrize("size", [1 << 31, (1 << 31) + 1, 5 << 30])
+def test_a_file_may_be_longer_than_offsets_count(size: int, tmp_path: Path) -> None:
+    """Strings stand in the header; what follows them is as long as weights are."""
+    texts = [b"ab", b"", b"b"] * 700
+    path = tmp_path / "sparse"
+    path.write_bytes(StringArray.of(texts).octets.tobytes())
+    os.truncate(path, size)
+    strings = StringArray(np.memmap(path, np.uint8, "r"), StringArray.of(texts).offsets)
+    expected = [(index, text) for index, text in enumerate(texts) if text == b"b"]
+    assert list(strings.occurrences([b"b"])) == expected
+    assert StringIndex(strings, int).get(b"b") == len(texts) - 1

@@ -83,7 +83,7 @@ class StringArray(Sequence[bytes]):
         Requested strings must not be empty. Only strings with the length and first byte of a
         requested one become objects."""
         starts, lengths = self.offsets[:-1] + LENGTH_BYTES, self.lengths
-        first = self.octets[np.minimum(starts, len(self.octets) - 1)]
+        first = self.octets[np.minimum(starts, self.offsets[-1] - 1)]
         kinds = [len(text) << 8 | text[0] for text in requested]
         found = np.flatnonzero(np.isin(lengths << 8 | first, kinds)).tolist()
         self.forget_pages()
