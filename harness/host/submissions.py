@@ -113,9 +113,9 @@ class Submits(Protocol[Stream]):
         the last one has ended. Raises RequestError, QueueFull, EngineStopped and, for a model that
         fails, NonFiniteLogits."""
         stream = self.open_stream()
-        self.begin(stream, submission)
         left = {request.id for request in submission.requests}
         try:
+            self.begin(stream, submission)
             while left:
                 for _, event in stream.take(WAIT_SECONDS):
                     failure = failure_of(event)
