@@ -89,11 +89,7 @@ def _plan_model(model: Model, tier: Tier, target: Limits) -> Drafting:
 
 
 def load_drafter(
-    drafting: Drafting | None,
-    target: ModelRunner,
-    most: int,
-    owned: ExitStack,
-    progress: Progress,
+    drafting: Drafting | None, target: ModelRunner, most: int, owned: ExitStack, progress: Progress
 ) -> Drafter | None:
     """The drafter of at most ``most`` tokens for the model of ``target``: another model or the
     model's own block, which is uploaded to the same tier and closed by ``owned``, else the prompt;

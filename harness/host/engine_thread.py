@@ -21,12 +21,7 @@ from typing import NoReturn, TypeVar
 from contract.context_manager import ContextManager
 from contract.errors import DeviceLost, ModelFileError
 from contract.types import LOCAL_TENANT, Tenant, TokenEvent
-from harness.host.driver import (
-    BUFFERED_EVENTS,
-    STALLED_STEP_SECONDS,
-    EngineDriver,
-    EventStream,
-)
+from harness.host.driver import BUFFERED_EVENTS, STALLED_STEP_SECONDS, EngineDriver, EventStream
 from harness.host.faults import log_fault
 from harness.host.live_memory import LOOK_SECONDS, LiveMemory
 from harness.host.submissions import EndWords, EngineStopped, Submission

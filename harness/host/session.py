@@ -116,12 +116,7 @@ class Session(ContextManager):
         text. Raises RequestError.
         """
         request = Request(
-            self.next_id(),
-            tuple(prompt),
-            max_tokens,
-            sampling,
-            tuple(stop),
-            adapters=self.adapters,
+            self.next_id(), tuple(prompt), max_tokens, sampling, tuple(stop), adapters=self.adapters
         )
         tokenizer = self.model.tokenizer
         framed = self._framed_answer() if chat else None

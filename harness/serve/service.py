@@ -293,10 +293,7 @@ class Service:
         )
 
     def _texts(
-        self,
-        given: str | Sequence[str | int | list[int]],
-        prompts: Sequence[Sequence[int]],
-        n: int,
+        self, given: str | Sequence[str | int | list[int]], prompts: Sequence[Sequence[int]], n: int
     ) -> list[str]:
         """The text of the prompt of every choice: as it was given, or of its tokens."""
         named = [given] if isinstance(given, str) else [g for g in given if isinstance(g, str)]

@@ -115,12 +115,7 @@ class OpenModel(ContextManager):
         with ExitStack() as owned:
             engine_thread = owned.enter_context(EngineThread(words=WORDS))
             hosted = host_model(
-                path,
-                options,
-                engine_thread,
-                owned,
-                self._progress(True),
-                prepare=False,
+                path, options, engine_thread, owned, self._progress(True), prepare=False
             )
             self._close = weakref.finalize(self, _close, owned.pop_all(), engine_thread)
             OPEN.add(self)
