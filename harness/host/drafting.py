@@ -37,8 +37,7 @@ class Drafting:
 def open_draft_model(path: Path, target: Model, owned: ExitStack) -> Model:
     """The draft model in a file, for a target with the same vocabulary.
 
-    Raises ModelFileError, UnsupportedModel, and RequestError where the vocabularies differ.
-    """
+    Raises ModelFileError, UnsupportedModel, and RequestError where the vocabularies differ."""
     # Imported here and below, because most starts have no model that drafts.
     from reference.engine.draft_model import check_vocabularies
 
@@ -51,8 +50,7 @@ def open_draft_model(path: Path, target: Model, owned: ExitStack) -> Model:
 def plan_drafting(draft: Model | None, model: Model, tier: Tier, target: Limits) -> Drafting | None:
     """The sizes and the memory of what drafts for ``model`` with the sizes ``target``: the model
     ``draft`` if there is one, else the draft block where ``target`` has room for its hidden states,
-    else None: drafts from the prompt take no memory.
-    """
+    else None: drafts from the prompt take no memory."""
     if draft is not None:
         return _plan_model(draft, tier, target)
     if not target.hidden_rows:

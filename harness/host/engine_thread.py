@@ -1,7 +1,6 @@
 """The thread that steps the engines of all models of a process. Other threads post work to it.
 
-An engine is single-threaded, so whatever uses it runs on this thread, between two steps.
-"""
+An engine is single-threaded, so whatever uses it runs on this thread, between two steps."""
 
 from __future__ import annotations
 
@@ -182,8 +181,7 @@ class EngineThread(ContextManager):
 
     The engines are to have its ``tenants``, whose quotas then hold for all models together.
     ``words`` are what clients get when the thread has ended. ``forget`` removes what a scope that
-    ends has outside of the engines. Methods may be called from any thread.
-    """
+    ends has outside of the engines. Methods may be called from any thread."""
 
     def __init__(
         self,

@@ -1,8 +1,7 @@
 """A model on a tier for one user: opened, asked, closed.
 
 A ``Session`` owns everything a single user needs; sharing an engine between users is the
-scheduler's business.
-"""
+scheduler's business."""
 
 from __future__ import annotations
 
@@ -69,8 +68,7 @@ class Session(ContextManager):
 
         Raises ModelFileError, UnsupportedModel, TierError, RequestError for a context the model
         does not have, DoesNotFit and, for files that cannot be recorded to, ConfigError before
-        anything is uploaded.
-        """
+        anything is uploaded."""
         started = time.perf_counter()
         with ExitStack() as owned:
             loaded = load_model(path, options, owned, progress)
@@ -113,8 +111,7 @@ class Session(ContextManager):
         One generation at a time: an earlier one that is not finished is cancelled. ``progress``
         shows a prompt that takes several steps, ``on_logits`` receives the logits that tokens are
         sampled from, or ``output`` of them. In a ``chat``, what frames an answer is left out of its
-        text. Raises RequestError.
-        """
+        text. Raises RequestError."""
         request = Request(
             self.next_id(), tuple(prompt), max_tokens, sampling, tuple(stop), adapters=self.adapters
         )

@@ -3,8 +3,7 @@ finish their answers.
 
 A model replaces another while that one works: it is loaded, gets the new requests from then on, and
 the other is unloaded once the last of its answers was sent. Models that requests may name are
-loaded when a request does, and stay in memory until another needs the room.
-"""
+loaded when a request does, and stay in memory until another needs the room."""
 
 from __future__ import annotations
 
@@ -75,8 +74,7 @@ class Serving:
     ``began_with`` are name and file of the model that the server was started with, which may be
     another one. Requests may name those ``on_demand``, and then that one too. ``thread`` steps the
     engines of all; replicas have none. Receipts of answers go to ``receipts``. Raises what
-    ``open_it`` raises.
-    """
+    ``open_it`` raises."""
 
     def __init__(
         self,
@@ -223,8 +221,7 @@ class Serving:
         gives back when it does.
 
         Raises ApiError when another is being loaded, and when this one cannot be: then nothing has
-        changed.
-        """
+        changed."""
         if not self._activating.acquire(blocking=False):
             raise try_again("another model is being loaded", "model_loading", RESTART_SECONDS)
         try:

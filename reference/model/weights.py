@@ -27,8 +27,7 @@ def weight_bytes(file: TensorFile, decl: BufferDecl) -> NDArray[np.uint8]:
     """The data of the WEIGHT buffer ``decl``, uint8[rows, row_bytes]; a view of the file if
     possible.
 
-    Raises ModelFileError when a scale or an element of a float type is not finite.
-    """
+    Raises ModelFileError when a scale or an element of a float type is not finite."""
     source = parse_source(decl.source)
     if source.tensor == ONES:
         shape = decl.shape if len(decl.shape) > 1 else (1, *decl.shape)
@@ -56,8 +55,7 @@ def constant_bytes(model: Model, decl: BufferDecl) -> NDArray[np.uint8]:
     """The data of the CONSTANT buffer ``decl`` of the model's graph, uint8[rows, row_bytes]: the
     table of that name for ``decl.shape[0]`` positions.
 
-    Raises ModelFileError for frequency divisors that are not positive numbers.
-    """
+    Raises ModelFileError for frequency divisors that are not positive numbers."""
     context = int(decl.shape[0])
     growth = model.config.query_growth
     if growth is not None and decl.name == GROWTH_TABLE:
@@ -91,8 +89,7 @@ def _first_broken(dtype: DType, data: NDArray[np.uint8]) -> tuple[int, int] | No
     """The first (row, block) of a tensor with a scale or element that is not finite, or None.
 
     All cores check a large tensor: the check reads it from disk for the first time, and a tier
-    cannot upload it sooner.
-    """
+    cannot upload it sooner."""
     rows = max(1, PIECE_BYTES // max(1, data.shape[1]))
     found: dict[int, tuple[int, int]] = {}
 

@@ -59,8 +59,7 @@ def build_graph(config: ModelConfig, tensors: ModelTensors, limits: Limits) -> G
 
     Tensors of the draft blocks after the last layer are ignored: ``build_draft_block`` reads them.
     Raises ModelFileError for a missing tensor or a wrong shape, UnsupportedModel for a tensor that
-    no formula reads.
-    """
+    no formula reads."""
     graph = FAMILIES[config.architecture](config, tensors, limits)
     drafting = tuple(f"blk.{block}." for block in range(config.layers, config.blocks))
     tensors.reject_unused(config.architecture, drafting)

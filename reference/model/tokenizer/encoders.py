@@ -81,8 +81,7 @@ class _TokenTable:
 def _ranks(merges: StringArray) -> StringIndex[int]:
     """The rank of each "left right"; of equal merges the first counts.
 
-    The stored string is the key: symbols contain no space, so no other pair can spell it.
-    """
+    The stored string is the key: symbols contain no space, so no other pair can spell it."""
     return StringIndex(merges, int, first=True)
 
 
@@ -178,8 +177,7 @@ class RawBPEEncoder(_Encoder):
 class SentencePieceEncoder(_Encoder):
     """``llama``: spaces become U+2581, pairs that spell a token merge by highest score.
 
-    ``scores`` is float32 [V], finite.
-    """
+    ``scores`` is float32 [V], finite."""
 
     def __init__(self, vocabulary: Vocabulary, scores: np.ndarray) -> None:
         super().__init__(vocabulary)
@@ -211,8 +209,7 @@ def merge_pairs(symbols: list[bytes], priorities: Priorities, separator: bytes) 
 
     The next pair to merge is the one with the lowest ``priorities[left + separator + right]``, the
     leftmost of equals (Sennrich et al. 2016). Symbols are not empty. A linked list of symbols and a
-    heap of candidate pairs make n symbols cost O(n log n) for any merges.
-    """
+    heap of candidate pairs make n symbols cost O(n log n) for any merges."""
     texts = list(symbols)
     count = len(symbols)
     if count < 2:

@@ -1,8 +1,7 @@
 """Pre-tokenizers split text into the pieces inside which byte-level BPE merges.
 
 Names are those of ``tokenizer.ggml.pre``. Apostrophe suffixes match without regard to ASCII case
-only, as in llama.cpp; categories and white space are Unicode's.
-"""
+only, as in llama.cpp; categories and white space are Unicode's."""
 
 from __future__ import annotations
 
@@ -57,8 +56,7 @@ class PreTokenizer:
     """A sequence of splitting passes, and two settings of the models that use it.
 
     Every pass splits each piece of the previous pass at the matches of its pattern; text between
-    two matches is a piece as well, so no character is lost.
-    """
+    two matches is a piece as well, so no character is lost."""
 
     passes: tuple[str, ...]
     whole_piece_first: bool = False
