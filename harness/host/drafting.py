@@ -35,9 +35,8 @@ class Drafting:
 
 
 def open_draft_model(path: Path, target: Model, owned: ExitStack) -> Model:
-    """The draft model in a file, for a target with the same vocabulary.
-
-    Raises ModelFileError, UnsupportedModel, and RequestError where the vocabularies differ."""
+    """The draft model in a file, for a target with the same vocabulary. Raises ModelFileError,
+    UnsupportedModel, and RequestError where the vocabularies differ."""
     # Imported here and below, because most starts have no model that drafts.
     from reference.engine.draft_model import check_vocabularies
 

@@ -49,10 +49,9 @@ class Prepared:
 
 
 def prepare_session(path: Path, options: SessionOptions, owned: ExitStack) -> Prepared:
-    """Open the files and the tier of a model and plan its memory; ``owned`` closes them.
-
-    Raises ModelFileError, UnsupportedModel, TierError, RequestError for a context the model does
-    not have, and DoesNotFit."""
+    """Open the files and the tier of a model and plan its memory; ``owned`` closes them. Raises
+    ModelFileError, UnsupportedModel, TierError, RequestError for a context the model does not have,
+    and DoesNotFit."""
     model = open_model(path, [adapter.path for adapter in options.lora])
     owned.callback(model.close)
     if needs_model_file(options.tier, path):
@@ -131,10 +130,8 @@ def load_model(
     patient: bool = False,
 ) -> LoadedModel:
     """Open the model file at ``path`` and upload it; ``owned`` frees it. A ``patient`` trace waits
-    for room on a full disk.
-
-    Raises what ``prepare_session`` raises, OutOfMemory, UnsupportedOp and, for files that cannot be
-    recorded to, ConfigError before anything is uploaded."""
+    for room on a full disk. Raises what ``prepare_session`` raises, OutOfMemory, UnsupportedOp and,
+    for files that cannot be recorded to, ConfigError before anything is uploaded."""
     prepared = prepare_session(path, options, owned)
     recorded = _recorded_tier(prepared, options.recording, owned, patient)
     tier: Tier = prepared.tier if recorded is None else recorded

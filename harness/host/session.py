@@ -64,11 +64,9 @@ class Session(ContextManager):
 
     @classmethod
     def open(cls, path: Path, options: SessionOptions, progress: Progress = SILENT) -> Session:
-        """Load the model file at ``path``.
-
-        Raises ModelFileError, UnsupportedModel, TierError, RequestError for a context the model
-        does not have, DoesNotFit and, for files that cannot be recorded to, ConfigError before
-        anything is uploaded."""
+        """Load the model file at ``path``. Raises ModelFileError, UnsupportedModel, TierError,
+        RequestError for a context the model does not have, DoesNotFit and, for files that cannot be
+        recorded to, ConfigError before anything is uploaded."""
         started = time.perf_counter()
         with ExitStack() as owned:
             loaded = load_model(path, options, owned, progress)

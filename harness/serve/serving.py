@@ -218,10 +218,8 @@ class Serving:
 
     def activate(self, name: str, path: Path) -> Service:
         """Let the model in ``path`` answer, called ``name``, from now on, and after a restart;
-        gives back when it does.
-
-        Raises ApiError when another is being loaded, and when this one cannot be: then nothing has
-        changed."""
+        gives back when it does. Raises ApiError when another is being loaded, and when this one
+        cannot be: then nothing has changed."""
         if not self._activating.acquire(blocking=False):
             raise try_again("another model is being loaded", "model_loading", RESTART_SECONDS)
         try:

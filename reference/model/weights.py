@@ -25,9 +25,7 @@ SHARED_BYTES = 1 << 26
 
 def weight_bytes(file: TensorFile, decl: BufferDecl) -> NDArray[np.uint8]:
     """The data of the WEIGHT buffer ``decl``, uint8[rows, row_bytes]; a view of the file if
-    possible.
-
-    Raises ModelFileError when a scale or an element of a float type is not finite."""
+    possible. Raises ModelFileError when a scale or an element of a float type is not finite."""
     source = parse_source(decl.source)
     if source.tensor == ONES:
         shape = decl.shape if len(decl.shape) > 1 else (1, *decl.shape)
@@ -53,9 +51,8 @@ def unchecked_weight(file: TensorFile, decl: BufferDecl) -> NDArray[np.uint8]:
 
 def constant_bytes(model: Model, decl: BufferDecl) -> NDArray[np.uint8]:
     """The data of the CONSTANT buffer ``decl`` of the model's graph, uint8[rows, row_bytes]: the
-    table of that name for ``decl.shape[0]`` positions.
-
-    Raises ModelFileError for frequency divisors that are not positive numbers."""
+    table of that name for ``decl.shape[0]`` positions. Raises ModelFileError for frequency divisors
+    that are not positive numbers."""
     context = int(decl.shape[0])
     growth = model.config.query_growth
     if growth is not None and decl.name == GROWTH_TABLE:
