@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from accel.cuda.device import Device
 from accel.cuda.packed_tiles import UNIT_COLUMNS
-from accel.cuda.runs import nobody_reads, operand_index, operand_of, result, size_indices
+from accel.cuda.runs import nobody_reads, operand_indices, operand_of, result, size_indices
 from accel.cuda.tuned import KernelLaunch, Remaining, Replacement
 from accel.packets.packet import aligned
 from accel.packets.step import Op
@@ -41,12 +41,9 @@ def attention_rule(ops: Remaining, device: Device) -> Replacement | None:
         {
             "DTYPE": I12.ggml_id,
             "HEAD_DIM": head_dim,
-            "Q_AT": operand_index(ops, 0, "q"),
-            "KV_AT": operand_index(ops, 0, "kv"),
-            "PAGES_AT": operand_index(ops, 0, "page_table"),
-            "QUERY_AT": operand_index(ops, 0, "query"),
-            "PARTS_AT": operand_index(ops, 0, "parts"),
-            "Y_AT": operand_index(ops, 1, "y"),
+            **operand_indices(ops, 0, "Q_AT=q KV_AT=kv PAGES_AT=page_table"),
+            **operand_indices(ops, 0, "QUERY_AT=query PARTS_AT=parts"),
+            **operand_indices(ops, 1, "Y_AT=y"),
             **size_indices("flash_attn_part", "heads", "kv_heads", "window", "most_parts", "scale"),
         },
     )
@@ -120,9 +117,7 @@ def attention_tokens(
         {
             "WARPS": warps,
             "BLOCKS": at_once,
-            "M_AT": operand_index(ops, quantize, "m"),
-            "SCALE_AT": operand_index(ops, quantize, "scale"),
-            "SUMS_AT": operand_index(ops, quantize, "sums"),
+            **operand_indices(ops, quantize, "M_AT=m SCALE_AT=scale SUMS_AT=sums"),
             **_batch_macros(ops),
         },
     )
@@ -253,19 +248,17 @@ def _plain_batch(ops: Remaining) -> bool:
     op = ops[0]
     if op.name != "flash_attn_batched" or op.dtype != I12:
         return False
-    if op.reals[op.device.reals.index("soft_cap")] or operand_index(ops, 0, "sinks") >= 0:
+    if op.reals[op.device.reals.index("soft_cap")] or operand_of(op, "sinks") is not None:
         return False
     return op.most_sizes()["head_dim"] in HEAD_DIMS
 
 
 def _batch_macros(ops: Remaining) -> dict[str, int]:
     """Macros of all kernels for ``flash_attn_batched``."""
-    names = ("q", "kv", "page_table", "query", "y")
-    macros = ("Q_AT", "KV_AT", "PAGES_AT", "QUERY_AT", "Y_AT")
     return {
         "DTYPE": I12.ggml_id,
         "HEAD_DIM": ops[0].most_sizes()["head_dim"],
-        **{macro: operand_index(ops, 0, name) for macro, name in zip(macros, names, strict=True)},
+        **operand_indices(ops, 0, "Q_AT=q KV_AT=kv PAGES_AT=page_table QUERY_AT=query Y_AT=y"),
         **size_indices("flash_attn_batched", "heads", "kv_heads", "window", "scale"),
     }
 

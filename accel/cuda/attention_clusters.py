@@ -17,7 +17,7 @@ from accel.cuda.attention import (
 )
 from accel.cuda.device import Device
 from accel.cuda.head_rows import HeadRun, head_macros, head_run
-from accel.cuda.runs import nobody_reads, operand_index, operand_of, result, size_indices
+from accel.cuda.runs import nobody_reads, operand_indices, operand_of, result, size_indices
 from accel.cuda.tuned import KernelLaunch, Remaining, Replacement
 from accel.cuda.unpacked_pages import UNPACK_PAGES
 from accel.packets.packet import aligned
@@ -74,8 +74,8 @@ def attention_clusters_rule(ops: Remaining, device: Device) -> Replacement | Non
             "HEAD_DIM": head_dim,
             "WHOLE_TURN": int(turns_halves),
             "PART": at,
-            "PARTS_AT": operand_index(ops, at, "parts"),
-            "Y_AT": operand_index(ops, at + 1, "y"),
+            **operand_indices(ops, at, "PARTS_AT=parts"),
+            **operand_indices(ops, at + 1, "Y_AT=y"),
             **head_macros(ops, run),
             **size_indices("flash_attn_part", "window", "most_parts", "scale"),
         },

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from itertools import product
 
 from accel.cuda.device import Device
-from accel.cuda.runs import nobody_reads, operand_index, operand_of, result, size_indices
+from accel.cuda.runs import nobody_reads, operand_indices, operand_of, result, size_indices
 from accel.cuda.tuned import KernelLaunch, Remaining, Replacement
 from accel.packets.step import Op, Tensor
 
@@ -130,18 +130,10 @@ def _operand_macros(ops: Remaining) -> dict[str, int]:
     return {
         "STATE_SIZE": ops[NET].most_sizes()["state_size"],
         "HISTORY": ops[CONV].most_sizes()["history"],
-        "X": operand_index(ops, CONV, "x"),
-        "CONV_WEIGHT": operand_index(ops, CONV, "weight"),
-        "QUERY": operand_index(ops, CONV, "query"),
-        "CONV_STATE": operand_index(ops, CONV, "state"),
-        "ALPHA": operand_index(ops, INPUTS_OP, "alpha"),
-        "BETA": operand_index(ops, INPUTS_OP, "beta"),
-        "DECAY": operand_index(ops, INPUTS_OP, "decay"),
-        "DT_BIAS": operand_index(ops, INPUTS_OP, "dt_bias"),
-        "STATE": operand_index(ops, NET, "state"),
-        "GATE": operand_index(ops, NORM, "gate"),
-        "NORM_WEIGHT": operand_index(ops, NORM, "weight"),
-        "Y": operand_index(ops, NORM, "y"),
+        **operand_indices(ops, CONV, "x CONV_WEIGHT=weight query CONV_STATE=state"),
+        **operand_indices(ops, INPUTS_OP, "alpha beta decay dt_bias"),
+        **operand_indices(ops, NET, "state"),
+        **operand_indices(ops, NORM, "gate NORM_WEIGHT=weight y"),
         "INPUTS_OP": INPUTS_OP,
         "NET": NET,
         "NORM": NORM,
@@ -183,12 +175,8 @@ def conv_rule(ops: Remaining, device: Device) -> Replacement | None:
         "THREADS": CONV_THREADS,
         "CONV_TOKENS": CONV_TOKENS,
         "STATES": sizes["states"],
-        "X": operand_index(ops, 0, "x"),
-        "WEIGHT": operand_index(ops, 0, "weight"),
-        "QUERY": operand_index(ops, 0, "query"),
-        "STATE": operand_index(ops, 0, "state"),
-        "Y": operand_index(ops, 0, "y"),
-        **{name.upper(): operand_index(ops, 0, name) for name in CONV_EXTRAS},
+        **operand_indices(ops, 0, "x weight query state y"),
+        **operand_indices(ops, 0, " ".join(CONV_EXTRAS)),
         "CONV": 0,
         **size_indices("ssm_conv1d", "channels"),
     }
@@ -211,14 +199,13 @@ def inputs_rule(ops: Remaining, device: Device) -> Replacement | None:
     op = ops[0]
     if op.name != "ssm_delta_inputs" or op.most_sizes()["state_size"] not in STATE_SIZES:
         return None
-    names = ("x", "alpha", "beta", "decay", "dt_bias", "qk", "gates")
     return _by_tokens(
         ops,
         "delta_inputs",
         {
             "STATE_SIZE": op.most_sizes()["state_size"],
             "INPUTS_OP": 0,
-            **{name.upper(): operand_index(ops, 0, name) for name in names},
+            **operand_indices(ops, 0, "x alpha beta decay dt_bias qk gates"),
             **size_indices("ssm_delta_inputs", "key_heads", "value_heads", "eps", "query_scale"),
         },
     )
@@ -247,12 +234,7 @@ def recurrence_rule(ops: Remaining, device: Device) -> Replacement | None:
             "ROW_SETS": ROW_SETS,
             "STAGE_TOKENS": STAGE_TOKENS,
             "STATES": sizes["states"],
-            "X": operand_index(ops, 0, "x"),
-            "QK": operand_index(ops, 0, "qk"),
-            "GATES": operand_index(ops, 0, "gates"),
-            "QUERY": operand_index(ops, 0, "query"),
-            "STATE": operand_index(ops, 0, "state"),
-            "Y": operand_index(ops, 0, "y"),
+            **operand_indices(ops, 0, "x qk gates query state y"),
             "NET": 0,
             **size_indices("ssm_delta_net", "key_heads", "value_heads", "grouped"),
         },
@@ -271,7 +253,7 @@ def gated_norm_rule(ops: Remaining, device: Device) -> Replacement | None:
         {
             "STATE_SIZE": op.most_sizes()["width"],
             "NORM": 0,
-            **{name.upper(): operand_index(ops, 0, name) for name in ("x", "gate", "weight", "y")},
+            **operand_indices(ops, 0, "x gate weight y"),
             **size_indices("ssm_gated_norm", "heads", "eps"),
         },
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from accel.cuda.runs import operand_index, operand_of, packet_number, result
+from accel.cuda.runs import operand_indices, operand_of, packet_number, result
 from accel.packets.shares import ALL_GATHER
 from accel.packets.step import Op, Tensor
 from contract.dtypes import F32, DType
@@ -187,15 +187,13 @@ def gate_macros(ops: Sequence[Op], block: ExpertBlock) -> dict[str, int]:
     return {
         "FORMAT_ID": first.ggml_id,
         "SHARED_FORMAT": second.ggml_id,
-        "M": operand_index(ops, block.quantize, "m"),
-        "SCALE": operand_index(ops, block.quantize, "scale"),
-        "SUMS": operand_index(ops, block.quantize, "sums"),
-        "GATES": operand_index(ops, block.gates, "weight"),
-        "UPS": operand_index(ops, block.ups, "weight"),
-        "H": operand_index(ops, block.activation, "y"),
-        "SHARED_GATE": operand_index(ops, block.shared_gate, "weight"),
-        "SHARED_UP": operand_index(ops, block.shared_up, "weight"),
-        "SHARED_H": operand_index(ops, block.shared_activation, "y"),
+        **operand_indices(ops, block.quantize, "m scale sums"),
+        **operand_indices(ops, block.gates, "GATES=weight"),
+        **operand_indices(ops, block.ups, "UPS=weight"),
+        **operand_indices(ops, block.activation, "H=y"),
+        **operand_indices(ops, block.shared_gate, "SHARED_GATE=weight"),
+        **operand_indices(ops, block.shared_up, "SHARED_UP=weight"),
+        **operand_indices(ops, block.shared_activation, "SHARED_H=y"),
         "PRODUCT": block.gates,
         "ACTIVATION": block.activation,
         "SHARED_ACTIVATION": packet_number(block.shared_activation),

@@ -16,7 +16,7 @@ from accel.cuda.matrices import group_launch, has_groups, product_rows
 from accel.cuda.packed_tiles import UNIT_COLUMNS, unit_count
 from accel.cuda.packing import MOST_FOUR_WARPS, pack_fours
 from accel.cuda.products import Run
-from accel.cuda.runs import operand_index, size_indices
+from accel.cuda.runs import operand_indices, size_indices
 from accel.cuda.tuned import KernelLaunch
 from accel.packets.packet import aligned
 from accel.packets.step import Op
@@ -89,10 +89,7 @@ def prompt_launches(ops: Sequence[Op], block: ExpertBlock, device: Device) -> Pr
     x = Run((block.router,), 0, block.quantize, block.norm)
     gates = Run((block.gates, block.ups), 0, block.quantize, None, (None, None), block.activation)
     downs = Run((block.downs,), 0, block.hidden)
-    logit = {
-        "GATE_ROW": operand_index(ops, block.gate_logit, "weight"),
-        "GATE_LOGIT": operand_index(ops, block.gate_logit, "y"),
-    }
+    logit = {**operand_indices(ops, block.gate_logit, "GATE_ROW=weight GATE_LOGIT=y")}
     pairs = memory.chunks * CHUNK_PAIRS
     made = [
         pack_fours(ops, x, tokens, FACTORS_AT=0, **logit),
@@ -138,10 +135,8 @@ def _logits(ops: Sequence[Op], block: ExpertBlock) -> KernelLaunch:
             "TILE_TOKENS": TILE_TOKENS,
             "TILE_ROWS": TILE_ROWS,
             "FACTORS_AT": 0,
-            "X": operand_index(ops, block.norm, "x"),
-            "NORM_WEIGHT": operand_index(ops, block.norm, "weight"),
-            "ROUTER": operand_index(ops, block.router, "weight"),
-            "LOGITS": operand_index(ops, block.router, "y"),
+            **operand_indices(ops, block.norm, "x NORM_WEIGHT=weight"),
+            **operand_indices(ops, block.router, "ROUTER=weight LOGITS=y"),
             "PRODUCT": block.router,
             **size_indices("matmul", "rows", "columns"),
         },
@@ -158,9 +153,8 @@ def _choice(ops: Sequence[Op], block: ExpertBlock) -> KernelLaunch:
         {
             "WARPS": WARPS,
             "EXPERT_SEGMENTS": unit_count(sizes["rows"]),
-            "LOGITS": operand_index(ops, block.router, "y"),
-            "IDS": operand_index(ops, block.topk, "ids"),
-            "WEIGHTS": operand_index(ops, block.topk, "weights"),
+            **operand_indices(ops, block.router, "LOGITS=y"),
+            **operand_indices(ops, block.topk, "ids weights"),
             "PRODUCT": block.router,
             "TOPK": block.topk,
             **size_indices("matmul", "rows"),
@@ -177,13 +171,7 @@ def _gather(
         (memory.chunks, 1, 1),
         (32 * WARPS, 1, 1),
         0,
-        {
-            "WARPS": WARPS,
-            "M": operand_index(ops, block.quantize, "m"),
-            "SCALE": operand_index(ops, block.quantize, "scale"),
-            "SUMS": operand_index(ops, block.quantize, "sums"),
-            **macros,
-        },
+        {"WARPS": WARPS, **operand_indices(ops, block.quantize, "m scale sums"), **macros},
     )
 
 

@@ -4,7 +4,7 @@ kernel has sixteen."""
 from __future__ import annotations
 
 from accel.cuda.device import Device
-from accel.cuda.runs import operand_index, size_indices
+from accel.cuda.runs import operand_indices, size_indices
 from accel.cuda.tuned import KernelLaunch, Remaining, Replacement
 
 THREADS = 128
@@ -26,9 +26,7 @@ def gated_rows_rule(ops: Remaining, device: Device) -> Replacement | None:
         (THREADS, 1, 1),
         macros={
             "THREADS": THREADS,
-            "GATE_AT": operand_index(ops, 0, "gate"),
-            "UP_AT": operand_index(ops, 0, "up"),
-            "Y_AT": operand_index(ops, 0, "y"),
+            **operand_indices(ops, 0, "GATE_AT=gate UP_AT=up Y_AT=y"),
             **size_indices("swiglu", "width", "activation"),
         },
     )

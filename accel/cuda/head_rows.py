@@ -13,7 +13,7 @@ from accel.cuda.attention import HEAD_DIMS
 from accel.cuda.device import Device
 from accel.cuda.runs import (
     nobody_reads,
-    operand_index,
+    operand_indices,
     operand_of,
     packet_number,
     result,
@@ -111,10 +111,9 @@ def head_launch(
             "WARPS": WARPS,
             "WIDTH": sizes["head_dim"],
             "SPANS": 0 if left is None else left.count,
-            **{
-                f"{name}_BIAS_AT": operand_index(ops, bias, "bias")
-                for name, bias in zip("QKV", biases, strict=True)
-            },
+            **operand_indices(ops, biases[0], "Q_BIAS_AT=bias"),
+            **operand_indices(ops, biases[1], "K_BIAS_AT=bias"),
+            **operand_indices(ops, biases[2], "V_BIAS_AT=bias"),
             **head_macros(ops, run),
         },
     )
@@ -183,16 +182,14 @@ def head_macros(ops: Sequence[Op], run: HeadRun) -> dict[str, int]:
     q_first = run.q_rope if run.q_norm is None else run.q_norm
     k_first = run.k_rope if run.k_norm is None else run.k_norm
     return {
-        "Q_AT": operand_index(ops, q_first, "x"),
-        "K_AT": operand_index(ops, k_first, "x"),
-        "V_AT": operand_index(ops, run.write - run.rotated, "x" if run.rotated else "v"),
-        "Q_WEIGHT_AT": operand_index(ops, run.q_norm, "weight"),
-        "K_WEIGHT_AT": operand_index(ops, run.k_norm, "weight"),
-        "Q_RESULT_AT": operand_index(ops, run.q_last, "y"),
-        "TABLE_AT": operand_index(ops, run.q_rope, "rope_table"),
-        "QUERY_AT": operand_index(ops, run.q_rope, "query"),
-        "PAGES_AT": operand_index(ops, run.write, "page_table"),
-        "KV_AT": operand_index(ops, run.write, "kv"),
+        **operand_indices(ops, q_first, "Q_AT=x"),
+        **operand_indices(ops, k_first, "K_AT=x"),
+        **operand_indices(ops, run.write - run.rotated, "V_AT=x" if run.rotated else "V_AT=v"),
+        **operand_indices(ops, run.q_norm, "Q_WEIGHT_AT=weight"),
+        **operand_indices(ops, run.k_norm, "K_WEIGHT_AT=weight"),
+        **operand_indices(ops, run.q_last, "Q_RESULT_AT=y"),
+        **operand_indices(ops, run.q_rope, "TABLE_AT=rope_table QUERY_AT=query"),
+        **operand_indices(ops, run.write, "PAGES_AT=page_table KV_AT=kv"),
         "Q_NORM": packet_number(run.q_norm),
         "K_NORM": packet_number(run.k_norm),
         "Q_ROPE": run.q_rope,

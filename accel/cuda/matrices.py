@@ -47,7 +47,7 @@ from accel.cuda.products import (
 )
 from accel.cuda.runs import (
     nobody_reads,
-    operand_index,
+    operand_indices,
     operand_of,
     packet_number,
     result,
@@ -286,9 +286,9 @@ def _single(ops: Sequence[Op], run: Run, number: int) -> KernelLaunch:
         (WARPS * 32, 1, 1),
         shared_bytes(product.dtype),
         {
-            "W": operand_index(ops, run.products[number], "weight"),
-            "B": operand_index(ops, run.biases[number], "bias"),
-            "Y": operand_index(ops, end, "y"),
+            **operand_indices(ops, run.products[number], "W=weight"),
+            **operand_indices(ops, run.biases[number], "B=bias"),
+            **operand_indices(ops, end, "y"),
             **_common_macros(ops, run, number),
         },
     )
@@ -383,9 +383,7 @@ def _common_macros(ops: Sequence[Op], run: Run, number: int) -> dict[str, int]:
     return {
         "FORMAT_ID": product.dtype.ggml_id,
         "PRODUCT": run.products[number],
-        "M": operand_index(ops, run.quantize, "m"),
-        "SCALE": operand_index(ops, run.quantize, "scale"),
-        "SUMS": operand_index(ops, run.quantize, "sums"),
-        "RESIDUAL": operand_index(ops, run.residual, residual_operand(ops, run)),
+        **operand_indices(ops, run.quantize, "m scale sums"),
+        **operand_indices(ops, run.residual, f"RESIDUAL={residual_operand(ops, run)}"),
         **size_indices("matmul", "rows", "columns"),
     }

@@ -8,7 +8,7 @@ from accel.cuda.device import CLUSTER_CAPABILITY, Device
 from accel.cuda.group_shapes import MOST_SPLIT_TOKENS, span_count
 from accel.cuda.packed_tiles import UNIT_COLUMNS, unit_count
 from accel.cuda.products import Run, residual_operand
-from accel.cuda.runs import ABSENT, operand_index, packet_number, size_indices
+from accel.cuda.runs import ABSENT, operand_indices, packet_number, size_indices
 from accel.cuda.tuned import KernelLaunch
 from accel.packets.step import Op
 
@@ -98,11 +98,9 @@ def _packing_macros(ops: Sequence[Op], run: Run) -> dict[str, int]:
     assert run.quantize is not None
     first = run.quantize if run.norm is None else run.norm
     return {
-        "X": operand_index(ops, first, "x"),
-        "NORM_WEIGHT": operand_index(ops, run.norm, "weight"),
-        "M": operand_index(ops, run.quantize, "m"),
-        "SCALE": operand_index(ops, run.quantize, "scale"),
-        "SUMS": operand_index(ops, run.quantize, "sums"),
+        **operand_indices(ops, first, "x"),
+        **operand_indices(ops, run.norm, "NORM_WEIGHT=weight"),
+        **operand_indices(ops, run.quantize, "m scale sums"),
         "NORM": packet_number(run.norm),
         "QUANTIZE": run.quantize,
         **size_indices("quantize_activation", "columns"),
@@ -118,7 +116,7 @@ def fold_launch(ops: Sequence[Op], run: Run) -> KernelLaunch:
         (min(tokens, MOST_PACKING_BLOCKS), 1, 1),
         (ROW_WARPS * 32, 1, 1),
         macros={
-            "Y": operand_index(ops, run.residual, "y"),
+            **operand_indices(ops, run.residual, "y"),
             **_fold_macros(ops, run),
             **size_indices("matmul", "rows"),
         },
@@ -142,7 +140,7 @@ def _fold_macros(ops: Sequence[Op], folded: Run | None) -> dict[str, int]:
         return {"FOLDED": packet_number(None)}
     return {
         "FOLDED": folded.products[0],
-        "BIAS": operand_index(ops, folded.biases[0], "bias"),
-        "RESIDUAL": operand_index(ops, folded.residual, residual_operand(ops, folded)),
+        **operand_indices(ops, folded.biases[0], "bias"),
+        **operand_indices(ops, folded.residual, f"RESIDUAL={residual_operand(ops, folded)}"),
         "SPANS": span_count(ops[folded.products[0]].most_sizes()["columns"]),
     }

@@ -15,7 +15,14 @@ from dataclasses import dataclass, replace
 
 from accel.cuda.device import Device, cluster_grid
 from accel.cuda.packed_tiles import UNIT_ROWS, in_units, unit_bytes, unit_count
-from accel.cuda.runs import nobody_reads, operand_index, packet_number, result, size_indices, source
+from accel.cuda.runs import (
+    nobody_reads,
+    operand_indices,
+    packet_number,
+    result,
+    size_indices,
+    source,
+)
 from accel.cuda.tuned import KernelLaunch, Remaining, Replacement
 from accel.packets.step import Op
 from contract.dtypes import DType
@@ -303,12 +310,10 @@ def _operand_macros(ops: Sequence[Op], run: Run) -> dict[str, int]:
     x = run.norm if run.norm is not None else run.quantize
     integers = run.products[0] if run.quantize is None else None
     numbers = {
-        "X": operand_index(ops, x, "x"),
-        "NORM_WEIGHT": operand_index(ops, run.norm, "weight"),
-        "M": operand_index(ops, integers, "x"),
-        "SCALE": operand_index(ops, integers, "scale"),
-        "SUMS": operand_index(ops, integers, "sums"),
-        "RESIDUAL": operand_index(ops, run.residual, residual_operand(ops, run)),
+        **operand_indices(ops, x, "x"),
+        **operand_indices(ops, run.norm, "NORM_WEIGHT=weight"),
+        **operand_indices(ops, integers, "M=x scale sums"),
+        **operand_indices(ops, run.residual, f"RESIDUAL={residual_operand(ops, run)}"),
         "NORM": packet_number(run.norm),
         "PRODUCT": run.products[0],
         "GATE": packet_number(run.gate),
@@ -322,11 +327,11 @@ def _operand_macros(ops: Sequence[Op], run: Run) -> dict[str, int]:
 def matrix_macros(ops: Sequence[Op], run: Run, numbers: Iterable[int]) -> dict[str, int]:
     """Macros of the weights, biases and results of the products ``numbers`` of a run."""
     end = run.gate if run.gate is not None else run.residual
-    macros = {}
+    macros: dict[str, int] = {}
     for i, number in enumerate(numbers):
-        macros[f"W{i}"] = operand_index(ops, run.products[number], "weight")
-        macros[f"B{i}"] = operand_index(ops, run.biases[number], "bias")
-        macros[f"Y{i}"] = operand_index(ops, writer(run, number) if end is None else end, "y")
+        macros |= operand_indices(ops, run.products[number], f"W{i}=weight")
+        macros |= operand_indices(ops, run.biases[number], f"B{i}=bias")
+        macros |= operand_indices(ops, writer(run, number) if end is None else end, f"Y{i}=y")
     return macros
 
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from accel.cuda.plan import PlannedLaunch, ShortStep
 from accel.cuda.program import tuned_source
-from accel.cuda.runs import operand_index, operand_of, source
+from accel.cuda.runs import operand_indices, operand_of, source
 from accel.cuda.step_table import END_FIELDS, END_KIND, END_RECORD, Bound, Operand
 from accel.packets.step import Op, Tensor
 
@@ -119,7 +119,7 @@ def _tempered(launch: PlannedLaunch, end: EndPhase) -> PlannedLaunch:
     """The launch changed to draw from the logits, not from SAMPLE's first half; the last one also
     executes the ops that follow."""
     ops = [end.ops[number] for number in end.done]
-    changed = {"LOGITS_AT": operand_index(ops, 0, "logits"), "PACKET_COUNT": 2}
+    changed = operand_indices(ops, 0, "LOGITS_AT=logits") | {"PACKET_COUNT": 2}
     if launch.entry == DRAWING[-1] and len(ops) == len(ENDING):
         changed |= {"PACKET_COUNT": len(ops), **_last_macros(ops)}
     macros = {**dict(launch.source.macros), **changed}
@@ -133,11 +133,9 @@ def _last_macros(ops: Sequence[Op]) -> dict[str, int]:
     names = [op.name for op in ops]
     event, state = names.index("stream_out"), names.index("store_request_state")
     return {
-        "OUTPUT_ROWS_AT": operand_index(ops, state, "output_rows"),
-        "QUERY_AT": operand_index(ops, state, "query"),
-        "SLOTS_AT": operand_index(ops, state, "slot_table"),
-        "STEP_AT": operand_index(ops, event, "step"),
-        "RING_AT": operand_index(ops, event, "ring"),
+        **operand_indices(ops, state, "OUTPUT_ROWS_AT=output_rows QUERY_AT=query"),
+        **operand_indices(ops, state, "SLOTS_AT=slot_table"),
+        **operand_indices(ops, event, "STEP_AT=step RING_AT=ring"),
         "RING_EVENTS": ops[event].most_sizes()["ring_events"],
     }
 

@@ -27,6 +27,13 @@ def operand_index(ops: Sequence[Op], number: int | None, name: str) -> int:
     return number * OPERANDS_OF_A_PACKET + index
 
 
+def operand_indices(ops: Sequence[Op], number: int | None, names: str) -> dict[str, int]:
+    """Macros with ``operand_index`` of operands of an op: ``query`` is macro ``QUERY``, and
+    ``ROUTER=weight`` is operand ``weight`` as macro ``ROUTER``."""
+    pairs = [word.rpartition("=")[::2] for word in names.split()]
+    return {macro or name.upper(): operand_index(ops, number, name) for macro, name in pairs}
+
+
 def packet_number(number: int | None) -> int:
     """A packet's number as kernels get it, -1 for None."""
     return ABSENT if number is None else number

@@ -13,7 +13,7 @@ from accel.cuda.device import Device
 from accel.cuda.group_shapes import SPAN_UNITS, SUM_BYTES, TOKEN_BYTES, span_count
 from accel.cuda.packed_tiles import UNIT_ROWS, unit_bytes, unit_count
 from accel.cuda.products import MOST_FORMATS, Run, format_macros, matrix_macros, residual_operand
-from accel.cuda.runs import operand_index, packet_number, size_indices
+from accel.cuda.runs import operand_indices, packet_number, size_indices
 from accel.cuda.tuned import KernelLaunch
 from accel.packets.step import Op
 from contract.dtypes import DType
@@ -75,10 +75,8 @@ def span_launch(ops: Sequence[Op], run: Run, device: Device, parted: bool) -> Ke
             "PARTS": shape.parts,
             "PRODUCT": run.products[0],
             "GATE": packet_number(run.gate),
-            "M": operand_index(ops, run.quantize, "m"),
-            "SCALE": operand_index(ops, run.quantize, "scale"),
-            "SUMS": operand_index(ops, run.quantize, "sums"),
-            "RESIDUAL": operand_index(ops, run.residual, residual_operand(ops, run)),
+            **operand_indices(ops, run.quantize, "m scale sums"),
+            **operand_indices(ops, run.residual, f"RESIDUAL={residual_operand(ops, run)}"),
             **size_indices("matmul", "rows", "columns"),
             **size_indices("swiglu", "activation"),
             **matrix_macros(ops, run, range(len(products))),

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from accel.cuda.device import Device
-from accel.cuda.runs import operand_index
+from accel.cuda.runs import operand_indices
 from accel.cuda.tuned import KernelLaunch, Remaining, Replacement
 from accel.packets.device_op import ANY, DeviceOp, DeviceOperand
 from accel.packets.step import Op, Step, Tensor
@@ -90,10 +90,7 @@ def unpack_rule(ops: Remaining, device: Device) -> Replacement | None:
             "HEAD_DIM": sizes["head_dim"],
             "KV_HEADS": sizes["kv_heads"],
             "WINDOW": sizes["window"],
-            "KV_AT": operand_index(ops, 0, "kv"),
-            "PAGES_AT": operand_index(ops, 0, "page_table"),
-            "QUERY_AT": operand_index(ops, 0, "query"),
-            "Y_AT": operand_index(ops, 0, "y"),
+            **operand_indices(ops, 0, "KV_AT=kv PAGES_AT=page_table QUERY_AT=query Y_AT=y"),
         },
     )
     return Replacement(1, (launch,))
