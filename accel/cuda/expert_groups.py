@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from accel.cuda.device import Device
 from accel.cuda.expert_block import ExpertBlock, formats_of, gate_macros
 from accel.cuda.packed_tiles import UNIT_ROWS, unit_bytes, unit_count
-from accel.cuda.runs import operand_index, size_indices
+from accel.cuda.runs import operand_indices, size_indices
 from accel.cuda.tuned import KernelLaunch
 from accel.packets.step import Op
 from contract.dtypes import DType
@@ -141,7 +141,7 @@ def order_launch(ops: Sequence[Op], block: ExpertBlock, macros: dict[str, int]) 
             "HAS_SHARED": int(block.shared_gate is not None),
             **macros,
             "THREADS": ORDER_THREADS,
-            "IDS": operand_index(ops, block.topk, "ids"),
+            **operand_indices(ops, block.topk, "ids"),
             "TOPK": block.topk,
         },
     )
@@ -189,12 +189,10 @@ def _downs(
             "UNITS": _units(downs),
             "FORMAT_ID": first.ggml_id,
             "SHARED_FORMAT": second.ggml_id,
-            "H": operand_index(ops, block.hidden, "x"),
-            "DOWNS": operand_index(ops, block.downs, "weight"),
-            "Y": operand_index(ops, block.downs, "y"),
-            "SHARED_H": operand_index(ops, block.shared_hidden, "x"),
-            "SHARED_DOWN": operand_index(ops, block.shared_down, "weight"),
-            "SHARED_Y": operand_index(ops, block.shared_down, "y"),
+            **operand_indices(ops, block.hidden, "H=x"),
+            **operand_indices(ops, block.downs, "DOWNS=weight y"),
+            **operand_indices(ops, block.shared_hidden, "SHARED_H=x"),
+            **operand_indices(ops, block.shared_down, "SHARED_DOWN=weight SHARED_Y=y"),
             "PRODUCT": block.downs,
             **size_indices("matmul", "rows", "columns"),
         },
@@ -213,14 +211,12 @@ def total_launch(ops: Sequence[Op], block: ExpertBlock) -> KernelLaunch:
         {
             "THREADS": TOTAL_THREADS,
             "USED": sizes["used"],
-            "PRODUCTS": operand_index(ops, block.downs, "y"),
-            "IDS": operand_index(ops, block.topk, "ids"),
-            "WEIGHTS": operand_index(ops, block.topk, "weights"),
-            "EXPERT_SCALE": operand_index(ops, block.total, "expert_scale"),
-            "RESIDUAL": operand_index(ops, block.total, "residual"),
-            "SHARED_Y": operand_index(ops, block.shared_down, "y"),
-            "GATE_LOGIT": operand_index(ops, block.gate_logit, "y"),
-            "Y": operand_index(ops, block.end, "y"),
+            **operand_indices(ops, block.downs, "PRODUCTS=y"),
+            **operand_indices(ops, block.topk, "ids weights"),
+            **operand_indices(ops, block.total, "expert_scale residual"),
+            **operand_indices(ops, block.shared_down, "SHARED_Y=y"),
+            **operand_indices(ops, block.gate_logit, "GATE_LOGIT=y"),
+            **operand_indices(ops, block.end, "y"),
             "TOTAL": block.total,
             **size_indices("expert_sum", "width"),
         },
