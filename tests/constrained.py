@@ -39,8 +39,7 @@ class Row:
 class Constrained:
     """A sequence whose tokens are constrained in a way that its seed and their position decide.
 
-    ``forbidden`` is the position at which nothing is allowed.
-    """
+    ``forbidden`` is the position at which nothing is allowed."""
 
     seed: int
     length: int
@@ -85,8 +84,7 @@ def run(
     """The rows of every sequence: a step of prefill and ``steps`` - 1 of decode, together.
 
     ``depth`` steps are submitted before the oldest is read. Every row is checked against the
-    definitions of rules R9 and R10 on the logits it came with.
-    """
+    definitions of rules R9 and R10 on the logits it came with."""
     rows: list[list[Row]] = [[] for _ in sequences]
     in_flight: deque[tuple[StepInput, object]] = deque()
     for number in range(steps):

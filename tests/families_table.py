@@ -2,8 +2,7 @@
 
 A new family or variant goes in here: the tests against llama.cpp and float64 and the digest of the
 generated files take it from here. Widths are multiples of 32 and not of 256, so that quantized
-files hold the fallback types as well.
-"""
+files hold the fallback types as well."""
 
 from __future__ import annotations
 

@@ -4,8 +4,7 @@ Any machine may be busy: a test that needs an answer to be under way allows the 
 to there, acts, and then allows the rest. What engines are asked between steps is done meanwhile.
 
 ``python -m tests.held_steps FILE STEPS ARGUMENT...`` runs the command line that way: STEPS steps,
-and the others once FILE is gone. Seeds that requests do not name are the same in every run.
-"""
+and the others once FILE is gone. Seeds that requests do not name are the same in every run."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """A legal asynchronous tier at its most awkward: nothing runs before somebody waits for it.
 
 Whatever a caller overwrites, frees or forgets too early is then wrong for sure, where a device
-would be wrong now and then.
-"""
+would be wrong now and then."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """Cases that only ``ci/test --all`` runs.
 
 They prove nothing of a kernel, format, family, dialect or fault that no case of ``ci/test`` does:
-they combine the same ones in more ways, or a compiler takes long for them.
-"""
+they combine the same ones in more ways, or a compiler takes long for them."""
 
 from __future__ import annotations
 

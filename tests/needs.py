@@ -1,7 +1,6 @@
 """What a test needs beside the project: data and programs, or a kind of machine.
 
-Nothing else in the tests skips, so that a proof cannot go missing unseen.
-"""
+Nothing else in the tests skips, so that a proof cannot go missing unseen."""
 
 from __future__ import annotations
 

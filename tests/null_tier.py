@@ -1,7 +1,6 @@
 """A tier that runs no arithmetic: every row of every step samples one token, and all else is zeros.
 
-Engines and servers are tested on it where what matters is who runs when, not what is computed.
-"""
+Engines and servers are tested on it where what matters is who runs when, not what is computed."""
 
 from __future__ import annotations
 

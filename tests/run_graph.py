@@ -21,8 +21,7 @@ def run_graph(
     """Every OUTPUT buffer after one step.
 
     ``contents`` has the rows of every WEIGHT and CONSTANT buffer, as bytes or elements, and of
-    every REQUEST buffer; a STATE buffer begins with zeros. Nothing stays on the tier.
-    """
+    every REQUEST buffer; a STATE buffer begins with zeros. Nothing stays on the tier."""
     layout = input_layout(graph, step)
     inputs = {decl.name: contents[decl.name] for decl in graph.of_kind(BufferKind.REQUEST)}
     buffers: dict[str, Buffer] = {}

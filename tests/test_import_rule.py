@@ -29,8 +29,7 @@ DYNAMIC = {"import_module", "__import__"}
 def imported(source: str) -> Iterator[tuple[int, str]]:
     """(line, top-level package) of every import, literal dynamic ones included.
 
-    A relative import stays inside the package and is reported as ".".
-    """
+    A relative import stays inside the package and is reported as "."."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
             for alias in node.names:

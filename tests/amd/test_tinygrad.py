@@ -1,8 +1,7 @@
 """A second pair of hands: the mock GPU of tinygrad reads the same packets and runs the same code.
 
 Needs a checkout of https://github.com/tinygrad/tinygrad (its wheel has no tests), whose folder
-ZINC_RT_TINYGRAD names.
-"""
+ZINC_RT_TINYGRAD names."""
 
 from __future__ import annotations
 

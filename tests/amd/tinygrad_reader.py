@@ -1,8 +1,7 @@
 """Run by itself, with a checkout of tinygrad on the path: a trace gone through by its mock GPU.
 
 Memory has to lie where the trace says, so that code can be given addresses as they are; hence a
-process of its own. Prints the number of the first submission after which memory differs, or ok.
-"""
+process of its own. Prints the number of the first submission after which memory differs, or ok."""
 
 from __future__ import annotations
 

@@ -3,8 +3,7 @@
 It compares only ratios of two times measured in turn, which a slow or busy machine changes both.
 Ratios still depend on the kind of machine, so a baseline belongs to one processor, number of cores
 and set of devices; without a baseline there is no verdict. There is none either while other
-processes use the cores: run it on an idle machine.
-"""
+processes use the cores: run it on an idle machine."""
 
 from __future__ import annotations
 

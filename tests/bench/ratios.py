@@ -1,8 +1,7 @@
 """The ratios of the speed gate. A ratio is larger when what it is named after is faster.
 
 The two times of a ratio are measured one after the other; the ratio is the median over the
-repetitions.
-"""
+repetitions."""
 
 from __future__ import annotations
 

@@ -26,8 +26,7 @@ def step_of(runner: ModelRunner, tokens: int, start: int = 0) -> StepInput:
     """A step of ``tokens`` tokens from position ``start``, with logits of the last.
 
     ``start`` must be 0 or the end of the runner's last step: recurrent states, keys and values
-    exist only for positions that were computed.
-    """
+    exist only for positions that were computed."""
     query = np.zeros(tokens, QUERY_TOKEN)
     query["token"] = np.arange(tokens)
     query["position"] = np.arange(start, start + tokens)

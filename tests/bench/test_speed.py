@@ -1,7 +1,6 @@
 """Ratios of speeds measured in this run against those stored for this kind of machine.
 
-Not part of the ordinary run: it needs an idle machine. ``ci/speed`` calls it.
-"""
+Not part of the ordinary run: it needs an idle machine. ``ci/speed`` calls it."""
 
 from __future__ import annotations
 

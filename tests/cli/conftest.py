@@ -64,8 +64,7 @@ def variant(tiny_model: Path, tmp_path: Path) -> Callable[[Change], Path]:
 def own_surroundings(tmp_path: Path, kernel_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No setting, cache or configuration file of the machine reaches a test.
 
-    Kernels are built once for all tests: building takes longer than everything else here.
-    """
+    Kernels are built once for all tests: building takes longer than everything else here."""
     (tmp_path / "cache" / "zinc-rt").mkdir(parents=True)
     for tier in ("native", "opencl", "vulkan", "cuda"):
         (tmp_path / "cache" / "zinc-rt" / tier).symlink_to(kernel_cache)

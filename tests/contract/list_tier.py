@@ -59,8 +59,7 @@ class Done:
 class ListTier:
     """Runs graphs of one SCALE node the moment they are submitted, and keeps the order.
 
-    ``x`` is the graph's inputs where it is a REQUEST buffer.
-    """
+    ``x`` is the graph's inputs where it is a REQUEST buffer."""
 
     submitted: list[str] = field(default_factory=list)
     lowered: list[ShapeKey] = field(default_factory=list)

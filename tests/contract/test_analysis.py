@@ -40,8 +40,7 @@ def diamond() -> Graph:
     """start, then a product beside a scaling, joined by an addition.
 
     Rows of 8 binary32: a scaling moves 64 bytes and computes 8 FLOPs, the product of an 8 x 8
-    matrix 32 + 256 + 32 bytes and 2 * 8 * 8 FLOPs, the addition 96 bytes and 8 FLOPs.
-    """
+    matrix 32 + 256 + 32 bytes and 2 * 8 * 8 FLOPs, the addition 96 bytes and 8 FLOPs."""
     b = GraphBuilder("diamond")
     x = b.buffer("x", BufferKind.REQUEST, F32, ("tokens", 8))
     start = b.emit(Opcode.SCALE, "start", x=x, factor=2.0)
@@ -133,8 +132,7 @@ def test_step_bytes_by_holder() -> None:
 
     Keys and values: 40 * 2 * 2 * 16 of 2 bytes. Queries and result 256 bytes each, 3 pages and
     one query record of 16 bytes. The convolution of 8 channels: 3 earlier tokens read and
-    written, 8 x 4 taps, 32 bytes in, 32 out and the query record again.
-    """
+    written, 8 x 4 taps, 32 bytes in, 32 out and the query record again."""
     b = GraphBuilder("g")
     query = b.request("query", "tokens", 4)
     b.emit(

@@ -89,8 +89,7 @@ def run_step(
 
     ``kept`` are the buffers that outlive it, results included, ``matrices`` the quantized weights
     as a file stores them; row reductions are cut in ``parts``. ``launches_of`` the ops and the plan
-    are executed.
-    """
+    are executed."""
     key, bucket = sizes
     step = unpack_rotated(lower_graph(graph, bucket, parts, "cuda"), graph, bucket)
     plan = plan_launches(step.ops, device, step.scratch)

@@ -156,8 +156,7 @@ class Capture(list[Captured]):
 
     A stream joins by waiting for an event of a captured one. The capture is ``broken`` by a call of
     its thread that may wait for the device, in whatever context
-    (CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).
-    """
+    (CU_STREAM_CAPTURE_MODE_THREAD_LOCAL)."""
 
     broken = False
 

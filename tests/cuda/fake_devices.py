@@ -2,8 +2,7 @@
 that wait for each other.
 
 A device goes on only while somebody waits for it, or another device does that somebody waits for:
-so one is a whole step ahead of the others, or behind, wherever nothing forbids it.
-"""
+so one is a whole step ahead of the others, or behind, wherever nothing forbids it."""
 
 from __future__ import annotations
 

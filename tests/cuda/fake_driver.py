@@ -2,8 +2,7 @@
 
 Enqueued work runs only when somebody waits or asks, as on the slowest possible device, so memory
 that is overwritten, freed or forgotten too early shows. ``fake_kernels`` says what a kernel does;
-its source is not compiled. It proves the tier's own logic (memory, order, errors), not a kernel.
-"""
+its source is not compiled. It proves the tier's own logic (memory, order, errors), not a kernel."""
 
 from __future__ import annotations
 

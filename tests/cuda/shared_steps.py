@@ -26,8 +26,7 @@ from tests.cuda.recorded_step import Bytes, PersistentSteps, RecordedModel
 class SharedSteps:
     """``count`` devices that execute steps of ``recorded`` in the form of ``bucket`` together.
 
-    ``changed`` is what becomes of the table of device n; ``peers_of`` of its peers.
-    """
+    ``changed`` is what becomes of the table of device n; ``peers_of`` of its peers."""
 
     recorded: RecordedModel
     bucket: ShapeKey

@@ -57,8 +57,7 @@ def test_heads_add_up_spans_of_products(
 ) -> None:
     """Where blocks of q, k and v share rows, in one launch or, with v of another format, in two.
 
-    The last span has one unit, and the form more tokens than the step.
-    """
+    The last span has one unit, and the form more tokens than the step."""
     columns, head_dim = 5 * 1024 + 256, 64
     rng = np.random.default_rng(7)
     values = head_values(rng, tokens, head_dim, head_dim // 2)

@@ -1,8 +1,7 @@
 """No token of an agent's session is computed twice, on dense, hybrid and sliding-window models.
 
 Counted is what the prefix cache could have given: the tokens that a prompt has in common with the
-latest sequence of its session. The last token of a prompt is always computed.
-"""
+latest sequence of its session. The last token of a prompt is always computed."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """A hub on loopback: the part of its protocol that a pull uses, spoken over real HTTP.
 
-Per repository it knows files and who may read them; per path it can misbehave in a given way.
-"""
+Per repository it knows files and who may read them; per path it can misbehave in a given way."""
 
 from __future__ import annotations
 

@@ -19,8 +19,7 @@ class Untranslated(Exception):
 class Type:
     """A type of SPIR-V. Sizes in bytes; ``c`` is its name in C, empty for those in memory only.
 
-    ``parts`` are the types of members, or of the element or pointee.
-    """
+    ``parts`` are the types of members, or of the element or pointee."""
 
     kind: str
     c: str = ""

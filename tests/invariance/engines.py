@@ -1,8 +1,7 @@
 """Running the same requests under different schedules, and what must not change.
 
 A proof is a function that takes a bench and raises AssertionError when some bit depends on the
-schedule. It compares a bench only with itself, so a deliberately broken bench must fail it.
-"""
+schedule. It compares a bench only with itself, so a deliberately broken bench must fail it."""
 
 from __future__ import annotations
 
@@ -103,8 +102,7 @@ class Schedule:
     steps between which its consumer takes nothing. ``batch`` requests are of a batch tenant, the
     others of an interactive one; ``withheld`` pages are reserved for a tenant that never comes.
     Of requests in ``unscored`` only the logits behind the prompt are wanted, so that what others
-    computed may stand in for it; ``host_pages`` of it are kept in host memory.
-    """
+    computed may stand in for it; ``host_pages`` of it are kept in host memory."""
 
     chunk_tokens: int = 64
     steps_ahead: int = 0
@@ -127,8 +125,7 @@ class Bench:
     """A model on a tier, None for a quick one, with its runner observed. ``wrap`` may put something
     broken in between.
 
-    What a request gives alone is what it gives on ``oracle``, None for this bench itself.
-    """
+    What a request gives alone is what it gives on ``oracle``, None for this bench itself."""
 
     def __init__(
         self,

@@ -1,7 +1,6 @@
 """Experts, recurrent states and windows keep the bits whatever the schedule, as dense layers do.
 
-Fewer examples a model than ``test_schedules`` draws, for more models.
-"""
+Fewer examples a model than ``test_schedules`` draws, for more models."""
 
 from __future__ import annotations
 

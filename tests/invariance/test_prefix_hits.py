@@ -1,8 +1,7 @@
 """A prefix hit is invisible in the bits: pages shared, copied, brought back, with their states.
 
 Prompts run one after another on a model; the logits of all positions that a hit leaves to compute
-are those of a run that found nothing.
-"""
+are those of a run that found nothing."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """Logits and tokens of a request depend on nothing but the request.
 
 Chunks, neighbours that join, leave and are cancelled, slots, pages and the waiting they cause
-are drawn at random; every position of every request is compared with the request run alone.
-"""
+are drawn at random; every position of every request is compared with the request run alone."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """Cases of the parity suite for devices that a processor plays, which cannot run all of them.
 
 ZINC_RT_PARITY_CASES asks for so many of each opcode and storage type, or for all.
-ZINC_RT_PARITY_PART=3/8 is the third of eight parts of the soak tests' cases.
-"""
+ZINC_RT_PARITY_PART=3/8 is the third of eight parts of the soak tests' cases."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """The definition of the layout of ``accel/kernels/formats.k`` in numpy, one step at a time.
 
 The dwords of a row are those of the layout of processors (``tests/opencl/lanes.py``) in another
-order.
-"""
+order."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """Two small recurrent layers as a graph, run on a tier like a model: tokens in, a row a token out.
 
-What a token brings is a function of its id, so a sequence is a list of ids.
-"""
+What a token brings is a function of its id, so a sequence is a list of ids."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """KvMemory in any order of events: nobody's pages change under it, nothing is lost, nothing leaks.
 
 Pages have contents here: whose scope and which tokens. So a page given away too early, brought back
-wrongly or found by the wrong tenant shows in what a sequence reads.
-"""
+wrongly or found by the wrong tenant shows in what a sequence reads."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """KvMemory over the pools of a device: what a sequence finds is what was written for its tokens.
 
 Nothing is waited for until the end. So pages are found, evicted, saved, given away and brought back
-while the steps that write them are still queued.
-"""
+while the steps that write them are still queued."""
 
 from __future__ import annotations
 
@@ -70,8 +69,7 @@ def bytes_of(pools: Pools, seed: int) -> bytes:
 def wrong(tier: Tier, served: list[list[int]], host_pages: int, lost: int = 0) -> tuple[int, int]:
     """How many pages were found, and how many of them did not hold what they should.
 
-    ``lost``: writes to the device that go missing, a negative control.
-    """
+    ``lost``: writes to the device that go missing, a negative control."""
     pools = Pools(tier, I12)
     try:
         sequences = Sequences(pools, host_pages)

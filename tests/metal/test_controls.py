@@ -1,7 +1,6 @@
 """What the simulated Metal must not put up with: one wrong message each, and it says which.
 
-A simulation that lets mistakes pass proves nothing of a tier that runs on it.
-"""
+A simulation that lets mistakes pass proves nothing of a tier that runs on it."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """GGUF files put together by hand, so that any field of one can be wrong.
 
 A file is a list of pieces; a piece that is a count, length, type, dimension or offset has a role,
-by which a mutation finds it. Nothing here is shared with the reader or the writer under test.
-"""
+by which a mutation finds it. Nothing here is shared with the reader or the writer under test."""
 
 from __future__ import annotations
 

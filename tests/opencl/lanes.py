@@ -1,7 +1,6 @@
 """The definition of the arranged layout: numpy, one step at a time.
 
-``kernels/lanes_layout.h`` says in words what this computes.
-"""
+``kernels/lanes_layout.h`` says in words what this computes."""
 
 from __future__ import annotations
 
@@ -52,8 +51,7 @@ class ArrangedWeight:
 def arranged(dtype: DType, blocks: Bytes, matrices: int = 1) -> ArrangedWeight:
     """Arrange uint8[rows, row_bytes]. The same array where the layout is the stored one.
 
-    Of several ``matrices`` one below the other each begins a row group of its own.
-    """
+    Of several ``matrices`` one below the other each begins a row group of its own."""
     rows, row_bytes = blocks.shape
     columns = row_bytes // dtype.block_bytes * dtype.block_elements
     if dtype.storage is StorageClass.FLOAT:
@@ -148,8 +146,7 @@ def _nibble_vectors(fours: Dwords) -> tuple[Dwords, Dwords]:
 def _pair_vectors(fours: Dwords) -> Dwords:
     """Pairs of bits of Q2_K, Q3_K and Q6_K: uint32[16, ...] -> uint32[8, 2, ...].
 
-    Bits 2j and 2j + 1 of fours[8h + t] belong to elements 4t to 4t + 3 of block 4h + j.
-    """
+    Bits 2j and 2j + 1 of fours[8h + t] belong to elements 4t to 4t + 3 of block 4h + j."""
     fours = fours.reshape(2, 2, 4, *fours.shape[1:])
     out = np.zeros((2, 4, 2, *fours.shape[3:]), np.uint32)
     for block in range(4):
@@ -161,8 +158,7 @@ def _pair_vectors(fours: Dwords) -> Dwords:
 def _plane_vectors(fours: Dwords) -> Dwords:
     """Upper bits of Q3_K and Q5_K: uint32[8, ...] -> uint32[8, 1, ...].
 
-    Bit s of fours[t] belongs to elements 4t to 4t + 3 of block s.
-    """
+    Bit s of fours[t] belongs to elements 4t to 4t + 3 of block s."""
     out = np.zeros((8, 1, *fours.shape[1:]), np.uint32)
     for block in range(8):
         for t in range(8):

@@ -1,7 +1,6 @@
 """Greedy tokens of a model by so many of a device's workers, and the columns of the largest logits.
 
-Run as a program: MODEL DEVICE_THREADS WORKERS; one JSON list of [token, column] comes out.
-"""
+Run as a program: MODEL DEVICE_THREADS WORKERS; one JSON list of [token, column] comes out."""
 
 from __future__ import annotations
 

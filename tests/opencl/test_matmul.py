@@ -242,8 +242,7 @@ def test_embedding_reads_either_layout(products: Products, shape) -> None:
 def test_every_exponent(products: Products) -> None:
     """MXFP4's scales from 0 over 2^-126 to 2^127: products, whose overflow is infinite, and rows.
 
-    The smallest activations are such that no result is subnormal.
-    """
+    The smallest activations are such that no result is subnormal."""
     blocks = np.random.default_rng(1).integers(0, 256, (256, 17), np.uint8)
     blocks[:, 0] = np.arange(256)
     x = np.float32(2.0**90) * _random_activations(np.random.default_rng(2), 6, 32)

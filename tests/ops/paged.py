@@ -90,8 +90,7 @@ def scalar_attention(
 ) -> list[np.float32]:
     """Rule R6 for one query and one head, one rounding at a time, from position ``first``.
 
-    NaN everywhere where the rule says that the query is broken.
-    """
+    NaN everywhere where the rule says that the query is broken."""
     spans: list[Tile] = []
     try:
         row = scalar_row(q, min(13, 19 - math.ceil(math.log2(len(q)))))

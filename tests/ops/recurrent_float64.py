@@ -1,7 +1,6 @@
 """Recurrent layers in binary64, one sequence and one head at a time, as papers write them.
 
-``mistake`` breaks one formula on purpose, so that a test can show that it would have noticed.
-"""
+``mistake`` breaks one formula on purpose, so that a test can show that it would have noticed."""
 
 from __future__ import annotations
 
@@ -69,8 +68,7 @@ def delta_head(
 ) -> Float64:
     """One value head over a whole sequence; q, k, v are [tokens, S], ``rates`` alpha + dt, beta.
 
-    The state is [key, value].
-    """
+    The state is [key, value]."""
     size = q.shape[1]
     memory = np.zeros((size, size))
     outputs = np.zeros_like(v)

@@ -1,8 +1,7 @@
 """Every rule broken on purpose: the parity comparison must notice each.
 
 A control replaces one ingredient of a definition by a mistake, runs the parity suite's own cases
-through it and asks that at least one comparison fails.
-"""
+through it and asks that at least one comparison fails."""
 
 from __future__ import annotations
 
@@ -25,8 +24,7 @@ FEW_CASES = 24
 class Control:
     """``wrong`` takes the place of ``target``, or of the opcode's whole definition.
 
-    ``within`` begins the labels of the shapes that can show it.
-    """
+    ``within`` begins the labels of the shapes that can show it."""
 
     label: str
     opcode: Opcode

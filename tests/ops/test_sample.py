@@ -56,8 +56,7 @@ def by_integers(
 ) -> int:
     """R9 step by step: scalar binary32 up to the weights, Python integers after.
 
-    A token that is not among ``allowed`` never becomes a candidate.
-    """
+    A token that is not among ``allowed`` never becomes a candidate."""
     values = list(logits)
     candidates = range(len(values)) if allowed is None else sorted(allowed)
     if not candidates:

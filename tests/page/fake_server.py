@@ -1,7 +1,6 @@
 """A test double of the server: the pages, and canned answers in the wire's format.
 
-What it answers is decided by the last user message, see ``Fake.answer_to``.
-"""
+What it answers is decided by the last user message, see ``Fake.answer_to``."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """Every opcode on every tier that runs here, against its numpy definition, all bits.
 
 Some opcodes are swept in part, see ``PARTS``. The other cases are long tests, and soak tests where
-a processor compiles each case's kernel in place of a device: ``pytest -m parity`` runs them all.
-"""
+a processor compiles each case's kernel in place of a device: ``pytest -m parity`` runs them all."""
 
 from __future__ import annotations
 

@@ -24,8 +24,7 @@ REMEDY = (
 class Child:
     """A process that is started by the first call and again by the first after its death.
 
-    What is called must be importable by name, and its arguments and result must pickle.
-    """
+    What is called must be importable by name, and its arguments and result must pickle."""
 
     def __init__(self, name: str) -> None:
         """``name`` says in messages whose code runs in the process."""
@@ -36,8 +35,7 @@ class Child:
     def call(self, function: Callable[..., T], *arguments: Any) -> T:
         """What the function returns in the child.
 
-        An exception there, or the child's death, fails the test and says what happened.
-        """
+        An exception there, or the child's death, fails the test and says what happened."""
         if self._process is None:
             self._start()
         assert self._pipe is not None

@@ -1,8 +1,7 @@
 """A second oracle: decoders in plain float64, sharing no code with the project.
 
 Weights are read and dequantized by the ``gguf`` package; attention is the textbook softmax over
-the whole score matrix; rotary angles come from numpy. Only the formulas are the same.
-"""
+the whole score matrix; rotary angles come from numpy. Only the formulas are the same."""
 
 from __future__ import annotations
 

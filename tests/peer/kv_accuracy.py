@@ -2,8 +2,7 @@
 
 Prints the mean KL of each storage type from a forward pass in binary64, ours and llama.cpp's, at
 two lengths: of the files named, or of nine architectures with random binary32 weights and heads as
-published models have them. One JSON line a model and length goes to standard error.
-"""
+published models have them. One JSON line a model and length goes to standard error."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """llama.cpp through its Python binding: the tokens and logits it gives for a file.
 
 It runs in a child process. Only functions called there import the binding, whose native code was
-built for one processor.
-"""
+built for one processor."""
 
 from __future__ import annotations
 
@@ -51,8 +50,7 @@ class Peer:
         """Teacher-forced logits of every position, or of one of ``every``, float32[.., vocab].
 
         ``lora`` is the file of an adapter, and its scale. Quantized values need ``flash``
-        attention.
-        """
+        attention."""
         adapter = (None, 1.0) if lora is None else (str(lora[0]), lora[1])
         return self._child.call(
             _logits, str(path), list(tokens), kv_type, chunk, adapter, flash, every

@@ -1,8 +1,7 @@
 """Quantized models stay close to llama.cpp running the same weights expanded to binary32.
 
 llama.cpp rounds activations to 8 bits where this runtime keeps 16 (rule R5), so on the quantized
-file itself it is farther from those weights than this runtime is.
-"""
+file itself it is farther from those weights than this runtime is."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """On binary32 weights only attention is rounded on purpose: without that engines agree closely.
 
-``tests/model/test_family_logits.py`` has the third side: ours against float64.
-"""
+``tests/model/test_family_logits.py`` has the third side: ours against float64."""
 
 from __future__ import annotations
 

@@ -3,8 +3,7 @@
 Every request holds one slot and some pages for ever, nobody runs out of requests, and requests are
 small beside the engine (at most 1 % of it), so that the filling is nearly fluid. What the theorems
 say of a fluid holds here up to the size of one request; where a tolerance is derived, it is said
-how. Ghodsi et al., "Dominant Resource Fairness", NSDI 2011, sections 3 and 4.
-"""
+how. Ghodsi et al., "Dominant Resource Fairness", NSDI 2011, sections 3 and 4."""
 
 from __future__ import annotations
 
@@ -108,8 +107,7 @@ def envy(users: list[User], got: list[int]) -> float:
     beyond what one request more or less explains.
 
     The other's dominant share was at most one of its requests above the user's when the user was
-    stopped; after that it can still have got what was too little for a request of the user.
-    """
+    stopped; after that it can still have got what was too little for a request of the user."""
     worst = 0.0
     for user, count in zip(users, got, strict=True):
         for other, has in zip(users, got, strict=True):

@@ -1,8 +1,7 @@
 """Tokens a second, simulated: equal tenants get the same in any 5 s, others by their weights.
 
 Every tenant always has requests waiting, and every step decodes one token in each running request.
-Lengths differ between tenants, so that taking turns by request would not be fair.
-"""
+Lengths differ between tenants, so that taking turns by request would not be fair."""
 
 from __future__ import annotations
 

@@ -29,8 +29,7 @@ def waits(
     for one of ``slots``, and nobody is preempted.
 
     Returns how long each tenant waited without a slot before each admission, and the queue as it
-    is left.
-    """
+    is left."""
     clock = ManualClock()
     tenants = Tenants(declared, clock=clock)
     queue = WaitQueue(tenants, clock=clock, aging_seconds=aging)

@@ -1,7 +1,6 @@
 """What clients ask of models that speak as real families do, and how they read it.
 
-The weights are random: what they write is what a grammar makes them write, or what a bias does.
-"""
+The weights are random: what they write is what a grammar makes them write, or what a bias does."""
 
 from __future__ import annotations
 

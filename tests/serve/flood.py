@@ -1,8 +1,7 @@
 """Clients that ask again and again: ``python -m tests.serve.flood URL KEY CLIENTS TOKENS``.
 
 One that is refused waits as long as it is told to, as OpenAI's client does. Ends when its standard
-input does, and then tells what was answered.
-"""
+input does, and then tells what was answered."""
 
 from __future__ import annotations
 

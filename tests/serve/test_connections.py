@@ -48,8 +48,7 @@ def test_a_client_that_leaves_frees_its_slot(
 ) -> None:
     """Its slot is free when the engine has made at most one step after the server cancelled.
 
-    With and without tokens that come after the client left, but never the last one.
-    """
+    With and without tokens that come after the client left, but never the last one."""
     steps = hold_steps(monkeypatch, 5)
     before = server.service.ledger.total(0)
     with http.connected() as connection:

@@ -1,7 +1,6 @@
 """Schemathesis reads the server's own document: bodies it allows and bodies it does not.
 
-Never an answer of 5xx; what is answered is as documented; what the document forbids is refused.
-"""
+Never an answer of 5xx; what is answered is as documented; what the document forbids is refused."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """More streams than slots, and more clients than places: who waits, who is refused, who suffers.
 
-Waiting is counted in steps of the engine, which are the same on a busy machine.
-"""
+Waiting is counted in steps of the engine, which are the same on a busy machine."""
 
 from __future__ import annotations
 

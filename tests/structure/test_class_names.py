@@ -1,7 +1,6 @@
 """One class name, one class: within a package, and for a device tier within its folder.
 
-And no class is written in a way that some Python the project runs on misunderstands.
-"""
+And no class is written in a way that some Python the project runs on misunderstands."""
 
 from __future__ import annotations
 
@@ -54,8 +53,7 @@ def generic_with_weak_slot(modules: Iterable[tuple[str, ast.Module]]) -> set[str
     """Every generic dataclass that asks for ``weakref_slot``, as "module:name".
 
     Python 3.12.0 to 3.12.3 leave that slot out of a class derived from ``Generic``, so nothing
-    can refer to it weakly.
-    """
+    can refer to it weakly."""
     return {
         f"{module}:{node.name}"
         for module, source in modules

@@ -50,8 +50,7 @@ class Way:
     """``opening(cache)`` is a machine on which tiers are opened and closed, clean at its end.
 
     ``grows`` is the memory that steps share, ``requests`` are what a model is asked on it, none
-    where it does not have the kernels of every op.
-    """
+    where it does not have the kernels of every op."""
 
     opening: Callable[[Path], AbstractContextManager[OpenTier]]
     grows: tuple[str, ...] = ()
