@@ -22,7 +22,6 @@ from werkzeug.wrappers import Response as BaseResponse
 from contract.errors import TemplateError, TemplateRefused
 from harness.host.faults import log_fault
 from harness.serve.anthropic.routes import AnthropicHandlers
-from harness.serve.drawn import random_bytes
 from harness.serve.errors import ApiError, as_api_error, internal_error
 from harness.serve.gate import OPEN_PATH, HostCheck, caller_of_request, check_body, decoded
 from harness.serve.llama_cpp.routes import LlamaCppHandlers
@@ -31,6 +30,7 @@ from harness.serve.ollama.routes import OllamaHandlers
 from harness.serve.openapi import Route
 from harness.serve.page import HEADERS, PageFile, add_page
 from harness.serve.pulls import Pulls
+from harness.serve.random_pool import random_bytes
 from harness.serve.receipts.routes import ReceiptHandlers
 from harness.serve.responses.routes import RESPONSES_ROUTES, ResponsesHandlers
 from harness.serve.routes import ROUTES, Handlers

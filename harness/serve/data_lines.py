@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from harness.serve.drawn import random_bytes
+from harness.serve.random_pool import random_bytes
 
 encode = msgspec.json.encode
 MARK_BYTES = 16

@@ -31,9 +31,9 @@ from harness.host.watch import RequestFacts
 from harness.leaves import leaves_of_rows
 from harness.serve.answer_grammar import Constrained, grammar_error, masks_of
 from harness.serve.chat import ChatPlan
-from harness.serve.drawn import random_bits
 from harness.serve.errors import ApiError
 from harness.serve.model import ServedModel
+from harness.serve.random_pool import random_bits
 from harness.serve.wire import MOST_CHOICES, Sampled
 from reference.runner import LOGITS
 

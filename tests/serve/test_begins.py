@@ -14,7 +14,7 @@ from harness.host import engine_thread
 from harness.host.driver import EventStream
 from harness.host.engine_thread import EngineThread, ThreadedDriver
 from harness.host.submissions import EngineStopped, Submission
-from harness.serve.drawn import DRAWN_BYTES, random_bits, random_bytes
+from harness.serve.random_pool import DRAWN_BYTES, random_bits, random_bytes
 from reference.engine import Engine, EngineOptions
 from reference.limits import Limits
 from reference.model.open import open_model
