@@ -17,6 +17,7 @@ import pytest
 from contract.types import Tenant
 from harness.serve.errors import ApiError
 from harness.serve.ledger_store import Counts, LedgerStore
+from harness.serve.receipts.keys import PRIVATE
 from harness.serve.receipts.store import FILE as RECEIPTS
 from harness.serve.receipts.store import LATEST, ReceiptStore
 from harness.serve.responses.store import FILE as RESPONSES
@@ -164,6 +165,32 @@ def test_a_folder_that_is_removed_is_begun_anew(
         assert kind.read(store) == before
     with kind.make(folder) as store:
         assert kind.read(store) == before
+
+
+@pytest.mark.parametrize("lost", ["the folder", "the key", "what the key says"])
+def test_without_its_key_a_store_of_receipts_refuses_before_anything_is_computed(
+    lost: str, tmp_path: Path
+) -> None:
+    """No other key is made while the server runs; with the key there it goes on."""
+    folder, kept = tmp_path / "receipts", tmp_path / "kept"
+    with ReceiptStore(folder) as store:
+        _receipt(store)
+        shutil.copytree(folder, kept)
+        if lost == "the folder":
+            shutil.rmtree(folder)
+        elif lost == "the key":
+            (folder / PRIVATE).unlink()
+        else:
+            (folder / PRIVATE).write_bytes(b"x")
+        for _ in range(2):
+            with pytest.raises(StorageProblem, match=r"key\.pem"):
+                store.check()
+            with pytest.raises(StorageProblem, match=r"key\.pem"):
+                _receipt(store)
+        shutil.copytree(kept, folder, dirs_exist_ok=True)
+        store.check()
+        _receipt(store)
+        store.check()
 
 
 @kinds

@@ -60,15 +60,16 @@ class ReceiptStore(Database):
                     self._needed_bytes = max(self._needed_bytes, ROOM_FACTOR * len(text))
                     row = (tenant, number + 1, payload["id"], digest, text)
                     self._file.execute("INSERT INTO receipts VALUES (?, ?, ?, ?, ?)", row)
-            except (sqlite3.Error, OSError, ConfigError) as error:
+            except (sqlite3.Error, OSError) as error:
                 self._note(self._problem_of(error))
                 raise self._problem_of(error) from None
             self._note(None)
         return document
 
     def _write(self) -> None:
-        """The largest receipt that was too large needs room, too."""
+        """The key is needed, and room for the largest receipt that was too large, too."""
         super()._write()
+        self._look_for_key()
         needed = self._needed_bytes if self._problem is not None else 0
         if shutil.disk_usage(self.folder).free < needed:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -109,10 +110,13 @@ class ReceiptStore(Database):
             return dict(rows.fetchall())
 
     def _look_for_key(self) -> None:
-        """Sign with the key in the folder, which may have been rotated."""
+        """Sign with the key in the folder, which may have been rotated. Raises OSError."""
         state = _state(self.folder)
         if state != self._key_state:
-            self._key, self._key_state = open_key(self.folder), state
+            try:
+                self._key, self._key_state = open_key(self.folder), state
+            except ConfigError as error:
+                raise OSError(str(error)) from None
 
     def _last(self, tenant: int) -> tuple[int, str | None]:
         asked = "SELECT number, digest FROM receipts WHERE tenant = ? ORDER BY number DESC LIMIT 1"
