@@ -39,7 +39,7 @@ runpy._run_module_as_main("zinc_rt")
         (AS_SCRIPT, "harness.cli.main"),
         (AS_SCRIPT, "argparse"),
         (AS_SCRIPT, "contract.errors"),
-        (AS_SCRIPT, "platformdirs"),
+        (AS_SCRIPT, "accel.user_folders"),
         (AS_SCRIPT, "harness.cli.findings"),
         (AS_MODULE, "contract"),
         (AS_MODULE, "numpy"),

@@ -85,7 +85,7 @@ class StringArray(Sequence[bytes]):
         starts, lengths = self.offsets[:-1] + LENGTH_BYTES, self.lengths
         first = self.octets[np.minimum(starts, self.offsets[-1] - 1)]
         kinds = [len(text) << 8 | text[0] for text in requested]
-        found = np.flatnonzero(np.isin(lengths << 8 | first, kinds)).tolist()
+        found = np.flatnonzero(np.isin(lengths << 8 | first, kinds, kind="table")).tolist()
         self.forget_pages()
         for index in found:
             if (text := self[index]) in requested:
