@@ -1,7 +1,7 @@
 """Launches for experts of the many tokens of a prompt, on devices with products of warp groups.
 
-The router is a tiled product. Packed tokens are copied to the places of their experts, so that each
-expert multiplies whole groups of eight, and the shared expert is a product like any other."""
+The router is a tiled product. Packed tokens are copied to rows sorted by expert, so that each
+expert multiplies whole groups of eight pairs. The shared expert is a product like any other."""
 
 from __future__ import annotations
 
@@ -21,30 +21,33 @@ from accel.cuda.tuned import KernelLaunch
 from accel.packets.packet import aligned
 from accel.packets.step import Op
 
-MANY_TOKENS = 512
+SINGLE_WARP_TOKENS = 512
 """Most tokens for which experts are multiplied by single warps."""
 CHUNK_PAIRS = 64
 """Most pairs of a token and an expert that a block multiplies."""
-EIGHT = 8
+GROUP_PAIRS = 8
+"""An expert's pairs are rounded up to so many: the columns of one product of a warp group."""
 WARPS = 8
 TILE_TOKENS, TILE_ROWS = 64, 32
-"""Tokens and rows of the router of a block."""
-APART = 4
-"""Floats between columns of such a tile."""
+"""Tokens and rows of the router's weight that a block multiplies."""
+COLUMN_PADDING = 4
+"""Floats between two columns of such a tile in shared memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class PromptLaunches:
-    """``made`` up to what gates make, ``used`` after it, and the bytes that they pass on."""
+    """The launches of the router and of ``gates``, those of ``downs`` and the sum over experts, and
+    the bytes of workspace that one passes to the next."""
 
-    made: tuple[KernelLaunch, ...]
-    used: tuple[KernelLaunch, ...]
+    gates: tuple[KernelLaunch, ...]
+    downs: tuple[KernelLaunch, ...]
     passing_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
 class _Memory:
-    """The memory that launches pass on: the norms' factors, the table, packed pairs."""
+    """Offsets in the workspace that launches share: the norms' factors, the table of chunks, packed
+    pairs."""
 
     tokens: int
     pairs: int
@@ -64,12 +67,12 @@ class _Memory:
 
     def packed(self, units: int) -> tuple[dict[str, int], int]:
         """Macros of packed pairs of so many units, and where they end."""
-        eights = min(self.pairs, self.experts + self.pairs // EIGHT)
-        rows = EIGHT * eights * units
+        groups = min(self.pairs, self.experts + self.pairs // GROUP_PAIRS)
+        rows = GROUP_PAIRS * groups * units
         sums_at = self.packed_at + TOKEN_BYTES * rows
         scales_at = sums_at + SUM_BYTES * rows
-        places = {"PLANES_AT": self.packed_at, "SUMS_AT": sums_at, "SCALES_AT": scales_at}
-        return places, scales_at + 4 * rows
+        offsets = {"PLANES_AT": self.packed_at, "SUMS_AT": sums_at, "SCALES_AT": scales_at}
+        return offsets, scales_at + 4 * rows
 
     def table(self) -> dict[str, int]:
         return {"MOST_CHUNKS": self.chunks, "TABLE_AT": self.table_at // 4}
@@ -80,7 +83,7 @@ def prompt_launches(ops: Sequence[Op], block: ExpertBlock, device: Device) -> Pr
     products."""
     tokens, used = ops[block.norm].count.most, ops[block.gates].most_sizes()["used"]
     units = _units(ops, block.gates)
-    if tokens <= MANY_TOKENS or not has_groups(device) or units > MOST_FOUR_WARPS:
+    if tokens <= SINGLE_WARP_TOKENS or not has_groups(device) or units > MOST_FOUR_WARPS:
         return None
     memory = _Memory(tokens, tokens * used, ops[block.router].most_sizes()["rows"])
     table = {**memory.table(), "USED": used}
@@ -91,7 +94,7 @@ def prompt_launches(ops: Sequence[Op], block: ExpertBlock, device: Device) -> Pr
     downs = Run((block.downs,), 0, block.hidden)
     logit = {**operand_indices(ops, block.gate_logit, "GATE_ROW=weight GATE_LOGIT=y")}
     pairs = memory.chunks * CHUNK_PAIRS
-    made = [
+    gate_launches = [
         pack_fours(ops, x, tokens, FACTORS_AT=0, **logit),
         _logits(ops, block),
         _choice(ops, block),
@@ -99,7 +102,7 @@ def prompt_launches(ops: Sequence[Op], block: ExpertBlock, device: Device) -> Pr
         _gather(ops, block, memory, {**table, **gathered, "UNITS": units}),
         _products(ops, gates, memory, {**table, **gathered}, device),
     ]
-    used_by = [
+    down_launches = [
         pack_fours(ops, downs, pairs, **table, **hidden, PLACES=1, CHUNK_PAIRS=CHUNK_PAIRS),
         _products(ops, downs, memory, {**table, **hidden}, device),
     ]
@@ -107,11 +110,11 @@ def prompt_launches(ops: Sequence[Op], block: ExpertBlock, device: Device) -> Pr
         assert block.shared_down is not None
         both = (block.shared_gate, block.shared_up)
         of_shared = replace(gates, products=both, gate=block.shared_activation)
-        made.append(_alone(ops, of_shared, device))
+        gate_launches.append(_alone(ops, of_shared, device))
         down = replace(downs, products=(block.shared_down,), quantize=block.shared_hidden)
-        used_by += [pack_fours(ops, down, tokens), _alone(ops, down, device)]
-    used_by.append(total_launch(ops, block))
-    return PromptLaunches(tuple(made), tuple(used_by), max(gathered_end, hidden_end))
+        down_launches += [pack_fours(ops, down, tokens), _alone(ops, down, device)]
+    down_launches.append(total_launch(ops, block))
+    return PromptLaunches(tuple(gate_launches), tuple(down_launches), max(gathered_end, hidden_end))
 
 
 def _units(ops: Sequence[Op], product: int) -> int:
@@ -124,7 +127,7 @@ def _order_macros(memory: _Memory) -> dict[str, int]:
 
 def _logits(ops: Sequence[Op], block: ExpertBlock) -> KernelLaunch:
     sizes = ops[block.router].most_sizes()
-    columns = UNIT_COLUMNS * (TILE_TOKENS + TILE_ROWS + 2 * APART)
+    columns = UNIT_COLUMNS * (TILE_TOKENS + TILE_ROWS + 2 * COLUMN_PADDING)
     return KernelLaunch(
         "expert_logits",
         (-(-sizes["rows"] // TILE_ROWS), -(-sizes["tokens"] // TILE_TOKENS), 1),

@@ -107,11 +107,11 @@ def expert_rule(ops: Remaining, device: Device) -> Replacement | None:
 
 
 def _of_prompt(ops: Sequence[Op], block: ExpertBlock, prompt: PromptLaunches) -> Replacement:
-    made, nbytes = prompt.made, 0
+    launches, nbytes = prompt.gates, 0
     if block.gathers:
         between = gathering(ops, block.gathers)
-        made, nbytes = (*made, between), workspace_bytes(between)
-    return Replacement(block.length, (*made, *prompt.used), nbytes, prompt.passing_bytes)
+        launches, nbytes = (*launches, between), workspace_bytes(between)
+    return Replacement(block.length, (*launches, *prompt.downs), nbytes, prompt.passing_bytes)
 
 
 def _fits(ops: Sequence[Op], block: ExpertBlock, device: Device) -> bool:

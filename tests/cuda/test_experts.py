@@ -146,7 +146,7 @@ def test_tokens_that_share_experts(
 @pytest.fixture
 def many(monkeypatch: pytest.MonkeyPatch) -> None:
     """More than four tokens are as many as a prompt has."""
-    monkeypatch.setattr(expert_prompts, "MANY_TOKENS", 4)
+    monkeypatch.setattr(expert_prompts, "SINGLE_WARP_TOKENS", 4)
 
 
 @pytest.mark.usefixtures("many")

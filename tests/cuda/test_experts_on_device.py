@@ -135,7 +135,7 @@ def test_prompts_have_the_bits_of_the_cpu(
     """The same where the largest step's experts are multiplied by groups of warps."""
     monkeypatch.setattr(expert_cache, "STEPS", 1)
     monkeypatch.setattr(expert_cache, "LEAST_GAIN", 0.0)
-    monkeypatch.setattr(expert_prompts, "MANY_TOKENS", 64)
+    monkeypatch.setattr(expert_prompts, "SINGLE_WARP_TOKENS", 64)
     compare(where, name, quant, folder, opened)
 
 

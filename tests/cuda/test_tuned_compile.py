@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from accel.cuda.device import Device
-from accel.cuda.expert_prompts import MANY_TOKENS
+from accel.cuda.expert_prompts import SINGLE_WARP_TOKENS
 from accel.cuda.packed_tiles import UNITS
 from accel.cuda.plan import PlannedLaunch, plan_launches
 from accel.cuda.planning import planned_bucket
@@ -107,7 +107,7 @@ def experts_and_delta_nets(device: Device, folder: Path) -> list[PlannedLaunch]:
     found: list[PlannedLaunch] = []
     for graph in graphs:
         # Only rows that are read pass the last layer.
-        for tokens, rows in ((1, 1), (9, 1), (80, 1), (MANY_TOKENS + 1, MANY_TOKENS)):
+        for tokens, rows in ((1, 1), (9, 1), (80, 1), (SINGLE_WARP_TOKENS + 1, SINGLE_WARP_TOKENS)):
             step = lower_graph(graph, ShapeKey(tokens, rows), PARTS, "cuda")
             found += plan_launches(step.ops, device).launches
     return found
