@@ -22,7 +22,8 @@ MOST_WARPS, SLOTS_WARPS = 16, 8
 ALONE_TOKENS = 4
 """Most tokens for which every state has blocks of its own."""
 STATE_BLOCKS = (4, 2)
-"""Blocks of a cluster that computes a state, tried in this order."""
+LEAST_SHARED_TOKENS = 2
+"""Blocks of a cluster that computes a state, tried in this order, from so many tokens on."""
 ROWS_AT_ONCE = 4
 """Rows that a warp computes at once."""
 CHUNK_SETS = 1
@@ -76,11 +77,13 @@ def delta_step_rule(ops: Remaining, device: Device) -> Replacement | None:
 
 
 def _standing(ops: Remaining, device: Device) -> KernelLaunch:
-    """The launch with a cluster of blocks for every state, as large as all run at once."""
+    """The launch with blocks for every state: with several tokens a cluster as large as all run at
+    once."""
     sizes = ops[NET].most_sizes()
     size, tokens, heads = sizes["state_size"], sizes["tokens"], sizes["value_heads"]
+    shared = tokens >= LEAST_SHARED_TOKENS and device.capability >= CLUSTER_CAPABILITY
     fitting = (n for n in STATE_BLOCKS if n * heads <= device.multiprocessors)
-    cluster = next(fitting, 1) if device.capability >= CLUSTER_CAPABILITY else 1
+    cluster = next(fitting, 1) if shared else 1
     rows = size // cluster
     warps = min(MOST_WARPS, rows // ROWS_AT_ONCE)
     return KernelLaunch(
