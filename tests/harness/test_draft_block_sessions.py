@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -131,17 +132,33 @@ def test_the_command_line_tells_how_many_were_accepted(
     assert said[1]["drafts"]["drafted"] >= said[1]["drafts"]["accepted"] > 0
 
 
+BODIES = (
+    {"temperature": 0, "logprobs": 2},
+    {"temperature": 0.9, "seed": 5, "logprobs": 1},
+    {"temperature": 0, "structured_outputs": {"grammar": 'root ::= ("ab" | "c")+ "."'}},
+    {"temperature": 0, "structured_outputs": {"json": {"type": "array"}}},
+    {"temperature": 0, "stop": ["a", "e"]},
+)
+
+
 def test_a_server_drafts_with_it(model: Path, tmp_path: Path) -> None:
-    """Several at once, with a schema and log-probabilities to the last bit."""
+    """Several at once in two slots, with a grammar, a schema, stop strings and log-probabilities to
+    the last bit."""
     said = []
     for draft in (0, 6):
         session = options("cpu", draft, slots=2, top_log_probabilities=3)
         served = ModelOptions(session, "tiny", tmp_path / "digests.json")
         ledger = tmp_path / f"{draft}.sqlite"
-        with running(ServeOptions(model, served, cache_dir=tmp_path, ledger=ledger)) as server:
-            body = {"prompt": "abc", "max_tokens": 24, "temperature": 0, "logprobs": 2}
-            answered = Http(server.url).post("/v1/completions", body).json
-            said.append(answered["choices"][0])
+        with (
+            running(ServeOptions(model, served, cache_dir=tmp_path, ledger=ledger)) as server,
+            ThreadPoolExecutor(len(BODIES)) as clients,
+        ):
+
+            def choice(body: dict[str, object], url: str = server.url) -> object:
+                asked = {"prompt": "abc", "max_tokens": 24, **body}
+                return Http(url).post("/v1/completions", asked).json["choices"][0]
+
+            said.append([*clients.map(choice, BODIES)])
             driver = server.service.model.driver
             drafted = driver.call(lambda engine: engine.statistics.speculation.drafted)
             assert (drafted > 0) == (draft > 0)
