@@ -33,6 +33,7 @@ from tests.cuda import (
     test_attention_clusters,
     test_gated_rows,
     test_head_rows,
+    test_norm_rows,
     test_sampling,
 )
 from tests.cuda.emulated_step import DEVICE, NO_STAND_INS, StandIn
@@ -60,6 +61,7 @@ from tests.cuda.test_head_rows import (  # noqa: F401
     test_heads_add_up_spans_of_products,
     test_queries_and_pages_are_those_of_the_definition,
 )
+from tests.cuda.test_norm_rows import test_every_width  # noqa: F401
 from tests.cuda.test_products import (  # noqa: F401
     test_a_layer_is_three_launches,
     test_a_layer_whose_blocks_share_columns,
@@ -105,7 +107,7 @@ def on_device(opened: CudaTier, monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps of those tests run there."""
     modules = (
         *(product_cases, test_attention, test_attention_clusters, test_gated_rows, test_head_rows),
-        test_sampling,
+        *(test_norm_rows, test_sampling),
     )
     for module in modules:
         monkeypatch.setattr(module, "run_step", partial(run_on_device, opened))
