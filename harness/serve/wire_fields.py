@@ -138,6 +138,8 @@ def served_fields(
         ApiError(400, f"{name} is not served here; leave it out", param=name, code="unsupported")
         for name in sorted(UNSERVED.keys() & value.keys() - node.fields.keys())
         if value[name] is not None and value[name] not in UNSERVED[name]
+        # All that are made are given.
+        if name != "best_of" or value[name] != value.get("n")
     ]
     own = {key: given for key, given in value.items() if key in node.fields or key not in UNSERVED}
     served = _served(own, node, "", "", found)

@@ -73,7 +73,7 @@ def codex(turn: int) -> Body:
 
 def claude_code(turn: int) -> Body:
     """``POST /v1/messages?beta=true``: blocks marked for a cache, a system turn after the first
-    question, adaptive thinking, edits of the context."""
+    question, adaptive thinking, edits of the context, and in front of all a digest of the body."""
     mark = {"cache_control": {"type": "ephemeral"}}
     question = [{"type": "text", "text": REMINDER}, {"type": "text", "text": "Look.", **mark}]
     messages: list[Body] = [
@@ -94,7 +94,10 @@ def claude_code(turn: int) -> Body:
         "model": "tiny",
         "messages": messages,
         "system": [
-            {"type": "text", "text": "x-billing-header: version=1;"},
+            {
+                "type": "text",
+                "text": f"x-anthropic-billing-header: cc_version=2.1; cch={turn:05x};",
+            },
             {"type": "text", "text": "You are an agent.", **mark},
         ],
         "tools": [tool, {**tool, "name": "WebSearch"}],

@@ -75,3 +75,22 @@ def test_a_session_of_thirty_turns(
         if turn:
             assert cached >= before - 6 * PAGE, (turn, before, cached)
         before = tokens
+
+
+def test_a_digest_of_the_body_is_not_read(hermes: Running) -> None:
+    """However the system text holds it; in a turn of the user's it is text."""
+    http, header, brief = Http(hermes.url), "x-anthropic-billing-header: cch=1a2b3;", "Be brief."
+    turns: list[Body] = [{"role": "user", "content": "a"}]
+
+    def count(system: object, messages: list[Body] = turns) -> int:
+        body = {"model": "tiny", "messages": messages, "system": system}
+        if messages is turns and system != brief:
+            told = http.post("/v1/messages", body | {"max_tokens": 1}).json["x_zinc"]
+            assert told["ignored"] == ["system (x-anthropic-billing-header)"]
+        return int(http.post("/v1/messages/count_tokens", body).json["input_tokens"])
+
+    line, block = f"{header}\n\n{brief}", {"type": "text", "text": header}
+    for system in (line, [block, block | {"text": brief}], [block | {"text": line}]):
+        assert count(system) == count(brief)
+    assert count([block]) == count(header) == count("", [*turns]) < count(brief)
+    assert count(brief, [{"role": "user", "content": header}]) > count(brief)

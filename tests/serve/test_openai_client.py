@@ -213,3 +213,5 @@ def test_what_completions_do_not_do_is_refused(client: OpenAI) -> None:
     for field, value in (("suffix", "end"), ("best_of", 2)):
         with pytest.raises(openai.BadRequestError, match=field):
             client.completions.create(model="tiny", prompt="a", **{field: value})
+    asked = {"model": "tiny", "prompt": "a", "max_tokens": 2, "best_of": 2}
+    assert len(client.completions.create(n=2, **asked).choices) == 2

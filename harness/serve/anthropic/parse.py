@@ -31,6 +31,9 @@ OWN_BLOCKS = (
     *("text_editor_code_execution_tool_result", "tool_search_tool_result", "advisor_tool_result"),
 )
 """Prefixes of the types of content blocks that Anthropic's server makes."""
+BILLING = "x-anthropic-billing-header:"
+"""The beginning of a block, or of the first line, of the system text that is not for the model. It
+holds a digest of the body: no prompt would begin like the one before it."""
 client_name = renaming(
     {
         "stop": "stop_sequences",
@@ -48,13 +51,38 @@ FAILED = "Error: "
 
 
 def readable_blocks(value: dict[str, Any], ignored: list[str]) -> dict[str, Any]:
-    """A body with the tools and blocks that this server knows; the others are named in
-    ``ignored``."""
-    value = without_hosted_tools(value, ignored, OWN_TOOLS)
+    """A body with the tools and blocks that this server knows and a model is to read; the others
+    are named in ``ignored``."""
+    value = _without_billing(without_hosted_tools(value, ignored, OWN_TOOLS), ignored)
     messages = value.get("messages")
     if not isinstance(messages, list):
         return value
     return value | {"messages": [_readable(turn, ignored) for turn in messages]}
+
+
+def _without_billing(value: dict[str, Any], ignored: list[str]) -> dict[str, Any]:
+    system = value.get("system")
+    if isinstance(system, str):
+        kept: Any = _told(system)
+    elif isinstance(system, list):
+        kept = [one for one in map(_told_block, system) if one is not None]
+    else:
+        return value
+    if kept == system:
+        return value
+    ignored.append(f"system ({BILLING[:-1]})")
+    return value | {"system": kept}
+
+
+def _told_block(block: Any) -> Any:
+    text = block.get("text") if isinstance(block, dict) else None
+    if not isinstance(text, str) or not text.startswith(BILLING):
+        return block
+    return block | {"text": _told(text)} if _told(text) else None
+
+
+def _told(text: str) -> str:
+    return text.partition("\n")[2].lstrip("\n") if text.startswith(BILLING) else text
 
 
 def _readable(turn: Any, ignored: list[str]) -> Any:
