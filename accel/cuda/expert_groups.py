@@ -16,8 +16,9 @@ from contract.dtypes import DType
 
 FEW_TOKENS = 4
 """Most tokens for which each token computes its experts by itself."""
-ROUTER_TOKENS = 4
-"""Tokens of a block of the router."""
+ROUTER_TOKENS = ((4, 4), (64, 8))
+MANY_ROUTER_TOKENS = 16
+"""Tokens of a block of the router, for steps of at most so many tokens and of more."""
 SPAN_UNITS = 4
 CHUNK_UNITS = 2
 """Units that a warp of a launch for few tokens copies at a time."""
@@ -50,9 +51,15 @@ class Grouping:
     table_words: int
 
 
+def router_tokens(router: Op) -> int:
+    """Tokens of a block of the router."""
+    tokens = router.count.most
+    return next((of_block for most, of_block in ROUTER_TOKENS if tokens <= most), MANY_ROUTER_TOKENS)
+
+
 def router_words(ops: Sequence[Op], block: ExpertBlock) -> int:
     """Words of workspace in which the router counts its blocks."""
-    return -(-ops[block.norm].count.most // ROUTER_TOKENS)
+    return -(-ops[block.norm].count.most // router_tokens(ops[block.router]))
 
 
 def grouping(ops: Sequence[Op], block: ExpertBlock, device: Device) -> Grouping | None:

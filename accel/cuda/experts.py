@@ -14,10 +14,10 @@ from accel.cuda.expert_block import ExpertBlock, expert_block, formats_of, gate_
 from accel.cuda.expert_groups import (
     CHUNK_UNITS,
     FEW_TOKENS,
-    ROUTER_TOKENS,
     SPAN_UNITS,
     grouped_launches,
     grouping,
+    router_tokens,
     router_words,
 )
 from accel.cuda.expert_prompts import PromptLaunches, prompt_launches
@@ -207,20 +207,20 @@ def _router_rows(router: Op) -> int:
 def _router(ops: Sequence[Op], block: ExpertBlock) -> KernelLaunch:
     router = ops[block.router]
     warps, held = _router_shape(router)
-    sizes, at_once = router.most_sizes(), _router_rows(router)
+    sizes, at_once, of_block = router.most_sizes(), _router_rows(router), router_tokens(router)
     rows = sizes["rows"] + (block.gate_logit is not None)
     return KernelLaunch(
         "expert_router",
-        (-(-rows // at_once), -(-sizes["tokens"] // ROUTER_TOKENS), 1),
+        (-(-rows // at_once), -(-sizes["tokens"] // of_block), 1),
         (32 * warps, 1, 1),
-        4 * (ROUTER_TOKENS * (1 + at_once) * unit_count(sizes["columns"]) + 1),
+        4 * (of_block * (1 + at_once) * unit_count(sizes["columns"]) + 1),
         {
             "WARPS": warps,
             "HELD": held,
             "EXPERT_SEGMENTS": unit_count(sizes["rows"]),
             "HELD_UNITS": 1,
             "ROUTER_ROWS": at_once,
-            "ROUTER_TOKENS": ROUTER_TOKENS,
+            "ROUTER_TOKENS": of_block,
             **operand_indices(ops, block.norm, "x NORM_WEIGHT=weight"),
             **operand_indices(ops, block.quantize, "m scale sums"),
             **operand_indices(ops, block.router, "ROUTER=weight LOGITS=y"),
