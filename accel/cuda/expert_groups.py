@@ -22,7 +22,9 @@ MANY_ROUTER_TOKENS = 16
 SPAN_UNITS = 4
 CHUNK_UNITS = 2
 """Units that a warp of a launch for few tokens copies at a time."""
-SHAPES = tuple((blocks, warps, slots) for blocks, warps in ((2, 8), (1, 16)) for slots in (6, 5, 4, 3, 2))
+SHAPES = tuple(
+    (blocks, warps, slots) for blocks, warps in ((2, 8), (1, 16)) for slots in (6, 5, 4, 3, 2)
+)
 """Blocks of a multiprocessor, warps of a block and units that a warp copies ahead, tried in this
 order."""
 MOST_SPANS = 8
@@ -54,7 +56,9 @@ class Grouping:
 def router_tokens(router: Op) -> int:
     """Tokens of a block of the router."""
     tokens = router.count.most
-    return next((of_block for most, of_block in ROUTER_TOKENS if tokens <= most), MANY_ROUTER_TOKENS)
+    return next(
+        (of_block for most, of_block in ROUTER_TOKENS if tokens <= most), MANY_ROUTER_TOKENS
+    )
 
 
 def router_words(ops: Sequence[Op], block: ExpertBlock) -> int:
@@ -122,7 +126,9 @@ class _Shape:
     macros: dict[str, int]
 
 
-def _gates_shape(ops: Sequence[Op], block: ExpertBlock, rows: int, chunks: int, device: Device) -> _Shape | None:
+def _gates_shape(
+    ops: Sequence[Op], block: ExpertBlock, rows: int, chunks: int, device: Device
+) -> _Shape | None:
     gates, spans = ops[block.gates], _spans(ops, block)
     formats = formats_of(ops, block.gates, block.shared_gate)
     for at_once, warps, slots in SHAPES:
@@ -136,7 +142,9 @@ def _gates_shape(ops: Sequence[Op], block: ExpertBlock, rows: int, chunks: int, 
     return None
 
 
-def _downs_shape(ops: Sequence[Op], block: ExpertBlock, rows: int, chunks: int, device: Device) -> _Shape | None:
+def _downs_shape(
+    ops: Sequence[Op], block: ExpertBlock, rows: int, chunks: int, device: Device
+) -> _Shape | None:
     downs = ops[block.downs]
     formats = formats_of(ops, block.downs, block.shared_down)
     for at_once, warps, slots in SHAPES:
@@ -149,7 +157,10 @@ def _downs_shape(ops: Sequence[Op], block: ExpertBlock, rows: int, chunks: int, 
 
 
 def _shape(
-    formats: Sequence[DType], shape: tuple[int, int, int], work: tuple[int, int, int, int], device: Device
+    formats: Sequence[DType],
+    shape: tuple[int, int, int],
+    work: tuple[int, int, int, int],
+    device: Device,
 ) -> _Shape | None:
     """``work`` are bytes that a block holds of a token, tokens of a chunk, blocks that share a
     chunk, and chunks; None where shared memory is too small."""
@@ -161,7 +172,12 @@ def _shape(
     nbytes = held * rows + ring + of_block * 4 * (CHUNK_WORDS + rows)
     if at_once * (nbytes + RESERVED_BYTES) > device.shared_bytes + RESERVED_BYTES:
         return None
-    macros = {"SLOTS": slots, "SLOT_BYTES": slot_bytes, "CHUNKS": of_block, "BLOCKS_AT_ONCE": at_once}
+    macros = {
+        "SLOTS": slots,
+        "SLOT_BYTES": slot_bytes,
+        "CHUNKS": of_block,
+        "BLOCKS_AT_ONCE": at_once,
+    }
     return _Shape((columns, at_a_time, 1), warps, nbytes, macros)
 
 

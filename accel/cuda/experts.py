@@ -103,7 +103,9 @@ def expert_rule(ops: Remaining, device: Device) -> Replacement | None:
     if block.gathers:
         between = gathering(ops, block.gathers, nbytes)
         made, nbytes = (*made, between), nbytes + workspace_bytes(between)
-    return Replacement(block.length, (_router(ops, block), *made, *used), nbytes)
+    return Replacement(
+        block.length, (_router(ops, block, grouped is not None), *made, *used), nbytes
+    )
 
 
 def _of_prompt(ops: Sequence[Op], block: ExpertBlock, prompt: PromptLaunches) -> Replacement:
@@ -204,7 +206,8 @@ def _router_rows(router: Op) -> int:
     return max(ROUTER_ROWS, MANY_ROUTER_ROWS // _router_shape(router)[1])
 
 
-def _router(ops: Sequence[Op], block: ExpertBlock) -> KernelLaunch:
+def _router(ops: Sequence[Op], block: ExpertBlock, chooses: bool) -> KernelLaunch:
+    """The router; ``chooses``: with the choice of experts."""
     router = ops[block.router]
     warps, held = _router_shape(router)
     sizes, at_once, of_block = router.most_sizes(), _router_rows(router), router_tokens(router)
@@ -218,6 +221,7 @@ def _router(ops: Sequence[Op], block: ExpertBlock) -> KernelLaunch:
             "WARPS": warps,
             "HELD": held,
             "EXPERT_SEGMENTS": unit_count(sizes["rows"]),
+            "CHOOSES": int(chooses),
             "HELD_UNITS": 1,
             "ROUTER_ROWS": at_once,
             "ROUTER_TOKENS": of_block,
@@ -242,7 +246,8 @@ def _gate_spans(gates: Op) -> int:
 
 def _gate_bytes(ops: Sequence[Op], block: ExpertBlock) -> int:
     formats = formats_of(ops, block.gates, block.shared_gate)
-    of_warp = _ring_bytes(SLOTS, *formats) + 4 * UNIT_ROWS
+    choice = 2 * WORD_BYTES * ops[block.gates].most_sizes()["used"]
+    of_warp = _ring_bytes(SLOTS, *formats) + 4 * UNIT_ROWS + choice
     return 2 * _gate_spans(ops[block.gates]) * of_warp
 
 
@@ -266,8 +271,11 @@ def _gates(ops: Sequence[Op], block: ExpertBlock) -> KernelLaunch:
             "SLOTS": SLOTS,
             "HELD_UNITS": 1,
             "USED": used,
+            "EXPERT_SEGMENTS": unit_count(ops[block.router].most_sizes()["rows"]),
+            "ROUTED": block.router,
             **gate_macros(ops, block),
-            **operand_indices(ops, block.topk, "ids"),
+            **operand_indices(ops, block.router, "LOGITS=y"),
+            **operand_indices(ops, block.topk, "ids weights"),
             **size_indices("matmul", "rows", "columns"),
             **size_indices("swiglu", "activation"),
         },
