@@ -226,8 +226,8 @@ def recurrence_rule(ops: Remaining, device: Device) -> Replacement | None:
         "delta_rows",
         (sizes["value_heads"], size // rows, 1),
         (32 * ROW_WARPS, 1, 1),
-        # More than half of a multiprocessor's memory: blocks that start while the launch before this
-        # one ends would else share the multiprocessors that are free first.
+        # More than half of a multiprocessor's memory: blocks that start while the launch before
+        # this one ends would else share the multiprocessors that are free first.
         max(4 * STAGES * STAGE_TOKENS * token_floats, device.shared_bytes // 2),
         {
             "STATE_SIZE": size,
