@@ -117,7 +117,7 @@ def _tiles(product: Op) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class _Shape:
+class _ChunkLaunch:
     """A launch that passes over chunks: its grid, and what it is compiled with."""
 
     blocks: tuple[int, int, int]
@@ -128,7 +128,7 @@ class _Shape:
 
 def _gates_shape(
     ops: Sequence[Op], block: ExpertBlock, rows: int, chunks: int, device: Device
-) -> _Shape | None:
+) -> _ChunkLaunch | None:
     gates, spans = ops[block.gates], _spans(ops, block)
     formats = formats_of(ops, block.gates, block.shared_gate)
     for at_once, warps, slots in SHAPES:
@@ -144,7 +144,7 @@ def _gates_shape(
 
 def _downs_shape(
     ops: Sequence[Op], block: ExpertBlock, rows: int, chunks: int, device: Device
-) -> _Shape | None:
+) -> _ChunkLaunch | None:
     downs = ops[block.downs]
     formats = formats_of(ops, block.downs, block.shared_down)
     for at_once, warps, slots in SHAPES:
@@ -161,7 +161,7 @@ def _shape(
     shape: tuple[int, int, int],
     work: tuple[int, int, int, int],
     device: Device,
-) -> _Shape | None:
+) -> _ChunkLaunch | None:
     """``work`` are bytes that a block holds of a token, tokens of a chunk, blocks that share a
     chunk, and chunks; None where shared memory is too small."""
     (at_once, warps, slots), (held, rows, columns, chunks) = shape, work
@@ -178,7 +178,7 @@ def _shape(
         "CHUNKS": of_block,
         "BLOCKS_AT_ONCE": at_once,
     }
-    return _Shape((columns, at_a_time, 1), warps, nbytes, macros)
+    return _ChunkLaunch((columns, at_a_time, 1), warps, nbytes, macros)
 
 
 def order_launch(ops: Sequence[Op], block: ExpertBlock, macros: dict[str, int]) -> KernelLaunch:
