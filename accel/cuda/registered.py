@@ -24,6 +24,7 @@ from accel.cuda.gated_rows import gated_rows_rule
 from accel.cuda.gathers import gather_rule
 from accel.cuda.head_rows import head_rows_rule
 from accel.cuda.matrices import attention_matrix_rule, matrix_rule
+from accel.cuda.norm_rows import norm_rows_rule
 from accel.cuda.packed_tiles import UNITS, embed_rule, unit_layout
 from accel.cuda.products import product_rule
 from accel.cuda.sampling import largest_rule, sampling_rule
@@ -54,6 +55,7 @@ RULES: tuple[Rule, ...] = (
     matrix_rule,
     product_rule,
     gated_rows_rule,
+    norm_rows_rule,
     largest_rule,
     sampling_rule,
 )

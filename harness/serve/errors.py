@@ -126,7 +126,8 @@ def as_api_error(error: Exception) -> ApiError | None:
             return error
         case RequestError(field=name, problem=problem):
             name = WIRE_NAMES.get(name, name)
-            code = "context_length_exceeded" if _too_long(name, problem) else "invalid_value"
+            too_long = "the context is" in problem
+            code = "context_length_exceeded" if too_long else "invalid_value"
             return ApiError(400, f"{name} {problem}", param=name, code=code)
         case TemplateRefused(words=words):
             message = f"the model's chat template refuses these messages: {words}"
@@ -173,16 +174,19 @@ def naming_fields(client_name: Callable[[str], str]) -> Iterator[None]:
         refusal = as_api_error(error)
         if refusal is None or refusal.param is None:
             raise
-        own, message = client_name(refusal.param), refusal.message
-        if message.startswith(refusal.param):
-            message = own + message.removeprefix(refusal.param).removeprefix(IN_FORMAT)
-        raise replace(refusal, param=own, message=message) from None
+        raise renamed(refusal, client_name) from None
+
+
+def renamed(refusal: ApiError, client_name: Callable[[str], str]) -> ApiError:
+    """``refusal`` with its field, if it has one, as ``naming_fields`` names it."""
+    if refusal.param is None:
+        return refusal
+    own, message = client_name(refusal.param), refusal.message
+    if message.startswith(refusal.param):
+        message = own + message.removeprefix(refusal.param).removeprefix(IN_FORMAT)
+    return replace(refusal, param=own, message=message)
 
 
 def internal_error() -> ApiError:
     """The error response after a fault of the server; it does not reveal the cause."""
     return ApiError(500, "the server failed; its log says where", code="internal_error")
-
-
-def _too_long(name: str, problem: str) -> bool:
-    return name == "prompt" and "the context is" in problem

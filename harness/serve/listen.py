@@ -49,6 +49,8 @@ first: many of them keep nobody out."""
 SILENT_SECONDS = 1.0
 """A connection that has not got a request here in this time is silent."""
 MAINTENANCE_SECONDS = 1
+CONTINUE = "100-continue"
+"""The only expectation that HTTP has."""
 FLUSH_SECONDS = 2.0
 
 
@@ -57,7 +59,7 @@ class _RefusalTask(ErrorTask):  # type: ignore[misc]
 
     def execute(self) -> None:
         error = self.request.error
-        message = f"{error.reason}: the request cannot be read"
+        message = f"{error.reason}: {getattr(error, 'problem', 'the request cannot be read')}"
         refusal = ApiError(error.code, message, code=error.reason.lower().replace(" ", "_"))
         body = refusal.encoded()
         self.status = f"{error.code} {error.reason}"
@@ -68,12 +70,32 @@ class _RefusalTask(ErrorTask):  # type: ignore[misc]
 
 
 class _Parser(HTTPRequestParser):  # type: ignore[misc]
-    """Refuses a request that names its length in two ways: a proxy may believe the other one."""
+    """Refuses a request that names its length in two ways: a proxy may believe the other one; and
+    one that expects what no server does. The body of a refused request is not asked for."""
 
     def parse_header(self, header_plus: bytes) -> None:
         super().parse_header(header_plus)
         if self.chunked and "CONTENT_LENGTH" in self.headers:
             raise ParsingError("Content-Length with Transfer-Encoding")
+        expected = self.headers.get("EXPECT", "").lower().split(",")
+        members = set(map(str.strip, expected)) - {""}
+        self.expect_continue = members == {CONTINUE} and self.version == "1.1"
+        if members - {CONTINUE}:
+            self.error = _Unmet("")
+
+    def received(self, data: bytes) -> int:
+        consumed: int = super().received(data)
+        if self.error is not None:
+            self.completed, self.expect_continue = True, False
+        return consumed
+
+
+class _Unmet(Error):  # type: ignore[misc]
+    """An expectation that is not met, in waitress's terms."""
+
+    code = 417
+    reason = "Expectation Failed"
+    problem = f"only {CONTINUE} can be expected"
 
 
 class _TooSlow(Error):  # type: ignore[misc]

@@ -151,13 +151,13 @@ class ServedModel(HostedModel):
         """How a chat request is answered. Raises ApiError and TemplateError."""
         return plan_chat(body, self._template(), self.dialect, self.name)
 
-    def check_length(self, text: str) -> None:
-        """Raise RequestError for a text that fits no context, however it is divided into tokens.
-        Dividing such a text would take seconds."""
+    def check_length(self, text: str, field: str = "prompt") -> None:
+        """Raise RequestError for a text of ``field`` that fits no context, however it is divided
+        into tokens. Dividing such a text would take seconds."""
         most = self.context * self.tokenizer.longest_token
         if len(text.encode()) > most:
             problem = f"has more than {most} bytes, and the context is {self.context} tokens"
-            raise RequestError("prompt", problem)
+            raise RequestError(field, problem)
 
     def encode(
         self, text: str, *, parse_special: bool = False, add_special_tokens: bool = True
@@ -173,7 +173,7 @@ class ServedModel(HostedModel):
     ) -> list[int]:
         """Token ids of a conversation and the start of its answer; ``spoken`` are the tokens of
         earlier answers, see ``encode_spoken``. Raises RequestError."""
-        self.check_length(rendered.text)
+        self.check_length(rendered.text, "messages")
         return encode_spoken(self.tokenizer, rendered, spoken)
 
     def turns(self, rendered: RenderedChat, prompt: Sequence[int]) -> tuple[int, ...]:

@@ -4,7 +4,7 @@ there are slots."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 import msgspec
@@ -17,7 +17,7 @@ from harness.host.answer_text import failure_of
 from harness.host.submissions import EngineStopped, Submission
 from harness.serve.answers import Json
 from harness.serve.caller import Caller, Gone
-from harness.serve.errors import ApiError, as_api_error, internal_error
+from harness.serve.errors import ApiError, as_api_error, internal_error, renamed, renaming
 from harness.serve.ledger_store import Counts
 from harness.serve.model import ServedModel
 from harness.serve.receipts.make import keep_results
@@ -142,12 +142,15 @@ def check_context(
         raise ApiError(400, problem, param=field, code="context_length_exceeded")
 
 
+INPUT = renaming({"prompt": "input"})
+
+
 def input_refusal(error: Exception) -> ApiError:
     """The refusal of a text; clients call the engine's field ``prompt`` their ``input``."""
     if isinstance(error, ValueError):
         return ApiError(500, "the model failed on this text", code="model_failed", retry=False)
     refusal = as_api_error(error) or internal_error()
-    return replace(refusal, param="input") if refusal.param == "prompt" else refusal
+    return renamed(refusal, INPUT)
 
 
 def _compute(model: ServedModel, submissions: Sequence[Submission], gone: Gone) -> int:

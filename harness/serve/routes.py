@@ -129,10 +129,12 @@ class Handlers:
         if body.messages is not None:
             tokens = self._model.encode_chat(self._rendered(body))
         else:
+            text, field = body.prompt, "prompt"
+            if text is None:
+                text, field = body.content or "", "content"
+            self._model.check_length(text, field)
             tokens = self._model.encode(
-                body.prompt or body.content or "",
-                parse_special=body.parse_special,
-                add_special_tokens=adds_bos(body),
+                text, parse_special=body.parse_special, add_special_tokens=adds_bos(body)
             )
         answer: Json = {
             "tokens": token_pieces(self._model.tokenizer, tokens) if body.with_pieces else tokens,

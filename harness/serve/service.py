@@ -24,6 +24,8 @@ from harness.serve.errors import (
     as_api_error,
     internal_error,
     invalid_value,
+    naming_fields,
+    renaming,
     try_again,
 )
 from harness.serve.generation import COMPLETION_TOKENS, Generation, requests_of
@@ -42,6 +44,8 @@ from harness.serve.wire import MOST_CHOICES, ChatRequest, CompletionRequest, Sam
 from harness.tenants import Account
 
 log = logging.getLogger("zinc_rt.serve")
+IN_CONVERSATION = renaming({"prompt": "messages"})
+"""The field of a conversation that becomes a field of the engine's requests."""
 Answered = Json | Iterator[bytes]
 """A whole answer, or the body of a stream."""
 
@@ -81,6 +85,7 @@ class Service:
             raise ApiError(400, "top_logprobs needs logprobs true", param="top_logprobs")
         listed = (body.top_logprobs or 0) if body.logprobs else None
 
+        @naming_fields(IN_CONVERSATION)
         def begin() -> tuple[Generation, AnswerFormat]:
             service = self.for_request(body)
             plan, requests = service.chat_requests(body, tenant)

@@ -58,27 +58,24 @@ class Signals:
 
     def serve_until_stopped(self, server: Running, drain_seconds: float) -> bool:
         """Answer until SIGTERM, which drains, or SIGINT, which does not; a second signal cuts a
-        drain, and a third one interrupts. SIGHUP reads the file of tenants again; a server
+        drain, and a third one ends the process. SIGHUP reads the file of tenants again; a server
         without one drains.
 
-        Returns whether the signal was SIGINT."""
-        try:
+        Returns whether the signal was SIGINT, or a second one came."""
+        number = self._next()
+        while number == RELOAD and server.serving.accounts.path is not None:
+            log.info("reading the tenants again")
+            try:
+                server.serving.accounts.reload(server.serving.change_tenants)
+            except EngineStopped as error:
+                log.error("the tenants stay as they were: %s", error)
             number = self._next()
-            while number == RELOAD and server.serving.accounts.path is not None:
-                log.info("reading the tenants again")
-                try:
-                    server.serving.accounts.reload(server.serving.change_tenants)
-                except EngineStopped as error:
-                    log.error("the tenants stay as they were: %s", error)
-                number = self._next()
-            self._ending = True
-            interrupted = number == signal.SIGINT
-            notify_supervisor("STOPPING=1")
-            if not interrupted:
-                log.info("draining for up to %.0f s; another signal ends it", drain_seconds)
-            cut = self._drain(server, 0.0 if interrupted else drain_seconds)
-        except KeyboardInterrupt:
-            return True
+        self._ending = True
+        interrupted = number == signal.SIGINT
+        notify_supervisor("STOPPING=1")
+        if not interrupted:
+            log.info("draining for up to %.0f s; another signal ends it", drain_seconds)
+        cut = self._drain(server, 0.0 if interrupted else drain_seconds)
         return interrupted or cut
 
     def _drain(self, server: Running, seconds: float) -> bool:
@@ -117,9 +114,13 @@ class Signals:
     def _note(self, number: int, frame: FrameType | None) -> None:
         if not self._holding:
             self.ended_early = number
-        if not self._holding or (self._ending and self._received):
             raise KeyboardInterrupt
         self._received.append(number)
+        if self._ending:
+            # All is being cut. An exception would meet that anywhere and could stop it; the system
+            # ends the process whatever its threads do.
+            for caught in self._before:
+                signal.signal(caught, signal.SIG_DFL)
 
 
 NOTIFY_SOCKET = "NOTIFY_SOCKET"

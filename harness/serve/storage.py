@@ -5,11 +5,12 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import shutil
 import sqlite3
 import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from contract.context_manager import ContextManager
@@ -22,6 +23,7 @@ BUSY_MILLISECONDS = 20
 RETRY_SECONDS = 1.0
 """Seconds after a failure until it is tried again."""
 LOG_SECONDS = 60.0
+KEPT_FRACTION = 0.125
 DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 UNHURT = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 """Codes of SQLite for a file that is damaged, and for one that cannot be changed now."""
@@ -217,6 +219,39 @@ class Database(ContextManager):
         """Close the file."""
         with self._lock:
             self._file.close()
+
+
+class KeptRoom:
+    """A file beside a database that takes room, which a change may have once the disk is full. It
+    holds up to ``nbytes``, at first at most a fraction of what is free."""
+
+    def __init__(self, path: Path, nbytes: int) -> None:
+        self._path, self._most = path, nbytes
+        self._take(KEPT_FRACTION)
+
+    @contextmanager
+    def given(self) -> Iterator[None]:
+        """Let the block have the room; what is left of it is taken again."""
+        with suppress(OSError):
+            self._path.unlink()
+        try:
+            yield
+        finally:
+            self._take(1.0)
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes that are kept now."""
+        return self._path.stat().st_size if self._path.exists() else 0
+
+    def _take(self, fraction: float) -> None:
+        with suppress(OSError):
+            if not self._path.exists():
+                most = int(shutil.disk_usage(self._path.parent).free * fraction)
+                # Bytes that no file system can store in less.
+                data = os.urandom(min(self._most, most))
+                with open(os.open(self._path, os.O_CREAT | os.O_WRONLY, 0o600), "wb", 0) as file:
+                    file.write(data)
 
 
 class ProblemLog:

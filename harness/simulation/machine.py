@@ -201,6 +201,11 @@ class Machine:
                 if event.finish_reason is not None:
                     self._model_of.pop(event.request_id, None)
             return events
+        except KeyboardInterrupt:
+            # The last lines of a turn note that its model was used: noted or not, both are right.
+            for name in self._models.loaded:
+                self._use(int(name))
+            raise
         finally:
             if len(self._given) > 1:
                 self._check_turns()

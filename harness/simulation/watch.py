@@ -212,7 +212,13 @@ class EngineWatch(Observer):
         if not looked or not engine.blocked or unfit or loads:
             return
         readings = {} if engine._disk is None else engine._disk._readings
-        reading = [order for order, one in readings.items() if not one.ready]
+        # One beyond its quotas keeps its line's turn, whatever is read for it.
+        queue, quotas = engine._scheduler.queue._waiting, engine.tenants.within_quota
+        reading = [
+            order
+            for order, one in readings.items()
+            if not one.ready and order in queue and quotas(queue[order].tenant, queue[order].pages)
+        ]
         able = [
             candidate.order
             for candidate in self._candidates(reading)

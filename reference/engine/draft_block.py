@@ -77,6 +77,15 @@ class _Part(NamedTuple):
     token: int = 0
 
 
+class _Ahead(NamedTuple):
+    """The first ``steps`` steps of the drafts behind ``known`` tokens of a sequence, which were
+    submitted before its latest tokens were read."""
+
+    own: _BlockState
+    known: int
+    steps: int
+
+
 class DraftBlock:
     """Drafts by the draft block of the model itself, whose graph ``runner`` has.
 
@@ -93,6 +102,7 @@ class DraftBlock:
         self._follows: Callable[[], bool] = lambda: True
         self._followed: dict[int, _BlockState] = {}
         self._left: set[int] = set()
+        self._ahead: _Ahead | None = None
 
     def attach(self, table: SlotTable, follows: Callable[[], bool]) -> None:
         """Use the pages of ``table``, in which the engine's sequences are. ``follows`` decides
@@ -100,6 +110,7 @@ class DraftBlock:
         self._table, self._follows = table, follows
         self._followed.clear()
         self._left.clear()
+        self._ahead = None
 
     def leave(self, key: int) -> None:
         """Read no more of a sequence."""
@@ -118,6 +129,7 @@ class DraftBlock:
     def before_step(self, sequences: Items[Sequence], chunks: Items[Chunk]) -> bool:
         """Compute the keys of positions whose hidden states the next step would overwrite; whether
         the block reads a sequence of that step."""
+        self._ahead = None
         parts, reads = [], False
         for sequence, (slot, start, count) in zip(sequences, chunks, strict=True):
             own = self._own(sequence, slot, start)
@@ -167,9 +179,33 @@ class DraftBlock:
         in the next step of the model. The block notes each draft that it continues as recent, and
         the last one as the last of its slot."""
         bounded = [self._bounded(one) for one in sequences]
-        for step in self._steps([one for one in bounded if one.most], unread=True):
+        active = [one for one in bounded if one.most]
+        for step in self._steps(active, self._ahead_of(active), unread=True):
             self._runner.submit(step.inputs)
-        return [_stand_ins(one.most) for one in bounded]
+        return [stand_ins(one.most) for one in bounded]
+
+    def begin_ahead(self, one: DraftRequest, steps: int) -> None:
+        """Submit the first ``steps`` steps of ``begin`` for a sequence, behind the step that
+        computes the last of its ``tokens``, of which those on the device have placeholders. Where
+        its tokens become others ``begin`` drafts anew: no key or token of these steps is read."""
+        one = self._bounded(one)
+        steps = min(steps, one.most)
+        if not steps:
+            return
+        own, filled = self._followed[one.key], self._followed[one.key].filled
+        for step in self._steps([replace(one, most=steps)], unread=True):
+            self._runner.submit(step.inputs)
+        own.filled = filled
+        self._ahead = _Ahead(own, len(one.tokens), steps)
+
+    def _ahead_of(self, active: list[DraftRequest]) -> int:
+        """How many steps of a draft were submitted ahead."""
+        ahead, self._ahead = self._ahead, None
+        if ahead is None or len(active) != 1:
+            return 0
+        (one,) = active
+        same = self._followed[one.key] is ahead.own and len(one.tokens) == ahead.known
+        return ahead.steps if same and ahead.steps <= one.most else 0
 
     def _bounded(self, one: DraftRequest) -> DraftRequest:
         """The request with no more drafts than its sequence has pages for."""
@@ -182,21 +218,26 @@ class DraftBlock:
         own, known = self._followed[one.key], len(one.tokens)
         return _Part(own, min(own.filled, known - 1), known, one.tokens)
 
-    def _steps(self, active: list[DraftRequest], *, unread: bool = False) -> Iterator[ChainedStep]:
+    def _steps(
+        self, active: list[DraftRequest], ahead: int = 0, *, unread: bool = False
+    ) -> Iterator[ChainedStep]:
         """The steps of a draft: the first brings the block up to date, each other continues with
-        the token and the hidden state that the one before left on the device."""
+        the token and the hidden state that the one before left on the device. So many steps
+        ``ahead`` were submitted before."""
         parts = [self._part(one) for one in active]
         if _tokens_of(parts) > self._runner.limits.step_tokens:
             self._fill([part._replace(stop=part.stop - 1) for part in parts])
             parts = [self._part(one) for one in active]
-        if active:
+        for part in parts if ahead else ():
+            part.own.filled = part.stop
+        if active and not ahead:
             ends = np.array([*accumulate(part.stop - part.first for part in parts)], np.int32) - 1
             query, hidden = self._query(parts)
             for part in parts:
                 part.own.filled = part.stop
             everyone = list(range(len(active)))
             yield ChainedStep(self._input(query, hidden, active, 0, ends, unread), everyone)
-        for number in range(1, max((one.most for one in active), default=0)):
+        for number in range(max(1, ahead), max((one.most for one in active), default=0)):
             indices = [n for n, one in enumerate(active) if one.most > number]
             left = [active[n] for n in indices]
             query = np.zeros(len(left), QUERY_TOKEN)
@@ -278,7 +319,7 @@ class DraftBlock:
             self._runner.submit(self._input(query, hidden, [], 0, none, unread=True))
 
 
-def _stand_ins(drafts: int) -> Tokens:
+def stand_ins(drafts: int) -> Tokens:
     """The placeholders of so many drafts that are on the device."""
     tokens = np.full(drafts, RECENT_TOKEN, np.int32)
     tokens[-1:] = LAST_TOKEN

@@ -7,9 +7,10 @@ from dataclasses import replace
 
 import numpy as np
 
+from contract.tier import TierInfo
 from contract.types import Clock
 from reference.engine.constraining import allowed_draft
-from reference.engine.draft_block import DraftBlock
+from reference.engine.draft_block import DraftBlock, stand_ins
 from reference.engine.drafter import Drafter, DraftRequest, PromptLookup, SpeculationStatistics
 from reference.engine.options import EngineOptions
 from reference.engine.sequence import Sequence
@@ -19,6 +20,12 @@ from reference.runner import ModelRunner
 from reference.sched.cost import StepCost
 from reference.sched.drafts import FIRST_DRAFTS, AcceptedTokens, DraftPolicy
 from reference.sched.planner import Chunk
+
+
+def steps_ahead(info: TierInfo) -> int:
+    """How many steps of a draft block a device computes while the host reads which drafts were
+    right: those that fit in this time, of a device that does not compute on the host's memory."""
+    return 2 if info.asynchronous and not info.host_unified else 0
 
 
 class SpeculativeDecoder:
@@ -54,6 +61,7 @@ class SpeculativeDecoder:
         self._mask_words = mask_words(runner.model.config.vocab)
         self._began = self._settled = self._waited = 0.0
         self._drafting = 0
+        self._ahead = 0 if self._block is None else steps_ahead(runner.tier.info)
         self._policy = DraftPolicy(cost)
         self._yields: dict[int, AcceptedTokens] = {}
 
@@ -146,6 +154,26 @@ class SpeculativeDecoder:
             self._waited = 0.0
         if self._block is not None:
             self._block.after_step(sequences, chunks)
+            self._draft_ahead(sequences)
+
+    def _draft_ahead(self, sequences: list[Sequence]) -> None:
+        """Submit the first steps of the next round of the only sequence behind the step that
+        verifies its drafts, as if all of them were right. The device computes them while the host
+        reads which are, and waits for the host otherwise."""
+        table, running = self._slot_manager.table, self._slot_manager.running
+        if self._block is None or not self._ahead or len(running) > 1 or len(sequences) > 1:
+            return
+        (sequence,) = sequences
+        drafted = table.draft[sequence.slot] if sequence.running else 0
+        # Steps ahead note tokens that penalties must not see.
+        if not drafted or sequence.masked or sequence.request.sampling.penalizes:
+            return
+        known = sequence.known + drafted + 1
+        most = min(self._bound(sequence), sequence.last - known)
+        tokens = np.concatenate((sequence.tokens[: sequence.known], stand_ins(drafted + 1)))
+        if most > 0:
+            one = DraftRequest(sequence.order, sequence.slot, tokens, most)
+            self._block.begin_ahead(one, self._ahead)
 
     def settle(self, sequence: Sequence, start: int, stop: int) -> None:
         """After a step over ``start`` to ``stop`` - 1 was read and the tokens it gave are known:

@@ -44,7 +44,8 @@ MEASURED = 3
 """The median of so many rounds or steps counts as measured; at most three times as many are
 remembered."""
 UNKNOWN_COST = 1.2
-"""Assumed time of a round over that of a plain step, until one was measured."""
+"""Assumed time of a round of one sequence over that of a plain step, until one was measured; it is
+more where more sequences run."""
 MORE_COST = 0.5
 """Which part of the time of a measured draft each one takes that makes the round longer than any
 measured one."""
@@ -130,7 +131,7 @@ class DraftPolicy:
         self._plain: dict[int, _Median] = {}
         self._rounds: dict[int, dict[int, _Median]] = {}
         self._all = AcceptedTokens()
-        self._latest: dict[tuple[int, int], float] = {}
+        self._latest: dict[tuple[int, int], tuple[int, float]] = {}
         self._credit = 0.0
         self._followed = self._unmeasured = 0
 
@@ -231,12 +232,12 @@ class DraftPolicy:
         if not self._measures():
             seconds = expected
         tokens = gained * drafting + running - drafting
-        # The first step of a size is lowered or compiled. Later rounds that something else held up
-        # count as a few times what is usual, once.
+        # The first step of a size, which all its sequences note, is lowered or compiled. Later
+        # rounds that something else held up count as a few times what is usual, once.
         size = running, drafted
-        latest = self._latest.get(size)
-        usual = expected if latest is None else OUTLIER_FACTOR * max(expected, latest)
-        self._latest[size] = seconds
+        noted, latest = self._latest.get(size, (0, 0.0))
+        usual = expected if noted < drafting else OUTLIER_FACTOR * max(expected, latest)
+        self._latest[size] = noted + 1, seconds
         taken = min(seconds, usual) * self._later(running)
         gain = (tokens / running * plain - taken) / drafting
         own.balance += gain
@@ -301,7 +302,7 @@ class DraftPolicy:
         those of the nearest numbers that were."""
         rounds, known = self._rounds.get(running, {}), self._known(running)
         if not known:
-            return UNKNOWN_COST * plain
+            return UNKNOWN_COST * self._later(running) * plain
         if count in known:
             return rounds[count].seconds
         shorter = max((n for n in known if n < count), default=0)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from accel.cuda.delta_net import FEW_TOKENS, SLOTS
+from accel.cuda.device import Device
 from contract.dtypes import I12
 from contract.ir.nodes import BufferKind
 from contract.shape_key import ShapeKey
@@ -63,11 +64,17 @@ def run(steps: TunedSteps, positions: list[int], slots: list[int]) -> None:
     steps.run(given, before)
 
 
+def with_clusters(name: str, blocks: int) -> Device:
+    """A device on which so many blocks compute a state."""
+    return replace(DEVICE, multiprocessors=blocks * MODELS[name]["value_heads"])
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_one_token(name: str, folder: Path) -> None:
     """A sequence's first token, which forgets what the slot held, and one that goes on."""
     one = ShapeKey(1, 1)
-    steps = TunedSteps(recorded(name, folder, one), one, DEVICE, FILES, folder)
+    steps = TunedSteps(recorded(name, folder, one), one, with_clusters(name, 4), FILES, folder)
+    assert steps.runs[0][0].grid[0] == MODELS[name]["value_heads"]
     assert [[launch.source.name for launch in run] for run in steps.runs] == [["delta_step.cu"]]
     for position in range(2):
         run(steps, [position], [2])
@@ -82,15 +89,16 @@ FEW = {
 }
 
 
-@pytest.mark.parametrize("states", [1, 4])
+@pytest.mark.parametrize(("states", "blocks"), [(1, 1), (4, 1), (1, 2), (1, 4), (4, 4)])
 @pytest.mark.parametrize(("positions", "slots"), FEW.values(), ids=FEW)
 @pytest.mark.parametrize("name", MODELS)
 def test_few_tokens(
-    name: str, positions: list[int], slots: list[int], states: int, folder: Path
+    name: str, positions: list[int], slots: list[int], states: int, blocks: int, folder: Path
 ) -> None:
-    """A block of each head for every slot; the next step computes all but one of them again."""
-    key = ShapeKey(len(slots), 1)
-    steps = TunedSteps(recorded(name, folder, key, states), ShapeKey(4, 2), DEVICE, FILES, folder)
+    """Blocks of each head for every slot; the next step computes all but one of them again."""
+    key, device = ShapeKey(len(slots), 1), with_clusters(name, blocks)
+    steps = TunedSteps(recorded(name, folder, key, states), ShapeKey(4, 2), device, FILES, folder)
+    assert steps.runs[0][0].grid[0] == blocks * MODELS[name]["value_heads"]
     assert [[launch.source.name for launch in run] for run in steps.runs] == [["delta_step.cu"]]
     for after in (0, 1):
         run(steps, [position + after for position in positions], slots)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contract.types import Request, TokenEvent
+from reference.cpu.tier import CpuTier
 from reference.engine import Engine
 from reference.limits import Limits
 from tests.named_tiers import around_steps
@@ -16,6 +17,7 @@ LIMITS = Limits(
 
 TIERS = around_steps("native", "opencl", "cuda")
 ALL_TIERS = TIERS | around_steps("vulkan")
+EVERY_TIER = {"cpu": CpuTier, **ALL_TIERS}
 
 
 def request(number: int, length: int = 5, max_tokens: int = 4, **fields: object) -> Request:

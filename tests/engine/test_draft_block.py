@@ -26,7 +26,7 @@ from reference.limits import Limits
 from reference.model.open import open_model
 from reference.runner import LOGITS, ModelRunner, StepInput, StepOutput, Submission
 from reference.sched.drafts import DraftPolicy
-from tests.engine.small_engine import ALL_TIERS as TIERS
+from tests.engine.small_engine import EVERY_TIER as TIERS
 from tests.engine.test_constrained_requests import few, two_residues
 from tests.named_tiers import quick_tier, runner_on
 from tests.peer.float64_hybrid import Float64Hybrid
@@ -67,7 +67,7 @@ def drafting(
 
 
 RUNS = [(pair, ahead, chunk) for pair in FAST for ahead, chunk in ((0, None), (1, 20))]
-RUNS.append((("qwen35", "vulkan"), 1, 20))
+RUNS += [(("qwen35", tier), 1, 20) for tier in ("cpu", "vulkan")]
 
 
 @pytest.fixture(scope="module", params=FAST, ids=" on ".join)
@@ -161,7 +161,16 @@ def test_no_draft_changes_an_answer(runners: Runners, ahead: int, chunk: int | N
     assert counts.prefix.tokens_hit
 
 
-@pytest.mark.parametrize("ahead", [0, 1])
+@pytest.mark.parametrize(
+    ("runners", "ahead"),
+    [
+        *((pair, ahead) for pair in FAST for ahead in (0, 1)),
+        (("qwen35", "cpu"), 1),
+        pytest.param(("qwen35", "vulkan"), 1, marks=pytest.mark.long),
+    ],
+    ids=lambda value: " on ".join(value) if isinstance(value, tuple) else str(value),
+    indirect=["runners"],
+)
 def test_a_cancel_at_any_step_changes_no_other(runners: Runners, ahead: int) -> None:
     """Every other request is cancelled, each with more tokens than the one before: in its prompt,
     after right drafts, and after wrong ones."""

@@ -48,7 +48,9 @@ def options(tier: str, draft: int, **more: object) -> SessionOptions:
     return replace(SessionOptions(tier=tier, context=128, draft=draft), **more)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("tier", ["cpu", "native", "cuda"])
+@pytest.mark.parametrize(
+    "tier", ["cpu", "native", "opencl", pytest.param("vulkan", marks=pytest.mark.long), "cuda"]
+)
 def test_answers_are_those_without_it(model: Path, tier: str) -> None:
     """Greedy, sampled, and cut at a stop string."""
     open_by_name(tier).close()

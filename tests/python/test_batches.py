@@ -10,12 +10,16 @@ from typing import Any
 import numpy as np
 import pytest
 
+from contract.types import FinishReason, TokenEvent
 from contract.types import SamplingParams as EngineSampling
+from harness.host.driver import EventStream
+from harness.host.event_queue import Delivered, Offer
 from harness.host.options import SessionOptions
 from harness.host.session import Session
 from reference.ops.log_probabilities import log_probabilities
 from tests.python.conftest import CONTEXT
 from zinc_rt import LLM, RequestError, SamplingParams
+from zinc_rt.batches import KEPT_EVENTS
 
 PROMPTS = ["one", "two and more", "three", "", "a" * 40, "six", "seven", "eight"]
 SAMPLED = SamplingParams(temperature=0.9, seed=5, max_tokens=12, ignore_end=True)
@@ -187,3 +191,28 @@ def test_parameters_of_the_package(llm: LLM) -> None:
     for each in wrong:
         with pytest.raises(RequestError, match=next(iter(each))):
             SamplingParams(**eager, **each)
+
+
+@pytest.mark.parametrize("stop", [(), ("never",)])
+def test_the_reader_is_woken_where_its_events_may_end_something(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch, stop: tuple[str, ...]
+) -> None:
+    """Events come one by one while it waits; those that it takes end its waiting."""
+    tokens, taken = 4 * KEPT_EVENTS, list[int]()
+    reason = [None] * (tokens - 1) + [FinishReason.LENGTH]
+    left = [TokenEvent(0, 65, at, end) for at, end in enumerate(reason)]
+
+    def take(stream: EventStream, timeout: float, offer: Offer) -> list[Delivered]:
+        request_id = max(stream.facts)
+        while left:
+            given = [Delivered(0.0, left.pop(0)._replace(request_id=request_id))]
+            if not offer(given):
+                taken.append(len(given))
+                return given
+        return []
+
+    monkeypatch.setattr(EventStream, "take", take)
+    asked = SamplingParams(max_tokens=tokens, ignore_end=True, stop=stop)
+    (output,) = llm.generate("one", asked)
+    assert len(output.tokens) == tokens
+    assert len(taken) == (tokens if stop else 4)

@@ -15,6 +15,7 @@ import pytest
 from harness import replay
 from harness.serve import storage
 from harness.serve.ledger_store import Counts, LedgerStore
+from harness.serve.responses.store import ResponseStore
 from harness.trace import framing
 from tests.patience import wait_until
 from tests.serve.conftest import Serve
@@ -284,3 +285,65 @@ def test_responses_without_room_are_refused_before_anything_is_computed(
         assert http.get(f"{RESPONSES}/{first}").status == 200
         disk.full = False
         assert http.post(RESPONSES, body).status == 200
+
+
+class KeepsRoom(FullDisk):
+    """A disk that has no room but what the file ``kept`` takes."""
+
+    writes = ("INSERT", "DELETE", "COMMIT")
+
+    def __init__(self, connection: sqlite3.Connection, kept: Path) -> None:
+        self.kept = kept
+        super().__init__(connection)
+
+    @property
+    def full(self) -> bool:
+        return self.kept.exists()
+
+    @full.setter
+    def full(self, full: bool) -> None:
+        pass
+
+    def executemany(self, text: str, values: Any) -> sqlite3.Cursor:
+        for one in values:
+            self.execute(text, one)
+        return self._connection.cursor()
+
+
+def test_what_is_stored_can_be_deleted_on_a_full_disk(serve: Serve, tmp_path: Path) -> None:
+    """By the room that is kept for it, which is taken again, and for ever."""
+    body = {"input": "a", "max_output_tokens": 2}
+    with serve(state=tmp_path) as server:
+        http = Http(server.url)
+        stored = [http.post(RESPONSES, body).json["id"] for _ in range(4)]
+        store = server.service.responses
+        (kept,) = tmp_path.glob("*.room")
+        assert kept.stat().st_size > 0
+        store._file = KeepsRoom(store._file, kept)  # type: ignore[assignment]
+        for id in stored[:2]:
+            assert http.send("DELETE", f"{RESPONSES}/{id}", None, {}).json["deleted"]
+            assert http.get(f"{RESPONSES}/{id}").status == 404
+            assert kept.exists()
+        assert http.send("DELETE", f"{RESPONSES}/{id}", None, {}).status == 404
+        assert http.post(RESPONSES, body).error["code"] == "disk_full"
+        store.forget_others([])
+    with ResponseStore(tmp_path) as again:
+        assert again._file.execute("SELECT COUNT(*) FROM responses").fetchone() == (0,)
+
+
+def test_a_delete_without_any_room_says_so_and_deletes_nothing(
+    serve: Serve, tmp_path: Path
+) -> None:
+    with serve(state=tmp_path) as server:
+        http = Http(server.url)
+        path = (
+            f"{RESPONSES}/{http.post(RESPONSES, {'input': 'a', 'max_output_tokens': 2}).json['id']}"
+        )
+        store = server.service.responses
+        disk = store._file = FullDisk(store._file)  # type: ignore[assignment]
+        disk.full = True
+        refused = http.send("DELETE", path, None, {})
+        assert (refused.status, refused.error["code"]) == (503, "disk_full")
+        assert http.get(path).status == 200
+        disk.full = False
+        assert http.send("DELETE", path, None, {}).json["deleted"]

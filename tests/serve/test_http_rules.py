@@ -122,3 +122,27 @@ def test_an_answer_has_an_id(http: Http) -> None:
         told = http.get("/nowhere", X_Request_Id=bad).headers
         assert told["X-Request-Id"].startswith("req_")
         assert told["Request-Id"] == told["X-Request-Id"]
+
+
+def test_expectations_that_cannot_be_met(http: Http) -> None:
+    """The only one there is is met, unless its body is not wanted."""
+    body = b'{"prompt": "a", "max_tokens": 1}'
+    post = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    post += b"Connection: close\r\n"
+    sized = b"Content-Length: %d\r\n\r\n%b" % (len(body), body)
+    for member, begin in (
+        (b"100-continue", b"HTTP/1.1 100"),
+        (b"100-Continue, ", b"HTTP/1.1 100"),
+        (b"", b"HTTP/1.1 200"),
+        (b"200-ok", b"HTTP/1.1 417"),
+        (b"100-continue, x=1", b"HTTP/1.1 417"),
+    ):
+        answer = http.raw(b"%bExpect: %b\r\n%b" % (post, member, sized))
+        assert answer.startswith(begin), member
+        assert answer.count(b"HTTP/1.1 ") == 1 + (b" 100 " in answer)
+        assert (b'"code":"expectation_failed"' in answer) == (b" 417 " in answer)
+    large = b"Expect: 100-continue\r\nContent-Length: 99999999\r\n\r\n"
+    assert http.raw(post + large).startswith(b"HTTP/1.1 413")
+    assert http.raw(b"GET /health HTTP/1.1\r\nHost: localhost\r\nExpect: x\r\n\r\n").startswith(
+        b"HTTP/1.1 417"
+    )

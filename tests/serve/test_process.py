@@ -156,6 +156,40 @@ def test_a_signal_while_it_loads_ends_it(
             server.kill()
 
 
+CLOSING = """
+import runpy, sys, time
+from harness.serve.serving import Serving
+
+def stuck(*arguments):
+    print("closing", file=sys.stderr, flush=True)
+    time.sleep(600)
+
+Serving.close = stuck
+sys.argv = ["zinc-rt", *sys.argv[1:]]
+runpy.run_module("harness", run_name="__main__")
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_third_signal_ends_a_server_that_does_not_stop(
+    tiny_model_path: Path, tmp_path: Path, number: signal.Signals
+) -> None:
+    """At once and without a traceback, whatever its threads do."""
+    line = [sys.executable, "-c", CLOSING, *server_command(tiny_model_path, "--port", "0")[3:]]
+    named = server_environment(tmp_path)
+    with subprocess.Popen(line, env=named, stderr=subprocess.PIPE, text=True) as server:
+        try:
+            assert server.stderr is not None
+            for said in ("listening on", "closing\n", "closing\n"):
+                while said not in (line := server.stderr.readline()):
+                    assert line
+                server.send_signal(number)
+            assert server.wait(PATIENCE_SECONDS) == -number
+            assert "Traceback" not in server.stderr.read()
+        finally:
+            server.kill()
+
+
 def test_sighup_reads_the_tenants_again(tiny_model_path: Path, tmp_path: Path) -> None:
     """At once, whether or not anybody asks, and what runs goes on."""
     tenants = tmp_path / "tenants.toml"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import pytest
 
@@ -248,3 +249,10 @@ def test_a_full_disk_saves_nothing_and_leaves_nothing(
 def test_a_server_that_caches_nothing_saves_nothing(serve: Serve, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="--ray"), serve(slot_save_path=tmp_path, replicas=1):
         pass
+
+
+def test_a_name_that_is_no_slot_is_told_as_it_is(hermes: Running) -> None:
+    for name in ("abc", "-1", "1.5", "0x1", "99", "9999999999", "%D9%A3"):
+        reply = Http(hermes.url).post(f"/slots/{name}?action=erase", {})
+        assert (reply.status, reply.error["param"]) == (400, "id_slot"), name
+        assert unquote(name) in reply.error["message"]

@@ -201,6 +201,13 @@ def test_one_that_has_aged_waits_for_the_room_of_one_that_is_loaded(
     assert outcome.violation is None, outcome.violation
 
 
+def test_one_beyond_its_quotas_keeps_its_turn_while_its_pages_are_read() -> None:
+    """Its tenant's next request waits behind it, though it has room."""
+    kept = parse_saved("3/1,7//6,10,11//2,18//0")
+    outcome = play(keep(generate(624001803, ADVERSARY), kept))
+    assert outcome.violation is None, outcome.violation
+
+
 @pytest.mark.parametrize("step", range(1, 8))
 def test_a_copy_that_fails_at_the_end_ends_nothing_else(step: int) -> None:
     """Pages wait to be written when the engine is given back, and one cannot be copied. Nothing is

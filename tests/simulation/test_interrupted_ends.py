@@ -3,13 +3,15 @@ do next: the simulator's promises hold, and it knows which ends are certain."""
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 
 import pytest
 
 from contract.types import Request, Tenant
-from harness.simulation.drive import play
-from harness.simulation.generate import ADVERSARY, generate
+from harness.simulation import run
+from harness.simulation.drive import Outcome, play
+from harness.simulation.generate import ADVERSARY, SCHEDULER, generate
 from harness.simulation.invariants import Invariant
 from harness.simulation.schedule import (
     Action,
@@ -175,3 +177,36 @@ def test_tokens_that_a_fault_held_up_count_when_they_were_counted() -> None:
     outcome = play(keep(generate(615272, ADVERSARY), actions))
     assert outcome.violation is None, outcome.violation
     assert outcome.counts["faults"] > 0
+
+
+@pytest.mark.parametrize("line", range(140, 180))
+def test_the_use_of_a_model_whose_turn_was_interrupted(line: int) -> None:
+    """It may count as used or not, as the line was: which model makes room then follows."""
+    saved = parse_saved("31/1/5,32//0,39,41,42,46/1/0")
+    schedule = keep(generate(607003555, ADVERSARY), saved)
+    actions = tuple(
+        replace(action, line=line) if isinstance(action, Interrupt) else action
+        for action in schedule.actions
+    )
+    played(replace(schedule, actions=actions), line)
+
+
+@pytest.mark.parametrize(
+    ("seed", "logs", "broken"),
+    [
+        (603003375, "abb", False),
+        (603003375, "abc", True),
+        (603003375, "aa", False),
+        (1, "ab", True),
+    ],
+)
+def test_a_first_log_may_differ_where_lines_are_counted(
+    seed: int, logs: str, broken: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """CPython 3.12 misses a line of code that is traced for the first time."""
+    profile = ADVERSARY if seed > 1 else SCHEDULER
+    left = iter(logs)
+    monkeypatch.setattr(run, "play_on", lambda *_: Outcome(None, next(left), Counter()))
+    outcome = run.play_seed(profile, seed, twice=True)
+    assert (outcome.violation is not None) == broken
+    assert next(left, None) is None

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from typing import Generic, Protocol, TypeVar
 
 from contract.errors import ZincError
 from contract.types import Request, TokenEvent
 from harness.host.driver import EngineDriver, EventStream
+from harness.host.event_queue import Delivered
 from harness.host.submissions import WAIT_SECONDS, Submission
 
 Result = TypeVar("Result")
 Given = TypeVar("Given", covariant=True)
 UNREAD_EVENTS = 1 << 20
 """Events that may wait: the engine never rests for a batch."""
+KEPT_EVENTS = 32
+"""Events that wait before the reader is woken for them. It takes processor time from a tier that
+computes on the same cores, and only the end of a prompt gives a result."""
 
 
 class Work(Protocol[Given]):
@@ -32,6 +37,10 @@ class Work(Protocol[Given]):
     @property
     def done(self) -> bool:
         """Whether the last event was taken."""
+
+    @property
+    def ends_early(self) -> bool:
+        """Whether an event may end it that is not the engine's last of a request."""
 
     def take(self, event: TokenEvent, stream: EventStream) -> object:
         """Take the next event of one of the requests. Raises ZincError when the model fails."""
@@ -97,9 +106,25 @@ def _begin(
     return begun, known
 
 
+def _keep(
+    pending: Mapping[int, Work[Result]], kept: list[Delivered], events: Sequence[Delivered]
+) -> bool:
+    """Keep events on the engine's thread; False where the reader is to take them now."""
+    for _, event in events:
+        one = pending.get(event.request_id)
+        if event.finish_reason is not None or one is None or one.ends_early:
+            return False
+    if len(kept) + len(events) > KEPT_EVENTS:
+        return False
+    kept.extend(events)
+    return True
+
+
 def _ended(stream: EventStream, pending: dict[int, Work[Result]]) -> Iterator[Result]:
     """The results of the prompts that end with the next events."""
-    for delivered in stream.take(WAIT_SECONDS):
+    kept: list[Delivered] = []
+    taken = stream.take(WAIT_SECONDS, partial(_keep, pending, kept))
+    for delivered in (*kept, *taken):
         one = pending.get(delivered.event.request_id)
         if one is None:
             continue

@@ -145,6 +145,10 @@ class Pending:
             for request in requests
         }
         self._left = len(requests)
+        parsers = [choice.answer.parser for choice in self._choices.values()]
+        calls = any(parser is not None and parser.expects_calls for parser in parsers)
+        self.ends_early = calls or bool(parameters.stop or parameters.stop_token_ids)
+        """Whether its text may end it: by a stop string, a token or a call."""
 
     @property
     def done(self) -> bool:

@@ -26,6 +26,8 @@ UNPENALIZED = SamplingParams(repeat_last_n=0)
 class Reading:
     """A text that the engine reads, done with the last event of its one request."""
 
+    ends_early = False
+
     def __init__(self, request: Request) -> None:
         self.requests: Sequence[Request] = (request,)
         self.done = False

@@ -89,8 +89,8 @@ class LlamaCppHandlers:
         service, tenant, began = service_of_request(), g.account.tenant, time.monotonic()
         model, table = service.model, service.slots
         model.check_name(body.model)
-        number = int(slot) if slot.isascii() and slot.isdecimal() and len(slot) < 10 else -1
-        found = table.of(model, tenant, number)
+        number = int(slot) if slot.isascii() and slot.isdecimal() and len(slot) < 10 else None
+        found = table.of(model, tenant, number, slot[:32])
         if action == "erase":
             return {"id_slot": number, "n_erased": table.erase(model, tenant, found)}
         if body.filename is None:

@@ -56,13 +56,13 @@ class SlotTable:
         self._slots: dict[tuple[int, str], list[Slot]] = {}
         self._uses = 0
 
-    def of(self, model: ServedModel, tenant: Tenant, number: int) -> Slot:
-        """A slot of a tenant. Raises ApiError."""
+    def of(self, model: ServedModel, tenant: Tenant, number: int | None, name: str) -> Slot:
+        """The slot of a tenant that a client calls ``name``. Raises ApiError."""
         with self._lock:
             slots = self._of(model, tenant.id)
-        if not 0 <= number < len(slots):
+        if number is None or number >= len(slots):
             raise invalid_value(
-                "id_slot", f"there is no slot {number}; they are 0 to {len(slots) - 1}"
+                "id_slot", f"there is no slot {name}; they are 0 to {len(slots) - 1}"
             )
         return slots[number]
 

@@ -16,16 +16,17 @@ from harness.serve.ollama.wire import (
 )
 from harness.serve.wire import ChatRequest, CompletionRequest, Sampling, converted, given_fields
 
-client_name = renaming(
-    {
-        "reasoning_effort": "think",
-        "response_format": "format",
-        "max_tokens": "options.num_predict",
-        "stop": "options.stop",
-        "continue_final_message": "messages",
-    }
-)
+NAMES = {
+    "reasoning_effort": "think",
+    "response_format": "format",
+    "max_tokens": "options.num_predict",
+    "stop": "options.stop",
+    "continue_final_message": "messages",
+}
+client_name = renaming(NAMES)
 """This API's names of fields of chat completions."""
+prompt_name = renaming(NAMES | {"messages": "prompt"})
+"""The same where a prompt is a conversation of one turn."""
 UNSERVED = ("template", "context")
 EFFORTS: Mapping[bool | str, str] = {True: "medium", False: "none", "max": "high"}
 """The efforts of chat completions that ``think`` means where it has another name."""

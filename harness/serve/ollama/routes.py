@@ -13,6 +13,7 @@ from contract.types import Tenant
 from harness.serve.answers import Json
 from harness.serve.caller import Caller, in_names_of
 from harness.serve.embeddings import EmbeddingRequest, embed
+from harness.serve.errors import naming_fields, renaming
 from harness.serve.gate import caller_of_request, decoded, need_admin, service_of_request
 from harness.serve.model import ServedModel
 from harness.serve.model_routes import known_model
@@ -23,6 +24,7 @@ from harness.serve.ollama.parse import (
     chat_of_prompt,
     client_name,
     plain_schemas,
+    prompt_name,
     text_of_prompt,
 )
 from harness.serve.ollama.render import NANOSECONDS, OllamaShape, line, now
@@ -94,7 +96,8 @@ class OllamaHandlers:
 
     def ollama_embed_one(self, raw: bytes) -> Json:
         body = decoded(raw, OldEmbedRequest)
-        answer = _vectors(EmbeddingRequest(body.prompt, body.model))
+        with naming_fields(renaming({"input": "prompt"})):
+            answer = _vectors(EmbeddingRequest(body.prompt, body.model))
         return {"embedding": answer["data"][0]["embedding"]}
 
     def ollama_show(self, raw: bytes) -> Json:
@@ -143,7 +146,7 @@ def answer_chat(
     return service.chat(chat_of(body), tenant, caller, OllamaShape, "ollama-")
 
 
-@in_names_of(client_name)
+@in_names_of(prompt_name)
 def answer_prompt(
     service: Service, body: GenerateRequest, tenant: Tenant, caller: Caller
 ) -> Answered:

@@ -36,7 +36,7 @@ class ResponsesHandlers:
         earlier = service.responses.conversation(g.account.tenant, body.previous_response_id)
         with naming_fields(response_name):
             plan = service.model.chat_plan(converted(chat_of(body, earlier), ChatRequest))
-        count = len(service.model.encode_chat(plan.prompt, plan.spoken))
+            count = len(service.model.encode_chat(plan.prompt, plan.spoken))
         return {"object": "response.input_tokens", "input_tokens": count}
 
     def response(self, id: str) -> Json:

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import secrets
 import sqlite3
-from collections.abc import Collection, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,13 +18,16 @@ from contract.types import Tenant
 from harness.serve.answers import Json
 from harness.serve.responses.errors import not_found
 from harness.serve.responses.wire import InputItem
-from harness.serve.storage import Database
+from harness.serve.storage import BUSY_SECONDS, Database, KeptRoom
 
 MOST_STORED = 1000
 """Most answers of one tenant."""
 MOST_BYTES = 64 << 20
 """Most bytes of them, as JSON."""
 FILE = "responses.sqlite"
+ROOM_FILE = "responses.room"
+ROOM_BYTES = 4 << 20
+"""Kept for deleting on a full disk: what SQLite lets its log of changes grow to."""
 SCHEMA_VERSION = 1
 TABLES = (
     "CREATE TABLE IF NOT EXISTS responses (tenant TEXT, id TEXT, used INTEGER, nbytes INTEGER,"
@@ -62,6 +65,7 @@ class ResponseStore(Database):
         self._most_bytes = most_bytes
         path = None if folder is None else folder / FILE
         super().__init__(path, SCHEMA_VERSION, "the stored responses", "--state", TABLES)
+        self._room = None if folder is None else KeptRoom(folder / ROOM_FILE, ROOM_BYTES)
         self._gone: set[str] = set()
         self._known: tuple[str, set[str]] | None = None
 
@@ -93,12 +97,16 @@ class ResponseStore(Database):
             return stored
 
     def delete(self, tenant: Tenant, id: str) -> None:
-        """Forget an answer. Raises ApiError 404, and StorageProblem."""
-        with self._used(), self._whole():
+        """Forget an answer, on a full disk too. Raises ApiError 404, and StorageProblem."""
+
+        def remove() -> None:
             key = _key(tenant), id
             gone = self._file.execute("DELETE FROM responses WHERE tenant = ? AND id = ?", key)
             if not gone.rowcount:
                 raise not_found(id)
+
+        with self._used():
+            self._delete(remove, BUSY_SECONDS)
 
     def conversation(self, tenant: Tenant, id: str | None) -> list[InputItem]:
         """All items up to and with an answer, none for no answer. Raises ApiError 404 where one of
@@ -125,9 +133,32 @@ class ResponseStore(Database):
             self._gone |= {key for (key,) in found} - keys - kept
             self._known = own, keys
             with suppress(sqlite3.Error):
-                with self._whole(0.0):
-                    self._forget()
+                self._delete(self._forget, 0.0)
                 self._forgotten()
+
+    def _delete(self, change: Callable[[], None], seconds: float) -> None:
+        """Carry out a change that takes little room, on a full disk by what is kept for it; waits
+        for other processes as ``_whole`` does. Raises sqlite3.Error."""
+        try:
+            with self._whole(seconds):
+                change()
+        except sqlite3.Error as error:
+            if self._room is None or not self._problem_of(error).full:
+                raise
+            with self._room.given(), self._whole(seconds):
+                change()
+            # Else the log of changes takes more of the room each time. Pages of it that are new to
+            # the file would take the room for nothing where it is not enough for all of them.
+            enough = self._room.nbytes >= self._growth()
+            with self._room.given() if enough else nullcontext(), suppress(sqlite3.Error):
+                self._file.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+
+    def _growth(self) -> int:
+        """The bytes by which the file is going to grow."""
+        pages, size = (
+            self._file.execute(f"PRAGMA page_{name}").fetchone()[0] for name in ("count", "size")
+        )
+        return int(pages * size) - (0 if self._path is None else self._path.stat().st_size)
 
     def _forget(self) -> None:
         """Delete what is stored for tenants that are gone, and note those that are not."""

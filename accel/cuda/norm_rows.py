@@ -1,0 +1,48 @@
+"""The rule for norms of few tokens that no product computes: a block for a row, whose values its
+warps keep in registers."""
+
+from __future__ import annotations
+
+from accel.cuda.device import Device
+from accel.cuda.packed_tiles import unit_count
+from accel.cuda.products import ALIGNED_FLOATS, MOST_HELD_UNITS
+from accel.cuda.runs import operand_indices, size_indices
+from accel.cuda.tuned import KernelLaunch, Remaining, Replacement
+
+MOST_WARPS = 16
+MOST_TOKENS = 64
+"""Most tokens; with more the plain kernel has enough blocks."""
+
+
+def norm_rows_rule(ops: Remaining, device: Device) -> Replacement | None:
+    """Replaces a single RMS_NORM of whole rows."""
+    op = ops[0]
+    if op.name != "rms_norm":
+        return None
+    sizes = op.most_sizes()
+    units = unit_count(sizes["width"])
+    warps = min(MOST_WARPS, units)
+    held = -(-units // warps)
+    tensors = [tensor for tensor in op.operands if tensor is not None]
+    aligned = all(
+        tensor.start % ALIGNED_FLOATS == 0 and (tensor.stride % ALIGNED_FLOATS == 0)
+        for tensor in tensors
+        if tensor.stride > 1
+    )
+    if sizes["groups"] != 1 or sizes["tokens"] > MOST_TOKENS or held > MOST_HELD_UNITS:
+        return None
+    if sizes["width"] % ALIGNED_FLOATS or not aligned:
+        return None
+    launch = KernelLaunch(
+        "norm_rows",
+        (sizes["tokens"], 1, 1),
+        (32 * warps, 1, 1),
+        4 * units,
+        {
+            "WARPS": warps,
+            "HELD_UNITS": held,
+            **operand_indices(ops, 0, "X_AT=x WEIGHT_AT=weight Y_AT=y"),
+            **size_indices("rms_norm", "width", "eps"),
+        },
+    )
+    return Replacement(1, (launch,))

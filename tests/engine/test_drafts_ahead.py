@@ -1,0 +1,204 @@
+"""The first drafts of a round that are computed before the host reads the round in front."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from contract.tier import Tier
+from contract.types import Request, SamplingParams
+from reference.engine import speculative_decoder
+from reference.engine.draft_block import DraftBlock
+from reference.engine.drafter import DraftRequest, SpeculationStatistics
+from reference.runner import ModelRunner, StepInput, Submission
+from tests.engine.small_engine import ALL_TIERS as TIERS
+from tests.engine.test_draft_block import (
+    MASKS,
+    REQUESTS,
+    Events,
+    Runners,
+    answers_of_cpu,
+    drafting,
+    drafting_model,
+    engine_of,
+    run,
+)
+from tests.named_tiers import quick_tier
+
+pytestmark = pytest.mark.usefixtures("unmeasured_steps")
+SyntheticModel = Callable[..., Path]
+STEPS = (1, 2, 5)
+GREEDY = [
+    Request(n, tuple((n * 31 + i * 5) % 250 for i in range(9 + 13 * n)), 40, SamplingParams())
+    for n in range(3)
+]
+
+
+@pytest.fixture(scope="module", params=["quick", "late", "native", "opencl", "cuda"])
+def runners(request: pytest.FixtureRequest, synthetic_model: SyntheticModel) -> Iterator[Runners]:
+    """A model and its draft block on a tier, and the answers without drafts."""
+    path = drafting_model(synthetic_model, "qwen35")
+    with TIERS[request.param]() as tier, drafting(path, tier) as both:
+        yield *both, answers_of_cpu(path)
+
+
+class Counted:
+    """How many rounds began with steps that were computed ahead, and how many did not use them."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.used = self.unused = 0
+        ask = DraftBlock._ahead_of
+
+        def asked(block: DraftBlock, active: list[DraftRequest]) -> int:
+            there = block._ahead is not None
+            found = ask(block, active)
+            self.used += found > 0
+            self.unused += there and not found
+            return found
+
+        patch.setattr(DraftBlock, "_ahead_of", asked)
+
+
+def set_steps(patch: pytest.MonkeyPatch, steps: int) -> None:
+    """Have every device compute so many steps ahead."""
+
+    def chosen(info: object) -> int:
+        return steps
+
+    patch.setattr(speculative_decoder, "steps_ahead", chosen)
+
+
+def alone(
+    runner: ModelRunner, block: ModelRunner | None, requests: list[Request]
+) -> tuple[list[Events], SpeculationStatistics]:
+    """The answers to requests one after the other."""
+    engine = engine_of(runner, block, steps_ahead=1, prefix_cache=False)
+    answers = [run(engine, [one]) for one in requests]
+    return answers, engine.statistics.speculation
+
+
+@pytest.mark.parametrize("steps", STEPS)
+def test_drafts_ahead_are_those_that_follow(
+    runners: Runners, monkeypatch: pytest.MonkeyPatch, steps: int
+) -> None:
+    """Rounds that use them and rounds that do not: the same drafts are right as where each round
+    waits for the host."""
+    runner, block, _ = runners
+    expected, _ = alone(runner, None, GREEDY)
+    set_steps(monkeypatch, 0)
+    answers, waiting = alone(runner, block, GREEDY)
+    assert answers == expected
+    set_steps(monkeypatch, steps)
+    counted = Counted(monkeypatch)
+    assert alone(runner, block, GREEDY) == (expected, waiting)
+    assert counted.used > 3
+    assert counted.unused > 3
+    assert waiting.accepted > 10
+
+
+@pytest.mark.parametrize("steps", STEPS)
+def test_no_draft_ahead_changes_an_answer(
+    runners: Runners, monkeypatch: pytest.MonkeyPatch, steps: int
+) -> None:
+    """Greedy and sampled, with penalties, biases and masks, preempted, cancelled, with prefix hits
+    and prompts in chunks: one sequence that is left is drafted for ahead."""
+    runner, block, expected = runners
+    set_steps(monkeypatch, steps)
+    counted = Counted(monkeypatch)
+    engine = engine_of(runner, block, steps_ahead=1, chunk_tokens=20)
+    cancelled = [replace(REQUESTS[0], id=6), replace(REQUESTS[2], id=7)]
+    events = dict(run(engine, [*cancelled, *REQUESTS], MASKS, {6: 2, 7: 7}))
+    for one in cancelled:
+        del events[one.id]
+    assert events == expected
+    assert engine.statistics.preempted
+    assert engine.statistics.prefix.tokens_hit
+    for one in REQUESTS:
+        assert run(engine, [one], MASKS) == {one.id: expected[one.id]}
+    assert counted.used + counted.unused > 3
+
+
+@pytest.mark.parametrize("steps", STEPS)
+def test_cancels_and_joins_behind_drafts_ahead(
+    runners: Runners, monkeypatch: pytest.MonkeyPatch, steps: int
+) -> None:
+    """A sequence with steps ahead is cancelled after each number of tokens, and another begins in
+    its slot and its pages; or another joins it."""
+    runner, block, _ = runners
+    (first, second), _ = alone(runner, None, GREEDY[:2])
+    set_steps(monkeypatch, steps)
+    engine = engine_of(runner, block, steps_ahead=1, prefix_cache=False)
+    for tokens in (1, 2, 5, 9, 14):
+        ended = replace(GREEDY[0], id=9)
+        engine.submit(ended)
+        given = 0
+        while given < tokens:
+            given += len(engine.step())
+        engine.cancel(9)
+        assert run(engine, [GREEDY[1]]) == second
+        engine.submit(GREEDY[0])
+        events = []
+        while len(events) < tokens:
+            events += engine.step()
+        others = run(engine, [GREEDY[1]])
+        assert others[1] == second[1]
+        assert events + others.get(0, []) == first[0]
+
+
+def test_the_device_does_not_wait_for_the_host(
+    synthetic_model: SyntheticModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where all drafts are right, steps of the block follow the model's before it is read."""
+    order: list[str] = []
+    submit, collect = ModelRunner.submit, ModelRunner.collect
+
+    def submitted(self: ModelRunner, inputs: StepInput) -> Submission:
+        order.append("d" if inputs.unread else "V")
+        return submit(self, inputs)
+
+    def collected(self: ModelRunner, submission: Submission):  # type: ignore[no-untyped-def]
+        order.append("r")
+        return collect(self, submission)
+
+    path = synthetic_model(architecture="qwen35", quant="q4_k_m", mtp_agreement=1.0)
+    monkeypatch.setattr(ModelRunner, "submit", submitted)
+    monkeypatch.setattr(ModelRunner, "collect", collected)
+    with quick_tier() as tier, drafting(path, tier) as (runner, block):
+        for steps, pattern in ((0, "VrdddV"), (2, "VddrdV")):
+            set_steps(monkeypatch, steps)
+            order.clear()
+            alone(runner, block, GREEDY[:1])
+            assert pattern in "".join(order)
+
+
+def test_a_penalty_sees_no_draft_ahead(runners: Runners, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is noted for a sequence whose penalties look at recent tokens."""
+    runner, block, expected = runners
+    set_steps(monkeypatch, 2)
+    counted = Counted(monkeypatch)
+    answers, _ = alone(runner, block, [REQUESTS[2]])
+    assert answers == [{2: expected[2]}]
+    assert counted.used == counted.unused == 0
+
+
+def test_stale_drafts_are_caught(
+    synthetic_model: SyntheticModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The control: steps ahead that are used though a draft was wrong make fewer drafts right."""
+    path = drafting_model(synthetic_model, "qwen35")
+    set_steps(monkeypatch, 2)
+    tier: Tier
+    with quick_tier() as tier, drafting(path, tier) as (runner, block):
+        expected, sound = alone(runner, block, GREEDY)
+
+        def stale(self: DraftBlock, active: list[DraftRequest]) -> int:
+            ahead, self._ahead = self._ahead, None
+            return 0 if ahead is None or not active else min(ahead.steps, active[0].most)
+
+        monkeypatch.setattr(DraftBlock, "_ahead_of", stale)
+        answers, counts = alone(runner, block, GREEDY)
+        assert answers == expected
+        assert counts != sound
