@@ -42,7 +42,7 @@ CONV_THREADS = 256
 CONV_TOKENS = 32
 ROW_WARPS, ROW_LANES, ROW_SETS = 8, 8, 1
 """Warps of a block of the recurrence, lanes of a row, and sets of rows of each warp."""
-STAGE_TOKENS = 8
+STAGE_TOKENS, STAGES = 8, 3
 AROUND_WARPS = 8
 """Warps of a block that computes a token before or after the recurrence."""
 RUN = ("ssm_conv1d", "ssm_delta_inputs", "ssm_delta_net", "ssm_gated_norm")
@@ -240,7 +240,9 @@ def recurrence_rule(ops: Remaining, device: Device) -> Replacement | None:
         "delta_rows",
         (sizes["value_heads"], size // rows, 1),
         (32 * ROW_WARPS, 1, 1),
-        4 * 2 * STAGE_TOKENS * token_floats,
+        # More than half of a multiprocessor's memory: blocks that start while the launch before
+        # this one ends would else share the multiprocessors that are free first.
+        max(4 * STAGES * STAGE_TOKENS * token_floats, device.shared_bytes // 2),
         {
             "STATE_SIZE": size,
             "ROW_LANES": ROW_LANES,

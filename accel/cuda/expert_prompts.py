@@ -28,6 +28,8 @@ CHUNK_PAIRS = 64
 GROUP_PAIRS = 8
 """An expert's pairs are rounded up to so many: the columns of one product of a warp group."""
 WARPS = 8
+GATHER_BLOCKS = 4
+"""Blocks that share the copy of a chunk."""
 TILE_TOKENS, TILE_ROWS = 64, 32
 """Tokens and rows of the router's weight that a block multiplies."""
 COLUMN_PADDING = 4
@@ -171,7 +173,7 @@ def _gather(
 ) -> KernelLaunch:
     return KernelLaunch(
         "expert_gather",
-        (memory.chunks, 1, 1),
+        (memory.chunks, GATHER_BLOCKS, 1),
         (32 * WARPS, 1, 1),
         0,
         {"WARPS": WARPS, **operand_indices(ops, block.quantize, "m scale sums"), **macros},

@@ -14,10 +14,10 @@ from accel.cuda.expert_block import ExpertBlock, expert_block, formats_of, gate_
 from accel.cuda.expert_groups import (
     CHUNK_UNITS,
     FEW_TOKENS,
-    ROUTER_TOKENS,
     SPAN_UNITS,
     grouped_launches,
     grouping,
+    router_tokens,
     router_words,
 )
 from accel.cuda.expert_prompts import PromptLaunches, prompt_launches
@@ -103,7 +103,9 @@ def expert_rule(ops: Remaining, device: Device) -> Replacement | None:
     if block.gathers:
         between = gathering(ops, block.gathers, nbytes)
         made, nbytes = (*made, between), nbytes + workspace_bytes(between)
-    return Replacement(block.length, (_router(ops, block), *made, *used), nbytes)
+    return Replacement(
+        block.length, (_router(ops, block, grouped is not None), *made, *used), nbytes
+    )
 
 
 def _of_prompt(ops: Sequence[Op], block: ExpertBlock, prompt: PromptLaunches) -> Replacement:
@@ -204,23 +206,25 @@ def _router_rows(router: Op) -> int:
     return max(ROUTER_ROWS, MANY_ROUTER_ROWS // _router_shape(router)[1])
 
 
-def _router(ops: Sequence[Op], block: ExpertBlock) -> KernelLaunch:
+def _router(ops: Sequence[Op], block: ExpertBlock, chooses: bool) -> KernelLaunch:
+    """The router; ``chooses``: with the choice of experts."""
     router = ops[block.router]
     warps, held = _router_shape(router)
-    sizes, at_once = router.most_sizes(), _router_rows(router)
+    sizes, at_once, of_block = router.most_sizes(), _router_rows(router), router_tokens(router)
     rows = sizes["rows"] + (block.gate_logit is not None)
     return KernelLaunch(
         "expert_router",
-        (-(-rows // at_once), -(-sizes["tokens"] // ROUTER_TOKENS), 1),
+        (-(-rows // at_once), -(-sizes["tokens"] // of_block), 1),
         (32 * warps, 1, 1),
-        4 * (ROUTER_TOKENS * (1 + at_once) * unit_count(sizes["columns"]) + 1),
+        4 * (of_block * (1 + at_once) * unit_count(sizes["columns"]) + 1),
         {
             "WARPS": warps,
             "HELD": held,
             "EXPERT_SEGMENTS": unit_count(sizes["rows"]),
+            "CHOOSES": int(chooses),
             "HELD_UNITS": 1,
             "ROUTER_ROWS": at_once,
-            "ROUTER_TOKENS": ROUTER_TOKENS,
+            "ROUTER_TOKENS": of_block,
             **operand_indices(ops, block.norm, "x NORM_WEIGHT=weight"),
             **operand_indices(ops, block.quantize, "m scale sums"),
             **operand_indices(ops, block.router, "ROUTER=weight LOGITS=y"),
@@ -242,7 +246,8 @@ def _gate_spans(gates: Op) -> int:
 
 def _gate_bytes(ops: Sequence[Op], block: ExpertBlock) -> int:
     formats = formats_of(ops, block.gates, block.shared_gate)
-    of_warp = _ring_bytes(SLOTS, *formats) + 4 * UNIT_ROWS
+    choice = 2 * WORD_BYTES * ops[block.gates].most_sizes()["used"]
+    of_warp = _ring_bytes(SLOTS, *formats) + 4 * UNIT_ROWS + choice
     return 2 * _gate_spans(ops[block.gates]) * of_warp
 
 
@@ -266,8 +271,11 @@ def _gates(ops: Sequence[Op], block: ExpertBlock) -> KernelLaunch:
             "SLOTS": SLOTS,
             "HELD_UNITS": 1,
             "USED": used,
+            "EXPERT_SEGMENTS": unit_count(ops[block.router].most_sizes()["rows"]),
+            "ROUTED": block.router,
             **gate_macros(ops, block),
-            **operand_indices(ops, block.topk, "ids"),
+            **operand_indices(ops, block.router, "LOGITS=y"),
+            **operand_indices(ops, block.topk, "ids weights"),
             **size_indices("matmul", "rows", "columns"),
             **size_indices("swiglu", "activation"),
         },

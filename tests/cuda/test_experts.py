@@ -4,6 +4,7 @@ with stacks by themselves, compared with the definitions bit for bit."""
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -123,21 +124,24 @@ def test_several_tokens(name: str, folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "quant", "tokens", "most"),
+    ("name", "quant", "tokens", "most", "multiprocessors"),
     [
-        ("qwen3moe", "q4_k", 7, 9),
-        ("shared", "q5_k", 19, 20),
-        ("shared", "q4_k_m", 40, 66),
-        ("wide", "q6_k", 21, 21),
+        ("qwen3moe", "q4_k", 7, 9, 3),
+        ("qwen3moe", "q4_k", 7, 9, 132),
+        ("shared", "q5_k", 19, 20, 9),
+        ("shared", "q4_k_m", 40, 66, 3),
+        ("wide", "q6_k", 21, 21, 3),
     ],
 )
 def test_tokens_that_share_experts(
-    name: str, quant: str, tokens: int, most: int, folder: Path
+    name: str, quant: str, tokens: int, most: int, multiprocessors: int, folder: Path
 ) -> None:
-    """One to several chunks of an expert, full ones and others; more of them than one block of the
-    router takes. So many rows are read that none are picked in front of it."""
+    """One to several chunks of an expert, full ones and others, which one or several columns of
+    blocks pass over; more tokens than one block of the router takes. So many rows are read that
+    none are picked in front of it."""
     key, bucket = ShapeKey(tokens, tokens // 3), ShapeKey(most, most // 3)
-    steps = TunedSteps(recorded(name, folder, key, quant), bucket, DEVICE, ROUTED, folder)
+    device = replace(DEVICE, multiprocessors=multiprocessors)
+    steps = TunedSteps(recorded(name, folder, key, quant), bucket, device, ROUTED, folder)
     assert [[launch.source.name for launch in run] for run in steps.runs] == [FIVE]
     positions = [i // 2 for i in range(tokens)]
     run(steps, [i * 5 % 90 for i in range(tokens)], positions, [i % 2 for i in range(tokens)])

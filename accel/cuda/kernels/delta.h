@@ -86,13 +86,13 @@ DEVICE void decay_rows(float (&m)[N][LANE_KEYS], const float (&k)[LANE_KEYS], fl
     }
 }
 
-// `v` belongs to the first of the rows, which are ROWS_AT_ONCE apart.
-template <int N>
+// `v` belongs to the first of the rows, which are `apart` apart.
+template <int N, int apart = ROWS_AT_ONCE>
 DEVICE void change_rows(float (&m)[N][LANE_KEYS], const float (&k)[LANE_KEYS], const float *v,
                         float b, const float *sum) {
 #pragma unroll
     for (int n = 0; n < N; n++) {
-        const float change = b * (v[n * ROWS_AT_ONCE] - sum[n]);
+        const float change = b * (v[n * apart] - sum[n]);
 #pragma unroll
         for (int i = 0; i < LANE_KEYS; i++) m[n][i] = m[n][i] + change * k[i];
     }

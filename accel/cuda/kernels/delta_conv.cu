@@ -14,6 +14,7 @@
 #define KEPT 0x80000000u  // in an index: a row of the slot's stored values, not a token
 #define ZERO 0xFFFFFFFFu
 #define SKIPPED 0xFFFFFFFEu
+#define AT_ONCE 4  // tokens whose inputs a thread loads together
 
 // Finds the HISTORY values before those of `token`, oldest first, by one warp.
 DEVICE void find_past(const QUERIES &queries, unsigned token, unsigned *place, int lane) {
@@ -52,52 +53,100 @@ DEVICE bool has_later(const QUERIES &queries, unsigned token, unsigned tokens, i
     return false;
 }
 
-// The input value of a token and channel: x, times its gate if there is one.
-DEVICE float gated_input(const LAUNCH &launch, unsigned token, unsigned channel) {
-    const float x = ((const float *)operand_at(launch, X))[token * stride_at(launch, X) + channel];
-    if (INPUT_GATE < 0) return x;
-    const float *gate = (const float *)operand_at(launch, INPUT_GATE);
-    return gate[token * stride_at(launch, INPUT_GATE) + channel] * x;
+// A channel's inputs and outputs. The input value of a token is x, times its gate if there is one.
+struct CHANNEL {
+    const float *x, *input_gate, *output_gate;
+    size_t x_stride, input_stride, output_stride;
+    float bias;
+
+    __device__ __forceinline__ CHANNEL(const LAUNCH &launch, unsigned channel)
+        : x((const float *)operand_at(launch, X) + channel),
+          input_gate((const float *)operand_at(launch, INPUT_GATE) + channel),
+          output_gate((const float *)operand_at(launch, OUTPUT_GATE) + channel),
+          x_stride(stride_at(launch, X)),
+          input_stride(stride_at(launch, INPUT_GATE)),
+          output_stride(stride_at(launch, OUTPUT_GATE)),
+          bias(BIAS < 0 ? 0.0f : ((const float *)operand_at(launch, BIAS))[channel]) {}
+    __device__ __forceinline__ float input(unsigned token) const {
+        const float value = x[token * x_stride];
+        return INPUT_GATE < 0 ? value : input_gate[token * input_stride] * value;
+    }
+    // What the convolution's sum becomes: + bias, then times its gate or through silu.
+    __device__ __forceinline__ float output(unsigned token, float total) const {
+        if (BIAS >= 0) total = total + bias;
+        if (OUTPUT_GATE < 0) return silu_of(total);
+        return output_gate[token * output_stride] * total;
+    }
+};
+
+// The values before a token that starts at `place`.
+DEVICE void load_past(float (&past)[HISTORY], const unsigned *place, const CHANNEL &of,
+                      const float *kept, unsigned channels) {
+#pragma unroll
+    for (int i = 0; i < HISTORY; i++)
+        past[i] = place[i] == ZERO  ? 0.0f
+                  : place[i] & KEPT ? kept[(size_t)(place[i] & ~KEPT) * channels]
+                                    : of.input(place[i]);
 }
 
-// What the convolution's sum becomes: + bias, then times its gate or through silu.
-DEVICE float gated_output(const LAUNCH &launch, unsigned token, unsigned channel, float total) {
-    if (BIAS >= 0) total = total + ((const float *)operand_at(launch, BIAS))[channel];
-    if (OUTPUT_GATE < 0) return silu_of(total);
-    const float *gate = (const float *)operand_at(launch, OUTPUT_GATE);
-    return gate[token * stride_at(launch, OUTPUT_GATE) + channel] * total;
-}
-
-// Computes tokens `first` to `end` - 1 of a channel, or stores the values behind them.
+// Computes tokens `first` to `end` - 1 of a channel. What is before a token stays in registers for
+// the next one if that follows it.
 DEVICE void convolve(const LAUNCH &launch, const QUERIES &queries, const unsigned *places,
                      const float (&tap)[HISTORY + 1], unsigned first, unsigned end,
                      unsigned channel, unsigned channels) {
+    const CHANNEL of(launch, channel);
+    float *y = (float *)operand_at(launch, Y) + first * stride_at(launch, Y) + channel;
+    const size_t y_stride = stride_at(launch, Y);
+    float past[HISTORY + 1];  // and the token's own value
+#pragma unroll 1
+    for (unsigned begin = first; begin < end; begin += AT_ONCE) {
+        float now[AT_ONCE];
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; i++) now[i] = of.input(min(begin + i, end - 1));
+#pragma unroll
+        for (int n = 0; n < AT_ONCE; n++) {
+            const unsigned token = begin + n;
+            if (token >= end) break;
+            const unsigned *place = places + (token - first) * HISTORY;
+            if (token > first && place[HISTORY - 1] == token - 1) {
+#pragma unroll
+                for (int i = 0; i < HISTORY; i++) past[i] = past[i + 1];
+            } else {
+                const float *kept =
+                    (const float *)operand_at(launch, STATE) +
+                    (size_t)queries.slot(token) * STATES * HISTORY * channels + channel;
+                float loaded[HISTORY];
+                load_past(loaded, place, of, kept, channels);
+#pragma unroll
+                for (int i = 0; i < HISTORY; i++) past[i] = loaded[i];
+            }
+            past[HISTORY] = now[n];
+            float total = 0.0f;
+#pragma unroll
+            for (int i = 0; i <= HISTORY; i++) total = total + tap[i] * past[i];
+            *y = of.output(token, total);
+            y += y_stride;
+        }
+    }
+}
+
+// Stores the values behind tokens `first` to `end` - 1 of a channel.
+DEVICE void store_past(const LAUNCH &launch, const QUERIES &queries, const unsigned *places,
+                       unsigned first, unsigned end, unsigned channel, unsigned channels) {
+    const CHANNEL of(launch, channel);
 #pragma unroll 4
     for (unsigned token = first; token < end; token++) {
         const unsigned *place = places + (token - first) * HISTORY;
-        if (STORES && place[0] == SKIPPED) continue;
+        if (place[0] == SKIPPED) continue;
         float *kept = (float *)operand_at(launch, STATE) +
                       (size_t)queries.slot(token) * STATES * HISTORY * channels + channel;
         float past[HISTORY];
+        load_past(past, place, of, kept, channels);
+        const float now = of.input(token);
+        float *after = kept + (size_t)(queries.position(token) % STATES) * HISTORY * channels;
 #pragma unroll
         for (int i = 0; i < HISTORY; i++)
-            past[i] = place[i] == ZERO   ? 0.0f
-                      : place[i] & KEPT ? kept[(size_t)(place[i] & ~KEPT) * channels]
-                                        : gated_input(launch, place[i], channel);
-        const float now = gated_input(launch, token, channel);
-        if (STORES) {
-            float *after = kept + (size_t)(queries.position(token) % STATES) * HISTORY * channels;
-#pragma unroll
-            for (int i = 0; i < HISTORY; i++)
-                after[(size_t)i * channels] = i + 1 < HISTORY ? past[i + 1] : now;
-            continue;
-        }
-        float total = 0.0f;
-#pragma unroll
-        for (int i = 0; i < HISTORY; i++) total = total + tap[i] * past[i];
-        total = total + tap[HISTORY] * now;
-        ((float *)operand_at(launch, Y))[token * stride_at(launch, Y) + channel] =
-            gated_output(launch, token, channel, total);
+            after[(size_t)i * channels] = i + 1 < HISTORY ? past[i + 1] : now;
     }
 }
 
@@ -133,7 +182,9 @@ extern "C" __global__ void __launch_bounds__(THREADS)
             }
         }
         __syncthreads();
-        if (channel < channels)
+        if (channel < channels && STORES)
+            store_past(launch, queries, places, first, end, channel, channels);
+        else if (channel < channels)
             convolve(launch, queries, places, tap, first, end, channel, channels);
         __syncthreads();
     }

@@ -1,7 +1,8 @@
 // SSM_DELTA_NET of many tokens after its inputs were computed (rule R8). A block applies all tokens
 // in order to WARPS * ROW_SETS * ROWS_AT_ONCE rows of one value head's state. It copies the inputs
-// of STAGE_TOKENS tokens at a time ahead of their use, into one of two stages, keys and queries in
-// the order in which lanes hold them.
+// of STAGE_TOKENS tokens at a time ahead of their use, into one of STAGES stages, keys and queries
+// in the order in which lanes hold them. One stage may be read while the one behind it is waited for
+// and the one before it is filled.
 //
 // A slot has STATES rows of states; what follows a position is in the row of its remainder.
 //
@@ -21,6 +22,9 @@
 #define AT_FACTORS (AT_VALUES + BLOCK_ROWS)  // g and b, slot and position
 #define TOKEN_FLOATS (AT_FACTORS + 4)
 #define STAGE_FLOATS (STAGE_TOKENS * TOKEN_FLOATS)
+#define STAGES 3
+#define QK_FLOATS (2 * STATE_SIZE)  // a token's queries and keys
+#define NO_ROW 0xFFFFFFFFu
 
 struct DELTA_SOURCE {
     const float *q, *k, *v, *gates;
@@ -30,10 +34,15 @@ struct DELTA_SOURCE {
 
     // Requests tokens `first` to `first` + STAGE_TOKENS - 1.
     __device__ __forceinline__ void fetch(float *stage, unsigned first) const {
-        for (unsigned i = threadIdx.x; i < STAGE_TOKENS * 2 * STATE_SIZE; i += THREADS) {
-            const unsigned at = i / (2 * STATE_SIZE), key = i % STATE_SIZE, token = first + at;
+#pragma unroll
+        for (unsigned n = 0; n < STAGE_TOKENS * QK_FLOATS / THREADS; n++) {
+            // A thread copies the same word of some tokens, or some words of every token.
+            const unsigned at = n * THREADS / QK_FLOATS + threadIdx.x / QK_FLOATS;
+            const unsigned word = THREADS < QK_FLOATS ? n * THREADS % QK_FLOATS + threadIdx.x
+                                                      : threadIdx.x % QK_FLOATS;
+            const unsigned key = word % STATE_SIZE, token = first + at;
+            const bool of_keys = word >= STATE_SIZE;
             if (token >= tokens) break;
-            const bool of_keys = i / STATE_SIZE % 2;
             begin_word(stage + at * TOKEN_FLOATS + (of_keys ? AT_KEYS : 0) +
                            key % ROW_LANES * LANE_STRIDE + key / ROW_LANES,
                        (of_keys ? k : q) + token * qk_stride + key);
@@ -66,6 +75,27 @@ DEVICE void load_lane(float (&keys)[LANE_KEYS], const float *stage, int lane) {
         keys[i] = four.x, keys[i + 1] = four.y, keys[i + 2] = four.z, keys[i + 3] = four.w;
     }
 }
+
+DEVICE void clear_keys(float (&keys)[LANE_KEYS]) {
+#pragma unroll
+    for (int i = 0; i < LANE_KEYS; i++) keys[i] = 0.0f;
+}
+
+// What a lane needs of a token, read from a stage.
+struct OF_TOKEN {
+    float q[LANE_KEYS], k[LANE_KEYS], v[ROW_SETS], g, b;
+    unsigned slot, position;
+
+    __device__ __forceinline__ void load(const float *stage, unsigned row, int lane) {
+        load_lane(k, stage + AT_KEYS, lane);
+        load_lane(q, stage, lane);
+#pragma unroll
+        for (int s = 0; s < ROW_SETS; s++) v[s] = stage[AT_VALUES + row + s * ROWS_AT_ONCE];
+        const float4 of_all = *(const float4 *)(stage + AT_FACTORS);
+        g = of_all.x, b = of_all.y;
+        slot = __float_as_uint(of_all.z), position = __float_as_uint(of_all.w);
+    }
+};
 
 extern "C" __global__ void __launch_bounds__(THREADS)
     delta_rows(U64 scratch, U64 inputs, const __grid_constant__ PACKETS packets, U64 workspace) {
@@ -104,70 +134,74 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     float *const states = (float *)operand_at(launch, STATE);
     float *y = (float *)operand_at(launch, Y) + head * STATE_SIZE + first_row;
     const size_t y_stride = stride_at(launch, Y);
-    float m[ROW_SETS][LANE_KEYS] = {}, k[LANE_KEYS], q[LANE_KEYS];
+    float m[ROW_SETS][LANE_KEYS] = {};
     float sum[2 * ROW_SETS] = {};  // M k of the next token, then M q of this one
     const QUERIES queries = {source.query, source.query_stride};
-    float *held = 0;  // where the state in registers belongs
-    auto state_at = [&](unsigned row) {
-        return states + (((size_t)row * value_heads + head) * STATE_SIZE + first_row) * STATE_SIZE;
+    unsigned held = NO_ROW;  // the row that the state in registers belongs to
+    auto state_of = [&](unsigned row, int set) {
+        return states + (((size_t)row * value_heads + head) * STATE_SIZE + first_row + own_row +
+                         set * ROWS_AT_ONCE) * STATE_SIZE;
     };
     auto store = [&]() {
 #pragma unroll
-        for (int s = 0; s < ROW_SETS; s++)
-            store_keys(m[s], held + (size_t)(own_row + s * ROWS_AT_ONCE) * STATE_SIZE, lane);
+        for (int s = 0; s < ROW_SETS; s++) store_keys(m[s], state_of(held, s), lane);
     };
     // Loads the state of a token's slot into registers, decays it and multiplies it by the token's
     // keys.
-    auto begin = [&](const float *of_token) {
-        const float *factors = of_token + AT_FACTORS;
-        const unsigned first = __float_as_uint(factors[2]) * STATES;
-        const unsigned position = __float_as_uint(factors[3]);
-        float *state = state_at(first + (position + STATES - 1) % STATES);
-        if (state != held) {
-            if (STATES == 1 && held) store();
+    auto begin = [&](const OF_TOKEN &token) {
+        const unsigned first = token.slot * STATES;
+        const unsigned row = first + (token.position + STATES - 1) % STATES;
+        if (row != held || token.position == 0) {
+            if (STATES == 1 && row != held && held != NO_ROW) store();
 #pragma unroll
             for (int s = 0; s < ROW_SETS; s++)
-                load_keys(m[s], state + (size_t)(own_row + s * ROWS_AT_ONCE) * STATE_SIZE, lane);
+                if (token.position)
+                    load_keys(m[s], state_of(row, s), lane);
+                else
+                    clear_keys(m[s]);
         }
-        held = state_at(first + position % STATES);
-        decay_rows(m, k, factors[0], position == 0, sum);
+        held = first + token.position % STATES;
+        decay_rows(m, token.k, token.g, false, sum);
     };
     source.fetch(stages, 0);
     source.fetch(stages + STAGE_FLOATS, STAGE_TOKENS);
     await_parts<1>();
     __syncthreads();
-    load_lane(k, stages + AT_KEYS, lane);
-    begin(stages);
+    const float *own = stages, *const stages_end = stages + STAGES * STAGE_FLOATS;
+    float *filled = stages + 2 * STAGE_FLOATS;
+    // One is computed while the other is read from shared memory.
+    OF_TOKEN even, odd;
+    even.load(own, own_row, lane);
+    begin(even);
     fold_of_rows(sum);
-#pragma unroll 1
-    for (unsigned token = 0; token < tokens; token++) {
-        const unsigned stage = token / STAGE_TOKENS % 2, next = token + 1;
-        const float *of_token =
-            stages + stage * STAGE_FLOATS + token % STAGE_TOKENS * TOKEN_FLOATS;
-        const bool remains = STATES > 1 && queries.remains(token, tokens, STATES);
-        load_lane(q, of_token, lane);
-        change_rows(m, k, of_token + AT_VALUES + own_row, of_token[AT_FACTORS + 1], sum);
-        if (remains) store();
+    auto apply = [&](unsigned token, const OF_TOKEN &now, OF_TOKEN &then) {
+        const unsigned next = token + 1;
+        own = own + TOKEN_FLOATS == stages_end ? stages : own + TOKEN_FLOATS;
         if (next % STAGE_TOKENS == 0) {
             await_parts<0>();
             __syncthreads();
-            source.fetch(stages + stage * STAGE_FLOATS, next + STAGE_TOKENS);
+            source.fetch(filled, next + STAGE_TOKENS);
+            filled = filled + STAGE_FLOATS == stages_end ? stages : filled + STAGE_FLOATS;
         }
+        then.load(own, own_row, lane);
+        change_rows<ROW_SETS, 1>(m, now.k, now.v, now.b, sum);
+        if (STATES > 1 && queries.remains(token, tokens, STATES)) store();
 #pragma unroll
-        for (int s = 0; s < ROW_SETS; s++) sum[ROW_SETS + s] = product_in_lane(m[s], q);
+        for (int s = 0; s < ROW_SETS; s++) sum[ROW_SETS + s] = product_in_lane(m[s], now.q);
         // The sums for the next token's product are folded together with those of this token's
         // output.
-        if (next < tokens) {
-            const float *of_next = stages + next / STAGE_TOKENS % 2 * STAGE_FLOATS +
-                                   next % STAGE_TOKENS * TOKEN_FLOATS;
-            load_lane(k, of_next + AT_KEYS, lane);
-            begin(of_next);
-        }
+        if (next < tokens) begin(then);
         fold_of_rows(sum);
         if (lane % ROW_LANES == 0)
 #pragma unroll
             for (int s = 0; s < ROW_SETS; s++)
-                y[token * y_stride + own_row + s * ROWS_AT_ONCE] = sum[ROW_SETS + s];
+                y[own_row + s * ROWS_AT_ONCE] = sum[ROW_SETS + s];
+        y += y_stride;
+    };
+#pragma unroll 1
+    for (unsigned token = 0; token < tokens; token += 2) {
+        apply(token, even, odd);
+        if (token + 1 < tokens) apply(token + 1, odd, even);
     }
     if (STATES == 1) store();
 }

@@ -1,5 +1,5 @@
 // Copies packed tokens, in groups of eight as unit_pack_fours.cu has them, to the places of their
-// experts: each chunk of expert_table.h gets whole groups. A block copies one chunk.
+// experts: each chunk of expert_table.h gets whole groups. The blocks of a column copy one chunk.
 //
 // Compiled with WARPS, UNITS (of a row), USED, MOST_CHUNKS, TABLE_AT (the word of the workspace at
 // which the table begins), PLANES_AT, SUMS_AT and SCALES_AT (bytes of the workspace), and the
@@ -19,7 +19,8 @@ extern "C" __global__ void __launch_bounds__(WARPS *WARP_LANES)
     if (blockIdx.x >= table.chunks()) return;
     const CHUNK chunk = table.chunk(blockIdx.x);
     const unsigned eights = (chunk.count + 7) / 8;
-    for (unsigned i = threadIdx.x / WARP_LANES; i < eights * UNITS; i += WARPS) {
+    for (unsigned i = blockIdx.y * WARPS + threadIdx.x / WARP_LANES; i < eights * UNITS;
+         i += gridDim.y * WARPS) {
         const unsigned eight = i / UNITS, unit = i % UNITS;
         // Lanes of the same remainder copy one token; in front of the first missing one, the last.
         const unsigned place = min(eight * 8 + lane % 8, chunk.count - 1);

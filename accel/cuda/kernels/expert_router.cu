@@ -1,6 +1,6 @@
 // Chooses the experts of each token and prepares its activations for them: the norm of x, the
-// product with the router's float rows, the softmax and its largest values (rules R3 to R5 and R7),
-// for few tokens or many.
+// product with the router's float rows, and unless CHOOSES is 0, where expert_gates.cu chooses, the
+// softmax and its largest values (rules R3 to R5 and R7), for few tokens or many.
 //
 // A block computes ROUTER_ROWS rows of the router, after which comes the row of the shared expert's
 // gate, for ROUTER_TOKENS tokens. The last block to end of those with the same tokens chooses their
@@ -15,6 +15,8 @@
 #include "activations.h"
 #include "expert_choice.h"
 #include "packets.h"
+
+#define AT_ONCE 4  // tokens whose norms a block computes together
 
 extern "C" __global__ void __launch_bounds__(WARPS *WARP_LANES, 2)
     expert_router(U64 scratch, U64 inputs, const __grid_constant__ PACKETS packets, U64 workspace) {
@@ -35,7 +37,7 @@ extern "C" __global__ void __launch_bounds__(WARPS *WARP_LANES, 2)
     }
     float *squares = (float *)shared;                   // [ROUTER_TOKENS][units]
     float *partial = squares + ROUTER_TOKENS * units;  // [ROUTER_TOKENS][ROUTER_ROWS][units]
-    unsigned *ticket = (unsigned *)(partial + ROUTER_TOKENS * ROUTER_ROWS * units);
+    [[maybe_unused]] unsigned *ticket = (unsigned *)(partial + ROUTER_TOKENS * ROUTER_ROWS * units);
     const float *router = (const float *)operand_at(launch, ROUTER);
     const float *gate_row = (const float *)operand_at(launch, GATE_ROW);
     const float *norm = (const float *)operand_at(launch, NORM_WEIGHT);
@@ -59,74 +61,79 @@ extern "C" __global__ void __launch_bounds__(WARPS *WARP_LANES, 2)
     const size_t x_stride = stride_at(launch, X);
     const float *rows_of_x = (const float *)operand_at(launch, X) + first_token * x_stride;
 #pragma unroll 1
-    for (unsigned segment = warp; segment < units; segment += WARPS) {
-        float v[ROUTER_TOKENS][8];
-#pragma unroll
-        for (int t = 0; t < ROUTER_TOKENS; t++)
-            load_segment(v[t], t < count ? rows_of_x + t * x_stride : 0, segment, columns, lane);
-#pragma unroll
-        for (int t = 0; t < ROUTER_TOKENS; t++)
-#pragma unroll
-            for (int i = 0; i < 8; i++) v[t][i] = v[t][i] * v[t][i];
-        const float square = fold_segments(v, lane);
-        if (lane % LANES_OF(ROUTER_TOKENS) == 0)
-            squares[lane / LANES_OF(ROUTER_TOKENS) * units + segment] = square;
-    }
-    __syncthreads();
-    const float mean =
-        __fdiv_rn(fold_units(squares + lane % ROUTER_TOKENS * units, units, 1), (float)columns);
-    const float factor_of_lane = __fdiv_rn(1.0f, __fsqrt_rn(mean + eps));
+    for (unsigned begin = 0; begin < count; begin += AT_ONCE) {
 #pragma unroll 1
-    for (unsigned t = 0; t < count; t++) {
-        const unsigned token = first_token + t;
-        const float *row_of_x = rows_of_x + t * x_stride;
-        const float factor = __shfl_sync(ALL_LANES, factor_of_lane, (int)t);
+        for (unsigned segment = warp; segment < units; segment += WARPS) {
+            float v[AT_ONCE][8];
 #pragma unroll
-        for (int h = 0; h < HELD; h++) {
-            const unsigned segment = warp + h * WARPS;
-            float x[8], v[ROUTER_ROWS][8];
-            load_segment(x, row_of_x, segment, columns, lane);
+            for (int t = 0; t < AT_ONCE; t++)
+                load_segment(v[t], begin + t < count ? rows_of_x + (begin + t) * x_stride : 0, segment,
+                             columns, lane);
 #pragma unroll
-            for (int i = 0; i < 8; i++) {
-                x[i] = x[i] * factor;
-                if (norm) x[i] = x[i] * of_norm[h][i];
+            for (int t = 0; t < AT_ONCE; t++)
 #pragma unroll
-                for (int r = 0; r < ROUTER_ROWS; r++) v[r][i] = weight[r][h][i] * x[i];
-            }
-            const float value = fold_segments(v, lane);
-            if (lane % LANES_OF(ROUTER_ROWS) == 0 && segment < units)
-                partial[(t * ROUTER_ROWS + lane / LANES_OF(ROUTER_ROWS)) * units + segment] = value;
-            if (blockIdx.x == t % gridDim.x && segment < units) {
-                EIGHT of_lane = load_eight(row_of_x, segment, columns, lane);
-                EIGHT w = {};
-                if (norm) w = load_eight(norm, segment, columns, lane);
+                for (int i = 0; i < 8; i++) v[t][i] = v[t][i] * v[t][i];
+            const float square = fold_segments(v, lane);
+            if (lane % LANES_OF(AT_ONCE) == 0)
+                squares[(begin + lane / LANES_OF(AT_ONCE)) * units + segment] = square;
+        }
+        __syncthreads();
+        const float *of_lane = squares + (begin + lane % AT_ONCE) * units;
+        const float mean = __fdiv_rn(fold_units(of_lane, units, 1), (float)columns);
+        const float factor_of_lane = __fdiv_rn(1.0f, __fsqrt_rn(mean + eps));
+#pragma unroll 1
+        for (unsigned t = begin; t < min(count, begin + AT_ONCE); t++) {
+            const unsigned token = first_token + t;
+            const float *row_of_x = rows_of_x + t * x_stride;
+            const float factor = __shfl_sync(ALL_LANES, factor_of_lane, (int)(t - begin));
+#pragma unroll
+            for (int h = 0; h < HELD; h++) {
+                const unsigned segment = warp + h * WARPS;
+                float x[8], v[ROUTER_ROWS][8];
+                load_segment(x, row_of_x, segment, columns, lane);
 #pragma unroll
                 for (int i = 0; i < 8; i++) {
-                    of_lane.of[i] = of_lane.of[i] * factor;
-                    if (norm) of_lane.of[i] = of_lane.of[i] * w.of[i];
+                    x[i] = x[i] * factor;
+                    if (norm) x[i] = x[i] * of_norm[h][i];
+#pragma unroll
+                    for (int r = 0; r < ROUTER_ROWS; r++) v[r][i] = weight[r][h][i] * x[i];
                 }
-                const ACTIVATIONS made = {
-                    operand_at(launch, M) + (size_t)token * units * UNIT_PLANES,
-                    (short *)operand_at(launch, SUMS) + (size_t)token * units * UNIT_SUMS,
-                    (float *)operand_at(launch, SCALE) + (size_t)token * units,
-                    units,
-                    false,
-                };
-                quantize_unit(made, segment, lane, of_lane);
+                const float value = fold_segments(v, lane);
+                if (lane % LANES_OF(ROUTER_ROWS) == 0 && segment < units)
+                    partial[(t * ROUTER_ROWS + lane / LANES_OF(ROUTER_ROWS)) * units + segment] = value;
+                if (blockIdx.x == t % gridDim.x && segment < units) {
+                    EIGHT eight = load_eight(row_of_x, segment, columns, lane);
+                    EIGHT w = {};
+                    if (norm) w = load_eight(norm, segment, columns, lane);
+#pragma unroll
+                    for (int i = 0; i < 8; i++) {
+                        eight.of[i] = eight.of[i] * factor;
+                        if (norm) eight.of[i] = eight.of[i] * w.of[i];
+                    }
+                    const ACTIVATIONS made = {
+                        operand_at(launch, M) + (size_t)token * units * UNIT_PLANES,
+                        (short *)operand_at(launch, SUMS) + (size_t)token * units * UNIT_SUMS,
+                        (float *)operand_at(launch, SCALE) + (size_t)token * units,
+                        units,
+                        false,
+                    };
+                    quantize_unit(made, segment, lane, eight);
+                }
             }
         }
     }
     __syncthreads();
-    const unsigned row = first_row + threadIdx.x % ROUTER_ROWS;
-    const unsigned token = first_token + threadIdx.x / ROUTER_ROWS;
-    if (threadIdx.x < ROUTER_ROWS * count && row < rows) {
-        const float logit = fold_units(partial + threadIdx.x * units, units, 1);
+    for (unsigned i = threadIdx.x; i < ROUTER_ROWS * count; i += WARPS * WARP_LANES) {
+        const unsigned row = first_row + i % ROUTER_ROWS, token = first_token + i / ROUTER_ROWS;
+        if (row >= rows) continue;
+        const float logit = fold_units(partial + i * units, units, 1);
         float *to = row < experts ? (float *)operand_at(launch, LOGITS) +
                                         token * stride_at(launch, LOGITS) + row
                                   : (float *)operand_at(launch, GATE_LOGIT) +
                                         token * stride_at(launch, GATE_LOGIT);
         *to = logit;
     }
+#if CHOOSES
     __threadfence();
     __syncthreads();
     if (threadIdx.x == 0) *ticket = atomicAdd((unsigned *)workspace + blockIdx.y, 1);
@@ -142,4 +149,5 @@ extern "C" __global__ void __launch_bounds__(WARPS *WARP_LANES, 2)
             used, (int *)operand_at(launch, IDS) + chosen * stride_at(launch, IDS),
             (float *)operand_at(launch, WEIGHTS) + chosen * stride_at(launch, WEIGHTS), lane);
     }
+#endif
 }
