@@ -159,6 +159,8 @@ def planned_bucket(
     step = shared.step
     tuned = plan_launches(step.ops, device, step.scratch)
     plan = compose(tuned, step.ops, device, choice, step.scratch, share.count)
+    if share.count > 1 and plan is tuned:
+        plan = plan_launches(step.ops, device, step.scratch, sends=True)
     since = {name: plan.levels[op] for name, op in written_since(step.ops).items()}
     schedule = schedule_launches(step, plan.levels, plan.together, since)
     return LoweredBucket(step, schedule, plan, shared.first_rows)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import numpy as np
 
 from accel.cuda.bound_bucket import BoundBucket
-from accel.cuda.gathers import Peer, peer_argument
+from accel.cuda.gathers import Peer, others_argument
 from accel.cuda.launcher import BoundLaunch, LaunchShape, Recording
 from accel.cuda.memory import Allocation, Memory
 from accel.cuda.plan import PlannedLaunch
@@ -40,8 +40,10 @@ def recorded_bucket(
     later = () if long is None else long.launches
     for launch in (*plan.launches, *drawn, *later):
         replaced = packets[launch.first : launch.first + launch.count]
-        own: tuple[np.generic, ...] = (np.void(replaced.tobytes()),)
+        own: tuple[np.generic | Callable[[], np.generic], ...] = (np.void(replaced.tobytes()),)
         number = next(gathers) if launch.gathers else 0
+        if launch.gathers:
+            own = (partial(_packets_with_others, runtime, bound, number, device, peers),)
         if launch.table is not None:
             workspaces = _peer_workspaces(bound, number, device, peers) if launch.gathers else None
             table = launch.table.bound(packets, _stop_address(runtime), workspaces)
@@ -49,12 +51,7 @@ def recorded_bucket(
             own = (np.uint64(bound.allocations[-1].address),)
         if launch.workspace is not None:
             own = (*own, np.uint64(bound.workspace_of(launch)))
-        peer = (
-            partial(_peer_argument, runtime, number, device, peers)
-            if launch.gathers and launch.table is None
-            else None
-        )
-        launches.append(BoundLaunch(_shape(runtime, launch), launch.cooperative, own, peer))
+        launches.append(BoundLaunch(_shape(runtime, launch), launch.cooperative, own))
     count, behind = len(plan.launches), len(plan.launches) + len(drawn)
     recording = Recording(
         runtime.context,
@@ -79,16 +76,20 @@ def recorded_bucket(
     return RecordedBucket(recording, found)
 
 
-def _peer_argument(
-    runtime: Runtime, number: int, device: int, peers: Sequence[PeerBucket]
+def _packets_with_others(
+    runtime: Runtime, own: BoundBucket, number: int, device: int, peers: Sequence[PeerBucket]
 ) -> np.generic:
-    """The argument of gathering launch ``number`` that describes the other devices."""
+    """The packets of gathering launch ``number``, and what it needs to know of other devices."""
     found = []
     for addresses, bound in peers:
         launch = bound.gathers[number]
         packets = bound.packets[launch.first : launch.first + launch.count]
-        found.append(Peer(addresses.scratch, bound.workspace_of(launch), packets))
-    return peer_argument(_stop_address(runtime), device, found)
+        found.append(Peer(addresses.scratch, bound.words_of(launch), packets))
+    launch = own.gathers[number]
+    packets = own.packets[launch.first : launch.first + launch.count]
+    words = own.words_of(launch)
+    others = others_argument(_stop_address(runtime), device, words, found)
+    return np.void(packets.tobytes() + others)
 
 
 def _peer_workspaces(

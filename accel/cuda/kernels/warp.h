@@ -313,6 +313,9 @@ DEVICE unsigned load_host_word(const unsigned *place) {
     return word;
 }
 
+// Orders what this thread wrote or has seen written before what it writes next, for all devices.
+DEVICE void system_fence() { asm volatile("fence.acq_rel.sys;" ::: "memory"); }
+
 // Words by which devices tell each other that all earlier writes are complete, those of the whole
 // block if its threads have met at a barrier.
 DEVICE void release_to_system(unsigned *place, unsigned word) {
