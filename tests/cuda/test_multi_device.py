@@ -45,6 +45,7 @@ STEPS = (((5, 6, 7), 0), ((-1,), 3), ((9, 9), 4), ((-1,), 6))
 FAMILIES = {
     **MODELS,
     "eight": {**MODELS["qwen3"], "heads": 8, "kv_heads": 8, "feed_forward": 672, "layers": 1},
+    "deep": {**MODELS["mixed"], "feed_forward": 4096, "layers": 1},
     "qwen35moe": {
         **MODELS["qwen35"],
         "architecture": "qwen35moe",
@@ -116,7 +117,7 @@ def test_two_devices_have_the_bits_of_the_cpu(name: str, folder: Path) -> None:
     ("name", "tokens", "device", "kernels"),
     [
         ("mixed", 70, "1,2,0", {"unit_groups", "unit_product"}),
-        ("super", 20, "0,1", {"unit_groups", "unit_fold", "unit_product"}),
+        ("deep", 20, "0,1", {"unit_groups", "unit_fold", "unit_product"}),
     ],
 )
 def test_products_of_many_tokens_send(
