@@ -45,7 +45,7 @@ STEPS = (((5, 6, 7), 0), ((-1,), 3), ((9, 9), 4), ((-1,), 6))
 FAMILIES = {
     **MODELS,
     "eight": {**MODELS["qwen3"], "heads": 8, "kv_heads": 8, "feed_forward": 672, "layers": 1},
-    "deep": {**MODELS["mixed"], "feed_forward": 4096, "layers": 1},
+    "deep": {**MODELS["mixed"], "feed_forward": 4096},
     "qwen35moe": {
         **MODELS["qwen35"],
         "architecture": "qwen35moe",
