@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from accel.cuda.attention import divides_heads
 from accel.cuda.device import Device
 from accel.cuda.driver import TIER
 from accel.cuda.memory_estimate import MemoryEstimate, cached_estimate
@@ -155,7 +156,7 @@ def planned_bucket(
     weights."""
     shared = SharedStep(step, NO_ROWS)
     if share.count > 1:
-        shared = share_step(step, share, divided)
+        shared = share_step(step, share, divided, lambda op: divides_heads(op, device))
     step = shared.step
     tuned = plan_launches(step.ops, device, step.scratch)
     plan = compose(tuned, step.ops, device, choice, step.scratch, share.count)

@@ -45,6 +45,7 @@ STEPS = (((5, 6, 7), 0), ((-1,), 3), ((9, 9), 4), ((-1,), 6))
 FAMILIES = {
     **MODELS,
     "eight": {**MODELS["qwen3"], "heads": 8, "kv_heads": 8, "feed_forward": 672, "layers": 1},
+    "shared": {**MODELS["mixed"], "heads": 4, "kv_heads": 2, "head_dim": 64},
     "deep": {**MODELS["mixed"], "feed_forward": 4096},
     "qwen35moe": {
         **MODELS["qwen35"],
@@ -117,6 +118,7 @@ def test_two_devices_have_the_bits_of_the_cpu(name: str, folder: Path) -> None:
     ("name", "tokens", "device", "kernels"),
     [
         ("mixed", 70, "1,2,0", {"unit_groups", "unit_product"}),
+        ("shared", 70, "1,0", {"unit_groups", "unit_product", "attention_groups"}),
         ("deep", 20, "0,1", {"unit_groups", "unit_fold", "unit_product"}),
     ],
 )
@@ -136,7 +138,8 @@ def test_products_of_many_tokens_send(
         with tier, ModelRunner(model, tier, limits) as runner:
             found.append(runner.step(step).logits.tobytes())
     assert found[0] == found[1]
-    assert {name for name, _ in driver.launched} & RESULTS.keys() == kernels
+    launched = {name for name, _ in driver.launched}
+    assert launched & {*RESULTS, "attention_groups", "attention_blocks"} == kernels
     assert driver.sent
 
 
