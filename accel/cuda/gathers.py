@@ -2,20 +2,21 @@
 
 ALL_GATHERs that follow each other are part of the launch that makes all their shares, if its kernel
 can store them on every device (``kernels/sending.h``), else a launch of ``kernels/all_gather.cu``.
-Its packets come with those of ``Peer``: addresses of the tensors and words of the other devices.
-Memory of a step may move, so these are read at the launch."""
+Behind its packets the kernel finds the words of other devices, and how far apart from its own memory
+each tensor lies there. Memory of a step may move, so these are read at the launch."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from accel.cuda.device import Device
+from accel.cuda.runs import OPERANDS_OF_A_PACKET
 from accel.cuda.tuned import KernelLaunch, Remaining, Replacement
-from accel.packets.packet import PACKET
+from accel.packets.packet import PACKET, SCRATCH_MEMORY
 from accel.packets.shares import ALL_GATHER
 from accel.packets.step import Op, Tensor
 
@@ -55,9 +56,20 @@ def gathering(ops: Sequence[Op], gathers: range) -> KernelLaunch:
         "all_gather",
         (blocks, 1, 1),
         (THREADS, 1, 1),
-        macros={"TENSORS": len(floats), "FIRST_TENSOR": gathers.start, "PEERS": devices - 1},
+        macros={
+            "TENSORS": len(floats),
+            "FIRST_TENSOR": gathers.start,
+            "PEERS": devices - 1,
+            "SENDS": len(floats),
+        },
         gathers=True,
+        sends=tuple(map(_whole_of, gathers[: len(floats)])),
     )
+
+
+def _whole_of(gather: int) -> int:
+    """The operand number of what packet ``gather`` brings together."""
+    return OPERANDS_OF_A_PACKET * gather + WHOLE
 
 
 def with_gathers(replacement: Replacement, ops: Remaining) -> Replacement:
@@ -94,21 +106,31 @@ def sending(
 ) -> KernelLaunch | None:
     """The launch, of so many packets, that also sends what is gathered; None if it cannot."""
     peers = ops[gathers.start].most_sizes()["devices"] - 1
-    nbytes = packets * PACKET.itemsize + words_of_others(peers, packets) * ADDRESS_BYTES
+    nbytes = packets * PACKET.itemsize + words_of_others(peers, len(gathers)) * ADDRESS_BYTES
     if nbytes > MOST_ARGUMENT_BYTES:
         return None
     made: dict[Tensor | None, list[str]] = {}
     for name in RESULTS.get(launch.entry, ()):
         place = launch.macros.get(name, -1)
         if place >= 0:
-            made.setdefault(ops[place // 16].operands[place % 16], []).append(name)
+            number, index = divmod(place, OPERANDS_OF_A_PACKET)
+            made.setdefault(ops[number].operands[index], []).append(name)
     numbers: dict[str, int] = {}
-    for at in gathers:
+    for number, at in enumerate(gathers):
         part = ops[at].operands[PART]
         if part is None or part not in made:
             return None
-        numbers |= {f"TO_{name}": at for name in made[part]}
-    return replace(launch, macros={**launch.macros, **numbers, "PEERS": peers}, gathers=True)
+        numbers |= {f"TO_{name}": number for name in made[part]}
+    return sent_by(launch, peers, numbers, tuple(map(_whole_of, gathers)))
+
+
+def sent_by(
+    launch: KernelLaunch, peers: int, numbers: Mapping[str, int], sends: tuple[int, ...]
+) -> KernelLaunch:
+    """The launch that sends the operands ``sends`` to so many peers; ``numbers`` are the macros that
+    say which of them each result is."""
+    macros = {**launch.macros, **numbers, "PEERS": peers, "SENDS": len(sends)}
+    return replace(launch, macros=macros, gathers=True, sends=sends)
 
 
 def _gathers_behind(ops: Sequence[Op], first: int) -> int:
@@ -124,26 +146,32 @@ def word_bytes(devices: int) -> int:
     return (2 + devices) * WORD_BYTES
 
 
-def words_of_others(peers: int, packets: int) -> int:
+def words_of_others(peers: int, sends: int) -> int:
     """64-bit words of ``others_argument``."""
-    return 3 + peers * (2 + packets)
+    return 3 + peers * (1 + max(1, sends))
 
 
-@dataclass(frozen=True, slots=True)
-class Peer:
-    """Another device's part of a launch: addresses of its scratch memory and of the launch's words,
-    and the packets that the launch replaces."""
+def places_of(
+    sends: Sequence[int], packets: NDArray[np.void], scratch: int
+) -> tuple[int, ...]:
+    """The addresses on a device of the operands ``sends`` of a launch's ``packets``."""
+    found = []
+    for send in sends:
+        number, index = divmod(send, OPERANDS_OF_A_PACKET)
+        stored = int(packets["operand"][number][index])
+        in_scratch = stored & SCRATCH_MEMORY
+        found.append(scratch + (stored ^ in_scratch) if in_scratch else stored)
+    return tuple(found)
 
-    scratch: int
-    words: int
-    packets: NDArray[np.void]
 
-
-def others_argument(stop: int, index: int, words: int, peers: Sequence[Peer]) -> bytes:
-    """What follows the packets on device ``index``, ``OTHERS`` of the kernels; ``stop`` is the
-    address of its stop word, ``words`` that of the launch's words."""
+def others_argument(
+    stop: int, index: int, words: int, own: Sequence[int], peers: Sequence[tuple[int, Sequence[int]]]
+) -> bytes:
+    """What follows the packets on device ``index``, ``OTHERS`` of the kernels. ``stop`` is the
+    address of its stop word, ``words`` that of the launch's words, ``own`` those of what it sends;
+    ``peers`` has the same two of the other devices."""
     found = [stop, index, words]
-    for peer in peers:
-        found += [peer.scratch, peer.words]
-        found += [int(packet["operand"][WHOLE]) for packet in peer.packets]
-    return np.array(found, np.uint64).tobytes()
+    for words_there, places in peers:
+        found.append(words_there)
+        found += [there - here for here, there in zip(own, places, strict=True)] or [0]
+    return np.array(found, np.int64).tobytes()

@@ -14,6 +14,7 @@ from accel.cuda.device import Device
 from accel.cuda.gathers import with_gathers, word_bytes
 from accel.cuda.program import Source, plain_source, tuned_source
 from accel.cuda.registered import LAYOUT_RULES, RULES
+from accel.cuda.runs import OPERANDS_OF_A_PACKET
 from accel.cuda.step_table import PeerWorkspaces
 from accel.cuda.tuned import Extent, KernelLaunch, Remaining, Replacement, last_reads
 from accel.kernels.source import module_of
@@ -74,6 +75,7 @@ class PlannedLaunch:
     table: LaunchTable | None = None
     gathers: bool = False
     words: int = 0
+    sends: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,6 +180,22 @@ def plan_launches(
     return Plan(tuple(launches), workspace, tuple(levels), passing_bytes=passing)
 
 
+def sent_since(plan: Plan, ops: Sequence[Op]) -> dict[str, int]:
+    """For each buffer that launches send to other devices, the level from which on others may write
+    it here: that of the launch before in which devices met."""
+    since: dict[str, int] = {}
+    before = 0
+    for launch in plan.launches:
+        if launch.gathers and launch.table is None:
+            for send in launch.sends:
+                number, index = divmod(send, OPERANDS_OF_A_PACKET)
+                tensor = ops[launch.first + number].operands[index]
+                assert tensor is not None
+                since.setdefault(tensor.buffer, before)
+            before = plan.levels[launch.first]
+    return since
+
+
 def plain_ops(plan: Plan) -> list[int]:
     """Indices of the ops that plain kernels execute."""
     return [launch.first for launch in plan.launches if launch.workspace is None]
@@ -224,4 +242,5 @@ def _tuned(launch: KernelLaunch, index: int, count: int, workspace: int) -> Plan
         launch.shared_bytes,
         workspace=workspace,
         gathers=launch.gathers,
+        sends=launch.sends,
     )

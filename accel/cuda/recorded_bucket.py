@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 
 from accel.cuda.bound_bucket import BoundBucket
-from accel.cuda.gathers import Peer, others_argument
+from accel.cuda.gathers import others_argument, places_of
 from accel.cuda.launcher import BoundLaunch, LaunchShape, Recording
 from accel.cuda.memory import Allocation, Memory
 from accel.cuda.plan import PlannedLaunch
@@ -43,7 +43,7 @@ def recorded_bucket(
         own: tuple[np.generic | Callable[[], np.generic], ...] = (np.void(replaced.tobytes()),)
         number = next(gathers) if launch.gathers else 0
         if launch.gathers:
-            own = (partial(_packets_with_others, runtime, bound, number, device, peers),)
+            own = (partial(_packets_with_others, runtime, (addresses, bound), number, device, peers),)
         if launch.table is not None:
             workspaces = _peer_workspaces(bound, number, device, peers) if launch.gathers else None
             table = launch.table.bound(packets, _stop_address(runtime), workspaces)
@@ -77,19 +77,22 @@ def recorded_bucket(
 
 
 def _packets_with_others(
-    runtime: Runtime, own: BoundBucket, number: int, device: int, peers: Sequence[PeerBucket]
+    runtime: Runtime, own: PeerBucket, number: int, device: int, peers: Sequence[PeerBucket]
 ) -> np.generic:
     """The packets of gathering launch ``number``, and what it needs to know of other devices."""
-    found = []
-    for addresses, bound in peers:
-        launch = bound.gathers[number]
-        packets = bound.packets[launch.first : launch.first + launch.count]
-        found.append(Peer(addresses.scratch, bound.words_of(launch), packets))
-    launch = own.gathers[number]
-    packets = own.packets[launch.first : launch.first + launch.count]
-    words = own.words_of(launch)
-    others = others_argument(_stop_address(runtime), device, words, found)
-    return np.void(packets.tobytes() + others)
+    (words, places), *others = (_words_and_places(one, number) for one in (own, *peers))
+    launch = own[1].gathers[number]
+    packets = own[1].packets[launch.first : launch.first + launch.count]
+    behind = others_argument(_stop_address(runtime), device, words, places, others)
+    return np.void(packets.tobytes() + behind)
+
+
+def _words_and_places(of: PeerBucket, number: int) -> tuple[int, tuple[int, ...]]:
+    """Addresses of the words of gathering launch ``number``, and of what it sends."""
+    addresses, bound = of
+    launch = bound.gathers[number]
+    packets = bound.packets[launch.first : launch.first + launch.count]
+    return bound.words_of(launch), places_of(launch.sends, packets, addresses.scratch)
 
 
 def _peer_workspaces(

@@ -49,7 +49,8 @@ class KernelLaunch:
     ``shared_bytes`` is dynamic shared memory; kernels have no other. ``macros`` are defined when
     the file is compiled, so that one file serves several formats or widths; each set is a module of
     its own. ``op`` is the op whose packet the kernel reads by name. In a launch that ``gathers``
-    devices wait for each other, see ``accel.cuda.gathers``."""
+    devices wait for each other, and each stores its part of the operands ``sends`` in the memory of
+    all, see ``accel.cuda.gathers``."""
 
     entry: str
     grid: Extent
@@ -58,6 +59,7 @@ class KernelLaunch:
     macros: Mapping[str, int] = field(default_factory=dict)
     op: str = ""
     gathers: bool = False
+    sends: tuple[int, ...] = ()
 
     @property
     def file(self) -> str:

@@ -171,28 +171,28 @@ class Gather:
         return cls(
             context, int(words(scratch, 2).view(np.uint64)[0]),
             int(words(inputs, 2).view(np.uint64)[0]), np.frombuffer(given[:packets], PACKET),
-            np.frombuffer(given[packets:], np.uint64), macros.get("TENSORS", 0), peers,
+            np.frombuffer(given[packets:], np.int64), macros.get("TENSORS", 0), peers,
         )  # fmt: skip
 
     def send(self) -> None:
         """The parts, and a word behind them."""
         for number in range(self.tensors):
             packet = self.packets[number]
-            count, first, columns = (int(size) for size in packet["size"][:3])
+            count, _, columns = (int(size) for size in packet["size"][:3])
             if packet["counted"]:
                 count *= int(words(self.inputs, 4)[packet["counted"] - 1])
             stride = 4 * int(packet["stride"][0])
             part = self._at(int(packet["operand"][0]), self.scratch, self.inputs)
             for peer in range(self.peers):
                 record = self._record(peer)
-                to = self._at(int(record[2 + number]), int(record[0]), 0) + 4 * first
+                to = part + int(record[1 + number])
                 for row in range(count):
                     target = to + row * stride
                     self._check(target, 4 * columns)
                     ctypes.memmove(target, part + row * stride, 4 * columns)
         self._words[STEP_AT] += 1
         for peer in range(self.peers):
-            address = int(self._record(peer)[1]) + 4 * (HEARD_AT + int(self.others[1]))
+            address = int(self._record(peer)[0]) + 4 * (HEARD_AT + int(self.others[1]))
             self._check(address, 4)
             words(address, 1)[:] = self._words[STEP_AT]
 
@@ -208,7 +208,7 @@ class Gather:
         return words(int(self.others[2]), HEARD_AT + self.peers + 1)
 
     def _record(self, peer: int) -> np.ndarray:
-        each = 2 + len(self.packets)
+        each = len(self.others[3:]) // self.peers
         return self.others[3 + peer * each : 3 + (peer + 1) * each]
 
     def _at(self, stored: int, scratch: int, inputs: int) -> int:
@@ -343,7 +343,7 @@ def _places(arguments: int, count: int) -> np.ndarray:
 def _others_bytes(macros: dict[str, int]) -> int:
     """Bytes behind the packets of a launch in which devices meet."""
     peers = macros.get("PEERS", 0)
-    return peers and 8 * words_of_others(peers, macros["PACKET_COUNT"])
+    return peers and 8 * words_of_others(peers, macros["SENDS"])
 
 
 def _size(kind: str, macros: dict[str, int]) -> int:

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from accel.cuda.gathers import PART, WHOLE, Peer, gather_rule, others_argument, word_bytes
+from accel.cuda.gathers import PART, WHOLE, gather_rule, others_argument, places_of, word_bytes
 from accel.cuda.program import Source, tuned_source
 from accel.cuda.tuned import Remaining, last_reads
 from accel.packets.binding import bind_step
@@ -103,8 +103,10 @@ class Member:
         return memory.view(np.float32).reshape(MOST_TOKENS, one.stride)[:, one.start : one.stop]
 
     @property
-    def peer(self) -> Peer:
-        return Peer(self.scratch.ctypes.data, self.words.ctypes.data, self.packets)
+    def places(self) -> tuple[int, tuple[int, ...]]:
+        """Addresses of its words, and of what it sends."""
+        scratch = self.scratch.ctypes.data
+        return self.words.ctypes.data, places_of(self.launch.sends, self.packets, scratch)
 
 
 @dataclass
@@ -133,9 +135,9 @@ class Members:
         self.arguments = []
         for member in self.all:
             member.inputs[0], member.ended[0] = tokens, 0
-            peers = [one.peer for one in self.all if one is not member]
-            places = member.stop.ctypes.data, member.share.index, member.words.ctypes.data
-            record = member.packets.tobytes() + others_argument(*places, peers)
+            peers = [one.places for one in self.all if one is not member]
+            own = member.stop.ctypes.data, member.share.index, *member.places
+            record = member.packets.tobytes() + others_argument(*own, peers)
             self.arguments.append(np.frombuffer(record, np.uint8).copy())
         calls = np.array(
             [

@@ -46,6 +46,7 @@ FAMILIES = {
     **MODELS,
     "eight": {**MODELS["qwen3"], "heads": 8, "kv_heads": 8, "feed_forward": 672, "layers": 1},
     "shared": {**MODELS["mixed"], "heads": 4, "kv_heads": 2, "head_dim": 64},
+    "broad": {**MODELS["mixed"], "hidden": 1280, "feed_forward": 1536},
     "deep": {**MODELS["mixed"], "feed_forward": 4096},
     "qwen35moe": {
         **MODELS["qwen35"],
@@ -117,9 +118,11 @@ def test_two_devices_have_the_bits_of_the_cpu(name: str, folder: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "tokens", "device", "kernels"),
     [
-        ("mixed", 70, "1,2,0", {"unit_groups", "unit_product"}),
+        ("mixed", 70, "1,2,0", {"unit_groups", "unit_product", "attention_groups"}),
         ("shared", 70, "1,0", {"unit_groups", "unit_product", "attention_groups"}),
         ("deep", 20, "0,1", {"unit_groups", "unit_fold", "unit_product"}),
+        ("broad", 20, "0,1", {"unit_groups", "unit_product", "gated_pack"}),
+        ("broad", 50, "2,0,1", {"unit_groups", "unit_product", "gated_pack"}),
     ],
 )
 def test_products_of_many_tokens_send(
@@ -139,7 +142,7 @@ def test_products_of_many_tokens_send(
             found.append(runner.step(step).logits.tobytes())
     assert found[0] == found[1]
     launched = {name for name, _ in driver.launched}
-    assert launched & {*RESULTS, "attention_groups", "attention_blocks"} == kernels
+    assert launched & {*RESULTS, "gated_pack", "attention_groups"} == kernels
     assert driver.sent
 
 

@@ -8,7 +8,6 @@
 #include "sending.h"
 
 #define PART 0
-#define FIRST 1
 #define COLUMNS 2
 #define AT_ONCE 4
 
@@ -45,12 +44,12 @@ extern "C" __global__ void all_gather(U64 scratch, U64 inputs, const __grid_cons
         const float *part = (const float *)operand_at(launch, tensor * 16 + PART);
         const unsigned rows = count_of(launch, packet);
         const size_t stride = stride_at(launch, tensor * 16 + PART);
-        const unsigned columns = packet->size[COLUMNS], first = packet->size[FIRST];
+        const unsigned columns = packet->size[COLUMNS];
         float *to[PEERS];
         U64 places = (U64)part | stride * 4 | columns * 4;
 #pragma unroll
         for (unsigned peer = 0; peer < PEERS; peer++) {
-            to[peer] = whole_at(launch, tensor, peer) + first;
+            to[peer] = (float *)((char *)part + others_of(launch).of[peer].apart[tensor - FIRST_TENSOR]);
             places |= (U64)to[peer];
         }
         if (places % sizeof(float4) == 0)

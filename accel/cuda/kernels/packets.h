@@ -9,10 +9,10 @@
 #define PEERS 0
 #endif
 #if PEERS
-// Another device's memory: addresses, and of each packet the operand `whole` if it is an ALL_GATHER.
+// Another device: its words, and by how many bytes each of SENDS tensors lies apart there.
 struct PEER {
-    U64 scratch, words;
-    U64 whole[PACKET_COUNT];
+    U64 words;
+    long long apart[SENDS ? SENDS : 1];
 };
 struct OTHERS {
     U64 stop, index, words;  // the stop word, this device's number, its words

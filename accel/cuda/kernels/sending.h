@@ -1,6 +1,6 @@
 // Results that a kernel stores on every device that shares the step, and the end of a launch behind
-// which each device has those of all. With PEERS other devices, the ALL_GATHERs are among the packets
-// of the launch: TO_ and the macro of a result is the packet number of its ALL_GATHER.
+// which each device has those of all. With PEERS other devices, TO_ and the macro of a result is its
+// number among the SENDS tensors that are sent.
 //
 // `words` has the number of the launch's blocks that have ended, the number of the latest step, and
 // for each device the number of the latest step received from it. Steps are counted, never reset.
@@ -11,7 +11,6 @@
 #include "packets.h"
 #include "warp.h"
 
-#define WHOLE 1
 #define ENDED_AT 0
 #define STEP_AT 1
 #define HEARD_AT 2
@@ -42,29 +41,30 @@
 #define TO_SHARED_H -1
 #endif
 
+#ifndef TO_M
+#define TO_M -1
+#endif
+#ifndef TO_SUMS
+#define TO_SUMS -1
+#endif
+#ifndef TO_SCALE
+#define TO_SCALE -1
+#endif
+
 #if PEERS
 
 DEVICE const OTHERS &others_of(const LAUNCH &launch) {
     return ((const PACKETS *)launch.packets)->others;
 }
 
-// Where peer `peer` has the tensor that packet `gather` brings together.
-DEVICE float *whole_at(const LAUNCH &launch, int gather, unsigned peer) {
-    const PEER &other = others_of(launch).of[peer];
-    const U64 stored = other.whole[gather], offset = stored & OFFSET_MASK;
-    return (float *)(stored & SCRATCH_MEMORY ? other.scratch + offset : offset);
-}
-
-// A result, which lies as many bytes apart on each peer; on none if `gather` is -1.
+// A result, which lies as many bytes apart on each peer; on none if `number` is -1.
 struct SENT {
     long long apart[PEERS];
 
-    __device__ __forceinline__ void open(const LAUNCH &launch, int gather) {
+    __device__ __forceinline__ void open(const LAUNCH &launch, int number) {
 #pragma unroll
         for (unsigned peer = 0; peer < PEERS; peer++)
-            apart[peer] = gather < 0 ? 0
-                                     : (long long)whole_at(launch, gather, peer) -
-                                           (long long)operand_at(launch, gather * 16 + WHOLE);
+            apart[peer] = number < 0 ? 0 : others_of(launch).of[peer].apart[number];
     }
     template <typename T> __device__ __forceinline__ void store(T *place, const T &value) const {
         *place = value;
