@@ -269,7 +269,9 @@ def _batch_macros(ops: Remaining) -> dict[str, int]:
         "HEAD_DIM": ops[0].most_sizes()["head_dim"],
         **operand_indices(ops, 0, "Q_AT=q KV_AT=kv PAGES_AT=page_table QUERY_AT=query Y_AT=y"),
         **size_indices("flash_attn_batched", "heads", "kv_heads", "window", "scale"),
-        "OF_PAGE": -1 if ops[0].device is not ATTENTION_SHARE else ATTENTION_SHARE.sizes.index(OF_PAGE),
+        "OF_PAGE": -1
+        if ops[0].device is not ATTENTION_SHARE
+        else ATTENTION_SHARE.sizes.index(OF_PAGE),
     }
 
 

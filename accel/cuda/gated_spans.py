@@ -1,8 +1,8 @@
 """The rule for gate and up where devices share a step of some tens of tokens.
 
-A device has few rows of both matrices, so blocks share rows and leave sums of spans. A launch of its
-own adds these up, packs the gated activations and stores them on every device: integers are half as
-many bytes as what would be gathered, and each device packs its own columns only."""
+A device has few rows of both matrices, so blocks share rows and leave sums of spans. A launch of
+its own adds these up, packs the gated activations and stores them on every device: integers are
+half as many bytes as what would be gathered, and each device packs its own columns only."""
 
 from __future__ import annotations
 
@@ -12,13 +12,7 @@ from dataclasses import replace
 from accel.cuda.device import Device
 from accel.cuda.gathers import PART, WHOLE, sent_by
 from accel.cuda.group_shapes import MOST_SPLIT_TOKENS, parted_shape, span_count
-from accel.cuda.matrices import (
-    group_launch,
-    has_groups,
-    replaced_run,
-    run_of_many,
-    span_bytes,
-)
+from accel.cuda.matrices import group_launch, has_groups, replaced_run, run_of_many, span_bytes
 from accel.cuda.packed_tiles import UNIT_COLUMNS
 from accel.cuda.packing import pack_launch
 from accel.cuda.products import Run, run_behind

@@ -2,8 +2,8 @@
 
 ALL_GATHERs that follow each other are part of the launch that makes all their shares, if its kernel
 can store them on every device (``kernels/sending.h``), else a launch of ``kernels/all_gather.cu``.
-Behind its packets the kernel finds the words of other devices, and how far apart from its own memory
-each tensor lies there. Memory of a step may move, so these are read at the launch."""
+Behind its packets the kernel finds the words of other devices, and how far apart from its own
+memory each tensor lies there. Memory of a step may move, so these are read at the launch."""
 
 from __future__ import annotations
 
@@ -127,8 +127,8 @@ def sending(
 def sent_by(
     launch: KernelLaunch, peers: int, numbers: Mapping[str, int], sends: tuple[int, ...]
 ) -> KernelLaunch:
-    """The launch that sends the operands ``sends`` to so many peers; ``numbers`` are the macros that
-    say which of them each result is."""
+    """The launch that sends the operands ``sends`` to so many peers; ``numbers`` are the macros
+    that say which of them each result is."""
     macros = {**launch.macros, **numbers, "PEERS": peers, "SENDS": len(sends)}
     return replace(launch, macros=macros, gathers=True, sends=sends)
 
@@ -151,9 +151,7 @@ def words_of_others(peers: int, sends: int) -> int:
     return 3 + peers * (1 + max(1, sends))
 
 
-def places_of(
-    sends: Sequence[int], packets: NDArray[np.void], scratch: int
-) -> tuple[int, ...]:
+def places_of(sends: Sequence[int], packets: NDArray[np.void], scratch: int) -> tuple[int, ...]:
     """The addresses on a device of the operands ``sends`` of a launch's ``packets``."""
     found = []
     for send in sends:
@@ -165,7 +163,11 @@ def places_of(
 
 
 def others_argument(
-    stop: int, index: int, words: int, own: Sequence[int], peers: Sequence[tuple[int, Sequence[int]]]
+    stop: int,
+    index: int,
+    words: int,
+    own: Sequence[int],
+    peers: Sequence[tuple[int, Sequence[int]]],
 ) -> bytes:
     """What follows the packets on device ``index``, ``OTHERS`` of the kernels. ``stop`` is the
     address of its stop word, ``words`` that of the launch's words, ``own`` those of what it sends;

@@ -136,10 +136,7 @@ class Plan:
 
 
 def plan_launches(
-    ops: Sequence[Op],
-    device: Device,
-    local: Collection[str] | None = None,
-    sends: bool = False,
+    ops: Sequence[Op], device: Device, local: Collection[str] | None = None, sends: bool = False
 ) -> Plan:
     """The launches of all ops; each op has one launch, alone or in a replacement.
 

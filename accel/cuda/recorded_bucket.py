@@ -43,7 +43,9 @@ def recorded_bucket(
         own: tuple[np.generic | Callable[[], np.generic], ...] = (np.void(replaced.tobytes()),)
         number = next(gathers) if launch.gathers else 0
         if launch.gathers:
-            own = (partial(_packets_with_others, runtime, (addresses, bound), number, device, peers),)
+            own = (
+                partial(_packets_with_others, runtime, (addresses, bound), number, device, peers),
+            )
         if launch.table is not None:
             workspaces = _peer_workspaces(bound, number, device, peers) if launch.gathers else None
             table = launch.table.bound(packets, _stop_address(runtime), workspaces)

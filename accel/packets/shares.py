@@ -39,8 +39,8 @@ OF_PAGE = "of_page"
 ATTENTION_SHARE = replace(
     TABLE["flash_attn_batched"], sizes=(*TABLE["flash_attn_batched"].sizes, OF_PAGE)
 )
-"""FLASH_ATTN_BATCHED of some of the heads: the last size is 65,536 times the KV heads of a page plus
-the number of the first that the op reads."""
+"""FLASH_ATTN_BATCHED of some of the heads: the last size is 65,536 times the KV heads of a page
+plus the number of the first that the op reads."""
 
 BY_COLUMNS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {

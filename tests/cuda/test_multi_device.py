@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from accel.cuda.gathers import RESULTS
 from accel.cuda.multi_device import MultiDeviceTier, ShardedBuffer, open_cuda
 from accel.cuda.program import Compiler
 from accel.cuda.report import device_lines
@@ -45,9 +44,6 @@ STEPS = (((5, 6, 7), 0), ((-1,), 3), ((9, 9), 4), ((-1,), 6))
 FAMILIES = {
     **MODELS,
     "eight": {**MODELS["qwen3"], "heads": 8, "kv_heads": 8, "feed_forward": 672, "layers": 1},
-    "shared": {**MODELS["mixed"], "heads": 4, "kv_heads": 2, "head_dim": 64},
-    "broad": {**MODELS["mixed"], "hidden": 1280, "feed_forward": 1536},
-    "deep": {**MODELS["mixed"], "feed_forward": 4096},
     "qwen35moe": {
         **MODELS["qwen35"],
         "architecture": "qwen35moe",
@@ -113,37 +109,6 @@ def test_two_devices_have_the_bits_of_the_cpu(name: str, folder: Path) -> None:
     assert driver.gathers
     assert driver.sent
     assert sum("one device may be faster" in line for line in said) == 1
-
-
-@pytest.mark.parametrize(
-    ("name", "tokens", "device", "kernels"),
-    [
-        ("mixed", 70, "1,2,0", {"unit_groups", "unit_product", "attention_groups"}),
-        ("shared", 70, "1,0", {"unit_groups", "unit_product", "attention_groups"}),
-        ("deep", 20, "0,1", {"unit_groups", "unit_fold", "unit_product"}),
-        ("broad", 20, "0,1", {"unit_groups", "unit_product", "gated_pack"}),
-        ("broad", 50, "2,0,1", {"unit_groups", "unit_product", "gated_pack"}),
-    ],
-)
-def test_products_of_many_tokens_send(
-    name: str, tokens: int, device: str, kernels: set[str], folder: Path
-) -> None:
-    """By warp groups, whose blocks share rows where there are multiprocessors for it."""
-    model = model_of(name, folder, "q4_k_m")
-    driver = EmulatedDevices(folder, 3, MULTIPROCESSOR_COUNT=132)
-    limits = Limits(1, 96, 6, I12, step_tokens=tokens, step_rows=1)
-    query = np.zeros(tokens, QUERY_TOKEN)
-    query["token"] = query["position"] = np.arange(tokens)
-    row, pages = np.array([tokens - 1], np.int32), np.arange(6, dtype=np.int32)[None]
-    step = StepInput(query, row, np.zeros(1, SAMPLING), pages, (LOGITS,))
-    found = []
-    for tier in (CpuTier(), opened(driver, device)):
-        with tier, ModelRunner(model, tier, limits) as runner:
-            found.append(runner.step(step).logits.tobytes())
-    assert found[0] == found[1]
-    launched = {name for name, _ in driver.launched}
-    assert launched & {*RESULTS, "gated_pack", "attention_groups"} == kernels
-    assert driver.sent
 
 
 @pytest.mark.parametrize(("name", "devices"), [("llama", "0,1"), ("llama", "2,0,1"), EIGHT])

@@ -313,9 +313,6 @@ DEVICE unsigned load_host_word(const unsigned *place) {
     return word;
 }
 
-// Orders what this thread wrote or has seen written before what it writes next, for all devices.
-DEVICE void system_fence() { asm volatile("fence.acq_rel.sys;" ::: "memory"); }
-
 // Words by which devices tell each other that all earlier writes are complete, those of the whole
 // block if its threads have met at a barrier.
 DEVICE void release_to_system(unsigned *place, unsigned word) {
@@ -396,7 +393,8 @@ DEVICE void add_at_peer(const unsigned *, unsigned, unsigned) {}
 DEVICE void block_fence() { asm volatile("fence.acq_rel.cta;" ::: "memory"); }
 DEVICE void spin_pause() {}
 
-// Orders what this thread wrote to global memory before what it writes next, for the device.
+// Orders what this thread wrote to global memory before what it writes next, for the device or all.
 DEVICE void device_fence() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
+DEVICE void system_fence() { asm volatile("fence.acq_rel.sys;" ::: "memory"); }
 
 #endif
