@@ -80,16 +80,13 @@ def with_gathers(replacement: Replacement, ops: Remaining) -> Replacement:
     often as those that gather."""
     first, count = replacement.ops, _gathers_behind(ops, replacement.ops)
     behind = range(first, first + (count if count <= MOST_TENSORS else 0))
-    sent = sending(replacement.launches[-1], ops, behind, behind.stop) if behind else None
+    sent = sending(replacement.launches, ops, behind, behind.stop) if behind else None
     packets = first if sent is None else behind.stop
     launches: list[KernelLaunch] = []
-    for launch in replacement.launches if sent is None else (*replacement.launches[:-1], sent):
+    for launch in sent or replacement.launches:
         between = gathered_by(launch)
-        sent = sending(launches[-1], ops, between, packets) if launches and between else None
-        if sent is None:
-            launches.append(launch)
-        else:
-            launches[-1] = sent
+        sent = sending(launches, ops, between, packets) if launches and between else None
+        launches = [*launches, launch] if sent is None else [*sent]
     return replace(replacement, ops=packets, launches=tuple(launches))
 
 
@@ -102,26 +99,38 @@ def gathered_by(launch: KernelLaunch) -> range:
 
 
 def sending(
-    launch: KernelLaunch, ops: Sequence[Op], gathers: range, packets: int
-) -> KernelLaunch | None:
-    """The launch, of so many packets, that also sends what is gathered; None if it cannot."""
+    launches: Sequence[KernelLaunch], ops: Sequence[Op], gathers: range, packets: int
+) -> list[KernelLaunch] | None:
+    """The launches, of so many packets, of which the last ones also send what is gathered, those
+    that run beside each other: devices meet in the last. None if these cannot."""
     peers = ops[gathers.start].most_sizes()["devices"] - 1
     nbytes = packets * PACKET.itemsize + words_of_others(peers, len(gathers)) * ADDRESS_BYTES
     if nbytes > MOST_ARGUMENT_BYTES:
         return None
-    made: dict[Tensor | None, list[str]] = {}
-    for name in RESULTS.get(launch.entry, ()):
-        place = launch.macros.get(name, -1)
-        if place >= 0:
-            number, index = divmod(place, OPERANDS_OF_A_PACKET)
-            made.setdefault(ops[number].operands[index], []).append(name)
-    numbers: dict[str, int] = {}
-    for number, at in enumerate(gathers):
-        part = ops[at].operands[PART]
-        if part is None or part not in made:
-            return None
-        numbers |= {f"TO_{name}": number for name in made[part]}
-    return sent_by(launch, peers, numbers, tuple(map(_whole_of, gathers)))
+    parts = {ops[at].operands[PART]: number for number, at in enumerate(gathers)}
+    sends, left, at = tuple(map(_whole_of, gathers)), set(parts), len(launches)
+    found: list[KernelLaunch] = []
+    while at and left and (not found or found[0].macros.get("BESIDE")):
+        at -= 1
+        numbers = {
+            f"TO_{name}": parts[made]
+            for name, made in _made_by(launches[at], ops).items()
+            if made in parts
+        }
+        left -= {made for made in _made_by(launches[at], ops).values() if made in parts}
+        sent = sent_by(launches[at], peers, numbers, sends)
+        if found:
+            sent = replace(sent, macros={**sent.macros, "MEETS": 0}, gathers=False)
+        found.insert(0, sent)
+    return None if left else [*launches[:at], *found]
+
+
+def _made_by(launch: KernelLaunch, ops: Sequence[Op]) -> dict[str, Tensor]:
+    """The results that the launch can store on every device, by the names of their macros."""
+    places = {name: launch.macros.get(name, -1) for name in RESULTS.get(launch.entry, ())}
+    numbers = {n: divmod(place, OPERANDS_OF_A_PACKET) for n, place in places.items() if place >= 0}
+    tensors = {name: ops[number].operands[index] for name, (number, index) in numbers.items()}
+    return {name: tensor for name, tensor in tensors.items() if tensor is not None}
 
 
 def sent_by(

@@ -33,7 +33,7 @@ def recorded_bucket(
     The bucket's own memory is freed with the recording. Raises OutOfMemory and CudaError."""
     memory, packets = runtime.memory, bound.packets
     launches = []
-    gathers = iter(range(len(bound.gathers)))
+    number = -1
     plan = bound.plan
     short, long = plan.short, plan.long
     drawn = () if short is None else short.drawn
@@ -41,11 +41,13 @@ def recorded_bucket(
     for launch in (*plan.launches, *drawn, *later):
         replaced = packets[launch.first : launch.first + launch.count]
         own: tuple[np.generic | Callable[[], np.generic], ...] = (np.void(replaced.tobytes()),)
-        number = next(gathers) if launch.gathers else 0
-        if launch.gathers:
+        if launch.gathers or launch.sends:
+            # What sends and does not gather belongs to the next launch that does.
+            next_one = number + 1
             own = (
-                partial(_packets_with_others, runtime, (addresses, bound), number, device, peers),
+                partial(_packets_with_others, runtime, (addresses, bound), next_one, device, peers),
             )
+        number += launch.gathers
         if launch.table is not None:
             workspaces = _peer_workspaces(bound, number, device, peers) if launch.gathers else None
             table = launch.table.bound(packets, _stop_address(runtime), workspaces)

@@ -50,7 +50,7 @@ class KernelLaunch:
     the file is compiled, so that one file serves several formats or widths; each set is a module of
     its own. ``op`` is the op whose packet the kernel reads by name. In a launch that ``gathers``
     devices wait for each other, and each stores its part of the operands ``sends`` in the memory of
-    all, see ``accel.cuda.gathers``."""
+    all, see ``accel.cuda.gathers``; a launch that only sends belongs to the one after it."""
 
     entry: str
     grid: Extent

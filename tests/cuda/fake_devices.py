@@ -312,7 +312,8 @@ class EmulatedDevices(FakeDevices):
             built.run(str(function), grid, config.blockDimX, *values)
 
         done = self._enqueue(run)
-        if dict(function.source.macros).get("PEERS"):
+        macros = dict(function.source.macros)
+        if macros.get("PEERS") and macros.get("MEETS", 1):
             sent = Gather.of_launch(self.current, function.source, arguments)
             self.sent += 1
             done = self._enqueue(CompletionWaiter(sent.has_come))

@@ -1,6 +1,6 @@
 // Results that a kernel stores on every device that shares the step, and the end of a launch behind
 // which each device has those of all. With PEERS other devices, TO_ and the macro of a result is its
-// number among the SENDS tensors that are sent.
+// number among the SENDS tensors that are sent. If MEETS is 0, the next launch also is the end of this.
 //
 // `words` has the number of the launch's blocks that have ended, the number of the latest step, and
 // for each device the number of the latest step received from it. Steps are counted, never reset.
@@ -15,6 +15,9 @@
 #define STEP_AT 1
 #define HEARD_AT 2
 #define SPINS_BETWEEN_LOOKS 1024
+#ifndef MEETS
+#define MEETS 1
+#endif
 
 #ifndef TO_Y
 #define TO_Y -1
@@ -90,6 +93,7 @@ DEVICE void await_others(const OTHERS &others, unsigned now) {
 // All threads of all blocks call this once, behind everything they send. The last block tells the
 // peers that the device's part is there, and waits for theirs.
 DEVICE void meet_others(const LAUNCH &launch) {
+    if (!MEETS) return;
     const OTHERS &others = others_of(launch);
     const unsigned blocks = gridDim.x * gridDim.y;
     unsigned *words = (unsigned *)others.words;
