@@ -10,6 +10,7 @@ from accel.cuda.packed_tiles import UNIT_COLUMNS
 from accel.cuda.runs import nobody_reads, operand_indices, operand_of, result, size_indices
 from accel.cuda.tuned import KernelLaunch, Remaining, Replacement
 from accel.packets.packet import aligned
+from accel.packets.shares import ATTENTION_SHARE, OF_PAGE
 from accel.packets.step import Op
 from contract.arithmetic import KV_SPAN, KV_TILE, PAGE_TOKENS
 from contract.dtypes import I12, ROTATED_KV, DType
@@ -101,7 +102,7 @@ def attention_tokens(
     if not _plain_batch(ops):
         return None
     sizes = ops[0].most_sizes()
-    if sizes["tokens"] > MOST_SINGLE_TOKENS:
+    if sizes["tokens"] > MOST_SINGLE_TOKENS or OF_PAGE in sizes:
         return None
     units = sizes["tokens"] * head_groups(ops[0])
     warps = token_warps(sizes["head_dim"], units, device)
@@ -225,6 +226,14 @@ def attention_groups_rule(ops: Remaining, device: Device) -> Replacement | None:
     return Replacement(1, (launch,))
 
 
+def divides_heads(op: Op, device: Device) -> bool:
+    """Whether the kernels of prompts compute ``op``, which can also compute some of the heads."""
+    if op.count.most <= MOST_SINGLE_TOKENS or op.name != "flash_attn_batched":
+        return False
+    ops = Remaining((op,), 0, {})
+    return any(rule(ops, device) for rule in (attention_groups_rule, attention_blocks_rule))
+
+
 def group_shared_bytes(head_dim: int, tokens: int) -> int:
     """Shared memory of ``attention_groups.cu``: tiles as stored, planes of bytes and three floats a
     position, sums of all rows, barriers, and a bit a token."""
@@ -260,6 +269,9 @@ def _batch_macros(ops: Remaining) -> dict[str, int]:
         "HEAD_DIM": ops[0].most_sizes()["head_dim"],
         **operand_indices(ops, 0, "Q_AT=q KV_AT=kv PAGES_AT=page_table QUERY_AT=query Y_AT=y"),
         **size_indices("flash_attn_batched", "heads", "kv_heads", "window", "scale"),
+        "OF_PAGE": -1
+        if ops[0].device is not ATTENTION_SHARE
+        else ATTENTION_SHARE.sizes.index(OF_PAGE),
     }
 
 

@@ -47,6 +47,10 @@ class BoundBucket:
             return self.passing + offset
         return self.workspace + offset - self.plan.own_start
 
+    def words_of(self, launch: PlannedLaunch) -> int:
+        """The address of the words of a launch by which devices meet."""
+        return self.workspace + launch.words - self.plan.own_start
+
     @property
     def gathers(self) -> list[PlannedLaunch]:
         """Launches that write to the memory of other devices, in order."""

@@ -21,7 +21,7 @@ from accel.cuda.expert_groups import (
     router_words,
 )
 from accel.cuda.expert_prompts import PromptLaunches, prompt_launches
-from accel.cuda.gathers import WORD_BYTES, gathering, workspace_bytes
+from accel.cuda.gathers import WORD_BYTES, gathering
 from accel.cuda.packed_tiles import (
     TUNED_STACKS,
     UNIT_ROWS,
@@ -99,21 +99,16 @@ def expert_rule(ops: Remaining, device: Device) -> Replacement | None:
     if grouped is not None:
         made, used = grouped_launches(ops, block, grouped, device)
         words += grouped.table_words
-    nbytes = WORD_BYTES * words
     if block.gathers:
-        between = gathering(ops, block.gathers, nbytes)
-        made, nbytes = (*made, between), nbytes + workspace_bytes(between)
-    return Replacement(
-        block.length, (_router(ops, block, grouped is not None), *made, *used), nbytes
-    )
+        made = (*made, gathering(ops, block.gathers))
+    router = _router(ops, block, grouped is not None)
+    return Replacement(block.length, (router, *made, *used), WORD_BYTES * words)
 
 
 def _of_prompt(ops: Sequence[Op], block: ExpertBlock, prompt: PromptLaunches) -> Replacement:
-    launches, nbytes = prompt.gates, 0
-    if block.gathers:
-        between = gathering(ops, block.gathers)
-        launches, nbytes = (*launches, between), workspace_bytes(between)
-    return Replacement(block.length, (*launches, *prompt.downs), nbytes, prompt.passing_bytes)
+    between = (gathering(ops, block.gathers),) if block.gathers else ()
+    launches = (*prompt.gates, *between, *prompt.downs)
+    return Replacement(block.length, launches, passing_bytes=prompt.passing_bytes)
 
 
 def _fits(ops: Sequence[Op], block: ExpertBlock, device: Device) -> bool:

@@ -1,81 +1,188 @@
 """Launches that bring shares of tensors to every device: the ops of ``accel.packets.shares``.
 
-ALL_GATHERs that follow each other are one launch of ``kernels/all_gather.cu`` on every device. In
-addition to its own packets it gets ``peer_argument``: addresses of the tensors and counters of the
-other devices. Memory of a step may move, so these are read at the launch."""
+ALL_GATHERs that follow each other are part of the launch that makes all their shares, if its kernel
+can store them on every device (``kernels/sending.h``), else a launch of ``kernels/all_gather.cu``.
+Behind its packets the kernel finds the words of other devices, and how far apart from its own
+memory each tensor lies there. Memory of a step may move, so these are read at the launch."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from accel.cuda.device import Device
+from accel.cuda.runs import OPERANDS_OF_A_PACKET
 from accel.cuda.tuned import KernelLaunch, Remaining, Replacement
+from accel.packets.packet import PACKET, SCRATCH_MEMORY
 from accel.packets.shares import ALL_GATHER
-from accel.packets.step import Op
+from accel.packets.step import Op, Tensor
 
 MOST_TENSORS = 4
 THREADS = 512
 MOST_BLOCKS = 64
 BLOCK_FLOATS = 4096
 """Floats of a share for each block."""
-WORD_BYTES = 4
-WHOLE = 1
-"""Index of the operand of which all devices have a share."""
+WORD_BYTES, ADDRESS_BYTES = 4, 8
+MOST_ARGUMENT_BYTES = 4096 - 4 * ADDRESS_BYTES
+PART, WHOLE = 0, 1
+"""Indices of the operand that a device sends, and of that of which all devices have a share."""
+OF_MATRICES = ("Y0", "Y1", "Y2", "Y3")
+RESULTS = {
+    "unit_product": OF_MATRICES,
+    "unit_groups": OF_MATRICES,
+    "unit_fold": ("Y",),
+    "expert_gates": ("H", "SHARED_H"),
+    "expert_down": ("Y",),
+}
+"""The macros of results that a kernel can store on every device."""
 
 
 def gather_rule(ops: Remaining, device: Device) -> Replacement | None:
     """Replaces all ALL_GATHERs that come next, as many as a launch can take."""
-    count = 0
-    while count < min(len(ops), MOST_TENSORS) and ops[count].device is ALL_GATHER:
-        count += 1
-    if count == 0:
-        return None
-    launch = gathering(ops, range(count))
-    return Replacement(count, (launch,), workspace_bytes(launch))
+    count = min(_gathers_behind(ops, 0), MOST_TENSORS)
+    return Replacement(count, (gathering(ops, range(count)),)) if count else None
 
 
-def gathering(ops: Sequence[Op], gathers: range, workspace_at: int = 0) -> KernelLaunch:
-    """The launch of ALL_GATHERs that follow each other in a replacement, whose workspace begins at
-    ``workspace_at``."""
+def gathering(ops: Sequence[Op], gathers: range) -> KernelLaunch:
+    """The launch of ALL_GATHERs that follow each other in a replacement."""
     devices = ops[gathers.start].most_sizes()["devices"]
     wholes = [(ops[at], ops[at].operands[WHOLE]) for at in gathers]
-    # All devices have the same number of blocks, however the columns divide.
     floats = [op.count.most * whole.columns for op, whole in wholes if whole is not None]
     blocks = max(1, min(-(-max(floats, default=0) // devices // BLOCK_FLOATS), MOST_BLOCKS))
     return KernelLaunch(
         "all_gather",
         (blocks, 1, 1),
         (THREADS, 1, 1),
-        macros={"TENSORS": len(floats), "FIRST_TENSOR": gathers.start, "PEERS": devices - 1},
+        macros={
+            "TENSORS": len(floats),
+            "FIRST_TENSOR": gathers.start,
+            "PEERS": devices - 1,
+            "SENDS": len(floats),
+        },
         gathers=True,
-        workspace_at=workspace_at,
+        sends=tuple(map(_whole_of, gathers[: len(floats)])),
     )
 
 
-def workspace_bytes(launch: KernelLaunch) -> int:
-    """Bytes of the words of its blocks."""
-    return (2 * launch.macros["PEERS"] + 1) * launch.grid[0] * WORD_BYTES
+def _whole_of(gather: int) -> int:
+    """The operand number of what packet ``gather`` brings together."""
+    return OPERANDS_OF_A_PACKET * gather + WHOLE
 
 
-@dataclass(frozen=True, slots=True)
-class Peer:
-    """Another device's part of a launch: addresses of its scratch memory and of the launch's
-    workspace, and the packets that the launch replaces."""
+def with_gathers(replacement: Replacement, ops: Remaining) -> Replacement:
+    """The replacement without launches that gather, with the ALL_GATHERs behind it, as far as its
+    launches can send what is gathered.
 
-    scratch: int
-    workspace: int
-    packets: NDArray[np.void]
+    ALL_GATHERs that one launch could not gather stay as they are, so that devices that send meet as
+    often as those that gather."""
+    first, count = replacement.ops, _gathers_behind(ops, replacement.ops)
+    behind = range(first, first + (count if count <= MOST_TENSORS else 0))
+    sent = sending(replacement.launches, ops, behind, behind.stop) if behind else None
+    packets = first if sent is None else behind.stop
+    launches: list[KernelLaunch] = []
+    for launch in sent or replacement.launches:
+        between = gathered_by(launch)
+        sent = sending(launches, ops, between, packets) if launches and between else None
+        launches = [*launches, launch] if sent is None else [*sent]
+    return replace(replacement, ops=packets, launches=tuple(launches))
 
 
-def peer_argument(stop: int, index: int, peers: Sequence[Peer]) -> np.void:
-    """The argument ``OTHERS`` of the kernel on device ``index``; ``stop`` is the address of its
-    stop word."""
-    words = [stop, index]
-    for peer in peers:
-        words += [peer.scratch, peer.workspace]
-        words += [int(packet["operand"][WHOLE]) for packet in peer.packets]
-    return np.void(np.array(words, np.uint64).tobytes())
+def gathered_by(launch: KernelLaunch) -> range:
+    """The ALL_GATHERs among a replacement's ops that a launch of ``gathering`` does."""
+    if launch.entry != "all_gather":
+        return range(0)
+    first = launch.macros["FIRST_TENSOR"]
+    return range(first, first + launch.macros["TENSORS"])
+
+
+def sending(
+    launches: Sequence[KernelLaunch], ops: Sequence[Op], gathers: range, packets: int
+) -> list[KernelLaunch] | None:
+    """The launches, of so many packets, of which the last ones also send what is gathered, those
+    that run beside each other: devices meet in the last. None if these cannot."""
+    peers = ops[gathers.start].most_sizes()["devices"] - 1
+    nbytes = packets * PACKET.itemsize + words_of_others(peers, len(gathers)) * ADDRESS_BYTES
+    if nbytes > MOST_ARGUMENT_BYTES:
+        return None
+    parts = {ops[at].operands[PART]: number for number, at in enumerate(gathers)}
+    sends, left, at = tuple(map(_whole_of, gathers)), set(parts), len(launches)
+    found: list[KernelLaunch] = []
+    while at and left and (not found or found[0].macros.get("BESIDE")):
+        at -= 1
+        numbers = {
+            f"TO_{name}": parts[made]
+            for name, made in _made_by(launches[at], ops).items()
+            if made in parts
+        }
+        left -= {made for made in _made_by(launches[at], ops).values() if made in parts}
+        sent = sent_by(launches[at], peers, numbers, sends)
+        if found:
+            sent = replace(sent, macros={**sent.macros, "MEETS": 0}, gathers=False)
+        found.insert(0, sent)
+    return None if left else [*launches[:at], *found]
+
+
+def _made_by(launch: KernelLaunch, ops: Sequence[Op]) -> dict[str, Tensor]:
+    """The results that the launch can store on every device, by the names of their macros."""
+    places = {name: launch.macros.get(name, -1) for name in RESULTS.get(launch.entry, ())}
+    numbers = {n: divmod(place, OPERANDS_OF_A_PACKET) for n, place in places.items() if place >= 0}
+    tensors = {name: ops[number].operands[index] for name, (number, index) in numbers.items()}
+    return {name: tensor for name, tensor in tensors.items() if tensor is not None}
+
+
+def sent_by(
+    launch: KernelLaunch, peers: int, numbers: Mapping[str, int], sends: tuple[int, ...]
+) -> KernelLaunch:
+    """The launch that sends the operands ``sends`` to so many peers; ``numbers`` are the macros
+    that say which of them each result is."""
+    macros = {**launch.macros, **numbers, "PEERS": peers, "SENDS": len(sends)}
+    return replace(launch, macros=macros, gathers=True, sends=sends)
+
+
+def _gathers_behind(ops: Sequence[Op], first: int) -> int:
+    """How many ALL_GATHERs follow each other from op ``first`` on."""
+    at = first
+    while at < len(ops) and ops[at].device is ALL_GATHER:
+        at += 1
+    return at - first
+
+
+def word_bytes(devices: int) -> int:
+    """Bytes of the words of a launch by which devices meet."""
+    return (2 + devices) * WORD_BYTES
+
+
+def words_of_others(peers: int, sends: int) -> int:
+    """64-bit words of ``others_argument``."""
+    return 3 + peers * (1 + max(1, sends))
+
+
+def places_of(sends: Sequence[int], packets: NDArray[np.void], scratch: int) -> tuple[int, ...]:
+    """The addresses on a device of the operands ``sends`` of a launch's ``packets``."""
+    found = []
+    for send in sends:
+        number, index = divmod(send, OPERANDS_OF_A_PACKET)
+        stored = int(packets["operand"][number][index])
+        in_scratch = stored & SCRATCH_MEMORY
+        found.append(scratch + (stored ^ in_scratch) if in_scratch else stored)
+    return tuple(found)
+
+
+def others_argument(
+    stop: int,
+    index: int,
+    words: int,
+    own: Sequence[int],
+    peers: Sequence[tuple[int, Sequence[int]]],
+) -> bytes:
+    """What follows the packets on device ``index``, ``OTHERS`` of the kernels. ``stop`` is the
+    address of its stop word, ``words`` that of the launch's words, ``own`` those of what it sends;
+    ``peers`` has the same two of the other devices."""
+    found = [stop, index, words]
+    for words_there, places in peers:
+        found.append(words_there)
+        found += [there - here for here, there in zip(own, places, strict=True)] or [0]
+    return np.array(found, np.int64).tobytes()

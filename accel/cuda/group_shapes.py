@@ -119,6 +119,14 @@ def group_shape(
     return min(shapes, key=time)
 
 
+def parted_shape(
+    dtype: DType, columns: int, tokens: int, rows: Sequence[int], device: Device
+) -> GroupShape:
+    """The fastest shape whose blocks share rows, of two spans at least."""
+    shapes = _parted(_fitting(dtype, tokens, device), span_count(columns))
+    return min(shapes, key=lambda shape: _time(shape, dtype, columns, tokens, rows, device))
+
+
 def group_time(dtype: DType, columns: int, tokens: int, rows: Sequence[int], device: Device) -> int:
     """The time of the fastest shape, in tenths of a microsecond on an H200."""
     shape = group_shape(dtype, columns, tokens, rows, device)

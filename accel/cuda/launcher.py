@@ -38,13 +38,12 @@ class LaunchShape:
 
 @dataclass(frozen=True, slots=True)
 class BoundLaunch:
-    """One launch. ``own`` are the kernel's arguments after the addresses of the step's memory;
-    ``peer_argument`` returns one more, with memory of other devices."""
+    """One launch. ``own`` are the kernel's arguments after the addresses of the step's memory, or
+    functions that return them at the launch."""
 
     kernel: LaunchShape
     cooperative: bool
-    own: tuple[np.generic, ...]
-    peer_argument: Callable[[], np.generic] | None = None
+    own: tuple[np.generic | Callable[[], np.generic], ...]
 
 
 class Branch(Protocol):
@@ -143,8 +142,8 @@ class Recording:
 
     def _launch(self, launch: BoundLaunch, stream: Any, inputs: int, programmatic: bool) -> None:
         step = np.uint64(self.addresses.scratch), np.uint64(inputs)
-        peers = () if launch.peer_argument is None else (launch.peer_argument(),)
-        arguments = Arguments(*step, *launch.own, *peers)
+        own = (one() if callable(one) else one for one in launch.own)
+        arguments = Arguments(*step, *own)
         attributes: tuple[tuple[str, str], ...] = ()
         if launch.cooperative:
             attributes = (COOPERATIVE,)

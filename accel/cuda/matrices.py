@@ -73,8 +73,8 @@ def matrix_rule(ops: Remaining, device: Device) -> Replacement | None:
 
     If that leaves sums of spans, the next run folds them while it packs, or a launch of their own
     does."""
-    run = _run_of_many(ops, device)
-    return None if run is None else _replaced(ops, run, device)
+    run = run_of_many(ops, device)
+    return None if run is None else replaced_run(ops, run, device)
 
 
 def attention_matrix_rule(ops: Remaining, device: Device) -> Replacement | None:
@@ -82,7 +82,7 @@ def attention_matrix_rule(ops: Remaining, device: Device) -> Replacement | None:
     if ops[0].name != "flash_attn_batched" or not groups_are_units(ops[0]):
         return None
     following = Remaining(ops.step, ops.start + 1, ops.last_read)
-    found = _run_of_many(following, device) if len(following) else None
+    found = run_of_many(following, device) if len(following) else None
     if found is None or found.norm is not None:
         return None
     run = run_behind(found, 1)
@@ -94,11 +94,11 @@ def attention_matrix_rule(ops: Remaining, device: Device) -> Replacement | None:
     attention = attention_tokens(ops, device, run.quantize)
     if attention is None:
         return None
-    replaced = _replaced(ops, run, device)
+    replaced = replaced_run(ops, run, device)
     return replace(replaced, launches=(attention, *replaced.launches[1:]))
 
 
-def _replaced(ops: Remaining, run: Run, device: Device) -> Replacement:
+def replaced_run(ops: Remaining, run: Run, device: Device) -> Replacement:
     """The replacement by packing and products, and by what folds their spans."""
     if not _leaves_spans(ops, run, device):
         return _with_heads(ops, run, device)
@@ -108,7 +108,7 @@ def _replaced(ops: Remaining, run: Run, device: Device) -> Replacement:
         behind = Replacement(run.length, (fold_launch(ops, run),))
     else:
         behind = _with_heads(ops, found, device, run)
-    passing = max(behind.passing_bytes, _span_bytes(ops, run))
+    passing = max(behind.passing_bytes, span_bytes(ops, run))
     return replace(behind, launches=(*launches, *behind.launches), passing_bytes=passing)
 
 
@@ -125,7 +125,7 @@ def _with_heads(ops: Remaining, run: Run, device: Device, folded: Run | None = N
     columns = ops[run.products[0]].most_sizes()["columns"]
     left = LeftSpans(span_count(columns), run.biases)
     launches.append(head_launch(ops, heads, device, left))
-    return Replacement(heads.length, tuple(launches), passing_bytes=_span_bytes(ops, run))
+    return Replacement(heads.length, tuple(launches), passing_bytes=span_bytes(ops, run))
 
 
 def _heads_behind(ops: Remaining, run: Run, folded: Run | None) -> HeadRun | None:
@@ -145,7 +145,7 @@ def _heads_behind(ops: Remaining, run: Run, folded: Run | None) -> HeadRun | Non
     return heads if same and nobody_reads(ops, heads.length, written) else None
 
 
-def _span_bytes(ops: Sequence[Op], run: Run) -> int:
+def span_bytes(ops: Sequence[Op], run: Run) -> int:
     """Bytes of the sums of all spans."""
     sizes = ops[run.products[0]].most_sizes()
     rows = sum(ops[product].most_sizes()["rows"] for product in run.products)
@@ -211,7 +211,7 @@ def _leaves_spans(ops: Sequence[Op], run: Run, device: Device) -> bool:
 def _reader(ops: Remaining, run: Run, device: Device) -> Run | None:
     """The next run, if it packs the sum."""
     following = Remaining(ops.step, ops.start + run.length, ops.last_read)
-    found = _run_of_many(following, device) if len(following) else None
+    found = run_of_many(following, device) if len(following) else None
     if found is None or run.residual is None:
         return None
     found = run_behind(found, run.length)
@@ -228,7 +228,7 @@ def _parts(ops: Sequence[Op], run: Run, device: Device) -> int:
     return _group_shape(ops, run, (0,), device, parted=True).parts
 
 
-def _run_of_many(ops: Remaining, device: Device) -> Run | None:
+def run_of_many(ops: Remaining, device: Device) -> Run | None:
     for run in runs(ops):
         products = [ops[index] for index in run.products]
         if run.quantize is None or products[0].count.most <= FEW:

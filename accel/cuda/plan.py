@@ -4,15 +4,17 @@ op."""
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from accel.cuda.device import Device
+from accel.cuda.gathers import with_gathers, word_bytes
 from accel.cuda.program import Source, plain_source, tuned_source
 from accel.cuda.registered import LAYOUT_RULES, RULES
+from accel.cuda.runs import OPERANDS_OF_A_PACKET
 from accel.cuda.step_table import PeerWorkspaces
 from accel.cuda.tuned import Extent, KernelLaunch, Remaining, Replacement, last_reads
 from accel.kernels.source import module_of
@@ -59,7 +61,7 @@ class PlannedLaunch:
 
     ``workspace`` is its offset in the workspaces of the step, None for a plain kernel, which has
     none. A persistent launch has a ``table`` instead of packets. A launch that ``gathers`` accesses
-    other devices."""
+    other devices; ``words`` is the offset in the workspaces of the words by which they meet."""
 
     source: Source
     entry: str
@@ -72,6 +74,8 @@ class PlannedLaunch:
     workspace: int | None = None
     table: LaunchTable | None = None
     gathers: bool = False
+    words: int = 0
+    sends: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,16 +135,22 @@ class Plan:
         return tables + (aligned(self.own_bytes) if self.own_bytes else 0)
 
 
-def plan_launches(ops: Sequence[Op], device: Device, local: Collection[str] | None = None) -> Plan:
+def plan_launches(
+    ops: Sequence[Op], device: Device, local: Collection[str] | None = None, sends: bool = False
+) -> Plan:
     """The launches of all ops; each op has one launch, alone or in a replacement.
 
     Results that no later op reads need not be written if their buffer is ``local`` to the step;
-    without ``local`` every buffer counts as local."""
+    without ``local`` every buffer counts as local. If a launch ``sends``, kernels store what other
+    devices need there, as far as they can."""
     last_read = last_reads(ops, local)
     found: list[tuple[int, Replacement | None]] = []
     index = 0
     while index < len(ops):
-        replacement = _replacement(Remaining(ops, index, last_read), device)
+        left = Remaining(ops, index, last_read)
+        replacement = _replacement(left, device)
+        if replacement is not None and sends:
+            replacement = with_gathers(replacement, left)
         found.append((index, replacement))
         index += 1 if replacement is None else replacement.ops
     passing = max((one.passing_bytes for _, one in found if one is not None), default=0)
@@ -152,14 +162,35 @@ def plan_launches(ops: Sequence[Op], device: Device, local: Collection[str] | No
             launches.append(_plain(ops[index], index, device))
             levels.append(level)
             continue
-        for launch in replacement.launches:
-            passes = replacement.passing_bytes and not launch.gathers
-            offset = 0 if passes else workspace
-            launches.append(_tuned(launch, index, replacement.ops, offset))
+        words_at = workspace
         if replacement.workspace_bytes:
-            workspace += aligned(replacement.workspace_bytes)
+            words_at += aligned(replacement.workspace_bytes)
+        for launch in replacement.launches:
+            offset = 0 if replacement.passing_bytes else workspace
+            made = _tuned(launch, index, replacement.ops, offset)
+            if launch.gathers:
+                made = replace(made, words=words_at)
+                words_at += aligned(word_bytes(launch.macros["PEERS"] + 1))
+            launches.append(made)
+        workspace = words_at
         levels += [level] * replacement.ops
     return Plan(tuple(launches), workspace, tuple(levels), passing_bytes=passing)
+
+
+def sent_since(plan: Plan, ops: Sequence[Op]) -> dict[str, int]:
+    """For each buffer that launches send to other devices, the level from which on others may write
+    it here: that of the launch before in which devices met."""
+    since: dict[str, int] = {}
+    before = 0
+    for launch in plan.launches:
+        if launch.gathers and launch.table is None:
+            for send in launch.sends:
+                number, index = divmod(send, OPERANDS_OF_A_PACKET)
+                tensor = ops[launch.first + number].operands[index]
+                assert tensor is not None
+                since.setdefault(tensor.buffer, before)
+            before = plan.levels[launch.first]
+    return since
 
 
 def plain_ops(plan: Plan) -> list[int]:
@@ -206,6 +237,7 @@ def _tuned(launch: KernelLaunch, index: int, count: int, workspace: int) -> Plan
         index,
         count,
         launch.shared_bytes,
-        workspace=workspace + launch.workspace_at,
+        workspace=workspace,
         gathers=launch.gathers,
+        sends=launch.sends,
     )

@@ -7,11 +7,12 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from accel.cuda.attention import divides_heads
 from accel.cuda.device import Device
 from accel.cuda.driver import TIER
 from accel.cuda.memory_estimate import MemoryEstimate, cached_estimate
 from accel.cuda.persistent import compose
-from accel.cuda.plan import Plan, plan_launches
+from accel.cuda.plan import Plan, plan_launches, sent_since
 from accel.cuda.registered import cuda_buckets
 from accel.cuda.step_choice import NEVER, StepChoice
 from accel.cuda.unpacked_pages import unpack_rotated
@@ -155,11 +156,14 @@ def planned_bucket(
     weights."""
     shared = SharedStep(step, NO_ROWS)
     if share.count > 1:
-        shared = share_step(step, share, divided)
+        shared = share_step(step, share, divided, lambda op: divides_heads(op, device))
     step = shared.step
     tuned = plan_launches(step.ops, device, step.scratch)
     plan = compose(tuned, step.ops, device, choice, step.scratch, share.count)
+    if share.count > 1 and plan is tuned:
+        plan = plan_launches(step.ops, device, step.scratch, sends=True)
     since = {name: plan.levels[op] for name, op in written_since(step.ops).items()}
+    since = sent_since(plan, step.ops) | since
     schedule = schedule_launches(step, plan.levels, plan.together, since)
     return LoweredBucket(step, schedule, plan, shared.first_rows)
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import numpy as np
 
 from accel.cuda.bound_bucket import BoundBucket
-from accel.cuda.gathers import Peer, peer_argument
+from accel.cuda.gathers import others_argument, places_of
 from accel.cuda.launcher import BoundLaunch, LaunchShape, Recording
 from accel.cuda.memory import Allocation, Memory
 from accel.cuda.plan import PlannedLaunch
@@ -33,15 +33,21 @@ def recorded_bucket(
     The bucket's own memory is freed with the recording. Raises OutOfMemory and CudaError."""
     memory, packets = runtime.memory, bound.packets
     launches = []
-    gathers = iter(range(len(bound.gathers)))
+    number = -1
     plan = bound.plan
     short, long = plan.short, plan.long
     drawn = () if short is None else short.drawn
     later = () if long is None else long.launches
     for launch in (*plan.launches, *drawn, *later):
         replaced = packets[launch.first : launch.first + launch.count]
-        own: tuple[np.generic, ...] = (np.void(replaced.tobytes()),)
-        number = next(gathers) if launch.gathers else 0
+        own: tuple[np.generic | Callable[[], np.generic], ...] = (np.void(replaced.tobytes()),)
+        if launch.gathers or launch.sends:
+            # What sends and does not gather belongs to the next launch that does.
+            next_one = number + 1
+            own = (
+                partial(_packets_with_others, runtime, (addresses, bound), next_one, device, peers),
+            )
+        number += launch.gathers
         if launch.table is not None:
             workspaces = _peer_workspaces(bound, number, device, peers) if launch.gathers else None
             table = launch.table.bound(packets, _stop_address(runtime), workspaces)
@@ -49,12 +55,7 @@ def recorded_bucket(
             own = (np.uint64(bound.allocations[-1].address),)
         if launch.workspace is not None:
             own = (*own, np.uint64(bound.workspace_of(launch)))
-        peer = (
-            partial(_peer_argument, runtime, number, device, peers)
-            if launch.gathers and launch.table is None
-            else None
-        )
-        launches.append(BoundLaunch(_shape(runtime, launch), launch.cooperative, own, peer))
+        launches.append(BoundLaunch(_shape(runtime, launch), launch.cooperative, own))
     count, behind = len(plan.launches), len(plan.launches) + len(drawn)
     recording = Recording(
         runtime.context,
@@ -79,16 +80,23 @@ def recorded_bucket(
     return RecordedBucket(recording, found)
 
 
-def _peer_argument(
-    runtime: Runtime, number: int, device: int, peers: Sequence[PeerBucket]
+def _packets_with_others(
+    runtime: Runtime, own: PeerBucket, number: int, device: int, peers: Sequence[PeerBucket]
 ) -> np.generic:
-    """The argument of gathering launch ``number`` that describes the other devices."""
-    found = []
-    for addresses, bound in peers:
-        launch = bound.gathers[number]
-        packets = bound.packets[launch.first : launch.first + launch.count]
-        found.append(Peer(addresses.scratch, bound.workspace_of(launch), packets))
-    return peer_argument(_stop_address(runtime), device, found)
+    """The packets of gathering launch ``number``, and what it needs to know of other devices."""
+    (words, places), *others = (_words_and_places(one, number) for one in (own, *peers))
+    launch = own[1].gathers[number]
+    packets = own[1].packets[launch.first : launch.first + launch.count]
+    behind = others_argument(_stop_address(runtime), device, words, places, others)
+    return np.void(packets.tobytes() + behind)
+
+
+def _words_and_places(of: PeerBucket, number: int) -> tuple[int, tuple[int, ...]]:
+    """Addresses of the words of gathering launch ``number``, and of what it sends."""
+    addresses, bound = of
+    launch = bound.gathers[number]
+    packets = bound.packets[launch.first : launch.first + launch.count]
+    return bound.words_of(launch), places_of(launch.sends, packets, addresses.scratch)
 
 
 def _peer_workspaces(

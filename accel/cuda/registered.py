@@ -21,6 +21,7 @@ from accel.cuda.delta_net import (
 )
 from accel.cuda.experts import expert_product_rule, expert_rule
 from accel.cuda.gated_rows import gated_rows_rule
+from accel.cuda.gated_spans import gated_spans_rule
 from accel.cuda.gathers import gather_rule
 from accel.cuda.head_rows import head_rows_rule
 from accel.cuda.matrices import attention_matrix_rule, matrix_rule
@@ -52,6 +53,7 @@ RULES: tuple[Rule, ...] = (
     gated_norm_rule,
     expert_rule,
     expert_product_rule,
+    gated_spans_rule,
     matrix_rule,
     product_rule,
     gated_rows_rule,

@@ -48,9 +48,9 @@ class KernelLaunch:
 
     ``shared_bytes`` is dynamic shared memory; kernels have no other. ``macros`` are defined when
     the file is compiled, so that one file serves several formats or widths; each set is a module of
-    its own. ``op`` is the op whose packet the kernel reads by name. A launch
-    that ``gathers`` has one more parameter, see ``accel.cuda.gathers``. ``workspace_at`` is the
-    offset of its part of the replacement's workspace."""
+    its own. ``op`` is the op whose packet the kernel reads by name. In a launch that ``gathers``
+    devices wait for each other, and each stores its part of the operands ``sends`` in the memory of
+    all, see ``accel.cuda.gathers``; a launch that only sends belongs to the one after it."""
 
     entry: str
     grid: Extent
@@ -59,7 +59,7 @@ class KernelLaunch:
     macros: Mapping[str, int] = field(default_factory=dict)
     op: str = ""
     gathers: bool = False
-    workspace_at: int = 0
+    sends: tuple[int, ...] = ()
 
     @property
     def file(self) -> str:
@@ -73,8 +73,8 @@ class Replacement:
 
     ``workspace_bytes`` of device memory, zeroed when the graph is lowered, belong to them from step
     to step; all launches of one replacement get the same address. A replacement may pass
-    ``passing_bytes`` from launch to launch, in memory that other replacements write too: then only
-    launches that gather get the workspace."""
+    ``passing_bytes`` from launch to launch, in memory that other replacements write too: then that
+    is the workspace of its launches."""
 
     ops: int
     launches: tuple[KernelLaunch, ...]

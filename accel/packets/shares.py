@@ -8,12 +8,13 @@ device computes all other ops whole. Only the ops matter, never the model."""
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice, takewhile
 from types import MappingProxyType
 
 from accel.packets.device_op import ANY, DeviceOp, DeviceOperand
+from accel.packets.ops import TABLE
 from accel.packets.step import Count, Op, Per, Step, Tensor
 
 GRANULE = 16
@@ -33,6 +34,13 @@ ALL_GATHER = DeviceOp(
 """Sends ``part``, the columns from ``first`` on of ``whole``, to the same address range of every
 device, and ends when the parts of all have arrived. Without operands the devices only wait for each
 other."""
+
+OF_PAGE = "of_page"
+ATTENTION_SHARE = replace(
+    TABLE["flash_attn_batched"], sizes=(*TABLE["flash_attn_batched"].sizes, OF_PAGE)
+)
+"""FLASH_ATTN_BATCHED of some of the heads: the last size is 65,536 times the KV heads of a page
+plus the number of the first that the op reads."""
 
 BY_COLUMNS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
@@ -84,6 +92,15 @@ class SharedStep:
     first_rows: Mapping[int, int]
 
 
+DividesHeads = Callable[[Op], bool]
+"""Whether a device can compute some of the heads of an attention op by itself."""
+
+
+def no_heads(op: Op) -> bool:
+    """See DividesHeads: none."""
+    return False
+
+
 def divided_weights(steps: Sequence[Step], share: Share) -> frozenset[str]:
     """Matrices of which a device needs only its share of the rows in all of ``steps``."""
     divided: set[str] = set()
@@ -98,10 +115,13 @@ def divided_weights(steps: Sequence[Step], share: Share) -> frozenset[str]:
     return frozenset(divided - whole)
 
 
-def share_step(step: Step, share: Share, divided: Collection[str]) -> SharedStep:
+def share_step(
+    step: Step, share: Share, divided: Collection[str], heads: DividesHeads = no_heads
+) -> SharedStep:
     """The part of ``step`` for a device that has its share of the rows of the ``divided``
-    matrices."""
-    return _Dividing(step, share, frozenset(divided)).result()
+    matrices. Attention ops for which ``heads`` is true are divided by heads where these divide
+    evenly; keys and values are whole on every device."""
+    return _Dividing(step, share, frozenset(divided), _of_heads(step.ops, share, heads)).result()
 
 
 def written_since(ops: Sequence[Op]) -> dict[str, int]:
@@ -128,6 +148,28 @@ def _chosen_from(ops: Sequence[Op]) -> frozenset[str]:
     )
 
 
+def _of_heads(ops: Sequence[Op], share: Share, heads: DividesHeads) -> frozenset[int]:
+    """Indices of attention ops that are divided by heads, and of the rotations and norms that make
+    their queries."""
+    found: set[int] = set()
+    made: dict[Tensor, int] = {}
+    for number, op in enumerate(ops):
+        if heads(op) and op.most_sizes()["kv_heads"] % share.count == 0:
+            found.add(number)
+            made_by = made.get(_operand(op, "q"))
+            while made_by is not None and ops[made_by].name in ("rope", "rms_norm"):
+                found.add(made_by)
+                made_by = made.get(_operand(ops[made_by], "x"))
+        made |= {tensor: number for i in op.written if (tensor := op.operands[i]) is not None}
+    return frozenset(found)
+
+
+def _operand(op: Op, name: str) -> Tensor:
+    tensor = op.operands[op.device.index_of[name]]
+    assert tensor is not None
+    return tensor
+
+
 def _read_by(op: Op) -> Iterator[Tensor]:
     for index, tensor in enumerate(op.operands):
         if tensor is not None and index not in op.written:
@@ -149,11 +191,12 @@ class _Dividing:
     """Builds the part of a step. ``left`` are the ops to be divided yet, by their indices.
     ``partial`` are the tensors of which this device has only its own columns so far, with their
     counts, and ``of_buffer`` the same by buffer. ``reads`` has for each buffer what is read of it,
-    in order, with the index of the op."""
+    in order, with the index of the op. The ops ``of_heads`` are divided by heads."""
 
     step: Step
     share: Share
     divided: frozenset[str]
+    of_heads: frozenset[int]
     ops: list[Op] = field(default_factory=list)
     first_rows: dict[int, int] = field(default_factory=dict)
     partial: dict[Tensor, Count] = field(default_factory=dict)
@@ -174,7 +217,9 @@ class _Dividing:
         while self.left:
             number = self._next()
             op = self.left[number]
-            if self._is_divided(op):
+            if number in self.of_heads:
+                self._divide_heads(op)
+            elif self._is_divided(op):
                 self._whole(op, written=False)
                 self._divide_product(op)
             elif self._stays_partial(op):
@@ -195,7 +240,7 @@ class _Dividing:
         columnwise op behind it that neither waits nor depends on what it passes: then several
         tensors are gathered at once."""
         first, *others = islice(self.left.items(), MOST_AHEAD)
-        if not self._waits(first[1]):
+        if first[0] in self.of_heads or not self._waits(first[1]):
             return first[0]
         read, written = set[str](), set[str]()
         passed = first[1]
@@ -263,6 +308,26 @@ class _Dividing:
             tensor = op.operands[index]
             assert tensor is not None
             self._add(tensor, op.count)
+
+    def _divide_heads(self, op: Op) -> None:
+        """Queries stay with the device that makes them. What else has to be gathered is gathered
+        before the first of these ops, so that nothing stands between them and attention."""
+        attends, count = op.name == "flash_attn_batched", self.share.count
+        source, y = _operand(op, "q" if attends else "x"), _operand(op, "y")
+        near = self._overlapping(source) if attends else list(self.partial)
+        self._gather([one for one in near if one != source and self._is_read(one)])
+        mine = {i for i, tensor in enumerate(op.operands) if tensor in (source, y)}
+        sizes = op.most_sizes()
+        size = "groups" if op.name == "rms_norm" else "heads"
+        op = self._narrowed(op, mine, size, sizes[size] // count)
+        if attends:
+            of_page = sizes["kv_heads"]
+            own = of_page // count
+            op = self._narrowed(op, (), "kv_heads", own)
+            sizes_of_share = *op.sizes, of_page << 16 | own * self.share.index
+            op = replace(op, device=ATTENTION_SHARE, sizes=sizes_of_share)
+        self.ops.append(op)
+        self._add(y, op.count)
 
     def _narrowed(self, op: Op, indices: Collection[int], size: str, number: int) -> Op:
         """``op`` with the share of some operands, and with one size changed to ``number``."""

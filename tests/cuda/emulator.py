@@ -161,6 +161,7 @@ extern "C" void run_{entry}(unsigned grid_x, unsigned grid_y, unsigned threads, 
     gridDim = {{grid_x, grid_y, 1}};
     blockDim = {{threads, 1, 1}};
     for (blockIdx.y = 0; blockIdx.y < grid_y; blockIdx.y++) {row}
+    emulator::end_launch(0, ~0u);
 }}
 extern "C" bool run_together_{entry}(unsigned blocks, unsigned threads, unsigned seed,
                                      unsigned device, unsigned turns, {names}) {{

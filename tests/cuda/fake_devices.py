@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from accel.cuda.gathers import words_of_others
 from accel.cuda.program import Source
 from accel.cuda.step_table import HEAD
 from accel.packets.packet import INPUT_MEMORY, PACKET, SCRATCH_MEMORY
@@ -26,7 +27,9 @@ from tests.cuda.fake_driver import FakeDriver
 from tests.cuda.fake_kernels import OFFSET_MASK
 
 GATHER = "all_gather"
-WORD = 8
+STEP_AT, HEARD_AT = 1, 2
+"""Words of a launch by which devices meet, see ``kernels/sending.h``."""
+AWAITED = "    await_others(others, now);\n"
 REDEFINED = """
 #undef __shared__
 #define __shared__ static
@@ -132,16 +135,7 @@ class FakeDevices(FakeDriver):
     ) -> tuple[Any, ...]:
         if function != GATHER:
             return super().cuLaunchKernelEx(config, function, arguments, extra)
-        macros = dict(function.source.macros)
-        packets, peers = macros["PACKET_COUNT"], macros["PEERS"]
-        sizes = 8, 8, packets * PACKET.itemsize, 8, WORD * (2 + peers * (2 + packets))
-        places = zip(_places(arguments, len(sizes)), sizes, strict=True)
-        given = [ctypes.string_at(int(place), nbytes) for place, nbytes in places]
-        scratch, inputs, _, workspace, _ = (int.from_bytes(g[:8], "little") for g in given)
-        gather = Gather(
-            self.current, scratch, inputs, np.frombuffer(given[2], PACKET), workspace,
-            np.frombuffer(given[4], np.uint64), config.gridDimX, macros["TENSORS"], peers,
-        )  # fmt: skip
+        gather = Gather.of_launch(self.current, function.source, arguments)
         self.launched.append((str(function), [attribute.id for attribute in config.attrs]))
         self.gathers += 1
 
@@ -163,52 +157,59 @@ class Gather:
     scratch: int
     inputs: int
     packets: np.ndarray
-    workspace: int
     others: np.ndarray
-    blocks: int
     tensors: int
     peers: int
 
+    @classmethod
+    def of_launch(cls, context: FakeContext, source: Source, arguments: int) -> Gather:
+        """With the arguments at an address."""
+        macros = dict(source.macros)
+        packets, peers = macros["PACKET_COUNT"] * PACKET.itemsize, macros["PEERS"]
+        scratch, inputs, third, _ = (int(place) for place in _places(arguments, 4))
+        given = ctypes.string_at(third, packets + _others_bytes(macros))
+        return cls(
+            context, int(words(scratch, 2).view(np.uint64)[0]),
+            int(words(inputs, 2).view(np.uint64)[0]), np.frombuffer(given[:packets], PACKET),
+            np.frombuffer(given[packets:], np.int64), macros.get("TENSORS", 0), peers,
+        )  # fmt: skip
+
     def send(self) -> None:
-        """All blocks' parts, and their words behind them."""
+        """The parts, and a word behind them."""
         for number in range(self.tensors):
             packet = self.packets[number]
-            count, first, columns = (int(size) for size in packet["size"][:3])
+            count, _, columns = (int(size) for size in packet["size"][:3])
             if packet["counted"]:
                 count *= int(words(self.inputs, 4)[packet["counted"] - 1])
             stride = 4 * int(packet["stride"][0])
             part = self._at(int(packet["operand"][0]), self.scratch, self.inputs)
             for peer in range(self.peers):
                 record = self._record(peer)
-                to = self._at(int(record[2 + number]), int(record[0]), 0) + 4 * first
+                to = part + int(record[1 + number])
                 for row in range(count):
                     target = to + row * stride
                     self._check(target, 4 * columns)
                     ctypes.memmove(target, part + row * stride, 4 * columns)
-        index = int(self.others[1])
+        self._words[STEP_AT] += 1
         for peer in range(self.peers):
-            own = words(self.workspace, self.blocks * self.peers).reshape(self.peers, -1)
-            own[peer] += 1
-            address = int(self._record(peer)[1]) + 4 * (self.peers + index) * self.blocks
-            self._check(address, 4 * self.blocks)
-            words(address, self.blocks)[:] = own[peer]
+            address = int(self._record(peer)[0]) + 4 * (HEARD_AT + int(self.others[1]))
+            self._check(address, 4)
+            words(address, 1)[:] = self._words[STEP_AT]
 
     def has_come(self) -> bool:
         """Whether all others have sent, or nobody is to wait any more."""
         if words(int(self.others[0]), 1)[0]:
             return True
-        index = int(self.others[1])
-        for peer in range(self.peers):
-            device = peer + (peer >= index)
-            own = words(self.workspace + 4 * peer * self.blocks, self.blocks)
-            heard = self.workspace + 4 * (self.peers + device) * self.blocks
-            if not np.array_equal(words(heard, self.blocks), own):
-                return False
-        return True
+        heard = np.delete(self._words[HEARD_AT:], int(self.others[1]))
+        return bool((heard == self._words[STEP_AT]).all())
+
+    @property
+    def _words(self) -> np.ndarray:
+        return words(int(self.others[2]), HEARD_AT + self.peers + 1)
 
     def _record(self, peer: int) -> np.ndarray:
-        each = 2 + len(self.packets)
-        return self.others[2 + peer * each : 2 + (peer + 1) * each]
+        each = len(self.others[3:]) // self.peers
+        return self.others[3 + peer * each : 3 + (peer + 1) * each]
 
     def _at(self, stored: int, scratch: int, inputs: int) -> int:
         base = scratch * bool(stored & SCRATCH_MEMORY) + inputs * bool(stored & INPUT_MEMORY)
@@ -267,12 +268,12 @@ class SharedLaunch:
 
 class EmulatedDevices(FakeDevices):
     """Their kernels are the real ones, block by block; gathers are those above. ``shared`` counts
-    the launches that they executed together."""
+    the launches that they executed together, ``sent`` those that store results on all devices."""
 
     def __init__(self, folder: Path, count: int = 2, **attributes: int) -> None:
         super().__init__(count, **attributes)
         self.folder = folder
-        self.shared = 0
+        self.shared = self.sent = 0
         self.ended: set[int] = set()
         self._built: dict[Source, Emulated] = {}
         self._building = Lock()
@@ -310,11 +311,17 @@ class EmulatedDevices(FakeDevices):
         def run(kept: object = kept) -> None:
             built.run(str(function), grid, config.blockDimX, *values)
 
-        return self._enqueue(run)
+        done = self._enqueue(run)
+        macros = dict(function.source.macros)
+        if macros.get("PEERS") and macros.get("MEETS", 1):
+            sent = Gather.of_launch(self.current, function.source, arguments)
+            self.sent += 1
+            done = self._enqueue(CompletionWaiter(sent.has_come))
+        return done
 
     def _kernel(self, function: Function) -> tuple[Emulated, list[tuple[str, dict[str, int]]]]:
         source = function.source
-        text = source.text
+        text = source.text.replace(AWAITED, "")
         for pattern, instead in INSTRUCTIONS.items():
             text = re.sub(pattern, instead, text)
         if OTHERWISE not in text:
@@ -334,10 +341,16 @@ def _places(arguments: int, count: int) -> np.ndarray:
     return np.ctypeslib.as_array((ctypes.c_uint64 * count).from_address(arguments))
 
 
+def _others_bytes(macros: dict[str, int]) -> int:
+    """Bytes behind the packets of a launch in which devices meet."""
+    peers = macros.get("PEERS", 0)
+    return peers and 8 * words_of_others(peers, macros["SENDS"])
+
+
 def _size(kind: str, macros: dict[str, int]) -> int:
     """Bytes of an argument."""
     if "PACKETS" in kind:
-        return macros["PACKET_COUNT"] * PACKET.itemsize
+        return macros["PACKET_COUNT"] * PACKET.itemsize + _others_bytes(macros)
     if "PACKET" in kind:
         return PACKET.itemsize
     return 4 if kind.startswith("unsigned") and "*" not in kind else 8

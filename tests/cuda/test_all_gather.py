@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from accel.cuda.gathers import WHOLE, Peer, gather_rule, peer_argument
+from accel.cuda.gathers import PART, WHOLE, gather_rule, others_argument, places_of, word_bytes
 from accel.cuda.program import Source, tuned_source
 from accel.cuda.tuned import Remaining, last_reads
 from accel.packets.binding import bind_step
@@ -28,11 +28,10 @@ STRIDE = 200
 TENSORS = (Tensor("a", 0, 160, STRIDE), Tensor("a", 161, 37, STRIDE), Tensor("b", 16, 64, 96))
 """Aligned for vectors of four, not aligned, and of another buffer."""
 TOGETHER = """
-struct CALL { U64 scratch, inputs, packets, workspace, others, ended, seen; };
+struct CALL { U64 scratch, inputs, packets, ended, seen; };
 extern "C" __global__ void all_devices(U64 calls) {
     const CALL &call = ((const CALL *)calls)[blockIdx.x / BLOCKS];
-    all_gather(call.scratch, call.inputs, *(const PACKETS *)call.packets, call.workspace,
-               *(const OTHERS *)call.others);
+    all_gather(call.scratch, call.inputs, *(const PACKETS *)call.packets, 0);
     // What the next kernel of a device would read.
     __syncthreads();
     if (threadIdx.x == 0 && ++*(unsigned *)call.ended == BLOCKS)
@@ -40,12 +39,12 @@ extern "C" __global__ void all_devices(U64 calls) {
 }
 """
 TOO_EARLY = """
-    if (threadIdx.x < PEERS) {
-        const unsigned at = (PEERS + others.index) * gridDim.x + blockIdx.x;
-        const unsigned now = ((unsigned *)workspace)[blockIdx.x] + 1;
-        release_to_system((unsigned *)others.of[0].workspace + at, now);
+    if (threadIdx.x == 0 && blockIdx.x == 0) {
+        const OTHERS &others = packets.others;
+        const unsigned now = ((unsigned *)others.words)[STEP_AT] + 1;
+        release_to_system((unsigned *)others.of[0].words + HEARD_AT + others.index, now);
     }
-    if (others.index) for (int i = 0; i < 400; i++) spin_pause();
+    if (packets.others.index) for (int i = 0; i < 400; i++) spin_pause();
 """
 BLOCKS = 3
 SEEN_BYTES = 4 * MOST_TOKENS * (STRIDE + 96)
@@ -89,7 +88,7 @@ class Member:
         assert replacement is not None
         assert replacement.ops == len(ops)
         (self.launch,) = replacement.launches
-        self.workspace = np.zeros(BLOCKS * replacement.workspace_bytes, np.uint8)
+        self.words = np.zeros(word_bytes(self.share.count), np.uint8)
 
     def _place(self, buffer: str) -> int:
         """Of ``a``, from the beginning of scratch memory on, and of ``b``, by its address."""
@@ -104,8 +103,10 @@ class Member:
         return memory.view(np.float32).reshape(MOST_TOKENS, one.stride)[:, one.start : one.stop]
 
     @property
-    def peer(self) -> Peer:
-        return Peer(self.scratch.ctypes.data, self.workspace.ctypes.data, self.packets)
+    def places(self) -> tuple[int, tuple[int, ...]]:
+        """Addresses of its words, and of what it sends."""
+        scratch = self.scratch.ctypes.data
+        return self.words.ctypes.data, places_of(self.launch.sends, self.packets, scratch)
 
 
 @dataclass
@@ -134,15 +135,15 @@ class Members:
         self.arguments = []
         for member in self.all:
             member.inputs[0], member.ended[0] = tokens, 0
-            peers = [one.peer for one in self.all if one is not member]
-            record = peer_argument(member.stop.ctypes.data, member.share.index, peers)
-            self.arguments.append(np.frombuffer(record.tobytes(), np.uint8).copy())
+            peers = [one.places for one in self.all if one is not member]
+            own = member.stop.ctypes.data, member.share.index, *member.places
+            record = member.packets.tobytes() + others_argument(*own, peers)
+            self.arguments.append(np.frombuffer(record, np.uint8).copy())
         calls = np.array(
             [
                 (
-                    *(one.scratch.ctypes.data, one.inputs.ctypes.data, one.packets.ctypes.data),
-                    *(one.workspace.ctypes.data, given.ctypes.data, one.ended.ctypes.data),
-                    one.seen.ctypes.data,
+                    *(one.scratch.ctypes.data, one.inputs.ctypes.data, given.ctypes.data),
+                    *(one.ended.ctypes.data, one.seen.ctypes.data),
                 )
                 for one, given in zip(self.all, self.arguments, strict=True)
             ],
@@ -210,5 +211,5 @@ def test_a_word_before_the_data_is_noticed(folder: Path) -> None:
 def test_places_of_all_operands(folder: Path) -> None:
     """What the kernel takes for the place of the whole tensor is that of the table."""
     names = [operand.name for operand in ALL_GATHER.operands]
-    assert (names.index("part"), names.index("whole")) == (0, WHOLE)
+    assert (names.index("part"), names.index("whole")) == (PART, WHOLE)
     assert ALL_GATHER.sizes[1:3] == ("first", "columns")

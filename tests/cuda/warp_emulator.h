@@ -217,6 +217,7 @@ DEVICE unsigned acquire_from_system(const unsigned *place) { return *place; }
 #define BLOCK_MEMORY(name) unsigned char *const name = emulator::block->memory
 DEVICE void block_fence() {}
 DEVICE void device_fence() {}
+DEVICE void system_fence() {}
 DEVICE void arrive_at_cluster() { emulator::arrive_at_cluster(); }
 DEVICE void arrive_unfenced() { emulator::arrive_at_cluster(); }
 DEVICE void await_cluster() { emulator::await_cluster(); }

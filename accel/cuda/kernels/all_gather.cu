@@ -1,37 +1,15 @@
-// Sends this device's share of each tensor to every other device and receives their shares. A block
-// copies its part of the rows to the memory of each peer, writes a step number to a word there, and
-// waits until every peer has written that number to a word here. The words count steps and are
-// never reset. When the kernel has ended, all shares have arrived and no peer has to read from this
-// device.
+// Sends this device's share of each tensor to every other device and receives their shares: a block
+// copies its part of the rows to the memory of each peer (sending.h). When the kernel has ended, all
+// shares have arrived and no peer has to read from this device.
 //
 // TENSORS is the number of packets with operands `part` and `whole`, from number FIRST_TENSOR on; it
-// is 0 where devices only wait for each other. PEERS is the number of other devices. `workspace` has a word for each block
-// and peer with the number of the latest step sent to that peer, then a word for each block and
-// device with the number of the latest step received from that device.
+// is 0 where devices only wait for each other. PEERS is the number of other devices.
 
-#include "packets.h"
-#include "warp.h"
+#include "sending.h"
 
 #define PART 0
-#define WHOLE 1
-#define FIRST 1
 #define COLUMNS 2
-#define SPINS_BETWEEN_LOOKS 1024
 #define AT_ONCE 4
-
-struct PEER {
-    U64 scratch, workspace;
-    U64 whole[PACKET_COUNT];
-};
-struct OTHERS {
-    U64 stop, index;  // this device's number
-    PEER of[PEERS];
-};
-
-DEVICE U64 place_at(U64 stored, U64 scratch) {
-    const U64 offset = stored & OFFSET_MASK;
-    return stored & SCRATCH_MEMORY ? scratch + offset : offset;
-}
 
 // The rows of a share for all peers, in vectors of four floats if all rows are aligned. A thread has
 // several of them on their way.
@@ -57,7 +35,7 @@ DEVICE void send(const float *from, float *const (&to)[PEERS], size_t stride, un
 }
 
 extern "C" __global__ void all_gather(U64 scratch, U64 inputs, const __grid_constant__ PACKETS packets,
-                                      U64 workspace, const __grid_constant__ OTHERS others) {
+                                      U64 workspace) {
     const LAUNCH launch = {scratch, inputs, (U64)&packets, 0u};
     PRECEDING_DONE;
     FOLLOWING_MAY_START;
@@ -66,13 +44,12 @@ extern "C" __global__ void all_gather(U64 scratch, U64 inputs, const __grid_cons
         const float *part = (const float *)operand_at(launch, tensor * 16 + PART);
         const unsigned rows = count_of(launch, packet);
         const size_t stride = stride_at(launch, tensor * 16 + PART);
-        const unsigned columns = packet->size[COLUMNS], first = packet->size[FIRST];
+        const unsigned columns = packet->size[COLUMNS];
         float *to[PEERS];
         U64 places = (U64)part | stride * 4 | columns * 4;
 #pragma unroll
         for (unsigned peer = 0; peer < PEERS; peer++) {
-            const PEER &other = others.of[peer];
-            to[peer] = (float *)place_at(other.whole[tensor], other.scratch) + first;
+            to[peer] = (float *)((char *)part + others_of(launch).of[peer].apart[tensor - FIRST_TENSOR]);
             places |= (U64)to[peer];
         }
         if (places % sizeof(float4) == 0)
@@ -80,24 +57,5 @@ extern "C" __global__ void all_gather(U64 scratch, U64 inputs, const __grid_cons
         else
             send<float>(part, to, stride, rows, columns);
     }
-    __syncthreads();
-    if (threadIdx.x < PEERS) {
-        unsigned *own = (unsigned *)workspace, block = blockIdx.x, blocks = gridDim.x;
-        unsigned *step = own + threadIdx.x * blocks + block;
-        const unsigned now = *step + 1;
-        const PEER &other = others.of[threadIdx.x];
-        const unsigned index = others.index;
-        unsigned *told = (unsigned *)other.workspace + (PEERS + index) * blocks + block;
-        // Peers are the devices in order, this one left out.
-        const unsigned from = threadIdx.x + (threadIdx.x >= index);
-        const unsigned *heard = own + (PEERS + from) * blocks + block;
-        release_to_system(told, now);
-        *step = now;
-        unsigned spins = 0;
-        while (acquire_from_system(heard) != now) {
-            spin_pause();
-            if (++spins % SPINS_BETWEEN_LOOKS == 0 && load_host_word((unsigned *)others.stop)) break;
-        }
-    }
-    __syncthreads();
+    meet_others(launch);
 }

@@ -8,6 +8,7 @@
 // packet number of the product, USED the number of experts of a token.
 
 #include "expert_units.h"
+#include "sending.h"
 #include "stack_matrices.h"
 
 #define HAS_SHARED (SHARED_DOWN >= 0)
@@ -47,10 +48,8 @@ DEVICE void down_tile(const LAUNCH &launch, unsigned char *row_memory, unsigned 
     if (lane % 2 == 0) values[lane / 4 + (lane % 4 ? 8 : 0)] = total;
 }
 
-extern "C" __global__ void __launch_bounds__(WARPS *WARP_LANES)
-    expert_down(U64 scratch, U64 inputs, const __grid_constant__ PACKETS packets, U64 workspace) {
-    extern __shared__ __align__(128) unsigned char shared[];
-    const LAUNCH launch = {scratch, inputs, (U64)&packets, 0u};
+// The block's rows of its token.
+DEVICE void add_experts(const LAUNCH &launch, unsigned char *shared) {
     const PACKET *product = packet_of(launch, PRODUCT);
     const unsigned rows = product->size[MATMUL_ROWS], columns = product->size[MATMUL_COLUMNS];
     const unsigned tiles = (rows + UNIT_ROWS - 1) / UNIT_ROWS, token = blockIdx.y;
@@ -108,5 +107,15 @@ extern "C" __global__ void __launch_bounds__(WARPS *WARP_LANES)
         const float value = values[USED * UNIT_ROWS + threadIdx.x];
         sum = sum + (GATE_LOGIT >= 0 ? sigmoid_of(gate) * value : value);
     }
-    ((float *)operand_at(launch, Y))[token * stride_at(launch, Y) + row] = sum;
+    SENT sent;
+    sent.open(launch, TO_Y);
+    sent.store((float *)operand_at(launch, Y) + token * stride_at(launch, Y) + row, sum);
+}
+
+extern "C" __global__ void __launch_bounds__(WARPS *WARP_LANES)
+    expert_down(U64 scratch, U64 inputs, const __grid_constant__ PACKETS packets, U64 workspace) {
+    extern __shared__ __align__(128) unsigned char shared[];
+    const LAUNCH launch = {scratch, inputs, (U64)&packets, 0u};
+    add_experts(launch, shared);
+    meet_others(launch);
 }

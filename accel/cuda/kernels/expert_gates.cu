@@ -12,6 +12,7 @@
 #include "expert_choice.h"
 #include "expert_units.h"
 #include "gate.h"
+#include "sending.h"
 #include "stack_matrices.h"
 
 #define HAS_SHARED (SHARED_GATE >= 0)
@@ -82,10 +83,7 @@ DEVICE void gate_tile(const LAUNCH &launch, unsigned char *shared, unsigned toke
     __syncthreads();
 }
 
-extern "C" __global__ void __launch_bounds__(WARPS *WARP_LANES)
-    expert_gates(U64 scratch, U64 inputs, const __grid_constant__ PACKETS packets, U64 workspace) {
-    extern __shared__ __align__(128) unsigned char shared[];
-    const LAUNCH launch = {scratch, inputs, (U64)&packets, 0u};
+DEVICE void make_tile(const LAUNCH &launch, unsigned char *shared) {
     const PACKET *product = packet_of(launch, PRODUCT);
     const unsigned rows = product->size[MATMUL_ROWS], columns = product->size[MATMUL_COLUMNS];
     const unsigned token = blockIdx.y / PLACES, place = blockIdx.y % PLACES;
@@ -124,10 +122,17 @@ extern "C" __global__ void __launch_bounds__(WARPS *WARP_LANES)
     }
     const int op = chosen ? ACTIVATION : SHARED_ACTIVATION;
     const float h = gated(packet_of(launch, op)->size[SWIGLU_ACTIVATION], value[0], value[1]);
-    if (chosen)
-        ((float *)operand_at(launch, H))[(size_t)(token * USED + place) * stride_at(launch, H) +
-                                         row] = h;
-    else
-        ((float *)operand_at(launch, SHARED_H))[(size_t)token * stride_at(launch, SHARED_H) + row] =
-            h;
+    SENT sent;
+    sent.open(launch, chosen ? TO_H : TO_SHARED_H);
+    const size_t of_row = chosen ? token * USED + place : token;
+    const int made = chosen ? H : SHARED_H;
+    sent.store((float *)operand_at(launch, made) + of_row * stride_at(launch, made) + row, h);
+}
+
+extern "C" __global__ void __launch_bounds__(WARPS *WARP_LANES)
+    expert_gates(U64 scratch, U64 inputs, const __grid_constant__ PACKETS packets, U64 workspace) {
+    extern __shared__ __align__(128) unsigned char shared[];
+    const LAUNCH launch = {scratch, inputs, (U64)&packets, 0u};
+    make_tile(launch, shared);
+    meet_others(launch);
 }

@@ -8,6 +8,7 @@
 #include "expert_table.h"
 #include "gate.h"
 #include "group_stages.h"
+#include "sending.h"
 #include "stack_matrices.h"
 
 struct RESULT {
@@ -18,6 +19,7 @@ struct RESULT {
     unsigned rows, row, rows_in_front, first_token, tokens;
     const unsigned *places;  // of the block's tokens, if they have PLACES
     uint activation;
+    SENT sent;
 
     // Element i of a thread whose warp's tile begins at `first_row`.
     __device__ __forceinline__ void store(unsigned first_row, int i, float value) const {
@@ -28,7 +30,7 @@ struct RESULT {
         const size_t token = PLACES ? places[of_block] : first_token + of_block;
         if (bias) value = value + bias[row];
         if (residual) value = residual[token * residual_stride + row] + value;
-        y[token * stride + row] = value;
+        sent.store(y + token * stride + row, value);
     }
     // Stores the elements of eight tokens, number `n` of the block's.
     __device__ __forceinline__ void store_four(unsigned n, const float4 &values) const {
@@ -49,7 +51,7 @@ struct RESULT {
             float result = value[e];
             if (bias) result = result + bias[own + 8 * (e / 2)];
             if (residual) result = rest[e] + result;
-            y[(size_t)(token + e % 2) * stride + own + 8 * (e / 2)] = result;
+            sent.store(y + (size_t)(token + e % 2) * stride + own + 8 * (e / 2), result);
         }
     }
     // Stores all elements of one span, which another kernel adds up: `y` has all rows of a token
@@ -96,7 +98,7 @@ DEVICE const unsigned char *matrix_at(const LAUNCH &launch, int w, const GROUP_W
 }
 
 // Takes the warp's tile, number `tile` of a matrix; false if it is in a later matrix.
-DEVICE bool open_matrix(const LAUNCH &launch, int w, int b, int y, unsigned &tile,
+DEVICE bool open_matrix(const LAUNCH &launch, int w, int b, int y, int to, unsigned &tile,
                         GROUP_WORK &work, RESULT &result) {
     const unsigned rows = packet_of(launch, w / 16)->size[MATMUL_ROWS], tiles = tiles_of(launch, w);
     if (tile >= tiles) {
@@ -108,6 +110,7 @@ DEVICE bool open_matrix(const LAUNCH &launch, int w, int b, int y, unsigned &til
     result.y = (float *)operand_at(launch, y);
     result.stride = stride_at(launch, y);
     result.bias = (const float *)operand_at(launch, b);
+    result.sent.open(launch, to);
     return true;
 }
 
@@ -122,23 +125,23 @@ DEVICE bool open_rows(const LAUNCH &launch, unsigned block, unsigned warp, GROUP
 #if MATRICES > 1
     if (PAIRED) {
         tile = work.first_tile + warp / GROUP_WARPS * (GROUP_WARPS / 2) + warp % 2;
-        open_matrix(launch, W0, B0, Y0, tile, work, result);
+        open_matrix(launch, W0, B0, Y0, TO_Y0, tile, work, result);
         if (work.own && warp / 2 % 2)
             work.own = matrix_at(launch, W1, work) + (size_t)tile * work.units * FORMAT::unit_bytes;
         return work.first_tile < work.tiles;
     }
 #endif
-    bool found = open_matrix(launch, W0, B0, Y0, tile, work, result);
+    bool found = open_matrix(launch, W0, B0, Y0, TO_Y0, tile, work, result);
 #if MATRICES > 1
-    if (!found) found = open_matrix(launch, W1, B1, Y1, tile, work, result);
+    if (!found) found = open_matrix(launch, W1, B1, Y1, TO_Y1, tile, work, result);
     work.tiles += tiles_of(launch, W1);
 #endif
 #if MATRICES > 2
-    if (!found) found = open_matrix(launch, W2, B2, Y2, tile, work, result);
+    if (!found) found = open_matrix(launch, W2, B2, Y2, TO_Y2, tile, work, result);
     work.tiles += tiles_of(launch, W2);
 #endif
 #if MATRICES > 3
-    if (!found) found = open_matrix(launch, W3, B3, Y3, tile, work, result);
+    if (!found) found = open_matrix(launch, W3, B3, Y3, TO_Y3, tile, work, result);
     work.tiles += tiles_of(launch, W3);
 #endif
     return work.first_tile < work.tiles;

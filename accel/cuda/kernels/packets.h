@@ -1,12 +1,29 @@
 // The packets of the ops that a launch replaces: PACKET_COUNT packets, which are arguments of the
-// launch. An operand number is 16 times the number of the packet, counted from the first of the
+// launch, with PEERS also what it needs to know of so many other devices (sending.h). An operand number is 16 times the number of the packet, counted from the first of the
 // launch, plus the index of the operand in that packet; it is -1 for an absent operand.
 
 #ifndef PACKETS_H
 #define PACKETS_H
 
+#ifndef PEERS
+#define PEERS 0
+#endif
+#if PEERS
+// Another device: its words, and by how many bytes each of SENDS tensors lies apart there.
+struct PEER {
+    U64 words;
+    long long apart[SENDS ? SENDS : 1];
+};
+struct OTHERS {
+    U64 stop, index, words;  // the stop word, this device's number, its words
+    PEER of[PEERS];
+};
+#endif
 struct PACKETS {
     PACKET of[PACKET_COUNT];
+#if PEERS
+    OTHERS others;
+#endif
 };
 
 static __device__ __forceinline__ const PACKET *packet_of(const LAUNCH &launch, int number) {

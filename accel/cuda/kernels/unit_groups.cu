@@ -357,4 +357,5 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     if (any) multiply_blocks(launch, workspace, tokens, shared);
 #endif
     if (BESIDE || !any) PRECEDING_DONE;
+    meet_others(launch);
 }

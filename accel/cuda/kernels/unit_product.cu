@@ -17,6 +17,7 @@
 #include "clusters.h"
 #include "one_row.h"
 #include "packets.h"
+#include "sending.h"
 #if CLUSTER > 1
 #include "groups.h"
 #endif
@@ -37,6 +38,7 @@ struct RESULT {
     const float *bias;
     size_t stride;
     unsigned rows;
+    SENT sent;
 };
 
 struct OUTPUTS {
@@ -66,27 +68,25 @@ struct OUTPUTS {
         if (PAIRED) value = gated(activation, value, other);
         if (r.bias) value = value + r.bias[at];
         if (residual) value = added + value;
-        r.y[t * r.stride + at] = value;
+        r.sent.store(r.y + t * r.stride + at, value);
     }
 };
 
 // Addresses of one matrix' operands.
-DEVICE void open_matrix(const LAUNCH &launch, int number, int w, int b, int y,
+DEVICE void open_matrix(const LAUNCH &launch, int number, int w, int b, int y, int to,
                         PRODUCT_WORK &work, RESULT &result) {
     const PACKET *product = packet_of(launch, w / 16);
     result.rows = product->size[MATMUL_ROWS];
     result.y = (float *)operand_at(launch, y);
     result.bias = (const float *)operand_at(launch, b);
     result.stride = stride_at(launch, y);
+    result.sent.open(launch, to);
     work.matrix[number] = operand_at(launch, w);
     work.tiles[number] = (result.rows + UNIT_ROWS - 1) / UNIT_ROWS;
 }
 
-extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(WARPS *WARP_LANES, 1)
-    unit_product(U64 scratch, U64 inputs, const __grid_constant__ PACKETS packets, U64 workspace) {
-    BLOCK_MEMORY(shared);
-    const LAUNCH launch = {scratch, inputs, (U64)&packets, 0u};
-    FOLLOWING_MAY_START;
+// The block's rows of the products, for its tokens.
+DEVICE void multiply_tokens(const LAUNCH &launch, unsigned char *shared) {
     const PACKET *product = packet_of(launch, PRODUCT);
     const unsigned counted = counted_word(launch, product);
     __builtin_assume(gridDim.x == GRID);
@@ -94,15 +94,15 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(WAR
     OUTPUTS outputs;
     outputs.first_token = blockIdx.y * TOKENS;
     PRODUCT_WORK work;
-    open_matrix(launch, 0, W0, B0, Y0, work, outputs.result[0]);
+    open_matrix(launch, 0, W0, B0, Y0, TO_Y0, work, outputs.result[0]);
 #if MATRICES > 1
-    open_matrix(launch, 1, W1, B1, Y1, work, outputs.result[1]);
+    open_matrix(launch, 1, W1, B1, Y1, TO_Y1, work, outputs.result[1]);
 #endif
 #if MATRICES > 2
-    open_matrix(launch, 2, W2, B2, Y2, work, outputs.result[2]);
+    open_matrix(launch, 2, W2, B2, Y2, TO_Y2, work, outputs.result[2]);
 #endif
 #if MATRICES > 3
-    open_matrix(launch, 3, W3, B3, Y3, work, outputs.result[3]);
+    open_matrix(launch, 3, W3, B3, Y3, TO_Y3, work, outputs.result[3]);
 #endif
     work.formats = NUMBERS;
     work.prepare(columns, PAIRED);
@@ -166,4 +166,13 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(WAR
     take_rows<WARPS>(memory.x, rows);
 #endif
     stream_product<PRODUCT_SHAPE>(work, ring, list, memory, own, outputs);
+}
+
+extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(WARPS *WARP_LANES, 1)
+    unit_product(U64 scratch, U64 inputs, const __grid_constant__ PACKETS packets, U64 workspace) {
+    BLOCK_MEMORY(shared);
+    const LAUNCH launch = {scratch, inputs, (U64)&packets, 0u};
+    FOLLOWING_MAY_START;
+    multiply_tokens(launch, shared);
+    meet_others(launch);
 }

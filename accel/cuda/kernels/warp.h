@@ -393,7 +393,8 @@ DEVICE void add_at_peer(const unsigned *, unsigned, unsigned) {}
 DEVICE void block_fence() { asm volatile("fence.acq_rel.cta;" ::: "memory"); }
 DEVICE void spin_pause() {}
 
-// Orders what this thread wrote to global memory before what it writes next, for the device.
+// Orders what this thread wrote to global memory before what it writes next, for the device or all.
 DEVICE void device_fence() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
+DEVICE void system_fence() { asm volatile("fence.acq_rel.sys;" ::: "memory"); }
 
 #endif

@@ -1,0 +1,86 @@
+"""Several devices as one tier: kernels of prompts and of many sequences that store their results on
+all of them, block by block on the double of the driver."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from accel.cuda.attention import divides_heads
+from accel.cuda.gathers import RESULTS
+from accel.packets.rules import ROW_PARTS, lower_graph
+from accel.packets.shares import ATTENTION_SHARE, Share, share_step
+from contract.dtypes import I12
+from contract.records import QUERY_TOKEN, SAMPLING
+from contract.shape_key import ShapeKey
+from harness.synth import sized_spec, write_synthetic
+from reference.cpu.tier import CpuTier
+from reference.limits import Limits
+from reference.model.open import Model, open_model
+from reference.runner import LOGITS, ModelRunner, StepInput
+from tests.cuda.emulated_step import DEVICE
+from tests.cuda.fake_devices import EmulatedDevices
+from tests.cuda.test_multi_device import opened
+from tests.cuda.test_persistent import MODELS
+
+FAMILIES = {
+    "mixed": MODELS["mixed"],
+    "shared": {**MODELS["mixed"], "heads": 4, "kv_heads": 2, "head_dim": 64},
+    "broad": {**MODELS["mixed"], "hidden": 1280, "feed_forward": 1536},
+    "deep": {**MODELS["mixed"], "feed_forward": 4096},
+}
+
+
+def model_of(name: str, folder: Path) -> Model:
+    path = folder / f"sending-{name}.gguf"
+    if not path.exists():
+        write_synthetic(path, sized_spec("tiny", quant="q4_k_m", **FAMILIES[name]))
+    return open_model(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "tokens", "device", "kernels"),
+    [
+        ("mixed", 70, "1,2,0", {"unit_groups", "unit_product", "attention_groups"}),
+        ("shared", 70, "1,0", {"unit_groups", "unit_product", "attention_groups"}),
+        ("deep", 20, "0,1", {"unit_groups", "unit_fold", "unit_product"}),
+        ("broad", 20, "0,1", {"unit_groups", "unit_product", "gated_pack"}),
+        ("broad", 50, "2,0,1", {"unit_groups", "unit_product", "gated_pack"}),
+    ],
+)
+def test_products_of_many_tokens_send(
+    name: str, tokens: int, device: str, kernels: set[str], folder: Path
+) -> None:
+    """By warp groups, whose blocks share rows where there are multiprocessors for it."""
+    model = model_of(name, folder)
+    driver = EmulatedDevices(folder, 3, MULTIPROCESSOR_COUNT=132)
+    limits = Limits(1, 96, 6, I12, step_tokens=tokens, step_rows=1)
+    query = np.zeros(tokens, QUERY_TOKEN)
+    query["token"] = query["position"] = np.arange(tokens)
+    row, pages = np.array([tokens - 1], np.int32), np.arange(6, dtype=np.int32)[None]
+    step = StepInput(query, row, np.zeros(1, SAMPLING), pages, (LOGITS,))
+    found = []
+    for tier in (CpuTier(), opened(driver, device)):
+        with tier, ModelRunner(model, tier, limits) as runner:
+            found.append(runner.step(step).logits.tobytes())
+    assert found[0] == found[1]
+    launched = {name for name, _ in driver.launched}
+    assert launched & {*RESULTS, "gated_pack", "attention_groups"} == kernels
+    assert driver.sent
+
+
+@pytest.mark.parametrize(("count", "heads"), [(2, 2), (3, 4)])
+def test_heads_are_divided_where_they_divide_evenly(count: int, heads: int, folder: Path) -> None:
+    """Queries, their norms and rotations with them; keys and values are whole."""
+    limits = Limits(1, 96, 6, I12, step_tokens=70, step_rows=1)
+    graph = model_of("shared", folder).graph(limits)
+    step = lower_graph(graph, ShapeKey(70, 1), ROW_PARTS, "cuda")
+    shared = share_step(
+        step, Share(count - 1, count), (), lambda op: divides_heads(op, DEVICE)
+    ).step
+    found = [op for op in shared.ops if op.name == "flash_attn_batched"]
+    assert {op.most_sizes()["heads"] for op in found} == {heads}
+    assert all((op.device is ATTENTION_SHARE) == (count == 2) for op in found)
+    assert {op.most_sizes()["heads"] for op in shared.ops if op.name == "rope"} == {heads, 2}
