@@ -94,3 +94,23 @@ def test_other_dialects_continue_by_the_last_message_alone(hermes: Running) -> N
     prompt = prompt_of(hermes, [USER, SAID], continue_final_message=True, enable_thinking=False)
     encoded = {"prompt": prompt, "parse_special": True}
     assert counts[0] == http.post("/tokenize", encoded).json["count"]
+
+
+def test_an_unfinished_message_of_responses_is_continued(hermes: Running) -> None:
+    """A last one of the assistant's, as chat completions continue it; others begin a turn."""
+    turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "The sky is ("}]
+
+    def count(path: str, name: str, value: object, **more: object) -> int:
+        reply = Http(hermes.url).post(path, {name: value, **more})
+        return int(reply.json.get("input_tokens", reply.json.get("count")))
+
+    continued = count("/tokenize", "messages", turns, continue_final_message=True)
+    begun = count("/tokenize", "messages", turns)
+    assert continued < begun
+    for status in ("in_progress", "incomplete", "completed", None):
+        items = [turns[0], turns[1] | {"status": status}]
+        unfinished = status in ("in_progress", "incomplete")
+        counted = count("/v1/responses/input_tokens", "input", items)
+        assert counted == (continued if unfinished else begun), status
+        items.append({"role": "user", "content": "b"})
+        assert count("/v1/responses/input_tokens", "input", items) > begun

@@ -7,6 +7,7 @@ from harness.serve.errors import ApiError, renaming
 response_name = renaming(
     {
         "messages": "input",
+        "continue_final_message": "input",
         "max_completion_tokens": "max_output_tokens",
         "response_format": "text.format",
         "reasoning_effort": "reasoning.effort",

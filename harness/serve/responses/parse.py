@@ -26,6 +26,8 @@ SAME = (
     *("ignore_eos", "repetition_penalty", "chat_template_kwargs"),
 )
 """Fields that chat completions call the same."""
+UNFINISHED = ("in_progress", "incomplete")
+"""States of a last message of the assistant's that the answer continues."""
 CUSTOM = {"custom_tool_call": "function_call", "custom_tool_call_output": "function_call_output"}
 CALLS_BY_SERVER = (*HOSTED, "local_shell_call", "shell_call", "apply_patch_call", "compaction")
 """Prefixes of the types of items that only a server makes."""
@@ -66,6 +68,9 @@ def chat_of(body: ResponsesRequest, earlier: Sequence[InputItem] = ()) -> Json:
     """The body of the chat completion that a request means, which continues a conversation of
     ``earlier`` items. Raises ApiError."""
     chat: Json = {"messages": list(_messages(body, earlier))}
+    last = items_of(body)[-1]
+    if (last.type, last.role) == ("message", "assistant") and last.content:
+        chat["continue_final_message"] = last.status in UNFINISHED
     chat |= plain(given_fields(body, SAME))
     if body.logits_digest:
         chat["logits_digest"] = True
