@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from threading import local
 from types import ModuleType
 from typing import Any
@@ -23,14 +23,14 @@ OUT_OF_MEMORY = "CUDA_ERROR_OUT_OF_MEMORY"
 NOT_READY = "CUDA_ERROR_NOT_READY"
 NO_DEVICE = "CUDA_ERROR_NO_DEVICE"
 _P, _A, _N = ctypes.c_void_p, ctypes.c_uint64, ctypes.c_size_t
-QUICK = {
-    "cuCtxSetCurrent": ("cuCtxSetCurrent", _P),
-    "cuEventQuery": ("cuEventQuery", _P),
-    "cuEventRecord": ("cuEventRecord", _P, _P),
-    "cuGraphLaunch": ("cuGraphLaunch", _P, _P),
-    "cuMemcpyDtoHAsync": ("cuMemcpyDtoHAsync_v2", _P, _A, _N, _P),
-    "cuMemcpyHtoDAsync": ("cuMemcpyHtoDAsync_v2", _A, _P, _N, _P),
-    "cuStreamWaitEvent": ("cuStreamWaitEvent", _P, _P, ctypes.c_uint),
+QUICK: dict[str, tuple[str, Sequence[Any]]] = {
+    "cuCtxSetCurrent": ("cuCtxSetCurrent", (_P,)),
+    "cuEventQuery": ("cuEventQuery", (_P,)),
+    "cuEventRecord": ("cuEventRecord", (_P, _P)),
+    "cuGraphLaunch": ("cuGraphLaunch", (_P, _P)),
+    "cuMemcpyDtoHAsync": ("cuMemcpyDtoHAsync_v2", (_P, _A, _N, _P)),
+    "cuMemcpyHtoDAsync": ("cuMemcpyHtoDAsync_v2", (_A, _P, _N, _P)),
+    "cuStreamWaitEvent": ("cuStreamWaitEvent", (_P, _P, ctypes.c_uint)),
 }
 """The symbols and arguments of functions that have no results, for ``Driver.quick``."""
 
@@ -77,7 +77,7 @@ class Driver:
 def _declared(library: ctypes.PyDLL) -> dict[str, Callable[..., int]]:
     """The functions in QUICK by their names in the binding."""
     declared = {}
-    for name, (symbol, *arguments) in QUICK.items():
+    for name, (symbol, arguments) in QUICK.items():
         declared[name] = function = getattr(library, symbol)
         function.argtypes, function.restype = arguments, ctypes.c_int
     return declared

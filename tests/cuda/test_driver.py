@@ -77,7 +77,7 @@ def test_quick_calls_go_to_the_library_with_numbers_for_handles() -> None:
         status = int(not_ready if symbol == "cuEventQuery" else success)
         return partial(lambda *arguments: called.append(arguments) or status, symbol)
 
-    library = SimpleNamespace(**{symbol: declared(symbol) for symbol, *_ in QUICK.values()})
+    library = SimpleNamespace(**{symbol: declared(symbol) for symbol, _ in QUICK.values()})
     driver = Driver(FakeDriver(), library)  # type: ignore[arg-type]
     driver.quick("cuEventRecord", 5, 7)
     driver.quick("cuMemcpyHtoDAsync", 1 << 40, 2, 3, 4)
