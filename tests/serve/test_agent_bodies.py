@@ -94,3 +94,6 @@ def test_a_digest_of_the_body_is_not_read(hermes: Running) -> None:
         assert count(system) == count(brief)
     assert count([block]) == count(header) == count("", [*turns]) < count(brief)
     assert count(brief, [{"role": "user", "content": header}]) > count(brief)
+    last = {"role": "system", "content": [block, block | {"text": "b"}]}
+    assert count(brief, [*turns, last]) == count(brief, [*turns, {**last, "content": "b"}])
+    assert count(brief, [*turns, {**last, "content": header}]) == count(brief)
