@@ -55,8 +55,8 @@ class EstimateCache(Generic[T]):
         code = code_state()
         if code is None:
             return make()
-        described = "\0".join((code, repr(self._parameters), repr(largest), _described(graph)))
-        name = digest(described.encode()).hexdigest()
+        whole = "\0".join((code, repr(self._parameters), repr(largest), described(graph)))
+        name = digest(whole.encode()).hexdigest()
         path = (self._folder / name).with_suffix(SUFFIX)
         data = read_entry(path, MAGIC)
         if data is not None:
@@ -90,7 +90,7 @@ def _modules(folder: str) -> Iterator[tuple[str, int, int]]:
                 yield entry.path, status.st_mtime_ns, status.st_size
 
 
-def _described(graph: Graph) -> str:
+def described(graph: Graph) -> str:
     """All of a graph as text, equal for equal graphs."""
     buffers = [
         (decl.name, decl.kind.name, decl.dtype.name, decl.shape, decl.source)
