@@ -16,7 +16,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 import accel.native
-from accel.digests import digest
 from accel.native.names import TIER
 from accel.packets.binding import (
     BUFFER_MEMORY,
@@ -27,7 +26,7 @@ from accel.packets.binding import (
     symbolic,
 )
 from accel.packets.disk_cache import read_entry, write_entry
-from accel.packets.estimate_cache import CODE, code_state, described
+from accel.packets.estimate_cache import CODE, code_state, entry_name
 from accel.packets.layouts import WeightLayout
 from accel.packets.packet import PACKET
 from accel.packets.step import Schedule, Step
@@ -122,8 +121,8 @@ class ProgramCache:
         code = code_state((*CODE, accel.native))
         if code is None:
             return Program.of(*lower(), inputs)
-        sizes = repr((TIER, self._workers, bucket, sorted(inputs.offsets.items())))
-        name = digest("\0".join((code, sizes, described(graph))).encode()).hexdigest()
+        offsets = sorted(inputs.offsets.items())
+        name = entry_name(graph, code, TIER, self._workers, bucket, offsets)
         path = (self._folder / name).with_suffix(SUFFIX)
         data = read_entry(path, MAGIC)
         if data is not None:
