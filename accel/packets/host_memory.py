@@ -6,14 +6,16 @@ import os
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from accel.packets.packet import ALIGNMENT
-from accel.packets.staging_buffers import Bytes
 from contract.errors import OutOfMemory
 from contract.lazy_dataclass import dataclass
+
+if TYPE_CHECKING:
+    from accel.packets.staging_buffers import Bytes
 
 MEMORY_INFORMATION = Path("/proc/meminfo")
 OWN_GROUPS, GROUPS = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
