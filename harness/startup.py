@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from contextlib import suppress
-from types import CodeType, FrameType, ModuleType
+from types import CodeType, FrameType
 
 OPENCL_TIERS = ("opencl",)
 
@@ -22,19 +22,14 @@ WITH_LIBRARIES = ("numpy", "decimal", "hashlib", "heapq", "mmap", "tempfile")
 a driver with a compiler in it takes as long as numpy."""
 BLAS_THREADS = "OPENBLAS_NUM_THREADS"
 AGAIN_SECONDS = 0.001
-DOCSTRINGS = ("numpy._core._add_newdocs", "numpy._core._add_newdocs_scalars")
-"""Modules that only give docstrings to what numpy has in C, as many instructions as an eighth of
-loading numpy. With Python's option -OO they do nothing, so that nothing of numpy needs them."""
 
 
 def prepare_process() -> None:
     """Search for garbage far less often than Python does by itself, and let numpy's BLAS start no
     threads, unless the environment says how many: those of OpenBLAS wait for work on a core of
-    their own while Python loads, and no tier has any for them. numpy loads without docstrings.
-    Comes before numpy. No Ctrl-C is lost from here on (`keep_interrupts`)."""
+    their own while Python loads, and no tier has any for them. Comes before numpy. No Ctrl-C is
+    lost from here on (`keep_interrupts`)."""
     gc.set_threshold(YOUNG_OBJECTS)
-    for name in DOCSTRINGS:
-        sys.modules.setdefault(name, ModuleType(name))
     os.environ.setdefault(BLAS_THREADS, "1")
     keep_interrupts()
 
