@@ -82,12 +82,14 @@ def code_state(packages: tuple[ModuleType, ...] = CODE) -> str | None:
         return None
 
 
-def _modules(folder: str) -> Iterator[tuple[str, int, int]]:
+def _modules(folder: str) -> Iterator[tuple[str, int, int, int]]:
+    """Path, times and size of each module. Packages and images may set the time of a file's last
+    change to the same for every version; nobody sets that of the change of its status."""
     with os.scandir(folder) as entries:
         for entry in sorted(entries, key=lambda entry: entry.name):
             if entry.name.endswith(".py"):
                 status = entry.stat()
-                yield entry.path, status.st_mtime_ns, status.st_size
+                yield entry.path, status.st_mtime_ns, status.st_ctime_ns, status.st_size
 
 
 def entry_name(graph: Graph, *others: object) -> str:

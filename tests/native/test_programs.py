@@ -144,7 +144,7 @@ def test_whatever_it_follows_from_is_asked_for(
     assert len(list(store.iterdir())) == 2
 
 
-@pytest.mark.parametrize("harm", ["cut", "changed", "empty", "foreign", "folder"])
+@pytest.mark.parametrize("harm", ["cut", "changed", "empty", "foreign", "folder", "huge", "link"])
 def test_an_entry_that_is_damaged_is_lowered_anew(graph: Graph, store: Path, harm: str) -> None:
     """And replaced where that is possible."""
     right = Cached(graph, store).of(1).encoded()
@@ -156,6 +156,12 @@ def test_an_entry_that_is_damaged_is_lowered_anew(graph: Graph, store: Path, har
     elif harm == "folder":
         entry.unlink()
         entry.mkdir()
+    elif harm == "huge":
+        with entry.open("wb") as file:
+            file.truncate(1 << 42)
+    elif harm == "link":
+        entry.unlink()
+        entry.symlink_to(entry)
     else:
         entry.write_bytes({"cut": content[:-100], "changed": content, "empty": b""}[harm])
     again = Cached(graph, store)
