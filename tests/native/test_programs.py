@@ -163,7 +163,7 @@ def test_an_entry_that_is_damaged_is_lowered_anew(graph: Graph, store: Path, har
         entry.unlink()
         entry.symlink_to(entry)
     else:
-        entry.write_bytes({"cut": content[:-100], "changed": content, "empty": b""}[harm])
+        entry.write_bytes(bytes({"cut": content[:-100], "changed": content, "empty": b""}[harm]))
     again = Cached(graph, store)
     assert again.of(1).encoded() == again.of(1).encoded() == right
     assert again.made == (2 if harm == "folder" else 1)
