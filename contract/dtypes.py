@@ -49,6 +49,10 @@ class DType:
     def __str__(self) -> str:
         return self.name
 
+    def __hash__(self) -> int:
+        # Types are keys of many tables, and names tell them apart.
+        return hash(self.name)
+
 
 F32 = DType("f32", 0, 1, 4, StorageClass.FLOAT)
 F16 = DType("f16", 1, 1, 2, StorageClass.FLOAT)

@@ -76,6 +76,11 @@ def arranged_folder() -> Path:
     return kernel_cache("native") / "weights"
 
 
+def program_folder() -> Path:
+    """The folder in which the native tier stores lowered steps; it may be deleted any time."""
+    return kernel_cache("native") / "programs"
+
+
 def _open_cpu(options: TierOptions) -> Tier:
     from accel.native.host import processor_name
 
@@ -118,6 +123,7 @@ def _open_native(options: TierOptions) -> Tier:
         tuner=_worker_choice(options),
         cache=kernel_cache("native"),
         weights=arranged_folder(),
+        programs=program_folder(),
     )
     return NativeTier(options.device, choices, options.note)
 

@@ -216,9 +216,11 @@ def kernel_cache(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathF
 
 @pytest.fixture(scope="session", autouse=True)
 def tiers_share_kernels(kernel_cache: Path) -> Iterator[None]:
-    """Tiers that are opened by name build there too."""
+    """Tiers that are opened by name build there too. They store no lowered steps: tests
+    change what lowers."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tiers, "kernel_cache", lambda tier: kernel_cache)
+        patch.setattr(tiers, "program_folder", lambda: None)
         yield
 
 

@@ -21,9 +21,8 @@ MOST_WARPS, SLOTS_WARPS = 16, 8
 """Most warps of a block that computes one state, and of one that computes many in turn."""
 ALONE_TOKENS = 4
 """Most tokens for which every state has blocks of its own."""
-STATE_BLOCKS = (4, 2)
-LEAST_SHARED_TOKENS = 2
-"""Blocks of a cluster that computes a state, tried in this order, from so many tokens on."""
+STATE_BLOCKS = 2
+"""Blocks of a cluster that computes a state where several tokens of a slot are expected."""
 ROWS_AT_ONCE = 4
 """Rows that a warp computes at once."""
 CHUNK_SETS = 1
@@ -77,13 +76,14 @@ def delta_step_rule(ops: Remaining, device: Device) -> Replacement | None:
 
 
 def _standing(ops: Remaining, device: Device) -> KernelLaunch:
-    """The launch with blocks for every state: with several tokens a cluster as large as all run at
-    once."""
+    """The launch with blocks for every state: a cluster where slots have several states, since a
+    step then has several tokens of a slot. Where as many slots have one each there are blocks for
+    all multiprocessors anyway."""
     sizes = ops[NET].most_sizes()
     size, tokens, heads = sizes["state_size"], sizes["tokens"], sizes["value_heads"]
-    shared = tokens >= LEAST_SHARED_TOKENS and device.capability >= CLUSTER_CAPABILITY
-    fitting = (n for n in STATE_BLOCKS if n * heads <= device.multiprocessors)
-    cluster = next(fitting, 1) if shared else 1
+    fits = STATE_BLOCKS * heads <= device.multiprocessors
+    shared = fits and sizes["states"] > 1 and device.capability >= CLUSTER_CAPABILITY
+    cluster = STATE_BLOCKS if shared else 1
     rows = size // cluster
     warps = min(MOST_WARPS, rows // ROWS_AT_ONCE)
     return KernelLaunch(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from threading import local
 from types import ModuleType
 from typing import Any
@@ -22,6 +22,17 @@ NO_CUDA_DEVICE = "there is no CUDA device"
 OUT_OF_MEMORY = "CUDA_ERROR_OUT_OF_MEMORY"
 NOT_READY = "CUDA_ERROR_NOT_READY"
 NO_DEVICE = "CUDA_ERROR_NO_DEVICE"
+_P, _A, _N = ctypes.c_void_p, ctypes.c_uint64, ctypes.c_size_t
+QUICK: dict[str, tuple[str, Sequence[Any]]] = {
+    "cuCtxSetCurrent": ("cuCtxSetCurrent", (_P,)),
+    "cuEventQuery": ("cuEventQuery", (_P,)),
+    "cuEventRecord": ("cuEventRecord", (_P, _P)),
+    "cuGraphLaunch": ("cuGraphLaunch", (_P, _P)),
+    "cuMemcpyDtoHAsync": ("cuMemcpyDtoHAsync_v2", (_P, _A, _N, _P)),
+    "cuMemcpyHtoDAsync": ("cuMemcpyHtoDAsync_v2", (_A, _P, _N, _P)),
+    "cuStreamWaitEvent": ("cuStreamWaitEvent", (_P, _P, ctypes.c_uint)),
+}
+"""The symbols and arguments of functions that have no results, for ``Driver.quick``."""
 
 
 class CudaError(Exception):
@@ -34,11 +45,13 @@ class CudaError(Exception):
 
 
 class Driver:
-    """The functions of ``cuda.bindings.driver``, which return a status and their results."""
+    """The functions of ``cuda.bindings.driver``, which return a status and their results, and those
+    of ``library`` that are quick."""
 
-    def __init__(self, binding: Any) -> None:
+    def __init__(self, binding: Any, library: ctypes.PyDLL | None = None) -> None:
         self.binding = binding
         self._success = binding.CUresult.CUDA_SUCCESS
+        self._quick = {} if library is None else _declared(library)
 
     def call(self, function: str, *arguments: Any) -> Any:
         """Call ``function`` and return its results: None, one value or a tuple. Raises
@@ -49,6 +62,25 @@ class Driver:
         if len(values) == 1:
             return values[0]
         return tuple(values) or None
+
+    def quick(self, function: str, *arguments: Any) -> None:
+        """As ``call`` of a function in QUICK that will not wait for the device. It keeps the
+        interpreter: a thread that lets go of it gets it back behind all others that want it, and a
+        step makes ten such calls."""
+        quick = self._quick.get(function)
+        if quick is None:
+            self.call(function, *arguments)
+        elif status := quick(*map(int, arguments)):
+            raise CudaError(function, self.binding.CUresult(status).name)
+
+
+def _declared(library: ctypes.PyDLL) -> dict[str, Callable[..., int]]:
+    """The functions in QUICK by their names in the binding."""
+    declared = {}
+    for name, (symbol, arguments) in QUICK.items():
+        declared[name] = function = getattr(library, symbol)
+        function.argtypes, function.restype = arguments, ctypes.c_int
+    return declared
 
 
 def import_binding() -> ModuleType:
@@ -72,7 +104,10 @@ def import_binding() -> ModuleType:
 def open_driver(binding: Any = None) -> Driver:
     """The driver, initialized; ``binding`` replaces ``cuda.bindings.driver``. Raises
     TierUnavailable when the library or the driver is missing or does not start."""
-    driver = Driver(import_binding() if binding is None else binding)
+    if binding is None:
+        driver = Driver(import_binding(), ctypes.PyDLL(LIBRARY))
+    else:
+        driver = Driver(binding)
     try:
         driver.call("cuInit", 0)
     except CudaError as error:
@@ -111,11 +146,19 @@ class Context:
 
     def call(self, function: str, *arguments: Any) -> Any:
         """As ``Driver.call``, in this context."""
+        self._enter()
+        return self._driver.call(function, *arguments)
+
+    def quick(self, function: str, *arguments: Any) -> None:
+        """As ``Driver.quick``, in this context."""
+        self._enter()
+        self._driver.quick(function, *arguments)
+
+    def _enter(self) -> None:
         if _THREAD.current is not self:
-            self._driver.call("cuCtxSetCurrent", self._handle)
+            self._driver.quick("cuCtxSetCurrent", self._handle)
             if _THREAD.calling:
                 _THREAD.current = self
-        return self._driver.call(function, *arguments)
 
     @staticmethod
     def many_calls() -> _Thread:

@@ -110,7 +110,7 @@ class Recording:
         if not self.graphs:
             self._launch_all(stream, inputs)
         elif self.launches:
-            self.context.call("cuGraphLaunch", self._executables[inputs].value, stream)
+            self.context.quick("cuGraphLaunch", self._executables[inputs].value, stream)
 
     def _captured(self, stream: Any, inputs: int) -> Handle:
         context = self.context

@@ -227,7 +227,7 @@ class Memory(StagedMemory[Allocation, "Copy"]):
         """As ``transfer`` to the host, in the order of ``streams.outputs``."""
         assert not to_device
         there, here = allocation.address + first, host.ctypes.data
-        self.context.call("cuMemcpyDtoHAsync", here, there, host.nbytes, self.streams.outputs)
+        self.context.quick("cuMemcpyDtoHAsync", here, there, host.nbytes, self.streams.outputs)
         return Copy(self)
 
     def synchronize(self) -> None:

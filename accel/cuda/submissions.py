@@ -97,18 +97,18 @@ class Mark:
     def move(self, stream: Any) -> None:
         """Move a passed mark to the end of a stream."""
         self._passed = False
-        self._context.call("cuEventRecord", self._event.value, stream)
+        self._context.quick("cuEventRecord", self._event.value, stream)
 
     def hold(self, stream: Any) -> None:
         """Make what follows in another stream wait for this mark."""
-        self._context.call("cuStreamWaitEvent", stream, self._event.value, 0)
+        self._context.quick("cuStreamWaitEvent", stream, self._event.value, 0)
 
     @property
     def passed(self) -> bool:
         """Whether everything before the mark has ended. Raises CudaError when that failed."""
         if not self._passed:
             try:
-                self._context.call("cuEventQuery", self._event.value)
+                self._context.quick("cuEventQuery", self._event.value)
             except CudaError as error:
                 if error.name != NOT_READY:
                     raise
@@ -186,7 +186,7 @@ class InputSlots:
             if self.turn == 0 and self._read_since:
                 self.read()
             self._readers[self.turn].hold(stream)
-        memory.context.call("cuMemcpyHtoDAsync", address, data.ctypes.data, data.nbytes, stream)
+        memory.context.quick("cuMemcpyHtoDAsync", address, data.ctypes.data, data.nbytes, stream)
         if overlaps:
             self._copied.move(stream)
             self._copied.hold(streams.steps)

@@ -18,9 +18,7 @@ from accel.native.plan_file import (
     ABI,
     ABSENT_OFFSET,
     BUCKET_RECORD,
-    BUFFER_MEMORY,
     BUFFER_RECORD,
-    BUFFER_SHIFT,
     DIGESTED_FROM,
     FROM_WEIGHTS,
     HEADER,
@@ -34,7 +32,7 @@ from accel.native.plan_file import (
 )
 from accel.native.tier import NativeBuffer, NativeTier
 from accel.native.variants import WORDS, Variant
-from accel.packets.binding import bind_step
+from accel.packets.binding import bind_step, symbolic
 from accel.packets.buffers import DeviceBuffer
 from accel.packets.layouts import WeightLayout
 from accel.packets.ops import OPS
@@ -107,11 +105,6 @@ class PlanBuffers:
         buffer = self.executable.buffer(name)
         assert isinstance(buffer, DeviceBuffer)
         return buffer
-
-
-def symbolic(number: int) -> int:
-    """The operand that stands for the first byte of a numbered buffer."""
-    return BUFFER_MEMORY | number << BUFFER_SHIFT
 
 
 def export_plan(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +18,7 @@ from accel.native.mapped_files import MappedFiles
 from accel.native.model_weights import ModelWeights
 from accel.native.names import TIER
 from accel.native.pool import MOST_WORKERS, WorkerPool
+from accel.native.programs import ProgramCache
 from accel.native.steps import NativeForm, NativeStep, NativeSubmissions
 from accel.native.variants import Variant
 from accel.packets.buffers import DeviceBuffer, matrices_of
@@ -25,7 +26,7 @@ from accel.packets.build import Progress
 from accel.packets.estimate_cache import StepMemoryCache
 from accel.packets.footprint import StepMemory, lanes_bytes, opencl_footprint
 from accel.packets.host_memory import AddressRange, SharedMemory
-from accel.packets.packet_tier import BoundStep, PacketTier
+from accel.packets.packet_tier import BoundStep, PacketTier, packets_of
 from accel.packets.rules import lower_graph
 from accel.packets.schedule import schedule_workers
 from accel.packets.step import Schedule, Step
@@ -37,6 +38,7 @@ from contract.dtypes import StorageClass
 from contract.errors import TierUnavailable
 from contract.file_reads import copy_bytes
 from contract.footprint import Footprint, owns_upload
+from contract.ir.inputs import InputLayout
 from contract.ir.nodes import BufferDecl, BufferKind, Graph
 from contract.lazy_dataclass import dataclass
 from contract.shape_key import ShapeKey
@@ -56,13 +58,15 @@ class Choices:
 
     ``threads`` is the number of workers; ``tuner`` makes, of that number, what chooses how many of
     them each step gets. ``memory_bytes`` is the most memory. ``cache`` is the folder of compiled
-    libraries and ``weights`` that of arranged weights; None stores none."""
+    libraries, ``weights`` that of arranged weights and ``programs`` that of lowered steps; None
+    stores none."""
 
     threads: int | None = None
     tuner: Callable[[int], Choice] = AdaptiveWorkers
     memory_bytes: int | None = None
     cache: Path | None = None
     weights: Path | None = None
+    programs: Path | None = None
 
 
 class NativeTier(PacketTier[AddressRange, NativeForm, NativeStep]):
@@ -93,6 +97,9 @@ class NativeTier(PacketTier[AddressRange, NativeForm, NativeStep]):
             self._pool, self._addresses, choices.tuner(self._pool.workers), files
         )
         self._slots = submissions
+        self._programs = None
+        if choices.programs is not None:
+            self._programs = ProgramCache(choices.programs, self._pool.workers)
         known = None
         if choices.cache is not None:
             known = StepMemoryCache(choices.cache, (TIER, self._pool.workers)).of
@@ -141,6 +148,28 @@ class NativeTier(PacketTier[AddressRange, NativeForm, NativeStep]):
         Inputs of steps count, and so do sources of arranged weights that are copies."""
         sources = (b.nbytes for b in self._buffers if b.source is not None and owns_upload(b.decl))
         return self._memory.held + sum(sources) + self._slots.nbytes
+
+    def lower(
+        self,
+        graph: Graph,
+        buffers: Mapping[str, NativeBuffer],
+        bucket: ShapeKey,
+        inputs: InputLayout,
+    ) -> NativeBatch:
+        """See ``contract.tier.Tier``. Packets of an earlier start serve where some are stored."""
+        if self._programs is None:
+            return super().lower(graph, buffers, bucket, inputs)
+        program = self._programs.of(graph, bucket, inputs, lambda: self._steps.of(graph, bucket))
+        with self._guarded(packets_of(graph)):
+            self._reserve(program.shared_bytes, program.own_bytes, inputs.nbytes)
+            packets = program.bound(
+                lambda name: self._address(name, buffers), lambda name: self._operand(buffers[name])
+            )
+
+            def record(stored: AddressRange) -> NativeForm:
+                return NativeForm(stored.address, len(packets))
+
+            return self._batch(graph, buffers, bucket, inputs, packets, record)
 
     def scheduled(self, graph: Graph, bucket: ShapeKey) -> tuple[Step, Schedule]:
         """The step of a graph for one shape bucket before it has addresses, and its schedule."""

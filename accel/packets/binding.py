@@ -26,6 +26,10 @@ from contract.ir.inputs import InputLayout
 NO_NUMBER = 0xFFFF_FFFF
 """The op number in packets of fused ops, which have kernels of their own (``fused_ops.py``)."""
 
+BUFFER_MEMORY = 1 << 60
+"""Marks the number of a buffer in place of its address, in packets that are stored."""
+BUFFER_SHIFT = 44
+
 AddressOf = Callable[[str], int]
 """Returns the device address of a graph buffer that outlives a step."""
 
@@ -52,6 +56,11 @@ def bind_step(
                 strides[index] = tensor.stride
         packets.append(_packet(op, placement, layout, tuple(operands), tuple(strides)))
     return np.array(packets, PACKET)
+
+
+def symbolic(number: int) -> int:
+    """The operand that stands for the first byte of a numbered buffer."""
+    return BUFFER_MEMORY | number << BUFFER_SHIFT
 
 
 def product_factors(step: Step) -> set[str]:

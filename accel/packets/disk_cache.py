@@ -12,13 +12,14 @@ from accel.digests import DIGEST_BYTES, digest
 def read_entry(path: Path, magic: bytes) -> bytes | None:
     """The data in a cache entry; None when it is absent, damaged or not of this ``magic``."""
     try:
-        content = path.read_bytes()
-    except OSError:
+        with path.open("rb") as file:
+            # First: what is not ours may be larger than memory.
+            if file.read(len(magic)) != magic:
+                return None
+            found, data = file.read(DIGEST_BYTES), file.read()
+    except (OSError, MemoryError):
         return None
-    found, data = content[len(magic) :][:DIGEST_BYTES], content[len(magic) + DIGEST_BYTES :]
-    if not content.startswith(magic) or digest(data).digest() != found:
-        return None
-    return data
+    return data if digest(data).digest() == found else None
 
 
 def write_entry(path: Path, magic: bytes, data: bytes) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import json
+import marshal
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -55,8 +56,7 @@ class EstimateCache(Generic[T]):
         code = code_state()
         if code is None:
             return make()
-        described = "\0".join((code, repr(self._parameters), repr(largest), _described(graph)))
-        name = digest(described.encode()).hexdigest()
+        name = entry_name(graph, code, self._parameters, largest)
         path = (self._folder / name).with_suffix(SUFFIX)
         data = read_entry(path, MAGIC)
         if data is not None:
@@ -82,30 +82,34 @@ def code_state(packages: tuple[ModuleType, ...] = CODE) -> str | None:
         return None
 
 
-def _modules(folder: str) -> Iterator[tuple[str, int, int]]:
+def _modules(folder: str) -> Iterator[tuple[str, int, int, int]]:
+    """Path, times and size of each module. Packages and images may set the time of a file's last
+    change to the same for every version; nobody sets that of the change of its status."""
     with os.scandir(folder) as entries:
         for entry in sorted(entries, key=lambda entry: entry.name):
             if entry.name.endswith(".py"):
                 status = entry.stat()
-                yield entry.path, status.st_mtime_ns, status.st_size
+                yield entry.path, status.st_mtime_ns, status.st_ctime_ns, status.st_size
 
 
-def _described(graph: Graph) -> str:
-    """All of a graph as text, equal for equal graphs."""
+def entry_name(graph: Graph, *others: object) -> str:
+    """The name of an entry that is made of a graph and ``others``: equal for equal ones."""
     buffers = [
-        (decl.name, decl.kind.name, decl.dtype.name, decl.shape, decl.source)
-        for decl in graph.buffers.values()
+        (name, int(decl.kind), decl.dtype.name, decl.shape, decl.source)
+        for name, decl in graph.buffers.items()
     ]
     nodes = [
         (
             node.name,
-            node.opcode.name,
+            int(node.opcode),
             [(name, view.buffer, view.columns) for name, view in node.operands.items()],
             list(node.params.items()),
         )
         for node in graph.nodes
     ]
-    return repr((graph.name, graph.stage.name, buffers, nodes))
+    described = graph.name, graph.stage.value, buffers, nodes
+    # Its text takes three times as long. Later versions of this form differ for equal strings.
+    return digest(marshal.dumps(described, 2) + repr(others).encode()).hexdigest()
 
 
 def encoded_memory(memory: StepMemory) -> list[Any]:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from accel.packets.packet import ALIGNMENT
-from accel.packets.staging_buffers import Bytes
 from contract.errors import OutOfMemory
 from contract.lazy_dataclass import dataclass
+
+if TYPE_CHECKING:
+    from accel.packets.staging_buffers import Bytes
 
 MEMORY_INFORMATION = Path("/proc/meminfo")
 OWN_GROUPS, GROUPS = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
@@ -59,7 +62,11 @@ def _machine_memory(source: Path) -> int:
             return int(value.removesuffix("kB")) * KIB
     import psutil
 
-    return int(psutil.virtual_memory().available)
+    try:
+        return int(psutil.virtual_memory().available)
+    except OSError:
+        # Where /proc is not mounted. These pages are free, without those of cached files.
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def _group_memory(groups: Path, mounted: Path) -> Iterator[int]:
@@ -133,7 +140,11 @@ class SharedMemory:
     def allocate(self, what: str, nbytes: int, *, zeroed: bool = True) -> AddressRange:
         """Memory that is zeroed by default. Raises OutOfMemory naming ``what``."""
         check_fits(what, nbytes, self.used, self.capacity)
-        data = aligned_bytes(nbytes, zeroed=zeroed)
+        try:
+            data = aligned_bytes(nbytes, zeroed=zeroed)
+        except MemoryError:
+            # A limit of the process (ulimit -v), which no file of the system tells of.
+            raise OutOfMemory(f"{what}, which the system refuses", nbytes, self.used, 0) from None
         self.used += nbytes
         return AddressRange(data.ctypes.data, nbytes, data)
 

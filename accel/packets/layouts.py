@@ -8,6 +8,7 @@ of zeros, and two bytes a super-block of Q3_K. Float matrices stay as they are."
 
 from __future__ import annotations
 
+import functools
 import math
 from enum import IntEnum
 
@@ -66,6 +67,7 @@ def header_bytes(dtype: DType, columns: int) -> int:
     return -(-units * _unit_bytes(dtype) * LANES // VECTOR_BYTES) * VECTOR_BYTES
 
 
+@functools.cache
 def group_bytes(dtype: DType, columns: int) -> int:
     """Bytes of a group of 16 rows."""
     units = columns // dtype.block_elements

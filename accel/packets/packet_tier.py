@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Generic, Protocol
 
 import numpy as np
@@ -27,6 +27,11 @@ from contract.ir.nodes import BufferDecl, Graph
 from contract.lazy_dataclass import dataclass
 from contract.shape_key import ShapeKey
 from contract.tier import DeviceTier, TierInfo
+
+
+def packets_of(graph: Graph) -> str:
+    """What memory for packets is called in errors."""
+    return f"packets of {graph.name}"
 
 
 class ExpectingMemory(DeviceMemory[A], Protocol[A]):
@@ -100,8 +105,7 @@ class PacketTier(BaseTier[A, L, C]):
     ) -> FormBatch[A, L]:
         """Packets of every op, bound to addresses. Raises UnsupportedOp and OutOfMemory."""
         step, schedule = self._steps.of(graph, bucket)
-        what = f"packets of {graph.name}"
-        with self._guarded(what):
+        with self._guarded(packets_of(graph)):
             self._reserve(schedule.shared_bytes, schedule.own_bytes, inputs.nbytes)
             packets = bind_step(
                 step,
@@ -110,15 +114,35 @@ class PacketTier(BaseTier[A, L, C]):
                 lambda name: self._address(name, buffers),
                 lambda name: self._operand(buffers[name]),
             )
-            outputs = outputs_of(graph, lambda name: self._stored(buffers[name]))
-            stored = self._memory.adopt(what, packets.view(np.uint8))
-            bound = BoundStep(graph.name, step, schedule, packets, stored, inputs.nbytes)
-            try:
-                launch = self._record(bound)
-            except Exception as error:
-                if not isinstance(error, DeviceLost):
-                    self._memory.free(stored)
-                raise
+            return self._batch(
+                graph,
+                buffers,
+                bucket,
+                inputs,
+                packets,
+                lambda stored: self._record(
+                    BoundStep(graph.name, step, schedule, packets, stored, inputs.nbytes)
+                ),
+            )
+
+    def _batch(
+        self,
+        graph: Graph,
+        buffers: Mapping[str, DeviceBuffer[A]],
+        bucket: ShapeKey,
+        inputs: InputLayout,
+        packets: NDArray[np.void],
+        record: Callable[[A], L],
+    ) -> FormBatch[A, L]:
+        """The batch of bound packets; ``record`` is given their copy on the device."""
+        outputs = outputs_of(graph, lambda name: self._stored(buffers[name]))
+        stored = self._memory.adopt(packets_of(graph), packets.view(np.uint8))
+        try:
+            launch = record(stored)
+        except Exception as error:
+            if not isinstance(error, DeviceLost):
+                self._memory.free(stored)
+            raise
         batch = FormBatch(bucket, len(packets), launch, inputs.nbytes, outputs)
         self._recorded[id(batch)] = launch, stored
         weakref.finalize(batch, self._forget, id(batch))

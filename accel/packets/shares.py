@@ -55,6 +55,8 @@ BY_COLUMNS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     }
 )
 """Ops whose columns are independent, and the operands that have those columns."""
+FEW, SMALL_ROWS = 4, 1 << 14
+"""Tokens of a step, and rows of a matrix, with which a meeting takes longer than half a product."""
 MOST_AHEAD = 16
 """Ops among which one is looked for that need not wait for other devices."""
 
@@ -106,11 +108,11 @@ def divided_weights(steps: Sequence[Step], share: Share) -> frozenset[str]:
     divided: set[str] = set()
     whole: set[str] = set()
     for step in steps:
-        chosen_from = _chosen_from(step.ops)
+        computed_whole = _computed_whole(step.ops)
         for op in step.ops:
             for index, tensor in enumerate(op.operands):
                 if tensor is not None:
-                    alone = index == op.matrix and _has_rows(op, share, chosen_from)
+                    alone = index == op.matrix and _has_rows(op, share, computed_whole)
                     (divided if alone else whole).add(tensor.buffer)
     return frozenset(divided - whole)
 
@@ -140,12 +142,21 @@ def written_since(ops: Sequence[Op]) -> dict[str, int]:
     return since
 
 
-def _chosen_from(ops: Sequence[Op]) -> frozenset[str]:
-    """Buffers from whose values experts are chosen. Their products are small, and a choice waits
-    for all of them."""
-    return frozenset(
-        tensor.buffer for op in ops if op.name == "expert_topk" for tensor in _read_by(op)
-    )
+def _computed_whole(ops: Sequence[Op]) -> frozenset[str]:
+    """Buffers of results of products that are not divided.
+
+    Those from whose values experts are chosen: they are small, and a choice waits for all of them.
+    With few tokens all small ones but experts: half of one takes longer than all and no meeting."""
+    chosen = [op for op in ops if op.name == "expert_topk"]
+    found = {tensor.buffer for op in chosen for tensor in _read_by(op)}
+    if chosen and chosen[0].count.most <= FEW:
+        products = [op for op in ops if op.name == "matmul"]
+        inputs = {op.operands[0] for op in products if op.most_sizes()["places"]}
+        added = {t.buffer for op in ops if op.name == "gated_add" for t in _read_by(op)}
+        for op in products:
+            small = op.most_sizes()["rows"] <= SMALL_ROWS and op.operands[0] not in inputs
+            found |= op.results() - added if small else set()
+    return frozenset(found)
 
 
 def _of_heads(ops: Sequence[Op], share: Share, heads: DividesHeads) -> frozenset[int]:
@@ -201,14 +212,14 @@ class _Dividing:
     first_rows: dict[int, int] = field(default_factory=dict)
     partial: dict[Tensor, Count] = field(default_factory=dict)
     left: dict[int, Op] = field(init=False)
-    chosen_from: frozenset[str] = field(init=False)
+    computed_whole: frozenset[str] = field(init=False)
     reads: defaultdict[str, list[tuple[int, Tensor]]] = field(init=False)
     of_buffer: defaultdict[str, dict[Tensor, None]] = field(init=False)
 
     def __post_init__(self) -> None:
         self.reads, self.of_buffer = defaultdict(list), defaultdict(dict)
         self.left = dict(enumerate(self.step.ops))
-        self.chosen_from = _chosen_from(self.step.ops)
+        self.computed_whole = _computed_whole(self.step.ops)
         for number, op in self.left.items():
             for tensor in _read_by(op):
                 self.reads[tensor.buffer].append((number, tensor))
@@ -264,7 +275,7 @@ class _Dividing:
     def _is_divided(self, op: Op) -> bool:
         """Whether ``op`` can be divided: one matrix can be whole on the device, a stack cannot."""
         weight = op.operands[op.matrix] if op.matrix is not None else None
-        if weight is None or not _has_rows(op, self.share, self.chosen_from):
+        if weight is None or not _has_rows(op, self.share, self.computed_whole):
             return False
         return weight.buffer in self.divided or op.most_sizes()["places"] == 0
 

@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from itertools import groupby
 from typing import TypeVar
@@ -23,6 +24,8 @@ _TEXT = re.compile(
     rf"(?P<tensor>[^\[\]*]+)(?P<slices>(?:{_SLICE.pattern})*)(?:\*2\^\((?P<powers>[-\dx,]+)\))?"
 )
 _RUN = re.compile(r"(-?\d+)x(\d+)")
+KNOWN_SOURCES = 4096
+"""The sources parsed last that are kept: opening a model asks for each several times."""
 ONES = "1"
 """The tensor name that means ones."""
 
@@ -79,6 +82,7 @@ class WeightSource:
         return values if not self.powers else np.ldexp(values, np.array(self.powers))
 
 
+@functools.lru_cache(KNOWN_SOURCES)
 def parse_source(text: str) -> WeightSource:
     """Parse the text of a source. Raises ValueError for any other text."""
     found = _TEXT.fullmatch(text)

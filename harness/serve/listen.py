@@ -108,6 +108,8 @@ class _TooSlow(Error):  # type: ignore[misc]
 class _Task(WSGITask):  # type: ignore[misc]
     """An answer, of which a part is framed and sent in one piece, by whichever thread has it."""
 
+    wrote_header: bool
+
     def get_environment(self) -> dict[str, Any]:
         environ: dict[str, Any] = super().get_environment()
         environ[BEGIN] = self._begin
@@ -115,10 +117,18 @@ class _Task(WSGITask):  # type: ignore[misc]
         return environ
 
     def write(self, data: bytes) -> None:
-        if self.wrote_header and self.chunked_response and data:
-            self.channel.write_soon(_framed(data))
-        else:
+        if not (data and self.complete and self.has_body):
             super().write(data)
+            return
+        head = b""
+        if not self.wrote_header:
+            head, self.wrote_header = self.build_response_header(), True
+        if self.chunked_response:
+            # The head goes with the first part: a send costs as much as making a token's line.
+            self.channel.write_soon(head + _framed(data))
+            return
+        self.channel.write_soon(head)
+        super().write(data)
 
     def _begin(self) -> None:
         """See ``Caller.begin``."""

@@ -252,6 +252,23 @@ def test_a_fault_of_the_program_is_one_line(zinc: Zinc, monkeypatch: pytest.Monk
     assert "Traceback" in zinc("devices", "--debug").err
 
 
+@pytest.mark.parametrize(
+    ("text", "said"), [("", ""), ("Unable to allocate", " (Unable to allocate)")]
+)
+def test_memory_that_the_system_refuses_is_no_fault(
+    zinc: Zinc, monkeypatch: pytest.MonkeyPatch, text: str, said: str
+) -> None:
+    """Python and numpy raise MemoryError under a limit of the process."""
+
+    def refused() -> None:
+        raise MemoryError(text)
+
+    monkeypatch.setattr("harness.tiers.probe", refused)
+    result = zinc("devices")
+    advice = "end other programs, or raise this process's limit (ulimit -v)"
+    assert (result.code, result.err) == (1, f"error: out of memory{said}; {advice}\n")
+
+
 def test_ctrl_c_anywhere_is_130(
     zinc: Zinc, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

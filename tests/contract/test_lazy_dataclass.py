@@ -80,6 +80,67 @@ def test_wrong_arguments_are_refused(dataclass: Define) -> None:
 
 
 @DEFINE
+@pytest.mark.parametrize("objects", [0, 1, 100])
+def test_objects_are_the_same_however_many_were_made(dataclass: Define, objects: int) -> None:
+    """A factory is called once for each object, what comes after the fields once, and wrong
+    arguments call neither."""
+    calls: list[str] = []
+
+    @dataclass(frozen=True, slots=True)
+    class Counted:
+        name: str
+        number: int = field(default_factory=lambda: calls.append("factory") or 7)
+        last: int = field(default=1, kw_only=True)
+        made: int = field(init=False, default_factory=lambda: 3)
+
+        def __post_init__(self) -> None:
+            calls.append(self.name)
+
+    for _ in range(objects):
+        Counted("other", 1)
+    calls.clear()
+    assert repr(Counted("a")).endswith("Counted(name='a', number=7, last=1, made=3)")
+    assert Counted("b", last=2, number=5) == Counted("b", 5, last=2)
+    assert calls == ["factory", "a", "b", "b"]
+    for wrong in (lambda: Counted(), lambda: Counted("a", name="b"), lambda: Counted("a", more=1)):
+        with pytest.raises(TypeError, match=r"__init__\(\)"):
+            wrong()
+    assert len(calls) == 4
+
+
+@DEFINE
+def test_fields_are_found_and_checked(dataclass: Define) -> None:
+    """Defaults are attributes of a class without slots; what is no field is refused."""
+    kind = point(dataclass)
+    assert (kind.y, kind.COUNT, hasattr(kind, "names")) == (2.5, 3, False)
+    assert [one.name for one in dataclasses.fields(kind)] == [
+        *"xy",
+        "names",
+        "quiet",
+        "made",
+        "last",
+    ]
+    annotated = {"a": "list[int]"}
+    for members, words in (
+        ({"__annotations__": annotated, "a": []}, "mutable default"),
+        ({"__annotations__": annotated, "b": field(default=1)}, "no type annotation"),
+    ):
+        with pytest.raises((TypeError, ValueError), match=words):
+            dataclass(type("Wrong", (), dict(members)))
+    slotted = type("Wrong", (), {"__annotations__": {"a": "int"}, "__slots__": ("b",)})
+    with pytest.raises(TypeError, match="already specifies __slots__"):
+        dataclass(slots=True)(slotted)
+
+
+@DEFINE
+def test_a_default_is_followed_by_defaults(dataclass: Define) -> None:
+    """Refused at the definition."""
+    wrong = type("Wrong", (), {"__annotations__": {"a": "int", "b": "int"}, "a": 1})
+    with pytest.raises(TypeError, match="non-default argument 'b' follows default argument"):
+        dataclass(wrong)
+
+
+@DEFINE
 def test_equality_and_words(dataclass: Define) -> None:
     """Of one class, by what is compared; a representation that meets itself ends."""
     kind = point(dataclass)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from types import SimpleNamespace
 
 import pytest
 
-from accel.cuda.driver import Context, CudaError, Driver, Handle
-from tests.cuda.fake_driver import FakeDriver
+from accel.cuda.driver import NOT_READY, QUICK, Context, CudaError, Driver, Handle
+from tests.cuda.fake_driver import CUresult, FakeDriver
 
 
 class LastHeldUntil(list[str]):
@@ -64,3 +67,21 @@ def test_a_finalizer_of_a_closed_context_calls_nothing() -> None:
     fake.calls.clear()
     del event
     assert fake.calls == []
+
+
+def test_quick_calls_go_to_the_library_with_numbers_for_handles() -> None:
+    called: list[tuple[object, ...]] = []
+
+    def declared(symbol: str) -> Callable[..., int]:
+        success, not_ready = CUresult.CUDA_SUCCESS, CUresult.CUDA_ERROR_NOT_READY
+        status = int(not_ready if symbol == "cuEventQuery" else success)
+        return partial(lambda *arguments: called.append(arguments) or status, symbol)
+
+    library = SimpleNamespace(**{symbol: declared(symbol) for symbol, _ in QUICK.values()})
+    driver = Driver(FakeDriver(), library)  # type: ignore[arg-type]
+    driver.quick("cuEventRecord", 5, 7)
+    driver.quick("cuMemcpyHtoDAsync", 1 << 40, 2, 3, 4)
+    assert called == [("cuEventRecord", 5, 7), ("cuMemcpyHtoDAsync_v2", 1 << 40, 2, 3, 4)]
+    with pytest.raises(CudaError, match="cuEventQuery") as failed:
+        driver.quick("cuEventQuery", 5)
+    assert failed.value.name == NOT_READY

@@ -107,7 +107,7 @@ def test_two_devices_have_the_bits_of_the_cpu(name: str, folder: Path) -> None:
         assert tier.info.device == "Fake device (0) + Fake device (1)"
         assert outcomes(model, tier) == expected
     assert driver.gathers
-    assert driver.sent
+    assert bool(driver.sent) == (name == "gemma3")
     assert sum("one device may be faster" in line for line in said) == 1
 
 

@@ -11,7 +11,7 @@ import pytest
 from accel.cuda.attention import divides_heads
 from accel.cuda.gathers import RESULTS
 from accel.packets.rules import ROW_PARTS, lower_graph
-from accel.packets.shares import ATTENTION_SHARE, Share, share_step
+from accel.packets.shares import ALL_GATHER, ATTENTION_SHARE, Share, divided_weights, share_step
 from contract.dtypes import I12
 from contract.records import QUERY_TOKEN, SAMPLING
 from contract.shape_key import ShapeKey
@@ -20,6 +20,7 @@ from reference.cpu.tier import CpuTier
 from reference.limits import Limits
 from reference.model.open import Model, open_model
 from reference.runner import LOGITS, ModelRunner, StepInput
+from tests.cuda import test_experts
 from tests.cuda.emulated_step import DEVICE
 from tests.cuda.fake_devices import EmulatedDevices
 from tests.cuda.test_multi_device import opened
@@ -27,6 +28,7 @@ from tests.cuda.test_persistent import MODELS
 
 FAMILIES = {
     "mixed": MODELS["mixed"],
+    "mixture": test_experts.MODELS["shared"],
     "shared": {**MODELS["mixed"], "heads": 4, "kv_heads": 2, "head_dim": 64},
     "broad": {**MODELS["mixed"], "hidden": 1280, "feed_forward": 1536},
     "deep": {**MODELS["mixed"], "feed_forward": 4096},
@@ -43,6 +45,7 @@ def model_of(name: str, folder: Path) -> Model:
 @pytest.mark.parametrize(
     ("name", "tokens", "device", "kernels"),
     [
+        ("mixture", 2, "0,1", {"unit_product", "expert_gates", "expert_down"}),
         ("mixed", 70, "1,2,0", {"unit_groups", "unit_product", "attention_groups"}),
         ("shared", 70, "1,0", {"unit_groups", "unit_product", "attention_groups"}),
         ("deep", 20, "0,1", {"unit_groups", "unit_fold", "unit_product"}),
@@ -84,3 +87,19 @@ def test_heads_are_divided_where_they_divide_evenly(count: int, heads: int, fold
     assert {op.most_sizes()["heads"] for op in found} == {heads}
     assert all((op.device is ATTENTION_SHARE) == (count == 2) for op in found)
     assert {op.most_sizes()["heads"] for op in shared.ops if op.name == "rope"} == {heads, 2}
+
+
+def test_few_tokens_of_a_mixture_divide_experts_alone(folder: Path) -> None:
+    """Devices meet twice a layer: for what gates and ups make, and for the sum. A prompt divides
+    all products."""
+    path = folder / "sending-mixture.gguf"
+    write_synthetic(path, sized_spec("tiny", quant="q4_k_m", **MODELS["qwen3moe"]))
+    graph = open_model(path).graph(Limits(1, 96, 6, I12, step_tokens=32, step_rows=1))
+    found = []
+    for tokens in (1, 32):
+        step = lower_graph(graph, ShapeKey(tokens, 1), ROW_PARTS, "cuda")
+        shared = share_step(step, Share(0, 2), divided_weights([step], Share(0, 2)))
+        wholes = [op.operands[1] for op in shared.step.ops if op.device is ALL_GATHER]
+        found.append(sum(whole is not None for whole in wholes))
+    assert found[0] == 2 * 2
+    assert found[1] > 2 * found[0]

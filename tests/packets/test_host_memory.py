@@ -7,11 +7,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from accel.packets.host_memory import MEMORY_INFORMATION, available_memory
+from accel.packets.host_memory import MEMORY_INFORMATION, SharedMemory, available_memory
+from contract.errors import OutOfMemory
 
 
-def test_memory_that_can_be_had(tmp_path: Path) -> None:
-    """Linux's file names it; without the file psutil does."""
+def test_memory_that_can_be_had(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Linux's file names it; without the file psutil does, or the system, where psutil needs it."""
     listed = tmp_path / "meminfo"
     listed.write_text("MemTotal:       24115244 kB\nMemAvailable:   22000001 kB\n")
     assert available_memory(listed, tmp_path / "none") == 22000001 * 1024
@@ -19,6 +20,8 @@ def test_memory_that_can_be_had(tmp_path: Path) -> None:
     listed.write_text("MemTotal:       24115244 kB\n")
     for source in (listed, tmp_path / "none", MEMORY_INFORMATION):
         assert 0 < available_memory(source) <= total
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: (tmp_path / "none").read_text())
+    assert 0 < available_memory(tmp_path / "none", tmp_path / "none") <= total
 
 
 @pytest.mark.parametrize(("line", "folder", "files", "caches"), [
@@ -56,3 +59,12 @@ def test_limits_of_control_groups(
     assert found() == 0
     (tmp_path / "mounted" / folder / "box" / "memory.stat").unlink()
     assert found() == 4000 + 700 + 3
+
+
+def test_memory_that_the_system_refuses() -> None:
+    """Is told by what it was for, and is not counted; smaller memory is still given."""
+    memory = SharedMemory(1 << 62)
+    with pytest.raises(OutOfMemory, match="out of memory for keys, which the system refuses: need"):
+        memory.allocate("keys", 1 << 61)
+    assert memory.used == 0
+    assert memory.allocate("keys", 1 << 10).nbytes == memory.used

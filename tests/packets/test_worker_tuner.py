@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import random
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from hypothesis import example, given, settings
@@ -344,6 +346,25 @@ def test_code_that_is_no_files_keeps_nothing(
     monkeypatch.setattr(estimate_cache, "code_state", lambda: None)
     Planner(tmp_path).memory(model)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_code_of_the_same_size_and_time_is_other_code(tmp_path: Path) -> None:
+    """As images of containers and packages have it, whose files are all of one time."""
+    package = ModuleType("lowering")
+    package.__path__ = [str(tmp_path)]
+    module = tmp_path / "rules.py"
+
+    def state(text: str) -> str | None:
+        module.write_text(text)
+        os.utime(module, ns=(10**18, 10**18))
+        return code_state.__wrapped__((package,))
+
+    before, changed = state("ROWS = 16\n"), module.stat().st_ctime_ns
+    after = state("ROWS = 32\n")
+    while module.stat().st_ctime_ns == changed:
+        # The clock of the file system has not moved on.
+        after = state("ROWS = 32\n")
+    assert after != before
 
 
 def test_what_cannot_be_lowered_is_not_kept(model: Model, tmp_path: Path) -> None:

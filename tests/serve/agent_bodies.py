@@ -14,6 +14,8 @@ SCHEMA = {
     "additionalProperties": False,
 }
 STRICTER = {"$schema": "https://json-schema.org/draft/2020-12/schema", **SCHEMA}
+DOCS = {"namespace": "mcp__docs", "name": "search"}
+"""A call of an MCP server's tool."""
 REMINDER = "<system-reminder>\nToday is a day.\n</system-reminder>\n"
 
 
@@ -24,7 +26,7 @@ def said(turn: int) -> str:
 
 def codex(turn: int) -> Body:
     """``POST /v1/responses``: developer messages, calls and their outputs as items, encrypted
-    reasoning asked for, tools that only OpenAI runs."""
+    reasoning asked for, an MCP server's tools, tools that only OpenAI runs."""
 
     def message(role: str, text: str, number: int) -> Body:
         content = [{"type": "input_text", "text": text}]
@@ -45,18 +47,19 @@ def codex(turn: int) -> Body:
                 "type": "function_call",
                 "id": f"fc_{number}",
                 "call_id": call,
-                "name": "exec_command",
                 "arguments": arguments,
+                **({"name": "exec_command"} if number % 5 else DOCS),
             },
             {"type": "function_call_output", "call_id": call, "output": said(number)},
         ]
     function = {"type": "function", "name": "exec_command", "description": "Runs a command."}
+    search = {"type": "function", "name": "search", "strict": False, "parameters": SCHEMA}
     return {
         "model": "tiny",
         "input": items,
         "tools": [
             {**function, "strict": False, "parameters": SCHEMA},
-            {"type": "namespace", "name": "multi_agent_v1", "description": "x", "tools": []},
+            {"type": "namespace", "name": "mcp__docs", "description": "x", "tools": [search]},
             {"type": "web_search", "external_web_access": False},
         ],
         "tool_choice": "auto",

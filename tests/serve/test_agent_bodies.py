@@ -94,3 +94,20 @@ def test_a_digest_of_the_body_is_not_read(hermes: Running) -> None:
         assert count(system) == count(brief)
     assert count([block]) == count(header) == count("", [*turns]) < count(brief)
     assert count(brief, [{"role": "user", "content": header}]) > count(brief)
+    last = {"role": "system", "content": [block, block | {"text": "b"}]}
+    assert count(brief, [*turns, last]) == count(brief, [*turns, {**last, "content": "b"}])
+    assert count(brief, [*turns, {**last, "content": header}]) == count(brief)
+
+
+@pytest.mark.parametrize("what", ["messages", "system", "content"])
+def test_what_is_no_turn_and_no_block_is_refused(hermes: Running, what: str) -> None:
+    """It is not taken for a turn that says nothing."""
+    turn = {"role": "user", "content": "a"}
+    bodies: dict[str, Body] = {
+        "messages": {"messages": [None, turn]},
+        "system": {"messages": [turn], "system": [None]},
+        "content": {"messages": [turn, {"role": "system", "content": ["", None]}]},
+    }
+    for path in ("/v1/messages", "/v1/messages/count_tokens"):
+        body = {"model": "tiny", "max_tokens": 1, **bodies[what]}
+        assert Http(hermes.url).post(path, body).status == 400, path

@@ -10,7 +10,9 @@ import openai
 import pytest
 from openai import OpenAI
 
+from harness.serve.responses.namespaces import out_of_namespaces
 from harness.serve.run import Running
+from harness.serve.wire_tools import MOST_TOOLS
 from tests.serve.calling import WEATHER, Weather, check_call, client_of
 
 TOOL = {"type": "function", "strict": True, **WEATHER}
@@ -59,6 +61,45 @@ def test_what_a_function_gave_goes_back(client: OpenAI) -> None:
     alone = client.responses.create(**{**CALLING, "tool_choice": "none"})
     assert alone.usage is not None
     assert again.usage.input_tokens > alone.usage.input_tokens + len("12 degrees")
+
+
+@pytest.mark.parametrize("name", ["mcp__w", "mcp__w__", "an.agent", "n" * 80])
+def test_functions_of_a_namespace_are_called(client: OpenAI, name: str) -> None:
+    """As Codex offers those of MCP servers: a call says which one's it is, streamed or not, and
+    goes back as it is."""
+    space = {"type": "namespace", "name": name, "tools": [TOOL, {"type": "custom", "name": "c"}]}
+    asked = {**CALLING, "tools": [space, {**TOOL, "name": "other"}]}
+    for seed in range(20):
+        answer = client.responses.create(**{**asked, "extra_body": {"seed": seed}})
+        (call,) = answer.output
+        assert call.type == "function_call"
+        if call.name != "other":
+            break
+    assert call.model_dump()["namespace"] == name
+    check_call(call.name, call.arguments)
+    assert answer.model_dump()["x_zinc"]["ignored"] == [f"{name[:64]}.c (custom)"]
+    with client.responses.stream(**{**asked, "extra_body": {"seed": seed}}) as stream:
+        events = [event.model_dump() for event in stream]
+    items = [event["item"] for event in events if "item" in event]
+    items += events[-1]["response"]["output"]
+    assert len(items) == 3
+    assert {(one["name"], one["namespace"]) for one in items} == {(call.name, name)}
+    turns = [
+        {"role": "user", "content": "How warm is it?"},
+        call.model_dump(exclude_none=True),
+        {"type": "function_call_output", "call_id": call.call_id, "output": "12 degrees"},
+    ]
+    again = client.responses.create(**{**asked, "input": turns, "tool_choice": "none"})
+    assert [item.type for item in again.output] == ["message"]
+
+
+def test_more_functions_of_namespaces_than_there_may_be_are_left_out() -> None:
+    many = [{**TOOL, "name": f"f{number}"} for number in range(200)]
+    ignored: list[str] = []
+    space = {"type": "namespace", "name": "n", "tools": many}
+    tools = out_of_namespaces({"tools": [space, TOOL]}, ignored)["tools"]
+    assert (len(tools), tools[-1], tools[0]["namespace"]) == (MOST_TOOLS, TOOL, "n")
+    assert ignored == [f"n.f{number} (function)" for number in range(MOST_TOOLS - 1, 200)]
 
 
 def test_a_format_is_enforced(client: OpenAI) -> None:

@@ -203,7 +203,8 @@ def test_hosted_tools_are_left_out_with_a_note(hermes: Running) -> None:
     assert reply.json["usage"]["prompt_tokens"] == alone["usage"]["prompt_tokens"]
     asked = {"input": "hello", "max_output_tokens": 2, "tools": [*hosted, {"type": "custom"}]}
     reply = http.post(RESPONSES, {**asked, "reasoning": {"summary": "auto", "effort": "low"}})
-    assert reply.json["x_zinc"]["ignored"] == [*notes, "tools[2] (custom)", "reasoning.summary"]
+    notes = ["tools[0] (web_search)", "tools[2] (custom)", "n (namespace)", "reasoning.summary"]
+    assert reply.json["x_zinc"]["ignored"] == notes
     forced = http.post(CHAT, {**body, "tools": hosted, "tool_choice": "required"})
     assert forced.error["param"] == "tool_choice"
 

@@ -109,7 +109,8 @@ void op_sample(MEMORY memory, const GLOBAL PACKET *packet, uint worker, uint wor
             const ulong place = (ulong)row * op.vocab;
             const CANDIDATES all =
                 gather_candidates(memory, op.values + place, op.ids + place,
-                                  op.weights + place, op.vocab, best.value);
+                                  op.weights + place, op.vocab, best.value,
+                                  (uint)max(how->top_k, 0));
             token = draw_token(memory, &all, how);
         }
         op.token[row] = token;

@@ -3,20 +3,7 @@
 #ifndef SAMPLE_ITEM_H
 #define SAMPLE_ITEM_H
 
-static CANDIDATES gather_candidates(MEMORY memory, const GLOBAL float *values, GLOBAL int *ids,
-                                    GLOBAL uint *weights, uint vocab, float maximum) {
-    CANDIDATES found = {values, ids, weights, 0};
-    for (uint first = 0; first < vocab; first += 16) {
-        const uint end = min(first + 16, vocab);
-        if (end - first == 16 && !any(vload16(0, values + first) - maximum >= WEIGHTLESS)) continue;
-        for (uint k = first; k < end; k++) {
-            if (!has_weight(values[k], maximum)) continue;
-            ids[found.count] = (int)k;
-            weights[found.count++] = weight_of(values[k], maximum);
-        }
-    }
-    return found;
-}
+#define LISTED_BESIDE 256  // candidates in a full list beside twice as many as top-k keeps
 
 // The prefix of `requested` tokens; wanted is in [1, count].
 static PREFIX prefix_of_count(MEMORY memory, const CANDIDATES *all, uint wanted) {
@@ -33,6 +20,41 @@ static PREFIX prefix_of_count(MEMORY memory, const CANDIDATES *all, uint wanted)
         prefix.key |= (uint)bin << shift;
     }
     return prefix;
+}
+
+// Keeps the first `wanted` of a list of candidates, which are fewer than all; the last one's key.
+static uint keep_first(MEMORY memory, CANDIDATES *all, GLOBAL int *ids, uint wanted) {
+    const PREFIX prefix = prefix_of_count(memory, all, wanted);
+    uint kept = 0, ties = 0;
+    for (uint i = 0; i < all->count; i++)
+        if (in_prefix(key_of(all, i), prefix, &ties)) ids[kept++] = all->ids[i];
+    all->count = kept;
+    return prefix.key;
+}
+
+// The candidates, of which top-k keeps `wanted` (0: all). A list that is full is cut to those; what
+// comes behind them and is not larger than the last one is none of them. So few tokens of a large
+// vocabulary are looked at twice, and few are weighed.
+static CANDIDATES gather_candidates(MEMORY memory, const GLOBAL float *values, GLOBAL int *ids,
+                                    GLOBAL uint *weights, uint vocab, float maximum, uint wanted) {
+    CANDIDATES found = {values, ids, weights, 0};
+    const uint full = wanted > 0 && wanted < vocab / 4 ? 2 * wanted + LISTED_BESIDE : vocab + 1;
+    uint last = 0;
+    float least = maximum + WEIGHTLESS - 1.0f;
+    for (uint first = 0; first < vocab; first += 16) {
+        const uint end = min(first + 16, vocab);
+        if (end - first == 16 && !any(vload16(0, values + first) >= least)) continue;
+        for (uint k = first; k < end; k++) {
+            if (!has_weight(values[k], maximum) || order_key(values[k]) <= last) continue;
+            ids[found.count++] = (int)k;
+            if (found.count < full) continue;
+            last = keep_first(memory, &found, ids, wanted);
+            least = as_float(last & SIGN_BIT ? last ^ SIGN_BIT : ~last);
+        }
+    }
+    if (full <= vocab && found.count > wanted) keep_first(memory, &found, ids, wanted);
+    for (uint i = 0; i < found.count; i++) weights[i] = weight_of(values[ids[i]], maximum);
+    return found;
 }
 
 // How many tokens in order have less than `limit` weight before them.

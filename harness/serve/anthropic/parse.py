@@ -61,24 +61,36 @@ def readable_blocks(value: dict[str, Any], ignored: list[str]) -> dict[str, Any]
 
 
 def _without_billing(value: dict[str, Any], ignored: list[str]) -> dict[str, Any]:
-    system = value.get("system")
+    turns = value.get("messages")
+    told = {"system": _told_system(value["system"])} if "system" in value else {}
+    if isinstance(turns, list):
+        told["messages"] = [one for turn in turns for one in _told_turn(turn)]
+    if any(value[name] != text for name, text in told.items()):
+        ignored.append(f"system ({BILLING[:-1]})")
+    return value | told
+
+
+def _told_turn(turn: Any) -> list[Any]:
+    """A turn, none for one of the system's that says nothing to the model."""
+    if not isinstance(turn, dict) or turn.get("role") != "system" or "content" not in turn:
+        return [turn]
+    content = _told_system(turn["content"])
+    return [turn | {"content": content}] if content or not turn["content"] else []
+
+
+def _told_system(system: Any) -> Any:
     if isinstance(system, str):
-        kept: Any = _told(system)
-    elif isinstance(system, list):
-        kept = [one for one in map(_told_block, system) if one is not None]
-    else:
-        return value
-    if kept == system:
-        return value
-    ignored.append(f"system ({BILLING[:-1]})")
-    return value | {"system": kept}
+        return _told(system)
+    if isinstance(system, list):
+        return [one for block in system for one in _told_block(block)]
+    return system
 
 
-def _told_block(block: Any) -> Any:
+def _told_block(block: Any) -> list[Any]:
     text = block.get("text") if isinstance(block, dict) else None
     if not isinstance(text, str) or not text.startswith(BILLING):
-        return block
-    return block | {"text": _told(text)} if _told(text) else None
+        return [block]
+    return [block | {"text": _told(text)}] if _told(text) else []
 
 
 def _told(text: str) -> str:

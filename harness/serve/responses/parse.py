@@ -8,7 +8,8 @@ from typing import Any
 
 from harness.serve.answers import Json
 from harness.serve.errors import invalid_value
-from harness.serve.hosted import HOSTED, offered_tools
+from harness.serve.hosted import HOSTED, NO_FUNCTIONS, allowed_tools, without_hosted_tools
+from harness.serve.responses.namespaces import NAMESPACE, joined_name, out_of_namespaces
 from harness.serve.responses.wire import (
     LOGPROBS,
     ChosenFunction,
@@ -28,6 +29,7 @@ SAME = (
 """Fields that chat completions call the same."""
 UNFINISHED = ("in_progress", "incomplete")
 """States of a last message of the assistant's that the answer continues."""
+LEFT_OUT = tuple(kind for kind in NO_FUNCTIONS if kind != NAMESPACE)
 CUSTOM = {"custom_tool_call": "function_call", "custom_tool_call_output": "function_call_output"}
 CALLS_BY_SERVER = (*HOSTED, "local_shell_call", "shell_call", "apply_patch_call", "compaction")
 """Prefixes of the types of items that only a server makes."""
@@ -36,7 +38,8 @@ CALLS_BY_SERVER = (*HOSTED, "local_shell_call", "shell_call", "apply_patch_call"
 def readable_items(value: dict[str, Any], ignored: list[str]) -> dict[str, Any]:
     """A body of ``/v1/responses`` with the tools and items that this server knows; the others are
     named in ``ignored``."""
-    value = offered_tools(value, ignored)
+    value = without_hosted_tools(value, ignored, LEFT_OUT)
+    value = allowed_tools(out_of_namespaces(value, ignored))
     if value.get("truncation") == "auto":
         # What is too long for the context is refused: nothing of a conversation is dropped.
         ignored.append("truncation")
@@ -127,7 +130,7 @@ def _said_by_model(item: InputItem, index: int) -> Json | None:
         return {THOUGHTS: _text(thoughts)} if thoughts else {}
     if item.type == "function_call":
         name, arguments = _given(item, index, "name"), _given(item, index, "arguments")
-        function = {"name": name, "arguments": arguments}
+        function = {"name": joined_name(item.namespace, name), "arguments": arguments}
         call = {"id": _given(item, index, "call_id"), "type": "function", "function": function}
         return {"tool_calls": [call]}
     if item.type == "message" and item.role == "assistant":
@@ -180,10 +183,11 @@ def _tools(body: ResponsesRequest) -> Json:
     if body.tools:
         chat["tools"] = []
         for tool in body.tools:
-            function = given_fields(tool, ("name", "description", "parameters", "strict"))
+            function = given_fields(tool, ("description", "parameters", "strict"))
+            function["name"] = tool.called
             chat["tools"].append({"type": "function", "function": function})
     if isinstance(body.tool_choice, ChosenFunction):
-        chat["tool_choice"] = {"type": "function", "function": {"name": body.tool_choice.name}}
+        chat["tool_choice"] = {"type": "function", "function": {"name": body.tool_choice.called}}
     elif body.tool_choice is not None and body.tools:
         chat["tool_choice"] = body.tool_choice
     return chat

@@ -14,6 +14,7 @@ from harness.host.answer_text import Piece
 from harness.serve.answers import CHAT_CHUNK, Answer, ChatShape, Json
 from harness.serve.data_lines import PING
 from harness.serve.errors import ApiError
+from harness.serve.responses.namespaces import NAMESPACE
 from harness.serve.responses.wire import ResponsesRequest
 from harness.serve.text_tokens import response_logprobs, tokens_of_text
 from harness.serve.wire import plain
@@ -83,8 +84,8 @@ def response_of(body: ResponsesRequest, chat: Json) -> Json:
             item.tokens = tokens_of_text(item.text, choice["logprobs"]["content"], thoughts)
         output.append(item.json(status))
     for call in calls:
-        function = call["function"]
-        item = _Item("function_call", function["arguments"], call["id"], function["name"])
+        item = _call_item(body, call)
+        item.text = call["function"]["arguments"]
         output.append(item.json("completed"))
     head = _head(body, chat)
     return head | _end(choice["finish_reason"], chat["usage"]) | _ours(chat) | {"output": output}
@@ -168,7 +169,7 @@ class ResponseEvents:
         function = call["function"]
         if "id" in call:
             yield from self._close()
-            yield from self._begin(_Item("function_call", "", call["id"], function["name"]))
+            yield from self._begin(_call_item(self._body, call))
         text = function.get("arguments")
         if text:
             self._items[-1].text += text
@@ -227,6 +228,7 @@ class _Item:
     text: str = ""
     call_id: str = ""
     name: str = ""
+    namespace: str | None = None
     id: str = field(default="")
     tokens: list[Json] = field(default_factory=list)
 
@@ -251,10 +253,19 @@ class _Item:
         item: Json = {"id": self.id, "type": self.kind, "status": status}
         if self.kind == "function_call":
             call = {"call_id": self.call_id, "name": self.name, "arguments": self.text}
-            return item | call
+            space = {} if self.namespace is None else {NAMESPACE: self.namespace}
+            return item | call | space
         item["content"] = [] if status == "in_progress" else [self.content]
         more: Json = {"summary": []} if self.kind == "reasoning" else {"role": "assistant"}
         return item | more
+
+
+def _call_item(body: ResponsesRequest, call: Json) -> _Item:
+    """A call without its arguments, of a function as the request names it."""
+    name = call["function"]["name"]
+    tool = next((one for one in body.tools or () if one.called == name), None)
+    named = (name, None) if tool is None else (tool.name, tool.namespace)
+    return _Item("function_call", "", call["id"], *named)
 
 
 def _head(body: ResponsesRequest, chat: Json) -> Json:

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct, field
 
+from harness.serve.responses.namespaces import joined_name
 from harness.serve.wire import (
     MOST_MESSAGES,
     Drawing,
@@ -47,6 +48,7 @@ class InputItem(Struct, forbid_unknown_fields=True, omit_defaults=True):
     status: Literal["in_progress", "completed", "incomplete"] | None = None
     call_id: Id | None = None
     name: Id | None = None
+    namespace: Id | None = None
     arguments: str | None = None
     output: str | list[InputPart] | None = None
     summary: list[InputPart] | None = None
@@ -55,13 +57,19 @@ class InputItem(Struct, forbid_unknown_fields=True, omit_defaults=True):
 
 
 class ResponseFunction(Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """A function the model may call."""
+    """A function the model may call, which may be of a namespace of tools."""
 
     type: Literal["function"]
     name: Id
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
+    namespace: Id | None = None
+
+    @property
+    def called(self) -> str:
+        """Its name for the model."""
+        return joined_name(self.namespace, self.name)
 
 
 class ChosenFunction(Struct, forbid_unknown_fields=True):
@@ -69,6 +77,12 @@ class ChosenFunction(Struct, forbid_unknown_fields=True):
 
     type: Literal["function"]
     name: Id
+    namespace: Id | None = None
+
+    @property
+    def called(self) -> str:
+        """Its name for the model."""
+        return joined_name(self.namespace, self.name)
 
 
 class ResponseTextFormat(Struct, forbid_unknown_fields=True, omit_defaults=True):

@@ -115,7 +115,7 @@ def read_string_array(cursor: Cursor, count: int, where: str) -> StringArray:
     done = 0
     while done < count:
         found = 0
-        if count - done >= _STEPS:
+        if count - done >= _WORTHWHILE_STRINGS:
             starts = _short_string_starts(cursor.octets, position)[: count - done]
             found = len(starts)
         if found >= _WORTHWHILE_STRINGS:

@@ -1,0 +1,202 @@
+"""Lowered steps in the cache folder: what they bind to, which entry is used, and how many stay."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from accel.native import programs, tier
+from accel.native.programs import MAGIC, Program, ProgramCache
+from accel.packets.binding import bind_step
+from accel.packets.disk_cache import write_entry
+from accel.packets.layouts import WeightLayout
+from accel.packets.rules import lower_graph
+from accel.packets.schedule import schedule_workers
+from accel.packets.shape_buckets import shape_buckets
+from accel.packets.step import Schedule, Step
+from contract.errors import UnsupportedOp
+from contract.ir.inputs import input_layout
+from contract.ir.nodes import Graph
+from contract.shape_key import ShapeKey
+from reference.limits import Limits
+from reference.model.open import open_model
+from tests.families_table import FAMILIES
+from tests.model_runs import Outcome, assert_same
+from tests.native.conftest import OpenNative
+from tests.native.weight_starts import outcome
+
+LIMITS = Limits(2, 64, 8, step_tokens=24, step_rows=2)
+WORKERS = 3
+
+
+def lowered(graph: Graph, bucket: ShapeKey) -> tuple[Step, Schedule]:
+    step = lower_graph(graph, bucket, WORKERS, "native")
+    return step, schedule_workers(step, WORKERS)
+
+
+def refuse(*_: object) -> tuple[Step, Schedule]:
+    raise AssertionError("lowered, though there is an entry")
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_stored_program_binds_as_its_step(
+    family: str, synthetic_model: Callable[..., Path], tmp_path: Path
+) -> None:
+    """To any addresses, strides and layouts, in every shape bucket; its scratch is the step's."""
+    rng = np.random.default_rng(7)
+    known: dict[Any, int] = {}
+
+    def number(*key: object) -> int:
+        return known.setdefault(key, int(rng.integers(1 << 30, 1 << 46)))
+
+    def matrix(name: str) -> tuple[int, int, WeightLayout]:
+        layouts = list(WeightLayout)
+        stride = number(name, "stride") & 0xFFFFFF
+        return number(name, "matrix"), stride, layouts[stride % len(layouts)]
+
+    cache = ProgramCache(tmp_path, WORKERS)
+    with open_model(synthetic_model(**FAMILIES[family])).file as file:
+        graph = open_model(file.path).graph(LIMITS)
+        inputs = input_layout(graph, LIMITS.largest)
+        for bucket in shape_buckets(LIMITS.largest):
+            step, schedule = lowered(graph, bucket)
+            right = bind_step(step, schedule, inputs, number, matrix)
+            made = cache.of(graph, bucket, inputs, partial(lowered, graph, bucket))
+            stored = cache.of(graph, bucket, inputs, refuse)
+            for program in (made, stored):
+                assert program.bound(number, matrix).tobytes() == right.tobytes()
+                assert program.shared_bytes == schedule.shared_bytes
+                assert program.own_bytes == schedule.own_bytes
+
+
+def test_a_second_start_lowers_nothing(
+    model_path: Path,
+    open_native: OpenNative,
+    expected: Outcome,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It gives the same tokens and logits; with another number of workers it lowers."""
+    folder = tmp_path / "programs"
+    assert_same(expected, outcome(model_path, open_native(threads=2, programs=folder)))
+    assert list(folder.glob("*.program"))
+    monkeypatch.setattr(tier, "lower_graph", refuse)
+    assert_same(expected, outcome(model_path, open_native(threads=2, programs=folder)))
+    with pytest.raises(AssertionError, match="lowered"):
+        outcome(model_path, open_native(threads=1, programs=folder))
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    """A folder of programs, which does not exist."""
+    return tmp_path / "programs"
+
+
+@pytest.fixture
+def graph(model_path: Path) -> Graph:
+    model = open_model(model_path)
+    with model.file:
+        return model.graph(LIMITS)
+
+
+class Cached:
+    """Programs of one graph by a cache; ``made`` counts those that were lowered."""
+
+    def __init__(self, graph: Graph, folder: Path, workers: int = WORKERS) -> None:
+        self.graph = graph
+        self.cache = ProgramCache(folder, workers)
+        self.inputs = input_layout(graph, LIMITS.largest)
+        self.made = 0
+
+    def of(self, tokens: int) -> Program:
+        bucket = ShapeKey(tokens, 1)
+
+        def lower() -> tuple[Step, Schedule]:
+            self.made += 1
+            return lowered(self.graph, bucket)
+
+        return self.cache.of(self.graph, bucket, self.inputs, lower)
+
+
+@pytest.mark.parametrize("what", ["workers", "bucket", "inputs", "graph", "code"])
+def test_whatever_it_follows_from_is_asked_for(
+    graph: Graph, store: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    Cached(graph, store).of(1)
+    other, tokens = Cached(graph, store, 2 if what == "workers" else WORKERS), 1
+    if what == "bucket":
+        tokens = 2
+    elif what == "inputs":
+        other.inputs = input_layout(graph, ShapeKey(200, 2))
+    elif what == "graph":
+        other.graph = replace(graph, nodes=graph.nodes[:-1])
+    elif what == "code":
+        monkeypatch.setattr(programs, "code_state", lambda packages: "other")
+    other.of(tokens)
+    assert other.made == 1
+    assert len(list(store.iterdir())) == 2
+
+
+@pytest.mark.parametrize("harm", ["cut", "changed", "empty", "foreign", "folder", "huge", "link"])
+def test_an_entry_that_is_damaged_is_lowered_anew(graph: Graph, store: Path, harm: str) -> None:
+    """And replaced where that is possible."""
+    right = Cached(graph, store).of(1).encoded()
+    (entry,) = store.iterdir()
+    content = bytearray(entry.read_bytes())
+    content[-9] ^= 1
+    if harm == "foreign":
+        write_entry(entry, b"x" * len(MAGIC), right)
+    elif harm == "folder":
+        entry.unlink()
+        entry.mkdir()
+    elif harm == "huge":
+        with entry.open("wb") as file:
+            file.truncate(1 << 42)
+    elif harm == "link":
+        entry.unlink()
+        entry.symlink_to(entry)
+    else:
+        entry.write_bytes({"cut": content[:-100], "changed": content, "empty": b""}[harm])
+    again = Cached(graph, store)
+    assert again.of(1).encoded() == again.of(1).encoded() == right
+    assert again.made == (2 if harm == "folder" else 1)
+
+
+def test_nothing_is_stored_where_that_cannot_be(
+    graph: Graph, store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a folder that is a file, of code that is no files, and of what cannot be lowered."""
+    store.write_bytes(b"")
+    assert len(Cached(graph, store).of(1).packets)
+    store.unlink()
+
+    def unsupported() -> tuple[Step, Schedule]:
+        raise UnsupportedOp("native", "SAMPLE")
+
+    inputs = input_layout(graph, LIMITS.largest)
+    with pytest.raises(UnsupportedOp):
+        ProgramCache(store, 1).of(graph, ShapeKey(1, 1), inputs, unsupported)
+    monkeypatch.setattr(programs, "code_state", lambda packages: None)
+    assert len(Cached(graph, store).of(1).packets)
+    assert not (store).exists()
+
+
+def test_the_oldest_make_room(graph: Graph, store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(programs, "MOST_PROGRAMS", 3)
+    cached = Cached(graph, store)
+    for tokens in range(1, 6):
+        cached.of(tokens)
+        for entry in store.iterdir():
+            os.utime(entry, (entry.stat().st_mtime - 10,) * 2)
+    assert len(list(store.iterdir())) == 3
+    again = Cached(graph, store)
+    for tokens in (3, 4, 5):
+        again.of(tokens)
+    assert again.made == 0
