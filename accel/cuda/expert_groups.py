@@ -4,13 +4,13 @@ table that the device computes."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from accel.cuda.device import Device
 from accel.cuda.expert_block import ExpertBlock, formats_of, gate_macros
 from accel.cuda.packed_tiles import UNIT_ROWS, unit_bytes, unit_count
 from accel.cuda.runs import operand_indices, size_indices
-from accel.cuda.tuned import KernelLaunch
+from accel.cuda.tuned import Extent, KernelLaunch
 from accel.packets.step import Op
 from contract.dtypes import DType
 
@@ -21,20 +21,19 @@ MANY_ROUTER_TOKENS = 16
 """Tokens of a block of the router, for steps of at most so many tokens and of more."""
 SPAN_UNITS = 4
 CHUNK_UNITS = 2
-"""Units that a warp of a launch for few tokens copies at a time."""
-SHAPES = tuple(
-    (blocks, warps, slots) for blocks, warps in ((2, 8), (1, 16)) for slots in (6, 5, 4, 3, 2)
+"""Units that a warp copies at a time."""
+SLOTS = 1
+BLOCK_WARPS = 16
+DOWN_SHAPES = tuple(
+    (n, warps, slots) for n, warps in ((2, 8), (1, 16)) for slots in (6, 5, 4, 3, 2)
 )
-"""Blocks of a multiprocessor, warps of a block and units that a warp copies ahead, tried in this
-order."""
-MOST_SPANS = 8
+"""Blocks of a multiprocessor, warps of a block and units that a warp copies ahead, of a launch that
+passes over chunks, tried in this order."""
 BARRIER_BYTES = 8
 RESERVED_BYTES = 1024
 """Shared memory that the device reserves for each block."""
 ROW_BYTES = 512 + 64 + 32 + 4
 """Shared memory of a token and unit."""
-VALUE_BYTES = 4 * UNIT_ROWS
-"""Shared memory of a warp's values of a token."""
 CHUNK_WORDS = 4
 ORDER_THREADS = 1024
 TOTAL_THREADS = 256
@@ -72,15 +71,16 @@ def grouping(ops: Sequence[Op], block: ExpertBlock, device: Device) -> Grouping 
     if tokens <= FEW_TOKENS:
         return None
     rows = next((rows for most, rows in CHUNK_TOKENS if tokens <= most), MOST_CHUNK_TOKENS)
-    if _spans(ops, block) > MOST_SPANS:
+    if _spans(ops, block) > BLOCK_WARPS // 2:
+        return None
+    if _gate_bytes(ops, block, rows) > device.shared_bytes:
         return None
     pairs = tokens * ops[block.gates].most_sizes()["used"]
     experts = ops[block.router].most_sizes()["rows"]
     chunks = min(pairs, experts + pairs // rows)
     if block.shared_gate is not None:
         chunks += -(-tokens // rows)
-    shapes = [of(ops, block, rows, chunks, device) for of in (_gates_shape, _downs_shape)]
-    if None in shapes:
+    if _down_shape(ops, block, (rows, chunks), device) is None:
         return None
     words = 1 + CHUNK_WORDS * chunks + pairs
     return Grouping(rows, chunks, router_words(ops, block), words)
@@ -116,69 +116,59 @@ def _tiles(product: Op) -> int:
     return -(-product.most_sizes()["rows"] // UNIT_ROWS)
 
 
-@dataclass(frozen=True, slots=True)
-class _ChunkLaunch:
-    """A launch that passes over chunks: its grid, and what it is compiled with."""
+def _blocks_at_once(rows: int, nbytes: int, device: Device) -> int:
+    """Blocks of a multiprocessor, which determines the registers of a thread."""
+    fits = 2 * (nbytes + RESERVED_BYTES) <= device.shared_bytes + RESERVED_BYTES
+    return 2 if rows < MOST_CHUNK_TOKENS and fits else 1
 
-    blocks: tuple[int, int, int]
+
+def _block_bytes(units: int, rows: int, warps: int, formats: Sequence[DType]) -> int:
+    ring = SLOTS * (CHUNK_UNITS * max(map(unit_bytes, formats)) + BARRIER_BYTES)
+    return units * rows * ROW_BYTES + warps * ring
+
+
+def _gate_tiles(ops: Sequence[Op], block: ExpertBlock) -> int:
+    return BLOCK_WARPS // (2 * _spans(ops, block))
+
+
+def _gate_warps(ops: Sequence[Op], block: ExpertBlock) -> int:
+    return 2 * _spans(ops, block) * _gate_tiles(ops, block)
+
+
+def _gate_bytes(ops: Sequence[Op], block: ExpertBlock, rows: int) -> int:
+    formats = formats_of(ops, block.gates, block.shared_gate)
+    warps = _gate_warps(ops, block)
+    return _block_bytes(_units(ops[block.gates]), rows, warps, formats)
+
+
+@dataclass(frozen=True, slots=True)
+class _PassingBlocks:
+    """Blocks that pass over chunks: the grid, warps and shared memory of each, and macros."""
+
+    grid: Extent
     warps: int
     shared_bytes: int
     macros: dict[str, int]
 
 
-def _gates_shape(
-    ops: Sequence[Op], block: ExpertBlock, rows: int, chunks: int, device: Device
-) -> _ChunkLaunch | None:
-    gates, spans = ops[block.gates], _spans(ops, block)
-    formats = formats_of(ops, block.gates, block.shared_gate)
-    for at_once, warps, slots in SHAPES:
-        tiles = max(1, warps // (2 * spans))
-        warps = 2 * spans * tiles
-        held = max(_units(gates) * ROW_BYTES, VALUE_BYTES * warps)
-        columns = -(-_tiles(gates) // tiles)
-        found = _shape(formats, (at_once, warps, slots), (held, rows, columns, chunks), device)
-        if found is not None:
-            return replace(found, macros={**found.macros, "TILES": tiles, "SPANS": spans})
-    return None
-
-
-def _downs_shape(
-    ops: Sequence[Op], block: ExpertBlock, rows: int, chunks: int, device: Device
-) -> _ChunkLaunch | None:
-    downs = ops[block.downs]
-    formats = formats_of(ops, block.downs, block.shared_down)
-    for at_once, warps, slots in SHAPES:
+def _down_shape(
+    ops: Sequence[Op], block: ExpertBlock, work: tuple[int, int], device: Device
+) -> _PassingBlocks | None:
+    """``work`` are the tokens of a chunk, and chunks; None where shared memory is too small."""
+    downs, (rows, chunks) = ops[block.downs], work
+    slot_bytes = max(map(unit_bytes, formats_of(ops, block.downs, block.shared_down)))
+    for at_once, warps, slots in DOWN_SHAPES:
         columns = -(-_tiles(downs) // warps)
-        held = _units(downs) * ROW_BYTES
-        found = _shape(formats, (at_once, warps, slots), (held, rows, columns, chunks), device)
-        if found is not None:
-            return replace(found, macros={**found.macros, "WARPS": warps})
+        at_a_time = min(chunks, max(1, at_once * device.multiprocessors // columns))
+        of_block = -(-chunks // at_a_time)
+        ring = warps * slots * (slot_bytes + BARRIER_BYTES)
+        table = of_block * 4 * (CHUNK_WORDS + rows)
+        nbytes = _units(downs) * rows * ROW_BYTES + ring + table
+        if at_once * (nbytes + RESERVED_BYTES) <= device.shared_bytes + RESERVED_BYTES:
+            macros = {"SLOTS": slots, "SLOT_BYTES": slot_bytes, "CHUNKS": of_block}
+            of_warps = {"WARPS": warps, "BLOCKS_AT_ONCE": at_once}
+            return _PassingBlocks((columns, at_a_time, 1), warps, nbytes, macros | of_warps)
     return None
-
-
-def _shape(
-    formats: Sequence[DType],
-    shape: tuple[int, int, int],
-    work: tuple[int, int, int, int],
-    device: Device,
-) -> _ChunkLaunch | None:
-    """``work`` are bytes that a block holds of a token, tokens of a chunk, blocks that share a
-    chunk, and chunks; None where shared memory is too small."""
-    (at_once, warps, slots), (held, rows, columns, chunks) = shape, work
-    at_a_time = min(chunks, max(1, at_once * device.multiprocessors // columns))
-    of_block = -(-chunks // at_a_time)
-    slot_bytes = max(map(unit_bytes, formats))
-    ring = warps * slots * (slot_bytes + BARRIER_BYTES)
-    nbytes = held * rows + ring + of_block * 4 * (CHUNK_WORDS + rows)
-    if at_once * (nbytes + RESERVED_BYTES) > device.shared_bytes + RESERVED_BYTES:
-        return None
-    macros = {
-        "SLOTS": slots,
-        "SLOT_BYTES": slot_bytes,
-        "CHUNKS": of_block,
-        "BLOCKS_AT_ONCE": at_once,
-    }
-    return _ChunkLaunch((columns, at_a_time, 1), warps, nbytes, macros)
 
 
 def order_launch(ops: Sequence[Op], block: ExpertBlock, macros: dict[str, int]) -> KernelLaunch:
@@ -201,17 +191,20 @@ def order_launch(ops: Sequence[Op], block: ExpertBlock, macros: dict[str, int]) 
 def _gates(
     ops: Sequence[Op], block: ExpertBlock, grouped: Grouping, macros: dict[str, int], device: Device
 ) -> KernelLaunch:
-    shape = _gates_shape(ops, block, grouped.tokens, grouped.chunks, device)
-    assert shape is not None
+    gates, tiles = ops[block.gates], _gate_tiles(ops, block)
+    nbytes = _gate_bytes(ops, block, grouped.tokens)
     return KernelLaunch(
         "expert_group_gates",
-        shape.blocks,
-        (32 * shape.warps, 1, 1),
-        shape.shared_bytes,
+        (-(-_tiles(gates) // tiles), grouped.chunks, 1),
+        (32 * _gate_warps(ops, block), 1, 1),
+        nbytes,
         {
             **macros,
-            **shape.macros,
-            "UNITS": _units(ops[block.gates]),
+            "BLOCKS_AT_ONCE": _blocks_at_once(grouped.tokens, nbytes, device),
+            "SPANS": _spans(ops, block),
+            "TILES": tiles,
+            "SLOTS": SLOTS,
+            "UNITS": _units(gates),
             **gate_macros(ops, block),
             **size_indices("matmul", "rows"),
             **size_indices("swiglu", "activation"),
@@ -222,12 +215,12 @@ def _gates(
 def _downs(
     ops: Sequence[Op], block: ExpertBlock, grouped: Grouping, macros: dict[str, int], device: Device
 ) -> KernelLaunch:
-    shape = _downs_shape(ops, block, grouped.tokens, grouped.chunks, device)
+    shape = _down_shape(ops, block, (grouped.tokens, grouped.chunks), device)
     assert shape is not None
     first, second = formats_of(ops, block.downs, block.shared_down)
     return KernelLaunch(
         "expert_group_downs",
-        shape.blocks,
+        shape.grid,
         (32 * shape.warps, 1, 1),
         shape.shared_bytes,
         {

@@ -101,7 +101,7 @@ def expert_rule(ops: Remaining, device: Device) -> Replacement | None:
         words += grouped.table_words
     if block.gathers:
         made = (*made, gathering(ops, block.gathers))
-    router = _router(ops, block, grouped is not None)
+    router = _router(ops, block)
     return Replacement(block.length, (router, *made, *used), WORD_BYTES * words)
 
 
@@ -201,8 +201,7 @@ def _router_rows(router: Op) -> int:
     return max(ROUTER_ROWS, MANY_ROUTER_ROWS // _router_shape(router)[1])
 
 
-def _router(ops: Sequence[Op], block: ExpertBlock, chooses: bool) -> KernelLaunch:
-    """The router; ``chooses``: with the choice of experts."""
+def _router(ops: Sequence[Op], block: ExpertBlock) -> KernelLaunch:
     router = ops[block.router]
     warps, held = _router_shape(router)
     sizes, at_once, of_block = router.most_sizes(), _router_rows(router), router_tokens(router)
@@ -216,7 +215,6 @@ def _router(ops: Sequence[Op], block: ExpertBlock, chooses: bool) -> KernelLaunc
             "WARPS": warps,
             "HELD": held,
             "EXPERT_SEGMENTS": unit_count(sizes["rows"]),
-            "CHOOSES": int(chooses),
             "HELD_UNITS": 1,
             "ROUTER_ROWS": at_once,
             "ROUTER_TOKENS": of_block,
@@ -241,8 +239,7 @@ def _gate_spans(gates: Op) -> int:
 
 def _gate_bytes(ops: Sequence[Op], block: ExpertBlock) -> int:
     formats = formats_of(ops, block.gates, block.shared_gate)
-    choice = 2 * WORD_BYTES * ops[block.gates].most_sizes()["used"]
-    of_warp = _ring_bytes(SLOTS, *formats) + 4 * UNIT_ROWS + choice
+    of_warp = _ring_bytes(SLOTS, *formats) + 4 * UNIT_ROWS
     return 2 * _gate_spans(ops[block.gates]) * of_warp
 
 
@@ -266,11 +263,8 @@ def _gates(ops: Sequence[Op], block: ExpertBlock) -> KernelLaunch:
             "SLOTS": SLOTS,
             "HELD_UNITS": 1,
             "USED": used,
-            "EXPERT_SEGMENTS": unit_count(ops[block.router].most_sizes()["rows"]),
-            "ROUTED": block.router,
             **gate_macros(ops, block),
-            **operand_indices(ops, block.router, "LOGITS=y"),
-            **operand_indices(ops, block.topk, "ids weights"),
+            **operand_indices(ops, block.topk, "ids"),
             **size_indices("matmul", "rows", "columns"),
             **size_indices("swiglu", "activation"),
         },

@@ -221,12 +221,9 @@ struct TOKEN_GROUP {
         }
     }
 
-    // The recurrence of a warp's rows. Keys and queries of a token that is alone stay in registers.
-    template <bool alone>
+    // The recurrence of a warp's rows.
     __device__ __forceinline__ void pass(STATE_ROWS &rows, unsigned after, unsigned warp,
                                          int lane) const {
-        float keys[LANE_KEYS], asked[LANE_KEYS];
-        if (alone) take_keys(keys, mixed + STATE_SIZE, lane), take_keys(asked, mixed, lane);
 #pragma unroll 1
         for (unsigned number = 0; number < SHARERS * HEAD_CHUNKS; number++) {
             const unsigned sharer = number / HEAD_CHUNKS;
@@ -238,14 +235,15 @@ struct TOKEN_GROUP {
             for (int s = 0; s < CHUNK_SETS; s++)
                 take_keys(m[s], chunk + s * ROWS_AT_ONCE * STATE_SIZE, lane);
 #pragma unroll 1
-            for (unsigned i = 0; i < (alone ? 1 : count); i++) {
+            for (unsigned i = 0; i < count; i++) {
                 const float *of_token = mixed + i * GROUP_CHANNELS;
                 const FACTORS of_head = factors[i * SHARERS + sharer];
-                if (!alone) take_keys(keys, of_token + STATE_SIZE, lane);
+                float keys[LANE_KEYS];  // then queries
+                take_keys(keys, of_token + STATE_SIZE, lane);
                 update_rows(m, keys, of_token + (2 + sharer) * STATE_SIZE + first_row, of_head.g,
                             of_head.b, of_head.starts);
-                if (!alone) take_keys(asked, of_token, lane);
-                read_rows(m, asked, read + (i * SHARERS + sharer) * STATE_SIZE + first_row, lane);
+                take_keys(keys, of_token, lane);
+                read_rows(m, keys, read + (i * SHARERS + sharer) * STATE_SIZE + first_row, lane);
             }
 #pragma unroll
             for (int s = 0; s < CHUNK_SETS; s++)
@@ -317,10 +315,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_AT_ONCE)
             __syncthreads();
             group.norm(warp, lane);
             __syncthreads();
-            if (group.count == 1)
-                group.pass<true>(rows, after, warp, lane);
-            else
-                group.pass<false>(rows, after, warp, lane);
+            group.pass(rows, after, warp, lane);
             __syncthreads();
             group.gate(warp, lane);
             token = order->behind_group(token);

@@ -1,15 +1,13 @@
 // h = activation(gate x) * (up x) of the chosen experts and of the shared one, with the experts of
-// each token computed separately (rules R2 to R5 and R7). A block computes a tile of 16 rows of both
-// matrices for one expert and token; a warp computes a span of the columns of one matrix. Every warp
-// chooses the token's experts from the logits, which takes less time than handing a choice on.
+// each token computed separately (rules R2 to R5). A block computes a tile of 16 rows of both
+// matrices for one expert and token; a warp computes a span of the columns of one matrix.
 //
-// Compiled with SPANS, SLOTS, FORMAT_ID, SHARED_FORMAT and EXPERT_SEGMENTS (segments of 256 that
-// cover all experts); with these operand numbers (see packets.h): M, SCALE, SUMS and LOGITS, which
-// expert_router.cu writes; IDS and WEIGHTS, written here; GATES and UPS, stacks of matrices; H; and
-// of the shared expert SHARED_GATE, SHARED_UP and SHARED_H, each -1 if absent. PRODUCT, ROUTED,
-// ACTIVATION and SHARED_ACTIVATION are packet numbers, USED the number of experts of a token.
+// Compiled with SPANS, SLOTS, FORMAT_ID and SHARED_FORMAT; with these operand numbers (see
+// packets.h): M, SCALE, SUMS, which expert_router.cu writes; IDS; GATES and UPS, stacks of
+// matrices; H; and of the shared expert SHARED_GATE, SHARED_UP and SHARED_H, each -1 if absent.
+// PRODUCT, ACTIVATION and SHARED_ACTIVATION are packet numbers, USED the number of experts of a
+// token.
 
-#include "expert_choice.h"
 #include "expert_units.h"
 #include "gate.h"
 #include "sending.h"
@@ -18,26 +16,6 @@
 #define HAS_SHARED (SHARED_GATE >= 0)
 #define PLACES (USED + HAS_SHARED)
 #define WARPS (2 * SPANS)
-
-// The expert at `place` of a token, by each warp; one block writes all of them.
-DEVICE unsigned chosen_expert(const LAUNCH &launch, unsigned char *memory, unsigned token,
-                              unsigned place, int lane) {
-    int *ids = (int *)memory + threadIdx.x / WARP_LANES * (2 * USED);
-    float *weights = (float *)ids + USED;
-    choose_experts((const float *)operand_at(launch, LOGITS) + token * stride_at(launch, LOGITS),
-                   packet_of(launch, ROUTED)->size[MATMUL_ROWS], USED, ids, weights, lane);
-    __syncwarp();
-    if (blockIdx.x == 0 && place == 0) {
-        if (threadIdx.x < USED) {
-            ((int *)operand_at(launch, IDS))[token * stride_at(launch, IDS) + lane] = ids[lane];
-            ((float *)operand_at(launch, WEIGHTS))[token * stride_at(launch, WEIGHTS) + lane] =
-                weights[lane];
-            __threadfence();
-        }
-        __syncthreads();
-    }
-    return ids[place];
-}
 
 // One block's work.
 template <int dtype>
@@ -52,7 +30,6 @@ DEVICE void gate_tile(const LAUNCH &launch, unsigned char *shared, unsigned toke
     unsigned char *rings = shared;
     COPY_BARRIER *barriers = (COPY_BARRIER *)(rings + WARPS * SLOTS * RUN::slot_bytes);
     float *totals = (float *)(barriers + WARPS * SLOTS);  // [matrix][span][row]
-    unsigned char *choices = (unsigned char *)(totals + WARPS * UNIT_ROWS);
     RUN run;
     run.open(rings + warp * SLOTS * RUN::slot_bytes, barriers + warp * SLOTS);
     const size_t tile_bytes = (size_t)units * RUN::unit_bytes;
@@ -61,10 +38,10 @@ DEVICE void gate_tile(const LAUNCH &launch, unsigned char *shared, unsigned toke
                       first * RUN::unit_bytes,
                   count);
     PRECEDING_DONE;
-    const unsigned id = chosen ? chosen_expert(launch, choices, token, place, lane) : 0;
-    // The next launch reads the choice before this one has ended.
     FOLLOWING_MAY_START;
     if (chosen) {
+        const unsigned id =
+            ((const unsigned *)operand_at(launch, IDS))[token * stride_at(launch, IDS) + place];
         run.begin(matrix_of(launch, matrix ? ups : gates, id, tiles * tile_bytes) +
                       tile * tile_bytes + first * RUN::unit_bytes,
                   count);

@@ -7,7 +7,7 @@
 // numbers (see packets.h): H, DOWNS, Y, and of the shared expert SHARED_H, SHARED_DOWN and
 // SHARED_Y, each -1 if absent. PRODUCT is the packet number of the product.
 
-#include "expert_rows.h"
+#include "expert_passing.h"
 #include "stack_matrices.h"
 
 #define ROWS CHUNK_ROWS_MOST
@@ -79,9 +79,9 @@ extern "C" __global__ void __launch_bounds__(WARPS *WARP_LANES, BLOCKS_AT_ONCE)
         float total[ROWS / 2] = {};
         const unsigned eights = (chunk.count + 7) / 8;
         if (SHARED_FORMAT == FORMAT_ID || chosen)
-            total_of_rows<FORMAT_ID, ROWS>(stream, x, 0, eights, lane, total);
+            total_of_stream<FORMAT_ID, ROWS>(stream, x, eights, lane, total);
         else
-            total_of_rows<SHARED_FORMAT, ROWS>(stream, x, 0, eights, lane, total);
+            total_of_stream<SHARED_FORMAT, ROWS>(stream, x, eights, lane, total);
         float *y = (float *)operand_at(launch, y_at);
 #pragma unroll
         for (int i = 0; i < ROWS / 2; i++) {

@@ -7,7 +7,6 @@
 #include "expert_table.h"
 #include "packets.h"
 
-#define AT_ONCE 8  // pairs of a thread
 #define EXPERTS_OF_LANE ((EXPERTS + WARP_LANES - 1) / WARP_LANES)
 
 // The sum of the values of all lanes before this one.
@@ -19,16 +18,6 @@ DEVICE unsigned before_lane(unsigned value, int lane) {
         if (lane >= lanes) sum += other;
     }
     return sum - value;
-}
-
-// The experts of pairs `first`, first + THREADS and so on, all loads in flight at once.
-DEVICE void load_ids(unsigned (&id)[AT_ONCE], const unsigned *ids, size_t stride, unsigned first,
-                     unsigned pairs) {
-#pragma unroll
-    for (int i = 0; i < AT_ONCE; i++) {
-        const unsigned pair = min(first + i * THREADS, pairs - 1);
-        id[i] = ids[pair / USED * stride + pair % USED];
-    }
 }
 
 DEVICE unsigned chunks_of(unsigned pairs) {
@@ -49,13 +38,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     PRECEDING_DONE;
     const unsigned *ids = (const unsigned *)operand_at(launch, IDS);
     const size_t stride = stride_at(launch, IDS);
-    for (unsigned first = threadIdx.x; first < pairs; first += AT_ONCE * THREADS) {
-        unsigned id[AT_ONCE];
-        load_ids(id, ids, stride, first, pairs);
-#pragma unroll
-        for (int i = 0; i < AT_ONCE; i++)
-            if (first + i * THREADS < pairs) atomicAdd(counts + id[i], 1);
-    }
+    for (unsigned pair = threadIdx.x; pair < pairs; pair += THREADS)
+        atomicAdd(counts + ids[pair / USED * stride + pair % USED], 1);
     __syncthreads();
     if (threadIdx.x < WARP_LANES) {
         const int lane = threadIdx.x;
@@ -95,11 +79,6 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     }
     __syncthreads();
     unsigned *order = records + MOST_CHUNKS * CHUNK_WORDS;
-    for (unsigned first = threadIdx.x; first < pairs; first += AT_ONCE * THREADS) {
-        unsigned id[AT_ONCE];
-        load_ids(id, ids, stride, first, pairs);
-#pragma unroll
-        for (int i = 0; i < AT_ONCE; i++)
-            if (first + i * THREADS < pairs) order[atomicAdd(starts + id[i], 1)] = first + i * THREADS;
-    }
+    for (unsigned pair = threadIdx.x; pair < pairs; pair += THREADS)
+        order[atomicAdd(starts + ids[pair / USED * stride + pair % USED], 1)] = pair;
 }

@@ -1,6 +1,6 @@
 // Chooses the experts of each token and prepares its activations for them: the norm of x, the
-// product with the router's float rows, and unless CHOOSES is 0, where expert_gates.cu chooses, the
-// softmax and its largest values (rules R3 to R5 and R7), for few tokens or many.
+// product with the router's float rows, the softmax and its largest values (rules R3 to R5 and R7),
+// for few tokens or many.
 //
 // A block computes ROUTER_ROWS rows of the router, after which comes the row of the shared expert's
 // gate, for ROUTER_TOKENS tokens. The last block to end of those with the same tokens chooses their
@@ -37,7 +37,7 @@ extern "C" __global__ void __launch_bounds__(WARPS *WARP_LANES, 2)
     }
     float *squares = (float *)shared;                   // [ROUTER_TOKENS][units]
     float *partial = squares + ROUTER_TOKENS * units;  // [ROUTER_TOKENS][ROUTER_ROWS][units]
-    [[maybe_unused]] unsigned *ticket = (unsigned *)(partial + ROUTER_TOKENS * ROUTER_ROWS * units);
+    unsigned *ticket = (unsigned *)(partial + ROUTER_TOKENS * ROUTER_ROWS * units);
     const float *router = (const float *)operand_at(launch, ROUTER);
     const float *gate_row = (const float *)operand_at(launch, GATE_ROW);
     const float *norm = (const float *)operand_at(launch, NORM_WEIGHT);
@@ -133,7 +133,6 @@ extern "C" __global__ void __launch_bounds__(WARPS *WARP_LANES, 2)
                                         token * stride_at(launch, GATE_LOGIT);
         *to = logit;
     }
-#if CHOOSES
     __threadfence();
     __syncthreads();
     if (threadIdx.x == 0) *ticket = atomicAdd((unsigned *)workspace + blockIdx.y, 1);
@@ -149,5 +148,4 @@ extern "C" __global__ void __launch_bounds__(WARPS *WARP_LANES, 2)
             used, (int *)operand_at(launch, IDS) + chosen * stride_at(launch, IDS),
             (float *)operand_at(launch, WEIGHTS) + chosen * stride_at(launch, WEIGHTS), lane);
     }
-#endif
 }
