@@ -182,7 +182,7 @@ def test_another_weight_gives_other_bits(folder: Path) -> None:
 
 
 def test_a_result_somebody_reads_is_not_left_out() -> None:
-    """The norm's result is an output too: the run begins behind it, and the norm has a launch of its own."""
+    """The norm's result is an output too: the run begins behind it, and the norm is apart."""
     case = layer(1, dtypes.Q4_K)
     builder = GraphBuilder("norm is read")
     x = builder.buffer("x", BufferKind.REQUEST, F32, ("tokens", 256))
