@@ -72,7 +72,7 @@ def test_ctrl_c_stops_the_answer_and_not_the_program(
         while server.service.model.driver.statistics.running:
             time.sleep(0.01)
         user.type("x" * 2000 + "\n")
-        user.wait_for("error: prompt")
+        user.wait_for("error: messages")
         user.wait_for("/reset starts")
         user.wait_for(">>> ", 3)
         user.type("\x04")

@@ -148,6 +148,9 @@ def test_responses_and_anthropic_have_thoughts_and_calls_apart(
         tools=[{"type": "function", **tool, "strict": True}],  # type: ignore[list-item]
     )  # fmt: skip
     kinds = {item.type for item in response.output}
+    if response.status == "incomplete":  # Perhaps cut where the thoughts ended: without a text.
+        kinds.discard("message")
+        assert response.output_text == ""
     assert kinds <= {"reasoning", "function_call"}
     claude = Anthropic(base_url=harmony.url, api_key="unused", max_retries=0)
     schema = {"name": tool["name"], "input_schema": tool["parameters"]}
