@@ -34,7 +34,7 @@ else:
             fields = dataclasses.fields(cls) if plain is None else tuple(plain.values())
             _check_defaults(fields)
             home = []
-            methods = {"__init__": _initializer(home, frozen), "__repr__": _words}
+            methods = {"__init__": _initializer(home, frozen), "__repr__": _representation}
             if eq:
                 methods |= _comparisons(fields, frozen)
             if frozen:
@@ -229,7 +229,7 @@ else:
         return made
 
     @reprlib.recursive_repr()
-    def _words(self):
+    def _representation(self):
         names = [field.name for field in dataclasses.fields(self) if field.repr]
         values = ", ".join(f"{name}={getattr(self, name)!r}" for name in names)
         return f"{self.__class__.__qualname__}({values})"

@@ -76,9 +76,9 @@ def arranged_folder() -> Path:
     return kernel_cache("native") / "weights"
 
 
-def program_folder() -> Path:
+def lowered_folder() -> Path:
     """The folder in which the native tier stores lowered steps; it may be deleted any time."""
-    return kernel_cache("native") / "programs"
+    return kernel_cache("native") / "lowered"
 
 
 def _open_cpu(options: TierOptions) -> Tier:
@@ -123,7 +123,7 @@ def _open_native(options: TierOptions) -> Tier:
         tuner=_worker_choice(options),
         cache=kernel_cache("native"),
         weights=arranged_folder(),
-        programs=program_folder(),
+        lowered=lowered_folder(),
     )
     return NativeTier(options.device, choices, options.note)
 

@@ -220,7 +220,7 @@ def tiers_share_kernels(kernel_cache: Path) -> Iterator[None]:
     change what lowers."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tiers, "kernel_cache", lambda tier: kernel_cache)
-        patch.setattr(tiers, "program_folder", lambda: None)
+        patch.setattr(tiers, "lowered_folder", lambda: None)
         yield
 
 

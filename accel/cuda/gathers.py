@@ -127,8 +127,8 @@ def sending(
 
 def _made_by(launch: KernelLaunch, ops: Sequence[Op]) -> dict[str, Tensor]:
     """The results that the launch can store on every device, by the names of their macros."""
-    places = {name: launch.macros.get(name, -1) for name in RESULTS.get(launch.entry, ())}
-    numbers = {n: divmod(place, OPERANDS_OF_A_PACKET) for n, place in places.items() if place >= 0}
+    operands = {name: launch.macros.get(name, -1) for name in RESULTS.get(launch.entry, ())}
+    numbers = {n: divmod(at, OPERANDS_OF_A_PACKET) for n, at in operands.items() if at >= 0}
     tensors = {name: ops[number].operands[index] for name, (number, index) in numbers.items()}
     return {name: tensor for name, tensor in tensors.items() if tensor is not None}
 
@@ -160,7 +160,7 @@ def words_of_others(peers: int, sends: int) -> int:
     return 3 + peers * (1 + max(1, sends))
 
 
-def places_of(sends: Sequence[int], packets: NDArray[np.void], scratch: int) -> tuple[int, ...]:
+def addresses_of(sends: Sequence[int], packets: NDArray[np.void], scratch: int) -> tuple[int, ...]:
     """The addresses on a device of the operands ``sends`` of a launch's ``packets``."""
     found = []
     for send in sends:
@@ -182,7 +182,7 @@ def others_argument(
     address of its stop word, ``words`` that of the launch's words, ``own`` those of what it sends;
     ``peers`` has the same two of the other devices."""
     found = [stop, index, words]
-    for words_there, places in peers:
+    for words_there, addresses in peers:
         found.append(words_there)
-        found += [there - here for here, there in zip(own, places, strict=True)] or [0]
+        found += [there - here for here, there in zip(own, addresses, strict=True)] or [0]
     return np.array(found, np.int64).tobytes()

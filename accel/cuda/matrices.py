@@ -229,6 +229,8 @@ def _parts(ops: Sequence[Op], run: Run, device: Device) -> int:
 
 
 def run_of_many(ops: Remaining, device: Device) -> Run | None:
+    """The first run of products of more tokens than FEW that packed activations can serve; None if
+    the next ops are no such run."""
     for run in runs(ops):
         products = [ops[index] for index in run.products]
         if run.quantize is None or products[0].count.most <= FEW:

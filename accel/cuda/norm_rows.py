@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from accel.cuda.device import Device
 from accel.cuda.packed_tiles import unit_count
-from accel.cuda.products import ALIGNED_FLOATS, MOST_HELD_UNITS
+from accel.cuda.products import ALIGNED_FLOATS, MOST_HELD_UNITS, all_aligned
 from accel.cuda.runs import operand_indices, size_indices
 from accel.cuda.tuned import KernelLaunch, Remaining, Replacement
 
@@ -23,12 +23,7 @@ def norm_rows_rule(ops: Remaining, device: Device) -> Replacement | None:
     units = unit_count(sizes["width"])
     warps = min(MOST_WARPS, units)
     held = -(-units // warps)
-    tensors = [tensor for tensor in op.operands if tensor is not None]
-    aligned = all(
-        tensor.start % ALIGNED_FLOATS == 0 and (tensor.stride % ALIGNED_FLOATS == 0)
-        for tensor in tensors
-        if tensor.stride > 1
-    )
+    aligned = all_aligned(tensor for tensor in op.operands if tensor is not None)
     if sizes["groups"] != 1 or sizes["tokens"] > MOST_TOKENS or held > MOST_HELD_UNITS:
         return None
     if sizes["width"] % ALIGNED_FLOATS or not aligned:

@@ -24,7 +24,7 @@ from accel.cuda.runs import (
     source,
 )
 from accel.cuda.tuned import KernelLaunch, Remaining, Replacement
-from accel.packets.step import Op
+from accel.packets.step import Op, Tensor
 from contract.dtypes import DType
 
 MOST_MATRICES = 4
@@ -359,6 +359,12 @@ def aligned_rows(ops: Sequence[Op], run: Run) -> bool:
     first = ops[run.norm if run.norm is not None else run.quantize or 0]
     weight = first.operands[1] if run.norm is not None else None
     tensors = [tensor for tensor in (source(first), weight) if tensor is not None]
+    return all_aligned(tensors)
+
+
+def all_aligned(tensors: Iterable[Tensor]) -> bool:
+    """Whether the rows of these tensors lie 16 bytes apart; tensors of one value a row may lie
+    anywhere."""
     return all(
         tensor.start % ALIGNED_FLOATS == 0 and tensor.stride % ALIGNED_FLOATS == 0
         for tensor in tensors

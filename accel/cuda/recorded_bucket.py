@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 
 from accel.cuda.bound_bucket import BoundBucket
-from accel.cuda.gathers import others_argument, places_of
+from accel.cuda.gathers import addresses_of, others_argument
 from accel.cuda.launcher import BoundLaunch, LaunchShape, Recording
 from accel.cuda.memory import Allocation, Memory
 from accel.cuda.plan import PlannedLaunch
@@ -84,19 +84,19 @@ def _packets_with_others(
     runtime: Runtime, own: PeerBucket, number: int, device: int, peers: Sequence[PeerBucket]
 ) -> np.generic:
     """The packets of gathering launch ``number``, and what it needs to know of other devices."""
-    (words, places), *others = (_words_and_places(one, number) for one in (own, *peers))
+    (words, sent), *others = (_addresses_of(one, number) for one in (own, *peers))
     launch = own[1].gathers[number]
     packets = own[1].packets[launch.first : launch.first + launch.count]
-    behind = others_argument(_stop_address(runtime), device, words, places, others)
+    behind = others_argument(_stop_address(runtime), device, words, sent, others)
     return np.void(packets.tobytes() + behind)
 
 
-def _words_and_places(of: PeerBucket, number: int) -> tuple[int, tuple[int, ...]]:
+def _addresses_of(of: PeerBucket, number: int) -> tuple[int, tuple[int, ...]]:
     """Addresses of the words of gathering launch ``number``, and of what it sends."""
     addresses, bound = of
     launch = bound.gathers[number]
     packets = bound.packets[launch.first : launch.first + launch.count]
-    return bound.words_of(launch), places_of(launch.sends, packets, addresses.scratch)
+    return bound.words_of(launch), addresses_of(launch.sends, packets, addresses.scratch)
 
 
 def _peer_workspaces(

@@ -18,8 +18,8 @@ from accel.native.mapped_files import MappedFiles
 from accel.native.model_weights import ModelWeights
 from accel.native.names import TIER
 from accel.native.pool import MOST_WORKERS, WorkerPool
-from accel.native.programs import ProgramCache
 from accel.native.steps import NativeForm, NativeStep, NativeSubmissions
+from accel.native.stored_steps import StepCache
 from accel.native.variants import Variant
 from accel.packets.buffers import DeviceBuffer, matrices_of
 from accel.packets.build import Progress
@@ -58,7 +58,7 @@ class Choices:
 
     ``threads`` is the number of workers; ``tuner`` makes, of that number, what chooses how many of
     them each step gets. ``memory_bytes`` is the most memory. ``cache`` is the folder of compiled
-    libraries, ``weights`` that of arranged weights and ``programs`` that of lowered steps; None
+    libraries, ``weights`` that of arranged weights and ``lowered`` that of lowered steps; None
     stores none."""
 
     threads: int | None = None
@@ -66,7 +66,7 @@ class Choices:
     memory_bytes: int | None = None
     cache: Path | None = None
     weights: Path | None = None
-    programs: Path | None = None
+    lowered: Path | None = None
 
 
 class NativeTier(PacketTier[AddressRange, NativeForm, NativeStep]):
@@ -97,9 +97,9 @@ class NativeTier(PacketTier[AddressRange, NativeForm, NativeStep]):
             self._pool, self._addresses, choices.tuner(self._pool.workers), files
         )
         self._slots = submissions
-        self._programs = None
-        if choices.programs is not None:
-            self._programs = ProgramCache(choices.programs, self._pool.workers)
+        self._stored_steps = None
+        if choices.lowered is not None:
+            self._stored_steps = StepCache(choices.lowered, self._pool.workers)
         known = None
         if choices.cache is not None:
             known = StepMemoryCache(choices.cache, (TIER, self._pool.workers)).of
@@ -157,12 +157,12 @@ class NativeTier(PacketTier[AddressRange, NativeForm, NativeStep]):
         inputs: InputLayout,
     ) -> NativeBatch:
         """See ``contract.tier.Tier``. Packets of an earlier start serve where some are stored."""
-        if self._programs is None:
+        if self._stored_steps is None:
             return super().lower(graph, buffers, bucket, inputs)
-        program = self._programs.of(graph, bucket, inputs, lambda: self._steps.of(graph, bucket))
+        step = self._stored_steps.of(graph, bucket, inputs, lambda: self._steps.of(graph, bucket))
         with self._guarded(packets_of(graph)):
-            self._reserve(program.shared_bytes, program.own_bytes, inputs.nbytes)
-            packets = program.bound(
+            self._reserve(step.shared_bytes, step.own_bytes, inputs.nbytes)
+            packets = step.bound(
                 lambda name: self._address(name, buffers), lambda name: self._operand(buffers[name])
             )
 

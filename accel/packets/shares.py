@@ -99,7 +99,7 @@ DividesHeads = Callable[[Op], bool]
 
 
 def no_heads(op: Op) -> bool:
-    """See DividesHeads: none."""
+    """No device computes only some of the heads."""
     return False
 
 

@@ -23,7 +23,7 @@ BUSY_MILLISECONDS = 20
 RETRY_SECONDS = 1.0
 """Seconds after a failure until it is tried again."""
 LOG_SECONDS = 60.0
-KEPT_FRACTION = 0.125
+RESERVED_FRACTION = 0.125
 DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 UNHURT = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 """Codes of SQLite for a file that is damaged, and for one that cannot be changed now."""
@@ -221,30 +221,30 @@ class Database(ContextManager):
             self._file.close()
 
 
-class KeptRoom:
-    """A file beside a database that takes room, which a change may have once the disk is full. It
-    holds up to ``nbytes``, at first at most a fraction of what is free."""
+class ReservedSpace:
+    """A file beside a database that reserves bytes of the disk for a change once the disk is full:
+    up to ``nbytes``, at first at most RESERVED_FRACTION of what is free."""
 
     def __init__(self, path: Path, nbytes: int) -> None:
         self._path, self._most = path, nbytes
-        self._take(KEPT_FRACTION)
+        self._reserve(RESERVED_FRACTION)
 
     @contextmanager
-    def given(self) -> Iterator[None]:
-        """Let the block have the room; what is left of it is taken again."""
+    def released(self) -> Iterator[None]:
+        """Free the bytes for the block; what is left of them is reserved again."""
         with suppress(OSError):
             self._path.unlink()
         try:
             yield
         finally:
-            self._take(1.0)
+            self._reserve(1.0)
 
     @property
     def nbytes(self) -> int:
-        """The bytes that are kept now."""
+        """The bytes that are reserved now."""
         return self._path.stat().st_size if self._path.exists() else 0
 
-    def _take(self, fraction: float) -> None:
+    def _reserve(self, fraction: float) -> None:
         with suppress(OSError):
             if not self._path.exists():
                 most = int(shutil.disk_usage(self._path.parent).free * fraction)

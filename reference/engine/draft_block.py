@@ -182,7 +182,7 @@ class DraftBlock:
         active = [one for one in bounded if one.most]
         for step in self._steps(active, self._ahead_of(active), unread=True):
             self._runner.submit(step.inputs)
-        return [stand_ins(one.most) for one in bounded]
+        return [placeholders(one.most) for one in bounded]
 
     def begin_ahead(self, one: DraftRequest, steps: int) -> None:
         """Submit the first ``steps`` steps of ``begin`` for a sequence, behind the step that
@@ -319,7 +319,7 @@ class DraftBlock:
             self._runner.submit(self._input(query, hidden, [], 0, none, unread=True))
 
 
-def stand_ins(drafts: int) -> Tokens:
+def placeholders(drafts: int) -> Tokens:
     """The placeholders of so many drafts that are on the device."""
     tokens = np.full(drafts, RECENT_TOKEN, np.int32)
     tokens[-1:] = LAST_TOKEN

@@ -10,7 +10,7 @@ import numpy as np
 from contract.tier import TierInfo
 from contract.types import Clock
 from reference.engine.constraining import allowed_draft
-from reference.engine.draft_block import DraftBlock, stand_ins
+from reference.engine.draft_block import DraftBlock, placeholders
 from reference.engine.drafter import Drafter, DraftRequest, PromptLookup, SpeculationStatistics
 from reference.engine.options import EngineOptions
 from reference.engine.sequence import Sequence
@@ -22,7 +22,7 @@ from reference.sched.drafts import FIRST_DRAFTS, AcceptedTokens, DraftPolicy
 from reference.sched.planner import Chunk
 
 
-def steps_ahead(info: TierInfo) -> int:
+def draft_steps_ahead(info: TierInfo) -> int:
     """How many steps of a draft block a device computes while the host reads which drafts were
     right: those that fit in this time, of a device that does not compute on the host's memory."""
     return 2 if info.asynchronous and not info.host_unified else 0
@@ -61,7 +61,7 @@ class SpeculativeDecoder:
         self._mask_words = mask_words(runner.model.config.vocab)
         self._began = self._settled = self._waited = 0.0
         self._drafting = 0
-        self._ahead = 0 if self._block is None else steps_ahead(runner.tier.info)
+        self._ahead = 0 if self._block is None else draft_steps_ahead(runner.tier.info)
         self._policy = DraftPolicy(cost)
         self._yields: dict[int, AcceptedTokens] = {}
 
@@ -170,7 +170,7 @@ class SpeculativeDecoder:
             return
         known = sequence.known + drafted + 1
         most = min(self._bound(sequence), sequence.last - known)
-        tokens = np.concatenate((sequence.tokens[: sequence.known], stand_ins(drafted + 1)))
+        tokens = np.concatenate((sequence.tokens[: sequence.known], placeholders(drafted + 1)))
         if most > 0:
             one = DraftRequest(sequence.order, sequence.slot, tokens, most)
             self._block.begin_ahead(one, self._ahead)

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from accel.cuda.gathers import PART, WHOLE, gather_rule, others_argument, places_of, word_bytes
+from accel.cuda.gathers import PART, WHOLE, addresses_of, gather_rule, others_argument, word_bytes
 from accel.cuda.program import Source, tuned_source
 from accel.cuda.tuned import Remaining, last_reads
 from accel.packets.binding import bind_step
@@ -106,7 +106,7 @@ class Member:
     def places(self) -> tuple[int, tuple[int, ...]]:
         """Addresses of its words, and of what it sends."""
         scratch = self.scratch.ctypes.data
-        return self.words.ctypes.data, places_of(self.launch.sends, self.packets, scratch)
+        return self.words.ctypes.data, addresses_of(self.launch.sends, self.packets, scratch)
 
 
 @dataclass
@@ -208,7 +208,7 @@ def test_a_word_before_the_data_is_noticed(folder: Path) -> None:
     assert wrong
 
 
-def test_places_of_all_operands(folder: Path) -> None:
+def test_addresses_of_all_operands(folder: Path) -> None:
     """What the kernel takes for the place of the whole tensor is that of the table."""
     names = [operand.name for operand in ALL_GATHER.operands]
     assert (names.index("part"), names.index("whole")) == (PART, WHOLE)

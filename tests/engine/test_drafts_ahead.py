@@ -68,7 +68,7 @@ def set_steps(patch: pytest.MonkeyPatch, steps: int) -> None:
     def chosen(info: object) -> int:
         return steps
 
-    patch.setattr(speculative_decoder, "steps_ahead", chosen)
+    patch.setattr(speculative_decoder, "draft_steps_ahead", chosen)
 
 
 def alone(

@@ -317,7 +317,7 @@ def test_what_is_stored_can_be_deleted_on_a_full_disk(serve: Serve, tmp_path: Pa
         http = Http(server.url)
         stored = [http.post(RESPONSES, body).json["id"] for _ in range(4)]
         store = server.service.responses
-        (kept,) = tmp_path.glob("*.room")
+        (kept,) = tmp_path.glob("*.reserve")
         assert kept.stat().st_size > 0
         store._file = KeepsRoom(store._file, kept)  # type: ignore[assignment]
         for id in stored[:2]:

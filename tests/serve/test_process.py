@@ -131,6 +131,21 @@ runpy.run_module("harness", run_name="__main__")
 """
 
 
+@contextmanager
+def script_that_serves(
+    script: str, model: Path, folder: Path
+) -> Iterator[tuple[subprocess.Popen[str], IO[str]]]:
+    """The process of a script that changes the server and runs it, and its standard error."""
+    arguments = [sys.executable, "-c", script, *server_command(model, "--port", "0")[3:]]
+    named = server_environment(folder)
+    with subprocess.Popen(arguments, env=named, stderr=subprocess.PIPE, text=True) as server:
+        try:
+            assert server.stderr is not None
+            yield server, server.stderr
+        finally:
+            server.kill()
+
+
 @pytest.mark.parametrize(
     ("number", "code", "said"),
     [
@@ -142,18 +157,12 @@ def test_a_signal_while_it_loads_ends_it(
     tiny_model_path: Path, tmp_path: Path, number: signal.Signals, code: int, said: str
 ) -> None:
     """Nobody is connected yet, so nothing is waited for."""
-    line = [sys.executable, "-c", LOADING, *server_command(tiny_model_path, "--port", "0")[3:]]
-    named = server_environment(tmp_path)
-    with subprocess.Popen(line, env=named, stderr=subprocess.PIPE, text=True) as server:
-        try:
-            assert server.stderr is not None
-            while (line := server.stderr.readline()) != "loaded\n":
-                assert line
-            server.send_signal(number)
-            assert server.wait(PATIENCE_SECONDS) == code
-            assert server.stderr.read() == said
-        finally:
-            server.kill()
+    with script_that_serves(LOADING, tiny_model_path, tmp_path) as (server, errors):
+        while (line := errors.readline()) != "loaded\n":
+            assert line
+        server.send_signal(number)
+        assert server.wait(PATIENCE_SECONDS) == code
+        assert errors.read() == said
 
 
 CLOSING = """
@@ -175,19 +184,13 @@ def test_a_third_signal_ends_a_server_that_does_not_stop(
     tiny_model_path: Path, tmp_path: Path, number: signal.Signals
 ) -> None:
     """At once and without a traceback, whatever its threads do."""
-    line = [sys.executable, "-c", CLOSING, *server_command(tiny_model_path, "--port", "0")[3:]]
-    named = server_environment(tmp_path)
-    with subprocess.Popen(line, env=named, stderr=subprocess.PIPE, text=True) as server:
-        try:
-            assert server.stderr is not None
-            for said in ("listening on", "closing\n", "closing\n"):
-                while said not in (line := server.stderr.readline()):
-                    assert line
-                server.send_signal(number)
-            assert server.wait(PATIENCE_SECONDS) == -number
-            assert "Traceback" not in server.stderr.read()
-        finally:
-            server.kill()
+    with script_that_serves(CLOSING, tiny_model_path, tmp_path) as (server, errors):
+        for said in ("listening on", "closing\n", "closing\n"):
+            while said not in (line := errors.readline()):
+                assert line
+            server.send_signal(number)
+        assert server.wait(PATIENCE_SECONDS) == -number
+        assert "Traceback" not in errors.read()
 
 
 def test_sighup_reads_the_tenants_again(tiny_model_path: Path, tmp_path: Path) -> None:

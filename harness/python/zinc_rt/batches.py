@@ -18,7 +18,7 @@ Result = TypeVar("Result")
 Given = TypeVar("Given", covariant=True)
 UNREAD_EVENTS = 1 << 20
 """Events that may wait: the engine never rests for a batch."""
-KEPT_EVENTS = 32
+BUFFERED_EVENTS = 32
 """Events that wait before the reader is woken for them. It takes processor time from a tier that
 computes on the same cores, and only the end of a prompt gives a result."""
 
@@ -106,25 +106,25 @@ def _begin(
     return begun, known
 
 
-def _keep(
-    pending: Mapping[int, Work[Result]], kept: list[Delivered], events: Sequence[Delivered]
+def _buffer(
+    pending: Mapping[int, Work[Result]], buffered: list[Delivered], events: Sequence[Delivered]
 ) -> bool:
-    """Keep events on the engine's thread; False where the reader is to take them now."""
+    """Buffer events on the engine's thread; False where the reader is to take them now."""
     for _, event in events:
         one = pending.get(event.request_id)
         if event.finish_reason is not None or one is None or one.ends_early:
             return False
-    if len(kept) + len(events) > KEPT_EVENTS:
+    if len(buffered) + len(events) > BUFFERED_EVENTS:
         return False
-    kept.extend(events)
+    buffered.extend(events)
     return True
 
 
 def _ended(stream: EventStream, pending: dict[int, Work[Result]]) -> Iterator[Result]:
     """The results of the prompts that end with the next events."""
-    kept: list[Delivered] = []
-    taken = stream.take(WAIT_SECONDS, partial(_keep, pending, kept))
-    for delivered in (*kept, *taken):
+    buffered: list[Delivered] = []
+    taken = stream.take(WAIT_SECONDS, partial(_buffer, pending, buffered))
+    for delivered in (*buffered, *taken):
         one = pending.get(delivered.event.request_id)
         if one is None:
             continue

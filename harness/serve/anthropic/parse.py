@@ -62,38 +62,38 @@ def readable_blocks(value: dict[str, Any], ignored: list[str]) -> dict[str, Any]
 
 def _without_billing(value: dict[str, Any], ignored: list[str]) -> dict[str, Any]:
     turns = value.get("messages")
-    told = {"system": _told_system(value["system"])} if "system" in value else {}
+    cleaned = {"system": _system_without_billing(value["system"])} if "system" in value else {}
     if isinstance(turns, list):
-        told["messages"] = [one for turn in turns for one in _told_turn(turn)]
-    if any(value[name] != text for name, text in told.items()):
+        cleaned["messages"] = [one for turn in turns for one in _turn_without_billing(turn)]
+    if any(value[name] != text for name, text in cleaned.items()):
         ignored.append(f"system ({BILLING[:-1]})")
-    return value | told
+    return value | cleaned
 
 
-def _told_turn(turn: Any) -> list[Any]:
+def _turn_without_billing(turn: Any) -> list[Any]:
     """A turn, none for one of the system's that says nothing to the model."""
     if not isinstance(turn, dict) or turn.get("role") != "system" or "content" not in turn:
         return [turn]
-    content = _told_system(turn["content"])
+    content = _system_without_billing(turn["content"])
     return [turn | {"content": content}] if content or not turn["content"] else []
 
 
-def _told_system(system: Any) -> Any:
+def _system_without_billing(system: Any) -> Any:
     if isinstance(system, str):
-        return _told(system)
+        return _text_without_billing(system)
     if isinstance(system, list):
-        return [one for block in system for one in _told_block(block)]
+        return [one for block in system for one in _block_without_billing(block)]
     return system
 
 
-def _told_block(block: Any) -> list[Any]:
+def _block_without_billing(block: Any) -> list[Any]:
     text = block.get("text") if isinstance(block, dict) else None
     if not isinstance(text, str) or not text.startswith(BILLING):
         return [block]
-    return [block | {"text": _told(text)}] if _told(text) else []
+    return [block | {"text": _text_without_billing(text)}] if _text_without_billing(text) else []
 
 
-def _told(text: str) -> str:
+def _text_without_billing(text: str) -> str:
     return text.partition("\n")[2].lstrip("\n") if text.startswith(BILLING) else text
 
 

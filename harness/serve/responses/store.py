@@ -18,16 +18,16 @@ from contract.types import Tenant
 from harness.serve.answers import Json
 from harness.serve.responses.errors import not_found
 from harness.serve.responses.wire import InputItem
-from harness.serve.storage import BUSY_SECONDS, Database, KeptRoom
+from harness.serve.storage import BUSY_SECONDS, Database, ReservedSpace
 
 MOST_STORED = 1000
 """Most answers of one tenant."""
 MOST_BYTES = 64 << 20
 """Most bytes of them, as JSON."""
 FILE = "responses.sqlite"
-ROOM_FILE = "responses.room"
-ROOM_BYTES = 4 << 20
-"""Kept for deleting on a full disk: what SQLite lets its log of changes grow to."""
+RESERVE_FILE = "responses.reserve"
+RESERVED_BYTES = 4 << 20
+"""Reserved for deleting on a full disk: what SQLite lets its log of changes grow to."""
 SCHEMA_VERSION = 1
 TABLES = (
     "CREATE TABLE IF NOT EXISTS responses (tenant TEXT, id TEXT, used INTEGER, nbytes INTEGER,"
@@ -65,7 +65,9 @@ class ResponseStore(Database):
         self._most_bytes = most_bytes
         path = None if folder is None else folder / FILE
         super().__init__(path, SCHEMA_VERSION, "the stored responses", "--state", TABLES)
-        self._room = None if folder is None else KeptRoom(folder / ROOM_FILE, ROOM_BYTES)
+        self._reserved = (
+            None if folder is None else ReservedSpace(folder / RESERVE_FILE, RESERVED_BYTES)
+        )
         self._gone: set[str] = set()
         self._known: tuple[str, set[str]] | None = None
 
@@ -137,20 +139,20 @@ class ResponseStore(Database):
                 self._forgotten()
 
     def _delete(self, change: Callable[[], None], seconds: float) -> None:
-        """Carry out a change that takes little room, on a full disk by what is kept for it; waits
-        for other processes as ``_whole`` does. Raises sqlite3.Error."""
+        """Carry out a change that takes little room, on a full disk in the space reserved for it;
+        waits for other processes as ``_whole`` does. Raises sqlite3.Error."""
         try:
             with self._whole(seconds):
                 change()
         except sqlite3.Error as error:
-            if self._room is None or not self._problem_of(error).full:
+            if self._reserved is None or not self._problem_of(error).full:
                 raise
-            with self._room.given(), self._whole(seconds):
+            with self._reserved.released(), self._whole(seconds):
                 change()
-            # Else the log of changes takes more of the room each time. Pages of it that are new to
-            # the file would take the room for nothing where it is not enough for all of them.
-            enough = self._room.nbytes >= self._growth()
-            with self._room.given() if enough else nullcontext(), suppress(sqlite3.Error):
+            # Else the log of changes uses more of the space each time. Pages of it that are new to
+            # the file would use the space for nothing where it is not enough for all of them.
+            enough = self._reserved.nbytes >= self._growth()
+            with self._reserved.released() if enough else nullcontext(), suppress(sqlite3.Error):
                 self._file.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
     def _growth(self) -> int:

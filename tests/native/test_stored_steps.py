@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from accel.native import programs, tier
-from accel.native.programs import MAGIC, Program, ProgramCache
+from accel.native import stored_steps, tier
+from accel.native.stored_steps import MAGIC, StepCache, StoredStep
 from accel.packets.binding import bind_step
 from accel.packets.disk_cache import write_entry
 from accel.packets.layouts import WeightLayout
@@ -61,7 +61,7 @@ def test_a_stored_program_binds_as_its_step(
         stride = number(name, "stride") & 0xFFFFFF
         return number(name, "matrix"), stride, layouts[stride % len(layouts)]
 
-    cache = ProgramCache(tmp_path, WORKERS)
+    cache = StepCache(tmp_path, WORKERS)
     with open_model(synthetic_model(**FAMILIES[family])).file as file:
         graph = open_model(file.path).graph(LIMITS)
         inputs = input_layout(graph, LIMITS.largest)
@@ -70,10 +70,10 @@ def test_a_stored_program_binds_as_its_step(
             right = bind_step(step, schedule, inputs, number, matrix)
             made = cache.of(graph, bucket, inputs, partial(lowered, graph, bucket))
             stored = cache.of(graph, bucket, inputs, refuse)
-            for program in (made, stored):
-                assert program.bound(number, matrix).tobytes() == right.tobytes()
-                assert program.shared_bytes == schedule.shared_bytes
-                assert program.own_bytes == schedule.own_bytes
+            for one in (made, stored):
+                assert one.bound(number, matrix).tobytes() == right.tobytes()
+                assert one.shared_bytes == schedule.shared_bytes
+                assert one.own_bytes == schedule.own_bytes
 
 
 def test_a_second_start_lowers_nothing(
@@ -84,19 +84,19 @@ def test_a_second_start_lowers_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It gives the same tokens and logits; with another number of workers it lowers."""
-    folder = tmp_path / "programs"
-    assert_same(expected, outcome(model_path, open_native(threads=2, programs=folder)))
-    assert list(folder.glob("*.program"))
+    folder = tmp_path / "lowered"
+    assert_same(expected, outcome(model_path, open_native(threads=2, lowered=folder)))
+    assert list(folder.glob("*.step"))
     monkeypatch.setattr(tier, "lower_graph", refuse)
-    assert_same(expected, outcome(model_path, open_native(threads=2, programs=folder)))
+    assert_same(expected, outcome(model_path, open_native(threads=2, lowered=folder)))
     with pytest.raises(AssertionError, match="lowered"):
-        outcome(model_path, open_native(threads=1, programs=folder))
+        outcome(model_path, open_native(threads=1, lowered=folder))
 
 
 @pytest.fixture
 def store(tmp_path: Path) -> Path:
-    """A folder of programs, which does not exist."""
-    return tmp_path / "programs"
+    """A folder of lowered steps, which does not exist."""
+    return tmp_path / "lowered"
 
 
 @pytest.fixture
@@ -111,11 +111,11 @@ class Cached:
 
     def __init__(self, graph: Graph, folder: Path, workers: int = WORKERS) -> None:
         self.graph = graph
-        self.cache = ProgramCache(folder, workers)
+        self.cache = StepCache(folder, workers)
         self.inputs = input_layout(graph, LIMITS.largest)
         self.made = 0
 
-    def of(self, tokens: int) -> Program:
+    def of(self, tokens: int) -> StoredStep:
         bucket = ShapeKey(tokens, 1)
 
         def lower() -> tuple[Step, Schedule]:
@@ -138,7 +138,7 @@ def test_whatever_it_follows_from_is_asked_for(
     elif what == "graph":
         other.graph = replace(graph, nodes=graph.nodes[:-1])
     elif what == "code":
-        monkeypatch.setattr(programs, "code_state", lambda packages: "other")
+        monkeypatch.setattr(stored_steps, "code_state", lambda packages: "other")
     other.of(tokens)
     assert other.made == 1
     assert len(list(store.iterdir())) == 2
@@ -182,14 +182,14 @@ def test_nothing_is_stored_where_that_cannot_be(
 
     inputs = input_layout(graph, LIMITS.largest)
     with pytest.raises(UnsupportedOp):
-        ProgramCache(store, 1).of(graph, ShapeKey(1, 1), inputs, unsupported)
-    monkeypatch.setattr(programs, "code_state", lambda packages: None)
+        StepCache(store, 1).of(graph, ShapeKey(1, 1), inputs, unsupported)
+    monkeypatch.setattr(stored_steps, "code_state", lambda packages: None)
     assert len(Cached(graph, store).of(1).packets)
     assert not (store).exists()
 
 
 def test_the_oldest_make_room(graph: Graph, store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(programs, "MOST_PROGRAMS", 3)
+    monkeypatch.setattr(stored_steps, "MOST_STEPS", 3)
     cached = Cached(graph, store)
     for tokens in range(1, 6):
         cached.of(tokens)

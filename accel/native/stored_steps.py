@@ -1,8 +1,8 @@
-"""Caches what a graph is lowered to: packets with numbers of buffers in place of addresses.
+"""A cache of lowered steps: packets with numbers of buffers instead of addresses.
 
-The key of an entry is everything its packets depend on: the graph, the shape bucket, the place of a
-step's inputs, the workers, and times and sizes of the files that lower. The folder holds at most
-MOST_PROGRAMS; those written first go. An entry that is damaged or of another build is lowered
+The key of an entry is everything its packets depend on: the graph, the shape bucket, the offsets of
+a step's inputs, the workers, and times and sizes of the files that lower. The folder holds at most
+MOST_STEPS; those written first go. An entry that is damaged or of another build is lowered
 anew."""
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ from contract.ir.nodes import Graph
 from contract.lazy_dataclass import dataclass
 from contract.shape_key import ShapeKey
 
-MAGIC = b"zinc-rt program 1\n"
-SUFFIX = ".program"
-MOST_PROGRAMS = 256
+MAGIC = b"zinc-rt step 1\n"
+SUFFIX = ".step"
+MOST_STEPS = 256
 KIND_SHIFT = 60
 LENGTH_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Program:
+class StoredStep:
     """A lowered step. ``packets`` PACKET[ops] refer to ``buffers``, the name of each and whether it
     is read as a matrix for products; ``shared_bytes`` and ``own_bytes`` are of scratch memory."""
 
@@ -53,8 +53,8 @@ class Program:
     own_bytes: int
 
     @classmethod
-    def of(cls, step: Step, schedule: Schedule, inputs: InputLayout) -> Program:
-        """The program of a lowered step."""
+    def of(cls, step: Step, schedule: Schedule, inputs: InputLayout) -> StoredStep:
+        """The form of a lowered step that is stored."""
         numbers: dict[tuple[str, bool], int] = {}
 
         def number(name: str, matrix: bool) -> int:
@@ -73,37 +73,37 @@ class Program:
         """The packets with addresses, as ``bind_step`` makes them."""
         packets = self.packets.copy()
         operands = packets["operand"]
-        places = operands >> KIND_SHIFT == BUFFER_MEMORY >> KIND_SHIFT
-        symbols = operands[places]
+        symbolic_at = operands >> KIND_SHIFT == BUFFER_MEMORY >> KIND_SHIFT
+        symbols = operands[symbolic_at]
         offsets = symbols & ((1 << BUFFER_SHIFT) - 1)
         numbers = ((symbols ^ BUFFER_MEMORY) >> BUFFER_SHIFT).astype(np.intp)
         # Address, stride and layout of each buffer; only those of matrices replace a packet's.
         table = np.zeros((len(self.buffers), 3), np.uint64)
         for index, (name, matrix) in enumerate(self.buffers):
             table[index] = matrix_of(name) if matrix else (address_of(name), 0, 0)
-        operands[places] = table[numbers, 0] + offsets
+        operands[symbolic_at] = table[numbers, 0] + offsets
         matrices = np.array([matrix for _, matrix in self.buffers], bool)[numbers]
-        ops, columns = (index[matrices] for index in places.nonzero())
+        ops, columns = (index[matrices] for index in symbolic_at.nonzero())
         packets["stride"][ops, columns] = table[numbers[matrices], 1]
         packets["layout"][ops] = table[numbers[matrices], 2]
         return packets
 
     def encoded(self) -> bytes:
-        """The program as bytes."""
+        """The step as bytes."""
         facts = json.dumps([self.buffers, self.shared_bytes, self.own_bytes]).encode()
         return len(facts).to_bytes(LENGTH_BYTES, "little") + facts + self.packets.tobytes()
 
     @classmethod
-    def decoded(cls, data: bytes) -> Program:
-        """The program of ``encoded``'s bytes."""
+    def decoded(cls, data: bytes) -> StoredStep:
+        """The step of ``encoded``'s bytes."""
         end = LENGTH_BYTES + int.from_bytes(data[:LENGTH_BYTES], "little")
         buffers, shared_bytes, own_bytes = json.loads(data[LENGTH_BYTES:end])
         packets = np.frombuffer(data, PACKET, offset=end)
         return cls(packets, tuple(map(tuple, buffers)), shared_bytes, own_bytes)
 
 
-class ProgramCache:
-    """The cached programs in one ``folder``, for a number of ``workers``."""
+class StepCache:
+    """The cached steps in one ``folder``, for a number of ``workers``."""
 
     def __init__(self, folder: Path, workers: int) -> None:
         self._folder = folder
@@ -115,27 +115,27 @@ class ProgramCache:
         bucket: ShapeKey,
         inputs: InputLayout,
         lower: Callable[[], tuple[Step, Schedule]],
-    ) -> Program:
-        """The program of a graph for one shape bucket; ``lower`` gives its step where there is no
-        entry, and its errors are raised."""
+    ) -> StoredStep:
+        """The step of a graph for one shape bucket; ``lower`` gives it where there is no entry, and
+        its errors are raised."""
         code = code_state((*CODE, accel.native))
         if code is None:
-            return Program.of(*lower(), inputs)
+            return StoredStep.of(*lower(), inputs)
         offsets = sorted(inputs.offsets.items())
         name = entry_name(graph, code, TIER, self._workers, bucket, offsets)
         path = (self._folder / name).with_suffix(SUFFIX)
         data = read_entry(path, MAGIC)
         if data is not None:
-            return Program.decoded(data)
-        program = Program.of(*lower(), inputs)
+            return StoredStep.decoded(data)
+        step = StoredStep.of(*lower(), inputs)
         _make_room(self._folder)
-        write_entry(path, MAGIC, program.encoded())
-        return program
+        write_entry(path, MAGIC, step.encoded())
+        return step
 
 
 def _make_room(folder: Path) -> None:
     """Remove the oldest entries until one more is allowed."""
     with contextlib.suppress(OSError):
         found = sorted((file.stat().st_mtime_ns, file) for file in folder.glob("*" + SUFFIX))
-        for _, file in found[: max(0, len(found) - MOST_PROGRAMS + 1)]:
+        for _, file in found[: max(0, len(found) - MOST_STEPS + 1)]:
             file.unlink()
