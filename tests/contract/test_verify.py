@@ -16,7 +16,7 @@ from contract.opcodes import Opcode
 from contract.ops import TABLE
 from contract.spec import MAX_BINDINGS, Dim, Scalar, Stage
 from tests.contract.graphs import decoder
-from tests.contract.small_graphs import INPUT, OUT, K, add, buffer, graph, rejected, scale
+from tests.contract.small_graphs import INPUT, OUT, TMP, K, add, buffer, graph, rejected, scale
 
 
 def test_a_good_graph_passes() -> None:
@@ -130,6 +130,34 @@ def test_an_int_parameter_out_of_range_or_kind(value: Scalar) -> None:
 def test_a_choice_that_does_not_exist(value: int) -> None:
     operands = {"gate": View("in"), "up": View("in"), "y": View("out")}
     rejected(graph(Node("n", Opcode.SWIGLU, operands, {"activation": value})), "n", Rule.PARAMS)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "rule"),
+    [
+        (scale("s", "in", "out", factor=math.inf), Rule.PARAMS),
+        (scale("s", "in", "out", factor=2), Rule.PARAMS),
+        (scale("s", "in", "out", factor=2.0, more=1), Rule.PARAMS),
+        (scale("s", "half", "out"), Rule.DTYPE),
+        (scale("s", "narrow", "out"), Rule.SHAPE_RULE),
+        (scale("s", "tmp", "in"), Rule.WRITABLE_BUFFER),
+        (scale("s", "in", "absent"), Rule.DECLARED_BUFFERS),
+        (dataclasses.replace(scale("s", "in", "out"), operands={"x": View("in")}), Rule.OPERANDS),
+        (
+            dataclasses.replace(
+                scale("s", "in", "out"), operands={"x": View("in", (0, 9)), "y": View("out")}
+            ),
+            Rule.VIEW_COLUMNS,
+        ),
+    ],
+)
+def test_a_node_behind_one_that_is_almost_the_same(wrong: Node, rule: Rule) -> None:
+    """Nodes that are alike are checked once: those that differ in anything are not alike."""
+    others = buffer("half", K.REQUEST, dtype=F16), buffer("narrow", K.REQUEST, ("tokens", 4))
+    good = scale("first", "in", "tmp"), scale("second", "tmp", "out")
+    verify(graph(*good, buffers=(INPUT, TMP, OUT, *others)))
+    behind = graph(scale("f", "in", "tmp"), wrong, buffers=(INPUT, TMP, OUT, *others))
+    rejected(behind, "s", rule)
 
 
 def test_a_buffer_nobody_declared() -> None:

@@ -19,7 +19,7 @@ from harness.host.session import Session
 from reference.ops.log_probabilities import log_probabilities
 from tests.python.conftest import CONTEXT
 from zinc_rt import LLM, RequestError, SamplingParams
-from zinc_rt.batches import KEPT_EVENTS
+from zinc_rt.batches import BUFFERED_EVENTS
 
 PROMPTS = ["one", "two and more", "three", "", "a" * 40, "six", "seven", "eight"]
 SAMPLED = SamplingParams(temperature=0.9, seed=5, max_tokens=12, ignore_end=True)
@@ -198,7 +198,7 @@ def test_the_reader_is_woken_where_its_events_may_end_something(
     llm: LLM, monkeypatch: pytest.MonkeyPatch, stop: tuple[str, ...]
 ) -> None:
     """Events come one by one while it waits; those that it takes end its waiting."""
-    tokens, taken = 4 * KEPT_EVENTS, list[int]()
+    tokens, taken = 4 * BUFFERED_EVENTS, list[int]()
     reason = [None] * (tokens - 1) + [FinishReason.LENGTH]
     left = [TokenEvent(0, 65, at, end) for at, end in enumerate(reason)]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,7 +11,7 @@ import openai
 import pytest
 from openai import OpenAI
 
-from harness.serve.responses.namespaces import out_of_namespaces
+from harness.serve.responses.namespaces import LONGEST_NAME, joined_name, out_of_namespaces
 from harness.serve.run import Running
 from harness.serve.wire_tools import MOST_TOOLS
 from tests.serve.calling import WEATHER, Weather, check_call, client_of
@@ -91,6 +92,15 @@ def test_functions_of_a_namespace_are_called(client: OpenAI, name: str) -> None:
     ]
     again = client.responses.create(**{**asked, "input": turns, "tool_choice": "none"})
     assert [item.type for item in again.output] == ["message"]
+
+
+def test_names_of_functions_of_namespaces_are_distinct() -> None:
+    """And short enough, though some differ in characters that are left out alone."""
+    spaces = ["n", "n" * 80, "n" * 80 + "m", "an.agent", "an agent"]
+    names = {joined_name(space, name) for space in spaces for name in ("f", "g" * 64, "f.g", "f g")}
+    assert len(names) == 4 * len(spaces)
+    assert all(re.fullmatch(r"[a-zA-Z0-9_-]+", n) and len(n) <= LONGEST_NAME for n in names)
+    assert joined_name(None, "f") == "f"
 
 
 def test_more_functions_of_namespaces_than_there_may_be_are_left_out() -> None:
