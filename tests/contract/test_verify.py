@@ -154,10 +154,10 @@ def test_a_choice_that_does_not_exist(value: int) -> None:
 def test_a_node_behind_one_that_is_almost_the_same(wrong: Node, rule: Rule) -> None:
     """Nodes that are alike are checked once: those that differ in anything are not alike."""
     others = buffer("half", K.REQUEST, dtype=F16), buffer("narrow", K.REQUEST, ("tokens", 4))
-    good = scale("first", "in", "tmp"), scale("second", "tmp", "out")
-    verify(graph(*good, buffers=(INPUT, TMP, OUT, *others)))
-    behind = graph(scale("f", "in", "tmp"), wrong, buffers=(INPUT, TMP, OUT, *others))
-    rejected(behind, "s", rule)
+    buffers = INPUT, TMP, OUT, buffer("like out", K.OUTPUT), *others
+    first = scale("first", "in", "like out")
+    verify(graph(first, scale("s", "in", "out"), buffers=buffers))
+    rejected(graph(first, wrong, buffers=buffers), "s", rule)
 
 
 def test_a_buffer_nobody_declared() -> None:
