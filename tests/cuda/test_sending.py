@@ -3,13 +3,17 @@ all of them, block by block on the double of the driver."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from accel.cuda import planning
 from accel.cuda.attention import divides_heads
 from accel.cuda.gathers import RESULTS
+from accel.cuda.runs import OPERANDS_OF_A_PACKET
 from accel.packets.rules import ROW_PARTS, lower_graph
 from accel.packets.shares import ALL_GATHER, ATTENTION_SHARE, Share, divided_weights, share_step
 from contract.dtypes import I12
@@ -32,6 +36,7 @@ FAMILIES = {
     "shared": {**MODELS["mixed"], "heads": 4, "kv_heads": 2, "head_dim": 64},
     "broad": {**MODELS["mixed"], "hidden": 1280, "feed_forward": 1536},
     "deep": {**MODELS["mixed"], "feed_forward": 4096},
+    "normed": {**MODELS["gemma3"], "hidden": 1280, "feed_forward": 1536},
 }
 
 
@@ -87,6 +92,61 @@ def test_heads_are_divided_where_they_divide_evenly(count: int, heads: int, fold
     assert {op.most_sizes()["heads"] for op in found} == {heads}
     assert all((op.device is ATTENTION_SHARE) == (count == 2) for op in found)
     assert {op.most_sizes()["heads"] for op in shared.ops if op.name == "rope"} == {heads, 2}
+
+
+def overlaps_of_sends(model: Model, tokens: int) -> list[tuple[str, str]]:
+    """Pairs of a buffer that other devices may write already and of one that shares its memory and
+    is in use on this device."""
+    graph = model.graph(Limits(1, 96, 6, I12, step_tokens=tokens, step_rows=1))
+    step, share = lower_graph(graph, ShapeKey(tokens, 1), ROW_PARTS, "cuda"), Share(0, 2)
+    device = replace(DEVICE, multiprocessors=132)
+    divided = divided_weights([step], share)
+    bucket = planning.planned_bucket(step, device, share=share, divided=divided)
+    lives: dict[str, tuple[int, int]] = {}
+    for op, level in zip(bucket.step.ops, bucket.plan.levels, strict=True):
+        for tensor in op.operands:
+            if tensor is not None and tensor.buffer in bucket.step.scratch:
+                lives[tensor.buffer] = lives.get(tensor.buffer, (level, level))[0], level
+
+    def memory(name: str) -> range:
+        start = bucket.schedule.shared[name]
+        return range(start, start + bucket.step.scratch[name])
+
+    found, met = [], -1
+    for launch in bucket.plan.launches:
+        if not launch.gathers:
+            continue
+        level = bucket.plan.levels[launch.first]
+        ops = [divmod(send, OPERANDS_OF_A_PACKET) for send in launch.sends]
+        sent = [bucket.step.ops[launch.first + op].operands[operand] for op, operand in ops]
+        for mine, (other, (first, last)) in product(sent, lives.items()):
+            assert mine is not None
+            if mine.buffer not in lives:
+                continue
+            a, b = memory(mine.buffer), memory(other)
+            apart = a.stop <= b.start or b.stop <= a.start or mine.buffer == other
+            if not apart and met < last and first <= level:
+                found.append((mine.buffer, other))
+        met = level
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "tokens"), [("normed", 20), ("broad", 50), ("mixed", 70), ("mixture", 2)]
+)
+def test_what_others_send_arrives_in_memory_of_nothing_else(
+    name: str, tokens: int, folder: Path
+) -> None:
+    """Behind one meeting another device may store what it makes until the next."""
+    assert overlaps_of_sends(model_of(name, folder), tokens) == []
+
+
+def test_memory_that_is_taken_too_late_is_noticed(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The control: what a packing launch sends counts as used from that launch on."""
+    monkeypatch.setattr(planning, "sent_since", lambda *_: {})
+    assert overlaps_of_sends(model_of("normed", folder), 20)
 
 
 def test_few_tokens_of_a_mixture_divide_experts_alone(folder: Path) -> None:
