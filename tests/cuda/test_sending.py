@@ -114,6 +114,8 @@ def overlaps_of_sends(model: Model, tokens: int) -> list[tuple[str, str]]:
 
     found, met = [], -1
     for launch in bucket.plan.launches:
+        # Of launches that run beside each other devices meet in the last.
+        assert not launch.sends or dict(launch.source.macros).get("MEETS", 1) == launch.gathers
         if not launch.gathers:
             continue
         level = bucket.plan.levels[launch.first]
