@@ -6,7 +6,6 @@ import asyncio
 import gc
 import os
 import random
-import secrets
 import shutil
 import signal
 import subprocess
@@ -25,6 +24,7 @@ from accel.opencl.device import POCL_COMPILES_ONCE
 from contract.errors import CatalogError, ConfigError
 from harness import tiers
 from harness.catalog import DEFAULT_ID, resolve_model
+from harness.serve import generation
 from harness.settings import SETTINGS
 from harness.synth import SynthSpec, sized_spec, write_synthetic
 from reference.cpu import threads
@@ -122,7 +122,7 @@ def the_same_seeds_in_every_run(
     """A test draws the same seeds for requests that name none whenever it runs: of other answers a
     few are empty, or end where the test waits for more."""
     drawn = random.Random(request.node.nodeid)
-    monkeypatch.setattr(secrets, "randbits", drawn.getrandbits)
+    monkeypatch.setattr(generation, "random_bits", drawn.getrandbits)
 
 
 @pytest.fixture(scope="module", autouse=True)

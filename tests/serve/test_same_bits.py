@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import random
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from harness.serve.generation import DRAWN_SEED_BITS
 from harness.serve.run import Running
 from tests.serve.conftest import Serve
 from tests.serve.http import Http
@@ -98,3 +100,13 @@ def test_a_prompt_of_whole_pages_is_copied_where_it_ends(serve: Serve) -> None:
         assert again["usage"]["prompt_tokens_details"]["cached_tokens"] == 47
         statistics = server.service.model.driver.statistics
         assert statistics.prefix.copied == 1
+
+
+def test_a_request_without_a_seed_draws_the_one_of_its_test(
+    serve: Serve, request: pytest.FixtureRequest
+) -> None:
+    """``the_same_seeds_in_every_run`` reaches the server: no answer of a test is of chance."""
+    expected = random.Random(request.node.nodeid).getrandbits(DRAWN_SEED_BITS)
+    with serve() as server:
+        answer = Http(server.url).post("/v1/completions", {"prompt": "abc", "max_tokens": 2}).json
+    assert answer["x_zinc"]["seed"] == expected
