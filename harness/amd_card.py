@@ -23,7 +23,7 @@ from accel.amd.system import findings
 from accel.amd.tools.trace import Trace, Tracer
 from contract.errors import TierUnavailable, ZincError, system_words
 from harness.conformance.__main__ import main as conformance
-from harness.tiers import DETAILS, SIMULATED
+from harness.tiers import REPORTED, SIMULATED, device_lines
 
 FOLDER = "zinc-rt-card"
 """The folder in the archive that contains all members."""
@@ -64,7 +64,7 @@ def examine(
     """Run all tests and record them in ``card``. ``options`` are further flags of ``zinc-rt
     conformance``, None for flags without a value."""
     for tier in tiers:
-        if tier in DETAILS:
+        if tier in REPORTED:
             _listed(card, tier, device, options)
             continue
         kernel, requested = system(device)
@@ -78,7 +78,7 @@ def _listed(card: Card, tier: str, device: str, options: Mapping[str, str | None
     """A tier that asks somebody else's driver for its devices."""
     card.say(f"{tier}: devices")
     try:
-        for line in DETAILS[tier]():
+        for line in device_lines(tier):
             card.say(f"    {line}")
     except TierUnavailable as error:
         card.say(f"    {error}")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from accel.user_folders import user_folder
 from harness.setting_kinds import (
     DIR,
@@ -16,11 +14,6 @@ from harness.setting_kinds import (
     switch,
     text,
 )
-
-
-def _default_ledger() -> Path:
-    return user_folder("state") / "ledger.sqlite"
-
 
 SERVER = (
     Setting(
@@ -74,7 +67,12 @@ SERVER = (
         "one local user without a key",
         common=True,
     ),
-    Setting("ledger", FILE, _default_ledger, "SQLite file that counts the tokens of every tenant"),
+    Setting(
+        "ledger",
+        FILE,
+        lambda: user_folder("state") / "ledger.sqlite",
+        "SQLite file that counts the tokens of every tenant",
+    ),
     Setting(
         "allowed_hosts",
         names("HOST[,HOST]"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
+from functools import partial
 from types import MappingProxyType
 
 from accel.user_folders import user_folder
@@ -28,10 +28,6 @@ from harness.setting_kinds import (
 TIERS = ("auto", "cpu", "native", "opencl", "vulkan", "cuda", "metal", "t1", "t2", "intel")
 
 
-def _default_cache_dir() -> Path:
-    return user_folder("cache")
-
-
 MODEL = (
     Setting(
         "model",
@@ -42,7 +38,7 @@ MODEL = (
         common=True,
         aliases=("-m",),
     ),
-    Setting("cache_dir", DIR, _default_cache_dir, "folder of the downloaded models"),
+    Setting("cache_dir", DIR, partial(user_folder, "cache"), "folder of the downloaded models"),
 )
 ADAPTERS = (
     Setting(

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -140,12 +141,6 @@ def _open_cuda(options: TierOptions) -> Tier:
     return open_cuda(options.device, Choices(cache=cache), options.note)
 
 
-def _open_cuda_if_there(options: TierOptions) -> Tier:
-    """As ``_open_cuda``; TierUnavailable where the wheel of this system has no CUDA."""
-    with _parts_of_wheel("cuda"):
-        return _open_cuda(options)
-
-
 def _open_vulkan(options: TierOptions) -> Tier:
     from accel.vulkan.runtime import Choices
     from accel.vulkan.tier import VulkanTier
@@ -178,17 +173,12 @@ def _open_metal(options: TierOptions) -> Tier:
 
 
 def _open_intel(options: TierOptions, discrete: bool = False) -> Tier:
+    """The tier of Intel's GPUs; with ``discrete`` on a graphics card with memory of its own
+    alone."""
     from accel.intel.runtime import Choices
     from accel.intel.tier import IntelTier
 
     return IntelTier(options.device, Choices(cache=kernel_cache("intel"), discrete=discrete))
-
-
-def _open_intel_card(options: TierOptions) -> Tier:
-    """The tier of Intel's GPUs on a graphics card with memory of its own; TierUnavailable without
-    one, and where the wheel of this system has no such tier."""
-    with _parts_of_wheel("intel"):
-        return _open_intel(options, discrete=True)
 
 
 def _open_amd(options: TierOptions, tier: str) -> Tier:
@@ -199,30 +189,6 @@ def _open_amd(options: TierOptions, tier: str) -> Tier:
     from accel.amd.tier import AmdTier
 
     return AmdTier(options.device, tier=tier)
-
-
-def _cuda_details() -> tuple[str, ...]:
-    from accel.cuda.report import device_lines
-
-    return device_lines()
-
-
-def _vulkan_details() -> tuple[str, ...]:
-    from accel.vulkan.report import device_lines
-
-    return device_lines()
-
-
-def _metal_details() -> tuple[str, ...]:
-    from accel.metal.report import device_lines
-
-    return device_lines()
-
-
-def _intel_details() -> tuple[str, ...]:
-    from accel.intel.report import device_lines
-
-    return device_lines()
 
 
 TIERS: Mapping[str, TierFactory] = MappingProxyType(
@@ -240,15 +206,8 @@ TIERS: Mapping[str, TierFactory] = MappingProxyType(
 )
 """The factories of this build, best tier first; what comes after the CPU runs when it is named. A
 factory raises TierUnavailable."""
-DETAILS: Mapping[str, Callable[[], tuple[str, ...]]] = MappingProxyType(
-    {
-        "cuda": _cuda_details,
-        "vulkan": _vulkan_details,
-        "metal": _metal_details,
-        "intel": _intel_details,
-    }
-)
-"""Further facts about a tier's devices. A function raises TierUnavailable."""
+REPORTED = ("cuda", "vulkan", "metal", "intel")
+"""Tiers that tell further facts about their devices."""
 DRIVERS = ("cuda", "opencl", "vulkan", "intel")
 """Tiers that load a driver of somebody else's into the process."""
 PROBE = """
@@ -268,9 +227,22 @@ def open_tier(name: str = AUTO, options: TierOptions = DEFAULT_OPTIONS) -> Tier:
     if name == AUTO:
         return _open_best(options)
     if name not in TIERS:
-        raise _absent(name)
+        known = ", ".join((AUTO, *TIER_NAMES))
+        raise TierUnavailable(name, "there is no tier of that name", f"choose one of {known}")
+    return _opened(name, TIERS[name], options)
+
+
+def device_lines(name: str) -> tuple[str, ...]:
+    """Facts about the devices of a tier among REPORTED, as lines. Raises TierUnavailable."""
     with _parts_of_wheel(name):
-        return TIERS[name](options)
+        lines: tuple[str, ...] = import_module(f"accel.{name}.report").device_lines()
+    return lines
+
+
+def _opened(name: str, factory: TierFactory, options: TierOptions) -> Tier:
+    """The tier of a factory; TierUnavailable where the wheel of this system has no such tier."""
+    with _parts_of_wheel(name):
+        return factory(options)
 
 
 @contextmanager
@@ -324,9 +296,9 @@ def _probe_drivers(names: Sequence[str]) -> dict[str, TierStatus]:
 def _open_best(options: TierOptions) -> Tier:
     """The fastest tier; where a device is named, of those that have it."""
     order: dict[str, TierFactory] = {
-        "cuda": _open_cuda_if_there,
+        "cuda": _open_cuda,
         "vulkan": _open_vulkan_card,
-        "intel": _open_intel_card,
+        "intel": partial(_open_intel, discrete=True),
         **{name: TIERS[name] for name in PROCESSOR_TIERS},
     }
     makers = card_makers()
@@ -336,24 +308,18 @@ def _open_best(options: TierOptions) -> Tier:
         # Loading Vulkan's drivers takes as long as all the rest of a start.
         del order["vulkan"]
     if options.device.replace(",", "").isdecimal():
-        order = {"cuda": _open_cuda_if_there}
+        order = {"cuda": _open_cuda}
     elif options.opencl_device and not options.device:
         order = {"opencl": _open_opencl}
-    factories = {name: partial(factory, options) for name, factory in order.items()}
+    factories = {name: partial(_opened, name, order[name], options) for name in order}
     return open_best(factories, makers, options.note)
-
-
-def _absent(name: str) -> TierUnavailable:
-    known = ", ".join((AUTO, *TIER_NAMES))
-    return TierUnavailable(name, "there is no tier of that name", f"choose one of {known}")
 
 
 def _status(name: str) -> TierStatus:
     details: tuple[str, ...] = ()
     try:
-        if name in DETAILS:
-            with _parts_of_wheel(name):
-                details = DETAILS[name]()
+        if name in REPORTED:
+            details = device_lines(name)
         with open_tier(name) as tier:
             return TierStatus(name, True, device=tier.info.device, details=details)
     except TierUnavailable as error:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from contract.types import FinishReason, Tenant, TokenEvent
 from harness.host.answer_text import Piece
@@ -50,7 +49,8 @@ ShapeOf = Callable[["Answer", bool], AnswerFormat]
 
 @dataclass(frozen=True)
 class Answer:
-    """The fields that all objects of one answer share."""
+    """The fields that all objects of one answer share. With ``usage_in_chunks`` every chunk has a
+    usage, which counts only if ``counted``."""
 
     generation: Generation
     tenant: Tenant
@@ -61,7 +61,7 @@ class Answer:
     token_ids: bool = False
     prompt_logprobs: bool = False
     counted: bool = False
-    _told: list[int] = field(default_factory=lambda: [0])
+    _sent_tokens: list[int] = field(default_factory=lambda: [0])
 
     @classmethod
     def of(
@@ -84,9 +84,9 @@ class Answer:
         listed = token_ids, prompt_logprobs, counted
         return cls(generation, tenant, name, now, usage, ignored, *listed)
 
-    def tell(self, piece: Piece) -> None:
+    def count(self, piece: Piece) -> None:
         """Count the tokens of a piece that is sent."""
-        self._told[0] += len(piece.events)
+        self._sent_tokens[0] += len(piece.events)
 
     def prompt_ids(self, choice: int) -> list[int]:
         """The ids of the prompt of a choice."""
@@ -111,9 +111,7 @@ class Answer:
                     str(token): {
                         "logprob": log,
                         "rank": rank,
-                        "decoded_token": tokenizer.token_bytes(token, special=True).decode(
-                            errors="replace"
-                        ),
+                        "decoded_token": tokenizer.token_text(token),
                     }
                     for token, (log, rank) in named.items()
                 }
@@ -165,9 +163,9 @@ class Answer:
         """An object of a stream; the first one names the seed."""
         chunk = self.head(kind, [choice])
         if self.usage_in_chunks:
-            prompt, told = self.generation.prompt_tokens, self._told[0]
-            counts = {"prompt_tokens": prompt, "completion_tokens": told}
-            chunk["usage"] = counts | {"total_tokens": prompt + told} if self.counted else None
+            prompt, sent = self.generation.prompt_tokens, self._sent_tokens[0]
+            counts = {"prompt_tokens": prompt, "completion_tokens": sent}
+            chunk["usage"] = counts | {"total_tokens": prompt + sent} if self.counted else None
         if first:
             chunk["x_zinc"] = self.origin
         return chunk
@@ -200,18 +198,29 @@ class Answer:
         return body
 
 
-class OpenAiStream(ABC):
-    """The end of OpenAI's streams, without named events: OpenAI's client would take one for a
-    chunk, and a stream that is cut for a complete one."""
+@dataclass(frozen=True)
+class OpenAiStream:
+    """What OpenAI's streams have in common, with log-probabilities where tokens are ``listed``. No
+    event is named: OpenAI's client would take one for a chunk, and a stream that is cut for a
+    complete one."""
+
+    answer: Answer
+    listed: bool
 
     ping = PING
+    kind: ClassVar[str]
+    """The ``object`` of a chunk."""
 
-    @abstractmethod
-    def last_line(self) -> bytes:
-        """The line with the usage."""
+    @property
+    def _tokenwise(self) -> bool:
+        """Whether every token has a chunk, also one without text."""
+        return self.listed or self.answer.token_ids or self.answer.counted
 
     def end(self, usage: bool) -> bytes:
-        return self.last_line() + DONE if usage else DONE
+        if not usage:
+            return DONE
+        last = self.answer.with_usage(self.answer.head(self.kind, []))
+        return data_line(encode(last)) + DONE
 
     def failed(self, error: ApiError) -> bytes:
         return data_line(error.encoded())
@@ -221,8 +230,7 @@ class OpenAiStream(ABC):
 class ChatShape(OpenAiStream):
     """``chat.completion`` and its chunks, the first of every choice with the role."""
 
-    answer: Answer
-    listed: bool
+    kind = CHAT_CHUNK
     _opened: set[int] = field(default_factory=set)
     _templates: LineTemplates = field(default_factory=LineTemplates)
 
@@ -231,11 +239,6 @@ class ChatShape(OpenAiStream):
             parts = piece.parts if len(piece.parts) < 2 else joined(piece.parts)
             return [self._more(piece.choice, part) for part in parts]
         return list(map(data_line, map(encode, self.chunks(piece))))
-
-    @property
-    def _tokenwise(self) -> bool:
-        """Whether every token has a chunk, also one without text."""
-        return self.listed or self.answer.token_ids or self.answer.counted
 
     def _more(self, index: int, part: Part) -> bytes:
         """The line of a chunk that carries one part alone."""
@@ -249,7 +252,7 @@ class ChatShape(OpenAiStream):
 
     def chunks(self, piece: Piece) -> Iterable[Json]:
         """The objects of a stream for a new piece."""
-        self.answer.tell(piece)
+        self.answer.count(piece)
         events = said_tokens(piece.events)
         if not piece.parts and piece.finish is None and not (self._tokenwise and events):
             return
@@ -269,9 +272,6 @@ class ChatShape(OpenAiStream):
                     chunk["prompt_token_ids"] = self.answer.prompt_ids(0)
             yield chunk
             logprobs, first = None, False
-
-    def last_line(self) -> bytes:
-        return data_line(encode(self.answer.with_usage(self.answer.head(CHAT_CHUNK, []))))
 
     def whole(self, pieces: Sequence[Sequence[Piece]]) -> Json:
         choices = []

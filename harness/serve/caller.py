@@ -27,22 +27,6 @@ SendAtOnce = Callable[[Callable[[], bytes]], bool]
 makes the bytes. False if they must be returned by the body's iterator; then it was not called."""
 
 
-def _stays() -> bool:
-    return False
-
-
-def _nothing() -> None:
-    pass
-
-
-def _never(make: Callable[[], bytes]) -> bool:
-    return False
-
-
-def _same(name: str) -> str:
-    return name
-
-
 @dataclass(frozen=True, slots=True)
 class Caller:
     """The client of a request; by default one that stays connected and is sent the iterated body.
@@ -50,13 +34,13 @@ class Caller:
     ``ignored`` are the fields it sent that change nothing here; ``client_name`` gives the client's
     name of a field of chat completions."""
 
-    gone: Gone = _stays
-    begin: Callable[[], None] = _nothing
+    gone: Gone = lambda: False
+    begin: Callable[[], None] = lambda: None
     """Sends the head of an answer whose body has begun without bytes, so that the first ones can be
     sent at once. For the thread that iterates the body."""
-    send_at_once: SendAtOnce = _never
+    send_at_once: SendAtOnce = lambda make: False
     ignored: list[str] = field(default_factory=list)
-    client_name: Callable[[str], str] = _same
+    client_name: Callable[[str], str] = lambda field: field
 
     def ignore(self, names: Iterable[str]) -> None:
         """Note that these fields of a chat completion change nothing."""

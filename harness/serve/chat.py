@@ -73,7 +73,10 @@ def plan_chat(body: ChatRequest, template: ChatTemplate, dialect: Dialect, name:
     )
     if continued is not None:
         rendered = _cut_after(rendered, continued)
-    functions = {tool.function.name: _function_of(tool) for tool in tools}
+    functions = {
+        tool.name: Function(tool.name, tool.parameters or ANY_OBJECT)
+        for tool in (tool.function for tool in tools)
+    }
     if generic:
         dialect = generic_dialect(dialect, any(tool.function.strict for tool in tools))
     reasoning = dialect.reasoning
@@ -82,7 +85,7 @@ def plan_chat(body: ChatRequest, template: ChatTemplate, dialect: Dialect, name:
     forced = body.tool_choice == "required" or isinstance(body.tool_choice, NamedTool)
     grammar, enforced = _grammar_of(body, tools, functions, dialect, many, generic)
     if grammar is not None and continued is not None:
-        raise _unsupported(CONTINUE, "an answer that a grammar holds continues no message")
+        raise unsupported(CONTINUE, "an answer that a grammar holds continues no message")
     if grammar is not None:
         may_think = reasoning is not None and not reasoning.closed_by(rendered.text)
         grammar = (
@@ -180,7 +183,11 @@ def turns_of(messages: Sequence[Message]) -> list[Turn]:
     """Messages in the form of chat templates, with the arguments of calls as texts."""
     turns = []
     for index, message in enumerate(messages):
-        turn: Turn = {"role": _role_of(message), "content": _content_of(message)}
+        role = str(message.__struct_config__.tag)
+        turn: Turn = {
+            "role": "system" if role == "developer" else role,
+            "content": _content_of(message),
+        }
         if message.name is not None:
             turn["name"] = message.name
         if isinstance(message, ToolMessage):
@@ -192,11 +199,6 @@ def turns_of(messages: Sequence[Message]) -> list[Turn]:
                 turn["tool_calls"] = _calls_of(message.tool_calls, index)
         turns.append(turn)
     return turns
-
-
-def _role_of(message: Message) -> str:
-    role = str(message.__struct_config__.tag)
-    return "system" if role == "developer" else role
 
 
 def _content_of(message: Message) -> str | list[Turn] | None:
@@ -275,7 +277,7 @@ def _thinking(
     if template.has_reasoning_effort:
         return None
     if param != "reasoning_effort" and value != (dialect.reasoning is not None):
-        raise _unsupported(param, f"{name} has no switch for thinking")
+        raise unsupported(param, f"{name} has no switch for thinking")
     return None
 
 
@@ -320,16 +322,8 @@ def _grammar_of(
     return None, False
 
 
-def _function_of(tool: Tool) -> Function:
-    return Function(tool.function.name, tool.function.parameters or ANY_OBJECT)
-
-
 def _without_strict(tool: Tool) -> dict[str, Any]:
     """A tool in the form of chat templates, which do not say whether its calls are enforced."""
     description: dict[str, Any] = plain(tool)
     description["function"].pop("strict", None)
     return description
-
-
-def _unsupported(param: str, problem: str) -> ApiError:
-    return unsupported(param, problem)

@@ -6,9 +6,9 @@ import codecs
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from contract.types import FinishReason, TokenEvent
+from contract.types import TokenEvent
 from harness.host.answer_text import Piece
-from harness.serve.answers import Answer, Json, OpenAiStream
+from harness.serve.answers import Json, OpenAiStream, said_tokens
 from harness.serve.data_lines import LineTemplates, data_line, encode
 from reference.model.tokenizer import Tokenizer
 
@@ -22,8 +22,7 @@ class CompletionShape(OpenAiStream):
     text. Offsets of tokens count characters of the text with its prompt where that is echoed, and
     go on where a stop string cut it."""
 
-    answer: Answer
-    listed: bool
+    kind = TEXT
     echoed: Sequence[str] = ()
     _opened: set[int] = field(default_factory=set)
     _offsets: dict[int, TextOffsets] = field(default_factory=dict)
@@ -34,11 +33,6 @@ class CompletionShape(OpenAiStream):
             return (self._more(piece.choice, piece.text),) if piece.text else ()
         return list(map(data_line, map(encode, self._chunks(piece))))
 
-    @property
-    def _tokenwise(self) -> bool:
-        """Whether every token has a line, also one without text."""
-        return self.listed or self.answer.token_ids or self.answer.counted
-
     def _more(self, index: int, text: str) -> bytes:
         """More text, and nothing else."""
 
@@ -48,7 +42,7 @@ class CompletionShape(OpenAiStream):
         return self._templates.line(index, chunk, text)
 
     def _chunks(self, piece: Piece) -> Iterable[Json]:
-        self.answer.tell(piece)
+        self.answer.count(piece)
         pieces = [piece]
         if self.echoed and piece.choice not in self._opened:
             pieces = [self._prompt(piece.choice), piece]
@@ -64,9 +58,6 @@ class CompletionShape(OpenAiStream):
     def _ids(self, index: int, pieces: Sequence[Piece], with_prompt: bool) -> Json:
         prompt = {"prompt_token_ids": self.answer.prompt_ids(index)} if with_prompt else {}
         return {"token_ids": self.answer.ids_of(pieces)} | prompt
-
-    def last_line(self) -> bytes:
-        return data_line(encode(self.answer.with_usage(self.answer.head(TEXT, []))))
 
     def whole(self, pieces: Sequence[Sequence[Piece]]) -> Json:
         choices = [
@@ -97,7 +88,7 @@ class CompletionShape(OpenAiStream):
         tokenizer = self.answer.generation.model.tokenizer
         events = [event for part in parts for event in part.events]
         return {
-            "tokens": [_text(tokenizer, event.token) for event in events],
+            "tokens": [tokenizer.token_text(event.token) for event in events],
             "token_logprobs": [event.log_probability for event in events],
             "top_logprobs": [_listed(tokenizer, event) for event in events],
             "text_offset": [at for part in parts for at in self._offsets_of(index, part)],
@@ -113,7 +104,7 @@ class CompletionShape(OpenAiStream):
             if self.echoed:
                 tokens = (tokenizer.token_bytes(one.token, special=True) for one in part.events)
                 return prompt_offsets(text, tokens)
-        said = [event for event in part.events if event.finish_reason is not FinishReason.STOP]
+        said = said_tokens(part.events)
         found = [offsets.of(tokenizer.token_bytes(event.token)) for event in said]
         return found + [offsets.of(b"")] * (len(part.events) - len(said))
 
@@ -131,13 +122,9 @@ def _listed(tokenizer: Tokenizer, event: TokenEvent) -> dict[str, float] | None:
         return None
     listed: dict[str, float] = {}
     for token, value in event.top:
-        listed.setdefault(_text(tokenizer, token), value)
-    listed.setdefault(_text(tokenizer, event.token), event.log_probability)
+        listed.setdefault(tokenizer.token_text(token), value)
+    listed.setdefault(tokenizer.token_text(event.token), event.log_probability)
     return listed
-
-
-def _text(tokenizer: Tokenizer, token: int) -> str:
-    return tokenizer.token_bytes(token, special=True).decode(errors="replace")
 
 
 _DECODER = codecs.getincrementaldecoder("utf-8")

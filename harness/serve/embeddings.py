@@ -19,14 +19,11 @@ from harness.serve.caller import Caller
 from harness.serve.errors import ApiError
 from harness.serve.model import ServedModel
 from harness.serve.openapi import Route
-from harness.serve.readings import Reading, checked_inputs, input_refusal, read_texts, rows_of
+from harness.serve.readings import Inputs, Reading, checked_inputs, input_ids, read_texts, rows_of
 from harness.serve.service import Service
 from harness.serve.wire import Id
 from reference.runner import HIDDEN
 
-MOST_INPUTS = 2048
-"""OpenAI's number."""
-Inputs = Annotated[list[str | int | list[int]], Meta(min_length=1)]
 Vector = NDArray[np.float32]
 
 
@@ -82,12 +79,10 @@ def _pooling(model: ServedModel) -> Pooling:
 def texts_of(service: Service, body: EmbeddingRequest, tenant: Tenant) -> Sequence[Sequence[int]]:
     """The token ids of every text, each with the end token that the model was trained to read."""
     model = service.model
-    try:
-        prompts = service.prompts_of(body.input, "input", MOST_INPUTS)
-    except RequestError as error:
-        raise input_refusal(error) from None
     of_texts = isinstance(body.input, str) or isinstance(body.input[0], str)
-    prompts = [tokens_to_embed(model.model, prompt, of_texts) for prompt in prompts]
+    prompts = [
+        tokens_to_embed(model.model, prompt, of_texts) for prompt in input_ids(service, body.input)
+    ]
     return checked_inputs(model, prompts, tenant)
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import threading
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from itertools import accumulate
+from typing import TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, generate_latest
 from prometheus_client.metrics_core import (
@@ -28,6 +29,7 @@ from reference.engine import Engine, EngineStatistics
 from reference.memory.disk.statistics import DiskStatistics
 from reference.sched.tenants import Usage
 
+Source = TypeVar("Source")
 NAMESPACE = "zinc_rt:"
 SECONDS = (0.001, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 STEP_SECONDS = (
@@ -164,17 +166,15 @@ DISK_COUNTERS: tuple[tuple[str, str, Callable[[DiskStatistics], float]], ...] = 
     ("disk_cache_ignored", "Files that were not valid.", lambda disk: disk.ignored),
 )
 """The metrics of every model with a disk cache."""
-MEMORY_METRICS: tuple[
-    tuple[type[GaugeMetricFamily | CounterMetricFamily], str, str, Callable[[LiveMemory], int]], ...
-] = (
+MEMORY_GAUGES: tuple[tuple[str, str, Callable[[LiveMemory], int]], ...] = (
     (
-        GaugeMetricFamily,
         "memory_given_back_bytes",
         "Device memory that the model does without, since other programs need it.",
         lambda memory: memory.given_back,
     ),
+)
+MEMORY_COUNTERS: tuple[tuple[str, str, Callable[[LiveMemory], int]], ...] = (
     (
-        CounterMetricFamily,
         "memory_changes",
         "How often device memory was given back or taken again.",
         lambda memory: memory.changes,
@@ -185,6 +185,20 @@ MEMORY_METRICS: tuple[
 
 def _used(now: EngineStatistics) -> int:
     return now.pages - now.free_pages - now.cached_pages
+
+
+def _families(
+    family: type[GaugeMetricFamily | CounterMetricFamily],
+    metrics: Iterable[tuple[str, str, Callable[[Source], float]]],
+    sources: Sequence[tuple[str, Source]],
+) -> Iterator[Metric]:
+    """``metrics`` by model, read from each model's source; none where no model has such a
+    source."""
+    for name, text, value in metrics if sources else ():
+        metric = family(NAMESPACE + name, text, labels=OF_MODEL)
+        for model, source in sources:
+            metric.add_metric((model,), value(source))
+        yield metric
 
 
 class _EngineGauges(Collector):
@@ -203,11 +217,9 @@ class _EngineGauges(Collector):
 
     def collect(self) -> Iterable[Metric]:
         now = [(model, driver.statistics) for model, driver in self._models]
-        for name, text, value in GAUGES:
-            gauge = GaugeMetricFamily(NAMESPACE + name, text, labels=OF_MODEL)
-            for model, statistics in now:
-                gauge.add_metric((model,), value(statistics))
-            yield gauge
+        memories = [(model, one.memory) for model, one in self._models if one.memory is not None]
+        disks = [(model, here.disk) for model, here in now if here.disk is not None]
+        yield from _families(GaugeMetricFamily, GAUGES, now)
         pages = GaugeMetricFamily(
             NAMESPACE + "kv_pages", "KV pages by state.", labels=(*OF_MODEL, "state")
         )
@@ -216,23 +228,10 @@ class _EngineGauges(Collector):
             pages.add_metric((model, "cached"), here.cached_pages)
             pages.add_metric((model, "free"), here.free_pages)
         yield pages
-        for name, text, value in COUNTERS:
-            counter = CounterMetricFamily(NAMESPACE + name, text, labels=OF_MODEL)
-            for model, statistics in now:
-                counter.add_metric((model,), value(statistics))
-            yield counter
-        memories = [(model, one.memory) for model, one in self._models if one.memory is not None]
-        for family, name, text, of_memory in MEMORY_METRICS if memories else ():
-            metric = family(NAMESPACE + name, text, labels=OF_MODEL)
-            for model, memory in memories:
-                metric.add_metric((model,), of_memory(memory))
-            yield metric
-        disks = [(model, here.disk) for model, here in now if here.disk is not None]
-        for name, text, of_disk in DISK_COUNTERS if disks else ():
-            counter = CounterMetricFamily(NAMESPACE + name, text, labels=OF_MODEL)
-            for model, disk in disks:
-                counter.add_metric((model,), of_disk(disk))
-            yield counter
+        yield from _families(CounterMetricFamily, COUNTERS, now)
+        yield from _families(GaugeMetricFamily, MEMORY_GAUGES, memories)
+        yield from _families(CounterMetricFamily, MEMORY_COUNTERS, memories)
+        yield from _families(CounterMetricFamily, DISK_COUNTERS, disks)
         yield from self._of_tenants()
 
     def _of_tenants(self) -> Iterable[Metric]:

@@ -104,6 +104,7 @@ def openapi_document(routes: Iterable[Route], version: str) -> dict[str, Any]:
     for route in routes:
         parameters = _parameters(route.path)
         path = route.path.replace("<path:", "{").replace("<", "{").replace(">", "}")
+        error = {"$ref": REFERENCE.format(name=route.error_schema)}
         operation: dict[str, Any] = {
             "operationId": route.name,
             "summary": route.summary,
@@ -111,7 +112,7 @@ def openapi_document(routes: Iterable[Route], version: str) -> dict[str, Any]:
                 "200": {"description": "done", "content": _content(route, schema_of)},
                 "default": {
                     "description": "refused",
-                    "content": {"application/json": {"schema": _to(route.error_schema)}},
+                    "content": {"application/json": {"schema": error}},
                 },
             },
         }
@@ -181,7 +182,3 @@ def _parameters(path: str) -> list[dict[str, Any]]:
         if part.startswith("<")
         for name in [part.strip("<>").removeprefix("path:")]
     ]
-
-
-def _to(name: str) -> dict[str, str]:
-    return {"$ref": REFERENCE.format(name=name)}

@@ -5,10 +5,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Annotated, Protocol, TypeVar
 
 import msgspec
 import numpy as np
+from msgspec import Meta
 from numpy.typing import NDArray
 
 from contract.errors import QueueFull, RequestError
@@ -25,6 +26,10 @@ from harness.serve.service import Began, Service
 from harness.serve.streams import CLIENT_LEFT, LOOK_SECONDS
 
 Result = TypeVar("Result")
+MOST_INPUTS = 2048
+"""OpenAI's number."""
+Inputs = Annotated[list[str | int | list[int]], Meta(min_length=1)]
+"""Texts, the ids of one text, or a list of ids for each text."""
 
 
 class RowSink(Protocol):
@@ -119,6 +124,17 @@ def rows_of(
         adapters=model.scales or (),
     )
     return Submission([request], {request.id: sink}, sink.rows_from, output)
+
+
+def input_ids(
+    service: Service, given: str | Inputs, encode: Callable[[str], list[int]] | None = None
+) -> list[Sequence[int]]:
+    """The token ids of every text of the field ``input``; ``encode`` says how a text is divided.
+    Raises ApiError."""
+    try:
+        return service.prompts_of(given, "input", MOST_INPUTS, encode)
+    except RequestError as error:
+        raise input_refusal(error) from None
 
 
 def checked_inputs(

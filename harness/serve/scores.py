@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Annotated
 
 from msgspec import Meta, Struct
@@ -16,12 +17,11 @@ from harness.serve.answers import Json
 from harness.serve.caller import Caller
 from harness.serve.errors import ApiError
 from harness.serve.openapi import Route
-from harness.serve.readings import Reading, checked_inputs, input_refusal, read_texts
+from harness.serve.readings import Inputs, Reading, checked_inputs, input_ids, read_texts
 from harness.serve.receipts.canonical import canonical
 from harness.serve.service import Service
 from harness.serve.wire import Id, TopLogprobs
 
-MOST_INPUTS = 2048
 Start = Annotated[int, Meta(ge=1, le=MAX_INT32)]
 
 
@@ -32,7 +32,7 @@ class ScoreRequest(Struct, forbid_unknown_fields=True):
     listed at every position. The text of a control token is that token, unless ``parse_special`` is
     false; with ``add_special_tokens`` false no BOS is put in front."""
 
-    input: str | Annotated[list[str | int | list[int]], Meta(min_length=1)]
+    input: str | Inputs
     start: Start | list[Start] = 1
     top: TopLogprobs = 0
     model: Id | None = None
@@ -75,17 +75,12 @@ def score(service: Service, body: ScoreRequest, tenant: Tenant, caller: Caller) 
 
 def texts_to_score(service: Service, body: ScoreRequest, tenant: Tenant) -> Sequence[Sequence[int]]:
     """The token ids of every text of a request. Raises RequestError and ApiError."""
-
-    def encode(text: str) -> list[int]:
-        return service.model.encode(
-            text, parse_special=body.parse_special, add_special_tokens=body.add_special_tokens
-        )
-
-    try:
-        prompts = service.prompts_of(body.input, "input", MOST_INPUTS, encode)
-    except RequestError as error:
-        raise input_refusal(error) from None
-    return checked_inputs(service.model, prompts, tenant)
+    encode = partial(
+        service.model.encode,
+        parse_special=body.parse_special,
+        add_special_tokens=body.add_special_tokens,
+    )
+    return checked_inputs(service.model, input_ids(service, body.input, encode), tenant)
 
 
 def _starts(body: ScoreRequest, prompts: Sequence[Sequence[int]]) -> Sequence[int]:

@@ -83,25 +83,15 @@ class Service:
         their own answer format and ``prefix`` of ids."""
         if body.top_logprobs and not body.logprobs:
             raise ApiError(400, "top_logprobs needs logprobs true", param="top_logprobs")
-        listed = (body.top_logprobs or 0) if body.logprobs else None
 
         @naming_fields(IN_CONVERSATION)
         def begin() -> tuple[Generation, AnswerFormat]:
             service = self.for_request(body)
             plan, requests = service.chat_requests(body, tenant)
             caller.ignore(plan.ignored)
-            generation = Generation(
-                service.model,
-                requests,
-                body.logits_digest,
-                plan,
-                stop_tokens=body.stop_token_ids or (),
-                leaves=VERSION if self._makes_receipt(body) else 0,
-                experts=bool(body.experts),
-            )
-            answer = _answer_of(generation, tenant, prefix, body, caller)
-            self._promise_receipt(answer, "chat", body)
-            return generation, shape_of(answer, listed is not None)
+            generation = service._generation(requests, body, plan=plan)
+            answer = self._answer_to(generation, "chat", prefix, body, tenant, caller)
+            return generation, shape_of(answer, bool(body.logprobs))
 
         return self._answer(body, tenant, begin, caller)
 
@@ -119,17 +109,8 @@ class Service:
         def begin() -> tuple[Generation, AnswerFormat]:
             service = self.for_request(body)
             prompts, requests = service.completion_requests(body, tenant)
-            generation = Generation(
-                service.model,
-                requests,
-                body.logits_digest,
-                stop_tokens=body.stop_token_ids or (),
-                constrained=TextPlan.of(body),
-                leaves=VERSION if self._makes_receipt(body) else 0,
-                experts=bool(body.experts),
-            )
-            answer = _answer_of(generation, tenant, prefix, body, caller)
-            self._promise_receipt(answer, "completion", body)
+            generation = service._generation(requests, body, constrained=TextPlan.of(body))
+            answer = self._answer_to(generation, "completion", prefix, body, tenant, caller)
             echoed = self._texts(body.prompt, prompts, body.n or 1) if body.echo else ()
             if shape_of is not None:
                 return generation, shape_of(answer, listed)
@@ -191,14 +172,51 @@ class Service:
             )
         return self.receipts is not None and body.receipt is not False
 
-    def _promise_receipt(self, answer: Answer, kind: str, body: Sampled) -> None:
-        """Have the receipt of an answer made once it has ended."""
-        receipts = self.receipts
-        if receipts is None or not self._makes_receipt(body):
-            return
-        answer.generation.make_receipt = partial(
-            store_answer, receipts, answer.generation, kind, body, answer.tenant, answer.id
+    def _generation(
+        self,
+        requests: Sequence[Request],
+        body: Sampled,
+        plan: ChatPlan | None = None,
+        constrained: TextPlan | None = None,
+    ) -> Generation:
+        """The generation of what a body asks for, which runs from now on."""
+        return Generation(
+            self.model,
+            requests,
+            body.logits_digest,
+            plan,
+            constrained,
+            body.stop_token_ids or (),
+            leaves=VERSION if self._makes_receipt(body) else 0,
+            experts=bool(body.experts),
         )
+
+    def _answer_to(
+        self,
+        generation: Generation,
+        kind: str,
+        prefix: str,
+        body: Sampled,
+        tenant: Tenant,
+        caller: Caller,
+    ) -> Answer:
+        """The answer that a generation becomes, with a receipt of a ``kind`` once it has ended."""
+        options = body.stream_options
+        answer = Answer.of(
+            generation,
+            tenant,
+            prefix,
+            caller,
+            usage=_wants_usage(body),
+            token_ids=bool(body.return_token_ids),
+            prompt_logprobs=body.prompt_logprobs is not None,
+            counted=options is not None and options.continuous_usage_stats,
+        )
+        if self.receipts is not None and self._makes_receipt(body):
+            generation.make_receipt = partial(
+                store_answer, self.receipts, generation, kind, body, tenant, answer.id
+            )
+        return answer
 
     def usage(self, account: Account) -> Json:
         """``GET /v1/tenants/{id}/usage``: what was counted, and how it went since the start."""
@@ -371,21 +389,6 @@ def _most_scored(body: CompletionRequest) -> int | None:
         problem = f"is {body.prompt_logprobs}, and logprobs of the echo {echoed}; give one number"
         raise RequestError("prompt_logprobs", problem)
     return body.prompt_logprobs if echoed is None else echoed
-
-
-def _answer_of(
-    generation: Generation, tenant: Tenant, prefix: str, body: Sampled, caller: Caller
-) -> Answer:
-    return Answer.of(
-        generation,
-        tenant,
-        prefix,
-        caller,
-        usage=_wants_usage(body),
-        token_ids=bool(body.return_token_ids),
-        prompt_logprobs=body.prompt_logprobs is not None,
-        counted=body.stream_options is not None and body.stream_options.continuous_usage_stats,
-    )
 
 
 def _wants_usage(body: Sampled) -> bool:

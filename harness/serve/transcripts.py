@@ -8,7 +8,7 @@ from typing import Any
 
 from contract.errors import ConfigError
 from harness.client import DONE, data_lines
-from harness.serve.strict_json import BadJson, loads
+from harness.serve.strict_json import BadJson, loads, object_or_empty
 
 Json = dict[str, Any]
 BEGINNINGS = (b"data:", b"event:", b":")
@@ -188,13 +188,5 @@ def _whole_message_of(events: Sequence[Json]) -> Json:
                 message |= event["delta"]
                 message |= {name: event[name] for name in event if name not in ("type", "delta")}
     for index, text in arguments.items():
-        message["content"][index]["input"] = _arguments_of(text)
+        message["content"][index]["input"] = object_or_empty(text)
     return message
-
-
-def _arguments_of(text: str) -> Any:
-    """The arguments of a call as the whole answer has them."""
-    try:
-        return loads(text.encode())
-    except BadJson:
-        return {}

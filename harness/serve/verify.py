@@ -3,10 +3,8 @@ difference is named."""
 
 from __future__ import annotations
 
-import tempfile
 from dataclasses import replace
 from itertools import zip_longest
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -14,26 +12,16 @@ import msgspec
 from contract.errors import ConfigError
 from contract.types import LOCAL_TENANT, MAX_INT32
 from harness.sampling_defaults import SamplingDefaults, sampling_defaults
-from harness.serve.accounts import Accounts
-from harness.serve.anthropic.parse import readable_blocks
-from harness.serve.anthropic.routes import answer_message
-from harness.serve.anthropic.wire import MessagesRequest
 from harness.serve.caller import Caller
-from harness.serve.embeddings import EmbeddingRequest, embed
-from harness.serve.ledger_store import LedgerStore
-from harness.serve.metrics import Metrics
 from harness.serve.model import ServedModel
 from harness.serve.ollama.parse import plain_schemas
 from harness.serve.ollama.routes import answer_chat, answer_prompt
 from harness.serve.ollama.wire import GenerateRequest, OllamaChatRequest
-from harness.serve.other_formats import own_chat_fields
-from harness.serve.rerank import RerankRequest, rerank
-from harness.serve.responses.parse import readable_items
-from harness.serve.responses.routes import respond
-from harness.serve.responses.wire import ResponsesRequest
+from harness.serve.receipts.verify import uncounted_service
+from harness.serve.routes import ROUTES
 from harness.serve.service import Answered, Began, Service
 from harness.serve.strict_json import loads
-from harness.serve.wire import ChatRequest, CompletionRequest, decode
+from harness.serve.wire import decode
 
 Json = dict[str, Any]
 NOTHING = object()
@@ -44,6 +32,8 @@ FROM_CACHE = ("cached_tokens", "cache_write_tokens")
 OLLAMA_ENDS = ("done_reason", "prompt_eval_count", "eval_count")
 NOT_ASKED = ("stream", "stream_options", "model", "lora")
 """Fields of a request that cannot change the tokens of its answer, or that the answer repeats."""
+BY_FIELD = (("output", "respond"), ("results", "rerank"), ("data", "embed"))
+"""Fields of answers, with the names of the routes whose answers alone have them."""
 NO_DEFAULTS = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "max_tokens": MAX_INT32}
 """OpenAI's sampling: no filter and no limit."""
 
@@ -145,11 +135,7 @@ def _without_empty(choice: object) -> object:
 
 
 def _answer(model: ServedModel, asked: Json, response: Json) -> Json:
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        LedgerStore(Path(folder) / "ledger.sqlite") as ledger,
-    ):
-        service = Service(model, Accounts(None), ledger, Metrics(model.name, model.driver))
+    with uncounted_service(model) as service:
         try:
             answered = _ask(service, asked, response)
         except Began as failed:
@@ -162,25 +148,21 @@ def _answer(model: ServedModel, asked: Json, response: Json) -> Json:
 
 def _ask(service: Service, asked: Json, response: Json) -> Answered:
     """Answer a request by the route that its answer shows it was sent to."""
-    if response.get("type") == MESSAGE:
-        raw = msgspec.json.encode(asked | {"model": service.model.name})
-        body = decode(raw, MessagesRequest, [], readable_blocks)
-        return answer_message(service, body, LOCAL_TENANT, Caller())
     if "done_reason" in response:
         return _ask_as_ollama(service, asked)
-    raw = msgspec.json.encode(asked)
-    if "messages" in asked:
-        return service.chat(decode(raw, ChatRequest, [], own_chat_fields), LOCAL_TENANT, Caller())
-    if "output" in response:
-        return respond(
-            service, decode(raw, ResponsesRequest, [], readable_items), LOCAL_TENANT, Caller()
-        )
-    if "results" in response:
-        return rerank(service, decode(raw, RerankRequest, []), LOCAL_TENANT, Caller())
-    if "data" in response:
-        return embed(service, decode(raw, EmbeddingRequest, []), LOCAL_TENANT, Caller())
-    text = decode(raw, CompletionRequest, [], own_chat_fields)
-    return service.complete(text, LOCAL_TENANT, Caller())
+    if response.get("type") == MESSAGE:
+        name = "message"
+    elif "messages" in asked:
+        name = "chat"
+    else:
+        name = next((route for field, route in BY_FIELD if field in response), "complete")
+    route = next(route for route in ROUTES if route.name == name)
+    assert route.answer is not None
+    assert route.body is not None
+    raw = msgspec.json.encode(asked | {"model": service.model.name})
+    body = decode(raw, route.body, [], route.prepare)
+    answered: Answered = route.answer(service, body, LOCAL_TENANT, Caller())
+    return answered
 
 
 def _ask_as_ollama(service: Service, asked: Json) -> Answered:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from contract.types import FinishReason, TokenEvent
 from harness.host.answer_text import Piece
-from harness.serve.answers import Answer, AnswerFormat, Json, ShapeOf, said_tokens, token_facts
+from harness.serve.answers import Answer, Json, said_tokens, token_facts
 from harness.serve.data_lines import PING, data_line, encode
 from harness.serve.errors import ApiError
 from harness.serve.llama_cpp.wire import InfillRequest, LlamaCompletionRequest
@@ -21,8 +21,8 @@ MILLISECONDS = 1e3
 class LlamaShape:
     """The objects of one completion, whose ``listed`` tokens have their log-probabilities."""
 
-    answer: Answer
     body: LlamaCompletionRequest | InfillRequest
+    answer: Answer
     listed: bool
 
     ping = PING
@@ -99,17 +99,8 @@ class LlamaShape:
 
     def _settings(self) -> Json:
         request = self.answer.generation.choices[0].request
-        sampling = request.sampling
         return {
-            "seed": sampling.seed,
-            "temperature": sampling.temperature,
-            "top_k": sampling.top_k,
-            "top_p": sampling.top_p,
-            "min_p": sampling.min_p,
-            "repeat_penalty": sampling.repeat_penalty,
-            "repeat_last_n": sampling.repeat_last_n,
-            "presence_penalty": sampling.presence_penalty,
-            "frequency_penalty": sampling.frequency_penalty,
+            **asdict(request.sampling),
             "n_predict": request.max_tokens,
             "stop": request.stop,
             "n_probs": self.body.n_probs,
@@ -126,15 +117,6 @@ class LlamaShape:
             **_rate("prompt", computed, prompt_seconds),
             **_rate("predicted", generation.completion_tokens, answer_seconds),
         }
-
-
-def shape_of(body: LlamaCompletionRequest | InfillRequest) -> ShapeOf:
-    """The constructor of the answer format for a request."""
-
-    def shape(answer: Answer, listed: bool) -> AnswerFormat:
-        return LlamaShape(answer, body, listed)
-
-    return shape
 
 
 def _rate(what: str, count: int, seconds: float) -> Json:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import Any
 
 from flask import g, request
@@ -15,7 +16,7 @@ from harness.serve.data_lines import encode
 from harness.serve.errors import ApiError, try_again
 from harness.serve.gate import decoded, need_admin, service_of_request
 from harness.serve.llama_cpp.parse import client_name, completion_of, infill_of
-from harness.serve.llama_cpp.render import MILLISECONDS, shape_of
+from harness.serve.llama_cpp.render import MILLISECONDS, LlamaShape
 from harness.serve.llama_cpp.wire import InfillRequest, LlamaCompletionRequest, SlotFile
 from harness.serve.openapi import Route
 from harness.serve.service import Answered, Service
@@ -114,7 +115,7 @@ def continue_text(
     """The continuation of a text. Raises what ``Service.complete`` raises."""
     service.model.check_name(body.model)
     meant = completion_of(service.model, body)
-    return service.complete(meant, tenant, caller, shape_of(body), "llama-")
+    return service.complete(meant, tenant, caller, partial(LlamaShape, body), "llama-")
 
 
 @in_names_of(client_name)
@@ -122,7 +123,7 @@ def infill(service: Service, body: InfillRequest, tenant: Tenant, caller: Caller
     """The text between two others. Raises what ``Service.complete`` raises."""
     service.model.check_name(body.model)
     meant = infill_of(service.model, body)
-    return service.complete(meant, tenant, caller, shape_of(body), "llama-")
+    return service.complete(meant, tenant, caller, partial(LlamaShape, body), "llama-")
 
 
 LLAMA_CPP_ROUTES = (

@@ -92,7 +92,7 @@ CHAT_ONLY = ("response_format", "reasoning_effort", "logprobs", "top_logprobs")
 def _check(body: GenerateRequest) -> None:
     for name in UNSERVED:
         if getattr(body, name):
-            raise _unsupported(name, f"{name} is not served here; leave it out")
+            raise unsupported(name, f"{name} is not served here; leave it out")
     if body.images:
         raise _images("images")
 
@@ -117,7 +117,7 @@ def _common(body: OllamaChatRequest | GenerateRequest) -> Json:
     elif form == "json":
         chat["response_format"] = {"type": "json_object"}
     elif form:
-        raise _unsupported("format", 'format is "json" or a JSON schema')
+        raise unsupported("format", 'format is "json" or a JSON schema')
     return chat
 
 
@@ -160,8 +160,4 @@ def _answered(turn: OllamaMessage, waiting: list[tuple[str, str]]) -> str:
 
 
 def _images(param: str) -> ApiError:
-    return _unsupported(param, f"{param}: this server takes text; images are not served")
-
-
-def _unsupported(param: str, problem: str) -> ApiError:
-    return unsupported(param, problem)
+    return unsupported(param, f"{param}: this server takes text; images are not served")

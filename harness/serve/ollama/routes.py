@@ -37,7 +37,7 @@ from harness.serve.ollama.wire import (
     ShowRequest,
 )
 from harness.serve.openapi import Route
-from harness.serve.pulls import Pull, Pulls
+from harness.serve.pulls import Pull, Pulls, pull_whole
 from harness.serve.service import Answered, Service
 from harness.serve.serving import Serving
 
@@ -127,9 +127,7 @@ class OllamaHandlers:
         pull = self._pulls.begin(known_model(name.removesuffix(":latest")))
         if body.stream:
             return _progress(pull)
-        pull.thread.join()
-        if pull.error is not None:
-            raise pull.error
+        pull_whole(pull)
         return {"status": "success"}
 
     def _in_memory(self) -> Iterable[ServedModel]:

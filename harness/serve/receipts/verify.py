@@ -75,7 +75,7 @@ def verify_receipts(
     receipts: Sequence[Receipt], model: ServedModel, demands: ReceiptDemands
 ) -> Iterator[ReceiptVerdict]:
     """The verdict on each receipt."""
-    with _service(model) as service:
+    with uncounted_service(model) as service:
         for receipt in receipts:
             yield _verdict(receipt, service, demands)
 
@@ -123,8 +123,8 @@ def _broken(problems: Sequence[str]) -> bool:
 
 
 @contextmanager
-def _service(model: ServedModel) -> Iterator[Service]:
-    """The service that computes answers for a verification; its counts are discarded."""
+def uncounted_service(model: ServedModel) -> Iterator[Service]:
+    """A service for a verification of answers: a local tenant's, whose counts are discarded."""
     with (
         tempfile.TemporaryDirectory() as folder,
         LedgerStore(Path(folder) / "ledger.sqlite") as ledger,

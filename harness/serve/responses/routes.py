@@ -9,7 +9,7 @@ import msgspec
 from flask import g, request
 
 from contract.types import Tenant
-from harness.serve.answers import Answer, Json
+from harness.serve.answers import Json
 from harness.serve.caller import Caller, in_names_of
 from harness.serve.errors import ApiError, invalid_value, naming_fields, unsupported
 from harness.serve.gate import decoded, service_of_request
@@ -77,10 +77,7 @@ def respond(service: Service, body: ResponsesRequest, tenant: Tenant, caller: Ca
         service.responses.check()
     caller.ignored.extend(f"include ({name})" for name in body.include or () if name != LOGPROBS)
     keep = partial(_keep, service.responses, tenant, body) if body.store is not False else None
-
-    def shape_of(answer: Answer, listed: bool) -> ResponseShape:
-        return ResponseShape(body, answer, listed, keep)
-
+    shape_of = partial(ResponseShape, body, keep=keep)
     chat = converted(chat_of(body, earlier), ChatRequest)
     return service.chat(chat, tenant, caller, shape_of, "resp_")
 
