@@ -42,7 +42,7 @@ class ServerClient:
 
     def __post_init__(self) -> None:
         try:
-            parts = self._parts
+            parts = self._url_parts
             usable = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
         except ValueError:
             usable = False
@@ -50,17 +50,17 @@ class ServerClient:
             raise ConfigError(f"{self.url!r} is not the address of a server: http://HOST:PORT")
 
     def get(self, path: str) -> Any:
-        """The JSON at a path."""
+        """The JSON at a path. Raises ServerError."""
         with closing(self._connection()) as connection:
-            return self._whole(self._answered(connection, "GET", path, None))
+            return self._json(self._request(connection, "GET", path, None))
 
     def stream(self, path: str, body: Mapping[str, Any]) -> Generator[dict[str, Any], None, None]:
         """The objects of a stream as they come; leaving the iteration closes the connection, by
         which the server sees that nobody listens. Raises ServerError, also for a stream that is
         cut."""
         with closing(self._connection()) as connection:
-            response = self._answered(connection, "POST", path, {**body, "stream": True})
-            for data in data_lines(self._parts_of(response)):
+            response = self._request(connection, "POST", path, {**body, "stream": True})
+            for data in data_lines(self._chunks(response)):
                 if data == DONE:
                     return
                 event = _decoded(data)
@@ -70,17 +70,17 @@ class ServerClient:
         raise ServerError(f"{self.url} cut its answer")
 
     @property
-    def _parts(self) -> SplitResult:
+    def _url_parts(self) -> SplitResult:
         return urlsplit(self.url)
 
     def _connection(self) -> http.client.HTTPConnection:
-        parts = self._parts
+        parts = self._url_parts
         secure = parts.scheme == "https"
         kind = http.client.HTTPSConnection if secure else http.client.HTTPConnection
         assert parts.hostname is not None
         return kind(parts.hostname, parts.port, timeout=self.seconds)
 
-    def _answered(
+    def _request(
         self,
         connection: http.client.HTTPConnection,
         method: str,
@@ -92,22 +92,22 @@ class ServerClient:
             headers["Authorization"] = f"Bearer {self.key}"
         content = None if body is None else json.dumps(body).encode()
         try:
-            connection.request(method, self._parts.path.rstrip("/") + path, content, headers)
+            connection.request(method, self._url_parts.path.rstrip("/") + path, content, headers)
             response = connection.getresponse()
         except (OSError, http.client.HTTPException) as error:
             raise self._unreachable(error) from None
         if response.status >= 400:
-            raise _refusal(self._whole(response), response.status)
+            raise _refusal(self._json(response), response.status)
         return response
 
-    def _whole(self, response: http.client.HTTPResponse) -> Any:
-        return _decoded(b"".join(self._parts_of(response)).decode(errors="replace"))
+    def _json(self, response: http.client.HTTPResponse) -> Any:
+        return _decoded(b"".join(self._chunks(response)).decode(errors="replace"))
 
-    def _parts_of(self, response: http.client.HTTPResponse) -> Iterator[bytes]:
-        """The body, as it comes."""
+    def _chunks(self, response: http.client.HTTPResponse) -> Iterator[bytes]:
+        """The bytes of a body, as they come."""
         try:
-            while part := response.read1(1 << 16):
-                yield part
+            while chunk := response.read1(1 << 16):
+                yield chunk
         except (OSError, http.client.HTTPException) as error:
             raise self._unreachable(error) from None
 
@@ -116,13 +116,13 @@ class ServerClient:
         return ServerError(f"{self.url}: {said}; is a server there? see zinc-rt ps")
 
 
-def data_lines(parts: Iterable[bytes]) -> Iterator[str]:
-    """Yield the contents of the ``data`` lines of server-sent events; comments keep a connection
-    alive."""
-    held = b""
-    for part in parts:
-        *lines, held = (held + part).split(b"\n")
-        if len(held) > MAX_LINE_BYTES:
+def data_lines(chunks: Iterable[bytes]) -> Iterator[str]:
+    """Yield the contents of the ``data`` lines of server-sent events; other lines are comments that
+    keep a connection alive. Raises ServerError for a line without end."""
+    rest = b""
+    for chunk in chunks:
+        *lines, rest = (rest + chunk).split(b"\n")
+        if len(rest) > MAX_LINE_BYTES:
             raise ServerError("the server sends lines without end")
         for line in lines:
             if line.startswith(b"data:"):

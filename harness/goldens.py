@@ -9,7 +9,6 @@ size."""
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import sys
 import tempfile
@@ -28,7 +27,7 @@ from contract.types import Request
 from harness.catalog import DEFAULT_ID, resolve_model
 from harness.cli.parser import Parser
 from harness.cli.tool import run_tool
-from harness.digest import logits_digest
+from harness.digest import file_digest, logits_digest
 from harness.golden_specs import SYNTHETIC_SPECS
 from harness.progress import NullProgress, Progress, progress_on
 from harness.settings import add_flags, group_of, resolve
@@ -48,7 +47,6 @@ TOP = 10
 LIMITS = Limits(
     slots=1, context=2 * POSITIONS, pages=4, step_tokens=POSITIONS + 1, step_rows=POSITIONS
 )
-HASH_CHUNK_BYTES = 1 << 20
 
 PROMPTS = {
     "fact": "The capital of France is",
@@ -120,7 +118,7 @@ def default_model_golden(path: Path) -> dict[str, Any]:
             for (name, (prompt, tokens)), result in zip(sequences.items(), scores, strict=True)
         }
     model.file.close()
-    return {"model": DEFAULT_ID, "file": _sha256(path), "prompts": prompts}
+    return {"model": DEFAULT_ID, "file": file_digest(path), "prompts": prompts}
 
 
 def synthetic_golden(spec: SynthSpec, tier: Tier) -> dict[str, Any]:
@@ -133,7 +131,7 @@ def synthetic_golden(spec: SynthSpec, tier: Tier) -> dict[str, Any]:
         (result,) = score(model, tier, [tokens])
         golden = {
             "spec": fields_of(spec),
-            "file": _sha256(path),
+            "file": file_digest(path),
             "graph": graph_digest(model.graph(LIMITS)),
             "tokens": list(tokens),
             **result,
@@ -145,14 +143,6 @@ def synthetic_golden(spec: SynthSpec, tier: Tier) -> dict[str, Any]:
 def synthetic_tokens(spec: SynthSpec) -> tuple[int, ...]:
     """POSITIONS tokens spread over the whole vocabulary."""
     return tuple((7 + 89 * position) % spec.vocab for position in range(POSITIONS))
-
-
-def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(HASH_CHUNK_BYTES):
-            digest.update(chunk)
-    return digest.hexdigest()
 
 
 def update_default_model(folder: Path, reason: str, model_path: Path) -> None:
@@ -204,7 +194,7 @@ def _layout(value: Any, indent: str) -> str:
 def check_default_model(folder: Path, model_path: Path, tier: Tier | None = None) -> list[str]:
     """A message for every prompt whose logits differ from the stored ones; empty when all agree."""
     golden, problems = load_golden(folder / DEFAULT_MODEL)
-    if _sha256(model_path) != golden["file"]:
+    if file_digest(model_path) != golden["file"]:
         return [f"{golden['model']}: {model_path} is not the file the goldens were written from"]
     model = open_model(model_path)
     prompts = golden["prompts"]

@@ -14,11 +14,11 @@ from statistics import median
 from typing import Any
 
 from contract.types import Request, SamplingParams
-from harness.bench.engines import PEER, fixed_workers
+from harness.bench.engines import GREEDY, PEER, fixed_workers
 from harness.bench.machine import machine_facts
 from harness.bench.measure import BenchmarkPlan
 from harness.bench.report import digits, machine_line
-from harness.bench.serving.plan import GREEDY, GUESSES, random_prompts
+from harness.bench.serving.plan import GUESSES, random_prompts
 from harness.host.options import SessionOptions
 from harness.host.session import Session
 from harness.tiers import TierOptions

@@ -10,6 +10,8 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from harness.console import printable
+
 Document = Mapping[str, Any]
 
 KINDS: Mapping[str, tuple[str, str]] = {
@@ -107,11 +109,6 @@ def chain(opcodes: Iterable[str]) -> str:
 def counted(names: Iterable[str]) -> str:
     """Names with their counts, the most frequent first: ``36 delta net, 12 full attention``."""
     return ", ".join(f"{count} {name}" for name, count in Counter(names).most_common())
-
-
-def printable(text: str) -> str:
-    """``text`` with characters that could reorder or hide text on a page escaped."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def kind_of(layer: Mapping[str, Any]) -> str:

@@ -21,11 +21,11 @@ from harness.bench.targets import Target
 from harness.client import ServerClient
 
 OURS = "zinc-rt"
-WARMING = LoadPlan(requests=4, clients=2, seed=1 << 20)
+WARM_UP = LoadPlan(requests=4, clients=2, seed=1 << 20)
 """A first load that is not counted: it builds kernels and fills caches."""
 
 
-AIMS = (
+TARGETS = (
     Target("rate", 1.3, least=True, of_peer=True, clients=8),
     Target("first_p99", 1.0, least=False, of_peer=True, clients=8),
     Target("http_1", 0.95, least=True),
@@ -58,10 +58,10 @@ def run_server_bench(bench: ServerBench, say: Say = lambda text: None) -> dict[s
     if bench.overhead and bench.setup is not None:
         _measure_overhead(bench.setup, 2 * bench.repeat + 1, samples[OURS], say)
     with ExitStack() as stack:
-        targets = _targets(bench, stack, samples, say)
+        targets = _open_servers(bench, stack, samples, say)
         for name, target in targets.items():
-            facts[name] = _described(target)
-            run_load(target, WARMING, draw_load(WARMING))
+            facts[name] = _model_facts(target)
+            run_load(target, WARM_UP, draw_load(WARM_UP))
         for repetition in range(bench.repeat):
             load = draw_load(bench.load, repetition)
             for name in in_turn(list(targets), repetition):
@@ -82,23 +82,23 @@ def run_server_bench(bench: ServerBench, say: Say = lambda text: None) -> dict[s
         "errors": errors,
         "ratios": _ratios(samples),
     }
-    report["targets"] = judged(report)
+    report["targets"] = target_verdicts(report)
     return report
 
 
-def judged(report: Mapping[str, Any]) -> list[dict[str, Any]]:
+def target_verdicts(report: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Every target with a measured value, and whether it is met."""
     verdicts = []
-    for aim in AIMS:
-        found = report["ratios"] if aim.of_peer else report["engines"][OURS]
-        fits = aim.clients in (None, report["load"]["clients"])
-        if aim.metric not in found or not fits or (aim.clients and report["load"]["rate"]):
+    for target in TARGETS:
+        found = report["ratios"] if target.of_peer else report["engines"][OURS]
+        fits = target.clients in (None, report["load"]["clients"])
+        if target.metric not in found or not fits or (target.clients and report["load"]["rate"]):
             continue
-        verdicts.append(aim.verdict(found[aim.metric]["median"]))
+        verdicts.append(target.verdict(found[target.metric]["median"]))
     return verdicts
 
 
-def _targets(
+def _open_servers(
     bench: ServerBench, stack: ExitStack, samples: dict[str, Samples], say: Say
 ) -> dict[str, ServerTarget]:
     """Open the servers; the start times of those started here are added to ``samples``."""
@@ -147,18 +147,18 @@ def _measure_overhead(setup: ServerSetup, pairs: int, found: Samples, say: Say) 
                 say(f"with and without HTTP, {streams} streams, {repetition + 1} of {pairs}")
                 rates, times = {}, {}
                 for name in in_turn([*measures], repetition):
-                    before, spoken = time.process_time(), http_seconds()
+                    process_before, http_before = time.process_time(), http_seconds()
                     rates[name] = measures[name](streams)
-                    times[name] = time.process_time() - before
+                    times[name] = time.process_time() - process_before
                     found.add(f"{name}_rate_{streams}", rates[name])
                     if name == "http":
-                        share = (http_seconds() - spoken) / times[name]
+                        share = (http_seconds() - http_before) / times[name]
                         found.add(f"http_share_{streams}", share)
                 found.add(f"http_{streams}", rates["http"] / rates["engine"])
                 found.add(f"http_time_{streams}", times["http"] / times["engine"])
 
 
-def _described(target: ServerTarget) -> dict[str, Any]:
+def _model_facts(target: ServerTarget) -> dict[str, Any]:
     """The server's description of its model."""
     models = ServerClient(target.url, target.keys[0]).get("/v1/models")["data"]
     described: Mapping[str, Any] = next(one for one in models if one["id"] == target.model)

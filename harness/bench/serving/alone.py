@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from contract.errors import ExecutionError
 from contract.types import Request, TokenEvent
-from harness.bench.serving.plan import GREEDY, GUESSES, Tokens, random_prompts
+from harness.bench.engines import GREEDY
+from harness.bench.serving.plan import GUESSES, Tokens, random_prompts
 from reference.engine import Engine, EngineOptions
 from reference.engine.drafter import PromptLookup
 from reference.model.chat_template import encode_chat, load_chat_template

@@ -9,7 +9,8 @@ from itertools import pairwise
 
 from contract.errors import ExecutionError
 from contract.types import LOCAL_TENANT, FinishReason, QosClass, Request
-from harness.bench.serving.plan import GREEDY, SLOTS, ServingPlan, Tokens, random_prompts
+from harness.bench.engines import GREEDY
+from harness.bench.serving.plan import SLOTS, ServingPlan, Tokens, random_prompts
 from reference.engine import Engine, EngineOptions
 from reference.runner import ModelRunner
 from reference.sched.tenants import Tenants

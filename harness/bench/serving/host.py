@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 from contract.arithmetic import PAGE_TOKENS
 from contract.ir.inputs import InputRows
 from contract.tier import TierInfo
-from contract.types import Request, SamplingParams
+from contract.types import Request, TokenEvent
+from harness.bench.engines import GREEDY
 from harness.synth import sized_spec, write_synthetic
 from reference.cpu.tier import CpuBatch, CpuFence, CpuTier
 from reference.engine import Engine, EngineOptions
@@ -33,7 +34,6 @@ CHUNK_TOKENS = 8192
 """Prompt tokens per step; nothing computes them, so long contexts fill quickly."""
 CHURN_TOKENS = 64
 """Tokens of a request when requests come and go: with as many slots, one ends per step."""
-GREEDY = SamplingParams(repeat_last_n=0)
 
 
 class IdleTier(CpuTier):
@@ -118,7 +118,7 @@ def steady(runner: ModelRunner, steps: int) -> list[float]:
         engine.unstall(number)
     while len(engine.step()) < limits.slots:
         pass
-    return [_cpu_microseconds(engine) for _ in range(steps)]
+    return [_cpu_microseconds(engine)[0] for _ in range(steps)]
 
 
 def _churn(runner: ModelRunner, steps: int) -> list[float]:
@@ -136,15 +136,15 @@ def _churn(runner: ModelRunner, steps: int) -> list[float]:
     for slot in range(limits.slots):
         submit(1 + slot * CHURN_TOKENS // limits.slots)
     for _ in range(steps):
-        started = time.thread_time()
-        ended = sum(event.finish_reason is not None for event in engine.step())
-        found.append((time.thread_time() - started) * 1e6)
-        for _ in range(ended):
+        microseconds, events = _cpu_microseconds(engine)
+        found.append(microseconds)
+        for _ in range(sum(event.finish_reason is not None for event in events)):
             submit(CHURN_TOKENS)
     return found
 
 
-def _cpu_microseconds(engine: Engine) -> float:
+def _cpu_microseconds(engine: Engine) -> tuple[float, Sequence[TokenEvent]]:
+    """CPU time of a step in microseconds, and its events."""
     started = time.thread_time()
-    engine.step()
-    return (time.thread_time() - started) * 1e6
+    events = engine.step()
+    return (time.thread_time() - started) * 1e6, events

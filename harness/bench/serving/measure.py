@@ -81,21 +81,24 @@ def run_serving(plan: ServingPlan, say: Say = lambda text: None) -> dict[str, An
                 _measure_mixed(plan, runners[name], samples[name])
                 _measure_alone(runners[name], samples[name], prompt, repetition)
         facts = {"file": plan.model.name, "bytes": model.file.size, "vocab": model.config.vocab}
-    engines = {name: found.summaries() for name, found in samples.items()}
+    engines, peer_engines = (
+        {name: found.summaries() for name, found in group.items()} for group in (samples, peers)
+    )
+    peer = {"version": peer_version(), "engines": peer_engines} if peers else None
     report: dict[str, Any] = {
         "machine": machine_facts(),
         "model": facts,
         "settings": plan.settings,
-        "peer": _peer_facts(peers),
+        "peer": peer,
         "engines": engines,
         "ratios": _ratios(samples, peers),
         "host": _measure_host(plan, say),
     }
-    report["targets"] = judged(report)
+    report["targets"] = target_verdicts(report)
     return report
 
 
-def judged(report: Mapping[str, Any]) -> list[dict[str, Any]]:
+def target_verdicts(report: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Every target with the median measured for it, and whether it is met."""
     verdicts = []
     for name, found in report["engines"].items():
@@ -103,9 +106,10 @@ def judged(report: Mapping[str, Any]) -> list[dict[str, Any]]:
             values = report["ratios"].get(name, {}) if target.of_peer else found
             if target.metric in values:
                 verdicts.append(target.verdict(values[target.metric]["median"], name))
-    for kind, slots, context in _host_cases():
-        if slots == HOST_SLOTS[-1] and report["host"]:
-            target = Target(f"host_{kind}", HOST_MICROSECONDS, least=False)
+    slots = HOST_SLOTS[-1]
+    for kind in ("steady", "churn") if report["host"] else ():
+        target = Target(f"host_{kind}", HOST_MICROSECONDS, least=False)
+        for context in HOST_CONTEXTS:
             value = report["host"][f"{kind}_{slots}_{context}"]["median"]
             verdicts.append(target.verdict(value, f"{slots} slots at {context:,}"))
     return verdicts
@@ -198,10 +202,6 @@ def _measure_host(plan: ServingPlan, say: Say) -> dict[str, Any]:
     return found
 
 
-def _host_cases() -> list[tuple[str, int, int]]:
-    return [(k, s, c) for k in ("steady", "churn") for c in HOST_CONTEXTS for s in HOST_SLOTS]
-
-
 def _best(peers: Mapping[str, Samples], metric: str) -> str:
     return max(peers, key=lambda name: float(np.median(peers[name].values[metric])))
 
@@ -216,10 +216,3 @@ def _ratios(samples: Mapping[str, Samples], peers: Mapping[str, Samples]) -> dic
         name: {metric: ratio(ours.values[metric], theirs) for metric, theirs in best.items()}
         for name, ours in samples.items()
     }
-
-
-def _peer_facts(peers: Mapping[str, Samples]) -> dict[str, Any] | None:
-    if not peers:
-        return None
-    engines = {name: found.summaries() for name, found in peers.items()}
-    return {"version": peer_version(), "engines": engines}

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from contract.dtypes import BY_NAME
-from contract.types import SamplingParams
 from harness.bench.engines import PEER, fixed_workers
 from harness.bench.measure import BenchmarkPlan
 from harness.tiers import TierOptions, open_tier
@@ -24,7 +23,6 @@ CONTEXT = 1024
 CHUNK_TOKENS = 512
 GUESSES = 11
 """Most drafted tokens per sequence."""
-GREEDY = SamplingParams(repeat_last_n=0)
 Tokens = tuple[int, ...]
 
 
