@@ -5,8 +5,7 @@ the conformance list. The results of a step are kept whatever happens later."""
 
 from __future__ import annotations
 
-import io
-import tarfile
+import gzip
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -23,6 +22,7 @@ from accel.amd.system import findings
 from accel.amd.tools.trace import Trace, Tracer
 from contract.errors import TierUnavailable, ZincError, system_words
 from harness.conformance.__main__ import main as conformance
+from harness.conformance.package import tar_of
 from harness.tiers import REPORTED, SIMULATED, device_lines
 
 FOLDER = "zinc-rt-card"
@@ -49,13 +49,7 @@ class Card:
     def archive(self) -> bytes:
         """A gzipped tar of the report and the files."""
         report = "".join(f"{line}\n" for line in self.lines).encode()
-        buffer = io.BytesIO()
-        with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
-            for name, data in {REPORT: report, **self.files}.items():
-                member = tarfile.TarInfo(f"{FOLDER}/{name}")
-                member.size = len(data)
-                archive.addfile(member, io.BytesIO(data))
-        return buffer.getvalue()
+        return gzip.compress(tar_of(FOLDER, {REPORT: report, **self.files}))
 
 
 def examine(

@@ -95,7 +95,8 @@ def _list(reader: TraceReader) -> int:
         print(printable(f"limits: {', '.join(limits)}"))
     rows = [(k.name.lower(), f"{counts[k]:,}", f"{nbytes[k]:,}") for k in RecordKind if counts[k]]
     print(table([("RECORD", "COUNT", "BYTES"), *rows], right=(1, 2)))
-    _say_cut(reader)
+    if not reader.whole:
+        note("note: the end of the trace is missing; the recording was cut off")
     return 0
 
 
@@ -129,11 +130,6 @@ def _replay(args: argparse.Namespace, reader: TraceReader) -> int:
         return INCOMPLETE
     print(printable(f"identical: {said}"))
     return 0
-
-
-def _say_cut(reader: TraceReader) -> None:
-    if not reader.whole:
-        note("note: the end of the trace is missing; the recording was cut off")
 
 
 if __name__ == "__main__":

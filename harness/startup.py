@@ -34,6 +34,12 @@ def prepare_process() -> None:
     keep_interrupts()
 
 
+def python_path() -> str:
+    """PYTHONPATH of a child process that imports this source tree."""
+    root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    return os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
+
+
 def keep_interrupts() -> None:
     """Send a KeyboardInterrupt that Python throws away once more.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -96,7 +96,9 @@ def _panel(axes: Any, report: Report, metric: str) -> None:
     ]
     axes.bar(list(found), medians, color=colors, width=0.6, yerr=spread, capsize=3)
     for index, (name, rate) in enumerate(found.items()):
-        label = _label(rate["median"], report["ratios"].get(name, {}).get(metric))
+        label = digits(rate["median"])
+        if ratio := report["ratios"].get(name, {}).get(metric):
+            label += f"\n{ratio['median']:.2f}x"
         axes.annotate(
             label,
             (index, rate["maximum"]),
@@ -126,7 +128,3 @@ def _panel(axes: Any, report: Report, metric: str) -> None:
     axes.set_title(label_of(metric, report), fontsize=9, pad=TITLE_PAD)
     axes.set_ylabel("tokens per second")
     axes.spines[["top", "right"]].set_visible(False)
-
-
-def _label(rate: float, ratio: Mapping[str, Any] | None) -> str:
-    return digits(rate) if ratio is None else f"{digits(rate)}\n{ratio['median']:.2f}x"

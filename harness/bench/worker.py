@@ -17,11 +17,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import harness
 from contract.context_manager import ContextManager
 from contract.errors import ExecutionError, ZincError
 from harness.bench.engines import PeerEngine, Setup, Timing, open_engine
-from harness.startup import prepare_process
+from harness.startup import prepare_process, python_path
 
 if TYPE_CHECKING:
     import subprocess
@@ -44,8 +43,6 @@ class Worker(ContextManager):
 
         ``cache`` replaces every folder of cached kernels."""
         self.name = name
-        root = str(Path(harness.__file__).parents[1])
-        paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
         inherited = {name: value for name, value in os.environ.items() if name != NO_BYTECODE}
         # Imported here, because the child does without it.
         import subprocess
@@ -56,7 +53,7 @@ class Worker(ContextManager):
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env={**inherited, "PYTHONPATH": os.pathsep.join(paths), **_cache_variables(cache)},
+            env={**inherited, "PYTHONPATH": python_path(), **_cache_variables(cache)},
         )
         try:
             self._answer()

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from contract.types import FinishReason, SamplingParams
+from contract.types import FinishReason
 from harness.settings_table import names_in
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def show_answer(generation: TextGeneration) -> bool:
 def closing_line(generation: TextGeneration, session: Session) -> str:
     """The closing line: tokens, rates, drafts, tier and arithmetic, how tokens were drawn, and why
     a text was cut. Cached prompt tokens are not part of the rate."""
-    stats, info = generation.stats, session.tier.info
+    stats, info, drawn = generation.stats, session.tier.info, generation.sampling
     cached = f" ({stats.cached_tokens} cached)" if stats.cached_tokens else ""
     parts = [
         f"{stats.prompt_tokens} prompt tokens{cached} {stats.prompt_rate:.1f} tok/s",
@@ -52,7 +52,7 @@ def closing_line(generation: TextGeneration, session: Session) -> str:
         *([f"{stats.accepted} of {stats.drafted} drafts accepted"] if stats.drafted else []),
         info.name,
         info.arithmetic,
-        *_drawn(generation.sampling),
+        *([f"temperature {drawn.temperature:g}, seed {drawn.seed}"] if drawn.temperature else []),
         *_cut(generation, session),
     ]
     return f"[{' · '.join(parts)}]"
@@ -103,12 +103,6 @@ def record(generation: TextGeneration, session: Session) -> dict[str, Any]:
             ],
         },
     }
-
-
-def _drawn(sampling: SamplingParams) -> list[str]:
-    if sampling.temperature == 0:
-        return []
-    return [f"temperature {sampling.temperature:g}, seed {sampling.seed}"]
 
 
 def _cut(generation: TextGeneration, session: Session) -> list[str]:

@@ -156,7 +156,7 @@ class Chat:
             case "/help":
                 print(HELP, file=sys.stderr)
             case "/reset":
-                self.messages = [message for message in self.messages if _is_system(message)]
+                self.messages = [one for one in self.messages if one["role"] == "system"]
                 note("a new conversation")
             case "/system":
                 self.messages = opening(argument.strip() or None)
@@ -164,10 +164,6 @@ class Chat:
             case _:
                 note(f"no command {name}; /help lists them, // begins a message with a slash")
         return True
-
-
-def _is_system(message: dict[str, object]) -> bool:
-    return message["role"] == "system"
 
 
 def _typed_lines() -> Iterator[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from dataclasses import asdict
 from typing import Any
 
 from harness.cli.parser import add_json_flag
@@ -35,15 +36,7 @@ def check(args: argparse.Namespace) -> int:
     if args.json:
         document = {
             "ready": ready,
-            "findings": [
-                {
-                    "subject": finding.subject,
-                    "ok": finding.ok,
-                    "detail": finding.detail,
-                    "remedy": finding.remedy,
-                }
-                for finding in findings
-            ],
+            "findings": list(map(asdict, findings)),
             "settings": {
                 name: {"value": _plain(value), "source": settings.sources[name]}
                 for name, value in settings.items()

@@ -52,8 +52,9 @@ def export_plan_command(args: argparse.Namespace) -> int:
     if not path.parent.is_dir():
         raise ConfigError(f"{path}: there is no folder {path.parent}")
     from accel.native.c_library import INCLUDE, find_c_library
+    from harness.tiers import kernel_cache
 
-    library = find_c_library(_kernel_folder(), note)
+    library = find_c_library(kernel_cache("native"), note)
     weights = export(model_file(settings), _options(settings, args.all_logits), path)
     for what, file in (("plan", path), ("weights", weights)):
         print(f"{what:<8} {file} {file.stat().st_size:,} bytes")
@@ -126,10 +127,3 @@ def _options(settings: Settings, all_logits: bool) -> SessionOptions:
         all_logits=all_logits,
         slots=settings["slots"] or 1,
     )
-
-
-def _kernel_folder() -> Path:
-    """The folder in which the native tier stores libraries that it builds."""
-    from harness.tiers import kernel_cache
-
-    return kernel_cache("native")

@@ -96,7 +96,7 @@ def list_models(args: argparse.Namespace) -> int:
             format_bytes(row["memory_bytes"]) if "memory_bytes" in row else "",
             row.get("quant", ""),
             row.get("licence", ""),
-            _state(row),
+            ", ".join(state for state in ("installed", "active") if row[state]),
         )
         for row in rows
     ]
@@ -106,15 +106,6 @@ def list_models(args: argparse.Namespace) -> int:
         f"{catalog.MEMORY_CONTEXT_TOKENS:,} tokens and the program take"
     )
     return 0
-
-
-def _same(facts: dict[str, Any], active: dict[str, Any]) -> bool:
-    same_file = facts["path"] is not None and facts["path"] == active["path"]
-    return bool(facts["id"] == active["id"] or same_file)
-
-
-def _state(row: dict[str, Any]) -> str:
-    return ", ".join(state for state in ("installed", "active") if row[state])
 
 
 def show_active(args: argparse.Namespace) -> int:

@@ -45,9 +45,9 @@ from reference.model.tokenizer import load_tokenizer
 SHOWN_CHARACTERS = 200
 """Longest text shown completely in a summary, in characters."""
 SHOWN_ITEMS = 5
+"""Most items of an array shown in a summary."""
 SLOTS = (1, 2, 4, 8, 16)
 """Numbers of sequences for which a summary shows the context that fits."""
-"""Most items of an array shown in a summary."""
 
 
 def file_facts(file: GgufFile) -> dict[str, Any]:

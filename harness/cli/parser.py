@@ -155,6 +155,18 @@ def add_switch(group: argparse._ActionsContainer, *flags: str, help: str) -> Non
     group.add_argument(*flags, action="store_true", help=help)
 
 
+def add_quiet_flag(parser: argparse._ActionsContainer, printed: str) -> None:
+    """Add ``--quiet``, which leaves only what is ``printed`` and errors."""
+    parser.add_argument(
+        "-q",
+        "--quiet",
+        dest="silent",
+        action="store_true",
+        default=argparse.SUPPRESS,
+        help=f"print {printed} and errors only: no progress, no notes, no timings",
+    )
+
+
 def add_common_flags(leaf: argparse.ArgumentParser) -> None:
     """Add the flags of every command."""
     leaf.add_argument(
@@ -165,14 +177,7 @@ def add_common_flags(leaf: argparse.ArgumentParser) -> None:
     )
     if "--quiet" not in leaf._option_string_actions and isinstance(leaf, Parser):
         leaf.rare.add("silent")
-        leaf.add_argument(
-            "-q",
-            "--quiet",
-            dest="silent",
-            action="store_true",
-            default=argparse.SUPPRESS,
-            help="print results and errors only: no progress, no notes, no timings",
-        )
+        add_quiet_flag(leaf, "results")
 
 
 def shown_flags(action: argparse.Action) -> list[str]:

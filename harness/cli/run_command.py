@@ -8,7 +8,7 @@ from typing import Any
 
 from contract.errors import ConfigError, RequestError
 from harness.cli.model_argument import add_model_argument
-from harness.cli.parser import add_file, add_switch
+from harness.cli.parser import add_file, add_quiet_flag, add_switch
 from harness.cli.serving import RUN_SETTINGS, open_session, sampling_of
 from harness.cli.suggestions import names_model
 from harness.console import note
@@ -87,14 +87,7 @@ def _add_common(parser: Any, output: argparse._ArgumentGroup) -> None:
         metavar="TEXT",
         help="end the answer before this text. May be given several times",
     )
-    output.add_argument(
-        "-q",
-        "--quiet",
-        dest="silent",
-        action="store_true",
-        default=argparse.SUPPRESS,
-        help="print the answer and errors only: no progress, no notes, no timings",
-    )
+    add_quiet_flag(output, "the answer")
     add_file(output, "--trace", help="record every step, to be repeated by zinc-rt replay")
     add_file(output, "--timeline", help="write what happened when, to be shown by ui.perfetto.dev")
     parser.rare |= {"trace", "timeline"}

@@ -6,7 +6,7 @@ import argparse
 import json
 import logging
 import signal
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -155,7 +155,8 @@ def _serve(settings: Settings, signals: Signals, quiet: bool) -> int:
             f"{model.name} on {model.tier}: {model.limits.slots} slots of {model.context:,} tokens,"
             f" fingerprint {model.fingerprint}"
         )
-        note(f"sampling, where a request names none: {_shown(model.sampling.values)}")
+        sampling = (f"{name} {value:g}" for name, value in model.sampling.values.items())
+        note(f"sampling, where a request names none: {', '.join(sampling)}")
         began_with, _ = server.serving.began_with
         if model.name != began_with:
             note(f"it was chosen at the server in place of {began_with}, which can be chosen again")
@@ -197,10 +198,6 @@ def verify(args: argparse.Namespace) -> int:
         note("note: the stream tells no usage, so its counts were not compared")
     print("identical" if difference is None else f"different: {difference}")
     return 0 if difference is None else DIFFERENT
-
-
-def _shown(values: Mapping[str, float]) -> str:
-    return ", ".join(f"{name} {value:g}" for name, value in values.items())
 
 
 def _ways_in(server: Running) -> Iterator[str]:

@@ -86,10 +86,8 @@ def _chosen(args: argparse.Namespace) -> int:
         for group, line in digest_lines(must_pass_ids()).items():
             print(group, line)
         return 0
-    return _verify(args) if args.verify is not None else _run(args)
-
-
-def _verify(args: argparse.Namespace) -> int:
+    if args.verify is None:
+        return _run(args)
     verdict = verify_package(args.verify, load_must_pass(args.must_pass))
     print("\n".join(verdict.lines()))
     return 0 if verdict.conformant else 1

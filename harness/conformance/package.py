@@ -33,7 +33,7 @@ def pack(members: Mapping[str, bytes]) -> bytes:
     """The archive of all MEMBERS."""
     buffer = io.BytesIO()
     with gzip.GzipFile(filename="", mode="wb", fileobj=buffer, compresslevel=9, mtime=0) as file:
-        file.write(_tar({MANIFEST: _manifest(members), **_ordered(members)}))
+        file.write(tar_of(FOLDER, {MANIFEST: _manifest(members), **_ordered(members)}))
     return buffer.getvalue()
 
 
@@ -85,11 +85,12 @@ def _manifest(members: Mapping[str, bytes]) -> bytes:
     return (json.dumps({"format": FORMAT, "members": entries}, indent=1) + "\n").encode()
 
 
-def _tar(files: Mapping[str, bytes]) -> bytes:
+def tar_of(folder: str, files: Mapping[str, bytes]) -> bytes:
+    """A tar archive of files in a folder, which depends on them alone."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.USTAR_FORMAT) as archive:
         for name, data in files.items():
-            member = tarfile.TarInfo(f"{FOLDER}/{name}")
+            member = tarfile.TarInfo(f"{folder}/{name}")
             member.size = len(data)
             archive.addfile(member, io.BytesIO(data))
     return buffer.getvalue()
@@ -130,7 +131,7 @@ def _untar(path: Path, content: bytes) -> dict[str, bytes]:
                 found[name] = file.read()
     except (tarfile.TarError, OSError, EOFError) as error:
         raise _refused(path, f"truncated or damaged ({system_words(error)})") from None
-    if _tar(found) != content:
+    if tar_of(FOLDER, found) != content:
         raise _refused(path, "is not laid out as this format is")
     return found
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
@@ -138,16 +138,12 @@ def run_cases(
             status = PASS if not findings else WAIVED if waiver else FAIL
             reason = waiver.reason if waiver else ""
             results.append(CaseResult(case, status, seconds, tuple(findings), reason))
-            log.add(f"{status} {case}{_explained(findings)}")
+            log.add("\n".join([f"{status} {case}", *map(json.dumps, findings)]))
             progress.advance(1)
     finally:
         progress.close()
         device.close()
     return facts, results
-
-
-def _explained(findings: Sequence[Finding]) -> str:
-    return "".join(f"\n{json.dumps(finding)}" for finding in findings)
 
 
 def conformance_package(

@@ -35,7 +35,9 @@ CallEngine = Callable[[Callable[[Tenanted], None]], None]
 
 
 @dataclass(frozen=True, slots=True)
-class _Read:
+class _TenantsFile:
+    """The contents of the file that were read last."""
+
     accounts: dict[int, Account]
     keyring: Keyring
     digest: bytes
@@ -51,8 +53,8 @@ class Accounts:
         self._looked = time.monotonic()
         self.on_change: list[Callable[[Collection[int]], None]] = []
         """Called with the ids of all tenants after they changed."""
-        self._read = (
-            _Read({LOCAL_TENANT.id: LOCAL}, Keyring(), b"") if path is None else _read(path)
+        self._file = (
+            _TenantsFile({LOCAL_TENANT.id: LOCAL}, Keyring(), b"") if path is None else _read(path)
         )
 
     @property
@@ -73,11 +75,11 @@ class Accounts:
     def of(self, authorization: str | None, api_key: str | None = None) -> Account:
         """The account of a key: from an ``Authorization`` header, or else ``api_key`` from a header
         of its own. Raises ApiError 401."""
-        read = self._read
+        file = self._file
         if not self.keyed:
             return LOCAL
         key = presented_key(authorization or (api_key and f"Bearer {api_key}"))
-        tenant = None if key is None else read.keyring.tenant_of(key)
+        tenant = None if key is None else file.keyring.tenant_of(key)
         if tenant is None:
             problem = "an API key is needed" if key is None else "this API key is not known"
             raise ApiError(
@@ -85,7 +87,7 @@ class Accounts:
                 f"{problem}; send the header Authorization: Bearer KEY, or X-Api-Key: KEY",
                 code="invalid_api_key",
             )
-        return read.accounts[tenant]
+        return file.accounts[tenant]
 
     def named(self, name: str) -> Account | None:
         """The account with an id or a name."""
@@ -94,7 +96,7 @@ class Accounts:
     @property
     def all(self) -> Sequence[Account]:
         """All accounts."""
-        return list(self._read.accounts.values())
+        return list(self._file.accounts.values())
 
     def refresh(self, call: CallEngine) -> None:
         """Read the file again if it changed, at most once in LOOK_SECONDS, and change the engine.
@@ -119,24 +121,24 @@ class Accounts:
     def send_to(self, call: CallEngine) -> None:
         """Replace the tenants of an engine by the current ones."""
         with self._lock:
-            call(_replacing_tenants(self._read.accounts))
+            call(_replacing_tenants(self._file.accounts))
 
     def _reload(self, path: Path, call: CallEngine) -> None:
         try:
-            if _digest(path) == self._read.digest:
+            if _digest(path) == self._file.digest:
                 return
             fresh = _read(path)
             call(_replacing_tenants(fresh.accounts))
         except (ConfigError, ValueError) as error:
             log.error("the tenants stay as they were: %s", error)
             return
-        self._read = fresh
+        self._file = fresh
         for changed in self.on_change:
             changed(fresh.accounts.keys())
         log.info("%d tenants, %d keys read from %s", len(fresh.accounts), len(fresh.keyring), path)
 
 
-def _read(path: Path) -> _Read:
+def _read(path: Path) -> _TenantsFile:
     digest = _digest(path)
     accounts = read_accounts(path)
     keyring = Keyring((key, account.tenant.id) for account in accounts for key in account.keys)
@@ -145,7 +147,7 @@ def _read(path: Path) -> _Read:
             f"{path}: no tenant has a key, so nobody could be served; `zinc-rt tenants key` makes "
             "one"
         )
-    return _Read({account.tenant.id: account for account in accounts}, keyring, digest)
+    return _TenantsFile({account.tenant.id: account for account in accounts}, keyring, digest)
 
 
 def _digest(path: Path) -> bytes:

@@ -107,8 +107,7 @@ class ModelHandlers:
                 return described
         for facts in self._managed():
             if facts["id"] == model:
-                return {"id": model, "object": "model", "created": 0, "owned_by": "zinc-rt",
-                        "x_zinc": facts}  # fmt: skip
+                return _card(model, 0) | {"x_zinc": facts}
         raise _unknown(model)
 
     def _background(self) -> Iterator[Json]:
@@ -118,9 +117,7 @@ class ModelHandlers:
                 yield _described(model)
             else:
                 created = int(self._serving.by_name[name].stat().st_mtime)
-                facts = {"id": name, "object": "model", "created": created, "owned_by": "zinc-rt"}
-                more = _for_anthropic(name, created)
-                yield {**facts, **more, "x_zinc": {"loaded": False}}
+                yield _card(name, created) | {"x_zinc": {"loaded": False}}
 
     def pull_model(self, raw: bytes) -> Answered:
         need_admin()
@@ -195,21 +192,18 @@ def _memory_available(served: ServedModel) -> int | None:
     return psutil.virtual_memory().available
 
 
-def _for_anthropic(name: str, created: int) -> Json:
-    """The fields of a model that Anthropic's clients read in addition to OpenAI's."""
+def _card(name: str, created: int) -> Json:
+    """The fields of a model that OpenAI's clients read, and Anthropic's in addition to them."""
     at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(created))
-    return {"type": "model", "display_name": name, "created_at": at}
+    openai = {"id": name, "object": "model", "created": created, "owned_by": "zinc-rt"}
+    return openai | {"type": "model", "display_name": name, "created_at": at}
 
 
 def _described(model: ServedModel) -> Json:
     """A model that answers."""
     template = model.template
     return {
-        "id": model.name,
-        "object": "model",
-        "created": model.created,
-        "owned_by": "zinc-rt",
-        **_for_anthropic(model.name, model.created),
+        **_card(model.name, model.created),
         "x_zinc": {
             "fingerprint": model.fingerprint,
             "context": model.context,

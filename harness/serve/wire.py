@@ -303,7 +303,18 @@ def decode(
     """``body`` as ``kind``; ApiError 400 naming what is wrong. Unknown fields that change nothing
     are added to ``ignored``, and refused without; ``prepare`` changes the value before that."""
     with parsing(body):
-        return _decoded(body, kind, ignored, prepare)
+        try:
+            value: Any = loads(body, exact=True)
+        except BadJson as error:
+            raise ApiError(400, f"the body {error}", code="invalid_json") from None
+        if isinstance(value, dict):
+            value = {k: one if k in SCHEMA_FIELDS else with_floats(one) for k, one in value.items()}
+            if prepare is not None and ignored is not None:
+                value = prepare(value, ignored)
+            value = served_fields(value, kind, ignored)
+        elif isinstance(value, list):
+            value = with_floats(value)
+        return converted(value, kind)
 
 
 class _Named(Struct):
@@ -316,23 +327,6 @@ def model_named(body: bytes) -> str | None:
         return msgspec.json.decode(body, type=_Named).model
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
         return None
-
-
-def _decoded(
-    body: bytes, kind: type[Body], ignored: list[str] | None, prepare: Prepare | None
-) -> Body:
-    try:
-        value: Any = loads(body, exact=True)
-    except BadJson as error:
-        raise ApiError(400, f"the body {error}", code="invalid_json") from None
-    if isinstance(value, dict):
-        value = {k: one if k in SCHEMA_FIELDS else with_floats(one) for k, one in value.items()}
-        if prepare is not None and ignored is not None:
-            value = prepare(value, ignored)
-        value = served_fields(value, kind, ignored)
-    elif isinstance(value, list):
-        value = with_floats(value)
-    return converted(value, kind)
 
 
 def given_fields(body: Struct, names: Iterable[str]) -> dict[str, Any]:

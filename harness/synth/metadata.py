@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from harness.synth.groups import ExpertSpec, Gemma, MambaSpec, Recurrent, ShortConvSpec
+from harness.synth.groups import ExpertSpec, Gemma, MambaSpec, Recurrent
 from harness.synth.spec import COHERES, SynthSpec
 
 RMS_EPSILON = 1e-6
@@ -61,7 +61,8 @@ def architecture_keys(spec: SynthSpec) -> dict[str, Any]:
     if spec.recurrent is not None:
         keys |= _recurrent_keys(spec, spec.recurrent)
     if spec.short_conv is not None:
-        keys |= _short_conv_keys(spec, spec.short_conv)
+        keys["attention.head_count_kv"] = _kv_heads(spec)
+        keys["shortconv.l_cache"] = spec.short_conv.kernel
     if spec.mamba is not None:
         keys |= _mamba_keys(spec, spec.mamba)
     if spec.gemma is not None:
@@ -99,10 +100,6 @@ def _recurrent_keys(spec: SynthSpec, recurrent: Recurrent) -> dict[str, Any]:
     if spec.architecture != "qwen3next":
         keys["rope.dimension_sections"] = list(ROPE_SECTIONS)
     return keys
-
-
-def _short_conv_keys(spec: SynthSpec, short: ShortConvSpec) -> dict[str, Any]:
-    return {"attention.head_count_kv": _kv_heads(spec), "shortconv.l_cache": short.kernel}
 
 
 def _mamba_keys(spec: SynthSpec, mamba: MambaSpec) -> dict[str, Any]:

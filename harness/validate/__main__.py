@@ -104,7 +104,9 @@ def _run(args: argparse.Namespace) -> ValidationReport:
     with ExitStack() as stack:
         model = open_model(path)
         stack.callback(model.file.close)
-        layers = None if args.layers == "all" else _layers(args.layers, model)
+        layers = None
+        if args.layers != "all":
+            layers = _integers("--layers", args.layers, model.config.layers)
         workload = Workload(
             _tokens(args, model), args.chunk, args.decode, BY_NAME[settings["kv_dtype"]]
         )
@@ -124,10 +126,6 @@ def _integers(flag: str, text: str, bound: int) -> tuple[int, ...]:
         if not 0 <= number < bound:
             raise ConfigError(f"{flag}: {number} is outside 0 to {bound - 1}")
     return numbers
-
-
-def _layers(text: str, model: Model) -> tuple[int, ...]:
-    return _integers("--layers", text, model.config.layers)
 
 
 def _tokens(args: argparse.Namespace, model: Model) -> tuple[int, ...]:

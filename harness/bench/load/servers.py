@@ -18,7 +18,6 @@ from pathlib import Path
 
 import psutil
 
-import harness
 from contract.errors import ConfigError, ExecutionError
 from contract.extras import install_command
 from harness.bench.engines import PEER, check_peer
@@ -26,6 +25,7 @@ from harness.bench.load.clients import ServerTarget
 from harness.bench.load.plan import MIX_CONTEXT
 from harness.client import ServerClient, ServerError
 from harness.serve.keys import key_digest, new_key
+from harness.startup import python_path
 
 READY_SECONDS = 120.0
 END_SECONDS = 30.0
@@ -153,11 +153,9 @@ def _tenants_file(keys: Sequence[str]) -> str:
 def attended(module: str, words: Sequence[str]) -> Iterator[subprocess.Popen[str]]:
     """A process that runs a module and ends with the block or with this process, however that is
     killed."""
-    root = str(Path(harness.__file__).parents[1])
-    paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
     with subprocess.Popen(
         [sys.executable, "-m", "harness.bench.load.attended", module, *words],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+        env={**os.environ, "PYTHONPATH": python_path()},
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,

@@ -11,11 +11,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-import harness
 from harness.extras import optional_libraries
 from harness.host.hosted import HostedModel
 from harness.host.open import prepare_session
 from harness.serve.model import ModelOptions, ServedModel, served_session
+from harness.startup import python_path
 
 if TYPE_CHECKING:
     from ray.serve.handle import DeploymentHandle
@@ -54,8 +54,7 @@ def _deployed(
         from ray.serve.config import RequestRouterConfig
     from harness.serve.replicas.replica import Replica
 
-    here = str(Path(harness.__file__).parents[1])
-    environment = {"PYTHONPATH": os.pathsep.join((here, os.environ.get("PYTHONPATH", "")))}
+    environment = {"PYTHONPATH": python_path()}
     if "RAY_ADDRESS" in os.environ:
         ray.init(log_to_driver=False, runtime_env={"env_vars": environment})
     else:
