@@ -82,11 +82,11 @@ def run_server_bench(bench: ServerBench, say: Say = lambda text: None) -> dict[s
         "errors": errors,
         "ratios": _ratios(samples),
     }
-    report["targets"] = target_verdicts(report)
+    report["targets"] = judged(report)
     return report
 
 
-def target_verdicts(report: Mapping[str, Any]) -> list[dict[str, Any]]:
+def judged(report: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Every target with a measured value, and whether it is met."""
     verdicts = []
     for target in TARGETS:

@@ -94,11 +94,11 @@ def run_serving(plan: ServingPlan, say: Say = lambda text: None) -> dict[str, An
         "ratios": _ratios(samples, peers),
         "host": _measure_host(plan, say),
     }
-    report["targets"] = target_verdicts(report)
+    report["targets"] = judged(report)
     return report
 
 
-def target_verdicts(report: Mapping[str, Any]) -> list[dict[str, Any]]:
+def judged(report: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Every target with the median measured for it, and whether it is met."""
     verdicts = []
     for name, found in report["engines"].items():
