@@ -21,7 +21,7 @@ from harness.cli.prompt import (
     read_prompt,
     user,
 )
-from harness.cli.serving import open_session, sampling_of
+from harness.cli.sessions import open_session, sampling_of
 from harness.client import ServerError
 from harness.console import note
 from harness.host.options import Recording

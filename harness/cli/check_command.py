@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import Any
 
 from harness.cli.parser import add_json_flag
-from harness.cli.serving import RUN_SETTINGS
+from harness.cli.sessions import RUN_SETTINGS
 from harness.console import printable
 from harness.settings import add_flags, resolve
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from contract.errors import ConfigError
 from harness.cli.parser import add_switch
-from harness.cli.serving import MODEL_SETTINGS, model_file
+from harness.cli.sessions import MODEL_SETTINGS, model_file
 from harness.console import note
 from harness.settings import Settings, add_flags, group_of, resolve
 

@@ -22,7 +22,7 @@ from harness.arranged_weights import arranged_usage
 from harness.catalog import CatalogEntry, WheelMember
 from harness.cli.exactness import broken_rules
 from harness.cli.prompt import encode_messages, opening, user
-from harness.cli.serving import model_file, session_options
+from harness.cli.sessions import model_file, session_options
 from harness.digest import file_digest
 from harness.host.open import Prepared, prepare_session
 from harness.settings import Settings

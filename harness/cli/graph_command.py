@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from contract.errors import ConfigError
 from harness.cli.parser import add_count
-from harness.cli.serving import MODEL_SETTINGS, model_file
+from harness.cli.sessions import MODEL_SETTINGS, model_file
 from harness.settings import Settings, add_flags, group_of, resolve
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from contract.errors import ModelFileError, RequestError
 from harness.cli.layer_text import layer_rows
 from harness.cli.parser import add_json_flag, add_switch
-from harness.cli.serving import MODEL_SETTINGS, TIER_SETTINGS, model_file, tier_options
+from harness.cli.sessions import MODEL_SETTINGS, TIER_SETTINGS, model_file, tier_options
 from harness.console import printable, table
 from harness.settings import Settings, add_flags, group_of, resolve
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from contract.errors import ConfigError, NonFiniteLogits, RequestError
 from harness.cli.parser import add_count, add_json_flag, add_switch
-from harness.cli.serving import ENGINE_SETTINGS, MODEL_SETTINGS, open_session
+from harness.cli.sessions import ENGINE_SETTINGS, MODEL_SETTINGS, open_session
 from harness.console import printable, table
 from harness.settings import add_flags, group_of, resolve
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from accel.user_folders import user_folder
 from contract.errors import ConfigError
 from harness.cli.parser import add_file, add_switch
-from harness.cli.serving import model_file
+from harness.cli.sessions import model_file
 from harness.console import note, printable, table
 from harness.settings import Settings, group_of
 

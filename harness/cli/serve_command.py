@@ -20,7 +20,7 @@ from harness.cli.receipts_command import (
     refuse_receipt_flags,
     verify_receipt_file,
 )
-from harness.cli.serving import ENGINE_SETTINGS, MODEL_SETTINGS, model_file, session_options
+from harness.cli.sessions import ENGINE_SETTINGS, MODEL_SETTINGS, model_file, session_options
 from harness.console import complain, note
 from harness.extras import optional_libraries
 from harness.interrupts import INTERRUPTED
@@ -157,7 +157,7 @@ def _serve(settings: Settings, signals: Signals, quiet: bool) -> int:
         )
         sampling = (f"{name} {value:g}" for name, value in model.sampling.values.items())
         note(f"sampling, where a request names none: {', '.join(sampling)}")
-        began_with, _ = server.serving.began_with
+        began_with, _ = server.models.began_with
         if model.name != began_with:
             note(f"it was chosen at the server in place of {began_with}, which can be chosen again")
         with announced(server, settings["drain_seconds"]):

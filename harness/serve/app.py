@@ -34,8 +34,8 @@ from harness.serve.random_pool import random_bytes
 from harness.serve.receipts.routes import ReceiptHandlers
 from harness.serve.responses.routes import RESPONSES_ROUTES, ResponsesHandlers
 from harness.serve.routes import ROUTES, Handlers
+from harness.serve.server_models import Lease, ServerModels
 from harness.serve.service import Began
-from harness.serve.serving import Lease, Serving
 from harness.serve.tenant_routes import TenantHandlers
 from harness.serve.wire import model_named
 from harness.tenants import Account
@@ -82,9 +82,9 @@ class _App(Flask):
     """Checks before every request, and headers and the log after it. It goes past what of Flask
     looks for sessions, signals, blueprints and coroutines, which no route has."""
 
-    def __init__(self, serving: Serving, options: AppOptions) -> None:
+    def __init__(self, models: ServerModels, options: AppOptions) -> None:
         super().__init__("zinc_rt", static_folder=None)
-        self._serving, self._options = serving, options
+        self._models, self._options = models, options
         self.config["MAX_CONTENT_LENGTH"] = options.max_body
         self.url_map.merge_slashes = False
         self.url_map.strict_slashes = False
@@ -124,22 +124,22 @@ class _App(Flask):
     def _admit(self, here: Any, asked: Request) -> Response | None:
         """The checks of a request, and what its route finds of it in ``g``."""
         here.began = time.monotonic()
-        header, options, serving = asked.environ.get, self._options, self._serving
+        header, options, models = asked.environ.get, self._options, self._models
         asked_id = header("HTTP_X_REQUEST_ID", "")
         sound = REQUEST_ID.fullmatch(asked_id) is not None
         here.request_id = asked_id if sound else "req_" + random_bytes(12).hex()
         here.ignored = None if options.reject_unknown else []
         options.host_check.check_request(asked)
-        here.lease = serving.lease()
+        here.lease = models.lease()
         here.service = here.lease.service
         if asked.method == "OPTIONS" and header("HTTP_ACCESS_CONTROL_REQUEST_METHOD"):
             # A browser asks before it sends a page's request, and without its key.
             return Response(status=HTTPStatus.NO_CONTENT)
         if asked.path.rstrip("/") == OPEN_PATH or asked.path in options.page:
             return None
-        serving.refresh()
+        models.refresh()
         keys = header("HTTP_AUTHORIZATION"), header("HTTP_X_API_KEY")
-        here.account = serving.accounts.of(*keys)
+        here.account = models.accounts.of(*keys)
         return None
 
     def _noted(self, response: Response) -> Response:
@@ -153,14 +153,14 @@ class _App(Flask):
         return response
 
 
-def make_app(serving: Serving, pulls: Pulls, options: AppOptions) -> Flask:
+def make_app(models: ServerModels, pulls: Pulls, options: AppOptions) -> Flask:
     """The application of a server."""
-    app = _App(serving, options)
+    app = _App(models, options)
     general = Handlers(options.version)
-    models = ModelHandlers(serving, options.cache_dir, pulls)
-    ollama = OllamaHandlers(serving, pulls, options.version)
-    accounts, slots = serving.accounts, serving.service.slots
-    responses = serving.service.responses
+    model_routes = ModelHandlers(models, options.cache_dir, pulls)
+    ollama = OllamaHandlers(models, pulls, options.version)
+    accounts, slots = models.accounts, models.service.slots
+    responses = models.service.responses
 
     def only_these(_: object = None) -> None:
         slots.only(accounts.tenants)
@@ -170,18 +170,18 @@ def make_app(serving: Serving, pulls: Pulls, options: AppOptions) -> Flask:
     accounts.on_change.append(only_these)
     dialects = (ResponsesHandlers(), AnthropicHandlers(), ollama)
     texts = (general, LlamaCppHandlers(), *dialects)
-    handlers = (*texts, models, TenantHandlers(serving), ReceiptHandlers())
+    handlers = (*texts, model_routes, TenantHandlers(models), ReceiptHandlers())
 
     app.register_error_handler(Exception, _refused)
 
     def choose(body: bytes) -> None:
-        if not (serving.by_name or g.account.models):
+        if not (models.by_name or g.account.models):
             return
-        name = serving.permitted(model_named(body), g.account.models)
-        if not serving.by_name:
+        name = models.permitted(model_named(body), g.account.models)
+        if not models.by_name:
             return
         before = g.lease
-        g.lease = serving.lease(name)
+        g.lease = models.lease(name)
         g.service = g.lease.service
         before.release()
 

@@ -20,8 +20,8 @@ from harness.serve.gate import need_admin
 from harness.serve.model import ServedModel
 from harness.serve.openapi import Route
 from harness.serve.pulls import Pulls, pull_stream, pull_whole
+from harness.serve.server_models import ServerModels
 from harness.serve.service import Answered
-from harness.serve.serving import Serving
 from harness.serve.wire import Id, decode
 
 IN_USE = "model_in_use"
@@ -63,8 +63,8 @@ MODEL_ROUTES = (
 class ModelHandlers:
     """One method for each of MODEL_ROUTES, named by it."""
 
-    def __init__(self, serving: Serving, cache_dir: Path, pulls: Pulls) -> None:
-        self._serving = serving
+    def __init__(self, models: ServerModels, cache_dir: Path, pulls: Pulls) -> None:
+        self._models = models
         self._cache_dir = cache_dir
         self._pulls = pulls
 
@@ -79,7 +79,7 @@ class ModelHandlers:
                 *_adapters_of(g.service.model),
                 *self._background(),
             )
-            if self._serving.is_permitted(described["id"], g.account.models)
+            if self._models.is_permitted(described["id"], g.account.models)
         ]
         return {
             "object": "list",
@@ -101,7 +101,7 @@ class ModelHandlers:
                 return described
         if served.is_called(model):
             return _described(served)
-        model = self._serving.canonical(model) or model
+        model = self._models.canonical(model) or model
         for described in self._background():
             if described["id"] == model:
                 return described
@@ -112,11 +112,11 @@ class ModelHandlers:
 
     def _background(self) -> Iterator[Json]:
         """The other models that requests may name."""
-        for name, model in self._serving.others.items():
+        for name, model in self._models.others.items():
             if model is not None:
                 yield _described(model)
             else:
-                created = int(self._serving.by_name[name].stat().st_mtime)
+                created = int(self._models.by_name[name].stat().st_mtime)
                 yield _card(name, created) | {"x_zinc": {"loaded": False}}
 
     def pull_model(self, raw: bytes) -> Answered:
@@ -128,7 +128,7 @@ class ModelHandlers:
     def activate_model(self, raw: bytes) -> Json:
         need_admin()
         name = decode(raw, InstalledModel).model
-        return _described(self._serving.activate(name, self._path_of(name)).model)
+        return _described(self._models.activate(name, self._path_of(name)).model)
 
     def remove_named_model(self, raw: bytes) -> Json:
         need_admin()
@@ -143,10 +143,10 @@ class ModelHandlers:
             raise _not_installed(name)
         freed = 0
         if found is not None:
-            if found.path.resolve() in self._serving.paths:
+            if found.path.resolve() in self._models.paths:
                 problem = f"{name} answers requests; activate another one first"
                 raise model_refused(400, problem, IN_USE)
-            if found.path.resolve() == self._serving.began_with[1].resolve():
+            if found.path.resolve() == self._models.began_with[1].resolve():
                 problem = (
                     f"{name} is what the server is started with, and would be fetched again; "
                     "start it with another --model first"
@@ -159,9 +159,9 @@ class ModelHandlers:
     def _managed(self) -> Iterator[Json]:
         """The models of the catalog and the cache, those on their way there, and the one the server
         began with."""
-        served = self._serving.paths[0]
+        served = self._models.paths[0]
         pulls = self._pulls.states()
-        began_with, path = self._serving.began_with
+        began_with, path = self._models.began_with
         for facts in catalog.managed_models(self._cache_dir):
             where = facts.pop("path")
             active = where is not None and Path(where).resolve() == served
@@ -176,7 +176,7 @@ class ModelHandlers:
 
     def _path_of(self, name: str) -> Path:
         """The file of an installed model. Raises ApiError 404."""
-        began_with, path = self._serving.began_with
+        began_with, path = self._models.began_with
         if name == began_with:
             return path
         found = catalog.find_pulled(known_model(name), self._cache_dir)

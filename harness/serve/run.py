@@ -32,8 +32,8 @@ from harness.serve.page import read_page
 from harness.serve.pulls import Pulls
 from harness.serve.receipts.store import ReceiptStore
 from harness.serve.responses.store import ResponseStore
+from harness.serve.server_models import Opener, ServerModels
 from harness.serve.service import Service
-from harness.serve.serving import Opener, Serving
 
 MAX_BODY_BYTES = 8 << 20
 """Longest body of a request: a context of a million tokens has room in it."""
@@ -73,19 +73,19 @@ class ServeOptions:
 class Running:
     """A server that answers."""
 
-    serving: Serving
+    models: ServerModels
     http: HttpServer
     url: str
 
     @property
     def service(self) -> Service:
         """The service of the active model."""
-        return self.serving.service
+        return self.models.service
 
     def drain(self, seconds: float) -> None:
         """Refuse new requests, and let those under way end and be answered for so long."""
         deadline = time.monotonic() + seconds
-        self.serving.close(seconds)
+        self.models.close(seconds)
         self.http.close(deadline - time.monotonic())
 
 
@@ -109,14 +109,14 @@ def running(
         )
     with ExitStack() as owned:
         ledger = owned.enter_context(LedgerStore(options.ledger))
-        serving = owned.enter_context(_serving(options, accounts, ledger, progress, owned))
+        models = owned.enter_context(_open_models(options, accounts, ledger, progress, owned))
         if options.slot_save_path is not None:
-            serving.service.slots = SlotTable(SlotFolder(options.slot_save_path))
+            models.service.slots = SlotTable(SlotFolder(options.slot_save_path))
         if options.state is not None:
-            serving.service.responses = owned.enter_context(ResponseStore(options.state))
+            models.service.responses = owned.enter_context(ResponseStore(options.state))
         pulls = owned.enter_context(closing(Pulls(options.cache_dir)))
         app = make_app(
-            serving,
+            models,
             pulls,
             AppOptions(
                 host_check=HostCheck((*options.allowed_hosts, options.host), options.cors),
@@ -128,31 +128,31 @@ def running(
             ),
         )
         engines = options.replicas or 1
-        at_once = engines * (serving.service.model.limits.slots + options.model.session.queue_depth)
+        at_once = engines * (models.service.model.limits.slots + options.model.session.queue_depth)
         http = HttpServer(app, ListenOptions(options.host, options.port, at_once, MAX_BODY_BYTES))
         about_to_listen()
         http.start()
         host = reachable_host(options.host)
-        server = Running(serving, http, f"http://{host}:{http.port}")
+        server = Running(models, http, f"http://{host}:{http.port}")
         try:
             yield server
         finally:
             server.drain(0.0)
 
 
-def _serving(
+def _open_models(
     options: ServeOptions,
     accounts: Accounts,
     ledger: LedgerStore,
     progress: Progress | None,
     owned: ExitStack,
-) -> Serving:
+) -> ServerModels:
     receipts = None
     if options.receipts is not None:
         receipts = owned.enter_context(ReceiptStore(options.receipts))
     if options.replicas:
         open_them, first = _replicas(options), options.model.name
-        return Serving(options.path, first, open_them, accounts, ledger, receipts=receipts)
+        return ServerModels(options.path, first, open_them, accounts, ledger, receipts=receipts)
     forget = forgetting(options.model.session.disk_cache)
     thread = owned.enter_context(EngineThread(accounts.tenants, forget=forget))
 
@@ -173,18 +173,20 @@ def _serving(
         shown = progress or NullProgress()
         return open_model(path, named, thread, owned, shown)
 
-    def serving(path: Path, name: str) -> Serving:
+    def opened(path: Path, name: str) -> ServerModels:
         began_with = options.model.name, options.path
         beside = options.beside
-        return Serving(path, name, open_it, accounts, ledger, began_with, beside, thread, receipts)
+        return ServerModels(
+            path, name, open_it, accounts, ledger, began_with, beside, thread, receipts
+        )
 
     activated = ledger.activated(options.path)
     if activated is not None:
         try:
-            return serving(_installed(activated, options.cache_dir), activated)
+            return opened(_installed(activated, options.cache_dir), activated)
         except ZincError as error:
             log.warning("%s was activated and cannot answer now: %s", activated, error)
-    return serving(options.path, options.model.name)
+    return opened(options.path, options.model.name)
 
 
 def _installed(name: str, cache_dir: Path) -> Path:

@@ -63,10 +63,10 @@ class Signals:
 
         Returns whether the signal was SIGINT, or a second one came."""
         number = self._next()
-        while number == RELOAD and server.serving.accounts.path is not None:
+        while number == RELOAD and server.models.accounts.path is not None:
             log.info("reading the tenants again")
             try:
-                server.serving.accounts.reload(server.serving.change_tenants)
+                server.models.accounts.reload(server.models.change_tenants)
             except EngineStopped as error:
                 log.error("the tenants stay as they were: %s", error)
             number = self._next()

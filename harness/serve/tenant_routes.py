@@ -18,7 +18,7 @@ from harness.serve.answers import Json
 from harness.serve.errors import ApiError
 from harness.serve.gate import need_admin
 from harness.serve.openapi import Route
-from harness.serve.serving import Serving
+from harness.serve.server_models import ServerModels
 from harness.serve.wire import decode
 from harness.tenants import Account, account_facts
 from harness.tenants_file import add_tenant, remove_tenant, rotate_key
@@ -76,9 +76,9 @@ TENANT_ROUTES = (
 class TenantHandlers:
     """One method for each of TENANT_ROUTES, named by it."""
 
-    def __init__(self, serving: Serving) -> None:
-        self._serving = serving
-        self._accounts: Accounts = serving.accounts
+    def __init__(self, models: ServerModels) -> None:
+        self._models = models
+        self._accounts: Accounts = models.accounts
 
     def tenants(self) -> Json:
         if not g.account.operator:
@@ -161,7 +161,7 @@ class TenantHandlers:
         )
 
     def _reload(self) -> None:
-        self._accounts.reload(self._serving.change_tenants)
+        self._accounts.reload(self._models.change_tenants)
 
 
 def _no_such_tenant() -> ApiError:

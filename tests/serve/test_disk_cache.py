@@ -147,7 +147,7 @@ def test_a_later_group_of_the_same_number_finds_nothing(
         assert ask(Http(third.url), "carl")["x_zinc"]["cached"] == {"tokens": 0}
         for tenants in (grouped(ann=7, bob=None, carl=None), grouped(ann=None, bob=7, carl=7)):
             file.write_text(tenants)
-            third.serving.accounts.reload(third.serving.change_tenants)
+            third.models.accounts.reload(third.models.change_tenants)
         assert ask(Http(third.url), "bob")["x_zinc"]["cached"] == {"tokens": 0}
         flush(third)
     with serve(disk_cache=folder, tenants=file) as fourth:

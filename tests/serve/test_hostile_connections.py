@@ -134,7 +134,7 @@ def test_nor_by_the_application_under_another_server(server: Running, tmp_path: 
     """Waitress takes them away before; whatever else is in front may not."""
     options = AppOptions(HostCheck(), {}, 1 << 20, "0", tmp_path)
     with closing(Pulls(tmp_path)) as pulls:
-        asked = make_app(server.serving, pulls, options).test_client()
+        asked = make_app(server.models, pulls, options).test_client()
         for name in ("X-Forwarded-Host", "X-Forwarded-Server", "Forwarded", "X-Host"):
             for value in ("localhost", "host=localhost"):
                 refused = asked.get("/health", headers={"Host": "evil.example", name: value})

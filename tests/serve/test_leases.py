@@ -50,7 +50,7 @@ def leave(server: Running, model: str, stream: bool) -> None:
         if stream:
             connection.recv(1)
         else:
-            wait_until(lambda: all(server.serving.others.values()))
+            wait_until(lambda: all(server.models.others.values()))
 
 
 def test_a_model_can_be_unloaded(serve: Serve, synthetic_model: Callable[..., Path]) -> None:
@@ -60,9 +60,9 @@ def test_a_model_can_be_unloaded(serve: Serve, synthetic_model: Callable[..., Pa
         ends += [partial(leave, server, "llama", stream) for stream in (False, True)]
         for one in ends:
             one()
-            assert server.serving.others["llama"] is not None, one
-            wait_until(server.serving._unload_one)
-            assert server.serving.others["llama"] is None, one
+            assert server.models.others["llama"] is not None, one
+            wait_until(server.models._unload_one)
+            assert server.models.others["llama"] is None, one
 
 
 def test_a_model_with_adapters_can_be_unloaded(
@@ -74,9 +74,9 @@ def test_a_model_with_adapters_can_be_unloaded(
     with serve(beside={"llama": other}, lora=lora) as server:
         for way in WAYS:
             end(server, "style", way)
-        server.serving.lease("llama").release()
+        server.models.lease("llama").release()
         for stream in (False, True):
             leave(server, "style", stream)
-        server.serving.activate("llama", other)
-        wait_until(server.serving._unload_one)
-        assert server.serving.others == {"tiny": None}
+        server.models.activate("llama", other)
+        wait_until(server.models._unload_one)
+        assert server.models.others == {"tiny": None}

@@ -106,7 +106,7 @@ def test_pulled_chosen_asked_and_deleted(served: Running, http: Http, content: b
 
 
 def wait_for_one_model(served: Running) -> None:
-    wait_until(lambda: len(served.serving.paths) == 1)
+    wait_until(lambda: len(served.models.paths) == 1)
 
 
 def test_what_the_old_model_began_it_ends(
@@ -168,7 +168,7 @@ def test_what_was_activated_answers_after_a_restart(
         assert http.post("/v1/completions", BODY).json["choices"] == told
         active = {name: facts["active"] for name, facts in managed(http).items()}
         assert (active[NAME], active["tiny"]) == (True, False)
-        installed = server.serving.paths[0]
+        installed = server.models.paths[0]
     with serve(cache_dir=tmp_path / "cache", ledger=tmp_path / "another.sqlite") as server:
         assert server.service.model.name == "tiny"
     content = installed.read_bytes()
@@ -230,7 +230,7 @@ def test_one_model_is_loaded_at_a_time_and_only_where_it_fits(
         go_on.wait(PATIENCE_SECONDS)
         raise DoesNotFit(name, 2, 1, "close something")
 
-    monkeypatch.setattr(served.serving, "_open", crowded)
+    monkeypatch.setattr(served.models, "_open", crowded)
     replies: list[Reply] = []
     waiting = threading.Thread(target=lambda: replies.append(activate(http, NAME)))
     waiting.start()
@@ -243,7 +243,7 @@ def test_one_model_is_loaded_at_a_time_and_only_where_it_fits(
     waiting.join()
     assert (replies[0].status, replies[0].error["code"]) == (422, "model_does_not_fit")
     assert http.post("/v1/completions", {**BODY, "model": "tiny"}).status == 200
-    assert len(served.serving.paths) == 1
+    assert len(served.models.paths) == 1
 
 
 def test_names_that_are_none(served: Running, http: Http, tmp_path: Path) -> None:

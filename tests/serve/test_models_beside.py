@@ -59,20 +59,20 @@ def ask(http: Http, name: str | None, **more: object) -> Reply:
 
 
 def loaded(server: Running) -> set[str]:
-    here = {name for name, model in server.serving.others.items() if model is not None}
+    here = {name for name, model in server.models.others.items() if model is not None}
     return {server.service.model.name, *here}
 
 
 def room_for(server: Running, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let no more than so many models fit."""
-    opened = server.serving._open
+    opened = server.models._open
 
     def crowded(path: Path, name: str, owned: ExitStack, taken: int) -> ServedModel:
-        if len(server.serving.paths) >= most:
+        if len(server.models.paths) >= most:
             raise DoesNotFit(name, most + 1, most, "unload one")
         return opened(path, name, owned, taken)
 
-    monkeypatch.setattr(server.serving, "_open", crowded)
+    monkeypatch.setattr(server.models, "_open", crowded)
 
 
 def test_each_request_is_answered_by_the_model_it_names(
@@ -142,10 +142,10 @@ def test_of_two_the_one_used_last_stays(
     ask(http, "llama")
     ask(http, "qwen2")
     ask(http, "llama")
-    assert served.serving._unload_one()
+    assert served.models._unload_one()
     assert loaded(served) == {"tiny", "llama"}
-    assert served.serving._unload_one()
-    assert not served.serving._unload_one()
+    assert served.models._unload_one()
+    assert not served.models._unload_one()
     assert ask(http, None).status == 200
 
 
@@ -155,7 +155,7 @@ def test_one_in_use_makes_no_room(
     """Whoever asks for another is told to come again, and what is under way ends as it would."""
     room_for(served, 2, monkeypatch)
     ask(http, "llama")
-    lease = served.serving.lease("llama")
+    lease = served.models.lease("llama")
     refused = ask(http, "qwen2")
     assert (refused.status, refused.error["code"]) == (503, "model_does_not_fit")
     assert refused.headers["Retry-After"]
@@ -212,7 +212,7 @@ def test_where_the_first_model_ended_by_its_file_the_others_are_loaded_and_activ
             assert (ended.status, ended.error["code"]) == (503, "engine_stopped")
         assert "restart the server if" in ended.error["message"]
         assert ask(http, "llama").status == 200
-        server.serving.activate("qwen2", background["qwen2"])
+        server.models.activate("qwen2", background["qwen2"])
         assert ask(http, None).json["model"] == "qwen2"
 
 
@@ -221,12 +221,12 @@ def test_one_of_them_may_be_activated(
 ) -> None:
     """It then answers who names none; the one before it may still be named."""
     ask(http, "llama")
-    serving = served.serving
-    serving.activate("llama", serving.by_name["llama"])
+    models = served.models
+    models.activate("llama", models.by_name["llama"])
     assert ask(http, None).json["model"] == "llama"
     assert ask(http, "tiny").json["choices"] == alone["tiny"]
     assert loaded(served) == {"tiny", "llama"}
-    assert len(serving.paths) == 2
+    assert len(models.paths) == 2
 
 
 def test_quotas_are_those_of_all_models_together(
@@ -248,7 +248,7 @@ def test_quotas_are_those_of_all_models_together(
     with serve(beside=background, tenants=path) as server:
         http = Http(server.url)
         key = {"Authorization": f"Bearer {keys[0]}"}
-        together = server.serving._thread
+        together = server.models._thread
         assert together is not None
         most = 0
 
@@ -266,9 +266,9 @@ def test_quotas_are_those_of_all_models_together(
             most = max(most, together.call(running))
         assert most == 1
         write(2)
-        server.serving.accounts.reload(server.serving.change_tenants)
+        server.models.accounts.reload(server.models.change_tenants)
         assert http.post("/v1/completions", BODY, **key).status == 401
-        for model in (server.service.model, *filter(None, server.serving.others.values())):
+        for model in (server.service.model, *filter(None, server.models.others.values())):
             known = model.driver.call(lambda engine: [tenant.id for tenant in engine.tenants])
             assert known == [2]
             assert not model.driver.call(lambda engine: engine.memory.cached)
@@ -279,18 +279,18 @@ def test_a_budget_is_that_of_all_together(
 ) -> None:
     """The bytes of those in memory are taken from it before another is planned."""
     with serve(beside=background) as server:
-        opened, taken = server.serving._open, []
+        opened, taken = server.models._open, []
 
         def noted(path: Path, name: str, owned: ExitStack, nbytes: int) -> ServedModel:
             taken.append(nbytes)
             return opened(path, name, owned, nbytes)
 
-        monkeypatch.setattr(server.serving, "_open", noted)
+        monkeypatch.setattr(server.models, "_open", noted)
         plans = [server.service.model.plan.total]
         for name in ("llama", "qwen2"):
             ask(Http(server.url), name)
             assert taken[-1] == sum(plans)
-            here = server.serving.others[name]
+            here = server.models.others[name]
             assert here is not None
             plans.append(here.plan.total)
 
@@ -306,7 +306,7 @@ def test_what_is_unloaded_is_garbage_that_goes(
             self.itself = self
 
     ask(http, "llama")
-    model = weakref.ref(served.serving.others["llama"])
+    model = weakref.ref(served.models.others["llama"])
     ring = Ring()
     alive = weakref.ref(ring)
     monkeypatch.setattr(heap, "_frozen", False)
@@ -314,7 +314,7 @@ def test_what_is_unloaded_is_garbage_that_goes(
         heap.freeze_heap()
         assert gc.get_freeze_count() > 10_000
         del ring
-        assert served.serving._unload_one()
+        assert served.models._unload_one()
         assert model() is None
         assert alive() is None
         assert gc.get_freeze_count() > 10_000

@@ -167,13 +167,13 @@ def test_a_signal_while_it_loads_ends_it(
 
 CLOSING = """
 import runpy, sys, time
-from harness.serve.serving import Serving
+from harness.serve.server_models import ServerModels
 
 def stuck(*arguments):
     print("closing", file=sys.stderr, flush=True)
     time.sleep(600)
 
-Serving.close = stuck
+ServerModels.close = stuck
 sys.argv = ["zinc-rt", *sys.argv[1:]]
 runpy.run_module("harness", run_name="__main__")
 """

@@ -154,7 +154,7 @@ def test_another_tenants_answer_is_not_there(serve: Serve, tmp_path: Path) -> No
         continued = http.post("/v1/responses", body | {"previous_response_id": id}, **key("bob"))
         assert continued.status == 404
         assert http.get(f"/v1/responses/{id}", **key("alice")).status == 200
-        accounts, tell = server.serving.accounts, server.serving.change_tenants
+        accounts, tell = server.models.accounts, server.models.change_tenants
         for names in ({"bob": 2}, {"carol": 1, "bob": 2}):
             write(names)
             accounts.reload(tell)

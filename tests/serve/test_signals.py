@@ -22,7 +22,7 @@ def server_of(
 ) -> Any:
     accounts = SimpleNamespace(path=path, reload=reload)
     return SimpleNamespace(
-        serving=SimpleNamespace(accounts=accounts, change_tenants=None), drain=drained.append
+        models=SimpleNamespace(accounts=accounts, change_tenants=None), drain=drained.append
     )
 
 

@@ -12,7 +12,7 @@ from typing import Any, Literal, TypedDict, get_type_hints
 
 from harness.cli.serve_command import NAMES as SERVER_NAMES
 from harness.cli.serve_command import SLOTS
-from harness.cli.serving import ENGINE_SETTINGS, MODEL_SETTINGS, model_file, session_options
+from harness.cli.sessions import ENGINE_SETTINGS, MODEL_SETTINGS, model_file, session_options
 from harness.host.options import SessionOptions
 from harness.settings import Settings, resolve
 from harness.settings_table import SETTINGS

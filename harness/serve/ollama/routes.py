@@ -38,8 +38,8 @@ from harness.serve.ollama.wire import (
 )
 from harness.serve.openapi import Route
 from harness.serve.pulls import Pull, Pulls, pull_whole
+from harness.serve.server_models import ServerModels
 from harness.serve.service import Answered, Service
-from harness.serve.serving import Serving
 
 _route = partial(
     Route, errors=error_line, error_schema="OllamaError", streams="application/x-ndjson"
@@ -60,8 +60,8 @@ OLLAMA_ROUTES = (
 class OllamaHandlers:
     """One method for each of OLLAMA_ROUTES, named by it."""
 
-    def __init__(self, serving: Serving, pulls: Pulls, version: str) -> None:
-        self._serving = serving
+    def __init__(self, models: ServerModels, pulls: Pulls, version: str) -> None:
+        self._models = models
         self._pulls = pulls
         self._version = version
 
@@ -133,7 +133,7 @@ class OllamaHandlers:
     def _in_memory(self) -> Iterable[ServedModel]:
         """The models in memory, the one that answers first."""
         yield service_of_request().model
-        yield from (model for model in self._serving.others.values() if model is not None)
+        yield from (model for model in self._models.others.values() if model is not None)
 
 
 @in_names_of(client_name)

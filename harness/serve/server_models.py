@@ -68,13 +68,14 @@ class Lease:
             end()
 
 
-class Serving:
-    """Loads the model in ``path``, and others that replace it. A context manager.
+class ServerModels:
+    """The models that a server has in memory, loads and unloads. A context manager.
 
-    ``began_with`` are name and file of the model that the server was started with, which may be
-    another one. Requests may name those ``on_demand``, and then that one too. ``thread`` steps the
-    engines of all; replicas have none. Receipts of answers go to ``receipts``. Raises what
-    ``open_it`` raises."""
+    The model in ``path``, called ``name``, is loaded at once and answers until ``activate`` puts
+    another in its place. A request takes a model with ``lease``; models ``on_demand``, by name, are
+    loaded when a request names them. ``began_with`` are name and file of the model that the server
+    was started with, if it is not this one. ``thread`` steps the engines of all models; replicas
+    have none. Receipts of answers go to ``receipts``. Raises what ``open_it`` raises."""
 
     def __init__(
         self,
