@@ -29,7 +29,7 @@ from harness.cli.parser import Parser
 from harness.cli.tool import run_tool
 from harness.digest import file_digest, logits_digest
 from harness.golden_specs import SYNTHETIC_SPECS
-from harness.progress import NullProgress, Progress, progress_on
+from harness.progress import SILENT, Progress, progress_on
 from harness.settings import add_flags, group_of, resolve
 from harness.synth import GENERATOR_VERSION, SynthSpec, fields_of, spec_of, write_synthetic
 from reference.cpu.tier import CpuTier
@@ -150,11 +150,10 @@ def update_default_model(folder: Path, reason: str, model_path: Path) -> None:
     _store(folder / DEFAULT_MODEL, {**_header(reason), **default_model_golden(model_path)})
 
 
-def update_synthetic(folder: Path, reason: str, progress: Progress | None = None) -> None:
+def update_synthetic(folder: Path, reason: str, progress: Progress = SILENT) -> None:
     """Rewrite the goldens of the synthetic models, with the reason in them."""
     header = _header(reason)
     models = []
-    progress = progress or NullProgress()
     progress.start("synthetic goldens", len(SYNTHETIC_SPECS), "model")
     with CpuTier() as tier:
         for spec in SYNTHETIC_SPECS:
@@ -211,11 +210,10 @@ def check_default_model(folder: Path, model_path: Path, tier: Tier | None = None
 
 
 def check_synthetic(
-    folder: Path, tier: Tier | None = None, progress: Progress | None = None
+    folder: Path, tier: Tier | None = None, progress: Progress = SILENT
 ) -> list[str]:
     """A message for every digest of a synthetic model that differs from the stored one."""
     golden, problems = load_golden(folder / SYNTHETIC)
-    progress = progress or NullProgress()
     progress.start("checking synthetic goldens", len(golden["models"]), "model")
     with tier or CpuTier() as used:
         for entry in golden["models"]:

@@ -43,6 +43,9 @@ class NullProgress:
         pass
 
 
+SILENT = NullProgress()
+
+
 class BarProgress:
     """A tqdm bar for a terminal; a ``transient`` bar is erased when its job is done."""
 
@@ -130,6 +133,6 @@ def progress_on(stream: TextIO | None = None, *, transient: bool = False) -> Pro
 
     ``transient`` erases a bar when its job is done, for jobs whose result is shown next."""
     if is_silent():
-        return NullProgress()
+        return SILENT
     stream = sys.stderr if stream is None else stream
     return BarProgress(stream, transient) if stream.isatty() else LineProgress(stream)

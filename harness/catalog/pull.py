@@ -12,11 +12,10 @@ from harness.catalog import entries, store
 from harness.catalog.entries import DEFAULT_ID, ENTRIES, ManagedModel, ModelFile, WheelMember
 from harness.catalog.hub import download_file, find_on_hub
 from harness.catalog.names import is_hub_name, parse_hub_name, pasted_name
-from harness.progress import NullProgress, Progress
+from harness.progress import SILENT, Progress
 
 CHUNK_BYTES = 1 << 20
 SCRATCH = ".cache"
-NOTHING_SHOWN = NullProgress()
 
 
 def find_model(spec: str) -> ManagedModel:
@@ -25,7 +24,7 @@ def find_model(spec: str) -> ManagedModel:
     return find_on_hub(parse_hub_name(spec)) if is_hub_name(spec) else entries.find(spec)
 
 
-def pull(model: ManagedModel, cache_dir: Path, progress: Progress = NOTHING_SHOWN) -> Path:
+def pull(model: ManagedModel, cache_dir: Path, progress: Progress = SILENT) -> Path:
     """The (first) file of ``model``, fetched unless it is already in the cache.
 
     The model appears under its name, all parts at once, only when every byte is written and every
@@ -56,11 +55,7 @@ def pull(model: ManagedModel, cache_dir: Path, progress: Progress = NOTHING_SHOW
 
 
 def resolve_model(
-    spec: str | None,
-    cache_dir: Path,
-    progress: Progress = NOTHING_SHOWN,
-    *,
-    pull_missing: bool = True,
+    spec: str | None, cache_dir: Path, progress: Progress = SILENT, *, pull_missing: bool = True
 ) -> Path:
     """The model file a user means: an existing file, else a catalog id or a name of the hub; for
     None the active model, else the default one.

@@ -17,7 +17,7 @@ from harness.conformance.cases import Check, Finding
 from harness.conformance.identity import definition_facts, source_facts, tier_facts
 from harness.conformance.package import pack
 from harness.conformance.waivers import find_waiver, parse_waivers
-from harness.progress import NullProgress, Progress
+from harness.progress import SILENT, Progress
 
 PASS, FAIL, WAIVED = "pass", "fail", "waived"
 STATUSES = (PASS, FAIL, WAIVED)
@@ -112,7 +112,7 @@ def run_cases(
     open_device: OpenTier,
     cases: Mapping[str, Check],
     waivers: str = "",
-    progress: Progress | None = None,
+    progress: Progress = SILENT,
     log: Log | None = None,
 ) -> tuple[dict[str, Any], list[CaseResult]]:
     """Run every case in order; returns facts of the device and the results. ``waivers`` is a file's
@@ -122,7 +122,6 @@ def run_cases(
     ``open_device`` raises the first time, and ConfigError for waivers that cannot be read."""
     accepted = parse_waivers(waivers, "waivers")
     log = log or Log()
-    progress = progress or NullProgress()
     device = _Device(open_device, log, open_device())
     results = []
     try:
@@ -152,7 +151,7 @@ def conformance_package(
     waivers: str = "",
     *,
     quick: bool = False,
-    progress: Progress | None = None,
+    progress: Progress = SILENT,
 ) -> tuple[bytes, list[CaseResult]]:
     """Run ``cases``; returns the archive of the run and the results in it."""
     if not cases:

@@ -12,15 +12,13 @@ from contract.types import FinishReason, Request, SamplingParams
 from harness.host.answer_text import AnswerText, Piece
 from harness.host.driver import EngineDriver
 from harness.host.event_queue import Delivered
-from harness.progress import NullProgress, Progress
+from harness.progress import SILENT, Progress
 from reference.engine.sequence import LogitsSink
 from reference.model.tokenizer import Tokenizer
 from reference.runner import LOGITS
 
 if TYPE_CHECKING:
     from harness.host.harmony_reply import FramedAnswer
-
-SILENT = NullProgress()
 
 
 @dataclass(frozen=True, slots=True)

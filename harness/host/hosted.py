@@ -10,10 +10,10 @@ from pathlib import Path
 from harness.host.driver import BUFFERED_EVENTS
 from harness.host.engine_thread import EngineThread, ThreadedDriver
 from harness.host.live_memory import live_memory_of
-from harness.host.open import SILENT, Prepared, load_model
+from harness.host.open import Prepared, load_model
 from harness.host.options import SessionOptions
 from harness.host.structured.grammars import Grammars
-from harness.progress import Progress
+from harness.progress import SILENT, Progress
 from harness.trace.record import RecordedTier
 from reference.engine import Engine
 from reference.limits import Limits

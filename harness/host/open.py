@@ -14,7 +14,7 @@ from harness.arranged_weights import needs_model_file
 from harness.host.drafting import Drafting, load_drafter, open_draft_model, plan_drafting
 from harness.host.options import Recording, SessionOptions, limits_at
 from harness.memory import budget_of, longest_context, pages_in
-from harness.progress import NullProgress, Progress
+from harness.progress import SILENT, Progress
 from harness.residency import Residency, plan_residency
 from harness.tiers import open_tier
 from reference.engine import Engine, EngineOptions
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from harness.trace.record import RecordedTier
     from reference.memory.disk.cache import DiskCache
     from reference.model.chat_template import ChatTemplate
-
-SILENT = NullProgress()
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,12 +19,12 @@ from contract.context_manager import ContextManager
 from contract.tier import Tier
 from contract.types import Request, SamplingParams
 from harness.host.driver import EngineDriver
-from harness.host.generation import SILENT, TextGeneration
+from harness.host.generation import TextGeneration
 from harness.host.open import chat_template_of, load_model
 from harness.host.options import Recording, SessionOptions
 from harness.host.submissions import Submission
 from harness.named_adapters import Scales, default_scales
-from harness.progress import Progress
+from harness.progress import SILENT, Progress
 from reference.engine import Engine
 from reference.engine.sequence import LogitsSink
 from reference.model.open import Model

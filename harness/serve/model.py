@@ -18,10 +18,9 @@ from harness.host.disk import function_name
 from harness.host.driver import BUFFERED_EVENTS
 from harness.host.engine_thread import EngineThread
 from harness.host.hosted import HostedModel, host_model
-from harness.host.open import SILENT
 from harness.host.options import SessionOptions
 from harness.named_adapters import Scales
-from harness.progress import Progress
+from harness.progress import SILENT, Progress
 from harness.sampling_defaults import SamplingDefaults, sampling_defaults
 from harness.serve.adapters import ServedAdapters
 from harness.serve.chat import ChatPlan, plan_chat

@@ -13,7 +13,7 @@ from msgspec import Struct
 from contract.errors import CatalogError
 from harness import catalog
 from harness.best_tier import PROCESSOR_TIERS
-from harness.progress import NullProgress
+from harness.progress import SILENT
 from harness.serve.answers import Json
 from harness.serve.errors import ApiError, model_refused
 from harness.serve.gate import need_admin
@@ -152,7 +152,7 @@ class ModelHandlers:
                     "start it with another --model first"
                 )
                 raise model_refused(400, problem, IN_USE)
-            freed = catalog.remove(name, self._cache_dir, NullProgress())
+            freed = catalog.remove(name, self._cache_dir, SILENT)
         deleted = {"id": name, "object": "model", "deleted": True}
         return {**deleted, "x_zinc": {"freed_bytes": freed}}
 

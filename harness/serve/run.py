@@ -19,7 +19,7 @@ from harness import catalog
 from harness.host.disk import forgetting
 from harness.host.engine_thread import EngineThread
 from harness.host.options import Recording
-from harness.progress import NullProgress, Progress
+from harness.progress import SILENT, Progress
 from harness.serve.accounts import Accounts
 from harness.serve.app import AppOptions, make_app
 from harness.serve.gate import HostCheck, is_loopback
@@ -92,7 +92,7 @@ class Running:
 @contextmanager
 def running(
     options: ServeOptions,
-    progress: Progress | None = None,
+    progress: Progress = SILENT,
     about_to_listen: Callable[[], None] = lambda: None,
 ) -> Iterator[Running]:
     """A server that answers until the context ends, which cuts what is under way. It calls
@@ -144,7 +144,7 @@ def _open_models(
     options: ServeOptions,
     accounts: Accounts,
     ledger: LedgerStore,
-    progress: Progress | None,
+    progress: Progress,
     owned: ExitStack,
 ) -> ServerModels:
     receipts = None
@@ -170,8 +170,7 @@ def _open_models(
             # Adapters are of the model that the server was started with.
             session = replace(session, lora=())
         named = replace(options.model, name=name, session=session)
-        shown = progress or NullProgress()
-        return open_model(path, named, thread, owned, shown)
+        return open_model(path, named, thread, owned, progress)
 
     def opened(path: Path, name: str) -> ServerModels:
         began_with = options.model.name, options.path

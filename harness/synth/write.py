@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from contract.dtypes import F32
-from harness.progress import NullProgress, Progress
+from harness.progress import SILENT, Progress
 from harness.synth.draw import Bytes
 from harness.synth.metadata import architecture_keys
 from harness.synth.plan import plan_tensors
@@ -31,7 +31,7 @@ def write_synthetic(
     *,
     tokenizer_from: str | Path | None = None,
     sparse: bool = False,
-    progress: Progress | None = None,
+    progress: Progress = SILENT,
 ) -> SynthSpec:
     """Write the model of ``spec`` at ``path``; the same specification gives the same bytes.
 
@@ -48,7 +48,6 @@ def write_synthetic(
         spec = replace(spec, vocab=max(spec.vocab, len(tokenizer[TOKENS_KEY])))
         spec.validate()
         tokenizer = copied_tokenizer(Path(tokenizer_from), spec.vocab)
-    progress = progress or NullProgress()
     tensors = plan_tensors(spec)
     sources: dict[str, TensorSource] = {}
     for tensor in tensors:

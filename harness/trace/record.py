@@ -88,34 +88,27 @@ class _RecordedSubmission:
 
 
 def record_on(
-    tier: Tier,
-    path: Path,
-    model: Model,
-    limits: Limits,
-    *,
-    all_outputs: bool = False,
-    patient: bool = False,
+    tier: Tier, path: Path, model: Model, limits: Limits, *, patient: bool = False
 ) -> RecordedTier:
     """Record ``tier`` in the new file ``path``, for a runner of ``model`` with ``limits``.
 
     A ``patient`` recorder keeps records in memory while the disk is full. Reads the whole model
     file. Raises ConfigError when the file cannot be written, or exists."""
     writer = TraceWriter(path, trace_header(tier), patient=patient)
-    return RecordedTier(tier, writer, all_outputs=all_outputs).for_model(model, limits)
+    return RecordedTier(tier, writer).for_model(model, limits)
 
 
 class RecordedTier(ContextManager):
     """A ``contract.tier.Tier`` that records every operation and passes it to ``tier``. It owns
     both.
 
-    Small outputs are compared even if not requested. ``all_outputs`` compares every output, logits
-    too, which costs a copy of them in each step. Writes through ``map`` cannot be recorded; a
-    runner makes none. Each model has its own object on the same recorder, made by ``for_model``."""
+    Small outputs are compared even if not requested; logits are not, which would cost a copy of
+    them in each step. Writes through ``map`` cannot be recorded; a runner makes none. Each model
+    has its own object on the same recorder, made by ``for_model``."""
 
-    def __init__(self, tier: Tier, writer: TraceWriter, *, all_outputs: bool = False) -> None:
+    def __init__(self, tier: Tier, writer: TraceWriter) -> None:
         self._tier = tier
         self._writer = writer
-        self._all_outputs = all_outputs
         self._graphs: list[Graph] = []
         self._buffers: dict[int, tuple[int, Buffer, DType]] = {}
         self._models = itertools.count()
@@ -219,8 +212,7 @@ class RecordedTier(ContextManager):
         number = self._graph(graph)
         bound = {name: self._number(buffer) for name, buffer in buffers.items()}
         self._writer.write(RecordKind.BATCH, BatchRecord(number, bucket, bound, inputs).pack())
-        most = None if self._all_outputs else WATCHED_BYTES_MAX
-        watched = [d.name for d in decls if most is None or buffer_bytes(d, bucket) <= most]
+        watched = [d.name for d in decls if buffer_bytes(d, bucket) <= WATCHED_BYTES_MAX]
         lowered = _RecordedBatch(
             len(self._batches), number, batch, tuple(decls), frozenset(watched)
         )

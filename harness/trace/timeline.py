@@ -44,7 +44,7 @@ class Timeline(ContextManager, Observer):
         except OSError as error:
             raise ConfigError(f"{path}: cannot be written: {error.strerror}") from None
         self._tenant: dict[int, int] = {}
-        self._slot_manager: dict[int, _Resident] = {}
+        self._in_slots: dict[int, _Resident] = {}
         self._named: set[tuple[int, int]] = set()
         self._read_at = 0.0
         self._separator = "[\n"
@@ -60,7 +60,7 @@ class Timeline(ContextManager, Observer):
 
     def admitted(self, at: float, request_id: int, slot: int, known: int, reused: int) -> None:
         """Show that a request got a slot."""
-        self._slot_manager[slot] = _Resident(request_id, at, known)
+        self._in_slots[slot] = _Resident(request_id, at, known)
         args = {"slot": slot, "known": known, "reused": reused}
         self._span("e", WAITING, at, request_id)
         self._span("b", RUNNING, at, request_id, args)
@@ -87,7 +87,7 @@ class Timeline(ContextManager, Observer):
         self._read_at = step.ended
         tokens = {"prefill": 0, "decode": 0, "unused": 0}
         for request, (slot, start, count) in zip(step.requests, step.chunks, strict=True):
-            resident = self._slot_manager.get(slot)
+            resident = self._in_slots.get(slot)
             # Skip what a step computed for a request that has left the slot since.
             if resident is None or resident.request != request or resident.since > step.began:
                 tokens["unused"] += count
@@ -97,7 +97,7 @@ class Timeline(ContextManager, Observer):
             args = {"step": step.number, "position": start, "tokens": count}
             self._slice(SLOTS, slot, name, began, step.ended, args)
         self._slice(STEPS, 0, "step", began, step.ended, {"number": step.number} | tokens)
-        requests = {"running": len(self._slot_manager), "waiting": step.waiting}
+        requests = {"running": len(self._in_slots), "waiting": step.waiting}
         self._put("C", STEPS, 0, "requests", step.began, args=requests)
         pages = {"free": step.free_pages, "cached": step.cached_pages}
         self._put("C", STEPS, 0, "pages", step.began, args=pages)
@@ -109,7 +109,7 @@ class Timeline(ContextManager, Observer):
             self._file.close()
 
     def _leave(self, at: float, slot: int) -> None:
-        if self._slot_manager.pop(slot, None) is not None:
+        if self._in_slots.pop(slot, None) is not None:
             self._put("E", SLOTS, slot, "", at)
 
     def _span(

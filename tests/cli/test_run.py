@@ -187,16 +187,22 @@ def test_settings_precedence(
     assert count("--max-tokens", 4) == 4
 
 
-def test_ctrl_c_ends_the_line_and_exits_130(tiny_model: Path, hold: Path) -> None:
-    """The text so far stands, a closing line says that it was interrupted."""
+@pytest.fixture
+def long_run(tiny_model: Path, hold: Path) -> subprocess.Popen[bytes]:
+    """A run that goes on until ``hold`` is gone."""
     words = ("run", "--raw", "hello", "--model", tiny_model, "--max-tokens", 900)
-    process = subprocess.Popen(
+    return subprocess.Popen(
         command(*words, hold=hold),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         env=environment(),
     )
+
+
+def test_ctrl_c_ends_the_line_and_exits_130(long_run: subprocess.Popen[bytes]) -> None:
+    """The text so far stands, a closing line says that it was interrupted."""
+    process = long_run
     first = process.stdout.read(1)
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=PATIENCE_SECONDS)
@@ -206,15 +212,8 @@ def test_ctrl_c_ends_the_line_and_exits_130(tiny_model: Path, hold: Path) -> Non
     assert "interrupted" in err.decode()
 
 
-def test_a_closed_pipe_is_quiet(tiny_model: Path, hold: Path) -> None:
-    words = ("run", "--raw", "hello", "--model", tiny_model, "--max-tokens", 900)
-    process = subprocess.Popen(
-        command(*words, hold=hold),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env=environment(),
-    )
+def test_a_closed_pipe_is_quiet(long_run: subprocess.Popen[bytes], hold: Path) -> None:
+    process = long_run
     process.stdout.read(1)
     process.stdout.close()
     hold.unlink()

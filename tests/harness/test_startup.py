@@ -23,6 +23,16 @@ def interrupt(_: weakref.ref[Owner]) -> None:
     signal.raise_signal(signal.SIGINT)
 
 
+def lose_an_owner() -> None:
+    """Interrupt in the callback of a weak reference; KeyboardInterrupt comes for certain."""
+    keep_interrupts()
+    owners = [Owner()]
+    reference = weakref.ref(owners[0], interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        lose_and_wait(owners)
+    assert reference() is None
+
+
 def lose_and_wait(owners: list[Owner]) -> None:
     owners.clear()
     time.sleep(DEADLINE_SECONDS)
@@ -32,12 +42,7 @@ def test_an_interrupt_python_throws_away_comes_again(monkeypatch: pytest.MonkeyP
     """Ctrl-C while the callback of a weak reference runs: Python only reports that one."""
     ignored = []
     monkeypatch.setattr(sys, "unraisablehook", ignored.append)
-    keep_interrupts()
-    owners = [Owner()]
-    reference = weakref.ref(owners[0], interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        lose_and_wait(owners)
-    assert reference() is None
+    lose_an_owner()
     assert ignored == []
 
 
@@ -53,12 +58,7 @@ def test_an_interrupt_comes_again_when_its_report_takes_long(
 
     monkeypatch.setattr(threading.Thread, "start", start)
     monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)
-    keep_interrupts()
-    owners = [Owner()]
-    reference = weakref.ref(owners[0], interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        lose_and_wait(owners)
-    assert reference() is None
+    lose_an_owner()
 
 
 def test_other_exceptions_python_throws_away_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -149,20 +149,6 @@ def replay_both(paths: Sequence[Path], trace: Path, tier: str) -> Replayed:
         return play(reader, open_it, opened)
 
 
-class Refusing(CpuTier):
-    """A CPU tier that loses its device once, before it does anything."""
-
-    def __init__(self, step: int) -> None:
-        super().__init__()
-        self.left = step
-
-    def submit(self, batch, inputs, requested=(), rows=None):  # type: ignore[no-untyped-def]
-        self.left -= 1
-        if self.left == 0:
-            raise DeviceLost("refused")
-        return super().submit(batch, inputs, requested, rows)
-
-
 class Wrong(CpuTier):
     """A CPU tier that gets one step wrong: the negative control."""
 
@@ -173,7 +159,18 @@ class Wrong(CpuTier):
     def submit(self, batch, inputs, requested=(), rows=None):  # type: ignore[no-untyped-def]
         self.left -= 1
         if self.left == 0:
-            inputs = inputs.copy()
-            # The lowest bit of a query token, right behind the STEP record.
-            inputs[256] ^= np.uint8(1)
+            inputs = self.spoiled(inputs)
         return super().submit(batch, inputs, requested, rows)
+
+    def spoiled(self, inputs):  # type: ignore[no-untyped-def]
+        """The inputs with the lowest bit of a query token changed, right behind the STEP record."""
+        inputs = inputs.copy()
+        inputs[256] ^= np.uint8(1)
+        return inputs
+
+
+class Refusing(Wrong):
+    """A CPU tier that loses its device once, before it does anything."""
+
+    def spoiled(self, inputs):  # type: ignore[no-untyped-def]
+        raise DeviceLost("refused")

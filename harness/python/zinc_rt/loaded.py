@@ -22,7 +22,7 @@ from harness.host.engine_thread import EngineThread
 from harness.host.hosted import host_model
 from harness.host.submissions import EndWords, EngineStopped
 from harness.named_adapters import default_scales
-from harness.progress import NullProgress, Progress, progress_on
+from harness.progress import SILENT, Progress, progress_on
 from zinc_rt.arguments import ModelSettings, opening, signature_of
 from zinc_rt.batches import Job, run_batch
 from zinc_rt.other_names import refuse_attribute
@@ -200,7 +200,7 @@ class OpenModel(ContextManager):
         self, what: str, jobs: Iterator[Job[Result]], total: int | None, shows: bool = True
     ) -> Iterator[Result]:
         """The results of all jobs as they end, with a bar if it ``shows`` one."""
-        progress = self._progress(False) if shows else NullProgress()
+        progress = self._progress(False) if shows else SILENT
         progress.start(what, total, "prompt")
         try:
             for result in run_batch(self._driver, jobs, self.slots + WAITING):
@@ -210,7 +210,7 @@ class OpenModel(ContextManager):
             progress.close()
 
     def _progress(self, transient: bool) -> Progress:
-        return progress_on(sys.stderr, transient=transient) if self._shows else NullProgress()
+        return progress_on(sys.stderr, transient=transient) if self._shows else SILENT
 
 
 OpenModel.__init__.__signature__ = signature_of(  # type: ignore[attr-defined]
