@@ -82,8 +82,7 @@ class SlotFolder:
         partial = target.with_name(f".{os.urandom(8).hex()}{PARTIAL}")
         try:
             target.parent.mkdir(mode=0o700, exist_ok=True)
-            files = sum(not name.startswith(".") for name in os.listdir(target.parent))
-            if not target.exists() and files >= MOST_FILES:
+            if not target.exists() and _count_files(target.parent) >= MOST_FILES:
                 raise RequestError("filename", f"would be one of more than {MOST_FILES} files")
             handle = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
             with open(handle, "wb") as file:
@@ -206,3 +205,7 @@ def _key(tenant: Tenant) -> Sequence[str | int]:
     """The scope of a tenant with its name, since another tenant may have the id later."""
     kind, number = scope_of(tenant)
     return (kind, number, tenant.name) if kind == "tenant" else (kind, number)
+
+
+def _count_files(folder: Path) -> int:
+    return sum(not name.startswith(".") for name in os.listdir(folder))
