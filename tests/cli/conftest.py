@@ -7,20 +7,17 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 
 from harness.cli.main import main
 from harness.synth import SynthSpec, write_synthetic
-from reference.model.gguf import TensorSource, open_gguf, write_gguf
+from tests.changed_models import Change, write_changed
 from tests.paths import ROOT
 
 HELD_AFTER = 5
-
-Change = Callable[[dict[str, Any], dict[str, TensorSource]], None]
 
 
 @dataclass(frozen=True)
@@ -42,22 +39,7 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def variant(tiny_model: Path, tmp_path: Path) -> Callable[[Change], Path]:
     """Writes a copy of the tiny model after ``change(metadata, tensors)``."""
-
-    def write(change: Change) -> Path:
-        path = tmp_path / "variant.gguf"
-        with open_gguf(tiny_model) as file:
-            metadata = dict(file.metadata)
-            tensors: dict[str, TensorSource] = {
-                tensor.name: (
-                    tensor.ggml_type, tensor.shape, np.array(file.tensor_bytes(tensor.name))
-                )
-                for tensor in file.tensors.values()
-            }  # fmt: skip
-            change(metadata, tensors)
-            write_gguf(path, metadata, tensors)
-        return path
-
-    return write
+    return partial(write_changed, tiny_model, tmp_path / "variant.gguf")
 
 
 @pytest.fixture(autouse=True)

@@ -14,7 +14,8 @@ import pytest
 from harness.cli.main import main
 from reference.model import chat_template
 from reference.model.chat_template import TemplateLimits
-from tests.cli.conftest import Change, Result, zinc_process
+from tests.changed_models import Change
+from tests.cli.conftest import Result, zinc_process
 
 Zinc = Callable[..., Result]
 TEMPLATE = "tokenizer.chat_template"

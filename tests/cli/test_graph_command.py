@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from tests.cli.conftest import Change, Result
+from tests.changed_models import Change
+from tests.cli.conftest import Result
 
 Zinc = Callable[..., Result]
 

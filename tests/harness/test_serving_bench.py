@@ -100,16 +100,22 @@ def test_an_answer_that_guessing_changed_is_an_error() -> None:
         edited_twice(answers.__getitem__)
 
 
+def steps_of(runner: ModelRunner) -> list[int]:
+    """The tokens of every step from now on, a list that grows."""
+    steps: list[int] = []
+    submit = runner.submit
+
+    def counted(inputs: Any) -> Any:
+        steps.append(len(inputs.query))
+        return submit(inputs)
+
+    runner.submit = counted  # type: ignore[method-assign]
+    return steps
+
+
 def test_the_host_is_measured_without_computing_anything() -> None:
     with smallest_model() as small, idle_runner(small, 4, 1024) as runner:
-        steps = []
-        submit = runner.submit
-
-        def counted(inputs: Any) -> Any:
-            steps.append(len(inputs.query))
-            return submit(inputs)
-
-        runner.submit = counted  # type: ignore[method-assign]
+        steps = steps_of(runner)
         cost = measure_host(runner, 20)
         assert len(cost.steady) == len(cost.churn) == 20
         assert steps.count(4) > 20
@@ -120,14 +126,7 @@ def test_all_sequences_decode_in_every_steady_step(monkeypatch: pytest.MonkeyPat
     """However long it took to read their prompts one after another."""
     monkeypatch.setattr(host, "CHUNK_TOKENS", 64)
     with smallest_model() as small, idle_runner(small, 4, 1024) as runner:
-        steps: list[int] = []
-        submit = runner.submit
-
-        def counted(inputs: Any) -> Any:
-            steps.append(len(inputs.query))
-            return submit(inputs)
-
-        runner.submit = counted  # type: ignore[method-assign]
+        steps = steps_of(runner)
         assert len(host.steady(runner, 20)) == 20
     assert steps[-20:] == [4] * 20
     assert len(steps) < 20 + 4 * 1024 // 64 + 10

@@ -29,6 +29,13 @@ class Reply:
         return json.loads(self.body)
 
     @property
+    def answer(self) -> dict[str, Any]:
+        """The JSON value, after checking that it is not a refusal."""
+        assert self.status == 200, self.body
+        answer: dict[str, Any] = self.json
+        return answer
+
+    @property
     def error(self) -> dict[str, Any]:
         """The error, after checking that it has the one shape."""
         body = self.json
@@ -77,6 +84,11 @@ class Http:
         """A socket to the server."""
         with socket.create_connection(self.address, timeout=timeout) as connection:
             yield connection
+
+
+def bearer(key: str) -> dict[str, str]:
+    """The header of a tenant's key."""
+    return {"Authorization": f"Bearer {key}"}
 
 
 def posted(path: str, body: object) -> bytes:

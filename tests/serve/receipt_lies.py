@@ -4,19 +4,32 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
-from harness.serve.model import ServedModel
-from harness.serve.receipts.document import parse_receipt
+from harness.host.engine_thread import EngineThread
+from harness.serve.model import ModelOptions, ServedModel, open_model
+from harness.serve.receipts.document import Receipt, parse_receipt
 from harness.serve.receipts.verify import ReceiptDemands, verify_receipts
+from tests.needs import need_device
 
 Json = dict[str, Any]
 
 
+def open_verifier(path: Path, options: ModelOptions, owned: ExitStack) -> ServedModel:
+    """A model that verifies receipts, open until ``owned`` is closed. Skips without its device."""
+    engine = owned.enter_context(EngineThread())
+    return need_device(lambda: open_model(path, options, engine, owned))
+
+
+def parsed(document: Json) -> Receipt:
+    return parse_receipt(json.dumps(document).encode(), "the receipt")
+
+
 def problems(document: Json, model: ServedModel, sample: int | None = None) -> list[str]:
     """What a verification finds in a receipt, of so many sampled steps or of all."""
-    receipt = parse_receipt(json.dumps(document).encode(), "the receipt")
-    (verdict,) = verify_receipts([receipt], model, ReceiptDemands(sample=sample))
+    (verdict,) = verify_receipts([parsed(document)], model, ReceiptDemands(sample=sample))
     return list(verdict.problems)
 
 

@@ -17,9 +17,7 @@ CHAT = "/v1/chat/completions"
 
 def prompt_of(server: Running, messages: Sequence[Any], **fields: Any) -> str:
     body = {"messages": list(messages), "max_tokens": 1, "return_token_ids": True, **fields}
-    reply = Http(server.url).post(CHAT, body)
-    assert reply.status == 200, reply.body
-    ids = reply.json["prompt_token_ids"]
+    ids = Http(server.url).post(CHAT, body).answer["prompt_token_ids"]
     return server.service.model.tokenizer.decode_bytes(ids, special=True).decode()
 
 

@@ -16,7 +16,7 @@ from reference.memory import row_copies
 from tests.patience import PATIENCE_SECONDS, wait_until
 from tests.python.conftest import CONTEXT
 from tests.serve.conftest import Serve
-from tests.serve.http import Http
+from tests.serve.http import Http, bearer
 from tests.serve.test_process import process
 from zinc_rt import LLM, SamplingParams
 
@@ -25,11 +25,7 @@ BODY = {"prompt": PROMPT, "max_tokens": 6, "seed": 5, "logits_digest": True}
 
 
 def ask(http: Http, key: str = "") -> dict[str, Any]:
-    headers = {"Authorization": f"Bearer {key}"} if key else {}
-    reply = http.post("/v1/completions", BODY, **headers)
-    assert reply.status == 200, reply.body
-    answer: dict[str, Any] = reply.json
-    return answer
+    return http.post("/v1/completions", BODY, **(bearer(key) if key else {})).answer
 
 
 def digest(answer: dict[str, Any]) -> Any:

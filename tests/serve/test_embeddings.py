@@ -37,10 +37,9 @@ TEXTS = ["The sky is blue.", "a", "Why? " * 30, "another text of some length"]
 
 
 def vectors(http: Http, texts: object, **more: object) -> list[list[float]]:
-    reply = http.post("/v1/embeddings", {"input": texts, **more})
-    assert reply.status == 200, reply.body
-    assert [each["index"] for each in reply.json["data"]] == list(range(len(reply.json["data"])))
-    return [each["embedding"] for each in reply.json["data"]]
+    data = http.post("/v1/embeddings", {"input": texts, **more}).answer["data"]
+    assert [each["index"] for each in data] == list(range(len(data)))
+    return [each["embedding"] for each in data]
 
 
 def test_openais_client(client: OpenAI, server: Running) -> None:

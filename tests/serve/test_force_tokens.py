@@ -29,14 +29,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def forcing(serve: Serve, folder: Path) -> Iterator[Running]:
+def server(serve: Serve, folder: Path) -> Iterator[Running]:
     with serve(receipts=folder, draft=3) as server:
         yield server
-
-
-@pytest.fixture(scope="module")
-def http(forcing: Running) -> Http:
-    return Http(forcing.url)
 
 
 def test_the_answer_of_a_model_forced_on_it_is_the_same_answer(http: Http) -> None:
@@ -113,12 +108,12 @@ def test_refusals(http: Http, more: Json, param: str) -> None:
 
 @pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
 def test_its_receipt_verifies_and_another_token_is_named(
-    http: Http, forcing: Running, folder: Path, path: str
+    http: Http, server: Running, folder: Path, path: str
 ) -> None:
     body = {**(TEXT if path == COMPLETIONS else TALK), "max_tokens": None, "force_tokens": SAID}
     answer = http.post(path, body).json
     document = http.get(f"/v1/receipts/{answer['id']}").json
-    model = forcing.service.model
+    model = server.service.model
 
     assert document["payload"]["choices"][0]["tokens"] == SAID
     assert problems(document, model) == problems(document, model, 10) == []

@@ -25,7 +25,6 @@ from tests.serve.calling import (
     TOOLS,
     WEATHER,
     check_call,
-    client_of,
     token_of,
 )
 from tests.serve.conftest import Serve
@@ -51,7 +50,7 @@ TEMPLATES = {"alternating": ALTERNATING, "plain": PLAIN, "unknown syntax": UNKNO
 
 
 @pytest.fixture(scope="module", params=TEMPLATES)
-def generic(
+def server(
     request: pytest.FixtureRequest, serve: Serve, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Running]:
     folder = tmp_path_factory.mktemp("generic")
@@ -61,21 +60,9 @@ def generic(
         yield running
 
 
-@pytest.fixture
-def http(generic: Running) -> Http:
-    return Http(generic.url)
-
-
-@pytest.fixture
-def client(generic: Running) -> Iterator[OpenAI]:
-    with client_of(generic) as client:
-        yield client
-
-
 def prompt_of(http: Http, messages: list[dict[str, Any]], **more: Any) -> str:
-    reply = http.post("/apply-template", {"messages": messages, **more})
-    assert reply.status == 200, reply.body
-    prompt: str = reply.json["prompt"]
+    answer = http.post("/apply-template", {"messages": messages, **more}).answer
+    prompt: str = answer["prompt"]
     return prompt
 
 
@@ -104,10 +91,10 @@ def test_a_required_call_obeys_its_schema(client: OpenAI) -> None:
 
 
 def test_a_call_the_model_decides_on_is_held_by_the_grammar(
-    generic: Running, client: OpenAI
+    server: Running, client: OpenAI
 ) -> None:
     """Though nothing is strict: a bias makes it begin calls, and the grammar makes them whole."""
-    bias = {token_of(generic, "<tool_call>"): 7}
+    bias = {token_of(server, "<tool_call>"): 7}
     asked = {**ASKED, "max_tokens": 100, "logit_bias": bias, "seed": 1}
     tools = [{"type": "function", "function": TIME}]
     first, *_ = client.chat.completions.create(**asked, tools=tools).choices[0].message.tool_calls
@@ -261,11 +248,11 @@ def test_a_format_without_its_schema_is_refused(
 
 
 @pytest.mark.parametrize("strict", [False, True])
-def test_fenced_calls_are_read_unless_a_tool_is_strict(generic: Running, strict: bool) -> None:
+def test_fenced_calls_are_read_unless_a_tool_is_strict(server: Running, strict: bool) -> None:
     """The grammar of an answer holds no fenced call to its schema."""
     tools = [{"type": "function", "function": {**WEATHER, "strict": strict}}]
     body = converted({"messages": MESSAGES, "tools": tools}, ChatRequest)
-    parser = reply_parser(generic.service.model.chat_plan(body).form)
+    parser = reply_parser(server.service.model.chat_plan(body).form)
     text = '```json\n{"name": "get_weather", "arguments": {"city": "Oslo"}}\n```'
     parts = [*parser.feed(text), *parser.finish()]
     assert [part.name for part in parts if isinstance(part, CallBegin)] == (

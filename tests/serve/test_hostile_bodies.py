@@ -17,9 +17,8 @@ from harness.serve.run import Running
 from reference.model.tokenizer import Tokenizer
 from tests.patience import PATIENCE_SECONDS
 from tests.serve.conftest import CONTEXT, Cancellations, Serve
-from tests.serve.http import JSON, Http
+from tests.serve.http import JSON, Http, bearer
 from tests.serve.test_connections import COMPLETIONS, LONG
-from tests.serve.test_tenants import bearer
 
 CHAT = "/v1/chat/completions"
 TRAVERSALS = (

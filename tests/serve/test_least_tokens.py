@@ -23,9 +23,7 @@ LEAST = 5
 def tokens_of(http: Http, path: str, **more: Any) -> tuple[list[int], str, str]:
     """The tokens of an answer, its text, and how it ended."""
     asked = {**PATHS[path], "seed": 3, "return_token_ids": True, "return_tokens": True, **more}
-    reply = http.post(path, asked)
-    assert reply.status == 200, reply.body
-    answer = reply.json
+    answer = http.post(path, asked).answer
     if path == "/completion":
         return answer["tokens"], answer["content"], answer["stop_type"]
     choice = answer["choices"][0]

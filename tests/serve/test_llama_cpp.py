@@ -16,24 +16,14 @@ Json = dict[str, Any]
 ASKED: Json = {"prompt": "The sky is", "n_predict": 12, "seed": 5, "ignore_eos": True}
 
 
-@pytest.fixture
-def http(server: Running) -> Http:
-    return Http(server.url)
-
-
 def completed(http: Http, **more: Any) -> Json:
     """The choice of the same completion by OpenAI's route."""
-    body = ASKED | more
-    reply = http.post("/v1/completions", body)
-    assert reply.status == 200, reply.body
-    choice: Json = reply.json["choices"][0]
+    choice: Json = http.post("/v1/completions", ASKED | more).answer["choices"][0]
     return choice
 
 
 def continued(http: Http, **more: Any) -> Json:
-    reply = http.post("/completion", ASKED | more)
-    assert reply.status == 200, reply.body
-    return reply.json
+    return http.post("/completion", ASKED | more).answer
 
 
 def test_it_is_the_completion_of_the_other_route(http: Http) -> None:

@@ -50,14 +50,9 @@ def hub(content: bytes, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
 
 
 @pytest.fixture
-def served(serve: Serve, hub: Hub, tmp_path: Path) -> Iterator[Running]:
+def server(serve: Serve, hub: Hub, tmp_path: Path) -> Iterator[Running]:
     with serve(cache_dir=tmp_path) as server:
         yield server
-
-
-@pytest.fixture
-def http(served: Running) -> Http:
-    return Http(served.url)
 
 
 def managed(http: Http) -> dict[str, dict[str, object]]:
@@ -72,7 +67,7 @@ def activate(http: Http, name: str) -> Reply:
     return http.post("/v1/models/activate", {"model": name})
 
 
-def test_pulled_chosen_asked_and_deleted(served: Running, http: Http, content: bytes) -> None:
+def test_pulled_chosen_asked_and_deleted(server: Running, http: Http, content: bytes) -> None:
     """The whole way, as OpenAI's client sees it too."""
     lines = lines_of(pull(http).body)
     assert lines[-1] == b"data: [DONE]"
@@ -86,7 +81,7 @@ def test_pulled_chosen_asked_and_deleted(served: Running, http: Http, content: b
     before = http.post("/v1/completions", BODY).json
     chosen = activate(http, NAME).json
     assert chosen["id"] == NAME
-    with OpenAI(base_url=f"{served.url}/v1", api_key="unused", max_retries=0) as client:
+    with OpenAI(base_url=f"{server.url}/v1", api_key="unused", max_retries=0) as client:
         assert [model.id for model in client.models.list()] == [NAME]
         assert client.models.retrieve(NAME).id == NAME
         answer = client.completions.create(model=NAME, prompt="abc", max_tokens=8, seed=3)
@@ -99,18 +94,18 @@ def test_pulled_chosen_asked_and_deleted(served: Running, http: Http, content: b
 
         assert activate(http, "tiny").json["id"] == "tiny"
         assert http.post("/v1/completions", BODY).json["choices"] == before["choices"]
-        wait_for_one_model(served)
+        wait_for_one_model(server)
         assert client.models.delete(NAME).deleted
     assert NAME not in managed(http)
     assert http.get(f"/v1/models/{NAME}").status == 404
 
 
-def wait_for_one_model(served: Running) -> None:
-    wait_until(lambda: len(served.models.paths) == 1)
+def wait_for_one_model(server: Running) -> None:
+    wait_until(lambda: len(server.models.paths) == 1)
 
 
 def test_what_the_old_model_began_it_ends(
-    served: Running, http: Http, monkeypatch: pytest.MonkeyPatch
+    server: Running, http: Http, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Streamed and whole answers under way while the other model takes over are what they would
     have been; then the old one is gone."""
@@ -140,11 +135,11 @@ def test_what_the_old_model_began_it_ends(
         else:
             texts.append(reply.json["choices"][0]["text"])
     assert texts == [alone, alone]
-    wait_for_one_model(served)
-    assert served.service.model.name == NAME
+    wait_for_one_model(server)
+    assert server.service.model.name == NAME
 
 
-def test_a_model_that_cannot_be_loaded_changes_nothing(served: Running, http: Http) -> None:
+def test_a_model_that_cannot_be_loaded_changes_nothing(server: Running, http: Http) -> None:
     pull(http, OTHER)
     refused = activate(http, OTHER)
     assert (refused.status, refused.error["code"]) == (422, "model_unusable")
@@ -220,7 +215,7 @@ def test_what_the_server_is_started_with_is_not_deleted(
 
 
 def test_one_model_is_loaded_at_a_time_and_only_where_it_fits(
-    served: Running, http: Http, monkeypatch: pytest.MonkeyPatch
+    server: Running, http: Http, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pull(http)
     entered, go_on = threading.Event(), threading.Event()
@@ -230,7 +225,7 @@ def test_one_model_is_loaded_at_a_time_and_only_where_it_fits(
         go_on.wait(PATIENCE_SECONDS)
         raise DoesNotFit(name, 2, 1, "close something")
 
-    monkeypatch.setattr(served.models, "_open", crowded)
+    monkeypatch.setattr(server.models, "_open", crowded)
     replies: list[Reply] = []
     waiting = threading.Thread(target=lambda: replies.append(activate(http, NAME)))
     waiting.start()
@@ -243,10 +238,10 @@ def test_one_model_is_loaded_at_a_time_and_only_where_it_fits(
     waiting.join()
     assert (replies[0].status, replies[0].error["code"]) == (422, "model_does_not_fit")
     assert http.post("/v1/completions", {**BODY, "model": "tiny"}).status == 200
-    assert len(served.models.paths) == 1
+    assert len(server.models.paths) == 1
 
 
-def test_names_that_are_none(served: Running, http: Http, tmp_path: Path) -> None:
+def test_names_that_are_none(server: Running, http: Http, tmp_path: Path) -> None:
     """No name is a path, and none leads out of the cache."""
     for name in (
         "../../etc/passwd", "/etc/passwd", "nonsense", "hf.co/../..", "hf.co/org/../Tiny-GGUF",
@@ -266,7 +261,7 @@ def test_names_that_are_none(served: Running, http: Http, tmp_path: Path) -> Non
     assert not (tmp_path / "models").exists()
 
 
-def test_a_pull_that_fails_says_why(served: Running, http: Http, hub: Hub) -> None:
+def test_a_pull_that_fails_says_why(server: Running, http: Http, hub: Hub) -> None:
     """In the stream, and as an answer; nothing of it is visible."""
     hub.digests[FILE] = "0" * 64
     last = data_of(lines_of(pull(http).body))[-1]
@@ -282,7 +277,7 @@ def test_a_pull_that_fails_says_why(served: Running, http: Http, hub: Hub) -> No
 
 
 def test_a_pull_under_way_is_joined_bounded_and_given_up(
-    served: Running, http: Http, hub: Hub, content: bytes, monkeypatch: pytest.MonkeyPatch
+    server: Running, http: Http, hub: Hub, content: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Who leaves does not end it; deleting the model does, and it can be pulled again."""
     monkeypatch.setattr(pulls, "MOST_PULLS", 1)

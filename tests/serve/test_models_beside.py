@@ -43,14 +43,9 @@ def alone(serve: Serve, background: dict[str, Path]) -> dict[str, list[object]]:
 
 
 @pytest.fixture
-def served(serve: Serve, background: dict[str, Path]) -> Iterator[Running]:
+def server(serve: Serve, background: dict[str, Path]) -> Iterator[Running]:
     with serve(beside=background) as server:
         yield server
-
-
-@pytest.fixture
-def http(served: Running) -> Http:
-    return Http(served.url)
 
 
 def ask(http: Http, name: str | None, **more: object) -> Reply:
@@ -105,7 +100,7 @@ def test_each_request_is_answered_by_the_model_it_names(
     assert len(prints) == len(NAMES)
 
 
-def test_what_may_be_named_is_listed(served: Running, http: Http) -> None:
+def test_what_may_be_named_is_listed(server: Running, http: Http) -> None:
     def listed() -> dict[str, bool]:
         data = http.get("/v1/models").json["data"]
         return {model["id"]: "fingerprint" in model["x_zinc"] for model in data}
@@ -119,17 +114,17 @@ def test_what_may_be_named_is_listed(served: Running, http: Http) -> None:
     for name in ("tiny", "llama"):
         assert f'zinc_rt:num_requests_running{{model_name="{name}"}}' in told
     assert "qwen2" not in told
-    assert served.service.model.name == "tiny"
+    assert server.service.model.name == "tiny"
 
 
 def test_the_one_unused_for_longest_makes_room_and_comes_back(
-    served: Running, http: Http, alone: dict[str, list[object]], monkeypatch: pytest.MonkeyPatch
+    server: Running, http: Http, alone: dict[str, list[object]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The model the server was started with stays."""
-    room_for(served, 2, monkeypatch)
+    room_for(server, 2, monkeypatch)
     for name in ("llama", "qwen2", "llama"):
         assert ask(http, name).json["choices"] == alone[name]
-        assert loaded(served) == {"tiny", name}
+        assert loaded(server) == {"tiny", name}
         assert ask(http, None).json["choices"] == alone["tiny"]
     told = http.get("/metrics").body.decode()
     assert 'model_name="llama"' in told
@@ -137,25 +132,25 @@ def test_the_one_unused_for_longest_makes_room_and_comes_back(
 
 
 def test_of_two_the_one_used_last_stays(
-    served: Running, http: Http, monkeypatch: pytest.MonkeyPatch
+    server: Running, http: Http, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ask(http, "llama")
     ask(http, "qwen2")
     ask(http, "llama")
-    assert served.models._unload_one()
-    assert loaded(served) == {"tiny", "llama"}
-    assert served.models._unload_one()
-    assert not served.models._unload_one()
+    assert server.models._unload_one()
+    assert loaded(server) == {"tiny", "llama"}
+    assert server.models._unload_one()
+    assert not server.models._unload_one()
     assert ask(http, None).status == 200
 
 
 def test_one_in_use_makes_no_room(
-    served: Running, http: Http, alone: dict[str, list[object]], monkeypatch: pytest.MonkeyPatch
+    server: Running, http: Http, alone: dict[str, list[object]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whoever asks for another is told to come again, and what is under way ends as it would."""
-    room_for(served, 2, monkeypatch)
+    room_for(server, 2, monkeypatch)
     ask(http, "llama")
-    lease = served.models.lease("llama")
+    lease = server.models.lease("llama")
     refused = ask(http, "qwen2")
     assert (refused.status, refused.error["code"]) == (503, "model_does_not_fit")
     assert refused.headers["Retry-After"]
@@ -217,15 +212,15 @@ def test_where_the_first_model_ended_by_its_file_the_others_are_loaded_and_activ
 
 
 def test_one_of_them_may_be_activated(
-    served: Running, http: Http, alone: dict[str, list[object]]
+    server: Running, http: Http, alone: dict[str, list[object]]
 ) -> None:
     """It then answers who names none; the one before it may still be named."""
     ask(http, "llama")
-    models = served.models
+    models = server.models
     models.activate("llama", models.by_name["llama"])
     assert ask(http, None).json["model"] == "llama"
     assert ask(http, "tiny").json["choices"] == alone["tiny"]
-    assert loaded(served) == {"tiny", "llama"}
+    assert loaded(server) == {"tiny", "llama"}
     assert len(models.paths) == 2
 
 
@@ -296,7 +291,7 @@ def test_a_budget_is_that_of_all_together(
 
 
 def test_what_is_unloaded_is_garbage_that_goes(
-    served: Running, http: Http, monkeypatch: pytest.MonkeyPatch
+    server: Running, http: Http, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In a server's own process the collector does not look at what stays; a model that left is not
     among that, nor what refers to itself beside it."""
@@ -306,7 +301,7 @@ def test_what_is_unloaded_is_garbage_that_goes(
             self.itself = self
 
     ask(http, "llama")
-    model = weakref.ref(served.models.others["llama"])
+    model = weakref.ref(server.models.others["llama"])
     ring = Ring()
     alive = weakref.ref(ring)
     monkeypatch.setattr(heap, "_frozen", False)
@@ -314,7 +309,7 @@ def test_what_is_unloaded_is_garbage_that_goes(
         heap.freeze_heap()
         assert gc.get_freeze_count() > 10_000
         del ring
-        assert served.models._unload_one()
+        assert server.models._unload_one()
         assert model() is None
         assert alive() is None
         assert gc.get_freeze_count() > 10_000

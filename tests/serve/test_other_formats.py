@@ -49,10 +49,9 @@ SAME: list[tuple[dict[str, Any], list[dict[str, Any]]]] = [
 
 
 def said(server: Running, path: str, fields: dict[str, Any]) -> str:
-    reply = Http(server.url).post(path, ASKED[path] | fields)
-    assert reply.status == 200, reply.body
-    assert "ignored" not in reply.json["x_zinc"]
-    (choice,) = reply.json["choices"]
+    answer = Http(server.url).post(path, ASKED[path] | fields).answer
+    assert "ignored" not in answer["x_zinc"]
+    (choice,) = answer["choices"]
     text: str = choice["text"] if path == TEXT else choice["message"]["content"]
     return text
 

@@ -15,9 +15,8 @@ from reference.engine import Engine
 from tests.patience import wait_until
 from tests.serve.calling import client_waits
 from tests.serve.conftest import Serve
-from tests.serve.http import Http, Reply
+from tests.serve.http import Http, Reply, bearer
 from tests.serve.test_connections import COMPLETIONS
-from tests.serve.test_tenants import bearer
 
 GREEDY, OTHER, THIRD = new_key(), new_key(), new_key()
 DEPTH = 3

@@ -13,9 +13,8 @@ import pytest
 
 from contract.errors import ConfigError
 from harness.cli.main import main
-from harness.host.engine_thread import EngineThread
 from harness.host.options import SessionOptions
-from harness.serve.model import ModelOptions, ServedModel, open_model
+from harness.serve.model import ModelOptions, ServedModel
 from harness.serve.receipts.document import (
     MOST_BYTES,
     VERSION,
@@ -25,12 +24,12 @@ from harness.serve.receipts.document import (
 )
 from harness.serve.receipts.keys import open_key
 from harness.synth import sized_spec, write_synthetic
-from reference.model.gguf import TensorSource, open_gguf, write_gguf
+from reference.model.gguf import open_gguf
+from tests.changed_models import write_changed
 from tests.named_tiers import on_each
-from tests.needs import need_device
 from tests.serve.conftest import ALL_TOKENS, Serve
 from tests.serve.http import Http
-from tests.serve.receipt_lies import problems
+from tests.serve.receipt_lies import open_verifier, problems
 
 Json = dict[str, Any]
 CHAT = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 10, "seed": 3}
@@ -38,19 +37,6 @@ TEXT = {"prompt": "abc", "max_tokens": 10, "seed": 3, "temperature": 0.9, "ignor
 Models = dict[str, Path]
 Opened = Callable[..., ServedModel]
 TIERS = ("cpu", "native", "opencl", "vulkan")
-
-
-def rewritten(source: Path, path: Path, change: Callable[[Json, Json], None]) -> Path:
-    """A copy of a model file after ``change(metadata, tensors)``."""
-    with open_gguf(source) as file:
-        metadata = dict(file.metadata)
-        tensors: dict[str, TensorSource] = {
-            one.name: (one.ggml_type, one.shape, np.array(file.tensor_bytes(one.name)))
-            for one in file.tensors.values()
-        }
-        change(metadata, tensors)
-        write_gguf(path, metadata, tensors)
-    return path
 
 
 @pytest.fixture(scope="module")
@@ -81,12 +67,12 @@ def models(tiny_model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> M
                     if one.name in tensors:
                         tensors[one.name] = (one.ggml_type, one.shape, data)
 
-        return rewritten(tiny_model_path, folder / f"swapped-{name}.gguf", change)
+        return write_changed(tiny_model_path, folder / f"swapped-{name}.gguf", change)
 
     return {
         "own": tiny_model_path,
-        "one bit": rewritten(tiny_model_path, folder / "bit.gguf", flip),
-        "template": rewritten(tiny_model_path, folder / "template.gguf", template),
+        "one bit": write_changed(tiny_model_path, folder / "bit.gguf", flip),
+        "template": write_changed(tiny_model_path, folder / "template.gguf", template),
         "same shape": swap("seed"),
         "quantization": swap("quant"),
     }
@@ -132,10 +118,7 @@ def opened(models: Models, tmp_path_factory: pytest.TempPathFactory) -> Iterator
                     digests=tier != "cpu",
                 )  # fmt: skip
                 options = ModelOptions(session, "m", digests, sampling=ALL_TOKENS)
-                engine = owned.enter_context(EngineThread())
-                known[name, tier] = need_device(
-                    lambda: open_model(models[name], options, engine, owned)
-                )
+                known[name, tier] = open_verifier(models[name], options, owned)
             return known[name, tier]
 
         yield model

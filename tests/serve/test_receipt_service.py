@@ -13,9 +13,9 @@ from harness.serve.receipts.store import ReceiptStore
 from harness.serve.receipts.verify import chain_verdict
 from harness.serve.run import Running
 from tests.serve.conftest import Serve
-from tests.serve.http import Http
+from tests.serve.http import Http, bearer
 from tests.serve.test_full_disk import FullDisk
-from tests.serve.test_tenants import ALICE, BOB, OPERATOR, bearer, tenants_file
+from tests.serve.test_tenants import ALICE, BOB, OPERATOR, tenants_file
 
 BODY = {"prompt": "abc", "max_tokens": 3}
 TEXTS = {"input": ["abc"]}

@@ -12,11 +12,10 @@ from typing import Any
 
 import pytest
 
-from harness.host.engine_thread import EngineThread
 from harness.host.options import SessionOptions
-from harness.serve.model import ModelOptions, ServedModel, open_model
+from harness.serve.model import ModelOptions, ServedModel
 from harness.serve.receipts.canonical import canonical
-from harness.serve.receipts.document import Receipt, parse_receipt, read_receipts, signed_document
+from harness.serve.receipts.document import read_receipts, signed_document
 from harness.serve.receipts.keys import open_key
 from harness.serve.receipts.tree import tree_root
 from harness.serve.receipts.verify import ReceiptDemands, chain_verdict, verify_receipts
@@ -27,7 +26,7 @@ from tests.needs import need_device
 from tests.paths import ROOT
 from tests.serve.conftest import ALL_TOKENS, Serve
 from tests.serve.http import Http
-from tests.serve.receipt_lies import LIES
+from tests.serve.receipt_lies import LIES, open_verifier, parsed, problems
 
 Json = dict[str, Any]
 STORED_MODEL = sized_spec("tiny", architecture="qwen3", quant="q4_k_m", seed=21)
@@ -85,8 +84,7 @@ def made(receipt_server: Running) -> Made:
     def of(name: str) -> Json:
         if name not in known:
             path, body = REQUESTS[name]
-            reply = http.post(path, body)
-            assert reply.status == 200, reply.body
+            assert http.post(path, body).status == 200
             number = http.get("/v1/receipts").json["data"][-1]["id"]
             known[name] = http.get(f"/v1/receipts/{number}").json
         return copy.deepcopy(known[name])
@@ -114,21 +112,10 @@ def opened(
                     repeat_last_n=80, top_log_probabilities=20, digests=tier != "cpu",
                 )  # fmt: skip
                 options = ModelOptions(session, "other", kept, sampling=ALL_TOKENS)
-                engine = owned.enter_context(EngineThread())
-                known[key] = need_device(lambda: open_model(path, options, engine, owned))
+                known[key] = open_verifier(path, options, owned)
             return known[key]
 
         yield model
-
-
-def read(document: Json) -> Receipt:
-    return parse_receipt(json.dumps(document).encode(), "the receipt")
-
-
-def problems(document: Json, model: ServedModel, sample: int | None = None) -> list[str]:
-    """All that a verification says is different."""
-    (verdict,) = verify_receipts([read(document)], model, ReceiptDemands(sample=sample))
-    return list(verdict.problems)
 
 
 Sign = Callable[[Json], Json]
@@ -221,15 +208,15 @@ def test_another_tenants_receipt_is_refused(
 ) -> None:
     document = made("completion")
     demands = ReceiptDemands(tenant="somebody")
-    (verdict,) = verify_receipts([read(document)], opened(), demands)
+    (verdict,) = verify_receipts([parsed(document)], opened(), demands)
     assert verdict.problems == ["tenant: the receipt is 'local''s, not 'somebody''s"]
     # Signed as the other's, it does not fit into the other's chain.
     document["payload"]["tenant"] = {"id": 3, "name": "somebody"}
-    (verdict,) = verify_receipts([read(sign(document))], opened(), demands)
+    (verdict,) = verify_receipts([parsed(sign(document))], opened(), demands)
     assert verdict.problems == []
     own = copy.deepcopy(document)
     own["payload"] |= {"number": document["payload"]["number"] - 1, "previous": None}
-    said = chain_verdict([read(sign(own)), read(sign(document))])
+    said = chain_verdict([parsed(sign(own)), parsed(sign(document))])
     assert any("names another receipt before it" in line for line in said)
 
 
@@ -240,9 +227,9 @@ def test_an_untrusted_key_is_named(
     stranger = open_key(tmp_path / "stranger")
     forged = signed_document(document["payload"], document["leaves"], stranger)
     demands = ReceiptDemands(trusted=[document["signature"]["key"]], sample=1)
-    (verdict,) = verify_receipts([read(forged)], opened(), demands)
+    (verdict,) = verify_receipts([parsed(forged)], opened(), demands)
     assert verdict.problems[0].startswith("key: ")
-    (verdict,) = verify_receipts([read(document)], opened(), demands)
+    (verdict,) = verify_receipts([parsed(document)], opened(), demands)
     assert verdict.problems == []
 
 
@@ -251,7 +238,7 @@ def test_a_chain_with_a_link_removed_is_found(made: Made, receipt_server: Runnin
         made(name)
     http = Http(receipt_server.url)
     listed = http.get("/v1/receipts").json["data"]
-    chain = [read(http.get(f"/v1/receipts/{one['id']}").json) for one in listed]
+    chain = [parsed(http.get(f"/v1/receipts/{one['id']}").json) for one in listed]
     assert [one["sha256"] for one in listed] == [receipt.digest for receipt in chain]
     assert chain_verdict(chain) == []
     said = chain_verdict([chain[0], *chain[2:]])
@@ -275,7 +262,7 @@ def test_the_answer_names_its_receipt(receipt_server: Running) -> None:
     noted = answer["x_zinc"]["receipt"]
     assert noted["id"] == answer["id"]
     document = http.get(f"/v1/receipts/{answer['id']}").json
-    assert read(document).digest == noted["sha256"]
+    assert parsed(document).digest == noted["sha256"]
     counts = ("prompt_tokens", "completion_tokens", "total_tokens")
     assert {name: answer["usage"][name] for name in counts} == document["payload"]["usage"]
 
@@ -315,7 +302,7 @@ def test_a_payload_is_signed_in_canonical_form(made: Made) -> None:
     shuffled = json.loads(
         json.dumps(document, indent=2), object_pairs_hook=lambda pairs: dict(reversed(pairs))
     )
-    assert read(shuffled).is_signed
+    assert parsed(shuffled).is_signed
     assert canonical(shuffled["payload"]) == canonical(document["payload"])
 
 

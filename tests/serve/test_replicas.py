@@ -178,9 +178,7 @@ def test_what_is_asked_of_all_engines_is_summed(served: Served) -> None:
     server, http, _ = served
     wait_until(lambda: len(replicas(server)) == 2)
     assert http.post(COMPLETIONS, {"prompt": "abc", "max_tokens": 2}).status == 200
-    reply = http.get("/v1/tenants/local/usage")
-    assert reply.status == 200, reply.body
-    usage = reply.json
+    usage = http.get("/v1/tenants/local/usage").answer
     assert usage["total"]["completed"] >= 1
     assert http.get("/health").json["active"] == 0
     assert http.post(COMPLETIONS, {"prompt": list(range(300))}).error["param"] == "prompt"

@@ -42,10 +42,8 @@ def reranker(serve: Serve, reranker_path: Path) -> Iterator[Running]:
 
 
 def rank(server: Running, **fields: Any) -> dict[str, Any]:
-    reply = Http(server.url).post("/v1/rerank", {"query": QUERY, "documents": DOCUMENTS, **fields})
-    assert reply.status == 200, reply.body
-    answer: dict[str, Any] = reply.json
-    return answer
+    asked = {"query": QUERY, "documents": DOCUMENTS, **fields}
+    return Http(server.url).post("/v1/rerank", asked).answer
 
 
 def expected(server: Running, path: Path, instruction: str = INSTRUCTION) -> list[float]:

@@ -10,16 +10,14 @@ from typing import Any
 
 import pytest
 
-from harness.host.engine_thread import EngineThread
 from harness.host.options import SessionOptions
-from harness.serve.model import ModelOptions, ServedModel, open_model
+from harness.serve.model import ModelOptions, ServedModel
 from harness.serve.receipts.document import signed_document
 from harness.serve.receipts.keys import open_key
 from harness.serve.rerank import INSTRUCTION, TEMPLATE
-from tests.needs import need_device
 from tests.serve.conftest import Serve
 from tests.serve.http import Http
-from tests.serve.receipt_lies import problems
+from tests.serve.receipt_lies import open_verifier, problems
 from tests.serve.speaking_models import CONTEXT, templated_model
 
 Json = dict[str, Any]
@@ -68,9 +66,7 @@ def opened(
             if tier not in known:
                 session = SessionOptions(tier=tier, context=CONTEXT, slots=3)
                 options = ModelOptions(session, "other", digests)
-                known[tier] = need_device(
-                    lambda: open_model(path, options, owned.enter_context(EngineThread()), owned)
-                )
+                known[tier] = open_verifier(path, options, owned)
             return known[tier]
 
         yield model

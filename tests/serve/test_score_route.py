@@ -16,9 +16,7 @@ TURN = [{"role": "user", "content": "Hello"}]
 
 
 def scored(http: Http, **body: Any) -> Any:
-    reply = http.post("/v1/score", body)
-    assert reply.status == 200, reply.body
-    return reply.json
+    return http.post("/v1/score", body).answer
 
 
 def echoed(http: Http, prompt: object) -> Any:

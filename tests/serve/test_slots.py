@@ -28,15 +28,11 @@ def keyed(key: str) -> dict[str, str]:
 
 
 def continued(http: Http, key: str = "", **more: Any) -> Json:
-    reply = http.post("/completion", {"prompt": PROMPT, **ASKED, **more}, **keyed(key))
-    assert reply.status == 200, reply.body
-    return reply.json
+    return http.post("/completion", {"prompt": PROMPT, **ASKED, **more}, **keyed(key)).answer
 
 
 def act(http: Http, action: str, slot: object = 0, key: str = "", **body: Any) -> Json:
-    reply = http.post(f"/slots/{slot}?action={action}", body, **keyed(key))
-    assert reply.status == 200, reply.body
-    return reply.json
+    return http.post(f"/slots/{slot}?action={action}", body, **keyed(key)).answer
 
 
 def refused(http: Http, action: str, slot: object = 0, key: str = "", **body: Any) -> Json:

@@ -25,10 +25,9 @@ def http(hermes: Running) -> Http:
 
 
 def tokens_of(http: Http, **body: Any) -> list[int]:
-    reply = http.post("/tokenize", body)
-    assert reply.status == 200, reply.body
-    found: list[int] = reply.json["tokens"]
-    assert reply.json["count"] == len(found)
+    answer = http.post("/tokenize", body).answer
+    found: list[int] = answer["tokens"]
+    assert answer["count"] == len(found)
     return found
 
 

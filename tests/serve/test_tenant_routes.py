@@ -11,7 +11,7 @@ import pytest
 from harness.serve.keys import key_digest, new_key
 from harness.serve.run import Running
 from tests.serve.conftest import Serve
-from tests.serve.http import Http, Reply, posted
+from tests.serve.http import Http, Reply, bearer, posted
 from tests.serve.streams import data_of, lines_of
 
 ADMIN, OPERATOR, ALICE = new_key(), new_key(), new_key()
@@ -39,10 +39,6 @@ def keyed(serve: Serve, path: Path) -> Iterator[Running]:
 @pytest.fixture
 def http(keyed: Running) -> Http:
     return Http(keyed.url)
-
-
-def bearer(key: str) -> dict[str, str]:
-    return {"Authorization": f"Bearer {key}"}
 
 
 def add(http: Http, key: str = ADMIN, **values: object) -> Reply:

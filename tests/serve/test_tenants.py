@@ -21,7 +21,7 @@ from harness.serve.routes import ROUTES
 from harness.serve.run import Running
 from harness.tenants import read_accounts
 from tests.serve.conftest import Serve
-from tests.serve.http import Http, posted
+from tests.serve.http import Http, bearer, posted
 
 ALICE, BOB, OPERATOR = new_key(), new_key(), new_key()
 BODY = {"prompt": "abc", "max_tokens": 3}
@@ -41,10 +41,6 @@ def tenants_file(folder: Path, *, alice: str = ALICE) -> Path:
 def keyed(serve: Serve, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     with serve(tenants=tenants_file(tmp_path_factory.mktemp("tenants"))) as server:
         yield server
-
-
-def bearer(key: str) -> dict[str, str]:
-    return {"Authorization": f"Bearer {key}"}
 
 
 def test_every_route_but_health_needs_a_key(keyed: Running) -> None:
