@@ -48,8 +48,8 @@ OF_THE_HOST = ("cli", "engine", "harness", "invariance", "memory", "serve")
 ALL_CORES = ("conformance", "cpu", "parity", "quant")
 """Folders of tests that compare what several threads compute with definitions."""
 
-# A busy machine makes no property false, and no run draws what others did not: whether CI is set in
-# the environment, as hypothesis looks for, decides nothing. The long profile draws others each time.
+# A busy machine makes no property false, and no run draws what others did not, be CI set in the
+# environment, which hypothesis looks for, or not. The long profile draws others each time.
 settings.register_profile(
     "any machine", deadline=None, max_examples=50, derandomize=True, database=None
 )
