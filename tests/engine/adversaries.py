@@ -32,25 +32,16 @@ def engine_of(
     """An engine in virtual time, whose steps take about STEP_SECONDS."""
     clock = VirtualClock()
     limits = Limits(
-        slots,
-        context,
-        pages,
-        step_tokens=slots + chunk,
-        step_rows=slots,
-        saved_states=saved_states,
-        draft_tokens=3 if drafter else 0,
-    )
+        slots, context, pages, step_tokens=slots + chunk, step_rows=slots,
+        saved_states=saved_states, draft_tokens=3 if drafter else 0,
+    )  # fmt: skip
     runner = SimulatedRunner(
         limits, clock, recurrent=recurrent, seconds=StepSeconds(fixed=STEP_SECONDS)
     )
     engine = Engine(
-        runner,
-        EngineOptions(**options),
-        tenants=Tenants(tenants, clock=clock),
-        clock=clock,
-        drafter=drafter,
-        observer=observer,
-    )
+        runner, EngineOptions(**options), tenants=Tenants(tenants, clock=clock), clock=clock,
+        drafter=drafter, observer=observer,
+    )  # fmt: skip
     return engine, clock
 
 

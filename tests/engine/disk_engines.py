@@ -107,20 +107,16 @@ def life(
                 model, limits, file_digests(model, folder.parent / "digests.json")
             )
             chosen = DiskCacheOptions(
-                folder,
-                most_bytes,
-                function,
+                folder, most_bytes, function,
                 **{"patience": 600.0, "flush_seconds": 600.0, **options},
-            )
+            )  # fmt: skip
             disk = DiskCache(chosen, lines.append, no_clock)
         loads = Loads()
         engine = Engine(
-            runner,
-            EngineOptions(prefix_cache=folder is not None, steps_ahead=steps_ahead),
+            runner, EngineOptions(prefix_cache=folder is not None, steps_ahead=steps_ahead),
             tenants=tenants if isinstance(tenants, Tenants) else Tenants(tenants, clock=no_clock),
-            observer=loads,
-            disk=disk,
-        )
+            observer=loads, disk=disk,
+        )  # fmt: skip
         try:
             yield Life(engine, loads, lines)
         finally:

@@ -20,17 +20,9 @@ from reference.sched.scores import TokenScores
 from tests.named_tiers import named, quick_tier
 
 LIMITS = Limits(
-    slots=3,
-    context=96,
-    pages=9,
-    step_tokens=40,
-    step_rows=8,
-    draft_tokens=5,
-    masks=3,
-    biases=4,
-    top_log_probabilities=5,
-    scores=True,
-)
+    slots=3, context=96, pages=9, step_tokens=40, step_rows=8, draft_tokens=5, masks=3, biases=4,
+    top_log_probabilities=5, scores=True,
+)  # fmt: skip
 TIERS = named("native", "opencl", "vulkan")
 QUICK = [tier for tier in TIERS if tier != "vulkan"]
 """A processor that plays a graphics card takes long for every token."""

@@ -55,15 +55,9 @@ def opened(
     model = open_model(path)
     slots = 2
     limits = Limits(
-        slots,
-        context,
-        slots * pages_for(context),
-        kv_dtype=I12,
-        step_tokens=step + slots,
-        step_rows=step,
-        saved_states=states,
-        state_interval=interval,
-    )
+        slots, context, slots * pages_for(context), kv_dtype=I12, step_tokens=step + slots,
+        step_rows=step, saved_states=states, state_interval=interval,
+    )  # fmt: skip
     reuse = Reuse()
     with model.file, tier() as opened_tier, ModelRunner(model, opened_tier, limits) as runner:
         options = EngineOptions(prefix_cache=cache, copy_pages=cache)

@@ -20,14 +20,9 @@ from reference.runner import LOG_PROBABILITIES, LOGITS, ROW_DIGEST, ModelRunner,
 from tests.named_tiers import named, on_each, quick_tier
 
 LIMITS = Limits(
-    slots=3,
-    context=96,
-    pages=18,
-    step_tokens=40,
-    step_rows=8,
-    top_log_probabilities=2,
+    slots=3, context=96, pages=18, step_tokens=40, step_rows=8, top_log_probabilities=2,
     digests=True,
-)
+)  # fmt: skip
 TIERS = named("native", "opencl", "vulkan", "cuda")
 PROMPTS = (tuple((i * 37) % 250 for i in range(50)), (7, 8, 9), (3, 1, 4, 1, 5, 9, 2, 6))
 TOKENS = 9
@@ -75,13 +70,9 @@ def run(runner: Recorded, *outputs: str | None) -> list[Rows]:
         prompt = PROMPTS[number]
         listed = 2 if number == 1 else None
         request = Request(
-            number,
-            prompt,
-            TOKENS,
-            SamplingParams(temperature=0.8, seed=number),
-            ignore_end=True,
+            number, prompt, TOKENS, SamplingParams(temperature=0.8, seed=number), ignore_end=True,
             log_probabilities=listed,
-        )
+        )  # fmt: skip
         if output is None:
             engine.submit(request)
         else:

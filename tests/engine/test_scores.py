@@ -126,11 +126,8 @@ def test_a_prompt_is_scored_and_continued(
     mask = pack_mask(range(10, 60), vocab)
     sampling = SamplingParams(temperature=0.7, seed=5, repeat_penalty=1.3, repeat_last_n=30)
     more: dict[str, Any] = {
-        "log_probabilities": 2,
-        "max_tokens": 8,
-        "sampling": sampling,
-        "ignore_end": True,
-    }
+        "log_probabilities": 2, "max_tokens": 8, "sampling": sampling, "ignore_end": True,
+    }  # fmt: skip
     for allowed in (None, lambda generated: mask):
         plain = Engine(scoring, EngineOptions(prefix_cache=False))
         plain.submit(Request(1, prompt, **more), allowed=allowed)

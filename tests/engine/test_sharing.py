@@ -23,18 +23,14 @@ from tests.sched.manual_clock import ManualClock
 
 LIMITS = Limits(slots=3, context=112, pages=12, step_tokens=32, step_rows=32, saved_states=6)
 MODELS: dict[str, dict[str, Any]] = {
-    "qwen3": {"architecture": "qwen3", "quant": "q4_k_m"},
-    "qwen35": dict(HYBRIDS["qwen35"]),
-    "lfm2": dict(HYBRIDS["lfm2"]),
-    "granitehybrid": dict(HYBRIDS["granitehybrid"]),
-}
+    "qwen3": {"architecture": "qwen3", "quant": "q4_k_m"}, "qwen35": dict(HYBRIDS["qwen35"]),
+    "lfm2": dict(HYBRIDS["lfm2"]), "granitehybrid": dict(HYBRIDS["granitehybrid"]),
+}  # fmt: skip
 RUNS = [
     *(("qwen3", tier) for tier in TIERS if tier != "vulkan"),
-    pytest.param(("qwen35", "quick"), marks=pytest.mark.soak),
-    ("qwen35", "late"),
-    ("lfm2", "native"),
-    ("granitehybrid", "native"),
-]
+    pytest.param(("qwen35", "quick"), marks=pytest.mark.soak), ("qwen35", "late"),
+    ("lfm2", "native"), ("granitehybrid", "native"),
+]  # fmt: skip
 """Late is the CPU, later. Schedules on every tier, Vulkan too, are in tests/invariance."""
 SEEDED = SamplingParams(temperature=0.8, seed=11)
 

@@ -29,22 +29,13 @@ from tests.named_tiers import runner_on
 
 pytestmark = pytest.mark.usefixtures("unmeasured_steps")
 LIMITS = Limits(
-    slots=3,
-    context=96,
-    pages=12,
-    step_tokens=48,
-    step_rows=32,
-    saved_states=8,
-    slot_states=4,
-    draft_tokens=11,
-    masks=12,
-)
+    slots=3, context=96, pages=12, step_tokens=48, step_rows=32, saved_states=8, slot_states=4,
+    draft_tokens=11, masks=12,
+)  # fmt: skip
 MODELS: dict[str, dict[str, Any]] = {
-    "qwen3": {"architecture": "qwen3", "quant": "q4_k_m"},
-    "qwen35": dict(HYBRIDS["qwen35"]),
-    "lfm2": dict(HYBRIDS["lfm2"]),
-    "granitehybrid": dict(HYBRIDS["granitehybrid"]),
-}
+    "qwen3": {"architecture": "qwen3", "quant": "q4_k_m"}, "qwen35": dict(HYBRIDS["qwen35"]),
+    "lfm2": dict(HYBRIDS["lfm2"]), "granitehybrid": dict(HYBRIDS["granitehybrid"]),
+}  # fmt: skip
 
 
 class Told(Drafter):

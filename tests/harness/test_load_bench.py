@@ -299,10 +299,8 @@ def test_targets() -> None:
     load = {"clients": 8, "rate": None}
     report = {"engines": {OURS: ours}, "ratios": {"rate": {"median": 1.31}}, "load": load}
     assert {one["metric"]: one["met"] for one in judged(report)} == {
-        "rate": True,
-        "http_1": True,
-        "http_16": False,
-    }
+        "rate": True, "http_1": True, "http_16": False,
+    }  # fmt: skip
     for other in ({**load, "clients": 4}, {**load, "rate": 2.0}):
         assert "rate" not in {one["metric"] for one in judged({**report, "load": other})}
     assert {aim.metric for aim in AIMS} <= set(METRICS)

@@ -146,14 +146,9 @@ class Bench:
         self.model = open_model(path, adapters)
         self._stack.callback(self.model.close)
         limits = Limits(
-            slots,
-            context,
-            pages,
-            kv_dtype,
-            step_tokens=step_tokens,
-            step_rows=step_tokens,
+            slots, context, pages, kv_dtype, step_tokens=step_tokens, step_rows=step_tokens,
             adapters=self.model.adapters.combined,
-        )
+        )  # fmt: skip
         runner = ModelRunner(self.model, self.tier, limits)
         self._stack.enter_context(runner)
         self.runner = ObservedRunner(wrap(runner))

@@ -201,11 +201,9 @@ def test_an_aged_request_that_cannot_begin_yet_lets_others_pass() -> None:
 
     assert queue.tenant_aged(0)
     assert [queue.next(begins) for _ in range(4)] == [
-        WaitingRequest(3, 0, AGING, 1),
-        WaitingRequest(2, 0, AGING, 1, QosClass.BATCH),
-        WaitingRequest(1, 1, AGING, 1),
-        None,
-    ]
+        WaitingRequest(3, 0, AGING, 1), WaitingRequest(2, 0, AGING, 1, QosClass.BATCH),
+        WaitingRequest(1, 1, AGING, 1), None,
+    ]  # fmt: skip
 
 
 def test_who_holds_a_slot_does_not_age() -> None:
