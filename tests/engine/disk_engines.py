@@ -80,18 +80,10 @@ class Life:
 
 @contextmanager
 def life(
-    path: Path,
-    folder: Path | None,
-    *,
-    tier: str = "quick",
-    kv_dtype: DType = I12,
-    most_bytes: int = PLENTY,
-    tenants: Sequence[Tenant] | Tenants = (LOCAL_TENANT,),
-    pages: int = 36,
-    slots: int = 2,
-    steps_ahead: int | None = None,
-    **options: Any,
-) -> Iterator[Life]:
+    path: Path, folder: Path | None, *, tier: str = "quick", kv_dtype: DType = I12,
+    most_bytes: int = PLENTY, tenants: Sequence[Tenant] | Tenants = (LOCAL_TENANT,),
+    pages: int = 36, slots: int = 2, steps_ahead: int | None = None, **options: Any,
+) -> Iterator[Life]:  # fmt: skip
     """A server's life with a disk cache in ``folder``; None is a cold one without a cache."""
     model = open_model(path)
     limits = Limits(

@@ -64,13 +64,9 @@ Outcome = dict[int, list[TokenEvent]]
 
 
 def run(
-    runner: ModelRunner,
-    asked: Sequence[tuple[Request, MaskProvider | None]] = ASKED,
-    *,
-    depth: int = 0,
-    chunk: int | None = None,
-    ends: frozenset[int] = frozenset(),
-) -> Outcome:
+    runner: ModelRunner, asked: Sequence[tuple[Request, MaskProvider | None]] = ASKED, *,
+    depth: int = 0, chunk: int | None = None, ends: frozenset[int] = frozenset(),
+) -> Outcome:  # fmt: skip
     """Every event of requests that are served together."""
     options = EngineOptions(steps_ahead=depth, chunk_tokens=chunk, end_of_generation=ends)
     engine = Engine(runner, options)

@@ -42,15 +42,9 @@ answer did not fill, and the last token of the answer but one where the state wa
 
 @contextmanager
 def opened(
-    path: Path,
-    *,
-    states: int = 64,
-    cache: bool = True,
-    context: int = 2048,
-    interval: int = INTERVAL,
-    step: int = 256,
-    tier: Callable[[], Tier] = quick_tier,
-) -> Iterator[tuple[Engine, Reuse]]:
+    path: Path, *, states: int = 64, cache: bool = True, context: int = 2048,
+    interval: int = INTERVAL, step: int = 256, tier: Callable[[], Tier] = quick_tier,
+) -> Iterator[tuple[Engine, Reuse]]:  # fmt: skip
     """An engine on a model, and what tells of its cache."""
     model = open_model(path)
     slots = 2

@@ -329,11 +329,9 @@ def test_what_cannot_be_measured(
 @pytest.mark.peer
 @pytest.mark.usefixtures("tiny_requests")
 def test_beside_the_peer(
-    model_path: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    model_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-) -> None:
+) -> None:  # fmt: skip
     """The same file and load on both, a ratio for each repetition."""
     need_installed("llama_cpp", "peer")
     need_installed("uvicorn", "peer")

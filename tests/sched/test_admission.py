@@ -58,13 +58,9 @@ def candidates(tenants: Tenants, waiting: list[WaitingRequest]) -> list[WaitingR
 
 
 def expected_choice(
-    tenants: Tenants,
-    waiting: list[WaitingRequest],
-    running: list[WaitingRequest],
-    began: Began,
-    now: float,
-    room: int,
-) -> WaitingRequest | None:
+    tenants: Tenants, waiting: list[WaitingRequest], running: list[WaitingRequest], began: Began,
+    now: float, room: int,
+) -> WaitingRequest | None:  # fmt: skip
     """A plain search over everything that waits."""
     able = candidates(tenants, waiting)
     since = {line_of(entry): began.aged_since(line_of(entry), running, now) for entry in able}
