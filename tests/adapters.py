@@ -38,19 +38,10 @@ def is_projection(name: str) -> bool:
 
 
 def write_adapter(
-    path: Path,
-    model: Path,
-    *,
-    rank: int = 4,
-    alpha: float = 8.0,
-    seed: int = 1,
-    dtype: DType = F32,
-    changed: Changed = is_projection,
-    size: float = 0.25,
-    broken: str = "",
-    keys: Mapping[str, Any] | None = None,
-    more: Mapping[str, tuple[int, ...]] | None = None,
-) -> Path:
+    path: Path, model: Path, *, rank: int = 4, alpha: float = 8.0, seed: int = 1,
+    dtype: DType = F32, changed: Changed = is_projection, size: float = 0.25, broken: str = "",
+    keys: Mapping[str, Any] | None = None, more: Mapping[str, tuple[int, ...]] | None = None,
+) -> Path:  # fmt: skip
     """An adapter of the model file ``model`` for the tensors that ``changed`` accepts; ``more`` are
     shapes of other tensors, and ``keys`` replace metadata, None removes one. Tensor ``broken``
     has a NaN; the others are ``size`` large."""
@@ -73,11 +64,8 @@ def write_adapter(
         )
         tensors[name] = (dtype, shape, stored)
     metadata: dict[str, Any] = {
-        "general.architecture": architecture,
-        "general.type": "adapter",
-        "adapter.type": "lora",
-        "adapter.lora.alpha": alpha,
-        **(keys or {}),
-    }
+        "general.architecture": architecture, "general.type": "adapter", "adapter.type": "lora",
+        "adapter.lora.alpha": alpha, **(keys or {}),
+    }  # fmt: skip
     write_gguf(path, {k: v for k, v in metadata.items() if v is not None}, tensors)
     return path

@@ -48,9 +48,12 @@ OF_THE_HOST = ("cli", "engine", "harness", "invariance", "memory", "serve")
 ALL_CORES = ("conformance", "cpu", "parity", "quant")
 """Folders of tests that compare what several threads compute with definitions."""
 
-# A busy machine makes no property false. Every run draws others.
-settings.register_profile("any machine", deadline=None, max_examples=50)
-settings.register_profile("long", deadline=None, max_examples=1000)
+# A busy machine makes no property false, and no run draws what others did not, be CI set in the
+# environment, which hypothesis looks for, or not. The long profile draws others each time.
+settings.register_profile(
+    "any machine", deadline=None, max_examples=50, derandomize=True, database=None
+)
+settings.register_profile("long", deadline=None, max_examples=1000, derandomize=False)
 settings.load_profile("any machine")
 
 
@@ -115,14 +118,17 @@ CHROMIUM_FLAGS = (
 )
 
 
-@pytest.fixture(autouse=True)
-def the_same_seeds_in_every_run(
-    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A test draws the same seeds for requests that name none whenever it runs: of other answers a
-    few are empty, or end where the test waits for more."""
+def _the_same_seeds(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Requests that name no seed draw the same ones whenever a module or test runs: of other
+    answers a few are empty, or end where the test waits for more."""
     drawn = random.Random(request.node.nodeid)
-    monkeypatch.setattr(generation, "random_bits", drawn.getrandbits)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(generation, "random_bits", drawn.getrandbits)
+        yield
+
+
+fixtures_draw_the_same_seeds = pytest.fixture(scope="module", autouse=True)(_the_same_seeds)
+the_same_seeds_in_every_run = pytest.fixture(autouse=True)(_the_same_seeds)
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -120,25 +120,18 @@ def step_input(sequences: Sequence[Constrained], number: int) -> StepInput:
         sampling.append(record)
     pages = np.arange(LIMITS.pages, dtype=np.int32).reshape(LIMITS.slots, -1)
     return StepInput(
-        query,
-        (ends - 1).astype(np.int32),
-        np.concatenate(sampling),
-        pages,
-        WANTED,
-        np.array(masks) if masks else None,
-        np.concatenate(biases),
-    )
+        query, (ends - 1).astype(np.int32), np.concatenate(sampling), pages, WANTED,
+        np.array(masks) if masks else None, np.concatenate(biases),
+    )  # fmt: skip
 
 
 def row_of(output: StepOutput, index: int) -> Row:
     """Row ``index`` of a step."""
     return Row(
-        int(output.token[index]),
-        output.log_probability[index].tobytes(),
-        tuple(output.top_ids[index].tolist()),
-        output.top_log_probabilities[index].tobytes(),
+        int(output.token[index]), output.log_probability[index].tobytes(),
+        tuple(output.top_ids[index].tolist()), output.top_log_probabilities[index].tobytes(),
         output.logits[index].tobytes(),
-    )
+    )  # fmt: skip
 
 
 def check_by_definition(inputs: StepInput, output: StepOutput) -> None:

@@ -26,11 +26,9 @@ Chunk = tuple[int, int]
 """A slot and how many tokens of it."""
 Steps = tuple[tuple[tuple[Chunk, ...], tuple[int, ...]], ...]
 STEPS: Steps = (
-    (((0, 11), (1, 7), (2, 5)), (22, 10)),
-    (((1, 19),), ()),
-    (((2, 1), (0, 17), (1, 2)), (19, 0, 18, 17)),
-    (((1, 1), (0, 1), (2, 1)), (0, 1, 2)),
-)
+    (((0, 11), (1, 7), (2, 5)), (22, 10)), (((1, 19),), ()),
+    (((2, 1), (0, 17), (1, 2)), (19, 0, 18, 17)), (((1, 1), (0, 1), (2, 1)), (0, 1, 2)),
+)  # fmt: skip
 """Chunks of a step, and its output rows: in another order than the tokens, of a chunk's middle."""
 ONE_PROMPT: Steps = ((((0, 18),), ()), (((0, 17),), (16,)), (((0, 1),), (0,)))
 """A prompt by itself, in a chunk nobody reads and one whose last row is read, and a token."""

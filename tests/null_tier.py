@@ -101,12 +101,9 @@ class NullTier(BaseTier[NullAllocation, None, NullStep]):
         """Steps share nothing."""
 
     def lower(
-        self,
-        graph: Graph,
-        buffers: Mapping[str, DeviceBuffer[NullAllocation]],
-        form: ShapeKey,
+        self, graph: Graph, buffers: Mapping[str, DeviceBuffer[NullAllocation]], form: ShapeKey,
         inputs: InputLayout,
-    ) -> FormBatch[NullAllocation, None]:
+    ) -> FormBatch[NullAllocation, None]:  # fmt: skip
         outputs = outputs_of(graph, lambda name: self._stored(buffers[name]))
         return FormBatch(form, len(graph.nodes), None, inputs.nbytes, outputs)
 

@@ -14,12 +14,10 @@ from tests.paths import ROOT
 
 PROJECT = {"contract", "reference", "accel", "harness", "zinc_rt", "tests", "ci"}
 MAY_IMPORT = {
-    "contract": {"contract"},
-    "reference": {"contract", "reference"},
-    "accel": {"contract", "accel"},
-    "harness": {"contract", "reference", "accel", "harness"},
+    "contract": {"contract"}, "reference": {"contract", "reference"},
+    "accel": {"contract", "accel"}, "harness": {"contract", "reference", "accel", "harness"},
     "zinc_rt": {"contract", "reference", "harness", "zinc_rt"},
-}
+}  # fmt: skip
 PYTHON_API = ROOT / "harness" / "python" / "zinc_rt"
 """A package of its own, whatever folder it lies in: nobody else imports it."""
 CONTRACT_LIBRARIES = {"numpy"}

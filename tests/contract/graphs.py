@@ -40,39 +40,24 @@ def decoder(layers: int = 2, stage: Stage = Stage.BOTH) -> Graph:
         parts = (qkv[0:hidden], qkv[hidden : hidden + kv_width], qkv[hidden + kv_width : 64])
         for part, width in zip("qkv", (hidden, kv_width, kv_width), strict=True):
             b.emit(
-                Opcode.MATMUL,
-                f"{name}.{part}",
-                x=h,
+                Opcode.MATMUL, f"{name}.{part}", x=h,
                 weight=weight(b, f"{name}.{part}", width, hidden, dtype=Q4_0),
                 y=parts["qkv".index(part)],
-            )
+            )  # fmt: skip
         rope = {"rope_table": rope_table, "query": query, "head_dim": head_dim, "neox": 1}
         q = b.emit(Opcode.ROPE, f"{name}.rope_q", x=parts[0], heads=heads, **rope)
         k = b.emit(Opcode.ROPE, f"{name}.rope_k", x=parts[1], heads=kv_heads, **rope)
         kv = b.buffer(f"state.kv[{n}]", BufferKind.STATE, F16, (9, 2, 16, kv_heads, head_dim))
         sizes = {"kv_heads": kv_heads, "head_dim": head_dim}
         b.emit(
-            Opcode.KV_WRITE_BATCHED,
-            f"{name}.kv_write",
-            k=k,
-            v=parts[2],
-            query=query,
-            page_table=pages,
-            kv=kv,
-            **sizes,
-        )
+            Opcode.KV_WRITE_BATCHED, f"{name}.kv_write", k=k, v=parts[2], query=query,
+            page_table=pages, kv=kv, **sizes,
+        )  # fmt: skip
         b.barrier()
         y = b.emit(
-            Opcode.FLASH_ATTN_BATCHED,
-            f"{name}.attention",
-            q=q,
-            kv=kv,
-            page_table=pages,
-            query=query,
-            heads=heads,
-            scale=0.3535533905932738,
-            **sizes,
-        )
+            Opcode.FLASH_ATTN_BATCHED, f"{name}.attention", q=q, kv=kv, page_table=pages,
+            query=query, heads=heads, scale=0.3535533905932738, **sizes,
+        )  # fmt: skip
         x = b.emit(Opcode.ADD, f"{name}.residual", a=x, b=y)
     last = b.emit(Opcode.SELECT_ROWS, x=x, output_rows=rows)
     sampled(b, last, hidden, vocab)
@@ -84,12 +69,10 @@ def sampled(b: GraphBuilder, last: View, hidden: int, vocab: int) -> None:
     logits = b.output("output.logits", "rows", vocab)
     b.emit(Opcode.LM_HEAD, x=last, weight=weight(b, "head", vocab, hidden), logits=logits)
     b.emit(
-        Opcode.SAMPLE,
-        logits=logits,
-        sampling=b.request("request.sampling", "rows", 16),
+        Opcode.SAMPLE, logits=logits, sampling=b.request("request.sampling", "rows", 16),
         recent=b.buffer("state.recent", BufferKind.STATE, I32, (2, 8)),
         token=b.output("output.token", "rows", dtype=I32),
-    )
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)

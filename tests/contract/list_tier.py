@@ -112,12 +112,9 @@ class ListTier:
         return Batch(graph, dict(buffers), bucket, inputs)
 
     def submit(
-        self,
-        batch: Batch,
-        inputs: NDArray[np.uint8],
-        requested: Sequence[str] = (),
+        self, batch: Batch, inputs: NDArray[np.uint8], requested: Sequence[str] = (),
         rows: InputRows | None = None,
-    ) -> Done:
+    ) -> Done:  # fmt: skip
         step = step_of(inputs)
         check_bucket(batch.bucket, step)
         self.submitted.append(batch.graph.name)
@@ -141,11 +138,9 @@ class ListTier:
         return self
 
     def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
+        self, kind: type[BaseException] | None, error: BaseException | None,
         trace: TracebackType | None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.close()
 
 

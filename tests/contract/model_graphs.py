@@ -68,15 +68,9 @@ class Decoder:
         b.emit(Opcode.KV_WRITE_BATCHED, f"kv_write[{n}]", k=k, v=v, **step, **heads)
         b.barrier()
         y = b.emit(
-            Opcode.FLASH_ATTN_BATCHED,
-            f"attention[{n}]",
-            q=q,
-            heads=s.heads,
-            scale=0.125,
-            window=window,
-            **step,
-            **heads,
-        )
+            Opcode.FLASH_ATTN_BATCHED, f"attention[{n}]", q=q, heads=s.heads, scale=0.125,
+            window=window, **step, **heads,
+        )  # fmt: skip
         y = self.project(f"attn_output[{n}]", y, s.hidden, s.heads * s.head_dim)
         self.x = b.emit(Opcode.ADD, f"attn_residual[{n}]", a=self.x, b=y)
 
@@ -92,32 +86,18 @@ class Decoder:
         history = b.buffer(f"state.conv[{n}]", BufferKind.STATE, F32, (1, 3, 3 * inner))
         taps = weight(b, f"ssm_conv[{n}]", 3 * inner, 4)
         x = b.emit(
-            Opcode.SSM_CONV1D,
-            f"ssm_conv[{n}]",
-            x=x,
-            weight=taps,
-            query=self.query,
-            state=history,
+            Opcode.SSM_CONV1D, f"ssm_conv[{n}]", x=x, weight=taps, query=self.query, state=history,
             history=3,
-        )
+        )  # fmt: skip
         state = b.buffer(
             f"state.ssm[{n}]", BufferKind.STATE, F32, (1, s.heads, s.head_dim, s.head_dim)
         )
         y = b.emit(
-            Opcode.SSM_DELTA_NET,
-            f"delta_net[{n}]",
-            x=x,
-            alpha=alpha,
-            beta=beta,
-            decay=weight(b, f"ssm_a[{n}]", s.heads),
-            dt_bias=weight(b, f"ssm_dt[{n}]", s.heads),
-            query=self.query,
-            state=state,
-            key_heads=s.heads,
-            value_heads=s.heads,
-            state_size=s.head_dim,
-            eps=1e-6,
-        )
+            Opcode.SSM_DELTA_NET, f"delta_net[{n}]", x=x, alpha=alpha, beta=beta,
+            decay=weight(b, f"ssm_a[{n}]", s.heads), dt_bias=weight(b, f"ssm_dt[{n}]", s.heads),
+            query=self.query, state=state, key_heads=s.heads, value_heads=s.heads,
+            state_size=s.head_dim, eps=1e-6,
+        )  # fmt: skip
         b.barrier()
         gated = b.emit(Opcode.SWIGLU, f"ssm_gated[{n}]", gate=gate, up=y, activation=2)
         y = self.project(f"ssm_out[{n}]", gated, s.hidden, inner)
@@ -140,37 +120,24 @@ class Decoder:
         ids = b.scratch(f"scratch.ids[{n}]", "tokens", s.used, dtype=I32)
         shares = b.scratch(f"scratch.shares[{n}]", "tokens", s.used)
         b.emit(
-            Opcode.MOE_GATE_TOPK,
-            f"router[{n}]",
-            x=h,
-            gate_weight=router,
-            ids=ids,
-            weights=shares,
+            Opcode.MOE_GATE_TOPK, f"router[{n}]", x=h, gate_weight=router, ids=ids, weights=shares,
             used=s.used,
-        )
+        )  # fmt: skip
         gate, up = (
             b.scratch(f"scratch.{x}[{n}]", "tokens", s.used, s.width) for x in ("gate", "up")
         )
         b.emit(
-            Opcode.MOE_GATE_UP,
-            f"experts_in[{n}]",
-            x=h,
+            Opcode.MOE_GATE_UP, f"experts_in[{n}]", x=h,
             gate_weight=self.matrix(f"experts_gate[{n}]", s.experts, s.width, s.hidden),
-            up_weight=self.matrix(f"experts_up[{n}]", s.experts, s.width, s.hidden),
-            ids=ids,
-            gate=gate,
-            up=up,
-        )
+            up_weight=self.matrix(f"experts_up[{n}]", s.experts, s.width, s.hidden), ids=ids,
+            gate=gate, up=up,
+        )  # fmt: skip
         gated = b.emit(Opcode.MOE_SWIGLU, f"experts_gated[{n}]", gate=gate, up=up)
         self.x = b.emit(
-            Opcode.MOE_DOWN_ACC,
-            f"experts_out[{n}]",
-            x=gated,
-            down_weight=self.matrix(f"experts_down[{n}]", s.experts, s.hidden, s.width),
-            ids=ids,
-            weights=shares,
-            residual=self.x,
-        )
+            Opcode.MOE_DOWN_ACC, f"experts_out[{n}]", x=gated,
+            down_weight=self.matrix(f"experts_down[{n}]", s.experts, s.hidden, s.width), ids=ids,
+            weights=shares, residual=self.x,
+        )  # fmt: skip
 
     def build(self) -> Graph:
         s, b = self.sizes, self.b

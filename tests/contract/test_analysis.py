@@ -136,33 +136,22 @@ def test_step_bytes_by_holder() -> None:
     b = GraphBuilder("g")
     query = b.request("query", "tokens", 4)
     b.emit(
-        Opcode.FLASH_ATTN_BATCHED,
-        q=b.buffer("q", BufferKind.REQUEST, F32, ("tokens", 64)),
+        Opcode.FLASH_ATTN_BATCHED, q=b.buffer("q", BufferKind.REQUEST, F32, ("tokens", 64)),
         kv=b.buffer("kv", BufferKind.STATE, F16, (9, 2, 16, 2, 16)),
-        page_table=b.request("pages", 1, 8),
-        query=query,
-        heads=4,
-        kv_heads=2,
-        head_dim=16,
-        scale=0.25,
-        y=b.output("attended", "tokens", 64),
-    )
+        page_table=b.request("pages", 1, 8), query=query, heads=4, kv_heads=2, head_dim=16,
+        scale=0.25, y=b.output("attended", "tokens", 64),
+    )  # fmt: skip
     b.emit(
-        Opcode.SSM_CONV1D,
-        x=b.buffer("x", BufferKind.REQUEST, F32, ("tokens", 8)),
-        weight=weight(b, "taps", 8, 4),
-        query=query,
-        state=b.buffer("state", BufferKind.STATE, F32, (1, 3, 8)),
-        history=3,
+        Opcode.SSM_CONV1D, x=b.buffer("x", BufferKind.REQUEST, F32, ("tokens", 8)),
+        weight=weight(b, "taps", 8, 4), query=query,
+        state=b.buffer("state", BufferKind.STATE, F32, (1, 3, 8)), history=3,
         y=b.output("y", "tokens", 8),
-    )
+    )  # fmt: skip
     found = step_bytes(b.build(), KEY, 40)
     assert found == StepBytes(
-        weights=8 * 4 * 4,
-        kv=40 * 2 * 2 * 16 * 2,
-        state=2 * 3 * 8 * 4,
+        weights=8 * 4 * 4, kv=40 * 2 * 2 * 16 * 2, state=2 * 3 * 8 * 4,
         activations=(256 + 256 + 3 * 4 + 16) + (32 + 32 + 16),
-    )
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("graph", [decoder(), hybrid(), slider()])

@@ -35,14 +35,10 @@ def test_the_result_of_a_node_is_what_it_writes() -> None:
     """A node that also updates state yields its written output, not the state."""
     b = GraphBuilder("g")
     y = b.emit(
-        Opcode.SSM_CONV1D,
-        "conv",
-        x=b.buffer("x", BufferKind.REQUEST, F32, ("tokens", 8)),
-        weight=b.buffer("w", BufferKind.WEIGHT, F32, (8, 4)),
-        query=b.request("query", "tokens", 4),
-        state=b.buffer("state", BufferKind.STATE, F32, (2, 3, 8)),
-        history=3,
-    )
+        Opcode.SSM_CONV1D, "conv", x=b.buffer("x", BufferKind.REQUEST, F32, ("tokens", 8)),
+        weight=b.buffer("w", BufferKind.WEIGHT, F32, (8, 4)), query=b.request("query", "tokens", 4),
+        state=b.buffer("state", BufferKind.STATE, F32, (2, 3, 8)), history=3,
+    )  # fmt: skip
     assert y == View("scratch.conv")
 
 

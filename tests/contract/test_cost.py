@@ -45,17 +45,11 @@ def test_an_embedding_reads_rows_and_not_the_table() -> None:
 def attention(window: int) -> Cost:
     b = GraphBuilder("g")
     b.emit(
-        Opcode.FLASH_ATTN_BATCHED,
-        q=activation(b, "q", "tokens", 64),
+        Opcode.FLASH_ATTN_BATCHED, q=activation(b, "q", "tokens", 64),
         kv=b.buffer("kv", BufferKind.STATE, F16, (100, 2, 16, 2, 16)),
-        page_table=b.request("pages", 4, 25),
-        query=b.request("query", "tokens", 4),
-        heads=4,
-        kv_heads=2,
-        head_dim=16,
-        scale=0.25,
-        window=window,
-    )
+        page_table=b.request("pages", 4, 25), query=b.request("query", "tokens", 4), heads=4,
+        kv_heads=2, head_dim=16, scale=0.25, window=window,
+    )  # fmt: skip
     return only(b)[1]
 
 
@@ -74,15 +68,12 @@ def test_a_window_bounds_what_attention_reads() -> None:
 def test_a_scatter_into_the_pool_reads_nothing_of_it() -> None:
     b = GraphBuilder("g")
     b.emit(
-        Opcode.KV_WRITE_BATCHED,
-        k=activation(b, "k", "tokens", 32),
+        Opcode.KV_WRITE_BATCHED, k=activation(b, "k", "tokens", 32),
         v=activation(b, "v", "tokens", 32),
         kv=b.buffer("kv", BufferKind.STATE, F16, (100, 2, 16, 2, 16)),
-        page_table=b.request("pages", 4, 25),
-        query=b.request("query", "tokens", 4),
-        kv_heads=2,
+        page_table=b.request("pages", 4, 25), query=b.request("query", "tokens", 4), kv_heads=2,
         head_dim=16,
-    )
+    )  # fmt: skip
     _, value = only(b)
     assert value == Cost(2 * 3 * 32 * 4 + 3 * 16 + 3 * 4, 2 * 3 * 32 * 2, 0)
 
@@ -91,12 +82,10 @@ def test_a_scatter_into_the_pool_reads_nothing_of_it() -> None:
 def test_experts_are_read_once_each_at_most(tokens: int, experts_read: int) -> None:
     b = GraphBuilder("g")
     b.emit(
-        Opcode.MOE_GATE_UP,
-        x=activation(b, "x", "tokens", 256),
+        Opcode.MOE_GATE_UP, x=activation(b, "x", "tokens", 256),
         gate_weight=weight(b, "gate", 8, 16, 256, dtype=Q4_K),
-        up_weight=weight(b, "up", 8, 16, 256, dtype=Q4_K),
-        ids=b.request("ids", "tokens", 2),
-    )
+        up_weight=weight(b, "up", 8, 16, 256, dtype=Q4_K), ids=b.request("ids", "tokens", 2),
+    )  # fmt: skip
     graph = b.build()
     value = cost(graph.nodes[0], graph, ShapeKey(tokens, 0), context=1)
     assert value.bytes_read == 2 * experts_read * 16 * 144 + tokens * (256 * 4 + 2 * 4)
@@ -105,13 +94,10 @@ def test_experts_are_read_once_each_at_most(tokens: int, experts_read: int) -> N
 def test_an_update_is_read_and_written() -> None:
     b = GraphBuilder("g")
     b.emit(
-        Opcode.SSM_CONV1D,
-        x=activation(b, "x", "tokens", 8),
-        weight=weight(b, "w", 8, 4),
+        Opcode.SSM_CONV1D, x=activation(b, "x", "tokens", 8), weight=weight(b, "w", 8, 4),
         query=b.request("query", "tokens", 4),
-        state=b.buffer("state", BufferKind.STATE, F32, (2, 3, 8)),
-        history=3,
-    )
+        state=b.buffer("state", BufferKind.STATE, F32, (2, 3, 8)), history=3,
+    )  # fmt: skip
     _, value = only(b)
     state = 2 * 3 * 8 * 4
     assert value.bytes_read == 3 * 8 * 4 + 8 * 4 * 4 + 3 * 16 + state
@@ -143,13 +129,9 @@ def test_twice_the_tokens_is_twice_the_work_on_the_same_weights() -> None:
 def test_index_outputs_count_four_bytes() -> None:
     b = GraphBuilder("g")
     b.emit(
-        Opcode.VERIFY_K,
-        token=b.request("token", "rows"),
-        output_rows=b.request("output_rows", "rows"),
-        query=b.request("query", "tokens", 4),
-        step=b.request("step", 1, 4),
-        ring=b.output("ring", 16, 8, dtype=I32),
-        draft_tokens=3,
-    )
+        Opcode.VERIFY_K, token=b.request("token", "rows"),
+        output_rows=b.request("output_rows", "rows"), query=b.request("query", "tokens", 4),
+        step=b.request("step", 1, 4), ring=b.output("ring", 16, 8, dtype=I32), draft_tokens=3,
+    )  # fmt: skip
     # Of two rows each reads its token, its index, two records of the query and the step's.
     assert only(b)[1] == Cost(2 * (1 + 1 + 8) * 4 + 4 * 4 + 2 * 4, 2 * 4, 0)

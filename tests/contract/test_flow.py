@@ -27,10 +27,8 @@ def reads(name: str) -> set[tuple[str | None, str]]:
 def test_a_reader_depends_on_the_columns_it_reads_and_no_others() -> None:
     assert ("layer[0].v", "layer[0].qkv") in reads("layer[0].kv_write")
     assert reads("layer[0].rope_q") == {
-        ("layer[0].q", "layer[0].qkv"),
-        (None, "constant.rope"),
-        (None, "request.query"),
-    }
+        ("layer[0].q", "layer[0].qkv"), (None, "constant.rope"), (None, "request.query"),
+    }  # fmt: skip
 
 
 def test_state_flows_from_before_the_step_until_it_is_updated() -> None:

@@ -14,23 +14,11 @@ from contract.errors import CodecError
 from contract.kernel import GpuTarget, KernelHeader, decode_kernel, encode_kernel
 
 GFX1201 = KernelHeader(
-    name="rms_norm",
-    target=GpuTarget.GFX1201,
-    code=bytes(range(256)) * 2,
-    entry_offset=256,
-    buffer_count=3,
-    push_constant_bytes=16,
-    subgroup_size=32,
-    workgroup_size=(256, 1, 1),
-    lds_bytes=1024,
-    vgpr_count=24,
-    sgpr_count=16,
-    occupancy_hint=8,
-    rsrc1=0x600F0002,
-    rsrc2=0x84,
-    rsrc3=0x10,
-    user_sgpr_count=2,
-)
+    name="rms_norm", target=GpuTarget.GFX1201, code=bytes(range(256)) * 2, entry_offset=256,
+    buffer_count=3, push_constant_bytes=16, subgroup_size=32, workgroup_size=(256, 1, 1),
+    lds_bytes=1024, vgpr_count=24, sgpr_count=16, occupancy_hint=8, rsrc1=0x600F0002, rsrc2=0x84,
+    rsrc3=0x10, user_sgpr_count=2,
+)  # fmt: skip
 """Register words as observed for a one-dimensional gfx1201 kernel."""
 NUMPY = KernelHeader(name="add", target=GpuTarget.CPU_NUMPY, code=b"add", buffer_count=3)
 BLOB = encode_kernel(GFX1201)
@@ -61,20 +49,15 @@ def kernels(draw: st.DrawFn) -> KernelHeader:
             "scratch_bytes": scratch,
         }
     return KernelHeader(
-        name=draw(st.from_regex(r"[a-zæ-ø_][a-z0-9_ ]{0,40}", fullmatch=True)),
-        target=target,
-        code=code,
-        entry_offset=entry,
-        buffer_count=draw(st.integers(0, 8)),
+        name=draw(st.from_regex(r"[a-zæ-ø_][a-z0-9_ ]{0,40}", fullmatch=True)), target=target,
+        code=code, entry_offset=entry, buffer_count=draw(st.integers(0, 8)),
         push_constant_bytes=4 * draw(st.integers(0, k.MAX_PUSH_CONSTANT_BYTES // 4)),
         subgroup_size=draw(st.sampled_from(k.SUBGROUP_SIZES)),
         workgroup_size=draw(st.sampled_from(((1, 1, 1), (256, 1, 1), (8, 8, 8), (1, 1, 1024)))),
         lds_bytes=draw(st.integers(0, k.MAX_LDS_BYTES)),
-        vgpr_count=draw(st.integers(0, k.MAX_VGPRS)),
-        sgpr_count=draw(st.integers(0, k.MAX_SGPRS)),
-        occupancy_hint=draw(st.integers(0, k.MAX_OCCUPANCY)),
-        **registers,
-    )
+        vgpr_count=draw(st.integers(0, k.MAX_VGPRS)), sgpr_count=draw(st.integers(0, k.MAX_SGPRS)),
+        occupancy_hint=draw(st.integers(0, k.MAX_OCCUPANCY)), **registers,
+    )  # fmt: skip
 
 
 @given(kernel=kernels())

@@ -114,12 +114,8 @@ def test_fields_are_found_and_checked(dataclass: Define) -> None:
     kind = point(dataclass)
     assert (kind.y, kind.COUNT, hasattr(kind, "names")) == (2.5, 3, False)
     assert [one.name for one in dataclasses.fields(kind)] == [
-        *"xy",
-        "names",
-        "quiet",
-        "made",
-        "last",
-    ]
+        *"xy", "names", "quiet", "made", "last",
+    ]  # fmt: skip
     annotated = {"a": "list[int]"}
     for members, words in (
         ({"__annotations__": annotated, "a": []}, "mutable default"),

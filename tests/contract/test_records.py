@@ -10,11 +10,9 @@ from contract.opcodes import Opcode
 from contract.ops import TABLE
 
 RECORDS = {
-    "QUERY_TOKEN": (Opcode.EMBED, "query", 4),
-    "SAMPLING": (Opcode.SAMPLE, "sampling", 16),
-    "LOGIT_BIAS": (Opcode.SAMPLE, "bias", 2),
-    "OUTPUT_EVENT": (Opcode.STREAM_OUT, "ring", 8),
-}
+    "QUERY_TOKEN": (Opcode.EMBED, "query", 4), "SAMPLING": (Opcode.SAMPLE, "sampling", 16),
+    "LOGIT_BIAS": (Opcode.SAMPLE, "bias", 2), "OUTPUT_EVENT": (Opcode.STREAM_OUT, "ring", 8),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", [*RECORDS, "SLOT", "PAGE_META"])

@@ -194,12 +194,10 @@ def test_shapes_that_disagree() -> None:
 
 def test_a_constraint_of_the_table() -> None:
     buffers = (
-        buffer("q", K.REQUEST, ("tokens", 12)),
-        buffer("kv", K.STATE, (3, 2, 16, 2, 4)),
-        buffer("pages", K.REQUEST, (1, 3), I32),
-        buffer("query", K.REQUEST, ("tokens", 4), I32),
+        buffer("q", K.REQUEST, ("tokens", 12)), buffer("kv", K.STATE, (3, 2, 16, 2, 4)),
+        buffer("pages", K.REQUEST, (1, 3), I32), buffer("query", K.REQUEST, ("tokens", 4), I32),
         buffer("y", K.OUTPUT, ("tokens", 12)),
-    )
+    )  # fmt: skip
     operands = {name: View(name) for name in ("q", "kv", "query", "y")}
     operands["page_table"] = View("pages")
     params = {
@@ -214,12 +212,10 @@ def test_a_constraint_of_the_table() -> None:
 def test_masks_and_lists_fit_the_vocabulary() -> None:
     """33 tokens need two words of mask; no more of them can be listed, nor more than 20 of many."""
     buffers = (
-        buffer("logits", K.REQUEST, ("rows", 33)),
-        buffer("sampling", K.REQUEST, ("rows", 16), I32),
-        buffer("recent", K.STATE, (1, 8), I32),
-        buffer("allowed", K.STATE, (1, 1), I32),
+        buffer("logits", K.REQUEST, ("rows", 33)), buffer("sampling", K.REQUEST, ("rows", 16), I32),
+        buffer("recent", K.STATE, (1, 8), I32), buffer("allowed", K.STATE, (1, 1), I32),
         buffer("token", K.OUTPUT, ("rows",), I32),
-    )
+    )  # fmt: skip
     operands = {decl.name: View(decl.name) for decl in buffers}
     node = Node("n", Opcode.SAMPLE, operands, {})
     assert "mask_words is 1" in rejected(graph(node, buffers=buffers), "n", Rule.CONSTRAINT)
@@ -276,18 +272,11 @@ def test_a_decode_op_serves_a_decode_graph_only() -> None:
     assert TABLE[Opcode.FLASH_ATTN].stages is Stage.DECODE
     b = GraphBuilder("g", Stage.DECODE)
     y = b.emit(
-        Opcode.FLASH_ATTN,
-        "n",
-        q=b.buffer("q", K.REQUEST, F32, ("tokens", 8)),
-        kv=b.buffer("kv", K.STATE, F32, (3, 2, 16, 2, 4)),
-        page_table=b.request("pages", 1, 3),
-        query=b.request("query", "tokens", 4),
-        heads=2,
-        kv_heads=2,
-        head_dim=4,
-        scale=0.5,
+        Opcode.FLASH_ATTN, "n", q=b.buffer("q", K.REQUEST, F32, ("tokens", 8)),
+        kv=b.buffer("kv", K.STATE, F32, (3, 2, 16, 2, 4)), page_table=b.request("pages", 1, 3),
+        query=b.request("query", "tokens", 4), heads=2, kv_heads=2, head_dim=4, scale=0.5,
         y=b.output("y", "tokens", 8),
-    )
+    )  # fmt: skip
     good = b.build()
     assert y == View("y")
     for stage in (Stage.BOTH, Stage.PREFILL):

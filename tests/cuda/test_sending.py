@@ -33,7 +33,7 @@ from tests.cuda.test_persistent import MODELS
 FAMILIES = {
     "mixed": MODELS["mixed"],
     "mixture": test_experts.MODELS["shared"],
-    "shared": {**MODELS["mixed"], "heads": 4, "kv_heads": 2, "head_dim": 64},
+    "shared": {**MODELS["mixed"], "layers": 1, "heads": 4, "kv_heads": 2, "head_dim": 64},
     "broad": {**MODELS["mixed"], "hidden": 1280, "feed_forward": 1536},
     "deep": {**MODELS["mixed"], "feed_forward": 4096},
     "normed": {**MODELS["gemma3"], "hidden": 1280, "feed_forward": 1536},
@@ -55,7 +55,13 @@ def model_of(name: str, folder: Path) -> Model:
         ("shared", 70, "1,0", {"unit_groups", "unit_product", "attention_groups"}),
         ("deep", 20, "0,1", {"unit_groups", "unit_fold", "unit_product"}),
         ("broad", 20, "0,1", {"unit_groups", "unit_product", "gated_pack"}),
-        ("broad", 50, "2,0,1", {"unit_groups", "unit_product", "gated_pack"}),
+        pytest.param(
+            "broad",
+            50,
+            "2,0,1",
+            {"unit_groups", "unit_product", "gated_pack"},
+            marks=pytest.mark.long,
+        ),
     ],
 )
 def test_products_of_many_tokens_send(

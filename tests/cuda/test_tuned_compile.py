@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -157,17 +157,28 @@ def test_some_sources_have_every_value(folder: Path) -> None:
     assert len(some) < len(every)
 
 
-@pytest.mark.parametrize("whole", [False, pytest.param(True, marks=pytest.mark.soak)])
+def of_each_kernel(sources: list[Source]) -> Iterable[Source]:
+    return {source.name: source for source in with_every_value(sources)}.values()
+
+
 @pytest.mark.parametrize(
-    "device",
-    [pytest.param(OLDER, marks=pytest.mark.long), DEVICE],
-    ids=lambda device: str(device.architecture),
+    ("device", "chosen"),
+    [
+        pytest.param(DEVICE, of_each_kernel, id="each"),
+        pytest.param(OLDER, of_each_kernel, marks=pytest.mark.long, id="each, older"),
+        pytest.param(DEVICE, with_every_value, marks=pytest.mark.long, id="each value"),
+        pytest.param(DEVICE, list, marks=pytest.mark.soak, id="all"),
+        pytest.param(OLDER, list, marks=pytest.mark.soak, id="all, older"),
+    ],
 )
 def test_tuned_kernels_compile(
-    device: Device, compiler: Compiler, folder: Path, whole: bool
+    device: Device,
+    compiler: Compiler,
+    folder: Path,
+    chosen: Callable[[list[Source]], Iterable[Source]],
 ) -> None:
     """With the options of the tier, hardly optimized: what is no C++, and no instruction of the
-    architecture, is told apart. Of the older architecture one of each kernel, unless all."""
+    architecture, is told apart."""
     every = sources(device, folder)
     names = {source.name for source in every}
     attention = {f"attention_{kind}.cu" for kind in ("spans", "tokens", "blocks")}
@@ -185,8 +196,7 @@ def test_tuned_kernels_compile(
     parted = any(dict(source.macros).get("FOLDED", -1) >= 0 for source in every)
     assert parted == (device is DEVICE)
     assert of_device == (newer if device is DEVICE else {"unit_matrix.cu"})
-    some = with_every_value(every) if device is DEVICE else {s.name: s for s in every}.values()
-    for source in every if whole else some:
+    for source in chosen(every):
         macros = (f"-D{name}={value}" for name, value in source.macros)
         options = (*OPTIONS, *macros, *QUICK)
         assert compiler.compile(source.name, source.text, device.architecture, options)

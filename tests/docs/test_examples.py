@@ -32,11 +32,9 @@ ALONE = {"tier": "cpu", "slots": 1, "progress": False}
 
 @pytest.fixture
 def play(
-    tiny_model_path: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    tiny_model_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-) -> Play:
+) -> Play:  # fmt: skip
     """``play(name)`` runs a script as its user does and returns what it printed."""
     for name in ("XDG_CONFIG_HOME", "XDG_CACHE_HOME", "XDG_STATE_HOME", "XDG_RUNTIME_DIR"):
         monkeypatch.setenv(name, str(tmp_path))

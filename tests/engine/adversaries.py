@@ -18,39 +18,23 @@ STEP_SECONDS = 0.05
 
 
 def engine_of(
-    *tenants: Tenant,
-    slots: int = 2,
-    pages: int = 30,
-    context: int = 512,
-    chunk: int = 32,
-    recurrent: bool = False,
-    saved_states: int = 0,
-    drafter: Drafter | None = None,
-    observer: Observer = NOBODY,
-    **options: Any,
-) -> tuple[Engine, VirtualClock]:
+    *tenants: Tenant, slots: int = 2, pages: int = 30, context: int = 512, chunk: int = 32,
+    recurrent: bool = False, saved_states: int = 0, drafter: Drafter | None = None,
+    observer: Observer = NOBODY, **options: Any,
+) -> tuple[Engine, VirtualClock]:  # fmt: skip
     """An engine in virtual time, whose steps take about STEP_SECONDS."""
     clock = VirtualClock()
     limits = Limits(
-        slots,
-        context,
-        pages,
-        step_tokens=slots + chunk,
-        step_rows=slots,
-        saved_states=saved_states,
-        draft_tokens=3 if drafter else 0,
-    )
+        slots, context, pages, step_tokens=slots + chunk, step_rows=slots,
+        saved_states=saved_states, draft_tokens=3 if drafter else 0,
+    )  # fmt: skip
     runner = SimulatedRunner(
         limits, clock, recurrent=recurrent, seconds=StepSeconds(fixed=STEP_SECONDS)
     )
     engine = Engine(
-        runner,
-        EngineOptions(**options),
-        tenants=Tenants(tenants, clock=clock),
-        clock=clock,
-        drafter=drafter,
-        observer=observer,
-    )
+        runner, EngineOptions(**options), tenants=Tenants(tenants, clock=clock), clock=clock,
+        drafter=drafter, observer=observer,
+    )  # fmt: skip
     return engine, clock
 
 
@@ -78,12 +62,9 @@ class Flood:
 
 
 def until(
-    engine: Engine,
-    clock: VirtualClock,
-    seconds: float,
-    each: Callable[[list[TokenEvent]], None],
+    engine: Engine, clock: VirtualClock, seconds: float, each: Callable[[list[TokenEvent]], None],
     done: Callable[[], bool] = lambda: False,
-) -> float:
+) -> float:  # fmt: skip
     """Step for so many seconds of virtual time or until ``done``; the seconds it took."""
     began = clock()
     while clock() - began < seconds and not done():

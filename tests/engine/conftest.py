@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from reference.model.open import open_model
 from reference.runner import ModelRunner
 from tests.engine import scored_prompts
 from tests.engine.small_engine import LIMITS, TIERS
@@ -16,16 +15,14 @@ from tests.named_tiers import quick_tier, runner_on
 
 @pytest.fixture
 def runner(tiny_model_path: Path) -> Iterator[ModelRunner]:
-    model = open_model(tiny_model_path)
-    with model.file, quick_tier() as tier, ModelRunner(model, tier, LIMITS) as runner:
+    with runner_on(tiny_model_path, quick_tier, LIMITS) as runner:
         yield runner
 
 
 @pytest.fixture(scope="module", params=TIERS)
 def kept_runner(request: pytest.FixtureRequest, tiny_model_path: Path) -> Iterator[ModelRunner]:
     """One runner for many engines: what an engine leaves behind must not matter."""
-    model = open_model(tiny_model_path)
-    with model.file, TIERS[request.param]() as tier, ModelRunner(model, tier, LIMITS) as runner:
+    with runner_on(tiny_model_path, TIERS[request.param], LIMITS) as runner:
         yield runner
 
 

@@ -80,18 +80,10 @@ class Life:
 
 @contextmanager
 def life(
-    path: Path,
-    folder: Path | None,
-    *,
-    tier: str = "quick",
-    kv_dtype: DType = I12,
-    most_bytes: int = PLENTY,
-    tenants: Sequence[Tenant] | Tenants = (LOCAL_TENANT,),
-    pages: int = 36,
-    slots: int = 2,
-    steps_ahead: int | None = None,
-    **options: Any,
-) -> Iterator[Life]:
+    path: Path, folder: Path | None, *, tier: str = "quick", kv_dtype: DType = I12,
+    most_bytes: int = PLENTY, tenants: Sequence[Tenant] | Tenants = (LOCAL_TENANT,),
+    pages: int = 36, slots: int = 2, steps_ahead: int | None = None, **options: Any,
+) -> Iterator[Life]:  # fmt: skip
     """A server's life with a disk cache in ``folder``; None is a cold one without a cache."""
     model = open_model(path)
     limits = Limits(
@@ -107,20 +99,16 @@ def life(
                 model, limits, file_digests(model, folder.parent / "digests.json")
             )
             chosen = DiskCacheOptions(
-                folder,
-                most_bytes,
-                function,
+                folder, most_bytes, function,
                 **{"patience": 600.0, "flush_seconds": 600.0, **options},
-            )
+            )  # fmt: skip
             disk = DiskCache(chosen, lines.append, no_clock)
         loads = Loads()
         engine = Engine(
-            runner,
-            EngineOptions(prefix_cache=folder is not None, steps_ahead=steps_ahead),
+            runner, EngineOptions(prefix_cache=folder is not None, steps_ahead=steps_ahead),
             tenants=tenants if isinstance(tenants, Tenants) else Tenants(tenants, clock=no_clock),
-            observer=loads,
-            disk=disk,
-        )
+            observer=loads, disk=disk,
+        )  # fmt: skip
         try:
             yield Life(engine, loads, lines)
         finally:

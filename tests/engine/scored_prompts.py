@@ -3,34 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 
-from contract.types import Request, TokenEvent
+from contract.types import Request
 from reference.engine import Engine
 from reference.limits import Limits
-from reference.model.open import open_model
 from reference.ops.log_probabilities import log_probabilities
 from reference.runner import ModelRunner
 from reference.sched.scores import TokenScores
-from tests.named_tiers import named, quick_tier
+from tests.engine.small_engine import events_of as run
+from tests.named_tiers import named, quick_tier, runner_on
 
 LIMITS = Limits(
-    slots=3,
-    context=96,
-    pages=9,
-    step_tokens=40,
-    step_rows=8,
-    draft_tokens=5,
-    masks=3,
-    biases=4,
-    top_log_probabilities=5,
-    scores=True,
-)
+    slots=3, context=96, pages=9, step_tokens=40, step_rows=8, draft_tokens=5, masks=3, biases=4,
+    top_log_probabilities=5, scores=True,
+)  # fmt: skip
 TIERS = named("native", "opencl", "vulkan")
 QUICK = [tier for tier in TIERS if tier != "vulkan"]
 """A processor that plays a graphics card takes long for every token."""
@@ -73,12 +67,15 @@ def submit(engine: Engine, request: Request, **more: Any) -> Receiver:
     return receiver
 
 
-def run(engine: Engine) -> dict[int, list[TokenEvent]]:
-    events: dict[int, list[TokenEvent]] = {}
-    for event in engine.run():
-        events.setdefault(event.request_id, []).append(event)
-    engine.memory.check([])
-    return events
+def break_tokens(runner: ModelRunner, patch: pytest.MonkeyPatch) -> None:
+    """No row has a token, as where a logit is not finite."""
+    collected = runner.collect
+
+    def broken(submission: Any) -> Any:
+        output = collected(submission)
+        return replace(output, token=np.full_like(output.token, -1))
+
+    patch.setattr(runner, "collect", broken)
 
 
 def runs_of(first: tuple[int, int], *others: tuple[int, int]) -> list[tuple[str, int, int]]:
@@ -92,10 +89,9 @@ def by_definition(
     path: Path, prompt: tuple[int, ...] = PROMPT, start: int = 1, listed: int = LISTED
 ) -> tuple[bytes, bytes, bytes]:
     """Rule R10 of the logits that the CPU tier computes in one step."""
-    model = open_model(path)
     limits = Limits(1, 96, 6, step_tokens=len(prompt) + 1, step_rows=len(prompt))
     rows: list[NDArray[np.float32]] = []
-    with model.file, quick_tier() as tier, ModelRunner(model, tier, limits) as runner:
+    with runner_on(path, quick_tier, limits) as runner:
         engine = Engine(runner)
         engine.submit(Request(1, prompt, 0), lambda first, values: rows.append(values))
         run(engine)

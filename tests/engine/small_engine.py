@@ -32,8 +32,18 @@ def assert_nothing_is_held(engine: Engine) -> None:
     assert (engine.memory.meta["ref_count"] == 0).all()
 
 
-def events_of(engine: Engine) -> dict[int, list[TokenEvent]]:
+def events_of(engine: Engine, *requests: Request) -> dict[int, list[TokenEvent]]:
+    """All events until the engine is idle, of ``requests``, which are submitted, and of others."""
     events: dict[int, list[TokenEvent]] = {}
+    for request in requests:
+        engine.submit(request)
     for event in engine.run():
         events.setdefault(event.request_id, []).append(event)
+    engine.memory.check([])
     return events
+
+
+def tokens_of(engine: Engine, *requests: Request) -> dict[int, list[int]]:
+    """The tokens of ``events_of``."""
+    found = events_of(engine, *requests).items()
+    return {number: [event.token for event in events] for number, events in found}

@@ -39,11 +39,8 @@ def computed(steps_ahead: int, tokens: int, when: When, *, prefix: bool = True) 
     positions = Positions()
     engine, clock = engine_of(
         Tenant(1, "one", prefill_tokens_per_s=RATE, decode_tokens_per_s=RATE),
-        steps_ahead=steps_ahead,
-        chunk=CHUNK,
-        slots=1,
-        observer=positions,
-    )
+        steps_ahead=steps_ahead, chunk=CHUNK, slots=1, observer=positions,
+    )  # fmt: skip
     number, steps, document, submitted = 0, 0, 0, [0]
     submit = engine.runner.submit
 

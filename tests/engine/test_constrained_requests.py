@@ -21,6 +21,7 @@ from reference.model.open import open_model
 from reference.ops.log_probabilities import log_probabilities
 from reference.runner import ModelRunner
 from reference.sched.constraints import pack_mask
+from tests.engine.small_engine import events_of
 from tests.named_tiers import around_steps, quick_tier, runner_on
 
 VOCAB = 320
@@ -64,22 +65,15 @@ Outcome = dict[int, list[TokenEvent]]
 
 
 def run(
-    runner: ModelRunner,
-    asked: Sequence[tuple[Request, MaskProvider | None]] = ASKED,
-    *,
-    depth: int = 0,
-    chunk: int | None = None,
-    ends: frozenset[int] = frozenset(),
-) -> Outcome:
+    runner: ModelRunner, asked: Sequence[tuple[Request, MaskProvider | None]] = ASKED, *,
+    depth: int = 0, chunk: int | None = None, ends: frozenset[int] = frozenset(),
+) -> Outcome:  # fmt: skip
     """Every event of requests that are served together."""
     options = EngineOptions(steps_ahead=depth, chunk_tokens=chunk, end_of_generation=ends)
     engine = Engine(runner, options)
     for request, allowed in asked:
         engine.submit(request, allowed=allowed)
-    events: Outcome = {request.id: [] for request, _ in asked}
-    for event in engine.run():
-        events[event.request_id].append(event)
-    return events
+    return events_of(engine)
 
 
 @pytest.fixture(scope="module", params=TIERS)
@@ -107,8 +101,9 @@ def test_company_depth_and_tier_change_no_bit(
 ) -> None:
     """Tokens and log-probabilities are those of the solo run; requests wait, join and are
     preempted on the way."""
-    events = run(runner, [ASKED[index] for index in order], depth=depth, chunk=chunk)
-    assert events == {number: alone[number] for number in events}
+    asked = [ASKED[index] for index in order]
+    events = run(runner, asked, depth=depth, chunk=chunk)
+    assert events == {request.id: alone[request.id] for request, _ in asked}
 
 
 @pytest.mark.parametrize("depth", [0, 1])
@@ -117,10 +112,7 @@ def test_guessing_changes_nothing(runner: ModelRunner, alone: Outcome, depth: in
     engine = Engine(runner, EngineOptions(steps_ahead=depth), drafter=PromptLookup())
     for request, allowed in ASKED:
         engine.submit(request, allowed=allowed)
-    events: Outcome = {request.id: [] for request, _ in ASKED}
-    for event in engine.run():
-        events[event.request_id].append(event)
-    assert events == alone
+    assert events_of(engine) == alone
     assert engine.statistics.speculation.accepted > 0
 
 

@@ -18,16 +18,9 @@ from tests.engine.disk_engines import WHOLE, files, life, lived
 from tests.families_table import DENSE, HYBRIDS
 
 POSITIONS = {
-    "magic": 0,
-    "version": 16,
-    "kind": 20,
-    "size": 24,
-    "name": 32,
-    "tokens": 64,
-    "checksum": 128,
-    "payload begins": HEADER_BYTES,
-    "payload ends": -1,
-}
+    "magic": 0, "version": 16, "kind": 20, "size": 24, "name": 32, "tokens": 64, "checksum": 128,
+    "payload begins": HEADER_BYTES, "payload ends": -1,
+}  # fmt: skip
 """A byte of each part of a file."""
 
 

@@ -101,11 +101,9 @@ MASKS: dict[int, MaskProvider] = {4: few, 1: two_residues}
 
 
 def run(
-    engine: Engine,
-    requests: Sequence[Request] = REQUESTS,
-    masks: Mapping[int, MaskProvider] | None = None,
-    cancels: Mapping[int, int] | None = None,
-) -> Events:
+    engine: Engine, requests: Sequence[Request] = REQUESTS,
+    masks: Mapping[int, MaskProvider] | None = None, cancels: Mapping[int, int] | None = None,
+) -> Events:  # fmt: skip
     """The events of requests, of which two more join every other step. ``cancels``: a request and
     the tokens after which it is cancelled, as soon as a step gave it so many."""
     events: dict[int, list[TokenEvent]] = defaultdict(list)

@@ -20,7 +20,7 @@ from reference.runner import ModelRunner
 from reference.sched.rates import WINDOW_SECONDS
 from reference.sched.tenants import Tenants
 from tests.engine.adversaries import engine_of
-from tests.engine.small_engine import LIMITS, SLOTS, request
+from tests.engine.small_engine import LIMITS, SLOTS, request, tokens_of
 from tests.named_tiers import quick_tier
 
 CALM = Tenant(1, "calm", qos=QosClass.BATCH, max_slots=9)
@@ -121,13 +121,8 @@ def test_a_draft_model_beside_preemption(tiny_model_path: Path) -> None:
         ModelRunner(model, tier, LIMITS) as runner,
         ModelRunner(model, tier, draft_limits(LIMITS)) as beside,
     ):
-        plain = Engine(runner)
         requests = [request(n, length=12 + n, max_tokens=50, tenant=0) for n in range(9)]
-        for each in requests:
-            plain.submit(each)
-        expected: dict[int, list[int]] = {}
-        for event in plain.run():
-            expected.setdefault(event.request_id, []).append(event.token)
+        expected = tokens_of(Engine(runner), *requests)
         drafter = DraftModel(beside, model)
         engine = Engine(
             runner, drafter=drafter, tenants=Tenants([CALM, HURRIED], clock=lambda: 0.0)

@@ -30,16 +30,9 @@ from tests.families_table import FAMILIES
 from tests.named_tiers import named, quick_tier, runner_on
 
 LIMITS = Limits(
-    slots=3,
-    context=96,
-    pages=9,
-    step_tokens=40,
-    step_rows=8,
-    draft_tokens=5,
-    top_log_probabilities=3,
-    scores=True,
-    experts=True,
-)
+    slots=3, context=96, pages=9, step_tokens=40, step_rows=8, draft_tokens=5,
+    top_log_probabilities=3, scores=True, experts=True,
+)  # fmt: skip
 MIXTURES = ("qwen35moe", "gemma4-experts", "gpt-oss-experts")
 ALL_MIXTURES = [name for name, fields in FAMILIES.items() if "experts" in fields]
 TIERS = named("native", "opencl", "vulkan")

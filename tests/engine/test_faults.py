@@ -217,12 +217,10 @@ def interrupted(seed: int, most: int, **options: Any) -> tuple[Engine, int]:
 
 
 OPTIONS: dict[str, dict[str, Any]] = {
-    "plain": {},
-    "ahead": {"steps_ahead": 3},
+    "plain": {}, "ahead": {"steps_ahead": 3},
     "host": {"host_pages": 9, "cached_pages": 2, "copy_pages": True},
-    "hybrid": {"recurrent": True, "saved_states": 3},
-    "guesses": {"drafter": None},
-}
+    "hybrid": {"recurrent": True, "saved_states": 3}, "guesses": {"drafter": None},
+}  # fmt: skip
 
 
 def play_interrupted(kind: str, seeds: range) -> int:

@@ -56,12 +56,22 @@ def test_pages_reserved_later_end_what_can_never_fit(waits: float) -> None:
     assert found == dict.fromkeys((1, 3, 4), FinishReason.LENGTH)
 
 
-def test_what_fits_in_what_is_left_is_served() -> None:
-    engine, clock = engine_of(OWNER, OTHER, slots=2, pages=12)
-    engine.submit(wide(1, 4, tokens=30, tenant=2))
-    engine.step()
-    engine.submit(wide(2, 7))
-    engine.put_tenant(replace(OTHER, reserved_pages=5))
+@pytest.mark.parametrize(
+    ("slots", "runs", "asked", "reserved"),
+    [(2, 4, 7, (5,)), (2, 4, 10, (5, 0)), (1, 1, 10, (5, 0))],
+)
+def test_what_has_room_or_has_it_again_in_time_is_served(
+    slots: int, runs: int, asked: int, reserved: tuple[int, ...]
+) -> None:
+    """Beside one that runs: in what reservations leave, and where one is taken back before the
+    request has ended, another slot free or not."""
+    engine, clock = engine_of(OWNER, OTHER, slots=slots, pages=12)
+    engine.submit(wide(1, runs, tokens=min(30, 16 * runs - 1), tenant=2))
+    if slots > 1:
+        engine.step()
+    engine.submit(wide(2, asked))
+    for pages in reserved:
+        engine.put_tenant(replace(OTHER, reserved_pages=pages))
     assert set(ends(engine, clock).values()) == {FinishReason.LENGTH}
 
 
@@ -85,16 +95,6 @@ def test_what_can_never_come_back_is_not_admitted_again() -> None:
     assert (preempted, engine.statistics.admitted) == (1, 1)
 
 
-def test_what_has_room_again_before_it_ended_goes_on() -> None:
-    engine, clock = engine_of(OWNER, OTHER, slots=2, pages=12)
-    engine.submit(wide(1, 4, tokens=30, tenant=2))
-    engine.step()
-    engine.submit(wide(2, 10))
-    engine.put_tenant(replace(OTHER, reserved_pages=5))
-    engine.put_tenant(replace(OTHER, reserved_pages=0))
-    assert set(ends(engine, clock).values()) == {FinishReason.LENGTH}
-
-
 def test_one_that_runs_keeps_what_it_has_and_is_told_when_it_lost_it() -> None:
     """A reservation takes nothing from anybody; what is preempted and can never come back ends."""
     hurried = Tenant(4, "hurried", qos=QosClass.INTERACTIVE)
@@ -108,15 +108,6 @@ def test_one_that_runs_keeps_what_it_has_and_is_told_when_it_lost_it() -> None:
     engine.submit(wide(2, 1, tenant=4))
     found = ends(engine, clock)
     assert found == {1: FinishReason.ERROR, 2: FinishReason.LENGTH}
-
-
-def test_a_reservation_that_is_taken_back_in_time_changes_nothing() -> None:
-    engine, clock = engine_of(OWNER, OTHER, slots=1, pages=12)
-    engine.submit(wide(1, 1, tokens=3, tenant=2))
-    engine.submit(wide(2, 10))
-    engine.put_tenant(replace(OTHER, reserved_pages=5))
-    engine.put_tenant(OTHER)
-    assert set(ends(engine, clock).values()) == {FinishReason.LENGTH}
 
 
 def test_a_tenant_that_comes_with_a_reservation() -> None:

@@ -22,6 +22,7 @@ from tests.engine.scored_prompts import (
     LISTED,
     PROMPT,
     QUICK,
+    break_tokens,
     by_definition,
     run,
     runs_of,
@@ -55,9 +56,7 @@ def bits(events: list[TokenEvent]) -> tuple[bytes, bytes, bytes]:
 
 def test_they_are_those_of_the_definition(scoring: ModelRunner, tiny_model_path: Path) -> None:
     for cut in (1, 16, CUT, len(PROMPT) - 1):
-        engine = Engine(scoring, WHOLE)
-        engine.submit(forced(1, PROMPT[:cut], said=PROMPT[cut:]))
-        events = run(engine)[1]
+        events = run(Engine(scoring, WHOLE), forced(1, PROMPT[:cut], said=PROMPT[cut:]))[1]
         assert [event.token for event in events] == list(PROMPT[cut:])
         assert [event.position for event in events] == list(range(cut, len(PROMPT)))
         reasons = [event.finish_reason for event in events]
@@ -80,10 +79,8 @@ def test_what_a_model_says_by_itself_has_the_same_events(
     engine = Engine(scoring, WHOLE)
     engine.submit(own, allowed=lambda generated: mask)
     expected = run(engine)[1]
-    again = Engine(scoring, WHOLE)
     said = tuple(event.token for event in expected)
-    again.submit(replace(own, force_tokens=said))
-    assert run(again)[1] == expected
+    assert run(Engine(scoring, WHOLE), replace(own, force_tokens=said))[1] == expected
 
 
 @pytest.mark.parametrize(
@@ -95,9 +92,7 @@ def test_company_and_chunks_change_no_bit(
     """Beside others that sample, are scored, or are forced, too; and those do not change."""
     drafter = PromptLookup() if ahead == 3 else None
     other = Request(3, PROMPT[:9] * 2, 20, SamplingParams(temperature=0.8), ignore_end=True)
-    alone = Engine(scoring, WHOLE)
-    alone.submit(other)
-    expected = run(alone)[3]
+    expected = run(Engine(scoring, WHOLE), other)[3]
     engine = Engine(scoring, EngineOptions(chunk_tokens=chunk, steps_ahead=ahead), drafter=drafter)
     engine.submit(other)
     engine.submit(forced(1))
@@ -161,12 +156,9 @@ def test_logits_are_those_that_its_tokens_would_be_sampled_from(
 def test_no_prompt_token_is_computed_again_and_none_is_sampled(quick: ModelRunner) -> None:
     """A prefix comes from the cache, and the answer is computed in chunks as a prompt is."""
     engine = Engine(quick)
-    engine.submit(forced(1))
-    expected = run(engine)[1]
+    expected = run(engine, forced(1))[1]
     steps = engine.statistics.steps
-    engine.submit(forced(2))
-    again = run(engine)[2]
-    assert bits(again) == bits(expected)
+    assert bits(run(engine, forced(2))[2]) == bits(expected)
     assert engine.statistics.prefix.tokens_hit == 16
     assert engine.statistics.steps - steps <= -(-len(SAID) // LIMITS.step_rows) + 1
 
@@ -175,15 +167,14 @@ def test_its_last_token_may_end_it(quick: ModelRunner) -> None:
     end = 9
     ends = replace(WHOLE, end_of_generation=frozenset({end}))
     for ignored, reason in ((False, FinishReason.STOP), (True, FinishReason.LENGTH)):
-        engine = Engine(quick, ends)
-        engine.submit(forced(1, said=(5, end, 6, end), ignore_end=ignored))
-        events = run(engine)[1]
+        asked = forced(1, said=(5, end, 6, end), ignore_end=ignored)
+        events = run(Engine(quick, ends), asked)[1]
         assert [event.token for event in events] == [5, end, 6, end]
         assert [event.finish_reason for event in events] == [None, None, None, reason]
 
 
 def test_an_engine_that_fails_goes_on_where_it_was(
-    quick: ModelRunner, tiny_model_path: Path
+    quick: ModelRunner, tiny_model_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A step is lost between two that gave tokens: each token has one event."""
     engine = Engine(quick, EngineOptions(chunk_tokens=6, steps_ahead=0))
@@ -191,37 +182,22 @@ def test_an_engine_that_fails_goes_on_where_it_was(
     events: list[TokenEvent] = []
     while len(events) < 9:
         events += engine.step()
-    collected = quick.collect
 
     def fails(submission: Any) -> Any:
         raise MemoryError
 
-    quick.collect = fails  # type: ignore[method-assign]
-    try:
+    with monkeypatch.context() as patch:
+        patch.setattr(quick, "collect", fails)
         with pytest.raises(MemoryError):
             engine.advance()
-    finally:
-        del quick.collect  # type: ignore[method-assign]
-    assert quick.collect == collected
     events += engine.run()
     assert [event.position for event in events] == list(range(3, len(PROMPT)))
     assert bits(events) == by_definition(tiny_model_path, start=3)
 
 
-def test_a_broken_row_ends_it(quick: ModelRunner) -> None:
-    engine = Engine(quick, WHOLE)
-    collected = quick.collect
-
-    def broken(submission: Any) -> Any:
-        output = collected(submission)
-        return replace(output, token=np.full_like(output.token, -1))
-
-    quick.collect = broken  # type: ignore[method-assign]
-    try:
-        engine.submit(forced(1))
-        (event,) = run(engine)[1]
-    finally:
-        del quick.collect  # type: ignore[method-assign]
+def test_a_broken_row_ends_it(quick: ModelRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+    break_tokens(quick, monkeypatch)
+    (event,) = run(Engine(quick, WHOLE), forced(1))[1]
     assert (event.token, event.finish_reason) == (-1, FinishReason.ERROR)
 
 
@@ -257,10 +233,9 @@ def test_an_engine_without_scores_refuses_them(tiny_model_path: Path) -> None:
 
 def test_another_token_has_other_bits(quick: ModelRunner, tiny_model_path: Path) -> None:
     """Negative control: one token of the answer changed changes its own and all that follow."""
-    engine = Engine(quick, WHOLE)
     other = (*SAID[:4], (SAID[4] + 1) % 250, *SAID[5:])
-    engine.submit(forced(1, said=other))
-    found = np.frombuffer(bits(run(engine)[1])[0], np.float32)
+    events = run(Engine(quick, WHOLE), forced(1, said=other))[1]
+    found = np.frombuffer(bits(events)[0], np.float32)
     expected = np.frombuffer(by_definition(tiny_model_path, start=CUT)[0], np.float32)
     same = found == expected
     assert same[:4].all()

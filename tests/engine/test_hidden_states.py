@@ -15,10 +15,9 @@ from contract.types import FinishReason, Request
 from reference.engine import Engine, EngineOptions
 from reference.limits import Limits
 from reference.matrix import Matrix
-from reference.model.open import open_model
 from reference.model.weights import weight_bytes
 from reference.ops import DEFINITIONS
-from reference.runner import HIDDEN, LOGITS, ModelRunner
+from reference.runner import HIDDEN, LOGITS
 from tests.conftest import SyntheticModel
 from tests.named_tiers import named, quick_tier, runner_on
 
@@ -66,24 +65,21 @@ def test_they_are_the_same_on_every_tier_and_in_any_company(
     synthetic_model: SyntheticModel, name: str
 ) -> None:
     """Alone on the CPU tier in one chunk; elsewhere beside requests that sample, and chunked."""
-    model = open_model(synthetic_model(architecture="qwen3", quant="q4_k_m"))
-    large = replace(LIMITS, step_tokens=64, step_rows=60)
-    with model.file:
-        with quick_tier() as tier, ModelRunner(model, tier, large) as runner:
-            alone = rows_of(Engine(runner), 1, PROMPT)
-        with TIERS[name]() as tier, ModelRunner(model, tier, LIMITS) as runner:
-            engine = Engine(runner, EngineOptions(chunk_tokens=11))
-            for number in (2, 3):
-                engine.submit(Request(number, PROMPT[: 10 * number], 30, ignore_end=True))
-                engine.step()
-            assert rows_of(engine, 1, PROMPT).tobytes() == alone.tobytes()
-            assert rows_of(engine, 4, PROMPT[:-1]).tobytes() == alone[:-1].tobytes()
+    path = synthetic_model(architecture="qwen3", quant="q4_k_m")
+    with runner_on(path, quick_tier, replace(LIMITS, step_tokens=64, step_rows=60)) as runner:
+        alone = rows_of(Engine(runner), 1, PROMPT)
+    with runner_on(path, TIERS[name], LIMITS) as runner:
+        engine = Engine(runner, EngineOptions(chunk_tokens=11))
+        for number in (2, 3):
+            engine.submit(Request(number, PROMPT[: 10 * number], 30, ignore_end=True))
+            engine.step()
+        assert rows_of(engine, 1, PROMPT).tobytes() == alone.tobytes()
+        assert rows_of(engine, 4, PROMPT[:-1]).tobytes() == alone[:-1].tobytes()
 
 
 def test_an_engine_without_them_refuses(tiny_model_path: Path) -> None:
-    model = open_model(tiny_model_path)
     limits = replace(LIMITS, hidden_states=False)
-    with model.file, quick_tier() as tier, ModelRunner(model, tier, limits) as runner:
+    with runner_on(tiny_model_path, quick_tier, limits) as runner:
         engine = Engine(runner)
         with pytest.raises(RequestError, match="hidden states"):
             engine.submit(Request(1, PROMPT, 0), lambda first, rows: None, output=HIDDEN)

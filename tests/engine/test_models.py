@@ -71,6 +71,16 @@ class Machine:
         """Submit to the engine of a model, which is loaded if it is not."""
         self.models.engine(name).submit(request)
 
+    def step(self, count: int) -> None:
+        for _ in range(count):
+            self.models.step()
+
+    def turns(self, name: str, count: int) -> int:
+        """How many of so many steps a model gets."""
+        before = self.steps[name]
+        self.step(count)
+        return self.steps[name] - before
+
 
 @pytest.fixture
 def machine(synthetic_model: Callable[..., Path]) -> Iterator[Callable[[int], Machine]]:
@@ -87,6 +97,9 @@ def machine(synthetic_model: Callable[..., Path]) -> Iterator[Callable[[int], Ma
         one.tier.close()
 
 
+Make = Callable[[int], Machine]
+
+
 def request(number: int, tokens: int = 6, tenant: int = 0) -> Request:
     sampling = SamplingParams(temperature=0.7, seed=number)
     return Request(number, tuple(range(number, number + 9)), tokens, sampling, tenant=tenant)
@@ -100,9 +113,7 @@ def tokens_of(models: Models) -> dict[int, list[int]]:
     return tokens
 
 
-def test_models_take_turns_and_change_no_bit_of_each_other(
-    machine: Callable[[int], Machine],
-) -> None:
+def test_models_take_turns_and_change_no_bit_of_each_other(machine: Make) -> None:
     here = machine(3)
     alone = {}
     for number, name in enumerate(NAMES):
@@ -114,7 +125,7 @@ def test_models_take_turns_and_change_no_bit_of_each_other(
     assert here.loads == list(NAMES)
 
 
-def test_a_turn_is_time_not_steps(machine: Callable[[int], Machine]) -> None:
+def test_a_turn_is_time_not_steps(machine: Make) -> None:
     """A model whose steps take three times as long gets a third of the steps."""
     here = machine(2)
     here.seconds.update(llama=3.0, qwen2=1.0)
@@ -125,7 +136,7 @@ def test_a_turn_is_time_not_steps(machine: Callable[[int], Machine]) -> None:
     assert 9 <= here.steps["llama"] <= 11
 
 
-def test_a_model_that_more_tenants_use_gets_more_time(machine: Callable[[int], Machine]) -> None:
+def test_a_model_that_more_tenants_use_gets_more_time(machine: Make) -> None:
     here = machine(2)
     here.submit("llama", request(1, 50, tenant=1))
     for number, tenant in ((2, 2), (3, 3)):
@@ -135,39 +146,29 @@ def test_a_model_that_more_tenants_use_gets_more_time(machine: Callable[[int], M
     assert 9 <= here.steps["llama"] <= 11
 
 
-def test_who_comes_late_takes_no_turns_for_the_past(machine: Callable[[int], Machine]) -> None:
+def test_who_comes_late_takes_no_turns_for_the_past(machine: Make) -> None:
     here = machine(2)
     here.submit("qwen2", request(3, 2))
     tokens_of(here.models)
     here.submit("llama", request(1, 50))
-    for _ in range(20):
-        here.models.step()
+    here.step(20)
     here.submit("qwen2", request(2, 50))
-    before = here.steps["llama"]
-    for _ in range(12):
-        here.models.step()
-    assert here.steps["llama"] - before >= 5
+    assert here.turns("llama", 12) >= 5
 
 
-def test_one_that_is_loaded_again_begins_where_the_others_are(
-    machine: Callable[[int], Machine],
-) -> None:
+def test_one_that_is_loaded_again_begins_where_the_others_are(machine: Make) -> None:
     """Also where nobody took a step meanwhile."""
     here = machine(2)
     here.submit("llama", request(1, 50))
     here.submit("qwen2", request(2, 50))
-    for _ in range(20):
-        here.models.step()
+    here.step(20)
     here.models.engine("qwen2").cancel(2)
     assert here.models.unload("qwen2")
     here.submit("qwen2", request(3, 50))
-    before = here.steps["llama"]
-    for _ in range(12):
-        here.models.step()
-    assert here.steps["llama"] - before >= 5
+    assert here.turns("llama", 12) >= 5
 
 
-def test_a_tenant_is_put_and_removed_for_all_models(machine: Callable[[int], Machine]) -> None:
+def test_a_tenant_is_put_and_removed_for_all_models(machine: Make) -> None:
     """What it computed is nobody's on any of them, whoever gets its id; those whose requests run
     end them first."""
     here = machine(2)
@@ -190,43 +191,37 @@ def test_a_tenant_is_put_and_removed_for_all_models(machine: Callable[[int], Mac
     assert {len(tokens) for tokens in tokens_of(here.models).values()} == {6}
 
 
-def test_what_was_done_alone_is_not_held_against_anybody(machine: Callable[[int], Machine]) -> None:
+def test_what_was_done_alone_is_not_held_against_anybody(machine: Make) -> None:
     here = machine(2)
     here.submit("llama", request(1, 40))
     tokens_of(here.models)
     here.submit("qwen2", request(2, 50))
     here.submit("llama", request(3, 50))
     here.steps.clear()
-    for _ in range(12):
-        here.models.step()
+    here.step(12)
     assert 5 <= here.steps["llama"] <= 7
 
 
-def test_who_cannot_go_on_passes_its_turn(machine: Callable[[int], Machine]) -> None:
+def test_who_cannot_go_on_passes_its_turn(machine: Make) -> None:
     """A model whose consumers take nothing holds up no other, and has no turns to catch up on."""
     here = machine(2)
     here.submit("qwen2", request(2, 50))
     here.submit("llama", request(1, 50))
     here.models.engine("qwen2").stall(2)
-    for _ in range(20):
-        here.models.step()
+    here.step(20)
     assert here.steps["qwen2"] <= 2
     assert here.steps["llama"] >= 18
     here.models.engine("qwen2").unstall(2)
-    before = here.steps["llama"]
-    for _ in range(12):
-        here.models.step()
-    assert here.steps["llama"] - before >= 5
+    assert here.turns("llama", 12) >= 5
 
 
 def test_who_passed_has_no_turns_to_catch_up_on_when_the_next_step_fails(
-    machine: Callable[[int], Machine], monkeypatch: pytest.MonkeyPatch
+    machine: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     here = machine(2)
     here.submit("llama", request(1, 50))
     here.submit("qwen2", request(2, 50))
-    for _ in range(2):
-        here.models.step()
+    here.step(2)
     here.models.engine("llama").stall(1)
     here.seconds["qwen2"] = 10.0
     collect = here.models.engine("qwen2").runner.collect
@@ -241,13 +236,10 @@ def test_who_passed_has_no_turns_to_catch_up_on_when_the_next_step_fails(
             here.models.step()
     here.models.engine("llama").unstall(1)
     here.seconds["qwen2"] = 1.0
-    before = here.steps["llama"]
-    for _ in range(10):
-        here.models.step()
-    assert 4 <= here.steps["llama"] - before <= 6
+    assert 4 <= here.turns("llama", 10) <= 6
 
 
-def test_a_tenant_waits_for_each_model_by_itself(machine: Callable[[int], Machine]) -> None:
+def test_a_tenant_waits_for_each_model_by_itself(machine: Make) -> None:
     """A long line for one model takes no places of another's queue; quotas are those of all."""
     here = machine(2)
     here.tenants.put(replace(TENANTS[1], max_slots=2))
@@ -262,7 +254,7 @@ def test_a_tenant_waits_for_each_model_by_itself(machine: Callable[[int], Machin
     assert len(tokens_of(here.models)) == 6
 
 
-def test_the_model_unused_for_longest_makes_room(machine: Callable[[int], Machine]) -> None:
+def test_the_model_unused_for_longest_makes_room(machine: Make) -> None:
     here = machine(2)
     for number, name in enumerate(("llama", "qwen2", "llama", "qwen3", "qwen2")):
         here.submit(name, request(number))
@@ -271,7 +263,7 @@ def test_the_model_unused_for_longest_makes_room(machine: Callable[[int], Machin
     assert here.models.loaded == ("qwen3", "qwen2")
 
 
-def test_a_model_in_use_is_not_unloaded(machine: Callable[[int], Machine]) -> None:
+def test_a_model_in_use_is_not_unloaded(machine: Make) -> None:
     here = machine(1)
     here.submit("llama", request(1))
     assert not here.models.unload("llama")
@@ -287,9 +279,7 @@ def test_a_model_in_use_is_not_unloaded(machine: Callable[[int], Machine]) -> No
     assert here.models.loaded == ()
 
 
-def test_one_that_is_loaded_again_before_each_turn_does_not_pass_who_waits(
-    machine: Callable[[int], Machine],
-) -> None:
+def test_one_that_is_loaded_again_before_each_turn_does_not_pass_who_waits(machine: Make) -> None:
     """Its time begins with that of the others each time."""
     here = machine(2)
     here.submit("qwen2", request(1, 20))

@@ -42,28 +42,16 @@ answer did not fill, and the last token of the answer but one where the state wa
 
 @contextmanager
 def opened(
-    path: Path,
-    *,
-    states: int = 64,
-    cache: bool = True,
-    context: int = 2048,
-    interval: int = INTERVAL,
-    step: int = 256,
-    tier: Callable[[], Tier] = quick_tier,
-) -> Iterator[tuple[Engine, Reuse]]:
+    path: Path, *, states: int = 64, cache: bool = True, context: int = 2048,
+    interval: int = INTERVAL, step: int = 256, tier: Callable[[], Tier] = quick_tier,
+) -> Iterator[tuple[Engine, Reuse]]:  # fmt: skip
     """An engine on a model, and what tells of its cache."""
     model = open_model(path)
     slots = 2
     limits = Limits(
-        slots,
-        context,
-        slots * pages_for(context),
-        kv_dtype=I12,
-        step_tokens=step + slots,
-        step_rows=step,
-        saved_states=states,
-        state_interval=interval,
-    )
+        slots, context, slots * pages_for(context), kv_dtype=I12, step_tokens=step + slots,
+        step_rows=step, saved_states=states, state_interval=interval,
+    )  # fmt: skip
     reuse = Reuse()
     with model.file, tier() as opened_tier, ModelRunner(model, opened_tier, limits) as runner:
         options = EngineOptions(prefix_cache=cache, copy_pages=cache)

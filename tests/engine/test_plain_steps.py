@@ -124,12 +124,9 @@ def test_steps_without_drafts_verify_none(
     ("most", "kept"), [(0, {False}), (1, {False, True}), (9, {True})], ids=["none", "one", "all"]
 )
 def test_only_steps_that_the_block_reads_keep_hidden_states(
-    synthetic_model: Callable[..., Path],
-    monkeypatch: pytest.MonkeyPatch,
-    most: int,
-    kept: set[bool],
-    ahead: int,
-) -> None:
+    synthetic_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, most: int,
+    kept: set[bool], ahead: int,
+) -> None:  # fmt: skip
     """The block reads sequences that begin while at most ``most`` run."""
     monkeypatch.setattr(DraftPolicy, "follows", lambda self, running, drafts: running <= most)
     path = drafting_model(synthetic_model, "qwen35")
@@ -148,12 +145,9 @@ def test_only_steps_that_the_block_reads_keep_hidden_states(
 @pytest.mark.parametrize("ahead", [0, 1])
 @pytest.mark.parametrize("tier", [tier for tier in TIERS if tier != "vulkan"])
 def test_adapters_and_drafts_are_left_out_of_steps_without(
-    synthetic_model: Callable[..., Path],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    tier: str,
-    ahead: int,
-) -> None:
+    synthetic_model: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    tier: str, ahead: int,
+) -> None:  # fmt: skip
     """Requests with adapters, of which the first ends early, beside one without, with and without
     drafts: steps of all four forms, and the answers of a session that drafts nothing."""
     with adapted(synthetic_model(architecture="qwen3", quant="q4_k_m"), tmp_path) as model:

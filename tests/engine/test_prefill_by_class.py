@@ -46,10 +46,8 @@ def most_prefill(*classes: QosClass, beside: int | None = None) -> int:
     engine = Engine(
         SimulatedRunner(limits, clock, seconds=SECONDS),
         EngineOptions(prefix_cache=False, chunk_while_decoding=beside),
-        tenants=Tenants([*tenants, reader], clock=clock),
-        clock=clock,
-        observer=steps,
-    )
+        tenants=Tenants([*tenants, reader], clock=clock), clock=clock, observer=steps,
+    )  # fmt: skip
     for tenant in tenants:
         engine.submit(Request(tenant.id, (tenant.id + 1,), 400, tenant=tenant.id, ignore_end=True))
     for number in range(10, 14):

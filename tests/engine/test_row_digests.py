@@ -17,17 +17,12 @@ from reference.limits import Limits
 from reference.model.open import open_model
 from reference.ops.row_digest import row_digest
 from reference.runner import LOG_PROBABILITIES, LOGITS, ROW_DIGEST, ModelRunner, StepInput
-from tests.named_tiers import named, on_each, quick_tier
+from tests.named_tiers import named, on_each, quick_tier, runner_on
 
 LIMITS = Limits(
-    slots=3,
-    context=96,
-    pages=18,
-    step_tokens=40,
-    step_rows=8,
-    top_log_probabilities=2,
+    slots=3, context=96, pages=18, step_tokens=40, step_rows=8, top_log_probabilities=2,
     digests=True,
-)
+)  # fmt: skip
 TIERS = named("native", "opencl", "vulkan", "cuda")
 PROMPTS = (tuple((i * 37) % 250 for i in range(50)), (7, 8, 9), (3, 1, 4, 1, 5, 9, 2, 6))
 TOKENS = 9
@@ -75,13 +70,9 @@ def run(runner: Recorded, *outputs: str | None) -> list[Rows]:
         prompt = PROMPTS[number]
         listed = 2 if number == 1 else None
         request = Request(
-            number,
-            prompt,
-            TOKENS,
-            SamplingParams(temperature=0.8, seed=number),
-            ignore_end=True,
+            number, prompt, TOKENS, SamplingParams(temperature=0.8, seed=number), ignore_end=True,
             log_probabilities=listed,
-        )
+        )  # fmt: skip
         if output is None:
             engine.submit(request)
         else:
@@ -142,9 +133,7 @@ def test_only_rows_that_are_asked_for_are_digested(runner: Recorded) -> None:
 
 
 def test_limits_without_digests_refuse_them(tiny_model_path: Path) -> None:
-    model = open_model(tiny_model_path)
-    limits = replace(LIMITS, digests=False)
-    with model.file, quick_tier() as tier, ModelRunner(model, tier, limits) as plain:
+    with runner_on(tiny_model_path, quick_tier, replace(LIMITS, digests=False)) as plain:
         engine = Engine(plain)
         with pytest.raises(RequestError, match="cannot be digests"):
             engine.submit(Request(1, (1, 2), 2), Rows(), 1, output=ROW_DIGEST)

@@ -14,7 +14,6 @@ from contract.errors import RequestError
 from contract.types import LOCAL_TENANT, FinishReason, Request, SamplingParams
 from reference.engine import Engine, EngineOptions
 from reference.engine.drafter import PromptLookup
-from reference.model.open import open_model
 from reference.ops.log_probabilities import log_probabilities
 from reference.runner import ModelRunner, StepInput
 from reference.sched.constraints import pack_mask
@@ -25,13 +24,14 @@ from tests.engine.scored_prompts import (
     PROMPT,
     QUICK,
     Receiver,
+    break_tokens,
     by_definition,
     run,
     runs_of,
     score,
     submit,
 )
-from tests.named_tiers import quick_tier
+from tests.named_tiers import quick_tier, runner_on
 
 
 def test_they_are_those_of_the_definition(scoring: ModelRunner, tiny_model_path: Path) -> None:
@@ -53,17 +53,16 @@ def test_company_and_chunks_change_no_bit(
     """Beside others that sample, are biased, or are scored, too."""
     engine = Engine(scoring, EngineOptions(chunk_tokens=chunk, steps_ahead=ahead))
     bias = ((7, 100.0), (9, -3.0))
-    alone = Engine(scoring, EngineOptions(prefix_cache=False))
-    biased = Request(3, PROMPT[:9], 20, SamplingParams(temperature=0.8), logit_bias=bias)
-    alone.submit(replace(biased, ignore_end=True))
-    expected = [event.token for event in run(alone)[3]]
-    engine.submit(replace(biased, ignore_end=True))
+    sampling = SamplingParams(temperature=0.8)
+    biased = Request(3, PROMPT[:9], 20, sampling, logit_bias=bias, ignore_end=True)
+    expected = run(Engine(scoring, EngineOptions(prefix_cache=False)), biased)[3]
+    engine.submit(biased)
     engine.submit(Request(4, PROMPT[:20], 12, ignore_end=True))
     first, second = submit(engine, score(1)), submit(engine, score(2, PROMPT[:31], 4))
     events = run(engine)
     assert first.bits == by_definition(tiny_model_path)
     assert second.bits == by_definition(tiny_model_path, PROMPT[:31], 4)
-    assert [event.token for event in events[3]] == expected
+    assert events[3] == expected
 
 
 @pytest.mark.parametrize("scoring", QUICK, indirect=True)
@@ -96,7 +95,9 @@ def test_a_prefix_before_the_scored_tokens_is_not_computed_again(quick: ModelRun
     assert engine.statistics.prefix.tokens_hit == 32
 
 
-def test_only_rows_that_are_read_are_computed(quick: ModelRunner) -> None:
+def test_only_rows_that_are_read_are_computed(
+    quick: ModelRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A long context before few scored tokens is read in whole chunks, with a row a token."""
     steps: list[StepInput] = []
     engine = Engine(quick, EngineOptions(prefix_cache=False))
@@ -106,12 +107,9 @@ def test_only_rows_that_are_read_are_computed(quick: ModelRunner) -> None:
         steps.append(inputs)
         return submitted(inputs)
 
-    quick.submit = watched  # type: ignore[method-assign]
-    try:
-        submit(engine, score(1, PROMPT, 46))
-        run(engine)
-    finally:
-        del quick.submit  # type: ignore[method-assign]
+    monkeypatch.setattr(quick, "submit", watched)
+    submit(engine, score(1, PROMPT, 46))
+    run(engine)
     assert [(len(step.query), len(step.output_rows)) for step in steps] == [(37, 0), (12, 4)]
 
 
@@ -126,11 +124,8 @@ def test_a_prompt_is_scored_and_continued(
     mask = pack_mask(range(10, 60), vocab)
     sampling = SamplingParams(temperature=0.7, seed=5, repeat_penalty=1.3, repeat_last_n=30)
     more: dict[str, Any] = {
-        "log_probabilities": 2,
-        "max_tokens": 8,
-        "sampling": sampling,
-        "ignore_end": True,
-    }
+        "log_probabilities": 2, "max_tokens": 8, "sampling": sampling, "ignore_end": True,
+    }  # fmt: skip
     for allowed in (None, lambda generated: mask):
         plain = Engine(scoring, EngineOptions(prefix_cache=False))
         plain.submit(Request(1, prompt, **more), allowed=allowed)
@@ -250,31 +245,18 @@ def test_no_more_are_listed_than_the_limits_have(quick: ModelRunner, top: object
 
 
 def test_an_engine_without_scores_refuses_them(tiny_model_path: Path) -> None:
-    model = open_model(tiny_model_path)
-    limits = replace(LIMITS, scores=False)
     with (
-        model.file,
-        quick_tier() as tier,
-        ModelRunner(model, tier, limits) as runner,
+        runner_on(tiny_model_path, quick_tier, replace(LIMITS, scores=False)) as runner,
         pytest.raises(RequestError, match="built without scores"),
     ):
         Engine(runner).submit(score(1), on_scores=Receiver(1))
 
 
-def test_a_broken_row_ends_its_request(quick: ModelRunner) -> None:
+def test_a_broken_row_ends_its_request(quick: ModelRunner, monkeypatch: pytest.MonkeyPatch) -> None:
     """A token that the device did not give, as where a logit is not finite, has no score."""
     engine = Engine(quick, EngineOptions(prefix_cache=False))
-    collected = quick.collect
-
-    def broken(submission: Any) -> Any:
-        output = collected(submission)
-        return replace(output, token=np.full_like(output.token, -1))
-
-    quick.collect = broken  # type: ignore[method-assign]
-    try:
-        receiver = submit(engine, score(1))
-        (event,) = run(engine)[1]
-    finally:
-        del quick.collect  # type: ignore[method-assign]
+    break_tokens(quick, monkeypatch)
+    receiver = submit(engine, score(1))
+    (event,) = run(engine)[1]
     assert event.finish_reason is FinishReason.ERROR
     assert np.isnan(receiver.parts[-1].log_probability).all()

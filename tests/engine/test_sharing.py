@@ -14,27 +14,23 @@ from contract.errors import QueueFull, RequestError, TenantQueueFull
 from contract.types import LOCAL_TENANT, FinishReason, QosClass, Request, SamplingParams, TokenEvent
 from reference.engine import Engine, EngineOptions
 from reference.limits import Limits
-from reference.model.open import open_model
 from reference.runner import ModelRunner
 from reference.sched.tenants import Tenants
 from tests.engine.small_engine import ALL_TIERS as TIERS
 from tests.families_table import HYBRIDS
+from tests.named_tiers import runner_on
 from tests.sched.manual_clock import ManualClock
 
 LIMITS = Limits(slots=3, context=112, pages=12, step_tokens=32, step_rows=32, saved_states=6)
 MODELS: dict[str, dict[str, Any]] = {
-    "qwen3": {"architecture": "qwen3", "quant": "q4_k_m"},
-    "qwen35": dict(HYBRIDS["qwen35"]),
-    "lfm2": dict(HYBRIDS["lfm2"]),
-    "granitehybrid": dict(HYBRIDS["granitehybrid"]),
-}
+    "qwen3": {"architecture": "qwen3", "quant": "q4_k_m"}, "qwen35": dict(HYBRIDS["qwen35"]),
+    "lfm2": dict(HYBRIDS["lfm2"]), "granitehybrid": dict(HYBRIDS["granitehybrid"]),
+}  # fmt: skip
 RUNS = [
     *(("qwen3", tier) for tier in TIERS if tier != "vulkan"),
-    pytest.param(("qwen35", "quick"), marks=pytest.mark.soak),
-    ("qwen35", "late"),
-    ("lfm2", "native"),
-    ("granitehybrid", "native"),
-]
+    pytest.param(("qwen35", "quick"), marks=pytest.mark.soak), ("qwen35", "late"),
+    ("lfm2", "native"), ("granitehybrid", "native"),
+]  # fmt: skip
 """Late is the CPU, later. Schedules on every tier, Vulkan too, are in tests/invariance."""
 SEEDED = SamplingParams(temperature=0.8, seed=11)
 
@@ -44,8 +40,7 @@ def runner(
     request: pytest.FixtureRequest, synthetic_model: Callable[..., Path]
 ) -> Iterator[ModelRunner]:
     name, tier_name = request.param
-    model = open_model(synthetic_model(**MODELS[name]))
-    with model.file, TIERS[tier_name]() as tier, ModelRunner(model, tier, LIMITS) as runner:
+    with runner_on(synthetic_model(**MODELS[name]), TIERS[tier_name], LIMITS) as runner:
         yield runner
 
 

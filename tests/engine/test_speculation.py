@@ -23,28 +23,20 @@ from reference.model.open import open_model
 from reference.runner import ModelRunner
 from reference.sched.constraints import Mask, is_allowed
 from tests.engine.small_engine import ALL_TIERS as TIERS
+from tests.engine.small_engine import tokens_of
 from tests.engine.test_constrained_requests import few, two_residues
 from tests.families_table import HYBRIDS
 from tests.named_tiers import runner_on
 
 pytestmark = pytest.mark.usefixtures("unmeasured_steps")
 LIMITS = Limits(
-    slots=3,
-    context=96,
-    pages=12,
-    step_tokens=48,
-    step_rows=32,
-    saved_states=8,
-    slot_states=4,
-    draft_tokens=11,
-    masks=12,
-)
+    slots=3, context=96, pages=12, step_tokens=48, step_rows=32, saved_states=8, slot_states=4,
+    draft_tokens=11, masks=12,
+)  # fmt: skip
 MODELS: dict[str, dict[str, Any]] = {
-    "qwen3": {"architecture": "qwen3", "quant": "q4_k_m"},
-    "qwen35": dict(HYBRIDS["qwen35"]),
-    "lfm2": dict(HYBRIDS["lfm2"]),
-    "granitehybrid": dict(HYBRIDS["granitehybrid"]),
-}
+    "qwen3": {"architecture": "qwen3", "quant": "q4_k_m"}, "qwen35": dict(HYBRIDS["qwen35"]),
+    "lfm2": dict(HYBRIDS["lfm2"]), "granitehybrid": dict(HYBRIDS["granitehybrid"]),
+}  # fmt: skip
 
 
 class Told(Drafter):
@@ -110,23 +102,13 @@ def requests_of(draw: Callable[..., Any]) -> list[Request]:
     ]
 
 
-def tokens_of(engine: Engine, requests: Sequence[Request]) -> dict[int, list[int]]:
-    tokens: dict[int, list[int]] = {request.id: [] for request in requests}
-    for request in requests:
-        engine.submit(request)
-    for event in engine.run():
-        tokens[event.request_id].append(event.token)
-    engine.memory.check([])
-    return tokens
-
-
 @settings(max_examples=6, deadline=None, phases=[Phase.explicit, Phase.reuse, Phase.generate])
 @given(data=st.data())
 def test_no_guess_changes_a_token(runner: ModelRunner, data: st.DataObject) -> None:
     requests = requests_of(data.draw)
     end = frozenset(data.draw(st.sets(st.integers(0, 255), max_size=8)))
     plain = Engine(runner, EngineOptions(steps_ahead=0, prefix_cache=False, end_of_generation=end))
-    expected = tokens_of(plain, requests)
+    expected = tokens_of(plain, *requests)
     answers = {r.prompt: expected[r.id] for r in requests}
     drafter = data.draw(
         st.sampled_from([PromptLookup(2), Told(answers, 0), Told(answers, 1), Told(answers, 8)])
@@ -140,7 +122,7 @@ def test_no_guess_changes_a_token(runner: ModelRunner, data: st.DataObject) -> N
         ),
         drafter=drafter,
     )
-    assert tokens_of(engine, requests) == expected
+    assert tokens_of(engine, *requests) == expected
 
 
 @pytest.mark.parametrize("wrong", [1, 4, 8])
@@ -149,18 +131,15 @@ def test_a_scored_prompt_and_guesses(
     synthetic_model: Callable[..., Path], name: str, wrong: int
 ) -> None:
     """Tokens that a recurrent model computes again after wrong guesses are told once."""
-    model = open_model(synthetic_model(**MODELS[name]))
     limits = replace(LIMITS, top_log_probabilities=1, scores=True)
     prompt = tuple(range(9, 30))
     scored = Request(1, prompt, 40, ignore_end=True, score_from=1, score_top=1)
-    with model.file, TIERS["quick"]() as tier, ModelRunner(model, tier, limits) as scoring:
+    with runner_on(synthetic_model(**MODELS[name]), TIERS["quick"], limits) as scoring:
 
         def run(drafter: Drafter | None) -> tuple[list[tuple[int, int]], list[float]]:
             engine = Engine(scoring, EngineOptions(steps_ahead=0), drafter=drafter)
             scores: list[float] = []
-            engine.submit(
-                scored, on_scores=lambda part: scores.extend(part.log_probability.tolist())
-            )
+            engine.submit(scored, on_scores=lambda part: scores.extend(part.log_probability))
             return [(event.position, event.token) for event in engine.run()], scores
 
         plain = run(None)
@@ -173,13 +152,10 @@ def test_right_guesses_save_steps(runner: ModelRunner) -> None:
     """Every guess right: a step gives several tokens, where a state must be kept too."""
     request = Request(1, tuple(range(20)), 60, SamplingParams(temperature=0.9, seed=5))
     plain = Engine(runner, EngineOptions(steps_ahead=0))
-    tokens = tokens_of(plain, [request])
-    engine = Engine(
-        runner,
-        EngineOptions(steps_ahead=0, prefix_cache=True),
-        drafter=Told({request.prompt: tokens[1]}, 0),
-    )
-    assert tokens_of(engine, [request]) == tokens
+    tokens = tokens_of(plain, request)
+    drafter = Told({request.prompt: tokens[1]}, 0)
+    engine = Engine(runner, EngineOptions(steps_ahead=0, prefix_cache=True), drafter=drafter)
+    assert tokens_of(engine, request) == tokens
     done = engine.statistics
     assert done.speculation.accepted == done.speculation.drafted > 30
     assert done.steps < plain.statistics.steps / 2
@@ -210,10 +186,7 @@ def test_masked_requests_are_drafted_for(runner: ModelRunner, wrong: int) -> Non
         for request in requests:
             mask = masks[request.id]
             engine.submit(request, allowed=None if mask is None else noting(mask))
-        tokens: dict[int, list[int]] = {request.id: [] for request in requests}
-        for event in engine.run():
-            tokens[event.request_id].append(event.token)
-        return tokens, engine
+        return tokens_of(engine), engine
 
     expected, plain = run(None)
     asked.clear()
@@ -232,16 +205,16 @@ def test_states_are_saved_within_right_guesses(runner: ModelRunner) -> None:
     in each, and the state of the last whole page is found by who continues the answer."""
     request = Request(1, tuple(range(20)), 70)
     plain = Engine(runner, EngineOptions(steps_ahead=0))
-    answer = tokens_of(plain, [request])
+    answer = tokens_of(plain, request)
     drafter = Told({request.prompt: answer[1]}, 0)
     engine = Engine(runner, EngineOptions(steps_ahead=0, draft_tokens=9), drafter=drafter)
-    assert tokens_of(engine, [request]) == answer
+    assert tokens_of(engine, request) == answer
     if runner.recurrent.slot_bytes:
         assert engine.statistics.steps == 20
     else:
         assert engine.statistics.steps <= 13
     more = replace(request, prompt=(*request.prompt, *answer[1][:65]), max_tokens=5)
-    assert tokens_of(engine, [more])[1] == answer[1][65:]
+    assert tokens_of(engine, more)[1] == answer[1][65:]
     assert engine.statistics.prefix.tokens_hit == 80
 
 
@@ -254,7 +227,7 @@ def test_no_published_page_is_computed_again(
     request = Request(1, tuple(range(length)), 60)
     path = synthetic_model(**MODELS["qwen35"])
     with runner_on(path, TIERS["quick"], LIMITS) as runner:
-        plain = tokens_of(Engine(runner, EngineOptions(steps_ahead=0)), [request])
+        plain = tokens_of(Engine(runner, EngineOptions(steps_ahead=0)), request)
         drafter = Told({request.prompt: plain[1]}, 3)
         engine = Engine(runner, EngineOptions(steps_ahead=0, draft_tokens=3), drafter=drafter)
         engine.submit(request)
@@ -270,11 +243,11 @@ def test_no_published_page_is_computed_again(
 def test_wrong_guesses_are_given_up(runner: ModelRunner) -> None:
     """Where nothing is right, guessing pauses: less than half of the steps carry guesses."""
     request = Request(1, tuple(range(20)), 60)
-    plain = tokens_of(Engine(runner, EngineOptions(steps_ahead=0)), [request])
+    plain = tokens_of(Engine(runner, EngineOptions(steps_ahead=0)), request)
     engine = Engine(
         runner, EngineOptions(steps_ahead=0), drafter=Told({request.prompt: plain[1]}, 8)
     )
-    assert tokens_of(engine, [request]) == plain
+    assert tokens_of(engine, request) == plain
     done = engine.statistics.speculation
     assert done.accepted == 0
     assert done.pauses >= 1
@@ -288,13 +261,13 @@ def test_a_draft_model_guesses(runner: ModelRunner, synthetic_model: Callable[..
         Request(n, tuple((n + i) * 5 % 256 for i in range(9 + 20 * n)), 24) for n in range(3)
     ]
     plain = Engine(runner, EngineOptions(steps_ahead=0))
-    expected = tokens_of(plain, requests)
+    expected = tokens_of(plain, *requests)
     for spec in ({"quant": "q4_k_m"}, {"quant": "f32", "seed": 5}):
         model = open_model(synthetic_model(architecture="qwen3", **spec))
         with model.file, ModelRunner(model, runner.tier, draft_limits(runner.limits)) as small:
             drafter = DraftModel(small, runner.model)
             engine = Engine(runner, EngineOptions(draft_tokens=9), drafter=drafter)
-            assert tokens_of(engine, requests) == expected
+            assert tokens_of(engine, *requests) == expected
             if spec["quant"] == "q4_k_m" and not runner.recurrent.slot_bytes:
                 done = engine.statistics.speculation
                 assert done.accepted == done.drafted > 0
@@ -323,14 +296,14 @@ def test_a_draft_model_of_other_sizes_changes_nothing(
     """More or fewer padding tokens, and a shorter context than the target's: beyond it no guess is
     made."""
     requests = [Request(1, tuple(n * 5 % 256 for n in range(40)), 60, ignore_end=True)]
-    expected = tokens_of(Engine(runner, EngineOptions(steps_ahead=0)), requests)
+    expected = tokens_of(Engine(runner, EngineOptions(steps_ahead=0)), *requests)
     model = open_model(synthetic_model(architecture="qwen3", quant="q4_k_m", **change))
     sizes = draft_limits(runner.limits)
     sizes = replace(sizes, context=min(sizes.context, model.config.context))
     with model.file, ModelRunner(model, runner.tier, sizes) as small:
         drafter = DraftModel(small, runner.model)
         engine = Engine(runner, EngineOptions(draft_tokens=9), drafter=drafter)
-        assert tokens_of(engine, requests) == expected
+        assert tokens_of(engine, *requests) == expected
         assert engine.statistics.speculation.drafted > 0
 
 

@@ -54,14 +54,12 @@ def bound(reach: int, tenants: int = 2) -> float:
 
 
 CASES = [
-    pytest.param({}, id="as it is"),
-    pytest.param({"prefix_cache": False}, id="no cache"),
+    pytest.param({}, id="as it is"), pytest.param({"prefix_cache": False}, id="no cache"),
     pytest.param({"recurrent": True, "saved_states": 4}, id="hybrid"),
     pytest.param({"recurrent": True, "prefix_cache": False}, id="hybrid, no cache"),
-    pytest.param({"pages": 20}, id="few pages"),
-    pytest.param({"steps_ahead": 3}, id="three ahead"),
+    pytest.param({"pages": 20}, id="few pages"), pytest.param({"steps_ahead": 3}, id="three ahead"),
     pytest.param({"chunk": 3}, id="small steps"),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("sizes", CASES)
@@ -107,11 +105,9 @@ def test_a_turn_does_no_more_again_than_anew(begun: int) -> None:
 def test_a_gap_in_the_flood_does_not_begin_the_wait_anew() -> None:
     """A slot that is lost before anything was gained in it is no reason to wait anew."""
     engine, clock = engine_of(
-        Tenant(1, "flood", qos=QosClass.INTERACTIVE),
-        Tenant(2, "victim", qos=QosClass.BATCH),
-        slots=1,
-        prefix_cache=False,
-    )
+        Tenant(1, "flood", qos=QosClass.INTERACTIVE), Tenant(2, "victim", qos=QosClass.BATCH),
+        slots=1, prefix_cache=False,
+    )  # fmt: skip
     engine.submit(Request(1, tuple(range(300)), 4, tenant=2, ignore_end=True))
     numbers = iter(range(1000, 9000))
     own: list[TokenEvent] = []

@@ -183,13 +183,9 @@ def _interrupted(call: Callable[..., Any], at: int, after: bool) -> Callable[...
 
 
 def _tokens(
-    runner: ModelRunner,
-    requests: list[Request],
-    joins: dict[int, int],
-    cancels: dict[int, int],
-    end: frozenset[int],
-    steps_ahead: int,
-) -> dict[int, list[int]]:
+    runner: ModelRunner, requests: list[Request], joins: dict[int, int], cancels: dict[int, int],
+    end: frozenset[int], steps_ahead: int,
+) -> dict[int, list[int]]:  # fmt: skip
     """Tokens of each request; joins and cancels happen before the step of that number."""
     engine = Engine(runner, EngineOptions(end_of_generation=end, steps_ahead=steps_ahead))
     tokens: dict[int, list[int]] = {r.id: [] for r in requests}

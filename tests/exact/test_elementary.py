@@ -30,14 +30,9 @@ def _gelu(x: Float64) -> Float64:
 
 
 EXACT: dict[str, Callable[[Float64], Float64]] = {
-    "exp": np.exp,
-    "log": np.log,
-    "sigmoid": lambda x: 1.0 / (1.0 + np.exp(-x)),
-    "silu": _silu,
-    "softplus": lambda x: np.logaddexp(0.0, x),
-    "tanh": np.tanh,
-    "gelu": _gelu,
-}
+    "exp": np.exp, "log": np.log, "sigmoid": lambda x: 1.0 / (1.0 + np.exp(-x)), "silu": _silu,
+    "softplus": lambda x: np.logaddexp(0.0, x), "tanh": np.tanh, "gelu": _gelu,
+}  # fmt: skip
 
 
 def arguments(name: str) -> Float32:

@@ -27,16 +27,9 @@ def wheel_entry(content: bytes, **changes: Any) -> CatalogEntry:
         changes.pop("sha256", hashlib.sha256(content).hexdigest()),
     )
     fields = {
-        "id": "tiny",
-        "folder": "tiny",
-        "files": (file,),
-        "name": "Tiny",
-        "architecture": "llama",
-        "parameters": "1K",
-        "quant": "F32",
-        "licence": "Apache-2.0",
-        "cache_bytes_per_token": 64,
-    }
+        "id": "tiny", "folder": "tiny", "files": (file,), "name": "Tiny", "architecture": "llama",
+        "parameters": "1K", "quant": "F32", "licence": "Apache-2.0", "cache_bytes_per_token": 64,
+    }  # fmt: skip
     return CatalogEntry(**{**fields, **changes})
 
 

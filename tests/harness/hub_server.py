@@ -118,11 +118,9 @@ def _answer(hub: Hub, handler: BaseHTTPRequestHandler) -> None:
         send(handler, b"", 404, X_Error_Code="EntryNotFound", X_Repo_Commit=COMMIT)
     elif handler.command == "HEAD":
         headers = {
-            "X_Repo_Commit": COMMIT,
-            "X_Linked_Etag": f'"{_digest(hub, name, content)}"',
-            "X_Linked_Size": str(len(content)),
-            "Content_Length": str(len(content)),
-        }
+            "X_Repo_Commit": COMMIT, "X_Linked_Etag": f'"{_digest(hub, name, content)}"',
+            "X_Linked_Size": str(len(content)), "Content_Length": str(len(content)),
+        }  # fmt: skip
         send(handler, content, **headers)
     elif not stored and name.startswith("moved/"):
         send(handler, b"", 302, Location=f"/stored{path}")

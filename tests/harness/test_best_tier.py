@@ -31,11 +31,9 @@ def _opened(factories: dict[str, Callable[[], str]], *makers: int) -> tuple[str,
 def test_the_fastest_needs_no_word() -> None:
     """Also where tiers for cards that the machine does not have are missing."""
     factories = {
-        "cuda": _fails("cuda", "no driver"),
-        "vulkan": _fails("vulkan", "no loader"),
-        "native": _opens("native"),
-        "opencl": _opens("opencl"),
-    }
+        "cuda": _fails("cuda", "no driver"), "vulkan": _fails("vulkan", "no loader"),
+        "native": _opens("native"), "opencl": _opens("opencl"),
+    }  # fmt: skip
     assert _opened(factories) == ("native", [])
 
 

@@ -91,12 +91,8 @@ def start_pull(model: ManagedModel, cache: Path, endless: bool = False) -> subpr
     comes to its last step."""
     return subprocess.Popen(
         [sys.executable, "-c", PULL_SCRIPT, repr(model), str(cache), *["endless"] * endless],
-        text=True,
-        cwd=ROOT,
-        start_new_session=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
+        text=True, cwd=ROOT, start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
 
 
 def paced(handler: BaseHTTPRequestHandler) -> None:

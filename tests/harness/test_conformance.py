@@ -37,13 +37,9 @@ KNOWN = known_cases()
 PARITY = [name for name in KNOWN if name.startswith("parity/")]
 ADD = [name for name in PARITY if name.startswith("parity/add-") and "-0x" not in name]
 SAMPLE = (
-    "tier/arithmetic",
-    "tier/opcodes",
-    "parity/barrier",
-    *PARITY[5:200:60],
-    next(iter(VALIDATED)),
+    "tier/arithmetic", "tier/opcodes", "parity/barrier", *PARITY[5:200:60], next(iter(VALIDATED)),
     "goldens/llama-q4_0-2",
-)
+)  # fmt: skip
 """A little of everything."""
 WAIVER = '[[waiver]]\ncase = "{case}"\ndevice = "{device}"\nreason = "known erratum 7"\n'
 
@@ -362,9 +358,6 @@ def test_source_digest_depends_on_every_file_but_caches(tmp_path):
 def test_result_line_is_complete_json():
     result = CaseResult("parity/x", "waived", 0.5, ({"note": "n"},), "because")
     assert json.loads(result.line()) == {
-        "case": "parity/x",
-        "status": "waived",
-        "seconds": 0.5,
-        "findings": [{"note": "n"}],
+        "case": "parity/x", "status": "waived", "seconds": 0.5, "findings": [{"note": "n"}],
         "waiver": "because",
-    }
+    }  # fmt: skip

@@ -299,10 +299,8 @@ def test_targets() -> None:
     load = {"clients": 8, "rate": None}
     report = {"engines": {OURS: ours}, "ratios": {"rate": {"median": 1.31}}, "load": load}
     assert {one["metric"]: one["met"] for one in judged(report)} == {
-        "rate": True,
-        "http_1": True,
-        "http_16": False,
-    }
+        "rate": True, "http_1": True, "http_16": False,
+    }  # fmt: skip
     for other in ({**load, "clients": 4}, {**load, "rate": 2.0}):
         assert "rate" not in {one["metric"] for one in judged({**report, "load": other})}
     assert {target.metric for target in TARGETS} <= set(METRICS)
@@ -331,11 +329,9 @@ def test_what_cannot_be_measured(
 @pytest.mark.peer
 @pytest.mark.usefixtures("tiny_requests")
 def test_beside_the_peer(
-    model_path: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    model_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-) -> None:
+) -> None:  # fmt: skip
     """The same file and load on both, a ratio for each repetition."""
     need_installed("llama_cpp", "peer")
     need_installed("uvicorn", "peer")

@@ -36,16 +36,13 @@ from tests.paths import ROOT, VOCAB
 
 NARROW = {"hidden": 64, "head_dim": 16, "feed_forward": 96, "vocab": 300}
 VARIANTS = {
-    "untied": {"tied": False},
-    "fused": {"fused_qkv": True},
+    "untied": {"tied": False}, "fused": {"fused_qkv": True},
     "fused with bias": {"fused_qkv": True, "qkv_bias": True},
     "biases": {"qkv_bias": True, "attention_output_bias": True},
-    "linear rope scaling": {"rope_scaling": "linear"},
-    "yarn": {"rope_scaling": "yarn"},
-    "wide heads": {"head_dim": 128},
-    "narrow heads": {"head_dim": 32, "kv_heads": 4},
+    "linear rope scaling": {"rope_scaling": "linear"}, "yarn": {"rope_scaling": "yarn"},
+    "wide heads": {"head_dim": 128}, "narrow heads": {"head_dim": 32, "kv_heads": 4},
     "feed-forward per layer": {"feed_forward": (256, 512)},
-}
+}  # fmt: skip
 
 
 def written(path: Path, spec: SynthSpec) -> bytes:
@@ -266,14 +263,9 @@ def test_command_writes_what_the_function_writes(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "harness.synth", *flags.split(), "--out", str(out)]
     subprocess.run(command, check=True, cwd=ROOT, timeout=60)
     spec = sized_spec(
-        "tiny",
-        architecture="qwen2",
-        quant="q5_1",
-        seed=9,
-        layers=3,
-        feed_forward=(256, 288, 320),
+        "tiny", architecture="qwen2", quant="q5_1", seed=9, layers=3, feed_forward=(256, 288, 320),
         tied=False,
-    )
+    )  # fmt: skip
     assert out.read_bytes() == written(tmp_path / "api.gguf", spec)
 
 

@@ -32,16 +32,10 @@ from tests.families_table import DENSE, FAMILIES, GEMMAS
 
 BILLION = 1e9
 PUBLISHED = {
-    ("qwen3", "0.6b"): 0.596,
-    ("qwen3", "8b"): 8.191,
-    ("qwen3moe", "1b"): 1.046,
-    ("qwen35moe", "1b"): 0.966,
-    ("qwen35moe", "35b-a3b"): 34.661,
-    ("lfm2", "1.2b"): 1.177,
-    ("lfm2moe", "8b-a1b"): 8.340,
-    ("gemma4", "26b-a4b"): 25.233,
-    ("gemma4", "31b"): 30.697,
-}
+    ("qwen3", "0.6b"): 0.596, ("qwen3", "8b"): 8.191, ("qwen3moe", "1b"): 1.046,
+    ("qwen35moe", "1b"): 0.966, ("qwen35moe", "35b-a3b"): 34.661, ("lfm2", "1.2b"): 1.177,
+    ("lfm2moe", "8b-a1b"): 8.340, ("gemma4", "26b-a4b"): 25.233, ("gemma4", "31b"): 30.697,
+}  # fmt: skip
 """Billions of weights by architecture and size; 34.66, 25.2 and 30.7 are those of the models."""
 
 
@@ -308,11 +302,8 @@ def test_command_takes_the_fields_of_groups(tmp_path: Path) -> None:
     )
     assert main([*flags.split(), "--out", str(tmp_path / "cli.gguf")]) == 0
     spec = sized_spec(
-        "tiny",
-        architecture="qwen35moe",
-        layers=3,
-        experts={"count": 6, "fused": True},
+        "tiny", architecture="qwen35moe", layers=3, experts={"count": 6, "fused": True},
         recurrent={"interval": 3, "value_heads": 2, "listed": True},
-    )
+    )  # fmt: skip
     written(tmp_path / "api.gguf", spec)
     assert (tmp_path / "cli.gguf").read_bytes() == (tmp_path / "api.gguf").read_bytes()

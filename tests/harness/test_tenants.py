@@ -47,19 +47,10 @@ def test_every_field_can_be_declared_and_the_others_have_their_defaults(tmp_path
     alice, nightly = (account.tenant for account in read_accounts(written(tmp_path, WHOLE)))
     assert alice == Tenant(1, "alice w.", qos=QosClass.INTERACTIVE)
     assert nightly == Tenant(
-        id=7,
-        name="nightly",
-        weight=0.25,
-        max_slots=2,
-        max_kv_pages=512,
-        isolation_group=3,
-        qos=QosClass.BATCH,
-        decode_tokens_per_s=200,
-        prefill_tokens_per_s=5000,
-        max_context=8192,
-        max_waiting=40,
-        reserved_pages=64,
-    )
+        id=7, name="nightly", weight=0.25, max_slots=2, max_kv_pages=512, isolation_group=3,
+        qos=QosClass.BATCH, decode_tokens_per_s=200, prefill_tokens_per_s=5000, max_context=8192,
+        max_waiting=40, reserved_pages=64,
+    )  # fmt: skip
     assert all(f"{key} = " in WHOLE for key in KEYS)
     accounts = read_accounts(written(tmp_path, WHOLE))
     assert [(account.keys, account.operator) for account in accounts] == [

@@ -128,32 +128,19 @@ class Bench:
     What a request gives alone is what it gives on ``oracle``, None for this bench itself."""
 
     def __init__(
-        self,
-        path: Path,
-        *,
-        tier: Tier | None = None,
-        kv_dtype: DType = F32,
-        slots: int = SLOTS,
-        context: int = CONTEXT,
-        pages: int = PAGES,
-        step_tokens: int = STEP_TOKENS,
-        wrap: Callable[[ModelRunner], Any] = lambda runner: runner,
-        oracle: Bench | None = None,
+        self, path: Path, *, tier: Tier | None = None, kv_dtype: DType = F32, slots: int = SLOTS,
+        context: int = CONTEXT, pages: int = PAGES, step_tokens: int = STEP_TOKENS,
+        wrap: Callable[[ModelRunner], Any] = lambda runner: runner, oracle: Bench | None = None,
         adapters: tuple[Path, ...] = (),
-    ) -> None:
+    ) -> None:  # fmt: skip
         self._stack = ExitStack()
         self.tier = self._stack.enter_context(tier or quick_tier())
         self.model = open_model(path, adapters)
         self._stack.callback(self.model.close)
         limits = Limits(
-            slots,
-            context,
-            pages,
-            kv_dtype,
-            step_tokens=step_tokens,
-            step_rows=step_tokens,
+            slots, context, pages, kv_dtype, step_tokens=step_tokens, step_rows=step_tokens,
             adapters=self.model.adapters.combined,
-        )
+        )  # fmt: skip
         runner = ModelRunner(self.model, self.tier, limits)
         self._stack.enter_context(runner)
         self.runner = ObservedRunner(wrap(runner))
@@ -176,11 +163,9 @@ class Bench:
         return is_emulated(self.tier)
 
     def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
+        self, kind: type[BaseException] | None, error: BaseException | None,
         trace: TracebackType | None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.runner.inner = None
         self._stack.close()
 

@@ -30,31 +30,18 @@ from tests.invariance.test_schedules import CONTROL, PROOF, prove_prefill, prove
 SyntheticModel = Callable[..., Path]
 
 MODELS = {
-    "llama-8-experts": ("q4_k_m", F16),
-    "mistral3": ("q4_k_m", F16),
-    "smollm3": ("q4_k_m", F16),
-    "granite": ("f32", F32),
-    "glm4-biases": ("q8_0", F16),
-    "phi3-window": ("q4_k_m", F16),
-    "olmo2-windows": ("q5_1", F32),
-    "command-r": ("f32", F32),
-    "cohere2": ("q4_k_m", F16),
-    "qwen3moe": ("f32", F32),
-    "qwen3moe-untied-fused-qkv": ("q5_1", F16),
-    "gpt-oss-experts": ("mxfp4_moe", F16),
-    "qwen35": ("q8_0", F16),
-    "qwen35moe-fused": ("q4_k_m", F32),
-    "qwen3next": ("f32", F32),
-    "qwen3next-fused-ssm-in": ("bf16", F16),
-    "lfm2": ("q4_k_m", F16),
-    "lfm2moe": ("q8_0", F16),
-    "granitehybrid-groups": ("q8_0", F16),
-    "gemma3": ("q4_k_m", F32),
+    "llama-8-experts": ("q4_k_m", F16), "mistral3": ("q4_k_m", F16), "smollm3": ("q4_k_m", F16),
+    "granite": ("f32", F32), "glm4-biases": ("q8_0", F16), "phi3-window": ("q4_k_m", F16),
+    "olmo2-windows": ("q5_1", F32), "command-r": ("f32", F32), "cohere2": ("q4_k_m", F16),
+    "qwen3moe": ("f32", F32), "qwen3moe-untied-fused-qkv": ("q5_1", F16),
+    "gpt-oss-experts": ("mxfp4_moe", F16), "qwen35": ("q8_0", F16),
+    "qwen35moe-fused": ("q4_k_m", F32), "qwen3next": ("f32", F32),
+    "qwen3next-fused-ssm-in": ("bf16", F16), "lfm2": ("q4_k_m", F16), "lfm2moe": ("q8_0", F16),
+    "granitehybrid-groups": ("q8_0", F16), "gemma3": ("q4_k_m", F32),
     "gemma4-values-from-keys": ("q8_0", F16),
-    "gemma4-experts-fused-values-from-keys": ("q4_k_m", F32),
-    "gemma4-shared-kv": ("f32", F32),
+    "gemma4-experts-fused-values-from-keys": ("q4_k_m", F32), "gemma4-shared-kv": ("f32", F32),
     "gemma4-per-layer-embeddings": ("q8_0", F32),
-}
+}  # fmt: skip
 VOCAB = 320
 POOL = request_pool(VOCAB, count=8, longest=80)
 """Windows are 20 positions: the longer prompts go far beyond, the shorter stay inside."""

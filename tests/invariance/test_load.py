@@ -49,14 +49,9 @@ def crowd(vocab: int) -> list[Request]:
 def crowd_bench(path: Path, slots: int, tier: Tier | None = None) -> Bench:
     """A bench where ``slots`` of the crowd run at a time."""
     return Bench(
-        path,
-        tier=tier,
-        kv_dtype=F16,
-        slots=slots,
-        context=32,
-        pages=2 * slots,
+        path, tier=tier, kv_dtype=F16, slots=slots, context=32, pages=2 * slots,
         step_tokens=slots + AT_ONCE,
-    )
+    )  # fmt: skip
 
 
 def same(traces: dict[int, Trace], expected: dict[int, Trace], what: str) -> None:

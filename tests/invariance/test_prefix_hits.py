@@ -61,14 +61,9 @@ def runner(
     path: Path = synthetic_model(**chosen["fields"])
     model = open_model(path)
     limits = Limits(
-        SLOTS,
-        CONTEXT,
-        PAGES,
-        kv_dtype=chosen["kv_dtype"],
-        step_tokens=PAGE_TOKENS + SLOTS,
-        step_rows=PAGE_TOKENS,
-        saved_states=STATES,
-    )
+        SLOTS, CONTEXT, PAGES, kv_dtype=chosen["kv_dtype"], step_tokens=PAGE_TOKENS + SLOTS,
+        step_rows=PAGE_TOKENS, saved_states=STATES,
+    )  # fmt: skip
     with model.file, TIERS[tier_name]() as tier, ModelRunner(model, tier, limits) as runner:
         yield runner
 

@@ -49,12 +49,9 @@ POOL = request_pool(VOCAB)
 SHORT = POOL[:7]
 """Prompts of at most 34 tokens, for benches that are emulated: there every token takes a while."""
 PROOF = settings(
-    max_examples=6,
-    database=None,
-    derandomize=True,
-    deadline=None,
+    max_examples=6, database=None, derandomize=True, deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
-)
+)  # fmt: skip
 FEWER = settings(PROOF, max_examples=2)
 """Where the bench is emulated."""
 LONG = settings(PROOF, max_examples=200, derandomize=False)
@@ -125,14 +122,9 @@ def test_preemption_and_prefixes_change_no_bit(bench: Bench) -> None:
     ids = [request.id for request in pool]
     for ahead in (0, 3) if bench.late else (3,):
         schedule = Schedule(
-            chunk_tokens=24,
-            steps_ahead=ahead,
-            joins={id_: place for place, id_ in enumerate(ids)},
-            batch=frozenset(ids[::2]),
-            withheld=PAGES - 7,
-            unscored=frozenset(ids),
-            host_pages=6,
-        )
+            chunk_tokens=24, steps_ahead=ahead, joins={id_: place for place, id_ in enumerate(ids)},
+            batch=frozenset(ids[::2]), withheld=PAGES - 7, unscored=frozenset(ids), host_pages=6,
+        )  # fmt: skip
         assert_schedule_invariant(bench, pool, schedule)
     assert bench.preempted > 0
     assert bench.reused > 0

@@ -52,37 +52,22 @@ def graph(slots: int, layers: int = 2, states: int = 1) -> Graph:
     for layer in range(layers):
         name = f"blk.{layer}"
         mixed = b.emit(
-            Opcode.SSM_CONV1D,
-            x=x,
-            weight=weight(f"{name}.taps", CHANNELS, HISTORY + 1),
+            Opcode.SSM_CONV1D, x=x, weight=weight(f"{name}.taps", CHANNELS, HISTORY + 1),
             query=query,
             state=b.buffer(f"{name}.conv", BufferKind.STATE, F32, (rows, HISTORY, CHANNELS)),
-            history=HISTORY,
-            states=states,
-        )
+            history=HISTORY, states=states,
+        )  # fmt: skip
         read = b.emit(
-            Opcode.SSM_DELTA_NET,
-            x=mixed,
-            alpha=alpha,
-            beta=beta,
-            decay=weight(f"{name}.decay", VALUES),
-            dt_bias=weight(f"{name}.dt_bias", VALUES),
+            Opcode.SSM_DELTA_NET, x=mixed, alpha=alpha, beta=beta,
+            decay=weight(f"{name}.decay", VALUES), dt_bias=weight(f"{name}.dt_bias", VALUES),
             query=query,
             state=b.buffer(f"{name}.memory", BufferKind.STATE, F32, (rows, VALUES, SIZE, SIZE)),
-            key_heads=KEYS,
-            value_heads=VALUES,
-            state_size=SIZE,
-            eps=1e-6,
-            states=states,
-        )
+            key_heads=KEYS, value_heads=VALUES, state_size=SIZE, eps=1e-6, states=states,
+        )  # fmt: skip
         normed = b.emit(
-            Opcode.SSM_GATED_NORM,
-            x=read,
-            gate=gate,
-            weight=weight(f"{name}.norm", SIZE),
-            eps=1e-6,
+            Opcode.SSM_GATED_NORM, x=read, gate=gate, weight=weight(f"{name}.norm", SIZE), eps=1e-6,
             heads=VALUES,
-        )
+        )  # fmt: skip
         last = layer == layers - 1
         total = b.emit(
             Opcode.ADD, a=total, b=normed, y=b.output("y", "tokens", WIDTH) if last else None

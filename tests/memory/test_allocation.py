@@ -105,11 +105,9 @@ def step_of(tokens: int, limits: Limits, first: int = 0) -> StepInput:
     query["position"] = np.arange(tokens)
     pages = np.arange(limits.slots * limits.slot_pages, dtype=np.int32)
     return StepInput(
-        query,
-        np.array([tokens - 1], np.int32),
-        np.zeros(1, SAMPLING),
+        query, np.array([tokens - 1], np.int32), np.zeros(1, SAMPLING),
         pages.reshape(limits.slots, limits.slot_pages),
-    )
+    )  # fmt: skip
 
 
 def close(measured: int, predicted: int) -> bool:
@@ -150,15 +148,12 @@ widths of no whole 16 rows."""
 ROWS_FOR_EXPERTS = 12
 """With which the last layer has used all of them."""
 FAMILY_CASES = {
-    "qwen3moe": ("q4_k_m", F16, 4),
-    "qwen35": ("q8_0", Q8_0, 4),
-    "qwen35-fused-qkv": ("q5_1", I12, 1),
-    "qwen35moe-fused": ("q4_k_m", F32, 4),
-    "qwen3next-fused-ssm-in": ("bf16", F16, 1),
-    "gemma4-per-layer-embeddings": ("q4_k_m", F16, 4),
+    "qwen3moe": ("q4_k_m", F16, 4), "qwen35": ("q8_0", Q8_0, 4),
+    "qwen35-fused-qkv": ("q5_1", I12, 1), "qwen35moe-fused": ("q4_k_m", F32, 4),
+    "qwen3next-fused-ssm-in": ("bf16", F16, 1), "gemma4-per-layer-embeddings": ("q4_k_m", F16, 4),
     "gemma4-shared-kv": ("q6_k", F32, 1),
     "gemma4-experts-fused-values-from-keys": ("q4_k_m", F32, 4),
-}
+}  # fmt: skip
 
 
 def family_fields(name: str, quant: str) -> dict[str, Any]:

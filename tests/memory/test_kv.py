@@ -62,22 +62,17 @@ class MemoryMachine(RuleBasedStateMachine):
     memory_type: type[KvMemory] = KvMemory
 
     @initialize(
-        host_pages=st.sampled_from([0, 0, 1, 3, 20]),
-        states=st.sampled_from([None, None, 0, 2]),
-        cached_pages=st.sampled_from([None, None, 0, 3]),
-        copies=st.booleans(),
-    )
+        host_pages=st.sampled_from([0, 0, 1, 3, 20]), states=st.sampled_from([None, None, 0, 2]),
+        cached_pages=st.sampled_from([None, None, 0, 3]), copies=st.booleans(),
+    )  # fmt: skip
     def build(
         self, host_pages: int, states: int | None, cached_pages: int | None, copies: bool
     ) -> None:
         self.contents = Contents()
         self.memory = self.memory_type(
-            PAGES,
-            states=states,
-            cached_pages=cached_pages,
-            copies=self.contents if copies or host_pages else None,
-            host_pages=host_pages,
-        )
+            PAGES, states=states, cached_pages=cached_pages,
+            copies=self.contents if copies or host_pages else None, host_pages=host_pages,
+        )  # fmt: skip
         self.states = states
         self.running: list[Running] = []
         self.published: set[Content] = set()

@@ -42,15 +42,9 @@ def writer(kv_dtype: DType) -> Graph:
             for part in "kv"
         )
         builder.emit(
-            Opcode.KV_WRITE_BATCHED,
-            k=k,
-            v=v,
-            query=query,
-            page_table=page_table,
-            kv=kv,
-            kv_heads=heads,
-            head_dim=size,
-        )
+            Opcode.KV_WRITE_BATCHED, k=k, v=v, query=query, page_table=page_table, kv=kv,
+            kv_heads=heads, head_dim=size,
+        )  # fmt: skip
     return builder.build()
 
 

@@ -39,14 +39,9 @@ def hybrid(limits: Limits) -> Graph:
     weight = b.buffer("conv", BufferKind.WEIGHT, F32, (CHANNELS, HISTORY + 1), "conv")
     state = b.buffer("state.conv", BufferKind.STATE, F32, (limits.slots, HISTORY, CHANNELS))
     b.emit(
-        Opcode.SSM_CONV1D,
-        x=x,
-        weight=weight,
-        query=query,
-        state=state,
-        y=b.output("output.y", "tokens", CHANNELS),
-        history=HISTORY,
-    )
+        Opcode.SSM_CONV1D, x=x, weight=weight, query=query, state=state,
+        y=b.output("output.y", "tokens", CHANNELS), history=HISTORY,
+    )  # fmt: skip
     table = b.buffer("table", BufferKind.CONSTANT, F32, (limits.context, 2, 4))
     for layer, width in enumerate(WIDTHS):
         q = b.buffer(f"request.q[{layer}]", BufferKind.REQUEST, F32, ("tokens", width))
@@ -61,14 +56,10 @@ def hybrid(limits: Limits) -> Graph:
         )
         b.barrier()
         b.emit(
-            Opcode.FLASH_ATTN_BATCHED,
-            q=rotated,
-            y=b.output(f"output.attended[{layer}]", "tokens", width),
-            heads=1,
-            scale=1.0,
-            **paged,
+            Opcode.FLASH_ATTN_BATCHED, q=rotated,
+            y=b.output(f"output.attended[{layer}]", "tokens", width), heads=1, scale=1.0, **paged,
             **heads,
-        )
+        )  # fmt: skip
     return b.build()
 
 
@@ -141,12 +132,9 @@ def test_the_plan_is_json() -> None:
 
 @settings(deadline=None)
 @given(
-    context=st.integers(1, 300),
-    slots=st.integers(1, 5),
-    more=st.integers(0, 300),
-    other=st.integers(0, 3),
-    dtype=st.sampled_from(KV_DTYPES),
-)
+    context=st.integers(1, 300), slots=st.integers(1, 5), more=st.integers(0, 300),
+    other=st.integers(0, 3), dtype=st.sampled_from(KV_DTYPES),
+)  # fmt: skip
 def test_the_plan_grows_with_slots_and_context(
     context: int, slots: int, more: int, other: int, dtype: DType
 ) -> None:
@@ -161,11 +149,9 @@ def test_the_plan_grows_with_slots_and_context(
 
 @settings(deadline=None)
 @given(
-    budget=st.integers(0, 600_000),
-    longest=st.integers(1, 700),
-    slots=st.integers(1, 3),
+    budget=st.integers(0, 600_000), longest=st.integers(1, 700), slots=st.integers(1, 3),
     dtype=st.sampled_from(KV_DTYPES),
-)
+)  # fmt: skip
 def test_the_longest_context_meets_the_budget(
     budget: int, longest: int, slots: int, dtype: DType
 ) -> None:
@@ -197,16 +183,9 @@ def test_uneven_growth_does_not_mislead_the_search(budget: int, steps: list[int]
     def plan_at(context: int) -> MemoryPlan:
         plan = planned(limits_of(16))
         return replace(
-            plan,
-            context=context,
-            weights={},
-            mapped=0,
-            constants=0,
-            step_data=0,
-            kv=0,
-            recurrent=0,
-            scratch=totals[context // 16 - 1],
-        )
+            plan, context=context, weights={}, mapped=0, constants=0, step_data=0, kv=0,
+            recurrent=0, scratch=totals[context // 16 - 1],
+        )  # fmt: skip
 
     plan = longest_plan(plan_at, 640, budget)
     fitting = [16 * (index + 1) for index, total in enumerate(totals) if total <= budget]

@@ -25,15 +25,10 @@ def binary64_attention() -> Iterator[None]:
 
 
 def _attention(
-    q: NDArray[np.float32],
-    kv: NDArray[Any],
-    page_table: NDArray[np.int32],
-    query: NDArray[np.int32],
-    shape: AttentionShape,
-    y: NDArray[np.float32],
-    sinks: NDArray[np.float32] | None = None,
-    threads: int | None = None,
-) -> None:
+    q: NDArray[np.float32], kv: NDArray[Any], page_table: NDArray[np.int32],
+    query: NDArray[np.int32], shape: AttentionShape, y: NDArray[np.float32],
+    sinks: NDArray[np.float32] | None = None, threads: int | None = None,
+) -> None:  # fmt: skip
     group = shape.heads // shape.kv_heads
     rows = q.reshape(len(q), shape.heads, shape.head_dim)
     for token, (_, slot, position, _) in enumerate(query):
@@ -44,11 +39,7 @@ def _attention(
         keys, values = flat[:, first : position + 1]
         for head in range(shape.heads):
             attended = softmax_attention(
-                rows[token, head],
-                keys[:, head // group],
-                values[:, head // group],
-                shape.scale,
-                shape.soft_cap,
-                -np.inf if sinks is None else float(sinks[head]),
-            )
+                rows[token, head], keys[:, head // group], values[:, head // group], shape.scale,
+                shape.soft_cap, -np.inf if sinks is None else float(sinks[head]),
+            )  # fmt: skip
             y[token, head * shape.head_dim : (head + 1) * shape.head_dim] = attended

@@ -195,13 +195,9 @@ def sigmoid(x: Float64) -> Float64:
 
 
 def attention(
-    q: Float64,
-    k: Float64,
-    v: Float64,
-    positions: NDArray[np.int64],
-    scale: float,
+    q: Float64, k: Float64, v: Float64, positions: NDArray[np.int64], scale: float,
     window: int | None = None,
-) -> Float64:
+) -> Float64:  # fmt: skip
     """Causal softmax attention of q[i, heads, d] over k, v[j, kv heads, d], rows flattened."""
     group = q.shape[1] // k.shape[1]
     mixed = np.empty((*q.shape[:2], v.shape[-1]))

@@ -18,14 +18,10 @@ ORACLES = {
     **dict.fromkeys(("llama", "qwen2", "qwen3", "qwen3moe"), Float64Llama),
     **dict.fromkeys(("smollm3", "granite", "glm4", "phi3", "olmo2"), Float64Dense),
     **dict.fromkeys(("qwen35", "qwen35moe", "qwen3next"), Float64Hybrid),
-    "mistral3": Float64Mistral,
-    **dict.fromkeys(("command-r", "cohere2"), Float64Cohere),
-    "lfm2": Float64Lfm2,
-    "lfm2moe": Float64Lfm2Moe,
-    "granitehybrid": Float64GraniteHybrid,
-    **dict.fromkeys(("gemma3", "gemma4"), Float64Gemma),
-    "gpt-oss": Float64GptOss,
-}
+    "mistral3": Float64Mistral, **dict.fromkeys(("command-r", "cohere2"), Float64Cohere),
+    "lfm2": Float64Lfm2, "lfm2moe": Float64Lfm2Moe, "granitehybrid": Float64GraniteHybrid,
+    **dict.fromkeys(("gemma3", "gemma4"), Float64Gemma), "gpt-oss": Float64GptOss,
+}  # fmt: skip
 
 
 def float64_model(path: Path) -> Float64Llama:

@@ -38,15 +38,9 @@ class Peer:
         return self._child.call(_encode, str(path), list(texts), parse_special, add_bos)
 
     def logits(
-        self,
-        path: Path,
-        tokens: Sequence[int],
-        kv_type: int = GGML_TYPE_F32,
-        chunk: int = 512,
-        lora: tuple[Path, float] | None = None,
-        flash: bool = False,
-        every: int = 1,
-    ) -> NDArray[np.float32]:
+        self, path: Path, tokens: Sequence[int], kv_type: int = GGML_TYPE_F32, chunk: int = 512,
+        lora: tuple[Path, float] | None = None, flash: bool = False, every: int = 1,
+    ) -> NDArray[np.float32]:  # fmt: skip
         """Teacher-forced logits of every position, or of one of ``every``, float32[.., vocab].
 
         ``lora`` is the file of an adapter, and its scale. Quantized values need ``flash``
@@ -80,14 +74,9 @@ def _encode(path: str, texts: list[str], parse_special: bool, add_bos: bool) -> 
 
 
 def _logits(
-    path: str,
-    tokens: list[int],
-    kv_type: int,
-    chunk: int,
-    adapter: tuple[str | None, float],
-    flash: bool,
-    every: int,
-) -> NDArray[np.float32]:
+    path: str, tokens: list[int], kv_type: int, chunk: int, adapter: tuple[str | None, float],
+    flash: bool, every: int,
+) -> NDArray[np.float32]:  # fmt: skip
     import llama_cpp
 
     llama = llama_cpp.Llama(

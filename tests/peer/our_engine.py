@@ -15,13 +15,9 @@ from harness.named_adapters import NamedAdapter
 
 
 def our_logits(
-    path: Path,
-    tokens: Sequence[int],
-    kv_dtype: str = "f32",
-    chunk: int = 128,
-    lora: tuple[NamedAdapter, ...] = (),
-    tier: str = "cpu",
-) -> NDArray[np.float32]:
+    path: Path, tokens: Sequence[int], kv_dtype: str = "f32", chunk: int = 128,
+    lora: tuple[NamedAdapter, ...] = (), tier: str = "cpu",
+) -> NDArray[np.float32]:  # fmt: skip
     """Teacher-forced logits of every position, float32[len(tokens), vocab]. The native tier has the
     bits of the CPU tier in half of its time and memory. The closed session is in cycles: it is
     collected before a caller opens another."""

@@ -30,24 +30,13 @@ ROUTED_HYBRID = Limit(top1=0.88, kl=5e-3)
 """A delta net with random weights turns a rounding into another choice of experts, which moves
 logits by 1, here as in llama.cpp."""
 MODELS = {
-    "qwen3": Limit(),
-    "mistral3": Limit(),
+    "qwen3": Limit(), "mistral3": Limit(),
     **dict.fromkeys(("smollm3", "granite", "glm4-biases", "phi3", "olmo2-windows"), Limit()),
-    "command-r": Limit(),
-    "cohere2": Limit(),
-    "llama-8-experts": Limit(),
-    "qwen3moe": Limit(),
-    "qwen35": Limit(),
-    "qwen35moe": ROUTED_HYBRID,
-    "qwen3next": ROUTED_HYBRID,
-    "lfm2": Limit(),
-    "lfm2moe": ROUTED_HYBRID,
-    "granitehybrid": Limit(),
-    "gemma3": Limit(),
-    "gemma4-experts": Limit(),
-    "gemma4-per-layer-embeddings": Limit(),
-    "gpt-oss-experts": Limit(),
-}
+    "command-r": Limit(), "cohere2": Limit(), "llama-8-experts": Limit(), "qwen3moe": Limit(),
+    "qwen35": Limit(), "qwen35moe": ROUTED_HYBRID, "qwen3next": ROUTED_HYBRID, "lfm2": Limit(),
+    "lfm2moe": ROUTED_HYBRID, "granitehybrid": Limit(), "gemma3": Limit(),
+    "gemma4-experts": Limit(), "gemma4-per-layer-embeddings": Limit(), "gpt-oss-experts": Limit(),
+}  # fmt: skip
 QUANTS = dict.fromkeys(MODELS, ("q4_k_m", "q8_0")) | {
     "gpt-oss-experts": ("q4_k_m", "q8_0", "mxfp4_moe")
 }

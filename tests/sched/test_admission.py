@@ -58,13 +58,9 @@ def candidates(tenants: Tenants, waiting: list[WaitingRequest]) -> list[WaitingR
 
 
 def expected_choice(
-    tenants: Tenants,
-    waiting: list[WaitingRequest],
-    running: list[WaitingRequest],
-    began: Began,
-    now: float,
-    room: int,
-) -> WaitingRequest | None:
+    tenants: Tenants, waiting: list[WaitingRequest], running: list[WaitingRequest], began: Began,
+    now: float, room: int,
+) -> WaitingRequest | None:  # fmt: skip
     """A plain search over everything that waits."""
     able = candidates(tenants, waiting)
     since = {line_of(entry): began.aged_since(line_of(entry), running, now) for entry in able}
@@ -201,11 +197,9 @@ def test_an_aged_request_that_cannot_begin_yet_lets_others_pass() -> None:
 
     assert queue.tenant_aged(0)
     assert [queue.next(begins) for _ in range(4)] == [
-        WaitingRequest(3, 0, AGING, 1),
-        WaitingRequest(2, 0, AGING, 1, QosClass.BATCH),
-        WaitingRequest(1, 1, AGING, 1),
-        None,
-    ]
+        WaitingRequest(3, 0, AGING, 1), WaitingRequest(2, 0, AGING, 1, QosClass.BATCH),
+        WaitingRequest(1, 1, AGING, 1), None,
+    ]  # fmt: skip
 
 
 def test_who_holds_a_slot_does_not_age() -> None:

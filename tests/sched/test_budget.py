@@ -49,13 +49,9 @@ def taken(fixed: float, decodes: int, prefill: int, start: int = 0, length: int 
 
 
 @given(
-    st.sampled_from((1e-3, 5e-3, 2e-2, 0.2)),
-    st.integers(1, 15),
-    st.integers(1, 15),
-    st.integers(2, 400),
-    st.integers(0, 1000),
-    st.floats(1.0, 4.0),
-)
+    st.sampled_from((1e-3, 5e-3, 2e-2, 0.2)), st.integers(1, 15), st.integers(1, 15),
+    st.integers(2, 400), st.integers(0, 1000), st.floats(1.0, 4.0),
+)  # fmt: skip
 def test_a_step_takes_no_longer_than_its_level(
     fixed: float, decodes: int, reads: int, left: int, start: int, ratio: float
 ) -> None:

@@ -110,13 +110,9 @@ def test_a_long_run_of_equal_steps_makes_nothing_forgotten() -> None:
 
 
 @given(
-    TRUTHS,
-    st.integers(1, 16),
-    st.integers(1, 4000),
-    st.integers(0, 4000),
-    st.floats(1.0, 4.0),
+    TRUTHS, st.integers(1, 16), st.integers(1, 4000), st.integers(0, 4000), st.floats(1.0, 4.0),
     st.integers(1, 2000),
-)
+)  # fmt: skip
 @example(Truth(1e-3, 1e-6, 1e-4), 1, 1, 0, 2.8165, 100)
 def test_so_many_tokens_fit_and_no_more(
     truth: Truth, decoding: int, length: int, start: int, ratio: float, most: int

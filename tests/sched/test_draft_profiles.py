@@ -48,17 +48,14 @@ MIXTURE = Profile(1.73, 0.41, 1.3, 0.25, 1.0, lambda position: 0.75)
 DRAFT_MODEL = Profile(2.1, 0.1, 0.6, 0.9, 1.0, lambda position: 0.7)
 NATIVE = Profile(20.0, 3.9, 0.4, 3.0, 2.0, lambda position: 0.8)
 PROFILES = {
-    "H200": H200,
-    "H200, four sequences": replace(H200, together=4),
+    "H200": H200, "H200, four sequences": replace(H200, together=4),
     "H200, rarely right": replace(H200, right=lambda position: 0.5),
     "H200, never right": replace(H200, right=lambda position: 0.0),
     "H200, right in stretches": replace(H200, right=lambda at: 0.95 * (at // 200 % 2)),
-    "mixture": MIXTURE,
-    "draft model": DRAFT_MODEL,
-    "draft model, never right": replace(DRAFT_MODEL, right=lambda position: 0.0),
-    "native": NATIVE,
+    "mixture": MIXTURE, "draft model": DRAFT_MODEL,
+    "draft model, never right": replace(DRAFT_MODEL, right=lambda position: 0.0), "native": NATIVE,
     "native, never right": replace(NATIVE, right=lambda position: 0.0),
-}
+}  # fmt: skip
 
 
 class Forced(DraftPolicy):
@@ -250,17 +247,12 @@ def profiles(draw: st.DrawFn) -> Profile:
     often, seldom = draw(st.floats(0, 1)), draw(st.floats(0, 1))
     stretch = draw(st.integers(10, 1000))
     return Profile(
-        plain=1.0,
-        row=draw(st.floats(0, 4)) / together,
-        host=draw(st.floats(0, 3)),
-        draft=draw(st.floats(0, 3)),
-        begin=draw(st.floats(0, 3)),
-        right=lambda at: often if at // stretch % 2 else seldom,
-        together=together,
-        longer=draw(st.sampled_from((0.0, 0.3))),
-        built=draw(st.sampled_from((0.0, 5.0))),
+        plain=1.0, row=draw(st.floats(0, 4)) / together, host=draw(st.floats(0, 3)),
+        draft=draw(st.floats(0, 3)), begin=draw(st.floats(0, 3)),
+        right=lambda at: often if at // stretch % 2 else seldom, together=together,
+        longer=draw(st.sampled_from((0.0, 0.3))), built=draw(st.sampled_from((0.0, 5.0))),
         guess=draw(st.sampled_from((None, 0.1, 0.5, 1.0))),
-    )
+    )  # fmt: skip
 
 
 @settings(max_examples=40, deadline=None, derandomize=True)

@@ -22,12 +22,9 @@ def populations(draw: st.DrawFn) -> tuple[Tenants, list[RunningRequest]]:
         tenant = draw(st.sampled_from(declared))
         entry = RunningRequest(
             order=draw(st.integers(0, 1000).filter(lambda o: all(o != r.order for r in running))),
-            tenant=tenant.id,
-            qos=tenant.qos.lowered_to(draw(st.sampled_from((None, *QosClass)))),
-            slot=slot,
-            pages=draw(st.integers(0, 9)),
-            protected=draw(st.booleans()),
-        )
+            tenant=tenant.id, qos=tenant.qos.lowered_to(draw(st.sampled_from((None, *QosClass)))),
+            slot=slot, pages=draw(st.integers(0, 9)), protected=draw(st.booleans()),
+        )  # fmt: skip
         tenants.occupy(entry.tenant, slots=1, pages=entry.pages)
         running.append(entry)
     return tenants, running

@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -14,6 +15,7 @@ import pytest
 from openai import OpenAI
 
 from harness import tiers
+from harness.host import disk
 from harness.host.engine_thread import ThreadedDriver
 from harness.host.options import SessionOptions
 from harness.host.structured.grammars import Grammars
@@ -23,10 +25,11 @@ from harness.serve.model import ModelOptions
 from harness.serve.run import Running, ServeOptions, running
 from reference.engine import Engine
 from reference.engine.statistics import EngineStatistics
+from reference.memory.disk.cache import DiskCacheOptions
 from reference.model.open import Model, open_model
 from tests.named_tiers import quick_tier
 from tests.null_tier import NullTier
-from tests.patience import wait_until
+from tests.patience import PATIENCE_SECONDS, wait_until
 from tests.serve.http import Http
 from tests.serve.speaking_models import CONTEXT as SPEAKING_CONTEXT
 from tests.serve.speaking_models import HERMES, speaking_model
@@ -41,6 +44,8 @@ KNOWN = {
     "null": lambda options: NullTier(NULL_TOKEN),
 }
 """Functions that open a tier, by its name."""
+PATIENT = partial(DiskCacheOptions, patience=PATIENCE_SECONDS, flush_seconds=PATIENCE_SECONDS)
+"""A busy machine's disk is waited for."""
 ALL_TOKENS = MappingProxyType({"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0})
 """What servers sample with here where a request names nothing. A model of random weights says more
 that way, and a bias decides more."""
@@ -90,6 +95,7 @@ def serve(tiny_model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Se
         options.setdefault("ledger", folder / f"{next(numbers)}.sqlite")
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(tiers, "TIERS", KNOWN)
+            patch.setattr(disk, "DiskCacheOptions", PATIENT)
             with running(ServeOptions(path, model, **options)) as server:  # type: ignore[arg-type]
                 RUNNING.append(server)
                 try:

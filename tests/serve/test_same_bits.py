@@ -102,11 +102,22 @@ def test_a_prompt_of_whole_pages_is_copied_where_it_ends(serve: Serve) -> None:
         assert statistics.prefix.copied == 1
 
 
-def test_a_request_without_a_seed_draws_the_one_of_its_test(
-    serve: Serve, request: pytest.FixtureRequest
-) -> None:
-    """``the_same_seeds_in_every_run`` reaches the server: no answer of a test is of chance."""
+def drawn_and_expected(server: Running, request: pytest.FixtureRequest) -> tuple[int, int]:
+    """The seed of an answer whose request names none, and what ``request``'s scope draws first."""
+    answer = Http(server.url).post("/v1/completions", {"prompt": "abc", "max_tokens": 2}).json
     expected = random.Random(request.node.nodeid).getrandbits(DRAWN_SEED_BITS)
-    with serve() as server:
-        answer = Http(server.url).post("/v1/completions", {"prompt": "abc", "max_tokens": 2}).json
-    assert answer["x_zinc"]["seed"] == expected
+    return answer["x_zinc"]["seed"], expected
+
+
+@pytest.fixture(scope="module")
+def of_the_module(server: Running, request: pytest.FixtureRequest) -> tuple[int, int]:
+    return drawn_and_expected(server, request)
+
+
+def test_a_request_without_a_seed_draws_the_one_of_its_test(
+    of_the_module: tuple[int, int], server: Running, request: pytest.FixtureRequest
+) -> None:
+    """``the_same_seeds_in_every_run`` reaches the server: no answer of a test, or of the fixtures
+    of its module, is of chance."""
+    drawn = [of_the_module, drawn_and_expected(server, request)]
+    assert drawn == [(expected, expected) for _, expected in drawn]

@@ -201,8 +201,8 @@ def the_cache_outlives_a_fault(patch: Patch) -> None:
 
 
 def chance_decides(patch: Patch) -> None:
-    """Pages are handed out in an order that no seed determines."""
-    chance = random.SystemRandom()
+    """Pages are handed out in an order that the schedule's seed does not determine."""
+    chance = random.Random(1)
     init = KvMemory.__init__
 
     def broken(self: KvMemory, pages: int, **options: Any) -> None:

@@ -36,13 +36,9 @@ def runner_of(*, recurrent: bool = False, model: int = 0) -> SimulatedRunner:
 
 
 def step_of(
-    tokens: Sequence[int],
-    start: int,
-    *,
-    slot: int = 0,
-    pages: Sequence[int] = PAGES,
+    tokens: Sequence[int], start: int, *, slot: int = 0, pages: Sequence[int] = PAGES,
     rows: Sequence[int] | None = None,
-) -> StepInput:
+) -> StepInput:  # fmt: skip
     """Tokens from position ``start`` on; a row of the last, unless ``rows`` says which."""
     query = np.zeros(len(tokens), QUERY_TOKEN)
     query["token"], query["slot"] = tokens, slot

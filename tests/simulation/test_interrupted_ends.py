@@ -59,11 +59,9 @@ def played(schedule: Schedule, line: int) -> int:
 @pytest.mark.parametrize("step", range(2, 5))
 def test_a_stall_that_is_over_before_its_end_is_handed_out(step: int) -> None:
     stalled = schedule_of(
-        Arrive(0, request(1, 4)),
-        Arrive(0, request(2, 9)),
-        Stall(1, 1),
+        Arrive(0, request(1, 4)), Arrive(0, request(2, 9)), Stall(1, 1),
         Stall(step + 1, 1, over=True),
-    )
+    )  # fmt: skip
     lines = 1 + step % 2
     while interrupts(stalled, step, lines):
         lines += 2
@@ -83,18 +81,13 @@ def test_a_restart_before_counted_tokens_are_handed_out(step: int) -> None:
 
 
 CALLS = {
-    "submit": Arrive(6, request(9, 3)),
-    "cancel": Cancel(6, 1),
-    "cancel one that waits": Cancel(6, 4),
-    "stall": Stall(6, 1),
-    "stall one that waits": Stall(6, 4),
-    "unstall": Stall(6, 2, over=True),
+    "submit": Arrive(6, request(9, 3)), "cancel": Cancel(6, 1),
+    "cancel one that waits": Cancel(6, 4), "stall": Stall(6, 1),
+    "stall one that waits": Stall(6, 4), "unstall": Stall(6, 2, over=True),
     "change": Quota(6, replace(TENANT, isolation_group=7, reserved_pages=1)),
-    "remove": Remove(6, 1),
-    "save": Prefix(6, 1, "save"),
-    "load": Prefix(6, 3, "load"),
+    "remove": Remove(6, 1), "save": Prefix(6, 1, "save"), "load": Prefix(6, 3, "load"),
     "drop": Prefix(6, 3, "drop"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("what", CALLS)
@@ -104,14 +97,10 @@ def test_any_other_call(what: str, recurrent: bool) -> None:
     shape = replace(SHAPE, recurrent=recurrent, stall_steps=9, host_pages=2)
     shape = replace(shape, limits=replace(shape.limits, saved_states=6 * recurrent))
     before = (
-        Arrive(0, replace(request(3, 20), prompt=tuple(range(40)))),
-        Arrive(0, request(1, 40)),
-        Arrive(0, request(2, 40)),
-        Arrive(1, request(4, 3)),
-        Arrive(1, request(5, 3)),
-        Stall(2, 2),
+        Arrive(0, replace(request(3, 20), prompt=tuple(range(40)))), Arrive(0, request(1, 40)),
+        Arrive(0, request(2, 40)), Arrive(1, request(4, 3)), Arrive(1, request(5, 3)), Stall(2, 2),
         Prefix(5, 3, "save"),
-    )
+    )  # fmt: skip
     line = 1 + 5 * recurrent
     while played(
         Schedule(0, shape, (TENANT,), (*before, Interrupt(6, line, call=True), CALLS[what])), line

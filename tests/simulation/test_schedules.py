@@ -76,11 +76,9 @@ def test_another_process_sees_the_same() -> None:
     for hashes in ("1", "2"):
         done = subprocess.run(
             [sys.executable, "-m", "harness.sched_test", "--schedules", "3", "--jobs", "1"],
-            env={**os.environ, "PYTHONHASHSEED": hashes},
-            capture_output=True,
-            text=True,
+            env={**os.environ, "PYTHONHASHSEED": hashes}, capture_output=True, text=True,
             check=True,
-        )
+        )  # fmt: skip
         digests.add(next(line for line in done.stdout.splitlines() if "log digest" in line))
     here = run_schedules(SCHEDULER, 0, 3, jobs=1)
     assert digests == {f"3 schedules, log digest {here.digest:032x}"}
@@ -142,11 +140,8 @@ def test_help_teaches(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_what_is_kept_can_be_written_and_read() -> None:
     kept = (
-        SavedSchedule(3),
-        SavedSchedule(5, None, 0),
-        SavedSchedule(7, 12),
-        SavedSchedule(8, 1, 2),
-    )
+        SavedSchedule(3), SavedSchedule(5, None, 0), SavedSchedule(7, 12), SavedSchedule(8, 1, 2),
+    )  # fmt: skip
     assert format_saved(kept) == "3,5//0,7/12,8/1/2"
     assert parse_saved(format_saved(kept)) == kept
     for wrong in ("", "x", "1/2/3/4", "-1", "/1", "1,,2"):

@@ -15,13 +15,11 @@ from reference.sched.tenants import Tenants
 WAYS = {
     "labels in turn": Cheat(labels=LABELS),
     "labels for long": Cheat(labels=LABELS, period=7, cancels=0.05),
-    "short requests": Cheat(prompt=1, tokens=1),
-    "long prompts": Cheat(prompt=100, tokens=1),
+    "short requests": Cheat(prompt=1, tokens=1), "long prompts": Cheat(prompt=100, tokens=1),
     "several answers each": Cheat(prompt=40, tokens=1, copies=8),
-    "cached prompts": Cheat(prompt=100, shared=99, tokens=6),
-    "cancels": Cheat(cancels=0.5),
+    "cached prompts": Cheat(prompt=100, shared=99, tokens=6), "cancels": Cheat(cancels=0.5),
     "right drafts": Cheat(guessed=True),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("way", WAYS)

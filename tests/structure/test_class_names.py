@@ -40,11 +40,9 @@ def test_every_class_name_is_unique_in_its_package() -> None:
 def test_a_repeated_name_is_found() -> None:
     """Negative control: two classes of one package, and two of two tiers, of which one counts."""
     modules = [
-        ("harness.a", "class Kind: ..."),
-        ("harness.b.c", "class Kind: ..."),
-        ("accel.cuda.tier", "class Memory: ..."),
-        ("accel.opencl.tier", "class Memory: ..."),
-    ]
+        ("harness.a", "class Kind: ..."), ("harness.b.c", "class Kind: ..."),
+        ("accel.cuda.tier", "class Memory: ..."), ("accel.opencl.tier", "class Memory: ..."),
+    ]  # fmt: skip
     parsed = [(name, ast.parse(text)) for name, text in modules]
     assert repeated_classes(parsed) == {"harness:Kind"}
 

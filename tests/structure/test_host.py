@@ -13,12 +13,10 @@ HOST = "harness.host."
 CLIENTS = ("harness.serve", "harness.cli", "zinc_rt")
 OWNERS = {
     "ModelRunner": {"harness.host.open", "harness.host.drafting"},
-    "load_runner": {"harness.host.open"},
-    "load_drafter": {"harness.host.open"},
-    "Engine": {"harness.host.open"},
-    "Models": {"harness.host.engine_thread"},
+    "load_runner": {"harness.host.open"}, "load_drafter": {"harness.host.open"},
+    "Engine": {"harness.host.open"}, "Models": {"harness.host.engine_thread"},
     "TextStream": {"harness.host.answer_text"},
-}
+}  # fmt: skip
 """What opens a model, runs its requests or makes text, and the modules of the host that call it."""
 
 

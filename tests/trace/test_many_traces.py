@@ -42,17 +42,11 @@ class Run:
         rng = self.rng(0)
         slots = int(rng.integers(2, 5))
         return Limits(
-            slots=slots,
-            context=64,
-            pages=int(rng.integers(4, 2 * slots + 4)),
-            step_tokens=int(rng.integers(slots + 8, 40)),
-            step_rows=20,
-            draft_tokens=11,
-            saved_states=int(rng.integers(0, 4)),
-            masks=slots * int(rng.integers(0, 2)),
-            biases=4,
+            slots=slots, context=64, pages=int(rng.integers(4, 2 * slots + 4)),
+            step_tokens=int(rng.integers(slots + 8, 40)), step_rows=20, draft_tokens=11,
+            saved_states=int(rng.integers(0, 4)), masks=slots * int(rng.integers(0, 2)), biases=4,
             top_log_probabilities=3,
-        )
+        )  # fmt: skip
 
     def requests(self) -> list[Request]:
         """Prompts that begin alike, so that prefixes are shared, sampled in all ways."""

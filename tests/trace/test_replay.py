@@ -250,16 +250,11 @@ def test_senseless_records_are_errors(tiny_model_path: Path, trace: Path, tmp_pa
     far = (10**6).to_bytes(8, "little")
     senseless = [
         (RecordKind.RESERVE, json.dumps({"graph": 9, "largest": [1, 1]}).encode()),
-        (RecordKind.RESERVE, b"{"),
-        (RecordKind.BUFFER, b"{}"),
-        (RecordKind.BATCH, b"[1]"),
-        (RecordKind.FREE, far),
-        (RecordKind.SUBMIT, b""),
-        (RecordKind.SUBMIT, records[first_submit][1][:-1]),
-        (RecordKind.RESULT, far),
-        (RecordKind.WRITE, 3 * far),
-        (RecordKind.READ, 3 * far),
-    ]
+        (RecordKind.RESERVE, b"{"), (RecordKind.BUFFER, b"{}"), (RecordKind.BATCH, b"[1]"),
+        (RecordKind.FREE, far), (RecordKind.SUBMIT, b""),
+        (RecordKind.SUBMIT, records[first_submit][1][:-1]), (RecordKind.RESULT, far),
+        (RecordKind.WRITE, 3 * far), (RecordKind.READ, 3 * far),
+    ]  # fmt: skip
     for bad in senseless:
         path = tmp_path / "senseless.trace"
         path.unlink(missing_ok=True)

@@ -46,12 +46,9 @@ def events(
     tenants = Tenants((Tenant(0, "zero"), Tenant(1, "one")), clock=clock)
     with model.file, tier, ModelRunner(model, tier, LIMITS) as runner, Timeline(path) as timeline:
         engine = Engine(
-            runner,
-            EngineOptions(steps_ahead=request.param),
-            clock=clock,
-            tenants=tenants,
+            runner, EngineOptions(steps_ahead=request.param), clock=clock, tenants=tenants,
             observer=timeline,
-        )
+        )  # fmt: skip
         for number in range(7):
             prompt = tuple((number * 31 + 7 * n) % 256 for n in range(20 + 3 * number))
             requested = Request(number, prompt, 30, tenant=number % 2, ignore_end=True)

@@ -41,40 +41,25 @@ class Newcomer:
     def environment(self) -> dict[str, str]:
         """Variables of a terminal without features, of a machine that is offline."""
         return {
-            "HOME": str(self.home),
-            "PATH": f"{self.python.parent}:/usr/bin:/bin",
-            "TERM": "dumb",
-            "COLUMNS": "80",
-            "LANG": "C.UTF-8",
-            "HF_ENDPOINT": f"http://{CLOSED}",
-            "PIP_INDEX_URL": f"http://{CLOSED}/simple",
-            "PIP_CONFIG_FILE": os.devnull,
-        }
+            "HOME": str(self.home), "PATH": f"{self.python.parent}:/usr/bin:/bin", "TERM": "dumb",
+            "COLUMNS": "80", "LANG": "C.UTF-8", "HF_ENDPOINT": f"http://{CLOSED}",
+            "PIP_INDEX_URL": f"http://{CLOSED}/simple", "PIP_CONFIG_FILE": os.devnull,
+        }  # fmt: skip
 
     def start(self, *words: str, **options: int) -> subprocess.Popen[str]:
         """A command that runs on; its outputs are pipes."""
         return subprocess.Popen(
-            words,
-            cwd=self.home,
-            env=self.environment,
-            user=self.user,
-            text=True,
+            words, cwd=self.home, env=self.environment, user=self.user, text=True,
             stdin=subprocess.DEVNULL,
             **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options},
-        )
+        )  # fmt: skip
 
     def run(self, *words: str, given: str = "", **more: str) -> subprocess.CompletedProcess[str]:
         """A command that ends, with ``given`` as its standard input, which is no terminal."""
         return subprocess.run(
-            words,
-            cwd=self.home,
-            env={**self.environment, **more},
-            user=self.user,
-            text=True,
-            input=given,
-            capture_output=True,
-            timeout=120,
-        )
+            words, cwd=self.home, env={**self.environment, **more}, user=self.user, text=True,
+            input=given, capture_output=True, timeout=120,
+        )  # fmt: skip
 
     def zinc(self, *words: str, given: str = "") -> str:
         """What a command that succeeds prints."""
