@@ -41,8 +41,8 @@ class StorageProblem(ZincError):
 class Database(ContextManager):
     """A file of SQLite that threads and processes may share, with these ``tables``; in memory where
     there is no ``path``. Its owner alone may read a new one. One that breaks, or whose name another
-    file or none has, is opened again; one on a full disk can be read. What is deleted is overwritten
-    with zeros."""
+    file or none has, is opened again; one on a full disk can be read. Zeros are written over what
+    is deleted."""
 
     def __init__(
         self, path: Path | None, version: int, what: str, option: str, tables: Iterable[str]
