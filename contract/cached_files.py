@@ -40,7 +40,7 @@ def least_used(
 
 
 def abandoned(used: int) -> bool:
-    """Whether nobody writes a partial file any more that was changed at ``used``, in nanoseconds."""
+    """Whether a partial file last changed at ``used``, in nanoseconds, has no writer any more."""
     return time.time() - used / 1e9 > ABANDONED_SECONDS
 
 

@@ -139,8 +139,8 @@ class ResponseStore(Database):
                 self._forgotten()
 
     def _delete(self, change: Callable[[], None], seconds: float) -> None:
-        """Carry out a change that deletes, and empty the log of changes, which has what was there. On
-        a full disk it is done in the space reserved for it, and the bytes of what was deleted stay.
+        """Carry out a change that deletes, and empty the log of changes, which has what was there.
+        On a full disk the space reserved for it is used, and the bytes of what was deleted stay.
         Waits for other processes as ``_whole`` does. Raises sqlite3.Error."""
         room: AbstractContextManager[None] = nullcontext()
         try:
