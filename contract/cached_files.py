@@ -1,10 +1,18 @@
-"""The files of a cache folder, and which of them make room."""
+"""The files of a cache folder: which of them make room, and which nobody will complete."""
 
 from __future__ import annotations
 
+import contextlib
+import os
+import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
+
+PARTIAL = ".partial"
+"""Ends the name of a file that is being written, and gets its own name once it is complete."""
+ABANDONED_SECONDS = 3600.0
+"""Seconds without a change after which whoever wrote such a file is taken for killed."""
 
 
 class CachedFile(NamedTuple):
@@ -29,3 +37,19 @@ def least_used(
         removed.append(file)
         total, count = total - file.nbytes, count - 1
     return removed
+
+
+def abandoned(used: int) -> bool:
+    """Whether a partial file last changed at ``used``, in nanoseconds, has no writer any more."""
+    return time.time() - used / 1e9 > ABANDONED_SECONDS
+
+
+def remove_abandoned(folder: Path, prefix: str = "", suffix: str = PARTIAL) -> None:
+    """Remove the files of a folder with such names whose writers were killed. A writer that lives
+    in spite of it cannot rename its file, which is an OSError as on a full disk."""
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.name.startswith(prefix) and entry.name.endswith(suffix):
+                with contextlib.suppress(OSError):
+                    if abandoned(entry.stat(follow_symlinks=False).st_mtime_ns):
+                        os.unlink(entry.path)

@@ -8,6 +8,7 @@ import os
 from pathlib import Path
 
 from contract.arithmetic import ARITHMETIC_VERSION
+from contract.cached_files import PARTIAL, remove_abandoned
 from harness.digest import file_digest
 from harness.toml_file import FILE_BYTES_MAX
 from reference.model.open import Model
@@ -49,9 +50,10 @@ def _read(cache_file: Path) -> dict[str, object]:
 
 
 def _write(cache_file: Path, known: dict[str, object]) -> None:
-    partial = cache_file.with_suffix(f".{os.urandom(8).hex()}.partial")
+    partial = cache_file.with_suffix(f".{os.urandom(8).hex()}{PARTIAL}")
     try:
         cache_file.parent.mkdir(parents=True, exist_ok=True)
+        remove_abandoned(cache_file.parent, f"{cache_file.stem}.")
         partial.write_text(json.dumps(known))
         partial.replace(cache_file)
     except OSError:

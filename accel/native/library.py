@@ -15,6 +15,7 @@ from accel.native.names import DIGEST_CHARACTERS, PROCESSOR, TIER, Target, libra
 from accel.native.variants import VARIANTS, WORDS, Variant, machine, usable
 from accel.packets.build import Progress
 from accel.user_folders import user_folder
+from contract.cached_files import PARTIAL, remove_abandoned
 from contract.errors import TierUnavailable, system_words
 from contract.lazy_dataclass import dataclass
 
@@ -27,8 +28,6 @@ TRAILER = b"zinc-rt native library 2"
 TRAILER_BYTES = len(TRAILER) + DIGEST_BYTES
 READ_BYTES = 1 << 16
 """Bytes read at a time: memory for a whole library would be kept by the process."""
-PARTIAL = ".partial"
-"""Ends the name of a library that is being written."""
 CACHED_BUILDS = 8
 """Most libraries of one variant in the cache; each is built from another version of the texts."""
 LOCK_SECONDS = 300.0
@@ -186,6 +185,7 @@ def _store(path: Path, data: bytes) -> bool:
     try:
         for stale in path.parent.glob(f"{path.name}.*{PARTIAL}"):
             stale.unlink(missing_ok=True)
+        remove_abandoned(path.parent)
         handle, name = tempfile.mkstemp(PARTIAL, f"{path.name}.", path.parent)
     except OSError:
         return False
@@ -195,7 +195,8 @@ def _store(path: Path, data: bytes) -> bool:
         os.chmod(name, 0o755)
         os.replace(name, path)
     except BaseException as error:
-        os.unlink(name)
+        with contextlib.suppress(OSError):
+            os.unlink(name)
         if isinstance(error, OSError):
             return False
         raise

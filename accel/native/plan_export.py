@@ -38,6 +38,7 @@ from accel.packets.layouts import WeightLayout
 from accel.packets.ops import OPS
 from accel.packets.packet import OPERANDS, PACKET, aligned
 from contract.arithmetic import ARITHMETIC_VERSION, PAGE_TOKENS
+from contract.cached_files import PARTIAL, remove_abandoned
 from contract.errors import ConfigError
 from contract.execution import ExecutableGraph
 from contract.lazy_dataclass import dataclass
@@ -258,7 +259,8 @@ def sealed(plan: bytes) -> bytes:
 @contextmanager
 def _written(path: Path) -> Iterator[BinaryIO]:
     """A file that appears at ``path`` when it is complete. Raises ConfigError."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    partial = path.with_name(f".{path.name}.{os.getpid()}{PARTIAL}")
+    remove_abandoned(path.parent, f".{path.name}.")
     try:
         with partial.open("wb") as file:
             yield file

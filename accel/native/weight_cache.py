@@ -28,7 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from accel.digests import DIGEST_BYTES, digest
-from contract.cached_files import CachedFile, least_used
+from contract.cached_files import PARTIAL, CachedFile, least_used, remove_abandoned
 from contract.file_reads import PIECE_BYTES, FileRange, read_pages, remember_file
 from contract.lazy_dataclass import dataclass
 
@@ -42,8 +42,8 @@ FREE_SHARE = 2
 """An entry is written where the disk has this many times its size left."""
 HEADER_BYTES = 4096
 MAGIC = b"zinc-rt arranged weights 1\n"
-SYNCED, UNSYNCED, PARTIAL = ".weights", ".unsynced", ".partial"
-"""Endings of an entry on disk, of a complete one that may not be on disk, of one being written."""
+SYNCED, UNSYNCED = ".weights", ".unsynced"
+"""Endings of an entry on disk, and of a complete one that may not be on disk."""
 SOURCE_CHARACTERS, NAME_CHARACTERS = 16, 32
 LOCK_SECONDS = 300.0
 """Longest wait for another process that writes the same entry."""
@@ -157,6 +157,7 @@ def write_entry(folder: Path, entry: Entry, fill: Callable[[Bytes], bool]) -> By
             return mapped
         for stale in folder.glob(f"{entry.name}.*{PARTIAL}"):
             stale.unlink(missing_ok=True)
+        remove_abandoned(folder)
         _make_room(folder, HEADER_BYTES + entry.nbytes)
         partial = folder / f"{entry.name}.{os.urandom(8).hex()}{PARTIAL}"
         handle = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)

@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 from accel.digests import DIGEST_BYTES, digest
+from contract.cached_files import PARTIAL, remove_abandoned
 
 
 def read_entry(path: Path, magic: bytes) -> bytes | None:
@@ -31,7 +32,8 @@ def write_entry(path: Path, magic: bytes, data: bytes) -> None:
 
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent, suffix=".partial")
+        remove_abandoned(path.parent)
+        handle, name = tempfile.mkstemp(dir=path.parent, suffix=PARTIAL)
         try:
             with os.fdopen(handle, "wb") as file:
                 file.write(magic + digest(data).digest() + data)

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import psutil
 
 from accel.user_folders import user_folder
+from contract.cached_files import PARTIAL, remove_abandoned
 
 if TYPE_CHECKING:
     from harness.serve.run import Running
@@ -137,8 +138,9 @@ def _read(path: Path) -> Presence | None:
 
 def _write(path: Path, server: Presence) -> None:
     """Replace the file in one step, so that no process reads half of one."""
-    partial = path.with_suffix(".partial")
+    partial = path.with_suffix(PARTIAL)
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        remove_abandoned(path.parent)
         partial.write_text(json.dumps(asdict(server)))
         partial.replace(path)

@@ -41,7 +41,8 @@ class StorageProblem(ZincError):
 class Database(ContextManager):
     """A file of SQLite that threads and processes may share, with these ``tables``; in memory where
     there is no ``path``. Its owner alone may read a new one. One that breaks, or whose name another
-    file or none has, is opened again; one on a full disk can be read."""
+    file or none has, is opened again; one on a full disk can be read. Zeros are written over what
+    is deleted."""
 
     def __init__(
         self, path: Path | None, version: int, what: str, option: str, tables: Iterable[str]
@@ -86,6 +87,7 @@ class Database(ContextManager):
             file.execute(f"PRAGMA locking_mode={locking}")
             file.execute("PRAGMA journal_mode=WAL")
             file.execute("PRAGMA synchronous=NORMAL")
+            file.execute("PRAGMA secure_delete=ON")
             found = file.execute("PRAGMA user_version").fetchone()[0]
             if found not in (0, self._version):
                 raise ConfigError(

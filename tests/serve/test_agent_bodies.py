@@ -90,13 +90,33 @@ def test_a_digest_of_the_body_is_not_read(hermes: Running) -> None:
         return int(http.post("/v1/messages/count_tokens", body).json["input_tokens"])
 
     line, block = f"{header}\n\n{brief}", {"type": "text", "text": header}
-    for system in (line, [block, block | {"text": brief}], [block | {"text": line}]):
+    glued = [f"{header[:-1]}{end}{brief}" for end in ("; ", ";", " ", ";\t")]
+    bare = f"x-anthropic-billing-header: none\n{brief}"
+    for system in (line, [block, block | {"text": brief}], [block | {"text": line}], *glued, bare):
         assert count(system) == count(brief)
     assert count([block]) == count(header) == count("", [*turns]) < count(brief)
     assert count(brief, [{"role": "user", "content": header}]) > count(brief)
     last = {"role": "system", "content": [block, block | {"text": "b"}]}
     assert count(brief, [*turns, last]) == count(brief, [*turns, {**last, "content": "b"}])
     assert count(brief, [*turns, {**last, "content": header}]) == count(brief)
+    body = {"model": "tiny", "max_tokens": 1, "messages": [{**last, "content": header}]}
+    assert http.post("/v1/messages", body).status == 400
+
+
+def test_a_digest_behind_an_answer_begins_another(hermes: Running) -> None:
+    """The client's last turn was not the assistant's, so nothing of it is continued."""
+    said: list[Body] = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+
+    def count(messages: list[Body], **how: bool) -> int:
+        body = {"model": "tiny", "messages": messages, **how}
+        path = "/tokenize" if how else "/v1/messages/count_tokens"
+        return int(Http(hermes.url).post(path, body).json["count" if how else "input_tokens"])
+
+    digest = {"role": "system", "content": "x-anthropic-billing-header: cch=1a2b3;"}
+    blocks = [{"type": "text", "text": digest["content"]}]
+    begun = count(said, add_generation_prompt=True, enable_thinking=False)
+    for last in (digest, {**digest, "content": blocks}, {**digest, "content": ""}):
+        assert count([*said, last]) == begun > count(said)
 
 
 @pytest.mark.parametrize("what", ["messages", "system", "content"])

@@ -276,6 +276,30 @@ def test_a_database_that_another_process_holds_is_read_and_forgets_later(
         other.close()
 
 
+@pytest.mark.parametrize("how", ["deleted", "forgotten", "evicted"])
+def test_no_byte_of_what_is_deleted_stays(how: str, tmp_path: Path) -> None:
+    """Neither in the file nor in the log of changes, while another process has the file open; what
+    makes room for others stays in the log until it is written over, at the latest to the end."""
+
+    def found() -> bool:
+        return any(b"x" * 100 in file.read_bytes() for file in tmp_path.glob(f"{FILE}*"))
+
+    with ResponseStore(tmp_path) as other, ResponseStore(tmp_path, most=1) as store:
+        store.put(B, stored(1))
+        store.put(A, stored(2, 9000))
+        assert found()
+        if how == "deleted":
+            store.delete(A, "resp_2")
+        elif how == "forgotten":
+            store.forget_others([B])
+        else:
+            store.put(A, stored(3))
+        assert found() == (how == "evicted")
+        with pytest.raises(ApiError):
+            other.get(A, "resp_2")
+    assert not found()
+
+
 @pytest.mark.parametrize("data", [None, "{}", b"\xff", b'{"response": 1}', "resp_1"])
 def test_a_row_that_is_no_answer_is_not_there(data: object, tmp_path: Path) -> None:
     """Nor is one that continues itself."""

@@ -67,6 +67,18 @@ KINDS = [
 kinds = pytest.mark.parametrize("kind", KINDS, ids=str)
 
 
+@pytest.mark.parametrize("nbytes", [100, 9000])
+def test_what_is_deleted_is_in_no_file(nbytes: int, tmp_path: Path) -> None:
+    """For every kind of database: in a part of a page and in pages of its own."""
+    path, said = tmp_path / "said.sqlite", "x" * nbytes
+    with Database(path, 1, "what was said", "--said", ["CREATE TABLE a (b TEXT)"]) as database:
+        database._apply([("INSERT INTO a VALUES (?)", (text,)) for text in ("y", said)])
+        database._file.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        assert said[:99].encode() in path.read_bytes()
+        database._apply([("DELETE FROM a WHERE b = ?", (said,))])
+    assert said[:99].encode() not in path.read_bytes()
+
+
 @pytest.fixture(autouse=True)
 def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     """The file is tried with every request."""

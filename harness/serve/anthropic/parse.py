@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -34,6 +35,8 @@ OWN_BLOCKS = (
 BILLING = "x-anthropic-billing-header:"
 """The beginning of a block, or of the first line, of the system text that is not for the model. It
 holds a digest of the body: no prompt would begin like the one before it."""
+BILLING_FIELDS = re.compile(r"(?:[ \t]*\w+=[^;\s]*;?)+")
+"""What Claude Code writes behind it: ``cc_version=2.1.9.3a1; cc_entrypoint=cli; cch=0af31;``."""
 client_name = renaming(
     {
         "stop": "stop_sequences",
@@ -61,21 +64,21 @@ def readable_blocks(value: dict[str, Any], ignored: list[str]) -> dict[str, Any]
 
 
 def _without_billing(value: dict[str, Any], ignored: list[str]) -> dict[str, Any]:
+    """The body with the billing header left out of its system texts. No turn is taken away: what
+    the last one is says whether an answer begins."""
     turns = value.get("messages")
     cleaned = {"system": _system_without_billing(value["system"])} if "system" in value else {}
     if isinstance(turns, list):
-        cleaned["messages"] = [one for turn in turns for one in _turn_without_billing(turn)]
+        cleaned["messages"] = [_turn_without_billing(turn) for turn in turns]
     if any(value[name] != text for name, text in cleaned.items()):
         ignored.append(f"system ({BILLING[:-1]})")
     return value | cleaned
 
 
-def _turn_without_billing(turn: Any) -> list[Any]:
-    """A turn, none for one of the system's that says nothing to the model."""
+def _turn_without_billing(turn: Any) -> Any:
     if not isinstance(turn, dict) or turn.get("role") != "system" or "content" not in turn:
-        return [turn]
-    content = _system_without_billing(turn["content"])
-    return [turn | {"content": content}] if content or not turn["content"] else []
+        return turn
+    return turn | {"content": _system_without_billing(turn["content"])}
 
 
 def _system_without_billing(system: Any) -> Any:
@@ -94,7 +97,11 @@ def _block_without_billing(block: Any) -> list[Any]:
 
 
 def _text_without_billing(text: str) -> str:
-    return text.partition("\n")[2].lstrip("\n") if text.startswith(BILLING) else text
+    """The text behind the header: behind its fields, or its line where it has none."""
+    if not text.startswith(BILLING):
+        return text
+    fields = BILLING_FIELDS.match(text, len(BILLING))
+    return (text.partition("\n")[2] if fields is None else text[fields.end() :]).lstrip()
 
 
 def _readable(turn: Any, ignored: list[str]) -> Any:
@@ -173,7 +180,8 @@ def _messages(body: CountRequest) -> Iterable[Json]:
         yield {"role": "system", "content": _text(body.system)}
     for turn in body.messages:
         if isinstance(turn, SystemTurn):
-            yield {"role": "system", "content": _text(turn.content)}
+            if turn.content:
+                yield {"role": "system", "content": _text(turn.content)}
         else:
             yield from _said(turn) if isinstance(turn, AssistantTurn) else _asked(turn)
 

@@ -26,12 +26,13 @@ import psutil
 from numpy.typing import NDArray
 
 from contract.arithmetic import PAGE_TOKENS
+from contract.cached_files import PARTIAL, remove_abandoned
 from contract.errors import ConfigError, RequestError, ZincError
 from contract.types import LOCAL_TENANT, Tenant
 from harness.serve.storage import StorageProblem
 from reference.memory.disk.entry import Bytes
-from reference.memory.disk.folder import PARTIAL, secret_in
-from reference.memory.disk.names import PageNames
+from reference.memory.disk.folder import secret_in
+from reference.memory.disk.names import SCOPE_BYTES, PageNames
 from reference.memory.prefix import scope_of
 
 SECRET = ".secret"
@@ -67,6 +68,8 @@ class SlotFolder:
         self._scopes: set[str] = set()
         try:
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            for folder in (path, *path.glob("?" * 2 * SCOPE_BYTES)):
+                remove_abandoned(folder)
             self._secret = secret_in(path / SECRET)
         except OSError as error:
             raise ConfigError(f"{path}: cannot save slots there: {error.strerror}") from None
@@ -82,6 +85,7 @@ class SlotFolder:
         partial = target.with_name(f".{os.urandom(8).hex()}{PARTIAL}")
         try:
             target.parent.mkdir(mode=0o700, exist_ok=True)
+            remove_abandoned(target.parent)
             if not target.exists() and _count_files(target.parent) >= MOST_FILES:
                 raise RequestError("filename", f"would be one of more than {MOST_FILES} files")
             handle = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)

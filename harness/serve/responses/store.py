@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import secrets
 import sqlite3
-from collections.abc import Callable, Collection, Sequence
-from contextlib import nullcontext, suppress
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -139,21 +139,33 @@ class ResponseStore(Database):
                 self._forgotten()
 
     def _delete(self, change: Callable[[], None], seconds: float) -> None:
-        """Carry out a change that takes little room, on a full disk in the space reserved for it;
-        waits for other processes as ``_whole`` does. Raises sqlite3.Error."""
+        """Carry out a change that deletes, and empty the log of changes, which has what was there.
+        On a full disk the space reserved for it is used, and the bytes of what was deleted stay.
+        Waits for other processes as ``_whole`` does. Raises sqlite3.Error."""
+        room: AbstractContextManager[None] = nullcontext()
         try:
             with self._whole(seconds):
                 change()
         except sqlite3.Error as error:
             if self._reserved is None or not self._problem_of(error).full:
                 raise
-            with self._reserved.released(), self._whole(seconds):
+            with self._reserved.released(), self._bytes_kept(), self._whole(seconds):
                 change()
-            # Else the log of changes uses more of the space each time. Pages of it that are new to
-            # the file would use the space for nothing where it is not enough for all of them.
-            enough = self._reserved.nbytes >= self._growth()
-            with self._reserved.released() if enough else nullcontext(), suppress(sqlite3.Error):
-                self._file.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            # Pages of the log that are new to the file would use the space for nothing where it is
+            # not enough for all of them.
+            if self._reserved.nbytes >= self._growth():
+                room = self._reserved.released()
+        with room, suppress(sqlite3.Error):
+            self._file.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+
+    @contextmanager
+    def _bytes_kept(self) -> Iterator[None]:
+        """Overwrite nothing in the block: that takes the room of what is deleted."""
+        self._file.execute("PRAGMA secure_delete=OFF")
+        try:
+            yield
+        finally:
+            self._file.execute("PRAGMA secure_delete=ON")
 
     def _growth(self) -> int:
         """The bytes by which the file is going to grow."""

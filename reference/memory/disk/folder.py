@@ -15,13 +15,12 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from contract.cached_files import CachedFile, least_used
+from contract.cached_files import PARTIAL, CachedFile, abandoned, least_used, remove_abandoned
 from reference.memory.disk.entry import HEADER_BYTES, Bytes, Entry, encode_entry
 from reference.memory.disk.names import SECRET_BYTES, PageNames
 
 SUBFOLDER = "zinc-rt-kv"
 SECRET = "secret"
-PARTIAL = ".partial"
 _SCOPE = re.compile(r"[0-9a-f]{32}")
 _FILE = re.compile(r"[0-9a-f]{64}\.(page|state)(\.[0-9a-f]{16}\.partial)?")
 SPARE = 16
@@ -39,6 +38,7 @@ class CacheFolder:
         self.path = folder / SUBFOLDER
         self.most_bytes = most_bytes
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        remove_abandoned(self.path, SECRET)
         self.secret = secret_in(self.path / SECRET)
         self.nbytes: int | None = None
         """Bytes of all files when they were last counted and what this process wrote since; None
@@ -100,8 +100,14 @@ class CacheFolder:
             folder.rmdir()
 
     def count(self) -> list[CachedFile]:
-        """Count the bytes of all files, and return the files."""
-        found = self.files()
+        """Count the bytes of all files, and return the files. Those that processes were killed over
+        are removed."""
+        found = []
+        for file in self.files():
+            if file.path.suffix == PARTIAL and abandoned(file.used):
+                file.path.unlink(missing_ok=True)
+            else:
+                found.append(file)
         self.nbytes, self._written = sum(file.nbytes for file in found), 0
         return found
 

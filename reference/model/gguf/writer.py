@@ -14,6 +14,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from contract.cached_files import remove_abandoned
 from contract.dtypes import DType
 from contract.errors import ModelFileError
 from reference.model.gguf.cursor import shown
@@ -74,6 +75,7 @@ def write_gguf(
     header, layout = _encode_header(path, metadata, tensors, alignment)
     stem = path.name[:_MAX_STEM_CHARACTERS]
     temporary = path.with_name(f".{stem}.{secrets.token_hex(8)}.tmp")
+    remove_abandoned(path.parent, f".{stem}.", ".tmp")
     try:
         with open(temporary, "xb") as file:
             file.write(header)
