@@ -59,10 +59,6 @@ def test_every_rule_and_operation_has_vectors(independent: ModuleType) -> None:
     assert {case["op"] for case in STORED["cases"]} == set(independent.OPS)
 
 
-def test_every_vector_agrees(independent: ModuleType) -> None:
-    assert failures(independent) == set()
-
-
 def test_it_imports_nothing_of_the_project() -> None:
     allowed = {*sys.stdlib_module_names, "numpy", *(path.stem for path in FILES)}
     for path in FILES:
@@ -75,7 +71,7 @@ def test_it_imports_nothing_of_the_project() -> None:
 
 
 def test_it_runs_alone(tmp_path: Path) -> None:
-    """Without the project on the path, from another folder."""
+    """Without the project on the path, from another folder; every vector agrees."""
     command = [sys.executable, EXAMPLES / "independent.py", VECTORS]
     run = subprocess.run(command, cwd=tmp_path, env={}, capture_output=True, text=True, check=True)
     count = len(STORED["cases"])
