@@ -61,16 +61,16 @@ class LlamaShape:
 
     def _text(self, text: str, events: Sequence[TokenEvent]) -> Json:
         ids = [event.token for event in events] if self.body.return_tokens else []
-        said: Json = {"index": 0, "content": text, "tokens": ids}
-        said["id_slot"] = self.answer.generation.slot
+        body: Json = {"index": 0, "content": text, "tokens": ids}
+        body["id_slot"] = self.answer.generation.slot
         if self.listed and events:
             tokenizer = self.answer.generation.model.tokenizer
-            said["completion_probabilities"] = [
+            body["completion_probabilities"] = [
                 _token(tokenizer, event.token, event.log_probability)
                 | {"top_logprobs": [_token(tokenizer, *one) for one in event.top]}
                 for event in events
             ]
-        return said
+        return body
 
     def _end(self) -> Json:
         """Reason of the end, counts and durations."""
