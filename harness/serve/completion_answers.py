@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from contract.types import TokenEvent
 from harness.host.answer_text import Piece
-from harness.serve.answers import Json, OpenAiStream, said_tokens
+from harness.serve.answers import Json, OpenAiStream, text_events
 from harness.serve.data_lines import LineTemplates, data_line, encode
 from reference.model.tokenizer import Tokenizer
 
@@ -104,9 +104,9 @@ class CompletionShape(OpenAiStream):
             if self.echoed:
                 tokens = (tokenizer.token_bytes(one.token, special=True) for one in part.events)
                 return prompt_offsets(text, tokens)
-        shown = said_tokens(part.events)
-        found = [offsets.of(tokenizer.token_bytes(event.token)) for event in shown]
-        return found + [offsets.of(b"")] * (len(part.events) - len(shown))
+        events = text_events(part.events)
+        found = [offsets.of(tokenizer.token_bytes(event.token)) for event in events]
+        return found + [offsets.of(b"")] * (len(part.events) - len(events))
 
 
 def _silent(piece: Piece, listed: bool) -> bool:

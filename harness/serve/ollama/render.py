@@ -12,7 +12,7 @@ import msgspec
 from contract.types import FinishReason
 from harness.host.answer_text import Piece
 from harness.host.reply import CallArguments, CallBegin, Content, Part, Thought, joined
-from harness.serve.answers import Answer, Json, listed_tokens, said_tokens
+from harness.serve.answers import Answer, Json, listed_tokens, text_events
 from harness.serve.errors import ApiError
 from harness.serve.ollama.errors import error_line
 from harness.serve.strict_json import object_or_empty
@@ -80,7 +80,7 @@ class OllamaShape:
     def _list(self, piece: Piece) -> None:
         if self.listed:
             tokenizer = self.answer.generation.model.tokenizer
-            self._unlisted += listed_tokens(tokenizer, said_tokens(piece.events))
+            self._unlisted += listed_tokens(tokenizer, text_events(piece.events))
 
     def _listed(self) -> Json:
         """The tokens that no object has listed yet."""
