@@ -112,8 +112,8 @@ class ServerClient:
             raise self._unreachable(error) from None
 
     def _unreachable(self, error: Exception) -> ServerError:
-        said = (getattr(error, "strerror", None) or str(error) or type(error).__name__).lower()
-        return ServerError(f"{self.url}: {said}; is a server there? see zinc-rt ps")
+        reason = (getattr(error, "strerror", None) or str(error) or type(error).__name__).lower()
+        return ServerError(f"{self.url}: {reason}; is a server there? see zinc-rt ps")
 
 
 def data_lines(chunks: Iterable[bytes]) -> Iterator[str]:

@@ -124,11 +124,11 @@ def _replay(args: argparse.Namespace, reader: TraceReader) -> int:
         print(printable(f"recorded on {recorded}, replayed on {where}"))
         return DIFFERENT
     count = f"{replayed.submissions:,} submissions, {replayed.compared:,} results"
-    said = f"{count}, recorded on {recorded}, replayed on {where}"
+    summary = f"{count}, recorded on {recorded}, replayed on {where}"
     if not replayed.whole:
-        print(printable(f"NOT WHOLE: {replayed.missing}; identical as far as it goes: {said}"))
+        print(printable(f"NOT WHOLE: {replayed.missing}; identical as far as it goes: {summary}"))
         return INCOMPLETE
-    print(printable(f"identical: {said}"))
+    print(printable(f"identical: {summary}"))
     return 0
 
 

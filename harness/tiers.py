@@ -287,8 +287,8 @@ def _probe_drivers(names: Sequence[str]) -> dict[str, TierStatus]:
             found[status["name"]] = TierStatus(**{**status, "details": tuple(status["details"])})
         if len(found) < len(names):
             name = names[len(found)]
-            said = " ".join(child.stderr.split())[-200:]
-            reason = f"its driver ends the process (status {child.returncode}): {said}"
+            last_words = " ".join(child.stderr.split())[-200:]
+            reason = f"its driver ends the process (status {child.returncode}): {last_words}"
             found[name] = TierStatus(name, False, "", reason, "repair or remove that driver")
     return found
 

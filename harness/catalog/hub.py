@@ -130,8 +130,8 @@ def _hub(repository: str) -> Iterator[ModuleType]:
         cause = error.__cause__ if isinstance(error, FileNotFoundError) else None
         problem = cause or error
         status = getattr(getattr(problem, "response", None), "status_code", None)
-        said = (str(problem) or type(problem).__name__).strip().partition("\n")[0]
-        advice = f"{said.rstrip('.')}; check the connection and pull again"
+        reason = (str(problem) or type(problem).__name__).strip().partition("\n")[0]
+        advice = f"{reason.rstrip('.')}; check the connection and pull again"
         if isinstance(problem, GatedRepoError):
             page = f"https://huggingface.co/{repository}"
             advice = f"is gated: accept its terms at {page}, then set HF_TOKEN"

@@ -147,7 +147,7 @@ def verify_receipt_file(
     if trusted is None:
         keys = ", ".join(sorted({receipt.signature.key[:16] for receipt in receipts}))
         note(f"note: signed by {keys}; give --key FILE to require a key you trust")
-    said = chain_verdict(receipts) if len(receipts) > 1 else []
+    lines = chain_verdict(receipts) if len(receipts) > 1 else []
     path = model_file(settings)
     options = _fitting(options_of(settings, path), settings, receipts)
     with ExitStack() as owned:
@@ -155,12 +155,12 @@ def verify_receipt_file(
         model = open_model(path, options, thread, owned, progress_on(transient=True))
         demands = ReceiptDemands(trusted, args.tenant, args.sample)
         for verdict in verify_receipts(receipts, model, demands):
-            said += verdict.lines
-    for line in said:
+            lines += verdict.lines
+    for line in lines:
         print(printable(line))
-    if any(line.startswith("different") for line in said):
+    if any(line.startswith("different") for line in lines):
         return DIFFERENT
-    return NOT_WHOLE if any(line.startswith("not whole") for line in said) else 0
+    return NOT_WHOLE if any(line.startswith("not whole") for line in lines) else 0
 
 
 def _fitting(options: ModelOptions, settings: Settings, receipts: Any) -> ModelOptions:

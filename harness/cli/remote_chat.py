@@ -89,22 +89,22 @@ class RemotePartner:
     def answer(self, messages: Messages) -> tuple[str, bool]:
         """Request an answer and show it. Ctrl-C closes the connection, which stops the server's
         generation."""
-        said = _ReceivedAnswer()
+        answer = _ReceivedAnswer()
         began = time.perf_counter()
         interrupted = False
         stream = self.client.stream("/v1/chat/completions", self._body(messages))
         try:
             with closing(stream) as events:
                 for event in events:
-                    said.take(event)
+                    answer.take(event)
         except KeyboardInterrupt:
             interrupted = True
         finally:
-            if not said.shown.endswith("\n"):
+            if not answer.shown.endswith("\n"):
                 show_text("\n")
-        end = "interrupted" if interrupted else said.end
-        note(self._closing_line(said.usage, time.perf_counter() - began, end))
-        return said.text, interrupted
+        end = "interrupted" if interrupted else answer.end
+        note(self._closing_line(answer.usage, time.perf_counter() - began, end))
+        return answer.text, interrupted
 
     def _body(self, messages: Messages) -> dict[str, Any]:
         body: dict[str, Any] = {

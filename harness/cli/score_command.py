@@ -82,15 +82,15 @@ def score(args: argparse.Namespace) -> int:
         raise ConfigError(f"flag --from: {args.start} is not 1 or more")
     text = _text_of(args)
     ids = None if args.tokens is None else token_ids(args.tokens)
-    said = None if args.force_tokens is None else token_ids(args.force_tokens)
-    if said is not None and args.start != 1:
+    forced = None if args.force_tokens is None else token_ids(args.force_tokens)
+    if forced is not None and args.start != 1:
         raise ConfigError("flag --from: --force-tokens says what is scored; give one of them")
     if args.experts and not args.json:
         raise ConfigError("flag --experts: needs --json")
     with open_session(settings, scores=args.top, experts=args.experts) as session:
         tokens = session.model.tokenizer.encode(text) if ids is None else ids
-        start = args.start if said is None else len(tokens)
-        scored = tokens + (said or [])
+        start = args.start if forced is None else len(tokens)
+        scored = tokens + (forced or [])
         document = _document(
             session, scored, start, args.top, ExpertChoices() if args.experts else None
         )

@@ -85,13 +85,13 @@ class AnswerText:
         self._masks = masks
         self._stream = TextStream(request.stop)
         self._text: list[str] = []
-        self._said = 0
+        self._text_tokens = 0
         self._called = False
 
     @property
     def tokens(self) -> list[int]:
         """The tokens of the text so far."""
-        return self.sampled[: self._said]
+        return self.sampled[: self._text_tokens]
 
     @property
     def text(self) -> str:
@@ -134,15 +134,15 @@ class AnswerText:
                 reason = FinishReason.STOP
                 event = event._replace(finish_reason=reason)
         stream, text = self._stream, ""
-        said = token >= 0 and reason is not FinishReason.STOP
-        if said:
-            self._said += 1
+        is_text = token >= 0 and reason is not FinishReason.STOP
+        if is_text:
+            self._text_tokens += 1
             text = self._text_of(token)
         if reason is not None:
             text += stream.finish()
         self.finish_reason = FinishReason.STOP if stream.stopped else reason
         self._text.append(text)
-        parts = () if self.parser is None else self._parts(self.parser, text, said)
+        parts = () if self.parser is None else self._parts(self.parser, text, is_text)
         finish = None if self.finish_reason is None else self.finish
         return Piece(self.index, text, parts, (event,) if token >= 0 else (), finish)
 
@@ -163,12 +163,12 @@ class AnswerText:
         data = self._tokenizer.token_bytes(token, special=special)
         return self._stream.feed(data, hidden, search=len(self.sampled) > self.request.min_tokens)
 
-    def _parts(self, parser: ReplyParser, text: str, said: bool) -> tuple[Part, ...]:
-        """The parts in more text, the text of a token where one ``said`` it. The one call that an
-        answer may make ends it."""
+    def _parts(self, parser: ReplyParser, text: str, is_text: bool) -> tuple[Part, ...]:
+        """The parts in more text; a token that ``is_text`` may count as one of the reasoning. The
+        one call that an answer may make ends it."""
         before = parser.thinking
         parts = parser.feed(text)
-        self.reasoning_tokens += said and (before or parser.thinking)
+        self.reasoning_tokens += is_text and (before or parser.thinking)
         complete = parser.complete
         if self.finish_reason is not None:
             from harness.host.reply import joined

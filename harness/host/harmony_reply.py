@@ -101,7 +101,7 @@ class HarmonyParser(ReplyParser):
     def __init__(self, form: ReplyForm, identity: bytes = b"") -> None:
         super().__init__(form, identity)
         self._message = _Message(Thought) if form.thinking else None
-        self._said_kinds: set[type[Part]] = set()
+        self._begun_kinds: set[type[Part]] = set()
 
     def _parts(self, final: bool) -> Iterator[Part]:
         while not self.complete:
@@ -136,7 +136,7 @@ class HarmonyParser(ReplyParser):
         first = next((one for one in OPENING if header.lstrip().startswith(one)), "")
         before = header[: header.index(first) + len(first)] if first else ""
         self._held = self._held[len(before) :]
-        return _Message(Content, before, said=True)
+        return _Message(Content, before, begun=True)
 
     def _message_of(self, header: str) -> _Message:
         function = called(header, self._form.functions)
@@ -154,9 +154,9 @@ class HarmonyParser(ReplyParser):
         text, self._held = self._certain(found, final)
         text = message.taken_header() + text
         if text:
-            joint = "" if message.said or message.kind not in self._said_kinds else "\n"
-            message.said = True
-            self._said_kinds.add(message.kind)
+            joint = "" if message.begun or message.kind not in self._begun_kinds else "\n"
+            message.begun = True
+            self._begun_kinds.add(message.kind)
             yield message.kind(joint + text)
         if found is not None or final:
             self._close(found)
@@ -191,7 +191,7 @@ class HarmonyParser(ReplyParser):
         assert message.function is not None
         arguments = arguments_of(body)
         if arguments is None:
-            self._said_kinds.add(Content)
+            self._begun_kinds.add(Content)
             yield Content(message.taken_header() + body)
             return
         yield CallBegin(self.calls, self._call_id(), message.function)
@@ -224,14 +224,14 @@ class HarmonyParser(ReplyParser):
 @dataclass(slots=True)
 class _Message:
     """A message that has begun: a text of a ``kind``, or a call of ``function``. ``header`` is
-    text as well, unless it says what the message is; ``said`` tells that text of it was given. The
+    text as well, unless it says what the message is; ``begun`` tells that text of it was given. The
     ``body`` of a call is searched for its end from ``searched`` on; its ``arguments`` are followed
     from ``scanned`` on once they are sent as they come."""
 
     kind: type[Content] | type[Thought]
     header: str = ""
     function: str | None = None
-    said: bool = False
+    begun: bool = False
     body: str = ""
     searched: int = 0
     scanned: int = 0

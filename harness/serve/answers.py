@@ -253,7 +253,7 @@ class ChatShape(OpenAiStream):
     def chunks(self, piece: Piece) -> Iterable[Json]:
         """The objects of a stream for a new piece."""
         self.answer.count(piece)
-        events = said_tokens(piece.events)
+        events = text_events(piece.events)
         if not piece.parts and piece.finish is None and not (self._tokenwise and events):
             return
         deltas = [_delta_of(part) for part in joined(piece.parts)] or [{}]
@@ -276,7 +276,7 @@ class ChatShape(OpenAiStream):
     def whole(self, pieces: Sequence[Sequence[Piece]]) -> Json:
         choices = []
         for index, parts in enumerate(pieces):
-            events = said_tokens([event for part in parts for event in part.events])
+            events = text_events([event for part in parts for event in part.events])
             message = message_of([part for piece in parts for part in piece.parts])
             choice: Json = {
                 "index": index,
@@ -345,7 +345,7 @@ def message_of(parts: Sequence[Part]) -> Json:
     return message
 
 
-def said_tokens(events: Sequence[TokenEvent]) -> list[TokenEvent]:
+def text_events(events: Sequence[TokenEvent]) -> list[TokenEvent]:
     """The events of a message's tokens, without the token that only ends it."""
     return [event for event in events if event.finish_reason is not FinishReason.STOP]
 

@@ -266,12 +266,12 @@ def _thinking(
         "chat_template_kwargs": None if kwargs is None else kwargs.enable_thinking,
         "reasoning_effort": None if effort is None else effort not in NO_EFFORT,
     }
-    said = {param: value for param, value in requested.items() if value is not None}
-    if not said:
+    given = {param: value for param, value in requested.items() if value is not None}
+    if not given:
         return None
-    if len(set(said.values())) > 1:
-        raise invalid_value(next(iter(said)), f"{' and '.join(said)} contradict each other")
-    param, value = next(iter(said.items()))
+    if len(set(given.values())) > 1:
+        raise invalid_value(next(iter(given)), f"{' and '.join(given)} contradict each other")
+    param, value = next(iter(given.items()))
     if template.has_thinking_toggle:
         return value
     if template.has_reasoning_effort:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from contract.types import TokenEvent
 from harness.host.answer_text import Piece
-from harness.serve.answers import Json, OpenAiStream, said_tokens
+from harness.serve.answers import Json, OpenAiStream, text_events
 from harness.serve.data_lines import LineTemplates, data_line, encode
 from reference.model.tokenizer import Tokenizer
 
@@ -104,9 +104,9 @@ class CompletionShape(OpenAiStream):
             if self.echoed:
                 tokens = (tokenizer.token_bytes(one.token, special=True) for one in part.events)
                 return prompt_offsets(text, tokens)
-        said = said_tokens(part.events)
-        found = [offsets.of(tokenizer.token_bytes(event.token)) for event in said]
-        return found + [offsets.of(b"")] * (len(part.events) - len(said))
+        events = text_events(part.events)
+        found = [offsets.of(tokenizer.token_bytes(event.token)) for event in events]
+        return found + [offsets.of(b"")] * (len(part.events) - len(events))
 
 
 def _silent(piece: Piece, listed: bool) -> bool:
@@ -160,7 +160,7 @@ def prompt_offsets(text: str, tokens: Iterable[bytes]) -> list[int]:
     """Where the tokens of a prompt begin in its ``text``: what they say before it, as a token that
     was put in front or the blank that some vocabularies begin with, is at 0."""
     tokens = list(tokens)
-    said = b"".join(tokens).decode(errors="replace")
-    before = len(said) - len(text) if said.endswith(text) else 0
+    whole = b"".join(tokens).decode(errors="replace")
+    before = len(whole) - len(text) if whole.endswith(text) else 0
     offsets = TextOffsets()
     return [min(max(0, offsets.of(token) - before), len(text)) for token in tokens]

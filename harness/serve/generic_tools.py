@@ -108,8 +108,8 @@ def _described(turns: list[Turn], tools: Sequence[Turn], takes_system: bool) -> 
     first = next((turn for turn in turns if turn["role"] == role), None)
     if first is None:
         return [{"role": role, "content": text}, *turns]
-    said = _text(first)
-    first["content"] = f"{said}\n\n{text}" if takes_system else f"{text}\n\n{said}"
+    content = _text(first)
+    first["content"] = f"{content}\n\n{text}" if takes_system else f"{text}\n\n{content}"
     return turns
 
 

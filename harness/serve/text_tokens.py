@@ -12,9 +12,9 @@ def tokens_of_text(text: str, listed: Sequence[Listed], thoughts: str = "") -> l
     """Those of ``listed`` tokens of an answer that have a byte of ``text``, which comes after its
     ``thoughts``; all of them where the text is not what the tokens say, as that of half a character
     is not."""
-    said = b"".join(bytes(one["bytes"]) for one in listed)
-    begins = max(0, said.find(thoughts.encode())) + len(thoughts.encode())
-    start = said.find(text.encode(), begins)
+    whole = b"".join(bytes(one["bytes"]) for one in listed)
+    begins = max(0, whole.find(thoughts.encode())) + len(thoughts.encode())
+    start = whole.find(text.encode(), begins)
     if start < 0:
         return list(listed)
     found, at, end = [], 0, start + len(text.encode())

@@ -92,8 +92,8 @@ def _comparable(response: Json) -> Json:
     if "done_reason" in response:
         ends = {name: response.get(name) for name in OLLAMA_ENDS}
         message = response.get("message")
-        said = {name: response.get(name) for name in ("response", "thinking", "logprobs")}
-        return {"message": message, **said, **ends}
+        texts = {name: response.get(name) for name in ("response", "thinking", "logprobs")}
+        return {"message": message, **texts, **ends}
     output = response.get("output")
     if isinstance(output, list) and all(isinstance(item, dict) for item in output):
         named = [{key: item[key] for key in item if key != "id"} for item in output]

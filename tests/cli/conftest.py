@@ -77,13 +77,26 @@ def command(*words: object, hold: Path | None = None) -> list[str]:
     return [sys.executable, "-m", *program, *(str(word) for word in words)]
 
 
+SOURCES = f"{ROOT}{os.pathsep}{ROOT / 'harness' / 'python'}"
+"""The PYTHONPATH of programs that import ``zinc_rt``."""
+
+
 def environment(**changes: str) -> Mapping[str, str]:
     return {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1", **changes}
 
 
 def zinc_process(*words: object, stdin: bytes = b"", **changes: str) -> Result:
     """Runs a command line in a new process, with ``stdin`` piped in."""
+    return _process(command(*words), stdin, changes)
+
+
+def script_process(script: str, *words: object, **changes: str) -> Result:
+    """Runs a Python program in a new process."""
+    return _process([sys.executable, "-c", script, *map(str, words)], b"", changes)
+
+
+def _process(words: list[str], stdin: bytes, changes: Mapping[str, str]) -> Result:
     done = subprocess.run(
-        command(*words), input=stdin, capture_output=True, env=environment(**changes), timeout=120
+        words, input=stdin, capture_output=True, env=environment(**changes), timeout=300
     )
     return Result(done.returncode, done.stdout.decode(), done.stderr.decode())

@@ -14,13 +14,14 @@ import pytest
 
 from harness.client import ServerClient, ServerError
 from harness.host.options import SessionOptions
-from harness.serve.keys import key_digest, new_key
+from harness.serve.keys import new_key
 from harness.serve.model import ModelOptions
 from harness.serve.run import Running, ServeOptions, running
 from tests.cli.conftest import zinc_process
 from tests.cli.terminal import terminal
 from tests.held_steps import hold_steps
 from tests.patience import PATIENCE_SECONDS
+from tests.serve.tenants import write_tenants
 
 TURNS = b"hello\n\nand then?\n/reset\nhello\n/system Be brief.\nhello\n/exit\nunread\n"
 CUTS = """
@@ -81,8 +82,7 @@ def test_ctrl_c_stops_the_answer_and_not_the_program(
 
 def test_a_key_is_sent_and_not_shown(tiny_model: Path, tmp_path: Path) -> None:
     key = new_key()
-    tenants = tmp_path / "tenants.toml"
-    tenants.write_text(f'[tenant.alice]\nid = 1\nkeys = ["{key_digest(key)}"]\n')
+    tenants = write_tenants(tmp_path, {"alice": key})
     model = ModelOptions(SessionOptions(tier="cpu", context=64), "tiny", tmp_path / "digests.json")
     options = ServeOptions(tiny_model, model, tmp_path / "ledger.sqlite", tmp_path, tenants=tenants)
     with running(options) as keyed:

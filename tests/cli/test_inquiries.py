@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import struct
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,7 +20,8 @@ from harness.synth import SynthSpec, write_synthetic
 from reference.limits import Limits
 from reference.model.families import FAMILIES
 from reference.model.open import open_model
-from tests.cli.conftest import Change, Result, environment, zinc_process
+from tests.changed_models import Change
+from tests.cli.conftest import Result, script_process, zinc_process
 
 Zinc = Callable[..., Result]
 
@@ -294,10 +293,8 @@ def test_help_loads_nothing_heavy() -> None:
         "heavy = {'numpy', 'jinja2', 'regex', 'psutil'} & set(sys.modules);"
         "sys.exit(f'loaded {heavy}' if heavy else 0)"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, env=environment()
-    )
-    assert (done.returncode, done.stderr) == (0, "")
+    done = script_process(script)
+    assert (done.code, done.err) == (0, "")
 
 
 def test_tools_are_commands(tmp_path: Path, zinc: Zinc) -> None:

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import signal
-import subprocess
-import sys
 
 import pytest
 
-from tests.cli.conftest import environment
-from tests.paths import ROOT
-from tests.patience import PATIENCE_SECONDS
+from tests.cli.conftest import SOURCES, Result, script_process
 
 INTERRUPTING = """
 import os, signal, sys
@@ -50,14 +46,10 @@ runpy._run_module_as_main("zinc_rt")
 )
 def test_ctrl_c_while_python_loads_is_silent(started: str, module: str) -> None:
     """As in the first milliseconds of any command."""
-    done = subprocess.run(
-        [sys.executable, "-c", INTERRUPTING + started, "check"],
-        capture_output=True,
-        env=environment(INTERRUPT_AT=module, PYTHONPATH=f"{ROOT}:{ROOT / 'harness/python'}"),
-        timeout=PATIENCE_SECONDS,
-    )
-    assert (done.stdout, done.stderr) == (b"", b"")
-    assert done.returncode in (-signal.SIGINT, 130)
+    named = {"INTERRUPT_AT": module, "PYTHONPATH": SOURCES}
+    done = script_process(INTERRUPTING + started, "check", **named)
+    assert (done.out, done.err) == ("", "")
+    assert done.code in (-signal.SIGINT, 130)
 
 
 def test_ctrl_c_of_a_program_that_imports_the_package_is_its_own() -> None:
@@ -65,26 +57,16 @@ def test_ctrl_c_of_a_program_that_imports_the_package_is_its_own() -> None:
     script = f"{INTERRUPTING}\ntry:\n import zinc_rt\nexcept KeyboardInterrupt: print('mine')"
     for name in ("script.py", "-m"):
         given = f"import sys; sys.argv[0] = {name!r}\n{script}"
-        done = subprocess.run(
-            [sys.executable, "-c", given, "zinc_rt"],
-            capture_output=True,
-            env=environment(INTERRUPT_AT="numpy", PYTHONPATH=f"{ROOT}:{ROOT / 'harness/python'}"),
-            timeout=PATIENCE_SECONDS,
-        )
-        assert (done.stdout, done.returncode) == (b"mine\n", 0), done.stderr
+        done = script_process(given, "zinc_rt", INTERRUPT_AT="numpy", PYTHONPATH=SOURCES)
+        assert (done.out, done.code) == ("mine\n", 0), done.err
 
 
 def test_ctrl_c_outside_of_the_command_is_silent() -> None:
     """In the first and the last lines of the program, where no command handles it."""
     for at in ("prepare_process", "open_closed_streams"):
         given = f"import harness.cli.main as m, signal; m.{at} = lambda: signal.raise_signal(2)"
-        done = subprocess.run(
-            [sys.executable, "-c", f"import sys\n{given}\n{AS_SCRIPT}", "--version"],
-            capture_output=True,
-            env=environment(),
-            timeout=PATIENCE_SECONDS,
-        )
-        assert (done.stdout, done.stderr, done.returncode) == (b"", b"", 130)
+        done = script_process(f"import sys\n{given}\n{AS_SCRIPT}", "--version")
+        assert done == Result(130, "", "")
 
 
 BECOMES = """
@@ -104,36 +86,26 @@ sys.exit(entry())
 
 
 @pytest.mark.parametrize(
-    ("error", "code", "said"),
+    ("error", "code", "begins"),
     [
-        ("ImportError('numpy failed to import')", 130, b""),
-        ("ValueError('a model')", 1, b"error: unexpected ValueError: a model;"),
+        ("ImportError('numpy failed to import')", 130, ""),
+        ("ValueError('a model')", 1, "error: unexpected ValueError: a model;"),
     ],
 )
 def test_ctrl_c_that_a_library_turns_into_a_failed_import(
-    error: str, code: int, said: bytes
+    error: str, code: int, begins: str
 ) -> None:
     """As numpy does. Any other error after Ctrl-C is an error."""
-    done = subprocess.run(
-        [sys.executable, "-c", BECOMES.format(error=error), "check"],
-        capture_output=True,
-        env=environment(),
-        timeout=PATIENCE_SECONDS,
-    )
-    assert done.returncode == code
-    assert done.stderr[: len(said) or 1] == said
+    done = script_process(BECOMES.format(error=error), "check")
+    assert done.code == code
+    assert done.err[: len(begins) or 1] == begins
 
 
 def test_ctrl_c_before_the_first_line_of_the_script_is_silent() -> None:
     """The script that pip writes does more between its import and its call."""
     given = "from harness.console_script import entry; import signal; signal.raise_signal(2)"
-    done = subprocess.run(
-        [sys.executable, "-c", f"{given}; entry()", "--version"],
-        capture_output=True,
-        env=environment(),
-        timeout=PATIENCE_SECONDS,
-    )
-    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, b"", b"")
+    done = script_process(f"{given}; entry()", "--version")
+    assert done == Result(-signal.SIGINT, "", "")
 
 
 def test_ctrl_c_after_the_command_ends_the_process_at_once() -> None:
@@ -141,10 +113,5 @@ def test_ctrl_c_after_the_command_ends_the_process_at_once() -> None:
     given = "from harness.console_script import entry; entry(); import signal\n"
     for ignored in (False, True):
         first = "import signal; signal.signal(2, signal.SIG_IGN)\n" if ignored else ""
-        done = subprocess.run(
-            [sys.executable, "-c", f"{first}{given}signal.raise_signal(2)", "--version"],
-            capture_output=True,
-            env=environment(),
-            timeout=PATIENCE_SECONDS,
-        )
-        assert (done.returncode, done.stderr) == (0 if ignored else -signal.SIGINT, b"")
+        done = script_process(f"{first}{given}signal.raise_signal(2)", "--version")
+        assert (done.code, done.err) == (0 if ignored else -signal.SIGINT, "")

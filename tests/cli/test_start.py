@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,7 +12,7 @@ from accel.opencl.device import find_device
 from harness.cli.main import COMMANDS, build_parser
 from harness.cli.parser import commands
 from harness.startup import load_ahead
-from tests.cli.conftest import environment
+from tests.cli.conftest import script_process
 from tests.needs import need_device
 
 UNUSED = (
@@ -54,15 +52,9 @@ print(json.dumps([code, modules, collected, threads]))
 def _started(*words: object) -> tuple[set[str], int, list[int]]:
     """The modules a command loads, how often it searches for garbage, and the threads of every
     library that has a pool of them."""
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, *map(str, words)],
-        capture_output=True,
-        text=True,
-        env=environment(),
-        timeout=300,
-    )
-    code, modules, collections, threads = json.loads(done.stdout.splitlines()[-1])
-    assert code == 0, done.stderr
+    done = script_process(SCRIPT, *words)
+    code, modules, collections, threads = json.loads(done.out.splitlines()[-1])
+    assert code == 0, done.err
     return set(modules), collections, threads
 
 

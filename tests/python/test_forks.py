@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -13,9 +11,8 @@ import numpy as np
 import pytest
 
 from harness.digest import HASHING_THREADS, RowDigests, row_digest
-from tests.cli.conftest import environment
+from tests.cli.conftest import SOURCES, script_process
 from tests.forked import in_a_fork
-from tests.paths import ROOT
 from tests.patience import PATIENCE_SECONDS
 from zinc_rt import LLM, SamplingParams
 
@@ -48,13 +45,9 @@ print(child.exitcode, llm.generate(prompt, greedy)[0].tokens == before)
 def test_a_fork_opens_a_model_of_its_own_and_ends_by_itself(tiny_model_path: Path) -> None:
     """It has none of the threads that computed for the process it was forked from, which goes on as
     before."""
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, tiny_model_path],
-        env={**environment(), "PYTHONPATH": f"{ROOT}:{ROOT / 'harness' / 'python'}"},
-        capture_output=True, text=True, timeout=2 * PATIENCE_SECONDS,
-    )  # fmt: skip
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.splitlines() == ["child True", "0 True"]
+    done = script_process(SCRIPT, tiny_model_path, PYTHONPATH=SOURCES)
+    assert (done.code, done.err) == (0, "")
+    assert done.out.splitlines() == ["child True", "0 True"]
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import json
-import os
 import subprocess
 import sys
 import threading
@@ -17,20 +16,13 @@ import zinc_rt
 from contract.extras import install_command
 from harness.host.options import SessionOptions
 from harness.host.session import Session
-from tests.cli.conftest import environment
+from tests.cli.conftest import SOURCES, environment, script_process
 from tests.patience import PATIENCE_SECONDS, wait_until
 from tests.python.conftest import CONTEXT, engine_threads
 from zinc_rt import LLM, ConfigError, RequestError, SamplingParams, serve
 
 GREEDY = SamplingParams(max_tokens=6)
 TURN = [{"role": "user", "content": "Hello <|im_end|>"}]
-
-
-def with_sources() -> dict[str, str]:
-    """The environment of a program that imports the API from the sources."""
-    folders = [str(Path(folder).parent) for folder in zinc_rt.__path__]
-    named = environment()
-    return {**named, "PYTHONPATH": os.pathsep.join([named["PYTHONPATH"], *folders])}
 
 
 def test_an_argument_that_is_no_setting() -> None:
@@ -88,11 +80,8 @@ def test_a_program_that_does_not_close_ends_well(tiny_model_path: Path) -> None:
         "kept = iter(llm.stream('one', SamplingParams(max_tokens=100, ignore_end=True)))\n"
         "print(next(kept).token)\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program, str(tiny_model_path)],
-        env=with_sources(), capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
-    assert (done.returncode, done.stderr) == (0, "")
+    done = script_process(program, tiny_model_path, PYTHONPATH=SOURCES)
+    assert (done.code, done.err) == (0, "")
 
 
 def test_the_server_gives_the_same_bits(llm: LLM, tiny_model_path: Path, tmp_path: Path) -> None:
@@ -141,11 +130,8 @@ def test_a_server_needs_its_extra_and_nothing_else_does(tiny_model_path: Path) -
         "try: serve(sys.argv[1], tier='cpu', port=0)\n"
         "except ConfigError as error: print(error)\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program, str(tiny_model_path)],
-        env=with_sources(), capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
-    first, *told = done.stdout.splitlines()
+    done = script_process(program, tiny_model_path, PYTHONPATH=SOURCES)
+    first, *told = done.out.splitlines()
     assert first == "2"
     assert len(told) == 2
     assert all(install_command("server") in line for line in told)

@@ -13,7 +13,7 @@ import pytest
 from anthropic import Anthropic
 
 from contract.arithmetic import PAGE_TOKENS
-from harness.serve.keys import key_digest, new_key
+from harness.serve.keys import new_key
 from harness.serve.run import Running
 from tests.held_steps import hold_steps
 from tests.patience import wait_until
@@ -21,6 +21,7 @@ from tests.serve.calling import PARAMETERS, TOOLS
 from tests.serve.conftest import Serve
 from tests.serve.http import JSON, Http, posted
 from tests.serve.speaking_models import CONTEXT, speaking_model
+from tests.serve.tenants import write_tenants
 from tests.serve.test_connections import running
 
 MESSAGES_PATH = "/v1/messages"
@@ -354,9 +355,7 @@ def test_an_unknown_model_and_a_body_that_is_no_json(claude: Anthropic, http: Ht
 def test_a_key_is_a_header_of_its_own(serve: Serve, tmp_path: Path) -> None:
     """As the client sends it, or as a bearer token; the wrong one is its own class of error."""
     key = new_key()
-    tenants = tmp_path / "tenants.toml"
-    tenants.write_text(f'[tenant.alice]\nid = 1\nkeys = ["{key_digest(key)}"]\n')
-    with serve(tenants=tenants) as server:
+    with serve(tenants=write_tenants(tmp_path, {"alice": key})) as server:
         for right in ({"api_key": key}, {"api_key": None, "auth_token": key}):
             with client_for(server, **right) as claude:
                 assert claude.messages.create(**ASKED).content

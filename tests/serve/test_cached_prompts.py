@@ -10,13 +10,13 @@ import pytest
 from openai import OpenAI
 
 from contract.arithmetic import PAGE_TOKENS
-from harness.serve.keys import key_digest
 from harness.serve.run import Running
 from harness.serve.verify import first_difference
 from tests.serve.calling import client_of
 from tests.serve.conftest import Serve
 from tests.serve.http import Http, bearer
 from tests.serve.speaking_models import CONTEXT, HERMES, speaking_model
+from tests.serve.tenants import write_tenants
 
 LONG = "The quick brown fox jumps over the lazy dog and comes back again. " * 3
 SPELLING = {"type": "regex", "regex": "[a-z]{60}"}
@@ -72,20 +72,14 @@ def test_every_dialect_says_it(speaking: Running, route: str) -> None:
     assert "first_difference" not in again["x_zinc"]["cached"]
 
 
-GROUPS = {"alone": "", "together": "isolation_group = 7\n"}
+GROUPS: dict[str, dict[str, int]] = {"alone": {}, "together": {"isolation_group": 7}}
 
 
 @pytest.mark.parametrize("group", GROUPS)
 def test_another_tenants_prompt_is_not_named(serve: Serve, tmp_path: Path, group: str) -> None:
     """Not even where two tenants share what was computed."""
-    file = tmp_path / "tenants.toml"
-    names = {"alice": 1, "bob": 2}
-    file.write_text(
-        "".join(
-            f'[tenant.{name}]\nid = {id}\n{GROUPS[group]}keys = ["{key_digest(name * 9)}"]\n'
-            for name, id in names.items()
-        )
-    )
+    keys = {name: name * 9 for name in ("alice", "bob")}
+    file = write_tenants(tmp_path, keys, **dict.fromkeys(keys, GROUPS[group]))
     with serve(tenants=file) as server:
         http = Http(server.url)
 

@@ -10,23 +10,20 @@ from pathlib import Path
 import pytest
 
 from harness.serve import accounts
-from harness.serve.keys import key_digest, new_key
+from harness.serve.keys import new_key
 from harness.serve.run import Running
 from reference.engine import Engine
 from tests.serve.conftest import Serve
 from tests.serve.http import Http
+from tests.serve.tenants import write_tenants
 
 ALICE, BOB = new_key(), new_key()
 HEADERS = {"Authorization": f"Bearer {ALICE}"}
 
 
 def tenants_file(folder: Path, *, alice: int = 2, bob: int = 12) -> Path:
-    path = folder / "tenants.toml"
-    path.write_text(
-        f'[tenant.alice]\nid = 1\nreserved_pages = {alice}\nkeys = ["{key_digest(ALICE)}"]\n'
-        f'[tenant.bob]\nid = 2\nreserved_pages = {bob}\nkeys = ["{key_digest(BOB)}"]\n'
-    )
-    return path
+    pages = {"alice": {"reserved_pages": alice}, "bob": {"reserved_pages": bob}}
+    return write_tenants(folder, {"alice": ALICE, "bob": BOB}, **pages)
 
 
 @pytest.fixture(scope="module")

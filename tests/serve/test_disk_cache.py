@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from harness.host import disk as disk_module
-from harness.serve.keys import key_digest
 from harness.serve.run import Running
 from reference.memory import row_copies
 from tests.patience import PATIENCE_SECONDS, wait_until
 from tests.python.conftest import CONTEXT
 from tests.serve.conftest import Serve
 from tests.serve.http import Http, bearer
+from tests.serve.tenants import write_tenants
 from tests.serve.test_process import process
 from zinc_rt import LLM, SamplingParams
 
@@ -98,14 +98,7 @@ def test_a_damaged_file_is_counted_where_operators_look(serve: Serve, tmp_path: 
 
 
 def test_tenants_share_nothing_on_disk(serve: Serve, tmp_path: Path) -> None:
-    file = tmp_path / "tenants.toml"
-    file.write_text(
-        "".join(
-            f'[tenant.{name}]\nid = {id}\nkeys = ["{key_digest(name)}"]\n'
-            for id, name in enumerate(("ann", "bob"), 1)
-        )
-    )
-    folder = tmp_path / "cache"
+    file, folder = write_tenants(tmp_path, {"ann": "ann", "bob": "bob"}), tmp_path / "cache"
     with serve(disk_cache=folder, tenants=file) as first:
         ask(Http(first.url), "ann")
         flush(first)
@@ -116,12 +109,11 @@ def test_tenants_share_nothing_on_disk(serve: Serve, tmp_path: Path) -> None:
         assert cached[1]["from_disk"] > 0
 
 
-def grouped(**groups: int | None) -> str:
-    """A file of tenants, each with its name as key."""
-    return "".join(
-        f'[tenant.{name}]\nid = {id}\nkeys = ["{key_digest(name)}"]\n'
-        + ("" if group is None else f"isolation_group = {group}\n")
-        for id, (name, group) in enumerate(groups.items(), 1)
+def write_grouped(folder: Path, *grouped: str) -> Path:
+    """A file of three tenants, each with its name as key; those of ``grouped`` share a group."""
+    names, group = ("ann", "bob", "carl"), {"isolation_group": 7}
+    return write_tenants(
+        folder, dict(zip(names, names, strict=True)), **dict.fromkeys(grouped, group)
     )
 
 
@@ -129,8 +121,7 @@ def test_a_later_group_of_the_same_number_finds_nothing(
     tiny_model_path: Path, serve: Serve, tmp_path: Path
 ) -> None:
     """The file is changed while a server is down that was killed, and while one runs."""
-    file, folder = tmp_path / "tenants.toml", tmp_path / "cache"
-    file.write_text(grouped(ann=7, bob=7, carl=None))
+    file, folder = write_grouped(tmp_path, "ann", "bob"), tmp_path / "cache"
     words = ("--disk-cache", str(folder), "--tenants", str(file))
     with process(tiny_model_path, tmp_path, *words) as (server, http):
         ask(http, "ann")
@@ -138,11 +129,11 @@ def test_a_later_group_of_the_same_number_finds_nothing(
         server.kill()
     with serve(disk_cache=folder, tenants=file) as second:
         assert ask(Http(second.url), "bob")["x_zinc"]["cached"]["from_disk"] > 0
-    file.write_text(grouped(ann=None, bob=7, carl=7))
+    write_grouped(tmp_path, "bob", "carl")
     with serve(disk_cache=folder, tenants=file) as third:
         assert ask(Http(third.url), "carl")["x_zinc"]["cached"] == {"tokens": 0}
-        for tenants in (grouped(ann=7, bob=None, carl=None), grouped(ann=None, bob=7, carl=7)):
-            file.write_text(tenants)
+        for names in (("ann",), ("bob", "carl")):
+            write_grouped(tmp_path, *names)
             third.models.accounts.reload(third.models.change_tenants)
         assert ask(Http(third.url), "bob")["x_zinc"]["cached"] == {"tokens": 0}
         flush(third)

@@ -13,11 +13,12 @@ from schemathesis import Case, GenerationMode
 from schemathesis.checks import CHECKS, load_all_checks
 
 from harness.serve.answer_schemas import ANSWERS
-from harness.serve.keys import key_digest, new_key
+from harness.serve.keys import new_key
 from harness.serve.openapi import openapi_document
 from harness.serve.routes import ROUTES
 from harness.serve.run import Running
 from tests.serve.conftest import Serve
+from tests.serve.tenants import write_tenants
 
 KEY = new_key()
 EXAMPLES = 6
@@ -52,8 +53,7 @@ CHOSEN = [CHECKS.get_one(name) for name in CHECKED]
 @pytest.fixture(scope="module")
 def keyed(serve: Serve, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     """A server on which the one tenant may do what anybody may, and changes nothing."""
-    path = tmp_path_factory.mktemp("fuzz") / "tenants.toml"
-    path.write_text(f'[tenant.one]\nid = 1\nkeys = ["{key_digest(KEY)}"]\n')
+    path = write_tenants(tmp_path_factory.mktemp("fuzz"), {"one": KEY})
     with serve(tenants=path) as server:
         yield server
 

@@ -20,7 +20,7 @@ from harness.serve import readings
 from harness.serve.caller import Caller
 from harness.serve.embeddings import EmbeddingRequest, embed
 from harness.serve.errors import ApiError
-from harness.serve.keys import key_digest, new_key
+from harness.serve.keys import new_key
 from harness.serve.run import Running
 from harness.serve.service import Began
 from harness.serve.streams import CLIENT_LEFT
@@ -32,6 +32,7 @@ from reference.runner import HIDDEN, ModelRunner
 from tests.held_steps import hold_steps
 from tests.serve.conftest import Serve
 from tests.serve.http import Http
+from tests.serve.tenants import write_tenants
 
 TEXTS = ["The sky is blue.", "a", "Why? " * 30, "another text of some length"]
 
@@ -215,8 +216,7 @@ def test_the_last_of_many_is_looked_at_before_the_first_is_read(http: Http) -> N
 def test_vectors_are_counted(serve: Serve, tmp_path: Path) -> None:
     """And a tenant's context is its limit here, too."""
     key = new_key()
-    path = tmp_path / "tenants.toml"
-    path.write_text(f'[tenant.a]\nid = 1\nmax_context = 20\nkeys = ["{key_digest(key)}"]\n')
+    path = write_tenants(tmp_path, {"a": key}, a={"max_context": 20})
     with (
         serve(tenants=path) as server,
         OpenAI(base_url=f"{server.url}/v1", api_key=key, max_retries=0) as client,

@@ -18,6 +18,7 @@ from reference.model.tokenizer import Tokenizer
 from tests.patience import PATIENCE_SECONDS
 from tests.serve.conftest import CONTEXT, Cancellations, Serve
 from tests.serve.http import JSON, Http, bearer
+from tests.serve.tenants import write_tenants
 from tests.serve.test_connections import COMPLETIONS, LONG
 
 CHAT = "/v1/chat/completions"
@@ -165,13 +166,7 @@ def test_one_learns_from_the_prefix_cache_only_what_is_ones_own(
 ) -> None:
     """A tenant finds its own prompt again; to another the same prompt is new, and says so."""
     keys = [new_key(), new_key()]
-    path = tmp_path / "tenants.toml"
-    path.write_text(
-        "".join(
-            f'[tenant.t{number}]\nid = {number}\nkeys = ["{key_digest(key)}"]\n'
-            for number, key in enumerate(keys, 1)
-        )
-    )
+    path = write_tenants(tmp_path, {"one": keys[0], "other": keys[1]})
     body = {"prompt": list(range(40, 120)), "max_tokens": 1}
     with serve(tenants=path) as server:
         http = Http(server.url)
@@ -189,8 +184,7 @@ def test_no_refusal_tells_where_anything_lies(
 ) -> None:
     """No path, no address of an object, no key: neither to the client nor in the log."""
     key = new_key()
-    path = tmp_path / "tenants.toml"
-    path.write_text(f'[tenant.a]\nid = 1\nkeys = ["{key_digest(key)}"]\n')
+    path = write_tenants(tmp_path, {"a": key})
     secret = "zrt-a-key-nobody-has"
     with caplog.at_level("DEBUG"), serve(tenants=path) as server:
         http = Http(server.url)

@@ -14,15 +14,16 @@ from openai import OpenAI
 from contract.errors import DoesNotFit
 from harness import catalog
 from harness.serve import pulls
-from harness.serve.keys import key_digest, new_key
+from harness.serve.keys import new_key
 from harness.serve.model import ServedModel
 from harness.serve.run import Running
 from tests.harness.hub_server import Hub, send_file, serving_hub
 from tests.held_steps import hold_steps
 from tests.patience import PATIENCE_SECONDS, wait_until
 from tests.serve.conftest import Serve
-from tests.serve.http import Http, Reply, posted
+from tests.serve.http import Http, Reply, bearer, posted
 from tests.serve.streams import data_of, lines_of
+from tests.serve.tenants import write_tenants
 from tests.serve.test_connections import heard_until
 
 NAME = "hf.co/org/Tiny-GGUF:Q8_0"
@@ -322,20 +323,14 @@ def test_a_pull_under_way_is_joined_bounded_and_given_up(
 
 def test_only_admins_change_models(serve: Serve, hub: Hub, tmp_path: Path) -> None:
     keys = {name: new_key() for name in ("user", "operator", "admin")}
-    path = tmp_path / "tenants.toml"
-    path.write_text(
-        "".join(
-            f'[tenant.{name}]\nid = {number}\nkeys = ["{key_digest(key)}"]\n'
-            + (f"{name} = true\n" if name != "user" else "")
-            for number, (name, key) in enumerate(keys.items(), 1)
-        )
-    )
+    rights = {"operator": {"operator": True}, "admin": {"admin": True}}
+    path = write_tenants(tmp_path, keys, **rights)
     with serve(tenants=path, cache_dir=tmp_path / "cache") as server:
         http = Http(server.url)
         for name, status in (("user", 403), ("operator", 403), ("admin", 404)):
-            who = {"Authorization": f"Bearer {keys[name]}"}
+            who = bearer(keys[name])
             for way in ("pull", "activate", "remove"):
                 asked = http.post(f"/v1/models/{way}", {"model": "nonsense"}, **who)
                 assert asked.status == status, (name, way)
             assert http.send("DELETE", "/v1/models/nonsense", None, who).status == status
-        assert http.get("/metrics", Authorization=f"Bearer {keys['admin']}").status == 200
+        assert http.get("/metrics", **bearer(keys["admin"])).status == 200

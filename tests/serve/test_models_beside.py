@@ -15,13 +15,14 @@ import pytest
 
 from contract.errors import DoesNotFit
 from harness.serve import heap
-from harness.serve.keys import key_digest, new_key
+from harness.serve.keys import new_key
 from harness.serve.model import ServedModel
 from harness.serve.run import Running
 from reference.engine.models import Models
 from tests.serve.conftest import Serve
-from tests.serve.http import Http, Reply
+from tests.serve.http import Http, Reply, bearer
 from tests.serve.streams import data_of, lines_of
+from tests.serve.tenants import write_tenants
 
 BODY = {"prompt": "abc", "max_tokens": 24, "seed": 3, "ignore_eos": True, "temperature": 0.8}
 NAMES = ("tiny", "llama", "qwen2")
@@ -229,20 +230,11 @@ def test_quotas_are_those_of_all_models_together(
 ) -> None:
     """A tenant with one slot has it on one model at a time, and one that is gone is gone from
     all."""
-    keys = [new_key(), new_key()]
-
-    def write(*tenants: int) -> None:
-        parts = (
-            f'[tenant.t{n}]\nid = {n}\nmax_slots = 1\nkeys = ["{key_digest(keys[n - 1])}"]\n'
-            for n in tenants
-        )
-        path.write_text("\n".join(parts))
-
-    path = tmp_path / "tenants.toml"
-    write(1, 2)
+    keys = {"one": new_key(), "other": new_key()}
+    path = write_tenants(tmp_path, keys, one={"max_slots": 1}, other={"max_slots": 1})
     with serve(beside=background, tenants=path) as server:
         http = Http(server.url)
-        key = {"Authorization": f"Bearer {keys[0]}"}
+        key = bearer(keys["one"])
         together = server.models._thread
         assert together is not None
         most = 0
@@ -260,7 +252,7 @@ def test_quotas_are_those_of_all_models_together(
         while any(thread.is_alive() for thread in threads):
             most = max(most, together.call(running))
         assert most == 1
-        write(2)
+        write_tenants(tmp_path, {"other": keys["other"]}, other={"id": 2, "max_slots": 1})
         server.models.accounts.reload(server.models.change_tenants)
         assert http.post("/v1/completions", BODY, **key).status == 401
         for model in (server.service.model, *filter(None, server.models.others.values())):
@@ -324,12 +316,8 @@ KEYS = {name: new_key() for name in ("two", "none", "all")}
 def pinned(serve: Serve, background: dict[str, Path], tmp_path: Path) -> Iterator[Running]:
     """A server of three models with a tenant for two of them, one for none of them and one for
     all."""
-    path = tmp_path / "tenants.toml"
-    path.write_text(
-        f'[tenant.two]\nid = 1\nmodels = ["llama", "qwen2"]\nkeys = ["{key_digest(KEYS["two"])}"]\n'
-        f'[tenant.none]\nid = 2\nmodels = ["gone"]\nkeys = ["{key_digest(KEYS["none"])}"]\n'
-        f'[tenant.all]\nid = 3\nkeys = ["{key_digest(KEYS["all"])}"]\n'
-    )
+    may = {"two": {"models": ["llama", "qwen2"]}, "none": {"models": ["gone"]}}
+    path = write_tenants(tmp_path, KEYS, **may)
     with serve(beside=background, tenants=path) as server:
         yield server
 
@@ -354,7 +342,7 @@ def test_a_tenant_uses_its_models_alone(
 ) -> None:
     http = Http(pinned.url)
     named = {} if name is None else {"model": name}
-    reply = http.post("/v1/completions", {**BODY, **named}, Authorization=f"Bearer {KEYS[tenant]}")
+    reply = http.post("/v1/completions", {**BODY, **named}, **bearer(KEYS[tenant]))
     if answers is None:
         assert (reply.status, reply.error["code"]) == (403, "model_not_allowed")
         assert loaded(pinned) == {"tiny"}, "a model that is not allowed was loaded"
@@ -365,7 +353,7 @@ def test_a_tenant_uses_its_models_alone(
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/api/chat", "/tokenize"])
 def test_no_route_reaches_the_models_of_others(pinned: Running, path: str) -> None:
     body = {"model": "tiny", "max_tokens": 1, "messages": [{"role": "user", "content": "abc"}]}
-    reply = Http(pinned.url).post(path, body, Authorization=f"Bearer {KEYS['two']}")
+    reply = Http(pinned.url).post(path, body, **bearer(KEYS["two"]))
     assert reply.status == 403
     assert b"llama, qwen2" in reply.body
 
@@ -375,5 +363,5 @@ def test_no_route_reaches_the_models_of_others(pinned: Running, path: str) -> No
     [("two", ["llama", "qwen2"]), ("none", []), ("all", ["tiny", "llama", "qwen2"])],
 )
 def test_a_tenant_sees_its_models_alone(pinned: Running, tenant: str, names: list[str]) -> None:
-    data = Http(pinned.url).get("/v1/models", Authorization=f"Bearer {KEYS[tenant]}").json["data"]
+    data = Http(pinned.url).get("/v1/models", **bearer(KEYS[tenant])).json["data"]
     assert [model["id"] for model in data] == names

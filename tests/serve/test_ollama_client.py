@@ -12,15 +12,16 @@ import ollama
 import pytest
 from ollama import Client
 
-from harness.serve.keys import key_digest, new_key
+from harness.serve.keys import new_key
 from harness.serve.ollama.parse import plain_schemas
 from harness.serve.run import Running
 from tests.held_steps import hold_steps
 from tests.patience import wait_until
 from tests.serve.calling import TOOLS
 from tests.serve.conftest import Serve
-from tests.serve.http import Http, posted
+from tests.serve.http import Http, bearer, posted
 from tests.serve.speaking_models import CONTEXT, speaking_model
+from tests.serve.tenants import write_tenants
 from tests.serve.test_connections import running
 
 CHAT = "/v1/chat/completions"
@@ -244,18 +245,18 @@ def test_errors_are_the_clients_own_class(llama: Client) -> None:
 
 def test_a_key_is_asked_for(serve: Serve, tmp_path: Path) -> None:
     key = new_key()
-    tenants = tmp_path / "tenants.toml"
-    tenants.write_text(f'[tenant.alice]\nid = 1\nkeys = ["{key_digest(key)}"]\n')
-    with serve(tenants=tenants) as server:
-        headers = {"Authorization": f"Bearer {key}"}
-        with Client(server.url, headers=headers) as alice, Client(server.url) as nobody:
-            assert alice.chat("tiny", MESSAGES, options=OPTIONS).done
-            with pytest.raises(ollama.ResponseError) as refused:
-                nobody.chat("tiny", MESSAGES)
-            assert refused.value.status_code == 401
-            with pytest.raises(ollama.ResponseError) as refused:
-                alice.pull("qwen3-0.6b")
-            assert refused.value.status_code == 403
+    with (
+        serve(tenants=write_tenants(tmp_path, {"alice": key})) as server,
+        Client(server.url, headers=bearer(key)) as alice,
+        Client(server.url) as nobody,
+    ):
+        assert alice.chat("tiny", MESSAGES, options=OPTIONS).done
+        with pytest.raises(ollama.ResponseError) as refused:
+            nobody.chat("tiny", MESSAGES)
+        assert refused.value.status_code == 401
+        with pytest.raises(ollama.ResponseError) as refused:
+            alice.pull("qwen3-0.6b")
+        assert refused.value.status_code == 403
 
 
 def test_a_stream_that_fails_ends_with_an_error(

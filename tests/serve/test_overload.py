@@ -19,13 +19,14 @@ import pytest
 
 from contract.types import Request, TokenEvent
 from harness.serve import listen
-from harness.serve.keys import key_digest, new_key
+from harness.serve.keys import new_key
 from harness.serve.run import Running
 from reference.engine import Engine
 from tests.paths import ROOT
 from tests.patience import PATIENCE_SECONDS, wait_until
 from tests.serve.conftest import Serve
 from tests.serve.http import Http, bearer, posted
+from tests.serve.tenants import write_tenants
 from tests.serve.test_connections import COMPLETIONS
 
 STREAMS = 200
@@ -167,12 +168,8 @@ def test_ten_times_the_load_of_one_costs_others_little(
     """The crowd waits, and beyond its places is told when to come back: some are left for others,
     so never 503. Others are never refused, and the slowest of their requests takes at most twice
     the steps of the slowest without."""
-    path = tmp_path / "tenants.toml"
-    path.write_text(
-        f'[tenant.urgent]\nid = 1\nqos = "interactive"\nkeys = ["{key_digest(URGENT)}"]\n'
-        f'[tenant.equal]\nid = 2\nkeys = ["{key_digest(EQUAL)}"]\n'
-        f'[tenant.crowd]\nid = 3\nkeys = ["{key_digest(FLOODER)}"]\n'
-    )
+    keys = {"urgent": URGENT, "equal": EQUAL, "crowd": FLOODER}
+    path = write_tenants(tmp_path, keys, urgent={"qos": "interactive"})
     monkeypatch.setattr(listen, "SILENT_SECONDS", PATIENCE_SECONDS)
     steps = Steps(monkeypatch)
     with serve(slots=SLOTS, queue_depth=DEPTH, tenants=path) as server:

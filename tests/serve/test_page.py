@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from harness.serve.keys import key_digest, new_key
+from harness.serve.keys import new_key
 from harness.serve.run import Running
 from tests.serve.conftest import Serve
+from tests.serve.tenants import write_tenants
 
 SEED = 1081735943
 pytestmark = pytest.mark.browser
@@ -67,9 +68,7 @@ def test_the_operator_sees_the_tenant(page: Page, server: Running) -> None:
 def test_the_page_asks_for_the_key_itself(browser: Browser, serve: Serve, tmp_path: Path) -> None:
     """The browser never does, and the key stays in the storage of the tab."""
     key = new_key()
-    path = tmp_path / "tenants.toml"
-    path.write_text(f'[tenant.a]\nid = 1\nkeys = ["{key_digest(key)}"]\n')
-    with serve(tenants=path) as server:
+    with serve(tenants=write_tenants(tmp_path, {"a": key})) as server:
         context = browser.new_context()
         page = context.new_page()
         response = page.goto(server.url)

@@ -9,13 +9,14 @@ import openai
 import pytest
 from openai import OpenAI
 
-from harness.serve.keys import key_digest, new_key
+from harness.serve.keys import new_key
 from harness.serve.run import Running
 from reference.engine import Engine
 from tests.patience import wait_until
 from tests.serve.calling import client_waits
 from tests.serve.conftest import Serve
 from tests.serve.http import Http, Reply, bearer
+from tests.serve.tenants import write_tenants
 from tests.serve.test_connections import COMPLETIONS
 
 GREEDY, OTHER, THIRD = new_key(), new_key(), new_key()
@@ -25,12 +26,8 @@ BODY = {"model": "tiny", "prompt": "abc", "max_tokens": 2, "seed": 1}
 
 @pytest.fixture(scope="module")
 def keyed(serve: Serve, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    path = tmp_path_factory.mktemp("quotas") / "tenants.toml"
-    path.write_text(
-        f'[tenant.greedy]\nid = 1\nmax_waiting = 1\nkeys = ["{key_digest(GREEDY)}"]\n'
-        f'[tenant.other]\nid = 2\nkeys = ["{key_digest(OTHER)}"]\n'
-        f'[tenant.third]\nid = 3\nkeys = ["{key_digest(THIRD)}"]\n'
-    )
+    keys = {"greedy": GREEDY, "other": OTHER, "third": THIRD}
+    path = write_tenants(tmp_path_factory.mktemp("quotas"), keys, greedy={"max_waiting": 1})
     with serve(queue_depth=DEPTH, tenants=path) as server:
         yield server
 

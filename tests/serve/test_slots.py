@@ -10,12 +10,12 @@ import pytest
 
 from contract.arithmetic import PAGE_TOKENS
 from contract.errors import ConfigError
-from harness.serve.keys import key_digest
 from harness.serve.llama_cpp import slot_files
 from harness.serve.run import Running
 from harness.synth import sized_spec, write_synthetic
 from tests.serve.conftest import Serve
 from tests.serve.http import Http
+from tests.serve.tenants import write_tenants
 
 Json = dict[str, Any]
 PROMPT = "The quick brown fox jumps over the lazy dog and comes back again. "
@@ -196,17 +196,8 @@ def test_prompts_choose_the_slot_they_continue(slotted: Running) -> None:
 
 
 def test_tenants_have_slots_and_files_of_their_own(serve: Serve, tmp_path: Path) -> None:
-    file, folder = tmp_path / "tenants.toml", tmp_path / "saved"
-
-    def write(*names: str) -> None:
-        tenants = [
-            f'[tenant.{name}]\nid = {id}\nadmin = true\nkeys = ["{key_digest(name)}"]\n'
-            for id, name in enumerate(("ann", "bob"), 1)
-            if name in names
-        ]
-        file.write_text("".join(tenants))
-
-    write("ann", "bob")
+    admin, folder = {"admin": True}, tmp_path / "saved"
+    file = write_tenants(tmp_path, {"ann": "ann", "bob": "bob"}, ann=admin, bob=admin)
     with serve(slot_save_path=folder, tenants=file) as server:
         http = Http(server.url)
         continued(http, "ann", id_slot=0)

@@ -22,19 +22,20 @@ from harness.serve.run import Running
 from harness.tenants import read_accounts
 from tests.serve.conftest import Serve
 from tests.serve.http import Http, bearer, posted
+from tests.serve.tenants import write_tenants
 
 ALICE, BOB, OPERATOR = new_key(), new_key(), new_key()
 BODY = {"prompt": "abc", "max_tokens": 3}
 
 
 def tenants_file(folder: Path, *, alice: str = ALICE) -> Path:
-    path = folder / "tenants.toml"
-    path.write_text(
-        f'[tenant.alice]\nid = 1\nqos = "interactive"\nkeys = ["{key_digest(alice)}"]\n'
-        f'[tenant.bob]\nid = 2\nqos = "batch"\nmax_context = 32\nkeys = ["{key_digest(BOB)}"]\n'
-        f'[tenant.root]\nid = 3\noperator = true\nkeys = ["{key_digest(OPERATOR)}"]\n'
+    return write_tenants(
+        folder,
+        {"alice": alice, "bob": BOB, "root": OPERATOR},
+        alice={"qos": "interactive"},
+        bob={"qos": "batch", "max_context": 32},
+        root={"operator": True},
     )
-    return path
 
 
 @pytest.fixture(scope="module")

@@ -62,10 +62,10 @@ def _subject(report: Report) -> Iterator[str]:
         f"seed {load['seed']}, {report['repeat']} times"
     )
     for name, about in report["servers"].items():
-        said = f"{name}: {about['model']}"
+        line = f"{name}: {about['model']}"
         if "slots" in about:
-            said += f", {about['slots']} slots of {about['context']} on {about['tier']}"
-        yield said
+            line += f", {about['slots']} slots of {about['context']} on {about['tier']}"
+        yield line
     if report["peer"]:
         yield f"{PEER} of {report['peer']}, which answers one request at a time"
     for name, errors in report["errors"].items():

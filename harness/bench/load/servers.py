@@ -75,9 +75,9 @@ def own_server(setup: ServerSetup) -> Iterator[Started]:
         began = time.perf_counter()
         with attended("harness", ["serve", *words]) as process:
             assert process.stderr is not None
-            said = []
+            output = []
             for line in process.stderr:
-                said.append(line)
+                output.append(line)
                 if found := re.search(r"listening on (http\S+)", line):
                     client = ServerClient(found[1], keys[0])
                     client.get("/ready")
@@ -86,7 +86,7 @@ def own_server(setup: ServerSetup) -> Iterator[Started]:
                     target = ServerTarget(found[1], model, tuple(keys))
                     yield Started(target, ready, _processor_seconds(process))
                     return
-            raise ExecutionError(f"the server did not start: {''.join(said).strip()}")
+            raise ExecutionError(f"the server did not start: {''.join(output).strip()}")
 
 
 @contextmanager

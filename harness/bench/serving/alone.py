@@ -55,10 +55,10 @@ class Edited:
 def replay_chat(runner: ModelRunner, turns: int = TURNS) -> PromptCacheHits:
     """Run a conversation in which each prompt is everything said before and something new."""
     engine = Engine(runner, clock=time.perf_counter)
-    said = random_prompts(0, runner.model.config.vocab, turns, SAID_TOKENS)
+    additions = random_prompts(0, runner.model.config.vocab, turns, SAID_TOKENS)
     history: Tokens = ()
     prompted = 0
-    for number, new in enumerate(said):
+    for number, new in enumerate(additions):
         history += new
         prompted += len(history)
         engine.submit(Request(number, history, ANSWER_TOKENS, GREEDY, ignore_end=True))

@@ -103,10 +103,10 @@ def settings_of(
     if model is not None and not isinstance(model, str | os.PathLike):
         kind = type(model).__name__
         raise TypeError(f"model: {model!r} is of type {kind}; give a file, a name or None")
-    said = {name: _text(value) for name, value in given.items() if value is not None}
+    texts = {name: _text(value) for name, value in given.items() if value is not None}
     if model is not None:
-        said["model"] = str(model)
-    return resolve(argparse.Namespace(**said), names, flags=False)
+        texts["model"] = str(model)
+    return resolve(argparse.Namespace(**texts), names, flags=False)
 
 
 def _text(value: object) -> str:

@@ -87,8 +87,8 @@ class LLM(OpenModel):
         ...     good, bad = llm.generate(["one", "two " * 9999], SamplingParams(max_tokens=2))
         >>> good.error is None, type(bad.error).__name__
         (True, 'RequestError')"""
-        said = either(parameters, sampling_params)
-        outputs = self._run(prompts_of(prompts), said, self._plain, use_tqdm)
+        chosen = either(parameters, sampling_params)
+        outputs = self._run(prompts_of(prompts), chosen, self._plain, use_tqdm)
         return sorted(outputs, key=lambda output: output.index)
 
     @refuse_unknown_arguments
@@ -101,8 +101,8 @@ class LLM(OpenModel):
     ) -> Iterator[Output]:
         """As ``generate``, each output as soon as it is there; ``prompts`` are read as there is
         room for them, so that they may be without end."""
-        said = either(parameters, sampling_params)
-        return self._run(prompts_of(prompts), said, self._plain)
+        chosen = either(parameters, sampling_params)
+        return self._run(prompts_of(prompts), chosen, self._plain)
 
     @refuse_unknown_arguments
     def chat(
@@ -131,8 +131,8 @@ class LLM(OpenModel):
         'length'"""
         fields = fields_of(thinking, tools, tool_choice, parallel_tool_calls, response_format)
         conversations = conversations_of(messages)
-        said = either(parameters, sampling_params)
-        outputs = self._run(conversations, said, partial(self._answer, fields=fields), use_tqdm)
+        chosen = either(parameters, sampling_params)
+        outputs = self._run(conversations, chosen, partial(self._answer, fields=fields), use_tqdm)
         return sorted(outputs, key=lambda output: output.index)
 
     @refuse_unknown_arguments
@@ -169,16 +169,16 @@ class LLM(OpenModel):
         ``output`` has the message that they make."""
         fields = fields_of(thinking, tools, tool_choice, parallel_tool_calls, response_format)
         one = messages_of(messages)
-        said = either(parameters, sampling_params)
-        return self._stream(partial(self._answer, 0, one, fields=fields), said)
+        chosen = either(parameters, sampling_params)
+        return self._stream(partial(self._answer, 0, one, fields=fields), chosen)
 
     def encode_chat(self, messages: Conversation, *, thinking: bool | None = None) -> list[int]:
         """Token ids of a conversation and the start of its answer. Raises RequestError and
         TemplateError."""
         template = self._template
-        said = messages_of(messages)
+        turns = messages_of(messages)
         arguments = thinking_arguments(template, self.model.config.name, thinking)
-        return encode_chat(self.tokenizer, template, said, **arguments)
+        return encode_chat(self.tokenizer, template, turns, **arguments)
 
     def logits(self, prompt: Prompt) -> NDArray[np.float32]:
         """The logits after every token of a text: float32[tokens, vocab].
@@ -321,26 +321,26 @@ class LLM(OpenModel):
         """The outputs of all prompts as they end, with a bar if it ``shows`` one."""
         each = parameters_of(parameters, prompts)
 
-        def job(index: int, prompt: Any, said: SamplingParams) -> Pending | Finished[Output]:
+        def job(index: int, prompt: Any, chosen: SamplingParams) -> Pending | Finished[Output]:
             try:
-                return prepare(index, prompt, said)
+                return prepare(index, prompt, chosen)
             except ZincError as error:
                 text = prompt if isinstance(prompt, str) else None
                 return Finished(Output(index, (), error=error, prompt=text))
 
         jobs = (
-            partial(job, index, prompt, said)
-            for index, (prompt, said) in enumerate(zip(prompts, each, strict=False))
+            partial(job, index, prompt, chosen)
+            for index, (prompt, chosen) in enumerate(zip(prompts, each, strict=False))
         )
         return self._results("generating", jobs, _count_of(prompts), shows)
 
     def _stream(
         self, prepare: Callable[[SamplingParams], Pending], parameters: SamplingParams | None
     ) -> Stream:
-        said = parameters_for_one(parameters)
-        if said.n != 1:
+        chosen = parameters_for_one(parameters)
+        if chosen.n != 1:
             raise RequestError("n", "is 1 for a stream; use generate for more")
-        return Stream(self._driver, lambda: prepare(said))
+        return Stream(self._driver, lambda: prepare(chosen))
 
 
 def _count_of(prompts: Iterable[Any]) -> int | None:

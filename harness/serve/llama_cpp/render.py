@@ -8,7 +8,7 @@ from typing import Any
 
 from contract.types import FinishReason, TokenEvent
 from harness.host.answer_text import Piece
-from harness.serve.answers import Answer, Json, said_tokens, token_facts
+from harness.serve.answers import Answer, Json, text_events, token_facts
 from harness.serve.data_lines import PING, data_line, encode
 from harness.serve.errors import ApiError
 from harness.serve.llama_cpp.wire import InfillRequest, LlamaCompletionRequest
@@ -29,7 +29,7 @@ class LlamaShape:
 
     def lines(self, piece: Piece) -> Iterable[bytes]:
         """The event with what became certain."""
-        tokens = said_tokens(piece.events)
+        tokens = text_events(piece.events)
         if not piece.text and not (tokens and (self.listed or self.body.return_tokens)):
             return
         generation = self.answer.generation
@@ -51,7 +51,7 @@ class LlamaShape:
     def whole(self, pieces: Sequence[Sequence[Piece]]) -> Json:
         """The answer in one object."""
         (choice,) = pieces
-        tokens = said_tokens([event for piece in choice for event in piece.events])
+        tokens = text_events([event for piece in choice for event in piece.events])
         return self._asked(self._text("".join(x.text for x in choice), tokens) | self._end())
 
     def _asked(self, answer: Json) -> Json:
@@ -61,16 +61,16 @@ class LlamaShape:
 
     def _text(self, text: str, events: Sequence[TokenEvent]) -> Json:
         ids = [event.token for event in events] if self.body.return_tokens else []
-        said: Json = {"index": 0, "content": text, "tokens": ids}
-        said["id_slot"] = self.answer.generation.slot
+        body: Json = {"index": 0, "content": text, "tokens": ids}
+        body["id_slot"] = self.answer.generation.slot
         if self.listed and events:
             tokenizer = self.answer.generation.model.tokenizer
-            said["completion_probabilities"] = [
+            body["completion_probabilities"] = [
                 _token(tokenizer, event.token, event.log_probability)
                 | {"top_logprobs": [_token(tokenizer, *one) for one in event.top]}
                 for event in events
             ]
-        return said
+        return body
 
     def _end(self) -> Json:
         """Reason of the end, counts and durations."""

@@ -5,13 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 
 import msgspec
 
 from contract.types import FinishReason
 from harness.host.answer_text import Piece
 from harness.host.reply import CallArguments, CallBegin, Content, Part, Thought, joined
-from harness.serve.answers import Answer, Json, listed_tokens, said_tokens
+from harness.serve.answers import Answer, Json, listed_tokens, text_events
 from harness.serve.errors import ApiError
 from harness.serve.ollama.errors import error_line
 from harness.serve.strict_json import object_or_empty
@@ -55,8 +56,8 @@ class OllamaShape:
     def end(self, usage: bool) -> bytes:
         """The last objects: a call that was not sent yet, and the counts."""
         calls = [line(self._head() | fields | {"done": False}) for fields in self._ended_call()]
-        said = self._body("", "", []) | self._listed()
-        last = line(self._head() | said | self._counts(self._finish))
+        body = self._body("", "", []) | self._listed()
+        last = line(self._head() | body | self._counts(self._finish))
         return b"".join([*calls, last])
 
     def failed(self, error: ApiError) -> bytes:
@@ -71,15 +72,15 @@ class OllamaShape:
             self._list(piece)
         text = "".join(part.text for part in parts if isinstance(part, Content))
         thoughts = "".join(part.text for part in parts if isinstance(part, Thought))
-        said = [one for part in parts for one in self._objects_of(part)] + list(self._ended_call())
-        calls = [call for one in said for call in one.get("message", {}).get("tool_calls", ())]
+        objects = [*chain.from_iterable(map(self._objects_of, parts)), *self._ended_call()]
+        calls = [call for one in objects for call in one.get("message", {}).get("tool_calls", ())]
         whole = self._body(text, thoughts, calls) | self._listed()
         return self._head() | whole | self._counts(choice[-1].finish)
 
     def _list(self, piece: Piece) -> None:
         if self.listed:
             tokenizer = self.answer.generation.model.tokenizer
-            self._unlisted += listed_tokens(tokenizer, said_tokens(piece.events))
+            self._unlisted += listed_tokens(tokenizer, text_events(piece.events))
 
     def _listed(self) -> Json:
         """The tokens that no object has listed yet."""
@@ -114,11 +115,11 @@ class OllamaShape:
             yield self._body("", "", [{"id": call.id, "function": function}])
 
     def _body(self, text: str, thoughts: str, calls: Sequence[Json]) -> Json:
-        said: Json = {"thinking": thoughts} if thoughts else {}
+        thinking: Json = {"thinking": thoughts} if thoughts else {}
         if self.text:
-            return {"response": text, **said}
+            return {"response": text, **thinking}
         called: Json = {"tool_calls": calls} if calls else {}
-        return {"message": {"role": "assistant", "content": text, **said, **called}}
+        return {"message": {"role": "assistant", "content": text, **thinking, **called}}
 
     def _head(self) -> Json:
         return {"model": self.answer.generation.model.name, "created_at": now()}

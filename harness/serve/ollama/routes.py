@@ -161,12 +161,12 @@ def _vectors(asked: EmbeddingRequest) -> Json:
     return embed(service_of_request(), asked, g.account.tenant, caller_of_request())
 
 
-def _loaded(name: str, said: Json) -> Json:
+def _loaded(name: str, empty_answer: Json) -> Json:
     """The answer to a request without anything to answer, which asks for the model to be there."""
     model = service_of_request().model
     model.check_name(name)
     head = {"model": model.name, "created_at": now()}
-    return head | said | {"done": True, "done_reason": "load"}
+    return head | empty_answer | {"done": True, "done_reason": "load"}
 
 
 def _progress(pull: Pull) -> Iterator[bytes]:

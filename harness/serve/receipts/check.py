@@ -82,8 +82,8 @@ def _usage_problems(receipt: Receipt) -> Iterator[str]:
         del counted["completion_tokens"]
     for name in sorted(counted.keys() | payload.usage.keys()):
         if counted.get(name) != payload.usage.get(name):
-            said = payload.usage.get(name, "missing")
-            yield f"usage: {name} is {said}, the receipt's tokens are {counted.get(name)}"
+            claimed = payload.usage.get(name, "missing")
+            yield f"usage: {name} is {claimed}, the receipt's tokens are {counted.get(name)}"
 
 
 def chain_problems(receipts: Sequence[Receipt]) -> list[str]:
@@ -208,20 +208,20 @@ def request_problems(receipt: Receipt, derived: DerivedRequests) -> list[str]:
     return problems
 
 
-def _first_other(derived: Sequence[int], said: Sequence[int]) -> str:
-    pairs = zip(derived, said, strict=False)
-    at = next((n for n, (a, b) in enumerate(pairs) if a != b), min(len(derived), len(said)))
+def _first_other(derived: Sequence[int], claimed: Sequence[int]) -> str:
+    pairs = zip(derived, claimed, strict=False)
+    at = next((n for n, (a, b) in enumerate(pairs) if a != b), min(len(derived), len(claimed)))
     return (
-        f"the request and the template give {len(derived)} tokens, the receipt has {len(said)}; "
+        f"the request and the template give {len(derived)} tokens, the receipt has {len(claimed)}; "
         f"they differ from token {at} on"
     )
 
 
 def _parameters(choice: ChoiceFacts, request: Request) -> Iterator[str]:
     derived = {**sampling_facts(request.sampling), "max_tokens": request.max_tokens}
-    said = {**choice.sampling, "max_tokens": choice.max_tokens}
-    for name in sorted(derived.keys() | said.keys()):
-        if derived.get(name) != said.get(name):
-            yield f"{name} is {said.get(name)}, the request's is {derived.get(name)}"
+    claimed = {**choice.sampling, "max_tokens": choice.max_tokens}
+    for name in sorted(derived.keys() | claimed.keys()):
+        if derived.get(name) != claimed.get(name):
+            yield f"{name} is {claimed.get(name)}, the request's is {derived.get(name)}"
     if choice.seed != str(request.sampling.seed):
         yield f"seed is {choice.seed}, the request's is {request.sampling.seed}"

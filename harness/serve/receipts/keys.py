@@ -109,10 +109,10 @@ def _checked(path: Path, entries: Sequence[Any]) -> list[str]:
         if not isinstance(entry, dict):
             raise ConfigError(problem)
         signature = str(entry.get("signature", ""))
-        said = {name: value for name, value in entry.items() if name != "signature"}
+        signed = {name: value for name, value in entry.items() if name != "signature"}
         key, previous = str(entry.get("key")), entry.get("previous")
         known = previous == (keys[-1] if keys else None)
-        if not known or not verifies(previous or key, signature, canonical(said)):
+        if not known or not verifies(previous or key, signature, canonical(signed)):
             raise ConfigError(problem)
         keys.append(key)
     if not keys:
@@ -158,8 +158,8 @@ def _entry(key: ReceiptKey, before: ReceiptKey | None) -> bytes:
     """The line of the history for ``key``, signed by the key before it or by itself."""
     previous = None if before is None else before.public
     since = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-    said = {"key": key.public, "previous": previous, "since": since}
-    return canonical(said | {"signature": (before or key).sign(canonical(said))})
+    signed = {"key": key.public, "previous": previous, "since": since}
+    return canonical(signed | {"signature": (before or key).sign(canonical(signed))})
 
 
 def _lines_to(folder: Path, public: str) -> list[bytes]:

@@ -87,7 +87,7 @@ def recompute_all(receipt: Receipt, derived: DerivedRequests) -> Recomputed:
 
 
 def _difference(
-    said: ChoiceFacts,
+    claimed: ChoiceFacts,
     leaves: Sequence[str],
     tokens: Sequence[int],
     digests: Sequence[str],
@@ -95,16 +95,17 @@ def _difference(
 ) -> str | None:
     """The first step at which a choice differs from what was computed; {where} is to be filled."""
     for step, (token, digest) in enumerate(zip(tokens, digests, strict=True)):
-        if step >= len(said.tokens):
+        if step >= len(claimed.tokens):
             break
         if leaves[step] != digest:
             return f"bits: {{where}}: step {step}: {OTHER_BITS}"
-        if said.tokens[step] != token:
-            return f"tokens: {{where}}: step {step}: {said.tokens[step]}, sampling gives {token}"
-    if len(said.tokens) != len(tokens):
-        return f"tokens: {{where}}: {len(said.tokens)} of them, the whole answer has {len(tokens)}"
-    if said.finish != finish:
-        return f"finish: {{where}}: {said.finish!r}, here {finish!r}"
+        if claimed.tokens[step] != token:
+            return f"tokens: {{where}}: step {step}: {claimed.tokens[step]}, sampling gives {token}"
+    if len(claimed.tokens) != len(tokens):
+        count = len(claimed.tokens)
+        return f"tokens: {{where}}: {count} of them, the whole answer has {len(tokens)}"
+    if claimed.finish != finish:
+        return f"finish: {{where}}: {claimed.finish!r}, here {finish!r}"
     return None
 
 

@@ -90,11 +90,11 @@ def _keep(
     token_ids: Sequence[int],
 ) -> None:
     """Store an answer that was made of these tokens."""
-    said = [msgspec.convert(item, InputItem) for item in response["output"]]
-    if said:
-        said[-1] = msgspec.structs.replace(said[-1], token_ids=list(token_ids))
+    output = [msgspec.convert(item, InputItem) for item in response["output"]]
+    if output:
+        output[-1] = msgspec.structs.replace(output[-1], token_ids=list(token_ids))
     items = named(items_of(body))
-    store.put(tenant, StoredResponse(response, items, tuple(said), body.previous_response_id))
+    store.put(tenant, StoredResponse(response, items, tuple(output), body.previous_response_id))
 
 
 def _page_of(items: Sequence[InputItem]) -> Json:
