@@ -20,7 +20,7 @@ def called(*names: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    "results, ids",
+    ("results", "ids"),
     [
         ([{}, {}], ["f0", "g1"]),
         ([{"name": "g"}, {"name": "f"}], ["g1", "f0"]),
