@@ -182,6 +182,7 @@ def render_chat(
 def turns_of(messages: Sequence[Message]) -> list[Turn]:
     """Messages in the form of chat templates, with the arguments of calls as texts."""
     turns = []
+    waiting: Sequence[ToolCall] = ()
     for index, message in enumerate(messages):
         role = str(message.__struct_config__.tag)
         turn: Turn = {
@@ -191,14 +192,28 @@ def turns_of(messages: Sequence[Message]) -> list[Turn]:
         if message.name is not None:
             turn["name"] = message.name
         if isinstance(message, ToolMessage):
-            turn["tool_call_id"] = message.tool_call_id
+            turn["tool_call_id"] = _answered(message, waiting, index)
+            waiting = [call for call in waiting if call.id != turn["tool_call_id"]]
         if isinstance(message, AssistantMessage):
             if message.reasoning_content is not None:
                 turn["reasoning_content"] = message.reasoning_content
+            waiting = message.tool_calls or ()
             if message.tool_calls:
                 turn["tool_calls"] = _calls_of(message.tool_calls, index)
         turns.append(turn)
     return turns
+
+
+def _answered(message: ToolMessage, waiting: Sequence[ToolCall], index: int) -> str:
+    """The id of the call that a result is of, where it has none the first that waits, or the first
+    of the result's name."""
+    if message.tool_call_id is not None:
+        return message.tool_call_id
+    for call in waiting:
+        if message.name in (None, call.function.name):
+            return call.id
+    param = f"messages[{index}].tool_call_id"
+    raise invalid_value(param, f"{param} is missing, and no call waits for this result")
 
 
 def _content_of(message: Message) -> str | list[Turn] | None:

@@ -96,9 +96,9 @@ class AssistantMessage(_MessageFields, tag="assistant", kw_only=True):
 
 
 class ToolMessage(_MessageFields, tag="tool", kw_only=True):
-    """The result of a tool call."""
+    """The result of a tool call; without ``tool_call_id`` of the first that waits for one."""
 
-    tool_call_id: str
+    tool_call_id: str | None = None
 
 
 Message = SystemMessage | DeveloperMessage | UserMessage | AssistantMessage | ToolMessage

@@ -91,6 +91,26 @@ def test_unknown_fields_of_messages_are_ignored(http: Http) -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("path", "asked", "name", "value"),
+    [
+        (RESPONSES, {"input": "a"}, "prompt", {"id": "pmpt_1", "variables": {"a": "b"}}),
+        (RESPONSES, {"input": "a"}, "conversation", "conv_1"),
+        ("/v1/messages", ASKED, "thread", {"type": "continue", "previous_message_id": "msg_1"}),
+        ("/v1/messages", ASKED, "thread", {"type": "create"}),
+        ("/v1/messages", ASKED, "compaction", {"type": "summarize"}),
+    ],
+)
+def test_what_only_another_server_holds_is_refused(
+    path: str, asked: dict[str, Any], name: str, value: object, http: Http
+) -> None:
+    """Without it an answer would be to less than the client means, or be another kind of answer."""
+    body = {"model": "tiny", **asked}
+    reply = http.post(path, {**body, name: value})
+    assert (reply.status, reply.json["error"]["param"]) == (400, name)
+    assert http.post(path, {**body, name: None}).status == 200
+
+
 @pytest.mark.parametrize("name", FOREIGN_NAMES)
 def test_fields_of_other_servers_are_nobodys_misspelling(name: str) -> None:
     kinds = (ChatRequest, CompletionRequest)

@@ -188,6 +188,6 @@ def _tools(body: ResponsesRequest) -> Json:
             chat["tools"].append({"type": "function", "function": function})
     if isinstance(body.tool_choice, ChosenFunction):
         chat["tool_choice"] = {"type": "function", "function": {"name": body.tool_choice.called}}
-    elif body.tool_choice is not None and body.tools:
+    elif body.tool_choice == "required" or (body.tool_choice is not None and body.tools):
         chat["tool_choice"] = body.tool_choice
     return chat

@@ -1,0 +1,46 @@
+"""Results of calls without the id of their call."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from harness.serve.chat import turns_of
+from harness.serve.errors import ApiError
+from harness.serve.wire import ChatRequest, converted
+
+
+def called(*names: str) -> dict[str, Any]:
+    calls = [
+        {"id": f"{name}{index}", "type": "function", "function": {"name": name, "arguments": "{}"}}
+        for index, name in enumerate(names)
+    ]
+    return {"role": "assistant", "content": None, "tool_calls": calls}
+
+
+@pytest.mark.parametrize(
+    ("results", "ids"),
+    [
+        ([{}, {}], ["f0", "g1"]),
+        ([{"name": "g"}, {"name": "f"}], ["g1", "f0"]),
+        ([{"name": "g"}, {}], ["g1", "f0"]),
+        ([{"tool_call_id": "f0"}, {}], ["f0", "g1"]),
+        ([{}, {"tool_call_id": "x"}], ["f0", "x"]),
+        ([{"tool_call_id": "f0"}, {"tool_call_id": "f0"}], ["f0", "f0"]),
+        ([{}, {}, {}], None),
+        ([{"name": "h"}], None),
+    ],
+)
+def test_a_result_is_of_the_first_call_that_waits(
+    results: list[dict[str, Any]], ids: list[str] | None
+) -> None:
+    """By its name where it has one; an earlier turn's calls wait no more."""
+    told = [{"role": "tool", "content": "a", **result} for result in results]
+    turns = [called("h"), called("f", "g"), *told]
+    messages = converted({"messages": turns}, ChatRequest).messages
+    if ids is None:
+        with pytest.raises(ApiError, match="tool_call_id"):
+            turns_of(messages)
+    else:
+        assert [turn["tool_call_id"] for turn in turns_of(messages)[2:]] == ids
