@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from contract.errors import NonFiniteLogits, ZincError
-from contract.lazy_dataclass import dataclass
 from contract.types import FinishReason, Request, TokenEvent
 from reference.model.text_stream import TextStream
 from reference.model.tokenizer import Tokenizer
@@ -24,8 +23,7 @@ class ClientTooSlow(ZincError):
     """Nobody took the tokens of a request for too many steps, so the engine ended it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
+class Piece(NamedTuple):
     """The next piece of the answer numbered ``choice``: its text, the parts that a parser makes of
     that text, the events of its tokens, and how the answer ended if it did."""
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from contract.lazy_dataclass import dataclass
@@ -152,7 +151,7 @@ class TextGeneration(Iterator[Piece]):
             for at, event in self._events():
                 piece = self._answer.receive(event, self._stream, at)
                 if piece is not None and self._framed is not None:
-                    piece = replace(piece, text=self._framed.take(piece.parts))
+                    piece = piece._replace(text=self._framed.take(piece.parts))
                 if piece is not None and (piece.text or piece.token is not None):
                     yield piece
 

@@ -51,7 +51,6 @@ class Metrics:
         self._generated = self._counter(
             "generation_tokens", "Tokens of answers, as they come.", WHO
         )
-        self._generated_for: dict[tuple[str, str], Counter] = {}
         self._success = self._counter(
             "request_success", "Choices that ended.", (*WHO, "finished_reason")
         )
@@ -80,13 +79,9 @@ class Metrics:
         self._step.observe(seconds)
         self._tokens.observe(tokens)
 
-    def generated(self, tenant: Tenant, tokens: int) -> None:
-        """An answer of a tenant's has so many more tokens."""
-        who = tenant.name, tenant.qos.value
-        counter = self._generated_for.get(who)
-        if counter is None:
-            counter = self._generated_for[who] = self._generated.labels(*who)
-        counter.inc(tokens)
+    def count_generated(self, tenant: Tenant) -> Callable[[int], None]:
+        """The function that counts more tokens of a tenant's answers."""
+        return self._generated.labels(tenant.name, tenant.qos.value).inc
 
     def ended(self, generation: Generation, tenant: Tenant) -> None:
         """A generation ended, however it did. Counts the choices that began."""

@@ -262,7 +262,7 @@ class Service:
             raise ApiError(400, "stream_options needs stream true", param="stream_options")
         self.check_accepting(body.receipt is not False)
         generation, shape = begin()
-        generation.on_tokens = partial(self.metrics.generated, tenant)
+        generation.on_tokens = self.metrics.count_generated(tenant)
         asked = -1 if body.id_slot is None else body.id_slot
         generation.slot = self.slots.begin(self.model, tenant, generation, asked)
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import codecs
 from collections.abc import Iterator, Sequence
+from encodings.utf_8 import IncrementalDecoder as Utf8Decoder
 
 from contract.errors import RequestError
 
@@ -38,7 +38,7 @@ class TextStream:
                 raise RequestError("stop", f"{problem}, expected 1 to {MAX_STOP_CHARACTERS}")
         self._stop_strings = tuple(stop_strings)
         self._longest = max(map(len, stop_strings), default=0)
-        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._decoder = Utf8Decoder(errors="replace")
         self._held = ""
         self._hidden = bytearray()
         self.stop_string: str | None = None
@@ -58,6 +58,8 @@ class TextStream:
         """Add the bytes of one more token, or a control token whose text is ``hidden``, and return
         the text that has become certain. Without ``search`` no stop string begins in it."""
         if not self._stop_strings:
+            if token_bytes.isascii() and not self._decoder.buffer:
+                return token_bytes.decode("ascii")
             return self._decoder.decode(token_bytes)
         if self.stopped:
             return ""
