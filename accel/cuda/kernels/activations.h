@@ -122,9 +122,9 @@ DEVICE void store_planes(const ACTIVATIONS &x, unsigned index, int lane,
     unsigned char *planes = x.planes + index * apart * UNIT_PLANES + of_lane;
 #pragma unroll
     for (int half = 0; half < 2; half++) {
-        unsigned char *place = planes + half * of_half;
-        *(unsigned *)place = high_bytes(pair[half][0], pair[half][1]);
-        *(unsigned *)(place + of_low) = low_bytes(pair[half][0], pair[half][1]);
+        unsigned char *target = planes + half * of_half;
+        *(unsigned *)target = high_bytes(pair[half][0], pair[half][1]);
+        *(unsigned *)(target + of_low) = low_bytes(pair[half][0], pair[half][1]);
     }
 }
 // A lane's part of the sums of 16 columns of both halves, of 16 bits each. The halves borrow from
@@ -252,9 +252,9 @@ DEVICE ACTIVATIONS from_token(ACTIVATIONS x, unsigned token) {
 DEVICE ACTIVATIONS among_eights(unsigned char *planes, short *sums, float *scales, unsigned token,
                                 unsigned units) {
     const size_t eight = (size_t)(token / 8 * 8) * units;
-    const unsigned place = token % 8;
-    return {planes + eight * UNIT_PLANES + place * 16,
-            sums + eight * UNIT_SUMS + place * (UNIT_SUMS / 2), scales + eight + place, units, true};
+    const unsigned row = token % 8;
+    return {planes + eight * UNIT_PLANES + row * 16,
+            sums + eight * UNIT_SUMS + row * (UNIT_SUMS / 2), scales + eight + row, units, true};
 }
 
 #endif

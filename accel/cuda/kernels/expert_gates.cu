@@ -19,7 +19,7 @@
 
 // One block's work.
 template <int dtype>
-DEVICE void gate_tile(const LAUNCH &launch, unsigned char *shared, unsigned token, unsigned place,
+DEVICE void gate_tile(const LAUNCH &launch, unsigned char *shared, unsigned token, unsigned choice,
                       unsigned rows, unsigned columns, int gates, int ups, bool chosen) {
     typedef UNIT_RUN<dtype, SLOTS> RUN;
     const int lane = threadIdx.x % WARP_LANES;
@@ -41,19 +41,16 @@ DEVICE void gate_tile(const LAUNCH &launch, unsigned char *shared, unsigned toke
     FOLLOWING_MAY_START;
     if (chosen) {
         const unsigned id =
-            ((const unsigned *)operand_at(launch, IDS))[token * stride_at(launch, IDS) + place];
+            ((const unsigned *)operand_at(launch, IDS))[token * stride_at(launch, IDS) + choice];
         run.begin(matrix_of(launch, matrix ? ups : gates, id, tiles * tile_bytes) +
                       tile * tile_bytes + first * RUN::unit_bytes,
                   count);
         if (tile == 0 && threadIdx.x == 0) count_uses(launch, gates, id, 1);
     }
-    const ACTIVATIONS made = {
-        operand_at(launch, M) + (size_t)token * units * UNIT_PLANES,
-        (short *)operand_at(launch, SUMS) + (size_t)token * units * UNIT_SUMS,
-        (float *)operand_at(launch, SCALE) + (size_t)token * units,
-        units,
-        false,
-    };
+    const ACTIVATIONS made =
+        from_token({operand_at(launch, M), (short *)operand_at(launch, SUMS),
+                    (float *)operand_at(launch, SCALE), units, false},
+                   token);
     const float total = run.total(made, first, lane);
     if (lane % 2 == 0)
         totals[warp * UNIT_ROWS + lane / 4 + (lane % 4 ? 8 : 0)] = total;
@@ -63,17 +60,17 @@ DEVICE void gate_tile(const LAUNCH &launch, unsigned char *shared, unsigned toke
 DEVICE void make_tile(const LAUNCH &launch, unsigned char *shared) {
     const PACKET *product = packet_of(launch, PRODUCT);
     const unsigned rows = product->size[MATMUL_ROWS], columns = product->size[MATMUL_COLUMNS];
-    const unsigned token = blockIdx.y / PLACES, place = blockIdx.y % PLACES;
+    const unsigned token = blockIdx.y / PLACES, choice = blockIdx.y % PLACES;
     if (token * USED >= count_of(launch, product)) {
         PRECEDING_DONE;
         return;
     }
-    const bool chosen = place < USED;
+    const bool chosen = choice < USED;
     if (chosen)
-        gate_tile<FORMAT_ID>(launch, shared, token, place, rows, columns, GATES, UPS, true);
+        gate_tile<FORMAT_ID>(launch, shared, token, choice, rows, columns, GATES, UPS, true);
 #if HAS_SHARED
     else
-        gate_tile<SHARED_FORMAT>(launch, shared, token, place, rows, columns, SHARED_GATE,
+        gate_tile<SHARED_FORMAT>(launch, shared, token, choice, rows, columns, SHARED_GATE,
                                  SHARED_UP, false);
 #endif
     constexpr unsigned at_totals =
@@ -101,7 +98,7 @@ DEVICE void make_tile(const LAUNCH &launch, unsigned char *shared) {
     const float h = gated(packet_of(launch, op)->size[SWIGLU_ACTIVATION], value[0], value[1]);
     SENT sent;
     sent.open(launch, chosen ? TO_H : TO_SHARED_H);
-    const size_t of_row = chosen ? token * USED + place : token;
+    const size_t of_row = chosen ? token * USED + choice : token;
     const int made = chosen ? H : SHARED_H;
     sent.store((float *)operand_at(launch, made) + of_row * stride_at(launch, made) + row, h);
 }

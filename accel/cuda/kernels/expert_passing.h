@@ -62,8 +62,8 @@ template <int rows> struct BLOCK_CHUNKS {
 
     static constexpr unsigned bytes = CHUNKS * (sizeof(CHUNK) + rows * 4);
 
-    __device__ __forceinline__ BLOCK_CHUNKS(unsigned char *place)
-        : of((CHUNK *)place), pairs((unsigned *)(place + CHUNKS * sizeof(CHUNK))) {}
+    __device__ __forceinline__ BLOCK_CHUNKS(unsigned char *shared)
+        : of((CHUNK *)shared), pairs((unsigned *)(shared + CHUNKS * sizeof(CHUNK))) {}
     // By all threads, of which there are `threads`; returns the number of chunks.
     __device__ __forceinline__ unsigned load(const EXPERT_TABLE &table, unsigned threads) const {
         const unsigned all = table.chunks();

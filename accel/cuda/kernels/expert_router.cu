@@ -110,13 +110,10 @@ extern "C" __global__ void __launch_bounds__(WARPS *WARP_LANES, 2)
                         eight.of[i] = eight.of[i] * factor;
                         if (norm) eight.of[i] = eight.of[i] * w.of[i];
                     }
-                    const ACTIVATIONS made = {
-                        operand_at(launch, M) + (size_t)token * units * UNIT_PLANES,
-                        (short *)operand_at(launch, SUMS) + (size_t)token * units * UNIT_SUMS,
-                        (float *)operand_at(launch, SCALE) + (size_t)token * units,
-                        units,
-                        false,
-                    };
+                    const ACTIVATIONS made =
+                        from_token({operand_at(launch, M), (short *)operand_at(launch, SUMS),
+                                    (float *)operand_at(launch, SCALE), units, false},
+                                   token);
                     quantize_unit(made, segment, lane, eight);
                 }
             }

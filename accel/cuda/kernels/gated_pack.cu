@@ -41,19 +41,19 @@ DEVICE EIGHT gated_columns(const float *gates, const float *ups, size_t apart, u
     return v;
 }
 
-// Copies a unit of eight tokens to all devices.
-DEVICE void send_unit(const LAUNCH &launch, const unsigned char *packed, size_t place) {
+// Copies a unit of eight tokens, `packed` in shared memory, to slot `index` of all devices.
+DEVICE void send_unit(const LAUNCH &launch, const unsigned char *packed, size_t index) {
     SENT planes, sums, scales;
     planes.open(launch, TO_M), sums.open(launch, TO_SUMS), scales.open(launch, TO_SCALE);
     const unsigned thread = threadIdx.x;
-    uint4 *to = (uint4 *)(operand_at(launch, M) + place * EIGHT_BYTES);
+    uint4 *to = (uint4 *)(operand_at(launch, M) + index * EIGHT_BYTES);
     for (unsigned i = thread; i < EIGHT_BYTES / 16; i += THREADS)
         planes.store(to + i, ((const uint4 *)packed)[i]);
     if (thread < EIGHT_SUMS_BYTES / 16)
-        sums.store((uint4 *)(operand_at(launch, SUMS) + place * EIGHT_SUMS_BYTES) + thread,
+        sums.store((uint4 *)(operand_at(launch, SUMS) + index * EIGHT_SUMS_BYTES) + thread,
                    ((const uint4 *)(packed + AT_SUMS))[thread]);
     if (thread < EIGHT_TOKENS)
-        scales.store((float *)operand_at(launch, SCALE) + place * EIGHT_TOKENS + thread,
+        scales.store((float *)operand_at(launch, SCALE) + index * EIGHT_TOKENS + thread,
                      ((const float *)(packed + AT_SCALES))[thread]);
 }
 

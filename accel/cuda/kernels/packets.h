@@ -30,14 +30,15 @@ static __device__ __forceinline__ const PACKET *packet_of(const LAUNCH &launch, 
     return (const PACKET *)launch.packets + launch.index + number;
 }
 
-static __device__ __forceinline__ unsigned char *operand_at(const LAUNCH &launch, int place) {
-    if (place < 0) return 0;
-    const U64 stored = packet_of(launch, place / 16)->operand[place % 16];
+// The address of an operand. `index` is 16 packet + operand; a negative one names none: address 0.
+static __device__ __forceinline__ unsigned char *operand_at(const LAUNCH &launch, int index) {
+    if (index < 0) return 0;
+    const U64 stored = packet_of(launch, index / 16)->operand[index % 16];
     return (unsigned char *)address_of(launch, stored);
 }
 
-static __device__ __forceinline__ size_t stride_at(const LAUNCH &launch, int place) {
-    return place < 0 ? 0 : packet_of(launch, place / 16)->stride[place % 16];
+static __device__ __forceinline__ size_t stride_at(const LAUNCH &launch, int index) {
+    return index < 0 ? 0 : packet_of(launch, index / 16)->stride[index % 16];
 }
 
 // The first size: tokens or rows of this step.

@@ -69,11 +69,11 @@ struct SENT {
         for (unsigned peer = 0; peer < PEERS; peer++)
             apart[peer] = number < 0 ? 0 : others_of(launch).of[peer].apart[number];
     }
-    template <typename T> __device__ __forceinline__ void store(T *place, const T &value) const {
-        *place = value;
+    template <typename T> __device__ __forceinline__ void store(T *target, const T &value) const {
+        *target = value;
 #pragma unroll
         for (unsigned peer = 0; peer < PEERS; peer++)
-            if (apart[peer]) *(T *)((char *)place + apart[peer]) = value;
+            if (apart[peer]) *(T *)((char *)target + apart[peer]) = value;
     }
 };
 
@@ -115,8 +115,8 @@ DEVICE void meet_others(const LAUNCH &launch) {
 
 struct SENT {
     __device__ __forceinline__ void open(const LAUNCH &, int) {}
-    template <typename T> __device__ __forceinline__ void store(T *place, const T &value) const {
-        *place = value;
+    template <typename T> __device__ __forceinline__ void store(T *target, const T &value) const {
+        *target = value;
     }
 };
 DEVICE void meet_others(const LAUNCH &) {}
