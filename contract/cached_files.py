@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import time
 from collections.abc import Iterable
@@ -13,6 +14,13 @@ PARTIAL = ".partial"
 """Ends the name of a file that is being written, and gets its own name once it is complete."""
 ABANDONED_SECONDS = 3600.0
 """Seconds without a change after which whoever wrote such a file is taken for killed."""
+
+
+def need_file(path: Path) -> None:
+    """Raise OSError where ``path`` is there and is no file: a file renamed to it would take the
+    place of a device."""
+    if path.exists() and not path.is_file():
+        raise OSError(errno.EEXIST, "it is there and is no file")
 
 
 class CachedFile(NamedTuple):

@@ -75,23 +75,27 @@ class Tenant:
         group = 0 if self.isolation_group is None else self.isolation_group
         for name, value in (("id", self.id), ("isolation_group", group)):
             if not _is_int(value, 0, MAX_UINT32):
-                raise ConfigError(f"tenant {self.name!r}: {name} is {value!r}, not a 32-bit number")
+                raise ConfigError(
+                    f"tenant {self.name!r}: {name} is {value!r}, {_whole(0, MAX_UINT32)}"
+                )
         if type(self.name) is not str or not self.name or not self.name.isprintable():
             raise ConfigError(f"tenant {self.id}: name {self.name!r} is empty or not printable")
         if not _is_real(self.weight, 0.0, math.inf) or not 0 < self.weight < math.inf:
-            raise ConfigError(f"tenant {self.name!r}: weight is {self.weight!r}, not above 0")
+            raise ConfigError(
+                f"tenant {self.name!r}: weight is {self.weight!r}, not a finite number above 0"
+            )
         if not isinstance(self.qos, QosClass):
             raise ConfigError(f"tenant {self.name!r}: qos is {self.qos!r}, not a QosClass")
         for name in _TENANT_QUOTAS:
             value = getattr(self, name)
             if not _is_int(value, 1, MAX_INT32):
                 raise ConfigError(
-                    f"tenant {self.name!r}: {name} is {value!r}, not from 1 to {MAX_INT32}"
+                    f"tenant {self.name!r}: {name} is {value!r}, {_whole(1, MAX_INT32)}"
                 )
         if not _is_int(self.reserved_pages, 0, self.max_kv_pages):
             raise ConfigError(
                 f"tenant {self.name!r}: reserved_pages is {self.reserved_pages!r}, "
-                f"not from 0 to max_kv_pages, {self.max_kv_pages}"
+                f"{_whole(0, self.max_kv_pages)} (max_kv_pages)"
             )
 
 
@@ -237,6 +241,10 @@ class TokenEvent(NamedTuple):
     finish_reason: FinishReason | None = None
     log_probability: float | None = None
     top: tuple[tuple[int, float], ...] = ()
+
+
+def _whole(low: int, high: int) -> str:
+    return f"not a whole number from {low} to {high}"
 
 
 def _is_int(value: object, low: int, high: int) -> bool:

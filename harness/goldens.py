@@ -25,7 +25,7 @@ from contract.ir.codec import graph_digest
 from contract.tier import Tier
 from contract.types import Request
 from harness.catalog import DEFAULT_ID, resolve_model
-from harness.cli.parser import Parser
+from harness.cli.parser import Parser, path_argument
 from harness.cli.tool import run_tool
 from harness.digest import file_digest, logits_digest
 from harness.golden_specs import SYNTHETIC_SPECS
@@ -294,7 +294,7 @@ def build_parser(prog: str = PROG) -> Parser:
     )
     group.add_argument(
         "--folder",
-        type=Path,
+        type=path_argument,
         default=FOLDER,
         metavar="DIR",
         help="folder of the stored digests [default: goldens of this checkout]",

@@ -6,10 +6,9 @@ import argparse
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
-from pathlib import Path
 
 from harness.catalog import resolve_model
-from harness.cli.parser import Parser, add_switch
+from harness.cli.parser import Parser, add_switch, path_argument
 from harness.cli.tool import run_tool
 from harness.console import note, printable, table
 from harness.settings import add_flags, group_of, resolve
@@ -50,7 +49,9 @@ def build_parser(prog: str = PROG) -> Parser:
         epilog=EXAMPLES,
         appendix=ABOUT_TRACES,
     )
-    parser.add_argument("trace", type=Path, metavar="TRACE", help="a file that --trace wrote")
+    parser.add_argument(
+        "trace", type=path_argument, metavar="TRACE", help="a file that --trace wrote"
+    )
     group_of(parser, "model").add_argument(
         "-m",
         "--model",

@@ -15,6 +15,9 @@ from harness.setting_kinds import (
     text,
 )
 
+HOST = r"[^\s/:*]+|\[?[0-9A-Fa-f:]+\]?"
+ORIGIN = r"\*|null|[A-Za-z][\w+.-]*://[^\s/]+/?"
+
 SERVER = (
     Setting(
         "host",
@@ -75,7 +78,7 @@ SERVER = (
     ),
     Setting(
         "allowed_hosts",
-        names("HOST[,HOST]"),
+        names("HOST[,HOST]", "names of hosts without scheme and port", HOST),
         "",
         "host names, separated by commas, that requests may use for this server, besides its "
         "addresses, localhost and the machine's name",
@@ -83,7 +86,7 @@ SERVER = (
     ),
     Setting(
         "cors",
-        names("ORIGIN"),
+        names("ORIGIN", "origins such as https://chat.example.org, or '*'", ORIGIN),
         "",
         "web site whose pages may use this server, such as https://chat.example.org; '*' is "
         "every site. May be given several times",

@@ -133,13 +133,16 @@ def switch(off: str, on: str) -> SettingKind:
     return replace(kind, parse=lambda text: kind.parse(text) == on)
 
 
-def names(metavar: str) -> SettingKind:
-    """A tuple of names, which the text separates by commas."""
-    return SettingKind("names, separated by commas", metavar, _names, (str,))
+def names(metavar: str, accepts: str = "names", pattern: str = ".+") -> SettingKind:
+    """A tuple of names, which the text separates by commas; each matches ``pattern``."""
 
+    def parse(text: str) -> tuple[str, ...]:
+        found = tuple(filter(None, map(str.strip, text.split(","))))
+        if not all(re.fullmatch(pattern, name) for name in found):
+            raise ValueError(text)
+        return found
 
-def _names(text: str) -> tuple[str, ...]:
-    return tuple(filter(None, map(str.strip, text.split(","))))
+    return SettingKind(f"{accepts}, separated by commas", metavar, parse, (str,))
 
 
 def text(metavar: str = "TEXT") -> SettingKind:

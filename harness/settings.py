@@ -138,8 +138,9 @@ def config_path(
 ) -> tuple[Path, bool]:
     """The configuration file, and whether the user named it (so that it has to exist)."""
     env = os.environ if env is None else env
-    named = getattr(args, "config", None) or env.get(CONFIG_ENV)
-    if not named:
+    named = getattr(args, "config", None)
+    named = env.get(CONFIG_ENV) or None if named is None else named
+    if named is None:
         return default_config_path(), False
     try:
         return path_of(named), True

@@ -12,6 +12,7 @@ from contract.errors import ConfigError
 from contract.extras import install_command
 from harness.bench.engines import PEER
 from harness.bench.report import Report, digits, label_of
+from harness.cli.parser import check_output
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -35,8 +36,7 @@ def check_plot(path: Path) -> None:
     """Raise ConfigError before anything is measured when no plot could be written to ``path``."""
     if path.suffix[1:] not in FORMATS:
         raise ConfigError(f"--plot: {path} must end in .svg or .png")
-    if not path.absolute().parent.is_dir():
-        raise ConfigError(f"--plot: {path.parent} is not a folder")
+    check_output("--plot", path)
     if importlib.util.find_spec("matplotlib") is None:
         raise ConfigError(f"--plot: matplotlib is not installed; run {install_command('bench')}")
 

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from harness.cli.parser import add_count, add_file, add_switch
+from harness.cli.parser import add_count, add_file, add_switch, path_argument
 from harness.settings import group_of
 
 GPUS = "gfx1201", "gfx1100"
@@ -35,7 +35,7 @@ def add_parser(subparsers: Any) -> None:
     """Add the ``asm`` command; its parser sets ``func(args) -> exit code``."""
     text = "compile, check and list a kernel for AMD GPUs"
     parser = subparsers.add_parser("asm", help=text, description=text, epilog=EPILOG)
-    parser.add_argument("input", metavar="FILE", type=Path, help="a file: .k, .s or .zrt")
+    parser.add_argument("input", metavar="FILE", type=path_argument, help="a file: .k, .s or .zrt")
     output = group_of(parser, "output")
     add_file(output, "-o", "--output", help="the .zrt file to write")
     group = group_of(parser, "input")

@@ -6,8 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from contract.errors import ConfigError
-from harness.cli.parser import add_file, add_switch
+from harness.cli.parser import add_file, add_switch, check_output, path_argument
 from harness.settings import group_of
 
 AMD_TIERS = ("t1", "t2")
@@ -35,7 +34,7 @@ def add_parser(subparsers: Any) -> None:
     )
     group_of(parser, "output").add_argument(
         "--out",
-        type=Path,
+        type=path_argument,
         default=Path("card.tar.gz"),
         metavar="FILE",
         help="the archive to write [default: card.tar.gz]",
@@ -57,8 +56,7 @@ def card_test(args: argparse.Namespace) -> int:
     from harness.conformance.package import write_archive
     from harness.tiers import SIMULATED
 
-    if not args.out.absolute().parent.is_dir():
-        raise ConfigError(f"--out: {args.out.parent} is not a folder")
+    check_output("--out", args.out)
     tiers = (args.tier,) if args.tier else AMD_TIERS
     maker, name = (INTEL, "Intel") if args.tier == "intel" else (AMD, "AMD")
     options: dict[str, str | None] = {"--quick": None} if args.quick else {}

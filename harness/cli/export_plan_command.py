@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from contract.errors import ConfigError
-from harness.cli.parser import add_switch
+from harness.cli.parser import add_switch, path_argument
 from harness.cli.sessions import MODEL_SETTINGS, model_file
 from harness.console import note
 from harness.settings import Settings, add_flags, group_of, resolve
@@ -35,7 +35,9 @@ def add_parser(subparsers: Any) -> None:
     """Add the ``export-plan`` command; its parser sets ``func(args) -> exit code``."""
     text = "write a plan that a C program runs on the processor without Python"
     parser = subparsers.add_parser("export-plan", help=text, description=text, epilog=EXAMPLES)
-    parser.add_argument("plan", metavar="FILE", help="the plan; its weights become FILE.weights")
+    parser.add_argument(
+        "plan", type=path_argument, metavar="FILE", help="the plan; its weights become FILE.weights"
+    )
     add_switch(
         group_of(parser, "memory"),
         "--all-logits",
@@ -48,7 +50,7 @@ def add_parser(subparsers: Any) -> None:
 def export_plan_command(args: argparse.Namespace) -> int:
     """Write the plan, its weights, and print how to compile a program that opens it."""
     settings = resolve(args, NAMES)
-    path = Path(args.plan)
+    path = args.plan
     if not path.parent.is_dir():
         raise ConfigError(f"{path}: there is no folder {path.parent}")
     from accel.native.c_library import INCLUDE, find_c_library

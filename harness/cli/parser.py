@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import textwrap
 from collections.abc import Collection, Iterator, Sequence
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from contract.errors import ConfigError
-from harness.setting_kinds import ENV_PREFIX
+from harness.setting_kinds import ENV_PREFIX, path_of
 from harness.settings import group_of
 from harness.settings_table import GROUPS, SETTINGS
 
@@ -145,9 +146,28 @@ def add_count(
     group.add_argument(flag, type=int, default=default, metavar="N", help=text, **options)
 
 
+def path_argument(text: str) -> Path:
+    """The path that an argument names. Raises ArgumentTypeError."""
+    try:
+        return path_of(text)
+    except (ValueError, RuntimeError):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a path") from None
+
+
+def check_output(flag: str, path: Path) -> None:
+    """Raise ConfigError before anything is computed where no file can be written to ``path``."""
+    folder = path.absolute().parent
+    if not folder.is_dir():
+        raise ConfigError(f"{flag}: {path.parent} is not a folder")
+    if path.is_dir():
+        raise ConfigError(f"{flag}: {path} is a folder; name a file in it")
+    if not os.access(path if path.exists() else folder, os.W_OK):
+        raise ConfigError(f"{flag}: {path} may not be written")
+
+
 def add_file(group: argparse._ActionsContainer, *flags: str, help: str) -> None:
     """Add a flag for the path of a file, None if it is not given."""
-    group.add_argument(*flags, type=Path, metavar="FILE", help=help)
+    group.add_argument(*flags, type=path_argument, metavar="FILE", help=help)
 
 
 def add_switch(group: argparse._ActionsContainer, *flags: str, help: str) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from accel.user_folders import user_folder
 from contract.errors import ConfigError
-from harness.cli.parser import add_file, add_switch
+from harness.cli.parser import add_file, add_switch, path_argument
 from harness.cli.sessions import model_file
 from harness.console import note, printable, table
 from harness.settings import Settings, group_of
@@ -52,7 +52,7 @@ def add_parser(subparsers: Any) -> None:
         group.add_argument(
             "--receipts",
             dest="folder",
-            type=Path,
+            type=path_argument,
             metavar="DIR",
             default=None,
             help="the folder of `zinc-rt serve --receipts` [default: this user's]",

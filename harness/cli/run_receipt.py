@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from contract.errors import ConfigError
 from contract.types import LOCAL_TENANT, Request
+from harness.cli.parser import check_output
 from harness.cli.prompt import opening, thinking_fields, user
 from harness.cli.receipts_command import default_folder
 from harness.digest import RowDigests, file_digest
@@ -99,6 +100,7 @@ def receipt_of_run(args: argparse.Namespace, settings: Settings, prompt: str) ->
     from harness.serve.receipts.keys import open_key
 
     need_server_extra()
+    check_output("--receipt", args.receipt)
     open_key(default_folder())
     messages = None if args.raw else [*opening(settings["system"]), user(prompt)]
     return RunReceipt(args.receipt, thinking_fields(settings["thinking"]), messages, prompt)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from contract.errors import ConfigError
 from harness.cli.model_argument import add_model_argument
-from harness.cli.parser import add_switch
+from harness.cli.parser import add_switch, path_argument
 from harness.cli.receipts_command import (
     add_receipt_flags,
     refuse_receipt_flags,
@@ -104,13 +104,13 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument(
         "request",
         metavar="RECEIPT|REQUEST",
-        type=Path,
+        type=path_argument,
         help="file: a receipt, or several of a chain, one a line; or the JSON that was sent",
     )
     parser.add_argument(
         "response",
         metavar="RESPONSE",
-        type=Path,
+        type=path_argument,
         nargs="?",
         help="file: the JSON or the events received",
     )

@@ -12,7 +12,7 @@ from typing import Any
 
 from contract.errors import ConfigError
 from contract.types import QosClass, Tenant
-from harness.cli.parser import add_count, add_json_flag, add_switch
+from harness.cli.parser import add_count, add_json_flag, add_switch, path_argument
 from harness.console import table
 from harness.extras import optional_libraries
 from harness.settings import add_flags, group_of, resolve
@@ -115,7 +115,7 @@ def _add_without_file(verbs: Any) -> None:
     key.set_defaults(func=make_key)
     text = "check a file of tenants as a server reads it"
     check = verbs.add_parser("check", help=text, description=text)
-    check.add_argument("file", metavar="FILE", type=Path, help="the file of tenants")
+    check.add_argument("file", metavar="FILE", type=path_argument, help="the file of tenants")
     check.set_defaults(func=check_file)
 
 

@@ -14,6 +14,7 @@ import zlib
 from collections.abc import Mapping
 from pathlib import Path
 
+from contract.cached_files import need_file
 from contract.errors import ConfigError, system_words
 
 FORMAT = 1
@@ -71,6 +72,7 @@ def write_archive(out: Path, archive: bytes) -> None:
     """Write the file, whole or not at all. Raises ConfigError."""
     temporary = out.with_name(f".{out.name}.tmp")
     try:
+        need_file(out)
         temporary.write_bytes(archive)
         temporary.replace(out)
     except OSError as error:

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from harness.cli.parser import Parser
+from harness.cli.parser import Parser, path_argument
 from harness.cli.tool import run_tool
 from harness.progress import progress_on
 from harness.settings import group_of
@@ -52,7 +52,9 @@ def build_parser(prog: str = PROG) -> Parser:
         help="GGUF file whose tokenizer is copied [default: a small one of bytes]",
     )
     output = group_of(parser, "output")
-    output.add_argument("--out", required=True, metavar="FILE", help="the GGUF file to write")
+    output.add_argument(
+        "--out", required=True, type=path_argument, metavar="FILE", help="the GGUF file to write"
+    )
     output.add_argument(
         "--sparse",
         action="store_true",

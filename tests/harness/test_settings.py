@@ -107,6 +107,12 @@ BAD_TEXT = [
     ("tier", "toaster"), ("tier", "CPU"), ("kv_dtype", "q8"), ("context", "32KB"),
     ("context", "-4K"), ("context", "15"), ("context", "4 K"), ("thinking", "yes"),
     ("cache_dir", "a\0b"), ("cache_dir", "~no-such-user-here/x"), ("repeat_penalty", "0"),
+    ("cors", "chat.example.org"),
+    ("cors", "https://chat.example.org/page"),
+    ("cors", "https://"),
+    ("allowed_hosts", "https://chat.example.org"),
+    ("allowed_hosts", "chat.example.org:8080"),
+    ("allowed_hosts", "chat.example.org,*"),
 ]  # fmt: skip
 
 
@@ -136,6 +142,23 @@ def test_bad_value_in_the_file_names_file_and_key(tmp_path: Path, line: str) -> 
     key = line.split()[0]
     with pytest.raises(ConfigError, match=f"zinc.toml:{key}: .*expected"):
         resolved("--config", str(path))
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("cors", "*"),
+        ("cors", "null"),
+        ("cors", "http://localhost:3000/"),
+        ("cors", "https://a.example.org,chrome-extension://abcdefgh"),
+        ("cors", "http://[::1]:3000"),
+        ("allowed_hosts", "chat.example.org, 10.0.0.7,my_box"),
+        ("allowed_hosts", "::1"),
+    ],
+)
+def test_names_that_a_request_may_have_are_accepted(name: str, text: str) -> None:
+    flag = f"--{name.replace('_', '-')}"
+    assert resolved(flag, text)[name] == tuple(part.strip() for part in text.split(","))
 
 
 def test_toml_types_a_person_would_write(tmp_path: Path) -> None:

@@ -75,15 +75,19 @@ def test_what_is_read_can_be_registered(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("[tenant.a]\nid = 1\nmax_slots = 0", "tenant 'a': max_slots is 0, not from 1"),
+        (
+            "[tenant.a]\nid = 1\nmax_slots = 0",
+            "tenant 'a': max_slots is 0, not a whole number from 1",
+        ),
         ("[tenant.a]\nid = 1\nmax_slots = true", "tenant 'a': max_slots is True"),
         ("[tenant.a]\nid = 1\nmax_kv_pages = 2.5", "tenant 'a': max_kv_pages is 2.5"),
         ("[tenant.a]\nid = 1\nweight = 0", "tenant 'a': weight is 0"),
         ("[tenant.a]\nid = 1\nweight = nan", "tenant 'a': weight is nan"),
+        ("[tenant.a]\nid = 1\nweight = inf", "weight is inf, not a finite number above 0"),
         ("[tenant.a]\nid = 1\nreserved_pages = 9999", "reserved_pages is 9999.* 4096"),
         ("[tenant.a]\nid = 1\nqos = 'urgent'", "tenant 'a': qos is 'urgent', not one of 'inter"),
         ("[tenant.a]\nid = 1\nqos = ['batch']", "tenant 'a': qos is "),
-        ("[tenant.a]\nid = '1'", "tenant 'a': id is '1'"),
+        ("[tenant.a]\nid = '1'", "tenant 'a': id is '1', not a whole number from 0 to 4294967295"),
         ("[tenant.a]\nid = -1", "tenant 'a': id is -1"),
         ("[tenant.a]\nweight = 2", "tenant 'a': id is missing"),
         ("[tenant.a]\nid = 1\nmax-slots = 2", "tenant 'a': unknown key 'max-slots'.*'max_slots'"),

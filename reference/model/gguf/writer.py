@@ -14,7 +14,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from contract.cached_files import remove_abandoned
+from contract.cached_files import need_file, remove_abandoned
 from contract.dtypes import DType
 from contract.errors import ModelFileError
 from reference.model.gguf.cursor import shown
@@ -77,6 +77,7 @@ def write_gguf(
     temporary = path.with_name(f".{stem}.{secrets.token_hex(8)}.tmp")
     remove_abandoned(path.parent, f".{stem}.", ".tmp")
     try:
+        need_file(path)
         with open(temporary, "xb") as file:
             file.write(header)
             for tensor in layout.tensors:
