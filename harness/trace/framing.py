@@ -13,6 +13,7 @@ import json
 import os
 import zlib
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
@@ -124,11 +125,15 @@ class TraceWriter:
         """Write the closing record and close the file. Harmless when closed."""
         if not self._file.closed:
             self.write(RecordKind.END)
-            self._file.close()
+            try:
+                self._file.close()
+            except OSError as error:
+                raise self._unwritable(error) from None
 
     def abandon(self) -> None:
-        """Close the file without marking it as complete."""
-        self._file.close()
+        """Close the file without marking it as complete; what ends the trace is another error."""
+        with suppress(OSError):
+            self._file.close()
 
     def __enter__(self) -> Self:
         return self

@@ -105,8 +105,7 @@ class Timeline(ContextManager, Observer):
     def close(self) -> None:
         """End the file. Harmless when already ended."""
         if not self._file.closed:
-            self._file.write("\n]\n")
-            self._file.close()
+            self._write("\n]\n", last=True)
 
     def _leave(self, at: float, slot: int) -> None:
         if self._in_slots.pop(slot, None) is not None:
@@ -144,8 +143,16 @@ class Timeline(ContextManager, Observer):
         event = {"ph": phase, "pid": group, "tid": track, "name": name, "ts": _microseconds(at)}
         if args is not None:
             event["args"] = args
-        self._file.write(self._separator + json.dumps(event | fields, separators=(",", ":")))
+        self._write(self._separator + json.dumps(event | fields, separators=(",", ":")))
         self._separator = ",\n"
+
+    def _write(self, text: str, *, last: bool = False) -> None:
+        try:
+            self._file.write(text)
+            if last:
+                self._file.close()
+        except OSError as error:
+            raise ConfigError(f"{self._file.name}: cannot be written: {error.strerror}") from None
 
 
 def _microseconds(seconds: float) -> int:
