@@ -19,6 +19,8 @@ ABANDONED_SECONDS = 3600.0
 def need_file(path: Path) -> None:
     """Raise OSError where ``path`` is there and is no file: a file renamed to it would take the
     place of a device."""
+    if path.is_dir():
+        raise OSError(errno.EISDIR, os.strerror(errno.EISDIR))
     if path.exists() and not path.is_file():
         raise OSError(errno.EEXIST, "it is there and is no file")
 
