@@ -1,4 +1,4 @@
-"""A simulated GPU: memory, queues and interrupts as its drivers' users see them."""
+"""A simulated GPU: memory and queues as its drivers' users see them."""
 
 from __future__ import annotations
 
@@ -98,7 +98,6 @@ class FakeGpu:
     checked: bool
     generation: Generation = GFX12
     queues: dict[int, FakeQueue] = field(default_factory=dict)
-    interrupts: list[int] = field(default_factory=list)
 
     def add(
         self, number: int, doorbell: NDArray[np.uint64], ring: Bytes, write: int, read: int
@@ -106,9 +105,7 @@ class FakeGpu:
         """A new queue with its pointers at these addresses."""
         words = len(self.space.view.words)
         coherence = Coherence(words) if self.checked else None
-        processor = CommandProcessor(
-            self.space.view, self.interrupts.append, coherence, generation=self.generation
-        )
+        processor = CommandProcessor(self.space.view, coherence, generation=self.generation)
         queue = FakeQueue(
             number,
             doorbell,
