@@ -32,7 +32,7 @@ class Bench:
         self.queue: Queue = runtime.queue
         self.memory: Memory = runtime.memory
         self.program: Program = runtime.program
-        self.device: Device = tier.device
+        self.device: Device = self.queue.device
         self.null = gpu.zero.ffi.NULL
         self.events = Events(self.queue, 1)
         self.list = self.queue.new_list()
