@@ -33,7 +33,7 @@ from accel.packets.step import Schedule, Step
 from accel.packets.step_memory import WorkerScratch
 from accel.packets.submissions import FormBatch, StepFence
 from accel.packets.tier import tier_info
-from accel.packets.worker_tuner import AdaptiveWorkers, Choice
+from accel.packets.worker_tuner import AdaptiveWorkers, WorkerChoice
 from contract.dtypes import StorageClass
 from contract.errors import TierUnavailable
 from contract.file_reads import copy_bytes
@@ -56,13 +56,13 @@ NativeFence = StepFence[AddressRange, NativeForm, NativeStep]
 class Choices:
     """Options of a caller; None leaves a choice to the machine.
 
-    ``threads`` is the number of workers; ``tuner`` makes, of that number, what chooses how many of
-    them each step gets. ``memory_bytes`` is the most memory. ``cache`` is the folder of compiled
-    libraries, ``weights`` that of arranged weights and ``lowered`` that of lowered steps; None
-    stores none."""
+    ``threads`` is the number of workers; ``worker_choice`` makes, from that number, the object
+    that chooses how many of them each step gets. ``memory_bytes`` is the most memory. ``cache`` is
+    the folder of compiled libraries, ``weights`` that of arranged weights and ``lowered`` that of
+    lowered steps; None stores none."""
 
     threads: int | None = None
-    tuner: Callable[[int], Choice] = AdaptiveWorkers
+    worker_choice: Callable[[int], WorkerChoice] = AdaptiveWorkers
     memory_bytes: int | None = None
     cache: Path | None = None
     weights: Path | None = None
@@ -94,7 +94,7 @@ class NativeTier(PacketTier[AddressRange, NativeForm, NativeStep]):
         self._weights = ModelWeights(self._arranger, files, choices.weights, progress)
         self._addresses = WorkerScratch()
         submissions = NativeSubmissions(
-            self._pool, self._addresses, choices.tuner(self._pool.workers), files
+            self._pool, self._addresses, choices.worker_choice(self._pool.workers), files
         )
         self._slots = submissions
         self._stored_steps = None

@@ -17,7 +17,7 @@ from accel.packets.footprint import kinds_of
 from accel.packets.host_memory import AddressRange
 from accel.packets.step import Op
 from accel.packets.step_memory import WorkerScratch
-from accel.packets.worker_tuner import Choice, FixedWorkers
+from accel.packets.worker_tuner import FixedWorkers, WorkerChoice
 from contract.lazy_dataclass import dataclass
 
 MEETING_BYTES = 512
@@ -139,7 +139,7 @@ class PersistentLauncher(Launcher):
         launch: LaunchContext,
         workers: int,
         spin_limit: int = SPIN_LIMIT,
-        choice: Choice | None = None,
+        choice: WorkerChoice | None = None,
     ) -> None:
         super().__init__(launch, workers)
         self.choice = choice or FixedWorkers(workers)

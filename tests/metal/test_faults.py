@@ -62,7 +62,7 @@ def refused(call: Callable[..., None], *arguments: object) -> TierError | None:
 
 def in_use(tier: MetalTier) -> int:
     """Bytes of all places somebody has."""
-    return sum(arena.nbytes - arena.holes.nbytes for arena in tier._memory._arenas)
+    return sum(arena.nbytes - arena.ranges.free_bytes for arena in tier._memory._arenas)
 
 
 def test_opening(make_mac: MakeMac) -> None:
@@ -123,14 +123,14 @@ def test_steps_that_were_not_committed_leave_nothing(make_mac: MakeMac, selector
     with MetalTier(metal=mac.metal) as tier:
         lowered = Doubling(tier)
         lowered.run()
-        held = [arena.holes.nbytes for arena in tier._memory._arenas]
+        held = [arena.ranges.free_bytes for arena in tier._memory._arenas]
         mac.behaviour.refuse = lambda asked: asked == selector
         for _ in range(3):
             with pytest.raises(OutOfMemory, match="a step"):
                 tier.submit(lowered.batch, inputs_of(values_of(0)), ("y",))
         mac.behaviour.refuse = lambda asked: False
         assert len(lowered.batch.launch.made) == 1
-        assert [arena.holes.nbytes for arena in tier._memory._arenas] == held
+        assert [arena.ranges.free_bytes for arena in tier._memory._arenas] == held
         lowered.run(2)
         tier.free(lowered.y)
     assert (mac.problems, mac.left_over) == ([], [])

@@ -181,6 +181,6 @@ def used_bytes(tier: Any) -> int:
     if isinstance(memory, ArenaMemory):
         kinds = ArenaKind.MODEL, ArenaKind.STEPS
         arenas = [arena for arena in memory._arenas if arena.kind in kinds]
-        return sum(arena.nbytes - arena.holes.nbytes for arena in arenas)
+        return sum(arena.nbytes - arena.ranges.free_bytes for arena in arenas)
     used: int = getattr(memory, "used", tier.allocated_bytes)
     return used

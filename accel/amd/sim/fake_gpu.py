@@ -13,7 +13,7 @@ from accel.amd.kernel import MAP_NORESERVE, Bytes
 from accel.amd.sim.coherence import Coherence
 from accel.amd.sim.command_processor import CommandProcessor
 from accel.amd.sim.memory_view import PAGE, GpuFault, MemoryView
-from accel.packets.holes import Holes
+from accel.packets.free_ranges import FreeRanges
 
 MADV_DONTNEED = 4
 BASE = 0x7F00_0000_0000
@@ -29,12 +29,12 @@ class AddressSpace:
         self._map = mmap.mmap(-1, nbytes, flags=flags)
         data = np.frombuffer(self._map, np.uint8)
         self.view = MemoryView(data, BASE)
-        self._holes = Holes(nbytes)
-        self._holes.take(PAGE)
+        self._ranges = FreeRanges(nbytes)
+        self._ranges.allocate(PAGE)
 
     def reserve(self, nbytes: int) -> int:
         """The address of a free range. Raises MemoryError."""
-        start = self._holes.take(nbytes)
+        start = self._ranges.allocate(nbytes)
         if start is not None:
             return self.view.base + start
         raise MemoryError
@@ -42,7 +42,7 @@ class AddressSpace:
     def release(self, address: int, nbytes: int) -> None:
         """Free a range."""
         self.drop(address, nbytes)
-        self._holes.give_back(address - self.view.base, nbytes)
+        self._ranges.free(address - self.view.base, nbytes)
 
     def drop(self, address: int, nbytes: int) -> None:
         """Zero the pages, and free their memory."""
