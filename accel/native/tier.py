@@ -24,7 +24,7 @@ from accel.native.variants import Variant
 from accel.packets.buffers import DeviceBuffer, matrices_of
 from accel.packets.build import Progress
 from accel.packets.estimate_cache import StepMemoryCache
-from accel.packets.footprint import StepMemory, lanes_bytes, opencl_footprint
+from accel.packets.footprint import StepMemory, lanes_bytes, worker_footprint
 from accel.packets.host_memory import AddressRange, SharedMemory
 from accel.packets.packet_tier import BoundStep, PacketTier, packets_of
 from accel.packets.rules import lower_graph
@@ -100,11 +100,11 @@ class NativeTier(PacketTier[AddressRange, NativeForm, NativeStep]):
         self._stored_steps = None
         if choices.lowered is not None:
             self._stored_steps = StepCache(choices.lowered, self._pool.workers)
-        known = None
+        memory_cache = None
         if choices.cache is not None:
-            known = StepMemoryCache(choices.cache, (TIER, self._pool.workers)).of
+            memory_cache = StepMemoryCache(choices.cache, (TIER, self._pool.workers)).of
         info = tier_info(TIER, name, library.variant.name, memory.capacity, host_unified=True)
-        super().__init__(info, memory, submissions, known)
+        super().__init__(info, memory, submissions, memory_cache)
 
     @property
     def variant(self) -> Variant:
@@ -180,7 +180,7 @@ class NativeTier(PacketTier[AddressRange, NativeForm, NativeStep]):
         return step, schedule_workers(step, self._pool.workers)
 
     def _footprint(self, graph: Graph, largest: ShapeKey, steps: StepMemory) -> Footprint:
-        found = opencl_footprint(graph, largest, steps, self._pool.workers, shared=True)
+        found = worker_footprint(graph, largest, steps, self._pool.workers, shared=True)
         of_file = (d for d in graph.of_kind(BufferKind.WEIGHT) if not owns_upload(d))
         return replace(found, on_disk=self._weights.on_disk(sum(map(lanes_bytes, of_file))))
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from accel.opencl.contents import StepPrograms, parts_of
 from accel.opencl.memory import Memory
-from accel.packets.footprint import kinds_of
+from accel.packets.footprint import op_kinds
 from accel.packets.host_memory import AddressRange
 from accel.packets.step import Op
 from accel.packets.step_memory import WorkerScratch
@@ -64,7 +64,7 @@ class LaunchContext:
     def step_program(self, ops: Sequence[Op]) -> Any:
         """A program with the kernels of ``ops``. Raises BuildError."""
         assert self.programs is not None
-        return self.programs.holding(parts_of(kinds_of(ops)))
+        return self.programs.holding(parts_of(op_kinds(ops)))
 
     def expect(self, kinds: Kinds) -> None:
         if self.programs is not None:
