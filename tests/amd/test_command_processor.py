@@ -82,8 +82,8 @@ def test_a_queue_waits_until_memory_says_so() -> None:
 
 def changed(words: pm4.Words, old: int, new: int) -> pm4.Words:
     """The first word that is ``old`` replaced."""
-    place = words.index(old)
-    return [*words[:place], new, *words[place + 1 :]]
+    index = words.index(old)
+    return [*words[:index], new, *words[index + 1 :]]
 
 
 REFUSED = {
@@ -160,8 +160,8 @@ def test_a_launch_that_reads_too_early_is_noticed(between: pm4.Words, problem: s
     writer.dispatch(machine.launch)
     machine.queue.run([*pm4.acquire_memory(), *writer.words])
     assert PACKET.fields is not None
-    place = PACKET_AT + PACKET.fields["operand"][1]
-    machine.write(place, np.array([machine.base + OUT], np.uint64))
+    operand = PACKET_AT + PACKET.fields["operand"][1]
+    machine.write(operand, np.array([machine.base + OUT], np.uint64))
     words = [*between, *writer.words]
     if problem:
         with pytest.raises(GpuFault, match=problem):

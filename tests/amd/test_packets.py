@@ -104,10 +104,10 @@ def test_a_trace_is_replayed_byte_for_byte(name: str, tmp_path: Path) -> None:
         assert all(np.array_equal(getattr(one, f), getattr(other, f)) for f in one.__slots__)
 
 
-def changed(found: Trace, place: int, **fields: np.ndarray) -> Trace:
-    """One submission with something else."""
+def changed(found: Trace, number: int, **fields: np.ndarray) -> Trace:
+    """The trace with other fields of submission ``number``."""
     kept = list(found.submissions)
-    kept[place] = replace(kept[place], **fields)
+    kept[number] = replace(kept[number], **fields)
     return Trace(found.tier, found.device, found.flags, kept)
 
 
@@ -145,7 +145,7 @@ def test_what_is_no_trace(tmp_path: Path) -> None:
 
 
 def made_up(name: str, at: int) -> LoadedKernel:
-    """A kernel of no code, at a place of its own."""
+    """A kernel of no code; ``at`` chooses its address and registers."""
     header = KernelHeader(
         name,
         GpuTarget.GFX1201,
@@ -158,10 +158,10 @@ def made_up(name: str, at: int) -> LoadedKernel:
         user_sgpr_count=2,
     )
 
-    class Place:
+    class Code:
         address = 0x7F00_8000_0000 + 0x1000 * at
 
-    return LoadedKernel(header, Place())  # type: ignore[arg-type]
+    return LoadedKernel(header, Code())  # type: ignore[arg-type]
 
 
 def step_stream(tier: str) -> list[str]:

@@ -125,9 +125,9 @@ def test_a_fault_says_where(open_amd: OpenTier, name: str) -> None:
     """A buffer that is gone while packets still read it: the address, the launch, nothing kept."""
     kernel = FakeKernel()
     tier = open_amd(kernel, name)
-    place = tier._device.allocate("gone", PAGE)
-    at = place.address
-    tier._device.free(place)
+    allocation = tier._device.allocate("gone", PAGE)
+    at = allocation.address
+    tier._device.free(allocation)
     queue = tier._runtime.queue
     with pytest.raises(DeviceLost, match=f"a fault at {at:#x} .*INDIRECT_BUFFER"):
         queue.wait(queue.submit(queue.indirect_buffer(at, 1)), PATIENCE_SECONDS)

@@ -61,7 +61,7 @@ def refused(call: Callable[..., None], *arguments: object) -> TierError | None:
 
 
 def in_use(tier: MetalTier) -> int:
-    """Bytes of all places somebody has."""
+    """Bytes of all allocations."""
     return sum(arena.nbytes - arena.ranges.free_bytes for arena in tier._memory._arenas)
 
 
@@ -118,7 +118,7 @@ def test_steps_and_weights(make_mac: MakeMac, what: str, requested: set[str]) ->
 
 @pytest.mark.parametrize("selector", ["commandBuffer", "blitCommandEncoder"])
 def test_steps_that_were_not_committed_leave_nothing(make_mac: MakeMac, selector: str) -> None:
-    """Neither recordings nor places of outputs pile up."""
+    """Neither recordings nor the memory of outputs pile up."""
     mac = make_mac()
     with MetalTier(metal=mac.metal) as tier:
         lowered = Doubling(tier)
@@ -141,7 +141,7 @@ COMMANDS = "newIndirectCommandBufferWithDescriptor:maxCommandCount:options:"
 
 @pytest.mark.parametrize("selector", [COMMANDS, "indirectComputeCommandAtIndex:"])
 def test_commands_that_cannot_be_made_leave_nothing(make_mac: MakeMac, selector: str) -> None:
-    """The place of their arguments is free again."""
+    """The memory of their arguments is free again."""
     mac = make_mac()
     with MetalTier(metal=mac.metal) as tier:
         lowered = Doubling(tier)
