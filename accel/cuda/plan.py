@@ -33,7 +33,7 @@ STACK_KERNELS = frozenset(
     )
 )
 """Entries of kernels that look up an expert's matrix in a list of addresses
-(``kernels/stack_matrices.h``), so that weights may be streamed."""
+(``kernels/stack_matrices.h``). Only for them may experts be outside of the device's memory."""
 PLAIN_LAYOUTS = (WeightLayout.STORED, WeightLayout.PLANES)
 """The layouts that plain kernels read."""
 

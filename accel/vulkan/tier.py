@@ -122,9 +122,9 @@ class VulkanTier(StreamingTier[Allocation, Recording, VulkanStep]):
         addresses = self._runtime.addresses
         scratch = self._scratch_of(shared)
         addresses.move(scratch.address, addresses.inputs)
-        given = self._grown("inputs of a step", self._submissions.input_memory, inputs)
-        self._submissions.input_memory = given
-        addresses.move(scratch.address, given.address)
+        input_memory = self._grown("inputs of a step", self._submissions.input_memory, inputs)
+        self._submissions.input_memory = input_memory
+        addresses.move(scratch.address, input_memory.address)
 
     def _finish(self) -> None:
         self._runtime.queue.finish()
