@@ -72,7 +72,7 @@ def test_opening(make_mac: MakeMac) -> None:
         mac = make_mac()
         refusing = Refusing(mac, number)
         error = refused(opened, mac)
-        assert (mac.problems, mac.left_over, mac.taken) == ([], [], 0), refusing.refused
+        assert (mac.problems, mac.leaked, mac.taken) == ([], [], 0), refusing.refused
         if not refusing.refused:
             break
         assert isinstance(error, TierUnavailable)
@@ -112,7 +112,7 @@ def test_steps_and_weights(make_mac: MakeMac, what: str, requested: set[str]) ->
             met.add(refusing.refused)
             done(tier, what, WEIGHTS)
             run_doubling(tier)
-        assert (mac.problems, mac.left_over, mac.taken) == ([], [], 0), refusing.refused
+        assert (mac.problems, mac.leaked, mac.taken) == ([], [], 0), refusing.refused
     assert requested <= met
 
 
@@ -133,7 +133,7 @@ def test_steps_that_were_not_committed_leave_nothing(make_mac: MakeMac, selector
         assert [arena.ranges.free_bytes for arena in tier._memory._arenas] == held
         lowered.run(2)
         tier.free(lowered.y)
-    assert (mac.problems, mac.left_over) == ([], [])
+    assert (mac.problems, mac.leaked) == ([], [])
 
 
 COMMANDS = "newIndirectCommandBufferWithDescriptor:maxCommandCount:options:"
@@ -153,7 +153,7 @@ def test_commands_that_cannot_be_made_leave_nothing(make_mac: MakeMac, selector:
         mac.behaviour.refuse = lambda asked: False
         lowered.run(2)
         tier.free(lowered.y)
-    assert (mac.problems, mac.left_over) == ([], [])
+    assert (mac.problems, mac.leaked) == ([], [])
 
 
 @pytest.mark.parametrize("selector", ["commandBuffer", "newFunctionWithName:"])
@@ -168,7 +168,7 @@ def test_weights_that_cannot_be_arranged_leave_nothing(make_mac: MakeMac, select
             tier.upload(decl, random_blocks(Q8_0, 64, 256, 5))
         assert in_use(tier) == before
         mac.behaviour.refuse = lambda asked: False
-    assert (mac.problems, mac.left_over) == ([], [])
+    assert (mac.problems, mac.leaked) == ([], [])
 
 
 def done(tier: MetalTier, what: str, case: Case) -> None:
