@@ -25,7 +25,7 @@ YARN = {
 
 def read(file: FamilyFile, folder: Path) -> ModelConfig:
     model = open_model(file.write(folder / "model.gguf"))
-    model.file.close()
+    model.close()
     return model.config
 
 

@@ -37,7 +37,7 @@ from tests.model.family_variants import make_gemma4_moe, make_gemma4_per_layer, 
 def read(file: FamilyFile, folder: Path) -> ModelConfig:
     """The configuration of a file with nothing but its header filled in."""
     model = open_model(file.write(folder / "model.gguf"))
-    model.file.close()
+    model.close()
     return model.config
 
 

@@ -112,7 +112,7 @@ def test_a_tensor_of_which_rows_are_left_is_surplus(tmp_path: Path) -> None:
         tensors.reject_unused("qwen35")
     tensors.take(name, *shape, rows=RowSlice(HEAD_DIM, size, size))
     tensors.reject_unused("qwen35")
-    model.file.close()
+    model.close()
 
 
 def test_parameters_are_f32(tmp_path: Path) -> None:
