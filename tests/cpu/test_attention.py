@@ -13,20 +13,15 @@ from numpy.typing import NDArray
 from contract.arithmetic import KV_TILE, PAGE_TOKENS
 from contract.dtypes import F16, F32, I12
 from reference.cpu.attention import AttentionShape
-from tests.cpu.steps import Step, make_step, steps
+from tests.cpu.steps import Step, make_step, same, steps
 
 ONE_HEAD = AttentionShape(heads=1, kv_heads=1, head_dim=16, scale=0.25)
 
 
 def stored(step: Step, slot: int, position: int) -> NDArray[Any]:
-    """The key and value rows of one position, [2, kv_heads, head_dim], to be changed in side."""
+    """The key and value rows of one position, [2, kv_heads, head_dim], to be changed in place."""
     page = step.page_table[slot, position // PAGE_TOKENS]
     return step.kv[page, :, position % PAGE_TOKENS]
-
-
-def same(a: NDArray[np.float32], b: NDArray[np.float32]) -> bool:
-    """== everywhere, NaN meeting NaN."""
-    return bool(((a == b) | (np.isnan(a) & np.isnan(b))).all())
 
 
 @given(step=steps())
