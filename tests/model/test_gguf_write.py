@@ -286,6 +286,25 @@ def test_overwriting_an_open_model_is_safe(tmp_path: Path) -> None:
         assert view.tolist() == [1.0]
 
 
+def test_a_link_stays_and_its_file_is_replaced(tmp_path: Path) -> None:
+    file, link = tmp_path / "file.gguf", tmp_path / "link.gguf"
+    file.write_bytes(b"old")
+    link.symlink_to(file)
+    write_gguf(link, {"general.architecture": "x"}, {})
+    assert link.is_symlink()
+    assert file.read_bytes()[:4] == b"GGUF"
+
+
+def test_what_is_no_file_is_not_replaced(tmp_path: Path) -> None:
+    """Who may write to a folder of devices would replace them by files."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(ModelFileError, match="is no file"):
+        write_gguf(pipe, {"general.architecture": "x"}, {})
+    assert pipe.is_fifo()
+    assert list(tmp_path.iterdir()) == [pipe]
+
+
 def test_unwritable_places(tmp_path: Path) -> None:
     with pytest.raises(ModelFileError, match="cannot be written: No such file or directory"):
         write_gguf(tmp_path / "none" / "model.gguf", {}, {})

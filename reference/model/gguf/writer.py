@@ -65,14 +65,18 @@ def write_gguf(
 
     An int becomes uint32 if it fits, else uint64 or int64; a float becomes float32; numpy arrays
     keep their dtype; ``Typed`` sets the type. Tensors are written in the order given, each at a
-    multiple of the metadata's ``general.alignment`` (bytes, 32 without it). Raises ModelFileError
-    for whatever ``open_gguf`` would refuse, when a tensor's data does not have the length of its
-    shape, and when the file cannot be written."""
+    multiple of the metadata's ``general.alignment`` (bytes, 32 without it). A link stays, and the
+    file it names is replaced. Raises ModelFileError for whatever ``open_gguf`` would refuse, when a
+    tensor's data does not have the length of its shape, when the file cannot be written, and where
+    ``path`` is a device or a pipe."""
     path = Path(path)
     header, layout = _encode_header(path, metadata, tensors)
-    stem = path.name[:_MAX_STEM_CHARACTERS]
-    temporary = path.with_name(f".{stem}.{secrets.token_hex(8)}.tmp")
-    remove_abandoned(path.parent, f".{stem}.", ".tmp")
+    target = Path(os.path.realpath(path))
+    if target.exists() and not (target.is_file() or target.is_dir()):
+        raise ModelFileError(path, "the file", "cannot be written: is no file", "name a file")
+    stem = target.name[:_MAX_STEM_CHARACTERS]
+    temporary = target.with_name(f".{stem}.{secrets.token_hex(8)}.tmp")
+    remove_abandoned(target.parent, f".{stem}.", ".tmp")
     try:
         with open(temporary, "xb") as file:
             file.write(header)
@@ -82,8 +86,8 @@ def write_gguf(
             file.truncate()
             file.flush()
             os.fsync(file.fileno())
-        os.replace(temporary, path)
-        _sync_directory(path.parent)
+        os.replace(temporary, target)
+        _sync_directory(target.parent)
     except OSError as error:
         raise ModelFileError(
             path, "the file", f"cannot be written: {error.strerror}", "check the folder and disk"
