@@ -22,7 +22,7 @@ def need_file(path: Path) -> None:
     if path.is_dir():
         raise OSError(errno.EISDIR, os.strerror(errno.EISDIR))
     if path.exists() and not path.is_file():
-        raise OSError(errno.EEXIST, "it is there and is no file")
+        raise OSError(errno.EEXIST, "is no file")
 
 
 class CachedFile(NamedTuple):

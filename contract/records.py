@@ -23,9 +23,8 @@ LAST_TOKEN = -1
 """Stands for a token the device has sampled and the host may not have read yet."""
 
 RECENT_TOKEN = -2
-"""Stands for the token that the device has last noted as recent at the same position of the slot:
-one that was drafted and that the host may not have read yet. No other token of the step has the
-same entry."""
+"""Stands for a drafted token that the host may not have read yet: the device finds it in the slot's
+recent tokens, in the entry of the same position. No other token of the step has this entry."""
 
 SAMPLING = np.dtype(
     [

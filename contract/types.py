@@ -39,8 +39,8 @@ class QosClass(Enum):
         self.rank = len(type(self).__members__)
 
     def lowered_to(self, requested: QosClass | None) -> QosClass:
-        """The class of a request of a tenant of this class: the less urgent of both, or this class
-        for None."""
+        """The class of a request that asks for ``requested``, of a tenant of this class: the less
+        urgent of both; this class for None."""
         return self if requested is None or requested.rank < self.rank else requested
 
 
@@ -178,22 +178,25 @@ _INT_RANGES = (("top_k", MAX_INT32), ("repeat_last_n", MAX_INT32), ("seed", MAX_
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A request to generate at most ``max_tokens`` tokens after ``prompt``.
+    """A request to generate at most ``max_tokens`` tokens (the answer) after ``prompt``.
 
-    Generation also ends at one of the ``stop`` strings, at the end of the context and, unless
-    ``ignore_end``, at an end-of-generation token. ``logit_bias`` holds pairs (token, number added
-    to its logit) with distinct tokens. ``log_probabilities`` k requests the log-probability of
-    every generated token and of the k most likely tokens at its position; None requests none.
-    ``qos`` requests a less urgent class than the tenant's. ``score_from`` p requests the
-    log-probability of every token of the prompt from position p on, of which the first has none,
-    and of the ``score_top`` most likely ones there. ``turns`` are positions of the prompt
-    at which turns of a conversation begin: later prompts are likely to differ from there on, so the
-    recurrent state before them is saved. They change no token. Where ``force_tokens`` are given
-    they are the whole answer, ``max_tokens`` of them, and nothing is sampled. ``adapters`` are the
-    model's adapters that change its projections: pairs (index, scale) with distinct indices. The
-    first ``min_tokens`` tokens of an answer are neither end-of-generation tokens, unless
-    ``ignore_end``, nor ``stop_tokens``, at which its consumer ends it, unless its masks allow
-    nothing else."""
+    - The answer also ends at the end of the context and, unless ``ignore_end``, at an
+      end-of-generation token. The engine's caller ends it at one of the ``stop`` strings and at one
+      of the ``stop_tokens``.
+    - The first ``min_tokens`` tokens of the answer are neither ``stop_tokens`` nor, unless
+      ``ignore_end``, end-of-generation tokens, except where its masks allow nothing else.
+    - ``tenant`` is the id of the owner. ``qos`` requests a less urgent class than the tenant's.
+    - ``logit_bias`` holds pairs (token, number added to its logit) with distinct tokens.
+    - ``log_probabilities`` k requests the log-probability of every generated token and of the k
+      most likely tokens at its position; None requests none.
+    - ``score_from`` p (1 or more) requests the log-probability of every token of the prompt from
+      position p on, and of the ``score_top`` most likely tokens at each of these positions.
+    - ``force_tokens``, if any, are the whole answer, ``max_tokens`` of them; nothing is sampled.
+    - ``adapters`` holds pairs (index, scale) with distinct indices: the LoRA adapters of the model
+      that change its projections.
+    - ``turns`` are the positions of the prompt at which turns of a conversation begin. Later
+      prompts are likely to differ from there on, so recurrent states are saved there; no token
+      depends on them."""
 
     id: int
     prompt: tuple[int, ...]
@@ -218,9 +221,12 @@ class FinishReason(Enum):
     """The reason why a request ended."""
 
     STOP = "stop"
+    """An end-of-generation token, a stop string or a stop token."""
     LENGTH = "length"
+    """``max_tokens``, or the end of the context."""
     CANCELLED = "cancelled"
     CLIENT_TOO_SLOW = "client_too_slow"
+    """Its consumer took no tokens for too many steps."""
     ERROR = "error"
 
 
@@ -252,6 +258,6 @@ def _is_int(value: object, low: int, high: int) -> bool:
 
 
 def _is_real(value: object, low: float, high: float) -> bool:
-    """Whether ``value`` is a number from ``low`` to ``high``; NaN is not, since comparisons with it
-    are False."""
+    """Whether ``value`` is an int or float from ``low`` to ``high``. NaN is not: comparisons with
+    it are False."""
     return type(value) in (int, float) and low <= value <= high  # type: ignore[operator]

@@ -193,7 +193,7 @@ def _graph(model: Published) -> Graph:
             step_rows=MOST_ROWS,
         )
         graph = opened.graph(limits)
-        opened.file.close()
+        opened.close()
     return graph
 
 

@@ -117,7 +117,7 @@ def default_model_golden(path: Path) -> dict[str, Any]:
             }
             for (name, (prompt, tokens)), result in zip(sequences.items(), scores, strict=True)
         }
-    model.file.close()
+    model.close()
     return {"model": DEFAULT_ID, "file": file_digest(path), "prompts": prompts}
 
 
@@ -136,7 +136,7 @@ def synthetic_golden(spec: SynthSpec, tier: Tier) -> dict[str, Any]:
             "tokens": list(tokens),
             **result,
         }
-        model.file.close()
+        model.close()
     return golden
 
 
@@ -205,7 +205,7 @@ def check_default_model(folder: Path, model_path: Path, tier: Tier | None = None
             if encoded != entry["tokens"][: entry["prompt_tokens"]]:
                 problems.append(f"{label}: the text is now encoded as {encoded}")
             problems += _first_difference(label, entry, result)
-    model.file.close()
+    model.close()
     return problems
 
 

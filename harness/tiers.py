@@ -22,7 +22,7 @@ from contract.tier import TIER_NAMES, Tier
 from harness.best_tier import INTEL, PROCESSOR_TIERS, card_makers, lists_cards, open_best
 
 if TYPE_CHECKING:
-    from accel.packets.worker_tuner import Choice
+    from accel.packets.worker_tuner import WorkerChoice
 
 AUTO = "auto"
 """Asks for the best tier that runs on this machine."""
@@ -93,8 +93,8 @@ def _open_cpu(options: TierOptions) -> Tier:
     return CpuTier(options.threads)
 
 
-def _worker_choice(options: TierOptions) -> Callable[[int], Choice]:
-    """Factory, from the most workers there are, of what chooses their number for each step."""
+def _worker_choice(options: TierOptions) -> Callable[[int], WorkerChoice]:
+    """Makes, from the most workers, the object that chooses the workers of each step."""
     from accel.packets.worker_tuner import AdaptiveWorkers, FixedWorkers
 
     fixed = options.workers
@@ -110,7 +110,7 @@ def _open_opencl(options: TierOptions) -> Tier:
     choices = Choices(
         mode=Mode(options.opencl_mode),
         threads=options.threads,
-        worker_tuner=_worker_choice(options),
+        worker_choice=_worker_choice(options),
         cache=cache,
     )
     return OpenClTier(options.opencl_device or options.device, choices, options.note)
@@ -121,7 +121,7 @@ def _open_native(options: TierOptions) -> Tier:
 
     choices = Choices(
         threads=options.threads,
-        tuner=_worker_choice(options),
+        worker_choice=_worker_choice(options),
         cache=kernel_cache("native"),
         weights=arranged_folder(),
         lowered=lowered_folder(),

@@ -63,7 +63,7 @@ def model_vector(spec: SynthSpec, folder: Path) -> dict[str, Any]:
         list(engine.run())
         engine.submit(Request(2, prompt, GENERATED, SAMPLING, ignore_end=True))
         generated = [event.token for event in engine.run()]
-    model.file.close()
+    model.close()
     return {
         "spec": fields_of(spec),
         "file_sha256": file_digest(path),

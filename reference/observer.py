@@ -14,12 +14,12 @@ from reference.sched.planner import Chunk
 
 
 class StepObservation(NamedTuple):
-    """A completed step: submitted at ``began``, its tokens known at ``ended``, in seconds.
+    """A completed step: submitted at ``began``, its results read at ``ended``, in seconds.
 
-    ``number`` counts the engine's steps from 0. ``chunks`` are what it computed, and ``requests``
-    the ids of the requests they belong to, even if their slots hold other requests by now.
-    ``waiting`` requests, ``free_pages`` that nothing used and ``cached_pages`` that only the prefix
-    cache held are those when the step was submitted."""
+    ``number`` counts the engine's steps from 0. ``chunks`` are the parts of sequences it computed;
+    ``requests`` has the id of the request of each chunk, whose slot may hold another request by
+    now. The last three are counts when the step was submitted: ``waiting`` requests,
+    ``free_pages`` that nothing used, and ``cached_pages`` that only the prefix cache held."""
 
     number: int
     began: float
@@ -32,8 +32,8 @@ class StepObservation(NamedTuple):
 
 
 class Observer:
-    """Methods that an engine calls in order, on the thread that calls the engine; they must not
-    raise. Here they do nothing."""
+    """The methods an engine calls, one after the other, on the thread that calls the engine; those
+    of this class do nothing. They must not raise. ``at`` is the time in seconds."""
 
     def submitted(self, at: float, request: Request) -> None:
         """The request was accepted and waits."""
@@ -43,12 +43,13 @@ class Observer:
         before a preemption), of which the first ``reused`` came from the prefix cache."""
 
     def differed(self, at: float, request_id: int, difference: Difference) -> None:
-        """A cached sequence of the same tenant begins as the request's and goes on otherwise.
-        Reported before ``admitted``."""
+        """A cached sequence that the tenant may share begins like the request's tokens; they part
+        at ``difference``. Reported before ``admitted``."""
 
     def loaded(self, at: float, request_id: int, tokens: int) -> None:
-        """Of the request's tokens, so many came from the disk cache. Reported before ``admitted``,
-        or behind it, and then not counted in ``reused``, where pages were read into its slot."""
+        """The first ``tokens`` tokens of the request came from the disk cache. Reported before
+        ``admitted``; or after it, when pages were read into the request's slot, and then
+        ``reused`` did not count them."""
 
     def preempted(self, at: float, request_id: int, slot: int, known: int) -> None:
         """The request lost its slot and waits again, with ``known`` tokens."""

@@ -52,7 +52,7 @@ NOTHING_SHARED: Mapping[str, Buffer] = MappingProxyType({})
 
 Progress = Callable[[int], None]
 """Called with the bytes uploaded since the last call."""
-_TELLING = Lock()
+_PROGRESS_LOCK = Lock()
 
 
 @dataclass(frozen=True, slots=True)
@@ -376,11 +376,11 @@ def shared_names(graph: Graph, other: Graph) -> set[str]:
 
 
 def _in_turn(progress: Progress | None) -> Progress:
-    """The calls that several threads may make at once."""
+    """A function for several threads that calls ``progress``, one call at a time."""
 
     def on_bytes(nbytes: int) -> None:
         if progress is not None:
-            with _TELLING:
+            with _PROGRESS_LOCK:
                 progress(nbytes)
 
     return on_bytes

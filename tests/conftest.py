@@ -18,7 +18,7 @@ import pytest
 from hypothesis import settings
 
 from accel.native.library import default_cache
-from accel.native.names import text_digest
+from accel.native.names import sources_digest
 from accel.opencl import contents, modules
 from accel.opencl.device import POCL_COMPILES_ONCE
 from contract.errors import CatalogError, ConfigError
@@ -212,7 +212,7 @@ def kernel_cache(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathF
     else:
         folder = tmp_path_factory.mktemp("kernels")
     with suppress(ConfigError):
-        for library in default_cache().glob(f"*-{text_digest()}.*"):
+        for library in default_cache().glob(f"*-{sources_digest()}.*"):
             if library.suffix != ".lock" and not (folder / library.name).exists():
                 copy = folder / f"{library.name}.{os.getpid()}"
                 shutil.copyfile(library, copy)

@@ -77,7 +77,7 @@ def differences(expected: Results, got: Results) -> list[tuple[int, str]]:
 
 
 def assert_definitions(model: Model, tier: Tier, kv_dtype: DType = F32) -> None:
-    """``tier`` gives every bit that the definitions give, which pick rows where the graph does."""
+    """``tier`` gives every bit of the definitions, which select rows where the graph does."""
     with CpuTier(1, definitions_only=True) as oracle:
         for steps in (STEPS, ONE_PROMPT):
             expected = run_steps(model, oracle, kv_dtype, steps)

@@ -113,17 +113,17 @@ def dispatch_of(kernel: LoadedKernel, arguments: int, groups: int) -> pm4.Dispat
 def launch_packet(
     device: Device, queue: Queue, kernel: LoadedKernel, packet: NDArray[np.void], groups: int
 ) -> None:
-    """Run a kernel with the given PACKET[1] outside of any step, and wait for it. Raises
+    """Run a kernel with PACKET[1] outside of any step, and wait for it. Raises
     DeviceLost."""
-    given = device.allocate("packet", aligned(ARGUMENTS.itemsize) + PACKET.itemsize, device=False)
+    block = device.allocate("packet", aligned(ARGUMENTS.itemsize) + PACKET.itemsize, device=False)
     at = aligned(ARGUMENTS.itemsize)
-    given.host[at:] = packet.view(np.uint8)
+    block.host[at:] = packet.view(np.uint8)
     arguments = np.zeros(1, ARGUMENTS)
-    arguments["packets"] = given.address + at
+    arguments["packets"] = block.address + at
     arguments["groups"] = groups
-    given.host[: ARGUMENTS.itemsize] = arguments.view(np.uint8)
+    block.host[: ARGUMENTS.itemsize] = arguments.view(np.uint8)
     writer = pm4.Writer()
     writer.put(queue.acquire())
-    writer.dispatch(dispatch_of(kernel, given.address, groups))
+    writer.dispatch(dispatch_of(kernel, block.address, groups))
     queue.wait(queue.submit(writer.words), ALONE_SECONDS)
-    device.free(given)
+    device.free(block)

@@ -1,8 +1,8 @@
 """Packets of the command processor of gfx12 and gfx11, as 32-bit words.
 
 Type-3 packets of a compute queue, after ``nvd.h`` and ``soc15d.h`` of the amdgpu driver and the
-packet tables of Mesa. Only packets that the tiers send, and what the simulated processor needs, are
-here."""
+packet tables of Mesa. Only the packets that the tiers send and the simulated processor reads are
+here. Addresses are those of the GPU, in bytes."""
 
 from __future__ import annotations
 
@@ -85,8 +85,7 @@ RELEASE_SEQ = 1 << 22
 RELEASE_CACHES = RELEASE_GL2_WB | RELEASE_GL2_INV | RELEASE_GLV_INV | RELEASE_SEQ
 GLM_WB, GLM_INV, GLK_WB, GL1_INV = 1 << 4, 1 << 5, 1 << 6, 1 << 9
 RELEASE_GLM_WB, RELEASE_GLM_INV, RELEASE_GL1_INV = 1 << 12, 1 << 13, 1 << 15
-DATA_64, INTERRUPT_CONFIRMED = 2 << 29, 2 << 24
-WAIT_MEMORY, WAIT_AT_LEAST = 1 << 4, 5
+DATA_64 = 2 << 29
 IB_VALID, IB_INHERIT_COMPUTE = 1 << 23, 1 << 30
 MOST_IB_WORDS = (1 << 20) - 1
 MOST_CONDITIONAL_WORDS = (1 << 14) - 1
@@ -111,22 +110,22 @@ GFX11_CACHES = Caches(
 
 
 def packet(opcode: Opcode, *body: int) -> Words:
-    """A type-3 packet."""
+    """A type-3 packet: its header, then ``body``, at least one word."""
     return [3 << 30 | (len(body) - 1) << 16 | opcode << 8, *body]
 
 
 def low_high(value: int) -> tuple[int, int]:
-    """64 bits as two words."""
+    """A 64-bit value as two words, the lower one first."""
     return value & 0xFFFFFFFF, value >> 32
 
 
 def set_registers(first: int, *values: int) -> Words:
-    """Consecutive SH registers."""
+    """Set consecutive SH registers from number ``first`` on."""
     return packet(Opcode.SET_SH_REG, first, *values)
 
 
 def acquire_memory(caches: int = ACQUIRE_ALL) -> Words:
-    """Apply cache operations to the whole memory."""
+    """Apply the cache operations ``caches`` (GCR_CNTL) to the whole memory."""
     return packet(Opcode.ACQUIRE_MEM, 0, *WHOLE_MEMORY, 0, 0, POLL, caches)
 
 
@@ -135,21 +134,11 @@ def wait_for_launches() -> Words:
     return packet(Opcode.EVENT_WRITE, CS_PARTIAL_FLUSH)
 
 
-def release_memory(address: int, value: int, event: int = 0, caches: int = RELEASE_CACHES) -> Words:
-    """Once everything has ended and is written back, write the 64 bits of ``value`` to ``address``,
-    and raise an interrupt for ``event`` if there is one."""
-    control = DATA_64 | (INTERRUPT_CONFIRMED if event else 0)
-    halves = low_high(address)
-    return packet(
-        Opcode.RELEASE_MEM, FENCE_EVENT | caches, control, *halves, *low_high(value), event
-    )
-
-
-def wait_memory(address: int, least: int) -> Words:
-    """Wait until the 32 bits at ``address`` are at least ``least``."""
-    halves = low_high(address)
-    control = WAIT_MEMORY | WAIT_AT_LEAST
-    return packet(Opcode.WAIT_REG_MEM, control, *halves, least, 0xFFFFFFFF, 4)
+def release_memory(address: int, value: int, caches: int = RELEASE_CACHES) -> Words:
+    """Write the 64 bits of ``value`` to ``address`` once all launches before it have ended and
+    their results are in memory. Raises no interrupt."""
+    words = *low_high(address), *low_high(value)
+    return packet(Opcode.RELEASE_MEM, FENCE_EVENT | caches, DATA_64, *words, 0)
 
 
 def indirect_buffer(address: int, words: int, flags: int = IB_VALID) -> Words:
@@ -171,7 +160,9 @@ def signal_driver() -> Words:
 
 @dataclass(frozen=True, slots=True)
 class Dispatch:
-    """A launch: addresses of code and arguments, registers, items of a group, groups."""
+    """A launch of ``groups`` work-groups of ``items`` work-items.
+
+    ``code`` and ``arguments`` are addresses, ``rsrc`` the registers RSRC1, RSRC2 and RSRC3."""
 
     code: int
     arguments: int
@@ -206,8 +197,8 @@ class Writer:
         self.put(packet(Opcode.DISPATCH_DIRECT, launch.groups, 1, 1, WAVE32))
 
     def guard(self, first: int, address: int) -> int:
-        """Have the words from index ``first`` on skipped while the 32 bits at ``address`` are 0,
-        and return the index after them."""
+        """Put a COND_EXEC before the words from index ``first`` on: they are skipped while the 32
+        bits at ``address`` are 0. Returns the index after them."""
         if first == len(self.words):
             return first
         self.words[first:first] = conditional(address, len(self.words) - first)

@@ -24,7 +24,7 @@ class BoundBucket:
     """A shape bucket with addresses, from which its launches are recorded.
 
     It owns the memory in ``allocations``. ``workspace`` is the address of memory that launches use
-    from step to step, ``passing`` of memory by which launches of one step pass data on.
+    from step to step, ``transient`` of the workspaces whose contents no later step needs.
     ``sampling`` is the offset in the inputs of the record that says how the row of a short step is
     sampled. ``branch`` copies streamed weights."""
 
@@ -37,19 +37,19 @@ class BoundBucket:
     input_bytes: int
     outputs: Mapping[str, tuple[BufferDecl, Allocation]]
     sampling: int = 0
-    passing: int = 0
+    transient: int = 0
     branch: Branch | None = None
 
     def workspace_of(self, launch: PlannedLaunch) -> int:
         """The address of the workspace of a launch."""
         offset = launch.workspace or 0
-        if offset < self.plan.passing_bytes:
-            return self.passing + offset
-        return self.workspace + offset - self.plan.own_start
+        if offset < self.plan.transient_bytes:
+            return self.transient + offset
+        return self.workspace + offset - self.plan.lasting_start
 
-    def words_of(self, launch: PlannedLaunch) -> int:
-        """The address of the words of a launch by which devices meet."""
-        return self.workspace + launch.words - self.plan.own_start
+    def barrier_of(self, launch: PlannedLaunch) -> int:
+        """The address of the words by which devices meet in a launch that gathers."""
+        return self.workspace + launch.barrier - self.plan.lasting_start
 
     @property
     def gathers(self) -> list[PlannedLaunch]:

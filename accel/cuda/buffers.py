@@ -83,8 +83,9 @@ def _rows(data: NDArray[np.uint8]) -> NDArray[np.uint8]:
 
 
 @dataclass(slots=True)
-class PassingMemory:
-    """One block of memory for all buckets of a device, whose steps run one after the other.
+class TransientMemory:
+    """The workspaces whose contents no later step needs: one block of memory for all buckets of a
+    device, whose steps run one after the other.
 
     It is never freed before ``memory``, since launches are recorded with its address."""
 

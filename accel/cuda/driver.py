@@ -185,7 +185,7 @@ class Context:
             self._driver.call("cuCtxPopCurrent")
             _THREAD.current = before
 
-    def reach(self, other: Context) -> None:
+    def access_peer(self, other: Context) -> None:
         """Let kernels access the memory of a context on another device. Raises CudaError."""
         self.call("cuCtxEnablePeerAccess", other._handle, 0)
 

@@ -43,7 +43,7 @@ class PromptLaunches:
 
     gates: tuple[KernelLaunch, ...]
     downs: tuple[KernelLaunch, ...]
-    passing_bytes: int
+    transient_bytes: int
 
 
 @dataclass(frozen=True, slots=True)

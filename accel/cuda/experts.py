@@ -108,7 +108,7 @@ def expert_rule(ops: Remaining, device: Device) -> Replacement | None:
 def _of_prompt(ops: Sequence[Op], block: ExpertBlock, prompt: PromptLaunches) -> Replacement:
     between = (gathering(ops, block.gathers),) if block.gathers else ()
     launches = (*prompt.gates, *between, *prompt.downs)
-    return Replacement(block.length, launches, passing_bytes=prompt.passing_bytes)
+    return Replacement(block.length, launches, transient_bytes=prompt.transient_bytes)
 
 
 def _fits(ops: Sequence[Op], block: ExpertBlock, device: Device) -> bool:

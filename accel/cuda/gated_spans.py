@@ -56,7 +56,7 @@ def gated_spans_rule(ops: Remaining, device: Device) -> Replacement | None:
     return replace(
         replaced,
         launches=(*launches, *replaced.launches[1:]),
-        passing_bytes=max(replaced.passing_bytes, span_bytes(ops, apart)),
+        transient_bytes=max(replaced.transient_bytes, span_bytes(ops, apart)),
     )
 
 

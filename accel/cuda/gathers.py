@@ -150,8 +150,8 @@ def _gathers_behind(ops: Sequence[Op], first: int) -> int:
     return at - first
 
 
-def word_bytes(devices: int) -> int:
-    """Bytes of the words of a launch by which devices meet."""
+def barrier_bytes(devices: int) -> int:
+    """Bytes of the words by which ``devices`` devices meet in a launch."""
     return (2 + devices) * WORD_BYTES
 
 
@@ -174,15 +174,16 @@ def addresses_of(sends: Sequence[int], packets: NDArray[np.void], scratch: int) 
 def others_argument(
     stop: int,
     index: int,
-    words: int,
+    barrier: int,
     own: Sequence[int],
     peers: Sequence[tuple[int, Sequence[int]]],
 ) -> bytes:
     """What follows the packets on device ``index``, ``OTHERS`` of the kernels. ``stop`` is the
-    address of its stop word, ``words`` that of the launch's words, ``own`` those of what it sends;
+    address of its stop word, ``barrier`` that of the
+    launch's words for meeting, ``own`` those of what it sends;
     ``peers`` has the same two of the other devices."""
-    found = [stop, index, words]
-    for words_there, addresses in peers:
-        found.append(words_there)
+    found = [stop, index, barrier]
+    for peer_barrier, addresses in peers:
+        found.append(peer_barrier)
         found += [there - here for here, there in zip(own, addresses, strict=True)] or [0]
     return np.array(found, np.int64).tobytes()

@@ -108,8 +108,8 @@ def replaced_run(ops: Remaining, run: Run, device: Device) -> Replacement:
         behind = Replacement(run.length, (fold_launch(ops, run),))
     else:
         behind = _with_heads(ops, found, device, run)
-    passing = max(behind.passing_bytes, span_bytes(ops, run))
-    return replace(behind, launches=(*launches, *behind.launches), passing_bytes=passing)
+    transient = max(behind.transient_bytes, span_bytes(ops, run))
+    return replace(behind, launches=(*launches, *behind.launches), transient_bytes=transient)
 
 
 def _with_heads(ops: Remaining, run: Run, device: Device, folded: Run | None = None) -> Replacement:
@@ -125,7 +125,7 @@ def _with_heads(ops: Remaining, run: Run, device: Device, folded: Run | None = N
     columns = ops[run.products[0]].most_sizes()["columns"]
     left = LeftSpans(span_count(columns), run.biases)
     launches.append(head_launch(ops, heads, device, left))
-    return Replacement(heads.length, tuple(launches), passing_bytes=span_bytes(ops, run))
+    return Replacement(heads.length, tuple(launches), transient_bytes=span_bytes(ops, run))
 
 
 def _heads_behind(ops: Remaining, run: Run, folded: Run | None) -> HeadRun | None:

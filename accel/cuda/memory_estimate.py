@@ -19,15 +19,17 @@ from contract.shape_key import ShapeKey
 
 @dataclass(frozen=True, slots=True)
 class MemoryEstimate:
-    """The memory of all buckets of a graph, the workspaces of their kernels, and the most that
-    launches of one bucket pass on.
+    """The memory of all buckets of a graph.
+
+    ``workspace_bytes`` are the workspaces that last from step to step, of all buckets together,
+    ``transient_bytes`` the most workspaces of one bucket that do not.
 
     ``factors`` are the buffers that some product reads, which are arranged when they are uploaded.
     ``divided`` are those of which each device has its share of the rows."""
 
     steps: StepMemory
     workspace_bytes: int
-    passing_bytes: int
+    transient_bytes: int
     factors: frozenset[str]
     divided: frozenset[str]
 
@@ -50,12 +52,12 @@ def cached_estimate(
 
 def _encoded(needs: MemoryEstimate) -> list[Any]:
     factors, divided = sorted(needs.factors), sorted(needs.divided)
-    own = [needs.workspace_bytes, needs.passing_bytes]
+    own = [needs.workspace_bytes, needs.transient_bytes]
     return [encoded_memory(needs.steps), *own, factors, divided]
 
 
 def _decoded(data: Any) -> MemoryEstimate:
-    steps, own, passing, factors, divided = data
+    steps, own, transient, factors, divided = data
     return MemoryEstimate(
-        decoded_memory(steps), own, passing, frozenset(factors), frozenset(divided)
+        decoded_memory(steps), own, transient, frozenset(factors), frozenset(divided)
     )

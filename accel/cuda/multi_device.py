@@ -73,7 +73,7 @@ class MultiDeviceTier(ContextManager):
                 self._members.append(one)
             self._names = tuple(one.name for one in self._members)
             for one in self._members:
-                one.reach([other for other in self._members if other is not one])
+                one.access_peers([other for other in self._members if other is not one])
         except BaseException:
             self.close()
             raise
@@ -279,7 +279,7 @@ class MultiDeviceTier(ContextManager):
             for one in self._members:
                 one.stop_waiting()
             deadline = time.monotonic() + STOPPING_SECONDS
-            ended = [one.give_back(self._lost, deadline) for one in self._members]
+            ended = [one.close_by(self._lost, deadline) for one in self._members]
             names = [one.name for one, gone in zip(self._members, ended, strict=True) if not gone]
             if names:
                 self._lost += f"; {' + '.join(names)} did not end when told to"

@@ -175,7 +175,7 @@ def compose(
         plan,
         launches=tuple(launches),
         workspace_bytes=workspace,
-        together=tuple(together),
+        joined_levels=tuple(together),
         short=short,
         long=long,
     )
@@ -206,7 +206,7 @@ def _shared(
         plan,
         launches=(*before, made, *behind),
         workspace_bytes=plan.workspace_bytes + aligned(made.table.workspace_bytes),
-        together=((plan.levels[run.first], plan.levels[run.stop - 1]),),
+        joined_levels=((plan.levels[run.first], plan.levels[run.stop - 1]),),
         short=short_step(run.end, len(before) + 1, behind),
     )
 

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from accel.cuda.device import Device
-from accel.cuda.gathers import with_gathers, word_bytes
+from accel.cuda.gathers import barrier_bytes, with_gathers
 from accel.cuda.program import Source, plain_source, tuned_source
 from accel.cuda.registered import LAYOUT_RULES, RULES
 from accel.cuda.runs import OPERANDS_OF_A_PACKET
@@ -25,14 +25,15 @@ from contract.ir.nodes import BufferDecl
 
 GROUPS_PER_MULTIPROCESSOR = 8
 """Most work-groups for each multiprocessor in a launch of a plain kernel."""
-WITH_LISTS = frozenset(
+STACK_KERNELS = frozenset(
     (
         *("expert_router", "expert_gates", "expert_down", "expert_product", "expert_order"),
         *("expert_group_gates", "expert_group_downs", "expert_total"),
         *("expert_logits", "expert_choice", "expert_gather"),
     )
 )
-"""Kernels of blocks of experts, all of which find matrices by ``kernels/stack_matrices.h``."""
+"""Entries of kernels that look up an expert's matrix in a list of addresses
+(``kernels/stack_matrices.h``). Only for them may experts be outside of the device's memory."""
 PLAIN_LAYOUTS = (WeightLayout.STORED, WeightLayout.PLANES)
 """The layouts that plain kernels read."""
 
@@ -61,7 +62,9 @@ class PlannedLaunch:
 
     ``workspace`` is its offset in the workspaces of the step, None for a plain kernel, which has
     none. A persistent launch has a ``table`` instead of packets. A launch that ``gathers`` accesses
-    other devices; ``words`` is the offset in the workspaces of the words by which they meet."""
+    the memory of other devices: ``barrier`` is the offset in the workspaces of the words by which
+    they meet, ``sends`` are the operands it writes there, as packet times OPERANDS_OF_A_PACKET plus
+    operand."""
 
     source: Source
     entry: str
@@ -74,16 +77,17 @@ class PlannedLaunch:
     workspace: int | None = None
     table: LaunchTable | None = None
     gathers: bool = False
-    words: int = 0
+    barrier: int = 0
     sends: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class ShortStep:
-    """The launches that suffice where nothing changes the logits of a step's only row.
+    """The launches that suffice for a step of one row whose logits are sampled as they are, without
+    penalties, biases or masks.
 
-    The first ``launches`` and the ``last`` ones of the step suffice for a greedy row; a drawn row
-    takes ``drawn`` as well. ``sampling`` is the record that says how the row is sampled."""
+    A greedy row needs the first ``launches`` and the ``last`` ones of the step; one sampled with a
+    temperature needs ``drawn`` between them. ``sampling`` is the row's sampling record."""
 
     launches: int
     drawn: tuple[PlannedLaunch, ...]
@@ -104,35 +108,35 @@ class Plan:
     """The launches of a step in order, and the bytes of all workspaces together.
 
     ``levels`` has, for each op, the number of the plain kernel or replacement that executes it: ops
-    of one replacement may access their operands in any order. ``together`` are the first and last
-    levels that one launch executes: buffers used outside as well share no memory with anything in
-    it. The first ``passing_bytes`` of the workspaces belong to replacements that store nothing from
-    step to step. Steps of kind ``short`` need only some of the launches; those of kind ``long``
-    have others."""
+    of one replacement may access their operands in any order. ``joined_levels`` has, for each
+    persistent launch, its first and its last level: buffers used outside as well share no memory
+    with anything in it. The contents of the first ``transient_bytes`` of the workspaces are not
+    needed by later steps. Steps of kind ``short`` need only some of the launches; those of kind
+    ``long`` have others."""
 
     launches: tuple[PlannedLaunch, ...]
     workspace_bytes: int
     levels: tuple[int, ...]
-    together: tuple[tuple[int, int], ...] = ()
-    passing_bytes: int = 0
+    joined_levels: tuple[tuple[int, int], ...] = ()
+    transient_bytes: int = 0
     short: ShortStep | None = None
     long: LongStep | None = None
 
     @property
-    def own_bytes(self) -> int:
-        """Bytes of the workspaces that last from step to step."""
-        return self.workspace_bytes - self.own_start
+    def lasting_bytes(self) -> int:
+        """Bytes of the workspaces whose contents last from step to step."""
+        return self.workspace_bytes - self.lasting_start
 
     @property
-    def own_start(self) -> int:
+    def lasting_start(self) -> int:
         """Offset of those workspaces."""
-        return aligned(self.passing_bytes) if self.passing_bytes else 0
+        return aligned(self.transient_bytes) if self.transient_bytes else 0
 
     @property
     def memory_bytes(self) -> int:
         """Device memory in addition to that of the step: workspaces and tables."""
         tables = sum(aligned(one.table.nbytes) for one in self.launches if one.table is not None)
-        return tables + (aligned(self.own_bytes) if self.own_bytes else 0)
+        return tables + (aligned(self.lasting_bytes) if self.lasting_bytes else 0)
 
 
 def plan_launches(
@@ -141,45 +145,45 @@ def plan_launches(
     """The launches of all ops; each op has one launch, alone or in a replacement.
 
     Results that no later op reads need not be written if their buffer is ``local`` to the step;
-    without ``local`` every buffer counts as local. If a launch ``sends``, kernels store what other
-    devices need there, as far as they can."""
+    without ``local`` every buffer counts as local. With ``sends`` kernels that can also store the
+    results that other devices need in the memory of those devices."""
     last_read = last_reads(ops, local)
-    found: list[tuple[int, Replacement | None]] = []
+    chosen: list[tuple[int, Replacement | None]] = []
     index = 0
     while index < len(ops):
-        left = Remaining(ops, index, last_read)
-        replacement = _replacement(left, device)
+        remaining = Remaining(ops, index, last_read)
+        replacement = _replacement(remaining, device)
         if replacement is not None and sends:
-            replacement = with_gathers(replacement, left)
-        found.append((index, replacement))
+            replacement = with_gathers(replacement, remaining)
+        chosen.append((index, replacement))
         index += 1 if replacement is None else replacement.ops
-    passing = max((one.passing_bytes for _, one in found if one is not None), default=0)
-    workspace = aligned(passing) if passing else 0
+    transient = max((one.transient_bytes for _, one in chosen if one is not None), default=0)
+    workspace = aligned(transient) if transient else 0
     launches: list[PlannedLaunch] = []
     levels: list[int] = []
-    for level, (index, replacement) in enumerate(found):
+    for level, (index, replacement) in enumerate(chosen):
         if replacement is None:
             launches.append(_plain(ops[index], index, device))
             levels.append(level)
             continue
-        words_at = workspace
+        barrier_at = workspace
         if replacement.workspace_bytes:
-            words_at += aligned(replacement.workspace_bytes)
+            barrier_at += aligned(replacement.workspace_bytes)
         for launch in replacement.launches:
-            offset = 0 if replacement.passing_bytes else workspace
+            offset = 0 if replacement.transient_bytes else workspace
             made = _tuned(launch, index, replacement.ops, offset)
             if launch.gathers:
-                made = replace(made, words=words_at)
-                words_at += aligned(word_bytes(launch.macros["PEERS"] + 1))
+                made = replace(made, barrier=barrier_at)
+                barrier_at += aligned(barrier_bytes(launch.macros["PEERS"] + 1))
             launches.append(made)
-        workspace = words_at
+        workspace = barrier_at
         levels += [level] * replacement.ops
-    return Plan(tuple(launches), workspace, tuple(levels), passing_bytes=passing)
+    return Plan(tuple(launches), workspace, tuple(levels), transient_bytes=transient)
 
 
 def sent_since(plan: Plan, ops: Sequence[Op]) -> dict[str, int]:
-    """For each buffer that launches send to other devices, the level from which on others may write
-    it here: that of the launch before in which devices met."""
+    """For each buffer that launches send, the first level at which other devices may write it in
+    this device's memory: that of the last launch before in which the devices met."""
     since: dict[str, int] = {}
     before = 0
     for launch in plan.launches:

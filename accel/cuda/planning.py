@@ -131,7 +131,7 @@ class Planner:
         # There is one more input buffer than the footprint of the graph's buffers counts.
         extra = needs.workspace_bytes * kinds_of_steps(graph)
         extra += aligned(input_layout(graph, largest).nbytes)
-        extra += aligned(needs.passing_bytes) if needs.passing_bytes else 0
+        extra += aligned(needs.transient_bytes) if needs.transient_bytes else 0
         # Packets are arguments of launches and take no device memory.
         steps = replace(needs.steps, packets=())
         footprint = device_footprint(own, largest, steps, arranged, extra)
@@ -164,7 +164,7 @@ def planned_bucket(
         plan = plan_launches(step.ops, device, step.scratch, sends=True)
     since = {name: plan.levels[op] for name, op in written_since(step.ops).items()}
     since = sent_since(plan, step.ops) | since
-    schedule = schedule_launches(step, plan.levels, plan.together, since)
+    schedule = schedule_launches(step, plan.levels, plan.joined_levels, since)
     return LoweredBucket(step, schedule, plan, shared.first_rows)
 
 
@@ -177,7 +177,7 @@ def _estimate_of(
     return MemoryEstimate(
         steps=step_memory(lower, largest, cuda_buckets),
         workspace_bytes=sum(one.plan.memory_bytes for one in buckets.values()),
-        passing_bytes=max((one.plan.passing_bytes for one in buckets.values()), default=0),
+        transient_bytes=max((one.plan.transient_bytes for one in buckets.values()), default=0),
         factors=frozenset().union(*(product_factors(one.step) for one in buckets.values())),
         divided=divided,
     )

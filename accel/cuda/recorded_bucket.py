@@ -84,19 +84,19 @@ def _packets_with_others(
     runtime: Runtime, own: PeerBucket, number: int, device: int, peers: Sequence[PeerBucket]
 ) -> np.generic:
     """The packets of gathering launch ``number``, and what it needs to know of other devices."""
-    (words, sent), *others = (_addresses_of(one, number) for one in (own, *peers))
+    (barrier, sent), *others = (_addresses_of(one, number) for one in (own, *peers))
     launch = own[1].gathers[number]
     packets = own[1].packets[launch.first : launch.first + launch.count]
-    behind = others_argument(_stop_address(runtime), device, words, sent, others)
+    behind = others_argument(_stop_address(runtime), device, barrier, sent, others)
     return np.void(packets.tobytes() + behind)
 
 
 def _addresses_of(of: PeerBucket, number: int) -> tuple[int, tuple[int, ...]]:
-    """Addresses of the words of gathering launch ``number``, and of what it sends."""
+    """Addresses of the barrier of gathering launch ``number``, and of the operands it sends."""
     addresses, bound = of
     launch = bound.gathers[number]
     packets = bound.packets[launch.first : launch.first + launch.count]
-    return bound.words_of(launch), addresses_of(launch.sends, packets, addresses.scratch)
+    return bound.barrier_of(launch), addresses_of(launch.sends, packets, addresses.scratch)
 
 
 def _peer_workspaces(

@@ -35,11 +35,10 @@ FAULTS = (
     "CUDA_ERROR_INVALID_PC",
     "CUDA_ERROR_HARDWARE_STACK_ERROR",
 )
-"""Errors after which the driver refuses everything the process requests of the device."""
-
-
+"""Errors of a kernel after which the driver refuses every call of this process for the device."""
 PEER_REMEDY = "see nvidia-smi topo -p2p rw"
 POLL_SECONDS = 1e-3
+WORD_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +59,11 @@ class Choices:
 
 @dataclass(frozen=True, slots=True)
 class Runtime:
-    """An open device. ``step`` says where persistent kernels replace launches; ``stop`` ends
-    them."""
+    """An open device.
+
+    ``step`` says where persistent kernels replace launches; ``stop`` ends kernels that wait, None
+    where none does. ``compiler`` names the compiler. A device is closed by ``close`` when it
+    is idle, else by ``close_failed``, ``close_by`` a deadline, or ``abandon``."""
 
     device: Device
     context: Context
@@ -84,19 +86,19 @@ class Runtime:
         self.context.close()
         self.memory.pinned.forget()
 
-    def give_up(self) -> None:
-        """Close a device that has failed; the contents of its memory are gone."""
+    def close_failed(self) -> None:
+        """Close a device that has failed, without waiting for its kernels."""
         self.modules.close()
         with suppress(CudaError):
             self.context.close()
         self.uploader.forget()
         self.memory.pinned.forget()
 
-    def reach(self, others: Sequence[Runtime]) -> None:
+    def access_peers(self, others: Sequence[Runtime]) -> None:
         """Let kernels write to the memory of other devices. Raises TierUnavailable."""
         for other in others:
             try:
-                self.context.reach(other.context)
+                self.context.access_peer(other.context)
             except CudaError as error:
                 names = f"{self.device.numbered} cannot reach the memory of {other.device.numbered}"
                 raise TierUnavailable(TIER, f"{names} ({error})", PEER_REMEDY) from None
@@ -106,9 +108,9 @@ class Runtime:
         if self.stop is not None and not self.context.closed:
             self.stop.set()
 
-    def give_back(self, deadline: float) -> bool:
-        """Close the device once it is idle or has failed; at ``deadline``, by ``time.monotonic``,
-        abandon it and return False."""
+    def close_by(self, deadline: float) -> bool:
+        """Close the device as soon as its kernels have ended or failed, and return True. At
+        ``deadline``, in seconds of ``time.monotonic``, abandon it and return False."""
         while not self.context.closed:
             try:
                 self.context.call("cuStreamQuery", self.memory.stream)
@@ -119,11 +121,11 @@ class Runtime:
                         return False
                     time.sleep(POLL_SECONDS)
                     continue
-            self.give_up()
+            self.close_failed()
         return True
 
     def abandon(self) -> None:
-        """Leave a device that does not answer; its memory is not freed."""
+        """Close a device whose kernels do not end: neither its context nor its memory is freed."""
         self.stop_waiting()
         self.modules.close()
         self.context.abandon()
@@ -139,10 +141,11 @@ def open_runtime(
     compiler: Compiler | None = None,
     shared: bool = False,
 ) -> Runtime:
-    """Open a device and test it. ``compiler`` replaces NVRTC; a ``shared`` device also waits for
-    others. Raises TierUnavailable when there is no usable device or its arithmetic is not exact,
-    BuildError when the compiler rejects a kernel, and ConfigError for an invalid choice of
-    ``step``."""
+    """Open the device ``requested``, see ``find_device``, and test it.
+
+    ``compiler`` replaces NVRTC; kernels of a ``shared`` device also wait for other devices. Raises
+    TierUnavailable when there is no usable device or its arithmetic is not exact, BuildError when
+    the compiler rejects a kernel, and ConfigError for an invalid choice of ``step``."""
     step = chosen_step(choices.step)
     compiler = compiler or Compiler()
     device = find_device(driver, requested)
@@ -200,13 +203,10 @@ def _stream(context: Context) -> Any:
     return context.call("cuStreamCreate", flags.CU_STREAM_NON_BLOCKING)
 
 
-WORD_BYTES = 4
-
-
 @dataclass(frozen=True, slots=True)
 class StopWord:
-    """``word`` in device memory is 0 until ``set`` copies ``one`` there, on a stream that waits for
-    no kernel."""
+    """A word in device memory that tells waiting kernels to end: 0 until ``set`` copies the pinned
+    ``one`` to ``word``, on a ``stream`` that waits for no kernel."""
 
     memory: Memory
     word: Allocation
@@ -220,13 +220,15 @@ class StopWord:
 
     def set(self) -> None:
         """Make waiting kernels end, whatever they have computed. Does not wait for them."""
+        source = self.one.ctypes.data
         with suppress(CudaError):
-            address, here = self.word.address, self.one.ctypes.data
-            self.memory.context.call("cuMemcpyHtoDAsync", address, here, WORD_BYTES, self.stream)
+            self.memory.context.call(
+                "cuMemcpyHtoDAsync", self.address, source, WORD_BYTES, self.stream
+            )
 
 
 def make_stop_word(memory: Memory, stream: Any) -> StopWord:
-    """A word of 0. Raises OutOfMemory."""
+    """A stop word of 0. Raises OutOfMemory."""
     one = memory.pinned.zeroed(WORD_BYTES)
     one[0] = 1
     return StopWord(memory, memory.allocate("stop word", WORD_BYTES), one, stream)

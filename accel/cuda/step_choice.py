@@ -1,8 +1,8 @@
 """Decides when launches of a step become one persistent launch, and which block shapes are tried.
 
-A dense model's step of one token is one launch where that is faster. The environment variable
-``ZINC_RT_CUDA_STEP`` is ``auto`` for that choice, warps and ring slots of a block, such as ``8x3``,
-to join launches wherever possible, or empty to join none."""
+The environment variable ``ZINC_RT_CUDA_STEP`` is ``auto`` to join the launches where that was
+measured to be faster, mostly a dense model's step of one token; warps and ring slots of a block,
+such as ``8x3``, to join them wherever possible; or empty to join none."""
 
 from __future__ import annotations
 
@@ -21,17 +21,19 @@ MOST_TOKENS = 4
 """Most tokens of a step as one launch."""
 BLOCKS = ((8, 3), (8, 2), (8, 1), (4, 2), (4, 1))
 """Warps and ring slots of a block, tried in this order."""
+MOST_WARPS, MOST_SLOTS = 16, 8
 Block = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
 class StepChoice:
-    """Decide which launches are joined.
+    """Which runs of launches become one persistent launch each.
 
-    ``blocks`` are the warps and slots to try, none to join nothing; runs have ``least_phases``
-    phases of ``most_tokens`` tokens, on devices of ``least_capability``. Where the longest
-    normalized row has fewer units than ``least_row_units``, only steps that sample a position
-    before ``long_position`` are joined."""
+    ``blocks`` are the block shapes to try in order, none to join nothing. A run has at least
+    ``least_phases`` phases and at most ``most_tokens`` tokens; the device has at least compute
+    capability ``least_capability``. Where the longest row that the run normalizes has fewer than
+    ``least_row_units`` units of 256 elements, only steps that sample a position before
+    ``long_position`` run the joined launch."""
 
     blocks: tuple[Block, ...] = ()
     most_tokens: int = MOST_TOKENS
@@ -50,14 +52,16 @@ faster at 512. With 16 units (8B) one launch is 5 % faster at 5."""
 
 
 def chosen_step(choice: str) -> StepChoice:
-    """The choice for a value of the variable. A kernel whose block needs too much memory takes the
-    next shape. Raises ConfigError naming the value."""
+    """The choice for value ``choice`` of the variable. The shapes of BLOCKS follow a shape of the
+    caller's, for kernels whose block would need too much memory. Raises ConfigError naming the
+    value."""
     if not choice:
         return NEVER
     if choice == AUTO:
         return FASTEST
-    found = re.fullmatch(r"(\d+)x(\d+)", choice)
-    block = (int(found[1]), int(found[2])) if found else (0, 0)
-    if block[0] not in range(HEADS, 17) or block[1] not in range(1, 9):
-        raise ConfigError(f"{VARIABLE}: {choice!r} is neither {AUTO!r} nor 4 to 16 warps x slots")
-    return StepChoice((block, *BLOCKS))
+    match = re.fullmatch(r"(\d+)x(\d+)", choice)
+    warps, slots = (int(match[1]), int(match[2])) if match else (0, 0)
+    if not (HEADS <= warps <= MOST_WARPS and 1 <= slots <= MOST_SLOTS):
+        shapes = f"{HEADS} to {MOST_WARPS} warps x 1 to {MOST_SLOTS} slots"
+        raise ConfigError(f"{VARIABLE}: {choice!r} is neither {AUTO!r} nor {shapes}")
+    return StepChoice(((warps, slots), *BLOCKS))

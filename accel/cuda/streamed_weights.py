@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from accel.cuda.expert_cache import ExpertCache, StackShape, experts_held, make_expert_cache
 from accel.cuda.memory import Allocation, HostWeight
 from accel.cuda.packed_tiles import TUNED_STACKS
-from accel.cuda.plan import WITH_LISTS
+from accel.cuda.plan import STACK_KERNELS
 from accel.cuda.planning import LoweredBucket
 from accel.cuda.runtime import Runtime
 from accel.cuda.weight_copies import CopyStream, WeightCopy, layer_copies
@@ -243,7 +243,7 @@ def _shape(decl: BufferDecl, nbytes: int) -> StackShape:
 def _read_without_lists(lowered: LoweredBucket) -> set[str]:
     """Buffers that a kernel reads which does not know lists."""
     ops = lowered.step.ops
-    with_lists = {one.first for one in lowered.plan.launches if one.entry in WITH_LISTS}
+    with_lists = {one.first for one in lowered.plan.launches if one.entry in STACK_KERNELS}
     return {
         tensor.buffer
         for launch in lowered.plan.launches

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from accel.cuda.bound_bucket import BoundBucket, check_layouts, move_to_first_rows
-from accel.cuda.buffers import CudaBuffer, PassingMemory, Weights
+from accel.cuda.buffers import CudaBuffer, TransientMemory, Weights
 from accel.cuda.driver import TIER, CudaError, open_driver
 from accel.cuda.memory import Allocation, Memory
 from accel.cuda.plan import sources_of
@@ -83,7 +83,7 @@ class CudaTier(BaseTier[Allocation, RecordedBucket, CudaStep]):
         self._streamed = StreamedWeights(runtime)
         self._weights = Weights(runtime, self._streamed)
         self._addresses = StepAddresses()
-        self._passing = PassingMemory(runtime.memory)
+        self._transient = TransientMemory(runtime.memory)
         arranged_bytes = self._weights.arranged_bytes
         streams = self._streams_some
         self._planner = Planner(
@@ -167,7 +167,7 @@ class CudaTier(BaseTier[Allocation, RecordedBucket, CudaStep]):
             if self._streams_some(graph):
                 self._streamed.reserve()
                 self._submissions.before_step = self._streamed.advance
-            self._passing.address(planned.needs.passing_bytes)
+            self._transient.address(planned.needs.transient_bytes)
 
     def lend_inputs(self, nbytes: int) -> LentBlock:
         """See ``contract.tier.LendsInputs``."""
@@ -232,8 +232,10 @@ class CudaTier(BaseTier[Allocation, RecordedBucket, CudaStep]):
         self._streamed.fill(graph, self._weights.matrix, buffers)
         outputs = outputs_of(graph, lambda name: self._weights.stored(buffers[name]))
         allocations, workspace = [], 0
-        if plan.own_bytes:
-            allocations.append(self._memory.allocate(f"workspace of {graph.name}", plan.own_bytes))
+        if plan.lasting_bytes:
+            allocations.append(
+                self._memory.allocate(f"workspace of {graph.name}", plan.lasting_bytes)
+            )
             workspace = allocations[0].address
         short = plan.short
         return BoundBucket(
@@ -246,7 +248,7 @@ class CudaTier(BaseTier[Allocation, RecordedBucket, CudaStep]):
             inputs.nbytes,
             outputs,
             0 if short is None else inputs.offsets[short.sampling.buffer],
-            self._passing.address(plan.passing_bytes),
+            self._transient.address(plan.transient_bytes),
             self._streamed.copies(lowered, self._streamed.of(graph) - zero_copy.keys(), buffers),
         )
 
@@ -287,21 +289,21 @@ class CudaTier(BaseTier[Allocation, RecordedBucket, CudaStep]):
         """Return when nothing is running. Raises CudaError."""
         self._memory.synchronize()
 
-    def reach(self, others: Sequence[CudaTier]) -> None:
+    def access_peers(self, others: Sequence[CudaTier]) -> None:
         """Let kernels write to the memory of other devices. Raises TierUnavailable."""
-        self._runtime.reach([other._runtime for other in others])
+        self._runtime.access_peers([other._runtime for other in others])
 
     def stop_waiting(self) -> None:
         """Make kernels that wait for other devices end."""
         self._runtime.stop_waiting()
 
-    def give_back(self, reason: str, deadline: float) -> bool:
+    def close_by(self, reason: str, deadline: float) -> bool:
         """Close the device because it or another one is lost; everything submitted is lost.
 
         Kernels have until ``deadline``, by ``time.monotonic``, to end; a device that still runs
         then is abandoned, and the result is False."""
         self._lost = self._lost or reason
-        return self._runtime.give_back(deadline)
+        return self._runtime.close_by(deadline)
 
     def _streams_some(self, graph: Graph) -> bool:
         return bool(self._streamed.of(graph))
@@ -348,7 +350,7 @@ class CudaTier(BaseTier[Allocation, RecordedBucket, CudaStep]):
 
     def _give_up(self) -> None:
         self._streamed.close()
-        self._runtime.give_up()
+        self._runtime.close_failed()
 
     def _shut_down(self) -> None:
         self._streamed.close()

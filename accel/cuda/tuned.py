@@ -72,14 +72,14 @@ class Replacement:
     """``launches`` in order, instead of those of the next ``ops`` ops.
 
     ``workspace_bytes`` of device memory, zeroed when the graph is lowered, belong to them from step
-    to step; all launches of one replacement get the same address. A replacement may pass
-    ``passing_bytes`` from launch to launch, in memory that other replacements write too: then that
-    is the workspace of its launches."""
+    to step; all launches of one replacement get the same address. A replacement with
+    ``transient_bytes`` has that many bytes instead, only from its first launch to its last: other
+    replacements write the same memory."""
 
     ops: int
     launches: tuple[KernelLaunch, ...]
     workspace_bytes: int = 0
-    passing_bytes: int = 0
+    transient_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,8 +44,8 @@ class Recording:
         self.runs = work.cut([launch.work for launch in launches], work.BATCH_WORK)
         with ExitStack() as undo:
             what = f"inputs of {name}"
-            self._given = memory.allocate(what, input_bytes, ArenaKind.HOST)
-            undo.callback(memory.free, self._given)
+            self._host_inputs = memory.allocate(what, input_bytes, ArenaKind.HOST)
+            undo.callback(memory.free, self._host_inputs)
             self._read = memory.allocate(what, input_bytes, ArenaKind.STEPS, zeroed=False)
             undo.callback(memory.free, self._read)
             self._lists = []
@@ -53,7 +53,7 @@ class Recording:
                 self._lists.append(queue.new_list())
                 undo.callback(queue.zero.call, "CommandListDestroy", self._lists[-1])
             self.events = undo.enter_context(Events(queue, 2))
-            self.inputs = InputCopy(self._given.seen)
+            self.inputs = InputCopy(self._host_inputs.seen)
             self._undo = undo.pop_all()
 
     def bind(self, addresses: StepAddresses) -> None:
@@ -83,11 +83,11 @@ class Recording:
             append("Barrier", self.events.handles[ENDED], 0, self._null)
         for index in (COPIED, ENDED):
             self.events.reset(index)
-        target, source = (cast("void *", one.address) for one in (self._read, self._given))
+        target, source = (cast("void *", one.address) for one in (self._read, self._host_inputs))
         signal = self.events.handles[COPIED], 0, self._null
-        given = self._given.nbytes
+        nbytes = self._host_inputs.nbytes
         immediate = self._queue.immediate
-        zero.call("CommandListAppendMemoryCopy", immediate, target, source, given, *signal)
+        zero.call("CommandListAppendMemoryCopy", immediate, target, source, nbytes, *signal)
         self._queue.submit(self._lists)
 
     def close(self) -> None:

@@ -11,7 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from accel.intel.api import TIER, LevelZero, LevelZeroError, load_level_zero
-from accel.intel.device import Device
 from accel.intel.launcher import ENDED, Recording, launch_packet
 from accel.intel.memory import Allocation, Memory
 from accel.intel.queue import PATIENCE_SECONDS
@@ -57,11 +56,6 @@ class IntelTier(RecordedTier[Allocation, Recording, IntelStep]):
         super().__init__(
             info, memory, submissions, arranger, runtime.addresses, program.kernels, most
         )
-
-    @property
-    def device(self) -> Device:
-        """The open device."""
-        return self._runtime.queue.device
 
     @property
     def traits(self) -> Traits:

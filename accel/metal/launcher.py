@@ -153,22 +153,22 @@ def launch_packet(
     """Run a kernel with PACKET[1] outside of any step, and wait for it. Raises DeviceLost."""
     queue = memory.queue
     at = aligned(ARGUMENTS.itemsize)
-    given = memory.allocate("packet", at + PACKET.itemsize, ArenaKind.STEPS)
+    block = memory.allocate("packet", at + PACKET.itemsize, ArenaKind.STEPS)
     try:
         arguments = np.zeros(1, ARGUMENTS)
-        arguments["packets"] = given.address + at
-        given.seen[at:] = packet.view(np.uint8)
-        given.seen[: arguments.nbytes] = arguments.view(np.uint8)
-        encode = partial(_alone, memory, pipeline, given, groups)
+        arguments["packets"] = block.address + at
+        block.seen[at:] = packet.view(np.uint8)
+        block.seen[: arguments.nbytes] = arguments.view(np.uint8)
+        encode = partial(_alone, memory, pipeline, block, groups)
         queue.await_end(queue.submit([encode]))
     finally:
-        memory.free(given)
+        memory.free(block)
 
 
-def _alone(memory: Memory, pipeline: Pipeline, given: Allocation, groups: int, buffer: Any) -> None:
+def _alone(memory: Memory, pipeline: Pipeline, block: Allocation, groups: int, buffer: Any) -> None:
     queue = memory.queue
     send = queue.objc.send
     with queue.encoding(buffer, "computeCommandEncoder") as encoder:
         send(encoder, "useResources:count:usage:", *memory.resources, READ_AND_WRITE)
-        send(encoder, "setBuffer:offset:atIndex:", given.arena.handle, given.offset, 0)
+        send(encoder, "setBuffer:offset:atIndex:", block.arena.handle, block.offset, 0)
         dispatch(queue, encoder, pipeline, groups)

@@ -13,7 +13,6 @@ from accel.kernels.arrange import PlaneArranger
 from accel.kernels.launches import PlannedLaunch
 from accel.kernels.recorded_tier import RecordedTier
 from accel.kernels.source import Module, Traits
-from accel.metal.device import Device
 from accel.metal.launcher import Recording, launch_packet
 from accel.metal.memory import VIEW_BYTES, Allocation, Memory
 from accel.metal.objc import TIER, ObjectiveC, load_metal
@@ -51,11 +50,6 @@ class MetalTier(RecordedTier[Allocation, Recording, MetalStep]):
         arranger = PlaneArranger(memory, launch)
         submissions = MetalSubmissions(memory, runtime.addresses)
         super().__init__(info, memory, submissions, arranger, runtime.addresses, program.kernels)
-
-    @property
-    def device(self) -> Device:
-        """The open device."""
-        return self._runtime.queue.device
 
     @property
     def traits(self) -> Traits:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from accel.native.compile import Compiler, find_compiler
 from accel.native.library import PACKAGED, stored_library
-from accel.native.names import DIGEST_CHARACTERS, Target, text_digest, this_target
+from accel.native.names import DIGEST_CHARACTERS, Target, sources_digest, this_target
 from accel.native.variants import machine
 from accel.packets.build import BuildError, Progress
 from contract.errors import TierUnavailable
@@ -27,12 +27,12 @@ HEADERS = ("include/zinc_rt.h", "abi/plan_file.h", "abi/sha256.h", "abi/state.h"
 
 def c_library_name(target: Target) -> str:
     """The file name of the library in a wheel."""
-    return f"{NAME}{target.ending}"
+    return f"{NAME}{target.suffix}"
 
 
 def definitions() -> dict[str, str]:
     """The macros that its sources need."""
-    return {"ZINC_RT_BUILD": "1", "ZINC_RT_KERNELS_DIGEST": f'"{text_digest()}"'}
+    return {"ZINC_RT_BUILD": "1", "ZINC_RT_KERNELS_DIGEST": f'"{sources_digest()}"'}
 
 
 def find_c_library(cache: Path, progress: Progress | None = None) -> Path:
@@ -42,7 +42,7 @@ def find_c_library(cache: Path, progress: Progress | None = None) -> Path:
     packaged = PACKAGED / c_library_name(target)
     if packaged.exists():
         return packaged
-    path = cache / f"{NAME}-{_digest()}{target.ending}"
+    path = cache / f"{NAME}-{_digest()}{target.suffix}"
 
     def build() -> bytes:
         if progress is not None:
@@ -77,7 +77,7 @@ def build_c_library(target: Target, compiler: Compiler) -> bytes:
 @functools.cache
 def _digest() -> str:
     """Hexadecimal digits that change with every text of the library, and with the kernels."""
-    digest = hashlib.sha256(text_digest().encode())
+    digest = hashlib.sha256(sources_digest().encode())
     for path in (*SOURCES, *HEADERS):
         digest.update((FOLDER / path).read_bytes())
     return digest.hexdigest()[:DIGEST_CHARACTERS]

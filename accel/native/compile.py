@@ -106,7 +106,7 @@ def _built(
                 _run([*begin, f"{unit}.c", "-o", f"{unit}.o"], folder, unit)
 
             _each(compile_unit, list(units), jobs)
-            library = f"library{target.ending}"
+            library = f"library{target.suffix}"
             objects = [f"{unit}.o" for unit in units]
             _run([*compiler.link_command(target), library, *objects], folder, "the library")
             return (folder / library).read_bytes()

@@ -21,7 +21,7 @@ from accel.native.arrange import (
     stack_of,
 )
 from accel.native.mapped_files import MappedFiles
-from accel.native.names import text_digest
+from accel.native.names import sources_digest
 from accel.native.weight_cache import Entry, entry_of, open_entry, write_entry
 from accel.packets.buffers import DeviceBuffer, matrices_of
 from accel.packets.build import Progress
@@ -138,7 +138,7 @@ class ModelWeights:
             return None
         described = [(w.source, w.form) for w in weights if w.source is not None]
         try:
-            return entry_of(text_digest(), described, nbytes)
+            return entry_of(sources_digest(), described, nbytes)
         except OSError:
             return None
 

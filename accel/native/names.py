@@ -1,4 +1,4 @@
-"""Names within the native tier: systems, files of libraries, and the tier."""
+"""Names that the modules of the native tier share: the tier, its libraries and their targets."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from contract.lazy_dataclass import dataclass
 
 TIER = "native"
 ARRANGE = len(OPS)
-"""Op number: arrange a matrix for the products."""
+"""Number of the op that arranges a matrix for the products; packets of steps do not have it."""
 FINITE = ARRANGE + 1
-"""Op number: find scales that are NaN or infinite."""
+"""Number of the op that finds scales that are NaN or infinite."""
 PROCESSOR = "processor"
 """The name of the library that reports the processor's features."""
-ENDINGS = {"linux": ".so", "macos": ".dylib", "windows": ".dll"}
+SUFFIXES = {"linux": ".so", "macos": ".dylib", "windows": ".dll"}
 DIGEST_CHARACTERS = 16
 ROOT = Path(__file__).parents[2]
-TEXTS = (
+SOURCES = (
     *("accel/opencl/kernels/*.h", "accel/opencl/kernels/*.cl", "accel/opencl/contents.py"),
     *("accel/native/*.c", "accel/native/*.h"),
     *("accel/native/compile.py", "accel/native/sources.py", "accel/native/variants.py"),
@@ -30,24 +30,26 @@ TEXTS = (
     *("accel/packets/ops.py", "accel/packets/packet.py"),
     *("contract/arithmetic.py", "contract/dtypes.py", "contract/records.py"),
 )
-"""The files that determine the contents of a library."""
+"""Patterns, relative to ROOT, of the files that determine the contents of a library."""
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A system and an architecture that libraries are built for."""
+    """What libraries are built for: a ``system``, one of SUFFIXES, and the architecture
+    ``machine``, such as x86_64."""
 
     system: str
     machine: str
 
     @property
-    def ending(self) -> str:
+    def suffix(self) -> str:
         """The file suffix of its libraries."""
-        return ENDINGS[self.system]
+        return SUFFIXES[self.system]
 
 
 def this_target(machine: str) -> Target:
-    """The target of this process. Raises TierUnavailable on a system without a native tier."""
+    """The target of this process on architecture ``machine``. Raises TierUnavailable on a system
+    without a native tier, and for an empty ``machine``, an unknown one."""
     system = SYSTEMS.get(sys.platform)
     if system is None or not machine:
         reason = f"there is no native library for {sys.platform} on this processor"
@@ -56,16 +58,16 @@ def this_target(machine: str) -> Target:
 
 
 def library_name(name: str, target: Target) -> str:
-    """The file name of a variant; it contains ``text_digest``."""
-    return f"{name}-{text_digest()}{target.ending}"
+    """The file name of library ``name``, a variant or PROCESSOR; it has ``sources_digest``."""
+    return f"{name}-{sources_digest()}{target.suffix}"
 
 
 @functools.cache
-def text_digest() -> str:
-    """Hexadecimal digits that change with every file in TEXTS."""
-    texts = digest()
-    for pattern in TEXTS:
+def sources_digest() -> str:
+    """A digest in DIGEST_CHARACTERS hexadecimal digits of all files of SOURCES and their names."""
+    contents = digest()
+    for pattern in SOURCES:
         for path in sorted(ROOT.glob(pattern)):
-            texts.update(f"{path.name}\0".encode())
-            texts.update(path.read_bytes())
-    return texts.hexdigest()[:DIGEST_CHARACTERS]
+            contents.update(f"{path.name}\0".encode())
+            contents.update(path.read_bytes())
+    return contents.hexdigest()[:DIGEST_CHARACTERS]

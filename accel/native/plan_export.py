@@ -13,7 +13,7 @@ from typing import BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from accel.native.names import library_name, text_digest, this_target
+from accel.native.names import library_name, sources_digest, this_target
 from accel.native.plan_file import (
     ABI,
     ABSENT_OFFSET,
@@ -171,7 +171,7 @@ def _describe_machine(header: NDArray[np.void], tier: NativeTier) -> None:
     header["needs"] = _needed_words(variant)
     header["machine"], header["variant"] = variant.machine, variant.name
     header["kernels"] = library_name(variant.name, target)
-    header["kernels_digest"] = text_digest()
+    header["kernels_digest"] = sources_digest()
     header["arithmetic"], header["page_positions"] = ARITHMETIC_VERSION, PAGE_TOKENS
     header["workers"] = tier.workers
     header["packet_bytes"], header["operands"] = PACKET.itemsize, OPERANDS

@@ -14,7 +14,7 @@ from accel.native.pool import Copies, Job, WorkerPool, copies_of
 from accel.packets.host_memory import AddressRange, aligned_bytes
 from accel.packets.step_memory import WorkerScratch
 from accel.packets.submissions import FormBatch, Submissions
-from accel.packets.worker_tuner import Choice
+from accel.packets.worker_tuner import WorkerChoice
 from contract.ir.inputs import InputCopy
 from contract.lazy_dataclass import dataclass
 
@@ -51,7 +51,7 @@ class TimedWorkers:
     """Chooses the workers of each step from the times of earlier steps."""
 
     pool: WorkerPool
-    choice: Choice
+    choice: WorkerChoice
     _started: deque[tuple[int, int, int, int]] = field(default_factory=deque)
     """Number, tokens, ops and workers of each step whose time was not noted yet."""
 
@@ -79,7 +79,7 @@ class NativeSubmissions(Submissions[AddressRange, NativeForm, NativeSlot, Native
     """See Submissions. The workers read a step's inputs in its slot."""
 
     def __init__(
-        self, pool: WorkerPool, scratch: WorkerScratch, choice: Choice, files: MappedFiles
+        self, pool: WorkerPool, scratch: WorkerScratch, choice: WorkerChoice, files: MappedFiles
     ) -> None:
         super().__init__()
         self._files = files

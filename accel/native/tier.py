@@ -24,7 +24,7 @@ from accel.native.variants import Variant
 from accel.packets.buffers import DeviceBuffer, matrices_of
 from accel.packets.build import Progress
 from accel.packets.estimate_cache import StepMemoryCache
-from accel.packets.footprint import StepMemory, lanes_bytes, opencl_footprint
+from accel.packets.footprint import StepMemory, lanes_bytes, worker_footprint
 from accel.packets.host_memory import AddressRange, SharedMemory
 from accel.packets.packet_tier import BoundStep, PacketTier, packets_of
 from accel.packets.rules import lower_graph
@@ -33,7 +33,7 @@ from accel.packets.step import Schedule, Step
 from accel.packets.step_memory import WorkerScratch
 from accel.packets.submissions import FormBatch, StepFence
 from accel.packets.tier import tier_info
-from accel.packets.worker_tuner import AdaptiveWorkers, Choice
+from accel.packets.worker_tuner import AdaptiveWorkers, WorkerChoice
 from contract.dtypes import StorageClass
 from contract.errors import TierUnavailable
 from contract.file_reads import copy_bytes
@@ -56,13 +56,13 @@ NativeFence = StepFence[AddressRange, NativeForm, NativeStep]
 class Choices:
     """Options of a caller; None leaves a choice to the machine.
 
-    ``threads`` is the number of workers; ``tuner`` makes, of that number, what chooses how many of
-    them each step gets. ``memory_bytes`` is the most memory. ``cache`` is the folder of compiled
-    libraries, ``weights`` that of arranged weights and ``lowered`` that of lowered steps; None
-    stores none."""
+    ``threads`` is the number of workers; ``worker_choice`` makes, from that number, the object
+    that chooses how many of them each step gets. ``memory_bytes`` is the most memory. ``cache`` is
+    the folder of compiled libraries, ``weights`` that of arranged weights and ``lowered`` that of
+    lowered steps; None stores none."""
 
     threads: int | None = None
-    tuner: Callable[[int], Choice] = AdaptiveWorkers
+    worker_choice: Callable[[int], WorkerChoice] = AdaptiveWorkers
     memory_bytes: int | None = None
     cache: Path | None = None
     weights: Path | None = None
@@ -94,17 +94,17 @@ class NativeTier(PacketTier[AddressRange, NativeForm, NativeStep]):
         self._weights = ModelWeights(self._arranger, files, choices.weights, progress)
         self._addresses = WorkerScratch()
         submissions = NativeSubmissions(
-            self._pool, self._addresses, choices.tuner(self._pool.workers), files
+            self._pool, self._addresses, choices.worker_choice(self._pool.workers), files
         )
         self._slots = submissions
         self._stored_steps = None
         if choices.lowered is not None:
             self._stored_steps = StepCache(choices.lowered, self._pool.workers)
-        known = None
+        memory_cache = None
         if choices.cache is not None:
-            known = StepMemoryCache(choices.cache, (TIER, self._pool.workers)).of
+            memory_cache = StepMemoryCache(choices.cache, (TIER, self._pool.workers)).of
         info = tier_info(TIER, name, library.variant.name, memory.capacity, host_unified=True)
-        super().__init__(info, memory, submissions, known)
+        super().__init__(info, memory, submissions, memory_cache)
 
     @property
     def variant(self) -> Variant:
@@ -180,7 +180,7 @@ class NativeTier(PacketTier[AddressRange, NativeForm, NativeStep]):
         return step, schedule_workers(step, self._pool.workers)
 
     def _footprint(self, graph: Graph, largest: ShapeKey, steps: StepMemory) -> Footprint:
-        found = opencl_footprint(graph, largest, steps, self._pool.workers, shared=True)
+        found = worker_footprint(graph, largest, steps, self._pool.workers, shared=True)
         of_file = (d for d in graph.of_kind(BufferKind.WEIGHT) if not owns_upload(d))
         return replace(found, on_disk=self._weights.on_disk(sum(map(lanes_bytes, of_file))))
 

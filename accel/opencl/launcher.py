@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 
 from accel.opencl.contents import StepPrograms, parts_of
 from accel.opencl.memory import Memory
-from accel.packets.footprint import kinds_of
+from accel.packets.footprint import op_kinds
 from accel.packets.host_memory import AddressRange
 from accel.packets.step import Op
 from accel.packets.step_memory import WorkerScratch
-from accel.packets.worker_tuner import Choice, FixedWorkers
+from accel.packets.worker_tuner import FixedWorkers, WorkerChoice
 from contract.lazy_dataclass import dataclass
 
 MEETING_BYTES = 512
@@ -64,7 +64,7 @@ class LaunchContext:
     def step_program(self, ops: Sequence[Op]) -> Any:
         """A program with the kernels of ``ops``. Raises BuildError."""
         assert self.programs is not None
-        return self.programs.holding(parts_of(kinds_of(ops)))
+        return self.programs.holding(parts_of(op_kinds(ops)))
 
     def expect(self, kinds: Kinds) -> None:
         if self.programs is not None:
@@ -139,7 +139,7 @@ class PersistentLauncher(Launcher):
         launch: LaunchContext,
         workers: int,
         spin_limit: int = SPIN_LIMIT,
-        choice: Choice | None = None,
+        choice: WorkerChoice | None = None,
     ) -> None:
         super().__init__(launch, workers)
         self.choice = choice or FixedWorkers(workers)

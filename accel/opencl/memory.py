@@ -1,7 +1,8 @@
 """Device memory with 64-bit addresses, which packets hold.
 
-Devices that share host memory use host arrays; others use buffers. Memory that the host has mapped
-is copied to the device before, and from the device after, every submission."""
+A device that reads host memory uses host arrays (``host_memory.py``). For another one this module
+has a few large OpenCL buffers, the banks. Memory that the host has mapped is copied to the device
+before, and from the device after, every submission."""
 
 from __future__ import annotations
 
@@ -36,7 +37,8 @@ class Memory(DeviceMemory[AddressRange], Protocol):
         """Memory that is zeroed by default. Raises OutOfMemory naming ``what``."""
 
     def adopt(self, what: str, data: Bytes, *, borrowed: bool = False) -> AddressRange:
-        """Read-only memory with the bytes of ``data``: a view if the device reads host memory.
+        """Read-only memory with the bytes of ``data``, a view if the device reads host memory.
+        Raises OutOfMemory naming ``what``.
 
         ``borrowed`` says that the caller keeps ``data`` anyway."""
 
@@ -54,6 +56,9 @@ class Memory(DeviceMemory[AddressRange], Protocol):
 
 @dataclass(slots=True)
 class _Bank:
+    """A buffer. Allocations follow each other: ``used`` is the offset of the next one in bytes, and
+    ``live`` the number that are not freed. A bank is released as a whole."""
+
     buffer: Any
     nbytes: int
     on_host: bool = False
@@ -65,9 +70,10 @@ class _Bank:
 class BankedMemory(StagedMemory[AddressRange, Any]):
     """Memory in up to BANKS buffers of the device; an address is a bank number and an offset.
 
-    A new bank has room for all bytes that are still expected. If none are, it is as large as all
-    banks before it, so that few banks are needed. Memory of the host has banks of its own, which
-    do not count as the device's."""
+    ``capacity`` is the most device memory in bytes, ``used`` the bytes of all allocations in it. A
+    new bank has room for all bytes that are still expected. If none are, it is as large as all
+    banks before it, so that few banks are needed. Memory of the host has banks of its own, which do
+    not count as the device's."""
 
     cl: Any
     context: Any
@@ -77,7 +83,7 @@ class BankedMemory(StagedMemory[AddressRange, Any]):
     used: int = 0
     version: int = 0
     _banks: list[_Bank | None] = field(default_factory=lambda: [None] * BANKS)
-    _placed: int = 0
+    _used_aligned: int = 0
     _expected: int = 0
     _expected_on_host: int = 0
     staging: StagingBuffers[AddressRange, Any] = field(init=False)
@@ -95,7 +101,7 @@ class BankedMemory(StagedMemory[AddressRange, Any]):
         return self.capacity - self.held
 
     def expect(self, nbytes: int) -> None:
-        self._expected = self._placed + nbytes
+        self._expected = self._used_aligned + nbytes
 
     def allocate(self, what: str, nbytes: int, *, zeroed: bool = True) -> AddressRange:
         allocation = self._take(what, nbytes)
@@ -129,7 +135,7 @@ class BankedMemory(StagedMemory[AddressRange, Any]):
         assert bank is not None
         if not bank.on_host:
             self.used -= allocation.nbytes
-            self._placed -= aligned(allocation.nbytes)
+            self._used_aligned -= aligned(allocation.nbytes)
         bank.live -= 1
         if bank.live == 0:
             bank.buffer.release()
@@ -144,9 +150,9 @@ class BankedMemory(StagedMemory[AddressRange, Any]):
         check_fits(what, nbytes, self.used, self.capacity)
         number = self._first_with(size)
         if number is None:
-            number = self._new_bank(what, size, self._requested(size))
+            number = self._new_bank(what, size, self._bank_bytes(size))
         self.used += nbytes
-        self._placed += size
+        self._used_aligned += size
         return self._range_in(number, nbytes)
 
     def _range_in(self, number: int, nbytes: int) -> AddressRange:
@@ -165,10 +171,10 @@ class BankedMemory(StagedMemory[AddressRange, Any]):
                 return number
         return None
 
-    def _requested(self, size: int) -> int:
+    def _bank_bytes(self, size: int) -> int:
         """Bytes of a new bank of the device that has room for ``size``."""
         existing = self.held
-        requested = self._expected - self._placed
+        requested = self._expected - self._used_aligned
         if requested <= 0 and existing:
             requested = max(existing, MIN_BANK_BYTES)
         return max(min(requested, self.capacity - existing, self.max_bank_bytes), size)

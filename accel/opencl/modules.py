@@ -18,9 +18,10 @@ BuildText = Callable[[str, str], Any]
 
 
 class ModuleLauncher(Launcher):
-    """Every packet is a launch of its op's module.
+    """Launches the module of its op for every packet.
 
-    A launch has at most ``groups`` work-groups. A module is built when a step first needs it."""
+    A launch has at most ``groups`` work-groups. ``traits`` are the operations that the device
+    computes exactly itself; ``build`` compiles a module when a step first needs it."""
 
     by_modules: ClassVar[bool] = True
 
@@ -41,10 +42,11 @@ class ModuleLauncher(Launcher):
         return LaunchRecording(self.launch, launches, self._leading, address)
 
     def _leading(self) -> tuple[Any, ...]:
+        """The arguments of every launch before the address of the inputs."""
         return *self.launch.memory.arguments(), np.uint64(self.launch.scratch.shared)
 
     def run_alone(self, module: Module, packet: NDArray[np.void], buffers: Sequence[Any]) -> None:
-        """Run one ``packet`` outside any step, with all groups, and wait for its end.
+        """Run ``module`` on ``packet``, PACKET[1], outside any step, and wait for its end.
 
         On a device with its own memory the packet's addresses are in ``buffers``, each of which is
         a bank: at most BANKS - 1 of them."""

@@ -39,7 +39,7 @@ from accel.packets.ops import NUMBERS
 from accel.packets.packet import PACKET
 from accel.packets.rules import ROW_PARTS
 from accel.packets.step_memory import WorkerScratch
-from accel.packets.worker_tuner import AdaptiveWorkers, Choice
+from accel.packets.worker_tuner import AdaptiveWorkers, WorkerChoice
 from contract.errors import TierUnavailable
 from contract.lazy_dataclass import dataclass
 
@@ -54,14 +54,14 @@ PROBE_WIDTH = 16
 class Choices:
     """Choices of a caller about a device; for None the probes decide.
 
-    ``threads`` is the most cores of a CPU device to use; ``worker_tuner`` makes, of that number,
-    what chooses how many of them each step gets. ``memory_bytes`` is the most memory, ``cache`` the
-    folder of built programs; None stores none. When ``native_arithmetic`` is False, division and
-    square root are computed with integers even if the self-test passes."""
+    ``threads`` is the most cores of a CPU device to use; ``worker_choice`` makes, from that number,
+    the object that chooses how many of them each step gets. ``memory_bytes`` is the most memory,
+    ``cache`` the folder of built programs; None stores none. When ``native_arithmetic`` is False,
+    division and square root are computed with integers even if the self-test passes."""
 
     mode: Mode = Mode.AUTO
     threads: int | None = None
-    worker_tuner: Callable[[int], Choice] = AdaptiveWorkers
+    worker_choice: Callable[[int], WorkerChoice] = AdaptiveWorkers
     memory_bytes: int | None = None
     cache: Path | None = None
     shared_addresses: bool | None = None
@@ -146,7 +146,8 @@ def _launcher(
         persistent = context_of(True)
         requested = choices.mode is Mode.PERSISTENT
         if requested or _runs_together(persistent, workers):
-            launcher = PersistentLauncher(persistent, workers, choice=choices.worker_tuner(workers))
+            choice = choices.worker_choice(workers)
+            launcher = PersistentLauncher(persistent, workers, choice=choice)
             return Mode.PERSISTENT, persistent, launcher
     single = context_of(False)
     return Mode.LAUNCH, single, PacketLauncher(single, workers)

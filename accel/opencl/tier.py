@@ -17,7 +17,7 @@ from accel.opencl.submissions import OpenClStep, OpenClSubmissions
 from accel.packets.buffers import matrices_of
 from accel.packets.build import Progress
 from accel.packets.estimate_cache import StepMemoryCache
-from accel.packets.footprint import KnownMemory, StepMemory, lanes_bytes, opencl_footprint
+from accel.packets.footprint import MemoryCache, StepMemory, lanes_bytes, worker_footprint
 from accel.packets.host_memory import AddressRange
 from accel.packets.layouts import planes_bytes
 from accel.packets.packet_tier import BoundStep
@@ -56,7 +56,7 @@ class OpenClTier(StreamingTier[AddressRange, Recording, OpenClStep]):
         unified = found.host_unified if asked is None else asked
         info = tier_info(TIER, found.name, driver, found.memory_bytes, unified)
         submissions = OpenClSubmissions(self._runtime.launch)
-        super().__init__(info, self._runtime.memory, submissions, self._known_memory())
+        super().__init__(info, self._runtime.memory, submissions, self._cache_of_memory())
 
     @property
     def mode(self) -> Mode:
@@ -107,7 +107,7 @@ class OpenClTier(StreamingTier[AddressRange, Recording, OpenClStep]):
         copying, _ = self._copying(graph, step)
         return copying, schedule_launches(copying)
 
-    def _known_memory(self) -> KnownMemory | None:
+    def _cache_of_memory(self) -> MemoryCache | None:
         """The cache of step memory from earlier starts."""
         cache, runtime = self._choices.cache, self._runtime
         if cache is None:
@@ -118,7 +118,7 @@ class OpenClTier(StreamingTier[AddressRange, Recording, OpenClStep]):
 
     def _footprint(self, graph: Graph, largest: ShapeKey, steps: StepMemory) -> Footprint:
         workers, shared = self._runtime.launcher.workers, self._memory.shared
-        return opencl_footprint(graph, largest, steps, workers, shared, self._arranged_bytes)
+        return worker_footprint(graph, largest, steps, workers, shared, self._arranged_bytes)
 
     def _arranged_bytes(self, decl: BufferDecl) -> int:
         return (planes_bytes if self._runtime.launcher.by_modules else lanes_bytes)(decl)

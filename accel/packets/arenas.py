@@ -11,7 +11,7 @@ from typing import Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from accel.packets.holes import Holes
+from accel.packets.free_ranges import FreeRanges
 from accel.packets.packet import ALIGNMENT, aligned
 from contract.errors import OutOfMemory
 from contract.lazy_dataclass import dataclass
@@ -45,17 +45,17 @@ class ArenaKind(Enum):
 @dataclass(slots=True, eq=False)
 class Arena(Generic[H]):
     """One allocation of the driver, which knows it as ``handle``. ``host`` are its bytes where the
-    host can access them, ``holes`` its free ranges."""
+    host can access them, ``ranges`` tracks those that are free."""
 
     handle: H
     address: int
     nbytes: int
     kind: ArenaKind
     host: Bytes | None = None
-    holes: Holes = field(init=False)
+    ranges: FreeRanges = field(init=False)
 
     def __post_init__(self) -> None:
-        self.holes = Holes(self.nbytes)
+        self.ranges = FreeRanges(self.nbytes)
 
 
 @dataclass(slots=True, eq=False)
@@ -160,11 +160,11 @@ class ArenaMemory(ABC, Generic[H]):
         arena, size = allocation.arena, aligned(allocation.nbytes)
         if arena not in self._arenas:
             return
-        arena.holes.give_back(allocation.offset, size)
+        arena.ranges.free(allocation.offset, size)
         if arena.kind is ArenaKind.MODEL:
             self.used -= allocation.nbytes
             self._allocated -= size
-        if arena.holes.whole:
+        if arena.ranges.all_free:
             self._drop(arena)
 
     def close(self) -> None:
@@ -209,10 +209,10 @@ class ArenaMemory(ABC, Generic[H]):
 
     def _take(self, what: str, nbytes: int, size: int, kind: ArenaKind) -> ArenaRange[H]:
         for arena in self._arenas:
-            if arena.kind is kind and (offset := arena.holes.take(size)) is not None:
+            if arena.kind is kind and (offset := arena.ranges.allocate(size)) is not None:
                 return ArenaRange(arena, offset, nbytes)
         arena = self._new_arena(what, size, kind)
-        offset = arena.holes.take(size)
+        offset = arena.ranges.allocate(size)
         assert offset is not None
         return ArenaRange(arena, offset, nbytes)
 

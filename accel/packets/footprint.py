@@ -29,11 +29,12 @@ MAPPED_OUTPUT_BYTES = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class StepMemory:
-    """The memory that all shape buckets need together.
+    """The memory that the steps of all shape buckets of a graph need, in bytes.
 
-    ``shared`` and ``own`` are bytes of scratch of all workers and of each worker, ``packets`` the
-    bytes of each bucket's packets. ``stored`` are the buffers that ops read in the layout the graph
-    declares, ``kinds`` the pairs of an op's name and its weights' format, empty without one."""
+    ``shared`` is the scratch that all workers use, ``own`` that of each worker: the most of any
+    bucket. ``packets`` has the bytes of each bucket's packets. ``stored`` are the buffers that ops
+    read in the layout the graph declares, ``kinds`` the pairs of an op's name and the format of its
+    weights, which is empty for an op without weights."""
 
     shared: int
     own: int
@@ -42,8 +43,9 @@ class StepMemory:
     kinds: frozenset[tuple[str, str]]
 
 
-KnownMemory = Callable[[Graph, ShapeKey, Callable[[], StepMemory]], StepMemory]
-"""Returns the memory for steps of a graph up to the largest; its last argument computes it."""
+MemoryCache = Callable[[Graph, ShapeKey, Callable[[], StepMemory]], StepMemory]
+"""Returns the memory for steps of a graph up to the largest, from a cache or by calling its last
+argument."""
 
 
 def step_memory(lower: Lower, largest: ShapeKey, buckets: Buckets = shape_buckets) -> StepMemory:
@@ -54,30 +56,31 @@ def step_memory(lower: Lower, largest: ShapeKey, buckets: Buckets = shape_bucket
         own=max(schedule.own_bytes for _, schedule in lowered),
         packets=tuple(len(step.ops) * PACKET.itemsize for step, _ in lowered),
         stored=frozenset().union(*(stored_operands(step) for step, _ in lowered)),
-        kinds=frozenset().union(*(kinds_of(step.ops) for step, _ in lowered)),
+        kinds=frozenset().union(*(op_kinds(step.ops) for step, _ in lowered)),
     )
 
 
-def kinds_of(ops: Iterable[Op]) -> frozenset[tuple[str, str]]:
+def op_kinds(ops: Iterable[Op]) -> frozenset[tuple[str, str]]:
     """The pairs of name and weight format, as in ``StepMemory``."""
     return frozenset((op.name, "" if op.dtype is None else op.dtype.name) for op in ops)
 
 
 class PlannedSteps:
-    """Lowered steps of a graph by shape bucket.
+    """Lowers the steps of a graph, once for computing their memory and for running them.
 
-    The steps of the graph whose memory was last computed are stored until they are lowered for
-    real. ``known`` may supply the memory without lowering."""
+    The steps of the graph whose memory was computed last stay here until ``of`` takes them.
+    ``schedule`` lowers a graph for one shape bucket. Where ``cache`` has the memory, nothing is
+    lowered for it."""
 
     def __init__(
         self,
         schedule: Callable[[Graph, ShapeKey], tuple[Step, Schedule]],
         buckets: Buckets = shape_buckets,
-        known: KnownMemory | None = None,
+        cache: MemoryCache | None = None,
     ) -> None:
         self._schedule = schedule
         self._buckets = buckets
-        self._known = known
+        self._cache = cache
         self._planned: tuple[Graph, ShapeKey] | None = None
         self._steps: dict[ShapeKey, tuple[Step, Schedule]] = {}
         self._memory: StepMemory | None = None
@@ -93,18 +96,18 @@ class PlannedSteps:
                 }
                 return step_memory(self._steps.__getitem__, largest, self._buckets)
 
-            self._memory = self._known(graph, largest, make) if self._known else make()
+            self._memory = self._cache(graph, largest, make) if self._cache else make()
         return self._memory
 
     def of(self, graph: Graph, bucket: ShapeKey) -> tuple[Step, Schedule]:
-        """The step of a shape bucket, taken from the planned ones if it is there."""
+        """The step of ``graph`` for a shape bucket; it is not stored any longer."""
         planned = None
         if self._planned is not None and self._planned[0] is graph:
             planned = self._steps.pop(bucket, None)
         return planned or self._schedule(graph, bucket)
 
 
-def opencl_footprint(
+def worker_footprint(
     graph: Graph,
     largest: ShapeKey,
     steps: StepMemory,
@@ -113,10 +116,11 @@ def opencl_footprint(
     arranged: Callable[[BufferDecl], int] | None = None,
     extra: int = 0,
 ) -> Footprint:
-    """The bytes the tier allocates; ``shared`` where the device reads host memory.
+    """The bytes of a tier with ``workers`` workers that have scratch of their own.
 
-    ``arranged`` returns the bytes of a buffer in the layout of products, 0 where it stays as
-    stored; by default matrices are groups of 16 rows. Lowered buckets need ``extra`` bytes more."""
+    With ``shared`` the device reads host memory, and nothing is aligned or staged. ``arranged``
+    returns the bytes of a buffer in the layout of products, 0 where it stays as stored; by default
+    matrices are in groups of 16 rows. Lowered buckets need ``extra`` bytes more."""
     arranged = arranged or lanes_bytes
     buffers: dict[str, int] = {}
     mapped: dict[str, int] = {}
@@ -151,9 +155,9 @@ def device_footprint(
     arranged: Callable[[BufferDecl], int] | None = None,
     extra: int = 0,
 ) -> Footprint:
-    """The bytes of a tier that copies every buffer and whose workers share all scratch;
-    ``arranged`` and ``extra`` as in ``opencl_footprint``."""
-    return opencl_footprint(graph, largest, steps, 0, False, arranged, extra)
+    """The bytes of a tier that copies every buffer to the device and has no scratch per worker;
+    ``arranged`` and ``extra`` as in ``worker_footprint``."""
+    return worker_footprint(graph, largest, steps, 0, False, arranged, extra)
 
 
 def shared_footprint(

@@ -1,4 +1,4 @@
-"""The packet of an op, as the device reads it."""
+"""The packet of an op, the record that tells a device which op to run on which memory."""
 
 from __future__ import annotations
 
@@ -30,19 +30,27 @@ PACKET = np.dtype(
         ("real", "<f4", (REALS,)),
     ]
 )
-"""The record type; ``PACKET`` of ``kernels/packet.h`` mirrors it and explains the fields."""
+"""The record type; ``PACKET`` of ``accel/opencl/kernels/packet.h`` mirrors it and explains the
+fields. An operand is an address in the device's memory, or one of the following."""
 
 ABSENT = 0xFFFF_FFFF_FFFF_FFFF
+"""The operand of an optional input that is left out."""
 OWN_MEMORY = 1 << 63
+"""Set in an offset into the scratch memory of the worker that runs the packet."""
 SCRATCH_MEMORY = 1 << 62
+"""Set in an offset into the scratch memory that all workers share."""
 INPUT_MEMORY = 1 << 61
+"""Set in an offset into the inputs of the step."""
 BANK_SHIFT = 56
+"""Position of the number of a bank, one of BANKS buffers, in an address of OpenCL devices with
+their own memory; the bits below are the offset in it."""
 BANKS = 16
 COLUMN_GRANULE = 32
 """Columns of products, and of elementwise ops after them, are divided in multiples of this."""
 
 
 def _word(record: np.dtype[np.void], field: str) -> int:
+    """The offset of a field in 32-bit words."""
     assert record.fields is not None
     return record.fields[field][1] // 4
 
@@ -64,7 +72,7 @@ CONSTANTS = {
     "EVENT_WORDS": OUTPUT_EVENT.itemsize // 4,
     "MOST_LOG_PROBABILITIES": MOST_LOG_PROBABILITIES,
 }
-"""The macros that ``accessors.packet_constants`` defines for ``kernels/packet.h``."""
+"""The macros that ``accessors.packet_constants`` defines for ``packet.h``."""
 
 ALIGNMENT = 256
 """Alignment of everything in device memory, in bytes."""

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from accel.packets.binding import bind_step
 from accel.packets.buffers import ArrangedMatrix, DeviceBuffer, matrices_of, outputs_of
-from accel.packets.footprint import KnownMemory, PlannedSteps, StepMemory, device_footprint
+from accel.packets.footprint import MemoryCache, PlannedSteps, StepMemory, device_footprint
 from accel.packets.layouts import WeightLayout, planes_bytes
 from accel.packets.packet import ALIGNMENT
 from accel.packets.step import Schedule, Step
@@ -63,7 +63,7 @@ class BoundStep(Generic[A]):
 
 
 class PacketTier(BaseTier[A, L, C]):
-    """See ``contract.tier.Tier``. ``known`` may supply the memory of steps without lowering them.
+    """See ``contract.tier.Tier``. ``memory_cache`` has the memory of steps of earlier starts.
 
     Hooks a tier must give in addition to those of BaseTier: ``_arranger``, ``_schedule``,
     ``_record`` and ``_reserve``."""
@@ -77,12 +77,12 @@ class PacketTier(BaseTier[A, L, C]):
         info: TierInfo,
         memory: ExpectingMemory[A],
         submissions: Submissions[A, L, Any, C],
-        known: KnownMemory | None = None,
+        memory_cache: MemoryCache | None = None,
     ) -> None:
         super().__init__(info, memory, submissions)
-        self._known = known
+        self._memory_cache = memory_cache
         self._recorded: dict[int, tuple[L, A]] = {}
-        self._steps = PlannedSteps(self._schedule, self.buckets, known)
+        self._steps = PlannedSteps(self._schedule, self.buckets, memory_cache)
 
     def footprint(self, graph: Graph, largest: ShapeKey) -> Footprint:
         return self._planned(graph, largest, self._steps.memory(graph, largest))

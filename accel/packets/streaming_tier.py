@@ -92,8 +92,8 @@ class StreamingTier(PacketTier[A, L, C]):
 
     def stream(self, graph: Graph, names: Collection[str], cache: int = 0) -> None:
         self._ring = ring_of(graph, names, self._device_bytes) if names else None
-        known = None if names else self._known
-        self._steps = PlannedSteps(self._schedule, self.buckets, known)
+        memory_cache = None if names else self._memory_cache
+        self._steps = PlannedSteps(self._schedule, self.buckets, memory_cache)
         # What steps share may lie between weights: it is allocated anew with what follows.
         with self._guarded(RING):
             self._free_shared(self._ring_memory, self._own, self._forget_inputs())

@@ -46,7 +46,8 @@ SINGLE_SIZES = 8
 
 @dataclass(slots=True)
 class Trial:
-    """Steps with another number of workers, compared with the ``usual`` seconds a step took."""
+    """Steps with another number of ``workers``, compared with ``usual``, the seconds of a step
+    before. ``submitted`` are its steps so far, ``seconds`` the times of those that have ended."""
 
     workers: int
     usual: float
@@ -55,7 +56,7 @@ class Trial:
 
     @property
     def saved(self) -> float:
-        """Seconds less than usual so far; negative when it is slower."""
+        """Seconds it has saved so far; negative when it is slower."""
         return len(self.seconds) * self.usual - sum(self.seconds)
 
     @property
@@ -71,7 +72,8 @@ class Trial:
 
     @property
     def takes_next(self) -> bool:
-        """Whether the next step belongs to it. Its first step runs alone, since it may be slow."""
+        """Whether the next step belongs to it. A second one is submitted only when the first has
+        ended, since it may be slow."""
         return self.submitted < min(self.steps, 1 + 2 * len(self.seconds))
 
     @property
@@ -95,8 +97,11 @@ class Trial:
 class WorkerTuner:
     """Chooses the number of workers, 1 to ``most``, for steps of one size.
 
-    ``workers`` is in use; ``pending`` are the numbers to try before any is tried again. ``spread``
-    is the mean distance of step times from ``long_mean``, each distance limited to the mean."""
+    ``workers`` is in use; ``pending`` are the numbers to try before any is tried again. ``recent``
+    are the last step times in seconds, ``long_mean`` is their running mean, ``spread`` the mean
+    distance from it, each distance limited to the mean. The next trial begins when ``waited``
+    ordinary steps have reached ``gap``, and the share of their time has paid ``debt``, the seconds
+    that failed trials have cost."""
 
     most: int
     workers: int
@@ -119,7 +124,8 @@ class WorkerTuner:
         return self.workers
 
     def note(self, workers: int, seconds: float) -> None:
-        """A step with ``workers`` took ``seconds``. Steps may be chosen before earlier ones end."""
+        """Note that a step with ``workers`` took ``seconds``. Steps may be chosen before earlier
+        ones have ended."""
         trial = self.trial
         if trial is not None and workers == trial.workers:
             trial.seconds.append(seconds)
@@ -135,8 +141,8 @@ class WorkerTuner:
         known = len(self.recent) > 1
         self.recent.append(seconds)
         if known:
-            off = min(abs(seconds - self.long_mean), self.long_mean)
-            self.spread += LONG_MEAN * (off - self.spread)
+            distance = min(abs(seconds - self.long_mean), self.long_mean)
+            self.spread += LONG_MEAN * (distance - self.spread)
         self.long_mean += (LONG_MEAN if known else 1.0) * (seconds - self.long_mean)
         if self.trial is not None:
             return
@@ -188,14 +194,14 @@ class WorkerTuner:
         return self.pending[0]
 
 
-class Choice(Protocol):
+class WorkerChoice(Protocol):
     """Chooses how many workers a step gets."""
 
     def choose(self, tokens: int, ops: int) -> int:
-        """Workers of the next step, which computes ``tokens`` by so many ``ops``."""
+        """The number of workers of the next step, which has ``ops`` ops and computes ``tokens``."""
 
     def note(self, tokens: int, ops: int, workers: int, seconds: float) -> None:
-        """Such a step that ``workers`` computed took ``seconds`` on the device."""
+        """Note that a step of that size with ``workers`` took ``seconds`` on the device."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,20 +214,22 @@ class FixedWorkers:
         return self.workers
 
     def note(self, tokens: int, ops: int, workers: int, seconds: float) -> None:
-        """See Choice."""
+        """See WorkerChoice."""
 
 
 @dataclass(slots=True)
 class AdaptiveWorkers:
-    """One WorkerTuner for the steps of each size of each graph, which has its own number of ops; a
-    new one begins with the number last in use."""
+    """Chooses by a WorkerTuner for each size of steps.
+
+    ``most`` is the most workers. ``by_size`` has the tuners by number of ops, which tells graphs
+    apart, and ``size_class``. A new tuner begins with ``workers``, the number last in use."""
 
     most: int
     by_size: dict[tuple[int, int], WorkerTuner] = field(default_factory=dict)
     workers: int = 0
 
     def choose(self, tokens: int, ops: int) -> int:
-        """See Choice; 1 to ``most``."""
+        """See WorkerChoice; 1 to ``most``."""
         size = ops, size_class(tokens)
         if size not in self.by_size:
             self.by_size[size] = WorkerTuner(self.most, self.workers or self.most)
@@ -261,5 +269,6 @@ def typical(seconds: Collection[float]) -> float:
 
 
 def size_class(tokens: int) -> int:
-    """The class of steps of so many tokens, which take about the same time a token."""
+    """The number of the class of steps of so many tokens; a token of all steps of a class takes
+    about the same time."""
     return tokens if tokens <= SINGLE_SIZES else SINGLE_SIZES + tokens.bit_length()

@@ -24,7 +24,7 @@ from accel.kernels.source import (
 )
 from accel.kernels.stored import digest_of, refresh
 from accel.vulkan.compiler import COMPILER, PASSES, run, unrolled
-from accel.vulkan.pushed import push_size
+from accel.vulkan.push_constants import push_size
 from accel.vulkan.spirv import exact, group_memory_bytes, uses_integer_dot
 from contract.kernel import GpuTarget, KernelHeader, encode_kernel
 

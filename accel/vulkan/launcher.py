@@ -14,21 +14,22 @@ from accel.packets.step_memory import StepAddresses
 from accel.vulkan.device import Device
 from accel.vulkan.memory import Memory
 from accel.vulkan.program import Pipeline, Program
-from accel.vulkan.pushed import Packets, pushed
+from accel.vulkan.push_constants import Packets, push_constants
 from accel.vulkan.queue import Queue
 
 MOST_GROUPS_OF_A_CPU = 64
 MATRIX_SPEED = 16
-"""The factor by which matrix units multiply faster."""
+"""A command buffer holds this factor more work on a device with matrix units."""
 
 
 def most_groups(device: Device) -> int:
-    """Most work-groups of a launch; each takes several units of work in turn."""
+    """Most work-groups of a launch: an op with more units of work gives each group several."""
     return MOST_GROUPS_OF_A_CPU if device.is_cpu else min(MOST_GROUPS, device.most_groups)
 
 
 class Recording:
-    """The command buffers of a bucket, recorded again when memory they name has moved."""
+    """The command buffers of a shape bucket. Their push constants contain addresses, so that they
+    are recorded again when scratch or inputs have moved."""
 
     def __init__(
         self,
@@ -46,12 +47,10 @@ class Recording:
         self._packets = packets
         self._batches: list[Any] = []
         self._version = -1
-        self._stage = queue.vulkan.flags("SHADER_STAGE", "COMPUTE")
-        self._bind = queue.vulkan.constant("PIPELINE_BIND_POINT_COMPUTE")
 
     @property
     def batches(self) -> list[Any]:
-        """The command buffers to submit, in order."""
+        """The command buffers of a step, in order of submission; records them if necessary."""
         if self._version != self._addresses.version:
             if self._batches:
                 self._queue.finish()
@@ -59,44 +58,37 @@ class Recording:
             works = [launch.work for launch in self._launches]
             waits = [launch.wait for launch in self._launches]
             runs = work.cut(works, self._batch_work, waits)
-            self._batches = [self._record(run, run.stop) for run in runs]
+            self._batches = [self._record(run) for run in runs]
             self._version = self._addresses.version
         return self._batches
 
     def close(self) -> None:
         """Free the command buffers, which must not be running."""
-        self._queue.forget(self._batches)
+        self._queue.free(self._batches)
         self._batches = []
 
-    def _record(self, run: range, stop: int) -> Any:
-        first = run.start == 0
-        last = stop == len(self._launches)
+    def _record(self, run: range) -> Any:
+        """One command buffer with the launches of ``run``; the first and the last buffer of a step
+        also order it after the step before and before the next."""
+        queue = self._queue
 
         def fill(commands: Any) -> None:
-            if first:
-                self._queue.barrier(commands)
+            if run.start == 0:
+                queue.barrier(commands)
             bound = None
             for index in run:
                 launch = self._launches[index]
                 if launch.wait and index:
-                    self._queue.level_barrier(commands)
+                    queue.level_barrier(commands)
                 if launch.kernel is not bound:
-                    self._bind_pipeline(commands, launch.kernel)
+                    queue.bind(commands, launch.kernel.handle)
                     bound = launch.kernel
-                self._dispatch(commands, index, launch)
-            if last:
-                self._queue.barrier(commands)
+                constants = push_constants(launch.op, self._packets, index, self._addresses)
+                queue.dispatch(commands, self._layout, constants, launch.groups)
+            if run.stop == len(self._launches):
+                queue.barrier(commands)
 
-        return self._queue.record(fill)
-
-    def _bind_pipeline(self, commands: Any, pipeline: Pipeline) -> None:
-        self._queue.vulkan.run("CmdBindPipeline", commands, self._bind, pipeline.handle)
-
-    def _dispatch(self, commands: Any, index: int, launch: PlannedLaunch[Pipeline]) -> None:
-        vulkan = self._queue.vulkan
-        data = vulkan.ffi.from_buffer(pushed(launch.op, self._packets, index, self._addresses))
-        vulkan.run("CmdPushConstants", commands, self._layout, self._stage, 0, len(data), data)
-        vulkan.run("CmdDispatch", commands, launch.groups, 1, 1)
+        return queue.record(fill)
 
 
 def launch_packet(
@@ -107,19 +99,16 @@ def launch_packet(
     groups: int,
     traits: Traits | None = None,
 ) -> None:
-    """Run the kernel of a module with PACKET[1] outside of any step, and wait for it."""
+    """Run the kernel of ``module`` outside of any step, with ``groups`` work-groups, and wait for
+    its end. ``packet`` is PACKET[1]; without ``traits`` the kernel is that of ``program``."""
     pipeline = program.kernel(module, traits)
     stored = memory.adopt("packet", packet.view(np.uint8))
-    queue, vulkan = memory.queue, memory.queue.vulkan
-    stage = vulkan.flags("SHADER_STAGE", "COMPUTE")
-    given = pushed(ALL_OPS[module.op], Packets(packet, stored.address), 0, StepAddresses())
+    queue, packets = memory.queue, Packets(packet, stored.address)
+    constants = push_constants(ALL_OPS[module.op], packets, 0, StepAddresses())
 
-    def fill(commands: object) -> None:
-        point = vulkan.constant("PIPELINE_BIND_POINT_COMPUTE")
-        vulkan.run("CmdBindPipeline", commands, point, pipeline.handle)
-        data = vulkan.ffi.from_buffer(given)
-        vulkan.run("CmdPushConstants", commands, program.layout, stage, 0, len(given), data)
-        vulkan.run("CmdDispatch", commands, groups, 1, 1)
+    def fill(commands: Any) -> None:
+        queue.bind(commands, pipeline.handle)
+        queue.dispatch(commands, program.layout, constants, groups)
 
     queue.await_number(queue.run_once(fill))
     memory.free(stored)

@@ -71,11 +71,11 @@ class Queue:
             fill(commands)
             vulkan.call("EndCommandBuffer", commands)
         except BaseException:
-            self.forget([commands])
+            self.free([commands])
             raise
         return commands
 
-    def forget(self, recorded: Sequence[Any]) -> None:
+    def free(self, recorded: Sequence[Any]) -> None:
         """Free command buffers, none of which may be running."""
         if not self._closed and recorded:
             handles = self.vulkan.array("VkCommandBuffer", list(recorded))
@@ -133,6 +133,17 @@ class Queue:
         overwrite what those read."""
         stage = self._compute_stage
         self.vulkan.run("CmdPipelineBarrier", commands, stage, stage, *self._level)
+
+    def bind(self, commands: Any, pipeline: Any) -> None:
+        """Record that the launches that follow run ``pipeline``."""
+        self.vulkan.run("CmdBindPipeline", commands, self._bind_point, pipeline)
+
+    def dispatch(self, commands: Any, layout: Any, constants: bytes, groups: int) -> None:
+        """Record a launch of ``groups`` work-groups with these push constants."""
+        data = self.vulkan.ffi.from_buffer(constants)
+        stage = self._shader_stage
+        self.vulkan.run("CmdPushConstants", commands, layout, stage, 0, len(data), data)
+        self.vulkan.run("CmdDispatch", commands, groups, 1, 1)
 
     def reached(self, number: int) -> bool:
         """Whether submission ``number`` has ended."""
@@ -237,6 +248,8 @@ class Queue:
         self._success = vulkan.constant("SUCCESS")
         self._all_stages = vulkan.flags("PIPELINE_STAGE", "ALL_COMMANDS", "HOST")
         self._compute_stage = vulkan.flags("PIPELINE_STAGE", "COMPUTE_SHADER")
+        self._shader_stage = vulkan.flags("SHADER_STAGE", "COMPUTE")
+        self._bind_point = vulkan.constant("PIPELINE_BIND_POINT_COMPUTE")
         self._full = self._memory_barrier(("MEMORY_WRITE",), ("MEMORY_READ", "MEMORY_WRITE"))
         self._level = self._memory_barrier(("SHADER_WRITE",), ("SHADER_READ", "SHADER_WRITE"))
 
@@ -252,7 +265,7 @@ class Queue:
 
     def _recycle(self) -> None:
         while self._once and self.reached(self._once[0][0]):
-            self.forget([self._once.popleft()[1]])
+            self.free([self._once.popleft()[1]])
 
 
 def _compute_family(vulkan: Vulkan, device: Device) -> int:

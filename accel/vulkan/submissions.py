@@ -65,7 +65,7 @@ class VulkanSubmissions(Submissions[Allocation, Recording, VulkanSlot, VulkanSte
 
     def close(self) -> None:
         for slots in self._free.values():
-            self._queue.forget([slot.commands for slot in slots if slot.commands is not None])
+            self._queue.free([slot.commands for slot in slots if slot.commands is not None])
         super().close()
         self._copies.clear()
 
@@ -103,7 +103,7 @@ class VulkanSubmissions(Submissions[Allocation, Recording, VulkanSlot, VulkanSte
         assert target is not None
         if slot.target is not target:
             if slot.commands is not None:
-                self._queue.forget([slot.commands])
+                self._queue.free([slot.commands])
             slot.target, slot.commands = None, None
             slot.commands = self._queue.record(self._sent(slot.data, target))
             slot.target = target
@@ -123,7 +123,7 @@ class VulkanSubmissions(Submissions[Allocation, Recording, VulkanSlot, VulkanSte
         memory = self._memory
         if exchange.version != memory.exchanges:
             self._queue.finish()
-            self._queue.forget(exchange.commands)
+            self._queue.free(exchange.commands)
             mapped = memory.mirrored(to_device)
             record = self._queue.record
             exchange.commands = [record(self._mirrored(mapped))] if mapped else []

@@ -25,7 +25,7 @@ from accel.vulkan.device import Device
 from accel.vulkan.expanded_tiles import PLANES_FROM, TILED, with_expanded_tiles
 from accel.vulkan.launcher import Recording, launch_packet, most_groups
 from accel.vulkan.memory import Allocation, Memory
-from accel.vulkan.pushed import Packets
+from accel.vulkan.push_constants import Packets
 from accel.vulkan.runtime import Choices, open_runtime
 from accel.vulkan.submissions import VulkanStep, VulkanSubmissions
 from accel.vulkan.tiles_32x16 import SMALL_BUCKETS, with_tiles_32x16
@@ -122,9 +122,9 @@ class VulkanTier(StreamingTier[Allocation, Recording, VulkanStep]):
         addresses = self._runtime.addresses
         scratch = self._scratch_of(shared)
         addresses.move(scratch.address, addresses.inputs)
-        given = self._grown("inputs of a step", self._submissions.input_memory, inputs)
-        self._submissions.input_memory = given
-        addresses.move(scratch.address, given.address)
+        input_memory = self._grown("inputs of a step", self._submissions.input_memory, inputs)
+        self._submissions.input_memory = input_memory
+        addresses.move(scratch.address, input_memory.address)
 
     def _finish(self) -> None:
         self._runtime.queue.finish()

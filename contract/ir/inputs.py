@@ -102,8 +102,11 @@ def pack_inputs(
     first_event: int = 0,
     block: NDArray[np.uint8] | None = None,
 ) -> NDArray[np.uint8]:
-    """Make a block from the STEP record of ``step`` and the bytes of ``arrays`` by buffer name, or
-    write them to ``block``. Raises KeyError for a buffer the layout does not have."""
+    """Write the inputs of a step to ``block`` uint8[layout.nbytes], or to a new one; returns it.
+
+    They are the STEP record, of the counts in ``step`` and the number ``first_event`` of the step's
+    first event, and the bytes of ``arrays``, by the names of REQUEST buffers. Raises KeyError for a
+    buffer the layout does not have."""
     block = np.zeros(layout.nbytes, np.uint8) if block is None else block
     for name, array in arrays.items():
         data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)

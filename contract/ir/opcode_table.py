@@ -10,10 +10,10 @@ INTRODUCTION = """# Opcodes
 
 Printed by `python -m contract.ir.opcode_table` from the opcode table; do not edit.
 
-An operand is written `name[dimensions]`, followed by its storage type where it is not binary32.
-A `?` marks an operand that may be absent. `weight` stands for every storage type of a model file.
-Dimension names bind on first sight and must agree wherever they appear again; `tokens` and `rows`
-are the symbols a ShapeKey fixes. The rules R0-R11 are those of [arithmetic.md](arithmetic.md).
+Each opcode is defined by the numpy function of its name in `reference/ops/` and by the rules of
+[arithmetic.md](arithmetic.md). An operand is `name[dimensions]`, with its storage type if that is
+not binary32; `weight` is any type of a model file, and `?` marks one that may be absent. In a node
+a dimension name has one value; a ShapeKey fixes `tokens`, `rows`. Records: `contract/records.py`.
 """
 
 COLUMNS = (

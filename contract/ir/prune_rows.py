@@ -58,10 +58,10 @@ def prune_rows(graph: Graph, bucket: ShapeKey) -> Graph:
     """The verified ``graph`` to be lowered for ``bucket``, with output rows selected early where
     that saves work. The result verifies, and nodes keep their names."""
     few = bucket.tokens >= FEWEST_TOKENS and bucket.tokens >= TOKENS_A_ROW * bucket.rows
-    return picked_early(graph) if few else graph
+    return select_rows_early(graph) if few else graph
 
 
-def picked_early(graph: Graph) -> Graph:
+def select_rows_early(graph: Graph) -> Graph:
     """``graph`` with its output rows selected as early as possible, or ``graph`` itself when that
     is no earlier. OUTPUT buffers still hold all tokens."""
     found = [
@@ -73,13 +73,13 @@ def picked_early(graph: Graph) -> Graph:
         return graph
     (index,), uses = found, _Uses(graph)
     of_rows = uses.for_rows_alone(index)
-    picked, normed = uses.read_of_tokens(of_rows)
+    selected, normed = uses.read_of_tokens(of_rows)
     views = [graph.nodes[index].operands[name] for name in ("x", "y")]
     whole = all(view.columns is None for view in views)
     local = all(graph.buffers[view.buffer].kind is BufferKind.SCRATCH for view in views)
-    if not (of_rows and whole and local and all(uses.can_be_picked(view) for view in picked)):
+    if not (of_rows and whole and local and all(uses.can_be_selected(view) for view in selected)):
         return graph
-    return _moved(uses, index, of_rows, picked, normed)
+    return _moved(uses, index, of_rows, selected, normed)
 
 
 class _Uses:
@@ -114,7 +114,7 @@ class _Uses:
         """The views of all tokens that the nodes ``of_rows`` read: first the views to select rows
         of, then results of norms to recompute from selected rows. The original norm then stays
         fusable with the nodes that read all its rows."""
-        picked: Insertions = {}
+        selected: Insertions = {}
         normed: Insertions = {}
         for number in sorted(of_rows):
             for view in self.graph.nodes[number].operands.values():
@@ -125,10 +125,10 @@ class _Uses:
                         source = norm.operands["x"]
                     written = [n for n in self.writers[source.buffer] if n < number]
                     behind = max(written, default=-1)
-                    picked.setdefault(source, min(n for n in of_rows if n > behind))
-        return picked, normed
+                    selected.setdefault(source, min(n for n in of_rows if n > behind))
+        return selected, normed
 
-    def can_be_picked(self, view: View) -> bool:
+    def can_be_selected(self, view: View) -> bool:
         """Whether SELECT_ROWS can read ``view`` and finds the same data at any point of the
         graph."""
         decl = self.graph.buffers[view.buffer]
@@ -155,31 +155,31 @@ class _Uses:
 
 
 def _moved(
-    uses: _Uses, index: int, of_rows: set[int], picked: Insertions, normed: Insertions
+    uses: _Uses, index: int, of_rows: set[int], selected: Insertions, normed: Insertions
 ) -> Graph:
     """The graph without the SELECT_ROWS at index ``index``, with a SELECT_ROWS for each view of
-    ``picked`` and a norm of selected rows for each view of ``normed``."""
+    ``selected`` and a norm of selected rows for each view of ``normed``."""
     graph = uses.graph
     select = graph.nodes[index]
     x, y = select.operands["x"], select.operands["y"]
-    made = _Made(graph, y.buffer)
+    new = _NewGraph(graph, y.buffer)
     for number, node in enumerate(graph.nodes):
-        for view in (view for view, first in picked.items() if first == number):
-            made.add(select, view, {"x": view})
+        for view in (view for view, first in selected.items() if first == number):
+            new.add(select, view, {"x": view})
         for view in (view for view, first in normed.items() if first == number):
             norm = uses.norm_of(view)
             assert norm is not None
-            made.add(norm, view, {"x": made.rows[norm.operands["x"]]})
+            new.add(norm, view, {"x": new.rows[norm.operands["x"]]})
         read = node.operands.items()
         if number in of_rows:
-            made.of_rows(node, {name: made.rows[v] for name, v in read if v in made.rows})
+            new.of_rows(node, {name: new.rows[v] for name, v in read if v in new.rows})
         elif number != index:
             found = {name: View(x.buffer, v.columns) for name, v in read if v.buffer == y.buffer}
-            made.nodes.append(_with(node, found))
-    return replace(graph, buffers=MappingProxyType(made.buffers), nodes=tuple(made.nodes))
+            new.nodes.append(_with(node, found))
+    return replace(graph, buffers=MappingProxyType(new.buffers), nodes=tuple(new.nodes))
 
 
-class _Made:
+class _NewGraph:
     """The nodes and buffers of the new graph: it has all buffers of ``graph`` except ``dropped``.
     ``rows`` maps a view of all tokens to the view of its output rows."""
 

@@ -1,4 +1,4 @@
-"""A graph without the nodes whose results nobody asks for."""
+"""Removes from a graph the nodes whose results a step does not request."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from contract.ops import TABLE
 from contract.spec import Access
 
 ON_DEMAND = frozenset({Opcode.LOG_PROBABILITIES, Opcode.ROW_DIGEST})
-"""Opcodes that only those steps compute which are asked for their results."""
+"""Opcodes that a step computes only if it requests their results."""
 HIDDEN_STATES = "output.hidden"
-"""The hidden states that logits are computed from: an output of the steps that are asked for it."""
+"""The hidden states that logits are computed from: an output of the steps that request it."""
 ADAPTER_IDS = "request.adapter_ids"
-"""Of each token the adapters that it uses: an input of the steps of which some token has any."""
+"""The adapters each token uses: an input of the steps in which some token has any."""
 
 
 def kinds_of_steps(graph: Graph) -> int:

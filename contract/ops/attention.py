@@ -24,6 +24,11 @@ ATTENTION_PARAMS = (
     Param("window", int, "positions attended, itself included; 0 is all", 0, 0),
     Param("soft_cap", float, "cap * tanh(s / cap); 0 is off", 0.0, 0.0),
 )
+ATTENTION_FORMULA = (
+    "softmax(scale q k^T) v over the slot's positions up to the query token's, with window the "
+    "last of them; head h reads KV head floor(h kv_heads / heads); sinks[h] is one more score of "
+    "head h, without a value"
+)
 ROPE_FLOPS = 6
 """Operations per pair of channels."""
 
@@ -121,8 +126,9 @@ ATTENTION = (
             "page_table, &kv, *q[tokens, heads*head_dim]"
         ),
         (HEADS, KV_HEADS, HEAD_DIM, NEOX, EPS),
-        rule="R0 R1 R2 R3 R4",
-        formula="q = rope(norm(q)); kv = rope(norm(k)), v",
+        rule="R0 R1 R2 R3 R4 R6",
+        formula="q, k, v = qkv; q = rope(norm(q)); the kv rows that KV_WRITE_BATCHED writes = "
+        "rope(norm(k)), v; norm per head, without q_norm and k_norm none",
         flops=_norm_rope_flops,
         touched={
             "kv": _written_kv,
@@ -148,8 +154,8 @@ ATTENTION = (
             constraint=all_of(_grouped_heads, _within_bounds),
         )
         for opcode, stages, formula in (
-            (Opcode.FLASH_ATTN, Stage.DECODE, "softmax(scale q k^T) v, one query a slot"),
-            (Opcode.FLASH_ATTN_BATCHED, Stage.BOTH, "softmax(scale q k^T) v, any queries a slot"),
+            (Opcode.FLASH_ATTN, Stage.DECODE, f"{ATTENTION_FORMULA}; one query token a slot"),
+            (Opcode.FLASH_ATTN_BATCHED, Stage.BOTH, f"{ATTENTION_FORMULA}; any number a slot"),
         )
     ),
 )

@@ -66,8 +66,8 @@ EXPERTS = (
         ),
         (Param("used", int, "experts a token", minimum=1),),
         rule="R0 R2 R3 R4 R5 R7",
-        formula="logits = x gate_weight^T + bias; p = softmax(logits); ids = top-k of p, or with "
-        "choice_bias p = sigmoid(logits); ids = top-k of p + choice_bias; "
+        formula="logits = x gate_weight^T + bias; without choice_bias p = softmax(logits), ids = "
+        "the used largest of p; with it p = sigmoid(logits), ids = those of p + choice_bias; "
         "weights = p[ids] / max(sum(p[ids]), 2^-14)",
         flops=_routing_flops,
         constraint=_enough_experts,
@@ -125,7 +125,8 @@ EXPERTS = (
         (),
         rule="R0 R2 R3 R4 R5 R7",
         formula="y = residual + "
-        "sigmoid(x.router_weight) * (silu(x gate_weight^T) * (x up_weight^T)) down_weight^T",
+        "sigmoid(x.router_weight) * (silu(x gate_weight^T) * (x up_weight^T)) down_weight^T; "
+        "without router_weight, without the sigmoid",
         flops=_shared_flops,
     ),
 )

@@ -10,21 +10,21 @@ from contract.ops.common import DIGEST_FLOPS, EXP_FLOPS, active_slots, each, ope
 from contract.spec import Dim, OpSpec, Param, Scalar, Work
 
 
-def _masks_hold_the_vocabulary(dims: Mapping[str, Dim], params: Mapping[str, Scalar]) -> str | None:
+def _mask_covers_vocab(dims: Mapping[str, Dim], params: Mapping[str, Scalar]) -> str | None:
     words, vocab = dims.get("mask_words"), dims["vocab"]
     if words is None or (int(words) * MASK_WORD_BITS >= int(vocab)):
         return None
     return f"mask_words is {words}, too few for the {vocab} tokens of vocab"
 
 
-def _listed_tokens(dims: Mapping[str, Dim], params: Mapping[str, Scalar]) -> str | None:
+def _top_fits_vocab(dims: Mapping[str, Dim], params: Mapping[str, Scalar]) -> str | None:
     most = min(int(dims["vocab"]), MOST_LOG_PROBABILITIES)
     if int(params["top"]) > most:
         return f"top is {params['top']}, expected at most {most}"
     return None
 
 
-def _digests_of_all_spans(dims: Mapping[str, Dim], params: Mapping[str, Scalar]) -> str | None:
+def _digests_cover_vocab(dims: Mapping[str, Dim], params: Mapping[str, Scalar]) -> str | None:
     words = digest_words(int(dims["vocab"]))
     if int(dims["digest_words"]) != words:
         return f"digest_words is {dims['digest_words']}, expected {words} for the vocabulary"
@@ -32,6 +32,7 @@ def _digests_of_all_spans(dims: Mapping[str, Dim], params: Mapping[str, Scalar])
 
 
 def _mask_words(work: Work) -> int:
+    """Most words of masks that a step reads: a row reads one mask at most."""
     return min(work["rows"], work["masks"]) * work["mask_words"]
 
 
@@ -75,7 +76,7 @@ STEP = (
             "recent": lambda work: work["rows"] * work["recent_tokens"],
             "allowed": _mask_words,
         },
-        constraint=_masks_hold_the_vocabulary,
+        constraint=_mask_covers_vocab,
     ),
     OpSpec(
         Opcode.LOG_PROBABILITIES,
@@ -88,17 +89,17 @@ STEP = (
         formula="log p(v) = (logits[v] - m) - log(sum exp(logits - m)), m = max logits: of token, "
         "and of the top tokens",
         flops=each(EXP_FLOPS + 2, "rows", "vocab"),
-        constraint=_listed_tokens,
+        constraint=_top_fits_vocab,
     ),
     OpSpec(
         Opcode.ROW_DIGEST,
         operands("logits[rows, vocab], int digested[rows], int *digest[rows, digest_words]"),
         (),
         rule="R12",
-        formula="of each 1,024 logits eight words: the root of a tree of BLAKE3 digests; 0 in rows "
-        "whose digested is 0",
+        formula="8 words for every 1,024 logits of a row: root of their tree of BLAKE3 digests; "
+        "0 in rows whose digested is 0",
         flops=each(DIGEST_FLOPS, "rows", "vocab"),
-        constraint=_digests_of_all_spans,
+        constraint=_digests_cover_vocab,
     ),
     OpSpec(
         Opcode.STREAM_OUT,
@@ -122,13 +123,10 @@ STEP = (
         (),
         rule="R1",
         formula="resolved[t] = query[t], its token slot_table[slot].last_token where it is -1 "
-        "(0 where that is -1 too), recent[slot, position mod recent_tokens] where it is -2; "
-        "recent[slot, position mod recent_tokens] = the token, "
-        "of several at one place the last",
-        touched={
-            "slot_table": lambda work: active_slots(work),
-            "recent": lambda work: work["tokens"],
-        },
+        "(0 where that is -1 too), recent[slot, position mod recent_tokens] where it is -2; then "
+        "recent[slot, position mod recent_tokens] = the token; of several with the same index the "
+        "last is stored",
+        touched={"slot_table": active_slots, "recent": lambda work: work["tokens"]},
         stored=("recent",),
     ),
     OpSpec(
@@ -136,8 +134,8 @@ STEP = (
         operands("int token[rows], int output_rows[rows], query, int &slot_table[slots, 8]"),
         (),
         rule="R1",
-        formula="slot_table[slot of query[output_rows[r]]] takes token[r] as last_token and the "
-        "position after the query's, of several rows of a slot those of the last",
+        formula="with q = query[output_rows[r]]: slot_table[q.slot].last_token = token[r], "
+        "slot_table[q.slot].position = q.position + 1; of several rows of a slot the last counts",
         touched={
             "query": lambda work: 4 * work["rows"],
             "slot_table": lambda work: 2 * work["rows"],
@@ -152,9 +150,9 @@ STEP = (
         ),
         (Param("draft_tokens", int, "most drafted tokens of a sequence", minimum=1),),
         rule="R1",
-        formula="ring[n mod ring_events].flags = length, at most draft_tokens, of the run of "
-        "rows from r on that sampled the next token of the query, of the same slot and with the "
-        "next row; n = step.first_event + r",
+        formula="ring[n mod ring_events].flags = the number, at most draft_tokens, of consecutive "
+        "rows i = r, r + 1, ... whose token[i] is the token of query[output_rows[i + 1]], where "
+        "that is the next query token and of the same slot; n = step.first_event + r",
         touched={"query": lambda work: 8 * work["rows"], "ring": lambda work: work["rows"]},
     ),
     OpSpec(

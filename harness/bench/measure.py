@@ -184,7 +184,7 @@ def _model_facts(plan: BenchmarkPlan) -> tuple[int, Mapping[str, int], int]:
         }
         return model.config.vocab, moved, model.file.size
     finally:
-        model.file.close()
+        model.close()
 
 
 def _contexts(plan: BenchmarkPlan) -> dict[str, int]:

@@ -54,14 +54,14 @@ def add_parser(subparsers: Any) -> None:
 def asm(args: argparse.Namespace) -> int:
     """Write the kernel file, or print its code."""
     from accel.amd.generation import BY_ARCHITECTURE
-    from accel.amd.tools.assemble import AssemblyJob, kernel_from
+    from accel.amd.tools.assemble import AssemblyOptions, kernel_from
     from accel.amd.tools.listing import listing
     from contract.errors import ConfigError
     from contract.kernel import encode_kernel
 
     path: Path = args.input
     gpu = BY_ARCHITECTURE[args.gpu]
-    kernel = kernel_from(path, AssemblyJob(args.dtype, not args.integer, args.items, gpu))
+    kernel = kernel_from(path, AssemblyOptions(args.dtype, not args.integer, args.items, gpu))
     lines = listing(kernel)
     if args.list:
         print("\n".join(lines))

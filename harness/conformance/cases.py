@@ -130,7 +130,7 @@ def check_model(spec: SynthSpec, kv_dtype: DType, tier: Tier) -> list[Finding]:
                 workload = Workload(tokens, VALIDATE_CHUNK, kv_dtype=kv_dtype)
                 report = validate(model, oracle, {tier.info.name: tier}, workload)
         finally:
-            model.file.close()
+            model.close()
     return [divergence.as_dict() for divergence in report.divergences.values()]
 
 

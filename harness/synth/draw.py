@@ -36,12 +36,12 @@ def block_deviation(layout: Layout) -> float:
     With minima of sub-blocks it is that of sc*q - centre*mn, all uniform, where q has the mean
     ``centre``."""
     elements = _deviation(layout.q)
-    if layout.sub is None:
+    if layout.sub_scales is None:
         return elements
-    sub_blocks = _deviation(layout.sub)
+    sub_blocks = _deviation(layout.sub_scales)
     if len(layout.floats) == 1:
         return elements * sub_blocks
-    top = (1 << layout.sub.bits) - 1
+    top = (1 << layout.sub_scales.bits) - 1
     mean_square = top * (2 * top + 1) / 6
     return math.sqrt(elements**2 * mean_square + 2 * (_centre(layout.q) * sub_blocks) ** 2)
 
@@ -110,7 +110,7 @@ def _draw_blocks(bits: np.random.Philox, dtype: DType, blocks: int, deviation: f
         scale = np.where(spread[1] & 1, -scale, scale)
     else:
         # Values are centred on 0; sub-block minima are subtracted.
-        centre = -_centre(layout.q) if layout.sub is None else _centre(layout.q)
+        centre = -_centre(layout.q) if layout.sub_scales is None else _centre(layout.q)
         parts[layout.floats[1]] = to_half(scale.astype(np.float32) * np.float32(centre))
     parts[layout.floats[0]] = scale
     return out

@@ -20,7 +20,7 @@ from reference.thread_pool import thread_pool
 Item = TypeVar("Item")
 
 SCRATCH_VIEWS_MAX = 256
-"""Most array shapes a thread caches; steps request the same few again and again."""
+"""Most array shapes a thread caches. Steps take the same few again and again."""
 
 
 @cache
@@ -45,12 +45,14 @@ def limit_blas() -> None:
 def for_each(
     function: Callable[[Item], None], items: Sequence[Item], threads: int | None = None
 ) -> None:
-    """Call ``function`` once with every item, on at most ``threads`` threads (None: all cores).
+    """Call ``function`` once with every item, on at most ``threads`` threads (None: all cores), of
+    which the calling thread is one.
 
-    The calling thread takes part. Returns when every call has returned; raises the first error."""
+    Returns when no call runs any more. Raises the error of a call; then some items may not have
+    been used."""
     queue = deque(items)
 
-    def drain() -> None:
+    def work() -> None:
         while True:
             try:
                 item = queue.popleft()
@@ -60,9 +62,9 @@ def for_each(
 
     helpers = min(threads or thread_count(), len(items)) - 1
     workers = thread_pool("cpu-tier", max(1, thread_count() - 1))
-    futures = [workers.submit(drain) for _ in range(helpers)]
+    futures = [workers.submit(work) for _ in range(helpers)]
     try:
-        drain()
+        work()
     finally:
         queue.clear()
         errors = [future.exception() for future in futures]
@@ -72,8 +74,8 @@ def for_each(
 
 
 class Scratch(threading.local):
-    """Arrays that a thread reuses between calls; they grow as needed and their contents are
-    undefined."""
+    """Named arrays that a thread reuses between calls. They grow as needed; their contents are
+    undefined. Every thread has its own."""
 
     def __init__(self) -> None:
         self._arrays: dict[str, NDArray[Any]] = {}
@@ -82,9 +84,8 @@ class Scratch(threading.local):
     def take(
         self, name: str, shape: tuple[int, ...], dtype: DTypeLike = np.float32
     ) -> NDArray[Any]:
-        """A C-contiguous array of this shape, valid until the thread takes ``name`` again.
-
-        A name always has the same dtype."""
+        """A C-contiguous array of ``shape``, valid until the thread takes ``name`` again. The
+        caller gives a name the same ``dtype`` every time."""
         view = self._views.get((name, shape))
         if view is None:
             size = math.prod(shape)

@@ -158,7 +158,7 @@ def _prepare_tile(dtype: DType, blocks: Bytes, first: int) -> RowTile:
 
 def _prepare_super_blocks(planes: SuperBlocks, first: int) -> RowTile:
     rows, columns = planes.q.shape
-    scaled = planes.q.reshape(rows, -1, planes.sub) * planes.sub_scale[..., None]
+    scaled = planes.q.reshape(rows, -1, planes.sub_elements) * planes.sub_scale[..., None]
     scaled = scaled.reshape(rows, columns)
     minimum = sub_minimum = no_scales()
     if planes.minimum is not None and planes.sub_minimum is not None:

@@ -1,4 +1,4 @@
-"""The checks of a request at its submission: it is refused where it could never run to its end."""
+"""The checks of a request when it is submitted: one that could never run to its end is refused."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from reference.sched.constraints import check_constraints, check_forced
 
 
 def check_sizes(limits: Limits) -> None:
-    """Raise ValueError where a step cannot hold a token of every slot and one of prefill."""
+    """Raise ValueError unless a step holds a decode token of every slot and a token of prefill, and
+    a mask for every slot if it holds any."""
     if limits.step_tokens <= limits.slots or limits.step_rows < limits.slots:
         raise ValueError("a step must hold a decode token of every slot and one of prefill")
     if 0 < limits.masks < limits.slots:
@@ -20,8 +21,10 @@ def check_sizes(limits: Limits) -> None:
 def check_request(
     request: Request, tenant: Tenant, runner: ModelRunner, pages: int, *, masked: bool
 ) -> None:
-    """Raise RequestError naming the field that is wrong. ``pages`` is the most pages the tenant
-    could get; ``masked`` says that the request's tokens have masks."""
+    """Raise RequestError naming the field that is wrong.
+
+    ``pages`` is the most KV pages the tenant could get. ``masked``: token masks restrict the
+    answer, from a grammar or another function of the tokens so far."""
     limits, vocab = runner.limits, runner.model.config.vocab
     request.sampling.validate()
     if not request.prompt:
@@ -57,6 +60,7 @@ def check_request(
 
 
 def _check_least(request: Request, vocab: int) -> None:
+    """Raise RequestError for ``min_tokens`` or ``stop_tokens`` out of range."""
     least = request.min_tokens
     if type(least) is not int or not 0 <= least <= request.max_tokens:
         raise RequestError("min_tokens", f"is {least!r}, not from 0 to max_tokens")
@@ -67,7 +71,8 @@ def _check_least(request: Request, vocab: int) -> None:
 
 
 def check_outputs(runner: ModelRunner, output: str, *, experts: bool) -> None:
-    """Raise RequestError for an ``output`` or ``experts`` that the engine's steps do not have."""
+    """Raise RequestError where the engine's steps do not have the requested outputs: ``output``,
+    the name of a row output (logits, HIDDEN or ROW_DIGEST), or the ids of ``experts``."""
     if output == HIDDEN and not runner.limits.hidden_states:
         raise RequestError("output", "cannot be hidden states: the limits have none")
     if output == ROW_DIGEST and not runner.limits.digests:
@@ -79,6 +84,6 @@ def check_outputs(runner: ModelRunner, output: str, *, experts: bool) -> None:
 
 
 def reach_of(request: Request, tenant: Tenant, limits: Limits) -> int:
-    """The most positions a request can have."""
+    """The most positions a request can reach: its prompt and ``max_tokens``, or the context."""
     most = min(limits.context, tenant.max_context)
     return min(len(request.prompt) + request.max_tokens, most)

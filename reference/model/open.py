@@ -1,4 +1,4 @@
-"""Opens a model: everything about a file that does not depend on a tier."""
+"""Opens a model file: configuration, tokenizer, chat template, tensors and graphs, for any tier."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from reference.model.adapters import NO_ADAPTERS, AdaptedFile, Adapters, TensorF
 from reference.model.config import ModelConfig, read_config
 from reference.model.families import build_graph
 from reference.model.families.draft_block import build_draft_block
-from reference.model.families.smooth_keys import Powers, equalising_powers
+from reference.model.families.smooth_keys import Powers, smoothing_powers
 from reference.model.families.tensors import ModelTensors
 from reference.model.gguf import GgufFile, open_gguf
 from reference.model.tokenizer import Tokenizer, load_tokenizer
@@ -25,18 +25,18 @@ TEMPLATE_KEY = "tokenizer.chat_template"
 
 @dataclass(frozen=True)
 class Model:
-    """An open model file with its checked configuration, and the adapters that requests may use.
-    Close ``file`` to close a model without adapters."""
+    """An open model file with its checked configuration, and the LoRA adapters that requests may
+    use."""
 
     file: GgufFile
     config: ModelConfig
     adapters: Adapters = field(default=NO_ADAPTERS, kw_only=True)
-    _latest: dict[Limits, Graph] = field(
+    _cached_graph: dict[Limits, Graph] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
 
     def close(self) -> None:
-        """Close the model and its adapters."""
+        """Unmap the model file and its adapters' files. Their tensors must not be read any more."""
         for file in (self.file, *(adapter.file for adapter in self.adapters.opened)):
             file.close()
 
@@ -52,20 +52,22 @@ class Model:
 
     @cached_property
     def _powers(self) -> dict[int, Powers]:
-        return equalising_powers(self.config, self.file)
+        """The exponents that smooth the keys of each layer with outliers."""
+        return smoothing_powers(self.config, self.file)
 
     def graph(self, limits: Limits) -> Graph:
-        """The verified graph of the forward pass for an engine with ``limits``.
+        """The verified graph of the forward pass for an engine with ``limits``. Raises
+        ModelFileError or UnsupportedModel for tensors that do not fit the family.
 
-        The latest graph is cached, since the memory plan and the runner both need it."""
-        graph = self._latest.get(limits)
+        The last graph is cached, since the memory plan and the runner both need it."""
+        graph = self._cached_graph.get(limits)
         if graph is None:
             tensors = self._tensors()
             if limits.adapters:
                 tensors.adapters = self.adapters
             graph = build_graph(self.config, tensors, limits)
-            self._latest.clear()
-            self._latest[limits] = graph
+            self._cached_graph.clear()
+            self._cached_graph[limits] = graph
         return graph
 
     @cached_property
@@ -91,8 +93,8 @@ class Model:
 
 
 def open_model(path: str | Path, adapters: Sequence[Path] = ()) -> Model:
-    """Map and check a model file, and the files of adapters. Raises ModelFileError or
-    UnsupportedModel."""
+    """Map and check the model file at ``path`` and the LoRA files ``adapters``, which requests name
+    by their index. Raises ModelFileError or UnsupportedModel; then no file stays open."""
     file = open_gguf(path)
     try:
         config = read_config(file)

@@ -231,7 +231,7 @@ def concat(pieces: Iterable[str]) -> Text:
 
 
 class Untracked(Exception):
-    """An operation of a template whose characters cannot be told apart; the message names it."""
+    """An operation of a template that loses which characters are trusted; the message names it."""
 
 
 def checked(tracked: Text, expected: str, operation: str) -> Text:

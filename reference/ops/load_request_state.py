@@ -15,8 +15,8 @@ def load_request_state(
 
     ``slot_table`` is [slots, 8] (SLOT). A last token of -1 (the logits were not finite) is replaced
     by token 0: that sequence has ended and its results are dropped. A RECENT_TOKEN is replaced with
-    the entry of ``recent`` at its position. The tokens are written to ``recent`` [slots, n] in
-    place, position p to entry p mod n."""
+    the entry of ``recent`` at its position. Then all tokens are stored in ``recent`` [slots, n]:
+    that of position p in entry p mod n of its slot."""
     resolved, before = query.copy(), recent.copy()
     records = resolved.view(QUERY_TOKEN)[:, 0]
     last = slot_table.view(SLOT)["last_token"][:, 0]

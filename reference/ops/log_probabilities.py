@@ -19,8 +19,8 @@ def log_probabilities(*, logits: Float32, token: Int32, top: int) -> tuple[Float
 
     ``logits`` is [rows, vocab], ``token`` [rows]. Returns log p of the tokens [rows], then the
     ``top`` most likely ids [rows, top] and their log p [rows, top], by falling logit, equal ones by
-    rising id. A row with a NaN or infinity gives NaN and NO_TOKEN everywhere; a token that is not
-    in the vocabulary gives NaN."""
+    rising id. A row with a NaN or infinity gives NaN and NO_TOKEN everywhere; a token outside 0 to
+    vocab - 1 gives NaN."""
     rows, vocab = logits.shape
     finite = np.asarray(np.isfinite(logits).all(axis=1))
     x = np.where(finite[:, None], logits, np.float32(0.0))
@@ -37,7 +37,8 @@ def log_probabilities(*, logits: Float32, token: Int32, top: int) -> tuple[Float
 
 
 def normalized(x: Float32, requested: Float32) -> Float32:
-    """log p of ``requested`` logits [rows, n] of the rows ``x`` [rows, vocab]."""
+    """log p [rows, n] of the logits ``requested`` [rows, n], taken from the rows ``x`` [rows,
+    vocab]."""
     largest = x.max(axis=1, keepdims=True)
     log_sum = log(sum_axis(exp(x - largest)))
     logs: Float32 = (requested - largest) - log_sum[:, None]

@@ -68,7 +68,7 @@ def _blocks32_segments(planes: Blocks32, m: NDArray[np.int32]) -> Float32:
 def _super_block_segments(planes: SuperBlocks, m: NDArray[np.int32]) -> Float32:
     """Segment values before the activation scale, f32[rows, n_segments], for m int32[K]."""
     rows, n_segments = planes.scale.shape
-    m = m.reshape(n_segments, -1, planes.sub)
+    m = m.reshape(n_segments, -1, planes.sub_elements)
     q = planes.q.reshape(rows, *m.shape).astype(np.int32)
     sub_scale = planes.sub_scale.reshape(rows, n_segments, -1).astype(np.int32)
     sub_sums = (q * m).sum(axis=-1, dtype=np.int32)

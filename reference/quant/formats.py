@@ -37,20 +37,20 @@ class SuperBlocks:
     """A matrix of 256-element super-blocks: value = scale*sub_scale*q (- minimum*sub_minimum).
 
     ``q`` int8[rows, K]; ``scale``, ``minimum`` f32[rows, K/256]; ``sub_scale``, ``sub_minimum``
-    int16[rows, K/sub] with ``sub`` 16 or 32. Formats without a minimum have None for both minima.
-    """
+    int16[rows, K/sub_elements]; ``sub_elements`` is 16 or 32. Formats without a minimum have None
+    for both minima."""
 
     q: NDArray[np.int8]
     scale: Float32
     minimum: Float32 | None
     sub_scale: NDArray[np.int16]
     sub_minimum: NDArray[np.int16] | None
-    sub: int
+    sub_elements: int
 
     def values(self) -> Float32:
         """f32[rows, K]: (scale*sub_scale)*q - (minimum*sub_minimum), every operation rounded."""
-        per_super = 256 // self.sub
-        sub_blocks = self.q.reshape(*self.sub_scale.shape, self.sub).astype(np.float32)
+        per_super = 256 // self.sub_elements
+        sub_blocks = self.q.reshape(*self.sub_scale.shape, self.sub_elements).astype(np.float32)
         scale = np.repeat(self.scale, per_super, axis=-1) * self.sub_scale.astype(np.float32)
         values = scale[..., None] * sub_blocks
         if self.minimum is not None and self.sub_minimum is not None:

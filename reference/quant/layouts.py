@@ -49,15 +49,16 @@ class Layout:
     """A format of blocks with scales.
 
     ``fields`` lists the fields of a block (name, type and, for an array, its length) in file order.
-    ``q`` reads the integers of the elements; ``sub`` reads the scales of a super-block's
-    sub-blocks, then their minima if there are any. ``encode`` takes f32[rows, n, block elements].
+    ``q`` reads the integers of the elements; ``sub_scales`` reads the scales of a super-block's
+    sub-blocks, then their minima if the format has them, and is None for blocks of 32. ``encode``
+    quantizes f32[rows, n, block elements].
     ``block`` is the structured dtype of the fields."""
 
     dtype: DType
     fields: tuple[tuple[Any, ...], ...]
     q: Integers
     encode: Callable[[Float32], Encoded]
-    sub: Integers | None = None
+    sub_scales: Integers | None = None
     block: np.dtype[np.void] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -91,14 +92,14 @@ class Layout:
             return Blocks32(q, power_scale(parts["e"]), None)
         scale, *minima = (parts[name].astype(np.float32) for name in self.floats)
         minimum = minima[0] if minima else None
-        if self.sub is None:
+        if self.sub_scales is None:
             return Blocks32(q, scale, minimum)
-        sub = self.sub.read(parts).astype(np.int16)
+        stored = self.sub_scales.read(parts).astype(np.int16)
         if minimum is None:
-            return SuperBlocks(q, scale, None, flat(sub, 1), None, 256 // sub.shape[-1])
-        count = sub.shape[-1] // 2
-        first, second = flat(sub[..., :count], 1), flat(sub[..., count:], 1)
-        return SuperBlocks(q, scale, minimum, first, second, 256 // count)
+            return SuperBlocks(q, scale, None, flat(stored, 1), None, 256 // stored.shape[-1])
+        count = stored.shape[-1] // 2
+        scales, depths = flat(stored[..., :count], 1), flat(stored[..., count:], 1)
+        return SuperBlocks(q, scale, minimum, scales, depths, 256 // count)
 
     def dequantize(self, blocks: Bytes) -> Float32:
         """uint8[rows, row_bytes] -> f32[rows, K]."""
@@ -127,8 +128,8 @@ class Layout:
         if encoded.minimum is not None:
             parts[self.floats[1]] = encoded.minimum
         self.q.write(parts, flat(encoded.q, 2))
-        if self.sub is not None and encoded.sub is not None:
-            self.sub.write(parts, encoded.sub)
+        if self.sub_scales is not None and encoded.sub_scales is not None:
+            self.sub_scales.write(parts, encoded.sub_scales)
 
 
 Format = FloatFormat | Layout
@@ -226,8 +227,8 @@ _ALL = (
         dtypes.Q2_K,
         (("scales", BYTE, 16), ("qs", BYTE, 64), ("d", HALF), ("dmin", HALF)),
         Packed(Plane("qs", bits=2, run=32)),
-        partial(rounding.affine_super_blocks, sub=16, top=3, sub_top=15),
-        sub=Packed(Plane("scales", bits=4, run=16)),
+        partial(rounding.affine_super_blocks, sub_elements=16, top=3, sub_top=15),
+        sub_scales=Packed(Plane("scales", bits=4, run=16)),
     ),
     # q = (2 bits | bit << 2) - 4; sc = (nibble | 2 bits << 4) - 32
     Layout(
@@ -237,40 +238,40 @@ _ALL = (
             *(("scales_l", BYTE, 8), ("scales_h", BYTE, 4), ("d", HALF)),
         ),
         Packed(Plane("qs", bits=2, run=32), Plane("hmask", bits=1, run=32, shift=2), zero=4),
-        partial(rounding.signed_super_blocks, sub=16, sub_levels=32, of=4),
-        sub=Packed(Plane("scales_l", 4, 8), Plane("scales_h", 2, 4, shift=4), zero=32),
+        partial(rounding.signed_super_blocks, sub_elements=16, sub_levels=32, levels=4),
+        sub_scales=Packed(Plane("scales_l", 4, 8), Plane("scales_h", 2, 4, shift=4), zero=32),
     ),
     # q = nibble; sc and mn of 6 bits
     Layout(
         dtypes.Q4_K,
         (("d", HALF), ("dmin", HALF), ("scales", BYTE, 12), ("qs", BYTE, 128)),
         Packed(Plane("qs", bits=4, run=32)),
-        partial(rounding.affine_super_blocks, sub=32, top=15),
-        sub=SixBitPairs("scales"),
+        partial(rounding.affine_super_blocks, sub_elements=32, top=15),
+        sub_scales=SixBitPairs("scales"),
     ),
     # q = nibble | bit << 4; sc and mn of 6 bits
     Layout(
         dtypes.Q5_K,
         (("d", HALF), ("dmin", HALF), ("scales", BYTE, 12), ("qh", BYTE, 32), ("qs", BYTE, 128)),
         Packed(Plane("qs", bits=4, run=32), Plane("qh", bits=1, run=32, shift=4)),
-        partial(rounding.affine_super_blocks, sub=32, top=31),
-        sub=SixBitPairs("scales"),
+        partial(rounding.affine_super_blocks, sub_elements=32, top=31),
+        sub_scales=SixBitPairs("scales"),
     ),
     # q = (nibble | 2 bits << 4) - 32; sc = the byte
     Layout(
         dtypes.Q6_K,
         (("ql", BYTE, 128), ("qh", BYTE, 64), ("scales", INT8, 16), ("d", HALF)),
         Packed(Plane("ql", bits=4, run=64), Plane("qh", bits=2, run=32, shift=4), zero=32),
-        partial(rounding.signed_super_blocks, sub=16, sub_levels=128, of=32),
-        sub=Whole("scales"),
+        partial(rounding.signed_super_blocks, sub_elements=16, sub_levels=128, levels=32),
+        sub_scales=Whole("scales"),
     ),
     # q = IQ4[nibble]; sc = (nibble | 2 bits << 4) - 32
     Layout(
         dtypes.IQ4_XS,
         (("d", HALF), ("scales_h", BYTE, 2), ("scales_l", BYTE, 4), ("qs", BYTE, 128)),
         Packed(NIBBLES_32, table=IQ4),
-        partial(rounding.signed_super_blocks, sub=32, sub_levels=32, of=IQ4),
-        sub=Packed(Plane("scales_l", 4, 1), Plane("scales_h", 2, 1, shift=4), zero=32),
+        partial(rounding.signed_super_blocks, sub_elements=32, sub_levels=32, levels=IQ4),
+        sub_scales=Packed(Plane("scales_l", 4, 1), Plane("scales_h", 2, 1, shift=4), zero=32),
     ),
 )
 

@@ -1,8 +1,9 @@
 """Quantization of values to small integers: one function for each kind of block.
 
-It uses only elementwise, correctly rounded operations and sums folded in halves, so a tensor
-quantizes to the same bytes on every machine. The searches take [elements of a block, blocks], so
-that sums over a block run along the slow axis."""
+``layouts.py`` names the function of each format. Elements are value = scale * q, and + minimum
+where a block has one; q are integers. All operations are elementwise and correctly rounded, and
+sums are folded in halves, so a tensor quantizes to the same bytes on every machine. The searches
+take [elements of a block, blocks], so that sums over a block run along the slow axis."""
 
 from __future__ import annotations
 
@@ -18,22 +19,25 @@ from reference.quant.formats import Bytes, Float16, Float32, reciprocal, to_half
 from reference.quant.tables import E2M1, Table
 
 SEARCH_STEPS = (-0.8, -0.4, 0.0, 0.4, 0.8)
-"""Steps, in quantization levels, by which a scale search stretches the range of a sub-block."""
+"""The candidates of a scale search: by how many levels of q they stretch the range of a block."""
 EXPONENT_BIAS = 128
 """MXFP4 stores the scale 2^n as the byte n + 128."""
 
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """The numbers of blocks [rows, n] of 32 or 256 elements, before packing.
+    """Quantized blocks of 32 or 256 elements, before their bits are packed; n blocks a row.
 
-    ``scale`` is f16, or uint8 exponents for MXFP4; ``q`` is int8 [rows, n, ...]; ``minimum`` is
-    f16; ``sub`` is int8 [rows, n, ...], the sub-block scales followed by the sub-block minima."""
+    - ``scale`` [rows, n] is f16, or uint8 exponents for MXFP4.
+    - ``q`` is int8 [rows, n, elements], or [rows, n, sub-blocks, elements of a sub-block].
+    - ``minimum`` f16[rows, n] is None for formats without one. Super-blocks subtract it.
+    - ``sub_scales`` is int8 [rows, n, count]: the scales of a super-block's sub-blocks, followed by
+      their minima in formats that have them; None for blocks of 32."""
 
     scale: Float16 | Bytes
     q: NDArray[np.int8]
     minimum: Float16 | None = None
-    sub: NDArray[np.int8] | None = None
+    sub_scales: NDArray[np.int8] | None = None
 
 
 def _clipped(values: Float32, low: int, high: int) -> NDArray[np.int8]:
@@ -79,12 +83,12 @@ def table_blocks(values: Float32, table: Table) -> Encoded:
 
 
 def power_blocks(values: Float32) -> Encoded:
-    """Exponents and q in E2M1 of f32[rows, n, 32].
+    """q in the table E2M1 of f32[rows, n, 32]; scales are powers of two, stored as exponents.
 
     The scale is chosen so that the largest magnitude lies in [8, 16) scales (values above 12 are
     stored as 12) or in [4, 8), whichever has the smaller squared error, the first of equals."""
-    top = np.frexp(np.abs(values).max(axis=-1))[1] + (EXPONENT_BIAS - 4)
-    fine, coarse = np.clip([top, top + 1], 0, 254).astype(np.uint8)
+    exponent = np.frexp(np.abs(values).max(axis=-1))[1] + (EXPONENT_BIAS - 4)
+    fine, coarse = np.clip([exponent, exponent + 1], 0, 254).astype(np.uint8)
     q = [E2M1.nearest(values * reciprocal(power_scale(e))[..., None]) for e in (fine, coarse)]
     residuals = [q[n] * power_scale(e)[..., None] - values for n, e in enumerate((fine, coarse))]
     errors = [fold(np.moveaxis(residual * residual, -1, 0)) for residual in residuals]
@@ -94,17 +98,19 @@ def power_blocks(values: Float32) -> Encoded:
 
 
 def power_scale(exponents: Bytes) -> Float32:
-    """2^(e - 128), and 0 for e = 0 and 1: the binary32 of exponent field max(e - 1, 0)."""
+    """The scales that MXFP4 stores as exponents e: f32 2^(e - 128), and 0 for e = 0 and 1 (rule
+    R5). The exponent field of the binary32 is max(e - 1, 0)."""
     field = np.maximum(exponents, 1).astype(np.uint32) - np.uint32(1)
     return (field << np.uint32(23)).view(np.float32)
 
 
-def affine_super_blocks(values: Float32, sub: int, top: int, sub_top: int = 63) -> Encoded:
-    """q in 0..top of f32[rows, n, 256]; 256/sub scales, then as many minima, in 0..sub_top.
+def affine_super_blocks(values: Float32, sub_elements: int, top: int, sub_top: int = 63) -> Encoded:
+    """q in 0..top of f32[rows, n, 256]; each sub-block of ``sub_elements`` has a scale and a
+    minimum in 0..sub_top.
 
-    The sub-block scales and minima found by search become integers, the largest of a super-block
-    sub_top; q is then computed with these rounded scales."""
-    values = values.reshape(*values.shape[:2], 256 // sub, sub)
+    A search gives these scales and minima; they are rounded so that the largest of a super-block
+    becomes sub_top. q is then computed with the rounded ones."""
+    values = values.reshape(*values.shape[:2], 256 // sub_elements, sub_elements)
     scale, minimum = _search(values, search_affine, top)
     depth = -minimum
     d = to_half(scale.max(axis=-1) / np.float32(sub_top))
@@ -117,27 +123,31 @@ def affine_super_blocks(values: Float32, sub: int, top: int, sub_top: int = 63) 
     return Encoded(d, q, dmin, np.concatenate([sc, mn], axis=-1).astype(np.int8))
 
 
-def signed_super_blocks(values: Float32, sub: int, sub_levels: int, of: int | Table) -> Encoded:
-    """q of f32[rows, n, 256], in the table or -levels..levels-1; 256/sub scales, no minima.
+def signed_super_blocks(
+    values: Float32, sub_elements: int, sub_levels: int, levels: int | Table
+) -> Encoded:
+    """q of f32[rows, n, 256], in -levels..levels-1 or in the table; each sub-block of
+    ``sub_elements`` has a scale and no minimum.
 
-    The sub-block scales found by search become integers in -sub_levels..sub_levels-1, the largest
-    exactly -sub_levels; q is then computed with these rounded scales."""
-    values = values.reshape(*values.shape[:2], 256 // sub, sub)
-    scale = _search(values, search_table if isinstance(of, Table) else search_symmetric, of)
+    A search gives these scales; they are rounded to -sub_levels..sub_levels-1 so that the one of
+    largest magnitude becomes -sub_levels. q is then computed with the rounded ones."""
+    values = values.reshape(*values.shape[:2], 256 // sub_elements, sub_elements)
+    search = search_table if isinstance(levels, Table) else search_symmetric
+    scale = _search(values, search, levels)
     d = to_half(_largest(scale) / np.float32(-sub_levels))
     d32 = d.astype(np.float32)[..., None]
     sc = _clipped(scale * reciprocal(d32), -sub_levels, sub_levels - 1)
     scaled = values * reciprocal(d32 * sc)[..., None]
-    if isinstance(of, Table):
-        return Encoded(d, of.nearest(scaled).astype(np.int8), sub=sc)
-    return Encoded(d, _clipped(scaled, -of, of - 1), sub=sc)
+    if isinstance(levels, Table):
+        return Encoded(d, levels.nearest(scaled).astype(np.int8), sub_scales=sc)
+    return Encoded(d, _clipped(scaled, -levels, levels - 1), sub_scales=sc)
 
 
 def _search(values: Float32, search: Callable[..., Any], *options: Any) -> Any:
-    """The result of ``search``, [...] each, for the last axis of f32[..., elements]."""
+    """What ``search`` returns for the blocks f32[..., elements]: f32[...], or a stack of those."""
     *shape, elements = values.shape
-    found = search(np.ascontiguousarray(values.reshape(math.prod(shape), elements).T), *options)
-    return np.reshape(found, (*np.shape(found)[:-1], *shape))
+    result = search(np.ascontiguousarray(values.reshape(math.prod(shape), elements).T), *options)
+    return np.reshape(result, (*np.shape(result)[:-1], *shape))
 
 
 def fold(values: Float32) -> Float32:
@@ -151,7 +161,7 @@ def fold(values: Float32) -> Float32:
 
 
 def search_affine(x: Float32, top: int) -> tuple[Float32, Float32]:
-    """Scales >= 0 and minima <= 0, f32[n], for x f32[32, n] ~ scale*q + minimum, q in 0..top.
+    """Scales >= 0 and minima <= 0, f32[n], for x f32[elements, n] ~ scale*q + minimum, q in 0..top.
 
     Each stretched range gives integers q, and these give a least-squares scale and minimum; the
     pair with the smallest squared error is chosen, the first of equals."""
@@ -182,7 +192,7 @@ def search_affine(x: Float32, top: int) -> tuple[Float32, Float32]:
 
 
 def search_symmetric(x: Float32, levels: int) -> Float32:
-    """Signed scales f32[n] for x f32[sub, n] ~ scale*q, q in -levels..levels-1.
+    """Signed scales f32[n] for x f32[elements, n] ~ scale*q, q in -levels..levels-1.
 
     Candidates are computed and compared as in :func:`search_affine`."""
 
@@ -193,25 +203,25 @@ def search_symmetric(x: Float32, levels: int) -> Float32:
 
 
 def search_table(x: Float32, table: Table) -> Float32:
-    """Signed scales f32[n] for x f32[sub, n] ~ scale*q, q in the table.
+    """Signed scales f32[n] for x f32[elements, n] ~ scale*q, q in the table.
 
     Each candidate scales the element of largest magnitude to near the table's first value."""
     gap = float(table.sorted_values[1] - table.sorted_values[0])
-    reaches = [table.sorted_values[0] - np.float32(step * gap) for step in SEARCH_STEPS]
-    return _search_signed(x, reaches, table.nearest)
+    extremes = [table.sorted_values[0] - np.float32(step * gap) for step in SEARCH_STEPS]
+    return _search_signed(x, extremes, table.nearest)
 
 
 def _search_signed(
-    x: Float32, reaches: Sequence[np.float32], nearest: Callable[[Float32], Float32]
+    x: Float32, extremes: Sequence[np.float32], nearest: Callable[[Float32], Float32]
 ) -> Float32:
-    """Scales f32[n] of x f32[sub, n]; each of ``reaches`` is a value the largest magnitude is
-    scaled to."""
+    """Scales f32[n] of x f32[elements, n]. Each candidate scales the element of largest magnitude
+    to one of ``extremes``; ``nearest`` rounds scaled elements to q."""
     index = np.abs(x).argmax(axis=0, keepdims=True)
-    inverse_extreme = reciprocal(np.take_along_axis(x, index, axis=0)[0])
+    inverse_largest = reciprocal(np.take_along_axis(x, index, axis=0)[0])
     best_error = np.full(x.shape[1], np.inf, np.float32)
     best_scale = np.zeros(x.shape[1], np.float32)
-    for reach in reaches:
-        q = nearest(x * (reach * inverse_extreme))
+    for extreme in extremes:
+        q = nearest(x * (extreme * inverse_largest))
         scale = fold(x * q) * reciprocal(fold(q * q))
         residual = scale * q - x
         error = fold(residual * residual)

@@ -1,4 +1,4 @@
-"""The value tables of IQ4_NL, IQ4_XS and MXFP4: the integer that each nibble stands for."""
+"""The tables of IQ4_NL, IQ4_XS and MXFP4: the integer that each 4-bit code (nibble) stands for."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from reference.quant.formats import Bytes, Float32
 class Table:
     """Sixteen integers of magnitude up to 127.
 
-    ``values`` int8[16] by nibble; ``sorted_values`` f32, each value once, rising."""
+    ``values`` int8[16] is indexed by nibble; ``sorted_values`` f32 has each value once, rising."""
 
     def __init__(self, *values: int) -> None:
         self.values = np.array(values, np.int8)
@@ -25,7 +25,7 @@ class Table:
         return np.searchsorted(self._middles, scaled)
 
     def nearest(self, scaled: Float32) -> Float32:
-        """The nearest value, the lower of two equally near."""
+        """The nearest value of each element, the lower of two equally near."""
         return self.sorted_values[self._nearest_index(scaled)]
 
     def nearest_nibble(self, scaled: Float32) -> Bytes:
@@ -36,4 +36,5 @@ class Table:
 IQ4 = Table(-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 """The table of IQ4_NL and IQ4_XS."""
 E2M1 = Table(0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
-"""The table of MXFP4: twice the numbers of one sign bit, two exponent bits and one fraction bit."""
+"""The table of MXFP4: twice the numbers of E2M1, which has one sign bit, two exponent bits and one
+fraction bit (OCP Microscaling Formats specification 1.0)."""

@@ -1,7 +1,8 @@
 """Token masks, logit biases and log-probabilities of requests.
 
-A grammar, or any other rule, becomes a mask: packed bits of the vocabulary that say which token may
-come next. Rule R9 defines the arithmetic of masks and biases, rule R10 that of log-probabilities.
+A grammar, or any other rule, becomes a mask: one bit for every token of the vocabulary, 1 if the
+token may come next. Rule R9 defines the arithmetic of masks and biases, rule R10 that of
+log-probabilities.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ Mask = NDArray[np.uint32]
 
 
 def pack_mask(tokens: Iterable[int] | NDArray[np.integer], vocab: int) -> Mask:
-    """The mask uint32[mask_words(vocab)] that allows ``tokens``: bit v mod 32 of word v / 32.
-    Raises ValueError for a token outside the vocabulary."""
+    """The mask uint32[mask_words(vocab)] that allows ``tokens``: bit v mod 32 of word v / 32 is
+    that of token v. Raises ValueError for a token outside the vocabulary."""
     ids = tokens if isinstance(tokens, np.ndarray) else np.fromiter(tokens, np.int64)
     if ((ids < 0) | (ids >= vocab)).any():
         raise ValueError(f"a mask holds a token id outside 0 to {vocab - 1}")
@@ -32,18 +33,18 @@ def pack_mask(tokens: Iterable[int] | NDArray[np.integer], vocab: int) -> Mask:
 
 
 def bias_records(request: Request) -> NDArray[np.void]:
-    """LOGIT_BIAS[n] of a request that ``check_constraints`` accepted."""
+    """The biases of a request that ``check_constraints`` accepted, as LOGIT_BIAS[n] records."""
     return np.array(list(request.logit_bias), LOGIT_BIAS)
 
 
 def is_allowed(mask: Mask | None, token: int) -> bool:
-    """Whether ``mask`` allows ``token``."""
+    """Whether ``mask`` allows ``token``; None allows all."""
     return mask is None or bool(int(mask[token // MASK_WORD_BITS]) >> token % MASK_WORD_BITS & 1)
 
 
 def check_constraints(request: Request, limits: Limits, vocab: int, *, masked: bool) -> None:
-    """Raise RequestError for biases and log-probabilities that the limits have no room for, and for
-    a ``masked`` request where they have no room for masks."""
+    """Raise RequestError for biases, log-probabilities and scores that are wrong or that ``limits``
+    have no room for, and for a ``masked`` request where they have no room for masks."""
     _check_bias(request.logit_bias, limits.biases, vocab)
     listed, most = request.log_probabilities, limits.top_log_probabilities
     if listed is not None:
@@ -66,8 +67,7 @@ def check_constraints(request: Request, limits: Limits, vocab: int, *, masked: b
 
 
 def check_forced(request: Request, limits: Limits, vocab: int, *, masked: bool) -> None:
-    """Raise RequestError for an answer of given tokens that is not possible or contradicts other
-    fields."""
+    """Raise RequestError where ``force_tokens`` are not possible or contradict other fields."""
     forced = request.force_tokens
     if not forced:
         return

@@ -37,7 +37,7 @@ def open_amd() -> Iterator[OpenTier]:
     yield open_it
     for tier, system in opened:
         tier.close()
-        assert system.left_over == []
+        assert system.leaked == []
 
 
 @pytest.fixture(params=DRIVERS)

@@ -128,13 +128,13 @@ def test_a_kernel_that_wants_more_than_a_launch_gives(code_object: bytes) -> Non
     address, _ = code.symbols[f"{symbol}.kd"]
     section = next(s for s in code.sections if s.address <= address < s.address + s.size)
     at = section.offset + address - section.address
-    for place, bucket, value, problem in (
+    for offset, bucket, value, problem in (
         (4, "<I", 16, "16 bytes of scratch memory a lane"),
         (8, "<I", 296, "296 bytes of arguments, not 32"),
         (56, "<H", 8, "properties 0x8, not 0x408"),
         (48, "<I", 0x600C0000, "float mode 0xc0"),
     ):
-        spoiled = _patched(code_object, at + place, bucket, value)
+        spoiled = _patched(code_object, at + offset, bucket, value)
         with pytest.raises(CodecError, match=problem):
             kernel_of(read_code_object(spoiled), "rms_norm", symbol, 128)
     with pytest.raises(CodecError, match=r"no symbol other\.kd"):
@@ -159,7 +159,7 @@ def test_the_compiler_is_told_nothing_else(code_object: bytes) -> None:
     assert compiler_version() in done.stdout
 
 
-def _patched(data: bytes, place: int, bucket: str, value: int) -> bytes:
+def _patched(data: bytes, offset: int, bucket: str, value: int) -> bytes:
     changed = bytearray(data)
-    struct.pack_into(bucket, changed, place, value)
+    struct.pack_into(bucket, changed, offset, value)
     return bytes(changed)

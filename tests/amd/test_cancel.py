@@ -155,7 +155,7 @@ def test_a_step_that_takes_too_long(
         compare(tier, DEPENDENT)
     assert kernel.machine.gpu.queues == {}
     tier.close()
-    assert kernel.left_over == []
+    assert kernel.leaked == []
     kernel.behaviour.packets = None
     with AmdTier(kernel=kernel, tier=name) as another:
         assert compare(another, DEPENDENT) == {}

@@ -106,7 +106,7 @@ def test_what_is_missing_is_said_and_written(
     code, out = told("--tier", tier)
     assert (code, problem in out) == (1, True), out
     assert problem in members(tmp_path)["report.txt"].decode()
-    assert kernel.left_over == []
+    assert kernel.leaked == []
 
 
 @pytest.mark.parametrize(

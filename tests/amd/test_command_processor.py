@@ -11,7 +11,7 @@ from accel.amd import pm4
 from accel.amd.launcher import ARGUMENTS
 from accel.amd.program import CODE_END
 from accel.amd.sim.coherence import Coherence
-from accel.amd.sim.command_processor import CommandProcessor
+from accel.amd.sim.command_processor import CommandProcessor, wait_memory
 from accel.amd.sim.memory_view import GpuFault, MemoryView
 from accel.packets.packet import ABSENT, PACKET
 from tests.amd.code import shipped
@@ -29,8 +29,7 @@ class Machine:
         self.base = int(data.ctypes.data)
         self.memory = MemoryView(data, self.base)
         self.memory.map(self.base, NBYTES, True)
-        self.interrupts: list[int] = []
-        self.queue = CommandProcessor(self.memory, self.interrupts.append, coherence)
+        self.queue = CommandProcessor(self.memory, coherence)
         kernel = shipped("add")
         self.write(CODE, np.frombuffer(kernel.code, np.uint8))
         self.write(CODE + len(kernel.code), np.full(64, CODE_END, np.uint32))
@@ -60,23 +59,22 @@ class Machine:
         writer = pm4.Writer()
         writer.put(pm4.acquire_memory())
         writer.dispatch(self.launch)
-        writer.put(pm4.release_memory(self.base + FENCE, 5, event=3))
+        writer.put(pm4.release_memory(self.base + FENCE, 5))
         return writer.words
 
 
-def test_a_launch_its_fence_and_its_interrupt() -> None:
+def test_a_launch_and_its_fence() -> None:
     machine = Machine()
     words = [pm4.PADDING, *machine.packets()]
     assert machine.queue.run(words) == len(words)
     assert np.array_equal(machine.result, 3 * machine.x)
     assert int(machine.memory.data[FENCE : FENCE + 8].view(np.uint64)[0]) == 5
-    assert machine.interrupts == [3]
     assert machine.queue.launches == 1
 
 
 def test_a_queue_waits_until_memory_says_so() -> None:
     machine = Machine()
-    words = [*pm4.wait_memory(machine.base + FENCE, 1), *machine.packets()]
+    words = [*wait_memory(machine.base + FENCE, 1), *machine.packets()]
     assert machine.queue.run(words) == 0
     machine.memory.data[FENCE] = 1
     assert machine.queue.run(words) == len(words)
@@ -84,8 +82,8 @@ def test_a_queue_waits_until_memory_says_so() -> None:
 
 def changed(words: pm4.Words, old: int, new: int) -> pm4.Words:
     """The first word that is ``old`` replaced."""
-    place = words.index(old)
-    return [*words[:place], new, *words[place + 1 :]]
+    index = words.index(old)
+    return [*words[:index], new, *words[index + 1 :]]
 
 
 REFUSED = {
@@ -99,6 +97,7 @@ REFUSED = {
     "items": (128, 2048, "work-groups of"),
     "uneven": (128, 100, "work-groups of"),
     "whole": (0xFF, 0, "less than the whole memory"),
+    "interrupt": (pm4.DATA_64, pm4.DATA_64 | 2 << 24, "RELEASE_MEM"),
     "fence": (pm4.FENCE_EVENT | pm4.RELEASE_CACHES, 0x2F, "RELEASE_MEM"),
 }
 
@@ -161,8 +160,8 @@ def test_a_launch_that_reads_too_early_is_noticed(between: pm4.Words, problem: s
     writer.dispatch(machine.launch)
     machine.queue.run([*pm4.acquire_memory(), *writer.words])
     assert PACKET.fields is not None
-    place = PACKET_AT + PACKET.fields["operand"][1]
-    machine.write(place, np.array([machine.base + OUT], np.uint64))
+    operand = PACKET_AT + PACKET.fields["operand"][1]
+    machine.write(operand, np.array([machine.base + OUT], np.uint64))
     words = [*between, *writer.words]
     if problem:
         with pytest.raises(GpuFault, match=problem):

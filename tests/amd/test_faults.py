@@ -69,7 +69,7 @@ def test_opening(name: str, error: int) -> None:
         kernel.number, kernel.error = number, error
         with suppress(TierUnavailable):
             AmdTier(kernel=kernel, tier=name).close()
-        assert kernel.left_over == [], kernel.failed
+        assert kernel.leaked == [], kernel.failed
         if not kernel.failed:
             break
         met.add(kernel.failed)
@@ -90,7 +90,7 @@ def test_a_step(name: str, error: int) -> None:
         if number % 4 == 0:
             assert compare(tier, DEPENDENT) == {}
         tier.close()
-        assert kernel.left_over == [], kernel.failed
+        assert kernel.leaked == [], kernel.failed
         if not kernel.failed:
             break
         failed.add(kernel.failed)

@@ -45,14 +45,14 @@ def test_what_is_missing_is_said(name: str) -> None:
     kernel = FakeKernel(behaviour)
     with pytest.raises(TierUnavailable, match=problem):
         AmdTier(kernel=kernel)
-    assert kernel.left_over == []
+    assert kernel.leaked == []
 
 
 def test_a_device_of_another_name(name: str) -> None:
     kernel = FakeKernel()
     with pytest.raises(TierUnavailable, match="no AMD GPU is named 'navi'; GPUs here: gfx1201"):
         AmdTier("navi", kernel=kernel, tier=name)
-    assert kernel.left_over == []
+    assert kernel.leaked == []
 
 
 def test_this_machine_or_the_simulated_one(name: str) -> None:
@@ -73,7 +73,7 @@ def test_the_smaller_card_of_the_family(name: str) -> None:
     kernel = FakeKernel(Behaviour(properties=half, discovery=12 << 16))
     with AmdTier(kernel=kernel, tier=name) as tier:
         assert tier.info.device == "gfx1200 (simulated)"
-    assert kernel.left_over == []
+    assert kernel.leaked == []
 
 
 def test_a_process_that_opens_the_tier_again() -> None:
@@ -82,7 +82,7 @@ def test_a_process_that_opens_the_tier_again() -> None:
     for _ in range(2):
         AmdTier(kernel=kernel).close()
     assert kernel.calls["RUNTIME_ENABLE"] == 1
-    assert kernel.left_over == []
+    assert kernel.leaked == []
     kernel.open_files.clear()
     with pytest.raises(TierUnavailable, match="this process has one"):
         AmdTier(kernel=kernel)
@@ -125,7 +125,7 @@ def test_memory_that_does_not_fit_is_named(name: str) -> None:
     kernel.behaviour.errors.clear()
     assert device.held == kept.reserved
     device.close()
-    assert kernel.left_over == []
+    assert kernel.leaked == []
 
 
 def test_a_ring_is_gone_through_many_times(name: str) -> None:
@@ -140,4 +140,4 @@ def test_a_ring_is_gone_through_many_times(name: str) -> None:
     assert kernel.calls.total() == calls
     queue.close()
     device.close()
-    assert kernel.left_over == []
+    assert kernel.leaked == []

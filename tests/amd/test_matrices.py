@@ -49,8 +49,8 @@ def test_a_product_of_matrices(signs: int) -> None:
     exact = x.astype(np.int64) @ y.astype(np.int64).T
     for lane in range(32):
         for register in range(8):
-            place = register + 8 * (lane // 16), lane % 16
-            total = int(exact[place]) + int(addend[register][0, lane])
+            element = register + 8 * (lane // 16), lane % 16
+            total = int(exact[element]) + int(addend[register][0, lane])
             assert int(found[register][0, lane]) == total % (1 << 32)
 
 

@@ -18,7 +18,7 @@ from accel.amd.pm4 import Opcode
 from accel.amd.program import LoadedKernel, Modules
 from accel.amd.queue import Queue
 from accel.amd.runtime import DRIVERS
-from accel.amd.sim.command_processor import CommandProcessor
+from accel.amd.sim.command_processor import CommandProcessor, wait_memory
 from accel.amd.sim.fake_kernel import FakeKernel
 from accel.amd.sim.memory_view import GpuFault, MemoryView
 from accel.amd.tier import AmdTier
@@ -40,7 +40,7 @@ def traced(tier: str, most: int = len(TESTS)) -> Trace:
         assert not result.problem
     queue.close()
     device.close()
-    assert kernel.left_over == []
+    assert kernel.leaked == []
     return tracer.trace
 
 
@@ -83,7 +83,7 @@ def test_a_packet_that_is_not_understood(
     kernel = FakeKernel()
     with pytest.raises(TierUnavailable, match=f"{BROKEN[broken]}.*see zinc-rt pm4-test"):
         AmdTier(kernel=kernel, tier=name)
-    assert kernel.left_over == []
+    assert kernel.leaked == []
 
 
 def test_a_fence_of_the_driver_that_does_not_come(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,10 +104,10 @@ def test_a_trace_is_replayed_byte_for_byte(name: str, tmp_path: Path) -> None:
         assert all(np.array_equal(getattr(one, f), getattr(other, f)) for f in one.__slots__)
 
 
-def changed(found: Trace, place: int, **fields: np.ndarray) -> Trace:
-    """One submission with something else."""
+def changed(found: Trace, number: int, **fields: np.ndarray) -> Trace:
+    """The trace with other fields of submission ``number``."""
     kept = list(found.submissions)
-    kept[place] = replace(kept[place], **fields)
+    kept[number] = replace(kept[number], **fields)
     return Trace(found.tier, found.device, found.flags, kept)
 
 
@@ -120,7 +120,7 @@ def test_a_trace_that_differs(name: str) -> None:
     words[5] ^= 1
     contents = first.contents.copy()
     contents[-1, -1] ^= 1
-    wait = pm4.wait_memory(int(first.ranges[0, 0]), 0xFFFFFFFF)
+    wait = wait_memory(int(first.ranges[0, 0]), 0xFFFFFFFF)
     for other, problem in (
         (changed(found, 0, words=words), "are not those of the trace"),
         (changed(found, 0, contents=contents), "are not those of the trace"),
@@ -145,7 +145,7 @@ def test_what_is_no_trace(tmp_path: Path) -> None:
 
 
 def made_up(name: str, at: int) -> LoadedKernel:
-    """A kernel of no code, at a place of its own."""
+    """A kernel of no code; ``at`` chooses its address and registers."""
     header = KernelHeader(
         name,
         GpuTarget.GFX1201,
@@ -158,10 +158,10 @@ def made_up(name: str, at: int) -> LoadedKernel:
         user_sgpr_count=2,
     )
 
-    class Place:
+    class Code:
         address = 0x7F00_8000_0000 + 0x1000 * at
 
-    return LoadedKernel(header, Place())  # type: ignore[arg-type]
+    return LoadedKernel(header, Code())  # type: ignore[arg-type]
 
 
 def step_stream(tier: str) -> list[str]:
@@ -207,7 +207,7 @@ def test_a_buffer_begun_is_ended_first() -> None:
     found = traced("t1", 2)
     memory = trace._memory(found)
     first = found.submissions[1]
-    processor = CommandProcessor(memory, lambda _: None)
+    processor = CommandProcessor(memory)
     for address, nbytes in first.ranges.tolist():
         memory.map(address, nbytes, True)
     for submission in found.submissions[:2]:
@@ -234,7 +234,7 @@ def test_a_buffer_begun_is_ended_first() -> None:
 def test_conditions_that_are_refused(words: pm4.Words, problem: str) -> None:
     memory = MemoryView(np.zeros(1 << 14, np.uint8), 0)
     memory.map(0, 1 << 14, True)
-    processor = CommandProcessor(memory, lambda _: None)
+    processor = CommandProcessor(memory)
     if not problem:
         assert processor.run(words) == len(words)
         return

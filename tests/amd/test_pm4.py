@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from accel.amd import pm4
+from accel.amd.sim.command_processor import wait_memory
 
 CODE, ARGUMENTS, FENCE, BUFFER = (0x7F00_0000_0000 + 0x1000 * n for n in (1, 2, 3, 4))
 LAUNCH = pm4.Dispatch(CODE, ARGUMENTS, (0x600F0000, 0x84, 0), 256, 2)
@@ -40,8 +41,8 @@ def test_a_launch_with_everything_around_it() -> None:
 
 def test_what_goes_into_a_ring() -> None:
     assert pm4.indirect_buffer(BUFFER, 57) == read("c0023f00 00004000 00007f00 00800039")
-    assert pm4.wait_memory(FENCE, 1) == read("c0053c00 15 00003000 00007f00 1 ffffffff 4")
-    assert pm4.release_memory(FENCE, 7, event=9)[2:] == read("42000000 3000 7f00 7 0 9")
+    assert wait_memory(FENCE, 1) == read("c0053c00 15 00003000 00007f00 1 ffffffff 4")
+    assert pm4.release_memory(FENCE, 7)[2:] == read("40000000 3000 7f00 7 0 0")
 
 
 def test_registers_that_stay_the_same_are_not_written_again() -> None:

@@ -13,6 +13,7 @@ import pytest
 from accel.amd import launcher, pm4
 from accel.amd.program import checked
 from accel.amd.self_check import ProbeCase, divides
+from accel.amd.sim.command_processor import wait_memory
 from accel.amd.sim.fake_kernel import FakeKernel
 from accel.amd.sim.fake_machine import Behaviour
 from accel.amd.steps import SPLIT_TOKENS, buckets_of, step_of
@@ -80,7 +81,7 @@ def test_a_queue_that_hangs_is_given_up(
     whole = pm4.indirect_buffer
 
     def hanging(address: int, words: int, flags: int) -> pm4.Words:
-        return [*pm4.wait_memory(fence, 1), *whole(address, words, flags)]
+        return [*wait_memory(fence, 1), *whole(address, words, flags)]
 
     monkeypatch.setattr(pm4, "indirect_buffer", hanging)
     monkeypatch.setattr("accel.amd.queue.GRACE_SECONDS", 0.05)
@@ -124,14 +125,14 @@ def test_a_fault_says_where(open_amd: OpenTier, name: str) -> None:
     """A buffer that is gone while packets still read it: the address, the launch, nothing kept."""
     kernel = FakeKernel()
     tier = open_amd(kernel, name)
-    place = tier._device.allocate("gone", PAGE)
-    at = place.address
-    tier._device.free(place)
+    allocation = tier._device.allocate("gone", PAGE)
+    at = allocation.address
+    tier._device.free(allocation)
     queue = tier._runtime.queue
     with pytest.raises(DeviceLost, match=f"a fault at {at:#x} .*INDIRECT_BUFFER"):
         queue.wait(queue.submit(queue.indirect_buffer(at, 1)), PATIENCE_SECONDS)
     tier.close()
-    assert kernel.left_over == []
+    assert kernel.leaked == []
 
 
 def test_a_damaged_installation_is_said_to_be_one(
@@ -141,7 +142,7 @@ def test_a_damaged_installation_is_said_to_be_one(
     kernel = FakeKernel()
     with pytest.raises(TierUnavailable, match="install zinc-rt again"):
         AmdTier(kernel=kernel)
-    assert kernel.left_over == []
+    assert kernel.leaked == []
 
 
 class Answering(ProbeCase):

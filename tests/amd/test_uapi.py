@@ -80,9 +80,9 @@ def test_an_event_and_the_flags_of_memory_are_the_headers(declared: cffi.FFI) ->
     fault = declared.typeof("struct kfd_hsa_memory_exception_data")
     assert declared.sizeof(event) == uapi.EVENT_DATA.itemsize
     assert uapi.EVENT_DATA.fields is not None
-    places = {name: offset for name, (_, offset, *_) in uapi.EVENT_DATA.fields.items()}
-    assert places["event_id"] == dict(event.fields)["event_id"].offset
-    assert places["gpu_va"] == dict(fault.fields)["va"].offset
+    offsets = {name: offset for name, (_, offset, *_) in uapi.EVENT_DATA.fields.items()}
+    assert offsets["event_id"] == dict(event.fields)["event_id"].offset
+    assert offsets["gpu_va"] == dict(fault.fields)["va"].offset
     text = header_text()
     for flag in (uapi.Memory.VRAM, uapi.Memory.GTT, uapi.Memory.PUBLIC, uapi.Memory.EXECUTABLE):
         found = re.search(rf"ALLOC_MEM_FLAGS_{flag.name}\s+\(1 << (\d+)\)", text)

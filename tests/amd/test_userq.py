@@ -50,7 +50,7 @@ def test_what_is_missing_is_said(name: str) -> None:
     with pytest.raises(TierUnavailable, match=problem):
         AmdTier(kernel=kernel, tier="t2")
     behaviour.errors.clear()
-    assert kernel.left_over == []
+    assert kernel.leaked == []
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_a_queue_that_is_refused(
     kernel = Spoiled()
     with pytest.raises(TierUnavailable, match=problem):
         AmdTier(kernel=kernel, tier="t2")
-    assert kernel.left_over == []
+    assert kernel.leaked == []
 
 
 @pytest.fixture
@@ -110,7 +110,7 @@ def machine() -> Iterator[tuple[FakeKernel, Device]]:
     device = Device(kernel, UserQueues(kernel, ""))
     yield kernel, device
     device.close()
-    assert kernel.left_over == []
+    assert kernel.leaked == []
 
 
 def test_a_queue_says_goodbye(machine: tuple[FakeKernel, Device]) -> None:
@@ -210,4 +210,4 @@ def test_a_lost_gpu_is_told(name: str) -> None:
     with pytest.raises(DeviceLost, match=r"the GPU was reset \(reset\)"):
         queue.wait(number, PATIENCE_SECONDS)
     tier.close()
-    assert kernel.left_over == []
+    assert kernel.leaked == []

@@ -80,7 +80,7 @@ def gone_through(arrays: Any) -> int:
         read, write = (memoryview(bytearray(8)).cast("Q") for _ in range(2))
         write[0] = len(words)
         Reader(gpu, words.ctypes.data, words.nbytes, read, write).execute()
-        found = [hashlib.sha256(bytes_at(*place).tobytes()).digest() for place in ranges]
+        found = [hashlib.sha256(bytes_at(*each).tobytes()).digest() for each in ranges]
         if b"".join(found) != arrays[f"{name}.digests"].tobytes():
             return number
     return len(names)

@@ -34,7 +34,7 @@ def test_what_is_no_file_is_not_replaced(tmp_path: Path, write: Callable[[Path],
     pipe, file = folder / "pipe", folder / "file"
     folder.mkdir()
     os.mkfifo(pipe)
-    with pytest.raises(ZincError, match="it is there and is no file"):
+    with pytest.raises(ZincError, match="is no file"):
         write(pipe)
     assert stat.S_ISFIFO(pipe.stat().st_mode)
     assert os.listdir(folder) == ["pipe"]

@@ -49,7 +49,7 @@ def store(name: str, columns: tuple[int, int] = LEFT) -> Node:
 def load(name: str, columns: tuple[int, int] = LEFT) -> Node:
     """A SELECT_ROWS of the same table into the output."""
     operands = {
-        "x": View("table", columns), "output_rows": View("wanted"), "y": View("loaded"),
+        "x": View("table", columns), "output_rows": View("selected"), "y": View("loaded"),
     }  # fmt: skip
     return Node(name, Opcode.SELECT_ROWS, operands, {})
 
@@ -58,7 +58,7 @@ INPUT = buffer("in", K.REQUEST)
 OUT = buffer("out", K.OUTPUT)
 TMP = buffer("tmp", K.SCRATCH)
 STORED = (buffer("rows", K.WEIGHT, (3, 8)), buffer("pairs", K.REQUEST, ("rows", 2), I32))
-LOADED = (buffer("wanted", K.REQUEST, ("rows",), I32), buffer("loaded", K.OUTPUT, ("rows", 8)))
+LOADED = (buffer("selected", K.REQUEST, ("rows",), I32), buffer("loaded", K.OUTPUT, ("rows", 8)))
 TABLE_STATE = buffer("table", K.STATE, (4, 16))
 BARRIER = Node("fence", Opcode.BARRIER, {}, {})
 

@@ -1,4 +1,4 @@
-"""Bytes of mapped files are those of the file, however they get to where they are wanted."""
+"""Bytes of mapped files are those of the file, however they are copied."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def copied(data: Bytes) -> Bytes:
 
 
 def test_every_view_of_a_mapping(path: Path, view: Bytes) -> None:
-    """Parts, rows, rows of which a part is wanted, and what is no mapping at all."""
+    """Parts, rows, rows of which a part is copied, and what is no mapping at all."""
     expected = np.frombuffer(path.read_bytes(), np.uint8)
     for data, same in (
         (view, expected),
@@ -59,7 +59,7 @@ def test_the_file_is_read_and_not_the_mapping(
 ) -> None:
     """And where that fails or ends early, the mapping is copied."""
     if not hasattr(os, "preadv"):
-        machine_lacks("a system that reads into a place")
+        machine_lacks("reads at an offset of a file (preadv)")
     offsets, real = [], os.preadv
 
     def noted(descriptor: int, targets: list[memoryview], offset: int) -> int:

@@ -20,8 +20,8 @@ def graph_of(widths: list[int], symbols: list[str]) -> Graph:
     """Sums of request buffers, one after the other, and the STEP record among them."""
     b = GraphBuilder("sums")
     total = None
-    for place, (width, symbol) in enumerate(zip(widths, symbols, strict=True)):
-        x = b.buffer(f"request.{place}", BufferKind.REQUEST, F32, (symbol, width))
+    for index, (width, symbol) in enumerate(zip(widths, symbols, strict=True)):
+        x = b.buffer(f"request.{index}", BufferKind.REQUEST, F32, (symbol, width))
         y = b.emit(Opcode.SCALE, x=x, factor=1.0) if symbol == "tokens" else None
         total = y or total
     b.request(STEP_BUFFER, 1, 4)
@@ -96,14 +96,14 @@ class Block:
         self.rows = InputRows(ROWS.start, ROWS.row_bytes, np.zeros(5, np.int64))
         self.changes = 0
 
-    def write(self, row: int, *, told: bool = True) -> None:
+    def write(self, row: int, *, reported: bool = True) -> None:
         """Change a row, and everything outside the table."""
         table = self.rows.of(self.data).copy()
         self.data[:] = self.random.integers(0, 256, 100, np.uint8)
         table[row] = self.random.integers(0, 256, 8, np.uint8)
         self.rows.of(self.data)[:] = table
         self.changes += 1
-        if told:
+        if reported:
             self.rows.versions[row] = self.changes
 
 
@@ -127,10 +127,10 @@ def test_a_copy_is_the_block_however_long_ago_it_was_made(
 
 
 def test_a_row_that_did_not_change_is_not_copied() -> None:
-    """What is told is believed: a change that is not is missed."""
+    """Versions decide: a change without a new version is not copied."""
     block, copy = Block(1), InputCopy(np.zeros(100, np.uint8))
     copy.update(block.data, block.rows)
-    block.write(2, told=False)
+    block.write(2, reported=False)
     copy.update(block.data, block.rows)
     different = copy.data != block.data
     assert block.rows.of(different)[2].any()

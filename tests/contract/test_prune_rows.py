@@ -1,5 +1,5 @@
-"""Output rows picked early: which nodes are of rows then, when a graph stays as it was, and that
-what is moved behind the picking computes row by row."""
+"""Output rows selected early: which nodes are of rows then, when a graph stays as it was, and that
+what is moved behind the selection computes row by row."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from contract.dtypes import F32, Q4_K, Q8_0
 from contract.ir.cost import cost
 from contract.ir.graph import BufferKind, Graph, GraphBuilder, Node, View
-from contract.ir.prune_rows import ROW_BY_ROW, picked_early, prune_rows
+from contract.ir.prune_rows import ROW_BY_ROW, prune_rows, select_rows_early
 from contract.ir.verify import verify
 from contract.opcodes import Opcode
 from contract.ops import TABLE
@@ -38,7 +38,7 @@ def _rows_of(graph: Graph, node: Node) -> int | str | None:
     return next((graph.shape(node.operands[name])[0] for name in written), None)
 
 
-def picks(graph: Graph) -> list[tuple[str, View]]:
+def selections(graph: Graph) -> list[tuple[str, View]]:
     found = [node for node in graph.nodes if node.opcode is Opcode.SELECT_ROWS]
     return [(node.name, node.operands["x"]) for node in found]
 
@@ -56,7 +56,7 @@ def test_all_behind_the_last_attention_is_of_rows() -> None:
         *("ffn_norm[3]", "ffn_gate[3]", "ffn_up[3]", "geglu[3]", "ffn_down[3]", "ffn_residual[3]"),
         *("output_norm", "lm_head"),
     ]
-    assert picks(graph) == [
+    assert selections(graph) == [
         ("attention[3].rows", View("scratch.attention[3]")),
         ("ffn_residual[2].rows", View("scratch.ffn_residual[2]")),
     ]
@@ -73,22 +73,22 @@ def test_experts_are_of_rows() -> None:
 
 def test_nodes_keep_their_names_and_their_order() -> None:
     for graph in (decoder(), slider(), hybrid()):
-        early = picked_early(graph)
+        early = select_rows_early(graph)
         verify(early)
         before, after = (
             [node.name for node in one.nodes if node.opcode is not Opcode.SELECT_ROWS]
             for one in (graph, early)
         )
         assert before == after
-        assert picked_early(early) is early
+        assert select_rows_early(early) is early
 
 
 def test_a_gate_in_front_of_attention_is_of_rows_too() -> None:
     """A recurrent layer's gate is a product of the normed tokens, which others read as well: rows
     are normed again."""
-    graph = picked_early(hybrid(replace(TINY, layers=3)))
+    graph = select_rows_early(hybrid(replace(TINY, layers=3)))
     verify(graph)
-    assert picks(graph) == [
+    assert selections(graph) == [
         ("experts_out[1].rows", View("scratch.experts_out[1]")),
         ("delta_net[2].rows", View("scratch.delta_net[2]")),
     ]
@@ -117,54 +117,57 @@ def test_forms_of_decoding_stay_as_they_are(bucket: tuple[int, int]) -> None:
 
 
 def test_what_others_see_is_of_all_tokens() -> None:
-    """A result the host reads, and all in front of it, is not picked from."""
+    """A result the host reads, and all in front of it, is not selected from."""
     graph = slider()
     for last in ("scratch.ffn_residual[3]", "scratch.select_rows"):
         shown = with_kind(graph, last, BufferKind.OUTPUT)
         verify(shown)
-        assert picked_early(shown) is shown
+        assert select_rows_early(shown) is shown
     shown = with_kind(graph, "scratch.attn_residual[3]", BufferKind.OUTPUT)
-    early = picked_early(shown)
+    early = select_rows_early(shown)
     verify(early)
     assert of_rows(early)[:2] == ["attn_residual[3].rows", "ffn_norm[3]"]
     assert "attn_residual[3]" not in of_rows(early)
 
 
-def test_what_cannot_be_picked_leaves_the_graph() -> None:
-    """SELECT_ROWS has no rows of integers: of experts that somebody sees nothing is picked."""
+def test_what_cannot_be_selected_leaves_the_graph() -> None:
+    """SELECT_ROWS has no rows of integers: of experts that somebody sees nothing is selected."""
     shown = with_kind(hybrid(), "scratch.ids[3]", BufferKind.OUTPUT)
     verify(shown)
-    assert picked_early(shown) is shown
+    assert select_rows_early(shown) is shown
 
 
-def test_graphs_without_one_place_where_rows_are_picked() -> None:
+def test_graphs_without_exactly_one_selection_of_rows() -> None:
     b = GraphBuilder("g")
     rows = b.request("request.output_rows", "rows")
     x = b.buffer("in", BufferKind.REQUEST, F32, ("tokens", 8))
     scaled = b.emit(Opcode.SCALE, "scaled", x=x, factor=2.0)
     plain = b.build()
-    assert picked_early(plain) is plain
+    assert select_rows_early(plain) is plain
     for n in range(2):
         b.emit(Opcode.SELECT_ROWS, f"rows[{n}]", x=scaled, output_rows=rows)
     twice = b.build()
-    assert picked_early(twice) is twice
+    assert select_rows_early(twice) is twice
 
 
-def test_columns_are_picked_alone_and_names_are_new() -> None:
+def test_columns_are_selected_alone_and_names_are_new() -> None:
     """Of a wider buffer its columns; a name that the graph has gets a mark."""
     b = GraphBuilder("g")
     rows = b.request("request.output_rows", "rows")
     wide = b.buffer("in", BufferKind.REQUEST, F32, ("tokens", 8))
     x = b.emit(Opcode.SCALE, "in.rows", x=wide[0:4], factor=2.0)
     total = b.emit(Opcode.ADD, "total", a=x, b=wide[4:8])
-    picked = b.emit(Opcode.SELECT_ROWS, "picked", x=total, output_rows=rows)
+    selected = b.emit(Opcode.SELECT_ROWS, "selected", x=total, output_rows=rows)
     y = b.output("out", "rows", 2)
-    b.emit(Opcode.SCALE, "first", x=picked[0:2], factor=3.0, y=y)
-    early = picked_early(b.build())
+    b.emit(Opcode.SCALE, "first", x=selected[0:2], factor=3.0, y=y)
+    early = select_rows_early(b.build())
     verify(early)
-    assert picks(early) == [("in.rows'", View("in", (0, 4))), ("in.rows''", View("in", (4, 8)))]
+    assert selections(early) == [
+        ("in.rows'", View("in", (0, 4))),
+        ("in.rows''", View("in", (4, 8))),
+    ]
     assert early.nodes[-1].operands["x"] == View("scratch.total", (0, 2))
-    assert "scratch.picked" not in early.buffers
+    assert "scratch.selected" not in early.buffers
 
 
 def test_columns_written_later_are_no_matter() -> None:
@@ -177,16 +180,16 @@ def test_columns_written_later_are_no_matter() -> None:
     x = b.emit(Opcode.SCALE, "early", x=wide[0:4], factor=3.0)
     b.emit(Opcode.SCALE, "behind", x=given, factor=4.0, y=wide[4:8])
     total = b.emit(Opcode.ADD, "total", a=x, b=wide[4:8])
-    picked = b.emit(Opcode.SELECT_ROWS, "picked", x=total, output_rows=rows)
-    b.emit(Opcode.SCALE, "last", x=picked, factor=5.0, y=b.output("out", "rows", 4))
-    early = picked_early(b.build())
+    selected = b.emit(Opcode.SELECT_ROWS, "selected", x=total, output_rows=rows)
+    b.emit(Opcode.SCALE, "last", x=selected, factor=5.0, y=b.output("out", "rows", 4))
+    early = select_rows_early(b.build())
     verify(early)
     names = ["front", "wide.rows", "early", "behind", "wide.rows'", "total", "last"]
     assert [node.name for node in early.nodes] == names
 
 
-def test_what_is_updated_in_place_is_not_picked_from() -> None:
-    """It may have other rows where they would be picked."""
+def test_what_is_updated_in_place_is_not_selected_from() -> None:
+    """It may have other rows where they would be selected."""
     b = GraphBuilder("g")
     rows = b.request("request.output_rows", "rows")
     pairs = b.request("pairs", "rows", 2)
@@ -195,10 +198,10 @@ def test_what_is_updated_in_place_is_not_picked_from() -> None:
     b.emit(Opcode.COPY_ROWS, "moved", source=given, pairs=pairs, target=x)
     b.barrier()
     total = b.emit(Opcode.ADD, "total", a=x, b=given)
-    picked = b.emit(Opcode.SELECT_ROWS, "picked", x=total, output_rows=rows)
-    b.emit(Opcode.SCALE, "last", x=picked, factor=5.0, y=b.output("out", "rows", 4))
+    selected = b.emit(Opcode.SELECT_ROWS, "selected", x=total, output_rows=rows)
+    b.emit(Opcode.SCALE, "last", x=selected, factor=5.0, y=b.output("out", "rows", 4))
     graph = b.build()
-    assert picked_early(graph) is graph
+    assert select_rows_early(graph) is graph
 
 
 @pytest.mark.parametrize("opcode", sorted(ROW_BY_ROW), ids=lambda opcode: opcode.name)

@@ -40,15 +40,15 @@ def test_live_buffers_do_not_overlap(data: st.DataObject, tokens: int) -> None:
     graph, key = chain(data), ShapeKey(tokens, 1)
     plan = plan_scratch(graph, key)
     alive = lifetimes(graph)
-    places = {
+    ranges = {
         name: (offset, offset + buffer_bytes(graph.buffers[name], key))
         for name, offset in plan.offsets.items()
     }
-    assert set(places) == set(alive)
-    for name, (start, stop) in places.items():
+    assert set(ranges) == set(alive)
+    for name, (start, stop) in ranges.items():
         assert start % ALIGNMENT == 0
         assert stop <= plan.nbytes
-        for other, (other_start, other_stop) in places.items():
+        for other, (other_start, other_stop) in ranges.items():
             if other != name and alive[name] & alive[other]:
                 assert stop <= other_start or other_stop <= start
 

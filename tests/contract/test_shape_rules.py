@@ -22,16 +22,16 @@ OPCODES = sorted(set(Opcode) - {Opcode.BARRIER})
 
 def determined(spec: OpSpec, drawn: Drawn) -> list[tuple[str, int]]:
     """The (operand, axis) pairs whose size something else fixes."""
-    places = [
+    axes = [
         (operand.name, axis, expression)
         for operand in spec.operands
         if operand.name in drawn.shapes
         for axis, expression in enumerate(operand.dims)
     ]
-    seen = Counter(factor for _, _, e in places for factor in set(e.split("*")))
+    seen = Counter(factor for _, _, e in axes for factor in set(e.split("*")))
     return [
         (name, axis)
-        for name, axis, expression in places
+        for name, axis, expression in axes
         if all(
             factor.isdigit() or factor in drawn.params or seen[factor] > 1
             for factor in expression.split("*")

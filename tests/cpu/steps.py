@@ -57,6 +57,11 @@ class Step:
         return out
 
 
+def same(a: NDArray[Any], b: NDArray[Any]) -> bool:
+    """== everywhere, NaN meeting NaN."""
+    return bool(((a == b) | (np.isnan(a) & np.isnan(b))).all())
+
+
 def make_step(
     seed: int,
     tokens: list[tuple[int, int]],

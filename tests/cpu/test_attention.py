@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from contract.arithmetic import KV_TILE, PAGE_TOKENS
 from contract.dtypes import F16, F32, I12
 from reference.cpu.attention import AttentionShape
-from tests.cpu.steps import Step, make_step, steps
+from tests.cpu.steps import Step, make_step, same, steps
 
 ONE_HEAD = AttentionShape(heads=1, kv_heads=1, head_dim=16, scale=0.25)
 
@@ -22,11 +22,6 @@ def stored(step: Step, slot: int, position: int) -> NDArray[Any]:
     """The key and value rows of one position, [2, kv_heads, head_dim], to be changed in place."""
     page = step.page_table[slot, position // PAGE_TOKENS]
     return step.kv[page, :, position % PAGE_TOKENS]
-
-
-def same(a: NDArray[np.float32], b: NDArray[np.float32]) -> bool:
-    """== everywhere, NaN meeting NaN."""
-    return bool(((a == b) | (np.isnan(a) & np.isnan(b))).all())
 
 
 @given(step=steps())
@@ -51,11 +46,11 @@ def test_tokens_do_not_see_each_other(step: Step) -> None:
 
 
 @pytest.mark.parametrize("poison", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("place", [0, 1], ids=["key", "value"])
-def test_later_position_does_not_reach_earlier_queries(poison: float, place: int) -> None:
+@pytest.mark.parametrize("side", [0, 1], ids=["key", "value"])
+def test_later_position_does_not_reach_earlier_queries(poison: float, side: int) -> None:
     """A masked position's value is not read (rule R6), not even to multiply it by zero."""
     step = make_step(1, [(0, 60), (0, 61), (0, 62), (0, 63), (0, 64)], ONE_HEAD)
-    stored(step, 0, 63)[place] = poison
+    stored(step, 0, 63)[side] = poison
     got = step.by_kernel()
     assert np.isfinite(got[:3]).all()
     assert not np.isfinite(got[3:]).all()

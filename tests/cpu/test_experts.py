@@ -79,7 +79,7 @@ def test_many_threads_want_the_same_experts() -> None:
 
 
 def test_threads_that_take_turns_at_experts_change_no_bit() -> None:
-    """Enough work for two threads, every place with an activation of its own."""
+    """Enough work for two threads, every expert of a token with an activation of its own."""
     weight = expert_matrices(Q8_0, 3, 512, 1024, 6)
     x = np.random.default_rng(7).standard_normal((20, 2, 1024), dtype=np.float32)
     ids = routing(20, 3, 2, 8)

@@ -15,6 +15,7 @@ from reference.cpu.recurrent import Run, conv1d, delta_net, runs_of, scan
 from reference.ops.ssm_conv1d import ssm_conv1d
 from reference.ops.ssm_delta_net import ssm_delta_net
 from reference.ops.ssm_scan import ssm_scan
+from tests.cpu.steps import same
 
 SLOTS = 3
 Float32 = NDArray[np.float32]
@@ -37,11 +38,6 @@ def normal(rng: np.random.Generator, *shape: int) -> Float32:
     """Random numbers as columns of a wider array, as a view of a buffer is."""
     wide = rng.standard_normal((*shape[:-1], shape[-1] + 3), dtype=np.float32)
     return wide[..., 1 : shape[-1] + 1]
-
-
-def same(a: NDArray[Any], b: NDArray[Any]) -> bool:
-    """== everywhere, NaN meeting NaN."""
-    return bool(((a == b) | (np.isnan(a) & np.isnan(b))).all())
 
 
 CONV_EXTRAS = ("bias", "input_gate", "output_gate")

@@ -58,7 +58,7 @@ def feed_forward() -> Graph:
 def run(tier: CpuTier, tokens: list[int], rows: list[int]) -> NDArray[np.float32]:
     """Logits of one step."""
     graph = feed_forward()
-    query = [(token, 0, place, 0) for place, token in enumerate(tokens)]
+    query = [(token, 0, position, 0) for position, token in enumerate(tokens)]
     contents: dict[str, NDArray[Any]] = {
         "query": np.array(query, np.int32),
         "output_rows": np.array(rows, np.int32),

@@ -120,7 +120,7 @@ def run_step(
         emulate(launch.source, folder).run(
             launch.entry, launch.grid, launch.block[0], *addresses, own
         )
-    assert not workspace[plan.passing_bytes :].any()
+    assert not workspace[plan.transient_bytes :].any()
 
 
 def rows_of(

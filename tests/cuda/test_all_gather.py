@@ -9,7 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from accel.cuda.gathers import PART, WHOLE, addresses_of, gather_rule, others_argument, word_bytes
+from accel.cuda.gathers import (
+    PART,
+    WHOLE,
+    addresses_of,
+    barrier_bytes,
+    gather_rule,
+    others_argument,
+)
 from accel.cuda.program import Source, tuned_source
 from accel.cuda.tuned import Remaining, last_reads
 from accel.packets.binding import bind_step
@@ -88,7 +95,7 @@ class Member:
         assert replacement is not None
         assert replacement.ops == len(ops)
         (self.launch,) = replacement.launches
-        self.words = np.zeros(word_bytes(self.share.count), np.uint8)
+        self.barrier = np.zeros(barrier_bytes(self.share.count), np.uint8)
 
     def _place(self, buffer: str) -> int:
         """Of ``a``, from the beginning of scratch memory on, and of ``b``, by its address."""
@@ -106,7 +113,7 @@ class Member:
     def places(self) -> tuple[int, tuple[int, ...]]:
         """Addresses of its words, and of what it sends."""
         scratch = self.scratch.ctypes.data
-        return self.words.ctypes.data, addresses_of(self.launch.sends, self.packets, scratch)
+        return self.barrier.ctypes.data, addresses_of(self.launch.sends, self.packets, scratch)
 
 
 @dataclass

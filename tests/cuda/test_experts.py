@@ -235,7 +235,7 @@ def test_prompts_of_devices_that_have_rows_of_every_expert(
     places = {one.workspace for one in launches if not one.gathers}
     assert places == {0}
     plan = members[0].plan
-    assert [one.words >= plan.own_start for one in launches if one.gathers] == [True]
+    assert [one.barrier >= plan.lasting_start for one in launches if one.gathers] == [True]
     _together(members, tokens)
 
 

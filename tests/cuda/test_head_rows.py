@@ -91,7 +91,7 @@ def test_heads_add_up_spans_of_products(
     products = ["unit_groups"] * (1 + (v_dtype is not Q4_K)) if bucket > 16 else ["unit_spans"]
     assert [launch.entry for launch in plan.launches] == ["unit_pack", *products, "head_rows"]
     assert all(dict(launch.source.macros)["PARTS"] > 1 for launch in plan.launches[1:-1])
-    assert plan.passing_bytes == 4 * 6 * bucket * width
+    assert plan.transient_bytes == 4 * 6 * bucket * width
     kept = kept_buffers(graph, values, sizes[1])
     kept |= {name: in_device_memory(bias) for name, bias in biases.items()}
     run_step(graph, sizes, inputs, kept, matrices, folder, device=WIDE)

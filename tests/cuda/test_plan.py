@@ -171,7 +171,7 @@ def test_launches_pass_on_values_in_memory_all_share(monkeypatch: pytest.MonkeyP
     step = lower_graph(GRAPH, LARGEST, 1, "cuda")
     plan = plan_launches([*step.ops] * 3, DEVICE)
     places = [launch.workspace for launch in plan.launches]
-    assert (places, plan.passing_bytes) == ([0, aligned(700), 0], 700)
+    assert (places, plan.transient_bytes) == ([0, aligned(700), 0], 700)
     assert plan.workspace_bytes >= aligned(700) + WORKSPACE_BYTES
 
 
@@ -202,12 +202,12 @@ def test_what_launches_pass_on_lies_apart_from_what_they_keep() -> None:
     launches = tuple(
         PlannedLaunch(source, "a", (1, 1, 1), (32, 1, 1), 0, workspace=place) for place in places
     )
-    made = Plan(launches, aligned(1000) + 512, (), passing_bytes=1000)
-    assert (made.own_bytes, made.memory_bytes) == (512, aligned(512))
-    own, passing = 1 << 20, 1 << 30
+    made = Plan(launches, aligned(1000) + 512, (), transient_bytes=1000)
+    assert (made.lasting_bytes, made.memory_bytes) == (512, aligned(512))
+    own, transient = 1 << 20, 1 << 30
     packets = np.zeros(0, PACKET)
-    bound = BoundBucket("g", LARGEST, made, packets, [], own, 0, {}, passing=passing)
+    bound = BoundBucket("g", LARGEST, made, packets, [], own, 0, {}, transient=transient)
     found = [bound.workspace_of(launch) for launch in launches[:3]]
-    assert found == [passing, own, own + 256]
-    alone = replace(bound, plan=replace(made, passing_bytes=0))
+    assert found == [transient, own, own + 256]
+    alone = replace(bound, plan=replace(made, transient_bytes=0))
     assert [alone.workspace_of(launch) for launch in launches[:2]] == [own, own + aligned(1000)]

@@ -261,7 +261,7 @@ def test_spans_folded_by_the_next_run(
     packs = [_pack_of(most), "unit_pack"]
     assert [launch.entry for launch in plan.launches] == [packs[0], products, packs[1], products]
     assert dict(plan.launches[1].source.macros)["PARTS"] > 1
-    assert plan.passing_bytes == 4 * 6 * most * hidden
+    assert plan.transient_bytes == 4 * 6 * most * hidden
     got = run(case, folder, most, device)
     want = matmul(matrices["first"][1], dtype, case.x)
     want = case.x[:, 256 : 256 + hidden] + (want + vectors["bias"] if biased else want)

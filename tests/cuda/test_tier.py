@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from accel.cuda import launcher, plan, upload
-from accel.cuda.buffers import PassingMemory
+from accel.cuda.buffers import TransientMemory
 from accel.cuda.device import Device
 from accel.cuda.program import Compiler
 from accel.cuda.runtime import Choices
@@ -194,15 +194,15 @@ def test_kernels_start_early_only_where_one_is_in_front(
 
 def test_all_buckets_pass_results_on_in_the_same_memory(tier: CudaTier) -> None:
     """A larger one takes the place of none that launches were recorded with."""
-    passing = PassingMemory(tier._memory)
+    transient = TransientMemory(tier._memory)
     held = tier.allocated_bytes
-    assert passing.address(0) == 0
+    assert transient.address(0) == 0
     assert tier.allocated_bytes == held
-    first = passing.address(1 << 12)
-    assert passing.address(1 << 10) == passing.address(1 << 12) == first
-    larger = passing.address(1 << 20)
+    first = transient.address(1 << 12)
+    assert transient.address(1 << 10) == transient.address(1 << 12) == first
+    larger = transient.address(1 << 20)
     assert larger != first
-    assert passing.address(1 << 12) == larger
+    assert transient.address(1 << 12) == larger
     assert tier.allocated_bytes == held + (1 << 12) + (1 << 20)
 
 

@@ -61,7 +61,7 @@ class Machine:
 
         def close() -> None:
             runner.close()
-            model.file.close()
+            model.close()
             self.inside.remove(name)
 
         engine = Engine(runner, EngineOptions(queue_depth=6), tenants=self.tenants)

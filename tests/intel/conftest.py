@@ -34,7 +34,7 @@ def gpu(make_gpu: MakeGpu) -> Iterator[Simulated]:
     """A machine on which nothing goes wrong and everything is given back."""
     made = make_gpu()
     yield made
-    assert (made.problems, made.left_over) == ([], 0)
+    assert (made.problems, made.leaked) == ([], 0)
 
 
 @pytest.fixture

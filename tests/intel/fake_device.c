@@ -387,7 +387,7 @@ EXPORT void fake_fail(const char *name, int number, int result) {
     fail_number = number;
     fail_result = result;
 }
-EXPORT int fake_left_over(void) {
+EXPORT int fake_leaked(void) {
     int count = range_count;
     for (int kind = CONTEXT; kind <= LOG; kind++) count += alive[kind];
     return count;

@@ -45,7 +45,7 @@ void fake_forget(void);
 int fake_calls(void);
 const char *fake_call(int);
 void fake_fail(const char *, int, int);
-int fake_left_over(void);
+int fake_leaked(void);
 """
 KERNEL_OPTIONS = ("-w", "-O0", "-fvisibility=default")
 """Compiling takes longer than running."""
@@ -158,9 +158,9 @@ class Simulated:
         return self._ffi.string(self._fake.fake_problems()).decode().splitlines()
 
     @property
-    def left_over(self) -> int:
+    def leaked(self) -> int:
         """Objects and allocations that were not destroyed."""
-        return int(self._fake.fake_left_over())
+        return int(self._fake.fake_leaked())
 
     @property
     def calls(self) -> list[str]:
@@ -208,4 +208,4 @@ def intel_tier(cache: Path, **choices: Any) -> Iterator[IntelTier]:
     gpu = new_gpu(cache)
     with IntelTier(choices=Choices(cache=cache / "intel", **choices), zero=gpu.zero) as tier:
         yield tier
-    assert (gpu.problems, gpu.left_over) == ([], 0)
+    assert (gpu.problems, gpu.leaked) == ([], 0)

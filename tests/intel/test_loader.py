@@ -30,7 +30,7 @@ gpu = Simulated(cache, driver)
 with IntelTier(choices=Choices(traits=NATIVE, cache=cache / "intel"), zero=gpu.zero) as tier:
     run_doubling(tier, 3)
     print(tier.info.device)
-print(gpu.problems, gpu.left_over)
+print(gpu.problems, gpu.leaked)
 print(hex(gpu.zero.library.zeCommandListClose(gpu.zero.ffi.NULL)), gpu.problems)
 """
 

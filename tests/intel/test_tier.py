@@ -55,7 +55,7 @@ def test_what_is_missing_is_named(make_gpu: MakeGpu, open_intel: OpenTier, case:
         open_intel(gpu)
     if behaviour.get("drivers") is None:
         assert reason in report.device_lines(gpu.zero)[0]
-    assert (gpu.problems, gpu.left_over) == ([], 0)
+    assert (gpu.problems, gpu.leaked) == ([], 0)
 
 
 def test_devices_are_chosen_by_number_or_name(gpu: Simulated, open_intel: OpenTier) -> None:
@@ -75,7 +75,7 @@ def test_integrated_gpus_are_not_taken_for_cards(make_gpu: MakeGpu, open_intel: 
         open_intel(gpu, discrete=True)
     with open_intel(gpu) as tier:
         run_doubling(tier)
-    assert (gpu.problems, gpu.left_over) == ([], 0)
+    assert (gpu.problems, gpu.leaked) == ([], 0)
 
 
 def test_a_machine_without_the_loader() -> None:
@@ -89,7 +89,7 @@ def test_the_self_test_asks_the_device(make_gpu: MakeGpu, open_intel: OpenTier) 
     gpu = make_gpu()
     with open_intel(gpu, traits=None) as tier:
         assert tier.traits == Traits()
-    assert (gpu.problems, gpu.left_over) == ([], 0)
+    assert (gpu.problems, gpu.leaked) == ([], 0)
 
 
 def error_of(call: Callable[..., None], *arguments: Any) -> str:
@@ -135,7 +135,7 @@ def test_every_call_fails_once(make_gpu: MakeGpu, open_intel: OpenTier, function
         said = error_of(opened_and_run, gpu, open_intel)
         expected = f"{function} gave ZE_RESULT_ERROR_INSUFFICIENT_PERMISSIONS"
         assert expected in said or (number == 3 and not said)
-        assert (gpu.problems, gpu.left_over) == ([], 0), number
+        assert (gpu.problems, gpu.leaked) == ([], 0), number
 
 
 def test_memory_that_runs_out(gpu: Simulated, open_intel: OpenTier) -> None:
@@ -174,7 +174,7 @@ def test_an_error_of_the_driver_loses_the_device(make_gpu: MakeGpu, open_intel: 
         tier.read(lowered.y, 0, 4)
     tier.close()
     assert gpu.problems == []
-    assert gpu.left_over > 0
+    assert gpu.leaked > 0
 
 
 def test_large_data_goes_through_staging(tier: IntelTier) -> None:

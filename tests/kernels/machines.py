@@ -43,7 +43,7 @@ def _metal(cache: Path, math_mode: bool = True, **choices: Any) -> Iterator[Tier
     mac = new_mac(cache, math_mode=math_mode)
     with MetalTier(choices=MetalChoices(**choices), metal=mac.metal) as tier:
         yield tier
-    assert (mac.problems, mac.left_over) == ([], [])
+    assert (mac.problems, mac.leaked) == ([], [])
 
 
 def _intel(cache: Path, **choices: Any) -> AbstractContextManager[Tier]:
@@ -58,7 +58,7 @@ def _amd(
     kernel = FakeKernel(Behaviour(**behaviour, checked=True))
     with AmdTier(choices=AmdChoices(**choices), kernel=kernel, tier=driver) as tier:
         yield tier
-    assert kernel.left_over == []
+    assert kernel.leaked == []
 
 
 MACHINES: dict[str, Callable[..., AbstractContextManager[Tier]]] = {

@@ -78,9 +78,9 @@ def test_nothing_is_lost(synthetic_model: SyntheticModel, name: str) -> None:
         assert written(step, graph) == written(together, graph)
         made: set[str] = set()
         for op in together.ops:
-            for place, tensor in enumerate(op.operands):
+            for index, tensor in enumerate(op.operands):
                 if tensor is not None and tensor.buffer in together.scratch:
-                    assert place in op.written or tensor.buffer in made
+                    assert index in op.written or tensor.buffer in made
             made |= op.results()
 
 

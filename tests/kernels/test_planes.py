@@ -22,10 +22,10 @@ Texts = Mapping[str, tuple[str, str]]
 def expanded(product: Product, folder: Path, texts: Texts | None = None) -> Float32:
     """The product, a bias and a residual; of the kernels named in ``texts`` a part is replaced."""
     rng = np.random.default_rng(3)
-    places = dict(product.operands) | {"y": np.full((TOKENS, ROWS), np.nan, np.float32)}
-    places["bias"] = rng.standard_normal(ROWS, np.float32)
-    places["residual"] = rng.standard_normal((TOKENS, ROWS), np.float32)
-    places |= {name: np.full(nbytes, 77, np.uint8) for name, nbytes in PLANES.items()}
+    arrays = dict(product.operands) | {"y": np.full((TOKENS, ROWS), np.nan, np.float32)}
+    arrays["bias"] = rng.standard_normal(ROWS, np.float32)
+    arrays["residual"] = rng.standard_normal((TOKENS, ROWS), np.float32)
+    arrays |= {name: np.full(nbytes, 77, np.uint8) for name, nbytes in PLANES.items()}
     product = Product(product.dtype, {}, dict(product.strides) | {"bias": 0, "residual": ROWS})
     for op, operands in PLANE_CALLS:
         module = product.module(op)
@@ -34,10 +34,10 @@ def expanded(product: Product, folder: Path, texts: Texts | None = None) -> Floa
             assert texts[op][0] in text
             text = text.replace(*texts[op])
         last = {name: name for name in ("bias", "residual")} if op == "matmul_planes" else {}
-        addresses = {o: places[p].ctypes.data for o, p in (dict(operands) | last).items()}
+        addresses = {o: arrays[p].ctypes.data for o, p in (dict(operands) | last).items()}
         run = compiled(module, text, folder)
         assert run(product.packet(op, addresses).ctypes.data, GROUPS)
-    return places["y"]
+    return arrays["y"]
 
 
 @pytest.mark.parametrize("dtype", EXPANDED_FORMATS, ids=str)

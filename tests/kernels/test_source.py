@@ -56,29 +56,29 @@ def test_an_op_without_a_kernel_is_an_error() -> None:
 def test_lines_are_those_of_the_files() -> None:
     """A compiler names the file and line an error is in, behind an include too."""
     text = module_source(Language.CUDA, Module("rms_norm")).splitlines()
-    file, number, places = "", 0, {}
+    file, number, lines_of = "", 0, {}
     for line in text:
         if found := re.fullmatch(r'#line (\d+) "(.*)"', line):
             number, file = int(found[1]), found[2]
             continue
-        places.setdefault((file, number), line)
+        lines_of.setdefault((file, number), line)
         number += 1
     with open("accel/kernels/rms_norm.k", encoding="utf-8") as stored:
         lines = stored.read().splitlines()
     last = len(lines)
-    assert places["rms_norm.k", last] == lines[-1]
-    assert places["rms_norm.k", 1] == lines[0]
+    assert lines_of["rms_norm.k", last] == lines[-1]
+    assert lines_of["rms_norm.k", 1] == lines[0]
 
 
 def test_the_packet_is_that_of_the_host() -> None:
     """Fields in the order, of the types and at the offsets of numpy's record."""
     assert PACKET.fields is not None
-    place, fields = 0, iter(PACKET.names or ())
+    offset, fields = 0, iter(PACKET.names or ())
     for kind, name, count in re.findall(r"    (\w+) (\w+?)_?(?:\[(\d+)\])?;", packet_struct()):
         assert name == next(fields)
-        assert PACKET.fields[name][1] == place
-        place += BYTES[kind] * int(count or 1)
-    assert place == PACKET.itemsize
+        assert PACKET.fields[name][1] == offset
+        offset += BYTES[kind] * int(count or 1)
+    assert offset == PACKET.itemsize
     assert next(fields, None) is None
 
 

@@ -36,7 +36,7 @@ def mac(make_mac: MakeMac) -> Iterator[FakeMetal]:
     """A Mac on which nothing goes wrong and everything is given back."""
     made = make_mac()
     yield made
-    assert (made.problems, made.left_over, made.taken) == ([], [], 0)
+    assert (made.problems, made.leaked, made.taken) == ([], [], 0)
 
 
 @pytest.fixture

@@ -200,9 +200,9 @@ def private_buffer(bench: Bench) -> None:
 
 def ragged_view(bench: Bench) -> None:
     data = np.zeros(9000, np.uint8)
-    place = bench.objc.ffi.cast("void *", data.ctypes.data | 1)
+    misaligned = bench.objc.ffi.cast("void *", data.ctypes.data | 1)
     selector = "newBufferWithBytesNoCopy:length:options:deallocator:"
-    bench.objc.send(bench.device, selector, place, 4096, 0, bench.objc.ffi.NULL)
+    bench.objc.send(bench.device, selector, misaligned, 4096, 0, bench.objc.ffi.NULL)
 
 
 def unknown_method(bench: Bench) -> None:

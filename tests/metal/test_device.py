@@ -42,7 +42,7 @@ def test_what_is_missing(make_mac: MakeMac, case: str) -> None:
     with pytest.raises(TierUnavailable, match=reason) as caught:
         MetalTier(metal=mac.metal)
     assert caught.value.remedy
-    assert (mac.problems, mac.left_over) == ([], [])
+    assert (mac.problems, mac.leaked) == ([], [])
 
 
 def test_a_pipeline_that_takes_smaller_groups(make_mac: MakeMac) -> None:
@@ -50,7 +50,7 @@ def test_a_pipeline_that_takes_smaller_groups(make_mac: MakeMac) -> None:
     mac = make_mac(pipeline_items=64)
     with pytest.raises(TierUnavailable, match="groups of self_test have 128 items, it takes 64"):
         MetalTier(metal=mac.metal)
-    assert (mac.problems, mac.left_over) == ([], [])
+    assert (mac.problems, mac.leaked) == ([], [])
 
 
 def test_another_name_than_the_devices(make_mac: MakeMac) -> None:
@@ -59,7 +59,7 @@ def test_another_name_than_the_devices(make_mac: MakeMac) -> None:
         MetalTier("m4", metal=mac.metal)
     with MetalTier("m1", metal=mac.metal) as tier:
         assert tier.info.device == "Apple M1 (simulated)"
-    assert mac.left_over == []
+    assert mac.leaked == []
 
 
 def test_a_machine_without_metal_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,7 +113,7 @@ def test_lines_about_devices(make_mac: MakeMac) -> None:
     old = make_mac(families=APPLE_M1 - {5001})
     (line,) = device_lines(old.metal)
     assert line.endswith("; lacks GPU family Metal3")
-    assert (mac.left_over, old.left_over) == ([], [])
+    assert (mac.leaked, old.leaked) == ([], [])
 
 
 def test_fast_mathematics_are_found_out(make_mac: MakeMac, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,7 +122,7 @@ def test_fast_mathematics_are_found_out(make_mac: MakeMac, monkeypatch: pytest.M
     mac = make_mac()
     with pytest.raises(TierUnavailable, match=r"does not compute exactly: .*regrouping"):
         MetalTier(metal=mac.metal)
-    assert (mac.problems, mac.left_over) == ([], [])
+    assert (mac.problems, mac.leaked) == ([], [])
 
 
 def test_methods_are_checked_before_they_are_called(
@@ -135,7 +135,7 @@ def test_methods_are_checked_before_they_are_called(
     with pytest.raises(TierUnavailable, match="maxBufferLength: its types here are Q@:") as caught:
         MetalTier(metal=mac.metal)
     assert caught.value.remedy == NEWER_HINT
-    assert mac.left_over == []
+    assert mac.leaked == []
 
 
 def test_memory_can_be_limited(make_mac: MakeMac) -> None:
@@ -143,4 +143,4 @@ def test_memory_can_be_limited(make_mac: MakeMac) -> None:
     mac = make_mac()
     with pytest.raises(TierUnavailable, match=r"cannot be used \(out of memory for self-test"):
         MetalTier(choices=Choices(memory_bytes=1000), metal=mac.metal)
-    assert (mac.problems, mac.left_over) == ([], [])
+    assert (mac.problems, mac.leaked) == ([], [])

@@ -61,8 +61,8 @@ def refused(call: Callable[..., None], *arguments: object) -> TierError | None:
 
 
 def in_use(tier: MetalTier) -> int:
-    """Bytes of all places somebody has."""
-    return sum(arena.nbytes - arena.holes.nbytes for arena in tier._memory._arenas)
+    """Bytes of all allocations."""
+    return sum(arena.nbytes - arena.ranges.free_bytes for arena in tier._memory._arenas)
 
 
 def test_opening(make_mac: MakeMac) -> None:
@@ -72,7 +72,7 @@ def test_opening(make_mac: MakeMac) -> None:
         mac = make_mac()
         refusing = Refusing(mac, number)
         error = refused(opened, mac)
-        assert (mac.problems, mac.left_over, mac.taken) == ([], [], 0), refusing.refused
+        assert (mac.problems, mac.leaked, mac.taken) == ([], [], 0), refusing.refused
         if not refusing.refused:
             break
         assert isinstance(error, TierUnavailable)
@@ -112,28 +112,28 @@ def test_steps_and_weights(make_mac: MakeMac, what: str, requested: set[str]) ->
             met.add(refusing.refused)
             done(tier, what, WEIGHTS)
             run_doubling(tier)
-        assert (mac.problems, mac.left_over, mac.taken) == ([], [], 0), refusing.refused
+        assert (mac.problems, mac.leaked, mac.taken) == ([], [], 0), refusing.refused
     assert requested <= met
 
 
 @pytest.mark.parametrize("selector", ["commandBuffer", "blitCommandEncoder"])
 def test_steps_that_were_not_committed_leave_nothing(make_mac: MakeMac, selector: str) -> None:
-    """Neither recordings nor places of outputs pile up."""
+    """Neither recordings nor the memory of outputs pile up."""
     mac = make_mac()
     with MetalTier(metal=mac.metal) as tier:
         lowered = Doubling(tier)
         lowered.run()
-        held = [arena.holes.nbytes for arena in tier._memory._arenas]
+        held = [arena.ranges.free_bytes for arena in tier._memory._arenas]
         mac.behaviour.refuse = lambda asked: asked == selector
         for _ in range(3):
             with pytest.raises(OutOfMemory, match="a step"):
                 tier.submit(lowered.batch, inputs_of(values_of(0)), ("y",))
         mac.behaviour.refuse = lambda asked: False
         assert len(lowered.batch.launch.made) == 1
-        assert [arena.holes.nbytes for arena in tier._memory._arenas] == held
+        assert [arena.ranges.free_bytes for arena in tier._memory._arenas] == held
         lowered.run(2)
         tier.free(lowered.y)
-    assert (mac.problems, mac.left_over) == ([], [])
+    assert (mac.problems, mac.leaked) == ([], [])
 
 
 COMMANDS = "newIndirectCommandBufferWithDescriptor:maxCommandCount:options:"
@@ -141,7 +141,7 @@ COMMANDS = "newIndirectCommandBufferWithDescriptor:maxCommandCount:options:"
 
 @pytest.mark.parametrize("selector", [COMMANDS, "indirectComputeCommandAtIndex:"])
 def test_commands_that_cannot_be_made_leave_nothing(make_mac: MakeMac, selector: str) -> None:
-    """The place of their arguments is free again."""
+    """The memory of their arguments is free again."""
     mac = make_mac()
     with MetalTier(metal=mac.metal) as tier:
         lowered = Doubling(tier)
@@ -153,7 +153,7 @@ def test_commands_that_cannot_be_made_leave_nothing(make_mac: MakeMac, selector:
         mac.behaviour.refuse = lambda asked: False
         lowered.run(2)
         tier.free(lowered.y)
-    assert (mac.problems, mac.left_over) == ([], [])
+    assert (mac.problems, mac.leaked) == ([], [])
 
 
 @pytest.mark.parametrize("selector", ["commandBuffer", "newFunctionWithName:"])
@@ -168,7 +168,7 @@ def test_weights_that_cannot_be_arranged_leave_nothing(make_mac: MakeMac, select
             tier.upload(decl, random_blocks(Q8_0, 64, 256, 5))
         assert in_use(tier) == before
         mac.behaviour.refuse = lambda asked: False
-    assert (mac.problems, mac.left_over) == ([], [])
+    assert (mac.problems, mac.leaked) == ([], [])
 
 
 def done(tier: MetalTier, what: str, case: Case) -> None:

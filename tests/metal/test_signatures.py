@@ -26,7 +26,7 @@ ENCODINGS = {
     "Vv16@0:8": "commit",
     "^v16@0:8": "contents",
 }
-"""As runtimes of 64 bits write them, with the places of arguments; qualifiers and the kind of BOOL
+"""As runtimes of 64 bits write them, with the offsets of arguments; qualifiers and the kind of BOOL
 differ between systems."""
 
 

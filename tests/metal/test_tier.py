@@ -55,7 +55,7 @@ def test_messages_of_a_step(make_mac: MakeMac, newer: bool) -> None:
             mac.calls = None
             assert said == expected
         tier.free(lowered.y)
-    assert (mac.problems, mac.left_over) == ([], [])
+    assert (mac.problems, mac.leaked) == ([], [])
 
 
 def test_a_queue_that_is_full_waits(tier: MetalTier) -> None:
@@ -98,7 +98,7 @@ def test_a_tensor_above_the_longest_buffer(make_mac: MakeMac) -> None:
         with pytest.raises(OutOfMemory, match=r"33\.6 MB free"):
             tier.alloc(STATE, 33 << 20)
         run_doubling(tier)
-    assert (mac.problems, mac.left_over) == ([], [])
+    assert (mac.problems, mac.leaked) == ([], [])
 
 
 def test_a_kernel_that_leaves_its_memory_loses_the_device(mac: FakeMetal) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,9 @@ from typing import Any
 import numpy as np
 
 from contract.dtypes import F16, F32
+from reference.model.config import ModelConfig
 from reference.model.gguf import write_gguf
+from reference.model.open import open_model
 
 HIDDEN, VOCAB = 80, 96
 
@@ -66,6 +69,12 @@ class FamilyFile:
         }
         write_gguf(path, self.metadata, tensors)
         return path
+
+
+def config_of(file: FamilyFile, folder: Path) -> ModelConfig:
+    """The configuration that is read from ``file``, written to ``folder``."""
+    with closing(open_model(file.write(folder / "model.gguf"))) as model:
+        return model.config
 
 
 def random_values(name: str, shape: tuple[int, ...]) -> Array:

@@ -10,10 +10,9 @@ import pytest
 
 from contract.errors import ModelFileError, UnsupportedModel
 from reference.exact.rotary import RotaryScaling, growth_table, rotary_table, unrotated_table
-from reference.model.config import ModelConfig
 from reference.model.config.records import QueryGrowth
 from reference.model.config.unread import CHANGING
-from reference.model.open import open_model
+from tests.model.family_file import config_of
 from tests.model.family_files import HEAD_DIM, LAYERS, FamilyFile, family_file
 
 YARN = {
@@ -21,12 +20,6 @@ YARN = {
     "rope.scaling.factor": 4.0,
     "rope.scaling.original_context_length": 64,
 }
-
-
-def read(file: FamilyFile, folder: Path) -> ModelConfig:
-    model = open_model(file.write(folder / "model.gguf"))
-    model.file.close()
-    return model.config
 
 
 def with_keys(architecture: str, keys: dict[str, Any]) -> FamilyFile:
@@ -37,7 +30,7 @@ def with_keys(architecture: str, keys: dict[str, Any]) -> FamilyFile:
 
 def test_every_fourth_layer_of_smollm3_does_not_rotate(tmp_path: Path) -> None:
     file = family_file("smollm3")
-    ropes = read(file, tmp_path).ropes
+    ropes = config_of(file, tmp_path).ropes
     assert [rope.rotates for rope in ropes] == [True, True, True, False]
     assert ropes[3].table != ropes[0].table
     assert ropes[3].dims == ropes[0].dims
@@ -53,20 +46,20 @@ def test_an_unrotated_table_keeps_every_value() -> None:
 
 def test_queries_of_ministral_grow_with_every_original_context(tmp_path: Path) -> None:
     keys = {**YARN, "rope.scaling.yarn_log_multiplier": 1.0, "attention.temperature_scale": 0.25}
-    config = read(with_keys("mistral3", keys), tmp_path)
+    config = config_of(with_keys("mistral3", keys), tmp_path)
     assert config.query_growth == QueryGrowth(64, 0.25)
     table = growth_table(200, 64, 0.25)
     assert table.shape == (200, 2, 1)
     expected = 1 + 0.25 * np.log(1 + np.arange(200) // 64)
     assert (table[:, 0, 0] == expected.astype(np.float32)).all()
     assert not table[:, 1].any()
-    assert read(family_file("mistral3"), tmp_path).query_growth is None
+    assert config_of(family_file("mistral3"), tmp_path).query_growth is None
 
 
 def test_yarn_of_ministral_leaves_sizes_alone(tmp_path: Path) -> None:
     """The files' multiplier is 1; without it, sine and cosine grow as in other families."""
     scalings = [
-        read(with_keys("mistral3", {**YARN, **more}), tmp_path).ropes[0].scaling
+        config_of(with_keys("mistral3", {**YARN, **more}), tmp_path).ropes[0].scaling
         for more in ({"rope.scaling.yarn_log_multiplier": 1.0}, {})
     ]
     alone, grown = (rotary_table(1, 1e4, HEAD_DIM, scaling)[0, 0, 0] for scaling in scalings)
@@ -77,25 +70,25 @@ def test_yarn_of_ministral_leaves_sizes_alone(tmp_path: Path) -> None:
 def test_another_length_of_growth_is_refused(tmp_path: Path) -> None:
     file = with_keys("mistral3", {**YARN, "attention.temperature_length": 32})
     with pytest.raises(UnsupportedModel, match=r"temperature_length: is 32; supported is 64"):
-        read(file, tmp_path)
+        config_of(file, tmp_path)
 
 
 def test_granite_without_rotation(tmp_path: Path) -> None:
-    config = read(with_keys("granite", {"rope.scaling.finetuned": False}), tmp_path)
+    config = config_of(with_keys("granite", {"rope.scaling.finetuned": False}), tmp_path)
     assert not any(rope.rotates for rope in config.ropes)
 
 
 def test_granite_has_four_factors(tmp_path: Path) -> None:
-    config = read(with_keys("granite", {"attention.scale": 0.25}), tmp_path)
+    config = config_of(with_keys("granite", {"attention.scale": 0.25}), tmp_path)
     assert (config.embedding_scale, config.residual_scale, config.logit_scale) == (3.0, 0.5, 0.25)
     assert config.attention_scales == (0.25,) * LAYERS
     with pytest.raises(ModelFileError, match=r"granite\.logit_scale"):
-        read(with_keys("granite", {"logit_scale": 0.0}), tmp_path)
+        config_of(with_keys("granite", {"logit_scale": 0.0}), tmp_path)
 
 
 def test_phi_has_one_window_for_all_layers(tmp_path: Path) -> None:
-    assert read(family_file("phi3"), tmp_path).windows == (0,) * LAYERS
-    config = read(with_keys("phi3", {"attention.sliding_window": 7}), tmp_path)
+    assert config_of(family_file("phi3"), tmp_path).windows == (0,) * LAYERS
+    config = config_of(with_keys("phi3", {"attention.sliding_window": 7}), tmp_path)
     assert config.windows == (7,) * LAYERS
 
 
@@ -104,7 +97,7 @@ def test_phi_divisors_depend_on_the_context(tmp_path: Path) -> None:
     file = with_keys("phi3", keys)
     for reach in ("short", "long"):
         file.add(f"rope_factors_{reach}.weight", HEAD_DIM // 2)
-    rope = read(file, tmp_path).ropes[0]
+    rope = config_of(file, tmp_path).ropes[0]
     assert rope.factors_for(32) == "rope_factors_short.weight"
     assert rope.factors_for(33) == "rope_factors_long.weight"
     assert rope.scaling.attention_factor == 1.25
@@ -112,26 +105,26 @@ def test_phi_divisors_depend_on_the_context(tmp_path: Path) -> None:
 
 
 def test_olmo3_scales_the_angles_of_full_layers_only(tmp_path: Path) -> None:
-    config = read(with_keys("olmo2", {"attention.sliding_window": 9, **YARN}), tmp_path)
+    config = config_of(with_keys("olmo2", {"attention.sliding_window": 9, **YARN}), tmp_path)
     assert config.windows == (9, 9, 9, 0)
     assert [rope.scaling.yarn for rope in config.ropes] == [False, False, False, True]
     listed = {"attention.sliding_window_pattern": [False, True, True, False]}
-    config = read(with_keys("olmo2", {"attention.sliding_window": 9, **listed}), tmp_path)
+    config = config_of(with_keys("olmo2", {"attention.sliding_window": 9, **listed}), tmp_path)
     assert config.windows == (0, 9, 9, 0)
 
 
 def test_glm4_with_pictures_is_refused(tmp_path: Path) -> None:
     file = with_keys("glm4", {"rope.dimension_sections": [8, 12, 12, 0]})
     with pytest.raises(UnsupportedModel, match="only GLM-4 for text"):
-        read(file, tmp_path)
+        config_of(file, tmp_path)
 
 
 def test_yarn_reads_its_betas(tmp_path: Path) -> None:
     keys = {"yarn_beta_fast": 24.0, "yarn_beta_slow": 2.0, "attn_factor": 1.5}
     written = {f"rope.scaling.{name}": value for name, value in keys.items()}
-    scaling = read(with_keys("qwen3", {**YARN, **written}), tmp_path).ropes[0].scaling
+    scaling = config_of(with_keys("qwen3", {**YARN, **written}), tmp_path).ropes[0].scaling
     assert scaling == RotaryScaling(4.0, True, 64, 1.5, beta_fast=24.0, beta_slow=2.0)
-    plain = read(with_keys("qwen3", YARN), tmp_path).ropes[0].scaling
+    plain = config_of(with_keys("qwen3", YARN), tmp_path).ropes[0].scaling
     tables = [rotary_table(64, 1e4, HEAD_DIM, each) for each in (scaling, plain)]
     assert (tables[0] != tables[1]).any()
 
@@ -139,16 +132,16 @@ def test_yarn_reads_its_betas(tmp_path: Path) -> None:
 def test_another_extrapolation_factor_of_yarn_is_refused(tmp_path: Path) -> None:
     file = with_keys("qwen3", {**YARN, "rope.scaling.yarn_ext_factor": 0.5})
     with pytest.raises(UnsupportedModel, match=r"qwen3\.rope\.scaling\.yarn_ext_factor: is 0.5"):
-        read(file, tmp_path)
+        config_of(file, tmp_path)
 
 
 def test_an_error_shows_the_beginning_of_a_long_value(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedModel) as refused:
-        read(with_keys("llama", {"logit_scale": "x" * 100_000}), tmp_path)
+        config_of(with_keys("llama", {"logit_scale": "x" * 100_000}), tmp_path)
     assert 100 < len(str(refused.value)) < 1000
 
 
 @pytest.mark.parametrize("name", ["logit_scale", "attention.scale", "expert_weights_scale"])
 def test_a_value_without_effect_is_accepted(name: str, tmp_path: Path) -> None:
-    value = CHANGING[name][-1]
-    assert read(with_keys("qwen2", {name: value}), tmp_path) == read(family_file("qwen2"), tmp_path)
+    config = config_of(with_keys("qwen2", {name: CHANGING[name][-1]}), tmp_path)
+    assert config == config_of(family_file("qwen2"), tmp_path)

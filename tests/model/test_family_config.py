@@ -12,12 +12,11 @@ import numpy as np
 import pytest
 
 from contract.errors import ModelFileError, UnsupportedModel
-from reference.model.config import ModelConfig
 from reference.model.config.read import READERS
 from reference.model.families import FAMILIES
 from reference.model.gguf.types import GgufType
 from reference.model.gguf.writer import Typed
-from reference.model.open import open_model
+from tests.model.family_file import config_of
 from tests.model.family_files import (
     EXPERT_WIDTH,
     FEED_FORWARD,
@@ -32,13 +31,6 @@ from tests.model.family_files import (
     family_file,
 )
 from tests.model.family_variants import make_gemma4_moe, make_gemma4_per_layer, make_mixtral
-
-
-def read(file: FamilyFile, folder: Path) -> ModelConfig:
-    """The configuration of a file with nothing but its header filled in."""
-    model = open_model(file.write(folder / "model.gguf"))
-    model.file.close()
-    return model.config
 
 
 def test_every_reader_has_a_family() -> None:
@@ -56,7 +48,7 @@ def test_the_least_metadata(architecture: str, tmp_path: Path) -> None:
             del file.keys[key]
     if architecture == "gemma4":
         file.keys["rope.dimension_count_swa"] = HEAD_DIM
-    config = read(file, tmp_path)
+    config = config_of(file, tmp_path)
     assert config.layers == config.blocks == LAYERS
     full = config.attention_layers[-1]
     assert config.head_dims[full] == config.ropes[full].dims == HIDDEN // HEADS
@@ -74,7 +66,7 @@ def test_arrays_cover_the_drafting_blocks(tmp_path: Path) -> None:
             "feed_forward_length": [FEED_FORWARD] * LAYERS + [8],
         }
     )
-    config = read(file, tmp_path)
+    config = config_of(file, tmp_path)
     assert (config.layers, config.blocks) == (LAYERS, LAYERS + 1)
     assert config.feed_forward == (FEED_FORWARD,) * LAYERS
 
@@ -89,13 +81,13 @@ def test_arrays_cover_the_drafting_blocks(tmp_path: Path) -> None:
     ],
 )
 def test_expert_widths(change: dict[str, Any], width: int, tmp_path: Path) -> None:
-    config = read(changed(family_file("qwen3moe"), change), tmp_path)
+    config = config_of(changed(family_file("qwen3moe"), change), tmp_path)
     assert config.experts is not None
     assert config.experts.widths == (width,) * LAYERS
 
 
 def test_mixtral_experts_are_as_wide_as_a_dense_block(tmp_path: Path) -> None:
-    experts = read(make_mixtral(family_file("llama")), tmp_path).experts
+    experts = config_of(make_mixtral(family_file("llama")), tmp_path).experts
     assert experts is not None
     assert experts.widths == (FEED_FORWARD,) * LAYERS
 
@@ -110,7 +102,7 @@ def test_mixtral_experts_are_as_wide_as_a_dense_block(tmp_path: Path) -> None:
 )
 def test_width_of_the_shared_expert(change: dict[str, Any], width: int, tmp_path: Path) -> None:
     """The key decides; files without it have the width in the tensor."""
-    experts = read(changed(family_file("qwen3next"), change), tmp_path).experts
+    experts = config_of(changed(family_file("qwen3next"), change), tmp_path).experts
     assert experts is not None
     assert experts.shared_width == width
 
@@ -118,47 +110,47 @@ def test_width_of_the_shared_expert(change: dict[str, Any], width: int, tmp_path
 def test_which_layers_are_recurrent(tmp_path: Path) -> None:
     """Every fourth attends unless the file says otherwise; a list of layers decides alone."""
     file = family_file("qwen35")
-    net = read(file, tmp_path).delta_net
+    net = config_of(file, tmp_path).delta_net
     assert net is not None
     assert net.layers == (True, False, True, False)
     del file.keys["full_attention_interval"]
-    assert read(file, tmp_path).attention_layers == (3,)
+    assert config_of(file, tmp_path).attention_layers == (3,)
     file.keys["attention.recurrent_layers"] = [False, True, True, False]
-    assert read(file, tmp_path).attention_layers == (0, 3)
+    assert config_of(file, tmp_path).attention_layers == (0, 3)
 
 
 def test_gemma3_windows(tmp_path: Path) -> None:
     """A period, its default of 6, or one flag a layer; no window is no sliding layer."""
     file = family_file("gemma3")
-    config = read(file, tmp_path)
+    config = config_of(file, tmp_path)
     assert config.windows == (WINDOW, 0, WINDOW, 0)
     assert [rope.base for rope in config.ropes] == [1e4, 1e6, 1e4, 1e6]
     assert [rope.scaling.factor for rope in config.ropes] == [1.0, 8.0, 1.0, 8.0]
     assert config.attention_scales == (1 / math.sqrt(HEAD_DIM),) * LAYERS
     del file.keys["attention.sliding_window_pattern"]
-    assert read(file, tmp_path).windows == (WINDOW,) * LAYERS
+    assert config_of(file, tmp_path).windows == (WINDOW,) * LAYERS
     file.keys["attention.sliding_window_pattern"] = [False, False, True, False]
-    assert read(file, tmp_path).windows == (0, 0, WINDOW, 0)
+    assert config_of(file, tmp_path).windows == (0, 0, WINDOW, 0)
     file.keys["attention.sliding_window"] = 0
-    config = read(file, tmp_path)
+    config = config_of(file, tmp_path)
     assert config.windows == (0,) * LAYERS
     assert len(set(config.ropes)) == 1
 
 
 def test_only_62_layers_scale_by_the_residual_width(tmp_path: Path) -> None:
-    config = read(family_file("gemma3", block_count=62), tmp_path)
+    config = config_of(family_file("gemma3", block_count=62), tmp_path)
     assert config.attention_scales == (1 / math.sqrt(HIDDEN / HEADS),) * 62
 
 
 def test_gemma_caps(tmp_path: Path) -> None:
     """Absent is off in gemma3 and 30 in gemma4."""
-    assert read(family_file("gemma3"), tmp_path).logit_cap == 0.0
-    assert read(family_file("gemma4"), tmp_path).logit_cap == 30.0
-    assert read(family_file("gemma4", final_logit_softcapping=0.0), tmp_path).logit_cap == 0.0
+    assert config_of(family_file("gemma3"), tmp_path).logit_cap == 0.0
+    assert config_of(family_file("gemma4"), tmp_path).logit_cap == 30.0
+    assert config_of(family_file("gemma4", final_logit_softcapping=0.0), tmp_path).logit_cap == 0.0
 
 
 def test_gemma4_layers_differ(tmp_path: Path) -> None:
-    config = read(family_file("gemma4"), tmp_path)
+    config = config_of(family_file("gemma4"), tmp_path)
     assert config.head_dims == (HEAD_DIM, FULL_HEAD_DIM) * 2
     assert config.kv_heads == (2, 1) * 2
     assert config.windows == (WINDOW, 0) * 2
@@ -168,7 +160,7 @@ def test_gemma4_layers_differ(tmp_path: Path) -> None:
 
 
 def test_gemma4_shared_layers_read_the_last_owners_of_their_kind(tmp_path: Path) -> None:
-    config = read(make_gemma4_per_layer(family_file("gemma4")), tmp_path)
+    config = config_of(make_gemma4_per_layer(family_file("gemma4")), tmp_path)
     assert config.kv_layers == (0, 1, 0, 1)
 
 
@@ -177,7 +169,7 @@ def test_longrope_divisors_depend_on_the_reach(tmp_path: Path) -> None:
     file.keys.update({"rope.scaling.type": "longrope", "rope.scaling.original_context_length": 32})
     for reach in ("short", "long"):
         file.add(f"rope_factors_{reach}.weight", HEAD_DIM // 2)
-    rope = read(file, tmp_path).ropes[0]
+    rope = config_of(file, tmp_path).ropes[0]
     assert rope.factors_for(32) == "rope_factors_short.weight"
     assert rope.factors_for(33) == "rope_factors_long.weight"
 
@@ -252,7 +244,7 @@ def test_bad_metadata_names_its_key(
         value = Typed(GgufType.INT32, int(value))
     file = changed(family_file(architecture), {key: value})
     with pytest.raises(ModelFileError, match=re.escape(says)) as raised:
-        read(file, tmp_path)
+        config_of(file, tmp_path)
     shown = "expert_used_count" if key == "expert_count" and value is None else key
     assert f"{architecture}.{shown}" in str(raised.value)
 
@@ -276,11 +268,11 @@ def test_keys_that_contradict_each_other(
     make: Callable[[], FamilyFile], key: str, says: str, tmp_path: Path
 ) -> None:
     with pytest.raises(ModelFileError, match=re.escape(says)) as raised:
-        read(make(), tmp_path)
+        config_of(make(), tmp_path)
     assert f".{key}" in str(raised.value)
 
 
 def test_other_families_have_no_longrope(tmp_path: Path) -> None:
     file = family_file("qwen2", rope__scaling__type="longrope")
     with pytest.raises(UnsupportedModel, match="is 'longrope'; supported are none, linear, yarn"):
-        read(file, tmp_path)
+        config_of(file, tmp_path)

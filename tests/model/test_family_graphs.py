@@ -55,7 +55,7 @@ def graph_of(file: FamilyFile, folder: Path, limits: Limits = LIMITS) -> Graph:
     """The verified graph of a file."""
     model = open_model(file.write(folder / "model.gguf"))
     graph = model.graph(limits)
-    model.file.close()
+    model.close()
     return graph
 
 
@@ -67,7 +67,7 @@ def logits(path: Path, chunk: int) -> np.ndarray:
         engine = Engine(runner, EngineOptions(chunk_tokens=chunk))
         engine.submit(Request(1, TOKENS, 0), lambda _, rows: parts.append(rows))
         list(engine.run())
-    model.file.close()
+    model.close()
     return np.concatenate(parts)
 
 

@@ -99,8 +99,9 @@ def spoil_key(name: str, spoilt: Callable[[Any], Any]) -> Callable[[Any], None]:
     def spoil(oracle: Any) -> None:
         key = oracle._key
 
-        def read(asked: str, *default: Any) -> Any:
-            return spoilt(key(asked, *default)) if asked == name else key(asked, *default)
+        def read(requested: str, *default: Any) -> Any:
+            value = key(requested, *default)
+            return spoilt(value) if requested == name else value
 
         oracle._key = read
 

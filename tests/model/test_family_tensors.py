@@ -112,7 +112,7 @@ def test_a_tensor_of_which_rows_are_left_is_surplus(tmp_path: Path) -> None:
         tensors.reject_unused("qwen35")
     tensors.take(name, *shape, rows=RowSlice(HEAD_DIM, size, size))
     tensors.reject_unused("qwen35")
-    model.file.close()
+    model.close()
 
 
 def test_parameters_are_f32(tmp_path: Path) -> None:
@@ -124,40 +124,40 @@ def test_parameters_are_f32(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("interval", "said"),
+    ("interval", "message"),
     [
         (1, r"blk\.0\.ssm_conv1d\.weight: belongs to a layer that is a delta net, but layer 0 att"),
         (3, r"blk\.1\.attn_q\.weight: belongs to a layer that attends, but layer 1 is a delta net"),
     ],
 )
-def test_layers_of_the_other_kind_are_named(interval: int, said: str, tmp_path: Path) -> None:
+def test_layers_of_the_other_kind_are_named(interval: int, message: str, tmp_path: Path) -> None:
     """The interval is wrong, not a tensor."""
     file = family_file("qwen35", full_attention_interval=interval)
-    with pytest.raises(ModelFileError, match=said + r".*qwen35\.full_attention_interval"):
+    with pytest.raises(ModelFileError, match=message + r".*qwen35\.full_attention_interval"):
         graph_of(file, tmp_path)
 
 
-@pytest.mark.parametrize(("keys", "said"), [
+@pytest.mark.parametrize(("keys", "message"), [
     ({"attention__head_count_kv": [2] * 4}, r"blk\.0\.ssm_conv1d.*is a Mamba-2 layer, but layer"),
     ({"ssm__time_step_rank": 7}, r"ssm\.time_step_rank: is 7, must divide 160"),
     ({"ssm__group_count": 3}, r"ssm\.group_count: is 3, must divide 8"),
     ({"ssm__conv_kernel": 1}, r"ssm\.conv_kernel: is 1, must be 2 to"),
     ({"ssm__state_size": 24}, r"tensor blk\.0\.ssm_in\.weight: has shape"),
 ])  # fmt: skip
-def test_sizes_of_mamba_are_consistent(keys: dict[str, Any], said: str, tmp_path: Path) -> None:
-    with pytest.raises(ModelFileError, match=said):
+def test_sizes_of_mamba_are_consistent(keys: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(ModelFileError, match=message):
         graph_of(family_file("granitehybrid", **keys), tmp_path)
 
 
-@pytest.mark.parametrize(("kv_heads", "said"), [
+@pytest.mark.parametrize(("kv_heads", "message"), [
     ([2, 2, 0, 2], r"blk\.0\.shortconv\.conv\.weight: belongs to a layer that convolves, but la"),
     ([0, 0, 0, 2], r"blk\.1\.attn_q\.weight: belongs to a layer that attends, but layer 1 conv"),
 ])  # fmt: skip
 def test_layers_that_convolve_are_those_without_kv_heads(
-    kv_heads: list[int], said: str, tmp_path: Path
+    kv_heads: list[int], message: str, tmp_path: Path
 ) -> None:
     file = family_file("lfm2", attention__head_count_kv=kv_heads)
-    with pytest.raises(ModelFileError, match=said + r".*lfm2\.attention\.head_count_kv"):
+    with pytest.raises(ModelFileError, match=message + r".*lfm2\.attention\.head_count_kv"):
         graph_of(file, tmp_path)
 
 

@@ -81,7 +81,7 @@ def test_they_read_what_we_write(tmp_path: Path) -> None:
     }
     for alignment in (32, 256):
         path = tmp_path / f"{alignment}.gguf"
-        write_gguf(path, metadata, tensors, alignment=alignment)
+        write_gguf(path, {**metadata, "general.alignment": alignment}, tensors)
         compare(path)
 
 

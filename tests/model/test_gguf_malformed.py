@@ -37,8 +37,8 @@ def one(*shape_and_type: Any, data: bytes = ROOM, **fields: Any) -> raw.Pieces:
 
 def strings_of(count: int, length: int, data: bytes) -> raw.Pieces:
     """A file of an array of so many strings, of which the first is so long."""
-    said = number(raw.U32, raw.STRING), number(raw.U64, count), text("a", length)
-    return gguf([entry("k", raw.ARRAY, *said)], [], data)
+    item = number(raw.U32, raw.STRING), number(raw.U64, count), text("a", length)
+    return gguf([entry("k", raw.ARRAY, *item)], [], data)
 
 
 # name: (file, where the error points, a part of the problem)

@@ -103,9 +103,10 @@ def test_round_trip(tmp_path_factory, metadata: dict, sources: dict, alignment: 
     metadata = {key: value for key, value in metadata.items() if not key.startswith("split.")}
     path = tmp_path_factory.getbasetemp() / "round.gguf"
     again = tmp_path_factory.getbasetemp() / "again.gguf"
-    write_gguf(path, metadata, sources, alignment=alignment)
+    metadata["general.alignment"] = Typed(GgufType.UINT32, alignment)
+    write_gguf(path, metadata, sources)
     with open_gguf(path) as file:
-        assert [key for key in file.metadata if key != "general.alignment"] == list(metadata)
+        assert list(file.metadata) == list(metadata)
         for key, value in metadata.items():
             assert same(file.metadata[key], value)
             if isinstance(value, Typed):
@@ -122,7 +123,7 @@ def test_round_trip(tmp_path_factory, metadata: dict, sources: dict, alignment: 
             else value
             for key, value in file.metadata.items()
         }
-        write_gguf(again, copied, sources, alignment=alignment)
+        write_gguf(again, copied, sources)
     assert path.read_bytes() == again.read_bytes()
 
 
@@ -195,30 +196,29 @@ def test_value_that_cannot_be_stored(value: object, part: str, tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    ("metadata", "tensors", "alignment", "where"),
+    ("metadata", "tensors", "where"),
     [
-        ({"": 1}, {}, 32, "byte offset 24"),
-        ({"k" * 65536: 1}, {}, 32, "byte offset 32"),
-        ({}, {"": (F32, (1,), bytes(4))}, 32, "byte offset 24"),
-        ({}, {"w": (F32, (), bytes(4))}, 32, "tensor 'w'"),
-        ({}, {"w": (F32, (1, 1, 1, 1, 1), bytes(4))}, 32, "tensor 'w'"),
-        ({}, {"w": (F32, (0, 4), b"")}, 32, "tensor 'w'"),
-        ({}, {"w": (F32, (-1,), b"")}, 32, "tensor 'w'"),
-        ({}, {"w": (F32, (2**32, 2**32), b"")}, 32, "tensor 'w'"),
-        ({}, {"w": (Q8_0, (31,), b"")}, 32, "tensor 'w'"),
-        ({}, {"\ud800": (F32, (1,), bytes(4))}, 32, "tensor '\\ud800'"),
-        ({}, {}, 0, "key 'general.alignment'"),
-        ({}, {}, 4, "key 'general.alignment'"),
-        ({}, {}, 48, "key 'general.alignment'"),
-        ({"general.alignment": 64}, {}, 32, "key 'general.alignment'"),
-        ({"general.alignment": Typed(GgufType.UINT64, 32)}, {}, 32, "key 'general.alignment'"),
+        ({"": 1}, {}, "byte offset 24"),
+        ({"k" * 65536: 1}, {}, "byte offset 32"),
+        ({}, {"": (F32, (1,), bytes(4))}, "byte offset 24"),
+        ({}, {"w": (F32, (), bytes(4))}, "tensor 'w'"),
+        ({}, {"w": (F32, (1, 1, 1, 1, 1), bytes(4))}, "tensor 'w'"),
+        ({}, {"w": (F32, (0, 4), b"")}, "tensor 'w'"),
+        ({}, {"w": (F32, (-1,), b"")}, "tensor 'w'"),
+        ({}, {"w": (F32, (2**32, 2**32), b"")}, "tensor 'w'"),
+        ({}, {"w": (Q8_0, (31,), b"")}, "tensor 'w'"),
+        ({}, {"\ud800": (F32, (1,), bytes(4))}, "tensor '\\ud800'"),
+        *(
+            ({"general.alignment": value}, {}, "key 'general.alignment'")
+            for value in (0, 4, 48, -32, 2**40, 32.0, True, "32", [32], Typed(GgufType.UINT64, 32))
+        ),
     ],
 )
 def test_refuses_what_the_reader_would(
-    metadata: dict, tensors: dict, alignment: int, where: str, tmp_path: Path
+    metadata: dict, tensors: dict, where: str, tmp_path: Path
 ) -> None:
     with pytest.raises(ModelFileError) as caught:
-        write_gguf(tmp_path / "model.gguf", metadata, tensors, alignment=alignment)
+        write_gguf(tmp_path / "model.gguf", metadata, tensors)
     assert caught.value.where == where
     assert caught.value.path == str(tmp_path / "model.gguf")
     assert list(tmp_path.iterdir()) == []
@@ -284,6 +284,25 @@ def test_overwriting_an_open_model_is_safe(tmp_path: Path) -> None:
         write_gguf(path, {}, {})
         file.check_unchanged()
         assert view.tolist() == [1.0]
+
+
+def test_a_link_stays_and_its_file_is_replaced(tmp_path: Path) -> None:
+    file, link = tmp_path / "file.gguf", tmp_path / "link.gguf"
+    file.write_bytes(b"old")
+    link.symlink_to(file)
+    write_gguf(link, {"general.architecture": "x"}, {})
+    assert link.is_symlink()
+    assert file.read_bytes()[:4] == b"GGUF"
+
+
+def test_what_is_no_file_is_not_replaced(tmp_path: Path) -> None:
+    """Who may write to a folder of devices would replace them by files."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(ModelFileError, match="is no file"):
+        write_gguf(pipe, {"general.architecture": "x"}, {})
+    assert pipe.is_fifo()
+    assert list(tmp_path.iterdir()) == [pipe]
 
 
 def test_unwritable_places(tmp_path: Path) -> None:

@@ -78,12 +78,12 @@ def test_a_file_of_another_build_is_left_alone(
     tmp_path: Path, built: Built, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Other texts of the kernels have a file of their own; of many the oldest go."""
-    others = [f"{PROCESSOR}-{number:016x}{TARGET.ending}" for number in range(20)]
+    others = [f"{PROCESSOR}-{number:016x}{TARGET.suffix}" for number in range(20)]
     for age, name in enumerate(others):
         (tmp_path / name).write_bytes(b"another build")
         os.utime(tmp_path / name, (age, age))
     processor_words(TARGET, tmp_path)
-    kept = {path.name for path in tmp_path.glob(f"{PROCESSOR}-*{TARGET.ending}")}
+    kept = {path.name for path in tmp_path.glob(f"{PROCESSOR}-*{TARGET.suffix}")}
     assert kept == {FILE, *others[-library.CACHED_BUILDS + 1 :]}
     assert len(built) == 1
 

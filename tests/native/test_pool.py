@@ -152,7 +152,7 @@ def test_a_process_of_one_processor(
 def test_workers_may_change_from_step_to_step(open_native: OpenNative) -> None:
     """A worker that has no part in a step meets the next one it has."""
     steady = Counter(open_native(threads=4))
-    changing = Counter(open_native(threads=4, tuner=Alternating))
+    changing = Counter(open_native(threads=4, worker_choice=Alternating))
     numbers = range(2 * RING_STEPS)
     expected = steady.outputs([steady.submit(number) for number in numbers])
     assert changing.outputs([changing.submit(number) for number in numbers]) == expected

@@ -216,7 +216,7 @@ def test_an_entry_of_another_build_or_file_is_left_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Other kernels and a file that changed have entries of their own."""
-    monkeypatch.setattr(model_weights, "text_digest", lambda: "another build")
+    monkeypatch.setattr(model_weights, "sources_digest", lambda: "another build")
     outcome(model_path, open_one())
     monkeypatch.undo()
     monkeypatch.setattr(weight_cache, "LEAST_BYTES", 1)

@@ -26,7 +26,7 @@ from accel.opencl.contents import (
 from accel.opencl.device import Device
 from accel.opencl.program import OP_NAMES, base_files, build_step_program, step_files
 from accel.packets.build import BuildError
-from accel.packets.footprint import kinds_of
+from accel.packets.footprint import op_kinds
 from accel.packets.rules import lower_graph
 from contract.dtypes import F16, WEIGHT_DTYPES
 from reference.limits import Limits
@@ -59,7 +59,7 @@ def test_a_step_needs_the_formats_of_its_products(
     graph = model.graph(LIMITS)
     for tokens in (1, 4, LIMITS.step_tokens):
         bucket = type(LIMITS.largest)(tokens, min(tokens, LIMITS.step_rows))
-        assert parts_of(kinds_of(lower_graph(graph, bucket, 2, "opencl").ops)) == expected
+        assert parts_of(op_kinds(lower_graph(graph, bucket, 2, "opencl").ops)) == expected
 
 
 def test_a_program_holds_its_parts_and_all_other_ops() -> None:

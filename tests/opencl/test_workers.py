@@ -11,7 +11,7 @@ import pytest
 
 from accel.opencl.device import Device
 from accel.opencl.launcher import Mode
-from accel.packets.worker_tuner import AdaptiveWorkers, Choice, FixedWorkers
+from accel.packets.worker_tuner import AdaptiveWorkers, FixedWorkers, WorkerChoice
 from reference.model.open import open_model
 from tests.conftest import SyntheticModel
 from tests.model_runs import compare
@@ -40,7 +40,7 @@ class RandomWorkers:
         self.noted.append(workers)
 
 
-CHOICES: dict[str, Callable[[int], Choice]] = {
+CHOICES: dict[str, Callable[[int], WorkerChoice]] = {
     "one": lambda most: FixedWorkers(1),
     "all": FixedWorkers,
     "adaptive": AdaptiveWorkers,
@@ -54,11 +54,11 @@ def cores(device: Device) -> int:
     return device.compute_units
 
 
-@pytest.mark.parametrize("worker_tuner", CHOICES)
+@pytest.mark.parametrize("choice", CHOICES)
 def test_bits_do_not_depend_on_the_number_of_workers(
-    open_opencl: OpenTier, tiny_model_path: Path, cores: int, worker_tuner: str
+    open_opencl: OpenTier, tiny_model_path: Path, cores: int, choice: str
 ) -> None:
-    tier = open_opencl(mode=Mode.PERSISTENT, worker_tuner=CHOICES[worker_tuner])
+    tier = open_opencl(mode=Mode.PERSISTENT, worker_choice=CHOICES[choice])
     compare(open_model(tiny_model_path), tier)
 
 
@@ -67,9 +67,9 @@ def test_bits_survive_another_number_at_every_step(
     open_opencl: OpenTier, synthetic_model: SyntheticModel, cores: int, architecture: str
 ) -> None:
     """State passes between any numbers of workers, and the time of every step is noted."""
-    worker_tuner = RandomWorkers(cores)
-    tier = open_opencl(mode=Mode.PERSISTENT, worker_tuner=lambda most: worker_tuner)
+    choice = RandomWorkers(cores)
+    tier = open_opencl(mode=Mode.PERSISTENT, worker_choice=lambda most: choice)
     compare(open_model(synthetic_model(architecture=architecture, quant="q4_k_m")), tier)
-    assert set(worker_tuner.chosen) == set(range(1, cores + 1))
-    assert worker_tuner.noted == worker_tuner.chosen[: len(worker_tuner.noted)]
-    assert len(worker_tuner.noted) >= len(worker_tuner.chosen) - 1 - STEPS_AHEAD
+    assert set(choice.chosen) == set(range(1, cores + 1))
+    assert choice.noted == choice.chosen[: len(choice.noted)]
+    assert len(choice.noted) >= len(choice.chosen) - 1 - STEPS_AHEAD

@@ -167,8 +167,8 @@ def exponent_over(positions: int) -> Callable[[Float32, int], Rows]:
         right = row_integers(x, bits)
         if x.ndim < len(("side", "position", "head", "channel")):
             return right
-        places = np.arange(0, x.shape[1], positions)
-        most = np.maximum.reduceat(right.exponent, places, axis=1)
+        starts = np.arange(0, x.shape[1], positions)
+        most = np.maximum.reduceat(right.exponent, starts, axis=1)
         exponent = most.repeat(positions, axis=1)[:, : x.shape[1]]
         return Rows(
             np.rint(x * power_of_two(bits - exponent)[..., None]).astype(np.int32), exponent
@@ -212,9 +212,9 @@ def _tile_of(d: Float32, top: Float32, values: Rows, hidden: int, offset: int) -
     p = exp2(np.maximum(d, EXP2_MIN))
     p[:hidden] = 0
     w = np.rint(p * power_of_two(values.exponent + ATTENTION_WEIGHT_BITS)).astype(np.int32)
-    places = np.zeros(KV_TILE, np.float32)
-    places[offset : offset + len(p)] = p
-    return Partial(top, fold_segment(places), (w @ values.m).astype(np.float32))
+    weights = np.zeros(KV_TILE, np.float32)
+    weights[offset : offset + len(p)] = p
+    return Partial(top, fold_segment(weights), (w @ values.m).astype(np.float32))
 
 
 def no_penalties(values: Float32, record: np.void, recent: NDArray[np.int32]) -> Float32:

@@ -74,12 +74,12 @@ def residual_last(
     return total if residual is None else residual + total
 
 
-def scale_of_place(
+def scale_of_rank(
     products: Float32, ids: Ids, weights: Float32, scale: Any, residual: Any
 ) -> Float32:
-    """The scale of the place instead of that of the expert."""
-    places = np.broadcast_to(np.arange(ids.shape[1], dtype=np.int32), ids.shape)
-    return weighted_sum(products, places, weights, scale, residual)
+    """The scale of the expert's rank among those of the token, not of its id."""
+    ranks = np.broadcast_to(np.arange(ids.shape[1], dtype=np.int32), ids.shape)
+    return weighted_sum(products, ranks, weights, scale, residual)
 
 
 def contracted_sum(
@@ -89,8 +89,8 @@ def contracted_sum(
     if scale is not None:
         products = products * scale[ids][..., None]
     y = np.zeros_like(products[:, 0]) if residual is None else residual
-    for place in range(ids.shape[1]):
-        y = contracted(products[:, place], weights[:, place, None], y)
+    for rank in range(ids.shape[1]):
+        y = contracted(products[:, rank], weights[:, rank, None], y)
     return y
 
 
@@ -106,8 +106,8 @@ def unopened_gate(residual: Float32, x: Float32, router: Any, down: Float32) -> 
     return residual + down
 
 
-def bias_of_place(products: Float32, bias: Float32 | None, ids: Ids) -> Float32:
-    """The bias taken by place instead of by expert."""
+def bias_of_rank(products: Float32, bias: Float32 | None, ids: Ids) -> Float32:
+    """The bias of the rank, not of the expert's id."""
     return products if bias is None else products + bias[np.arange(ids.shape[1]) % len(bias)]
 
 

@@ -156,15 +156,15 @@ def _tile(
 ) -> Tile:
     x = {p: _score(q, key, scale, soft_cap) for p, (key, _) in rows.items()}
     top = _whole(max(F(x[p] + F(value.e)) for p, (_, value) in rows.items()))
-    places, output = [F(0.0)] * TILE, [0] * len(q.m)
+    weights, output = [F(0.0)] * TILE, [0] * len(q.m)
     for p, (_, value) in rows.items():
         weight = scalar_exp2(max(F(x[p] - F(top)), F(-80.0)))
-        places[p - start] = weight
+        weights[p - start] = weight
         w = round(Fraction(float(weight)) * Fraction(2) ** (value.e + 13))
         assert 0 <= w <= MOST_WEIGHT
         output = [o + w * m for o, m in zip(output, value.m, strict=True)]
         assert all(abs(o) < 2**31 for o in output)
-    return Tile(top, halves(places), [F(np.int32(o)) for o in output])
+    return Tile(top, halves(weights), [F(np.int32(o)) for o in output])
 
 
 def _score(q: Row, key: Row, scale: np.float32, soft_cap: np.float32) -> np.float32:

@@ -82,8 +82,8 @@ def test_tile_of_the_worked_example(monkeypatch: pytest.MonkeyPatch) -> None:
         seen.update(d=bits(d), p=bits(p))
         return p
 
-    def folded(places: Float32) -> Float32:
-        total = fold_segment(places)
+    def folded(weights: Float32) -> Float32:
+        total = fold_segment(weights)
         seen["l"] = bits(total)
         return total
 
@@ -150,9 +150,9 @@ def test_vectors_of_rows_and_merges(vectors: dict[str, Any]) -> None:
         rows = row_integers(floats(case["x"]), case["bits"])
         assert (rows.m.tolist(), rows.exponent) == (case["m"], case["e"])
     assert bits(exp2(floats(vectors["exp2"]["d"]))) == vectors["exp2"]["p"]
-    told = vectors["merge"]
+    merges = vectors["merge"]
     left, right, result, far = (
-        Partial(floats(told[name][0])[0], floats(told[name][1])[0], floats(told[name][2]))
+        Partial(floats(merges[name][0])[0], floats(merges[name][1])[0], floats(merges[name][2]))
         for name in ("left", "right", "result", "right after left, far")
     )
     for got, expected in ((merge(left, right), result), (merge(far, right), far)):

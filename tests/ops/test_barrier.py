@@ -33,7 +33,7 @@ def store_then_load(guarded: bool) -> Graph:
     builder.emit(
         Opcode.SELECT_ROWS,
         x=table,
-        output_rows=builder.request("wanted", "rows"),
+        output_rows=builder.request("selected", "rows"),
         y=builder.output("loaded", "rows", WIDTH),
     )
     return builder.build()
@@ -46,7 +46,7 @@ def test_read_after_the_barrier_sees_the_write(name: str) -> None:
     contents = {
         "rows": values,
         "pairs": np.array([[2, 0], [0, 1]], np.int32),
-        "wanted": np.array([1, 0], np.int32),
+        "selected": np.array([1, 0], np.int32),
     }
     with need_device(partial(open_tier, name)) as tier:
         loaded = run_graph(tier, store_then_load(guarded=True), STEP, contents)["loaded"]

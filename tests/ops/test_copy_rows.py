@@ -19,7 +19,7 @@ def test_rows_arrive_and_the_others_stay(data: st.DataObject, sources: int, targ
     )
     into = data.draw(st.lists(st.integers(0, targets - 1), unique=True))
     pairs = np.array(
-        [(data.draw(st.integers(0, sources - 1)), place) for place in into], np.int32
+        [(data.draw(st.integers(0, sources - 1)), row) for row in into], np.int32
     ).reshape(-1, 2)
     expected = target.view(np.uint32).copy()
     for from_, to in pairs:

@@ -20,7 +20,7 @@ BLOCK_FORMATS = tuple(d for d in dtypes.WEIGHT_DTYPES if d.storage is dtypes.Sto
 
 def query_of(*ids: int) -> np.ndarray:
     """Query records of these token ids."""
-    return np.array([(token, 0, place, 0) for place, token in enumerate(ids)], np.int32)
+    return np.array([(token, 0, position, 0) for position, token in enumerate(ids)], np.int32)
 
 
 @pytest.mark.parametrize("dtype", BLOCK_FORMATS, ids=str)
@@ -29,8 +29,8 @@ def test_blocks_in_rational_arithmetic(dtype: DType) -> None:
     blocks = random_blocks(dtype, 5, 64, 3)
     got = embed(query=query_of(4, 0, 4), table=Matrix(dtype, (5, 64), blocks))
     for row, token in enumerate((4, 0, 4)):
-        for place in range(2):
-            start = place * dtype.block_bytes
+        for block in range(2):
+            start = block * dtype.block_bytes
             q, d, minimum = block32(
                 dtype.name, blocks[token].tobytes()[start : start + dtype.block_bytes]
             )
@@ -38,7 +38,7 @@ def test_blocks_in_rational_arithmetic(dtype: DType) -> None:
                 value = round32(d * integer)
                 if minimum is not None:
                     value = round32(value + minimum)
-                assert Fraction(float(got[row, 32 * place + lane])) == value
+                assert Fraction(float(got[row, 32 * block + lane])) == value
 
 
 @pytest.mark.parametrize(("dtype", "element"), [(dtypes.F32, "<f4"), (dtypes.F16, "<f2")])

@@ -1,4 +1,4 @@
-"""LM_HEAD: the matrix product over the rows whose logits are wanted."""
+"""LM_HEAD: the matrix product over the output rows."""
 
 from __future__ import annotations
 

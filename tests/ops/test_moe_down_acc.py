@@ -38,20 +38,20 @@ def test_every_bit(dtype: DType, scaled: bool, added: bool, biased: bool) -> Non
     )
     for token in range(tokens):
         total = list(residual[token]) if added else [F(0.0)] * hidden
-        for place, expert in enumerate(ids[token]):
-            products = exact_product(x[token, place][None], down.expert(int(expert)))[0]
+        for rank, expert in enumerate(ids[token]):
+            products = exact_product(x[token, rank][None], down.expert(int(expert)))[0]
             for column, product in enumerate(products):
                 value = F(float(product))
                 if biased:
                     value = F(value + bias[expert, column])
                 if scaled:
                     value = F(value * scale[expert])
-                total[column] = F(total[column] + F(weights[token, place] * value))
+                total[column] = F(total[column] + F(weights[token, rank] * value))
         assert got[token].tolist() == total
 
 
 def test_the_order_of_the_experts_counts() -> None:
-    """1e8 + 3 - 1e8: the sum is that of the places, not of rising experts."""
+    """1e8 + 3 - 1e8: experts are added in the order of ranks, not of their ids."""
     x = np.ones((2, 3, 1), np.float32)
     down = stored(np.array([1e8, 3.0, -1e8], np.float32).reshape(3, 1, 1))
     ids = np.array([[0, 1, 2], [0, 2, 1]], np.int32)

@@ -13,16 +13,16 @@ from tests.ops.products import exact_product, fractions
 
 @pytest.mark.parametrize("dtype", WEIGHT_DTYPES, ids=str)
 def test_every_bit(dtype: DType) -> None:
-    """Each place is the product with the matrix of its expert, in the places of ``ids``."""
+    """The result of each rank is the product with the matrix of the expert of that rank."""
     x = np.random.default_rng(1).standard_normal((3, 256), dtype=np.float32)
     gate, up = (expert_matrices(dtype, 4, 3, 256, seed) for seed in (2, 3))
     ids = routing(3, 4, 2, 4)
     results = moe_gate_up(x=x, gate_weight=gate, up_weight=up, ids=ids)
     for weight, result in zip((gate, up), results, strict=True):
-        for token, places in enumerate(ids):
-            for place, expert in enumerate(places):
+        for token, experts in enumerate(ids):
+            for rank, expert in enumerate(experts):
                 exact = exact_product(x[token : token + 1], weight.expert(int(expert)))
-                assert fractions(result[token, place][None]) == exact
+                assert fractions(result[token, rank][None]) == exact
 
 
 def test_experts_do_not_overlap() -> None:
@@ -39,7 +39,7 @@ def test_experts_do_not_overlap() -> None:
     ("tokens", "experts", "used"), [(1, 1, 1), (5, 1, 1), (4, 3, 3), (0, 3, 2)]
 )
 def test_edges_of_the_routing(tokens: int, experts: int, used: int) -> None:
-    """One expert is a plain product; with all experts used every place is filled; no token."""
+    """One expert is a plain product; with all experts used, every rank has one; no token."""
     x = np.random.default_rng(5).standard_normal((tokens, 8), dtype=np.float32)
     weights = np.random.default_rng(6).standard_normal((experts, 4, 8), dtype=np.float32)
     ids = routing(tokens, experts, used, 7)
@@ -74,5 +74,5 @@ def test_the_biases_are_those_of_the_experts() -> None:
     )
     for result, bias in zip(results, biases, strict=True):
         for token, chosen in enumerate(ids):
-            for place, expert in enumerate(chosen):
-                assert (result[token, place] == plain[token, place] + bias[expert]).all()
+            for rank, expert in enumerate(chosen):
+                assert (result[token, rank] == plain[token, rank] + bias[expert]).all()

@@ -22,7 +22,7 @@ FEW_CASES = 24
 
 @dataclass(frozen=True, slots=True)
 class Control:
-    """``wrong`` takes the place of ``target``, or of the opcode's whole definition.
+    """``wrong`` replaces ``target``, or the opcode's whole definition.
 
     ``within`` begins the labels of the shapes that can show it."""
 
@@ -92,11 +92,11 @@ R7 weighted with the bias | MOE_GATE_TOPK | weighted_with_bias | ops.moe_gate_to
 R7 chosen without bias | MOE_GATE_TOPK | chosen_without_bias | ops.moe_gate_topk.choose
 R7 sum by rising expert | MOE_DOWN_ACC | sum_by_rising_expert | ops.moe_down_acc.weighted_sum
 R7 residual last | MOE_DOWN_ACC | residual_last | ops.moe_down_acc.weighted_sum
-R7 scale of a place | MOE_DOWN_ACC | scale_of_place | ops.moe_down_acc.weighted_sum
+R7 scale of a rank | MOE_DOWN_ACC | scale_of_rank | ops.moe_down_acc.weighted_sum
 R0 contracted experts | MOE_DOWN_ACC | contracted_sum | ops.moe_down_acc.weighted_sum
 expert stride | MOE_GATE_UP | overlapping_expert | matrix.Matrix.expert
 expert stride, down | MOE_DOWN_ACC | overlapping_expert | matrix.Matrix.expert
-bias of a place | MOE_GATE_UP | bias_of_place | ops.moe_gate_up.with_bias
+bias of a rank | MOE_GATE_UP | bias_of_rank | ops.moe_gate_up.with_bias
 no bounds | MOE_SWIGLU | unclamped | ops.swiglu.clamped
 R2 reciprocal | MOE_SWIGLU | reciprocal_silu | ops.swiglu.silu
 R3 router | SHARED_EXPERT | one_tree | ops.shared_expert.sum_axis
@@ -110,8 +110,8 @@ WORDS = {**vars(mistakes), **vars(mistakes_experts)}
 def control_of(row: str) -> Control:
     """The control of a row."""
     label, opcode, wrong, target, within, *_ = (*row.split(" | "), "", "")
-    place = target and f"reference.{target}"
-    return Control(label, Opcode[opcode], eval(wrong, WORDS), place, within)
+    replaced = target and f"reference.{target}"
+    return Control(label, Opcode[opcode], eval(wrong, WORDS), replaced, within)
 
 
 CONTROLS = [control_of(row) for row in CONTROLS_BY_RULE.strip().splitlines()]

@@ -39,8 +39,8 @@ def draw_tokens(
     kept = np.full((len(records), RECENT), 10**9, np.int32)
     for row, ids in enumerate(recent or []):
         rules[row]["slot"], rules[row]["repeat_last_n"] = row, len(ids)
-        for place, id_ in enumerate(reversed(ids), 1):
-            kept[row, (int(rules[row]["position"]) - place) % RECENT] = id_
+        for age, id_ in enumerate(reversed(ids), 1):
+            kept[row, (int(rules[row]["position"]) - age) % RECENT] = id_
     words = rules.view(np.int32).reshape(len(records), -1)
     with np.errstate(over="ignore", invalid="ignore"):
         tokens: list[int] = sample(logits=logits, sampling=words, recent=kept).tolist()

@@ -37,8 +37,8 @@ def draw_token(
     rules = np.array([rule], SAMPLING)
     kept = np.zeros((1, RECENT), np.int32)
     rules["repeat_last_n"] = len(recent)
-    for place, token in enumerate(reversed(recent), 1):
-        kept[0, (int(rule["position"]) - place) % RECENT] = token
+    for age, token in enumerate(reversed(recent), 1):
+        kept[0, (int(rule["position"]) - age) % RECENT] = token
     masks, biases = [mask_of(range(3))], [(7, 50.0)]
     if allowed is not None:
         masks.append(mask_of(allowed))

@@ -38,8 +38,8 @@ def test_ring_holds_the_latest_events(events: int, start: int, steps: list[int])
             expected[number % events] = event
             number = (number + 1) % WORD
     records = ring.view(OUTPUT_EVENT)[:, 0]
-    for place, event in expected.items():
-        got = tuple(int(records[place][name]) for name in ("sequence", "token", "slot", "position"))
+    for index, event in expected.items():
+        got = tuple(int(records[index][name]) for name in ("sequence", "token", "slot", "position"))
         assert got == event
 
 

@@ -156,7 +156,7 @@ def test_layers_use_two_slots_in_turn(graph: Graph) -> None:
 
 
 def test_layers_that_overlap_in_time_are_refused(graph: Graph) -> None:
-    """A third layer that is needed while its slot is read has no place for its bytes."""
+    """A third layer that is needed while its slot is read has no slot for its bytes."""
     names = streamed(graph)
     ring = ring_of(graph, names, planes_bytes)
     step = lower_graph(graph, ShapeKey(1, 1), 4, "test")

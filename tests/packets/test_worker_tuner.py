@@ -268,7 +268,7 @@ def test_a_bad_trial_is_one_step_whatever_is_queued() -> None:
 
 
 LIMITS = Limits(1, 64, 4, F16, step_tokens=24, step_rows=4)
-FORMS = shape_buckets(LIMITS.largest)
+BUCKETS = shape_buckets(LIMITS.largest)
 
 
 @pytest.fixture
@@ -277,11 +277,11 @@ def model(synthetic_model: Callable[..., Path]) -> Model:
 
 
 class Planner:
-    """Steps for two workers, by a folder of what was kept; ``scheduled`` are the forms lowered."""
+    """Steps for two workers with a cache in ``folder``; ``scheduled`` are the buckets lowered."""
 
     def __init__(self, folder: Path, *parameters: str | int) -> None:
         self.scheduled: list[ShapeKey] = []
-        self.steps = PlannedSteps(self._schedule, known=StepMemoryCache(folder, parameters).of)
+        self.steps = PlannedSteps(self._schedule, cache=StepMemoryCache(folder, parameters).of)
 
     def memory(self, model: Model, limits: Limits = LIMITS) -> StepMemory:
         return self.steps.memory(model.graph(limits), limits.largest)
@@ -292,19 +292,19 @@ class Planner:
         return step, schedule_workers(step, 2)
 
 
-def test_a_plan_made_before_lowers_nothing(model: Model, tmp_path: Path) -> None:
-    """It is the one that lowering gives; a form is lowered when it is wanted."""
+def test_cached_memory_lowers_nothing(model: Model, tmp_path: Path) -> None:
+    """The cached memory is that which lowering gives; a bucket is lowered when it is needed."""
     first, second = Planner(tmp_path), Planner(tmp_path)
     made = first.memory(model)
-    assert first.scheduled == list(FORMS)
+    assert first.scheduled == list(BUCKETS)
     assert second.memory(model) == made
     assert second.scheduled == []
     graph = model.graph(LIMITS)
     second.steps.memory(graph, LIMITS.largest)
-    second.steps.of(graph, FORMS[1])
-    assert second.scheduled == [FORMS[1]]
+    second.steps.of(graph, BUCKETS[1])
+    assert second.scheduled == [BUCKETS[1]]
     first.steps.memory(graph, LIMITS.largest)
-    assert len(first.scheduled) == len(FORMS)
+    assert len(first.scheduled) == len(BUCKETS)
 
 
 @pytest.mark.parametrize("what", ["parameters", "sizes", "graph", "code"])
@@ -334,7 +334,7 @@ def test_an_entry_that_is_damaged_is_made_again(model: Model, tmp_path: Path) ->
     entry.write_bytes(entry.read_bytes()[:-1])
     planner = Planner(tmp_path)
     assert planner.memory(model) == made
-    assert planner.scheduled == list(FORMS)
+    assert planner.scheduled == list(BUCKETS)
     assert Planner(entry).memory(model) == made
 
 
@@ -367,13 +367,13 @@ def test_code_of_the_same_size_and_time_is_other_code(tmp_path: Path) -> None:
     assert after != before
 
 
-def test_what_cannot_be_lowered_is_not_kept(model: Model, tmp_path: Path) -> None:
+def test_a_graph_that_cannot_be_lowered_is_not_cached(model: Model, tmp_path: Path) -> None:
     """The next one meets the same error."""
 
     def refuse(graph: Graph, bucket: ShapeKey) -> tuple[Step, Schedule]:
         raise UnsupportedOp("opencl", "SAMPLE")
 
-    steps = PlannedSteps(refuse, known=StepMemoryCache(tmp_path, ()).of)
+    steps = PlannedSteps(refuse, cache=StepMemoryCache(tmp_path, ()).of)
     for _ in range(2):
         with pytest.raises(UnsupportedOp):
             steps.memory(model.graph(LIMITS), LIMITS.largest)

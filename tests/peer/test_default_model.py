@@ -96,7 +96,7 @@ def figures(default_model_path, peer) -> dict[str, Figures]:
     positions at once would take gigabytes."""
     model = open_model(default_model_path)
     tokens = model.tokenizer.encode(PASSAGE)
-    model.file.close()
+    model.close()
     oracle = Float64Llama(default_model_path)
     states = oracle.states(tokens)
     ours = {kv: our_logits(default_model_path, tokens, kv, tier="native") for kv in PEER_KV}

@@ -47,8 +47,8 @@ def super_block(name: str, block: bytes) -> tuple[list[int], list[int], list[int
     if name == "q6_k":
         q = []
         for element in range(256):
-            side, place = divmod(element, 128)
-            quarter, lane = divmod(place, 32)
+            side, rest = divmod(element, 128)
+            quarter, lane = divmod(rest, 32)
             low = block[64 * side + 32 * (quarter % 2) + lane] >> (4 * (quarter // 2)) & 15
             high = block[128 + 32 * side + lane] >> (2 * quarter) & 3
             q.append((low | high << 4) - 32)
@@ -88,8 +88,8 @@ def two_bit_super_block(name: str, block: bytes) -> tuple[list[int], list[int], 
     """Q2_K and Q3_K, as :func:`super_block`."""
     q = []
     for element in range(256):
-        side, place = divmod(element, 128)
-        pair, lane = divmod(place, 32)
+        side, rest = divmod(element, 128)
+        pair, lane = divmod(rest, 32)
         low = block[(16 if name == "q2_k" else 32) + 32 * side + lane] >> (2 * pair) & 3
         if name == "q3_k":
             low -= 0 if block[lane] >> (4 * side + pair) & 1 else 4

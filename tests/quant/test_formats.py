@@ -58,11 +58,14 @@ def test_unpacked_integers_reproduce_the_values(dtype: DType) -> None:
         exact = q * scale + offset
     else:
         assert isinstance(planes, SuperBlocks)
-        sub_scale = np.repeat(planes.sub_scale, planes.sub, axis=1)
+        sub_scale = np.repeat(planes.sub_scale, planes.sub_elements, axis=1)
         exact = np.repeat(planes.scale, 256, axis=1) * sub_scale.astype(np.float64) * q
         if planes.minimum is not None:
-            sub_minimum = np.repeat(planes.sub_minimum, planes.sub, axis=1).astype(np.float64)
-            exact = exact - np.repeat(planes.minimum, 256, axis=1) * sub_minimum
+            sub_minimum = np.repeat(planes.sub_minimum, planes.sub_elements, axis=1).astype(
+                np.float64
+            )
+            minimum = np.repeat(planes.minimum, 256, axis=1)
+            exact = exact - minimum * sub_minimum.astype(np.float64)
     values = FORMATS[dtype].dequantize(blocks)
     largest = np.abs(exact).max()
     assert np.abs(values - exact).max() <= largest * 2.0**-22
@@ -206,7 +209,7 @@ def test_packing_integers_loses_nothing(dtype: DType) -> None:
         blocks[blocks & 0x0F == 0x08] &= 0xF0
         blocks[blocks & 0xF0 == 0x80] &= 0x0F
     parts, again = layout.parts(blocks), layout.parts(blocks.copy())
-    for integers in filter(None, (layout.q, layout.sub)):
+    for integers in filter(None, (layout.q, layout.sub_scales)):
         stored = integers.read(parts).copy()
         integers.write(again, np.zeros_like(stored))
         assert not np.array_equal(again, parts)
@@ -226,11 +229,11 @@ def test_packed_bits_lie_in_runs(bits: int, run: int) -> None:
     packed = np.random.default_rng(bits).integers(0, 256, (3, 16), np.uint8)
     integers = unpack(packed, bits, run)
     groups = 8 // bits
-    for place in range(integers.shape[1]):
-        start, within = divmod(place, groups * run)
+    for index in range(integers.shape[1]):
+        start, within = divmod(index, groups * run)
         group, byte = divmod(within, run)
         expected = packed[:, start * run + byte] >> bits * group & (1 << bits) - 1
-        assert np.array_equal(integers[:, place], expected)
+        assert np.array_equal(integers[:, index], expected)
     assert np.array_equal(pack(integers, bits, run), packed)
 
 

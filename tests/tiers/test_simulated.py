@@ -39,7 +39,7 @@ class Machine:
     @property
     def clean(self) -> bool:
         """Whether everything was called rightly and given back."""
-        return not self.made.problems and not self.made.left_over
+        return not self.made.problems and not self.made.leaked
 
 
 @pytest.fixture(params=[INTEL, METAL])
@@ -136,7 +136,7 @@ def test_a_device_that_hangs_is_lost(
     machine.made.behaviour.hangs = 0 if ends else 1
     lowered.assert_lost()
     assert not machine.made.problems
-    assert bool(machine.made.left_over) != ends
+    assert bool(machine.made.leaked) != ends
     if ends:
         with machine.open() as other:
             run_doubling(other)

@@ -104,7 +104,7 @@ def _metal(cache: Path) -> Iterator[OpenTier]:
     yield lambda memory_bytes=None: MetalTier(
         choices=MetalChoices(memory_bytes=memory_bytes), metal=mac.metal
     )
-    assert (mac.problems, mac.left_over, mac.taken) == ([], [], 0)
+    assert (mac.problems, mac.leaked, mac.taken) == ([], [], 0)
 
 
 @contextmanager
@@ -114,7 +114,7 @@ def _intel(cache: Path) -> Iterator[OpenTier]:
     yield lambda memory_bytes=None: IntelTier(
         choices=replace(choices, memory_bytes=memory_bytes), zero=gpu.zero
     )
-    assert (gpu.problems, gpu.left_over) == ([], 0)
+    assert (gpu.problems, gpu.leaked) == ([], 0)
 
 
 @contextmanager
@@ -126,7 +126,7 @@ def _amd(cache: Path, tier: str) -> Iterator[OpenTier]:
         return AmdTier(choices=AmdChoices(memory_bytes), kernel=kernels[-1], tier=tier)
 
     yield open_it
-    assert not any(kernel.left_over for kernel in kernels)
+    assert not any(kernel.leaked for kernel in kernels)
 
 
 @contextmanager
@@ -181,6 +181,6 @@ def used_bytes(tier: Any) -> int:
     if isinstance(memory, ArenaMemory):
         kinds = ArenaKind.MODEL, ArenaKind.STEPS
         arenas = [arena for arena in memory._arenas if arena.kind in kinds]
-        return sum(arena.nbytes - arena.holes.nbytes for arena in arenas)
+        return sum(arena.nbytes - arena.ranges.free_bytes for arena in arenas)
     used: int = getattr(memory, "used", tier.allocated_bytes)
     return used

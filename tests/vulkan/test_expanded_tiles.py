@@ -118,9 +118,9 @@ def test_products_of_the_same_activations_begin_with_the_longest() -> None:
 def test_those_of_others_stay_where_they_are(operand: str) -> None:
     """They may read what one in front of them writes."""
     ops = of_one_layer()
-    place = [o.name for o in ops[1].device.operands].index(operand)
+    index = [o.name for o in ops[1].device.operands].index(operand)
     ops[1].operands = tuple(
-        Tensor("k", 0, 512, 512) if i == place else o for i, o in enumerate(ops[1].operands)
+        Tensor("k", 0, 512, 512) if i == index else o for i, o in enumerate(ops[1].operands)
     )
     assert names(with_tiles_128x128(step(*ops)))[1:] == [
         *("matmul_narrow", "matmul_wide", "matmul_tiles")

@@ -194,13 +194,13 @@ class HeldHere:
         self.allocated.append(self.adopt(what, np.zeros(nbytes, np.uint8)))
         return self.allocated[-1]
 
-    def write(self, place: SimpleNamespace, offset: int, data: NDArray[np.uint8]) -> None:
-        place.bytes[offset : offset + data.nbytes] = data
+    def write(self, allocation: SimpleNamespace, offset: int, data: NDArray[np.uint8]) -> None:
+        allocation.bytes[offset : offset + data.nbytes] = data
 
-    def read(self, place: SimpleNamespace, offset: int, nbytes: int) -> NDArray[np.uint8]:
-        return place.bytes[offset : offset + nbytes].copy()
+    def read(self, allocation: SimpleNamespace, offset: int, nbytes: int) -> NDArray[np.uint8]:
+        return allocation.bytes[offset : offset + nbytes].copy()
 
-    def free(self, place: SimpleNamespace) -> None:
+    def free(self, allocation: SimpleNamespace) -> None:
         """Nothing is given back."""
 
 

@@ -1,4 +1,4 @@
-"""Arenas and places in them, transfers, and memory that runs out anywhere."""
+"""Arenas and allocations in them, transfers, and memory that runs out anywhere."""
 
 from __future__ import annotations
 
@@ -44,29 +44,29 @@ def test_what_was_written_is_read(memory: Memory) -> None:
     """More than both staging buffers hold, from any byte on; other memory stays as it was."""
     data = np.random.default_rng(0).integers(0, 256, 2 * STAGING_BYTES + 1000, np.uint8)
     around = memory.allocate("around", 512)
-    place = memory.adopt("data", data)
-    assert np.array_equal(memory.read(place, 3, data.nbytes - 3), data[3:])
-    memory.write(place, 77, data[:100])
-    assert np.array_equal(memory.read(place, 77, 100), data[:100])
+    allocation = memory.adopt("data", data)
+    assert np.array_equal(memory.read(allocation, 3, data.nbytes - 3), data[3:])
+    memory.write(allocation, 77, data[:100])
+    assert np.array_equal(memory.read(allocation, 77, 100), data[:100])
     assert not memory.read(around, 0, 512).any()
-    assert place.address % ALIGNMENT == around.address % ALIGNMENT == 0
+    assert allocation.address % ALIGNMENT == around.address % ALIGNMENT == 0
 
 
 def test_mapped_memory_is_read_and_written(memory: Memory) -> None:
     """What lies there is seen; what else is written goes to the mapped bytes too."""
-    place = memory.adopt("data", np.arange(64, dtype=np.uint8))
-    mapped = memory.map(place)
+    allocation = memory.adopt("data", np.arange(64, dtype=np.uint8))
+    mapped = memory.map(allocation)
     assert np.array_equal(mapped, np.arange(64, dtype=np.uint8))
-    memory.write(place, 10, np.full(4, 99, np.uint8))
+    memory.write(allocation, 10, np.full(4, 99, np.uint8))
     assert np.array_equal(mapped[10:14], np.full(4, 99))
-    assert np.array_equal(memory.read(place, 8, 4), [8, 9, 99, 99])
+    assert np.array_equal(memory.read(allocation, 8, 4), [8, 9, 99, 99])
 
 
 def test_everything_comes_back(memory: Memory) -> None:
-    places = [memory.allocate(str(n), 100 << n) for n in range(12)]
-    assert memory.used == sum(place.nbytes for place in places)
-    for place in places[::2] + places[1::2]:
-        memory.free(place)
+    allocations = [memory.allocate(str(n), 100 << n) for n in range(12)]
+    assert memory.used == sum(allocation.nbytes for allocation in allocations)
+    for allocation in allocations[::2] + allocations[1::2]:
+        memory.free(allocation)
     assert memory.used == memory.held == 0
 
 

@@ -25,13 +25,13 @@ def loops_and_arrays(code: bytes) -> tuple[int, int]:
     """Loops that ask to be unrolled, and arrays of functions."""
     found = list(instructions(words_of(code)))
     arrays = {int(i.words[1]) for i in found if i.opcode == TYPE_ARRAY}
-    places = {
+    array_pointers = {
         int(i.words[1])
         for i in found
         if i.opcode == TYPE_POINTER and i.words[2] == FUNCTION and int(i.words[3]) in arrays
     }
     loops = sum(i.opcode == LOOP_MERGE and bool(i.words[3] & UNROLL) for i in found)
-    return loops, sum(i.opcode == VARIABLE and int(i.words[1]) in places for i in found)
+    return loops, sum(i.opcode == VARIABLE and int(i.words[1]) in array_pointers for i in found)
 
 
 def float_operations(code: bytes) -> int:

@@ -26,9 +26,18 @@ MOST_CODE_BYTES = 1 << 20
 WAVE = 32
 MOST_LDS_BYTES = 64 << 10
 FLOAT_MODE = 0xF0
+WAIT_AT_LEAST = 1 << 4 | 5
+"""WAIT_REG_MEM: memory, at least the reference."""
 
 _programs: dict[bytes, Program] = {}
 """Translated code by its digest, shared by all queues of this process."""
+
+
+def wait_memory(address: int, least: int) -> pm4.Words:
+    """A packet that waits until the 32 bits at ``address`` are at least ``least``. The tiers send
+    none; tests make a queue hang with it."""
+    halves = pm4.low_high(address)
+    return pm4.packet(Opcode.WAIT_REG_MEM, WAIT_AT_LEAST, *halves, least, 0xFFFFFFFF, 4)
 
 
 @dataclass(slots=True)
@@ -53,13 +62,11 @@ class _Buffer:
 class CommandProcessor:
     """The command processor of one compute queue.
 
-    ``interrupt`` is called with the context of a RELEASE_MEM that requests one. ``coherence``
-    checks reads. ``buffer_flags`` are required in INDIRECT_BUFFER, ``signal`` is called for
-    PROTECTED_FENCE_SIGNAL, which only user queues accept. Code is that of a ``generation``.
-    ``launches`` and ``instructions`` count what ran."""
+    ``coherence`` checks reads. ``buffer_flags`` are required in INDIRECT_BUFFER, ``signal`` is
+    called for PROTECTED_FENCE_SIGNAL, which only user queues accept. Code is that of a
+    ``generation``. ``launches`` and ``instructions`` count what ran."""
 
     memory: MemoryView
-    interrupt: Callable[[int], None]
     coherence: Coherence | None = None
     has_eop_buffer: bool = True
     buffer_flags: int = pm4.IB_VALID
@@ -194,7 +201,7 @@ class CommandProcessor:
         event, control, low, high, value_low, value_high, context = body
         if not self.has_eop_buffer:
             raise GpuFault("RELEASE_MEM needs the queue's end-of-pipe buffer")
-        if event & 0xFFF != pm4.FENCE_EVENT or control & 7 << 29 != pm4.DATA_64:
+        if event & 0xFFF != pm4.FENCE_EVENT or control != pm4.DATA_64 or context:
             raise GpuFault(f"RELEASE_MEM {event:#x} {control:#x} is not supported")
         address = low | high << 32
         if address % 8:
@@ -206,8 +213,6 @@ class CommandProcessor:
             self.coherence.check_signal()
         target = self.memory.bytes_at(address, 8, "RELEASE_MEM")
         target.view(np.uint64)[0] = value_low | value_high << 32
-        if control >> 24 & 7 == 2:
-            self.interrupt(context)
 
     def _indirect(self, body: list[int], nested: bool) -> None:
         address, words = body[0] | body[1] << 32, body[2] & pm4.MOST_IB_WORDS
@@ -222,7 +227,7 @@ class CommandProcessor:
         control, low, high, reference, mask, _ = body
         if nested:
             raise GpuFault("WAIT_REG_MEM inside an indirect buffer")
-        if control != pm4.WAIT_MEMORY | pm4.WAIT_AT_LEAST:
+        if control != WAIT_AT_LEAST:
             raise GpuFault(f"WAIT_REG_MEM {control:#x} is not supported")
         value = self.memory.bytes_at(low | high << 32, 4, "WAIT_REG_MEM").view(np.uint32)[0]
         if int(value) & mask < reference:

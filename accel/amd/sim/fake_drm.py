@@ -1,5 +1,8 @@
-"""A simulated graphics driver with user queues: objects, addresses, queues, and the checks of the
-real one (``amdgpu_gem.c``, ``amdgpu_userq.c``, ``mes_userqueue.c``)."""
+"""Simulates the amdgpu driver of a render node (``/dev/dri/renderD*``): its memory objects, user
+queues and syncobjs.
+
+It refuses what the real driver refuses (``amdgpu_gem.c``, ``amdgpu_userq.c``,
+``mes_userqueue.c``)."""
 
 from __future__ import annotations
 
@@ -29,7 +32,10 @@ EOP_BYTES = 2048
 
 @dataclass(slots=True)
 class _Object:
-    """An object of GEM_CREATE; ``doorbells`` is set for a page of doorbells."""
+    """A memory object of GEM_CREATE, owned by an open ``file``.
+
+    ``doorbells`` is set for a page of doorbells. ``host`` is the address where the host has mapped
+    the object, 0 for none."""
 
     file: int
     memory: FakeMemory
@@ -39,7 +45,10 @@ class _Object:
 
 @dataclass(slots=True)
 class _Syncobj:
-    """``point`` was reached on a timeline; ``queue`` signals when it was read up to ``value``."""
+    """A synchronization object, for a timeline or for a queue.
+
+    ``point`` is the last point reached of the timeline. Otherwise the object is signalled once
+    ``queue`` has processed its ring up to word ``value``."""
 
     point: int = 0
     queue: FakeQueue | None = None
@@ -47,7 +56,7 @@ class _Syncobj:
 
 
 class FakeDrm:
-    """The answers of a render node."""
+    """Answers the ioctl requests of open render nodes."""
 
     def __init__(self, machine: FakeComputer) -> None:
         self._machine = machine
@@ -62,19 +71,19 @@ class FakeDrm:
             "GEM_CREATE": self._create,
             "GEM_MMAP": self._mmap_offset,
             "GEM_CLOSE": self._close,
-            "GEM_VA": self._address,
+            "GEM_VA": self._map_address,
             "CTX": self._context,
             "USERQ": self._userq,
             "USERQ_SIGNAL": self._signal,
             "SYNCOBJ_CREATE": self._create_syncobj,
             "SYNCOBJ_DESTROY": self._destroy_syncobj,
-            "SYNCOBJ_WAIT": self._wait,
-            "SYNCOBJ_TIMELINE_WAIT": self._wait_point,
+            "SYNCOBJ_WAIT": self._wait_syncobjs,
+            "SYNCOBJ_TIMELINE_WAIT": self._wait_timeline,
         }
 
     @property
-    def left_over(self) -> list[str]:
-        """Objects that were not freed; others are freed with their file."""
+    def leaked(self) -> list[str]:
+        """Objects that nobody freed. Queues are not among them: closing their file frees them."""
         return [
             *(f"object {handle}" for handle in self._objects),
             *(f"syncobj {handle}" for handle in self._syncobjs),
@@ -82,7 +91,7 @@ class FakeDrm:
         ]
 
     def texts(self) -> Mapping[str, str]:
-        """The files below ``/sys``."""
+        """The driver's files below ``/sys`` and their text."""
         behaviour = self._machine.behaviour
         versions = behaviour.firmware.items()
         return {USER_QUEUES: f"{behaviour.user_queue}\n"} | {
@@ -90,25 +99,27 @@ class FakeDrm:
         }
 
     def answer(self, file: int, request: Request, argument: Argument) -> None:
-        """Answer one request."""
+        """Execute an ioctl ``request`` of open ``file``, and write its results to ``argument``.
+        Raises OSError with the driver's error number."""
         self._answers[request.name](file, argument)
 
     def map(self, address: int, nbytes: int, file: int, offset: int) -> int:
-        """Map what the file has at ``offset``: memory, even that of amdkfd, or doorbells."""
+        """Map the object at ``offset`` of the file, of either driver, into the host's memory and
+        return its address. An ``address`` of 0 lets the driver choose, which only doorbells do."""
         handle = offset // PAGE
-        known = self._objects.get(handle)
-        if known is not None and known.doorbells is not None and not address:
-            address_of = int(known.doorbells.ctypes.data)
-            self._machine.doorbells[address_of] = known.doorbells
-            self._machine.reserved[address_of] = nbytes
-            return address_of
+        mapped = self._objects.get(handle)
+        if mapped is not None and mapped.doorbells is not None and not address:
+            page = int(mapped.doorbells.ctypes.data)
+            self._machine.doorbells[page] = mapped.doorbells
+            self._machine.reserved[page] = nbytes
+            return page
         memory = self._machine.memory.get(handle)
         if memory is None or memory.nbytes != nbytes or memory.address not in (0, address):
             raise OSError(errno.EINVAL, "mmap of memory")
-        if not memory.visible:
+        if not memory.host_visible:
             raise OSError(errno.EPERM, "mmap of memory that the host does not see")
-        if known is not None:
-            known.host = address
+        if mapped is not None:
+            mapped.host = address
         return address
 
     def closed(self, file: int) -> None:
@@ -128,8 +139,8 @@ class FakeDrm:
     def _info(self, file: int, argument: Argument) -> None:
         behaviour = self._machine.behaviour
         query = Query(int(argument["query"][0]))
-        about = {Query.HW_IP_INFO, Query.UQ_FW_AREAS}
-        if query in about and int(argument["type"][0]) != drm.IP_COMPUTE:
+        of_engine = {Query.HW_IP_INFO, Query.UQ_FW_AREAS}
+        if query in of_engine and int(argument["type"][0]) != drm.IP_COMPUTE:
             raise OSError(errno.EINVAL, f"INFO {query.name}")
         self._fail(f"INFO {query.name}")
         visible = behaviour.memory_bytes if behaviour.public else 256 << 20
@@ -142,10 +153,10 @@ class FakeDrm:
             Query.UQ_FW_AREAS: (drm.AREAS, (EOP_BYTES, 256)),
         }
         layout, fields = values[query]
-        found = np.zeros(1, layout)
-        found[0] = fields
-        room = min(int(argument["return_size"][0]), found.nbytes)
-        memory_at(int(argument["return_pointer"][0]), room)[:] = found.view(np.uint8)[:room]
+        answer = np.zeros(1, layout)
+        answer[0] = fields
+        room = min(int(argument["return_size"][0]), answer.nbytes)
+        memory_at(int(argument["return_pointer"][0]), room)[:] = answer.view(np.uint8)[:room]
 
     def _fail(self, what: str) -> None:
         if number := self._machine.behaviour.errors.get(what):
@@ -157,12 +168,13 @@ class FakeDrm:
         if not nbytes or domain not in (Domain.GTT, Domain.VRAM, Domain.DOORBELL):
             raise OSError(errno.EINVAL, "GEM_CREATE")
         size = -(-nbytes // PAGE) * PAGE
-        own = domain == Domain.VRAM
-        if own and size > self._machine.left:
+        on_device = domain == Domain.VRAM
+        if on_device and size > self._machine.free_bytes:
             raise OSError(errno.ENOMEM, "GEM_CREATE")
         flags = int(argument["domain_flags"][0])
-        memory = FakeMemory(size, own, not own or bool(flags & Create.CPU_ACCESS_REQUIRED))
-        handle = self._machine.number
+        host_visible = not on_device or bool(flags & Create.CPU_ACCESS_REQUIRED)
+        memory = FakeMemory(size, on_device, host_visible)
+        handle = self._machine.new_handle()
         self._objects[handle] = _Object(file, memory)
         if domain == Domain.DOORBELL:
             self._objects[handle].doorbells = np.zeros(size // 8, np.uint64)
@@ -170,19 +182,19 @@ class FakeDrm:
             self._machine.memory[handle] = memory
         argument.view(np.uint32)[0] = handle
 
-    def _known(self, file: int, argument: Argument) -> _Object:
-        known = self._objects.get(int(argument["handle"][0]))
-        if known is None or known.file != file:
+    def _object_of(self, file: int, argument: Argument) -> _Object:
+        named = self._objects.get(int(argument["handle"][0]))
+        if named is None or named.file != file:
             raise OSError(errno.ENOENT, "no such object")
-        return known
+        return named
 
     def _mmap_offset(self, file: int, argument: Argument) -> None:
         handle = int(argument["handle"][0])
-        self._known(file, argument)
+        self._object_of(file, argument)
         argument.view(np.uint64)[0] = handle * PAGE
 
     def _close(self, file: int, argument: Argument) -> None:
-        memory = self._known(file, argument).memory
+        memory = self._object_of(file, argument).memory
         self._pending = [change for change in self._pending if change[2] is not memory]
         if memory.mapped:
             self._machine.space.view.map(memory.address, memory.nbytes, False)
@@ -190,19 +202,19 @@ class FakeDrm:
         del self._objects[handle]
         self._machine.memory.pop(handle, None)
 
-    def _address(self, file: int, argument: Argument) -> None:
-        known = self._known(file, argument)
-        memory = known.memory
+    def _map_address(self, file: int, argument: Argument) -> None:
+        target = self._object_of(file, argument)
+        memory = target.memory
         address, nbytes = int(argument["va_address"][0]), int(argument["map_size"][0])
         inside = address >= BASE and address + nbytes <= BASE + ADDRESS_SPACE
         if address % PAGE or nbytes % PAGE or not inside or nbytes > memory.nbytes:
             raise OSError(errno.EINVAL, "GEM_VA: alignment or range")
-        if int(argument["flags"][0]) & ~int(ANY_PAGE) or known.doorbells is not None:
+        if int(argument["flags"][0]) & ~int(ANY_PAGE) or target.doorbells is not None:
             raise OSError(errno.EINVAL, "GEM_VA: flags")
         if int(argument["operation"][0]) != drm.VA_MAP:
             raise OSError(errno.EINVAL, "GEM_VA: operation")
         # The simulation requires equal addresses for host and GPU, which no real driver does.
-        if address != known.host or any(self._machine.mapped_at(address, nbytes)):
+        if address != target.host or any(self._machine.mapped_at(address, nbytes)):
             raise OSError(errno.EINVAL, "GEM_VA: addresses in use")
         timeline, point = (
             int(argument[name][0]) for name in ("vm_timeline_syncobj_out", "vm_timeline_point")
@@ -212,8 +224,9 @@ class FakeDrm:
         memory.address = address
         self._pending.append((timeline, point, memory))
 
-    def _wait_point(self, file: int, argument: Argument) -> None:
-        """Page tables change only when a caller waits for them."""
+    def _wait_timeline(self, file: int, argument: Argument) -> None:
+        """Apply the changes of page tables up to a timeline's point: the simulation delays them
+        until somebody waits for them."""
         handle = int(memory_at(int(argument["handles"][0]), 4).view(np.uint32)[0])
         point = int(memory_at(int(argument["points"][0]), 8).view(np.uint64)[0])
         if handle not in self._syncobjs or int(argument["count_handles"][0]) != 1:
@@ -230,7 +243,7 @@ class FakeDrm:
     def _context(self, file: int, argument: Argument) -> None:
         operation, number = int(argument["op"][0]), int(argument["ctx_id"][0])
         if operation == drm.CTX_ALLOC:
-            number = self._machine.number
+            number = self._machine.new_handle()
             self._contexts.add(number)
             argument.view(np.uint32)[0] = number
         elif number not in self._contexts:
@@ -258,7 +271,7 @@ class FakeDrm:
             return
         if operation != drm.USERQ_CREATE:
             raise OSError(errno.EINVAL, "USERQ")
-        doorbell = self._checked(file, value)
+        doorbell = self._checked_doorbell(file, value)
         if len(self._machine.gpu.queues) >= behaviour.slots:
             raise OSError(errno.EINVAL if not behaviour.slots else errno.ENOMEM, "USERQ CREATE")
         queue = self._machine.new_queue(
@@ -272,30 +285,30 @@ class FakeDrm:
         self._queues[queue.number] = file
         argument.view(np.uint32)[0] = queue.number
 
-    def _checked(self, file: int, value: dict[str, int]) -> NDArray[np.uint64]:
-        """The doorbell of a queue whose parameters are valid."""
+    def _checked_doorbell(self, file: int, value: dict[str, int]) -> NDArray[np.uint64]:
+        """The doorbell of a new queue with parameters ``value``. Raises OSError if one is wrong."""
         machine = self._machine
         size = value["queue_size"]
-        known = self._objects.get(value["doorbell_handle"])
+        page = self._objects.get(value["doorbell_handle"])
         if value["flags"] & PRIORITIES == HIGH:
             raise OSError(errno.EACCES, "USERQ CREATE: priority")
         descriptor = value["mqd"] if value["mqd_size"] == drm.MQD_BYTES else 0
         eop = int(memory_at(descriptor, 8).view(np.uint64)[0]) if descriptor else 0
-        doorbells = known.doorbells if known is not None and known.file == file else None
+        doorbells = page.doorbells if page is not None and page.file == file else None
         index = value["doorbell_offset"]
-        requested = {
+        requirements = {
             "a compute queue": value["ip_type"] == drm.IP_COMPUTE and not value["flags"],
             "a ring that is a power of two": size >= PAGE and not size & (size - 1),
-            "a ring in mapped memory": machine.inside(value["queue_va"], size),
-            "a read pointer in a mapped page": machine.inside(value["rptr_va"], PAGE),
-            "a write pointer alone in its page": machine.whole(value["wptr_va"], PAGE),
+            "a ring in mapped memory": machine.is_mapped(value["queue_va"], size),
+            "a read pointer in a mapped page": machine.is_mapped(value["rptr_va"], PAGE),
+            "a write pointer alone in its page": machine.is_object(value["wptr_va"], PAGE),
             "a doorbell": doorbells is not None and index < len(doorbells),
             "a descriptor": descriptor != 0,
-            "the end-of-pipe buffer": machine.inside(eop, PAGE),
+            "the end-of-pipe buffer": machine.is_mapped(eop, PAGE),
         }
-        for what, right in requested.items():
-            if not right:
-                raise OSError(errno.EINVAL, f"USERQ CREATE: {what}")
+        for requirement, met in requirements.items():
+            if not met:
+                raise OSError(errno.EINVAL, f"USERQ CREATE: {requirement}")
         assert doorbells is not None
         if any(np.shares_memory(q.doorbell[:1], doorbells) for q in machine.gpu.queues.values()):
             raise OSError(errno.EBUSY, "USERQ CREATE: doorbell in use")
@@ -312,7 +325,7 @@ class FakeDrm:
             self._syncobjs[handle].value = int(queue.write_pointer[0])
 
     def _create_syncobj(self, file: int, argument: Argument) -> None:
-        handle = self._machine.number
+        handle = self._machine.new_handle()
         self._syncobjs[handle] = _Syncobj()
         argument["handle"] = handle
 
@@ -320,14 +333,14 @@ class FakeDrm:
         if self._syncobjs.pop(int(argument["handle"][0]), None) is None:
             raise OSError(errno.EINVAL, "SYNCOBJ_DESTROY")
 
-    def _wait(self, file: int, argument: Argument) -> None:
+    def _wait_syncobjs(self, file: int, argument: Argument) -> None:
         count = int(argument["count_handles"][0])
         handles = memory_at(int(argument["handles"][0]), 4 * count).view(np.uint32)
         for handle in handles.tolist():
-            known = self._syncobjs.get(handle)
-            if known is None:
+            syncobj = self._syncobjs.get(handle)
+            if syncobj is None:
                 raise OSError(errno.ENOENT, "SYNCOBJ_WAIT")
-            if known.queue is None:
+            if syncobj.queue is None:
                 raise OSError(errno.EINVAL, "SYNCOBJ_WAIT: no fence")
-            if known.queue.signalled < known.value:
+            if syncobj.queue.signalled < syncobj.value:
                 raise OSError(errno.ETIME, "SYNCOBJ_WAIT")

@@ -1,4 +1,4 @@
-"""A simulated GPU: memory, queues and interrupts as its drivers' users see them."""
+"""A simulated GPU: memory and queues as its drivers' users see them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from accel.amd.kernel import MAP_NORESERVE, Bytes
 from accel.amd.sim.coherence import Coherence
 from accel.amd.sim.command_processor import CommandProcessor
 from accel.amd.sim.memory_view import PAGE, GpuFault, MemoryView
-from accel.packets.holes import Holes
+from accel.packets.free_ranges import FreeRanges
 
 MADV_DONTNEED = 4
 BASE = 0x7F00_0000_0000
@@ -29,12 +29,12 @@ class AddressSpace:
         self._map = mmap.mmap(-1, nbytes, flags=flags)
         data = np.frombuffer(self._map, np.uint8)
         self.view = MemoryView(data, BASE)
-        self._holes = Holes(nbytes)
-        self._holes.take(PAGE)
+        self._ranges = FreeRanges(nbytes)
+        self._ranges.allocate(PAGE)
 
     def reserve(self, nbytes: int) -> int:
         """The address of a free range. Raises MemoryError."""
-        start = self._holes.take(nbytes)
+        start = self._ranges.allocate(nbytes)
         if start is not None:
             return self.view.base + start
         raise MemoryError
@@ -42,7 +42,7 @@ class AddressSpace:
     def release(self, address: int, nbytes: int) -> None:
         """Free a range."""
         self.drop(address, nbytes)
-        self._holes.give_back(address - self.view.base, nbytes)
+        self._ranges.free(address - self.view.base, nbytes)
 
     def drop(self, address: int, nbytes: int) -> None:
         """Zero the pages, and free their memory."""
@@ -98,7 +98,6 @@ class FakeGpu:
     checked: bool
     generation: Generation = GFX12
     queues: dict[int, FakeQueue] = field(default_factory=dict)
-    interrupts: list[int] = field(default_factory=list)
 
     def add(
         self, number: int, doorbell: NDArray[np.uint64], ring: Bytes, write: int, read: int
@@ -106,9 +105,7 @@ class FakeGpu:
         """A new queue with its pointers at these addresses."""
         words = len(self.space.view.words)
         coherence = Coherence(words) if self.checked else None
-        processor = CommandProcessor(
-            self.space.view, self.interrupts.append, coherence, generation=self.generation
-        )
+        processor = CommandProcessor(self.space.view, coherence, generation=self.generation)
         queue = FakeQueue(
             number,
             doorbell,

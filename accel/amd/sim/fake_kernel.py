@@ -42,7 +42,7 @@ class FakeKernel:
         self._drm = FakeDrm(self.machine)
 
     @property
-    def left_over(self) -> list[str]:
+    def leaked(self) -> list[str]:
         """Objects that a program which has ended should have freed."""
         machine = self.machine
         stay = self.open_files.values()
@@ -51,15 +51,15 @@ class FakeKernel:
             *(f"memory {handle}" for handle in machine.memory),
             *(f"queue {number}" for number in machine.gpu.queues),
             *(f"map {address:#x}" for address in machine.reserved),
-            *self._kfd.left_over,
-            *self._drm.left_over,
+            *self._kfd.leaked,
+            *self._drm.leaked,
         ]
 
     def open(self, path: str) -> int:
         self._fail(path)
         if path not in (KFD, RENDER):
             raise FileNotFoundError(*GONE, path)
-        number = self.machine.number
+        number = self.machine.new_handle()
         self.machine.files[number] = path
         return number
 

@@ -48,7 +48,7 @@ class FakeKfd:
         }
 
     @property
-    def left_over(self) -> list[str]:
+    def leaked(self) -> list[str]:
         """Objects that were not freed."""
         return [f"event {number}" for number in self._events]
 
@@ -116,9 +116,9 @@ class FakeKfd:
             raise OSError(errno.EINVAL, "ALLOC_MEMORY_OF_GPU: host-visible memory")
         if not machine.has_reserved(address, nbytes):
             raise OSError(errno.EINVAL, "ALLOC_MEMORY_OF_GPU: addresses in use")
-        if own and nbytes > machine.left:
+        if own and nbytes > machine.free_bytes:
             raise OSError(errno.ENOMEM, "ALLOC_MEMORY_OF_GPU")
-        handle = machine.number
+        handle = machine.new_handle()
         visible = not own or bool(flags & Memory.PUBLIC)
         machine.memory[handle] = FakeMemory(nbytes, own, visible, address)
         argument["handle"] = handle
@@ -152,7 +152,7 @@ class FakeKfd:
         argument["n_success"] = devices
 
     def _available(self, argument: Argument) -> None:
-        argument["available"] = self._machine.left
+        argument["available"] = self._machine.free_bytes
 
     def _create_queue(self, argument: Argument) -> None:
         machine = self._machine
@@ -165,14 +165,14 @@ class FakeKfd:
             "percent and priority": value["queue_percentage"] <= uapi.MOST_PERCENT
             and value["queue_priority"] <= 15,
             "a ring that is a power of two": size >= PAGE and not size & (size - 1),
-            "the ring's own memory": machine.whole(ring, size),
-            "pointers in mapped pages": machine.inside(value["write_pointer_address"], 8)
-            and machine.inside(value["read_pointer_address"], 8),
+            "the ring's own memory": machine.is_object(ring, size),
+            "pointers in mapped pages": machine.is_mapped(value["write_pointer_address"], 8)
+            and machine.is_mapped(value["read_pointer_address"], 8),
             "the end-of-pipe buffer": value["eop_buffer_size"] == EOP_BYTES
-            and machine.whole(value["eop_buffer_address"], EOP_BYTES),
+            and machine.is_object(value["eop_buffer_address"], EOP_BYTES),
             "the control stack": value["ctl_stack_size"] == gpu.control_stack_bytes,
             "the save area": value["ctx_save_restore_size"] >= gpu.save_bytes
-            and machine.whole(value["ctx_save_restore_address"], gpu.save_area_bytes),
+            and machine.is_object(value["ctx_save_restore_address"], gpu.save_area_bytes),
         }
         for what, right in requested.items():
             if not right:
@@ -194,7 +194,7 @@ class FakeKfd:
             raise OSError(errno.EINVAL, "DESTROY_QUEUE")
 
     def _create_event(self, argument: Argument) -> None:
-        number = self._machine.number
+        number = self._machine.new_handle()
         self._events[number] = int(argument["event_type"][0])
         argument["event_id"] = number
 

@@ -60,19 +60,23 @@ class Behaviour:
 
 @dataclass(slots=True)
 class FakeMemory:
-    """An object of a driver. ``address`` is 0 until it is mapped."""
+    """A memory object of a driver: in the GPU's own memory if ``on_device``, else in the host's.
+    ``address`` is 0 until the driver knows it; the GPU can access the object once ``mapped``."""
 
     nbytes: int
-    own: bool
-    visible: bool
+    on_device: bool
+    host_visible: bool
     address: int = 0
     mapped: bool = False
 
 
 @dataclass(slots=True)
 class FakeComputer:
-    """``reserved`` are a program's ranges of addresses, ``doorbells`` pages of them by address,
-    ``memory`` objects by handle."""
+    """A machine with one GPU.
+
+    ``files`` are the names of open files by number, ``reserved`` the sizes in bytes of a program's
+    ranges of addresses, ``doorbells`` the pages of doorbells by address, and ``memory`` the objects
+    by handle."""
 
     behaviour: Behaviour
     space: AddressSpace = field(default_factory=lambda: AddressSpace(ADDRESS_SPACE))
@@ -82,7 +86,7 @@ class FakeComputer:
     memory: dict[int, FakeMemory] = field(default_factory=dict)
     was_reset: bool = False
     gpu: FakeGpu = field(init=False)
-    _numbers: int = 3
+    _last_handle: int = 3
 
     def __post_init__(self) -> None:
         named = Gpu("1", 0, "", self.behaviour.properties, 0).architecture
@@ -90,16 +94,16 @@ class FakeComputer:
         generation = BY_ARCHITECTURE.get(named, GFX12)
         self.gpu = FakeGpu(self.space, self.behaviour.checked, generation)
 
-    @property
-    def number(self) -> int:
-        """A number that was never returned before."""
-        self._numbers += 1
-        return self._numbers
+    def new_handle(self) -> int:
+        """The handle of a new object, never returned before."""
+        self._last_handle += 1
+        return self._last_handle
 
     @property
-    def left(self) -> int:
+    def free_bytes(self) -> int:
         """Free bytes of the GPU's own memory."""
-        return self.behaviour.memory_bytes - sum(m.nbytes for m in self.memory.values() if m.own)
+        used = sum(m.nbytes for m in self.memory.values() if m.on_device)
+        return self.behaviour.memory_bytes - used
 
     @property
     def faulted(self) -> bool:
@@ -123,11 +127,11 @@ class FakeComputer:
             if memory.mapped and memory.address <= address and address + nbytes <= end:
                 yield memory
 
-    def inside(self, address: int, nbytes: int) -> bool:
+    def is_mapped(self, address: int, nbytes: int) -> bool:
         """Whether the range is part of one object that the GPU can access."""
         return any(self.mapped_at(address, nbytes))
 
-    def whole(self, address: int, nbytes: int) -> bool:
+    def is_object(self, address: int, nbytes: int) -> bool:
         """Whether the range is exactly one object that the GPU can access."""
         return any(m.nbytes == nbytes for m in self.mapped_at(address, nbytes))
 

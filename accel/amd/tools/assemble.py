@@ -1,5 +1,5 @@
-"""Makes a ``.zrt`` file from a developer's kernel, in the dialect or in assembly, with the checks
-of the package's own."""
+"""Compiles a developer's kernel, a ``.k`` or ``.s`` file, to a ``.zrt`` kernel file, and checks it
+as the kernels of the package are checked."""
 
 from __future__ import annotations
 
@@ -17,14 +17,18 @@ from contract.errors import CodecError, ConfigError
 from contract.kernel import MAX_WORKGROUP, KernelHeader, decode_kernel
 
 SOURCES = {".k": "a kernel of the dialect", ".s": "assembly", ".zrt": "a kernel file"}
+"""Accepted file suffixes. The dialect is the macro language of ``accel/kernels``."""
 ENTRY_SUFFIX = ".kd"
 MOST_SOURCE_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class AssemblyJob:
-    """Facts that are not in a source: the storage type of a ``.k``, whether the GPU divides itself,
-    the items of a work-group of a ``.s``, and the GPU."""
+class AssemblyOptions:
+    """What a source does not say.
+
+    A ``.k`` is compiled for weights stored as ``dtype``, empty for an op without weights; with
+    ``native`` it uses the GPU's division and square root, else those computed in integers. A ``.s``
+    has ``items`` work-items in a work-group, a multiple of 32. ``gpu`` is the target."""
 
     dtype: str = ""
     native: bool = True
@@ -32,9 +36,10 @@ class AssemblyJob:
     gpu: Generation = GFX12
 
 
-def kernel_from(path: Path, requested: AssemblyJob) -> KernelHeader:
-    """The kernel of a ``.k``, ``.s`` or ``.zrt`` file, checked. Raises ConfigError for other files,
-    CompileError with the compiler's log, and CodecError for code that a launch could not run."""
+def kernel_from(path: Path, options: AssemblyOptions) -> KernelHeader:
+    """The kernel of a ``.k``, ``.s`` or ``.zrt`` file, checked. Raises ConfigError for other files
+    and for text that does not compile, with the compiler's log, and CodecError for code that a
+    launch could not run."""
     if path.suffix not in SOURCES:
         known = ", ".join(f"{suffix} ({what})" for suffix, what in SOURCES.items())
         raise ConfigError(f"{path}: its name ends in none of {known}")
@@ -45,13 +50,13 @@ def kernel_from(path: Path, requested: AssemblyJob) -> KernelHeader:
     if path.suffix == ".zrt":
         kernel = decode_kernel(data)
     else:
-        kernel = _compiled(path, data, requested)
+        kernel = _compiled(path, data, options)
     check_code(kernel)
     check_translation(kernel)
     return kernel
 
 
-def _compiled(path: Path, data: bytes, requested: AssemblyJob) -> KernelHeader:
+def _compiled(path: Path, data: bytes, options: AssemblyOptions) -> KernelHeader:
     if len(data) > MOST_SOURCE_BYTES:
         raise ConfigError(f"{path}: {len(data):,} bytes of source, at most {MOST_SOURCE_BYTES:,}")
     try:
@@ -59,52 +64,45 @@ def _compiled(path: Path, data: bytes, requested: AssemblyJob) -> KernelHeader:
     except UnicodeDecodeError:
         raise ConfigError(f"{path}: is not text (UTF-8)") from None
     try:
-        return (
-            _from_dialect(path, text, requested)
-            if path.suffix == ".k"
-            else _from_assembly(path, text, requested)
-        )
+        compiled = _from_dialect if path.suffix == ".k" else _from_assembly
+        return compiled(path, text, options)
     except FileNotFoundError as error:
         missing = error.filename or COMPILER
-        remedy = (
-            "apt install clang-19 lld-19"
-            if missing == COMPILER
-            else "it includes a file of \
-the package that there is not"
-        )
-        raise ConfigError(f"there is no {missing}: {remedy}") from None
+        hint = "apt install clang-19 lld-19"
+        reason = hint if missing == COMPILER else f"{path} includes it"
+        raise ConfigError(f"there is no {missing}: {reason}") from None
     except CompileError as error:
         raise ConfigError(f"{path}: {error}") from None
 
 
-def _from_dialect(path: Path, text: str, requested: AssemblyJob) -> KernelHeader:
-    """The kernel of a ``.k`` file, whose name is that of the op whose packet it reads."""
+def _from_dialect(path: Path, text: str, options: AssemblyOptions) -> KernelHeader:
+    """The kernel of a ``.k`` file. The file is named after the op whose packet the kernel reads."""
     op = path.stem.split(".")[0]
     if op not in ALL_OPS:
         raise ConfigError(f"{path}: there is no op {op}; a .k is named after one of accel/kernels")
-    module = Module(op, _dtype(path, op, requested.dtype))
-    whole = module_source(Language.AMD, module, traits_of(module, requested.native), text)
-    return kernel_made(Build(module, requested.native, requested.gpu), whole)
+    module = Module(op, _dtype(path, op, options.dtype))
+    whole = module_source(Language.AMD, module, traits_of(module, options.native), text)
+    return kernel_made(Build(module, options.native, options.gpu), whole)
 
 
 def _dtype(path: Path, op: str, name: str) -> DType | None:
-    known = {str(dtype): dtype for dtype in STORED.get(op, ())}
-    if not known and not name:
+    dtypes = {str(dtype): dtype for dtype in STORED.get(op, ())}
+    if not dtypes and not name:
         return None
-    if name not in known:
-        named = ", ".join(known) or "no storage type"
-        raise ConfigError(f"{path}: --dtype {name or '(none)'}: {op} is compiled for {named}")
-    return known[name]
+    if name not in dtypes:
+        names = ", ".join(dtypes) or "no storage type"
+        raise ConfigError(f"{path}: --dtype {name or '(none)'}: {op} is compiled for {names}")
+    return dtypes[name]
 
 
-def _from_assembly(path: Path, text: str, requested: AssemblyJob) -> KernelHeader:
-    if not 0 < requested.items <= MAX_WORKGROUP or requested.items % 32:
-        raise ConfigError(f"--items {requested.items}: waves have 32 items, groups at most 1024")
-    code = read_code_object(assembled(text, requested.gpu))
-    found = [
+def _from_assembly(path: Path, text: str, options: AssemblyOptions) -> KernelHeader:
+    if not 0 < options.items <= MAX_WORKGROUP or options.items % 32:
+        raise ConfigError(f"--items {options.items}: waves have 32 items, groups at most 1024")
+    code = read_code_object(assembled(text, options.gpu))
+    kernels = [
         name.removesuffix(ENTRY_SUFFIX) for name in code.symbols if name.endswith(ENTRY_SUFFIX)
     ]
-    if len(found) != 1:
-        named = ", ".join(found) or "none"
-        raise CodecError(f"{path}: has to have one kernel (.amdhsa_kernel), not {named}")
-    return kernel_of(code, path.stem, found[0], requested.items)
+    if len(kernels) != 1:
+        names = ", ".join(kernels) or "none"
+        raise CodecError(f"{path}: has to have one kernel (.amdhsa_kernel), not {names}")
+    return kernel_of(code, path.stem, kernels[0], options.items)

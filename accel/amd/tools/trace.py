@@ -157,10 +157,7 @@ def replay(trace: Trace) -> Difference | None:
         if memory is None:
             memory = _memory(trace)
             processor = CommandProcessor(
-                memory,
-                lambda _: None,
-                buffer_flags=trace.flags,
-                generation=BY_ARCHITECTURE[trace.architecture],
+                memory, buffer_flags=trace.flags, generation=BY_ARCHITECTURE[trace.architecture]
             )
             processor.signal = lambda: None
         memory.pages[1:] = False

@@ -84,7 +84,7 @@ class FakeMetal:
         self._objc.calls = calls
 
     @property
-    def left_over(self) -> list[str]:
+    def leaked(self) -> list[str]:
         """Classes of the objects that were not released."""
         return self._objc.alive()
 

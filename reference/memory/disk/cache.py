@@ -48,7 +48,7 @@ class DiskCacheOptions:
 
 
 class DiskCache:
-    """The cache in ``options.folder``; every problem is told to ``report``, once for each kind.
+    """The cache in ``options.folder``. ``report`` is called once for each kind of problem.
 
     All methods but ``close`` return at once, and none raises because of the disk. They are for one
     thread, which is not one of the cache's own."""

@@ -1,4 +1,4 @@
-"""Reads the metadata keys that every family has."""
+"""Reads the metadata keys that all families share."""
 
 from __future__ import annotations
 
@@ -13,16 +13,19 @@ from reference.model.gguf import GgufFile
 
 EPSILON = "attention.layer_norm_rms_epsilon"
 RopeReader = Callable[[Keys, int, int], Rope]
-"""Reads the rotation for heads of a given size and a context length, both in that order."""
+"""Reads the rotation of a layer from the keys, the elements of a head and the context in tokens."""
 
 
 def read_common(
     keys: Keys, rope: RopeReader = read_rope, *, least_kv_heads: int = 1, epsilon: str = EPSILON
 ) -> ModelConfig:
-    """Read the keys all families share: full attention in every layer, heads of one size.
+    """Read a configuration with full attention in every layer and heads of one size; the family's
+    reader then replaces what differs.
 
-    With ``least_kv_heads`` 0 a layer without attention may have no heads for keys and values.
-    ``epsilon`` is the metadata key of the epsilon of the norms."""
+    ``layers`` are the blocks of the file without those that predict further tokens (the last
+    ``nextn_predict_layers``). ``least_kv_heads`` is the least number of heads for keys and values
+    in a layer: 0 for families that have layers without attention. ``epsilon`` is the metadata key
+    of the epsilon of the norms. Raises ModelFileError or UnsupportedModel naming the key."""
     if not keys.file.get(keys.key("attention.causal"), bool, True):
         raise keys.unsupported("attention.causal", "is false", "only causal models are supported")
     blocks = keys.integer("block_count", 1, MAX_LAYERS)
@@ -62,8 +65,8 @@ def read_common(
 
 
 def read_head_dim(keys: Keys, hidden: int, heads: int) -> int:
-    """Elements of a head: ``attention.key_length``, by default ``hidden / heads``; values have as
-    many."""
+    """Elements of a head: ``attention.key_length``, by default ``hidden / heads``. Raises
+    ModelFileError where neither is a whole number or heads of values have another size."""
     if hidden % heads and not keys.has("attention.key_length"):
         raise keys.error("attention.head_count", f"{heads} does not divide {hidden}")
     head_dim = keys.integer("attention.key_length", 1, MAX_WIDTH, hidden // heads)
@@ -74,6 +77,7 @@ def read_head_dim(keys: Keys, hidden: int, heads: int) -> int:
 
 
 def _vocab(file: GgufFile) -> int:
+    """The number of tokens: of the tokenizer, or without one the rows of the embedding."""
     key = "tokenizer.ggml.tokens"
     if key in file.metadata:
         return len(file.metadata[key])  # type: ignore[arg-type]

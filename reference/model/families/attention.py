@@ -129,11 +129,11 @@ def project(e: Emitter, x: View, layer: int, values: View | None = None) -> View
         powers = e.tensors.powers.get(layer)
         scales = ((), (), ()) if powers is None else (powers.queries, powers.keys, ())
         for name, y, width, scale in zip(PROJECTIONS, targets, outputs, scales, strict=True):
-            _equalised(e, h, name, layer, (width, hidden), scale, y)
+            _smoothed(e, h, name, layer, (width, hidden), scale, y)
     elif values is None:
         powers = e.tensors.powers.get(layer)
         scale = () if powers is None else (*powers.queries, *powers.keys, *[0] * kv_width)
-        _equalised(e, h, FUSED, layer, (sum(outputs), hidden), scale, packed)
+        _smoothed(e, h, FUSED, layer, (sum(outputs), hidden), scale, packed)
     else:
         edges = (0, q_width, q_width + kv_width, q_width + 2 * kv_width)
         for n, (name, y) in enumerate(zip(PROJECTIONS, targets, strict=True)):
@@ -142,7 +142,7 @@ def project(e: Emitter, x: View, layer: int, values: View | None = None) -> View
     return packed
 
 
-def _equalised(
+def _smoothed(
     e: Emitter, h: View, name: str, layer: int, shape: tuple[int, int], powers: Channels, y: View
 ) -> None:
     """A projection with its bias, and with its columns times powers of two when ``powers`` has
@@ -150,7 +150,7 @@ def _equalised(
     scaled = len(powers) == shape[0] and any(powers)
     product = e.linear(h, name, layer, *shape, y=None if scaled else y)
     if scaled:
-        e.scale_powers(product, f"{name}_equalised", layer, powers, y)
+        e.scale_powers(product, f"{name}_smoothed", layer, powers, y)
 
 
 def rotate_and_store(e: Emitter, packed: View, layer: int, *, query_key_norm: bool) -> View:

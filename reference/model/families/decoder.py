@@ -15,12 +15,14 @@ from reference.model.families.tensors import ModelTensors
 
 @dataclass(frozen=True, slots=True)
 class Decoder:
-    """The differences between the layers of families.
+    """A family of decoders: what its layers have beyond, or instead of, those of llama.
 
-    With ``query_key_norm`` queries and keys are normed per head. With ``post_norms`` the result of
-    each block is normed before it is added; without ``pre_norms`` its input is not.
-    ``feed_forward_norm`` is the norm of the feed-forward block's input. ``fused_gates`` stores gate
-    and up rows in one tensor."""
+    - ``query_key_norm``: queries and keys are normed per head.
+    - ``pre_norms``: the input of attention and of the feed-forward block is normed.
+    - ``post_norms``: the result of each block is normed before it is added to the residual.
+    - ``feed_forward_norm``: the name in the file of the norm of the feed-forward block's input.
+    - ``fused_gates``: one tensor holds the rows of gate and up.
+    - ``activation``: the gate's function, a value of the opcode parameter of that name."""
 
     query_key_norm: bool = False
     pre_norms: bool = True
@@ -30,7 +32,9 @@ class Decoder:
     activation: int = SILU
 
     def build(self, config: ModelConfig, tensors: ModelTensors, limits: Limits) -> Graph:
-        """x = embed; in each layer x += attention(x), x += ffn(x); logits of the last norm."""
+        """The graph of the forward pass: x = embed; in each layer x += attention(x), then
+        x += ffn(x); logits of the last norm. Raises ModelFileError or UnsupportedModel for tensors
+        that do not fit ``config``."""
         e = Emitter(GraphBuilder(config.architecture), config, tensors, limits)
         x = e.embed()
         for layer in range(config.layers):

@@ -45,7 +45,7 @@ class Powers:
     keys: Channels
 
 
-def equalising_powers(config: ModelConfig, file: GgufFile) -> dict[int, Powers]:
+def smoothing_powers(config: ModelConfig, file: GgufFile) -> dict[int, Powers]:
     """The powers of each layer whose keys have outliers.
 
     A layer that reads another layer's keys multiplies its queries by that layer's powers."""

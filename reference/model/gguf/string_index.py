@@ -13,11 +13,13 @@ from reference.model.gguf.strings import LENGTH_BYTES, StringArray
 Value = TypeVar("Value")
 
 HEAD_BYTES = 6
-"""Leading bytes of a text that choose its bucket."""
+"""Leading bytes of a text that choose its bucket; a shorter text counts as padded with zeros."""
 HEAD = np.dtype("<u8")
 BUCKET_BITS = 14
+"""An index has 2^14 buckets."""
 GOLDEN = 0x9E3779B97F4A7C15
-"""2^64 / golden ratio: the upper bits of a product with it depend on all bits of the factor."""
+"""2^64 / golden ratio: the upper bits of a product with it depend on all bits of the factor
+(Fibonacci hashing, Knuth, The Art of Computer Programming 3, 6.4)."""
 
 
 class StringIndex(Generic[Value]):
@@ -25,8 +27,8 @@ class StringIndex(Generic[Value]):
 
     The constructor sorts string indices into buckets by the strings' first bytes. The strings of a
     bucket become keys of a dictionary when ``get`` first needs that bucket; a prompt needs few. Of
-    equal strings the last one counts, or the first if ``first``. ``among`` int[n], ascending,
-    restricts the index to these strings. Safe to share between threads."""
+    equal strings the last one counts, or the first if ``first``. ``among`` int[n], ascending string
+    indices, restricts the map to those strings. Safe to share between threads."""
 
     def __init__(
         self,
@@ -48,36 +50,31 @@ class StringIndex(Generic[Value]):
         self._first = first
         strings.forget_pages()
         self._filled = bytearray(1 << BUCKET_BITS)
-        self._left = len(indices)
-        self._found: dict[bytes, Value] = {}
+        self._values: dict[bytes, Value] = {}
 
     def get(self, text: bytes, /) -> Value | None:
         """The value for ``text``, None when the array has no such string."""
-        value = self._found.get(text)
-        if value is None and self._left:
+        value = self._values.get(text)
+        if value is None:
             bucket = _bucket(text)
             if not self._filled[bucket]:
                 self._fill(bucket)
-                return self._found.get(text)
+                return self._values.get(text)
         return value
 
-    @property
-    def made(self) -> int:
-        """The number of strings that have become objects."""
-        return len(self._indices) - self._left
-
     def _fill(self, bucket: int) -> None:
+        """Add the strings of ``bucket`` to the dictionary. Two threads that do it at once add the
+        same."""
         start = self._ends[bucket - 1] if bucket else 0
         indices = self._indices[start : self._ends[bucket]].tolist()
         if self._first:
             indices.reverse()
-        self._found.update((self._strings[index], self._value(index)) for index in indices)
-        if not self._filled[bucket]:
-            self._filled[bucket] = 1
-            self._left -= len(indices)
+        self._values.update((self._strings[index], self._value(index)) for index in indices)
+        self._filled[bucket] = 1
 
 
 def _bucket(text: bytes) -> int:
+    """The bucket of ``text``: the upper bits of its first bytes times GOLDEN."""
     head = int.from_bytes(text[:HEAD_BYTES], "little")
     return (head * GOLDEN & 0xFFFF_FFFF_FFFF_FFFF) >> (64 - BUCKET_BITS)
 

@@ -59,35 +59,34 @@ TensorSource = tuple[DType | GgmlType, Sequence[int], TensorData]
 
 
 def write_gguf(
-    path: str | Path,
-    metadata: Mapping[str, WritableValue],
-    tensors: Mapping[str, TensorSource],
-    *,
-    alignment: int = DEFAULT_ALIGNMENT_BYTES,
+    path: str | Path, metadata: Mapping[str, WritableValue], tensors: Mapping[str, TensorSource]
 ) -> None:
     """Write a GGUF file at ``path``, replacing an existing one only when all data is on disk.
 
     An int becomes uint32 if it fits, else uint64 or int64; a float becomes float32; numpy arrays
-    keep their dtype; ``Typed`` sets the type. An ``alignment`` (bytes) other than 32 is recorded in
-    the metadata. Tensors are written in the order given. Raises ModelFileError for whatever
-    ``open_gguf`` would refuse, and when a tensor's data does not have the length of its shape."""
+    keep their dtype; ``Typed`` sets the type. Tensors are written in the order given, each at a
+    multiple of the metadata's ``general.alignment`` (bytes, 32 without it). A link stays, and the
+    file it names is replaced. Raises ModelFileError for whatever ``open_gguf`` would refuse, when a
+    tensor's data does not have the length of its shape, when the file cannot be written, and where
+    ``path`` is a device or a pipe."""
     path = Path(path)
-    header, layout = _encode_header(path, metadata, tensors, alignment)
-    stem = path.name[:_MAX_STEM_CHARACTERS]
-    temporary = path.with_name(f".{stem}.{secrets.token_hex(8)}.tmp")
-    remove_abandoned(path.parent, f".{stem}.", ".tmp")
+    header, layout = _encode_header(path, metadata, tensors)
+    target = Path(os.path.realpath(path))
+    stem = target.name[:_MAX_STEM_CHARACTERS]
+    temporary = target.with_name(f".{stem}.{secrets.token_hex(8)}.tmp")
+    remove_abandoned(target.parent, f".{stem}.", ".tmp")
     try:
-        need_file(path)
+        need_file(target)
         with open(temporary, "xb") as file:
             file.write(header)
             for tensor in layout.tensors:
                 _write_tensor(file, path, tensor, tensors[tensor.name][2])
-                file.write(bytes(_padding(tensor.nbytes, alignment)))
+                file.write(bytes(_padding(tensor.nbytes, layout.alignment)))
             file.truncate()
             file.flush()
             os.fsync(file.fileno())
-        os.replace(temporary, path)
-        _sync_directory(path.parent)
+        os.replace(temporary, target)
+        _sync_directory(target.parent)
     except OSError as error:
         raise ModelFileError(
             path, "the file", f"cannot be written: {error.strerror}", "check the folder and disk"
@@ -102,20 +101,14 @@ def _padding(position: int, alignment: int) -> int:
 
 
 def _encode_header(
-    path: Path,
-    metadata: Mapping[str, WritableValue],
-    tensors: Mapping[str, TensorSource],
-    alignment: int,
+    path: Path, metadata: Mapping[str, WritableValue], tensors: Mapping[str, TensorSource]
 ) -> tuple[bytes, Header]:
     """The bytes before the first tensor, and the header the reader parses from them.
 
     Parsing them before any data is written refuses everything the reader would refuse."""
-    alignment_of(path, {ALIGNMENT_KEY: alignment}, {ALIGNMENT_KEY: GgufType.UINT32})
-    entries = dict(metadata)
-    if alignment != DEFAULT_ALIGNMENT_BYTES:
-        entries = {ALIGNMENT_KEY: Typed(GgufType.UINT32, alignment)} | entries
-    parts = [MAGIC, struct.pack("<IQQ", VERSION, len(tensors), len(entries))]
-    parts += [_encode_entry(path, key, value) for key, value in entries.items()]
+    parts = [MAGIC, struct.pack("<IQQ", VERSION, len(tensors), len(metadata))]
+    parts += [_encode_entry(path, key, value) for key, value in metadata.items()]
+    alignment = _alignment(path, metadata)
     data_bytes = 0
     for name, (dtype, shape, _) in tensors.items():
         entry, nbytes = _encode_tensor(path, name, dtype, shape, data_bytes)
@@ -123,15 +116,18 @@ def _encode_header(
         data_bytes += nbytes + _padding(nbytes, alignment)
     header = b"".join(parts)
     header += bytes(_padding(len(header), alignment))
-    layout = parse_header(header, len(header) + data_bytes, path)
-    if layout.alignment != alignment:
-        raise ModelFileError(
-            path,
-            f"key {shown(ALIGNMENT_KEY)}",
-            f"is {layout.alignment} where the file is to be aligned to {alignment}",
-            _FIX,
-        )
-    return header, layout
+    return header, parse_header(header, len(header) + data_bytes, path)
+
+
+def _alignment(path: Path, metadata: Mapping[str, WritableValue]) -> int:
+    """The alignment in bytes that the reader will find in ``metadata``, whose values have been
+    encoded."""
+    if ALIGNMENT_KEY not in metadata:
+        return DEFAULT_ALIGNMENT_BYTES
+    value = metadata[ALIGNMENT_KEY]
+    kind, _ = _encode_value(value)
+    stored: Any = value.value if isinstance(value, Typed) else value
+    return alignment_of(path, {ALIGNMENT_KEY: stored}, {ALIGNMENT_KEY: kind})
 
 
 def _string(text: str | bytes) -> bytes:

@@ -1,4 +1,4 @@
-"""Outlier channels of keys: found in what a file says of them, and divided away exactly."""
+"""Outlier channels of keys are found from the weights of a file and divided away exactly."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from contract.opcodes import Opcode
 from reference.limits import Limits
 from reference.model import open as opening
 from reference.model.config import Rope
-from reference.model.families.smooth_keys import _pair_of_channel, _powers, equalising_powers
+from reference.model.families.smooth_keys import _pair_of_channel, _powers, smoothing_powers
 from reference.model.open import Model, open_model
 from tests.conftest import SyntheticModel
 from tests.peer.float64_llama import mean_kl
@@ -27,8 +27,8 @@ GEMMA4 = {"window": 32, "shared_kv_layers": 2}
 def powers_of(path: Path) -> dict[int, Any]:
     """The exponents of a file's layers."""
     model = open_model(path)
-    found = equalising_powers(model.config, model.file)
-    model.file.close()
+    found = smoothing_powers(model.config, model.file)
+    model.close()
     return found
 
 
@@ -53,10 +53,10 @@ def test_outliers_cost_less(
     path = synthetic_model(key_outliers=outlier, seed=3, **fields)
     assert powers_of(path)
     truth = float64_model(path).logits(TOKENS)
-    equalised = mean_kl(truth, our_logits(path, TOKENS))
-    monkeypatch.setattr(opening, "equalising_powers", lambda config, file: {})
+    smoothed = mean_kl(truth, our_logits(path, TOKENS))
+    monkeypatch.setattr(opening, "smoothing_powers", lambda config, file: {})
     plain = mean_kl(truth, our_logits(path, TOKENS))
-    assert equalised * gain < plain
+    assert smoothed * gain < plain
 
 
 def test_norms_over_all_heads_take_the_powers_of_each(synthetic_model: SyntheticModel) -> None:
@@ -103,7 +103,7 @@ def test_biased_projections_are_scaled_before_they_are_rotated(
     """One op more for queries and for keys, none for values."""
     graph, _ = graph_with_outliers(synthetic_model(architecture="qwen2", key_outliers=100.0))
     scaled = [node.name for node in graph.nodes if node.opcode is Opcode.SCALE_COLUMNS]
-    assert scaled == [f"attn_{side}_equalised[{n}]" for n in range(2) for side in "qk"]
+    assert scaled == [f"attn_{side}_smoothed[{n}]" for n in range(2) for side in "qk"]
 
 
 def test_fused_projections_have_the_same_powers(synthetic_model: SyntheticModel) -> None:
@@ -117,12 +117,12 @@ def test_scaled_weights_are_the_file_s_times_the_powers(synthetic_model: Synthet
     """Exactly, and nothing else changes."""
     path = synthetic_model(architecture="qwen3", key_outliers=100.0)
     model = open_model(path)
-    (powers, *_) = equalising_powers(model.config, model.file).values()
+    (powers, *_) = smoothing_powers(model.config, model.file).values()
     stored = model.file.tensor_array("blk.0.attn_k_norm.weight")
     scaled = np.ldexp(stored, np.array(powers.keys))
     assert (np.flatnonzero(scaled != stored) % 32).tolist() == [3, 5, 3, 5]
     assert (np.ldexp(scaled, -np.array(powers.keys)) == stored).all()
-    model.file.close()
+    model.close()
 
 
 @pytest.mark.parametrize("neox", [True, False])

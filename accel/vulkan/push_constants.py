@@ -41,7 +41,7 @@ def push_size(op: DeviceOp) -> int:
     return pushed_bytes(op) if is_pushed(op) else BY_ADDRESS.size
 
 
-def pushed(op: DeviceOp, packets: Packets, index: int, addresses: StepAddresses) -> bytes:
+def push_constants(op: DeviceOp, packets: Packets, index: int, addresses: StepAddresses) -> bytes:
     """The push constants of packet ``index``, whose op is ``op``."""
     if not is_pushed(op):
         return BY_ADDRESS.pack(addresses.scratch, addresses.inputs, packets.address, index)
