@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 
 from contract.errors import ModelFileError, UnsupportedModel
+from tests.model.family_file import config_of
 from tests.model.family_files import EXPERT_WIDTH, LAYERS
-from tests.model.test_dense_config import read, with_keys
+from tests.model.test_dense_config import with_keys
 
 
 def test_the_first_layers_are_dense(tmp_path: Path) -> None:
-    mixture = read(with_keys("lfm2moe", {}), tmp_path).experts
+    mixture = config_of(with_keys("lfm2moe", {}), tmp_path).experts
     assert mixture is not None
     assert (mixture.leading_dense, mixture.choice_bias) == (1, True)
     assert mixture.widths == (EXPERT_WIDTH,) * LAYERS
@@ -32,11 +33,11 @@ REFUSED: dict[str, tuple[dict[str, Any], type[Exception]]] = {
 def test_what_would_change_the_model_is_refused_by_name(key: str, tmp_path: Path) -> None:
     keys, error = REFUSED[key]
     with pytest.raises(error, match=rf"lfm2moe\.{key}"):
-        read(with_keys("lfm2moe", keys), tmp_path)
+        config_of(with_keys("lfm2moe", keys), tmp_path)
 
 
 def test_the_way_to_weight_experts_must_be_named(tmp_path: Path) -> None:
     file = with_keys("lfm2moe", {})
     del file.keys["expert_gating_func"]
     with pytest.raises(ModelFileError, match=r"lfm2moe\.expert_gating_func': is missing"):
-        read(file, tmp_path)
+        config_of(file, tmp_path)

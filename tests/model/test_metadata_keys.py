@@ -12,6 +12,7 @@ from contract.errors import ModelFileError, UnsupportedModel
 from reference.model.config import ModelConfig
 from reference.model.config.read import READERS
 from reference.model.config.unread import CHANGING
+from tests.model.family_file import config_of
 from tests.model.metadata_keys import (
     OF_OTHERS,
     SIZES,
@@ -20,7 +21,7 @@ from tests.model.metadata_keys import (
     WITHOUT_EFFECT,
     known_keys,
 )
-from tests.model.test_dense_config import read, with_keys
+from tests.model.test_dense_config import with_keys
 
 
 def test_every_key_that_can_be_written_is_tried_or_has_a_reason() -> None:
@@ -37,7 +38,7 @@ WINDOWED = ("gemma3", "gemma4", "olmo2", "phi3", "gpt-oss", "cohere2")
 def read_with(architecture: str, keys: Mapping[str, Any], folder: Path) -> ModelConfig | str:
     """The configuration with these keys, or what refuses them."""
     try:
-        return read(with_keys(architecture, dict(keys)), folder)
+        return config_of(with_keys(architecture, dict(keys)), folder)
     except (ModelFileError, UnsupportedModel) as refused:
         return str(refused)
 
