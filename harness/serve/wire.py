@@ -210,7 +210,6 @@ class ChatRequest(Sampled, kw_only=True):
     logprobs: bool | None = None
     top_logprobs: TopLogprobs | None = None
     response_format: ResponseFormat | None = None
-    store: Literal[False] | None = None
     chat_template_kwargs: TemplateOptions | None = None
 
 

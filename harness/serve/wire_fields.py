@@ -75,11 +75,13 @@ UNSERVED: Mapping[str, tuple[Any, ...]] = MappingProxyType(
 FOREIGN = frozenset(
     (
         *("top_a", "top_n", "min_p_keep", "n_probs", "n_keep", "n_ctx", "images"),
-        *("return_tokens", "speed"),
+        *("return_tokens", "speed", "store"),
         *("skip_special_tokens", "add_special_tokens", "truncate", "priority", "id", "status"),
     )
 )
 """Fields of other servers that are no misspellings of this server's fields, although similar."""
+FULFILLED: Mapping[str, Any] = MappingProxyType({"store": False})
+"""Unknown fields with the value that asks for what is so anyway, which is not named as ignored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +189,7 @@ def _served_object(
         of = f"{general}.{name}" if general else name
         known = node.fields.get(name)
         if known is None:
-            if given is not None:
+            if given is not None and given is not FULFILLED.get(name):
                 found.note(at, of, node.fields)
         elif given is not None:
             served[name] = given if known[0] is None else _served(given, known[0], at, of, found)

@@ -49,7 +49,6 @@ MESSAGES = [{"role": "user", "content": "hello"}]
         ({"messages": MESSAGES, "response_format": {"type": "yaml"}}, "response_format.type"),
         ({"messages": MESSAGES, "tools": [{"type": "function"}]}, "tools[0].function"),
         ({"messages": MESSAGES, "tool_choice": "required"}, "tool_choice"),
-        ({"messages": MESSAGES, "store": True}, "store"),
         ({"messages": MESSAGES, "chat_template_kwargs": {"enable_thinking": True}},
          "chat_template_kwargs"),
     ],

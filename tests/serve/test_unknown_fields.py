@@ -33,6 +33,7 @@ BIG_CLIENTS = {
     "keep_alive": "5m",
     "cache_prompt": True,
     "web_search_options": {},
+    "store": True,
 }
 FOREIGN_NAMES = (
     *("top_a", "tfs_z", "typical_p", "mirostat", "mirostat_tau", "dry_base", "xtc_threshold"),
@@ -52,7 +53,7 @@ def test_what_big_clients_send_is_taken(http: Http) -> None:
     ignored = set(reply.headers["X-Zinc-Ignored"].split(", "))
     assert ignored == {
         *("verbosity", "prediction", "prompt_cache_retention", "client_metadata", "keep_alive"),
-        *("cache_prompt", "web_search_options", "reasoning_effort"),
+        *("cache_prompt", "web_search_options", "reasoning_effort", "store"),
         "stream_options.include_obfuscation",
     }
     chunks = data_of(lines_of(reply.body))
@@ -60,6 +61,12 @@ def test_what_big_clients_send_is_taken(http: Http) -> None:
     said = "".join(chunk["choices"][0]["delta"].get("content") or "" for chunk in chunks)
     assert said == plain["choices"][0]["message"]["content"]
     assert "ignored" not in plain["x_zinc"]
+
+
+def test_what_is_asked_for_and_is_so_is_not_named(http: Http) -> None:
+    reply = http.post(CHAT, {**ASKED, "store": False})
+    assert reply.status == 200
+    assert "X-Zinc-Ignored" not in reply.headers
 
 
 def test_every_misspelt_and_unserved_field_is_named_at_once(http: Http) -> None:
