@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -12,6 +13,8 @@ from typing import NamedTuple
 
 PARTIAL = ".partial"
 """Ends the name of a file that is being written, and gets its own name once it is complete."""
+RANDOM_NAME = "[0-9a-f]{16}"
+"""What such a name has in front of its end, in a folder that users name."""
 ABANDONED_SECONDS = 3600.0
 """Seconds without a change after which whoever wrote such a file is taken for killed."""
 
@@ -54,12 +57,16 @@ def abandoned(used: int) -> bool:
     return time.time() - used / 1e9 > ABANDONED_SECONDS
 
 
-def remove_abandoned(folder: Path, prefix: str = "", suffix: str = PARTIAL) -> None:
-    """Remove the files of a folder with such names whose writers were killed. A writer that lives
-    in spite of it cannot rename its file, which is an OSError as on a full disk."""
+def remove_abandoned(folder: Path, prefix: str | None = None, suffix: str = PARTIAL) -> None:
+    """Remove files of a folder whose writers were killed. In a folder of the program's own these
+    are all with the suffix; in one that users name, where others write too, those with ``prefix``
+    and RANDOM_NAME in front of it. A writer that lives in spite of it cannot rename its file, which
+    is an OSError as on a full disk."""
+    random = re.compile(re.escape(prefix or "") + RANDOM_NAME + re.escape(suffix))
     with contextlib.suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
-            if entry.name.startswith(prefix) and entry.name.endswith(suffix):
+            ours = entry.name.endswith(suffix) if prefix is None else random.fullmatch(entry.name)
+            if ours:
                 with contextlib.suppress(OSError):
                     if abandoned(entry.stat(follow_symlinks=False).st_mtime_ns):
                         os.unlink(entry.path)

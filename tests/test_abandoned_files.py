@@ -43,10 +43,8 @@ def _weights(folder: Path, number: int) -> None:
 
 
 def _plan(folder: Path, number: int) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, "getpid", lambda: number)
-        with plan_export._written(folder / "model.plan") as file:
-            file.write(bytes(number))
+    with plan_export._written(folder / "model.plan") as file:
+        file.write(bytes(number))
 
 
 def _slot(folder: Path, number: int, tenant: Tenant = LOCAL_TENANT) -> None:
@@ -119,6 +117,24 @@ def test_what_nobody_writes_any_more_is_removed(
     write(tmp_path, 2)
     assert not [path for path in killed if path.exists()]
     assert all(path.exists() for path in living | strangers)
+
+
+@pytest.mark.parametrize("name", ["digests", "plan", "slot", "slot of a tenant", "page", "model"])
+def test_what_others_write_in_a_folder_that_a_user_names_stays(name: str, tmp_path: Path) -> None:
+    """Other programs end the names of their unfinished files alike, downloads for one."""
+    WRITERS[name](tmp_path, 1)
+    folders = [tmp_path, *filter(Path.is_dir, tmp_path.iterdir())]
+    strangers = [
+        folder / f"{stem}{suffix}"
+        for folder in folders
+        for stem in ("film.iso", ".film", "digests.a", ".a.gguf.film", ".model.plan.a", "secret.7")
+        for suffix in (".partial", ".tmp")
+    ]
+    for path in strangers:
+        path.write_bytes(b"")
+        os.utime(path, (1, 1))
+    WRITERS[name](tmp_path, 2)
+    assert [path for path in strangers if not path.exists()] == []
 
 
 @pytest.mark.parametrize("name", ["digests", "kernels", "library", "presence"])

@@ -259,7 +259,7 @@ def sealed(plan: bytes) -> bytes:
 @contextmanager
 def _written(path: Path) -> Iterator[BinaryIO]:
     """A file that appears at ``path`` when it is complete. Raises ConfigError."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}{PARTIAL}")
+    partial = path.with_name(f".{path.name}.{os.urandom(8).hex()}{PARTIAL}")
     remove_abandoned(path.parent, f".{path.name}.")
     try:
         need_file(path)

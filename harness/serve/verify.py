@@ -33,7 +33,7 @@ OLLAMA_ENDS = ("done_reason", "prompt_eval_count", "eval_count")
 NOT_ASKED = ("stream", "stream_options", "model", "lora")
 """Fields of a request that cannot change the tokens of its answer, or that the answer repeats."""
 BY_FIELD = (("output", "respond"), ("results", "rerank"), ("data", "embed"))
-"""Fields of answers, with the names of the routes whose answers alone have them."""
+"""Fields of answers, with the names of the routes they tell; scores are ``data``, too."""
 NO_DEFAULTS = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "max_tokens": MAX_INT32}
 """OpenAI's sampling: no filter and no limit."""
 
@@ -154,6 +154,8 @@ def _ask(service: Service, asked: Json, response: Json) -> Answered:
         name = "message"
     elif "messages" in asked:
         name = "chat"
+    elif _lists_scores(response):
+        name = "score"
     else:
         name = next((route for field, route in BY_FIELD if field in response), "complete")
     route = next(route for route in ROUTES if route.name == name)
@@ -163,6 +165,13 @@ def _ask(service: Service, asked: Json, response: Json) -> Answered:
     body = decode(raw, route.body, [], route.prepare)
     answered: Answered = route.answer(service, body, LOCAL_TENANT, Caller())
     return answered
+
+
+def _lists_scores(response: Json) -> bool:
+    data = response.get("data")
+    return isinstance(data, list) and all(
+        isinstance(one, dict) and one.get("object") == "score" for one in data
+    )
 
 
 def _ask_as_ollama(service: Service, asked: Json) -> Answered:

@@ -69,7 +69,8 @@ class SlotFolder:
         try:
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
             for folder in (path, *path.glob("?" * 2 * SCOPE_BYTES)):
-                remove_abandoned(folder)
+                remove_abandoned(folder, ".")
+            remove_abandoned(path, f"{SECRET}.")
             self._secret = secret_in(path / SECRET)
         except OSError as error:
             raise ConfigError(f"{path}: cannot save slots there: {error.strerror}") from None
@@ -85,7 +86,7 @@ class SlotFolder:
         partial = target.with_name(f".{os.urandom(8).hex()}{PARTIAL}")
         try:
             target.parent.mkdir(mode=0o700, exist_ok=True)
-            remove_abandoned(target.parent)
+            remove_abandoned(target.parent, ".")
             if not target.exists() and _count_files(target.parent) >= MOST_FILES:
                 raise RequestError("filename", f"would be one of more than {MOST_FILES} files")
             handle = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)

@@ -129,7 +129,9 @@ def _messages(turns: Sequence[OllamaMessage]) -> Iterable[Json]:
             raise _images(f"messages[{number}].images")
         message: Json = {"role": turn.role, "content": turn.content or ""}
         if turn.role == "tool":
-            message["tool_call_id"] = turn.tool_call_id or _answered(turn, waiting)
+            answered = turn.tool_call_id or _answered(turn, waiting)
+            message["tool_call_id"] = answered
+            waiting = [one for one in waiting if one[1] != answered]
         if turn.role == "assistant":
             calls: list[Json] = [
                 {
@@ -150,11 +152,10 @@ def _messages(turns: Sequence[OllamaMessage]) -> Iterable[Json]:
         yield message
 
 
-def _answered(turn: OllamaMessage, waiting: list[tuple[str, str]]) -> str:
+def _answered(turn: OllamaMessage, waiting: Sequence[tuple[str, str]]) -> str:
     """The call that a result is of: the first of its name, or the first, that has none yet."""
-    for index, (name, call_id) in enumerate(waiting):
+    for name, call_id in waiting:
         if turn.tool_name in (None, name):
-            del waiting[index]
             return call_id
     return turn.tool_name or "call"
 

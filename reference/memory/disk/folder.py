@@ -38,7 +38,7 @@ class CacheFolder:
         self.path = folder / SUBFOLDER
         self.most_bytes = most_bytes
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        remove_abandoned(self.path, SECRET)
+        remove_abandoned(self.path, f"{SECRET}.")
         self.secret = secret_in(self.path / SECRET)
         self.nbytes: int | None = None
         """Bytes of all files when they were last counted and what this process wrote since; None
