@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from harness.serve.errors import invalid_value, unsupported
-from harness.serve.hosted import offered_tools
 from harness.serve.strict_json import BadJson, loads
+from harness.serve.tool_selection import offered_tools
 
 FORMAT, GRAMMAR = "response_format", "grammar"
 STRUCTURED = "structured_outputs"

@@ -21,7 +21,7 @@ from harness.serve.anthropic.wire import (
     UserTurn,
 )
 from harness.serve.errors import invalid_value, renaming
-from harness.serve.hosted import HOSTED, without_hosted_tools
+from harness.serve.tool_selection import HOSTED, without_hosted_tools
 from harness.serve.wire import ChatRequest, converted, given_fields
 
 OWN_TOOLS = (*HOSTED, "bash_", "text_editor_", "advisor_")

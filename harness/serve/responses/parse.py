@@ -8,7 +8,6 @@ from typing import Any
 
 from harness.serve.answers import Json
 from harness.serve.errors import invalid_value
-from harness.serve.hosted import HOSTED, NO_FUNCTIONS, allowed_tools, without_hosted_tools
 from harness.serve.responses.namespaces import NAMESPACE, joined_name, out_of_namespaces
 from harness.serve.responses.wire import (
     LOGPROBS,
@@ -18,6 +17,7 @@ from harness.serve.responses.wire import (
     ResponsesRequest,
     ResponseTextFormat,
 )
+from harness.serve.tool_selection import HOSTED, NO_FUNCTIONS, allowed_tools, without_hosted_tools
 from harness.serve.wire import given_fields, plain
 
 THOUGHTS, TOKENS = "reasoning_content", "token_ids"

@@ -80,7 +80,7 @@ class ResponseStore(Database):
         with self._used():
             try:
                 with self._whole():
-                    self._forget()
+                    self._write_pending()
                     self._file.execute(
                         f"INSERT OR REPLACE INTO responses VALUES (?, ?, {NEXT_USE}, ?, ?)",
                         (_key(tenant), stored.response["id"], len(data), data),
@@ -89,7 +89,7 @@ class ResponseStore(Database):
             except sqlite3.Error as error:
                 self._note(self._problem_of(error))
                 raise
-            self._forgotten()
+            self._clear_pending()
 
     def get(self, tenant: Tenant, id: str) -> StoredResponse:
         """A stored answer of a tenant. Raises ApiError 404, and StorageProblem."""
@@ -135,8 +135,8 @@ class ResponseStore(Database):
             self._gone |= {key for (key,) in found} - keys - kept
             self._known = own, keys
             with suppress(sqlite3.Error):
-                self._delete(self._forget, 0.0)
-                self._forgotten()
+                self._delete(self._write_pending, 0.0)
+                self._clear_pending()
 
     def _delete(self, change: Callable[[], None], seconds: float) -> None:
         """Carry out a change that deletes, and empty the log of changes, which has what was there.
@@ -149,7 +149,7 @@ class ResponseStore(Database):
         except sqlite3.Error as error:
             if self._reserved is None or not self._problem_of(error).full:
                 raise
-            with self._reserved.released(), self._bytes_kept(), self._whole(seconds):
+            with self._reserved.released(), self._without_overwriting(), self._whole(seconds):
                 change()
             # Pages of the log that are new to the file would use the space for nothing where it is
             # not enough for all of them.
@@ -159,8 +159,8 @@ class ResponseStore(Database):
             self._file.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
     @contextmanager
-    def _bytes_kept(self) -> Iterator[None]:
-        """Overwrite nothing in the block: that takes the room of what is deleted."""
+    def _without_overwriting(self) -> Iterator[None]:
+        """Leave the bytes of deleted rows in the block: a full disk has no space to log zeros."""
         self._file.execute("PRAGMA secure_delete=OFF")
         try:
             yield
@@ -174,7 +174,7 @@ class ResponseStore(Database):
         )
         return int(pages * size) - (0 if self._path is None else self._path.stat().st_size)
 
-    def _forget(self) -> None:
+    def _write_pending(self) -> None:
         """Delete what is stored for tenants that are gone, and note those that are not."""
         asked = "DELETE FROM responses WHERE tenant = ?"
         self._file.executemany(asked, [(key,) for key in self._gone])
@@ -184,8 +184,8 @@ class ResponseStore(Database):
             noted = "INSERT INTO known VALUES (?, ?)"
             self._file.executemany(noted, [(file, key) for key in keys])
 
-    def _forgotten(self) -> None:
-        """That is on disk."""
+    def _clear_pending(self) -> None:
+        """Forget which tenants are to be deleted and noted: the database has it."""
         self._gone.clear()
         self._known = None
 
