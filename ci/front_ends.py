@@ -17,12 +17,13 @@ from pathlib import Path
 from statistics import median
 
 from contract.types import Request
+from harness.bench.engines import GREEDY
 from harness.bench.load.overhead import Readers, server_here
 from harness.bench.load.servers import ServerSetup
 from harness.bench.machine import machine_facts
 from harness.bench.measure import in_turn
 from harness.bench.report import digits
-from harness.bench.serving.plan import GREEDY, Tokens, random_prompts
+from harness.bench.serving.plan import Tokens, random_prompts
 from harness.host.options import SessionOptions
 from harness.host.session import Session
 from reference.cpu.threads import thread_count
