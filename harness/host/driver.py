@@ -17,7 +17,7 @@ from harness.host.submissions import EngineStopped, Submission, Submits
 from harness.host.watch import Listener, RequestFacts, StreamWatch
 from reference.engine import Engine
 from reference.engine.statistics import EngineStatistics
-from reference.observer import NOBODY, Observer
+from reference.observer import NO_OBSERVER, Observer
 
 T = TypeVar("T")
 BUFFERED_EVENTS = 256
@@ -101,7 +101,7 @@ class EngineDriver(Submits[EventStream]):
         self,
         make_engine: Callable[[Observer], Engine],
         buffered_events: int = BUFFERED_EVENTS,
-        observer: Observer = NOBODY,
+        observer: Observer = NO_OBSERVER,
     ) -> None:
         self._streams: dict[int, EventStream] = {}
         self._watch = StreamWatch(self._streams, observer)

@@ -10,7 +10,7 @@ from contract.lazy_dataclass import dataclass
 from contract.types import FinishReason, Request
 from reference.ledger import LedgerEntry
 from reference.memory.prefix import Difference
-from reference.observer import NOBODY, Observer, StepObservation
+from reference.observer import NO_OBSERVER, Observer, StepObservation
 
 
 @dataclass(slots=True)
@@ -56,7 +56,7 @@ class StreamWatch(Observer):
     Passes everything on to the observer ``then``."""
 
     streams: Mapping[int, FactsByRequest]
-    then: Observer = NOBODY
+    then: Observer = NO_OBSERVER
     listener: Listener | None = None
     read_at: float = 0.0
 

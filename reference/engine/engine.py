@@ -32,7 +32,7 @@ from reference.engine.tenant_changes import TenantChanges
 from reference.expert_outputs import ExpertSink
 from reference.ledger import Ledger
 from reference.memory.prefix import scope_of
-from reference.observer import NOBODY, Observer
+from reference.observer import NO_OBSERVER, Observer
 from reference.runner import LOGITS, ModelRunner
 from reference.sched.admission import may_wait
 from reference.sched.cost import StepCost
@@ -68,7 +68,7 @@ class Engine(PrefixCalls, TenantCalls, MemoryCalls):
         tenants: Tenants | None = None,
         clock: Clock = no_clock,
         drafter: Drafter | None = None,
-        observer: Observer = NOBODY,
+        observer: Observer = NO_OBSERVER,
         disk: DiskCache | None = None,
     ) -> None:
         check_sizes(runner.limits)
