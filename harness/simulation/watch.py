@@ -31,9 +31,9 @@ from reference.limits import pages_for
 from reference.memory.prefix import scope_of, sharers
 from reference.observer import Observer
 from reference.runner import StepInput
-from reference.sched.admission import WaitingRequest
 from reference.sched.rates import WINDOW_SECONDS
 from reference.sched.tenants import PART_OF_A_SLOT
+from reference.sched.wait_queue import WaitingRequest
 
 MOST_DECISIONS = 1000
 """Admissions, preemptions and submissions in one call of an engine; more is taken for an endless
@@ -357,18 +357,18 @@ class EngineWatch(Observer):
         states = self._states() if len(within) > 1 else []
         for head in within:
             id, asked = head.tenant, head.qos
-            share, lately = self._shares(id, states) if states else (0.0, 0.0)
+            share, recent = self._shares(id, states) if states else (0.0, 0.0)
             since, own = queue.line_aged_since(id, asked), tenants[id].qos
             qos = own.lowered_to(asked) if since is None else own
-            yield Candidate(head.order, id, queue.tenant_aged(id), since, qos, share, lately)
+            yield Candidate(head.order, id, queue.tenant_aged(id), since, qos, share, recent)
 
     def _shares(self, id: int, states: list[State]) -> tuple[float, float]:
-        """The largest part of its quotas that the tenant uses, and the slots it held lately,
+        """The largest part of its quotas that the tenant uses, and the slots it held recently,
         divided by its weight."""
-        tenant, lately = self._engine.tenants[id], self._engine.tenants.slots_lately(id)
+        tenant, recent = self._engine.tenants[id], self._engine.tenants.recent_slots(id)
         slots = [one.tenant for state in states for one in state.slot_manager].count(id)
         part = max(
-            min(max(slots, lately * tenant.weight), slots + PART_OF_A_SLOT) / tenant.max_slots,
+            min(max(slots, recent * tenant.weight), slots + PART_OF_A_SLOT) / tenant.max_slots,
             sum(state.charged(id) for state in states) / tenant.max_kv_pages,
         )
-        return part / tenant.weight, lately
+        return part / tenant.weight, recent

@@ -34,10 +34,10 @@ from reference.ledger import Ledger
 from reference.memory.prefix import scope_of
 from reference.observer import NO_OBSERVER, Observer
 from reference.runner import LOGITS, ModelRunner
-from reference.sched.admission import may_wait
 from reference.sched.cost import StepCost
 from reference.sched.scores import ScoreSink
 from reference.sched.tenants import Tenants
+from reference.sched.wait_queue import may_wait
 
 if TYPE_CHECKING:
     from reference.memory.disk.cache import DiskCache

@@ -4,12 +4,12 @@ chunk of each sequence in the next step.
 ``next_chunks`` is the order in which this is decided before every step. Each decision is a policy,
 a function or a class of ``reference.sched``:
 
-    admit    admission.WaitQueue     the next of the waiting requests, by class, share and age
-    preempt  admission.victim        the running sequence that makes room
-             quantum.goal            the positions a sequence computes before it can lose its slot
-    chunks   planner.plan_step       the tokens of the step
-             budget.prefill_tokens   its prompt tokens, by what steps cost (cost.StepCost)
-    quotas   tenants.Tenants         what each tenant may use, and uses
+    admit    wait_queue.WaitQueue      the next of the waiting requests, by class, share and age
+    preempt  wait_queue.choose_victim  the running sequence that makes room
+             quantum.goal              the positions a sequence computes before it can lose its slot
+    chunks   planner.plan_step         the tokens of the step
+             budget.prefill_tokens     its prompt tokens, by what steps cost (cost.StepCost)
+    quotas   tenants.Tenants           what each tenant may use, and uses
 
 ``SlotManager`` carries out what is decided: it gives and takes slots and pages."""
 
@@ -26,12 +26,12 @@ from reference.engine.speculative_decoder import SpeculativeDecoder
 from reference.ledger import Ledger
 from reference.limits import Limits, pages_for
 from reference.observer import Observer
-from reference.sched.admission import RunningRequest, WaitingRequest, WaitQueue, victim
 from reference.sched.budget import prefill_tokens
 from reference.sched.cost import StepCost
 from reference.sched.planner import Chunk, Pending, divided, left_of, plan_step
 from reference.sched.quantum import goal
 from reference.sched.tenants import Tenants
+from reference.sched.wait_queue import RunningRequest, WaitingRequest, WaitQueue, choose_victim
 
 RETRY_SECONDS = 0.05
 """After how many seconds waiting requests are looked at again though nothing has changed: ages and
@@ -288,7 +288,7 @@ class Scheduler:
         candidates = [each for each in self._candidates() if not each.protected]
         if self._beyond_quota(sequence, count):
             candidates = [c for c in candidates if c.tenant == sequence.tenant]
-        chosen = victim(candidates, self._tenants, None)
+        chosen = choose_victim(candidates, self._tenants, None)
         self.preempt(sequence if chosen is None else self.slot_manager.running[chosen.slot])
 
     def _beyond_quota(self, sequence: Sequence, count: int) -> bool:
@@ -335,7 +335,7 @@ class Scheduler:
             if stalled:
                 victims.append(stalled.pop())
                 continue
-            chosen = victim(candidates, self._tenants, claimant)
+            chosen = choose_victim(candidates, self._tenants, claimant)
             if chosen is None:
                 return []
             candidates.remove(chosen)
@@ -343,8 +343,8 @@ class Scheduler:
         return victims
 
     def _candidates(self, claimant: QosClass | None = None) -> list[RunningRequest]:
-        """The running sequences as ``victim`` compares them: those of classes below a claimant's,
-        if there is one."""
+        """The running sequences as ``choose_victim`` compares them: those of classes below a
+        claimant's, if there is one."""
         above = -1 if claimant is None else claimant.rank
         found = []
         for slot, sequence in self.slot_manager.running.items():

@@ -21,9 +21,9 @@ from reference.engine.slot_manager import SlotManager
 from reference.ledger import Ledger
 from reference.memory.kv import KvMemory
 from reference.memory.pages import PagePool
-from reference.sched.admission import RunningRequest, WaitQueue, victim
 from reference.sched.planner import plan_step
 from reference.sched.tenants import Tenants
+from reference.sched.wait_queue import RunningRequest, WaitQueue, choose_victim
 
 Patch = pytest.MonkeyPatch
 Break = Callable[[Patch], None]
@@ -92,10 +92,10 @@ def classes_reversed(patch: Patch) -> None:
         running: Sequence[RunningRequest], tenants: Tenants, claimant: QosClass | None
     ) -> Any:
         if claimant is not None:
-            return victim(running, tenants, claimant)
+            return choose_victim(running, tenants, claimant)
         return min(running, key=lambda entry: entry.qos.rank, default=None)
 
-    patch.setattr("reference.engine.scheduler.victim", broken)
+    patch.setattr("reference.engine.scheduler.choose_victim", broken)
 
 
 def stalled_ones_go_on(patch: Patch) -> None:
