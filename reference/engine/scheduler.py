@@ -28,7 +28,7 @@ from reference.limits import Limits, pages_for
 from reference.observer import Observer
 from reference.sched.budget import prefill_tokens
 from reference.sched.cost import StepCost
-from reference.sched.planner import Chunk, Pending, divided, left_of, plan_step
+from reference.sched.planner import Chunk, Pending, plan_step, remaining_tokens, split_by_phase
 from reference.sched.quantum import goal
 from reference.sched.tenants import Tenants
 from reference.sched.wait_queue import RunningRequest, WaitingRequest, WaitQueue, choose_victim
@@ -93,7 +93,7 @@ class Scheduler:
     def next_chunks(self) -> list[Chunk]:
         """Decide the next step: admit who waits, draft tokens, divide the step among the running
         sequences, and give each the pages for its chunk. Where a sequence is preempted for a page
-        the step is divided again. Empty where there is nothing to compute."""
+        the step is split_by_phase again. Empty where there is nothing to compute."""
         chunks = self._decide()
         if not chunks and self.due:
             # The only sequence with work left for a page; another may have room now.
@@ -270,7 +270,7 @@ class Scheduler:
 
     def grow(self, chunks: Items[Chunk]) -> bool:
         """Give every chunk's sequence the pages it needs. False where a sequence was preempted for
-        them, and the step is to be divided again."""
+        them, and the step is to be split_by_phase again."""
         slot_manager = self.slot_manager
         for chunk, count in zip(chunks, slot_manager.table.missing_pages(chunks), strict=True):
             if not count:
@@ -371,10 +371,10 @@ class Scheduler:
 
     def _prefill_tokens(self, pending: Items[Pending]) -> int:
         """The prompt tokens of a step that respect the decode interval of its most urgent class."""
-        decoding, reading = divided(pending)
-        if not decoding or not reading:
+        decoding, prefilling = split_by_phase(pending)
+        if not decoding or not prefilling:
             return self.chunk_tokens
-        most = self._limits.step_tokens - left_of(decoding)
+        most = self._limits.step_tokens - remaining_tokens(decoding)
         running = self.slot_manager.running
         requests = [running[one.slot].request for one in decoding]
         classes = {(request.tenant, request.qos) for request in requests}
