@@ -28,7 +28,7 @@ NOT_LISTED: Listed = (None, ())
 
 
 @dataclass(frozen=True, slots=True)
-class LeastTokens:
+class MinTokensMasks:
     """The masks of an answer of at least ``count`` tokens: until then ``before`` is combined with
     the answer's own masks, unless both together allow nothing. It is not needed afterwards."""
 
@@ -46,7 +46,7 @@ class LeastTokens:
         return both if both.any() else own
 
 
-def masks_with_least(
+def masks_with_min_tokens(
     request: Request, own: MaskProvider | None, options: EngineOptions, runner: ModelRunner
 ) -> MaskProvider | None:
     """The ``own`` masks of a request, combined with one that keeps its ``min_tokens``."""
@@ -55,13 +55,13 @@ def masks_with_least(
     vocab = runner.model.config.vocab
     ends = () if request.ignore_end else options.end_of_generation
     forbidden = [token for token in {*request.stop_tokens, *ends} if 0 <= token < vocab]
-    return LeastTokens(request.min_tokens, ~pack_mask(forbidden, vocab), own)
+    return MinTokensMasks(request.min_tokens, ~pack_mask(forbidden, vocab), own)
 
 
-def forget_least(sequence: Sequence) -> None:
+def drop_min_tokens(sequence: Sequence) -> None:
     """Let a sequence that has its least number of tokens have its own masks only."""
     masks, generated = sequence.allowed, sequence.known - len(sequence.request.prompt)
-    if isinstance(masks, LeastTokens) and generated >= masks.count:
+    if isinstance(masks, MinTokensMasks) and generated >= masks.count:
         sequence.allowed = masks.own
 
 

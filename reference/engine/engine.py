@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from contract.errors import QueueFull, RequestError, TenantQueueFull, ZincError
 from contract.types import Clock, FinishReason, Request, Tenant, TokenEvent
 from reference.engine.checks import check_outputs, check_request, check_sizes, reach_of
-from reference.engine.constraining import masks_with_least
+from reference.engine.constraining import masks_with_min_tokens
 from reference.engine.disk_turn import disk_pages_of, end_disk, use_disk
 from reference.engine.drafter import Drafter, SpeculationStatistics
 from reference.engine.memory_calls import MemoryCalls
@@ -189,7 +189,7 @@ class Engine(PrefixCalls, TenantCalls, MemoryCalls):
         self.forget_left()
         try:
             pages = self.memory.reservations.most_for(tenant.id)
-            allowed = masks_with_least(request, allowed, self.options, self.runner)
+            allowed = masks_with_min_tokens(request, allowed, self.options, self.runner)
             check_request(request, tenant, self.runner, pages, masked=allowed is not None)
             check_outputs(self.runner, output, experts=on_experts is not None)
             if request.id in self._live:

@@ -12,7 +12,7 @@ import numpy as np
 
 from contract.lazy_dataclass import dataclass
 from contract.types import FinishReason, TokenEvent
-from reference.engine.constraining import NOT_LISTED, forget_least, listed_of
+from reference.engine.constraining import NOT_LISTED, drop_min_tokens, listed_of
 from reference.engine.pipeline import Computed, Pipeline
 from reference.engine.sequence import Sequence
 from reference.engine.slot_manager import SlotManager
@@ -309,7 +309,7 @@ class OutputProcessor:
             self._pipeline.changed()
         elif table.lockstep[sequence.slot]:
             if sequence.masked:
-                forget_least(sequence)
+                drop_min_tokens(sequence)
                 table.lockstep[sequence.slot] = sequence.masked
             table.known[sequence.slot] = sequence.known
             self._pipeline.changed()
