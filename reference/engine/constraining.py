@@ -22,9 +22,9 @@ from reference.runner import ModelRunner, StepInput, StepOutput
 from reference.sched.constraints import Mask, is_allowed, pack_mask
 from reference.sched.planner import Chunk
 
-Listed = tuple[float | None, tuple[tuple[int, float], ...]]
+LogProbabilities = tuple[float | None, tuple[tuple[int, float], ...]]
 """The log-probability of a token, and (token, log-probability) of the likeliest tokens."""
-NOT_LISTED: Listed = (None, ())
+NO_LOG_PROBABILITIES: LogProbabilities = (None, ())
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,11 +143,11 @@ def _mask_of(sequence: Sequence, words: int) -> Mask | None:
         return np.zeros(words, np.uint32)
 
 
-def listed_of(request: Request, output: StepOutput, row: int) -> Listed:
+def log_probabilities_of(request: Request, output: StepOutput, row: int) -> LogProbabilities:
     """The log-probabilities that ``request`` asked for, of one output row of a step."""
     count = request.log_probabilities
     if count is None:
-        return NOT_LISTED
+        return NO_LOG_PROBABILITIES
     ids = output.top_ids[row, :count].tolist()
     logs = output.top_log_probabilities[row, :count].tolist()
     return float(output.log_probability[row]), tuple(zip(ids, logs, strict=True))

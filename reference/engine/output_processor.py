@@ -12,7 +12,11 @@ import numpy as np
 
 from contract.lazy_dataclass import dataclass
 from contract.types import FinishReason, TokenEvent
-from reference.engine.constraining import NOT_LISTED, drop_min_tokens, listed_of
+from reference.engine.constraining import (
+    NO_LOG_PROBABILITIES,
+    drop_min_tokens,
+    log_probabilities_of,
+)
 from reference.engine.pipeline import Computed, Pipeline
 from reference.engine.sequence import Sequence
 from reference.engine.slot_manager import SlotManager
@@ -220,7 +224,7 @@ class OutputProcessor:
                 self.end_early(sequence, FinishReason.ERROR)
         for position in range(behind, stop):
             if sequence.running:
-                self._say(sequence, position, output, row + position - first)
+                self._emit_forced(sequence, position, output, row + position - first)
         if behind < stop:
             self._note_tokens(sequence, now)
         if sequence.running:
@@ -228,7 +232,7 @@ class OutputProcessor:
             self._slot_manager.table.rows_from[sequence.slot] = sequence.rows_from
         return sequence.running
 
-    def _say(self, sequence: Sequence, position: int, output: StepOutput, row: int) -> None:
+    def _emit_forced(self, sequence: Sequence, position: int, output: StepOutput, row: int) -> None:
         """Make an event of the forced token at ``position``, whose log-probability is in ``row``;
         the last one ends the sequence, and so does a row that is not finite."""
         request, token = sequence.request, int(sequence.tokens[position])
@@ -239,7 +243,8 @@ class OutputProcessor:
         if position == sequence.scored_to - 1:
             ends = token in self._end_of_generation and not request.ignore_end
             reason = FinishReason.STOP if ends else FinishReason.LENGTH
-        event = TokenEvent(request.id, token, position, reason, *listed_of(request, output, row))
+        scores = log_probabilities_of(request, output, row)
+        event = TokenEvent(request.id, token, position, reason, *scores)
         self._append(event, request.tenant)
         sequence.next_score = position + 1
         if reason is not None:
@@ -279,18 +284,18 @@ class OutputProcessor:
         sequence."""
         request = sequence.request
         reason = None
-        listed = NOT_LISTED
+        scores = NO_LOG_PROBABILITIES
         if request.log_probabilities is not None and token >= 0:
-            listed = listed_of(request, output, row)
+            scores = log_probabilities_of(request, output, row)
         if not sequence.samples:
-            token, reason, listed = -1, FinishReason.LENGTH, NOT_LISTED
+            token, reason, scores = -1, FinishReason.LENGTH, NO_LOG_PROBABILITIES
         elif token < 0:
             reason = FinishReason.ERROR
         elif token in self._end_of_generation and not request.ignore_end:
             reason = FinishReason.STOP
         elif position >= sequence.last:
             reason = FinishReason.LENGTH
-        event = TokenEvent(request.id, token, position, reason, *listed)
+        event = TokenEvent(request.id, token, position, reason, *scores)
         self._append(event, request.tenant)
         if reason is None:
             sequence.tokens[position] = token

@@ -93,7 +93,7 @@ class Scheduler:
     def next_chunks(self) -> list[Chunk]:
         """Decide the next step: admit who waits, draft tokens, divide the step among the running
         sequences, and give each the pages for its chunk. Where a sequence is preempted for a page
-        the step is split_by_phase again. Empty where there is nothing to compute."""
+        the step is divided again. Empty where there is nothing to compute."""
         chunks = self._decide()
         if not chunks and self.due:
             # The only sequence with work left for a page; another may have room now.

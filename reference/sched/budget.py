@@ -18,7 +18,7 @@ from reference.sched.planner import Pending, remaining_tokens, split_by_phase
 FIRST_PREFILL_TOKENS = 64
 """Prompt tokens of a step that also decodes, while costs are not known yet."""
 SPREAD_STEPS = 4
-"""The waiting prefill is split_by_phase among so many steps, as far as the ratio allows: a prompt that is
+"""The waiting prefill is divided among so many steps, as far as the ratio allows: a prompt that is
 read in a single step makes this one step long."""
 SPREAD_SHARE = 1 / 3
 """The part of the time above decoding, which a ratio allows, that prefill always may take."""

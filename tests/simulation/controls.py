@@ -14,7 +14,7 @@ from contract.types import QosClass, TokenEvent
 from harness.simulation.invariants import Invariant
 from harness.simulation.runner import SimulatedCopies, SimulatedStates
 from reference.engine import Engine
-from reference.engine.constraining import listed_of
+from reference.engine.constraining import log_probabilities_of
 from reference.engine.models import Models
 from reference.engine.scheduler import Scheduler
 from reference.engine.slot_manager import SlotManager
@@ -146,8 +146,8 @@ def biases_are_forgotten(patch: Patch) -> None:
 
 def logs_of_another_row(patch: Patch) -> None:
     patch.setattr(
-        "reference.engine.output_processor.listed_of",
-        lambda request, output, row: listed_of(request, output, 0),
+        "reference.engine.output_processor.log_probabilities_of",
+        lambda request, output, row: log_probabilities_of(request, output, 0),
     )
 
 
