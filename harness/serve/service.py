@@ -221,7 +221,7 @@ class Service:
     def usage(self, account: Account) -> Json:
         """``GET /v1/tenants/{id}/usage``: what was counted, and how it went since the start."""
         tenant = account.tenant.id
-        since = self.model.driver.call(lambda engine: engine.ledger.of(tenant))
+        since = self.model.driver.call(lambda engine: engine.usage.of(tenant))
         now = self.model.driver.call(lambda engine: engine.tenants.usage(tenant))
         running = asdict(since) | {
             "requests_finished": {

@@ -46,7 +46,7 @@ class EngineWatch(Observer):
     """Observes one engine on a runner with ``slot_scopes``; ``log`` receives its decisions.
     ``states`` gives the states of all engines that share its tenants, its own among them.
 
-    ``running`` are the ids of the requests that have a slot, ``accounts`` what the ledger should
+    ``running`` are the ids of the requests that have a slot, ``accounts`` what the usage should
     have. ``violation`` is the first one found while the engine worked; the engine may have
     recovered from it as from any other exception."""
 
@@ -127,9 +127,7 @@ class EngineWatch(Observer):
         self.deeply()
         self.accounts.keep_only(self._engine.tenants)
         self.accounts.compare(
-            self._engine.ledger,
-            interrupted=self.interrupted,
-            call_interrupted=self.call_interrupted,
+            self._engine.usage, interrupted=self.interrupted, call_interrupted=self.call_interrupted
         )
 
     def request_in_order(self, order: int) -> int | None:
@@ -246,13 +244,13 @@ class EngineWatch(Observer):
         tenants = {tenant.id: tenant for tenant in engine.tenants}
         scopes = {scope_of(tenant) for tenant in tenants.values()}
         left = [scope for scope, _ in engine.memory._trees.scopes() if sharers(scope) not in scopes]
-        counted = [id for id in engine.ledger.tenants if id not in tenants]
+        counted = [id for id in engine.usage.tenants if id not in tenants]
         reserved = engine.memory.reservations.pages
         there = sum(engine.tenants.reservations.values())
         require(
             not left and not counted and reserved == there,
             Invariant.GONE,
-            lambda: f"of scopes {left}, in the ledger {counted}, {reserved} pages reserved",
+            lambda: f"of scopes {left}, in the usage {counted}, {reserved} pages reserved",
         )
 
     def _guarded(self, check: Callable[[], None]) -> None:

@@ -30,7 +30,6 @@ from reference.engine.statistics import EngineStatistics
 from reference.engine.tenant_calls import TenantCalls
 from reference.engine.tenant_changes import TenantChanges
 from reference.expert_outputs import ExpertSink
-from reference.ledger import Ledger
 from reference.memory.prefix import scope_of
 from reference.observer import NO_OBSERVER, Observer
 from reference.runner import LOGITS, ModelRunner
@@ -38,6 +37,7 @@ from reference.sched.cost import StepCost
 from reference.sched.scores import ScoreSink
 from reference.sched.tenants import Tenants
 from reference.sched.wait_queue import may_wait
+from reference.usage import UsageCounters
 
 if TYPE_CHECKING:
     from reference.memory.disk.cache import DiskCache
@@ -74,7 +74,7 @@ class Engine(PrefixCalls, TenantCalls, MemoryCalls):
         check_sizes(runner.limits)
         self.runner, self.options = runner, options
         self.tenants = Tenants(clock=clock) if tenants is None else tenants
-        self.ledger, self.disk = Ledger(), disk
+        self.usage, self.disk = UsageCounters(), disk
         self._disk = disk_pages_of(disk, runner, self.tenants)
         self.memory = memory_of(runner, options, self._disk)
         self._clock, self._observer = clock, observer
@@ -90,18 +90,18 @@ class Engine(PrefixCalls, TenantCalls, MemoryCalls):
             else SpeculativeDecoder(runner, self._slot_manager, drafter, options, cost, clock)
         )
         self._scheduler = Scheduler(
-            runner.limits, options, self._slot_manager, self.tenants, clock, observer, self.ledger,
+            runner.limits, options, self._slot_manager, self.tenants, clock, observer, self.usage,
             cost, self._speculative,
         )  # fmt: skip
         self._pipeline = Pipeline(
             runner, options, self._scheduler, self.tenants, clock, observer, cost, self._speculative
         )
         self._output_processor = OutputProcessor(
-            self._slot_manager, self._pipeline, self._speculative, self.tenants, self.ledger,
+            self._slot_manager, self._pipeline, self._speculative, self.tenants, self.usage,
             options.end_of_generation, self._end,
         )  # fmt: skip
         self._changes = TenantChanges(
-            self.tenants, self._scheduler, self._output_processor, self.ledger, self._live.values
+            self.tenants, self._scheduler, self._output_processor, self.usage, self._live.values
         )
 
     @property
@@ -196,7 +196,7 @@ class Engine(PrefixCalls, TenantCalls, MemoryCalls):
                 raise RequestError("id", f"is {request.id}, that of a request still under way")
             self._check_queue(tenant)
         except ZincError:
-            self.ledger.rejected(tenant.id)
+            self.usage.rejected(tenant.id)
             raise
         sequence = new_sequence(
             request,
@@ -214,7 +214,7 @@ class Engine(PrefixCalls, TenantCalls, MemoryCalls):
         with self._change():
             self._arrivals += 1
             self.tenants.occupy(request.tenant, live=1, holder=self._slot_manager)
-            entry, tokens = self.ledger.entry(tenant.id), len(request.prompt)
+            entry, tokens = self.usage.entry(tenant.id), len(request.prompt)
             # One line, so that an interrupt comes before both assignments or after both.
             entry.prompted, self._live[request.id] = entry.prompted + tokens, sequence
             self._scheduler.enqueue(sequence)
@@ -299,7 +299,7 @@ class Engine(PrefixCalls, TenantCalls, MemoryCalls):
 
     def give_back(self) -> None:
         """Drop all requests and the events that were not taken, and take what they used from their
-        tenants' accounts and the ledger: the engine is not used any more, but other engines share
+        tenants' accounts and the usage: the engine is not used any more, but other engines share
         its tenants."""
         self._output_processor.drop()
         if self._disk is not None:

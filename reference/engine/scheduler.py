@@ -23,7 +23,6 @@ from reference.engine.options import EngineOptions
 from reference.engine.sequence import Sequence
 from reference.engine.slot_manager import SlotManager
 from reference.engine.speculative_decoder import SpeculativeDecoder
-from reference.ledger import Ledger
 from reference.limits import Limits, pages_for
 from reference.observer import Observer
 from reference.sched.budget import prefill_tokens
@@ -32,6 +31,7 @@ from reference.sched.planner import Chunk, Pending, plan_step, remaining_tokens,
 from reference.sched.quantum import goal
 from reference.sched.tenants import Tenants
 from reference.sched.wait_queue import RunningRequest, WaitingRequest, WaitQueue, choose_victim
+from reference.usage import UsageCounters
 
 RETRY_SECONDS = 0.05
 """After how many seconds waiting requests are looked at again though nothing has changed: ages and
@@ -66,7 +66,7 @@ class Scheduler:
         tenants: Tenants,
         clock: Clock,
         observer: Observer,
-        ledger: Ledger,
+        usage: UsageCounters,
         cost: StepCost,
         speculative: SpeculativeDecoder | None,
     ) -> None:
@@ -82,7 +82,7 @@ class Scheduler:
         self._tenants = tenants
         self._clock = clock
         self._observer = observer
-        self._ledger = ledger
+        self._usage = usage
         self._cost = cost
         self._speculative = speculative
         self._changed = False
@@ -237,9 +237,9 @@ class Scheduler:
         if not aged:
             sequence.quantum = goal(sequence.reached, computed, sequence.end)
         self.counts.admitted += 1
-        self._ledger.admitted(sequence.tenant)
+        self._usage.admitted(sequence.tenant)
         if not slot_manager.table.loading[sequence.slot]:
-            self._ledger.looked_up(sequence.tenant, sequence.known, computed)
+            self._usage.looked_up(sequence.tenant, sequence.known, computed)
         self._note_pages(sequence.tenant)
         if sequence.difference is not None:
             self._observer.differed(self._clock(), sequence.request.id, sequence.difference)
@@ -258,13 +258,13 @@ class Scheduler:
             computed = self.slot_manager.table.computed[sequence.slot]
             if not sequence.protected:
                 sequence.quantum = goal(sequence.reached, computed, sequence.end)
-            self._ledger.looked_up(sequence.tenant, sequence.known, computed)
+            self._usage.looked_up(sequence.tenant, sequence.known, computed)
             if sequence.from_disk:
                 self._observer.loaded(self._clock(), sequence.request.id, sequence.from_disk)
         return bool(loaded)
 
     def _note_pages(self, tenant: int) -> None:
-        self._ledger.holds(tenant, self._tenants.held(tenant)[1])
+        self._usage.holds(tenant, self._tenants.held(tenant)[1])
 
     # Growing.
 
@@ -311,7 +311,7 @@ class Scheduler:
             slot_manager.save_last_state(sequence)
         slot_manager.remove(sequence, served=served, published=published)
         self.counts.preempted += 1
-        self._ledger.preempted(sequence.tenant)
+        self._usage.preempted(sequence.tenant)
         self._observer.preempted(self._clock(), sequence.request.id, slot, sequence.known)
         self.enqueue(sequence, None if served else sequence.since)
 

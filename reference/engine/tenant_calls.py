@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 
 from contract.types import Tenant
 from reference.engine.tenant_changes import TenantChanges
-from reference.ledger import Ledger
+from reference.usage import UsageCounters
 
 
 class TenantCalls:
@@ -15,7 +15,7 @@ class TenantCalls:
     change is made whole, or repaired after an error. ``_mend`` repairs what an interrupt left:
     until then a removed tenant may seem to have slots."""
 
-    ledger: Ledger
+    usage: UsageCounters
     _changes: TenantChanges
     _change: Callable[[], AbstractContextManager[None]]
     _mend: Callable[[], None]

@@ -1,4 +1,4 @@
-"""An engine that is left with events nobody took: its ledger counts what was handed out."""
+"""An engine that is left with events nobody took: its usage counts what was handed out."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def engine_with_requests() -> Engine:
 
 
 def assert_ledger_counts(engine: Engine, tokens: int, ended: int) -> None:
-    counted = engine.ledger.of(0)
+    counted = engine.usage.of(0)
     assert counted.tokens_generated == tokens
     assert counted.requests_finished.get(FinishReason.LENGTH, 0) == ended
 

@@ -92,7 +92,7 @@ CONTROLS: list[tuple[Callable[[Patch], None], set[Invariant]]] = [
     (who_moves_goes_on_in_its_old_scope, {Invariant.GONE, Invariant.PAGE_ISOLATION}),
     (what_can_never_fit_waits, {Invariant.NEVER_IDLE, Invariant.LIVENESS}),
     (who_is_in_between_is_lost, {Invariant.SLOT_OWNER, Invariant.LIVENESS}),
-    (dropped_events_count, {Invariant.LEDGER}),
+    (dropped_events_count, {Invariant.USAGE}),
     (adapters_share_pages, {Invariant.HISTORY, Invariant.TOKENS}),
 ]
 
