@@ -15,7 +15,7 @@ from contract.errors import QueueFull, RequestError, TenantQueueFull, ZincError
 from contract.types import Clock, FinishReason, Request, Tenant, TokenEvent
 from reference.engine.checks import check_outputs, check_request, check_sizes, reach_of
 from reference.engine.constraining import masks_with_min_tokens
-from reference.engine.disk_turn import disk_pages_of, end_disk, use_disk
+from reference.engine.disk_step import disk_pages_of, flush_disk_cache, update_disk_cache
 from reference.engine.drafter import Drafter, SpeculationStatistics
 from reference.engine.memory_calls import MemoryCalls
 from reference.engine.options import ENGINE_DEFAULTS, EngineOptions
@@ -82,7 +82,9 @@ class Engine(PrefixCalls, TenantCalls, MemoryCalls):
         self._live: dict[int, Sequence] = {}
         self._stalled: dict[int, Sequence] = {}
         self._failed: list[Sequence] = []
-        self._slot_manager = SlotManager(runner, self.memory, self.tenants, self._lost, self._disk)
+        self._slot_manager = SlotManager(
+            runner, self.memory, self.tenants, self._slot_lost, self._disk
+        )
         cost = StepCost()
         self._speculative = (
             None
@@ -186,7 +188,7 @@ class Engine(PrefixCalls, TenantCalls, MemoryCalls):
         tenant = self.tenants[request.tenant]
         if self.tenants.is_removed(tenant.id):
             raise RequestError("tenant", f"{tenant.id} was removed")
-        self.forget_left()
+        self.finish_removals()
         try:
             pages = self.memory.reservations.most_for(tenant.id)
             allowed = masks_with_min_tokens(request, allowed, self.options, self.runner)
@@ -283,7 +285,7 @@ class Engine(PrefixCalls, TenantCalls, MemoryCalls):
         After any exception, a KeyboardInterrupt for example, all sequences that ran wait again with
         the tokens they have, and the next call continues. A request under which steps fail again
         ends with an error."""
-        self._mend()
+        self._repair()
         try:
             self._whole = False
             self._advance()
@@ -297,13 +299,13 @@ class Engine(PrefixCalls, TenantCalls, MemoryCalls):
         interrupt before it loses none: the next call returns them."""
         return self._output_processor.events()
 
-    def give_back(self) -> None:
+    def abandon(self) -> None:
         """Drop all requests and the events that were not taken, and take what they used from their
         tenants' accounts and the usage: the engine is not used any more, but other engines share
         its tenants."""
         self._output_processor.drop()
         if self._disk is not None:
-            end_disk(self._disk, self._pipeline)
+            flush_disk_cache(self._disk, self._pipeline)
         self._live.clear()
         self._whole = False
         self._recover(fault=False)
@@ -322,9 +324,9 @@ class Engine(PrefixCalls, TenantCalls, MemoryCalls):
         self._changes.follow()
         if self._disk is not None:
             blocked = self._blocked
-            self._blocked = use_disk(self._disk, self._pipeline, not self._live, blocked)
+            self._blocked = update_disk_cache(self._disk, self._pipeline, not self._live, blocked)
 
-    def _mend(self) -> None:
+    def _repair(self) -> None:
         """Recover where recovering was interrupted. Not for calls that are made during others."""
         if not self._whole:
             self._recover(fault=False)
@@ -343,7 +345,7 @@ class Engine(PrefixCalls, TenantCalls, MemoryCalls):
                 self._recover(fault=isinstance(error, Exception))
             raise
 
-    def _lost(self, sequence: Sequence) -> None:
+    def _slot_lost(self, sequence: Sequence) -> None:
         """A sequence loses its slot: the next step is planned anew, and the drafter forgets it."""
         self._pipeline.changed()
         if self._speculative is not None:
@@ -385,7 +387,7 @@ class Engine(PrefixCalls, TenantCalls, MemoryCalls):
         taken, so this may be interrupted and called again."""
         self._pipeline.clear()
         cancelled = [(s, FinishReason.CANCELLED) for s in self._live.values() if s.cancelled]
-        for sequence, reason in (*self._output_processor.again(self._live), *cancelled):
+        for sequence, reason in (*self._output_processor.apply_batch(self._live), *cancelled):
             del self._live[sequence.request.id]
             self._observer.finished(self._clock(), sequence.request.id, None, reason)
         live = list(self._live.values())

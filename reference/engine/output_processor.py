@@ -107,7 +107,7 @@ class OutputProcessor:
             self._batches[-1].entries = []
             self.count()
 
-    def again(self, live: dict[int, Sequence]) -> list[tuple[Sequence, FinishReason]]:
+    def apply_batch(self, live: dict[int, Sequence]) -> list[tuple[Sequence, FinishReason]]:
         """Write the tokens in the batch into their sequences, where an interrupt may have prevented
         it; returns the sequences that an event in the batch ends."""
         ends = []
@@ -125,7 +125,7 @@ class OutputProcessor:
         self._intervals.clear()
         return ends
 
-    def disown(self, tenants: Collection[int]) -> None:
+    def detach_tenants(self, tenants: Collection[int]) -> None:
         """Count the events in the batch for no tenant where their tenants were removed."""
         if self._batches and tenants:
             batch = self._batches[-1]

@@ -150,7 +150,7 @@ class Scheduler:
         else:
             self._push(sequence)
 
-    def look_again(self) -> None:
+    def recheck_waiting(self) -> None:
         """Look at the waiting sequences before the next step: pages that one needs were read."""
         self._changed = True
 

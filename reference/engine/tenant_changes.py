@@ -86,7 +86,7 @@ class TenantChanges:
         if self._tenants.is_removed(id):
             for sequence in [s for s in self._live() if s.request.tenant == id]:
                 self._output_processor.end_early(sequence, FinishReason.ERROR)
-            self._output_processor.disown([id])
+            self._output_processor.detach_tenants([id])
         self.follow()
 
     def follow(self) -> None:
@@ -107,7 +107,7 @@ class TenantChanges:
             disk.forget(ended)
         self._scopes = scopes
         gone = [id for id in self._usage.tenants if id not in tenants]
-        self._output_processor.disown(gone)
+        self._output_processor.detach_tenants(gone)
         for id in gone:
             self._usage.forget(id)
         self._scheduler.check_room()

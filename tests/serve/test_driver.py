@@ -373,7 +373,7 @@ def test_what_a_removed_tenant_did_not_use_is_taken_from_no_other(
         wait_until(lambda: driver.call(lambda engine: stream.facts[number].tokens) > 4)
 
         def exchange(engine: Engine) -> int:
-            engine.let_leave(LOCAL_TENANT.id)
+            engine.begin_removal(LOCAL_TENANT.id)
             engine.put_tenant(replace(LOCAL_TENANT, name="another"))
             return engine.usage.of(LOCAL_TENANT.id).tokens_generated
 

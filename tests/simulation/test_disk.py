@@ -235,6 +235,6 @@ def test_a_call_is_repeated_after_the_device_failed(what: str) -> None:
 
 def test_a_call_on_a_device_that_failed_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """Control: an engine that goes on without having recovered."""
-    monkeypatch.setattr(Engine, "_mend", lambda self: None)
+    monkeypatch.setattr(Engine, "_repair", lambda self: None)
     with pytest.raises(AssertionError, match="HISTORY"):
         test_a_call_is_repeated_after_the_device_failed("save")
