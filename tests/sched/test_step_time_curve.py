@@ -1,4 +1,5 @@
-"""The curve of a step's seconds by its tokens: it rises, has the steps that were seen, and tries few sizes."""
+"""The curve of a step's seconds by its tokens: it rises, knows the steps that were seen,
+and tries few sizes."""
 
 from __future__ import annotations
 
