@@ -232,8 +232,8 @@ class EngineWatch(Observer):
         slot_manager = self._engine._slot_manager
         sequence = self._engine._scheduler.waiting[candidate.order]
         aged = candidate.aged or candidate.since is not None
-        quantum = slot_manager.quantum_of(sequence) if aged else 0
-        return bool(slot_manager.free_slots) and slot_manager.fits(sequence, [], quantum)
+        quantum_end = slot_manager.quantum_end_of(sequence) if aged else 0
+        return bool(slot_manager.free_slots) and slot_manager.fits(sequence, [], quantum_end)
 
     def _check_gone(self) -> None:
         """Check that the engine has nothing of removed tenants, unless an interrupt has kept it

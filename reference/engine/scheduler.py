@@ -6,7 +6,7 @@ a function or a class of ``reference.sched``:
 
     admit    wait_queue.WaitQueue      the next of the waiting requests, by class, share and age
     preempt  wait_queue.choose_victim  the running sequence that makes room
-             quantum.goal              the positions a sequence computes before it can lose its slot
+             quantum.end_of_quantum    the positions computed before a sequence can lose its slot
     chunks   planner.plan_step         the tokens of the step
              budget.prefill_tokens     its prompt tokens, by what steps cost (cost.StepCost)
     quotas   tenants.Tenants           what each tenant may use, and uses
@@ -28,7 +28,7 @@ from reference.observer import Observer
 from reference.sched.budget import prefill_tokens
 from reference.sched.cost import StepCost
 from reference.sched.planner import Chunk, Pending, plan_step, remaining_tokens, split_by_phase
-from reference.sched.quantum import goal
+from reference.sched.quantum import end_of_quantum
 from reference.sched.tenants import Tenants
 from reference.sched.wait_queue import RunningRequest, WaitingRequest, WaitQueue, choose_victim
 from reference.usage import UsageCounters
@@ -224,18 +224,18 @@ class Scheduler:
             return None
         # A tenant that has a slot is not aged any more.
         aged = self.queue.aged(waiting.tenant, waiting.qos)
-        quantum = slot_manager.quantum_of(sequence) if aged else 0
-        if not slot_manager.admit(sequence, quantum, protected=aged):
-            victims = self._victims_for(sequence, quantum, aged)
+        quantum_end = slot_manager.quantum_end_of(sequence) if aged else 0
+        if not slot_manager.admit(sequence, quantum_end, protected=aged):
+            victims = self._victims_for(sequence, quantum_end, aged)
             if not victims:
                 return False
             for running in victims:
                 self.preempt(running)
-            admitted = slot_manager.admit(sequence, quantum, protected=aged)
+            admitted = slot_manager.admit(sequence, quantum_end, protected=aged)
             assert admitted, "there is no room where room was made"
         computed = slot_manager.table.computed[sequence.slot]
         if not aged:
-            sequence.quantum = goal(sequence.reached, computed, sequence.end)
+            sequence.quantum_end = end_of_quantum(sequence.reached, computed, sequence.end)
         self.counts.admitted += 1
         self._usage.admitted(sequence.tenant)
         if not slot_manager.table.loading[sequence.slot]:
@@ -257,7 +257,7 @@ class Scheduler:
         for sequence in loaded:
             computed = self.slot_manager.table.computed[sequence.slot]
             if not sequence.protected:
-                sequence.quantum = goal(sequence.reached, computed, sequence.end)
+                sequence.quantum_end = end_of_quantum(sequence.reached, computed, sequence.end)
             self._usage.looked_up(sequence.tenant, sequence.known, computed)
             if sequence.from_disk:
                 self._observer.loaded(self._clock(), sequence.request.id, sequence.from_disk)
@@ -305,7 +305,7 @@ class Scheduler:
         it is not ``published``."""
         slot_manager, slot = self.slot_manager, sequence.slot
         progress = slot_manager.progress(sequence)
-        served = progress >= sequence.quantum or sequence.stalled
+        served = progress >= sequence.quantum_end or sequence.stalled
         sequence.reached = max(sequence.reached, progress)
         if published:
             slot_manager.save_last_state(sequence)
@@ -315,7 +315,7 @@ class Scheduler:
         self._observer.preempted(self._clock(), sequence.request.id, slot, sequence.known)
         self.enqueue(sequence, None if served else sequence.since)
 
-    def _victims_for(self, sequence: Sequence, quantum: int, aged: bool) -> list[Sequence]:
+    def _victims_for(self, sequence: Sequence, quantum_end: int, aged: bool) -> list[Sequence]:
         """The sequences to preempt so that ``sequence`` can be admitted: none, or enough. An aged
         one claims room as a request of its tenant's own class, and takes it first from sequences
         whose consumers have stalled, whatever their class."""
@@ -331,7 +331,7 @@ class Scheduler:
             return []
         free = len(slot_manager.free_slots)
         victims: list[Sequence] = []
-        while free + len(victims) < 1 or not slot_manager.fits(sequence, victims, quantum):
+        while free + len(victims) < 1 or not slot_manager.fits(sequence, victims, quantum_end):
             if stalled:
                 victims.append(stalled.pop())
                 continue

@@ -120,7 +120,7 @@ def test_a_quantum_of_nothing_is_noticed(monkeypatch: Patch) -> None:
     """Negative control: QUANTUM positions beyond those found in the cache, as if none were lost."""
     for module in ("slot_manager", "scheduler"):
         monkeypatch.setattr(
-            f"reference.engine.{module}.goal", lambda reached, begun, end: begun + QUANTUM
+            f"reference.engine.{module}.end_of_quantum", lambda reached, begun, end: begun + QUANTUM
         )
     found = (violation_of(play_flood, seed) for seed in range(12))
     assert any(each is not None and each.invariant is Invariant.PROGRESS for each in found)
