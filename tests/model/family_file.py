@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -60,14 +62,14 @@ class FamilyFile:
             **{f"{self.architecture}.{key}": value for key, value in self.keys.items()},
         }
 
-    def write(self, path: Path) -> Path:
-        """The file, F32 but for values of another width."""
+    def write(self, path: Path, changed: Mapping[str, Any] = MappingProxyType({})) -> Path:
+        """The file with ``changed`` metadata, F32 but for values of another width."""
         stored = {np.dtype(np.float32): F32, np.dtype(np.float16): F16}
         tensors = {
             name: (stored[value.dtype], value.shape, np.ascontiguousarray(value))
             for name, value in self.values.items()
         }
-        write_gguf(path, self.metadata, tensors)
+        write_gguf(path, {**self.metadata, **changed}, tensors)
         return path
 
 
