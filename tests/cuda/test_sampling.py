@@ -214,7 +214,9 @@ RULES = [
 ]
 
 
-@pytest.mark.parametrize("spread", [0.3, 1.0, 4.0, 30.0])
+@pytest.mark.parametrize(
+    "spread", [0.3, *(pytest.param(spread, marks=pytest.mark.long) for spread in (1.0, 4.0)), 30.0]
+)
 def test_every_rule_draws_what_the_definition_draws(spread: float, folder: Path) -> None:
     """Logits that are nearly even, and such as one of them outweighs; some are equal."""
     rng = np.random.default_rng(int(10 * spread))
