@@ -232,6 +232,14 @@ def tiers_share_kernels(kernel_cache: Path) -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
+def files_need_not_outlive_the_power() -> Iterator[None]:
+    """Tests write thousands, and a disk takes milliseconds for each to be told that it is safe."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda descriptor: None)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
 def loops_stay_loops() -> Iterator[None]:
     """In kernels that a processor compiles in place of an accelerator."""
     with pytest.MonkeyPatch.context() as patch:

@@ -300,7 +300,7 @@ def test_who_is_lost_between_running_and_waiting_is_noticed(
 
 def test_a_token_that_its_sequence_forgets_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Negative control: tokens that are about to be handed out are not looked at again."""
-    monkeypatch.setattr(OutputProcessor, "again", lambda self, live: [])
+    monkeypatch.setattr(OutputProcessor, "apply_batch", lambda self, live: [])
     with pytest.raises((AssertionError, KeyError)):
         make_room_at(range(1, 600), urgent=False)
 

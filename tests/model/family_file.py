@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -81,6 +82,12 @@ def config_of(file: FamilyFile, folder: Path) -> ModelConfig:
 
 def random_values(name: str, shape: tuple[int, ...]) -> Array:
     """Products that keep their inputs' size; norms and scales near 1, decays below 0."""
+    return _drawn(name, shape).copy()
+
+
+@lru_cache(maxsize=256)
+def _drawn(name: str, shape: tuple[int, ...]) -> Array:
+    """Tests write a file many times, of which one tensor or key is another each time."""
     seed = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little")
     drawn = np.random.default_rng(seed).standard_normal(shape)
     if name.endswith("ssm_a"):
