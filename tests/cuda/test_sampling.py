@@ -248,21 +248,21 @@ def test_more_equal_logits_than_are_kept_near(fields: dict[str, float], folder: 
 
 ROWS: dict[str, Callable[[np.random.Generator], Float32]] = {
     "even": lambda rng: rng.standard_normal(VOCAB) / 4,
+    "tied": lambda rng: rng.integers(0, 9, VOCAB) / 4,
+    "in one part": lambda _: np.where(np.arange(VOCAB) < 100, 5 - np.arange(VOCAB) / 99, -40),
     "peaked": lambda rng: 8 * rng.standard_normal(VOCAB),
     "rising": lambda _: np.linspace(-3, 3, VOCAB),
     "falling": lambda _: np.linspace(3, -3, VOCAB),
     "equal": lambda _: np.full(VOCAB, 0.25),
-    "tied": lambda rng: rng.integers(0, 9, VOCAB) / 4,
     "subnormal": lambda rng: rng.integers(-60, 61, VOCAB) * 1e-45,
-    "in one part": lambda _: np.where(np.arange(VOCAB) < 100, 5 - np.arange(VOCAB) / 99, -40),
     "ties behind": lambda rng: np.where(rng.permutation(VOCAB) < 39, 2, 1),
 }
+KINDS = [pytest.param(kind, marks=[pytest.mark.long] * (n > 2)) for n, kind in enumerate(ROWS)]
 
 
-@pytest.mark.parametrize("kind", ROWS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_what_top_k_does_not_keep_is_not_weighed(kind: str, folder: Path) -> None:
-    """Of parts whose largest values bound what few tokens are: fewer than those, as many, more than
-    a block has threads, where the token drawn last says what is kept."""
+    """Top-k of fewer tokens than there are parts, of as many, of more than a block has threads."""
     rng = np.random.default_rng(len(kind))
     records = [
         record(top_k=top_k, seed_low=seed, **fields)
@@ -313,10 +313,9 @@ def drawn_changed(
     operands["recent"] = builder.buffer("recent", BufferKind.STATE, I32, recent.shape)
     operands["token"] = builder.buffer("token", BufferKind.OUTPUT, I32, ("rows",))
     builder.emit(Opcode.SAMPLE, **operands)
-    token = aligned_memory(4 * len(records)).view(np.int32)
-    key = ShapeKey(0, len(records))
+    token, sizes = aligned_memory(4 * len(records)).view(np.int32), ShapeKey(0, len(records))
     kept = {"token": token, "recent": recent.copy()}
-    run_step(builder.build(), (key, key), inputs, kept, {}, folder, parts=parts)
+    run_step(builder.build(), (sizes, sizes), inputs, kept, {}, folder, parts=parts)
     with np.errstate(over="ignore"):
         assert token.tolist() == sample(recent=recent, **inputs).tolist()
     return token
@@ -358,8 +357,7 @@ def test_rows_whose_logits_are_changed_beside_others(folder: Path) -> None:
 
 @pytest.mark.parametrize("together", [False, True])
 def test_forbidden_tokens_are_not_kept_by_top_k(together: bool, folder: Path) -> None:
-    """Rows whose masks allow no, one, fewer, as many and more tokens than top-k keeps, in parts far
-    from each other or in the last; and a row of which biases leave three finite values."""
+    """Masks allow none to more tokens than top-k keeps, spread or in the last part; biases three."""
     rng = np.random.default_rng(11)
     vocab, allowances = 3001, (0, 1, 5, 39, 40, 41, 64, 65, 600)
     order = np.arange(vocab)[::-1] if together else rng.permutation(vocab)
