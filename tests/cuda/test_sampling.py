@@ -357,7 +357,7 @@ def test_rows_whose_logits_are_changed_beside_others(folder: Path) -> None:
 
 @pytest.mark.parametrize("together", [False, True])
 def test_forbidden_tokens_are_not_kept_by_top_k(together: bool, folder: Path) -> None:
-    """Masks allow none to more tokens than top-k keeps, spread or in the last part; biases three."""
+    """Masks allow none to more tokens than top-k keeps, spread or in the last part."""
     rng = np.random.default_rng(11)
     vocab, allowances = 3001, (0, 1, 5, 39, 40, 41, 64, 65, 600)
     order = np.arange(vocab)[::-1] if together else rng.permutation(vocab)
