@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import io
+from pathlib import Path
 
 import pytest
 
 from contract.amounts import format_bytes
+from contract.types import SamplingParams
+from harness.host.options import SessionOptions
+from harness.host.session import Session
 from harness.progress import (
     BarProgress,
     LineProgress,
@@ -103,3 +107,18 @@ def test_bar_shows_label_and_share() -> None:
 )  # fmt: skip
 def test_bytes_are_readable(count: int, text: str) -> None:
     assert format_bytes(count) == format_amount(count, "B") == text
+
+
+def test_a_prompt_is_read_to_its_end_and_no_further(tiny_model_path: Path) -> None:
+    """The step that reads the last part samples a token, which is not of the prompt."""
+    read: list[int] = []
+
+    class Shown(NullProgress):
+        def advance(self, n: int) -> None:
+            read.append(n)
+
+    with Session.open(tiny_model_path, SessionOptions(tier="cpu", context=64, chunk=4)) as session:
+        prompt = range(7, 30)
+        list(session.generate(prompt, SamplingParams(), 3, progress=Shown()))
+    assert len(read) > 1
+    assert sum(read) == len(prompt)
