@@ -19,6 +19,7 @@ from harness.progress import (
     format_amount,
     progress_on,
 )
+from tests.named_tiers import open_by_name
 
 
 class Terminal(io.StringIO):
@@ -110,14 +111,17 @@ def test_bytes_are_readable(count: int, text: str) -> None:
 
 
 def test_a_prompt_is_read_to_its_end_and_no_further(tiny_model_path: Path) -> None:
-    """The step that reads the last part samples a token, which is not of the prompt."""
+    """The step after that of its last part is submitted ahead, and is not of the prompt."""
+    open_by_name("native").close()
     read: list[int] = []
 
     class Shown(NullProgress):
         def advance(self, n: int) -> None:
             read.append(n)
 
-    with Session.open(tiny_model_path, SessionOptions(tier="cpu", context=64, chunk=4)) as session:
+    with Session.open(
+        tiny_model_path, SessionOptions(tier="native", context=64, chunk=4)
+    ) as session:
         prompt = range(7, 30)
         list(session.generate(prompt, SamplingParams(), 3, progress=Shown()))
     assert len(read) > 1
