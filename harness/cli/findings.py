@@ -127,7 +127,7 @@ def cache_finding(settings: Settings) -> Finding:
 def arranged_finding() -> Finding:
     """The weights that the native tier stores, and how to remove them."""
     entries, nbytes = arranged_usage()
-    held = f"{entries} model{'s' * (entries > 1)}, {format_bytes(nbytes)}" if entries else "none"
+    held = f"{entries} file{'s' * (entries > 1)}, {format_bytes(nbytes)}" if entries else "none"
     detail = f"{held} in {arranged_folder()}; delete that folder to clear it"
     return Finding("arranged weights", True, detail)
 
