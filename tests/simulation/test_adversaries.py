@@ -29,8 +29,9 @@ HAPPENS = (
 )
 
 
-def test_nothing_breaks() -> None:
-    report = run_schedules(ADVERSARY, 0, 101, jobs=1)
+@pytest.mark.parametrize("schedules", [41, pytest.param(101, marks=pytest.mark.long)])
+def test_nothing_breaks(schedules: int) -> None:
+    report = run_schedules(ADVERSARY, 0, schedules, jobs=1)
     assert report.failure is None, report.failure
     for what in HAPPENS:
         assert report.counts[what] > 0, f"{what} never happens"

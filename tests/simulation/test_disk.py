@@ -182,10 +182,11 @@ def test_what_happens_while_a_long_prompt_is_loaded(what: str, slow: Counter[str
     assert (slow["dropped"] > 0) == (what != "stalled")
 
 
-def test_an_interrupt_while_a_long_prompt_is_loaded(slow: Counter[str]) -> None:
-    """At any line of a step in which it is admitted or loaded."""
+@pytest.mark.parametrize("apart", [37, pytest.param(7, marks=pytest.mark.long)])
+def test_an_interrupt_while_a_long_prompt_is_loaded(apart: int, slow: Counter[str]) -> None:
+    """At any line of a step in which it is admitted or loaded: others in each step."""
     for step in range(41, 48):
-        for line in range(1, 400, 7):
+        for line in range(1 + 5 * (step - 41), 400, apart):
             outcome = meanwhile(TENANT, Interrupt(step, line))
             assert outcome.violation is None, f"line {line} of {step}: {outcome.violation}"
     assert slow["begun"] > slow["dropped"] > 0
