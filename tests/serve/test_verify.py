@@ -241,6 +241,25 @@ def test_what_cannot_be_verified_is_an_error(http: Http, verify: Verify) -> None
         assert (code, says in error) == (2, True), error
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/api/embed", {"model": "tiny", "input": "hello"}),
+        ("/api/embeddings", {"model": "tiny", "prompt": "hello"}),
+        ("/v1/completions", COMPLETION),
+    ],
+)
+def test_an_answer_without_fingerprint_is_not_called_different(
+    http: Http, verify: Verify, path: str, body: dict[str, Any]
+) -> None:
+    """Ollama's vectors have none: nobody can tell what computed them."""
+    answer = http.post(path, body).answer
+    answer.pop("system_fingerprint", None)
+    for response in (answer, {**answer, "system_fingerprint": None}):
+        code, out, error = verify(body, response)
+        assert (code, out, "names no system_fingerprint" in error) == (2, "", True), error
+
+
 MESSAGE = {"model": "tiny", "messages": CHAT["messages"], "max_tokens": 8}
 COUNTED = {
     "/v1/chat/completions": CHAT,
