@@ -32,12 +32,22 @@ from reference.model.config.rope import check_text_sections, read_llama_rope
 from reference.model.config.unread import refuse_unread
 from reference.model.gguf import GgufFile
 
+EAGLE = "eagle3"
+"""The architecture of heads, which ``reference.model.eagle`` reads."""
+
 
 def read_config(file: GgufFile) -> ModelConfig:
     """The hyperparameters of ``file``; errors name the key, its value and what it must be. Raises
     UnsupportedModel for an unknown architecture, ModelFileError for everything else."""
     architecture = file.require("general.architecture", str)
     reader = READERS.get(architecture)
+    if architecture == EAGLE:
+        raise UnsupportedModel(
+            file.path,
+            "key general.architecture",
+            f"is {architecture!r}, a head that drafts for another model",
+            "give it with --draft-model beside that model",
+        )
     if reader is None:
         raise UnsupportedModel(
             file.path,

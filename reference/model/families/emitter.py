@@ -19,6 +19,7 @@ from reference.hidden_rows import HIDDEN_PAIRS, HIDDEN_TABLE
 from reference.limits import Limits, mask_words
 from reference.model.config import ModelConfig
 from reference.model.config.rope import GROWTH_TABLE
+from reference.model.families.kept_inputs import joined_inputs, keep_input
 from reference.model.families.low_rank import LowRank
 from reference.model.families.smooth_keys import Channels
 from reference.model.families.tensors import ModelTensors
@@ -237,11 +238,18 @@ class Emitter:
         """The indices of the query tokens whose logits are computed."""
         return self.builder.request("request.output_rows", "rows")
 
+    def keep_input(self, x: View, layer: int) -> None:
+        """Emit the copy of a layer's input that a head reads, where there is one that does."""
+        keep_input(self.builder, self.tensors.head, x, layer, self.config.hidden)
+
     def head(self, x: View) -> None:
         """Emit the logits of every output row and the sampling of one token per row."""
         builder, config = self.builder, self.config
         if self.limits.hidden_rows:
-            self.store_hidden(self.norm(x, self.final_norm), "tokens")
+            self.keep_input(x, config.layers)
+            joined = joined_inputs(builder, self.tensors.head, config.hidden)
+            kept = self.norm(x, self.final_norm) if joined is None else joined
+            self.store_hidden(kept, "tokens")
         x = builder.emit(Opcode.SELECT_ROWS, "select_rows", x=x, output_rows=self.output_rows)
         if self.limits.hidden_states:
             # A node of its own, which steps leave out that are not asked for it.
@@ -251,7 +259,9 @@ class Emitter:
     @property
     def hidden_table(self) -> View:
         """The table of hidden states, which outlive a step."""
-        shape = (self.limits.hidden_table, self.config.hidden)
+        head = self.tensors.head
+        width = self.config.hidden if head is None else head.hidden
+        shape = (self.limits.hidden_table, width)
         return self.builder.buffer(HIDDEN_TABLE, BufferKind.STATE, F32, shape)
 
     def store_hidden(self, h: View, count: str) -> None:
@@ -267,8 +277,9 @@ class Emitter:
         name = "output" if self.has("output.weight") else "token_embd"
         return self.weight(name, None, self.config.vocab, self.config.hidden)
 
-    def logits(self, h: View, weight: View) -> None:
-        """Emit the logits of the normed output rows ``h`` and the sampling of one token per row."""
+    def logits(self, h: View, weight: View, table: View | None = None) -> None:
+        """Emit the logits of the normed output rows ``h`` and the sampling of one token per row,
+        which ``table`` names by another vocabulary if given."""
         builder, config = self.builder, self.config
         rows = self.output_rows
         logits = builder.output("output.logits", "rows", config.vocab)
@@ -286,7 +297,8 @@ class Emitter:
         for n, (opcode, name, operands) in enumerate(after):
             last = n == len(after) - 1
             y = builder.emit(opcode, name, x=y, **operands, y=logits if last else None)
-        emit_tokens(builder, self.limits, config.vocab, logits, rows, self.query, self.resolved)
+        views = logits, rows, self.query, self.resolved
+        emit_tokens(builder, self.limits, config.vocab, *views, table)
 
 
 def open_step(builder: GraphBuilder, limits: Limits, query: View, resolved: View) -> None:
@@ -310,6 +322,7 @@ def emit_tokens(
     rows: View,
     query: View,
     resolved: View,
+    table: View | None = None,
 ) -> None:
     """Emit the sampling of every output row, its event in the ring, the slot's new last token, and
     how many drafted tokens are right where a step has room for some."""
@@ -327,6 +340,8 @@ def emit_tokens(
         allowed=allowed,
         bias=bias,
     )
+    if table is not None:
+        token = builder.emit(Opcode.MAP_TOKENS, "map_tokens", token=token, table=table)
     if limits.top_log_probabilities:
         _emit_log_probabilities(builder, limits.top_log_probabilities, logits, token)
     written = {"token": token, "output_rows": rows, "query": query}
