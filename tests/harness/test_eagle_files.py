@@ -59,7 +59,7 @@ def test_inspect_tells_what_it_is(model: Path, capsys: pytest.CaptureFixture[str
     assert (facts["target_layers"], facts["target_hidden"]) == ([1, 1, 0], 256)
     assert (facts["tokens"], facts["own_embedding"], facts["own_output"]) == (256, False, True)
     assert main(["run", "--model", head, "--tier", "cpu", "Hello"]) != 0
-    assert "give it with --draft-model" in capsys.readouterr().err
+    assert "this file with --draft-model" in capsys.readouterr().err
 
 
 def test_a_trace_is_refused(model: Path, tmp_path: Path) -> None:

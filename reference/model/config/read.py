@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from types import MappingProxyType
 
 from contract.errors import UnsupportedModel
 from reference.model.config.cohere import read_cohere2, read_command_r
@@ -34,20 +35,39 @@ from reference.model.gguf import GgufFile
 
 EAGLE = "eagle3"
 """The architecture of heads, which ``reference.model.eagle`` reads."""
+NO_MODELS: Mapping[str, tuple[str, str]] = MappingProxyType(
+    {
+        "mmproj": (
+            "this is a projector of images or sound (mmproj)",
+            "give the GGUF file of its language model; only text is understood",
+        ),
+        "imatrix": (
+            "this is an importance matrix, which programs that quantize read",
+            "give the GGUF file of the model",
+        ),
+        "adapter": (
+            "this is an adapter",
+            "give the GGUF file of its model, and this file with --lora",
+        ),
+        "head": (
+            "this is an EAGLE-3 head, which drafts for a model",
+            "give the GGUF file of its model, and this file with --draft-model",
+        ),
+    }
+)
+"""Kinds of GGUF files that are no language models, and what to do instead."""
+KINDS = MappingProxyType({"clip": "mmproj", EAGLE: "head"})
+"""Architectures of such files."""
 
 
 def read_config(file: GgufFile) -> ModelConfig:
     """The hyperparameters of ``file``; errors name the key, its value and what it must be. Raises
     UnsupportedModel for an unknown architecture, ModelFileError for everything else."""
     architecture = file.require("general.architecture", str)
+    kind = KINDS.get(architecture, file.metadata.get("general.type"))
+    if kind in NO_MODELS:
+        raise UnsupportedModel(file.path, "key general.type", *NO_MODELS[str(kind)])
     reader = READERS.get(architecture)
-    if architecture == EAGLE:
-        raise UnsupportedModel(
-            file.path,
-            "key general.architecture",
-            f"is {architecture!r}, a head that drafts for another model",
-            "give it with --draft-model beside that model",
-        )
     if reader is None:
         raise UnsupportedModel(
             file.path,
