@@ -17,7 +17,7 @@ from reference.model.eagle import EagleHead, HeadedFile
 from reference.model.families import build_graph
 from reference.model.families.draft_block import build_draft_block
 from reference.model.families.eagle_head import build_eagle_head
-from reference.model.families.emitter import without_drafts
+from reference.model.families.plain_steps import without_drafts
 from reference.model.families.smooth_keys import Powers, smoothing_powers
 from reference.model.families.tensors import ModelTensors
 from reference.model.gguf import GgufFile, open_gguf
