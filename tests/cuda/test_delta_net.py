@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from accel.cuda import delta_net
 from accel.cuda.delta_net import FEW_TOKENS, SLOTS
 from accel.cuda.device import Device
 from contract.dtypes import I12
@@ -71,8 +72,9 @@ def many_blocks(name: str) -> Device:
 
 @pytest.mark.parametrize("states", [1, 4])
 @pytest.mark.parametrize("name", MODELS)
-def test_one_token(name: str, states: int, folder: Path) -> None:
+def test_one_token(name: str, states: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A sequence's first token, which forgets what the slot held, and one that goes on."""
+    monkeypatch.setattr(delta_net, "STATE_BLOCKS", 2)
     one, device = ShapeKey(1, 1), many_blocks(name)
     steps = TunedSteps(recorded(name, folder, one, states), one, device, FILES, folder)
     assert [[launch.source.name for launch in run] for run in steps.runs] == [["delta_step.cu"]]
@@ -94,9 +96,16 @@ FEW = {
 @pytest.mark.parametrize(("positions", "slots"), FEW.values(), ids=FEW)
 @pytest.mark.parametrize("name", MODELS)
 def test_few_tokens(
-    name: str, positions: list[int], slots: list[int], states: int, blocks: int, folder: Path
+    name: str,
+    positions: list[int],
+    slots: list[int],
+    states: int,
+    blocks: int,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Blocks of each head for every slot; the next step computes all but one of them again."""
+    monkeypatch.setattr(delta_net, "STATE_BLOCKS", blocks)
     key, device = ShapeKey(len(slots), 1), many_blocks(name) if blocks > 1 else DEVICE
     steps = TunedSteps(recorded(name, folder, key, states), ShapeKey(4, 2), device, FILES, folder)
     assert [[launch.source.name for launch in run] for run in steps.runs] == [["delta_step.cu"]]
