@@ -40,8 +40,8 @@ is_whole() {
     for package in .venv/lib/python3*/site-packages/*.dist-info; do
         [ -e "$package/RECORD" ] || return 1
     done
-    set -- .venv/lib/python3*/site-packages/pip-*.dist-info
-    [ -d "$1" ] && "$python" -c 'import pip' >/dev/null 2>&1
+    set -- .venv/lib/python3*/site-packages/pip .venv/lib/python3*/site-packages/pip-*.dist-info
+    { [ ! -d "$1" ] || [ -d "$2" ]; } && "$python" -c 'import pip' >/dev/null 2>&1
 }
 
 # One script of a checkout installs at a time: two would empty each other's .venv. The lock is that of

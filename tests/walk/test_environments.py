@@ -92,7 +92,7 @@ def test_the_wheel_has_only_what_its_system_can_run(newcomer: Newcomer) -> None:
     assert re.search(r"^native +yes ", listed, re.MULTILINE)
     assert re.search(r"^metal +no +this wheel for Linux has no accel\.metal", listed, re.MULTILINE)
     for words in (
-        ("run", "--tier", "metal", "hi"),
+        ("run", "--model", MODEL, "--tier", "metal", "hi"),
         ("asm", "x.k"),
         ("card-test", "--device", "simulated"),
     ):
