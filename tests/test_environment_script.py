@@ -30,17 +30,17 @@ def checkout(tmp_path: Path) -> Path:
     """A folder with the scripts that make an environment, and nothing else."""
     (tmp_path / "ci").mkdir()
     shutil.copy(ROOT / "ci" / "environment.sh", tmp_path / "ci")
+    python = tmp_path / "python"
+    python.write_text(PYTHON)
+    python.chmod(0o755)
     return tmp_path
 
 
 def script(checkout: Path, text: str) -> subprocess.Popen[str]:
     """A shell script in ``ci``. The Python it finds is this one, but makes no environment."""
-    python = checkout / "python"
-    python.write_text(PYTHON)
-    python.chmod(0o755)
     return subprocess.Popen(
         ["sh", "-c", text, "ci/script"], cwd=checkout, text=True, stdin=subprocess.DEVNULL,
-        env={"PATH": "/usr/bin:/bin", "PYTHON": str(python)},
+        env={"PATH": "/usr/bin:/bin", "PYTHON": str(checkout / "python")},
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     )  # fmt: skip
 
