@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import product
 
-from accel.cuda.device import CLUSTER_CAPABILITY, Device
+from accel.cuda.device import Device
 from accel.cuda.runs import nobody_reads, operand_indices, operand_of, result, size_indices
 from accel.cuda.tuned import KernelLaunch, Remaining, Replacement
 from accel.packets.step import Op, Tensor
@@ -20,10 +20,7 @@ MOST_HISTORY = 7
 MOST_WARPS, SLOTS_WARPS = 16, 8
 """Most warps of a block that computes one state, and of one that computes many in turn."""
 ALONE_TOKENS = 4
-"""Most tokens for which every state has blocks of its own."""
-STATE_BLOCKS = 1
-"""Blocks of a cluster that computes a state where several tokens of a slot are expected. With two,
-drafts are as fast, and steps without drafts of four slots take 6 % longer (H200)."""
+"""Most tokens for which every state has a block of its own."""
 ROWS_AT_ONCE = 4
 """Rows that a warp computes at once."""
 CHUNK_SETS = 1
@@ -73,32 +70,20 @@ def delta_step_rule(ops: Remaining, device: Device) -> Replacement | None:
     passing = None if tokens <= ALONE_TOKENS else _passing(ops, device)
     if passing is not None:
         return Replacement(len(RUN), (passing,))
-    return Replacement(len(RUN), (_standing(ops, device),), 4 * tokens * sizes["key_heads"])
+    return Replacement(len(RUN), (_standing(ops),), 4 * tokens * sizes["key_heads"])
 
 
-def _standing(ops: Remaining, device: Device) -> KernelLaunch:
-    """The launch with blocks for every state: a cluster where slots have several states, since a
-    step then has several tokens of a slot. Where as many slots have one each there are blocks for
-    all multiprocessors anyway."""
+def _standing(ops: Remaining) -> KernelLaunch:
+    """The launch with a block for every value head of a slot."""
     sizes = ops[NET].most_sizes()
     size, tokens, heads = sizes["state_size"], sizes["tokens"], sizes["value_heads"]
-    fits = STATE_BLOCKS * heads <= device.multiprocessors
-    shared = fits and sizes["states"] > 1 and device.capability >= CLUSTER_CAPABILITY
-    cluster = STATE_BLOCKS if shared else 1
-    rows = size // cluster
-    warps = min(MOST_WARPS, rows // ROWS_AT_ONCE)
+    warps = min(MOST_WARPS, size // ROWS_AT_ONCE)
     return KernelLaunch(
         "delta_step",
-        (cluster * heads, tokens, 1),
+        (heads, tokens, 1),
         (32 * warps, 1, 1),
-        tokens * (4 * (3 * size + rows) + FACTOR_BYTES) + 4,
-        {
-            "CLUSTER": cluster,
-            "WARPS": warps,
-            "STATES": sizes["states"],
-            "MOST_TOKENS": tokens,
-            **_operand_macros(ops),
-        },
+        tokens * (16 * size + FACTOR_BYTES) + 4,
+        {"WARPS": warps, "STATES": sizes["states"], "MOST_TOKENS": tokens, **_operand_macros(ops)},
     )
 
 

@@ -8,9 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from accel.cuda import delta_net
 from accel.cuda.delta_net import FEW_TOKENS, SLOTS
-from accel.cuda.device import Device
 from contract.dtypes import I12
 from contract.ir.nodes import BufferKind
 from contract.shape_key import ShapeKey
@@ -65,20 +63,14 @@ def run(steps: TunedSteps, positions: list[int], slots: list[int]) -> None:
     steps.run(given, before)
 
 
-def many_blocks(name: str) -> Device:
-    """A device on which two blocks compute each state of a slot that has several."""
-    return replace(DEVICE, multiprocessors=2 * MODELS[name]["value_heads"])
-
-
 @pytest.mark.parametrize("states", [1, 4])
 @pytest.mark.parametrize("name", MODELS)
-def test_one_token(name: str, states: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_token(name: str, states: int, folder: Path) -> None:
     """A sequence's first token, which forgets what the slot held, and one that goes on."""
-    monkeypatch.setattr(delta_net, "STATE_BLOCKS", 2)
-    one, device = ShapeKey(1, 1), many_blocks(name)
-    steps = TunedSteps(recorded(name, folder, one, states), one, device, FILES, folder)
+    one = ShapeKey(1, 1)
+    steps = TunedSteps(recorded(name, folder, one, states), one, DEVICE, FILES, folder)
     assert [[launch.source.name for launch in run] for run in steps.runs] == [["delta_step.cu"]]
-    assert steps.runs[0][0].grid[0] == (1 + (states > 1)) * MODELS[name]["value_heads"]
+    assert steps.runs[0][0].grid[0] == MODELS[name]["value_heads"]
     for position in range(2):
         run(steps, [position], [2])
     run(steps, [9], [0])
@@ -92,25 +84,16 @@ FEW = {
 }
 
 
-@pytest.mark.parametrize(("states", "blocks"), [(1, 1), (4, 1), (4, 2)])
+@pytest.mark.parametrize("states", [1, 4])
 @pytest.mark.parametrize(("positions", "slots"), FEW.values(), ids=FEW)
 @pytest.mark.parametrize("name", MODELS)
 def test_few_tokens(
-    name: str,
-    positions: list[int],
-    slots: list[int],
-    states: int,
-    blocks: int,
-    folder: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    name: str, positions: list[int], slots: list[int], states: int, folder: Path
 ) -> None:
-    """Blocks of each head for every slot; the next step computes all but one of them again."""
-    monkeypatch.setattr(delta_net, "STATE_BLOCKS", blocks)
-    key, device = ShapeKey(len(slots), 1), many_blocks(name) if blocks > 1 else DEVICE
-    steps = TunedSteps(recorded(name, folder, key, states), ShapeKey(4, 2), device, FILES, folder)
+    """A block of each head for every slot; the next step computes all but one of them again."""
+    key = ShapeKey(len(slots), 1)
+    steps = TunedSteps(recorded(name, folder, key, states), ShapeKey(4, 2), DEVICE, FILES, folder)
     assert [[launch.source.name for launch in run] for run in steps.runs] == [["delta_step.cu"]]
-    if blocks > 1:
-        assert steps.runs[0][0].grid[0] == blocks * MODELS[name]["value_heads"]
     for after in (0, 1):
         run(steps, [position + after for position in positions], slots)
         assert not steps.workspace.any()

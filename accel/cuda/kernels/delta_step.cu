@@ -1,28 +1,25 @@
-// SSM_CONV1D, SSM_DELTA_NET and SSM_GATED_NORM of few tokens (rules R2, R4 and R8). A cluster of
-// CLUSTER blocks computes one value head for the tokens of one slot in order, each some rows of its
-// state: that of the slot's first token does so, those of its other tokens end at once. All blocks
-// that share a key head convolve its queries and keys. When all of them have read the slot's stored
-// values, the last of these blocks stores the values for later steps. The workspace counts them in
-// a word for every key head and token.
+// SSM_CONV1D, SSM_DELTA_NET and SSM_GATED_NORM of few tokens (rules R2, R4 and R8). A block computes
+// one value head for the tokens of one slot in order: that of the slot's first token does so, those
+// of its other tokens end at once. All blocks that share a key head convolve its queries and keys.
+// When all of them have read the slot's stored values, the last of these blocks stores the values
+// for later steps. The workspace counts them in a word for every key head and token.
 //
 // A slot has STATES rows of states; what follows a position is in the row of its remainder.
 //
 // Everything but the recurrence is computed for all tokens together. A warp has its rows of the
 // state in registers, so that no other waits between two tokens.
 //
-// Compiled with STATE_SIZE, HISTORY, CLUSTER, WARPS, STATES, MOST_TOKENS; with these operand numbers (see packets.h): X,
+// Compiled with STATE_SIZE, HISTORY, WARPS, STATES, MOST_TOKENS; with these operand numbers (see packets.h): X,
 // CONV_WEIGHT, QUERY, CONV_STATE, ALPHA, BETA, DECAY, DT_BIAS, STATE, GATE, NORM_WEIGHT, Y; with
 // the packet numbers INPUTS_OP, NET and NORM.
 
-#include "clusters.h"
 #include "delta_token.h"
 #include "queries.h"
 
 #define THREADS (WARPS * WARP_LANES)
-#define BLOCK_ROWS (STATE_SIZE / CLUSTER)  // of the state
-#define WARP_ROWS (BLOCK_ROWS / WARPS)
+#define WARP_ROWS (STATE_SIZE / WARPS)  // of the state
 #define ROW_SETS (WARP_ROWS / ROWS_AT_ONCE)
-#define HEAD_CHANNELS (2 * STATE_SIZE + BLOCK_ROWS)
+#define HEAD_CHANNELS (3 * STATE_SIZE)
 #define PER_THREAD ((HEAD_CHANNELS + THREADS - 1) / THREADS)  // channels to convolve
 
 // Whether a token in front of this one has its slot.
@@ -33,11 +30,11 @@ DEVICE bool has_earlier(const QUERIES &queries, unsigned token, int lane) {
     return __ballot_sync(ALL_LANES, found) != 0;
 }
 
-extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS)
     delta_step(U64 scratch, U64 inputs, const __grid_constant__ PACKETS packets, U64 workspace) {
     BLOCK_MEMORY(shared);
     float *mixed = (float *)shared;  // queries, keys and values of each token
-    float *read = mixed + MOST_TOKENS * HEAD_CHANNELS;  // M q, of the block's tokens for all rows
+    float *read = mixed + MOST_TOKENS * HEAD_CHANNELS;  // M q of each token
     FACTORS *factors = (FACTORS *)(read + MOST_TOKENS * STATE_SIZE);
     unsigned *ticket = (unsigned *)(factors + MOST_TOKENS);
     const LAUNCH launch = {scratch, inputs, (U64)&packets, 0u};
@@ -45,7 +42,7 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
     const unsigned key_heads = net->size[SSM_DELTA_NET_KEY_HEADS];
     const unsigned value_heads = net->size[SSM_DELTA_NET_VALUE_HEADS];
     const unsigned sharers = value_heads / key_heads;
-    const unsigned head = blockIdx.x / CLUSTER, rank = blockIdx.x % CLUSTER;
+    const unsigned head = blockIdx.x;
     const unsigned key_head =
         net->size[SSM_DELTA_NET_GROUPED] ? head / sharers : head % key_heads;
     const unsigned tokens = count_of(launch, net), first = blockIdx.y;
@@ -62,7 +59,7 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
         channel[c] = (part == 0   ? key_head
                       : part == 1 ? key_heads + key_head
                                   : 2 * key_heads + head) * STATE_SIZE +
-                     (part < 2 ? at % STATE_SIZE : rank * BLOCK_ROWS + at % STATE_SIZE);
+                     at % STATE_SIZE;
         const float *taps =
             (const float *)operand_at(launch, CONV_WEIGHT) + channel[c] * (HISTORY + 1);
 #pragma unroll
@@ -76,7 +73,6 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
     PRECEDING_DONE;
     const QUERIES queries = {(const unsigned *)operand_at(launch, QUERY), stride_at(launch, QUERY)};
     if (first >= tokens || has_earlier(queries, first, lane)) return;
-    begin_meeting();
     const unsigned slot = queries.slot(first);
     const unsigned before = queries.row_before(first, STATES);
     float *const stored = (float *)operand_at(launch, CONV_STATE);
@@ -91,11 +87,10 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
             past[c][i] = thread + c * THREADS < HEAD_CHANNELS
                              ? kept[(size_t)i * channels + channel[c]]
                              : 0.0f;
-    const unsigned own_row = warp * WARP_ROWS + lane / ROW_LANES;  // of the block's
+    const unsigned own_row = warp * WARP_ROWS + lane / ROW_LANES;
 #pragma unroll
     for (int s = 0; s < ROW_SETS; s++)
-        load_keys(m[s], state + (size_t)(rank * BLOCK_ROWS + own_row + s * ROWS_AT_ONCE) * STATE_SIZE,
-                  lane);
+        load_keys(m[s], state + (size_t)(own_row + s * ROWS_AT_ONCE) * STATE_SIZE, lane);
     float began[PER_THREAD][HISTORY];  // the values before the first token
 #pragma unroll
     for (int c = 0; c < PER_THREAD; c++)
@@ -142,7 +137,6 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
         norm_keys(own, own, eps, query_scale, part % 2 == 0, lane);
     }
     __syncthreads();
-    end_meeting();
 #pragma unroll 1
     for (int n = 0; n < MOST_TOKENS; n++) {
         const unsigned token = first + n;
@@ -153,28 +147,17 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
         update_rows(m, of_token, own + 2 * STATE_SIZE + own_row, factors[n].g, factors[n].b,
                     factors[n].starts);
         load_keys(of_token, own, lane);
-        float *rows = read + n * STATE_SIZE + rank * BLOCK_ROWS + own_row;
-        read_rows(m, of_token, rows, lane);
-#if CLUSTER > 1
-        // Each lane passes on what it wrote itself.
-        if (lane % ROW_LANES == 0)
-#pragma unroll
-            for (int s = 0; s < ROW_SETS; s++)
-                store_at_peer(rows + s * ROWS_AT_ONCE, rows[s * ROWS_AT_ONCE], n % CLUSTER);
-#endif
+        read_rows(m, of_token, read + n * STATE_SIZE + own_row, lane);
         if (!queries.remains(token, tokens, STATES)) continue;
         float *after = states + ((size_t)queries.row_after(token, STATES) * value_heads + head) *
                                     STATE_SIZE * STATE_SIZE;
 #pragma unroll
         for (int s = 0; s < ROW_SETS; s++)
-            store_keys(m[s],
-                       after + (size_t)(rank * BLOCK_ROWS + own_row + s * ROWS_AT_ONCE) * STATE_SIZE,
-                       lane);
+            store_keys(m[s], after + (size_t)(own_row + s * ROWS_AT_ONCE) * STATE_SIZE, lane);
     }
-    begin_meeting();
-    end_meeting();
+    __syncthreads();
 #pragma unroll 1
-    for (unsigned n = CLUSTER * warp + rank; n < MOST_TOKENS; n += CLUSTER * WARPS) {
+    for (unsigned n = warp; n < MOST_TOKENS; n += WARPS) {
         const unsigned token = first + n;
         if (token >= tokens || queries.slot(token) != slot) continue;
         const float *gate = (const float *)operand_at(launch, GATE) +
@@ -184,7 +167,7 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
         gate_row(read + n * STATE_SIZE, (const float *)operand_at(launch, NORM_WEIGHT), gate,
                  packet_of(launch, NORM)->real[SSM_GATED_NORM_EPS], y, lane);
     }
-    const bool last = *ticket + 1 == sharers * CLUSTER;
+    const bool last = *ticket + 1 == sharers;
 #pragma unroll
     for (int n = 0; n < MOST_TOKENS; n++) {
         const unsigned token = first + n;
