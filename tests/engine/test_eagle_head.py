@@ -116,8 +116,8 @@ def test_a_model_without_its_head_is_the_same(synthetic_model: SyntheticModel) -
         assert headed.graph(limits) == plain.graph(limits)
         kept = replace(limits, hidden_rows=8)
         names = {node.name for node in headed.graph(kept).nodes}
-        assert {"kept_input[0]", "kept_input[2]", "kept_join"} < names
-        assert "kept_join" not in {node.name for node in plain.graph(kept).nodes}
+        assert {"auxiliary_state[0]", "auxiliary_state[2]", "auxiliary_fuse"} < names
+        assert "auxiliary_fuse" not in {node.name for node in plain.graph(kept).nodes}
 
 
 REFUSED = {

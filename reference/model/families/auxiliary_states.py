@@ -1,5 +1,5 @@
-"""What a model's graph keeps for an EAGLE-3 head: the inputs of some layers, joined by the head's
-product to a row for each token."""
+"""The auxiliary states that a model's graph computes for an EAGLE-3 head: the inputs of some
+layers, fused by the head's product to a row for each token."""
 
 from __future__ import annotations
 
@@ -8,36 +8,34 @@ from contract.opcodes import Opcode
 from reference.model.eagle import STORED, EagleHead
 from reference.model.families.tensors import ModelTensors
 
-JOIN, JOIN_NORM = "fc.weight", "enc.output_norm.weight"
+FUSE, FUSE_NORM = "fc.weight", "enc.output_norm.weight"
 
 
-def keep_input(
-    builder: GraphBuilder, head: EagleHead | None, x: View, layer: int, width: int
+def copy_auxiliary_state(
+    builder: GraphBuilder, head: EagleHead, x: View, layer: int, width: int
 ) -> None:
     """Emit the copy of the input of ``layer``, [tokens, width], for each part of what the head
-    joins that it is."""
-    for part, wanted in enumerate(() if head is None else head.layers):
+    fuses that it is."""
+    for part, wanted in enumerate(head.layers):
         if wanted == layer:
-            y = _kept(builder, head, width)[part * width : (part + 1) * width]
-            builder.emit(Opcode.SCALE, f"kept_input[{part}]", x=x, factor=1.0, y=y)
+            y = _auxiliary_states(builder, head, width)[part * width : (part + 1) * width]
+            builder.emit(Opcode.SCALE, f"auxiliary_state[{part}]", x=x, factor=1.0, y=y)
 
 
-def joined_inputs(builder: GraphBuilder, head: EagleHead | None, width: int) -> View | None:
-    """Emit the head's product of the kept inputs, [tokens, head.hidden]; None without a head."""
-    if head is None:
-        return None
-    x, inner, tensors = _kept(builder, head, width), len(head.layers) * width, head_tensors(head)
+def fuse_auxiliary_states(builder: GraphBuilder, head: EagleHead, width: int) -> View:
+    """Emit the head's product of the copied inputs, [tokens, head.hidden]."""
+    x, inner = _auxiliary_states(builder, head, width), len(head.layers) * width
+    tensors = head_tensors(head)
     if head.fc_norm:
-        weight = tensors.parameters(builder, "model.kept_norm.weight", JOIN_NORM, inner)
+        weight = tensors.parameters(builder, "model.auxiliary_norm.weight", FUSE_NORM, inner)
         eps = head.config.rms_eps
-        x = builder.emit(Opcode.RMS_NORM, "kept_norm", x=x, weight=weight, eps=eps)
-    weight = tensors.weight(builder, "model.kept_join.weight", JOIN, head.hidden, inner)
-    return builder.emit(Opcode.MATMUL, "kept_join", x=x, weight=weight)
+        x = builder.emit(Opcode.RMS_NORM, "auxiliary_norm", x=x, weight=weight, eps=eps)
+    weight = tensors.weight(builder, "model.auxiliary_fuse.weight", FUSE, head.hidden, inner)
+    return builder.emit(Opcode.MATMUL, "auxiliary_fuse", x=x, weight=weight)
 
 
-def _kept(builder: GraphBuilder, head: EagleHead | None, width: int) -> View:
-    assert head is not None
-    return builder.scratch("scratch.kept_inputs", "tokens", len(head.layers) * width)
+def _auxiliary_states(builder: GraphBuilder, head: EagleHead, width: int) -> View:
+    return builder.scratch("scratch.auxiliary_states", "tokens", len(head.layers) * width)
 
 
 def head_tensors(head: EagleHead) -> ModelTensors:

@@ -2,9 +2,9 @@
 
 Of a token with embedding e behind a position with row g it computes x = g + attn([rms(e,
 attn_norm); rms(g, attn_norm_2)]), where the normed g may be added to instead, then the feed-forward
-block, a norm and the output projection. g is the join of what the model's graph keeps
-(``kept_inputs``), and x takes its place to predict one token more. Its key of a token lies at the
-token's position."""
+block, a norm and the output projection. g are the model's fused auxiliary states
+(``auxiliary_states.py``), and x takes their place to predict one token more. Its key of a token
+lies at the token's position."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from reference.model.families.attention import (
     rotate_and_store,
     widths,
 )
+from reference.model.families.auxiliary_states import FUSE, FUSE_NORM, head_tensors
 from reference.model.families.emitter import Emitter, open_step
 from reference.model.families.feed_forward import add_feed_forward
-from reference.model.families.kept_inputs import JOIN, JOIN_NORM, head_tensors
 from reference.model.families.tensors import ModelTensors
 
 
@@ -52,7 +52,7 @@ def build_eagle_head(
     if head.tokens is not None:
         table = builder.buffer(TOKEN_TABLE, BufferKind.CONSTANT, I32, (vocab,))
     e.logits(e.norm(x, "output_norm"), matrix, table)
-    own.reject_unused(head.config.architecture, (JOIN, JOIN_NORM, TOKENS))
+    own.reject_unused(head.config.architecture, (FUSE, FUSE_NORM, TOKENS))
     return builder.build()
 
 

@@ -19,7 +19,7 @@ from reference.hidden_rows import HIDDEN_PAIRS, HIDDEN_TABLE
 from reference.limits import Limits, mask_words
 from reference.model.config import ModelConfig
 from reference.model.config.rope import GROWTH_TABLE
-from reference.model.families.kept_inputs import joined_inputs, keep_input
+from reference.model.families.auxiliary_states import copy_auxiliary_state, fuse_auxiliary_states
 from reference.model.families.low_rank import LowRank
 from reference.model.families.smooth_keys import Channels
 from reference.model.families.tensors import ModelTensors
@@ -238,18 +238,19 @@ class Emitter:
         """The indices of the query tokens whose logits are computed."""
         return self.builder.request("request.output_rows", "rows")
 
-    def keep_input(self, x: View, layer: int) -> None:
-        """Emit the copy of a layer's input that a head reads, where there is one that does."""
-        keep_input(self.builder, self.tensors.head, x, layer, self.config.hidden)
+    def auxiliary_state(self, x: View, layer: int) -> None:
+        """Emit the copy of a layer's input where an EAGLE-3 head reads it."""
+        if self.tensors.head is not None:
+            copy_auxiliary_state(self.builder, self.tensors.head, x, layer, self.config.hidden)
 
     def head(self, x: View) -> None:
         """Emit the logits of every output row and the sampling of one token per row."""
         builder, config = self.builder, self.config
         if self.limits.hidden_rows:
-            self.keep_input(x, config.layers)
-            joined = joined_inputs(builder, self.tensors.head, config.hidden)
-            kept = self.norm(x, self.final_norm) if joined is None else joined
-            self.store_hidden(kept, "tokens")
+            self.auxiliary_state(x, config.layers)
+            head = self.tensors.head
+            of_head = head and fuse_auxiliary_states(builder, head, config.hidden)
+            self.store_hidden(of_head or self.norm(x, self.final_norm), "tokens")
         x = builder.emit(Opcode.SELECT_ROWS, "select_rows", x=x, output_rows=self.output_rows)
         if self.limits.hidden_states:
             # A node of its own, which steps leave out that are not asked for it.
