@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import shutil
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +13,7 @@ from harness.cli.parser import add_switch, path_argument
 from harness.cli.sessions import MODEL_SETTINGS, model_file
 from harness.console import note
 from harness.settings import Settings, add_flags, group_of, resolve
+from reference.model.gguf.header import MAGIC
 
 if TYPE_CHECKING:
     from accel.native.plan_export import PlanFacts
@@ -53,6 +54,9 @@ def export_plan_command(args: argparse.Namespace) -> int:
     path = args.plan
     if not path.parent.is_dir():
         raise ConfigError(f"{path}: there is no folder {path.parent}")
+    if is_model(path):
+        problem = "is a model, not the plan to write; a model is named with --model"
+        raise ConfigError(f"{path}: {problem}; see zinc-rt export-plan --help")
     from accel.native.c_library import INCLUDE, find_c_library
     from harness.tiers import kernel_cache
 
@@ -64,6 +68,15 @@ def export_plan_command(args: argparse.Namespace) -> int:
     compiler = "cc" if shutil.which("cc") else "python -m ziglang cc"
     print(f"{'compile':<8} {compiler} decode.c {library} -I {INCLUDE} -pthread -o decode")
     return 0
+
+
+def is_model(path: Path) -> bool:
+    """Whether there is a model file, which no plan may overwrite."""
+    with suppress(OSError):
+        if path.is_file():
+            with path.open("rb") as file:
+                return file.read(len(MAGIC)) == MAGIC
+    return False
 
 
 def export(model: Path, options: SessionOptions, path: Path) -> Path:

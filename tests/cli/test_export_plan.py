@@ -78,3 +78,16 @@ def test_a_full_disk_keeps_the_plan_that_was_there(
     with largest_file(10_000):
         refused(zinc(*words, "--context", 32), "cannot write")
     assert {path: path.read_bytes() for path in plans.iterdir()} == before
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_a_model_is_not_overwritten_by_a_plan(
+    zinc: Zinc, tiny_model: Path, plans: Path, named: bool
+) -> None:
+    """As ``zinc-rt export-plan model.gguf`` would, where the model is left out."""
+    path = plans / "model.gguf"
+    path.write_bytes(tiny_model.read_bytes())
+    flags = ("--model", path if named else tiny_model)
+    refused(zinc("export-plan", path, *flags, *SIZES), "a model is named with --model")
+    assert path.read_bytes() == tiny_model.read_bytes()
+    assert list(plans.iterdir()) == [path]
