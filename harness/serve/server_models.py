@@ -131,12 +131,10 @@ class ServerModels:
 
     @property
     def others(self) -> Mapping[str, ServedModel | None]:
-        """The other models that requests may name; None for those that are not in memory, or leave
-        it."""
+        """The other models that requests may name; None for those that do not stay in memory."""
         with self._changed:
             staying = [one.service.model for one in self._in_memory if not one.retiring]
-        here = {model.name: model for model in staying}
-        answers = self.service.model.name
+        here, answers = {model.name: model for model in staying}, self.service.model.name
         return {name: here.get(name) for name in self.by_name if name != answers}
 
     @contextmanager
@@ -145,11 +143,10 @@ class ServerModels:
         with self._changed:
             leases = [self._leased(one) for one in self._in_memory if not one.retiring]
             others = self.others
-        try:
-            yield others
-        finally:
+        with ExitStack() as held:
             for lease in leases:
-                lease.release()
+                held.callback(lease.release)
+            yield others
 
     def canonical(self, name: str | None) -> str | None:
         """The name in ``by_name`` of a model that requests may also call after its file."""
