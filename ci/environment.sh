@@ -34,9 +34,40 @@ find_python() {
     return 1
 }
 
+# Whether .venv has pip and is whole: a pip that was interrupted leaves packages without their lists
+# of files, and can afterwards neither mend nor remove them.
+is_whole() {
+    for package in .venv/lib/python3*/site-packages/*.dist-info; do
+        [ -e "$package/RECORD" ] || return 1
+    done
+    set -- .venv/lib/python3*/site-packages/pip-*.dist-info
+    [ -d "$1" ] && "$python" -c 'import pip' >/dev/null 2>&1
+}
+
+# One script of a checkout installs at a time: two would empty each other's .venv. The lock is that of
+# an open file, so it ends with unlock_environment, or with the script.
+lock_environment() {
+    exec 9<ci/environment.sh
+    "$1" -c '
+import fcntl, signal, sys
+signal.signal(signal.SIGINT, signal.SIG_DFL)
+try:
+    try:
+        fcntl.flock(9, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        print("waiting for another script, which installs here", file=sys.stderr, flush=True)
+        fcntl.flock(9, fcntl.LOCK_EX)
+except OSError:
+    pass  # This file system has no locks.
+'
+}
+
+unlock_environment() { exec 9<&-; }
+
 make_environment() {
-    [ -x "$python" ] && "$python" -m pip --version >/dev/null 2>&1 && return 0
     base=$(find_python)
+    lock_environment "$base"
+    is_whole && return 0
     say "creating .venv with $($base --version)"
     if ! "$base" -m venv --clear .venv >/dev/null 2>&1; then
         apt_install python3-venv
@@ -54,12 +85,14 @@ pip_install() {
 install_project() {
     asked="$PWD $1 $(cat pyproject.toml "$constraints" accel/native/*.* accel/packets/*.py \
         accel/opencl/kernels/*.* contract/*.py | cksum)"
-    [ "$(cat .venv/installed 2>/dev/null)" != "$asked" ] || return 0
-    say "installing zinc-rt into .venv and building its kernels: one to three minutes"
-    # The one that comes with Python 3.11 takes twice the time to read what an index offers.
-    pip_install --upgrade pip || return 1
-    pip_install -e ".${1:+[$1]}" || return 1
-    echo "$asked" >.venv/installed
+    if [ "$(cat .venv/installed 2>/dev/null)" != "$asked" ]; then
+        say "installing zinc-rt into .venv and building its kernels: one to three minutes"
+        # The one that comes with Python 3.11 takes twice the time to read what an index offers.
+        pip_install --upgrade pip || return 1
+        pip_install -e ".${1:+[$1]}" || return 1
+        echo "$asked" >.venv/installed
+    fi
+    unlock_environment
 }
 
 # An OpenCL device on the processor, for the fast tier.

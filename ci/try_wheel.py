@@ -18,7 +18,8 @@ import tempfile
 import urllib.request
 from pathlib import Path
 
-NOBODY = 65534
+NOBODY_ID = 65534
+"""The user and group of ``nobody`` on Linux."""
 QUESTION = "Why is the sky blue?"
 ASKED = {"prompt": QUESTION, "max_tokens": 8, "seed": 7, "ignore_eos": True}
 SECONDS = 600
@@ -32,7 +33,8 @@ class Trial:
         self._bin = folder / "venv" / "bin"
         self._home.mkdir()
         subprocess.run([interpreter, "-m", "venv", "--copies", folder / "venv"], check=True)
-        pip = [self._bin / "python", "-m", "pip", "install", "--quiet", "--only-binary", ":all:"]
+        python = str(self._bin / "python")
+        pip = [python, "-m", "pip", "install", "--quiet", "--only-binary", ":all:"]
         subprocess.run([*pip, f"{wheel}[server]"], check=True, cwd=self._home)
         self.environment = {
             **{name: value for name, value in os.environ.items() if not name.startswith("PYTHON")},
@@ -48,8 +50,8 @@ class Trial:
         if os.getuid() != 0 or setpriv is None:
             return
         for path in (self._home, cache):
-            subprocess.run(["chown", "-R", f"{NOBODY}:{NOBODY}", path], check=True)
-        user = [f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups"]
+            subprocess.run(["chown", "-R", f"{NOBODY_ID}:{NOBODY_ID}", path], check=True)
+        user = [f"--reuid={NOBODY_ID}", f"--regid={NOBODY_ID}", "--clear-groups"]
         self.prefix = [setpriv, *user]
 
     def command(self, *words: object) -> list[str]:
@@ -89,9 +91,9 @@ class Trial:
         if found is None or compiler is None:
             raise SystemExit(f"there is no C compiler, or export-plan does not name one: {said}")
         sources = [Path(__file__).parents[1] / "docs" / "examples" / "decode.c", found[1]]
-        words = (*sources, "-I", found[2], "-pthread", "-o", program)
-        subprocess.run([compiler, *words], check=True)
-        command = [*self.prefix, program, "model.plan", "1,2,3", "8"]
+        options = ("-I", found[2], "-pthread", "-o", program)
+        subprocess.run([compiler, *sources, *options], check=True)
+        command = [*self.prefix, str(program), "model.plan", "1,2,3", "8"]
         done = subprocess.run(
             command, cwd=self._home, env={}, capture_output=True, text=True, timeout=SECONDS
         )
@@ -129,8 +131,8 @@ class Trial:
             if changed:
                 answer["choices"][0]["text"] += "!"
             files[1].write_text(json.dumps(answer))
-            words = ("verify", *files, "--tier", "native", "--context", "512")
-            print(self.run(*words, code=int(changed)).splitlines()[0])
+            verify = ("verify", *files, "--tier", "native", "--context", "512")
+            print(self.run(*verify, code=int(changed)).splitlines()[0])
 
 
 def main() -> None:

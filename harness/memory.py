@@ -67,7 +67,9 @@ def longest_context(model: Model, asked: int | None) -> int:
     ``asked`` is more."""
     longest = model.config.context
     if asked is not None and asked > longest:
-        raise RequestError("context", f"is {asked}, {model.config.name} has {longest}")
+        raise RequestError(
+            "context", f"is {asked}, {model.config.name} has {longest}; give at most that"
+        )
     return longest if asked is None else asked
 
 

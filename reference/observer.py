@@ -61,5 +61,5 @@ class Observer:
         """A step completed. Steps are reported in the order they were submitted."""
 
 
-NOBODY = Observer()
+NO_OBSERVER = Observer()
 """The observer of an engine that nobody observes."""

@@ -5,6 +5,7 @@ is given so long for each answer. It is started on first use, kept, and replaced
 
 from __future__ import annotations
 
+import errno
 import os
 import select
 import signal
@@ -15,6 +16,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from contract.errors import system_words
 
 if TYPE_CHECKING:
     import subprocess
@@ -100,7 +103,10 @@ class WorkerProcess:
                 start_new_session=True,
             )
         except OSError as error:
-            raise WorkerEnded(f"its process cannot be started ({error})") from None
+            why = system_words(error)
+            if error.errno == errno.EAGAIN:
+                why += "; raise the limit of processes, ulimit -u"
+            raise WorkerEnded(f"its process cannot be started ({why})") from None
         self.child = child
         self._end_child = weakref.finalize(self, _end, child)
         assert child.stdin is not None

@@ -50,9 +50,10 @@ ALL_CORES = ("conformance", "cpu", "parity", "quant")
 
 # A busy machine makes no property false, and no run draws what others did not, be CI set in the
 # environment, which hypothesis looks for, or not. The long profile draws others each time.
-settings.register_profile(
-    "any machine", deadline=None, max_examples=50, derandomize=True, database=None
-)
+for profile, examples in (("any machine", 20), ("all", 50)):
+    settings.register_profile(
+        profile, deadline=None, max_examples=examples, derandomize=True, database=None
+    )
 settings.register_profile("long", deadline=None, max_examples=1000, derandomize=False)
 settings.load_profile("any machine")
 
@@ -227,6 +228,14 @@ def tiers_share_kernels(kernel_cache: Path) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tiers, "kernel_cache", lambda tier: kernel_cache)
         patch.setattr(tiers, "lowered_folder", lambda: None)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def files_need_not_outlive_the_power() -> Iterator[None]:
+    """Tests write thousands, and a disk takes milliseconds for each to be told that it is safe."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda descriptor: None)
         yield
 
 

@@ -182,3 +182,11 @@ DEEP: Mapping[str, Mapping[str, Any]] = {
     },
 }  # fmt: skip
 """Models whose depth changes a formula, like FAMILIES; for tests of logits only."""
+
+
+def without_variants() -> tuple[str, ...]:
+    """The first name of each architecture, with experts and without."""
+    first: dict[tuple[object, bool], str] = {}
+    for name, fields in FAMILIES.items():
+        first.setdefault((fields["architecture"], "experts" in fields), name)
+    return tuple(first.values())

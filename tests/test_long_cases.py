@@ -44,11 +44,12 @@ def test_a_case_that_does_not_run_covers_nothing(marker: str) -> None:
 
 def test_parameters_that_count() -> None:
     """All, those that are named, or none."""
-    found = each_value_once("\na/test_b: every some:x,y\na/test_c: one:\n")
+    found = each_value_once("\na/test_b: every some:x,y\na/test_c: one: other\n")
     assert found == {
         "a/test_b.py::test_every": None,
         "a/test_b.py::test_some": frozenset({"x", "y"}),
         "a/test_c.py::test_one": frozenset(),
+        "a/test_c.py::test_other": None,
     }
 
 

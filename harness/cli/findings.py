@@ -7,7 +7,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -50,7 +50,7 @@ def all_findings(settings: Settings) -> Iterator[Finding]:
     tier = tier_finding(settings["tier"], settings["device"])
     yield tier
     yield configuration_finding(settings.path)
-    yield cache_finding(settings["cache_dir"])
+    yield cache_finding(settings)
     yield arranged_finding()
     yield from model_findings(settings, tier.ok)
 
@@ -106,24 +106,28 @@ def configuration_finding(path: Path) -> Finding:
     return Finding("configuration", True, f"{path} {'is read' if path.exists() else absent}")
 
 
-def cache_finding(folder: Path) -> Finding:
-    """Check that pulled models can be stored."""
-    existing = folder
+def cache_finding(settings: Settings) -> Finding:
+    """Check that pulled models can be stored; where the model is there, none has to be."""
+    existing = folder = settings["cache_dir"]
     while not existing.exists() and existing != existing.parent:
         existing = existing.parent
     try:
         with tempfile.TemporaryFile(dir=existing):
             free = shutil.disk_usage(existing).free
     except OSError as error:
+        detail = f"{folder}: cannot write: {error.strerror}"
+        with suppress(CatalogError):
+            model_file(settings, pull_missing=False)
+            return Finding("cache", True, f"{detail}; the model is there, others cannot be pulled")
         remedy = "make the folder writable, or set --cache-dir or ZINC_RT_CACHE_DIR"
-        return Finding("cache", False, f"{folder}: cannot write: {error.strerror}", remedy)
+        return Finding("cache", False, detail, remedy)
     return Finding("cache", True, f"{folder}, {format_bytes(free)} of disk free")
 
 
 def arranged_finding() -> Finding:
     """The weights that the native tier stores, and how to remove them."""
     entries, nbytes = arranged_usage()
-    held = f"{entries} models, {format_bytes(nbytes)}" if entries else "none"
+    held = f"{entries} file{'s' * (entries > 1)}, {format_bytes(nbytes)}" if entries else "none"
     detail = f"{held} in {arranged_folder()}; delete that folder to clear it"
     return Finding("arranged weights", True, detail)
 

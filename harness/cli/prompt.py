@@ -47,7 +47,7 @@ def read_prompt(argument: str | None, file: str | None, *, append: bool = True) 
     else:
         raise RequestError("prompt", "is missing; give PROMPT or -f FILE, or use zinc-rt chat")
     if not prompt:
-        raise RequestError("prompt", "is empty; give at least one character")
+        raise RequestError("prompt", "is empty; give PROMPT or -f FILE, or use zinc-rt chat")
     return prompt
 
 

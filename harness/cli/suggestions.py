@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
@@ -150,13 +151,15 @@ def translated(words: list[str]) -> list[str]:
 
 def names_model(word: str) -> bool:
     """Whether the word looks like a name of the catalog, the hub or ollama's library, or like that
-    of a model file."""
+    of a model file or of a folder of them."""
     from harness.catalog.entries import ENTRIES
-    from harness.catalog.names import is_hub_name
+    from harness.catalog.names import ADDRESS, is_hub_name
 
     return len(word.split()) == 1 and (
         word in ENTRIES
         or is_hub_name(word)
+        or ADDRESS.fullmatch(word) is not None
+        or ("/" in word and os.path.isdir(word))
         or word.lower().endswith(MODEL_FILES)
         or LIBRARY_NAME.fullmatch(word.lower()) is not None
     )

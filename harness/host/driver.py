@@ -17,7 +17,7 @@ from harness.host.submissions import EngineStopped, Submission, Submits
 from harness.host.watch import Listener, RequestFacts, StreamWatch
 from reference.engine import Engine
 from reference.engine.statistics import EngineStatistics
-from reference.observer import NOBODY, Observer
+from reference.observer import NO_OBSERVER, Observer
 
 T = TypeVar("T")
 BUFFERED_EVENTS = 256
@@ -101,7 +101,7 @@ class EngineDriver(Submits[EventStream]):
         self,
         make_engine: Callable[[Observer], Engine],
         buffered_events: int = BUFFERED_EVENTS,
-        observer: Observer = NOBODY,
+        observer: Observer = NO_OBSERVER,
     ) -> None:
         self._streams: dict[int, EventStream] = {}
         self._watch = StreamWatch(self._streams, observer)
@@ -188,7 +188,7 @@ class EngineDriver(Submits[EventStream]):
                 facts = stream.facts.get(request_id)
                 if facts is not None and used is not None and used < facts.tokens:
                     if facts.counts is not None:
-                        self._engine.ledger.take_back(facts.counts, facts.tokens - used)
+                        self._engine.usage.take_back(facts.counts, facts.tokens - used)
                     facts.tokens = used
                 if release:
                     stream.facts.pop(request_id, None)
@@ -216,7 +216,7 @@ class EngineDriver(Submits[EventStream]):
         try:
             for request in submission.requests:
                 self._streams[request.id] = stream
-                counts = engine.ledger.entry(request.tenant)
+                counts = engine.usage.entry(request.tenant)
                 stream.facts[request.id] = RequestFacts(now, counts=counts)
                 mask = submission.masks.get(request.id)
                 engine.submit(

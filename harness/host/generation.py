@@ -170,7 +170,8 @@ class TextGeneration(Iterator[Piece]):
             self._progress.close()
             raise
         if self._reading:
-            read = self._engine.progress(self._request.id)
+            # With the first token the engine is behind the prompt.
+            read = min(self._engine.progress(self._request.id), len(self._request.prompt))
             self._progress.advance(max(0, read - self._read))
             self._read = read
             if events:

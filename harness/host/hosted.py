@@ -14,7 +14,7 @@ from harness.host.open import Prepared, load_model
 from harness.host.options import SessionOptions
 from harness.host.structured.grammars import Grammars
 from harness.progress import SILENT, Progress
-from harness.trace.record import RecordedTier
+from harness.trace.record import TracedTier
 from reference.engine import Engine
 from reference.limits import Limits
 from reference.memory.planner import MemoryPlan
@@ -27,7 +27,7 @@ from reference.observer import Observer
 @dataclass(frozen=True, kw_only=True)
 class HostedModel:
     """A model that was planned within ``budget`` bytes, the ``driver`` that takes its requests, and
-    the ``grammars`` that make its masks. ``recorded`` is the tier that writes its trace, if any."""
+    the ``grammars`` that make its masks. ``traced`` is the tier that writes its trace, if any."""
 
     model: Model
     template: ChatTemplate | None
@@ -38,7 +38,7 @@ class HostedModel:
     budget: int
     tier: str
     device: str
-    recorded: RecordedTier | None = None
+    traced: TracedTier | None = None
 
     @classmethod
     def of(
@@ -46,7 +46,7 @@ class HostedModel:
         prepared: Prepared,
         driver: ThreadedDriver,
         owned: ExitStack,
-        recorded: RecordedTier | None = None,
+        traced: TracedTier | None = None,
     ) -> HostedModel:
         """A model whose requests ``driver`` takes; ``owned`` closes the driver."""
         owned.callback(driver.close)
@@ -63,7 +63,7 @@ class HostedModel:
             budget=prepared.budget,
             tier=info.name,
             device=info.device,
-            recorded=recorded,
+            traced=traced,
         )
 
     @property
@@ -99,4 +99,4 @@ def host_model(
         return loaded.engine(observer=observer, tenants=thread.tenants, clock=time.monotonic)
 
     driver = thread.add(engine, buffered_events, live_memory_of(loaded))
-    return HostedModel.of(loaded.prepared, driver, owned, loaded.recorded)
+    return HostedModel.of(loaded.prepared, driver, owned, loaded.traced)

@@ -161,7 +161,7 @@ def live_memory_of(loaded: LoadedModel) -> LiveMemory | None:
     None where no weights can be left in host memory, so that little is gained, and where a trace or
     a draft model refers to that memory."""
     prepared, options = loaded.prepared, loaded.options
-    alone = loaded.recorded is None and prepared.drafting is None
+    alone = loaded.traced is None and prepared.drafting is None
     if not alone or not isinstance(prepared.tier, StreamsWeights) or not prepared.tier.streams:
         return None
     return LiveMemory(loaded.runner, prepared.residency, options.memory_budget)

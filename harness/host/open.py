@@ -26,7 +26,7 @@ from reference.observer import Observer
 from reference.runner import ModelRunner
 
 if TYPE_CHECKING:
-    from harness.trace.record import RecordedTier
+    from harness.trace.record import TracedTier
     from reference.memory.disk.cache import DiskCache
     from reference.model.chat_template import ChatTemplate
 
@@ -82,14 +82,14 @@ def prepare_session(path: Path, options: SessionOptions, owned: ExitStack) -> Pr
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model in the memory of a tier. ``recorded`` is the tier that writes its trace, and ``disk``
+    """A model in the memory of a tier. ``traced`` is the tier that writes its trace, and ``disk``
     has what was computed for prompts, if there are such."""
 
     prepared: Prepared
     options: SessionOptions
     runner: ModelRunner
     drafter: Drafter | None
-    recorded: RecordedTier | None
+    traced: TracedTier | None
     disk: DiskCache | None = None
 
     def engine(self, *, observer: Observer, **more: Any) -> Engine:
@@ -131,8 +131,8 @@ def load_model(
     for room on a full disk. Raises what ``prepare_session`` raises, OutOfMemory, UnsupportedOp and,
     for files that cannot be recorded to, ConfigError before anything is uploaded."""
     prepared = prepare_session(path, options, owned)
-    recorded = _recorded_tier(prepared, options.recording, owned, patient)
-    tier: Tier = prepared.tier if recorded is None else recorded
+    traced = _traced_tier(prepared, options.recording, owned, patient)
+    tier: Tier = prepared.tier if traced is None else traced
     runner = owned.enter_context(load_runner(prepared.model, tier, prepared.limits, progress))
     drafter = load_drafter(prepared.drafting, runner, options.draft, owned, progress)
     disk = None
@@ -144,7 +144,7 @@ def load_model(
             options.disk_cache, options.disk_cache_size, prepared.model, prepared.limits
         )
         owned.callback(disk.close)
-    return LoadedModel(prepared, options, runner, drafter, recorded, disk)
+    return LoadedModel(prepared, options, runner, drafter, traced, disk)
 
 
 def load_runner(model: Model, tier: Tier, limits: Limits, progress: Progress) -> ModelRunner:
@@ -169,9 +169,9 @@ def chat_template_of(model: Model, owned: ExitStack) -> ChatTemplate | None:
     return template
 
 
-def _recorded_tier(
+def _traced_tier(
     prepared: Prepared, recording: Recording, owned: ExitStack, patient: bool
-) -> RecordedTier | None:
+) -> TracedTier | None:
     """The tier behind a recorder, None where no trace is asked for. Raises ConfigError."""
     if recording.trace is None:
         return None

@@ -28,7 +28,7 @@ from harness.progress import SILENT, Progress
 from reference.engine import Engine
 from reference.engine.sequence import LogitsSink
 from reference.model.open import Model
-from reference.observer import NOBODY, Observer
+from reference.observer import NO_OBSERVER, Observer
 from reference.runner import LOGITS, ModelRunner
 
 if TYPE_CHECKING:
@@ -157,7 +157,7 @@ class Session(ContextManager):
 def _timeline_of(recording: Recording, owned: ExitStack) -> Observer:
     """The observer that writes the timeline, one that does nothing where none is asked for."""
     if recording.timeline is None:
-        return NOBODY
+        return NO_OBSERVER
     from harness.trace.timeline import Timeline
 
     return owned.enter_context(Timeline(recording.timeline))

@@ -8,9 +8,9 @@ from typing import Protocol
 
 from contract.lazy_dataclass import dataclass
 from contract.types import FinishReason, Request
-from reference.ledger import LedgerEntry
 from reference.memory.prefix import Difference
-from reference.observer import NOBODY, Observer, StepObservation
+from reference.observer import NO_OBSERVER, Observer, StepObservation
+from reference.usage import TenantCounters
 
 
 @dataclass(slots=True)
@@ -31,7 +31,7 @@ class RequestFacts:
     difference: Difference | None = None
     preempted: int = 0
     tokens: int = 0
-    counts: LedgerEntry | None = None
+    counts: TenantCounters | None = None
 
 
 class Listener(Protocol):
@@ -56,7 +56,7 @@ class StreamWatch(Observer):
     Passes everything on to the observer ``then``."""
 
     streams: Mapping[int, FactsByRequest]
-    then: Observer = NOBODY
+    then: Observer = NO_OBSERVER
     listener: Listener | None = None
     read_at: float = 0.0
 

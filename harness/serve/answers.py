@@ -23,8 +23,8 @@ TEXTS = {Content: "content", Thought: "reasoning_content"}
 """The field of a delta for each kind of text."""
 
 
-class AnswerFormat(Protocol):
-    """How one route writes an answer."""
+class AnswerShape(Protocol):
+    """How one route writes an answer, for example ``ChatShape`` and ``MessageShape``."""
 
     @property
     def ping(self) -> bytes:
@@ -43,8 +43,8 @@ class AnswerFormat(Protocol):
         """The answer of a request that is not streamed, from every choice's pieces."""
 
 
-ShapeOf = Callable[["Answer", bool], AnswerFormat]
-"""Constructs the format of an answer; the flag says whether its tokens are listed."""
+ShapeOf = Callable[["Answer", bool], AnswerShape]
+"""Constructs the shape of an answer; the flag says whether its tokens are listed."""
 
 
 @dataclass(frozen=True)

@@ -15,15 +15,17 @@ from urllib.parse import quote
 import msgspec
 from flask import Flask, Request, Response, g, request
 from flask.globals import request_ctx
-from werkzeug.exceptions import HTTPException, MethodNotAllowed
+from flask.sessions import NullSession, SessionInterface
+from werkzeug.datastructures import Headers
+from werkzeug.exceptions import HTTPException, MethodNotAllowed, RequestEntityTooLarge
 from werkzeug.routing import MapAdapter, Rule
-from werkzeug.wrappers import Response as BaseResponse
+from werkzeug.utils import get_content_type
 
 from contract.errors import TemplateError, TemplateRefused
 from harness.host.faults import log_fault
 from harness.serve.anthropic.routes import AnthropicHandlers
 from harness.serve.errors import ApiError, as_api_error, internal_error
-from harness.serve.gate import OPEN_PATH, HostCheck, caller_of_request, check_body, decoded
+from harness.serve.gate import OPEN_PATH, HostCheck, caller_of_request, check_body
 from harness.serve.llama_cpp.routes import LlamaCppHandlers
 from harness.serve.model_routes import ModelHandlers
 from harness.serve.ollama.routes import OllamaHandlers
@@ -37,7 +39,7 @@ from harness.serve.routes import ROUTES, Handlers
 from harness.serve.server_models import Lease, ServerModels
 from harness.serve.service import Began
 from harness.serve.tenant_routes import TenantHandlers
-from harness.serve.wire import model_named
+from harness.serve.wire import decode, model_named
 from harness.tenants import Account
 
 log = logging.getLogger("zinc_rt.serve")
@@ -61,7 +63,10 @@ DIALECTS = {
     if route.path.startswith(begin)
 }
 """How errors are written of paths that begin so and are no routes."""
-STREAM_HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+STREAM_HEADERS = (("Cache-Control", "no-store"), ("X-Accel-Buffering", "no"))
+ALWAYS = tuple(HEADERS.items())
+ALWAYS_NAMES = frozenset(name.lower() for name in (*HEADERS, "Request-Id", "X-Request-Id"))
+NO_SESSION = NullSession()
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +83,13 @@ class AppOptions:
     reject_unknown: bool = False
 
 
+class _NoSessions(SessionInterface):
+    """One empty session for all: no route has any."""
+
+    def open_session(self, app: Flask, request: Request) -> NullSession:
+        return NO_SESSION
+
+
 class _App(Flask):
     """Checks before every request, and headers and the log after it. It goes past what of Flask
     looks for sessions, signals, blueprints and coroutines, which no route has."""
@@ -86,6 +98,7 @@ class _App(Flask):
         super().__init__("zinc_rt", static_folder=None)
         self._models, self._options = models, options
         self.config["MAX_CONTENT_LENGTH"] = options.max_body
+        self.session_interface = _NoSessions()
         self.url_map.merge_slashes = False
         self.url_map.strict_slashes = False
 
@@ -101,21 +114,24 @@ class _App(Flask):
 
     def wsgi_app(self, environ: Any, start_response: Any) -> Any:
         def start(status: str, headers: list[tuple[str, str]], *more: Any) -> Any:
+            request_id = g.request_id
+            always = (*ALWAYS, ("Request-Id", request_id), ("X-Request-Id", request_id))
             given = {name.lower() for name, _ in headers}
-            own = (("Request-Id", g.request_id), ("X-Request-Id", g.request_id))
-            always = (pair for pair in (*HEADERS.items(), *own) if pair[0].lower() not in given)
+            if not given.isdisjoint(ALWAYS_NAMES):
+                always = tuple(pair for pair in always if pair[0].lower() not in given)
             return start_response(status, [*headers, *always], *more)
 
         return super().wsgi_app(environ, start)
 
     def full_dispatch_request(self) -> Response:
+        here, asked = g._get_current_object(), request_ctx.request
         try:
-            answer = self._admit(g._get_current_object(), request_ctx.request)
+            answer = self._admit(here, asked)
             if answer is None:
                 answer = cast(Response, self.dispatch_request())
         except Exception as error:
             answer = _refused(error)
-        return self._noted(answer)
+        return self._noted(answer, here, asked)
 
     def do_teardown_request(self, exc: BaseException | None = None) -> None:
         if "lease" in g:
@@ -142,14 +158,15 @@ class _App(Flask):
         here.account = models.accounts.of(*keys)
         return None
 
-    def _noted(self, response: Response) -> Response:
+    def _noted(self, response: Response, here: Any, asked: Request) -> Response:
         """``response`` with the headers that depend on the request; a whole one is logged."""
-        if self._options.host_check.shares_with(request.environ.get("HTTP_ORIGIN")):
-            response.headers.extend(_shared(request.headers["Origin"]))
-        if g.get("ignored"):
-            response.headers[IGNORED_HEADER] = _listed(g.ignored)
+        origin = asked.environ.get("HTTP_ORIGIN")
+        if self._options.host_check.shares_with(origin):
+            response.headers.extend([*_shared(origin).items()])
+        if here.ignored:
+            response.headers.extend([(IGNORED_HEADER, _listed(here.ignored))])
         if not response.is_streamed:
-            _log_access(response.status_code)
+            _log_access(response.status_code, here, asked)
         return response
 
 
@@ -243,6 +260,28 @@ def _refused(error: Exception) -> Response:
     )
 
 
+class _Answer:
+    """An answer with status 200, of a route that HEAD has none of: what ``Response`` sends, which
+    reads more of a request than there is here."""
+
+    status_code = 200
+
+    def __init__(
+        self, body: Iterable[bytes], kind: str, *headers: tuple[str, str], is_streamed: bool = False
+    ) -> None:
+        self.headers = [("Content-Type", kind), *headers]
+        self.is_streamed = is_streamed
+        self._body = body
+
+    def __call__(self, environ: Any, start_response: Any) -> Iterable[bytes]:
+        start_response("200 OK", self.headers)
+        return self._body
+
+
+def _whole(body: bytes, kind: str) -> _Answer:
+    return _Answer([body], kind, ("Content-Length", str(len(body))))
+
+
 class _Body:
     """The body of a stream, passed on as it is; a ``lease`` lasts as long."""
 
@@ -264,13 +303,15 @@ class _Body:
 
 def _view(
     route: Route, handle: Callable[..., Any], choose: Callable[[bytes], None] | None
-) -> Callable[..., BaseResponse]:
+) -> Callable[..., Response | _Answer]:
     """The view of a route; ``choose`` selects the model that a body names."""
+    events, posted = get_content_type(route.streams, "utf-8"), route.method == "POST"
 
-    def view(**arguments: str) -> BaseResponse:
+    def view(**arguments: str) -> Response | _Answer:
         if route.body is not None:
-            check_body(request.headers)
-            raw = request.get_data(cache=False)
+            asked = request_ctx.request
+            check_body(asked.environ)
+            raw = _body_of(asked)
             arguments["raw"] = raw  # type: ignore[assignment]
             if choose is not None:
                 choose(raw)
@@ -278,15 +319,32 @@ def _view(
         if isinstance(answered, Response):
             return answered
         if isinstance(answered, dict | list):
-            return Response(msgspec.json.encode(answered), mimetype="application/json")
+            answered = msgspec.json.encode(answered)
+            if posted:
+                return _whole(answered, "application/json")
+            return Response(answered, mimetype="application/json")
         if isinstance(answered, bytes):
             return Response(answered, mimetype=route.produces)
         # Streams outlive the request that Flask knows of.
         body = _Body(answered, g.pop("lease"))
-        kind = route.streams
-        return Response(body, mimetype=kind, headers=STREAM_HEADERS, direct_passthrough=True)
+        if posted:
+            return _Answer(body, events, *STREAM_HEADERS, is_streamed=True)
+        kind, headers = route.streams, Headers(STREAM_HEADERS)
+        return Response(body, mimetype=kind, headers=headers, direct_passthrough=True)
 
     return view
+
+
+def _body_of(asked: Request) -> bytes:
+    """The body of a request. Raises RequestEntityTooLarge."""
+    most = asked.max_content_length
+    if most is None or not asked.environ.get("wsgi.input_terminated"):
+        return asked.get_data(cache=False)
+    # It has arrived: the server in front reads it before it calls.
+    raw: bytes = asked.environ["wsgi.input"].read(most + 1)
+    if len(raw) > most:
+        raise RequestEntityTooLarge
+    return raw
 
 
 def _handler(handlers: Iterable[object], route: Route) -> Callable[..., Any]:
@@ -298,9 +356,10 @@ def _handler(handlers: Iterable[object], route: Route) -> Callable[..., Any]:
         return cast(Callable[..., Any], handler)
 
     def handle(raw: bytes) -> Any:
-        g.generates = True
-        body = decoded(raw, kind, prepare)
-        return answer(g.service, body, g.account.tenant, caller_of_request())
+        here = g._get_current_object()
+        here.generates = True
+        body = decode(raw, kind, here.ignored, prepare)
+        return answer(here.service, body, here.account.tenant, caller_of_request())
 
     return handle
 
@@ -315,10 +374,10 @@ def _refusal_of(error: Exception) -> ApiError:
     return as_api_error(error) or internal_error()
 
 
-def _log_access(status: int) -> None:
+def _log_access(status: int, here: Any, asked: Request) -> None:
     """One line for each answer, without anything a user wrote."""
-    rule = request.url_rule.rule if request.url_rule is not None else "(no such route)"
-    account: Account | None = g.get("account")
+    rule = asked.url_rule.rule if asked.url_rule is not None else "(no such route)"
+    account: Account | None = here.get("account")
     tenant = "-" if account is None else account.tenant.name
-    took = (time.monotonic() - g.get("began", time.monotonic())) * 1000
-    log.info("%s %s %d %s %.0f ms", request.method, rule, status, tenant, took)
+    took = (time.monotonic() - here.began) * 1000
+    log.info("%s %s %d %s %.0f ms", asked.method, rule, status, tenant, took)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import ipaddress
 import socket
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
+from typing import Any
 from urllib.parse import urlsplit
 
 from flask import Request, g, request
-from werkzeug.datastructures import Headers
 
 from harness.serve.caller import BEGIN, SEND_AT_ONCE, Caller
 from harness.serve.errors import ApiError
@@ -19,8 +19,12 @@ from harness.serve.wire import Body, Prepare, decode
 OPEN_PATH = "/health"
 """The only API path that needs no key."""
 JSON_TYPE = "application/json"
-OF_BROWSERS = ("Origin", "Referer", "Sec-Fetch-Site", "Sec-Fetch-Mode", "Cookie")
-"""A browser sends one of these with every body that a page of another site sends."""
+OF_BROWSERS = tuple(
+    f"HTTP_{name}" for name in ("ORIGIN", "REFERER", "SEC_FETCH_SITE", "SEC_FETCH_MODE", "COOKIE")
+)
+"""A browser sends one of these headers with every body that a page of another site sends."""
+WAYS = {"gone": "waitress.client_disconnected", "begin": BEGIN, "send_at_once": SEND_AT_ONCE}
+"""What a ``Caller`` has of a WSGI environment."""
 
 
 def is_loopback(host: str) -> bool:
@@ -80,12 +84,12 @@ class HostCheck:
         return True
 
 
-def check_body(headers: Headers) -> None:
+def check_body(environ: Mapping[str, Any]) -> None:
     """Raises ApiError 415 for a body that is not plain JSON: no page of another site can send JSON
     without asking first. A body of no named type is taken from a client that is no browser: a page
     can send one, but never without a header of OF_BROWSERS."""
-    kind, encoding = headers.get("Content-Type"), headers.get("Content-Encoding")
-    unnamed = not kind and not any(name in headers for name in OF_BROWSERS)
+    kind, encoding = environ.get("CONTENT_TYPE"), environ.get("HTTP_CONTENT_ENCODING")
+    unnamed = not kind and not any(name in environ for name in OF_BROWSERS)
     if not unnamed and (kind or "").partition(";")[0].strip().lower() != JSON_TYPE:
         raise ApiError(
             415, f"send the header Content-Type: {JSON_TYPE}", code="unsupported_media_type"
@@ -102,10 +106,9 @@ def service_of_request() -> Service:
 
 def caller_of_request() -> Caller:
     """The client of the request at hand; where nobody can tell, it has not left."""
-    ways = {"gone": "waitress.client_disconnected", "begin": BEGIN, "send_at_once": SEND_AT_ONCE}
-    environ = request.environ
-    known = {way: environ[name] for way, name in ways.items() if name in environ}
-    return Caller(**known, ignored=[] if g.ignored is None else g.ignored)
+    environ, ignored = request.environ, g.ignored
+    known = {way: environ[name] for way, name in WAYS.items() if name in environ}
+    return Caller(**known, ignored=[] if ignored is None else ignored)
 
 
 def decoded(raw: bytes, kind: type[Body], prepare: Prepare | None = None) -> Body:

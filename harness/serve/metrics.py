@@ -7,6 +7,7 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
+from functools import cache
 from itertools import accumulate
 from typing import TypeVar
 
@@ -81,14 +82,14 @@ class Metrics:
 
     def count_generated(self, tenant: Tenant) -> Callable[[int], None]:
         """The function that counts more tokens of a tenant's answers."""
-        return self._generated.labels(tenant.name, tenant.qos.value).inc
+        return self._generated(tenant.name, tenant.qos.value).inc
 
     def ended(self, generation: Generation, tenant: Tenant) -> None:
         """A generation ended, however it did. Counts the choices that began."""
         who = (tenant.name, tenant.qos.value)
-        self._prompt.labels(*who).inc(generation.prompt_tokens)
+        self._prompt(*who).inc(generation.prompt_tokens)
         for choice in generation.choices:
-            self._success.labels(*who, choice.finish or "cancelled").inc()
+            self._success(*who, choice.finish or "cancelled").inc()
             facts, first, latest = generation.facts_of(choice), choice.first, choice.latest
             if facts.admitted is None or first is None or latest is None:
                 continue
@@ -102,19 +103,20 @@ class Metrics:
     def embedded(self, tenant: Tenant, tokens: int, reason: str) -> None:
         """Texts of so many tokens were made vectors, or not: ``reason`` says how it ended."""
         who = (tenant.name, tenant.qos.value)
-        self._prompt.labels(*who).inc(tokens)
-        self._success.labels(*who, reason).inc()
+        self._prompt(*who).inc(tokens)
+        self._success(*who, reason).inc()
 
     def rejected(self, reason: str) -> None:
         """A request was refused; ``reason`` is the code of its error."""
-        self._rejected.labels(reason).inc()
+        self._rejected(reason).inc()
 
     def text(self) -> bytes:
         """All metrics in Prometheus' text format."""
         return generate_latest(self._registry)
 
-    def _counter(self, name: str, text: str, labels: Iterable[str]) -> Counter:
-        return Counter(NAMESPACE + name, text, labels, registry=self._registry)
+    def _counter(self, name: str, text: str, labels: Iterable[str]) -> Callable[..., Counter]:
+        """The counter of each value of the labels."""
+        return cache(Counter(NAMESPACE + name, text, labels, registry=self._registry).labels)
 
     def _histogram(self, name: str, text: str, bounds: Sequence[float] = SECONDS) -> Histogram:
         histogram = Histogram(NAMESPACE + name, text, bounds)

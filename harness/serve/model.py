@@ -131,10 +131,10 @@ class ServedModel(HostedModel):
 
     def check_trace(self) -> None:
         """Raises StorageProblem while the trace cannot be written."""
-        recorded = self.recorded
-        if recorded is None or recorded.problem is None:
+        traced = self.traced
+        if traced is None or traced.problem is None:
             return
-        problem = self.driver.call(lambda engine: recorded.retry())
+        problem = self.driver.call(lambda engine: traced.retry())
         self.trace_log.note(problem)
         if problem is not None:
             raise StorageProblem(f"the trace {self.trace} cannot be written: {problem}", full=True)

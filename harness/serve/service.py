@@ -14,7 +14,7 @@ from contract.types import Request, Tenant
 from harness.host.submissions import EngineStopped
 from harness.serve.accounts import Accounts
 from harness.serve.answer_grammar import TextPlan
-from harness.serve.answers import Answer, AnswerFormat, ChatShape, Json, ShapeOf
+from harness.serve.answers import Answer, AnswerShape, ChatShape, Json, ShapeOf
 from harness.serve.caller import Caller
 from harness.serve.chat import ChatPlan
 from harness.serve.completion_answers import CompletionShape
@@ -85,7 +85,7 @@ class Service:
             raise ApiError(400, "top_logprobs needs logprobs true", param="top_logprobs")
 
         @naming_fields(IN_CONVERSATION)
-        def begin() -> tuple[Generation, AnswerFormat]:
+        def begin() -> tuple[Generation, AnswerShape]:
             service = self.for_request(body)
             plan, requests = service.chat_requests(body, tenant)
             caller.ignore(plan.ignored)
@@ -106,7 +106,7 @@ class Service:
         """``POST /v1/completions``; ``shape_of`` and ``prefix`` as ``chat`` has them."""
         listed = body.logprobs is not None
 
-        def begin() -> tuple[Generation, AnswerFormat]:
+        def begin() -> tuple[Generation, AnswerShape]:
             service = self.for_request(body)
             prompts, requests = service.completion_requests(body, tenant)
             generation = service._generation(requests, body, constrained=TextPlan.of(body))
@@ -221,7 +221,7 @@ class Service:
     def usage(self, account: Account) -> Json:
         """``GET /v1/tenants/{id}/usage``: what was counted, and how it went since the start."""
         tenant = account.tenant.id
-        since = self.model.driver.call(lambda engine: engine.ledger.of(tenant))
+        since = self.model.driver.call(lambda engine: engine.usage.of(tenant))
         now = self.model.driver.call(lambda engine: engine.tenants.usage(tenant))
         running = asdict(since) | {
             "requests_finished": {
@@ -253,7 +253,7 @@ class Service:
         self,
         body: Sampled,
         tenant: Tenant,
-        begin: Callable[[], tuple[Generation, AnswerFormat]],
+        begin: Callable[[], tuple[Generation, AnswerShape]],
         caller: Caller,
     ) -> Answered:
         if body.prompt_logprobs is not None and body.stream:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from harness.host.answer_text import Piece
 from harness.host.faults import log_fault
-from harness.serve.answers import AnswerFormat, Json
+from harness.serve.answers import AnswerShape, Json
 from harness.serve.caller import Caller, Gone
 from harness.serve.data_lines import PING
 from harness.serve.errors import ApiError, as_api_error, internal_error
@@ -22,7 +22,7 @@ open. Some clients cannot read comments, so there are no others."""
 
 def event_stream(
     generation: Generation,
-    shape: AnswerFormat,
+    shape: AnswerShape,
     usage: bool,
     finish: Callable[[ApiError | None], None],
     caller: Caller,
@@ -87,7 +87,7 @@ class Silence:
 CLIENT_LEFT = ApiError(499, "the client left", code="client_left")
 
 
-def whole_answer(generation: Generation, shape: AnswerFormat, gone: Gone) -> Json:
+def whole_answer(generation: Generation, shape: AnswerShape, gone: Gone) -> Json:
     """The answer of a request that is not streamed. Raises ApiError, also when the client left.
 
     Its pieces are made on the engine's thread where that is little work: a thread that is woken for

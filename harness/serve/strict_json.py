@@ -33,12 +33,7 @@ def loads(body: bytes, exact: bool = False) -> Any:
     """The value ``body`` holds. With ``exact`` a number that would be another one in binary64 is a
     Decimal. Raises BadJson for anything but one strict JSON value in UTF-8."""
     try:
-        value = json.loads(
-            body.decode(),
-            object_pairs_hook=_distinct,
-            parse_constant=_refused,
-            parse_float=_exact if exact else _finite,
-        )
+        value = (EXACT if exact else ROUNDING).decode(body.decode())
     except UnicodeDecodeError as error:
         raise BadJson(f"byte {error.start} is not UTF-8") from None
     except RecursionError:
@@ -99,6 +94,12 @@ def _exact(text: str) -> float | Decimal:
     except InvalidOperation:
         raise BadJson(f"holds the number {text[:32]}, whose exponent is too large") from None
     return value if Decimal(repr(value)) == number else number
+
+
+ROUNDING, EXACT = (
+    json.JSONDecoder(object_pairs_hook=_distinct, parse_constant=_refused, parse_float=number)
+    for number in (_finite, _exact)
+)
 
 
 def with_floats(value: Any) -> Any:

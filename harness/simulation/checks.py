@@ -57,7 +57,7 @@ class State(NamedTuple):
 class Candidate(NamedTuple):
     """The first of a tenant's waiting requests that ask for the same class: its number in the order
     of arrival, whether its tenant is aged, since when its line is aged (None if it is not), the
-    class of its turn, and the tenant's dominant share and slots lately by weight."""
+    class of its turn, and the tenant's dominant share and recent slots by weight."""
 
     order: int
     tenant: int
@@ -65,7 +65,7 @@ class Candidate(NamedTuple):
     since: float | None
     qos: QosClass
     share: float
-    lately: float
+    recent: float
 
 
 def check_slots(state: State) -> None:
@@ -196,8 +196,8 @@ def _waited(candidate: Candidate) -> float:
 def _turn(candidate: Candidate, candidates: Sequence[Candidate]) -> tuple[float, ...]:
     own = (c for c in candidates if (c.tenant, c.qos) == (candidate.tenant, candidate.qos))
     first = min(c.order for c in own)
-    share, lately = candidate.share, candidate.lately
-    return candidate.qos.rank, share, lately, first, _waited(candidate), candidate.order
+    share, recent = candidate.share, candidate.recent
+    return candidate.qos.rank, share, recent, first, _waited(candidate), candidate.order
 
 
 def check_preemption(

@@ -13,7 +13,7 @@ from harness.simulation.runner import SimulatedRunner, StepSeconds
 from reference.engine import Engine, EngineOptions
 from reference.engine.drafter import Drafter
 from reference.limits import Limits
-from reference.observer import NOBODY, Observer
+from reference.observer import NO_OBSERVER, Observer
 from reference.sched.tenants import Tenants
 
 Delivered = Sequence[tuple[float, int]]
@@ -89,7 +89,7 @@ def timed_engine(
     step_seconds: float,
     *,
     drafter: Drafter | None = None,
-    observer: Observer = NOBODY,
+    observer: Observer = NO_OBSERVER,
 ) -> tuple[Engine, VirtualClock]:
     """An engine whose steps take ``step_seconds`` each and compute no model; it has recurrent
     states where ``limits`` has room to save some."""

@@ -273,14 +273,14 @@ class Simulation:
         return free > 0 and (own < free or len(self._machine.tenants) == 1)
 
     def _rejected(self, arrival: Arrive) -> None:
-        """Count a refused request, which the engine's ledger must count too."""
+        """Count a refused request, which the engine's usage must count too."""
         tenant, tenants = arrival.request.tenant, self._machine.tenants
         known = tenant in tenants and not tenants.is_removed(tenant)
         if not self._is_live(arrival.request.id) and known:
             self._account(arrival.model, tenant, "requests_rejected")
 
     def _account(self, model: int, tenant: int, what: str, count: int = 1) -> None:
-        """Add to the counts that the ledger of a model's engine should have."""
+        """Add to the counts that the usage of a model's engine should have."""
         self._machine.served[model].watch.accounts.add(tenant, what, count)
 
     def _is_live(self, request_id: int) -> bool:

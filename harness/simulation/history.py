@@ -19,7 +19,7 @@ import numpy as np
 from contract.types import FinishReason, Request, TokenEvent
 from harness.simulation.constraint import Constraint, nearest
 
-NOT_LISTED: tuple[None, tuple[()]] = (None, ())
+NO_LOG_PROBABILITIES: tuple[None, tuple[()]] = (None, ())
 VOCAB = 1024
 MOST_POSITIONS = 1024
 END_OF_GENERATION = frozenset(range(24))
@@ -144,5 +144,5 @@ def _logs_of(
 ) -> tuple[float | None, tuple[tuple[int, float], ...]]:
     """The log-probabilities in the event of ``token``."""
     if request.log_probabilities is None or token < 0:
-        return NOT_LISTED
+        return NO_LOG_PROBABILITIES
     return listed(history, token, request.log_probabilities)

@@ -20,7 +20,7 @@ class Invariant(Enum):
     INTERACTIVE_STAYS = "an interactive request is never preempted while others could be"
     BACKPRESSURE = "nothing is computed for a consumer that takes no tokens"
     TOKENS = "tokens come once, in order, those of the solo run, and none after cancel or end"
-    LEDGER = "the ledger's sums are the events the clients saw"
+    USAGE = "the usage's sums are the events that clients saw"
     SAME_SEED_SAME_LOG = "the same seed gives the same log of events"
     HISTORY = "every position read holds exactly the tokens of its sequence"
     LIVENESS = "after the last disturbance every admitted request ends within a computed bound"

@@ -70,7 +70,7 @@ class Served:
         Violation."""
         statistics = self.engine.statistics
         self.watch.deeply()
-        self.engine.give_back()
+        self.engine.abandon()
         self.watch.at_end()
         held = 0 if self.world.disk is None else self.world.disk.queued
         require(

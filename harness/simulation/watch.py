@@ -31,9 +31,9 @@ from reference.limits import pages_for
 from reference.memory.prefix import scope_of, sharers
 from reference.observer import Observer
 from reference.runner import StepInput
-from reference.sched.admission import WaitingRequest
 from reference.sched.rates import WINDOW_SECONDS
 from reference.sched.tenants import PART_OF_A_SLOT
+from reference.sched.wait_queue import WaitingRequest
 
 MOST_DECISIONS = 1000
 """Admissions, preemptions and submissions in one call of an engine; more is taken for an endless
@@ -46,7 +46,7 @@ class EngineWatch(Observer):
     """Observes one engine on a runner with ``slot_scopes``; ``log`` receives its decisions.
     ``states`` gives the states of all engines that share its tenants, its own among them.
 
-    ``running`` are the ids of the requests that have a slot, ``accounts`` what the ledger should
+    ``running`` are the ids of the requests that have a slot, ``accounts`` what the usage should
     have. ``violation`` is the first one found while the engine worked; the engine may have
     recovered from it as from any other exception."""
 
@@ -127,9 +127,7 @@ class EngineWatch(Observer):
         self.deeply()
         self.accounts.keep_only(self._engine.tenants)
         self.accounts.compare(
-            self._engine.ledger,
-            interrupted=self.interrupted,
-            call_interrupted=self.call_interrupted,
+            self._engine.usage, interrupted=self.interrupted, call_interrupted=self.call_interrupted
         )
 
     def request_in_order(self, order: int) -> int | None:
@@ -234,8 +232,8 @@ class EngineWatch(Observer):
         slot_manager = self._engine._slot_manager
         sequence = self._engine._scheduler.waiting[candidate.order]
         aged = candidate.aged or candidate.since is not None
-        quantum = slot_manager.quantum_of(sequence) if aged else 0
-        return bool(slot_manager.free_slots) and slot_manager.fits(sequence, [], quantum)
+        quantum_end = slot_manager.quantum_end_of(sequence) if aged else 0
+        return bool(slot_manager.free_slots) and slot_manager.fits(sequence, [], quantum_end)
 
     def _check_gone(self) -> None:
         """Check that the engine has nothing of removed tenants, unless an interrupt has kept it
@@ -246,13 +244,13 @@ class EngineWatch(Observer):
         tenants = {tenant.id: tenant for tenant in engine.tenants}
         scopes = {scope_of(tenant) for tenant in tenants.values()}
         left = [scope for scope, _ in engine.memory._trees.scopes() if sharers(scope) not in scopes]
-        counted = [id for id in engine.ledger.tenants if id not in tenants]
+        counted = [id for id in engine.usage.tenants if id not in tenants]
         reserved = engine.memory.reservations.pages
         there = sum(engine.tenants.reservations.values())
         require(
             not left and not counted and reserved == there,
             Invariant.GONE,
-            lambda: f"of scopes {left}, in the ledger {counted}, {reserved} pages reserved",
+            lambda: f"of scopes {left}, in the usage {counted}, {reserved} pages reserved",
         )
 
     def _guarded(self, check: Callable[[], None]) -> None:
@@ -357,18 +355,18 @@ class EngineWatch(Observer):
         states = self._states() if len(within) > 1 else []
         for head in within:
             id, asked = head.tenant, head.qos
-            share, lately = self._shares(id, states) if states else (0.0, 0.0)
+            share, recent = self._shares(id, states) if states else (0.0, 0.0)
             since, own = queue.line_aged_since(id, asked), tenants[id].qos
             qos = own.lowered_to(asked) if since is None else own
-            yield Candidate(head.order, id, queue.tenant_aged(id), since, qos, share, lately)
+            yield Candidate(head.order, id, queue.tenant_aged(id), since, qos, share, recent)
 
     def _shares(self, id: int, states: list[State]) -> tuple[float, float]:
-        """The largest part of its quotas that the tenant uses, and the slots it held lately,
+        """The largest part of its quotas that the tenant uses, and the slots it held recently,
         divided by its weight."""
-        tenant, lately = self._engine.tenants[id], self._engine.tenants.slots_lately(id)
+        tenant, recent = self._engine.tenants[id], self._engine.tenants.recent_slots(id)
         slots = [one.tenant for state in states for one in state.slot_manager].count(id)
         part = max(
-            min(max(slots, lately * tenant.weight), slots + PART_OF_A_SLOT) / tenant.max_slots,
+            min(max(slots, recent * tenant.weight), slots + PART_OF_A_SLOT) / tenant.max_slots,
             sum(state.charged(id) for state in states) / tenant.max_kv_pages,
         )
-        return part / tenant.weight, lately
+        return part / tenant.weight, recent

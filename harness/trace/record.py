@@ -48,7 +48,7 @@ small."""
 
 
 @dataclass(frozen=True, slots=True)
-class _RecordedBatch:
+class _TracedBatch:
     """A batch, the outputs of its graph, and those that are always compared."""
 
     number: int
@@ -58,7 +58,7 @@ class _RecordedBatch:
     watched: frozenset[str]
 
 
-class RecordedFence:
+class TracedFence:
     """A fence that returns the requested outputs; the recorder compares more of the tier's
     outputs."""
 
@@ -68,7 +68,7 @@ class RecordedFence:
 
     @property
     def done(self) -> bool:
-        """As the recorded tier does."""
+        """As the traced tier does."""
         return self.inner.done
 
     @property
@@ -79,26 +79,26 @@ class RecordedFence:
 
 
 @dataclass(frozen=True, slots=True)
-class _RecordedSubmission:
+class _TracedSubmission:
     """A submission that nobody has waited for yet."""
 
     number: int
-    fence: RecordedFence
+    fence: TracedFence
     outputs: list[BufferDecl]
 
 
 def record_on(
     tier: Tier, path: Path, model: Model, limits: Limits, *, patient: bool = False
-) -> RecordedTier:
+) -> TracedTier:
     """Record ``tier`` in the new file ``path``, for a runner of ``model`` with ``limits``.
 
     A ``patient`` recorder keeps records in memory while the disk is full. Reads the whole model
     file. Raises ConfigError when the file cannot be written, or exists."""
     writer = TraceWriter(path, trace_header(tier), patient=patient)
-    return RecordedTier(tier, writer).for_model(model, limits)
+    return TracedTier(tier, writer).for_model(model, limits)
 
 
-class RecordedTier(ContextManager):
+class TracedTier(ContextManager):
     """A ``contract.tier.Tier`` that records every operation and passes it to ``tier``. It owns
     both.
 
@@ -114,12 +114,12 @@ class RecordedTier(ContextManager):
         self._models = itertools.count()
         self._model = -1
         self._made = itertools.count()
-        self._batches: dict[int, _RecordedBatch] = {}
+        self._batches: dict[int, _TracedBatch] = {}
         self._history = InputHistory()
-        self._in_flight: deque[_RecordedSubmission] = deque()
+        self._in_flight: deque[_TracedSubmission] = deque()
         self._submissions = itertools.count()
 
-    def for_model(self, model: Model, limits: Limits) -> RecordedTier:
+    def for_model(self, model: Model, limits: Limits) -> TracedTier:
         """The same tier and trace for a runner of another model. Reads the whole model file."""
         face = copy.copy(self)
         self._writer.write(RecordKind.MODEL, traced_model(model, limits).pack())
@@ -138,29 +138,29 @@ class RecordedTier(ContextManager):
 
     @property
     def info(self) -> TierInfo:
-        """As the recorded tier does."""
+        """As the traced tier does."""
         return self._tier.info
 
     @property
     def allocated_bytes(self) -> int:
-        """As the recorded tier does."""
+        """As the traced tier does."""
         return self._tier.allocated_bytes
 
     @property
     def available_bytes(self) -> int:
-        """As the recorded tier does."""
+        """As the traced tier does."""
         return self._tier.available_bytes
 
     def buckets(self, largest: ShapeKey) -> Sequence[ShapeKey]:
-        """As the recorded tier does."""
+        """As the traced tier does."""
         return self._tier.buckets(largest)
 
     def footprint(self, graph: Graph, largest: ShapeKey) -> Footprint:
-        """As the recorded tier does."""
+        """As the traced tier does."""
         return self._tier.footprint(graph, largest)
 
     def map(self, buffer: Buffer) -> Bytes:
-        """As the recorded tier does; writes through the mapping are not recorded."""
+        """As the traced tier does; writes through the mapping are not recorded."""
         return self._tier.map(buffer)
 
     def reserve(self, graph: Graph, largest: ShapeKey) -> None:
@@ -213,9 +213,7 @@ class RecordedTier(ContextManager):
         bound = {name: self._number(buffer) for name, buffer in buffers.items()}
         self._writer.write(RecordKind.BATCH, BatchRecord(number, bucket, bound, inputs).pack())
         watched = [d.name for d in decls if buffer_bytes(d, bucket) <= WATCHED_BYTES_MAX]
-        lowered = _RecordedBatch(
-            len(self._batches), number, batch, tuple(decls), frozenset(watched)
-        )
+        lowered = _TracedBatch(len(self._batches), number, batch, tuple(decls), frozenset(watched))
         self._batches[id(batch)] = lowered
         return batch
 
@@ -225,7 +223,7 @@ class RecordedTier(ContextManager):
         inputs: Bytes,
         requested: Sequence[str] = (),
         rows: InputRows | None = None,
-    ) -> RecordedFence:
+    ) -> TracedFence:
         """Record the changed inputs, then submit, so that the trace has the step even if it ends
         the process."""
         lowered = self._batches[id(batch)]
@@ -243,11 +241,11 @@ class RecordedTier(ContextManager):
         except BaseException:
             self._writer.write(RecordKind.FAILED)
             raise
-        fence = RecordedFence(inner, requested)
-        self._in_flight.append(_RecordedSubmission(next(self._submissions), fence, outputs))
+        fence = TracedFence(inner, requested)
+        self._in_flight.append(_TracedSubmission(next(self._submissions), fence, outputs))
         return fence
 
-    def wait(self, fence: RecordedFence, timeout: float | None = None) -> None:
+    def wait(self, fence: TracedFence, timeout: float | None = None) -> None:
         """Wait, and record digests of the outputs of this submission and of those before it."""
         self._tier.wait(fence.inner, timeout)
         if not any(entry.fence is fence for entry in self._in_flight):
@@ -257,7 +255,7 @@ class RecordedTier(ContextManager):
             last = self._settle()
         self._writer.flush()
 
-    def _settle(self) -> RecordedFence:
+    def _settle(self) -> TracedFence:
         """Wait for the oldest submission and record its outputs; nothing if it failed."""
         entry = self._in_flight.popleft()
         digests: tuple[bytes, ...] = ()

@@ -42,7 +42,7 @@ def check_request(
         raise RequestError("repeat_last_n", f"is at most {limits.recent_tokens}")
     if not isinstance(request.qos, QosClass | None):
         raise RequestError("qos", f"is {request.qos!r}, not a QosClass")
-    _check_least(request, vocab)
+    _check_min_tokens(request, vocab)
     check_constraints(request, limits, vocab, masked=masked)
     check_forced(request, limits, vocab, masked=masked)
     runner.model.adapters.check(request.adapters)
@@ -59,7 +59,7 @@ def check_request(
         )
 
 
-def _check_least(request: Request, vocab: int) -> None:
+def _check_min_tokens(request: Request, vocab: int) -> None:
     """Raise RequestError for ``min_tokens`` or ``stop_tokens`` out of range."""
     least = request.min_tokens
     if type(least) is not int or not 0 <= least <= request.max_tokens:

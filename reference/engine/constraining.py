@@ -22,13 +22,13 @@ from reference.runner import ModelRunner, StepInput, StepOutput
 from reference.sched.constraints import Mask, is_allowed, pack_mask
 from reference.sched.planner import Chunk
 
-Listed = tuple[float | None, tuple[tuple[int, float], ...]]
+LogProbabilities = tuple[float | None, tuple[tuple[int, float], ...]]
 """The log-probability of a token, and (token, log-probability) of the likeliest tokens."""
-NOT_LISTED: Listed = (None, ())
+NO_LOG_PROBABILITIES: LogProbabilities = (None, ())
 
 
 @dataclass(frozen=True, slots=True)
-class LeastTokens:
+class MinTokensMasks:
     """The masks of an answer of at least ``count`` tokens: until then ``before`` is combined with
     the answer's own masks, unless both together allow nothing. It is not needed afterwards."""
 
@@ -46,7 +46,7 @@ class LeastTokens:
         return both if both.any() else own
 
 
-def masks_with_least(
+def masks_with_min_tokens(
     request: Request, own: MaskProvider | None, options: EngineOptions, runner: ModelRunner
 ) -> MaskProvider | None:
     """The ``own`` masks of a request, combined with one that keeps its ``min_tokens``."""
@@ -55,13 +55,13 @@ def masks_with_least(
     vocab = runner.model.config.vocab
     ends = () if request.ignore_end else options.end_of_generation
     forbidden = [token for token in {*request.stop_tokens, *ends} if 0 <= token < vocab]
-    return LeastTokens(request.min_tokens, ~pack_mask(forbidden, vocab), own)
+    return MinTokensMasks(request.min_tokens, ~pack_mask(forbidden, vocab), own)
 
 
-def forget_least(sequence: Sequence) -> None:
+def drop_min_tokens(sequence: Sequence) -> None:
     """Let a sequence that has its least number of tokens have its own masks only."""
     masks, generated = sequence.allowed, sequence.known - len(sequence.request.prompt)
-    if isinstance(masks, LeastTokens) and generated >= masks.count:
+    if isinstance(masks, MinTokensMasks) and generated >= masks.count:
         sequence.allowed = masks.own
 
 
@@ -143,11 +143,11 @@ def _mask_of(sequence: Sequence, words: int) -> Mask | None:
         return np.zeros(words, np.uint32)
 
 
-def listed_of(request: Request, output: StepOutput, row: int) -> Listed:
+def log_probabilities_of(request: Request, output: StepOutput, row: int) -> LogProbabilities:
     """The log-probabilities that ``request`` asked for, of one output row of a step."""
     count = request.log_probabilities
     if count is None:
-        return NOT_LISTED
+        return NO_LOG_PROBABILITIES
     ids = output.top_ids[row, :count].tolist()
     logs = output.top_log_probabilities[row, :count].tolist()
     return float(output.log_probability[row]), tuple(zip(ids, logs, strict=True))

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 from contract.errors import QueueFull, RequestError, TenantQueueFull, ZincError
 from contract.types import Clock, FinishReason, Request, Tenant, TokenEvent
 from reference.engine.checks import check_outputs, check_request, check_sizes, reach_of
-from reference.engine.constraining import masks_with_least
-from reference.engine.disk_turn import disk_pages_of, end_disk, use_disk
+from reference.engine.constraining import masks_with_min_tokens
+from reference.engine.disk_step import disk_pages_of, flush_disk_cache, update_disk_cache
 from reference.engine.drafter import Drafter, SpeculationStatistics
 from reference.engine.memory_calls import MemoryCalls
 from reference.engine.options import ENGINE_DEFAULTS, EngineOptions
@@ -30,14 +30,14 @@ from reference.engine.statistics import EngineStatistics
 from reference.engine.tenant_calls import TenantCalls
 from reference.engine.tenant_changes import TenantChanges
 from reference.expert_outputs import ExpertSink
-from reference.ledger import Ledger
 from reference.memory.prefix import scope_of
-from reference.observer import NOBODY, Observer
+from reference.observer import NO_OBSERVER, Observer
 from reference.runner import LOGITS, ModelRunner
-from reference.sched.admission import may_wait
 from reference.sched.cost import StepCost
 from reference.sched.scores import ScoreSink
 from reference.sched.tenants import Tenants
+from reference.sched.wait_queue import may_wait
+from reference.usage import UsageCounters
 
 if TYPE_CHECKING:
     from reference.memory.disk.cache import DiskCache
@@ -68,13 +68,13 @@ class Engine(PrefixCalls, TenantCalls, MemoryCalls):
         tenants: Tenants | None = None,
         clock: Clock = no_clock,
         drafter: Drafter | None = None,
-        observer: Observer = NOBODY,
+        observer: Observer = NO_OBSERVER,
         disk: DiskCache | None = None,
     ) -> None:
         check_sizes(runner.limits)
         self.runner, self.options = runner, options
         self.tenants = Tenants(clock=clock) if tenants is None else tenants
-        self.ledger, self.disk = Ledger(), disk
+        self.usage, self.disk = UsageCounters(), disk
         self._disk = disk_pages_of(disk, runner, self.tenants)
         self.memory = memory_of(runner, options, self._disk)
         self._clock, self._observer = clock, observer
@@ -82,7 +82,9 @@ class Engine(PrefixCalls, TenantCalls, MemoryCalls):
         self._live: dict[int, Sequence] = {}
         self._stalled: dict[int, Sequence] = {}
         self._failed: list[Sequence] = []
-        self._slot_manager = SlotManager(runner, self.memory, self.tenants, self._lost, self._disk)
+        self._slot_manager = SlotManager(
+            runner, self.memory, self.tenants, self._slot_lost, self._disk
+        )
         cost = StepCost()
         self._speculative = (
             None
@@ -90,18 +92,18 @@ class Engine(PrefixCalls, TenantCalls, MemoryCalls):
             else SpeculativeDecoder(runner, self._slot_manager, drafter, options, cost, clock)
         )
         self._scheduler = Scheduler(
-            runner.limits, options, self._slot_manager, self.tenants, clock, observer, self.ledger,
+            runner.limits, options, self._slot_manager, self.tenants, clock, observer, self.usage,
             cost, self._speculative,
         )  # fmt: skip
         self._pipeline = Pipeline(
             runner, options, self._scheduler, self.tenants, clock, observer, cost, self._speculative
         )
         self._output_processor = OutputProcessor(
-            self._slot_manager, self._pipeline, self._speculative, self.tenants, self.ledger,
+            self._slot_manager, self._pipeline, self._speculative, self.tenants, self.usage,
             options.end_of_generation, self._end,
         )  # fmt: skip
         self._changes = TenantChanges(
-            self.tenants, self._scheduler, self._output_processor, self.ledger, self._live.values
+            self.tenants, self._scheduler, self._output_processor, self.usage, self._live.values
         )
 
     @property
@@ -186,17 +188,17 @@ class Engine(PrefixCalls, TenantCalls, MemoryCalls):
         tenant = self.tenants[request.tenant]
         if self.tenants.is_removed(tenant.id):
             raise RequestError("tenant", f"{tenant.id} was removed")
-        self.forget_left()
+        self.finish_removals()
         try:
             pages = self.memory.reservations.most_for(tenant.id)
-            allowed = masks_with_least(request, allowed, self.options, self.runner)
+            allowed = masks_with_min_tokens(request, allowed, self.options, self.runner)
             check_request(request, tenant, self.runner, pages, masked=allowed is not None)
             check_outputs(self.runner, output, experts=on_experts is not None)
             if request.id in self._live:
                 raise RequestError("id", f"is {request.id}, that of a request still under way")
             self._check_queue(tenant)
         except ZincError:
-            self.ledger.rejected(tenant.id)
+            self.usage.rejected(tenant.id)
             raise
         sequence = new_sequence(
             request,
@@ -214,7 +216,7 @@ class Engine(PrefixCalls, TenantCalls, MemoryCalls):
         with self._change():
             self._arrivals += 1
             self.tenants.occupy(request.tenant, live=1, holder=self._slot_manager)
-            entry, tokens = self.ledger.entry(tenant.id), len(request.prompt)
+            entry, tokens = self.usage.entry(tenant.id), len(request.prompt)
             # One line, so that an interrupt comes before both assignments or after both.
             entry.prompted, self._live[request.id] = entry.prompted + tokens, sequence
             self._scheduler.enqueue(sequence)
@@ -283,7 +285,7 @@ class Engine(PrefixCalls, TenantCalls, MemoryCalls):
         After any exception, a KeyboardInterrupt for example, all sequences that ran wait again with
         the tokens they have, and the next call continues. A request under which steps fail again
         ends with an error."""
-        self._mend()
+        self._repair()
         try:
             self._whole = False
             self._advance()
@@ -297,13 +299,13 @@ class Engine(PrefixCalls, TenantCalls, MemoryCalls):
         interrupt before it loses none: the next call returns them."""
         return self._output_processor.events()
 
-    def give_back(self) -> None:
+    def abandon(self) -> None:
         """Drop all requests and the events that were not taken, and take what they used from their
-        tenants' accounts and the ledger: the engine is not used any more, but other engines share
+        tenants' accounts and the usage: the engine is not used any more, but other engines share
         its tenants."""
         self._output_processor.drop()
         if self._disk is not None:
-            end_disk(self._disk, self._pipeline)
+            flush_disk_cache(self._disk, self._pipeline)
         self._live.clear()
         self._whole = False
         self._recover(fault=False)
@@ -322,9 +324,9 @@ class Engine(PrefixCalls, TenantCalls, MemoryCalls):
         self._changes.follow()
         if self._disk is not None:
             blocked = self._blocked
-            self._blocked = use_disk(self._disk, self._pipeline, not self._live, blocked)
+            self._blocked = update_disk_cache(self._disk, self._pipeline, not self._live, blocked)
 
-    def _mend(self) -> None:
+    def _repair(self) -> None:
         """Recover where recovering was interrupted. Not for calls that are made during others."""
         if not self._whole:
             self._recover(fault=False)
@@ -343,7 +345,7 @@ class Engine(PrefixCalls, TenantCalls, MemoryCalls):
                 self._recover(fault=isinstance(error, Exception))
             raise
 
-    def _lost(self, sequence: Sequence) -> None:
+    def _slot_lost(self, sequence: Sequence) -> None:
         """A sequence loses its slot: the next step is planned anew, and the drafter forgets it."""
         self._pipeline.changed()
         if self._speculative is not None:
@@ -385,7 +387,7 @@ class Engine(PrefixCalls, TenantCalls, MemoryCalls):
         taken, so this may be interrupted and called again."""
         self._pipeline.clear()
         cancelled = [(s, FinishReason.CANCELLED) for s in self._live.values() if s.cancelled]
-        for sequence, reason in (*self._output_processor.again(self._live), *cancelled):
+        for sequence, reason in (*self._output_processor.apply_batch(self._live), *cancelled):
             del self._live[sequence.request.id]
             self._observer.finished(self._clock(), sequence.request.id, None, reason)
         live = list(self._live.values())

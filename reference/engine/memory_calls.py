@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from reference.engine.disk_turn import end_disk
+from reference.engine.disk_step import flush_disk_cache
 from reference.engine.options import EngineOptions
 from reference.engine.pipeline import Pipeline
 from reference.engine.slot_manager import copies_of
@@ -42,7 +42,7 @@ class MemoryCalls:
         if self._disk is None:
             self._pipeline.settle()
         else:
-            end_disk(self._disk, self._pipeline, waits=False)
+            flush_disk_cache(self._disk, self._pipeline, waits=False)
         self._whole = False
         self._pipeline.clear()
         reopen_runner()

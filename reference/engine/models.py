@@ -102,7 +102,7 @@ class Models:
             engine.check_tenants([tenant])
         self._in_all(
             lambda engine: engine.end_removed(tenant.id),
-            Engine.forget_left,
+            Engine.finish_removals,
             lambda engine: engine.put_tenant(tenant),
         )
 
@@ -113,13 +113,13 @@ class Models:
             engine.check_tenants(tenants, whole=True)
         ends = [partial(Engine.end_removed, id=tenant.id) for tenant in tenants]
         # An engine forgets a tenant only when no engine has requests of it.
-        self._in_all(*ends, Engine.forget_left, lambda engine: engine.replace_tenants(tenants))
+        self._in_all(*ends, Engine.finish_removals, lambda engine: engine.replace_tenants(tenants))
 
     def remove_tenant(self, id: int) -> None:
         """Do ``Engine.remove_tenant`` in all loaded engines."""
         for engine in self._engines:
-            engine.let_leave(id)
-        self._in_all(Engine.forget_left)
+            engine.begin_removal(id)
+        self._in_all(Engine.finish_removals)
 
     def _in_all(self, *changes: Callable[[Engine], None]) -> None:
         """Make one change after the other in all engines. Where one raises, the others are changed
@@ -154,7 +154,7 @@ class Models:
     def _advance(self) -> Engine | None:
         """Advance the model whose turn it is: the engine that has events or computed something."""
         # The last request of a removed tenant may have ended in another engine.
-        self._in_all(Engine.forget_left)
+        self._in_all(Engine.finish_removals)
         busy = {name: p for name, p in self._models.items() if not p.loaded.engine.idle}
         self._let_join(busy)
         passed: list[_LoadedModel] = []
@@ -185,7 +185,7 @@ class Models:
         """Free a model, also when it has requests."""
         self._at_work.discard(name)
         model = self._models.pop(name)
-        model.loaded.engine.give_back()
+        model.loaded.engine.abandon()
         model.loaded.close()
 
     def longest_idle(self, names: Collection[str]) -> str | None:

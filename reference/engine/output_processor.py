@@ -12,16 +12,20 @@ import numpy as np
 
 from contract.lazy_dataclass import dataclass
 from contract.types import FinishReason, TokenEvent
-from reference.engine.constraining import NOT_LISTED, forget_least, listed_of
+from reference.engine.constraining import (
+    NO_LOG_PROBABILITIES,
+    drop_min_tokens,
+    log_probabilities_of,
+)
 from reference.engine.pipeline import Computed, Pipeline
 from reference.engine.sequence import Sequence
 from reference.engine.slot_manager import SlotManager
 from reference.engine.speculative_decoder import SpeculativeDecoder
 from reference.expert_outputs import expert_ids
-from reference.ledger import Ledger
 from reference.runner import StepOutput
 from reference.sched.scores import scores_in
 from reference.sched.tenants import Tenants
+from reference.usage import UsageCounters
 
 COUNTED_ENDS = tuple(reason for reason in FinishReason if reason is not FinishReason.CANCELLED)
 """Reasons that a client gets as an event."""
@@ -31,7 +35,7 @@ COUNTED_ENDS = tuple(reason for reason in FinishReason if reason is not FinishRe
 class _Batch:
     """Events that were not handed out yet. ``entries`` are (event, tenant) pairs; the event counts
     for this tenant, None for no tenant. ``events`` are the events that were counted, and ``before``
-    is what the ledger had of each tenant before."""
+    is what the usage had of each tenant before."""
 
     entries: list[tuple[TokenEvent, int | None]] = field(default_factory=list)
     events: list[TokenEvent] = field(default_factory=list)
@@ -50,7 +54,7 @@ class OutputProcessor:
         pipeline: Pipeline,
         speculative: SpeculativeDecoder | None,
         tenants: Tenants,
-        ledger: Ledger,
+        usage: UsageCounters,
         end_of_generation: frozenset[int],
         finish: Callable[[Sequence, FinishReason], None],
     ) -> None:
@@ -58,7 +62,7 @@ class OutputProcessor:
         self._pipeline = pipeline
         self._speculative = speculative
         self._tenants = tenants
-        self._ledger = ledger
+        self._usage = usage
         self._end_of_generation = end_of_generation
         self._finish = finish
         self._batches: list[_Batch] = [_Batch()]
@@ -70,7 +74,7 @@ class OutputProcessor:
         return bool(self._batches and self._batches[-1].entries)
 
     def count(self) -> None:
-        """Count the batch in the ledger. Counting it again corrects the ledger by the events that
+        """Count the batch in the usage. Counting it again corrects the usage by the events that
         were added or dropped since."""
         if not self._batches:
             return
@@ -81,16 +85,16 @@ class OutputProcessor:
                 tokens[tenant] += event.token >= 0
                 if event.finish_reason is not None:
                     ends[tenant, event.finish_reason] += 1
-        ledger, again = self._ledger, bool(batch.before)
+        usage, again = self._usage, bool(batch.before)
         for tenant in tokens.keys() - batch.before.keys():
-            batch.before[tenant] = ledger.handed_out(tenant)
+            batch.before[tenant] = usage.handed_out(tenant)
         for tenant, (before, ended) in batch.before.items():
-            counted, counted_ends = ledger.handed_out(tenant)
-            ledger.generated(tenant, before + tokens[tenant] - counted)
+            counted, counted_ends = usage.handed_out(tenant)
+            usage.generated(tenant, before + tokens[tenant] - counted)
             for reason in COUNTED_ENDS if ends or again else ():
                 more = ended[reason] + ends[tenant, reason] - counted_ends[reason]
                 if more:
-                    ledger.finished(tenant, reason, more)
+                    usage.finished(tenant, reason, more)
         batch.events = [event for event, _ in batch.entries]
 
     def events(self) -> list[TokenEvent]:
@@ -98,12 +102,12 @@ class OutputProcessor:
         return self._batches.pop().events if self._batches else []
 
     def drop(self) -> None:
-        """Drop the events that were not handed out, from the ledger too."""
+        """Drop the events that were not handed out, from the usage too."""
         if self.pending:
             self._batches[-1].entries = []
             self.count()
 
-    def again(self, live: dict[int, Sequence]) -> list[tuple[Sequence, FinishReason]]:
+    def apply_batch(self, live: dict[int, Sequence]) -> list[tuple[Sequence, FinishReason]]:
         """Write the tokens in the batch into their sequences, where an interrupt may have prevented
         it; returns the sequences that an event in the batch ends."""
         ends = []
@@ -121,7 +125,7 @@ class OutputProcessor:
         self._intervals.clear()
         return ends
 
-    def disown(self, tenants: Collection[int]) -> None:
+    def detach_tenants(self, tenants: Collection[int]) -> None:
         """Count the events in the batch for no tenant where their tenants were removed."""
         if self._batches and tenants:
             batch = self._batches[-1]
@@ -130,7 +134,7 @@ class OutputProcessor:
                 batch.before.pop(tenant, None)
 
     def cancel(self, request_id: int, sequence: Sequence | None) -> None:
-        """Drop the events of a request from the batch and the ledger, and count that it was
+        """Drop the events of a request from the batch and the usage, and count that it was
         cancelled, once where an interrupted call is repeated. It has a ``sequence`` unless one of
         these events ends it, or it ended before."""
         batch = self._batches[-1] if self.pending else _Batch()
@@ -145,7 +149,7 @@ class OutputProcessor:
             batch.entries = left
         else:
             marked: Any = SimpleNamespace() if sequence is None else sequence
-            finished, reason = self._ledger.entry(tenant).finished, FinishReason.CANCELLED
+            finished, reason = self._usage.entry(tenant).finished, FinishReason.CANCELLED
             count = finished[reason] + 1
             # One line, so that an interrupt comes before all assignments or after all.
             batch.entries, marked.cancelled, finished[reason] = left, True, count
@@ -160,7 +164,7 @@ class OutputProcessor:
                 live &= part.sequence.running
         finally:
             for (tenant, seconds), count in self._intervals.items():
-                self._ledger.interval(tenant, seconds, count)
+                self._usage.interval(tenant, seconds, count)
             self._intervals.clear()
         return live
 
@@ -220,7 +224,7 @@ class OutputProcessor:
                 self.end_early(sequence, FinishReason.ERROR)
         for position in range(behind, stop):
             if sequence.running:
-                self._say(sequence, position, output, row + position - first)
+                self._emit_forced(sequence, position, output, row + position - first)
         if behind < stop:
             self._note_tokens(sequence, now)
         if sequence.running:
@@ -228,7 +232,7 @@ class OutputProcessor:
             self._slot_manager.table.rows_from[sequence.slot] = sequence.rows_from
         return sequence.running
 
-    def _say(self, sequence: Sequence, position: int, output: StepOutput, row: int) -> None:
+    def _emit_forced(self, sequence: Sequence, position: int, output: StepOutput, row: int) -> None:
         """Make an event of the forced token at ``position``, whose log-probability is in ``row``;
         the last one ends the sequence, and so does a row that is not finite."""
         request, token = sequence.request, int(sequence.tokens[position])
@@ -239,7 +243,8 @@ class OutputProcessor:
         if position == sequence.scored_to - 1:
             ends = token in self._end_of_generation and not request.ignore_end
             reason = FinishReason.STOP if ends else FinishReason.LENGTH
-        event = TokenEvent(request.id, token, position, reason, *listed_of(request, output, row))
+        scores = log_probabilities_of(request, output, row)
+        event = TokenEvent(request.id, token, position, reason, *scores)
         self._append(event, request.tenant)
         sequence.next_score = position + 1
         if reason is not None:
@@ -266,7 +271,7 @@ class OutputProcessor:
     def _note_tokens(self, sequence: Sequence, now: float) -> None:
         tenant = sequence.tenant
         if sequence.read_at is None:
-            self._ledger.first_token(tenant, now - sequence.arrived)
+            self._usage.first_token(tenant, now - sequence.arrived)
         else:
             # Most sequences of a step have the same interval, so intervals are counted in groups.
             self._intervals[tenant, now - sequence.read_at] += 1
@@ -279,18 +284,18 @@ class OutputProcessor:
         sequence."""
         request = sequence.request
         reason = None
-        listed = NOT_LISTED
+        scores = NO_LOG_PROBABILITIES
         if request.log_probabilities is not None and token >= 0:
-            listed = listed_of(request, output, row)
+            scores = log_probabilities_of(request, output, row)
         if not sequence.samples:
-            token, reason, listed = -1, FinishReason.LENGTH, NOT_LISTED
+            token, reason, scores = -1, FinishReason.LENGTH, NO_LOG_PROBABILITIES
         elif token < 0:
             reason = FinishReason.ERROR
         elif token in self._end_of_generation and not request.ignore_end:
             reason = FinishReason.STOP
         elif position >= sequence.last:
             reason = FinishReason.LENGTH
-        event = TokenEvent(request.id, token, position, reason, *listed)
+        event = TokenEvent(request.id, token, position, reason, *scores)
         self._append(event, request.tenant)
         if reason is None:
             sequence.tokens[position] = token
@@ -309,7 +314,7 @@ class OutputProcessor:
             self._pipeline.changed()
         elif table.lockstep[sequence.slot]:
             if sequence.masked:
-                forget_least(sequence)
+                drop_min_tokens(sequence)
                 table.lockstep[sequence.slot] = sequence.masked
             table.known[sequence.slot] = sequence.known
             self._pipeline.changed()

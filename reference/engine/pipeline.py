@@ -144,9 +144,9 @@ class Pipeline:
         self._observe(step)
         return output, self._computed(step)
 
-    def look_again(self) -> None:
+    def recheck_waiting(self) -> None:
         """Look at the waiting sequences before the next step, though nothing has changed here."""
-        self._scheduler.look_again()
+        self._scheduler.recheck_waiting()
 
     def load_more(self) -> bool:
         """Load pages that were read from disk: few where steps are in flight, which others wait

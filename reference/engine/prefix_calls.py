@@ -27,7 +27,7 @@ SLOT = 0
 
 class PrefixCalls:
     """A base class of ``Engine`` for its calls about what a tenant has cached. ``_change`` is a
-    context in which a change is made whole, or repaired after an error; ``_mend`` repairs what an
+    context in which a change is made whole, or repaired after an error; ``_repair`` repairs what an
     interrupt left, or what is not there any more would be found."""
 
     runner: ModelRunner
@@ -36,7 +36,7 @@ class PrefixCalls:
     _pipeline: Pipeline
     _disk: DiskPages | None
     _change: Callable[[], AbstractContextManager[None]]
-    _mend: Callable[[], None]
+    _repair: Callable[[], None]
 
     def cached_prefix(self, tenant: int, tokens: NDArray[np.int32]) -> int:
         """The number of a tenant's ``tokens`` that could be saved now: whole pages, up to the last
@@ -73,7 +73,7 @@ class PrefixCalls:
         """Cache the ``pages`` of a tenant's ``tokens``, and the recurrent ``state`` after the last
         of them: how many tokens are cached then. Where room or quota is short these are fewer; none
         of a model with states."""
-        self._mend()
+        self._repair()
         copies, memory, scope = self.runner.page_copies(), self.memory, self._scope(tenant)
         whole = min(len(pages), memory.available(tenant))
         short = whole < len(pages) and self.runner.recurrent.slot_bytes > 0
@@ -95,7 +95,7 @@ class PrefixCalls:
     def drop_prefix(self, tenant: int, tokens: NDArray[np.int32]) -> None:
         """Forget what is cached of a tenant's ``tokens``, on disk too, apart from what others
         begin with and what sequences hold."""
-        self._mend()
+        self._repair()
         scope = self._scope(tenant)
         with self._change():
             dropped = self.memory.forget(scope, tokens, tenant)
@@ -104,7 +104,7 @@ class PrefixCalls:
 
     def _path(self, tenant: int, tokens: NDArray[np.int32]) -> list[Node]:
         """The cached pages that a tenant's ``tokens`` begin with."""
-        self._mend()
+        self._repair()
         return self.memory.path(self._scope(tenant), tokens, len(tokens))
 
     def _scope(self, tenant: int) -> Scope:

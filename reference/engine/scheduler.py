@@ -4,12 +4,12 @@ chunk of each sequence in the next step.
 ``next_chunks`` is the order in which this is decided before every step. Each decision is a policy,
 a function or a class of ``reference.sched``:
 
-    admit    admission.WaitQueue     the next of the waiting requests, by class, share and age
-    preempt  admission.victim        the running sequence that makes room
-             quantum.goal            the positions a sequence computes before it can lose its slot
-    chunks   planner.plan_step       the tokens of the step
-             budget.prefill_tokens   its prompt tokens, by what steps cost (cost.StepCost)
-    quotas   tenants.Tenants         what each tenant may use, and uses
+    admit    wait_queue.WaitQueue      the next of the waiting requests, by class, share and age
+    preempt  wait_queue.choose_victim  the running sequence that makes room
+             quantum.end_of_quantum    the positions computed before a sequence can lose its slot
+    chunks   planner.plan_step         the tokens of the step
+             budget.prefill_tokens     its prompt tokens, by what steps cost (cost.StepCost)
+    quotas   tenants.Tenants           what each tenant may use, and uses
 
 ``SlotManager`` carries out what is decided: it gives and takes slots and pages."""
 
@@ -23,15 +23,15 @@ from reference.engine.options import EngineOptions
 from reference.engine.sequence import Sequence
 from reference.engine.slot_manager import SlotManager
 from reference.engine.speculative_decoder import SpeculativeDecoder
-from reference.ledger import Ledger
 from reference.limits import Limits, pages_for
 from reference.observer import Observer
-from reference.sched.admission import RunningRequest, WaitingRequest, WaitQueue, victim
 from reference.sched.budget import prefill_tokens
 from reference.sched.cost import StepCost
-from reference.sched.planner import Chunk, Pending, divided, left_of, plan_step
-from reference.sched.quantum import goal
+from reference.sched.planner import Chunk, Pending, plan_step, remaining_tokens, split_by_phase
+from reference.sched.quantum import end_of_quantum
 from reference.sched.tenants import Tenants
+from reference.sched.wait_queue import RunningRequest, WaitingRequest, WaitQueue, choose_victim
+from reference.usage import UsageCounters
 
 RETRY_SECONDS = 0.05
 """After how many seconds waiting requests are looked at again though nothing has changed: ages and
@@ -66,7 +66,7 @@ class Scheduler:
         tenants: Tenants,
         clock: Clock,
         observer: Observer,
-        ledger: Ledger,
+        usage: UsageCounters,
         cost: StepCost,
         speculative: SpeculativeDecoder | None,
     ) -> None:
@@ -82,7 +82,7 @@ class Scheduler:
         self._tenants = tenants
         self._clock = clock
         self._observer = observer
-        self._ledger = ledger
+        self._usage = usage
         self._cost = cost
         self._speculative = speculative
         self._changed = False
@@ -150,7 +150,7 @@ class Scheduler:
         else:
             self._push(sequence)
 
-    def look_again(self) -> None:
+    def recheck_waiting(self) -> None:
         """Look at the waiting sequences before the next step: pages that one needs were read."""
         self._changed = True
 
@@ -224,22 +224,22 @@ class Scheduler:
             return None
         # A tenant that has a slot is not aged any more.
         aged = self.queue.aged(waiting.tenant, waiting.qos)
-        quantum = slot_manager.quantum_of(sequence) if aged else 0
-        if not slot_manager.admit(sequence, quantum, protected=aged):
-            victims = self._victims_for(sequence, quantum, aged)
+        quantum_end = slot_manager.quantum_end_of(sequence) if aged else 0
+        if not slot_manager.admit(sequence, quantum_end, protected=aged):
+            victims = self._victims_for(sequence, quantum_end, aged)
             if not victims:
                 return False
             for running in victims:
                 self.preempt(running)
-            admitted = slot_manager.admit(sequence, quantum, protected=aged)
+            admitted = slot_manager.admit(sequence, quantum_end, protected=aged)
             assert admitted, "there is no room where room was made"
         computed = slot_manager.table.computed[sequence.slot]
         if not aged:
-            sequence.quantum = goal(sequence.reached, computed, sequence.end)
+            sequence.quantum_end = end_of_quantum(sequence.reached, computed, sequence.end)
         self.counts.admitted += 1
-        self._ledger.admitted(sequence.tenant)
+        self._usage.admitted(sequence.tenant)
         if not slot_manager.table.loading[sequence.slot]:
-            self._ledger.looked_up(sequence.tenant, sequence.known, computed)
+            self._usage.looked_up(sequence.tenant, sequence.known, computed)
         self._note_pages(sequence.tenant)
         if sequence.difference is not None:
             self._observer.differed(self._clock(), sequence.request.id, sequence.difference)
@@ -257,20 +257,20 @@ class Scheduler:
         for sequence in loaded:
             computed = self.slot_manager.table.computed[sequence.slot]
             if not sequence.protected:
-                sequence.quantum = goal(sequence.reached, computed, sequence.end)
-            self._ledger.looked_up(sequence.tenant, sequence.known, computed)
+                sequence.quantum_end = end_of_quantum(sequence.reached, computed, sequence.end)
+            self._usage.looked_up(sequence.tenant, sequence.known, computed)
             if sequence.from_disk:
                 self._observer.loaded(self._clock(), sequence.request.id, sequence.from_disk)
         return bool(loaded)
 
     def _note_pages(self, tenant: int) -> None:
-        self._ledger.holds(tenant, self._tenants.held(tenant)[1])
+        self._usage.holds(tenant, self._tenants.held(tenant)[1])
 
     # Growing.
 
     def grow(self, chunks: Items[Chunk]) -> bool:
         """Give every chunk's sequence the pages it needs. False where a sequence was preempted for
-        them, and the step is to be divided again."""
+        them, and the step is to be split_by_phase again."""
         slot_manager = self.slot_manager
         for chunk, count in zip(chunks, slot_manager.table.missing_pages(chunks), strict=True):
             if not count:
@@ -288,7 +288,7 @@ class Scheduler:
         candidates = [each for each in self._candidates() if not each.protected]
         if self._beyond_quota(sequence, count):
             candidates = [c for c in candidates if c.tenant == sequence.tenant]
-        chosen = victim(candidates, self._tenants, None)
+        chosen = choose_victim(candidates, self._tenants, None)
         self.preempt(sequence if chosen is None else self.slot_manager.running[chosen.slot])
 
     def _beyond_quota(self, sequence: Sequence, count: int) -> bool:
@@ -305,17 +305,17 @@ class Scheduler:
         it is not ``published``."""
         slot_manager, slot = self.slot_manager, sequence.slot
         progress = slot_manager.progress(sequence)
-        served = progress >= sequence.quantum or sequence.stalled
+        served = progress >= sequence.quantum_end or sequence.stalled
         sequence.reached = max(sequence.reached, progress)
         if published:
             slot_manager.save_last_state(sequence)
         slot_manager.remove(sequence, served=served, published=published)
         self.counts.preempted += 1
-        self._ledger.preempted(sequence.tenant)
+        self._usage.preempted(sequence.tenant)
         self._observer.preempted(self._clock(), sequence.request.id, slot, sequence.known)
         self.enqueue(sequence, None if served else sequence.since)
 
-    def _victims_for(self, sequence: Sequence, quantum: int, aged: bool) -> list[Sequence]:
+    def _victims_for(self, sequence: Sequence, quantum_end: int, aged: bool) -> list[Sequence]:
         """The sequences to preempt so that ``sequence`` can be admitted: none, or enough. An aged
         one claims room as a request of its tenant's own class, and takes it first from sequences
         whose consumers have stalled, whatever their class."""
@@ -331,11 +331,11 @@ class Scheduler:
             return []
         free = len(slot_manager.free_slots)
         victims: list[Sequence] = []
-        while free + len(victims) < 1 or not slot_manager.fits(sequence, victims, quantum):
+        while free + len(victims) < 1 or not slot_manager.fits(sequence, victims, quantum_end):
             if stalled:
                 victims.append(stalled.pop())
                 continue
-            chosen = victim(candidates, self._tenants, claimant)
+            chosen = choose_victim(candidates, self._tenants, claimant)
             if chosen is None:
                 return []
             candidates.remove(chosen)
@@ -343,8 +343,8 @@ class Scheduler:
         return victims
 
     def _candidates(self, claimant: QosClass | None = None) -> list[RunningRequest]:
-        """The running sequences as ``victim`` compares them: those of classes below a claimant's,
-        if there is one."""
+        """The running sequences as ``choose_victim`` compares them: those of classes below a
+        claimant's, if there is one."""
         above = -1 if claimant is None else claimant.rank
         found = []
         for slot, sequence in self.slot_manager.running.items():
@@ -371,10 +371,10 @@ class Scheduler:
 
     def _prefill_tokens(self, pending: Items[Pending]) -> int:
         """The prompt tokens of a step that respect the decode interval of its most urgent class."""
-        decoding, reading = divided(pending)
-        if not decoding or not reading:
+        decoding, prefilling = split_by_phase(pending)
+        if not decoding or not prefilling:
             return self.chunk_tokens
-        most = self._limits.step_tokens - left_of(decoding)
+        most = self._limits.step_tokens - remaining_tokens(decoding)
         running = self.slot_manager.running
         requests = [running[one.slot].request for one in decoding]
         classes = {(request.tenant, request.qos) for request in requests}

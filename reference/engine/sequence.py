@@ -51,8 +51,8 @@ class Sequence:
     ``admission`` counts how often it was given a slot: the results of a step that was submitted
     under an earlier admission are dropped. The prefix cache has its pages up to ``published``.
     ``states`` are saved recurrent states of it, (tokens, state slot) each. ``draft_masks`` are the
-    masks of the rows of a step with drafted tokens. Once it has computed ``quantum`` positions it
-    has made progress; until then a ``protected`` sequence cannot lose its slot. Pages of its first
+    masks of the rows of a step with drafted tokens. With ``quantum_end`` positions it has made
+    progress; until then a ``protected`` sequence cannot lose its slot. Pages of its first
     ``matched`` tokens were cached when it was admitted, and ``difference`` is where a cached
     sequence of its tenant continued with another token. ``from_disk`` tokens were only in the disk
     cache then. It was ``looked_up`` in the disk cache since it waits.
@@ -90,7 +90,7 @@ class Sequence:
     published: PathEnd | None = None
     states: list[tuple[int, int]] = field(default_factory=list)
     draft_masks: list[Mask | None] = field(default_factory=list)
-    quantum: int = 0
+    quantum_end: int = 0
     protected: bool = False
     matched: int = 0
     difference: Difference | None = None
@@ -107,11 +107,11 @@ class Sequence:
         self.given = NO_ROWS if forced else prompt
 
     def begin(
-        self, slot: int, pages: list[int], hit: PrefixHit, quantum: int, protected: bool
+        self, slot: int, pages: list[int], hit: PrefixHit, quantum_end: int, protected: bool
     ) -> None:
         """Run in a slot with these pages, the first of which are cached ones."""
         self.pages, self.published, self.states = pages, None, []
-        self.quantum, self.protected = quantum, protected
+        self.quantum_end, self.protected = quantum_end, protected
         self.matched, self.difference = hit.matched, hit.difference
         self.from_disk = hit.from_disk
         self.admission += 1
@@ -159,10 +159,10 @@ class Sequence:
         models could preempt each other for ever, each for the page behind all it knows."""
         return self.pages_to(0)
 
-    def pages_to(self, quantum: int) -> int:
-        """Pages of its known tokens or of ``quantum`` positions, whichever are more, and of the
+    def pages_to(self, quantum_end: int) -> int:
+        """Pages of its known tokens or of ``quantum_end`` positions, whichever are more, and of the
         tokens of steps in flight behind them."""
-        return pages_for(min(max(self.known, quantum) + RING_STEPS - 1, self.last) + 1)
+        return pages_for(min(max(self.known, quantum_end) + RING_STEPS - 1, self.last) + 1)
 
     @property
     def reach(self) -> int:

@@ -15,7 +15,7 @@ from reference.memory.page_copies import PageCopies
 from reference.memory.prefix import UNWATCHED
 from reference.runner import ModelRunner
 from reference.sched.constraints import bias_records
-from reference.sched.quantum import goal
+from reference.sched.quantum import end_of_quantum
 from reference.sched.slots import SlotTable
 from reference.sched.tenants import Tenants
 
@@ -60,21 +60,21 @@ class SlotManager:
         return (
             sequence.protected
             and not sequence.stalled
-            and self.progress(sequence) < sequence.quantum
+            and self.progress(sequence) < sequence.quantum_end
         )
 
-    def quantum_of(self, sequence: Sequence) -> int:
+    def quantum_end_of(self, sequence: Sequence) -> int:
         """Number of positions that a sequence admitted now must compute to make progress."""
         known = sequence.tokens[: sequence.known]
         begun = self.memory.match(sequence.scope, known, sequence.cacheable)
-        return goal(sequence.reached, begun, sequence.end)
+        return end_of_quantum(sequence.reached, begun, sequence.end)
 
-    def fits(self, sequence: Sequence, removal: Iterable[Sequence], quantum: int = 0) -> bool:
-        """Whether there are pages for a sequence up to its ``quantum``, within its tenant's quota,
+    def fits(self, sequence: Sequence, removal: Iterable[Sequence], quantum_end: int = 0) -> bool:
+        """Whether there are pages for a sequence up to ``quantum_end``, within its tenant's quota,
         once the running sequences in ``removal`` are removed."""
         left = [(other.tenant, other.pages) for other in removal]
         # One more for every running sequence: nobody is admitted only to preempt another.
-        whole = sequence.pages_to(quantum) if quantum else pages_for(sequence.known)
+        whole = sequence.pages_to(quantum_end) if quantum_end else pages_for(sequence.known)
         needed = whole + len(self.running) - len(left)
         if needed > self.memory.available(sequence.tenant, left):
             return False
@@ -83,9 +83,9 @@ class SlotManager:
         begin = max(sequence.pages_to_begin, whole)
         return self._tenants.within_quota(sequence.tenant, begin + max(0, inherited))
 
-    def admit(self, sequence: Sequence, quantum: int = 0, *, protected: bool = False) -> bool:
+    def admit(self, sequence: Sequence, quantum_end: int = 0, *, protected: bool = False) -> bool:
         """Give a sequence a slot, the cached pages of its tokens, and pages for the rest of them. A
-        ``protected`` one gets all pages up to its ``quantum``, so that it preempts nobody before.
+        ``protected`` one gets all pages up to ``quantum_end``, so that it preempts nobody before.
 
         False where there is no slot or too few pages; nothing is changed then."""
         if not self.free_slots:
@@ -94,7 +94,7 @@ class SlotManager:
         tokens = sequence.tokens[: sequence.known]
         slot = self.free_slots[0]
         most = sequence.cacheable
-        whole = sequence.pages_to(quantum) if protected else pages_for(sequence.known)
+        whole = sequence.pages_to(quantum_end) if protected else pages_for(sequence.known)
         needed = whole + len(self.running)
         if protected and not self._tenants.within_quota(tenant, whole):
             return False
@@ -107,7 +107,7 @@ class SlotManager:
         if self.disk is not None:
             hit = self.disk.load(sequence, memory, hit, pages)
         self.free_slots.popleft()
-        sequence.begin(slot, pages, hit, quantum, protected)
+        sequence.begin(slot, pages, hit, quantum_end, protected)
         self.running[slot] = sequence
         self._note_slots(sequence, 1)
         self._note_pages(tenant)
@@ -261,10 +261,10 @@ class SlotManager:
         computed, known = self.table.computed[slot], self.table.known[slot]
         end_of_prompt = whole_pages(known - 1)
         if computed < end_of_prompt:
-            quantum = sequence.quantum if sequence.protected else 0
+            quantum_end = sequence.quantum_end if sequence.protected else 0
             cuts = [end_of_prompt, *self._lasting_cuts(sequence)]
             cuts += [self._interval * (computed // self._interval + 1)] if self._interval else []
-            cuts += [quantum] if quantum % PAGE_TOKENS == 0 else []
+            cuts += [quantum_end] if quantum_end % PAGE_TOKENS == 0 else []
             self.table.cut[slot] = min(cut for cut in cuts if cut > computed)
         else:
             self.table.cut[slot] = whole_pages(computed) + PAGE_TOKENS

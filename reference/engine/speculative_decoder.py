@@ -18,7 +18,7 @@ from reference.engine.slot_manager import SlotManager
 from reference.limits import Limits, mask_words
 from reference.runner import ModelRunner
 from reference.sched.cost import StepCost
-from reference.sched.drafts import FIRST_DRAFTS, AcceptedTokens, DraftPolicy
+from reference.sched.drafts import FIRST_DRAFTS, DraftHistory, DraftPolicy
 from reference.sched.planner import Chunk
 
 
@@ -63,14 +63,14 @@ class SpeculativeDecoder:
         self._drafting = 0
         self._ahead = 0 if self._block is None else draft_steps_ahead(runner.tier.info)
         self._policy = DraftPolicy(cost)
-        self._yields: dict[int, AcceptedTokens] = {}
+        self._histories: dict[int, DraftHistory] = {}
 
     def consider(self, sequence: Sequence) -> bool:
         """Let a sequence that has a new token run in lockstep if there is something to draft; True
         if it did not before."""
         table, slot = self._slot_manager.table, sequence.slot
         # Asked for every token, so what is known at once comes first. Rehearsals never pause.
-        paused = self._lookup is None and sequence.known < self._yield(sequence).asked_at
+        paused = self._lookup is None and sequence.known < self._history_of(sequence).next_trial_at
         if table.lockstep[slot] or paused:
             return False
         if not self._may(sequence) or not self._is_worth_it(sequence):
@@ -82,7 +82,7 @@ class SpeculativeDecoder:
     def _is_worth_it(self, sequence: Sequence) -> bool:
         """Whether there is something to draft for a sequence, and drafts are expected to gain.
         Where that costs nothing it is seen before a step waits for it."""
-        own, running = self._yield(sequence), len(self._slot_manager.running)
+        own, running = self._history_of(sequence), len(self._slot_manager.running)
         most = self._most_of(sequence)
         if self._lookup is not None and not own.rounds:
             tokens = sequence.tokens[: sequence.known]
@@ -192,7 +192,7 @@ class SpeculativeDecoder:
             accepted=so_far.accepted + gained - 1,
             steps=so_far.steps + 1,
         )
-        own, running = self._yield(sequence), len(self._slot_manager.running)
+        own, running = self._history_of(sequence), len(self._slot_manager.running)
         own.note(gained, drafted + own.forbidden)
         own.forbidden = False
         self._settled = self._clock()
@@ -212,7 +212,7 @@ class SpeculativeDecoder:
         """A sequence lost its slot."""
         self._settled = 0.0
         self._drafter.forget(sequence.order)
-        self._yields.pop(sequence.order, None)
+        self._histories.pop(sequence.order, None)
 
     def _draft(self, sequences: list[Sequence], opened: list[DraftRequest]) -> list[np.ndarray]:
         """The drafts of ``sequences``, or what stands for them where the host needs none before
@@ -234,7 +234,7 @@ class SpeculativeDecoder:
             if draft is not None or not sequence.masked:
                 self._waited = self._began
             table.lockstep[slot] = sequence.masked
-            self._yield(sequence).interrupt()
+            self._history_of(sequence).interrupt()
             return
         sequence.tokens[sequence.known : sequence.known + len(draft)] = draft
         table.draft[slot] = len(draft)
@@ -243,7 +243,7 @@ class SpeculativeDecoder:
         """The part of a draft that the masks of a sequence allow."""
         ends = () if sequence.request.ignore_end else self._ends
         allowed = allowed_draft(sequence, draft, ends, self._mask_words)
-        measured = self._yield(sequence)
+        measured = self._history_of(sequence)
         measured.forbidden = len(allowed) < len(draft)
         if len(draft) and not len(allowed):
             measured.note(1, 1)
@@ -267,7 +267,7 @@ class SpeculativeDecoder:
     def _bound(self, sequence: Sequence) -> int:
         """The most drafted tokens for one sequence now."""
         running = len(self._slot_manager.running)
-        most = self._policy.count(self._yield(sequence), running, self._most_of(sequence))
+        most = self._policy.count(self._history_of(sequence), running, self._most_of(sequence))
         return min(most, sequence.last - sequence.known)
 
     def _room(self, running: int) -> int:
@@ -277,7 +277,7 @@ class SpeculativeDecoder:
 
     def _pause(self, sequence: Sequence) -> None:
         self._settled = 0.0
-        own = self._yield(sequence)
+        own = self._history_of(sequence)
         self._policy.give_up(own, sequence.known)
         self._leave(sequence)
         self._slot_manager.table.lockstep[sequence.slot] = sequence.masked
@@ -285,14 +285,14 @@ class SpeculativeDecoder:
 
     def _leave(self, sequence: Sequence) -> None:
         """Let the block read a sequence no more where it does so for nothing."""
-        if self._block and self._policy.given_up(self._yield(sequence)):
+        if self._block and self._policy.given_up(self._history_of(sequence)):
             self._block.leave(sequence.order)
 
     def _follows(self) -> bool:
         return self._policy.follows(len(self._slot_manager.running), self._most)
 
-    def _yield(self, sequence: Sequence) -> AcceptedTokens:
-        own = self._yields.get(sequence.order)
+    def _history_of(self, sequence: Sequence) -> DraftHistory:
+        own = self._histories.get(sequence.order)
         if own is None:
-            own = self._yields[sequence.order] = AcceptedTokens()
+            own = self._histories[sequence.order] = DraftHistory()
         return own

@@ -7,25 +7,25 @@ from contextlib import AbstractContextManager
 
 from contract.types import Tenant
 from reference.engine.tenant_changes import TenantChanges
-from reference.ledger import Ledger
+from reference.usage import UsageCounters
 
 
 class TenantCalls:
     """A base class of ``Engine`` for its calls about tenants. ``_change`` is a context in which a
-    change is made whole, or repaired after an error. ``_mend`` repairs what an interrupt left:
+    change is made whole, or repaired after an error. ``_repair`` repairs what an interrupt left:
     until then a removed tenant may seem to have slots."""
 
-    ledger: Ledger
+    usage: UsageCounters
     _changes: TenantChanges
     _change: Callable[[], AbstractContextManager[None]]
-    _mend: Callable[[], None]
+    _repair: Callable[[], None]
 
     def put_tenant(self, tenant: Tenant) -> None:
         """Add a tenant or change one, in force from the next decision on. Requests that are left of
         a removed tenant with the same id end with an error. Raises ConfigError when it is not
         valid, and ValueError when more pages are reserved than there are; nothing is changed
         then."""
-        self._mend()
+        self._repair()
         self._changes.check([tenant])
         self._change_whole(lambda: self._changes.put(tenant))
 
@@ -37,7 +37,7 @@ class TenantCalls:
     def replace_tenants(self, tenants: Iterable[Tenant]) -> None:
         """Make these the only tenants, in one change: all others are removed. Raises as
         ``put_tenant`` does, having changed nothing."""
-        self._mend()
+        self._repair()
         tenants = tuple(tenants)
         self._changes.check(tenants, whole=True)
         self._change_whole(lambda: self._changes.replace(tenants))
@@ -46,15 +46,15 @@ class TenantCalls:
         """Remove a tenant and its cached pages: at once, or when the last of its requests has
         ended. Its reserved pages are free for all, and new requests of it are refused. Raises
         RequestError when no tenant has this id."""
-        self.let_leave(id)
-        self.forget_left()
+        self.begin_removal(id)
+        self.finish_removals()
 
-    def let_leave(self, id: int) -> None:
+    def begin_removal(self, id: int) -> None:
         """The first half of ``remove_tenant``: refuse new requests of the tenant. Where several
         engines share tenants, each does this half before any does the other."""
         self._changes.begin_removal(id)
 
-    def forget_left(self) -> None:
+    def finish_removals(self) -> None:
         """The second half of ``remove_tenant``: forget the removed tenants that have no requests
         left, and their cached pages."""
         self._change_whole(self._changes.follow)
@@ -62,7 +62,7 @@ class TenantCalls:
     def end_removed(self, id: int) -> None:
         """End the requests that are left of a removed tenant, with an error: another tenant gets
         its id."""
-        self._mend()
+        self._repair()
         self._change_whole(lambda: self._changes.end_removed(id))
 
     def _change_whole(self, change: Callable[[], None]) -> None:

@@ -10,14 +10,14 @@ from contract.types import FinishReason, Tenant
 from reference.engine.output_processor import OutputProcessor
 from reference.engine.scheduler import Scheduler
 from reference.engine.sequence import Sequence
-from reference.ledger import Ledger
 from reference.memory.prefix import Scope, scope_of
 from reference.sched.tenants import Tenants
+from reference.usage import UsageCounters
 
 
 class TenantChanges:
     """Changes the registry of tenants, and applies every change of it, also those that other
-    engines made, to one engine: reservations, the scopes in which prefixes are shared, the ledger.
+    engines made, to one engine: reservations, the scopes in which prefixes are shared, the usage.
     ``live`` gives the engine's sequences that have not ended.
 
     A removed tenant stays until its last request has ended. If another tenant gets its id before
@@ -28,10 +28,10 @@ class TenantChanges:
         tenants: Tenants,
         scheduler: Scheduler,
         output_processor: OutputProcessor,
-        ledger: Ledger,
+        usage: UsageCounters,
         live: Callable[[], Iterable[Sequence]],
     ) -> None:
-        self._tenants, self._ledger = tenants, ledger
+        self._tenants, self._usage = tenants, usage
         self._scheduler, self._output_processor = scheduler, output_processor
         self._memory = scheduler.slot_manager.memory
         self._live = live
@@ -86,7 +86,7 @@ class TenantChanges:
         if self._tenants.is_removed(id):
             for sequence in [s for s in self._live() if s.request.tenant == id]:
                 self._output_processor.end_early(sequence, FinishReason.ERROR)
-            self._output_processor.disown([id])
+            self._output_processor.detach_tenants([id])
         self.follow()
 
     def follow(self) -> None:
@@ -106,10 +106,10 @@ class TenantChanges:
         if disk is not None:
             disk.forget(ended)
         self._scopes = scopes
-        gone = [id for id in self._ledger.tenants if id not in tenants]
-        self._output_processor.disown(gone)
+        gone = [id for id in self._usage.tenants if id not in tenants]
+        self._output_processor.detach_tenants(gone)
         for id in gone:
-            self._ledger.forget(id)
+            self._usage.forget(id)
         self._scheduler.check_room()
         self._followed = tenants.changes
 

@@ -26,12 +26,12 @@ PAIRS = "request.pairs"
 SAVED = "saved"
 """The output with a row's bytes: its part of each buffer, in the order of the buffers."""
 ONE_ROW = ShapeKey(0, 1)
-LOADS_UNDER_WAY = 8
-"""The most loads of rows in flight: the tier has a snapshot of each row."""
-TOGETHER_BYTES, TOGETHER_ROWS = 16 << 20, 16
-"""Most bytes and rows of one load of several rows."""
-TOGETHER_UNDER_WAY = 2
-"""The most loads of several rows in flight."""
+LOADS_IN_FLIGHT = 8
+"""The most loads of single rows in flight: the tier has a snapshot of each row."""
+BLOCK_BYTES, BLOCK_ROWS = 16 << 20, 16
+"""The most bytes and rows of a block: rows that one submission loads."""
+BLOCK_LOADS_IN_FLIGHT = 2
+"""The most loads of blocks in flight."""
 
 
 class Saved(Protocol):
@@ -89,7 +89,7 @@ class RowCopies:
     """Saves and loads rows of ``buffers``, each F32[rows, its width in ``widths``].
 
     Every copy is a submission like a step. A call waits in two cases only: for a row that is loaded
-    while it is still being saved, and for the oldest load when LOADS_UNDER_WAY are in flight. All
+    while it is still being saved, and for the oldest load when LOADS_IN_FLIGHT are in flight. All
     graphs are lowered here."""
 
     NOUN: ClassVar[str] = "row"
@@ -109,19 +109,19 @@ class RowCopies:
         self._save = self._lowered(saving, {**buffers, SAVED: self._staging})
         self._load = self._lowered(_loading(widths, rows), buffers)
         self._buffers = buffers
-        self._together: ExecutableGraph | None = None
+        self._load_rows: ExecutableGraph | None = None
         self._last: Fence | None = None
         # A block stays until the device has read it.
         self._loads: deque[tuple[Fence, RowBlock | None]] = deque()
 
     @cached_property
-    def together(self) -> int:
-        """Most rows of one load of several rows."""
-        return max(1, min(TOGETHER_ROWS, TOGETHER_BYTES // self.row_bytes))
+    def block_rows(self) -> int:
+        """The number of rows in a block."""
+        return max(1, min(BLOCK_ROWS, BLOCK_BYTES // self.row_bytes))
 
     @cached_property
     def _layout(self) -> InputLayout:
-        return input_layout(_loading(self._widths, self.rows), ShapeKey(0, self.together))
+        return input_layout(_loading(self._widths, self.rows), ShapeKey(0, self.block_rows))
 
     def save(self, row: int) -> SavedPage:
         """Queue: what is in ``row`` now into host memory. The row may be written at once."""
@@ -129,29 +129,29 @@ class RowCopies:
 
     def load(self, saved: Saved, row: int) -> None:
         """Queue: what was saved into ``row``, for any step submitted from now on."""
-        self._begin_load(LOADS_UNDER_WAY)
+        self._begin_load(LOADS_IN_FLIGHT)
         self._loads.append((self._run(self._load, [(0, row)], [saved]), None))
 
     def load_all(self, saved: Sequence[Saved], rows: Sequence[int]) -> None:
         """``load`` for each of several rows, in fewer submissions."""
-        for first in range(0, len(rows), self.together):
-            block, part = self.block(), rows[first : first + self.together]
+        for first in range(0, len(rows), self.block_rows):
+            block, part = self.block(), rows[first : first + self.block_rows]
             for memory, one in zip(block.rows, saved[first : first + len(part)], strict=False):
                 memory[:] = one.bytes()
             self.load_block(block, enumerate(part))
 
     def block(self) -> RowBlock:
-        """Memory for ``together`` rows. Any thread may call it."""
-        return RowBlock(self._tier, self._layout, self.together, self.row_bytes)
+        """Memory for ``block_rows`` rows. Any thread may call it."""
+        return RowBlock(self._tier, self._layout, self.block_rows, self.row_bytes)
 
     def load_block(self, block: RowBlock, pairs: Iterable[tuple[int, int]]) -> Fence:
         """Queue: rows of ``block`` into rows of the buffers, (number in the block, row) each, for
         any step submitted from now on. The block may be filled anew when that is done."""
-        if self._together is None:
+        if self._load_rows is None:
             graph = _loading(self._widths, self.rows)
-            self._together = self._lowered(graph, self._buffers, ShapeKey(0, self.together))
-        self._begin_load(TOGETHER_UNDER_WAY)
-        fence = self._run(self._together, list(pairs), block=block.inputs)
+            self._load_rows = self._lowered(graph, self._buffers, ShapeKey(0, self.block_rows))
+        self._begin_load(BLOCK_LOADS_IN_FLIGHT)
+        fence = self._run(self._load_rows, list(pairs), block=block.inputs)
         self._loads.append((fence, block))
         return fence
 

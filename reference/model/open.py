@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import field
+from dataclasses import field, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from reference.model.adapters import NO_ADAPTERS, AdaptedFile, Adapters, TensorF
 from reference.model.config import ModelConfig, read_config
 from reference.model.families import build_graph
 from reference.model.families.draft_block import build_draft_block
+from reference.model.families.emitter import without_drafts
 from reference.model.families.smooth_keys import Powers, smoothing_powers
 from reference.model.families.tensors import ModelTensors
 from reference.model.gguf import GgufFile, open_gguf
@@ -62,6 +63,8 @@ class Model:
         The last graph is cached, since the memory plan and the runner both need it."""
         graph = self._cached_graph.get(limits)
         if graph is None:
+            graph = self._without_drafts(limits)
+        if graph is None:
             tensors = self._tensors()
             if limits.adapters:
                 tensors.adapters = self.adapters
@@ -69,6 +72,14 @@ class Model:
             self._cached_graph.clear()
             self._cached_graph[limits] = graph
         return graph
+
+    def _without_drafts(self, limits: Limits) -> Graph | None:
+        """The graph of steps without drafts, of the cached one, which took as long to build as a
+        tenth of a start; None where that is of other limits."""
+        for drafting, graph in self._cached_graph.items():
+            if drafting.draft_tokens and limits == replace(drafting, draft_tokens=0):
+                return without_drafts(graph)
+        return None
 
     @cached_property
     def draft_problem(self) -> str | None:

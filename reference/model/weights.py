@@ -52,7 +52,7 @@ def unchecked_weight(file: TensorFile, decl: BufferDecl) -> NDArray[np.uint8]:
 def constant_bytes(model: Model, decl: BufferDecl) -> NDArray[np.uint8]:
     """The data of the CONSTANT buffer ``decl`` of the model's graph, uint8[rows, row_bytes]: the
     table of that name for ``decl.shape[0]`` positions. Raises ModelFileError for frequency divisors
-    that are not positive numbers."""
+    that are not positive numbers, and for angles that are too large."""
     context = int(decl.shape[0])
     growth = model.config.query_growth
     if growth is not None and decl.name == GROWTH_TABLE:
@@ -72,7 +72,12 @@ def constant_bytes(model: Model, decl: BufferDecl) -> NDArray[np.uint8]:
                 "holds a divisor that is not a positive number",
                 "fetch the file again or convert it again",
             )
-    table = rotary_table(context, rope.base, rope.dims, rope.scaling, factors)
+    try:
+        table = rotary_table(context, rope.base, rope.dims, rope.scaling, factors)
+    except ValueError as error:
+        keys = f"keys {model.config.architecture}.rope.*"
+        problem = f"{error} with a base of {rope.base:g}"
+        raise ModelFileError(model.file.path, keys, problem) from None
     return table.reshape(-1, table.shape[-1]).view(np.uint8)
 
 

@@ -13,7 +13,7 @@ import math
 from collections.abc import Sequence
 
 from reference.sched.cost import Load, StepCost
-from reference.sched.planner import Pending, divided, left_of
+from reference.sched.planner import Pending, remaining_tokens, split_by_phase
 
 FIRST_PREFILL_TOKENS = 64
 """Prompt tokens of a step that also decodes, while costs are not known yet."""
@@ -31,12 +31,12 @@ def prefill_tokens(
 
     ``pending`` are the running sequences, in order of age. It is ``most`` where no sequence decodes
     or no ``ratio`` bounds the step."""
-    decoding, reading = divided(pending)
-    if not decoding or not reading or ratio is None:
+    decoding, prefilling = split_by_phase(pending)
+    if not decoding or not prefilling or ratio is None:
         return most
-    load = Load(left_of(decoding), _attended(decoding))
-    left = left_of(reading)
-    share, start, most = min(len(reading), most), reading[0].computed, min(left, most)
+    load = Load(remaining_tokens(decoding), _attended(decoding))
+    left = remaining_tokens(prefilling)
+    share, start, most = min(len(prefilling), most), prefilling[0].computed, min(left, most)
     pooled = Load(load.tokens + share, load.attended + share * (start + share))
     alone, level = cost.predict(load), cost.predict(pooled)
     if alone is None or level is None:

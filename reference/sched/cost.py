@@ -110,7 +110,7 @@ class StepCost:
         if self._coefficients is None and len({tokens for tokens, _ in self._cells}) > 1:
             line = _fit(self._cells.values(), self._steps)
             self._coefficients, self._fitted = line, self._steps
-            self._curve.follow(line.fixed, line.token)
+            self._curve.set_line(line.fixed, line.token)
         return self._coefficients
 
     def predict(self, load: Load) -> float | None:
@@ -118,7 +118,7 @@ class StepCost:
         line = self.coefficients()
         if line is None:
             return None
-        return self._curve.at(load.tokens) + line.position * load.attended
+        return self._curve.predict(load.tokens) + line.position * load.attended
 
     def tokens_within(self, seconds: float, load: Load, most: int, *, start: int = 0) -> int:
         """How many tokens, one of CHOICES, 0 or ``most``, can be added to a step of ``load`` so
@@ -132,7 +132,7 @@ class StepCost:
         def too_long(more: int) -> bool:
             # n tokens attend to n * start + n (n + 1) / 2 positions.
             reached = attended + more * (start + (more + 1) / 2)
-            return self._curve.tried(tokens + more) + position * reached > seconds
+            return self._curve.predict_cautiously(tokens + more) + position * reached > seconds
 
         if not too_long(most):
             return most

@@ -22,31 +22,31 @@ from numpy.typing import NDArray
 from contract.lazy_dataclass import dataclass
 from reference.sched.cost import OUTLIER_FACTOR, StepCost
 
-EARNED_PART = 0.008
+TRIAL_TIME_SHARE = 0.008
 """The part of the time of plain steps that trials may lose."""
 CREDIT_STEPS = 7.0
 """The most plain steps that the account has, and by which it may be overdrawn."""
-LEAST_GAIN = 1.05
+MIN_START_GAIN = 1.05
 """Drafts begin where they are expected to make a sequence faster by this factor, and go on until
 they are expected to make it slower."""
-LATER_COST = 0.05
+EXTRA_SEQUENCE_COST = 0.05
 """Which part of a round's time counts in addition for each further sequence: with drafts they end
 at different times, and steps of those that are left have fewer tokens."""
 FIRST_DRAFTS = 3
 """Most drafted tokens in a round until a round was measured; then twice those of the longest."""
-MEMORY = 0.97
+DECAY = 0.97
 """Weight of earlier drafts after each round in the part of drafts that are right."""
 COMMON_TRIALS = 8.0
 """As how many of a sequence's own drafts the mean of all sequences counts."""
-PRIOR_RIGHT = 4.0
+PRIOR_ACCEPTED = 4.0
 """So many right drafts and a wrong one count in front of those of all sequences."""
-MEASURED = 3
+MEASUREMENTS_MIN = 3
 """The median of so many rounds or steps counts as measured; at most three times as many are
 remembered."""
-UNKNOWN_COST = 1.2
+UNMEASURED_COST = 1.2
 """Assumed time of a round of one sequence over that of a plain step, until one was measured; it is
 more where more sequences run."""
-MORE_COST = 0.5
+EXTRAPOLATED_COST = 0.5
 """Which part of the time of a measured draft each one takes that makes the round longer than any
 measured one."""
 REHEARSED_COST = 2.0
@@ -54,23 +54,23 @@ REHEARSED_COST = 2.0
 REHEARSED_STEPS = {False: 24.0, True: 1.0}
 """How many plain steps rehearsed rounds must save before drafts begin, for each sequence that runs,
 by whether rounds were measured: the first one of each size is lowered or compiled."""
-PLAIN_ROUNDS = 512
+REMEASURE_ROUNDS = 512
 """After so many rounds plain steps are measured again."""
-SELDOM = 16
+TRIAL_INTERVAL = 16
 """Where drafts are not worth it, one in so many sequences is read by the drafter, and every so many
 tokens it is asked again whether they are."""
-GIVEN_UP = 3
+FAILED_TRIALS_MAX = 3
 """After so many failed trials in a row the drafter stops reading a sequence, which costs time."""
 
 
 @dataclass(slots=True)
-class AcceptedTokens:
-    """Yield of the rounds of one sequence. ``right`` of ``compared`` drafts were right; old ones
+class DraftHistory:
+    """How the rounds of one sequence went. ``right`` of ``compared`` drafts were right; old ones
     count less. ``forbidden``: a mask forbade the draft behind those of the latest round. ``rounds``
     followed each other without a plain step and gained ``balance`` seconds. ``failed`` trials in a
-    row gained nothing or were not begun. The policy is not asked about the sequence before token
-    ``asked_at``. Rehearsed rounds would have saved ``saved`` plain steps; ``rehearsed`` are the
-    drafts of one that began when ``rehearsed_at`` tokens were known."""
+    row gained nothing or were not begun; the next one begins at token ``next_trial_at`` or later.
+    Rehearsed rounds would have saved ``saved`` plain steps; ``rehearsed`` are the drafts of one
+    that began when ``rehearsed_at`` tokens were known."""
 
     right: float = 0.0
     compared: float = 0.0
@@ -78,15 +78,15 @@ class AcceptedTokens:
     rounds: int = 0
     balance: float = 0.0
     failed: int = 0
-    asked_at: int = 0
+    next_trial_at: int = 0
     saved: float = 0.0
     rehearsed: list[int] = field(default_factory=list)
     rehearsed_at: int = 0
 
     def compare(self, right: int, drafted: int) -> None:
         """Note that the first ``right`` of so many drafts were right and the next one was not."""
-        self.right = self.right * MEMORY + right
-        self.compared = self.compared * MEMORY + right + (right < drafted)
+        self.right = self.right * DECAY + right
+        self.compared = self.compared * DECAY + right + (right < drafted)
 
     def note(self, tokens: int, drafted: int) -> None:
         """Note that a round with ``drafted`` tokens yielded ``tokens``, including the one that a
@@ -104,7 +104,7 @@ class AcceptedTokens:
 class _Median:
     """The median of the latest durations, in seconds."""
 
-    latest: deque[float] = field(default_factory=lambda: deque(maxlen=3 * MEASURED))
+    latest: deque[float] = field(default_factory=lambda: deque(maxlen=3 * MEASUREMENTS_MIN))
     seconds: float = 0.0
 
     def add(self, seconds: float) -> None:
@@ -113,7 +113,7 @@ class _Median:
 
     @property
     def known(self) -> bool:
-        return len(self.latest) >= MEASURED
+        return len(self.latest) >= MEASUREMENTS_MIN
 
 
 class _Choice(NamedTuple):
@@ -130,7 +130,7 @@ class DraftPolicy:
         self._cost = cost
         self._plain: dict[int, _Median] = {}
         self._rounds: dict[int, dict[int, _Median]] = {}
-        self._all = AcceptedTokens()
+        self._all = DraftHistory()
         self._latest: dict[tuple[int, int], tuple[int, float]] = {}
         self._credit = 0.0
         self._followed = self._unmeasured = 0
@@ -142,10 +142,10 @@ class DraftPolicy:
             seconds = 1.0
         elif seconds > 0:
             self._plain.setdefault(running, _Median()).add(seconds)
-        self._earn(EARNED_PART * seconds, running)
+        self._earn(TRIAL_TIME_SHARE * seconds, running)
         self._unmeasured = 0
 
-    def count(self, own: AcceptedTokens, running: int, most: int) -> int:
+    def count(self, own: DraftHistory, running: int, most: int) -> int:
         """How many of at most ``most`` tokens to draft for a sequence, of ``running`` ones for
         which as many are drafted."""
         plain = self._plain_seconds(running)
@@ -156,21 +156,21 @@ class DraftPolicy:
         if own.rounds:
             least = -limit if best.gain >= 1.0 else 0.0
         else:
-            least = -limit if best.gain >= LEAST_GAIN else plain
+            least = -limit if best.gain >= MIN_START_GAIN else plain
         return best.drafts if self._credit >= least else 0
 
-    def begins(self, own: AcceptedTokens, known: int, running: int, most: int) -> bool:
+    def begins(self, own: DraftHistory, known: int, running: int, most: int) -> bool:
         """Whether to begin drafting for a sequence of ``known`` tokens."""
-        if known < own.asked_at:
+        if known < own.next_trial_at:
             return False
         worth = self.count(own, running, most) > 0
         if not worth and self._plain_seconds(running) is not None:
-            own.asked_at = known + SELDOM
+            own.next_trial_at = known + TRIAL_INTERVAL
             own.failed += 1
         return worth
 
     def rehearse(
-        self, own: AcceptedTokens, tokens: NDArray[np.int32], draft: list[int], running: int
+        self, own: DraftHistory, tokens: NDArray[np.int32], draft: list[int], running: int
     ) -> bool:
         """Compare the drafts under rehearsal with a sequence's known ``tokens``, and continue with
         ``draft`` where they are compared. Whether rehearsed rounds saved enough to begin, or the
@@ -195,27 +195,27 @@ class DraftPolicy:
         own.rehearsed, own.rehearsed_at = draft, len(tokens)
         return False
 
-    def give_up(self, own: AcceptedTokens, known: int) -> None:
+    def give_up(self, own: DraftHistory, known: int) -> None:
         """Draft nothing for a while for a sequence of ``known`` tokens."""
         own.failed = 0 if own.balance > 0 else own.failed + 1
-        own.asked_at = known + SELDOM
+        own.next_trial_at = known + TRIAL_INTERVAL
         own.saved = 0.0
         own.interrupt()
 
     def follows(self, running: int, most: int) -> bool:
         """Whether what drafts for a new sequence shall read it: that takes time by itself."""
         self._followed += 1
-        seldom = self._followed % SELDOM == 1
+        seldom = self._followed % TRIAL_INTERVAL == 1
         new = self._plain_seconds(running) is None
-        return seldom or new or self.count(AcceptedTokens(), running, most) > 0
+        return seldom or new or self.count(DraftHistory(), running, most) > 0
 
-    def given_up(self, own: AcceptedTokens) -> bool:
+    def given_up(self, own: DraftHistory) -> bool:
         """Whether so many trials failed that the drafter need not read a sequence any more."""
-        return self._measures() and own.failed >= GIVEN_UP
+        return self._measures() and own.failed >= FAILED_TRIALS_MAX
 
     def note(
         self,
-        own: AcceptedTokens,
+        own: DraftHistory,
         drafted: int,
         gained: int,
         running: int,
@@ -246,7 +246,7 @@ class DraftPolicy:
         if own.rounds > 1 and drafting == running:
             self._rounds.setdefault(running, {}).setdefault(drafted, _Median()).add(seconds)
         self._unmeasured += 1
-        if self._unmeasured >= PLAIN_ROUNDS * running:
+        if self._unmeasured >= REMEASURE_ROUNDS * running:
             self._unmeasured = 0
             self._plain.clear()
 
@@ -271,7 +271,7 @@ class DraftPolicy:
         plain = self._plain.get(running)
         return None if plain is None or not plain.known else plain.seconds
 
-    def _best(self, own: AcceptedTokens, running: int, most: int) -> _Choice:
+    def _best(self, own: DraftHistory, running: int, most: int) -> _Choice:
         """The number of drafts that makes a sequence fastest."""
         plain = self._plain_seconds(running)
         assert plain is not None
@@ -286,11 +286,11 @@ class DraftPolicy:
         return best
 
     def _later(self, running: int) -> float:
-        return 1 + LATER_COST * (running - 1)
+        return 1 + EXTRA_SEQUENCE_COST * (running - 1)
 
-    def _right(self, own: AcceptedTokens) -> float:
+    def _right(self, own: DraftHistory) -> float:
         """The estimated part of a sequence's drafts that are right."""
-        common = (self._all.right + PRIOR_RIGHT) / (self._all.compared + PRIOR_RIGHT + 1)
+        common = (self._all.right + PRIOR_ACCEPTED) / (self._all.compared + PRIOR_ACCEPTED + 1)
         return (own.right + COMMON_TRIALS * common) / (own.compared + COMMON_TRIALS)
 
     def _known(self, running: int) -> list[int]:
@@ -302,12 +302,12 @@ class DraftPolicy:
         those of the nearest numbers that were."""
         rounds, known = self._rounds.get(running, {}), self._known(running)
         if not known:
-            return UNKNOWN_COST * self._later(running) * plain
+            return UNMEASURED_COST * self._later(running) * plain
         if count in known:
             return rounds[count].seconds
         shorter = max((n for n in known if n < count), default=0)
         least = rounds[shorter].seconds if shorter else plain
         longer = min((n for n in known if n > count), default=None)
         if longer is None:
-            return least * (1 + MORE_COST * (count / shorter - 1))
+            return least * (1 + EXTRAPOLATED_COST * (count / shorter - 1))
         return max(least, plain + (rounds[longer].seconds - plain) * count / longer)

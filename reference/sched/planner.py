@@ -21,20 +21,20 @@ class Pending(NamedTuple):
     draft: int = 0
 
 
-def divided(pending: Iterable[Pending]) -> tuple[list[Pending], list[Pending]]:
+def split_by_phase(pending: Iterable[Pending]) -> tuple[list[Pending], list[Pending]]:
     """The sequences that decode, and those that still read their prompts."""
     decoding: list[Pending] = []
-    reading: list[Pending] = []
+    prefilling: list[Pending] = []
     for one in pending:
         _, computed, length, draft = one
         if length - computed == draft + 1:
             decoding.append(one)
         elif length > computed:
-            reading.append(one)
-    return decoding, reading
+            prefilling.append(one)
+    return decoding, prefilling
 
 
-def left_of(pending: Iterable[Pending]) -> int:
+def remaining_tokens(pending: Iterable[Pending]) -> int:
     """Tokens that can be computed now."""
     return sum([length - computed for _, computed, length, _ in pending])
 

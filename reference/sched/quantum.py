@@ -16,7 +16,7 @@ QUANTUM_PART = 8
 grow with it."""
 
 
-def goal(reached: int, begun: int, end: int) -> int:
+def end_of_quantum(reached: int, begun: int, end: int) -> int:
     """The number of positions, of ``end``, until which a request keeps its slot. It begins with
     ``begun`` positions from the cache, and once had ``reached``. A whole number of pages, since
     recurrent states are saved there; ``end`` + 1 means until the request ends."""

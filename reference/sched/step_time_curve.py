@@ -12,22 +12,22 @@ from typing import NamedTuple
 
 from contract.lazy_dataclass import dataclass
 
-SINGLE_TOKENS = 64
+EXACT_TOKENS_MAX = 64
 """Up to so many tokens each number is a point of its own; larger numbers share a point by their
 four leading bits."""
 MEMORY_STEPS = 16
 """Over how many steps the factor of a point is averaged."""
 AGING_STEPS = 128
 """A point not seen for so many steps has half its weight against its neighbours."""
-FARTHEST = 2.0
+FACTOR_MAX = 2.0
 """The largest factor between a step and the line, either way; more is taken for a disturbance."""
-SURPRISE = 1.1
+SURPRISE_FACTOR = 1.1
 """Where the first step of a point takes longer than expected by this factor, sizes not seen yet
 count as the next larger point for CAREFUL_STEPS: each try of such a size costs a long step."""
 CAREFUL_STEPS = 512
 FREE_STEPS = 128
 """Among so many first steps any size may be tried."""
-CHANGED = 0.005
+REFIT_CHANGE = 0.005
 """The curve is computed again when a factor has changed by more than this part of itself."""
 
 
@@ -63,12 +63,12 @@ class StepTimeCurve:
     _steps: int = 0
     _careful_until: int = 0
     _line: tuple[float, float] = (0.0, 0.0)
-    _heights: _CurvePoints | None = None
+    _fitted: _CurvePoints | None = None
 
-    def follow(self, fixed: float, token: float) -> None:
+    def set_line(self, fixed: float, token: float) -> None:
         """Set the line to ``fixed + token * tokens``."""
         self._line = fixed, token
-        self._heights = None
+        self._fitted = None
 
     def observe(self, tokens: int, seconds: float) -> None:
         """Note that a step took ``seconds``, without the time of its attention."""
@@ -77,43 +77,43 @@ class StepTimeCurve:
         if line <= 0:
             return
         self._steps += 1
-        factor = min(max(seconds / line, 1 / FARTHEST), FARTHEST)
+        factor = min(max(seconds / line, 1 / FACTOR_MAX), FACTOR_MAX)
         number = tokens - tokens % _width(tokens)
         point = self._seen.get(number)
         if point is None:
-            if seconds > SURPRISE * self.at(tokens) and self._steps > FREE_STEPS:
+            if seconds > SURPRISE_FACTOR * self.predict(tokens) and self._steps > FREE_STEPS:
                 self._careful_until = self._steps + CAREFUL_STEPS
             point = self._seen[number] = _CurvePoint(tokens, factor)
-            self._heights = None
+            self._fitted = None
         before = point.factor
         point.add(tokens, factor)
         point.latest = self._steps
-        if abs(point.factor - before) > CHANGED * before:
-            self._heights = None
+        if abs(point.factor - before) > REFIT_CHANGE * before:
+            self._fitted = None
 
-    def at(self, tokens: int) -> float:
+    def predict(self, tokens: int) -> float:
         """Expected seconds of a step."""
         fixed, token = self._line
         line = fixed + token * tokens
         if not self._seen or fixed + token <= 0:
             return line
-        curve = self._rising()
+        curve = self._curve()
         first, last = curve.tokens[0], curve.tokens[-1]
         seconds = _between(curve, bisect_right(curve.tokens, tokens), tokens)
         seconds += token * max(tokens - last, 0)
         return seconds * min(1.0, line / (fixed + token * first))
 
-    def tried(self, tokens: int) -> float:
+    def predict_cautiously(self, tokens: int) -> float:
         """Expected seconds of a step, raised for sizes that should not be tried now."""
         if self._steps < self._careful_until and self._seen:
-            curve = self._rising()
+            curve = self._curve()
             higher = bisect_left(curve.tokens, tokens)
             if higher < len(curve.tokens):
                 return curve.seconds[higher]
-        return self.at(tokens)
+        return self.predict(tokens)
 
-    def _rising(self) -> _CurvePoints:
-        if self._heights is None:
+    def _curve(self) -> _CurvePoints:
+        if self._fitted is None:
             fixed, token = self._line
             curve = sorted(self._seen.values(), key=lambda point: point.tokens)
             heights = [point.factor * (fixed + token * point.tokens) for point in curve]
@@ -121,20 +121,20 @@ class StepTimeCurve:
                 point.seen / (1 + (self._steps - point.latest) / AGING_STEPS) for point in curve
             ]
             tokens = [point.tokens for point in curve]
-            self._heights = _CurvePoints(tokens, _rising(heights, weights))
-        return self._heights
+            self._fitted = _CurvePoints(tokens, _isotonic(heights, weights))
+        return self._fitted
 
 
-def _between(curve: _CurvePoints, place: int, tokens: int) -> float:
-    """The seconds of a step whose size lies before the point ``place`` of a curve."""
-    if not 0 < place < len(curve.tokens):
-        return curve.seconds[max(0, place - 1)]
-    before, after = curve.tokens[place - 1], curve.tokens[place]
-    lower, higher = curve.seconds[place - 1], curve.seconds[place]
+def _between(curve: _CurvePoints, index: int, tokens: int) -> float:
+    """The seconds of a step whose size lies before the point ``index`` of a curve."""
+    if not 0 < index < len(curve.tokens):
+        return curve.seconds[max(0, index - 1)]
+    before, after = curve.tokens[index - 1], curve.tokens[index]
+    lower, higher = curve.seconds[index - 1], curve.seconds[index]
     return (higher - lower) / (after - before) * (tokens - before) + lower
 
 
-def _rising(heights: list[float], weights: list[float]) -> list[float]:
+def _isotonic(heights: list[float], weights: list[float]) -> list[float]:
     """The non-falling numbers nearest to ``heights`` by weighted squares: neighbours that fall are
     pooled."""
     pools: list[tuple[float, float, int]] = []
@@ -150,4 +150,4 @@ def _rising(heights: list[float], weights: list[float]) -> list[float]:
 
 def _width(tokens: int) -> int:
     """Width of a point: how many numbers of tokens it stands for."""
-    return 1 << max(0, tokens.bit_length() - 4) if tokens > SINGLE_TOKENS else 1
+    return 1 << max(0, tokens.bit_length() - 4) if tokens > EXACT_TOKENS_MAX else 1

@@ -1,4 +1,4 @@
-"""The quotas of each tenant and what it uses: slots and pages now, slots lately, and rates over 5
+"""The quotas of each tenant and what it uses: slots and pages now, recent slots, and rates over 5
 seconds."""
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from reference.memory.prefix import Scope, scope_of
 from reference.sched.rates import RateWindow
 
 SHARE_SECONDS = 30.0
-"""The time constant of the mean number of slots that a tenant held lately."""
+"""The time constant of the mean number of slots that a tenant held recently."""
 PART_OF_A_SLOT = 63 / 64
-"""A tenant that held more slots lately than it holds now counts as holding at most so much of a
+"""A tenant that held more slots recently than it holds now counts as holding at most so much of a
 slot more. It is less than one, so that whole slots are divided by what tenants hold now, and only a
 slot that is left over goes round."""
 
@@ -39,7 +39,7 @@ class Usage(NamedTuple):
 class _Account:
     """A tenant and what it uses in every engine, which is a holder: slots by the class asked for,
     pages, and live requests. ``served`` is, by class, when one of its requests last gave back a
-    slot in which it had made progress. ``lately`` has its slot-seconds, the seconds in which
+    slot in which it had made progress. ``recent`` has its slot-seconds, the seconds in which
     it had requests, and the moment up to which they are counted; older ones count exponentially
     less."""
 
@@ -50,11 +50,11 @@ class _Account:
     served: dict[QosClass | None, float] = field(default_factory=dict)
     decoded: RateWindow = field(default_factory=RateWindow)
     prefilled: RateWindow = field(default_factory=RateWindow)
-    lately: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    recent: tuple[float, float, float] = (0.0, 0.0, 0.0)
 
-    def lately_at(self, now: float) -> tuple[float, float, float]:
-        """``lately`` at ``now`` seconds."""
-        slot_seconds, seconds, moment = self.lately
+    def recent_at(self, now: float) -> tuple[float, float, float]:
+        """``recent`` at ``now`` seconds."""
+        slot_seconds, seconds, moment = self.recent
         fade = math.exp(-max(0.0, now - moment) / SHARE_SECONDS) if self.requests else 1.0
         gained = SHARE_SECONDS * (1.0 - fade)
         return self.slots_held * gained + fade * slot_seconds, gained + fade * seconds, now
@@ -218,7 +218,7 @@ class Tenants:
         for class ``qos``. A request that gives back a slot without progress was not ``served``."""
         account, now = self._account(id), self._clock()
         if slots or live:
-            account.lately = account.lately_at(now)
+            account.recent = account.recent_at(now)
         if slots:
             if slots < 0 and served:
                 account.served[qos] = now
@@ -241,7 +241,7 @@ class Tenants:
         each tenant. This is true after the engine has recovered from an interrupt."""
         now = self._clock()
         for id, account in self._accounts.items():
-            account.lately = account.lately_at(now)
+            account.recent = account.recent_at(now)
             own = {holder: live[id]} if live.get(id) else {}
             # One assignment each, requests first: whatever interrupts this call, a removed tenant
             # that has requests has some here, and is not forgotten.
@@ -325,21 +325,21 @@ class Tenants:
         weight (weighted dominant resource fairness, Ghodsi et al. 2011).
 
         Slots are whole, so what is left over when they are divided goes round: a tenant that held
-        more slots lately than it holds now counts as holding up to PART_OF_A_SLOT more."""
+        more slots recently than it holds now counts as holding up to PART_OF_A_SLOT more."""
         account = self._account(id)
         tenant, held = account.tenant, account.slots_held
         slots = max(held, min(self._mean_slots(account), held + PART_OF_A_SLOT))
         part = max(slots / tenant.max_slots, account.pages_held / tenant.max_kv_pages)
         return part / tenant.weight
 
-    def slots_lately(self, id: int) -> float:
-        """The mean number of slots that the tenant held lately while it had requests, divided by
+    def recent_slots(self, id: int) -> float:
+        """The mean number of slots that the tenant held recently while it had requests, divided by
         its weight."""
         account = self._account(id)
         return self._mean_slots(account) / account.tenant.weight
 
     def _mean_slots(self, account: _Account) -> float:
-        slot_seconds, seconds, _ = account.lately_at(self._clock())
+        slot_seconds, seconds, _ = account.recent_at(self._clock())
         return slot_seconds / seconds if seconds else 0.0
 
     def _account(self, id: int) -> _Account:

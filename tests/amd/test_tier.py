@@ -225,7 +225,8 @@ def test_steps_in_steady_state_make_no_system_call(
     model = open_model(tiny_model_path)
     with CpuTier() as oracle:
         expected = tokens(model, oracle, None)
-    assert tokens(model, open_amd(kernel, DRIVERS[driver]), kernel) == expected
+    tier = open_amd(kernel, DRIVERS[driver], native=True, matrices=True)
+    assert tokens(model, tier, kernel) == expected
 
 
 def tokens(model: Model, tier: Tier, kernel: FakeKernel | None) -> list[list[tuple[int, int]]]:

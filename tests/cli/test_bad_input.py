@@ -78,6 +78,10 @@ def test_truncated_file(zinc: Zinc, tiny_model: Path, tmp_path: Path, kept: int)
     ("change", "words"),
     [
         (set_metadata("general.architecture", "gpt5"), ("gpt5",)),
+        (set_metadata("general.architecture", "clip"), ("mmproj", "language model")),
+        (set_metadata("general.type", "mmproj"), ("mmproj", "language model")),
+        (set_metadata("general.type", "imatrix"), ("importance matrix", "of the model")),
+        (set_metadata("general.type", "adapter"), ("is an adapter", "--lora")),
         (lambda metadata, tensors: tensors.pop(QUERY), (QUERY, "is missing")),
         (reshape, (QUERY, "[128, 256]", "[256, 256]")),
         (break_scale, (QUERY, "row 2 block 1", "NaN")),
@@ -128,7 +132,7 @@ def test_prompt_longer_than_the_context(zinc: Zinc, tiny_model: Path) -> None:
 
 def test_context_longer_than_the_models(zinc: Zinc, tiny_model: Path) -> None:
     for words in (("run", "hi", "--model"), ("inspect",), ("graph", "--model")):
-        refused(zinc(*words, tiny_model, "--context", "2K"), "2048", "1024")
+        refused(zinc(*words, tiny_model, "--context", "2K"), "2048", "give at most that")
 
 
 def test_file_that_is_not_utf8(zinc: Zinc, tmp_path: Path) -> None:
@@ -153,7 +157,7 @@ def test_empty_prompt(zinc: Zinc, tmp_path: Path, tiny_model: Path) -> None:
     empty.write_text("\n")
     refused(zinc("run", ""), "prompt", "empty")
     refused(zinc("run", "-f", empty), "prompt", "empty")
-    refused(zinc_process("run", "--model", tiny_model), "prompt", "empty")
+    refused(zinc_process("run", "--model", tiny_model), "prompt", "empty", "zinc-rt chat")
     refused(zinc("logits", "--prompt", "", "--model", tiny_model), "prompt", "empty")
 
 

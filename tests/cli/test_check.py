@@ -117,6 +117,7 @@ def test_check_says_what_is_wrong_and_the_remedy(
     assert set(wrong) == {"tier", "cache", "model"}
     assert all(finding["remedy"] for finding in wrong.values())
     assert document["settings"]["tier"] == {"value": "cuda", "source": "flag --tier"}
+    assert zinc("check", "--model", tiny_model, "--cache-dir", blocked / "cache").code == 0
     text = zinc("check", "--tier", "cuda", "--model", tiny_model)
     assert (text.code, text.out.splitlines()[-1]) == (1, "NOT READY")
     assert "WRONG  tier: cuda" in text.out

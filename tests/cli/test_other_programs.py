@@ -11,7 +11,7 @@ import pytest
 from harness.catalog import pasted_name
 from harness.cli.main import COMMANDS, build_parser
 from harness.cli.parser import commands, flags_of
-from harness.cli.suggestions import ADVICE, COMMAND_ADVICE, SAME_COMMANDS
+from harness.cli.suggestions import ADVICE, COMMAND_ADVICE, SAME_COMMANDS, names_model
 from harness.settings_table import SETTINGS
 from tests.cli.conftest import Result, zinc_process
 from tests.cli.terminal import terminal
@@ -113,6 +113,11 @@ class TestModelArgument:
         result = zinc_process("run", "llama3.2:1b", stdin=b"hi\n")
         assert result.code == 2
         assert result.err.startswith("error: no file or catalog entry named 'llama3.2:1b'")
+
+    def test_a_folder_and_a_page_of_the_hub_are_named(self, zinc: Zinc, tmp_path: Path) -> None:
+        (tmp_path / "model.safetensors").touch()
+        assert "is a folder; its model is not GGUF" in zinc("run", tmp_path, "hi").err
+        assert names_model("https://huggingface.co/ORG/REPO")
 
     def test_a_file_that_is_no_model_is_named(self, zinc: Zinc, tmp_path: Path) -> None:
         path = tmp_path / "text.gguf"

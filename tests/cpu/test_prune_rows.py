@@ -14,8 +14,9 @@ from reference.cpu.experts import Call
 from reference.cpu.tier import CpuTier
 from reference.model.open import Model, open_model
 from tests.conftest import SyntheticModel
-from tests.families_table import FAMILIES
+from tests.families_table import FAMILIES, without_variants
 from tests.few_rows import ATTENDS_LAST, STEPS, assert_definitions, differences, run_steps
+from tests.long_cases import long_except
 
 
 class Counting(CpuTier):
@@ -77,7 +78,7 @@ def test_definitions_run_the_graph_as_it_was_written(dense: Model) -> None:
     assert "attention[1].rows" not in found
 
 
-@pytest.mark.parametrize("name", [*FAMILIES, "attends last"])
+@pytest.mark.parametrize("name", [*long_except(FAMILIES, *without_variants()), "attends last"])
 def test_bits_are_those_of_the_definitions(synthetic_model: SyntheticModel, name: str) -> None:
     """Logits, hidden states, tokens and all that outlives a step, of every architecture."""
     fields = FAMILIES.get(name, ATTENDS_LAST)

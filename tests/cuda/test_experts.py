@@ -129,7 +129,7 @@ def test_several_tokens(name: str, folder: Path) -> None:
         ("qwen3moe", "q4_k", 7, 9, 3),
         ("qwen3moe", "q4_k", 7, 9, 132),
         ("shared", "q5_k", 19, 20, 9),
-        ("shared", "q4_k_m", 40, 66, 3),
+        pytest.param("shared", "q4_k_m", 40, 66, 3, marks=pytest.mark.long),
         ("wide", "q6_k", 21, 21, 3),
     ],
 )
@@ -158,7 +158,7 @@ def many(monkeypatch: pytest.MonkeyPatch) -> None:
     ("name", "quant", "tokens", "most"),
     [
         ("qwen3moe", "q4_k", 7, 9),
-        ("shared", "q5_k", 50, 52),
+        pytest.param("shared", "q5_k", 50, 52, marks=pytest.mark.long),
         ("shared", "q4_k_m", 71, 72),
         ("wide", "q6_k", 21, 21),
     ],
@@ -189,9 +189,9 @@ def test_experts_of_more_pairs_than_a_chunk(folder: Path) -> None:
     ("name", "quant", "count", "tokens", "most"),
     [
         ("shared", "q4_k_m", 2, 1, 1),
-        ("qwen3moe", "q5_k", 3, 3, 4),
+        pytest.param("qwen3moe", "q5_k", 3, 3, 4, marks=pytest.mark.long),
         ("shared", "q4_k", 3, 7, 9),
-        ("qwen3moe", "q4_k_m", 2, 19, 20),
+        pytest.param("qwen3moe", "q4_k_m", 2, 19, 20, marks=pytest.mark.long),
     ],
 )
 def test_devices_that_have_rows_of_every_expert(
@@ -223,7 +223,9 @@ def _together(members: list[TunedSteps], tokens: int) -> None:
 
 
 @pytest.mark.usefixtures("many")
-@pytest.mark.parametrize(("name", "tokens"), [("shared", 27), ("qwen3moe", 19)])
+@pytest.mark.parametrize(
+    ("name", "tokens"), [("shared", 27), pytest.param("qwen3moe", 19, marks=pytest.mark.long)]
+)
 def test_prompts_of_devices_that_have_rows_of_every_expert(
     name: str, tokens: int, folder: Path
 ) -> None:

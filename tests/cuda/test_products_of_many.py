@@ -82,7 +82,8 @@ def test_many_tokens(
 
 
 @pytest.mark.parametrize(
-    ("biases", "gated", "most"), [(False, False, 24), (True, False, 70), (False, True, 70)]
+    ("biases", "gated", "most"),
+    [pytest.param(False, False, 24, marks=pytest.mark.long), (True, False, 70), (False, True, 70)],
 )
 def test_a_layer_of_many_tokens(biases: bool, gated: bool, most: int, folder: Path) -> None:
     """Norms are packed with their integers; biases, a gate and the residual go along, and matrices
@@ -236,13 +237,13 @@ def test_many_tokens_are_packed_by_fours(
 @pytest.mark.parametrize(
     ("dtype", "biased", "tokens", "most", "shared"),
     [
-        (dtypes.Q4_K, False, 61, 64, 227),
+        pytest.param(dtypes.Q4_K, False, 61, 64, 227, marks=pytest.mark.long),
         (dtypes.Q6_K, True, 37, 64, 227),
         (dtypes.Q4_K, True, 9, 16, 170),
-        (dtypes.Q6_K, False, 6, 8, 170),
+        pytest.param(dtypes.Q6_K, False, 6, 8, 170, marks=pytest.mark.long),
         (dtypes.Q5_K, True, 16, 16, 227),
-        (dtypes.Q4_K, True, 70, 128, 227),
-        (dtypes.Q6_K, False, 130, 256, 227),
+        pytest.param(dtypes.Q4_K, True, 70, 128, 227, marks=pytest.mark.long),
+        pytest.param(dtypes.Q6_K, False, 130, 256, 227, marks=pytest.mark.long),
     ],
     ids=str,
 )

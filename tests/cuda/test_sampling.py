@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,12 +24,14 @@ from contract.opcodes import Opcode
 from contract.records import LOGIT_BIAS, OUTPUT_EVENT, QUERY_TOKEN, SAMPLING, SLOT
 from contract.shape_key import ShapeKey
 from reference.ops.sample import NO_TOKEN, sample
+from reference.sched.constraints import pack_mask
 from tests.cuda.emulated_step import DEVICE, Bytes, aligned_memory, rows_of, run_step
 
 VOCAB = 9001
 """Parts of different sizes, the last threads of each without a token."""
 ROW_PARTS = 3
 Float32 = NDArray[np.float32]
+DTYPES = {np.dtype(np.float32): F32, np.dtype(np.int32): I32}
 EVENTS, SLOTS = 5, 4
 RECENT = np.zeros((1, 4), np.int32)
 
@@ -50,7 +52,9 @@ def emit_sample(builder: GraphBuilder, vocab: int) -> View:
     return token
 
 
-def drawn(logits: Float32, records: NDArray[np.void], folder: Path, most: int = 0) -> list[int]:
+def drawn(
+    logits: Float32, records: NDArray[np.void], folder: Path, most: int = 0, parts: int = ROW_PARTS
+) -> list[int]:
     """Tokens of a step, and those of the definition, which must be the same."""
     rows, vocab = logits.shape
     sampling = np.ascontiguousarray(records).view(np.int32).reshape(rows, 16)
@@ -64,7 +68,7 @@ def drawn(logits: Float32, records: NDArray[np.void], folder: Path, most: int = 
         kept,
         {},
         folder,
-        parts=ROW_PARTS,
+        parts=parts,
     )
     with np.errstate(over="ignore", invalid="ignore"):
         want = sample(logits=logits, sampling=sampling, recent=RECENT)
@@ -214,7 +218,9 @@ RULES = [
 ]
 
 
-@pytest.mark.parametrize("spread", [0.3, 1.0, 4.0, 30.0])
+@pytest.mark.parametrize(
+    "spread", [0.3, *(pytest.param(spread, marks=pytest.mark.long) for spread in (1.0, 4.0)), 30.0]
+)
 def test_every_rule_draws_what_the_definition_draws(spread: float, folder: Path) -> None:
     """Logits that are nearly even, and such as one of them outweighs; some are equal."""
     rng = np.random.default_rng(int(10 * spread))
@@ -240,6 +246,35 @@ def test_more_equal_logits_than_are_kept_near(fields: dict[str, float], folder: 
     assert max(tokens) < most
 
 
+ROWS: dict[str, Callable[[np.random.Generator], Float32]] = {
+    "even": lambda rng: rng.standard_normal(VOCAB) / 4,
+    "tied": lambda rng: rng.integers(0, 9, VOCAB) / 4,
+    "in one part": lambda _: np.where(np.arange(VOCAB) < 100, 5 - np.arange(VOCAB) / 99, -40),
+    "peaked": lambda rng: 8 * rng.standard_normal(VOCAB),
+    "rising": lambda _: np.linspace(-3, 3, VOCAB),
+    "falling": lambda _: np.linspace(3, -3, VOCAB),
+    "equal": lambda _: np.full(VOCAB, 0.25),
+    "subnormal": lambda rng: rng.integers(-60, 61, VOCAB) * 1e-45,
+    "ties behind": lambda rng: np.where(rng.permutation(VOCAB) < 39, 2, 1),
+}
+KINDS = [pytest.param(kind, marks=[pytest.mark.long] * (n > 2)) for n, kind in enumerate(ROWS)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_top_k_does_not_keep_is_not_weighed(kind: str, folder: Path) -> None:
+    """Top-k of fewer tokens than there are parts, of as many, of more than a block has threads."""
+    rng = np.random.default_rng(len(kind))
+    records = [
+        record(top_k=top_k, seed_low=seed, **fields)
+        for top_k in (40, 1, 2, 64, 65, 512, 513)
+        for seed, fields in enumerate(
+            [{}, {"top_p": 0.95, "min_p": 0.05, "temperature": 0.7}, {"top_p": 0.3}, {"min_p": 0.9}]
+        )
+    ]
+    logits = np.array([ROWS[kind](rng) for _ in records], np.float32)
+    drawn(logits, np.array(records, SAMPLING), folder, parts=64)
+
+
 def test_rows_without_a_token(folder: Path) -> None:
     """Beside one that has: a NaN, infinities, and a largest value that overflows."""
     logits = np.random.default_rng(2).standard_normal((5, VOCAB)).astype(np.float32)
@@ -259,20 +294,37 @@ def test_small_vocabularies(vocab: int, rows: int, folder: Path) -> None:
     drawn(logits, np.array(records, SAMPLING), folder)
 
 
+def drawn_changed(
+    logits: Float32,
+    records: NDArray[np.void],
+    changes: dict[str, NDArray[np.int32]],
+    recent: NDArray[np.int32],
+    folder: Path,
+    parts: int = ROW_PARTS,
+) -> NDArray[np.int32]:
+    """Tokens of a step whose SAMPLE has ``allowed`` and ``bias``, and those of the definition."""
+    builder = GraphBuilder("changed")
+    inputs = {"logits": logits, "sampling": records.view(np.int32).reshape(-1, 16)} | changes
+    operands = {
+        name: builder.buffer(name, BufferKind.REQUEST, DTYPES[values.dtype], shape)
+        for name, values in inputs.items()
+        for shape in [("rows" if name in ("logits", "sampling") else len(values), values.shape[1])]
+    }
+    operands["recent"] = builder.buffer("recent", BufferKind.STATE, I32, recent.shape)
+    operands["token"] = builder.buffer("token", BufferKind.OUTPUT, I32, ("rows",))
+    builder.emit(Opcode.SAMPLE, **operands)
+    token, sizes = aligned_memory(4 * len(records)).view(np.int32), ShapeKey(0, len(records))
+    kept = {"token": token, "recent": recent.copy()}
+    run_step(builder.build(), (sizes, sizes), inputs, kept, {}, folder, parts=parts)
+    with np.errstate(over="ignore"):
+        assert token.tolist() == sample(recent=recent, **inputs).tolist()
+    return token
+
+
 def test_rows_whose_logits_are_changed_beside_others(folder: Path) -> None:
     """Penalties, biases and a mask, each of a row between rows that have none, greedy and drawn."""
     rng = np.random.default_rng(5)
     vocab, masks, biases = 3001, 1, 3
-    builder = GraphBuilder("changed")
-    operands = {
-        "logits": builder.buffer("logits", BufferKind.REQUEST, F32, ("rows", vocab)),
-        "sampling": builder.buffer("sampling", BufferKind.REQUEST, I32, ("rows", 16)),
-        "recent": builder.buffer("recent", BufferKind.STATE, I32, (2, 8)),
-        "allowed": builder.buffer("allowed", BufferKind.REQUEST, I32, (masks, -(-vocab // 32))),
-        "bias": builder.buffer("bias", BufferKind.REQUEST, I32, (biases, 2)),
-        "token": builder.buffer("token", BufferKind.OUTPUT, I32, ("rows",)),
-    }
-    builder.emit(Opcode.SAMPLE, **operands)
     changes: list[dict[str, float]] = [
         {},
         {"repeat_penalty": 3.0, "repeat_last_n": 6, "slot": 1},
@@ -296,20 +348,38 @@ def test_rows_whose_logits_are_changed_beside_others(folder: Path) -> None:
     allowed = rng.integers(0, 1 << 31, (masks, -(-vocab // 32))).astype(np.int32)
     allowed[0, best // 32] = 0
     recent = np.full((2, 8), best, np.int32)
-    inputs = {
-        "logits": logits,
-        "sampling": records.view(np.int32).reshape(len(records), 16),
-        "allowed": allowed,
-        "bias": bias.view(np.int32).reshape(biases, 2),
-    }
-    token = aligned_memory(4 * len(records)).view(np.int32)
-    key = ShapeKey(0, len(records))
-    kept = {"token": token, "recent": recent}
-    run_step(builder.build(), (key, key), inputs, kept, {}, folder, parts=ROW_PARTS)
-    assert token.tolist() == sample(recent=recent, **inputs).tolist()
+    operands = {"allowed": allowed, "bias": bias.view(np.int32).reshape(biases, 2)}
+    token = drawn_changed(logits, records, operands, recent, folder)
     greedy = token[: len(changes)].tolist()
     assert greedy[0] == greedy[5] == best
     assert best not in greedy[1:5]
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_forbidden_tokens_are_not_kept_by_top_k(together: bool, folder: Path) -> None:
+    """Masks allow none to more tokens than top-k keeps, spread or in the last part."""
+    rng = np.random.default_rng(11)
+    vocab, allowances = 3001, (0, 1, 5, 39, 40, 41, 64, 65, 600)
+    order = np.arange(vocab)[::-1] if together else rng.permutation(vocab)
+    allowed = np.stack([pack_mask(order[:count], vocab) for count in allowances]).view(np.int32)
+    overflow = np.delete(np.arange(vocab, dtype=np.int32), [7, 1500, 2999])
+    bias = np.zeros(len(overflow), LOGIT_BIAS)
+    bias["token"], bias["bias"] = overflow, -3e38
+    changes: list[dict[str, float]] = [{"mask": 1 + mask} for mask in range(len(allowances))]
+    changes += [{"bias_count": len(bias)}, {"bias_count": len(bias), "mask": 6}, {}]
+    rules = [{"top_k": 40}, {"top_k": 40, "top_p": 0.95, "min_p": 0.05}, {"top_k": 2}]
+    records = [
+        record(**{"repeat_penalty": 1.0, "seed_low": seed, **fields, **rules[seed]})
+        for fields in changes
+        for seed in range(3)
+    ]
+    logits = rng.standard_normal((len(records), vocab)).astype(np.float32)
+    logits[3 * len(allowances) : -3] -= np.float32(1e38)
+    operands = {"allowed": allowed, "bias": bias.view(np.int32).reshape(-1, 2)}
+    token = drawn_changed(logits, np.array(records, SAMPLING), operands, RECENT, folder, 64)
+    assert (token[:3] == NO_TOKEN).all()
+    assert (token[3:6] == order[0]).all()
+    assert (token[6:] != NO_TOKEN).sum() >= len(token) - 9
 
 
 @pytest.mark.parametrize("vocab", [3, 41])

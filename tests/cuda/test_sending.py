@@ -51,7 +51,13 @@ def model_of(name: str, folder: Path) -> Model:
     ("name", "tokens", "device", "kernels"),
     [
         ("mixture", 2, "0,1", {"unit_product", "expert_gates", "expert_down"}),
-        ("mixed", 70, "1,2,0", {"unit_groups", "unit_product", "attention_groups"}),
+        pytest.param(
+            "mixed",
+            70,
+            "1,2,0",
+            {"unit_groups", "unit_product", "attention_groups"},
+            marks=pytest.mark.long,
+        ),
         ("shared", 70, "1,0", {"unit_groups", "unit_product", "attention_groups"}),
         ("deep", 20, "0,1", {"unit_groups", "unit_fold", "unit_product"}),
         ("broad", 20, "0,1", {"unit_groups", "unit_product", "gated_pack"}),

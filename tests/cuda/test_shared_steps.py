@@ -41,7 +41,10 @@ def steps_of(
     return shared
 
 
-@pytest.mark.parametrize(("count", "steps", "rows"), [(2, 5, 1), (2, 5, 0), (3, 3, 1), (5, 2, 1)])
+@pytest.mark.parametrize(
+    ("count", "steps", "rows"),
+    [(2, 5, 1), (2, 5, 0), (3, 3, 1), pytest.param(5, 2, 1, marks=pytest.mark.long)],
+)
 def test_devices_have_the_bits_of_one(count: int, steps: int, rows: int, folder: Path) -> None:
     """Banks are used again; shares are unequal; there are more devices than rows of keys to divide;
     and steps without a row do not wait for all that others store."""

@@ -88,7 +88,7 @@ def expected_of(name: str, folder: Path) -> Outcomes:
     [
         ("llama", False, 1, True),
         ("llama", True, 1, True),
-        ("llama", False, 3, False),
+        pytest.param("llama", False, 3, False, marks=pytest.mark.long),
         pytest.param("qwen35moe", False, 1, True, marks=pytest.mark.soak),
     ],
 )

@@ -84,9 +84,12 @@ from tests.cuda.test_products_of_many import (  # noqa: F401
 from tests.cuda.test_sampling import (  # noqa: F401
     test_a_row_ends_where_the_next_begins,
     test_every_rule_draws_what_the_definition_draws,
+    test_forbidden_tokens_are_not_kept_by_top_k,
     test_more_equal_logits_than_are_kept_near,
+    test_rows_whose_logits_are_changed_beside_others,
     test_rows_without_a_token,
     test_small_vocabularies,
+    test_what_top_k_does_not_keep_is_not_weighed,
 )
 from tests.needs import need_device
 

@@ -11,7 +11,7 @@ from harness.simulation.runner import SimulatedRunner, StepSeconds
 from reference.engine import Engine, EngineOptions
 from reference.engine.drafter import Drafter
 from reference.limits import Limits
-from reference.observer import NOBODY, Observer
+from reference.observer import NO_OBSERVER, Observer
 from reference.sched.tenants import Tenants
 
 STEP_SECONDS = 0.05
@@ -20,7 +20,7 @@ STEP_SECONDS = 0.05
 def engine_of(
     *tenants: Tenant, slots: int = 2, pages: int = 30, context: int = 512, chunk: int = 32,
     recurrent: bool = False, saved_states: int = 0, drafter: Drafter | None = None,
-    observer: Observer = NOBODY, **options: Any,
+    observer: Observer = NO_OBSERVER, **options: Any,
 ) -> tuple[Engine, VirtualClock]:  # fmt: skip
     """An engine in virtual time, whose steps take about STEP_SECONDS."""
     clock = VirtualClock()

@@ -18,7 +18,7 @@ def test_a_request_for_logits_alone_generates_nothing() -> None:
     engine.submit(Request(1, (7, 8, 9), 0), lambda start, logits: None)
     (event,) = engine.run()
     assert event.token == -1
-    assert engine.ledger.of(0).tokens_generated == 0
+    assert engine.usage.of(0).tokens_generated == 0
 
 
 def test_an_end_is_told_before_a_step_can_fail() -> None:

@@ -56,7 +56,7 @@ def one_page_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
         left[0] -= 1
         return take(reading) if left[0] >= 0 else None
 
-    monkeypatch.setattr(row_copies, "TOGETHER_ROWS", 1)
+    monkeypatch.setattr(row_copies, "BLOCK_ROWS", 1)
     monkeypatch.setattr(DiskCache, "_let_read", lambda *parts: None)
     monkeypatch.setattr(DiskCache, "due", read_one)
     monkeypatch.setattr(Reading, "_take", take_one)
@@ -101,7 +101,7 @@ def test_it_has_the_bits_of_a_cold_run(model: Path, folder: Path) -> None:
         assert second.loads.from_disk[7] == WHOLE
         assert second.loads.reused[7] == 0, "the rest came behind its admission"
         assert second.counts.tokens == WHOLE
-        assert second.engine.ledger.entry(0).hit == WHOLE
+        assert second.engine.usage.entry(0).hit == WHOLE
         written = second.counts.written
         assert second.ask() == expected
         assert second.from_disk == 0, "it is in memory now"

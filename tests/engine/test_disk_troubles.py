@@ -262,7 +262,7 @@ def test_a_step_in_flight_that_fails_at_the_end_leaves_nothing_on_disk(
         before = len(files(folder))
         monkeypatch.setattr(first.engine.runner, "collect", refusing(errno.EIO))
         if given_back:
-            first.engine.give_back()
+            first.engine.abandon()
     (line,) = first.lines
     assert os.strerror(errno.EIO) in line
     assert str(folder) in line

@@ -32,7 +32,7 @@ def followed(engine: Engine) -> set[int]:
     speculative = engine._speculative
     assert speculative is not None
     assert isinstance(speculative._drafter, PromptLookup)
-    return {*speculative._yields, *speculative._drafter._occurrences}
+    return {*speculative._histories, *speculative._drafter._occurrences}
 
 
 def running(engine: Engine) -> set[int]:

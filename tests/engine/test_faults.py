@@ -114,8 +114,8 @@ def test_a_copy_that_fails_in_a_cancel_gives_everything_back(
         engine.cancel(1)
     rest = list(engine.run())
     assert {event.request_id for event in rest} == {2}
-    assert len(rest) + engine.ledger.of(1).tokens_generated >= 20
-    assert engine.ledger.of(1).requests_finished == {
+    assert len(rest) + engine.usage.of(1).tokens_generated >= 20
+    assert engine.usage.of(1).requests_finished == {
         FinishReason.CANCELLED: 1,
         FinishReason.LENGTH: 1,
     }
@@ -209,9 +209,9 @@ def interrupted(seed: int, most: int, **options: Any) -> tuple[Engine, int]:
         expected = [event.token for event in solo_run(request, CONTEXT).events]
         assert tokens[request.id] == expected
     for tenant, count in delivered.items():
-        assert engine.ledger.of(tenant).tokens_generated == count
+        assert engine.usage.of(tenant).tokens_generated == count
         finished = sum(request.tenant == tenant for request in requests)
-        assert sum(engine.ledger.of(tenant).requests_finished.values()) == finished
+        assert sum(engine.usage.of(tenant).requests_finished.values()) == finished
     assert_all_given_back(engine)
     return engine, times
 
@@ -270,7 +270,7 @@ def make_room(at: int, *, urgent: bool = True) -> None:
     for request in (first, second)[: 1 + urgent]:
         expected = [event.token for event in solo_run(request, CONTEXT).events]
         assert tokens[request.id] == expected
-        assert engine.ledger.of(request.tenant).tokens_generated == len(expected)
+        assert engine.usage.of(request.tenant).tokens_generated == len(expected)
     assert_all_given_back(engine)
 
 
@@ -300,7 +300,7 @@ def test_who_is_lost_between_running_and_waiting_is_noticed(
 
 def test_a_token_that_its_sequence_forgets_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Negative control: tokens that are about to be handed out are not looked at again."""
-    monkeypatch.setattr(OutputProcessor, "again", lambda self, live: [])
+    monkeypatch.setattr(OutputProcessor, "apply_batch", lambda self, live: [])
     with pytest.raises((AssertionError, KeyError)):
         make_room_at(range(1, 600), urgent=False)
 
@@ -341,8 +341,8 @@ def test_a_sink_that_cancels_its_own_request(max_tokens: int, steps_ahead: int) 
         lambda start, logits: engine.cancel(1) if start + len(logits) >= 50 else None,
     )
     assert list(engine.run()) == []
-    assert engine.ledger.of(1).tokens_generated == 0
-    assert engine.ledger.of(1).requests_finished == {FinishReason.CANCELLED: 1}
+    assert engine.usage.of(1).tokens_generated == 0
+    assert engine.usage.of(1).requests_finished == {FinishReason.CANCELLED: 1}
     assert_all_given_back(engine)
 
 
@@ -353,7 +353,7 @@ def test_a_sink_that_cancels_a_neighbour(
     order: tuple[int, int], tokens: int, position: int
 ) -> None:
     """Whether the neighbour's event of the same step is pending or not yet made, its last one
-    among them: no event follows, and the ledger is what was handed out."""
+    among them: no event follows, and the usage is what was handed out."""
     engine, _ = engine_of(CALM, HURRIED, steps_ahead=1, context=CONTEXT)
     requests = {
         1: Request(1, tuple(range(10)), 20, tenant=1, ignore_end=True),
@@ -376,8 +376,8 @@ def test_a_sink_that_cancels_a_neighbour(
             assert not (before and event.request_id == 2)
             delivered[event.request_id] += event.token >= 0
     for tenant, count in delivered.items():
-        assert engine.ledger.of(tenant).tokens_generated == count
-        assert sum(engine.ledger.of(tenant).requests_finished.values()) == 1
+        assert engine.usage.of(tenant).tokens_generated == count
+        assert sum(engine.usage.of(tenant).requests_finished.values()) == 1
     assert_all_given_back(engine)
 
 

@@ -79,7 +79,7 @@ class Server:
                 assert self.tokens[request.id] == expected
         for tenant in (1, 2):
             own = [r for r in REQUESTS if r.tenant == tenant]
-            counted = [engine.ledger.of(tenant) for engine in self.engines]
+            counted = [engine.usage.of(tenant) for engine in self.engines]
             handed_out = sum(len(self.tokens[request.id]) for request in own)
             assert sum(entry.tokens_generated for entry in counted) == handed_out
             ends: Counter[FinishReason] = Counter()
@@ -123,11 +123,11 @@ def test_an_interrupt_at_any_line_of_a_step_of_models(
 def test_a_counted_token_that_is_cancelled_is_not_paid_for() -> None:
     engine = Server().engines[0]
     engine.advance()
-    assert engine.ledger.of(2).tokens_generated == 1
-    assert engine.ledger.of(2).requests_finished == {FinishReason.LENGTH: 1}
+    assert engine.usage.of(2).tokens_generated == 1
+    assert engine.usage.of(2).requests_finished == {FinishReason.LENGTH: 1}
     engine.cancel(2)
-    assert engine.ledger.of(2).tokens_generated == 0
-    assert +Counter(engine.ledger.of(2).requests_finished) == {FinishReason.CANCELLED: 1}
+    assert engine.usage.of(2).tokens_generated == 0
+    assert +Counter(engine.usage.of(2).requests_finished) == {FinishReason.CANCELLED: 1}
     assert engine.take_events() == []
     assert engine.idle
     engine.memory.check([])
@@ -146,7 +146,7 @@ def test_events_that_nobody_took_come_first() -> None:
 
 
 def test_where_tokens_are_not_counted_again_it_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Negative control: what a cancel drops after it was counted stays in the ledger."""
+    """Negative control: what a cancel drops after it was counted stays in the usage."""
     count = OutputProcessor.count
     monkeypatch.setattr(
         OutputProcessor, "count", lambda self: count(self) if self.pending else None

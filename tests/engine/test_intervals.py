@@ -125,7 +125,7 @@ def test_knowing_the_stairs_is_shorter_and_more(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setitem(scheduler.INTERVAL_RATIO, QosClass.INTERACTIVE, 1.3)
     device, lengths = DEVICES["tiles of 16"], LENGTHS["answers"]
     found = measured(device, lengths)
-    monkeypatch.setattr(step_time_curve, "FARTHEST", 1.0)
+    monkeypatch.setattr(step_time_curve, "FACTOR_MAX", 1.0)
     plain = measured(device, lengths)
     assert np.median(plain.intervals) > 1.5 * np.median(found.intervals)
     assert found.batch_rate > 1.2 * plain.batch_rate

@@ -56,13 +56,13 @@ def test_the_owner_of_an_id_whose_requests_still_run_finds_nothing(group: int | 
     with pytest.raises(RequestError, match="removed"):
         engine.submit(Request(3, DOCUMENT, 2, tenant=1))
     engine.put_tenant(Tenant(1, "new"))
-    assert engine.ledger.of(1).tokens_prompted == 0
+    assert engine.usage.of(1).tokens_prompted == 0
     assert engine.tenants.usage(1) == (0, 0, 0, 0.0, 0.0)
     assert not engine.idle
     ((event),) = engine.step()
     assert (event.request_id, event.finish_reason) == (2, FinishReason.ERROR)
     assert engine.idle
-    assert engine.ledger.of(1).requests_finished == {}
+    assert engine.usage.of(1).requests_finished == {}
     assert hit(engine, 4, 1) == 0
 
 
@@ -114,7 +114,7 @@ def test_a_tenant_that_is_gone_leaves_nothing_behind() -> None:
     engine.remove_tenant(1)
     list(engine.run())
     assert 1 not in engine.tenants
-    assert 1 not in engine.ledger.tenants
+    assert 1 not in engine.usage.tenants
     assert engine.memory.free == 30
     assert engine.memory.available(2) == 30
 

@@ -171,7 +171,7 @@ def test_an_interactive_request_takes_the_slot_of_batch_work(runner: ModelRunner
     assert engine.idle
     assert engine.statistics.preempted == 1
     assert order[0] == 9
-    assert engine.ledger.of(2).slots_preempted == 1
+    assert engine.usage.of(2).slots_preempted == 1
     for request in (*jobs, chat):
         assert tokens[request.id] == alone(runner, replace(request, tenant=0))
 
@@ -228,7 +228,7 @@ def test_a_full_queue_is_said(runner: ModelRunner) -> None:
         engine.submit(Request(number, prompt(1, 5), 3))
     with pytest.raises(QueueFull):
         engine.submit(Request(7, prompt(1, 5), 3))
-    assert engine.ledger.of(0).requests_rejected == 1
+    assert engine.usage.of(0).requests_rejected == 1
     assert len(list(engine.run())) == 6
 
 
@@ -258,7 +258,7 @@ def test_a_tenant_has_a_line_of_its_own_length(runner: ModelRunner) -> None:
     with pytest.raises(TenantQueueFull) as refused:
         engine.submit(Request(7, prompt(1, 5), 3))
     assert (refused.value.depth, refused.value.rate) == (2, False)
-    assert engine.ledger.of(0).requests_rejected == 1
+    assert engine.usage.of(0).requests_rejected == 1
     events = engine.step()
     engine.submit(Request(8, prompt(1, 5), 3))
     assert len([*events, *engine.run()]) == 9

@@ -7,7 +7,7 @@ import pytest
 from contract.types import FinishReason, QosClass, Request, Tenant, TokenEvent
 from harness.simulation import history
 from reference.engine import Engine
-from reference.sched.quantum import QUANTUM, goal, most_turns
+from reference.sched.quantum import QUANTUM, end_of_quantum, most_turns
 from tests.engine.adversaries import Flood, engine_of, until
 
 AGING = 10.0
@@ -84,7 +84,7 @@ def test_a_long_answer_beside_a_flood_ends_within_its_bound(sizes: dict[str, obj
 def test_with_a_quantum_of_nothing_it_starves(monkeypatch: pytest.MonkeyPatch) -> None:
     """Negative control: 64 positions beyond those found in the cache, as if none had been lost."""
     monkeypatch.setattr(
-        "reference.engine.slot_manager.goal", lambda reached, begun, end: begun + QUANTUM
+        "reference.engine.slot_manager.end_of_quantum", lambda reached, begun, end: begun + QUANTUM
     )
     _, _, own = flooded(QosClass.BATCH, 200, 8, seconds=bound(208), prefix_cache=False)
     assert own == []
@@ -96,7 +96,7 @@ def test_a_turn_does_no_more_again_than_anew(begun: int) -> None:
     end, reached, turns = 40_000, 0, 0
     while reached < end:
         first = min(begun, reached)
-        to = goal(reached, first, end)
+        to = end_of_quantum(reached, first, end)
         assert to > end or to - reached >= max(QUANTUM, reached - first)
         reached, turns = to, turns + 1
     assert turns <= most_turns(end) < 90

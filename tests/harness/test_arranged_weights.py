@@ -65,7 +65,7 @@ def test_removing_a_model_removes_them(stored: Path, tmp_path: Path) -> None:
 
 def test_the_check_says_how_to_clear_them(stored: Path, tmp_path: Path) -> None:
     """With their number and size."""
-    assert arranged_finding().detail.startswith("1 models, ")
+    assert arranged_finding().detail.startswith("1 file, ")
     assert arranged_finding().detail.endswith("delete that folder to clear it")
     shutil.rmtree(tmp_path / "weights")
     assert arranged_finding().detail.startswith("none in ")

@@ -209,6 +209,7 @@ def test_a_first_ever_start_finds_no_cache_of_this_user(tiny_model_path, tmp_pat
 
 
 @pytest.mark.peer
+@pytest.mark.long
 def test_a_peer_is_measured_on_the_same_file(tiny_model_path):
     need_installed("llama_cpp", "peer")
     report = run_json(tiny_model_path, "--peer", PEER, "--repeat", "1")

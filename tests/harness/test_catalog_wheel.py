@@ -95,6 +95,17 @@ def test_python_without_pip_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         pull(wheel_entry(CONTENT), tmp_path)
 
 
+def test_the_pip_that_comes_with_python_is_enough(
+    index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An environment that uv made has none of its own."""
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name == "pip" else find(name)
+    )
+    assert pull(wheel_entry(CONTENT), tmp_path).read_bytes() == CONTENT
+
+
 def test_interrupt_stops_pip_and_cleans(
     index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import io
+from pathlib import Path
 
 import pytest
 
 from contract.amounts import format_bytes
+from contract.types import SamplingParams
+from harness.host.options import SessionOptions
+from harness.host.session import Session
 from harness.progress import (
     BarProgress,
     LineProgress,
@@ -15,6 +19,7 @@ from harness.progress import (
     format_amount,
     progress_on,
 )
+from tests.named_tiers import open_by_name
 
 
 class Terminal(io.StringIO):
@@ -103,3 +108,21 @@ def test_bar_shows_label_and_share() -> None:
 )  # fmt: skip
 def test_bytes_are_readable(count: int, text: str) -> None:
     assert format_bytes(count) == format_amount(count, "B") == text
+
+
+def test_a_prompt_is_read_to_its_end_and_no_further(tiny_model_path: Path) -> None:
+    """The step after that of its last part is submitted ahead, and is not of the prompt."""
+    open_by_name("native").close()
+    read: list[int] = []
+
+    class Shown(NullProgress):
+        def advance(self, n: int) -> None:
+            read.append(n)
+
+    with Session.open(
+        tiny_model_path, SessionOptions(tier="native", context=64, chunk=4)
+    ) as session:
+        prompt = range(7, 30)
+        list(session.generate(prompt, SamplingParams(), 3, progress=Shown()))
+    assert len(read) > 1
+    assert sum(read) == len(prompt)

@@ -64,14 +64,19 @@ SOAK = {(model, tier) for model in VARIANTS for tier in TIERS}
 SOAK |= {("qwen3next", tier) for tier in ("late", "opencl")}
 """Tiers have its ops from qwen35, and itself on the CPU."""
 SHORT = ("qwen3moe", "qwen35")
-"""Experts and states on every tier; every family on the native one."""
+"""Experts and states on every tier; most families on the native one."""
+
+
+DENSE = ("mistral3", "smollm3", "granite", "glm4-biases", "command-r", "cohere2")
+"""What tells them apart has no state from token to token but pages, which others have as well."""
 
 
 def marks_of(model: str, tier: str) -> list[pytest.MarkDecorator]:
     """Whether soak tests, ``ci/test --all`` or every run has a model on a tier."""
     if (model, tier) in SOAK:
         return [pytest.mark.soak]
-    return [] if tier == "native" or model in SHORT else [pytest.mark.long]
+    in_every_run = (tier == "native" and model not in DENSE) or model in SHORT
+    return [] if in_every_run else [pytest.mark.long]
 
 
 RUNS = [

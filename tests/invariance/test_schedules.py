@@ -75,6 +75,17 @@ DEPTH_RUNS = [(model, tier) for model, tier in RUNS if model in ON_EVERY_TIER]
 """How far ahead steps are submitted has nothing to do with what they compute."""
 
 
+FEWER_RUNS = [
+    pytest.param(
+        (model, tier),
+        id=f"{model} on {tier}",
+        marks=[] if model in ON_EVERY_TIER else [pytest.mark.long],
+    )
+    for model, tier in RUNS
+]
+"""Nor has the order in which pages are given."""
+
+
 @pytest.fixture(params=RUNS, ids=" on ".join, scope="module")
 def bench(request: pytest.FixtureRequest, synthetic_model: Callable[..., Any]) -> Iterator[Bench]:
     model, tier = request.param
@@ -115,6 +126,7 @@ def test_no_schedule_changes_a_bit_for_long(bench: Bench) -> None:
     prove_prefill(bench, LONG)
 
 
+@pytest.mark.parametrize("bench", FEWER_RUNS, indirect=True)
 def test_preemption_and_prefixes_change_no_bit(bench: Bench) -> None:
     """Seven pages for four slots: who runs is preempted, comes back, and begins from what others
     computed."""
@@ -155,6 +167,7 @@ def test_every_depth_of_the_pipeline(bench: Bench, steps_ahead: int) -> None:
     assert_schedule_invariant(bench, pool, schedule)
 
 
+@pytest.mark.parametrize("bench", FEWER_RUNS, indirect=True)
 def test_every_token_alone_equals_one_chunk(bench: Bench) -> None:
     """The two extremes of chunking, on the longest prompt."""
     longest = max(SHORT if bench.emulated else POOL, key=lambda request: len(request.prompt))

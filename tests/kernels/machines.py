@@ -65,7 +65,7 @@ MACHINES: dict[str, Callable[..., AbstractContextManager[Tier]]] = {
     "work-groups": _work_groups,
     "metal-simulated": _metal,
     "intel-simulated": _intel,
-    "gfx1201": partial(_amd, behaviour={}),
-    "gfx1100": partial(_amd, behaviour=GFX1100),
+    "gfx1201": partial(_amd, behaviour={}, native=True, matrices=True),
+    "gfx1100": partial(_amd, behaviour=GFX1100, native=True),
 }
 """``MACHINES[name](cache, **choices)`` opens a tier and closes it; nothing may be left over."""

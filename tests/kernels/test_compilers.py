@@ -12,6 +12,8 @@ from tests.kernels.glslang import Rejected, glslang, said_by
 from tests.needs import need_module
 
 OLDEST, NEWEST = "sm_80", "sm_90a"
+QUICK = ("--std=c++17", "--Ofast-compile=max")
+"""Hardly optimized: what is told is the same."""
 NATIVE = Traits(dot=True)
 INTEGERS = Traits(divide=False, root=False, half=False)
 MODULES = modules()
@@ -49,14 +51,27 @@ BUILT = [
 ]
 
 
-@pytest.mark.parametrize("module", MODULES, ids=str)
-def test_glsl(module: Module, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("module", "traits"),
+    [
+        *(pytest.param(module, NATIVE, id=str(module)) for module in MODULES),
+        *(
+            pytest.param(
+                module,
+                INTEGERS,
+                marks=[] if module in ONE_OF_EACH else [pytest.mark.long],
+                id=f"{module}-integers",
+            )
+            for module in MODULES
+        ),
+    ],
+)
+def test_glsl(module: Module, traits: Traits, tmp_path: Path) -> None:
     """With the device's own arithmetic and without; the modules are valid."""
-    for traits in (NATIVE, INTEGERS):
-        built = tmp_path / "kernel.spv"
-        built.write_bytes(glslang().compile(module_source(Language.VULKAN, module, traits)))
-        result = said_by(VALIDATOR, "--target-env", "vulkan1.2", str(built))
-        assert result.returncode == 0, result.stderr
+    built = tmp_path / "kernel.spv"
+    built.write_bytes(glslang().compile(module_source(Language.VULKAN, module, traits)))
+    result = said_by(VALIDATOR, "--target-env", "vulkan1.2", str(built))
+    assert result.returncode == 0, result.stderr
 
 
 def test_an_error_in_glsl_is_found_where_it_is() -> None:
@@ -69,7 +84,7 @@ def test_an_error_in_glsl_is_found_where_it_is() -> None:
 def built_by_nvrtc(text: str, architecture: str) -> str:
     """What NVRTC says, nothing if all is well."""
     nvrtc = need_module("cuda.bindings.nvrtc", "cuda")
-    options = [f"--gpu-architecture={architecture}", "--fmad=false", "--std=c++17"]
+    options = [f"--gpu-architecture={architecture}", "--fmad=false", *QUICK]
     _, program = nvrtc.nvrtcCreateProgram(text.encode(), b"kernel.cu", 0, [], [])
     try:
         nvrtc.nvrtcCompileProgram(program, len(options), [option.encode() for option in options])

@@ -64,7 +64,7 @@ def test_a_residual_may_be_y(
     (WIDE_PRODUCT, "(ELEMENT(high, e) << 4)", "(ELEMENT(high, e) << 3)"),
     (*(WIDE_PRODUCT, "SPAN_SEGMENTS == SPAN_SEGMENTS - 1u"), "SPAN_SEGMENTS == SPAN_SEGMENTS - 2u"),
     (WIDE_PRODUCT, "2 * 128 * all", "2 * 127 * all"),
-    (WIDE_PRODUCT, "b / STEP_BLOCKS, OWN_PLACE, b %", "b / STEP_BLOCKS, OWN_PLACE, 1u - b %"),
+    (WIDE_PRODUCT, "b / STEP_BLOCKS, ITEM_ROW, b %", "b / STEP_BLOCKS, ITEM_ROW, 1u - b %"),
     (WIDE_PRODUCT, "ELEMENT(SUM(m, n), e) = 0", "ELEMENT(SUM(m, n), e) = 1"),
     (WIDE_PRODUCT, "STEPS - 1u, sum", "STEPS - 2u, sum"),
     (WIDE_PRODUCT, "STEPS * unit + STEPS,", "STEPS * unit + STEPS - 1u,"),

@@ -231,7 +231,12 @@ def test_experts_are_kept_up_to_a_limit(
 
 @pytest.mark.parametrize(
     ("tier", "kv_dtype"),
-    [("cpu", F16), ("cpu", Q8_0), ("native", Q8_0), ("opencl", Q8_0), ("opencl-banked", F16)],
+    [
+        ("cpu", F16),
+        *(pytest.param(tier, Q8_0, marks=pytest.mark.long) for tier in ("cpu", "opencl")),
+        ("native", Q8_0),
+        ("opencl-banked", F16),
+    ],
     indirect=["tier"],
     ids=str,
 )

@@ -20,7 +20,7 @@ from contract.shape_key import ShapeKey
 from contract.tier import Buffer, Fence, Tier
 from reference.memory import row_copies
 from reference.memory.page_copies import PageCopies
-from reference.memory.row_copies import LOADS_UNDER_WAY
+from reference.memory.row_copies import LOADS_IN_FLIGHT
 from tests.memory.recurrent_layers import graph as recurrent_layers
 from tests.memory.test_recurrent import WAYS, open_way
 
@@ -170,7 +170,7 @@ def test_any_bits_survive(pools: Pools) -> None:
 def test_more_pages_than_are_under_way_at_once_come_in_order(pools: Pools) -> None:
     one, two = written(pools, 1, 2)
     saved = [pools.copies.save(page) for page in (0, 1)]
-    for index in range(2 * LOADS_UNDER_WAY + 1):
+    for index in range(2 * LOADS_IN_FLIGHT + 1):
         pools.copies.load(saved[index % 2], 2 + index % 2)
     assert pools.read()[:4] == [one, two, one, two]
 
@@ -201,7 +201,7 @@ def test_pages_loaded_together_are_those_loaded_one_by_one(
     pools: Pools, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two submissions of two pages, then one of the page that is left."""
-    monkeypatch.setattr(row_copies, "TOGETHER_ROWS", 2)
+    monkeypatch.setattr(row_copies, "BLOCK_ROWS", 2)
     one, two, three = written(pools, 1, 2, 3)
     saved = [pools.copies.save(page) for page in (2, 1, 0)]
     pools.write(1, 3)
@@ -215,10 +215,10 @@ def test_several_pages_are_loaded_by_one_submission(
     pools: Pools, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The property above is about something."""
-    monkeypatch.setattr(row_copies, "TOGETHER_ROWS", 2)
+    monkeypatch.setattr(row_copies, "BLOCK_ROWS", 2)
     written(pools, 1, 2, 3)
     saved = [pools.copies.save(page) for page in range(3)]
     pools.copies.load_all(saved, [0, 1, 2])
-    together = pools.copies._together
-    assert together is not None
-    assert together.recorded == (ShapeKey(0, 2),)
+    block = pools.copies._load_rows
+    assert block is not None
+    assert block.recorded == (ShapeKey(0, 2),)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -60,14 +63,14 @@ class FamilyFile:
             **{f"{self.architecture}.{key}": value for key, value in self.keys.items()},
         }
 
-    def write(self, path: Path) -> Path:
-        """The file, F32 but for values of another width."""
+    def write(self, path: Path, changed: Mapping[str, Any] = MappingProxyType({})) -> Path:
+        """The file with ``changed`` metadata, F32 but for values of another width."""
         stored = {np.dtype(np.float32): F32, np.dtype(np.float16): F16}
         tensors = {
             name: (stored[value.dtype], value.shape, np.ascontiguousarray(value))
             for name, value in self.values.items()
         }
-        write_gguf(path, self.metadata, tensors)
+        write_gguf(path, {**self.metadata, **changed}, tensors)
         return path
 
 
@@ -79,6 +82,12 @@ def config_of(file: FamilyFile, folder: Path) -> ModelConfig:
 
 def random_values(name: str, shape: tuple[int, ...]) -> Array:
     """Products that keep their inputs' size; norms and scales near 1, decays below 0."""
+    return _drawn(name, shape).copy()
+
+
+@lru_cache(maxsize=256)
+def _drawn(name: str, shape: tuple[int, ...]) -> Array:
+    """Tests write a file many times, of which one tensor or key is another each time."""
     seed = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little")
     drawn = np.random.default_rng(seed).standard_normal(shape)
     if name.endswith("ssm_a"):

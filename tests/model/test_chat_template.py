@@ -196,7 +196,7 @@ HOSTILE = st.lists(
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(contents=st.tuples(HOSTILE, HOSTILE, HOSTILE))
 def test_no_conversation_writes_control_tokens(name, contents):
     """Also where the template splits and glues contents, as for reasoning in history."""

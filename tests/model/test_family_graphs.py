@@ -59,6 +59,20 @@ def graph_of(file: FamilyFile, folder: Path, limits: Limits = LIMITS) -> Graph:
     return graph
 
 
+@pytest.mark.parametrize("architecture", sorted(FAMILIES))
+def test_a_graph_without_drafts_is_that_with_less(tmp_path: Path, architecture: str) -> None:
+    """What a runner takes for steps without drafts is what would be built."""
+    model = open_model(family_file(architecture).write(tmp_path / "model.gguf"))
+    for more in ({}, {"digests": True, "top_log_probabilities": 3, "scores": True, "biases": 2}):
+        limits = replace(LIMITS, **more)
+        built = model.graph(limits)
+        assert model.graph(replace(limits, slot_states=4, draft_tokens=5)) != built
+        expected = graph_of(family_file(architecture), tmp_path, replace(limits, slot_states=4))
+        derived = model.graph(replace(limits, slot_states=4))
+        assert (derived, list(derived.buffers)) == (expected, list(expected.buffers))
+    model.close()
+
+
 def logits(path: Path, chunk: int) -> np.ndarray:
     """All logits of TOKENS on the CPU tier, ``chunk`` tokens a step."""
     parts: list[np.ndarray] = []

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from contract.errors import ModelFileError, UnsupportedModel
+from contract.ir.nodes import BufferKind
+from reference.limits import Limits
 from reference.model.config import ModelConfig
 from reference.model.config.read import READERS
 from reference.model.config.unread import CHANGING
+from reference.model.open import open_model
+from reference.model.weights import constant_bytes
 from tests.model.family_file import config_of
 from tests.model.metadata_keys import (
     OF_OTHERS,
@@ -69,6 +74,22 @@ def test_keys_of_windows_are_read_or_refused(architecture: str, key: str, tmp_pa
     before = read_with(architecture, window, tmp_path)
     after = read_with(architecture, {**window, key: value}, tmp_path)
     assert_felt(before, after, WINDOWED_ONLY)
+
+
+ODD_VALUES = (2**64 - 1, -1, 0, 1e-45, float("nan"), "", True, [1, 2], [0.5] * 20, ["a"])
+
+
+@pytest.mark.parametrize("architecture", ["gemma3", "qwen35"])
+def test_any_value_of_any_key_is_read_or_refused(architecture: str, tmp_path: Path) -> None:
+    """Numbers, texts and arrays in the place of each other, up to the tables of rotation."""
+    whole = with_keys(architecture, {})
+    for key in whole.metadata:
+        for value in ODD_VALUES:
+            path = whole.write(tmp_path / "model.gguf", {key: value})
+            with suppress(ModelFileError), closing(open_model(path)) as model:
+                for decl in model.graph(Limits(slots=1, context=64, pages=4)).buffers.values():
+                    if decl.kind is BufferKind.CONSTANT:
+                        constant_bytes(model, decl)
 
 
 def test_a_key_nobody_reads_is_not_felt(tmp_path: Path) -> None:

@@ -82,7 +82,7 @@ def test_percent_formatting_keeps_track(one: Text, two: Text, bucket: str) -> No
             check(literal(bucket) % values, expected)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(st.sampled_from(BRACES), st.text("ab{}<", max_size=4))
 def test_brace_formatting_has_pythons_values(bucket: str, content: str) -> None:
     """Rendered as a template, where the fields are the conversation's and the rest is not."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import resource
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -95,6 +97,28 @@ def test_a_cache_that_cannot_be_written_is_done_without(tmp_path: Path, built: B
     assert processor_words(TARGET, not_a_folder) == processor_words(TARGET, None)
     assert len(built) == 2
     assert not_a_folder.read_bytes() == b"a file"
+
+
+def test_a_folder_without_programs_is_done_without(
+    tmp_path: Path, built: Built, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the cache may hold no programs (noexec), a copy is loaded; where nothing may, the error
+    says what helps."""
+    words, load, refused = processor_words(TARGET, tmp_path), ctypes.CDLL, [str(tmp_path)]
+
+    def loaded(path: str) -> object:
+        if path.startswith(tuple(refused)):
+            raise OSError(f"{path}: failed to map segment from shared object")
+        return load(path)
+
+    monkeypatch.setattr(ctypes, "CDLL", loaded)
+    library._open.cache_clear()
+    assert processor_words(TARGET, tmp_path) == words
+    refused.append(tempfile.gettempdir())
+    library._open.cache_clear()
+    with pytest.raises(TierUnavailable, match=r"failed to map .*; set TMPDIR or ZINC_RT_CACHE_DIR"):
+        processor_words(TARGET, tmp_path)
+    assert len(built) == 1
 
 
 def test_a_full_disk_leaves_nothing_behind(tmp_path: Path) -> None:

@@ -27,7 +27,8 @@ from contract.ir.nodes import Graph
 from contract.shape_key import ShapeKey
 from reference.limits import Limits
 from reference.model.open import open_model
-from tests.families_table import FAMILIES
+from tests.families_table import FAMILIES, without_variants
+from tests.long_cases import long_except
 from tests.model_runs import Outcome, assert_same
 from tests.native.conftest import OpenNative
 from tests.native.weight_starts import outcome
@@ -45,7 +46,7 @@ def refuse(*_: object) -> tuple[Step, Schedule]:
     raise AssertionError("lowered, though there is an entry")
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", long_except(FAMILIES, *without_variants()))
 def test_a_stored_program_binds_as_its_step(
     family: str, synthetic_model: Callable[..., Path], tmp_path: Path
 ) -> None:

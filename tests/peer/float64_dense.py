@@ -53,11 +53,7 @@ class Float64Dense(Float64Llama):
 
     def _attention(self, h: Float64, layer: int, positions: NDArray[np.int64]) -> Float64:
         prefix, count, size = f"blk.{layer}.attn_", len(h), self.head_dim
-        if f"{prefix}qkv.weight" in self._tensors:
-            edges = np.cumsum([self.heads * size, self.kv_heads * size])
-            q, k, v = np.split(self._linear(h, f"{prefix}qkv"), edges, axis=1)
-        else:
-            q, k, v = (self._linear(h, prefix + name) for name in "qkv")
+        q, k, v = self._qkv(h, prefix, self.heads)
         if f"{prefix}q_norm.weight" in self._tensors:
             q, k = self._norm(q, f"{prefix}q_norm"), self._norm(k, f"{prefix}k_norm")
         q, k = (

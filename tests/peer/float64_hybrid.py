@@ -33,12 +33,7 @@ class Float64Hybrid(Float64Llama):
 
     def _attention(self, h: Float64, layer: int, positions: NDArray[np.int64]) -> Float64:
         prefix, count, size = f"blk.{layer}.attn_", len(h), self.head_dim
-        if f"{prefix}qkv.weight" in self._tensors:
-            packed = self._linear(h, f"{prefix}qkv")
-            edges = np.cumsum([2 * self.heads * size, self.kv_heads * size])
-            q, k, v = np.split(packed, edges, axis=1)
-        else:
-            q, k, v = (self._linear(h, prefix + name) for name in "qkv")
+        q, k, v = self._qkv(h, prefix, 2 * self.heads)
         q, gate = np.moveaxis(q.reshape(count, self.heads, 2, size), 2, 0)
         k = self._norm(k.reshape(count, self.kv_heads, size), f"{prefix}k_norm")
         v = v.reshape(count, self.kv_heads, size)

@@ -111,12 +111,12 @@ class Float64Llama:
         down = self._matrix(f"{prefix}down_exps.weight")
         y = np.zeros_like(h)
         for expert in range(len(down)):
-            rows, places = np.nonzero(used == expert)
+            rows, ranks = np.nonzero(used == expert)
             hidden = self.activation(h[rows] @ gate[expert].T) * (h[rows] @ up[expert].T)
             out = hidden @ down[expert].T
             if f"{prefix}down_exps.scale" in self._tensors:
                 out = out * self._matrix(f"{prefix}down_exps.scale").reshape(-1)[expert]
-            y[rows] += weight[rows, places, None] * out
+            y[rows] += weight[rows, ranks, None] * out
         return y
 
     def _weights(self, logits: Float64, prefix: str) -> tuple[Float64, NDArray[np.int64]]:
@@ -125,14 +125,17 @@ class Float64Llama:
         count = self._key("expert_used_count")
         return probability, np.argsort(-probability, axis=-1, kind="stable")[:, :count]
 
+    def _qkv(self, h: Float64, prefix: str, queries: int) -> list[Float64]:
+        """Queries, keys and values, of one matrix or three; ``queries`` is the number of query
+        heads, twice where each has a gate."""
+        if f"{prefix}qkv.weight" not in self._tensors:
+            return [self._linear(h, prefix + name) for name in "qkv"]
+        edges = np.cumsum([queries * self.head_dim, self.kv_heads * self.head_dim])
+        return np.split(self._linear(h, f"{prefix}qkv"), edges, axis=1)
+
     def _attention(self, h: Float64, layer: int, positions: NDArray[np.int64]) -> Float64:
         prefix, count, size = f"blk.{layer}.attn_", len(h), self.head_dim
-        if f"{prefix}qkv.weight" in self._tensors:
-            packed = self._linear(h, f"{prefix}qkv")
-            edges = np.cumsum([self.heads * size, self.kv_heads * size])
-            q, k, v = np.split(packed, edges, axis=1)
-        else:
-            q, k, v = (self._linear(h, prefix + name) for name in "qkv")
+        q, k, v = self._qkv(h, prefix, self.heads)
         q = q.reshape(count, self.heads, size)
         k = k.reshape(count, self.kv_heads, size)
         v = v.reshape(count, self.kv_heads, size)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from hypothesis import strategies as st
 
 from contract.types import QosClass, Tenant
-from reference.sched.admission import WaitingRequest
+from reference.sched.wait_queue import WaitingRequest
 
 AGING = 10.0
 BIG = Tenant(0, "big", max_slots=100, max_kv_pages=1000, decode_tokens_per_s=1000)

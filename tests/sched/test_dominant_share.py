@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from contract.types import Tenant
-from reference.sched.admission import WaitingRequest, WaitQueue
 from reference.sched.tenants import Tenants
+from reference.sched.wait_queue import WaitingRequest, WaitQueue
 from tests.sched.manual_clock import ManualClock
 
 SLOTS = 300

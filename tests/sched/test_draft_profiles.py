@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from reference.sched.cost import Load, StepCost
-from reference.sched.drafts import AcceptedTokens, DraftPolicy
+from reference.sched.drafts import DraftHistory, DraftPolicy
 
 ANSWERS, TOKENS, PROMPT, MOST = 8, 128, 32, 3
 SEEDS = range(5)
@@ -61,7 +61,7 @@ PROFILES = {
 class Forced(DraftPolicy):
     """Always drafts as many as there may be."""
 
-    def count(self, own: AcceptedTokens, running: int, most: int) -> int:
+    def count(self, own: DraftHistory, running: int, most: int) -> int:
         return most
 
 
@@ -94,7 +94,7 @@ class Simulation:
         prefill = self.noisy(2.5 * profile.plain) + self.building
         self.cost.observe(Load(PROMPT * together, 0), prefill / 1e3)
         self.begin = begin
-        self.own = [AcceptedTokens() for _ in range(together)]
+        self.own = [DraftHistory() for _ in range(together)]
         self.known, self.lockstep = [PROMPT] * together, [False] * together
         self.follows = policy.follows(together, MOST)
         self.right = [

@@ -14,9 +14,9 @@ import pytest
 from numpy.typing import NDArray
 
 from contract.types import Tenant
-from reference.sched.admission import WaitingRequest, WaitQueue
 from reference.sched.rates import WINDOW_SECONDS
 from reference.sched.tenants import Tenants
+from reference.sched.wait_queue import WaitingRequest, WaitQueue
 from tests.sched.manual_clock import ManualClock
 
 SLOTS = 16
@@ -144,7 +144,7 @@ class FirstCome(Tenants):
     def dominant_share(self, id: int) -> float:
         return 0.0
 
-    def slots_lately(self, id: int) -> float:
+    def recent_slots(self, id: int) -> float:
         return 0.0
 
 

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from contract.types import QosClass
-from reference.sched.admission import RunningRequest, victim
 from reference.sched.tenants import Tenants
+from reference.sched.wait_queue import RunningRequest, choose_victim
 from tests.sched.manual_clock import ManualClock
 from tests.sched.tenant_sets import of_class, tenant_sets
 
@@ -41,7 +41,7 @@ def test_a_claimant_displaces_only_what_is_below_it(
     below = [
         entry for entry in running if entry.qos.rank > claimant.qos.rank and not entry.protected
     ]
-    chosen = victim(running, tenants, claimant.qos)
+    chosen = choose_victim(running, tenants, claimant.qos)
     if chosen is None:
         assert not below
         return
@@ -64,7 +64,7 @@ def test_memory_can_always_be_had(population: tuple[Tenants, list[RunningRequest
     """Without a claimant somebody is chosen while anything runs, of the lowest class: a protected
     request only when all of the class are."""
     tenants, running = population
-    chosen = victim(running, tenants, None)
+    chosen = choose_victim(running, tenants, None)
     if not running:
         assert chosen is None
         return
@@ -86,7 +86,7 @@ def test_preemption_ends() -> None:
     for entry in running:
         tenants.occupy(entry.tenant, slots=1, pages=entry.pages)
     taken = []
-    while (chosen := victim(running, tenants, None)) is not None:
+    while (chosen := choose_victim(running, tenants, None)) is not None:
         running.remove(chosen)
         tenants.occupy(chosen.tenant, slots=-1, pages=-chosen.pages)
         taken.append(chosen.order)

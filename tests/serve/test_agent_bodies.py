@@ -91,6 +91,8 @@ def test_a_digest_of_the_body_is_not_read(hermes: Running) -> None:
 
     line, block = f"{header}\n\n{brief}", {"type": "text", "text": header}
     glued = [f"{header[:-1]}{end}{brief}" for end in ("; ", ";", " ", ";\t")]
+    named = ("cc-version", "cc.entry", "x-a-b")
+    glued += [f"{header} {name}=2.1.9-b; c=1;{brief}" for name in named]
     bare = f"x-anthropic-billing-header: none\n{brief}"
     for system in (line, [block, block | {"text": brief}], [block | {"text": line}], *glued, bare):
         assert count(system) == count(brief)

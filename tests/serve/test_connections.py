@@ -172,7 +172,7 @@ def test_one_who_never_reads_is_cut_off(serve: Serve, monkeypatch: pytest.Monkey
             connection.sendall(posted(COMPLETIONS, body))
             wait_until(lambda: running(server) == 4)
             wait_until(lambda: running(server) == 0)
-            since = server.service.model.driver.call(lambda e: e.ledger.of(0).requests_finished)
+            since = server.service.model.driver.call(lambda e: e.usage.of(0).requests_finished)
             assert {reason.value for reason in since} == {"client_too_slow"}
             assert http.post(COMPLETIONS, {**LONG, "max_tokens": 3}).status == 200
             monkeypatch.setattr(listen, "UNREAD_SECONDS", 1)

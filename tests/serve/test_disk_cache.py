@@ -52,7 +52,7 @@ def test_an_answer_says_what_came_from_disk(
 ) -> None:
     """Also where more pages are on disk than are read before it has a slot."""
     monkeypatch.setattr(disk_module, "READ_BYTES", pages)
-    monkeypatch.setattr(row_copies, "TOGETHER_ROWS", min(pages, row_copies.TOGETHER_ROWS))
+    monkeypatch.setattr(row_copies, "BLOCK_ROWS", min(pages, row_copies.BLOCK_ROWS))
     with serve() as plain:
         expected = ask(Http(plain.url))
         assert "disk_cache" not in Http(plain.url).get("/health").json

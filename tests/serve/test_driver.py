@@ -148,7 +148,7 @@ def test_who_stalls_too_long_is_ended_though_nobody_else_is_there(driven: Driven
         while not driver.call(lambda engine: engine.idle):
             time.sleep(0.01)
         assert tokens_of(stream)[-1] == -1
-        usage = driver.call(lambda engine: engine.ledger.of(0).requests_finished)
+        usage = driver.call(lambda engine: engine.usage.of(0).requests_finished)
         assert usage == {FinishReason.CLIENT_TOO_SLOW: 1}
 
 
@@ -373,13 +373,13 @@ def test_what_a_removed_tenant_did_not_use_is_taken_from_no_other(
         wait_until(lambda: driver.call(lambda engine: stream.facts[number].tokens) > 4)
 
         def exchange(engine: Engine) -> int:
-            engine.let_leave(LOCAL_TENANT.id)
+            engine.begin_removal(LOCAL_TENANT.id)
             engine.put_tenant(replace(LOCAL_TENANT, name="another"))
-            return engine.ledger.of(LOCAL_TENANT.id).tokens_generated
+            return engine.usage.of(LOCAL_TENANT.id).tokens_generated
 
         assert driver.call(exchange) == 0
         theirs = driver.submit([request(driver, 7)])
         stream.cancel(number, 1)
         held.allow()
         assert len(tokens_of(theirs)) == 7
-        assert driver.call(lambda engine: engine.ledger.of(LOCAL_TENANT.id).tokens_generated) == 7
+        assert driver.call(lambda engine: engine.usage.of(LOCAL_TENANT.id).tokens_generated) == 7

@@ -14,16 +14,16 @@ from contract.types import QosClass, TokenEvent
 from harness.simulation.invariants import Invariant
 from harness.simulation.runner import SimulatedCopies, SimulatedStates
 from reference.engine import Engine
-from reference.engine.constraining import listed_of
+from reference.engine.constraining import log_probabilities_of
 from reference.engine.models import Models
 from reference.engine.scheduler import Scheduler
 from reference.engine.slot_manager import SlotManager
-from reference.ledger import Ledger
 from reference.memory.kv import KvMemory
 from reference.memory.pages import PagePool
-from reference.sched.admission import RunningRequest, WaitQueue, victim
 from reference.sched.planner import plan_step
 from reference.sched.tenants import Tenants
+from reference.sched.wait_queue import RunningRequest, WaitQueue, choose_victim
+from reference.usage import UsageCounters
 
 Patch = pytest.MonkeyPatch
 Break = Callable[[Patch], None]
@@ -92,10 +92,10 @@ def classes_reversed(patch: Patch) -> None:
         running: Sequence[RunningRequest], tenants: Tenants, claimant: QosClass | None
     ) -> Any:
         if claimant is not None:
-            return victim(running, tenants, claimant)
+            return choose_victim(running, tenants, claimant)
         return min(running, key=lambda entry: entry.qos.rank, default=None)
 
-    patch.setattr("reference.engine.scheduler.victim", broken)
+    patch.setattr("reference.engine.scheduler.choose_victim", broken)
 
 
 def stalled_ones_go_on(patch: Patch) -> None:
@@ -120,9 +120,11 @@ def cancel_is_forgotten(patch: Patch) -> None:
     patch.setattr(Engine, "cancel", lambda self, request_id: None)
 
 
-def the_ledger_counts_twice(patch: Patch) -> None:
-    generated = Ledger.generated
-    patch.setattr(Ledger, "generated", lambda self, tenant, n=1: generated(self, tenant, 2 * n))
+def the_usage_counts_twice(patch: Patch) -> None:
+    generated = UsageCounters.generated
+    patch.setattr(
+        UsageCounters, "generated", lambda self, tenant, n=1: generated(self, tenant, 2 * n)
+    )
 
 
 def published_too_early(patch: Patch) -> None:
@@ -146,8 +148,8 @@ def biases_are_forgotten(patch: Patch) -> None:
 
 def logs_of_another_row(patch: Patch) -> None:
     patch.setattr(
-        "reference.engine.output_processor.listed_of",
-        lambda request, output, row: listed_of(request, output, 0),
+        "reference.engine.output_processor.log_probabilities_of",
+        lambda request, output, row: log_probabilities_of(request, output, 0),
     )
 
 
@@ -255,7 +257,7 @@ CONTROLS: dict[Invariant, tuple[Break, ...]] = {
         *(copies_do_nothing, saved_pages_do_not_come_back, states_are_not_loaded),
         the_cache_outlives_a_fault,
     ),
-    Invariant.LEDGER: (the_ledger_counts_twice,),
+    Invariant.USAGE: (the_usage_counts_twice,),
     Invariant.SAME_SEED_SAME_LOG: (chance_decides,),
     Invariant.LIVENESS: (a_waiting_request_is_lost, one_tenant_may_take_all_places),
     Invariant.MODEL_TURNS: (the_first_model_goes_first,),

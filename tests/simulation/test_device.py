@@ -15,7 +15,7 @@ from harness.simulation.clock import VirtualClock
 from harness.simulation.history import MOST_POSITIONS, solo_run
 from harness.simulation.invariants import Invariant, Violation
 from harness.simulation.runner import SimulatedRunner, StepSeconds
-from reference.engine.constraining import listed_of
+from reference.engine.constraining import log_probabilities_of
 from reference.limits import Limits
 from reference.runner import LOG_PROBABILITIES, StepInput
 from reference.sched.slots import sampling_record
@@ -92,7 +92,7 @@ def test_log_probabilities_are_those_of_the_closed_form() -> None:
     runner = runner_of()
     step = replace(step_of(PROMPT, 0), requested=LOG_PROBABILITIES)
     output = runner.collect(runner.submit(step))
-    listed = listed_of(request, output, 0)
+    listed = log_probabilities_of(request, output, 0)
     (event, *_) = solo_run(request, 64).events
     assert listed == (event.log_probability, event.top)
     assert len(set(event.top)) == 2

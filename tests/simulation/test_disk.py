@@ -182,10 +182,11 @@ def test_what_happens_while_a_long_prompt_is_loaded(what: str, slow: Counter[str
     assert (slow["dropped"] > 0) == (what != "stalled")
 
 
-def test_an_interrupt_while_a_long_prompt_is_loaded(slow: Counter[str]) -> None:
-    """At any line of a step in which it is admitted or loaded."""
+@pytest.mark.parametrize("apart", [37, pytest.param(7, marks=pytest.mark.long)])
+def test_an_interrupt_while_a_long_prompt_is_loaded(apart: int, slow: Counter[str]) -> None:
+    """At any line of a step in which it is admitted or loaded: others in each step."""
     for step in range(41, 48):
-        for line in range(1, 400, 7):
+        for line in range(1 + 5 * (step - 41), 400, apart):
             outcome = meanwhile(TENANT, Interrupt(step, line))
             assert outcome.violation is None, f"line {line} of {step}: {outcome.violation}"
     assert slow["begun"] > slow["dropped"] > 0
@@ -235,6 +236,6 @@ def test_a_call_is_repeated_after_the_device_failed(what: str) -> None:
 
 def test_a_call_on_a_device_that_failed_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """Control: an engine that goes on without having recovered."""
-    monkeypatch.setattr(Engine, "_mend", lambda self: None)
+    monkeypatch.setattr(Engine, "_repair", lambda self: None)
     with pytest.raises(AssertionError, match="HISTORY"):
         test_a_call_is_repeated_after_the_device_failed("save")

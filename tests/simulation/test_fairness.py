@@ -22,7 +22,7 @@ def test_equal_shares_in_many_mixes() -> None:
 
 def test_arrival_alone_is_not_fair(monkeypatch: pytest.MonkeyPatch) -> None:
     """Negative control: who has many requests waiting gets the slot that is left over."""
-    for what in ("dominant_share", "slots_lately"):
+    for what in ("dominant_share", "recent_slots"):
         monkeypatch.setattr(Tenants, what, lambda self, tenant: 0.0)
     violations = [violation_of(play_mix, seed) for seed in range(3)]
     assert any(found is not None and "FAIRNESS" in str(found) for found in violations)

@@ -74,9 +74,9 @@ def test_a_restart_before_counted_tokens_are_handed_out(step: int) -> None:
         Arrive(0, request(1, 2)), Arrive(0, request(2, 4)), Arrive(1, request(3, 0)),
         Restart(step + 1),
     )  # fmt: skip
-    lines = 1 + step % 2
+    lines = step
     while interrupts(left, step, lines):
-        lines += 2
+        lines += 7
     assert lines > 100
 
 

@@ -28,7 +28,7 @@ from tests.simulation.controls import a_waiting_request_is_lost
 
 JOBS = 1 if "PYTEST_XDIST_WORKER" in os.environ else min(2, os.cpu_count() or 1)
 """Where tests run beside each other, processes of their own only take time to begin."""
-PART = 100
+PARTS = (40, pytest.param(100, marks=pytest.mark.long))
 """Schedules of one test."""
 RARE = (
     *("cancels", "ended client_too_slow", "ended error", "ended length", "ended stop", "faults"),
@@ -56,10 +56,11 @@ def everything_happens(report: SimulationReport) -> None:
         assert report.counts[what] > 0.005 * report.schedules, f"{what} hardly ever happens"
 
 
+@pytest.mark.parametrize("count", PARTS)
 @pytest.mark.parametrize("profile", [SCHEDULER, MEMORY], ids=["scheduler", "few pages"])
-def test_nothing_breaks(profile: Profile) -> None:
-    """100 schedules of about 100 steps each."""
-    everything_happens(nothing_broken(profile, 0, PART))
+def test_nothing_breaks(profile: Profile, count: int) -> None:
+    """So many schedules of about 100 steps each."""
+    everything_happens(nothing_broken(profile, 0, count))
 
 
 @pytest.mark.soak

@@ -9,8 +9,8 @@ import pytest
 from harness.simulation.adversaries import LABELS
 from harness.simulation.invariants import Violation
 from harness.simulation.shares import Cheat, compete, most_slots
-from reference.sched.admission import WaitQueue
 from reference.sched.tenants import Tenants
+from reference.sched.wait_queue import WaitQueue
 
 WAYS = {
     "labels in turn": Cheat(labels=LABELS),
@@ -54,7 +54,7 @@ def test_where_every_label_ages_alone_labels_win(monkeypatch: pytest.MonkeyPatch
 
 
 def test_where_tokens_are_counted_long_prompts_win(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Negative control: a slot that is left over goes to who got the fewest tokens lately."""
+    """Negative control: a slot that is left over goes to who got the fewest tokens recently."""
     monkeypatch.setattr(
         Tenants,
         "_mean_slots",

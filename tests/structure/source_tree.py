@@ -11,6 +11,10 @@ from tests.paths import ROOT
 PRODUCT = ("contract", "reference", "accel", "harness")
 SOURCE_SUFFIXES = {".py", ".c", ".cl", ".cpp", ".cu", ".h", ".k", ".css", ".js"}
 PYTHON_API = ROOT / "harness" / "python"
+TELLING = (
+    *(ast.Import, ast.ImportFrom, ast.FunctionDef, ast.AsyncFunctionDef),
+    *(ast.ClassDef, ast.Call),
+)
 EXCEPTIONS = Path(__file__).with_name("exceptions.txt")
 
 
@@ -39,6 +43,12 @@ def tree(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"))
 
 
+@cache
+def telling_nodes(source: ast.AST) -> tuple[ast.AST, ...]:
+    """What a tree imports, defines and calls: walking through all of it takes longest."""
+    return tuple(node for node in ast.walk(source) if isinstance(node, TELLING))
+
+
 def relative(path: Path) -> str:
     """The path from the project's top folder, with forward slashes."""
     return path.relative_to(ROOT).as_posix()
@@ -64,7 +74,7 @@ def product_modules() -> dict[str, ast.Module]:
 def imported_modules(source: ast.AST, known: frozenset[str]) -> set[str]:
     """The ``known`` modules that a tree imports: in functions and for typing, too."""
     found = set()
-    for node in ast.walk(source):
+    for node in telling_nodes(source):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names} & known
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:

@@ -1,4 +1,4 @@
-"""The programs in ``ci`` import what there is: no type checker and no other test reads them."""
+"""The programs in ``ci`` import what there is, which no other test does."""
 
 from __future__ import annotations
 

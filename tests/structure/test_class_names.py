@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from tests.paths import ROOT
-from tests.structure.source_tree import exceptions, product_modules
+from tests.structure.source_tree import exceptions, product_modules, telling_nodes
 
 
 def package_of(module: str) -> str:
@@ -55,7 +55,7 @@ def generic_with_weak_slot(modules: Iterable[tuple[str, ast.Module]]) -> set[str
     return {
         f"{module}:{node.name}"
         for module, source in modules
-        for node in ast.walk(source)
+        for node in telling_nodes(source)
         if isinstance(node, ast.ClassDef)
         and any("Generic" in ast.unparse(base) for base in node.bases)
         and any("weakref_slot" in ast.unparse(line) for line in node.decorator_list)

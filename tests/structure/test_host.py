@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from tests.structure.source_tree import imported_modules, product_modules
+from tests.structure.source_tree import imported_modules, product_modules, telling_nodes
 
 HOST = "harness.host."
 CLIENTS = ("harness.serve", "harness.cli", "zinc_rt")
@@ -26,7 +26,7 @@ def callers(modules: Mapping[str, ast.Module], called: str) -> set[str]:
         name
         for name, source in modules.items()
         if name.startswith((HOST, *CLIENTS))
-        for node in ast.walk(source)
+        for node in telling_nodes(source)
         if isinstance(node, ast.Call)
         and isinstance(node.func, ast.Name | ast.Attribute)
         and called == (node.func.id if isinstance(node.func, ast.Name) else node.func.attr)

@@ -6,7 +6,14 @@ import ast
 from pathlib import Path
 
 from tests.paths import ROOT
-from tests.structure.source_tree import exceptions, python_files, relative, sources, tree
+from tests.structure.source_tree import (
+    exceptions,
+    python_files,
+    relative,
+    sources,
+    telling_nodes,
+    tree,
+)
 
 MOST_FILE_LINES = 400
 MOST_FUNCTION_LINES = 60
@@ -23,7 +30,7 @@ def long_functions(path: Path, source: ast.Module) -> set[str]:
     """Every function of more than the most lines, as "file:name"."""
     return {
         f"{relative(path)}:{node.name}"
-        for node in ast.walk(source)
+        for node in telling_nodes(source)
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         and (node.end_lineno or node.lineno) - node.lineno + 1 > MOST_FUNCTION_LINES
     }

@@ -70,6 +70,13 @@ ON_VULKAN = (
 )
 """Dense, mixtures, sinks, both recurrent kinds, convolutions, windows: what is left has their
 kernels, which parity compares one by one."""
+ON_OPENCL = (
+    *ON_VULKAN,
+    *("llama-8-experts", "phi3-long-rope", "olmo2-windows", "command-r", "qwen3-wide-heads"),
+    *("qwen3next", "gemma3-untied-softcap-linear", "gemma4-shared-kv"),
+    "gemma4-per-layer-embeddings",
+)
+"""Every kind of rotation, norm and sharing; scales and other sizes of the same are left."""
 TRACED = {
     "qwen35moe-fused": ("q4_k_m", F16),
     "qwen3next-fused-ssm-in": ("q5_1", Q8_0),
@@ -116,7 +123,7 @@ def model_of(synthetic_model: SyntheticModel, name: str, way_name: str) -> tuple
 
 
 @each_on(
-    on(OPENCL, MODELS),
+    on(OPENCL, MODELS, pytest.mark.long, unmarked=ON_OPENCL),
     on(VULKAN, MODELS, pytest.mark.long, unmarked=ON_VULKAN),
     on(METAL, MODELS, pytest.mark.soak),
 )

@@ -119,11 +119,14 @@ def _intel(cache: Path) -> Iterator[OpenTier]:
 
 @contextmanager
 def _amd(cache: Path, tier: str) -> Iterator[OpenTier]:
+    """What a GPU is tested for before it is used, which takes longer than a test's steps, has tests
+    of its own."""
     kernels: list[FakeKernel] = []
 
     def open_it(memory_bytes: int | None = None) -> Tier:
         kernels.append(FakeKernel(Behaviour(checked=True)))
-        return AmdTier(choices=AmdChoices(memory_bytes), kernel=kernels[-1], tier=tier)
+        choices = AmdChoices(memory_bytes, native=True, matrices=True)
+        return AmdTier(choices=choices, kernel=kernels[-1], tier=tier)
 
     yield open_it
     assert not any(kernel.leaked for kernel in kernels)

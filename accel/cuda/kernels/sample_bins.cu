@@ -102,7 +102,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     if (blockIdx.y >= op.rows) return;
     PART_TALLY &tally = *(PART_TALLY *)shared;
     const SAMPLED row = open_row(launch, op, blockIdx.y, workspace, (unsigned *)shared);
-    if (!row.is_drawn() || row.is_whole()) return;
+    if (!row.is_drawn() || row.is_whole() || (row.few && !TEMPERED)) return;
     for (unsigned bin = threadIdx.x; bin < BINS; bin += THREADS)
         tally.count[bin] = tally.enough[bin] = tally.low[bin] = tally.high[bin] = 0;
     __syncthreads();
@@ -113,11 +113,13 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 #pragma unroll 1
         for (int i = 0; i < LOADED && base + i * THREADS < end; i++) {
             const unsigned id = base + i * THREADS + threadIdx.x;
-            const unsigned weight = id < end ? row.weight_at(value[0]) : 0u;
+            unsigned weight = 0;
+            if (id < end) weight = row.few ? row.is_near(value[0]) : row.weight_at(value[0]);
             const unsigned bin = row.bin_of(value[0]);
             shift_values(value);
             if (weight == 0) continue;
             atomicAdd(tally.count + bin, 1u);
+            if (row.few) continue;
             atomicAdd(tally.low + bin, weight & HALF_WEIGHT);
             atomicAdd(tally.high + bin, weight >> HALF_WEIGHT_BITS);
             if (row.least > 0 && row.is_enough(weight)) atomicAdd(tally.enough + bin, 1u);

@@ -180,6 +180,13 @@ DEVICE PREFIX_END end_of_kept(const SAMPLED &row, LIST &list, const BOUNDS &boun
     return end;
 }
 
+// The drawn number as a weight below the total.
+DEVICE U64 target_of(const SAMPLED &row, U64 total) {
+    const U64 u = philox_draw(U32_AT(row.how, SAMPLING_SEED_LOW), U32_AT(row.how, SAMPLING_SEED_HIGH),
+                              U32_AT(row.how, SAMPLING_POSITION));
+    return u * (total >> 32) + (u * (total & 0xFFFFFFFFu) >> 32);
+}
+
 // Adds the weights of the kept tokens of the list to the parts, and draws: the part that contains
 // the token, and how much of its weight comes before the token.
 struct DRAWN {
@@ -211,9 +218,7 @@ DEVICE void draw_part(const SAMPLED &row, const LIST &list, const PREFIX_END &en
     }
     SUMS all;
     const U64 before = sums_before({own, 0, 0}, drawn.room, all).weight, total = all.weight;
-    const U64 u = philox_draw(U32_AT(row.how, SAMPLING_SEED_LOW), U32_AT(row.how, SAMPLING_SEED_HIGH),
-                              U32_AT(row.how, SAMPLING_POSITION));
-    const U64 target = u * (total >> 32) + (u * (total & 0xFFFFFFFFu) >> 32);
+    const U64 target = target_of(row, total);
     if (before <= target && target < before + own) drawn.part = part, drawn.target = target - before;
     __syncthreads();
 }
@@ -241,6 +246,96 @@ DEVICE void walk_part(const LAUNCH &launch, const SAMPLED &row, const BOUNDS &bo
     end_row(launch, row, id);
 }
 
+// The value of an order_key.
+DEVICE float value_of(unsigned key) {
+    return __uint_as_float(key & SIGN_BIT ? key ^ SIGN_BIT : ~key);
+}
+
+// The key that the largest values of as many parts reach as top-k keeps tokens.
+DEVICE unsigned least_key(const OP &op, const SAMPLED &row, PIECES &pieces) {
+    const ADDRESS records = ROW(op.best, blockIdx.y * op.parts, BEST_WORDS);
+    unsigned key = 0, rank = 0;
+    if (threadIdx.x < op.parts) {
+        const BEST best = load_best(records, threadIdx.x);
+        if (best.id != NO_TOKEN) key = order_key(best.value);
+        pieces.low[threadIdx.x] = key;
+    }
+    __syncthreads();
+    for (unsigned i = 0; i < op.parts; i++)
+        rank += pieces.low[i] > key || (pieces.low[i] == key && i < threadIdx.x);
+    if (threadIdx.x < op.parts && rank == row.few - 1) pieces.found = key;
+    __syncthreads();
+    return pieces.found;
+}
+
+// Lists the tokens of this block's part that top-k may keep, without weights.
+DEVICE void list_part(const OP &op, const SAMPLED &row, PIECES &pieces) {
+    const unsigned least = TEMPERED ? 0 : least_key(op, row, pieces), cut = row.state->bounds.cut;
+    const unsigned lane = threadIdx.x % WARP_LANES, end = row.part_end(blockIdx.x);
+    for (unsigned base = blockIdx.x * row.part_size(); base < end; base += LOADED * THREADS) {
+        float value[LOADED];
+        load_values(row, base, end, value);
+#pragma unroll
+        for (int i = 0; i < LOADED; i++) {
+            const unsigned id = base + i * THREADS + threadIdx.x;
+            const bool above = TEMPERED ? row.bin_of(value[i]) <= cut : order_key(value[i]) >= least;
+            const bool is_listed = id < end && above && row.is_near(value[i]);
+            const unsigned listed = __ballot_sync(ALL_LANES, is_listed);
+            if (listed == 0) continue;
+            unsigned place = 0;
+            if (lane == 0) place = atomicAdd(&row.state->listed, (unsigned)__popc(listed));
+            place = __shfl_sync(ALL_LANES, place, 0) + __popc(listed & ((1u << lane) - 1));
+            if (is_listed) row.ids[place] = id | INSIDE;
+        }
+    }
+}
+
+// A row of which top-k keeps at most as many tokens as a block has threads: a thread compares one
+// with all others.
+DEVICE void draw_of_few(const LAUNCH &launch, const OP &op, const SAMPLED &row, DRAWN &drawn,
+                        LISTED *near) {
+    PIECES &pieces = drawn.pieces;
+    list_part(op, row, pieces);
+    if (!comes_last(row.state, (unsigned *)&drawn)) return;
+    LIST list = {row, near, drawn.room, pieces, load_shared_word(&row.state->listed), 0u, 0u};
+    PREFIX_END first = {0u, ID_BITS};
+    list.fill();
+    if (list.count > THREADS) first = list.end(INSIDE, false, 0, row.few);
+    if (threadIdx.x == 0) drawn.part = 0;
+    __syncthreads();
+    for (unsigned i = threadIdx.x; i < list.count; i += THREADS) {
+        const LISTED one = list.at(i);
+        if (!first.holds(one.key, one.id & ID_BITS)) continue;
+        const unsigned place = atomicAdd(&drawn.part, 1u);
+        pieces.low[place] = one.key, pieces.high[place] = one.id & ID_BITS;
+        pieces.count[place] = row.weight_at(value_of(one.key));
+    }
+    __syncthreads();
+    const unsigned count = drawn.part, own = threadIdx.x;
+    const bool exists = own < count;
+    const unsigned key = exists ? pieces.low[own] : 0, id = exists ? pieces.high[own] : 0;
+    unsigned weight = exists ? pieces.count[own] : 0, rank = 0;
+    U64 before = 0;
+    for (unsigned i = 0; i < count; i++) {
+        if (pieces.low[i] < key || (pieces.low[i] == key && pieces.high[i] >= id)) continue;
+        rank++, before += pieces.count[i];
+    }
+    SUMS of_count = {0, 0, 0}, all;
+    if (exists && rank < row.few) of_count = {weight, 1, row.is_enough(weight)};
+    sums_before(of_count, drawn.room, all);
+    const bool by_weight = F32_AT(row.how, SAMPLING_TOP_P) < 1.0f;
+    if (rank >= row.few || (by_weight && before >= limit_of(row, all.weight))) weight = 0;
+    if (row.least > 0 && rank >= max(all.enough, 1u)) weight = 0;
+    pieces.count[own] = weight;
+    sums_before({weight, 0, 0}, drawn.room, all);
+    const U64 target = target_of(row, all.weight);
+    before = 0;
+    for (unsigned i = 0; i < count; i++)
+        if (pieces.high[i] < id) before += pieces.count[i];
+    if (exists && before <= target && target < before + weight) end_row(launch, row, id);
+    if (own == 0) row.state->bounds = BOUNDS{}, row.state->listed = 0;
+}
+
 extern "C" __global__ void __launch_bounds__(THREADS)
     sample_draw(U64 scratch, U64 inputs, const __grid_constant__ PACKETS packets, U64 workspace) {
     extern __shared__ __align__(128) unsigned char shared[];
@@ -256,6 +351,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
             end_row(launch, row, row.is_sound() ? row.best.id : NO_TOKEN);
         return;
     }
+    if (row.few) return draw_of_few(launch, op, row, drawn, (LISTED *)(shared + sizeof(DRAWN)));
     ROW_STATE *state = row.state;
     BOUNDS bounds = state->bounds;
     if (row.is_whole()) bounds.first = bounds.last = bounds.cut = NO_BIN;

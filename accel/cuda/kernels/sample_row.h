@@ -8,6 +8,10 @@
 // finds where the prefix ends in the list, draws, and walks over the one part that contains the
 // token.
 //
+// Of a row of which top-k keeps few tokens, nothing is weighed that it does not keep. A value that so
+// many parts of sample_part.cu reach is not above the last kept one, so the first launch does nothing
+// and the second lists what is not below it. Without parts, the first launch counts in bins.
+//
 // The workspace has a ROW_STATE for each row, zeros between steps. Compiled with THREADS of a
 // block, PARTS, and SAMPLE as the op. If LOGITS_AT is not -1, the values are the logits of that
 // operand divided by the temperature, and best has one record, of the largest logit; the packet
@@ -75,6 +79,7 @@ struct SAMPLED {
     int *token;
     ROW_STATE *state;
     unsigned vocab;
+    unsigned few;  // tokens that top-k keeps, 0 if those are many or all
     BEST best;
     U64 least;  // of a weight that min-p keeps, times 2^THRESHOLD_BITS
 
@@ -86,7 +91,10 @@ struct SAMPLED {
         return best.finite != 0 && is_finite(best.value);
     }
     __device__ __forceinline__ unsigned weight_at(float value) const {
-        return value - best.value >= WEIGHTLESS ? weight_of(value, best.value) : 0u;
+        return is_near(value) ? weight_of(value, best.value) : 0u;
+    }
+    __device__ __forceinline__ bool is_near(float value) const {
+        return value - best.value >= WEIGHTLESS;
     }
     __device__ __forceinline__ unsigned bin_of(float value) const {
         return min((unsigned)((best.value - value) * BIN_SCALE), BINS - 1u);
@@ -163,6 +171,9 @@ DEVICE SAMPLED open_row(const LAUNCH &launch, const OP &op, unsigned row, U64 wo
     sampled.stored = (const float *)ROW(op.values, row, op.vocab);
     sampled.best = best_of_records(ROW(op.best, row * op.parts, BEST_WORDS), op.parts, room);
 #endif
+    const unsigned top_k = max(I32_AT(sampled.how, SAMPLING_TOP_K), 0);
+    const bool bounded = TEMPERED || (top_k <= op.parts && op.parts <= THREADS);
+    sampled.few = bounded && top_k <= THREADS ? top_k : 0;
     sampled.least = threshold_of(F32_AT(sampled.how, SAMPLING_MIN_P)) << 24;
     return sampled;
 }

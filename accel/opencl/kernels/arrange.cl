@@ -27,9 +27,9 @@
                                                                      : 0)
 
 #if SHARED_ADDRESSES
-#define PLACE ulong
+#define ADDRESS ulong
 #else
-#define PLACE GLOBAL uchar *
+#define ADDRESS GLOBAL uchar *
 #endif
 
 // Dwords of 16 rows, one in each lane. Rows that are not there read as zeros.
@@ -205,10 +205,9 @@ static void arrange_groups(const GLOBAL uchar *stored, GLOBAL uchar *arranged, u
 }
 
 #ifndef NATIVE_C
-__kernel void arrange(PLACE stored_place, PLACE arranged_place, ulong arranged_offset, uint rows,
-                      uint columns, uint first_group, uint groups) {
-    arrange_groups((const GLOBAL uchar *)stored_place,
-                   (GLOBAL uchar *)arranged_place + arranged_offset, rows, columns, first_group,
-                   groups, get_global_id(0), get_global_size(0));
+__kernel void arrange(ADDRESS source, ADDRESS target, ulong target_offset, uint rows, uint columns,
+                      uint first_group, uint groups) {
+    arrange_groups((const GLOBAL uchar *)source, (GLOBAL uchar *)target + target_offset, rows,
+                   columns, first_group, groups, get_global_id(0), get_global_size(0));
 }
 #endif

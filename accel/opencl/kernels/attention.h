@@ -83,8 +83,8 @@ INLINE void weigh_tile(const KV_HEAD *head, const KV_INTEGERS *tile, const int16
             score[i] = soft_cap16(score[i], (float16)(head->soft_cap)) * LOG2E;
         float16 height = score[i] + tile->exponent[i];
         if (masked) {
-            const int16 place = lane + 16 * i;
-            kept[i] = (place >= (int16)(int)begin) & (place < (int16)(int)end);
+            const int16 key = lane + 16 * i;
+            kept[i] = (key >= (int16)(int)begin) & (key < (int16)(int)end);
             height = select((float16)(-INFINITY), height, kept[i]);
         }
         most = i ? select(most, height, (int16)(height > most)) : height;

@@ -155,11 +155,11 @@ INLINE void load_keys(const KV_HEAD *head, uint dtype, bool whole, uint position
         exponent[i] = row_exponent(most);
         for (uint n = 0; n < vectors; n++) {
             const int left = (int)head->head_dim - 32 * (int)n;
-            const ulong place = row + 32 * n;
-            const uint16 low = row_integers(load_kv(head, dtype, whole, place, left), factor);
+            const ulong index = row + 32 * n;
+            const uint16 low = row_integers(load_kv(head, dtype, whole, index, left), factor);
             uint16 high = (uint16)(0);
             if (left > 16)
-                high = row_integers(load_kv(head, dtype, whole, place + 16, left - 16), factor);
+                high = row_integers(load_kv(head, dtype, whole, index + 16, left - 16), factor);
             tile->page[i][n] = pairs_of(low, high);
         }
         if (rounds_up(most))

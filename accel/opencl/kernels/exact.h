@@ -304,10 +304,10 @@ static inline float fold_end(const SPAN_FOLD *fold) {
 }
 
 // Binary32 to binary16, to nearest even and saturating (R1); NaN stays NaN.
-static inline void store_half(float value, GLOBAL half *place) {
+static inline void store_half(float value, GLOBAL half *target) {
     float v = value > 65504.0f ? 65504.0f : value;
     v = v < -65504.0f ? -65504.0f : v;
-    vstore_half_rte(v, 0, place);
+    vstore_half_rte(v, 0, target);
 }
 
 // Philox4x32-10 (Salmon et al., SC11): the number that samples `position` under a 64-bit seed.

@@ -3,7 +3,7 @@
 // operands: ids int [tokens, used], starts int [experts], chunks CHUNK [most + 1],
 //           order int [2, tokens * used]
 // sizes:    tokens, used, experts
-// order holds the pairs (token * used + place) by rising expert, those of an expert by rising pair,
+// order holds the pairs (token * used + rank) by rising expert, those of an expert by rising pair,
 // then the token of each; chunks are the stretches of it that matmul takes at a time, the first of
 // them says how many follow. starts is scratch. One worker does it all.
 
@@ -11,13 +11,13 @@ INLINE int routed_expert(const expert_group_fields *op, uint pair) {
     return op->ids[pair / op->used * (ulong)op->ids_stride + pair % op->used];
 }
 
-INLINE void place_pair(const expert_group_fields *op, uint pair, uint place) {
+INLINE void put_pair(const expert_group_fields *op, uint pair, uint index) {
     const uint pairs = op->tokens * op->used;
-    op->order[place] = pair;
-    op->order[pairs + place] = pair / op->used;
+    op->order[index] = pair;
+    op->order[pairs + index] = pair / op->used;
 }
 
-// Turns the number of each expert's pairs into its first place, and cuts the chunks.
+// Turns the number of each expert's pairs into its first index in order, and cuts the chunks.
 static void cut_chunks(const expert_group_fields *op) {
     GLOBAL int *starts = op->starts;
     GLOBAL CHUNK *chunks = op->chunks;
@@ -44,6 +44,6 @@ void op_expert_group(MEMORY memory, const GLOBAL PACKET *packet, uint worker, ui
     for (uint pair = 0; pair < pairs; pair++) starts[routed_expert(&op, pair)]++;
     cut_chunks(&op);
     for (uint pair = 0; pair < pairs; pair++)
-        place_pair(&op, pair, starts[routed_expert(&op, pair)]++);
+        put_pair(&op, pair, starts[routed_expert(&op, pair)]++);
 }
 

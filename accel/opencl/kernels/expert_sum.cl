@@ -8,10 +8,10 @@ INLINE float16 expert_sum(const expert_sum_fields *op, uint token, uint k, int c
     const GLOBAL float *products = op->products + (ulong)token * op->used * op->products_stride + k;
     const GLOBAL int *ids = op->ids + (ulong)token * op->ids_stride;
     const GLOBAL float *weights = op->weights + (ulong)token * op->weights_stride;
-    for (uint place = 0; place < op->used; place++) {
-        float16 product = load_padded(products + (ulong)place * op->products_stride, count);
-        if (op->expert_scale) product = product * op->expert_scale[ids[place]];
-        sum = sum + weights[place] * product;
+    for (uint rank = 0; rank < op->used; rank++) {
+        float16 product = load_padded(products + (ulong)rank * op->products_stride, count);
+        if (op->expert_scale) product = product * op->expert_scale[ids[rank]];
+        sum = sum + weights[rank] * product;
     }
     return sum;
 }

@@ -20,15 +20,15 @@ INLINE float probability(float exponential, float sum) {
 // Chosen probabilities, in order, become weights.
 INLINE void renormalize(const GLOBAL float *chosen, GLOBAL float *weights, uint used) {
     float total = 0.0f;
-    for (uint place = 0; place < used; place++) total = total + chosen[place];
+    for (uint rank = 0; rank < used; rank++) total = total + chosen[rank];
     total = larger(total, SMALLEST_SUM);
-    for (uint place = 0; place < used; place++) weights[place] = divide1(chosen[place], total);
+    for (uint rank = 0; rank < used; rank++) weights[rank] = divide1(chosen[rank], total);
 }
 
 INLINE void route_nowhere(GLOBAL int *ids, GLOBAL float *weights, uint used) {
-    for (uint place = 0; place < used; place++) {
-        ids[place] = place;
-        weights[place] = as_float(QUIET_NAN);
+    for (uint rank = 0; rank < used; rank++) {
+        ids[rank] = rank;
+        weights[rank] = as_float(QUIET_NAN);
     }
 }
 
@@ -73,11 +73,11 @@ void op_expert_topk(MEMORY memory, const GLOBAL PACKET *packet, uint worker, uin
             continue;
         }
         for (uint k = 0; k < op.experts; k++) p[k] = probability(p[k], sum);
-        for (uint place = 0; place < op.used; place++) {
+        for (uint rank = 0; rank < op.used; rank++) {
             const BEST best = best_in(p, 0, op.experts);
-            ids[place] = best.id;
+            ids[rank] = best.id;
             p[best.id] = TAKEN;
-            p[op.experts + place] = best.value;
+            p[op.experts + rank] = best.value;
         }
         renormalize(p + op.experts, weights, op.used);
     }
@@ -107,13 +107,13 @@ void op_expert_choice(MEMORY memory, const GLOBAL PACKET *packet, uint worker, u
         for (uint k = 0; k < op.experts; k++)
             s[k] = flushed(sigmoid1(logits[k]) + flushed(op.bias[k]));
         bool whole = true;
-        for (uint place = 0; place < op.used && whole; place++) {
+        for (uint rank = 0; rank < op.used && whole; rank++) {
             const BEST best = best_in(s, 0, op.experts);
-            whole = place > 0 || best.finite != 0;
+            whole = rank > 0 || best.finite != 0;
             if (!whole) break;
-            ids[place] = best.id;
+            ids[rank] = best.id;
             s[best.id] = CHOSEN;
-            s[op.experts + place] = sigmoid1(logits[best.id]);
+            s[op.experts + rank] = sigmoid1(logits[best.id]);
         }
         if (whole) renormalize(s + op.experts, weights, op.used);
         else route_nowhere(ids, weights, op.used);

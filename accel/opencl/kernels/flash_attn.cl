@@ -41,12 +41,12 @@ void op_flash_attn_part(MEMORY memory, const GLOBAL PACKET *packet, uint worker,
                 attend_tiles(&head, &block, start, start + parts.tiles);
                 for (uint n = 0; n < block.count; n++) {
                     const ulong row = ((ulong)token * heads + first + n) * slots + part;
-                    GLOBAL float *place = op.parts + row * part_floats(head_dim);
-                    place[0] = block.span[n].top;
-                    place[1] = block.span[n].total;
+                    GLOBAL float *target = op.parts + row * part_floats(head_dim);
+                    target[0] = block.span[n].top;
+                    target[1] = block.span[n].total;
                     for (uint d = 0; d < head_dim; d += 16)
                         STORE16(block.output[n * 2 * block.vectors + d / 16],
-                                place + PART_HEADER + d);
+                                target + PART_HEADER + d);
                 }
             }
         }
@@ -72,13 +72,13 @@ void op_flash_attn(MEMORY memory, const GLOBAL PACKET *packet, uint worker, uint
         const uint token = unit / heads, h = unit % heads;
         const uint position = op.query[token * op.query_stride + 2];
         const PARTS parts = parts_of(first_visible(position, window), position, slots);
-        const GLOBAL float *place = op.parts + (ulong)unit * slots * part_floats(head_dim);
+        const GLOBAL float *source = op.parts + (ulong)unit * slots * part_floats(head_dim);
         const SOFTMAX none = NO_SOFTMAX;
         SOFTMAX all = none, span = none;
         for (uint i = 0; i < vectors; i++) output[i] = span_output[i] = (float16)(0.0f);
-        for (uint part = 0; part < parts.count; part++, place += part_floats(head_dim)) {
-            const SOFTMAX softmax = {place[0], place[1]};
-            for (uint i = 0; i < vectors; i++) one[i] = vload16(i, place + PART_HEADER);
+        for (uint part = 0; part < parts.count; part++, source += part_floats(head_dim)) {
+            const SOFTMAX softmax = {source[0], source[1]};
+            for (uint i = 0; i < vectors; i++) one[i] = vload16(i, source + PART_HEADER);
             merge_part(&span, span_output, softmax, one, head_dim);
             if (part + 1 < parts.count && !ends_span(parts, part)) continue;
             merge_part(&all, output, span, span_output, head_dim);

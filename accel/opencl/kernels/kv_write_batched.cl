@@ -29,7 +29,7 @@ static inline void store_q8_0(const GLOBAL float *x, GLOBAL uchar *block) {
     vstore16(convert_char16(rint_small16(second)), 1, q);
 }
 
-// A row of rule R6 at place i of the record of its page and KV head; which is 0 for keys, 1 for
+// A row of rule R6 at index i of the record of its page and KV head; which is 0 for keys, 1 for
 // values.
 static void store_i12(const GLOBAL float *x, uint head_dim, uint which, GLOBAL uchar *record,
                       uint i) {
@@ -100,7 +100,7 @@ INLINE int coded_group(int16 low, int16 high, int most, int bits, int16 *best) {
     return scale;
 }
 
-// A rotated row at place i of the record of its page and KV head.
+// A rotated row at index i of the record of its page and KV head.
 OUTLINED void store_coded(const GLOBAL float *x, uint dtype, uint head_dim, uint which,
                           GLOBAL uchar *record, uint i) {
     const uint groups = head_dim / CODED_CHANNELS, bits = (dtype == I4R ? 5 : 4) - which;
@@ -144,14 +144,14 @@ OUTLINED void store_coded(const GLOBAL float *x, uint dtype, uint head_dim, uint
 
 MATMUL_TARGET_END
 
-// Elements from `place` on, as many as share a block of dtype.
-static inline void store_kv(uint dtype, const GLOBAL float *x, GLOBAL uchar *kv, ulong place) {
+// Elements from `index` on, as many as share a block of dtype.
+static inline void store_kv(uint dtype, const GLOBAL float *x, GLOBAL uchar *kv, ulong index) {
     if (dtype == F32)
-        ((GLOBAL float *)kv)[place] = *x;
+        ((GLOBAL float *)kv)[index] = *x;
     else if (dtype == F16)
-        store_half(*x, (GLOBAL half *)kv + place);
+        store_half(*x, (GLOBAL half *)kv + index);
     else
-        store_q8_0(x, kv + place / Q8_0_ELEMENTS * Q8_0_BYTES);
+        store_q8_0(x, kv + index / Q8_0_ELEMENTS * Q8_0_BYTES);
 }
 
 void op_kv_write_batched(MEMORY memory, const GLOBAL PACKET *packet, uint worker, uint workers) {
@@ -166,11 +166,11 @@ void op_kv_write_batched(MEMORY memory, const GLOBAL PACKET *packet, uint worker
         ulong page = op.page_table[slot * op.page_table_stride + position / page_tokens];
         for (uint which = 0; which < 2; which++) {
             const GLOBAL float *x = which ? op.v + token * op.v_stride : op.k + token * op.k_stride;
-            ulong place = ((page * 2 + which) * page_tokens + position % page_tokens) * width;
+            ulong index = ((page * 2 + which) * page_tokens + position % page_tokens) * width;
             if (packet->dtype == F32)
-                for (uint k = 0; k < width; k++) store_kv(F32, x + k, kv, place + k);
+                for (uint k = 0; k < width; k++) store_kv(F32, x + k, kv, index + k);
             else if (packet->dtype == F16)
-                for (uint k = 0; k < width; k++) store_kv(F16, x + k, kv, place + k);
+                for (uint k = 0; k < width; k++) store_kv(F16, x + k, kv, index + k);
             else if (packet->dtype == I12)
                 for (uint h = 0; h < kv_heads; h++)
                     store_i12(x + h * head_dim, head_dim, which,
@@ -183,7 +183,7 @@ void op_kv_write_batched(MEMORY memory, const GLOBAL PACKET *packet, uint worker
                                 position % page_tokens);
             else
                 for (uint k = 0; k < width; k += Q8_0_ELEMENTS)
-                    store_kv(Q8_0, x + k, kv, place + k);
+                    store_kv(Q8_0, x + k, kv, index + k);
         }
     }
 }

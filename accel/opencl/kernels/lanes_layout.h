@@ -11,7 +11,7 @@
 // nibbles, bytes in the order of matmul_lanes.h. Other bits of elements 4t to 4t + 3 lie in the
 // bytes of the same order: single bits at bit t, pairs at bit 2 (t % 4) of vector t / 4, whole
 // bytes in vector t. Integers are stored unsigned: OFFSET is to be subtracted. Nibbles of IQ4_NL,
-// IQ4_XS and MXFP4 are places in a table.
+// IQ4_XS and MXFP4 are indices into a table.
 
 #ifndef LANES_LAYOUT_H
 #define LANES_LAYOUT_H

@@ -37,9 +37,9 @@ INLINE float log_of_chosen(const GLOBAL float *logits, int id, uint vocab, BEST 
 // Puts `one` into a list that is in order, whose last goes.
 static void insert(BEST *list, uint top, BEST one) {
     if (!precedes(one, list[top - 1])) return;
-    uint place = top - 1;
-    for (; place > 0 && precedes(one, list[place - 1]); place--) list[place] = list[place - 1];
-    list[place] = one;
+    uint rank = top - 1;
+    for (; rank > 0 && precedes(one, list[rank - 1]); rank--) list[rank] = list[rank - 1];
+    list[rank] = one;
 }
 
 static void clear_list(BEST *list, uint top) {

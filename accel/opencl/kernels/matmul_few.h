@@ -31,9 +31,9 @@ typedef struct {
         if (token < (tile))
 
 // sum[token] = sum of q m over elements 4 begin to 4 end of the block at `block`; q unsigned. The
-// block's activations begin at dword `place`. A token has two chains of accumulation, because one
+// block's activations begin at dword `index`. A token has two chains of accumulation, because one
 // would wait for its own latency.
-INLINE void few_dot(uint dtype, int tile, const GLOBAL uchar *block, const FEW *few, uint place,
+INLINE void few_dot(uint dtype, int tile, const GLOBAL uchar *block, const FEW *few, uint index,
                     int begin, int end, int16 *sum) {
     int16 other[FEW_TILE];
     EACH_OF(tile) sum[token] = other[token] = 0;
@@ -42,14 +42,14 @@ INLINE void few_dot(uint dtype, int tile, const GLOBAL uchar *block, const FEW *
         const uint16 q = weight_bytes(dtype, block, t);
 #if DOT_VNNI
         EACH_OF(tile) {
-            const uint *fours = few[token].fours + place + 2 * t;
+            const uint *fours = few[token].fours + index + 2 * t;
             other[token] = dot_bytes(other[token], q, (uint16)(fours[0]));
             sum[token] = dot_bytes(sum[token], q, (uint16)(fours[1]));
         }
 #else
         const uint16 even = even_pairs(q), odd = odd_pairs(q);
         EACH_OF(tile) {
-            const uint *fours = few[token].fours + place + 2 * t;
+            const uint *fours = few[token].fours + index + 2 * t;
             other[token] = dot_pairs(other[token], even, (uint16)(fours[0]));
             sum[token] = dot_pairs(sum[token], odd, (uint16)(fours[1]));
         }
@@ -105,30 +105,30 @@ INLINE void few_super(uint dtype, int tile, const GLOBAL uchar *header, const GL
     if (ahead) prefetch_after(body, SUB_SCALE_VECTORS(dtype));
     body += SUB_SCALE_VECTORS(dtype) * VECTOR_BYTES;
     for (int b = 0; b < 8; b++) {
-        const uint place = column / 32 + b;
+        const uint index = column / 32 + b;
         int16 sum[FEW_TILE];
         if (ahead) prefetch_after(body, BLOCK_VECTORS(dtype));
         if (HAS_HALF_BLOCKS(dtype)) {
             const int16 low = sub_block_number(dtype, scales.scale, 2 * b);
             const int16 high = sub_block_number(dtype, scales.scale, 2 * b + 1);
-            few_dot(dtype, tile, body, few, 16 * place, 0, 4, sum);
+            few_dot(dtype, tile, body, few, 16 * index, 0, 4, sum);
             EACH_OF(tile) scaled[token] += low * sum[token];
-            few_dot(dtype, tile, body, few, 16 * place, 4, 8, sum);
+            few_dot(dtype, tile, body, few, 16 * index, 4, 8, sum);
             EACH_OF(tile) scaled[token] += high * sum[token];
         } else {
             const int16 scale = sub_block_number(dtype, scales.scale, b);
-            few_dot(dtype, tile, body, few, 16 * place, 0, 8, sum);
+            few_dot(dtype, tile, body, few, 16 * index, 0, 8, sum);
             EACH_OF(tile) scaled[token] += scale * sum[token];
         }
         if (OFFSET(dtype)) {
             const uint16 pair = offset_pair(dtype, &scales, b);
             EACH_OF(tile)
-                scaled[token] = dot_pairs(scaled[token], pair, (uint16)(few[token].sums[place]));
+                scaled[token] = dot_pairs(scaled[token], pair, (uint16)(few[token].sums[index]));
         }
         if (HAS_MINIMUM(dtype)) {
             const uint16 pair = minimum_pair(dtype, &scales, b);
             EACH_OF(tile)
-                minima[token] = dot_pairs(minima[token], pair, (uint16)(few[token].sums[place]));
+                minima[token] = dot_pairs(minima[token], pair, (uint16)(few[token].sums[index]));
         }
         body += BLOCK_VECTORS(dtype) * VECTOR_BYTES;
     }

@@ -69,8 +69,8 @@ INLINE void float_decode_rows(uint dtype, const MATMUL *p, uint begin_row, uint 
                 const uint left = p->columns - first;
                 const uint segments = min((left + SEGMENT - 1) / SEGMENT, (uint)SPAN_SEGMENTS);
                 for (uint i = 0; i < LANES; i++) {
-                    const ulong place = min(row + i, end_row - 1);
-                    const GLOBAL uchar *weight = p->weight + place * p->weight_stride;
+                    const ulong index = min(row + i, end_row - 1);
+                    const GLOBAL uchar *weight = p->weight + index * p->weight_stride;
                     for (uint s = 0; s < segments; s++) {
                         const uint k = first + s * SEGMENT;
                         load_weight_segment(dtype, weight, k, p->columns, w);
@@ -102,8 +102,8 @@ INLINE void float_rows(uint dtype, const MATMUL *p, uint begin_row, uint end_row
                 const bool ends = k / SEGMENT % SPAN_SEGMENTS == SPAN_SEGMENTS - 1 ||
                                   k + SEGMENT >= p->columns;
                 for (uint i = 0; i < LANES; i++) {
-                    const ulong place = min(row + i, end_row - 1);
-                    load_weight_segment(dtype, p->weight + place * p->weight_stride, k, p->columns,
+                    const ulong index = min(row + i, end_row - 1);
+                    load_weight_segment(dtype, p->weight + index * p->weight_stride, k, p->columns,
                                         w[i]);
                 }
                 for (uint t = 0; t < count; t++) {

@@ -25,8 +25,8 @@ INLINE float power_scale(uint e) { return as_float((max(e, 1u) - 1u) << 23); }
 
 MATMUL_TARGET_BEGIN
 
-INLINE uint16 shift_left(uint16 value, int places) {
-    return places >= 0 ? value << (uint)places : value >> (uint)-places;
+INLINE uint16 shift_left(uint16 value, int bits) {
+    return bits >= 0 ? value << (uint)bits : value >> (uint)-bits;
 }
 
 // Elements 4t to 4t + 3 of 32 whose vectors begin at `block`, as unsigned bytes; t is a constant.
@@ -115,7 +115,7 @@ MATMUL_TARGET_END
 // The same for one lane, whose dword of the body's vector 0 is at `lane`.
 
 // Elements 4t to 4t + 3 of the 32 elements whose vectors begin at `vector`, as unsigned bytes:
-// where there is a table, places in it.
+// where there is a table, indices into it.
 INLINE uint lane_bytes(uint dtype, const GLOBAL uint *lane, uint vector, int t) {
     const uint lower = vector + UPPER_BITS(dtype);
     if (LOWER_BITS(dtype) == 8) return lane[(lower + t) * LANES];
@@ -143,26 +143,26 @@ INLINE float lane_minimum(const GLOBAL uchar *unit, uint row) {
 // The scale of sub-block s, the super-block's vectors beginning at `vector`.
 INLINE int lane_sub_scale(uint dtype, const GLOBAL uchar *unit, uint row, const GLOBAL uint *lane,
                           uint vector, int s) {
-    const uint place = 8 * (s & 3);
-    if (dtype == Q6_K) return (char)(lane[(vector + s / 4) * LANES] >> place);
-    if (dtype == Q2_K) return lane[(vector + s / 4) * LANES] >> place & 15;
+    const uint shift = 8 * (s & 3);
+    if (dtype == Q6_K) return (char)(lane[(vector + s / 4) * LANES] >> shift);
+    if (dtype == Q2_K) return lane[(vector + s / 4) * LANES] >> shift & 15;
     if (dtype == IQ4_XS) {
         uint high = ((const GLOBAL ushort *)unit)[LANES + row % LANES];
         return (int)((lane[vector * LANES] >> 4 * s & 15) | (high >> 2 * s & 3) << 4) - 32;
     }
-    uint c = lane[(vector + 2) * LANES] >> place;
+    uint c = lane[(vector + 2) * LANES] >> shift;
     if (dtype == Q3_K) {
-        uint low = lane[(vector + (s / 4 & 1)) * LANES] >> place >> s / 8 * 4;
+        uint low = lane[(vector + (s / 4 & 1)) * LANES] >> shift >> s / 8 * 4;
         return (int)((low & 15) | (c >> s / 4 * 2 & 3) << 4) - 32;
     }
-    uint a = lane[vector * LANES] >> place;
+    uint a = lane[vector * LANES] >> shift;
     return s < 4 ? a & 63 : (c & 15) | (a >> 2 & 48);
 }
 
 INLINE int lane_sub_minimum(uint dtype, const GLOBAL uint *lane, uint vector, int s) {
-    const uint place = 8 * (s & 3);
-    if (dtype == Q2_K) return lane[(vector + s / 4) * LANES] >> place >> 4 & 15;
-    uint b = lane[(vector + 1) * LANES] >> place, c = lane[(vector + 2) * LANES] >> place;
+    const uint shift = 8 * (s & 3);
+    if (dtype == Q2_K) return lane[(vector + s / 4) * LANES] >> shift >> 4 & 15;
+    uint b = lane[(vector + 1) * LANES] >> shift, c = lane[(vector + 2) * LANES] >> shift;
     return s < 4 ? b & 63 : (c >> 4 & 15) | (b >> 2 & 48);
 }
 
@@ -177,8 +177,8 @@ static float lanes_element(uint dtype, const GLOBAL uchar *matrix, uint columns,
     const uint first = column / 256 * 256, scales = body_vectors(dtype, first);
     const uint vector =
         scales + SUB_SCALE_VECTORS(dtype) + (column - first) / 32 * BLOCK_VECTORS(dtype);
-    const uint place = 8 * ((column & 1) << 1 | (column >> 1 & 1));
-    uint byte = lane_bytes(dtype, lane, vector, column % 32 / 4) >> place & 0xFF;
+    const uint shift = 8 * ((column & 1) << 1 | (column >> 1 & 1));
+    uint byte = lane_bytes(dtype, lane, vector, column % 32 / 4) >> shift & 0xFF;
     if (HAS_TABLE(dtype)) byte = look_up_lane(table_bytes(dtype), byte) & 0xFF;
     const float q = (float)((int)byte - OFFSET(dtype)), d = lane_scale(dtype, unit, row);
     if (!IS_SUPER(dtype)) return HAS_MINIMUM(dtype) ? q * d + lane_minimum(unit, row) : q * d;

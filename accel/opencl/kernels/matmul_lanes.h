@@ -87,8 +87,8 @@ INLINE int16 dot_pairs(int16 acc, uint16 a, uint16 b) {
 INLINE uint16 even_pairs(uint16 bytes) { return bytes & 0x00FF00FFu; }
 INLINE uint16 odd_pairs(uint16 bytes) { return (bytes >> 8) & 0x00FF00FFu; }
 
-// The bytes of a table of sixteen that the bytes of `index`, 0 to 15, are places of. Without a byte
-// shuffle the places' bits choose, from the lowest, among ever fewer values.
+// For each byte of `index`, 0 to 15, that byte of a table of sixteen. Without a byte shuffle the bits
+// of `index` choose, from the lowest, among ever fewer values.
 #define CHOOSE_BYTES(NUMBER, table, index)                                     \
     const uint dwords[4] = {table.x, table.y, table.z, table.w};               \
     NUMBER value[16];                                                          \
@@ -153,11 +153,11 @@ MATMUL_TARGET_END
 // look_up for one lane.
 INLINE uint look_up_lane(uint4 table, uint index) {
 #ifdef __NV_CL_C_VERSION
-    // A byte permutation takes eight bytes and four places of four bits; its third use picks the
+    // A byte permutation takes eight bytes and four indices of four bits; its third use picks the
     // half of the table.
-    uint low, high, chosen, places = (index | index >> 4) & 0x00FF00FFu;
-    places = (places | places >> 8) & 0xFFFFu;
-    const uint within = places & 0x7777u, half_of = 0x3210u | (places >> 1 & 0x4444u);
+    uint low, high, chosen, indices = (index | index >> 4) & 0x00FF00FFu;
+    indices = (indices | indices >> 8) & 0xFFFFu;
+    const uint within = indices & 0x7777u, half_of = 0x3210u | (indices >> 1 & 0x4444u);
     __asm__("prmt.b32 %0, %1, %2, %3;" : "=r"(low) : "r"(table.x), "r"(table.y), "r"(within));
     __asm__("prmt.b32 %0, %1, %2, %3;" : "=r"(high) : "r"(table.z), "r"(table.w), "r"(within));
     __asm__("prmt.b32 %0, %1, %2, %3;" : "=r"(chosen) : "r"(low), "r"(high), "r"(half_of));

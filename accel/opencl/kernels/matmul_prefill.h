@@ -137,8 +137,8 @@ INLINE void prefill_tile(uint dtype, const MATMUL *p, uint row, uint end_row, ui
                           column + SEGMENT >= p->columns;
         for (uint group = 0; group < TILE_GROUPS; group++) {
             // A second group beyond the last row repeats the first and is not kept.
-            uint place = row / LANES + (row + group * LANES < end_row ? group : 0);
-            expand_segment(dtype, p->weight + (ulong)place * stride, p->columns, column, blocks,
+            uint index = row / LANES + (row + group * LANES < end_row ? group : 0);
+            expand_segment(dtype, p->weight + (ulong)index * stride, p->columns, column, blocks,
                            group, tile);
         }
         for (uint base = 0; base < pass; base += TILE_TOKENS) {

@@ -31,7 +31,7 @@
 // every device is asked whether the two agree. Kernels read the operands, sizes and reals by the
 // names accel/packets/ops.py gives them, see OPEN.
 typedef struct {
-    uint op;                  // which op_<name>, by its place in the list of ops
+    uint op;                  // which op_<name>, by its index in the list of ops
     uint wait;                // 1: all workers meet at a barrier before this packet
     uint everyone;            // 1: every worker computes the whole packet into its own memory
     uint split_columns;       // 1: an elementwise op divides columns among workers, 0: rows

@@ -106,10 +106,10 @@ void op_sample(MEMORY memory, const GLOBAL PACKET *packet, uint worker, uint wor
         const BEST best = best_of_parts(memory, op.best + row * op.parts, op.parts, 1);
         int token = is_finite(best.value) ? token_of(best) : NO_TOKEN;
         if (how->temperature > 0.0f && token != NO_TOKEN) {
-            const ulong place = (ulong)row * op.vocab;
+            const ulong index = (ulong)row * op.vocab;
             const CANDIDATES all =
-                gather_candidates(memory, op.values + place, op.ids + place,
-                                  op.weights + place, op.vocab, best.value,
+                gather_candidates(memory, op.values + index, op.ids + index,
+                                  op.weights + index, op.vocab, best.value,
                                   (uint)max(how->top_k, 0));
             token = draw_token(memory, &all, how);
         }

@@ -23,7 +23,7 @@ typedef struct {
 } SAMPLING;
 
 // The tokens before the sampled position that the penalties look at: `count` of a ring of `size`,
-// from place `first` on.
+// from index `first` on.
 typedef struct {
     const GLOBAL int *tokens;
     uint size, first, count;

@@ -16,20 +16,20 @@ __kernel void copy_word(ulong from, ulong to) {
 }
 #endif
 
-__kernel void packet_layout(__global uint *place) {
+__kernel void packet_layout(__global uint *offsets) {
     PACKET packet;
-    place[0] = sizeof(PACKET);
-#define PLACE(field) (uint)((uchar *)&packet.field - (uchar *)&packet)
-    place[1] = PLACE(op);
-    place[2] = PLACE(wait);
-    place[3] = PLACE(everyone);
-    place[4] = PLACE(split_columns);
-    place[5] = PLACE(dtype);
-    place[6] = PLACE(layout);
-    place[7] = PLACE(counted);
-    place[8] = PLACE(operand);
-    place[9] = PLACE(stride);
-    place[10] = PLACE(size);
-    place[11] = PLACE(real);
-#undef PLACE
+    offsets[0] = sizeof(PACKET);
+#define OFFSET(field) (uint)((uchar *)&packet.field - (uchar *)&packet)
+    offsets[1] = OFFSET(op);
+    offsets[2] = OFFSET(wait);
+    offsets[3] = OFFSET(everyone);
+    offsets[4] = OFFSET(split_columns);
+    offsets[5] = OFFSET(dtype);
+    offsets[6] = OFFSET(layout);
+    offsets[7] = OFFSET(counted);
+    offsets[8] = OFFSET(operand);
+    offsets[9] = OFFSET(stride);
+    offsets[10] = OFFSET(size);
+    offsets[11] = OFFSET(real);
+#undef OFFSET
 }

@@ -61,16 +61,16 @@ void op_ssm_conv1d(MEMORY memory, const GLOBAL PACKET *packet, uint worker, uint
                     now = load_padded(op.input_gate + token * op.input_gate_stride + c, count) * now;
                 float16 total = 0.0f;
                 for (uint tap = 0; tap < taps; tap++) {
-                    const ulong place = (ulong)tap * op.channels + c;
+                    const ulong index = (ulong)tap * op.channels + c;
                     float16 value = now;
                     if (tap < op.history)
-                        value = starts ? (float16)(0.0f) : load_padded(past + place, count);
+                        value = starts ? (float16)(0.0f) : load_padded(past + index, count);
                     const float16 weight =
                         tap < KEPT_TAPS ? kept[(c - first) / 16][tap]
                                         : tap_weights(op.weight + (ulong)c * taps, taps, tap,
                                                       count);
                     total = total + weight * value;
-                    if (tap) store_partial(value, after + place - op.channels, count);
+                    if (tap) store_partial(value, after + index - op.channels, count);
                 }
                 if (op.bias) total = total + load_padded(op.bias + c, count);
                 if (op.output_gate)

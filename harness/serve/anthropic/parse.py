@@ -35,7 +35,7 @@ OWN_BLOCKS = (
 BILLING = "x-anthropic-billing-header:"
 """The beginning of a block, or of the first line, of the system text that is not for the model. It
 holds a digest of the body: no prompt would begin like the one before it."""
-BILLING_FIELDS = re.compile(r"(?:[ \t]*\w+=[^;\s]*;?)+")
+BILLING_FIELDS = re.compile(r"(?:[ \t]*[\w.-]+=[^;\s]*;?)+")
 """What Claude Code writes behind it: ``cc_version=2.1.9.3a1; cc_entrypoint=cli; cch=0af31;``."""
 client_name = renaming(
     {

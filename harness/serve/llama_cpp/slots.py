@@ -43,7 +43,7 @@ class Slot:
     @property
     def is_processing(self) -> bool:
         """Whether an answer is being generated."""
-        return any(not answer.done for answer in self.answers)
+        return len(self.answers) > 0 and not all(answer.done for answer in self.answers)
 
 
 class SlotTable:
@@ -92,6 +92,8 @@ class SlotTable:
     def end(self, model: ServedModel, tenant: Tenant, answer: Generation, number: int) -> None:
         """Remember the conversation of an answer that has ended."""
         if self.files is None:
+            with self._lock:
+                self._of(model, tenant.id)[number].answers.discard(answer)
             return
         choice = answer.choices[0]
         tokens = np.array([*choice.request.prompt, *choice.sampled], np.int32)

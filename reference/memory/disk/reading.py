@@ -18,20 +18,20 @@ class Ring:
         self._make = make
         self._blocks = [make()]
         rows = self._blocks[0].rows
-        self.together = len(rows)
-        """Pages of a block."""
-        count = most_bytes // max(1, self.together * rows[0].nbytes)
+        self.block_pages = len(rows)
+        """The number of pages in a block."""
+        count = most_bytes // max(1, self.block_pages * rows[0].nbytes)
         self.blocks = max(2, count)
         """The most blocks."""
 
     @property
     def pages(self) -> int:
         """Pages for which there is room."""
-        return self.blocks * self.together
+        return self.blocks * self.block_pages
 
     def block(self, index: int) -> RowBlock:
         """The block of page ``index``, for one thread at a time."""
-        number = index // self.together % self.blocks
+        number = index // self.block_pages % self.blocks
         while len(self._blocks) <= number:
             self._blocks.append(self._make())
         return self._blocks[number]
@@ -110,7 +110,7 @@ class Reading:
         """The block of the next pages to load, and their number: all of the block, or the last
         ones; None where they were not read yet."""
         with self._lock:
-            stop = self.taken + self._ring.together
+            stop = self.taken + self._ring.block_pages
             if self.finished:
                 stop = min(stop, self.count)
             if not self.taken < stop <= self._whole:
@@ -155,7 +155,7 @@ class Reading:
             if self.finished or self._stop is None or index >= min(self._stop, most):
                 return None
             self._next += 1
-            return index, self._ring.block(index).rows[index % self._ring.together]
+            return index, self._ring.block(index).rows[index % self._ring.block_pages]
 
     def _note(self, index: int, valid: bool) -> None:
         with self._lock:
@@ -163,12 +163,12 @@ class Reading:
             if not valid:
                 self._stop = index if self._stop is None else min(index, self._stop)
                 return
-            before = self._whole // self._ring.together
+            before = self._whole // self._ring.block_pages
             self._found.add(index)
             while self._whole in self._found:
                 self._found.remove(self._whole)
                 self._whole += 1
-            filled = self._whole // self._ring.together > before
+            filled = self._whole // self._ring.block_pages > before
         if filled:
             self._changed()
 

@@ -9,7 +9,7 @@ from contract.errors import ModelFileError
 from reference.model.config.keys import MAX_CONTEXT, MAX_LAYERS, MAX_WIDTH, Keys
 from reference.model.config.records import ModelConfig, Rope
 from reference.model.config.rope import read_rope
-from reference.model.gguf import GgufFile
+from reference.model.gguf import GgufFile, StringArray
 
 EPSILON = "attention.layer_norm_rms_epsilon"
 RopeReader = Callable[[Keys, int, int], Rope]
@@ -80,7 +80,7 @@ def _vocab(file: GgufFile) -> int:
     """The number of tokens: of the tokenizer, or without one the rows of the embedding."""
     key = "tokenizer.ggml.tokens"
     if key in file.metadata:
-        return len(file.metadata[key])  # type: ignore[arg-type]
+        return len(file.require(key, StringArray))
     embedding = file.tensors.get("token_embd.weight")
     if embedding is None:
         raise ModelFileError(file.path, f"key {key}", "is missing", "the file has no vocabulary")

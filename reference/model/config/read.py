@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from types import MappingProxyType
 
 from contract.errors import UnsupportedModel
 from reference.model.config.cohere import read_cohere2, read_command_r
@@ -32,11 +33,32 @@ from reference.model.config.rope import check_text_sections, read_llama_rope
 from reference.model.config.unread import refuse_unread
 from reference.model.gguf import GgufFile
 
+NO_MODELS: Mapping[str, tuple[str, str]] = MappingProxyType(
+    {
+        "mmproj": (
+            "this is a projector of images or sound (mmproj)",
+            "give the GGUF file of its language model; only text is understood",
+        ),
+        "imatrix": (
+            "this is an importance matrix, which programs that quantize read",
+            "give the GGUF file of the model",
+        ),
+        "adapter": (
+            "this is an adapter",
+            "give the GGUF file of its model, and this file with --lora",
+        ),
+    }
+)
+"""Kinds of GGUF files that are no language models, and what to do instead."""
+
 
 def read_config(file: GgufFile) -> ModelConfig:
     """The hyperparameters of ``file``; errors name the key, its value and what it must be. Raises
     UnsupportedModel for an unknown architecture, ModelFileError for everything else."""
     architecture = file.require("general.architecture", str)
+    kind = "mmproj" if architecture == "clip" else file.metadata.get("general.type")
+    if kind in NO_MODELS:
+        raise UnsupportedModel(file.path, "key general.type", *NO_MODELS[str(kind)])
     reader = READERS.get(architecture)
     if reader is None:
         raise UnsupportedModel(

@@ -6,10 +6,12 @@ node that multiplies with it is ``attn_q[3]``."""
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
+from types import MappingProxyType
 
 from contract.arithmetic import digest_words
 from contract.dtypes import F32, I32
-from contract.ir.graph import BufferKind, GraphBuilder, View
+from contract.ir.graph import BufferKind, Graph, GraphBuilder, View
 from contract.ir.inputs import STEP_BUFFER
 from contract.ir.source import ONES, RowSlice, WeightSource
 from contract.ir.unread_outputs import HIDDEN_STATES
@@ -346,6 +348,17 @@ def emit_tokens(
         builder.emit(
             Opcode.ROW_DIGEST, "row_digest", logits=logits, digested=digested, digest=digest
         )
+
+
+def without_drafts(graph: Graph) -> Graph:
+    """The graph of the same limits with ``draft_tokens`` 0: without VERIFY_K, the barrier before
+    it, and buffers that only it uses."""
+    at = next(i for i, node in enumerate(graph.nodes) if node.opcode is Opcode.VERIFY_K)
+    nodes = (*graph.nodes[: at - 1], *graph.nodes[at + 1 :])
+    used = {view.buffer for node in nodes for view in node.operands.values()}
+    own = {view.buffer for view in graph.nodes[at].operands.values()} - used
+    buffers = {name: decl for name, decl in graph.buffers.items() if name not in own}
+    return replace(graph, buffers=MappingProxyType(buffers), nodes=nodes)
 
 
 def _emit_log_probabilities(builder: GraphBuilder, top: int, logits: View, token: View) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 import stat
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from contract.errors import ModelFileError
+from contract.errors import ModelFileError, system_words
 from contract.file_reads import remember_file
 from contract.lazy_dataclass import dataclass
 from reference.model.gguf.header import Header, parse_header
@@ -88,5 +89,6 @@ def _map(path: Path, descriptor: int, number: int) -> Shard:
 
 
 def _cannot(what: str, path: Path, error: Exception) -> ModelFileError:
-    reason = error.strerror if isinstance(error, OSError) else str(error)
-    return ModelFileError(path, "the file", f"cannot be {what}: {reason}", "check it and its disk")
+    full = isinstance(error, OSError) and error.errno == errno.ENOMEM
+    remedy = "raise this process's limit (ulimit -v)" if full else "check it and its disk"
+    return ModelFileError(path, "the file", f"cannot be {what}: {system_words(error)}", remedy)

@@ -53,13 +53,13 @@ class _Group:
 
 class _Turn(NamedTuple):
     """The sort key of a candidate whose tenant is not aged: the rank of its class, its tenant's
-    dominant share and the slots it held lately by weight, the first arrival among the tenant's
+    dominant share and the slots it held recently by weight, the first arrival among the tenant's
     candidates of this rank, since when its line is aged (infinity if it is not), and its own
     arrival."""
 
     rank: int
     share: float
-    lately: float
+    recent: float
     first: int
     since: float
     order: int
@@ -72,7 +72,7 @@ class WaitQueue:
     none form one line. Within a line the order of arrival decides, so each line has one candidate:
     its first request that can begin. A candidate beyond its tenant's own quotas is skipped and
     blocks nobody. Of the others the most urgent class comes first, in it the tenant with the lowest
-    dominant share; of equal shares the tenant that held the fewest slots lately, by weight; then
+    dominant share; of equal shares the tenant that held the fewest recent slots, by weight; then
     the request that arrived first. A candidate for which there is no room lets others pass.
 
     A *tenant* is aged when its requests have waited for ``aging_seconds`` in which none of them, of
@@ -258,9 +258,9 @@ class WaitQueue:
         if not found:
             return []
         share = 0.0 if alone else tenants.dominant_share(tenant)
-        lately = 0.0 if alone else tenants.slots_lately(tenant)
+        recent = 0.0 if alone else tenants.recent_slots(tenant)
         return [
-            _Turn(rank, share, lately, first[rank], since, order) for rank, since, order in found
+            _Turn(rank, share, recent, first[rank], since, order) for rank, since, order in found
         ]
 
     def _candidate(self, line: _Line, unable: Collection[int]) -> int | None:
@@ -284,7 +284,7 @@ class RunningRequest(NamedTuple):
     protected: bool
 
 
-def victim(
+def choose_victim(
     running: Sequence[RunningRequest], tenants: Tenants, claimant: QosClass | None
 ) -> RunningRequest | None:
     """The request to preempt so that a request of class ``claimant`` gets room; None for none.

@@ -1,4 +1,4 @@
-"""Who may wait where places are few: whatever one tenant asks, others find a place."""
+"""Who may wait where entries are few: whatever one tenant asks, others find an entry."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reference.sched.admission import may_wait
+from reference.sched.wait_queue import may_wait
 
 DEPTHS = st.integers(1, 200)
 
 
 class Queue:
-    """A queue of ``depth`` places for so many tenants, to which they come until refused."""
+    """A queue of ``depth`` entries for so many tenants, to which they come until refused."""
 
     def __init__(self, tenants: int, depth: int) -> None:
         self.depth = depth
@@ -32,13 +32,13 @@ class Queue:
 
 
 @given(DEPTHS)
-def test_one_tenant_alone_has_all_places(depth: int) -> None:
+def test_one_tenant_alone_has_all_entries(depth: int) -> None:
     assert Queue(1, depth).flood(0) == depth
 
 
 @given(DEPTHS, st.integers(2, 6))
 def test_who_asks_without_end_leaves_half_of_what_is_free(depth: int, tenants: int) -> None:
-    """So each that comes later finds a place, as long as halves are whole."""
+    """So each that comes later finds an entry, as long as halves are whole."""
     queue = Queue(tenants, depth)
     free = depth
     for tenant in range(tenants):
@@ -48,7 +48,7 @@ def test_who_asks_without_end_leaves_half_of_what_is_free(depth: int, tenants: i
 
 
 @given(DEPTHS, st.lists(st.integers(0, 3), max_size=300))
-def test_never_more_than_there_are_places(depth: int, comers: list[int]) -> None:
+def test_never_more_than_there_are_entries(depth: int, comers: list[int]) -> None:
     queue = Queue(4, depth)
     taken = sum(queue.come(tenant) for tenant in comers)
     assert taken == sum(queue.lines) <= depth

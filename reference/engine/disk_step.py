@@ -31,7 +31,7 @@ def disk_pages_of(
     return DiskPages(cache, copies, runner.recurrent, tenants)
 
 
-def end_disk(disk: DiskPages, pipeline: Pipeline, *, waits: bool = True) -> None:
+def flush_disk_cache(disk: DiskPages, pipeline: Pipeline, *, waits: bool = True) -> None:
     """Give the disk cache what was computed: where it ``waits`` as far as there is time, otherwise
     as far as there is room. Where a step in flight or a copy fails, nobody knows what was computed:
     nothing more is given, and the error is reported once."""
@@ -43,12 +43,12 @@ def end_disk(disk: DiskPages, pipeline: Pipeline, *, waits: bool = True) -> None
         disk.clear()
 
 
-def use_disk(disk: DiskPages, pipeline: Pipeline, idle: bool, blocked: bool) -> bool:
+def update_disk_cache(disk: DiskPages, pipeline: Pipeline, idle: bool, blocked: bool) -> bool:
     """Write what was computed, and what is left once the cache closes. Load what was read for
     sequences with slots, and have those looked at again that wait and whose pages were read. Where
     an engine that is not ``idle`` is ``blocked``, it waits for pages. Whether it is blocked still:
     there is nothing new to compute."""
-    disk.cache.before_close = partial(end_disk, disk, pipeline)
+    disk.cache.before_close = partial(flush_disk_cache, disk, pipeline)
     if idle:
         pipeline.settle()
         disk.save_all(pipeline.steps_read)
@@ -58,5 +58,5 @@ def use_disk(disk: DiskPages, pipeline: Pipeline, idle: bool, blocked: bool) -> 
         disk.cache.wait(WAIT_SECONDS)
     loaded, arrived = pipeline.load_more(), disk.arrived()
     if arrived:
-        pipeline.look_again()
+        pipeline.recheck_waiting()
     return blocked and not (loaded or arrived)

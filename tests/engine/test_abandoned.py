@@ -1,4 +1,4 @@
-"""An engine that is left with events nobody took: its ledger counts what was handed out."""
+"""An engine that is left with events nobody took: its usage counts what was handed out."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def engine_with_requests() -> Engine:
 
 
 def assert_ledger_counts(engine: Engine, tokens: int, ended: int) -> None:
-    counted = engine.ledger.of(0)
+    counted = engine.usage.of(0)
     assert counted.tokens_generated == tokens
     assert counted.requests_finished.get(FinishReason.LENGTH, 0) == ended
 
@@ -45,7 +45,7 @@ def test_events_that_were_counted_and_not_taken_are_counted_no_more(steps: int) 
     taken = [event for _ in range(steps) for event in engine.step()]
     engine.advance()
     assert engine.has_events
-    engine.give_back()
+    engine.abandon()
     ended = [event for event in taken if event.finish_reason is not None]
     assert not engine.has_events
     assert_ledger_counts(engine, len(taken), len(ended))
@@ -61,7 +61,7 @@ def left_after_an_interrupt(line: int, steps: int) -> bool:
         came = False
     except KeyboardInterrupt:
         came = True
-    engine.give_back()
+    engine.abandon()
     ended = [event for event in taken if event.finish_reason is not None]
     assert_ledger_counts(engine, len(taken), len(ended))
     assert_all_given_back(engine)

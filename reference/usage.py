@@ -1,4 +1,4 @@
-"""The usage of each tenant: counters, and percentiles of its waits in bounded memory."""
+"""Counters of the usage of each tenant, and percentiles of its waits in bounded memory."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Histogram:
 
 
 @dataclass(frozen=True, slots=True)
-class TenantLedger:
+class TenantStatistics:
     """The usage of a tenant so far. Times are in milliseconds, None before the first one;
     ``prefix_hit_rate`` is a moving average over requests, by tokens, 0 before the first one."""
 
@@ -71,7 +71,7 @@ class TenantLedger:
 
 
 @dataclass(slots=True)
-class LedgerEntry:
+class TenantCounters:
     """The counters of one tenant."""
 
     finished: Counter[FinishReason] = field(default_factory=Counter)
@@ -87,12 +87,12 @@ class LedgerEntry:
     intervals: Histogram = field(default_factory=Histogram)
 
 
-class Ledger:
+class UsageCounters:
     """One entry for each tenant that ever did anything, until it is forgotten. Every call takes
     constant time but ``of``, which sorts the cells of the histograms."""
 
     def __init__(self) -> None:
-        self._entries: dict[int, LedgerEntry] = {}
+        self._entries: dict[int, TenantCounters] = {}
 
     def rejected(self, tenant: int) -> None:
         """A request was refused: a quota, a full queue or a bad parameter."""
@@ -144,10 +144,10 @@ class Ledger:
         """Those who have an entry."""
         return tuple(self._entries)
 
-    def of(self, tenant: int) -> TenantLedger:
+    def of(self, tenant: int) -> TenantStatistics:
         """The usage of the tenant so far, all zeros for one that sent no request."""
-        entry = self._entries.get(tenant, LedgerEntry())
-        return TenantLedger(
+        entry = self._entries.get(tenant, TenantCounters())
+        return TenantStatistics(
             requests_finished=dict(entry.finished),
             requests_rejected=entry.rejected,
             tokens_prompted=entry.prompted,
@@ -166,17 +166,17 @@ class Ledger:
         """Drop the entry of a tenant, if there is one."""
         self._entries.pop(tenant, None)
 
-    def take_back(self, entry: LedgerEntry, tokens: int) -> None:
+    def take_back(self, entry: TenantCounters, tokens: int) -> None:
         """Take back so many tokens that were handed out to the tenant of ``entry``, but lie behind
         the end of their answer, for example a stop string, which the engine does not know. Where
         the tenant was forgotten, another one with its id loses nothing."""
         entry.generated -= tokens
 
-    def entry(self, tenant: int) -> LedgerEntry:
+    def entry(self, tenant: int) -> TenantCounters:
         """The counters of a tenant, until it is forgotten."""
         entry = self._entries.get(tenant)
         if entry is None:
-            entry = self._entries[tenant] = LedgerEntry()
+            entry = self._entries[tenant] = TenantCounters()
         return entry
 
 

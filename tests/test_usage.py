@@ -1,4 +1,4 @@
-"""The ledger counts what it was told, and its percentiles are as exact as they say."""
+"""The counters of usage have what was counted, and its percentiles are as exact as they say."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from contract.types import FinishReason
-from reference.ledger import CELLS_PER_OCTAVE, Histogram, Ledger
+from reference.usage import CELLS_PER_OCTAVE, Histogram, UsageCounters
 
 ERROR = 1 / (2 * CELLS_PER_OCTAVE)
 DURATIONS = st.lists(st.tuples(st.floats(1e-6, 1e6), st.integers(1, 50)), min_size=1, max_size=60)
@@ -83,22 +83,22 @@ EVENTS = st.lists(
 
 @given(EVENTS)
 def test_counters_are_the_sums_of_what_was_told(events: list[tuple[int, str, int]]) -> None:
-    ledger = Ledger()
+    usage = UsageCounters()
     sums: Counter[tuple[int, str]] = Counter()
     for tenant, kind, amount in events:
         if kind in ("prompted", "generated"):
-            entry = ledger.entry(tenant)
+            entry = usage.entry(tenant)
             entry.prompted += amount * (kind == "prompted")
             entry.generated += amount * (kind == "generated")
             sums[tenant, kind] += amount
         elif kind == "finished":
-            ledger.finished(tenant, FinishReason.STOP)
+            usage.finished(tenant, FinishReason.STOP)
             sums[tenant, kind] += 1
         else:
-            getattr(ledger, kind)(tenant)
+            getattr(usage, kind)(tenant)
             sums[tenant, kind] += 1
     for tenant in range(3):
-        entry = ledger.of(tenant)
+        entry = usage.of(tenant)
         assert entry.requests_rejected == sums[tenant, "rejected"]
         assert entry.slots_admitted == sums[tenant, "admitted"]
         assert entry.slots_preempted == sums[tenant, "preempted"]
@@ -108,13 +108,13 @@ def test_counters_are_the_sums_of_what_was_told(events: list[tuple[int, str, int
 
 
 def test_an_entry_shows_times_in_milliseconds() -> None:
-    ledger = Ledger()
+    usage = UsageCounters()
     for _ in range(99):
-        ledger.first_token(4, 0.1)
-    ledger.first_token(4, 3.0)
-    ledger.interval(4, 0.02, count=98)
-    ledger.interval(4, 0.5, count=2)
-    entry = ledger.of(4)
+        usage.first_token(4, 0.1)
+    usage.first_token(4, 3.0)
+    usage.interval(4, 0.02, count=98)
+    usage.interval(4, 0.5, count=2)
+    entry = usage.of(4)
     assert entry.p50_ttft_ms == pytest.approx(100, rel=ERROR)
     assert entry.p99_ttft_ms == pytest.approx(100, rel=ERROR)
     assert entry.p50_decode_ms == pytest.approx(20, rel=ERROR)
@@ -123,29 +123,29 @@ def test_an_entry_shows_times_in_milliseconds() -> None:
 
 
 def test_the_hit_rate_follows_the_latest_requests() -> None:
-    ledger = Ledger()
-    assert ledger.of(1).prefix_hit_rate == 0
-    ledger.looked_up(1, asked=100, hit=25)
-    assert ledger.of(1).prefix_hit_rate == 0.25
+    usage = UsageCounters()
+    assert usage.of(1).prefix_hit_rate == 0
+    usage.looked_up(1, asked=100, hit=25)
+    assert usage.of(1).prefix_hit_rate == 0.25
     for _ in range(300):
-        ledger.looked_up(1, asked=100, hit=90)
-    assert ledger.of(1).prefix_hit_rate == pytest.approx(0.9, rel=0.02)
-    ledger.looked_up(2, asked=0, hit=0)
-    assert ledger.of(2).prefix_hit_rate == 0
+        usage.looked_up(1, asked=100, hit=90)
+    assert usage.of(1).prefix_hit_rate == pytest.approx(0.9, rel=0.02)
+    usage.looked_up(2, asked=0, hit=0)
+    assert usage.of(2).prefix_hit_rate == 0
 
 
 def test_the_most_pages_held_are_remembered() -> None:
-    ledger = Ledger()
+    usage = UsageCounters()
     for pages in (3, 9, 2):
-        ledger.holds(1, pages)
-    assert ledger.of(1).kv_pages_peak == 9
+        usage.holds(1, pages)
+    assert usage.of(1).kv_pages_peak == 9
 
 
 def test_a_forgotten_tenant_begins_anew_and_others_stay() -> None:
-    ledger = Ledger()
-    ledger.generated(1, 5)
-    ledger.generated(2, 7)
-    ledger.forget(1)
-    ledger.forget(99)
-    assert ledger.of(1) == Ledger().of(1)
-    assert ledger.of(2).tokens_generated == 7
+    usage = UsageCounters()
+    usage.generated(1, 5)
+    usage.generated(2, 7)
+    usage.forget(1)
+    usage.forget(99)
+    assert usage.of(1) == UsageCounters().of(1)
+    assert usage.of(2).tokens_generated == 7
