@@ -73,7 +73,7 @@ def architecture_keys(spec: SynthSpec) -> dict[str, Any]:
 
 
 def _expert_keys(spec: SynthSpec, experts: ExpertSpec) -> dict[str, Any]:
-    keys = {"expert_count": experts.count, "expert_used_count": experts.used}
+    keys: dict[str, Any] = {"expert_count": experts.count, "expert_used_count": experts.used}
     # Experts of these architectures have the width of their dense layers.
     like_dense = spec.architecture in ("llama", "granitehybrid")
     width = "feed_forward_length" if like_dense else "expert_feed_forward_length"

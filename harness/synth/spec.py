@@ -253,7 +253,7 @@ def _value(spec: SynthSpec, name: str) -> Any:
 def _rules(spec: SynthSpec) -> Iterator[tuple[str, object, str]]:
     """Yield (field, whether its value is invalid, what it must be); later rules rely on earlier
     ones."""
-    architecture, hybrid = spec.architecture, spec.architecture in HYBRIDS
+    architecture = spec.architecture
     for name, known in (
         ("architecture", ARCHITECTURES),
         ("quant", QUANTS),
