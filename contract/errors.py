@@ -44,7 +44,9 @@ class ModelFileError(ZincError):
         self.problem = problem
         self.remedy = remedy
         tail = f"; {remedy}" if remedy else ""
-        super().__init__(f"{self.path}: {where}: {problem}{tail}")
+        words = f"{self.path}: {where}: {problem}{tail}"
+        # Names in a file may hold line ends and what controls a terminal; logs print this as it is.
+        super().__init__("".join(c if c.isprintable() else ascii(c)[1:-1] for c in words))
 
 
 class UnsupportedModel(ModelFileError):

@@ -50,3 +50,4 @@ class Opcode(IntEnum):
     LOG_PROBABILITIES = 75
     ROW_DIGEST = 76
     SSM_SCAN = 77
+    MAP_TOKENS = 78

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from contextlib import suppress
 from pathlib import Path
 
 from contract.arithmetic import ARITHMETIC_VERSION
@@ -59,6 +60,9 @@ def _write(cache_file: Path, known: dict[str, object]) -> None:
     except OSError:
         # Digests that are not stored only cost the time to compute them again.
         return
+    finally:
+        with suppress(OSError):
+            partial.unlink(missing_ok=True)
 
 
 def system_fingerprint(model: Model, kv_dtype: str, cache_file: Path) -> str:

@@ -214,7 +214,7 @@ class ModelRunner(ContextManager):
         ValueError for more masks or biases than the limits allow, ModelFileError for a file changed
         under a tier."""
         if self.tier.info.host_unified:
-            self.model.file.check_unchanged()
+            self.model.check_unchanged()
         tokens, rows = len(inputs.query), len(inputs.output_rows)
         _put(self._allowed, inputs.allowed, "masks")
         _put(self._bias, inputs.bias, "biases")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -14,9 +16,11 @@ from accel.native import plan_export, weight_cache
 from accel.native.library import stored_library
 from accel.packets.disk_cache import write_entry
 from contract.cached_files import ABANDONED_SECONDS, remove_abandoned
+from contract.errors import ZincError
 from contract.types import LOCAL_TENANT, Tenant
 from harness.file_digests import cached_digest
 from harness.serve import presence
+from harness.serve.errors import ApiError
 from harness.serve.llama_cpp.slot_files import SlotFolder
 from reference.memory.disk.folder import CacheFolder
 from reference.model.gguf.writer import write_gguf
@@ -117,6 +121,22 @@ def test_what_nobody_writes_any_more_is_removed(
     write(tmp_path, 2)
     assert not [path for path in killed if path.exists()]
     assert all(path.exists() for path in living | strangers)
+
+
+@parts
+def test_a_full_disk_keeps_no_part_of_a_file(
+    write: Write, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A part that nobody completes takes room there for an hour, and a restart begins another."""
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    for call in ("replace", "rename", "link"):
+        monkeypatch.setattr(os, call, full)
+    with suppress(OSError, ZincError, ApiError):
+        write(tmp_path, 1)
+    assert not [path for path in tmp_path.rglob("*") if path.suffix in (".partial", ".tmp")]
 
 
 @pytest.mark.parametrize("name", ["digests", "plan", "slot", "slot of a tenant", "page", "model"])

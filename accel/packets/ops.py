@@ -234,6 +234,7 @@ OPS = (
         groups="tokens",
         source="expert_topk",
     ),
+    op("map_tokens", "int token, int table, int *mapped", "rows", items="rows"),
 )
 """Every op; ``packet.op`` is an index of this tuple."""
 

@@ -110,6 +110,7 @@ RULES: Mapping[Opcode, Rule] = MappingProxyType(
         Opcode.SAMPLE: _sample,
         Opcode.LOG_PROBABILITIES: _log_probabilities,
         Opcode.ROW_DIGEST: named("row_digest"),
+        Opcode.MAP_TOKENS: named("map_tokens"),
         Opcode.STREAM_OUT: named("stream_out"),
         Opcode.LOAD_REQUEST_STATE: named("load_request_state", "resolved"),
         Opcode.STORE_REQUEST_STATE: _store_request_state,

@@ -102,6 +102,14 @@ STEP = (
         constraint=_digests_cover_vocab,
     ),
     OpSpec(
+        Opcode.MAP_TOKENS,
+        operands("int token[rows], int table[vocab], int *mapped[rows]"),
+        (),
+        rule="R1",
+        formula="mapped[r] = table[token[r]], -1 where token[r] is -1",
+        touched={"table": lambda work: work["rows"]},
+    ),
+    OpSpec(
         Opcode.STREAM_OUT,
         operands(
             "int token[rows], int output_rows[rows], query, int step[1, 4], "

@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from contract.errors import ModelFileError, RequestError
-from harness.cli.layer_text import layer_rows
+from harness.cli.layer_text import head_rows, layer_rows
 from harness.cli.parser import add_json_flag, add_switch
 from harness.cli.sessions import MODEL_SETTINGS, TIER_SETTINGS, model_file, tier_options
 from harness.console import printable, table
@@ -111,7 +111,9 @@ def _run_facts(file: GgufFile, settings: Settings, on_tier: bool) -> dict[str, A
 def _text(facts: Mapping[str, Any], with_tensors: bool) -> str:
     sections = [_overview(facts), _types(facts["types"]), _metadata(facts["metadata"])]
     sections.append(_vocabulary(facts["vocabulary"]))
-    if "problem" in facts["run"]:
+    if "head" in facts["run"]:
+        sections.append(f"IT DRAFTS FOR A MODEL\n{table(head_rows(facts['run']['head']))}")
+    elif "problem" in facts["run"]:
         sections.append(f"THIS BUILD CANNOT RUN IT\n{_shown(facts['run']['problem'])}")
     else:
         sections += [_memory(facts["run"]["memory"]), _graph(facts["run"]["graph"])]

@@ -24,6 +24,20 @@ def layer_rows(run: Mapping[str, Any]) -> list[tuple[str, str]]:
     return rows
 
 
+def head_rows(head: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Rows of label and text from ``head_facts``."""
+    layers, tokens = ", ".join(map(str, head["target_layers"])), head["tokens"]
+    own = [name for name in ("embedding", "output") if head[f"own_{name}"]]
+    return [
+        ("use", "an EAGLE-3 head: give it with --draft-model beside its model"),
+        ("reads", f"the inputs of layers {layers} of a model of width {head['target_hidden']:,}"),
+        ("layers", f"1 of width {head['hidden']:,}"),
+        ("tokens", "all of the model" if tokens is None else f"{tokens:,} of the model's"),
+        ("matrices", f"its own {' and '.join(own)}" if own else "the model's"),
+        ("weights", format_bytes(head["weights"])),
+    ]
+
+
 def _which(layers: Sequence[int], count: int) -> str:
     if len(layers) == count:
         return "all layers" if count > 1 else "the layer"

@@ -38,6 +38,7 @@ from reference.limits import Limits, whole_contexts
 from reference.memory.planner import FootprintOf, MemoryPlan, longest_plan
 from reference.model.adapters import NO_ADAPTERS, Adapters
 from reference.model.config import read_config
+from reference.model.eagle import EMBEDDING, OUTPUT, EagleHead, is_head, read_head
 from reference.model.gguf import GgufFile, StringArray, Value
 from reference.model.open import Model
 from reference.model.tokenizer import load_tokenizer
@@ -128,8 +129,12 @@ def run_facts(file: GgufFile, requested: RequestedSizes) -> dict[str, Any]:
     """Sizes, memory and work of the forward pass, or ``problem``: why there is none.
 
     Work is that of one decode token that attends to the planned context. Raises RequestError when
-    the model has no such context, or its heads do not allow the requested storage."""
+    the model has no such context, or its heads do not allow the requested storage.
+
+    An EAGLE-3 head has a problem, too, and ``head`` says what it drafts for."""
     try:
+        if is_head(file):
+            return {"problem": "it drafts for a model", "head": head_facts(read_head(file))}
         model = Model(file, read_config(file), adapters=requested.adapters)
         # Build the graph for the shortest context first: it depends on the file alone, while a
         # missing context is an error of the request.
@@ -159,6 +164,19 @@ def run_facts(file: GgufFile, requested: RequestedSizes) -> dict[str, Any]:
         "adapters": adapter_facts(model.adapters),
         "memory": memory,
         "graph": graph_facts(graph, context),
+    }
+
+
+def head_facts(head: EagleHead) -> dict[str, Any]:
+    """The widths and layers of an EAGLE-3 head; ``tokens`` None are those of its model."""
+    return {
+        "target_hidden": head.target_hidden,
+        "target_layers": list(head.layers),
+        "hidden": head.hidden,
+        "tokens": None if head.tokens is None else len(head.tokens),
+        "own_embedding": head.has(EMBEDDING),
+        "own_output": head.has(OUTPUT),
+        "weights": sum(tensor.nbytes for tensor in head.file.tensors.values()),
     }
 
 

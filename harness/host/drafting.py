@@ -1,5 +1,5 @@
-"""Opens what drafts the tokens of a session: its prompt, the model's own draft block, or a smaller
-model of its vocabulary."""
+"""Opens what drafts the tokens of a session: its prompt, the model's own draft block, an EAGLE-3
+head, or a smaller model of its vocabulary."""
 
 from __future__ import annotations
 
@@ -18,15 +18,18 @@ from reference.engine.draft_block import DraftBlock, block_limits
 from reference.engine.drafter import Drafter, PromptLookup
 from reference.limits import Limits
 from reference.memory.planner import FootprintOf, MemoryPlan, plan_memory
-from reference.model.open import Model, open_model
+from reference.model.config import read_config
+from reference.model.eagle import check_head, is_head, read_head
+from reference.model.gguf import open_gguf
+from reference.model.open import Model
 from reference.runner import LOG_PROBABILITIES, NOTHING_SHARED, ModelRunner, shared_names
 
 
 @dataclass(frozen=True, slots=True)
 class Drafting:
     """A model that drafts and the sizes it runs with; ``plan`` is the memory it takes. With
-    ``block`` it is the draft block of the session's own model, and the plan has what the model does
-    not have anyway."""
+    ``block`` it is the head or draft block of the session's own model, and the plan has what the
+    model does not have anyway."""
 
     model: Model
     limits: Limits
@@ -34,16 +37,26 @@ class Drafting:
     block: bool = False
 
 
-def open_draft_model(path: Path, target: Model, owned: ExitStack) -> Model:
-    """The draft model in a file, for a target with the same vocabulary. Raises ModelFileError,
-    UnsupportedModel, and RequestError where the vocabularies differ."""
+def open_draft_model(path: Path, target: Model, owned: ExitStack) -> tuple[Model, Model | None]:
+    """The target, and the draft model in a file with the same vocabulary; where the file is an
+    EAGLE-3 head the target with that head, and None. Raises ModelFileError, UnsupportedModel, and
+    RequestError naming the first difference from the target."""
     # Imported here and below, because most starts have no model that drafts.
     from reference.engine.draft_model import check_vocabularies
 
-    model = open_model(path)
-    owned.callback(model.file.close)
-    check_vocabularies(model, target)
-    return model
+    file = open_gguf(path)
+    owned.callback(file.close)
+    if not is_head(file):
+        model = Model(file, read_config(file))
+        check_vocabularies(model, target)
+        return target, model
+    head = read_head(file)
+    check_head(head, target.config)
+    check_vocabularies(Model(file, head.config), target)
+    target = replace(target, head=head)
+    sizes = Limits(slots=1, context=PAGE_TOKENS, pages=1, hidden_rows=1)
+    target.graph(sizes), target.draft_graph(sizes)
+    return target, None
 
 
 def plan_drafting(draft: Model | None, model: Model, tier: Tier, target: Limits) -> Drafting | None:
@@ -59,7 +72,9 @@ def plan_drafting(draft: Model | None, model: Model, tier: Tier, target: Limits)
 
 def plan_block(model: Model, target: Limits, footprint: FootprintOf, unified: bool) -> Drafting:
     """The draft block of a model with the sizes ``target``, and the memory that it adds."""
-    limits = block_limits(target)
+    limits, head = block_limits(target), model.head
+    if head is not None and storage_problem(Model(head.file, head.config), limits.kv_dtype):
+        limits = replace(limits, kv_dtype=DEFAULT_KV)
     graph = model.draft_graph(limits)
     held, shared = footprint(graph, limits.largest), shared_names(model.graph(target), graph)
     buffers, mapped = (

@@ -57,8 +57,8 @@ def prepare_session(path: Path, options: SessionOptions, owned: ExitStack) -> Pr
     longest_context(model, options.context)
     draft = None
     if options.draft_model is not None and options.draft:
-        draft = open_draft_model(options.draft_model, model, owned)
-        if needs_model_file(options.tier, options.draft_model):
+        model, draft = open_draft_model(options.draft_model, model, owned)
+        if draft is not None and needs_model_file(options.tier, options.draft_model):
             draft.file.read_ahead()
     template = chat_template_of(model, owned) if options.chat else None
     if template is not None:
@@ -177,6 +177,8 @@ def _traced_tier(
         return None
     if prepared.model.adapters.opened:
         raise ConfigError("a trace holds no adapters; leave out --lora or the trace")
+    if prepared.model.head is not None:
+        raise ConfigError("a trace holds no EAGLE-3 head; leave out --draft-model or the trace")
     from harness.trace.record import record_on
 
     return owned.enter_context(

@@ -146,6 +146,7 @@ def limits_at(model: Model, options: SessionOptions) -> LimitsAt:
     sizes: LimitsAt = options.limits
     if options.draft:
         block = options.draft_model is None and model.draft_problem is None
+        block = block or model.head is not None
         sizes = partial(_drafting_limits, options, block)
     if options.state_cache is None:
         return sizes

@@ -240,12 +240,13 @@ def _bias(rng: Generator, case: Case, shape: tuple[int, ...]) -> NDArray[np.int3
 
 
 def _token(rng: Generator, case: Case, shape: tuple[int, ...]) -> NDArray[np.int32]:
-    """Token ids for LOG_PROBABILITIES; rows without a token in cases with broken logits."""
+    """Token ids; rows without a token where some are mapped and where logits are broken."""
     if case.opcode is Opcode.VERIFY_K:
         return _few(rng, shape)
     if "vocab" not in case.sizes:
         return _words(rng, case, shape)
-    least = NO_TOKEN if case.kind in NONFINITE else 0
+    lacking = case.kind in NONFINITE or case.opcode is Opcode.MAP_TOKENS
+    least = NO_TOKEN if lacking else 0
     return rng.integers(least, case.sizes["vocab"], shape).astype(np.int32)
 
 
@@ -268,6 +269,7 @@ INDEX_FILLS: Mapping[str, IndexFill] = {
     "recent": _recent,
     "step": _step,
     "ring": _words,
+    "table": _words,
     "sampling": _sampling,
     "allowed": _allowed,
     "bias": _bias,

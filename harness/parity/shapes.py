@@ -137,6 +137,7 @@ STRATEGIES: dict[Opcode, Strategy] = {
         ),
         label="{rows}x{vocab}",
     ),
+    Opcode.MAP_TOKENS: grid("rows vocab", (1, 1), (3, 257), (65, 40), (0, 8)),
     Opcode.STREAM_OUT: listed(
         "rows ring_events runs",
         *((1, 1, DECODE_ONE), (5, 8, DECODE_MANY), (9, 16, MIXED), (0, 4, MIXED)),

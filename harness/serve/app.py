@@ -161,7 +161,7 @@ class _App(Flask):
     def _noted(self, response: Response, here: Any, asked: Request) -> Response:
         """``response`` with the headers that depend on the request; a whole one is logged."""
         origin = asked.environ.get("HTTP_ORIGIN")
-        if self._options.host_check.shares_with(origin):
+        if origin is not None and self._options.host_check.shares_with(origin):
             response.headers.extend([*_shared(origin).items()])
         if here.ignored:
             response.headers.extend([(IGNORED_HEADER, _listed(here.ignored))])

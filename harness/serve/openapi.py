@@ -12,6 +12,7 @@ from contract.types import Tenant
 from harness.serve.answer_schemas import ANSWERS, NAMED_EVENTS, STREAMED
 from harness.serve.caller import Caller
 from harness.serve.errors import ApiError
+from harness.serve.strict_json import known_type
 from harness.serve.wire import Prepare
 
 EVENT_STREAM = "text/event-stream"
@@ -94,7 +95,7 @@ def openapi_document(routes: Iterable[Route], version: str) -> dict[str, Any]:
     """The document of a server with these routes."""
     routes = list(routes)
     bodies = [route.body for route in routes if route.body is not None]
-    kinds = list(dict.fromkeys([*bodies, *ANSWERS.values()]))
+    kinds = [known_type(kind) for kind in dict.fromkeys([*bodies, *ANSWERS.values()])]
     schemas, components = msgspec.json.schema_components(kinds, ref_template=REFERENCE)
     strict = {route.body.__name__ for route in routes if route.strict and route.body is not None}
     for name in _reachable(components, [body.__name__ for body in bodies]):

@@ -142,5 +142,8 @@ def _write(path: Path, server: Presence) -> None:
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         remove_abandoned(path.parent)
-        partial.write_text(json.dumps(asdict(server)))
-        partial.replace(path)
+        try:
+            partial.write_text(json.dumps(asdict(server)))
+            partial.replace(path)
+        finally:
+            partial.unlink(missing_ok=True)

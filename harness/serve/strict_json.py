@@ -10,7 +10,9 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from decimal import Decimal, InvalidOperation
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
+
+import msgspec
 
 MAX_DEPTH = 64
 """Most containers within one another."""
@@ -22,7 +24,10 @@ ROUNDED = (Decimal, dict, list)
 SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
+T = TypeVar("T")
 _one_long_body = threading.Lock()
+_reading_type = threading.Lock()
+_read_types: set[Any] = set()
 
 
 class BadJson(ValueError):
@@ -55,6 +60,16 @@ def object_or_empty(text: str) -> dict[str, Any]:
     except BadJson:
         return {}
     return value if isinstance(value, dict) else {}
+
+
+def known_type(kind: type[T]) -> type[T]:
+    """``kind``, of which msgspec knows every part. It reads them at the first use, and a second
+    thread that comes meanwhile uses what is not there yet: the process would end."""
+    if kind not in _read_types:
+        with _reading_type:
+            msgspec.json.Decoder(kind)
+            _read_types.add(kind)
+    return kind
 
 
 @contextmanager

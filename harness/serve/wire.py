@@ -15,7 +15,7 @@ from msgspec import Meta, Struct
 
 from contract.types import MAX_INT32
 from harness.serve.errors import ApiError, unsupported
-from harness.serve.strict_json import BadJson, loads, parsing, with_floats
+from harness.serve.strict_json import BadJson, known_type, loads, parsing, with_floats
 from harness.serve.wire_fields import served_fields
 from harness.serve.wire_tools import ReasoningEffort, ResponseFormat, ToolCall, ToolChoice, Tools
 
@@ -323,7 +323,7 @@ class _Named(Struct):
 def model_named(body: bytes) -> str | None:
     """The model that a body names; None for one that names none, or that ``decode`` will refuse."""
     try:
-        return msgspec.json.decode(body, type=_Named).model
+        return msgspec.json.decode(body, type=known_type(_Named)).model
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
         return None
 
@@ -341,7 +341,7 @@ def plain(value: Any) -> Any:
 def converted(value: Any, kind: type[Body]) -> Body:
     """``value``, of JSON's types, as ``kind``; ApiError 400 naming the field that is wrong."""
     try:
-        return msgspec.convert(value, kind)
+        return msgspec.convert(value, known_type(kind))
     except msgspec.ValidationError as error:
         raise _refused(str(error), value) from None
 

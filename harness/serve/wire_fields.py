@@ -13,6 +13,7 @@ import msgspec.inspect
 from msgspec import Struct
 
 from harness.serve.errors import ApiError
+from harness.serve.strict_json import known_type
 
 MOST_UNKNOWN = 64
 """Most unknown fields of one body, by their names."""
@@ -200,7 +201,7 @@ def _served_object(
 
 @cache
 def _object_of(kind: type[Struct]) -> _Object:
-    info = msgspec.inspect.type_info(kind)
+    info = msgspec.inspect.type_info(known_type(kind))
     assert isinstance(info, msgspec.inspect.StructType)
     return _object(info)
 

@@ -12,6 +12,7 @@ from harness.cli.tool import run_tool
 from harness.progress import progress_on
 from harness.settings import group_of
 from harness.synth import ARCHITECTURES, size_names, sized_spec, write_synthetic
+from harness.synth.eagle import write_eagle_head
 from harness.synth.flags import add_fields
 
 EVERY_COMMAND = ("debug", "silent")
@@ -33,7 +34,7 @@ def build_parser(prog: str = PROG) -> Parser:
         epilog=EXAMPLES,
         argument_default=argparse.SUPPRESS,
     )
-    parser.rare |= {"tokenizer_from", "sparse"}
+    parser.rare |= {"tokenizer_from", "sparse", "eagle_out"}
     group = group_of(parser, "model")
     sizes = (*dict.fromkeys(name for arch in ARCHITECTURES for name in size_names(arch)), "custom")
     group.add_argument(
@@ -54,6 +55,13 @@ def build_parser(prog: str = PROG) -> Parser:
     output = group_of(parser, "output")
     output.add_argument(
         "--out", required=True, type=path_argument, metavar="FILE", help="the GGUF file to write"
+    )
+    output.add_argument(
+        "--eagle-out",
+        type=path_argument,
+        default=None,
+        metavar="FILE",
+        help="also write an EAGLE-3 head for the model",
     )
     output.add_argument(
         "--sparse",
@@ -86,9 +94,11 @@ def main(argv: Sequence[str] | None = None, prog: str = PROG) -> int:
 def _write(args: argparse.Namespace) -> int:
     values = _grouped(vars(args))
     out, tokenizer, size = values.pop("out"), values.pop("tokenizer_from"), values.pop("size")
-    sparse = values.pop("sparse")
+    sparse, eagle = values.pop("sparse"), values.pop("eagle_out")
     spec = sized_spec("tiny" if size == "custom" else size, **values)
     write_synthetic(out, spec, tokenizer_from=tokenizer, sparse=sparse, progress=progress_on())
+    if eagle is not None:
+        write_eagle_head(eagle, spec)
     return 0
 
 

@@ -179,7 +179,7 @@ def _tensor(spec: SynthSpec, name: str, shape: tuple[int, ...]) -> SynthTensor:
 def _spread(spec: SynthSpec, kind: str, shape: tuple[int, ...]) -> tuple[float, float]:
     """Mean and standard deviation of the values."""
     root = math.sqrt(shape[-1])
-    if spec.mtp_agreement is not None:
+    if spec.planted:
         if kind == "token_embd":
             return 0.0, EMBEDDING_DEVIATION
         if (mean := planted_mean(spec, kind)) is not None:

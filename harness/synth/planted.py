@@ -1,4 +1,4 @@
-"""Weights of a model whose draft block is right for a given part of the vocabulary.
+"""Weights of a model whose draft block or head is right for a given part of the vocabulary.
 
 The embedding is so large that a layer changes the residual stream little, and row s(u) of the
 output matrix is the embedding of u. So the likeliest token after u is s(u), where s is one cycle
@@ -56,21 +56,27 @@ def planted_rows(spec: SynthSpec, kind: str, dtype: DType) -> Iterator[Bytes]:
             values[0, row] = 1.0
             yield FORMATS[dtype].quantize(values)
         return
+    of = output_rows(spec) if kind == "output" else _block_rows(spec)
+    yield embedding_rows(spec, dtype)[of]
+
+
+def embedding_rows(spec: SynthSpec, dtype: DType) -> Bytes:
+    """The stored rows of the embedding, uint8[vocab, row_bytes]."""
     drawn = draw_matrix(
         spec.seed, "token_embd.weight", dtype, spec.vocab, spec.hidden, EMBEDDING_DEVIATION
     )
-    rows = np.concatenate(list(drawn))
-    yield rows[_output_rows(spec) if kind == "output" else _block_rows(spec)]
+    return np.concatenate(list(drawn))
 
 
 def right_drafts(spec: SynthSpec) -> NDArray[np.bool_]:
-    """Whether the block drafts the likeliest token after each token."""
-    assert spec.mtp_agreement is not None
+    """Whether the block or head drafts the likeliest token after each token."""
+    agreement = spec.mtp_agreement if spec.eagle_agreement is None else spec.eagle_agreement
+    assert agreement is not None
     spread = np.arange(spec.vocab) * FRACTION % 1.0
-    return spread < spec.mtp_agreement
+    return spread < agreement
 
 
-def _output_rows(spec: SynthSpec) -> NDArray[np.int64]:
+def output_rows(spec: SynthSpec) -> NDArray[np.int64]:
     """The token of which each row of the output matrix is the embedding."""
     step = int(spec.vocab * FRACTION)
     while math.gcd(step, spec.vocab) > 1:

@@ -115,6 +115,8 @@ def sized_spec(size: str, **overrides: Any) -> SynthSpec:
     values = {**_NEEDED.get(architecture, {}), **SIZES.get(size, {}), **own.get(size, {})}
     if overrides.get("mtp_agreement") is not None:
         values |= {"nextn_layers": 1, "tied": False}
+    if overrides.get("eagle_agreement") is not None:
+        values |= {"tied": False}
     for name, value in overrides.items():
         if name in GROUPS and isinstance(value, Mapping):
             values[name] = {**(values.get(name) or {}), **value}

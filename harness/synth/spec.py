@@ -73,9 +73,9 @@ class SynthSpec:
     ``window`` limits attention, in all layers of phi3, in all but every fourth of olmo2, in every
     second of gpt-oss, in all but every fourth of cohere2; 0 is off.
     ``nextn_layers`` are prediction blocks after the last layer, with ``mtp_agreement`` right in so
-    many cases: 0 to 1, None for random ones. With ``expand_to_f32`` the same weights are written
-    dequantized. ``key_outliers``, if not
-    0, is the bias of two channels of every KV head, or their norm weight where keys are normed."""
+    many cases: 0 to 1, None for random ones; ``eagle_agreement`` is that of an EAGLE-3 head. With
+    ``expand_to_f32`` the same weights are written dequantized. ``key_outliers``, if not 0, is the
+    bias of two channels of every KV head, or their norm weight where keys are normed."""
 
     architecture: str = "llama"
     quant: str = "f32"
@@ -105,6 +105,7 @@ class SynthSpec:
     nextn_layers: int = 0
     key_outliers: float = 0.0
     mtp_agreement: float | None = None
+    eagle_agreement: float | None = None
     leading_dense: int = 0
     head_norms: bool = False
     logit_scale: float = 1.0
@@ -125,6 +126,11 @@ class SynthSpec:
     def blocks(self) -> int:
         """The number of layers and prediction blocks."""
         return self.layers + self.nextn_layers
+
+    @property
+    def planted(self) -> bool:
+        """Whether the likeliest token after each token is known."""
+        return self.mtp_agreement is not None or self.eagle_agreement is not None
 
     @property
     def feed_forward_widths(self) -> tuple[int, ...]:
@@ -224,8 +230,8 @@ def fields_of(spec: SynthSpec) -> dict[str, Any]:
     """The fields from which ``spec_of`` makes the same specification, without absent groups and
     counts."""
     absent = dict.fromkeys(GROUPS) | {
-        "nextn_layers": 0, "mtp_agreement": None, "key_outliers": 0.0, "long_rope": False,
-        "window": 0, "query_growth": 0.0, "yarn_log_multiplier": 0.0,
+        "nextn_layers": 0, "mtp_agreement": None, "eagle_agreement": None, "key_outliers": 0.0,
+        "long_rope": False, "window": 0, "query_growth": 0.0, "yarn_log_multiplier": 0.0,
         "leading_dense": 0, "logit_scale": 1.0, "head_norms": False,
     }  # fmt: skip
     return {k: v for k, v in asdict(spec).items() if k not in absent or v != absent[k]}
@@ -284,6 +290,10 @@ def _rules(spec: SynthSpec) -> Iterator[tuple[str, object, str]]:
         yield "mtp_agreement", not 0 <= agreement <= 1, "0 to 1"
         yield "nextn_layers", spec.nextn_layers < 1, "at least 1 with mtp_agreement"
         yield "tied", spec.tied, "False with mtp_agreement"
+    if (agreement := spec.eagle_agreement) is not None:
+        yield "eagle_agreement", not 0 <= agreement <= 1, "0 to 1"
+        yield "mtp_agreement", spec.mtp_agreement is not None, "absent with eagle_agreement"
+        yield "tied", spec.tied, "False with eagle_agreement"
     widths = spec.feed_forward_widths
     yield "feed_forward", len(widths) != spec.blocks, f"one width or {spec.blocks} of them"
     yield "feed_forward", min(widths) < 1, "at least 1"

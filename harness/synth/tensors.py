@@ -78,8 +78,8 @@ class SynthTensor:
 def with_types(spec: SynthSpec, tensors: Sequence[SynthTensor]) -> tuple[SynthTensor, ...]:
     """The tensors with the storage type each has in the file, before any expansion."""
     values = [tensor.name for tensor in tensors if tensor.kind in SENSITIVE_VALUES]
-    typed = [replace(tensor, dtype=_dtype(spec, tensor, values)) for tensor in tensors]
-    if spec.mtp_agreement is None:
+    typed = [replace(tensor, dtype=stored_type(spec, tensor, values)) for tensor in tensors]
+    if not spec.planted:
         return tuple(typed)
     embedding = next(tensor.dtype for tensor in typed if tensor.kind == "token_embd")
     planted = ((tensor, planted_type(spec, planted_kind(tensor), embedding)) for tensor in typed)
@@ -91,7 +91,8 @@ def planted_kind(tensor: SynthTensor) -> str:
     return tensor.name.removesuffix(".weight").removeprefix(f"blk.{tensor.layer}.")
 
 
-def _dtype(spec: SynthSpec, tensor: SynthTensor, values: Sequence[str]) -> DType:
+def stored_type(spec: SynthSpec, tensor: SynthTensor, values: Sequence[str]) -> DType:
+    """The storage type of a tensor before any expansion; ``values`` names those of values."""
     if len(tensor.shape) == 1 or tensor.kind in FLOAT_KINDS or tensor.name.endswith(".bias"):
         return F32
     if spec.quant == EXPERTS_QUANT:
@@ -133,7 +134,7 @@ def more_bits(index: int, count: int) -> bool:
 def tensor_data(spec: SynthSpec, tensor: SynthTensor) -> Iterator[Bytes]:
     """The bytes of a tensor in file order, in chunks; binary32 if the specification expands."""
     if tensor.name.startswith("rope_f"):
-        yield _rope_divisors(spec, tensor.name)
+        yield rope_divisors(spec, tensor.name)
     elif len(tensor.shape) == 1 or planted_kind(tensor) in VECTOR_KINDS:
         for name, count in tensor.parts:
             values = normal_like(random_bits(spec.seed, name), count, tensor.deviation)
@@ -144,7 +145,7 @@ def tensor_data(spec: SynthSpec, tensor: SynthTensor) -> Iterator[Bytes]:
                 )
             yield values.view(np.uint8)
     else:
-        planted = spec.mtp_agreement is not None and planted_kind(tensor) in COPIED
+        planted = spec.planted and planted_kind(tensor) in COPIED
         kind, dtype = planted_kind(tensor), tensor.dtype
         for blocks in planted_rows(spec, kind, dtype) if planted else _rows(spec, tensor):
             if spec.expand_to_f32:
@@ -186,7 +187,7 @@ def _cut(chunks: Iterable[Bytes], rows: int) -> Iterator[Bytes]:
         held = [whole[len(whole) - count :]]
 
 
-def _rope_divisors(spec: SynthSpec, name: str) -> Bytes:
+def rope_divisors(spec: SynthSpec, name: str) -> Bytes:
     """Divisors of the rotary frequencies: in [1, 8), increasing as in published models.
 
     Gemma has 1 for the first quarter of the pairs; its other pairs do not rotate."""

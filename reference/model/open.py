@@ -13,9 +13,11 @@ from contract.lazy_dataclass import dataclass
 from reference.limits import Limits
 from reference.model.adapters import NO_ADAPTERS, AdaptedFile, Adapters, TensorFile, open_adapter
 from reference.model.config import ModelConfig, read_config
+from reference.model.eagle import EagleHead, HeadedFile
 from reference.model.families import build_graph
 from reference.model.families.draft_block import build_draft_block
-from reference.model.families.emitter import without_drafts
+from reference.model.families.eagle_head import build_eagle_head
+from reference.model.families.plain_steps import without_drafts
 from reference.model.families.smooth_keys import Powers, smoothing_powers
 from reference.model.families.tensors import ModelTensors
 from reference.model.gguf import GgufFile, open_gguf
@@ -26,12 +28,13 @@ TEMPLATE_KEY = "tokenizer.chat_template"
 
 @dataclass(frozen=True)
 class Model:
-    """An open model file with its checked configuration, and the LoRA adapters that requests may
-    use."""
+    """An open model file with its checked configuration, the LoRA adapters that requests may use,
+    and the head that drafts for it, if there is one."""
 
     file: GgufFile
     config: ModelConfig
     adapters: Adapters = field(default=NO_ADAPTERS, kw_only=True)
+    head: EagleHead | None = field(default=None, kw_only=True)
     _cached_graph: dict[Limits, Graph] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
@@ -68,6 +71,7 @@ class Model:
             tensors = self._tensors()
             if limits.adapters:
                 tensors.adapters = self.adapters
+            tensors.head = self.head if limits.hidden_rows else None
             graph = build_graph(self.config, tensors, limits)
             self._cached_graph.clear()
             self._cached_graph[limits] = graph
@@ -91,13 +95,24 @@ class Model:
         return None
 
     def draft_graph(self, limits: Limits) -> Graph:
-        """The verified graph of the draft block for an engine with ``limits``."""
-        return build_draft_block(self.config, self._tensors(), limits)
+        """The verified graph of the head for an engine with ``limits``, or of the draft block."""
+        tensors = self._tensors()
+        if self.head is not None:
+            return build_eagle_head(self.config, self.head, tensors, limits)
+        return build_draft_block(self.config, tensors, limits)
 
     @property
     def tensors(self) -> TensorFile:
-        """The tensors that graphs read: the file's, and those of adapters."""
-        return AdaptedFile(self.file, self.adapters) if self.adapters.opened else self.file
+        """The tensors that graphs read: the file's, and those of adapters and the head."""
+        opened = self.adapters.opened
+        own: TensorFile = AdaptedFile(self.file, self.adapters) if opened else self.file
+        return own if self.head is None else HeadedFile(own, self.head.file)
+
+    def check_unchanged(self) -> None:
+        """Raise ModelFileError when a file that steps may read was written since it was opened."""
+        self.file.check_unchanged()
+        if self.head is not None:
+            self.head.file.check_unchanged()
 
     def _tensors(self) -> ModelTensors:
         return ModelTensors(str(self.file.path), self.file.tensors, self._powers)

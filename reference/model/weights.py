@@ -14,6 +14,7 @@ from contract.ir.source import ONES, WeightSource, parse_source
 from reference.exact.rotary import growth_table, rotary_table, unrotated_table
 from reference.model.adapters import TensorFile
 from reference.model.config.rope import GROWTH_TABLE
+from reference.model.eagle import ROPE_TABLE, TOKEN_TABLE
 from reference.model.open import Model
 from reference.quant import find_nonfinite_scale
 
@@ -58,16 +59,22 @@ def constant_bytes(model: Model, decl: BufferDecl) -> NDArray[np.uint8]:
     if growth is not None and decl.name == GROWTH_TABLE:
         grown = growth_table(context, growth.length, growth.factor)
         return grown.reshape(-1, 1).view(np.uint8)
-    rope = next(rope for rope in model.config.ropes if rope.table == decl.name)
+    file, ropes = model.file, model.config.ropes
+    if model.head is not None and decl.name in (ROPE_TABLE, TOKEN_TABLE):
+        if decl.name == TOKEN_TABLE:
+            assert model.head.tokens is not None
+            return model.head.tokens.reshape(1, -1).view(np.uint8)
+        file, ropes = model.head.file, model.head.config.ropes
+    rope = next(rope for rope in ropes if rope.table == decl.name)
     if not rope.rotates:
         return unrotated_table(context, rope.dims).reshape(-1, rope.dims // 2).view(np.uint8)
     tensor = rope.factors_for(context)
     factors = None
     if tensor:
-        factors = model.file.tensor_array(tensor).tolist()
+        factors = file.tensor_array(tensor).tolist()
         if not all(0.0 < factor < math.inf for factor in factors):
             raise ModelFileError(
-                model.file.path,
+                file.path,
                 f"tensor {tensor}",
                 "holds a divisor that is not a positive number",
                 "fetch the file again or convert it again",

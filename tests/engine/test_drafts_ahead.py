@@ -37,11 +37,15 @@ GREEDY = [
 ]
 
 
-@pytest.fixture(scope="module", params=["quick", "late", "native", "opencl", "cuda"])
+CASES = [("qwen35", tier) for tier in ("quick", "late", "native", "opencl", "cuda")]
+
+
+@pytest.fixture(scope="module", params=[*CASES, ("qwen3 head", "native")], ids=" on ".join)
 def runners(request: pytest.FixtureRequest, synthetic_model: SyntheticModel) -> Iterator[Runners]:
     """A model and its draft block on a tier, and the answers without drafts."""
-    path = drafting_model(synthetic_model, "qwen35")
-    with TIERS[request.param]() as tier, drafting(path, tier) as both:
+    name, tier_name = request.param
+    path = drafting_model(synthetic_model, name)
+    with TIERS[tier_name]() as tier, drafting(path, tier) as both:
         yield *both, answers_of_cpu(path)
 
 

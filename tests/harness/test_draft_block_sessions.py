@@ -1,5 +1,5 @@
-"""The draft block of a file from where a user meets it: sessions, the command line, a server, the
-benchmark."""
+"""The draft block of a file, or its head, from where a user meets it: sessions, the command line, a
+server, the benchmark."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from contract.types import SamplingParams
 from harness.bench import drafts
 from harness.bench.drafts import DraftsPlan, render_drafts, run_drafts
 from harness.cli.main import main
-from harness.host.drafting import load_drafter
+from harness.host.drafting import drafts_of, load_drafter
 from harness.host.open import load_runner, prepare_session
 from harness.host.options import SessionOptions
 from harness.host.session import Session
@@ -31,6 +31,8 @@ from harness.serve.run import ServeOptions, running
 from reference.engine.draft_block import DraftBlock
 from reference.engine.output_processor import OutputProcessor
 from reference.hidden_rows import SHARED_STATES
+from tests.engine.headed_models import head_of
+from tests.engine.test_draft_block import drafting_model
 from tests.named_tiers import open_by_name
 from tests.needs import need_installed
 from tests.serve.http import Http
@@ -40,13 +42,14 @@ PROMPT = tuple(range(7, 40))
 SyntheticModel = Callable[..., Path]
 
 
-@pytest.fixture(scope="module")
-def model(synthetic_model: SyntheticModel) -> Path:
-    return synthetic_model(architecture="qwen35", quant="q4_k_m", mtp_agreement=0.8)
+@pytest.fixture(scope="module", params=["qwen35", "qwen3 head"])
+def model(request: pytest.FixtureRequest, synthetic_model: SyntheticModel) -> Path:
+    return drafting_model(synthetic_model, request.param)
 
 
-def options(tier: str, draft: int, **more: object) -> SessionOptions:
-    return replace(SessionOptions(tier=tier, context=128, draft=draft), **more)  # type: ignore[arg-type]
+def options(model: Path, tier: str, draft: int, **more: object) -> SessionOptions:
+    built = SessionOptions(tier=tier, context=128, draft=draft, draft_model=head_of(model))
+    return replace(built, **more)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -57,7 +60,7 @@ def test_answers_are_those_without_it(model: Path, tier: str) -> None:
     open_by_name(tier).close()
     said = []
     for draft in (0, 6):
-        with Session.open(model, options(tier, draft)) as session:
+        with Session.open(model, options(model, tier, draft)) as session:
             answers = []
             for sampling in (SamplingParams(), SamplingParams(temperature=0.9, top_k=40, seed=5)):
                 generation = session.generate(PROMPT, sampling, 40)
@@ -79,7 +82,7 @@ def test_its_memory_is_planned(model: Path, tier: str, monkeypatch: pytest.Monke
     what reads a sequence's prompt, too."""
     open_by_name(tier).close()
     with ExitStack() as owned:
-        prepared = prepare_session(model, options(tier, 6), owned)
+        prepared = prepare_session(model, options(model, tier, 6), owned)
         runner = owned.enter_context(
             load_runner(prepared.model, prepared.tier, prepared.limits, NullProgress())
         )
@@ -88,10 +91,11 @@ def test_its_memory_is_planned(model: Path, tier: str, monkeypatch: pytest.Monke
             own_memory = replace(prepared.tier.info, host_unified=False)
             monkeypatch.setattr(prepared.tier, "_info", own_memory)
         drafter = load_drafter(prepared.drafting, runner, 6, owned, NullProgress())
-        shapes = [ShapeKey(1, 1), ShapeKey(4, 4)]
+        few = 1 + drafts_of(runner, 6)
+        shapes = [ShapeKey(1, 1), ShapeKey(few, few)]
         if not prepared.tier.info.host_unified:
             most = runner.limits.slot_pages * PAGE_TOKENS
-            large = [bucket for bucket in runner.executable.buckets if bucket.tokens > 4]
+            large = [bucket for bucket in runner.executable.buckets if bucket.tokens > few]
             shapes += [replace(one, tokens=min(one.tokens, most)) for one in large]
         assert {runner.executable.bucket_of(one) for one in shapes} == {*runner.executable.recorded}
         assert isinstance(drafter, DraftBlock)
@@ -100,20 +104,21 @@ def test_its_memory_is_planned(model: Path, tier: str, monkeypatch: pytest.Monke
         held = prepared.tier.footprint(graph, drafter._runner.limits.largest)
         own = drafter._runner._buffers.keys()
         weights = {decl.name for decl in graph.of_kind(BufferKind.WEIGHT)}
-        assert weights - own == {"model.output.weight"}
+        shared = "token_embd" if head_of(model) else "output"
+        assert weights - own == {f"model.{shared}.weight"}
         assert not own & {*SHARED_STATES}
         sizes = (held.buffers.get(name, 0) + held.mapped.get(name, 0) for name in weights & own)
         assert sum(plan.weights.values()) == sum(sizes) > 0
-        assert plan.kv == prepared.plan.kv
+        assert plan.kv * len(prepared.model.config.attention_layers) == prepared.plan.kv
         budget = prepared.plan.budgeted + plan.budgeted
     with ExitStack() as owned:
-        fitting = prepare_session(model, options(tier, 6, memory_budget=budget), owned)
+        fitting = prepare_session(model, options(model, tier, 6, memory_budget=budget), owned)
         assert fitting.plan.context == 128
         assert not fitting.residency.streamed
     with ExitStack() as owned:
         if tier != "cuda":
             owned.enter_context(pytest.raises(DoesNotFit))
-        less = prepare_session(model, options(tier, 6, memory_budget=budget - 1), owned)
+        less = prepare_session(model, options(model, tier, 6, memory_budget=budget - 1), owned)
         assert less.residency.streamed
 
 
@@ -121,8 +126,10 @@ def test_the_command_line_tells_how_many_were_accepted(
     model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     said = []
+    head = head_of(model)
     for draft in ("0", "5"):
         run = ["run", "--model", str(model), "--tier", "cpu", "--context", "128", "-n", "30"]
+        run += [] if head is None else ["--draft-model", str(head)]
         assert main([*run, "--draft", draft, "--json", "Hello"]) == 0
         said.append(json.loads(capsys.readouterr().out))
         assert main([*run, "--draft", draft, "Hello"]) == 0
@@ -146,7 +153,7 @@ def test_a_server_drafts_with_it(model: Path, tmp_path: Path) -> None:
     the last bit."""
     said = []
     for draft in (0, 6):
-        session = options("cpu", draft, slots=2, top_log_probabilities=3)
+        session = options(model, "cpu", draft, slots=2, top_log_probabilities=3)
         served = ModelOptions(session, "tiny", tmp_path / "digests.json")
         ledger = tmp_path / f"{draft}.sqlite"
         with (
@@ -168,9 +175,10 @@ def test_a_server_drafts_with_it(model: Path, tmp_path: Path) -> None:
 def test_the_benchmark_counts_equal_answers(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The control: where wrong drafts are accepted it says so."""
     monkeypatch.setattr(drafts, "SEQUENCES", (1,))
-    plan = DraftsPlan(model, ("cpu",), 1, decode_tokens=24, repeat=1)
+    head = head_of(model)
+    plan = DraftsPlan(model, ("cpu",), 1, decode_tokens=24, repeat=1, draft_model=head)
     (result,) = run_drafts(plan, lambda line: None)["results"]
-    assert result["drafter"] == "draft block"
+    assert result["drafter"] == ("draft block" if head is None else head.name)
     assert result["equal"] == result["answers"] == 2
     assert result["tokens_a_step"] > 1
     take = OutputProcessor._take_drafted

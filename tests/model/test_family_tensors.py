@@ -78,6 +78,16 @@ def test_a_surplus_tensor_is_refused(kind: str, name: str, tmp_path: Path) -> No
         graph_of(file, tmp_path)
 
 
+def test_a_name_from_a_file_cannot_control_a_terminal_or_a_log(tmp_path: Path) -> None:
+    file = family_file("llama")
+    file.values["a\nERROR\x1b[31m\x9b\u202e"] = file.values["output_norm.weight"]
+    with pytest.raises(
+        UnsupportedModel, match=r"tensor a\\nERROR\\x1b\[31m\\x9b\\u202e: "
+    ) as error:
+        graph_of(file, tmp_path)
+    assert str(error.value).isprintable()
+
+
 @pytest.mark.parametrize(
     ("architecture", "name", "shape"),
     [

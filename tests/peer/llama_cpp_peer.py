@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tests.peer.child import Child
+from tests.peer.llama_cpp_heads import head_logits
 
 NAME = "llama.cpp"
 GGML_TYPE_F32 = 0
@@ -49,6 +50,12 @@ class Peer:
         return self._child.call(
             _logits, str(path), list(tokens), kv_type, chunk, adapter, flash, every
         )
+
+    def head_logits(
+        self, path: Path, head: Path, tokens: Sequence[int], layers: Sequence[int]
+    ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """What ``llama_cpp_heads.head_logits`` gives."""
+        return self._child.call(head_logits, str(path), str(head), list(tokens), list(layers))
 
     def quantize(self, source: Path, out: Path, file_type: int) -> Path:
         """Write ``source`` in the mixture ``file_type`` to ``out``, and return that."""

@@ -14,7 +14,7 @@ from contract.errors import ConfigError
 from contract.types import MAX_INT32
 from harness.serve.receipts.canonical import canonical, canonical_digest
 from harness.serve.receipts.keys import ReceiptKey, verifies
-from harness.serve.strict_json import BadJson, loads
+from harness.serve.strict_json import BadJson, known_type, loads
 
 VERSION = 2
 """Of the receipts that are made; it names the form of their leaves."""
@@ -178,7 +178,7 @@ def parse_receipt(data: bytes, where: str) -> Receipt:
         version = str(payload.get("receipt"))[:32]
         raise ConfigError(f"{where}: version: receipts of version {version} are not known here")
     try:
-        envelope = msgspec.convert(value, Envelope)
+        envelope = msgspec.convert(value, known_type(Envelope))
         canonical(payload)
     except (msgspec.ValidationError, ValueError) as error:
         raise ConfigError(f"{where}: is no receipt: {error}") from None

@@ -20,6 +20,7 @@ from harness.serve.responses.render import ResponseShape
 from harness.serve.responses.store import ResponseStore, StoredResponse, named
 from harness.serve.responses.wire import LOGPROBS, InputItem, ResponsesRequest
 from harness.serve.service import Answered, Service
+from harness.serve.strict_json import known_type
 from harness.serve.wire import ChatRequest, converted
 
 MOST_ITEMS, USUAL_ITEMS = 100, 20
@@ -90,7 +91,7 @@ def _keep(
     token_ids: Sequence[int],
 ) -> None:
     """Store an answer that was made of these tokens."""
-    output = [msgspec.convert(item, InputItem) for item in response["output"]]
+    output = [msgspec.convert(item, known_type(InputItem)) for item in response["output"]]
     if output:
         output[-1] = msgspec.structs.replace(output[-1], token_ids=list(token_ids))
     items = named(items_of(body))

@@ -19,6 +19,7 @@ from harness.serve.answers import Json
 from harness.serve.responses.errors import not_found
 from harness.serve.responses.wire import InputItem
 from harness.serve.storage import BUSY_SECONDS, Database, ReservedSpace
+from harness.serve.strict_json import known_type
 
 MOST_STORED = 1000
 """Most answers of one tenant."""
@@ -195,7 +196,7 @@ class ResponseStore(Database):
         if row is None or _key(tenant) in self._gone:
             raise not_found(id, param)
         try:
-            return msgspec.json.decode(row[0], type=StoredResponse)
+            return msgspec.json.decode(row[0], type=known_type(StoredResponse))
         except (msgspec.DecodeError, TypeError):
             raise not_found(id, param) from None
 

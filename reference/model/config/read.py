@@ -33,6 +33,8 @@ from reference.model.config.rope import check_text_sections, read_llama_rope
 from reference.model.config.unread import refuse_unread
 from reference.model.gguf import GgufFile
 
+EAGLE = "eagle3"
+"""The architecture of heads, which ``reference.model.eagle`` reads."""
 NO_MODELS: Mapping[str, tuple[str, str]] = MappingProxyType(
     {
         "mmproj": (
@@ -47,16 +49,22 @@ NO_MODELS: Mapping[str, tuple[str, str]] = MappingProxyType(
             "this is an adapter",
             "give the GGUF file of its model, and this file with --lora",
         ),
+        "head": (
+            "this is an EAGLE-3 head, which drafts for a model",
+            "give the GGUF file of its model, and this file with --draft-model",
+        ),
     }
 )
 """Kinds of GGUF files that are no language models, and what to do instead."""
+KINDS = MappingProxyType({"clip": "mmproj", EAGLE: "head"})
+"""Architectures of such files."""
 
 
 def read_config(file: GgufFile) -> ModelConfig:
     """The hyperparameters of ``file``; errors name the key, its value and what it must be. Raises
     UnsupportedModel for an unknown architecture, ModelFileError for everything else."""
     architecture = file.require("general.architecture", str)
-    kind = "mmproj" if architecture == "clip" else file.metadata.get("general.type")
+    kind = KINDS.get(architecture, file.metadata.get("general.type"))
     if kind in NO_MODELS:
         raise UnsupportedModel(file.path, "key general.type", *NO_MODELS[str(kind)])
     reader = READERS.get(architecture)

@@ -19,6 +19,7 @@ def build(config: ModelConfig, tensors: ModelTensors, limits: Limits) -> Graph:
     e = Emitter(GraphBuilder(config.architecture), config, tensors, limits)
     x = e.embed()
     for layer in range(config.layers):
+        e.keep_input(x, layer)
         centred = e.centred(x, NORM, layer)
         attended = attention(e, centred, layer, query_key_norm=False)
         fed = dense(e, centred, layer, NORM)

@@ -39,6 +39,7 @@ class Decoder:
         e = Emitter(GraphBuilder(config.architecture), config, tensors, limits)
         x = e.embed()
         for layer in range(config.layers):
+            e.keep_input(x, layer)
             x = self._layer(e, x, layer)
         e.head(x)
         return e.builder.build()

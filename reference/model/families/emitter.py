@@ -6,12 +6,10 @@ node that multiplies with it is ``attn_q[3]``."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
-from types import MappingProxyType
 
 from contract.arithmetic import digest_words
 from contract.dtypes import F32, I32
-from contract.ir.graph import BufferKind, Graph, GraphBuilder, View
+from contract.ir.graph import BufferKind, GraphBuilder, View
 from contract.ir.inputs import STEP_BUFFER
 from contract.ir.source import ONES, RowSlice, WeightSource
 from contract.ir.unread_outputs import HIDDEN_STATES
@@ -21,6 +19,7 @@ from reference.hidden_rows import HIDDEN_PAIRS, HIDDEN_TABLE
 from reference.limits import Limits, mask_words
 from reference.model.config import ModelConfig
 from reference.model.config.rope import GROWTH_TABLE
+from reference.model.families.kept_inputs import joined_inputs, keep_input
 from reference.model.families.low_rank import LowRank
 from reference.model.families.smooth_keys import Channels
 from reference.model.families.tensors import ModelTensors
@@ -239,11 +238,18 @@ class Emitter:
         """The indices of the query tokens whose logits are computed."""
         return self.builder.request("request.output_rows", "rows")
 
+    def keep_input(self, x: View, layer: int) -> None:
+        """Emit the copy of a layer's input that a head reads, where there is one that does."""
+        keep_input(self.builder, self.tensors.head, x, layer, self.config.hidden)
+
     def head(self, x: View) -> None:
         """Emit the logits of every output row and the sampling of one token per row."""
         builder, config = self.builder, self.config
         if self.limits.hidden_rows:
-            self.store_hidden(self.norm(x, self.final_norm), "tokens")
+            self.keep_input(x, config.layers)
+            joined = joined_inputs(builder, self.tensors.head, config.hidden)
+            kept = self.norm(x, self.final_norm) if joined is None else joined
+            self.store_hidden(kept, "tokens")
         x = builder.emit(Opcode.SELECT_ROWS, "select_rows", x=x, output_rows=self.output_rows)
         if self.limits.hidden_states:
             # A node of its own, which steps leave out that are not asked for it.
@@ -253,7 +259,9 @@ class Emitter:
     @property
     def hidden_table(self) -> View:
         """The table of hidden states, which outlive a step."""
-        shape = (self.limits.hidden_table, self.config.hidden)
+        head = self.tensors.head
+        width = self.config.hidden if head is None else head.hidden
+        shape = (self.limits.hidden_table, width)
         return self.builder.buffer(HIDDEN_TABLE, BufferKind.STATE, F32, shape)
 
     def store_hidden(self, h: View, count: str) -> None:
@@ -269,8 +277,9 @@ class Emitter:
         name = "output" if self.has("output.weight") else "token_embd"
         return self.weight(name, None, self.config.vocab, self.config.hidden)
 
-    def logits(self, h: View, weight: View) -> None:
-        """Emit the logits of the normed output rows ``h`` and the sampling of one token per row."""
+    def logits(self, h: View, weight: View, table: View | None = None) -> None:
+        """Emit the logits of the normed output rows ``h`` and the sampling of one token per row,
+        which ``table`` names by another vocabulary if given."""
         builder, config = self.builder, self.config
         rows = self.output_rows
         logits = builder.output("output.logits", "rows", config.vocab)
@@ -288,7 +297,8 @@ class Emitter:
         for n, (opcode, name, operands) in enumerate(after):
             last = n == len(after) - 1
             y = builder.emit(opcode, name, x=y, **operands, y=logits if last else None)
-        emit_tokens(builder, self.limits, config.vocab, logits, rows, self.query, self.resolved)
+        views = logits, rows, self.query, self.resolved
+        emit_tokens(builder, self.limits, config.vocab, *views, table)
 
 
 def open_step(builder: GraphBuilder, limits: Limits, query: View, resolved: View) -> None:
@@ -312,6 +322,7 @@ def emit_tokens(
     rows: View,
     query: View,
     resolved: View,
+    table: View | None = None,
 ) -> None:
     """Emit the sampling of every output row, its event in the ring, the slot's new last token, and
     how many drafted tokens are right where a step has room for some."""
@@ -329,6 +340,8 @@ def emit_tokens(
         allowed=allowed,
         bias=bias,
     )
+    if table is not None:
+        token = builder.emit(Opcode.MAP_TOKENS, "map_tokens", token=token, table=table)
     if limits.top_log_probabilities:
         _emit_log_probabilities(builder, limits.top_log_probabilities, logits, token)
     written = {"token": token, "output_rows": rows, "query": query}
@@ -348,17 +361,6 @@ def emit_tokens(
         builder.emit(
             Opcode.ROW_DIGEST, "row_digest", logits=logits, digested=digested, digest=digest
         )
-
-
-def without_drafts(graph: Graph) -> Graph:
-    """The graph of the same limits with ``draft_tokens`` 0: without VERIFY_K, the barrier before
-    it, and buffers that only it uses."""
-    at = next(i for i, node in enumerate(graph.nodes) if node.opcode is Opcode.VERIFY_K)
-    nodes = (*graph.nodes[: at - 1], *graph.nodes[at + 1 :])
-    used = {view.buffer for node in nodes for view in node.operands.values()}
-    own = {view.buffer for view in graph.nodes[at].operands.values()} - used
-    buffers = {name: decl for name, decl in graph.buffers.items() if name not in own}
-    return replace(graph, buffers=MappingProxyType(buffers), nodes=nodes)
 
 
 def _emit_log_probabilities(builder: GraphBuilder, top: int, logits: View, token: View) -> None:

@@ -28,6 +28,7 @@ def build(config: ModelConfig, tensors: ModelTensors, limits: Limits) -> Graph:
     x = e.embed()
     embeddings = per_layer_embeddings(e, x) if config.per_layer_width else None
     for layer in range(config.layers):
+        e.keep_input(x, layer)
         attended = e.norm(_attention(e, x, layer), "post_attention_norm", layer)
         x = e.add("attn_residual", layer, x, attended)
         fed = e.norm(_feed_forward(e, x, layer), "post_ffw_norm", layer)

@@ -48,6 +48,7 @@ class Hybrid:
         e = Emitter(builder, config, tensors, limits, self.final_norm)
         x = e.embed()
         for layer in range(config.layers):
+            e.keep_input(x, layer)
             self._check_kind(e, layer)
             mixer = self.recurrent if config.is_recurrent(layer) else self.attention
             x = add_feed_forward(e, x, mixer(e, x, layer), layer, self.ffn_norm)

@@ -12,6 +12,7 @@ from contract.ir.graph import BufferKind, GraphBuilder, View
 from contract.ir.source import RowSlice, WeightSource
 from contract.lazy_dataclass import dataclass
 from reference.model.adapters import NO_ADAPTERS, Adapters
+from reference.model.eagle import EagleHead
 from reference.model.families.smooth_keys import Channels, Powers
 from reference.model.gguf import TensorInfo
 
@@ -22,7 +23,9 @@ class ModelTensors:
 
     ``parts`` maps a tensor that holds several matrices to the rows used so far of one group of
     rows. ``powers`` maps a layer whose keys have outliers to its powers of two. Requests may use
-    ``adapters``, of which ``adapted`` are the tensors that a family has read."""
+    ``adapters``, of which ``adapted`` are the tensors that a family has read. ``head`` is what
+    reads the inputs of layers, None in graphs that keep none for it. ``prefix`` begins the names of
+    the tensors in graphs."""
 
     path: str
     tensors: Mapping[str, TensorInfo]
@@ -31,6 +34,8 @@ class ModelTensors:
     parts: dict[str, set[int]] = field(default_factory=dict)
     adapters: Adapters = NO_ADAPTERS
     adapted: set[str] = field(default_factory=set)
+    head: EagleHead | None = None
+    prefix: str = ""
 
     def has(self, name: str) -> bool:
         """Whether the file holds a tensor of this name."""
@@ -84,7 +89,7 @@ class ModelTensors:
 
         Columns of F32 tensors can be multiplied by powers of two, given as exponents."""
         dtype = self.take(name, *shape, rows=rows)
-        source = str(WeightSource(name, rows, powers if any(powers) else ()))
+        source = str(WeightSource(self.prefix + name, rows, powers if any(powers) else ()))
         return builder.buffer(logical, BufferKind.WEIGHT, dtype, shape, source=source)
 
     def parameters(

@@ -25,6 +25,7 @@ _ARRAY_DTYPES: dict[str, np.dtype[Any]] = {
     "f16": np.dtype("<f2"),
     "bf16": np.dtype("<u2"),
     "i32": np.dtype("<i4"),
+    "i64": np.dtype("<i8"),
 }
 
 
@@ -120,11 +121,11 @@ class GgufFile(ContextManager):
         return self._view(tensor).reshape(tensor.rows, tensor.row_bytes)
 
     def tensor_array(self, name: str) -> np.ndarray:
-        """A tensor of plain numbers in its logical shape: f32, f16, i32, or bf16 as uint16. Raises
-        as ``tensor_bytes`` does, and UnsupportedModel when the tensor is quantized."""
+        """A tensor of plain numbers in its logical shape: f32, f16, i32, i64, or bf16 as uint16.
+        Raises as ``tensor_bytes`` does, and UnsupportedModel when the tensor is quantized."""
         tensor = self._tensor(name)
         if tensor.ggml_type.name not in _ARRAY_DTYPES:
-            raise self._unsupported(tensor, "where f32, f16, bf16 or i32 is needed")
+            raise self._unsupported(tensor, "where f32, f16, bf16, i32 or i64 is needed")
         return self._view(tensor).view(_ARRAY_DTYPES[tensor.ggml_type.name]).reshape(tensor.shape)
 
     def check_unchanged(self) -> None:

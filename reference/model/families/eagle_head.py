@@ -1,0 +1,100 @@
+"""The head ``eagle3``, which predicts the token after the next one.
+
+Of a token with embedding e behind a position with row g it computes x = g + attn([rms(e,
+attn_norm); rms(g, attn_norm_2)]), where the normed g may be added to instead, then the feed-forward
+block, a norm and the output projection. g is the join of what the model's graph keeps
+(``kept_inputs``), and x takes its place to predict one token more. Its key of a token lies at the
+token's position."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from contract.dtypes import I32
+from contract.errors import ModelFileError
+from contract.ir.graph import BufferKind, Graph, GraphBuilder, View
+from contract.opcodes import Opcode
+from reference.hidden_rows import HIDDEN_ROWS
+from reference.limits import Limits
+from reference.model.config import ModelConfig
+from reference.model.eagle import EMBEDDING, OUTPUT, TOKEN_TABLE, TOKENS, EagleHead
+from reference.model.families.attention import (
+    PROJECTIONS,
+    attend,
+    output,
+    packed_views,
+    rotate_and_store,
+    widths,
+)
+from reference.model.families.emitter import Emitter, open_step
+from reference.model.families.feed_forward import add_feed_forward
+from reference.model.families.kept_inputs import JOIN, JOIN_NORM, head_tensors
+from reference.model.families.tensors import ModelTensors
+
+
+def build_eagle_head(
+    target: ModelConfig, head: EagleHead, tensors: ModelTensors, limits: Limits
+) -> Graph:
+    """The graph of a head; ``tensors`` are those of its model, which it uses where it has no
+    embedding or output matrix. Raises ModelFileError for a missing tensor or a wrong shape,
+    UnsupportedModel for a tensor that no formula reads."""
+    builder, own = GraphBuilder(f"{target.architecture} eagle3"), head_tensors(head)
+    own.head = head
+    vocab = target.vocab if head.tokens is None else len(head.tokens)
+    e = Emitter(builder, replace(head.config, vocab=vocab), own, limits)
+    of_target = Emitter(builder, target, tensors, limits)
+    joined, g = _joined(e, _embedding(e, of_target))
+    x = add_feed_forward(e, g, _attention(e, joined), 0, "ffn_norm")
+    x = builder.emit(Opcode.SELECT_ROWS, "select_rows", x=x, output_rows=e.output_rows)
+    e.store_hidden(x, "rows")
+    matrix = e.output_weight() if head.has(OUTPUT) else of_target.output_weight()
+    table = None
+    if head.tokens is not None:
+        table = builder.buffer(TOKEN_TABLE, BufferKind.CONSTANT, I32, (vocab,))
+    e.logits(e.norm(x, "output_norm"), matrix, table)
+    own.reject_unused(head.config.architecture, (JOIN, JOIN_NORM, TOKENS))
+    return builder.build()
+
+
+def _embedding(e: Emitter, target: Emitter) -> View:
+    """The embedding table: the head's own or the model's."""
+    if not e.has(EMBEDDING):
+        return target.weight("token_embd", None, target.config.vocab, target.config.hidden)
+    rows = e.tensors.tensors[EMBEDDING].shape[0]
+    if rows < target.config.vocab:
+        raise ModelFileError(
+            e.tensors.path,
+            f"tensor {EMBEDDING}",
+            f"has {rows} rows, the model has {target.config.vocab} tokens",
+            "take the head of this model",
+        )
+    name, hidden = "model.eagle3_embd.weight", e.config.hidden
+    return e.tensors.weight(e.builder, name, EMBEDDING, rows, hidden)
+
+
+def _joined(e: Emitter, table: View) -> tuple[View, View]:
+    """[rms(embedding of the token, attn_norm); rms(g, attn_norm_2)], and what the layer adds to."""
+    builder, hidden, head = e.builder, e.config.hidden, e.tensors.head
+    open_step(builder, e.limits, e.query, e.resolved)
+    embedded = builder.emit(Opcode.EMBED, "embed", query=e.resolved, table=table)
+    g = builder.emit(
+        Opcode.SELECT_ROWS,
+        "hidden",
+        x=e.hidden_table,
+        output_rows=builder.request(HIDDEN_ROWS, "tokens"),
+    )
+    joined = builder.scratch("scratch.joined", "tokens", 2 * hidden)
+    e.norm(embedded, "attn_norm", 0, y=joined[0:hidden])
+    normed = e.norm(g, "attn_norm_2", 0, y=joined[hidden : 2 * hidden])
+    return joined, normed if head is not None and head.normed_residual else g
+
+
+def _attention(e: Emitter, joined: View) -> View:
+    """attn(rope(joined Wq), rope(joined Wk), joined Wv) Wo."""
+    packed, parts = packed_views(e, 0)
+    q_width, kv_width = widths(e, 0)
+    sizes = (q_width, kv_width, kv_width)
+    for name, y, width in zip(PROJECTIONS, parts, sizes, strict=True):
+        e.linear(joined, name, 0, width, 2 * e.config.hidden, y=y)
+    q = rotate_and_store(e, packed, 0, query_key_norm=False)
+    return output(e, attend(e, q, 0), 0)

@@ -1,0 +1,41 @@
+"""Synthetic models with an EAGLE-3 head in a file beside the model's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from harness.synth import sized_spec
+from harness.synth.eagle import HeadForm, write_eagle_head
+from reference.model.eagle import read_head
+from reference.model.gguf import open_gguf
+from reference.model.open import Model, open_model
+
+
+def head_of(path: Path) -> Path | None:
+    """The file of a model's head, None for a model without one."""
+    head = path.with_suffix(".head")
+    return head if head.exists() else None
+
+
+def headed_model(
+    synthetic_model: Callable[..., Path], form: HeadForm | None = None, **fields: Any
+) -> Path:
+    """A model of these fields, and its head, which has no other form for the same fields."""
+    path = synthetic_model(**fields)
+    if head_of(path) is None:
+        write_eagle_head(path.with_suffix(".head"), sized_spec("tiny", **fields), form)
+    return path
+
+
+def open_headed(path: Path, owned: ExitStack) -> Model:
+    """The model in a file with its head if there is one; ``owned`` closes both."""
+    model = open_model(path)
+    owned.callback(model.file.close)
+    head = head_of(path)
+    if head is None:
+        return model
+    return replace(model, head=read_head(owned.enter_context(open_gguf(head))))

@@ -1,0 +1,81 @@
+"""Files of EAGLE-3 heads from where a user meets them: written, inspected, opened, changed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from contract.errors import ConfigError, ModelFileError
+from contract.types import Request, SamplingParams
+from harness.cli.main import main
+from harness.host.options import Recording, SessionOptions
+from harness.host.session import Session
+from reference.sched.drafts import DraftPolicy
+from tests.engine.headed_models import head_of
+from tests.engine.test_draft_block import drafting_model
+
+PROMPT = tuple(range(7, 40))
+
+
+@pytest.fixture(scope="module")
+def model(synthetic_model: Callable[..., Path]) -> Path:
+    return drafting_model(synthetic_model, "qwen3 head")
+
+
+def options(model: Path, tier: str) -> SessionOptions:
+    return SessionOptions(tier=tier, context=128, draft=1, draft_model=head_of(model))
+
+
+@pytest.mark.parametrize("agreement", [0.0, 0.5, 1.0])
+def test_a_written_head_is_right_as_often_as_asked(
+    agreement: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The tokens that are asked are no random ones: each right draft leaves one out."""
+    monkeypatch.setattr(DraftPolicy, "count", lambda policy, own, running, most: most)
+    path, head = tmp_path / "m.gguf", tmp_path / "h.gguf"
+    asked = ["synth", "--arch", "qwen3", "--quant", "q8_0", "--eagle-agreement", str(agreement)]
+    assert main([*asked, "--out", str(path), "--eagle-out", str(head)]) == 0
+    built = SessionOptions(tier="native", context=128, draft=1, draft_model=head)
+    with Session.open(path, built) as session:
+        session.engine.submit(Request(0, PROMPT[:5], 100, SamplingParams(), ignore_end=True))
+        list(session.engine.run())
+        done = session.engine.statistics.speculation
+    assert done.drafted > 40
+    assert done.accepted / done.drafted == pytest.approx(agreement, abs=0.15)
+
+
+def test_inspect_tells_what_it_is(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    head = str(head_of(model))
+    assert main(["inspect", head]) == 0
+    said = capsys.readouterr().out
+    assert "an EAGLE-3 head: give it with --draft-model beside its model" in said
+    assert "CANNOT" not in said
+    assert main(["inspect", head, "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)["run"]["head"]
+    assert (facts["target_layers"], facts["target_hidden"]) == ([1, 1, 0], 256)
+    assert (facts["tokens"], facts["own_embedding"], facts["own_output"]) == (256, False, True)
+    assert main(["run", "--model", head, "--tier", "cpu", "Hello"]) != 0
+    assert "this file with --draft-model" in capsys.readouterr().err
+
+
+def test_a_trace_is_refused(model: Path, tmp_path: Path) -> None:
+    asked = replace(options(model, "cpu"), recording=Recording(trace=tmp_path / "trace"))
+    with pytest.raises(ConfigError, match="a trace holds no EAGLE-3 head"):
+        Session.open(model, asked)
+
+
+def test_a_head_that_changes_under_a_session_is_noticed(model: Path, tmp_path: Path) -> None:
+    """Steps of tiers that compute in the host's memory may read it."""
+    head, copy = head_of(model), tmp_path / "copy.gguf"
+    assert head is not None
+    copy.write_bytes(head.read_bytes())
+    with Session.open(model, replace(options(model, "cpu"), draft_model=copy)) as session:
+        with copy.open("r+b") as file:
+            file.truncate(copy.stat().st_size // 2)
+        with pytest.raises(ModelFileError, match=r"copy\.gguf"):
+            for _ in session.generate(PROMPT, SamplingParams(), 40):
+                pass

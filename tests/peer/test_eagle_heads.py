@@ -1,0 +1,34 @@
+"""EAGLE-3 heads: llama.cpp reads the same files and computes the same formulas."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.engine.headed_models import head_of
+from tests.engine.test_eagle_head import MODELS, model_of, truth_of
+from tests.peer.llama_cpp_peer import Peer
+
+pytestmark = pytest.mark.peer
+TOKENS = [i * 7 % 250 for i in range(40)]
+TOLERANCE = 1e-5
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_llama_cpp_agrees_with_float64(
+    synthetic_model: Callable[..., Path], peer: Peer, name: str
+) -> None:
+    """It leaves the first token out, of which the formulas have no row before."""
+    path = model_of(synthetic_model, name)
+    head, truth = head_of(path), truth_of(path)
+    assert head is not None
+    features, logits = peer.head_logits(path, head, TOKENS, truth.read_layers)
+    expected = truth.draft_logits(TOKENS, first_key=False)
+    owned = np.flatnonzero(np.isfinite(logits).all(axis=0))
+    assert len(owned) == expected.shape[1]
+    assert np.abs(features - truth.features(TOKENS)).max() < TOLERANCE
+    assert np.abs(logits[:, owned] - expected).max() < TOLERANCE
+    assert np.abs(logits[:, owned] - truth.draft_logits(TOKENS)[1:]).max() > 100 * TOLERANCE
