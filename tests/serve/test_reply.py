@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from harness.host.dialect import REASONING, Dialect, Reasoning
 from harness.host.dialect.calls import CallSyntax, Function
 from harness.host.dialect.gemma_calls import GemmaCalls
+from harness.host.dialect.glm_calls import ON_ONE_LINE, GlmCalls
 from harness.host.dialect.json_calls import (
     BareJsonCall,
     JsonListCalls,
@@ -75,6 +76,12 @@ NEMOTRON = (
     "{% for t in m.tool_calls %}{{ t.function | tojson }}{{ ', ' if not loop.last }}{% endfor %}]"
     "</TOOLCALL>{% else %}[INST]{{ m.content }}[/INST]{% endif %}{% endfor %}{{ tools or '' }}"
 )
+GLM = (
+    "{% for m in messages %}<|{{ m.role }}|>\n{% for t in m.tool_calls or [] %}{{ '\\n' if not "
+    "loop.first }}<tool_call>{{ t.function.name }}{% for key, value in t.function.arguments.items()"
+    " %}<arg_key>{{ key }}</arg_key><arg_value>{{ value if value is string else value | tojson }}"
+    "</arg_value>{% endfor %}</tool_call>{% endfor %}{% endfor %}{{ tools or '' }}"
+)
 LFM2 = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.tool_calls %}<|tool_call_start|>["
     "{% for t in m.tool_calls %}{{ t.function.name }}("
@@ -88,6 +95,7 @@ WRITTEN: dict[str, tuple[CallSyntax, Callable[[], str], str, str, int]] = {
     "qwen3.5": (XmlCalls(), lambda: shared("Qwen3.5-4B"), "</think>\n\n", "<|im_end|>", 2),
     "gemma4": (GemmaCalls(), lambda: shared("google-gemma-4-31B-it"), "model\n", "<|tool_resp", 2),
     "llama3": (BareJsonCall(), lambda: LLAMA, "assistant<|end_header_id|>\n\n", "<|eot_id|>", 1),
+    "glm": (GlmCalls(form=ON_ONE_LINE), lambda: GLM, "<|assistant|>\n", "", 2),
     "lfm2": (PythonCalls(), lambda: LFM2, "assistant\n", "<|im_end|>", 2),
     "mistral": (MistralCalls(), lambda: MISTRAL, "[/INST]", "", 2),
     "nemotron": (LISTED, lambda: NEMOTRON, "[/INST]", "", 2),
