@@ -213,6 +213,9 @@ def test_marks_that_are_control_tokens_are_named_by_number(model: Model) -> None
     assert dialect_of(glm, model.tokenizer).calls == GlmCalls()
     one_line = dialect_of(glm.replace("\n", ""), model.tokenizer)
     assert one_line.calls == GlmCalls(form=ON_ONE_LINE)
+    for syntax, between in ((GlmCalls(), '"\\n" '), (one_line.calls, "")):
+        forced = Dialect(syntax).forced_calls([FUNCTIONS["nothing"]], many=True)
+        assert f'body: "<tool_call>" calls ({between}"<tool_call>" calls)*' in forced
     template = "{{ tools }}[TOOL_CALLS][THINK][/THINK]<|im_start|>"
     dialect = dialect_of(template, model.tokenizer)
     assert isinstance(dialect.calls, MistralCalls)

@@ -77,8 +77,8 @@ NEMOTRON = (
     "</TOOLCALL>{% else %}[INST]{{ m.content }}[/INST]{% endif %}{% endfor %}{{ tools or '' }}"
 )
 GLM = (
-    "{% for m in messages %}<|{{ m.role }}|>\n{% for t in m.tool_calls or [] %}{{ '\\n' if not "
-    "loop.first }}<tool_call>{{ t.function.name }}{% for key, value in t.function.arguments.items()"
+    "{% for m in messages %}<|{{ m.role }}|>\n{% for t in m.tool_calls or [] %}"
+    "<tool_call>{{ t.function.name }}{% for key, value in t.function.arguments.items()"
     " %}<arg_key>{{ key }}</arg_key><arg_value>{{ value if value is string else value | tojson }}"
     "</arg_value>{% endfor %}</tool_call>{% endfor %}{% endfor %}{{ tools or '' }}"
 )
@@ -215,22 +215,15 @@ MARKED = st.lists(
                 "[ARGS]",
             ),
             *("get_weather", '{"name": "get_weather", "parameters": {}}', "[", "]", "{}"),
+            *("<arg_key>city", "</arg_key>", "<arg_value>", "</arg_value>", "<tool_call>get_"),
             *("<|tool_call_start|>", "get_weather(", "city='", "'", ")", ", ", "<|tool_call_end|>"),
             *("<TOOLCALL>", "</TOOLCALL>", '[{"name": "get_weather", "arguments": {}}]'),
         ]
     ),
     max_size=14,
 ).map("".join)
-SYNTAXES = [
-    HERMES,
-    XmlCalls(),
-    GemmaCalls(),
-    BareJsonCall(),
-    LISTED,
-    MistralCalls(),
-    PythonCalls(),
-    None,
-]
+SYNTAXES: list[CallSyntax | None] = [HERMES, XmlCalls(), GemmaCalls(), BareJsonCall(), LISTED]
+SYNTAXES += [MistralCalls(), PythonCalls(), GlmCalls(), None]
 
 
 @pytest.mark.parametrize("syntax", SYNTAXES, ids=lambda s: type(s).__name__)
@@ -313,6 +306,9 @@ def test_gemma_thinks_in_a_channel() -> None:
         (HERMES, '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Os'),
         (HERMES, '<tool_call>\n{"name": "get_weather", "arguments": {"x": NaN}}\n</tool_call>'),
         (XmlCalls(), "<tool_call>\n<function=rm>\n</function>\n</tool_call>"),
+        (GlmCalls(), "<tool_call>get_weather\nOslo\n</tool_call>"),
+        (GlmCalls(), "<tool_call>rm</tool_call>"),
+        (GlmCalls(), "<tool_call>get_weather<arg_key>city</arg_key></tool_call>"),
         (XmlCalls(), "<tool_call>\n<function=get_weather>\nOslo\n</function>\n</tool_call>"),
         (GemmaCalls(), '<|tool_call>call:get_weather{city:<|"|>Oslo}<tool_call|>'),
         (GemmaCalls(), "<|tool_call>call:get_weather{city}<tool_call|>"),

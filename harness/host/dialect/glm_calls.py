@@ -35,11 +35,13 @@ class GlmCalls(CallSyntax):
     end: str = "</tool_call>"
     form: TagForm = ON_LINES
 
-    separator = "\n"
-
     @property
     def repeats(self) -> bool:
         return True
+
+    @property
+    def separator(self) -> str:
+        return self.form.after
 
     def parse(self, body: str, functions: Functions) -> list[Call] | None:
         head = HEAD.match(body)
