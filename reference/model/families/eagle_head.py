@@ -1,8 +1,8 @@
 """The head ``eagle3``, which predicts the token after the next one.
 
 Of a token with embedding e behind a position with row g it computes x = g + attn([rms(e,
-attn_norm); rms(g, attn_norm_2)]), where the normed g may be added to instead, then the feed-forward
-block, a norm and the output projection. g are the model's fused auxiliary states
+attn_norm); rms(g, attn_norm_2)]), in some heads with the normed g as the first addend, then the
+feed-forward block, a norm and the output projection. g are the model's fused auxiliary states
 (``auxiliary_states.py``), and x takes their place to predict one token more. Its key of a token
 lies at the token's position."""
 
