@@ -62,7 +62,9 @@ def add_parser(subparsers: Any) -> None:
     text = "add, list and remove the users of a server, and make their API keys"
     parser = subparsers.add_parser("tenants", help=text, description=text, epilog=EXAMPLES)
     verbs = parser.add_subparsers(dest="verb", metavar="COMMAND", required=True)
-    add = _add_verb(verbs, "add", add_one, "add a tenant; prints its key, which is shown only once", "ledger")
+    add = _add_verb(
+        verbs, "add", add_one, "add a tenant and print its key, shown only once", "ledger"
+    )
     add.add_argument("name", metavar="NAME", help="the new tenant's name")
     group = group_of(add, "tenant")
     group.add_argument(
@@ -85,7 +87,7 @@ def add_parser(subparsers: Any) -> None:
     usage.add_argument("name", metavar="NAME", nargs="?", help="show this tenant only, by day")
     add_json_flag(usage)
     rotate = _add_verb(
-        verbs, "rotate", rotate_one, "give a tenant a new key; prints it, which is shown only once"
+        verbs, "rotate", rotate_one, "give a tenant a new key and print it, shown only once"
     )
     rotate.add_argument("name", metavar="NAME", help="the tenant's name")
     add_switch(
