@@ -31,15 +31,15 @@ were used least recently takes time in proportion to all files."""
 class CacheFolder:
     """The cache's files below ``folder``, of at most ``most_bytes`` in all.
 
-    Makes the folder and its secret. Raises OSError where that cannot be done. The methods that
-    write are for one thread."""
+    Makes the folder, and its secret, of ``fresh`` bytes where there is none. Raises OSError where
+    that cannot be done. The methods that write are for one thread."""
 
-    def __init__(self, folder: Path, most_bytes: int) -> None:
+    def __init__(self, folder: Path, most_bytes: int, fresh: bytes | None = None) -> None:
         self.path = folder / SUBFOLDER
         self.most_bytes = most_bytes
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         remove_abandoned(self.path, f"{SECRET}.")
-        self.secret = secret_in(self.path / SECRET)
+        self.secret = secret_in(self.path / SECRET, fresh)
         self.nbytes: int | None = None
         """Bytes of all files when they were last counted and what this process wrote since; None
         before."""
@@ -163,8 +163,9 @@ def _write_all(handle: int, part: bytes | memoryview) -> None:
         view = view[os.write(handle, view) :]
 
 
-def secret_in(path: Path) -> bytes:
-    """The secret in a file, made by the first process that uses it. Raises OSError."""
+def secret_in(path: Path, fresh: bytes | None = None) -> bytes:
+    """The secret in a file, made by the first process that uses it, of ``fresh`` or random bytes.
+    Raises OSError."""
     for _ in range(2):
         with contextlib.suppress(FileNotFoundError):
             found = path.read_bytes()
@@ -176,7 +177,7 @@ def secret_in(path: Path) -> bytes:
         handle = _create(partial)
         try:
             with open(handle, "wb", buffering=0) as file:
-                _write_all(file.fileno(), os.urandom(SECRET_BYTES))
+                _write_all(file.fileno(), fresh or os.urandom(SECRET_BYTES))
                 os.fsync(file.fileno())
             # Of several processes that make one, the first wins.
             with contextlib.suppress(FileExistsError):
