@@ -15,7 +15,14 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from contract.cached_files import PARTIAL, CachedFile, abandoned, least_used, remove_abandoned
+from contract.cached_files import (
+    PARTIAL,
+    CachedFile,
+    abandoned,
+    being_written,
+    least_used,
+    remove_abandoned,
+)
 from reference.memory.disk.entry import HEADER_BYTES, Bytes, Entry, encode_entry
 from reference.memory.disk.names import SECRET_BYTES, PageNames
 
@@ -66,10 +73,11 @@ class CacheFolder:
             target.parent.mkdir(mode=0o700, exist_ok=True)
             handle = _create(partial)
         try:
-            with open(handle, "wb", buffering=0) as file:
-                for part in encode_entry(entry, payload, self.secret):
-                    _write_all(file.fileno(), part)
-            os.replace(partial, target)
+            with being_written(partial):
+                with open(handle, "wb", buffering=0) as file:
+                    for part in encode_entry(entry, payload, self.secret):
+                        _write_all(file.fileno(), part)
+                os.replace(partial, target)
         except BaseException:
             with contextlib.suppress(OSError):
                 os.unlink(partial)
@@ -104,7 +112,7 @@ class CacheFolder:
         are removed."""
         found = []
         for file in self.files():
-            if file.path.suffix == PARTIAL and abandoned(file.used):
+            if file.path.suffix == PARTIAL and abandoned(file.path, file.used):
                 file.path.unlink(missing_ok=True)
             else:
                 found.append(file)
@@ -176,12 +184,13 @@ def secret_in(path: Path, fresh: bytes | None = None) -> bytes:
         partial = path.with_name(f"{path.name}.{os.urandom(8).hex()}{PARTIAL}")
         handle = _create(partial)
         try:
-            with open(handle, "wb", buffering=0) as file:
-                _write_all(file.fileno(), fresh or os.urandom(SECRET_BYTES))
-                os.fsync(file.fileno())
-            # Of several processes that make one, the first wins.
-            with contextlib.suppress(FileExistsError):
-                os.link(partial, path)
+            with being_written(partial):
+                with open(handle, "wb", buffering=0) as file:
+                    _write_all(file.fileno(), fresh or os.urandom(SECRET_BYTES))
+                    os.fsync(file.fileno())
+                # Of several processes that make one, the first wins.
+                with contextlib.suppress(FileExistsError):
+                    os.link(partial, path)
         finally:
             with contextlib.suppress(OSError):
                 os.unlink(partial)
