@@ -13,6 +13,7 @@ import pytest
 from harness.host.dialect import Dialect, dialect_of
 from harness.host.dialect.calls import CallSyntax, Function
 from harness.host.dialect.gemma_calls import FUNCTION_GEMMA, GemmaCalls
+from harness.host.dialect.glm_calls import ON_ONE_LINE, GlmCalls
 from harness.host.dialect.json_calls import (
     COMMAND_CALLS,
     BareJsonCall,
@@ -36,6 +37,8 @@ from tests.serve.test_structured import allowed, walk
 SYNTAXES: dict[str, CallSyntax] = {
     "hermes": JsonObjectCalls("<tool_call>", "</tool_call>", before="\n", after="\n"),
     "xml": XmlCalls(),
+    "glm": GlmCalls(),
+    "glm on one line": GlmCalls(form=ON_ONE_LINE),
     "gemma": GemmaCalls(),
     "function gemma": FUNCTION_GEMMA,
     "nemotron": JsonListCalls("<TOOLCALL>", "</TOOLCALL>"),
@@ -80,7 +83,16 @@ PARAMETERS: dict[str, dict[str, Any]] = {
                "required": ["x", "same", "within"]},
 }  # fmt: skip
 MARKS = [
-    *(b"</parameter>", b'<|"|>', b"<escape>", b"<parameter=b>\n", b"</function>", b"</tool_call>"),
+    *(
+        b"</parameter>",
+        b"</arg_value>",
+        b"<arg_value>",
+        b'<|"|>',
+        b"<escape>",
+        b"<parameter=b>\n",
+        b"</function>",
+        b"</tool_call>",
+    ),
     *(b"<|tool_call_end|>", b"', b='", b"<tool"),
 ]
 """What a text may hold that means something else elsewhere."""
@@ -197,6 +209,13 @@ def test_marks_that_are_control_tokens_are_named_by_number(model: Model) -> None
     python = "{{ tools }}<|tool_call_start|>[{{ calls }}]<|tool_call_end|>"
     assert type(dialect_of(python, model.tokenizer).calls) is PythonCalls
     assert dialect_of("List of tools: {{ tools }}", model.tokenizer).calls is None
+    glm = "{{ tools }}<tool_call>{{ name }}<arg_key>{{ key }}</arg_key>\n<arg_value>{{ value }}"
+    assert dialect_of(glm, model.tokenizer).calls == GlmCalls()
+    one_line = dialect_of(glm.replace("\n", ""), model.tokenizer)
+    assert one_line.calls == GlmCalls(form=ON_ONE_LINE)
+    for syntax, between in ((GlmCalls(), '"\\n" '), (one_line.calls, "")):
+        forced = Dialect(syntax).forced_calls([FUNCTIONS["nothing"]], many=True)
+        assert f'body: "<tool_call>" calls ({between}"<tool_call>" calls)*' in forced
     template = "{{ tools }}[TOOL_CALLS][THINK][/THINK]<|im_start|>"
     dialect = dialect_of(template, model.tokenizer)
     assert isinstance(dialect.calls, MistralCalls)

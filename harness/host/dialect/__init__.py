@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from harness.host.dialect.base import Dialect, Reasoning
 from harness.host.dialect.calls import CallSyntax
 from harness.host.dialect.gemma_calls import FUNCTION_GEMMA, GemmaCalls
+from harness.host.dialect.glm_calls import ON_LINES, ON_ONE_LINE, GlmCalls
 from harness.host.dialect.harmony import HARMONY_MARKS, HarmonyDialect, speaks_harmony
 from harness.host.dialect.json_calls import (
     COMMAND_CALLS,
@@ -66,6 +67,8 @@ def _syntax_of(template: str, tokenizer: Tokenizer) -> CallSyntax | None:
         return COMMAND_CALLS
     if "<TOOLCALL>[" in template:
         return JsonListCalls("<TOOLCALL>", "</TOOLCALL>")
+    if "<arg_key>" in template:
+        return GlmCalls(form=ON_ONE_LINE if "</arg_key><arg_value>" in template else ON_LINES)
     if "<tool_call>" in template and "arguments" in template:
         return JsonObjectCalls("<tool_call>", "</tool_call>", before="\n", after="\n")
     if "<|python_tag|>" in template or "<|eot_id|>" in template:
