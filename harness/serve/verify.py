@@ -52,7 +52,10 @@ def first_difference(model: ServedModel, request: Json, response: Json) -> str |
     model = model.with_adapters(scales) if scales else model
     fingerprint = response.get("system_fingerprint")
     if fingerprint is None:
-        raise ConfigError("the response names no system_fingerprint: what made it is not known")
+        raise ConfigError(
+            "the response cannot be verified: it names no system_fingerprint, so what "
+            "computed it is not known"
+        )
     if fingerprint != model.fingerprint:
         return f"system_fingerprint: {fingerprint} answered, this is {model.fingerprint}"
     asked = {k: v for k, v in request.items() if k not in NOT_ASKED}
