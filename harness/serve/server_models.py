@@ -123,11 +123,8 @@ class ServerModels:
     def paths(self) -> tuple[Path, ...]:
         """The files of the models in memory, the one that answers first."""
         with self._changed:
-            in_memory = [
-                self._active,
-                *(each for each in self._in_memory if each is not self._active),
-            ]
-            return tuple(loaded.service.model.model.file.path.resolve() for loaded in in_memory)
+            loaded = (self._active, *(one for one in self._in_memory if one is not self._active))
+            return tuple(one.service.model.model.file.path.resolve() for one in loaded)
 
     @property
     def others(self) -> Mapping[str, ServedModel | None]:
