@@ -75,7 +75,7 @@ def prepare_session(path: Path, options: SessionOptions, owned: ExitStack) -> Pr
         drafting = plan_drafting(draft, model, tier, found.limits)
     found = found.applied(model, tier, budget)
     if options.tier_options.note is not None:
-        for line in found.lines(tier):
+        for line in found.lines(tier, model):
             options.tier_options.note(line)
     return Prepared(model, tier, template, found.plan, found.limits, found, budget, drafting)
 
