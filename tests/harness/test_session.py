@@ -81,13 +81,11 @@ def test_steps_are_abandoned_behind_what_goes_to_the_disk(
     for owner, call in ((DiskCache, "close"), (NativeTier, "abandon"), (ModelRunner, "close")):
         method, name = getattr(owner, call), f"{owner.__name__}.{call}"
 
-        def noted(
-            self: Any, *, method: Any = method, name: str = f"{owner.__name__}.{name}"
-        ) -> Any:
+        def noted(self: Any, *, method: Any = method, name: str = name) -> Any:
             order.append(name)
             return method(self)
 
-        monkeypatch.setattr(owner, name, noted)
+        monkeypatch.setattr(owner, call, noted)
     options = replace(options, disk_cache=tmp_path / "pages")
     for stop in (64, 320, 640):
         session = Session.open(path, options)
