@@ -14,6 +14,7 @@ plain steps sample, while steps are still submitted ahead."""
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from dataclasses import field
 from typing import NamedTuple
@@ -353,9 +354,11 @@ class DraftPolicy:
             return max(least, plain + (rounds[longer].seconds - plain) * count / longer)
         others = [n for n in self._rounds if self._known(n) and self._plain_seconds(n)]
         if not others:
-            return plain * (UNMEASURED_ROUND + UNMEASURED_DRAFT * running**SEQUENCES_POWER * count)
+            return plain * (
+                UNMEASURED_ROUND + UNMEASURED_DRAFT * math.pow(running, SEQUENCES_POWER) * count
+            )
         near = min(others, key=lambda n: abs(n - running))
         usual = self._plain_seconds(near)
         assert usual is not None
         more = self._seconds(near, count, usual) - usual
-        return plain + more * (running / near) ** SEQUENCES_POWER
+        return plain + more * math.pow(running / near, SEQUENCES_POWER)
