@@ -109,7 +109,7 @@ class ServerModels:
         except BaseException:
             owned.close()
             raise
-        service = Service(model, accounts, ledger, Metrics(model.name, model.driver))
+        service = Service(model, accounts, ledger, Metrics(model.name, model.driver, model.memory))
         service.receipts = receipts
         self._active = _LeasedModel(service, owned)
         self._in_memory = [self._active]
@@ -323,7 +323,7 @@ class ServerModels:
             self._in_memory.append(loaded)
         # The new engine has missed changes of the tenants that were made while it was loaded.
         self.accounts.send_to(self.change_tenants)
-        loaded.service.metrics.follow(model.name, model.driver)
+        loaded.service.metrics.follow(model.name, model.driver, model.memory)
         refreeze_heap()
         return loaded
 
