@@ -150,9 +150,9 @@ def _streaming(
     model: Model, tier: Tier, limits_at: LimitsAt, asked: int | None, budget: int
 ) -> Residency:
     """As many weights as fit on the device, by importance. Raises DoesNotFit."""
-    assert isinstance(tier, StreamsWeights)
     unified = tier.info.host_unified
     least_at = _all_streamed(model, tier, limits_at)
+    assert isinstance(tier, StreamsWeights)
     longest = longest_context(model, asked)
     least = least_at(asked) if asked is not None else None
     if least is None or least.budgeted > budget:
@@ -186,10 +186,9 @@ def _streaming(
     return Residency(plan, limits_at, tuple(ranked), resident, cache=cache)
 
 
-def _all_streamed(
-    model: Model, tier: StreamsWeights, limits_at: LimitsAt
-) -> Callable[[int], MemoryPlan]:
+def _all_streamed(model: Model, tier: Tier, limits_at: LimitsAt) -> Callable[[int], MemoryPlan]:
     """Plans of contexts with as few weights on the device as can be."""
+    assert isinstance(tier, StreamsWeights)
 
     def plan_at(context: int) -> MemoryPlan:
         limits = limits_at(context)
