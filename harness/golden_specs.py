@@ -85,6 +85,9 @@ _SYNTHETIC_VARIANTS: Mapping[str, tuple[dict[str, Any], ...]] = {
         {"quant": "q5_0", "gemma": {"window": 0}},
     ),
     "gpt-oss": ({"quant": "mxfp4_moe", "tied": False, "window": 12, "rope_scaling": "yarn"},),
+    "glm4moe": (
+        {"quant": "q4_k_m", "tied": False, "nextn_layers": 1, "experts": {"shared_width": 128}},
+    ),
     "gemma4": (
         {"quant": "f32", "gemma": {"window": 12}},
         {

@@ -150,9 +150,9 @@ def _streaming(
     model: Model, tier: Tier, limits_at: LimitsAt, asked: int | None, budget: int
 ) -> Residency:
     """As many weights as fit on the device, by importance. Raises DoesNotFit."""
-    unified = tier.info.host_unified
-    least_at = _all_streamed(model, tier, limits_at)
     assert isinstance(tier, StreamsWeights)
+    unified = tier.info.host_unified
+    least_at = _all_streamed(model, tier, limits_at, unified)
     longest = longest_context(model, asked)
     least = least_at(asked) if asked is not None else None
     if least is None or least.budgeted > budget:
@@ -186,16 +186,17 @@ def _streaming(
     return Residency(plan, limits_at, tuple(ranked), resident, cache=cache)
 
 
-def _all_streamed(model: Model, tier: Tier, limits_at: LimitsAt) -> Callable[[int], MemoryPlan]:
+def _all_streamed(
+    model: Model, tier: StreamsWeights, limits_at: LimitsAt, unified: bool
+) -> Callable[[int], MemoryPlan]:
     """Plans of contexts with as few weights on the device as can be."""
-    assert isinstance(tier, StreamsWeights)
 
     def plan_at(context: int) -> MemoryPlan:
         limits = limits_at(context)
         graph = model.graph(limits)
         names = tier.streamable(graph, limits.largest)
         footprint = tier.streaming_footprint(graph, limits.largest, list(names))
-        return plan_memory(graph, limits, footprint, tier.info.host_unified)
+        return plan_memory(graph, limits, footprint, unified)
 
     return plan_at
 
@@ -207,7 +208,7 @@ def longest_beyond(
     the longest one that fits up to ``longest``, and the budget for that, with what is mapped; None
     where not even a page fits."""
     if isinstance(tier, StreamsWeights) and tier.streams:
-        plan_at = _all_streamed(model, tier, limits_at)
+        plan_at = _all_streamed(model, tier, limits_at, tier.info.host_unified)
     elif tier.info.host_unified:
         plan_at = plans_of(model, limits_at, tier.footprint, tier.info.host_unified)
         budget += plan_at(min(longest, 16)).evictable

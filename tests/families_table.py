@@ -83,6 +83,14 @@ MIXTURES: Mapping[str, Mapping[str, Any]] = {
         "architecture": "qwen3moe", **SMALL, "tied": False, "fused_qkv": True,
         "experts": {**EXPERTS, "count": 32, "used": 8},
     },
+    "glm4moe-experts": {
+        "architecture": "glm4moe", **SMALL, "layers": 3, "tied": False, "leading_dense": 1,
+        "experts": {**EXPERTS, "used": 6, "shared_width": 96}, "nextn_layers": 1,
+    },
+    "glm4moe-experts-head-norms": {
+        "architecture": "glm4moe", **SMALL, "qkv_bias": False, "head_norms": True,
+        "leading_dense": 0, "experts": {**EXPERTS, "shared_width": 192},
+    },
     "gpt-oss-experts": {**GPT_OSS, "experts": {**EXPERTS, "used": 4}},
     "gpt-oss-experts-yarn": {**GPT_OSS, "rope_scaling": "yarn", "rope_factor": 32.0},
 }  # fmt: skip

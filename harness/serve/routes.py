@@ -20,7 +20,7 @@ from harness.serve.model import ServedModel
 from harness.serve.model_routes import MODEL_ROUTES
 from harness.serve.ollama.routes import OLLAMA_ROUTES
 from harness.serve.openapi import Route, openapi_document
-from harness.serve.other_formats import own_chat_fields
+from harness.serve.other_formats import own_chat_fields, sent_name
 from harness.serve.receipts.routes import RECEIPT_ROUTES
 from harness.serve.rerank import RERANK_ROUTES
 from harness.serve.responses.routes import RESPONSES_ROUTES
@@ -43,11 +43,11 @@ TEXT = "text/plain; version=0.0.4; charset=utf-8"
 ROUTES = (
     Route(
         "POST", "/v1/chat/completions", "chat", "Answer a conversation.",
-        ChatRequest, answer=Service.chat, prepare=own_chat_fields,
+        ChatRequest, answer=Service.chat, prepare=own_chat_fields, sent_name=sent_name,
     ),
     Route(
         "POST", "/v1/completions", "complete", "Continue a text.",
-        CompletionRequest, answer=Service.complete, prepare=own_chat_fields,
+        CompletionRequest, answer=Service.complete, prepare=own_chat_fields, sent_name=sent_name,
     ),
     *LLAMA_CPP_ROUTES,
     *EMBEDDING_ROUTES,

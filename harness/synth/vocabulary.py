@@ -23,7 +23,7 @@ PRE_TOKENIZER = {
     "mistral3": "tekken",
     "smollm3": "llama-bpe",
     **dict.fromkeys(("lfm2", "lfm2moe"), "lfm2"),
-    "glm4": "glm4",
+    **dict.fromkeys(("glm4", "glm4moe"), "glm4"),
     **dict.fromkeys(("phi3", "olmo2"), "dbrx"),
     **dict.fromkeys(("qwen2", "qwen3", "qwen3moe", "qwen3next"), "qwen2"),
     **dict.fromkeys(("qwen35", "qwen35moe"), "qwen35"),

@@ -43,6 +43,12 @@ def add_experts(file: FamilyFile, layer: int, width: int = EXPERT_WIDTH) -> None
         file.add(f"blk.{layer}.ffn_{name}_exps.weight", EXPERTS, *shape)
 
 
+def _shared_expert(file: FamilyFile, layer: int, width: int) -> None:
+    file.rows(f"blk.{layer}.ffn_gate_shexp", width)
+    file.rows(f"blk.{layer}.ffn_up_shexp", width)
+    file.rows(f"blk.{layer}.ffn_down_shexp", HIDDEN, width)
+
+
 def _common_keys() -> dict[str, Any]:
     return {
         "block_count": LAYERS,
@@ -82,6 +88,8 @@ _KEYS: Mapping[str, dict[str, Any]] = {
     "qwen35moe": {**_HYBRID_KEYS, **_SECTIONS, **EXPERT_KEYS, **_SHARED_KEYS},
     "qwen3next": {**_HYBRID_KEYS, **EXPERT_KEYS, **_SHARED_KEYS},
     "command-r": {"logit_scale": 0.5},
+    "glm4moe": {**EXPERT_KEYS, "leading_dense_block_count": 1, "expert_shared_count": 1,
+                "expert_weights_norm": True, "rope.dimension_count": HEAD_DIM // 2},
     "cohere2": {"logit_scale": 0.5, "attention.sliding_window": WINDOW},
     "gpt-oss": {**EXPERT_KEYS, "attention.sliding_window": WINDOW},
     "granitehybrid": {"logit_scale": 4.0, "residual_scale": 0.5, "embedding_scale": 3.0,
@@ -175,6 +183,21 @@ def _qwen3moe(file: FamilyFile, layer: int) -> None:
     add_experts(file, layer)
 
 
+def _glm4moe(file: FamilyFile, layer: int) -> None:
+    """Experts beside a shared one in all but the first layer."""
+    _qwen2(file, layer)
+    prefix = f"blk.{layer}"
+    del file.values[f"{prefix}.ffn_norm.weight"]
+    file.vector(f"{prefix}.post_attention_norm")
+    if layer < file.keys["leading_dense_block_count"]:
+        return
+    for name in ("gate", "up", "down"):
+        del file.values[f"{prefix}.ffn_{name}.weight"]
+    add_experts(file, layer)
+    _shared_expert(file, layer, EXPERT_WIDTH)
+    file.add(f"{prefix}.exp_probs_b.bias", EXPERTS)
+
+
 def _gpt_oss(file: FamilyFile, layer: int) -> None:
     """Sinks, and a bias for every matrix of a layer."""
     prefix = f"blk.{layer}"
@@ -218,9 +241,7 @@ def _qwen35moe(file: FamilyFile, layer: int) -> None:
     _mixer(file, layer)
     add_experts(file, layer)
     file.vector(f"{prefix}.ffn_gate_inp_shexp")
-    file.rows(f"{prefix}.ffn_gate_shexp", SHARED_WIDTH)
-    file.rows(f"{prefix}.ffn_up_shexp", SHARED_WIDTH)
-    file.rows(f"{prefix}.ffn_down_shexp", HIDDEN, SHARED_WIDTH)
+    _shared_expert(file, layer, SHARED_WIDTH)
 
 
 def _qwen3next(file: FamilyFile, layer: int) -> None:
@@ -327,6 +348,7 @@ _LAYERS = {
     "gemma3": _gemma3,
     "gemma4": _gemma4,
     "gpt-oss": _gpt_oss,
+    "glm4moe": _glm4moe,
     "command-r": _cohere,
     "cohere2": _cohere,
 }

@@ -158,6 +158,11 @@ FAULTS: dict[str, tuple[str, Callable[[Any], object]]] = {
                                  lambda oracle: setattr(oracle, "_mean", lambda x: 0.0 * x)),
     "rotation in every layer": ("cohere2", lambda oracle: setattr(oracle, "unrotated_step", 0)),
     "experts chosen by their weights": ("lfm2moe", without_choice),
+    "no factor of experts": (
+        "glm4moe-experts", spoil_key("expert_weights_scale", lambda factor: 1.0),
+    ),
+    "no shared expert": ("glm4moe-experts", without("blk.1.ffn_gate_shexp.weight")),
+    "whole heads rotate": ("glm4moe-experts", spoil_rotation),
     "a softmax of the chosen": ("lfm2moe", softmax_weights),
     "no sinks": ("gpt-oss-experts", without_sinks),
     "no biases of experts": ("gpt-oss-experts", without_biases),

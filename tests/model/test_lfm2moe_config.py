@@ -1,7 +1,8 @@
-"""Keys of LFM 2 with experts: which layers have some, and how they are weighted."""
+"""Keys of LFM 2 and GLM-4.5 with experts: which layers have some, how they are weighted."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,28 @@ def test_what_would_change_the_model_is_refused_by_name(key: str, tmp_path: Path
     keys, error = REFUSED[key]
     with pytest.raises(error, match=rf"lfm2moe\.{key}"):
         config_of(with_keys("lfm2moe", keys), tmp_path)
+
+
+def test_shared_experts_of_glm_are_one_and_weights_have_a_factor(tmp_path: Path) -> None:
+    keys = {"expert_shared_count": 2, "expert_weights_scale": 2.5}
+    mixture = config_of(with_keys("glm4moe", keys), tmp_path).experts
+    assert mixture is not None
+    assert (mixture.shared_width, mixture.shared_gate) == (2 * EXPERT_WIDTH, False)
+    assert (mixture.leading_dense, mixture.choice_bias, mixture.weight_scale) == (1, True, 2.5)
+
+
+REFUSED_OF_GLM = {
+    "expert_gating_func": {"expert_gating_func": 1},
+    "expert_weights_norm": {"expert_weights_norm": False},
+    "expert_group_count": {"expert_group_count": 2},
+    "rope.dimension_sections": {"rope.dimension_sections": [2, 3, 3, 0]},
+}
+
+
+@pytest.mark.parametrize("key", REFUSED_OF_GLM)
+def test_what_glm_does_not_compute_is_refused_by_name(key: str, tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedModel, match=rf"glm4moe\.{re.escape(key)}"):
+        config_of(with_keys("glm4moe", REFUSED_OF_GLM[key]), tmp_path)
 
 
 def test_the_way_to_weight_experts_must_be_named(tmp_path: Path) -> None:

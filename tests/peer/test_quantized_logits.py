@@ -34,8 +34,9 @@ MODELS = {
     **dict.fromkeys(("smollm3", "granite", "glm4-biases", "phi3", "olmo2-windows"), Limit()),
     "command-r": Limit(), "cohere2": Limit(), "llama-8-experts": Limit(), "qwen3moe": Limit(),
     "qwen35": Limit(), "qwen35moe": ROUTED_HYBRID, "qwen3next": ROUTED_HYBRID, "lfm2": Limit(),
-    "lfm2moe": ROUTED_HYBRID, "granitehybrid": Limit(), "gemma3": Limit(),
-    "gemma4-experts": Limit(), "gemma4-per-layer-embeddings": Limit(), "gpt-oss-experts": Limit(),
+    "glm4moe-experts": Limit(), "lfm2moe": ROUTED_HYBRID, "granitehybrid": Limit(),
+    "gemma3": Limit(), "gemma4-experts": Limit(), "gemma4-per-layer-embeddings": Limit(),
+    "gpt-oss-experts": Limit(),
 }  # fmt: skip
 QUANTS = dict.fromkeys(MODELS, ("q4_k_m", "q8_0")) | {
     "gpt-oss-experts": ("q4_k_m", "q8_0", "mxfp4_moe")

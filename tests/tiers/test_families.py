@@ -35,6 +35,7 @@ MODELS = {
     "qwen3-wide-heads": ("q8_0", F16),
     "qwen3moe-untied-fused-qkv": ("q3_k", Q8_0),
     "gpt-oss-experts-yarn": ("mxfp4_moe", F16),
+    "glm4moe-experts": ("q4_k_m", F16),
     "qwen35": ("q4_k_m", F16),
     "qwen35-fused-qkv": ("q6_k", F32),
     "qwen35moe-fused": ("q4_k_m", Q8_0),
@@ -85,6 +86,7 @@ TRACED = {
     "gemma4-per-layer-embeddings": ("q4_k_m", F32),
     "gemma4-experts": ("mxfp4", F16),
     "gpt-oss-experts": ("mxfp4_moe", F16),
+    "glm4moe-experts": ("q8_0", F16),
 }
 WORKLOAD = Workload(tuple(range(7, 48)), chunk=19, decode=3)
 """Two windows of 20 positions, pages of 16, chunks that line up with neither."""

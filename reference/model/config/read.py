@@ -18,7 +18,7 @@ from reference.model.config.dense import (
     read_phi3,
     read_smollm3,
 )
-from reference.model.config.experts import read_experts, read_mixtral_experts
+from reference.model.config.experts import read_experts, read_glm_experts, read_mixtral_experts
 from reference.model.config.gemma import read_gemma3, read_gemma4
 from reference.model.config.gpt_oss import read_gpt_oss
 from reference.model.config.hybrid import (
@@ -91,6 +91,11 @@ def _qwen3moe(keys: Keys) -> ModelConfig:
     return replace(config, experts=read_experts(keys, config))
 
 
+def _glm4moe(keys: Keys) -> ModelConfig:
+    config = read_common(keys)
+    return replace(config, experts=read_glm_experts(keys, config))
+
+
 def _qwen35(keys: Keys) -> ModelConfig:
     config = require_feed_forward(keys, read_common(keys))
     check_text_sections(keys, config.ropes[0].dims)
@@ -118,6 +123,7 @@ READERS: Mapping[str, Callable[[Keys], ModelConfig]] = {
     "smollm3": read_smollm3,
     "granite": read_granite,
     "glm4": read_glm4,
+    "glm4moe": _glm4moe,
     "phi3": read_phi3,
     "olmo2": read_olmo2,
     "qwen2": read_dense,
