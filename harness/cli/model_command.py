@@ -20,9 +20,11 @@ from harness.settings import add_flags, resolve
 EXAMPLES = """\
 examples:
   zinc-rt model list
+  zinc-rt model active                  the one that run, chat and serve take
   zinc-rt model pull qwen3-0.6b
   zinc-rt model use ./model.gguf        run, chat and serve take it from now on
   zinc-rt model pull hf.co/unsloth/Qwen3-4B-GGUF:Q4_K_M
+  zinc-rt model rm qwen3-0.6b
 """
 COLUMNS = ("ID", "SIZE", "MEMORY", "QUANT", "LICENCE", "STATE")
 

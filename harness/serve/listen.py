@@ -71,12 +71,16 @@ class _RefusalTask(ErrorTask):  # type: ignore[misc]
 
 class _Parser(HTTPRequestParser):  # type: ignore[misc]
     """Refuses a request that names its length in two ways: a proxy may believe the other one; and
-    one that expects what no server does. The body of a refused request is not asked for."""
+    one that expects what no server does. The body of a refused request is not asked for. A
+    connection ends by any of its options; the library knows the one that stands alone."""
 
     def parse_header(self, header_plus: bytes) -> None:
         super().parse_header(header_plus)
         if self.chunked and "CONTENT_LENGTH" in self.headers:
             raise ParsingError("Content-Length with Transfer-Encoding")
+        options = self.headers.get("CONNECTION", "").lower().split(",")
+        if "close" in map(str.strip, options):
+            self.headers["CONNECTION"], self.connection_close = "close", True
         expected = self.headers.get("EXPECT", "").lower().split(",")
         members = set(map(str.strip, expected)) - {""}
         self.expect_continue = members == {CONTINUE} and self.version == "1.1"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -112,12 +113,15 @@ class ModelHandlers:
 
     def _background(self) -> Iterator[Json]:
         """The other models that requests may name."""
-        for name, model in self._models.others.items():
-            if model is not None:
-                yield _described(model)
-            else:
-                created = int(self._models.by_name[name].stat().st_mtime)
-                yield _card(name, created) | {"x_zinc": {"loaded": False}}
+        with self._models.held() as others:
+            for name, model in others.items():
+                if model is not None:
+                    yield _described(model)
+                    continue
+                # Without its file it could not be loaded.
+                with suppress(OSError):
+                    created = int(self._models.by_name[name].stat().st_mtime)
+                    yield _card(name, created) | {"x_zinc": {"loaded": False}}
 
     def pull_model(self, raw: bytes) -> Answered:
         need_admin()

@@ -10,8 +10,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -109,7 +109,7 @@ class ServerModels:
         except BaseException:
             owned.close()
             raise
-        service = Service(model, accounts, ledger, Metrics(model.name, model.driver))
+        service = Service(model, accounts, ledger, Metrics(model.name, model.driver, model.memory))
         service.receipts = receipts
         self._active = _LeasedModel(service, owned)
         self._in_memory = [self._active]
@@ -123,19 +123,30 @@ class ServerModels:
     def paths(self) -> tuple[Path, ...]:
         """The files of the models in memory, the one that answers first."""
         with self._changed:
-            in_memory = [
-                self._active,
-                *(each for each in self._in_memory if each is not self._active),
-            ]
-            return tuple(loaded.service.model.model.file.path.resolve() for loaded in in_memory)
+            loaded = (self._active, *(one for one in self._in_memory if one is not self._active))
+            return tuple(one.service.model.model.file.path.resolve() for one in loaded)
 
     @property
     def others(self) -> Mapping[str, ServedModel | None]:
-        """The other models that requests may name; None for those that are not in memory."""
+        """The other models that requests may name; None for those that are not in memory, or leave
+        it."""
         with self._changed:
-            here = {loaded.service.model.name: loaded.service.model for loaded in self._in_memory}
+            staying = [one.service.model for one in self._in_memory if not one.retiring]
+        here = {model.name: model for model in staying}
         answers = self.service.model.name
         return {name: here.get(name) for name in self.by_name if name != answers}
+
+    @contextmanager
+    def held(self) -> Iterator[Mapping[str, ServedModel | None]]:
+        """The ``others``, none of which is unloaded in this context."""
+        with self._changed:
+            leases = [self._leased(one) for one in self._in_memory if not one.retiring]
+            others = self.others
+        try:
+            yield others
+        finally:
+            for lease in leases:
+                lease.release()
 
     def canonical(self, name: str | None) -> str | None:
         """The name in ``by_name`` of a model that requests may also call after its file."""
@@ -312,7 +323,7 @@ class ServerModels:
             self._in_memory.append(loaded)
         # The new engine has missed changes of the tenants that were made while it was loaded.
         self.accounts.send_to(self.change_tenants)
-        loaded.service.metrics.follow(model.name, model.driver)
+        loaded.service.metrics.follow(model.name, model.driver, model.memory)
         refreeze_heap()
         return loaded
 

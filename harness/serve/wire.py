@@ -306,7 +306,7 @@ def decode(
             value: Any = loads(body, exact=True)
         except BadJson as error:
             raise ApiError(400, f"the body {error}", code="invalid_json") from None
-        if isinstance(value, dict):
+        if isinstance(value, dict) and isinstance(kind, type):
             value = {k: one if k in SCHEMA_FIELDS else with_floats(one) for k, one in value.items()}
             if prepare is not None and ignored is not None:
                 value = prepare(value, ignored)

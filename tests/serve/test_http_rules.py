@@ -6,8 +6,9 @@ import pytest
 
 from harness.serve import streams
 from harness.serve.keys import key_digest, new_key
+from harness.serve.run import Running
 from tests.serve.conftest import Serve
-from tests.serve.http import Http
+from tests.serve.http import JSON, Http
 from tests.serve.test_connections import COMPLETIONS
 
 KEY = new_key()
@@ -146,3 +147,27 @@ def test_expectations_that_cannot_be_met(http: Http) -> None:
     assert http.raw(b"GET /health HTTP/1.1\r\nHost: localhost\r\nExpect: x\r\n\r\n").startswith(
         b"HTTP/1.1 417"
     )
+
+
+@pytest.mark.parametrize("value", ["close", "TE, close", "keep-alive ,Close", ",close"])
+def test_a_connection_ends_by_any_of_its_options(http: Http, value: str) -> None:
+    """Perl's LWP names two. ``raw`` reads until the server closes."""
+    asked = "GET /health HTTP/{}\r\nHost: localhost\r\nConnection: {}\r\n\r\n"
+    for version in ("1.0", "1.1"):
+        answer = http.raw(asked.format(version, value).encode())
+        assert answer.startswith(f"HTTP/{version} 200".encode())
+        assert b"\r\nconnection: close\r\n" in answer.lower()
+    with http.connected() as connection:
+        for _ in range(2):
+            connection.sendall(asked.format("1.1", "keep-alive, x-close").encode())
+            assert connection.recv(65536).startswith(b"HTTP/1.1 200")
+
+
+@pytest.mark.parametrize("body", [b"{}", b'{"id": 0}', b"[{}]", b"[[]]", b"null", b"7", b'"a"'])
+def test_a_body_of_another_kind_is_refused_on_every_route(server: Running, body: bytes) -> None:
+    """A list where an object is due, and the other way round."""
+    http = Http(server.url)
+    for path, methods in http.get("/openapi.json").json["paths"].items():
+        if "post" in methods and "{" not in path:
+            reply = http.send("POST", path, body, JSON)
+            assert reply.status < 500, (path, reply.body)

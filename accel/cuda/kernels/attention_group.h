@@ -99,9 +99,9 @@ DEVICE void attend_group_tile(const SPAN_WORK &work, unsigned start, unsigned ch
     const float top = rint_small(largest_of(page_tops(memory, group, t)));
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-        const int place = page * PAGE_TOKENS + g + 8 * r;
-        shares[t * SHARE_FLOATS + place] =
-            put_weight(weights + t * WEIGHT_BYTES + place, score[r], value[r], top);
+        const int of_tile = page * PAGE_TOKENS + g + 8 * r;
+        shares[t * SHARE_FLOATS + of_tile] =
+            put_weight(weights + t * WEIGHT_BYTES + of_tile, score[r], value[r], top);
     }
     group_barrier(1 + group);
     unsigned weight[4];
@@ -141,9 +141,9 @@ DEVICE void attend_group_tile(const SPAN_WORK &work, unsigned start, unsigned ch
 // The same of records that were copied, in stage `stage`.
 DEVICE void attend_copied_tile(const SPAN_WORK &work, unsigned start, unsigned char *memory,
                                unsigned stage, int group, int result, int page, int lane) {
-    const unsigned place = stage * GROUPS + group;
-    attend_group_tile(work, start, memory, group_record(memory, place, page),
-                      group_record(memory, place, lane % 4), group, result, page, lane);
+    const unsigned index = stage * GROUPS + group;
+    attend_group_tile(work, start, memory, group_record(memory, index, page),
+                      group_record(memory, index, lane % 4), group, result, page, lane);
 }
 
 // One channel of a head: U, l and o of the spans so far, and of the tiles of the current span.

@@ -41,7 +41,7 @@ def listed(model: ServedModel) -> Json:
         "name": model.name,
         "model": model.name,
         "modified_at": _time(model.created),
-        "size": size_of(model),
+        "size": model.model.file.size,
         "digest": model.fingerprint,
         "details": details_of(model),
     }
@@ -87,11 +87,6 @@ def capabilities(model: ServedModel) -> list[str]:
     if model.dialect.reasoning is not None:
         found.append("thinking")
     return found
-
-
-def size_of(model: ServedModel) -> int:
-    """Bytes of a model's files."""
-    return sum(shard.path.stat().st_size for shard in model.model.file.shards)
 
 
 def _time(seconds: float) -> str:

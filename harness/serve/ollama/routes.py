@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from time import monotonic
 
@@ -130,10 +130,11 @@ class OllamaHandlers:
         pull_whole(pull)
         return {"status": "success"}
 
-    def _in_memory(self) -> Iterable[ServedModel]:
+    def _in_memory(self) -> Iterator[ServedModel]:
         """The models in memory, the one that answers first."""
         yield service_of_request().model
-        yield from (model for model in self._models.others.values() if model is not None)
+        with self._models.held() as others:
+            yield from (model for model in others.values() if model is not None)
 
 
 @in_names_of(client_name)

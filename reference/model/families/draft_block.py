@@ -93,16 +93,17 @@ def _joined(e: Emitter, block: int) -> View:
     name, layer = (EMBEDDING, block) if own else ("token_embd", None)
     table = e.weight(name, layer, config.vocab, config.hidden)
     embedded = builder.emit(Opcode.EMBED, "embed", query=e.resolved, table=table)
-    before = builder.emit(
-        Opcode.SELECT_ROWS,
-        "hidden",
-        x=e.hidden_table,
-        output_rows=builder.request(HIDDEN_ROWS, "tokens"),
-    )
+    before = read_hidden(e)
     joined = builder.scratch(f"scratch.{label('nextn', block)}", "tokens", 2 * config.hidden)
     e.norm(embedded, "nextn.enorm", block, y=joined[0 : config.hidden])
     e.norm(before, "nextn.hnorm", block, y=joined[config.hidden : 2 * config.hidden])
     return e.linear(joined, "nextn.eh_proj", block, config.hidden, 2 * config.hidden)
+
+
+def read_hidden(e: Emitter) -> View:
+    """The row of the table of hidden states that belongs to each query token: [tokens, hidden]."""
+    rows = e.builder.request(HIDDEN_ROWS, "tokens")
+    return e.builder.emit(Opcode.SELECT_ROWS, "hidden", x=e.hidden_table, output_rows=rows)
 
 
 def _others(tensors: ModelTensors, block: int) -> tuple[str, ...]:
