@@ -152,7 +152,7 @@ def _streaming(
     """As many weights as fit on the device, by importance. Raises DoesNotFit."""
     assert isinstance(tier, StreamsWeights)
     unified = tier.info.host_unified
-    least_at = _all_streamed(model, tier, limits_at)
+    least_at = _all_streamed(model, tier, limits_at, unified)
     longest = longest_context(model, asked)
     least = least_at(asked) if asked is not None else None
     if least is None or least.budgeted > budget:
@@ -187,7 +187,7 @@ def _streaming(
 
 
 def _all_streamed(
-    model: Model, tier: StreamsWeights, limits_at: LimitsAt
+    model: Model, tier: StreamsWeights, limits_at: LimitsAt, unified: bool
 ) -> Callable[[int], MemoryPlan]:
     """Plans of contexts with as few weights on the device as can be."""
 
@@ -196,7 +196,7 @@ def _all_streamed(
         graph = model.graph(limits)
         names = tier.streamable(graph, limits.largest)
         footprint = tier.streaming_footprint(graph, limits.largest, list(names))
-        return plan_memory(graph, limits, footprint, tier.info.host_unified)
+        return plan_memory(graph, limits, footprint, unified)
 
     return plan_at
 
@@ -208,7 +208,7 @@ def longest_beyond(
     the longest one that fits up to ``longest``, and the budget for that, with what is mapped; None
     where not even a page fits."""
     if isinstance(tier, StreamsWeights) and tier.streams:
-        plan_at = _all_streamed(model, tier, limits_at)
+        plan_at = _all_streamed(model, tier, limits_at, tier.info.host_unified)
     elif tier.info.host_unified:
         plan_at = plans_of(model, limits_at, tier.footprint, tier.info.host_unified)
         budget += plan_at(min(longest, 16)).evictable

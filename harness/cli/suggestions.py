@@ -176,7 +176,7 @@ def refuse_foreign_flags(parser: argparse.ArgumentParser, words: Sequence[str]) 
         flag = word.partition("=")[0]
         if flag in ADVICE and flag not in known:
             raise ConfigError(f"{flag}: {ADVICE[flag]}; see {parser.prog} --help")
-        if flag not in known and f"-{flag}" in known:
+        if flag.startswith("-") and flag not in known and f"-{flag}" in known:
             raise ConfigError(
                 f"unknown flag {flag}: did you mean -{flag}?; see {parser.prog} --help"
             )

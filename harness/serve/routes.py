@@ -90,21 +90,6 @@ def _context_facts(model: ServedModel, now: EngineStatistics) -> Json:
     }
 
 
-def _memory_facts(model: ServedModel) -> Json:
-    """What the model takes in memory now, and may take, in bytes."""
-    live = model.driver.memory
-    plan = model.plan if live is None else live.now.plan
-    weights = sum(plan.weights.values())
-    context = plan.kv + plan.recurrent
-    return {
-        "total_bytes": plan.total,
-        "weights_bytes": weights,
-        "context_bytes": context,
-        "runtime_bytes": plan.total - weights - context,
-        "budget_bytes": model.budget,
-    }
-
-
 class Handlers:
     """One method for each route that no other class has, named by it, for what answers the request
     at hand."""
@@ -198,7 +183,7 @@ class Handlers:
             "active": now.running,
             "queued": now.waiting,
             "context": _context_facts(self._model, now),
-            "memory": _memory_facts(self._model),
+            "memory": self._model.memory(),
             **({} if now.disk is None else {"disk_cache": asdict(now.disk)}),
         }
 

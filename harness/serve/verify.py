@@ -25,6 +25,8 @@ from harness.serve.wire import decode
 
 Json = dict[str, Any]
 NOTHING = object()
+MOST_SHOWN = 200
+"""Most characters of a value that a difference shows."""
 MESSAGE = "message"
 CACHE_READ, CACHE_WRITTEN = "cache_read_input_tokens", "cache_creation_input_tokens"
 FROM_CACHE = ("cached_tokens", "cache_write_tokens")
@@ -213,7 +215,8 @@ def _difference(path: str, then: object, now: object) -> str | None:
 
 
 def _shown(value: object) -> str:
-    return "nothing" if value is NOTHING else repr(value)
+    shown = "nothing" if value is NOTHING else repr(value)
+    return shown if len(shown) <= MOST_SHOWN else f"{shown[:MOST_SHOWN]}..."
 
 
 def _drawn_seed(response: Json) -> int:

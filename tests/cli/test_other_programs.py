@@ -208,3 +208,11 @@ def test_a_prompt_that_is_the_name_of_a_model_has_a_note(zinc: Zinc, tiny_model:
         result = zinc("run", prompt, "--model", tiny_model, "--max-tokens", 1)
         assert result.code == 0
         assert (f"'{prompt}' is the prompt; a model is named with --model" in result.err) == noted
+
+
+def test_a_word_without_a_dash_is_no_flag(zinc: Zinc, tiny_model: Path) -> None:
+    """Whatever letters the flags have, and as the value of a flag, too."""
+    for letter in ("m", "n", "t", "c"):
+        assert zinc("run", letter, "--model", tiny_model, "--max-tokens", 1).code == 0
+        refused = zinc("serve", "gone.gguf", "--alias", letter, "--port", 0)
+        assert "no file or catalog entry named 'gone.gguf'" in refused.err

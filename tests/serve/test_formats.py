@@ -252,7 +252,14 @@ def test_empty_arguments_of_an_earlier_call_are_none(hermes: Running) -> None:
         prompt: str = reply.answer["prompt"]
         return prompt
 
-    assert prompt_of("") == prompt_of(" ") == prompt_of("{}") == prompt_of(None) == prompt_of()
+    assert (
+        prompt_of("")
+        == prompt_of("null")
+        == prompt_of(" ")
+        == prompt_of("{}")
+        == prompt_of(None)
+        == prompt_of()
+    )
     assert '"arguments": {}' in prompt_of("")
 
 

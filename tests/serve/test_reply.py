@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from harness.host.dialect import REASONING, Dialect, Reasoning
 from harness.host.dialect.calls import CallSyntax, Function
 from harness.host.dialect.gemma_calls import GemmaCalls
-from harness.host.dialect.glm_calls import ON_ONE_LINE, GlmCalls
 from harness.host.dialect.json_calls import (
     BareJsonCall,
     JsonListCalls,
@@ -21,6 +20,7 @@ from harness.host.dialect.json_calls import (
     MistralCalls,
 )
 from harness.host.dialect.python_calls import PythonCalls
+from harness.host.dialect.tagged_calls import ON_ONE_LINE, GlmCalls, InvokeCalls
 from harness.host.dialect.xml_calls import XmlCalls
 from harness.host.reply import (
     BLANKS,
@@ -212,18 +212,19 @@ MARKED = st.lists(
             *("<function=get_weather>", "</function>", "<parameter=city>", "</parameter>"),
             *(
                 *("<|tool_call>", "call:get_weather{", "<tool_call|>", '<|"|>', "[TOOL_CALLS]"),
-                "[ARGS]",
+                *("[ARGS]", "</invoke>", "</minimax:tool_call>"),
             ),
             *("get_weather", '{"name": "get_weather", "parameters": {}}', "[", "]", "{}"),
             *("<arg_key>city", "</arg_key>", "<arg_value>", "</arg_value>", "<tool_call>get_"),
             *("<|tool_call_start|>", "get_weather(", "city='", "'", ")", ", ", "<|tool_call_end|>"),
+            *("<minimax:tool_call>", '<invoke name="get_weather">', '<parameter name="city">'),
             *("<TOOLCALL>", "</TOOLCALL>", '[{"name": "get_weather", "arguments": {}}]'),
         ]
     ),
     max_size=14,
 ).map("".join)
 SYNTAXES: list[CallSyntax | None] = [HERMES, XmlCalls(), GemmaCalls(), BareJsonCall(), LISTED]
-SYNTAXES += [MistralCalls(), PythonCalls(), GlmCalls(), None]
+SYNTAXES += [MistralCalls(), PythonCalls(), GlmCalls(), InvokeCalls(), None]
 
 
 @pytest.mark.parametrize("syntax", SYNTAXES, ids=lambda s: type(s).__name__)
@@ -308,6 +309,7 @@ def test_gemma_thinks_in_a_channel() -> None:
         (XmlCalls(), "<tool_call>\n<function=rm>\n</function>\n</tool_call>"),
         (GlmCalls(), "<tool_call>get_weather\nOslo\n</tool_call>"),
         (GlmCalls(), "<tool_call>rm</tool_call>"),
+        (InvokeCalls(), '<minimax:tool_call><invoke name="get_weather"></minimax:tool_call>'),
         (GlmCalls(), "<tool_call>get_weather<arg_key>city</arg_key></tool_call>"),
         (XmlCalls(), "<tool_call>\n<function=get_weather>\nOslo\n</function>\n</tool_call>"),
         (GemmaCalls(), '<|tool_call>call:get_weather{city:<|"|>Oslo}<tool_call|>'),

@@ -250,6 +250,13 @@ def test_a_stream_that_is_not_whole_is_an_error(http: Http, verify: Verify) -> N
     assert (code, "output[0] is not what" in error) == (2, True)
 
 
+def test_a_difference_is_a_line_that_can_be_read(http: Http, verify: Verify) -> None:
+    answer = http.post("/v1/completions", COMPLETION).json
+    more = {**answer, "choices": [*answer["choices"], {"text": "a" * 5000}]}
+    code, out, _ = verify(COMPLETION, more)
+    assert (code, len(out) < 500, "choices[1]" in out) == (1, True, True)
+
+
 def test_what_cannot_be_verified_is_an_error(http: Http, verify: Verify) -> None:
     answer = http.post("/v1/completions", COMPLETION).json
     for request, response, says in (

@@ -12,8 +12,8 @@
 #define GROUP_WARPS 4
 
 DEVICE U64 group_operand(const unsigned char *address, unsigned lead, unsigned stride) {
-    return (U64)((unsigned)__cvta_generic_to_shared(address) >> 4 & 0x3FFFu) |
-           (U64)(lead >> 4) << 16 | (U64)(stride >> 4) << 32;
+    return (U64)(shared_address(address) >> 4 & 0x3FFFu) | (U64)(lead >> 4) << 16 |
+           (U64)(stride >> 4) << 32;
 }
 // The same so many bytes further on, a multiple of 16.
 DEVICE U64 operand_behind(U64 operand, unsigned bytes) { return operand + (bytes >> 4); }

@@ -1,4 +1,4 @@
-"""Calls as Qwen3-Coder and Qwen3.5 write them: tags, and in them the values as plain text.
+"""Calls as Qwen3-Coder, Qwen3.5 and Seed-OSS write them: tags, and in them values as plain text.
 
 A value is the text itself where the parameter may be a string, and JSON where it may not."""
 
@@ -28,7 +28,6 @@ from harness.host.structured.json_schema import enforceable
 from harness.host.structured.schema_tree import SchemaRefused
 
 CALL = re.compile(r"\s*<function=([^>\n]+)>(.*?)</function>\s*", re.S)
-SEAM = re.compile(r"<tool_call>|<function=")
 PARAMETER = re.compile(r"\s*<parameter=([^>\n]+)>(.*?)</parameter>", re.S)
 LONGEST_HEAD = 256
 """Characters before the end of a call's first tag; a text with more is no call."""
@@ -49,6 +48,10 @@ class TagForm:
     after: str
     end: str
 
+    def trimmed(self, text: str) -> str:
+        """A text between tags without the newlines that belong to the tags."""
+        return text.removeprefix(self.before).removesuffix(self.before)
+
 
 FORM = TagForm("<function={}>\n", "<parameter={}>\n", "\n", "</parameter>", "\n", CLOSE)
 
@@ -59,6 +62,7 @@ class XmlCalls(CallSyntax):
 
     begin: str = "<tool_call>"
     end: str = "</tool_call>"
+    form: TagForm = FORM
 
     separator = "\n"
 
@@ -71,17 +75,17 @@ class XmlCalls(CallSyntax):
         return ("<function=", CLOSE)
 
     def parse(self, body: str, functions: Functions) -> list[Call] | None:
-        call = _read(body, functions)
+        call = self._read(body, functions)
         return [call] if isinstance(call, Call) else None
 
     def seams(self, body: str) -> Iterator[tuple[int, int]]:
-        for found in re.finditer(SEAM, body):
+        for found in re.finditer(rf"{re.escape(self.begin)}|<function=", body):
             yield found.start(), found.start() if found[0] == self.bare[0] else found.end()
 
     def mended(self, body: str, functions: Functions) -> tuple[list[Call], str] | None:
         ends = [found.start() for found in re.finditer(re.escape(self.end), body)]
         for end in (*ends, len(body)):
-            call = _read(body[:end], functions, cut=True)
+            call = self._read(body[:end], functions, cut=True)
             if isinstance(call, Call):
                 return [call], body[end:].removeprefix(self.end)
         return None
@@ -103,7 +107,7 @@ class XmlCalls(CallSyntax):
             name, text = parameter[1], parameter[2]
             if name in arguments:
                 return None
-            arguments[name] = value_of(_trimmed(text), function, name)
+            arguments[name] = value_of(self.form.trimmed(text), function, name)
             at = parameter.end()
         if inner[at:].strip():
             return None
@@ -113,31 +117,39 @@ class XmlCalls(CallSyntax):
     def inside_value(self, body: str, functions: Functions, exact: bool = False) -> bool:
         if exact:
             return body.rfind("<parameter=") > body.rfind("</parameter>")
-        return _read(body, functions) is True
+        return self._read(body, functions) is True
 
     def rules(self, functions: Sequence[Function], many: bool, marks: Marks) -> list[str]:
         rules = []
         for n, function in enumerate(functions):
-            rules.extend(call_rules(function, f"call_{n}", FORM))
+            rules.extend(call_rules(function, f"call_{n}", self.form))
         names = choice([f"call_{n}" for n in range(len(functions))])
         return [f'calls: "\\n" {names} "\\n" {marks.written(self.end)}', *rules]
 
+    def _read(self, body: str, functions: Functions, cut: bool = False) -> Call | bool:
+        """The call of a body, see ``read_tags``."""
+        function = functions.get(name_called(body) or "")
+        if function is None:
+            return False
+        properties = function.parameters.get("properties")
+        declared = properties.keys() if isinstance(properties, Mapping) and properties else None
+        found = read_tags(body, declared, cut)
+        if isinstance(found, bool):
+            return found
+        arguments = {
+            name: value_of(self.form.trimmed(text), function, name)
+            for name, text in found.parameters.items()
+        }
+        written = object_text(arguments)
+        return written is not None and Call(function.name, written)
 
-def _read(body: str, functions: Functions, cut: bool = False) -> Call | bool:
-    """The call of a body, see ``read_tags``."""
-    function = functions.get(name_called(body) or "")
-    if function is None:
-        return False
-    properties = function.parameters.get("properties")
-    declared = properties.keys() if isinstance(properties, Mapping) and properties else None
-    found = read_tags(body, declared, cut)
-    if isinstance(found, bool):
-        return found
-    arguments = {
-        name: value_of(_trimmed(text), function, name) for name, text in found.parameters.items()
-    }
-    written = object_text(arguments)
-    return written is not None and Call(function.name, written)
+
+SEED_CALLS = XmlCalls(
+    "<seed:tool_call>",
+    "</seed:tool_call>",
+    TagForm("<function={}>\n", "<parameter={}>", "", "</parameter>", "\n", CLOSE),
+)
+"""Calls of Seed-OSS, whose values have no newlines around them."""
 
 
 def call_rules(function: Function, rule: str, form: TagForm) -> list[str]:
@@ -216,11 +228,6 @@ def _is_plain(text: object, close: str) -> bool:
     except ValueError:
         return True
     return False
-
-
-def _trimmed(text: str) -> str:
-    """A text between tags without the newline on either side, which belongs to the tags."""
-    return text.removeprefix("\n").removesuffix("\n")
 
 
 def value_of(text: str, function: Function, name: str) -> Any:
