@@ -86,7 +86,8 @@ install_project() {
     asked="$PWD $1 $(cat pyproject.toml "$constraints" accel/native/*.* accel/packets/*.py \
         accel/opencl/kernels/*.* contract/*.py | cksum)"
     if [ "$(cat .venv/installed 2>/dev/null)" != "$asked" ]; then
-        say "installing zinc-rt into .venv and building its kernels: one to three minutes"
+        say "installing zinc-rt into .venv and building its kernels: one to three minutes" \
+            "(after Ctrl-C, pip deletes its copy of the compiler: up to one)"
         # The one that comes with Python 3.11 takes twice the time to read what an index offers.
         pip_install --upgrade pip || return 1
         pip_install -e ".${1:+[$1]}" || return 1

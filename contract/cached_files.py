@@ -7,16 +7,16 @@ import errno
 import os
 import re
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 PARTIAL = ".partial"
 """Ends the name of a file that is being written, and gets its own name once it is complete."""
 RANDOM_NAME = "[0-9a-f]{16}"
 """What such a name has in front of its end, in a folder that users name."""
 ABANDONED_SECONDS = 3600.0
-"""Seconds without a change after which whoever wrote such a file is taken for killed."""
+"""Seconds without a change after which such a file that has no writer is removed."""
 
 
 def need_file(path: Path) -> None:
@@ -52,9 +52,55 @@ def least_used(
     return removed
 
 
-def abandoned(used: int) -> bool:
-    """Whether a partial file last changed at ``used``, in nanoseconds, has no writer any more."""
-    return time.time() - used / 1e9 > ABANDONED_SECONDS
+@contextlib.contextmanager
+def being_written(path: Path | str) -> Iterator[None]:
+    """Says of a partial file, until the block ends, that it has a writer: other processes leave it
+    alone whatever their clocks say. The block also renames it. Where the system or the disk has no
+    such locks, its age alone decides. Raises OSError for a file that is not there."""
+    fcntl = _locks()
+    if fcntl is None:
+        yield
+        return
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):
+            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(handle)
+
+
+def has_writer(path: Path | str) -> bool:
+    """Whether a process says that it writes a file, or it may not be opened, so nobody can tell."""
+    fcntl = _locks()
+    if fcntl is None:
+        return False
+    try:
+        handle = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_NOFOLLOW)
+    except OSError as error:
+        return error.errno in (errno.EACCES, errno.EPERM)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return False
+    except OSError as error:
+        return error.errno in (errno.EWOULDBLOCK, errno.EACCES)
+    finally:
+        os.close(handle)
+
+
+def _locks() -> Any:
+    """The module of locks on files; None on Windows, where a file that is open stays."""
+    try:
+        import fcntl
+    except ImportError:
+        return None
+    return fcntl
+
+
+def abandoned(path: Path | str, used: int) -> bool:
+    """Whether a partial file last changed at ``used``, in nanoseconds, has no writer any more: the
+    clock that set the time may be another one."""
+    return time.time() - used / 1e9 > ABANDONED_SECONDS and not has_writer(path)
 
 
 def remove_abandoned(folder: Path, prefix: str | None = None, suffix: str = PARTIAL) -> None:
@@ -68,5 +114,5 @@ def remove_abandoned(folder: Path, prefix: str | None = None, suffix: str = PART
             ours = entry.name.endswith(suffix) if prefix is None else random.fullmatch(entry.name)
             if ours:
                 with contextlib.suppress(OSError):
-                    if abandoned(entry.stat(follow_symlinks=False).st_mtime_ns):
+                    if abandoned(entry.path, entry.stat(follow_symlinks=False).st_mtime_ns):
                         os.unlink(entry.path)

@@ -13,8 +13,9 @@ A tier drives one device, or several devices that share the work. It implements 
 
 A tier may fuse, repack and reorder as it likes; its results must have the bits that the arithmetic
 rules define (docs/arithmetic.md). It knows nothing of sequences, tenants or priorities. A tier may
-also implement the protocols ``UploadsLater``, ``LendsInputs``, ``StreamsWeights`` and
-``SubmitsUnread``; callers check with isinstance and do without where one is missing.
+also implement the protocols ``UploadsLater``, ``LendsInputs``, ``StreamsWeights``,
+``SubmitsUnread`` and ``AbandonsSteps``; callers check with isinstance and do without where one is
+missing.
 
 ``reference/cpu/tier.py`` is a complete tier; ``python -m harness.conformance`` tests one."""
 
@@ -298,6 +299,15 @@ class SubmitsUnread(Protocol):
     ) -> Any:
         """As ``submit``, for a step that requests no outputs. In mapped memory the host may see
         what it wrote only behind a later step."""
+
+
+@runtime_checkable
+class AbandonsSteps(Protocol):
+    """A tier that need not finish steps whose results nobody wants."""
+
+    def abandon(self) -> None:
+        """Let the steps in flight end at their next ops: results that are not there yet are
+        DeviceLost, and nothing more is submitted. The caller closes the tier next."""
 
 
 def check_bucket(bucket: ShapeKey, step: ShapeKey) -> None:

@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from contract.arithmetic import ARITHMETIC_VERSION
-from contract.cached_files import PARTIAL, remove_abandoned
+from contract.cached_files import PARTIAL, being_written, remove_abandoned
 from harness.digest import file_digest
 from harness.toml_file import FILE_BYTES_MAX
 from reference.model.open import Model
@@ -55,8 +55,10 @@ def _write(cache_file: Path, known: dict[str, object]) -> None:
     try:
         cache_file.parent.mkdir(parents=True, exist_ok=True)
         remove_abandoned(cache_file.parent, f"{cache_file.stem}.")
-        partial.write_text(json.dumps(known))
-        partial.replace(cache_file)
+        partial.touch()
+        with being_written(partial):
+            partial.write_text(json.dumps(known))
+            partial.replace(cache_file)
     except OSError:
         # Digests that are not stored only cost the time to compute them again.
         return

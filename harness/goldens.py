@@ -279,7 +279,11 @@ def _readable(top: Sequence[Sequence[Any]]) -> str:
 
 def build_parser(prog: str = PROG) -> Parser:
     """The flags."""
-    parser = Parser(prog=prog, description="Check or rewrite the stored logits of a checkout.")
+    parser = Parser(
+        prog=prog,
+        description="Check or rewrite the stored logits of a checkout.",
+        epilog=f"examples:\n  {prog} check --only synthetic    without the default model's file",
+    )
     parser.add_argument(
         "action",
         choices=("check", "update"),

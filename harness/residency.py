@@ -14,6 +14,7 @@ from contract.errors import DoesNotFit
 from contract.ir.nodes import Graph
 from contract.lazy_dataclass import dataclass
 from contract.tier import StreamsWeights, Tier
+from harness.disk_rate import disk_rate
 from harness.memory import LimitsAt, budget_of, longest_context, plan_steps, plans_of
 from reference.limits import Limits
 from reference.memory.planner import MemoryPlan, longest_plan, plan_memory
@@ -72,29 +73,38 @@ class Residency:
             else:
                 found = replace(found, resident=found.resident - 1)
 
-    def lines(self, tier: Tier) -> list[str]:
+    def lines(self, tier: Tier, model: Model) -> list[str]:
         """What a user should know before the first token; nothing where all weights fit. It
-        measures the link."""
+        measures the link, or the disk of the model's file."""
         if self.streamed:
             assert isinstance(tier, StreamsWeights)
             return [_streaming_line(self.plan, tier.link_rate())]
         if self.from_disk:
+            # A token reads few matrices of a stack of experts, so there the disk gives no bound.
+            experts = any(len(one.shape) == 3 for one in model.file.tensors.values())
+            rate = None if experts else disk_rate(model.file.path)
             return [
                 f"{format_bytes(self.from_disk)} more than the budget are weights in mapped files: "
                 f"what has no room in memory is read from disk in every step"
+                f"{_most_steps(self.from_disk, rate, ': if that is all of it', 'disk')}"
             ]
         return []
 
 
+def _most_steps(moved: int, rate: float | None, condition: str, what: str) -> str:
+    """How many steps a second can move so many bytes; nothing where the rate is not known."""
+    if rate is None:
+        return ""
+    steps = rate / moved
+    return (
+        f"{condition}, at most {steps:,.{0 if steps >= 100 else 1}f} times a second by the {what}, "
+        f"just measured at {format_bytes(int(rate))} a second"
+    )
+
+
 def _streaming_line(plan: MemoryPlan, rate: float | None) -> str:
     whole = sum(plan.weights.values()) + plan.streamed
-    speed = ""
-    if rate is not None:
-        steps = rate / plan.moved
-        speed = (
-            f", at most {steps:,.{0 if steps >= 100 else 1}f} times a second by the link, just "
-            f"measured at {format_bytes(int(rate))} a second"
-        )
+    speed = _most_steps(plan.moved, rate, "", "link")
     moves = "every step copies them to the device"
     if plan.moved < plan.streamed:
         moves = f"a token moves {format_bytes(plan.moved)} of them to the device"
@@ -142,14 +152,7 @@ def _streaming(
     """As many weights as fit on the device, by importance. Raises DoesNotFit."""
     assert isinstance(tier, StreamsWeights)
     unified = tier.info.host_unified
-
-    def least_at(context: int) -> MemoryPlan:
-        limits = limits_at(context)
-        graph = model.graph(limits)
-        names = tier.streamable(graph, limits.largest)
-        footprint = tier.streaming_footprint(graph, limits.largest, list(names))
-        return plan_memory(graph, limits, footprint, unified)
-
+    least_at = _all_streamed(model, tier, limits_at, unified)
     longest = longest_context(model, asked)
     least = least_at(asked) if asked is not None else None
     if least is None or least.budgeted > budget:
@@ -181,6 +184,38 @@ def _streaming(
             "raise --memory-budget where the device has more, or free memory of the host",
         )
     return Residency(plan, limits_at, tuple(ranked), resident, cache=cache)
+
+
+def _all_streamed(
+    model: Model, tier: StreamsWeights, limits_at: LimitsAt, unified: bool
+) -> Callable[[int], MemoryPlan]:
+    """Plans of contexts with as few weights on the device as can be."""
+
+    def plan_at(context: int) -> MemoryPlan:
+        limits = limits_at(context)
+        graph = model.graph(limits)
+        names = tier.streamable(graph, limits.largest)
+        footprint = tier.streaming_footprint(graph, limits.largest, list(names))
+        return plan_memory(graph, limits, footprint, unified)
+
+    return plan_at
+
+
+def longest_beyond(
+    model: Model, tier: Tier, limits_at: LimitsAt, longest: int, budget: int
+) -> tuple[Callable[[int], MemoryPlan], MemoryPlan, int] | None:
+    """For a budget below the weights: plans of contexts with the others in host memory or on disk,
+    the longest one that fits up to ``longest``, and the budget for that, with what is mapped; None
+    where not even a page fits."""
+    if isinstance(tier, StreamsWeights) and tier.streams:
+        plan_at = _all_streamed(model, tier, limits_at, tier.info.host_unified)
+    elif tier.info.host_unified:
+        plan_at = plans_of(model, limits_at, tier.footprint, tier.info.host_unified)
+        budget += plan_at(min(longest, 16)).evictable
+    else:
+        return None
+    found = longest_plan(plan_at, longest, budget)
+    return None if found is None else (plan_at, found, budget)
 
 
 def by_importance(graph: Graph, names: Sequence[str]) -> list[str]:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import re
-import tempfile
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -19,6 +18,7 @@ from filelock import FileLock
 from tomlkit.items import Table
 from tomlkit.toml_document import TOMLDocument
 
+from contract.cached_files import PARTIAL, RANDOM_NAME
 from contract.errors import ConfigError, system_words
 from harness.serve.keys import key_digest, new_key
 from harness.tenants import SECTION, Account, accounts_of, named_account
@@ -110,8 +110,15 @@ def _editing(
 
 
 def _replace(path: Path, text: str) -> None:
-    """Replace the file's contents by ``text``; only its owner can read a new file."""
-    descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    """Replace the file's contents by ``text``; only its owner can read a new file. What processes
+    that were killed had not finished goes."""
+    begin = f".{path.name}."
+    # Who writes has the lock.
+    for left in path.parent.iterdir():
+        if re.fullmatch(re.escape(begin) + RANDOM_NAME + re.escape(PARTIAL), left.name):
+            left.unlink(missing_ok=True)
+    temporary = path.with_name(f"{begin}{os.urandom(8).hex()}{PARTIAL}")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
         with os.fdopen(descriptor, "w", encoding="utf-8", newline="") as file:
             file.write(text)

@@ -1,7 +1,8 @@
 """A child process that answers lines with lines and may be killed at any time.
 
-What a stranger wrote is worked on there: the child limits its own memory and time, and here it
-is given so long for each answer. It is started on first use, kept, and replaced when it dies."""
+It processes untrusted input, such as templates and grammars. The child limits its own memory and
+processor time, this side the time of each answer. It starts on first use and is replaced when it
+dies."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     import subprocess
 
 PASSED_ENVIRONMENT = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "PYTHONHOME", "TZ", "SYSTEMROOT")
-"""Environment variables the child is given; it has no business with the others."""
+"""Environment variables that the child receives: no others, which may hold secrets."""
 READ_BYTES = 1 << 20
 ROOT = Path(__file__).parents[1]
 RUN = (
@@ -135,7 +136,7 @@ def _send(child: subprocess.Popen[bytes], line: bytes, deadline: float) -> None:
             with suppress(BlockingIOError):
                 left = left[os.write(pipe, left) :]
     except ConnectionError:
-        # A child that is gone shows in what it answers: nothing.
+        # That the child has ended is noticed when its answer is read.
         return
 
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import errno
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from subprocess import PIPE
 
 import numpy as np
 import pytest
@@ -18,6 +21,7 @@ from accel.packets.disk_cache import write_entry
 from contract.cached_files import ABANDONED_SECONDS, remove_abandoned
 from contract.errors import ZincError
 from contract.types import LOCAL_TENANT, Tenant
+from harness.catalog.store import set_active
 from harness.file_digests import cached_digest
 from harness.serve import presence
 from harness.serve.errors import ApiError
@@ -25,6 +29,7 @@ from harness.serve.llama_cpp.slot_files import SlotFolder
 from reference.memory.disk.folder import CacheFolder
 from reference.model.gguf.writer import write_gguf
 from tests.memory.test_disk_entries import NBYTES, entry_of, payload_of
+from tests.paths import ROOT
 
 PAGE = np.zeros(64, np.uint8)
 Write = Callable[[Path, int], object]
@@ -79,6 +84,7 @@ WRITERS: dict[str, Write] = {
     "slot of a tenant": lambda folder, number: _slot(folder, number, Tenant(1, "alice")),
     "page": _page,
     "presence": _presence,
+    "active model": lambda folder, number: set_active(str(folder / f"{number}"), folder),
     "model": lambda folder, number: write_gguf(folder / "a.gguf", {"general.name": "a"}, {}),
 }
 parts = pytest.mark.parametrize("write", WRITERS.values(), ids=WRITERS)
@@ -124,6 +130,52 @@ def test_what_nobody_writes_any_more_is_removed(
 
 
 @parts
+def test_what_is_being_written_stays_whatever_the_time_says(
+    write: Write, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Of two that write in a folder, one has a clock that is hours ahead."""
+    there = []
+
+    def meanwhile(real: Callable[..., None]) -> Callable[..., None]:
+        def rename(source: str | Path, *rest: str | Path) -> None:
+            if not there:
+                there.append(False)
+                changed = os.stat(source).st_mtime_ns
+                os.utime(source, (1, 1))
+                write(tmp_path, 2)
+                there[0] = Path(source).exists()
+                os.utime(source, ns=(changed, changed))
+            real(source, *rest)
+
+        return rename
+
+    for call in ("replace", "rename", "link"):
+        monkeypatch.setattr(os, call, meanwhile(getattr(os, call)))
+    write(tmp_path, 1)
+    assert there == [True]
+
+
+def test_a_writer_of_another_process_is_left_alone_until_it_is_killed(tmp_path: Path) -> None:
+    path = tmp_path / "a.partial"
+    path.write_bytes(b"")
+    os.utime(path, (1, 1))
+    script = (
+        "import sys\nfrom contract.cached_files import being_written\n"
+        "with being_written(sys.argv[1]):\n    print(flush=True)\n    sys.stdin.read()"
+    )
+    words = [sys.executable, "-c", script, str(path)]
+    with subprocess.Popen(words, stdin=PIPE, stdout=PIPE, cwd=ROOT) as writer:
+        assert writer.stdout is not None
+        assert writer.stdout.readline()
+        remove_abandoned(tmp_path)
+        assert path.exists()
+        writer.kill()
+        writer.wait()
+    remove_abandoned(tmp_path)
+    assert not path.exists()
+
+
+@parts
 def test_a_full_disk_keeps_no_part_of_a_file(
     write: Write, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -147,7 +199,7 @@ def test_what_others_write_in_a_folder_that_a_user_names_stays(name: str, tmp_pa
     strangers = [
         folder / f"{stem}{suffix}"
         for folder in folders
-        for stem in ("film.iso", ".film", "digests.a", ".a.gguf.film", ".model.plan.a", "secret.7")
+        for stem in ("film.iso", ".film", "digests.a", ".a.gguf.film", ".model.plan.a", "active.7")
         for suffix in (".partial", ".tmp")
     ]
     for path in strangers:

@@ -69,7 +69,8 @@ def find_device(driver: Driver, requested: str = "") -> Device:
     if usable:
         return usable[0]
     if named:
-        reason = f"{named[0].name} has compute capability {_dotted(named[0])}, needs 8.0"
+        capability = ".".join(map(str, named[0].capability))
+        reason = f"{named[0].name} has compute capability {capability}, needs 8.0"
         raise TierUnavailable(TIER, reason, "use a device of the Ampere generation or newer")
     names = ", ".join(device.numbered for device in devices)
     raise TierUnavailable(TIER, f"no CUDA device matches {requested!r}", f"there is {names}")
@@ -93,10 +94,6 @@ def _describe(driver: Driver, ordinal: int, version: int) -> Device:
         shared_bytes=attribute("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN"),
         driver=version,
     )
-
-
-def _dotted(device: Device) -> str:
-    return ".".join(map(str, device.capability))
 
 
 CLUSTER_CAPABILITY = (9, 0)

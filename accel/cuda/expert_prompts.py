@@ -105,7 +105,7 @@ def prompt_launches(ops: Sequence[Op], block: ExpertBlock, device: Device) -> Pr
         _products(ops, gates, memory, {**table, **gathered}, device),
     ]
     down_launches = [
-        pack_fours(ops, downs, pairs, **table, **hidden, PLACES=1, CHUNK_PAIRS=CHUNK_PAIRS),
+        pack_fours(ops, downs, pairs, **table, **hidden, EXPERT_PAIRS=1, CHUNK_PAIRS=CHUNK_PAIRS),
         _products(ops, downs, memory, {**table, **hidden}, device),
     ]
     if block.shared_gate is not None and block.shared_up is not None:
@@ -195,7 +195,7 @@ def _products(
         launch,
         grid=(min(blocks, device.multiprocessors), 1, 1),
         shared_bytes=launch.shared_bytes + 2 * 4 * (CHUNK_PAIRS + 1),
-        macros={**launch.macros, **macros, "PLACES": 1},
+        macros={**launch.macros, **macros, "EXPERT_PAIRS": 1},
     )
 
 

@@ -53,7 +53,7 @@ def half_launch(
     operands."""
     return KernelLaunch(
         "half_groups",
-        (min(_blocks(tokens, rows), device.multiprocessors), 1, 1),
+        (min(SHAPE.row_blocks(rows) * -(-tokens // HALF_TOKENS), device.multiprocessors), 1, 1),
         (THREADS, 1, 1),
         _shared_bytes(dtype),
         {
@@ -66,10 +66,6 @@ def half_launch(
             **macros,
         },
     )
-
-
-def _blocks(tokens: int, rows: Sequence[int]) -> int:
-    return SHAPE.row_blocks(rows) * -(-tokens // HALF_TOKENS)
 
 
 def _shared_bytes(dtype: DType) -> int:

@@ -369,7 +369,7 @@ def _product_macros(ops: Sequence[Op], run: Run, numbers: tuple[int, ...]) -> di
     """Macros of a launch of several products by groups."""
     return {
         "MATRICES": len(numbers),
-        "PLACES": 0,
+        "EXPERT_PAIRS": 0,
         "GATE": packet_number(run.gate),
         "ROWS_IN_FRONT": sum(product_rows(ops, run, tuple(range(numbers[0])))),
         **size_indices("swiglu", "activation"),

@@ -86,7 +86,7 @@ def pack_fours(
             "FACTORS_AT": ABSENT,
             "GATE_ROW": ABSENT,
             "GATE_LOGIT": ABSENT,
-            "PLACES": 0,
+            "EXPERT_PAIRS": 0,
             **_packing_macros(ops, run),
             **around_experts,
         },

@@ -129,7 +129,7 @@ def _shape(
     units = min(of_part * SPAN_UNITS, unit_count(columns))
     items = of_part * (2 if paired else 1)
     for slots in range(MOST_SLOTS, 1, -1):
-        left = device.shared_bytes - _tokens_bytes(units, tokens)
+        left = device.shared_bytes - units * 8 * _eights(tokens) * (TOKEN_BYTES + SUM_BYTES + 4)
         left -= warps * slots * (max(map(unit_bytes, formats)) + BARRIER_BYTES)
         left -= of_part * BARRIER_BYTES
         values = items * UNIT_ROWS * 8 * _eights(tokens) * 4 if parts == 1 else 0
@@ -144,7 +144,3 @@ def _shape(
 
 def _eights(tokens: int) -> int:
     return -(-tokens // 8)
-
-
-def _tokens_bytes(units: int, tokens: int) -> int:
-    return units * 8 * _eights(tokens) * (TOKEN_BYTES + SUM_BYTES + 4)

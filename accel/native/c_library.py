@@ -5,16 +5,14 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import os
-import subprocess
 import tempfile
 from pathlib import Path
 
-from accel.native.compile import Compiler, find_compiler
+from accel.native.compile import Compiler, find_compiler, run_compiler
 from accel.native.library import PACKAGED, stored_library
 from accel.native.names import DIGEST_CHARACTERS, Target, sources_digest, this_target
 from accel.native.variants import machine
-from accel.packets.build import BuildError, Progress
+from accel.packets.build import Progress
 from contract.errors import TierUnavailable
 
 NAME = "libzinc_rt"
@@ -68,9 +66,9 @@ def build_c_library(target: Target, compiler: Compiler) -> bytes:
             source.write_text(f'{begin}#line 1 "{path}"\n{text}', encoding="utf-8")
             objects.append(f"{source.stem}.o")
             command = compiler.compile_command(target, [])
-            _run([*command, source.name, "-o", objects[-1]], folder, path)
+            run_compiler([*command, source.name, "-o", objects[-1]], folder, path)
         library = c_library_name(target)
-        _run([*compiler.link_command(target), library, *objects], folder, library)
+        run_compiler([*compiler.link_command(target), library, *objects], folder, library)
         return (folder / library).read_bytes()
 
 
@@ -81,14 +79,3 @@ def _digest() -> str:
     for path in (*SOURCES, *HEADERS):
         digest.update((FOLDER / path).read_bytes())
     return digest.hexdigest()[:DIGEST_CHARACTERS]
-
-
-def _run(command: list[str], folder: Path, what: str) -> None:
-    # Zig's default cache folders may be read-only, and nothing in them is needed again.
-    caches = dict.fromkeys(("ZIG_GLOBAL_CACHE_DIR", "ZIG_LOCAL_CACHE_DIR"), str(folder / "zig"))
-    ended = subprocess.run(
-        command, cwd=folder, env={**os.environ, **caches}, capture_output=True, check=False
-    )
-    if ended.returncode:
-        log = ended.stderr.decode(errors="replace") or f"exit status {ended.returncode}"
-        raise BuildError("native", what, log)

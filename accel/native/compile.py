@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
+from subprocess import DEVNULL, PIPE
+from threading import Event
 
 from accel.native.names import TIER, Target
 from accel.native.sources import library_units, processor_unit
@@ -101,39 +103,63 @@ def _built(
             for unit, text in units.items():
                 (folder / f"{unit}.c").write_text(text, encoding="utf-8")
             begin = compiler.compile_command(target, cpu)
-
-            def compile_unit(unit: str) -> None:
-                _run([*begin, f"{unit}.c", "-o", f"{unit}.o"], folder, unit)
-
-            _each(compile_unit, list(units), jobs)
+            commands = {unit: [*begin, f"{unit}.c", "-o", f"{unit}.o"] for unit in units}
+            _run_all(commands, folder, jobs)
             library = f"library{target.suffix}"
             objects = [f"{unit}.o" for unit in units]
-            _run([*compiler.link_command(target), library, *objects], folder, "the library")
+            run_compiler([*compiler.link_command(target), library, *objects], folder, "the library")
             return (folder / library).read_bytes()
     except OSError as error:
         reason = f"its library could not be built: {error.strerror or error}"
         raise TierUnavailable(TIER, reason, "free some disk space, or set TMPDIR") from None
 
 
-def _each(run: Callable[[str], None], units: list[str], jobs: int) -> None:
+def _run_all(commands: dict[str, list[str]], folder: Path, jobs: int) -> None:
+    """Run the command of each unit, ``jobs`` at a time. An error or an interrupt ends all."""
+    children: set[subprocess.Popen[bytes]] = set()
+    failed = Event()
+
+    def started(child: subprocess.Popen[bytes]) -> None:
+        children.add(child)
+        if failed.is_set():
+            child.kill()
+
     with ThreadPoolExecutor(max(1, jobs), "native build") as threads:
-        started = [threads.submit(run, unit) for unit in units]
+        runs = [
+            threads.submit(run_compiler, command, folder, unit, started)
+            for unit, command in commands.items()
+        ]
         try:
-            for future in started:
-                future.result()
+            for run in runs:
+                run.result()
         except BaseException:
-            threads.shutdown(wait=True, cancel_futures=True)
+            failed.set()
+            threads.shutdown(wait=False, cancel_futures=True)
+            for child in tuple(children):
+                child.kill()
             raise
 
 
-def _run(command: list[str], folder: Path, unit: str) -> None:
+def run_compiler(
+    command: list[str],
+    folder: Path,
+    what: str,
+    started: Callable[[subprocess.Popen[bytes]], None] | None = None,
+) -> None:
+    """Run a command of a compiler in a folder; ``started`` receives its process. Raises BuildError,
+    which says ``what`` was compiled."""
     # Zig's default cache folders may be read-only, and nothing in them is needed again.
-    environment = {
-        **os.environ,
-        "ZIG_GLOBAL_CACHE_DIR": str(folder / "zig"),
-        "ZIG_LOCAL_CACHE_DIR": str(folder / "zig"),
-    }
-    ended = subprocess.run(command, cwd=folder, env=environment, capture_output=True, check=False)
-    if ended.returncode:
-        log = ended.stderr.decode(errors="replace") or f"exit status {ended.returncode}"
-        raise BuildError("native", unit, log)
+    caches = dict.fromkeys(("ZIG_GLOBAL_CACHE_DIR", "ZIG_LOCAL_CACHE_DIR"), str(folder / "zig"))
+    with subprocess.Popen(
+        command, cwd=folder, env={**os.environ, **caches}, stdout=DEVNULL, stderr=PIPE
+    ) as child:
+        try:
+            if started is not None:
+                started(child)
+            log = child.communicate()[1]
+        except BaseException:
+            child.kill()
+            raise
+    if child.returncode:
+        text = log.decode(errors="replace") or f"exit status {child.returncode}"
+        raise BuildError("native", what, text)

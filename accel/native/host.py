@@ -26,7 +26,7 @@ def processors(groups: Path = CONTROL_GROUPS, own: Path = OWN_GROUP) -> int:
 def processor_quota(groups: Path = CONTROL_GROUPS, own: Path = OWN_GROUP) -> float:
     """The quota of this process's control group, in processors; infinity without a quota."""
     path = groups / _own_group(own)
-    return min(_quota(folder) for folder in (path, *path.parents) if _is_inside(folder, groups))
+    return min(_quota(folder) for folder in (path, *path.parents) if folder.is_relative_to(groups))
 
 
 def total_memory() -> int:
@@ -59,10 +59,6 @@ def _own_group(own: Path) -> str:
         return ""
     paths = [line.removeprefix("0::") for line in lines if line.startswith("0::")]
     return paths[0].strip("/") if paths else ""
-
-
-def _is_inside(folder: Path, groups: Path) -> bool:
-    return folder == groups or groups in folder.parents
 
 
 def _quota(folder: Path) -> float:

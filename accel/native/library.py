@@ -15,7 +15,7 @@ from accel.native.names import DIGEST_CHARACTERS, PROCESSOR, TIER, Target, libra
 from accel.native.variants import VARIANTS, WORDS, Variant, machine, usable
 from accel.packets.build import Progress
 from accel.user_folders import user_folder
-from contract.cached_files import PARTIAL, remove_abandoned
+from contract.cached_files import PARTIAL, being_written, has_writer, remove_abandoned
 from contract.errors import TierUnavailable, system_words
 from contract.lazy_dataclass import dataclass
 
@@ -147,7 +147,7 @@ def _open(path: Path) -> Any:
         return ctypes.CDLL(str(path))
     except OSError as error:
         reason = f"its library cannot be loaded ({system_words(error)})"
-        remedy = "set TMPDIR or ZINC_RT_CACHE_DIR to a folder in which programs may run"
+        remedy = "set TMPDIR to a folder in which programs may run"
         raise TierUnavailable(TIER, reason, remedy) from None
 
 
@@ -186,22 +186,24 @@ def _whole(path: Path) -> bool:
 def _store(path: Path, data: bytes) -> bool:
     """Write a library; False where the folder cannot be written or the disk is full.
 
-    The caller holds the lock of ``path``, so a partial file of it is that of a process that was
-    killed."""
+    The caller holds the lock of ``path``, or waited too long for it: a partial file without a
+    writer is that of a process that was killed."""
     import tempfile
 
     try:
         for stale in path.parent.glob(f"{path.name}.*{PARTIAL}"):
-            stale.unlink(missing_ok=True)
+            if not has_writer(stale):
+                stale.unlink(missing_ok=True)
         remove_abandoned(path.parent)
         handle, name = tempfile.mkstemp(PARTIAL, f"{path.name}.", path.parent)
     except OSError:
         return False
     try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data + TRAILER + digest(data).digest())
-        os.chmod(name, 0o755)
-        os.replace(name, path)
+        with being_written(name):
+            with os.fdopen(handle, "wb") as file:
+                file.write(data + TRAILER + digest(data).digest())
+            os.chmod(name, 0o755)
+            os.replace(name, path)
     except BaseException as error:
         with contextlib.suppress(OSError):
             os.unlink(name)

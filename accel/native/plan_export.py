@@ -38,7 +38,7 @@ from accel.packets.layouts import WeightLayout
 from accel.packets.ops import OPS
 from accel.packets.packet import OPERANDS, PACKET, aligned
 from contract.arithmetic import ARITHMETIC_VERSION, PAGE_TOKENS
-from contract.cached_files import PARTIAL, need_file, remove_abandoned
+from contract.cached_files import PARTIAL, being_written, need_file, remove_abandoned
 from contract.errors import ConfigError
 from contract.execution import ExecutableGraph
 from contract.lazy_dataclass import dataclass
@@ -263,9 +263,11 @@ def _written(path: Path) -> Iterator[BinaryIO]:
     remove_abandoned(path.parent, f".{path.name}.")
     try:
         need_file(path)
-        with partial.open("wb") as file:
-            yield file
-        partial.replace(path)
+        partial.touch()
+        with being_written(partial):
+            with partial.open("wb") as file:
+                yield file
+            partial.replace(path)
     except OSError as error:
         raise ConfigError(f"{path}: cannot write: {error.strerror}") from None
     finally:

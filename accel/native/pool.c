@@ -202,6 +202,7 @@ struct POOL {
     uint submitted;
     uint workers;
     atomic_bool closing;
+    atomic_bool abandoned;  // what steps write is wanted no more
     WORKER *worker;
 };
 
@@ -223,6 +224,9 @@ static void run_packets(POOL *pool, const JOB *job, uint index) {
     ulong met = nanoseconds();
     for (uint i = 0; i < job->count; i++, packet++) {
         if (packet->wait && meets) meet(pool, ++meetings * job->workers, &met);
+        // Who skips a packet here skips all behind it, and so do the others once they have met: an
+        // op never reads what was not computed, such as the number of an expert.
+        if (atomic_load_explicit(&pool->abandoned, memory_order_relaxed)) continue;
         const uint worker = packet->everyone ? 0 : index;
         const uint workers = packet->everyone ? 1 : job->workers;
         op_of(packet)(&map, packet, worker, workers);
@@ -298,6 +302,9 @@ static void join_thread(WORKER *worker) { pthread_join(worker->thread, 0); }
 #endif
 
 // ---- Functions that Python calls.
+
+// Lets all steps end at their next packets.
+EXPORTED void zinc_abandon(POOL *pool) { atomic_store(&pool->abandoned, true); }
 
 // Waits for all submitted steps, then ends the threads.
 EXPORTED void zinc_close(POOL *pool) {

@@ -55,6 +55,7 @@ class Functions:
     times: Any
     submit: Any
     wait: Any
+    abandon: Any
 
 
 def _functions(library: Library) -> Functions:
@@ -72,9 +73,11 @@ def _functions(library: Library) -> Functions:
         of(library.handle, "times", ctypes.POINTER(ctypes.c_uint64), pool),
         of(library.quick, "submit", number, pool, ctypes.POINTER(Job)),
         of(library.handle, "wait", ctypes.c_int, pool, number, ctypes.c_uint64),
+        of(library.quick, "abandon", None, pool),
     )
 
 
+ABANDONED = "the steps of this tier were abandoned; it can only be closed"
 FORKED = "this process was forked from the one that opened the tier; open it in this one"
 
 
@@ -93,6 +96,7 @@ class WorkerPool:
         self._times = functions.times(self._pool)
         self._process = os.getpid()
         self._last = 0
+        self._kept: int | None = None
         self._finalizer = weakref.finalize(self, _close, functions, self._pool, self._process)
 
     @property
@@ -104,13 +108,25 @@ class WorkerPool:
         """Queue a step and return its number. Raises DeviceLost in a forked process."""
         if self.forked:
             raise DeviceLost(FORKED)
+        if self._kept is not None:
+            raise DeviceLost(ABANDONED)
         self._last = number = self._functions.submit(self._pool, ctypes.byref(job))
         return int(number)
 
+    def abandon(self) -> None:
+        """Let the steps in flight end at their next ops. Results are those that are there now."""
+        if not self.forked and self._kept is None:
+            self._kept = int(self._completed[0])
+            self._functions.abandon(self._pool)
+
+    def check(self, number: int) -> None:
+        """Raise DeviceLost for a step that was abandoned."""
+        if self._kept is not None and not _is_reached(self._kept, number):
+            raise DeviceLost(ABANDONED)
+
     def done(self, number: int) -> bool:
         """Whether a step has ended."""
-        completed = int(self._completed[0])
-        return (completed - number) % NUMBERS < NUMBERS // 2
+        return _is_reached(int(self._completed[0]), number)
 
     def seconds(self, number: int) -> float:
         """Seconds from begin to end of one of the last RING_STEPS steps."""
@@ -132,6 +148,10 @@ class WorkerPool:
     def close(self) -> None:
         """Wait for all steps and end the threads. Safe to call twice."""
         self._finalizer()
+
+
+def _is_reached(completed: int, number: int) -> bool:
+    return (completed - number) % NUMBERS < NUMBERS // 2
 
 
 def _close(functions: Functions, pool: int, process: int) -> None:

@@ -42,7 +42,8 @@ class NativeStep:
 
     def collect(self) -> None:
         """See Completion: the workers have copied the outputs. Raises ModelFileError where a file
-        was cut under the step."""
+        was cut under the step, and DeviceLost where the step was abandoned."""
+        self.pool.check(self.number)
         self.files.check()
 
 

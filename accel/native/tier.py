@@ -42,7 +42,7 @@ from contract.ir.inputs import InputLayout
 from contract.ir.nodes import BufferDecl, BufferKind, Graph
 from contract.lazy_dataclass import dataclass
 from contract.shape_key import ShapeKey
-from contract.tier import DeviceTier, FiniteWords, UploadsLater
+from contract.tier import AbandonsSteps, DeviceTier, FiniteWords, UploadsLater
 
 COPIED_BYTES = 1 << 15
 """Weights below this that are not arranged are copied: with the page of a mapped file that is read
@@ -202,6 +202,10 @@ class NativeTier(PacketTier[AddressRange, NativeForm, NativeStep]):
     def _reserve(self, shared: int, own: int, inputs: int) -> None:
         self._reserve_workers(self._addresses, self._pool.workers, shared, own)
 
+    def abandon(self) -> None:
+        """See ``contract.tier.AbandonsSteps``."""
+        self._pool.abandon()
+
     def _finish(self) -> None:
         self._pool.finish()
 
@@ -229,3 +233,4 @@ class NativeTier(PacketTier[AddressRange, NativeForm, NativeStep]):
 if TYPE_CHECKING:
     _conforms: type[DeviceTier[NativeBuffer, NativeBatch, NativeFence]] = NativeTier
     _uploads_later: type[UploadsLater] = NativeTier
+    _abandons: type[AbandonsSteps] = NativeTier

@@ -28,7 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from accel.digests import DIGEST_BYTES, digest
-from contract.cached_files import PARTIAL, CachedFile, least_used, remove_abandoned
+from contract.cached_files import PARTIAL, CachedFile, being_written, least_used, remove_abandoned
 from contract.file_reads import PIECE_BYTES, FileRange, read_pages, remember_file
 from contract.lazy_dataclass import dataclass
 
@@ -162,9 +162,10 @@ def write_entry(folder: Path, entry: Entry, fill: Callable[[Bytes], bool]) -> By
         partial = folder / f"{entry.name}.{os.urandom(8).hex()}{PARTIAL}"
         handle = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
         try:
-            if not _written(handle, entry, fill):
-                return None
-            os.rename(partial, folder / f"{entry.name}{UNSYNCED}")
+            with being_written(partial):
+                if not _written(handle, entry, fill):
+                    return None
+                os.rename(partial, folder / f"{entry.name}{UNSYNCED}")
         finally:
             os.close(handle)
             with contextlib.suppress(OSError):

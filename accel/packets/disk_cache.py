@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 from accel.digests import DIGEST_BYTES, digest
-from contract.cached_files import PARTIAL, remove_abandoned
+from contract.cached_files import PARTIAL, being_written, remove_abandoned
 
 
 def read_entry(path: Path, magic: bytes) -> bytes | None:
@@ -35,9 +35,10 @@ def write_entry(path: Path, magic: bytes, data: bytes) -> None:
         remove_abandoned(path.parent)
         handle, name = tempfile.mkstemp(dir=path.parent, suffix=PARTIAL)
         try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(magic + digest(data).digest() + data)
-            os.replace(name, path)
+            with being_written(name):
+                with os.fdopen(handle, "wb") as file:
+                    file.write(magic + digest(data).digest() + data)
+                os.replace(name, path)
         except BaseException:
             os.unlink(name)
             raise

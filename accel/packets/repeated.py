@@ -171,7 +171,8 @@ class _Users:
         if y is None or not self._local([y]):
             return None
         makes = [op for op in self._writers[y.buffer] if y in op.operands]
-        reads = [op for op in self._readers[y.buffer] if _overlaps(op, y)]
+        readers = self._readers[y.buffer]
+        reads = [op for op in readers if any(t is not None and t.overlaps(y) for t in op.operands)]
         alone = len(makes) == len(reads) == 1 and makes[0].name == "matmul_row"
         return makes[0] if alone else None
 
@@ -187,10 +188,6 @@ class _Users:
 
     def _local(self, tensors: Iterable[Tensor]) -> bool:
         return all(tensor.buffer in self._step.scratch for tensor in tensors)
-
-
-def _overlaps(op: Op, y: Tensor) -> bool:
-    return any(t is not None and t.overlaps(y) for t in op.operands)
 
 
 def _distinct(ops: Iterable[Op]) -> list[Op]:

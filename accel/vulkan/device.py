@@ -98,7 +98,8 @@ class Instance(ContextManager):
 
     def __init__(self, vulkan: Vulkan) -> None:
         self.vulkan = vulkan
-        application = vulkan.structure("ApplicationInfo", apiVersion=_version_word(*MIN_VERSION))
+        major, minor = MIN_VERSION
+        application = vulkan.structure("ApplicationInfo", apiVersion=major << 22 | minor << 12)
         information = vulkan.structure("InstanceCreateInfo", pApplicationInfo=application)
         try:
             self.handle = vulkan.create("Instance", None, information)
@@ -147,7 +148,8 @@ def describe(vulkan: Vulkan, handle: Any) -> Device:
     """The properties of one physical device."""
     first = vulkan.structure("PhysicalDeviceProperties2")
     vulkan.run("GetPhysicalDeviceProperties2", handle, first)
-    version = _version_of(first.properties.apiVersion)
+    word = first.properties.apiVersion
+    version = word >> 22 & 0x7F, word >> 12 & 0x3FF
     if version < MIN_VERSION:
         return _too_old(vulkan, handle, first.properties, version)
     extensions = frozenset(
@@ -267,11 +269,3 @@ def _cache_key(vulkan: Vulkan, properties: Any) -> CacheKey:
         bytes(vulkan.ffi.buffer(properties.pipelineCacheUUID)),
         properties.driverVersion,
     )
-
-
-def _version_word(major: int, minor: int) -> int:
-    return major << 22 | minor << 12
-
-
-def _version_of(word: int) -> tuple[int, int]:
-    return word >> 22 & 0x7F, word >> 12 & 0x3FF

@@ -7,19 +7,54 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from accel.packets.arenas import Arena, ArenaKind, ArenaRange, Bytes, MirroredMemory
 from accel.vulkan.api import VulkanError, is_out_of_memory
-from accel.vulkan.buffers import Buffer, Buffers, cut
 from accel.vulkan.device import MEMORY_BUDGET
 from accel.vulkan.queue import Queue
 from contract.errors import DeviceLost, OutOfMemory, TierError
 
 WHOLE_SIZE = (1 << 64) - 1
 ZERO = 0
+PIECE_BYTES = 64 << 10
+"""Alignment of buffers that share memory, the largest that drivers need."""
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """A VkBuffer over ``nbytes`` bytes of its memory, from byte ``start`` on."""
+
+    handle: Any
+    start: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Buffers:
+    """Memory and the buffers that cover it: several where one buffer may not be as large."""
+
+    buffers: tuple[Buffer, ...]
+    memory: Any
+
+    def at(self, offset: int) -> tuple[Any, int, int]:
+        """The buffer with byte ``offset``, the offset in that buffer, and the bytes that follow
+        there."""
+        buffer = self.buffers[offset // self.buffers[0].nbytes]
+        return buffer.handle, offset - buffer.start, buffer.start + buffer.nbytes - offset
+
+
+def cut(nbytes: int, most: int) -> list[tuple[int, int]]:
+    """Starts and sizes of buffers of at most ``most`` bytes that cover ``nbytes``; all but the last
+    have the same size."""
+    if nbytes <= most:
+        return [(0, nbytes)]
+    size = max(most // PIECE_BYTES, 1) * PIECE_BYTES
+    return [(start, min(size, nbytes - start)) for start in range(0, nbytes, size)]
+
 
 Allocation = ArenaRange[Buffers]
 

@@ -24,12 +24,11 @@ from accel.vulkan.api import TIER, Vulkan, load_vulkan
 from accel.vulkan.device import Device
 from accel.vulkan.expanded_tiles import PLANES_FROM, TILED, with_expanded_tiles
 from accel.vulkan.launcher import Recording, launch_packet, most_groups
+from accel.vulkan.matrix_tiles import SMALL_BUCKETS, with_tiles_32x16, with_tiles_128x128
 from accel.vulkan.memory import Allocation, Memory
 from accel.vulkan.push_constants import Packets
 from accel.vulkan.runtime import Choices, open_runtime
 from accel.vulkan.submissions import VulkanStep, VulkanSubmissions
-from accel.vulkan.tiles_32x16 import SMALL_BUCKETS, with_tiles_32x16
-from accel.vulkan.tiles_128x128 import with_tiles_128x128
 from contract.ir.nodes import BufferDecl, Graph
 from contract.shape_key import ShapeKey
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 from contract.amounts import format_bytes
@@ -55,13 +56,19 @@ def pull(model: ManagedModel, cache_dir: Path, progress: Progress = SILENT) -> P
 
 
 def resolve_model(
-    spec: str | None, cache_dir: Path, progress: Progress = SILENT, *, pull_missing: bool = True
+    spec: str | None,
+    cache_dir: Path,
+    progress: Progress = SILENT,
+    *,
+    pull_missing: bool = True,
+    before_pull: Callable[[], None] = lambda: None,
 ) -> Path:
     """The model file a user means: an existing file, else a catalog id or a name of the hub; for
     None the active model, else the default one.
 
     A name of the hub without a quant means a pulled model if there is one. A model that is not in
-    the cache is pulled; without ``pull_missing`` it is a CatalogError."""
+    the cache is pulled; without ``pull_missing`` it is a CatalogError. What ``before_pull``
+    raises comes before anything is downloaded."""
     name = spec if spec is not None else store.active(cache_dir) or DEFAULT_ID
     path = existing_file(name)
     if path is not None:
@@ -76,6 +83,7 @@ def resolve_model(
         return found.path
     if not pull_missing:
         raise CatalogError(f"{name} is not pulled yet; run `zinc-rt model pull {name}`")
+    before_pull()
     return pull(find_model(name), cache_dir, progress)
 
 

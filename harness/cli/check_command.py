@@ -23,6 +23,7 @@ def add_parser(subparsers: Any) -> None:
     )
     add_json_flag(parser)
     add_flags(parser, RUN_SETTINGS)
+    parser.rare |= {"temperature", "seed", "max_tokens", "system", "thinking"}
     parser.set_defaults(func=check)
 
 

@@ -198,6 +198,10 @@ def _memory(memory: Mapping[str, Any]) -> str:
     if memory["devices"] > 1:
         tier += f", each of {memory['devices']} devices"
     where = "in the budget" if memory["fits"] else "MORE THAN the budget"
+    if memory["beyond"]:
+        where = f"{format_bytes(memory['beyond'])} more than the budget"
+    elif memory["streamed"]:
+        where = f"{format_bytes(memory['device'])} on the device, in the budget"
     slots = _count(memory["slots"], "slot")
     each = f"{memory['context']:,} tokens, {memory['kv_per_token']:,} bytes each"
     weights = ", ".join(f"{name} {format_bytes(n)}" for name, n in memory["weights"].items())
@@ -241,7 +245,7 @@ def _kinds(kinds: Mapping[str, Mapping[str, Any]]) -> str:
         elif kind["longest_context"] is None:
             rows.append((name, f"{kind['kv_per_token']:,}", "none", "-"))
         else:
-            total = format_bytes(kind["total"])
+            total = f"{format_bytes(kind['total'])}{_elsewhere(kind)}"
             rows.append((name, f"{kind['kv_per_token']:,}", f"{kind['longest_context']:,}", total))
     return table(rows, right=(1, 2))
 
@@ -260,8 +264,13 @@ def _sequences(memory: Mapping[str, Any]) -> str:
             more, left = format_bytes(row["more"]), format_bytes(row["left"])
             why = f"a page more of each takes {more}, {left} are left"
         context = "none" if row["context"] is None else f"{row['context']:,}"
+        why += _elsewhere(row)
         rows.append((str(row["slots"]), context, format_bytes(row["total"]), why))
     return table(rows, right=(0, 1))
+
+
+def _elsewhere(row: Mapping[str, Any]) -> str:
+    return f", weights {row['weights']}" if row["weights"] else ""
 
 
 def _graph(graph: Mapping[str, Any]) -> str:

@@ -21,6 +21,7 @@ from harness.cli.parser import (
     Parser,
     add_common_flags,
     commands,
+    inherit_examples,
     named_parser,
     search,
 )
@@ -74,6 +75,8 @@ examples:
   zinc-rt chat --model ./model.gguf     a conversation with a model file
   zinc-rt serve                         chat page and API on port 8080
   zinc-rt check                         is this machine ready, and if not, why
+  zinc-rt devices                       what each tier runs on, or lacks here
+  zinc-rt ps                            your servers: their models, tiers, load
   zinc-rt help serve                    the help of a command
   zinc-rt help memory                   all commands and options about a word
 """
@@ -82,7 +85,8 @@ models (GGUF, also split files):
   architectures    llama, mistral3, smollm3, granite, glm4, phi3, olmo2, qwen2,
                    qwen3, qwen3moe, qwen35, qwen35moe, qwen3next, lfm2,
                    lfm2moe, granitehybrid, gemma3, gemma4, gpt-oss,
-                   command-r, cohere2
+                   command-r, cohere2, glm4moe, granitemoe, ernie4_5,
+                   exaone4, seed_oss, minimax-m2
   weights          f32, f16, bf16, q4_0, q4_1, q5_0, q5_1, q8_0, q2_k, q3_k,
                    q4_k, q5_k, q6_k, iq4_nl, iq4_xs, mxfp4
   keys and values  f16, f32, i12, i3r, i4r, q8_0 (--kv-dtype)
@@ -148,6 +152,7 @@ def build_parser(words: Iterable[str] = COMMANDS) -> Parser:
     for name in dict.fromkeys(COMMANDS[word] for word in words):
         import_module(f"harness.cli.{name}").add_parser(subparsers)
     _add_help(subparsers, parser)
+    inherit_examples(parser)
     for leaf in (parser, *commands(parser)):
         add_common_flags(leaf)
     return parser
@@ -213,7 +218,7 @@ def _run(words: list[str]) -> int:
 
 def _parse(words: list[str]) -> argparse.Namespace:
     """Parse a command line; only the module of its command is imported. Raises ConfigError."""
-    if words[:1] == ["help"] and words[1:2] not in (["-h"], ["--help"]):
+    if words[:1] == ["help"] and words[1:2] not in (["-h"], ["--help"], ["--help-all"]):
         words = ["help", "--", *words[1:]]
     named = bool(words) and words[0] in COMMANDS
     parser = build_parser(words[:1]) if named else build_parser()

@@ -15,14 +15,17 @@ from harness import catalog
 from harness.cli.parser import add_json_flag
 from harness.console import note, table
 from harness.progress import progress_on
+from harness.setting_paths import check_paths
 from harness.settings import add_flags, resolve
 
 EXAMPLES = """\
 examples:
   zinc-rt model list
+  zinc-rt model active                  the one that run, chat and serve take
   zinc-rt model pull qwen3-0.6b
   zinc-rt model use ./model.gguf        run, chat and serve take it from now on
   zinc-rt model pull hf.co/unsloth/Qwen3-4B-GGUF:Q4_K_M
+  zinc-rt model rm qwen3-0.6b
 """
 COLUMNS = ("ID", "SIZE", "MEMORY", "QUANT", "LICENCE", "STATE")
 
@@ -69,7 +72,9 @@ def _add_verb(
 
 
 def _cache_dir(args: argparse.Namespace) -> Path:
-    cache_dir: Path = resolve(args, ["cache_dir"])["cache_dir"]
+    settings = resolve(args, ["cache_dir"])
+    check_paths(settings)
+    cache_dir: Path = settings["cache_dir"]
     return cache_dir
 
 

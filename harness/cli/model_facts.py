@@ -31,7 +31,7 @@ from harness.memory import (
     storage_problem,
     whole_context,
 )
-from harness.residency import Residency, plan_residency
+from harness.residency import Residency, longest_beyond, plan_residency
 from harness.settings_table import SETTINGS
 from reference.engine.draft_block import drafting_limits
 from reference.limits import Limits, whole_contexts
@@ -212,39 +212,44 @@ def memory_facts(model: Model, requested: RequestedSizes, longest: int) -> dict[
 
     ``fits`` compares it with ``budget``, with weights in host memory or on disk where that helps;
     ``notes`` say so. ``kinds`` gives, for each storage type of keys and values,
-    its bytes per token, the longest context up to ``longest`` that fits (None: not even a page) and
-    the memory that takes; or ``problem`` when the heads do not allow the type."""
-    footprint = declared_footprint if requested.tier is None else requested.tier.footprint
-    unified = requested.tier is None or requested.tier.info.host_unified
+    its bytes per token, the longest context up to ``longest`` that fits (None: not even a page),
+    the memory that takes and where weights are for that ("" for memory of the device); or
+    ``problem`` when the heads do not allow the type. ``beyond`` are bytes above the budget, of
+    mapped files."""
     kinds: dict[str, dict[str, Any]] = {}
     shown: MemoryPlan | None = None
     for dtype in KV:
-        plan_at = plans_of(model, partial(requested.limits, kv_dtype=dtype), footprint, unified)
-        is_requested = dtype.name == requested.kv_dtype
         problem = storage_problem(model, dtype)
         if problem is not None:
             kinds[dtype.name] = {"problem": problem}
             continue
-        fitting = longest_plan(plan_at, longest, requested.budget)
-        if is_requested and (requested.context is not None or fitting is None):
-            shown = plan_at(requested.context or min(longest, PAGE_TOKENS))
-        elif is_requested:
-            shown = fitting
+        found = _fitting(model, requested, dtype, longest)
+        if dtype.name == requested.kv_dtype:
+            whole = found.plan is not None and not found.weights and requested.context is None
+            shown = found.plan if whole else None
+            least = min(longest, PAGE_TOKENS)
+            shown = shown or _resident(model, requested, dtype)(requested.context or least)
         kinds[dtype.name] = {
-            "kv_per_token": (fitting or plan_at(min(longest, PAGE_TOKENS))).kv_per_token,
-            "longest_context": fitting.context if fitting is not None else None,
-            "total": fitting.total if fitting is not None else None,
+            "kv_per_token": (found.plan or found.plan_at(min(longest, PAGE_TOKENS))).kv_per_token,
+            "longest_context": found.plan.context if found.plan is not None else None,
+            "total": found.plan.total if found.plan is not None else None,
+            "weights": found.weights,
         }
     assert shown is not None
-    residency = None if shown.budgeted <= requested.budget else _residency(model, requested)
-    shown = shown if residency is None else residency.plan
-    lines = [] if residency is None or requested.tier is None else residency.lines(requested.tier)
+    lines, residency, tier = [], None, requested.tier
+    if shown.budgeted > requested.budget:
+        residency = _residency(model, requested)
+        if residency is not None and tier is not None:
+            shown, lines = residency.plan, residency.lines(tier, model)
+        elif tier is None:
+            lines = ["--tier auto says whether weights may stay in host memory or on disk"]
     return {
         **shown.to_dict(),
         "notes": lines,
-        "tier": requested.tier.info.name if requested.tier is not None else None,
-        "devices": requested.tier.info.devices if requested.tier is not None else 1,
+        "tier": tier.info.name if tier is not None else None,
+        "devices": tier.info.devices if tier is not None else 1,
         "budget": requested.budget,
+        "beyond": 0 if residency is None else residency.from_disk,
         "fits": residency is not None or shown.budgeted <= requested.budget,
         "kinds": kinds,
         "sequences": [
@@ -252,6 +257,38 @@ def memory_facts(model: Model, requested: RequestedSizes, longest: int) -> dict[
             for slots in sorted({*SLOTS, requested.slots})
         ],
     }
+
+
+@dataclass(frozen=True, slots=True)
+class _Fitting:
+    """The longest ``plan`` of ``plan_at`` within ``budget``, None where not even a page is.
+    ``weights`` says where those are that have no room."""
+
+    plan_at: Callable[[int], MemoryPlan]
+    plan: MemoryPlan | None
+    budget: int
+    weights: str = ""
+
+
+def _resident(model: Model, requested: RequestedSizes, dtype: DType) -> Callable[[int], MemoryPlan]:
+    """Plans of contexts with all weights in memory of the device."""
+    tier = requested.tier
+    footprint = declared_footprint if tier is None else tier.footprint
+    unified = tier is None or tier.info.host_unified
+    return plans_of(model, partial(requested.limits, kv_dtype=dtype), footprint, unified)
+
+
+def _fitting(model: Model, requested: RequestedSizes, dtype: DType, longest: int) -> _Fitting:
+    """What fits of contexts up to ``longest``, with weights elsewhere where it must be."""
+    plan_at, budget = _resident(model, requested, dtype), requested.budget
+    plan = longest_plan(plan_at, longest, budget)
+    if plan is not None or requested.tier is None:
+        return _Fitting(plan_at, plan, budget)
+    limits_at = partial(requested.limits, kv_dtype=dtype)
+    beyond = longest_beyond(model, requested.tier, limits_at, longest, budget)
+    if beyond is None:
+        return _Fitting(plan_at, None, budget)
+    return _Fitting(*beyond, "in host memory" if beyond[1].streamed else "from disk")
 
 
 def _residency(model: Model, requested: RequestedSizes) -> Residency | None:
@@ -272,22 +309,20 @@ def sequence_facts(model: Model, requested: RequestedSizes, longest: int) -> dic
 
     ``context`` is None when not even one page each fits, and ``total`` is then the memory that
     would need. ``more`` is the memory with one page more each, None when ``longest`` is reached;
-    ``left`` is the unused part of the budget."""
-    dtype = BY_NAME[requested.kv_dtype]
-    footprint = declared_footprint if requested.tier is None else requested.tier.footprint
-    unified = requested.tier is None or requested.tier.info.host_unified
-    plan_at = plans_of(model, partial(requested.limits, kv_dtype=dtype), footprint, unified)
-    fitting = longest_plan(plan_at, longest, requested.budget)
-    plan = fitting or plan_at(min(longest, PAGE_TOKENS))
+    ``left`` is the unused part of the budget, and ``weights`` says where those are that have no
+    room."""
+    found = _fitting(model, requested, BY_NAME[requested.kv_dtype], longest)
+    plan = found.plan or found.plan_at(min(longest, PAGE_TOKENS))
     facts: dict[str, Any] = {
         "slots": requested.slots,
-        "context": plan.context if fitting is not None else None,
+        "context": plan.context if found.plan is not None else None,
         "total": plan.total,
-        "left": requested.budget - plan.budgeted,
+        "left": found.budget - plan.budgeted,
         "more": None,
+        "weights": found.weights,
     }
-    if fitting is not None and plan.context < longest:
-        longer = plan_at(min(longest, plan.context + PAGE_TOKENS))
+    if found.plan is not None and plan.context < longest:
+        longer = found.plan_at(min(longest, plan.context + PAGE_TOKENS))
         facts["more"] = longer.budgeted - plan.budgeted
     return facts
 

@@ -217,6 +217,19 @@ def commands(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParse
         yield from commands(child)
 
 
+def inherit_examples(parser: argparse.ArgumentParser) -> None:
+    """Show with each nested command that has no examples those of its group that call it."""
+    for child in (_nested(parser) or {}).values():
+        lines = [
+            line
+            for line in (parser.epilog or "").splitlines()
+            if f"{line} ".startswith(f"  {child.prog} ")
+        ]
+        if lines and "examples:" not in (child.epilog or ""):
+            child.epilog = "\n".join(("examples:", *lines, f"\n{child.epilog or ''}"))
+        inherit_examples(child)
+
+
 def named_parser(
     parser: argparse.ArgumentParser, words: Sequence[str]
 ) -> tuple[argparse.ArgumentParser, int]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from contract.errors import ConfigError, RequestError
 from harness.cli.model_argument import add_model_argument
-from harness.cli.parser import add_file, add_quiet_flag, add_switch
+from harness.cli.parser import add_file, add_quiet_flag, add_switch, check_output
 from harness.cli.sessions import RUN_SETTINGS, open_session, sampling_of
 from harness.cli.suggestions import names_model
 from harness.console import note
@@ -113,6 +113,9 @@ def run(args: argparse.Namespace) -> int:
         from harness.cli.remote_chat import converse_with_server
 
         return converse_with_server(args, settings)
+    for name in ("trace", "timeline"):
+        if getattr(args, name) is not None:
+            check_output(f"--{name}", getattr(args, name))
     load_ahead(settings["tier"])
     if args.chat:
         from harness.cli.chat import converse

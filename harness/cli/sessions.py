@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,17 +24,31 @@ RUN_SETTINGS = names_in("model", "adapters", "device", "sampling", "memory", "sp
 
 
 def model_file(settings: Settings, model: str | None = None, *, pull_missing: bool = True) -> Path:
-    """The file of a model (None: the one in the settings), pulled if needed. Raises
-    CatalogError."""
+    """The file of a model (None: the one in the settings), pulled if needed. Raises CatalogError,
+    and ConfigError and TierUnavailable for other settings with which it would be pulled in vain."""
     from harness import catalog
     from harness.progress import progress_on
+    from harness.setting_paths import check_paths
 
+    if pull_missing:
+        check_paths(settings)
     return catalog.resolve_model(
         settings["model"] if model is None else model,
         settings["cache_dir"],
         progress_on(),
         pull_missing=pull_missing,
+        before_pull=partial(_check_tier, settings),
     )
+
+
+def _check_tier(settings: Settings) -> None:
+    """Raises TierUnavailable for a tier or device that is not there."""
+    from harness.tiers import AUTO, open_tier
+
+    options = replace(tier_options(settings), note=None)
+    tier = settings.get("tier", AUTO)
+    if tier != AUTO or options.device or options.opencl_device:
+        open_tier(tier, options).close()
 
 
 def draft_model_file(settings: Settings) -> Path | None:

@@ -62,7 +62,9 @@ def add_parser(subparsers: Any) -> None:
     text = "add, list and remove the users of a server, and make their API keys"
     parser = subparsers.add_parser("tenants", help=text, description=text, epilog=EXAMPLES)
     verbs = parser.add_subparsers(dest="verb", metavar="COMMAND", required=True)
-    add = _add_verb(verbs, "add", add_one, "add a tenant and print its key, only now", "ledger")
+    add = _add_verb(
+        verbs, "add", add_one, "add a tenant and print its key, shown only once", "ledger"
+    )
     add.add_argument("name", metavar="NAME", help="the new tenant's name")
     group = group_of(add, "tenant")
     group.add_argument(
@@ -85,7 +87,7 @@ def add_parser(subparsers: Any) -> None:
     usage.add_argument("name", metavar="NAME", nargs="?", help="show this tenant only, by day")
     add_json_flag(usage)
     rotate = _add_verb(
-        verbs, "rotate", rotate_one, "give a tenant a new key and print it, only now"
+        verbs, "rotate", rotate_one, "give a tenant a new key and print it, shown only once"
     )
     rotate.add_argument("name", metavar="NAME", help="the tenant's name")
     add_switch(
@@ -132,7 +134,7 @@ def add_one(args: argparse.Namespace) -> int:
     settings = resolve(args, ["tenants", "ledger"])
     counted = _counted(settings["ledger"]) if "id" not in values else frozenset()
     key = _editor().add_tenant(_file(args), args.name, values, max(counted, default=0) + 1)
-    print(f"key of {args.name}, shown only now: {key}")
+    print(f"key of {args.name}, shown only once: {key}")
     return 0
 
 
@@ -183,7 +185,7 @@ def show_usage(args: argparse.Namespace) -> int:
 def rotate_one(args: argparse.Namespace) -> int:
     """Give a tenant a new key and print it."""
     key = _editor().rotate_key(_file(args), args.name, keep_old=args.keep_old)
-    print(f"key of {args.name}, shown only now: {key}")
+    print(f"key of {args.name}, shown only once: {key}")
     return 0
 
 
@@ -199,7 +201,7 @@ def make_key(args: argparse.Namespace) -> int:
     from harness.serve.keys import key_digest, new_key
 
     key = new_key()
-    print(f"key, shown only now: {key}\n")
+    print(f"key, shown only once: {key}\n")
     print(f'[tenant.{args.name}]\nid = {args.id}\nkeys = ["{key_digest(key)}"]')
     return 0
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from contract.errors import ConfigError
 from contract.lazy_dataclass import dataclass
-from contract.tier import PROMPT_TOKENS, Tier
+from contract.tier import PROMPT_TOKENS, AbandonsSteps, Tier
 from harness.arranged_weights import needs_model_file
 from harness.host.drafting import Drafting, load_drafter, open_draft_model, plan_drafting
 from harness.host.options import Recording, SessionOptions, limits_at
@@ -75,7 +75,7 @@ def prepare_session(path: Path, options: SessionOptions, owned: ExitStack) -> Pr
         drafting = plan_drafting(draft, model, tier, found.limits)
     found = found.applied(model, tier, budget)
     if options.tier_options.note is not None:
-        for line in found.lines(tier):
+        for line in found.lines(tier, model):
             options.tier_options.note(line)
     return Prepared(model, tier, template, found.plan, found.limits, found, budget, drafting)
 
@@ -135,6 +135,9 @@ def load_model(
     tier: Tier = prepared.tier if traced is None else traced
     runner = owned.enter_context(load_runner(prepared.model, tier, prepared.limits, progress))
     drafter = load_drafter(prepared.drafting, runner, options.draft, owned, progress)
+    if isinstance(tier, AbandonsSteps):
+        # A step of a long prompt may take seconds. What is on its way to the disk is waited for.
+        owned.callback(tier.abandon)
     disk = None
     if options.disk_cache is not None and options.prefix_cache != 0:
         # Imported here because most starts have no disk cache.

@@ -71,7 +71,7 @@ def masks_of(
         return {}
     param = plan.grammar_param
     if any(request.ignore_end for request in requests):
-        raise ApiError(400, f"ignore_eos and {param} contradict each other", param="ignore_eos")
+        raise invalid_value(param, f"{param} and ignore_eos contradict each other")
     try:
         masks = grammars.masks(plan.grammar, len(requests))
         for one in masks:
@@ -101,7 +101,7 @@ def answer_rule(body: ChatRequest) -> str | None:
 
 def contradiction() -> ApiError:
     """The error for a request with both a grammar and a response format."""
-    return invalid_value(GRAMMAR, "grammar and response_format contradict each other")
+    return invalid_value(FORMAT, f"{FORMAT} and {GRAMMAR} contradict each other")
 
 
 def gbnf_body(gbnf: str) -> str:

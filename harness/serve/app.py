@@ -6,7 +6,8 @@ import logging
 import re
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any, cast
@@ -24,7 +25,7 @@ from werkzeug.utils import get_content_type
 from contract.errors import TemplateError, TemplateRefused
 from harness.host.faults import log_fault
 from harness.serve.anthropic.routes import AnthropicHandlers
-from harness.serve.errors import ApiError, as_api_error, internal_error
+from harness.serve.errors import ApiError, as_api_error, internal_error, naming_fields
 from harness.serve.gate import OPEN_PATH, HostCheck, caller_of_request, check_body
 from harness.serve.llama_cpp.routes import LlamaCppHandlers
 from harness.serve.model_routes import ModelHandlers
@@ -349,7 +350,7 @@ def _body_of(asked: Request) -> bytes:
 
 def _handler(handlers: Iterable[object], route: Route) -> Callable[..., Any]:
     """The handler of a route: its ``answer``, or the method of its name, which one object has."""
-    answer, kind, prepare = route.answer, route.body, route.prepare
+    answer, kind, prepare, sent_name = route.answer, route.body, route.prepare, route.sent_name
     if answer is None or kind is None:
         name = route.name
         (handler,) = (getattr(each, name) for each in handlers if hasattr(each, name))
@@ -358,8 +359,12 @@ def _handler(handlers: Iterable[object], route: Route) -> Callable[..., Any]:
     def handle(raw: bytes) -> Any:
         here = g._get_current_object()
         here.generates = True
-        body = decode(raw, kind, here.ignored, prepare)
-        return answer(here.service, body, here.account.tenant, caller_of_request())
+        caller = caller_of_request()
+        if sent_name is not None:
+            caller = replace(caller, client_name=partial(sent_name, raw))
+        with naming_fields(caller.client_name):
+            body = decode(raw, kind, here.ignored, prepare)
+            return answer(here.service, body, here.account.tenant, caller)
 
     return handle
 

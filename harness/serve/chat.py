@@ -231,7 +231,7 @@ def _calls_of(calls: Sequence[ToolCall], message: int) -> list[Turn]:
         arguments = call.function.arguments or ""
         if isinstance(arguments, dict):
             arguments = json.dumps(arguments, ensure_ascii=False)
-        arguments = arguments if arguments.strip() else "{}"
+        arguments = "{}" if arguments.strip() in ("", "null") else arguments
         _check_arguments(arguments, message, number)
         function = {"name": call.function.name, "arguments": arguments}
         rendered.append({"id": call.id, "type": "function", "function": function})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from itertools import accumulate
@@ -41,12 +41,17 @@ STEP_TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 WHO = ("tenant", "qos")
 
 
+MemoryBytes = Callable[[], Mapping[str, int]]
+"""Gives the bytes that a model takes, as ``ServedModel.memory``."""
+
+
 class Metrics:
     """The registry of one server."""
 
-    def __init__(self, model: str, driver: ThreadedDriver) -> None:
+    def __init__(self, model: str, driver: ThreadedDriver, memory: MemoryBytes) -> None:
         self._registry = CollectorRegistry(auto_describe=False)
-        self._engine = _EngineGauges(model, driver)
+        self._engine = _EngineGauges()
+        self._engine.follow(model, driver, memory)
         self._registry.register(self._engine)
         self._prompt = self._counter("prompt_tokens", "Prompt tokens of ended requests.", WHO)
         self._generated = self._counter(
@@ -66,9 +71,9 @@ class Metrics:
         self._tokens = self._histogram("iteration_tokens_total", "Tokens of a step.", STEP_TOKENS)
         driver.listen(self)
 
-    def follow(self, model: str, driver: ThreadedDriver) -> None:
+    def follow(self, model: str, driver: ThreadedDriver, memory: MemoryBytes) -> None:
         """Add the metrics of another model that answers."""
-        self._engine.follow(model, driver)
+        self._engine.follow(model, driver, memory)
         driver.listen(self)
 
     def leave(self, driver: ThreadedDriver) -> None:
@@ -201,20 +206,20 @@ def _families(
 class _EngineGauges(Collector):
     """Gauges of the engines, from the drivers' latest snapshots."""
 
-    def __init__(self, model: str, driver: ThreadedDriver) -> None:
-        self._models: tuple[tuple[str, ThreadedDriver], ...] = ((model, driver),)
+    def __init__(self) -> None:
+        self._models: tuple[tuple[str, ThreadedDriver, MemoryBytes], ...] = ()
 
-    def follow(self, model: str, driver: ThreadedDriver) -> None:
+    def follow(self, model: str, driver: ThreadedDriver, memory: MemoryBytes) -> None:
         """Add the gauges of one more driver."""
-        self._models = (*self._models, (model, driver))
+        self._models = (*self._models, (model, driver, memory))
 
     def leave(self, driver: ThreadedDriver) -> None:
         """Remove the gauges of a driver."""
         self._models = tuple(one for one in self._models if one[1] is not driver)
 
     def collect(self) -> Iterable[Metric]:
-        now = [(model, driver.statistics) for model, driver in self._models]
-        memories = [(model, one.memory) for model, one in self._models if one.memory is not None]
+        now = [(model, driver.statistics) for model, driver, _ in self._models]
+        memories = [(model, one.memory) for model, one, _ in self._models if one.memory is not None]
         disks = [(model, here.disk) for model, here in now if here.disk is not None]
         yield from _families(GaugeMetricFamily, GAUGES, now)
         pages = GaugeMetricFamily(
@@ -225,6 +230,15 @@ class _EngineGauges(Collector):
             pages.add_metric((model, "cached"), here.cached_pages)
             pages.add_metric((model, "free"), here.free_pages)
         yield pages
+        taken = GaugeMetricFamily(
+            NAMESPACE + "memory_bytes",
+            "What a model takes in memory by part, and its budget.",
+            labels=(*OF_MODEL, "part"),
+        )
+        for model, _, memory in self._models:
+            for part, nbytes in memory().items():
+                taken.add_metric((model, part.removesuffix("_bytes")), nbytes)
+        yield taken
         yield from _families(CounterMetricFamily, COUNTERS, now)
         yield from _families(GaugeMetricFamily, MEMORY_GAUGES, memories)
         yield from _families(CounterMetricFamily, MEMORY_COUNTERS, memories)

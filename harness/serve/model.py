@@ -92,6 +92,19 @@ class ServedModel(HostedModel):
             adapters=ServedAdapters(session.lora, model.adapters),
         )
 
+    def memory(self) -> dict[str, int]:
+        """What it takes in memory now, and may take, in bytes."""
+        live = self.driver.memory
+        plan = self.plan if live is None else live.now.plan
+        weights, context = sum(plan.weights.values()), plan.kv + plan.recurrent
+        return {
+            "total_bytes": plan.total,
+            "weights_bytes": weights,
+            "context_bytes": context,
+            "runtime_bytes": plan.total - weights - context,
+            "budget_bytes": self.budget,
+        }
+
     @cached_property
     def kv_function(self) -> str:
         """The name of the function that computes its keys and values."""

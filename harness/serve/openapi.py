@@ -74,8 +74,8 @@ class Route:
     ``errors`` makes the body of a refusal. Its streams are of the type ``streams``, its refusals of
     the schema ``error_schema``. A ``strict`` one refuses all fields that it does not know.
 
-    ``answer`` computes the answer to a body that ``prepare`` has changed; a route without it has a
-    handler."""
+    ``answer`` computes the answer to a body that ``prepare`` has changed, and refusals name what
+    ``sent_name`` finds for a field in the body as it was sent; a route without it has a handler."""
 
     method: str
     path: str
@@ -89,6 +89,7 @@ class Route:
     strict: bool = False
     answer: Callable[[Any, Any, Tenant, Caller], Any] | None = None
     prepare: Prepare | None = None
+    sent_name: Callable[[bytes, str], str] | None = None
 
 
 def openapi_document(routes: Iterable[Route], version: str) -> dict[str, Any]:

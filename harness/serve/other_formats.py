@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from harness.serve.errors import invalid_value, unsupported
@@ -9,6 +10,7 @@ from harness.serve.strict_json import BadJson, loads
 from harness.serve.tool_selection import offered_tools
 
 FORMAT, GRAMMAR = "response_format", "grammar"
+EFFORT = "reasoning_effort"
 STRUCTURED = "structured_outputs"
 GUIDED = ("guided_json", "guided_regex", "guided_choice", "guided_grammar")
 KINDS = ("json", "regex", "choice", "grammar", "json_object")
@@ -26,7 +28,7 @@ def own_chat_fields(value: dict[str, Any], ignored: list[str]) -> dict[str, Any]
 def _with_own_turns(value: dict[str, Any]) -> dict[str, Any]:
     reasoning, messages = value.get("reasoning"), value.get("messages")
     if isinstance(reasoning, dict) and reasoning.keys() == {"effort"}:
-        value = _renamed(value | {"reasoning": reasoning["effort"]}, "reasoning_effort")
+        value = _renamed(value | {"reasoning": reasoning["effort"]}, EFFORT)
     if not isinstance(messages, list):
         return value
     return value | {"messages": [_own_turn(message) for message in messages]}
@@ -84,6 +86,30 @@ def own_format(value: dict[str, Any]) -> dict[str, Any]:
             f"{name}.{other[0]}", f"{name}.{other[0]} is not served here; leave it out"
         )
     return rest | _form(known[0], forms[known[0]], f"{name}.{known[0]}")
+
+
+def sent_name(raw: bytes, param: str) -> str:
+    """The field of the body ``raw`` that became ``param``, a field of this server's or a part of
+    one."""
+    try:
+        value = loads(raw)
+    except BadJson:
+        return param
+    own = re.split(r"[.\[]", param, maxsplit=1)[0]
+    if not isinstance(value, dict) or own not in (FORMAT, GRAMMAR, EFFORT):
+        return param
+    if own == EFFORT:
+        return param if value.get(EFFORT) is not None else "reasoning.effort"
+    form = next((name for name in (STRUCTURED, "json_schema", *GUIDED) if value.get(name)), None)
+    if form == STRUCTURED and isinstance(value[form], dict):
+        kinds = [kind for kind in KINDS if value[form].get(kind) is not None]
+        return ".".join([form, *kinds[:1]])
+    if form is not None:
+        return form
+    given = value.get(own)
+    if isinstance(given, dict) and given.get("schema") is not None:
+        return f"{own}.schema"
+    return param
 
 
 def _named(value: dict[str, Any]) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import psutil
 
 from accel.user_folders import user_folder
-from contract.cached_files import PARTIAL, remove_abandoned
+from contract.cached_files import PARTIAL, being_written, remove_abandoned
 
 if TYPE_CHECKING:
     from harness.serve.run import Running
@@ -143,7 +143,9 @@ def _write(path: Path, server: Presence) -> None:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         remove_abandoned(path.parent)
         try:
-            partial.write_text(json.dumps(asdict(server)))
-            partial.replace(path)
+            partial.touch()
+            with being_written(partial):
+                partial.write_text(json.dumps(asdict(server)))
+                partial.replace(path)
         finally:
             partial.unlink(missing_ok=True)

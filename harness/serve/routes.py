@@ -20,7 +20,7 @@ from harness.serve.model import ServedModel
 from harness.serve.model_routes import MODEL_ROUTES
 from harness.serve.ollama.routes import OLLAMA_ROUTES
 from harness.serve.openapi import Route, openapi_document
-from harness.serve.other_formats import own_chat_fields
+from harness.serve.other_formats import own_chat_fields, sent_name
 from harness.serve.receipts.routes import RECEIPT_ROUTES
 from harness.serve.rerank import RERANK_ROUTES
 from harness.serve.responses.routes import RESPONSES_ROUTES
@@ -43,11 +43,11 @@ TEXT = "text/plain; version=0.0.4; charset=utf-8"
 ROUTES = (
     Route(
         "POST", "/v1/chat/completions", "chat", "Answer a conversation.",
-        ChatRequest, answer=Service.chat, prepare=own_chat_fields,
+        ChatRequest, answer=Service.chat, prepare=own_chat_fields, sent_name=sent_name,
     ),
     Route(
         "POST", "/v1/completions", "complete", "Continue a text.",
-        CompletionRequest, answer=Service.complete, prepare=own_chat_fields,
+        CompletionRequest, answer=Service.complete, prepare=own_chat_fields, sent_name=sent_name,
     ),
     *LLAMA_CPP_ROUTES,
     *EMBEDDING_ROUTES,
@@ -87,21 +87,6 @@ def _context_facts(model: ServedModel, now: EngineStatistics) -> Json:
         "reserved_tokens": now.pages * PAGE_TOKENS,
         "active_tokens": used * PAGE_TOKENS,
         "cached_tokens": now.cached_pages * PAGE_TOKENS,
-    }
-
-
-def _memory_facts(model: ServedModel) -> Json:
-    """What the model takes in memory now, and may take, in bytes."""
-    live = model.driver.memory
-    plan = model.plan if live is None else live.now.plan
-    weights = sum(plan.weights.values())
-    context = plan.kv + plan.recurrent
-    return {
-        "total_bytes": plan.total,
-        "weights_bytes": weights,
-        "context_bytes": context,
-        "runtime_bytes": plan.total - weights - context,
-        "budget_bytes": model.budget,
     }
 
 
@@ -198,7 +183,7 @@ class Handlers:
             "active": now.running,
             "queued": now.waiting,
             "context": _context_facts(self._model, now),
-            "memory": _memory_facts(self._model),
+            "memory": self._model.memory(),
             **({} if now.disk is None else {"disk_cache": asdict(now.disk)}),
         }
 

@@ -34,6 +34,7 @@ from harness.serve.receipts.store import ReceiptStore
 from harness.serve.responses.store import ResponseStore
 from harness.serve.server_models import Opener, ServerModels
 from harness.serve.service import Service
+from reference.model.open import open_model as open_gguf_model
 
 MAX_BODY_BYTES = 8 << 20
 """Longest body of a request: a context of a million tokens has room in it."""
@@ -109,11 +110,17 @@ def running(
         )
     with ExitStack() as owned:
         ledger = owned.enter_context(LedgerStore(options.ledger))
-        models = owned.enter_context(_open_models(options, accounts, ledger, progress, owned))
+        slots = responses = None
         if options.slot_save_path is not None:
-            models.service.slots = SlotTable(SlotFolder(options.slot_save_path))
+            slots = SlotTable(SlotFolder(options.slot_save_path))
         if options.state is not None:
-            models.service.responses = owned.enter_context(ResponseStore(options.state))
+            responses = owned.enter_context(ResponseStore(options.state))
+        _check_beside(options.beside)
+        models = owned.enter_context(_open_models(options, accounts, ledger, progress, owned))
+        if slots is not None:
+            models.service.slots = slots
+        if responses is not None:
+            models.service.responses = responses
         pulls = owned.enter_context(closing(Pulls(options.cache_dir)))
         app = make_app(
             models,
@@ -138,6 +145,15 @@ def running(
             yield server
         finally:
             server.drain(0.0)
+
+
+def _check_beside(beside: Mapping[str, Path]) -> None:
+    """Read the headers of models that are loaded when requests name them. Raises ConfigError."""
+    for name, path in beside.items():
+        try:
+            open_gguf_model(path).close()
+        except ZincError as error:
+            raise ConfigError(f"--beside: {name} could not be loaded: {error}") from None
 
 
 def _open_models(

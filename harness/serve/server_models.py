@@ -109,7 +109,7 @@ class ServerModels:
         except BaseException:
             owned.close()
             raise
-        service = Service(model, accounts, ledger, Metrics(model.name, model.driver))
+        service = Service(model, accounts, ledger, Metrics(model.name, model.driver, model.memory))
         service.receipts = receipts
         self._active = _LeasedModel(service, owned)
         self._in_memory = [self._active]
@@ -123,11 +123,8 @@ class ServerModels:
     def paths(self) -> tuple[Path, ...]:
         """The files of the models in memory, the one that answers first."""
         with self._changed:
-            in_memory = [
-                self._active,
-                *(each for each in self._in_memory if each is not self._active),
-            ]
-            return tuple(loaded.service.model.model.file.path.resolve() for loaded in in_memory)
+            loaded = (self._active, *(one for one in self._in_memory if one is not self._active))
+            return tuple(one.service.model.model.file.path.resolve() for one in loaded)
 
     @property
     def others(self) -> Mapping[str, ServedModel | None]:
@@ -323,7 +320,7 @@ class ServerModels:
             self._in_memory.append(loaded)
         # The new engine has missed changes of the tenants that were made while it was loaded.
         self.accounts.send_to(self.change_tenants)
-        loaded.service.metrics.follow(model.name, model.driver)
+        loaded.service.metrics.follow(model.name, model.driver, model.memory)
         refreeze_heap()
         return loaded
 

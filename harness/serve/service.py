@@ -25,6 +25,7 @@ from harness.serve.errors import (
     internal_error,
     invalid_value,
     naming_fields,
+    renamed,
     renaming,
     try_again,
 )
@@ -280,8 +281,10 @@ class Service:
         try:
             whole = whole_answer(generation, shape, caller.gone)
         except Exception as error:
-            finish(as_api_error(error) or internal_error())
-            raise Began(error) from error
+            refusal = as_api_error(error)
+            finish(refusal or internal_error())
+            named = error if refusal is None else renamed(refusal, caller.client_name)
+            raise Began(named) from error
         finish(None)
         return whole
 

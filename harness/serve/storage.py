@@ -42,7 +42,9 @@ class Database(ContextManager):
     """A file of SQLite that threads and processes may share, with these ``tables``; in memory where
     there is no ``path``. Its owner alone may read a new one. One that breaks, or whose name another
     file or none has, is opened again; one on a full disk can be read. Zeros are written over what
-    is deleted."""
+    is deleted. ``refused`` says in the log what waits for it."""
+
+    refused = "new requests"
 
     def __init__(
         self, path: Path | None, version: int, what: str, option: str, tables: Iterable[str]
@@ -52,7 +54,7 @@ class Database(ContextManager):
         self._path, self._what, self._version = path, what, version
         self._tables = tuple(tables)
         self._problem: StorageProblem | None = None
-        self._log = ProblemLog()
+        self._log = ProblemLog(self.refused)
         self._tried = float("-inf")
         try:
             self._file = self._opened()
@@ -257,9 +259,11 @@ class ReservedSpace:
 
 
 class ProblemLog:
-    """One line a minute of a problem that goes on, and one at its end."""
+    """One line a minute of a problem that goes on, by which something is ``refused``, and one at
+    its end."""
 
-    def __init__(self) -> None:
+    def __init__(self, refused: str = "new requests") -> None:
+        self._refused = refused
         self._logged: float | None = None
 
     def note(self, problem: str | None) -> None:
@@ -271,4 +275,4 @@ class ProblemLog:
             self._logged = None
         elif self._logged is None or now - self._logged >= LOG_SECONDS:
             self._logged = now
-            log.error("new requests are refused: %s", problem)
+            log.error("%s are refused: %s", self._refused, problem)

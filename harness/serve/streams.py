@@ -10,7 +10,7 @@ from harness.host.faults import log_fault
 from harness.serve.answers import AnswerShape, Json
 from harness.serve.caller import Caller, Gone
 from harness.serve.data_lines import PING
-from harness.serve.errors import ApiError, as_api_error, internal_error
+from harness.serve.errors import ApiError, as_api_error, internal_error, renamed
 from harness.serve.generation import Generation
 
 LOOK_SECONDS = 0.5
@@ -61,7 +61,7 @@ def event_stream(
             log_fault("a stream failed", error)
             refusal = internal_error()
         end(refusal)
-        yield shape.failed(refusal)
+        yield shape.failed(renamed(refusal, caller.client_name))
     finally:
         generation.cancel()
         end(CLIENT_LEFT)

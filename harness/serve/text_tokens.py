@@ -2,28 +2,32 @@
 
 from __future__ import annotations
 
+from codecs import getincrementaldecoder
 from collections.abc import Sequence
 from typing import Any
 
+UTF8 = getincrementaldecoder("utf-8")
 Listed = dict[str, Any]
 
 
 def tokens_of_text(text: str, listed: Sequence[Listed], thoughts: str = "") -> list[Listed]:
     """Those of ``listed`` tokens of an answer that have a byte of ``text``, which comes after its
-    ``thoughts``; all of them where the text is not what the tokens say, as that of half a character
-    is not."""
-    whole = b"".join(bytes(one["bytes"]) for one in listed)
-    begins = max(0, whole.find(thoughts.encode())) + len(thoughts.encode())
-    start = whole.find(text.encode(), begins)
+    ``thoughts``; all that have bytes where the text is not what the tokens say."""
+    shown = [one for one in listed if one["bytes"]]
+    decoder = UTF8(errors="replace")
+    whole, spans = "", []
+    for number, one in enumerate(shown, 1):
+        begin = len(whole)
+        whole += decoder.decode(bytes(one["bytes"]), final=number == len(shown))
+        spans.append((begin, len(whole) + bool(decoder.getstate()[0])))
+    begins = max(0, whole.find(thoughts)) + len(thoughts)
+    start = whole.find(text, begins)
     if start < 0:
-        return list(listed)
-    found, at, end = [], 0, start + len(text.encode())
-    for one in listed:
-        after = at + len(one["bytes"])
-        if at < end and after > start:
-            found.append(one)
-        at = after
-    return found
+        return shown
+    end = start + len(text)
+    return [
+        one for one, (at, after) in zip(shown, spans, strict=True) if at < end and after > start
+    ]
 
 
 def response_logprobs(listed: Sequence[Listed]) -> list[Listed]:

@@ -63,13 +63,7 @@ def without_hosted_tools(
     tools = value.get("tools")
     if not isinstance(tools, list):
         return value
-    own = []
-    for index, tool in enumerate(tools):
-        kind = tool.get("type") if isinstance(tool, dict) else None
-        if isinstance(kind, str) and kind.startswith(hosted):
-            ignored.append(f"tools[{index}] ({kind[:64]})")
-        else:
-            own.append(tool)
+    own = without_kinds("tools", tools, hosted, ignored)
     if len(own) == len(tools):
         return value
     rest = {name: given for name, given in value.items() if name != "tools"}
@@ -78,3 +72,20 @@ def without_hosted_tools(
     if rest.get("tool_choice") in CHOICES:
         del rest["tool_choice"]
     return rest
+
+
+def without_kinds(
+    field: str, items: list[Any], kinds: tuple[str, ...], ignored: list[str]
+) -> list[Any]:
+    """The items of a field whose types begin with none of ``kinds``; the others are named in
+    ``ignored``."""
+    for index, item in enumerate(items):
+        if kind_of(item).startswith(kinds):
+            ignored.append(f"{field}[{index}] ({kind_of(item)[:64]})")
+    return [item for item in items if not kind_of(item).startswith(kinds)]
+
+
+def kind_of(item: Any) -> str:
+    """The type that a tool or an item names; empty if it names none."""
+    kind = item.get("type") if isinstance(item, dict) else None
+    return kind if isinstance(kind, str) else ""

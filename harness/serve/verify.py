@@ -25,6 +25,8 @@ from harness.serve.wire import decode
 
 Json = dict[str, Any]
 NOTHING = object()
+MOST_SHOWN = 200
+"""Most characters of a value that a difference shows."""
 MESSAGE = "message"
 CACHE_READ, CACHE_WRITTEN = "cache_read_input_tokens", "cache_creation_input_tokens"
 FROM_CACHE = ("cached_tokens", "cache_write_tokens")
@@ -52,7 +54,10 @@ def first_difference(model: ServedModel, request: Json, response: Json) -> str |
     model = model.with_adapters(scales) if scales else model
     fingerprint = response.get("system_fingerprint")
     if fingerprint is None:
-        raise ConfigError("the response names no system_fingerprint: what made it is not known")
+        raise ConfigError(
+            "the response cannot be verified: it names no system_fingerprint, so what "
+            "computed it is not known"
+        )
     if fingerprint != model.fingerprint:
         return f"system_fingerprint: {fingerprint} answered, this is {model.fingerprint}"
     asked = {k: v for k, v in request.items() if k not in NOT_ASKED}
@@ -210,7 +215,8 @@ def _difference(path: str, then: object, now: object) -> str | None:
 
 
 def _shown(value: object) -> str:
-    return "nothing" if value is NOTHING else repr(value)
+    shown = "nothing" if value is NOTHING else repr(value)
+    return shown if len(shown) <= MOST_SHOWN else f"{shown[:MOST_SHOWN]}..."
 
 
 def _drawn_seed(response: Json) -> int:

@@ -79,7 +79,6 @@ class SimulatedDisk:
     """The interface of ``DiskCache``; its ``files`` stay where an engine ends, and are those of all
     models."""
 
-    usable = True
     statistics = DiskStatistics()
 
     def __init__(self, clock: VirtualClock, seed: int, files: dict[str, Any]) -> None:

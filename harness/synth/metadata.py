@@ -12,6 +12,8 @@ LONG_ROPE_ATTENTION = 1.19
 """The factor of sine and cosine in files with divisors for long contexts."""
 SIGMOID_GATING = 2
 """The number of a router whose logits go through a sigmoid."""
+WEIGHT_SCALE = 2.5
+"""The factor of the experts' weights in glm4moe."""
 ROPE_SECTIONS = (11, 11, 10, 0)
 """Rotary pairs for time, height and width; text uses the same angle for all three."""
 
@@ -71,15 +73,23 @@ def architecture_keys(spec: SynthSpec) -> dict[str, Any]:
 
 
 def _expert_keys(spec: SynthSpec, experts: ExpertSpec) -> dict[str, Any]:
-    keys = {"expert_count": experts.count, "expert_used_count": experts.used}
-    # Experts of these architectures have the width of their dense layers.
-    like_dense = spec.architecture in ("llama", "granitehybrid")
-    width = "feed_forward_length" if like_dense else "expert_feed_forward_length"
-    keys[width] = experts.width
-    if spec.architecture == "lfm2moe":
+    keys: dict[str, Any] = {"expert_count": experts.count, "expert_used_count": experts.used}
+    # Experts of these architectures have the width that the key of dense layers gives; minimax-m2
+    # has both keys.
+    like_dense = spec.architecture in ("llama", "granitemoe", "granitehybrid")
+    if like_dense or spec.architecture == "minimax-m2":
+        keys["feed_forward_length"] = experts.width
+    if not like_dense:
+        keys["expert_feed_forward_length"] = experts.width
+    if spec.architecture in ("lfm2moe", "glm4moe"):
         keys["leading_dense_block_count"] = spec.leading_dense
+    if spec.architecture in ("lfm2moe", "glm4moe", "minimax-m2"):
         keys["expert_gating_func"] = SIGMOID_GATING
-    if experts.shared_width:
+    if spec.architecture == "glm4moe":
+        keys["expert_shared_count"] = experts.shared_width // experts.width
+        keys["expert_weights_norm"] = True
+        keys["expert_weights_scale"] = WEIGHT_SCALE
+    elif experts.shared_width:
         keys["expert_shared_feed_forward_length"] = experts.shared_width
     return keys
 

@@ -78,6 +78,8 @@ class PlannedTensors(ModelTensors):
                 return spec.has_qkv_bias
             case "attn_output.bias":
                 return spec.attention_output_bias or spec.has_sinks
+            case "attn_q_norm":
+                return spec.head_norms
             case "attn_sinks" | "ffn_gate_inp.bias":
                 return spec.has_sinks
             case "ffn_gate_exps.bias" | "ffn_up_exps.bias" | "ffn_down_exps.bias":

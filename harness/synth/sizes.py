@@ -51,6 +51,12 @@ FAMILY_SIZES: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
         | {"experts": {"count": experts, "used": 4, "width": 2880}}
         for size, layers, experts in (("20b", 24, 32), ("120b", 36, 128))
     },
+    "glm4moe": {
+        "106b-a12b": _shape(46, 4096, 96, kv_heads=8, head_dim=128, feed_forward=10944)
+        | {"vocab": 151552, "context": 131072, "rope_base": 1e6, "tied": False}
+        | {"experts": {"count": 128, "used": 8, "width": 1408, "shared_width": 1408}}
+        | {"leading_dense": 1, "nextn_layers": 1}
+    },
     "lfm2": {
         "1.2b": _shape(16, 2048, 32, kv_heads=8, feed_forward=8192, vocab=65536)
         | {"context": 128000, "rope_base": 1e6, "short_conv": {"interval": 3, "kernel": 3}}
@@ -69,14 +75,18 @@ FAMILY_SIZES: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
     },
 }
 """Further sizes by architecture. Dense models have the sizes of Qwen 3; 35b-a3b is that of Qwen
-3.6, 20b and 120b are those of gpt-oss, 26b-a4b and 31b those of Gemma 4, 1.2b and
-8b-a1b are those of LFM 2 but for the layers that attend; 1b has about a billion weights."""
+3.6, 20b and 120b are those of gpt-oss, 26b-a4b and 31b those of Gemma 4, 106b-a12b is that of
+GLM-4.5 Air, 1.2b and 8b-a1b are those of LFM 2 but for the layers that attend; 1b has about a
+billion weights."""
 
 _NEEDED: Mapping[str, Mapping[str, Any]] = {
     "granite": {"scales": {}},
+    "granitemoe": {"scales": {}, "experts": {}},
     "phi3": {"fused_qkv": True},
     "qwen3moe": {"experts": {}},
+    "minimax-m2": {"experts": {}},
     "gpt-oss": {"experts": {}, "window": 32},
+    "glm4moe": {"experts": {"shared_width": 64}, "leading_dense": 1},
     "cohere2": {"window": 32},
     "qwen35": {"recurrent": {}, "layers": 4},
     "qwen35moe": {"experts": {"shared_width": 64}, "recurrent": {}, "layers": 4},

@@ -23,17 +23,22 @@ GENERATOR_VERSION = 1
 
 DENSE = (
     "llama", "mistral3", "smollm3", "granite", "glm4", "phi3", "olmo2", "qwen2", "qwen3",
-    "command-r", "cohere2",
+    "command-r", "cohere2", "seed_oss", "exaone4", "ernie4_5",
 )  # fmt: skip
-WITH_EXPERTS = ("qwen3moe", "qwen35moe", "qwen3next", "gpt-oss", "lfm2moe")
+WITH_EXPERTS = (
+    "qwen3moe", "qwen35moe", "qwen3next", "gpt-oss", "lfm2moe", "glm4moe", "granitemoe",
+    "minimax-m2",
+)  # fmt: skip
+WITH_DRAFT_BLOCKS = ("qwen35", "qwen35moe", "qwen3next", "glm4moe")
 CONVOLVING = ("lfm2", "lfm2moe")
 HYBRIDS = ("qwen35", "qwen35moe", "qwen3next")
 """Architectures of delta-net layers with full attention in every few layers."""
 COHERES = ("command-r", "cohere2")
-GRANITES = ("granite", "granitehybrid")
+GRANITES = ("granite", "granitemoe", "granitehybrid")
 GEMMAS = ("gemma3", "gemma4")
 ARCHITECTURES = (
-    *DENSE, "qwen3moe", "gpt-oss", *HYBRIDS, *CONVOLVING, "granitehybrid", *GEMMAS,
+    *DENSE, "qwen3moe", "gpt-oss", "glm4moe", "granitemoe", "minimax-m2", *HYBRIDS, *CONVOLVING,
+    "granitehybrid", *GEMMAS,
 )  # fmt: skip
 
 MIXED_QUANT = "q4_k_m"
@@ -66,10 +71,11 @@ class SynthSpec:
     ``qkv_bias`` None means the architecture's default. ``quant`` is the type of every matrix, or
     the mixture ``q4_k_m`` or ``mxfp4_moe``. ``rope_factor`` and ``rope_original_context`` matter
     only with ``rope_scaling``. ``query_growth`` and ``yarn_log_multiplier`` are keys of mistral3.
-    The first ``leading_dense`` layers of lfm2moe have no experts. ``long_rope`` gives phi3 two
-    tensors of frequency divisors, for contexts up to ``rope_original_context`` and beyond.
-    ``window`` limits attention, in all layers of phi3, in all but every fourth of olmo2, in every
-    second of gpt-oss, in all but every fourth of cohere2; 0 is off.
+    The first ``leading_dense`` layers of lfm2moe and glm4moe have no experts. With ``head_norms``
+    heads of glm4moe are normed. ``long_rope`` gives phi3 two tensors of frequency divisors, for
+    contexts up to ``rope_original_context`` and beyond.
+    ``window`` limits attention, in all layers of phi3, in all but every fourth of olmo2, cohere2
+    and exaone4, in every second of gpt-oss; 0 is off.
     ``nextn_layers`` are prediction blocks after the last layer, with ``mtp_agreement`` right in so
     many cases: 0 to 1, None for random ones; ``eagle_agreement`` is that of an EAGLE-3 head. With
     ``expand_to_f32`` the same weights are written dequantized. ``key_outliers``, if not 0, is the
@@ -105,6 +111,7 @@ class SynthSpec:
     mtp_agreement: float | None = None
     eagle_agreement: float | None = None
     leading_dense: int = 0
+    head_norms: bool = False
     logit_scale: float = 1.0
     experts: ExpertSpec | None = None
     recurrent: Recurrent | None = None
@@ -139,7 +146,7 @@ class SynthSpec:
     @property
     def has_qkv_bias(self) -> bool:
         """Whether queries, keys and values have a bias."""
-        biased = self.architecture in ("qwen2", "gpt-oss")
+        biased = self.architecture in ("qwen2", "gpt-oss", "glm4moe", "seed_oss")
         return biased if self.qkv_bias is None else self.qkv_bias
 
     @property
@@ -150,7 +157,7 @@ class SynthSpec:
     @property
     def rope_dims(self) -> int:
         """The number of rotated channels of a head."""
-        if self.architecture == "glm4":
+        if self.architecture in ("glm4", "glm4moe", "minimax-m2"):
             return self.head_dim // 2
         return self.head_dim // 4 if self.recurrent else self.head_dim
 
@@ -229,7 +236,7 @@ def fields_of(spec: SynthSpec) -> dict[str, Any]:
     absent = dict.fromkeys(GROUPS) | {
         "nextn_layers": 0, "mtp_agreement": None, "eagle_agreement": None, "key_outliers": 0.0,
         "long_rope": False, "window": 0, "query_growth": 0.0, "yarn_log_multiplier": 0.0,
-        "leading_dense": 0, "logit_scale": 1.0,
+        "leading_dense": 0, "logit_scale": 1.0, "head_norms": False,
     }  # fmt: skip
     return {k: v for k, v in asdict(spec).items() if k not in absent or v != absent[k]}
 
@@ -256,7 +263,7 @@ def _value(spec: SynthSpec, name: str) -> Any:
 def _rules(spec: SynthSpec) -> Iterator[tuple[str, object, str]]:
     """Yield (field, whether its value is invalid, what it must be); later rules rely on earlier
     ones."""
-    architecture, hybrid = spec.architecture, spec.architecture in HYBRIDS
+    architecture = spec.architecture
     for name, known in (
         ("architecture", ARCHITECTURES),
         ("quant", QUANTS),
@@ -281,7 +288,8 @@ def _rules(spec: SynthSpec) -> Iterator[tuple[str, object, str]]:
     yield "kv_heads", spec.heads % spec.kv_heads, f"a divisor of {spec.heads} heads"
     yield "head_dim", spec.head_dim % 2, "even"
     yield from _own_rules(spec, architecture)
-    yield "nextn_layers", spec.nextn_layers and not hybrid, f"0 for {architecture}"
+    drafts = architecture in WITH_DRAFT_BLOCKS
+    yield "nextn_layers", spec.nextn_layers and not drafts, f"0 for {architecture}"
     if (agreement := spec.mtp_agreement) is not None:
         yield "mtp_agreement", not 0 <= agreement <= 1, "0 to 1"
         yield "nextn_layers", spec.nextn_layers < 1, "at least 1 with mtp_agreement"
@@ -294,12 +302,7 @@ def _rules(spec: SynthSpec) -> Iterator[tuple[str, object, str]]:
     yield "feed_forward", len(widths) != spec.blocks, f"one width or {spec.blocks} of them"
     yield "feed_forward", min(widths) < 1, "at least 1"
     if (experts := spec.experts) is not None:
-        yield "experts.used", experts.used > experts.count, f"at most {experts.count}"
-        accepted = f"{'at least 1' if hybrid else '0'} for {architecture}"
-        wrong = (experts.shared_width > 0) != hybrid and architecture != "granitehybrid"
-        yield "experts.shared_width", wrong, accepted
-        unfused = architecture in ("llama", "qwen3moe", "gpt-oss", "granitehybrid", "lfm2moe")
-        yield "experts.fused", experts.fused and unfused, f"False for {architecture}"
+        yield from _expert_rules(architecture, experts)
     if (recurrent := spec.recurrent) is not None:
         broken = recurrent.value_heads % recurrent.key_heads
         yield "recurrent.value_heads", broken, f"a multiple of {recurrent.key_heads} key heads"
@@ -320,18 +323,33 @@ def _own_rules(spec: SynthSpec, architecture: str) -> Iterator[tuple[str, object
         value = getattr(spec, name)
         yield name, value and architecture != "mistral3", f"0 for {architecture}"
         yield name, value < 0, "at least 0"
-    leading = spec.layers if architecture == "lfm2moe" else 0
+    leading = spec.layers if architecture in ("lfm2moe", "glm4moe") else 0
     yield "leading_dense", spec.leading_dense > leading, f"at most {leading} for {architecture}"
     yield "long_rope", spec.long_rope and architecture != "phi3", f"False for {architecture}"
-    windowed = architecture in ("phi3", "olmo2", "gpt-oss", "cohere2")
+    windowed = architecture in ("phi3", "olmo2", "gpt-oss", "cohere2", "exaone4")
     yield "window", spec.window and not windowed, f"0 for {architecture}"
     needed = architecture in ("gpt-oss", "cohere2")
     yield "window", not spec.window and needed, f"at least 1 for {architecture}"
     scaled = spec.logit_scale != 1.0 and architecture not in COHERES
     yield "logit_scale", scaled, f"1.0 for {architecture}"
     yield "logit_scale", spec.logit_scale <= 0, "above 0"
-    yield "fused_qkv", spec.fused_qkv and architecture == "olmo2", "False for olmo2"
-    yield "rope_freqs", spec.rope_freqs and architecture != "llama", f"False for {architecture}"
+    yield "head_norms", spec.head_norms and architecture != "glm4moe", f"False for {architecture}"
+    whole = architecture in ("olmo2", "minimax-m2")
+    yield "fused_qkv", spec.fused_qkv and whole, f"False for {architecture}"
+    divided = spec.rope_freqs and architecture not in ("llama", "exaone4")
+    yield "rope_freqs", divided, f"False for {architecture}"
+
+
+def _expert_rules(architecture: str, experts: ExpertSpec) -> Iterator[tuple[str, object, str]]:
+    yield "experts.used", experts.used > experts.count, f"at most {experts.count}"
+    shared, needed = experts.shared_width > 0, architecture in HYBRIDS
+    either = architecture in ("granitehybrid", "granitemoe", "glm4moe")
+    accepted = f"{'at least 1' if needed else '0'} for {architecture}"
+    yield "experts.shared_width", shared != needed and not either, accepted
+    uneven = architecture == "glm4moe" and experts.shared_width % experts.width
+    yield "experts.shared_width", uneven, f"a multiple of {experts.width} for {architecture}"
+    unfused = experts.fused and architecture not in (*HYBRIDS, "gemma4")
+    yield "experts.fused", unfused, f"False for {architecture}"
 
 
 def _gemma_rules(spec: SynthSpec, gemma: Gemma) -> Iterator[tuple[str, object, str]]:

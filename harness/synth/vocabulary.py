@@ -19,11 +19,14 @@ MERGES = (
     "Ġ s", "a t", "Ġ w", "Ġ o", "e n", "Ġ c", "i t", "i s",
 )  # fmt: skip
 PRE_TOKENIZER = {
-    **dict.fromkeys(("llama", "granite", "granitehybrid"), "smollm"),
+    **dict.fromkeys(("llama", "ernie4_5", "granite", "granitemoe", "granitehybrid"), "smollm"),
+    "exaone4": "exaone4",
+    "minimax-m2": "minimax-m2",
     "mistral3": "tekken",
+    "seed_oss": "seed-coder",
     "smollm3": "llama-bpe",
     **dict.fromkeys(("lfm2", "lfm2moe"), "lfm2"),
-    "glm4": "glm4",
+    **dict.fromkeys(("glm4", "glm4moe"), "glm4"),
     **dict.fromkeys(("phi3", "olmo2"), "dbrx"),
     **dict.fromkeys(("qwen2", "qwen3", "qwen3moe", "qwen3next"), "qwen2"),
     **dict.fromkeys(("qwen35", "qwen35moe"), "qwen35"),

@@ -20,9 +20,8 @@ WAIT_SECONDS = 0.002
 def disk_pages_of(
     cache: DiskCache | None, runner: ModelRunner, tenants: Tenants
 ) -> DiskPages | None:
-    """The engine's side of ``cache``; None without one that can be used, and for a model without KV
-    pages."""
-    copies = None if cache is None or not cache.usable else runner.page_copies()
+    """The engine's side of ``cache``; None without one, and for a model without KV pages."""
+    copies = None if cache is None else runner.page_copies()
     if cache is None or copies is None:
         return None
     # Imported here, because most engines have no disk cache.

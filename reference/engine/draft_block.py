@@ -99,12 +99,12 @@ class DraftBlock:
         self._runner = runner
         self._rows = HiddenRows.of(runner.limits)
         self._table: SlotTable | None = None
-        self._follows: Callable[[], bool] = lambda: True
+        self._follows: Callable[[Sequence], bool] = lambda sequence: True
         self._followed: dict[int, _BlockState] = {}
         self._left: set[int] = set()
         self._ahead: _Ahead | None = None
 
-    def attach(self, table: SlotTable, follows: Callable[[], bool]) -> None:
+    def attach(self, table: SlotTable, follows: Callable[[Sequence], bool]) -> None:
         """Use the pages of ``table``, in which the engine's sequences are. ``follows`` decides
         whether the block reads a new one."""
         self._table, self._follows = table, follows
@@ -149,7 +149,7 @@ class DraftBlock:
         key = sequence.order
         if key in self._followed or key in self._left or not sequence.running:
             return self._followed.get(key)
-        if sequence.samples and self._follows():
+        if sequence.samples and self._follows(sequence):
             return self._followed.setdefault(key, _BlockState(slot, start, start, start))
         self._left.add(key)
         return None

@@ -197,6 +197,10 @@ class OutputProcessor:
             return
         if part.drafted:
             taken = self._take_drafted(part, tokens, output)
+            if self._speculative is not None and not sequence.running:
+                # Nothing is known of right drafts behind the end.
+                compared = part.stop - part.start if taken > output.accepted[first_row] else taken
+                self._speculative.ended(sequence, taken, compared - 1)
         else:
             token = tokens[end_row - 1] if end_row > first_row else -1
             taken = int(token >= 0 and sequence.samples)

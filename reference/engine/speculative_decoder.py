@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from contract.lazy_dataclass import dataclass
 from contract.tier import TierInfo
 from contract.types import Clock
 from reference.engine.constraining import allowed_draft
@@ -18,7 +19,8 @@ from reference.engine.slot_manager import SlotManager
 from reference.limits import Limits, mask_words
 from reference.runner import ModelRunner
 from reference.sched.cost import StepCost
-from reference.sched.drafts import FIRST_DRAFTS, DraftHistory, DraftPolicy
+from reference.sched.draft_history import DraftHistory
+from reference.sched.drafts import FIRST_DRAFTS, DraftPolicy
 from reference.sched.planner import Chunk
 
 
@@ -26,6 +28,19 @@ def draft_steps_ahead(info: TierInfo) -> int:
     """How many steps of a draft block a device computes while the host reads which drafts were
     right: those that fit in this time, of a device that does not compute on the host's memory."""
     return 2 if info.asynchronous and not info.host_unified else 0
+
+
+@dataclass(slots=True)
+class _Round:
+    """A step with drafts. It ``began`` at that time; ``drafting`` of ``running`` sequences had at
+    most ``drafted`` drafts, for some of them the ``first`` ones since a plain step."""
+
+    began: float
+    running: int
+    drafting: int
+    drafted: int
+    first: bool
+    noted: bool = False
 
 
 class SpeculativeDecoder:
@@ -60,7 +75,8 @@ class SpeculativeDecoder:
         self._ends = options.end_of_generation
         self._mask_words = mask_words(runner.model.config.vocab)
         self._began = self._settled = self._waited = 0.0
-        self._drafting = 0
+        self._rounds: dict[int, _Round] = {}
+        self._lost: tuple[Sequence, DraftHistory] | None = None
         self._ahead = 0 if self._block is None else draft_steps_ahead(runner.tier.info)
         self._policy = DraftPolicy(cost)
         self._histories: dict[int, DraftHistory] = {}
@@ -117,6 +133,7 @@ class SpeculativeDecoder:
     def draft(self) -> None:
         """Draft tokens for every sequence in lockstep whose tokens are all known."""
         running, ready = self._slot_manager.running, self._ready()
+        self._forget_lost()
         if not ready:
             return
         # Between two rounds the host works alone, which is part of what drafts cost.
@@ -139,7 +156,15 @@ class SpeculativeDecoder:
         for slot, sequence in ready:
             if sequence.running:
                 self._write(sequence, drafts.get(slot))
-        self._drafting = sum([len(draft) > 0 for draft in drafts.values()])
+        self._begin_round([s for _, s in ready if s.running], len(running))
+
+    def _begin_round(self, sequences: list[Sequence], running: int) -> None:
+        table = self._slot_manager.table
+        drafting = [sequence for sequence in sequences if table.draft[sequence.slot]]
+        most = max([table.draft[sequence.slot] for sequence in drafting], default=0)
+        first = any(not self._history_of(sequence).rounds for sequence in drafting)
+        round_ = _Round(self._began, running, len(drafting), most, first)
+        self._rounds.update((sequence.order, round_) for sequence in drafting)
 
     def before_step(self, sequences: list[Sequence], chunks: list[Chunk]) -> bool:
         """Let a draft block read what the step that is submitted next would overwrite; whether it
@@ -193,13 +218,30 @@ class SpeculativeDecoder:
             steps=so_far.steps + 1,
         )
         own, running = self._history_of(sequence), len(self._slot_manager.running)
-        own.note(gained, drafted + own.forbidden)
-        own.forbidden = False
         self._settled = self._clock()
-        seconds = self._settled - self._began
-        self._policy.note(own, drafted, gained, running, seconds, self._drafting)
+        self._note(self._rounds.pop(sequence.order, None), own, gained, drafted)
         if not self._policy.count(own, running, self._most_of(sequence)):
             self._pause(sequence)
+
+    def ended(self, sequence: Sequence, gained: int, drafted: int) -> None:
+        """A step with so many drafts of a sequence, as far as they were compared, gave it so many
+        tokens, which ended it; none where a row was not finite."""
+        if gained and self._lost is not None and self._lost[0] is sequence:
+            self._note(self._rounds.pop(sequence.order, None), self._lost[1], gained, drafted)
+        self._forget_lost()
+
+    def _note(self, round_: _Round | None, own: DraftHistory, gained: int, drafted: int) -> None:
+        if round_ is None:
+            # It was interrupted.
+            return
+        own.note(gained, drafted + own.forbidden, round_.drafting)
+        own.forbidden = False
+        running = round_.running
+        if not round_.noted:
+            round_.noted = True
+            seconds, drafting = self._clock() - round_.began, round_.drafting
+            self._policy.note_round(round_.drafted, drafting, running, seconds, first=round_.first)
+        self._policy.note(own, gained, running)
 
     def note_plain(self, sequences: list[Sequence], seconds: float) -> None:
         """Note that a step took ``seconds`` in which each of ``sequences`` computed a token."""
@@ -212,7 +254,17 @@ class SpeculativeDecoder:
         """A sequence lost its slot."""
         self._settled = 0.0
         self._drafter.forget(sequence.order)
-        self._histories.pop(sequence.order, None)
+        self._forget_lost()
+        own = self._histories.pop(sequence.order, None)
+        # A step that ended it is noted behind this.
+        self._lost = None if own is None else (sequence, own)
+
+    def _forget_lost(self) -> None:
+        if self._lost is not None:
+            sequence, own = self._lost
+            self._rounds.pop(sequence.order, None)
+            self._policy.forget(own)
+            self._lost = None
 
     def _draft(self, sequences: list[Sequence], opened: list[DraftRequest]) -> list[np.ndarray]:
         """The drafts of ``sequences``, or what stands for them where the host needs none before
@@ -288,11 +340,12 @@ class SpeculativeDecoder:
         if self._block and self._policy.given_up(self._history_of(sequence)):
             self._block.leave(sequence.order)
 
-    def _follows(self) -> bool:
-        return self._policy.follows(len(self._slot_manager.running), self._most)
+    def _follows(self, sequence: Sequence) -> bool:
+        running = len(self._slot_manager.running)
+        return self._policy.follows(sequence.tenant, running, self._most)
 
     def _history_of(self, sequence: Sequence) -> DraftHistory:
         own = self._histories.get(sequence.order)
         if own is None:
-            own = self._histories[sequence.order] = DraftHistory()
+            own = self._histories[sequence.order] = self._policy.history(sequence.tenant)
         return own

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
+from itertools import product
 from typing import Any
 
 Turn = dict[str, Any]
@@ -137,15 +138,16 @@ class TemplateForms:
 
     @cached_property
     def _call_forms(self) -> tuple[Sequence[Any], bool]:
-        """The contents with which calls are printed, and whether their arguments are texts."""
-        for around in self._call_contexts():
+        """The contents with which calls are printed, or their names where a template prints no
+        arguments, and whether their arguments are texts."""
+        for printed, around in product(((NAME, KEY, VALUE), (NAME,)), self._call_contexts()):
             other = self._try_out(around(_calling(MARK, as_text=False)))
             others = 0 if other is None else other.count("None")
             for as_text in (False, True):
                 contents = [
                     content
                     for content in EMPTY_CONTENTS
-                    if _shows_call(self._try_out(around(_calling(content, as_text))), others)
+                    if _shows(printed, self._try_out(around(_calling(content, as_text))), others)
                 ]
                 if contents:
                     return contents, as_text
@@ -238,10 +240,10 @@ def _texts_of(content: object) -> list[str] | None:
     return texts if len(texts) == len(content) else None
 
 
-def _shows_call(text: str | None, others: int) -> bool:
-    """Whether a rendered call is there with its arguments, written as JSON or in a way of the
-    template's own, and no content is printed as Python writes null."""
-    if text is None or not all(part in text for part in (NAME, KEY, VALUE)):
+def _shows(printed: Sequence[str], text: str | None, others: int) -> bool:
+    """Whether what is to be ``printed`` of a rendered call is there, arguments as JSON or in a way
+    of the template's own, and no content is printed as Python writes null."""
+    if text is None or not all(part in text for part in printed):
         return False
     pythons, quoted = f"{{'{KEY}'", f'\\"{KEY}\\"'
     return pythons not in text and quoted not in text and text.count("None") <= others

@@ -2,16 +2,19 @@
 
 A round makes drafts and computes the step that verifies them. With a part p of all drafts right, k
 of them yield 1 + p + ... + p^k tokens on average. Rounds are measured as a whole and compared with
-what as many tokens take without drafts.
+what as many tokens take without drafts. What was right is known for each sequence and remembered
+for its tenant; what rounds take, for the model.
 
-An account keeps the loss small. What a round takes longer than plain steps is paid from it, and
-plain steps earn a little of their time. Drafts end when it is overdrawn by a few plain steps.
+An account of the model keeps the loss small, whatever is expected. What rounds take longer than
+plain steps is paid from it, over all sequences and requests, and plain steps earn a little of
+their time. Drafts end when it is overdrawn by a few plain steps.
 
 Drafts that take no time, those from the prompt, are rehearsed first: compared with the tokens that
 plain steps sample, while steps are still submitted ahead."""
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from dataclasses import field
 from typing import NamedTuple
@@ -20,32 +23,41 @@ import numpy as np
 from numpy.typing import NDArray
 
 from contract.lazy_dataclass import dataclass
-from reference.sched.cost import OUTLIER_FACTOR, StepCost
+from reference.sched.cost import StepCost
+from reference.sched.draft_history import Acceptance, DraftHistory
 
-TRIAL_TIME_SHARE = 0.008
+TRIAL_TIME_SHARE = 0.006
 """The part of the time of plain steps that trials may lose."""
 CREDIT_STEPS = 7.0
-"""The most plain steps that the account has, and by which it may be overdrawn."""
+"""The most plain steps that the account has."""
+TOGETHER_STEPS = 64.0
+"""The most plain steps that several sequences have gained and may lose where they end apart."""
+FIRST_CREDIT_STEPS = 2.0
+"""The plain steps that the account has at first."""
+DEBT_STEPS = 4.0
+"""By how many plain steps the account may be overdrawn where drafts are expected to gain."""
+TRIAL_STEPS = {False: CREDIT_STEPS, True: 1.0}
+"""With how many plain steps the account pays for a trial that is not expected to gain, by whether
+rounds of as many sequences were measured."""
 MIN_START_GAIN = 1.05
 """Drafts begin where they are expected to make a sequence faster by this factor, and go on until
 they are expected to make it slower."""
-EXTRA_SEQUENCE_COST = 0.05
-"""Which part of a round's time counts in addition for each further sequence: with drafts they end
-at different times, and steps of those that are left have fewer tokens."""
+HOPELESS_GAIN = 0.9
+"""A trial that is not begun where less is expected counts as failed."""
 FIRST_DRAFTS = 3
 """Most drafted tokens in a round until a round was measured; then twice those of the longest."""
-DECAY = 0.97
-"""Weight of earlier drafts after each round in the part of drafts that are right."""
-COMMON_TRIALS = 8.0
-"""As how many of a sequence's own drafts the mean of all sequences counts."""
-PRIOR_ACCEPTED = 4.0
-"""So many right drafts and a wrong one count in front of those of all sequences."""
+TENANTS_MAX = 256
+"""Of so many tenants it is remembered what was right; the one seen longest ago is forgotten."""
 MEASUREMENTS_MIN = 3
-"""The median of so many rounds or steps counts as measured; at most three times as many are
+"""The median of so many plain steps counts as measured; at most three times as many are
 remembered."""
-UNMEASURED_COST = 1.2
-"""Assumed time of a round of one sequence over that of a plain step, until one was measured; it is
-more where more sequences run."""
+ROUNDS_MIN = 2
+"""The median of so many rounds counts as measured."""
+UNMEASURED_ROUND, UNMEASURED_DRAFT = 1.1, 0.11
+"""Assumed time of a round of one sequence without its drafts in plain steps, and of each draft,
+until a round was measured."""
+SEQUENCES_POWER = 0.65
+"""With this power of the number of sequences the time of drafts is assumed to grow."""
 EXTRAPOLATED_COST = 0.5
 """Which part of the time of a measured draft each one takes that makes the round longer than any
 measured one."""
@@ -54,8 +66,16 @@ REHEARSED_COST = 2.0
 REHEARSED_STEPS = {False: 24.0, True: 1.0}
 """How many plain steps rehearsed rounds must save before drafts begin, for each sequence that runs,
 by whether rounds were measured: the first one of each size is lowered or compiled."""
+FIRST_FACTOR = 2.0
+"""The first round of a size, which is lowered or compiled, counts at most as so many times what is
+expected."""
+HELD_UP_FACTOR = 1.5
+"""Another one counts at most as so many times what is expected or the one before took: what else
+holds up a step is not counted of plain steps either."""
 REMEASURE_ROUNDS = 512
 """After so many rounds plain steps are measured again."""
+FORGET_STEPS = 4096
+"""After so many plain steps in a row what rounds took is forgotten."""
 TRIAL_INTERVAL = 16
 """Where drafts are not worth it, one in so many sequences is read by the drafter, and every so many
 tokens it is asked again whether they are."""
@@ -64,63 +84,24 @@ FAILED_TRIALS_MAX = 3
 
 
 @dataclass(slots=True)
-class DraftHistory:
-    """How the rounds of one sequence went. ``right`` of ``compared`` drafts were right; old ones
-    count less. ``forbidden``: a mask forbade the draft behind those of the latest round. ``rounds``
-    followed each other without a plain step and gained ``balance`` seconds. ``failed`` trials in a
-    row gained nothing or were not begun; the next one begins at token ``next_trial_at`` or later.
-    Rehearsed rounds would have saved ``saved`` plain steps; ``rehearsed`` are the drafts of one
-    that began when ``rehearsed_at`` tokens were known."""
-
-    right: float = 0.0
-    compared: float = 0.0
-    forbidden: bool = False
-    rounds: int = 0
-    balance: float = 0.0
-    failed: int = 0
-    next_trial_at: int = 0
-    saved: float = 0.0
-    rehearsed: list[int] = field(default_factory=list)
-    rehearsed_at: int = 0
-
-    def compare(self, right: int, drafted: int) -> None:
-        """Note that the first ``right`` of so many drafts were right and the next one was not."""
-        self.right = self.right * DECAY + right
-        self.compared = self.compared * DECAY + right + (right < drafted)
-
-    def note(self, tokens: int, drafted: int) -> None:
-        """Note that a round with ``drafted`` tokens yielded ``tokens``, including the one that a
-        plain step yields."""
-        self.rounds += 1
-        self.rehearsed = []
-        self.compare(tokens - 1, drafted)
-
-    def interrupt(self) -> None:
-        """A plain step follows."""
-        self.rounds, self.balance = 0, 0.0
-
-
-@dataclass(slots=True)
 class _Median:
-    """The median of the latest durations, in seconds."""
+    """The lower median of the latest durations, in seconds."""
 
     latest: deque[float] = field(default_factory=lambda: deque(maxlen=3 * MEASUREMENTS_MIN))
     seconds: float = 0.0
 
     def add(self, seconds: float) -> None:
         self.latest.append(seconds)
-        self.seconds = sorted(self.latest)[len(self.latest) // 2]
-
-    @property
-    def known(self) -> bool:
-        return len(self.latest) >= MEASUREMENTS_MIN
+        self.seconds = sorted(self.latest)[(len(self.latest) - 1) // 2]
 
 
 class _Choice(NamedTuple):
-    """A number of drafts, and by which factor it is expected to make a sequence faster."""
+    """A number of drafts, by which factor it is expected to make a sequence faster, and by which
+    factor some number would if all drafts were right."""
 
     drafts: int
     gain: float
+    most: float
 
 
 class DraftPolicy:
@@ -130,10 +111,36 @@ class DraftPolicy:
         self._cost = cost
         self._plain: dict[int, _Median] = {}
         self._rounds: dict[int, dict[int, _Median]] = {}
-        self._all = DraftHistory()
-        self._latest: dict[tuple[int, int], tuple[int, float]] = {}
-        self._credit = 0.0
-        self._followed = self._unmeasured = 0
+        self._tenants: dict[int, Acceptance] = {}
+        self._latest: dict[tuple[int, int], float] = {}
+        self._credit = self._together = self._share = 0.0
+        self._opened = False
+        self._followed = self._unmeasured = self._undrafted = 0
+        # Sequences that run, and where those ended that drafts made end early: in steps since none
+        # ran. Without drafts these would still run.
+        self._running: set[DraftHistory] = set()
+        self._ended: list[float] = []
+        self._steps = 0.0
+        self._peak = 1
+
+    def history(self, tenant: int) -> DraftHistory:
+        """The history of a sequence of ``tenant`` that begins."""
+        known = self._tenants.pop(tenant, None) or Acceptance()
+        self._tenants[tenant] = known
+        if len(self._tenants) > TENANTS_MAX:
+            del self._tenants[next(iter(self._tenants))]
+        own = DraftHistory(known, lead=self._least_lead())
+        self._running.add(own)
+        self._peak = max(self._peak, len(self._running))
+        return own
+
+    def forget(self, own: DraftHistory) -> None:
+        """A sequence ended or lost its slot."""
+        self._running.discard(own)
+        if not self._running:
+            self._ended, self._steps, self._peak = [], 0.0, 1
+        elif own.lead > self._least_lead():
+            self._ended.append(self._steps + own.lead)
 
     def note_plain(self, running: int, seconds: float) -> None:
         """Note that a token of ``running`` sequences for which nothing is drafted took ``seconds``,
@@ -142,8 +149,17 @@ class DraftPolicy:
             seconds = 1.0
         elif seconds > 0:
             self._plain.setdefault(running, _Median()).add(seconds)
+        self._steps += 1
+        plain = self._plain_seconds(running)
+        if plain is not None and not self._opened:
+            self._opened, self._credit, self._together = True, *2 * (FIRST_CREDIT_STEPS * plain,)
         self._earn(TRIAL_TIME_SHARE * seconds, running)
+        self._earn_together(TRIAL_TIME_SHARE * seconds + self._apart(running, running), running)
         self._unmeasured = 0
+        self._undrafted += 1
+        if self._undrafted >= FORGET_STEPS:
+            self._undrafted = 0
+            self._rounds.clear()
 
     def count(self, own: DraftHistory, running: int, most: int) -> int:
         """How many of at most ``most`` tokens to draft for a sequence, of ``running`` ones for
@@ -151,22 +167,24 @@ class DraftPolicy:
         plain = self._plain_seconds(running)
         if plain is None or most <= 0:
             return 0
-        limit, best = CREDIT_STEPS * plain, self._best(own, running, most)
-        # With a plain step the account pays for a trial, whatever is expected of it.
+        debt, best = DEBT_STEPS * plain, self._best(own, running, most)
+        # The account pays for a trial that could gain, whatever is expected.
         if own.rounds:
-            least = -limit if best.gain >= 1.0 else 0.0
+            least = -debt if best.gain >= 1.0 else 0.0
         else:
-            least = -limit if best.gain >= MIN_START_GAIN else plain
-        return best.drafts if self._credit >= least else 0
+            trial = TRIAL_STEPS[bool(self._known(running))] * plain
+            least = -debt if best.gain >= MIN_START_GAIN else trial
+        credit = self._credit if running == 1 else min(self._credit, self._together)
+        return best.drafts if best.most >= MIN_START_GAIN and credit >= least else 0
 
     def begins(self, own: DraftHistory, known: int, running: int, most: int) -> bool:
         """Whether to begin drafting for a sequence of ``known`` tokens."""
         if known < own.next_trial_at:
             return False
         worth = self.count(own, running, most) > 0
-        if not worth and self._plain_seconds(running) is not None:
+        if not worth and most > 0 and self._plain_seconds(running) is not None:
             own.next_trial_at = known + TRIAL_INTERVAL
-            own.failed += 1
+            own.failed += self._best(own, running, most).gain < HOPELESS_GAIN
         return worth
 
     def rehearse(
@@ -180,18 +198,17 @@ class DraftPolicy:
             return False
         if not self._measures():
             return True
-        came, drafts = tokens[own.rehearsed_at :].tolist(), own.rehearsed
+        came, drafts, tenant = tokens[own.rehearsed_at :].tolist(), own.rehearsed, own.tenant
         same = [ours == theirs for ours, theirs in zip(drafts, came, strict=False)]
         if all(same) and len(came) < len(drafts):
             full = self._credit >= CREDIT_STEPS * plain
-            return full or own.saved >= REHEARSED_STEPS[known] * running
+            return full or tenant.saved >= REHEARSED_STEPS[known] * running
         if drafts:
             right = [*same, False].index(False)
             own.compare(right, len(drafts))
-            self._all.compare(right, len(drafts))
             measured = self._seconds(running, len(drafts), plain) / plain
             cost = measured if known else REHEARSED_COST
-            own.saved = max(0.0, own.saved + right + 1 - cost)
+            tenant.saved = max(0.0, tenant.saved + right + 1 - cost)
         own.rehearsed, own.rehearsed_at = draft, len(tokens)
         return False
 
@@ -199,56 +216,62 @@ class DraftPolicy:
         """Draft nothing for a while for a sequence of ``known`` tokens."""
         own.failed = 0 if own.balance > 0 else own.failed + 1
         own.next_trial_at = known + TRIAL_INTERVAL
-        own.saved = 0.0
+        own.tenant.saved = 0.0
         own.interrupt()
 
-    def follows(self, running: int, most: int) -> bool:
+    def follows(self, tenant: int, running: int, most: int) -> bool:
         """Whether what drafts for a new sequence shall read it: that takes time by itself."""
         self._followed += 1
         seldom = self._followed % TRIAL_INTERVAL == 1
         new = self._plain_seconds(running) is None
-        return seldom or new or self.count(DraftHistory(), running, most) > 0
+        known = self._tenants.get(tenant, Acceptance())
+        return seldom or new or self.count(DraftHistory(known), running, most) > 0
 
     def given_up(self, own: DraftHistory) -> bool:
         """Whether so many trials failed that the drafter need not read a sequence any more."""
         return self._measures() and own.failed >= FAILED_TRIALS_MAX
 
-    def note(
-        self,
-        own: DraftHistory,
-        drafted: int,
-        gained: int,
-        running: int,
-        seconds: float,
-        drafting: int,
+    def note_round(
+        self, drafted: int, drafting: int, running: int, seconds: float, *, first: bool
     ) -> None:
-        """Note that a round with ``drafted`` tokens of a sequence yielded ``gained`` tokens and
-        took ``seconds``. It was one of ``drafting`` sequences that had drafts, of ``running``."""
-        self._all.compare(gained - 1, drafted)
-        plain, drafting = self._plain_seconds(running), max(1, drafting)
+        """Note that a round took ``seconds`` in which ``drafting`` of ``running`` sequences had at
+        most ``drafted`` drafts. The ``first`` one of a sequence computes what the drafter has not
+        read yet. Then every sequence that had drafts is noted."""
+        plain, self._share = self._plain_seconds(running), 0.0
+        self._steps += 1
+        self._undrafted = 0
         if plain is None:
             return
-        expected = self._seconds(running, drafted, plain)
+        expected, size = self._seconds(running, drafted, plain), (running, drafted)
         if not self._measures():
             seconds = expected
-        tokens = gained * drafting + running - drafting
-        # The first step of a size, which all its sequences note, is lowered or compiled. Later
-        # rounds that something else held up count as a few times what is usual, once.
-        size = running, drafted
-        noted, latest = self._latest.get(size, (0, 0.0))
-        usual = expected if noted < drafting else OUTLIER_FACTOR * max(expected, latest)
-        self._latest[size] = noted + 1, seconds
-        taken = min(seconds, usual) * self._later(running)
-        gain = (tokens / running * plain - taken) / drafting
-        own.balance += gain
-        self._earn(gain, running)
-        # The first round computes what the drafter has not read yet.
-        if own.rounds > 1 and drafting == running:
+        # The first step of a size is lowered or compiled. Later ones that something else held up
+        # count as a few times what is usual, once.
+        latest = self._latest.get(size)
+        usual = (
+            FIRST_FACTOR * expected if latest is None else HELD_UP_FACTOR * max(expected, latest)
+        )
+        self._latest[size] = seconds
+        others = (running - drafting) * plain / running
+        self._share = (min(seconds, usual) - others) / drafting
+        if not first and drafting == running:
             self._rounds.setdefault(running, {}).setdefault(drafted, _Median()).add(seconds)
         self._unmeasured += 1
-        if self._unmeasured >= REMEASURE_ROUNDS * running:
+        if self._unmeasured >= REMEASURE_ROUNDS:
             self._unmeasured = 0
             self._plain.clear()
+
+    def note(self, own: DraftHistory, gained: int, running: int) -> None:
+        """Note that a sequence of the round that was noted latest gained so many tokens."""
+        own.lead += gained - 1
+        plain = self._plain_seconds(running)
+        if plain is None:
+            return
+        gain = gained * plain / running - self._share
+        own.balance += gain
+        self._earn(gain, running)
+        together = gain if running > 1 else 0.0
+        self._earn_together(together + self._apart(running, gained), running)
 
     def note_nothing(self, running: int, seconds: float) -> None:
         """Note that a step of ``running`` sequences waited ``seconds`` for drafts of one of them,
@@ -269,45 +292,73 @@ class DraftPolicy:
         if not self._measures():
             return 1.0
         plain = self._plain.get(running)
-        return None if plain is None or not plain.known else plain.seconds
+        measured = plain is not None and len(plain.latest) >= MEASUREMENTS_MIN
+        return plain.seconds if plain is not None and measured else None
+
+    def _least_lead(self) -> float:
+        return min([one.lead for one in self._running], default=0.0)
+
+    def _earn_together(self, seconds: float, running: int) -> None:
+        plain = self._plain_seconds(running)
+        if plain is not None:
+            self._together = min(TOGETHER_STEPS * plain, self._together + seconds)
+
+    def _apart(self, running: int, tokens: float) -> float:
+        """What ``tokens`` gain less because sequences ended early that would run without drafts."""
+        if not self._ended:
+            return 0.0
+        reached = self._steps + self._least_lead()
+        self._ended = [end for end in self._ended if end > reached]
+        most = min(running + len(self._ended), self._peak)
+        for count in range(most, running, -1):
+            plain = self._plain_seconds(count)
+            usual = self._plain_seconds(running)
+            if plain is not None and usual is not None:
+                return min(0.0, plain / count - usual / running) * tokens
+        return 0.0
 
     def _best(self, own: DraftHistory, running: int, most: int) -> _Choice:
         """The number of drafts that makes a sequence fastest."""
         plain = self._plain_seconds(running)
         assert plain is not None
         longest = max(self._known(running), default=0)
-        best, tokens, next_right, right = _Choice(0, 0.0), 1.0, 1.0, self._right(own)
+        right = own.part_right if running == 1 else own.tenant_right
+        best, tokens, next_right = _Choice(0, 0.0, 0.0), 1.0, 1.0
+        could = 0.0
         for count in range(1, min(most, max(FIRST_DRAFTS, 2 * longest)) + 1):
             next_right *= right
             tokens += next_right
-            gain = tokens * plain / self._seconds(running, count, plain) / self._later(running)
-            if gain > best.gain:
-                best = _Choice(count, gain)
-        return best
-
-    def _later(self, running: int) -> float:
-        return 1 + EXTRA_SEQUENCE_COST * (running - 1)
-
-    def _right(self, own: DraftHistory) -> float:
-        """The estimated part of a sequence's drafts that are right."""
-        common = (self._all.right + PRIOR_ACCEPTED) / (self._all.compared + PRIOR_ACCEPTED + 1)
-        return (own.right + COMMON_TRIALS * common) / (own.compared + COMMON_TRIALS)
+            part = plain / self._seconds(running, count, plain)
+            could = max(could, (count + 1) * part)
+            if tokens * part > best.gain:
+                best = _Choice(count, tokens * part, could)
+        return best._replace(most=could)
 
     def _known(self, running: int) -> list[int]:
         """The numbers of drafts of which rounds were measured."""
-        return [n for n, median in self._rounds.get(running, {}).items() if median.known]
+        measured = self._rounds.get(running, {})
+        return [n for n, median in measured.items() if len(median.latest) >= ROUNDS_MIN]
 
     def _seconds(self, running: int, count: int, plain: float) -> float:
         """Expected seconds of a round with ``count`` drafts of each sequence: as measured, or by
-        those of the nearest numbers that were."""
+        those of the nearest numbers that were, of drafts or of sequences."""
         rounds, known = self._rounds.get(running, {}), self._known(running)
-        if not known:
-            return UNMEASURED_COST * self._later(running) * plain
         if count in known:
             return rounds[count].seconds
-        shorter = max((n for n in known if n < count), default=0)
-        least = rounds[shorter].seconds if shorter else plain
-        longer = min((n for n in known if n > count), default=None)
-        if longer is None:
-            return least * (1 + EXTRAPOLATED_COST * (count / shorter - 1))
-        return max(least, plain + (rounds[longer].seconds - plain) * count / longer)
+        if known:
+            shorter = max((n for n in known if n < count), default=0)
+            least = rounds[shorter].seconds if shorter else plain
+            longer = min((n for n in known if n > count), default=None)
+            if longer is None:
+                return least * (1 + EXTRAPOLATED_COST * (count / shorter - 1))
+            return max(least, plain + (rounds[longer].seconds - plain) * count / longer)
+        others = [n for n in self._rounds if self._known(n) and self._plain_seconds(n)]
+        if not others:
+            return plain * (
+                UNMEASURED_ROUND + UNMEASURED_DRAFT * math.pow(running, SEQUENCES_POWER) * count
+            )
+        near = min(others, key=lambda n: abs(n - running))
+        usual = self._plain_seconds(near)
+        assert usual is not None
+        more = self._seconds(near, count, usual) - usual
+        return plain + more * math.pow(running / near, SEQUENCES_POWER)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 
 from accel.native.plan_export import _written
-from contract.errors import ZincError
+from contract.errors import CatalogError, ZincError
 from harness.conformance.package import write_archive
 from reference.model.gguf.writer import write_gguf
 from tests.cli.conftest import Result
@@ -82,11 +83,13 @@ def test_an_empty_path_is_refused(
     "words",
     [
         ("run", "hi", "--tier", "cpu", "--receipt"),
+        ("run", "hi", "--tier", "cpu", "--trace"),
+        ("chat", "--tier", "cpu", "--timeline"),
         ("conformance", "--tier", "cpu", "--out"),
         ("card-test", "--device", "simulated", "--out"),
         ("bench", "--plot"),
     ],
-    ids=lambda words: words[0],
+    ids=lambda words: f"{words[0]} {words[-1]}",
 )
 def test_an_output_that_cannot_be_is_refused_first(
     zinc: Zinc,
@@ -106,3 +109,115 @@ def test_an_output_that_cannot_be_is_refused_first(
     assert f"{words[-1]}: " in result.err
     assert problem in result.err
     assert result.err.count("\n") == 1
+
+
+WRITTEN = ("record", "state", "receipts", "slot-save-path", "disk-cache")
+"""Settings that name folders to write to."""
+
+
+@pytest.fixture
+def fetched(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """The models that were to be downloaded, of which none is."""
+    models: list[object] = []
+
+    def refuse(model: object, *_: object) -> Path:
+        models.append(model)
+        raise CatalogError("no download here")
+
+    monkeypatch.setattr(import_module("harness.catalog.pull"), "pull", refuse)
+    return models
+
+
+@pytest.mark.parametrize("where", ["file", "file/below", "link", "link/below", "closed"])
+@pytest.mark.parametrize("name", [*WRITTEN, "cache-dir"])
+def test_a_folder_that_cannot_be_is_named_first(
+    zinc: Zinc, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fetched: list[object], name: str,
+    where: str,
+) -> None:  # fmt: skip
+    """Before the model is downloaded or loaded, with the setting and what to do."""
+    (tmp_path / "file").write_bytes(b"")
+    (tmp_path / "link").symlink_to(tmp_path / "nothing")
+    (tmp_path / "closed").mkdir()
+    access = os.access
+    monkeypatch.setattr(
+        os, "access", lambda path, mode: Path(path).name != "closed" and access(path, mode)
+    )
+    result = zinc("serve", f"--{name}", tmp_path / where)
+    if (name, where) == ("cache-dir", "closed"):
+        assert fetched  # Models may be there that are read alone.
+        return
+    assert (result.code, result.out, fetched) == (2, "", [])
+    problem = {"file": "is no folder", "link": "is a link to nothing", "closed": "nothing may be"}
+    assert f"flag --{name}: {tmp_path / where}: " in result.err
+    assert problem[where.partition("/")[0]] in result.err
+    assert "; name a folder" in result.err
+    assert result.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(("name", "where", "problem"), [
+    ("ledger", "folder", "it is a folder; name another file"),
+    ("ledger", "file/below", "is no folder; name another file"),
+    ("ledger", "pipe", "it is no file"),
+    ("tenants", "folder", "it is a folder; name a file"),
+    ("tenants", "nothing", "it is not there"),
+    ("lora", "folder", "it is a folder; name a GGUF file"),
+    ("lora", "nothing", "it is not there"),
+])  # fmt: skip
+@pytest.mark.parametrize("source", ["flag", "environment"])
+def test_a_file_that_cannot_be_is_named_first(
+    zinc: Zinc, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fetched: list[object], source: str,
+    name: str, where: str, problem: str,
+) -> None:  # fmt: skip
+    (tmp_path / "file").write_bytes(b"")
+    (tmp_path / "folder").mkdir()
+    os.mkfifo(tmp_path / "pipe")
+    words: tuple[object, ...] = (f"--{name}", tmp_path / where)
+    shown = f"flag --{name}"
+    if source == "environment":
+        shown = f"environment ZINC_RT_{name.upper()}"
+        monkeypatch.setenv(shown.removeprefix("environment "), str(tmp_path / where))
+        words = ()
+    result = zinc("serve", *words)
+    assert (result.code, result.out, fetched) == (2, "", [])
+    assert f"{shown}: {tmp_path / where}: " in result.err
+    assert problem in result.err
+
+
+@pytest.mark.parametrize("words", [("list",), ("pull", "smollm2-135m-instruct"), ("use", "a")])
+def test_a_folder_of_models_that_is_none_is_named(
+    zinc: Zinc, tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    result = zinc("model", *words, "--cache-dir", tmp_path / "file")
+    assert (result.code, result.out) == (2, "")
+    assert f"flag --cache-dir: {tmp_path / 'file'}: it is no folder" in result.err
+
+
+@pytest.mark.parametrize("name", [*WRITTEN, "cache-dir"])
+def test_a_folder_that_is_not_there_yet_is_made(
+    zinc: Zinc, tmp_path: Path, fetched: list[object], name: str
+) -> None:
+    """Negative control, with parents that are not there either."""
+    result = zinc("serve", f"--{name}", tmp_path / "a" / "b")
+    assert fetched
+    assert "no download here" in result.err
+
+
+@pytest.mark.parametrize("words", [
+    ("run", "hi", "--tier", "metal"), ("chat", "--tier", "intel"), ("serve", "--tier", "metal"),
+    ("score", "file", "--tier", "metal"), ("run", "hi", "--device", "no such card"),
+    ("run", "hi", "--tier", "cpu", "--device", "no such processor"),
+], ids=" ".join)  # fmt: skip
+def test_a_tier_that_is_not_there_fetches_no_model(
+    zinc: Zinc, tmp_path: Path, fetched: list[object], words: tuple[str, ...]
+) -> None:
+    (tmp_path / "file").write_text("text")
+    result = zinc(*(tmp_path / word if word == "file" else word for word in words))
+    assert (result.code, result.out, fetched) == (2, "", [])
+    assert words[-1] in result.err
+
+
+def test_a_tier_that_is_there_fetches_its_model(zinc: Zinc, fetched: list[object]) -> None:
+    """Negative control."""
+    assert "no download here" in zinc("run", "hi", "--tier", "cpu").err
+    assert fetched

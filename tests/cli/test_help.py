@@ -62,6 +62,12 @@ def test_every_description_is_a_sentence() -> None:
         assert described.endswith("."), parser.prog
 
 
+def test_every_help_shows_how_the_command_is_called() -> None:
+    for parser in all_parsers():
+        shown = [line for line in parser.format_help().splitlines() if line.startswith("  ")]
+        assert any(parser.prog in line for line in shown), parser.prog
+
+
 def test_every_value_is_named_after_what_it_is() -> None:
     """No option shows the name of a variable, and TEXT is a text."""
     for parser in all_parsers():

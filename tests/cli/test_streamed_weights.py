@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -47,9 +48,20 @@ def card(kernel_cache: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
 
 
-def memory_of(zinc: Zinc, *words: object) -> dict[str, object]:
-    found: dict[str, object] = json.loads(zinc("inspect", "--json", *words).out)["run"]["memory"]
-    return found
+def memory_of(zinc: Zinc, *words: object) -> Any:
+    return json.loads(zinc("inspect", "--json", *words).out)["run"]["memory"]
+
+
+def assert_rows_are_plans(zinc: Zinc, small: Any, words: tuple[object, ...], where: str) -> None:
+    """What ``inspect`` lists as fitting with weights elsewhere is what it plans when asked."""
+    text = zinc("inspect", *words).out
+    assert small["kinds"]["i12"]["longest_context"] == small["context"]
+    assert small["kinds"]["i12"]["weights"] == where
+    row = small["sequences"][1]
+    assert (row["slots"], row["context"], row["weights"]) == (2, small["context"], where)
+    if where == "from disk":
+        assert row["total"] == memory_of(zinc, *words, "--slots", 2)["total"]
+    assert f"it is the whole context, weights {where}" in text
 
 
 @pytest.mark.usefixtures("card")
@@ -66,14 +78,42 @@ def test_inspect_and_run_say_where_weights_are(zinc: Zinc, model_path: Path) -> 
     assert streamed > ring > 0
     assert int(str(small["device"])) <= int(str(small["budget"])) < int(str(whole["device"]))
     text = zinc("inspect", *sizes, *budget).out
-    for part in (SAID, "in host memory", "\nring", "in the budget"):
+    for part in (SAID, "in host memory", "\nring", "on the device, in the budget"):
         assert part in text
+    assert_rows_are_plans(zinc, small, (*sizes, *budget), "in host memory")
     asked = ("run", "--model", model_path, *sizes[1:], "--max-tokens", 5, "--temperature", 0)
     plain, less = (zinc(*asked, *more, "Hello") for more in ((), budget))
     assert (plain.code, less.code) == (0, 0)
     assert less.out == plain.out
     assert plain.err.count(SAID) == 0
     assert less.err.count(SAID) == 1
+
+
+def test_a_mapped_file_is_more_than_the_budget(
+    zinc: Zinc, model_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A processor reads what has no room from disk: ``inspect`` never says that it is within the
+    budget, and says how fast the disk lets it be, as ``run`` does."""
+    monkeypatch.setattr("accel.native.weight_cache.LEAST_BYTES", 0)
+    monkeypatch.setattr("harness.residency.disk_rate", lambda path: 1e9)
+    sizes = (model_path, "--tier", "native", "--context", 64, "--chunk", 16)
+    whole = memory_of(zinc, *sizes)
+    words = (*sizes, "--memory-budget", f"{int(str(whole['total'])) - (1 << 20)}B")
+    small = memory_of(zinc, *words)
+    assert (small["fits"], small["beyond"]) == (True, 1 << 20)
+    text = zinc("inspect", *words).out
+    said = "is read from disk in every step: if that is all of it, at most "
+    assert "1.05 MB more than the budget of" in text
+    assert "in the budget" not in text
+    assert f"{said}954 times a second by the disk" in text
+    assert_rows_are_plans(zinc, small, words, "from disk")
+    ran = zinc("run", "--model", *words, "--max-tokens", 2, "Hello")
+    assert (ran.code, ran.err.count(said)) == (0, 1)
+
+
+def test_without_a_tier_inspect_names_the_option(zinc: Zinc, model_path: Path) -> None:
+    text = zinc("inspect", model_path, "--memory-budget", "1MB").out
+    assert "--tier auto says whether weights may stay in host memory or on disk" in text
 
 
 @pytest.mark.usefixtures("card")

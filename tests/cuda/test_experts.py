@@ -61,6 +61,10 @@ MODELS: Mapping[str, Mapping[str, Any]] = {
         "architecture": "lfm2moe", **SHAPE, "layers": 2, "leading_dense": 1,
         "experts": {"count": 6, "used": 2, "width": 256},
     },
+    "glm4moe": {
+        "architecture": "glm4moe", **SHAPE, "layers": 2, "leading_dense": 1,
+        "experts": {"count": 6, "used": 2, "width": 256, "shared_width": 256},
+    },
     "gemma4": {
         "architecture": "gemma4", **SHAPE, "gemma": {"period": 1, "head_dim": 64, "kv_heads": 1},
         "experts": {"count": 4, "used": 2, "width": 256, "fused": True},
@@ -241,7 +245,7 @@ def test_prompts_of_devices_that_have_rows_of_every_expert(
     _together(members, tokens)
 
 
-@pytest.mark.parametrize("name", ["other-shared", "gemma4", "gpt-oss", "lfm2moe"])
+@pytest.mark.parametrize("name", ["other-shared", "gemma4", "gpt-oss", "lfm2moe", "glm4moe"])
 @pytest.mark.parametrize("tokens", [1, 3])
 def test_products_by_themselves(name: str, tokens: int, folder: Path) -> None:
     """Where what stands around them has no rule, such as biases."""

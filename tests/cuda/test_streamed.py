@@ -180,7 +180,7 @@ def test_a_budget_is_planned_and_said(name: str, folder: Path, tier: CudaTier) -
         return found.applied(model, tier, budget)
 
     whole = planned(1 << 27)
-    assert (whole.streamed, whole.cache, whole.lines(tier)) == ((), 0, [])
+    assert (whole.streamed, whole.cache, whole.lines(tier, model)) == ((), 0, [])
     with pytest.raises(DoesNotFit, match="weights of all layers in host memory") as refused:
         planned(1 << 10)
     least, most = refused.value.need, whole.plan.budgeted
@@ -189,7 +189,7 @@ def test_a_budget_is_planned_and_said(name: str, folder: Path, tier: CudaTier) -
         assert found.plan.budgeted <= budget
         stacks = [n for n in found.streamed if len(model.graph(LIMITS).buffers[n].shape) == 3]
         assert (found.cache > 0) <= (len(stacks) == len(found.streamed) > 0)
-        (line,) = found.lines(tier)
+        (line,) = found.lines(tier, model)
         assert ("a token moves" in line) == (name == "qwen35moe")
         assert "a second by the link" in line
     assert (found.cache > 0) == (name == "qwen35moe")

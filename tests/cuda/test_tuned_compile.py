@@ -35,8 +35,8 @@ MULTIPROCESSORS = 132
 """So many that blocks share rows."""
 OPERANDS = ("M", "SCALE", "SUMS", "RESIDUAL", "PRODUCT", "PACKET_COUNT")
 OF_MATRICES = (f"{name}{matrix}" for name in "WYB" for matrix in ("", *range(4)))
-PLACES = frozenset((*OPERANDS, *OF_MATRICES))
-"""Macros that say where in the packets of a launch an operand lies, negative where it is absent."""
+OPERAND_AT = frozenset((*OPERANDS, *OF_MATRICES))
+"""Macros of the number of an operand in the packets of a launch, negative where it is absent."""
 QUICK = ("--Ofast-compile=max",)
 """Hardly optimized, which takes a third of the time off; what has to be a constant, as operands of
 instructions, then has to be one as it is written."""
@@ -80,12 +80,12 @@ def sources(device: Device, folder: Path) -> list[Source]:
     found += [launch.source for launch in gathers(device)]
     found += [launch.source for launch in experts_and_delta_nets(device, folder)]
     tuned = (source for source in found if source.name.endswith(".cu"))
-    return list({of_any_place(source): source for source in tuned}.values())
+    return list({unnumbered(source): source for source in tuned}.values())
 
 
-def of_any_place(source: Source) -> Source:
+def unnumbered(source: Source) -> Source:
     """The same wherever the operands lie in the packets, as long as the same ones are there."""
-    macros = [(name, value >= 0 if name in PLACES else value) for name, value in source.macros]
+    macros = [(name, value >= 0 if name in OPERAND_AT else value) for name, value in source.macros]
     return replace(source, macros=tuple(macros))
 
 
@@ -130,7 +130,7 @@ def persistent_launches(device: Device, folder: Path) -> list[PlannedLaunch]:
 
 def values_of(source: Source) -> frozenset[tuple[object, ...]]:
     """The source, and what each of its macros is."""
-    macros = of_any_place(source).macros
+    macros = unnumbered(source).macros
     return frozenset({(source.name,), *((source.name, *macro) for macro in macros)})
 
 
@@ -149,7 +149,7 @@ def test_some_sources_have_every_value(folder: Path) -> None:
     every = sources(DEVICE, folder)
     some = list(with_every_value(every))
     values = [
-        {(source.name, *macro) for source in found for macro in of_any_place(source).macros}
+        {(source.name, *macro) for source in found for macro in unnumbered(source).macros}
         for found in (every, some)
     ]
     assert values[0] == values[1]

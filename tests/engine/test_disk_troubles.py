@@ -7,6 +7,7 @@ import os
 import shutil
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +111,53 @@ def test_a_folder_that_cannot_be_made_is_told_once(dense: Path, tmp_path: Path) 
         assert first.counts.problem
     (line,) = first.lines
     assert "goes on without it" in line
+
+
+def test_a_folder_that_cannot_be_made_at_first_is_used_later(
+    dense: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk that was full, or not there, when the server began. The next one finds what was
+    stored."""
+    with monkeypatch.context() as patch, ExitStack() as owned:
+        patch.setattr(folder_module, "secret_in", refusing(errno.ENOSPC))
+        first = owned.enter_context(life(dense, folder))
+        first.ask()
+        assert first.engine.disk is not None
+        first.engine.disk.flush()
+        assert first.counts.dropped
+        assert not list(folder.rglob("*.page"))
+        patch.undo()
+        for turn in range(8):
+            expected = first.ask(PROMPT[turn:])
+            first.engine.disk.flush()
+        assert first.counts.written
+        assert first.counts.problem == ""
+        assert first.counts.used_bytes
+        owned.close()
+        assert len(first.lines) == 1
+    with life(dense, folder) as second:
+        assert second.ask(PROMPT[turn:]) == expected
+        assert second.from_disk
+
+
+def test_a_folder_that_another_process_made_is_left_to_it(
+    dense: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its secret gives pages other names; what is found there is none of this process's."""
+    with monkeypatch.context() as patch, ExitStack() as owned:
+        patch.setattr(folder_module, "secret_in", refusing(errno.ENOSPC))
+        first = owned.enter_context(life(dense, folder))
+        patch.undo()
+        lived(dense, folder)
+        before = files(folder)
+        for turn in range(4):
+            first.ask(PROMPT[turn:])
+        assert first.engine.disk is not None
+        first.engine.disk.flush()
+        assert first.counts.dropped
+        assert "another process" in first.counts.problem
+        owned.close()
+        assert files(folder) == before
 
 
 def test_a_folder_that_vanishes_is_told_once(dense: Path, folder: Path) -> None:

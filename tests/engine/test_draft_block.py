@@ -31,12 +31,15 @@ from tests.engine.small_engine import EVERY_TIER as TIERS
 from tests.engine.test_constrained_requests import few, two_residues
 from tests.named_tiers import quick_tier, runner_on
 from tests.peer.float64_hybrid import Float64Hybrid
+from tests.peer.float64_model import float64_model
 
-ARCHITECTURES = ("qwen35", "qwen35moe", "qwen3next")
+ARCHITECTURES = ("qwen35", "qwen35moe", "qwen3next", "glm4moe")
 LIMITS = Limits(
     slots=3, context=112, pages=7, step_tokens=48, step_rows=24, saved_states=6, masks=8,
     biases=4, top_log_probabilities=4, hidden_states=True,
 )  # fmt: skip
+TOLERANCE = dict.fromkeys(ARCHITECTURES, 1e-3) | {"glm4moe": 3e-3}
+"""Of logits: what attention rounds, which the factor of experts of glm4moe makes larger."""
 DRAFTS = 5
 FAST = [
     *((name, tier) for name in ARCHITECTURES for tier in ("native", "cuda")),
@@ -68,7 +71,9 @@ def drafting(
         yield runner, owned.enter_context(block)
 
 
-RUNS = [(pair, ahead, chunk) for pair in FAST for ahead, chunk in ((0, None), (1, 20))]
+RUNS = [(pair, 1, 20) for pair in FAST]
+RUNS += [(pair, 0, None) for pair in FAST if pair[0] != "glm4moe"]
+"""Without steps ahead the pages of glm4moe suffice, and nobody is preempted."""
 RUNS += [(("qwen35", tier), 1, 20) for tier in ("cpu", "vulkan")]
 RUNS += [(("qwen3 head", "cpu"), 1, 20)]
 LONG_RUNS = [pytest.param(("qwen3 head", "vulkan"), 1, 20, marks=pytest.mark.long)]
@@ -353,7 +358,7 @@ def test_drafts_follow_the_formulas(synthetic_model: SyntheticModel, name: str, 
     requests = [
         Request(n, prompt(n, length), 60, SamplingParams()) for n, length in enumerate((9, 60, 95))
     ]
-    truth = Float64Hybrid(path)
+    truth = float64_model(path)
     with quick_tier() as tier, drafting(path, tier, limits) as (runner, block):
         drafter = Observed(block, every)
         options = EngineOptions(draft_tokens=DRAFTS, prefix_cache=False)
@@ -361,7 +366,7 @@ def test_drafts_follow_the_formulas(synthetic_model: SyntheticModel, name: str, 
     assert len(drafter.drafted) > 3
     for tokens, row in drafter.drafted:
         expected = truth.draft_logits(tokens)[-1]
-        assert np.abs(row - expected).max() < 1e-3 * np.abs(expected).max()
+        assert np.abs(row - expected).max() < TOLERANCE[name] * np.abs(expected).max()
 
 
 def test_a_prefix_hit_has_the_keys_of_the_block(

@@ -86,7 +86,7 @@ def test_a_hosted_model_gives_memory_back(
         wait_until(lambda: memory.given_back == 0 and memory.changes >= 2)
         assert answer(take) == before
         wait_until(lambda: memory.given_back > 0)
-        text = Metrics("tiny", driver).text().decode()
+        text = Metrics("tiny", driver, dict).text().decode()
         given_back = f'memory_given_back_bytes{{model_name="tiny"}} {float(memory.given_back)}'
         assert given_back in text
         assert f'memory_changes_total{{model_name="tiny"}} {float(memory.changes)}' in text

@@ -30,8 +30,7 @@ from harness.bench.engines import PEER
 from harness.bench.load import overhead
 from harness.bench.load import plan as load_plan
 from harness.bench.load.clients import RequestOutcome, ServerTarget, run_load
-from harness.bench.load.figures import error_counts, jain_index, load_figures
-from harness.bench.load.measure import OURS, TARGETS, judged
+from harness.bench.load.measure import OURS, TARGETS, error_counts, jain_index, judged, load_figures
 from harness.bench.load.overhead import STREAMS, Readers, engine_rate, http_seconds, server_here
 from harness.bench.load.plan import (
     MIX_CONTEXT,

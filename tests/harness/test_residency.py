@@ -20,6 +20,7 @@ from contract.errors import DoesNotFit, OutOfMemory
 from contract.footprint import Footprint
 from contract.tier import Tier
 from contract.types import SamplingParams
+from harness.disk_rate import disk_rate
 from harness.host.open import prepare_session
 from harness.host.options import SessionOptions, limits_at
 from harness.host.session import Session
@@ -226,3 +227,12 @@ def test_a_processor_reads_what_does_not_fit_from_disk(
     folder[0] = None
     with pytest.raises(DoesNotFit):
         plan_of(model_path, least)
+
+
+def test_the_rate_of_a_disk(model_path: Path, tmp_path: Path) -> None:
+    """A file of any length is measured; what is no file, or on no disk, has no rate."""
+    (tmp_path / "empty").touch()
+    rate = disk_rate(model_path)
+    assert rate is None or rate > 0
+    for path in (tmp_path / "empty", tmp_path / "missing", tmp_path, Path("/dev/full")):
+        assert disk_rate(path) is None, path

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import harness.host.open
+from accel.native.tier import NativeTier
 from contract.errors import DoesNotFit
 from contract.tier import Tier
 from contract.types import LOCAL_TENANT, FinishReason, SamplingParams
@@ -23,11 +24,13 @@ from harness.host.open import prepare_session
 from harness.host.options import SessionOptions
 from harness.host.session import Session
 from harness.memory import pages_in
+from harness.progress import NullProgress
 from harness.synth import SynthSpec, sized_spec, write_synthetic
 from harness.tiers import TIERS, open_tier
 from reference.cpu.tier import CpuTier
 from reference.engine import Engine, EngineOptions
 from reference.limits import Limits
+from reference.memory.disk.cache import DiskCache
 from reference.model.chat_template import ChatTemplate
 from reference.model.open import open_model
 from reference.runner import ModelRunner
@@ -50,6 +53,53 @@ def test_closing_frees_the_memory_at_once(tmp_path: Path, tier: str) -> None:
     finally:
         if gc_was_on:
             gc.enable()
+
+
+class Interrupting(NullProgress):
+    """Presses Ctrl-C when so many tokens of a prompt are read."""
+
+    def __init__(self, stop: int) -> None:
+        self._left = stop
+
+    def advance(self, n: int) -> None:
+        self._left -= n
+        if self._left <= 0:
+            raise KeyboardInterrupt
+
+
+def test_steps_are_abandoned_behind_what_goes_to_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A session that is closed within a long prompt waits for the pages to be written, and not for
+    the rest of the step; a later one finds these pages and gives the bits of one without."""
+    path, prompt = tmp_path / "model.gguf", [number % 300 for number in range(700)]
+    write_synthetic(path, sized_spec("tiny", quant="q8_0", context=1024, layers=3))
+    options = SessionOptions(tier="native", slots=1, chunk=64)
+    with need_device(lambda: Session.open(path, options)) as session:
+        expected = [piece.token for piece in session.generate(prompt, SamplingParams(), 4)]
+    # A busy machine may take long to write.
+    monkeypatch.setattr(DiskCache, "_left", lambda self: None)
+    order: list[str] = []
+    for owner, call in ((DiskCache, "close"), (NativeTier, "abandon"), (ModelRunner, "close")):
+        method, name = getattr(owner, call), f"{owner.__name__}.{call}"
+
+        def noted(self: Any, *, method: Any = method, name: str = name) -> Any:
+            order.append(name)
+            return method(self)
+
+        monkeypatch.setattr(owner, call, noted)
+    options = replace(options, disk_cache=tmp_path / "pages")
+    for stop in (64, 320, 640):
+        session = Session.open(path, options)
+        with pytest.raises(KeyboardInterrupt):
+            list(session.generate(prompt, SamplingParams(), 4, progress=Interrupting(stop)))
+        session.close()
+        assert order == ["DiskCache.close", "NativeTier.abandon", "ModelRunner.close"]
+        order.clear()
+    with Session.open(path, options) as session:
+        assert [piece.token for piece in session.generate(prompt, SamplingParams(), 4)] == expected
+        assert session.engine.disk is not None
+        assert session.engine.disk.statistics.tokens >= 320
 
 
 def arrays_of_a_session(path: Path, options: SessionOptions) -> list[weakref.ref[np.ndarray]]:

@@ -34,7 +34,8 @@ BILLION = 1e9
 PUBLISHED = {
     ("qwen3", "0.6b"): 0.596, ("qwen3", "8b"): 8.191, ("qwen3moe", "1b"): 1.046,
     ("qwen35moe", "1b"): 0.966, ("qwen35moe", "35b-a3b"): 34.661, ("lfm2", "1.2b"): 1.177,
-    ("lfm2moe", "8b-a1b"): 8.340, ("gemma4", "26b-a4b"): 25.233, ("gemma4", "31b"): 30.697,
+    ("glm4moe", "106b-a12b"): 109.227, ("lfm2moe", "8b-a1b"): 8.340,
+    ("gemma4", "26b-a4b"): 25.233, ("gemma4", "31b"): 30.697,
 }  # fmt: skip
 """Billions of weights by architecture and size; 34.66, 25.2 and 30.7 are those of the models."""
 
@@ -62,6 +63,9 @@ LATER = {
     "lfm2": "0a86b0e954af4cf3fbfd1b2e14c3d8f16d995c4135427f960c34863279d9c78f",
     "lfm2moe": "b9b1e1366bf75feb81325179e1367edb7367000d9f06195665e98ce8cda880a3",
     "granitehybrid": "eb2bdd34485e5efe30d8e71682131dbebda76a34c2984fb127e94a85e939dfa6",
+    "glm4moe": "1e7a72d62e6d1928d70c96dab3e7a2527106009607a97ab3b6ea6bdc3ce3c527",
+    "granitemoe": "8edb076cfdfae2a3cd87197d2d5bb8fba6e3d1e219bfd7820ef14e5029799220",
+    "minimax-m2": "63f4af028af90b099ae987dd25307e95569d3a6b8837a46dbad8749f151b0916",
     "gpt-oss": "ecede1b771fcdd6a698625ee8ed140f093bf0d72a6769cb9145fc3164f868257",
 }
 """Digests of the files of architectures that came later."""

@@ -141,6 +141,16 @@ def test_a_write_that_fails_leaves_the_file(path: Path, monkeypatch: pytest.Monk
     assert len(os.listdir(path.parent)) == 2
 
 
+def test_what_a_killed_writer_left_goes_with_the_next_change(path: Path) -> None:
+    killed = path.with_name(f".{path.name}.{'0a' * 8}.partial")
+    kept = [path.with_name(f".{path.name}.{end}") for end in ("20261128", "backup", "partial")]
+    for one in (killed, *kept):
+        one.write_text("")
+    rotate_key(path, "alice")
+    assert not killed.exists()
+    assert all(one.exists() for one in kept)
+
+
 def test_two_who_change_it_at_once_lose_nothing(path: Path) -> None:
     program = (
         "import sys; from pathlib import Path; from harness.tenants_file import add_tenant\n"

@@ -1,8 +1,14 @@
 """Every op of the kernel dialect against its numpy definition: as OpenCL C on a processor, as Metal
-on a simulated Mac, as SPIR-V on a simulated Intel GPU, as machine code on simulated AMD GPUs."""
+on a simulated Mac, as SPIR-V on a simulated Intel GPU, as machine code on simulated AMD GPUs.
+
+Devices that a processor plays cannot run all cases: ZINC_RT_PARITY_CASES asks for so many of each
+opcode and storage type, or for all; ZINC_RT_PARITY_PART=3/8 is the third of eight parts of the soak
+tests' cases."""
 
 from __future__ import annotations
 
+import os
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,26 +21,106 @@ from accel.opencl import modules, runtime
 from accel.opencl.program import module_options
 from accel.packets.ops import TABLE as DEVICE_OPS
 from accel.packets.rules import lower_graph
+from contract.dtypes import F16, F32, Q4_K, WEIGHT_DTYPES
 from contract.opcodes import Opcode
 from contract.shape_key import ShapeKey
 from contract.tier import Tier
-from harness.parity import STRATEGIES, Case, compare
+from harness.parity import STRATEGIES, Case, all_cases, compare
 from harness.parity.execute import build_graph
 from tests.kernels.machines import MACHINES
-from tests.kernels.parity_cases import (
-    AMD_CASES,
-    FORMATS,
-    INTEL_CASES,
-    METAL_CASES,
-    METAL_INTEGER_CASES,
-    PART,
-    SMALL_CASES,
-    WORK_GROUP_CASES,
-    chosen,
-    of,
-    part,
-)
 from tests.parity.test_parity import by_shape
+
+MOST = os.environ.get("ZINC_RT_PARITY_CASES", "")
+PART = os.environ.get("ZINC_RT_PARITY_PART", "1/1")
+ELSEWHERE = (
+    *(Opcode.EMBED, Opcode.RMS_NORM, Opcode.MATMUL, Opcode.SWIGLU, Opcode.LOAD_REQUEST_STATE),
+    *(Opcode.KV_WRITE_BATCHED, Opcode.FLASH_ATTN, Opcode.MOE_GATE_TOPK),
+)
+"""Opcodes whose kernels take operands from everywhere, divide and take roots."""
+SLOW = (Opcode.SHARED_EXPERT, Opcode.FLASH_ATTN_BATCHED, Opcode.MOE_GATE_UP, Opcode.MOE_DOWN_ACC)
+"""On a simulated AMD GPU one storage type of these is enough for every commit: other opcodes have
+their kernels too."""
+FORMATS = None, F16, Q4_K
+"""Of weights F16 is read by products of many tokens, Q4_K by that of one."""
+
+
+def chosen(most: str) -> list[Case]:
+    """So many of each opcode and storage type, from all over their list, or "all"."""
+    groups: dict[tuple[Opcode, object], list[Case]] = defaultdict(list)
+    for case in all_cases(1):
+        groups[case.opcode, case.dtype].append(case)
+    if most == "all":
+        return [case for group in groups.values() for case in group]
+    return [
+        group[len(group) * i // int(most)]
+        for group in groups.values()
+        for i in range(min(int(most), len(group)))
+    ]
+
+
+def each_somewhere(cases: list[Case]) -> list[Case]:
+    """Every opcode and every format, but each format only where it is multiplied by: other opcodes
+    that read weights have a fourth of the formats, others in turn. Vulkan has every pair."""
+    dtypes: dict[Opcode, dict[object, int]] = defaultdict(dict)
+    for case in cases:
+        dtypes[case.opcode].setdefault(case.dtype, len(dtypes) + len(dtypes[case.opcode]))
+    return [
+        case
+        for case in cases
+        if case.opcode is Opcode.MATMUL
+        or len(dtypes[case.opcode]) < len(WEIGHT_DTYPES)
+        or dtypes[case.opcode][case.dtype] % 4 == 0
+    ]
+
+
+def one_or_two() -> list[Case]:
+    """Two of each storage type, in the first of which one token reads weights, in the second many;
+    one of the two, in turn, where there are formats of all sorts. A processor's compiler takes
+    seconds for each pair of a format and a kernel, and Vulkan has every pair."""
+    groups: dict[Opcode, list[list[Case]]] = defaultdict(list)
+    for case in chosen("2"):
+        pairs = groups[case.opcode]
+        if not pairs or pairs[-1][0].dtype != case.dtype:
+            pairs.append([])
+        pairs[-1].append(case)
+    return [
+        case
+        for pairs in groups.values()
+        for number, pair in enumerate(pairs)
+        for case in (pair if len(pairs) < len(WEIGHT_DTYPES) else pair[number % 2 :][:1])
+    ]
+
+
+def one_of_slow(cases: list[Case]) -> Iterator[Case]:
+    """All cases, but of the opcodes in SLOW a single one."""
+    met = set()
+    for case in cases:
+        if case.opcode in SLOW and case.opcode in met:
+            continue
+        met.add(case.opcode)
+        yield case
+
+
+def of(cases: list[Case], formats: tuple[object, ...]) -> list[Case]:
+    """Those of the opcodes ELSEWHERE with one of the storage types."""
+    return [case for case in cases if case.opcode in ELSEWHERE and case.dtype in formats]
+
+
+def part(cases: list[Case], named: str) -> list[Case]:
+    """Every n-th of them, from the k-th on, for "k/n" with 1 <= k <= n."""
+    number, parts = (int(word) for word in named.split("/"))
+    assert 1 <= number <= parts, f"ZINC_RT_PARITY_PART={named}"
+    return cases[number - 1 :: parts]
+
+
+WORK_GROUP_CASES = chosen(MOST) if MOST else one_or_two()
+METAL_CASES = chosen(MOST) if MOST else each_somewhere(chosen("1"))
+METAL_INTEGER_CASES = of(chosen("1"), (None, F32, Q4_K))
+AMD_CASES = chosen(MOST) if MOST else list(one_of_slow(each_somewhere(chosen("1"))))
+INTEL_CASES = list({case.opcode: case for case in reversed(METAL_CASES)}.values())
+"""One of each opcode: the text of a kernel is tested elsewhere, here what clang makes of it."""
+SMALL_CASES = [case for case in AMD_CASES if case.opcode in ELSEWHERE and case.opcode not in SLOW]
+
 
 parity = pytest.mark.parity
 UNROLLED = Opcode.MATMUL, Opcode.FLASH_ATTN

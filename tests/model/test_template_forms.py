@@ -131,6 +131,18 @@ def test_calls_are_printed_whatever_stands_beside_them(
     assert text == '[user]go[assistant]<f {"a": 1}>'
 
 
+@pytest.mark.parametrize("name", ["is none", "== none", "empty", "undefined"])
+@pytest.mark.parametrize("content", [None, "", "absent"])
+def test_a_template_that_prints_names_of_calls_alone_prints_them(
+    name: str, content: str | None
+) -> None:
+    turn: dict[str, Any] = {"role": "assistant", "tool_calls": [CALL], "content": content}
+    if content == "absent":
+        del turn["content"]
+    source = CALLING[name].replace(CALLS, "<{{ m.tool_calls[0].function.name }}>")
+    assert text_of(every(source), [{"role": "user", "content": "go"}, turn]).endswith("<f>")
+
+
 @pytest.mark.parametrize("name", ["Qwen-Qwen3-0.6B", "Qwen3.5-4B", "google-gemma-4-31B-it"])
 def test_real_templates_print_calls_beside_null_as_beside_an_empty_text(name: str) -> None:
     source = need_file(CHAT_TEMPLATES / f"{name}.jinja").read_text()

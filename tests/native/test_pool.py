@@ -170,6 +170,40 @@ def test_closing_waits_for_what_was_submitted(open_native: OpenNative) -> None:
     assert [fence.outputs["y"].tobytes() for fence in fences] == expected  # type: ignore[attr-defined]
 
 
+def test_steps_that_nobody_wants_end_early(open_native: OpenNative) -> None:
+    """Results that were there stay; other steps compute nothing more and are DeviceLost, as is what
+    is submitted behind them. Each step is 400 ops in a row."""
+    builder, size = GraphBuilder("long"), ShapeKey(2048, 0)
+    value = builder.buffer("x", BufferKind.REQUEST, F32, ("tokens", WIDTH))
+    for _ in range(399):
+        value = builder.emit(Opcode.SCALE, x=value, factor=1.0)
+    builder.emit(Opcode.SCALE, x=value, factor=1.0, y=builder.output("y", "tokens", WIDTH))
+    graph, tier = builder.build(), open_native(threads=2)
+    layout = input_layout(graph, size)
+    y = tier.alloc(graph.buffers["y"], size.tokens * WIDTH * 4)
+    batch = tier.lower(graph, {"y": y}, size, layout)
+    values = [np.full((size.tokens, WIDTH), number, np.float32) for number in range(1, 33)]
+    blocks = [pack_inputs(layout, size, {"x": one}) for one in values]
+    fences = [tier.submit(batch, block, ["y"]) for block in blocks]
+    tier.abandon()
+    tier._pool.finish()
+    kept = 0
+    for fence, expected in zip(fences, values, strict=True):
+        try:
+            tier.wait(fence)
+        except DeviceLost:
+            break
+        assert np.array_equal(fence.outputs["y"].view(np.float32), expected.reshape(-1))
+        kept += 1
+    assert kept == len(fences) or (fences[-1].outputs["y"].view(np.float32) != 32).any()
+    with pytest.raises(DeviceLost):
+        tier.submit(batch, blocks[0])
+    for fence in fences[kept:]:
+        with pytest.raises(DeviceLost):
+            tier.wait(fence)
+    tier.close()
+
+
 @pytest.mark.filterwarnings("ignore:This process.*is multi-threaded:DeprecationWarning")
 def test_a_forked_process_is_told(open_native: OpenNative) -> None:
     """The threads stay in the first process, which goes on; the copy can open a tier of its own."""

@@ -28,12 +28,6 @@ class Float64GraniteHybrid(Float64Dense):
     def _turn_layer(self, x: Float64, layer: int, positions: NDArray[np.int64]) -> Float64:
         return x
 
-    def _feed_forward(self, h: Float64, layer: int) -> Float64:
-        y = super()._feed_forward(h, layer)
-        prefix = f"blk.{layer}.ffn_"
-        shared = f"{prefix}up_shexp.weight" in self._tensors
-        return y + self._gated(h, prefix, "_shexp") if shared else y
-
     def _mamba(self, h: Float64, prefix: str) -> Float64:
         count, heads, groups = len(h), self._key("ssm.time_step_rank"), self._key("ssm.group_count")
         inner, size = self._key("ssm.inner_size"), self._key("ssm.state_size")

@@ -31,14 +31,6 @@ class Float64Hybrid(Float64Llama):
             return bool(listed[layer])
         return (layer + 1) % self._key("full_attention_interval", 4) != 0
 
-    def _feed_forward(self, h: Float64, layer: int) -> Float64:
-        y = super()._feed_forward(h, layer)
-        prefix = f"blk.{layer}.ffn_"
-        if f"{prefix}gate_inp_shexp.weight" in self._tensors:
-            gate = h @ self._matrix(f"{prefix}gate_inp_shexp.weight").reshape(-1)
-            y = y + sigmoid(gate)[:, None] * self._gated(h, prefix, "_shexp")
-        return y
-
     def _attention(self, h: Float64, layer: int, positions: NDArray[np.int64]) -> Float64:
         prefix, count, size = f"blk.{layer}.attn_", len(h), self.head_dim
         q, k, v = self._qkv(h, prefix, 2 * self.heads)
@@ -100,23 +92,3 @@ class Float64Hybrid(Float64Llama):
 
     def _unit(self, x: Float64) -> Float64:
         return x / np.sqrt((x * x).sum(axis=-1, keepdims=True) + self.eps)
-
-    def draft_logits(self, tokens: list[int], without: frozenset[int] = frozenset()) -> Float64:
-        """The draft block's logits of the token after each of ``tokens``. Before the positions in
-        ``without``, and before the first one, it has zeros instead of a hidden state."""
-        block, positions = self.layers, np.arange(len(tokens))
-        x = self._rows("token_embd.weight", np.asarray(tokens))
-        for layer in range(self.layers):
-            x = self._layer(x, layer, positions)
-        hidden = self._norm(x, "output_norm")
-        before = np.concatenate([np.zeros_like(hidden[:1]), hidden[:-1]])
-        before[sorted(without)] = 0.0
-        own = f"blk.{block}.nextn."
-        table = f"{own}embed_tokens.weight"
-        table = table if table in self._tensors else "token_embd.weight"
-        embedded = self._rows(table, np.asarray(tokens))
-        joined = [self._norm(embedded, f"{own}enorm"), self._norm(before, f"{own}hnorm")]
-        x = self._linear(np.concatenate(joined, axis=1), f"{own}eh_proj")
-        x = x + self._attention(self._norm(x, f"blk.{block}.attn_norm"), block, positions)
-        x = x + self._feed_forward(self._norm(x, f"blk.{block}.post_attention_norm"), block)
-        return self.head(self._norm(x, f"{own}shared_head_norm"))

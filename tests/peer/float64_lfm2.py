@@ -46,10 +46,14 @@ class Float64Lfm2Moe(Float64Lfm2):
     """Sigmoids weight experts; a bias takes part in their choice alone."""
 
     def _weights(self, logits: Float64, prefix: str) -> tuple[Float64, NDArray[np.int64]]:
-        p = sigmoid(logits)
-        score = p + self._choice_bias(prefix.replace("ffn_", "exp_probs_b.bias"))
-        count = self._key("expert_used_count")
-        return p, np.argsort(-score, axis=-1, kind="stable")[:, :count]
+        bias = self._choice_bias(prefix.replace("ffn_", "exp_probs_b.bias"))
+        return chosen_by_bias(logits, bias, self._key("expert_used_count"))
 
     def _choice_bias(self, name: str) -> Float64:
         return self._matrix(name).reshape(-1)
+
+
+def chosen_by_bias(logits: Float64, bias: Float64, count: int) -> tuple[Float64, NDArray[np.int64]]:
+    """What weights each expert, and those of every row with the largest sum of it and a bias."""
+    p = sigmoid(logits)
+    return p, np.argsort(-(p + bias), axis=-1, kind="stable")[:, :count]

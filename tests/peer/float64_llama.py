@@ -41,6 +41,8 @@ class Float64Llama:
 
     epsilon = "attention.layer_norm_rms_epsilon"
     """The key of what norms add to the mean of squares."""
+    normalized = True
+    """Whether the weights of the chosen experts add to 1."""
 
     def __init__(self, path: Path) -> None:
         reader = Reader(path)
@@ -70,13 +72,22 @@ class Float64Llama:
 
     def _layer(self, x: Float64, layer: int, positions: NDArray[np.int64]) -> Float64:
         x = x + self._attention(self._norm(x, f"blk.{layer}.attn_norm"), layer, positions)
-        return x + self._feed_forward(self._norm(x, f"blk.{layer}.ffn_norm"), layer)
+        own = f"blk.{layer}.ffn_norm"
+        named = own if f"{own}.weight" in self._tensors else f"blk.{layer}.post_attention_norm"
+        return x + self._feed_forward(self._norm(x, named), layer)
 
     def _feed_forward(self, h: Float64, layer: int) -> Float64:
         prefix = f"blk.{layer}.ffn_"
-        if f"{prefix}gate_inp.weight" in self._tensors:
-            return self._experts(h, self._linear(h, f"{prefix}gate_inp"), prefix)
-        return self._gated(h, prefix)
+        if f"{prefix}gate_inp.weight" not in self._tensors:
+            return self._gated(h, prefix)
+        y = self._experts(h, self._linear(h, f"{prefix}gate_inp"), prefix)
+        if f"{prefix}gate_shexp.weight" not in self._tensors:
+            return y
+        shared = self._gated(h, prefix, "_shexp")
+        if f"{prefix}gate_inp_shexp.weight" in self._tensors:
+            gate = h @ self._matrix(f"{prefix}gate_inp_shexp.weight").reshape(-1)
+            shared = sigmoid(gate)[:, None] * shared
+        return y + shared
 
     def _gated(self, h: Float64, prefix: str, suffix: str = "") -> Float64:
         gate = self._linear(h, f"{prefix}gate{suffix}")
@@ -92,7 +103,9 @@ class Float64Llama:
         """The weighted sum over the likeliest experts of every row."""
         probability, used = self._weights(logits, prefix)
         weight = np.take_along_axis(probability, used, axis=-1)
-        weight /= np.maximum(weight.sum(axis=-1, keepdims=True), SMALLEST_WEIGHT_SUM)
+        if self.normalized:
+            weight /= np.maximum(weight.sum(axis=-1, keepdims=True), SMALLEST_WEIGHT_SUM)
+        weight *= self._key("expert_weights_scale", 1.0)
         if f"{prefix}gate_up_exps.weight" in self._tensors:
             gate, up = np.split(self._matrix(f"{prefix}gate_up_exps.weight"), 2, axis=1)
         else:
@@ -129,7 +142,7 @@ class Float64Llama:
         k = k.reshape(count, self.kv_heads, size)
         v = v.reshape(count, self.kv_heads, size)
         if f"{prefix}q_norm.weight" in self._tensors:
-            q, k = self._norm(q, f"{prefix}q_norm"), self._norm(k, f"{prefix}k_norm")
+            q, k = self._norm_heads(q, f"{prefix}q_norm"), self._norm_heads(k, f"{prefix}k_norm")
         q, k = self._rotated(q, positions), self._rotated(k, positions)
         return self._linear(attention(q, k, v, positions, size**-0.5), f"{prefix}output")
 
@@ -143,7 +156,7 @@ class Float64Llama:
     def _turned(self, x: Float64, angle: Float64) -> Float64:
         pairs = angle.shape[-1]
         turn = np.cos(angle) + 1j * np.sin(angle)
-        if self.architecture == "llama":
+        if self.architecture in ("llama", "ernie4_5"):
             pair = x[..., 0::2] + 1j * x[..., 1::2]
             turned = pair * turn
             return np.stack([turned.real, turned.imag], axis=-1).reshape(x.shape)
@@ -155,6 +168,11 @@ class Float64Llama:
 
     def _normed(self, x: Float64) -> Float64:
         return x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + self.eps)
+
+    def _norm_heads(self, x: Float64, name: str) -> Float64:
+        """The norm of each head, or of all at once, by the width of its weight."""
+        width = self._matrix(f"{name}.weight").size
+        return self._norm(x.reshape(len(x), -1, width), name).reshape(x.shape)
 
     def _linear(self, x: Float64, name: str) -> Float64:
         y = x @ self._matrix(f"{name}.weight").T
@@ -170,6 +188,23 @@ class Float64Llama:
             for start in range(0, rows, HEAD_ROWS)
         ]
         return np.concatenate(parts, axis=1)
+
+    def draft_logits(self, tokens: list[int], without: frozenset[int] = frozenset()) -> Float64:
+        """The draft block's logits of the token after each of ``tokens``. Before the positions in
+        ``without``, and before the first one, it has zeros instead of a hidden state."""
+        block, positions = self.layers, np.arange(len(tokens))
+        hidden = self.states(tokens)
+        before = np.concatenate([np.zeros_like(hidden[:1]), hidden[:-1]])
+        before[sorted(without)] = 0.0
+        own = f"blk.{block}.nextn."
+        table = f"{own}embed_tokens.weight"
+        table = table if table in self._tensors else "token_embd.weight"
+        embedded = self._rows(table, np.asarray(tokens))
+        joined = [self._norm(embedded, f"{own}enorm"), self._norm(before, f"{own}hnorm")]
+        x = self._linear(np.concatenate(joined, axis=1), f"{own}eh_proj")
+        x = x + self._attention(self._norm(x, f"blk.{block}.attn_norm"), block, positions)
+        x = x + self._feed_forward(self._norm(x, f"blk.{block}.post_attention_norm"), block)
+        return self.head(self._norm(x, f"{own}shared_head_norm"))
 
     def _matrix(self, name: str) -> Float64:
         tensor = self._tensors[name]

@@ -5,13 +5,17 @@ from __future__ import annotations
 import numpy as np
 
 from reference.sched.cost import Load, StepCost
+from reference.sched.draft_history import DraftHistory
 from reference.sched.drafts import (
+    DEBT_STEPS,
     FAILED_TRIALS_MAX,
+    FIRST_CREDIT_STEPS,
     FIRST_DRAFTS,
     MEASUREMENTS_MIN,
     REMEASURE_ROUNDS,
+    TENANTS_MAX,
     TRIAL_INTERVAL,
-    DraftHistory,
+    TRIAL_TIME_SHARE,
     DraftPolicy,
 )
 
@@ -28,6 +32,14 @@ def policy_of(running: int = 1) -> DraftPolicy:
     return policy
 
 
+def note(policy: DraftPolicy, own: DraftHistory, drafts: int, gained: int, seconds: float) -> None:
+    """Note a round of the only sequence that runs."""
+    first = not own.rounds
+    own.note(gained, drafts)
+    policy.note_round(drafts, 1, 1, seconds, first=first)
+    policy.note(own, gained, 1)
+
+
 def rounds(policy: DraftPolicy, own: DraftHistory, row: float, right: int, count: int) -> int:
     """The drafts of the last of ``count`` rounds of a sequence. Each round has as many as the
     policy says, of which the first ``right`` are, and each draft takes ``row`` seconds."""
@@ -35,9 +47,7 @@ def rounds(policy: DraftPolicy, own: DraftHistory, row: float, right: int, count
     for _ in range(count):
         drafts = policy.count(own, 1, 8)
         if drafts:
-            gained = 1 + min(right, drafts)
-            own.note(gained, drafts)
-            policy.note(own, drafts, gained, 1, PLAIN + row * drafts, 1)
+            note(policy, own, drafts, 1 + min(right, drafts), PLAIN + row * drafts)
     return drafts
 
 
@@ -48,25 +58,97 @@ def test_as_many_as_make_a_sequence_fastest() -> None:
     assert rounds(policy_of(), DraftHistory(), 1.1, 8, 40) == 0
 
 
-def test_many_sequences_need_more_gain() -> None:
-    """Rounds that make one sequence a third faster go on; those of sixteen do not."""
-    for running, drafts in ((1, 3), (16, 0)):
-        policy, own = policy_of(running), DraftHistory()
-        for _ in range(9):
-            own.note(4, 3)
-            policy.note(own, 3, 4, running, 3 * PLAIN, running)
-        assert policy.count(own, running, 3) == drafts
+def test_nothing_is_drafted_for_many_sequences_before_it_was_measured_for_fewer() -> None:
+    for running in (32, 64, 256):
+        policy = policy_of(running)
+        for _ in range(2000):
+            policy.note_plain(running, PLAIN)
+        assert not policy.count(policy.history(0), running, 11)
+
+
+def test_what_rounds_take_is_known_for_other_numbers_of_sequences() -> None:
+    """Rounds of sixteen sequences begin where those of four took next to nothing more."""
+    policy, own = policy_of(4), DraftHistory()
+    for _ in range(MEASUREMENTS_MIN):
+        policy.note_plain(16, PLAIN)
+    assert not policy.count(own, 16, 3)
+    for number in range(4):
+        policy.note_round(3, 4, 4, 1.02 * PLAIN, first=not number)
+    assert policy.count(own, 16, 3)
 
 
 def test_a_sequence_for_which_drafts_are_not_begun_is_read_no_more() -> None:
-    policy, own = policy_of(16), DraftHistory()
+    policy, own = policy_of(), DraftHistory()
     for _ in range(2 * MEASUREMENTS_MIN):
-        policy.note(own, 3, 1, 16, 9 * PLAIN, 16)
+        note(policy, own, 3, 1, 9 * PLAIN)
     fresh, tokens = DraftHistory(), 0
     while not policy.given_up(fresh):
-        assert not policy.begins(fresh, tokens, 16, 3)
+        assert not policy.begins(fresh, tokens, 1, 3)
         tokens += 1
     assert tokens <= FAILED_TRIALS_MAX * TRIAL_INTERVAL
+
+
+def test_one_tenant_learns_nothing_of_what_another_accepts() -> None:
+    policy = policy_of()
+    before = policy.history(2).part_right
+    rounds(policy, policy.history(1), 0.1, 0, 4)
+    assert policy.history(1).part_right < before == policy.history(2).part_right
+    for tenant in range(3, TENANTS_MAX + 3):
+        policy.history(tenant)
+    assert len(policy._tenants) == TENANTS_MAX
+    assert policy.history(1).part_right == before
+
+
+def test_one_account_pays_for_all_sequences_and_tenants() -> None:
+    """Each of a thousand tenants has another sequence, of which no draft is right."""
+    policy, lost, plain = policy_of(), 0.0, 0
+    for tenant in range(1000):
+        own = policy.history(tenant)
+        while drafts := policy.count(own, 1, 3):
+            note(policy, own, drafts, 1, 2 * PLAIN)
+            lost += PLAIN
+        policy.note_plain(1, PLAIN)
+        plain += 1
+        policy.forget(own)
+    constant = FIRST_CREDIT_STEPS + DEBT_STEPS + 1
+    assert 3 * PLAIN < lost <= constant * PLAIN + TRIAL_TIME_SHARE * plain * PLAIN
+
+
+def test_sequences_that_end_apart_pay_for_what_the_last_one_takes_alone() -> None:
+    """Two sequences of forty tokens. One gets four in a round, the other one, which then decodes
+    alone: as many steps as without drafts, and rounds in addition."""
+
+    def drafts_after(turns: int, gained: tuple[int, int], charged: bool = True) -> int:
+        policy = policy_of(2)
+        if not charged:
+            policy._apart = lambda running, tokens: 0.0  # type: ignore[method-assign]
+        for _ in range(MEASUREMENTS_MIN):
+            policy.note_plain(1, PLAIN)
+        for _ in range(turns):
+            both = [policy.history(0), policy.history(0)]
+            for number in range(40 // gained[0]):
+                policy.note_round(3, 2, 2, 1.3 * PLAIN, first=not number)
+                for own, tokens in zip(both, gained, strict=True):
+                    own.note(tokens, 3, 2)
+                    policy.note(own, tokens, 2)
+            policy.forget(both[0])
+            for _ in range(40 - 40 // gained[0] * gained[1]):
+                policy.note_plain(1, PLAIN)
+            policy.forget(both[1])
+        return policy.count(policy.history(0), 2, 3)
+
+    assert drafts_after(8, (4, 4))
+    assert not drafts_after(8, (4, 1))
+    assert drafts_after(8, (4, 1), charged=False)
+
+
+def test_a_round_that_something_else_held_up_is_charged_once() -> None:
+    policy, own = policy_of(), DraftHistory()
+    assert rounds(policy, own, 0.1, 3, 20)
+    note(policy, own, 3, 4, 100 * PLAIN)
+    assert policy.count(own, 1, 3)
+    note(policy, own, 3, 4, 100 * PLAIN)
+    assert not policy.count(own, 1, 3)
 
 
 def test_longer_rounds_are_tried_once_shorter_ones_were_measured() -> None:
@@ -97,7 +179,7 @@ def test_nothing_is_drafted_before_plain_steps_are_measured_and_now_and_then() -
     policy, own = policy_of(), DraftHistory()
     assert rounds(policy, own, 0.01, 8, 4)
     for _ in range(REMEASURE_ROUNDS):
-        policy.note(own, 3, 4, 1, 1.3, 1)
+        note(policy, own, 3, 4, 1.3)
     assert not policy.count(own, 1, 3)
     for number in range(MEASUREMENTS_MIN):
         assert not policy.begins(own, number, 1, 3)
@@ -113,22 +195,21 @@ def test_a_full_account_pays_for_a_trial_whatever_is_expected() -> None:
     while not policy.begins(own, tokens, 1, 3):
         policy.note_plain(1, PLAIN)
         tokens += 1
-    assert 100 < tokens < 2000
+    assert 32 < tokens < 400
 
 
 def test_sequences_are_read_where_drafts_are_worth_it_and_now_and_then_elsewhere() -> None:
     policy = policy_of()
-    assert all(policy.follows(1, 5) for _ in range(9))
-    rounds(policy, DraftHistory(), 1.1, 0, 40)
-    assert sum(policy.follows(1, 5) for _ in range(10 * TRIAL_INTERVAL)) == 10
-    assert all(DraftPolicy(StepCost()).follows(1, 5) for _ in range(9))
+    assert all(policy.follows(0, 1, 5) for _ in range(9))
+    rounds(policy, policy.history(0), 1.1, 0, 40)
+    assert sum(policy.follows(0, 1, 5) for _ in range(10 * TRIAL_INTERVAL)) == 10
+    assert all(DraftPolicy(StepCost()).follows(0, 1, 5) for _ in range(9))
 
 
 def test_a_sequence_is_given_up_after_trials_in_a_row_that_gained_nothing() -> None:
     policy, own = policy_of(), DraftHistory()
     for trial in range(FAILED_TRIALS_MAX):
         assert not policy.given_up(own)
-        own.note(1, 3)
-        policy.note(own, 3, 1, 1, 1.6, 1)
+        note(policy, own, 3, 1, 1.6)
         policy.give_up(own, 1000 * trial)
     assert policy.given_up(own)

@@ -77,9 +77,8 @@ def routes_are_compiled_once() -> Iterator[None]:
 def serve(tiny_model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Serve:
     """``serve(queue_depth=, slots=, buffered_events=, path=, context=, draft=, tier=,
     aliases=, sampling=, experts=, disk_cache=, lora=, **ServeOptions)``: a server of its own. The
-    tier ``null`` computes nothing: every token is NULL_TOKEN. Where none is named, the tiny model
-    has the CPU tier, whose steps take longer than a client for an event; others have a quick one.
-    """
+    tier ``null`` computes nothing: every token is NULL_TOKEN. Where none is named it is a quick
+    one, whose steps may end before a client has an event: who acts in between holds them."""
     folder, numbers = tmp_path_factory.mktemp("serve"), itertools.count()
     session = SessionOptions(context=CONTEXT, slots=SLOTS, biases=8, top_log_probabilities=20)
 
@@ -101,9 +100,8 @@ def serve(tiny_model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Se
     ) -> Iterator[Running]:
         sizes = {"slots": slots, "context": context, "draft": draft, "experts": experts}
         sizes["queue_depth"] = queue_depth
-        default = "cpu" if path == tiny_model_path else QUICK
         model = ModelOptions(
-            replace(session, tier=tier or default, disk_cache=disk_cache, lora=lora, **sizes),
+            replace(session, tier=tier or QUICK, disk_cache=disk_cache, lora=lora, **sizes),
             "tiny",
             folder / "digests.json",
             buffered_events,

@@ -10,7 +10,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from harness.host.dialect import Dialect, dialect_of
+from harness.host.dialect import REASONING, Dialect, dialect_of
 from harness.host.dialect.calls import CallSyntax, Function
 from harness.host.dialect.gemma_calls import FUNCTION_GEMMA, GemmaCalls
 from harness.host.dialect.json_calls import (
@@ -21,7 +21,8 @@ from harness.host.dialect.json_calls import (
     MistralCalls,
 )
 from harness.host.dialect.python_calls import PythonCalls
-from harness.host.dialect.xml_calls import XmlCalls
+from harness.host.dialect.tagged_calls import ON_ONE_LINE, GlmCalls, InvokeCalls
+from harness.host.dialect.xml_calls import SEED_CALLS, XmlCalls
 from harness.host.reply import CallArguments, CallBegin, Content, ReplyForm, ReplyParser
 from harness.host.structured.grammars import Grammars
 from harness.host.structured.schema_tree import SchemaRefused
@@ -36,6 +37,10 @@ from tests.serve.test_structured import allowed, walk
 SYNTAXES: dict[str, CallSyntax] = {
     "hermes": JsonObjectCalls("<tool_call>", "</tool_call>", before="\n", after="\n"),
     "xml": XmlCalls(),
+    "seed": SEED_CALLS,
+    "glm": GlmCalls(),
+    "glm on one line": GlmCalls(form=ON_ONE_LINE),
+    "minimax": InvokeCalls(),
     "gemma": GemmaCalls(),
     "function gemma": FUNCTION_GEMMA,
     "nemotron": JsonListCalls("<TOOLCALL>", "</TOOLCALL>"),
@@ -80,7 +85,18 @@ PARAMETERS: dict[str, dict[str, Any]] = {
                "required": ["x", "same", "within"]},
 }  # fmt: skip
 MARKS = [
-    *(b"</parameter>", b'<|"|>', b"<escape>", b"<parameter=b>\n", b"</function>", b"</tool_call>"),
+    *(
+        b"</parameter>",
+        b"</arg_value>",
+        b"<arg_value>",
+        b'<|"|>',
+        b"<escape>",
+        b"<parameter=b>\n",
+        b'</parameter>\n<parameter name="b">',
+        b"</invoke>",
+        b"</function>",
+        b"</tool_call>",
+    ),
     *(b"<|tool_call_end|>", b"', b='", b"<tool"),
 ]
 """What a text may hold that means something else elsewhere."""
@@ -197,6 +213,18 @@ def test_marks_that_are_control_tokens_are_named_by_number(model: Model) -> None
     python = "{{ tools }}<|tool_call_start|>[{{ calls }}]<|tool_call_end|>"
     assert type(dialect_of(python, model.tokenizer).calls) is PythonCalls
     assert dialect_of("List of tools: {{ tools }}", model.tokenizer).calls is None
+    glm = "{{ tools }}<tool_call>{{ name }}<arg_key>{{ key }}</arg_key>\n<arg_value>{{ value }}"
+    assert dialect_of(glm, model.tokenizer).calls == GlmCalls()
+    one_line = dialect_of(glm.replace("\n", ""), model.tokenizer)
+    assert one_line.calls == GlmCalls(form=ON_ONE_LINE)
+    for syntax, between in ((GlmCalls(), '"\\n" '), (one_line.calls, "")):
+        forced = Dialect(syntax).forced_calls([FUNCTIONS["nothing"]], many=True)
+        assert f'body: "<tool_call>" calls ({between}"<tool_call>" calls)*' in forced
+    seed = "{{ tools }}<seed:think></seed:think><seed:tool_call><function=f><parameter=p>"
+    spoken = dialect_of(seed, model.tokenizer)
+    assert (spoken.calls, spoken.reasoning) == (SEED_CALLS, REASONING[-1])
+    invoked = "{{ tools }}<minimax:tool_call><invoke name={{ name }}>{{ arguments }}</invoke>"
+    assert dialect_of(invoked, model.tokenizer).calls == InvokeCalls()
     template = "{{ tools }}[TOOL_CALLS][THINK][/THINK]<|im_start|>"
     dialect = dialect_of(template, model.tokenizer)
     assert isinstance(dialect.calls, MistralCalls)
@@ -255,6 +283,15 @@ def test_references_may_be_described() -> None:
         broken = {**parameters, "properties": {"unit": {**described, "minLength": 3}}}
         with pytest.raises(SchemaRefused):
             Dialect(syntax).forced_calls([Function("f", broken)], many=False)
+
+
+def test_calls_of_minimax_are_read_as_its_template_writes_them() -> None:
+    text = (
+        '<minimax:tool_call>\n<invoke name="texts">\n<parameter name="b">x">\n</parameter>\n'
+        '</invoke>\n<invoke name="nothing">\n</invoke>\n</minimax:tool_call>'
+    )
+    calls = calls_in(ReplyForm(Dialect(InvokeCalls()), FUNCTIONS), text, 1)
+    assert calls == [("texts", '{"b": "x\\">\\n"}'), ("nothing", "{}")]
 
 
 def test_calls_of_command_r7b_are_read_as_its_template_writes_them() -> None:

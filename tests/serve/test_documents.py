@@ -97,6 +97,11 @@ def test_state_of_the_server(server: Running, http: Http) -> None:
     assert sum(memory[part] for part in parts) == memory["total_bytes"] == plan.total
     assert all(memory[part] > 0 for part in parts)
     assert memory["budget_bytes"] == server.service.model.budget >= plan.budgeted
+    told = http.get("/metrics").body.decode()
+    for part, nbytes in memory.items():
+        labels = f'model_name="{health["model"]}",part="{part.removesuffix("_bytes")}"'
+        (line,) = (one for one in told.splitlines() if f"memory_bytes{{{labels}}}" in one)
+        assert float(line.split()[-1]) == nbytes
     assert context["slots"] == limits.slots
     assert context["tokens_per_slot"] == limits.context
     assert context["reserved_tokens"] == limits.pages * PAGE_TOKENS

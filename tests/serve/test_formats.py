@@ -139,8 +139,8 @@ def test_a_format_that_meets_the_limit_ends_with_length(client: OpenAI) -> None:
     ({"response_format": {"type": "regex", "regex": "("}}, "response_format", "unsupported_schema",
      "cannot be"),
     ({"response_format": {"type": "yaml"}}, "response_format.type", "invalid_value", "yaml"),
-    ({"response_format": {"type": "json_object"}, "ignore_eos": True}, "ignore_eos", None,
-     "contradict"),
+    ({"response_format": {"type": "json_object"}, "ignore_eos": True}, "response_format",
+     "invalid_value", "contradict"),
     ({"enable_thinking": True, "reasoning_effort": "none"}, "enable_thinking", "invalid_value",
      "contradict"),
     ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].tool_call_id", "invalid_value",
@@ -252,7 +252,14 @@ def test_empty_arguments_of_an_earlier_call_are_none(hermes: Running) -> None:
         prompt: str = reply.answer["prompt"]
         return prompt
 
-    assert prompt_of("") == prompt_of(" ") == prompt_of("{}") == prompt_of(None) == prompt_of()
+    assert (
+        prompt_of("")
+        == prompt_of("null")
+        == prompt_of(" ")
+        == prompt_of("{}")
+        == prompt_of(None)
+        == prompt_of()
+    )
     assert '"arguments": {}' in prompt_of("")
 
 

@@ -264,7 +264,7 @@ def test_a_file_that_waits_too_long_is_an_error(
 
 
 def test_responses_without_room_are_refused_before_anything_is_computed(
-    serve: Serve, tmp_path: Path
+    serve: Serve, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Only those that are to be stored; what is stored can be read, and it goes on by itself."""
     body = {"input": "a", "max_output_tokens": 2}
@@ -283,6 +283,9 @@ def test_responses_without_room_are_refused_before_anything_is_computed(
         more = {**body, "store": False, "previous_response_id": first}
         assert http.post(RESPONSES, more).status == 200
         assert http.get(f"{RESPONSES}/{first}").status == 200
+        refusals = [line for line in caplog.messages if "refused" in line]
+        assert len(refusals) == 1
+        assert refusals[0].startswith("answers to be stored are refused: ")
         disk.full = False
         assert http.post(RESPONSES, body).status == 200
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from contract.errors import DoesNotFit
+from contract.errors import ConfigError, DoesNotFit
 from harness.serve import heap
 from harness.serve.keys import new_key
 from harness.serve.model import ServedModel
@@ -164,13 +164,28 @@ def test_a_model_that_is_damaged_is_refused_and_the_others_answer(
     serve: Serve, background: dict[str, Path], tmp_path: Path
 ) -> None:
     bad = tmp_path / "bad.gguf"
-    bad.write_bytes(background["llama"].read_bytes()[:1000])
+    shutil.copyfile(background["llama"], bad)
     with serve(beside={"bad": bad, "llama": background["llama"]}) as server:
         http = Http(server.url)
+        os.truncate(bad, 1000)
         refused = ask(http, "bad")
         assert (refused.status, refused.error["code"]) == (422, "model_unusable")
         assert ask(http, "llama").status == 200
         assert loaded(server) == {"tiny", "llama"}
+
+
+@pytest.mark.parametrize("content", [b"", b"no model", None])
+def test_a_file_that_is_no_model_is_named_at_the_start(
+    serve: Serve, background: dict[str, Path], tmp_path: Path, content: bytes | None
+) -> None:
+    """Before any model is loaded: not by the first request for it."""
+    bad = tmp_path / "bad.gguf"
+    bad.write_bytes(background["llama"].read_bytes()[:-1000] if content is None else content)
+    with (
+        pytest.raises(ConfigError, match=r"--beside: bad could not be loaded: .*bad\.gguf"),
+        serve(beside={**background, "bad": bad}),
+    ):
+        raise AssertionError("it started")
 
 
 def test_a_model_whose_file_is_written_to_ends_alone(

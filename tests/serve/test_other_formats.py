@@ -29,6 +29,41 @@ SCHEMA = {
 }
 NAMED = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}
 WORDS = ['say "yes"', "no\\never\n"]
+LATE = "[xy](a?){3000}a{3000}"
+LATE_SCHEMA = {"type": "string", "pattern": f"^{LATE}$"}
+THOUGHTLESS = {"enable_thinking": False, "max_tokens": 30, "seed": 1}
+TURNS = [{"role": "user", "content": "Well?"}]
+LATELY: dict[str, dict[str, Any]] = {
+    CHAT: {"messages": TURNS, **THOUGHTLESS},
+    TEXT: {"prompt": "Well?", "max_tokens": 30, "seed": 1},
+    "/v1/messages": {"model": "tiny", "messages": TURNS, "max_tokens": 30, "seed": 1},
+    "/v1/responses": {
+        "input": "Well?",
+        "max_output_tokens": 30,
+        "seed": 1,
+        "reasoning": {"effort": "none"},
+    },
+    "/api/generate": {
+        "model": "tiny",
+        "prompt": "Well?",
+        "think": False,
+        "options": {"num_predict": 30, "seed": 1},
+    },
+    "/completion": {"prompt": "Well?", "n_predict": 30, "seed": 1},
+}
+OPENAI, LLAMA_CPP = (CHAT, TEXT), "/completion"
+FORMS: dict[str, tuple[object, tuple[str, ...]]] = {
+    "response_format": ({"type": "json_object"}, OPENAI),
+    "json_schema": (SCHEMA, (*OPENAI, LLAMA_CPP)),
+    "grammar": ('root ::= "a"', (*OPENAI, LLAMA_CPP)),
+    "structured_outputs": ({"regex": "a"}, OPENAI),
+    "guided_json": (SCHEMA, OPENAI),
+    "format": ("json", ("/api/generate",)),
+    "output_format": ({"type": "json_schema", "schema": SCHEMA}, ()),
+    "regex": ("a", ()),
+    "ebnf": ('root ::= "a"', ()),
+}
+"""A form by its field, and the routes that have it."""
 QUOTED = r'root ::= "say \"yes\"" | "no\\never\n"'
 SAME: list[tuple[dict[str, Any], list[dict[str, Any]]]] = [
     ({"response_format": NAMED},
@@ -77,13 +112,24 @@ def test_every_way_to_say_a_form_means_the_same(hermes: Running, path: str) -> N
      "structured_outputs.whitespace_pattern", "not served"),
     ({"guided_choice": ["a", 1]}, "guided_choice", "texts"),
     ({"structured_outputs": {"choice": []}}, "structured_outputs.choice", "texts"),
-    ({"guided_json": {"const": 2**53 + 1}}, "response_format", "const"),
+    ({"guided_json": {"const": 2**53 + 1}}, "guided_json", "guided_json: const"),
+    ({"json_schema": {"const": 2**53 + 1}}, "json_schema", "json_schema: const"),
+    ({"structured_outputs": {"json": {"const": 2**53 + 1}}}, "structured_outputs.json", ": const"),
+    ({"response_format": {"type": "json_object", "schema": {"const": 2**53 + 1}}},
+     "response_format.schema", "response_format.schema: const"),
+    ({"structured_outputs": {"regex": "("}}, "structured_outputs.regex", "outputs.regex cannot"),
+    ({"structured_outputs": {"regex": 1}}, "structured_outputs.regex", "outputs.regex: Expected"),
+    ({"structured_outputs": {"grammar": "("}}, "structured_outputs.grammar", "grammar line"),
+    ({"guided_json": 1}, "guided_json", "guided_json: Expected"),
+    ({"guided_regex": "(a?){3000}a{3000}"}, "guided_regex", "guided_regex cannot be held"),
+    ({"guided_regex": "a", "ignore_eos": True}, "guided_regex", "and ignore_eos contradict"),
+    ({"guided_choice": ["a"], "ignore_eos": True}, "guided_choice", "and ignore_eos contradict"),
     ({"guided_json": "{"}, "guided_json", "is not JSON"),
-    ({"guided_regex": "("}, "response_format", "cannot be"),
-    ({"guided_grammar": "root ::= ("}, "grammar", "grammar"),
+    ({"guided_regex": "("}, "guided_regex", "guided_regex cannot be"),
+    ({"guided_grammar": "root ::= ("}, "guided_grammar", "guided_grammar line 1"),
     ({"min_tokens": 9999}, "min_tokens", "max_tokens"),
     ({"min_tokens": -1}, "min_tokens", ">= 0"),
-    ({"response_format": {"type": "json_object", "schema": 3}}, None, "schema"),
+    ({"response_format": {"type": "json_object", "schema": 3}}, "response_format.schema", ": "),
 ], ids=lambda value: json.dumps(value)[:50])  # fmt: skip
 @pytest.mark.parametrize("path", [CHAT, TEXT])
 def test_what_is_not_served_is_named(
@@ -94,3 +140,34 @@ def test_what_is_not_served_is_named(
     assert says in reply.error["message"]
     if param is not None:
         assert reply.error["param"] == param
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("path", "fields", "name"), [
+    (CHAT, {"guided_regex": LATE}, "guided_regex"),
+    (TEXT, {"structured_outputs": {"regex": LATE}}, "structured_outputs.regex"),
+    ("/v1/messages", {"output_config": {"format": {"type": "json_schema", "schema": LATE_SCHEMA}}},
+     "output_config.format"),
+    ("/v1/responses", {"text": {"format": {"type": "json_schema", "name": "x",
+                                           "schema": LATE_SCHEMA}}}, "text.format"),
+    ("/api/generate", {"format": LATE_SCHEMA}, "format"),
+    ("/completion", {"json_schema": LATE_SCHEMA}, "json_schema"),
+], ids=lambda value: str(value)[:20])  # fmt: skip
+def test_a_form_that_fails_late_has_the_clients_name(
+    hermes: Running, path: str, fields: dict[str, Any], name: str, stream: bool
+) -> None:
+    reply = Http(hermes.url).post(path, LATELY[path] | fields | {"stream": stream})
+    assert f"{name} cannot be held to any longer" in reply.body.decode(), reply.body
+    assert "response_format" not in reply.body.decode()
+
+
+@pytest.mark.parametrize("path", sorted(LATELY))
+def test_no_form_is_left_out_without_a_word(hermes: Running, path: str) -> None:
+    """Of another API: an answer of any form is none of the form that was asked for."""
+    for name, (form, routes) in FORMS.items():
+        reply = Http(hermes.url).post(path, LATELY[path] | {name: form})
+        if path in routes:
+            assert reply.status == 200, (path, name, reply.body)
+        else:
+            assert reply.status == 400, (path, name)
+            assert f"{name} is not served here" in reply.body.decode()

@@ -8,6 +8,7 @@ import json
 import os
 import stat
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -133,6 +134,39 @@ def test_a_rotation_without_room_on_the_disk_changes_nothing(
     second = rotate_receipt_key(tmp_path)
     assert public_keys(tmp_path) == [first.public, second.public]
     assert {path.name for path in tmp_path.iterdir()} == {PRIVATE, HISTORY, LOCK}
+
+
+def test_what_a_killed_process_wrote_of_a_key_goes(tmp_path: Path) -> None:
+    """It may be a private key; a copy of the owner's stays."""
+    key = open_key(tmp_path)
+    killed = [tmp_path / f"{name}.{number}" for name in (PRIVATE, HISTORY) for number in (1, 99999)]
+    kept = [tmp_path / name for name in (f"{PRIVATE}.old", f"{PRIVATE}.1.bak", "7", "notes.7")]
+    for path in killed + kept:
+        path.write_bytes((tmp_path / PRIVATE).read_bytes())
+    assert open_key(tmp_path).public == key.public
+    assert [path for path in killed if path.exists()] == []
+    assert all(path.exists() for path in kept)
+
+
+def test_what_another_process_writes_of_a_key_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who opens the folder meanwhile waits for it, and has the key that it made."""
+    open_key(tmp_path)
+    replace, opened = os.replace, []
+
+    def meanwhile(source: str | Path, target: str | Path) -> None:
+        if not opened and Path(target).name == PRIVATE:
+            opened.append(others.submit(open_key, tmp_path))
+            time.sleep(0.2)
+            assert Path(source).exists()
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", meanwhile)
+    with ThreadPoolExecutor(1) as others:
+        key = rotate_receipt_key(tmp_path)
+        assert opened[0].result().public == key.public
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted((LOCK, PRIVATE, HISTORY))
 
 
 def test_a_key_without_its_public_half_gets_it_again(tmp_path: Path) -> None:

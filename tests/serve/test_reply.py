@@ -20,6 +20,7 @@ from harness.host.dialect.json_calls import (
     MistralCalls,
 )
 from harness.host.dialect.python_calls import PythonCalls
+from harness.host.dialect.tagged_calls import ON_ONE_LINE, GlmCalls, InvokeCalls
 from harness.host.dialect.xml_calls import XmlCalls
 from harness.host.reply import (
     BLANKS,
@@ -75,6 +76,12 @@ NEMOTRON = (
     "{% for t in m.tool_calls %}{{ t.function | tojson }}{{ ', ' if not loop.last }}{% endfor %}]"
     "</TOOLCALL>{% else %}[INST]{{ m.content }}[/INST]{% endif %}{% endfor %}{{ tools or '' }}"
 )
+GLM = (
+    "{% for m in messages %}<|{{ m.role }}|>\n{% for t in m.tool_calls or [] %}"
+    "<tool_call>{{ t.function.name }}{% for key, value in t.function.arguments.items()"
+    " %}<arg_key>{{ key }}</arg_key><arg_value>{{ value if value is string else value | tojson }}"
+    "</arg_value>{% endfor %}</tool_call>{% endfor %}{% endfor %}{{ tools or '' }}"
+)
 LFM2 = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.tool_calls %}<|tool_call_start|>["
     "{% for t in m.tool_calls %}{{ t.function.name }}("
@@ -88,6 +95,7 @@ WRITTEN: dict[str, tuple[CallSyntax, Callable[[], str], str, str, int]] = {
     "qwen3.5": (XmlCalls(), lambda: shared("Qwen3.5-4B"), "</think>\n\n", "<|im_end|>", 2),
     "gemma4": (GemmaCalls(), lambda: shared("google-gemma-4-31B-it"), "model\n", "<|tool_resp", 2),
     "llama3": (BareJsonCall(), lambda: LLAMA, "assistant<|end_header_id|>\n\n", "<|eot_id|>", 1),
+    "glm": (GlmCalls(form=ON_ONE_LINE), lambda: GLM, "<|assistant|>\n", "", 2),
     "lfm2": (PythonCalls(), lambda: LFM2, "assistant\n", "<|im_end|>", 2),
     "mistral": (MistralCalls(), lambda: MISTRAL, "[/INST]", "", 2),
     "nemotron": (LISTED, lambda: NEMOTRON, "[/INST]", "", 2),
@@ -204,25 +212,19 @@ MARKED = st.lists(
             *("<function=get_weather>", "</function>", "<parameter=city>", "</parameter>"),
             *(
                 *("<|tool_call>", "call:get_weather{", "<tool_call|>", '<|"|>', "[TOOL_CALLS]"),
-                "[ARGS]",
+                *("[ARGS]", "</invoke>", "</minimax:tool_call>"),
             ),
             *("get_weather", '{"name": "get_weather", "parameters": {}}', "[", "]", "{}"),
+            *("<arg_key>city", "</arg_key>", "<arg_value>", "</arg_value>", "<tool_call>get_"),
             *("<|tool_call_start|>", "get_weather(", "city='", "'", ")", ", ", "<|tool_call_end|>"),
+            *("<minimax:tool_call>", '<invoke name="get_weather">', '<parameter name="city">'),
             *("<TOOLCALL>", "</TOOLCALL>", '[{"name": "get_weather", "arguments": {}}]'),
         ]
     ),
     max_size=14,
 ).map("".join)
-SYNTAXES = [
-    HERMES,
-    XmlCalls(),
-    GemmaCalls(),
-    BareJsonCall(),
-    LISTED,
-    MistralCalls(),
-    PythonCalls(),
-    None,
-]
+SYNTAXES: list[CallSyntax | None] = [HERMES, XmlCalls(), GemmaCalls(), BareJsonCall(), LISTED]
+SYNTAXES += [MistralCalls(), PythonCalls(), GlmCalls(), InvokeCalls(), None]
 
 
 @pytest.mark.parametrize("syntax", SYNTAXES, ids=lambda s: type(s).__name__)
@@ -305,6 +307,10 @@ def test_gemma_thinks_in_a_channel() -> None:
         (HERMES, '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Os'),
         (HERMES, '<tool_call>\n{"name": "get_weather", "arguments": {"x": NaN}}\n</tool_call>'),
         (XmlCalls(), "<tool_call>\n<function=rm>\n</function>\n</tool_call>"),
+        (GlmCalls(), "<tool_call>get_weather\nOslo\n</tool_call>"),
+        (GlmCalls(), "<tool_call>rm</tool_call>"),
+        (InvokeCalls(), '<minimax:tool_call><invoke name="get_weather"></minimax:tool_call>'),
+        (GlmCalls(), "<tool_call>get_weather<arg_key>city</arg_key></tool_call>"),
         (XmlCalls(), "<tool_call>\n<function=get_weather>\nOslo\n</function>\n</tool_call>"),
         (GemmaCalls(), '<|tool_call>call:get_weather{city:<|"|>Oslo}<tool_call|>'),
         (GemmaCalls(), "<|tool_call>call:get_weather{city}<tool_call|>"),

@@ -17,6 +17,7 @@ from harness.host.dialect.json_calls import (
     MistralCalls,
 )
 from harness.host.dialect.python_calls import PythonCalls
+from harness.host.dialect.tagged_calls import GlmCalls, InvokeCalls
 from harness.host.dialect.xml_calls import XmlCalls
 from harness.host.reply import ReplyForm, ReplyParser, Thought
 from tests.serve.test_reply import HERMES, SYNTAXES, read
@@ -173,6 +174,15 @@ def literal_call(syntax: CallSyntax, value: dict[str, str]) -> str:
         case XmlCalls():
             inner = "".join(f"<parameter={k}>\n{v}\n</parameter>\n" for k, v in value.items())
             return f"<tool_call>\n<function=write>\n{inner}</function>\n</tool_call>"
+        case GlmCalls():
+            inner = "".join(
+                f"<arg_key>{k}</arg_key>\n<arg_value>{v}</arg_value>\n" for k, v in value.items()
+            )
+            return f"<tool_call>write\n{inner}</tool_call>"
+        case InvokeCalls():
+            inner = "".join(f'<parameter name="{k}">{v}</parameter>\n' for k, v in value.items())
+            called = f'<invoke name="write">\n{inner}</invoke>'
+            return f"<minimax:tool_call>\n{called}\n</minimax:tool_call>"
         case GemmaCalls():
             inner = ",".join(f'{k}:<|"|>{v}<|"|>' for k, v in value.items())
             return f"<|tool_call>call:write{{{inner}}}<tool_call|>"

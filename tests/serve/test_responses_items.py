@@ -164,6 +164,33 @@ def test_a_refusal_is_what_the_model_said(hermes: Running) -> None:
     )
 
 
+def test_a_stream_lists_the_tokens_of_the_whole_answer(hermes: Running) -> None:
+    """Where the text has halves of characters, and control tokens that are not shown."""
+    http = Http(hermes.url)
+    listed = 0
+    for seed in range(30):
+        body = {
+            "input": "a",
+            "max_output_tokens": 8,
+            "reasoning": {"effort": "none"},
+            "include": ["message.output_text.logprobs"],
+            "seed": seed,
+        }
+        events = data_of(lines_of(http.post(RESPONSES, {**body, "stream": True}).body))
+        texts = []
+        for whole in (http.post(RESPONSES, body).answer, events[-1]["response"]):
+            output = whole["output"]
+            said = [item["content"][0] for item in output if item["type"] == "message"]
+            texts.append([(one["text"], one["logprobs"]) for one in said])
+        assert texts[0] == texts[1], seed
+        for text, tokens in texts[0]:
+            listed += len(tokens)
+            assert all(token["bytes"] for token in tokens)
+            said_bytes = b"".join(bytes(token["bytes"]) for token in tokens)
+            assert text in said_bytes.decode(errors="replace")
+    assert listed > 20
+
+
 def test_a_stream_lists_tokens_where_calls_follow(hermes: Running) -> None:
     """Tokens of a call are none of the text."""
     http = Http(hermes.url)

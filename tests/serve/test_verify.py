@@ -15,8 +15,10 @@ from contract.types import Request, SamplingParams
 from harness.cli.main import main
 from harness.digest import logits_digest
 from harness.serve.run import Running
+from tests.held_steps import hold_steps
 from tests.patience import PATIENCE_SECONDS
-from tests.serve.http import Http
+from tests.serve.http import Http, closing_after, posted, unchunked
+from tests.serve.test_connections import heard_until
 
 CHAT = {
     "messages": [{"role": "user", "content": "hello"}],
@@ -187,8 +189,8 @@ def test_an_anthropic_message_is_replayed(http: Http, verify: Verify) -> None:
     assert verify(MESSAGE, b"\n\n".join(lines[:-2]))[0] == 2
 
 
-def test_a_changed_vector_item_or_event_is_found(http: Http, verify: Verify) -> None:
-    """Negative control of the other routes, and of what a stream tells."""
+def test_a_changed_vector_or_item_is_found(http: Http, verify: Verify) -> None:
+    """Negative control of the other routes."""
     asked = {"input": "hello"}
     answer = http.post("/v1/embeddings", asked).json
     answer["data"][0]["embedding"][3] *= 1 + 2**-20
@@ -202,12 +204,31 @@ def test_a_changed_vector_item_or_event_is_found(http: Http, verify: Verify) -> 
     del answer["output"][0]
     code, out, _ = verify(RESPONSE, answer)
     assert (code, "output[0]: nothing then" in out) == (1, True)
-    for path, body in (("/v1/chat/completions", CHAT), ("/v1/completions", COMPLETION)):
-        asked = {**body, "stream": True, "logits_digest": False}
-        lines = http.post(path, asked).body.split(b"\n\n")
-        at = next(n for n, line in enumerate(lines) if b'"finish_reason":null' in line and n > 2)
-        code, out, _ = verify(asked, b"\n\n".join([*lines[:at], *lines[at + 1 :]]))
-        assert (code, out.startswith("different: choices[")) == (1, True)
+
+
+@pytest.mark.parametrize(
+    ("path", "body"), [("/v1/chat/completions", CHAT), ("/v1/completions", COMPLETION)]
+)
+def test_a_missing_event_is_found(
+    http: Http, verify: Verify, monkeypatch: pytest.MonkeyPatch, path: str, body: dict[str, Any]
+) -> None:
+    """Negative control of what a stream tells. Steps wait for what the ones before them said: else
+    one event may have all tokens, and none would be between the first and the last."""
+    asked = {**body, "stream": True, "logits_digest": False}
+    of_the_first_choice = b'"index":0'
+    steps, heard = hold_steps(monkeypatch, 3), b""
+    with http.connected() as connection:
+        connection.sendall(closing_after(posted(path, asked)))
+        for _ in range(2):
+            heard += heard_until(connection, of_the_first_choice)
+            steps.allow(1)
+        steps.allow()
+        heard += b"".join(iter(lambda: connection.recv(65536), b""))
+    lines = unchunked(heard).split(b"\n\n")
+    _, at, *others = (n for n, line in enumerate(lines) if of_the_first_choice in line)
+    assert others
+    code, out, _ = verify(asked, b"\n\n".join([*lines[:at], *lines[at + 1 :]]))
+    assert (code, out.startswith("different: choices[")) == (1, True)
 
 
 def test_a_stream_that_is_not_whole_is_an_error(http: Http, verify: Verify) -> None:
@@ -227,6 +248,13 @@ def test_a_stream_that_is_not_whole_is_an_error(http: Http, verify: Verify) -> N
     changed = streamed.replace(b'"delta":"', b'"delta":"#', 1)
     code, _, error = verify({**RESPONSE, "stream": True}, changed)
     assert (code, "output[0] is not what" in error) == (2, True)
+
+
+def test_a_difference_is_a_line_that_can_be_read(http: Http, verify: Verify) -> None:
+    answer = http.post("/v1/completions", COMPLETION).json
+    more = {**answer, "choices": [*answer["choices"], {"text": "a" * 5000}]}
+    code, out, _ = verify(COMPLETION, more)
+    assert (code, len(out) < 500, "choices[1]" in out) == (1, True, True)
 
 
 def test_what_cannot_be_verified_is_an_error(http: Http, verify: Verify) -> None:
@@ -257,7 +285,7 @@ def test_an_answer_without_fingerprint_is_not_called_different(
     answer.pop("system_fingerprint", None)
     for response in (answer, {**answer, "system_fingerprint": None}):
         code, out, error = verify(body, response)
-        assert (code, out, "names no system_fingerprint" in error) == (2, "", True), error
+        assert (code, out, "cannot be verified: it names no" in error) == (2, "", True), error
 
 
 MESSAGE = {"model": "tiny", "messages": CHAT["messages"], "max_tokens": 8}

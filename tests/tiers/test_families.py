@@ -29,12 +29,18 @@ MODELS = {
     "glm4-biases": ("q4_k_m", F16),
     "phi3-long-rope": ("q8_0", F32),
     "olmo2-windows": ("q5_k", F16),
+    "exaone4-windows": ("q4_k_m", F16),
+    "ernie4_5": ("q8_0", F16),
+    "seed_oss": ("q4_k_m", F16),
+    "granitemoe-experts-shared": ("q4_k_m", F16),
+    "minimax-m2-experts": ("q4_k_m", F16),
     "command-r": ("q8_0", F32),
     "cohere2": ("q4_k_m", F16),
     "qwen2-untied-mqa": ("q5_1", Q8_0),
     "qwen3-wide-heads": ("q8_0", F16),
     "qwen3moe-untied-fused-qkv": ("q3_k", Q8_0),
     "gpt-oss-experts-yarn": ("mxfp4_moe", F16),
+    "glm4moe-experts": ("q4_k_m", F16),
     "qwen35": ("q4_k_m", F16),
     "qwen35-fused-qkv": ("q6_k", F32),
     "qwen35moe-fused": ("q4_k_m", Q8_0),
@@ -85,6 +91,7 @@ TRACED = {
     "gemma4-per-layer-embeddings": ("q4_k_m", F32),
     "gemma4-experts": ("mxfp4", F16),
     "gpt-oss-experts": ("mxfp4_moe", F16),
+    "glm4moe-experts": ("q8_0", F16),
 }
 WORKLOAD = Workload(tuple(range(7, 48)), chunk=19, decode=3)
 """Two windows of 20 positions, pages of 16, chunks that line up with neither."""

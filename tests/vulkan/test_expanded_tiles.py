@@ -9,9 +9,8 @@ from accel.packets.fused_ops import FUSED
 from accel.packets.schedule import schedule_levels
 from accel.packets.step import Count, Op, Per, Step, Tensor
 from accel.vulkan.expanded_tiles import LEAST_ROWS, PLANES_FROM, with_expanded_tiles
-from accel.vulkan.tiles_32x16 import SMALL_BUCKETS, with_tiles_32x16
-from accel.vulkan.tiles_128x128 import LEAST_ROWS as LEAST_WIDE_ROWS
-from accel.vulkan.tiles_128x128 import WIDE_FROM, with_tiles_128x128
+from accel.vulkan.matrix_tiles import LEAST_ROWS as LEAST_WIDE_ROWS
+from accel.vulkan.matrix_tiles import SMALL_BUCKETS, WIDE_FROM, with_tiles_32x16, with_tiles_128x128
 from contract.dtypes import Q4_0, Q4_K, Q6_K, DType
 
 COLUMNS = 512

@@ -33,8 +33,8 @@ from accel.vulkan.device import Instance
 from accel.vulkan.expanded_tiles import PLANES_FROM, TILED
 from accel.vulkan.launcher import launch_packet
 from accel.vulkan.matrices import EXTENSION, GROUP_MEMORY_BYTES, SHAPE, VENDORS, has_matrices
+from accel.vulkan.matrix_tiles import SMALL_BUCKETS
 from accel.vulkan.tier import VulkanTier
-from accel.vulkan.tiles_32x16 import SMALL_BUCKETS
 from contract.dtypes import I12, Q4_K, Q5_1
 from contract.kernel import KernelHeader, decode_kernel
 from contract.opcodes import Opcode
@@ -246,7 +246,7 @@ def test_steps_of_many_tokens_are_multiplied_in_tiles(
     open_vulkan: OpenTier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with_units(monkeypatch)
-    monkeypatch.setattr("accel.vulkan.tiles_32x16.SMALL_BUCKETS", (16,))
+    monkeypatch.setattr("accel.vulkan.matrix_tiles.SMALL_BUCKETS", (16,))
     modules = check_many(open_vulkan(traits=Traits(dot=True, matrix=True)))
     assert "matmul_tiles" in modules
     assert not {*PLANE_OPS} & modules
@@ -275,8 +275,8 @@ def test_steps_of_more_are_multiplied_in_wide_tiles(
     open_vulkan: OpenTier, monkeypatch: pytest.MonkeyPatch, least: int, product: str
 ) -> None:
     with_units(monkeypatch)
-    monkeypatch.setattr("accel.vulkan.tiles_128x128.WIDE_FROM", 17)
-    monkeypatch.setattr("accel.vulkan.tiles_128x128.LEAST_ROWS", least)
+    monkeypatch.setattr("accel.vulkan.matrix_tiles.WIDE_FROM", 17)
+    monkeypatch.setattr("accel.vulkan.matrix_tiles.LEAST_ROWS", least)
     modules = check_many(open_vulkan(traits=Traits(dot=True, matrix=True)))
     assert product in modules
     assert "matmul_tiles" not in modules

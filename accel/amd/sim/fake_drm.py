@@ -64,6 +64,7 @@ class FakeDrm:
         self._syncobjs: dict[int, _Syncobj] = {}
         self._contexts: set[int] = set()
         self._queues: dict[int, int] = {}
+        # Memory that is not mapped before somebody waits for a point of a timeline.
         self._pending: list[tuple[int, int, FakeMemory]] = []
         self._answers: Mapping[str, Callable[[int, Argument], None]] = {
             "VERSION": self._version,

@@ -116,7 +116,10 @@ class _Emitter:
             self._execution(expressions[0], names, results[0] if not vector else None)
             expressions, letters = expressions[1:], letters[1:]
             results = results[1:]
-        useful = [not needed.isdisjoint(typed.registers) or _is_vector(typed) for typed in results]
+        useful = [
+            typed.operand.kind is Kind.VECTOR or not needed.isdisjoint(typed.registers)
+            for typed in results
+        ]
         for n, (expression, letter, typed) in enumerate(
             zip(expressions, letters, results, strict=True)
         ):
@@ -324,10 +327,6 @@ class _Emitter:
             return f"~{value}" if what == "scc0" else value
         value = f"nonzero({self._registers.either(register)})"
         return value if what.endswith("nz") else f"~{value}"
-
-
-def _is_vector(typed: Typed) -> bool:
-    return typed.operand.kind is Kind.VECTOR
 
 
 def _filled(expression: str, names: dict[str, str]) -> str:

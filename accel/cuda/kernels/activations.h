@@ -138,17 +138,17 @@ DEVICE void store_sums(const ACTIVATIONS &x, unsigned index, int lane, int both)
     const short sum[2] = {(short)both, (short)((both - (short)both) >> 16)};
     if (x.in_eights) {
         unsigned char *bytes = (unsigned char *)(x.sums + index * (size_t)8 * UNIT_SUMS);
-        bytes += sum_place(lane / 4);
+        bytes += sum_index(lane / 4);
 #pragma unroll
         for (int i = 0; i < 2; i++) {
-            bytes[sum_place(8 * i)] = (unsigned char)((unsigned)sum[i] >> 8);
-            bytes[EIGHT_HALF + sum_place(8 * i)] = (unsigned char)sum[i];
+            bytes[sum_index(8 * i)] = (unsigned char)((unsigned)sum[i] >> 8);
+            bytes[EIGHT_HALF + sum_index(8 * i)] = (unsigned char)sum[i];
         }
         return;
     }
-    short *sums = x.sums + index * (size_t)UNIT_SUMS + sum_place(lane / 4);
+    short *sums = x.sums + index * (size_t)UNIT_SUMS + sum_index(lane / 4);
     sums[0] = sum[0];
-    sums[sum_place(8)] = sum[1];
+    sums[sum_index(8)] = sum[1];
 }
 DEVICE void store_integers(const ACTIVATIONS &x, unsigned index, int lane,
                            const unsigned (&pair)[2][2], bool exists) {

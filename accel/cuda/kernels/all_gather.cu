@@ -46,13 +46,13 @@ extern "C" __global__ void all_gather(U64 scratch, U64 inputs, const __grid_cons
         const size_t stride = stride_at(launch, tensor * 16 + PART);
         const unsigned columns = packet->size[COLUMNS];
         float *to[PEERS];
-        U64 places = (U64)part | stride * 4 | columns * 4;
+        U64 alignment = (U64)part | stride * 4 | columns * 4;
 #pragma unroll
         for (unsigned peer = 0; peer < PEERS; peer++) {
             to[peer] = (float *)((char *)part + others_of(launch).of[peer].apart[tensor - FIRST_TENSOR]);
-            places |= (U64)to[peer];
+            alignment |= (U64)to[peer];
         }
-        if (places % sizeof(float4) == 0)
+        if (alignment % sizeof(float4) == 0)
             send<float4>(part, to, stride, rows, columns);
         else
             send<float>(part, to, stride, rows, columns);

@@ -222,14 +222,14 @@ DEVICE void end_span(ROW_PAIR &rows, float *const (&y)[2], bool first) {
             factors = merge_later(rows.total[r], rows.span[r]);
 #pragma unroll
         for (int n = 0; n < GROUPS_OF_CHANNELS; n++) {
-            float2 *place = (float2 *)(y[r] + 8 * n);
+            float2 *pair = (float2 *)(y[r] + 8 * n);
             float2 all = {rows.sum[n][2 * r], rows.sum[n][2 * r + 1]};
             if (!first) {
-                const float2 before = *place;
+                const float2 before = *pair;
                 all.x = before.x * factors.keep + all.x * factors.add;
                 all.y = before.y * factors.keep + all.y * factors.add;
             }
-            *place = all;
+            *pair = all;
             rows.sum[n][2 * r] = rows.sum[n][2 * r + 1] = 0.0f;
         }
         rows.span[r] = no_softmax();
@@ -248,14 +248,14 @@ DEVICE void store_rows(ROW_PAIR &rows, float *const (&y)[2], bool folded) {
         const float total = rows.broken[r] ? nan_value() : rows.total[r].total;
 #pragma unroll
         for (int n = 0; n < GROUPS_OF_CHANNELS; n++) {
-            float2 *place = (float2 *)(y[r] + 8 * n);
+            float2 *pair = (float2 *)(y[r] + 8 * n);
             float2 all = {rows.sum[n][2 * r], rows.sum[n][2 * r + 1]};
             if (folded) {
-                const float2 before = *place;
+                const float2 before = *pair;
                 all.x = before.x * factors.keep + all.x * factors.add;
                 all.y = before.y * factors.keep + all.y * factors.add;
             }
-            *place = {attention_output(all.x, total), attention_output(all.y, total)};
+            *pair = {attention_output(all.x, total), attention_output(all.y, total)};
         }
     }
 }

@@ -82,8 +82,8 @@ struct HEAD_OPERANDS {
     __device__ __forceinline__ const unsigned *query(unsigned token) const {
         return (const unsigned *)operand_at(launch, QUERY_AT) + token * stride_at(launch, QUERY_AT);
     }
-    __device__ __forceinline__ const float *row(int place, unsigned token, unsigned head) const {
-        return (const float *)operand_at(launch, place) + token * stride_at(launch, place) +
+    __device__ __forceinline__ const float *row(int operand, unsigned token, unsigned head) const {
+        return (const float *)operand_at(launch, operand) + token * stride_at(launch, operand) +
                head * HEAD_DIM;
     }
 };

@@ -99,23 +99,33 @@ DEVICE void attend_group_tile(const SPAN_WORK &work, unsigned start, unsigned ch
     const float top = rint_small(largest_of(page_tops(memory, group, t)));
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-        const int place = page * PAGE_TOKENS + g + 8 * r;
-        shares[t * SHARE_FLOATS + place] =
-            put_weight(weights + t * WEIGHT_BYTES + place, score[r], value[r], top);
+        const int of_tile = page * PAGE_TOKENS + g + 8 * r;
+        shares[t * SHARE_FLOATS + of_tile] =
+            put_weight(weights + t * WEIGHT_BYTES + of_tile, score[r], value[r], top);
     }
     group_barrier(1 + group);
-    unsigned weight[4];
-    load_words(weights + g / 2 * WEIGHT_BYTES + g % 2 * KV_TILE + t * PAGE_TOKENS, weight);
     float *sums = (float *)(memory + AT_GROUP_SUMS) + (result * HEADS + t) * SUM_FLOATS + g;
 #if IS_CODED
+    // Half or more of a group of channels.
+    constexpr int each = 2 * CODED_GROUPS / TILE_WARPS, halves = each < 2 ? each : 2;
 #pragma unroll 1
-    for (int piece = page; piece < 2 * CODED_GROUPS; piece += TILE_WARPS) {
-        GROUP_CODES part;
-        part.load(values, piece / 2, g + piece % 2 * 8);
-        float *of_piece = sums + piece / 2 * 32 + piece % 2 * 8;
-        part.sums(weight, of_piece[0], of_piece[16]);
+    for (int half = each * page; half < each * (page + 1); half += halves) {
+        const int of_group = half / 2;
+        SCALED_WEIGHTS weight;
+        weight.load(weights + g / 2 * WEIGHT_BYTES + t * PAGE_TOKENS,
+                    values + CODED_VALUE_SCALES(HEAD_DIM) + of_group * PAGE_TOKENS, g);
+#pragma unroll
+        for (int n = 0; n < halves; n++) {
+            const int channel = (half + n) % 2 * 8;
+            GROUP_CODES part;
+            part.load(values, of_group, g + channel);
+            float *of_half = sums + of_group * 32 + channel;
+            part.sums(weight, of_half[0], of_half[16]);
+        }
     }
 #else
+    unsigned weight[4];
+    load_words(weights + g / 2 * WEIGHT_BYTES + g % 2 * KV_TILE + t * PAGE_TOKENS, weight);
     const unsigned char *of_lane = values + I12_VALUES(HEAD_DIM) + g * PAGE_TOKENS;
 #pragma unroll 1
     for (int channel = 16 * page; channel < HALF_DIM; channel += 16 * TILE_WARPS) {
@@ -141,9 +151,9 @@ DEVICE void attend_group_tile(const SPAN_WORK &work, unsigned start, unsigned ch
 // The same of records that were copied, in stage `stage`.
 DEVICE void attend_copied_tile(const SPAN_WORK &work, unsigned start, unsigned char *memory,
                                unsigned stage, int group, int result, int page, int lane) {
-    const unsigned place = stage * GROUPS + group;
-    attend_group_tile(work, start, memory, group_record(memory, place, page),
-                      group_record(memory, place, lane % 4), group, result, page, lane);
+    const unsigned index = stage * GROUPS + group;
+    attend_group_tile(work, start, memory, group_record(memory, index, page),
+                      group_record(memory, index, lane % 4), group, result, page, lane);
 }
 
 // One channel of a head: U, l and o of the spans so far, and of the tiles of the current span.

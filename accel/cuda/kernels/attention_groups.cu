@@ -36,10 +36,10 @@ DEVICE void end_span(ROW_PAIR &rows, float *totals, bool first) {
     }
 #pragma unroll
     for (int i = 0; i < VALUES; i++) {
-        float *place = totals + i * WARPS * WARP_LANES;
-        const float before = first ? 0.0f : *place * factors[i / 2 % 2].keep;
+        float *to = totals + i * WARPS * WARP_LANES;
+        const float before = first ? 0.0f : *to * factors[i / 2 % 2].keep;
         rows.sum[i] = __fmaf_rn(rows.sum[i], factors[i / 2 % 2].add, before);
-        *place = rows.sum[i];
+        *to = rows.sum[i];
     }
 }
 
@@ -158,7 +158,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     BLOCK_WORK work;
     HEAD_ROWS operands;
     TILE_RING ring;
-    ring.place(shared, AT_BARRIERS);
+    ring.lay_out(shared, AT_BARRIERS);
     if (threadIdx.x == 0) ring.open(WARPS);
     const unsigned runs = open_work(launch, packet, ROWS, starts, THREADS, work, operands);
     work.part = 0;

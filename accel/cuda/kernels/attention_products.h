@@ -80,13 +80,13 @@ DEVICE void begin_values(const unsigned (&high)[2][4], const unsigned (&low)[2][
                          VALUE_SUMS &sum) {
     const unsigned at = chunk * CHANNELS * PAGE_TOKENS, apart = 8 * PAGE_TOKENS;
     const unsigned page = PAGE_TOKENS * HEAD_DIM;
-    const U64 stored = group_operand(records + I12_VALUES(HEAD_DIM) + at, RECORD_PLACE, apart);
+    const U64 stored = group_operand(records + I12_VALUES(HEAD_DIM) + at, RECORD_STRIDE, apart);
     const U64 large = group_operand(planes + LARGE_LOW_VALUES + at, page, apart);
     const U64 small = group_operand(planes + LOW_VALUES + at, page, apart);
     begin_group_product();
 #pragma unroll
     for (int k = 0; k < 2; k++) {
-        const U64 of_high = operand_behind(stored, k * 2 * RECORD_PLACE);
+        const U64 of_high = operand_behind(stored, k * 2 * RECORD_STRIDE);
         const U64 of_large = operand_behind(large, k * 2 * page);
         const U64 of_low = operand_behind(small, k * 2 * page);
         if (k == 0) {
@@ -110,9 +110,9 @@ DEVICE void load_floats(const unsigned char *planes, int which, int page, int t,
     value[0] = v.x, value[1] = v.y, value[2] = v.z, value[3] = v.w;
 }
 
-// Whether row r of the lane sees position number `place` of the tile that begins at `start`.
-DEVICE bool sees(const ROW_PAIR &rows, int r, unsigned start, int page, int t, int place) {
-    const unsigned position = start + page * PAGE_TOKENS + 4 * t + place;
+// Whether row r of the lane sees position number `column` of the tile that begins at `start`.
+DEVICE bool sees(const ROW_PAIR &rows, int r, unsigned start, int page, int t, int column) {
+    const unsigned position = start + page * PAGE_TOKENS + 4 * t + column;
     return position >= rows.first[r] && position <= rows.position[r];
 }
 
@@ -128,15 +128,15 @@ DEVICE void end_scores(const ROW_PAIR &rows, const SCORE_SUMS &sum, const unsign
         load_floats(planes, 0, page, t, key);
         load_floats(planes, 1, page, t, exponent);
 #pragma unroll
-        for (int place = 0; place < 4; place++)
+        for (int column = 0; column < 4; column++)
 #pragma unroll
             for (int r = 0; r < 2; r++) {
-                const int i = 8 * page + place / 2 * 4 + 2 * r + place % 2;
+                const int i = 8 * page + column / 2 * 4 + 2 * r + column % 2;
                 const int dot = (sum.high[i] * (1 << LOW_BITS) + sum.mixed[i]) * 16 + sum.low[i];
-                score[r][page][place] = (float)dot * rows.unit[r];
+                score[r][page][column] = (float)dot * rows.unit[r];
                 // One rounding: products with powers of two are exact.
                 most[r] = fmaxf(most[r],
-                                __fmaf_rn(score[r][page][place], key[place], exponent[place]));
+                                __fmaf_rn(score[r][page][column], key[column], exponent[column]));
             }
     }
 }
@@ -151,12 +151,12 @@ DEVICE void find_most_seen(const ROW_PAIR &rows, const unsigned char *planes, un
         load_floats(planes, 0, page, t, key);
         load_floats(planes, 1, page, t, exponent);
 #pragma unroll
-        for (int place = 0; place < 4; place++)
+        for (int column = 0; column < 4; column++)
 #pragma unroll
             for (int r = 0; r < 2; r++)
-                if (sees(rows, r, start, page, t, place))
-                    most[r] = fmaxf(most[r], __fmaf_rn(score[r][page][place], key[place],
-                                                       exponent[place]));
+                if (sees(rows, r, start, page, t, column))
+                    most[r] = fmaxf(most[r], __fmaf_rn(score[r][page][column], key[column],
+                                                       exponent[column]));
     }
 }
 
@@ -164,10 +164,10 @@ DEVICE void forget_unseen(const ROW_PAIR &rows, unsigned start, int t, LANE_SCOR
 #pragma unroll
     for (int page = 0; page < TILE_PAGES; page++)
 #pragma unroll
-        for (int place = 0; place < 4; place++)
+        for (int column = 0; column < 4; column++)
 #pragma unroll
             for (int r = 0; r < 2; r++)
-                if (!sees(rows, r, start, page, t, place)) p[r][page][place] = 0.0f;
+                if (!sees(rows, r, start, page, t, column)) p[r][page][column] = 0.0f;
 }
 
 // Of p weights as operands in two parts.
@@ -181,9 +181,9 @@ DEVICE void split_weights(const unsigned char *planes, int t, const LANE_SCORES 
         for (int r = 0; r < 2; r++) {
             unsigned weight[4];
 #pragma unroll
-            for (int place = 0; place < 4; place++)
-                weight[place] =
-                    __float_as_uint(__fmaf_rn(p[r][page][place], scale[place], ROUNDER));
+            for (int column = 0; column < 4; column++)
+                weight[column] =
+                    __float_as_uint(__fmaf_rn(p[r][page][column], scale[column], ROUNDER));
             const unsigned first = __byte_perm(weight[0], weight[1], 0x5140);
             const unsigned second = __byte_perm(weight[2], weight[3], 0x5140);
             low[page / 2][page % 2 * 2 + r] = __byte_perm(first, second, 0x5410);
@@ -196,10 +196,10 @@ DEVICE void split_weights(const unsigned char *planes, int t, const LANE_SCORES 
 DEVICE float folded(const float (&p)[TILE_PAGES][4]) {
     float fold[4];
 #pragma unroll
-    for (int place = 0; place < 4; place++) {
-        fold[place] = (p[0][place] + p[2][place]) + (p[1][place] + p[3][place]);
-        fold[place] = fold[place] + __shfl_xor_sync(ALL_LANES, fold[place], 2);
-        fold[place] = fold[place] + __shfl_xor_sync(ALL_LANES, fold[place], 1);
+    for (int column = 0; column < 4; column++) {
+        fold[column] = (p[0][column] + p[2][column]) + (p[1][column] + p[3][column]);
+        fold[column] = fold[column] + __shfl_xor_sync(ALL_LANES, fold[column], 2);
+        fold[column] = fold[column] + __shfl_xor_sync(ALL_LANES, fold[column], 1);
     }
     return (fold[0] + fold[2]) + (fold[1] + fold[3]);
 }
@@ -229,11 +229,11 @@ DEVICE void weigh_tile(const SCORE_SUMS &sum, const unsigned char *planes, ROW_P
         float key[4];
         load_floats(planes, 0, page, t, key);
 #pragma unroll
-        for (int place = 0; place < 4; place++)
+        for (int column = 0; column < 4; column++)
 #pragma unroll
             for (int r = 0; r < 2; r++) {
-                float &x = score[r][page][place];
-                x = exp2_of(fmaxf(__fmaf_rn(x, key[place], -top[r]), -80.0f));
+                float &x = score[r][page][column];
+                x = exp2_of(fmaxf(__fmaf_rn(x, key[column], -top[r]), -80.0f));
             }
     }
     if (edge) forget_unseen(rows, start, t, score);

@@ -32,8 +32,8 @@ DEVICE void begin_tile(const BLOCK_WORK &work, unsigned char *stage, unsigned ti
         const unsigned number = work.pages[min(tile * TILE_PAGES + page, work.last / PAGE_TOKENS)];
         const unsigned char *record = (const unsigned char *)i12_record(
             work.kv, number, work.page_heads, work.kv_head, HEAD_DIM);
-        const unsigned place = row < PAGE_TOKENS ? key_piece(row, piece) : piece;
-        begin_part(stage + page * RECORD + place * 16, record + piece * 16);
+        const unsigned to_piece = row < PAGE_TOKENS ? key_piece(row, piece) : piece;
+        begin_part(stage + page * RECORD + to_piece * 16, record + piece * 16);
     }
     end_parts();
 }

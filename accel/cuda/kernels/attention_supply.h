@@ -14,8 +14,8 @@
 #define STORED_STAGES 3
 #define PLANE_STAGES 2
 // Records begin where rows of keys lie in the same banks.
-#define RECORD_PLACE ((RECORD + 127) / 128 * 128)
-#define STORED_BYTES (TILE_PAGES * RECORD_PLACE)
+#define RECORD_STRIDE ((RECORD + 127) / 128 * 128)
+#define STORED_BYTES (TILE_PAGES * RECORD_STRIDE)
 
 // The layout of a tile's planes, in bytes. Keys are in groups of eight columns of a product: 16
 // channels of each, then the next 16 channels. Values are in stored order, 16 positions of a
@@ -43,7 +43,7 @@ struct TILE_RING {
     COPY_BARRIER *stored;
     unsigned long long *spread, *used;
 
-    __device__ __forceinline__ void place(unsigned char *shared, unsigned barriers) {
+    __device__ __forceinline__ void lay_out(unsigned char *shared, unsigned barriers) {
         memory = shared;
         stored = (COPY_BARRIER *)(shared + barriers);
         spread = stored + STORED_STAGES, used = spread + PLANE_STAGES;
@@ -101,7 +101,7 @@ DEVICE void copy_tile(const BLOCK_WORK &work, const TILE_RING &ring, unsigned nu
     if (lane == 0) announce(barrier, TILE_PAGES * RECORD);
     __syncwarp();
     if (lane < TILE_PAGES)
-        copy_to_stage(barrier, ring.records(number) + lane * RECORD_PLACE,
+        copy_to_stage(barrier, ring.records(number) + lane * RECORD_STRIDE,
                       (const unsigned char *)i12_record(work.kv, page, work.page_heads,
                                                         work.kv_head, HEAD_DIM),
                       RECORD);
@@ -191,7 +191,7 @@ DEVICE void supply_tiles(const BLOCK_WORK &work, const TILE_RING &ring, unsigned
         ring.await_room(number);
         if (warp == 0 && tile + 1 < end) copy_tile(work, ring, number + 1, next, lane);
         ring.await_stored(number);
-        const unsigned char *record = ring.records(number) + warp * RECORD_PLACE;
+        const unsigned char *record = ring.records(number) + warp * RECORD_STRIDE;
         spread_keys(record, ring.planes(number), warp, lane);
         spread_values(record, ring.planes(number), warp, lane);
         spread_exponents(record, ring.planes(number), warp, lane);

@@ -55,14 +55,14 @@ struct SPAN_WORK {
     }
 };
 
-template <int N> DEVICE void load_words(const unsigned char *place, unsigned (&word)[N]) {
+template <int N> DEVICE void load_words(const unsigned char *from, unsigned (&word)[N]) {
 #pragma unroll
     for (int i = 0; i < N; i += 4) {
         if (N % 4 == 0) {
-            const uint4 four = *(const uint4 *)(place + 4 * i);
+            const uint4 four = *(const uint4 *)(from + 4 * i);
             word[i] = four.x, word[i + 1] = four.y, word[i + 2] = four.z, word[i + 3] = four.w;
         } else {
-            const uint2 two = *(const uint2 *)(place + 4 * i);
+            const uint2 two = *(const uint2 *)(from + 4 * i);
             word[i] = two.x, word[i + 1] = two.y;
         }
     }
@@ -164,14 +164,14 @@ struct PAGE_KEYS {
 DEVICE bool usable_top(float top) { return magnitude_of(top) < 1048576.0f; }
 
 // p of a position with this score, -infinity if it is not seen; its weight is written in two parts,
-// to `place` and KV_TILE after it.
-DEVICE float put_weight(unsigned char *place, float score, float value, float top) {
+// to `to` and KV_TILE after it.
+DEVICE float put_weight(unsigned char *to, float score, float value, float top) {
     const float difference = score - top;
     const bool seen = usable_top(top) && score != NEGATIVE_INFINITY;
     const float p = seen ? exp2_of(difference < -80.0f ? -80.0f : difference) : 0.0f;
     const int weight = seen ? rounded(p * value) : 0;
-    place[0] = (unsigned char)(weight >> Q_SHIFT);
-    place[KV_TILE] = (unsigned char)(weight & ((1 << Q_SHIFT) - 1));
+    to[0] = (unsigned char)(weight >> Q_SHIFT);
+    to[KV_TILE] = (unsigned char)(weight & ((1 << Q_SHIFT) - 1));
     return p;
 }
 
@@ -212,8 +212,8 @@ DEVICE SOFTMAX tile_weights(const SPAN_WORK &work, unsigned start, float unit,
     for (int page = 0; page < TILE_PAGES; page++)
 #pragma unroll
         for (int r = 0; r < 2; r++) {
-            unsigned char *place = weights + t * 2 * KV_TILE + page * PAGE_TOKENS + g + 8 * r;
-            p[page][r] = put_weight(place, score[page][r], value[page][r], top);
+            unsigned char *to = weights + t * 2 * KV_TILE + page * PAGE_TOKENS + g + 8 * r;
+            p[page][r] = put_weight(to, score[page][r], value[page][r], top);
         }
     float total =
         ((p[0][0] + p[2][0]) + (p[1][0] + p[3][0])) + ((p[0][1] + p[2][1]) + (p[1][1] + p[3][1]));

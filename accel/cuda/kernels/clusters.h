@@ -25,11 +25,11 @@ DEVICE void end_meeting() {
 }
 
 // Between two meetings: every block of the cluster gets a warp's data at the same address.
-DEVICE void tell_cluster(float *place, float value, int lane) {
+DEVICE void tell_cluster(float *address, float value, int lane) {
 #if CLUSTER > 1
-    if (lane < CLUSTER) store_at_peer(place, value, lane);
+    if (lane < CLUSTER) store_at_peer(address, value, lane);
 #else
-    if (lane == 0) *place = value;
+    if (lane == 0) *address = value;
 #endif
 }
 

@@ -17,7 +17,7 @@
 #define AT_ONCE 4  // tokens whose inputs a thread loads together
 
 // Finds the HISTORY values before those of `token`, oldest first, by one warp.
-DEVICE void find_past(const QUERIES &queries, unsigned token, unsigned *place, int lane) {
+DEVICE void find_past(const QUERIES &queries, unsigned token, unsigned *indices, int lane) {
     const unsigned slot = queries.slot(token);
     int found = 0;
     bool ended = queries.starts(token);
@@ -28,7 +28,7 @@ DEVICE void find_past(const QUERIES &queries, unsigned token, unsigned *place, i
         const unsigned begins = __ballot_sync(ALL_LANES, own && queries.starts(at));
         while (same && found < HISTORY && !ended) {
             const int nearest = __popc((same & (0u - same)) - 1);
-            if (lane == 0) place[HISTORY - 1 - found] = (unsigned)(end - 1 - nearest);
+            if (lane == 0) indices[HISTORY - 1 - found] = (unsigned)(end - 1 - nearest);
             found++;
             ended = begins >> nearest & 1;
             same &= same - 1;
@@ -38,7 +38,7 @@ DEVICE void find_past(const QUERIES &queries, unsigned token, unsigned *place, i
     const unsigned row = (queries.position(token) - 1 - found) % STATES;
     if (lane == 0)
         for (int i = found; i < HISTORY; i++)
-            place[HISTORY - 1 - i] = ended ? ZERO : KEPT | (row * HISTORY + HISTORY - 1 - (i - found));
+            indices[HISTORY - 1 - i] = ended ? ZERO : KEPT | (row * HISTORY + HISTORY - 1 - (i - found));
     __syncwarp();
 }
 
@@ -79,19 +79,19 @@ struct CHANNEL {
     }
 };
 
-// The values before a token that starts at `place`.
-DEVICE void load_past(float (&past)[HISTORY], const unsigned *place, const CHANNEL &of,
+// The values before a token, of which `indices` says where each is.
+DEVICE void load_past(float (&past)[HISTORY], const unsigned *indices, const CHANNEL &of,
                       const float *kept, unsigned channels) {
 #pragma unroll
     for (int i = 0; i < HISTORY; i++)
-        past[i] = place[i] == ZERO  ? 0.0f
-                  : place[i] & KEPT ? kept[(size_t)(place[i] & ~KEPT) * channels]
-                                    : of.input(place[i]);
+        past[i] = indices[i] == ZERO  ? 0.0f
+                  : indices[i] & KEPT ? kept[(size_t)(indices[i] & ~KEPT) * channels]
+                                    : of.input(indices[i]);
 }
 
 // Computes tokens `first` to `end` - 1 of a channel. What is before a token stays in registers for
 // the next one if that follows it.
-DEVICE void convolve(const LAUNCH &launch, const QUERIES &queries, const unsigned *places,
+DEVICE void convolve(const LAUNCH &launch, const QUERIES &queries, const unsigned *all_indices,
                      const float (&tap)[HISTORY + 1], unsigned first, unsigned end,
                      unsigned channel, unsigned channels) {
     const CHANNEL of(launch, channel);
@@ -107,8 +107,8 @@ DEVICE void convolve(const LAUNCH &launch, const QUERIES &queries, const unsigne
         for (int n = 0; n < AT_ONCE; n++) {
             const unsigned token = begin + n;
             if (token >= end) break;
-            const unsigned *place = places + (token - first) * HISTORY;
-            if (token > first && place[HISTORY - 1] == token - 1) {
+            const unsigned *indices = all_indices + (token - first) * HISTORY;
+            if (token > first && indices[HISTORY - 1] == token - 1) {
 #pragma unroll
                 for (int i = 0; i < HISTORY; i++) past[i] = past[i + 1];
             } else {
@@ -116,7 +116,7 @@ DEVICE void convolve(const LAUNCH &launch, const QUERIES &queries, const unsigne
                     (const float *)operand_at(launch, STATE) +
                     (size_t)queries.slot(token) * STATES * HISTORY * channels + channel;
                 float loaded[HISTORY];
-                load_past(loaded, place, of, kept, channels);
+                load_past(loaded, indices, of, kept, channels);
 #pragma unroll
                 for (int i = 0; i < HISTORY; i++) past[i] = loaded[i];
             }
@@ -131,17 +131,17 @@ DEVICE void convolve(const LAUNCH &launch, const QUERIES &queries, const unsigne
 }
 
 // Stores the values behind tokens `first` to `end` - 1 of a channel.
-DEVICE void store_past(const LAUNCH &launch, const QUERIES &queries, const unsigned *places,
+DEVICE void store_past(const LAUNCH &launch, const QUERIES &queries, const unsigned *all_indices,
                        unsigned first, unsigned end, unsigned channel, unsigned channels) {
     const CHANNEL of(launch, channel);
 #pragma unroll 4
     for (unsigned token = first; token < end; token++) {
-        const unsigned *place = places + (token - first) * HISTORY;
-        if (place[0] == SKIPPED) continue;
+        const unsigned *indices = all_indices + (token - first) * HISTORY;
+        if (indices[0] == SKIPPED) continue;
         float *kept = (float *)operand_at(launch, STATE) +
                       (size_t)queries.slot(token) * STATES * HISTORY * channels + channel;
         float past[HISTORY];
-        load_past(past, place, of, kept, channels);
+        load_past(past, indices, of, kept, channels);
         const float now = of.input(token);
         float *after = kept + (size_t)(queries.position(token) % STATES) * HISTORY * channels;
 #pragma unroll
@@ -153,7 +153,7 @@ DEVICE void store_past(const LAUNCH &launch, const QUERIES &queries, const unsig
 extern "C" __global__ void __launch_bounds__(THREADS)
     delta_conv(U64 scratch, U64 inputs, const __grid_constant__ PACKETS packets, U64 workspace) {
     extern __shared__ __align__(128) unsigned char shared[];
-    unsigned *places = (unsigned *)shared;  // [CONV_TOKENS][HISTORY]
+    unsigned *all_indices = (unsigned *)shared;  // [CONV_TOKENS][HISTORY]
     const LAUNCH launch = {scratch, inputs, (U64)&packets, 0u};
     const PACKET *conv = packet_of(launch, CONV);
     const unsigned channels = conv->size[SSM_CONV1D_CHANNELS], tokens = count_of(launch, conv);
@@ -173,19 +173,19 @@ extern "C" __global__ void __launch_bounds__(THREADS)
          first += gridDim.y * CONV_TOKENS) {
         const unsigned end = min(tokens, first + CONV_TOKENS);
         for (unsigned token = first + threadIdx.x / WARP_LANES; token < end; token += WARPS) {
-            unsigned *place = places + (token - first) * HISTORY;
+            unsigned *indices = all_indices + (token - first) * HISTORY;
             if (STORES && has_later(queries, token, tokens, lane)) {
-                if (lane == 0) place[0] = SKIPPED;
+                if (lane == 0) indices[0] = SKIPPED;
                 __syncwarp();
             } else {
-                find_past(queries, token, place, lane);
+                find_past(queries, token, indices, lane);
             }
         }
         __syncthreads();
         if (channel < channels && STORES)
-            store_past(launch, queries, places, first, end, channel, channels);
+            store_past(launch, queries, all_indices, first, end, channel, channels);
         else if (channel < channels)
-            convolve(launch, queries, places, tap, first, end, channel, channels);
+            convolve(launch, queries, all_indices, tap, first, end, channel, channels);
         __syncthreads();
     }
 }

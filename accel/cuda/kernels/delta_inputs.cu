@@ -5,8 +5,8 @@
 
 #include "delta_token.h"
 
-DEVICE const float *row_at(const LAUNCH &launch, int place, unsigned token) {
-    return (const float *)operand_at(launch, place) + token * stride_at(launch, place);
+DEVICE const float *row_at(const LAUNCH &launch, int operand, unsigned token) {
+    return (const float *)operand_at(launch, operand) + token * stride_at(launch, operand);
 }
 
 extern "C" __global__ void __launch_bounds__(WARPS *WARP_LANES)

@@ -77,18 +77,18 @@ struct HEADS {
 // In chunks of four rows, lane (r, l) holds keys l + 8 (i ^ r) of row r, so that no two lanes read
 // the same bank. Rule R4 adds pairs whose indices differ in one bit, which this order keeps
 // together.
-DEVICE unsigned key_place(int i, int lane) {
+DEVICE unsigned key_index(int i, int lane) {
     return lane % ROW_LANES + ROW_LANES * (i ^ lane / ROW_LANES);
 }
 
 DEVICE void take_keys(float (&m)[LANE_KEYS], const float *row, int lane) {
 #pragma unroll
-    for (int i = 0; i < LANE_KEYS; i++) m[i] = row[key_place(i, lane)];
+    for (int i = 0; i < LANE_KEYS; i++) m[i] = row[key_index(i, lane)];
 }
 
 DEVICE void put_keys(const float (&m)[LANE_KEYS], float *row, int lane) {
 #pragma unroll
-    for (int i = 0; i < LANE_KEYS; i++) row[key_place(i, lane)] = m[i];
+    for (int i = 0; i < LANE_KEYS; i++) row[key_index(i, lane)] = m[i];
 }
 
 // A warp's rows of the states of a block's slots, in the order in which they are computed. The
@@ -104,7 +104,7 @@ struct STATE_ROWS {
     unsigned item, token, chunk;  // to be fetched next
     bool waits;
 
-    __device__ __forceinline__ float *place(unsigned number) const {
+    __device__ __forceinline__ float *ring_slot(unsigned number) const {
         return ring + number % SLOTS * (CHUNK_BYTES / 4);
     }
     __device__ __forceinline__ float *chunk_of(unsigned row, unsigned number) const {
@@ -123,8 +123,8 @@ struct STATE_ROWS {
     __device__ __forceinline__ void fetch() {
         if (waits || item >= order->slots) return no_copy();
         if (chunk == 0 && token == NO_TOKEN) token = order->first[item];
-        begin_copy(barriers + fetched % SLOTS, place(fetched), chunk_of(order->before[token], chunk),
-                   CHUNK_BYTES);
+        begin_copy(barriers + fetched % SLOTS, ring_slot(fetched),
+                   chunk_of(order->before[token], chunk), CHUNK_BYTES);
         fetched++;
         if (++chunk < SHARERS * HEAD_CHUNKS) return;
         chunk = 0;
@@ -134,11 +134,11 @@ struct STATE_ROWS {
     }
     __device__ __forceinline__ float *take() {
         await_copy<SLOTS - 1>(barriers + taken % SLOTS, taken / SLOTS);
-        return place(taken);
+        return ring_slot(taken);
     }
     // Stores the current chunk, and requests a new one for the slot of the chunk before it.
     __device__ __forceinline__ void give(unsigned row, unsigned number) {
-        begin_store(chunk_of(row, number), place(taken), CHUNK_BYTES);
+        begin_store(chunk_of(row, number), ring_slot(taken), CHUNK_BYTES);
         taken++;
         await_slots<1>();
         fetch();
@@ -161,8 +161,8 @@ struct TOKEN_GROUP {
         first = token;
         for (count = 0; count < GROUP_TOKENS && token != NO_TOKEN; count++) token = order->next[token];
     }
-    __device__ __forceinline__ const float *row(int place, unsigned token) const {
-        return (const float *)operand_at(launch, place) + token * stride_at(launch, place);
+    __device__ __forceinline__ const float *row(int operand, unsigned token) const {
+        return (const float *)operand_at(launch, operand) + token * stride_at(launch, operand);
     }
 
     // The convolution and g and b. `kept` are the stored values of the slot's channels, replaced in

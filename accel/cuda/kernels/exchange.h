@@ -55,9 +55,9 @@ DEVICE void await_begun(const unsigned *begun, unsigned now, const PEER_DEVICES 
     }
 }
 
-DEVICE void publish(float *place, float value) {
+DEVICE void publish(float *address, float value) {
     const unsigned bits = ~__float_as_uint(value);
-    store_shared_word((unsigned *)place, bits ? bits : ~0x7FC00000u);
+    store_shared_word((unsigned *)address, bits ? bits : ~0x7FC00000u);
 }
 
 // How rows are read. `awaited` rows come from other blocks; a waiting thread continues with the
@@ -76,38 +76,38 @@ struct INCOMING {
         spin_pause();
         return ++spins % SPINS_BETWEEN_LOOKS || !load_host_word(stop);
     }
-    __device__ __forceinline__ float one(const float *place) const {
-        return one_of(load_shared_word((const unsigned *)place), place);
+    __device__ __forceinline__ float one(const float *address) const {
+        return one_of(load_shared_word((const unsigned *)address), address);
     }
     // The same where `word` was there before.
-    __device__ __forceinline__ float one_of(unsigned word, const float *place) const {
+    __device__ __forceinline__ float one_of(unsigned word, const float *address) const {
         if (!awaited) return __uint_as_float(word);
         unsigned spins = 0;
-        while (waits(word == 0, spins)) word = load_shared_word((const unsigned *)place);
+        while (waits(word == 0, spins)) word = load_shared_word((const unsigned *)address);
         return __uint_as_float(~word);
     }
     // Waits for one float; returns whether the host wants the launch to end instead.
-    __device__ __forceinline__ bool waits_in_vain(const float *place) const {
+    __device__ __forceinline__ bool waits_in_vain(const float *address) const {
         unsigned spins = 0;
-        while (load_shared_word((const unsigned *)place) == 0)
+        while (load_shared_word((const unsigned *)address) == 0)
             if (!waits(true, spins)) return true;
         return false;
     }
     // Requests of many lanes for missing words overload the cache, so one lane of the warp waits
     // for one of its words first.
-    __device__ __forceinline__ void watch(const float *place, int lane) const {
+    __device__ __forceinline__ void watch(const float *address, int lane) const {
         if (!awaited) return;
-        if (lane == 0) one(place);
+        if (lane == 0) one(address);
         __syncwarp();
     }
     // Four floats as currently stored, and after all of them have arrived.
-    __device__ __forceinline__ uint4 four(const float *place) const {
-        return load_shared_words((const unsigned *)place);
+    __device__ __forceinline__ uint4 four(const float *address) const {
+        return load_shared_words((const unsigned *)address);
     }
-    __device__ __forceinline__ float4 settled(uint4 v, const float *place) const {
+    __device__ __forceinline__ float4 settled(uint4 v, const float *address) const {
         unsigned spins = 0;
         while (waits(!v.x || !v.y || !v.z || !v.w, spins))
-            v = load_shared_words((const unsigned *)place);
+            v = load_shared_words((const unsigned *)address);
         const unsigned flip = awaited ? 0xFFFFFFFFu : 0u;
         return {__uint_as_float(v.x ^ flip), __uint_as_float(v.y ^ flip),
                 __uint_as_float(v.z ^ flip), __uint_as_float(v.w ^ flip)};

@@ -77,8 +77,8 @@ DEVICE void choose_experts(const float *logits, unsigned experts, unsigned used,
     }
     total = total + span;  // of a span at most
     if (is_nan(total)) {
-        for (unsigned place = lane; place < used; place += WARP_LANES)
-            ids[place] = (int)place, weights[place] = nan_value();
+        for (unsigned rank = lane; rank < used; rank += WARP_LANES)
+            ids[rank] = (int)rank, weights[rank] = nan_value();
         return;
     }
     // One more than the bits of a probability, so that 0 marks a chosen or missing expert.
@@ -91,7 +91,7 @@ DEVICE void choose_experts(const float *logits, unsigned experts, unsigned used,
     float sum = 0.0f, chosen = 0.0f;
     int id = 0;
 #pragma unroll 1
-    for (unsigned place = 0; place < used; place++) {
+    for (unsigned rank = 0; rank < used; rank++) {
         unsigned best = 0;
 #pragma unroll
         for (int i = 0; i < EXPERTS_OF_LANE; i++) best = max(best, key[i]);
@@ -106,7 +106,7 @@ DEVICE void choose_experts(const float *logits, unsigned experts, unsigned used,
             if (expert == (unsigned)(lane + 32 * i)) key[i] = 0;
         const float p = __uint_as_float(best - 1);
         sum = sum + p;
-        if (place % WARP_LANES == (unsigned)lane) chosen = p, id = (int)expert;
+        if (rank % WARP_LANES == (unsigned)lane) chosen = p, id = (int)expert;
     }
     sum = larger(sum, SMALLEST_SUM);
     if ((unsigned)lane < used) ids[lane] = id, weights[lane] = DIVIDE(chosen, sum);

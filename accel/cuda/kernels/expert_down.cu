@@ -18,15 +18,15 @@
 // them.
 template <int dtype>
 DEVICE void down_tile(const LAUNCH &launch, unsigned char *row_memory, unsigned char *ring,
-                      COPY_BARRIER *barriers, unsigned token, unsigned place, unsigned tiles,
+                      COPY_BARRIER *barriers, unsigned token, unsigned choice, unsigned tiles,
                       unsigned columns, float *values) {
     typedef UNIT_RUN<dtype, SLOTS> RUN;
     const int lane = threadIdx.x % WARP_LANES;
-    const bool chosen = place < USED;
+    const bool chosen = choice < USED;
     unsigned matrix = 0;
     if (chosen)
         matrix = load_shared_word((const unsigned *)operand_at(launch, IDS) +
-                                  token * stride_at(launch, IDS) + place);
+                                  token * stride_at(launch, IDS) + choice);
     RUN run;
     run.open(ring, barriers);
     constexpr size_t tile_bytes = UNITS * RUN::unit_bytes;
@@ -37,7 +37,7 @@ DEVICE void down_tile(const LAUNCH &launch, unsigned char *row_memory, unsigned 
     const ACTIVATIONS x = activations_at(row_memory, UNITS);
     const int h = chosen ? H : SHARED_H;
     const float *row = (const float *)operand_at(launch, h) +
-                       (size_t)(chosen ? token * USED + place : token) * stride_at(launch, h);
+                       (size_t)(chosen ? token * USED + choice : token) * stride_at(launch, h);
     EIGHT held[UNITS];
 #pragma unroll
     for (int i = 0; i < UNITS; i++) held[i] = load_eight(row, i, columns, lane);
@@ -65,7 +65,7 @@ DEVICE void add_experts(const LAUNCH &launch, unsigned char *shared) {
     const unsigned warp = threadIdx.x / WARP_LANES;
     unsigned char *rings = shared + WARPS * ROW_BYTES(UNITS);
     COPY_BARRIER *barriers = (COPY_BARRIER *)(rings + WARPS * SLOTS * slot_bytes);
-    float *values = (float *)(barriers + WARPS * SLOTS);  // [place][row]
+    float *values = (float *)(barriers + WARPS * SLOTS);  // [choice][row]
     unsigned char *row_memory = shared + warp * ROW_BYTES(UNITS);
     unsigned char *ring = rings + warp * SLOTS * slot_bytes;
     if (warp < USED)
@@ -87,9 +87,9 @@ DEVICE void add_experts(const LAUNCH &launch, unsigned char *shared) {
     if (writes) {
         if (residual) sum = residual[token * stride_at(launch, RESIDUAL) + row];
 #pragma unroll
-        for (int place = 0; place < USED; place++) {
-            weight[place] = weights[place];
-            scale[place] = expert_scale ? expert_scale[ids[place]] : 1.0f;
+        for (int choice = 0; choice < USED; choice++) {
+            weight[choice] = weights[choice];
+            scale[choice] = expert_scale ? expert_scale[ids[choice]] : 1.0f;
         }
         if (GATE_LOGIT >= 0)
             gate = ((const float *)operand_at(launch,
@@ -98,10 +98,10 @@ DEVICE void add_experts(const LAUNCH &launch, unsigned char *shared) {
     __syncthreads();
     if (!writes) return;
 #pragma unroll
-    for (int place = 0; place < USED; place++) {
-        float value = values[place * UNIT_ROWS + threadIdx.x];
-        if (expert_scale) value = value * scale[place];
-        sum = sum + weight[place] * value;
+    for (int choice = 0; choice < USED; choice++) {
+        float value = values[choice * UNIT_ROWS + threadIdx.x];
+        if (expert_scale) value = value * scale[choice];
+        sum = sum + weight[choice] * value;
     }
     if (HAS_SHARED) {
         const float value = values[USED * UNIT_ROWS + threadIdx.x];

@@ -14,7 +14,7 @@
 #include "stack_matrices.h"
 
 #define HAS_SHARED (SHARED_GATE >= 0)
-#define PLACES (USED + HAS_SHARED)
+#define CHOICES (USED + HAS_SHARED)
 #define WARPS (2 * SPANS)
 
 // One block's work.
@@ -60,7 +60,7 @@ DEVICE void gate_tile(const LAUNCH &launch, unsigned char *shared, unsigned toke
 DEVICE void make_tile(const LAUNCH &launch, unsigned char *shared) {
     const PACKET *product = packet_of(launch, PRODUCT);
     const unsigned rows = product->size[MATMUL_ROWS], columns = product->size[MATMUL_COLUMNS];
-    const unsigned token = blockIdx.y / PLACES, choice = blockIdx.y % PLACES;
+    const unsigned token = blockIdx.y / CHOICES, choice = blockIdx.y % CHOICES;
     if (token * USED >= count_of(launch, product)) {
         PRECEDING_DONE;
         return;

@@ -1,4 +1,4 @@
-// Copies packed tokens, in groups of eight as unit_pack_fours.cu has them, to the places of their
+// Copies packed tokens, in groups of eight as unit_pack_fours.cu has them, to the rows of their
 // experts: each chunk of expert_table.h gets whole groups. The blocks of a column copy one chunk.
 //
 // Compiled with WARPS, UNITS (of a row), USED, MOST_CHUNKS, TABLE_AT (the word of the workspace at
@@ -23,8 +23,8 @@ extern "C" __global__ void __launch_bounds__(WARPS *WARP_LANES)
          i += gridDim.y * WARPS) {
         const unsigned eight = i / UNITS, unit = i % UNITS;
         // Lanes of the same remainder copy one token; in front of the first missing one, the last.
-        const unsigned place = min(eight * 8 + lane % 8, chunk.count - 1);
-        const unsigned token = table.pairs()[chunk.first + place] / USED, of_eight = token % 8;
+        const unsigned of_chunk = min(eight * 8 + lane % 8, chunk.count - 1);
+        const unsigned token = table.pairs()[chunk.first + of_chunk] / USED, of_eight = token % 8;
         const size_t from = (size_t)(token / 8) * UNITS + unit;
         const size_t to = (size_t)(chunk.eight + eight) * UNITS + unit;
         const unsigned char *planes =

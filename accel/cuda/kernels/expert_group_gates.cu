@@ -43,13 +43,14 @@ DEVICE void gate_rows(const LAUNCH &launch, const EXPERT_TABLE &table, const CHU
     for (unsigned i = warp; i < chunk.count * UNITS; i += WARPS) {
         const unsigned row = i / UNITS, unit = i % UNITS;
         const unsigned token = chosen ? table.pair(chunk.first + row) / USED : chunk.first + row;
-        const size_t place = (size_t)token * UNITS + unit;
+        const size_t unit_index = (size_t)token * UNITS + unit;
         const ACTIVATIONS to = x.of(unit, row);
-        begin_part(to.planes + lane * 16, operand_at(launch, M) + place * UNIT_PLANES + lane * 16);
+        begin_part(to.planes + lane * 16,
+                   operand_at(launch, M) + unit_index * UNIT_PLANES + lane * 16);
         if (lane < 2)
             begin_part((unsigned char *)to.sums + lane * 16,
-                       operand_at(launch, SUMS) + place * (2 * UNIT_SUMS) + lane * 16);
-        if (lane == 2) begin_word(to.scales, (const float *)operand_at(launch, SCALE) + place);
+                       operand_at(launch, SUMS) + unit_index * (2 * UNIT_SUMS) + lane * 16);
+        if (lane == 2) begin_word(to.scales, (const float *)operand_at(launch, SCALE) + unit_index);
     }
     end_parts();
     await_parts<0>();
@@ -101,8 +102,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_AT_ONCE)
             for (int m = 0; m < 2; m++)
                 value[m] = value[m] + values[VALUE_AT(local / UNIT_ROWS, m, span, local % UNIT_ROWS,
                                                       token)];
-        const unsigned place = chunk.first + token;
-        h[(chosen ? table.pair(place) : place) * stride + row] =
+        const unsigned index = chunk.first + token;
+        h[(chosen ? table.pair(index) : index) * stride + row] =
             gated(activation, value[0], value[1]);
     }
 }

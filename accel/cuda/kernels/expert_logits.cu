@@ -85,11 +85,11 @@ DEVICE void transpose_segment(float *to, const ROWS_OF &from, unsigned segment) 
             v[j].x = v[j].x * factor * w.x, v[j].y = v[j].y * factor * w.y;
             v[j].z = v[j].z * factor * w.z, v[j].w = v[j].w * factor * w.w;
         }
-        float *place = to + four * 4 * apart + line;
-        *(float4 *)(place) = {v[0].x, v[1].x, v[2].x, v[3].x};
-        *(float4 *)(place + apart) = {v[0].y, v[1].y, v[2].y, v[3].y};
-        *(float4 *)(place + 2 * apart) = {v[0].z, v[1].z, v[2].z, v[3].z};
-        *(float4 *)(place + 3 * apart) = {v[0].w, v[1].w, v[2].w, v[3].w};
+        float *lane_to = to + four * 4 * apart + line;
+        *(float4 *)(lane_to) = {v[0].x, v[1].x, v[2].x, v[3].x};
+        *(float4 *)(lane_to + apart) = {v[0].y, v[1].y, v[2].y, v[3].y};
+        *(float4 *)(lane_to + 2 * apart) = {v[0].z, v[1].z, v[2].z, v[3].z};
+        *(float4 *)(lane_to + 3 * apart) = {v[0].w, v[1].w, v[2].w, v[3].w};
     }
 }
 

@@ -17,7 +17,7 @@ extern "C" __global__ void __launch_bounds__(WARPS *WARP_LANES)
     const LAUNCH launch = {scratch, inputs, (U64)&packets, 0u};
     const PACKET *product = packet_of(launch, W / 16);
     const unsigned rows = product->size[MATMUL_ROWS], columns = product->size[MATMUL_COLUMNS];
-    const unsigned used = product->size[MATMUL_USED], places = product->size[MATMUL_PLACES];
+    const unsigned used = product->size[MATMUL_USED], row_pairs = product->size[MATMUL_PLACES];
     const unsigned units = (columns + UNIT_COLUMNS - 1) / UNIT_COLUMNS;
     const unsigned tiles = (rows + UNIT_ROWS - 1) / UNIT_ROWS;
     const int lane = threadIdx.x % WARP_LANES;
@@ -38,7 +38,7 @@ extern "C" __global__ void __launch_bounds__(WARPS *WARP_LANES)
                   first * RUN::unit_bytes,
               count);
     if (tile == 0 && threadIdx.x == 0) count_uses(launch, W, id, 1);
-    const unsigned source = pair / places;
+    const unsigned source = pair / row_pairs;
     const ACTIVATIONS x = activations_at(shared + warp * ROW_BYTES(SPAN_UNITS), SPAN_UNITS);
     const unsigned *m = (const unsigned *)operand_at(launch, M) +
                         source * (stride_at(launch, M) / 2);

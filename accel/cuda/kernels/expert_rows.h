@@ -18,14 +18,14 @@ template <int rows> struct CHUNK_ROWS {
     short *sums;
     float *scales;
 
-    __device__ __forceinline__ CHUNK_ROWS(unsigned char *place, unsigned units)
-        : planes(place),
-          sums((short *)(place + units * rows * ROW_PLANES)),
-          scales((float *)(place + units * rows * (ROW_PLANES + 2 * UNIT_SUMS))) {}
+    __device__ __forceinline__ CHUNK_ROWS(unsigned char *memory, unsigned units)
+        : planes(memory),
+          sums((short *)(memory + units * rows * ROW_PLANES)),
+          scales((float *)(memory + units * rows * (ROW_PLANES + 2 * UNIT_SUMS))) {}
     // Of one token and unit.
     __device__ __forceinline__ ACTIVATIONS of(unsigned unit, unsigned row) const {
-        const unsigned place = unit * rows + row;
-        return {planes + place * ROW_PLANES, sums + place * UNIT_SUMS, scales + place, 1, false};
+        const unsigned index = unit * rows + row;
+        return {planes + index * ROW_PLANES, sums + index * UNIT_SUMS, scales + index, 1, false};
     }
 };
 
@@ -73,12 +73,12 @@ DEVICE void add_unit_rows(const unsigned char *unit, const CHUNK_ROWS<rows> &x, 
     for (int n = 0; n < rows / 8; n++) {
         if (n >= eights) break;
         const int of_eight[4] = {j[4 * n], j[4 * n + 1], j[4 * n + 2], j[4 * n + 3]};
-        const unsigned place = index * rows + 8 * n;
+        const unsigned first_row = index * rows + 8 * n;
         float value[4];
-        const uint2 sums = *(const uint2 *)(x.sums + (place + g) * UNIT_SUMS + t * 4);
+        const uint2 sums = *(const uint2 *)(x.sums + (first_row + g) * UNIT_SUMS + t * 4);
         int p[4];
         scales.minima_of(sums, p);
-        scales.values(of_eight, p, *(const float2 *)(x.scales + place + 2 * t), value);
+        scales.values(of_eight, p, *(const float2 *)(x.scales + first_row + 2 * t), value);
 #pragma unroll
         for (int e = 0; e < 4; e++) span[4 * n + e] = span[4 * n + e] + value[e];
     }

@@ -32,8 +32,8 @@ struct EXPERT_TABLE {
     __device__ __forceinline__ const unsigned *pairs() const {
         return words + TABLE_CHUNKS + most_chunks * CHUNK_WORDS;
     }
-    __device__ __forceinline__ unsigned pair(unsigned place) const {
-        return load_shared_word(pairs() + place);
+    __device__ __forceinline__ unsigned pair(unsigned index) const {
+        return load_shared_word(pairs() + index);
     }
 };
 

@@ -25,15 +25,15 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     const float *expert_scale = (const float *)operand_at(launch, EXPERT_SCALE);
     float product[USED], sum = 0.0f;
 #pragma unroll
-    for (int place = 0; place < USED; place++)
-        product[place] = products[(size_t)(token * USED + place) * stride];
+    for (int choice = 0; choice < USED; choice++)
+        product[choice] = products[(size_t)(token * USED + choice) * stride];
     if (RESIDUAL >= 0)
         sum = ((const float *)
                    operand_at(launch, RESIDUAL))[token * stride_at(launch, RESIDUAL) + column];
 #pragma unroll
-    for (int place = 0; place < USED; place++) {
-        if (expert_scale) product[place] = product[place] * expert_scale[ids[place]];
-        sum = sum + weights[place] * product[place];
+    for (int choice = 0; choice < USED; choice++) {
+        if (expert_scale) product[choice] = product[choice] * expert_scale[ids[choice]];
+        sum = sum + weights[choice] * product[choice];
     }
     if (SHARED_Y >= 0) {
         const float value = ((const float *)operand_at(

@@ -44,13 +44,13 @@ template <int dtype, int slots> struct UNIT_RUN {
         for (unsigned chunk = 0; chunk * CHUNK_UNITS < count; chunk++) {
             const unsigned first = chunk * CHUNK_UNITS, units = min(count - first, (unsigned)CHUNK_UNITS);
             await_copy<slots>(barriers + chunk % slots, chunk / slots);
-            const unsigned char *place = ring + chunk % slots * slot_bytes;
+            const unsigned char *stored = ring + chunk % slots * slot_bytes;
             LANE_CHUNK own;
             own.load(x, index + first, index + count - 1, lane);
             CHUNK_NIBBLES nibbles;
-            nibbles.load(place, unit_bytes, lane);
+            nibbles.load(stored, unit_bytes, lane);
             CHUNK_SUMS sums;
-            multiply_chunk<dtype>(place, nibbles, own, lane, sums);
+            multiply_chunk<dtype>(stored, nibbles, own, lane, sums);
             const float mine = value_of_chunk<dtype>(sums, own, lane);
             const float value[CHUNK_UNITS] = {mine, __shfl_xor_sync(ALL_LANES, mine, 1)};
             __syncwarp();
@@ -81,7 +81,7 @@ DEVICE void take_unit(const ACTIVATIONS &x, unsigned index, const unsigned *m,
     }
     if (lane < UNIT_SUB_BLOCKS) {
         const unsigned both = sums[unit * UNIT_SUB_BLOCKS + lane];
-        short *to = x.sums + (size_t)index * UNIT_SUMS + sum_place(2 * lane);
+        short *to = x.sums + (size_t)index * UNIT_SUMS + sum_index(2 * lane);
         to[0] = (short)both;
         to[1] = (short)(both >> 16);
     }
@@ -91,11 +91,11 @@ DEVICE void take_unit(const ACTIVATIONS &x, unsigned index, const unsigned *m,
 // Bytes of the activations of `units` units, and memory for them.
 #define ROW_BYTES(units) (((units) * (UNIT_PLANES + 2 * UNIT_SUMS + 4) + 15) / 16 * 16)
 
-DEVICE ACTIVATIONS activations_at(unsigned char *place, unsigned units) {
+DEVICE ACTIVATIONS activations_at(unsigned char *address, unsigned units) {
     ACTIVATIONS x;
-    x.planes = place;
-    x.sums = (short *)(place + units * UNIT_PLANES);
-    x.scales = (float *)(place + units * (UNIT_PLANES + 2 * UNIT_SUMS));
+    x.planes = address;
+    x.sums = (short *)(address + units * UNIT_PLANES);
+    x.scales = (float *)(address + units * (UNIT_PLANES + 2 * UNIT_SUMS));
     x.units = units;
     x.in_eights = false;
     return x;

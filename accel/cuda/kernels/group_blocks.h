@@ -6,7 +6,7 @@
 
 #include "group_rows.h"
 
-#if PLACES
+#if EXPERT_PAIRS
 
 // Takes the chunk, of `chunks`, and the rows of block `block`; blocks of one chunk follow each other.
 DEVICE bool open_block(const LAUNCH &launch, U64 workspace, unsigned chunks, unsigned block,
@@ -25,28 +25,28 @@ DEVICE bool open_block(const LAUNCH &launch, U64 workspace, unsigned chunks, uns
 }
 
 // Keeps what the end of block `block` needs to know of its pairs.
-DEVICE void keep_places(const LAUNCH &launch, U64 workspace, unsigned block, unsigned *places) {
+DEVICE void keep_pairs(const LAUNCH &launch, U64 workspace, unsigned block, unsigned *pairs) {
     const EXPERT_TABLE table = {(const unsigned *)workspace + TABLE_AT, MOST_CHUNKS};
     const unsigned of_chunk = (tiles_of(launch, W0) + BLOCK_TILES - 1) / BLOCK_TILES;
     if (threadIdx.x >= BLOCK_TOKENS) return;
     const CHUNK chunk = table.chunk(block / of_chunk);
-    begin_word(places + threadIdx.x,
+    begin_word(pairs + threadIdx.x,
                table.pairs() + chunk.first + min((unsigned)threadIdx.x, chunk.count - 1));
     end_parts();
     if (threadIdx.x == 0) {
-        places[BLOCK_TOKENS] = chunk.count;
+        pairs[BLOCK_TOKENS] = chunk.count;
         if (block % of_chunk == 0) count_uses(launch, W0, chunk.expert, chunk.count);
     }
 }
 
 // The rows of a block whose pairs are kept.
-DEVICE void open_end(const LAUNCH &launch, U64, unsigned, unsigned block, const unsigned *places,
+DEVICE void open_end(const LAUNCH &launch, U64, unsigned, unsigned block, const unsigned *pairs,
                      GROUP_WORK &work, RESULT &result) {
     const unsigned of_chunk = (tiles_of(launch, W0) + BLOCK_TILES - 1) / BLOCK_TILES;
     await_parts<0>();
     __syncthreads();
-    open_step(launch, places[BLOCK_TOKENS], work, result);
-    result.places = places, result.first_token = 0, work.expert = 0;
+    open_step(launch, pairs[BLOCK_TOKENS], work, result);
+    result.pairs = pairs, result.first_token = 0, work.expert = 0;
     open_rows(launch, block % of_chunk, threadIdx.x / WARP_LANES % SHARE_TILES, work, result);
 }
 
@@ -62,7 +62,7 @@ DEVICE bool open_block(const LAUNCH &launch, U64, unsigned tokens, unsigned bloc
     return open_rows(launch, block / of_rows, threadIdx.x / WARP_LANES % SHARE_TILES, work, result);
 }
 
-DEVICE void keep_places(const LAUNCH &, U64, unsigned, unsigned *) {}
+DEVICE void keep_pairs(const LAUNCH &, U64, unsigned, unsigned *) {}
 
 DEVICE void open_end(const LAUNCH &launch, U64 workspace, unsigned tokens, unsigned block,
                      const unsigned *, GROUP_WORK &work, RESULT &result) {

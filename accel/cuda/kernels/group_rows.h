@@ -17,7 +17,7 @@ struct RESULT {
     size_t stride, residual_stride;
     // `row` is the first row of the warp's tile, in a matrix of `rows` rows.
     unsigned rows, row, rows_in_front, first_token, tokens;
-    const unsigned *places;  // of the block's tokens, if they have PLACES
+    const unsigned *pairs;  // of the block's tokens, if EXPERT_PAIRS
     uint activation;
     SENT sent;
 
@@ -27,7 +27,7 @@ struct RESULT {
         const unsigned row = first_row + lane / 4 + 8 * (i / 2 % 2);
         const unsigned of_block = i / 4 * 8 + lane % 4 * 2 + i % 2;
         if (row >= rows || first_token + of_block >= tokens) return;
-        const size_t token = PLACES ? places[of_block] : first_token + of_block;
+        const size_t token = EXPERT_PAIRS ? pairs[of_block] : first_token + of_block;
         if (bias) value = value + bias[row];
         if (residual) value = residual[token * residual_stride + row] + value;
         sent.store(y + token * stride + row, value);
@@ -66,9 +66,9 @@ struct RESULT {
         for (int n = 0; n < 2 * EIGHTS; n++) {
             const unsigned behind = n / 2 * 8 + n % 2;
             const int i = n / 2 * 4 + n % 2;
-            float *place = own + (size_t)behind * rows;
-            if (first && token + behind < tokens) place[0] = values[i];
-            if (second && token + behind < tokens) place[8] = values[i + 2];
+            float *to = own + (size_t)behind * rows;
+            if (first && token + behind < tokens) to[0] = values[i];
+            if (second && token + behind < tokens) to[8] = values[i + 2];
         }
     }
     // Elements `first` to `first + count` - 1; values[i * apart + thread] is element i of the
@@ -90,9 +90,9 @@ DEVICE unsigned tiles_of(const LAUNCH &launch, int w) {
     return (packet_of(launch, w / 16)->size[MATMUL_ROWS] + UNIT_ROWS - 1) / UNIT_ROWS;
 }
 
-// A matrix or, if tokens have PLACES, that of their expert.
+// A matrix or, with EXPERT_PAIRS, that of the tokens' expert.
 DEVICE const unsigned char *matrix_at(const LAUNCH &launch, int w, const GROUP_WORK &work) {
-    if (!PLACES) return operand_at(launch, w);
+    if (!EXPERT_PAIRS) return operand_at(launch, w);
     const size_t tile_bytes = (size_t)work.units * FORMAT::unit_bytes;
     return matrix_of(launch, w, work.expert, tiles_of(launch, w) * tile_bytes);
 }
@@ -154,7 +154,7 @@ DEVICE void open_step(const LAUNCH &launch, unsigned tokens, GROUP_WORK &work, R
     result.activation = PAIRED ? packet_of(launch, GATE)->size[SWIGLU_ACTIVATION] : 0;
     work.units = (product->size[MATMUL_COLUMNS] + UNIT_COLUMNS - 1) / UNIT_COLUMNS;
     work.first_unit = 0, work.end_unit = work.units;
-#if !PLACES
+#if !EXPERT_PAIRS
     work.planes = operand_at(launch, M);
     work.sums = operand_at(launch, SUMS);
     work.scales = (const float *)operand_at(launch, SCALE);

@@ -30,9 +30,9 @@ typedef UNIT_SCALES<FORMAT_ID> SCALES;
 #define STAGE_BYTES (AT_UNITS + SHARE_TILES * FORMAT::unit_bytes)
 #define AT_BARRIERS (SHARES * STAGES * STAGE_BYTES)
 #define AT_TOTALS (AT_BARRIERS + SHARES * STAGES * 8)  // [VALUES][thread]
-// The rows of results of two blocks' tokens in turn, and how many there are, if they have PLACES.
-#define AT_PLACES (AT_TOTALS + VALUES * THREADS * 4)
-#define PLACES_WORDS (BLOCK_TOKENS + 1)
+// With EXPERT_PAIRS the rows of results of two blocks' tokens in turn, and how many there are.
+#define AT_PAIRS (AT_TOTALS + VALUES * THREADS * 4)
+#define BLOCK_PAIRS_WORDS (BLOCK_TOKENS + 1)
 
 // Tiles `first_tile` to `tiles` - 1 of all matrices, numbered consecutively, or of both matrices of
 // a pair. `own` is the warp's tile, 0 without one.
@@ -41,7 +41,7 @@ struct GROUP_WORK {
     const float *scales;
     unsigned units, tiles, first_tile, first_token, tokens;
     unsigned first_unit, end_unit;  // of the block's part of the columns
-    unsigned expert;                // of the block's tokens, if they have PLACES
+    unsigned expert;                // of the block's tokens, if EXPERT_PAIRS
 
     __device__ __forceinline__ unsigned own_tiles() const {
         const unsigned each = min(tiles - first_tile, (unsigned)BLOCK_TILES);
@@ -83,15 +83,15 @@ struct STAGE_RING {
         if (eight >= work.eights()) return;
         COPY_BARRIER *barrier = barriers + step % STAGES;
         unsigned char *to = stage(step);
-        const size_t place = (size_t)(work.first_token / 8 + eight) * work.units + unit;
+        const size_t unit_eight = (size_t)(work.first_token / 8 + eight) * work.units + unit;
         if (!apart || !small)
-            copy_to_stage(barrier, to + eight * EIGHT_BYTES, work.planes + place * EIGHT_BYTES,
+            copy_to_stage(barrier, to + eight * EIGHT_BYTES, work.planes + unit_eight * EIGHT_BYTES,
                           EIGHT_BYTES);
         if (!small) return;
         copy_to_stage(barrier, to + AT_TOKEN_SUMS + eight * SUMS_BYTES,
-                      work.sums + place * SUMS_BYTES, SUMS_BYTES);
+                      work.sums + unit_eight * SUMS_BYTES, SUMS_BYTES);
         copy_to_stage(barrier, to + AT_SCALES + eight * SCALES_BYTES,
-                      (const unsigned char *)work.scales + place * SCALES_BYTES, SCALES_BYTES);
+                      (const unsigned char *)work.scales + unit_eight * SCALES_BYTES, SCALES_BYTES);
     }
     __device__ __forceinline__ void fetch(const GROUP_WORK &work, unsigned step, unsigned unit,
                                           unsigned warp) const {
@@ -123,16 +123,16 @@ struct LANE_COPY {
         // Two warps have an eight, if there are enough.
         constexpr bool apart = SHARE_TILES >= 2 * EIGHTS;
         const unsigned kind = part + (apart && warp >= EIGHTS), eight = apart ? warp % EIGHTS : warp;
-        const size_t place = (size_t)(work.first_token / 8 + eight) * work.units;
+        const size_t unit_eight = (size_t)(work.first_token / 8 + eight) * work.units;
         const bool own = kind <= 3 && !(apart && warp < EIGHTS && kind > 1);
         if (kind == 1) {
-            from = work.planes + place * EIGHT_BYTES;
+            from = work.planes + unit_eight * EIGHT_BYTES;
             to = eight * EIGHT_BYTES, bytes = EIGHT_BYTES;
         } else if (kind == 2) {
-            from = work.sums + place * SUMS_BYTES;
+            from = work.sums + unit_eight * SUMS_BYTES;
             to = AT_TOKEN_SUMS + eight * SUMS_BYTES, bytes = SUMS_BYTES;
         } else {
-            from = (const unsigned char *)work.scales + place * SCALES_BYTES;
+            from = (const unsigned char *)work.scales + unit_eight * SCALES_BYTES;
             to = AT_SCALES + eight * SCALES_BYTES, bytes = SCALES_BYTES;
         }
         if (!own || eight >= eights || warp >= 2 * EIGHTS) bytes = 0;

@@ -11,9 +11,9 @@
 
 #define GROUP_WARPS 4
 
-DEVICE U64 group_operand(const unsigned char *place, unsigned lead, unsigned stride) {
-    return (U64)((unsigned)__cvta_generic_to_shared(place) >> 4 & 0x3FFFu) |
-           (U64)(lead >> 4) << 16 | (U64)(stride >> 4) << 32;
+DEVICE U64 group_operand(const unsigned char *address, unsigned lead, unsigned stride) {
+    return (U64)(shared_address(address) >> 4 & 0x3FFFu) | (U64)(lead >> 4) << 16 |
+           (U64)(stride >> 4) << 32;
 }
 // The same so many bytes further on, a multiple of 16.
 DEVICE U64 operand_behind(U64 operand, unsigned bytes) { return operand + (bytes >> 4); }
@@ -129,24 +129,24 @@ GROUP_PRODUCTS(multiply_unsigned_group, "u8.u8")
 
 // The same of 32 or 64 columns, KIND being the types of A and B; `set_` begins sums that may be
 // unset, `add_` adds to them.
-#define GROUP_SUMS(NAME, KIND)                                                               \
-    DEVICE void set_##NAME(int (&sum)[16], const unsigned (&a)[4], U64 b) {                  \
-        asm volatile(GROUP_SUM_TEXT_32(KIND, "0") : GROUP_SUM_PLACES("=r", 0)                \
-                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                  \
-    }                                                                                        \
-    DEVICE void add_##NAME(int (&sum)[16], const unsigned (&a)[4], U64 b) {                  \
-        asm volatile(GROUP_SUM_TEXT_32(KIND, "1") : GROUP_SUM_PLACES("+r", 0)                \
-                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                  \
-    }                                                                                        \
-    DEVICE void set_##NAME(int (&sum)[32], const unsigned (&a)[4], U64 b) {                  \
-        asm volatile(GROUP_SUM_TEXT_64(KIND, "0")                                            \
-                     : GROUP_SUM_PLACES("=r", 0), GROUP_SUM_PLACES("=r", 16)                 \
-                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                  \
-    }                                                                                        \
-    DEVICE void add_##NAME(int (&sum)[32], const unsigned (&a)[4], U64 b) {                  \
-        asm volatile(GROUP_SUM_TEXT_64(KIND, "1")                                            \
-                     : GROUP_SUM_PLACES("+r", 0), GROUP_SUM_PLACES("+r", 16)                 \
-                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                  \
+#define GROUP_SUMS(NAME, KIND)                                                   \
+    DEVICE void set_##NAME(int (&sum)[16], const unsigned (&a)[4], U64 b) {      \
+        asm volatile(GROUP_SUM_TEXT_32(KIND, "0") : GROUP_SUM_OPERANDS("=r", 0)  \
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));      \
+    }                                                                            \
+    DEVICE void add_##NAME(int (&sum)[16], const unsigned (&a)[4], U64 b) {      \
+        asm volatile(GROUP_SUM_TEXT_32(KIND, "1") : GROUP_SUM_OPERANDS("+r", 0)  \
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));      \
+    }                                                                            \
+    DEVICE void set_##NAME(int (&sum)[32], const unsigned (&a)[4], U64 b) {      \
+        asm volatile(GROUP_SUM_TEXT_64(KIND, "0")                                \
+                     : GROUP_SUM_OPERANDS("=r", 0), GROUP_SUM_OPERANDS("=r", 16) \
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));      \
+    }                                                                            \
+    DEVICE void add_##NAME(int (&sum)[32], const unsigned (&a)[4], U64 b) {      \
+        asm volatile(GROUP_SUM_TEXT_64(KIND, "1")                                \
+                     : GROUP_SUM_OPERANDS("+r", 0), GROUP_SUM_OPERANDS("+r", 16) \
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));      \
     }
 #define GROUP_SUM_TEXT_32(KIND, MORE)                           \
     "{ .reg .pred p; setp.ne.b32 p, " MORE ", 0;\n"             \
@@ -159,7 +159,7 @@ GROUP_PRODUCTS(multiply_unsigned_group, "u8.u8")
     "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18," \
     "%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31}, "              \
     "{%32,%33,%34,%35}, %36, p; }"
-#define GROUP_SUM_PLACES(USE, i)                                                                  \
+#define GROUP_SUM_OPERANDS(USE, i)                                                                \
     USE(sum[i]), USE(sum[i + 1]), USE(sum[i + 2]), USE(sum[i + 3]), USE(sum[i + 4]),              \
         USE(sum[i + 5]), USE(sum[i + 6]), USE(sum[i + 7]), USE(sum[i + 8]), USE(sum[i + 9]),      \
         USE(sum[i + 10]), USE(sum[i + 11]), USE(sum[i + 12]), USE(sum[i + 13]), USE(sum[i + 14]), \
@@ -170,8 +170,8 @@ GROUP_SUMS(sums, "u8.s8")
 GROUP_SUMS(unsigned_sums, "u8.u8")
 
 // Returns when all have arrived, see `have_arrived`.
-DEVICE void await_arrivals(unsigned long long *place, unsigned turn) {
-    await_copy<1>(place, turn);
+DEVICE void await_arrivals(unsigned long long *address, unsigned turn) {
+    await_copy<1>(address, turn);
 }
 // A barrier of the first threads of the block, whose id is that of no group.
 template <int threads> DEVICE void part_barrier() {

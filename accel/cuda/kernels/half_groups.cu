@@ -99,7 +99,7 @@ DEVICE bool open_block(const LAUNCH &launch, unsigned tokens, unsigned block, un
 DEVICE void supply_weights(const GROUP_WORK &work, const UNIT_RING &ring, unsigned unit,
                            unsigned step) {
     const unsigned lane = threadIdx.x % WARP_LANES, eights = work.eights();
-    const size_t place = (size_t)work.first_token / 8 * work.units + (size_t)unit * eights;
+    const size_t unit_eight = (size_t)work.first_token / 8 * work.units + (size_t)unit * eights;
     const unsigned sums = eights * HALF_EIGHT_SUMS, scales = eights * SCALES_BYTES;
     ring.await_use(step);
     COPY_BARRIER *filled = ring.barrier(step);
@@ -110,10 +110,10 @@ DEVICE void supply_weights(const GROUP_WORK &work, const UNIT_RING &ring, unsign
         copy_to_stage(filled, to + lane * FORMAT::unit_bytes,
                       work.own + (size_t)unit * FORMAT::unit_bytes, FORMAT::unit_bytes);
     if (lane == WARP_LANES - 1)
-        copy_to_stage(filled, to + AT_UNIT_SUMS, work.sums + place * HALF_EIGHT_SUMS, sums);
+        copy_to_stage(filled, to + AT_UNIT_SUMS, work.sums + unit_eight * HALF_EIGHT_SUMS, sums);
     if (lane == WARP_LANES - 2)
         copy_to_stage(filled, to + AT_UNIT_SCALES,
-                      (const unsigned char *)work.scales + place * SCALES_BYTES, scales);
+                      (const unsigned char *)work.scales + unit_eight * SCALES_BYTES, scales);
 }
 
 // Requests the four quarters of a unit of the tokens.

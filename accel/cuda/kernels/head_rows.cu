@@ -148,17 +148,17 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32)
         if (own.kind != Q_HEAD)
             record = (unsigned char *)(IS_CODED ? coded_record(kv, own.page, kv_heads, own.head, WIDTH)
                                                 : i12_record(kv, own.page, kv_heads, own.head, WIDTH));
-        const unsigned place = own.position % PAGE_TOKENS;
+        const unsigned of_page = own.position % PAGE_TOKENS;
 #if IS_CODED
         float mixed[LANE_CHANNELS];
 #pragma unroll
         for (int i = 0; i < LANE_CHANNELS; i++) mixed[i] = row[lane + i * WARP_LANES];
         rotate_channels(mixed, lane);
-        if (record) store_codes(mixed, own.kind == V_HEAD, {record, 0}, place, lane);
+        if (record) store_codes(mixed, own.kind == V_HEAD, {record, 0}, of_page, lane);
 #pragma unroll
         for (int i = 0; i < LANE_CHANNELS; i++) row[lane + i * WARP_LANES] = mixed[i];
 #else
-        if (record) store_integers_of(row, WIDTH, own.kind == V_HEAD, record, place, lane);
+        if (record) store_integers_of(row, WIDTH, own.kind == V_HEAD, record, of_page, lane);
 #endif
         if (own.kind == Q_HEAD) {
             float *y = (float *)operand_at(launch, Q_RESULT_AT) +

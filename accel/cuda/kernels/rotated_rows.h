@@ -36,8 +36,8 @@ template <int N> DEVICE void join_lanes(float (&of)[N], int apart, int lane) {
         }
     }
 }
-// The same of values `apart` places apart.
-template <int apart, int N> DEVICE void join_places(float (&of)[N]) {
+// The same of values `apart` elements apart.
+template <int apart, int N> DEVICE void join_elements(float (&of)[N]) {
 #pragma unroll
     for (int i = 0; i < N; i++) {
         if (i & apart) continue;
@@ -50,9 +50,9 @@ template <int N> DEVICE void rotate_channels(float (&of)[N], int lane) {
 #pragma unroll
     for (int i = 0; i < N; i++) of[i] = with_sign(rotated_channel(of[i]), sign_word(i), lane);
     join_lanes(of, WARP_LANES / 2, lane);
-    join_places<1>(of);
-    if constexpr (N > 2) join_places<2>(of);
-    if constexpr (N > 4) join_places<4>(of);
+    join_elements<1>(of);
+    if constexpr (N > 2) join_elements<2>(of);
+    if constexpr (N > 4) join_elements<4>(of);
 #pragma unroll
     for (int i = 0; i < N; i++) of[i] = of[i] * rotation_unit();
 }
@@ -62,10 +62,10 @@ template <int N> DEVICE void rotate_channels(float (&of)[N], int lane) {
 DEVICE void rotate_back(float (&of)[8], int lane) {
 #pragma unroll
     for (int i = 0; i < 8; i++) of[i] = rotated_channel(of[i]);
-    join_places<1>(of);
-    join_places<2>(of);
+    join_elements<1>(of);
+    join_elements<2>(of);
     join_lanes(of, HEAD_DIM > 64 ? WARP_LANES / 2 : WARP_LANES / 4, lane);
-    if (HEAD_DIM > 128) join_places<4>(of);
+    if (HEAD_DIM > 128) join_elements<4>(of);
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         const unsigned channel = (128 * half + 4 * lane) % HEAD_DIM;
@@ -157,7 +157,7 @@ template <int N> struct OWN_CHANNELS {
 };
 
 // Writes keys or values of position i of a page to its record and to a copy of it; either may be 0.
-struct CODE_PLACES {
+struct RECORD_AND_COPY {
     unsigned char *record, *copy;
     __device__ __forceinline__ void put(unsigned at, unsigned byte) const {
         if (record) record[at] = (unsigned char)byte;
@@ -169,7 +169,7 @@ struct CODE_PLACES {
     }
 };
 template <int N>
-DEVICE void store_codes(const float (&of)[N], bool values, const CODE_PLACES &to, unsigned i,
+DEVICE void store_codes(const float (&of)[N], bool values, const RECORD_AND_COPY &to, unsigned i,
                         int lane) {
     const unsigned low_bits = values ? VALUE_LOW_BITS : 4, step = values ? PAGE_TOKENS : 1;
     unsigned most = 0;
@@ -186,7 +186,7 @@ DEVICE void store_codes(const float (&of)[N], bool values, const CODE_PLACES &to
     own.take(m, lane);
     own.find_codes(values);
     const unsigned group = lane / own.LANES, channel = lane % own.LANES * N;
-    const unsigned place = values ? group * PAGE_TOKENS + i : i * N + group;
+    const unsigned group_index = values ? group * PAGE_TOKENS + i : i * N + group;
     const unsigned at = (values ? CODED_VALUES(HEAD_DIM) + i : i * HEAD_DIM / 2) +
                         (4 * low_bits * group + channel) * step;
     const unsigned tops = values == (DTYPE == I3R) ? own.tops(low_bits, lane) : 0;
@@ -201,9 +201,9 @@ DEVICE void store_codes(const float (&of)[N], bool values, const CODE_PLACES &to
         }
     }
     if (channel == 0) {
-        to.put((values ? CODED_VALUE_SCALES(HEAD_DIM) : CODED_SCALES(HEAD_DIM)) + place,
+        to.put((values ? CODED_VALUE_SCALES(HEAD_DIM) : CODED_SCALES(HEAD_DIM)) + group_index,
                (unsigned)own.scale);
-        if (values == (DTYPE == I3R)) to.put_word(CODED_TOPS(HEAD_DIM) + 4 * place, tops);
+        if (values == (DTYPE == I3R)) to.put_word(CODED_TOPS(HEAD_DIM) + 4 * group_index, tops);
     }
     if (lane == 0)
         to.put(CODED_EXPONENTS(HEAD_DIM) + (values ? PAGE_TOKENS : 0) + i, (unsigned)exponent & 255);

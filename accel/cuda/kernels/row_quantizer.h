@@ -160,7 +160,7 @@ template <int warps> DEVICE void take_rows(const ACTIVATIONS &x, const INTEGER_R
         if (lane < UNIT_SUB_BLOCKS) {
             const unsigned both =
                 rows.sums[token * rows.sums_stride + unit * UNIT_SUB_BLOCKS + lane];
-            short *sums = x.sums + (size_t)index * UNIT_SUMS + sum_place(2 * lane);
+            short *sums = x.sums + (size_t)index * UNIT_SUMS + sum_index(2 * lane);
             sums[0] = (short)both;
             sums[1] = (short)(both >> 16);
         }

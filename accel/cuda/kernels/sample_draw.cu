@@ -118,12 +118,12 @@ struct LIST {
 #pragma unroll 1
         for (unsigned i = threadIdx.x; i < count; i += THREADS) {
             const LISTED one = at(i);
-            const unsigned place = (by_id ? one.id & ID_BITS : ~one.key) - first;
-            if (!(one.id & set) || (by_id && one.key != key) || place > last - first) continue;
+            const unsigned offset = (by_id ? one.id & ID_BITS : ~one.key) - first;
+            if (!(one.id & set) || (by_id && one.key != key) || offset > last - first) continue;
             const unsigned own = by_weight ? one.weight : 1u;
-            atomicAdd(pieces.count + (place >> shift), 1u);
-            atomicAdd(pieces.low + (place >> shift), own & HALF_WEIGHT);
-            if (by_weight) atomicAdd(pieces.high + (place >> shift), own >> HALF_WEIGHT_BITS);
+            atomicAdd(pieces.count + (offset >> shift), 1u);
+            atomicAdd(pieces.low + (offset >> shift), own & HALF_WEIGHT);
+            if (by_weight) atomicAdd(pieces.high + (offset >> shift), own >> HALF_WEIGHT_BITS);
         }
         __syncthreads();
         const U64 own = ((U64)pieces.high[threadIdx.x] << HALF_WEIGHT_BITS) + pieces.low[threadIdx.x];
@@ -282,10 +282,10 @@ DEVICE void list_part(const OP &op, const SAMPLED &row, PIECES &pieces) {
             const bool is_listed = id < end && above && row.is_near(value[i]);
             const unsigned listed = __ballot_sync(ALL_LANES, is_listed);
             if (listed == 0) continue;
-            unsigned place = 0;
-            if (lane == 0) place = atomicAdd(&row.state->listed, (unsigned)__popc(listed));
-            place = __shfl_sync(ALL_LANES, place, 0) + __popc(listed & ((1u << lane) - 1));
-            if (is_listed) row.ids[place] = id | INSIDE;
+            unsigned index = 0;
+            if (lane == 0) index = atomicAdd(&row.state->listed, (unsigned)__popc(listed));
+            index = __shfl_sync(ALL_LANES, index, 0) + __popc(listed & ((1u << lane) - 1));
+            if (is_listed) row.ids[index] = id | INSIDE;
         }
     }
 }
@@ -306,9 +306,9 @@ DEVICE void draw_of_few(const LAUNCH &launch, const OP &op, const SAMPLED &row, 
     for (unsigned i = threadIdx.x; i < list.count; i += THREADS) {
         const LISTED one = list.at(i);
         if (!first.holds(one.key, one.id & ID_BITS)) continue;
-        const unsigned place = atomicAdd(&drawn.part, 1u);
-        pieces.low[place] = one.key, pieces.high[place] = one.id & ID_BITS;
-        pieces.count[place] = row.weight_at(value_of(one.key));
+        const unsigned index = atomicAdd(&drawn.part, 1u);
+        pieces.low[index] = one.key, pieces.high[index] = one.id & ID_BITS;
+        pieces.count[index] = row.weight_at(value_of(one.key));
     }
     __syncthreads();
     const unsigned count = drawn.part, own = threadIdx.x;
@@ -373,10 +373,10 @@ extern "C" __global__ void __launch_bounds__(THREADS)
             if (bin == bounds.cut && bin < NO_BIN) sets |= AT_COUNT;
             const unsigned listed = __ballot_sync(ALL_LANES, sets != 0);
             if (listed == 0) continue;
-            unsigned place = 0;
-            if (lane == 0) place = atomicAdd(&state->listed, (unsigned)__popc(listed));
-            place = __shfl_sync(ALL_LANES, place, 0) + __popc(listed & ((1u << lane) - 1));
-            if (sets) row.ids[place] = id | sets, row.weights[place] = weight;
+            unsigned index = 0;
+            if (lane == 0) index = atomicAdd(&state->listed, (unsigned)__popc(listed));
+            index = __shfl_sync(ALL_LANES, index, 0) + __popc(listed & ((1u << lane) - 1));
+            if (sets) row.ids[index] = id | sets, row.weights[index] = weight;
         }
     }
     sums_before(above, drawn.room, all);

@@ -31,8 +31,8 @@ struct RECORD_COPIES {
     COPY_BARRIER *barriers;
     unsigned rounds;
 
-    __device__ __forceinline__ RECORD_COPIES(void *place)
-        : barriers((COPY_BARRIER *)place), rounds(*(const unsigned *)(barriers + WARPS)) {}
+    __device__ __forceinline__ RECORD_COPIES(void *address)
+        : barriers((COPY_BARRIER *)address), rounds(*(const unsigned *)(barriers + WARPS)) {}
     // By all threads, before a barrier of the block.
     __device__ __forceinline__ void keep() const {
         if (threadIdx.x == 0) *(unsigned *)(barriers + WARPS) = rounds;
@@ -63,9 +63,9 @@ struct ROUND {
         return group_record(memory, position / KV_TILE - tile, position % KV_TILE / PAGE_TOKENS);
     }
 };
-DEVICE void open_records(void *place) {
-    open_copies((COPY_BARRIER *)place + threadIdx.x / WARP_LANES, 1);
-    if (threadIdx.x == 0) *(unsigned *)((COPY_BARRIER *)place + WARPS) = 0;
+DEVICE void open_records(void *address) {
+    open_copies((COPY_BARRIER *)address + threadIdx.x / WARP_LANES, 1);
+    if (threadIdx.x == 0) *(unsigned *)((COPY_BARRIER *)address + WARPS) = 0;
 }
 
 DEVICE const unsigned *query_of(const ATTENTION_PHASE &phase, const STEP_MEMORY &step,
@@ -176,7 +176,7 @@ DEVICE void call_records(const ITEM_WORK &work, unsigned tile, unsigned end) {
 
 // Adds the groups' tiles from `tile` on, for channel i of the item's heads, to the sum, or writes
 // them as parts if there are several parts.
-DEVICE void add_group_tiles(const ITEM_WORK &work, const PART_PLACES &places, unsigned tile,
+DEVICE void add_group_tiles(const ITEM_WORK &work, const PART_ADDRESSES &addresses, unsigned tile,
                             unsigned i, const unsigned char *memory, CHANNEL_SUM &channel) {
 #pragma unroll 1
     for (unsigned group = 0; group < GROUPS && tile + group < work.end; group++) {
@@ -184,8 +184,8 @@ DEVICE void add_group_tiles(const ITEM_WORK &work, const PART_PLACES &places, un
         const float sum = *group_sum(memory, group, i);
         if (broken_query(memory, i / HEAD_DIM)) top.total = nan_value();
         if (work.parts.tiles == 1 && work.items > 1) {
-            places.store(work.token, work.head * HEAD_DIM + i, tile + group - work.parts.first,
-                         top, sum);
+            addresses.store(work.token, work.head * HEAD_DIM + i, tile + group - work.parts.first,
+                            top, sum);
             continue;
         }
         channel.add_tile(top, sum);
@@ -196,7 +196,7 @@ DEVICE void add_group_tiles(const ITEM_WORK &work, const PART_PLACES &places, un
 // An item of a group of heads: its result if it is the only one, for all devices if `everywhere`,
 // otherwise parts.
 DEVICE void attend_item(const ATTENTION_PHASE &phase, const STEP_MEMORY &step,
-                        const ITEM_WORK &work, unsigned tokens, const PART_PLACES &places,
+                        const ITEM_WORK &work, unsigned tokens, const PART_ADDRESSES &addresses,
                         RECORD_COPIES &copies, bool everywhere, unsigned char *memory) {
     const unsigned warp = threadIdx.x / WARP_LANES, group = warp / TILE_WARPS;
     const int lane = threadIdx.x % WARP_LANES, page = warp % TILE_WARPS;
@@ -229,7 +229,7 @@ DEVICE void attend_item(const ATTENTION_PHASE &phase, const STEP_MEMORY &step,
         for (int n = 0; n < THREAD_CHANNELS; n++) {
             const unsigned i = threadIdx.x + n * BLOCK_THREADS;
             if (i < work.heads * HEAD_DIM)
-                add_group_tiles(work, places, tile, i, memory, channel[n]);
+                add_group_tiles(work, addresses, tile, i, memory, channel[n]);
         }
         tile = next;
     }
@@ -243,9 +243,9 @@ DEVICE void attend_item(const ATTENTION_PHASE &phase, const STEP_MEMORY &step,
             result(work.head * HEAD_DIM + i,
                    attention_output(channel[n].sum, channel[n].all.total));
         } else if (work.parts.tiles > 1) {
-            places.store(work.token, work.head * HEAD_DIM + i,
-                         work.begin / SPAN_TILES - work.parts.first, channel[n].span,
-                         channel[n].part);
+            addresses.store(work.token, work.head * HEAD_DIM + i,
+                            work.begin / SPAN_TILES - work.parts.first, channel[n].span,
+                            channel[n].part);
         }
     }
 }
@@ -254,7 +254,8 @@ APART void attention_phase(const ATTENTION_PHASE &phase, const STEP_MEMORY step,
                            unsigned char *workspace, void *barriers, unsigned char *memory) {
     RECORD_COPIES copies(barriers);
     const unsigned *pages = (const unsigned *)step.at(phase.pages);
-    const PART_PLACES places = {(unsigned *)(workspace + phase.parts), phase.heads, phase.slots};
+    const PART_ADDRESSES addresses = {(unsigned *)(workspace + phase.parts), phase.heads,
+                                      phase.slots};
     ITEM_WORK work;
     work.kv_heads = phase.kv_heads;
     work.kv = (U64)step.at(phase.kv);
@@ -278,7 +279,7 @@ APART void attention_phase(const ATTENTION_PHASE &phase, const STEP_MEMORY step,
         for (; unit < units; unit += gridDim.x) {
             work.take_item(unit / own.count);
             work.take_group(own.first + unit % own.count, sharing);
-            attend_item(phase, step, work, tokens, places, copies, own.divided, memory);
+            attend_item(phase, step, work, tokens, addresses, copies, own.divided, memory);
         }
         unit -= units;
 #if SHARED_STEP
@@ -304,7 +305,7 @@ APART void attention_phase(const ATTENTION_PHASE &phase, const STEP_MEMORY step,
 #pragma unroll 1
         for (unsigned task = own.head * PART_SHARES + blockIdx.x + warp * gridDim.x;
              task < own.end_head * PART_SHARES; task += apart * gridDim.x)
-            merge_channels(work, places, task, alone, memory, result);
+            merge_channels(work, addresses, task, alone, memory, result);
     }
 }
 

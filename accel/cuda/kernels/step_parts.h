@@ -79,7 +79,7 @@ struct ITEM_WORK : SPAN_WORK {
 };
 
 // Addresses of a phase's parts: [token][head][share][part].
-struct PART_PLACES {
+struct PART_ADDRESSES {
     unsigned *words;
     unsigned heads, slots;
     __device__ __forceinline__ unsigned *share(unsigned token, unsigned channel,
@@ -158,7 +158,7 @@ DEVICE SOFTMAX merged_span(const ITEM_WORK &work, unsigned *share, unsigned span
 
 // Channels from 32 `task` on of a token: a warp folds a span, then one warp folds all spans from
 // the left. If there is one span, `alone`, a single warp calls this and waits for no other.
-DEVICE void merge_channels(const ITEM_WORK &work, const PART_PLACES &places, unsigned task,
+DEVICE void merge_channels(const ITEM_WORK &work, const PART_ADDRESSES &addresses, unsigned task,
                            bool alone, unsigned char *memory, const ATTENTION_RESULT &result) {
     const unsigned warp = alone ? 0 : threadIdx.x / WARP_LANES, lane = threadIdx.x % WARP_LANES;
     const unsigned channel = task * WARP_LANES + lane, end = work.end_span();
@@ -171,7 +171,7 @@ DEVICE void merge_channels(const ITEM_WORK &work, const PART_PLACES &places, uns
     for (unsigned batch = work.first_span(); batch < end; batch += WARPS) {
         if (batch + warp < end) {
             float sum;
-            const SOFTMAX span = merged_span(work, places.share(work.token, channel, 0),
+            const SOFTMAX span = merged_span(work, addresses.share(work.token, channel, 0),
                                              batch + warp, source, lane, sum);
             float *own = found + warp * 3 * WARP_LANES + lane;
             if (alone)

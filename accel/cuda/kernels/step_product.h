@@ -40,13 +40,13 @@ struct PHASE_OUTPUTS {
         return step.floats(phase.residual) + token * phase.residual_stride + at;
     }
     __device__ __forceinline__ unsigned ahead(unsigned, unsigned tile, int row, int token) const {
-        const float *place = addend(tile, row, token);
-        return place ? load_shared_word((const unsigned *)place) : 0;
+        const float *address = addend(tile, row, token);
+        return address ? load_shared_word((const unsigned *)address) : 0;
     }
     __device__ __forceinline__ float added(unsigned ahead, unsigned, unsigned tile, int row,
                                            int token) const {
-        const float *place = addend(tile, row, token);
-        return place ? step.incoming(phase.residual).one_of(ahead, place) : 0.0f;
+        const float *address = addend(tile, row, token);
+        return address ? step.incoming(phase.residual).one_of(ahead, address) : 0.0f;
     }
     __device__ __forceinline__ void operator()(unsigned matrix, unsigned tile, int row, int token,
                                                float value, float other, float added) const {

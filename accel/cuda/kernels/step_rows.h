@@ -160,9 +160,9 @@ struct HEAD_ROW {
             record[high + at + HALF_DIM * step] = (unsigned char)(b >> 4);
             record[low + at] = (unsigned char)both;
         }
-        const unsigned place = I12_EXPONENTS(HEAD_DIM) + (values ? PAGE_TOKENS : 0) + i;
-        if (lane == 0) copy[place] = (unsigned char)exponent;
-        if (lane == 0 && (always || record)) record[place] = (unsigned char)exponent;
+        const unsigned at_exponent = I12_EXPONENTS(HEAD_DIM) + (values ? PAGE_TOKENS : 0) + i;
+        if (lane == 0) copy[at_exponent] = (unsigned char)exponent;
+        if (lane == 0 && (always || record)) record[at_exponent] = (unsigned char)exponent;
 #endif
     }
 };

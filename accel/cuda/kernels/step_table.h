@@ -103,9 +103,9 @@ struct STEP_MEMORY {
     __device__ __forceinline__ INCOMING incoming(U64 operand) const {
         return {(operand & EXCHANGE_MEMORY) != 0, stop, 0};
     }
-    __device__ __forceinline__ void store(U64 operand, size_t place, float value,
+    __device__ __forceinline__ void store(U64 operand, size_t index, float value,
                                           bool everywhere = false) const {
-        float *own = (float *)at(operand) + place;
+        float *own = (float *)at(operand) + index;
         if (operand & EXCHANGE_MEMORY) {
 #if SHARED_STEP
             if (everywhere)

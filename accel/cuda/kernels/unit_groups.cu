@@ -17,11 +17,11 @@
 // share has STAGES units in shared memory. If WARP_PRODUCTS, each warp multiplies by itself, since
 // with 16 tokens a product of a group takes as long as with 64.
 //
-// If PLACES is 1, tokens are pairs of a token and an expert: a block multiplies those of one chunk of
-// expert_table.h by rows of the expert's matrices and stores row n of the result for pair n. Chunks
-// of few pairs are multiplied by single warps. The table is at the word TABLE_AT of the workspace
-// and has at most MOST_CHUNKS; unit_pack_fours.cu or expert_gather.cu have written x to the bytes
-// PLANES_AT, SUMS_AT and SCALES_AT.
+// If EXPERT_PAIRS is 1, tokens are pairs of a token and an expert: a block multiplies those of one
+// chunk of expert_table.h by rows of the expert's matrices and stores row n of the result for pair
+// n. Chunks of few pairs are multiplied by single warps. The table is at the word TABLE_AT of the
+// workspace and has at most MOST_CHUNKS; unit_pack_fours.cu or expert_gather.cu have written x to
+// the bytes PLANES_AT, SUMS_AT and SCALES_AT.
 //
 // Compiled with these operand numbers (see packets.h): M, SCALE, SUMS; of each of MATRICES W0 to
 // W3, B0 to B3 (biases) and Y0 to Y3; RESIDUAL, -1 if absent. PRODUCT is the packet number of the
@@ -34,7 +34,7 @@
 #include "group_sums.h"
 #include "warp_sums.h"
 
-// Most eights of tokens with PLACES that single warps multiply.
+// Most eights of tokens with EXPERT_PAIRS that single warps multiply.
 #define WARP_EIGHTS 2
 
 // Adds the values of a unit and of the first `N / 4` eights to those of the span by products of
@@ -51,21 +51,21 @@ DEVICE void add_eights(const SCALES &scales, const unsigned char *unit, const un
         add_values(scales, sums, of_tokens, lane, j, span);
 }
 
-// The same of a block's tokens, or the first `eights` of those with PLACES.
+// The same of a block's tokens, or the first `eights` of those with EXPERT_PAIRS.
 template <class WORK = NOTHING>
 DEVICE void add_unit(const unsigned char *stage, unsigned tile, int lane, float (&span)[VALUES],
                      const WORK &meanwhile = WORK(), unsigned eights = EIGHTS) {
     const unsigned char *unit = stage + AT_UNITS + tile * FORMAT::unit_bytes;
     SCALES scales;
     scales.load(unit, lane);
-    if (WARP_PRODUCTS || (PLACES && eights <= WARP_EIGHTS)) {
+    if (WARP_PRODUCTS || (EXPERT_PAIRS && eights <= WARP_EIGHTS)) {
         meanwhile();
         int j[VALUES] = {};
         sum_by_warps<FORMAT_ID>(scales, unit, stage, lane, j, eights);
         add_values(scales, stage + AT_TOKEN_SUMS, stage + AT_SCALES, lane, j, span);
         return;
     }
-    if constexpr (PLACES) {
+    if constexpr (EXPERT_PAIRS) {
         if (eights <= EIGHTS / 2) {
             add_eights<VALUES / 2>(scales, unit, stage, lane, span, meanwhile);
             return;
@@ -251,8 +251,8 @@ DEVICE void multiply_rows(const GROUP_WORK &work, const RESULT &result, unsigned
 
 #else
 
-// With PLACES the loop over units needs the registers that these would take.
-#if PLACES
+// With EXPERT_PAIRS the loop over units needs the registers that these would take.
+#if EXPERT_PAIRS
 #define ONCE APART
 #else
 #define ONCE DEVICE
@@ -260,10 +260,10 @@ DEVICE void multiply_rows(const GROUP_WORK &work, const RESULT &result, unsigned
 
 // Stores a block's sums.
 ONCE void end_block(const LAUNCH &launch, U64 workspace, unsigned tokens, unsigned block,
-                      const float *totals, const unsigned *places) {
+                      const float *totals, const unsigned *pairs) {
     GROUP_WORK work;
     RESULT result;
-    open_end(launch, workspace, tokens, block, places, work, result);
+    open_end(launch, workspace, tokens, block, pairs, work, result);
     const unsigned thread = threadIdx.x, group = thread / GROUP_THREADS;
     if (!PAIRED) {
 #pragma unroll
@@ -278,12 +278,12 @@ ONCE void end_block(const LAUNCH &launch, U64 workspace, unsigned tokens, unsign
 
 // A lane's requests for block `block`, which has so many eights of tokens; 0 if there is none.
 ONCE unsigned open_copy(const LAUNCH &launch, U64 workspace, unsigned tokens, unsigned block,
-                          LANE_COPY &copy, unsigned *places) {
+                          LANE_COPY &copy, unsigned *pairs) {
     GROUP_WORK work;
     RESULT result;
     if (!open_block(launch, workspace, tokens, block, work, result)) return 0;
     copy.open(work, threadIdx.x / WARP_LANES);
-    keep_places(launch, workspace, block, places);
+    keep_pairs(launch, workspace, block, pairs);
     return work.eights();
 }
 
@@ -297,10 +297,10 @@ DEVICE void multiply_blocks(const LAUNCH &launch, U64 workspace, unsigned tokens
     const unsigned ahead = min(units, (unsigned)STAGES - 1);
     const STAGE_RING ring = {memory, (COPY_BARRIER *)(memory + AT_BARRIERS)};
     float *totals = (float *)(memory + AT_TOTALS);
-    unsigned *places = (unsigned *)(memory + AT_PLACES);
+    unsigned *pairs = (unsigned *)(memory + AT_PAIRS);
     unsigned turn = 0;
     LANE_COPY copy;
-    unsigned next = open_copy(launch, workspace, tokens, blockIdx.x, copy, places);
+    unsigned next = open_copy(launch, workspace, tokens, blockIdx.x, copy, pairs);
     begin_units(copy, ring, ahead);
     float span[VALUES] = {};
     unsigned step = 0;
@@ -311,17 +311,17 @@ DEVICE void multiply_blocks(const LAUNCH &launch, U64 workspace, unsigned tokens
             if (unit + ahead == units) {
                 LANE_COPY other = {};
                 next = open_copy(launch, workspace, tokens, block + gridDim.x, other,
-                                 places + (1 - turn) * PLACES_WORDS);
+                                 pairs + (1 - turn) * BLOCK_PAIRS_WORDS);
                 copy = other;
             }
             add_unit(ring.stage(step), warp, lane, span, [&]() {
                 if (next) copy.fetch(ring, step + ahead);
                 __syncwarp();
-            }, PLACES ? eights : EIGHTS);
+            }, EXPERT_PAIRS ? eights : EIGHTS);
             if (unit % SPAN_UNITS == SPAN_UNITS - 1 || unit + 1 == units)
                 end_span(RESULT{}, unit / SPAN_UNITS, totals + threadIdx.x, span);
         }
-        end_block(launch, workspace, tokens, block, totals, places + turn * PLACES_WORDS);
+        end_block(launch, workspace, tokens, block, totals, pairs + turn * BLOCK_PAIRS_WORDS);
         turn = 1 - turn;
     }
 }
@@ -335,7 +335,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     GROUP_WORK work;
     RESULT result;
     if (!FOLLOWED) FOLLOWING_MAY_START;
-#if PLACES
+#if EXPERT_PAIRS
     PRECEDING_DONE;
     const unsigned tokens = EXPERT_TABLE{(const unsigned *)workspace + TABLE_AT, 0}.chunks();
 #else

@@ -41,13 +41,13 @@ DEVICE void begin_stage(const MATRIX_WORK &work, unsigned char *stage, unsigned 
     for (unsigned i = threadIdx.x; i < GROUPS_OF_TOKENS * 18; i += blockDim.x) {
         const unsigned group = i / 18, piece = i % 18;
         const size_t eight = min(work.first_token / 8 + group, eights - 1);
-        const size_t place = eight * work.units + unit;
+        const size_t unit_eight = eight * work.units + unit;
         if (piece < 16)
             begin_part(stage + AT_TOKEN_SUMS + group * 256 + piece * 16,
-                       work.sums + place * 256 + piece * 16);
+                       work.sums + unit_eight * 256 + piece * 16);
         else
             begin_part(stage + AT_SCALES + group * 32 + (piece - 16) * 16,
-                       work.scales + place * 8 + (piece - 16) * 4);
+                       work.scales + unit_eight * 8 + (piece - 16) * 4);
     }
     const unsigned warp = threadIdx.x / WARP_LANES;
     const unsigned tile = min(blockIdx.x * WARPS + warp, work.tiles - 1);

@@ -7,10 +7,10 @@
 // if there is a norm; otherwise PIECES blocks share a row. If HALF_TOKENS is not 0, integers are
 // binary16 by blocks of so many tokens, as half_planes.h has them.
 //
-// Around experts: with a norm, its factors go to the byte FACTORS_AT of the workspace if that is not
-// negative, and a token's product with the float row GATE_ROW to GATE_LOGIT. If PLACES is 1, rows
-// are those of a table's pairs (expert_table.h, with MOST_CHUNKS, TABLE_AT and CHUNK_PAIRS), and
-// packed ones go to the bytes PLANES_AT, SUMS_AT and SCALES_AT of the workspace.
+// Around experts: with a norm, its factors go to the byte FACTORS_AT of the workspace if that is
+// not negative, and a token's product with the float row GATE_ROW to GATE_LOGIT. If EXPERT_PAIRS is
+// 1, rows are those of a table's pairs (expert_table.h, with MOST_CHUNKS, TABLE_AT and CHUNK_PAIRS),
+// and packed ones go to the bytes PLANES_AT, SUMS_AT and SCALES_AT of the workspace.
 
 #include "activations.h"
 #include "expert_table.h"
@@ -150,8 +150,8 @@ DEVICE void quantize_to_halves(unsigned char *planes, unsigned char *sums, float
     const unsigned j = lane % TOKEN_LANES, of_block = token % HALF_TOKENS;
     const unsigned first = token - of_block;
     const unsigned eights = min((tokens - first + 7) / 8, (unsigned)HALF_TOKENS / 8);
-    const size_t place = (size_t)first / 8 * units + (size_t)unit * eights;
-    planes += place * EIGHT_BYTES + of_block / 8 * QUARTER_BYTES + j / 4 * HALF_STEP_BYTES +
+    const size_t unit_eight = (size_t)first / 8 * units + (size_t)unit * eights;
+    planes += unit_eight * EIGHT_BYTES + of_block / 8 * QUARTER_BYTES + j / 4 * HALF_STEP_BYTES +
               of_block % 8 * 16 + j % 4 * 4;
     int part[STEPS];
 #pragma unroll
@@ -171,7 +171,7 @@ DEVICE void quantize_to_halves(unsigned char *planes, unsigned char *sums, float
     for (int lanes = TOKEN_LANES / 2; lanes; lanes /= 2)
         all += __shfl_xor_sync(ALL_LANES, all, lanes);
     if (!exists) return;
-    const size_t eight = place + of_block / 8;
+    const size_t eight = unit_eight + of_block / 8;
     unsigned short *pair =
         (unsigned short *)(sums + eight * HALF_EIGHT_SUMS + of_block % 8 * 16) + j;
     pair[0] = (unsigned short)half_pair(own / SUM_BASE, 0);
@@ -192,16 +192,16 @@ extern "C" __global__ void __launch_bounds__(WARPS *WARP_LANES)
     const int lane = threadIdx.x % WARP_LANES, of_four = lane / TOKEN_LANES;
     const unsigned unit = blockIdx.x % PIECES * WARPS + threadIdx.x / WARP_LANES;
     FOLLOWING_MAY_START;
-#if PLACES
+#if EXPERT_PAIRS
     PRECEDING_DONE;
     const EXPERT_TABLE table = {(const unsigned *)workspace + TABLE_AT, MOST_CHUNKS};
     const unsigned four = blockIdx.x / PIECES, number = four / (CHUNK_PAIRS / TOKENS);
-    const unsigned place = four % (CHUNK_PAIRS / TOKENS) * TOKENS + of_four;
+    const unsigned of_chunk = four % (CHUNK_PAIRS / TOKENS) * TOKENS + of_four;
     if (number >= table.chunks()) return;
     const CHUNK chunk = table.chunk(number);
-    const unsigned token = chunk.eight * 8 + place;
-    const bool exists = place < chunk.count && unit < units;
-    const unsigned from = exists ? table.pairs()[chunk.first + place] : 0;
+    const unsigned token = chunk.eight * 8 + of_chunk;
+    const bool exists = of_chunk < chunk.count && unit < units;
+    const unsigned from = exists ? table.pairs()[chunk.first + of_chunk] : 0;
     unsigned char *planes = (unsigned char *)(workspace + PLANES_AT);
     short *sums = (short *)(workspace + SUMS_AT);
     float *scales = (float *)(workspace + SCALES_AT);
@@ -223,7 +223,7 @@ extern "C" __global__ void __launch_bounds__(WARPS *WARP_LANES)
     }
 #endif
     PRECEDING_DONE;
-    if (!PLACES && blockIdx.x / PIECES * TOKENS >= tokens) return;
+    if (!EXPERT_PAIRS && blockIdx.x / PIECES * TOKENS >= tokens) return;
     const float *row = (const float *)operand_at(launch, X) + (size_t)from * stride_at(launch, X);
     LANE_COLUMNS v = load_columns(row, unit, exists ? columns : 0, lane);
 #if NORM >= 0

@@ -33,7 +33,7 @@ struct ACTIVATIONS {
 #define EIGHT_HALF (8 * 16)
 #define EIGHT_SUMS_BYTES (8 * UNIT_SUMS * 2)
 
-DEVICE uint4 vector_at(const unsigned char *place) { return *(const uint4 *)place; }
+DEVICE uint4 vector_at(const unsigned char *address) { return *(const uint4 *)address; }
 
 // Converts four nibbles of the low half and of the high half of each byte to the integers of IQ4's
 // or E2M1's table.
@@ -41,11 +41,11 @@ template <int dtype> DEVICE void look_up(unsigned codes, unsigned &low, unsigned
     constexpr bool iq4 = dtype != FORMAT_MXFP4;
     constexpr unsigned t0 = iq4 ? 0xBFAD9881u : 0x03020100u, t1 = iq4 ? 0xF6EADDCFu : 0x0C080604u;
     constexpr unsigned t2 = iq4 ? 0x26190D01u : 0xFDFEFF00u, t3 = iq4 ? 0x71594535u : 0xF4F8FAFCu;
-    const unsigned places = codes & 0x77777777u, upper = (codes & 0x88888888u) >> 1;
-    const unsigned first = __byte_perm(__byte_perm(t0, t1, places), __byte_perm(t2, t3, places),
+    const unsigned indices = codes & 0x77777777u, upper = (codes & 0x88888888u) >> 1;
+    const unsigned first = __byte_perm(__byte_perm(t0, t1, indices), __byte_perm(t2, t3, indices),
                                        0x3210u | (upper & 0xFFFFu));
-    const unsigned second = __byte_perm(__byte_perm(t0, t1, places >> 16),
-                                        __byte_perm(t2, t3, places >> 16), 0x3210u | upper >> 16);
+    const unsigned second = __byte_perm(__byte_perm(t0, t1, indices >> 16),
+                                        __byte_perm(t2, t3, indices >> 16), 0x3210u | upper >> 16);
     low = __byte_perm(first, second, 0x6420u);
     high = __byte_perm(first, second, 0x7531u);
 }
@@ -135,7 +135,7 @@ DEVICE void six_bit_pairs(const uint4 &row, unsigned (&scales)[2], unsigned (&mi
 }
 
 // The index of the sum of columns 16 s .. 16 s + 15 among a unit's sums.
-DEVICE int sum_place(int s) { return s / 2 % 4 * 4 + s % 2 + s / 8 * 2; }
+DEVICE int sum_index(int s) { return s / 2 % 4 * 4 + s % 2 + s / 8 * 2; }
 
 // 2^(e - 128), +0 where that is subnormal.
 DEVICE float exponent_scale(unsigned e) { return __uint_as_float(e < 2 ? 0u : (e - 1) << 23); }
@@ -165,7 +165,7 @@ template <int dtype> DEVICE float row_value(const unsigned char *unit, int row, 
         float segment = 0.0f;
 #pragma unroll
         for (int b = 0; b < 8; b++) {
-            const int m = sums[sum_place(2 * b)] + sums[sum_place(2 * b + 1)];
+            const int m = sums[sum_index(2 * b)] + sums[sum_index(2 * b + 1)];
             const float d = dtype == FORMAT_MXFP4 ? exponent_scale(scales[b])
                                                   : half_bits(((const unsigned short *)scales)[b]);
             const int dot = (b % 2 ? sub[b] >> FORMAT::odd_shift : sub[b]) - FORMAT::zero * m;
@@ -184,7 +184,7 @@ template <int dtype> DEVICE float row_value(const unsigned char *unit, int row, 
     }
 #pragma unroll
     for (int s = 0; s < 16; s++) {
-        const int m = sums[sum_place(s)];
+        const int m = sums[sum_index(s)];
         if (FORMAT::minima) p += (scales[s] >> 4) * m;
         j += half_block_factor<dtype>(scales, s) * (sub[s] - FORMAT::zero * m);
     }
@@ -234,12 +234,12 @@ template <int dtype> DEVICE void unit_values_of_tokens(const unsigned char *unit
             }
         }
     }
-    const size_t place = (size_t)token * x.units + index;
+    const size_t unit_index = (size_t)token * x.units + index;
     alignas(16) short sums[UNIT_SUMS];
-    *(uint4 *)sums = ((const uint4 *)(x.sums + place * UNIT_SUMS))[0];
-    *(uint4 *)(sums + 8) = ((const uint4 *)(x.sums + place * UNIT_SUMS))[1];
-    value[0] = row_value<dtype>(unit, g, sub[0], sums, x.scales[place]);
-    value[1] = row_value<dtype>(unit, g + 8, sub[1], sums, x.scales[place]);
+    *(uint4 *)sums = ((const uint4 *)(x.sums + unit_index * UNIT_SUMS))[0];
+    *(uint4 *)(sums + 8) = ((const uint4 *)(x.sums + unit_index * UNIT_SUMS))[1];
+    value[0] = row_value<dtype>(unit, g, sub[0], sums, x.scales[unit_index]);
+    value[1] = row_value<dtype>(unit, g + 8, sub[1], sums, x.scales[unit_index]);
 }
 
 #endif

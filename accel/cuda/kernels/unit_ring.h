@@ -95,15 +95,15 @@ template <int most, int blocks = 1> struct UNIT_WORK {
 
 // A chunk of a block's work: its tile among the block's, its matrix, the tile in the matrix, the
 // step and the first unit.
-template <int most, int blocks = 1> struct PLACE {
+template <int most, int blocks = 1> struct CHUNK_INDEX {
     typedef UNIT_WORK<most, blocks> WORK;
     unsigned local, matrix, in_matrix, step, unit;
 
-    __device__ __forceinline__ PLACE(const WORK &work, unsigned chunk) {
+    __device__ __forceinline__ CHUNK_INDEX(const WORK &work, unsigned chunk) {
         local = work.tile_of(chunk, step);
         find(work);
     }
-    __device__ __forceinline__ PLACE(const WORK &work, unsigned local_, unsigned step_)
+    __device__ __forceinline__ CHUNK_INDEX(const WORK &work, unsigned local_, unsigned step_)
         : local(local_), step(step_) {
         find(work);
     }
@@ -135,7 +135,7 @@ struct SHAPE {
     static constexpr bool early = early_;
     typedef FORMATS_ formats;
     typedef UNIT_WORK<matrices_, blocks_> WORK;
-    typedef PLACE<matrices_, blocks_> PLACE_OF;
+    typedef CHUNK_INDEX<matrices_, blocks_> CHUNK_INDEX_OF;
     static constexpr unsigned slot_bytes = CHUNK_UNITS * formats::most_bytes;
     // Whether all chunks belong to one token in formats of super-blocks.
     static constexpr bool quick = tokens_ == 1 && formats::all_quick;
@@ -201,7 +201,7 @@ template <class S> struct STREAM_MEMORY {
     }
 };
 
-DEVICE unsigned now_at(const unsigned *place) { return *(const volatile unsigned *)place; }
+DEVICE unsigned now_at(const unsigned *address) { return *(const volatile unsigned *)address; }
 
 // The warps that fold a tile: those that have its last steps, in turn. If the last warp to end
 // folded it, that warp would be late with the next tile and end last again. There are as many as
@@ -269,17 +269,17 @@ template <class S> struct COPY_LIST {
     // Fills a slot with that chunk.
     __device__ __forceinline__ void copy(const STREAM_MEMORY<S> &memory, unsigned warp,
                                          unsigned slot, const NEXT_COPY &chunk) {
-        const unsigned place = warp * S::slots + slot;
+        const unsigned ring_slot = warp * S::slots + slot;
         if (!chunk.exists) return no_copy();
-        begin_copy(memory.barriers + place, memory.ring + place * S::slot_bytes, chunk.source,
-                   chunk.bytes);
+        begin_copy(memory.barriers + ring_slot, memory.ring + ring_slot * S::slot_bytes,
+                   chunk.source, chunk.bytes);
         next++;
     }
     // Before a copy where they are spent.
     __device__ __forceinline__ void look(const typename S::WORK &work, unsigned warp) {
         if (is_done() || next % WARP_LANES) return;
         const unsigned lane = threadIdx.x % WARP_LANES;
-        const typename S::PLACE_OF at(work, warp + min(next + lane, count - 1) * S::warps);
+        const typename S::CHUNK_INDEX_OF at(work, warp + min(next + lane, count - 1) * S::warps);
         const unsigned unit_bytes = S::formats::unit_bytes(work.format_of(at.matrix));
         const unsigned char *units = work.matrix[0];
 #pragma unroll
@@ -349,7 +349,7 @@ template <class S> struct RING : RING_SLOTS<S, RING<S>> {
 struct LISTED_CHUNK {
     unsigned packed;
     __device__ __forceinline__ unsigned unit() const { return packed & 4095; }
-    __device__ __forceinline__ unsigned place() const { return packed >> 12 & 4095; }
+    __device__ __forceinline__ unsigned value_index() const { return packed >> 12 & 4095; }
     __device__ __forceinline__ unsigned format() const { return packed >> 24 & 3; }
     __device__ __forceinline__ unsigned units() const { return (packed >> 26 & 3) + 1; }
     __device__ __forceinline__ bool folds() const { return packed >> 28 & 1; }
@@ -376,13 +376,14 @@ template <class S> struct CHUNK_LIST {
                                          const STREAM_MEMORY<S> &memory, unsigned warp,
                                          unsigned first) {
         const unsigned lane = threadIdx.x % WARP_LANES;
-        const typename S::PLACE_OF at(work, warp + (first + lane) * S::warps);
+        const typename S::CHUNK_INDEX_OF at(work, warp + (first + lane) * S::warps);
         const FOLDERS<S> folders(work);
         local = at.local;
-        const unsigned place = memory.slot_of(local) * memory.tile_units + at.unit +
-                               (work.paired ? at.matrix * work.units : 0);
-        packed = (at.unit - work.first_unit()) | place << 12 | work.format_of(at.matrix) << 24 |
-                 (at.units(work) - 1) << 26 | (folders.share(work, local, at.step) < folders.count) << 28 |
+        const unsigned value_index = memory.slot_of(local) * memory.tile_units + at.unit +
+                                     (work.paired ? at.matrix * work.units : 0);
+        packed = (at.unit - work.first_unit()) | value_index << 12 |
+                 work.format_of(at.matrix) << 24 | (at.units(work) - 1) << 26 |
+                 (folders.share(work, local, at.step) < folders.count) << 28 |
                  memory.slot_of(local) << 29;
     }
 };

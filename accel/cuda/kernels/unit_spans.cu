@@ -112,9 +112,9 @@ struct SPAN_MEMORY {
     COPY_BARRIER *barriers, *tokens;
     unsigned *arrived, *folded;
 
-    __device__ __forceinline__ SPAN_MEMORY(unsigned char *place, unsigned units, unsigned spans,
+    __device__ __forceinline__ SPAN_MEMORY(unsigned char *memory, unsigned units, unsigned spans,
                                            unsigned items) {
-        planes = place;
+        planes = memory;
         sums = planes + units * PLANES_BYTES;
         scales = sums + units * SUMS_BYTES;
         ring = scales + units * SCALES_BYTES;
@@ -178,14 +178,14 @@ DEVICE void fetch_tokens(const WORK &work, const TOKENS &x, const SPAN_MEMORY &m
         for (unsigned i = warp; i < eights * units; i += WARPS) {
             const unsigned unit = i / eights, eight = i - unit * eights;
             COPY_BARRIER *barrier = memory.tokens + unit / SPAN_UNITS;
-            const size_t place = (size_t)eight * work.units + work.first_unit + unit;
+            const size_t unit_eight = (size_t)eight * work.units + work.first_unit + unit;
             copy_to_stage(barrier, memory.planes + unit * PLANES_BYTES + eight * EIGHT_BYTES,
-                          x.planes + place * EIGHT_BYTES, EIGHT_BYTES);
+                          x.planes + unit_eight * EIGHT_BYTES, EIGHT_BYTES);
             copy_to_stage(barrier, memory.sums + unit * SUMS_BYTES + eight * EIGHT_SUMS_BYTES,
-                          x.sums + place * EIGHT_SUMS_BYTES, EIGHT_SUMS_BYTES);
+                          x.sums + unit_eight * EIGHT_SUMS_BYTES, EIGHT_SUMS_BYTES);
             copy_to_stage(barrier,
                           memory.scales + unit * SCALES_BYTES + eight * EIGHT_SCALES_BYTES,
-                          x.scales + place * EIGHT_SCALES_BYTES, EIGHT_SCALES_BYTES);
+                          x.scales + unit_eight * EIGHT_SCALES_BYTES, EIGHT_SCALES_BYTES);
         }
     }
     __syncwarp();
@@ -230,7 +230,7 @@ DEVICE unsigned row_of(unsigned tile, unsigned i, int lane) {
 }
 DEVICE unsigned token_of(unsigned i, int lane) { return i / 4 * 8 + lane % 4 * 2 + i % 2; }
 
-DEVICE unsigned now_at(const unsigned *place) { return *(const volatile unsigned *)place; }
+DEVICE unsigned now_at(const unsigned *address) { return *(const volatile unsigned *)address; }
 
 // The left fold of spans, whose values are PIECE_VALUES apart.
 DEVICE float folded_spans(const float *values, unsigned spans) {

@@ -39,8 +39,8 @@ template <class S> struct VALUES {
     bool away;
 
     __device__ __forceinline__ VALUES(const typename S::WORK &work, const STREAM_MEMORY<S> &memory,
-                                      unsigned local, unsigned place)
-        : of(memory.values + place * (S::most_tokens * UNIT_ROWS)),
+                                      unsigned local, unsigned index)
+        : of(memory.values + index * (S::most_tokens * UNIT_ROWS)),
           counted(memory.values_of_peers + memory.slot_of(local)),
           block(work.folds_at(local)),
           away(S::blocks > 1 && block != work.rank()) {}
@@ -143,7 +143,7 @@ DEVICE void fold_tile(const typename S::WORK &work, const FOLDERS<S> &folders,
     const bool single = S::most_tokens == 1;
     const int items = single ? UNIT_ROWS : UNIT_ROWS * tokens;
     const int start = single ? 0 : tile.share * folders.lanes;
-    const typename S::PLACE_OF place(work, tile.local, 0);
+    const typename S::CHUNK_INDEX_OF at_tile(work, tile.local, 0);
     // A share may be empty: even then the tile's slot is not released before its values have
     // arrived.
 #pragma unroll 1
@@ -153,9 +153,9 @@ DEVICE void fold_tile(const typename S::WORK &work, const FOLDERS<S> &folders,
         const bool exists = i < items;
         unsigned ahead = tile.ahead;
         if (S::most_tokens > 1 && first != start && exists)
-            ahead = output.ahead(place.matrix, place.in_matrix, row, token);
+            ahead = output.ahead(at_tile.matrix, at_tile.in_matrix, row, token);
         const float added =
-            exists ? output.added(ahead, place.matrix, place.in_matrix, row, token) : 0.0f;
+            exists ? output.added(ahead, at_tile.matrix, at_tile.in_matrix, row, token) : 0.0f;
         const unsigned units = work.units;
         const float *values = memory.value_of(tile.local, half * units) + (exists ? i : 0);
         while (!has_values(memory, tile.local)) spin_pause();
@@ -163,7 +163,7 @@ DEVICE void fold_tile(const typename S::WORK &work, const FOLDERS<S> &folders,
         const float total = fold_units(values, units, stride);
         const float other = __shfl_xor_sync(ALL_LANES, total, UNIT_ROWS);
         if (exists && half == 0)
-            output(place.matrix, place.in_matrix, row, token, total, other, added);
+            output(at_tile.matrix, at_tile.in_matrix, row, token, total, other, added);
         if (single) break;
     }
     __syncwarp();
@@ -198,8 +198,9 @@ template <class S> struct FIRST_CHUNK {
         const unsigned warp = threadIdx.x / WARP_LANES, lane = threadIdx.x % WARP_LANES;
         if (!list.count) return;
         const LISTED_CHUNK at = list.at(0);
-        const typename S::PLACE_OF place(work, list.local_at(0), 0);
-        ahead = at.folds() ? output.ahead(place.matrix, place.in_matrix, lane % UNIT_ROWS, 0) : 0;
+        const typename S::CHUNK_INDEX_OF at_tile(work, list.local_at(0), 0);
+        ahead =
+            at.folds() ? output.ahead(at_tile.matrix, at_tile.in_matrix, lane % UNIT_ROWS, 0) : 0;
         ring.prepare(warp);
         if constexpr (S::quick)
             nibbles.load(ring.await(memory, warp), S::formats::unit_bytes(at.format()), lane);
@@ -207,11 +208,11 @@ template <class S> struct FIRST_CHUNK {
 };
 
 // A warp's position in its list: the present chunk and the next one.
-template <class S> struct LIST_PLACE {
+template <class S> struct LIST_CURSOR {
     LISTED_CHUNK now, at;
     unsigned i;
 
-    __device__ __forceinline__ explicit LIST_PLACE(const CHUNK_LIST<S> &list)
+    __device__ __forceinline__ explicit LIST_CURSOR(const CHUNK_LIST<S> &list)
         : now{}, at(list.at(0)), i(0) {}
     __device__ __forceinline__ void go_on(const CHUNK_LIST<S> &list) {
         i++;
@@ -241,31 +242,32 @@ template <class S> struct LIST_PLACE {
 // Consecutive chunks of one format, as long as there is nothing else to do. Nibbles of a chunk are
 // read while the chunk before it is summed up.
 template <class S, class F, unsigned number, class RING_OF>
-DEVICE void quick_chunks(LIST_PLACE<S> &place, CHUNK_NIBBLES &nibbles, HELD_ACTIVATIONS<S> &held,
+DEVICE void quick_chunks(LIST_CURSOR<S> &cursor, CHUNK_NIBBLES &nibbles, HELD_ACTIVATIONS<S> &held,
                          const typename S::WORK &work, RING_OF &ring, const CHUNK_LIST<S> &list,
                          const STREAM_MEMORY<S> &memory, bool crowded, unsigned warp, int lane) {
     if constexpr (!F::last)
-        if (place.at.format() != number)
-            return quick_chunks<S, typename F::rest, number + 1>(place, nibbles, held, work, ring, list,
-                                                                 memory, crowded, warp, lane);
-    unsigned left = crowded ? 1 : place.run(list, ring, number);
+        if (cursor.at.format() != number)
+            return quick_chunks<S, typename F::rest, number + 1>(cursor, nibbles, held, work, ring,
+                                                                 list, memory, crowded, warp, lane);
+    unsigned left = crowded ? 1 : cursor.run(list, ring, number);
 #pragma unroll 1
     do {
-        place.go_on(list);
+        cursor.go_on(list);
         const NEXT_COPY copy = ring.list.ahead();
         CHUNK_SUMS sums;
         multiply_chunk<F::dtype>(ring.chunk(memory, warp), nibbles, held.of, lane, sums);
         __syncwarp();
         ring.refill(memory, warp, copy);
-        const bool more = place.i < list.count;
+        const bool more = cursor.i < list.count;
         if (more)
-            nibbles.load(ring.await(memory, warp), S::formats::unit_bytes(place.at.format()), lane);
+            nibbles.load(ring.await(memory, warp), S::formats::unit_bytes(cursor.at.format()),
+                         lane);
         const float value = value_of_chunk<F::dtype>(sums, held.of, lane);
-        if (more) held.take(memory.x, place.at.unit(), work.units, lane);
-        store_value<S>(value, place.now.units(), lane,
-                       memory.values + place.now.place() * UNIT_ROWS);
+        if (more) held.take(memory.x, cursor.at.unit(), work.units, lane);
+        store_value<S>(value, cursor.now.units(), lane,
+                       memory.values + cursor.now.value_index() * UNIT_ROWS);
         __syncwarp();
-        if (lane == 0) arrive(memory.arrived + place.now.slot());
+        if (lane == 0) arrive(memory.arrived + cursor.now.slot());
     } while (--left);
 }
 
@@ -282,15 +284,15 @@ DEVICE void stream_product(const typename S::WORK &work, RING_OF &ring, CHUNK_LI
     const int lane = threadIdx.x % WARP_LANES;
     const unsigned warp = threadIdx.x / WARP_LANES;
     // Whether tiles wait for the slots of others; if not, no warp has to check.
-    const unsigned places = S::blocks << memory.slot_bits;
-    const bool crowded = work.own > places;
+    const unsigned slots = S::blocks << memory.slot_bits;
+    const bool crowded = work.own > slots;
     HELD_ACTIVATIONS<S> held;
     held.first = ~0u;
     const FOLDERS<S> folders(work);
     TILE_TO_FOLD mine = {};
-    LIST_PLACE<S> place(list);
-    const LISTED_CHUNK &now = place.now, &at = place.at;
-    const unsigned &i = place.i;
+    LIST_CURSOR<S> cursor(list);
+    const LISTED_CHUNK &now = cursor.now, &at = cursor.at;
+    const unsigned &i = cursor.i;
     CHUNK_NIBBLES nibbles;
     if (S::quick && list.count) {
         held.take(memory.x, at.unit(), work.units, lane);
@@ -312,8 +314,8 @@ DEVICE void stream_product(const typename S::WORK &work, RING_OF &ring, CHUNK_LI
         }
         if (!more) break;
         if (at.folds()) {
-            const typename S::PLACE_OF first(work, local, 0);
-            mine = {local, 0, S::early && i == 0 ? begun.ahead : 0, true, local + places < work.own};
+            const typename S::CHUNK_INDEX_OF first(work, local, 0);
+            mine = {local, 0, S::early && i == 0 ? begun.ahead : 0, true, local + slots < work.own};
             if (S::most_tokens > 1)
                 mine.share = folders.share(work, local, (warp + i * S::warps) % work.steps);
             const int item = mine.share * folders.lanes + lane % folders.lanes;
@@ -330,15 +332,15 @@ DEVICE void stream_product(const typename S::WORK &work, RING_OF &ring, CHUNK_LI
             while (now_at(memory.folds_of(local)) != memory.turn_of(local) * folders.count)
                 spin_pause();
         if constexpr (S::quick) {
-            quick_chunks<S, FORMATS_OF, 0>(place, nibbles, held, work, ring, list, memory, crowded,
+            quick_chunks<S, FORMATS_OF, 0>(cursor, nibbles, held, work, ring, list, memory, crowded,
                                            warp, lane);
             continue;
         }
         bool seldom;
 #pragma unroll 1
         do {
-            place.go_on(list);
-            const VALUES<S> values(work, memory, local, now.place());
+            cursor.go_on(list);
+            const VALUES<S> values(work, memory, local, now.value_index());
             local = list.local_at(i);
             held.take(memory.x, now.unit(), work.units, lane);
             const unsigned char *chunk = ring.await(memory, warp);
@@ -348,7 +350,7 @@ DEVICE void stream_product(const typename S::WORK &work, RING_OF &ring, CHUNK_LI
             __syncwarp();
             ring.refill(memory, warp, ring.list.ahead());
             if (lane == 0 && !values.away) arrive(memory.arrived + now.slot());
-            seldom = crowded || place.is_seldom(list, ring);
+            seldom = crowded || cursor.is_seldom(list, ring);
         } while (!seldom);
     }
 }

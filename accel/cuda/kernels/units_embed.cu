@@ -26,7 +26,7 @@ DEVICE int element_of(const BYTE *unit, int row, int i) {
     return (signed char)low;
 }
 
-DEVICE float half_at(const BYTE *place) { return half_bits(*(const unsigned short *)place); }
+DEVICE float half_at(const BYTE *address) { return half_bits(*(const unsigned short *)address); }
 
 DEVICE float value_of(const BYTE *unit, int row, int i) {
     const BYTE *scales = unit + FORMAT::scales_at + row * FORMAT::row_scales;

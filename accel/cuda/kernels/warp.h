@@ -106,19 +106,17 @@ DEVICE unsigned limited_pair(unsigned pair, unsigned most, unsigned least) {
 #endif
 }
 
+DEVICE unsigned shared_address(const void *p) { return (unsigned)__cvta_generic_to_shared(p); }
+
 // Copies of 16 and of 4 bytes to shared memory, in stages: each thread waits for its own copies,
 // all but the latest `left` stages it ended.
 DEVICE void begin_part(void *to, const void *from) {
-    asm volatile(
-        "cp.async.cg.shared.global [%0], [%1], 16;" ::"r"((unsigned)__cvta_generic_to_shared(to)),
-        "l"(from)
-        : "memory");
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(to)), "l"(from)
+                 : "memory");
 }
 DEVICE void begin_word(void *to, const void *from) {
-    asm volatile(
-        "cp.async.ca.shared.global [%0], [%1], 4;" ::"r"((unsigned)__cvta_generic_to_shared(to)),
-        "l"(from)
-        : "memory");
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(shared_address(to)), "l"(from)
+                 : "memory");
 }
 DEVICE void end_parts() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int left> DEVICE void await_parts() {
@@ -126,8 +124,8 @@ template <int left> DEVICE void await_parts() {
 }
 
 // Prefetches 128 bytes into the device's cache.
-DEVICE void call_near(const void *place) {
-    asm volatile("prefetch.global.L2 [%0];" ::"l"(place));
+DEVICE void call_near(const void *address) {
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(address));
 }
 
 // Four matrices of 8 rows of 16 bytes: lane i names row i % 8 of matrix i / 8 and gets word i % 4
@@ -135,7 +133,7 @@ DEVICE void call_near(const void *place) {
 DEVICE void load_matrices(unsigned (&word)[4], const unsigned char *row) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
                  : "=r"(word[0]), "=r"(word[1]), "=r"(word[2]), "=r"(word[3])
-                 : "r"((unsigned)__cvta_generic_to_shared(row))
+                 : "r"(shared_address(row))
                  : "memory");
 }
 
@@ -144,8 +142,6 @@ DEVICE unsigned largest_of_warp(unsigned value) { return __reduce_max_sync(ALL_L
 
 // The sum of all lanes, modulo 2^32, for every lane.
 DEVICE unsigned total_of_warp(unsigned value) { return __reduce_add_sync(ALL_LANES, value); }
-
-DEVICE unsigned shared_address(const void *p) { return (unsigned)__cvta_generic_to_shared(p); }
 
 // Copies of multiples of 16 bytes to the shared memory of a warp, in order. All lanes must call with
 // the same arguments. A slot has one copy at a time: `begin_copy` fills it, and `await_copy` returns when its latest copy has arrived; `phase` counts how often the slot was
@@ -224,7 +220,7 @@ DEVICE void open_copies(COPY_BARRIER *, int) {}
 DEVICE void no_copy() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
 DEVICE void begin_copy(COPY_BARRIER *, void *slot, const void *source, unsigned bytes) {
-    const unsigned to = (unsigned)__cvta_generic_to_shared(slot);
+    const unsigned to = shared_address(slot);
     for (unsigned at = threadIdx.x % WARP_LANES * 16; at < bytes; at += WARP_LANES * 16)
         asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to + at),
                      "l"((const char *)source + at)
@@ -252,27 +248,24 @@ DEVICE void await_stores() { __syncwarp(); }
 // A barrier of warps that each arrive once, repeatedly. One thread calls `open_arrivals` with their
 // number before a barrier of the block. What they wrote before is visible once `have_arrived`;
 // `turn` counts how often all had arrived before.
-DEVICE void open_arrivals(unsigned long long *place, unsigned count) {
-    asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"((unsigned)__cvta_generic_to_shared(place)),
-                 "r"(count)
+DEVICE void open_arrivals(unsigned long long *address, unsigned count) {
+    asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(shared_address(address)), "r"(count)
                  : "memory");
 }
-DEVICE void close_arrivals(unsigned long long *place) {
-    asm volatile("mbarrier.inval.shared.b64 [%0];" ::"r"(
-                     (unsigned)__cvta_generic_to_shared(place))
-                 : "memory");
+DEVICE void close_arrivals(unsigned long long *address) {
+    asm volatile("mbarrier.inval.shared.b64 [%0];" ::"r"(shared_address(address)) : "memory");
 }
-DEVICE void arrive(unsigned long long *place) {
+DEVICE void arrive(unsigned long long *address) {
     asm volatile("{ .reg .b64 t; mbarrier.arrive.shared.b64 t, [%0]; }" ::"r"(
-                     (unsigned)__cvta_generic_to_shared(place))
+                     shared_address(address))
                  : "memory");
 }
-DEVICE bool have_arrived(unsigned long long *place, unsigned turn) {
+DEVICE bool have_arrived(unsigned long long *address, unsigned turn) {
     unsigned done;
     asm volatile(
         "{ .reg .pred p; mbarrier.test_wait.parity.shared.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
         : "=r"(done)
-        : "r"((unsigned)__cvta_generic_to_shared(place)), "r"(turn & 1)
+        : "r"(shared_address(address)), "r"(turn & 1)
         : "memory");
     return done;
 }
@@ -285,43 +278,43 @@ DEVICE bool have_arrived(unsigned long long *place, unsigned turn) {
 #else
 #define BLOCKS_SCOPE "gpu"
 #endif
-DEVICE void store_shared_word(unsigned *place, unsigned word) {
-    asm volatile("st.relaxed." BLOCKS_SCOPE ".global.u32 [%0], %1;" ::"l"(place), "r"(word)
+DEVICE void store_shared_word(unsigned *address, unsigned word) {
+    asm volatile("st.relaxed." BLOCKS_SCOPE ".global.u32 [%0], %1;" ::"l"(address), "r"(word)
                  : "memory");
 }
-DEVICE unsigned load_shared_word(const unsigned *place) {
+DEVICE unsigned load_shared_word(const unsigned *address) {
     unsigned word;
     asm volatile("ld.relaxed." BLOCKS_SCOPE ".global.u32 %0, [%1];"
                  : "=r"(word)
-                 : "l"(place)
+                 : "l"(address)
                  : "memory");
     return word;
 }
-DEVICE uint4 load_shared_words(const unsigned *place) {
+DEVICE uint4 load_shared_words(const unsigned *address) {
     uint4 v;
     asm volatile("ld.relaxed." BLOCKS_SCOPE ".global.v4.u32 {%0,%1,%2,%3}, [%4];"
                  : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-                 : "l"(place)
+                 : "l"(address)
                  : "memory");
     return v;
 }
 
 // A word the host may write at any time.
-DEVICE unsigned load_host_word(const unsigned *place) {
+DEVICE unsigned load_host_word(const unsigned *address) {
     unsigned word;
-    asm volatile("ld.relaxed.sys.global.u32 %0, [%1];" : "=r"(word) : "l"(place) : "memory");
+    asm volatile("ld.relaxed.sys.global.u32 %0, [%1];" : "=r"(word) : "l"(address) : "memory");
     return word;
 }
 
 // Words by which devices tell each other that all earlier writes are complete, those of the whole
 // block if its threads have met at a barrier.
-DEVICE void release_to_system(unsigned *place, unsigned word) {
-    asm volatile("fence.acq_rel.sys; st.release.sys.global.u32 [%0], %1;" ::"l"(place), "r"(word)
+DEVICE void release_to_system(unsigned *address, unsigned word) {
+    asm volatile("fence.acq_rel.sys; st.release.sys.global.u32 [%0], %1;" ::"l"(address), "r"(word)
                  : "memory");
 }
-DEVICE unsigned acquire_from_system(const unsigned *place) {
+DEVICE unsigned acquire_from_system(const unsigned *address) {
     unsigned word;
-    asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(word) : "l"(place) : "memory");
+    asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(word) : "l"(address) : "memory");
     return word;
 }
 
@@ -341,11 +334,11 @@ DEVICE void arrive_unfenced() {
 }
 DEVICE void await_cluster() { asm volatile("barrier.cluster.wait.aligned;" ::: "memory"); }
 DEVICE unsigned address_at_peer(const void *own, unsigned rank) {
-    unsigned place;
+    unsigned address;
     asm volatile("mapa.shared::cluster.u32 %0, %1, %2;"
-                 : "=r"(place)
+                 : "=r"(address)
                  : "r"(shared_address(own)), "r"(rank));
-    return place;
+    return address;
 }
 DEVICE float float_of_peer(const float *own, unsigned rank) {
     float value;

@@ -12,8 +12,7 @@ from contract.errors import ConfigError
 from harness.bench.engines import PEER
 from harness.bench.load.measure import ServerBench, run_server_bench
 from harness.bench.load.plan import MIXES, LoadPlan
-from harness.bench.load.plot import draw_load_figures
-from harness.bench.load.report import render_server_bench
+from harness.bench.load.report import draw_load_figures, render_server_bench
 from harness.bench.load.servers import ServerSetup, check_peer_server
 from harness.bench.plot import check_plot, save_figure
 from harness.catalog import resolve_model

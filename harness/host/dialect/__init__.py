@@ -18,7 +18,8 @@ from harness.host.dialect.json_calls import (
     MistralCalls,
 )
 from harness.host.dialect.python_calls import PythonCalls
-from harness.host.dialect.xml_calls import XmlCalls
+from harness.host.dialect.tagged_calls import ON_LINES, ON_ONE_LINE, GlmCalls, InvokeCalls
+from harness.host.dialect.xml_calls import SEED_CALLS, XmlCalls
 from reference.model.tokenizer import Tokenizer, TokenKind
 
 __all__ = ["Dialect", "Reasoning", "dialect_of"]
@@ -28,6 +29,7 @@ REASONING = (
     Reasoning("<|channel>thought", "<channel|>"),
     Reasoning("[THINK]", "[/THINK]"),
     Reasoning("<|START_THINKING|>", "<|END_THINKING|>"),
+    Reasoning("<seed:think>", "</seed:think>"),
 )
 
 
@@ -59,13 +61,17 @@ def _syntax_of(template: str, tokenizer: Tokenizer) -> CallSyntax | None:
     if FUNCTION_GEMMA.begin in template:
         return FUNCTION_GEMMA
     if "<function=" in template and "<parameter=" in template:
-        return XmlCalls()
+        return SEED_CALLS if SEED_CALLS.begin in template else XmlCalls()
     if "[TOOL_CALLS]" in template:
         return MistralCalls(named="[ARGS]" in template)
     if COMMAND_CALLS.begin in template:
         return COMMAND_CALLS
     if "<TOOLCALL>[" in template:
         return JsonListCalls("<TOOLCALL>", "</TOOLCALL>")
+    if InvokeCalls.begin in template:
+        return InvokeCalls()
+    if "<arg_key>" in template:
+        return GlmCalls(form=ON_ONE_LINE if "</arg_key><arg_value>" in template else ON_LINES)
     if "<tool_call>" in template and "arguments" in template:
         return JsonObjectCalls("<tool_call>", "</tool_call>", before="\n", after="\n")
     if "<|python_tag|>" in template or "<|eot_id|>" in template:

@@ -67,8 +67,6 @@ class CallSyntax(ABC):
 
     only_first: ClassVar[bool] = False
     """Whether calls stand at the beginning of an answer or nowhere."""
-    separator: ClassVar[str] = ""
-    """The text between two calls that each have their own ``begin``."""
     short_ids: ClassVar[bool] = False
     """Whether the family's templates require ids of nine characters."""
 
@@ -76,6 +74,11 @@ class CallSyntax(ABC):
     def repeats(self) -> bool:
         """Whether each call of several has its own ``begin``."""
         return False
+
+    @property
+    def separator(self) -> str:
+        """The text between two calls that each have their own ``begin``."""
+        return ""
 
     @property
     def inner(self) -> tuple[str, ...]:

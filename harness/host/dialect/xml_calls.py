@@ -1,4 +1,4 @@
-"""Calls as Qwen3-Coder and Qwen3.5 write them: tags, and in them the values as plain text.
+"""Calls as Qwen3-Coder, Qwen3.5 and Seed-OSS write them: tags, and in them values as plain text.
 
 A value is the text itself where the parameter may be a string, and JSON where it may not."""
 
@@ -16,6 +16,7 @@ from harness.host.dialect.calls import (
     Functions,
     Marks,
     choice,
+    in_regex,
     json_rule,
     literal,
     object_text,
@@ -27,14 +28,32 @@ from harness.host.structured.json_schema import enforceable
 from harness.host.structured.schema_tree import SchemaRefused
 
 CALL = re.compile(r"\s*<function=([^>\n]+)>(.*?)</function>\s*", re.S)
-SEAM = re.compile(r"<tool_call>|<function=")
 PARAMETER = re.compile(r"\s*<parameter=([^>\n]+)>(.*?)</parameter>", re.S)
 LONGEST_HEAD = 256
 """Characters before the end of a call's first tag; a text with more is no call."""
 PARAMETER_NAME = re.compile(r"[^<>\s\x00-\x1f]([^<>\n\x00-\x1f]{0,126}[^<>\s\x00-\x1f])?")
 PYTHON_WORDS = {"True": True, "False": False, "None": None}
 """Form in which these models' template writes values that are no text."""
-CLOSING = "\n</parameter>\n"
+
+
+@dataclass(frozen=True)
+class TagForm:
+    """How a grammar writes a call: ``head`` and ``opening`` have a place for the name of the
+    function and of a parameter; a value is followed by ``before``, ``close`` and ``after``."""
+
+    head: str
+    opening: str
+    before: str
+    close: str
+    after: str
+    end: str
+
+    def trimmed(self, text: str) -> str:
+        """A text between tags without the newlines that belong to the tags."""
+        return text.removeprefix(self.before).removesuffix(self.before)
+
+
+FORM = TagForm("<function={}>\n", "<parameter={}>\n", "\n", "</parameter>", "\n", CLOSE)
 
 
 @dataclass(frozen=True)
@@ -43,6 +62,7 @@ class XmlCalls(CallSyntax):
 
     begin: str = "<tool_call>"
     end: str = "</tool_call>"
+    form: TagForm = FORM
 
     separator = "\n"
 
@@ -55,17 +75,17 @@ class XmlCalls(CallSyntax):
         return ("<function=", CLOSE)
 
     def parse(self, body: str, functions: Functions) -> list[Call] | None:
-        call = _read(body, functions)
+        call = self._read(body, functions)
         return [call] if isinstance(call, Call) else None
 
     def seams(self, body: str) -> Iterator[tuple[int, int]]:
-        for found in re.finditer(SEAM, body):
+        for found in re.finditer(rf"{re.escape(self.begin)}|<function=", body):
             yield found.start(), found.start() if found[0] == self.bare[0] else found.end()
 
     def mended(self, body: str, functions: Functions) -> tuple[list[Call], str] | None:
         ends = [found.start() for found in re.finditer(re.escape(self.end), body)]
         for end in (*ends, len(body)):
-            call = _read(body[:end], functions, cut=True)
+            call = self._read(body[:end], functions, cut=True)
             if isinstance(call, Call):
                 return [call], body[end:].removeprefix(self.end)
         return None
@@ -87,7 +107,7 @@ class XmlCalls(CallSyntax):
             name, text = parameter[1], parameter[2]
             if name in arguments:
                 return None
-            arguments[name] = _value_of(text, _schema_of(function, name), function.parameters)
+            arguments[name] = value_of(self.form.trimmed(text), function, name)
             at = parameter.end()
         if inner[at:].strip():
             return None
@@ -97,35 +117,44 @@ class XmlCalls(CallSyntax):
     def inside_value(self, body: str, functions: Functions, exact: bool = False) -> bool:
         if exact:
             return body.rfind("<parameter=") > body.rfind("</parameter>")
-        return _read(body, functions) is True
+        return self._read(body, functions) is True
 
     def rules(self, functions: Sequence[Function], many: bool, marks: Marks) -> list[str]:
         rules = []
         for n, function in enumerate(functions):
-            rules.extend(_rules_of(function, f"call_{n}"))
+            rules.extend(call_rules(function, f"call_{n}", self.form))
         names = choice([f"call_{n}" for n in range(len(functions))])
         return [f'calls: "\\n" {names} "\\n" {marks.written(self.end)}', *rules]
 
+    def _read(self, body: str, functions: Functions, cut: bool = False) -> Call | bool:
+        """The call of a body, see ``read_tags``."""
+        function = functions.get(name_called(body) or "")
+        if function is None:
+            return False
+        properties = function.parameters.get("properties")
+        declared = properties.keys() if isinstance(properties, Mapping) and properties else None
+        found = read_tags(body, declared, cut)
+        if isinstance(found, bool):
+            return found
+        arguments = {
+            name: value_of(self.form.trimmed(text), function, name)
+            for name, text in found.parameters.items()
+        }
+        written = object_text(arguments)
+        return written is not None and Call(function.name, written)
 
-def _read(body: str, functions: Functions, cut: bool = False) -> Call | bool:
-    """The call of a body, see ``read_tags``."""
-    function = functions.get(name_called(body) or "")
-    if function is None:
-        return False
-    properties = function.parameters.get("properties")
-    declared = properties.keys() if isinstance(properties, Mapping) and properties else None
-    found = read_tags(body, declared, cut)
-    if isinstance(found, bool):
-        return found
-    arguments = {
-        name: _value_of(text, _schema_of(function, name), function.parameters)
-        for name, text in found.parameters.items()
-    }
-    written = object_text(arguments)
-    return written is not None and Call(function.name, written)
+
+SEED_CALLS = XmlCalls(
+    "<seed:tool_call>",
+    "</seed:tool_call>",
+    TagForm("<function={}>\n", "<parameter={}>", "", "</parameter>", "\n", CLOSE),
+)
+"""Calls of Seed-OSS, whose values have no newlines around them."""
 
 
-def _rules_of(function: Function, rule: str) -> list[str]:
+def call_rules(function: Function, rule: str, form: TagForm) -> list[str]:
+    """Lark rules of a call, the first named ``rule``. Raises SchemaRefused for parameters that
+    cannot be enforced."""
     schema = enforceable(function.parameters)
     only(keywords_of(schema), OBJECT_KEYWORDS, "")
     if schema.get("type", "object") != "object":
@@ -137,14 +166,18 @@ def _rules_of(function: Function, rule: str) -> list[str]:
                 "/properties", repr(name), "cannot be written in this model's calls"
             )
         parts.append(f"{rule}_{n}" + ("" if needed else "?"))
-        text = f"<parameter={name}>\n"
-        rules.extend(_value_rules(f"{rule}_{n}", text, value, schema, f"/properties/{name}"))
-    first = literal(f"<function={function.name}>\n")
-    return [f'{rule}: {first} {" ".join(parts)} "</function>"', *rules]
+        opening = form.opening.format(name)
+        rules += _value_rules(f"{rule}_{n}", opening, form, value, schema, f"/properties/{name}")
+    words = (
+        literal(form.head.format(function.name)),
+        *parts,
+        *map(literal, [form.end] * bool(form.end)),
+    )
+    return [f"{rule}: {' '.join(words)}", *rules]
 
 
 def _value_rules(
-    rule: str, opening: str, schema: Any, root: Mapping[str, Any], pointer: str
+    rule: str, opening: str, form: TagForm, schema: Any, root: Mapping[str, Any], pointer: str
 ) -> list[str]:
     """A parameter with its tags."""
     definitions = {key: root[key] for key in ("$defs", "definitions") if key in root}
@@ -163,13 +196,15 @@ def _value_rules(
         else:
             keyword = min(keywords - {"type"})
             raise SchemaRefused(pointer, keyword, "cannot be enforced in this model's calls")
-    if (free and (typed or texts)) or not all(map(_is_plain, texts)):
+    if (free and (typed or texts)) or not all(_is_plain(text, form.close) for text in texts):
         raise SchemaRefused(pointer, "a choice", "is ambiguous in this model's calls")
     if free:
-        text = r"/(.|\n)*<\/parameter>/"
-        return [f'{rule}: {literal(opening)} {rule}_text "\\n"', f"{rule}_text[lazy]: {text}"]
+        after = f" {literal(form.after)}" if form.after else ""
+        text = rf"/(.|\n)*{in_regex(form.close)}/"
+        return [f"{rule}: {literal(opening)} {rule}_text{after}", f"{rule}_text[lazy]: {text}"]
     either = choice([*map(literal, texts), *values])
-    return [f"{rule}: {literal(opening)} {either} {literal(CLOSING)}"]
+    closing = literal(form.before + form.close + form.after)
+    return [f"{rule}: {literal(opening)} {either} {closing}"]
 
 
 def _options(schema: Any, root: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -184,9 +219,9 @@ def _options(schema: Any, root: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [dict(schema)]
 
 
-def _is_plain(text: object) -> bool:
-    """Whether a text can stand between tags and means nothing but itself."""
-    if not isinstance(text, str) or "</parameter>" in text or text != text.strip("\n"):
+def _is_plain(text: object, close: str) -> bool:
+    """Whether a text can stand before the tag ``close`` and means nothing but itself."""
+    if not isinstance(text, str) or close in text or text != text.strip("\n"):
         return False
     try:
         strict_loads(text)
@@ -195,10 +230,10 @@ def _is_plain(text: object) -> bool:
     return False
 
 
-def _value_of(text: str, schema: Any, root: Mapping[str, Any]) -> Any:
-    """The value of a text between tags; a newline on either side belongs to the tags."""
-    text = text.removeprefix("\n").removesuffix("\n")
-    meant = resolved(schema, root)
+def value_of(text: str, function: Function, name: str) -> Any:
+    """The value of a parameter of this name that is written as ``text``."""
+    root = function.parameters
+    meant = resolved(_schema_of(function, name), root)
     try:
         value = PYTHON_WORDS[text] if text in PYTHON_WORDS else strict_loads(text)
     except (ValueError, RecursionError):

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 HEAD = re.compile(r"\s*<function=([^>\n]+)>")
 TAG = re.compile(
-    r"(?P<open><function=[^>\n]+>)|(?P<close></function>)"
+    r"(?P<open><function=[^>\n]+>|<invoke name=[^>\n]+>)|(?P<close></function>|</invoke>)"
     r"|(?P<parameter>\s*<parameter=(?P<name>[^>\n]+)>)|(?P<end></parameter>)"
 )
 PARAMETER = re.compile(r"\s*<parameter=([^>\n]+)>")
@@ -65,7 +65,7 @@ def _value_end(
             depth -= 1
         elif depth:
             continue
-        elif tag["close"]:
+        elif tag["close"] == CLOSE:
             return tag.start(), tag.start()
         elif tag["end"]:
             return tag.start(), tag.end()

@@ -45,7 +45,7 @@ PARSER_LIMITS: dict[str, Any] = {
 lexer some 100 MB. Errors must not hold what a user wrote."""
 LONGEST_ERROR = 300
 FORCED_CHARACTERS = 2048
-"""Characters that are divided into tokens of a text that must come."""
+"""Most characters that are tokenized of a text that a grammar leaves no choice about."""
 NOT_FORCED = '%llguidance {"no_forcing": true}\n'
 
 
@@ -74,11 +74,12 @@ class TokenMasks:
     """The masks of one sequence under a grammar: an engine's ``allowed``. May be called from
     several threads, and about tokens that the sequence then does not get: drafted ones.
 
-    They are those of ``grammar``; where ``before`` has tokens, the sequence began elsewhere, and is
-    asked about what comes behind them.
+    They follow ``grammar`` from its beginning: ``before`` has its first tokens where the sequence
+    continues an answer that began elsewhere.
 
-    ``matcher`` shares what it has found out with those of other sequences, its limits too: where
-    they are met, ``fresh`` gives one of its own, so that no sequence fails for another's sake."""
+    ``matcher`` shares its automaton, and the limits of that, with those of other sequences. When
+    a limit is exceeded, ``fresh`` makes an unshared one, so that no sequence fails because of
+    another."""
 
     def __init__(
         self, matcher: LLMatcher, words: int, grammar: str, fresh: Callable[[], LLMatcher]

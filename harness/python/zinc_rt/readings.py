@@ -45,8 +45,8 @@ class Reading:
 
 
 class Scoring(Reading):
-    """Text number ``index``, whose tokens from ``start`` on are scored, with ``top`` listed, and
-    with the ``experts`` of all of them."""
+    """A text to score, number ``index`` of a call: its tokens from position ``start`` on, with the
+    ``top`` likeliest at each position, and with ``experts`` those that each token used."""
 
     def __init__(
         self,
@@ -100,7 +100,7 @@ class Scoring(Reading):
 def unscored(
     index: int, tokens: Sequence[int], start: int, top: int, error: ZincError | None = None
 ) -> Score:
-    """A score whose rows say nothing."""
+    """A score without results: NaN and -1 in every row."""
     count = len(tokens)
     return Score(
         index,
@@ -115,7 +115,7 @@ def unscored(
 
 
 class Embedding(Reading):
-    """A text whose hidden states ``pool`` makes a vector of, which is written to ``vector``."""
+    """A text to embed: ``pool`` reduces its hidden states to ``vector``, float32[width]."""
 
     def __init__(
         self, tokens: Sequence[int], pool: Pool, vector: NDArray[np.float32], id: int

@@ -26,7 +26,7 @@ import psutil
 from numpy.typing import NDArray
 
 from contract.arithmetic import PAGE_TOKENS
-from contract.cached_files import PARTIAL, remove_abandoned
+from contract.cached_files import PARTIAL, being_written, remove_abandoned
 from contract.errors import ConfigError, RequestError, ZincError
 from contract.types import LOCAL_TENANT, Tenant
 from harness.serve.storage import StorageProblem
@@ -90,13 +90,14 @@ class SlotFolder:
             if not target.exists() and _count_files(target.parent) >= MOST_FILES:
                 raise RequestError("filename", f"would be one of more than {MOST_FILES} files")
             handle = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
-            with open(handle, "wb") as file:
-                root = self._root(tenant, function)
-                pages = self._write(file, root, parts, state, tokens)
-                nbytes = file.tell()
-            if not pages:
-                return 0, 0
-            os.replace(partial, target)
+            with being_written(partial):
+                with open(handle, "wb") as file:
+                    root = self._root(tenant, function)
+                    pages = self._write(file, root, parts, state, tokens)
+                    nbytes = file.tell()
+                if not pages:
+                    return 0, 0
+                os.replace(partial, target)
         except OSError as error:
             problem = f"the slot cannot be saved: {error.strerror}"
             raise StorageProblem(problem, full=True) from None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sqlite3
 import time
 from collections.abc import Iterator, Sequence
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 PRIVATE, HISTORY, LOCK = "key.pem", "keys.jsonl", "key.lock"
+UNFINISHED = re.compile(rf"({re.escape(PRIVATE)}|{re.escape(HISTORY)})\.\d+")
+"""Names of files that are being written, with the number of the process that has the lock."""
 LOCK_SECONDS = 10.0
 """Longest wait for another process that makes a key."""
 OWNER_ONLY = 0o600
@@ -62,7 +65,7 @@ def open_key(folder: Path) -> ReceiptKey:
     path, history = folder / PRIVATE, folder / HISTORY
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if not (path.exists() and history.exists()):
+        if not (path.exists() and history.exists()) or _left_behind(folder):
             with _locked(folder):
                 _complete(folder)
         return _read(path)
@@ -130,7 +133,14 @@ def _locked(folder: Path) -> Iterator[None]:
             lock.execute("BEGIN EXCLUSIVE")
         except sqlite3.Error as error:
             raise ConfigError(f"{path}: cannot be locked: {error}") from None
+        for left in _left_behind(folder):
+            left.unlink(missing_ok=True)
         yield
+
+
+def _left_behind(folder: Path) -> list[Path]:
+    """Files that were not finished: of processes that were killed, where the lock is held."""
+    return [path for path in folder.iterdir() if UNFINISHED.fullmatch(path.name)]
 
 
 def _complete(folder: Path) -> None:

@@ -129,4 +129,6 @@ def uncounted_service(model: ServedModel) -> Iterator[Service]:
         tempfile.TemporaryDirectory() as folder,
         LedgerStore(Path(folder) / "ledger.sqlite") as ledger,
     ):
-        yield Service(model, Accounts(None), ledger, Metrics(model.name, model.driver))
+        yield Service(
+            model, Accounts(None), ledger, Metrics(model.name, model.driver, model.memory)
+        )

@@ -17,7 +17,14 @@ from harness.serve.responses.wire import (
     ResponsesRequest,
     ResponseTextFormat,
 )
-from harness.serve.tool_selection import HOSTED, NO_FUNCTIONS, allowed_tools, without_hosted_tools
+from harness.serve.tool_selection import (
+    HOSTED,
+    NO_FUNCTIONS,
+    allowed_tools,
+    kind_of,
+    without_hosted_tools,
+    without_kinds,
+)
 from harness.serve.wire import given_fields, plain
 
 THOUGHTS, TOKENS = "reasoning_content", "token_ids"
@@ -47,20 +54,16 @@ def readable_items(value: dict[str, Any], ignored: list[str]) -> dict[str, Any]:
     items = value.get("input")
     if not isinstance(items, list):
         return value
-    own = []
-    for index, item in enumerate(items):
-        kind = item.get("type") if isinstance(item, dict) else None
-        if isinstance(kind, str) and kind.startswith(CALLS_BY_SERVER):
-            ignored.append(f"input[{index}] ({kind[:64]})")
-        elif isinstance(kind, str) and kind in CUSTOM:
-            own.append(_function_item(item, CUSTOM[kind]))
-        else:
-            own.append(item)
-    return value | {"input": own}
+    own = without_kinds("input", items, CALLS_BY_SERVER, ignored)
+    return value | {"input": [_function_item(item) for item in own]}
 
 
-def _function_item(item: dict[str, Any], kind: str) -> dict[str, Any]:
-    """A call of a tool with free input, or what it gave, as one of a function."""
+def _function_item(item: Any) -> Any:
+    """A call of a tool with free input, or what it gave, as one of a function; any other item as it
+    is."""
+    kind = CUSTOM.get(kind_of(item))
+    if kind is None:
+        return item
     fields = {name: given for name, given in item.items() if name != "input"} | {"type": kind}
     if kind == "function_call":
         fields["arguments"] = json.dumps({"input": item.get("input")})

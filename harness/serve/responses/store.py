@@ -58,6 +58,8 @@ class StoredResponse:
 class ResponseStore(Database):
     """The stored answers of all tenants. Threads may share it, and processes a ``folder``."""
 
+    refused = "answers to be stored"
+
     def __init__(
         self, folder: Path | None = None, most: int = MOST_STORED, most_bytes: int = MOST_BYTES
     ) -> None:

@@ -5,6 +5,7 @@ does not come back. Problems are counted, and the first one of its kind is repor
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 import time
@@ -16,7 +17,7 @@ from contract.lazy_dataclass import dataclass
 from contract.types import Clock
 from reference.memory.disk.entry import BrokenEntry, Bytes, Entry, read_entry
 from reference.memory.disk.folder import CacheFolder
-from reference.memory.disk.names import PageNames
+from reference.memory.disk.names import SECRET_BYTES, PageNames
 from reference.memory.disk.reading import Reading, Ring
 from reference.memory.disk.statistics import DiskStatistics
 from reference.memory.row_copies import RowBlock
@@ -26,7 +27,7 @@ READERS = min(max(2, 3 * (os.cpu_count() or 2) // 4), 12)
 MOST_TOUCHES = 64
 """While more than that waits to be done, uses of files are not noted."""
 Report = Callable[[str], None]
-Work = Callable[[CacheFolder], object]
+Work = Callable[[], object]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,20 +75,14 @@ class DiskCache:
         """Is called when the cache closes: what gives it the rest."""
         self._threads: list[threading.Thread] = []
         self._folder: CacheFolder | None = None
-        secret = b""
+        self._secret = os.urandom(SECRET_BYTES)
         try:
             self._folder = CacheFolder(options.folder, options.most_bytes)
-            secret = self._folder.secret
+            self._secret = self._folder.secret
+            self._post(self._folder.count)
         except OSError as error:
             self._failed("cannot be used", error)
-        self.names = PageNames(secret, options.function)
-        if self._folder is not None:
-            self._post(CacheFolder.count)
-
-    @property
-    def usable(self) -> bool:
-        """Whether the folder could be opened."""
-        return self._folder is not None
+        self.names = PageNames(self._secret, options.function)
 
     @property
     def statistics(self) -> DiskStatistics:
@@ -106,7 +101,7 @@ class DiskCache:
 
     def reserve(self, nbytes: int) -> bool:
         """Whether so many bytes may wait to be written; they count until ``write`` or ``release``
-        is called. True for a cache that cannot be used: what is written to it is dropped."""
+        is called."""
         with self._changed:
             empty = not self._reserved
             if self._reserved + nbytes > self.options.queue_bytes and not empty:
@@ -124,10 +119,10 @@ class DiskCache:
         """Write what ``reserve`` made room for, some time later; nobody changes ``payload`` until
         then."""
 
-        def write(folder: CacheFolder) -> None:
+        def write() -> None:
             try:
                 if not self._forgetting[entry.scope] and self._try_now():
-                    written = folder.write(entry, payload)
+                    written = self._made_folder().write(entry, payload)
                     self._failures = 0
                     self._note_problem("")
                     self.count(written=written, written_bytes=payload.nbytes if written else 0)
@@ -136,50 +131,46 @@ class DiskCache:
             except OSError as error:
                 self.count(dropped=1)
                 self._failures = min(self._failures + 1, 10)
-                self._failed("cannot be written", error)
+                where = "used" if self._folder is None else "written"
+                self._failed(f"cannot be {where}", error)
             finally:
                 self.release(payload.nbytes)
 
-        if self._folder is None:
-            self.count(dropped=1)
-            self.release(payload.nbytes)
-        else:
-            self._post(write)
+        self._post(write)
 
     def touch(self, entries: Sequence[Entry]) -> None:
         """Note that files were used now, the first as the least recent one, unless much else is to
         be done."""
-        now = time.time_ns()
-        if self._folder is not None and len(self._work) < MOST_TOUCHES:
-            self._post(lambda folder: folder.touch(entries, now))
+        now, folder = time.time_ns(), self._folder
+        if folder is not None and len(self._work) < MOST_TOUCHES:
+            self._post(lambda: folder.touch(entries, now))
 
     def erase(self, entries: Sequence[Entry]) -> None:
         """Remove files, after what is to be written before them."""
 
-        def remove(_: CacheFolder) -> None:
+        def remove() -> None:
             for entry in entries:
                 self._remove(entry)
 
-        if self._folder is not None:
-            self._post(remove)
+        self._post(remove)
 
     def forget(self, scope: Sequence[str | int]) -> None:
         """Remove all files of a scope. From now on this process finds none of them, even where
         removing fails."""
         name = self.names.scope(scope)
 
-        def remove(folder: CacheFolder) -> None:
+        def remove() -> None:
             try:
-                folder.remove_scope(name)
+                if self._folder is not None:
+                    self._folder.remove_scope(name)
                 with self._changed:
                     self._forgetting[name] -= 1
             except OSError as error:
                 self._failed("keeps the pages of a removed tenant", error)
 
-        if self._folder is not None:
-            with self._changed:
-                self._forgetting[name] += 1
-            self._post(remove)
+        with self._changed:
+            self._forgetting[name] += 1
+        self._post(remove)
 
     # Reading.
 
@@ -284,7 +275,6 @@ class DiskCache:
                 thread.start()
 
     def _write_all(self) -> None:
-        assert self._folder is not None
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._work or self._closing)
@@ -292,7 +282,7 @@ class DiskCache:
                     return
                 work, self._writing = self._work.popleft(), True
             try:
-                work(self._folder)
+                work()
             finally:
                 with self._changed:
                     self._writing = False
@@ -328,11 +318,22 @@ class DiskCache:
 
     def _remove(self, entry: Entry) -> None:
         """Remove a file that is not valid, or that is erased."""
-        assert self._folder is not None
         try:
-            self._folder.remove(entry)
+            if self._folder is not None:
+                self._folder.remove(entry)
         except OSError as error:
             self._failed("keeps a file that is to be removed", error)
+
+    def _made_folder(self) -> CacheFolder:
+        """The folder, made where it could not be before. Raises OSError, also where another process
+        made it: its secret gives pages other names."""
+        if self._folder is None:
+            folder = CacheFolder(self.options.folder, self.options.most_bytes, self._secret)
+            if folder.secret != self._secret:
+                raise OSError(errno.EEXIST, "another process made it; restart to use it")
+            folder.count()
+            self._folder = folder
+        return self._folder
 
     def _notify(self) -> None:
         with self._changed:

@@ -15,7 +15,14 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from contract.cached_files import PARTIAL, CachedFile, abandoned, least_used, remove_abandoned
+from contract.cached_files import (
+    PARTIAL,
+    CachedFile,
+    abandoned,
+    being_written,
+    least_used,
+    remove_abandoned,
+)
 from reference.memory.disk.entry import HEADER_BYTES, Bytes, Entry, encode_entry
 from reference.memory.disk.names import SECRET_BYTES, PageNames
 
@@ -31,15 +38,15 @@ were used least recently takes time in proportion to all files."""
 class CacheFolder:
     """The cache's files below ``folder``, of at most ``most_bytes`` in all.
 
-    Makes the folder and its secret. Raises OSError where that cannot be done. The methods that
-    write are for one thread."""
+    Makes the folder, and its secret, of ``fresh`` bytes where there is none. Raises OSError where
+    that cannot be done. The methods that write are for one thread."""
 
-    def __init__(self, folder: Path, most_bytes: int) -> None:
+    def __init__(self, folder: Path, most_bytes: int, fresh: bytes | None = None) -> None:
         self.path = folder / SUBFOLDER
         self.most_bytes = most_bytes
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         remove_abandoned(self.path, f"{SECRET}.")
-        self.secret = secret_in(self.path / SECRET)
+        self.secret = secret_in(self.path / SECRET, fresh)
         self.nbytes: int | None = None
         """Bytes of all files when they were last counted and what this process wrote since; None
         before."""
@@ -66,10 +73,11 @@ class CacheFolder:
             target.parent.mkdir(mode=0o700, exist_ok=True)
             handle = _create(partial)
         try:
-            with open(handle, "wb", buffering=0) as file:
-                for part in encode_entry(entry, payload, self.secret):
-                    _write_all(file.fileno(), part)
-            os.replace(partial, target)
+            with being_written(partial):
+                with open(handle, "wb", buffering=0) as file:
+                    for part in encode_entry(entry, payload, self.secret):
+                        _write_all(file.fileno(), part)
+                os.replace(partial, target)
         except BaseException:
             with contextlib.suppress(OSError):
                 os.unlink(partial)
@@ -104,7 +112,7 @@ class CacheFolder:
         are removed."""
         found = []
         for file in self.files():
-            if file.path.suffix == PARTIAL and abandoned(file.used):
+            if file.path.suffix == PARTIAL and abandoned(file.path, file.used):
                 file.path.unlink(missing_ok=True)
             else:
                 found.append(file)
@@ -163,8 +171,9 @@ def _write_all(handle: int, part: bytes | memoryview) -> None:
         view = view[os.write(handle, view) :]
 
 
-def secret_in(path: Path) -> bytes:
-    """The secret in a file, made by the first process that uses it. Raises OSError."""
+def secret_in(path: Path, fresh: bytes | None = None) -> bytes:
+    """The secret in a file, made by the first process that uses it, of ``fresh`` or random bytes.
+    Raises OSError."""
     for _ in range(2):
         with contextlib.suppress(FileNotFoundError):
             found = path.read_bytes()
@@ -175,12 +184,13 @@ def secret_in(path: Path) -> bytes:
         partial = path.with_name(f"{path.name}.{os.urandom(8).hex()}{PARTIAL}")
         handle = _create(partial)
         try:
-            with open(handle, "wb", buffering=0) as file:
-                _write_all(file.fileno(), os.urandom(SECRET_BYTES))
-                os.fsync(file.fileno())
-            # Of several processes that make one, the first wins.
-            with contextlib.suppress(FileExistsError):
-                os.link(partial, path)
+            with being_written(partial):
+                with open(handle, "wb", buffering=0) as file:
+                    _write_all(file.fileno(), fresh or os.urandom(SECRET_BYTES))
+                    os.fsync(file.fileno())
+                # Of several processes that make one, the first wins.
+                with contextlib.suppress(FileExistsError):
+                    os.link(partial, path)
         finally:
             with contextlib.suppress(OSError):
                 os.unlink(partial)

@@ -16,6 +16,9 @@ GATINGS_OF_CHOSEN = (0, 3)
 """Values of the key for a softmax over the chosen experts: not given, and its own number."""
 SIGMOID = 2
 """Value of the key for a sigmoid of each router logit."""
+NORMALIZED = "expert_weights_norm"
+WEIGHT_SCALE = "expert_weights_scale"
+SHARED_COUNT = "expert_shared_count"
 LEADING_DENSE = "leading_dense_block_count"
 SHARED_TENSOR = "blk.0.ffn_up_shexp.weight"
 MAX_EXPERTS = 1 << 16
@@ -71,14 +74,28 @@ def read_experts_of_chosen(keys: Keys, config: ModelConfig) -> Experts:
     return read_experts(keys, config)
 
 
-def read_chosen_by_bias(keys: Keys, config: ModelConfig) -> Experts:
-    """Experts weighted by a sigmoid and chosen by its sum with a bias, behind dense layers."""
-    gating = keys.integer(GATING, 0, MAX_GATING)
+def read_chosen_by_bias(keys: Keys, config: ModelConfig, default: int | None = None) -> Experts:
+    """Experts weighted by a sigmoid and chosen by its sum with a bias, behind dense layers;
+    ``default`` is how they are weighted where the file does not say."""
+    gating = keys.integer(GATING, 0, MAX_GATING, default) or default
     if gating != SIGMOID:
         raise keys.unsupported(GATING, f"is {gating}", f"supported is {SIGMOID}, a sigmoid")
     leading = keys.integer(LEADING_DENSE, 0, config.layers, 0)
     experts = read_experts(keys, config)
     return replace(experts, choice_bias=True, leading_dense=leading)
+
+
+def read_glm_experts(keys: Keys, config: ModelConfig) -> Experts:
+    """Experts chosen by a bias, their weights times a factor, and shared ones as a single one."""
+    if not keys.file.get(keys.key(NORMALIZED), bool, False):
+        raise keys.unsupported(NORMALIZED, "is false or missing", "supported is true")
+    experts = read_chosen_by_bias(keys, config, SIGMOID)
+    return replace(
+        experts,
+        weight_scale=keys.positive(WEIGHT_SCALE, 0.0, allow_zero=True) or 1.0,
+        shared_width=keys.integer(SHARED_COUNT, 0, MAX_EXPERTS) * experts.widths[0],
+        shared_gate=False,
+    )
 
 
 def _widths(keys: Keys, config: ModelConfig) -> tuple[int, ...]:

@@ -52,8 +52,9 @@ class Experts:
     A token uses ``used[layer]`` experts of width ``widths[layer]``, and additionally one shared
     expert of ``shared_width``, which is 0 when there is none; ``shared_gate`` says whether a gate
     weights the shared expert. With ``biases`` router and experts may have biases. With
-    ``choice_bias`` experts are weighted by a sigmoid, and a bias is added to choose them. The first
-    ``leading_dense`` layers have a dense block instead."""
+    ``choice_bias`` experts are weighted by a sigmoid, and a bias is added to choose them.
+    ``weight_scale`` multiplies the weights of chosen experts. The first ``leading_dense`` layers
+    have a dense block instead."""
 
     count: int
     used: tuple[int, ...]
@@ -62,6 +63,7 @@ class Experts:
     shared_gate: bool = True
     biases: bool = False
     choice_bias: bool = False
+    weight_scale: float = 1.0
     leading_dense: int = 0
 
 

@@ -13,16 +13,24 @@ PROJECTIONS = ("attn_q", "attn_k", "attn_v")
 FUSED = "attn_qkv"
 
 
-def attention(e: Emitter, x: View, layer: int, *, query_key_norm: bool) -> View:
-    """attn(rope(norm q), rope(norm k), v) Wo of h = rms(x, attn_norm)."""
-    packed = project(e, x, layer)
+NORM = "attn_norm"
+"""The norm of what attention reads."""
+
+
+def attention(
+    e: Emitter, x: View, layer: int, *, query_key_norm: bool, norm: str | None = NORM
+) -> View:
+    """attn(rope(norm q), rope(norm k), v) Wo of h = rms(x, norm), or of x without a norm."""
+    packed = project(e, x, layer, norm=norm)
     q = rotate_and_store(e, packed, layer, query_key_norm=query_key_norm)
     return output(e, attend(e, q, layer), layer)
 
 
-def normed_outputs_attention(e: Emitter, x: View, layer: int) -> View:
-    """attn(rope(norm(x Wq)), rope(norm(x Wk)), x Wv) Wo; the norms are over all heads at once."""
+def normed_outputs_attention(e: Emitter, x: View, layer: int, norm: str | None) -> View:
+    """attn(rope(norm(h Wq)), rope(norm(h Wk)), h Wv) Wo of h = rms(x, norm), or of x without a
+    norm; the norms of queries and keys are over all heads at once."""
     packed, (q, k, v) = packed_views(e, layer)
+    h = e.norm(x, norm, layer) if norm else x
     q_width, kv_width = widths(e, layer)
     powers = e.tensors.powers.get(layer)
     scales = ((), ()) if powers is None else (powers.queries, powers.keys)
@@ -31,12 +39,12 @@ def normed_outputs_attention(e: Emitter, x: View, layer: int) -> View:
         e.builder.emit(
             Opcode.RMS_NORM,
             f"{side}_norm[{layer}]",
-            x=e.linear(x, f"attn_{side}", layer, width, e.config.hidden),
+            x=e.linear(h, f"attn_{side}", layer, width, e.config.hidden),
             weight=e.parameters(f"attn_{side}_norm.weight", layer, width, powers=scale),
             eps=e.config.rms_eps,
             y=target,
         )
-    e.linear(x, "attn_v", layer, kv_width, e.config.hidden, y=v)
+    e.linear(h, "attn_v", layer, kv_width, e.config.hidden, y=v)
     rotated = rotate_and_store(e, packed, layer, query_key_norm=False)
     return output(e, attend(e, rotated, layer), layer)
 
@@ -45,7 +53,7 @@ def gated_attention(e: Emitter, x: View, layer: int) -> View:
     """(attn(q, K, V) * sigmoid(g)) Wo."""
     packed, (q, k, v) = packed_views(e, layer)
     q_width, kv_width = widths(e, layer)
-    h, sources = e.norm(x, "attn_norm", layer), _gated_sources(e, layer)
+    h, sources = e.norm(x, NORM, layer), _gated_sources(e, layer)
 
     def product(name: str, width: int, y: View | None = None) -> View:
         tensor, rows = sources[name]
@@ -98,14 +106,18 @@ def packed_views(e: Emitter, layer: int) -> tuple[View, tuple[View, View, View]]
     return packed, (packed[0:q_width], packed[q_width:middle], packed[middle:end])
 
 
-def project(e: Emitter, x: View, layer: int, values: View | None = None) -> View:
-    """Queries, keys and values of rms(x, attn_norm), packed; the values go to ``values`` if given.
+def project(
+    e: Emitter, x: View, layer: int, values: View | None = None, norm: str | None = NORM
+) -> View:
+    """Queries, keys and values of rms(x, norm), or of x without a norm, packed; the values go to
+    ``values`` if given.
 
     A fused tensor gives all three in one product."""
     packed, (q, k, v) = packed_views(e, layer)
     (q_width, kv_width), hidden = widths(e, layer), e.config.hidden
     targets, outputs = (q, k, values or v), (q_width, kv_width, kv_width)
-    if not e.has(f"{FUSED}.weight", layer) and all(e.is_plain(n, layer) for n in PROJECTIONS):
+    plain = all(e.is_plain(n, layer) for n in PROJECTIONS)
+    if norm and plain and not e.has(f"{FUSED}.weight", layer):
         q_weight, k_weight, v_weight = (
             e.weight(name, layer, width, hidden)
             for name, width in zip(PROJECTIONS, outputs, strict=True)
@@ -114,7 +126,7 @@ def project(e: Emitter, x: View, layer: int, values: View | None = None) -> View
             Opcode.RMS_NORM_FUSED_QKV,
             f"attn_qkv[{layer}]",
             x=x,
-            norm_weight=e.norm_weight("attn_norm", layer),
+            norm_weight=e.norm_weight(norm, layer),
             q_weight=q_weight,
             k_weight=k_weight,
             v_weight=v_weight,
@@ -124,7 +136,7 @@ def project(e: Emitter, x: View, layer: int, values: View | None = None) -> View
             eps=e.config.rms_eps,
         )
         return packed
-    h = e.norm(x, "attn_norm", layer)
+    h = e.norm(x, norm, layer) if norm else x
     if not e.has(f"{FUSED}.weight", layer):
         powers = e.tensors.powers.get(layer)
         scales = ((), (), ()) if powers is None else (powers.queries, powers.keys, ())

@@ -1,10 +1,10 @@
 """The block behind the last layer that predicts the token after the next one: ``qwen35``,
-``qwen35moe``, ``qwen3next``.
+``qwen35moe``, ``qwen3next``, ``glm4moe``.
 
 It reads the normed state h of a position and the token that follows: x = Weh [rms(e, enorm);
-rms(h, hnorm)], then gated attention over its own keys and values and the feed-forward block, then a
-norm and the output projection. The normed state it computes takes the place of h to predict one
-token more. Its key of a token lies at the token's position."""
+rms(h, hnorm)], then the family's attention over its own keys and values and the feed-forward block,
+then a norm and the output projection. The normed state it computes takes the place of h to predict
+one token more. Its key of a token lies at the token's position."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from contract.opcodes import Opcode
 from reference.hidden_rows import HIDDEN_ROWS
 from reference.limits import Limits
 from reference.model.config import ModelConfig
-from reference.model.families.attention import gated_attention
+from reference.model.families.attention import attention, gated_attention
 from reference.model.families.emitter import Emitter, file_name, label, open_step
 from reference.model.families.feed_forward import add_feed_forward
 from reference.model.families.tensors import ModelTensors
 
 T = TypeVar("T")
-WITH_DRAFT_BLOCK = ("qwen35", "qwen35moe", "qwen3next")
+WITH_DRAFT_BLOCK = ("qwen35", "qwen35moe", "qwen3next", "glm4moe")
 EMBEDDING = "nextn.embed_tokens"
 HEAD_NORM = "nextn.shared_head_norm"
 HEAD = "nextn.shared_head_head"
@@ -45,7 +45,10 @@ def build_draft_block(config: ModelConfig, tensors: ModelTensors, limits: Limits
     block = config.layers
     e = Emitter(GraphBuilder(f"{config.architecture} draft"), _with_block(config), tensors, limits)
     x = _joined(e, block)
-    mixed = gated_attention(e, x, block)
+    if config.delta_net is None:
+        mixed = attention(e, x, block, query_key_norm=e.has("attn_q_norm.weight", block))
+    else:
+        mixed = gated_attention(e, x, block)
     x = add_feed_forward(e, x, mixed, block, "post_attention_norm")
     x = e.builder.emit(Opcode.SELECT_ROWS, "select_rows", x=x, output_rows=e.output_rows)
     own_norm = e.has(f"{HEAD_NORM}.weight", block)
@@ -90,16 +93,17 @@ def _joined(e: Emitter, block: int) -> View:
     name, layer = (EMBEDDING, block) if own else ("token_embd", None)
     table = e.weight(name, layer, config.vocab, config.hidden)
     embedded = builder.emit(Opcode.EMBED, "embed", query=e.resolved, table=table)
-    before = builder.emit(
-        Opcode.SELECT_ROWS,
-        "hidden",
-        x=e.hidden_table,
-        output_rows=builder.request(HIDDEN_ROWS, "tokens"),
-    )
+    before = read_hidden(e)
     joined = builder.scratch(f"scratch.{label('nextn', block)}", "tokens", 2 * config.hidden)
     e.norm(embedded, "nextn.enorm", block, y=joined[0 : config.hidden])
     e.norm(before, "nextn.hnorm", block, y=joined[config.hidden : 2 * config.hidden])
     return e.linear(joined, "nextn.eh_proj", block, config.hidden, 2 * config.hidden)
+
+
+def read_hidden(e: Emitter) -> View:
+    """The row of the table of hidden states that belongs to each query token: [tokens, hidden]."""
+    rows = e.builder.request(HIDDEN_ROWS, "tokens")
+    return e.builder.emit(Opcode.SELECT_ROWS, "hidden", x=e.hidden_table, output_rows=rows)
 
 
 def _others(tensors: ModelTensors, block: int) -> tuple[str, ...]:

@@ -1,8 +1,8 @@
 """The head ``eagle3``, which predicts the token after the next one.
 
 Of a token with embedding e behind a position with row g it computes x = g + attn([rms(e,
-attn_norm); rms(g, attn_norm_2)]), where the normed g may be added to instead, then the feed-forward
-block, a norm and the output projection. g are the model's fused auxiliary states
+attn_norm); rms(g, attn_norm_2)]), in some heads with the normed g as the first addend, then the
+feed-forward block, a norm and the output projection. g are the model's fused auxiliary states
 (``auxiliary_states.py``), and x takes their place to predict one token more. Its key of a token
 lies at the token's position."""
 
@@ -14,7 +14,6 @@ from contract.dtypes import I32
 from contract.errors import ModelFileError
 from contract.ir.graph import BufferKind, Graph, GraphBuilder, View
 from contract.opcodes import Opcode
-from reference.hidden_rows import HIDDEN_ROWS
 from reference.limits import Limits
 from reference.model.config import ModelConfig
 from reference.model.eagle import EMBEDDING, OUTPUT, TOKEN_TABLE, TOKENS, EagleHead
@@ -27,6 +26,7 @@ from reference.model.families.attention import (
     widths,
 )
 from reference.model.families.auxiliary_states import FUSE, FUSE_NORM, head_tensors
+from reference.model.families.draft_block import read_hidden
 from reference.model.families.emitter import Emitter, open_step
 from reference.model.families.feed_forward import add_feed_forward
 from reference.model.families.tensors import ModelTensors
@@ -77,12 +77,7 @@ def _joined(e: Emitter, table: View) -> tuple[View, View]:
     builder, hidden, head = e.builder, e.config.hidden, e.tensors.head
     open_step(builder, e.limits, e.query, e.resolved)
     embedded = builder.emit(Opcode.EMBED, "embed", query=e.resolved, table=table)
-    g = builder.emit(
-        Opcode.SELECT_ROWS,
-        "hidden",
-        x=e.hidden_table,
-        output_rows=builder.request(HIDDEN_ROWS, "tokens"),
-    )
+    g = read_hidden(e)
     joined = builder.scratch("scratch.joined", "tokens", 2 * hidden)
     e.norm(embedded, "attn_norm", 0, y=joined[0:hidden])
     normed = e.norm(g, "attn_norm_2", 0, y=joined[hidden : 2 * hidden])

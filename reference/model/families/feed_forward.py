@@ -105,6 +105,8 @@ def route(e: Emitter, r: View, layer: int) -> Routing:
         "used": used,
     }
     e.builder.emit(Opcode.MOE_GATE_TOPK, f"moe_route[{layer}]", **gate, ids=ids, weights=weights)
+    if (factor := mixture.weight_scale) != 1.0:
+        weights = e.builder.emit(Opcode.SCALE, f"moe_scaled[{layer}]", x=weights, factor=factor)
     if e.limits.experts:
         # The same node again, so that steps which are not asked for ids are computed without it.
         read = e.builder.output(expert_output(layer), "tokens", used, dtype=I32)

@@ -14,7 +14,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from contract.cached_files import need_file, remove_abandoned
+from contract.cached_files import being_written, need_file, remove_abandoned
 from contract.dtypes import DType
 from contract.errors import ModelFileError
 from reference.model.gguf.cursor import shown
@@ -77,15 +77,17 @@ def write_gguf(
     remove_abandoned(target.parent, f".{stem}.", ".tmp")
     try:
         need_file(target)
-        with open(temporary, "xb") as file:
-            file.write(header)
-            for tensor in layout.tensors:
-                _write_tensor(file, path, tensor, tensors[tensor.name][2])
-                file.write(bytes(_padding(tensor.nbytes, layout.alignment)))
-            file.truncate()
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, target)
+        temporary.touch(exist_ok=False)
+        with being_written(temporary):
+            with open(temporary, "wb") as file:
+                file.write(header)
+                for tensor in layout.tensors:
+                    _write_tensor(file, path, tensor, tensors[tensor.name][2])
+                    file.write(bytes(_padding(tensor.nbytes, layout.alignment)))
+                file.truncate()
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, target)
         _sync_directory(target.parent)
     except OSError as error:
         raise ModelFileError(

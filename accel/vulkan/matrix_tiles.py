@@ -1,7 +1,8 @@
-"""Products of many tokens in tiles of 128 rows and 128 tokens, or 64, on matrix units.
+"""Products on matrix units: of few tokens in tiles of 32 rows and 16 tokens, of many in tiles of
+128 rows and 128 tokens, or 64.
 
-They replace ``matmul_tiles`` with the same bits and operands; see ``accel/kernels/wide_product.k``.
-"""
+They replace ``matmul_tiles`` with the same bits and operands; see ``matmul_few.k`` and
+``wide_product.k`` in ``accel/kernels``."""
 
 from __future__ import annotations
 
@@ -9,14 +10,17 @@ from collections.abc import Hashable
 from dataclasses import replace
 from itertools import groupby
 
-from accel.kernels.matrix_tiles import NARROW_PRODUCT, WIDE_FORMATS, WIDE_PRODUCT
+from accel.kernels.matrix_tiles import FEW_PRODUCT, NARROW_PRODUCT, WIDE_FORMATS, WIDE_PRODUCT
 from accel.packets.fused import operands_of
 from accel.packets.fused_ops import FUSED
 from accel.packets.step import Op, Step
 
+SMALL_BUCKETS = (16, 64)
+"""Most tokens of the buckets whose products use tiles of 16 tokens: with more tokens larger tiles
+read less memory and leave few multiprocessors idle."""
 WIDE_FROM = 512
-"""Fewest tokens of a bucket's largest step for which these tiles are faster: with fewer, most of a
-tile may be empty, or most multiprocessors idle."""
+"""Fewest tokens of a bucket's largest step for which tiles of 128 rows are faster: with fewer, most
+of a tile may be empty, or most multiprocessors idle."""
 LEAST_ROWS = 2560
 """Fewest rows of a matrix for which tiles of 128 tokens are faster than tiles of 64, of which there
 are more for the multiprocessors."""
@@ -25,8 +29,17 @@ LONGEST_FIRST = ("matmul_tiles", WIDE_PRODUCT, NARROW_PRODUCT)
 that long ones leave idle at their end."""
 
 
+def with_tiles_32x16(step: Step) -> Step:
+    """The step with its products in tiles of 16 tokens if it has few tokens."""
+    made = list(step.ops)
+    for index, op in enumerate(made):
+        if op.name == "matmul_tiles" and op.count.most <= SMALL_BUCKETS[-1]:
+            made[index] = replace(op, device=FUSED[FEW_PRODUCT])
+    return Step(made, step.scratch)
+
+
 def with_tiles_128x128(step: Step) -> Step:
-    """The step with products in these tiles where they are faster, and products of the same
+    """The step with products in tiles of 128 rows where they are faster, and products of the same
     activations in the order of LONGEST_FIRST."""
     ops = [_wide(op) if _is_worth_it(op) else op for op in step.ops]
     made: list[Op] = []
