@@ -242,7 +242,7 @@ def device_lines(name: str) -> tuple[str, ...]:
 
 
 def _opened(name: str, factory: TierFactory, options: TierOptions) -> Tier:
-    """The tier of a factory. Raises TierUnavailable where the wheel of this system has no such tier,
+    """The tier of a factory. Raises TierUnavailable where this system's wheel has no such tier,
     and in a fork of a process that loaded the driver, which waits for threads a fork lacks."""
     if _first_opened.get(name, os.getpid()) != os.getpid():
         reason = "its driver is open in the process that this one was forked from"
