@@ -88,6 +88,7 @@ class Session:
         self.random = Random(seed)
         self.noise = noise
         self.now = self.plain = 0.0
+        self.waits = False
         self.drafted: list[int] = []
         self.sizes: set[int] = set()
 
@@ -122,9 +123,7 @@ class Session:
         """How many drafts an answer gets in the next step."""
         policy, most = self.policy, self.costs.most
         there = not one.lockstep or bool(self.draft(one))
-        if not there:
-            self.now += self.costs.host
-            policy.note_nothing(running, self.costs.host / 1e3)
+        self.waits = self.waits or not there
         one.lockstep = there and (one.lockstep or self.begins(one, running))
         count = min(policy.count(one.own, running, most), one.left - 1) if one.lockstep else 0
         if not count:
@@ -161,7 +160,11 @@ class Session:
 
     def step(self, answers: list[Answer]) -> None:
         costs, policy, running = self.costs, self.policy, len(answers)
+        self.waits = False
         counts = [self.count(one, running) for one in answers]
+        if self.waits:
+            self.now += costs.host
+            policy.note_nothing(running, costs.host / 1e3)
         at = sum(one.known for one in answers) / running
         usual = costs.step(running, sum(counts), at)
         self.now += usual
