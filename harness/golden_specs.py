@@ -85,6 +85,11 @@ _SYNTHETIC_VARIANTS: Mapping[str, tuple[dict[str, Any], ...]] = {
         {"quant": "q5_0", "gemma": {"window": 0}},
     ),
     "gpt-oss": ({"quant": "mxfp4_moe", "tied": False, "window": 12, "rope_scaling": "yarn"},),
+    "ernie4_5": ({"quant": "q8_0"},),
+    "exaone4": ({"quant": "q4_k_m", "tied": False, "layers": 5, "window": 12, "rope_freqs": True},),
+    "granitemoe": ({"quant": "q4_k_m", "experts": {"width": 96, "shared_width": 64}},),
+    "minimax-m2": ({"quant": "q4_k_m", "tied": False, "experts": {"width": 96}},),
+    "seed_oss": ({"quant": "q5_k", "tied": False},),
     "glm4moe": (
         {"quant": "q4_k_m", "tied": False, "nextn_layers": 1, "experts": {"shared_width": 128}},
     ),

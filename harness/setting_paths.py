@@ -46,12 +46,13 @@ def _folder_problem(folder: Path, *, written: bool) -> str:
     nearest = folder.absolute()
     while not os.path.lexists(nearest) and nearest != nearest.parent:
         nearest = nearest.parent
+    shown = "it" if nearest == folder.absolute() else str(nearest)
     if not os.path.exists(nearest):
-        return f"{nearest} is a link to nothing"
+        return f"{shown} is a link to nothing"
     if not os.path.isdir(nearest):
-        return f"{nearest} is no folder"
+        return f"{shown} is no folder"
     if written and not os.access(nearest, os.W_OK | os.X_OK):
-        return f"nothing may be written to {nearest}"
+        return f"nothing may be written to {shown}"
     return ""
 
 

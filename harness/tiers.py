@@ -210,6 +210,8 @@ REPORTED = ("cuda", "vulkan", "metal", "intel")
 """Tiers that tell further facts about their devices."""
 DRIVERS = ("cuda", "opencl", "vulkan", "intel")
 """Tiers that load a driver of somebody else's into the process."""
+_first_opened: dict[str, int] = {}
+"""The process that opened a tier of DRIVERS first, by the tier's name."""
 PROBE = """
 import json, sys
 sys.path[:] = json.loads(sys.argv[1])
@@ -240,9 +242,17 @@ def device_lines(name: str) -> tuple[str, ...]:
 
 
 def _opened(name: str, factory: TierFactory, options: TierOptions) -> Tier:
-    """The tier of a factory; TierUnavailable where the wheel of this system has no such tier."""
+    """The tier of a factory. Raises TierUnavailable where the wheel of this system has no such tier,
+    and in a fork of a process that loaded the driver, which waits for threads a fork lacks."""
+    if _first_opened.get(name, os.getpid()) != os.getpid():
+        reason = "its driver is open in the process that this one was forked from"
+        remedy = "start processes by multiprocessing's method spawn"
+        raise TierUnavailable(name, reason, remedy)
     with _parts_of_wheel(name):
-        return factory(options)
+        tier = factory(options)
+    if name in DRIVERS:
+        _first_opened.setdefault(name, os.getpid())
+    return tier
 
 
 @contextmanager

@@ -60,6 +60,12 @@ DENSE: Mapping[str, Mapping[str, Any]] = {
     "phi3-long-rope": {"architecture": "phi3", **SMALL, "long_rope": True},
     "phi3-separate-qkv": {"architecture": "phi3", **SMALL, "fused_qkv": False},
     "phi3-window": {"architecture": "phi3", **SMALL, "window": 20},
+    "exaone4": {"architecture": "exaone4", **SMALL, "rope_freqs": True, "rope_base": 1e6},
+    "exaone4-windows": {
+        "architecture": "exaone4", **SMALL, "tied": False, "layers": 5, "window": 20,
+    },
+    "ernie4_5": {"architecture": "ernie4_5", **SMALL, "rope_base": 5e5},
+    "seed_oss": {"architecture": "seed_oss", **SMALL, "tied": False, "rope_base": 1e7},
     "olmo2": {"architecture": "olmo2", **SMALL, "tied": False, "rope_base": 5e5},
     "olmo2-windows": {
         "architecture": "olmo2", **SMALL, "tied": False, "layers": 5, "window": 20,
@@ -90,6 +96,14 @@ MIXTURES: Mapping[str, Mapping[str, Any]] = {
     "glm4moe-experts-head-norms": {
         "architecture": "glm4moe", **SMALL, "qkv_bias": False, "head_norms": True,
         "leading_dense": 0, "experts": {**EXPERTS, "shared_width": 192},
+    },
+    "granitemoe-experts": {"architecture": "granitemoe", **SMALL, "experts": EXPERTS},
+    "granitemoe-experts-shared": {
+        "architecture": "granitemoe", **SMALL, "tied": False, "experts": SHARED,
+    },
+    "minimax-m2-experts": {
+        "architecture": "minimax-m2", **SMALL, "tied": False, "rope_base": 5e6,
+        "experts": {**EXPERTS, "used": 8},
     },
     "gpt-oss-experts": {**GPT_OSS, "experts": {**EXPERTS, "used": 4}},
     "gpt-oss-experts-yarn": {**GPT_OSS, "rope_scaling": "yarn", "rope_factor": 32.0},
@@ -180,8 +194,13 @@ DEEP: Mapping[str, Mapping[str, Any]] = {
         **GEMMA3, "layers": 62, "hidden": 64, "feed_forward": 64,
         "gemma": {**WINDOWS, "period": 6},
     },
+    "exaone4-32b": {
+        "architecture": "exaone4", "layers": 64, "hidden": 64, "heads": 4, "kv_heads": 2,
+        "head_dim": 16, "feed_forward": 64, "window": 20,
+    },
 }  # fmt: skip
-"""Models whose depth changes a formula, like FAMILIES; for tests of logits only."""
+"""Models whose depth changes a formula (EXAONE's in llama.cpp alone), like FAMILIES; for tests of
+logits only."""
 
 
 def without_variants() -> tuple[str, ...]:

@@ -147,7 +147,7 @@ def _open(path: Path) -> Any:
         return ctypes.CDLL(str(path))
     except OSError as error:
         reason = f"its library cannot be loaded ({system_words(error)})"
-        remedy = "set TMPDIR or ZINC_RT_CACHE_DIR to a folder in which programs may run"
+        remedy = "set TMPDIR to a folder in which programs may run"
         raise TierUnavailable(TIER, reason, remedy) from None
 
 

@@ -3,8 +3,8 @@ kernels of each device as one archive in place of hundreds of files. What no pro
 system can run is left out (``accel.wheel_parts``).
 
 ``pip install .`` builds the variant for this machine. With ZINC_RT_WHEEL_TARGET, such as
-``linux-aarch64``, a wheel has every variant of that system. An editable install puts the library
-of this machine into the cache folder, where the tier looks for it."""
+``linux-aarch64``, a wheel has every variant of that system. An editable install puts the libraries
+of this machine into the cache folder, where the tier and ``export-plan`` look for them."""
 
 from __future__ import annotations
 
@@ -72,10 +72,11 @@ def build_wheel(wheel_directory: str, *arguments: Any, **settings: Any) -> str:
 
 def build_editable(wheel_directory: str, *arguments: Any, **settings: Any) -> str:
     """See PEP 660."""
-    try:
-        find_library(default_cache(), _say)
-    except TierUnavailable as error:
-        _say(f"the native tier will not run: {error}")
+    for find in (find_library, find_c_library):
+        try:
+            find(default_cache(), _say)
+        except TierUnavailable as error:
+            _say(f"not built: {error}")
     with warnings.catch_warnings():
         # Pip would show every user a note about folders with the names of packages.
         warnings.filterwarnings("ignore", message="Editable installation")

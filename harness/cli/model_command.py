@@ -15,6 +15,7 @@ from harness import catalog
 from harness.cli.parser import add_json_flag
 from harness.console import note, table
 from harness.progress import progress_on
+from harness.setting_paths import check_paths
 from harness.settings import add_flags, resolve
 
 EXAMPLES = """\
@@ -71,7 +72,9 @@ def _add_verb(
 
 
 def _cache_dir(args: argparse.Namespace) -> Path:
-    cache_dir: Path = resolve(args, ["cache_dir"])["cache_dir"]
+    settings = resolve(args, ["cache_dir"])
+    check_paths(settings)
+    cache_dir: Path = settings["cache_dir"]
     return cache_dir
 
 

@@ -27,13 +27,15 @@ from reference.observer import Observer
 @dataclass(frozen=True, kw_only=True)
 class HostedModel:
     """A model that was planned within ``budget`` bytes, the ``driver`` that takes its requests, and
-    the ``grammars`` that make its masks. ``traced`` is the tier that writes its trace, if any."""
+    the ``grammars`` that make its masks. The penalties of a request may look at the last
+    ``penalty_window`` tokens. ``traced`` is the tier that writes its trace, if any."""
 
     model: Model
     template: ChatTemplate | None
     driver: ThreadedDriver
     grammars: Grammars
     limits: Limits
+    penalty_window: int
     plan: MemoryPlan
     budget: int
     tier: str
@@ -45,6 +47,7 @@ class HostedModel:
         cls,
         prepared: Prepared,
         driver: ThreadedDriver,
+        options: SessionOptions,
         owned: ExitStack,
         traced: TracedTier | None = None,
     ) -> HostedModel:
@@ -59,6 +62,7 @@ class HostedModel:
             driver=driver,
             grammars=grammars,
             limits=prepared.limits,
+            penalty_window=options.penalty_window(prepared.limits.context),
             plan=prepared.plan,
             budget=prepared.budget,
             tier=info.name,
@@ -99,4 +103,4 @@ def host_model(
         return loaded.engine(observer=observer, tenants=thread.tenants, clock=time.monotonic)
 
     driver = thread.add(engine, buffered_events, live_memory_of(loaded))
-    return HostedModel.of(loaded.prepared, driver, owned, loaded.traced)
+    return HostedModel.of(loaded.prepared, driver, options, owned, loaded.traced)

@@ -369,7 +369,7 @@ def check_choices(prompts: int, n: int = 1) -> None:
 
 def sampling_of(body: Sampled, model: ServedModel, seed: int) -> SamplingParams:
     """The sampling parameters of a body, with the model's defaults for those it omits."""
-    window, own = model.limits.recent_tokens, model.sampling
+    window, own = model.penalty_window, model.sampling
     penalty = _given(body.repeat_penalty, own.repeat_penalty)
     return SamplingParams(
         temperature=float(_given(body.temperature, own.temperature)),

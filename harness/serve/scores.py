@@ -90,7 +90,7 @@ def _starts(body: ScoreRequest, prompts: Sequence[Sequence[int]]) -> Sequence[in
         raise RequestError("start", f"has {len(starts)} numbers for {len(prompts)} texts")
     for index, (start, prompt) in enumerate(zip(starts, prompts, strict=True)):
         if start > max(1, len(prompt) - 1):
-            problem = f"of input[{index}] is {start}, which has {len(prompt)} tokens"
+            problem = f"{start} is behind the last of the {len(prompt)} tokens of input[{index}]"
             raise ApiError(400, f"start: {problem}", param="start")
     return starts
 

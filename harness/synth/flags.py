@@ -41,7 +41,7 @@ HELP: Mapping[str, str] = MappingProxyType(
         "qkv_bias": "biases of queries, keys and values",
         "attention_output_bias": "a bias of the attention's output projection",
         "fused_qkv": "store queries, keys and values as one matrix",
-        "rope_freqs": "a tensor of rotary frequency divisors, as Llama 3 has",
+        "rope_freqs": "a tensor of rotary frequency divisors, as Llama 3 and EXAONE 4 have",
         "rope_base": "base of the rotary frequencies",
         "rope_scaling": "how the rotary frequencies are scaled",
         "rope_factor": "factor of --rope-scaling",

@@ -74,12 +74,16 @@ def architecture_keys(spec: SynthSpec) -> dict[str, Any]:
 
 def _expert_keys(spec: SynthSpec, experts: ExpertSpec) -> dict[str, Any]:
     keys: dict[str, Any] = {"expert_count": experts.count, "expert_used_count": experts.used}
-    # Experts of these architectures have the width of their dense layers.
-    like_dense = spec.architecture in ("llama", "granitehybrid")
-    width = "feed_forward_length" if like_dense else "expert_feed_forward_length"
-    keys[width] = experts.width
+    # Experts of these architectures have the width that the key of dense layers gives; minimax-m2
+    # has both keys.
+    like_dense = spec.architecture in ("llama", "granitemoe", "granitehybrid")
+    if like_dense or spec.architecture == "minimax-m2":
+        keys["feed_forward_length"] = experts.width
+    if not like_dense:
+        keys["expert_feed_forward_length"] = experts.width
     if spec.architecture in ("lfm2moe", "glm4moe"):
         keys["leading_dense_block_count"] = spec.leading_dense
+    if spec.architecture in ("lfm2moe", "glm4moe", "minimax-m2"):
         keys["expert_gating_func"] = SIGMOID_GATING
     if spec.architecture == "glm4moe":
         keys["expert_shared_count"] = experts.shared_width // experts.width

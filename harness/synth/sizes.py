@@ -81,8 +81,10 @@ billion weights."""
 
 _NEEDED: Mapping[str, Mapping[str, Any]] = {
     "granite": {"scales": {}},
+    "granitemoe": {"scales": {}, "experts": {}},
     "phi3": {"fused_qkv": True},
     "qwen3moe": {"experts": {}},
+    "minimax-m2": {"experts": {}},
     "gpt-oss": {"experts": {}, "window": 32},
     "glm4moe": {"experts": {"shared_width": 64}, "leading_dense": 1},
     "cohere2": {"window": 32},

@@ -23,18 +23,22 @@ GENERATOR_VERSION = 1
 
 DENSE = (
     "llama", "mistral3", "smollm3", "granite", "glm4", "phi3", "olmo2", "qwen2", "qwen3",
-    "command-r", "cohere2",
+    "command-r", "cohere2", "seed_oss", "exaone4", "ernie4_5",
 )  # fmt: skip
-WITH_EXPERTS = ("qwen3moe", "qwen35moe", "qwen3next", "gpt-oss", "lfm2moe", "glm4moe")
+WITH_EXPERTS = (
+    "qwen3moe", "qwen35moe", "qwen3next", "gpt-oss", "lfm2moe", "glm4moe", "granitemoe",
+    "minimax-m2",
+)  # fmt: skip
 WITH_DRAFT_BLOCKS = ("qwen35", "qwen35moe", "qwen3next", "glm4moe")
 CONVOLVING = ("lfm2", "lfm2moe")
 HYBRIDS = ("qwen35", "qwen35moe", "qwen3next")
 """Architectures of delta-net layers with full attention in every few layers."""
 COHERES = ("command-r", "cohere2")
-GRANITES = ("granite", "granitehybrid")
+GRANITES = ("granite", "granitemoe", "granitehybrid")
 GEMMAS = ("gemma3", "gemma4")
 ARCHITECTURES = (
-    *DENSE, "qwen3moe", "gpt-oss", "glm4moe", *HYBRIDS, *CONVOLVING, "granitehybrid", *GEMMAS,
+    *DENSE, "qwen3moe", "gpt-oss", "glm4moe", "granitemoe", "minimax-m2", *HYBRIDS, *CONVOLVING,
+    "granitehybrid", *GEMMAS,
 )  # fmt: skip
 
 MIXED_QUANT = "q4_k_m"
@@ -70,8 +74,8 @@ class SynthSpec:
     The first ``leading_dense`` layers of lfm2moe and glm4moe have no experts. With ``head_norms``
     heads of glm4moe are normed. ``long_rope`` gives phi3 two tensors of frequency divisors, for
     contexts up to ``rope_original_context`` and beyond.
-    ``window`` limits attention, in all layers of phi3, in all but every fourth of olmo2, in every
-    second of gpt-oss, in all but every fourth of cohere2; 0 is off.
+    ``window`` limits attention, in all layers of phi3, in all but every fourth of olmo2, cohere2
+    and exaone4, in every second of gpt-oss; 0 is off.
     ``nextn_layers`` are prediction blocks after the last layer, with ``mtp_agreement`` right in so
     many cases: 0 to 1, None for random ones; ``eagle_agreement`` is that of an EAGLE-3 head. With
     ``expand_to_f32`` the same weights are written dequantized. ``key_outliers``, if not 0, is the
@@ -142,7 +146,7 @@ class SynthSpec:
     @property
     def has_qkv_bias(self) -> bool:
         """Whether queries, keys and values have a bias."""
-        biased = self.architecture in ("qwen2", "gpt-oss", "glm4moe")
+        biased = self.architecture in ("qwen2", "gpt-oss", "glm4moe", "seed_oss")
         return biased if self.qkv_bias is None else self.qkv_bias
 
     @property
@@ -153,7 +157,7 @@ class SynthSpec:
     @property
     def rope_dims(self) -> int:
         """The number of rotated channels of a head."""
-        if self.architecture in ("glm4", "glm4moe"):
+        if self.architecture in ("glm4", "glm4moe", "minimax-m2"):
             return self.head_dim // 2
         return self.head_dim // 4 if self.recurrent else self.head_dim
 
@@ -322,7 +326,7 @@ def _own_rules(spec: SynthSpec, architecture: str) -> Iterator[tuple[str, object
     leading = spec.layers if architecture in ("lfm2moe", "glm4moe") else 0
     yield "leading_dense", spec.leading_dense > leading, f"at most {leading} for {architecture}"
     yield "long_rope", spec.long_rope and architecture != "phi3", f"False for {architecture}"
-    windowed = architecture in ("phi3", "olmo2", "gpt-oss", "cohere2")
+    windowed = architecture in ("phi3", "olmo2", "gpt-oss", "cohere2", "exaone4")
     yield "window", spec.window and not windowed, f"0 for {architecture}"
     needed = architecture in ("gpt-oss", "cohere2")
     yield "window", not spec.window and needed, f"at least 1 for {architecture}"
@@ -330,14 +334,16 @@ def _own_rules(spec: SynthSpec, architecture: str) -> Iterator[tuple[str, object
     yield "logit_scale", scaled, f"1.0 for {architecture}"
     yield "logit_scale", spec.logit_scale <= 0, "above 0"
     yield "head_norms", spec.head_norms and architecture != "glm4moe", f"False for {architecture}"
-    yield "fused_qkv", spec.fused_qkv and architecture == "olmo2", "False for olmo2"
-    yield "rope_freqs", spec.rope_freqs and architecture != "llama", f"False for {architecture}"
+    whole = architecture in ("olmo2", "minimax-m2")
+    yield "fused_qkv", spec.fused_qkv and whole, f"False for {architecture}"
+    divided = spec.rope_freqs and architecture not in ("llama", "exaone4")
+    yield "rope_freqs", divided, f"False for {architecture}"
 
 
 def _expert_rules(architecture: str, experts: ExpertSpec) -> Iterator[tuple[str, object, str]]:
     yield "experts.used", experts.used > experts.count, f"at most {experts.count}"
     shared, needed = experts.shared_width > 0, architecture in HYBRIDS
-    either = architecture in ("granitehybrid", "glm4moe")
+    either = architecture in ("granitehybrid", "granitemoe", "glm4moe")
     accepted = f"{'at least 1' if needed else '0'} for {architecture}"
     yield "experts.shared_width", shared != needed and not either, accepted
     uneven = architecture == "glm4moe" and experts.shared_width % experts.width

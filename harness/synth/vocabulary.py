@@ -19,8 +19,11 @@ MERGES = (
     "Ġ s", "a t", "Ġ w", "Ġ o", "e n", "Ġ c", "i t", "i s",
 )  # fmt: skip
 PRE_TOKENIZER = {
-    **dict.fromkeys(("llama", "granite", "granitehybrid"), "smollm"),
+    **dict.fromkeys(("llama", "ernie4_5", "granite", "granitemoe", "granitehybrid"), "smollm"),
+    "exaone4": "exaone4",
+    "minimax-m2": "minimax-m2",
     "mistral3": "tekken",
+    "seed_oss": "seed-coder",
     "smollm3": "llama-bpe",
     **dict.fromkeys(("lfm2", "lfm2moe"), "lfm2"),
     **dict.fromkeys(("glm4", "glm4moe"), "glm4"),

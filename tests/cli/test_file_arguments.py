@@ -183,6 +183,16 @@ def test_a_file_that_cannot_be_is_named_first(
     assert problem in result.err
 
 
+@pytest.mark.parametrize("words", [("list",), ("pull", "smollm2-135m-instruct"), ("use", "a")])
+def test_a_folder_of_models_that_is_none_is_named(
+    zinc: Zinc, tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    result = zinc("model", *words, "--cache-dir", tmp_path / "file")
+    assert (result.code, result.out) == (2, "")
+    assert f"flag --cache-dir: {tmp_path / 'file'}: it is no folder" in result.err
+
+
 @pytest.mark.parametrize("name", [*WRITTEN, "cache-dir"])
 def test_a_folder_that_is_not_there_yet_is_made(
     zinc: Zinc, tmp_path: Path, fetched: list[object], name: str

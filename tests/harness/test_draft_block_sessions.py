@@ -116,7 +116,8 @@ def test_its_memory_is_planned(model: Path, tier: str, monkeypatch: pytest.Monke
         assert fitting.plan.context == 128
         assert not fitting.residency.streamed
     with ExitStack() as owned:
-        if tier != "cuda":
+        # What streams the layers of the model with a head takes more room than they do.
+        if tier != "cuda" or head_of(model) is not None:
             owned.enter_context(pytest.raises(DoesNotFit))
         less = prepare_session(model, options(model, tier, 6, memory_budget=budget - 1), owned)
         assert less.residency.streamed

@@ -64,6 +64,8 @@ LATER = {
     "lfm2moe": "b9b1e1366bf75feb81325179e1367edb7367000d9f06195665e98ce8cda880a3",
     "granitehybrid": "eb2bdd34485e5efe30d8e71682131dbebda76a34c2984fb127e94a85e939dfa6",
     "glm4moe": "1e7a72d62e6d1928d70c96dab3e7a2527106009607a97ab3b6ea6bdc3ce3c527",
+    "granitemoe": "8edb076cfdfae2a3cd87197d2d5bb8fba6e3d1e219bfd7820ef14e5029799220",
+    "minimax-m2": "63f4af028af90b099ae987dd25307e95569d3a6b8837a46dbad8749f151b0916",
     "gpt-oss": "ecede1b771fcdd6a698625ee8ed140f093bf0d72a6769cb9145fc3164f868257",
 }
 """Digests of the files of architectures that came later."""

@@ -81,8 +81,12 @@ _HYBRID_KEYS = {
 _SECTIONS = {"rope.dimension_sections": [11, 11, 10, 0]}
 _SHARED_KEYS = {"expert_shared_feed_forward_length": SHARED_WIDTH}
 _CONVOLVING_KEYS = {"attention.head_count_kv": [0, KV_HEADS] * 2, "shortconv.l_cache": TAPS}
+_GRANITE_KEYS = {"logit_scale": 4.0, "residual_scale": 0.5, "embedding_scale": 3.0}
 _KEYS: Mapping[str, dict[str, Any]] = {
-    "granite": {"logit_scale": 4.0, "residual_scale": 0.5, "embedding_scale": 3.0},
+    "granite": _GRANITE_KEYS,
+    "granitemoe": {**_GRANITE_KEYS, **_SHARED_KEYS, "expert_count": EXPERTS,
+                   "expert_used_count": USED},
+    "minimax-m2": {**EXPERT_KEYS, "expert_gating_func": 2, "rope.dimension_count": HEAD_DIM // 2},
     "qwen3moe": EXPERT_KEYS,
     "qwen35": {**_HYBRID_KEYS, **_SECTIONS},
     "qwen35moe": {**_HYBRID_KEYS, **_SECTIONS, **EXPERT_KEYS, **_SHARED_KEYS},
@@ -92,8 +96,8 @@ _KEYS: Mapping[str, dict[str, Any]] = {
                 "expert_weights_norm": True, "rope.dimension_count": HEAD_DIM // 2},
     "cohere2": {"logit_scale": 0.5, "attention.sliding_window": WINDOW},
     "gpt-oss": {**EXPERT_KEYS, "attention.sliding_window": WINDOW},
-    "granitehybrid": {"logit_scale": 4.0, "residual_scale": 0.5, "embedding_scale": 3.0,
-                      "attention.head_count_kv": [0, KV_HEADS] * 2, "rope.scaling.finetuned": False,
+    "granitehybrid": {**_GRANITE_KEYS, "rope.scaling.finetuned": False,
+                      "attention.head_count_kv": [0, KV_HEADS] * 2,
                       "ssm.conv_kernel": TAPS, "ssm.inner_size": 2 * HIDDEN,
                       "ssm.state_size": STATE, "ssm.time_step_rank": MAMBA_HEADS,
                       "ssm.group_count": 1},
@@ -161,16 +165,46 @@ def _cohere(file: FamilyFile, layer: int) -> None:
     add_dense(file, layer)
 
 
+def _exaone4(file: FamilyFile, layer: int) -> None:
+    """Norms after the blocks, and of each head."""
+    _attention(file, layer, norms=True)
+    add_dense(file, layer)
+    del file.values[f"blk.{layer}.attn_norm.weight"]
+    for name in ("post_attention_norm", "post_ffw_norm"):
+        file.vector(f"blk.{layer}.{name}")
+
+
 def _olmo2(file: FamilyFile, layer: int) -> None:
     """Norms after the blocks, and over all heads at once."""
+    _exaone4(file, layer)
+    _whole_norms(file, layer)
+
+
+def _whole_norms(file: FamilyFile, layer: int) -> None:
+    file.vector(f"blk.{layer}.attn_q_norm", HEADS * HEAD_DIM)
+    file.vector(f"blk.{layer}.attn_k_norm", KV_HEADS * HEAD_DIM)
+
+
+def _seed_oss(file: FamilyFile, layer: int) -> None:
+    """Biases, and another name of the norm before the dense block."""
+    _qwen2(file, layer)
+    name = f"blk.{layer}.{{}}.weight".format
+    file.values[name("post_attention_norm")] = file.values.pop(name("ffn_norm"))
+
+
+def _granitemoe(file: FamilyFile, layer: int) -> None:
+    """Experts as wide as dense blocks, beside a shared one."""
     _attention(file, layer)
-    add_dense(file, layer)
-    prefix = f"blk.{layer}"
-    del file.values[f"{prefix}.attn_norm.weight"]
-    file.vector(f"{prefix}.attn_q_norm", HEADS * HEAD_DIM)
-    file.vector(f"{prefix}.attn_k_norm", KV_HEADS * HEAD_DIM)
-    for name in ("post_attention_norm", "post_ffw_norm"):
-        file.vector(f"{prefix}.{name}")
+    file.vector(f"blk.{layer}.ffn_norm")
+    add_experts(file, layer, FEED_FORWARD)
+    _shared_expert(file, layer, SHARED_WIDTH)
+
+
+def _minimax_m2(file: FamilyFile, layer: int) -> None:
+    """Norms over all heads at once, experts chosen by a bias."""
+    _qwen3moe(file, layer)
+    _whole_norms(file, layer)
+    file.add(f"blk.{layer}.exp_probs_b.bias", EXPERTS)
 
 
 def _qwen3(file: FamilyFile, layer: int) -> None:
@@ -185,10 +219,8 @@ def _qwen3moe(file: FamilyFile, layer: int) -> None:
 
 def _glm4moe(file: FamilyFile, layer: int) -> None:
     """Experts beside a shared one in all but the first layer."""
-    _qwen2(file, layer)
+    _seed_oss(file, layer)
     prefix = f"blk.{layer}"
-    del file.values[f"{prefix}.ffn_norm.weight"]
-    file.vector(f"{prefix}.post_attention_norm")
     if layer < file.keys["leading_dense_block_count"]:
         return
     for name in ("gate", "up", "down"):
@@ -332,7 +364,10 @@ _LAYERS = {
     "llama": _llama,
     "mistral3": _llama,
     "smollm3": _llama,
+    "ernie4_5": _llama,
+    "exaone4": _exaone4,
     "granite": _llama,
+    "granitemoe": _granitemoe,
     "glm4": _glm4,
     "phi3": _phi3,
     "olmo2": _olmo2,
@@ -349,6 +384,8 @@ _LAYERS = {
     "gemma4": _gemma4,
     "gpt-oss": _gpt_oss,
     "glm4moe": _glm4moe,
+    "minimax-m2": _minimax_m2,
+    "seed_oss": _seed_oss,
     "command-r": _cohere,
     "cohere2": _cohere,
 }

@@ -40,10 +40,35 @@ COHERE = {
     "add": 3 * LAYERS + 1,
 }
 """A layer norm: two products with ones, a factor, a sum."""
+BIASED = {
+    **DENSE_DECODER,
+    "rms_norm_fused_qkv": 0,
+    "rms_norm": LAYERS + 1,
+    "bias_add": 3 * LAYERS,
+    "matmul": 5 * LAYERS,
+}
 COMPOSITION: dict[str, dict[str, int]] = {
     "llama": DENSE_DECODER,
+    "ernie4_5": DENSE_DECODER,
     "mistral3": DENSE_DECODER,
     "smollm3": DENSE_DECODER,
+    "exaone4": {
+        **DENSE_DECODER,
+        "rms_norm_fused_qkv": 0,
+        "rms_norm_fused_mlp_gate_up": 0,
+        "rms_norm": 2 * LAYERS + 1,
+        "matmul": 7 * LAYERS,
+    },
+    "granitemoe": {
+        **STEP,
+        **PROJECTED,
+        **EXPERTS,
+        "residual_rms_norm": 0,
+        "shared_expert": LAYERS,
+        "rms_norm": LAYERS + 1,
+        "add": 2 * LAYERS,
+        "scale": 2 * LAYERS + 2,
+    },
     "granite": {**DENSE_DECODER, "scale": 2 * LAYERS + 2},
     "glm4": {**DENSE_DECODER, "rms_norm": 2 * LAYERS + 1},
     "phi3": DENSE_DECODER,
@@ -54,13 +79,15 @@ COMPOSITION: dict[str, dict[str, int]] = {
         "rms_norm": 4 * LAYERS + 1,
         "matmul": 7 * LAYERS,
     },
-    "qwen2": {
-        **DENSE_DECODER,
+    "minimax-m2": {
+        **STEP,
+        **PROJECTED,
+        **EXPERTS,
         "rms_norm_fused_qkv": 0,
-        "rms_norm": LAYERS + 1,
-        "bias_add": 3 * LAYERS,
-        "matmul": 5 * LAYERS,
+        "rms_norm": 3 * LAYERS + 1,
+        "matmul": 4 * LAYERS,
     },
+    **dict.fromkeys(("qwen2", "seed_oss"), BIASED),
     "qwen3": DENSE_DECODER,
     "qwen3moe": {**STEP, **PROJECTED, **EXPERTS},
     **dict.fromkeys(("command-r", "cohere2"), COHERE),

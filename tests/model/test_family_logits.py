@@ -118,6 +118,12 @@ def without_choice(oracle: Any) -> None:
     oracle._choice_bias = lambda name: 0.0 * bias(name)
 
 
+def norms_apart(oracle: Any) -> None:
+    oracle._norm_heads = lambda x, name: (
+        oracle._normed(x) * oracle._matrix(f"{name}.weight").reshape(x.shape[1:])
+    )
+
+
 def softmax_weights(oracle: Any) -> None:
     weights = oracle._weights
     oracle._weights = lambda logits, prefix: (np.exp(logits), weights(logits, prefix)[1])
@@ -163,6 +169,20 @@ FAULTS: dict[str, tuple[str, Callable[[Any], object]]] = {
     ),
     "no shared expert": ("glm4moe-experts", without("blk.1.ffn_gate_shexp.weight")),
     "whole heads rotate": ("glm4moe-experts", spoil_rotation),
+    "norms before the blocks of EXAONE": (
+        "exaone4", lambda oracle: setattr(oracle, "_before", lambda x, _: oracle._normed(x)),
+    ),
+    "full layers that rotate": (
+        "exaone4-windows", lambda oracle: setattr(oracle, "unrotated_step", 0),
+    ),
+    "no divisors of EXAONE": ("exaone4", without("rope_freqs.weight")),
+    "pairs of ERNIE taken for halves": ("ernie4_5", spoil_pairs),
+    "no shared expert of Granite": (
+        "granitemoe-experts-shared", without("blk.1.ffn_gate_shexp.weight"),
+    ),
+    "experts of MiniMax chosen by their weights": ("minimax-m2-experts", without_choice),
+    "heads of MiniMax normed apart": ("minimax-m2-experts", norms_apart),
+    "no biases of Seed": ("seed_oss", without("blk.1.attn_q.bias")),
     "a softmax of the chosen": ("lfm2moe", softmax_weights),
     "no sinks": ("gpt-oss-experts", without_sinks),
     "no biases of experts": ("gpt-oss-experts", without_biases),

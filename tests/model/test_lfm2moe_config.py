@@ -1,4 +1,4 @@
-"""Keys of LFM 2 and GLM-4.5 with experts: which layers have some, how they are weighted."""
+"""Keys of families with experts: which layers have some, how they are weighted; refusals."""
 
 from __future__ import annotations
 
@@ -30,11 +30,14 @@ REFUSED: dict[str, tuple[dict[str, Any], type[Exception]]] = {
 }
 
 
+@pytest.mark.parametrize("family", ["lfm2moe", "minimax-m2"])
 @pytest.mark.parametrize("key", REFUSED)
-def test_what_would_change_the_model_is_refused_by_name(key: str, tmp_path: Path) -> None:
+def test_what_would_change_the_model_is_refused_by_name(
+    key: str, family: str, tmp_path: Path
+) -> None:
     keys, error = REFUSED[key]
-    with pytest.raises(error, match=rf"lfm2moe\.{key}"):
-        config_of(with_keys("lfm2moe", keys), tmp_path)
+    with pytest.raises(error, match=rf"{family}\.{key}"):
+        config_of(with_keys(family, keys), tmp_path)
 
 
 def test_shared_experts_of_glm_are_one_and_weights_have_a_factor(tmp_path: Path) -> None:
@@ -45,22 +48,31 @@ def test_shared_experts_of_glm_are_one_and_weights_have_a_factor(tmp_path: Path)
     assert (mixture.leading_dense, mixture.choice_bias, mixture.weight_scale) == (1, True, 2.5)
 
 
-REFUSED_OF_GLM = {
-    "expert_gating_func": {"expert_gating_func": 1},
-    "expert_weights_norm": {"expert_weights_norm": False},
-    "expert_group_count": {"expert_group_count": 2},
-    "rope.dimension_sections": {"rope.dimension_sections": [2, 3, 3, 0]},
-}
+NOT_COMPUTED = [
+    ("glm4moe", "expert_gating_func", 1),
+    ("glm4moe", "expert_weights_norm", False),
+    ("glm4moe", "expert_group_count", 2),
+    ("glm4moe", "rope.dimension_sections", [2, 3, 3, 0]),
+    ("granitemoe", "expert_gating_func", 2),
+    ("granitemoe", "attention.sliding_window", 8),
+    ("minimax-m2", "expert_group_count", 2),
+    ("ernie4_5", "rope.dimension_sections", [2, 3, 3, 0]),
+    ("exaone4", "attention.scale", 0.5),
+    ("seed_oss", "attention.sliding_window", 8),
+]
 
 
-@pytest.mark.parametrize("key", REFUSED_OF_GLM)
-def test_what_glm_does_not_compute_is_refused_by_name(key: str, tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedModel, match=rf"glm4moe\.{re.escape(key)}"):
-        config_of(with_keys("glm4moe", REFUSED_OF_GLM[key]), tmp_path)
+@pytest.mark.parametrize(("family", "key", "value"), NOT_COMPUTED)
+def test_what_a_family_does_not_compute_is_refused_by_name(
+    family: str, key: str, value: Any, tmp_path: Path
+) -> None:
+    with pytest.raises(UnsupportedModel, match=rf"{family}\.{re.escape(key)}"):
+        config_of(with_keys(family, {key: value}), tmp_path)
 
 
-def test_the_way_to_weight_experts_must_be_named(tmp_path: Path) -> None:
-    file = with_keys("lfm2moe", {})
+@pytest.mark.parametrize("family", ["lfm2moe", "minimax-m2"])
+def test_the_way_to_weight_experts_must_be_named(family: str, tmp_path: Path) -> None:
+    file = with_keys(family, {})
     del file.keys["expert_gating_func"]
-    with pytest.raises(ModelFileError, match=r"lfm2moe\.expert_gating_func': is missing"):
+    with pytest.raises(ModelFileError, match=rf"{family}\.expert_gating_func': is missing"):
         config_of(file, tmp_path)

@@ -1,4 +1,4 @@
-"""SmolLM 3, Granite, GLM-4, Phi 3 and OLMo 2 and 3 in plain float64."""
+"""SmolLM 3, Granite, GLM-4, Phi 3, OLMo 2 and 3 and EXAONE 4 in plain float64."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from numpy.typing import NDArray
 
 from tests.peer.float64_llama import Float64, Float64Llama, attention, silu
 
-INTERLEAVED = ("smollm3", "granite", "glm4")
-POST_NORMS = ("glm4", "olmo2")
+INTERLEAVED = ("smollm3", "granite", "granitemoe", "glm4")
+POST_NORMS = ("glm4", "olmo2", "exaone4")
+NO_PRE_NORMS = ("olmo2", "exaone4")
 
 
 class Float64Dense(Float64Llama):
@@ -19,9 +20,10 @@ class Float64Dense(Float64Llama):
     def __init__(self, path: Path) -> None:
         super().__init__(path)
         self.interleaved = self.architecture in INTERLEAVED
-        self.unrotated_step = 4 if self.architecture == "smollm3" else 0
         self.window = self._key("attention.sliding_window", 0)
-        self.windowed_step = 4 if self.architecture == "olmo2" else 0
+        self.windowed_step = 4 if self.architecture in ("olmo2", "exaone4") else 0
+        still = self.architecture == "smollm3" or (self.architecture == "exaone4" and self.window)
+        self.unrotated_step = 4 if still else 0
         self.residual = self._key("residual_scale", 1.0)
 
     def logits(self, tokens: list[int]) -> Float64:
@@ -40,7 +42,7 @@ class Float64Dense(Float64Llama):
         return x + self.residual * self._after(fed, f"{prefix}post_ffw_norm")
 
     def _before(self, x: Float64, name: str) -> Float64:
-        return x if self.architecture == "olmo2" else self._norm(x, name)
+        return x if self.architecture in NO_PRE_NORMS else self._norm(x, name)
 
     def _after(self, x: Float64, name: str) -> Float64:
         return self._norm(x, name) if self.architecture in POST_NORMS else x
@@ -55,7 +57,7 @@ class Float64Dense(Float64Llama):
         prefix, count, size = f"blk.{layer}.attn_", len(h), self.head_dim
         q, k, v = self._qkv(h, prefix, self.heads)
         if f"{prefix}q_norm.weight" in self._tensors:
-            q, k = self._norm(q, f"{prefix}q_norm"), self._norm(k, f"{prefix}k_norm")
+            q, k = self._norm_heads(q, f"{prefix}q_norm"), self._norm_heads(k, f"{prefix}k_norm")
         q, k = (
             self._turn_layer(part.reshape(count, -1, size), layer, positions) for part in (q, k)
         )
@@ -73,8 +75,9 @@ class Float64Dense(Float64Llama):
             return x
         pairs = self.rope_dims // 2
         frequency = float(self.rope_base) ** (-np.arange(pairs) / pairs)
-        if "rope_factors_short.weight" in self._tensors:
-            frequency = frequency / self._matrix("rope_factors_short.weight").reshape(-1)
+        for divisors in ("rope_factors_short.weight", "rope_freqs.weight"):
+            if divisors in self._tensors:
+                frequency = frequency / self._matrix(divisors).reshape(-1)
         turned = self._turned(x, positions[:, None, None] * frequency)
         magnitude = self._key("rope.scaling.attn_factor", 1.0)
         return np.concatenate(

@@ -72,7 +72,9 @@ class Float64Llama:
 
     def _layer(self, x: Float64, layer: int, positions: NDArray[np.int64]) -> Float64:
         x = x + self._attention(self._norm(x, f"blk.{layer}.attn_norm"), layer, positions)
-        return x + self._feed_forward(self._norm(x, f"blk.{layer}.ffn_norm"), layer)
+        own = f"blk.{layer}.ffn_norm"
+        named = own if f"{own}.weight" in self._tensors else f"blk.{layer}.post_attention_norm"
+        return x + self._feed_forward(self._norm(x, named), layer)
 
     def _feed_forward(self, h: Float64, layer: int) -> Float64:
         prefix = f"blk.{layer}.ffn_"
@@ -154,7 +156,7 @@ class Float64Llama:
     def _turned(self, x: Float64, angle: Float64) -> Float64:
         pairs = angle.shape[-1]
         turn = np.cos(angle) + 1j * np.sin(angle)
-        if self.architecture == "llama":
+        if self.architecture in ("llama", "ernie4_5"):
             pair = x[..., 0::2] + 1j * x[..., 1::2]
             turned = pair * turn
             return np.stack([turned.real, turned.imag], axis=-1).reshape(x.shape)

@@ -16,11 +16,12 @@ from tests.peer.float64_mistral import Float64Mistral
 from tests.peer.float64_mixture import Float64Mixture
 
 ORACLES = {
-    **dict.fromkeys(("llama", "qwen2", "qwen3", "qwen3moe"), Float64Llama),
+    **dict.fromkeys(("llama", "qwen2", "qwen3", "qwen3moe", "seed_oss", "ernie4_5"), Float64Llama),
     **dict.fromkeys(("smollm3", "granite", "glm4", "phi3", "olmo2"), Float64Dense),
+    **dict.fromkeys(("exaone4", "granitemoe"), Float64Dense),
     **dict.fromkeys(("qwen35", "qwen35moe", "qwen3next"), Float64Hybrid),
     "mistral3": Float64Mistral, **dict.fromkeys(("command-r", "cohere2"), Float64Cohere),
-    "glm4moe": Float64Mixture,
+    **dict.fromkeys(("glm4moe", "minimax-m2"), Float64Mixture),
     "lfm2": Float64Lfm2, "lfm2moe": Float64Lfm2Moe, "granitehybrid": Float64GraniteHybrid,
     **dict.fromkeys(("gemma3", "gemma4"), Float64Gemma), "gpt-oss": Float64GptOss,
 }  # fmt: skip

@@ -25,9 +25,10 @@ TOKENS = [(11 + 17 * n) % 256 for n in range(28)]
 """More than a window of 20 positions, and than the shortest original context of 16."""
 LIMITS = Limits(slots=1, context=64, pages=4)
 BETAS = ("rope.scaling.yarn_beta_fast", "rope.scaling.yarn_beta_slow")
-OURS_ALONE = {("phi3", "attention.sliding_window")}
+OURS_ALONE = {(name, "attention.sliding_window") for name in ("phi3", "exaone4")}
 OURS_ALONE |= {(name, beta) for name in READERS if name != "mistral3" for beta in BETAS}
-"""llama.cpp leaves out Phi's window, and YaRN's betas of all but Ministral."""
+"""llama.cpp leaves out Phi's window and that of small EXAONEs, and YaRN's betas of all but
+Ministral."""
 
 
 def accepted(path: Path) -> bool:

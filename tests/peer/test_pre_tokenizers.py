@@ -13,8 +13,11 @@ from tests.peer.texts import varied_texts
 
 pytestmark = pytest.mark.peer
 
-NAMES = ("chatglm-bpe", "dbrx", "glm4", "gpt-4o", "lfm2", "llama4", "smaug-bpe", "tekken")
-BY_CASE = ("gpt-4o", "llama4", "tekken")
+NAMES = (
+    *("chatglm-bpe", "dbrx", "exaone4", "glm4", "gpt-4o", "lfm2", "llama4", "minimax-m2"),
+    *("seed-coder", "smaug-bpe", "tekken"),
+)
+BY_CASE = ("gpt-4o", "llama4", "minimax-m2", "tekken")
 """llama.cpp knows upper and lower case of ASCII letters only, the families' own patterns all."""
 
 

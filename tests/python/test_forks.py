@@ -13,6 +13,7 @@ import pytest
 from harness.digest import HASHING_THREADS, RowDigests, row_digest
 from tests.cli.conftest import SOURCES, script_process
 from tests.forked import in_a_fork
+from tests.needs import need_device
 from tests.patience import PATIENCE_SECONDS
 from zinc_rt import LLM, SamplingParams
 
@@ -48,6 +49,21 @@ def test_a_fork_opens_a_model_of_its_own_and_ends_by_itself(tiny_model_path: Pat
     done = script_process(SCRIPT, tiny_model_path, PYTHONPATH=SOURCES)
     assert (done.code, done.err) == (0, "")
     assert done.out.splitlines() == ["child True", "0 True"]
+
+
+def test_a_fork_is_told_that_a_driver_cannot_be_used_in_it(tiny_model_path: Path) -> None:
+    """Its threads are in the process that it was forked from, and it would wait for them."""
+
+    def text() -> str:
+        with LLM(tiny_model_path, tier="opencl", context=64, progress=False) as llm:
+            return llm.generate("one", GREEDY)[0].text
+
+    before = need_device(text)
+    told = in_a_fork(text)
+    assert isinstance(told, str)
+    assert told.startswith("TierUnavailable: ")
+    assert "method spawn" in told
+    assert text() == before
 
 
 @pytest.mark.parametrize(

@@ -157,3 +157,14 @@ def test_a_model_that_its_own_engine_finds_to_be_garbage_is_closed(tiny_model_pa
     assert not collecting.is_alive()
     assert not closed.alive
     wait_until(lambda: engine_threads() == before)
+
+
+def test_a_reach_of_penalties_is_that_of_the_setting(tiny_model_path: Path) -> None:
+    """Not that of what is stored, which is more where tokens are guessed ahead."""
+    asked = SamplingParams(max_tokens=60, presence_penalty=1.5, repeat_last_n=64, ignore_eos=True)
+    found = set()
+    for draft, window in ((0, 8), (11, 8), (0, 19)):
+        sizes = {"draft": draft, "repeat_last_n": window, "context": CONTEXT, "slots": 1}
+        with LLM(tiny_model_path, tier="cpu", progress=False, **sizes) as llm:  # type: ignore[arg-type]
+            found.add((window, llm.generate("to be or not ", asked)[0].tokens))
+    assert len(found) == len({tokens for _, tokens in found}) == 2

@@ -121,3 +121,17 @@ def test_a_request_without_a_seed_draws_the_one_of_its_test(
     of its module, is of chance."""
     drawn = [of_the_module, drawn_and_expected(server, request)]
     assert drawn == [(expected, expected) for _, expected in drawn]
+
+
+def test_penalties_look_back_as_far_whatever_is_guessed_ahead(serve: Serve) -> None:
+    """More tokens are stored where there may be drafts, and nobody's answer is another by it."""
+    body = {"prompt": "to be or not to be, " * 6, "max_tokens": 100, "temperature": 0}
+    body |= {"presence_penalty": 1.5, "ignore_eos": True, "logprobs": 1, "stream": False}
+    found = set()
+    for draft in (0, 3, 11):
+        with serve(draft=draft) as server:
+            http = Http(server.url)
+            found.add(told(http, body))
+            assert told(http, {**body, "repeat_last_n": 64}) in found
+            assert told(http, {**body, "repeat_last_n": 60}) not in found
+    assert len(found) == 1

@@ -104,18 +104,28 @@ DEVICE void attend_group_tile(const SPAN_WORK &work, unsigned start, unsigned ch
             put_weight(weights + t * WEIGHT_BYTES + of_tile, score[r], value[r], top);
     }
     group_barrier(1 + group);
-    unsigned weight[4];
-    load_words(weights + g / 2 * WEIGHT_BYTES + g % 2 * KV_TILE + t * PAGE_TOKENS, weight);
     float *sums = (float *)(memory + AT_GROUP_SUMS) + (result * HEADS + t) * SUM_FLOATS + g;
 #if IS_CODED
+    // Half or more of a group of channels.
+    constexpr int each = 2 * CODED_GROUPS / TILE_WARPS, halves = each < 2 ? each : 2;
 #pragma unroll 1
-    for (int piece = page; piece < 2 * CODED_GROUPS; piece += TILE_WARPS) {
-        GROUP_CODES part;
-        part.load(values, piece / 2, g + piece % 2 * 8);
-        float *of_piece = sums + piece / 2 * 32 + piece % 2 * 8;
-        part.sums(weight, of_piece[0], of_piece[16]);
+    for (int half = each * page; half < each * (page + 1); half += halves) {
+        const int of_group = half / 2;
+        SCALED_WEIGHTS weight;
+        weight.load(weights + g / 2 * WEIGHT_BYTES + t * PAGE_TOKENS,
+                    values + CODED_VALUE_SCALES(HEAD_DIM) + of_group * PAGE_TOKENS, g);
+#pragma unroll
+        for (int n = 0; n < halves; n++) {
+            const int channel = (half + n) % 2 * 8;
+            GROUP_CODES part;
+            part.load(values, of_group, g + channel);
+            float *of_half = sums + of_group * 32 + channel;
+            part.sums(weight, of_half[0], of_half[16]);
+        }
     }
 #else
+    unsigned weight[4];
+    load_words(weights + g / 2 * WEIGHT_BYTES + g % 2 * KV_TILE + t * PAGE_TOKENS, weight);
     const unsigned char *of_lane = values + I12_VALUES(HEAD_DIM) + g * PAGE_TOKENS;
 #pragma unroll 1
     for (int channel = 16 * page; channel < HALF_DIM; channel += 16 * TILE_WARPS) {

@@ -282,7 +282,7 @@ class LLM(OpenModel):
         adapters = self._default_adapters
         if parameters.lora is not None:
             adapters = scales_by_name(self._adapters, parameters.lora)
-        window = self._hosted.limits.recent_tokens
+        window = self._hosted.penalty_window
         return parameters.requests(tokens, self._ids, window, adapters)
 
     def _plain(self, index: int, prompt: Prompt, parameters: SamplingParams) -> Pending:

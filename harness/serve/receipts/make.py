@@ -94,7 +94,7 @@ def served_facts(model: ServedModel, tenant: Tenant) -> Json:
     return facts | {
         "tenant": {"id": tenant.id, "name": tenant.name},
         "template": template_digest(template),
-        "sampling_defaults": defaults_facts(model.sampling, model.limits.recent_tokens),
+        "sampling_defaults": defaults_facts(model.sampling, model.penalty_window),
     }
 
 

@@ -38,7 +38,7 @@ def open_replicas(
     from harness.serve.replicas.driver import ReplicatedDriver
 
     driver = cast("ThreadedDriver", ReplicatedDriver(handle))
-    hosted = HostedModel.of(prepared, driver, owned)
+    hosted = HostedModel.of(prepared, driver, options.session, owned)
     device = f"{count} replicas of {hosted.device}"
     return ServedModel.named(replace(hosted, device=device), path, options)
 

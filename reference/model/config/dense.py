@@ -9,11 +9,12 @@ import numpy as np
 
 from reference.exact.rotary import RotaryScaling
 from reference.model.config.common import read_common, require_feed_forward
-from reference.model.config.experts import read_mixtral_experts
+from reference.model.config.experts import SHARED_WIDTH, read_mixtral_experts
 from reference.model.config.keys import MAX_CONTEXT, MAX_LAYERS, MAX_WIDTH, Keys
 from reference.model.config.records import ModelConfig, QueryGrowth, Rope
 from reference.model.config.rope import (
     SLIDING_TABLE,
+    read_divided_rope,
     read_interleaved_rope,
     read_llama_rope,
     read_mistral_rope,
@@ -23,7 +24,8 @@ from reference.model.config.rope import (
 
 WINDOW = "attention.sliding_window"
 PATTERN = "attention.sliding_window_pattern"
-OLMO3_PATTERN = 4
+FULL_STEP = 4
+"""Every fourth layer has full attention where some have windows and the file does not say which."""
 SMOLLM3_UNROTATED = 4
 """Every fourth layer of SmolLM 3 does not rotate; its files have no key for it."""
 SECTIONS = "rope.dimension_sections"
@@ -87,7 +89,7 @@ def read_olmo2(keys: Keys) -> ModelConfig:
     if not window:
         return config
     refuse_other_sizes(keys, config)
-    sliding = window_pattern(keys, config, OLMO3_PATTERN)
+    sliding = window_pattern(keys, config)
     full = config.ropes[0]
     base = keys.positive(SLIDING_BASE, full.base)
     rope = Rope(SLIDING_TABLE, base, full.dims, full.neox, RotaryScaling())
@@ -98,9 +100,41 @@ def read_olmo2(keys: Keys) -> ModelConfig:
     )
 
 
+def read_exaone4(keys: Keys) -> ModelConfig:
+    """EXAONE 4: halves rotate, with divisors if the file has them; where there are windows, in
+    their layers alone."""
+    config = require_feed_forward(keys, read_common(keys, read_divided_rope))
+    window = keys.integer(WINDOW, 0, MAX_CONTEXT, 0)
+    return rotating_in_windows(keys, config, window) if window else config
+
+
+def rotating_in_windows(keys: Keys, config: ModelConfig, window: int) -> ModelConfig:
+    """``config`` with this window in all but every n-th layer, which alone do not rotate."""
+    rope = config.ropes[0]
+    refuse_sliding_base(keys, rope)
+    refuse_other_sizes(keys, config)
+    sliding = window_pattern(keys, config)
+    return replace(
+        config,
+        windows=tuple(window if slides else 0 for slides in sliding),
+        ropes=tuple(rope if slides else unrotated(rope) for slides in sliding),
+    )
+
+
 def read_granite(keys: Keys) -> ModelConfig:
-    """Granite: Llama with factors for embeddings, residuals, scores and logits."""
-    return granite_factors(keys, require_feed_forward(keys, read_common(keys, read_llama_rope)))
+    """Granite: Llama with factors for embeddings, residuals, scores and logits, and experts
+    (``granitemoe``) with or without a shared one."""
+    return with_granite_experts(keys, read_common(keys, read_llama_rope))
+
+
+def with_granite_experts(keys: Keys, common: ModelConfig) -> ModelConfig:
+    """``common`` with the factors and the experts of a Granite file."""
+    config = granite_factors(keys, require_feed_forward(keys, common))
+    experts = read_mixtral_experts(keys, config)
+    if experts is not None:
+        width = keys.integer(SHARED_WIDTH, 0, MAX_WIDTH, 0)
+        experts = replace(experts, shared_width=width, shared_gate=False)
+    return replace(config, experts=experts)
 
 
 def granite_factors(keys: Keys, config: ModelConfig) -> ModelConfig:
@@ -133,7 +167,7 @@ def refuse_sliding_base(keys: Keys, rope: Rope) -> None:
         raise keys.unsupported(SLIDING_BASE, f"is {base}", f"supported is {rope.base}")
 
 
-def window_pattern(keys: Keys, config: ModelConfig, default: int) -> tuple[bool, ...]:
+def window_pattern(keys: Keys, config: ModelConfig, default: int = FULL_STEP) -> tuple[bool, ...]:
     """Whether each layer has a window: an array of the file, else all but every n-th layer."""
     if isinstance(keys.file.metadata.get(keys.key(PATTERN)), np.ndarray):
         return keys.flags(PATTERN, config.layers, config.blocks)

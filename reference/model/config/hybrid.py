@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from reference.model.config.common import read_common, require_feed_forward
-from reference.model.config.dense import granite_factors
-from reference.model.config.experts import SHARED_WIDTH, read_chosen_by_bias, read_mixtral_experts
+from reference.model.config.dense import with_granite_experts
+from reference.model.config.experts import read_chosen_by_bias
 from reference.model.config.keys import MAX_LAYERS, MAX_WIDTH, Keys
 from reference.model.config.records import DeltaNet, Mamba, ModelConfig, ShortConv
 from reference.model.config.rope import read_llama_rope
@@ -68,12 +68,8 @@ def read_granite_hybrid(keys: Keys) -> ModelConfig:
     """Granite 4: Mamba-2 in the layers without heads for keys and values, Granite's factors, and
     experts with or without a shared one."""
     common = read_common(keys, read_llama_rope, least_kv_heads=0)
-    config = granite_factors(keys, require_feed_forward(keys, common))
-    experts = read_mixtral_experts(keys, config)
-    if experts is not None:
-        width = keys.integer(SHARED_WIDTH, 0, MAX_WIDTH, 0)
-        experts = replace(experts, shared_width=width, shared_gate=False)
-    return replace(config, experts=experts, mamba=_read_mamba(keys, config))
+    config = with_granite_experts(keys, common)
+    return replace(config, mamba=_read_mamba(keys, config))
 
 
 def _read_mamba(keys: Keys, config: ModelConfig) -> Mamba:

@@ -11,6 +11,7 @@ from reference.model.config.cohere import read_cohere2, read_command_r
 from reference.model.config.common import read_common, require_feed_forward
 from reference.model.config.dense import (
     read_dense,
+    read_exaone4,
     read_glm4,
     read_granite,
     read_mistral3,
@@ -18,7 +19,12 @@ from reference.model.config.dense import (
     read_phi3,
     read_smollm3,
 )
-from reference.model.config.experts import read_experts, read_glm_experts, read_mixtral_experts
+from reference.model.config.experts import (
+    read_chosen_by_bias,
+    read_experts,
+    read_glm_experts,
+    read_mixtral_experts,
+)
 from reference.model.config.gemma import read_gemma3, read_gemma4
 from reference.model.config.gpt_oss import read_gpt_oss
 from reference.model.config.hybrid import (
@@ -96,6 +102,11 @@ def _glm4moe(keys: Keys) -> ModelConfig:
     return replace(config, experts=read_glm_experts(keys, config))
 
 
+def _minimax_m2(keys: Keys) -> ModelConfig:
+    config = read_common(keys)
+    return replace(config, experts=read_chosen_by_bias(keys, config))
+
+
 def _qwen35(keys: Keys) -> ModelConfig:
     config = require_feed_forward(keys, read_common(keys))
     check_text_sections(keys, config.ropes[0].dims)
@@ -122,10 +133,15 @@ READERS: Mapping[str, Callable[[Keys], ModelConfig]] = {
     "mistral3": read_mistral3,
     "smollm3": read_smollm3,
     "granite": read_granite,
+    "granitemoe": read_granite,
+    "ernie4_5": _llama,
+    "exaone4": read_exaone4,
     "glm4": read_glm4,
     "glm4moe": _glm4moe,
+    "minimax-m2": _minimax_m2,
     "phi3": read_phi3,
     "olmo2": read_olmo2,
+    "seed_oss": read_dense,
     "qwen2": read_dense,
     "qwen3": read_dense,
     "qwen3moe": _qwen3moe,

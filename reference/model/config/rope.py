@@ -36,6 +36,12 @@ def read_rope(keys: Keys, head_dim: int, context: int) -> Rope:
     )
 
 
+def read_divided_rope(keys: Keys, head_dim: int, context: int) -> Rope:
+    """A rotation of halves, whose frequencies have divisors if the file has them."""
+    rope = read_rope(keys, head_dim, context)
+    return replace(rope, factors=FACTORS if FACTORS in keys.file.tensors else "")
+
+
 def read_llama_rope(keys: Keys, head_dim: int, context: int) -> Rope:
     """Llama's rotation: whole heads in interleaved pairs.
 
