@@ -21,7 +21,8 @@ class Costs:
     draft, of the host between two rounds, of a draft, of each further sequence that has one, of
     each token that drafts read late, and of the first round after a plain step in addition. Steps
     take ``longer`` of their time more behind a thousand tokens, and the first round of each size (a
-    power of two of rows) ``built`` more. ``most`` drafts fit a round. Drafts from the prompt have a
+    power of two of rows) ``built`` more. ``most`` drafts fit a round, and a block reads
+    what is ``ring`` tokens old beside plain steps. Drafts from the prompt have a
     ``guess`` at this part of the positions, in stretches; None for drafts that are computed."""
 
     plain: float
@@ -35,6 +36,7 @@ class Costs:
     longer: float = 0.0
     built: float = 0.0
     most: int = 3
+    ring: int = 128
     guess: float | None = None
 
     def step(self, running: int, drafted: int, at: float) -> float:
@@ -177,7 +179,7 @@ class Session:
             return
         drafting = [one for one, count in zip(answers, counts, strict=True) if count]
         others = costs.drafting(len(drafting), max(counts)) if costs.guess is None else costs.host
-        others += costs.late * sum(one.late for one in drafting)
+        others += costs.late * sum(min(one.late, costs.ring) for one in drafting)
         others += costs.begin * any(not one.own.rounds for one in drafting)
         size = (running + sum(counts)).bit_length()
         if size not in self.sizes:
