@@ -276,7 +276,7 @@ class DraftPolicy:
     def note_nothing(self, running: int, seconds: float) -> None:
         """Note that a step of ``running`` sequences waited ``seconds`` for drafts of one of them,
         and there were none: the prompt has none for the latest token, or a mask forbade them."""
-        self._earn(-max(0.0, seconds) / running, running)
+        self._earn(-max(0.0, seconds), running)
 
     def _earn(self, seconds: float, running: int) -> None:
         plain = self._plain_seconds(running)

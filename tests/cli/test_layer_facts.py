@@ -45,6 +45,35 @@ def test_draft_blocks_take_no_part_in_a_token(run_of: Callable[[str], dict[str, 
     assert drafting["parameters"] > plain["parameters"]
 
 
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [("qwen3", "by repeated text or a smaller model"), ("qwen35moe-nextn", "by its draft block: ")],
+)
+def test_it_tells_what_drafts_a_file_can_make(
+    zinc: Zinc, tmp_path: Path, name: str, told: str
+) -> None:
+    path = tmp_path / f"{name}.gguf"
+    write_synthetic(path, sized_spec("tiny", **FAMILIES[name]))
+    line = next(
+        line for line in zinc("inspect", path).out.splitlines() if line.startswith("drafts")
+    )
+    assert told in line
+
+
+def test_it_tells_why_a_draft_block_cannot_be_used(zinc: Zinc, tmp_path: Path) -> None:
+    """A tensor of the block has another name."""
+    path = tmp_path / "m.gguf"
+    write_synthetic(path, sized_spec("tiny", **FAMILIES["qwen35moe-nextn"]))
+    content = path.read_bytes()
+    assert content.count(b"nextn.hnorm") == 1
+    path.write_bytes(content.replace(b"nextn.hnorm", b"nextn.xnorm"))
+    line = next(
+        line for line in zinc("inspect", path).out.splitlines() if line.startswith("drafts")
+    )
+    assert "its draft block cannot be used: " in line
+    assert "nextn.hnorm" in line
+
+
 def test_experts_count_as_far_as_they_are_used(run_of: Callable[[str], dict[str, Any]]) -> None:
     """Three matrices of each expert, of which a token leaves 9 of 12."""
     run = run_of("qwen3moe")

@@ -16,6 +16,7 @@ from reference.model.config.read import READERS
 from reference.model.families import FAMILIES
 from reference.model.gguf.types import GgufType
 from reference.model.gguf.writer import Typed
+from tests.families_table import FAMILIES as TABLE
 from tests.model.family_file import config_of
 from tests.model.family_files import (
     EXPERT_WIDTH,
@@ -35,6 +36,11 @@ from tests.model.family_variants import make_gemma4_moe, make_gemma4_per_layer, 
 
 def test_every_reader_has_a_family() -> None:
     assert set(READERS) == set(FAMILIES)
+
+
+def test_the_table_that_peers_are_compared_by_has_every_family() -> None:
+    """``tests/peer`` compares each of its files, but for two variants, with llama.cpp."""
+    assert {fields["architecture"] for fields in TABLE.values()} == set(FAMILIES)
 
 
 @pytest.mark.parametrize("architecture", FAMILIES)

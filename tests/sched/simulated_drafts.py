@@ -21,7 +21,8 @@ class Costs:
     draft, of the host between two rounds, of a draft, of each further sequence that has one, of
     each token that drafts read late, and of the first round after a plain step in addition. Steps
     take ``longer`` of their time more behind a thousand tokens, and the first round of each size (a
-    power of two of rows) ``built`` more. ``most`` drafts fit a round. Drafts from the prompt have a
+    power of two of rows) ``built`` more. ``most`` drafts fit a round, and a block reads
+    what is ``ring`` tokens old beside plain steps. Drafts from the prompt have a
     ``guess`` at this part of the positions, in stretches; None for drafts that are computed."""
 
     plain: float
@@ -35,6 +36,7 @@ class Costs:
     longer: float = 0.0
     built: float = 0.0
     most: int = 3
+    ring: int = 128
     guess: float | None = None
 
     def step(self, running: int, drafted: int, at: float) -> float:
@@ -88,6 +90,7 @@ class Session:
         self.random = Random(seed)
         self.noise = noise
         self.now = self.plain = 0.0
+        self.waits = False
         self.drafted: list[int] = []
         self.sizes: set[int] = set()
 
@@ -122,9 +125,7 @@ class Session:
         """How many drafts an answer gets in the next step."""
         policy, most = self.policy, self.costs.most
         there = not one.lockstep or bool(self.draft(one))
-        if not there:
-            self.now += self.costs.host
-            policy.note_nothing(running, self.costs.host / 1e3)
+        self.waits = self.waits or not there
         one.lockstep = there and (one.lockstep or self.begins(one, running))
         count = min(policy.count(one.own, running, most), one.left - 1) if one.lockstep else 0
         if not count:
@@ -161,7 +162,11 @@ class Session:
 
     def step(self, answers: list[Answer]) -> None:
         costs, policy, running = self.costs, self.policy, len(answers)
+        self.waits = False
         counts = [self.count(one, running) for one in answers]
+        if self.waits:
+            self.now += costs.host
+            policy.note_nothing(running, costs.host / 1e3)
         at = sum(one.known for one in answers) / running
         usual = costs.step(running, sum(counts), at)
         self.now += usual
@@ -174,7 +179,7 @@ class Session:
             return
         drafting = [one for one, count in zip(answers, counts, strict=True) if count]
         others = costs.drafting(len(drafting), max(counts)) if costs.guess is None else costs.host
-        others += costs.late * sum(one.late for one in drafting)
+        others += costs.late * sum(min(one.late, costs.ring) for one in drafting)
         others += costs.begin * any(not one.own.rounds for one in drafting)
         size = (running + sum(counts)).bit_length()
         if size not in self.sizes:

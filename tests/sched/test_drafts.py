@@ -7,6 +7,7 @@ import numpy as np
 from reference.sched.cost import Load, StepCost
 from reference.sched.draft_history import DraftHistory
 from reference.sched.drafts import (
+    CREDIT_STEPS,
     DEBT_STEPS,
     FAILED_TRIALS_MAX,
     FIRST_CREDIT_STEPS,
@@ -140,6 +141,20 @@ def test_sequences_that_end_apart_pay_for_what_the_last_one_takes_alone() -> Non
     assert drafts_after(8, (4, 4))
     assert not drafts_after(8, (4, 1))
     assert drafts_after(8, (4, 1), charged=False)
+
+
+def test_a_step_that_waited_for_drafts_and_got_none_is_charged_whole() -> None:
+    policy = policy_of(16)
+    for number in range(9):
+        policy.note_round(3, 16, 16, 1.1 * PLAIN, first=not number)
+        own = policy.history(0)
+        for _ in range(16):
+            own.note(4, 3, 16)
+            policy.note(own, 4, 16)
+    assert policy.count(own, 16, 3)
+    for _ in range(2 * int(CREDIT_STEPS)):
+        policy.note_nothing(16, PLAIN)
+    assert not policy.count(own, 16, 3)
 
 
 def test_a_round_that_something_else_held_up_is_charged_once() -> None:
