@@ -93,15 +93,17 @@ def test_refusals_reach_the_caller_and_leave_nothing(
     driven: Driven, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of requests that belong together all are taken, or none."""
-    hold_steps(monkeypatch, 5)
+    steps = hold_steps(monkeypatch)
     with driven(queue_depth=1) as driver:
         with pytest.raises(RequestError) as refused:
             driver.submit([request(driver), request(driver, length=200)])
         assert refused.value.field == "prompt"
         assert driver.call(lambda engine: engine.idle)
-        streams = [driver.submit([request(driver, 80)]) for _ in range(2)]
-        while driver.call(lambda engine: engine.statistics.running) < 2:
-            time.sleep(0.001)
+        streams = []
+        for running in (1, 2):
+            streams.append(driver.submit([request(driver, 80)]))
+            steps.allow(5)
+            wait_until(lambda n=running: driver.call(lambda e: e.statistics.running) == n)
         streams.append(driver.submit([request(driver, 80)]))
         with pytest.raises(QueueFull):
             driver.submit([request(driver)])

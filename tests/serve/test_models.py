@@ -113,7 +113,7 @@ def test_what_the_old_model_began_it_ends(
     pull(http)
     long = {**BODY, "max_tokens": 200}
     alone = http.post("/v1/completions", long).json["choices"][0]["text"]
-    steps = hold_steps(monkeypatch, 5)
+    steps = hold_steps(monkeypatch)
     replies: list[Reply] = []
 
     def ask(stream: bool) -> None:
@@ -122,8 +122,10 @@ def test_what_the_old_model_began_it_ends(
     threads = [threading.Thread(target=ask, args=(stream,)) for stream in (True, False)]
     for thread in threads:
         thread.start()
-    while http.get("/health").json["active"] < 2:
-        assert not replies
+    # Both wait before the first step: one alone might use up the steps that admit the other.
+    wait_until(lambda: http.get("/health").json["queued"] == 2)
+    steps.allow(5)
+    wait_until(lambda: http.get("/health").json["active"] == 2)
     activate(http, NAME)
     steps.allow()
     for thread in threads:
