@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from harness.simulation.invariants import Invariant
 from tests.paths import ROOT
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -174,6 +175,11 @@ def test_names_exist(page: Path, words: set[str], classes: Classes) -> None:
 def test_exceptions_are_needed(words: set[str]) -> None:
     named = set().union(*(unknown_names(page.read_text(), words) for page in PAGES))
     assert named == NOT_OURS.keys()
+
+
+def test_every_invariant_is_listed() -> None:
+    listed = {span for _, span in SPAN.findall((ROOT / "docs" / "tools.md").read_text())}
+    assert {invariant.name for invariant in Invariant} <= listed
 
 
 def test_pages_that_code_names_exist() -> None:
