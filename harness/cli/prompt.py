@@ -28,8 +28,8 @@ Messages = Sequence[Mapping[str, object]]
 
 
 def read_prompt(argument: str | None, file: str | None, *, append: bool = True) -> str:
-    """The prompt: ``argument``, with ``append`` and the text that is piped in below it, or the text
-    of ``file``, or without both the text that is piped in.
+    """The prompt: ``argument``, with ``append`` followed by the text that is piped in; or the text
+    of ``file``; or, where neither is given, the text that is piped in.
 
     Argument and file may be ``-``, which is standard input. One line feed at the end of a file is
     not part of the prompt. Raises RequestError when there is no prompt, more than one, or one that
