@@ -39,7 +39,8 @@ class FiniteCheck:
             self._found = self.memory.allocate("check of weights", WORD_BYTES)
 
     def look(self, address: int, nbytes: int, words: FiniteWords) -> None:
-        """Enqueue a check of ``nbytes`` bytes of stored blocks at ``address``."""
+        """Enqueue a check of ``nbytes`` bytes of stored blocks at ``address``. ``words`` says which
+        one or two words of a block are looked at."""
         assert self._found is not None
         blocks = nbytes // words.block_bytes
         offsets = words.offsets[0], words.offsets[-1]

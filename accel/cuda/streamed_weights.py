@@ -1,8 +1,8 @@
 """Weights that stay in page-locked host memory, and the ring of device memory for their copies.
 
-Dense weights are copied to the ring by every step. Of a stack of experts a step of few tokens reads
-some matrices only: kernels read these where they lie, over the link, and longer steps copy the
-whole stack."""
+Every step copies dense weights to the ring. A step of few tokens reads only some matrices of a
+stack of experts. Its kernels read them over the link from host memory, or from the cache of experts
+on the device. Longer steps copy the whole stack to the ring."""
 
 from __future__ import annotations
 
@@ -29,10 +29,11 @@ from contract.ir.nodes import BufferDecl, Graph
 
 LINK_BYTES = 64 << 20
 LINK_COPIES = 3
+"""So many copies of LINK_BYTES bytes measure the link; the fastest counts."""
 LOCKERS = min(8, os.cpu_count() or 1)
 """Threads that have pages locked."""
 FEWEST_READS = 2
-"""A stack is copied whole where its rows are at least one in so many of its matrices."""
+"""A stack is copied whole where a step may read more than one in so many of its matrices."""
 
 CudaBuffer = DeviceBuffer[Allocation]
 Operand = tuple[int, int, WeightLayout]
@@ -124,8 +125,9 @@ class StreamedWeights:
         matrix: Callable[[CudaBuffer], ArrangedMatrix[Allocation]],
         buffers: Mapping[str, CudaBuffer],
     ) -> dict[str, Operand]:
-        """Stacks of which the step reads few matrices, and the operands by which kernels do:
-        lists of experts where all kernels know them."""
+        """By name the stacks of which the step reads few matrices, and where its kernels read them:
+        through a list of the experts' addresses, where all kernels that read the stack can use
+        such lists, else in host memory."""
         found: dict[str, Operand] = {}
         for name in self._few_are_read(graph, lowered.step):
             _, stride, layout = matrix(buffers[name]).operand
@@ -158,8 +160,8 @@ class StreamedWeights:
         matrix: Callable[[CudaBuffer], ArrangedMatrix[Allocation]],
         buffers: Mapping[str, CudaBuffer],
     ) -> None:
-        """Enqueue the first copies to the cache of experts, once all stacks of ``graph`` are
-        uploaded: a step may read the lists of some layers only."""
+        """Enqueue the first copies to the cache of experts, unless that was done. A graph that does
+        not have all stacks of the cache does not fill it."""
         cache = self.cache
         if cache is None or cache.matrices:
             return
@@ -241,7 +243,7 @@ def _shape(decl: BufferDecl, nbytes: int) -> StackShape:
 
 
 def _read_without_lists(lowered: LoweredBucket) -> set[str]:
-    """Buffers that a kernel reads which does not know lists."""
+    """The buffers read by a kernel that cannot use lists of experts."""
     ops = lowered.step.ops
     with_lists = {one.first for one in lowered.plan.launches if one.entry in STACK_KERNELS}
     return {

@@ -1,4 +1,4 @@
-"""Stored matrices are checked and arranged for the products by the worker pool."""
+"""Has the worker pool check stored matrices and arrange them as the products read them."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def stack_bytes(stack: Stack) -> int:
 
 
 def arranged(stack: Stack, memory: AddressRange) -> ArrangedMatrix[AddressRange]:
-    """The matrices of ``stack`` as they lie, or are about to lie, in ``memory``."""
+    """The matrices of ``stack`` arranged in ``memory``, now or when the pool has done it."""
     row_bytes = group_bytes(stack.dtype, stack.columns)
     return ArrangedMatrix(memory, row_bytes, WeightLayout.LANES)
 
@@ -83,7 +83,8 @@ class Arranger:
     def upload(
         self, name: str, dtype: DType, data: Bytes, matrices: int
     ) -> ArrangedMatrix[AddressRange]:
-        """uint8[rows, row_bytes] of ``matrices`` one below the other, as the products read them.
+        """Begin to arrange ``data``, uint8[rows, row_bytes] of ``matrices`` one below the other,
+        and return where the result will lie. Floats stay where they are.
 
         Steps that are submitted later find it complete; other readers call ``finish`` first.
         Raises OutOfMemory naming the buffer."""
@@ -96,7 +97,8 @@ class Arranger:
         return arranged(stack, memory)
 
     def run(self, packets: Packets, used: Any, at_end: Callable[[], None] = lambda: None) -> None:
-        """Submit packets, which use the memory of ``used``; ``at_end`` is called after them."""
+        """Submit packets. ``used`` holds the memory that they use. When they have run ``at_end`` is
+        called, by this or a later call of ``run`` or ``finish``."""
         job = Job(packets=packets.ctypes.data, count=len(packets), workers=self.pool.workers)
         self._in_flight.append((self.pool.submit(job), (packets, used), at_end))
         while self._in_flight and self.pool.done(self._in_flight[0][0]):

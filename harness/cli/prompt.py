@@ -28,8 +28,8 @@ Messages = Sequence[Mapping[str, object]]
 
 
 def read_prompt(argument: str | None, file: str | None, *, append: bool = True) -> str:
-    """The prompt: the argument, to ``append`` with the text that is piped in, or the text of
-    ``file``.
+    """The prompt: ``argument``, with ``append`` followed by the text that is piped in; or the text
+    of ``file``; or, where neither is given, the text that is piped in.
 
     Argument and file may be ``-``, which is standard input. One line feed at the end of a file is
     not part of the prompt. Raises RequestError when there is no prompt, more than one, or one that
@@ -66,8 +66,8 @@ def _is_piped() -> bool:
 
 
 def _piped_text() -> str:
-    """All of standard input. A note says so where that takes long: an open pipe may be a
-    mistake."""
+    """All of standard input. Where it does not end soon a note says what is waited for: the pipe
+    may have been left open by mistake."""
     waiting = threading.Timer(WAITING_SECONDS, note, [WAITING])
     waiting.daemon = True
     waiting.start()

@@ -1,7 +1,8 @@
 """The cases that must pass: generated from the source and compared with stored digests.
 
-The stored file has a line for each opcode, and one for each other group of cases: the group, its
-number of cases, and the SHA-256 of their sorted names."""
+The stored file has a line for each group of cases: its name, its number of cases, and the SHA-256
+of their sorted names. The groups are ``parity/OPCODE`` and the other kinds of cases, such as
+``goldens``."""
 
 from __future__ import annotations
 
@@ -38,7 +39,7 @@ def load_must_pass(path: Path | None = None) -> tuple[str, ...]:
 
 
 def checked_list(where: str, ids: Sequence[str]) -> tuple[str, ...]:
-    """``ids``; raises ConfigError naming the line of a repetition."""
+    """``ids``. Raises ConfigError for an id that occurs twice, naming its entry, and for none."""
     seen: set[str] = set()
     for number, name in enumerate(ids, 1):
         if name in seen:

@@ -16,7 +16,7 @@ class Invariant(Enum):
     EVERY_DECODE = "every sequence that can decode is in every step"
     STEP_CAP = "a step has at most the tokens and rows it may have"
     QUOTA = "no admission exceeds a quota"
-    ADMISSION_ORDER = "by class, in it by dominant share, of equal ones by rate, then as they came"
+    ADMISSION_ORDER = "by class, dominant share, fewest recent slots, then as they came"
     INTERACTIVE_STAYS = "an interactive request is never preempted while others could be"
     BACKPRESSURE = "nothing is computed for a consumer that takes no tokens"
     TOKENS = "tokens come once, in order, those of the solo run, and none after cancel or end"

@@ -92,9 +92,10 @@ def scratch_of(graph: Graph, layers: frozenset[int | None]) -> frozenset[str]:
 def layer_groups(
     graph: Graph, layers: Sequence[int], key: ShapeKey, budget_bytes: int
 ) -> list[frozenset[int | None]]:
-    """Split ``layers`` into groups whose kept buffers need at most ``budget_bytes`` (or one layer).
+    """Split ``layers`` into groups that can be traced in one step each: the scratch buffers of a
+    group need at most ``budget_bytes``, or it is a single layer.
 
-    The nodes outside the layers belong to the first group."""
+    The nodes outside the layers, None, belong to the first group."""
     groups: list[set[int | None]] = [{None}]
     used = _traced_bytes(graph, frozenset({None}), key)
     for layer in layers:
@@ -108,9 +109,8 @@ def layer_groups(
 
 
 def observe(runner: ModelRunner, view: View, key: ShapeKey) -> NDArray[Any]:
-    """The contents of ``view`` after a step of ``key``: an array that the next step overwrites.
-
-    Types numpy cannot address are rows of bytes."""
+    """The contents of ``view`` after a step in the shape bucket ``key``: an array that the next
+    step overwrites. Of types that numpy does not have it holds the bytes of each row."""
     decl = runner.graph.buffers[view.buffer]
     data = runner.buffer(view.buffer).reshape(-1)[: buffer_bytes(decl, key)]
     shape = concrete_shape(decl, key)

@@ -270,7 +270,7 @@ class Scheduler:
 
     def grow(self, chunks: Items[Chunk]) -> bool:
         """Give every chunk's sequence the pages it needs. False where a sequence was preempted for
-        them, and the step is to be split_by_phase again."""
+        them, and the step is to be divided again."""
         slot_manager = self.slot_manager
         for chunk, count in zip(chunks, slot_manager.table.missing_pages(chunks), strict=True):
             if not count:

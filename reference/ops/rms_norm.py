@@ -17,9 +17,11 @@ def rms_norm(
     weight: NDArray[np.float32] | None = None,
     groups: int = 1,
 ) -> NDArray[np.float32]:
-    """r = 1 / sqrt(sum(x x) / width + eps); y = (x r) weight, in each of ``groups`` (rule R4).
+    """r = 1 / sqrt(sum(x x) / width + eps); y = (x r) weight, in each of ``groups``; the sum is by
+    rules R3 and R4.
 
-    ``x`` is [tokens, groups * width]; ``weight`` is [width] or absent. Returns the shape of x."""
+    ``x`` is float32[tokens, groups * width]; ``weight`` is float32[width], or None for ones.
+    Returns ``y``, of the shape of ``x``."""
     width = x.shape[-1] // groups
     heads = x.reshape(len(x), groups, width)
     mean = sum_axis(heads * heads) / np.float32(width)

@@ -1,8 +1,9 @@
 """Log-probabilities of a prompt's own tokens (rule R10), computed on the device while it is read.
 
-The row behind position p says how likely each token of position p + 1 is. To have the device list
-the token that stands there, the row is sampled with a bias that makes this token the largest; rule
-R10 takes the logits before any bias, so the bias changes no log-probability."""
+The logits computed at position p say how likely each token is at position p + 1. The device gives
+the log-probability of the token that a row samples. So the row is sampled with a bias that makes
+the prompt's own token the largest. Rule R10 takes the logits before any bias, so the bias changes
+no log-probability."""
 
 from __future__ import annotations
 
@@ -35,14 +36,14 @@ class TokenScores:
 
 
 ScoreSink = Callable[[TokenScores], None]
-"""Receives the scores of a prompt on the engine's thread: in order, those of a token once."""
+"""Receives the scores of a prompt on the engine's thread: each token's once, in order."""
 
 
 def force_rows(
     sampling: NDArray[np.void], records: NDArray[np.void], rows: list[int], tokens: list[int]
 ) -> None:
-    """Let ``rows`` of a step sample ``tokens``: their SAMPLING records become greedy ones with one
-    bias each, which are written to the first ``records``."""
+    """Let ``rows`` of a step sample ``tokens``: their records in ``sampling`` become greedy, with
+    one bias each. The biases are written to the first of the bias ``records``."""
     forced = np.zeros(len(rows), SAMPLING)
     for name in ("slot", "position"):
         forced[name] = sampling[name][rows]

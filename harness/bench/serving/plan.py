@@ -28,9 +28,9 @@ Tokens = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class ServingPlan(BenchmarkPlan):
-    """A measurement. ``prompt_tokens`` and ``decode_tokens`` are per sequence when several decode
-    together; other measurements derive their sizes from them. ``host_steps`` 0 skips the host's
-    cost."""
+    """What to measure. ``prompt_tokens`` and ``decode_tokens`` are per sequence when several decode
+    together; other measurements derive their sizes from them. Each is repeated ``repeat`` times.
+    The host's cost is that of ``host_steps`` steps; 0 leaves it out."""
 
     prompt_tokens: int = 32
     decode_tokens: int = 32

@@ -71,8 +71,8 @@ MAX_SHOWN_CHARS = 100
 
 
 def refuse_unread(keys: Keys) -> None:
-    """Raise UnsupportedModel for a key of CHANGING that was not read and does not stand at a value
-    without effect."""
+    """Raise UnsupportedModel for a key of CHANGING that was not read, unless its value, or each
+    value of an array, is one that changes nothing."""
     for name in unread(keys):
         neutral = CHANGING.get(name)
         if neutral is None:
