@@ -71,8 +71,11 @@ class TemplateForms:
 
     def _with_system(self, messages: Sequence[Turn]) -> Sequence[Turn]:
         """``messages`` whose system messages stand where the template takes them: those at the
-        beginning are joined to one, and later ones become the user's, where it does not."""
+        beginning are joined to one, and later ones become the user's, where it does not; what
+        they say is part of the user's turns where it takes none."""
         roles = [message["role"] for message in messages]
+        if "system" in roles and not self.takes_system:
+            return _told_by_user(messages)
         first = next((n for n, role in enumerate(roles) if role != "system"), len(roles))
         head, rest = list(messages[:first]), list(messages[first:])
         texts = [_text_of(message.get("content")) for message in head]
@@ -202,6 +205,25 @@ class TemplateForms:
 
     def _user(self, text: str) -> Turn:
         return {"role": "user", "content": text if self.takes_text("user") else _parts(text)}
+
+
+def _told_by_user(messages: Sequence[Turn]) -> list[Turn]:
+    """``messages`` with system texts as the user's, and one turn of those that then stand side by
+    side: many templates require turns to alternate. What is no text stays as it is."""
+    told: list[Turn] = []
+    takes_next = False
+    for message in messages:
+        text = _text_of(message.get("content"))
+        is_system = message["role"] == "system" and text is not None
+        turn = {"role": "user", "content": text} if is_system else message
+        before = told[-1] if told and told[-1]["role"] == "user" else {}
+        earlier = _text_of(before.get("content"))
+        if turn["role"] == "user" and (is_system or takes_next) and None not in (earlier, text):
+            told[-1] = {**before, **turn, "content": "\n\n".join(filter(None, (earlier, text)))}
+        else:
+            told.append(turn)
+        takes_next = is_system
+    return told
 
 
 def _calling(content: Any, as_text: bool) -> Turn:

@@ -105,6 +105,7 @@ SYSTEM = [{"role": "system", "content": "Be brief."}, *LONG]
 PARTS = [
     {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}
 ]
+TAKES_NO_SYSTEM = "google-gemma-2-2b-it"
 TAKES_PARTS = ("Qwen3.5-4B", "google-gemma-4-31B-it")
 TOOLS = [
     *TURNS,
@@ -132,11 +133,15 @@ TOOLS = [
 )
 def test_rendering_equals_that_of_transformers(name, variables):
     """Text or refusal: keeping track of who wrote what changes nothing. A template that takes no
-    parts is given their text."""
+    parts is given their text, and one without system messages has them in the user's turn."""
     variables = {"add_generation_prompt": True, **variables}
     plain = dict(variables)
     if plain["messages"] is PARTS and name not in TAKES_PARTS:
         plain["messages"] = [{"role": "user", "content": "ab"}]
+    if plain["messages"] is SYSTEM and name == TAKES_NO_SYSTEM:
+        system, user, *more = SYSTEM
+        joined = f"{system['content']}\n\n{user['content']}"
+        plain["messages"] = [{"role": "user", "content": joined}, *more]
     try:
         expected = _plain_render(name, **plain)
     except (JinjaError, TypeError):

@@ -82,6 +82,29 @@ def test_tools_are_described(http: Http) -> None:
         assert both.count("<system>") == 1
 
 
+def test_a_system_message_reaches_the_model(http: Http) -> None:
+    """By way of the user where the template takes none; whole and streamed, and counted once."""
+    system = {"role": "system", "content": "Be brief."}
+    prompt = prompt_of(http, [system, *MESSAGES])
+    assert prompt.count("Be brief.") == 1
+    if "<system>" not in prompt:
+        joined = {"role": "user", "content": f"Be brief.\n\n{MESSAGES[0]['content']}"}
+        assert prompt == prompt_of(http, [joined])
+        described = prompt_of(http, [system, *MESSAGES], tools=TOOLS)
+        assert described.startswith("<user>Be brief.\n\n# Tools")
+        assert described.count("<user>") == 1
+    body = {"model": "tiny", "messages": [system, *MESSAGES], "max_tokens": 9, "seed": 3}
+    whole = http.post("/v1/chat/completions", body).answer
+    more = {"stream": True, "stream_options": {"include_usage": True}}
+    *chunks, last = data_of(lines_of(http.post("/v1/chat/completions", body | more).body))
+    said = [choice["delta"].get("content") or "" for one in chunks for choice in one["choices"]]
+    assert "".join(said) == (whole["choices"][0]["message"]["content"] or "")
+    assert last["usage"]["total_tokens"] == whole["usage"]["total_tokens"]
+    asked = {"model": "tiny", "system": "Be brief.", "messages": MESSAGES}
+    counted = http.post("/v1/messages/count_tokens", asked).answer
+    assert counted["input_tokens"] == whole["usage"]["prompt_tokens"]
+
+
 def test_a_required_call_obeys_its_schema(client: OpenAI) -> None:
     choice = client.chat.completions.create(**CALLING, seed=1).choices[0]
     assert choice.finish_reason == "tool_calls"
