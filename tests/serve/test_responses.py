@@ -125,7 +125,7 @@ def test_an_answer_can_be_sent_back(client: OpenAI) -> None:
         ({"input": []}, "input", "invalid_value"),
         ({"input": [{"role": "user"}]}, "input[0].content", "invalid_value"),
         ({"input": [{"role": "robot", "content": "a"}]}, "input[0].role", "invalid_value"),
-        ({"input": [{"type": "item_reference", "id": "a"}]}, "input[0].type", "invalid_value"),
+        ({"input": [{"type": "item_reference"}]}, "input[0].id", "invalid_value"),
         ({"top_logprobs": 21}, "top_logprobs", "invalid_value"),
         ({"conversation": "conv_1"}, "conversation", "unsupported"),
         ({"max_output_tokens": 0}, "max_output_tokens", "invalid_value"),

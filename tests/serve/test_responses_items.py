@@ -1,9 +1,10 @@
-"""``/v1/responses``: tokens listed, and items that other servers answered with."""
+"""``/v1/responses``: tokens listed, items that other servers answered with, and references."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from openai import OpenAI
@@ -23,6 +24,7 @@ ASKED: dict[str, Any] = {
     "include": ["message.output_text.logprobs"],
     "extra_body": {"seed": 11},
 }
+PLAIN: dict[str, Any] = {"model": "tiny", "max_output_tokens": 12, "extra_body": {"seed": 4}}
 
 
 def test_tokens_are_listed_when_they_are_included(client: OpenAI) -> None:
@@ -212,3 +214,49 @@ def test_a_stream_lists_tokens_where_calls_follow(hermes: Running) -> None:
             said = b"".join(bytes(one["bytes"]) for one in event["logprobs"])
             assert event["text"].encode() in said
             assert b"tool_call" not in said
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_stored_items_are_referred_to(client: OpenAI, http: Http, streamed: bool) -> None:
+    """As if the client had sent them: the model's and its own, in its order, stored as they are."""
+
+    def ask(**fields: Any) -> Any:
+        if not streamed:
+            return client.responses.create(**PLAIN, **fields)
+        *_, last = client.responses.create(**PLAIN, **fields, stream=True)
+        return last.response
+
+    first = ask(input="Why is the sky blue?")
+    (sent,) = client.responses.input_items.list(first.id).data
+    (said,) = first.output
+    more = {"role": "user", "content": "And at night?"}
+    second = ask(input=[{"type": "item_reference", "id": sent.id}, {"id": said.id}, more])
+    asked = {"role": "user", "content": "Why is the sky blue?"}
+    whole = ask(input=[asked, said.to_dict(), more], store=False)
+    assert second.output_text == whole.output_text
+    assert second.usage.input_tokens == whole.usage.input_tokens
+    references = [{"type": "item_reference", "id": item.id} for item in (sent, said)]
+    counted = http.post("/v1/responses/input_tokens", {"input": [*references, more]}).json
+    assert counted["input_tokens"] == whole.usage.input_tokens
+    client.responses.delete(first.id)
+    kept = client.responses.input_items.list(second.id, order="asc").data
+    assert [item.id for item in kept[:2]] == [sent.id, said.id]
+    assert kept[1].content[0].text == said.content[0].text
+    third = ask(input=[*references, more])
+    assert third.output_text == second.output_text
+
+
+def test_items_that_are_not_stored_are_named(client: OpenAI, http: Http) -> None:
+    first = client.responses.create(input="Why?", **PLAIN)
+    unstored = client.responses.create(input="Why?", **PLAIN, store=False)
+    ids = [response.output[0].id for response in (first, unstored)]
+    known, unknown = ({"type": "item_reference", "id": id} for id in ids)
+    for path in ("/v1/responses", "/v1/responses/input_tokens"):
+        refused = http.post(path, {"input": [known, unknown]})
+        assert (refused.status, refused.error["param"]) == (404, "input[1].id")
+        assert refused.error["code"] == "item_not_found"
+        assert ids[1] in refused.error["message"]
+        twice = http.post(path, {"input": [known, known]})
+        assert (twice.status, twice.error["param"]) == (400, "input[1].id")
+    client.responses.delete(first.id)
+    assert http.post("/v1/responses", {"input": [known]}).status == 404

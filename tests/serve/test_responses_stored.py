@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -153,6 +154,10 @@ def test_another_tenants_answer_is_not_there(serve: Serve, tmp_path: Path) -> No
             assert refused.error["code"] == never.error["code"]
         continued = http.post("/v1/responses", body | {"previous_response_id": id}, **key("bob"))
         assert continued.status == 404
+        listed = http.get(f"/v1/responses/{id}/input_items", **key("alice")).json
+        item = {"input": [{"type": "item_reference", "id": listed["first_id"]}]}
+        for name, status in (("alice", 200), ("bob", 404)):
+            assert http.post("/v1/responses", body | item, **key(name)).status == status
         assert http.get(f"/v1/responses/{id}", **key("alice")).status == 200
         accounts, tell = server.models.accounts, server.models.change_tenants
         for names in ({"bob": 2}, {"carol": 1, "bob": 2}):
@@ -167,6 +172,25 @@ A, B = Tenant(1, "alice"), Tenant(2, "bob")
 def stored(number: int, size: int = 1, previous: str | None = None) -> StoredResponse:
     response = {"id": f"resp_{number}", "output": ["x" * size]}
     return StoredResponse(response, (InputItem(role="user", content=str(number)),), (), previous)
+
+
+def test_items_are_those_of_the_latest_answer_that_has_them(tmp_path: Path) -> None:
+    """What cannot be read is passed over; an answer that is referred to is used."""
+    with ResponseStore(tmp_path, most=3) as store:
+        for number, text in enumerate(["old", "new"]):
+            item = InputItem(role="user", id="a", content=text)
+            own = InputItem(role="assistant", id=f"own_{number}", content=text)
+            store.put(A, replace(stored(number), items=(item,), said=(own,)))
+        store._file.execute("INSERT INTO responses VALUES ('1 alice', 'x', 9, 1, x'00')")
+        found = store.items(A, {"a", "own_0", "nothing"})
+        assert {id: item.content for id, item in found.items()} == {"a": "new", "own_0": "old"}
+        assert store.items(B, {"a"}) == {}
+        for number in (2, 3):
+            store.items(A, {"own_0"})
+            store.put(A, stored(number))
+        assert store.items(A, {"own_0", "own_1"}).keys() == {"own_0"}
+        store.forget_others([B])
+        assert store.items(A, {"own_0"}) == {}
 
 
 @pytest.mark.parametrize("on_disk", [False, True])

@@ -17,6 +17,12 @@ response_name = renaming(
 """This API's names of fields of chat completions."""
 
 
+def item_not_found(id: str, param: str) -> ApiError:
+    """404 for an item that is not stored, or not for the tenant who asks."""
+    problem = f"{param}: no item {id[:64]!r} is stored here"
+    return ApiError(404, problem, param=param, code="item_not_found", retry=False)
+
+
 def not_found(id: str, param: str | None = None) -> ApiError:
     """404 for an answer that is not stored, or not for the tenant who asks."""
     shown = id[:64]

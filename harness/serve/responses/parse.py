@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
+
+import msgspec
 
 from harness.serve.answers import Json
 from harness.serve.errors import invalid_value
 from harness.serve.responses.namespaces import NAMESPACE, joined_name, out_of_namespaces
 from harness.serve.responses.wire import (
     LOGPROBS,
+    REFERENCE,
     ChosenFunction,
     InputItem,
     InputPart,
@@ -55,12 +58,14 @@ def readable_items(value: dict[str, Any], ignored: list[str]) -> dict[str, Any]:
     if not isinstance(items, list):
         return value
     own = without_kinds("input", items, CALLS_BY_SERVER, ignored)
-    return value | {"input": [_function_item(item) for item in own]}
+    return value | {"input": [_own_item(item) for item in own]}
 
 
-def _function_item(item: Any) -> Any:
-    """A call of a tool with free input, or what it gave, as one of a function; any other item as it
-    is."""
+def _own_item(item: Any) -> Any:
+    """A call of a tool with free input, or what it gave, as one of a function, and a bare id as a
+    reference; any other item as it is."""
+    if isinstance(item, dict) and item.keys() == {"id"}:
+        return item | {"type": REFERENCE}
     kind = CUSTOM.get(kind_of(item))
     if kind is None:
         return item
@@ -103,6 +108,29 @@ def items_of(body: ResponsesRequest) -> list[InputItem]:
     if isinstance(body.input, str):
         return [InputItem(role="user", content=body.input)]
     return body.input
+
+
+def references_of(body: ResponsesRequest) -> dict[str, str]:
+    """The ids of the stored items that a request refers to, with the field of each. Raises
+    ApiError."""
+    fields: dict[str, str] = {}
+    for index, item in enumerate(items_of(body)):
+        if item.type == REFERENCE:
+            id, field = _given(item, index, "id"), f"input[{index}].id"
+            if id in fields:
+                # A small body could else stand for any number of copies of a large item.
+                raise invalid_value(field, f"{field}: {id[:64]!r} is also {fields[id]}")
+            fields[id] = field
+    return fields
+
+
+def with_references(body: ResponsesRequest, stored: Mapping[str, InputItem]) -> ResponsesRequest:
+    """``body`` with the ``stored`` items, by their ids, that it refers to."""
+    items = [
+        stored.get(item.id or "", item) if item.type == REFERENCE else item
+        for item in items_of(body)
+    ]
+    return msgspec.structs.replace(body, input=items)
 
 
 def _messages(body: ResponsesRequest, earlier: Sequence[InputItem]) -> Iterable[Json]:

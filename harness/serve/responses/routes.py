@@ -14,8 +14,14 @@ from harness.serve.caller import Caller, in_names_of
 from harness.serve.errors import ApiError, invalid_value, naming_fields, unsupported
 from harness.serve.gate import decoded, service_of_request
 from harness.serve.openapi import Route
-from harness.serve.responses.errors import response_name
-from harness.serve.responses.parse import chat_of, items_of, readable_items
+from harness.serve.responses.errors import item_not_found, response_name
+from harness.serve.responses.parse import (
+    chat_of,
+    items_of,
+    readable_items,
+    references_of,
+    with_references,
+)
 from harness.serve.responses.render import ResponseShape
 from harness.serve.responses.store import ResponseStore, StoredResponse, named
 from harness.serve.responses.wire import LOGPROBS, InputItem, ResponsesRequest
@@ -31,9 +37,9 @@ class ResponsesHandlers:
     """The handlers of those RESPONSES_ROUTES that have no answer, named by them."""
 
     def count_response(self, raw: bytes) -> Json:
-        body = decoded(raw, ResponsesRequest, readable_items)
-        service = service_of_request()
-        service.model.check_name(body.model)
+        service, asked = service_of_request(), decoded(raw, ResponsesRequest, readable_items)
+        service.model.check_name(asked.model)
+        body = _whole(service.responses, g.account.tenant, asked)
         earlier = service.responses.conversation(g.account.tenant, body.previous_response_id)
         with naming_fields(response_name):
             plan = service.model.chat_plan(converted(chat_of(body, earlier), ChatRequest))
@@ -71,8 +77,9 @@ def _stored(id: str) -> StoredResponse:
 @in_names_of(response_name)
 def respond(service: Service, body: ResponsesRequest, tenant: Tenant, caller: Caller) -> Answered:
     """The answer to a request, whole or streamed; it is stored before its end is sent. Raises what
-    ``Service.chat`` raises, ApiError 404 where the conversation is not stored, and
+    ``Service.chat`` raises, ApiError 404 where the conversation or an item is not stored, and
     StorageProblem where the answer cannot be."""
+    body = _whole(service.responses, tenant, body)
     earlier = service.responses.conversation(tenant, body.previous_response_id)
     if body.store is not False:
         service.responses.check()
@@ -81,6 +88,18 @@ def respond(service: Service, body: ResponsesRequest, tenant: Tenant, caller: Ca
     shape_of = partial(ResponseShape, body, keep=keep)
     chat = converted(chat_of(body, earlier), ChatRequest)
     return service.chat(chat, tenant, caller, shape_of, "resp_")
+
+
+def _whole(store: ResponseStore, tenant: Tenant, body: ResponsesRequest) -> ResponsesRequest:
+    """``body`` with the stored items that it refers to. Raises ApiError and StorageProblem."""
+    fields = references_of(body)
+    if not fields:
+        return body
+    stored = store.items(tenant, fields.keys())
+    for id, field in fields.items():
+        if id not in stored:
+            raise item_not_found(id, field)
+    return with_references(body, stored)
 
 
 def _keep(

@@ -8,7 +8,7 @@ from __future__ import annotations
 import secrets
 import sqlite3
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -53,6 +53,13 @@ class StoredResponse:
     items: tuple[InputItem, ...]
     said: tuple[InputItem, ...]
     previous: str | None
+
+
+class _AnswerItems(msgspec.Struct):
+    """What is read of a stored answer where its items are looked for."""
+
+    items: list[InputItem]
+    said: list[InputItem]
 
 
 class ResponseStore(Database):
@@ -125,6 +132,24 @@ class ResponseStore(Database):
                 id = chain[id].previous
             self._use(tenant, [*reversed(chain)])
         return [item for one in reversed(chain.values()) for item in (*one.items, *one.said)]
+
+    def items(self, tenant: Tenant, ids: Collection[str]) -> dict[str, InputItem]:
+        """The stored items of a tenant that have one of these ids, the latest of each; all stored
+        answers are read until all are found. Raises StorageProblem."""
+        found: dict[str, InputItem] = {}
+        used: list[str] = []
+        asked = "SELECT id, stored FROM responses WHERE tenant = ? ORDER BY used DESC"
+        with self._used():
+            if _key(tenant) in self._gone:
+                return found
+            with closing(self._file.execute(asked, (_key(tenant),))) as rows:
+                while len(found) < len(ids) and (row := rows.fetchone()) is not None:
+                    here = {item.id: item for item in _items_of(row[1])}
+                    new = {id: here[id] for id in ids if id in here and id not in found}
+                    found |= new
+                    used += [row[0]] if new else []
+            self._use(tenant, used[::-1])
+        return found
 
     def forget_others(self, tenants: Collection[Tenant], file: Path | None = None) -> None:
         """Forget what is stored for all but these tenants of a ``file``, and those that servers
@@ -209,6 +234,15 @@ class ResponseStore(Database):
         set_use = f"UPDATE responses SET used = {NEXT_USE} WHERE tenant = ? AND id = ?"
         with suppress(sqlite3.Error), self._whole(0.0):
             self._file.executemany(set_use, [(_key(tenant), id) for id in ids])
+
+
+def _items_of(stored: bytes) -> list[InputItem]:
+    """The items of a stored answer and those it was asked with; none where it cannot be read."""
+    try:
+        read = msgspec.json.decode(stored, type=known_type(_AnswerItems))
+    except (msgspec.DecodeError, TypeError):
+        return []
+    return [*read.items, *read.said]
 
 
 def _key(tenant: Tenant) -> str:

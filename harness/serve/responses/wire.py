@@ -21,6 +21,8 @@ from harness.serve.wire import (
 from harness.serve.wire_tools import ReasoningEffort
 
 LOGPROBS = "message.output_text.logprobs"
+REFERENCE = "item_reference"
+"""The type of an item that stands for a stored one, by its id."""
 
 
 class InputPart(Struct, forbid_unknown_fields=True):
@@ -35,13 +37,16 @@ class InputPart(Struct, forbid_unknown_fields=True):
 
 
 class InputItem(Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """A turn of the conversation: a message, a call of a function, what it gave, or thoughts.
+    """A turn of the conversation: a message, a call of a function, what it gave, or thoughts; or
+    the ``id`` of a stored one.
 
     Items of an answer can be sent back as they are, of other servers' answers, too: of thoughts
     whose text is encrypted the summary is read. ``token_ids`` of an item of the model's are those
     of the whole turn, as ``token_ids`` of a message of chat completions."""
 
-    type: Literal["message", "function_call", "function_call_output", "reasoning"] = "message"
+    type: Literal[
+        "message", "function_call", "function_call_output", "reasoning", "item_reference"
+    ] = "message"
     role: Literal["user", "assistant", "system", "developer"] | None = None
     content: str | list[InputPart] | None = None
     id: Id | None = None
