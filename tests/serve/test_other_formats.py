@@ -10,6 +10,7 @@ import pytest
 
 from harness.serve.run import Running
 from tests.serve.http import Http
+from tests.serve.streams import data_of, lines_of
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 ASKED: dict[str, dict[str, Any]] = {
@@ -59,7 +60,7 @@ FORMS: dict[str, tuple[object, tuple[str, ...]]] = {
     "structured_outputs": ({"regex": "a"}, OPENAI),
     "guided_json": (SCHEMA, OPENAI),
     "format": ("json", ("/api/generate",)),
-    "output_format": ({"type": "json_schema", "schema": SCHEMA}, ()),
+    "output_format": ({"type": "json_schema", "schema": SCHEMA}, ("/v1/messages",)),
     "regex": ("a", ()),
     "ebnf": ('root ::= "a"', ()),
 }
@@ -148,6 +149,8 @@ def test_what_is_not_served_is_named(
     (TEXT, {"structured_outputs": {"regex": LATE}}, "structured_outputs.regex"),
     ("/v1/messages", {"output_config": {"format": {"type": "json_schema", "schema": LATE_SCHEMA}}},
      "output_config.format"),
+    ("/v1/messages", {"output_format": {"type": "json_schema", "schema": LATE_SCHEMA}},
+     "output_format"),
     ("/v1/responses", {"text": {"format": {"type": "json_schema", "name": "x",
                                            "schema": LATE_SCHEMA}}}, "text.format"),
     ("/api/generate", {"format": LATE_SCHEMA}, "format"),
@@ -171,3 +174,41 @@ def test_no_form_is_left_out_without_a_word(hermes: Running, path: str) -> None:
         else:
             assert reply.status == 400, (path, name)
             assert f"{name} is not served here" in reply.body.decode()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_messages_takes_the_form_under_its_name_in_the_beta(hermes: Running, stream: bool) -> None:
+    """As ``output_config.format``, beside the effort of ``output_config``, and not beside it."""
+    http, form = Http(hermes.url), {"type": "json_schema", "schema": SCHEMA}
+    asked = {**LATELY["/v1/messages"], "stream": stream}
+
+    def said(**fields: Any) -> str:
+        body = http.post("/v1/messages", asked | fields).body
+        events = data_of(lines_of(body)) if stream else [{"delta": json.loads(body)["content"][0]}]
+        return "".join(event.get("delta", {}).get("text", "") for event in events)
+
+    asked["max_tokens"] = 90
+    text = said(output_format=form)
+    assert json.loads(text)["city"] in ("Oslo", "Rome")
+    assert said(output_config={"format": form}) == text
+    assert said(output_format=form, output_config={"effort": "low", "format": None}) == text
+    both = http.post(
+        "/v1/messages", asked | {"output_format": form, "output_config": {"format": form}}
+    )
+    assert both.status == 400
+    assert both.json["error"]["param"] == "output_format"
+    assert "contradict" in both.json["error"]["message"]
+
+
+@pytest.mark.parametrize(("form", "param"), [
+    ({"type": "json_object"}, "output_format.type"),
+    ({"type": "json_schema"}, "output_format.schema"),
+    ({"type": "json_schema", "schema": {"const": 2**53 + 1}}, "output_format"),
+], ids=str)  # fmt: skip
+def test_a_form_of_the_beta_is_refused_under_that_name(
+    hermes: Running, form: dict[str, Any], param: str
+) -> None:
+    for path, more in (("/v1/messages", {}), ("/v1/messages/count_tokens", {"max_tokens": None})):
+        body = {**LATELY["/v1/messages"], "seed": None, **more, "output_format": form}
+        refused = Http(hermes.url).post(path, body)
+        assert (refused.status, refused.json["error"]["param"]) == (400, param), refused.body

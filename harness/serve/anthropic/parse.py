@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from harness.serve.answers import Json
@@ -13,6 +13,7 @@ from harness.serve.anthropic.wire import (
     AssistantTurn,
     CountRequest,
     MessagesRequest,
+    SchemaFormat,
     SystemTurn,
     TextBlock,
     ThinkingBlock,
@@ -37,15 +38,15 @@ BILLING = "x-anthropic-billing-header:"
 holds a digest of the body: no prompt would begin like the one before it."""
 BILLING_FIELDS = re.compile(r"(?:[ \t]*[\w.-]+=[^;\s]*;?)+")
 """What Claude Code writes behind it: ``cc_version=2.1.9.3a1; cc_entrypoint=cli; cch=0af31;``."""
-client_name = renaming(
-    {
-        "stop": "stop_sequences",
-        "reasoning_effort": "thinking",
-        "response_format": "output_config.format",
-        "continue_final_message": "messages",
-    }
-)
+NAMES = {
+    "stop": "stop_sequences",
+    "reasoning_effort": "thinking",
+    "response_format": "output_config.format",
+    "continue_final_message": "messages",
+}
 """This API's names of fields of chat completions."""
+OUTPUT_FORMAT = "output_format"
+"""The name that ``output_config.format`` had in the beta."""
 SAME = ("model", "max_tokens", "stream", "temperature", "top_p", "top_k", "min_p", "seed")
 CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 EFFORTS = {"max": "xhigh"}
@@ -119,6 +120,12 @@ def _readable(turn: Any, ignored: list[str]) -> Any:
     return turn | {"content": own}
 
 
+def names_in(body: CountRequest) -> Callable[[str], str]:
+    """Gives the names that fields of chat completions have in a body."""
+    named = {} if body.output_format is None else {"response_format": OUTPUT_FORMAT}
+    return renaming(NAMES | named)
+
+
 def chat_of(body: CountRequest, switches_thoughts: bool) -> ChatRequest:
     """The chat completion that a request means, for a model that can be told whether to think or
     cannot. Raises ApiError."""
@@ -146,13 +153,21 @@ def chat_of(body: CountRequest, switches_thoughts: bool) -> ChatRequest:
         ]
     if body.tool_choice is not None:
         chat |= _choice(body.tool_choice, bool(body.tools))
-    if body.output_config is not None and body.output_config.format is not None:
-        schema = {"name": "output", "schema": body.output_config.format.schema_}
+    if (form := _format(body)) is not None:
+        schema = {"name": "output", "schema": form.schema_}
         chat["response_format"] = {"type": "json_schema", "json_schema": schema}
     effort = _effort(body, switches_thoughts)
     if effort is not None:
         chat["reasoning_effort"] = effort
     return converted(chat, ChatRequest)
+
+
+def _format(body: CountRequest) -> SchemaFormat | None:
+    form = None if body.output_config is None else body.output_config.format
+    if form is not None and body.output_format is not None:
+        problem = f"{OUTPUT_FORMAT} and output_config.format contradict each other; send one"
+        raise invalid_value(OUTPUT_FORMAT, problem)
+    return form or body.output_format
 
 
 def _effort(body: CountRequest, switches_thoughts: bool) -> str | None:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 from contract.types import Tenant
 from harness.serve.answers import Json
 from harness.serve.anthropic.errors import error_body
-from harness.serve.anthropic.parse import chat_of, client_name, readable_blocks
+from harness.serve.anthropic.parse import chat_of, names_in, readable_blocks
 from harness.serve.anthropic.render import MessageShape
 from harness.serve.anthropic.wire import CountRequest, MessagesRequest
-from harness.serve.caller import Caller, in_names_of
+from harness.serve.caller import Caller
 from harness.serve.errors import naming_fields
 from harness.serve.gate import decoded, service_of_request
 from harness.serve.openapi import Route
@@ -24,18 +25,20 @@ class AnthropicHandlers:
         body = decoded(raw, CountRequest, readable_blocks)
         service = service_of_request()
         service.model.check_name(body.model)
-        with naming_fields(client_name):
+        with naming_fields(names_in(body)):
             plan = service.model.chat_plan(chat_of(body, _switches_thoughts(service)))
         return {"input_tokens": len(service.model.encode_chat(plan.prompt, plan.spoken))}
 
 
-@in_names_of(client_name)
 def answer_message(
     service: Service, body: MessagesRequest, tenant: Tenant, caller: Caller
 ) -> Answered:
     """The answer to a request, whole or streamed. Raises what ``Service.chat`` raises."""
-    chat = chat_of(body, _switches_thoughts(service))
-    return service.chat(chat, tenant, caller, MessageShape, "msg_")
+    names = names_in(body)
+    with naming_fields(names):
+        chat = chat_of(body, _switches_thoughts(service))
+        named = replace(caller, client_name=names)
+        return service.chat(chat, tenant, named, MessageShape, "msg_")
 
 
 def _switches_thoughts(service: Service) -> bool:

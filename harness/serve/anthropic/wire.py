@@ -129,6 +129,7 @@ class CountRequest(Struct, forbid_unknown_fields=True, kw_only=True):
     tool_choice: AnyChoice | None = None
     thinking: ThinkingConfig | None = None
     output_config: OutputConfig | None = None
+    output_format: SchemaFormat | None = None
     cache_control: Any = None
 
 
