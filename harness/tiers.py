@@ -6,7 +6,7 @@ import dataclasses
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from importlib import import_module
@@ -232,6 +232,12 @@ def open_tier(name: str = AUTO, options: TierOptions = DEFAULT_OPTIONS) -> Tier:
         known = ", ".join((AUTO, *TIER_NAMES))
         raise TierUnavailable(name, "there is no tier of that name", f"choose one of {known}")
     return _opened(name, TIERS[name], options)
+
+
+def check_tiers(names: Iterable[str], options: TierOptions = DEFAULT_OPTIONS) -> None:
+    """Open each of these tiers and close it. Raises TierUnavailable as ``open_tier`` does."""
+    for name in names:
+        open_tier(name, options).close()
 
 
 def device_lines(name: str) -> tuple[str, ...]:

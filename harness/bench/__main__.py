@@ -7,6 +7,8 @@ import json
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from typing import TypeVar
 
 from contract.errors import ConfigError
@@ -25,7 +27,8 @@ from harness.cli.parser import Parser, add_count, add_file, add_switch
 from harness.cli.tool import run_tool
 from harness.console import note
 from harness.progress import progress_on
-from harness.settings import add_flags, group_of, resolve
+from harness.settings import Settings, add_flags, group_of, resolve
+from harness.tiers import TierOptions, check_tiers
 from reference.cpu.threads import thread_count
 
 P = TypeVar("P", bound=BenchmarkPlan)
@@ -200,12 +203,29 @@ def _drafts(args: argparse.Namespace) -> int:
     settings = resolve(args, SETTINGS)
     named = settings.get("draft_model")
     if named is not None:
-        named = resolve_model(named, settings["cache_dir"], progress_on())
+        named = _model_file(args, settings, named)
     plan = replace(_plan(args, DraftsPlan), draft_model=named, draft=settings["draft"] or GUESSES)
     report = run_drafts(plan, note)
     print(json.dumps(report, indent=1) if args.json else render_drafts(report))
     ours = [one for one in report["results"] if one["engine"] != PEER]
     return int(any(one["equal"] < one["answers"] for one in ours))
+
+
+def _tiers(args: argparse.Namespace) -> tuple[str, ...]:
+    """The tiers to measure, with their numbers of workers."""
+    tiers = tuple(name for name in args.tiers.split(",") if name)
+    if not tiers or len(set(tiers)) != len(tiers) or PEER in tiers:
+        raise ConfigError(f"--tiers: {args.tiers!r} is not a list of different tiers")
+    for name in tiers:
+        fixed_workers(name)
+    return tiers
+
+
+def _model_file(args: argparse.Namespace, settings: Settings, named: str | None) -> Path:
+    """The file of a model, fetched only where the tiers to measure are there."""
+    names = [name.partition(":")[0] for name in _tiers(args)]
+    check = partial(check_tiers, names, TierOptions(device=settings["device"] or ""))
+    return resolve_model(named, settings["cache_dir"], progress_on(), before_pull=check)
 
 
 def _plan(args: argparse.Namespace, kind: type[P]) -> P:
@@ -214,11 +234,7 @@ def _plan(args: argparse.Namespace, kind: type[P]) -> P:
     for flag, value in usual.items():
         if getattr(args, flag) is None:
             setattr(args, flag, value)
-    tiers = tuple(name for name in args.tiers.split(",") if name)
-    if not tiers or len(set(tiers)) != len(tiers) or PEER in tiers:
-        raise ConfigError(f"--tiers: {args.tiers!r} is not a list of different tiers")
-    for name in tiers:
-        fixed_workers(name)
+    tiers = _tiers(args)
     if args.beside < 0:
         raise ConfigError("--beside: must not be negative")
     for flag in usual:
@@ -229,7 +245,7 @@ def _plan(args: argparse.Namespace, kind: type[P]) -> P:
     if args.peer:
         check_peer()
     return kind(
-        model=resolve_model(settings["model"], settings["cache_dir"], progress_on()),
+        model=_model_file(args, settings, settings["model"]),
         engines=(*tiers, args.peer) if args.peer else tiers,
         threads=settings["threads"] or thread_count(),
         kv_dtype=settings["kv_dtype"],

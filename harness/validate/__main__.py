@@ -8,6 +8,7 @@ import json
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
+from functools import partial
 
 from contract.dtypes import BY_NAME
 from contract.errors import ConfigError, RequestError
@@ -16,7 +17,7 @@ from harness.cli.parser import Parser, add_count, add_switch
 from harness.cli.tool import run_tool
 from harness.progress import progress_on
 from harness.settings import add_flags, group_of, resolve
-from harness.tiers import TierOptions, open_tier
+from harness.tiers import TierOptions, check_tiers, open_tier
 from harness.validate.run import DEFINITIONS, TRACE_BYTES, ValidationReport, Workload, validate
 from reference.cpu.tier import CpuTier
 from reference.model.open import Model, open_model
@@ -100,7 +101,13 @@ def _run(args: argparse.Namespace) -> ValidationReport:
     for flag, low in (("chunk", 1), ("decode", 0), ("trace_bytes", 1)):
         if getattr(args, flag) < low:
             raise ConfigError(f"--{flag.replace('_', '-')}: must be at least {low}")
-    path = resolve_model(settings["model"], settings["cache_dir"], progress_on())
+    options = TierOptions(**{name: settings[name] for name in TIER_SETTINGS})
+    path = resolve_model(
+        settings["model"],
+        settings["cache_dir"],
+        progress_on(),
+        before_pull=partial(check_tiers, names, options),
+    )
     with ExitStack() as stack:
         model = open_model(path)
         stack.callback(model.file.close)
@@ -111,7 +118,6 @@ def _run(args: argparse.Namespace) -> ValidationReport:
             _tokens(args, model), args.chunk, args.decode, BY_NAME[settings["kv_dtype"]]
         )
         oracle = stack.enter_context(CpuTier(settings["threads"], definitions_only=True))
-        options = TierOptions(**{name: settings[name] for name in TIER_SETTINGS})
         tiers = {name: stack.enter_context(open_tier(name, options)) for name in names}
         return validate(model, oracle, tiers, workload, layers, args.trace_bytes)
 

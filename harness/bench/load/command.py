@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import signal
+from functools import partial
 from pathlib import Path
 from types import FrameType
 
@@ -20,6 +21,7 @@ from harness.cli.parser import Parser, add_count, add_switch
 from harness.console import note
 from harness.progress import progress_on
 from harness.settings import resolve
+from harness.tiers import TierOptions, check_tiers
 from reference.cpu.threads import thread_count
 
 OWN = ""
@@ -140,6 +142,14 @@ def _setup(args: argparse.Namespace, names: tuple[str, ...], tenants: int) -> Se
         raise ConfigError("--tiers: a server runs on one tier")
     if args.slots < 1:
         raise ConfigError("--slots: must be at least 1")
-    path: Path = resolve_model(settings["model"], settings["cache_dir"], progress_on())
+    if ":" in args.tiers:
+        raise ConfigError(f"--tiers: a server has no {args.tiers!r}; leave out the workers")
+    options = TierOptions(device=settings["device"] or "")
+    path: Path = resolve_model(
+        settings["model"],
+        settings["cache_dir"],
+        progress_on(),
+        before_pull=partial(check_tiers, [args.tiers], options),
+    )
     threads = settings["threads"] or thread_count()
     return ServerSetup(path, args.tiers, threads, args.slots, tenants)
