@@ -278,6 +278,27 @@ def test_bounds_are_exact_to_the_last_digit(
             assert accepts(model, masks, text) == (bounds[0] <= value <= bounds[1]), text
 
 
+@pytest.mark.parametrize("step", ["0.01", "0.25", "0.5", "0.15", "0.125", "1.5", "0.0004", "7"])
+@pytest.mark.parametrize("bounds", [{}, {"minimum": -1, "maximum": 2.5}], ids=["free", "bound"])
+def test_every_multiple_can_be_written_and_no_other_number(
+    model: Model, grammars: Grammars, step: str, bounds: dict[str, float]
+) -> None:
+    """Without zeros at its end; with them, no other number either."""
+    schema = {"type": ["number", "null"] if bounds else "number", "multipleOf": json.loads(step)}
+    (masks,) = grammars.masks(f"start: {json_rule(schema | bounds)}", 1)
+    places = -min(int(Decimal(step).as_tuple().exponent), 0)
+    rng = random.Random(5)
+    for _ in range(60):
+        count = rng.randrange(-(10**places), 3 * 10**places)
+        if rng.random() < 0.5:
+            count -= count % int(Decimal(step).scaleb(places))
+        value = Decimal(count).scaleb(-places)
+        allowed_value = value % Decimal(step) == 0 and (not bounds or -1 <= value <= Decimal("2.5"))
+        shortest = f"{value.normalize():f}" if value else "0"
+        assert accepts(model, masks, shortest) == allowed_value, shortest
+        assert allowed_value or not accepts(model, masks, f"{value:f}"), value
+
+
 def accepts(model: Model, masks: TokenMasks, text: str) -> bool:
     """Whether a text may be the whole answer, token by token."""
     tokens = list(text.encode())

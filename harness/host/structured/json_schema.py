@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from decimal import Decimal
+from math import gcd
 from types import MappingProxyType
 from typing import Any
 
@@ -40,6 +41,9 @@ VALUES = frozenset(
     )
 )
 """Keywords without schemas in them."""
+BOUNDS = frozenset(("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"))
+OF_NUMBERS = BOUNDS | {"type", "multipleOf"}
+"""Keywords of a schema that is of numbers alone."""
 ROOT_ONLY = frozenset(("$schema", "$id"))
 NOT_ENFORCED = frozenset(
     (
@@ -168,6 +172,7 @@ def _without_annotations(
             elif keyword in SCHEMA_BY_NAME:
                 value = {names[0]: one for names, one in copies}
             copy[keyword] = value
+        copy = _with_short_spellings(copy)
     if pointer and pointer in targets:
         moved[targets[pointer]] = copy
         return {"$ref": f"#/$defs/{targets[pointer]}"}
@@ -233,6 +238,26 @@ def _with_integers(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: _with_integers(one) for key, one in value.items()}
     return [_with_integers(one) for one in value] if isinstance(value, list) else value
+
+
+def _with_short_spellings(part: dict[str, Any]) -> dict[str, Any]:
+    """A schema of numbers with a choice of steps, where its grammar may refuse multiples whose last
+    zeros are not written: of 0.25 it takes 0.50 alone, and that only where bounds let the zero be
+    written."""
+    step, kinds = part.get("multipleOf"), part.get("type")
+    if type(step) is not float or "number" not in (kinds or ()) or not part.keys() <= OF_NUMBERS:
+        return part
+    _, digits, exponent = Decimal(repr(step)).normalize().as_tuple()
+    assert isinstance(exponent, int)
+    # With ``left`` places not written: the multiples of ``whole`` that end in as many zeros.
+    whole = int("".join(map(str, digits)))
+    steps = {
+        whole // gcd(whole, 10**left): -exponent - left for left in range(-exponent - 1, -1, -1)
+    }
+    if len(steps) == 1:
+        return part
+    chosen = [float(Decimal(number).scaleb(-places)) for number, places in steps.items()]
+    return {"anyOf": [{**part, "multipleOf": one} for one in chosen]}
 
 
 def _is_open_end(keyword: str, value: object) -> bool:
