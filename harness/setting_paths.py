@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Collection
 from pathlib import Path
 
 from contract.errors import ConfigError
@@ -16,17 +17,17 @@ READ_FOLDERS = ("cache_dir",)
 WRITTEN_FILES = ("ledger",)
 
 
-def check_paths(settings: Settings) -> None:
+def check_paths(settings: Settings, written: Collection[str] = WRITTEN_FILES) -> None:
     """Raises ConfigError, which names the setting and what to do, where a folder or file that it
-    names is of the wrong kind, or cannot be read or written as the setting needs."""
+    names is of the wrong kind, or cannot be read or written as the setting needs; files of settings
+    in ``written`` are going to be written, or made."""
     for name, value in settings.items():
         source = settings.sources[name]
         if source == "default":
             continue
         if isinstance(value, Path) and SETTINGS[name].kind is DIR:
-            problem = _folder_problem(value, written=name not in READ_FOLDERS)
-            _refuse(source, value, problem, "name a folder that may be written, or a new one")
-        elif isinstance(value, Path) and name in WRITTEN_FILES:
+            check_folder(source, value, written=name not in READ_FOLDERS)
+        elif isinstance(value, Path) and name in written:
             _refuse(source, value, _written_problem(value), "name another file")
         elif isinstance(value, Path):
             _refuse(source, value, _read_problem(value), "name a file that is there")
@@ -34,6 +35,13 @@ def check_paths(settings: Settings) -> None:
             for one in value:
                 if isinstance(one, NamedAdapter):
                     _refuse(source, one.path, _read_problem(one.path), "name a GGUF file")
+
+
+def check_folder(source: str, folder: Path, *, written: bool) -> None:
+    """Raises ConfigError, which names the ``source`` of a folder, where it cannot be one, or with
+    ``written`` nothing may be written to it."""
+    problem = _folder_problem(folder, written=written)
+    _refuse(source, folder, problem, "name a folder that may be written, or a new one")
 
 
 def _refuse(source: str, path: Path, problem: str, remedy: str) -> None:

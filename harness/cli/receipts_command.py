@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
@@ -14,11 +15,13 @@ from contract.errors import ConfigError
 from harness.cli.parser import add_file, add_switch, path_argument
 from harness.cli.sessions import model_file
 from harness.console import note, printable, table
+from harness.setting_paths import check_folder
 from harness.settings import Settings, group_of
 
 if TYPE_CHECKING:
     from harness.serve.model import ModelOptions
 
+FLAG = "--receipts"
 DIFFERENT = 1
 NOT_WHOLE = 3
 MOST_WINDOW = 1 << 20
@@ -81,7 +84,9 @@ def _tenant_number(text: str) -> int:
 def _key(args: argparse.Namespace) -> int:
     from harness.serve.receipts.keys import HISTORY, open_key, public_keys, rotate_receipt_key
 
-    folder = args.folder or default_folder()
+    folder = _folder(args)
+    if args.rotate or not os.path.exists(folder / HISTORY):
+        check_folder(FLAG, folder, written=True)
     (rotate_receipt_key if args.rotate else open_key)(folder)
     public_keys(folder)
     print((folder / HISTORY).read_text(), end="")
@@ -89,17 +94,26 @@ def _key(args: argparse.Namespace) -> int:
 
 
 def _list(args: argparse.Namespace) -> int:
-    with _store(args.folder or default_folder()) as store:
+    with _store(_folder(args)) as store:
         rows = [(str(tenant), f"{count:,}") for tenant, count in sorted(store.tenants().items())]
     print(table([("TENANT", "RECEIPTS"), *rows], right=(0, 1)))
     return 0
 
 
 def _export(args: argparse.Namespace) -> int:
-    with _store(args.folder or default_folder()) as store:
+    with _store(_folder(args)) as store:
         for document in store.exported(args.tenant):
             print(document)
     return 0
+
+
+def _folder(args: argparse.Namespace) -> Path:
+    """The folder of the flag, or this user's. Raises ConfigError."""
+    if args.folder is None:
+        return default_folder()
+    check_folder(FLAG, args.folder, written=False)
+    folder: Path = args.folder
+    return folder
 
 
 def _store(folder: Path) -> Any:

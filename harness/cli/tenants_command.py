@@ -15,6 +15,7 @@ from contract.types import QosClass, Tenant
 from harness.cli.parser import add_count, add_json_flag, add_switch, path_argument
 from harness.console import table
 from harness.extras import optional_libraries
+from harness.setting_paths import check_paths
 from harness.settings import add_flags, group_of, resolve
 from harness.tenants import RIGHTS, account_facts, named_account, read_accounts
 
@@ -131,9 +132,12 @@ def add_one(args: argparse.Namespace) -> int:
     given = {name: getattr(args, name) for name in (*NUMBERS, "qos", "models")}
     values = {name: value for name, value in given.items() if value is not None}
     values |= {right: True for right in RIGHTS if getattr(args, right)}
-    settings = resolve(args, ["tenants", "ledger"])
+    settings = resolve(args, ["ledger"])
+    check_paths(settings)
     counted = _counted(settings["ledger"]) if "id" not in values else frozenset()
-    key = _editor().add_tenant(_file(args), args.name, values, max(counted, default=0) + 1)
+    key = _editor().add_tenant(
+        _file(args, made=True), args.name, values, max(counted, default=0) + 1
+    )
     print(f"key of {args.name}, shown only once: {key}")
     return 0
 
@@ -160,7 +164,9 @@ def show_usage(args: argparse.Namespace) -> int:
     """Print the usage of all tenants, or of one tenant day by day."""
     from harness.serve.ledger_store import LedgerStore
 
-    ledger: Path = resolve(args, ["ledger"])["ledger"]
+    settings = resolve(args, ["ledger"])
+    check_paths(settings)
+    ledger: Path = settings["ledger"]
     if not ledger.exists():
         raise ConfigError(f"{ledger}: no such ledger; a server makes it (--ledger)")
     accounts = read_accounts(_file(args))
@@ -222,10 +228,13 @@ def _editor() -> ModuleType:
     return tenants_file
 
 
-def _file(args: argparse.Namespace) -> Path:
-    path: Path | None = resolve(args, ["tenants"])["tenants"]
+def _file(args: argparse.Namespace, *, made: bool = False) -> Path:
+    """The file of tenants, which is ``made`` where it is not there. Raises ConfigError."""
+    settings = resolve(args, ["tenants"])
+    path: Path | None = settings["tenants"]
     if path is None:
         raise ConfigError("which file of tenants? give --tenants FILE, or set ZINC_RT_TENANTS")
+    check_paths(settings, written=["tenants"] if made else ())
     return path
 
 

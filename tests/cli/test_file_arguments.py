@@ -207,6 +207,12 @@ def test_a_folder_that_is_not_there_yet_is_made(
     ("run", "hi", "--tier", "metal"), ("chat", "--tier", "intel"), ("serve", "--tier", "metal"),
     ("score", "file", "--tier", "metal"), ("run", "hi", "--device", "no such card"),
     ("run", "hi", "--tier", "cpu", "--device", "no such processor"),
+    ("bench", "--tiers", "metal"), ("bench", "--tiers", "cpu,intel"),
+    ("bench", "--device", "no such processor"), ("bench", "--serve", "--tiers", "metal"),
+    ("bench", "--rates", "9", "--tiers", "metal"), ("bench", "--server", "--tiers", "metal"),
+    ("bench", "--drafts", "--draft-model", "qwen3-0.6b", "--tiers", "metal"),
+    ("bench", "--server", "--tiers", "native:2"), ("validate", "--tiers", "cpu,metal"),
+    ("validate", "--device", "no such processor"),
 ], ids=" ".join)  # fmt: skip
 def test_a_tier_that_is_not_there_fetches_no_model(
     zinc: Zinc, tmp_path: Path, fetched: list[object], words: tuple[str, ...]
@@ -214,10 +220,66 @@ def test_a_tier_that_is_not_there_fetches_no_model(
     (tmp_path / "file").write_text("text")
     result = zinc(*(tmp_path / word if word == "file" else word for word in words))
     assert (result.code, result.out, fetched) == (2, "", [])
-    assert words[-1] in result.err
+    assert words[-1].rpartition(",")[2] in result.err
 
 
-def test_a_tier_that_is_there_fetches_its_model(zinc: Zinc, fetched: list[object]) -> None:
+@pytest.mark.parametrize("words", [
+    ("run", "hi", "--tier", "cpu"), ("bench", "--tiers", "cpu"),
+    ("bench", "--server", "--tiers", "cpu"), ("validate", "--tiers", "cpu"),
+], ids=" ".join)  # fmt: skip
+def test_a_tier_that_is_there_fetches_its_model(
+    zinc: Zinc, fetched: list[object], words: tuple[str, ...]
+) -> None:
     """Negative control."""
-    assert "no download here" in zinc("run", "hi", "--tier", "cpu").err
+    assert "no download here" in zinc(*words).err
     assert fetched
+
+
+@pytest.mark.parametrize("verb", [("list",), ("add", "bob"), ("rotate", "bob"), ("rm", "bob")])
+@pytest.mark.parametrize(("where", "problem"), [
+    ("folder", "it is a folder"), ("file/below", "is no folder"), ("none/file", "it is not there"),
+])  # fmt: skip
+@pytest.mark.parametrize("source", ["flag", "environment"])
+def test_a_file_of_tenants_that_cannot_be_is_named_with_its_setting(
+    zinc: Zinc, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, where: str,
+    problem: str, verb: tuple[str, ...],
+) -> None:  # fmt: skip
+    (tmp_path / "file").write_bytes(b"")
+    (tmp_path / "folder").mkdir()
+    words: tuple[object, ...] = ("--tenants", tmp_path / where)
+    if source == "environment":
+        monkeypatch.setenv("ZINC_RT_TENANTS", str(words[1]))
+        words = ()
+    result = zinc("tenants", *verb, *words)
+    if verb[0] == "add" and where == "none/file":
+        assert (result.code, result.err) == (0, "")
+        return
+    assert (result.code, result.out) == (2, "")
+    name = "flag --tenants" if source == "flag" else "environment ZINC_RT_TENANTS"
+    assert f"{name}: {tmp_path / where}: " in result.err
+    assert problem in result.err or "it is not there" in result.err
+
+
+@pytest.mark.parametrize("words", [("usage",), ("add", "bob")])
+def test_a_ledger_that_cannot_be_is_named_with_its_setting(
+    zinc: Zinc, tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    ledger = ("--ledger", tmp_path)
+    result = zinc("tenants", *words, "--tenants", tmp_path / "tenants.toml", *ledger)
+    assert (result.code, result.out) == (2, "")
+    assert f"flag --ledger: {tmp_path}: it is a folder" in result.err
+
+
+@pytest.mark.parametrize("words", [("key",), ("key", "--rotate"), ("list",), ("export", "0")])
+@pytest.mark.parametrize("where", ["file", "file/below", "none"])
+def test_a_folder_of_receipts_that_cannot_be_is_named_with_its_flag(
+    zinc: Zinc, tmp_path: Path, words: tuple[str, ...], where: str
+) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    result = zinc("receipts", *words, "--receipts", tmp_path / where)
+    if words[0] == "key" and where == "none":
+        assert (result.code, result.err) == (0, "")
+        return
+    assert (result.code, result.out) == (2, "")
+    assert str(tmp_path / where) in result.err
+    assert "--receipts" in result.err
