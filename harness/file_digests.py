@@ -12,6 +12,7 @@ from contract.arithmetic import ARITHMETIC_VERSION
 from contract.cached_files import PARTIAL, being_written, remove_abandoned
 from harness.digest import file_digest
 from harness.toml_file import FILE_BYTES_MAX
+from reference.limits import Limits
 from reference.model.open import Model
 
 MOST_CACHED = 256
@@ -67,10 +68,19 @@ def _write(cache_file: Path, known: dict[str, object]) -> None:
             partial.unlink(missing_ok=True)
 
 
-def system_fingerprint(model: Model, kv_dtype: str, cache_file: Path) -> str:
+def frequency_tables(model: Model, context: int) -> list[str]:
+    """The tensors of frequency divisors that the length of the context chooses; none of a model
+    that has no such choice."""
+    chosen = [rope.factors_for(context) for rope in model.config.ropes if rope.long_factors]
+    return list(dict.fromkeys(chosen))
+
+
+def system_fingerprint(model: Model, limits: Limits, cache_file: Path) -> str:
     """``exact-VERSION-`` and 16 hex digits of a digest over the model's files, the version of the
-    arithmetic and the storage of keys and values.
+    arithmetic, the storage of keys and values, and what the context's length chooses.
 
     The digests of files that have not changed, by size and time, come from ``cache_file``."""
-    says = json.dumps([ARITHMETIC_VERSION, kv_dtype, file_digests(model, cache_file)]).encode()
-    return f"exact-{ARITHMETIC_VERSION}-{hashlib.sha256(says).hexdigest()[:16]}"
+    says: list[object] = [ARITHMETIC_VERSION, limits.kv_dtype.name, file_digests(model, cache_file)]
+    tables = frequency_tables(model, limits.context)
+    digest = hashlib.sha256(json.dumps(says + tables).encode()).hexdigest()
+    return f"exact-{ARITHMETIC_VERSION}-{digest[:16]}"

@@ -63,7 +63,7 @@ def asm(args: argparse.Namespace) -> int:
     path: Path = args.input
     target: Path = args.output or path.with_suffix(".zrt")
     if not args.list:
-        if target.exists() and target.samefile(path):
+        if path.exists() and target.exists() and target.samefile(path):
             raise ConfigError(f"{path} is a kernel file already; see --list, or name another by -o")
         check_output("--output", target)
     gpu = BY_ARCHITECTURE[args.gpu]
