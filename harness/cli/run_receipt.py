@@ -15,7 +15,8 @@ from contract.types import LOCAL_TENANT, Request
 from harness.cli.outputs import check_output
 from harness.cli.prompt import opening, thinking_fields, user
 from harness.cli.receipts_command import default_folder
-from harness.digest import RowDigests, file_digest
+from harness.digest import RowDigests
+from harness.file_digests import opened_digest
 from harness.leaves import digest_of_spans
 from harness.settings import Settings
 from reference.runner import ROW_DIGEST
@@ -54,7 +55,7 @@ class RunReceipt:
         leaves = self.digests.first(len(tokens))
         chat = self.messages is not None and session.template is not None
         name = "run-" + secrets.token_hex(12)
-        files = [file_digest(Path(shard.path)) for shard in session.model.file.shards]
+        files = [opened_digest(shard) for shard in session.model.file.shards]
         config, opened = session.model.config, session.model.adapters
         assert finish is not None
         payload = base_payload(name, "chat" if chat else "completion")
