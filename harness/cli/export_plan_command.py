@@ -52,8 +52,7 @@ def export_plan_command(args: argparse.Namespace) -> int:
     """Write the plan, its weights, and print how to compile a program that opens it."""
     settings = resolve(args, NAMES)
     path = args.plan
-    from accel.native.plan_export import WEIGHTS_SUFFIX
-    from accel.native.plan_file import PLAN_MAGIC, WEIGHTS_MAGIC
+    from accel.native.plan_file import PLAN_MAGIC, WEIGHTS_MAGIC, WEIGHTS_SUFFIX
 
     try:
         check_own("FILE", path, PLAN_MAGIC)

@@ -93,7 +93,7 @@ class Database(ContextManager):
                     f"{name}: has version {found} of {self._what}, not {self._version}"
                 )
             listed = "SELECT name FROM sqlite_master WHERE type='table' AND name NOT LIKE 'sqlite%'"
-            own = {table.split()[5] for table in self._tables}
+            own = {table.partition("(")[0].split()[-1] for table in self._tables}
             if {table for (table,) in file.execute(listed)} - own:
                 raise ConfigError(f"{name}: is another program's database; {self._remedy}")
             file.execute("PRAGMA journal_mode=WAL")
