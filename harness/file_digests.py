@@ -5,13 +5,17 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from contract.arithmetic import ARITHMETIC_VERSION
 from contract.cached_files import PARTIAL, being_written, remove_abandoned
 from harness.digest import file_digest
 from harness.toml_file import FILE_BYTES_MAX
+from reference.limits import Limits
+from reference.model.gguf.shard import Shard
 from reference.model.open import Model
 
 MOST_CACHED = 256
@@ -21,20 +25,39 @@ DIGESTS_FILE = "digests.json"
 
 
 def file_digests(model: Model, cache_file: Path) -> list[str]:
-    """SHA-256 of each file of a model, hex; known ones are taken from ``cache_file``."""
-    return [cached_digest(shard.path, cache_file) for shard in model.file.shards]
+    """SHA-256 of each open file of a model, hex; known ones are taken from ``cache_file``."""
+    return [
+        _cached(shard.path, os.fstat(shard.descriptor), cache_file, partial(opened_digest, shard))
+        for shard in model.file.shards
+    ]
+
+
+def opened_digest(shard: Shard) -> str:
+    """SHA-256 of an open file of a model, hex, also where another has its name by now. Raises
+    ModelFileError for a file that was written to."""
+    digest = None
+    with suppress(OSError), shard.path.open("rb") as file:
+        if os.path.samestat(os.fstat(file.fileno()), os.fstat(shard.descriptor)):
+            digest = hashlib.file_digest(file, "sha256")
+    if digest is None:
+        digest = hashlib.sha256(shard.mapping)
+    shard.check_unchanged()
+    return digest.hexdigest()
 
 
 def cached_digest(path: Path, cache_file: Path) -> str:
     """SHA-256 of a file, hex, computed once for each state of it."""
+    return _cached(path, path.stat(), cache_file, partial(file_digest, path))
+
+
+def _cached(path: Path, state: os.stat_result, cache_file: Path, compute: Callable[[], str]) -> str:
     path = path.resolve()
-    state = path.stat()
     stamp = [state.st_size, state.st_mtime_ns, state.st_ctime_ns, state.st_ino]
     known = _read(cache_file)
     entry = known.get(str(path))
     if isinstance(entry, list) and len(entry) == 2 and entry[0] == stamp:
         return str(entry[1])
-    digest = file_digest(path)
+    digest = compute()
     known.pop(str(path), None)
     known[str(path)] = [stamp, digest]
     _write(cache_file, dict(list(known.items())[-MOST_CACHED:]))
@@ -51,26 +74,35 @@ def _read(cache_file: Path) -> dict[str, object]:
 
 
 def _write(cache_file: Path, known: dict[str, object]) -> None:
-    partial = cache_file.with_suffix(f".{os.urandom(8).hex()}{PARTIAL}")
+    unfinished = cache_file.with_suffix(f".{os.urandom(8).hex()}{PARTIAL}")
     try:
         cache_file.parent.mkdir(parents=True, exist_ok=True)
         remove_abandoned(cache_file.parent, f"{cache_file.stem}.")
-        partial.touch()
-        with being_written(partial):
-            partial.write_text(json.dumps(known))
-            partial.replace(cache_file)
+        unfinished.touch()
+        with being_written(unfinished):
+            unfinished.write_text(json.dumps(known))
+            unfinished.replace(cache_file)
     except OSError:
         # Digests that are not stored only cost the time to compute them again.
         return
     finally:
         with suppress(OSError):
-            partial.unlink(missing_ok=True)
+            unfinished.unlink(missing_ok=True)
 
 
-def system_fingerprint(model: Model, kv_dtype: str, cache_file: Path) -> str:
+def frequency_tables(model: Model, context: int) -> list[str]:
+    """The tensors of frequency divisors that the length of the context chooses; none of a model
+    that has no such choice."""
+    chosen = [rope.factors_for(context) for rope in model.config.ropes if rope.long_factors]
+    return list(dict.fromkeys(chosen))
+
+
+def system_fingerprint(model: Model, limits: Limits, cache_file: Path) -> str:
     """``exact-VERSION-`` and 16 hex digits of a digest over the model's files, the version of the
-    arithmetic and the storage of keys and values.
+    arithmetic, the storage of keys and values, and what the context's length chooses.
 
     The digests of files that have not changed, by size and time, come from ``cache_file``."""
-    says = json.dumps([ARITHMETIC_VERSION, kv_dtype, file_digests(model, cache_file)]).encode()
-    return f"exact-{ARITHMETIC_VERSION}-{hashlib.sha256(says).hexdigest()[:16]}"
+    says: list[object] = [ARITHMETIC_VERSION, limits.kv_dtype.name, file_digests(model, cache_file)]
+    tables = frequency_tables(model, limits.context)
+    digest = hashlib.sha256(json.dumps(says + tables).encode()).hexdigest()
+    return f"exact-{ARITHMETIC_VERSION}-{digest[:16]}"

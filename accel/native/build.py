@@ -7,23 +7,32 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
 from pathlib import Path
 
-from accel.native.c_library import build_c_library, c_library_name
+from accel.native.c_library import NAME, build_c_library, c_library_name
 from accel.native.compile import build_library, build_processor_library, find_compiler
 from accel.native.library import default_cache, find_library
-from accel.native.names import PROCESSOR, Target, library_name, this_target
+from accel.native.names import DIGEST_CHARACTERS, PROCESSOR, Target, library_name, this_target
 from accel.native.variants import VARIANTS, machine
-from contract.errors import TierError
+from contract.errors import ConfigError, ZincError
+
+LIBRARY = re.compile(rf"(.+-[0-9a-f]{{{DIGEST_CHARACTERS}}}|{NAME})\.(so|dylib|dll)")
+"""The names of the files of an output folder."""
 
 
 def build_all(target: Target, folder: Path, jobs: int) -> list[Path]:
-    """Build every variant for a target into a folder, and delete everything else in it. Raises
-    BuildError, and TierUnavailable without a compiler."""
+    """Build every variant for a target into a folder, and delete the libraries that were in it.
+    Raises BuildError, ConfigError for a folder with anything else, and TierUnavailable without a
+    compiler."""
+    found = list(folder.iterdir()) if folder.is_dir() else []
+    for old in found:
+        if LIBRARY.fullmatch(old.name) is None:
+            raise ConfigError(f"{folder} holds {old.name}, which is no library; name a new folder")
     compiler = find_compiler()
     folder.mkdir(parents=True, exist_ok=True)
-    for old in folder.iterdir():
+    for old in found:
         old.unlink()
     made = {
         library_name(PROCESSOR, target): build_processor_library(target, compiler),
@@ -54,7 +63,7 @@ def main() -> int:
             target = Target(*arguments.target.split("-", 1))
         for path in build_all(target, arguments.output, arguments.jobs):
             print(f"{path} {path.stat().st_size:,} bytes")
-    except TierError as error:
+    except ZincError as error:
         print(error, file=sys.stderr)
         return 1
     return 0

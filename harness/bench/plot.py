@@ -12,7 +12,7 @@ from contract.errors import ConfigError
 from contract.extras import install_command
 from harness.bench.engines import PEER
 from harness.bench.report import Report, digits, label_of
-from harness.cli.parser import check_output
+from harness.cli.outputs import check_output
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -179,11 +179,21 @@ def _sweep(folder: Path) -> None:
 
 
 def _publish(partial: Path, folder: Path) -> None:
-    """Move the verified files in ``partial`` to the model's folder, replacing an incomplete one."""
+    """Move the verified files in ``partial`` to the model's folder. What others put into one that
+    is there stays."""
     _sweep(partial)
-    shutil.rmtree(folder, ignore_errors=True)
     folder.parent.mkdir(parents=True, exist_ok=True)
-    partial.rename(folder)
+    if folder.is_dir():
+        # The first file, without which there is no model, goes first and comes last.
+        made = sorted(filter(Path.is_file, partial.rglob("*")))
+        targets = [folder / path.relative_to(partial) for path in made]
+        targets[0].unlink(missing_ok=True)
+        for path, target in zip(reversed(made), reversed(targets), strict=True):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            path.replace(target)
+        shutil.rmtree(partial)
+    else:
+        partial.rename(folder)
     descriptor = os.open(folder.parent, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from harness.cli.outputs import check_output
 from harness.cli.parser import add_count, add_file, add_switch, path_argument
 from harness.settings import group_of
 
@@ -60,15 +61,17 @@ def asm(args: argparse.Namespace) -> int:
     from contract.kernel import encode_kernel
 
     path: Path = args.input
+    target: Path = args.output or path.with_suffix(".zrt")
+    if not args.list:
+        if path.exists() and target.exists() and target.samefile(path):
+            raise ConfigError(f"{path} is a kernel file already; see --list, or name another by -o")
+        check_output("--output", target)
     gpu = BY_ARCHITECTURE[args.gpu]
     kernel = kernel_from(path, AssemblyOptions(args.dtype, not args.integer, args.items, gpu))
     lines = listing(kernel)
     if args.list:
         print("\n".join(lines))
         return 0
-    target: Path = args.output or path.with_suffix(".zrt")
-    if target.exists() and target.resolve() == path.resolve():
-        raise ConfigError(f"{path} is a kernel file already; see --list, or name another with -o")
     try:
         target.write_bytes(encode_kernel(kernel))
     except OSError as error:

@@ -6,7 +6,8 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from harness.cli.parser import add_file, add_switch, check_output, path_argument
+from harness.cli.outputs import check_output
+from harness.cli.parser import add_file, add_switch, path_argument
 from harness.settings import group_of
 
 AMD_TIERS = ("t1", "t2")
@@ -56,7 +57,7 @@ def card_test(args: argparse.Namespace) -> int:
     from harness.conformance.package import write_archive
     from harness.tiers import SIMULATED
 
-    check_output("--out", args.out)
+    check_output("--out", args.out, args.must_pass)
     tiers = (args.tier,) if args.tier else AMD_TIERS
     maker, name = (INTEL, "Intel") if args.tier == "intel" else (AMD, "AMD")
     options: dict[str, str | None] = {"--quick": None} if args.quick else {}

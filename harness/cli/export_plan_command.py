@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import argparse
 import shutil
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from contract.errors import ConfigError
+from harness.cli.outputs import check_own
 from harness.cli.parser import add_switch, path_argument
 from harness.cli.sessions import MODEL_SETTINGS, model_file
 from harness.console import note
 from harness.settings import Settings, add_flags, group_of, resolve
-from reference.model.gguf.header import MAGIC
 
 if TYPE_CHECKING:
     from accel.native.plan_export import PlanFacts
@@ -52,11 +52,13 @@ def export_plan_command(args: argparse.Namespace) -> int:
     """Write the plan, its weights, and print how to compile a program that opens it."""
     settings = resolve(args, NAMES)
     path = args.plan
-    if not path.parent.is_dir():
-        raise ConfigError(f"{path}: there is no folder {path.parent}")
-    if is_model(path):
-        problem = "is a model, not the plan to write; a model is named with --model"
-        raise ConfigError(f"{path}: {problem}; see zinc-rt export-plan --help")
+    from accel.native.plan_file import PLAN_MAGIC, WEIGHTS_MAGIC, WEIGHTS_SUFFIX
+
+    try:
+        check_own("FILE", path, PLAN_MAGIC)
+        check_own("its weights", path.with_name(path.name + WEIGHTS_SUFFIX), WEIGHTS_MAGIC)
+    except ConfigError as error:
+        raise ConfigError(f"{error}; a model is named with --model") from None
     from accel.native.c_library import INCLUDE, find_c_library
     from harness.tiers import kernel_cache
 
@@ -68,15 +70,6 @@ def export_plan_command(args: argparse.Namespace) -> int:
     compiler = "cc" if shutil.which("cc") else "python -m ziglang cc"
     print(f"{'compile':<8} {compiler} decode.c {library} -I {INCLUDE} -pthread -o decode")
     return 0
-
-
-def is_model(path: Path) -> bool:
-    """Whether there is a model file, which no plan may overwrite."""
-    with suppress(OSError):
-        if path.is_file():
-            with path.open("rb") as file:
-                return file.read(len(MAGIC)) == MAGIC
-    return False
 
 
 def export(model: Path, options: SessionOptions, path: Path) -> Path:

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from contract.errors import ConfigError
-from harness.cli.parser import add_count
+from harness.cli.outputs import check_output
+from harness.cli.parser import add_count, add_file
 from harness.cli.sessions import MODEL_SETTINGS, model_file
 from harness.settings import Settings, add_flags, group_of, resolve
 
@@ -57,9 +58,7 @@ def add_parser(subparsers: Any) -> None:
         default="json",
         help="json and html have every cost, dot draws the nodes for Graphviz [default: json]",
     )
-    group.add_argument(
-        "-o", "--out", metavar="FILE", help="file to write [default: standard output]"
-    )
+    add_file(group, "-o", "--out", help="file to write [default: standard output]")
     add_count(group_of(parser, "input"), "--tokens", 1, "tokens of the step")
     for flag, default, what in (("--bandwidth", BANDWIDTH, "bytes"), ("--flops", PEAK, "FLOPs")):
         group_of(parser, "device").add_argument(
@@ -82,8 +81,8 @@ def graph(args: argparse.Namespace) -> int:
     if args.models and args.model is not None:
         raise ConfigError(f"flag --model: {args.models[0]} is given too; leave out one of them")
     paths = _paths(settings, args.models)
-    if args.out is not None and Path(args.out).resolve() in {p.resolve() for p in paths.values()}:
-        raise ConfigError(f"flag --out: {args.out} is the model file; name another")
+    if args.out is not None:
+        check_output("--out", args.out)
     from contract.ir.analysis import Machine
     from contract.shape_key import ShapeKey
     from harness.report.document import Assumptions
@@ -171,11 +170,11 @@ def _text(
     return render_html(documents) if form == "html" else render_json(documents)
 
 
-def _write(text: str, out: str | None) -> None:
+def _write(text: str, out: Path | None) -> None:
     if out is None:
         sys.stdout.write(text)
         return
     try:
-        Path(out).write_text(text, encoding="utf-8")
+        out.write_text(text, encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"flag --out: {out}: cannot write: {error.strerror}") from None

@@ -7,12 +7,15 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from contract.errors import ConfigError, NonFiniteLogits, RequestError
-from harness.cli.parser import add_count, add_json_flag, add_switch
+from harness.cli.outputs import check_output
+from harness.cli.parser import add_count, add_file, add_json_flag, add_switch
 from harness.cli.sessions import ENGINE_SETTINGS, MODEL_SETTINGS, open_session
 from harness.console import printable, table
 from harness.settings import add_flags, group_of, resolve
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     import numpy as np
     from numpy.typing import NDArray
 
@@ -37,7 +40,7 @@ def add_parser(subparsers: Any) -> None:
     given.add_argument("--tokens", metavar="ID[,ID]", help="token ids")
     given.add_argument("-p", "--prompt", metavar="TEXT", help="text, without a chat template")
     group = group_of(parser, "output")
-    group.add_argument("--out", metavar="FILE", help="write float32 [positions, vocab] as .npy")
+    add_file(group, "--out", help="write float32 [positions, vocab] as .npy")
     add_count(group, "--top", 5, "number of likeliest tokens to show")
     add_switch(group, "--every", help="show every position, not only the last")
     add_json_flag(parser)
@@ -51,6 +54,8 @@ def logits(args: argparse.Namespace) -> int:
     if not 0 <= args.top <= MAX_TOP:
         raise ConfigError(f"flag --top: {args.top} is not from 0 to {MAX_TOP}")
     ids = None if args.tokens is None else token_ids(args.tokens)
+    if args.out is not None:
+        check_output("--out", args.out)
     with open_session(settings, all_logits=True) as session:
         tokens = session.model.tokenizer.encode(args.prompt) if ids is None else ids
         values = _computed(session, tokens, args.out)
@@ -71,7 +76,7 @@ def token_ids(text: str) -> list[int]:
     return [int(word) for word in words]
 
 
-def _computed(session: Session, tokens: list[int], out: str | None) -> NDArray[np.float32]:
+def _computed(session: Session, tokens: list[int], out: Path | None) -> NDArray[np.float32]:
     """The logits of every position, stored in the file ``out`` if given."""
     import numpy as np
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import re
 import textwrap
 from collections.abc import Collection, Iterator, Sequence
@@ -152,17 +151,6 @@ def path_argument(text: str) -> Path:
         return path_of(text)
     except (ValueError, RuntimeError):
         raise argparse.ArgumentTypeError(f"{text!r} is not a path") from None
-
-
-def check_output(flag: str, path: Path) -> None:
-    """Raise ConfigError before anything is computed where no file can be written to ``path``."""
-    folder = path.absolute().parent
-    if not folder.is_dir():
-        raise ConfigError(f"{flag}: {path.parent} is not a folder")
-    if path.is_dir():
-        raise ConfigError(f"{flag}: {path} is a folder; name a file in it")
-    if not os.access(path if path.exists() else folder, os.W_OK):
-        raise ConfigError(f"{flag}: {path} may not be written")
 
 
 def add_file(group: argparse._ActionsContainer, *flags: str, help: str) -> None:

@@ -8,7 +8,8 @@ from typing import Any
 
 from contract.errors import ConfigError, RequestError
 from harness.cli.model_argument import add_model_argument
-from harness.cli.parser import add_file, add_quiet_flag, add_switch, check_output
+from harness.cli.outputs import check_output
+from harness.cli.parser import add_file, add_quiet_flag, add_switch
 from harness.cli.sessions import RUN_SETTINGS, open_session, sampling_of
 from harness.cli.suggestions import names_model
 from harness.console import note

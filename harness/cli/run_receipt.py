@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from contract.errors import ConfigError
 from contract.types import LOCAL_TENANT, Request
-from harness.cli.parser import check_output
+from harness.cli.outputs import check_output
 from harness.cli.prompt import opening, thinking_fields, user
 from harness.cli.receipts_command import default_folder
-from harness.digest import RowDigests, file_digest
+from harness.digest import RowDigests
+from harness.file_digests import opened_digest
 from harness.leaves import digest_of_spans
 from harness.settings import Settings
 from reference.runner import ROW_DIGEST
@@ -54,16 +55,17 @@ class RunReceipt:
         leaves = self.digests.first(len(tokens))
         chat = self.messages is not None and session.template is not None
         name = "run-" + secrets.token_hex(12)
-        files = [file_digest(Path(shard.path)) for shard in session.model.file.shards]
-        limits, config = session.runner.limits, session.model.config
+        files = [opened_digest(shard) for shard in session.model.file.shards]
+        config, opened = session.model.config, session.model.adapters
         assert finish is not None
         payload = base_payload(name, "chat" if chat else "completion")
-        opened, kv_dtype = session.model.adapters, limits.kv_dtype.name
         adapters = [
             {"sha256": opened.opened[n].digest, "scale": scale}
             for n, scale in opened.used(request.adapters)
         ]
-        payload |= function_facts(config.name, session.model, kv_dtype, files, adapters)
+        payload |= function_facts(
+            config.name, session.model, session.runner.limits, files, adapters
+        )
         template = session.template
         payload |= {
             "tenant": {"id": LOCAL_TENANT.id, "name": LOCAL_TENANT.name},
@@ -100,7 +102,7 @@ def receipt_of_run(args: argparse.Namespace, settings: Settings, prompt: str) ->
     from harness.serve.receipts.keys import open_key
 
     need_server_extra()
-    check_output("--receipt", args.receipt)
+    check_output("--receipt", args.receipt, args.file, args.trace, args.timeline)
     open_key(default_folder())
     messages = None if args.raw else [*opening(settings["system"]), user(prompt)]
     return RunReceipt(args.receipt, thinking_fields(settings["thinking"]), messages, prompt)

@@ -11,7 +11,8 @@ from pathlib import Path
 
 from contract.errors import ConfigError, ZincError, system_words
 from harness.catalog import DEFAULT_ID, resolve_model
-from harness.cli.parser import Parser, add_file, add_switch, check_output
+from harness.cli.outputs import check_output
+from harness.cli.parser import Parser, add_file, add_switch
 from harness.cli.tool import run_tool
 from harness.conformance.cases import known_cases
 from harness.conformance.must_pass import digest_lines, load_must_pass, must_pass_ids
@@ -96,7 +97,7 @@ def _chosen(args: argparse.Namespace) -> int:
 def _run(args: argparse.Namespace) -> int:
     settings = resolve(args, SETTINGS)
     out = args.out or Path(f"conformance-{args.tier}.tar.gz")
-    check_output("--out", out)
+    check_output("--out", out, args.must_pass, args.waivers)
     waivers = _waivers(args.waivers)
     known = known_cases(_default_model(settings["cache_dir"]))
     chosen = load_must_pass(args.must_pass)

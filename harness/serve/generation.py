@@ -368,10 +368,11 @@ def check_choices(prompts: int, n: int = 1) -> None:
 
 
 def sampling_of(body: Sampled, model: ServedModel, seed: int) -> SamplingParams:
-    """The sampling parameters of a body, with the model's defaults for those it omits."""
+    """The sampling parameters of a body, with the model's defaults for those it omits. Raises
+    RequestError."""
     window, own = model.penalty_window, model.sampling
     penalty = _given(body.repeat_penalty, own.repeat_penalty)
-    return SamplingParams(
+    sampling = SamplingParams(
         temperature=float(_given(body.temperature, own.temperature)),
         top_k=max(0, _given(body.top_k, own.top_k)),
         top_p=max(MIN_TOP_P, float(_given(body.top_p, own.top_p))),
@@ -382,6 +383,8 @@ def sampling_of(body: Sampled, model: ServedModel, seed: int) -> SamplingParams:
         frequency_penalty=float(_given(body.frequency_penalty, 0.0)),
         seed=seed % (MAX_UINT64 + 1),
     )
+    model.check_window(sampling)
+    return sampling
 
 
 def _given(value: T | None, default: T) -> T:

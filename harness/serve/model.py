@@ -10,7 +10,7 @@ from pathlib import Path
 
 from contract.arithmetic import PAGE_TOKENS
 from contract.errors import RequestError
-from contract.types import MAX_INT32, Tenant
+from contract.types import MAX_INT32, SamplingParams, Tenant
 from harness import catalog
 from harness.file_digests import file_digests, system_fingerprint
 from harness.host.dialect import Dialect, dialect_of
@@ -82,7 +82,7 @@ class ServedModel(HostedModel):
         return cls(
             **vars(hosted),
             name=options.name,
-            fingerprint=system_fingerprint(model, session.kv_dtype, options.digests),
+            fingerprint=system_fingerprint(model, hosted.limits, options.digests),
             created=int(path.stat().st_mtime),
             trace=None if session.recording.trace is None else session.recording.trace.name,
             names=frozenset((*other_names(path), *options.aliases)),
@@ -151,6 +151,12 @@ class ServedModel(HostedModel):
         self.trace_log.note(problem)
         if problem is not None:
             raise StorageProblem(f"the trace {self.trace} cannot be written: {problem}", full=True)
+
+    def check_window(self, sampling: SamplingParams) -> None:
+        """Raise RequestError for penalties that look back too far: what is stored for them may be
+        more, by what drafts need, and no answer depends on drafts."""
+        if sampling.penalizes and sampling.repeat_last_n > self.penalty_window:
+            raise RequestError("repeat_last_n", f"is at most {self.penalty_window}")
 
     def is_called(self, name: str | None) -> bool:
         """Whether a request for a model of this name means this one."""

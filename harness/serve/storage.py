@@ -52,7 +52,7 @@ class Database(ContextManager):
         """Raises ConfigError, naming the ``option`` that says where it is."""
         self._lock = threading.Lock()
         self._path, self._what, self._version = path, what, version
-        self._tables = tuple(tables)
+        self._tables, self._remedy = tuple(tables), f"name another with {option}"
         self._problem: StorageProblem | None = None
         self._log = ProblemLog(self.refused)
         self._tried = float("-inf")
@@ -60,7 +60,7 @@ class Database(ContextManager):
             self._file = self._opened()
         except (sqlite3.Error, OSError) as error:
             raise ConfigError(
-                f"{path}: cannot be {what}: {system_words(error)}; name another with {option}"
+                f"{path}: cannot be {what}: {system_words(error)}; {self._remedy}"
             ) from None
 
     def _opened(self) -> sqlite3.Connection:
@@ -87,14 +87,18 @@ class Database(ContextManager):
         )
         try:
             file.execute(f"PRAGMA locking_mode={locking}")
-            file.execute("PRAGMA journal_mode=WAL")
-            file.execute("PRAGMA synchronous=NORMAL")
-            file.execute("PRAGMA secure_delete=ON")
             found = file.execute("PRAGMA user_version").fetchone()[0]
             if found not in (0, self._version):
                 raise ConfigError(
                     f"{name}: has version {found} of {self._what}, not {self._version}"
                 )
+            listed = "SELECT name FROM sqlite_master WHERE type='table' AND name NOT LIKE 'sqlite%'"
+            own = {table.partition("(")[0].split()[-1] for table in self._tables}
+            if {table for (table,) in file.execute(listed)} - own:
+                raise ConfigError(f"{name}: is another program's database; {self._remedy}")
+            file.execute("PRAGMA journal_mode=WAL")
+            file.execute("PRAGMA synchronous=NORMAL")
+            file.execute("PRAGMA secure_delete=ON")
             for table in self._tables:
                 file.execute(table)
             if not found:

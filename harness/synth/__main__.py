@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
+from harness.cli.outputs import check_synthetic
 from harness.cli.parser import Parser, path_argument
 from harness.cli.tool import run_tool
 from harness.progress import progress_on
@@ -95,6 +97,10 @@ def _write(args: argparse.Namespace) -> int:
     values = _grouped(vars(args))
     out, tokenizer, size = values.pop("out"), values.pop("tokenizer_from"), values.pop("size")
     sparse, eagle = values.pop("sparse"), values.pop("eagle_out")
+    given = None if tokenizer is None else Path(tokenizer)
+    check_synthetic("--out", out, given)
+    if eagle is not None:
+        check_synthetic("--eagle-out", eagle, given, out)
     spec = sized_spec("tiny" if size == "custom" else size, **values)
     write_synthetic(out, spec, tokenizer_from=tokenizer, sparse=sparse, progress=progress_on())
     if eagle is not None:

@@ -56,8 +56,8 @@ def test_paths_that_cannot_be_written(zinc: Zinc, tiny_model: Path, plans: Path)
     folder = plans / "folder"
     folder.mkdir()
     for path, text in (
-        (plans / "none" / "model.plan", "there is no folder"),
-        (folder, "cannot write"),
+        (plans / "none" / "model.plan", "is not a folder"),
+        (folder, "is a folder; name a file"),
         (plans / ("n" * 300), "too long"),
     ):
         refused(zinc("export-plan", path, "--model", tiny_model, *SIZES), text)
@@ -90,4 +90,17 @@ def test_a_model_is_not_overwritten_by_a_plan(
     flags = ("--model", path if named else tiny_model)
     refused(zinc("export-plan", path, *flags, *SIZES), "a model is named with --model")
     assert path.read_bytes() == tiny_model.read_bytes()
+    assert list(plans.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("name", ["notes", "notes.weights"])
+def test_a_foreign_file_is_not_overwritten_by_a_plan(
+    zinc: Zinc, tiny_model: Path, plans: Path, name: str
+) -> None:
+    """Neither where the plan is to be nor beside it."""
+    path = plans / name
+    path.write_bytes(b"notes of years")
+    result = zinc("export-plan", plans / "notes", "--model", tiny_model, *SIZES)
+    refused(result, "is there and not of that kind")
+    assert path.read_bytes() == b"notes of years"
     assert list(plans.iterdir()) == [path]

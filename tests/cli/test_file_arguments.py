@@ -283,3 +283,64 @@ def test_a_folder_of_receipts_that_cannot_be_is_named_with_its_flag(
     assert (result.code, result.out) == (2, "")
     assert str(tmp_path / where) in result.err
     assert "--receipts" in result.err
+
+
+def files_in(folder: Path) -> dict[Path, bytes]:
+    """The files of a folder, by name."""
+    return {path: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+
+
+@pytest.mark.parametrize("kind", ["model", "link", "hard link", "read"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("run", "--file", "read", "--tier", "cpu", "--receipt"),
+        ("logits", "--tokens", "1", "--tier", "cpu", "--out"),
+        ("graph", "--out"),
+        ("conformance", "--tier", "cpu", "--must-pass", "read", "--out"),
+        ("conformance", "--tier", "cpu", "--waivers", "read", "--out"),
+        ("card-test", "--device", "simulated", "--must-pass", "read", "--out"),
+        ("asm", "read", "--output"),
+        ("synth", "--arch", "llama", "--tokenizer-from", "read", "--out"),
+        ("synth", "--arch", "llama", "--out", "new", "--tokenizer-from", "read", "--eagle-out"),
+    ],
+    ids=lambda words: " ".join(word for word in words if word.startswith("-") or word == words[0]),
+)
+def test_no_command_writes_over_what_is_read_or_a_model(
+    zinc: Zinc,
+    tmp_path: Path,
+    tiny_model: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    words: tuple[str, ...],
+    kind: str,
+) -> None:
+    """``logits --out model.gguf`` even cut the file that it had mapped."""
+    monkeypatch.setenv("ZINC_RT_MODEL", str(tiny_model))
+    monkeypatch.chdir(tmp_path)
+    model, read = tmp_path / "model.gguf", tmp_path / "read"
+    model.write_bytes(tiny_model.read_bytes().replace(b"zinc_rt.synth", b"another.maker"))
+    read.write_bytes(b"what somebody wrote")
+    (tmp_path / "link").symlink_to(model)
+    (tmp_path / "hard link").hardlink_to(model)
+    if kind == "read" and "read" not in words:
+        kind = "model"
+    before = files_in(tmp_path)
+    result = zinc(*words, "model.gguf" if kind == "model" else kind)
+    assert (result.code, result.out) == (2, "")
+    assert "name another" in result.err
+    assert files_in(tmp_path) == before
+
+
+def test_two_outputs_are_two_files(zinc: Zinc, tmp_path: Path) -> None:
+    path = tmp_path / "new.gguf"
+    result = zinc("synth", "--arch", "llama", "--out", path, "--eagle-out", path)
+    assert (result.code, result.out) == (2, "")
+    assert "--eagle-out" in result.err
+    assert not path.exists()
+
+
+def test_a_random_model_may_be_made_again(zinc: Zinc, tmp_path: Path) -> None:
+    """Negative control: the model and its head replace those of before."""
+    words = ("synth", "--arch", "llama", "--out", tmp_path / "a", "--eagle-out", tmp_path / "b")
+    for _ in range(2):
+        assert zinc(*words).code == 0

@@ -292,6 +292,8 @@ def test_missing_part_is_pulled_again(hub: Hub, tmp_path: Path) -> None:
     path = pulled(f"{NAME}:F32", tmp_path)
     second = tmp_path / SPLIT_FOLDER / list(PARTS)[1]
     second.unlink()
+    (second.parent / "notes.txt").write_text("notes of years")
     assert find_pulled(f"{NAME}:F32", tmp_path) is None
     assert resolve_model(f"{NAME}:F32", tmp_path) == path
     assert second.read_bytes() == PARTS[list(PARTS)[1]]
+    assert (second.parent / "notes.txt").read_text() == "notes of years", "what others put there"

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from contract.arithmetic import PAGE_TOKENS
-from harness.file_digests import cached_digest
+from contract.errors import ModelFileError
+from harness.file_digests import cached_digest, file_digests
 from harness.serve.page import HEADERS, read_page
 from harness.serve.routes import ROUTES
 from harness.serve.run import Running
 from harness.serve.wire import ChatRequest
+from harness.synth import sized_spec, write_synthetic
+from reference.model.open import open_model
 from tests.serve.http import Http
 
 MESSAGES = [{"role": "user", "content": "hello <|im_end|>"}]
@@ -144,6 +150,38 @@ def test_a_digest_is_kept_until_the_file_changes(
     assert cached_digest(file, kept) != first
     kept.write_text("[")
     assert cached_digest(file, kept) != first
+
+
+@pytest.mark.parametrize("change", ["replaced", "removed"])
+def test_digests_are_of_the_files_that_are_open(tmp_path: Path, change: str) -> None:
+    """A model takes a minute to load, and its file may have changed hands when its digest is asked
+    for: receipts and the disk cache would name another model's file."""
+    path, other = tmp_path / "model.gguf", tmp_path / "other.gguf"
+    for number, each in enumerate((path, other)):
+        write_synthetic(each, sized_spec("tiny", seed=number))
+    own = hashlib.sha256(path.read_bytes()).hexdigest()
+    with closing(open_model(path)) as model:
+        if change == "replaced":
+            other.replace(path)
+        else:
+            path.unlink()
+        for kept in (tmp_path / "a.json", tmp_path / "a.json", tmp_path / "b.json"):
+            assert file_digests(model, kept) == [own]
+            if change == "replaced":
+                assert cached_digest(path, kept) != own
+
+
+def test_a_model_that_was_written_to_has_no_digest(tmp_path: Path) -> None:
+    """Neither the bytes of before nor those of now are what it computes with."""
+    path = tmp_path / "model.gguf"
+    write_synthetic(path, sized_spec("tiny"))
+    with closing(open_model(path)) as model:
+        with path.open("r+b") as file:
+            file.seek(-4, os.SEEK_END)
+            file.write(b"\1\2\3\4")
+        os.utime(path, ns=(1, 1))
+        with pytest.raises(ModelFileError, match="was written to since it was opened"):
+            file_digests(model, tmp_path / "digests.json")
 
 
 def test_streams_are_of_a_type_of_their_own(http: Http) -> None:

@@ -139,12 +139,15 @@ def test_a_rotation_without_room_on_the_disk_changes_nothing(
 def test_what_a_killed_process_wrote_of_a_key_goes(tmp_path: Path) -> None:
     """It may be a private key; a copy of the owner's stays."""
     key = open_key(tmp_path)
-    killed = [tmp_path / f"{name}.{number}" for name in (PRIVATE, HISTORY) for number in (1, 99999)]
-    kept = [tmp_path / name for name in (f"{PRIVATE}.old", f"{PRIVATE}.1.bak", "7", "notes.7")]
+    killed = [tmp_path / f"{name}.{number:016x}.partial" for name in (PRIVATE, HISTORY)
+              for number in (1, 99999)]  # fmt: skip
+    names = (f"{PRIVATE}.old", f"{PRIVATE}.1.bak", f"{PRIVATE}.20261129", f"{HISTORY}.1", "7")
+    kept = [tmp_path / name for name in (*names, f"{PRIVATE}.{os.getpid()}")]
     for path in killed + kept:
         path.write_bytes((tmp_path / PRIVATE).read_bytes())
     assert open_key(tmp_path).public == key.public
     assert [path for path in killed if path.exists()] == []
+    rotate_receipt_key(tmp_path)
     assert all(path.exists() for path in kept)
 
 

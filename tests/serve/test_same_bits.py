@@ -5,11 +5,16 @@ from __future__ import annotations
 import json
 import random
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
 from harness.serve.generation import DRAWN_SEED_BITS
+from harness.serve.receipts.check import model_problems
+from harness.serve.receipts.document import parse_receipt
+from harness.serve.receipts.store import ReceiptStore
 from harness.serve.run import Running
+from harness.synth import sized_spec, write_synthetic
 from tests.serve.conftest import Serve
 from tests.serve.http import Http
 
@@ -134,4 +139,35 @@ def test_penalties_look_back_as_far_whatever_is_guessed_ahead(serve: Serve) -> N
             found.add(told(http, body))
             assert told(http, {**body, "repeat_last_n": 64}) in found
             assert told(http, {**body, "repeat_last_n": 60}) not in found
+            for far in (65, 75, 76):
+                reply = http.post("/v1/completions", {**body, "repeat_last_n": far})
+                assert (reply.status, reply.error["param"]) == (400, "repeat_last_n")
+            unused = {**body, "presence_penalty": 0, "repeat_last_n": 4096, "max_tokens": 1}
+            assert http.post("/v1/completions", unused).status == 200
     assert len(found) == 1
+
+
+def test_a_context_that_chooses_other_frequencies_is_another_function(
+    serve: Serve, tmp_path: Path
+) -> None:
+    """Phi-3 has divisors for long contexts. An honest answer of the other server is no lie: its
+    receipt says what the context chose."""
+    path, body = tmp_path / "phi3.gguf", {"prompt": "To be or not", "max_tokens": 8, "seed": 1}
+    sizes = {"architecture": "phi3", "long_rope": True, "rope_original_context": 64}
+    write_synthetic(path, sized_spec("tiny", **sizes))
+    found: dict[str, set[str]] = {}
+    receipts = []
+    for context in (64, 128, 160):
+        folder = tmp_path / str(context)
+        with serve(path=path, context=context, receipts=folder) as server:
+            answer = Http(server.url).post("/v1/completions", {**body, "logprobs": 1}).json
+            found.setdefault(answer["system_fingerprint"], set()).add(json.dumps(answer["choices"]))
+            with ReceiptStore(folder) as store:
+                (text,) = store.exported(0)
+            receipts.append(parse_receipt(text.encode(), "r"))
+            differing = [model_problems(receipt, server.service.model) for receipt in receipts]
+    assert [len(answers) for answers in found.values()] == [1, 1]
+    assert len(set().union(*found.values())) == 2
+    (problem,) = differing[0]
+    assert problem.startswith("context: rope_factors_short.weight answered")
+    assert differing[1:] == [[], []]

@@ -243,3 +243,25 @@ def test_a_name_that_is_no_slot_is_told_as_it_is(hermes: Running) -> None:
         reply = Http(hermes.url).post(f"/slots/{name}?action=erase", {})
         assert (reply.status, reply.error["param"]) == (400, "id_slot"), name
         assert unquote(name) in reply.error["message"]
+
+
+def test_a_file_that_is_no_saved_slot_is_not_overwritten(serve: Serve, tmp_path: Path) -> None:
+    """A client names the file, and the folder may have others, also behind a link."""
+    (tmp_path / "model.gguf").write_bytes(b"GGUF and so on")
+    (tmp_path / "link.bin").symlink_to(tmp_path / "model.gguf")
+    with serve(slot_save_path=tmp_path) as server:
+        http = Http(server.url)
+        continued(http, id_slot=0)
+        for name in ("model.gguf", "link.bin"):
+            answer = refused(http, "save", filename=name)
+            assert (answer["status"], answer["param"]) == (400, "filename")
+        assert act(http, "save", **FILE)["n_saved"] == act(http, "save", **FILE)["n_saved"]
+    assert (tmp_path / "model.gguf").read_bytes() == b"GGUF and so on"
+    assert (tmp_path / "link.bin").is_symlink()
+
+
+def test_a_secret_of_another_program_stays(tmp_path: Path) -> None:
+    (tmp_path / slot_files.SECRET).write_bytes(b"a password")
+    with pytest.raises(ConfigError, match="another program's"):
+        slot_files.SlotFolder(tmp_path)
+    assert (tmp_path / slot_files.SECRET).read_bytes() == b"a password"

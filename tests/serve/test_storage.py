@@ -8,12 +8,13 @@ import shutil
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from contract.errors import ConfigError
 from contract.types import Tenant
 from harness.serve.errors import ApiError
 from harness.serve.ledger_store import Counts, LedgerStore
@@ -294,3 +295,18 @@ def test_a_server_starts_where_the_disk_is_full(
         more = BODY | {"previous_response_id": first["id"]}
         assert http.post("/v1/responses", more).status == 200
         assert "Traceback" not in caplog.text
+
+
+@pytest.mark.parametrize("kept", KINDS, ids=str)
+@pytest.mark.parametrize("version", [0, 1])
+def test_another_programs_database_stays_as_it_is(kept: Kept, tmp_path: Path, version: int) -> None:
+    """It has no version either, or by chance ours."""
+    path = tmp_path / kept.name
+    with closing(sqlite3.connect(path)) as file:
+        file.execute("CREATE TABLE notes (text TEXT)")
+        file.execute(f"PRAGMA user_version={version}")
+    before = path.read_bytes()
+    with pytest.raises(ConfigError, match="another program's database; name another"):
+        kept.make(tmp_path)
+    assert path.read_bytes() == before
+    assert not (tmp_path / f"{kept.name}-wal").exists()

@@ -10,6 +10,7 @@ folder, is refused. It becomes visible by renaming."""
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import os
 import re
@@ -32,7 +33,7 @@ from contract.types import LOCAL_TENANT, Tenant
 from harness.serve.storage import StorageProblem
 from reference.memory.disk.entry import Bytes
 from reference.memory.disk.folder import secret_in
-from reference.memory.disk.names import SCOPE_BYTES, PageNames
+from reference.memory.disk.names import SCOPE_BYTES, SECRET_BYTES, PageNames
 from reference.memory.prefix import scope_of
 
 SECRET = ".secret"
@@ -71,6 +72,9 @@ class SlotFolder:
             for folder in (path, *path.glob("?" * 2 * SCOPE_BYTES)):
                 remove_abandoned(folder, ".")
             remove_abandoned(path, f"{SECRET}.")
+            # Of another length it would be made anew, and this one be lost.
+            if (path / SECRET).exists() and (path / SECRET).stat().st_size != SECRET_BYTES:
+                raise OSError(errno.EEXIST, f"its {SECRET} is another program's")
             self._secret = secret_in(path / SECRET)
         except OSError as error:
             raise ConfigError(f"{path}: cannot save slots there: {error.strerror}") from None
@@ -87,8 +91,11 @@ class SlotFolder:
         try:
             target.parent.mkdir(mode=0o700, exist_ok=True)
             remove_abandoned(target.parent, ".")
-            if not target.exists() and _count_files(target.parent) >= MOST_FILES:
-                raise RequestError("filename", f"would be one of more than {MOST_FILES} files")
+            if not os.path.lexists(target):
+                if _count_files(target.parent) >= MOST_FILES:
+                    raise RequestError("filename", f"would be one of more than {MOST_FILES} files")
+            elif not _is_saved(target):
+                raise RequestError("filename", "is a file there that is no saved slot")
             handle = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
             with being_written(partial):
                 with open(handle, "wb") as file:
@@ -205,6 +212,14 @@ class SlotFolder:
 
     def _root(self, tenant: Tenant, function: str) -> bytes:
         return PageNames(self._secret, function).root(_key(tenant))
+
+
+def _is_saved(path: Path) -> bool:
+    """Whether a slot may be saved in the place of a file: one of a slot, or an empty one."""
+    if not path.is_file() or path.is_symlink():
+        return False
+    with path.open("rb") as file:
+        return file.read(len(MAGIC)) in (b"", MAGIC)
 
 
 def _key(tenant: Tenant) -> Sequence[str | int]:

@@ -10,6 +10,7 @@ from itertools import pairwise
 from contract.arithmetic import ARITHMETIC_VERSION
 from contract.errors import ZincError
 from contract.types import LOCAL_TENANT, Request
+from harness.file_digests import frequency_tables
 from harness.sampling_defaults import sampling_defaults
 from harness.serve.answer_grammar import Constrained, TextPlan
 from harness.serve.chat import ChatPlan
@@ -127,6 +128,12 @@ def model_problems(receipt: Receipt, model: ServedModel) -> list[str]:
     if facts.kv_dtype != model.limits.kv_dtype.name:
         problems.append(
             f"kv_dtype: {facts.kv_dtype} answered, this is {model.limits.kv_dtype.name}"
+        )
+    tables = frequency_tables(model.model, model.limits.context)
+    if facts.rope_factors and facts.rope_factors != tables:
+        problems.append(
+            f"context: {' '.join(facts.rope_factors)} answered, which the length of the context "
+            f"chooses; of --context {model.limits.context} it is {' '.join(tables)}"
         )
     known = {adapter.digest for adapter in model.model.adapters.opened}
     for adapter in facts.adapters:

@@ -36,7 +36,8 @@ class AdapterFacts(Struct, forbid_unknown_fields=True):
 
 class ModelFacts(Struct, forbid_unknown_fields=True):
     """The model that answered: ``files`` are the SHA-256 of its files, ``types`` the formats of its
-    weights, ``kv_dtype`` the storage of keys and values, ``adapters`` those that it used."""
+    weights, ``kv_dtype`` the storage of keys and values, ``adapters`` those that it used, and
+    ``rope_factors`` the tensors that the length of the context chose."""
 
     name: str
     architecture: str
@@ -47,6 +48,7 @@ class ModelFacts(Struct, forbid_unknown_fields=True):
     kv_dtype: str
     files: list[Hex32]
     adapters: list[AdapterFacts] = []
+    rope_factors: list[str] = []
 
 
 class ReceiptTenant(Struct, forbid_unknown_fields=True):

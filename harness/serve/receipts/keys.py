@@ -16,6 +16,7 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from contract.cached_files import PARTIAL, RANDOM_NAME
 from contract.errors import ConfigError
 from contract.lazy_dataclass import dataclass
 from harness.extras import optional_libraries
@@ -25,8 +26,10 @@ if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 PRIVATE, HISTORY, LOCK = "key.pem", "keys.jsonl", "key.lock"
-UNFINISHED = re.compile(rf"({re.escape(PRIVATE)}|{re.escape(HISTORY)})\.\d+")
-"""Names of files that are being written, with the number of the process that has the lock."""
+UNFINISHED = re.compile(
+    rf"({re.escape(PRIVATE)}|{re.escape(HISTORY)})\.{RANDOM_NAME}{re.escape(PARTIAL)}"
+)
+"""Names of files that are being written."""
 LOCK_SECONDS = 10.0
 """Longest wait for another process that makes a key."""
 OWNER_ONLY = 0o600
@@ -201,8 +204,7 @@ def _write_private(folder: Path, key: ReceiptKey) -> None:
 
 def _replace(path: Path, content: bytes, mode: int) -> None:
     """Write a file that is there whole or not at all."""
-    partial = path.with_name(f"{path.name}.{os.getpid()}")
-    partial.unlink(missing_ok=True)
+    partial = path.with_name(f"{path.name}.{os.urandom(8).hex()}{PARTIAL}")
     try:
         with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
             file.write(content)

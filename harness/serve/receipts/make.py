@@ -13,6 +13,7 @@ import msgspec
 
 from contract.arithmetic import ARITHMETIC_VERSION
 from contract.types import Request, SamplingParams, Tenant
+from harness.file_digests import frequency_tables
 from harness.serve.receipts.canonical import canonical_digest
 from harness.serve.receipts.store import ReceiptStore, base_payload
 from harness.serve.receipts.tree import tree_root
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from harness.sampling_defaults import SamplingDefaults
     from harness.serve.generation import Generation
     from harness.serve.model import ServedModel
+    from reference.limits import Limits
     from reference.model.open import Model
 
 Json = dict[str, Any]
@@ -89,8 +91,7 @@ def served_facts(model: ServedModel, tenant: Tenant) -> Json:
     """The facts of a receipt about the model that answered, and the tenant."""
     template = None if model.template is None else model.template.text
     adapters = model.adapters.facts(model.scales or ())
-    kv_dtype = model.limits.kv_dtype.name
-    facts = function_facts(model.name, model.model, kv_dtype, model.files, adapters)
+    facts = function_facts(model.name, model.model, model.limits, model.files, adapters)
     return facts | {
         "tenant": {"id": tenant.id, "name": tenant.name},
         "template": template_digest(template),
@@ -99,10 +100,11 @@ def served_facts(model: ServedModel, tenant: Tenant) -> Json:
 
 
 def function_facts(
-    name: str, model: Model, kv_dtype: str, files: Sequence[str], adapters: Sequence[Json]
+    name: str, model: Model, limits: Limits, files: Sequence[str], adapters: Sequence[Json]
 ) -> Json:
     """The function that a model computes: its files, the adapters, and the arithmetic."""
     config = model.config
+    tables = frequency_tables(model, limits.context)
     types = {tensor.ggml_type.name for tensor in model.file.tensors.values()}
     facts = {
         "name": name,
@@ -111,9 +113,10 @@ def function_facts(
         "hidden": config.hidden,
         "vocab": config.vocab,
         "types": sorted(types),
-        "kv_dtype": kv_dtype,
+        "kv_dtype": limits.kv_dtype.name,
         "files": list(files),
         **({"adapters": list(adapters)} if adapters else {}),
+        **({"rope_factors": tables} if tables else {}),
     }
     return {"arithmetic": ARITHMETIC_VERSION, "model": facts}
 
