@@ -13,6 +13,7 @@ from harness.serve.responses.parse import chat_of
 from harness.serve.responses.render import ResponseEvents, response_of
 from harness.serve.responses.wire import ResponsesRequest
 from harness.serve.run import Running
+from tests.held_steps import hold_steps
 from tests.serve.http import Http
 
 ASKED: dict[str, Any] = {
@@ -137,8 +138,11 @@ def test_what_is_refused(http: Http, more: dict[str, object], param: str, code: 
     assert (refused.error["param"], refused.error["code"]) == (param, code)
 
 
-def test_a_stream_that_fails_raises(server: Running, client: OpenAI) -> None:
+def test_a_stream_that_fails_raises(
+    server: Running, client: OpenAI, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The client gets an exception with the message, not a short answer."""
+    steps = hold_steps(monkeypatch, 5)
     stream = client.responses.create(**{**ASKED, "max_output_tokens": 200}, stream=True)
     next(iter(stream))
     driver = server.service.model.driver
@@ -148,6 +152,7 @@ def test_a_stream_that_fails_raises(server: Running, client: OpenAI) -> None:
             engine._failed.append(sequence)
 
     driver.call(fail)
+    steps.allow()
     with pytest.raises(openai.APIError, match="failed on this request"):
         for _ in stream:
             pass
