@@ -16,6 +16,8 @@ from typing import Any
 
 import pytest
 from hypothesis import settings
+from hypothesis.internal.conjecture import providers
+from hypothesis.internal.constants_ast import Constants
 
 from accel.native.library import default_cache
 from accel.native.names import sources_digest
@@ -56,6 +58,11 @@ for profile, examples in (("any machine", 20), ("all", 50)):
     )
 settings.register_profile("long", deadline=None, max_examples=1000, derandomize=False)
 settings.load_profile("any machine")
+of_loaded_modules = providers._get_local_constants
+# Hypothesis draws constants of the project's modules, which are others where other tests are found.
+providers._get_local_constants = lambda: (
+    Constants() if settings().derandomize else of_loaded_modules()
+)
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -20,6 +20,8 @@ from tests.needs import missing
 EMULATOR = Path(__file__).with_name("warp_emulator.h")
 BLOCKS = Path(__file__).with_name("block_emulator.cpp")
 OPTIONS = ("-std=c++17", "-Og", "-ffp-contract=off", "-fPIC", "-w")
+# Kernels use none of the C++ library. Without it C's headers are half as much to load for each.
+KERNEL = ("-nostdinc++",)
 LINUX = sys.platform == "linux"
 # Most of linking is reading what libraries of the system define, of which kernels use little.
 LINKED = ("-shared", "-nodefaultlibs") if LINUX else ("-shared",)
@@ -72,7 +74,7 @@ def keep_kernels(folder: Path, cache: Path) -> None:
         return
     version = subprocess.run([compiler, "--version"], capture_output=True, check=True)
     texts = [path.read_bytes() for path in sorted(EMULATOR.parent.glob("*_emulator.*"))]
-    parts = (version.stdout, repr((OPTIONS, LINKED)).encode(), *texts)
+    parts = (version.stdout, repr((OPTIONS, KERNEL, LINKED)).encode(), *texts)
     kept = cache / f"emulated-{hashlib.sha256(b'|'.join(parts)).hexdigest()[:20]}"
     kept.mkdir(parents=True, exist_ok=True)
     (folder / BUILT).symlink_to(kept, target_is_directory=True)
@@ -93,7 +95,7 @@ def emulate(source: Source, folder: Path) -> Emulated:
         code = folder / f"{name}-{os.getpid()}.cpp"
         code.write_text(text, encoding="utf-8")
         blocks = str(once / BLOCKS.with_suffix(".o").name)
-        _compile(compiler, *LINKED, f"-I{once}", str(code), blocks, to=library)
+        _compile(compiler, *KERNEL, *LINKED, f"-I{once}", str(code), blocks, to=library)
         code.unlink()
     for needed in LIBRARIES:
         ctypes.CDLL(needed, ctypes.RTLD_GLOBAL)
@@ -115,9 +117,8 @@ def _compiled_once(compiler: str, folder: Path) -> Path:
         for one in EMULATOR.parent.glob("*_emulator.h"):
             shutil.copy(one, made)
         header = made / EMULATOR.name
-        _compile(
-            compiler, "-x", "c++-header", str(header), to=header.with_name(f"{header.name}.gch")
-        )
+        parsed = header.with_name(f"{header.name}.gch")
+        _compile(compiler, *KERNEL, "-x", "c++-header", str(header), to=parsed)
         with suppress(OSError):  # another process was first
             made.rename(once)
     return once
