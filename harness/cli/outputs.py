@@ -27,7 +27,7 @@ def check_place(flag: str, path: Path, *read: Path | None) -> None:
     """The same where a model may be replaced."""
     folder = path.absolute().parent
     if not os.path.isdir(folder):
-        raise ConfigError(f"{flag}: {path.parent} is not a folder")
+        raise ConfigError(f"{flag}: {path} cannot be written: {path.parent} is not a folder")
     if os.path.isdir(path):
         raise ConfigError(f"{flag}: {path} is a folder; name a file in it")
     if not os.access(path if os.path.exists(path) else folder, os.W_OK):
