@@ -16,15 +16,16 @@ METADATA_BYTES = 4096
 def check_output(flag: str, path: Path, *read: Path | None) -> None:
     """Raise ConfigError before anything is computed where no file can be written to ``path``, or it
     is a model or one of the files that are ``read``, which would be lost."""
-    check_place(flag, path, *read)
+    check_writable(flag, path, *read)
     from reference.model.gguf.header import MAGIC
 
     if _begin(path, len(MAGIC)) == MAGIC:
         raise ConfigError(f"{flag}: {path} is a model; name another file")
 
 
-def check_place(flag: str, path: Path, *read: Path | None) -> None:
-    """The same where a model may be replaced."""
+def check_writable(flag: str, path: Path, *read: Path | None) -> None:
+    """Raise ConfigError where no file can be written to ``path``, or it is one of the files that
+    are ``read``. A model may be replaced."""
     folder = path.absolute().parent
     if not os.path.isdir(folder):
         raise ConfigError(f"{flag}: {path} cannot be written: {path.parent} is not a folder")
@@ -39,7 +40,7 @@ def check_place(flag: str, path: Path, *read: Path | None) -> None:
 def check_synthetic(flag: str, path: Path, *read: Path | None) -> None:
     """Raise ConfigError where a random model cannot be written to ``path``, or would replace a file
     that is no random model."""
-    check_place(flag, path, *read)
+    check_writable(flag, path, *read)
     begin = _begin(path, METADATA_BYTES)
     if begin and not any(mark in begin for mark in SYNTHETIC):
         raise ConfigError(f"{flag}: {path} is there and no random model; name another file")
@@ -48,7 +49,7 @@ def check_synthetic(flag: str, path: Path, *read: Path | None) -> None:
 def check_own(flag: str, path: Path, magic: bytes) -> None:
     """Raise ConfigError where a file of a format of ours, which begins with ``magic``, would
     replace another."""
-    check_place(flag, path)
+    check_writable(flag, path)
     if _begin(path, len(magic)) not in (b"", magic):
         raise ConfigError(f"{flag}: {path} is there and not of that kind; name another file")
 

@@ -115,7 +115,7 @@ def running(
             slots = SlotTable(SlotFolder(options.slot_save_path))
         if options.state is not None:
             responses = owned.enter_context(ResponseStore(options.state))
-        _check_beside(options.beside)
+        _check_model_headers(options.beside)
         models = owned.enter_context(_open_models(options, accounts, ledger, progress, owned))
         if slots is not None:
             models.service.slots = slots
@@ -147,9 +147,9 @@ def running(
             server.drain(0.0)
 
 
-def _check_beside(beside: Mapping[str, Path]) -> None:
+def _check_model_headers(models: Mapping[str, Path]) -> None:
     """Read the headers of models that are loaded when requests name them. Raises ConfigError."""
-    for name, path in beside.items():
+    for name, path in models.items():
         try:
             open_gguf_model(path).close()
         except ZincError as error:

@@ -75,7 +75,7 @@ class TemplateForms:
         they say is part of the user's turns where it takes none."""
         roles = [message["role"] for message in messages]
         if "system" in roles and not self.takes_system:
-            return _told_by_user(messages)
+            return _system_in_user_turns(messages)
         first = next((n for n, role in enumerate(roles) if role != "system"), len(roles))
         head, rest = list(messages[:first]), list(messages[first:])
         texts = [_text_of(message.get("content")) for message in head]
@@ -207,23 +207,25 @@ class TemplateForms:
         return {"role": "user", "content": text if self.takes_text("user") else _parts(text)}
 
 
-def _told_by_user(messages: Sequence[Turn]) -> list[Turn]:
-    """``messages`` with system texts as the user's, and one turn of those that then stand side by
-    side: many templates require turns to alternate. What is no text stays as it is."""
-    told: list[Turn] = []
-    takes_next = False
+def _system_in_user_turns(messages: Sequence[Turn]) -> list[Turn]:
+    """``messages`` in which system messages are turns of the user, joined with the user's turn next
+    to them: many templates require turns to alternate. Content that is no text stays as it is."""
+    merged: list[Turn] = []
+    joins_next = False
     for message in messages:
         text = _text_of(message.get("content"))
         is_system = message["role"] == "system" and text is not None
         turn = {"role": "user", "content": text} if is_system else message
-        before = told[-1] if told and told[-1]["role"] == "user" else {}
-        earlier = _text_of(before.get("content"))
-        if turn["role"] == "user" and (is_system or takes_next) and None not in (earlier, text):
-            told[-1] = {**before, **turn, "content": "\n\n".join(filter(None, (earlier, text)))}
+        previous = merged[-1] if merged and merged[-1]["role"] == "user" else {}
+        previous_text = _text_of(previous.get("content"))
+        joins = turn["role"] == "user" and (is_system or joins_next)
+        if joins and None not in (previous_text, text):
+            content = "\n\n".join(filter(None, (previous_text, text)))
+            merged[-1] = {**previous, **turn, "content": content}
         else:
-            told.append(turn)
-        takes_next = is_system
-    return told
+            merged.append(turn)
+        joins_next = is_system
+    return merged
 
 
 def _calling(content: Any, as_text: bool) -> Turn:
