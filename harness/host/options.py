@@ -115,7 +115,7 @@ class SessionOptions:
     def penalty_window(self, context: int) -> int:
         """Most tokens that penalties look back at. Not what is stored for them: drafts need more of
         that, and change no answer."""
-        return max(1, min(self.repeat_last_n, context))
+        return min(self.repeat_last_n, context)
 
     def limits(self, context: int) -> Limits:
         """The sizes of a session of so many positions."""
@@ -129,7 +129,7 @@ class SessionOptions:
             kv_dtype=BY_NAME[self.kv_dtype],
             step_tokens=chunk + self.slots,
             step_rows=max(self.slots, chunk) if self.all_logits else rows,
-            recent_tokens=self.penalty_window(context) + self.draft,
+            recent_tokens=max(1, self.penalty_window(context)) + self.draft,
         )
         return replace(
             limits,

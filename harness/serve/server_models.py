@@ -100,7 +100,8 @@ class ServerModels:
         self._ledger = ledger
         self._open = open_it
         self._changed = threading.Condition()
-        self._activating = threading.Lock()
+        self.activating = threading.Lock()
+        """Held while another model is chosen to answer, or one is deleted."""
         self._retiring: list[threading.Thread] = []
         self._closing = False
         owned = ExitStack()
@@ -229,7 +230,7 @@ class ServerModels:
         """Let the model in ``path`` answer, called ``name``, from now on, and after a restart;
         gives back when it does. Raises ApiError when another is being loaded, and when this one
         cannot be: then nothing has changed."""
-        if not self._activating.acquire(blocking=False):
+        if not self.activating.acquire(blocking=False):
             raise try_again("another model is being loaded", "model_loading", RESTART_SECONDS)
         try:
             self._check_accepting()
@@ -241,7 +242,7 @@ class ServerModels:
             self._ledger.activate(file, None if name == began else name)
             return self.service
         finally:
-            self._activating.release()
+            self.activating.release()
 
     def close(self, seconds: float) -> None:
         """Take no more requests, let those in flight end for so many seconds, and cut the rest."""

@@ -42,8 +42,6 @@ VALUES = frozenset(
 )
 """Keywords without schemas in them."""
 BOUNDS = frozenset(("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"))
-OF_NUMBERS = BOUNDS | {"type", "multipleOf"}
-"""Keywords of a schema that is of numbers alone."""
 ROOT_ONLY = frozenset(("$schema", "$id"))
 NOT_ENFORCED = frozenset(
     (
@@ -241,11 +239,11 @@ def _with_integers(value: Any) -> Any:
 
 
 def _with_short_spellings(part: dict[str, Any]) -> dict[str, Any]:
-    """A schema of numbers with a choice of steps, where its grammar may refuse multiples whose last
-    zeros are not written: of 0.25 it takes 0.50 alone, and that only where bounds let the zero be
-    written."""
-    step, kinds = part.get("multipleOf"), part.get("type")
-    if type(step) is not float or "number" not in (kinds or ()) or not part.keys() <= OF_NUMBERS:
+    """A schema with a choice of steps, where its grammar may refuse multiples whose last zeros are
+    not written: of 0.25 it takes 0.50 alone, and that only where bounds or an ``enum`` let the zero
+    be written."""
+    step = part.get("multipleOf")
+    if type(step) is not float:
         return part
     _, digits, exponent = Decimal(repr(step)).normalize().as_tuple()
     assert isinstance(exponent, int)
@@ -257,7 +255,9 @@ def _with_short_spellings(part: dict[str, Any]) -> dict[str, Any]:
     if len(steps) == 1:
         return part
     chosen = [float(Decimal(number).scaleb(-places)) for number, places in steps.items()]
-    return {"anyOf": [{**part, "multipleOf": one} for one in chosen]}
+    choice = {"anyOf": [{"multipleOf": one} for one in chosen]}
+    rest = {keyword: value for keyword, value in part.items() if keyword != "multipleOf"}
+    return {**rest, "allOf": [*rest.get("allOf", ()), choice]} if "anyOf" in rest else rest | choice
 
 
 def _is_open_end(keyword: str, value: object) -> bool:
