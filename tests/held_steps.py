@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.serve import generation
+from harness.serve import engine_requests
 from reference.engine import Engine
 
 LOOK_SECONDS = 0.005
@@ -65,7 +65,7 @@ def main() -> None:
             held.allow()
         return held.step(engine)
 
-    generation.random_bits = random.Random(FIRST_SEED).getrandbits
+    engine_requests.random_bits = random.Random(FIRST_SEED).getrandbits
     Engine.step = step  # type: ignore[assignment, method-assign]
     sys.argv = ["zinc-rt", *sys.argv[3:]]
     runpy.run_module("harness", run_name="__main__")

@@ -18,6 +18,7 @@ from harness.serve.answers import Answer, AnswerShape, ChatShape, Json, ShapeOf
 from harness.serve.caller import Caller
 from harness.serve.chat import ChatPlan
 from harness.serve.completion_answers import CompletionShape
+from harness.serve.engine_requests import COMPLETION_TOKENS, requests_of
 from harness.serve.errors import (
     RESTART_SECONDS,
     ApiError,
@@ -29,7 +30,7 @@ from harness.serve.errors import (
     renaming,
     try_again,
 )
-from harness.serve.generation import COMPLETION_TOKENS, Generation, requests_of
+from harness.serve.generation import Generation
 from harness.serve.infill_prompt import infill_prompt
 from harness.serve.ledger_store import Counts, LedgerStore
 from harness.serve.llama_cpp.slots import SlotTable
