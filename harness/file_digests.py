@@ -18,7 +18,7 @@ from reference.limits import Limits
 from reference.model.gguf.shard import Shard
 from reference.model.open import Model
 
-MOST_CACHED = 256
+MAX_CACHED = 256
 """Most files whose digests the cache file holds."""
 DIGESTS_FILE = "digests.json"
 """Its usual name."""
@@ -60,7 +60,7 @@ def _cached(path: Path, state: os.stat_result, cache_file: Path, compute: Callab
     digest = compute()
     known.pop(str(path), None)
     known[str(path)] = [stamp, digest]
-    _write(cache_file, dict(list(known.items())[-MOST_CACHED:]))
+    _write(cache_file, dict(list(known.items())[-MAX_CACHED:]))
     return digest
 
 

@@ -33,7 +33,7 @@ from reference.sched.tenants import Tenants
 
 T = TypeVar("T")
 log = logging.getLogger("zinc_rt.serve")
-LEAST_FLUSH_SECONDS = 1.0
+MIN_FLUSH_SECONDS = 1.0
 """Fewest seconds in which the disk cache is written when a driver closes."""
 FIRST_SECONDS = 0.25
 """How long the thread that submitted requests waits for their first event before it goes on."""
@@ -161,7 +161,7 @@ class ThreadedDriver(EngineDriver):
             time.sleep(0.05)
         disk = self._engine.disk
         if disk is not None and drain_seconds:
-            disk.end_in(max(LEAST_FLUSH_SECONDS, deadline - time.monotonic()))
+            disk.end_in(max(MIN_FLUSH_SECONDS, deadline - time.monotonic()))
         with suppress(EngineStopped):
             self._thread.remove(self)
 

@@ -26,7 +26,7 @@ LOOK_SECONDS = 1.0
 """Seconds between two looks at the free memory."""
 SHORT_LOOKS = 2
 """Looks in turn that find too little before memory is given back."""
-FREE_SECONDS, MOST_FREE_SECONDS = 30.0, 600.0
+FREE_SECONDS, MAX_FREE_SECONDS = 30.0, 600.0
 """Seconds for which memory must be free before it is taken again. They double, up to a most, each
 time it is needed again soon after."""
 RETRY_SECONDS = (1.0, 2.0, 4.0)
@@ -76,8 +76,8 @@ class LiveMemory:
         elif self._free_since is None:
             self._free_since = at
         if self._short >= SHORT_LOOKS and not self._least(engine):
-            again = at - self._taken < MOST_FREE_SECONDS
-            most = min(MOST_FREE_SECONDS, 2 * self._free_seconds)
+            again = at - self._taken < MAX_FREE_SECONDS
+            most = min(MAX_FREE_SECONDS, 2 * self._free_seconds)
             self._free_seconds = most if again else FREE_SECONDS
             self._reopen(engine)
         elif self._free_since is not None and at - self._free_since >= self._free_seconds:

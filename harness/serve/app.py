@@ -46,7 +46,7 @@ from harness.tenants import Account
 log = logging.getLogger("zinc_rt.serve")
 IGNORED_HEADER = "X-Zinc-Ignored"
 """Names the fields of a request that changed nothing."""
-MOST_LISTED = 2048
+MAX_LISTED = 2048
 """Characters of that header at most."""
 REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 VERSION = "/v1"
@@ -231,7 +231,7 @@ def _shared(origin: str) -> dict[str, str]:
 
 def _listed(names: Iterable[str]) -> str:
     """Names of fields as a header may have them, whatever characters a client put into them."""
-    return ", ".join(quote(name, safe="[]().") for name in names)[:MOST_LISTED]
+    return ", ".join(quote(name, safe="[]().") for name in names)[:MAX_LISTED]
 
 
 def _encoder(rule: Rule | None, path: str) -> Callable[[ApiError], bytes]:

@@ -18,7 +18,7 @@ from contract.types import (
 from harness.serve.errors import ApiError
 from harness.serve.model import ServedModel
 from harness.serve.random_pool import random_bits
-from harness.serve.wire import MOST_CHOICES, Sampled
+from harness.serve.wire import MAX_CHOICES, Sampled
 
 T = TypeVar("T")
 DRAWN_SEED_BITS = 53
@@ -102,10 +102,10 @@ def _forced_answer(body: Sampled) -> tuple[int, ...]:
 
 
 def check_choices(prompts: int, n: int = 1) -> None:
-    """Raises ApiError for more than ``MOST_CHOICES`` choices in all."""
-    if n * prompts > MOST_CHOICES:
+    """Raises ApiError for more than ``MAX_CHOICES`` choices in all."""
+    if n * prompts > MAX_CHOICES:
         param = "n" if n > 1 else "prompt"
-        raise ApiError(400, f"n times the prompts is above {MOST_CHOICES}", param=param)
+        raise ApiError(400, f"n times the prompts is above {MAX_CHOICES}", param=param)
 
 
 def sampling_of(body: Sampled, model: ServedModel, seed: int) -> SamplingParams:

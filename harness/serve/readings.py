@@ -26,7 +26,7 @@ from harness.serve.service import Began, Service
 from harness.serve.streams import CLIENT_LEFT, LOOK_SECONDS
 
 Result = TypeVar("Result")
-MOST_INPUTS = 2048
+MAX_INPUTS = 2048
 """OpenAI's number."""
 Inputs = Annotated[list[str | int | list[int]], Meta(min_length=1)]
 """Texts, the ids of one text, or a list of ids for each text."""
@@ -132,7 +132,7 @@ def input_ids(
     """The token ids of every text of the field ``input``; ``encode`` says how a text is divided.
     Raises ApiError."""
     try:
-        return service.prompts_of(given, "input", MOST_INPUTS, encode)
+        return service.prompts_of(given, "input", MAX_INPUTS, encode)
     except RequestError as error:
         raise input_refusal(error) from None
 

@@ -42,7 +42,7 @@ from harness.serve.receipts.store import ReceiptStore
 from harness.serve.responses.store import ResponseStore
 from harness.serve.storage import StorageProblem
 from harness.serve.streams import CLIENT_LEFT, event_stream, whole_answer
-from harness.serve.wire import MOST_CHOICES, ChatRequest, CompletionRequest, Sampled
+from harness.serve.wire import MAX_CHOICES, ChatRequest, CompletionRequest, Sampled
 from harness.tenants import Account
 
 log = logging.getLogger("zinc_rt.serve")
@@ -332,7 +332,7 @@ class Service:
         self,
         prompt: str | Sequence[str | int | list[int]],
         field: str = "prompt",
-        most: int = MOST_CHOICES,
+        most: int = MAX_CHOICES,
         encode: Callable[[str], list[int]] | None = None,
     ) -> list[Sequence[int]]:
         """The token ids of every text in ``field`` of a request; ``encode`` says how a text is

@@ -25,7 +25,7 @@ from harness.serve.wire import decode
 
 Json = dict[str, Any]
 NOTHING = object()
-MOST_SHOWN = 200
+MAX_SHOWN = 200
 """Most characters of a value that a difference shows."""
 MESSAGE = "message"
 CACHE_READ, CACHE_WRITTEN = "cache_read_input_tokens", "cache_creation_input_tokens"
@@ -216,7 +216,7 @@ def _difference(path: str, then: object, now: object) -> str | None:
 
 def _shown(value: object) -> str:
     shown = "nothing" if value is NOTHING else repr(value)
-    return shown if len(shown) <= MOST_SHOWN else f"{shown[:MOST_SHOWN]}..."
+    return shown if len(shown) <= MAX_SHOWN else f"{shown[:MAX_SHOWN]}..."
 
 
 def _drawn_seed(response: Json) -> int:

@@ -19,8 +19,8 @@ from harness.serve.strict_json import BadJson, known_type, loads, parsing, with_
 from harness.serve.wire_fields import served_fields
 from harness.serve.wire_tools import ReasoningEffort, ResponseFormat, ToolCall, ToolChoice, Tools
 
-MOST_CHOICES = 128
-MOST_MESSAGES = 4096
+MAX_CHOICES = 128
+MAX_MESSAGES = 4096
 Temperature = Annotated[float, Meta(ge=0, le=100, description="0 always takes the likeliest")]
 Share = Annotated[float, Meta(ge=0, le=1)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
@@ -28,7 +28,7 @@ Repetition = Annotated[float, Meta(ge=0.01, le=100, description="1 is off")]
 MaxTokens = Annotated[int, Meta(ge=1, le=MAX_INT32)]
 TopK = Annotated[int, Meta(ge=-1, le=MAX_INT32, description="0 and -1 keep every token")]
 Window = Annotated[int, Meta(ge=0, le=MAX_INT32, description="tokens the penalties look back at")]
-Choices = Annotated[int, Meta(ge=1, le=MOST_CHOICES)]
+Choices = Annotated[int, Meta(ge=1, le=MAX_CHOICES)]
 TopLogprobs = Annotated[int, Meta(ge=0, le=20)]
 Stop = Annotated[list[str], Meta(max_length=16)]
 StopTokens = Annotated[list[Annotated[int, Meta(ge=0, le=MAX_INT32)]], Meta(max_length=64)]
@@ -110,7 +110,7 @@ class TemplateOptions(Struct, forbid_unknown_fields=True):
     enable_thinking: bool | None = None
 
 
-Messages = Annotated[list[Message], Meta(min_length=1, max_length=MOST_MESSAGES)]
+Messages = Annotated[list[Message], Meta(min_length=1, max_length=MAX_MESSAGES)]
 
 
 class LoraScale(Struct, forbid_unknown_fields=True):

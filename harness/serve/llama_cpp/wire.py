@@ -10,7 +10,7 @@ from contract.types import MAX_INT32
 from harness.serve.infill_prompt import ExtraFile
 from harness.serve.wire import Id, Sampled, TopLogprobs
 
-MOST_EXTRA = 64
+MAX_EXTRA = 64
 Biases = dict[str, float] | list[tuple[int | str, float | bool]]
 
 
@@ -26,7 +26,7 @@ class _SampledText(Sampled, kw_only=True):
     n_probs: TopLogprobs = 0
     return_tokens: bool = False
     logit_bias: Biases | None = None  # type: ignore[assignment]
-    response_fields: Annotated[list[str], Meta(max_length=MOST_EXTRA)] | None = None
+    response_fields: Annotated[list[str], Meta(max_length=MAX_EXTRA)] | None = None
     repeat_last_n: Annotated[int, Meta(ge=-1, le=MAX_INT32)] | None = None
 
 
@@ -53,4 +53,4 @@ class InfillRequest(_SampledText, kw_only=True):
     input_prefix: str
     input_suffix: str
     prompt: str = ""
-    input_extra: Annotated[list[ExtraFile], Meta(max_length=MOST_EXTRA)] | None = None
+    input_extra: Annotated[list[ExtraFile], Meta(max_length=MAX_EXTRA)] | None = None

@@ -33,7 +33,7 @@ UNFINISHED = re.compile(
 LOCK_SECONDS = 10.0
 """Longest wait for another process that makes a key."""
 OWNER_ONLY = 0o600
-MOST_HISTORY_BYTES = 1 << 20
+MAX_HISTORY_BYTES = 1 << 20
 SIGNATURE_BYTES, KEY_BYTES = 64, 32
 
 
@@ -97,7 +97,7 @@ def public_keys(path: Path) -> list[str]:
     path = path / HISTORY if path.is_dir() else path
     try:
         with path.open("rb") as file:
-            text = file.read(MOST_HISTORY_BYTES)
+            text = file.read(MAX_HISTORY_BYTES)
         entries = [json.loads(line) for line in text.splitlines() if line.strip()]
     except OSError as error:
         raise ConfigError(f"{path}: cannot read: {error.strerror}") from None

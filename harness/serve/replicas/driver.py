@@ -31,7 +31,7 @@ from reference.engine import Engine
 from reference.engine.statistics import EngineStatistics
 
 T = TypeVar("T")
-MOST_MOVES = 8
+MAX_MOVES = 8
 """How often a request may lose its replica."""
 MOVE_SECONDS = 0.25
 """How long a request waits for Ray to notice that a replica is gone."""
@@ -63,7 +63,7 @@ class _Pump:
     def run(self) -> None:
         """Follow the request until it ended, was cancelled, or lost too many replicas."""
         try:
-            for _ in range(MOST_MOVES):
+            for _ in range(MAX_MOVES):
                 if self._follow():
                     return
                 time.sleep(MOVE_SECONDS)

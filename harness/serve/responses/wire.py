@@ -8,7 +8,7 @@ from msgspec import Meta, Struct, field
 
 from harness.serve.responses.namespaces import joined_name
 from harness.serve.wire import (
-    MOST_MESSAGES,
+    MAX_MESSAGES,
     Drawing,
     Id,
     MaxTokens,
@@ -121,7 +121,7 @@ class ResponsesRequest(Drawing, kw_only=True):
     ``message.output_text.logprobs`` has every token of the text listed, with ``top_logprobs`` of
     the likeliest."""
 
-    input: str | Annotated[list[InputItem], Meta(min_length=1, max_length=MOST_MESSAGES)]
+    input: str | Annotated[list[InputItem], Meta(min_length=1, max_length=MAX_MESSAGES)]
     model: Id | None = None
     instructions: str | None = None
     max_output_tokens: MaxTokens | None = None
