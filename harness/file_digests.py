@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from contract.arithmetic import ARITHMETIC_VERSION
-from contract.cached_files import PARTIAL, being_written, remove_abandoned
+from contract.cached_files import replacing
 from harness.digest import file_digest
 from harness.toml_file import FILE_BYTES_MAX
 from reference.limits import Limits
@@ -74,20 +74,11 @@ def _read(cache_file: Path) -> dict[str, object]:
 
 
 def _write(cache_file: Path, known: dict[str, object]) -> None:
-    unfinished = cache_file.with_suffix(f".{os.urandom(8).hex()}{PARTIAL}")
-    try:
+    # Digests that are not stored only cost the time to compute them again.
+    with suppress(OSError):
         cache_file.parent.mkdir(parents=True, exist_ok=True)
-        remove_abandoned(cache_file.parent, f"{cache_file.stem}.")
-        unfinished.touch()
-        with being_written(unfinished):
-            unfinished.write_text(json.dumps(known))
-            unfinished.replace(cache_file)
-    except OSError:
-        # Digests that are not stored only cost the time to compute them again.
-        return
-    finally:
-        with suppress(OSError):
-            unfinished.unlink(missing_ok=True)
+        with replacing(cache_file) as file:
+            file.write(json.dumps(known).encode())
 
 
 def frequency_tables(model: Model, context: int) -> list[str]:
