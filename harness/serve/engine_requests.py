@@ -18,7 +18,7 @@ from contract.types import (
 from harness.serve.errors import ApiError
 from harness.serve.model import ServedModel
 from harness.serve.random_pool import random_bits
-from harness.serve.wire import MAX_CHOICES, Sampled
+from harness.serve.wire import MAX_CHOICES, GenerationRequest
 
 T = TypeVar("T")
 DRAWN_SEED_BITS = 53
@@ -35,7 +35,7 @@ COMPLETION_TOKENS = 16
 
 
 def requests_of(
-    body: Sampled,
+    body: GenerationRequest,
     prompts: Sequence[Sequence[int]],
     model: ServedModel,
     tenant: Tenant,
@@ -87,7 +87,7 @@ def requests_of(
     ]
 
 
-def _forced_answer(body: Sampled) -> tuple[int, ...]:
+def _forced_answer(body: GenerationRequest) -> tuple[int, ...]:
     """The body's ``force_tokens``; empty if the answer is sampled. Raises RequestError for fields
     that contradict them."""
     tokens = tuple(body.force_tokens or ())
@@ -108,7 +108,7 @@ def check_choices(prompts: int, n: int = 1) -> None:
         raise ApiError(400, f"n times the prompts is above {MAX_CHOICES}", param=param)
 
 
-def sampling_of(body: Sampled, model: ServedModel, seed: int) -> SamplingParams:
+def sampling_of(body: GenerationRequest, model: ServedModel, seed: int) -> SamplingParams:
     """The sampling parameters of a body, with the model's defaults for those that are None. Raises
     RequestError."""
     window, own = model.penalty_window, model.sampling

@@ -11,7 +11,7 @@ from contract.types import FinishReason, Request, TokenEvent
 from harness.digest import RowDigests, RunningDigest
 from harness.host.answer_text import AnswerText, Piece, joined_pieces
 from harness.host.driver import EventStream
-from harness.host.event_queue import Delivered
+from harness.host.event_queue import TimedEvent
 from harness.host.expert_choices import ExpertChoices
 from harness.host.prompt_scores import PromptScores
 from harness.host.structured.grammars import GrammarBroke
@@ -241,7 +241,7 @@ class Generation:
             for choice in self.choices
         )
 
-    def _send_at_once(self, send: SendPieces, events: Sequence[Delivered]) -> bool:
+    def _send_at_once(self, send: SendPieces, events: Sequence[TimedEvent]) -> bool:
         """Send the pieces of events on the engine's thread; False if the reader has to do it."""
         if not send(lambda: self._received(events)):
             return False
@@ -249,7 +249,7 @@ class Generation:
             self._events.wake()
         return True
 
-    def _received(self, events: Sequence[Delivered]) -> list[Piece]:
+    def _received(self, events: Sequence[TimedEvent]) -> list[Piece]:
         pieces = []
         try:
             for at, event in events:

@@ -19,7 +19,7 @@ from harness.serve.ollama.routes import answer_chat, answer_prompt
 from harness.serve.ollama.wire import GenerateRequest, OllamaChatRequest
 from harness.serve.receipts.verify import uncounted_service
 from harness.serve.routes import ROUTES
-from harness.serve.service import Answered, Began, Service
+from harness.serve.service import Answered, FailedWhileRunning, Service
 from harness.serve.strict_json import loads
 from harness.serve.wire import decode
 
@@ -145,7 +145,7 @@ def _answer(model: ServedModel, asked: Json, response: Json) -> Json:
     with uncounted_service(model) as service:
         try:
             answered = _ask(service, asked, response)
-        except Began as failed:
+        except FailedWhileRunning as failed:
             raise failed.error from None
     assert isinstance(answered, dict)
     # What a client reads is what was written: numbers as JSON has them.

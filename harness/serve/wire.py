@@ -120,7 +120,7 @@ class LoraScale(Struct, forbid_unknown_fields=True):
     scale: float
 
 
-class Drawing(Struct, forbid_unknown_fields=True, kw_only=True):
+class BasicSampling(Struct, forbid_unknown_fields=True, kw_only=True):
     """Sampling parameters, in every API."""
 
     temperature: Temperature | None = None
@@ -129,7 +129,7 @@ class Drawing(Struct, forbid_unknown_fields=True, kw_only=True):
     seed: Seed | None = None
 
 
-class Sampling(Drawing, kw_only=True):
+class Sampling(BasicSampling, kw_only=True):
     """All sampling parameters, and the texts that end an answer."""
 
     min_p: Share | None = None
@@ -140,7 +140,7 @@ class Sampling(Drawing, kw_only=True):
     stop: str | Stop | None = None
 
 
-class Sampled(Sampling, kw_only=True):
+class GenerationRequest(Sampling, kw_only=True):
     """The fields of every request for generated text.
 
     ``user``, ``safety_identifier``, ``prompt_cache_key`` and ``metadata`` are ignored: the prefix
@@ -188,7 +188,7 @@ class Sampled(Sampling, kw_only=True):
     metadata: dict[str, str] | None = None
 
 
-class ChatRequest(Sampled, kw_only=True):
+class ChatRequest(GenerationRequest, kw_only=True):
     """``POST /v1/chat/completions``.
 
     ``enable_thinking``, here or in ``chat_template_kwargs``, and ``reasoning_effort`` say whether
@@ -213,7 +213,7 @@ class ChatRequest(Sampled, kw_only=True):
     chat_template_kwargs: TemplateOptions | None = None
 
 
-class CompletionRequest(Sampled, kw_only=True):
+class CompletionRequest(GenerationRequest, kw_only=True):
     """``POST /v1/completions``. ``prompt`` is a text, a list of texts, the ids of one prompt, or a
     list of lists of ids. The text of a control token is that token, unless ``parse_special`` is
     false; with ``add_special_tokens`` false no BOS is put in front. With ``echo`` the text of an

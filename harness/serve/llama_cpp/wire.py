@@ -8,13 +8,13 @@ from msgspec import Meta, Struct
 
 from contract.types import MAX_INT32
 from harness.serve.infill_prompt import ExtraFile
-from harness.serve.wire import Id, Sampled, TopLogprobs
+from harness.serve.wire import GenerationRequest, Id, TopLogprobs
 
 MAX_EXTRA = 64
 Biases = dict[str, float] | list[tuple[int | str, float | bool]]
 
 
-class _SampledText(Sampled, kw_only=True):
+class _SampledText(GenerationRequest, kw_only=True):
     """The fields of both requests. ``n_probs`` asks for the log-probability of every token and of
     so many of the likeliest, ``return_tokens`` for the ids. A bias is of a token, or of every token
     of a text; false forbids it. A negative ``seed`` asks for one that is drawn, ``repeat_last_n``

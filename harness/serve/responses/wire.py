@@ -9,7 +9,7 @@ from msgspec import Meta, Struct, field
 from harness.serve.responses.namespaces import joined_name
 from harness.serve.wire import (
     MAX_MESSAGES,
-    Drawing,
+    BasicSampling,
     Id,
     MaxTokens,
     Repetition,
@@ -112,7 +112,7 @@ class ResponseReasoning(Struct, forbid_unknown_fields=True):
     effort: ReasoningEffort | None = None
 
 
-class ResponsesRequest(Drawing, kw_only=True):
+class ResponsesRequest(BasicSampling, kw_only=True):
     """``POST /v1/responses``.
 
     The answer is stored unless ``store`` is false; the conversation continues the stored answer
