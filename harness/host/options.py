@@ -32,12 +32,12 @@ class Recording:
     timeline: Path | None = None
 
 
-ALONE_STATES = 2
+SINGLE_SLOT_STATES = 2
 """Recurrent states that a single slot saves for the disk cache."""
-READ_ROWS = 16
+MIN_READING_ROWS = 16
 """Fewest rows of a step where every position of a text is read, for its vector or its
 log-probabilities: with fewer such a text takes many steps."""
-TOKENS_A_READ_ROW = 8
+TOKENS_PER_READING_ROW = 8
 """Prompt tokens of a step for each row there: more rows take memory, and make a step of others
 late."""
 
@@ -109,7 +109,7 @@ class SessionOptions:
     def _saved_states(self) -> int:
         """Number of recurrent states that are saved unless ``state_cache`` says it."""
         if self.slots == 1:
-            return ALONE_STATES if self.disk_cache or self.saves_slots else 0
+            return SINGLE_SLOT_STATES if self.disk_cache or self.saves_slots else 0
         return self.slots
 
     def penalty_window(self, context: int) -> int:
@@ -122,7 +122,7 @@ class SessionOptions:
         chunk = room_for_prompts(self.chunk, context, self.slots)
         rows = self.slots * (1 + min(self.draft, chunk - 1))
         if self.hidden_states or self.scores:
-            rows = max(rows, min(chunk, max(READ_ROWS, chunk // TOKENS_A_READ_ROW)))
+            rows = max(rows, min(chunk, max(MIN_READING_ROWS, chunk // TOKENS_PER_READING_ROW)))
         limits = whole_contexts(
             slots=self.slots,
             context=context,

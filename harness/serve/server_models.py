@@ -19,7 +19,7 @@ from typing import Self
 
 from contract.errors import DoesNotFit, OutOfMemory, RequestError, ZincError
 from harness.host.engine_thread import EngineThread, ThreadedDriver
-from harness.serve.accounts import Accounts, Tenanted
+from harness.serve.accounts import Accounts, HasTenants
 from harness.serve.errors import RESTART_SECONDS, ApiError, model_refused, try_again
 from harness.serve.heap import refreeze_heap
 from harness.serve.ledger_store import LedgerStore
@@ -219,7 +219,7 @@ class ServerModels:
         """Put changes of the tenants' file in force."""
         self.accounts.refresh(self.change_tenants)
 
-    def change_tenants(self, change: Callable[[Tenanted], None]) -> None:
+    def change_tenants(self, change: Callable[[HasTenants], None]) -> None:
         """Carry out a change of the tenants in the engines."""
         if self._thread is None:
             self.service.model.driver.call(change)

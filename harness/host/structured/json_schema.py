@@ -24,10 +24,10 @@ from harness.host.structured.schema_tree import (
     subschemas,
 )
 
-MOST_SUBSCHEMAS = 10_000
+MAX_SUBSCHEMAS = 10_000
 LARGEST_NUMBER = 2**53
 """The grammar's numbers are binary64: beyond this it would ask for another integer."""
-MOST_DECIMALS = 22
+MAX_DECIMALS = 22
 """The grammar's reader makes a decimal of an integer and a power of ten. It rounds once, and
 rightly, where binary64 has both: an integer up to LARGEST_NUMBER and 10^22."""
 BLANKS = r"\n[ \t]{0,40}|[ \t]{1,40}"
@@ -85,8 +85,8 @@ def check_schema(schema: object) -> None:
     parts: dict[str, Any] = {}
     for pointer, part in subschemas(schema):
         parts[pointer] = part
-        if len(parts) > MOST_SUBSCHEMAS:
-            raise SchemaRefused("", "the schema", f"has more than {MOST_SUBSCHEMAS} parts")
+        if len(parts) > MAX_SUBSCHEMAS:
+            raise SchemaRefused("", "the schema", f"has more than {MAX_SUBSCHEMAS} parts")
         if not isinstance(part, Mapping | bool):
             raise SchemaRefused(pointer, "the value", "is no schema: neither object nor boolean")
     for pointer, part in parts.items():
@@ -226,7 +226,7 @@ def _is_misread(value: float) -> bool:
     """Whether a grammar's reader may make another number of a decimal."""
     _, digits, exponent = Decimal(repr(value)).as_tuple()
     assert isinstance(exponent, int)
-    return int("".join(map(str, digits))) > LARGEST_NUMBER or -exponent > MOST_DECIMALS
+    return int("".join(map(str, digits))) > LARGEST_NUMBER or -exponent > MAX_DECIMALS
 
 
 def _with_integers(value: Any) -> Any:

@@ -14,8 +14,8 @@ from harness.named_adapters import Scales
 from harness.settings import SETTINGS
 
 Key = TypeVar("Key")
-MOST_CHOICES = 128
-MOST_STOP_TOKENS = 64
+MAX_CHOICES = 128
+MAX_STOP_TOKENS = 64
 
 
 def _default(name: str) -> Any:
@@ -95,7 +95,7 @@ class SamplingParams:
     lora: Mapping[str, float] | None = None
 
     def __post_init__(self) -> None:
-        _check_integer("n", self.n, 1, MOST_CHOICES)
+        _check_integer("n", self.n, 1, MAX_CHOICES)
         _check_integer("max_tokens", self.max_tokens, 1, MAX_INT32)
         _check_integer("min_tokens", self.min_tokens, 0, self.max_tokens)
         if self.top_k == -1:
@@ -203,8 +203,8 @@ def _stop_strings(given: object) -> tuple[str, ...]:
 
 def _stop_tokens(given: object) -> tuple[int, ...]:
     tokens = _token_ids("stop_token_ids", given)
-    if len(tokens) > MOST_STOP_TOKENS:
-        raise RequestError("stop_token_ids", f"has {len(tokens)} ids, at most {MOST_STOP_TOKENS}")
+    if len(tokens) > MAX_STOP_TOKENS:
+        raise RequestError("stop_token_ids", f"has {len(tokens)} ids, at most {MAX_STOP_TOKENS}")
     return tokens
 
 
