@@ -149,7 +149,7 @@ class Memory(MirroredMemory[Buffers]):
         self.queue.run_once(fill)
 
     def _create(self, what: str, nbytes: int, kind: ArenaKind) -> Arena[Buffers]:
-        """See ArenaMemory. Raises OutOfMemory where the device gives the buffers of one memory
+        """See ArenaMemory. Raises OutOfMemory if the device gives the buffers of one memory
         addresses that are not consecutive."""
         own, left = kind is ArenaKind.MODEL, self._limit()
         vulkan, device = self.queue.vulkan, self.queue.handle

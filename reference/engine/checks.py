@@ -71,7 +71,7 @@ def _check_min_tokens(request: Request, vocab: int) -> None:
 
 
 def check_outputs(runner: ModelRunner, output: str, *, experts: bool) -> None:
-    """Raise RequestError where the engine's steps do not have the requested outputs: ``output``,
+    """Raise RequestError if the engine's steps do not have the requested outputs: ``output``,
     the name of a row output (logits, HIDDEN or ROW_DIGEST), or the ids of ``experts``."""
     if output == HIDDEN and not runner.limits.hidden_states:
         raise RequestError("output", "cannot be hidden states: the limits have none")

@@ -113,7 +113,7 @@ class DiskWrites(TreeWatch):
                 self._copying.append(_Copied(unsaved.entry, saved, self.steps + 1))
 
     def _saved(self, unsaved: _Unsaved) -> Saved | None:
-        """Queue a copy to host memory; None where the page or state was evicted meanwhile."""
+        """Queue a copy to host memory; None if the page or state was evicted meanwhile."""
         node = unsaved.node
         if node.parent is None:
             return None

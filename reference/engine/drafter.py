@@ -40,7 +40,7 @@ class Drafter(Protocol):
     """Proposes the next tokens of sequences."""
 
     def draft(self, sequences: Items[DraftRequest]) -> list[Tokens]:
-        """At most ``most`` token ids for each sequence; none where there is no good proposal."""
+        """At most ``most`` token ids for each sequence; none if there is no good proposal."""
 
     def ready(self, key: int, tokens: Tokens) -> bool:
         """Whether ``draft`` would propose a token. If so the sequence runs in lockstep, instead of

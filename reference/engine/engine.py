@@ -223,7 +223,7 @@ class Engine(PrefixCalls, TenantCalls, MemoryCalls):
             self._observer.submitted(self._clock(), request)
 
     def _check_queue(self, tenant: Tenant) -> None:
-        """Raise QueueFull where one more request of a tenant may not wait."""
+        """Raise QueueFull if one more request of a tenant may not wait."""
         waiting = len(self._scheduler.waiting)
         own = sum([s.tenant == tenant.id for s in self._scheduler.waiting.values()])
         within = own < tenant.max_waiting
@@ -262,7 +262,7 @@ class Engine(PrefixCalls, TenantCalls, MemoryCalls):
             self._set_stalled(sequence, False)
 
     def progress(self, request_id: int) -> int:
-        """Number of computed or submitted positions of a request; 0 where it does not run."""
+        """Number of computed or submitted positions of a request; 0 if it does not run."""
         sequence = self._live.get(request_id)
         if sequence is None or not sequence.running:
             return 0

@@ -189,7 +189,7 @@ class Models:
         model.loaded.close()
 
     def longest_idle(self, names: Collection[str]) -> str | None:
-        """The idle one of the models called ``names`` that was unused for longest; None where each
+        """The idle one of the models called ``names`` that was unused for longest; None if each
         is in use."""
         idle = [name for name in self.loaded if self._models[name].loaded.engine.idle]
         return next((name for name in idle if name in names), None)
@@ -215,7 +215,7 @@ class Models:
             model.latest = model.used
 
     def _unload_longest_idle(self) -> bool:
-        """Free the idle model that was unused for longest; False where none is idle."""
+        """Free the idle model that was unused for longest; False if none is idle."""
         oldest = self.longest_idle(self._models)
         return oldest is not None and self.unload(oldest)
 

@@ -212,7 +212,7 @@ class OutputProcessor:
 
     def _score(self, part: Computed, output: StepOutput, now: float) -> bool:
         """Hand over the log-probabilities of given tokens that a step computed, those of a token
-        once. False where a row was not finite, or the sequence ended or lost its slot."""
+        once. False if a row was not finite, or the sequence ended or lost its slot."""
         sequence = part.sequence
         first, stop = sequence.next_score, min(part.stop + 1, sequence.scored_to)
         if first >= stop:

@@ -133,7 +133,7 @@ class Pipeline:
 
     def read(self) -> tuple[StepOutput, Iterator[Computed]] | None:
         """Wait for the oldest step: its output, and what it did for each sequence that still has
-        the slot it was computed for. None where no step is in flight."""
+        the slot it was computed for. None if no step is in flight."""
         if not self._in_flight:
             return None
         step = self._in_flight[0]

@@ -58,7 +58,7 @@ class PrefixCalls:
             return [each.bytes() for each in saved]
 
     def save_state(self, tenant: int, tokens: NDArray[np.int32]) -> Bytes | None:
-        """The recurrent state after exactly ``tokens``, None where none is cached."""
+        """The recurrent state after exactly ``tokens``, None if none is cached."""
         path = self._path(tenant, tokens)
         state = path[-1].state if len(path) * PAGE_TOKENS == len(tokens) and path else None
         if state is None:

@@ -93,7 +93,7 @@ class Scheduler:
     def next_chunks(self) -> list[Chunk]:
         """Decide the next step: admit who waits, draft tokens, divide the step among the running
         sequences, and give each the pages for its chunk. Where a sequence is preempted for a page
-        the step is divided again. Empty where there is nothing to compute."""
+        the step is divided again. Empty if there is nothing to compute."""
         chunks = self._decide()
         if not chunks and self.due:
             # The only sequence with work left for a page; another may have room now.
@@ -269,7 +269,7 @@ class Scheduler:
     # Growing.
 
     def grow(self, chunks: Items[Chunk]) -> bool:
-        """Give every chunk's sequence the pages it needs. False where a sequence was preempted for
+        """Give every chunk's sequence the pages it needs. False if a sequence was preempted for
         them, and the step is to be divided again."""
         slot_manager = self.slot_manager
         for chunk, count in zip(chunks, slot_manager.table.missing_pages(chunks), strict=True):

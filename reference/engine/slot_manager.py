@@ -87,7 +87,7 @@ class SlotManager:
         """Give a sequence a slot, the cached pages of its tokens, and pages for the rest of them. A
         ``protected`` one gets all pages up to ``quantum_end``, so that it preempts nobody before.
 
-        False where there is no slot or too few pages; nothing is changed then."""
+        False if there is no slot or too few pages; nothing is changed then."""
         if not self.free_slots:
             return False
         tenant, memory = sequence.tenant, self.memory
@@ -132,7 +132,7 @@ class SlotManager:
         return [sequence for sequence, _ in loaded]
 
     def grow(self, sequence: Sequence, count: int) -> bool:
-        """Give ``count`` more pages; False where there are none for its tenant."""
+        """Give ``count`` more pages; False if there are none for its tenant."""
         pages = self.memory.take(count, sequence.tenant, sequence.slot)
         if pages is None:
             return False

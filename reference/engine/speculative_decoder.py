@@ -225,7 +225,7 @@ class SpeculativeDecoder:
 
     def ended(self, sequence: Sequence, gained: int, drafted: int) -> None:
         """A step with so many drafts of a sequence, as far as they were compared, gave it so many
-        tokens, which ended it; none where a row was not finite."""
+        tokens, which ended it; none if a row was not finite."""
         if gained and self._lost is not None and self._lost[0] is sequence:
             self._note(self._rounds.pop(sequence.order, None), self._lost[1], gained, drafted)
         self._forget_lost()

@@ -149,6 +149,6 @@ def broken_where(broken: NDArray[np.bool_], part: Partial) -> Partial:
 
 
 def attention_output(sums: Partial) -> Float32:
-    """The attention output (o 2^-23) / l; +0 where |o| < 2^-20."""
+    """The attention output (o 2^-23) / l; +0 if |o| < 2^-20."""
     y = (sums.output * OUTPUT_SCALE) / sums.total[..., None]
     return np.where(np.abs(sums.output) < OUTPUT_LIMIT, np.float32(0.0), y)

@@ -149,7 +149,7 @@ def stored(x: Float32, element: np.dtype[Any]) -> NDArray[Any]:
     lengths.
 
     Binary16 rounds to nearest even and saturates, NaN stays NaN. In Q8_0, 32 elements share d =
-    binary16(max |x| / 127), saturating, and q = rint(x / d) within +-127, 0 where d is 0; a block
+    binary16(max |x| / 127), saturating, and q = rint(x / d) within +-127, 0 if d is 0; a block
     that holds a NaN or an infinity has d = NaN and q = 0."""
     if element == np.float32:
         return x

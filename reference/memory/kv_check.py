@@ -40,7 +40,7 @@ def check_trees(
 def check_holders(
     pool: PagePool, pages: int, holders: Iterable[tuple[int, Sequence[int]]] | None
 ) -> int:
-    """Return how many of ``pages`` pages are held. Raise AssertionError where ``holders``, (tenant,
+    """Return how many of ``pages`` pages are held. Raise AssertionError if ``holders``, (tenant,
     pages) of every sequence, are not those that the pages count."""
     expected: dict[int, list[int]] = {}
     for tenant, own in holders or ():

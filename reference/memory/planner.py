@@ -88,7 +88,7 @@ class MemoryPlan:
 
     @property
     def device(self) -> int:
-        """Bytes in the device's own memory; 0 where it shares the host's."""
+        """Bytes in the device's own memory; 0 if it shares the host's."""
         return 0 if self.unified else self.total - self.staging - self.streamed
 
     @property

@@ -176,7 +176,7 @@ class PrefixTrees:
         self, scope: Hashable, above: Sequence[Node], tokens: NDArray[np.int32], tenant: int
     ) -> Difference | None:
         """The first token of ``tokens`` after the path ``above`` that is not the one in the cached
-        page of the tenant's that agrees longest. None where all agree, or none begins alike."""
+        page of the tenant's that agrees longest. None if all agree, or none begins alike."""
         node = above[-1] if above else self._roots.get(scope)
         first = len(above) * PAGE_TOKENS
         rest = tokens[first : first + PAGE_TOKENS]
@@ -271,7 +271,7 @@ class PrefixTrees:
         self._alone.clear()
 
     def check(self) -> Iterator[tuple[Hashable, Node]]:
-        """Every node with its scope. Raises AssertionError where nodes and pages contradict each
+        """Every node with its scope. Raises AssertionError if nodes and pages contradict each
         other."""
         for scope, root in self.scopes():
             assert root.children, "a scope without pages is remembered"

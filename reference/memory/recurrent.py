@@ -46,7 +46,7 @@ def slot_states(graph: Graph) -> int:
 
 
 def state_bytes(graph: Graph) -> int:
-    """Bytes of the recurrent states of one sequence; 0 where there are no recurrent layers."""
+    """Bytes of the recurrent states of one sequence; 0 if there are no recurrent layers."""
     return sum(_bytes_of_one(decl) for decl in recurrent_buffers(graph))
 
 

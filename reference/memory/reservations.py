@@ -18,7 +18,7 @@ class Reservations:
         return bool(self._pages)
 
     def check(self, pages: Mapping[int, int]) -> None:
-        """Raise ValueError where these pages, by tenant, are more than there are."""
+        """Raise ValueError if these pages, by tenant, are more than there are."""
         together = sum(pages.values())
         if min(pages.values(), default=0) < 0 or together > self._total:
             raise ValueError(f"{together} pages would be reserved, there are {self._total}")

@@ -45,7 +45,7 @@ class StateSlots:
         """A slot, if need be that of the least valuable state; None when all are taken.
 
         With ``gain``, the tokens that a new state in the middle of a prompt would save, None also
-        where every state there is has more value than that."""
+        if every state there is has more value than that."""
         if not self._free and self._attached:
             least, value = self._least_valuable()
             if gain is not None and self._credit + gain // PASSED_BY < value:

@@ -67,7 +67,7 @@ def check_constraints(request: Request, limits: Limits, vocab: int, *, masked: b
 
 
 def check_forced(request: Request, limits: Limits, vocab: int, *, masked: bool) -> None:
-    """Raise RequestError where ``force_tokens`` are not possible or contradict other fields."""
+    """Raise RequestError if ``force_tokens`` are not possible or contradict other fields."""
     forced = request.force_tokens
     if not forced:
         return

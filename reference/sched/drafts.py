@@ -1,4 +1,4 @@
-"""Choose the number of tokens to draft: the number that is fastest, and none where drafts lose.
+"""Choose the number of tokens to draft: the number that is fastest, and none if drafts lose.
 
 A round makes drafts and computes the step that verifies them. With a part p of all drafts right, k
 of them yield 1 + p + ... + p^k tokens on average. Rounds are measured as a whole and compared with
@@ -288,7 +288,7 @@ class DraftPolicy:
         return self._cost.total > 0
 
     def _plain_seconds(self, running: int) -> float | None:
-        """Seconds of a token without drafts; None where that was not measured."""
+        """Seconds of a token without drafts; None if that was not measured."""
         if not self._measures():
             return 1.0
         plain = self._plain.get(running)

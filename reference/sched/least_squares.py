@@ -60,7 +60,7 @@ def _solve(
     gram: Sequence[Sequence[float]], right: Sequence[float], chosen: Sequence[int]
 ) -> list[float] | None:
     """The solution of the normal equations of the ``chosen`` columns by Cholesky's factorization.
-    ``gram`` is the lower triangle, with a diagonal of 1. None where the columns depend on each
+    ``gram`` is the lower triangle, with a diagonal of 1. None if the columns depend on each
     other."""
     factor: list[list[float]] = []
     half: list[float] = []

@@ -49,7 +49,7 @@ class RateWindow:
         return self._total / WINDOW_SECONDS
 
     def below_in(self, now: float, per_second: float) -> float:
-        """Seconds from ``now`` until the present counts are below a rate; 0 where they are."""
+        """Seconds from ``now`` until the present counts are below a rate; 0 if they are."""
         left, gone_at = self.total(now), now
         for bucket, count in self._counts:
             if left / WINDOW_SECONDS < per_second:

@@ -71,7 +71,7 @@ def scores_in(
 
 def perplexity(total: float, tokens: int) -> float:
     """The exponential of the mean negative log-probability of ``tokens`` tokens whose sum is
-    ``total``: infinite where it is beyond binary64, NaN for no tokens."""
+    ``total``: infinite if it is beyond binary64, NaN for no tokens."""
     if not tokens:
         return math.nan
     try:

@@ -242,12 +242,12 @@ class SlotTable:
         )
 
     def _adapters_of(self, token_slots: Sequence[int]) -> NDArray[np.void] | None:
-        """ADAPTERS[tokens, combined]; None where no token has an adapter."""
+        """ADAPTERS[tokens, combined]; None if no token has an adapter."""
         adapted = any(map(self.adapted.__getitem__, set(token_slots)))
         return self._adapters.take(token_slots, axis=0) if adapted else None
 
     def _digested(self, row_slots: Sequence[int]) -> Int32 | None:
-        """1 for each row of a slot whose digests are read, else 0; None where there is no 1."""
+        """1 for each row of a slot whose digests are read, else 0; None if there is no 1."""
         digested = [self.output[slot] == ROW_DIGEST for slot in row_slots]
         return np.array(digested, np.int32) if True in digested else None
 
@@ -278,7 +278,7 @@ class SteadyDecode:
     def after(
         cls, table: SlotTable, chunks: list[Chunk], rows: Sequence[int], inputs: StepInput
     ) -> SteadyDecode | None:
-        """The run that begins with a step; None where a sequence has more than one token in it."""
+        """The run that begins with a step; None if a sequence has more than one token in it."""
         left = []
         for (slot, start, count), requested in zip(chunks, rows, strict=True):
             plain = table.output[slot] in (None, ROW_DIGEST)

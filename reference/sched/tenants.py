@@ -312,7 +312,7 @@ class Tenants:
 
     def rates_free_in(self, id: int) -> float:
         """Seconds until both rates of the tenant are below their quotas, if nothing more is
-        computed for it; 0 where they are."""
+        computed for it; 0 if they are."""
         account, now = self._account(id), self._clock()
         tenant = account.tenant
         return max(

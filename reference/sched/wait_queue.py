@@ -147,7 +147,7 @@ class WaitQueue:
     def next(self, fits: Callable[[WaitingRequest], bool | None]) -> WaitingRequest | None:
         """Take the request to admit now out of the queue; None when none is to be admitted.
 
-        ``fits`` says whether there is room for a request, and None where it cannot begin yet: then
+        ``fits`` says whether there is room for a request, and None if it cannot begin yet: then
         it lets others pass, aged or not, those behind it in its line too. Tenants' quotas are
         checked here, so ``Tenants.occupy`` must be called for an admitted request before the next
         call. ``fits`` may give the request its slot and push the requests that it preempts: their
@@ -193,7 +193,7 @@ class WaitQueue:
         return self.tenant_aged(tenant) or self.line_aged_since(tenant, qos) is not None
 
     def line_aged_since(self, tenant: int, qos: QosClass | None = None) -> float | None:
-        """Time at which an aged line began to wait without a slot; None where it is not aged."""
+        """Time at which an aged line began to wait without a slot; None if it is not aged."""
         group = self._groups.get(tenant)
         line = None if group is None else group.lines.get(qos)
         return None if line is None else self._line_aged_since(tenant, qos, line)
@@ -204,7 +204,7 @@ class WaitQueue:
         return group is not None and self._tenant_aged_since(tenant, group) is not None
 
     def _tenant_aged_since(self, tenant: int, group: _Group) -> float | None:
-        """Time at which an aged tenant began to wait without a slot; None where it is not aged."""
+        """Time at which an aged tenant began to wait without a slot; None if it is not aged."""
         return self._since(self._tenants.idle_since(tenant), group.since)
 
     def _line_aged_since(self, tenant: int, qos: QosClass | None, line: _Line) -> float | None:

@@ -181,7 +181,7 @@ class DiskCache:
         first: int,
         block: Callable[[], RowBlock],
     ) -> Reading | None:
-        """Begin to read the pages of a prompt from number ``first`` on; None where that is of no
+        """Begin to read the pages of a prompt from number ``first`` on; None if that is of no
         use: see ``Reading``. ``block`` makes memory for pages."""
         folder = self._folder
         self._given_up = [reading for reading in self._given_up if reading.active]
@@ -325,7 +325,7 @@ class DiskCache:
             self._failed("keeps a file that is to be removed", error)
 
     def _made_folder(self) -> CacheFolder:
-        """The folder, made where it could not be before. Raises OSError, also where another process
+        """The folder, made where it could not be before. Raises OSError, also if another process
         made it: its secret gives pages other names."""
         if self._folder is None:
             folder = CacheFolder(self.options.folder, self.options.most_bytes, self._secret)

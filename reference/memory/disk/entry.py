@@ -75,8 +75,8 @@ def encode_entry(entry: Entry, payload: Bytes, secret: bytes) -> list[bytes | me
 
 
 def read_entry(folder: Path, entry: Entry, secret: bytes, memory: Bytes | None = None) -> Bytes:
-    """The payload of a file, in ``memory`` if that is given. Raises FileNotFoundError where there
-    is none, OSError where it cannot be read, and BrokenEntry where it is not what ``entry`` says.
+    """The payload of a file, in ``memory`` if that is given. Raises FileNotFoundError if there
+    is none, OSError if it cannot be read, and BrokenEntry if it is not what ``entry`` says.
     """
     # A pipe or a device under this name must not stop the reader.
     flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)

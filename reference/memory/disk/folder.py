@@ -38,7 +38,7 @@ were used least recently takes time in proportion to all files."""
 class CacheFolder:
     """The cache's files below ``folder``, of at most ``most_bytes`` in all.
 
-    Makes the folder, and its secret, of ``fresh`` bytes where there is none. Raises OSError where
+    Makes the folder, and its secret, of ``fresh`` bytes where there is none. Raises OSError if
     that cannot be done. The methods that write are for one thread."""
 
     def __init__(self, folder: Path, most_bytes: int, fresh: bytes | None = None) -> None:
@@ -57,7 +57,7 @@ class CacheFolder:
         return os.path.exists(os.path.join(self.path, entry.path))
 
     def write(self, entry: Entry, payload: Bytes) -> bool:
-        """Write a file unless there is one; False where there is, or where it is above the limit.
+        """Write a file unless there is one; False if there is, or where it is above the limit.
         Raises OSError."""
         size = HEADER_BYTES + entry.nbytes
         target = self.path / entry.path
@@ -94,11 +94,11 @@ class CacheFolder:
                 os.utime(self.path / entry.path, ns=(used, used))
 
     def remove(self, entry: Entry) -> None:
-        """Remove a file. Raises OSError where it stays."""
+        """Remove a file. Raises OSError if it stays."""
         (self.path / entry.path).unlink(missing_ok=True)
 
     def remove_scope(self, scope: str) -> None:
-        """Remove all files of a scope. Raises OSError where one stays."""
+        """Remove all files of a scope. Raises OSError if one stays."""
         folder = self.path / scope
         for file in _files_in(folder):
             file.path.unlink(missing_ok=True)
@@ -143,7 +143,7 @@ class CacheFolder:
 
 
 def forget_scope(folder: Path, scope: Sequence[str | int]) -> None:
-    """Remove the files of a scope, of whatever model, below ``folder``. Raises OSError where one
+    """Remove the files of a scope, of whatever model, below ``folder``. Raises OSError if one
     stays."""
     if (folder / SUBFOLDER).is_dir():
         cache = CacheFolder(folder, 0)

@@ -102,13 +102,13 @@ class Reading:
             self.finished, self.count, self.state = True, 0, None
 
     def cut(self) -> None:
-        """End it with the pages read so far; none where a state is needed after them."""
+        """End it with the pages read so far; none if a state is needed after them."""
         with self._lock:
             self._finish(self._whole if self._states is None else 0, None)
 
     def arrived(self) -> tuple[RowBlock, int] | None:
         """The block of the next pages to load, and their number: all of the block, or the last
-        ones; None where they were not read yet."""
+        ones; None if they were not read yet."""
         with self._lock:
             stop = self.taken + self._ring.block_pages
             if self.finished:
@@ -148,7 +148,7 @@ class Reading:
             self._end()
 
     def _take(self) -> tuple[int, Bytes] | None:
-        """The number of the next page to read and its memory; None where there is none now."""
+        """The number of the next page to read and its memory; None if there is none now."""
         with self._lock:
             index = self._next
             most = self._freed + self._ring.pages
