@@ -21,6 +21,7 @@ from accel.cuda.expert_groups import (
     router_words,
 )
 from accel.cuda.expert_prompts import PromptLaunches, prompt_launches
+from accel.cuda.expert_token import token_launch
 from accel.cuda.gathers import WORD_BYTES, gathering
 from accel.cuda.packed_tiles import (
     TUNED_STACKS,
@@ -88,6 +89,8 @@ def expert_rule(ops: Remaining, device: Device) -> Replacement | None:
         return None
     if not _fits(ops, block, device):
         return None
+    if (alone := token_launch(ops, block, device)) is not None:
+        return Replacement(block.length, (alone,), alone.macros["WORKSPACE_BYTES"])
     if (prompt := prompt_launches(ops, block, device)) is not None:
         return _of_prompt(ops, block, prompt)
     grouped = grouping(ops, block, device)
