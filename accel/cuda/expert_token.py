@@ -82,11 +82,10 @@ def _operand_macros(ops: Sequence[Op], block: ExpertBlock) -> dict[str, int]:
         "PRODUCT": block.router,
         "TOPK": block.topk,
         "DOWNS_PRODUCT": block.downs,
-        "ACTIVATION": block.activation,
+        "ACTIVATION": ops[block.activation].most_sizes()["activation"],
         **size_indices("matmul", "rows", "columns"),
         **size_indices("rms_norm", "eps"),
         **size_indices("expert_topk", "renormalize"),
-        **size_indices("swiglu", "activation"),
     }
 
 

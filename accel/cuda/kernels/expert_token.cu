@@ -8,17 +8,17 @@
 // (FOLLOWING_MAY_START), and blocks of the launch in front of it end without it. So all blocks run
 // at the same time.
 //
-// The workspace begins with counts of launches and of ended blocks. Then come two banks, of which
-// launch n uses bank n modulo 2 and clears the other one, last used by launch n - 1, which has ended
-// by then; its words are 0 when launch n + 1 begins. The last block to end counts the launch: all
-// others have read the count by then.
+// The workspace begins with counts of launches and of the blocks that know it. Then come two banks,
+// of which launch n uses bank n modulo 2 and clears the other one, last used by launch n - 1, which
+// has ended by then; its words are 0 when launch n + 1 begins. The last block to know the count adds
+// this launch.
 //
 // Compiled with WARPS; SLOTS, chunks of gates that a warp copies ahead; EXPERT_SEGMENTS; UNITS of a
 // row of x and HIDDEN_UNITS of one of h; GATES_FORMAT, SHARED_GATES_FORMAT, DOWNS_FORMAT and
 // SHARED_DOWNS_FORMAT; USED; these operand numbers (see packets.h), -1 if absent: X, NORM_WEIGHT,
 // ROUTER, GATE_ROW, GATES, UPS, SHARED_GATE, SHARED_UP, DOWNS, SHARED_DOWN, EXPERT_SCALE, RESIDUAL,
-// Y; and packet numbers NORM, PRODUCT (of the router), TOPK, GATES_PRODUCT, DOWNS_PRODUCT,
-// ACTIVATION.
+// Y; ACTIVATION, that of all experts; and packet numbers NORM, PRODUCT (of the router), TOPK and
+// DOWNS_PRODUCT.
 
 #include "expert_token.h"
 
@@ -34,22 +34,25 @@ extern "C" __global__ void __launch_bounds__(WARPS *WARP_LANES, 1)
     ROUTER_OF_BLOCK router(launch);
     router.load(blockIdx.x);
     router.load_norm();
+    GATES_COPIES copies(launch, memory);
+    if (copies.is_known()) copies.fetch();
     PRECEDING_DONE;
     if (!count_of(launch, packet_of(launch, PRODUCT))) return;
+    router.load_x();
     unsigned *state = (unsigned *)workspace;
-    const unsigned turn = load_shared_word(state) & 1;
+    const unsigned launches = load_shared_word(state), turn = launches & 1;
     float *bank = (float *)(workspace + BANKS_AT + turn * BANK_BYTES);
+    router.run(bank, memory);
+    // All threads of the block know the count, since they have met.
+    if (threadIdx.x == WARPS * WARP_LANES - 1 && atomicAdd(state + 1, 1u) + 1 == gridDim.x)
+        state[1] = 0, state[0] = launches + 1;
     uint4 *other = (uint4 *)(workspace + BANKS_AT + (1 - turn) * BANK_BYTES);
     for (unsigned i = blockIdx.x * WARPS * WARP_LANES + threadIdx.x; i < BANK_BYTES / sizeof(uint4);
          i += gridDim.x * WARPS * WARP_LANES)
         other[i] = make_uint4(0, 0, 0, 0);
-    router.run(bank, memory);
     choose_together(launch, bank, memory.choice);
     __syncthreads();
     float *hidden = bank + LOGIT_FLOATS;
-    make_hidden(launch, hidden, memory);
+    make_hidden(launch, hidden, copies, memory);
     add_downs(launch, hidden, memory);
-    __syncthreads();
-    if (threadIdx.x != 0 || atomicAdd(state + 1, 1u) + 1 != gridDim.x) return;
-    state[1] = 0, state[0]++;
 }

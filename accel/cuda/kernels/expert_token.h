@@ -67,28 +67,23 @@ struct ARRIVING {
         while (!(word = load_shared_word((const unsigned *)address))) pause(spins);
         return __uint_as_float(~word);
     }
-    static __device__ __forceinline__ EIGHT eight(const float *row, int lane) {
-        uint4 v[2];
+    template <int units>
+    static __device__ __forceinline__ void row(EIGHT (&made)[units], const float *row, int lane) {
         unsigned spins = 0;
         while (true) {
-            bool missing = false;
+            unsigned least = ~0u;
 #pragma unroll
-            for (int i = 0; i < 2; i++) {
-                v[i] = load_shared_words((const unsigned *)row + 4 * lane + 128 * i);
-                missing |= !v[i].x || !v[i].y || !v[i].z || !v[i].w;
+            for (int i = 0; i < 2 * units; i++) {
+                const uint4 v = load_shared_words((const unsigned *)row + 4 * lane + 128 * i);
+                least = min(min(least, v.x), min(min(v.y, v.z), v.w));
+                float *of = made[i / 2].of + i % 2 * 4;
+                of[0] = __uint_as_float(~v.x), of[1] = __uint_as_float(~v.y);
+                of[2] = __uint_as_float(~v.z), of[3] = __uint_as_float(~v.w);
             }
-            if (!missing) break;
+            if (least) break;
             pause(spins);
         }
         __syncwarp();
-        EIGHT made;
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-            made.of[4 * i] = __uint_as_float(~v[i].x), made.of[4 * i + 1] = __uint_as_float(~v[i].y);
-            made.of[4 * i + 2] = __uint_as_float(~v[i].z);
-            made.of[4 * i + 3] = __uint_as_float(~v[i].w);
-        }
-        return made;
     }
 };
 
@@ -98,7 +93,7 @@ struct ROUTER_OF_BLOCK {
     const PACKET *product;
     unsigned experts, rows, columns, warp;
     int lane;
-    EIGHT weight[ROUTER_ROWS][HELD], of_norm[HELD];
+    EIGHT weight[ROUTER_ROWS][HELD], of_norm[HELD], held[HELD];
 
     __device__ __forceinline__ explicit ROUTER_OF_BLOCK(const LAUNCH &launch_) : launch(launch_) {
         product = packet_of(launch, PRODUCT);
@@ -127,6 +122,11 @@ struct ROUTER_OF_BLOCK {
         for (int i = 0; i < HELD; i++)
             if (weights) of_norm[i] = load_eight(weights, warp + i * WARPS, columns, lane);
     }
+    __device__ __forceinline__ void load_x() {
+        const float *row = (const float *)operand_at(launch, X);
+#pragma unroll
+        for (int i = 0; i < HELD; i++) held[i] = load_eight(row, warp + i * WARPS, columns, lane);
+    }
     // Publishes the block's logits, and converts x to activations.
     __device__ __forceinline__ void run(float *bank, TOKEN_MEMORY &memory) {
         const ACTIVATIONS x = activations_at(memory.x, UNITS);
@@ -136,9 +136,6 @@ struct ROUTER_OF_BLOCK {
                                   packet_of(launch, NORM)->real[RMS_NORM_EPS],
                                   columns,
                                   1};
-        EIGHT held[HELD];
-#pragma unroll
-        for (int i = 0; i < HELD; i++) held[i] = load_eight(row.x, warp + i * WARPS, columns, lane);
         normalize_units<WARPS>(held, of_norm, x, row, ROW_SQUARES{memory.squares, UNITS, columns});
 #pragma unroll 1
         for (unsigned first = blockIdx.x; first < rows;) {
@@ -241,11 +238,27 @@ template <int dtype> DEVICE void chunk_to(const unsigned char *stored, const ACT
 }
 
 // A warp's copies of gates: chunks of the block's tiles, which are those of all experts one after
-// the other; of a tile first chunks of the gate, then of up.
+// the other, the shared one first; of a tile first chunks of the gate, then of up.
 struct GATES_COPIES {
     const LAUNCH &launch;
     TOKEN_MEMORY &memory;
     unsigned chunks, fetched;  // of the block; of the warp
+
+    __device__ __forceinline__ GATES_COPIES(const LAUNCH &launch_, TOKEN_MEMORY &memory_)
+        : launch(launch_), memory(memory_), fetched(0) {
+        const unsigned tiles = CHOICES * TILES_EACH;
+        const unsigned own = tiles > blockIdx.x ? (tiles - blockIdx.x - 1) / gridDim.x + 1 : 0;
+        chunks = own * 2 * UNIT_CHUNKS;
+    }
+    // The number of a tile's expert among all, USED of the shared one.
+    static __device__ __forceinline__ unsigned expert(unsigned tile) {
+        return HAS_SHARED ? (tile < TILES_EACH ? USED : tile / TILES_EACH - 1) : tile / TILES_EACH;
+    }
+    // Whether the warp's next chunk is one of the shared expert.
+    __device__ __forceinline__ bool is_known() const {
+        const unsigned chunk = threadIdx.x / WARP_LANES + fetched * WARPS;
+        return HAS_SHARED && chunk < chunks && tile(chunk) < TILES_EACH;
+    }
 
     __device__ __forceinline__ unsigned tile(unsigned chunk) const {
         return blockIdx.x + chunk / (2 * UNIT_CHUNKS) * gridDim.x;
@@ -254,7 +267,7 @@ struct GATES_COPIES {
         const unsigned warp = threadIdx.x / WARP_LANES, chunk = warp + fetched * WARPS;
         const unsigned slot = fetched % SLOTS;
         if (chunk >= chunks) return;
-        const unsigned index = tile(chunk), expert = index / TILES_EACH;
+        const unsigned index = tile(chunk), expert = this->expert(index);
         const unsigned in_tile = chunk % (2 * UNIT_CHUNKS), matrix = in_tile / UNIT_CHUNKS;
         const unsigned first = in_tile % UNIT_CHUNKS * CHUNK_UNITS;
         const bool chosen = expert < USED;
@@ -283,93 +296,109 @@ DEVICE const unsigned char *downs_at(const LAUNCH &launch, const TOKEN_CHOICE &c
            tile * tile_bytes;
 }
 
-// Publishes h = activation(gate x) * (up x) of the block's tiles.
-DEVICE void make_hidden(const LAUNCH &launch, float *hidden, TOKEN_MEMORY &memory) {
+// Asks for the first chunk of a warp's expert of downs. Its gates have been computed.
+DEVICE void begin_downs(const LAUNCH &launch, TOKEN_MEMORY &memory, unsigned expert, unsigned tile) {
+    const unsigned warp = threadIdx.x / WARP_LANES;
+    const unsigned unit_bytes = expert < USED ? UNIT_FORMAT<DOWNS_FORMAT>::unit_bytes
+                                              : UNIT_FORMAT<SHARED_DOWNS_FORMAT>::unit_bytes;
+    begin_copy(memory.downs_barriers + warp, memory.region[warp],
+               downs_at(launch, memory.choice, expert, tile),
+               min(CHUNK_UNITS, HIDDEN_UNITS) * unit_bytes);
+}
+
+// Publishes h = activation(gate x) * (up x) of the block's tiles, and begins its downs.
+DEVICE void make_hidden(const LAUNCH &launch, float *hidden, GATES_COPIES &copies,
+                        TOKEN_MEMORY &memory) {
     const unsigned warp = threadIdx.x / WARP_LANES;
     const int lane = threadIdx.x % WARP_LANES;
-    const unsigned tiles = CHOICES * TILES_EACH;
-    const unsigned own = tiles > blockIdx.x ? (tiles - blockIdx.x - 1) / gridDim.x + 1 : 0;
     const ACTIVATIONS x = activations_at(memory.x, UNITS);
-    GATES_COPIES copies = {launch, memory, own * 2 * UNIT_CHUNKS, 0};
-#pragma unroll 1
-    for (int i = 0; i < SLOTS; i++) copies.fetch();
     if (blockIdx.x == 0 && threadIdx.x < USED)
         count_uses(launch, GATES, memory.choice.ids[threadIdx.x], 1);
-    const unsigned activation = packet_of(launch, ACTIVATION)->size[SWIGLU_ACTIVATION];
+    const unsigned rows = packet_of(launch, DOWNS_PRODUCT)->size[MATMUL_ROWS];
+    bool adds = warp < CHOICES && blockIdx.x * UNIT_ROWS < rows;
     // Whole tiles at a time, whose values have room.
     constexpr unsigned at_once = LARGER_OF(WARPS / (2 * UNIT_CHUNKS), 1) * 2 * UNIT_CHUNKS;
     unsigned taken = 0;
 #pragma unroll 1
-    for (unsigned begin = 0; begin < copies.chunks; begin += at_once) {
+    for (unsigned begin = 0; begin == 0 || begin < copies.chunks; begin += at_once) {
         const unsigned end = min(begin + at_once, copies.chunks);
 #pragma unroll 1
-        for (; warp + taken * WARPS < end; taken++) {
+        while (warp + taken * WARPS < end) {
             const unsigned chunk = warp + taken * WARPS, in_tile = chunk % (2 * UNIT_CHUNKS);
             const unsigned slot = taken % SLOTS;
             const unsigned char *stored = memory.region[warp] + slot * GATES_SLOT;
             const unsigned first = in_tile % UNIT_CHUNKS * CHUNK_UNITS;
             float *values = memory.values + (chunk - begin) * (CHUNK_UNITS * UNIT_ROWS);
+#pragma unroll 1
+            while (copies.fetched < taken + SLOTS &&
+                   warp + copies.fetched * WARPS < copies.chunks)
+                copies.fetch();
             await_copy<SLOTS>(memory.gates[warp].barriers + slot, taken / SLOTS);
-            if (GATES_FORMAT == SHARED_GATES_FORMAT || copies.tile(chunk) / TILES_EACH < USED)
+            if (GATES_FORMAT == SHARED_GATES_FORMAT || copies.expert(copies.tile(chunk)) < USED)
                 chunk_to<GATES_FORMAT>(stored, x, first, lane, values);
             else
                 chunk_to<SHARED_GATES_FORMAT>(stored, x, first, lane, values);
             __syncwarp();
-            copies.fetch();
+            taken++;
+        }
+        if (adds && warp + taken * WARPS >= copies.chunks) {
+            begin_downs(launch, memory, warp, blockIdx.x);
+            adds = false;
         }
         __syncthreads();
 #pragma unroll 1
         for (unsigned i = threadIdx.x; i < (end - begin) / (2 * UNIT_CHUNKS) * UNIT_ROWS;
              i += WARPS * WARP_LANES) {
-            const unsigned tile = i / UNIT_ROWS, row = i % UNIT_ROWS;
+            const unsigned number = i / UNIT_ROWS, row = i % UNIT_ROWS;
             const float *values =
-                memory.values + tile * (2 * UNIT_CHUNKS * CHUNK_UNITS * UNIT_ROWS) + row;
+                memory.values + number * (2 * UNIT_CHUNKS * CHUNK_UNITS * UNIT_ROWS) + row;
             float value[2];
 #pragma unroll
             for (int matrix = 0; matrix < 2; matrix++)
                 value[matrix] = fold_units(values + matrix * UNIT_CHUNKS * CHUNK_UNITS * UNIT_ROWS,
                                            UNITS, UNIT_ROWS);
-            publish(hidden + copies.tile(begin + tile * 2 * UNIT_CHUNKS) * UNIT_ROWS + row,
-                    gated(activation, value[0], value[1]));
+            const unsigned tile = copies.tile(begin + number * 2 * UNIT_CHUNKS);
+            publish(hidden + copies.expert(tile) * WIDTH + tile % TILES_EACH * UNIT_ROWS + row,
+                    gated(ACTIVATION, value[0], value[1]));
         }
-        __syncthreads();
+        if (end < copies.chunks) __syncthreads();
     }
 }
 
-// One expert's 16 values of a tile; its first chunk may have been asked for.
+// One expert's 16 values of a tile, of which the first chunk has been asked for.
 template <int dtype>
 DEVICE void down_of(const LAUNCH &launch, const float *hidden, unsigned expert, unsigned tile,
                     unsigned &round, TOKEN_MEMORY &memory) {
+    constexpr unsigned unit_bytes = UNIT_FORMAT<dtype>::unit_bytes;
     const unsigned warp = threadIdx.x / WARP_LANES;
     const int lane = threadIdx.x % WARP_LANES;
-    UNIT_RUN<dtype, 1> run;
-    run.ring = memory.region[warp], run.barriers = memory.downs_barriers + warp;
-    float all = 0.0f, span = 0.0f;
-    const unsigned char *units = downs_at(launch, memory.choice, expert, tile);
+    unsigned char *ring = memory.region[warp];
+    COPY_BARRIER *barrier = memory.downs_barriers + warp;
     const ACTIVATIONS x = activations_at(memory.h[warp], HIDDEN_UNITS);
-    begin_copy(run.barriers, run.ring, units, min(CHUNK_UNITS, HIDDEN_UNITS) * run.unit_bytes);
+    EIGHT held[HIDDEN_UNITS];
+    ARRIVING::row(held, hidden + expert * WIDTH, lane);
 #pragma unroll
-    for (int i = 0; i < HIDDEN_UNITS; i++)
-        quantize_unit(x, i, lane,
-                      ARRIVING::eight(hidden + expert * WIDTH + i * UNIT_COLUMNS, lane));
+    for (int i = 0; i < HIDDEN_UNITS; i++) quantize_unit(x, i, lane, held[i]);
     __syncwarp();
+    float all = 0.0f, span = 0.0f;
     unsigned in_span = 0;
 #pragma unroll 1
     for (unsigned first = 0; first < HIDDEN_UNITS; first += CHUNK_UNITS) {
-        await_copy<1>(run.barriers, round++);
+        await_copy<1>(barrier, round++);
         LANE_CHUNK own;
         own.load(x, first, HIDDEN_UNITS - 1, lane);
         CHUNK_NIBBLES nibbles;
-        nibbles.load(run.ring, run.unit_bytes, lane);
+        nibbles.load(ring, unit_bytes, lane);
         CHUNK_SUMS sums;
-        multiply_chunk<dtype>(run.ring, nibbles, own, lane, sums);
+        multiply_chunk<dtype>(ring, nibbles, own, lane, sums);
         const float mine = value_of_chunk<dtype>(sums, own, lane);
         const float value[CHUNK_UNITS] = {mine, __shfl_xor_sync(ALL_LANES, mine, 1)};
         __syncwarp();
         const unsigned next = first + CHUNK_UNITS;
         if (next < HIDDEN_UNITS)
-            begin_copy(run.barriers, run.ring, units + next * run.unit_bytes,
-                       min((unsigned)CHUNK_UNITS, HIDDEN_UNITS - next) * run.unit_bytes);
+            begin_copy(barrier, ring,
+                       downs_at(launch, memory.choice, expert, tile) + next * unit_bytes,
+                       min((unsigned)CHUNK_UNITS, HIDDEN_UNITS - next) * unit_bytes);
 #pragma unroll
         for (int n = 0; n < CHUNK_UNITS; n++) {
             if (first + n >= HIDDEN_UNITS) break;
@@ -391,12 +420,11 @@ DEVICE void add_downs(const LAUNCH &launch, const float *hidden, TOKEN_MEMORY &m
     for (unsigned tile = blockIdx.x; tile * UNIT_ROWS < rows; tile += gridDim.x) {
 #pragma unroll 1
         for (unsigned expert = warp; expert < CHOICES; expert += WARPS) {
-            if (expert < USED)
+            if (expert != warp || tile != blockIdx.x) begin_downs(launch, memory, expert, tile);
+            if (DOWNS_FORMAT == SHARED_DOWNS_FORMAT || expert < USED)
                 down_of<DOWNS_FORMAT>(launch, hidden, expert, tile, round, memory);
-#if HAS_SHARED
             else
                 down_of<SHARED_DOWNS_FORMAT>(launch, hidden, expert, tile, round, memory);
-#endif
         }
         const unsigned row = tile * UNIT_ROWS + threadIdx.x;
         const bool writes = threadIdx.x < UNIT_ROWS && row < rows;
@@ -417,7 +445,7 @@ DEVICE void add_downs(const LAUNCH &launch, const float *hidden, TOKEN_MEMORY &m
             }
             ((float *)operand_at(launch, Y))[row] = sum;
         }
-        __syncthreads();
+        if ((tile + gridDim.x) * UNIT_ROWS < rows) __syncthreads();
     }
 }
 
