@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from pathlib import Path
 
 from accel.digests import DIGEST_BYTES, digest
-from contract.cached_files import PARTIAL, being_written, remove_abandoned
-
-NEW_FILE = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
-"""How a file is opened that must not be there; Windows would translate its line ends."""
+from contract.cached_files import remove_abandoned, replacing
 
 
 def read_entry(path: Path, magic: bytes) -> bytes | None:
@@ -30,17 +26,8 @@ def write_entry(path: Path, magic: bytes, data: bytes) -> None:
     """Write the file atomically, since another process may write the same entry.
 
     A full or read-only disk is no error: the next start builds again."""
-    # Without tempfile, which loads eleven modules.
-    partial = path.parent / f"{os.urandom(8).hex()}{PARTIAL}"
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         remove_abandoned(path.parent)
-        handle = os.open(partial, NEW_FILE, 0o600)
-        try:
-            with being_written(partial):
-                with os.fdopen(handle, "wb") as file:
-                    file.write(magic + digest(data).digest() + data)
-                os.replace(partial, path)
-        except BaseException:
-            partial.unlink()
-            raise
+        with replacing(path, 0o600) as file:
+            file.write(magic + digest(data).digest() + data)
