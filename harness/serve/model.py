@@ -166,6 +166,16 @@ class ServedModel(HostedModel):
         short = name.removesuffix(LATEST)
         return short in (self.name, *self.names) or bool(self.adapters.called(short))
 
+    def is_open_to(self, models: Sequence[str], name: str | None, lora: bool) -> bool:
+        """Whether a request of who may use ``models`` alone may call this one ``name`` and, with
+        ``lora``, list adapters. A name of the model's own opens all adapters, an adapter's name
+        that one."""
+        allowed = {one.removesuffix(LATEST) for one in models}
+        adapters = allowed & {one.name for one in self.adapters.named}
+        if any(map(self.is_called, allowed - adapters)):
+            return True
+        return name is not None and name.removesuffix(LATEST) in adapters and not lora
+
     def chat_plan(self, body: ChatRequest) -> ChatPlan:
         """How a chat request is answered. Raises ApiError and TemplateError."""
         return plan_chat(body, self._template(), self.dialect, self.name)
