@@ -31,6 +31,8 @@ from reference.model.chat_template import ChatTemplate, RenderedChat
 from reference.model.open import Model
 from reference.model.spoken_turns import encode_spoken
 
+WINDOW = "repeat_last_n"
+"""Names how far penalties look back, in answers and receipts."""
 STALL_STEPS = 256
 """Steps without anybody taking a request's tokens after which it ends."""
 ANY_NAME = "*"
@@ -151,6 +153,11 @@ class ServedModel(HostedModel):
         self.trace_log.note(problem)
         if problem is not None:
             raise StorageProblem(f"the trace {self.trace} cannot be written: {problem}", full=True)
+
+    @property
+    def left_out(self) -> dict[str, float]:
+        """The values of what requests leave out, and how far their penalties look back."""
+        return {**self.sampling.values, WINDOW: self.penalty_window}
 
     def check_window(self, sampling: SamplingParams) -> None:
         """Raise RequestError for penalties that look back too far: what is stored for them may be
