@@ -51,6 +51,8 @@ MODELS = {
     "lfm2": ("q4_k_m", F16),
     "lfm2moe": ("q4_k_m", F16),
     "granitehybrid": ("q4_k_m", F16),
+    "nemotron_h": ("q4_k_m", F16),
+    "nemotron_h_moe": ("q4_k_m", F16),
     "gemma3-untied-softcap-linear": ("q4_0", Q8_0),
     "gemma4-per-layer-embeddings": ("q8_0", F16),
     "gemma4-shared-kv": ("f16", F32),
