@@ -133,7 +133,7 @@ class StepOutput:
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """A step under way: its completion, and its events in the output ring."""
+    """A step in flight: its completion, and its events in the output ring."""
 
     fence: Fence
     rows: int
@@ -171,12 +171,12 @@ class ModelRunner(ContextManager):
             raise
         self._executable = whole = self._lowering(self.graph, shared)
         # Steps leave out what they do not need: adapters, and what drafts need.
-        made, self._forms = {limits: whole}, dict[tuple[bool, ...], ExecutableGraph]()
-        for form in product((True, False), repeat=2):
-            needed = limits.for_step(*form) if graph is None else limits
+        made, self._variants = {limits: whole}, dict[tuple[bool, ...], ExecutableGraph]()
+        for variant in product((True, False), repeat=2):
+            needed = limits.for_step(*variant) if graph is None else limits
             if needed not in made:
                 made[needed] = self._lowering(model.graph(needed), shared, whole.inputs)
-            self._forms[form] = made[needed]
+            self._variants[variant] = made[needed]
         self.expert_outputs = expert_outputs(self.graph)
         self.recurrent = RecurrentMemory(tier, self.graph, self._buffers, limits.saved_states)
         self._saved.callback(self.recurrent.close)
@@ -210,7 +210,7 @@ class ModelRunner(ContextManager):
         return self.collect(self.submit(inputs))
 
     def submit(self, inputs: StepInput) -> Submission:
-        """Start a step after those submitted before it; at most RING_STEPS may be under way. Raises
+        """Start a step after those submitted before it; at most RING_STEPS may be in flight. Raises
         ValueError for more masks or biases than the limits allow, ModelFileError for a file changed
         under a tier."""
         if self.tier.info.host_unified:
@@ -230,9 +230,9 @@ class ModelRunner(ContextManager):
             self._digested[:rows] = 0 if inputs.digested is None else inputs.digested
         if inputs.adapters is not None:
             self._adapters.put(inputs.adapters, tokens)
-        form = self._forms[inputs.adapters is not None, not inputs.plain]
+        variant = self._variants[inputs.adapters is not None, not inputs.plain]
         pages = self._put_pages(inputs)
-        fence = form.replay(self._inputs, inputs.requested, pages, inputs.unread)
+        fence = variant.replay(self._inputs, inputs.requested, pages, inputs.unread)
         self._last = Submission(fence, rows, first)
         return self._last
 
@@ -252,7 +252,7 @@ class ModelRunner(ContextManager):
         return self._copies
 
     def prepare(self) -> None:
-        """Lower every form of a step now, so that no step pays for it."""
+        """Lower every variant of a step now, so that no step pays for it."""
         for lowering in self._lowerings:
             for bucket in lowering.buckets:
                 lowering.record(bucket)

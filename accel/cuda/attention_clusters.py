@@ -23,7 +23,7 @@ from accel.cuda.unpacked_pages import UNPACK_PAGES
 from accel.packets.packet import aligned
 from contract.dtypes import I12, DType
 
-LEAST_CAPABILITY = (9, 0)
+MIN_CAPABILITY = (9, 0)
 """Clusters and copies that count their bytes need this compute capability."""
 MOST_TOKENS = 4
 """Most tokens of a bucket whose attention splits contexts."""
@@ -38,7 +38,7 @@ SHARED_NAMES = ("kv", "page_table", "query")
 def attention_clusters_rule(ops: Remaining, device: Device) -> Replacement | None:
     """Replaces the whole run by one launch, without sinks or a soft cap."""
     run = head_run(ops)
-    if run is None or device.capability < LEAST_CAPABILITY or not _agrees(ops, run):
+    if run is None or device.capability < MIN_CAPABILITY or not _agrees(ops, run):
         return None
     at = run.length + run.rotated
     part, dtype = ops[at], ops[run.write].dtype

@@ -27,7 +27,7 @@ STEPS = 16
 """Steps from one choice to the next."""
 MOST_MOVES = 2
 """Most experts of a layer that one choice moves, so that copies leave the link to the steps."""
-LEAST_GAIN = 1.25
+MIN_GAIN = 1.25
 """An expert replaces one that is used so many times less."""
 AGEING = 0.75
 """The weight of earlier uses at each choice."""
@@ -81,7 +81,7 @@ class CachedLayer:
         return [
             (slot, int(expert))
             for slot, expert in list(zip(inside, outside, strict=False))[:MOST_MOVES]
-            if self.uses[expert] > LEAST_GAIN * self.uses[self.slots[slot]]
+            if self.uses[expert] > MIN_GAIN * self.uses[self.slots[slot]]
         ]
 
 

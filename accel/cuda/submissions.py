@@ -21,7 +21,7 @@ from accel.cuda.driver import NOT_READY, Context, CudaError, Handle
 from accel.cuda.launcher import Recording
 from accel.cuda.memory import Allocation, Memory
 from accel.cuda.row_end import is_drawn, is_plain
-from accel.packets.submissions import FormBatch, HostSlot, StepFence, Submissions
+from accel.packets.submissions import HostSlot, LoweredBatch, StepFence, Submissions
 from contract.errors import DeviceLost
 from contract.ir.inputs import InputCopy, InputRows, LentBlock
 from contract.records import SAMPLING
@@ -79,7 +79,7 @@ class RecordedBucket:
         return [self.whole, *(() if self.short is None else self.short.recordings)]
 
 
-CudaBatch = FormBatch[Allocation, RecordedBucket]
+CudaBatch = LoweredBatch[Allocation, RecordedBucket]
 
 
 class Mark:

@@ -8,7 +8,7 @@ from typing import Generic
 import numpy as np
 from numpy.typing import NDArray
 
-from accel.kernels.launches import MOST_GROUPS
+from accel.kernels.launches import MAX_GROUPS
 from accel.kernels.source import Module
 from accel.packets.binding import lone_packet
 from accel.packets.buffers import ArrangedMatrix
@@ -33,7 +33,7 @@ class PlaneArranger(Generic[A]):
         self,
         memory: DeviceMemory[A],
         launch: Callable[[Module, NDArray[np.void], int], None],
-        most_groups: int = MOST_GROUPS,
+        most_groups: int = MAX_GROUPS,
         allocate: Callable[[str, int], A] | None = None,
         stage: Callable[[str, Bytes], A] | None = None,
     ) -> None:

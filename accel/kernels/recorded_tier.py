@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 from accel.kernels.arrange import PlaneArranger
-from accel.kernels.launches import MOST_GROUPS, PlannedLaunch, launches_of
+from accel.kernels.launches import MAX_GROUPS, PlannedLaunch, launches_of
 from accel.kernels.source import Module
 from accel.packets.fused import fuse
 from accel.packets.packet_tier import BoundStep, ExpectingMemory, PacketTier
@@ -47,7 +47,7 @@ class RecordedTier(PacketTier[A, Recordings[R], C]):
         arranger: PlaneArranger[A],
         addresses: StepAddresses,
         kernels: Callable[[Sequence[Module]], Mapping[Module, Any]],
-        most_groups: int = MOST_GROUPS,
+        most_groups: int = MAX_GROUPS,
     ) -> None:
         super().__init__(info, memory, submissions)
         self._arranger = arranger

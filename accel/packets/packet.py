@@ -31,7 +31,7 @@ PACKET = np.dtype(
     ]
 )
 """The record type; ``PACKET`` of ``accel/opencl/kernels/packet.h`` mirrors it and explains the
-fields. An operand is an address in the device's memory, or one of the following."""
+fields. An operand is an address in the device's memory, or one of the values below."""
 
 ABSENT = 0xFFFF_FFFF_FFFF_FFFF
 """The operand of an optional input that is left out."""
@@ -46,7 +46,7 @@ BANK_SHIFT = 56
 their own memory; the bits below are the offset in it."""
 BANKS = 16
 COLUMN_GRANULE = 32
-"""Columns of products, and of elementwise ops after them, are divided in multiples of this."""
+"""Columns of products, and of elementwise ops after them, are divided at multiples of this."""
 
 
 def _word(record: np.dtype[np.void], field: str) -> int:

@@ -57,7 +57,7 @@ BY_COLUMNS: Mapping[str, tuple[str, ...]] = MappingProxyType(
 """Ops whose columns are independent, and the operands that have those columns."""
 FEW, SMALL_ROWS = 4, 1 << 14
 """Tokens of a step, and rows of a matrix, with which a meeting takes longer than half a product."""
-MOST_AHEAD = 16
+MAX_AHEAD = 16
 """Ops among which one is looked for that need not wait for other devices."""
 
 
@@ -250,7 +250,7 @@ class _Dividing:
         """The index of the first op left, or, if it would wait for other devices, of a product or
         columnwise op behind it that neither waits nor depends on what it passes: then several
         tensors are gathered at once."""
-        first, *others = islice(self.left.items(), MOST_AHEAD)
+        first, *others = islice(self.left.items(), MAX_AHEAD)
         if first[0] in self.of_heads or not self._waits(first[1]):
             return first[0]
         read, written = set[str](), set[str]()

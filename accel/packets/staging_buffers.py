@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import field
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,7 @@ from contract.lazy_dataclass import dataclass
 Bytes = NDArray[np.uint8]
 
 
+@runtime_checkable
 class Synced(Protocol):
     """``nbytes`` of device memory that may have a copy in host memory.
 

@@ -52,7 +52,7 @@ C = TypeVar("C", bound=Completion)
 
 
 @dataclass(frozen=True, eq=False)
-class FormBatch(Generic[A, L]):
+class LoweredBatch(Generic[A, L]):
     """A graph lowered for one shape bucket, ready to be submitted.
 
     ``packets`` is the number of operations of a step, ``launch`` the tier's recording of them,
@@ -71,7 +71,7 @@ class StepFence(Generic[A, L, C]):
     """See ``contract.tier.Fence``. ``submitted`` is the time of submission by
     ``time.monotonic``."""
 
-    batch: FormBatch[A, L]
+    batch: LoweredBatch[A, L]
     outputs: Mapping[str, Bytes]
     completion: C
     submitted: float
@@ -102,14 +102,14 @@ class Submissions(ABC, Generic[A, L, S, C]):
 
     def submit(
         self,
-        batch: FormBatch[A, L],
+        batch: LoweredBatch[A, L],
         inputs: Bytes,
         requested: Sequence[str],
         rows: InputRows | None = None,
     ) -> StepFence[A, L, C]:
         return self.finish(batch, self.start(batch, inputs, rows), requested)
 
-    def start(self, batch: FormBatch[A, L], inputs: Bytes, rows: InputRows | None = None) -> S:
+    def start(self, batch: LoweredBatch[A, L], inputs: Bytes, rows: InputRows | None = None) -> S:
         """Copy a step's inputs to a slot; the caller must call ``finish`` next."""
         self._step = step_of(inputs)
         check_bucket(batch.bucket, self._step)
@@ -120,7 +120,7 @@ class Submissions(ABC, Generic[A, L, S, C]):
         return slot
 
     def finish(
-        self, batch: FormBatch[A, L], slot: S, requested: Sequence[str]
+        self, batch: LoweredBatch[A, L], slot: S, requested: Sequence[str]
     ) -> StepFence[A, L, C]:
         """Submit the step whose inputs are in ``slot``."""
         step = self._step
@@ -152,14 +152,14 @@ class Submissions(ABC, Generic[A, L, S, C]):
         slot.inputs.update(inputs, rows)
 
     @abstractmethod
-    def _new_slot(self, batch: FormBatch[A, L]) -> S:
+    def _new_slot(self, batch: LoweredBatch[A, L]) -> S:
         """Allocate memory for the inputs of one more step."""
 
     @abstractmethod
-    def _launch(self, batch: FormBatch[A, L], slot: S, outputs: Mapping[str, Bytes]) -> C:
+    def _launch(self, batch: LoweredBatch[A, L], slot: S, outputs: Mapping[str, Bytes]) -> C:
         """Start a step after all earlier ones, and have its results copied to ``outputs``."""
 
-    def _free_slots(self, batch: FormBatch[A, L]) -> list[S]:
+    def _free_slots(self, batch: LoweredBatch[A, L]) -> list[S]:
         """Slots that no step in flight uses; by default batches with equal input sizes share
         them."""
         return self._free.setdefault(batch.input_bytes, [])
@@ -184,10 +184,10 @@ class Recordings(Generic[S]):
 class RecordedSubmissions(Submissions[A, Recordings[S], S, C]):
     """Submissions whose slots are recordings. A tier implements ``_launch``."""
 
-    def _free_slots(self, batch: FormBatch[A, Recordings[S]]) -> list[S]:
+    def _free_slots(self, batch: LoweredBatch[A, Recordings[S]]) -> list[S]:
         return batch.launch.free
 
-    def _new_slot(self, batch: FormBatch[A, Recordings[S]]) -> S:
+    def _new_slot(self, batch: LoweredBatch[A, Recordings[S]]) -> S:
         made = batch.launch.record()
         batch.launch.made.append(made)
         return made

@@ -17,8 +17,9 @@ from accel.packets.buffers import Allocation, DeviceBuffer
 from accel.packets.in_flight import DEFAULT_TIMEOUT_SECONDS, CompletionWaiter
 from accel.packets.rules import OPCODES
 from accel.packets.shape_buckets import shape_buckets
+from accel.packets.staging_buffers import Synced, sync_as
 from accel.packets.step_memory import grown
-from accel.packets.submissions import Completion, FormBatch, StepFence, Submissions
+from accel.packets.submissions import Completion, LoweredBatch, StepFence, Submissions
 from contract.arithmetic import ARITHMETIC_VERSION
 from contract.context_manager import ContextManager
 from contract.errors import DeviceLost
@@ -165,7 +166,7 @@ class BaseTier(ContextManager, Generic[A, L, C]):
 
     def submit(
         self,
-        batch: FormBatch[A, L],
+        batch: LoweredBatch[A, L],
         inputs: Bytes,
         requested: Sequence[str] = (),
         rows: InputRows | None = None,
@@ -213,7 +214,10 @@ class BaseTier(ContextManager, Generic[A, L, C]):
 
     def _allocate(self, decl: BufferDecl, nbytes: int) -> A:
         """Hook: zeroed memory for a buffer of ``alloc``."""
-        return self._memory.allocate(decl.name, nbytes)
+        allocation = self._memory.allocate(decl.name, nbytes)
+        if isinstance(allocation, Synced):
+            sync_as(allocation, decl)
+        return allocation
 
     def _upload_stored(self, name: str, data: Bytes) -> A:
         """Hook: upload ``data`` in the layout that the graph declares."""

@@ -15,7 +15,6 @@ from accel.packets.repeated import repeat_small
 from accel.packets.rules import lower_graph
 from accel.packets.schedule import schedule_levels
 from accel.packets.shape_buckets import SPLIT_TOKENS, shape_buckets
-from accel.packets.staging_buffers import sync_as
 from accel.packets.step import Schedule, Step
 from accel.packets.streaming_tier import StreamingTier
 from accel.packets.submissions import StepFence
@@ -29,7 +28,7 @@ from accel.vulkan.memory import Allocation, Memory
 from accel.vulkan.push_constants import Packets
 from accel.vulkan.runtime import Choices, open_runtime
 from accel.vulkan.submissions import VulkanStep, VulkanSubmissions
-from contract.ir.nodes import BufferDecl, Graph
+from contract.ir.nodes import Graph
 from contract.shape_key import ShapeKey
 
 PROMPT_TOKENS = 512
@@ -89,11 +88,6 @@ class VulkanTier(StreamingTier[Allocation, Recording, VulkanStep]):
         step = with_tiles_32x16(with_tiles_128x128(with_expanded_tiles(step))) if matrix else step
         copying, seen = self._copying(graph, step)
         return copying, schedule_levels(seen)
-
-    def _allocate(self, decl: BufferDecl, nbytes: int) -> Allocation:
-        allocation = super()._allocate(decl, nbytes)
-        sync_as(allocation, decl)
-        return allocation
 
     def _on_host(self, what: str, nbytes: int) -> Allocation:
         name = f"{what} in host memory"

@@ -30,7 +30,7 @@ from reference.memory.prefix import (
 from reference.memory.reservations import Reservations
 from reference.memory.state_slots import StateSlots
 
-LEAST_COPIED_TOKENS = PAGE_TOKENS // 2
+MIN_COPIED_TOKENS = PAGE_TOKENS // 2
 """If fewer tokens of a cached page can be used, they are computed again and the page is not
 copied."""
 
@@ -311,7 +311,7 @@ class KvMemory:
         """The node after ``path``, if its page is cached and ``limit`` ends inside it."""
         useful = limit - len(path) * PAGE_TOKENS
         copies = self._copies is not None and self._state_slots is None
-        if not copies or not LEAST_COPIED_TOKENS <= useful < PAGE_TOKENS:
+        if not copies or not MIN_COPIED_TOKENS <= useful < PAGE_TOKENS:
             return None
         return self._trees.child(scope, path, tokens)
 
