@@ -115,7 +115,7 @@ class CommandProcessor:
         left_out = self._packet(opcode, list(body), buffer is self._inner)
         buffer.index += 2 + count
         if left_out:
-            buffer.index = self._behind(buffer, left_out)
+            buffer.index = self._after_skipped(buffer, left_out)
 
     def _end(self, words: Sequence[int], index: int) -> int:
         """The index after the packet at ``index``."""
@@ -127,7 +127,7 @@ class CommandProcessor:
             raise GpuFault(f"packet {header:#010x} goes past the end of its buffer")
         return end
 
-    def _behind(self, buffer: _Buffer, left_out: int) -> int:
+    def _after_skipped(self, buffer: _Buffer, left_out: int) -> int:
         """The index after skipped packets, which must end where COND_EXEC says."""
         index, end = buffer.index, buffer.index + left_out
         while index < min(end, len(buffer.words)):
