@@ -93,7 +93,7 @@ class StepInput:
 @dataclass(frozen=True, slots=True)
 class StepOutput:
     """The results of a step: ``token`` int32[rows], -1 where a logit was not finite, and
-    ``accepted`` int32[rows], how many drafted tokens behind the row's are right.
+    ``accepted`` int32[rows], how many drafted tokens after the row's are right.
 
     ``outputs`` are the bytes of the requested buffers. The arrays are the step's own."""
 

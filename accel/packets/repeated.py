@@ -21,7 +21,7 @@ from contract.arithmetic import SEGMENT
 from contract.dtypes import I12
 
 MAX_GROUPS = 512
-"""Most work-groups of the products behind a norm: more would not run at once, and each would repeat
+"""Most work-groups of the products after a norm: more would not run at once, and each would repeat
 the norm."""
 HEAD_CHANNELS = 32
 MOST_HEAD_DIM, WIDE_FROM = 256, 129
