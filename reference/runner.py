@@ -34,18 +34,19 @@ from reference.quant import finite_words
 
 LOGITS = "output.logits"
 HIDDEN = HIDDEN_STATES
-"""What logits are computed from; an output of a graph whose limits have ``hidden_states``."""
+"""The states from which logits are computed, an output of a graph whose limits have
+``hidden_states``."""
 CHOSEN = "output.log_probability"
 TOP_IDS = "output.top_ids"
 TOP_LOGS = "output.top_log_probabilities"
 LOG_PROBABILITIES = (CHOSEN, TOP_IDS, TOP_LOGS)
-"""The outputs of rule R10, which a graph has whose limits list some."""
+"""The outputs of rule R10, of a graph whose limits list some."""
 RING = "output.ring"
-"""The events of steps, of which hosts read the sampled tokens."""
+"""The events of steps, from which hosts read the sampled tokens."""
 ROW_DIGEST = "output.row_digest"
 """The digests of rule R12, an output of a graph whose limits have ``digests``."""
 PAGE_TABLE = "request.page_table"
-"""The input that a model has of which some layer attends."""
+"""The page table, an input of models with attention."""
 EVENT_NUMBERS = 1 << 32
 """Ring events are numbered modulo this."""
 NOTHING_SHARED: Mapping[str, Buffer] = MappingProxyType({})

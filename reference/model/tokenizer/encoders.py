@@ -23,7 +23,8 @@ SPACE = "\u2581"
 """The character for a space in SentencePiece and Gemma vocabularies."""
 
 WORD_CHARACTERS, MOST_WORDS = 16, 16_384
-"""Of the latest pieces of text, so many at most and each so long at most, the ids are kept."""
+"""The ids of the latest pieces of text are cached: at most this many characters each, and this many
+pieces."""
 
 
 class TextEncoder(Protocol):
