@@ -163,7 +163,7 @@ def _choice(ops: Sequence[Op], block: ExpertBlock) -> KernelLaunch:
             "PRODUCT": block.router,
             "TOPK": block.topk,
             **size_indices("matmul", "rows"),
-            **size_indices("expert_topk", "used"),
+            **size_indices("expert_topk", "used", "renormalize"),
         },
     )
 

@@ -203,7 +203,7 @@ OPS = (
     op(
         "expert_topk",
         "rows logits, rows *p, rows int *ids, rows *weights",
-        "tokens experts used",
+        "tokens experts used renormalize",
         groups="tokens",
     ),
     op(
@@ -229,7 +229,7 @@ OPS = (
     op(
         "expert_choice",
         "rows logits, bias, rows *s, rows int *ids, rows *weights",
-        "tokens experts used",
+        "tokens experts used renormalize",
         groups="tokens",
         source="expert_topk",
     ),
