@@ -37,15 +37,15 @@ class CachedFile(NamedTuple):
 
 
 def least_used(
-    files: Iterable[CachedFile], most_bytes: int, most_files: int | None = None
+    files: Iterable[CachedFile], most_bytes: int, max_files: int | None = None
 ) -> list[CachedFile]:
     """The files to remove, least recently used first, so that at most ``most_bytes`` bytes and
-    ``most_files`` files remain; None is any number of files."""
+    ``max_files`` files remain; None is any number of files."""
     left = sorted(files, key=lambda file: file.used)
     total, count = sum(file.nbytes for file in left), len(left)
     removed = []
     for file in left:
-        if total <= most_bytes and (most_files is None or count <= most_files):
+        if total <= most_bytes and (max_files is None or count <= max_files):
             break
         removed.append(file)
         total, count = total - file.nbytes, count - 1

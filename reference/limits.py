@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from contract.arithmetic import MASK_WORD_BITS, MOST_LOG_PROBABILITIES, PAGE_TOKENS
+from contract.arithmetic import MASK_WORD_BITS, MAX_LOG_PROBABILITIES, PAGE_TOKENS
 from contract.dtypes import F32, DType
 from contract.lazy_dataclass import dataclass
 from contract.shape_key import ShapeKey
@@ -18,7 +18,7 @@ DRAFT_STATES = 4
 each of DRAFT_STATES - 1 drafts, the number that was fastest on all measured devices. A state takes
 tens of MB."""
 
-MOST_BIASES = 4096
+MAX_BIASES = 4096
 """Most logit biases of one sequence."""
 
 
@@ -76,8 +76,8 @@ class Limits:
             raise ValueError(f"KV pages are one of {accepted}, not {self.kv_dtype}")
         for name, limit in (
             ("masks", self.step_rows),
-            ("biases", MOST_BIASES),
-            ("top_log_probabilities", MOST_LOG_PROBABILITIES),
+            ("biases", MAX_BIASES),
+            ("top_log_probabilities", MAX_LOG_PROBABILITIES),
         ):
             if not 0 <= getattr(self, name) <= limit:
                 raise ValueError(f"{name} is {getattr(self, name)}, not 0 to {limit}")

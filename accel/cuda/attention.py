@@ -33,7 +33,7 @@ def attention_rule(ops: Remaining, device: Device) -> Replacement | None:
     sizes = part.most_sizes()
     if not plain_parts(part, merge) or not nobody_reads(ops, 2, (result(merge),)):
         return None
-    head_dim, groups, spans = sizes["head_dim"], head_groups(part), most_spans(part)
+    head_dim, groups, spans = sizes["head_dim"], head_groups(part), max_spans(part)
     launch = KernelLaunch(
         "attention_spans",
         (min(sizes["tokens"] * groups * spans, device.multiprocessors), 1, 1),
@@ -64,7 +64,7 @@ def head_groups(part: Op) -> int:
     return sizes["kv_heads"] * -(-(sizes["heads"] // sizes["kv_heads"]) // HEADS)
 
 
-def most_spans(part: Op) -> int:
+def max_spans(part: Op) -> int:
     """Most spans of a slot's context."""
     pages = operand_of(part, "page_table")
     assert pages is not None

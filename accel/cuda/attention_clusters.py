@@ -12,7 +12,7 @@ from accel.cuda.attention import (
     TILE_WARPS,
     groups_bytes,
     head_groups,
-    most_spans,
+    max_spans,
     plain_parts,
 )
 from accel.cuda.device import Device
@@ -57,7 +57,7 @@ def attention_clusters_rule(ops: Remaining, device: Device) -> Replacement | Non
     room = device.multiprocessors * at_once // blocks
     if tokens == 1:
         room = int(room * ROOM_FOR_ALL)
-    clusters = min(units * most_spans(part), max(1, room))
+    clusters = min(units * max_spans(part), max(1, room))
     launch = KernelLaunch(
         "attention_clusters",
         (clusters * blocks, 1, 1),

@@ -25,7 +25,7 @@ from accel.packets.staging_buffers import Bytes
 
 STEPS = 16
 """Steps from one choice to the next."""
-MOST_MOVES = 2
+MAX_MOVES = 2
 """Most experts of a layer that one choice moves, so that copies leave the link to the steps."""
 MIN_GAIN = 1.25
 """An expert replaces one that is used so many times less."""
@@ -80,7 +80,7 @@ class CachedLayer:
         inside = sorted(range(len(self.slots)), key=lambda slot: self.uses[self.slots[slot]])
         return [
             (slot, int(expert))
-            for slot, expert in list(zip(inside, outside, strict=False))[:MOST_MOVES]
+            for slot, expert in list(zip(inside, outside, strict=False))[:MAX_MOVES]
             if self.uses[expert] > MIN_GAIN * self.uses[self.slots[slot]]
         ]
 

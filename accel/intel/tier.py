@@ -44,7 +44,7 @@ class IntelTier(RecordedTier[Allocation, Recording, IntelStep]):
         self._runtime = runtime
         memory, program, found = runtime.memory, runtime.program, runtime.queue.device
         info = tier_info(TIER, found.name, found.driver, memory.capacity)
-        most = min(MAX_GROUPS, found.most_groups)
+        most = min(MAX_GROUPS, found.max_groups)
 
         def launch(module: Module, packet: NDArray[np.void], groups: int) -> None:
             launch_packet(memory, program.kernel(module), packet, groups)

@@ -17,7 +17,7 @@ from accel.native.library import find_library
 from accel.native.mapped_files import MappedFiles
 from accel.native.model_weights import ModelWeights
 from accel.native.names import TIER
-from accel.native.pool import MOST_WORKERS, WorkerPool
+from accel.native.pool import MAX_WORKERS, WorkerPool
 from accel.native.steps import NativePackets, NativeStep, NativeSubmissions
 from accel.native.stored_steps import StepCache
 from accel.native.variants import Variant
@@ -86,7 +86,7 @@ class NativeTier(PacketTier[AddressRange, NativePackets, NativeStep]):
             raise TierUnavailable(TIER, f"no processor matches {device!r}", f"there is {name}")
         library = find_library(choices.cache, progress)
         workers = processors() if choices.threads is None else choices.threads
-        self._pool = WorkerPool(library, max(1, min(workers, MOST_WORKERS)))
+        self._pool = WorkerPool(library, max(1, min(workers, MAX_WORKERS)))
         self._variant = library.variant
         memory = SharedMemory(min(filter(None, (choices.memory_bytes, total_memory()))))
         self._arranger = Arranger(memory, self._pool)

@@ -22,7 +22,7 @@ ATTENTION_TILES_FROM = 128
 different slots, each of which takes a work-group."""
 VECTOR_COLUMNS = 4
 """Elements that a kernel loads at once."""
-MOST_HEAD_DIM = 512
+MAX_HEAD_DIM = 512
 """Most channels of a head for ``accel/kernels/head_rows.k``."""
 TILES_HEAD_DIM = 128
 """Most channels of a head for ``accel/kernels/flash_attn_tiles.k``, a multiple of 32."""
@@ -214,7 +214,7 @@ def _head_rows(rest: _Ops, ops: Sequence[Op]) -> Fused | None:
         and all(q[name] == k[name] for name in ("rope_table", "query"))
         and kv["query"] == q["query"]
         and rest.between(k["y"], kv["k"])
-        and pages["head_dim"] == head_dim <= MOST_HEAD_DIM
+        and pages["head_dim"] == head_dim <= MAX_HEAD_DIM
         and pages["width"] == kv_heads * head_dim
         and pages["page_tokens"] == PAGE_TOKENS
     )

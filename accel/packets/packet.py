@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from accel.packets.ops import OPS
-from contract.arithmetic import MOST_LOG_PROBABILITIES
+from contract.arithmetic import MAX_LOG_PROBABILITIES
 from contract.records import OUTPUT_EVENT, SLOT, STEP
 
 OPERANDS = max(len(op.operands) for op in OPS)
@@ -70,7 +70,7 @@ CONSTANTS = {
     "SLOT_LAST_TOKEN": _word(SLOT, "last_token"),
     "STEP_FIRST_EVENT": _word(STEP, "first_event"),
     "EVENT_WORDS": OUTPUT_EVENT.itemsize // 4,
-    "MOST_LOG_PROBABILITIES": MOST_LOG_PROBABILITIES,
+    "MOST_LOG_PROBABILITIES": MAX_LOG_PROBABILITIES,
 }
 """The macros that ``accessors.packet_constants`` defines for ``packet.h``."""
 

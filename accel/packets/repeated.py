@@ -24,10 +24,10 @@ MAX_GROUPS = 512
 """Most work-groups of the products after a norm: more would not run at once, and each would repeat
 the norm."""
 HEAD_CHANNELS = 32
-MOST_HEAD_DIM, WIDE_FROM = 256, 129
+MAX_HEAD_DIM, WIDE_FROM = 256, 129
 """Most channels of a head for ``accel/kernels/row_attention.k``, and from how many on
 ``flash_attn_row_wide`` is used. Channels are a multiple of HEAD_CHANNELS."""
-MOST_SEGMENTS = 24
+MAX_SEGMENTS = 24
 """Most segments of a row of activations for a group of ``accel/kernels/gate_row.k``."""
 ALIGNED_ELEMENTS = 4
 """Activations that a group loads at once."""
@@ -81,7 +81,7 @@ def _fits_attention(heads: Op, parts: Op) -> bool:
         and parts.most_sizes()["window"] == 0
         and parts.reals[1] == 0
         and heads.reals[0] == heads.reals[1]
-        and sizes["head_dim"] <= MOST_HEAD_DIM
+        and sizes["head_dim"] <= MAX_HEAD_DIM
         and sizes["head_dim"] % HEAD_CHANNELS == 0
         and table is not None
         and (table.start, table.stride) == (0, sizes["rotary_pairs"])
@@ -202,7 +202,7 @@ def _alike(gate: Op, up: Op) -> bool:
         gate is not up
         and (gate.dtype, sizes) == (up.dtype, up.most_sizes())
         and pieces(sizes["rows"], TILE_ROWS) <= MAX_GROUPS
-        and sizes["columns"] <= MOST_SEGMENTS * SEGMENT
+        and sizes["columns"] <= MAX_SEGMENTS * SEGMENT
         and all(plain)
     )
 

@@ -22,9 +22,9 @@ MATRIX_SPEED = 16
 """A command buffer holds this factor more work on a device with matrix units."""
 
 
-def most_groups(device: Device) -> int:
+def max_groups(device: Device) -> int:
     """Most work-groups of a launch: an op with more units of work gives each group several."""
-    return MAX_GROUPS_OF_A_CPU if device.is_cpu else min(MAX_GROUPS, device.most_groups)
+    return MAX_GROUPS_OF_A_CPU if device.is_cpu else min(MAX_GROUPS, device.max_groups)
 
 
 class Recording:

@@ -22,7 +22,7 @@ from accel.packets.tier import tier_info
 from accel.vulkan.api import TIER, Vulkan, load_vulkan
 from accel.vulkan.device import Device
 from accel.vulkan.expanded_tiles import PLANES_FROM, TILED, with_expanded_tiles
-from accel.vulkan.launcher import Recording, launch_packet, most_groups
+from accel.vulkan.launcher import Recording, launch_packet, max_groups
 from accel.vulkan.matrix_tiles import SMALL_BUCKETS, with_tiles_32x16, with_tiles_128x128
 from accel.vulkan.memory import Allocation, Memory
 from accel.vulkan.push_constants import Packets
@@ -54,7 +54,7 @@ class VulkanTier(StreamingTier[Allocation, Recording, VulkanStep]):
         self._arranger = PlaneArranger(
             memory,
             partial(launch_packet, memory, runtime.program),
-            most_groups(found),
+            max_groups(found),
             partial(memory.allocate, zeroed=False),
         )
         driver = f"{found.driver}, Vulkan {found.version[0]}.{found.version[1]}"
@@ -99,7 +99,7 @@ class VulkanTier(StreamingTier[Allocation, Recording, VulkanStep]):
             runtime.program.kernels,
             bound.step.ops,
             bound.schedule.placements,
-            most_groups(self.device),
+            max_groups(self.device),
         )
         packets = Packets(bound.packets, bound.stored.address)
         return Recording(runtime.queue, runtime.program, runtime.addresses, launches, packets)

@@ -24,7 +24,7 @@ from contract.lazy_dataclass import dataclass
 from reference.model.gguf import GgufFile, TensorInfo, open_gguf
 from reference.quant import FORMATS
 
-MOST_COMBINED = 4
+MAX_COMBINED = 4
 """Most adapters that one request combines."""
 STACKED = "lora:"
 """Prefix of the names of stacked tensors, which no model file has."""
@@ -88,7 +88,7 @@ class Adapters:
     @property
     def combined(self) -> int:
         """Most adapters that one request combines, 0 if there are none."""
-        return min(len(self.opened), MOST_COMBINED)
+        return min(len(self.opened), MAX_COMBINED)
 
     @cached_property
     def shapes(self) -> Mapping[str, tuple[int, int, int]]:

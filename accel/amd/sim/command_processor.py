@@ -82,13 +82,13 @@ class CommandProcessor:
         """Whether an indirect buffer is in progress."""
         return self._inner is not None
 
-    def run(self, words: Sequence[int], most_packets: int | None = None) -> int:
+    def run(self, words: Sequence[int], max_packets: int | None = None) -> int:
         """Process packets of a ring in order, the rest of an indirect buffer first; returns their
-        words, fewer than all if a packet waits or ``most_packets`` were processed. Raises
+        words, fewer than all if a packet waits or ``max_packets`` were processed. Raises
         GpuFault."""
         ring = _Buffer(words)
         done = 0
-        while most_packets is None or done < most_packets:
+        while max_packets is None or done < max_packets:
             if self._inner is not None:
                 self._next(self._inner)
                 if self._inner.ended:

@@ -26,7 +26,7 @@ class FakePipeline:
     indirect: bool
 
     @method("maxTotalThreadsPerThreadgroup", "Q@:")
-    def most_items(self) -> int:
+    def max_items(self) -> int:
         return self.items
 
 
