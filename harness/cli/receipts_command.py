@@ -181,7 +181,7 @@ def _fitting(options: ModelOptions, settings: Settings, receipts: Any) -> ModelO
     session = replace(options.session, digests=True)
     dtypes = {receipt.payload.model.kv_dtype for receipt in receipts}
     from contract.dtypes import KV_DTYPES
-    from harness.serve.verify import MOST_WINDOW
+    from harness.serve.verify import MAX_WINDOW
 
     known = {dtype.name for dtype in KV_DTYPES}
     if settings.sources["kv_dtype"] == "default" and len(dtypes) == 1 and dtypes <= known:

@@ -27,7 +27,7 @@ Json = dict[str, Any]
 NOTHING = object()
 MAX_SHOWN = 200
 """Most characters of a value that a difference shows."""
-MOST_WINDOW = 1 << 20
+MAX_WINDOW = 1 << 20
 """The longest reach of penalties that a verification makes room for."""
 MESSAGE = "message"
 CACHE_READ, CACHE_WRITTEN = "cache_read_input_tokens", "cache_creation_input_tokens"
@@ -99,7 +99,7 @@ def window_of(response: Json) -> int | None:
     say."""
     values = _extra(response).get("sampling_defaults")
     window = values.get(WINDOW) if isinstance(values, dict) else None
-    return window if type(window) is int and 0 <= window <= MOST_WINDOW else None
+    return window if type(window) is int and 0 <= window <= MAX_WINDOW else None
 
 
 def _comparable(response: Json) -> Json:
