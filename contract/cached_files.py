@@ -9,7 +9,7 @@ import re
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 PARTIAL = ".partial"
 """Ends the name of a file that is being written, and gets its own name once it is complete."""
@@ -20,7 +20,7 @@ ABANDONED_SECONDS = 3600.0
 
 
 def need_file(path: Path) -> None:
-    """Raise OSError where ``path`` is there and is no file: a file renamed to it would take the
+    """Raise OSError if ``path`` is there and is no file: a file renamed to it would take the
     place of a device."""
     if path.is_dir():
         raise OSError(errno.EISDIR, os.strerror(errno.EISDIR))
@@ -68,6 +68,39 @@ def being_written(path: Path | str) -> Iterator[None]:
         yield
     finally:
         os.close(handle)
+
+
+@contextlib.contextmanager
+def replacing(path: Path, mode: int = 0o666, *, sync: bool = False) -> Iterator[BinaryIO]:
+    """Yield a new file that is renamed to ``path`` at the end of the block. After an exception the
+    new file is removed, and ``path`` is as before. Readers never see a file half written.
+
+    The permissions are ``mode`` less the umask. With ``sync`` the bytes are on the disk before the
+    file is renamed. Raises OSError, also if ``path`` is a folder or a device."""
+    need_file(path)
+    remove_abandoned(path.parent, f".{path.name}.")
+    partial = path.with_name(f".{path.name}.{os.urandom(8).hex()}{PARTIAL}")
+    try:
+        with (
+            open(partial, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as file,
+            being_written(partial),
+        ):
+            yield file
+            file.flush()
+            if sync:
+                os.fsync(file.fileno())
+            file.close()
+            os.replace(partial, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(partial)
+        raise
+
+
+def unfinished(path: Path) -> list[Path]:
+    """The files that ``replacing`` began for ``path`` and that have not been renamed."""
+    name = re.compile(re.escape(f".{path.name}.") + RANDOM_NAME + re.escape(PARTIAL))
+    return [other for other in path.parent.iterdir() if name.fullmatch(other.name)]
 
 
 def has_writer(path: Path | str) -> bool:

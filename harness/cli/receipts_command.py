@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 FLAG = "--receipts"
 DIFFERENT = 1
 NOT_WHOLE = 3
-MOST_WINDOW = 1 << 20
+MAX_WINDOW = 1 << 20
 """The longest reach of penalties that a verification makes room for."""
 EXAMPLES = """\
 examples:
@@ -192,5 +192,5 @@ def _fitting(options: ModelOptions, settings: Settings, receipts: Any) -> ModelO
         for receipt in receipts
         for choice in receipt.payload.choices
     ]
-    window = max([session.repeat_last_n, *(each for each in reach if each <= MOST_WINDOW)])
+    window = max([session.repeat_last_n, *(each for each in reach if each <= MAX_WINDOW)])
     return replace(options, session=replace(session, repeat_last_n=window))

@@ -12,8 +12,9 @@ from harness.host.answer_text import Piece
 from harness.host.reply import CallArguments, CallBegin, Content, Part, Thought, joined
 from harness.serve.caller import Caller
 from harness.serve.data_lines import DONE, PING, LineTemplates, data_line, encode
+from harness.serve.engine_requests import TIER_OF_CLASS
 from harness.serve.errors import ApiError
-from harness.serve.generation import TIER_OF_CLASS, Generation
+from harness.serve.generation import Generation
 from harness.serve.random_pool import random_bytes
 from reference.model.tokenizer import Tokenizer
 

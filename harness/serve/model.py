@@ -156,7 +156,8 @@ class ServedModel(HostedModel):
         """Raise RequestError for penalties that look back too far: what is stored for them may be
         more, by what drafts need, and no answer depends on drafts."""
         if sampling.penalizes and sampling.repeat_last_n > self.penalty_window:
-            raise RequestError("repeat_last_n", f"is at most {self.penalty_window}")
+            problem = f"is at most {self.penalty_window}, the --repeat-last-n of this server"
+            raise RequestError("repeat_last_n", problem)
 
     def is_called(self, name: str | None) -> bool:
         """Whether a request for a model of this name means this one."""

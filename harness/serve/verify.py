@@ -19,13 +19,13 @@ from harness.serve.ollama.routes import answer_chat, answer_prompt
 from harness.serve.ollama.wire import GenerateRequest, OllamaChatRequest
 from harness.serve.receipts.verify import uncounted_service
 from harness.serve.routes import ROUTES
-from harness.serve.service import Answered, Began, Service
+from harness.serve.service import Answered, FailedWhileRunning, Service
 from harness.serve.strict_json import loads
 from harness.serve.wire import decode
 
 Json = dict[str, Any]
 NOTHING = object()
-MOST_SHOWN = 200
+MAX_SHOWN = 200
 """Most characters of a value that a difference shows."""
 MESSAGE = "message"
 CACHE_READ, CACHE_WRITTEN = "cache_read_input_tokens", "cache_creation_input_tokens"
@@ -145,7 +145,7 @@ def _answer(model: ServedModel, asked: Json, response: Json) -> Json:
     with uncounted_service(model) as service:
         try:
             answered = _ask(service, asked, response)
-        except Began as failed:
+        except FailedWhileRunning as failed:
             raise failed.error from None
     assert isinstance(answered, dict)
     # What a client reads is what was written: numbers as JSON has them.
@@ -216,7 +216,7 @@ def _difference(path: str, then: object, now: object) -> str | None:
 
 def _shown(value: object) -> str:
     shown = "nothing" if value is NOTHING else repr(value)
-    return shown if len(shown) <= MOST_SHOWN else f"{shown[:MOST_SHOWN]}..."
+    return shown if len(shown) <= MAX_SHOWN else f"{shown[:MAX_SHOWN]}..."
 
 
 def _drawn_seed(response: Json) -> int:

@@ -244,7 +244,7 @@ def test_the_folder_is_bounded(
     stale = folder / f"left{PARTIAL}"
     stale.write_bytes(bytes(100))
     os.utime(stale, (1, 1))
-    monkeypatch.setattr(weight_cache, "MOST_BYTES", 2 * size)
+    monkeypatch.setattr(weight_cache, "MAX_BYTES", 2 * size)
     outcome(copies[0], open_one())
     outcome(copies[2], open_one())
     assert [has_entry(folder, copy) for copy in copies] == [True, False, True]
@@ -254,7 +254,7 @@ def test_the_folder_is_bounded(
     monkeypatch.setattr(weight_cache, "MOST_ENTRIES", 1)
     outcome(copies[1], open_one())
     assert [has_entry(folder, copy) for copy in copies] == [False, True, False]
-    monkeypatch.setattr(weight_cache, "MOST_BYTES", size - 1)
+    monkeypatch.setattr(weight_cache, "MAX_BYTES", size - 1)
     outcome(copies[2], open_one())
     assert [has_entry(folder, copy) for copy in copies] == [False, True, False]
 
