@@ -195,7 +195,8 @@ def make_app(models: ServerModels, pulls: Pulls, options: AppOptions) -> Flask:
     def choose(body: bytes) -> None:
         if not (models.by_name or g.account.models):
             return
-        name = models.permitted(model_named(body), g.account.models)
+        name, lora = model_named(body)
+        name = models.permitted(name, g.account.models, lora)
         if not models.by_name:
             return
         before = g.lease

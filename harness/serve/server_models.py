@@ -153,10 +153,10 @@ class ServerModels:
         short = name.removesuffix(LATEST)
         return short if short in self.by_name else self._by_other_name.get(short, name)
 
-    def permitted(self, name: str | None, models: Sequence[str]) -> str | None:
+    def permitted(self, name: str | None, models: Sequence[str], lora: bool = False) -> str | None:
         """The name that ``lease`` takes for a request of a tenant that may use these models, all
-        where there are none. A request without a name gets the tenant's first model that the server
-        has. Raises ApiError 403 before anything is loaded."""
+        where there are none; ``lora`` says that it lists adapters. A request without a name gets
+        the tenant's first model here. Raises ApiError 403 before anything is loaded."""
         if not models:
             return name
         canonical = [own for own in map(self.canonical, models) if own in self.by_name]
@@ -166,7 +166,7 @@ class ServerModels:
         if name in canonical:
             return name
         answers = self.service.model
-        if name not in self.by_name and any(map(answers.is_called, models)):
+        if name not in self.by_name and answers.is_open_to(models, name, lora):
             return name
         problem = f"this key may use {', '.join(models)} alone, not {name or answers.name}"
         raise model_refused(403, problem, "model_not_allowed")

@@ -17,10 +17,10 @@ from harness.sampling_defaults import sampling_defaults
 from harness.serve.answer_grammar import Constrained, TextPlan
 from harness.serve.chat import ChatPlan
 from harness.serve.errors import ApiError
-from harness.serve.model import ServedModel
+from harness.serve.model import WINDOW, ServedModel
 from harness.serve.other_formats import own_chat_fields
 from harness.serve.receipts.document import ChoiceFacts, Receipt
-from harness.serve.receipts.make import WINDOW, sampling_facts, template_digest, usage_of
+from harness.serve.receipts.make import sampling_facts, template_digest, usage_of
 from harness.serve.receipts.tree import tree_root
 from harness.serve.service import Service, most_chat_tokens, most_completed
 from harness.serve.strict_json import BadJson, loads
