@@ -97,7 +97,7 @@ def _memory_bytes(
     segments: int,
     choices: int,
 ) -> int:
-    """Shared memory of a block, as ``TOKEN_MEMORY`` of the kernel has it, and some for alignment."""
+    """Shared memory of a block, at least what ``TOKEN_MEMORY`` of the kernel takes."""
     region = CHUNK_UNITS * max(SLOTS * max(map(unit_bytes, gates)), max(map(unit_bytes, downs)))
     rows = UNIT_ACTIVATION_BYTES * (units + WARPS * hidden_units) + 16 * WARPS
     values = 4 * UNIT_ROWS * (2 * WARPS * CHUNK_UNITS + choices) + 3 * 4 * units

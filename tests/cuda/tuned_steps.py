@@ -161,7 +161,8 @@ class TunedSteps:
             self.workspace.ctypes.data + launch.workspace,
         )
         if launch.entry not in TOGETHER:
-            return emulated.run(launch.entry, launch.grid, launch.block[0], *arguments)
+            emulated.run(launch.entry, launch.grid, launch.block[0], *arguments)
+            return
         self.seed += 1
         blocks = launch.grid[0]
         assert blocks <= self.device.multiprocessors

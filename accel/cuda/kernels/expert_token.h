@@ -18,7 +18,7 @@
 #define WIDTH (HIDDEN_UNITS * UNIT_COLUMNS)
 #define TILES_EACH (WIDTH / UNIT_ROWS)
 #define UNIT_CHUNKS ((UNITS + CHUNK_UNITS - 1) / CHUNK_UNITS)
-#define MOST_SPINS (1u << 26)
+#define MOST_SPINS (1u << 22)  // some seconds
 
 #define LARGER_OF(a, b) ((a) > (b) ? (a) : (b))
 constexpr unsigned GATES_SLOT =
