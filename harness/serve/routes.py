@@ -1,4 +1,4 @@
-"""The table of routes, and what each answers."""
+"""The table of routes, and the handlers of general routes."""
 
 from __future__ import annotations
 
@@ -73,8 +73,8 @@ ROUTES = (
 
 @cache
 def _document(version: str) -> Json:
-    """The OpenAPI document. It is made for the first request: making it takes a quarter of the time
-    in which a server starts."""
+    """The OpenAPI document, made at the first request: making it takes a quarter of the server's
+    start."""
     return openapi_document(ROUTES, version)
 
 
@@ -91,8 +91,7 @@ def _context_facts(model: ServedModel, now: EngineStatistics) -> Json:
 
 
 class Handlers:
-    """One method for each route that no other class has, named by it, for what answers the request
-    at hand."""
+    """A method for each general route, by its name. Each answers the current request."""
 
     def __init__(self, version: str) -> None:
         self._version = version
@@ -132,7 +131,7 @@ class Handlers:
         return answer
 
     def tokenizer_info(self) -> Json:
-        """The tokenizer's properties, for clients that do not have the tokenizer."""
+        """The tokenizer's properties, for clients without the tokenizer."""
         model, tokenizer = self._model, self._model.tokenizer
         names = {"bos": tokenizer.bos_id, "eos": tokenizer.eos_id, **tokenizer.named_ids}
         answer: Json = {
@@ -165,7 +164,7 @@ class Handlers:
         return {"prompt": self._rendered(body).text}
 
     def _rendered(self, body: TemplateFields) -> RenderedChat:
-        """The prompt of a conversation, as chat completions have it."""
+        """The prompt of a conversation, as chat completions would render it."""
         fields = given_fields(body, TemplateFields.__struct_fields__)
         return self._model.chat_plan(ChatRequest(**fields)).prompt
 
