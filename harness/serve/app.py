@@ -193,10 +193,10 @@ def make_app(models: ServerModels, pulls: Pulls, options: AppOptions) -> Flask:
     app.register_error_handler(Exception, _refused)
 
     def choose(body: bytes) -> None:
-        if not (models.by_name or g.account.models):
+        if not (models.names.files or g.account.models):
             return
-        name = models.permitted(model_named(body), g.account.models)
-        if not models.by_name:
+        name = models.names.permitted(model_named(body), g.account.models, models.service.model)
+        if not models.names.files:
             return
         before = g.lease
         g.lease = models.lease(name)

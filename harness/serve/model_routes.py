@@ -71,7 +71,7 @@ class ModelHandlers:
 
     def models(self) -> Json:
         """OpenAI's list, of the models that the tenant may name; the active one comes first."""
-        tenant = g.account.tenant
+        tenant, names = g.account.tenant, self._models.names
         data = [
             described
             for described in (
@@ -79,7 +79,7 @@ class ModelHandlers:
                 *_adapters_of(g.service.model),
                 *self._background(),
             )
-            if self._models.is_permitted(described["id"], g.account.models)
+            if names.is_permitted(described["id"], g.account.models, self._models.service.model)
         ]
         return {
             "object": "list",
@@ -101,7 +101,7 @@ class ModelHandlers:
                 return described
         if served.is_called(model):
             return _described(served)
-        model = self._models.canonical(model) or model
+        model = self._models.names.canonical(model) or model
         for described in self._background():
             if described["id"] == model:
                 return described
@@ -119,7 +119,7 @@ class ModelHandlers:
                     continue
                 # Without its file it could not be loaded.
                 with suppress(OSError):
-                    created = int(self._models.by_name[name].stat().st_mtime)
+                    created = int(self._models.names.files[name].stat().st_mtime)
                     yield _card(name, created) | {"x_zinc": {"loaded": False}}
 
     def pull_model(self, raw: bytes) -> Answered:

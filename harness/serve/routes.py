@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import asdict
 from functools import cache
 
@@ -15,7 +16,6 @@ from harness.serve.embeddings import EMBEDDING_ROUTES
 from harness.serve.errors import ApiError
 from harness.serve.gate import decoded, service_of_request
 from harness.serve.llama_cpp.routes import LLAMA_CPP_ROUTES
-from harness.serve.llama_cpp.tokens import adds_bos, token_pieces
 from harness.serve.model import ServedModel
 from harness.serve.model_routes import MODEL_ROUTES
 from harness.serve.ollama.routes import OLLAMA_ROUTES
@@ -38,6 +38,7 @@ from harness.serve.wire import (
 )
 from reference.engine.statistics import EngineStatistics
 from reference.model.chat_template import RenderedChat
+from reference.model.tokenizer import Tokenizer
 
 TEXT = "text/plain; version=0.0.4; charset=utf-8"
 ROUTES = (
@@ -200,3 +201,24 @@ class Handlers:
 
     def openapi(self) -> Json:
         return _document(self._version)
+
+
+def adds_bos(body: TokenizeRequest) -> bool:
+    """Whether a BOS goes in front of a text. Default: only of a text in vLLM's ``prompt``."""
+    for given in (body.add_special_tokens, body.add_special):
+        if given is not None:
+            return given
+    return body.content is None
+
+
+def token_pieces(tokenizer: Tokenizer, tokens: Iterable[int]) -> list[Json]:
+    """Each token id with its text, or with its bytes if they are not UTF-8."""
+    return [{"id": token, "piece": _piece(tokenizer, token)} for token in tokens]
+
+
+def _piece(tokenizer: Tokenizer, token: int) -> str | list[int]:
+    raw = tokenizer.token_bytes(token, special=True)
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        return list(raw)

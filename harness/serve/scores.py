@@ -11,7 +11,7 @@ from msgspec import Meta, Struct
 
 from contract.errors import RequestError
 from contract.types import MAX_INT32, Request, SamplingParams, Tenant, TokenEvent
-from harness.host.prompt_scores import PromptScores
+from harness.host.collectors import PromptScores
 from harness.host.submissions import Submission
 from harness.serve.answers import Json
 from harness.serve.caller import Caller

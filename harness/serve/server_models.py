@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,7 +23,8 @@ from harness.serve.errors import RESTART_SECONDS, ApiError, model_refused, try_a
 from harness.serve.heap import refreeze_heap
 from harness.serve.ledger_store import LedgerStore
 from harness.serve.metrics import Metrics
-from harness.serve.model import LATEST, ServedModel, other_names
+from harness.serve.model import ServedModel
+from harness.serve.model_names import ModelNames
 from harness.serve.receipts.store import ReceiptStore
 from harness.serve.service import Service
 from reference.engine.models import load_with_room
@@ -90,10 +91,7 @@ class ServerModels:
         receipts: ReceiptStore | None = None,
     ) -> None:
         self.began_with = began_with or (name, path)
-        self.by_name = dict([self.began_with, *on_demand.items()]) if on_demand else {}
-        self._by_other_name = {
-            other: name for name, file in self.by_name.items() for other in other_names(file)
-        }
+        self.names = ModelNames(dict([self.began_with, *on_demand.items()]) if on_demand else {})
         self.accounts = accounts
         self._thread = thread
         self._loading = threading.Lock()
@@ -132,7 +130,7 @@ class ServerModels:
         with self._changed:
             staying = [one.service.model for one in self._in_memory if not one.retiring]
         here, answers = {model.name: model for model in staying}, self.service.model.name
-        return {name: here.get(name) for name in self.by_name if name != answers}
+        return {name: here.get(name) for name in self.names.files if name != answers}
 
     @contextmanager
     def held(self) -> Iterator[Mapping[str, ServedModel | None]]:
@@ -145,44 +143,10 @@ class ServerModels:
                 held.callback(lease.release)
             yield others
 
-    def canonical(self, name: str | None) -> str | None:
-        """The name in ``by_name`` for a name in a request, which may also be a file name or a
-        catalog id."""
-        if name is None or name in self.by_name:
-            return name
-        short = name.removesuffix(LATEST)
-        return short if short in self.by_name else self._by_other_name.get(short, name)
-
-    def permitted(self, name: str | None, models: Sequence[str]) -> str | None:
-        """The name to pass to ``lease`` for a tenant that may use ``models``; empty means all.
-        Without a name, it is the tenant's first model on this server. Raises ApiError 403 before
-        anything is loaded."""
-        if not models:
-            return name
-        canonical = [own for own in map(self.canonical, models) if own in self.by_name]
-        if name is None and canonical:
-            return canonical[0]
-        name = self.canonical(name)
-        if name in canonical:
-            return name
-        answers = self.service.model
-        if name not in self.by_name and any(map(answers.is_called, models)):
-            return name
-        problem = f"this key may use {', '.join(models)} alone, not {name or answers.name}"
-        raise model_refused(403, problem, "model_not_allowed")
-
-    def is_permitted(self, name: str, models: Sequence[str]) -> bool:
-        """Whether a tenant that may use ``models``, all if empty, may use this model."""
-        try:
-            self.permitted(name, models)
-        except ApiError:
-            return False
-        return True
-
     def lease(self, name: str | None = None) -> Lease:
         """A lease of the model of this name, or of the active one, for one request. Loads the model
         if it is not in memory. Raises ApiError."""
-        name = self.canonical(name)
+        name = self.names.canonical(name)
         with self._changed:
             loaded = self._called(name)
             if loaded is not None:
@@ -200,7 +164,7 @@ class ServerModels:
     def _called(self, name: str | None) -> _LeasedModel | None:
         """The model in memory for this name; None if it has to be loaded."""
         answers = self._active
-        if name not in self.by_name or name == answers.service.model.name:
+        if name not in self.names.files or name == answers.service.model.name:
             return answers
         here = [loaded for loaded in self._in_memory if loaded.service.model.name == name]
         return next((loaded for loaded in here if not (loaded.retiring or loaded.failed)), None)
@@ -269,8 +233,8 @@ class ServerModels:
 
     def _replace(self, before: _LeasedModel, name: str, path: Path) -> None:
         with self._changed:
-            loaded = None if name not in self.by_name else self._called(name)
-        stays = before.service.model.name in self.by_name
+            loaded = None if name not in self.names.files else self._called(name)
+        stays = before.service.model.name in self.names.files
         if loaded is None:
             try:
                 loaded = self._load(path, name, () if stays else (before,))
@@ -336,7 +300,7 @@ class ServerModels:
         for one in failed:
             self._leave(one)
         try:
-            loaded = self._load(self.by_name[name], name)
+            loaded = self._load(self.names.files[name], name)
         except (DoesNotFit, OutOfMemory) as error:
             raise _no_room(name, error) from error
         except BaseException as error:

@@ -17,8 +17,8 @@ import msgspec
 MAX_DEPTH = 64
 """Deepest nesting of containers."""
 LONG_BYTES = 64 << 10
-"""Longer bodies are parsed one at a time: the objects take many times their bytes, and parsing holds
-the interpreter lock anyway."""
+"""Longer bodies are parsed one at a time: the objects take many times their bytes, and parsing
+holds the interpreter lock anyway."""
 ROUNDED = (Decimal, dict, list)
 """Types that ``with_floats`` may change."""
 SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from contract.errors import RequestError, ZincError
 from contract.types import Request, TokenEvent
 from harness.host.answer_text import AnswerText
+from harness.host.collectors import ExpertChoices
 from harness.host.driver import EventStream
-from harness.host.expert_choices import ExpertChoices
 from harness.host.harmony_reply import content_of
 from harness.host.reply import Part
 from harness.host.structured.grammars import GrammarBroke, TokenMasks

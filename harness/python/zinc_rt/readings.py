@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from contract.errors import NonFiniteLogits, ZincError
 from contract.types import Request, SamplingParams, TokenEvent
 from harness.host.answer_text import failure_of
+from harness.host.collectors import ExpertChoices
 from harness.host.driver import EventStream
-from harness.host.expert_choices import ExpertChoices
 from harness.host.pooling import Pool
 from harness.host.submissions import Submission
 from harness.named_adapters import Scales

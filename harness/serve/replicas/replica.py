@@ -14,10 +14,10 @@ from typing import Any, TypeVar
 from contract.errors import ZincError
 from contract.types import TokenEvent
 from harness.digest import RowDigests, RunningDigest
+from harness.host.collectors import PromptScores
 from harness.host.disk import forgetting
 from harness.host.driver import EventStream
 from harness.host.engine_thread import EngineThread
-from harness.host.prompt_scores import PromptScores
 from harness.host.submissions import Submission, joined_sinks
 from harness.leaves import leaves_of_rows
 from harness.serve.accounts import Accounts

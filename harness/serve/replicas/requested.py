@@ -8,8 +8,8 @@ from typing import Self
 from contract.errors import RequestError
 from contract.types import Request
 from harness.digest import RowDigests, RunningDigest
+from harness.host.collectors import PromptScores
 from harness.host.pooling import Pool
-from harness.host.prompt_scores import PromptScores
 from harness.host.submissions import BothSinks, Submission
 from harness.serve.replicas.work import RequestUpdate, Work
 
