@@ -28,8 +28,8 @@ MAX_SUBSCHEMAS = 10_000
 LARGEST_NUMBER = 2**53
 """The grammar's numbers are binary64, which does not have every integer above this."""
 MAX_DECIMALS = 22
-"""The grammar's reader computes a decimal from an integer and a power of ten. The result is correctly
-rounded if binary64 has both: an integer up to LARGEST_NUMBER, and 10^22."""
+"""The grammar's reader computes a decimal from an integer and a power of ten. The result is
+correctly rounded if binary64 has both: an integer up to LARGEST_NUMBER, and 10^22."""
 BLANKS = r"\n[ \t]{0,40}|[ \t]{1,40}"
 """White space between the parts of a JSON value: indentation of limited length."""
 
@@ -56,8 +56,8 @@ NOT_ENFORCED = frozenset(
         *("$vocabulary", "id", "extends", "disallow", "divisibleBy"),
     )
 )
-"""Keywords of any draft that constrain a value but cannot be enforced. A keyword that is in no draft
-is an annotation, as the specification says."""
+"""Keywords of any draft that constrain a value but cannot be enforced. A keyword that is in no
+draft is an annotation, as the specification says."""
 FORMATS = frozenset(
     (*("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid"), "uri")
 )
