@@ -20,7 +20,7 @@ ABANDONED_SECONDS = 3600.0
 
 
 def need_file(path: Path) -> None:
-    """Raise OSError where ``path`` is there and is no file: a file renamed to it would take the
+    """Raise OSError if ``path`` is there and is no file: a file renamed to it would take the
     place of a device."""
     if path.is_dir():
         raise OSError(errno.EISDIR, os.strerror(errno.EISDIR))

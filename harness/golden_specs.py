@@ -90,6 +90,8 @@ _SYNTHETIC_VARIANTS: Mapping[str, tuple[dict[str, Any], ...]] = {
     "granitemoe": ({"quant": "q4_k_m", "experts": {"width": 96, "shared_width": 64}},),
     "minimax-m2": ({"quant": "q4_k_m", "tied": False, "experts": {"width": 96}},),
     "seed_oss": ({"quant": "q5_k", "tied": False},),
+    "qwen2moe": ({"quant": "q4_k_m", "tied": False, "experts": {"width": 96}},),
+    "olmoe": ({"quant": "q4_k_m", "tied": False, "experts": {"width": 96}},),
     "glm4moe": (
         {"quant": "q4_k_m", "tied": False, "nextn_layers": 1, "experts": {"shared_width": 128}},
     ),

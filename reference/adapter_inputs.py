@@ -25,7 +25,7 @@ def adapter_entries(chosen: tuple[tuple[int, float], ...], combined: int) -> NDA
 
 @dataclass(frozen=True, slots=True)
 class AdapterInputs:
-    """The two inputs, of which each token has ``combined`` elements; None where the graph reads
+    """The two inputs, of which each token has ``combined`` elements; None if the graph reads
     none."""
 
     ids: NDArray[np.int32] | None
@@ -33,7 +33,7 @@ class AdapterInputs:
     combined: int
 
     def put(self, adapters: NDArray[np.void], tokens: int) -> None:
-        """Write ADAPTERS[tokens, combined] of a step. Raises ValueError where the graph reads
+        """Write ADAPTERS[tokens, combined] of a step. Raises ValueError if the graph reads
         none."""
         if self.ids is None or self.scales is None:
             raise ValueError("a step has adapters, the limits allow none")

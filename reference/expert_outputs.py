@@ -25,7 +25,7 @@ def expert_output(layer: int) -> str:
 
 
 def expert_outputs(graph: Graph) -> tuple[str, ...]:
-    """The outputs of a graph with the ids of each layer, in order; none where its limits have no
+    """The outputs of a graph with the ids of each layer, in order; none if its limits have no
     ``experts`` or its model is no mixture."""
     return tuple(decl.name for decl in graph.of_kind(BufferKind.OUTPUT) if _is_experts(decl.name))
 

@@ -73,13 +73,13 @@ class Limits:
         if self.kv_dtype not in KV:
             accepted = ", ".join(map(str, KV))
             raise ValueError(f"KV pages are one of {accepted}, not {self.kv_dtype}")
-        for name, most in (
+        for name, limit in (
             ("masks", self.step_rows),
             ("biases", MOST_BIASES),
             ("top_log_probabilities", MOST_LOG_PROBABILITIES),
         ):
-            if not 0 <= getattr(self, name) <= most:
-                raise ValueError(f"{name} is {getattr(self, name)}, not 0 to {most}")
+            if not 0 <= getattr(self, name) <= limit:
+                raise ValueError(f"{name} is {getattr(self, name)}, not 0 to {limit}")
         if self.scores and not self.top_log_probabilities:
             raise ValueError("scores need top_log_probabilities of at least 1")
 

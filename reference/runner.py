@@ -65,9 +65,9 @@ class StepInput:
     latest change of each row, so that the others are not copied again. None: all may have changed.
 
     ``allowed`` uint32[n, mask words] are the masks and ``bias`` LOGIT_BIAS[n] the biases that
-    records of ``sampling`` refer to; None where no record does. Of n there are at most
+    records of ``sampling`` refer to; None if no record does. Of n there are at most
     ``limits.masks``, and ``limits.slots * limits.biases``. ``digested`` int32[rows] is not 0 in
-    rows whose digests are requested, None where none are.
+    rows whose digests are requested, None if none are.
 
     ``hidden_rows`` int32[tokens] and ``hidden_pairs`` int32[rows, 2] are the rows of the table of
     hidden states that a draft block reads and writes. ``adapters`` ADAPTERS[tokens, combined] are

@@ -105,6 +105,13 @@ MIXTURES: Mapping[str, Mapping[str, Any]] = {
         "architecture": "minimax-m2", **SMALL, "tied": False, "rope_base": 5e6,
         "experts": {**EXPERTS, "used": 8},
     },
+    "qwen2moe-experts": {
+        "architecture": "qwen2moe", **SMALL, "tied": False, "experts": {**SHARED, "used": 6},
+    },
+    "olmoe-experts": {
+        "architecture": "olmoe", **SMALL, "kv_heads": 4, "tied": False,
+        "experts": {**EXPERTS, "used": 8},
+    },
     "gpt-oss-experts": {**GPT_OSS, "experts": {**EXPERTS, "used": 4}},
     "gpt-oss-experts-yarn": {**GPT_OSS, "rope_scaling": "yarn", "rope_factor": 32.0},
 }  # fmt: skip

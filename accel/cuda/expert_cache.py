@@ -119,7 +119,7 @@ class ExpertCache:
     _sent: list[Bytes] = field(default_factory=list)
 
     def address(self, name: str) -> int | None:
-        """The address of a stack's list; None where it is not cached."""
+        """The address of a stack's list; None if it is not cached."""
         for layer in self.layers:
             for stack, offset in zip(layer.stacks, layer.lists, strict=True):
                 if stack.name == name:
@@ -233,7 +233,7 @@ def make_expert_cache(
     memory: Memory, layers: Sequence[Sequence[StackShape]], nbytes: int
 ) -> ExpertCache | None:
     """A cache of at most ``nbytes`` bytes for the stacks of ``layers``, the same number of experts
-    of each; None where that is none. Raises OutOfMemory."""
+    of each; None if that is none. Raises OutOfMemory."""
     each = experts_held(layers, nbytes)
     if not each:
         return None

@@ -154,7 +154,7 @@ class _PassingBlocks:
 def _down_shape(
     ops: Sequence[Op], block: ExpertBlock, work: tuple[int, int], device: Device
 ) -> _PassingBlocks | None:
-    """``work`` are the tokens of a chunk, and chunks; None where shared memory is too small."""
+    """``work`` are the tokens of a chunk, and chunks; None if shared memory is too small."""
     downs, (rows, chunks) = ops[block.downs], work
     slot_bytes = max(map(unit_bytes, formats_of(ops, block.downs, block.shared_down)))
     for at_once, warps, slots in DOWN_SHAPES:

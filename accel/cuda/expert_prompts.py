@@ -81,7 +81,7 @@ class _Memory:
 
 
 def prompt_launches(ops: Sequence[Op], block: ExpertBlock, device: Device) -> PromptLaunches | None:
-    """The launches of a block of experts; None where tokens are few or the device lacks such
+    """The launches of a block of experts; None if tokens are few or the device lacks such
     products."""
     tokens, used = ops[block.norm].count.most, ops[block.gates].most_sizes()["used"]
     units = _units(ops, block.gates)
@@ -163,7 +163,7 @@ def _choice(ops: Sequence[Op], block: ExpertBlock) -> KernelLaunch:
             "PRODUCT": block.router,
             "TOPK": block.topk,
             **size_indices("matmul", "rows"),
-            **size_indices("expert_topk", "used"),
+            **size_indices("expert_topk", "used", "renormalize"),
         },
     )
 

@@ -54,7 +54,7 @@ class Branch(Protocol):
         """Enqueue what waits for no launch of the step."""
 
     def before(self, number: int, steps: Any, /) -> bool:
-        """Have launch ``number``, which is enqueued next, wait for what it needs; False where that
+        """Have launch ``number``, which is enqueued next, wait for what it needs; False if that
         is nothing."""
 
     def behind(self, number: int, steps: Any, /) -> None:

@@ -251,7 +251,7 @@ def share_units(units: int, cluster: int) -> int:
 def _shape(
     formats: Sequence[DType | None], tokens: int, units: int, paired: bool, device: Device
 ) -> BlockShape | None:
-    """The block of a product that shares no columns; None where nothing fits."""
+    """The block of a product that shares no columns; None if nothing fits."""
     several = (3, 2, 1) if _tile_units(units, paired) <= 32 else (1,)
     shapes = list(itertools.product((16, 12, 8, 4, 2), (*several, 0)))
     if tokens == FEW:

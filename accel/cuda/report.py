@@ -13,7 +13,7 @@ MEBIBYTE = 1 << 20
 def device_lines(binding: Any = None) -> tuple[str, ...]:
     """A line for every device: number, architecture, memory, and the devices with which it can form
     one tier because it can access their memory. ``binding`` as in ``open_driver``. Raises
-    TierUnavailable where there is no driver or no device."""
+    TierUnavailable if there is no driver or no device."""
     driver = open_driver(binding)
     devices = find_devices(driver)
     return tuple(_line(driver, device, devices) for device in devices)

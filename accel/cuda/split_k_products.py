@@ -49,7 +49,7 @@ class SpanShape:
 
 def span_launch(ops: Sequence[Op], run: Run, device: Device, parted: bool) -> KernelLaunch | None:
     """The products of ``run`` with all that follows them; ``parted`` if the next run folds spans.
-    None where nothing fits."""
+    None if nothing fits."""
     products = [ops[index] for index in run.products]
     formats = list(dict.fromkeys(p.dtype for p in products if p.dtype is not None))
     columns, tokens = products[0].most_sizes()["columns"], products[0].count.most
@@ -94,7 +94,7 @@ def span_shape(
     parted: bool = False,
 ) -> SpanShape | None:
     """The fastest shape where rows may be ``parted``, else the one with the most warps for whole
-    rows; None where none fits."""
+    rows; None if none fits."""
     if not parted:
         warps = (*WHOLE_WARPS, FEW_WARPS)
         fitting = (_shape(formats, columns, tokens, paired, device, 1, one) for one in warps)

@@ -38,7 +38,7 @@ class Device:
 
 
 def all_devices(zero: LevelZero) -> list[Device]:
-    """Every GPU, those that lack something too. Raises TierUnavailable where there is none."""
+    """Every GPU, those that lack something too. Raises TierUnavailable if there is none."""
     try:
         zero.call("Init", zero.constant("INIT_FLAG_GPU_ONLY"))
         drivers = zero.every("DriverGet", "driver")

@@ -85,7 +85,7 @@ def packet_struct() -> str:
 
 
 def op_struct(op: DeviceOp) -> str:
-    """The text of ``OP`` and ``opened()``: operands as addresses, 0 where absent, strides, sizes
+    """The text of ``OP`` and ``opened()``: operands as addresses, 0 if absent, strides, sizes
     and reals."""
     fields = [f"    ADDRESS {o.name};\n    uint {o.name}_stride;\n" for o in op.operands]
     fields += [f"    uint {name};\n" for name in op.sizes]

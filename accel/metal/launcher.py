@@ -116,8 +116,8 @@ class Recording:
             objc.send(descriptor, "setInheritPipelineState:", False)
             objc.send(descriptor, "setMaxKernelBufferBindCount:", 1)
             selector = "newIndirectCommandBufferWithDescriptor:maxCommandCount:options:"
-            most = max(1, len(self._launches))
-            commands = objc.made("commands of a form", device, selector, descriptor, most, 0)
+            limit = max(1, len(self._launches))
+            commands = objc.made("commands of a form", device, selector, descriptor, limit, 0)
             undo.callback(objc.release, commands)
             objc.check(commands, ("indirectComputeCommandAtIndex:",))
             for index, launch in enumerate(self._launches):

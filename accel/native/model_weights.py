@@ -37,7 +37,7 @@ Bytes = NDArray[np.uint8]
 
 @dataclass(slots=True, eq=False)
 class Weight:
-    """An upload that waits. ``stack`` are its matrices to arrange, None where it stays as stored;
+    """An upload that waits. ``stack`` are its matrices to arrange, None if it stays as stored;
     ``source`` says which bytes of the model file it is, None where they are a copy. ``reported``
     says whether ``on_bytes`` was called."""
 
@@ -57,7 +57,7 @@ class Weight:
 
     @property
     def nbytes(self) -> int:
-        """Bytes it takes once arranged, aligned; 0 where it stays as stored."""
+        """Bytes it takes once arranged, aligned; 0 if it stays as stored."""
         return aligned(stack_bytes(self.stack)) if self.stack is not None else 0
 
     @property
@@ -132,7 +132,7 @@ class ModelWeights:
         return self._arrange([weight for weight in weights if weight.source is None])
 
     def _entry(self, weights: Sequence[Weight]) -> Entry | None:
-        """The cache entry of weights; None where there is nothing to write."""
+        """The cache entry of weights; None if there is nothing to write."""
         nbytes = sum(weight.nbytes for weight in weights)
         if not self.on_disk(nbytes):
             return None

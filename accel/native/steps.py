@@ -41,8 +41,8 @@ class NativeStep:
         return self.pool.done(self.number)
 
     def collect(self) -> None:
-        """See Completion: the workers have copied the outputs. Raises ModelFileError where a file
-        was cut under the step, and DeviceLost where the step was abandoned."""
+        """See Completion: the workers have copied the outputs. Raises ModelFileError if a file
+        was cut under the step, and DeviceLost if the step was abandoned."""
         self.pool.check(self.number)
         self.files.check()
 

@@ -130,7 +130,7 @@ def remove_entries(folder: Path, models: Iterable[Path]) -> int:
 
 
 def open_entry(folder: Path, entry: Entry) -> Bytes | None:
-    """The matrices of an entry, mapped read-only; None where there is no valid one.
+    """The matrices of an entry, mapped read-only; None if there is no valid one.
 
     Another process may rename the entry between two looks, hence the third one."""
     for suffix in (SYNCED, UNSYNCED, SYNCED):
@@ -148,7 +148,7 @@ def write_entry(folder: Path, entry: Entry, fill: Callable[[Bytes], bool]) -> By
     """Create an entry unless another process has, and map it as ``open_entry`` does.
 
     ``fill`` writes the matrices and returns when no thread writes any more; False discards the
-    entry, and the result is None. Raises OSError where the entry cannot be kept: no room, no
+    entry, and the result is None. Raises OSError if the entry cannot be kept: no room, no
     permission, or the files it is made from changed meanwhile."""
     folder.mkdir(parents=True, exist_ok=True)
     with _lock(folder / entry.name):
@@ -294,7 +294,7 @@ def _remove(path: Path) -> None:
 
 def _make_room(folder: Path, nbytes: int) -> None:
     """Remove entries that were not used lately until ``nbytes`` more are allowed. Raises OSError
-    where they are too many."""
+    if they are too many."""
     disk = os.statvfs(folder)
     if nbytes > MOST_BYTES or disk.f_bavail * disk.f_frsize < FREE_SHARE * nbytes:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

@@ -119,7 +119,7 @@ def worker_footprint(
     """The bytes of a tier with ``workers`` workers that have scratch of their own.
 
     With ``shared`` the device reads host memory, and nothing is aligned or staged. ``arranged``
-    returns the bytes of a buffer in the layout of products, 0 where it stays as stored; by default
+    returns the bytes of a buffer in the layout of products, 0 if it stays as stored; by default
     matrices are in groups of 16 rows. Lowered buckets need ``extra`` bytes more."""
     arranged = arranged or lanes_bytes
     buffers: dict[str, int] = {}
@@ -186,7 +186,7 @@ def _has_host_copy(decl: BufferDecl, nbytes: int) -> bool:
 
 
 def lanes_bytes(decl: BufferDecl) -> int:
-    """Bytes of a buffer in groups of 16 rows, 0 where it stays as stored."""
+    """Bytes of a buffer in groups of 16 rows, 0 if it stays as stored."""
     if decl.kind is not BufferKind.WEIGHT or len(decl.shape) not in (2, 3):
         return 0
     *matrices, rows, columns = (int(dim) for dim in decl.shape)

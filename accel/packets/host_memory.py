@@ -87,10 +87,10 @@ def _group_memory(groups: Path, mounted: Path) -> Iterator[int]:
         folder = root / path.lstrip("/")
         for group in (folder, *folder.parents):
             with suppress(OSError, ValueError):
-                most, used = (int((group / name).read_text()) for name in names)
+                limit, used = (int((group / name).read_text()) for name in names)
                 stat = dict(one.split() for one in (group / "memory.stat").read_text().splitlines())
                 cached = sum(int(stat.get(f"{name}_file", 0)) for name in caches)
-                yield max(0, most - used + cached)
+                yield max(0, limit - used + cached)
             if group == root:
                 break
 

@@ -39,7 +39,7 @@ class WeightLayout(IntEnum):
 
 
 def arranged_bytes(dtype: DType, rows: int, columns: int) -> int:
-    """Bytes of a matrix in groups of 16 rows, 0 where it stays as stored."""
+    """Bytes of a matrix in groups of 16 rows, 0 if it stays as stored."""
     if dtype.storage is StorageClass.FLOAT:
         return 0
     return -(-rows // LANES) * group_bytes(dtype, columns)
@@ -52,7 +52,7 @@ def tile_bytes(dtype: DType, columns: int) -> int:
 
 
 def planes_bytes(decl: BufferDecl) -> int:
-    """Bytes of a buffer in planes, 0 where it stays as stored."""
+    """Bytes of a buffer in planes, 0 if it stays as stored."""
     if decl.kind is not BufferKind.WEIGHT or len(decl.shape) not in (2, 3):
         return 0
     *matrices, rows, columns = (int(dim) for dim in decl.shape)

@@ -204,7 +204,7 @@ OPS = (
     op(
         "expert_topk",
         "rows logits, rows *p, rows int *ids, rows *weights",
-        "tokens experts used",
+        "tokens experts used renormalize",
         groups="tokens",
     ),
     op(
@@ -230,7 +230,7 @@ OPS = (
     op(
         "expert_choice",
         "rows logits, bias, rows *s, rows int *ids, rows *weights",
-        "tokens experts used",
+        "tokens experts used renormalize",
         groups="tokens",
         source="expert_topk",
     ),

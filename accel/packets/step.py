@@ -85,7 +85,7 @@ class Touch(NamedTuple):
 class Op:
     """One op of the step, in the order of the graph.
 
-    ``device`` is its row of the table; ``operands`` are in that order, None where absent, ``sizes``
+    ``device`` is its row of the table; ``operands`` are in that order, None if absent, ``sizes``
     those after the count. ``splits`` says how the work divides each operand. ``private`` marks an
     op so cheap that every worker may compute it whole. ``matrix`` is the index of the stored
     weights among the operands."""

@@ -139,7 +139,7 @@ class StreamingTier(PacketTier[A, L, C]):
         """Hook: prepare for ``nbytes`` of ``_on_host`` in all."""
 
     def _arranged_bytes(self, decl: BufferDecl) -> int:
-        """Hook: bytes of a matrix in the layout of products, 0 where it stays as stored."""
+        """Hook: bytes of a matrix in the layout of products, 0 if it stays as stored."""
         return planes_bytes(decl)
 
     def _arrange(self, decl: BufferDecl, data: Bytes, matrices: int) -> ArrangedMatrix[A]:

@@ -193,7 +193,7 @@ def slot_turns(
     """Yield, for each layer, its weights among ``reads``, the index that last reads what is in its
     slot of the ring, -1 for none, and the index that first reads its weights.
 
-    ``reads`` has the first and the last index that read each weight. Raises ValueError where a
+    ``reads`` has the first and the last index that read each weight. Raises ValueError if a
     layer is needed while its slot is in use."""
     last_reads: dict[int, int] = {}
     for layer in ring.layers:

@@ -175,7 +175,7 @@ def _param_problem(param: Param, value: Scalar | None) -> str:
 
 
 def _form(graph: Graph, node: Node) -> Hashable:
-    """All that ``_node_problems`` depends on; None where a buffer is not declared."""
+    """All that ``_node_problems`` depends on; None if a buffer is not declared."""
     operands = []
     for name, view in node.operands.items():
         decl = graph.buffers.get(view.buffer)

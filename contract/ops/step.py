@@ -18,9 +18,9 @@ def _mask_covers_vocab(dims: Mapping[str, Dim], params: Mapping[str, Scalar]) ->
 
 
 def _top_fits_vocab(dims: Mapping[str, Dim], params: Mapping[str, Scalar]) -> str | None:
-    most = min(int(dims["vocab"]), MOST_LOG_PROBABILITIES)
-    if int(params["top"]) > most:
-        return f"top is {params['top']}, expected at most {most}"
+    limit = min(int(dims["vocab"]), MOST_LOG_PROBABILITIES)
+    if int(params["top"]) > limit:
+        return f"top is {params['top']}, expected at most {limit}"
     return None
 
 

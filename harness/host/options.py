@@ -113,7 +113,7 @@ class SessionOptions:
     def penalty_window(self, context: int) -> int:
         """Most tokens that penalties look back at. More tokens are stored for drafts, but answers
         must not depend on drafts."""
-        return max(1, min(self.repeat_last_n, context))
+        return min(self.repeat_last_n, context)
 
     def limits(self, context: int) -> Limits:
         """The engine's sizes for a context of so many positions."""
@@ -127,7 +127,7 @@ class SessionOptions:
             kv_dtype=BY_NAME[self.kv_dtype],
             step_tokens=chunk + self.slots,
             step_rows=max(self.slots, chunk) if self.all_logits else rows,
-            recent_tokens=self.penalty_window(context) + self.draft,
+            recent_tokens=max(1, self.penalty_window(context)) + self.draft,
         )
         return replace(
             limits,

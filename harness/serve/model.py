@@ -157,7 +157,8 @@ class ServedModel(HostedModel):
         """Raises RequestError for penalties over more than ``penalty_window`` tokens. The engine
         may store more tokens for drafts, but answers must not depend on drafts."""
         if sampling.penalizes and sampling.repeat_last_n > self.penalty_window:
-            raise RequestError("repeat_last_n", f"is at most {self.penalty_window}")
+            problem = f"is at most {self.penalty_window}, the --repeat-last-n of this server"
+            raise RequestError("repeat_last_n", problem)
 
     def is_called(self, name: str | None) -> bool:
         """Whether ``name`` in a request means this model; None means any model."""

@@ -102,12 +102,13 @@ def read_texts(
     service.metrics.embedded(tenant, tokens, "stop")
     service.ledger.add(tenant.id, Counts(requests=1, completed=1, prompt_tokens=tokens))
     ignored: Json = {"ignored": reading.caller.ignored} if reading.caller.ignored else {}
-    extra = {**(facts or {}), "tenant": tenant.name, "tier": model.tier, **receipt, **ignored}
+    lora: Json = {"lora": model.adapters.facts(model.scales)} if model.scales else {}
+    extra = {**(facts or {}), "tenant": tenant.name, "tier": model.tier, **lora}
     return results, {
         "model": model.name,
         "system_fingerprint": model.fingerprint,
         "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
-        "x_zinc": extra,
+        "x_zinc": {**extra, **receipt, **ignored},
     }
 
 

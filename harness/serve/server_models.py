@@ -98,7 +98,8 @@ class ServerModels:
         self._ledger = ledger
         self._open = open_it
         self._changed = threading.Condition()
-        self._activating = threading.Lock()
+        self.activating = threading.Lock()
+        """Held while another model is chosen to answer, or one is deleted."""
         self._retiring: list[threading.Thread] = []
         self._closing = False
         owned = ExitStack()
@@ -194,7 +195,7 @@ class ServerModels:
         """Make the model of the file ``path``, called ``name``, the active one, also after a
         restart. Returns once it is loaded. Raises ApiError if it cannot be loaded or another one is
         being loaded; then nothing has changed."""
-        if not self._activating.acquire(blocking=False):
+        if not self.activating.acquire(blocking=False):
             raise try_again("another model is being loaded", "model_loading", RESTART_SECONDS)
         try:
             self._check_accepting()
@@ -206,7 +207,7 @@ class ServerModels:
             self._ledger.activate(file, None if name == began else name)
             return self.service
         finally:
-            self._activating.release()
+            self.activating.release()
 
     def close(self, seconds: float) -> None:
         """Accept no more requests, let running ones end for up to ``seconds``, and cancel the

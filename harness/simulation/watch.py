@@ -112,7 +112,7 @@ class EngineWatch(Observer):
     def between_steps(self, step: int) -> None:
         """Check the engine's state. Raises Violation."""
         self._decisions = 0
-        if not self._engine._whole:
+        if not self._engine._consistent:
             # It was interrupted while it recovered, and recovers again in its next call.
             return
         state = self.state()
@@ -196,7 +196,7 @@ class EngineWatch(Observer):
         nothing it knows of has changed, and it looks within RETRY_SECONDS. A request that can never
         have room ends in the next step. Loads from disk end, so who waits for their room waits."""
         engine = self._engine
-        if not engine._whole:
+        if not engine._consistent:
             return
         unfit = {sequence.request.id for sequence in engine._scheduler.unfit} & set(self.live())
         again, self._unfit = unfit & self._unfit, unfit

@@ -76,7 +76,7 @@ def _expert_keys(spec: SynthSpec, experts: ExpertSpec) -> dict[str, Any]:
     keys: dict[str, Any] = {"expert_count": experts.count, "expert_used_count": experts.used}
     # Experts of these architectures have the width that the key of dense layers gives; minimax-m2
     # has both keys.
-    like_dense = spec.architecture in ("llama", "granitemoe", "granitehybrid")
+    like_dense = spec.architecture in ("llama", "olmoe", "granitemoe", "granitehybrid")
     if like_dense or spec.architecture == "minimax-m2":
         keys["feed_forward_length"] = experts.width
     if not like_dense:

@@ -85,6 +85,8 @@ _NEEDED: Mapping[str, Mapping[str, Any]] = {
     "phi3": {"fused_qkv": True},
     "qwen3moe": {"experts": {}},
     "minimax-m2": {"experts": {}},
+    "qwen2moe": {"experts": {"shared_width": 64}},
+    "olmoe": {"experts": {}, "kv_heads": 4},
     "gpt-oss": {"experts": {}, "window": 32},
     "glm4moe": {"experts": {"shared_width": 64}, "leading_dense": 1},
     "cohere2": {"window": 32},

@@ -27,7 +27,7 @@ DENSE = (
 )  # fmt: skip
 WITH_EXPERTS = (
     "qwen3moe", "qwen35moe", "qwen3next", "gpt-oss", "lfm2moe", "glm4moe", "granitemoe",
-    "minimax-m2",
+    "minimax-m2", "qwen2moe", "olmoe",
 )  # fmt: skip
 WITH_DRAFT_BLOCKS = ("qwen35", "qwen35moe", "qwen3next", "glm4moe")
 CONVOLVING = ("lfm2", "lfm2moe")
@@ -37,8 +37,8 @@ COHERES = ("command-r", "cohere2")
 GRANITES = ("granite", "granitemoe", "granitehybrid")
 GEMMAS = ("gemma3", "gemma4")
 ARCHITECTURES = (
-    *DENSE, "qwen3moe", "gpt-oss", "glm4moe", "granitemoe", "minimax-m2", *HYBRIDS, *CONVOLVING,
-    "granitehybrid", *GEMMAS,
+    *DENSE, "qwen3moe", "gpt-oss", "glm4moe", "granitemoe", "minimax-m2", "qwen2moe", "olmoe",
+    *HYBRIDS, *CONVOLVING, "granitehybrid", *GEMMAS,
 )  # fmt: skip
 
 MIXED_QUANT = "q4_k_m"
@@ -146,7 +146,7 @@ class SynthSpec:
     @property
     def has_qkv_bias(self) -> bool:
         """Whether queries, keys and values have a bias."""
-        biased = self.architecture in ("qwen2", "gpt-oss", "glm4moe", "seed_oss")
+        biased = self.architecture in ("qwen2", "qwen2moe", "gpt-oss", "glm4moe", "seed_oss")
         return biased if self.qkv_bias is None else self.qkv_bias
 
     @property
@@ -334,7 +334,7 @@ def _own_rules(spec: SynthSpec, architecture: str) -> Iterator[tuple[str, object
     yield "logit_scale", scaled, f"1.0 for {architecture}"
     yield "logit_scale", spec.logit_scale <= 0, "above 0"
     yield "head_norms", spec.head_norms and architecture != "glm4moe", f"False for {architecture}"
-    whole = architecture in ("olmo2", "minimax-m2")
+    whole = architecture in ("olmo2", "olmoe", "minimax-m2")
     yield "fused_qkv", spec.fused_qkv and whole, f"False for {architecture}"
     divided = spec.rope_freqs and architecture not in ("llama", "exaone4")
     yield "rope_freqs", divided, f"False for {architecture}"
@@ -342,7 +342,7 @@ def _own_rules(spec: SynthSpec, architecture: str) -> Iterator[tuple[str, object
 
 def _expert_rules(architecture: str, experts: ExpertSpec) -> Iterator[tuple[str, object, str]]:
     yield "experts.used", experts.used > experts.count, f"at most {experts.count}"
-    shared, needed = experts.shared_width > 0, architecture in HYBRIDS
+    shared, needed = experts.shared_width > 0, architecture in (*HYBRIDS, "qwen2moe")
     either = architecture in ("granitehybrid", "granitemoe", "glm4moe")
     accepted = f"{'at least 1' if needed else '0'} for {architecture}"
     yield "experts.shared_width", shared != needed and not either, accepted

@@ -9,6 +9,7 @@ adapter use them."""
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping, Set
 from functools import cached_property
 from pathlib import Path
@@ -51,7 +52,7 @@ class TensorFile(Protocol):
 @dataclass(frozen=True)
 class Adapter:
     """An open adapter file. ``shapes`` has (outputs, rank, inner) of every tensor of the model that
-    it changes; ``digest`` is the SHA-256 of its file, hex."""
+    it changes; ``digest`` is the SHA-256 of its file, or of all its parts, hex."""
 
     file: GgufFile
     shapes: Mapping[str, tuple[int, int, int]]
@@ -190,12 +191,18 @@ def open_adapter(path: Path, model: GgufFile) -> Adapter:
         # Imported here, because most models have no adapters.
         import hashlib
 
-        with path.open("rb") as data:
-            digest = hashlib.file_digest(data, "sha256").hexdigest()
+        digest = hashlib.sha256()
+        for shard in file.shards:
+            # The file that is open: another may have its name by now.
+            with os.fdopen(os.dup(shard.descriptor), "rb") as data:
+                data.seek(0)
+                hashlib.file_digest(data, lambda: digest)
         alpha = file.get("adapter.lora.alpha", float, 0.0)
         if not math.isfinite(alpha):
             raise _broken(file, "key adapter.lora.alpha", f"is {alpha}")
-        return Adapter(file, MappingProxyType(_shapes(file, model)), alpha, digest)
+        shapes = MappingProxyType(_shapes(file, model))
+        file.check_unchanged()
+        return Adapter(file, shapes, alpha, digest.hexdigest())
     except BaseException:
         file.close()
         raise

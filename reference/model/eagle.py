@@ -44,7 +44,7 @@ class EagleHead:
     """An open head. It reads the inputs of ``layers`` of a model of width ``target_hidden``; the
     number of layers stands for the last one's result. ``fc_norm``: their join is normed first.
     ``normed_residual``: its layer adds to the normed row. ``tokens`` are the model's ids of its
-    tokens, None where these are the model's."""
+    tokens, None if these are the model's."""
 
     file: GgufFile
     config: ModelConfig

@@ -74,7 +74,7 @@ def _turn(
 def _spelled(
     tokenizer: Tokenizer, turn: Sequence[int]
 ) -> tuple[str, list[tuple[int, int, int]]] | None:
-    """The text of tokens, and its special tokens with their offsets; None where a text cannot be
+    """The text of tokens, and its special tokens with their offsets; None if a text cannot be
     what these tokens say."""
     pieces: list[bytes] = []
     specials = []

@@ -16,7 +16,7 @@ from typing import Any
 
 Turn = dict[str, Any]
 TryOut = Callable[[Sequence[Turn]], str | None]
-"""Renders messages by a template; None where it fails."""
+"""Renders messages by a template; None if it fails."""
 
 MARK = "zqmark7"
 NAME = "zqname7"
@@ -42,7 +42,7 @@ class TemplateForms:
         return [self._adapted(message) for message in self._with_system(messages)]
 
     def takes_text(self, role: str) -> bool:
-        """Whether the content of messages of a role is a text; False where it is a list of parts,
+        """Whether the content of messages of a role is a text; False if it is a list of parts,
         and true where neither comes out."""
         known = self._takes_text.get(role)
         if known is None:
@@ -102,7 +102,7 @@ class TemplateForms:
         return adapted
 
     def _adapt_thoughts(self, message: Turn) -> None:
-        """Thoughts under the other name; none where the template refuses them."""
+        """Thoughts under the other name; none if the template refuses them."""
         thoughts = message.pop(THOUGHTS)
         has_both = bool(message.get("tool_calls") and message.get("content"))
         if not has_both or self._takes_thoughts_with_content:
@@ -246,7 +246,7 @@ EMPTY_CONTENTS: tuple[Any, ...] = (None, "", ABSENT, [], _parts(""))
 
 
 def _text_of(content: object) -> str | None:
-    """A content as one text; None where it holds anything else."""
+    """A content as one text; None if it holds anything else."""
     texts = [content] if isinstance(content, str) else _texts_of(content)
     return None if texts is None else "".join(texts)
 

@@ -36,6 +36,7 @@ MODELS = {
     "qwen3moe": ("f32", F32), "qwen3moe-untied-fused-qkv": ("q5_1", F16),
     "exaone4-windows": ("q8_0", F16), "granitemoe-experts-shared": ("f32", F32),
     "minimax-m2-experts": ("q8_0", F16), "ernie4_5": ("q8_0", F16), "seed_oss": ("q4_k_m", F16),
+    "qwen2moe-experts": ("q4_k_m", F16), "olmoe-experts": ("f32", F32),
     "gpt-oss-experts": ("mxfp4_moe", F16), "glm4moe-experts": ("q8_0", F16),
     "qwen35": ("q8_0", F16), "qwen35moe-fused": ("q4_k_m", F32), "qwen3next": ("f32", F32),
     "qwen3next-fused-ssm-in": ("bf16", F16), "lfm2": ("q4_k_m", F16), "lfm2moe": ("q8_0", F16),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.model.family_files import LAYERS
+from tests.model.family_parts import LAYERS
 
 ATTENTION = {
     **dict.fromkeys(("rms_norm_fused_rope_kv_write", "flash_attn_batched"), LAYERS),
@@ -47,6 +47,14 @@ BIASED = {
     "bias_add": 3 * LAYERS,
     "matmul": 5 * LAYERS,
 }
+WHOLE_NORMS = {
+    **STEP,
+    **PROJECTED,
+    **EXPERTS,
+    "rms_norm_fused_qkv": 0,
+    "rms_norm": 3 * LAYERS + 1,
+    "matmul": 4 * LAYERS,
+}
 COMPOSITION: dict[str, dict[str, int]] = {
     "llama": DENSE_DECODER,
     "ernie4_5": DENSE_DECODER,
@@ -79,17 +87,20 @@ COMPOSITION: dict[str, dict[str, int]] = {
         "rms_norm": 4 * LAYERS + 1,
         "matmul": 7 * LAYERS,
     },
-    "minimax-m2": {
-        **STEP,
-        **PROJECTED,
-        **EXPERTS,
-        "rms_norm_fused_qkv": 0,
-        "rms_norm": 3 * LAYERS + 1,
-        "matmul": 4 * LAYERS,
-    },
+    **dict.fromkeys(("minimax-m2", "olmoe"), WHOLE_NORMS),
     **dict.fromkeys(("qwen2", "seed_oss"), BIASED),
     "qwen3": DENSE_DECODER,
     "qwen3moe": {**STEP, **PROJECTED, **EXPERTS},
+    "qwen2moe": {
+        **STEP,
+        **PROJECTED,
+        **EXPERTS,
+        "shared_expert": LAYERS,
+        "rms_norm_fused_qkv": 0,
+        "rms_norm": LAYERS + 1,
+        "bias_add": 3 * LAYERS,
+        "matmul": 4 * LAYERS,
+    },
     **dict.fromkeys(("command-r", "cohere2"), COHERE),
     "glm4moe": {
         **STEP,

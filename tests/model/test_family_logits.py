@@ -182,6 +182,12 @@ FAULTS: dict[str, tuple[str, Callable[[Any], object]]] = {
     ),
     "experts of MiniMax chosen by their weights": ("minimax-m2-experts", without_choice),
     "heads of MiniMax normed apart": ("minimax-m2-experts", norms_apart),
+    "weights of OLMoE divided by their sum": (
+        "olmoe-experts", lambda oracle: setattr(oracle, "normalized", True),
+    ),
+    "no gate of the shared expert": (
+        "qwen2moe-experts", without("blk.1.ffn_gate_inp_shexp.weight"),
+    ),
     "no biases of Seed": ("seed_oss", without("blk.1.attn_q.bias")),
     "a softmax of the chosen": ("lfm2moe", softmax_weights),
     "no sinks": ("gpt-oss-experts", without_sinks),

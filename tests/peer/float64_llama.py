@@ -37,12 +37,11 @@ class Reader(gguf.GGUFReader):
 
 
 class Float64Llama:
-    """llama, qwen2, qwen3 and qwen3moe without rotary scaling other than ``rope_freqs``."""
+    """llama, qwen2, qwen3 and mixtures like them without rotary scaling other than
+    ``rope_freqs``."""
 
     epsilon = "attention.layer_norm_rms_epsilon"
     """The key of what norms add to the mean of squares."""
-    normalized = True
-    """Whether the weights of the chosen experts add to 1."""
 
     def __init__(self, path: Path) -> None:
         reader = Reader(path)
@@ -55,6 +54,8 @@ class Float64Llama:
         self.kv_heads = self._key("attention.head_count_kv", self.heads)
         self.head_dim = self._key("attention.key_length", self.hidden // self.heads)
         self.eps = self._key(self.epsilon)
+        self.normalized = self.architecture not in ("qwen2moe", "olmoe")
+        """Whether the weights of the chosen experts add to 1."""
         self.rope_base = self._key("rope.freq_base", 10000.0)
         self.rope_dims = self._key("rope.dimension_count", self.head_dim)
 

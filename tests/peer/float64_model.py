@@ -17,6 +17,7 @@ from tests.peer.float64_mixture import Float64Mixture
 
 ORACLES = {
     **dict.fromkeys(("llama", "qwen2", "qwen3", "qwen3moe", "seed_oss", "ernie4_5"), Float64Llama),
+    **dict.fromkeys(("qwen2moe", "olmoe"), Float64Llama),
     **dict.fromkeys(("smollm3", "granite", "glm4", "phi3", "olmo2"), Float64Dense),
     **dict.fromkeys(("exaone4", "granitemoe"), Float64Dense),
     **dict.fromkeys(("qwen35", "qwen35moe", "qwen3next"), Float64Hybrid),

@@ -61,6 +61,18 @@ def adapted(
 
 
 @pytest.fixture(scope="module")
+def twice(
+    serve: Serve, named: tuple[NamedAdapter, ...], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Running]:
+    """A server with two names for one file, both of which requests use that name none."""
+    lora = tuple(NamedAdapter(name, named[0].path) for name in "ab")
+    with serve(lora=lora, receipts=tmp_path_factory.mktemp("receipts") / "twice") as server:
+        defaults = [{"id": 0, "scale": 1.0}, {"id": 1, "scale": 1.0}]
+        assert Http(server.url).post("/lora-adapters", defaults).status == 200
+        yield server
+
+
+@pytest.fixture(scope="module")
 def truth(
     tiny_model_path: Path, named: tuple[NamedAdapter, ...]
 ) -> dict[tuple[tuple[int, float], ...], list[int]]:
@@ -223,6 +235,37 @@ def test_a_replay_and_a_receipt_name_the_adapters(
     files[2].write_text(json.dumps(signed))
     assert main(["verify", str(files[2]), *words, *both]) == 1
     assert "bits: choice 0: step 0" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", ASKED | {"lora": [{"id": 0, "scale": 0.5}, {"id": 1, "scale": 0.25}]}),
+        ("/v1/chat/completions", CHAT | {"model": "b", "seed": 3}),
+        ("/v1/embeddings", {"input": "hello", "model": "b"}),
+        ("/v1/score", {"input": "hello", "model": "a"}),
+        ("/v1/embeddings", {"input": "hello"}),
+    ],
+)
+def test_what_answers_of_a_file_named_twice_say_is_found_again(
+    twice: Running, tiny_model_path: Path, named: tuple[NamedAdapter, ...], tmp_path: Path,
+    capsys: pytest.CaptureFixture[str], path: str, body: Json,
+) -> None:  # fmt: skip
+    """Also of texts that are read, of an adapter by its name and of the defaults. A file that is
+    named once too few is told."""
+    http, name = Http(twice.url), str(named[0].path)
+    answer = post(twice, path, body)
+    receipt = http.get("/v1/receipts/latest").json
+    files = [tmp_path / f"{part}.json" for part in ("request", "response", "receipt")]
+    for file, value in zip(files, (body, answer, receipt), strict=True):
+        file.write_text(json.dumps(value))
+    words = ["--model", str(tiny_model_path), "--tier", "cpu", "--context", "128", "--slots", "1"]
+    used = receipt["payload"]["model"]["adapters"]
+    assert answer["x_zinc"]["lora"] == used
+    for lora, code in ((f"a={name},b={name}", 0), (name, int(len(used) > 1))):
+        for given in (files[:2], files[2:]):
+            assert main(["verify", *map(str, given), *words, "--lora", lora]) == code
+            assert ("adapter: " in capsys.readouterr().out) == bool(code)
 
 
 def test_a_python_llm(tiny_model_path: Path, named: tuple[NamedAdapter, ...], truth: Any) -> None:

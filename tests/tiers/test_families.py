@@ -34,6 +34,8 @@ MODELS = {
     "seed_oss": ("q4_k_m", F16),
     "granitemoe-experts-shared": ("q4_k_m", F16),
     "minimax-m2-experts": ("q4_k_m", F16),
+    "qwen2moe-experts": ("q4_k_m", F16),
+    "olmoe-experts": ("q8_0", F16),
     "command-r": ("q8_0", F32),
     "cohere2": ("q4_k_m", F16),
     "qwen2-untied-mqa": ("q5_1", Q8_0),

@@ -35,7 +35,7 @@ class Watcher(Protocol):
     """Observes what a launch accesses, as indices of 32-bit words of memory."""
 
     def read(self, words: Array) -> None:
-        """Raises GpuFault where a read may return old data."""
+        """Raises GpuFault if a read may return old data."""
 
     def wrote(self, words: Array) -> None:
         """Record a write."""

@@ -42,8 +42,6 @@ VALUES = frozenset(
 )
 """Keywords whose values contain no schemas."""
 BOUNDS = frozenset(("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"))
-OF_NUMBERS = BOUNDS | {"type", "multipleOf"}
-"""Keywords of a schema for numbers only."""
 ROOT_ONLY = frozenset(("$schema", "$id"))
 NOT_ENFORCED = frozenset(
     (
@@ -242,10 +240,11 @@ def _with_integers(value: Any) -> Any:
 
 
 def _with_short_spellings(part: dict[str, Any]) -> dict[str, Any]:
-    """A number schema that also accepts multiples without trailing zeros. llguidance's grammar for
-    multiples of 0.25 accepts only 0.50, and only if bounds allow to write the zero."""
-    step, kinds = part.get("multipleOf"), part.get("type")
-    if type(step) is not float or "number" not in (kinds or ()) or not part.keys() <= OF_NUMBERS:
+    """A schema that also accepts multiples without trailing zeros. llguidance's grammar for
+    multiples of 0.25 may accept only 0.50, and only if bounds or an ``enum`` allow to write the
+    zero."""
+    step = part.get("multipleOf")
+    if type(step) is not float:
         return part
     _, digits, exponent = Decimal(repr(step)).normalize().as_tuple()
     assert isinstance(exponent, int)
@@ -257,7 +256,9 @@ def _with_short_spellings(part: dict[str, Any]) -> dict[str, Any]:
     if len(steps) == 1:
         return part
     chosen = [float(Decimal(number).scaleb(-places)) for number, places in steps.items()]
-    return {"anyOf": [{**part, "multipleOf": one} for one in chosen]}
+    choice = {"anyOf": [{"multipleOf": one} for one in chosen]}
+    rest = {keyword: value for keyword, value in part.items() if keyword != "multipleOf"}
+    return {**rest, "allOf": [*rest.get("allOf", ()), choice]} if "anyOf" in rest else rest | choice
 
 
 def _is_open_end(keyword: str, value: object) -> bool:

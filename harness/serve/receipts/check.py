@@ -8,6 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
+from msgspec.structs import asdict
+
 from contract.arithmetic import ARITHMETIC_VERSION
 from contract.errors import ZincError
 from contract.types import LOCAL_TENANT, Request
@@ -136,12 +138,12 @@ def model_problems(receipt: Receipt, model: ServedModel) -> list[str]:
             f"context: {' '.join(facts.rope_factors)} answered, which the length of the context "
             f"chooses; of --context {model.limits.context} it is {' '.join(tables)}"
         )
-    known = {adapter.digest for adapter in model.model.adapters.opened}
-    for adapter in facts.adapters:
-        if adapter.sha256 not in known:
-            problems.append(
-                f"adapter: {adapter.sha256[:16]} answered and is not open; name it with --lora"
-            )
+    try:
+        model.adapters.found(list(map(asdict, facts.adapters)))
+    except KeyError as missing:
+        problems.append(
+            f"adapter: {missing.args[0][:16]} answered and is not open; name it with --lora"
+        )
     template = None if model.template is None else template_digest(model.template.text)
     if receipt.payload.template != template:
         problems.append("template: the chat template that answered is not this file's")

@@ -53,7 +53,8 @@ class Experts:
     expert of ``shared_width``, which is 0 when there is none; ``shared_gate`` says whether a gate
     weights the shared expert. With ``biases`` router and experts may have biases. With
     ``choice_bias`` experts are weighted by a sigmoid, and a bias is added to choose them.
-    ``weight_scale`` multiplies the weights of chosen experts. The first ``leading_dense`` layers
+    ``weight_scale`` multiplies the weights of chosen experts, which are divided by their sum if
+    ``renormalize``. The first ``leading_dense`` layers
     have a dense block instead."""
 
     count: int
@@ -63,6 +64,7 @@ class Experts:
     shared_gate: bool = True
     biases: bool = False
     choice_bias: bool = False
+    renormalize: bool = True
     weight_scale: float = 1.0
     leading_dense: int = 0
 

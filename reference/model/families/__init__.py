@@ -46,6 +46,8 @@ FAMILIES: Mapping[str, Family] = {
     "qwen2": Decoder().build,
     "qwen3": Decoder(query_key_norm=True).build,
     "qwen3moe": Decoder(query_key_norm=True).build,
+    "qwen2moe": Decoder().build,
+    "olmoe": Decoder(whole_norms=True).build,
     "qwen35": _later("hybrid", "QWEN35"),
     "qwen35moe": _later("hybrid", "QWEN35"),
     "qwen3next": _later("hybrid", "QWEN3NEXT"),

@@ -91,8 +91,8 @@ def dense(e: Emitter, x: View, layer: int, norm: str | None, gates: Gates = PLAI
 
 
 def route(e: Emitter, r: View, layer: int) -> Routing:
-    """The experts with the largest softmax(r Wr + b), with renormalized weights, or those that
-    the family chooses by another bias."""
+    """The experts with the largest softmax(r Wr + b) and their weights, or those that the family
+    chooses by another bias."""
     mixture = _mixture(e)
     used, choice = mixture.used[layer], "exp_probs_b.bias"
     ids = e.builder.scratch(f"scratch.moe_ids[{layer}]", "tokens", used, dtype=I32)
@@ -103,6 +103,7 @@ def route(e: Emitter, r: View, layer: int) -> Routing:
         "bias": _bias(e, "ffn_gate_inp", layer, mixture.count),
         "choice_bias": e.parameters(choice, layer, mixture.count) if mixture.choice_bias else None,
         "used": used,
+        "renormalize": int(mixture.renormalize),
     }
     e.builder.emit(Opcode.MOE_GATE_TOPK, f"moe_route[{layer}]", **gate, ids=ids, weights=weights)
     if (factor := mixture.weight_scale) != 1.0:
