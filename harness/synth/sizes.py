@@ -98,6 +98,9 @@ _NEEDED: Mapping[str, Mapping[str, Any]] = {
     "granitehybrid": {"scales": {}, "mamba": {}, "layers": 3},
     "nemotron_h": {"mamba": {}, "layers": 4},
     "nemotron_h_moe": {"mamba": {}, "layers": 4, "experts": {"shared_width": 64}},
+    "hunyuan-moe": {"experts": {"shared_width": 64}},
+    "gemma": {"gemma": {"window": 0}},
+    "gemma2": {"gemma": {"period": 2}},
     "gemma3": {"gemma": {"period": 2}},
     "gemma4": {"gemma": {"period": 2, "head_dim": 32, "kv_heads": 4, "output_scale": True}},
 }

@@ -24,10 +24,12 @@ GENERATOR_VERSION = 1
 DENSE = (
     "llama", "mistral3", "smollm3", "granite", "glm4", "phi3", "olmo2", "qwen2", "qwen3",
     "command-r", "cohere2", "seed_oss", "exaone4", "ernie4_5",
+    "hunyuan-dense",
 )  # fmt: skip
 WITH_EXPERTS = (
     "qwen3moe", "qwen35moe", "qwen3next", "gpt-oss", "lfm2moe", "glm4moe", "granitemoe",
     "minimax-m2", "qwen2moe", "olmoe", "nemotron_h_moe",
+    "hunyuan-moe",
 )  # fmt: skip
 WITH_DRAFT_BLOCKS = ("qwen35", "qwen35moe", "qwen3next", "glm4moe")
 CONVOLVING = ("lfm2", "lfm2moe")
@@ -36,10 +38,10 @@ HYBRIDS = ("qwen35", "qwen35moe", "qwen3next")
 COHERES = ("command-r", "cohere2")
 NEMOTRONS = ("nemotron_h", "nemotron_h_moe")
 GRANITES = ("granite", "granitemoe", "granitehybrid")
-GEMMAS = ("gemma3", "gemma4")
+GEMMAS = ("gemma", "gemma2", "gemma3", "gemma4")
 ARCHITECTURES = (
     *DENSE, "qwen3moe", "gpt-oss", "glm4moe", "granitemoe", "minimax-m2", "qwen2moe", "olmoe",
-    *HYBRIDS, *CONVOLVING, "granitehybrid", *NEMOTRONS, *GEMMAS,
+    "hunyuan-moe", *HYBRIDS, *CONVOLVING, "granitehybrid", *NEMOTRONS, *GEMMAS,
 )  # fmt: skip
 
 MIXED_QUANT = "q4_k_m"
@@ -350,7 +352,7 @@ def _own_rules(spec: SynthSpec, architecture: str) -> Iterator[tuple[str, object
 def _expert_rules(architecture: str, experts: ExpertSpec) -> Iterator[tuple[str, object, str]]:
     yield "experts.used", experts.used > experts.count, f"at most {experts.count}"
     shared, needed = experts.shared_width > 0, architecture in (*HYBRIDS, "qwen2moe")
-    needed |= architecture == "nemotron_h_moe"
+    needed |= architecture in ("nemotron_h_moe", "hunyuan-moe")
     either = architecture in ("granitehybrid", "granitemoe", "glm4moe")
     accepted = f"{'at least 1' if needed else '0'} for {architecture}"
     yield "experts.shared_width", shared != needed and not either, accepted
@@ -361,11 +363,13 @@ def _expert_rules(architecture: str, experts: ExpertSpec) -> Iterator[tuple[str,
 
 
 def _gemma_rules(spec: SynthSpec, gemma: Gemma) -> Iterator[tuple[str, object, str]]:
-    if spec.architecture == "gemma3":
+    architecture = spec.architecture
+    if architecture != "gemma4":
         for name in GEMMA4_ONLY:
-            yield f"gemma.{name}", getattr(gemma, name), "left out for gemma3"
-    else:
-        yield "gemma.window", gemma.window < 1, "at least 1 for gemma4"
+            yield f"gemma.{name}", getattr(gemma, name), f"left out for {architecture}"
+    if architecture in ("gemma2", "gemma4"):
+        yield "gemma.window", gemma.window < 1, f"at least 1 for {architecture}"
+    yield "gemma.window", gemma.window and architecture == "gemma", "0 for gemma"
     yield "gemma.head_dim", (gemma.head_dim or 0) % 2, "even"
     yield "gemma.kv_heads", spec.heads % (gemma.kv_heads or 1), f"a divisor of {spec.heads} heads"
     if gemma.shared_kv_layers:

@@ -70,6 +70,9 @@ LATER = {
     "olmoe": "f6ecd493957e1d3c797cfe546c9e8b70d29facecefd67fc3271e92433a88ff71",
     "nemotron_h": "68af492d781e5fc25a4d2c517fe8df82546ae14410c765a08e504b9c9d5c124b",
     "nemotron_h_moe": "7413cb00f3644a58ae09999fc6a5f51122588643270a6648e6571a9b640f9b0a",
+    "gemma": "c241823b44956e3af993cf1085fb925ab59a3af8585e9be4c33f0b0043a787ac",
+    "gemma2": "84cbefd2ddf71216a4adcb2425924e6e67553bbbb20e3ba82ccf3885a318bcd1",
+    "hunyuan-moe": "02930138cc17f5bb20dfda2bf8d26a6777c0def370e69c68f22d1af5f6c323ba",
     "gpt-oss": "ecede1b771fcdd6a698625ee8ed140f093bf0d72a6769cb9145fc3164f868257",
 }
 """Digests of the files of architectures that came later."""

@@ -120,6 +120,8 @@ _KEYS: Mapping[str, dict[str, Any]] = {
     "lfm2": _CONVOLVING_KEYS,
     "lfm2moe": {**_CONVOLVING_KEYS, **EXPERT_KEYS, "expert_gating_func": 2,
                 "leading_dense_block_count": 1},
+    "hunyuan-moe": {**EXPERT_KEYS, **_SHARED_KEYS},
+    "gemma2": {"attention.sliding_window": WINDOW, "attn_logit_softcapping": 5.0},
     "gemma3": {"attention.sliding_window": WINDOW, "attention.sliding_window_pattern": 2,
                "rope.freq_base": 1e6, "rope.scaling.type": "linear", "rope.scaling.factor": 8.0},
     "gemma4": {"attention.sliding_window": WINDOW,
@@ -208,6 +210,12 @@ def _qwen3(file: FamilyFile, layer: int) -> None:
     _llama(file, layer, norms=True)
 
 
+def _hunyuan_moe(file: FamilyFile, layer: int) -> None:
+    """Experts beside a shared one without a gate."""
+    _qwen3moe(file, layer)
+    add_shared_expert(file, layer, SHARED_WIDTH)
+
+
 def _qwen3moe(file: FamilyFile, layer: int) -> None:
     add_attention(file, layer, norms=True)
     file.vector(f"blk.{layer}.ffn_norm")
@@ -258,7 +266,11 @@ def _olmoe(file: FamilyFile, layer: int) -> None:
 
 
 def _gemma3(file: FamilyFile, layer: int) -> None:
-    _llama(file, layer, norms=True)
+    _gemma2(file, layer, norms=True)
+
+
+def _gemma2(file: FamilyFile, layer: int, norms: bool = False) -> None:
+    _llama(file, layer, norms=norms)
     file.vector(f"blk.{layer}.post_attention_norm")
     file.vector(f"blk.{layer}.post_ffw_norm")
 
@@ -310,6 +322,10 @@ _LAYERS = {
     "granitehybrid": granitehybrid,
     "nemotron_h": nemotron_h,
     "nemotron_h_moe": nemotron_h_moe,
+    "hunyuan-dense": _qwen3,
+    "hunyuan-moe": _hunyuan_moe,
+    "gemma": _llama,
+    "gemma2": _gemma2,
     "gemma3": _gemma3,
     "gemma4": _gemma4,
     "gpt-oss": _gpt_oss,

@@ -26,7 +26,7 @@ from reference.model.config.experts import (
     read_mixtral_experts,
     read_plain_weights,
 )
-from reference.model.config.gemma import read_gemma3, read_gemma4
+from reference.model.config.gemma import read_gemma, read_gemma2, read_gemma3, read_gemma4
 from reference.model.config.gpt_oss import read_gpt_oss
 from reference.model.config.hybrid import (
     read_delta_net,
@@ -111,6 +111,12 @@ def _qwen2moe(keys: Keys) -> ModelConfig:
     return replace(config, experts=read_plain_weights(keys, experts))
 
 
+def _hunyuan_moe(keys: Keys) -> ModelConfig:
+    config = read_common(keys)
+    experts = read_experts(keys, config, shared=True)
+    return replace(config, experts=replace(experts, shared_gate=False))
+
+
 def _glm4moe(keys: Keys) -> ModelConfig:
     config = read_common(keys)
     return replace(config, experts=read_glm_experts(keys, config))
@@ -169,6 +175,10 @@ READERS: Mapping[str, Callable[[Keys], ModelConfig]] = {
     "granitehybrid": read_granite_hybrid,
     "nemotron_h": read_nemotron_h,
     "nemotron_h_moe": read_nemotron_h_moe,
+    "hunyuan-dense": read_dense,
+    "hunyuan-moe": _hunyuan_moe,
+    "gemma": read_gemma,
+    "gemma2": read_gemma2,
     "gemma3": read_gemma3,
     "gemma4": read_gemma4,
     "gpt-oss": read_gpt_oss,
