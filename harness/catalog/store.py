@@ -15,11 +15,10 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from contract.cached_files import PARTIAL, being_written, remove_abandoned
+from contract.cached_files import replacing
 from contract.errors import CatalogError
 from contract.lazy_dataclass import dataclass
 from harness.arranged_weights import remove_arranged
@@ -55,16 +54,21 @@ def model_path(model: ManagedModel, cache_dir: Path) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class PulledModel:
-    """A model in the cache: its name, its folder, and its (first) file."""
+    """A model in the cache: its name, its folder, and the files of its parts in order."""
 
     id: str
     folder: str
-    path: Path
+    parts: tuple[Path, ...]
+
+    @property
+    def path(self) -> Path:
+        """Its (first) file."""
+        return self.parts[0]
 
     @property
     def size(self) -> int:
         """The bytes of all its parts."""
-        return sum(part.stat().st_size for part in self.path.parent.glob("*.gguf"))
+        return sum(part.stat().st_size for part in self.parts)
 
 
 def pulled_from_hub(cache_dir: Path) -> list[PulledModel]:
@@ -79,7 +83,8 @@ def pulled_from_hub(cache_dir: Path) -> list[PulledModel]:
             quant = quant_of(stem)
             short = quant != stem and quants.count(quant) == 1
             name = HubName(repository, quant) if short else HubName(repository, None, parts[0])
-            found.append(PulledModel(str(name), hub_folder(repository, stem), paths[parts[0]]))
+            files = tuple(map(paths.__getitem__, parts))
+            found.append(PulledModel(str(name), hub_folder(repository, stem), files))
     return found
 
 
@@ -89,23 +94,26 @@ def find_pulled(spec: str, cache_dir: Path) -> PulledModel | None:
     if not is_hub_name(spec):
         entry = find(spec)
         path = model_path(entry, cache_dir)
-        return PulledModel(spec, entry.folder, path) if path.is_file() else None
+        return PulledModel(spec, entry.folder, (path,)) if path.is_file() else None
     name = parse_hub_name(spec)
     paths = _hub_paths(name.repository, cache_dir)
     with contextlib.suppress(CatalogError):
         stem, parts = names.choose(name, paths)
-        return PulledModel(spec, hub_folder(name.repository, stem), paths[parts[0]])
+        files = tuple(map(paths.__getitem__, parts))
+        return PulledModel(spec, hub_folder(name.repository, stem), files)
     return None
 
 
 def _hub_paths(repository: str, cache_dir: Path) -> dict[str, Path]:
-    """The pulled files of ``repository``, by their path in it."""
-    folder = model_folder(f"hf.co/{repository}", cache_dir)
-    return {
-        path.relative_to(model).as_posix(): path
-        for model in folder.glob("*")
-        for path in model.rglob("*.gguf")
-    }
+    """The pulled files of ``repository``, by their path in it; what others put beside them belongs
+    to no model of that folder."""
+    folder, found = model_folder(f"hf.co/{repository}", cache_dir), {}
+    for model in folder.glob("*"):
+        for path in model.rglob("*.gguf"):
+            own = path.relative_to(model).as_posix()
+            if hub_folder(repository, names.stem_of(own)) == f"hf.co/{repository}/{model.name}":
+                found[own] = path
+    return found
 
 
 @contextlib.contextmanager
@@ -133,16 +141,21 @@ def locked(name: str, cache_dir: Path, progress: Progress) -> Iterator[None]:
 
 def remove(spec: str, cache_dir: Path, progress: Progress) -> int:
     """Delete a pulled model and what tiers stored of it, clear it as the active one, and return the
-    bytes freed. Raises CatalogError if the model is not in the cache."""
+    bytes freed. What others put into its folder stays. Raises CatalogError if the model is not in
+    the cache."""
     found = find_pulled(spec, cache_dir)
     if found is None:
         raise CatalogError(f"{spec} is not in {cache_dir}: nothing to remove")
     with locked(found.folder, cache_dir, progress):
         path = model_folder(found.folder, cache_dir)
         try:
-            freed = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
-            freed += remove_arranged(path.rglob("*.gguf"))
-            shutil.rmtree(path)
+            freed = found.size + remove_arranged(found.parts)
+            # Without its first part there is no model, so that goes last.
+            for part in reversed(found.parts):
+                part.unlink()
+                for folder in part.parents[: len(part.parents) - len(path.parents)]:
+                    with contextlib.suppress(OSError):
+                        folder.rmdir()
         except OSError as error:
             raise CatalogError(f"{error.filename}: cannot remove: {error.strerror}") from None
     if active(cache_dir) == spec:
@@ -180,18 +193,12 @@ def set_active(spec: str, cache_dir: Path) -> None:
     elif not spec.isprintable():
         raise CatalogError(f"{spec!r}: a path with control characters cannot be chosen")
     path = cache_dir / "active"
-    temporary = cache_dir / f"active.{os.urandom(8).hex()}{PARTIAL}"
     try:
         cache_dir.mkdir(parents=True, exist_ok=True)
-        remove_abandoned(cache_dir, "active.")
-        temporary.touch()
-        with being_written(temporary):
-            temporary.write_text(f"{spec}\n", encoding="utf-8")
-            temporary.replace(path)
+        with replacing(path) as file:
+            file.write(f"{spec}\n".encode())
     except OSError as error:
         raise CatalogError(f"{path}: cannot write: {error.strerror}") from None
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def known_name(spec: str) -> str:

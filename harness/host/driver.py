@@ -12,7 +12,7 @@ from typing import TypeVar
 from contract.errors import QueueFull, RequestError, ZincError
 from contract.types import TokenEvent
 from harness.host.background_work import IN_TIME_SECONDS, BackgroundWork
-from harness.host.event_queue import Delivered, EventQueue, Offer
+from harness.host.event_queue import EventQueue, Offer, TimedEvent
 from harness.host.submissions import EngineStopped, Submission, Submits
 from harness.host.watch import Listener, RequestFacts, StreamWatch
 from reference.engine import Engine
@@ -39,11 +39,11 @@ class EventStream:
         self._capacity = capacity
         self._ready = ready
         self._events = EventQueue()
-        self._first: list[Delivered] = []
+        self._first: list[TimedEvent] = []
         self._live: set[int] = set()
         self._stalled = False
 
-    def take(self, timeout: float, offer: Offer | None = None) -> list[Delivered]:
+    def take(self, timeout: float, offer: Offer | None = None) -> list[TimedEvent]:
         """The events there are, after waiting up to ``timeout`` seconds for the first one; empty if
         none came. The engine's thread offers events to ``offer`` meanwhile: see ``EventQueue``.
         Raises EngineStopped when no more events will come."""
@@ -82,7 +82,7 @@ class EventStream:
         if self._stalled:
             self._driver.unstall(self)
 
-    def _put(self, item: Sequence[Delivered] | ZincError) -> None:
+    def _put(self, item: Sequence[TimedEvent] | ZincError) -> None:
         if isinstance(item, ZincError):
             self._events.fail(item)
         else:
@@ -252,12 +252,12 @@ class EngineDriver(Submits[EventStream]):
     def deliver(self, events: Sequence[TokenEvent]) -> None:
         """Put the events of a step on the streams of their requests."""
         now = time.monotonic()
-        given: dict[EventStream, list[Delivered]] = {}
+        given: dict[EventStream, list[TimedEvent]] = {}
         for event in events:
             stream = self._streams.get(event.request_id)
             if stream is None:
                 continue
-            given.setdefault(stream, []).append(Delivered(now, event))
+            given.setdefault(stream, []).append(TimedEvent(now, event))
             if event.token >= 0:
                 stream.facts[event.request_id].tokens += 1
             if event.finish_reason is not None:

@@ -22,8 +22,8 @@ from contract.errors import DeviceLost, ModelFileError
 from contract.types import LOCAL_TENANT, Tenant, TokenEvent
 from harness.host.driver import BUFFERED_EVENTS, STALLED_STEP_SECONDS, EngineDriver, EventStream
 from harness.host.faults import log_fault
-from harness.host.live_memory import LOOK_SECONDS, LiveMemory
-from harness.host.submissions import EndWords, EngineStopped, Submission
+from harness.host.live_memory import POLL_SECONDS, LiveMemory
+from harness.host.submissions import EndMessages, EngineStopped, Submission
 from reference.engine import Engine
 from reference.engine.models import Loaded, Models, no_loader
 from reference.engine.statistics import EngineStatistics
@@ -33,7 +33,7 @@ from reference.sched.tenants import Tenants
 
 T = TypeVar("T")
 log = logging.getLogger("zinc_rt.serve")
-LEAST_FLUSH_SECONDS = 1.0
+MIN_FLUSH_SECONDS = 1.0
 """Fewest seconds in which the disk cache is written when a driver closes."""
 FIRST_SECONDS = 0.25
 """How long the thread that submitted requests waits for their first event before it goes on."""
@@ -161,7 +161,7 @@ class ThreadedDriver(EngineDriver):
             time.sleep(0.05)
         disk = self._engine.disk
         if disk is not None and drain_seconds:
-            disk.end_in(max(LEAST_FLUSH_SECONDS, deadline - time.monotonic()))
+            disk.end_in(max(MIN_FLUSH_SECONDS, deadline - time.monotonic()))
         with suppress(EngineStopped):
             self._thread.remove(self)
 
@@ -186,7 +186,7 @@ class EngineThread(ContextManager):
     def __init__(
         self,
         tenants: Iterable[Tenant] = (LOCAL_TENANT,),
-        words: EndWords | None = None,
+        words: EndMessages | None = None,
         forget: Callable[[Scope], None] = lambda scope: None,
     ) -> None:
         self.tenants = Tenants(tenants, clock=time.monotonic, forget=forget)
@@ -196,7 +196,7 @@ class EngineThread(ContextManager):
         self.lock = threading.RLock()
         self.changed = threading.Condition(self.lock)
         self.ids = itertools.count(1)
-        self._words = words or EndWords()
+        self._words = words or EndMessages()
         self._models = Models(no_loader, time.monotonic)
         self._drivers: dict[str, ThreadedDriver] = {}
         self._keys = itertools.count()
@@ -277,7 +277,7 @@ class EngineThread(ContextManager):
         with self.lock:
             if not (self._closing or self._posted or not self._models.idle):
                 looking = any(one.memory is not None for one in self._drivers.values())
-                self.changed.wait(LOOK_SECONDS if looking else None)
+                self.changed.wait(POLL_SECONDS if looking else None)
             busy = [driver for driver in self._drivers.values() if not driver.engine.idle]
             if busy and not self._posted and all(driver.resting for driver in busy):
                 self.changed.wait(STALLED_STEP_SECONDS)
@@ -336,7 +336,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def _reason_of_end(
-    wait: Callable[[], bool], turn: Callable[[], None], words: EndWords
+    wait: Callable[[], bool], turn: Callable[[], None], words: EndMessages
 ) -> EngineStopped:
     """Take turns until ``wait`` says that there are no more, or one fails; what clients get
     then."""

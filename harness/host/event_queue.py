@@ -16,14 +16,14 @@ from typing import NamedTuple
 from contract.types import TokenEvent
 
 
-class Delivered(NamedTuple):
+class TimedEvent(NamedTuple):
     """An event and when it was read, in seconds of ``time.monotonic``."""
 
     at: float
     event: TokenEvent
 
 
-Offer = Callable[[Sequence[Delivered]], bool]
+Offer = Callable[[Sequence[TimedEvent]], bool]
 """Accepts events that come together, all of them or none."""
 
 
@@ -32,7 +32,7 @@ class EventQueue:
     longer than it takes to look into the queue."""
 
     def __init__(self) -> None:
-        self._queue: SimpleQueue[Delivered | BaseException | None] = SimpleQueue()
+        self._queue: SimpleQueue[TimedEvent | BaseException | None] = SimpleQueue()
         self._turn = threading.Lock()
         self._offer: Offer | None = None
         self._accepted = float("-inf")
@@ -41,7 +41,7 @@ class EventQueue:
         """The number of events in the queue."""
         return self._queue.qsize()
 
-    def give(self, events: Sequence[Delivered]) -> None:
+    def give(self, events: Sequence[TimedEvent]) -> None:
         """Pass on events that come together. The reader gets what its offer raises."""
         with self._turn:
             if self._offer is not None:
@@ -67,7 +67,7 @@ class EventQueue:
         self._offer = None
         self._queue.put(None)
 
-    def take(self, timeout: float, offer: Offer | None = None) -> list[Delivered]:
+    def take(self, timeout: float, offer: Offer | None = None) -> list[TimedEvent]:
         """The events there are, after waiting for the first one. The wait ends ``timeout`` seconds
         after the last event that ``offer`` accepted, or when it is woken; then there are none.
         Raises the error that was given."""
@@ -91,8 +91,8 @@ class EventQueue:
                     self._offer = None
         return self._with_all_there_is(item)
 
-    def _with_all_there_is(self, item: Delivered | BaseException | None) -> list[Delivered]:
-        taken: list[Delivered] = []
+    def _with_all_there_is(self, item: TimedEvent | BaseException | None) -> list[TimedEvent]:
+        taken: list[TimedEvent] = []
         while True:
             if isinstance(item, BaseException):
                 raise item

@@ -10,7 +10,7 @@ from contract.lazy_dataclass import dataclass
 from contract.types import FinishReason, Request, SamplingParams
 from harness.host.answer_text import AnswerText, Piece
 from harness.host.driver import EngineDriver
-from harness.host.event_queue import Delivered
+from harness.host.event_queue import TimedEvent
 from harness.progress import SILENT, Progress
 from reference.engine.sequence import LogitsSink
 from reference.model.tokenizer import Tokenizer
@@ -162,7 +162,7 @@ class TextGeneration(Iterator[Piece]):
         if self._reading:
             self._progress.start("reading the prompt", count, "token")
 
-    def _events(self) -> list[Delivered]:
+    def _events(self) -> list[TimedEvent]:
         """The events of a step; until there is a token the progress of the prompt goes on."""
         try:
             events = self._stream.take(0.0)

@@ -22,11 +22,11 @@ from harness.residency import Residency, fitting_again
 from reference.engine import Engine
 from reference.runner import ModelRunner
 
-LOOK_SECONDS = 1.0
+POLL_SECONDS = 1.0
 """Seconds between two looks at the free memory."""
-SHORT_LOOKS = 2
+SHORT_POLLS = 2
 """Looks in turn that find too little before memory is given back."""
-FREE_SECONDS, MOST_FREE_SECONDS = 30.0, 600.0
+FREE_SECONDS, MAX_FREE_SECONDS = 30.0, 600.0
 """Seconds for which memory must be free before it is taken again. They double, up to a most, each
 time it is needed again soon after."""
 RETRY_SECONDS = (1.0, 2.0, 4.0)
@@ -65,7 +65,7 @@ class LiveMemory:
         """Give memory back or take it again where it is time to. Raises OutOfMemory or DoesNotFit
         where even the least is not free."""
         at = self.clock()
-        if at - self._looked < LOOK_SECONDS:
+        if at - self._looked < POLL_SECONDS:
             return
         self._looked = at
         available, margin = self._room()
@@ -75,9 +75,9 @@ class LiveMemory:
             self._free_since = None
         elif self._free_since is None:
             self._free_since = at
-        if self._short >= SHORT_LOOKS and not self._least(engine):
-            again = at - self._taken < MOST_FREE_SECONDS
-            most = min(MOST_FREE_SECONDS, 2 * self._free_seconds)
+        if self._short >= SHORT_POLLS and not self._least(engine):
+            again = at - self._taken < MAX_FREE_SECONDS
+            most = min(MAX_FREE_SECONDS, 2 * self._free_seconds)
             self._free_seconds = most if again else FREE_SECONDS
             self._reopen(engine)
         elif self._free_since is not None and at - self._free_since >= self._free_seconds:

@@ -19,7 +19,7 @@ from reference.engine.draft_block import drafting_limits
 from reference.engine.options import ENGINE_DEFAULTS
 from reference.limits import Limits, whole_contexts, with_drafts
 from reference.memory.recurrent import state_bytes
-from reference.model.adapters import MOST_COMBINED
+from reference.model.adapters import MAX_COMBINED
 from reference.model.open import Model
 
 
@@ -32,12 +32,12 @@ class Recording:
     timeline: Path | None = None
 
 
-ALONE_STATES = 2
+SINGLE_SLOT_STATES = 2
 """Recurrent states that a single slot saves for the disk cache."""
-READ_ROWS = 16
+MIN_READING_ROWS = 16
 """Fewest rows of a step where every position of a text is read, for its vector or its
 log-probabilities: with fewer such a text takes many steps."""
-TOKENS_A_READ_ROW = 8
+TOKENS_PER_READING_ROW = 8
 """Prompt tokens of a step for each row there: more rows take memory, and make a step of others
 late."""
 
@@ -109,27 +109,27 @@ class SessionOptions:
     def _saved_states(self) -> int:
         """Number of recurrent states that are saved unless ``state_cache`` says it."""
         if self.slots == 1:
-            return ALONE_STATES if self.disk_cache or self.saves_slots else 0
+            return SINGLE_SLOT_STATES if self.disk_cache or self.saves_slots else 0
         return self.slots
 
     def penalty_window(self, context: int) -> int:
         """Most tokens that penalties look back at. Not what is stored for them: drafts need more of
         that, and change no answer."""
-        return max(1, min(self.repeat_last_n, context))
+        return min(self.repeat_last_n, context)
 
     def limits(self, context: int) -> Limits:
         """The sizes of a session of so many positions."""
         chunk = room_for_prompts(self.chunk, context, self.slots)
         rows = self.slots * (1 + min(self.draft, chunk - 1))
         if self.hidden_states or self.scores:
-            rows = max(rows, min(chunk, max(READ_ROWS, chunk // TOKENS_A_READ_ROW)))
+            rows = max(rows, min(chunk, max(MIN_READING_ROWS, chunk // TOKENS_PER_READING_ROW)))
         limits = whole_contexts(
             slots=self.slots,
             context=context,
             kv_dtype=BY_NAME[self.kv_dtype],
             step_tokens=chunk + self.slots,
             step_rows=max(self.slots, chunk) if self.all_logits else rows,
-            recent_tokens=self.penalty_window(context) + self.draft,
+            recent_tokens=max(1, self.penalty_window(context)) + self.draft,
         )
         return replace(
             limits,
@@ -141,7 +141,7 @@ class SessionOptions:
             scores=self.scores,
             digests=self.digests,
             experts=self.experts,
-            adapters=min(len(self.lora), MOST_COMBINED),
+            adapters=min(len(self.lora), MAX_COMBINED),
         )
 
 

@@ -14,7 +14,7 @@ from harness.host.dialect import Dialect
 from harness.host.dialect.calls import Call, Function, ValueScanner
 
 BLANKS = " \t\r\n"
-MOST_STARTS = 100
+MAX_STARTS = 100
 """Marks in an unclosed thought that are tried as the beginning of a call."""
 
 
@@ -168,7 +168,7 @@ class ReplyParser:
     def _starts(self, marks: Sequence[str]) -> list[int]:
         """Positions in the held text at which a call may begin."""
         pattern = "|".join(map(re.escape, marks))
-        starts = [found.start() for found in re.finditer(pattern, self._held)][:MOST_STARTS]
+        starts = [found.start() for found in re.finditer(pattern, self._held)][:MAX_STARTS]
         syntax, functions = self._syntax, self._form.functions
         assert syntax is not None
         return [at for at in starts if syntax.may_begin(self._held[at:], functions)]

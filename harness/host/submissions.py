@@ -14,7 +14,7 @@ from contract.errors import ZincError
 from contract.lazy_dataclass import dataclass
 from contract.types import Request
 from harness.host.answer_text import failure_of
-from harness.host.event_queue import Delivered
+from harness.host.event_queue import TimedEvent
 from reference.engine.sequence import LogitsSink
 from reference.expert_outputs import ExpertSink
 from reference.runner import LOGITS
@@ -63,7 +63,7 @@ class Submission:
 class Readable(Protocol):
     """A stream of the events of requests."""
 
-    def take(self, timeout: float) -> list[Delivered]:
+    def take(self, timeout: float) -> list[TimedEvent]:
         """The events there are, after waiting up to ``timeout`` seconds for the first one."""
 
     def cancel(self) -> None:
@@ -151,7 +151,7 @@ def joined_sinks(
 
 
 @dataclass(frozen=True, slots=True)
-class EndWords:
+class EndMessages:
     """The messages for clients of an engine that was closed, and the remedies after a failure and
     after a change of the model's file."""
 

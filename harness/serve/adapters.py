@@ -42,9 +42,18 @@ class ServedAdapters:
         return [{"sha256": self.opened.opened[n].digest, "scale": scale} for n, scale in used]
 
     def found(self, facts: Sequence[Json]) -> Scales:
-        """The adapters of facts. Raises KeyError with the digest of one that is not open."""
-        indices = {one.digest: n for n, one in enumerate(self.opened.opened)}
-        return tuple((indices[str(one["sha256"])], float(one["scale"])) for one in facts)
+        """The adapters of facts, each once, since several may be of one file. Raises KeyError with
+        the digest of one that is not open, or not that often."""
+        left = [one.digest for one in self.opened.opened]
+        scales = []
+        for one in facts:
+            digest = str(one["sha256"])
+            if digest not in left:
+                raise KeyError(digest)
+            index = left.index(digest)
+            left[index] = ""
+            scales.append((index, float(one["scale"])))
+        return tuple(scales)
 
     def fingerprint(self, alone: str, scales: Scales) -> str:
         """The fingerprint of the function that adapters make of a model."""

@@ -12,8 +12,9 @@ from harness.host.answer_text import Piece
 from harness.host.reply import CallArguments, CallBegin, Content, Part, Thought, joined
 from harness.serve.caller import Caller
 from harness.serve.data_lines import DONE, PING, LineTemplates, data_line, encode
+from harness.serve.engine_requests import TIER_OF_CLASS
 from harness.serve.errors import ApiError
-from harness.serve.generation import TIER_OF_CLASS, Generation
+from harness.serve.generation import Generation
 from harness.serve.random_pool import random_bytes
 from reference.model.tokenizer import Tokenizer
 
@@ -143,7 +144,7 @@ class Answer:
         model = self.generation.model
         seed = self.generation.choices[0].request.sampling.seed
         origin: Json = {"seed": seed, "tenant": self.tenant.name, "tier": model.tier}
-        origin["sampling_defaults"] = model.sampling.values
+        origin["sampling_defaults"] = model.left_out
         if model.scales:
             origin["lora"] = model.adapters.facts(model.scales)
         if model.trace is not None:

@@ -26,7 +26,7 @@ from contract.errors import TemplateError, TemplateRefused
 from harness.host.faults import log_fault
 from harness.serve.anthropic.routes import AnthropicHandlers
 from harness.serve.errors import ApiError, as_api_error, internal_error, naming_fields
-from harness.serve.gate import OPEN_PATH, HostCheck, caller_of_request, check_body
+from harness.serve.gate import KEYLESS_PATH, HostCheck, caller_of_request, check_body
 from harness.serve.llama_cpp.routes import LlamaCppHandlers
 from harness.serve.model_routes import ModelHandlers
 from harness.serve.ollama.routes import OllamaHandlers
@@ -38,7 +38,7 @@ from harness.serve.receipts.routes import ReceiptHandlers
 from harness.serve.responses.routes import RESPONSES_ROUTES, ResponsesHandlers
 from harness.serve.routes import ROUTES, Handlers
 from harness.serve.server_models import Lease, ServerModels
-from harness.serve.service import Began
+from harness.serve.service import FailedWhileRunning
 from harness.serve.tenant_routes import TenantHandlers
 from harness.serve.wire import decode, model_named
 from harness.tenants import Account
@@ -46,7 +46,7 @@ from harness.tenants import Account
 log = logging.getLogger("zinc_rt.serve")
 IGNORED_HEADER = "X-Zinc-Ignored"
 """Names the fields of a request that changed nothing."""
-MOST_LISTED = 2048
+MAX_LISTED = 2048
 """Characters of that header at most."""
 REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 VERSION = "/v1"
@@ -152,7 +152,7 @@ class _App(Flask):
         if asked.method == "OPTIONS" and header("HTTP_ACCESS_CONTROL_REQUEST_METHOD"):
             # A browser asks before it sends a page's request, and without its key.
             return Response(status=HTTPStatus.NO_CONTENT)
-        if asked.path.rstrip("/") == OPEN_PATH or asked.path in options.page:
+        if asked.path.rstrip("/") == KEYLESS_PATH or asked.path in options.page:
             return None
         models.refresh()
         keys = header("HTTP_AUTHORIZATION"), header("HTTP_X_API_KEY")
@@ -195,7 +195,8 @@ def make_app(models: ServerModels, pulls: Pulls, options: AppOptions) -> Flask:
     def choose(body: bytes) -> None:
         if not (models.by_name or g.account.models):
             return
-        name = models.permitted(model_named(body), g.account.models)
+        name, lora = model_named(body)
+        name = models.permitted(name, g.account.models, lora)
         if not models.by_name:
             return
         before = g.lease
@@ -231,7 +232,7 @@ def _shared(origin: str) -> dict[str, str]:
 
 def _listed(names: Iterable[str]) -> str:
     """Names of fields as a header may have them, whatever characters a client put into them."""
-    return ", ".join(quote(name, safe="[]().") for name in names)[:MOST_LISTED]
+    return ", ".join(quote(name, safe="[]().") for name in names)[:MAX_LISTED]
 
 
 def _encoder(rule: Rule | None, path: str) -> Callable[[ApiError], bytes]:
@@ -244,8 +245,8 @@ def _encoder(rule: Rule | None, path: str) -> Callable[[ApiError], bytes]:
 
 def _refused(error: Exception) -> Response:
     """The answer to a request that failed."""
-    began = isinstance(error, Began)
-    if isinstance(error, Began):
+    began = isinstance(error, FailedWhileRunning)
+    if isinstance(error, FailedWhileRunning):
         error = error.error
     refusal = _refusal_of(error)
     if not isinstance(error, ApiError) and refusal.status == HTTPStatus.INTERNAL_SERVER_ERROR:

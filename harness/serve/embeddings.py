@@ -41,7 +41,7 @@ class EmbeddingRequest(Struct, forbid_unknown_fields=True):
 
 def embed(service: Service, body: EmbeddingRequest, tenant: Tenant, caller: Caller) -> Json:
     """The answer to a request for vectors. Raises ApiError, RequestError, QueueFull and
-    EngineStopped before anything was computed, and Began after that."""
+    EngineStopped before anything was computed, and FailedWhileRunning after that."""
     service.check_accepting()
     model = service.model.for_request(body.model)
     pooling = _pooling(model)

@@ -16,10 +16,10 @@ from harness.serve.errors import ApiError
 from harness.serve.service import Service
 from harness.serve.wire import Body, Prepare, decode
 
-OPEN_PATH = "/health"
+KEYLESS_PATH = "/health"
 """The only API path that needs no key."""
 JSON_TYPE = "application/json"
-OF_BROWSERS = tuple(
+BROWSER_HEADERS = tuple(
     f"HTTP_{name}" for name in ("ORIGIN", "REFERER", "SEC_FETCH_SITE", "SEC_FETCH_MODE", "COOKIE")
 )
 """A browser sends one of these headers with every body that a page of another site sends."""
@@ -87,9 +87,9 @@ class HostCheck:
 def check_body(environ: Mapping[str, Any]) -> None:
     """Raises ApiError 415 for a body that is not plain JSON: no page of another site can send JSON
     without asking first. A body of no named type is taken from a client that is no browser: a page
-    can send one, but never without a header of OF_BROWSERS."""
+    can send one, but never without a header of BROWSER_HEADERS."""
     kind, encoding = environ.get("CONTENT_TYPE"), environ.get("HTTP_CONTENT_ENCODING")
-    unnamed = not kind and not any(name in environ for name in OF_BROWSERS)
+    unnamed = not kind and not any(name in environ for name in BROWSER_HEADERS)
     if not unnamed and (kind or "").partition(";")[0].strip().lower() != JSON_TYPE:
         raise ApiError(
             415, f"send the header Content-Type: {JSON_TYPE}", code="unsupported_media_type"

@@ -12,7 +12,7 @@ import secrets
 from collections.abc import Iterable
 
 PREFIX = "zrt-"
-MOST_KEY_CHARACTERS = 512
+MAX_KEY_CHARACTERS = 512
 
 
 def new_key() -> str:
@@ -49,7 +49,7 @@ def presented_key(header: str | None) -> str | None:
     None when there is none."""
     scheme, _, value = (header or "").strip().partition(" ")
     value = value.strip()
-    if not value or len(value) > MOST_KEY_CHARACTERS:
+    if not value or len(value) > MAX_KEY_CHARACTERS:
         return None
     match scheme.lower():
         case "bearer":

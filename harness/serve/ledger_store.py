@@ -35,7 +35,7 @@ class Counts:
 
 
 NAMES = tuple(field.name for field in fields(Counts))
-MOST_DAYS = 31
+MAX_DAYS = 31
 """Days whose counts are told."""
 values_of = attrgetter(*NAMES)
 
@@ -109,10 +109,10 @@ class LedgerStore(Database):
             return frozenset(id for (id,) in self._file.execute("SELECT tenant FROM usage"))
 
     def days(self, tenant: int) -> Mapping[str, Counts]:
-        """The latest MOST_DAYS days of a tenant, newest first."""
+        """The latest MAX_DAYS days of a tenant, newest first."""
         asked = f"SELECT day, {', '.join(NAMES)} FROM usage WHERE tenant = ?"
         with self._used():
-            rows = self._file.execute(f"{asked} ORDER BY day DESC LIMIT ?", (tenant, MOST_DAYS))
+            rows = self._file.execute(f"{asked} ORDER BY day DESC LIMIT ?", (tenant, MAX_DAYS))
             return {day: Counts(*values) for day, *values in rows.fetchall()}
 
     def activate(self, began_with: Path, name: str | None) -> None:

@@ -16,7 +16,7 @@ from harness import catalog
 from harness.best_tier import PROCESSOR_TIERS
 from harness.progress import SILENT
 from harness.serve.answers import Json
-from harness.serve.errors import ApiError, model_refused
+from harness.serve.errors import RESTART_SECONDS, ApiError, model_refused, try_again
 from harness.serve.gate import need_admin
 from harness.serve.model import ServedModel
 from harness.serve.openapi import Route
@@ -145,20 +145,30 @@ class ModelHandlers:
         found = catalog.find_pulled(name, self._cache_dir)
         if found is None and not given_up:
             raise _not_installed(name)
-        freed = 0
-        if found is not None:
-            if found.path.resolve() in self._models.paths:
-                problem = f"{name} answers requests; activate another one first"
-                raise model_refused(400, problem, IN_USE)
-            if found.path.resolve() == self._models.began_with[1].resolve():
-                problem = (
-                    f"{name} is what the server is started with, and would be fetched again; "
-                    "start it with another --model first"
-                )
-                raise model_refused(400, problem, IN_USE)
-            freed = catalog.remove(name, self._cache_dir, SILENT)
+        freed = 0 if found is None else self._removed(name, found.path.resolve())
         deleted = {"id": name, "object": "model", "deleted": True}
         return {**deleted, "x_zinc": {"freed_bytes": freed}}
+
+    def _removed(self, name: str, path: Path) -> int:
+        """The bytes freed by deleting the model in ``path``, which nothing here uses. Raises
+        ApiError."""
+        activating = self._models.activating
+        if not activating.acquire(blocking=False):
+            raise try_again("a model is being loaded or deleted", "model_loading", RESTART_SECONDS)
+        try:
+            if path in self._models.paths:
+                problem = f"{name} answers requests; activate another one first"
+                raise model_refused(400, problem, IN_USE)
+            started = (self._models.began_with[1], *self._models.by_name.values())
+            if path in [file.resolve() for file in started]:
+                problem = (
+                    f"{name} is what the server is started with, and would be fetched again; "
+                    "start it with another --model or without it in --beside first"
+                )
+                raise model_refused(400, problem, IN_USE)
+            return catalog.remove(name, self._cache_dir, SILENT)
+        finally:
+            activating.release()
 
     def _managed(self) -> Iterator[Json]:
         """The models of the catalog and the cache, those on their way there, and the one the server

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import psutil
 
 from accel.user_folders import user_folder
-from contract.cached_files import PARTIAL, being_written, remove_abandoned
+from contract.cached_files import remove_abandoned, replacing
 
 if TYPE_CHECKING:
     from harness.serve.run import Running
@@ -137,15 +137,9 @@ def _read(path: Path) -> Presence | None:
 
 
 def _write(path: Path, server: Presence) -> None:
-    """Replace the file in one step, so that no process reads half of one."""
-    partial = path.with_suffix(PARTIAL)
+    """Replace the file, if that is possible."""
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         remove_abandoned(path.parent)
-        try:
-            partial.touch()
-            with being_written(partial):
-                partial.write_text(json.dumps(asdict(server)))
-                partial.replace(path)
-        finally:
-            partial.unlink(missing_ok=True)
+        with replacing(path) as file:
+            file.write(json.dumps(asdict(server)).encode())

@@ -17,7 +17,7 @@ from harness.serve.data_lines import DONE, PING, data_line
 from harness.serve.errors import RESTART_SECONDS, ApiError, internal_error
 from harness.serve.streams import PING_SECONDS
 
-MOST_PULLS = 2
+MAX_PULLS = 2
 """Models that are fetched at the same time."""
 PROGRESS_SECONDS = 0.1
 """The least time between two lines of progress."""
@@ -138,10 +138,10 @@ class Pulls:
             pull = self._pulls.get(name)
             if pull is not None:
                 return pull
-            if len(self._pulls) >= MOST_PULLS:
+            if len(self._pulls) >= MAX_PULLS:
                 raise ApiError(
                     503,
-                    f"{MOST_PULLS} models are being pulled; wait for one of them",
+                    f"{MAX_PULLS} models are being pulled; wait for one of them",
                     code="too_many_pulls",
                     retry_after=RESTART_SECONDS,
                     retry=False,

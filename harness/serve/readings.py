@@ -22,11 +22,11 @@ from harness.serve.errors import ApiError, as_api_error, internal_error, renamed
 from harness.serve.ledger_store import Counts
 from harness.serve.model import ServedModel
 from harness.serve.receipts.make import keep_results
-from harness.serve.service import Began, Service
-from harness.serve.streams import CLIENT_LEFT, LOOK_SECONDS
+from harness.serve.service import FailedWhileRunning, Service
+from harness.serve.streams import CLIENT_LEFT, POLL_SECONDS
 
 Result = TypeVar("Result")
-MOST_INPUTS = 2048
+MAX_INPUTS = 2048
 """OpenAI's number."""
 Inputs = Annotated[list[str | int | list[int]], Meta(min_length=1)]
 """Texts, the ids of one text, or a list of ids for each text."""
@@ -70,7 +70,7 @@ def read_texts(
     """The results of the texts, and the fields that every such answer has; ``facts`` are those of
     ``x_zinc`` that this kind adds. The tenant is charged once the receipt of the results, of which
     ``octets`` gives the bytes, is stored. Raises the refusal of the first text before anything was
-    computed, and Began after that."""
+    computed, and FailedWhileRunning after that."""
     service, tenant, model = reading.service, reading.tenant, reading.model
     results, prompts = list[Result](), reading.prompts
     try:
@@ -96,17 +96,18 @@ def read_texts(
         service.metrics.embedded(tenant, 0, "cancelled" if left else "error")
         counts = Counts(requests=1, failed=int(not left), abandoned=int(left))
         service.ledger.add(tenant.id, counts)
-        raise Began(refusal) from error
+        raise FailedWhileRunning(refusal) from error
     tokens = sum(map(len, prompts))
     service.metrics.embedded(tenant, tokens, "stop")
     service.ledger.add(tenant.id, Counts(requests=1, completed=1, prompt_tokens=tokens))
     ignored: Json = {"ignored": reading.caller.ignored} if reading.caller.ignored else {}
-    extra = {**(facts or {}), "tenant": tenant.name, "tier": model.tier, **receipt, **ignored}
+    lora: Json = {"lora": model.adapters.facts(model.scales)} if model.scales else {}
+    extra = {**(facts or {}), "tenant": tenant.name, "tier": model.tier, **lora}
     return results, {
         "model": model.name,
         "system_fingerprint": model.fingerprint,
         "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
-        "x_zinc": extra,
+        "x_zinc": {**extra, **receipt, **ignored},
     }
 
 
@@ -132,7 +133,7 @@ def input_ids(
     """The token ids of every text of the field ``input``; ``encode`` says how a text is divided.
     Raises ApiError."""
     try:
-        return service.prompts_of(given, "input", MOST_INPUTS, encode)
+        return service.prompts_of(given, "input", MAX_INPUTS, encode)
     except RequestError as error:
         raise input_refusal(error) from None
 
@@ -182,7 +183,7 @@ def _compute(model: ServedModel, submissions: Sequence[Submission], gone: Gone) 
         requests: list[Request] = [one.requests[0] for one in submissions[:taken]]
         left = {request.id for request in requests}
         while left:
-            for delivered in stream.take(LOOK_SECONDS):
+            for delivered in stream.take(POLL_SECONDS):
                 failure = failure_of(delivered.event)
                 if failure is not None:
                     raise failure

@@ -31,7 +31,7 @@ from harness.serve.wire import Id
 from reference.model.tokenizer.special_tokens import Span
 from reference.runner import LOGITS
 
-MOST_DOCUMENTS = 1024
+MAX_DOCUMENTS = 1024
 KIND = "rerank"
 """The kind of its receipts."""
 TEMPLATE_KEY = "tokenizer.chat_template.rerank"
@@ -59,7 +59,7 @@ class RerankRequest(Struct, forbid_unknown_fields=True, kw_only=True):
     ``return_documents`` false no texts. ``instruction`` says what the documents are for."""
 
     query: str
-    documents: Annotated[list[str | RerankDocument], Meta(min_length=1, max_length=MOST_DOCUMENTS)]
+    documents: Annotated[list[str | RerankDocument], Meta(min_length=1, max_length=MAX_DOCUMENTS)]
     model: Id | None = None
     top_n: Annotated[int, Meta(ge=1)] | None = None
     return_documents: bool | None = None

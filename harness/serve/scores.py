@@ -43,7 +43,7 @@ class ScoreRequest(Struct, forbid_unknown_fields=True):
 
 def score(service: Service, body: ScoreRequest, tenant: Tenant, caller: Caller) -> Json:
     """The answer to a request for scores. Raises ApiError, RequestError, QueueFull and
-    EngineStopped before anything was computed, and Began after that."""
+    EngineStopped before anything was computed, and FailedWhileRunning after that."""
     service.check_accepting()
     model = service.model.for_request(body.model)
     prompts = texts_to_score(service, body, tenant)

@@ -19,7 +19,7 @@ from typing import Self
 
 from contract.errors import DoesNotFit, OutOfMemory, RequestError, ZincError
 from harness.host.engine_thread import EngineThread, ThreadedDriver
-from harness.serve.accounts import Accounts, Tenanted
+from harness.serve.accounts import Accounts, HasTenants
 from harness.serve.errors import RESTART_SECONDS, ApiError, model_refused, try_again
 from harness.serve.heap import refreeze_heap
 from harness.serve.ledger_store import LedgerStore
@@ -100,7 +100,8 @@ class ServerModels:
         self._ledger = ledger
         self._open = open_it
         self._changed = threading.Condition()
-        self._activating = threading.Lock()
+        self.activating = threading.Lock()
+        """Held while another model is chosen to answer, or one is deleted."""
         self._retiring: list[threading.Thread] = []
         self._closing = False
         owned = ExitStack()
@@ -152,10 +153,10 @@ class ServerModels:
         short = name.removesuffix(LATEST)
         return short if short in self.by_name else self._by_other_name.get(short, name)
 
-    def permitted(self, name: str | None, models: Sequence[str]) -> str | None:
+    def permitted(self, name: str | None, models: Sequence[str], lora: bool = False) -> str | None:
         """The name that ``lease`` takes for a request of a tenant that may use these models, all
-        where there are none. A request without a name gets the tenant's first model that the server
-        has. Raises ApiError 403 before anything is loaded."""
+        where there are none; ``lora`` says that it lists adapters. A request without a name gets
+        the tenant's first model here. Raises ApiError 403 before anything is loaded."""
         if not models:
             return name
         canonical = [own for own in map(self.canonical, models) if own in self.by_name]
@@ -165,7 +166,7 @@ class ServerModels:
         if name in canonical:
             return name
         answers = self.service.model
-        if name not in self.by_name and any(map(answers.is_called, models)):
+        if name not in self.by_name and answers.is_open_to(models, name, lora):
             return name
         problem = f"this key may use {', '.join(models)} alone, not {name or answers.name}"
         raise model_refused(403, problem, "model_not_allowed")
@@ -218,7 +219,7 @@ class ServerModels:
         """Put changes of the tenants' file in force."""
         self.accounts.refresh(self.change_tenants)
 
-    def change_tenants(self, change: Callable[[Tenanted], None]) -> None:
+    def change_tenants(self, change: Callable[[HasTenants], None]) -> None:
         """Carry out a change of the tenants in the engines."""
         if self._thread is None:
             self.service.model.driver.call(change)
@@ -229,7 +230,7 @@ class ServerModels:
         """Let the model in ``path`` answer, called ``name``, from now on, and after a restart;
         gives back when it does. Raises ApiError when another is being loaded, and when this one
         cannot be: then nothing has changed."""
-        if not self._activating.acquire(blocking=False):
+        if not self.activating.acquire(blocking=False):
             raise try_again("another model is being loaded", "model_loading", RESTART_SECONDS)
         try:
             self._check_accepting()
@@ -241,7 +242,7 @@ class ServerModels:
             self._ledger.activate(file, None if name == began else name)
             return self.service
         finally:
-            self._activating.release()
+            self.activating.release()
 
     def close(self, seconds: float) -> None:
         """Take no more requests, let those in flight end for so many seconds, and cut the rest."""

@@ -18,6 +18,7 @@ from harness.serve.answers import Answer, AnswerShape, ChatShape, Json, ShapeOf
 from harness.serve.caller import Caller
 from harness.serve.chat import ChatPlan
 from harness.serve.completion_answers import CompletionShape
+from harness.serve.engine_requests import COMPLETION_TOKENS, requests_of
 from harness.serve.errors import (
     RESTART_SECONDS,
     ApiError,
@@ -29,7 +30,7 @@ from harness.serve.errors import (
     renaming,
     try_again,
 )
-from harness.serve.generation import COMPLETION_TOKENS, Generation, requests_of
+from harness.serve.generation import Generation
 from harness.serve.infill_prompt import infill_prompt
 from harness.serve.ledger_store import Counts, LedgerStore
 from harness.serve.llama_cpp.slots import SlotTable
@@ -41,7 +42,7 @@ from harness.serve.receipts.store import ReceiptStore
 from harness.serve.responses.store import ResponseStore
 from harness.serve.storage import StorageProblem
 from harness.serve.streams import CLIENT_LEFT, event_stream, whole_answer
-from harness.serve.wire import MOST_CHOICES, ChatRequest, CompletionRequest, Sampled
+from harness.serve.wire import MAX_CHOICES, ChatRequest, CompletionRequest, GenerationRequest
 from harness.tenants import Account
 
 log = logging.getLogger("zinc_rt.serve")
@@ -51,7 +52,7 @@ Answered = Json | Iterator[bytes]
 """A whole answer, or the body of a stream."""
 
 
-class Began(Exception):
+class FailedWhileRunning(Exception):
     """A request that failed after it had begun, with ``error``: it has been counted."""
 
     def __init__(self, error: Exception) -> None:
@@ -119,7 +120,7 @@ class Service:
 
         return self._answer(body, tenant, begin, caller)
 
-    def for_request(self, body: Sampled) -> Service:
+    def for_request(self, body: GenerationRequest) -> Service:
         """The service with the model of one request. Raises ApiError and RequestError."""
         model = self.model.for_request(body.model, body.lora)
         return self if model is self.model else replace(self, model=model)
@@ -164,7 +165,7 @@ class Service:
             scored=_most_scored(body),
         )
 
-    def _makes_receipt(self, body: Sampled) -> bool:
+    def _makes_receipt(self, body: GenerationRequest) -> bool:
         """Whether an answer has a receipt. Raises ApiError where one is requested of a server that
         makes none."""
         if self.receipts is None and body.receipt:
@@ -176,7 +177,7 @@ class Service:
     def _generation(
         self,
         requests: Sequence[Request],
-        body: Sampled,
+        body: GenerationRequest,
         plan: ChatPlan | None = None,
         constrained: TextPlan | None = None,
     ) -> Generation:
@@ -197,7 +198,7 @@ class Service:
         generation: Generation,
         kind: str,
         prefix: str,
-        body: Sampled,
+        body: GenerationRequest,
         tenant: Tenant,
         caller: Caller,
     ) -> Answer:
@@ -252,7 +253,7 @@ class Service:
 
     def _answer(
         self,
-        body: Sampled,
+        body: GenerationRequest,
         tenant: Tenant,
         begin: Callable[[], tuple[Generation, AnswerShape]],
         caller: Caller,
@@ -284,7 +285,7 @@ class Service:
             refusal = as_api_error(error)
             finish(refusal or internal_error())
             named = error if refusal is None else renamed(refusal, caller.client_name)
-            raise Began(named) from error
+            raise FailedWhileRunning(named) from error
         finish(None)
         return whole
 
@@ -331,7 +332,7 @@ class Service:
         self,
         prompt: str | Sequence[str | int | list[int]],
         field: str = "prompt",
-        most: int = MOST_CHOICES,
+        most: int = MAX_CHOICES,
         encode: Callable[[str], list[int]] | None = None,
     ) -> list[Sequence[int]]:
         """The token ids of every text in ``field`` of a request; ``encode`` says how a text is
@@ -366,7 +367,7 @@ def _between(
     return lambda text: infill_prompt(model, text, suffix)
 
 
-def _most_tokens(body: Sampled) -> int | None:
+def _most_tokens(body: GenerationRequest) -> int | None:
     """The limit that a body names by either of its names."""
     if body.max_tokens is None and body.n_predict is not None and body.n_predict > 0:
         return body.n_predict
@@ -394,5 +395,5 @@ def _most_scored(body: CompletionRequest) -> int | None:
     return body.prompt_logprobs if echoed is None else echoed
 
 
-def _wants_usage(body: Sampled) -> bool:
+def _wants_usage(body: GenerationRequest) -> bool:
     return body.stream_options is not None and body.stream_options.include_usage

@@ -13,7 +13,7 @@ from harness.serve.data_lines import PING
 from harness.serve.errors import ApiError, as_api_error, internal_error, renamed
 from harness.serve.generation import Generation
 
-LOOK_SECONDS = 0.5
+POLL_SECONDS = 0.5
 """Seconds between two checks whether the client of a silent answer is still connected."""
 PING_SECONDS = 15.0
 """A stream that was silent for so many seconds sends a comment, so that proxies keep the connection
@@ -46,7 +46,7 @@ def event_stream(
         return caller.send_at_once(lambda: lines(make()))
 
     try:
-        for pieces in generation.pieces(LOOK_SECONDS, send):
+        for pieces in generation.pieces(POLL_SECONDS, send):
             if not pieces and caller.gone():
                 return
             data = lines(pieces)
@@ -102,7 +102,7 @@ def whole_answer(generation: Generation, shape: AnswerShape, gone: Gone) -> Json
         return True
 
     try:
-        for pieces in generation.pieces(LOOK_SECONDS, add):
+        for pieces in generation.pieces(POLL_SECONDS, add):
             if not add(pieces.copy):
                 raise CLIENT_LEFT
     finally:

@@ -13,20 +13,22 @@ from contract.errors import ConfigError
 from contract.types import LOCAL_TENANT, MAX_INT32
 from harness.sampling_defaults import SamplingDefaults, sampling_defaults
 from harness.serve.caller import Caller
-from harness.serve.model import ServedModel
+from harness.serve.model import WINDOW, ServedModel
 from harness.serve.ollama.parse import plain_schemas
 from harness.serve.ollama.routes import answer_chat, answer_prompt
 from harness.serve.ollama.wire import GenerateRequest, OllamaChatRequest
 from harness.serve.receipts.verify import uncounted_service
 from harness.serve.routes import ROUTES
-from harness.serve.service import Answered, Began, Service
+from harness.serve.service import Answered, FailedWhileRunning, Service
 from harness.serve.strict_json import loads
 from harness.serve.wire import decode
 
 Json = dict[str, Any]
 NOTHING = object()
-MOST_SHOWN = 200
+MAX_SHOWN = 200
 """Most characters of a value that a difference shows."""
+MAX_WINDOW = 1 << 20
+"""The longest reach of penalties that a verification makes room for."""
 MESSAGE = "message"
 CACHE_READ, CACHE_WRITTEN = "cache_read_input_tokens", "cache_creation_input_tokens"
 FROM_CACHE = ("cached_tokens", "cache_write_tokens")
@@ -64,7 +66,10 @@ def first_difference(model: ServedModel, request: Json, response: Json) -> str |
     then = _comparable(response)
     if asked.get("seed") is None and response.get("object") != "list":
         asked["seed"] = _drawn_seed(response)
+    window = window_of(response)
     model = replace(model, sampling=_defaults_of(response))
+    if window is not None:
+        model = replace(model, penalty_window=window)
     now = _comparable(_answer(model, asked, response))
     for name in now:
         if name == "usage" and tells_no_usage(response):
@@ -87,6 +92,14 @@ def _defaults_of(response: Json) -> SamplingDefaults:
     servers had such defaults."""
     values = _extra(response).get("sampling_defaults")
     return sampling_defaults({}, given=values if isinstance(values, dict) else NO_DEFAULTS)
+
+
+def window_of(response: Json) -> int | None:
+    """How far penalties of the server that answered look back; None where the answer does not
+    say."""
+    values = _extra(response).get("sampling_defaults")
+    window = values.get(WINDOW) if isinstance(values, dict) else None
+    return window if type(window) is int and 0 <= window <= MAX_WINDOW else None
 
 
 def _comparable(response: Json) -> Json:
@@ -145,7 +158,7 @@ def _answer(model: ServedModel, asked: Json, response: Json) -> Json:
     with uncounted_service(model) as service:
         try:
             answered = _ask(service, asked, response)
-        except Began as failed:
+        except FailedWhileRunning as failed:
             raise failed.error from None
     assert isinstance(answered, dict)
     # What a client reads is what was written: numbers as JSON has them.
@@ -216,7 +229,7 @@ def _difference(path: str, then: object, now: object) -> str | None:
 
 def _shown(value: object) -> str:
     shown = "nothing" if value is NOTHING else repr(value)
-    return shown if len(shown) <= MOST_SHOWN else f"{shown[:MOST_SHOWN]}..."
+    return shown if len(shown) <= MAX_SHOWN else f"{shown[:MAX_SHOWN]}..."
 
 
 def _drawn_seed(response: Json) -> int:

@@ -19,8 +19,8 @@ from harness.serve.strict_json import BadJson, known_type, loads, parsing, with_
 from harness.serve.wire_fields import served_fields
 from harness.serve.wire_tools import ReasoningEffort, ResponseFormat, ToolCall, ToolChoice, Tools
 
-MOST_CHOICES = 128
-MOST_MESSAGES = 4096
+MAX_CHOICES = 128
+MAX_MESSAGES = 4096
 Temperature = Annotated[float, Meta(ge=0, le=100, description="0 always takes the likeliest")]
 Share = Annotated[float, Meta(ge=0, le=1)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
@@ -28,7 +28,7 @@ Repetition = Annotated[float, Meta(ge=0.01, le=100, description="1 is off")]
 MaxTokens = Annotated[int, Meta(ge=1, le=MAX_INT32)]
 TopK = Annotated[int, Meta(ge=-1, le=MAX_INT32, description="0 and -1 keep every token")]
 Window = Annotated[int, Meta(ge=0, le=MAX_INT32, description="tokens the penalties look back at")]
-Choices = Annotated[int, Meta(ge=1, le=MOST_CHOICES)]
+Choices = Annotated[int, Meta(ge=1, le=MAX_CHOICES)]
 TopLogprobs = Annotated[int, Meta(ge=0, le=20)]
 Stop = Annotated[list[str], Meta(max_length=16)]
 StopTokens = Annotated[list[Annotated[int, Meta(ge=0, le=MAX_INT32)]], Meta(max_length=64)]
@@ -110,7 +110,7 @@ class TemplateOptions(Struct, forbid_unknown_fields=True):
     enable_thinking: bool | None = None
 
 
-Messages = Annotated[list[Message], Meta(min_length=1, max_length=MOST_MESSAGES)]
+Messages = Annotated[list[Message], Meta(min_length=1, max_length=MAX_MESSAGES)]
 
 
 class LoraScale(Struct, forbid_unknown_fields=True):
@@ -120,7 +120,7 @@ class LoraScale(Struct, forbid_unknown_fields=True):
     scale: float
 
 
-class Drawing(Struct, forbid_unknown_fields=True, kw_only=True):
+class BasicSampling(Struct, forbid_unknown_fields=True, kw_only=True):
     """Sampling parameters, in every API."""
 
     temperature: Temperature | None = None
@@ -129,7 +129,7 @@ class Drawing(Struct, forbid_unknown_fields=True, kw_only=True):
     seed: Seed | None = None
 
 
-class Sampling(Drawing, kw_only=True):
+class Sampling(BasicSampling, kw_only=True):
     """All sampling parameters, and the texts that end an answer."""
 
     min_p: Share | None = None
@@ -140,7 +140,7 @@ class Sampling(Drawing, kw_only=True):
     stop: str | Stop | None = None
 
 
-class Sampled(Sampling, kw_only=True):
+class GenerationRequest(Sampling, kw_only=True):
     """The fields of every request for generated text.
 
     ``user``, ``safety_identifier``, ``prompt_cache_key`` and ``metadata`` are ignored: the prefix
@@ -188,7 +188,7 @@ class Sampled(Sampling, kw_only=True):
     metadata: dict[str, str] | None = None
 
 
-class ChatRequest(Sampled, kw_only=True):
+class ChatRequest(GenerationRequest, kw_only=True):
     """``POST /v1/chat/completions``.
 
     ``enable_thinking``, here or in ``chat_template_kwargs``, and ``reasoning_effort`` say whether
@@ -213,7 +213,7 @@ class ChatRequest(Sampled, kw_only=True):
     chat_template_kwargs: TemplateOptions | None = None
 
 
-class CompletionRequest(Sampled, kw_only=True):
+class CompletionRequest(GenerationRequest, kw_only=True):
     """``POST /v1/completions``. ``prompt`` is a text, a list of texts, the ids of one prompt, or a
     list of lists of ids. The text of a control token is that token, unless ``parse_special`` is
     false; with ``add_special_tokens`` false no BOS is put in front. With ``echo`` the text of an
@@ -318,14 +318,17 @@ def decode(
 
 class _Named(Struct):
     model: str | None = None
+    lora: Any = None
 
 
-def model_named(body: bytes) -> str | None:
-    """The model that a body names; None for one that names none, or that ``decode`` will refuse."""
+def model_named(body: bytes) -> tuple[str | None, bool]:
+    """The model that a body names, and whether it lists adapters; neither for one that ``decode``
+    will refuse."""
     try:
-        return msgspec.json.decode(body, type=known_type(_Named)).model
+        named = msgspec.json.decode(body, type=known_type(_Named))
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
-        return None
+        return None, False
+    return named.model, named.lora is not None
 
 
 def given_fields(body: Struct, names: Iterable[str]) -> dict[str, Any]:

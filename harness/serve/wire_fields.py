@@ -15,7 +15,7 @@ from msgspec import Struct
 from harness.serve.errors import ApiError
 from harness.serve.strict_json import known_type
 
-MOST_UNKNOWN = 64
+MAX_UNKNOWN = 64
 """Most unknown fields of one body, by their names."""
 LONGEST_NAME = 64
 """Longest name in characters that is checked for a misspelling."""
@@ -130,9 +130,9 @@ class _Found:
         if general in self.known:
             return
         self.known[general] = path
-        if len(self.known) > MOST_UNKNOWN:
+        if len(self.known) > MAX_UNKNOWN:
             raise ApiError(
-                400, f"the body has more than {MOST_UNKNOWN} unknown fields", code="invalid_value"
+                400, f"the body has more than {MAX_UNKNOWN} unknown fields", code="invalid_value"
             )
         name = general.rpartition(".")[2]
         meant = _meant(name, fields)

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, Struct, field
 
 FunctionName = Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_-]{1,64}(?!\n)$")]
-MOST_TOOLS = 128
+MAX_TOOLS = 128
 CallId = Annotated[str, Meta(min_length=1, max_length=256)]
 
 
@@ -42,7 +42,7 @@ class NamedTool(Struct, forbid_unknown_fields=True):
 
 
 ToolChoice = Literal["none", "auto", "required"] | NamedTool
-Tools = Annotated[list[Tool], Meta(max_length=MOST_TOOLS)]
+Tools = Annotated[list[Tool], Meta(max_length=MAX_TOOLS)]
 
 
 class CalledFunction(Struct, forbid_unknown_fields=True):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import field, replace
 from functools import cached_property
 from pathlib import Path
@@ -11,7 +12,14 @@ from contract.errors import ZincError
 from contract.ir.graph import Graph
 from contract.lazy_dataclass import dataclass
 from reference.limits import Limits
-from reference.model.adapters import NO_ADAPTERS, AdaptedFile, Adapters, TensorFile, open_adapter
+from reference.model.adapters import (
+    NO_ADAPTERS,
+    AdaptedFile,
+    Adapter,
+    Adapters,
+    TensorFile,
+    open_adapter,
+)
 from reference.model.config import ModelConfig, read_config
 from reference.model.eagle import EagleHead, HeadedFile
 from reference.model.families import build_graph
@@ -78,8 +86,8 @@ class Model:
         return graph
 
     def _without_drafts(self, limits: Limits) -> Graph | None:
-        """The graph of steps without drafts, of the cached one, which took as long to build as a
-        tenth of a start; None where that is of other limits."""
+        """The graph of steps without drafts, derived from the cached graph, since building one
+        takes a tenth of a start; None if the cached graph has other limits."""
         for drafting, graph in self._cached_graph.items():
             if drafting.draft_tokens and limits == replace(drafting, draft_tokens=0):
                 return without_drafts(graph)
@@ -87,7 +95,7 @@ class Model:
 
     @cached_property
     def draft_problem(self) -> str | None:
-        """The reason why the file's draft block cannot be used, None where it can."""
+        """The reason why the file's draft block cannot be used, None if it can."""
         try:
             self.draft_graph(Limits(slots=1, context=16, pages=1, hidden_rows=1))
         except ZincError as error:
@@ -121,11 +129,12 @@ class Model:
 def open_model(path: str | Path, adapters: Sequence[Path] = ()) -> Model:
     """Map and check the model file at ``path`` and the LoRA files ``adapters``, which requests name
     by their index. Raises ModelFileError or UnsupportedModel; then no file stays open."""
-    file = open_gguf(path)
-    try:
-        config = read_config(file)
-        opened = Adapters(tuple(open_adapter(adapter, file) for adapter in adapters))
-        return Model(file, config, adapters=opened)
-    except BaseException:
-        file.close()
-        raise
+    with ExitStack() as owned:
+        file = owned.enter_context(open_gguf(path))
+        config, opened = read_config(file), list[Adapter]()
+        for adapter in adapters:
+            opened.append(open_adapter(adapter, file))
+            owned.callback(opened[-1].file.close)
+        model = Model(file, config, adapters=Adapters(tuple(opened)))
+        owned.pop_all()
+        return model

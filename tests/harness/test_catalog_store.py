@@ -26,6 +26,7 @@ from harness.catalog import (
 from harness.catalog.store import checked_path, locked, model_folder
 from harness.progress import NullProgress
 
+PARTS = ("T-Q4_0-00001-of-00002.gguf", "T-Q4_0-00002-of-00002.gguf")
 HOSTILE = [
     *("..", ".", "", "/etc", "a/../b", "a//b", "a/", "a\\b", "a\0b", "~", ".hidden", "-rf", "a b")
 ]
@@ -92,7 +93,7 @@ def plant(cache: Path, model_id: str = DEFAULT_ID) -> Path:
 def test_pulled_model_is_found(tmp_path: Path) -> None:
     assert find_pulled(DEFAULT_ID, tmp_path) is None
     path = plant(tmp_path)
-    assert find_pulled(DEFAULT_ID, tmp_path) == PulledModel(DEFAULT_ID, DEFAULT_ID, path)
+    assert find_pulled(DEFAULT_ID, tmp_path) == PulledModel(DEFAULT_ID, DEFAULT_ID, (path,))
 
 
 def test_remove_frees_and_forgets(tmp_path: Path) -> None:
@@ -101,6 +102,31 @@ def test_remove_frees_and_forgets(tmp_path: Path) -> None:
     assert catalog.remove(DEFAULT_ID, tmp_path, NullProgress()) == ENTRIES[DEFAULT_ID].file.size
     assert not path.parent.exists()
     assert catalog.active(tmp_path) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "folder", "parts"),
+    [
+        (DEFAULT_ID, DEFAULT_ID, [find(DEFAULT_ID).file.source.path]),
+        ("hf.co/org/T:Q4_0", "hf.co/org/T/Q4_0--T-Q4_0", [f"Q4_0/{part}" for part in PARTS]),
+    ],
+)
+def test_remove_keeps_what_others_put_there(
+    tmp_path: Path, name: str, folder: str, parts: list[str]
+) -> None:
+    """Folders go where nothing is left in them. A file of others is no model and of no size."""
+    path = tmp_path / "models" / folder
+    others = ["Q4_0/mine.gguf", "T-Q8_0.gguf", "notes/a.txt"]
+    for file in (*parts, *others):
+        (path / file).parent.mkdir(parents=True, exist_ok=True)
+        (path / file).write_bytes(b"12345")
+    found = find_pulled(name, tmp_path)
+    assert found == PulledModel(name, folder, tuple(path / part for part in parts))
+    assert found.size == catalog.remove(name, tmp_path, NullProgress()) == 5 * len(parts)
+    left = [file for file in path.rglob("*") if file.is_file()]
+    assert sorted(left) == sorted(path / other for other in others)
+    assert find_pulled(name, tmp_path) is None
+    assert catalog.pulled_from_hub(tmp_path) == []
 
 
 def test_remove_keeps_another_active_model(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,13 @@ import pytest
 from contract.dtypes import BF16, F16, Q8_0, DType
 from contract.errors import ModelFileError, RequestError
 from contract.ir.codec import encode
+from harness.digest import file_digest
 from harness.named_adapters import NamedAdapter, named_adapters
 from reference.limits import Limits
+from reference.model import adapters
+from reference.model import open as open_module
 from reference.model.adapters import Adapters, open_adapter
-from reference.model.gguf import open_gguf
+from reference.model.gguf import GgufFile, open_gguf
 from reference.model.open import open_model
 from tests.adapters import merge, write_adapter
 from tests.conftest import SyntheticModel
@@ -160,10 +164,54 @@ def test_a_number_that_is_not_finite_is_an_error(tiny_model_path: Path, tmp_path
         our_logits(tiny_model_path, TOKENS[:2], lora=(NamedAdapter("a", path),))
 
 
+def test_the_digest_is_of_the_file_that_is_open(
+    tiny_model_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where another file takes its name while it is opened, and where it is written to."""
+    path = write_adapter(tmp_path / "a.gguf", tiny_model_path)
+    other, digest = write_adapter(tmp_path / "b.gguf", tiny_model_path, seed=2), file_digest(path)
+    opened, changes = adapters.open_gguf, iter((lambda: other.replace(path), path.touch))
+
+    def open_changing(name: Path) -> GgufFile:
+        file = opened(name)
+        next(changes)()
+        return file
+
+    monkeypatch.setattr(adapters, "open_gguf", open_changing)
+    with open_gguf(tiny_model_path) as model:
+        found = open_adapter(path, model)
+        found.file.close()
+        assert found.digest == digest != file_digest(path)
+        os.utime(path, (0, 0))
+        with pytest.raises(ModelFileError, match="was written to since it was opened"):
+            open_adapter(path, model)
+
+
+def test_an_adapter_that_is_refused_leaves_no_file_open(
+    tiny_model_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = []
+
+    def opened(path: Path) -> GgufFile:
+        files.append(open_gguf(path))
+        return files[-1]
+
+    for module in (adapters, open_module):
+        monkeypatch.setattr(module, "open_gguf", opened)
+    paths = [write_adapter(tmp_path / f"{n}.gguf", tiny_model_path, seed=n) for n in range(2)]
+    paths.append(write_adapter(tmp_path / "bad.gguf", tiny_model_path, keys={"general.type": None}))
+    with pytest.raises(ModelFileError, match=r"bad.gguf: key general.type"):
+        open_model(tiny_model_path, paths)
+    assert len(files) == 4
+    for file in files:
+        with pytest.raises(ValueError, match="is closed"):
+            file.check_unchanged()
+
+
 def test_scales_are_checked(tiny_model_path: Path, tmp_path: Path) -> None:
     paths = [write_adapter(tmp_path / f"{n}.gguf", tiny_model_path, seed=n) for n in range(5)]
     model = open_model(tiny_model_path, paths)
-    adapters = model.adapters
+    opened = model.adapters
     for scales, problem in (
         (((5, 1.0),), "names adapter 5"),
         (((0, float("nan")),), "has the scale nan"),
@@ -171,10 +219,10 @@ def test_scales_are_checked(tiny_model_path: Path, tmp_path: Path) -> None:
         (tuple((n, 1.0) for n in range(5)), "combines 5 adapters, at most 4"),
     ):
         with pytest.raises(RequestError, match=problem):
-            adapters.check(scales)
-    adapters.check(tuple((n, float(n)) for n in range(5)))
-    assert adapters.identity(((1, 0.5), (0, 0.0))) == adapters.identity(((1, 0.5),))
-    assert len({adapters.identity(((n, s),)) for n in (0, 1) for s in (0.5, 1.0)}) == 4
+            opened.check(scales)
+    opened.check(tuple((n, float(n)) for n in range(5)))
+    assert opened.identity(((1, 0.5), (0, 0.0))) == opened.identity(((1, 0.5),))
+    assert len({opened.identity(((n, s),)) for n in (0, 1) for s in (0.5, 1.0)}) == 4
     model.close()
 
 

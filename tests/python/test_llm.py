@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import urllib.request
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -160,11 +161,25 @@ def test_a_model_that_its_own_engine_finds_to_be_garbage_is_closed(tiny_model_pa
 
 
 def test_a_reach_of_penalties_is_that_of_the_setting(tiny_model_path: Path) -> None:
-    """Not that of what is stored, which is more where tokens are guessed ahead."""
-    asked = SamplingParams(max_tokens=60, presence_penalty=1.5, repeat_last_n=64, ignore_eos=True)
-    found = set()
-    for draft, window in ((0, 8), (11, 8), (0, 19)):
+    """Not that of what is stored, which is more where tokens are guessed ahead. One that is named
+    has the same bits where the setting reaches further, and is refused where it does not."""
+    asked = SamplingParams(max_tokens=60, presence_penalty=1.5, ignore_eos=True)
+    prompt, found, none = "to be or not ", {}, replace(asked, presence_penalty=0)
+    for draft, window in ((0, 0), (0, 8), (11, 8), (0, 19)):
         sizes = {"draft": draft, "repeat_last_n": window, "context": CONTEXT, "slots": 1}
         with LLM(tiny_model_path, tier="cpu", progress=False, **sizes) as llm:  # type: ignore[arg-type]
-            found.add((window, llm.generate("to be or not ", asked)[0].tokens))
-    assert len(found) == len({tokens for _, tokens in found}) == 2
+            (answer,) = llm.generate(prompt, asked)
+            assert found.setdefault(window, answer.tokens) == answer.tokens
+            for reach, tokens in found.items():
+                (again,) = llm.generate(prompt, replace(asked, repeat_last_n=reach))
+                assert again.tokens == tokens
+            for far in (window + 1, CONTEXT, CONTEXT + 9):
+                (refused,) = llm.generate(prompt, replace(asked, repeat_last_n=far))
+                assert f"with LLM(..., repeat_last_n={min(far, CONTEXT)})" in str(refused.error)
+                (unused,) = llm.generate(prompt, replace(none, repeat_last_n=far))
+                assert unused.tokens == found[0]
+    assert len(found) == len(set(found.values())) == 3
+    sizes = {"repeat_last_n": 4096, "context": CONTEXT}
+    with LLM(tiny_model_path, tier="cpu", progress=False, **sizes) as llm:  # type: ignore[arg-type]
+        (far,) = llm.generate(prompt, replace(asked, repeat_last_n=4096))
+        assert far.error is None

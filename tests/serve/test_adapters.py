@@ -16,12 +16,14 @@ from harness.cli.main import main
 from harness.host.options import Recording, SessionOptions
 from harness.host.session import Session
 from harness.named_adapters import NamedAdapter
+from harness.serve.keys import new_key
 from harness.serve.receipts.document import signed_document
 from harness.serve.receipts.keys import open_key
 from harness.serve.run import Running
 from tests.adapters import write_adapter
 from tests.serve.conftest import Serve
-from tests.serve.http import Http
+from tests.serve.http import Http, bearer
+from tests.serve.tenants import write_tenants
 from zinc_rt import LLM
 from zinc_rt import SamplingParams as Parameters
 
@@ -57,6 +59,18 @@ def adapted(
 ) -> Iterator[Running]:
     receipts = tmp_path_factory.mktemp("receipts") / "kept"
     with serve(lora=named, receipts=receipts) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def twice(
+    serve: Serve, named: tuple[NamedAdapter, ...], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Running]:
+    """A server with two names for one file, both of which requests use that name none."""
+    lora = tuple(NamedAdapter(name, named[0].path) for name in "ab")
+    with serve(lora=lora, receipts=tmp_path_factory.mktemp("receipts") / "twice") as server:
+        defaults = [{"id": 0, "scale": 1.0}, {"id": 1, "scale": 1.0}]
+        assert Http(server.url).post("/lora-adapters", defaults).status == 200
         yield server
 
 
@@ -225,6 +239,37 @@ def test_a_replay_and_a_receipt_name_the_adapters(
     assert "bits: choice 0: step 0" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", ASKED | {"lora": [{"id": 0, "scale": 0.5}, {"id": 1, "scale": 0.25}]}),
+        ("/v1/chat/completions", CHAT | {"model": "b", "seed": 3}),
+        ("/v1/embeddings", {"input": "hello", "model": "b"}),
+        ("/v1/score", {"input": "hello", "model": "a"}),
+        ("/v1/embeddings", {"input": "hello"}),
+    ],
+)
+def test_what_answers_of_a_file_named_twice_say_is_found_again(
+    twice: Running, tiny_model_path: Path, named: tuple[NamedAdapter, ...], tmp_path: Path,
+    capsys: pytest.CaptureFixture[str], path: str, body: Json,
+) -> None:  # fmt: skip
+    """Also of texts that are read, of an adapter by its name and of the defaults. A file that is
+    named once too few is told."""
+    http, name = Http(twice.url), str(named[0].path)
+    answer = post(twice, path, body)
+    receipt = http.get("/v1/receipts/latest").json
+    files = [tmp_path / f"{part}.json" for part in ("request", "response", "receipt")]
+    for file, value in zip(files, (body, answer, receipt), strict=True):
+        file.write_text(json.dumps(value))
+    words = ["--model", str(tiny_model_path), "--tier", "cpu", "--context", "128", "--slots", "1"]
+    used = receipt["payload"]["model"]["adapters"]
+    assert answer["x_zinc"]["lora"] == used
+    for lora, code in ((f"a={name},b={name}", 0), (name, int(len(used) > 1))):
+        for given in (files[:2], files[2:]):
+            assert main(["verify", *map(str, given), *words, "--lora", lora]) == code
+            assert ("adapter: " in capsys.readouterr().out) == bool(code)
+
+
 def test_a_python_llm(tiny_model_path: Path, named: tuple[NamedAdapter, ...], truth: Any) -> None:
     """All adapters with their scales by default; parameters name others, and a batch mixes them."""
     files = [f"{one.name}={one.path}:{one.scale}" for one in named]
@@ -243,6 +288,40 @@ def test_a_python_llm(tiny_model_path: Path, named: tuple[NamedAdapter, ...], tr
         assert list(outputs[0].tokens) not in truth.values()
         (wrong,) = llm.generate([PROMPT], Parameters(lora={"other": 1.0}))
         assert "names 'other'; the adapters here are style, facts" in str(wrong.error)
+
+
+@pytest.mark.parametrize(
+    ("models", "expected"),
+    [
+        (["style"], {"style": 200, "style:latest": 200}),
+        (["facts", "style"], {"style": 200, "style:latest": 200, "facts": 200}),
+        (["tiny"], dict.fromkeys(("none", "tiny", "style", "style:latest", "facts", "lora"), 200)),
+        (["gone"], {}),
+    ],
+)
+def test_who_may_use_an_adapter_alone_uses_no_other(
+    serve: Serve, named: tuple[NamedAdapter, ...], tmp_path: Path,
+    models: list[str], expected: dict[str, int],
+) -> None:  # fmt: skip
+    """Not the model without it, and no list of adapters, whatever name is beside it; the name of
+    the model opens all."""
+    key = new_key()
+    asked: dict[str, Json] = {
+        name: {"model": name} for name in ("tiny", "style", "style:latest", "facts")
+    }
+    asked |= {"none": {}, "lora": {"model": "style", "lora": [{"id": 1, "scale": 1.0}]}}
+    path = write_tenants(tmp_path, {"one": key}, one={"models": models})
+    with serve(lora=named, tenants=path) as server:
+        http = Http(server.url)
+        for name, more in asked.items():
+            for route in ("/v1/completions", "/completion"):
+                body = (
+                    ASKED | more if route[1] == "v" else {"prompt": PROMPT, "n_predict": 1} | more
+                )
+                reply = http.post(route, body, **bearer(key))
+                assert reply.status == expected.get(name, 403), (name, route)
+        listed = [one["id"] for one in http.get("/v1/models", **bearer(key)).json["data"]]
+        assert set(listed) == expected.keys() & {"tiny", "style", "facts"}
 
 
 def test_traces_are_refused(

@@ -215,6 +215,10 @@ def test_what_the_server_is_started_with_is_not_deleted(
         removed = http.post("/v1/models/remove", {"model": second}).json
         assert (removed["id"], removed["deleted"]) == (second, True)
         assert removed["x_zinc"]["freed_bytes"] > 0
+    with serve(cache_dir=cache, beside={"small": found.path}) as server:
+        kept = Http(server.url).send("DELETE", f"/v1/models/{NAME}", None, {})
+        assert (kept.status, kept.error["code"]) == (400, "model_in_use")
+        assert found.path.exists()
 
 
 def test_one_model_is_loaded_at_a_time_and_only_where_it_fits(
@@ -236,6 +240,8 @@ def test_one_model_is_loaded_at_a_time_and_only_where_it_fits(
     other = activate(http, NAME)
     assert (other.status, other.error["code"]) == (503, "model_loading")
     assert other.headers["Retry-After"]
+    kept = http.send("DELETE", f"/v1/models/{NAME}", None, {})
+    assert (kept.status, kept.error["code"]) == (503, "model_loading")
     assert http.post("/v1/completions", BODY).status == 200
     go_on.set()
     waiting.join()
@@ -283,7 +289,7 @@ def test_a_pull_under_way_is_joined_bounded_and_given_up(
     server: Running, http: Http, hub: Hub, content: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Who leaves does not end it; deleting the model does, and it can be pulled again."""
-    monkeypatch.setattr(pulls, "MOST_PULLS", 1)
+    monkeypatch.setattr(pulls, "MAX_PULLS", 1)
     asked, held, given_up = threading.Event(), threading.Event(), threading.Event()
     give_up = pulls.Pull.give_up
 

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from contract.errors import ConfigError
+from contract.types import Tenant
 from harness.cli.main import main
 from harness.serve.receipts.canonical import canonical
 from harness.serve.receipts.document import parse_receipt
@@ -119,15 +120,15 @@ def test_a_rotation_without_room_on_the_disk_changes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     """The old key signs, and the next rotation follows it."""
-    first, replace = open_key(tmp_path), Path.replace
+    first, replace = open_key(tmp_path), os.replace
 
-    def full(path: Path, target: Path) -> Path:
+    def full(path: Path, target: Path) -> None:
         if target.name == name:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return replace(path, target)
+        replace(path, target)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Path, "replace", full)
+        patch.setattr(os, "replace", full)
         with pytest.raises(ConfigError, match="No space"):
             rotate_receipt_key(tmp_path)
     assert open_key(tmp_path).public == first.public
@@ -139,7 +140,7 @@ def test_a_rotation_without_room_on_the_disk_changes_nothing(
 def test_what_a_killed_process_wrote_of_a_key_goes(tmp_path: Path) -> None:
     """It may be a private key; a copy of the owner's stays."""
     key = open_key(tmp_path)
-    killed = [tmp_path / f"{name}.{number:016x}.partial" for name in (PRIVATE, HISTORY)
+    killed = [tmp_path / f".{name}.{number:016x}.partial" for name in (PRIVATE, HISTORY)
               for number in (1, 99999)]  # fmt: skip
     names = (f"{PRIVATE}.old", f"{PRIVATE}.1.bak", f"{PRIVATE}.20261129", f"{HISTORY}.1", "7")
     kept = [tmp_path / name for name in (*names, f"{PRIVATE}.{os.getpid()}")]
@@ -235,8 +236,8 @@ def test_a_chain_stays_one_with_many_writers(tmp_path: Path) -> None:
     with ReceiptStore(tmp_path) as store:
         assert store.tenants() == {7: 20, 8: 20}
         chain = [parse_receipt(text.encode(), "r") for text in store.exported(7)]
-        assert store.listed(7, 18, 100)[-1]["sha256"] == chain[-1].digest
-        assert store.find(8, "cmpl-1") is None
+        assert store.listed(Tenant(7, "x"), 18, 100)[-1]["sha256"] == chain[-1].digest
+        assert store.find(Tenant(8, "x"), "cmpl-1") is None
     assert [one.payload.number for one in chain] == list(range(1, 21))
     assert chain_verdict(chain) == []
 

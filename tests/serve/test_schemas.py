@@ -299,6 +299,29 @@ def test_every_multiple_can_be_written_and_no_other_number(
         assert allowed_value or not accepts(model, masks, f"{value:f}"), value
 
 
+BESIDE: list[tuple[Any, str, str]] = [
+    ({"minimum": -1}, '-0.5 0.5 0.75 2 "a" null', "-1.25 0.3"),
+    ({"type": ["number", "string"], "maxLength": 1}, '0.5 -0.5 "a"', '"ab" 0.3'),
+    ({"const": 0.5}, "0.5", "0.25 1"),
+    ({"enum": [0.25, 0.5, 0.3, 2, "a"]}, '0.25 0.5 2 "a"', '0.3 0.75 "b"'),
+    ({"type": "number", "anyOf": [{"minimum": 1}, {"maximum": -0.5}]}, "-0.5 1.5 -2", "0.5 1.1"),
+    ({"anyOf": [{"minimum": 1}, {"maximum": 0}], "allOf": [{"maximum": 2}]}, "-0.5 1.5", "2.5 .5"),
+    ({"type": "integer"}, "-1 0 2", "0.5 1.5"),
+    ({"allOf": [{"multipleOf": 0.1}], "type": "number"}, "0.5 -1.5 2", "0.25 0.1"),
+    ({"$defs": {"a": {"maximum": 1}}, "$ref": "#/$defs/a"}, "0.5 -1.5 true", "1.5 0.3"),
+]
+
+
+@pytest.mark.parametrize(("beside", "can", "cannot"), BESIDE, ids=str)
+def test_every_multiple_can_be_written_beside_other_keywords(
+    model: Model, grammars: Grammars, beside: Any, can: str, cannot: str
+) -> None:
+    (masks,) = grammars.masks(f"start: {json_rule({**beside, 'multipleOf': 0.25})}", 1)
+    for texts, expected in ((can, True), (cannot, False)):
+        for text in texts.split():
+            assert accepts(model, masks, text) == expected, text
+
+
 def accepts(model: Model, masks: TokenMasks, text: str) -> bool:
     """Whether a text may be the whole answer, token by token."""
     tokens = list(text.encode())

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 from harness.host.structured.json_schema import compile_options, enforceable
 from harness.host.structured.schema_tree import SchemaRefused
 
-MOST_SEAMS = 100
+MAX_SEAMS = 100
 """Most positions at which the body of one call is tried as the border of two."""
 ANY_OBJECT: dict[str, Any] = {"type": "object"}
 
@@ -115,7 +115,7 @@ class CallSyntax(ABC):
         """The calls of a body in which marks between them are missing; None for any other."""
         calls: list[Call] = []
         start = 0
-        for end, after in islice(self.seams(body), MOST_SEAMS):
+        for end, after in islice(self.seams(body), MAX_SEAMS):
             found = self.parse(body[start:end], functions) if end >= start else None
             if found is not None:
                 calls, start = calls + found, after

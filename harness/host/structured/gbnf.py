@@ -15,15 +15,15 @@ from typing import NoReturn
 from harness.host.structured.grammars import GrammarRefused
 
 ROOT = "root"
-MOST_CHARACTERS = 256 << 10
+MAX_CHARACTERS = 256 << 10
 """Characters of a grammar."""
 LONGEST_REGEX = 64 << 10
 """Characters of a regular expression that a whole grammar may become."""
-MOST_REPEATS = 100_000
+MAX_REPEATS = 100_000
 """Largest number within braces."""
 DEEPEST = 100
 """Most groups within each other."""
-MOST_SUFFIXES = 2
+MAX_SUFFIXES = 2
 """Most repetitions written behind one part, so that a grammar is not deeper than its groups."""
 NAME = re.compile(r"[a-zA-Z0-9-]+")
 BLANK = re.compile(r"(?:[ \t]|#[^\r\n]*)*")
@@ -85,8 +85,8 @@ GbnfNode = Text | CharacterClass | RuleName | InOrder | OneOf | Repeated
 def gbnf_rules(text: str) -> str:
     """The rules of llguidance for a grammar, the first one ``body``. Raises GrammarRefused, which
     names the line and the column."""
-    if len(text) > MOST_CHARACTERS:
-        raise GrammarRefused(f"has more than {MOST_CHARACTERS} characters")
+    if len(text) > MAX_CHARACTERS:
+        raise GrammarRefused(f"has more than {MAX_CHARACTERS} characters")
     reader = _GbnfReader(text)
     rules = reader.rules()
     for rule in rules.values():
@@ -203,8 +203,8 @@ class _GbnfReader:
         suffixes = 0
         while (character := self._text[self._at : self._at + 1]) and character in "*+?{":
             suffixes += 1
-            if suffixes > MOST_SUFFIXES:
-                self.refuse(f"more than {MOST_SUFFIXES} repetitions of one part")
+            if suffixes > MAX_SUFFIXES:
+                self.refuse(f"more than {MAX_SUFFIXES} repetitions of one part")
             least, most = {"*": (0, None), "+": (1, None), "?": (0, 1)}.get(character, (0, 0))
             if character == "{":
                 least, most = self._counts()
@@ -220,8 +220,8 @@ class _GbnfReader:
             self.refuse("a number of times is missing")
         least = int(found[1][:9] or 0)
         most = int(found[3][:9]) if found[3] else (None if found[2] else least)
-        if max(least, most or 0) > MOST_REPEATS:
-            self.refuse(f"more than {MOST_REPEATS} times")
+        if max(least, most or 0) > MAX_REPEATS:
+            self.refuse(f"more than {MAX_REPEATS} times")
         if most is not None and most < least:
             self.refuse("the larger number comes first")
         self._at = found.end()

@@ -24,10 +24,10 @@ from harness.host.structured.schema_tree import (
     subschemas,
 )
 
-MOST_SUBSCHEMAS = 10_000
+MAX_SUBSCHEMAS = 10_000
 LARGEST_NUMBER = 2**53
 """The grammar's numbers are binary64: beyond this it would ask for another integer."""
-MOST_DECIMALS = 22
+MAX_DECIMALS = 22
 """The grammar's reader makes a decimal of an integer and a power of ten. It rounds once, and
 rightly, where binary64 has both: an integer up to LARGEST_NUMBER and 10^22."""
 BLANKS = r"\n[ \t]{0,40}|[ \t]{1,40}"
@@ -42,8 +42,6 @@ VALUES = frozenset(
 )
 """Keywords without schemas in them."""
 BOUNDS = frozenset(("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"))
-OF_NUMBERS = BOUNDS | {"type", "multipleOf"}
-"""Keywords of a schema that is of numbers alone."""
 ROOT_ONLY = frozenset(("$schema", "$id"))
 NOT_ENFORCED = frozenset(
     (
@@ -87,8 +85,8 @@ def check_schema(schema: object) -> None:
     parts: dict[str, Any] = {}
     for pointer, part in subschemas(schema):
         parts[pointer] = part
-        if len(parts) > MOST_SUBSCHEMAS:
-            raise SchemaRefused("", "the schema", f"has more than {MOST_SUBSCHEMAS} parts")
+        if len(parts) > MAX_SUBSCHEMAS:
+            raise SchemaRefused("", "the schema", f"has more than {MAX_SUBSCHEMAS} parts")
         if not isinstance(part, Mapping | bool):
             raise SchemaRefused(pointer, "the value", "is no schema: neither object nor boolean")
     for pointer, part in parts.items():
@@ -228,7 +226,7 @@ def _is_misread(value: float) -> bool:
     """Whether a grammar's reader may make another number of a decimal."""
     _, digits, exponent = Decimal(repr(value)).as_tuple()
     assert isinstance(exponent, int)
-    return int("".join(map(str, digits))) > LARGEST_NUMBER or -exponent > MOST_DECIMALS
+    return int("".join(map(str, digits))) > LARGEST_NUMBER or -exponent > MAX_DECIMALS
 
 
 def _with_integers(value: Any) -> Any:
@@ -241,11 +239,11 @@ def _with_integers(value: Any) -> Any:
 
 
 def _with_short_spellings(part: dict[str, Any]) -> dict[str, Any]:
-    """A schema of numbers with a choice of steps, where its grammar may refuse multiples whose last
-    zeros are not written: of 0.25 it takes 0.50 alone, and that only where bounds let the zero be
-    written."""
-    step, kinds = part.get("multipleOf"), part.get("type")
-    if type(step) is not float or "number" not in (kinds or ()) or not part.keys() <= OF_NUMBERS:
+    """A schema with a choice of steps, where its grammar may refuse multiples whose last zeros are
+    not written: of 0.25 it takes 0.50 alone, and that only where bounds or an ``enum`` let the zero
+    be written."""
+    step = part.get("multipleOf")
+    if type(step) is not float:
         return part
     _, digits, exponent = Decimal(repr(step)).normalize().as_tuple()
     assert isinstance(exponent, int)
@@ -257,7 +255,9 @@ def _with_short_spellings(part: dict[str, Any]) -> dict[str, Any]:
     if len(steps) == 1:
         return part
     chosen = [float(Decimal(number).scaleb(-places)) for number, places in steps.items()]
-    return {"anyOf": [{**part, "multipleOf": one} for one in chosen]}
+    choice = {"anyOf": [{"multipleOf": one} for one in chosen]}
+    rest = {keyword: value for keyword, value in part.items() if keyword != "multipleOf"}
+    return {**rest, "allOf": [*rest.get("allOf", ()), choice]} if "anyOf" in rest else rest | choice
 
 
 def _is_open_end(keyword: str, value: object) -> bool:

@@ -11,7 +11,7 @@ from typing import Generic, Protocol, TypeVar
 from contract.errors import ZincError
 from contract.types import Request, TokenEvent
 from harness.host.driver import EngineDriver, EventStream
-from harness.host.event_queue import Delivered
+from harness.host.event_queue import TimedEvent
 from harness.host.submissions import WAIT_SECONDS, Submission
 
 Result = TypeVar("Result")
@@ -107,7 +107,7 @@ def _begin(
 
 
 def _buffer(
-    pending: Mapping[int, Work[Result]], buffered: list[Delivered], events: Sequence[Delivered]
+    pending: Mapping[int, Work[Result]], buffered: list[TimedEvent], events: Sequence[TimedEvent]
 ) -> bool:
     """Buffer events on the engine's thread; False where the reader is to take them now."""
     for _, event in events:
@@ -122,7 +122,7 @@ def _buffer(
 
 def _ended(stream: EventStream, pending: dict[int, Work[Result]]) -> Iterator[Result]:
     """The results of the prompts that end with the next events."""
-    buffered: list[Delivered] = []
+    buffered: list[TimedEvent] = []
     taken = stream.take(WAIT_SECONDS, partial(_buffer, pending, buffered))
     for delivered in (*buffered, *taken):
         one = pending.get(delivered.event.request_id)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -283,6 +284,13 @@ class LLM(OpenModel):
         if parameters.lora is not None:
             adapters = scales_by_name(self._adapters, parameters.lora)
         window = self._hosted.penalty_window
+        # What lies before the context's begin is no token: such a reach is the context.
+        reach = min(parameters.repeat_last_n or 0, self.context)
+        if reach > window and parameters.sampling(0, window).penalizes:
+            problem = f"is {reach}; penalties look back at most {window} tokens here, and as far "
+            raise RequestError("repeat_last_n", problem + f"with LLM(..., repeat_last_n={reach})")
+        if parameters.repeat_last_n is not None:
+            parameters = replace(parameters, repeat_last_n=min(reach, window))
         return parameters.requests(tokens, self._ids, window, adapters)
 
     def _plain(self, index: int, prompt: Prompt, parameters: SamplingParams) -> Pending:

@@ -20,7 +20,7 @@ from contract.errors import RequestError
 from contract.types import MAX_INT32
 from harness.host.engine_thread import EngineThread
 from harness.host.hosted import host_model
-from harness.host.submissions import EndWords, EngineStopped
+from harness.host.submissions import EndMessages, EngineStopped
 from harness.named_adapters import default_scales
 from harness.progress import SILENT, Progress, progress_on
 from zinc_rt.arguments import ModelSettings, opening, signature_of
@@ -30,7 +30,7 @@ from zinc_rt.pending import text_of_tokens
 from zinc_rt.shapes import Prompt, token_ids, wrong
 
 Result = TypeVar("Result")
-WORDS = EndWords(
+WORDS = EndMessages(
     "the LLM was closed, as it is when the main thread ends; open another one",
     "open another LLM",
     "open another LLM",

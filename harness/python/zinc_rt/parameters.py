@@ -14,8 +14,8 @@ from harness.named_adapters import Scales
 from harness.settings import SETTINGS
 
 Key = TypeVar("Key")
-MOST_CHOICES = 128
-MOST_STOP_TOKENS = 64
+MAX_CHOICES = 128
+MAX_STOP_TOKENS = 64
 
 
 def _default(name: str) -> Any:
@@ -51,11 +51,12 @@ class SamplingParams:
     """Sampling parameters of a continuation; the defaults are those of ``zinc-rt run``.
 
     ``temperature`` 0 always takes the likeliest token. ``top_k`` 0 or -1, ``top_p`` 1 and ``min_p``
-    0 keep every token. The penalties look at the last ``repeat_last_n`` tokens. Completion i of
-    ``n`` is sampled with ``seed`` + i. The text ends before any of the ``stop`` strings, at a token
-    of ``stop_token_ids`` and, unless ``ignore_end``, by vLLM's name ``ignore_eos``, where the model
-    ends it; nothing ends it within its first ``min_tokens`` tokens. ``logit_bias`` adds
-    to the logits of token ids. ``log_probabilities`` k, or by vLLM's name ``logprobs``, asks for
+    0 keep every token. The penalties look at the last ``repeat_last_n`` tokens, None as many as the
+    LLM's ``repeat_last_n``, which is the most. Completion i of ``n`` is sampled with ``seed`` + i.
+    The text ends before any of the ``stop`` strings, at a token of ``stop_token_ids`` and, unless
+    ``ignore_end``, by vLLM's name ``ignore_eos``, where the model ends it; nothing ends it within
+    its first ``min_tokens`` tokens. ``logit_bias`` adds to the logits of token ids.
+    ``log_probabilities`` k, or by vLLM's name ``logprobs``, asks for
     that of every token and of the k likeliest at its position; ``logits`` for all logits that
     tokens were sampled from; ``experts`` for those of a mixture that every token used. Where
     ``force_tokens`` are given they are the whole answer, at the speed of a prompt: nothing is
@@ -75,7 +76,7 @@ class SamplingParams:
     top_p: float = field(default_factory=lambda: float(_default("top_p")))
     min_p: float = field(default_factory=lambda: float(_default("min_p")))
     repeat_penalty: float = field(default_factory=lambda: float(_default("repeat_penalty")))
-    repeat_last_n: int = field(default_factory=lambda: int(_default("repeat_last_n")))
+    repeat_last_n: int | None = None
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     seed: int = field(default_factory=lambda: int(_default("seed")))
@@ -94,12 +95,12 @@ class SamplingParams:
     lora: Mapping[str, float] | None = None
 
     def __post_init__(self) -> None:
-        _check_integer("n", self.n, 1, MOST_CHOICES)
+        _check_integer("n", self.n, 1, MAX_CHOICES)
         _check_integer("max_tokens", self.max_tokens, 1, MAX_INT32)
         _check_integer("min_tokens", self.min_tokens, 0, self.max_tokens)
         if self.top_k == -1:
             object.__setattr__(self, "top_k", 0)
-        self.sampling(self.seed, self.repeat_last_n).validate()
+        self.sampling(self.seed, MAX_INT32).validate()
         object.__setattr__(self, "stop", _stop_strings(self.stop))
         object.__setattr__(self, "stop_token_ids", _stop_tokens(self.stop_token_ids))
         object.__setattr__(self, "force_tokens", _token_ids("force_tokens", self.force_tokens))
@@ -129,7 +130,7 @@ class SamplingParams:
         self, prompt: Sequence[int], ids: Iterator[int], window: int, adapters: Scales = ()
     ) -> list[Request]:
         """The engine requests: ``n`` continuations of ``prompt``, with ``adapters`` of the
-        model. Penalties look back at most ``window`` tokens."""
+        model. Penalties that name no reach look back at ``window`` tokens."""
         return [
             Request(
                 id=next(ids),
@@ -150,14 +151,14 @@ class SamplingParams:
 
     def sampling(self, seed: int, window: int) -> EngineSampling:
         """The part of the parameters that the device reads."""
-        most = self.repeat_last_n
+        reach = self.repeat_last_n
         return EngineSampling(
             temperature=self.temperature,
             top_k=self.top_k,
             top_p=self.top_p,
             min_p=self.min_p,
             repeat_penalty=self.repeat_penalty,
-            repeat_last_n=min(most, window) if type(most) is int else most,
+            repeat_last_n=window if reach is None else reach,
             presence_penalty=self.presence_penalty,
             frequency_penalty=self.frequency_penalty,
             seed=seed,
@@ -202,8 +203,8 @@ def _stop_strings(given: object) -> tuple[str, ...]:
 
 def _stop_tokens(given: object) -> tuple[int, ...]:
     tokens = _token_ids("stop_token_ids", given)
-    if len(tokens) > MOST_STOP_TOKENS:
-        raise RequestError("stop_token_ids", f"has {len(tokens)} ids, at most {MOST_STOP_TOKENS}")
+    if len(tokens) > MAX_STOP_TOKENS:
+        raise RequestError("stop_token_ids", f"has {len(tokens)} ids, at most {MAX_STOP_TOKENS}")
     return tokens
 
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct, field
 
-from harness.serve.wire import MOST_MESSAGES, Id, MaxTokens, Seed, Share, Temperature, TopK
+from harness.serve.wire import MAX_MESSAGES, Id, MaxTokens, Seed, Share, Temperature, TopK
 from harness.serve.wire_tools import CallId, FunctionName, ReasoningEffort
 
 StopSequences = Annotated[list[str], Meta(max_length=16)]
@@ -121,7 +121,7 @@ class CountRequest(Struct, forbid_unknown_fields=True, kw_only=True):
     """``POST /v1/messages/count_tokens``: what a request would count as ``input_tokens``."""
 
     messages: Annotated[
-        list[UserTurn | AssistantTurn | SystemTurn], Meta(min_length=1, max_length=MOST_MESSAGES)
+        list[UserTurn | AssistantTurn | SystemTurn], Meta(min_length=1, max_length=MAX_MESSAGES)
     ]
     model: Id
     system: str | list[TextBlock] | None = None

@@ -9,9 +9,13 @@ from harness.serve.errors import invalid_value, renaming, unsupported
 from harness.serve.infill_prompt import infill_prompt
 from harness.serve.llama_cpp.wire import InfillRequest, LlamaCompletionRequest
 from harness.serve.model import ServedModel
-from harness.serve.wire import CompletionRequest, Sampled, converted, given_fields
+from harness.serve.wire import CompletionRequest, GenerationRequest, converted, given_fields
 
-SAME = frozenset((*Sampled.__struct_fields__, "grammar")) - {"logit_bias", "repeat_last_n", "seed"}
+SAME = frozenset((*GenerationRequest.__struct_fields__, "grammar")) - {
+    "logit_bias",
+    "repeat_last_n",
+    "seed",
+}
 DRAWN_SEED = 2**32 - 1
 """The seed by which llama.cpp's clients ask for one that is drawn."""
 FORBIDDEN = -100.0

@@ -43,7 +43,7 @@ _FIELDS = struct.Struct("<16sI32sIQQ")
 """MAGIC, VERSION, the name of function and scope, pages, bytes of a page, bytes of the state."""
 HEADER_BYTES = _FIELDS.size + hashlib.sha256().digest_size
 NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,126}")
-MOST_FILES = 256
+MAX_FILES = 256
 """Most files of one scope."""
 
 
@@ -92,8 +92,8 @@ class SlotFolder:
             target.parent.mkdir(mode=0o700, exist_ok=True)
             remove_abandoned(target.parent, ".")
             if not os.path.lexists(target):
-                if _count_files(target.parent) >= MOST_FILES:
-                    raise RequestError("filename", f"would be one of more than {MOST_FILES} files")
+                if _count_files(target.parent) >= MAX_FILES:
+                    raise RequestError("filename", f"would be one of more than {MAX_FILES} files")
             elif not _is_saved(target):
                 raise RequestError("filename", "is a file there that is no saved slot")
             handle = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)

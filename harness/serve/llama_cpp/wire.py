@@ -8,13 +8,13 @@ from msgspec import Meta, Struct
 
 from contract.types import MAX_INT32
 from harness.serve.infill_prompt import ExtraFile
-from harness.serve.wire import Id, Sampled, TopLogprobs
+from harness.serve.wire import GenerationRequest, Id, TopLogprobs
 
-MOST_EXTRA = 64
+MAX_EXTRA = 64
 Biases = dict[str, float] | list[tuple[int | str, float | bool]]
 
 
-class _SampledText(Sampled, kw_only=True):
+class _SampledText(GenerationRequest, kw_only=True):
     """The fields of both requests. ``n_probs`` asks for the log-probability of every token and of
     so many of the likeliest, ``return_tokens`` for the ids. A bias is of a token, or of every token
     of a text; false forbids it. A negative ``seed`` asks for one that is drawn, ``repeat_last_n``
@@ -26,7 +26,7 @@ class _SampledText(Sampled, kw_only=True):
     n_probs: TopLogprobs = 0
     return_tokens: bool = False
     logit_bias: Biases | None = None  # type: ignore[assignment]
-    response_fields: Annotated[list[str], Meta(max_length=MOST_EXTRA)] | None = None
+    response_fields: Annotated[list[str], Meta(max_length=MAX_EXTRA)] | None = None
     repeat_last_n: Annotated[int, Meta(ge=-1, le=MAX_INT32)] | None = None
 
 
@@ -53,4 +53,4 @@ class InfillRequest(_SampledText, kw_only=True):
     input_prefix: str
     input_suffix: str
     prompt: str = ""
-    input_extra: Annotated[list[ExtraFile], Meta(max_length=MOST_EXTRA)] | None = None
+    input_extra: Annotated[list[ExtraFile], Meta(max_length=MAX_EXTRA)] | None = None

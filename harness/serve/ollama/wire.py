@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, Struct
 
 from contract.types import MAX_INT32
-from harness.serve.wire import MOST_MESSAGES, Id, Sampling, TopLogprobs
+from harness.serve.wire import MAX_MESSAGES, Id, Sampling, TopLogprobs
 from harness.serve.wire_tools import FunctionName
 
 Predicted = Annotated[int, Meta(ge=-2, le=MAX_INT32, description="-1 and -2 fill the context")]
@@ -66,7 +66,7 @@ class _AskedForText(Struct, forbid_unknown_fields=True, kw_only=True):
 class OllamaChatRequest(_AskedForText, kw_only=True):
     """``POST /api/chat``. Without messages the model is loaded."""
 
-    messages: Annotated[list[OllamaMessage], Meta(max_length=MOST_MESSAGES)] = []
+    messages: Annotated[list[OllamaMessage], Meta(max_length=MAX_MESSAGES)] = []
     tools: list[dict[str, Any]] | None = None
 
 

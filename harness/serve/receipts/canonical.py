@@ -7,7 +7,7 @@ import json
 from decimal import Decimal
 from typing import Any
 
-MOST_INTEGER = 2**53 - 1
+MAX_INTEGER = 2**53 - 1
 """The largest integer of every JSON reader; larger numbers are written as strings."""
 DECIMAL_DIGITS = 21
 """A number with more digits before its point is written with an exponent."""
@@ -32,7 +32,7 @@ def _text(value: Any) -> str:
         return "[" + ",".join(map(_text, value)) + "]"
     if isinstance(value, float):
         return _number(value)
-    if type(value) is int and abs(value) > MOST_INTEGER:
+    if type(value) is int and abs(value) > MAX_INTEGER:
         raise ValueError(f"{value} is beyond 2^53")
     return json.dumps(value, ensure_ascii=False)
 

@@ -7,6 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
+from msgspec.structs import asdict
+
 from contract.arithmetic import ARITHMETIC_VERSION
 from contract.errors import ZincError
 from contract.types import LOCAL_TENANT, Request
@@ -15,10 +17,10 @@ from harness.sampling_defaults import sampling_defaults
 from harness.serve.answer_grammar import Constrained, TextPlan
 from harness.serve.chat import ChatPlan
 from harness.serve.errors import ApiError
-from harness.serve.model import ServedModel
+from harness.serve.model import WINDOW, ServedModel
 from harness.serve.other_formats import own_chat_fields
 from harness.serve.receipts.document import ChoiceFacts, Receipt
-from harness.serve.receipts.make import WINDOW, sampling_facts, template_digest, usage_of
+from harness.serve.receipts.make import sampling_facts, template_digest, usage_of
 from harness.serve.receipts.tree import tree_root
 from harness.serve.service import Service, most_chat_tokens, most_completed
 from harness.serve.strict_json import BadJson, loads
@@ -135,12 +137,12 @@ def model_problems(receipt: Receipt, model: ServedModel) -> list[str]:
             f"context: {' '.join(facts.rope_factors)} answered, which the length of the context "
             f"chooses; of --context {model.limits.context} it is {' '.join(tables)}"
         )
-    known = {adapter.digest for adapter in model.model.adapters.opened}
-    for adapter in facts.adapters:
-        if adapter.sha256 not in known:
-            problems.append(
-                f"adapter: {adapter.sha256[:16]} answered and is not open; name it with --lora"
-            )
+    try:
+        model.adapters.found(list(map(asdict, facts.adapters)))
+    except KeyError as missing:
+        problems.append(
+            f"adapter: {missing.args[0][:16]} answered and is not open; name it with --lora"
+        )
     template = None if model.template is None else template_digest(model.template.text)
     if receipt.payload.template != template:
         problems.append("template: the chat template that answered is not this file's")

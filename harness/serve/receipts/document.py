@@ -20,7 +20,7 @@ VERSION = 2
 """Of the receipts that are made; it names the form of their leaves."""
 KNOWN_VERSIONS = (1, VERSION)
 ALGORITHM = "ed25519"
-MOST_BYTES = 32 << 20
+MAX_BYTES = 32 << 20
 """Longest receipt that is read: the tokens and steps of a context of a million fit."""
 Token = Annotated[int, Meta(ge=0, le=MAX_INT32)]
 Hex32 = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
@@ -141,16 +141,16 @@ def read_receipts(path: Path) -> list[Receipt]:
     """The receipts of a file: one, or one a line. Raises ConfigError."""
     try:
         with path.open("rb") as file:
-            first = file.read(MOST_BYTES + 1)
-            whole = len(first) <= MOST_BYTES
+            first = file.read(MAX_BYTES + 1)
+            whole = len(first) <= MAX_BYTES
             if whole and (b"\n" not in first.strip() or not _is_lines(first)):
                 return [parse_receipt(first, str(path))]
             file.seek(0)
             found: list[Receipt] = []
-            while line := file.readline(MOST_BYTES + 1):
+            while line := file.readline(MAX_BYTES + 1):
                 where = f"{path}: line {len(found) + 1}"
-                if len(line) > MOST_BYTES:
-                    raise ConfigError(f"{where}: is longer than {MOST_BYTES >> 20} MiB: no receipt")
+                if len(line) > MAX_BYTES:
+                    raise ConfigError(f"{where}: is longer than {MAX_BYTES >> 20} MiB: no receipt")
                 if line.strip():
                     found.append(parse_receipt(line, where))
             return found

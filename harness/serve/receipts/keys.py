@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import sqlite3
 import time
 from collections.abc import Iterator, Sequence
@@ -16,7 +15,7 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from contract.cached_files import PARTIAL, RANDOM_NAME
+from contract.cached_files import replacing, unfinished
 from contract.errors import ConfigError
 from contract.lazy_dataclass import dataclass
 from harness.extras import optional_libraries
@@ -26,14 +25,10 @@ if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 PRIVATE, HISTORY, LOCK = "key.pem", "keys.jsonl", "key.lock"
-UNFINISHED = re.compile(
-    rf"({re.escape(PRIVATE)}|{re.escape(HISTORY)})\.{RANDOM_NAME}{re.escape(PARTIAL)}"
-)
-"""Names of files that are being written."""
 LOCK_SECONDS = 10.0
 """Longest wait for another process that makes a key."""
 OWNER_ONLY = 0o600
-MOST_HISTORY_BYTES = 1 << 20
+MAX_HISTORY_BYTES = 1 << 20
 SIGNATURE_BYTES, KEY_BYTES = 64, 32
 
 
@@ -97,7 +92,7 @@ def public_keys(path: Path) -> list[str]:
     path = path / HISTORY if path.is_dir() else path
     try:
         with path.open("rb") as file:
-            text = file.read(MOST_HISTORY_BYTES)
+            text = file.read(MAX_HISTORY_BYTES)
         entries = [json.loads(line) for line in text.splitlines() if line.strip()]
     except OSError as error:
         raise ConfigError(f"{path}: cannot read: {error.strerror}") from None
@@ -142,8 +137,8 @@ def _locked(folder: Path) -> Iterator[None]:
 
 
 def _left_behind(folder: Path) -> list[Path]:
-    """Files that were not finished: of processes that were killed, where the lock is held."""
-    return [path for path in folder.iterdir() if UNFINISHED.fullmatch(path.name)]
+    """Unfinished key files. If this process has the lock, their writers were killed."""
+    return unfinished(folder / PRIVATE) + unfinished(folder / HISTORY)
 
 
 def _complete(folder: Path) -> None:
@@ -190,7 +185,8 @@ def _names(line: bytes, public: str) -> bool:
 
 
 def _write_history(folder: Path, lines: Sequence[bytes]) -> None:
-    _replace(folder / HISTORY, b"".join(line + b"\n" for line in lines), 0o644)
+    with replacing(folder / HISTORY, 0o644, sync=True) as file:
+        file.writelines(line + b"\n" for line in lines)
 
 
 def _write_private(folder: Path, key: ReceiptKey) -> None:
@@ -199,22 +195,8 @@ def _write_private(folder: Path, key: ReceiptKey) -> None:
     text = key.private.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
-    _replace(folder / PRIVATE, text, OWNER_ONLY)
-
-
-def _replace(path: Path, content: bytes, mode: int) -> None:
-    """Write a file that is there whole or not at all."""
-    partial = path.with_name(f"{path.name}.{os.urandom(8).hex()}{PARTIAL}")
-    try:
-        with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
-    except BaseException:
-        with suppress(OSError):
-            partial.unlink(missing_ok=True)
-        raise
+    with replacing(folder / PRIVATE, OWNER_ONLY, sync=True) as file:
+        file.write(text)
 
 
 def _read(path: Path) -> ReceiptKey:

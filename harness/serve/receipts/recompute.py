@@ -17,7 +17,7 @@ from msgspec import Struct
 from contract.errors import ZincError
 from contract.types import LOCAL_TENANT, FinishReason, TokenEvent
 from harness.host.answer_text import NO_TOKENS, TOOL_CALLS, AnswerText
-from harness.host.event_queue import Delivered
+from harness.host.event_queue import TimedEvent
 from harness.host.submissions import Submission
 from harness.leaves import leaves_of_rows
 from harness.serve.answer_grammar import masks_of
@@ -30,7 +30,7 @@ from harness.serve.receipts.check import DerivedRequests, payload_bytes
 from harness.serve.receipts.document import ChoiceFacts, Receipt
 from harness.serve.rerank import RerankRequest, prompts_to_rank, rerank
 from harness.serve.scores import ScoreRequest, score, texts_to_score
-from harness.serve.service import Began, Service
+from harness.serve.service import FailedWhileRunning, Service
 from harness.serve.strict_json import BadJson, loads
 from harness.serve.wire import decode
 
@@ -160,7 +160,7 @@ def _step_problem(
         (refused,) = driver.submit_to(stream, [submission])
         if refused is not None:
             return "request", str(refused)
-        taken: list[Delivered] = []
+        taken: list[TimedEvent] = []
         while not taken:
             taken = stream.take(WAIT_SECONDS)
     finally:
@@ -203,8 +203,8 @@ def recompute_results(receipt: Receipt, service: Service, count: int | None) -> 
         chosen = sorted(secrets.SystemRandom().sample(chosen, count))
     try:
         found = _results(receipt, service)
-    except (ZincError, ApiError, Began) as error:
-        reason = error.error if isinstance(error, Began) else error
+    except (ZincError, ApiError, FailedWhileRunning) as error:
+        reason = error.error if isinstance(error, FailedWhileRunning) else error
         return Recomputed(len(chosen), whole, f"request: this model refuses it: {reason}")
     for number in chosen:
         if hashlib.sha256(found[number]).hexdigest() != payload.results[number]:

@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from msgspec.structs import asdict
+
 from harness.serve.accounts import Accounts
 from harness.serve.ledger_store import LedgerStore
 from harness.serve.metrics import Metrics
@@ -94,8 +96,7 @@ def _verdict(receipt: Receipt, service: Service, demands: ReceiptDemands) -> Rec
     problems += model_problems(receipt, service.model)
     adapters = receipt.payload.model.adapters
     if adapters and not any(problem.startswith("adapter:") for problem in problems):
-        facts = [{"sha256": one.sha256, "scale": one.scale} for one in adapters]
-        scales = service.model.adapters.found(facts)
+        scales = service.model.adapters.found(list(map(asdict, adapters)))
         service = replace(service, model=service.model.with_adapters(scales))
     if receipt.payload.kind in READINGS:
         problems += reading_problems(service, receipt)

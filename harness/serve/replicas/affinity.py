@@ -11,7 +11,7 @@ from collections.abc import Collection, Sequence
 
 from contract.arithmetic import PAGE_TOKENS
 
-MOST_PAGES = 1 << 16
+MAX_PAGES = 1 << 16
 """Most pages whose replicas are remembered; those unused for longest are forgotten."""
 SLACK = 4
 """So many requests more than the idlest a replica may have, and still be taken for its cache."""
@@ -20,7 +20,7 @@ SLACK = 4
 class PrefixAffinity:
     """Ranks replicas, by name, for a prompt of a tenant. Not thread-safe."""
 
-    def __init__(self, most_pages: int = MOST_PAGES) -> None:
+    def __init__(self, most_pages: int = MAX_PAGES) -> None:
         self._most = most_pages
         self._replicas_of: OrderedDict[int, set[str]] = OrderedDict()
         self._load: Counter[str] = Counter()

@@ -18,7 +18,7 @@ from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
 from contract.errors import QueueFull, ZincError
-from harness.host.event_queue import Delivered, EventQueue, Offer
+from harness.host.event_queue import EventQueue, Offer, TimedEvent
 from harness.host.faults import log_fault
 from harness.host.live_memory import LiveMemory
 from harness.host.submissions import EngineStopped, Submission, Submits
@@ -31,7 +31,7 @@ from reference.engine import Engine
 from reference.engine.statistics import EngineStatistics
 
 T = TypeVar("T")
-MOST_MOVES = 8
+MAX_MOVES = 8
 """How often a request may lose its replica."""
 MOVE_SECONDS = 0.25
 """How long a request waits for Ray to notice that a replica is gone."""
@@ -63,7 +63,7 @@ class _Pump:
     def run(self) -> None:
         """Follow the request until it ended, was cancelled, or lost too many replicas."""
         try:
-            for _ in range(MOST_MOVES):
+            for _ in range(MAX_MOVES):
                 if self._follow():
                     return
                 time.sleep(MOVE_SECONDS)
@@ -134,7 +134,7 @@ class _Pump:
             if event.token >= 0:
                 self._tokens.append(event.token)
             self._ended = self._ended or event.finish_reason is not None
-        self.events.give([Delivered(now, event) for event in batch.events])
+        self.events.give([TimedEvent(now, event) for event in batch.events])
 
     def _refused(self, error: ZincError) -> bool:
         """A request that had begun elsewhere waits for room in a queue; any other is refused."""
@@ -164,7 +164,7 @@ class ReplicatedStream:
         self._pumps[pump.request.id] = pump
         pump.events = self._events
 
-    def take(self, timeout: float, offer: Offer | None = None) -> list[Delivered]:
+    def take(self, timeout: float, offer: Offer | None = None) -> list[TimedEvent]:
         """As of ``EventStream``; offers are made on the threads that follow replicas."""
         return self._events.take(timeout, offer)
 

@@ -29,7 +29,7 @@ from reference.runner import HIDDEN, LOGITS
 
 T = TypeVar("T")
 WAIT_SECONDS = 0.5
-MOST_STREAMS = 4096
+MAX_STREAMS = 4096
 """Streams that are remembered, the latest ones, until the server says how many of their tokens the
 answers use."""
 
@@ -57,7 +57,7 @@ class Replica:
         stream = self._driver.open_stream()
         self._streams[work.request.id] = stream
         self._streams.move_to_end(work.request.id)
-        while len(self._streams) > MOST_STREAMS:
+        while len(self._streams) > MAX_STREAMS:
             self._streams.popitem(last=False)
         sent = 0
         try:

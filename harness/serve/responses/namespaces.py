@@ -7,7 +7,7 @@ import hashlib
 import re
 from typing import Any
 
-from harness.serve.wire_tools import MOST_TOOLS
+from harness.serve.wire_tools import MAX_TOOLS
 
 NAMESPACE = "namespace"
 """The type of such a tool, and the field of a function and of a call."""
@@ -34,7 +34,7 @@ def out_of_namespaces(value: dict[str, Any], ignored: list[str]) -> dict[str, An
     if not isinstance(tools, list):
         return value
     spaces = [_functions_of(tool) for tool in tools]
-    room, own = MOST_TOOLS - spaces.count(None), list[Any]()
+    room, own = MAX_TOOLS - spaces.count(None), list[Any]()
     for tool, functions in zip(tools, spaces, strict=True):
         own += [tool] if functions is None else []
         if functions == []:

@@ -29,7 +29,7 @@ from harness.serve.service import Answered, Service
 from harness.serve.strict_json import known_type
 from harness.serve.wire import ChatRequest, converted
 
-MOST_ITEMS, USUAL_ITEMS = 100, 20
+MAX_ITEMS, USUAL_ITEMS = 100, 20
 """Items of a list: most of them, and how many unless a request says."""
 
 
@@ -123,8 +123,8 @@ def _page_of(items: Sequence[InputItem]) -> Json:
     order, limit = arguments.get("order", "desc"), arguments.get("limit", str(USUAL_ITEMS))
     if order not in ("asc", "desc"):
         raise invalid_value("order", "order is asc or desc")
-    if not limit.isdecimal() or len(limit) > 9 or not 1 <= int(limit) <= MOST_ITEMS:
-        raise invalid_value("limit", f"limit is 1 to {MOST_ITEMS}")
+    if not limit.isdecimal() or len(limit) > 9 or not 1 <= int(limit) <= MAX_ITEMS:
+        raise invalid_value("limit", f"limit is 1 to {MAX_ITEMS}")
     listed: list[Json] = [msgspec.to_builtins(item) for item in items]
     for item in listed:
         item.pop("token_ids", None)

@@ -21,9 +21,9 @@ from harness.serve.responses.wire import InputItem
 from harness.serve.storage import BUSY_SECONDS, Database, ReservedSpace
 from harness.serve.strict_json import known_type
 
-MOST_STORED = 1000
+MAX_STORED = 1000
 """Most answers of one tenant."""
-MOST_BYTES = 64 << 20
+MAX_BYTES = 64 << 20
 """Most bytes of them, as JSON."""
 FILE = "responses.sqlite"
 RESERVE_FILE = "responses.reserve"
@@ -68,7 +68,7 @@ class ResponseStore(Database):
     refused = "answers to be stored"
 
     def __init__(
-        self, folder: Path | None = None, most: int = MOST_STORED, most_bytes: int = MOST_BYTES
+        self, folder: Path | None = None, most: int = MAX_STORED, most_bytes: int = MAX_BYTES
     ) -> None:
         """Raises ConfigError for a folder that cannot have them."""
         self._most = most

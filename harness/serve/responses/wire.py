@@ -8,8 +8,8 @@ from msgspec import Meta, Struct, field
 
 from harness.serve.responses.namespaces import joined_name
 from harness.serve.wire import (
-    MOST_MESSAGES,
-    Drawing,
+    MAX_MESSAGES,
+    BasicSampling,
     Id,
     MaxTokens,
     Repetition,
@@ -112,7 +112,7 @@ class ResponseReasoning(Struct, forbid_unknown_fields=True):
     effort: ReasoningEffort | None = None
 
 
-class ResponsesRequest(Drawing, kw_only=True):
+class ResponsesRequest(BasicSampling, kw_only=True):
     """``POST /v1/responses``.
 
     The answer is stored unless ``store`` is false; the conversation continues the stored answer
@@ -121,7 +121,7 @@ class ResponsesRequest(Drawing, kw_only=True):
     ``message.output_text.logprobs`` has every token of the text listed, with ``top_logprobs`` of
     the likeliest."""
 
-    input: str | Annotated[list[InputItem], Meta(min_length=1, max_length=MOST_MESSAGES)]
+    input: str | Annotated[list[InputItem], Meta(min_length=1, max_length=MAX_MESSAGES)]
     model: Id | None = None
     instructions: str | None = None
     max_output_tokens: MaxTokens | None = None
