@@ -35,6 +35,10 @@ PUBLISHED = {
     ("qwen3", "0.6b"): 0.596, ("qwen3", "8b"): 8.191, ("qwen3moe", "1b"): 1.046,
     ("qwen35moe", "1b"): 0.966, ("qwen35moe", "35b-a3b"): 34.661, ("lfm2", "1.2b"): 1.177,
     ("glm4moe", "106b-a12b"): 109.227, ("lfm2moe", "8b-a1b"): 8.340,
+    ("exaone4", "1.2b"): 1.279, ("exaone4", "32b"): 32.003, ("ernie4_5", "0.3b"): 0.361,
+    ("seed_oss", "36b"): 36.151, ("granitemoe", "3b-a800m"): 3.299,
+    ("minimax-m2", "229b-a10b"): 228.690, ("olmoe", "7b-a1b"): 6.919,
+    ("qwen2moe", "14b-a2.7b"): 14.316, ("hunyuan-dense", "7b"): 7.505, ("gemma2", "2b"): 2.614,
     ("gemma4", "26b-a4b"): 25.233, ("gemma4", "31b"): 30.697,
 }  # fmt: skip
 """Billions of weights by architecture and size; 34.66, 25.2 and 30.7 are those of the models."""
