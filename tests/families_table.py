@@ -74,6 +74,8 @@ DENSE: Mapping[str, Mapping[str, Any]] = {
     "qwen2-untied-mqa": {"architecture": "qwen2", **SMALL, "kv_heads": 1, "tied": False},
     "qwen3": {"architecture": "qwen3", **SMALL},
     "hunyuan-dense": {"architecture": "hunyuan-dense", **SMALL, "rope_base": 1e6},
+    "internlm2": {"architecture": "internlm2", **SMALL, "tied": False, "rope_base": 1e6},
+    "minicpm": {"architecture": "minicpm", **SMALL},
     "command-r": {"architecture": "command-r", **SMALL, "logit_scale": 0.5, "rope_base": 8e6},
     "cohere2": {
         "architecture": "cohere2", **SMALL, "layers": 5, "window": 20, "logit_scale": 0.25,
@@ -115,6 +117,10 @@ MIXTURES: Mapping[str, Mapping[str, Any]] = {
     },
     "hunyuan-moe-experts": {
         "architecture": "hunyuan-moe", **SMALL, "tied": False, "experts": {**SHARED, "used": 8},
+    },
+    "dots1-experts": {
+        "architecture": "dots1", **SMALL, "kv_heads": 4, "layers": 3, "tied": False,
+        "leading_dense": 1, "experts": {**EXPERTS, "used": 10, "shared_width": 192},
     },
     "gpt-oss-experts": {**GPT_OSS, "experts": {**EXPERTS, "used": 4}},
     "gpt-oss-experts-yarn": {**GPT_OSS, "rope_scaling": "yarn", "rope_factor": 32.0},

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from harness.synth.groups import ExpertSpec, Gemma, MambaSpec, Recurrent
-from harness.synth.spec import COHERES, NEMOTRONS, SynthSpec
+from harness.synth.spec import COHERES, LEADING, NEMOTRONS, SynthSpec
 
 RMS_EPSILON = 1e-6
 LONG_ROPE_ATTENTION = 1.19
@@ -61,7 +61,8 @@ def architecture_keys(spec: SynthSpec) -> dict[str, Any]:
     if (scales := spec.scales) is not None:
         keys["embedding_scale"] = scales.embedding
         keys["residual_scale"] = scales.residual
-        keys["attention.scale"] = scales.attention
+        if spec.architecture != "minicpm":
+            keys["attention.scale"] = scales.attention
         keys["logit_scale"] = scales.logits
     if spec.nextn_layers:
         keys["nextn_predict_layers"] = spec.nextn_layers
@@ -88,15 +89,15 @@ def _expert_keys(spec: SynthSpec, experts: ExpertSpec) -> dict[str, Any]:
         keys["feed_forward_length"] = experts.width
     if not like_dense:
         keys["expert_feed_forward_length"] = experts.width
-    if spec.architecture in ("lfm2moe", "glm4moe"):
+    if spec.architecture in LEADING:
         keys["leading_dense_block_count"] = spec.leading_dense
-    if spec.architecture in ("lfm2moe", "glm4moe", "minimax-m2"):
+    if spec.architecture in (*LEADING, "minimax-m2"):
         keys["expert_gating_func"] = SIGMOID_GATING
-    if spec.architecture == "glm4moe":
+    if spec.architecture in ("glm4moe", "dots1"):
         keys["expert_shared_count"] = experts.shared_width // experts.width
     elif experts.shared_width:
         keys["expert_shared_feed_forward_length"] = experts.shared_width
-    if spec.architecture in ("glm4moe", "nemotron_h_moe"):
+    if spec.architecture in ("glm4moe", "dots1", "nemotron_h_moe"):
         keys["expert_weights_norm"] = True
         keys["expert_weights_scale"] = WEIGHT_SCALE
     return keys

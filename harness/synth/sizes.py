@@ -130,6 +130,8 @@ _NEEDED: Mapping[str, Mapping[str, Any]] = {
     "olmoe": {"experts": {}, "kv_heads": 4},
     "gpt-oss": {"experts": {}, "window": 32},
     "glm4moe": {"experts": {"shared_width": 64}, "leading_dense": 1},
+    "dots1": {"experts": {"shared_width": 64}, "leading_dense": 1, "kv_heads": 4},
+    "minicpm": {"scales": {}},
     "cohere2": {"window": 32},
     "qwen35": {"recurrent": {}, "layers": 4},
     "qwen35moe": {"experts": {"shared_width": 64}, "recurrent": {}, "layers": 4},

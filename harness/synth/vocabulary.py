@@ -20,6 +20,7 @@ MERGES = (
 )  # fmt: skip
 PRE_TOKENIZER = {
     **dict.fromkeys(("llama", "ernie4_5", "granite", "granitemoe", "granitehybrid"), "smollm"),
+    **dict.fromkeys(("internlm2", "minicpm"), "smollm"),
     "exaone4": "exaone4",
     "minimax-m2": "minimax-m2",
     "mistral3": "tekken",
@@ -32,7 +33,7 @@ PRE_TOKENIZER = {
     "hunyuan-dense": "hunyuan-dense",
     "hunyuan-moe": "hunyuan",
     **dict.fromkeys(("nemotron_h", "nemotron_h_moe"), "pixtral"),
-    **dict.fromkeys(("qwen2", "qwen2moe", "qwen3", "qwen3moe", "qwen3next"), "qwen2"),
+    **dict.fromkeys(("dots1", "qwen2", "qwen2moe", "qwen3", "qwen3moe", "qwen3next"), "qwen2"),
     **dict.fromkeys(("qwen35", "qwen35moe"), "qwen35"),
     "gpt-oss": "gpt-4o",
     **dict.fromkeys(("command-r", "cohere2"), "command-r"),

@@ -77,6 +77,7 @@ LATER = {
     "gemma": "c241823b44956e3af993cf1085fb925ab59a3af8585e9be4c33f0b0043a787ac",
     "gemma2": "84cbefd2ddf71216a4adcb2425924e6e67553bbbb20e3ba82ccf3885a318bcd1",
     "hunyuan-moe": "02930138cc17f5bb20dfda2bf8d26a6777c0def370e69c68f22d1af5f6c323ba",
+    "dots1": "20fc3a5b85249284a24340c3d4f85fc0618bef7672237ad716cf4a6f37681c0a",
     "gpt-oss": "ecede1b771fcdd6a698625ee8ed140f093bf0d72a6769cb9145fc3164f868257",
 }
 """Digests of the files of architectures that came later."""

@@ -42,6 +42,7 @@ MODELS = {
     "qwen3next-fused-ssm-in": ("bf16", F16), "lfm2": ("q4_k_m", F16), "lfm2moe": ("q8_0", F16),
     "nemotron_h-groups": ("q8_0", F16), "nemotron_h_moe": ("q4_k_m", F16),
     "hunyuan-dense": ("f32", F32), "hunyuan-moe-experts": ("q8_0", F16),
+    "dots1-experts": ("q8_0", F16), "internlm2": ("q8_0", F16), "minicpm": ("f32", F32),
     "gemma": ("f32", F32), "gemma2": ("q4_k_m", F16),
     "granitehybrid-groups": ("q8_0", F16), "gemma3": ("q4_k_m", F32),
     "gemma4-values-from-keys": ("q8_0", F16),

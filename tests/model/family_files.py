@@ -120,6 +120,9 @@ _KEYS: Mapping[str, dict[str, Any]] = {
     "lfm2": _CONVOLVING_KEYS,
     "lfm2moe": {**_CONVOLVING_KEYS, **EXPERT_KEYS, "expert_gating_func": 2,
                 "leading_dense_block_count": 1},
+    "dots1": {**EXPERT_KEYS, "leading_dense_block_count": 1, "expert_shared_count": 1,
+              "expert_weights_norm": True},
+    "minicpm": _GRANITE_KEYS,
     "hunyuan-moe": {**EXPERT_KEYS, **_SHARED_KEYS},
     "gemma2": {"attention.sliding_window": WINDOW, "attn_logit_softcapping": 5.0},
     "gemma3": {"attention.sliding_window": WINDOW, "attention.sliding_window_pattern": 2,
@@ -208,6 +211,16 @@ def _minimax_m2(file: FamilyFile, layer: int) -> None:
 
 def _qwen3(file: FamilyFile, layer: int) -> None:
     _llama(file, layer, norms=True)
+
+
+def _dots1(file: FamilyFile, layer: int) -> None:
+    """Norms of heads; experts beside a shared one in all but the first layer."""
+    if layer < file.keys["leading_dense_block_count"]:
+        _qwen3(file, layer)
+        return
+    _qwen3moe(file, layer)
+    add_shared_expert(file, layer, EXPERT_WIDTH)
+    file.add(f"blk.{layer}.exp_probs_b.bias", EXPERTS)
 
 
 def _hunyuan_moe(file: FamilyFile, layer: int) -> None:
@@ -322,6 +335,9 @@ _LAYERS = {
     "granitehybrid": granitehybrid,
     "nemotron_h": nemotron_h,
     "nemotron_h_moe": nemotron_h_moe,
+    "dots1": _dots1,
+    "internlm2": _llama,
+    "minicpm": _llama,
     "hunyuan-dense": _qwen3,
     "hunyuan-moe": _hunyuan_moe,
     "gemma": _llama,

@@ -190,6 +190,18 @@ COMPOSITION: dict[str, dict[str, int]] = {
         "swiglu": 1 + HALF,
         "matmul": 2 + 1 + 2 * HALF,
     },
+    "dots1": {
+        **STEP,
+        **PROJECTED,
+        **{name: count - 1 for name, count in EXPERTS.items()},
+        "shared_expert": LAYERS - 1,
+        "rms_norm_fused_mlp_gate_up": 1,
+        "swiglu": 1,
+        "add": 2,
+        "matmul": LAYERS + 1,
+    },
+    "internlm2": DENSE_DECODER,
+    "minicpm": {**DENSE_DECODER, "scale": 2 * LAYERS + 2},
     "hunyuan-dense": {**DENSE_DECODER, **LATE_NORMS},
     "hunyuan-moe": {
         **STEP,

@@ -208,6 +208,11 @@ FAULTS: dict[str, tuple[str, Callable[[Any], object]]] = {
     "no shared expert of Hunyuan": (
         "hunyuan-moe-experts", without("blk.1.ffn_gate_shexp.weight"),
     ),
+    "pairs of InternLM taken for halves": (
+        "internlm2", lambda oracle: setattr(oracle, "interleaved", False),
+    ),
+    "residuals of MiniCPM whole": ("minicpm", lambda oracle: setattr(oracle, "residual", 1.0)),
+    "heads of dots that are not normed": ("dots1-experts", without("blk.1.attn_q_norm.weight")),
     "scores without a bound": ("gemma2", lambda oracle: setattr(oracle, "score_cap", 0.0)),
     "a window of Gemma 2 one position too wide": ("gemma2", spoil_window),
     "embeddings of another width": ("gemma", lambda oracle: setattr(oracle, "hidden", 64)),
