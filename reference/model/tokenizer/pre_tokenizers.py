@@ -17,7 +17,10 @@ if TYPE_CHECKING:
 
     Pattern: TypeAlias = re.Pattern[str] | regex.Pattern[str]
 
-_ASCII_MEMBERS = {"L": "a-zA-Z", "Lu": "A-Z", "Ll": "a-z", "N": "0-9"}
+_ASCII_MEMBERS = {
+    "L": "a-zA-Z", "Lu": "A-Z", "Ll": "a-z", "N": "0-9",
+    "P": r"!-#%-*,-/:;?@\[-\]_{}", "S": r"$+<=>\^`|~",
+}  # fmt: skip
 """Of the categories in the patterns, those that have ASCII characters."""
 
 _SUFFIX_ANY_CASE = r"'(?:[sS]|[tT]|[rR][eE]|[vV][eE]|[mM]|[lL][lL]|[dD])"
@@ -48,6 +51,14 @@ _GPT4O = rf"{_letters_by_case(f'(?:{_SUFFIX_ANY_CASE})?')}|\p{{N}}{{1,3}}|{_AFTE
 _LLAMA3 = (
     rf"{_SUFFIX_ANY_CASE}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}"
     rf"| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_SPACES}"
+)
+
+
+_HUNYUAN = (
+    r"\p{N}{1,3}",
+    "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+",
+    r"[!-/:-@\[-`{-~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
+    rf"| ?[\p{{P}}\p{{S}}]+[\r\n]*|{_SPACES}",
 )
 
 
@@ -140,6 +151,8 @@ PRE_TOKENIZERS: dict[str, PreTokenizer] = {
     "glm4": _pre_tokenizer(_LLAMA3, whole_piece_first=True),
     "gpt-2": _gpt2,
     "gpt-4o": _gpt4o,
+    "hunyuan": _pre_tokenizer(_QWEN2),
+    "hunyuan-dense": _pre_tokenizer(*_HUNYUAN),
     "lfm2": _llama3,
     "llama-bpe": _llama3,
     "llama-v3": _llama3,
