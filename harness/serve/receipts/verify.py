@@ -111,6 +111,7 @@ def _verdict(receipt: Receipt, service: Service, demands: ReceiptDemands) -> Rec
     if problems:
         # What it says is wrong already; the bits of another function would say nothing.
         return ReceiptVerdict(receipt, problems, None)
+    derived = derived.within_context
     if demands.sample is None:
         done = recompute_all(receipt, derived)
     else:
