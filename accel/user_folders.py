@@ -15,7 +15,7 @@ XDG_DEFAULTS = {"cache": ".cache", "config": ".config", "state": ".local/state"}
 
 
 def user_folder(kind: Literal["cache", "config", "runtime", "state"]) -> Path:
-    """The folder of this kind; it need not exist. Raises ConfigError where the user has no home."""
+    """The folder of this kind; it need not exist. Raises ConfigError if the user has no home."""
     if sys.platform == "linux" and kind in XDG_DEFAULTS:
         named = Path(os.environ.get(f"XDG_{kind.upper()}_HOME", ""))
         home = Path(os.environ.get("HOME", ""))

@@ -57,7 +57,7 @@ SESSIONS: tuple[tuple[str, str, int, dict[str, dict[int, float]]], ...] = (
 """Tier, model, devices, and aims by metric and number; 0 is no aim. Lengths are measured in order:
 512 comes first, since kernels of other shapes are compiled until then."""
 FRONT_ENDS = "front ends"
-LEAST_SHARE, LEAST_RUNS = 0.97, 20
+MIN_SHARE, MIN_RUNS = 0.97, 20
 """Of the engine's rate, and of the runs of ``ci/interactive_client.py``."""
 
 
@@ -104,9 +104,9 @@ def front_ends(path: str, repeat: int) -> Iterator[tuple[str, float, float]]:
         f"{here / 'front_ends.py'}", *program, "--repeat", f"{repeat}"
     ).splitlines():
         if found := re.match(r" *(.+(?:generate|server)): .* ([0-9.]+) of the engine's", line):
-            yield f"{found[1]}, of the engine's rate", LEAST_SHARE, float(found[2])
+            yield f"{found[1]}, of the engine's rate", MIN_SHARE, float(found[2])
     *_, last = printed(f"{here / 'interactive_client.py'}", *program, "--draft", "0").splitlines()
-    yield last.partition(" of ")[2], LEAST_RUNS, float(last.split()[0])
+    yield last.partition(" of ")[2], MIN_RUNS, float(last.split()[0])
 
 
 def main(argv: Sequence[str] | None = None) -> int:

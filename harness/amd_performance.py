@@ -26,7 +26,7 @@ from reference.model.open import open_model
 DOCUMENT = Path(__file__).parents[1] / "goldens" / "amd-on-paper.md"
 CONTEXT = 4096
 CHUNK = 512
-MOST_ROWS = 64
+MAX_ROWS = 64
 NOTED = 6
 """Kernels a table names; the rest is one line."""
 
@@ -185,12 +185,7 @@ def _graph(model: Published) -> Graph:
         opened = open_model(path)
         pages = -(-CONTEXT // 16)
         limits = Limits(
-            MOST_ROWS,
-            CONTEXT,
-            MOST_ROWS * pages,
-            DEFAULT_KV,
-            step_tokens=CHUNK,
-            step_rows=MOST_ROWS,
+            MAX_ROWS, CONTEXT, MAX_ROWS * pages, DEFAULT_KV, step_tokens=CHUNK, step_rows=MAX_ROWS
         )
         graph = opened.graph(limits)
         opened.close()

@@ -67,7 +67,7 @@ def row_digest(row: NDArray[np.float32]) -> str:
 
 
 HASHING_THREADS = 4
-MOST_WAITING_ROWS = 16
+MAX_WAITING_ROWS = 16
 """Rows of an object that wait to be hashed before its caller waits, too."""
 
 
@@ -85,7 +85,7 @@ class RowDigests:
         """Add rows, float32[rows, n], which nobody changes afterwards."""
         pool = thread_pool("hashing", HASHING_THREADS)
         for row in rows:
-            waited_for = len(self._rows) - MOST_WAITING_ROWS
+            waited_for = len(self._rows) - MAX_WAITING_ROWS
             if waited_for >= 0:
                 self._rows[waited_for] = _found(self._rows[waited_for])
             self._rows.append(pool.submit(self._digest, row))

@@ -8,12 +8,12 @@ import time
 from pathlib import Path
 
 BLOCK_BYTES = 4 << 20
-MOST_SECONDS = 0.2
+MAX_SECONDS = 0.2
 
 
 def disk_rate(path: Path) -> float | None:
     """Bytes a second that the disk of ``path`` gives to one reader, without what the system holds
-    of the file in memory; None where that cannot be measured. It reads for about MOST_SECONDS."""
+    of the file in memory; None where that cannot be measured. It reads for about MAX_SECONDS."""
     direct = getattr(os, "O_DIRECT", None)
     if direct is None:
         return None
@@ -25,7 +25,7 @@ def disk_rate(path: Path) -> float | None:
     try:
         # Direct reads need memory at a page boundary, as a mapping is.
         with mmap.mmap(-1, BLOCK_BYTES) as block:
-            while time.perf_counter() - begin < MOST_SECONDS:
+            while time.perf_counter() - begin < MAX_SECONDS:
                 count = os.preadv(file, [block], done)
                 done += count
                 if count < BLOCK_BYTES:

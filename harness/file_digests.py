@@ -11,14 +11,14 @@ from functools import partial
 from pathlib import Path
 
 from contract.arithmetic import ARITHMETIC_VERSION
-from contract.cached_files import PARTIAL, being_written, remove_abandoned
+from contract.cached_files import replacing
 from harness.digest import file_digest
 from harness.toml_file import FILE_BYTES_MAX
 from reference.limits import Limits
 from reference.model.gguf.shard import Shard
 from reference.model.open import Model
 
-MOST_CACHED = 256
+MAX_CACHED = 256
 """Most files whose digests the cache file holds."""
 DIGESTS_FILE = "digests.json"
 """Its usual name."""
@@ -60,7 +60,7 @@ def _cached(path: Path, state: os.stat_result, cache_file: Path, compute: Callab
     digest = compute()
     known.pop(str(path), None)
     known[str(path)] = [stamp, digest]
-    _write(cache_file, dict(list(known.items())[-MOST_CACHED:]))
+    _write(cache_file, dict(list(known.items())[-MAX_CACHED:]))
     return digest
 
 
@@ -74,20 +74,11 @@ def _read(cache_file: Path) -> dict[str, object]:
 
 
 def _write(cache_file: Path, known: dict[str, object]) -> None:
-    unfinished = cache_file.with_suffix(f".{os.urandom(8).hex()}{PARTIAL}")
-    try:
+    # Digests that are not stored only cost the time to compute them again.
+    with suppress(OSError):
         cache_file.parent.mkdir(parents=True, exist_ok=True)
-        remove_abandoned(cache_file.parent, f"{cache_file.stem}.")
-        unfinished.touch()
-        with being_written(unfinished):
-            unfinished.write_text(json.dumps(known))
-            unfinished.replace(cache_file)
-    except OSError:
-        # Digests that are not stored only cost the time to compute them again.
-        return
-    finally:
-        with suppress(OSError):
-            unfinished.unlink(missing_ok=True)
+        with replacing(cache_file) as file:
+            file.write(json.dumps(known).encode())
 
 
 def frequency_tables(model: Model, context: int) -> list[str]:

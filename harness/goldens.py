@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from contract.arithmetic import ARITHMETIC_VERSION
+from contract.cached_files import replacing
 from contract.errors import ConfigError, system_words
 from contract.ir.codec import graph_digest
 from contract.tier import Tier
@@ -173,9 +174,8 @@ def _store(path: Path, golden: Mapping[str, Any]) -> None:
     """Write JSON with one line per position, so that a change is readable as a diff."""
     path.parent.mkdir(parents=True, exist_ok=True)
     text = _layout(golden, "") + "\n"
-    temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_text(text, encoding="utf-8")
-    temporary.replace(path)
+    with replacing(path) as file:
+        file.write(text.encode())
 
 
 def _layout(value: Any, indent: str) -> str:

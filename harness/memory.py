@@ -25,7 +25,7 @@ from reference.runner import ModelRunner
 MARGIN_BYTES = 256 << 20
 MARGIN_PARTS = 20
 """One part in this many of the available memory is left to others, at least MARGIN_BYTES."""
-MOST_MARGIN_PARTS = 4
+MAX_MARGIN_PARTS = 4
 """Of little memory one part in this many is left to others."""
 
 LimitsAt = Callable[[int], Limits]
@@ -37,7 +37,7 @@ def budget_of(available: int, asked: int | None = None) -> int:
     if asked is not None:
         return asked
     margin = max(MARGIN_BYTES, available // MARGIN_PARTS)
-    return available - min(margin, available // MOST_MARGIN_PARTS)
+    return available - min(margin, available // MAX_MARGIN_PARTS)
 
 
 def plans_of(

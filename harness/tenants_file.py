@@ -18,7 +18,7 @@ from filelock import FileLock
 from tomlkit.items import Table
 from tomlkit.toml_document import TOMLDocument
 
-from contract.cached_files import PARTIAL, RANDOM_NAME
+from contract.cached_files import replacing, unfinished
 from contract.errors import ConfigError, system_words
 from harness.serve.keys import key_digest, new_key
 from harness.tenants import SECTION, Account, accounts_of, named_account
@@ -110,26 +110,14 @@ def _editing(
 
 
 def _replace(path: Path, text: str) -> None:
-    """Replace the file's contents by ``text``; only its owner can read a new file. What processes
-    that were killed had not finished goes."""
-    begin = f".{path.name}."
-    # Who writes has the lock.
-    for left in path.parent.iterdir():
-        if re.fullmatch(re.escape(begin) + RANDOM_NAME + re.escape(PARTIAL), left.name):
-            left.unlink(missing_ok=True)
-    temporary = path.with_name(f"{begin}{os.urandom(8).hex()}{PARTIAL}")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8", newline="") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
+    """Replace the file's contents by ``text``; only its owner can read a new file."""
+    # This process has the lock, so the writers of other unfinished files were killed.
+    for left in unfinished(path):
+        left.unlink(missing_ok=True)
+    with replacing(path, 0o600, sync=True) as file:
+        file.write(text.encode())
         with suppress(FileNotFoundError):
-            os.chmod(temporary, path.stat().st_mode & 0o777)
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
+            os.chmod(file.name, path.stat().st_mode & 0o777)
     folder = os.open(path.parent, os.O_RDONLY)
     try:
         os.fsync(folder)

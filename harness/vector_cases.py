@@ -33,7 +33,7 @@ from reference.ops.sample import sample
 from reference.ops.shared_expert import gated_add
 from reference.ops.soft_cap import soft_cap
 from reference.ops.ssm_gated_norm import ssm_gated_norm
-from reference.ops.swiglu import CLAMPED, swiglu
+from reference.ops.swiglu import CLAMPED, RELU, swiglu
 from reference.quant import FORMATS, moderate_scales
 from reference.quant.dot import matmul
 
@@ -85,7 +85,8 @@ def cases() -> Iterator[VectorCase]:
         return Numbers(next(seeds), shape, exponent)
 
     parts = (_primitives, _sums, _products, _attention, _experts, _recurrent, _sampling)
-    for part in (*parts, _biased, _later_recurrent, _rotated_storage, _chosen, _three_bits):
+    later = (_biased, _later_recurrent, _rotated_storage, _chosen, _three_bits, _later_experts)
+    for part in (*parts, *later):
         yield from part(make)
 
 
@@ -234,14 +235,15 @@ def _three_bits(make: Make) -> Iterator[VectorCase]:
     yield from _rotated_attention(make, "i3r")
 
 
-def _experts(make: Make) -> Iterator[VectorCase]:
-    def routed(logits: Float32, used: int) -> dict[str, Any]:
-        ids, weights = route(logits, used)
-        return {"ids": ids, "weights": weights}
+def _routed(**given: Any) -> dict[str, Any]:
+    choice = choose if "choice_bias" in given else route
+    return dict(zip(("ids", "weights"), choice(**given), strict=True))
 
-    yield _case("R7", "route", routed, logits=make((3, 24), 2), used=4)
+
+def _experts(make: Make) -> Iterator[VectorCase]:
+    yield _case("R7", "route", _routed, logits=make((3, 24), 2), used=4)
     ties = np.array([[1, 2, 2, 0, 2, 1]], np.float32)
-    yield _case("R7", "route", routed, logits=ties, used=3)
+    yield _case("R7", "route", _routed, logits=ties, used=3)
     for scaled in (False, True):
         inputs = {"products": make((1, 3, 8)), "weights": make((1, 3)), "residual": make((1, 8))}
         scale = {"expert_scale": make((6,), 1)} if scaled else {}
@@ -251,12 +253,17 @@ def _experts(make: Make) -> Iterator[VectorCase]:
 
 
 def _chosen(make: Make) -> Iterator[VectorCase]:
-    def chosen(**given: Any) -> dict[str, Any]:
-        return dict(zip(("ids", "weights"), choose(**given), strict=True))
-
-    yield _case("R7", "choice", chosen, logits=make((3, 24), 2), used=4, choice_bias=make((24,)))
+    yield _case("R7", "choice", _routed, logits=make((3, 24), 2), used=4, choice_bias=make((24,)))
     ties = {"logits": np.zeros((1, 6), np.float32), "choice_bias": _float(*[0x3F800000] * 6)}
-    yield _case("R7", "choice", chosen, **ties, used=3)
+    yield _case("R7", "choice", _routed, **ties, used=3)
+
+
+def _later_experts(make: Make) -> Iterator[VectorCase]:
+    for name, bias in (("route", {}), ("choice", {"choice_bias": make((24,))})):
+        given = {"logits": make((3, 24), 2), "used": 4, "renormalize": False, **bias}
+        yield _case("R7", name, _routed, **given)
+    gated = {"gate": make((24,), 4), "up": make((24,), 4), "activation": RELU}
+    yield _case("R2", "swiglu", swiglu, **gated)
 
 
 def _biased(make: Make) -> Iterator[VectorCase]:

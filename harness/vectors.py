@@ -44,7 +44,7 @@ MODELS = (
 TOKENS = 70
 """Tokens of a prompt: more than one tile of attention."""
 GENERATED = 8
-MOST_WORDS = 128
+MAX_WORDS = 128
 """Numbers of a result that is written out; of a longer one the SHA-256 is."""
 SAMPLING = SamplingParams(temperature=0.8, top_k=40, top_p=0.95, min_p=0.01, seed=7)
 
@@ -100,7 +100,7 @@ def _encoded(value: Any) -> Any:
         shape = list(value.shape)
         if value.dtype == np.float32:
             words = (value + np.float32(0.0)).reshape(-1).view(np.uint32).tolist()
-            if len(words) > MOST_WORDS:
+            if len(words) > MAX_WORDS:
                 data = np.array(words, "<u4").tobytes()
                 return {"shape": shape, "f32_sha256": hashlib.sha256(data).hexdigest()}
             return {"shape": shape, "f32": " ".join(f"{word:08x}" for word in words)}

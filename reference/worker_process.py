@@ -127,7 +127,7 @@ class WorkerProcess:
 
 
 def _send(child: subprocess.Popen[bytes], line: bytes, deadline: float) -> None:
-    """Write a line. Raises TimeoutError where the child does not read it until ``deadline``."""
+    """Write a line. Raises TimeoutError if the child does not read it until ``deadline``."""
     assert child.stdin is not None
     pipe, left = child.stdin.fileno(), memoryview(line)
     try:

@@ -26,7 +26,7 @@ from accel.opencl.device import POCL_COMPILES_ONCE
 from contract.errors import CatalogError, ConfigError
 from harness import tiers
 from harness.catalog import DEFAULT_ID, resolve_model
-from harness.serve import generation
+from harness.serve import engine_requests
 from harness.settings import SETTINGS
 from harness.synth import SynthSpec, sized_spec, write_synthetic
 from reference.cpu import threads
@@ -141,7 +141,7 @@ def _the_same_seeds(request: pytest.FixtureRequest) -> Iterator[None]:
     answers a few are empty, or end where the test waits for more."""
     drawn = random.Random(request.node.nodeid)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(generation, "random_bits", drawn.getrandbits)
+        patch.setattr(engine_requests, "random_bits", drawn.getrandbits)
         yield
 
 

@@ -105,6 +105,13 @@ MIXTURES: Mapping[str, Mapping[str, Any]] = {
         "architecture": "minimax-m2", **SMALL, "tied": False, "rope_base": 5e6,
         "experts": {**EXPERTS, "used": 8},
     },
+    "qwen2moe-experts": {
+        "architecture": "qwen2moe", **SMALL, "tied": False, "experts": {**SHARED, "used": 6},
+    },
+    "olmoe-experts": {
+        "architecture": "olmoe", **SMALL, "kv_heads": 4, "tied": False,
+        "experts": {**EXPERTS, "used": 8},
+    },
     "gpt-oss-experts": {**GPT_OSS, "experts": {**EXPERTS, "used": 4}},
     "gpt-oss-experts-yarn": {**GPT_OSS, "rope_scaling": "yarn", "rope_factor": 32.0},
 }  # fmt: skip
@@ -156,6 +163,15 @@ HYBRIDS: Mapping[str, Mapping[str, Any]] = {
     "granitehybrid-experts-alone": {
         "architecture": "granitehybrid", **SMALL, "layers": 3, "experts": EXPERTS,
         "scales": {"embedding": 1.0, "residual": 1.0, "attention": 0.25, "logits": 3.0},
+    },
+    "nemotron_h": {"architecture": "nemotron_h", **SMALL, "layers": 5, "tied": False},
+    "nemotron_h-groups": {
+        "architecture": "nemotron_h", **SMALL, "layers": 6,
+        "mamba": {"interval": 3, "state": 40, "heads": 4, "groups": 2, "kernel": 3},
+    },
+    "nemotron_h_moe": {
+        "architecture": "nemotron_h_moe", **SMALL, "layers": 5, "tied": False,
+        "experts": {**SHARED, "used": 8},
     },
 }  # fmt: skip
 

@@ -17,10 +17,10 @@ from pathlib import Path
 
 import pytest
 
-from harness.serve import generation
+from harness.serve import engine_requests
 from reference.engine import Engine
 
-LOOK_SECONDS = 0.005
+POLL_SECONDS = 0.005
 """How long a step that is not allowed takes, which then made no progress."""
 FIRST_SEED = 5
 STEP = Engine.step
@@ -42,7 +42,7 @@ class HeldSteps:
     def step(self, engine: Engine) -> list[object]:
         """Takes the place of ``Engine.step``."""
         with self._changed:
-            self._changed.wait_for(lambda: self.left > 0, LOOK_SECONDS)
+            self._changed.wait_for(lambda: self.left > 0, POLL_SECONDS)
             if self.left <= 0:
                 return []
             self.left -= 1
@@ -65,7 +65,7 @@ def main() -> None:
             held.allow()
         return held.step(engine)
 
-    generation.random_bits = random.Random(FIRST_SEED).getrandbits
+    engine_requests.random_bits = random.Random(FIRST_SEED).getrandbits
     Engine.step = step  # type: ignore[assignment, method-assign]
     sys.argv = ["zinc-rt", *sys.argv[3:]]
     runpy.run_module("harness", run_name="__main__")

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 PATIENCE_SECONDS = 60.0
-LOOK_SECONDS = 0.005
+POLL_SECONDS = 0.005
 
 
 def wait_until(true: Callable[[], bool]) -> None:
@@ -14,4 +14,4 @@ def wait_until(true: Callable[[], bool]) -> None:
     deadline = time.monotonic() + PATIENCE_SECONDS
     while not true():
         assert time.monotonic() < deadline, "waited for what did not happen"
-        time.sleep(LOOK_SECONDS)
+        time.sleep(POLL_SECONDS)

@@ -47,7 +47,7 @@ class ProbeCase:
 
 def divides(case: ProbeCase) -> bool:
     """Whether the GPU divides and takes roots exactly; if not, integers do. Raises TierUnavailable
-    where integers do not help."""
+    if integers do not help."""
     expected = samples().expected
     wrong = {name for name, good in right(case.answer(True), expected).items() if not good}
     native = not wrong

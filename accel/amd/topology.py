@@ -87,7 +87,7 @@ def architecture(major: int, minor: int, stepping: int) -> str:
 
 
 def gpus(kernel: Kernel) -> Iterator[Gpu]:
-    """Every GPU. Raises OSError where there is no amdkfd."""
+    """Every GPU. Raises OSError if there is no amdkfd."""
     for node in kernel.names(NODES):
         folder = f"{NODES}/{node}"
         if gpu_id := int(kernel.read_text(f"{folder}/gpu_id")):

@@ -185,7 +185,7 @@ class UserQueues:
 
 
 class UserQueue:
-    """See ``device.DriverQueue``. Raises OSError, and TierUnavailable where there are none."""
+    """See ``device.DriverQueue``. Raises OSError, and TierUnavailable if there are none."""
 
     buffer_flags = IB_VALID | IB_INHERIT_COMPUTE
     last_words: Sequence[int] = tuple(signal_driver())

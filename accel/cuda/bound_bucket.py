@@ -58,7 +58,7 @@ class BoundBucket:
 
 
 def check_layouts(step: Step, packets: NDArray[np.void], plan: Plan) -> None:
-    """Raise AssertionError where a plain kernel would read a tuned layout, which it cannot."""
+    """Raise AssertionError if a plain kernel would read a tuned layout, which it cannot."""
     for index in plain_ops(plan):
         layout = WeightLayout(packets["layout"][index])
         name = step.ops[index].name

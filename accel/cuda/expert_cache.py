@@ -25,9 +25,9 @@ from accel.packets.staging_buffers import Bytes
 
 STEPS = 16
 """Steps from one choice to the next."""
-MOST_MOVES = 2
+MAX_MOVES = 2
 """Most experts of a layer that one choice moves, so that copies leave the link to the steps."""
-LEAST_GAIN = 1.25
+MIN_GAIN = 1.25
 """An expert replaces one that is used so many times less."""
 AGEING = 0.75
 """The weight of earlier uses at each choice."""
@@ -80,8 +80,8 @@ class CachedLayer:
         inside = sorted(range(len(self.slots)), key=lambda slot: self.uses[self.slots[slot]])
         return [
             (slot, int(expert))
-            for slot, expert in list(zip(inside, outside, strict=False))[:MOST_MOVES]
-            if self.uses[expert] > LEAST_GAIN * self.uses[self.slots[slot]]
+            for slot, expert in list(zip(inside, outside, strict=False))[:MAX_MOVES]
+            if self.uses[expert] > MIN_GAIN * self.uses[self.slots[slot]]
         ]
 
 
@@ -119,7 +119,7 @@ class ExpertCache:
     _sent: list[Bytes] = field(default_factory=list)
 
     def address(self, name: str) -> int | None:
-        """The address of a stack's list; None where it is not cached."""
+        """The address of a stack's list; None if it is not cached."""
         for layer in self.layers:
             for stack, offset in zip(layer.stacks, layer.lists, strict=True):
                 if stack.name == name:
@@ -233,7 +233,7 @@ def make_expert_cache(
     memory: Memory, layers: Sequence[Sequence[StackShape]], nbytes: int
 ) -> ExpertCache | None:
     """A cache of at most ``nbytes`` bytes for the stacks of ``layers``, the same number of experts
-    of each; None where that is none. Raises OutOfMemory."""
+    of each; None if that is none. Raises OutOfMemory."""
     each = experts_held(layers, nbytes)
     if not each:
         return None

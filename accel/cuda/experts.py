@@ -228,7 +228,7 @@ def _router(ops: Sequence[Op], block: ExpertBlock) -> KernelLaunch:
             "TOPK": block.topk,
             **size_indices("matmul", "rows", "columns"),
             **size_indices("rms_norm", "eps"),
-            **size_indices("expert_topk", "used"),
+            **size_indices("expert_topk", "used", "renormalize"),
         },
     )
 

@@ -45,7 +45,7 @@ STOPPING_SECONDS = 2.0
 class MultiDeviceTier(ContextManager):
     """See ``contract.tier.Tier``. ``devices`` are numbers or parts of names, all different devices
     of one architecture that can access each other's memory; sizes are those of one of them. Raises
-    TierUnavailable where they cannot, and whatever ``CudaTier`` raises. ``binding`` and
+    TierUnavailable if they cannot, and whatever ``CudaTier`` raises. ``binding`` and
     ``compiler`` as in ``CudaTier``."""
 
     def __init__(

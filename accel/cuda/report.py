@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from accel.cuda.device import LEAST_CAPABILITY, Device, find_devices
+from accel.cuda.device import MIN_CAPABILITY, Device, find_devices
 from accel.cuda.driver import Driver, open_driver
 
 MEBIBYTE = 1 << 20
@@ -13,7 +13,7 @@ MEBIBYTE = 1 << 20
 def device_lines(binding: Any = None) -> tuple[str, ...]:
     """A line for every device: number, architecture, memory, and the devices with which it can form
     one tier because it can access their memory. ``binding`` as in ``open_driver``. Raises
-    TierUnavailable where there is no driver or no device."""
+    TierUnavailable if there is no driver or no device."""
     driver = open_driver(binding)
     devices = find_devices(driver)
     return tuple(_line(driver, device, devices) for device in devices)
@@ -28,7 +28,7 @@ def reaches(driver: Driver, one: Device, other: Device) -> bool:
 def _line(driver: Driver, device: Device, devices: list[Device]) -> str:
     about = f"{device.ordinal} {device.name}: {device.architecture}"
     about += f", {device.memory_bytes // MEBIBYTE:,} MiB"
-    if device.capability < LEAST_CAPABILITY:
+    if device.capability < MIN_CAPABILITY:
         return f"{about}; too old"
     reached = [
         str(other.ordinal)

@@ -62,7 +62,7 @@ class Runtime:
     """An open device.
 
     ``step`` says where persistent kernels replace launches; ``stop`` ends kernels that wait, None
-    where none does. ``compiler`` names the compiler. A device is closed by ``close`` when it
+    if none does. ``compiler`` names the compiler. A device is closed by ``close`` when it
     is idle, else by ``close_failed``, ``close_by`` a deadline, or ``abandon``."""
 
     device: Device

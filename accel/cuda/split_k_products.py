@@ -23,7 +23,7 @@ MOST_TOKENS = 16
 BARRIER_BYTES = 8
 TILE_WORDS = 2
 """Counters of a tile whose values wait to be folded."""
-LEAST_TILE_SLOTS = 2
+MIN_TILE_SLOTS = 2
 MOST_TILE_SLOTS = 8
 MOST_SLOTS = 4
 WHOLE_WARPS, FEW_WARPS = (16, 12), 8
@@ -49,7 +49,7 @@ class SpanShape:
 
 def span_launch(ops: Sequence[Op], run: Run, device: Device, parted: bool) -> KernelLaunch | None:
     """The products of ``run`` with all that follows them; ``parted`` if the next run folds spans.
-    None where nothing fits."""
+    None if nothing fits."""
     products = [ops[index] for index in run.products]
     formats = list(dict.fromkeys(p.dtype for p in products if p.dtype is not None))
     columns, tokens = products[0].most_sizes()["columns"], products[0].count.most
@@ -94,7 +94,7 @@ def span_shape(
     parted: bool = False,
 ) -> SpanShape | None:
     """The fastest shape where rows may be ``parted``, else the one with the most warps for whole
-    rows; None where none fits."""
+    rows; None if none fits."""
     if not parted:
         warps = (*WHOLE_WARPS, FEW_WARPS)
         fitting = (_shape(formats, columns, tokens, paired, device, 1, one) for one in warps)
@@ -134,7 +134,7 @@ def _shape(
         left -= of_part * BARRIER_BYTES
         values = items * UNIT_ROWS * 8 * _eights(tokens) * 4 if parts == 1 else 0
         tile_slots = MOST_TILE_SLOTS
-        while tile_slots > LEAST_TILE_SLOTS and left < tile_slots * (values + 4 * TILE_WORDS):
+        while tile_slots > MIN_TILE_SLOTS and left < tile_slots * (values + 4 * TILE_WORDS):
             tile_slots //= 2
         left -= tile_slots * (values + 4 * TILE_WORDS)
         if left >= 0:

@@ -74,7 +74,7 @@ class CopyStream:
 
     def before(self, number: int, steps: Any) -> bool:
         """Have launch ``number``, which is enqueued next, wait for the weights it is first to read;
-        False where there are none."""
+        False if there are none."""
         needed = [index for index, layer in enumerate(self.layers) if layer.before == number]
         for index in needed:
             self._marks["copied", index].hold(steps)

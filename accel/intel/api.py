@@ -49,8 +49,8 @@ class LevelZero:
         self._referenced: WeakKeyDictionary[Any, tuple[Any, ...]] = WeakKeyDictionary()
 
     def call(self, name: str, *arguments: Any) -> bool:
-        """Call ``ze<name>``, and return False where it gave ZE_RESULT_NOT_READY. Raises DeviceLost
-        where the device is lost, and LevelZeroError for any other error."""
+        """Call ``ze<name>``, and return False if it gave ZE_RESULT_NOT_READY. Raises DeviceLost
+        if the device is lost, and LevelZeroError for any other error."""
         result = int(getattr(self.library, f"ze{name}")(*arguments))
         if result == 0:
             return True
@@ -114,7 +114,7 @@ def _declared() -> Any:
 
 
 def load_level_zero(libraries: tuple[str, ...] = LIBRARIES) -> LevelZero:
-    """The first of ``libraries`` that exists on this machine. Raises TierUnavailable where cffi or
+    """The first of ``libraries`` that exists on this machine. Raises TierUnavailable if cffi or
     the library is missing."""
     ffi = _declared()
     for name in libraries:

@@ -78,7 +78,7 @@ class Compiler:
 
 
 def find_spirv_compiler(folder: Path | None) -> Compiler:
-    """The compiler, with its cache in ``folder``. Raises TierUnavailable where there is none."""
+    """The compiler, with its cache in ``folder``. Raises TierUnavailable if there is none."""
     try:
         found = find_compiler()
     except TierUnavailable as error:

@@ -33,12 +33,12 @@ class Device:
     max_buffer_bytes: int
     integrated: bool
     ordinal: int
-    most_groups: int
+    max_groups: int
     missing: tuple[str, ...]
 
 
 def all_devices(zero: LevelZero) -> list[Device]:
-    """Every GPU, those that lack something too. Raises TierUnavailable where there is none."""
+    """Every GPU, those that lack something too. Raises TierUnavailable if there is none."""
     try:
         zero.call("Init", zero.constant("INIT_FLAG_GPU_ONLY"))
         drivers = zero.every("DriverGet", "driver")

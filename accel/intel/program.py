@@ -75,7 +75,7 @@ class Program(KernelCache[LoadedKernel]):
         return self.build(str(module), code, module.entry, module.group_size)
 
     def _text_of(self, log: Any) -> str:
-        """The text of a build log, which is destroyed; empty where there is none."""
+        """The text of a build log, which is destroyed; empty if there is none."""
         zero = self.queue.zero
         if log == zero.ffi.NULL:
             return ""

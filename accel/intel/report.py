@@ -14,7 +14,7 @@ MEBIBYTE = 1 << 20
 
 def device_lines(zero: LevelZero | None = None) -> tuple[str, ...]:
     """A line for every GPU: driver, memory, and what it lacks or which kernels it runs. Raises
-    TierUnavailable where there is no loader or no GPU."""
+    TierUnavailable if there is no loader or no GPU."""
     zero = zero or load_level_zero()
     devices = all_devices(zero)
     return tuple(_line(zero, number, device) for number, device in enumerate(devices))

@@ -20,7 +20,7 @@ FOLDERS = ("amd/modules", "amd/modules_gfx1100", "vulkan/modules")
 
 def read_compiled(folder: Path, name: str) -> bytes:
     """The kernel file ``name`` of a folder, from the folder or from its archive. Raises
-    FileNotFoundError where neither has it, and OSError for a damaged archive."""
+    FileNotFoundError if neither has it, and OSError for a damaged archive."""
     path = folder / f"{name}{SUFFIX}"
     archive = archive_of(folder)
     if path.is_file() or not archive.is_file():

@@ -119,7 +119,7 @@ def right(found: Found, expected: Found) -> dict[str, bool]:
 
 def traits_of(answer: Answer, tier: str, device: str, has_dot: bool) -> Traits:
     """The operations that the device computes exactly; integers compute the others. Raises
-    TierUnavailable where integers do not help."""
+    TierUnavailable if integers do not help."""
     expected = samples().expected
     native = replace(ALL_NATIVE, dot=has_dot)
     first = right(answer(native), expected)

@@ -116,13 +116,13 @@ class Recording:
             objc.send(descriptor, "setInheritPipelineState:", False)
             objc.send(descriptor, "setMaxKernelBufferBindCount:", 1)
             selector = "newIndirectCommandBufferWithDescriptor:maxCommandCount:options:"
-            most = max(1, len(self._launches))
-            commands = objc.made("commands of a form", device, selector, descriptor, most, 0)
+            limit = max(1, len(self._launches))
+            commands = objc.made("commands of a bucket", device, selector, descriptor, limit, 0)
             undo.callback(objc.release, commands)
             objc.check(commands, ("indirectComputeCommandAtIndex:",))
             for index, launch in enumerate(self._launches):
                 selector = "indirectComputeCommandAtIndex:"
-                command = objc.made("a command of a form", commands, selector, index)
+                command = objc.made("a command of a bucket", commands, selector, index)
                 objc.check(command, COMMAND_METHODS)
                 self._encode(command, index, launch)
             return objc.retain(commands)

@@ -121,7 +121,7 @@ class Memory(ArenaMemory[Any]):
 
 
 def mapped_file(data: Bytes) -> mmap.mmap | None:
-    """The mapped file that has an array's bytes contiguously; None where it is other memory."""
+    """The mapped file that has an array's bytes contiguously; None if it is other memory."""
     if not data.flags.c_contiguous:
         return None
     base: Any = data

@@ -92,7 +92,7 @@ class ObjectiveC:
         return self.made(name, self.kind(name), "new")
 
     def kind(self, name: str) -> Any:
-        """The class ``name``. Raises MetalError where this system has none of that name."""
+        """The class ``name``. Raises MetalError if this system has none of that name."""
         found = self.runtime.objc_getClass(name.encode())
         if found == self.ffi.NULL:
             raise MetalError(name, "this version of macOS has no such class")

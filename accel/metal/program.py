@@ -119,10 +119,10 @@ class Program(KernelCache[Pipeline]):
             )
         try:
             objc.check(handle, PIPELINE_METHODS)
-            most = int(objc.send(handle, "maxTotalThreadsPerThreadgroup"))
-            if most < items:
+            limit = int(objc.send(handle, "maxTotalThreadsPerThreadgroup"))
+            if limit < items:
                 raise TierError(
-                    f"{device.name}: groups of {name} have {items} items, it takes {most}"
+                    f"{device.name}: groups of {name} have {items} items, it takes {limit}"
                 )
         except BaseException:
             objc.release(handle)

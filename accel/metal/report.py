@@ -13,7 +13,7 @@ MEBIBYTE = 1 << 20
 
 def device_lines(objc: ObjectiveC | None = None) -> tuple[str, ...]:
     """A line about the device: system, memory, and what it lacks or which kernels it runs. Raises
-    TierUnavailable where there is no framework or no device."""
+    TierUnavailable if there is no framework or no device."""
     objc = objc or load_metal()
     device = any_device(objc)
     objc.release(device.handle)

@@ -184,7 +184,7 @@ def _whole(path: Path) -> bool:
 
 
 def _store(path: Path, data: bytes) -> bool:
-    """Write a library; False where the folder cannot be written or the disk is full.
+    """Write a library; False if the folder cannot be written or the disk is full.
 
     The caller holds the lock of ``path``, or waited too long for it: a partial file without a
     writer is that of a process that was killed."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import field
@@ -22,7 +21,7 @@ from accel.native.plan_file import (
     DIGESTED_FROM,
     FROM_WEIGHTS,
     HEADER,
-    MOST_BUFFERS,
+    MAX_BUFFERS,
     PLAN_MAGIC,
     WEIGHTS_HEADER,
     WEIGHTS_HEADER_BYTES,
@@ -38,7 +37,7 @@ from accel.packets.layouts import WeightLayout
 from accel.packets.ops import OPS
 from accel.packets.packet import OPERANDS, PACKET, aligned
 from contract.arithmetic import ARITHMETIC_VERSION, PAGE_TOKENS
-from contract.cached_files import PARTIAL, being_written, need_file, remove_abandoned
+from contract.cached_files import replacing
 from contract.errors import ConfigError
 from contract.execution import ExecutableGraph
 from contract.lazy_dataclass import dataclass
@@ -79,7 +78,7 @@ class PlanBuffers:
         """The number of a buffer, which gets one on first use."""
         if name not in self.numbers:
             if len(name.encode()) >= BUFFER_RECORD["name"].itemsize or (
-                len(self.stored) == MOST_BUFFERS
+                len(self.stored) == MAX_BUFFERS
             ):
                 raise ConfigError(f"the model has too many or too long names of tensors: {name}")
             self.numbers[name] = len(self.stored)
@@ -259,19 +258,11 @@ def sealed(plan: bytes) -> bytes:
 @contextmanager
 def _written(path: Path) -> Iterator[BinaryIO]:
     """A file that appears at ``path`` when it is complete. Raises ConfigError."""
-    partial = path.with_name(f".{path.name}.{os.urandom(8).hex()}{PARTIAL}")
-    remove_abandoned(path.parent, f".{path.name}.")
     try:
-        need_file(path)
-        partial.touch()
-        with being_written(partial):
-            with partial.open("wb") as file:
-                yield file
-            partial.replace(path)
+        with replacing(path) as file:
+            yield file
     except OSError as error:
         raise ConfigError(f"{path}: cannot write: {error.strerror}") from None
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def _cut(text: str, nbytes: int) -> bytes:

@@ -1,4 +1,5 @@
-"""Estimates the work of a launch, and divides a long step into batches no watchdog would end."""
+"""Estimates the work of launches, and divides a long step into batches that are too short for a
+watchdog to kill."""
 
 from __future__ import annotations
 
@@ -9,12 +10,12 @@ from accel.packets.step import PRODUCTS, Op
 from contract.arithmetic import PAGE_TOKENS
 
 BATCH_WORK = 1 << 34
-"""Most multiplications a device gets in one batch: about 0.3 s at 100 billion a second, short
-enough for the watchdog of a slow device."""
+"""Most multiplications of one batch: about 0.3 s at 100 billion a second, short enough for the
+watchdog of a slow device."""
 
 
 def work_of(op: Op) -> int:
-    """The approximate number of multiplications of an op at most."""
+    """An approximate upper bound of the number of multiplications of an op."""
     sizes = op.most_sizes()
     if op.name in PRODUCTS or op.name == "matmul_planes":
         return sizes.get("tokens", 1) * sizes["rows"] * sizes["columns"]
@@ -27,26 +28,26 @@ def work_of(op: Op) -> int:
     return op.count.most * elements
 
 
-def cut(work: Sequence[int], most: int, waits: Sequence[bool] = ()) -> list[range]:
-    """Runs of consecutive launches of at most ``most`` work, or of a single launch.
+def cut(work: Sequence[int], limit: int, waits: Sequence[bool] = ()) -> list[range]:
+    """Runs of consecutive launches of at most ``limit`` work, or of a single launch.
 
     ``waits`` says which launches wait for those before; overlapping launches stay in one run if
     they fit."""
     starts, total = [0], 0
-    for run in _levels(work, most, waits):
+    for run in _levels(work, limit, waits):
         amount = sum(work[run.start : run.stop])
-        if total and total + amount > most:
+        if total and total + amount > limit:
             starts.append(run.start)
             total = 0
         total += amount
     return [range(*pair) for pair in pairwise([*starts, len(work)])]
 
 
-def _levels(work: Sequence[int], most: int, waits: Sequence[bool]) -> Iterator[range]:
-    """Runs of overlapping launches, or single launches where a run has more than ``most`` work."""
+def _levels(work: Sequence[int], limit: int, waits: Sequence[bool]) -> Iterator[range]:
+    """Runs of overlapping launches, or single launches where a run has more than ``limit`` work."""
     starts = [index for index in range(len(work)) if not waits or waits[index] or not index]
     for start, stop in pairwise([*starts, len(work)]):
-        if sum(work[start:stop]) <= most:
+        if sum(work[start:stop]) <= limit:
             yield range(start, stop)
         else:
             yield from (range(index, index + 1) for index in range(start, stop))

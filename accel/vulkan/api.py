@@ -138,7 +138,7 @@ def _declared() -> Any:
 
 
 def load_vulkan(libraries: tuple[str, ...] = LIBRARIES) -> Vulkan:
-    """The first of ``libraries`` that exists on this machine. Raises TierUnavailable where cffi or
+    """The first of ``libraries`` that exists on this machine. Raises TierUnavailable if cffi or
     the library is missing."""
     ffi = _declared()
     for name in libraries:

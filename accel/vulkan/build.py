@@ -92,7 +92,7 @@ def builds() -> Iterator[Build]:
 
 
 def compiler_version() -> str:
-    """The version that the compiler prints. Raises FileNotFoundError where it is not installed."""
+    """The version that the compiler prints. Raises FileNotFoundError if it is not installed."""
     done = run(COMPILER, ["--version"])
     done.check_returncode()
     return done.stdout.splitlines()[0].strip()

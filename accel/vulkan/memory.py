@@ -47,12 +47,12 @@ class Buffers:
         return buffer.handle, offset - buffer.start, buffer.start + buffer.nbytes - offset
 
 
-def cut(nbytes: int, most: int) -> list[tuple[int, int]]:
-    """Starts and sizes of buffers of at most ``most`` bytes that cover ``nbytes``; all but the last
-    have the same size."""
-    if nbytes <= most:
+def cut(nbytes: int, limit: int) -> list[tuple[int, int]]:
+    """Offsets and sizes of buffers of at most ``limit`` bytes that cover ``nbytes``; all but the
+    last have the same size."""
+    if nbytes <= limit:
         return [(0, nbytes)]
-    size = max(most // PIECE_BYTES, 1) * PIECE_BYTES
+    size = max(limit // PIECE_BYTES, 1) * PIECE_BYTES
     return [(start, min(size, nbytes - start)) for start in range(0, nbytes, size)]
 
 
@@ -149,7 +149,7 @@ class Memory(MirroredMemory[Buffers]):
         self.queue.run_once(fill)
 
     def _create(self, what: str, nbytes: int, kind: ArenaKind) -> Arena[Buffers]:
-        """See ArenaMemory. Raises OutOfMemory where the device gives the buffers of one memory
+        """See ArenaMemory. Raises OutOfMemory if the device gives the buffers of one memory
         addresses that are not consecutive."""
         own, left = kind is ArenaKind.MODEL, self._limit()
         vulkan, device = self.queue.vulkan, self.queue.handle

@@ -14,7 +14,7 @@ MEBIBYTE = 1 << 20
 
 def device_lines() -> tuple[str, ...]:
     """A line for every device: driver, memory, features, and which kernels it runs. Raises
-    TierUnavailable where there is no loader or no device."""
+    TierUnavailable if there is no loader or no device."""
     vulkan = load_vulkan()
     with Instance(vulkan) as instance:
         devices = instance.devices()

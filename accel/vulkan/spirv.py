@@ -97,7 +97,7 @@ def words_of(code: bytes) -> Words:
 
 
 def instructions(words: Words) -> Iterator[Instruction]:
-    """Every instruction in order. Raises ValueError where one does not end within the module."""
+    """Every instruction in order. Raises ValueError if one does not end within the module."""
     index = HEADER_WORDS
     while index < len(words):
         length, opcode = int(words[index]) >> 16, int(words[index]) & 0xFFFF

@@ -64,11 +64,14 @@ EXPERTS = (
             "choice_bias[experts]?, *logits[tokens, experts], int *ids[tokens, used], "
             "*weights[tokens, used]"
         ),
-        (Param("used", int, "experts a token", minimum=1),),
+        (
+            Param("used", int, "experts a token", minimum=1),
+            Param("renormalize", int, "whether a sum divides weights", 1, 0, ("no", "yes")),
+        ),
         rule="R0 R2 R3 R4 R5 R7",
         formula="logits = x gate_weight^T + bias; without choice_bias p = softmax(logits), ids = "
         "the used largest of p; with it p = sigmoid(logits), ids = those of p + choice_bias; "
-        "weights = p[ids] / max(sum(p[ids]), 2^-14)",
+        "weights = p[ids] / max(sum(p[ids]), 2^-14), or p[ids] unless renormalize",
         flops=_routing_flops,
         constraint=_enough_experts,
     ),

@@ -201,32 +201,33 @@ def case_attention(q, k, v, storage, scale, window=0, soft_cap=0.0, sinks=None):
 
 
 def case_swiglu(gate, up, activation):
-    gates = (rules.silu, rules.gelu, rules.sigmoid)
+    gates = (rules.silu, rules.gelu, rules.sigmoid, None, lambda x: np.where(x <= 0, F(0), x))
     return rules.clamped(gate, up) if activation == 3 else gates[activation](gate) * up
 
 
-def case_route(logits, used):
+def case_route(logits, used, renormalize=True):
     e = rules.exp(logits - logits.max(axis=1, keepdims=True))
     p = e / rules.total_of(e)[:, None]
     p = np.where(p < F(2.0**-126), F(0), p)
-    return weighted(p, p, used)
+    return weighted(p, p, used, renormalize)
 
 
-def case_choice(logits, used, choice_bias):
+def case_choice(logits, used, choice_bias, renormalize=True):
     p = rules.sigmoid(logits)
     bias = np.where(abs(choice_bias) < F(2.0**-126), F(0), choice_bias)
     score = p + bias
-    return weighted(p, np.where(abs(score) < F(2.0**-126), F(0), score), used)
+    score = np.where(abs(score) < F(2.0**-126), F(0), score)
+    return weighted(p, score, used, renormalize)
 
 
-def weighted(p, score, used):
+def weighted(p, score, used, renormalize):
     ids = [sorted(range(len(row)), key=lambda i: (-row[i], i))[:used] for row in score]
     weights = []
     for row, chosen in zip(p, ids, strict=True):
         total = F(0)
         for expert in chosen:
             total = total + row[expert]
-        weights.append(row[chosen] / max(total, F(2.0**-14)))
+        weights.append(row[chosen] / (max(total, F(2.0**-14)) if renormalize else F(1)))
     return {"ids": np.array(ids), "weights": np.array(weights)}
 
 

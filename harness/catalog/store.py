@@ -18,7 +18,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from contract.cached_files import PARTIAL, being_written, remove_abandoned
+from contract.cached_files import replacing
 from contract.errors import CatalogError
 from contract.lazy_dataclass import dataclass
 from harness.arranged_weights import remove_arranged
@@ -193,18 +193,12 @@ def set_active(spec: str, cache_dir: Path) -> None:
     elif not spec.isprintable():
         raise CatalogError(f"{spec!r}: a path with control characters cannot be chosen")
     path = cache_dir / "active"
-    temporary = cache_dir / f"active.{os.urandom(8).hex()}{PARTIAL}"
     try:
         cache_dir.mkdir(parents=True, exist_ok=True)
-        remove_abandoned(cache_dir, "active.")
-        temporary.touch()
-        with being_written(temporary):
-            temporary.write_text(f"{spec}\n", encoding="utf-8")
-            temporary.replace(path)
+        with replacing(path) as file:
+            file.write(f"{spec}\n".encode())
     except OSError as error:
         raise CatalogError(f"{path}: cannot write: {error.strerror}") from None
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def known_name(spec: str) -> str:

@@ -31,7 +31,7 @@ MORE = "More options: {prog} --help-all"
 MORE_SETTINGS = """
 Every option with a default can also be set by an environment variable or in the
 configuration file (zinc-rt config init)."""
-MOST_COLUMNS = 78
+MAX_COLUMNS = 78
 
 
 class Formatter(argparse.RawDescriptionHelpFormatter):
@@ -91,7 +91,7 @@ class Parser(argparse.ArgumentParser):
         kind = CompleteFormatter if complete else Formatter
         formatter = kind(prog=self.prog)
         formatter.add_usage(self._usage(), self._actions, [])
-        formatter.add_text(textwrap.fill(_sentence(self.description or ""), MOST_COLUMNS))
+        formatter.add_text(textwrap.fill(_sentence(self.description or ""), MAX_COLUMNS))
         hidden = False
         for group in sorted(self._action_groups, key=_order):
             shown = [

@@ -17,12 +17,12 @@ from harness.console import printable, table
 from harness.settings import add_flags, group_of, resolve
 
 if TYPE_CHECKING:
-    from harness.host.expert_choices import ExpertChoices
+    from harness.host.collectors import ExpertChoices
     from harness.host.session import Session
     from reference.sched.scores import TokenScores
 
 NAMES = (*MODEL_SETTINGS, "lora", *ENGINE_SETTINGS)
-MOST_LISTED = 20
+MAX_LISTED = 20
 EXAMPLES = """\
 examples:
   zinc-rt score --prompt "The sky is blue."
@@ -64,7 +64,7 @@ def add_parser(subparsers: Any) -> None:
         group,
         "--top",
         1,
-        f"number of likeliest tokens to list at every position, at most {MOST_LISTED}",
+        f"number of likeliest tokens to list at every position, at most {MAX_LISTED}",
     )
     add_json_flag(parser)
     add_flags(parser, NAMES)
@@ -73,11 +73,11 @@ def add_parser(subparsers: Any) -> None:
 
 def score(args: argparse.Namespace) -> int:
     """Print the scores; they depend only on model and tokens."""
-    from harness.host.expert_choices import ExpertChoices
+    from harness.host.collectors import ExpertChoices
 
     settings = resolve(args, NAMES)
-    if not 1 <= args.top <= MOST_LISTED:
-        raise ConfigError(f"flag --top: {args.top} is not from 1 to {MOST_LISTED}")
+    if not 1 <= args.top <= MAX_LISTED:
+        raise ConfigError(f"flag --top: {args.top} is not from 1 to {MAX_LISTED}")
     if args.start < 1:
         raise ConfigError(f"flag --from: {args.start} is not 1 or more")
     text = _text_of(args)

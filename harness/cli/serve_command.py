@@ -45,7 +45,7 @@ SLOTS = 4
 DIFFERENT = 1
 TERMINATED = 128 + 15
 """Exit code of a server that SIGTERM ended before it was ready, as shells have it."""
-MOST_BIASES = 1024
+MAX_BIASES = 1024
 QUESTION = "Why is the sky blue?"
 LISTED = 20
 """Most likely tokens per position whose log-probabilities a client may request: OpenAI's number."""
@@ -240,7 +240,7 @@ def _model_options(settings: Settings, path: Path) -> ModelOptions:
     session = replace(
         session_options(settings, chat=True),
         slots=settings["slots"] or SLOTS,
-        biases=MOST_BIASES,
+        biases=MAX_BIASES,
         top_log_probabilities=LISTED,
     )
     return ModelOptions(

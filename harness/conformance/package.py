@@ -14,7 +14,7 @@ import zlib
 from collections.abc import Mapping
 from pathlib import Path
 
-from contract.cached_files import need_file
+from contract.cached_files import replacing
 from contract.errors import ConfigError, system_words
 
 FORMAT = 1
@@ -70,11 +70,9 @@ def _ordered(members: Mapping[str, bytes]) -> dict[str, bytes]:
 
 def write_archive(out: Path, archive: bytes) -> None:
     """Write the file, whole or not at all. Raises ConfigError."""
-    temporary = out.with_name(f".{out.name}.tmp")
     try:
-        need_file(out)
-        temporary.write_bytes(archive)
-        temporary.replace(out)
+        with replacing(out) as file:
+            file.write(archive)
     except OSError as error:
         raise ConfigError(f"{out}: cannot be written: {error.strerror}") from None
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from contract.dtypes import F32, DType, StorageClass
 from contract.opcodes import Opcode
+from contract.spec import Scalar
 from harness.parity.shape import OpShape, Strategy, activations, inner_lengths
 
 MANY_EXPERTS = (1 << 14) + 7
@@ -14,27 +15,33 @@ MANY_EXPERTS = (1 << 14) + 7
 
 def _gate_topk(dtype: DType | None) -> tuple[OpShape, ...]:
     short, middle, long = inner_lengths(dtype)
-    sizes = [
+    sizes = (
         (1, 61, middle, 8),
         (5, 300, short, 5),
         (33, 7, long, 7),
         (3, 1, short, 1),
         (17, 130, short, 2),
         (0, 5, short, 3),
-    ]
-    biased: list[tuple[str, ...]] = [() if index % 2 else ("bias",) for index in range(len(sizes))]
-    absent = [(*names, "choice_bias") for names in biased]
-    if dtype is F32:  # How experts are chosen does not depend on how the router is stored.
-        sizes += [*sizes, (2, MANY_EXPERTS, 1, 1)]
-        absent = [*biased, *absent, ("bias", "choice_bias")]
-    return tuple(
-        OpShape(
-            f"{tokens}x{experts}x{hidden}" + ("" if "choice_bias" in names else "-chosen"),
-            {"tokens": tokens, "experts": experts, "hidden": hidden, "used": used},
-            absent=frozenset(names),
-        )
-        for (tokens, experts, hidden, used), names in zip(sizes, absent, strict=True)
     )
+    biased = [(size, () if index % 2 else ("bias",)) for index, size in enumerate(sizes)]
+    plain = [_routing(size, (*absent, "choice_bias")) for size, absent in biased]
+    if dtype is not F32:  # How experts are chosen does not depend on how the router is stored.
+        return tuple(plain)
+    return (
+        *(_routing(size, absent) for size, absent in biased),
+        *plain,
+        _routing((2, MANY_EXPERTS, 1, 1), ("bias", "choice_bias")),
+        *(_routing(size, (), renormalize=0) for size in sizes[:3]),
+        *(_routing(size, ("choice_bias",), renormalize=0) for size in sizes[:3]),
+    )
+
+
+def _routing(size: tuple[int, int, int, int], absent: tuple[str, ...], **params: Scalar) -> OpShape:
+    """One shape of MOE_GATE_TOPK: tokens, experts, width, and experts used."""
+    tokens, experts, hidden, used = size
+    label = f"{tokens}x{experts}x{hidden}" + ("" if "choice_bias" in absent else "-chosen")
+    given = {"tokens": tokens, "experts": experts, "hidden": hidden, "used": used, **params}
+    return OpShape(label + "-whole" * bool(params), given, absent=frozenset(absent))
 
 
 def _products(inner: str, outputs: str) -> Strategy:

@@ -1,4 +1,4 @@
-"""The tenants of a server, from a file that is read again when it changes."""
+"""The tenants of a server. Their file is read again when it changes."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from harness.serve.errors import ApiError
 from harness.serve.keys import Keyring, presented_key
 from harness.tenants import Account, named_account, read_accounts
 
-LOOK_SECONDS = 1.0
+POLL_SECONDS = 1.0
 """Fewest seconds between two checks of the file."""
 LOCAL = Account(LOCAL_TENANT, operator=True, admin=True)
 log = logging.getLogger("zinc_rt.serve")
 
 
-class Tenanted(Protocol):
+class HasTenants(Protocol):
     """An object with tenants: one engine, or all engines of a server."""
 
     def replace_tenants(self, tenants: Iterable[Tenant]) -> None:
         """See ``Engine``."""
 
 
-CallEngine = Callable[[Callable[[Tenanted], None]], None]
+CallEngine = Callable[[Callable[[HasTenants], None]], None]
 """Calls a function with the engine between two steps."""
 
 
@@ -99,13 +99,13 @@ class Accounts:
         return list(self._file.accounts.values())
 
     def refresh(self, call: CallEngine) -> None:
-        """Read the file again if it changed, at most once in LOOK_SECONDS, and change the engine.
+        """Read the file again if it changed, at most once in POLL_SECONDS, and change the engine.
 
         A file that cannot be used changes nothing and is reported in the log."""
         if self._path is None or not self._lock.acquire(blocking=False):
             return
         try:
-            if time.monotonic() - self._looked < LOOK_SECONDS:
+            if time.monotonic() - self._looked < POLL_SECONDS:
                 return
             self._looked = time.monotonic()
             self._reload(self._path, call)
@@ -157,11 +157,11 @@ def _digest(path: Path) -> bytes:
         raise ConfigError(f"{path}: cannot read: {error.strerror}") from None
 
 
-def _replacing_tenants(accounts: Mapping[int, Account]) -> Callable[[Tenanted], None]:
+def _replacing_tenants(accounts: Mapping[int, Account]) -> Callable[[HasTenants], None]:
     """A function that replaces an engine's tenants by those of these accounts, all or none. A
     removed tenant stays until its requests have ended; without a key it cannot send new ones."""
 
-    def replace(engine: Tenanted) -> None:
+    def replace(engine: HasTenants) -> None:
         engine.replace_tenants([account.tenant for account in accounts.values()])
 
     return replace

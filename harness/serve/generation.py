@@ -1,71 +1,43 @@
-"""Turns a request body into engine requests, and their events into pieces of answers."""
+"""The running choices of one HTTP request: the engine's token events as pieces of answers."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
-from contract.errors import RequestError
-from contract.types import (
-    MAX_INT32,
-    MAX_UINT64,
-    MIN_TOP_P,
-    FinishReason,
-    QosClass,
-    Request,
-    SamplingParams,
-    Tenant,
-    TokenEvent,
-)
+from contract.types import FinishReason, Request, TokenEvent
 from harness.digest import RowDigests, RunningDigest
 from harness.host.answer_text import AnswerText, Piece, joined_pieces
+from harness.host.collectors import ExpertChoices, PromptScores
 from harness.host.driver import EventStream
-from harness.host.event_queue import Delivered
-from harness.host.expert_choices import ExpertChoices
-from harness.host.prompt_scores import PromptScores
+from harness.host.event_queue import TimedEvent
 from harness.host.structured.grammars import GrammarBroke
 from harness.host.submissions import joined_sinks
 from harness.host.watch import RequestFacts
 from harness.leaves import leaves_of_rows
 from harness.serve.answer_grammar import Constrained, grammar_error, masks_of
 from harness.serve.chat import ChatPlan
-from harness.serve.errors import ApiError
 from harness.serve.model import ServedModel
-from harness.serve.random_pool import random_bits
-from harness.serve.wire import MOST_CHOICES, Sampled
 from reference.runner import LOGITS
 
-T = TypeVar("T")
-DRAWN_SEED_BITS = 53
-"""Bits of a drawn seed: as many as a client can hold whose numbers are binary64."""
-TIER_OF_CLASS = {
-    QosClass.INTERACTIVE: "priority",
-    QosClass.STANDARD: "default",
-    QosClass.BATCH: "flex",
-}
-"""OpenAI's names of the classes of service."""
-CLASS_OF_TIER = {tier: qos for qos, tier in TIER_OF_CLASS.items()}
 LIGHT_STOP_CHARACTERS = 128
-"""Most characters of stop strings that the engine's thread may search for."""
-COMPLETION_TOKENS = 16
-"""Default ``max_tokens`` of ``/v1/completions``."""
-
-
+"""Most characters of stop strings for which the engine's thread itself makes the text of tokens."""
 SendPieces = Callable[[Callable[[], Sequence[Piece]]], bool]
-"""Passes on the pieces that the given function makes; False where they have to be taken instead."""
+"""Sends the pieces that its argument makes. Returns False, and does not call it, if the reader has
+to make and send them itself."""
 
 
 class Generation:
-    """The choices of one HTTP request, which run in the engine from the construction on.
+    """The choices of one HTTP request. The constructor submits them to the engine.
 
-    ``plan`` says what the answers of a chat are made of, ``constrained`` what texts that are no
-    chat are held to; one of ``stop_tokens`` ends an answer and is no part of its text. With
-    ``leaves``, the form of a receipt's leaves, it has the ``step_digests`` of a receipt, which
-    ``make_receipt`` makes once; with ``experts`` those of a mixture. Raises RequestError,
-    QueueFull, EngineStopped and ApiError when it cannot begin. Iterate ``pieces``, and ``cancel``
-    whatever happens."""
+    ``plan`` has the parser and grammar of a chat's answers; ``constrained`` has the grammar of a
+    completion. A token of ``stop_tokens`` ends an answer and is not part of its text. ``digests``
+    records a digest of all logits of a choice, ``leaves`` (a version of the leaves of receipts; 0
+    for none) one of each row, ``experts`` the experts chosen at each position. Raises RequestError,
+    QueueFull, EngineStopped and ApiError if a choice cannot be submitted. The caller iterates
+    ``pieces`` and always calls ``cancel`` in the end."""
 
     def __init__(
         self,
@@ -100,13 +72,13 @@ class Generation:
         self._rows: dict[int, RowDigests] = {}
         output = LOGITS
         for request in requests if leaves else ():
-            # Who hashes whole rows, too, needs the rows.
+            # ``digests`` need the whole rows on the host.
             on_device = model.limits.digests and not digests
             self._rows[request.id], output = leaves_of_rows(leaves, on_device)
         self.slot = -1
-        """The number of the client's slot in which it answers: see ``SlotTable``."""
-        self.on_tokens: Callable[[int], None] = ignore_tokens
-        """Called with the number of new tokens of the answers."""
+        """The llama.cpp slot that answers, an index into ``SlotTable``; -1 for none."""
+        self.on_tokens: Callable[[int], None] = lambda _: None
+        """Called with the number of new tokens whenever events are received."""
         self.make_receipt: Callable[[], dict[str, str]] | None = None
         self._receipt: dict[str, str] | None = None
         self._scores = {
@@ -146,15 +118,16 @@ class Generation:
 
     @property
     def cached(self) -> dict[str, Any]:
-        """How many prompt tokens came from the cache, and the first token by which the prompt
-        differs from a cached one of the same tenant's, where there is one."""
+        """JSON object: ``tokens``, prompt tokens from the prefix cache; ``from_disk``, how many of
+        them were read from disk; ``first_difference``, the first token at which a prompt differs
+        from a cached one of the tenant. The last two are left out if there is nothing to say."""
         cached: dict[str, Any] = {"tokens": self.cached_tokens}
         from_disk = self._in_prompts(lambda facts: facts.from_disk)
         if from_disk:
             cached["from_disk"] = from_disk
         for choice in self.choices:
             found = self.facts_of(choice).difference
-            # A preempted request and one of given tokens are looked up with tokens of the answer.
+            # The cache lookup of a preempted or forced request includes tokens of the answer.
             if found is not None and found.position < len(choice.request.prompt):
                 text = self.model.tokenizer.token_text
                 cached["first_difference"] = {
@@ -167,12 +140,12 @@ class Generation:
 
     @property
     def completion_tokens(self) -> int:
-        """Tokens generated, those that ended a choice included."""
+        """Generated tokens, including those that ended a choice."""
         return sum(len(choice.sampled) for choice in self.choices)
 
     @property
     def tokens(self) -> list[list[int]]:
-        """For each choice its tokens, one that ended it included."""
+        """The generated token ids of each choice, including one that ended it."""
         return [choice.sampled for choice in self.choices]
 
     @property
@@ -182,20 +155,19 @@ class Generation:
 
     @property
     def logits_digests(self) -> list[str | None] | None:
-        """For each choice the digest of the logits its tokens were sampled from; None if not
-        requested."""
+        """For each choice the digest of the logits of its tokens; None if not requested."""
         if not self._digests:
             return None
         return [self._digests[one.request.id].after(len(one.sampled)) for one in self.choices]
 
     @property
     def step_digests(self) -> list[list[str]]:
-        """For each choice the digests of the logits its tokens were sampled from, row by row."""
+        """For each choice and token the digest of the logits it was sampled from."""
         return [self._rows[one.request.id].first(len(one.sampled)) for one in self.choices]
 
     @property
     def experts(self) -> list[Any] | None:
-        """For each choice the experts of every position, layer by layer; None if not requested."""
+        """For each choice the expert ids ``[position][layer][k]``; None if not requested."""
         if not self._experts:
             return None
         return [
@@ -207,24 +179,24 @@ class Generation:
 
     @property
     def receipt(self) -> dict[str, str] | None:
-        """The id and digest of the receipt of this answer, which has ended; None where none is
-        made. Raises StorageProblem where it cannot be stored."""
+        """Id and digest of the receipt, made at the first call after the last token; None if no
+        receipt was requested. Raises StorageProblem if it cannot be stored."""
         if self._receipt is None and self.make_receipt is not None:
             self._receipt = self.make_receipt()
         return self._receipt
 
     @property
     def preemptions(self) -> int:
-        """How often a choice lost its slot."""
+        """How often the engine preempted the choices, in all."""
         return sum(self.facts_of(choice).preempted for choice in self.choices)
 
     def facts_of(self, choice: AnswerText) -> RequestFacts:
-        """The driver's record of a choice."""
+        """The driver's times and counts of a choice."""
         return self._events.facts[choice.request.id]
 
     def seconds_of(self, choice: AnswerText) -> tuple[float, float]:
-        """Seconds from the admission of a choice to its first token, and from there to its latest
-        one; 0 for tokens that there are none of."""
+        """Seconds of prefill, from admission to the first token, and of decoding, from the first to
+        the latest token. Before the first token, prefill ends now and decoding is 0."""
         facts = self.facts_of(choice)
         admitted = facts.submitted if facts.admitted is None else facts.admitted
         first = time.monotonic() if choice.first is None else choice.first
@@ -232,18 +204,18 @@ class Generation:
         return max(0.0, first - admitted), max(0.0, latest - first)
 
     def prompt_events(self, choice: int) -> Sequence[TokenEvent]:
-        """The tokens of a choice's prompt, which are there once its first piece is: those from its
-        ``score_from`` on have log-probabilities."""
+        """The tokens of a choice's prompt; from ``score_from`` on with log-probabilities. To be
+        called after the choice's first piece."""
         request = self.choices[choice].request
         scores = self._scores.get(request.id)
         return PromptScores(request).tokens if scores is None else scores.tokens
 
     def pieces(self, wait: float, send: SendPieces | None = None) -> Iterator[list[Piece]]:
-        """The new pieces, until every choice has ended; an empty list after each ``wait``
-        seconds in which nothing did. Raises ApiError when a choice fails.
+        """Yield lists of new pieces until every choice has ended; an empty list after ``wait``
+        seconds without an event. Raises ApiError if a choice fails.
 
-        While this waits, ``send`` may send pieces on the engine's thread where they make little
-        work; those are left out."""
+        If their text is cheap to make, ``send`` is called on the engine's thread while this
+        generator waits. What it sends is not yielded."""
         offer = None if send is None or not self._light else partial(self._send_at_once, send)
         while not self.done:
             taken = self._events.take(wait, offer)
@@ -259,8 +231,8 @@ class Generation:
 
     @property
     def _light(self) -> bool:
-        """Whether the text of a token costs so little that the engine's thread may make it between
-        two steps: no listed probabilities, no calls to parse, and no long stop strings."""
+        """Whether the engine's thread may make the text of tokens between two steps, since it is
+        cheap: no log-probabilities, no tool calls to parse, no long stop strings."""
         return all(
             choice.request.log_probabilities is None
             and sum(map(len, choice.request.stop)) <= LIGHT_STOP_CHARACTERS
@@ -268,15 +240,15 @@ class Generation:
             for choice in self.choices
         )
 
-    def _send_at_once(self, send: SendPieces, events: Sequence[Delivered]) -> bool:
-        """Send the pieces of events on the engine's thread; False where the reader has to."""
+    def _send_at_once(self, send: SendPieces, events: Sequence[TimedEvent]) -> bool:
+        """Send the pieces of events on the engine's thread; False if the reader has to do it."""
         if not send(lambda: self._received(events)):
             return False
         if self.done:
             self._events.wake()
         return True
 
-    def _received(self, events: Sequence[Delivered]) -> list[Piece]:
+    def _received(self, events: Sequence[TimedEvent]) -> list[Piece]:
         pieces = []
         try:
             for at, event in events:
@@ -289,112 +261,3 @@ class Generation:
         finally:
             self.on_tokens(sum([len(piece.events) for piece in pieces]))
         return pieces if len(pieces) < 2 else joined_pieces(pieces)
-
-
-def ignore_tokens(_: int) -> None:
-    """Count no tokens."""
-
-
-def requests_of(
-    body: Sampled,
-    prompts: Sequence[Sequence[int]],
-    model: ServedModel,
-    tenant: Tenant,
-    *,
-    max_tokens: int | None,
-    log_probabilities: int | None,
-    most: int | None = None,
-    scored: int | None = None,
-    turns: tuple[int, ...] = (),
-) -> list[Request]:
-    """The engine requests of a body: ``n`` choices of each prompt, in which turns of a conversation
-    begin at the positions ``turns``. Without ``max_tokens`` an answer may fill the context, or have
-    ``most`` tokens. Where ``scored`` is not None the tokens of the prompts have log-probabilities,
-    with so many likely ones listed. Raises ApiError and RequestError."""
-    n = body.n or 1
-    check_choices(len(prompts), n)
-    forced = _forced_answer(body)
-    max_tokens = len(forced) or max_tokens
-    seed = random_bits(DRAWN_SEED_BITS) if body.seed is None else body.seed
-    stop = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
-    return [
-        Request(
-            id=model.driver.new_id(),
-            prompt=tuple(prompt),
-            max_tokens=(
-                min(model.room(len(prompt), tenant), MAX_INT32 if most is None else most)
-                if max_tokens is None
-                else max_tokens
-            ),
-            sampling=sampling_of(body, model, seed + choice),
-            stop=stop,
-            tenant=tenant.id,
-            ignore_end=body.ignore_eos,
-            logit_bias=_biases(body.logit_bias or {}),
-            log_probabilities=log_probabilities,
-            qos=CLASS_OF_TIER.get(body.service_tier or "auto"),
-            score_from=1 if scored is not None and len(prompt) > 1 else None,
-            score_top=scored or 0,
-            turns=turns,
-            force_tokens=forced,
-            adapters=model.scales or (),
-            min_tokens=body.min_tokens,
-            stop_tokens=tuple(body.stop_token_ids or ()),
-        )
-        for prompt in prompts
-        for choice in range(n)
-    ]
-
-
-def _forced_answer(body: Sampled) -> tuple[int, ...]:
-    """The tokens of an answer that the body gives, empty where it is sampled. Raises RequestError
-    for fields that contradict it."""
-    tokens = tuple(body.force_tokens or ())
-    for name in ("max_tokens", "max_completion_tokens", "n_predict") if tokens else ():
-        limit = getattr(body, name, None)
-        if limit not in (None, -1, len(tokens)):
-            raise RequestError(name, f"is {limit}, and force_tokens are {len(tokens)}")
-    for name in ("n", "stop", "stop_token_ids") if tokens else ():
-        if getattr(body, name) not in (None, 1, "", []):
-            raise RequestError(name, "changes nothing where force_tokens are given; leave it out")
-    return tokens
-
-
-def check_choices(prompts: int, n: int = 1) -> None:
-    """Raises ApiError for more choices than one request may have."""
-    if n * prompts > MOST_CHOICES:
-        param = "n" if n > 1 else "prompt"
-        raise ApiError(400, f"n times the prompts is above {MOST_CHOICES}", param=param)
-
-
-def sampling_of(body: Sampled, model: ServedModel, seed: int) -> SamplingParams:
-    """The sampling parameters of a body, with the model's defaults for those it omits. Raises
-    RequestError."""
-    window, own = model.penalty_window, model.sampling
-    penalty = _given(body.repeat_penalty, own.repeat_penalty)
-    sampling = SamplingParams(
-        temperature=float(_given(body.temperature, own.temperature)),
-        top_k=max(0, _given(body.top_k, own.top_k)),
-        top_p=max(MIN_TOP_P, float(_given(body.top_p, own.top_p))),
-        min_p=float(_given(body.min_p, own.min_p)),
-        repeat_penalty=float(_given(body.repetition_penalty, penalty)),
-        repeat_last_n=_given(body.repeat_last_n, window),
-        presence_penalty=float(_given(body.presence_penalty, 0.0)),
-        frequency_penalty=float(_given(body.frequency_penalty, 0.0)),
-        seed=seed % (MAX_UINT64 + 1),
-    )
-    model.check_window(sampling)
-    return sampling
-
-
-def _given(value: T | None, default: T) -> T:
-    return default if value is None else value
-
-
-def _biases(biases: dict[str, float]) -> tuple[tuple[int, float], ...]:
-    pairs = []
-    for token, bias in biases.items():
-        if not token.isdecimal() or not token.isascii() or len(token) > 10:
-            raise RequestError("logit_bias", f"names {token[:32]!r}, which is no token id")
-        pairs.append((int(token), float(bias)))
-    return tuple(pairs)

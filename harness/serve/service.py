@@ -1,4 +1,4 @@
-"""The routes' work apart from HTTP: requests for text are started, answered and counted."""
+"""Starts, answers and counts requests for text, independent of HTTP."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from harness.serve.answers import Answer, AnswerShape, ChatShape, Json, ShapeOf
 from harness.serve.caller import Caller
 from harness.serve.chat import ChatPlan
 from harness.serve.completion_answers import CompletionShape
+from harness.serve.engine_requests import COMPLETION_TOKENS, requests_of
 from harness.serve.errors import (
     RESTART_SECONDS,
     ApiError,
@@ -29,7 +30,7 @@ from harness.serve.errors import (
     renaming,
     try_again,
 )
-from harness.serve.generation import COMPLETION_TOKENS, Generation, requests_of
+from harness.serve.generation import Generation
 from harness.serve.infill_prompt import infill_prompt
 from harness.serve.ledger_store import Counts, LedgerStore
 from harness.serve.llama_cpp.slots import SlotTable
@@ -41,18 +42,19 @@ from harness.serve.receipts.store import ReceiptStore
 from harness.serve.responses.store import ResponseStore
 from harness.serve.storage import StorageProblem
 from harness.serve.streams import CLIENT_LEFT, event_stream, whole_answer
-from harness.serve.wire import MOST_CHOICES, ChatRequest, CompletionRequest, Sampled
+from harness.serve.wire import MAX_CHOICES, ChatRequest, CompletionRequest, GenerationRequest
 from harness.tenants import Account
 
 log = logging.getLogger("zinc_rt.serve")
 IN_CONVERSATION = renaming({"prompt": "messages"})
-"""The field of a conversation that becomes a field of the engine's requests."""
+"""Names the engine's field ``prompt`` as chat requests do."""
 Answered = Json | Iterator[bytes]
 """A whole answer, or the body of a stream."""
 
 
-class Began(Exception):
-    """A request that failed after it had begun, with ``error``: it has been counted."""
+class FailedWhileRunning(Exception):
+    """Wraps the ``error`` of a request that failed after it was submitted. It is already
+    counted."""
 
     def __init__(self, error: Exception) -> None:
         self.error = error
@@ -80,8 +82,8 @@ class Service:
         shape_of: ShapeOf = ChatShape,
         prefix: str = "chatcmpl-",
     ) -> Answered:
-        """``POST /v1/chat/completions``. Other APIs translate their requests to it, and pass
-        their own answer format and ``prefix`` of ids."""
+        """Answer ``POST /v1/chat/completions``. Other APIs translate their requests to it, and pass
+        the shape of their answer and the ``prefix`` of its id."""
         if body.top_logprobs and not body.logprobs:
             raise ApiError(400, "top_logprobs needs logprobs true", param="top_logprobs")
 
@@ -104,7 +106,7 @@ class Service:
         shape_of: ShapeOf | None = None,
         prefix: str = "cmpl-",
     ) -> Answered:
-        """``POST /v1/completions``; ``shape_of`` and ``prefix`` as ``chat`` has them."""
+        """Answer ``POST /v1/completions``; ``shape_of`` and ``prefix`` as in ``chat``."""
         listed = body.logprobs is not None
 
         def begin() -> tuple[Generation, AnswerShape]:
@@ -119,13 +121,13 @@ class Service:
 
         return self._answer(body, tenant, begin, caller)
 
-    def for_request(self, body: Sampled) -> Service:
+    def for_request(self, body: GenerationRequest) -> Service:
         """The service with the model of one request. Raises ApiError and RequestError."""
         model = self.model.for_request(body.model, body.lora)
         return self if model is self.model else replace(self, model=model)
 
     def chat_requests(self, body: ChatRequest, tenant: Tenant) -> tuple[ChatPlan, list[Request]]:
-        """The engine requests for a conversation. Raises ApiError, RequestError and
+        """The plan and the engine requests of a conversation. Raises ApiError, RequestError and
         TemplateError."""
         plan = self.model.chat_plan(body)
         prompt = self.model.encode_chat(plan.prompt, plan.spoken)
@@ -144,7 +146,7 @@ class Service:
     def completion_requests(
         self, body: CompletionRequest, tenant: Tenant
     ) -> tuple[list[Sequence[int]], list[Request]]:
-        """The prompts of texts to continue, and what the engine is asked. Raises ApiError and
+        """The prompts of a completion as token ids, and the engine requests. Raises ApiError and
         RequestError."""
         encode: Callable[[str], list[int]] = partial(
             self.model.encode,
@@ -164,9 +166,9 @@ class Service:
             scored=_most_scored(body),
         )
 
-    def _makes_receipt(self, body: Sampled) -> bool:
-        """Whether an answer has a receipt. Raises ApiError where one is requested of a server that
-        makes none."""
+    def _makes_receipt(self, body: GenerationRequest) -> bool:
+        """Whether the answer gets a receipt. Raises ApiError if one is requested from a server
+        without receipts."""
         if self.receipts is None and body.receipt:
             raise ApiError(
                 400, "this server makes no receipts; start it with --receipts", param="receipt"
@@ -176,11 +178,11 @@ class Service:
     def _generation(
         self,
         requests: Sequence[Request],
-        body: Sampled,
+        body: GenerationRequest,
         plan: ChatPlan | None = None,
         constrained: TextPlan | None = None,
     ) -> Generation:
-        """The generation of what a body asks for, which runs from now on."""
+        """Submit the engine requests of a body."""
         return Generation(
             self.model,
             requests,
@@ -197,11 +199,11 @@ class Service:
         generation: Generation,
         kind: str,
         prefix: str,
-        body: Sampled,
+        body: GenerationRequest,
         tenant: Tenant,
         caller: Caller,
     ) -> Answer:
-        """The answer that a generation becomes, with a receipt of a ``kind`` once it has ended."""
+        """The answer for a generation, with a receipt of this ``kind`` if requested."""
         options = body.stream_options
         answer = Answer.of(
             generation,
@@ -220,7 +222,8 @@ class Service:
         return answer
 
     def usage(self, account: Account) -> Json:
-        """``GET /v1/tenants/{id}/usage``: what was counted, and how it went since the start."""
+        """Answer ``GET /v1/tenants/{id}/usage``: stored counts, counts since the start, and current
+        use."""
         tenant = account.tenant.id
         since = self.model.driver.call(lambda engine: engine.usage.of(tenant))
         now = self.model.driver.call(lambda engine: engine.tenants.usage(tenant))
@@ -239,8 +242,9 @@ class Service:
         }
 
     def check_accepting(self, receipt: bool = True, engine: bool = True) -> None:
-        """Raises ApiError 503, EngineStopped and StorageProblem when no new work is taken: none
-        that has a ``receipt`` where none can be stored, and none for the ``engine`` that ended."""
+        """Raises ApiError 503, EngineStopped and StorageProblem if the server accepts no new work.
+        ``receipt``: the work needs a receipt to be stored. ``engine``: the work needs the
+        engine."""
         if self.draining.is_set():
             raise try_again("the server is shutting down", "draining", RESTART_SECONDS)
         if engine and self.model.driver.failure is not None:
@@ -252,7 +256,7 @@ class Service:
 
     def _answer(
         self,
-        body: Sampled,
+        body: GenerationRequest,
         tenant: Tenant,
         begin: Callable[[], tuple[Generation, AnswerShape]],
         caller: Caller,
@@ -284,12 +288,12 @@ class Service:
             refusal = as_api_error(error)
             finish(refusal or internal_error())
             named = error if refusal is None else renamed(refusal, caller.client_name)
-            raise Began(named) from error
+            raise FailedWhileRunning(named) from error
         finish(None)
         return whole
 
     def reject(self, tenant: Tenant, error: ApiError) -> None:
-        """Count a request that never began."""
+        """Count a request that was refused before it was submitted."""
         self.metrics.rejected(error.code or "error")
         self.ledger.add(tenant.id, Counts(requests=1, rejected=1))
 
@@ -321,7 +325,7 @@ class Service:
     def _texts(
         self, given: str | Sequence[str | int | list[int]], prompts: Sequence[Sequence[int]], n: int
     ) -> list[str]:
-        """The text of the prompt of every choice: as it was given, or of its tokens."""
+        """The prompt's text for every choice, as given or decoded from its tokens."""
         named = [given] if isinstance(given, str) else [g for g in given if isinstance(g, str)]
         decode = self.model.tokenizer.decode_bytes
         texts = named or [decode(ids, special=True).decode(errors="replace") for ids in prompts]
@@ -331,12 +335,11 @@ class Service:
         self,
         prompt: str | Sequence[str | int | list[int]],
         field: str = "prompt",
-        most: int = MOST_CHOICES,
+        most: int = MAX_CHOICES,
         encode: Callable[[str], list[int]] | None = None,
     ) -> list[Sequence[int]]:
-        """The token ids of every text in ``field`` of a request; ``encode`` says how a text is
-        divided. Raises RequestError and ApiError when there are more than ``most``, before one is
-        looked at."""
+        """The token ids of every text in the request's ``field``; ``encode`` tokenizes a text.
+        Raises RequestError for more than ``most`` texts, before tokenizing, and ApiError."""
         encode = encode or self.model.encode
         if isinstance(prompt, str):
             return [encode(prompt)]
@@ -358,35 +361,34 @@ class Service:
 def _between(
     model: ServedModel, body: CompletionRequest, suffix: str
 ) -> Callable[[str], list[int]]:
-    """The encoder of a text that comes before a ``suffix``: to an infill prompt. Raises
-    ApiError."""
+    """A function from a prompt's text to an infill prompt with ``suffix``. Raises ApiError."""
     texts = [body.prompt] if isinstance(body.prompt, str) else body.prompt
     if body.echo or not all(isinstance(text, str) for text in texts):
         raise invalid_value("suffix", "suffix needs prompts that are texts, and no echo")
     return lambda text: infill_prompt(model, text, suffix)
 
 
-def _most_tokens(body: Sampled) -> int | None:
-    """The limit that a body names by either of its names."""
+def _most_tokens(body: GenerationRequest) -> int | None:
+    """The token limit of a body, by either of its names."""
     if body.max_tokens is None and body.n_predict is not None and body.n_predict > 0:
         return body.n_predict
     return body.max_tokens
 
 
 def most_chat_tokens(body: ChatRequest) -> int | None:
-    """The limit that a conversation names, None where it names none."""
+    """The token limit of a chat request; None for no limit."""
     return body.max_completion_tokens or _most_tokens(body)
 
 
 def most_completed(body: CompletionRequest) -> int | None:
-    """The limit of a completion, None for the end of the context."""
+    """The token limit of a completion; None for the whole context."""
     if body.max_tokens is None and body.n_predict is not None:
         return None if body.n_predict < 0 else body.n_predict
     return COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
 
 
 def _most_scored(body: CompletionRequest) -> int | None:
-    """How many likely tokens are listed with each token of a prompt, None where none is scored."""
+    """How many likely tokens to list with each prompt token; None if prompts are not scored."""
     echoed = body.logprobs if body.echo else None
     if None not in (echoed, body.prompt_logprobs) and echoed != body.prompt_logprobs:
         problem = f"is {body.prompt_logprobs}, and logprobs of the echo {echoed}; give one number"
@@ -394,5 +396,5 @@ def _most_scored(body: CompletionRequest) -> int | None:
     return body.prompt_logprobs if echoed is None else echoed
 
 
-def _wants_usage(body: Sampled) -> bool:
+def _wants_usage(body: GenerationRequest) -> bool:
     return body.stream_options is not None and body.stream_options.include_usage

@@ -23,7 +23,7 @@ from harness.simulation.schedule import (
 
 FIRST_ID = 5000
 """The first id of the requests of a flood; ids of other requests are below."""
-MOST_INTERRUPTS = 6
+MAX_INTERRUPTS = 6
 LABELS = (None, *QosClass)
 GROUPS = (None, None, 7, 8)
 ADAPTERS = ((), (), ((0, 1.0),), ((1, 0.5),), ((1, 2.0), (0, -1.5)), ((0, 0.0),))
@@ -48,7 +48,7 @@ def draw_adversaries(
         for _ in range(random.randint(1, 3)):
             actions.append(FailCopy(random.randrange(steps), random.randrange(shape.models)))
     if random.random() < 0.5:
-        for _ in range(random.randint(1, MOST_INTERRUPTS)):
+        for _ in range(random.randint(1, MAX_INTERRUPTS)):
             line = random.choice([3, 40, 900]) * random.randint(1, 9)
             actions.append(Interrupt(random.randrange(steps), line))
     return actions
@@ -81,7 +81,7 @@ def draw_callers(random: Random, arrivals: Sequence[Arrive], steps: int) -> list
                 same = replace(request, id=next(again), max_tokens=3)
                 actions.append(replace(arrival, step=step + 1, request=same))
     if random.random() < 0.5:
-        for _ in range(random.randint(1, MOST_INTERRUPTS)):
+        for _ in range(random.randint(1, MAX_INTERRUPTS)):
             line = random.choice([1, 5, 20]) * random.randint(1, 20)
             actions.append(Interrupt(random.randrange(steps), line, call=True))
     return actions

@@ -13,11 +13,11 @@ from reference.memory.disk.statistics import DiskStatistics
 
 LOST_ONE_IN = 6
 """One file in so many is lost or damaged."""
-MOST_POLLS = 6
+MAX_POLLS = 6
 """Most times that an engine asks for a reading until it has ended."""
 TOGETHER, ROOM = 1, 1
 """Pages that are loaded together, and pages that are read and not loaded."""
-MOST_QUEUED = 8
+MAX_QUEUED = 8
 """Pages and states that may wait to be written."""
 
 
@@ -34,7 +34,7 @@ class SimulatedReading:
         self.finished = False
         self._pages: list[Any] | None = None
         self._whole = 0
-        self._polls, self._random, self._found = random.randint(0, MOST_POLLS), random, found
+        self._polls, self._random, self._found = random.randint(0, MAX_POLLS), random, found
 
     def poll(self) -> bool:
         """Whether it goes on only when pages are loaded, or has ended."""
@@ -68,7 +68,7 @@ class SimulatedReading:
     def take(self, pages: int) -> None:
         """See ``Reading``."""
         self.taken += pages
-        self._polls = self._random.randint(0, MOST_POLLS)
+        self._polls = self._random.randint(0, MAX_POLLS)
 
     def cancel(self) -> None:
         """End it without a result."""
@@ -100,7 +100,7 @@ class SimulatedDisk:
 
     def reserve(self, nbytes: int) -> bool:
         """Whether one page or state more may wait to be written."""
-        room = self.queued < MOST_QUEUED
+        room = self.queued < MAX_QUEUED
         self.queued += room
         return room
 

@@ -12,7 +12,7 @@ from reference.engine import EngineOptions
 from reference.limits import Limits, pages_for
 
 WINDOW_SECONDS = 5.0
-LEAST_JAIN_INDEX = 0.98
+MIN_JAIN_INDEX = 0.98
 BEGIN_SECONDS = 2.0
 """Seconds after which the first requests of all tenants run."""
 END_SECONDS = 14.0
@@ -65,7 +65,7 @@ def check_shares(delivered: Delivered, tenants: int, begin: float, end: float) -
         index = sum(shares) ** 2 / (tenants * sum(share * share for share in shares))
         part = sum(shares) / tenants
         apart = max(abs(share - part) for share in shares)
-        if index < LEAST_JAIN_INDEX and apart > 2 * LONGEST_ANSWER:
+        if index < MIN_JAIN_INDEX and apart > 2 * LONGEST_ANSWER:
             raise Violation(
                 Invariant.FAIRNESS,
                 f"until {moment:.2f} s the tenants got {shares} tokens, Jain index {index:.3f}",

@@ -30,8 +30,8 @@ from reference.engine import EngineOptions
 from reference.limits import Limits, pages_for, with_drafts
 
 UNKNOWN_TENANT = 999
-MOST_BIASES = 3
-MOST_LISTED = 3
+MAX_BIASES = 3
+MAX_LISTED = 3
 
 STATE_INTERVALS = {0: 1024, 1: 16, 2: 48, 6: 32}
 """Tokens between two saved recurrent states of a prompt, by the room for saved states."""
@@ -131,8 +131,8 @@ def _shape(random: Random, features: Features, profile: Profile) -> EngineShape:
             saved_states=(saved := random.choice([1, 2, 6]) if recurrent else 0),
             state_interval=STATE_INTERVALS[saved],
             masks=slots if features.constraints else 0,
-            biases=MOST_BIASES if features.biases else 0,
-            top_log_probabilities=MOST_LISTED if features.log_probabilities else 0,
+            biases=MAX_BIASES if features.biases else 0,
+            top_log_probabilities=MAX_LISTED if features.log_probabilities else 0,
         ),
         page_order=tuple(order),
         chunk_tokens=random.randint(1, chunk),
@@ -270,13 +270,13 @@ class _Actions:
         random = self._random
         if not self._features.biases or random.random() < 0.5:
             return ()
-        tokens = random.sample(range(self._profile.vocab), random.randint(1, MOST_BIASES))
+        tokens = random.sample(range(self._profile.vocab), random.randint(1, MAX_BIASES))
         return tuple((token, random.choice([-100.0, -0.5, 1.5, 100.0])) for token in tokens)
 
     def _listed(self) -> int | None:
         if not self._features.log_probabilities:
             return None
-        return self._random.choice([None, None, 0, 1, MOST_LISTED])
+        return self._random.choice([None, None, 0, 1, MAX_LISTED])
 
     def _prompt(self, context: int) -> tuple[int, ...]:
         random = self._random
@@ -322,9 +322,9 @@ class _Actions:
         elif kind == 4:
             tokens = (-1,)
         elif kind == 5:
-            bias = tuple((token, 1.0) for token in range(MOST_BIASES + 1))
+            bias = tuple((token, 1.0) for token in range(MAX_BIASES + 1))
         elif kind == 6:
-            listed = MOST_LISTED + 1
+            listed = MAX_LISTED + 1
         else:
             # An id in use is refused, also where the other request is for another model.
             id = good.id

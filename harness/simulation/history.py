@@ -21,7 +21,7 @@ from harness.simulation.constraint import Constraint, nearest
 
 NO_LOG_PROBABILITIES: tuple[None, tuple[()]] = (None, ())
 VOCAB = 1024
-MOST_POSITIONS = 1024
+MAX_POSITIONS = 1024
 END_OF_GENERATION = frozenset(range(24))
 """Each sampled token ends its sequence with a probability of 24 in 1024."""
 NON_FINITE_ONE_IN = 512
@@ -34,7 +34,7 @@ _MIX_FACTOR = 0xBF58476D1CE4E5B9
 _MODEL_FACTOR = 0x94D049BB133111EB
 _RANDOM = np.random.PCG64(20)
 OF_TOKEN: list[int] = _RANDOM.random_raw(VOCAB).tolist()
-OF_POSITION: list[int] = (_RANDOM.random_raw(MOST_POSITIONS) | np.uint64(1)).tolist()
+OF_POSITION: list[int] = (_RANDOM.random_raw(MAX_POSITIONS) | np.uint64(1)).tolist()
 """A token at a position adds the product of its two numbers to a history, modulo 2^64."""
 
 

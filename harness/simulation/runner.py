@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from contract.errors import DeviceLost
 from harness.simulation.clock import VirtualClock
 from harness.simulation.device import NO_SCOPE, DeviceMemory, SavedState, StepCopy
-from harness.simulation.history import MOST_POSITIONS, VOCAB, listed
+from harness.simulation.history import MAX_POSITIONS, VOCAB, listed
 from harness.simulation.invariants import Invariant, Violation
 from reference.limits import RING_STEPS, Limits
 from reference.memory.row_copies import HostBytes
@@ -199,8 +199,8 @@ class SimulatedRunner:
         model: int = 0,
         seconds: StepSeconds | None = None,
     ) -> None:
-        if limits.context > MOST_POSITIONS:
-            raise ValueError(f"the context is at most {MOST_POSITIONS} positions here")
+        if limits.context > MAX_POSITIONS:
+            raise ValueError(f"the context is at most {MAX_POSITIONS} positions here")
         self.limits = limits
         opened: Any = [SimpleNamespace(digest=str(n)) for n in range(limits.adapters)]
         adapters = Adapters(tuple(opened))

@@ -146,7 +146,7 @@ class Guesses:
     def _guess(self, open: DraftRequest) -> NDArray[np.int32]:
         answer = self._answer(open.key) or ()
         known = len(open.tokens)
-        guess = np.array(answer[known : known + open.most], np.int32)
+        guess = np.array(answer[known : known + open.limit], np.int32)
         for index in range(len(guess)):
             if self._random.randrange(WRONG_ONE_IN) == 0:
                 guess[index] = (guess[index] + 1) % self._vocab

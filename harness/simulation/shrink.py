@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from harness.simulation.schedule import Arrive, SavedSchedule, Schedule, keep
 
-MOST_TRIALS = 2000
+MAX_TRIALS = 2000
 """The most schedules that are played to shrink one."""
 
 
@@ -27,7 +27,7 @@ class _Shrinking:
 
     def smallest(self) -> tuple[SavedSchedule, ...]:
         before = None
-        while before != self._saved and self._trials < MOST_TRIALS:
+        while before != self._saved and self._trials < MAX_TRIALS:
             before = list(self._saved)
             self._delete()
             self._shorten()
@@ -35,7 +35,7 @@ class _Shrinking:
 
     def _accept(self, saved: list[SavedSchedule]) -> bool:
         """Continue from ``saved`` if it fails too."""
-        if self._trials >= MOST_TRIALS:
+        if self._trials >= MAX_TRIALS:
             return False
         self._trials += 1
         if not self._fails(keep(self._schedule, saved)):

@@ -35,7 +35,7 @@ from reference.sched.rates import WINDOW_SECONDS
 from reference.sched.tenants import PART_OF_A_SLOT
 from reference.sched.wait_queue import WaitingRequest
 
-MOST_DECISIONS = 1000
+MAX_DECISIONS = 1000
 """Admissions, preemptions and submissions in one call of an engine; more is taken for an endless
 loop."""
 DEEP_CHECK_STEPS = 16
@@ -112,7 +112,7 @@ class EngineWatch(Observer):
     def between_steps(self, step: int) -> None:
         """Check the engine's state. Raises Violation."""
         self._decisions = 0
-        if not self._engine._whole:
+        if not self._engine._consistent:
             # It was interrupted while it recovered, and recovers again in its next call.
             return
         state = self.state()
@@ -196,7 +196,7 @@ class EngineWatch(Observer):
         nothing it knows of has changed, and it looks within RETRY_SECONDS. A request that can never
         have room ends in the next step. Loads from disk end, so who waits for their room waits."""
         engine = self._engine
-        if not engine._whole:
+        if not engine._consistent:
             return
         unfit = {sequence.request.id for sequence in engine._scheduler.unfit} & set(self.live())
         again, self._unfit = unfit & self._unfit, unfit
@@ -254,12 +254,12 @@ class EngineWatch(Observer):
         )
 
     def _guarded(self, check: Callable[[], None]) -> None:
-        """Run a check inside a call of the engine, and count it against MOST_DECISIONS."""
+        """Run a check inside a call of the engine, and count it against MAX_DECISIONS."""
         try:
             self._decisions += 1
-            if self._decisions >= MOST_DECISIONS:
+            if self._decisions >= MAX_DECISIONS:
                 raise Violation(
-                    Invariant.LIVENESS, f"{MOST_DECISIONS} decisions in one call of the engine"
+                    Invariant.LIVENESS, f"{MAX_DECISIONS} decisions in one call of the engine"
                 )
             check()
         except Violation as violation:

@@ -22,7 +22,7 @@ EMBEDDING_DEVIATION = 64.0
 """Deviation of embeddings: what a layer adds to the residual stream has a deviation near 1."""
 CERTAINTY = 3.0
 """Excess of the likeliest logit over the logarithm of the vocabulary's size."""
-FEWEST_BLOCKS = 8
+MIN_BLOCKS = 8
 """Fewest blocks of an embedding's row."""
 FRACTION = 0x9E3779B1 / 2**32
 """The golden ratio's fraction: its multiples spread evenly over 0 to 1."""
@@ -45,7 +45,7 @@ def planted_type(spec: SynthSpec, kind: str, embedding: DType) -> DType | None:
     norms that differ too much, since every block has a random scale."""
     if kind not in ("token_embd", *DRAWN_AS_EMBEDDING):
         return None
-    return embedding if embedding.block_elements * FEWEST_BLOCKS <= spec.hidden else Q8_0
+    return embedding if embedding.block_elements * MIN_BLOCKS <= spec.hidden else Q8_0
 
 
 def planted_rows(spec: SynthSpec, kind: str, dtype: DType) -> Iterator[Bytes]:

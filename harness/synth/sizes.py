@@ -85,6 +85,8 @@ _NEEDED: Mapping[str, Mapping[str, Any]] = {
     "phi3": {"fused_qkv": True},
     "qwen3moe": {"experts": {}},
     "minimax-m2": {"experts": {}},
+    "qwen2moe": {"experts": {"shared_width": 64}},
+    "olmoe": {"experts": {}, "kv_heads": 4},
     "gpt-oss": {"experts": {}, "window": 32},
     "glm4moe": {"experts": {"shared_width": 64}, "leading_dense": 1},
     "cohere2": {"window": 32},
@@ -94,6 +96,8 @@ _NEEDED: Mapping[str, Mapping[str, Any]] = {
     "lfm2": {"short_conv": {}, "layers": 3},
     "lfm2moe": {"short_conv": {}, "layers": 3, "experts": {}, "leading_dense": 1},
     "granitehybrid": {"scales": {}, "mamba": {}, "layers": 3},
+    "nemotron_h": {"mamba": {}, "layers": 4},
+    "nemotron_h_moe": {"mamba": {}, "layers": 4, "experts": {"shared_width": 64}},
     "gemma3": {"gemma": {"period": 2}},
     "gemma4": {"gemma": {"period": 2, "head_dim": 32, "kv_heads": 4, "output_scale": True}},
 }

@@ -225,7 +225,7 @@ def _frame_crc(frame: bytes) -> int:
 
 
 BUFFER_BYTES = 1 << 16
-MOST_WAITING_BYTES = 256 << 20
+MAX_WAITING_BYTES = 256 << 20
 """Most bytes that may wait in memory; with more, a failed write is an error."""
 
 
@@ -248,7 +248,7 @@ class PatientFile:
     def write(self, data: bytes | memoryview) -> None:
         """Append bytes. Raises OSError when too many wait in memory."""
         self._waiting += data
-        most = BUFFER_BYTES if self.problem is None else MOST_WAITING_BYTES
+        most = BUFFER_BYTES if self.problem is None else MAX_WAITING_BYTES
         if len(self._waiting) > most:
             self.flush()
 
@@ -259,7 +259,7 @@ class PatientFile:
                 written = self._raw.write(self._waiting)
             except OSError as error:
                 self.problem = error.strerror or str(error)
-                if len(self._waiting) > MOST_WAITING_BYTES:
+                if len(self._waiting) > MAX_WAITING_BYTES:
                     raise
                 return
             del self._waiting[:written]

@@ -79,8 +79,9 @@ def expert_kernels(matrices: PreparedMatrices, threads: int) -> Mapping[Opcode, 
         logits[...] = product(bound, "gate_weight", bound["x"])
         if "bias" in bound:
             logits += bound["bias"]
-        used, choice_bias = int(params["used"]), bound.get("choice_bias")
-        bound["ids"][...], bound["weights"][...] = routing(logits, used, choice_bias)
+        used, renormalize = int(params["used"]), bool(params["renormalize"])
+        found = routing(logits, used, bound.get("choice_bias"), renormalize)
+        bound["ids"][...], bound["weights"][...] = found
 
     def gate_up(bound: Operands, params: Parameters) -> None:
         weights = [(bound[f"{name}_weight"], bound[name]) for name in ("gate", "up")]

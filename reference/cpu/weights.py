@@ -38,7 +38,7 @@ def no_scales() -> Float32:
 
 @dataclass(frozen=True, slots=True)
 class Scales:
-    """The binary32 scales of some output rows R; empty arrays where the format has none.
+    """The binary32 scales of some output rows R; empty arrays if the format has none.
 
     32-blocks: ``scale`` and ``minimum`` [8, n_segments, 1, R], see :func:`by_address`.
     Super-blocks: ``scale`` and ``minimum`` [n_segments, 1, R], ``sub_minimum`` [n_segments,
@@ -175,7 +175,7 @@ def _prepare_super_blocks(planes: SuperBlocks, first: int) -> RowTile:
 
 
 def by_address(blocks: NDArray[Any]) -> Float32:
-    """Per-block values [n_blocks, n] as f32[8, n_segments, n], 0 where a segment has no block.
+    """Per-block values [n_blocks, n] as f32[8, n_segments, n], 0 if a segment has no block.
 
     The first axis is the block's index in its segment, so the terms that rule R5 adds one after the
     other are contiguous arrays."""

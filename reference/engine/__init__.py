@@ -1,4 +1,4 @@
-"""Many requests on one runner: ``Engine`` and what it is made of, a module a subject."""
+"""The engine: runs many requests on one ``ModelRunner``. Each module has one subject."""
 
 from reference.engine.engine import Engine
 from reference.engine.options import EngineOptions

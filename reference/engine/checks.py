@@ -1,4 +1,5 @@
-"""The checks of a request when it is submitted: one that could never run to its end is refused."""
+"""Checks of a request when it is submitted; a request that could never run to its end is
+refused."""
 
 from __future__ import annotations
 
@@ -10,8 +11,8 @@ from reference.sched.constraints import check_constraints, check_forced
 
 
 def check_sizes(limits: Limits) -> None:
-    """Raise ValueError unless a step holds a decode token of every slot and a token of prefill, and
-    a mask for every slot if it holds any."""
+    """Raise ValueError unless a step has room for a decode token of every slot and one prefill
+    token, and for a mask of every slot if there are masks."""
     if limits.step_tokens <= limits.slots or limits.step_rows < limits.slots:
         raise ValueError("a step must hold a decode token of every slot and one of prefill")
     if 0 < limits.masks < limits.slots:
@@ -21,21 +22,21 @@ def check_sizes(limits: Limits) -> None:
 def check_request(
     request: Request, tenant: Tenant, runner: ModelRunner, pages: int, *, masked: bool
 ) -> None:
-    """Raise RequestError naming the field that is wrong.
+    """Raise RequestError naming the wrong field.
 
-    ``pages`` is the most KV pages the tenant could get. ``masked``: token masks restrict the
-    answer, from a grammar or another function of the tokens so far."""
+    ``pages`` is the most KV pages the tenant can get. ``masked``: token masks, from a grammar or
+    another function of the tokens so far, restrict the answer."""
     limits, vocab = runner.limits, runner.model.config.vocab
     request.sampling.validate()
     if not request.prompt:
         raise RequestError("prompt", "is empty; give at least one token")
     if min(request.prompt) < 0 or max(request.prompt) >= vocab:
         raise RequestError("prompt", f"holds a token id outside 0 to {vocab - 1}")
-    most = min(limits.context, tenant.max_context)
-    if len(request.prompt) > most:
+    limit = min(limits.context, tenant.max_context)
+    if len(request.prompt) > limit:
         raise RequestError(
             "prompt",
-            f"is {len(request.prompt)} tokens, the context is {most}; "
+            f"is {len(request.prompt)} tokens, the context is {limit}; "
             "shorten it or give a larger context",
         )
     if request.sampling.penalizes and request.sampling.repeat_last_n > limits.recent_tokens:
@@ -46,16 +47,16 @@ def check_request(
     check_constraints(request, limits, vocab, masked=masked)
     check_forced(request, limits, vocab, masked=masked)
     runner.model.adapters.check(request.adapters)
-    if len(request.prompt) + len(request.force_tokens) > most:
+    if len(request.prompt) + len(request.force_tokens) > limit:
         answer = f"is {len(request.force_tokens)} tokens"
         raise RequestError(
-            "force_tokens", f"{answer}, which with the prompt exceed the context, {most}"
+            "force_tokens", f"{answer}, which with the prompt exceed the context, {limit}"
         )
-    most = min(tenant.max_kv_pages, pages)
-    needed = pages_for(reach_of(request, tenant, limits))
-    if needed > most:
+    limit = min(tenant.max_kv_pages, pages)
+    needed = pages_for(max_positions_of(request, tenant, limits))
+    if needed > limit:
         raise RequestError(
-            "max_tokens", f"with the prompt needs {needed} KV pages, there are {most}"
+            "max_tokens", f"with the prompt needs {needed} KV pages, there are {limit}"
         )
 
 
@@ -71,8 +72,8 @@ def _check_min_tokens(request: Request, vocab: int) -> None:
 
 
 def check_outputs(runner: ModelRunner, output: str, *, experts: bool) -> None:
-    """Raise RequestError where the engine's steps do not have the requested outputs: ``output``,
-    the name of a row output (logits, HIDDEN or ROW_DIGEST), or the ids of ``experts``."""
+    """Raise RequestError if the engine's steps lack a requested output: ``output``, the name of a
+    row output (logits, HIDDEN or ROW_DIGEST), or the ids of ``experts``."""
     if output == HIDDEN and not runner.limits.hidden_states:
         raise RequestError("output", "cannot be hidden states: the limits have none")
     if output == ROW_DIGEST and not runner.limits.digests:
@@ -83,7 +84,7 @@ def check_outputs(runner: ModelRunner, output: str, *, experts: bool) -> None:
         raise RequestError("experts", f"cannot be read: {why}")
 
 
-def reach_of(request: Request, tenant: Tenant, limits: Limits) -> int:
-    """The most positions a request can reach: its prompt and ``max_tokens``, or the context."""
-    most = min(limits.context, tenant.max_context)
-    return min(len(request.prompt) + request.max_tokens, most)
+def max_positions_of(request: Request, tenant: Tenant, limits: Limits) -> int:
+    """The most positions a request can have: its prompt and ``max_tokens``, or the context."""
+    limit = min(limits.context, tenant.max_context)
+    return min(len(request.prompt) + request.max_tokens, limit)

@@ -1,8 +1,8 @@
-"""Token masks in the inputs of a step, and log-probabilities in its outputs.
+"""Token masks among the inputs of a step, and log-probabilities among its outputs.
 
 A mask depends on the token before it. So a sequence with masks runs in lockstep: its next token is
-planned when the host has read its last one, however many steps of other sequences are in flight.
-Where tokens are drafted for it, each row has the mask behind the drafted tokens before."""
+planned once the host has read its last one, however many steps of other sequences are in flight. If
+tokens are drafted for it, each row has the mask for the drafted tokens before it."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ NO_LOG_PROBABILITIES: LogProbabilities = (None, ())
 
 @dataclass(frozen=True, slots=True)
 class MinTokensMasks:
-    """The masks of an answer of at least ``count`` tokens: until then ``before`` is combined with
-    the answer's own masks, unless both together allow nothing. It is not needed afterwards."""
+    """Masks for an answer of at least ``count`` tokens. Until then ``before`` is combined with
+    ``own``, the answer's own masks, unless the two together allow no token."""
 
     count: int
     before: Mask
@@ -49,7 +49,7 @@ class MinTokensMasks:
 def masks_with_min_tokens(
     request: Request, own: MaskProvider | None, options: EngineOptions, runner: ModelRunner
 ) -> MaskProvider | None:
-    """The ``own`` masks of a request, combined with one that keeps its ``min_tokens``."""
+    """The ``own`` masks of a request, combined with a mask that enforces ``min_tokens``."""
     if not request.min_tokens:
         return own
     vocab = runner.model.config.vocab
@@ -59,7 +59,7 @@ def masks_with_min_tokens(
 
 
 def drop_min_tokens(sequence: Sequence) -> None:
-    """Let a sequence that has its least number of tokens have its own masks only."""
+    """Restore a sequence's own masks once it has its least number of tokens."""
     masks, generated = sequence.allowed, sequence.known - len(sequence.request.prompt)
     if isinstance(masks, MinTokensMasks) and generated >= masks.count:
         sequence.allowed = masks.own
@@ -72,9 +72,9 @@ def with_masks(
     rows: Items[int],
     words: int,
 ) -> StepInput:
-    """``inputs`` with a mask of ``words`` 32-bit words for each masked sequence that gets a token
-    in this step, and for each of its drafted tokens; ``rows`` are the numbers of output rows of the
-    chunks."""
+    """``inputs`` with masks of ``words`` 32-bit words: one for each masked sequence that gets a
+    token in this step, and one for each of its drafted tokens. ``rows`` are the numbers of output
+    rows of the chunks."""
     if not any(sequence.masked for sequence in sequences):
         return inputs
     masks: list[Mask] = []
@@ -96,8 +96,8 @@ def with_masks(
 def allowed_draft(
     sequence: Sequence, draft: NDArray[np.int32], ends: Collection[int], words: int
 ) -> NDArray[np.int32]:
-    """The drafted tokens before the first that the masks forbid or that ends the answer. The
-    sequence gets the masks of their rows."""
+    """The drafted tokens before the first one that the masks forbid or that ends the answer. Stores
+    the masks of their rows in the sequence."""
     masks = [_mask_of(sequence, words)]
     drafted: list[int] = []
     for token in draft.tolist():
@@ -106,7 +106,7 @@ def allowed_draft(
         try:
             masks.append(_checked_mask(sequence, [*drafted, token], words))
         except Exception:
-            # The provider is asked again, and may fail then, if the sequence gets the token.
+            # If the sequence gets the token, the provider is called again, and may fail then.
             break
         drafted.append(token)
     sequence.draft_masks = masks
@@ -114,8 +114,8 @@ def allowed_draft(
 
 
 def _checked_mask(sequence: Sequence, drafted: Items[int], words: int) -> Mask | None:
-    """The mask behind the tokens of a sequence and the ``drafted`` ones. Raises what the provider
-    raises, and ValueError for a mask of another form."""
+    """The mask for the token after those of a sequence and the ``drafted`` ones. Raises what the
+    provider raises, and ValueError for an array of the wrong shape or dtype."""
     assert sequence.allowed is not None
     generated = sequence.tokens[len(sequence.request.prompt) : sequence.known].tolist()
     mask = sequence.allowed([*generated, *drafted])
@@ -125,26 +125,26 @@ def _checked_mask(sequence: Sequence, drafted: Items[int], words: int) -> Mask |
 
 
 def _mask_of(sequence: Sequence, words: int) -> Mask | None:
-    """The mask of the sequence's next token. Where the provider fails the mask allows nothing,
-    which ends this sequence with an error and no other."""
+    """The mask of the sequence's next token. If the provider fails, the mask allows nothing, which
+    ends this sequence with an error and no other."""
     try:
         return _checked_mask(sequence, (), words)
     except Exception as error:
-        # Importing logging takes a hundredth of the start of a process that logs nothing.
+        # Importing logging takes 1 % of the start of a process that logs nothing.
         import logging
 
         logging.getLogger(__name__).error(
             "request %d: its masks failed; it ends: %s",
             sequence.request.id,
             error,
-            # A request that asks for too much is no fault of this program.
+            # A request that asks for too much is not a fault of this program.
             exc_info=not isinstance(error, ZincError),
         )
         return np.zeros(words, np.uint32)
 
 
 def log_probabilities_of(request: Request, output: StepOutput, row: int) -> LogProbabilities:
-    """The log-probabilities that ``request`` asked for, of one output row of a step."""
+    """The log-probabilities that ``request`` asked for, from one output row of a step."""
     count = request.log_probabilities
     if count is None:
         return NO_LOG_PROBABILITIES

@@ -1,8 +1,8 @@
-"""The engine's side of the disk cache: which pages are read for whom.
+"""Reads pages for sequences from the disk cache.
 
-A waiting request is admitted once the pages that it has on disk were read, or as many as host
-memory is used for: then it computes nothing until the rest was read into its pages. They are its
-own like those that it would compute, and others find them once all are there."""
+A waiting request is admitted once its pages on disk have been read, or as many of them as the host
+buffer holds. In the latter case it computes nothing until the rest was read into its pages. The
+pages belong to it like those it computes; other sequences find them once all are there."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from reference.sched.tenants import Tenants
 
 @dataclass(frozen=True, slots=True)
 class _Loading:
-    """What is read for a sequence that was admitted: its ``pages``, of which ``hit`` covers the
-    first, ``reading``, and loads with their numbers of pages, whose blocks the device reads."""
+    """The pages being read for an admitted sequence: its ``pages``, the first of which ``hit``
+    covers; the ``reading``; and the loads in flight, each with its number of pages."""
 
     sequence: Sequence
     hit: PrefixHit
@@ -38,8 +38,8 @@ class _Loading:
 
 
 class DiskPages(DiskWrites):
-    """Writes what ``KvMemory`` publishes to ``cache``, and reads what sequences need from it. In a
-    model with recurrent layers a hit ends where a state is."""
+    """Writes the pages that ``KvMemory`` publishes to ``cache``, and reads those that sequences
+    need. In a model with recurrent layers a hit ends where a state is."""
 
     def __init__(
         self, cache: DiskCache, copies: PageCopies, recurrent: RecurrentMemory, tenants: Tenants
@@ -56,12 +56,12 @@ class DiskPages(DiskWrites):
         self._readings.clear()
         self._loading.clear()
 
-    def reads(self, sequence: Sequence, memory: KvMemory, most: int) -> bool:
-        """Whether a waiting sequence's pages are being read. Reading begins with the first call;
-        ``most`` waiting sequences may have pages that were read for them."""
+    def is_reading(self, sequence: Sequence, memory: KvMemory, limit: int) -> bool:
+        """Whether the pages of a waiting sequence are being read. The first call starts reading. At
+        most ``limit`` waiting sequences have pages that were read for them."""
         reading = self._readings.get(sequence.order)
         if reading is None:
-            if sequence.looked_up or len(self._readings) - len(self._loading) >= most:
+            if sequence.looked_up or len(self._readings) - len(self._loading) >= limit:
                 return False
             sequence.looked_up = True
             reading = self._begin(sequence, memory)
@@ -72,7 +72,7 @@ class DiskPages(DiskWrites):
         return not self.cache.due(reading)
 
     def arrived(self) -> bool:
-        """Whether one more waiting sequence can be admitted since the last call."""
+        """Whether another waiting sequence became ready for admission since the last call."""
         waiting = self._readings.keys() - self._loading.keys()
         ended = {order for order in waiting if self.cache.due(self._readings[order])}
         new = ended - self._ended
@@ -85,8 +85,8 @@ class DiskPages(DiskWrites):
         return any(not reading.ready for reading in self._readings.values())
 
     def drop(self, sequence: Sequence) -> None:
-        """Forget what was read for a sequence, which ended, lost its slot or has another scope now;
-        it is looked up again when it waits again."""
+        """Forget what was read for a sequence that ended, lost its slot or has another scope now.
+        It is looked up again when it waits again."""
         sequence.looked_up = False
         self._loading.pop(sequence.order, None)
         reading = self._readings.pop(sequence.order, None)
@@ -96,8 +96,9 @@ class DiskPages(DiskWrites):
     def load(
         self, sequence: Sequence, memory: KvMemory, hit: PrefixHit, pages: list[int]
     ) -> PrefixHit:
-        """Load what was read for a sequence into its ``pages``, of which ``hit`` covers the first,
-        and publish it: what is covered then. Where more is read it ``loads``."""
+        """Load what was read for a sequence into its ``pages``, the first of which ``hit`` covers,
+        and publish it. Returns what is covered then. If more is still being read, ``is_loading``
+        becomes true."""
         reading = self._readings.get(sequence.order)
         first = len(hit.pages)
         if reading is None or hit.tokens != first * PAGE_TOKENS or first < reading.first:
@@ -107,13 +108,13 @@ class DiskPages(DiskWrites):
         loading = self._loading[sequence.order] = _Loading(sequence, hit, pages, reading)
         return self._load_arrived(loading, memory, whole=True) or hit
 
-    def loads(self, sequence: Sequence) -> bool:
-        """Whether pages of a sequence that was admitted are being read."""
+    def is_loading(self, sequence: Sequence) -> bool:
+        """Whether pages of an admitted sequence are still being read."""
         return sequence.order in self._loading
 
     def load_more(self, memory: KvMemory, *, whole: bool) -> list[tuple[Sequence, PrefixHit]]:
-        """Load pages for those that were admitted, at most a block for each unless the ``whole`` of
-        what arrived; those that have all now, and what is covered of them."""
+        """Load arrived pages of admitted sequences: at most a block for each, or with ``whole`` all
+        of them. Returns the sequences that are complete now, and what is covered of each."""
         loaded = []
         for loading in tuple(self._loading.values()):
             self.cache.due(loading.reading)
@@ -125,7 +126,7 @@ class DiskPages(DiskWrites):
     def _load_arrived(
         self, loading: _Loading, memory: KvMemory, *, whole: bool
     ) -> PrefixHit | None:
-        """Load pages that arrived: what is covered once all are there."""
+        """Load arrived pages; returns what is covered once all are there, else None."""
         reading, first = loading.reading, len(loading.hit.pages)
         self._free(loading)
         while (arrived := reading.arrived()) is not None:
@@ -154,7 +155,7 @@ class DiskPages(DiskWrites):
             self.cache.free(loading.reading, loading.loads.popleft()[1])
 
     def _covered(self, loading: _Loading, memory: KvMemory) -> PrefixHit:
-        """Publish what was loaded: what is covered then."""
+        """Publish what was loaded, and return what is covered then."""
         hit, reading, pages = loading.hit, loading.reading, loading.pages
         stop = reading.first + reading.count
         if stop <= len(hit.pages):
@@ -180,7 +181,7 @@ class DiskPages(DiskWrites):
     def _publish(
         self, sequence: Sequence, memory: KvMemory, stop: int, pages: list[int], slot: int | None
     ) -> None:
-        """Let others find loaded pages, which are not written again."""
+        """Let other sequences find loaded pages, which are not written to disk again."""
         tokens = sequence.tokens[: stop * PAGE_TOKENS]
         self._publishing = True
         try:
@@ -191,9 +192,9 @@ class DiskPages(DiskWrites):
             self._publishing = False
 
     def _begin(self, sequence: Sequence, memory: KvMemory) -> Reading | None:
-        most = sequence.cacheable
-        known = memory.match(sequence.scope, sequence.tokens[: sequence.known], most)
-        first, stop = known // PAGE_TOKENS, most // PAGE_TOKENS
+        limit = sequence.cacheable
+        known = memory.match(sequence.scope, sequence.tokens[: sequence.known], limit)
+        first, stop = known // PAGE_TOKENS, limit // PAGE_TOKENS
         if first >= stop:
             return None
         pages = self._entries(sequence, first, stop)
@@ -203,7 +204,7 @@ class DiskPages(DiskWrites):
         return self.cache.read(pages, states, first, self._copies.block)
 
     def _entries(self, sequence: Sequence, first: int, stop: int) -> list[Entry]:
-        """The files of a sequence's pages ``first`` to ``stop`` - 1."""
+        """The files of pages ``first`` to ``stop`` - 1 of a sequence."""
         names, entries = self.cache.names, []
         data = sequence.tokens[: stop * PAGE_TOKENS].tobytes()
         name = self._root(sequence.scope)

@@ -14,13 +14,14 @@ if TYPE_CHECKING:
     from reference.memory.disk.cache import DiskCache
 
 WAIT_SECONDS = 0.002
-"""Longest wait for the disk where there is nothing to compute."""
+"""Longest wait for the disk while there is nothing to compute."""
 
 
 def disk_pages_of(
     cache: DiskCache | None, runner: ModelRunner, tenants: Tenants
 ) -> DiskPages | None:
-    """The engine's side of ``cache``; None without one, and for a model without KV pages."""
+    """The reader and writer of ``cache`` for an engine; None without a cache, and for a model
+    without KV pages."""
     copies = None if cache is None else runner.page_copies()
     if cache is None or copies is None:
         return None
@@ -31,11 +32,11 @@ def disk_pages_of(
 
 
 def flush_disk_cache(disk: DiskPages, pipeline: Pipeline, *, waits: bool = True) -> None:
-    """Give the disk cache what was computed: where it ``waits`` as far as there is time, otherwise
-    as far as there is room. Where a step in flight or a copy fails, nobody knows what was computed:
-    nothing more is given, and the error is reported once."""
+    """Write everything computed so far to the disk cache: with ``waits`` as much as the time
+    allows, else as much as there is room for. If a step in flight or a copy fails, what was
+    computed is unknown: nothing more is written, and the error is reported once."""
     try:
-        pipeline.settle()
+        pipeline.drain()
         (disk.finish if waits else disk.save_all)(pipeline.steps_read)
     except Exception as error:
         disk.cache.report(f"is not given the last pages, since the device failed: {error!r}")
@@ -43,13 +44,13 @@ def flush_disk_cache(disk: DiskPages, pipeline: Pipeline, *, waits: bool = True)
 
 
 def update_disk_cache(disk: DiskPages, pipeline: Pipeline, idle: bool, blocked: bool) -> bool:
-    """Write what was computed, and what is left once the cache closes. Load what was read for
-    sequences with slots, and have those looked at again that wait and whose pages were read. Where
-    an engine that is not ``idle`` is ``blocked``, it waits for pages. Whether it is blocked still:
-    there is nothing new to compute."""
+    """Write what was computed, and everything once the cache closes. Load what was read for
+    sequences with slots, and let the scheduler look again at waiting sequences whose pages were
+    read. If the engine is ``blocked`` but not ``idle``, wait for pages. Returns whether it is still
+    blocked: there is nothing new to compute."""
     disk.cache.before_close = partial(flush_disk_cache, disk, pipeline)
     if idle:
-        pipeline.settle()
+        pipeline.drain()
         disk.save_all(pipeline.steps_read)
         return blocked
     disk.save(pipeline.steps_read)

@@ -1,7 +1,7 @@
-"""The engine's side of what the disk cache writes, and the names of pages on disk.
+"""Writes pages to the disk cache, and names them on disk.
 
-A page is given to the cache once the step that computed it was read without an error; its copy to
-host memory is a submission in the queue of steps."""
+A page is written once the step that computed it was read without an error. Its copy to host memory
+is a submission in the queue of steps."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from contract.lazy_dataclass import dataclass
 from reference.memory.disk.cache import DiskCache
 from reference.memory.disk.entry import Entry, EntryKind
 from reference.memory.page_copies import PageCopies
-from reference.memory.prefix import Node, Scope, TreeWatch, sharers
+from reference.memory.prefix import Node, Scope, TreeObserver, sharers
 from reference.memory.recurrent import RecurrentMemory
 from reference.memory.row_copies import Saved
 from reference.runner import ModelRunner
 from reference.sched.tenants import Tenants
 
-MOST_SAVED = 64
-"""Pages that are copied for the disk after one step."""
+MAX_SAVED = 64
+"""Most pages copied for the disk after one step."""
 MOST_USED = 64
-"""Most sequences that ended whose use of the cache is not noted on disk yet."""
-MOST_WAITING = 1 << 16
-"""Most pages that wait to be copied; then the one that waits for longest is not written."""
+"""Most ended sequences whose use of the cache is not yet recorded on disk."""
+MAX_WAITING = 1 << 16
+"""Most pages that wait to be copied; beyond it the oldest is dropped."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Unsaved:
-    """A page or state to write, which the first ``steps`` steps computed."""
+    """A page or state to write; it is complete once the first ``steps`` steps were read."""
 
     entry: Entry
     node: Node
@@ -37,16 +37,16 @@ class _Unsaved:
 
 @dataclass(frozen=True, slots=True)
 class _Copied:
-    """A page or state on its way to host memory; it is there when ``steps`` steps were read."""
+    """A page or state being copied to host memory; it is there once ``steps`` steps were read."""
 
     entry: Entry
     saved: Saved
     steps: int
 
 
-class DiskWrites(TreeWatch):
-    """Writes what ``KvMemory`` publishes to ``cache``, unless it comes from there. ``tenants`` say
-    who shares a scope."""
+class DiskWrites(TreeObserver):
+    """Writes the pages that ``KvMemory`` publishes to ``cache``, unless they come from there.
+    ``tenants`` tells who shares a scope."""
 
     def __init__(
         self, cache: DiskCache, copies: PageCopies, recurrent: RecurrentMemory, tenants: Tenants
@@ -82,19 +82,19 @@ class DiskWrites(TreeWatch):
             self._wait(self._state(first.parent.scope, node.digest, node.key), node)
 
     def _wait(self, entry: Entry, node: Node) -> None:
-        if len(self._waiting) == MOST_WAITING:
+        if len(self._waiting) == MAX_WAITING:
             self._waiting.popleft()
             self.cache.count(dropped=1)
         self._waiting.append(_Unsaved(entry, node, self.steps))
 
     def save(self, read: int, *, waits: bool = False) -> None:
         """Copy what the first ``read`` steps computed to host memory, as far as there is room, and
-        hand over what has arrived there, or, where it ``waits``, will arrive."""
+        pass on the copies that have arrived; with ``waits``, wait for the others."""
         self._touch()
         while self._copying and (waits or self._copying[0].steps <= read):
             copied = self._copying.popleft()
             self.cache.write(copied.entry, copied.saved.bytes())
-        for _ in range(MOST_SAVED):
+        for _ in range(MAX_SAVED):
             if not self._waiting or self._waiting[0].steps > read:
                 return
             unsaved = self._waiting[0]
@@ -113,7 +113,7 @@ class DiskWrites(TreeWatch):
                 self._copying.append(_Copied(unsaved.entry, saved, self.steps + 1))
 
     def _saved(self, unsaved: _Unsaved) -> Saved | None:
-        """Queue a copy to host memory; None where the page or state was evicted meanwhile."""
+        """Queue a copy to host memory; None if the page or state has been evicted."""
         node = unsaved.node
         if node.parent is None:
             return None
@@ -125,14 +125,14 @@ class DiskWrites(TreeWatch):
         return self._copies.save(node.page)
 
     def used(self, node: Node) -> None:
-        """Note that a sequence that ended used a node and those above it."""
+        """Record that an ended sequence used a node and the nodes above it."""
         if len(self._used) == MOST_USED:
             self._used.popleft()
         self._used.append(node)
 
     def _touch(self) -> None:
-        """Note on disk what was used, once it is written. The end of a path makes room first:
-        without the pages above it, it could not be used."""
+        """Record on disk which written pages were used. The end of a path counts as least recently
+        used: it is useless without the pages above it."""
         while self._used and not self._waiting and not self._copying:
             path = list(self._used.popleft().upward())
             above = path[-1].parent if path else None
@@ -146,20 +146,20 @@ class DiskWrites(TreeWatch):
             self.cache.touch(entries)
 
     def save_all(self, read: int) -> None:
-        """Give all that the first ``read`` steps computed to the cache, as far as there is room."""
+        """Pass all that the first ``read`` steps computed to the cache, as far as there is room."""
         before = -1
         while before != (before := 2 * len(self._waiting) + len(self._copying)):
             self.save(read, waits=True)
         self._touch()
 
     def finish(self, read: int) -> None:
-        """Do ``save_all``, and wait for room as far as the time for the end allows."""
+        """``save_all``, waiting for room as long as the time for closing allows."""
         before = -1
         while before != (before := len(self._waiting)) and self.cache.wait_for_room():
             self.save_all(read)
 
     def clear(self) -> None:
-        """Forget what is to be written, after a fault: nobody knows what was computed."""
+        """Forget what is to be written, after a fault: what was computed is unknown."""
         for copied in self._copying:
             self.cache.release(copied.entry.nbytes)
         self._copying.clear()
@@ -167,14 +167,14 @@ class DiskWrites(TreeWatch):
         self._used.clear()
 
     def reopened(self, runner: ModelRunner) -> None:
-        """Read and write the pages and states of a runner that was opened anew; it has the same
-        pages in other memory."""
+        """Use the pages and states of a reopened runner, which has the same pages in other
+        memory."""
         copies = runner.page_copies()
         assert copies is not None
         self._copies, self._recurrent = copies, runner.recurrent
 
     def forget(self, ended: Collection[Scope]) -> None:
-        """Remove what scopes that ended have on disk."""
+        """Remove the files of scopes that ended."""
         for scope in ended:
             self.cache.forget(scope)
             folder = self._folder(scope)
@@ -183,7 +183,7 @@ class DiskWrites(TreeWatch):
             self._roots = {one: root for one, root in self._roots.items() if sharers(one) != scope}
 
     def erase(self, scope: Hashable, nodes: Iterable[Node]) -> None:
-        """Remove what nodes that are not cached any more have on disk."""
+        """Remove the files of nodes that are no longer cached."""
         entries = [self._page(scope, node.digest, node.key) for node in nodes]
         if self._stateful:
             entries += [self._state(scope, entry.name, entry.tokens) for entry in entries]
@@ -192,7 +192,7 @@ class DiskWrites(TreeWatch):
         self.cache.erase(entries)
 
     def _drop_copies(self, dropped: Iterable[_Copied]) -> None:
-        """Do not write what is on its way to host memory."""
+        """Drop copies that are on their way to host memory."""
         for copied in dropped:
             self.cache.release(copied.entry.nbytes)
             self._copying.remove(copied)
@@ -214,8 +214,9 @@ class DiskWrites(TreeWatch):
         return folder
 
     def _root(self, scope: Hashable) -> bytes:
-        """What a scope's names on disk begin with, until it ends. It has the ids and names of those
-        who share the scope when this is first asked: after a restart others may have its number."""
+        """The name before the first page of a scope, until the scope ends. It contains the ids and
+        names of those who share the scope when first asked: after a restart others may have its
+        number."""
         root = self._roots.get(scope)
         if root is None:
             assert isinstance(scope, tuple)

@@ -1,4 +1,5 @@
-"""Tokens drafted by the block behind the last layer that some model files carry."""
+"""Drafts by the draft block (multi-token-prediction layer) that some model files have after the
+last layer."""
 
 from __future__ import annotations
 
@@ -21,26 +22,26 @@ from reference.runner import ModelRunner, StepInput
 from reference.sched.planner import Chunk
 from reference.sched.slots import SlotTable
 
-LEAST_RING = 128
-"""Fewest positions of a slot whose hidden states stay on the device: so often the block reads what
-a sequence that has no drafts computed."""
+MIN_RING = 128
+"""Fewest positions of a slot whose hidden states stay on the device. A sequence without drafts is
+read by the block once per ring."""
 NO_STEP = 1 << 30
-"""A position that no sequence has."""
+"""A position beyond those of any sequence."""
 
 
 def drafting_limits(limits: Limits, drafts: int) -> Limits:
-    """``limits`` with room for the hidden states that a block needs which drafts at most ``drafts``
-    tokens of a sequence at once. The block notes recent tokens late, by at most such a ring and the
-    steps in flight, so twice as many are noted."""
+    """``limits`` with room for the hidden states of a block that drafts at most ``drafts`` tokens
+    of a sequence at a time. The block records recent tokens late, by at most the ring and the steps
+    in flight, so twice as many are kept."""
     rows = 2 * (drafts + 1 + RING_STEPS)
-    ring = max(LEAST_RING, 1 << (rows - 1).bit_length())
+    ring = max(MIN_RING, 1 << (rows - 1).bit_length())
     recent = max(limits.recent_tokens, 2 * ring)
     return replace(with_drafts(limits, drafts), hidden_rows=ring, recent_tokens=recent)
 
 
 def block_limits(target: Limits) -> Limits:
-    """The sizes of the block's runner for a model with the limits ``target``: the same pages,
-    slots, recent tokens and hidden states, a row for every slot."""
+    """The limits of the block's runner for a model with the limits ``target``: the same pages,
+    slots, recent tokens and hidden states, and a row for every slot."""
     return replace(
         target,
         step_rows=target.slots,
@@ -56,8 +57,9 @@ def block_limits(target: Limits) -> Limits:
 
 @dataclass(slots=True)
 class _BlockState:
-    """State of the block for a sequence: keys and values of the positions below ``filled``. The
-    model computed hidden states from position ``begin`` on, and submitted steps up to ``top``."""
+    """The block's state of a sequence: it has keys and values of positions below ``filled``. The
+    model has computed hidden states from position ``begin`` on, in submitted steps up to
+    ``top``."""
 
     slot: int
     begin: int
@@ -66,8 +68,9 @@ class _BlockState:
 
 
 class _Part(NamedTuple):
-    """Positions ``first`` to ``stop`` - 1 of a sequence of these ``tokens``, for the block to
-    compute. Token ``token`` of the model's latest step was at position ``start``, if given."""
+    """Positions ``first`` to ``stop`` - 1 of a sequence with these ``tokens``, for the block to
+    compute. If given, ``token`` is the index in the model's latest step of the token at position
+    ``start``."""
 
     own: _BlockState
     first: int
@@ -78,8 +81,8 @@ class _Part(NamedTuple):
 
 
 class _Ahead(NamedTuple):
-    """The first ``steps`` steps of the drafts behind ``known`` tokens of a sequence, which were
-    submitted before its latest tokens were read."""
+    """The first ``steps`` draft steps after ``known`` tokens of a sequence, submitted before its
+    latest tokens were read."""
 
     own: _BlockState
     known: int
@@ -87,13 +90,12 @@ class _Ahead(NamedTuple):
 
 
 class DraftBlock:
-    """Drafts by the draft block of the model itself, whose graph ``runner`` has.
+    """Drafts by the draft block of the model itself, whose graph ``runner`` executes.
 
-    The key of a token in the block depends on the hidden state of the position before, which the
-    model stores in a ring of every slot. ``before_step`` and ``after_step`` compute the block's
-    keys before the ring has others. Keys lie in the pages that a sequence has, so that a prefix hit
-    finds those of the block as well. Where a hidden state is not there a row of zeros replaces it.
-    """
+    The key of a token in the block depends on the hidden state of the position before it, which the
+    model stores in a ring per slot. ``before_step`` and ``after_step`` compute the block's keys
+    before the ring overwrites those states. The keys lie in the pages of the sequence, so a prefix
+    hit finds those of the block as well. A missing hidden state is replaced by a row of zeros."""
 
     def __init__(self, runner: ModelRunner) -> None:
         self._runner = runner
@@ -105,20 +107,20 @@ class DraftBlock:
         self._ahead: _Ahead | None = None
 
     def attach(self, table: SlotTable, follows: Callable[[Sequence], bool]) -> None:
-        """Use the pages of ``table``, in which the engine's sequences are. ``follows`` decides
-        whether the block reads a new one."""
+        """Use the pages of ``table``, the slot table of the engine. ``follows`` decides whether the
+        block follows a new sequence."""
         self._table, self._follows = table, follows
         self._followed.clear()
         self._left.clear()
         self._ahead = None
 
     def leave(self, key: int) -> None:
-        """Read no more of a sequence."""
+        """Stop following a sequence."""
         self._followed.pop(key, None)
         self._left.add(key)
 
     def ready(self, key: int, tokens: Tokens) -> bool:
-        """The block has a proposal for every sequence that the model computes."""
+        """True: the block can draft for every sequence that the model computes."""
         return key in self._followed
 
     def forget(self, key: int) -> None:
@@ -127,8 +129,8 @@ class DraftBlock:
         self._left.discard(key)
 
     def before_step(self, sequences: Items[Sequence], chunks: Items[Chunk]) -> bool:
-        """Compute the keys of positions whose hidden states the next step would overwrite; whether
-        the block reads a sequence of that step."""
+        """Compute the keys of positions whose hidden states the next step would overwrite. Returns
+        whether the block follows a sequence of that step."""
         self._ahead = None
         parts, reads = [], False
         for sequence, (slot, start, count) in zip(sequences, chunks, strict=True):
@@ -144,8 +146,8 @@ class DraftBlock:
         return reads
 
     def _own(self, sequence: Sequence, slot: int, start: int) -> _BlockState | None:
-        """What the block has of a sequence, of which the next step computes positions from
-        ``start`` on; None for one that it does not read."""
+        """The block's state of a sequence whose next step starts at position ``start``; None if the
+        block does not follow it."""
         key = sequence.order
         if key in self._followed or key in self._left or not sequence.running:
             return self._followed.get(key)
@@ -155,7 +157,7 @@ class DraftBlock:
         return None
 
     def after_step(self, sequences: Items[Sequence], chunks: Items[Chunk]) -> None:
-        """Compute the keys of chunks that are longer than a ring."""
+        """Compute the keys of chunks that are longer than the ring."""
         parts, index = [], 0
         for sequence, (_, start, count) in zip(sequences, chunks, strict=True):
             own = self._followed.get(sequence.order)
@@ -168,51 +170,52 @@ class DraftBlock:
         self._fill(parts)
 
     def draft(self, sequences: Items[DraftRequest]) -> list[Tokens]:
-        """The block's continuations of all sequences together, each sampled as the sequence is."""
+        """The block's continuations of all sequences in one batch, each sampled with its own
+        parameters."""
         bounded = [self._bounded(one) for one in sequences]
-        active = [one for one in bounded if one.most]
+        active = [one for one in bounded if one.limit]
         drafts = iter(ChainedDrafts(self._runner, self._steps(active), len(active)).read())
-        return [_sound(next(drafts) if one.most else []) for one in bounded]
+        return [_sound(next(drafts) if one.limit else []) for one in bounded]
 
     def begin(self, sequences: Items[DraftRequest]) -> list[Tokens]:
-        """Submit the steps of ``draft``, whose tokens the host does not read: what stands for them
-        in the next step of the model. The block notes each draft that it continues as recent, and
-        the last one as the last of its slot."""
+        """Submit the steps of ``draft`` without reading their tokens. Returns the placeholders that
+        stand for the tokens in the next step of the model. The block records each draft that it
+        continues as recent, and the last one as the last token of its slot."""
         bounded = [self._bounded(one) for one in sequences]
-        active = [one for one in bounded if one.most]
+        active = [one for one in bounded if one.limit]
         for step in self._steps(active, self._ahead_of(active), unread=True):
             self._runner.submit(step.inputs)
-        return [placeholders(one.most) for one in bounded]
+        return [placeholders(one.limit) for one in bounded]
 
     def begin_ahead(self, one: DraftRequest, steps: int) -> None:
-        """Submit the first ``steps`` steps of ``begin`` for a sequence, behind the step that
-        computes the last of its ``tokens``, of which those on the device have placeholders. Where
-        its tokens become others ``begin`` drafts anew: no key or token of these steps is read."""
+        """Submit the first ``steps`` steps of ``begin`` for a sequence, right after the step that
+        computes the last of its ``tokens``; those still on the device are placeholders. If the
+        tokens turn out different, ``begin`` drafts again, and nothing of these steps is read."""
         one = self._bounded(one)
-        steps = min(steps, one.most)
+        steps = min(steps, one.limit)
         if not steps:
             return
         own, filled = self._followed[one.key], self._followed[one.key].filled
-        for step in self._steps([replace(one, most=steps)], unread=True):
+        for step in self._steps([replace(one, limit=steps)], unread=True):
             self._runner.submit(step.inputs)
         own.filled = filled
         self._ahead = _Ahead(own, len(one.tokens), steps)
 
     def _ahead_of(self, active: list[DraftRequest]) -> int:
-        """How many steps of a draft were submitted ahead."""
+        """The number of steps of a draft that were submitted ahead."""
         ahead, self._ahead = self._ahead, None
         if ahead is None or len(active) != 1:
             return 0
         (one,) = active
         same = self._followed[one.key] is ahead.own and len(one.tokens) == ahead.known
-        return ahead.steps if same and ahead.steps <= one.most else 0
+        return ahead.steps if same and ahead.steps <= one.limit else 0
 
     def _bounded(self, one: DraftRequest) -> DraftRequest:
-        """The request with no more drafts than its sequence has pages for."""
+        """The request with no more drafts than the pages of its sequence have room for."""
         assert self._table is not None
         pages = self._table.page_count[one.slot] * PAGE_TOKENS
         room = pages - len(one.tokens) + 1 if one.key in self._followed else 0
-        return one if 0 <= one.most <= room else replace(one, most=max(0, min(one.most, room)))
+        return one if 0 <= one.limit <= room else replace(one, limit=max(0, min(one.limit, room)))
 
     def _part(self, one: DraftRequest) -> _Part:
         own, known = self._followed[one.key], len(one.tokens)
@@ -221,9 +224,9 @@ class DraftBlock:
     def _steps(
         self, active: list[DraftRequest], ahead: int = 0, *, unread: bool = False
     ) -> Iterator[ChainedStep]:
-        """The steps of a draft: the first brings the block up to date, each other continues with
-        the token and the hidden state that the one before left on the device. So many steps
-        ``ahead`` were submitted before."""
+        """The steps of a draft. The first one computes the tokens that the block has not read, each
+        other continues with the token and hidden state that the one before left on the device. The
+        first ``ahead`` were submitted before."""
         parts = [self._part(one) for one in active]
         if _tokens_of(parts) > self._runner.limits.step_tokens:
             self._fill([part._replace(stop=part.stop - 1) for part in parts])
@@ -237,8 +240,8 @@ class DraftBlock:
                 part.own.filled = part.stop
             everyone = list(range(len(active)))
             yield ChainedStep(self._input(query, hidden, active, 0, ends, unread), everyone)
-        for number in range(max(1, ahead), max((one.most for one in active), default=0)):
-            indices = [n for n, one in enumerate(active) if one.most > number]
+        for number in range(max(1, ahead), max((one.limit for one in active), default=0)):
+            indices = [n for n, one in enumerate(active) if one.limit > number]
             left = [active[n] for n in indices]
             query = np.zeros(len(left), QUERY_TOKEN)
             query["token"] = LAST_TOKEN
@@ -274,7 +277,8 @@ class DraftBlock:
         )
 
     def _query(self, parts: list[_Part]) -> tuple[np.ndarray, Indices]:
-        """The query tokens of a step over ``parts``, and the hidden states that each reads."""
+        """The query tokens of a step over ``parts``, and the row of the hidden state that each
+        reads."""
         query = np.zeros(_tokens_of(parts), QUERY_TOKEN)
         hidden, end = [], 0
         for part in parts:
@@ -299,7 +303,7 @@ class DraftBlock:
         return np.where(before < own.begin, rows.zeros, found).astype(np.int32)
 
     def _fill(self, parts: list[_Part]) -> None:
-        """Compute keys and values of ``parts``, in as many steps as they need."""
+        """Compute keys and values of ``parts`` in as many steps as needed."""
         room = self._runner.limits.step_tokens
         taken: list[_Part] = []
         for part in parts:
@@ -320,14 +324,14 @@ class DraftBlock:
 
 
 def placeholders(drafts: int) -> Tokens:
-    """The placeholders of so many drafts that are on the device."""
+    """int32[drafts], the placeholders of drafts that are on the device."""
     tokens = np.full(drafts, RECENT_TOKEN, np.int32)
     tokens[-1:] = LAST_TOKEN
     return tokens
 
 
 def _sound(drafted: list[int]) -> Tokens:
-    """Drafted tokens up to the first row whose logits were not finite."""
+    """The drafted tokens before the first row whose logits were not finite."""
     draft = np.array(drafted, np.int32)
     broken = np.flatnonzero(draft < 0)
     return draft[: broken[0]] if len(broken) else draft

@@ -1,4 +1,4 @@
-"""Tokens drafted by a smaller model of the same vocabulary."""
+"""Drafts by a smaller model with the same vocabulary."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from reference.runner import ModelRunner, StepInput
 from reference.sched.slots import sampling_record
 
 GREEDY = SamplingParams(repeat_last_n=0)
-MOST_PADDING = 1024
-"""Most tokens that one of two vocabularies may have more than the other."""
+MAX_PADDING = 1024
+"""The most tokens by which the sizes of the two vocabularies may differ."""
 
 
 def draft_limits(target: Limits) -> Limits:
-    """The sizes of a draft model's runner for a target with the limits ``target``: every slot has
+    """The limits of a draft model's runner for a target with the limits ``target``. Every slot has
     pages for its whole context, so a draft never waits for memory."""
     return whole_contexts(
         slots=target.slots,
@@ -40,17 +40,17 @@ def draft_limits(target: Limits) -> Limits:
 
 @dataclass(slots=True)
 class _Followed:
-    """The slot of a sequence in the draft model, and the tokens that are computed in it."""
+    """The slot of a sequence in the draft model, and the tokens computed in it."""
 
     slot: int
     tokens: Tokens = field(default_factory=lambda: np.zeros(0, np.int32))
 
 
 def check_vocabularies(draft: Model, target: Model) -> None:
-    """Raise RequestError unless ``draft`` can guess for ``target``: every id that both have stands
-    for the same token, and the draft model has no recurrent layers.
+    """Raise RequestError unless ``draft`` can draft for ``target``: ids that both have stand for
+    the same tokens, and the draft model has no recurrent layers.
 
-    Sizes may differ by padding, which files of one family have in different numbers."""
+    The sizes may differ by padding, which varies among the files of a family."""
     if draft.config.recurrent is not None:
         raise RequestError(
             "draft_model", "has recurrent layers, which cannot take guesses back; take one without"
@@ -65,7 +65,7 @@ def check_vocabularies(draft: Model, target: Model) -> None:
             "one of the same family",
         )
     fewer, more = sorted((draft.config.vocab, target.config.vocab))
-    if more - fewer > MOST_PADDING:
+    if more - fewer > MAX_PADDING:
         raise RequestError(
             "draft_model",
             f"has {draft.config.vocab} tokens, the model {target.config.vocab}; take one of the "
@@ -80,12 +80,12 @@ def _tokens_of(model: Model) -> list[bytes]:
 
 class DraftModel:
     """Drafts the greedy continuation by the model of ``runner``. Each sequence has a slot in it, in
-    which only the tokens are computed that it does not have in common with the target's. Beyond
-    its own context it has no proposals.
+    which only tokens after the common prefix with the target's are computed. Beyond the draft
+    model's own context it drafts nothing.
 
-    The drafts of one call are steps queued one after the other: their tokens stay on the device
-    until all are computed. Raises RequestError for a model of another vocabulary, and for a model
-    with recurrent layers, whose states cannot be cut back to the last right draft."""
+    The drafts of one call are consecutive queued steps; their tokens stay on the device until all
+    are computed. Raises RequestError for a model with another vocabulary or with recurrent layers,
+    whose states cannot be cut back to the last accepted draft."""
 
     def __init__(self, runner: ModelRunner, target: Model) -> None:
         check_vocabularies(runner.model, target)
@@ -98,12 +98,12 @@ class DraftModel:
         self._followed: dict[int, _Followed] = {}
 
     def ready(self, key: int, tokens: Tokens) -> bool:
-        """A model has a proposal for every sequence within its context and its vocabulary."""
+        """Whether the sequence is within the model's context and vocabulary."""
         within = len(tokens) < self._runner.limits.context
         return within and not (self._lacks_tokens and int(tokens.max()) >= self._vocab)
 
     def draft(self, sequences: Items[DraftRequest]) -> list[Tokens]:
-        """The model's own continuations, computed for all sequences together."""
+        """The model's own continuations, computed for all sequences in one batch."""
         sequences = [self._bounded(one) for one in sequences]
         followed = [self._follow(one) for one in sequences]
         self._catch_up(sequences, followed)
@@ -111,7 +111,7 @@ class DraftModel:
         drafts = ChainedDrafts(self._runner, steps, len(sequences)).read()
         found = []
         for one, own, draft in zip(sequences, followed, drafts, strict=True):
-            # A row whose logits are not finite yields -1. The target may know fewer tokens.
+            # A row whose logits are not finite yields -1. The target's vocabulary may be smaller.
             unknown = (n for n, token in enumerate(draft) if not 0 <= token < self._vocab)
             sound = draft[: next(unknown, len(draft))]
             own.tokens = np.array([*one.tokens.tolist(), *sound[:-1]], np.int32)
@@ -119,10 +119,10 @@ class DraftModel:
         return found
 
     def _bounded(self, one: DraftRequest) -> DraftRequest:
-        """The request with no more guesses than the draft model has positions and tokens for."""
+        """The request with no more drafts than the draft model has positions and tokens for."""
         room = self._runner.limits.context - len(one.tokens)
-        most = min(one.most, room) if self.ready(one.key, one.tokens) else 0
-        return replace(one, most=max(0, most))
+        limit = min(one.limit, room) if self.ready(one.key, one.tokens) else 0
+        return replace(one, limit=max(0, limit))
 
     def forget(self, key: int) -> None:
         """Free the slot of a sequence."""
@@ -131,10 +131,10 @@ class DraftModel:
     def _steps(
         self, sequences: Items[DraftRequest], followed: Items[_Followed]
     ) -> Iterator[ChainedStep]:
-        """The steps that draft ``most`` tokens of each sequence, one in each step."""
-        most = [one.most for one in sequences]
-        for number in range(max(most, default=0)):
-            active = [i for i, count in enumerate(most) if number < count]
+        """The steps that draft ``limit`` tokens of each sequence, one in each step."""
+        limit = [one.limit for one in sequences]
+        for number in range(max(limit, default=0)):
+            active = [i for i, count in enumerate(limit) if number < count]
             chunks = [(followed[i].slot, len(sequences[i].tokens) - 1 + number) for i in active]
             first = [int(sequences[i].tokens[-1]) for i in active]
             tokens = first if number == 0 else [LAST_TOKEN] * len(active)
@@ -149,10 +149,10 @@ class DraftModel:
         return own
 
     def _catch_up(self, sequences: Items[DraftRequest], followed: Items[_Followed]) -> None:
-        """Compute the tokens that the target has read since, without the last of each sequence."""
+        """Compute the tokens that the target has read since, except the last of each sequence."""
         chunk = self._runner.limits.step_tokens
         for one, own in zip(sequences, followed, strict=True):
-            known = one.tokens[:-1] if one.most else one.tokens[:0]
+            known = one.tokens[:-1] if one.limit else one.tokens[:0]
             for start in range(_common(own.tokens, known), len(known), chunk):
                 self._runner.step(self._prefill(own.slot, start, known[start : start + chunk]))
 

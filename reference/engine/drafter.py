@@ -1,9 +1,9 @@
-"""Drafting the tokens that come next, so that one step yields several.
+"""Drafters propose the next tokens, so that one step can yield several.
 
-A step computes the last token of a sequence and the drafted ones behind it, with a row of logits
-for each, and samples every row by its own position. What is sampled after a right draft is what
-plain decoding samples. What follows a wrong draft is dropped, and its keys and values are written
-again before they are read. So drafts change no token, whatever they are."""
+A step computes the last token of a sequence and the drafted ones after it, with a row of logits for
+each, and samples every row by its own position. The token sampled after an accepted draft is the
+one that plain decoding samples. Tokens after a wrong draft are dropped, and their keys and values
+are overwritten before they are read. So drafts never change a token."""
 
 from __future__ import annotations
 
@@ -22,28 +22,28 @@ from reference.runner import ModelRunner, StepInput, Submission
 Tokens = NDArray[np.int32]
 
 LOOKUP_TOKENS = 3
-"""Tokens in a row that must have occurred before for prompt lookup to draft."""
+"""Number of consecutive tokens that must have occurred before for prompt lookup to draft."""
 
 
 @dataclass(frozen=True, slots=True)
 class DraftRequest:
-    """A sequence to draft tokens for: its ``key`` while it has its ``slot``, all its known
-    ``tokens``, and the ``most`` drafts there is room for."""
+    """A sequence to draft for. ``key`` identifies it while it has its ``slot``; ``tokens`` are all
+    its known tokens; ``limit`` is the number of drafts there is room for."""
 
     key: int
     slot: int
     tokens: Tokens
-    most: int
+    limit: int
 
 
 class Drafter(Protocol):
     """Proposes the next tokens of sequences."""
 
     def draft(self, sequences: Items[DraftRequest]) -> list[Tokens]:
-        """At most ``most`` token ids for each sequence; none where there is no good proposal."""
+        """At most ``limit`` token ids for each sequence; none if there is no good proposal."""
 
     def ready(self, key: int, tokens: Tokens) -> bool:
-        """Whether ``draft`` would propose a token. If so the sequence runs in lockstep, instead of
+        """Whether ``draft`` would propose a token. If so, the sequence runs in lockstep instead of
         having its next steps queued."""
 
     def forget(self, key: int) -> None:
@@ -51,15 +51,15 @@ class Drafter(Protocol):
 
 
 class ChainedStep(NamedTuple):
-    """A step of a model that drafts, and the index of the sequence of each of its output rows."""
+    """A step of a drafting model, and for each of its output rows the index of the sequence."""
 
     inputs: StepInput
     rows: list[int]
 
 
 class ChainedDrafts:
-    """Steps of a model that drafts for so many sequences, queued one after the other. Their tokens
-    stay on the device until they are read."""
+    """Consecutive queued steps of a drafting model for ``sequences`` sequences. Their tokens stay
+    on the device until ``read``."""
 
     def __init__(self, runner: ModelRunner, steps: Iterable[ChainedStep], sequences: int) -> None:
         self._runner = runner
@@ -71,7 +71,7 @@ class ChainedDrafts:
             self._in_flight.append((runner.submit(step.inputs), step.rows))
 
     def read(self) -> list[list[int]]:
-        """The tokens that the steps sampled for each sequence, when they are computed."""
+        """The tokens that the steps sampled, a list for each sequence. Waits for the steps."""
         collect = self._runner.collect
         # The last one ends last, so the host waits once.
         outputs = [collect(submission).token.tolist() for submission, _ in self._in_flight[::-1]]
@@ -85,7 +85,7 @@ class ChainedDrafts:
 class PromptLookup:
     """Proposes what followed the same tokens earlier in the sequence.
 
-    Right where an answer repeats its prompt: editing, quoting, code. It takes a dictionary entry
+    Often right if an answer repeats its prompt: editing, quoting, code. It takes a dictionary entry
     for each token."""
 
     def __init__(self, match: int = LOOKUP_TOKENS) -> None:
@@ -96,7 +96,7 @@ class PromptLookup:
         drafts = []
         for one in sequences:
             start = self._start(one.key, one.tokens)
-            drafts.append(one.tokens[start : start + one.most])
+            drafts.append(one.tokens[start : start + one.limit])
         return drafts
 
     def ready(self, key: int, tokens: Tokens) -> bool:
@@ -106,14 +106,15 @@ class PromptLookup:
         self._occurrences.pop(key, None)
 
     def _start(self, key: int, tokens: Tokens) -> int:
-        """The position of what followed the last tokens earlier; the end where they are new."""
+        """The position after the earlier occurrence of the last tokens; the end if there is
+        none."""
         return self._occurrences.setdefault(key, _Occurrences()).following(tokens, self._match)
 
 
 @dataclass(slots=True)
 class _Occurrences:
-    """The position at which each run of tokens last ended, among the first ``read`` tokens, and the
-    result of ``following`` for those."""
+    """The position at which each n-gram last ended, among the first ``read`` tokens, and the result
+    of ``following`` for those."""
 
     ends: dict[tuple[int, ...], int] = field(default_factory=dict)
     read: int = 0
@@ -136,8 +137,8 @@ class _Occurrences:
 
 @dataclass(frozen=True, slots=True)
 class SpeculationStatistics:
-    """Tokens drafted, those of them that were right, the steps with drafts, and how often drafting
-    was paused because it was not worth its cost."""
+    """Counts: tokens drafted, drafts accepted, steps with drafts, and pauses of drafting because it
+    was not worth its cost."""
 
     drafted: int = 0
     accepted: int = 0

@@ -1,9 +1,9 @@
 """Many requests of many tenants on one model: submit, cancel, step, events.
 
-Which requests share a step, in which chunks, slots and pages, which of them wait or are preempted,
-and what comes from the prefix cache changes no bit of any answer. A step is planned from positions
-alone, which are known ahead; the tokens stay on the device. So the host sees the end of a sequence
-some steps late, and drops what later steps computed for it."""
+The assignment of requests to steps, chunks, slots and pages, waiting, preemption and prefix hits
+change no bit of any answer. A step is planned from positions alone, which are known ahead; the
+tokens stay on the device. So the host sees the end of a sequence some steps late, and drops what
+later steps computed for it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from contract.errors import QueueFull, RequestError, TenantQueueFull, ZincError
 from contract.types import Clock, FinishReason, Request, Tenant, TokenEvent
-from reference.engine.checks import check_outputs, check_request, check_sizes, reach_of
+from reference.engine.checks import check_outputs, check_request, check_sizes, max_positions_of
 from reference.engine.constraining import masks_with_min_tokens
 from reference.engine.disk_step import disk_pages_of, flush_disk_cache, update_disk_cache
 from reference.engine.drafter import Drafter, SpeculationStatistics
@@ -43,22 +43,22 @@ if TYPE_CHECKING:
     from reference.memory.disk.cache import DiskCache
 
 FAULTS = 2
-"""A request ends with an error when so many steps have failed while it ran."""
+"""The number of failed steps after which a request that ran in them ends with an error."""
 
 
 def no_clock() -> float:
-    """The clock of an engine that measures nothing: it always reads 0 seconds. Only for tenants
-    without rate limits, since the window over which a rate is averaged never ends."""
+    """The clock of an engine that measures nothing: always 0 seconds. Only for tenants without rate
+    limits, since the window of a rate never ends."""
     return 0.0
 
 
 class Engine(PrefixCalls, TenantCalls, MemoryCalls):
-    """Runs any number of requests on one runner, ``limits.slots`` of them at a time.
+    """Runs requests on one runner, at most ``limits.slots`` at a time.
 
     Engines with the same ``tenants`` share their quotas. ``clock`` gives the time in seconds of
     every decision and measurement. ``drafter`` proposes tokens for speculative decoding, None for
-    none. ``observer`` is called with every decision and every step. ``disk`` has pages of earlier
-    processes and gets those of this one. Not thread-safe: one thread calls it."""
+    none. ``observer`` is called with every decision and every step. ``disk`` is a cache of KV pages
+    that outlives the process. Not thread-safe: one thread calls it."""
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class Engine(PrefixCalls, TenantCalls, MemoryCalls):
         self._disk = disk_pages_of(disk, runner, self.tenants)
         self.memory = memory_of(runner, options, self._disk)
         self._clock, self._observer = clock, observer
-        self._arrivals, self._blocked, self._whole = 0, False, True
+        self._arrivals, self._blocked, self._consistent = 0, False, True
         self._live: dict[int, Sequence] = {}
         self._stalled: dict[int, Sequence] = {}
         self._failed: list[Sequence] = []
@@ -123,7 +123,7 @@ class Engine(PrefixCalls, TenantCalls, MemoryCalls):
 
     @property
     def idle(self) -> bool:
-        """True when no request waits or runs, and all events were taken."""
+        """True if no request waits or runs, and all events were taken."""
         return not self._live and not self._output_processor.pending
 
     @property
@@ -133,8 +133,8 @@ class Engine(PrefixCalls, TenantCalls, MemoryCalls):
 
     @property
     def blocked(self) -> bool:
-        """Whether the latest ``advance`` found nothing to compute or to read: every request waits
-        for a quota or for its consumer."""
+        """Whether the latest ``advance`` found nothing to compute or read: every request waits for
+        a quota or for its consumer."""
         return self._blocked
 
     @property
@@ -174,23 +174,24 @@ class Engine(PrefixCalls, TenantCalls, MemoryCalls):
         on_scores: ScoreSink | None = None,
         on_experts: ExpertSink | None = None,
     ) -> None:
-        """Queue a request. Raises RequestError when it can never run in this engine, or when a
-        request with its id waits or runs. Raises QueueFull when the queue is full, and
-        TenantQueueFull when only the requests of its tenant are too many.
+        """Queue a request. Raises RequestError if it can never run in this engine, or if a request
+        with its id waits or runs; QueueFull if the queue is full; TenantQueueFull if only its
+        tenant has too many requests.
 
-        ``on_logits`` is called with the logits of every position from ``logits_from`` on, chunk by
-        chunk. Where ``output`` is HIDDEN and the limits have ``hidden_states``, it receives hidden
-        states instead, and where it is ROW_DIGEST and they have ``digests`` the bits of digests.
-        ``on_scores`` is called with what ``score_from`` of the request asks for, and ``on_experts``
-        with the experts that a mixture uses at every position, where the limits have ``experts``.
-        ``allowed`` is called before every token and gives the mask of the tokens that it may be.
-        The request ends with an error where no token may come or the call fails."""
+        - ``on_logits`` receives the logits of every position from ``logits_from`` on, chunk by
+          chunk. With ``output`` HIDDEN it receives hidden states instead, which need
+          ``limits.hidden_states``; with ROW_DIGEST the bits of digests, which need
+          ``limits.digests``.
+        - ``on_scores`` receives the scores that ``request.score_from`` asks for.
+        - ``on_experts`` receives the experts used at every position; it needs ``limits.experts``.
+        - ``allowed`` is called before every token and gives the mask of the allowed tokens. If no
+          token is allowed or the call fails, the request ends with an error."""
         tenant = self.tenants[request.tenant]
         if self.tenants.is_removed(tenant.id):
             raise RequestError("tenant", f"{tenant.id} was removed")
         self.finish_removals()
         try:
-            pages = self.memory.reservations.most_for(tenant.id)
+            pages = self.memory.reservations.max_for(tenant.id)
             allowed = masks_with_min_tokens(request, allowed, self.options, self.runner)
             check_request(request, tenant, self.runner, pages, masked=allowed is not None)
             check_outputs(self.runner, output, experts=on_experts is not None)
@@ -204,7 +205,7 @@ class Engine(PrefixCalls, TenantCalls, MemoryCalls):
             request,
             order=self._arrivals,
             scope=(*scope_of(tenant), *self.runner.model.adapters.identity(request.adapters)),
-            reach=reach_of(request, tenant, self.runner.limits),
+            max_positions=max_positions_of(request, tenant, self.runner.limits),
             arrived=self._clock(),
             on_logits=on_logits,
             logits_from=logits_from,
@@ -217,13 +218,13 @@ class Engine(PrefixCalls, TenantCalls, MemoryCalls):
             self._arrivals += 1
             self.tenants.occupy(request.tenant, live=1, holder=self._slot_manager)
             entry, tokens = self.usage.entry(tenant.id), len(request.prompt)
-            # One line, so that an interrupt comes before both assignments or after both.
+            # One line, so that an interrupt comes before or after both assignments.
             entry.prompted, self._live[request.id] = entry.prompted + tokens, sequence
             self._scheduler.enqueue(sequence)
             self._observer.submitted(self._clock(), request)
 
     def _check_queue(self, tenant: Tenant) -> None:
-        """Raise QueueFull where one more request of a tenant may not wait."""
+        """Raise QueueFull if no more requests of a tenant may wait."""
         waiting = len(self._scheduler.waiting)
         own = sum([s.tenant == tenant.id for s in self._scheduler.waiting.values()])
         within = own < tenant.max_waiting
@@ -236,33 +237,32 @@ class Engine(PrefixCalls, TenantCalls, MemoryCalls):
         raise TenantQueueFull(own, max(seconds, rate), rate > 0)
 
     def cancel(self, request_id: int) -> None:
-        """End a request and free its slot and pages; no event of it follows. The id of a request
-        that has ended is ignored."""
+        """End a request and free its slot and pages; no further event of it comes. An id of an
+        ended request is ignored."""
         with self._change():
             sequence = self._live.get(request_id)
             self._output_processor.cancel(request_id, sequence)
             if sequence is not None:
                 self._end(sequence, FinishReason.CANCELLED)
-                self._changes.follow()
+                self._changes.apply()
 
     def stall(self, request_id: int, *, patient: bool = False) -> None:
-        """Compute nothing more for a request until ``unstall``, apart from the steps in flight: its
-        consumer takes no tokens. After ``stall_steps`` steps the request ends, unless every caller
-        that stalled it was ``patient``: such a caller waits for work of the host, not for a
-        client."""
+        """Stop computing for a request, except in steps in flight, until ``unstall``: its consumer
+        takes no tokens. The request ends after ``stall_steps`` steps, unless every caller that
+        stalled it was ``patient``, that is, waits for work of the host and not for a client."""
         if (sequence := self._live.get(request_id)) is not None:
             sequence.patient = patient and (sequence.patient or not sequence.stalled)
             if not sequence.stalled:
                 self._set_stalled(sequence, True)
 
     def unstall(self, request_id: int) -> None:
-        """Compute for a request again: its consumer takes tokens."""
+        """Continue computing for a request: its consumer takes tokens again."""
         sequence = self._live.get(request_id)
         if sequence is not None and sequence.stalled:
             self._set_stalled(sequence, False)
 
     def progress(self, request_id: int) -> int:
-        """Number of computed or submitted positions of a request; 0 where it does not run."""
+        """The number of submitted positions of a request; 0 if it does not run."""
         sequence = self._live.get(request_id)
         if sequence is None or not sequence.running:
             return 0
@@ -279,41 +279,40 @@ class Engine(PrefixCalls, TenantCalls, MemoryCalls):
         return self.take_events()
 
     def advance(self) -> None:
-        """Submit the steps that may be in flight, wait for the oldest one, and count the tokens it
-        produced. Computes nothing while there are counted events that were not taken.
+        """Submit steps up to the limit of steps in flight, wait for the oldest one, and turn its
+        tokens into events. Does nothing while there are events that were not taken.
 
-        After any exception, a KeyboardInterrupt for example, all sequences that ran wait again with
-        the tokens they have, and the next call continues. A request under which steps fail again
-        ends with an error."""
+        After any exception, including KeyboardInterrupt, all sequences that ran wait again with the
+        tokens they have, and the next call continues. A request whose steps fail repeatedly ends
+        with an error."""
         self._repair()
         try:
-            self._whole = False
+            self._consistent = False
             self._advance()
-            self._whole = True
+            self._consistent = True
         except BaseException as error:
             self._recover(fault=isinstance(error, Exception))
             raise
 
     def take_events(self) -> list[TokenEvent]:
-        """Hand out the events that ``advance`` counted. They are removed in one instruction, so an
-        interrupt before it loses none: the next call returns them."""
+        """Return the events of ``advance``. They are removed in one instruction, so an interrupt
+        before it loses none: the next call returns them."""
         return self._output_processor.events()
 
     def abandon(self) -> None:
-        """Drop all requests and the events that were not taken, and take what they used from their
-        tenants' accounts and the usage: the engine is not used any more, but other engines share
-        its tenants."""
+        """Drop all requests and untaken events, and remove their usage from the accounts of their
+        tenants. For an engine that is not used any more while others share its tenants."""
         self._output_processor.drop()
         if self._disk is not None:
             flush_disk_cache(self._disk, self._pipeline)
         self._live.clear()
-        self._whole = False
+        self._consistent = False
         self._recover(fault=False)
 
     def _advance(self) -> None:
         self._end_overdue()
         self._blocked = False
-        # Events are handed out before a step can fail: a failed step would hide a finished answer.
+        # Events are taken before a step can fail: a failed step would hide a finished answer.
         if not self._output_processor.pending:
             self._pipeline.fill()
             read = self._pipeline.read()
@@ -321,33 +320,34 @@ class Engine(PrefixCalls, TenantCalls, MemoryCalls):
             if read is not None and self._output_processor.take(*read, self._clock()):
                 self._pipeline.fill_idle()
         self._output_processor.count()
-        self._changes.follow()
+        self._changes.apply()
         if self._disk is not None:
             blocked = self._blocked
             self._blocked = update_disk_cache(self._disk, self._pipeline, not self._live, blocked)
 
     def _repair(self) -> None:
-        """Recover where recovering was interrupted. Not for calls that are made during others."""
-        if not self._whole:
+        """Recover if an earlier recovery was interrupted. Not for calls made within others."""
+        if not self._consistent:
             self._recover(fault=False)
 
     @contextmanager
     def _change(self) -> Iterator[None]:
-        """A change that is made whole, or repaired by ``_recover`` after an error or an
-        interrupt: at once, or at the next ``advance`` where this is interrupted again."""
-        outermost = self._whole
+        """A change that is made completely, or undone by ``_recover`` after an error or interrupt:
+        at once, or in the next ``advance`` if that is interrupted again."""
+        outermost = self._consistent
         try:
-            self._whole = False
+            self._consistent = False
             yield
-            self._whole = outermost
+            self._consistent = outermost
         except BaseException as error:
             if outermost:
                 self._recover(fault=isinstance(error, Exception))
             raise
 
     def _slot_lost(self, sequence: Sequence) -> None:
-        """A sequence loses its slot: the next step is planned anew, and the drafter forgets it."""
-        self._pipeline.changed()
+        """Called when a sequence loses its slot: plan the next step again, and let the drafter
+        forget the sequence."""
+        self._pipeline.replan()
         if self._speculative is not None:
             self._speculative.forget(sequence)
 
@@ -359,8 +359,8 @@ class Engine(PrefixCalls, TenantCalls, MemoryCalls):
         self._scheduler.finished(sequence, reason)
 
     def _end_overdue(self) -> None:
-        """End the requests whose consumers stalled too long, under which steps failed, or that can
-        never have room."""
+        """End requests whose consumers stalled too long, whose steps failed too often, or for which
+        there can never be room."""
         lost = *self._failed, *self._scheduler.unfit
         if not lost and not self._stalled:
             return
@@ -379,12 +379,12 @@ class Engine(PrefixCalls, TenantCalls, MemoryCalls):
             sequence.stalled_steps = 0
             self._scheduler.set_stalled(sequence, stalled)
             self._stalled = {s.request.id: s for s in self._live.values() if s.stalled}
-            self._pipeline.changed()
+            self._pipeline.replan()
 
     def _recover(self, *, fault: bool) -> None:
-        """Let every sequence wait, and empty the cache: what the steps in flight did is unknown.
-        Everything is derived from the sequences that have not ended and the events that were not
-        taken, so this may be interrupted and called again."""
+        """Let every sequence wait, and empty the cache, since the effect of the steps in flight is
+        unknown. Everything is derived from the live sequences and the untaken events, so this may
+        be interrupted and called again."""
         self._pipeline.clear()
         cancelled = [(s, FinishReason.CANCELLED) for s in self._live.values() if s.cancelled]
         for sequence, reason in (*self._output_processor.apply_batch(self._live), *cancelled):
@@ -394,5 +394,5 @@ class Engine(PrefixCalls, TenantCalls, MemoryCalls):
         self._scheduler.rebuild(live, fault=fault)
         self._failed = [sequence for sequence in live if sequence.faults >= FAULTS]
         self._stalled = {s.request.id: s for s in live if s.stalled}
-        self._changes.follow()
-        self._whole = True
+        self._changes.apply()
+        self._consistent = True

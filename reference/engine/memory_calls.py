@@ -1,4 +1,4 @@
-"""The call of an engine by which its runner gets other memory while requests run."""
+"""The engine's call that gives its runner other memory while requests run."""
 
 from __future__ import annotations
 
@@ -24,26 +24,27 @@ class MemoryCalls:
     memory: KvMemory
     _pipeline: Pipeline
     _disk: DiskPages | None
-    _whole: bool
+    _consistent: bool
     _recover: Callable[..., None]
 
     @property
     def fewest_pages(self) -> int:
-        """The fewest pages with which every request that was accepted can still run: those of the
-        longest context, and all that are reserved."""
+        """The fewest pages with which every accepted request can still run: those of the longest
+        context, and all reserved pages."""
         return self.runner.limits.slot_pages + self.memory.reservations.pages
 
     def reopen(self, reopen_runner: Callable[[], None]) -> None:
-        """Let all sequences wait, have ``reopen_runner`` close the runner and open it anew, with at
-        least ``fewest_pages`` and at most its first number of pages, and go on.
+        """Let all sequences wait, call ``reopen_runner``, which closes the runner and opens it
+        again, and continue. The new runner has at least ``fewest_pages`` and at most its first
+        number of pages.
 
-        Sequences are computed again from the tokens they have, so no answer changes. What was
-        cached is found on disk alone. Raises what ``reopen_runner`` raises."""
+        Sequences are computed again from their tokens, so no answer changes. Cached pages are lost,
+        except those on disk. Raises what ``reopen_runner`` raises."""
         if self._disk is None:
-            self._pipeline.settle()
+            self._pipeline.drain()
         else:
             flush_disk_cache(self._disk, self._pipeline, waits=False)
-        self._whole = False
+        self._consistent = False
         self._pipeline.clear()
         reopen_runner()
         copies = copies_of(self.runner, self.options, self._disk)

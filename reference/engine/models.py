@@ -1,9 +1,9 @@
 """Several models on one machine: each has an engine, and the engines take turns on the device.
 
-A step belongs to one model: two sets of weights cannot share a product. The model whose steps have
-taken the least time, divided by the weight of the tenants that use it, has the next turn. So a
-model gets device time in proportion to the tenants that wait for it. A model is loaded when it is
-requested; where it does not fit, the idle model that was unused for longest is unloaded."""
+A step belongs to one model: two sets of weights cannot share a product. The next turn goes to the
+model with the least step time divided by the weight of the tenants that use it. So a model gets
+device time in proportion to the tenants that wait for it. A model is loaded on request; if it does
+not fit, the idle model that was unused for longest is unloaded."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ class Loaded:
 
 Result = TypeVar("Result")
 Loader = Callable[[str], Loaded]
-"""Loads a model by its name. Raises DoesNotFit or OutOfMemory when there is no room, and the errors
+"""Loads a model by its name. Raises DoesNotFit or OutOfMemory if there is no room, and the errors
 of a model that cannot be loaded."""
 
 
 @dataclass(slots=True)
 class _LoadedModel:
-    """A loaded model. ``turn`` is the weighted seconds its steps took, ``used`` the number of its
-    latest use among the uses of all models, ``latest`` that of its latest step or its loading."""
+    """A loaded model. ``turn`` is the weighted seconds of its steps. ``used`` and ``latest`` are
+    sequence numbers over all models: of its latest use, and of its latest step or its loading."""
 
     loaded: Loaded
     turn: float
@@ -44,8 +44,8 @@ class _LoadedModel:
 
 
 def load_with_room(load: Callable[[], Result], make_room: Callable[[], bool]) -> Result:
-    """Call ``load`` and return its result. Where it finds no room, ``make_room`` unloads an idle
-    model and it is called again; the error is raised once that returns False."""
+    """Call ``load`` and return its result. If it finds no room, ``make_room`` unloads an idle model
+    and ``load`` is called again; once ``make_room`` returns False the error is raised."""
     while True:
         try:
             return load()
@@ -55,16 +55,16 @@ def load_with_room(load: Callable[[], Result], make_room: Callable[[], bool]) ->
 
 
 def no_loader(name: str) -> Loaded:
-    """The loader where models are only added with ``Models.add``."""
+    """The loader for ``Models`` to which models are only added with ``add``."""
     raise RequestError("model", f"{name!r} is not known here")
 
 
 class Models:
     """The engines of models by name, loaded on demand or added. ``step`` steps one of them.
 
-    Requests are submitted to an engine itself and cancelled there. ``clock`` measures how long a
-    step takes. Where engines share their tenants, quotas of slots, pages and rates hold for all
-    models together."""
+    Requests are submitted to and cancelled in an engine itself. ``clock`` measures the time of
+    steps. If engines share their tenants, quotas of slots, pages and rates hold for all models
+    together."""
 
     def __init__(self, load: Loader, clock: Clock) -> None:
         self._load = load
@@ -77,12 +77,12 @@ class Models:
 
     @property
     def loaded(self) -> tuple[str, ...]:
-        """Names of the models in memory, the one used last at the end."""
+        """Names of the loaded models, the most recently used last."""
         return tuple(sorted(self._models, key=lambda name: self._models[name].used))
 
     def engine(self, name: str) -> Engine:
-        """The engine of a model, which is loaded first if it is not in memory. Raises DoesNotFit or
-        OutOfMemory when there is no room next to the models in use, and what the loader raises."""
+        """The engine of a model, which is loaded first if necessary. Raises DoesNotFit or
+        OutOfMemory if there is no room beside the models in use, and what the loader raises."""
         if name not in self._models:
             self.add(name, load_with_room(partial(self._load, name), self._unload_longest_idle))
         model = self._models[name]
@@ -90,14 +90,14 @@ class Models:
         return model.loaded.engine
 
     def add(self, name: str, loaded: Loaded) -> None:
-        """Let a model that the caller loaded take turns."""
+        """Add a model that the caller loaded."""
         assert name not in self._models, f"model {name!r} is loaded twice"
         self._models[name] = _LoadedModel(loaded, 0.0, 0)
         self._touch(self._models[name])
         self._models[name].latest = self._turns
 
     def put_tenant(self, tenant: Tenant) -> None:
-        """Do ``Engine.put_tenant`` in all loaded engines, or in none."""
+        """``Engine.put_tenant`` in all loaded engines, or in none."""
         for engine in self._engines:
             engine.check_tenants([tenant])
         self._in_all(
@@ -107,7 +107,7 @@ class Models:
         )
 
     def replace_tenants(self, tenants: Iterable[Tenant]) -> None:
-        """Do ``Engine.replace_tenants`` in all loaded engines, or in none."""
+        """``Engine.replace_tenants`` in all loaded engines, or in none."""
         tenants = tuple(tenants)
         for engine in self._engines:
             engine.check_tenants(tenants, whole=True)
@@ -116,14 +116,14 @@ class Models:
         self._in_all(*ends, Engine.finish_removals, lambda engine: engine.replace_tenants(tenants))
 
     def remove_tenant(self, id: int) -> None:
-        """Do ``Engine.remove_tenant`` in all loaded engines."""
+        """``Engine.remove_tenant`` in all loaded engines."""
         for engine in self._engines:
             engine.begin_removal(id)
         self._in_all(Engine.finish_removals)
 
     def _in_all(self, *changes: Callable[[Engine], None]) -> None:
-        """Make one change after the other in all engines. Where one raises, the others are changed
-        first."""
+        """Make each change in all engines, one change after the other. If an engine raises, the
+        others are changed before the error is raised."""
         failed: Exception | None = None
         for change in changes:
             for engine in self._engines:
@@ -140,9 +140,9 @@ class Models:
         return all(engine.idle for engine in self._engines)
 
     def step(self) -> list[TokenEvent]:
-        """One step of the model whose turn it is; of the next model where all its requests wait for
-        a quota or a consumer. The events stay with their engine until the last line, so an
-        interrupt loses none."""
+        """One step of the model whose turn it is, or of the next model if all its requests wait for
+        a quota or a consumer. Events stay with their engine until the last line, so an interrupt
+        loses none."""
         if len(self._models) == 1:
             ((name, model),) = self._models.items()
             self.stepped = name
@@ -152,7 +152,8 @@ class Models:
         return [] if engine is None else engine.take_events()
 
     def _advance(self) -> Engine | None:
-        """Advance the model whose turn it is: the engine that has events or computed something."""
+        """Advance the model whose turn it is, and return the engine that has events or computed
+        something."""
         # The last request of a removed tenant may have ended in another engine.
         self._in_all(Engine.finish_removals)
         busy = {name: p for name, p in self._models.items() if not p.loaded.engine.idle}
@@ -174,7 +175,7 @@ class Models:
         return None
 
     def unload(self, name: str) -> bool:
-        """Free an idle model; False when it is in use or not loaded."""
+        """Free an idle model; False if it is in use or not loaded."""
         model = self._models.get(name)
         if model is None or not model.loaded.engine.idle:
             return False
@@ -182,20 +183,19 @@ class Models:
         return True
 
     def take_out(self, name: str) -> None:
-        """Free a model, also when it has requests."""
+        """Free a model even if it has requests."""
         self._at_work.discard(name)
         model = self._models.pop(name)
         model.loaded.engine.abandon()
         model.loaded.close()
 
     def longest_idle(self, names: Collection[str]) -> str | None:
-        """The idle one of the models called ``names`` that was unused for longest; None where each
-        is in use."""
+        """The idle model among ``names`` that was unused for longest; None if all are in use."""
         idle = [name for name in self.loaded if self._models[name].loaded.engine.idle]
         return next((name for name in idle if name in names), None)
 
     def close(self) -> None:
-        """Free all models, also those that have requests."""
+        """Free all models, even those that have requests."""
         for name in tuple(self._models):
             self.take_out(name)
 
@@ -215,14 +215,14 @@ class Models:
             model.latest = model.used
 
     def _unload_longest_idle(self) -> bool:
-        """Free the idle model that was unused for longest; False where none is idle."""
+        """Free the idle model that was unused for longest; False if none is idle."""
         oldest = self.longest_idle(self._models)
         return oldest is not None and self.unload(oldest)
 
     def _let_join(self, busy: dict[str, _LoadedModel]) -> None:
-        """Let models that were idle begin with the least time of the models that were busy, so that
-        they do not get turns to make up for their idle time. Time that a model had while it was
-        the only busy one does not count."""
+        """Start models that were idle with the least time of the busy models, so that they get no
+        extra turns for their idle time. The time of a model while it was the only busy one does not
+        count."""
         if busy.keys() == self._at_work:
             return
         turns = [model.turn for name, model in busy.items() if name in self._at_work]

@@ -28,14 +28,14 @@ from reference.sched.tenants import Tenants
 from reference.usage import UsageCounters
 
 COUNTED_ENDS = tuple(reason for reason in FinishReason if reason is not FinishReason.CANCELLED)
-"""Reasons that a client gets as an event."""
+"""The reasons that a client receives as an event."""
 
 
 @dataclass(slots=True)
 class _Batch:
-    """Events that were not handed out yet. ``entries`` are (event, tenant) pairs; the event counts
-    for this tenant, None for no tenant. ``events`` are the events that were counted, and ``before``
-    is what the usage had of each tenant before."""
+    """Events that were not taken yet. ``entries`` are (event, tenant) pairs; the event counts for
+    this tenant, or for none. ``events`` are the events already counted, and ``before`` is each
+    tenant's usage without them."""
 
     entries: list[tuple[TokenEvent, int | None]] = field(default_factory=list)
     events: list[TokenEvent] = field(default_factory=list)
@@ -45,8 +45,8 @@ class _Batch:
 class OutputProcessor:
     """Turns the results of steps into events. ``finish`` is called with every sequence that ends.
 
-    An event is certain once it is in the batch: whatever an interrupt prevents after that can be
-    done again from the batch. A batch is handed out as a whole, in one instruction."""
+    An event is final once it is in the batch: what an interrupt prevents after that can be repeated
+    from the batch. A batch is returned as a whole, in one instruction."""
 
     def __init__(
         self,
@@ -70,12 +70,12 @@ class OutputProcessor:
 
     @property
     def pending(self) -> bool:
-        """Whether there are events that were not handed out."""
+        """Whether there are events that were not taken."""
         return bool(self._batches and self._batches[-1].entries)
 
     def count(self) -> None:
-        """Count the batch in the usage. Counting it again corrects the usage by the events that
-        were added or dropped since."""
+        """Count the batch in the usage. Another call corrects the usage by the events added or
+        dropped since."""
         if not self._batches:
             return
         batch = self._batches[-1]
@@ -98,18 +98,18 @@ class OutputProcessor:
         batch.events = [event for event, _ in batch.entries]
 
     def events(self) -> list[TokenEvent]:
-        """Hand out the batch that was counted."""
+        """Return and remove the batch that was counted."""
         return self._batches.pop().events if self._batches else []
 
     def drop(self) -> None:
-        """Drop the events that were not handed out, from the usage too."""
+        """Drop the events that were not taken, from the usage too."""
         if self.pending:
             self._batches[-1].entries = []
             self.count()
 
     def apply_batch(self, live: dict[int, Sequence]) -> list[tuple[Sequence, FinishReason]]:
-        """Write the tokens in the batch into their sequences, where an interrupt may have prevented
-        it; returns the sequences that an event in the batch ends."""
+        """Write the tokens of the batch into their sequences, in case an interrupt prevented it.
+        Returns the sequences that an event of the batch ends."""
         ends = []
         for event, _ in self._batches[-1].entries if self._batches else ():
             sequence = live.get(event.request_id)
@@ -126,7 +126,7 @@ class OutputProcessor:
         return ends
 
     def detach_tenants(self, tenants: Collection[int]) -> None:
-        """Count the events in the batch for no tenant where their tenants were removed."""
+        """Stop counting the events of the batch for removed tenants."""
         if self._batches and tenants:
             batch = self._batches[-1]
             batch.entries = [(e, None if id in tenants else id) for e, id in batch.entries]
@@ -134,9 +134,9 @@ class OutputProcessor:
                 batch.before.pop(tenant, None)
 
     def cancel(self, request_id: int, sequence: Sequence | None) -> None:
-        """Drop the events of a request from the batch and the usage, and count that it was
-        cancelled, once where an interrupted call is repeated. It has a ``sequence`` unless one of
-        these events ends it, or it ended before."""
+        """Drop the events of a request from the batch and the usage, and count the cancellation
+        once, even if an interrupted call is repeated. ``sequence`` is None if one of these events
+        ends it, or it ended before."""
         batch = self._batches[-1] if self.pending else _Batch()
         own = [entry for entry in batch.entries if entry[0].request_id == request_id]
         left = [entry for entry in batch.entries if entry[0].request_id != request_id]
@@ -151,12 +151,12 @@ class OutputProcessor:
             marked: Any = SimpleNamespace() if sequence is None else sequence
             finished, reason = self._usage.entry(tenant).finished, FinishReason.CANCELLED
             count = finished[reason] + 1
-            # One line, so that an interrupt comes before all assignments or after all.
+            # One line, so that an interrupt comes before or after all assignments.
             batch.entries, marked.cancelled, finished[reason] = left, True, count
         self.count()
 
     def take(self, output: StepOutput, computed: Iterable[Computed], now: float) -> bool:
-        """Process a step that was read at ``now`` seconds; whether it ended no sequence."""
+        """Process a step that was read at ``now`` seconds. Returns whether it ended no sequence."""
         tokens, live = output.token.tolist(), True
         try:
             for part in computed:
@@ -180,7 +180,7 @@ class OutputProcessor:
         self._batches[-1].entries.append((event, tenant))
 
     def _take(self, part: Computed, tokens: list[int], output: StepOutput, now: float) -> None:
-        """Process what a step computed for one sequence."""
+        """Process the part of a step that belongs to one sequence."""
         sequence, stop, first_row, end_row = part.sequence, part.stop, part.first_row, part.end_row
         if sequence.on_logits is not None:
             _hand_over(sequence, part, output)
@@ -198,7 +198,7 @@ class OutputProcessor:
         if part.drafted:
             taken = self._take_drafted(part, tokens, output)
             if self._speculative is not None and not sequence.running:
-                # Nothing is known of right drafts behind the end.
+                # Drafts after the end were not compared.
                 compared = part.stop - part.start if taken > output.accepted[first_row] else taken
                 self._speculative.ended(sequence, taken, compared - 1)
         else:
@@ -211,8 +211,8 @@ class OutputProcessor:
             self._after_tokens(part)
 
     def _score(self, part: Computed, output: StepOutput, now: float) -> bool:
-        """Hand over the log-probabilities of given tokens that a step computed, those of a token
-        once. False where a row was not finite, or the sequence ended or lost its slot."""
+        """Pass on the log-probabilities that a step computed for given tokens, each token's once.
+        False if a row was not finite, or the sequence ended or lost its slot."""
         sequence = part.sequence
         first, stop = sequence.next_score, min(part.stop + 1, sequence.scored_to)
         if first >= stop:
@@ -222,7 +222,7 @@ class OutputProcessor:
         if first < behind and sequence.on_scores is not None:
             tokens, rows = sequence.tokens[first:behind], slice(row, row + behind - first)
             scores = scores_in(output, rows, first, tokens, sequence.request.score_top)
-            # One line, so that an interrupt comes before both assignments or after both.
+            # One line, so that an interrupt comes before or after both assignments.
             sequence.next_score, _ = behind, sequence.on_scores(scores)
             if sequence.running and np.isnan(scores.log_probability).any():
                 self.end_early(sequence, FinishReason.ERROR)
@@ -232,13 +232,13 @@ class OutputProcessor:
         if behind < stop:
             self._note_tokens(sequence, now)
         if sequence.running:
-            # Tokens that are computed again after wrong drafts need no row each.
+            # Tokens computed again after wrong drafts need no row each.
             self._slot_manager.table.rows_from[sequence.slot] = sequence.rows_from
         return sequence.running
 
     def _emit_forced(self, sequence: Sequence, position: int, output: StepOutput, row: int) -> None:
-        """Make an event of the forced token at ``position``, whose log-probability is in ``row``;
-        the last one ends the sequence, and so does a row that is not finite."""
+        """Append an event of the forced token at ``position``, whose log-probability is in ``row``.
+        The last token ends the sequence, and so does a row that is not finite."""
         request, token = sequence.request, int(sequence.tokens[position])
         if output.token[row] != token:
             self.end_early(sequence, FinishReason.ERROR)
@@ -255,8 +255,7 @@ class OutputProcessor:
             self._finish(sequence, reason)
 
     def _take_drafted(self, part: Computed, tokens: list[int], output: StepOutput) -> int:
-        """Take the tokens of the drafts that the device accepted and the one behind them; returns
-        their number."""
+        """Take the tokens of the accepted drafts and the one after them; returns their number."""
         sequence, first = part.sequence, part.first_row
         taken = 0
         for row in range(first, first + 1 + int(output.accepted[first])):
@@ -264,8 +263,8 @@ class OutputProcessor:
             if token >= 0 and sequence.samples:
                 taken += 1
                 if taken > 1:
-                    # The step counted its first token. Others count before they are handed over,
-                    # where a copy may fail.
+                    # The step counted its first token. Others count before a sink gets them, since
+                    # its copy may fail.
                     self._tenants.count(sequence.tenant, 0, 1)
             self._receive(sequence, part.start + 1 + row - first, token, output, row)
             if not sequence.running:
@@ -277,14 +276,14 @@ class OutputProcessor:
         if sequence.read_at is None:
             self._usage.first_token(tenant, now - sequence.arrived)
         else:
-            # Most sequences of a step have the same interval, so intervals are counted in groups.
+            # Most sequences of a step have the same interval: equal ones are counted together.
             self._intervals[tenant, now - sequence.read_at] += 1
         sequence.read_at = now
 
     def _receive(
         self, sequence: Sequence, position: int, token: int, output: StepOutput, row: int
     ) -> None:
-        """Take ``token``, sampled for ``position`` in ``row``: it continues or ends the
+        """Take ``token``, sampled for ``position`` in ``row``; it continues or ends the
         sequence."""
         request = sequence.request
         reason = None
@@ -297,7 +296,7 @@ class OutputProcessor:
             reason = FinishReason.ERROR
         elif token in self._end_of_generation and not request.ignore_end:
             reason = FinishReason.STOP
-        elif position >= sequence.last:
+        elif position >= sequence.last_position:
             reason = FinishReason.LENGTH
         event = TokenEvent(request.id, token, position, reason, *scores)
         self._append(event, request.tenant)
@@ -308,41 +307,41 @@ class OutputProcessor:
             self._finish(sequence, reason)
 
     def _after_tokens(self, part: Computed) -> None:
-        """Update what the slot table knows of a sequence that continues and runs in lockstep."""
+        """Update the slot table for a sequence that continues and runs in lockstep."""
         sequence, table = part.sequence, self._slot_manager.table
         if not sequence.running:
             return
         if part.drafted:
             assert self._speculative is not None
             self._speculative.settle(sequence, part.start, part.stop)
-            self._pipeline.changed()
+            self._pipeline.replan()
         elif table.lockstep[sequence.slot]:
             if sequence.masked:
                 drop_min_tokens(sequence)
                 table.lockstep[sequence.slot] = sequence.masked
             table.known[sequence.slot] = sequence.known
-            self._pipeline.changed()
+            self._pipeline.replan()
         if self._speculative is not None and self._speculative.consider(sequence):
-            self._pipeline.changed()
+            self._pipeline.replan()
 
 
 def _hand_over_experts(sequence: Sequence, part: Computed, output: StepOutput) -> None:
-    """Give the experts of a step to the sequence's sink, those of each position once."""
+    """Pass the experts of a step to the sequence's sink, those of each position once."""
     assert sequence.on_experts is not None
     first = max(sequence.routed, part.start)
     if first < part.stop:
         shift = part.first_token - part.start
         ids = expert_ids(output.outputs, part.tokens, first + shift, part.stop + shift)
-        # One line, so that an interrupt comes before both assignments or after both.
+        # One line, so that an interrupt comes before or after both assignments.
         sequence.routed, _ = part.stop, sequence.on_experts(first, ids)
 
 
 def _hand_over(sequence: Sequence, part: Computed, output: StepOutput) -> None:
-    """Give the logits of a step to the sequence's sink, those of each position once."""
+    """Pass the logits of a step to the sequence's sink, those of each position once."""
     assert sequence.on_logits is not None
     first = max(sequence.scored, part.stop - (part.end_row - part.first_row))
     if first < part.stop:
         row = part.end_row - (part.stop - first)
         rows = output.rows(sequence.output)[row : part.end_row].copy()
-        # One line, so that an interrupt comes before both assignments or after both.
+        # One line, so that an interrupt comes before or after both assignments.
         sequence.scored, _ = part.stop, sequence.on_logits(first, rows)

@@ -1,4 +1,4 @@
-"""Steps in flight: built from positions, submitted ahead, read in order."""
+"""The steps in flight: built from positions, submitted ahead, read in order."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from reference.sched.tenants import Tenants
 
 
 class Step(NamedTuple):
-    """A step in flight: a chunk of each of its ``sequences``, the admission under which the chunk
-    is computed, and its number of output rows.
+    """A step in flight: for each of its ``sequences`` a chunk, the admission under which it is
+    computed, and the number of output rows.
 
-    The step attends to ``attended`` positions and was submitted at ``began`` seconds; ``waiting``,
-    ``free_pages`` and ``cached_pages`` are counts of that moment. ``counted`` has for each tenant
-    the function that counts tokens towards its rates, and how many tokens are (prefilled, decoded).
-    """
+    The step attends to ``attended`` positions in all and was submitted at ``began`` seconds.
+    ``waiting``, ``free_pages`` and ``cached_pages`` are counts at that time. ``counted`` has, for
+    each tenant, a function that counts tokens towards its rates, and the tokens [prefilled,
+    decoded]."""
 
     number: int
     submission: Submission
@@ -47,15 +47,15 @@ class Step(NamedTuple):
     counted: list[tuple[Callable[[int, int], None], list[int]]]
 
     def of_current_admission(self) -> Iterator[bool]:
-        """For each sequence whether it still has the slot that the step was computed for."""
+        """For each sequence, whether it still has the slot that the step was computed for."""
         for sequence, admission in zip(self.sequences, self.admissions, strict=True):
             yield sequence.running and sequence.admission == admission
 
 
 class Computed(NamedTuple):
-    """Work of a step for one sequence: positions ``start`` to ``stop`` - 1, which are the step's
-    tokens from ``first_token`` on, of ``tokens``, and rows ``first_row`` to ``end_row`` - 1 of its
-    output."""
+    """The part of a step that belongs to one sequence: positions ``start`` to ``stop`` - 1, which
+    are tokens from ``first_token`` on among the ``tokens`` of the step, and output rows
+    ``first_row`` to ``end_row`` - 1."""
 
     sequence: Sequence
     start: int
@@ -72,8 +72,8 @@ class Computed(NamedTuple):
 
 
 class Pipeline:
-    """Submits the steps that the scheduler decides, ``steps_ahead`` of them before the oldest one
-    is read. Nothing else submits steps to the runner."""
+    """Submits the steps that the scheduler decides, up to ``steps_ahead`` before the oldest is
+    read. Nothing else submits steps to the runner."""
 
     def __init__(
         self,
@@ -108,8 +108,8 @@ class Pipeline:
         self._steady: SteadyDecode | None = None
         self._read_at = 0.0
 
-    def changed(self) -> None:
-        """Decide the next step anew: a sequence was admitted, left or stopped."""
+    def replan(self) -> None:
+        """Let the scheduler decide the next step: a sequence was admitted, left or stopped."""
         self._steady = None
 
     def clear(self) -> None:
@@ -120,20 +120,20 @@ class Pipeline:
     def fill(self) -> None:
         """Submit steps until ``steps_ahead`` are in flight or there is nothing to compute."""
         while self._in_flight and not any(self._in_flight[0].of_current_admission()):
-            self._pass_over()
+            self._drop_oldest()
         while len(self._in_flight) <= self.steps_ahead and self._start():
             pass
 
     def fill_idle(self) -> None:
-        """Submit the next step where drafts let the device wait for the tokens that were read,
-        before their consumers take them."""
+        """With drafts, submit the next step before consumers take the tokens just read, if the
+        device would wait."""
         drafts = self._speculative is not None
         if drafts and not self._in_flight and self._runner.tier.info.asynchronous:
             self.fill()
 
     def read(self) -> tuple[StepOutput, Iterator[Computed]] | None:
-        """Wait for the oldest step: its output, and what it did for each sequence that still has
-        the slot it was computed for. None where no step is in flight."""
+        """Wait for the oldest step. Returns its output, and its part for each sequence that still
+        has the slot it was computed for; None if no step is in flight."""
         if not self._in_flight:
             return None
         step = self._in_flight[0]
@@ -145,30 +145,31 @@ class Pipeline:
         return output, self._computed(step)
 
     def recheck_waiting(self) -> None:
-        """Look at the waiting sequences before the next step, though nothing has changed here."""
+        """Look at the waiting sequences before the next step, although nothing changed in the
+        engine."""
         self._scheduler.recheck_waiting()
 
     def load_more(self) -> bool:
-        """Load pages that were read from disk: few where steps are in flight, which others wait
-        for. Whether a sequence has all of its pages now."""
+        """Load pages that were read from disk: only a block each while steps are in flight, since
+        those would wait. Returns whether a sequence has all of its pages now."""
         loaded = self._scheduler.load_more(whole=not self._in_flight)
         if loaded:
-            self.changed()
+            self.replan()
         return loaded
 
     def wait(self) -> None:
-        """Wait until the device has computed the steps in flight. Raises where one failed."""
+        """Wait until the device has computed the steps in flight. Raises if one failed."""
         for step in self._in_flight:
             self._runner.tier.wait(step.submission.fence)
 
-    def settle(self) -> None:
-        """Wait for the steps in flight, which nobody needs."""
+    def drain(self) -> None:
+        """Drop the steps in flight, waiting for them if there is a disk cache."""
         while self._in_flight:
-            self._pass_over()
+            self._drop_oldest()
 
-    def _pass_over(self) -> None:
-        """Drop the oldest step. With a disk cache it is waited for, since pages that it computed
-        are not to be written where it fails."""
+    def _drop_oldest(self) -> None:
+        """Drop the oldest step. With a disk cache wait for it, since pages that it computed must
+        not be written if it fails."""
         step = self._in_flight[0]
         if self._slot_manager.disk is not None:
             self._runner.collect(step.submission)
@@ -177,7 +178,7 @@ class Pipeline:
         self._count(step)
 
     def _start(self) -> bool:
-        """Submit the next step; False when there is nothing to compute."""
+        """Submit the next step; False if there is nothing to compute."""
         steady = self._steady
         if steady is None or not steady.left or self._scheduler.admit():
             return self._start_planned()
@@ -186,7 +187,7 @@ class Pipeline:
         before = self._latest
         assert before is not None
         inputs = steady.next()
-        self._follow(
+        self._note_submitted(
             self._submit(inputs, before.sequences, steady.chunks),
             before.sequences,
             steady.chunks,
@@ -211,7 +212,7 @@ class Pipeline:
         for slot, start, count in chunks:
             table.computed[slot] = start + count
         attended = sum([count * (2 * start + count + 1) for _, start, count in chunks]) // 2
-        self._follow(submission, sequences, chunks, rows, attended)
+        self._note_submitted(submission, sequences, chunks, rows, attended)
         self._publish(chunks, sequences)
         self._steady = SteadyDecode.after(table, chunks, rows, inputs)
         return True
@@ -227,7 +228,7 @@ class Pipeline:
         self._speculative.after_step(sequences, chunks)
         return submission
 
-    def _follow(
+    def _note_submitted(
         self,
         submission: Submission,
         sequences: list[Sequence],
@@ -257,15 +258,15 @@ class Pipeline:
         self._in_flight.append(step)
 
     def _count(self, step: Step) -> None:
-        """Count what a step computed towards the rates of its tenants, also where its sequences
-        have ended or were preempted meanwhile."""
+        """Count the tokens of a step towards the rates of its tenants, even if its sequences have
+        ended or were preempted."""
         for count, (prefilled, decoded) in step.counted:
             count(prefilled, decoded)
 
     def _counted(
         self, sequences: Items[Sequence], chunks: Items[Chunk], rows: Items[int]
     ) -> list[tuple[Callable[[int, int], None], list[int]]]:
-        """Tokens that a step prefills and decodes for each tenant, without drafted ones."""
+        """Tokens that a step prefills and decodes for each tenant, without drafts."""
         counts: defaultdict[int, list[int]] = defaultdict(lambda: [0, 0])
         for sequence, (_, start, tokens), requested in zip(sequences, chunks, rows, strict=True):
             of_tenant = counts[sequence.tenant]
@@ -276,7 +277,7 @@ class Pipeline:
         return [(self._tenants.counter(tenant), count) for tenant, count in counts.items()]
 
     def _publish(self, chunks: list[Chunk], sequences: list[Sequence]) -> None:
-        """Publish whole pages of prompts, and save recurrent states at cuts."""
+        """Publish whole pages of prompts, and save recurrent states at the cuts."""
         table = self._slot_manager.table
         for (slot, start, count), sequence in zip(chunks, sequences, strict=True):
             if not sequence.running:
@@ -285,7 +286,7 @@ class Pipeline:
             if start < table.known[slot]:
                 self._slot_manager.publish(sequence)
             if start + count == table.cut[slot] and not table.draft[slot]:
-                self._slot_manager.keep_state(sequence, start + count)
+                self._slot_manager.save_state(sequence, start + count)
 
     def _observe(self, step: Step) -> None:
         now = self._clock()

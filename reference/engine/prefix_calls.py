@@ -1,4 +1,4 @@
-"""The calls of an engine that copy cached prefixes to host memory and back, and drop them."""
+"""The engine's calls that copy cached prefixes to host memory and back, and drop them."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     from reference.memory.disk.entry import Bytes
 
 SLOT = 0
-"""The slot that pages are noted for while they are loaded; none of it reads or writes them."""
+"""The slot recorded for pages while they are loaded; nothing of the slot uses them."""
 
 
 class PrefixCalls:
-    """A base class of ``Engine`` for its calls about what a tenant has cached. ``_change`` is a
-    context in which a change is made whole, or repaired after an error; ``_repair`` repairs what an
-    interrupt left, or what is not there any more would be found."""
+    """A base class of ``Engine`` for calls about the cached prefixes of a tenant. ``_change`` is a
+    context whose change is made completely or undone. ``_repair`` first removes what an interrupted
+    call left, which could otherwise be found in the cache."""
 
     runner: ModelRunner
     memory: KvMemory
@@ -39,15 +39,16 @@ class PrefixCalls:
     _repair: Callable[[], None]
 
     def cached_prefix(self, tenant: int, tokens: NDArray[np.int32]) -> int:
-        """The number of a tenant's ``tokens`` that could be saved now: whole pages, up to the last
-        recurrent state where the model has any."""
+        """How many of a tenant's ``tokens``, int32[n], could be saved now: whole pages, and in a
+        model with recurrent layers up to the last saved state."""
         return len(self._path(tenant, tokens)) * PAGE_TOKENS
 
     def save_pages(
         self, tenant: int, tokens: NDArray[np.int32], first: int, count: int
     ) -> list[Bytes]:
-        """The keys and values of ``tokens``, of at most ``count`` pages from number ``first`` on;
-        fewer where those behind are not cached. Waits for the steps in flight."""
+        """The keys and values of at most ``count`` pages of ``tokens`` from page ``first`` on,
+        uint8[page_bytes] each; fewer if later pages are not cached. Waits for the steps in
+        flight."""
         copies = self.runner.page_copies()
         path = self._path(tenant, tokens)[first : first + count]
         if copies is None or not path:
@@ -58,7 +59,7 @@ class PrefixCalls:
             return [each.bytes() for each in saved]
 
     def save_state(self, tenant: int, tokens: NDArray[np.int32]) -> Bytes | None:
-        """The recurrent state after exactly ``tokens``, None where none is cached."""
+        """The recurrent state after exactly ``tokens``, None if it is not cached."""
         path = self._path(tenant, tokens)
         state = path[-1].state if len(path) * PAGE_TOKENS == len(tokens) and path else None
         if state is None:
@@ -71,8 +72,8 @@ class PrefixCalls:
         self, tenant: int, tokens: NDArray[np.int32], pages: Sequence[Bytes], state: Bytes | None
     ) -> int:
         """Cache the ``pages`` of a tenant's ``tokens``, and the recurrent ``state`` after the last
-        of them: how many tokens are cached then. Where room or quota is short these are fewer; none
-        of a model with states."""
+        of them. Returns how many tokens are cached then: fewer if room or quota is short, and 0
+        then for a model with states."""
         self._repair()
         copies, memory, scope = self.runner.page_copies(), self.memory, self._scope(tenant)
         whole = min(len(pages), memory.available(tenant))
@@ -93,8 +94,8 @@ class PrefixCalls:
         return self.cached_prefix(tenant, tokens)
 
     def drop_prefix(self, tenant: int, tokens: NDArray[np.int32]) -> None:
-        """Forget what is cached of a tenant's ``tokens``, on disk too, apart from what others
-        begin with and what sequences hold."""
+        """Drop the cached pages of a tenant's ``tokens``, on disk too, except those that other
+        prompts share or sequences hold."""
         self._repair()
         scope = self._scope(tenant)
         with self._change():
@@ -103,7 +104,7 @@ class PrefixCalls:
                 self._disk.erase(scope, dropped)
 
     def _path(self, tenant: int, tokens: NDArray[np.int32]) -> list[Node]:
-        """The cached pages that a tenant's ``tokens`` begin with."""
+        """The cached pages of a prefix of a tenant's ``tokens``."""
         self._repair()
         return self.memory.path(self._scope(tenant), tokens, len(tokens))
 

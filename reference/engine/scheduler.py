@@ -34,8 +34,8 @@ from reference.sched.wait_queue import RunningRequest, WaitingRequest, WaitQueue
 from reference.usage import UsageCounters
 
 RETRY_SECONDS = 0.05
-"""After how many seconds waiting requests are looked at again though nothing has changed: ages and
-rates change with time."""
+"""Seconds after which waiting requests are looked at again although nothing changed: ages and rates
+change with time."""
 INTERVAL_RATIO = {QosClass.INTERACTIVE: 1.15, QosClass.STANDARD: 3.0}
 """How many times as long as its decoding alone a step with prefill may take while a sequence of the
 class decodes (see ``prefill_tokens``). Batch work sets no bound."""
@@ -52,11 +52,10 @@ class SchedulerCounts:
 class Scheduler:
     """Decides who waits and who runs, and what the next step computes.
 
-    ``waiting`` are the sequences that wait, by order of arrival; those of them that are not stalled
-    are in the ``queue``. ``unfit`` are those of them that can never have room, since others have
-    reserved too many pages: they are no candidates, and end before the next step. ``chunk_tokens``
-    is the most prompt tokens in a step, ``chunk_while_decoding`` the most in a step that also
-    decodes."""
+    ``waiting`` are the waiting sequences by order of arrival; those that are not stalled are in the
+    ``queue``. ``unfit`` are those that can never have room, since others reserved too many pages:
+    they are no candidates, and end before the next step. ``chunk_tokens`` is the most prefill
+    tokens of a step, ``chunk_while_decoding`` the most in a step that also decodes."""
 
     def __init__(
         self,
@@ -70,9 +69,9 @@ class Scheduler:
         cost: StepCost,
         speculative: SpeculativeDecoder | None,
     ) -> None:
-        most = limits.step_tokens - limits.slots
-        self.chunk_tokens = min(options.chunk_tokens or most, most)
-        self.chunk_while_decoding = min(options.chunk_while_decoding or most, self.chunk_tokens)
+        limit = limits.step_tokens - limits.slots
+        self.chunk_tokens = min(options.chunk_tokens or limit, limit)
+        self.chunk_while_decoding = min(options.chunk_while_decoding or limit, self.chunk_tokens)
         self.slot_manager = slot_manager
         self.queue = WaitQueue(tenants, clock=clock)
         self.waiting: dict[int, Sequence] = {}
@@ -91,12 +90,12 @@ class Scheduler:
     # The order: before every step.
 
     def next_chunks(self) -> list[Chunk]:
-        """Decide the next step: admit who waits, draft tokens, divide the step among the running
-        sequences, and give each the pages for its chunk. Where a sequence is preempted for a page
-        the step is divided again. Empty where there is nothing to compute."""
+        """Decide the next step: admit waiting sequences, draft tokens, divide the step among the
+        running sequences, and give each the pages for its chunk. If a sequence is preempted for a
+        page, the step is divided again. Empty if there is nothing to compute."""
         chunks = self._decide()
         if not chunks and self.due:
-            # The only sequence with work left for a page; another may have room now.
+            # It was the only sequence with work; another may have room now.
             chunks = self._decide()
         return chunks
 
@@ -119,7 +118,7 @@ class Scheduler:
         return bool(self.waiting) and (self._changed or self._clock() >= self._retry_at)
 
     def enqueue(self, sequence: Sequence, since: float | None = None) -> None:
-        """Let a sequence wait, from now on, or as if it had waited ``since``. A preempted sequence
+        """Let a sequence wait, from now on or as if since ``since`` seconds. A preempted sequence
         keeps its order of arrival."""
         sequence.since = self._clock() if since is None else since
         self.waiting[sequence.order] = sequence
@@ -137,8 +136,8 @@ class Scheduler:
         self._changed = True
 
     def set_stalled(self, sequence: Sequence, stalled: bool) -> None:
-        """Note that a sequence's consumer stops or continues to take tokens. While it takes none
-        the sequence computes nothing: it is no candidate for a slot, and blocks no other."""
+        """Record that a sequence's consumer stopped or resumed taking tokens. A stalled sequence
+        computes nothing: it is no candidate for a slot, and blocks no other."""
         if sequence.stalled == stalled:
             return
         sequence.stalled = stalled
@@ -151,7 +150,7 @@ class Scheduler:
             self._push(sequence)
 
     def recheck_waiting(self) -> None:
-        """Look at the waiting sequences before the next step: pages that one needs were read."""
+        """Look at the waiting sequences before the next step: pages for one were read from disk."""
         self._changed = True
 
     def check_room(self) -> None:
@@ -166,11 +165,11 @@ class Scheduler:
         self._changed = True
 
     def _fits_ever(self, sequence: Sequence) -> bool:
-        most = self.slot_manager.memory.reservations.most_for(sequence.tenant)
-        return pages_for(sequence.reach) <= most
+        limit = self.slot_manager.memory.reservations.max_for(sequence.tenant)
+        return pages_for(sequence.max_positions) <= limit
 
     def withdraw(self, sequence: Sequence) -> None:
-        """Take a sequence out of its slot or the queue."""
+        """Remove a sequence from its slot or the queue."""
         if sequence.running:
             self.slot_manager.remove(sequence)
             self._changed = True
@@ -178,7 +177,7 @@ class Scheduler:
             self.queue.remove(sequence.order)
 
     def finished(self, sequence: Sequence, reason: FinishReason) -> None:
-        """Take out a sequence that ended."""
+        """Remove a sequence that ended."""
         slot = sequence.slot if sequence.running else None
         self.withdraw(sequence)
         if self.slot_manager.disk is not None:
@@ -187,8 +186,8 @@ class Scheduler:
         self._observer.finished(self._clock(), sequence.request.id, slot, reason)
 
     def rebuild(self, live: Items[Sequence], *, fault: bool) -> None:
-        """After a fault or an interrupt at any point: all ``live`` sequences wait, and nothing is
-        cached. Those that ran count a ``fault``."""
+        """Let all ``live`` sequences wait with an empty cache, after a fault or an interrupt at any
+        point. The sequences that ran count a ``fault``."""
         now = self._clock()
         for sequence in live:
             if sequence.order not in self.waiting:
@@ -204,8 +203,8 @@ class Scheduler:
     # Admitting.
 
     def admit(self) -> bool:
-        """Give slots to the waiting sequences that may run now, preempting others where policy says
-        so. Whether any was admitted."""
+        """Give slots to the waiting sequences that may run now, preempting others if the policy
+        says so. Returns whether any was admitted."""
         if not self.due:
             return False
         self._changed = False
@@ -216,13 +215,13 @@ class Scheduler:
         return self.counts.admitted > before
 
     def _try(self, waiting: WaitingRequest) -> bool | None:
-        """Admit a waiting sequence if there is room or it can be made. None while its pages are
+        """Admit a waiting sequence if there is room or room can be made. None while its pages are
         read from disk."""
         sequence, slot_manager = self.waiting[waiting.order], self.slot_manager
         disk = slot_manager.disk
-        if disk is not None and disk.reads(sequence, slot_manager.memory, self._limits.slots):
+        if disk is not None and disk.is_reading(sequence, slot_manager.memory, self._limits.slots):
             return None
-        # A tenant that has a slot is not aged any more.
+        # A tenant that has a slot is no longer aged.
         aged = self.queue.aged(waiting.tenant, waiting.qos)
         quantum_end = slot_manager.quantum_end_of(sequence) if aged else 0
         if not slot_manager.admit(sequence, quantum_end, protected=aged):
@@ -235,7 +234,7 @@ class Scheduler:
             assert admitted, "there is no room where room was made"
         computed = slot_manager.table.computed[sequence.slot]
         if not aged:
-            sequence.quantum_end = end_of_quantum(sequence.reached, computed, sequence.end)
+            sequence.quantum_end = end_of_quantum(sequence.max_computed, computed, sequence.end)
         self.counts.admitted += 1
         self._usage.admitted(sequence.tenant)
         if not slot_manager.table.loading[sequence.slot]:
@@ -251,13 +250,13 @@ class Scheduler:
         return True
 
     def load_more(self, *, whole: bool) -> bool:
-        """Load pages that were read for sequences with slots: whether one has all now. At most a
-        block for each, unless the ``whole`` of what arrived."""
+        """Load pages read from disk for sequences with slots: at most a block each, or with
+        ``whole`` all that arrived. Returns whether a sequence has all of its pages now."""
         loaded = self.slot_manager.load_more(whole=whole)
         for sequence in loaded:
             computed = self.slot_manager.table.computed[sequence.slot]
             if not sequence.protected:
-                sequence.quantum_end = end_of_quantum(sequence.reached, computed, sequence.end)
+                sequence.quantum_end = end_of_quantum(sequence.max_computed, computed, sequence.end)
             self._usage.looked_up(sequence.tenant, sequence.known, computed)
             if sequence.from_disk:
                 self._observer.loaded(self._clock(), sequence.request.id, sequence.from_disk)
@@ -269,8 +268,8 @@ class Scheduler:
     # Growing.
 
     def grow(self, chunks: Items[Chunk]) -> bool:
-        """Give every chunk's sequence the pages it needs. False where a sequence was preempted for
-        them, and the step is to be divided again."""
+        """Give every chunk's sequence the pages it needs. False if a sequence was preempted for
+        them; then the step is divided again."""
         slot_manager = self.slot_manager
         for chunk, count in zip(chunks, slot_manager.table.missing_pages(chunks), strict=True):
             if not count:
@@ -283,8 +282,8 @@ class Scheduler:
         return True
 
     def _make_room(self, sequence: Sequence, count: int) -> None:
-        """Preempt one sequence so that ``sequence`` can grow: itself if there is no other.
-        Protected sequences have the pages they need, and stay."""
+        """Preempt one sequence so that ``sequence`` can grow, itself if there is no other.
+        Protected sequences already have the pages they need, and stay."""
         candidates = [each for each in self._candidates() if not each.protected]
         if self._beyond_quota(sequence, count):
             candidates = [c for c in candidates if c.tenant == sequence.tenant]
@@ -292,7 +291,7 @@ class Scheduler:
         self.preempt(sequence if chosen is None else self.slot_manager.running[chosen.slot])
 
     def _beyond_quota(self, sequence: Sequence, count: int) -> bool:
-        """Whether so many more pages are above the tenant's quota. The only running request of a
+        """Whether ``count`` more pages exceed the tenant's quota. The only running request of a
         tenant may have what it needs, as at its admission."""
         slots, pages = self._tenants.held(sequence.tenant)
         return slots > 1 and pages + count > self._tenants[sequence.tenant].max_kv_pages
@@ -300,13 +299,13 @@ class Scheduler:
     # Preempting.
 
     def preempt(self, sequence: Sequence, *, published: bool = True) -> None:
-        """Let a running sequence wait again with all the tokens the host knows. If it made no
-        progress in its slot it has waited all the time. Its computed pages stay in the cache unless
-        it is not ``published``."""
+        """Let a running sequence wait again with all the tokens that the host knows. If it made no
+        progress in its slot, it counts as having waited all the time. Its computed pages stay in
+        the cache if ``published``."""
         slot_manager, slot = self.slot_manager, sequence.slot
         progress = slot_manager.progress(sequence)
         served = progress >= sequence.quantum_end or sequence.stalled
-        sequence.reached = max(sequence.reached, progress)
+        sequence.max_computed = max(sequence.max_computed, progress)
         if published:
             slot_manager.save_last_state(sequence)
         slot_manager.remove(sequence, served=served, published=published)
@@ -317,8 +316,8 @@ class Scheduler:
 
     def _victims_for(self, sequence: Sequence, quantum_end: int, aged: bool) -> list[Sequence]:
         """The sequences to preempt so that ``sequence`` can be admitted: none, or enough. An aged
-        one claims room as a request of its tenant's own class, and takes it first from sequences
-        whose consumers have stalled, whatever their class."""
+        sequence claims room as a request of its tenant's own class, and first from stalled
+        sequences, whatever their class."""
         slot_manager = self.slot_manager
         claimant = self._tenants.class_of(sequence.request)
         stalled: list[Sequence] = []
@@ -343,8 +342,8 @@ class Scheduler:
         return victims
 
     def _candidates(self, claimant: QosClass | None = None) -> list[RunningRequest]:
-        """The running sequences as ``choose_victim`` compares them: those of classes below a
-        claimant's, if there is one."""
+        """The running sequences as ``choose_victim`` compares them; with ``claimant``, those of
+        lower classes only."""
         above = -1 if claimant is None else claimant.rank
         found = []
         for slot, sequence in self.slot_manager.running.items():
@@ -361,7 +360,7 @@ class Scheduler:
 
     def chunks(self) -> list[Chunk]:
         """Divide the next step among the running sequences: every decoding one, then as much
-        prefill as the budget allows, within the rows of a step."""
+        prefill as the budget and the rows of a step allow."""
         slot_manager, table = self.slot_manager, self.slot_manager.table
         pending = table.pending(slot_manager.running)
         chunks = plan_step(pending, self._prefill_tokens(pending))
@@ -370,11 +369,11 @@ class Scheduler:
         return table.within_rows(chunks, self._limits.step_rows)
 
     def _prefill_tokens(self, pending: Items[Pending]) -> int:
-        """The prompt tokens of a step that respect the decode interval of its most urgent class."""
+        """The prefill tokens of a step that keep the decode interval of its most urgent class."""
         decoding, prefilling = split_by_phase(pending)
         if not decoding or not prefilling:
             return self.chunk_tokens
-        most = self._limits.step_tokens - remaining_tokens(decoding)
+        limit = self._limits.step_tokens - remaining_tokens(decoding)
         running = self.slot_manager.running
         requests = [running[one.slot].request for one in decoding]
         classes = {(request.tenant, request.qos) for request in requests}
@@ -382,4 +381,4 @@ class Scheduler:
             INTERVAL_RATIO.get(self._tenants[tenant].qos.lowered_to(qos)) for tenant, qos in classes
         )
         ratio = min((ratio for ratio in ratios if ratio is not None), default=None)
-        return prefill_tokens(pending, self._cost, ratio, min(self.chunk_while_decoding, most))
+        return prefill_tokens(pending, self._cost, ratio, min(self.chunk_while_decoding, limit))

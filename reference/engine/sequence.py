@@ -1,4 +1,4 @@
-"""The one record of a request from its submission to its end."""
+"""The record of a request from its submission to its end."""
 
 from __future__ import annotations
 
@@ -12,54 +12,60 @@ from contract.lazy_dataclass import dataclass
 from contract.types import Request
 from reference.expert_outputs import ExpertSink
 from reference.limits import RING_STEPS, pages_for
-from reference.memory.prefix import Difference, PathEnd, PrefixHit, Scope
+from reference.memory.prefix import Difference, PrefixHit, PublishedPrefix, Scope
 from reference.runner import LOGITS
 from reference.sched.constraints import Mask
 from reference.sched.scores import ScoreSink
 from reference.sched.slots import NO_ROWS
 
 LogitsSink = Callable[[int, NDArray[np.float32]], None]
-"""Receives (first position, float32[positions, n]) for every chunk; n is the size of the
-vocabulary, or the width of the output that was requested instead of logits. The array is a copy."""
+"""Receives (first position, float32[positions, n]) for every chunk; n is the vocabulary, or the
+width of the output requested instead of logits. The array is a copy."""
 
 MaskProvider = Callable[[list[int]], Mask | None]
-"""Maps the tokens generated so far to the mask (``reference.sched.constraints``) of the tokens that
-may come next, None for all. After a lost step it is called again with the same tokens."""
+"""Maps the tokens generated so far to the mask (``reference.sched.constraints``) of the allowed
+next tokens, None for all. After a lost step it is called again with the same tokens."""
 
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """A request that waits or runs, and everything the engine knows about it.
+    """A request that waits or runs, and everything the engine knows about it. Times are in seconds.
 
     What was requested: ``on_logits`` receives the rows of ``output`` for every position;
-    ``allowed`` gives the mask of each token. ``scope`` names who shares cached pages with it.
+    ``allowed`` gives the mask of each token; cached pages are shared with the ``scope``.
 
-    Its tokens: ``tokens`` int32 has room for all of them. The host knows the first ``known``: the
-    prompt, and what was sampled and read. ``last`` is the largest position a token may have.
-    ``on_logits`` has received the first ``scored`` positions. The log-probabilities of its given
-    tokens, the prompt and the forced ones, have come of positions before ``next_score``: those of
-    the prompt went to ``on_scores``, those of forced tokens to events. ``on_experts`` has received
-    the experts of the first ``routed`` positions.
+    Tokens: ``tokens`` int32 has room for all of them. The host knows the first ``known``: the
+    prompt, and the sampled tokens that were read. ``last_position`` is the largest position of a
+    token.
+    - ``scored``: positions whose logits ``on_logits`` has received. ``routed``: those whose experts
+      ``on_experts`` has received.
+    - ``next_score``: log-probabilities of the given tokens (prompt and forced) at positions before
+      this one were passed on, those of the prompt to ``on_scores``, those of forced tokens in
+      events.
 
-    Its history: ``order`` numbers requests by arrival. It was submitted at ``arrived``, has waited
-    ``since``, and its latest token was read at ``read_at``, in seconds. ``faults`` counts the steps
-    that failed while it ran. It once had ``reached`` positions computed. While ``stalled``, its
-    consumer takes no tokens; ``stalled_steps`` counts the steps since, unless it is ``patient``.
-    Once it is ``cancelled`` it is counted as ended.
+    History: ``order`` numbers requests by arrival. The request was submitted at ``arrived``, waits
+    ``since``, and its latest token was read at ``read_at``.
+    - ``faults``: failed steps while it ran. ``max_computed``: the most positions it ever had
+      computed.
+    - ``stalled``: its consumer takes no tokens. ``stalled_steps`` counts the steps since, unless
+      ``patient``.
+    - ``cancelled``: its end was already counted.
 
     While it runs: ``slot`` is its slot, -1 while it waits, and ``pages`` are its KV pages.
-    ``admission`` counts how often it was given a slot: the results of a step that was submitted
-    under an earlier admission are dropped. The prefix cache has its pages up to ``published``.
-    ``states`` are saved recurrent states of it, (tokens, state slot) each. ``draft_masks`` are the
-    masks of the rows of a step with drafted tokens. With ``quantum_end`` positions it has made
-    progress; until then a ``protected`` sequence cannot lose its slot. Pages of its first
-    ``matched`` tokens were cached when it was admitted, and ``difference`` is where a cached
-    sequence of its tenant continued with another token. ``from_disk`` tokens were only in the disk
-    cache then. It was ``looked_up`` in the disk cache since it waits.
+    - ``admission`` counts how often it got a slot; results of steps of an earlier admission are
+      dropped.
+    - ``published``: the part of its pages that the prefix cache has.
+    - ``states``: its saved recurrent states, (tokens, state slot) each.
+    - ``draft_masks``: the masks of the rows of a step with drafts.
+    - ``quantum_end``: the number of positions at which it has made progress; a ``protected``
+      sequence keeps its slot until then.
+    - ``matched``: tokens whose pages were cached when it was admitted; ``from_disk`` of them were
+      only on disk. ``difference``: where a cached sequence of its tenant has another token.
+    - ``looked_up``: it was looked up in the disk cache since it waits.
 
-    What follows from the request: whether it ``samples`` any token; ``scored_to``, the position
-    behind the given tokens that have log-probabilities, 0 for none; and the number of ``given``
-    tokens, NO_ROWS where all are."""
+    Derived from the request: ``samples``, whether it samples any token; ``scored_to``, the position
+    after the given tokens that have log-probabilities, 0 for none; and the number of ``given``
+    tokens, NO_ROWS if all are."""
 
     request: Request
     order: int
@@ -67,7 +73,7 @@ class Sequence:
     scope: Scope
     tokens: NDArray[np.int32]
     known: int
-    last: int
+    last_position: int
     on_logits: LogitsSink | None = None
     output: str = LOGITS
     allowed: MaskProvider | None = None
@@ -83,11 +89,11 @@ class Sequence:
     cancelled: bool = False
     arrived: float = 0.0
     read_at: float | None = None
-    reached: int = 0
+    max_computed: int = 0
     slot: int = -1
     admission: int = 0
     pages: list[int] = field(default_factory=list)
-    published: PathEnd | None = None
+    published: PublishedPrefix | None = None
     states: list[tuple[int, int]] = field(default_factory=list)
     draft_masks: list[Mask | None] = field(default_factory=list)
     quantum_end: int = 0
@@ -109,7 +115,7 @@ class Sequence:
     def begin(
         self, slot: int, pages: list[int], hit: PrefixHit, quantum_end: int, protected: bool
     ) -> None:
-        """Run in a slot with these pages, the first of which are cached ones."""
+        """Start to run in a slot with these pages, the first of which are those of ``hit``."""
         self.pages, self.published, self.states = pages, None, []
         self.quantum_end, self.protected = quantum_end, protected
         self.matched, self.difference = hit.matched, hit.difference
@@ -129,15 +135,15 @@ class Sequence:
 
     @property
     def masked(self) -> bool:
-        """Whether the tokens that may come next depend on the last one."""
+        """Whether a mask restricts its next token, which depends on the last one."""
         return self.allowed is not None
 
     @property
     def cacheable(self) -> int:
-        """How many of its tokens may come from the prefix cache. The last known token is computed,
-        since its logits are needed; so are tokens whose logits ``on_logits`` or whose experts
-        ``on_experts`` has not received, and those that penalties look at, since only a computed
-        token enters the slot's recent ones."""
+        """How many of its tokens may come from the prefix cache. The others are computed: the last
+        known token, whose logits are needed; tokens whose logits or experts its sinks have not
+        received; and tokens that penalties use, since only a computed token enters the slot's
+        recent ones."""
         sampling = self.request.sampling
         recent = sampling.repeat_last_n if sampling.penalizes else 0
         routed = NO_ROWS if self.on_experts is None else self.routed
@@ -145,7 +151,7 @@ class Sequence:
 
     @property
     def rows_from(self) -> int:
-        """The first position of those that each have a row."""
+        """The first position from which on every position has an output row."""
         scoring = self.next_score < self.scored_to
         return min(
             NO_ROWS if self.on_logits is None else self.scored,
@@ -154,28 +160,28 @@ class Sequence:
 
     @property
     def pages_to_begin(self) -> int:
-        """Pages that its tenant's quota must have room for: those of its known tokens and of the
-        tokens that steps in flight would sample. With less, two sequences of one tenant on two
-        models could preempt each other for ever, each for the page behind all it knows."""
+        """The pages that its tenant's quota must have room for at admission: those of its known
+        tokens and of the tokens that steps in flight would sample. With fewer, two sequences of one
+        tenant on two models could preempt each other forever, each for its next page."""
         return self.pages_to(0)
 
     def pages_to(self, quantum_end: int) -> int:
-        """Pages of its known tokens or of ``quantum_end`` positions, whichever are more, and of the
-        tokens of steps in flight behind them."""
-        return pages_for(min(max(self.known, quantum_end) + RING_STEPS - 1, self.last) + 1)
+        """The pages of its known tokens or of ``quantum_end`` positions, whichever are more, and of
+        the tokens of steps in flight after them."""
+        return pages_for(min(max(self.known, quantum_end) + RING_STEPS - 1, self.last_position) + 1)
 
     @property
-    def reach(self) -> int:
-        """The most positions it can have, its last token included."""
-        return self.last + 1
+    def max_positions(self) -> int:
+        """The most positions it can have, including its last token."""
+        return self.last_position + 1
 
     @property
     def end(self) -> int:
-        """The most positions that are computed: the last token is sampled only."""
-        return max(self.known, self.last)
+        """The most positions that are computed: the last token is only sampled."""
+        return max(self.known, self.last_position)
 
     def drafted(self, start: int, rows: int) -> bool:
-        """Whether a chunk from position ``start`` on with so many rows has guessed tokens."""
+        """Whether a chunk from position ``start`` on with ``rows`` output rows contains drafts."""
         return rows > 1 and self.on_logits is None and start >= self.given - 1
 
 
@@ -184,7 +190,7 @@ def new_sequence(
     *,
     order: int,
     scope: Scope,
-    reach: int,
+    max_positions: int,
     arrived: float,
     on_logits: LogitsSink | None,
     logits_from: int,
@@ -193,11 +199,11 @@ def new_sequence(
     on_scores: ScoreSink | None,
     on_experts: ExpertSink | None,
 ) -> Sequence:
-    """The state of a request that was just accepted and can come to ``reach`` positions."""
-    tokens = np.empty(reach, np.int32)
+    """The record of a request that was just accepted."""
+    tokens = np.empty(max_positions, np.int32)
     given = (*request.prompt, *request.force_tokens)
     tokens[: len(given)] = given
-    # Of tokens that are only scored nothing is read behind the last one.
+    # If tokens are only scored, nothing after the last one is read.
     only_scored = on_scores is not None and on_logits is None and not request.max_tokens
     first_score = len(request.prompt) if request.force_tokens else 0
     return Sequence(
@@ -207,7 +213,7 @@ def new_sequence(
         scope=scope,
         tokens=tokens,
         known=len(given) - (only_scored or bool(request.force_tokens)),
-        last=reach - 1,
+        last_position=max_positions - 1,
         on_logits=on_logits,
         output=output,
         allowed=allowed,

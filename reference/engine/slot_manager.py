@@ -1,4 +1,4 @@
-"""Slots and pages of the running sequences: given, extended, published and taken back."""
+"""Gives slots and pages to the running sequences, extends, publishes and takes them back."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from reference.engine.sequence import Sequence
 from reference.limits import pages_for
 from reference.memory.kv import KvMemory
 from reference.memory.page_copies import PageCopies
-from reference.memory.prefix import UNWATCHED
+from reference.memory.prefix import NO_TREE_OBSERVER
 from reference.runner import ModelRunner
 from reference.sched.constraints import bias_records
 from reference.sched.quantum import end_of_quantum
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 
 
 class SlotManager:
-    """The running sequences of one model, by slot, in order of admission.
+    """The running sequences of one model by slot, in order of admission.
 
-    All changes of slots and pages are made here, so that slot table, memory and the tenants'
-    accounts agree. ``on_lost`` is called with every sequence that loses its slot. ``disk`` has
-    pages that the memory has not."""
+    All changes of slots and pages are made here, so that slot table, memory and tenants' accounts
+    agree. ``on_lost`` is called with every sequence that loses its slot. ``disk`` has pages that
+    are not in memory."""
 
     def __init__(
         self,
@@ -51,11 +51,11 @@ class SlotManager:
         self._on_lost = on_lost
 
     def progress(self, sequence: Sequence) -> int:
-        """Positions of a running sequence that are computed and whose tokens the host knows."""
+        """The number of computed positions of a running sequence whose tokens the host knows."""
         return min(self.table.computed[sequence.slot], sequence.known)
 
     def protects(self, sequence: Sequence) -> bool:
-        """Whether a running sequence cannot lose its slot: it waited too long, and has not made
+        """Whether a running sequence keeps its slot: it had waited too long, and has not made
         progress yet."""
         return (
             sequence.protected
@@ -64,41 +64,42 @@ class SlotManager:
         )
 
     def quantum_end_of(self, sequence: Sequence) -> int:
-        """Number of positions that a sequence admitted now must compute to make progress."""
+        """The number of positions at which a sequence admitted now has made progress."""
         known = sequence.tokens[: sequence.known]
         begun = self.memory.match(sequence.scope, known, sequence.cacheable)
-        return end_of_quantum(sequence.reached, begun, sequence.end)
+        return end_of_quantum(sequence.max_computed, begun, sequence.end)
 
     def fits(self, sequence: Sequence, removal: Iterable[Sequence], quantum_end: int = 0) -> bool:
         """Whether there are pages for a sequence up to ``quantum_end``, within its tenant's quota,
         once the running sequences in ``removal`` are removed."""
         left = [(other.tenant, other.pages) for other in removal]
-        # One more for every running sequence: nobody is admitted only to preempt another.
+        # One more for every running sequence, so that the admission does not cause a preemption.
         whole = sequence.pages_to(quantum_end) if quantum_end else pages_for(sequence.known)
         needed = whole + len(self.running) - len(left)
         if needed > self.memory.available(sequence.tenant, left):
             return False
-        # The tenant pays for pages it shares with removed sequences that nobody else holds.
+        # Shared pages that only the removed sequences hold are charged to the tenant then.
         inherited = self.memory.held(sequence.tenant, left) - self.memory.held(sequence.tenant)
         begin = max(sequence.pages_to_begin, whole)
         return self._tenants.within_quota(sequence.tenant, begin + max(0, inherited))
 
     def admit(self, sequence: Sequence, quantum_end: int = 0, *, protected: bool = False) -> bool:
         """Give a sequence a slot, the cached pages of its tokens, and pages for the rest of them. A
-        ``protected`` one gets all pages up to ``quantum_end``, so that it preempts nobody before.
+        ``protected`` sequence gets all pages up to ``quantum_end``, so that it preempts nobody
+        before that.
 
-        False where there is no slot or too few pages; nothing is changed then."""
+        False if there is no slot or there are too few pages; then nothing is changed."""
         if not self.free_slots:
             return False
         tenant, memory = sequence.tenant, self.memory
         tokens = sequence.tokens[: sequence.known]
         slot = self.free_slots[0]
-        most = sequence.cacheable
+        limit = sequence.cacheable
         whole = sequence.pages_to(quantum_end) if protected else pages_for(sequence.known)
         needed = whole + len(self.running)
         if protected and not self._tenants.within_quota(tenant, whole):
             return False
-        hit = memory.adopt(sequence.scope, tokens, most, tenant, slot, needed)
+        hit = memory.adopt(sequence.scope, tokens, limit, tenant, slot, needed)
         if hit is None:
             return False
         taken = memory.take(whole - len(hit.pages), tenant, slot)
@@ -112,14 +113,14 @@ class SlotManager:
         self._note_slots(sequence, 1)
         self._note_pages(tenant)
         self._occupy(sequence, hit.tokens)
-        self.table.loading[slot] = self.disk is not None and self.disk.loads(sequence)
+        self.table.loading[slot] = self.disk is not None and self.disk.is_loading(sequence)
         if hit.state is not None:
             self._runner.recurrent.load(hit.state, slot)
         return True
 
     def load_more(self, *, whole: bool) -> list[Sequence]:
-        """Load pages that were read from disk: the sequences that have theirs now, see
-        ``DiskPages.load_more``."""
+        """Load pages that were read from disk, see ``DiskPages.load_more``. Returns the sequences
+        that have all their pages now."""
         loaded = [] if self.disk is None else self.disk.load_more(self.memory, whole=whole)
         for sequence, hit in loaded:
             slot = sequence.slot
@@ -132,7 +133,7 @@ class SlotManager:
         return [sequence for sequence, _ in loaded]
 
     def grow(self, sequence: Sequence, count: int) -> bool:
-        """Give ``count`` more pages; False where there are none for its tenant."""
+        """Give a sequence ``count`` more pages; False if none are available to its tenant."""
         pages = self.memory.take(count, sequence.tenant, sequence.slot)
         if pages is None:
             return False
@@ -152,8 +153,8 @@ class SlotManager:
             sequence.tenant,
         )
 
-    def keep_state(self, sequence: Sequence, tokens: int) -> None:
-        """Queue a copy of the slot's recurrent state after ``tokens``, which end a page."""
+    def save_state(self, sequence: Sequence, tokens: int) -> None:
+        """Queue a copy of the slot's recurrent state after ``tokens`` tokens, which end a page."""
         if not self.keeps_states:
             return
         state_slot = self._state_slot_for(sequence, self._gain_of_state(sequence, tokens))
@@ -167,7 +168,7 @@ class SlotManager:
         self._next_cut(sequence)
 
     def save_last_state(self, sequence: Sequence) -> None:
-        """Save the recurrent state of a sequence that is about to lose its slot, where others could
+        """Save the recurrent state of a sequence that is about to lose its slot, if others could
         find it: after whole pages of tokens that the host knows."""
         computed = self.table.computed[sequence.slot]
         saved = max([tokens for tokens, _ in sequence.states], default=0)
@@ -180,8 +181,8 @@ class SlotManager:
             sequence.states.append((computed, state_slot))
 
     def remove(self, sequence: Sequence, *, served: bool = True, published: bool = True) -> None:
-        """Take slot and pages from a sequence. Its computed pages stay in the cache unless it is
-        not ``published``. A sequence that made no progress was not ``served``."""
+        """Take slot and pages from a sequence. Its computed pages stay in the cache if
+        ``published``. ``served`` False: it made no progress."""
         slot, pages = sequence.slot, sequence.pages
         self._on_lost(sequence)
         if self.disk is not None:
@@ -198,12 +199,12 @@ class SlotManager:
         self.memory.release(pages, sequence.tenant)
         if self.disk is not None and sequence.published is not None:
             self.disk.used(sequence.published.node)
-        # Another holder of a shared page may pay for it now.
+        # A shared page may be charged to another holder now.
         for tenant in tuple(self._payers):
             self._note_pages(tenant)
 
     def reset(self, live: Iterable[Sequence]) -> None:
-        """Take everything from all ``live`` sequences after a fault, whatever was being done."""
+        """Take everything from all ``live`` sequences after a fault, whatever was in progress."""
         live = list(live)
         for sequence in self.running.values():
             self._on_lost(sequence)
@@ -215,7 +216,7 @@ class SlotManager:
         if self.disk is not None:
             self.disk.clear()
         self._payers.clear()
-        self._tenants.let_go(self, Counter([sequence.tenant for sequence in live]))
+        self._tenants.reset_holder(self, Counter([sequence.tenant for sequence in live]))
 
     def _note_slots(self, sequence: Sequence, slots: int, served: bool = True) -> None:
         self._tenants.occupy(
@@ -223,10 +224,10 @@ class SlotManager:
         )
 
     def _note_pages(self, tenant: int) -> None:
-        """Write the pages charged to a tenant into its account."""
+        """Set the pages of a tenant's account to those charged to it."""
         pages = self.memory.held(tenant)
         (self._payers.add if pages else self._payers.discard)(tenant)
-        self._tenants.hold_pages(tenant, pages, self)
+        self._tenants.set_pages(tenant, pages, self)
 
     def _occupy(self, sequence: Sequence, computed: int) -> None:
         request = sequence.request
@@ -254,9 +255,9 @@ class SlotManager:
         """Set the position at which the next recurrent state is saved.
 
         In a prompt these are: every ``state_interval`` tokens, so that an edit in the middle costs
-        no more; the end of what was cached, since others who share it differ there too; the
-        beginnings of turns; the last full page; and the quantum of a protected sequence, which may
-        lose its slot there. Behind the prompt every page ends with one."""
+        no more; the end of the cached part, where others who share it differ too; the beginnings of
+        turns; the last full page; and the quantum of a protected sequence, which may lose its slot
+        there. After the prompt, the end of every page."""
         slot = sequence.slot
         computed, known = self.table.computed[slot], self.table.known[slot]
         end_of_prompt = whole_pages(known - 1)
@@ -270,28 +271,27 @@ class SlotManager:
             self.table.cut[slot] = whole_pages(computed) + PAGE_TOKENS
 
     def _lasting_cuts(self, sequence: Sequence) -> list[int]:
-        """Positions within a prompt, at the ends of pages, at which other prompts are likely to
-        differ."""
+        """Page ends within a prompt at which other prompts are likely to differ."""
         return [sequence.matched, *map(whole_pages, sequence.request.turns)]
 
     def _gain_of_state(self, sequence: Sequence, tokens: int) -> int | None:
-        """Tokens that a state in the middle of a prompt would save, None for one that is saved
-        whatever others are worth."""
+        """Tokens that a state in the middle of a prompt would save; None for a state that is always
+        saved."""
         if tokens >= whole_pages(sequence.known - 1) or tokens in self._lasting_cuts(sequence):
             return None
         return self._interval
 
     def _state_slot_for(self, sequence: Sequence, gain: int | None = None) -> int | None:
-        """A state slot for the next state of a sequence. It has at most two: steps ahead may have
-        computed tokens that it never gets, which is less than a page, so the older of two states
-        is not needed."""
+        """A state slot for the next state of a sequence. A sequence has at most two: steps ahead
+        may compute less than a page of tokens that it never gets, so of two earlier states only the
+        newer is needed."""
         if len(sequence.states) < 2:
             return self.memory.save_state_slot(gain)
         _, state_slot = sequence.states.pop(0)
         return state_slot
 
     def _attach_state(self, sequence: Sequence) -> None:
-        """Let others find the latest state that lies within the known tokens."""
+        """Let other sequences find the latest state within the known tokens."""
         states, sequence.states = sequence.states, []
         useful = [state for state in states if state[0] <= sequence.known][-1:]
         for tokens, state_slot in states:
@@ -302,14 +302,14 @@ class SlotManager:
 
 
 def whole_pages(tokens: int) -> int:
-    """As many tokens as the whole pages among ``tokens`` have."""
+    """``tokens`` rounded down to whole pages."""
     return tokens // PAGE_TOKENS * PAGE_TOKENS
 
 
 def copies_of(
     runner: ModelRunner, options: EngineOptions, disk: DiskPages | None
 ) -> PageCopies | None:
-    """The copies of pages that an engine with these options makes."""
+    """The copies of pages that an engine with these options makes; None if it makes none."""
     needed = options.copy_pages or options.host_pages > 0 or disk is not None
     return runner.page_copies() if needed else None
 
@@ -317,7 +317,7 @@ def copies_of(
 def memory_of(
     runner: ModelRunner, options: EngineOptions, disk: DiskPages | None = None
 ) -> KvMemory:
-    """The pages and saved states of a runner; ``disk`` hears of every change of what is cached."""
+    """The pages and saved states of a runner; ``disk`` is notified of every change of the cache."""
     limits = runner.limits
     return KvMemory(
         limits.pages,
@@ -327,5 +327,5 @@ def memory_of(
         cached_pages=options.cached_pages,
         copies=copies_of(runner, options, disk),
         host_pages=options.host_pages,
-        watch=UNWATCHED if disk is None else disk,
+        observer=NO_TREE_OBSERVER if disk is None else disk,
     )

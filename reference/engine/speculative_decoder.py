@@ -1,5 +1,5 @@
-"""Speculative decoding in the engine: drafted tokens are written behind the known ones, compared
-with what the step sampled, and dropped from the first difference on."""
+"""Speculative decoding in the engine. Drafted tokens are written after the known ones, compared
+with the tokens that the step sampled, and dropped from the first difference on."""
 
 from __future__ import annotations
 
@@ -25,15 +25,16 @@ from reference.sched.planner import Chunk
 
 
 def draft_steps_ahead(info: TierInfo) -> int:
-    """How many steps of a draft block a device computes while the host reads which drafts were
-    right: those that fit in this time, of a device that does not compute on the host's memory."""
+    """The number of steps of a draft block that the device computes while the host reads which
+    drafts were accepted. It is 0 if the device computes in the host's memory."""
     return 2 if info.asynchronous and not info.host_unified else 0
 
 
 @dataclass(slots=True)
 class _Round:
-    """A step with drafts. It ``began`` at that time; ``drafting`` of ``running`` sequences had at
-    most ``drafted`` drafts, for some of them the ``first`` ones since a plain step."""
+    """A step with drafts, begun at ``began`` seconds: ``drafting`` of ``running`` sequences have at
+    most ``drafted`` drafts. ``first``: for some of them it is the first round since a plain step.
+    ``noted``: the policy has its time."""
 
     began: float
     running: int
@@ -44,12 +45,13 @@ class _Round:
 
 
 class SpeculativeDecoder:
-    """Adds tokens drafted by ``drafter`` to each running sequence, as many as ``options`` allow.
+    """Adds tokens drafted by ``drafter`` to each running sequence, at most
+    ``options.draft_tokens``.
 
-    A sequence with drafts runs in lockstep: its next step is planned when the host knows the tokens
-    of the one before. It does so only while drafts are worth the measured cost of their steps. The
-    number of drafts is bounded by what they need: an output row each, for a recurrent model a
-    state of the slot each, and room among the recent tokens that penalties look at."""
+    A sequence with drafts runs in lockstep: its next step is planned once the host knows the tokens
+    of the step before. It does so only while drafts are worth the measured cost of their steps.
+    Each draft needs an output row, in a recurrent model one of the slot's states, and a free entry
+    among the recent tokens that penalties use; these bound the number of drafts."""
 
     def __init__(
         self,
@@ -68,8 +70,8 @@ class SpeculativeDecoder:
         self._lookup = drafter if isinstance(drafter, PromptLookup) else None
         if self._block is not None:
             self._block.attach(slot_manager.table, self._follows)
-        self._most = min(options.draft_tokens, runner.limits.draft_tokens)
-        if not self._most:
+        self._draft_limit = min(options.draft_tokens, runner.limits.draft_tokens)
+        if not self._draft_limit:
             raise ValueError("a drafter needs limits and options with draft_tokens of at least 1")
         self._clock = clock
         self._ends = options.end_of_generation
@@ -82,38 +84,38 @@ class SpeculativeDecoder:
         self._histories: dict[int, DraftHistory] = {}
 
     def consider(self, sequence: Sequence) -> bool:
-        """Let a sequence that has a new token run in lockstep if there is something to draft; True
-        if it did not before."""
+        """Let a sequence that has a new token run in lockstep if there is something to draft. True
+        if it was not in lockstep before."""
         table, slot = self._slot_manager.table, sequence.slot
-        # Asked for every token, so what is known at once comes first. Rehearsals never pause.
+        # This runs for every token, so the cheap test comes first. Shadow rounds never pause.
         paused = self._lookup is None and sequence.known < self._history_of(sequence).next_trial_at
         if table.lockstep[slot] or paused:
             return False
-        if not self._may(sequence) or not self._is_worth_it(sequence):
+        if not self._can_draft(sequence) or not self._is_worth_it(sequence):
             return False
         table.lockstep[slot] = True
         table.known[slot] = sequence.known
         return True
 
     def _is_worth_it(self, sequence: Sequence) -> bool:
-        """Whether there is something to draft for a sequence, and drafts are expected to gain.
-        Where that costs nothing it is seen before a step waits for it."""
-        own, running = self._history_of(sequence), len(self._slot_manager.running)
-        most = self._most_of(sequence)
-        if self._lookup is not None and not own.rounds:
+        """Whether there is something to draft for a sequence, and drafts are expected to gain. A
+        lookup, which costs nothing, is tried before a step waits for it."""
+        history, running = self._history_of(sequence), len(self._slot_manager.running)
+        limit = self._draft_limit_of(sequence)
+        if self._lookup is not None and not history.rounds:
             tokens = sequence.tokens[: sequence.known]
-            asked = DraftRequest(sequence.order, sequence.slot, tokens, min(most, FIRST_DRAFTS))
+            asked = DraftRequest(sequence.order, sequence.slot, tokens, min(limit, FIRST_DRAFTS))
             draft = self._lookup.draft([asked])[0].tolist()
-            if not self._policy.rehearse(own, tokens, draft, running) or not draft:
+            if not self._policy.compare_shadow_drafts(history, tokens, draft, running) or not draft:
                 return False
-        if not self._policy.begins(own, sequence.known, running, most):
-            self._leave(sequence)
+        if not self._policy.should_begin(history, sequence.known, running, limit):
+            self._stop_following(sequence)
             return False
         return self._drafter.ready(sequence.order, sequence.tokens[: sequence.known])
 
     def next_positions(self) -> list[Chunk]:
-        """A draft block's keys lie in the pages of a sequence, so each sequence that waits for
-        drafts needs the page of its last token before: a chunk of that token for each."""
+        """One chunk for each sequence that waits for drafts: its last known token, whose page a
+        draft block needs, since it writes its keys to the pages of the sequence."""
         if self._block is None:
             return []
         return [Chunk(slot, sequence.known - 1, 1) for slot, sequence in self._ready()]
@@ -136,21 +138,23 @@ class SpeculativeDecoder:
         self._forget_lost()
         if not ready:
             return
-        # Between two rounds the host works alone, which is part of what drafts cost.
+        # Between two rounds the device waits for the host, which is part of the cost of drafts.
         self._began = self._settled or self._clock()
         self._settled = 0.0
-        room = self._room(len(running))
+        room = self._step_room(len(running))
         mask_room = self._runner.limits.masks - sum([s.masked for s in running.values()])
         opened: list[DraftRequest] = []
         for slot, sequence in ready:
-            if not self._may(sequence) or (sequence.masked and not self._is_worth_it(sequence)):
+            if not self._can_draft(sequence) or (
+                sequence.masked and not self._is_worth_it(sequence)
+            ):
                 continue
-            most = min(self._bound(sequence), room, mask_room if sequence.masked else room)
-            if most > 0:
+            limit = min(self._drafts_now(sequence), room, mask_room if sequence.masked else room)
+            if limit > 0:
                 tokens = sequence.tokens[: sequence.known]
-                opened.append(DraftRequest(sequence.order, slot, tokens, most))
-                room -= most
-                mask_room -= most * sequence.masked
+                opened.append(DraftRequest(sequence.order, slot, tokens, limit))
+                room -= limit
+                mask_room -= limit * sequence.masked
         found = self._draft([running[one.slot] for one in opened], opened)
         drafts = {one.slot: draft for one, draft in zip(opened, found, strict=True)}
         for slot, sequence in ready:
@@ -161,55 +165,55 @@ class SpeculativeDecoder:
     def _begin_round(self, sequences: list[Sequence], running: int) -> None:
         table = self._slot_manager.table
         drafting = [sequence for sequence in sequences if table.draft[sequence.slot]]
-        most = max([table.draft[sequence.slot] for sequence in drafting], default=0)
+        limit = max([table.draft[sequence.slot] for sequence in drafting], default=0)
         first = any(not self._history_of(sequence).rounds for sequence in drafting)
-        round_ = _Round(self._began, running, len(drafting), most, first)
+        round_ = _Round(self._began, running, len(drafting), limit, first)
         self._rounds.update((sequence.order, round_) for sequence in drafting)
 
     def before_step(self, sequences: list[Sequence], chunks: list[Chunk]) -> bool:
-        """Let a draft block read what the step that is submitted next would overwrite; whether it
-        reads that step as well."""
+        """Let a draft block read the hidden states that the next step would overwrite. Returns
+        whether the block reads that step as well."""
         return self._block is not None and self._block.before_step(sequences, chunks)
 
     def after_step(self, sequences: list[Sequence], chunks: list[Chunk]) -> None:
-        """A step over ``chunks`` was submitted."""
+        """Continue after a step over ``chunks`` was submitted."""
         if self._waited:
             seconds = self._clock() - self._waited
-            self._policy.note_nothing(len(self._slot_manager.running), seconds)
+            self._policy.note_no_drafts(len(self._slot_manager.running), seconds)
             self._waited = 0.0
         if self._block is not None:
             self._block.after_step(sequences, chunks)
             self._draft_ahead(sequences)
 
     def _draft_ahead(self, sequences: list[Sequence]) -> None:
-        """Submit the first steps of the next round of the only sequence behind the step that
-        verifies its drafts, as if all of them were right. The device computes them while the host
-        reads which are, and waits for the host otherwise."""
+        """If one sequence runs, submit the first steps of its next round right after the step that
+        verifies its drafts, as if all were accepted. The device computes them while it would wait
+        for the host."""
         table, running = self._slot_manager.table, self._slot_manager.running
         if self._block is None or not self._ahead or len(running) > 1 or len(sequences) > 1:
             return
         (sequence,) = sequences
         drafted = table.draft[sequence.slot] if sequence.running else 0
-        # Steps ahead note tokens that penalties must not see.
+        # Steps ahead add tokens to the recent ones that penalties must not see.
         if not drafted or sequence.masked or sequence.request.sampling.penalizes:
             return
         known = sequence.known + drafted + 1
-        most = min(self._bound(sequence), sequence.last - known)
+        limit = min(self._drafts_now(sequence), sequence.last_position - known)
         tokens = np.concatenate((sequence.tokens[: sequence.known], placeholders(drafted + 1)))
-        if most > 0:
-            one = DraftRequest(sequence.order, sequence.slot, tokens, most)
+        if limit > 0:
+            one = DraftRequest(sequence.order, sequence.slot, tokens, limit)
             self._block.begin_ahead(one, self._ahead)
 
     def settle(self, sequence: Sequence, start: int, stop: int) -> None:
-        """After a step over ``start`` to ``stop`` - 1 was read and the tokens it gave are known:
-        drop the wrong drafts. The states of a recurrent model before them are still there."""
+        """Drop the wrong drafts after a step over positions ``start`` to ``stop`` - 1 was read and
+        its tokens are known. A recurrent model still has its states before them."""
         table, slot, known = self._slot_manager.table, sequence.slot, sequence.known
         drafted, gained = stop - start - 1, known - 1 - start
         table.draft[slot] = 0
         table.known[slot] = known
         table.computed[slot] = known - 1
         if start < table.cut[slot] < known:
-            self._slot_manager.keep_state(sequence, table.cut[slot])
+            self._slot_manager.save_state(sequence, table.cut[slot])
         so_far = self.statistics
         self.statistics = replace(
             so_far,
@@ -217,58 +221,61 @@ class SpeculativeDecoder:
             accepted=so_far.accepted + gained - 1,
             steps=so_far.steps + 1,
         )
-        own, running = self._history_of(sequence), len(self._slot_manager.running)
+        history, running = self._history_of(sequence), len(self._slot_manager.running)
         self._settled = self._clock()
-        self._note(self._rounds.pop(sequence.order, None), own, gained, drafted)
-        if not self._policy.count(own, running, self._most_of(sequence)):
+        self._note_round(self._rounds.pop(sequence.order, None), history, gained, drafted)
+        if not self._policy.draft_count(history, running, self._draft_limit_of(sequence)):
             self._pause(sequence)
 
     def ended(self, sequence: Sequence, gained: int, drafted: int) -> None:
-        """A step with so many drafts of a sequence, as far as they were compared, gave it so many
-        tokens, which ended it; none where a row was not finite."""
+        """Record the last round of a sequence: ``drafted`` drafts were compared and gave ``gained``
+        tokens, which ended the sequence; 0 if a row was not finite."""
         if gained and self._lost is not None and self._lost[0] is sequence:
-            self._note(self._rounds.pop(sequence.order, None), self._lost[1], gained, drafted)
+            self._note_round(self._rounds.pop(sequence.order, None), self._lost[1], gained, drafted)
         self._forget_lost()
 
-    def _note(self, round_: _Round | None, own: DraftHistory, gained: int, drafted: int) -> None:
+    def _note_round(
+        self, round_: _Round | None, history: DraftHistory, gained: int, drafted: int
+    ) -> None:
         if round_ is None:
             # It was interrupted.
             return
-        own.note(gained, drafted + own.forbidden, round_.drafting)
-        own.forbidden = False
+        history.note(gained, drafted + history.forbidden, round_.drafting)
+        history.forbidden = False
         running = round_.running
         if not round_.noted:
             round_.noted = True
             seconds, drafting = self._clock() - round_.began, round_.drafting
             self._policy.note_round(round_.drafted, drafting, running, seconds, first=round_.first)
-        self._policy.note(own, gained, running)
+        self._policy.note_gain(history, gained, running)
 
     def note_plain(self, sequences: list[Sequence], seconds: float) -> None:
-        """Note that a step took ``seconds`` in which each of ``sequences`` computed a token."""
+        """Record that each of ``sequences`` got a token in a step without drafts that took
+        ``seconds``."""
         lockstep, running = self._slot_manager.table.lockstep, len(self._slot_manager.running)
         waits = [s.running and lockstep[s.slot] and not s.masked for s in sequences]
         if len(sequences) == running and True not in waits:
             self._policy.note_plain(running, seconds)
 
     def forget(self, sequence: Sequence) -> None:
-        """A sequence lost its slot."""
+        """Drop the drafts of a sequence that lost its slot."""
         self._settled = 0.0
         self._drafter.forget(sequence.order)
         self._forget_lost()
-        own = self._histories.pop(sequence.order, None)
-        # A step that ended it is noted behind this.
-        self._lost = None if own is None else (sequence, own)
+        history = self._histories.pop(sequence.order, None)
+        # The step that ended it is recorded after this.
+        self._lost = None if history is None else (sequence, history)
 
     def _forget_lost(self) -> None:
         if self._lost is not None:
-            sequence, own = self._lost
+            sequence, history = self._lost
             self._rounds.pop(sequence.order, None)
-            self._policy.forget(own)
+            self._policy.forget(history)
             self._lost = None
 
     def _draft(self, sequences: list[Sequence], opened: list[DraftRequest]) -> list[np.ndarray]:
-        """The drafts of ``sequences``, or what stands for them where the host needs none before
-        they are verified: masks follow from the tokens themselves."""
+        """The drafts of ``sequences``, or placeholders for drafts that stay on the device until
+        they are verified. Masks need the tokens themselves."""
         if not opened:
             return []
         if self._block is None or any(s.masked for s in sequences):
@@ -280,7 +287,7 @@ class SpeculativeDecoder:
         if draft is not None and sequence.masked:
             draft = self._allowed(sequence, draft)
         if not sequence.running:
-            # The provider of masks has cancelled it.
+            # The mask provider has cancelled it.
             return
         if draft is None or not len(draft):
             if draft is not None or not sequence.masked:
@@ -301,51 +308,54 @@ class SpeculativeDecoder:
             measured.note(1, 1)
         return allowed
 
-    def _may(self, sequence: Sequence) -> bool:
+    def _can_draft(self, sequence: Sequence) -> bool:
         """Whether tokens can be drafted for a sequence at all."""
         read = sequence.on_logits is not None or sequence.on_experts is not None
         return sequence.samples and not read
 
-    def _most_of(self, sequence: Sequence) -> int:
-        """The most drafted tokens for one sequence in a round."""
-        limits, most = self._runner.limits, self._most
+    def _draft_limit_of(self, sequence: Sequence) -> int:
+        """The most drafts of a sequence in any round."""
+        limits, limit = self._runner.limits, self._draft_limit
         sampling = sequence.request.sampling
         if sampling.penalizes:
-            most = min(most, limits.recent_tokens - sampling.repeat_last_n)
+            limit = min(limit, limits.recent_tokens - sampling.repeat_last_n)
         if self._slot_manager.recurrent:
-            most = min(most, limits.slot_states - 1)
-        return most
+            limit = min(limit, limits.slot_states - 1)
+        return limit
 
-    def _bound(self, sequence: Sequence) -> int:
-        """The most drafted tokens for one sequence now."""
+    def _drafts_now(self, sequence: Sequence) -> int:
+        """The most drafts of a sequence in the next round."""
         running = len(self._slot_manager.running)
-        most = self._policy.count(self._history_of(sequence), running, self._most_of(sequence))
-        return min(most, sequence.last - sequence.known)
+        limit = self._policy.draft_count(
+            self._history_of(sequence), running, self._draft_limit_of(sequence)
+        )
+        return min(limit, sequence.last_position - sequence.known)
 
-    def _room(self, running: int) -> int:
-        """Drafted tokens that fit a step next to a token and a row of every running sequence."""
+    def _step_room(self, running: int) -> int:
+        """The number of drafts that fit in a step beside a token and a row of every running
+        sequence."""
         limits: Limits = self._runner.limits
         return min(limits.step_rows, limits.step_tokens - 1) - running
 
     def _pause(self, sequence: Sequence) -> None:
         self._settled = 0.0
-        own = self._history_of(sequence)
-        self._policy.give_up(own, sequence.known)
-        self._leave(sequence)
+        history = self._history_of(sequence)
+        self._policy.give_up(history, sequence.known)
+        self._stop_following(sequence)
         self._slot_manager.table.lockstep[sequence.slot] = sequence.masked
         self.statistics = replace(self.statistics, pauses=self.statistics.pauses + 1)
 
-    def _leave(self, sequence: Sequence) -> None:
-        """Let the block read a sequence no more where it does so for nothing."""
+    def _stop_following(self, sequence: Sequence) -> None:
+        """Let the draft block stop following a sequence if drafting was given up for it."""
         if self._block and self._policy.given_up(self._history_of(sequence)):
             self._block.leave(sequence.order)
 
     def _follows(self, sequence: Sequence) -> bool:
         running = len(self._slot_manager.running)
-        return self._policy.follows(sequence.tenant, running, self._most)
+        return self._policy.should_follow(sequence.tenant, running, self._draft_limit)
 
     def _history_of(self, sequence: Sequence) -> DraftHistory:
-        own = self._histories.get(sequence.order)
-        if own is None:
-            own = self._histories[sequence.order] = self._policy.history(sequence.tenant)
-        return own
+        history = self._histories.get(sequence.order)
+        if history is None:
+            history = self._histories[sequence.order] = self._policy.new_history(sequence.tenant)
+        return history

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class EngineStatistics:
-    """Counts of an engine: requests and pages now, steps and preemptions since it was made. Without
-    a disk cache ``disk`` is None."""
+    """Counts of an engine: requests and pages now; steps and preemptions since its creation.
+    ``disk`` is None without a disk cache."""
 
     slots: int
     running: int

@@ -1,4 +1,4 @@
-"""The calls of an engine that add, change and remove tenants."""
+"""The engine's calls that add, change and remove tenants."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from reference.usage import UsageCounters
 
 
 class TenantCalls:
-    """A base class of ``Engine`` for its calls about tenants. ``_change`` is a context in which a
-    change is made whole, or repaired after an error. ``_repair`` repairs what an interrupt left:
-    until then a removed tenant may seem to have slots."""
+    """A base class of ``Engine`` for calls about tenants. ``_change`` is a context whose change is
+    made completely or undone. ``_repair`` first removes what an interrupted call left: until then a
+    removed tenant may seem to have slots."""
 
     usage: UsageCounters
     _changes: TenantChanges
@@ -21,53 +21,52 @@ class TenantCalls:
     _repair: Callable[[], None]
 
     def put_tenant(self, tenant: Tenant) -> None:
-        """Add a tenant or change one, in force from the next decision on. Requests that are left of
-        a removed tenant with the same id end with an error. Raises ConfigError when it is not
-        valid, and ValueError when more pages are reserved than there are; nothing is changed
-        then."""
+        """Add or change a tenant, effective from the next decision on. Requests left of a removed
+        tenant with the same id end with an error. Raises ConfigError if it is invalid, and
+        ValueError if more pages would be reserved than there are; then nothing is changed."""
         self._repair()
         self._changes.check([tenant])
-        self._change_whole(lambda: self._changes.put(tenant))
+        self._change_consistently(lambda: self._changes.put(tenant))
 
     def check_tenants(self, tenants: Iterable[Tenant], *, whole: bool = False) -> None:
         """Raise what ``put_tenant`` would raise for any of these, or, with ``whole``, what
-        ``replace_tenants`` would raise for all of them."""
+        ``replace_tenants`` would raise."""
         self._changes.check(tenants, whole=whole)
 
     def replace_tenants(self, tenants: Iterable[Tenant]) -> None:
-        """Make these the only tenants, in one change: all others are removed. Raises as
-        ``put_tenant`` does, having changed nothing."""
+        """Replace all tenants in one change; the others are removed. Raises as ``put_tenant`` does,
+        having changed nothing."""
         self._repair()
         tenants = tuple(tenants)
         self._changes.check(tenants, whole=True)
-        self._change_whole(lambda: self._changes.replace(tenants))
+        self._change_consistently(lambda: self._changes.replace(tenants))
 
     def remove_tenant(self, id: int) -> None:
-        """Remove a tenant and its cached pages: at once, or when the last of its requests has
-        ended. Its reserved pages are free for all, and new requests of it are refused. Raises
-        RequestError when no tenant has this id."""
+        """Remove a tenant and its cached pages, at once or when the last of its requests has ended.
+        Its reserved pages become free, and new requests of it are refused. Raises RequestError if
+        no tenant has this id."""
         self.begin_removal(id)
         self.finish_removals()
 
     def begin_removal(self, id: int) -> None:
-        """The first half of ``remove_tenant``: refuse new requests of the tenant. Where several
+        """The first half of ``remove_tenant``: refuse new requests of the tenant. If several
         engines share tenants, each does this half before any does the other."""
         self._changes.begin_removal(id)
 
     def finish_removals(self) -> None:
-        """The second half of ``remove_tenant``: forget the removed tenants that have no requests
-        left, and their cached pages."""
-        self._change_whole(self._changes.follow)
+        """The second half of ``remove_tenant``: forget the removed tenants without requests, and
+        their cached pages."""
+        self._change_consistently(self._changes.apply)
 
     def end_removed(self, id: int) -> None:
-        """End the requests that are left of a removed tenant, with an error: another tenant gets
-        its id."""
+        """End the remaining requests of a removed tenant with an error: another tenant gets its
+        id."""
         self._repair()
-        self._change_whole(lambda: self._changes.end_removed(id))
+        self._change_consistently(lambda: self._changes.end_removed(id))
 
-    def _change_whole(self, change: Callable[[], None]) -> None:
-        """Change the tenants, also where the device fails: after the failure no sequence runs, so
-        the second try needs no device. The error is raised all the same."""
+    def _change_consistently(self, change: Callable[[], None]) -> None:
+        """Change the tenants even if the device fails: after the failure no sequence runs, so a
+        second try needs no device. The error is still raised."""
         try:
             with self._change():
                 change()

@@ -1,4 +1,4 @@
-"""Changes of an engine when tenants are added, changed or removed."""
+"""Applies changes of the registry of tenants to an engine."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from reference.usage import UsageCounters
 
 
 class TenantChanges:
-    """Changes the registry of tenants, and applies every change of it, also those that other
-    engines made, to one engine: reservations, the scopes in which prefixes are shared, the usage.
-    ``live`` gives the engine's sequences that have not ended.
+    """Changes the registry of tenants, and applies every change of it, including those made by
+    other engines, to one engine: reservations, scopes of shared prefixes, usage. ``live`` gives the
+    engine's sequences that have not ended.
 
     A removed tenant stays until its last request has ended. If another tenant gets its id before
-    that, the requests that are left end with an error."""
+    that, its remaining requests end with an error."""
 
     def __init__(
         self,
@@ -38,12 +38,12 @@ class TenantChanges:
         self._followed = -1
         self._scopes: dict[Scope, int] = {}
         self._memory.reservations.check(tenants.reservations)
-        self.follow()
+        self.apply()
 
     def check(self, tenants: Iterable[Tenant], *, whole: bool = False) -> None:
-        """Raise ConfigError for a tenant that is not valid or an id that occurs twice, and
-        ValueError when more pages would be reserved than there are. The tenants are added to those
-        there are, or, with ``whole``, replace them."""
+        """Raise ConfigError for an invalid tenant or an id that occurs twice, and ValueError if
+        more pages would be reserved than there are. The tenants are added to the existing ones, or,
+        with ``whole``, replace them."""
         reserved = {} if whole else self._tenants.reservations
         seen: dict[int, Tenant] = {}
         for tenant in tenants:
@@ -57,15 +57,15 @@ class TenantChanges:
         self._memory.reservations.check(reserved)
 
     def put(self, tenant: Tenant) -> None:
-        """Add a tenant or change one. Raises as ``check`` does, having changed nothing."""
+        """Add or change a tenant. Raises as ``check`` does, having changed nothing."""
         self.check([tenant])
         self.end_removed(tenant.id)
         self._tenants.put(tenant)
-        self.follow()
+        self.apply()
 
     def replace(self, tenants: Iterable[Tenant]) -> None:
-        """Make these the only tenants: all others are removed. Raises as ``check`` does, having
-        changed nothing."""
+        """Replace all tenants; the others are removed. Raises as ``check`` does, having changed
+        nothing."""
         tenants = tuple(tenants)
         self.check(tenants, whole=True)
         named = {tenant.id for tenant in tenants}
@@ -74,34 +74,34 @@ class TenantChanges:
         for tenant in tenants:
             self.end_removed(tenant.id)
         self._tenants.put(*tenants)
-        self.follow()
+        self.apply()
 
     def begin_removal(self, id: int) -> None:
-        """Refuse new requests of a tenant. ``follow`` is called when all engines that share it have
-        done so. Raises RequestError when no tenant has this id."""
+        """Refuse new requests of a tenant. ``apply`` is called once all engines that share it have
+        done so. Raises RequestError if no tenant has this id."""
         self._tenants.begin_removal(id)
 
     def end_removed(self, id: int) -> None:
-        """End the requests that are left of a removed tenant with this id, and forget it."""
+        """End the remaining requests of a removed tenant with this id, and forget it."""
         if self._tenants.is_removed(id):
             for sequence in [s for s in self._live() if s.request.tenant == id]:
                 self._output_processor.end_early(sequence, FinishReason.ERROR)
             self._output_processor.detach_tenants([id])
-        self.follow()
+        self.apply()
 
-    def follow(self) -> None:
+    def apply(self) -> None:
         """Apply the registry to this engine, if it has changed since the last call."""
         tenants, memory = self._tenants, self._memory
         tenants.finish_removals()
         if self._followed == tenants.changes:
             return
         with suppress(ValueError):
-            # Another engine may have accepted reservations that this engine's memory cannot hold.
+            # Another engine may have accepted reservations for which this engine has too few pages.
             memory.reservations.set_all(tenants.reservations)
         scopes, disk = tenants.scopes, self._scheduler.slot_manager.disk
         ended = {scope for scope, born in self._scopes.items() if scopes.get(scope) != born}
         for sequence in tuple(self._live()):
-            self._follow_scope(sequence, ended)
+            self._move_scope(sequence, ended)
         memory.forget_others(scopes.keys() - ended, {t.id for t in tenants})
         if disk is not None:
             disk.forget(ended)
@@ -113,9 +113,9 @@ class TenantChanges:
         self._scheduler.check_room()
         self._followed = tenants.changes
 
-    def _follow_scope(self, sequence: Sequence, ended: Collection[Scope]) -> None:
-        """Let a sequence whose tenant has another scope now wait and be computed anew in it: the
-        pages it uses, or that were read for it, belong to the old scope."""
+    def _move_scope(self, sequence: Sequence, ended: Collection[Scope]) -> None:
+        """If the tenant of a sequence has another scope now, let the sequence wait and be computed
+        again in it: the pages it uses, or that were read for it, belong to the old scope."""
         scope = (*scope_of(self._tenants[sequence.request.tenant]), *sequence.scope[2:])
         if sequence.scope == scope and scope[:2] not in ended:
             return

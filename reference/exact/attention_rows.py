@@ -77,9 +77,9 @@ def query_bits(head_dim: int) -> int:
 def row_integers(x: Float32, bits: int) -> Rows:
     """Make integers of every row of f32 [..., n]: m = rint(x 2^(bits - e)), clamped, where 2^e <=
     max |x| < 2^(e+1)."""
-    most = np.abs(x).max(axis=-1)
-    broken, zero = ~(most < ROW_LIMIT), most < 1 / ROW_LIMIT
-    exponent = np.frexp(most)[1] - 1
+    largest = np.abs(x).max(axis=-1)
+    broken, zero = ~(largest < ROW_LIMIT), largest < 1 / ROW_LIMIT
+    exponent = np.frexp(largest)[1] - 1
     exponent = np.where(zero, -ROW_EXPONENT_LIMIT, np.where(broken, BROKEN_ROW, exponent))
     unit = np.where(broken | zero, np.float32(0.0), power_of_two(bits - exponent))
     limit = np.float32((1 << (bits + 1)) - 1)
@@ -149,6 +149,6 @@ def broken_where(broken: NDArray[np.bool_], part: Partial) -> Partial:
 
 
 def attention_output(sums: Partial) -> Float32:
-    """The attention output (o 2^-23) / l; +0 where |o| < 2^-20."""
+    """The attention output (o 2^-23) / l; +0 if |o| < 2^-20."""
     y = (sums.output * OUTPUT_SCALE) / sums.total[..., None]
     return np.where(np.abs(sums.output) < OUTPUT_LIMIT, np.float32(0.0), y)

@@ -35,8 +35,8 @@ def coded(m: Int32, bits: int) -> CodedRows:
     differences."""
     groups = m.reshape(*m.shape[:-1], m.shape[-1] // CODED_CHANNELS, CODED_CHANNELS)
     top = (1 << bits) - 1
-    most = min((2 << KV_ROW_BITS) // top, CODE_SCALE_MAX)
-    largest = np.minimum(-(-np.abs(groups).max(axis=-1) // top), most)
+    limit = min((2 << KV_ROW_BITS) // top, CODE_SCALE_MAX)
+    largest = np.minimum(-(-np.abs(groups).max(axis=-1) // top), limit)
     best = CodedRows(_nearest(groups, largest, bits), largest)
     least = _squares(groups, best, bits)
     for i in range(1, CODE_SCALES):

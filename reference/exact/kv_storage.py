@@ -149,7 +149,7 @@ def stored(x: Float32, element: np.dtype[Any]) -> NDArray[Any]:
     lengths.
 
     Binary16 rounds to nearest even and saturates, NaN stays NaN. In Q8_0, 32 elements share d =
-    binary16(max |x| / 127), saturating, and q = rint(x / d) within +-127, 0 where d is 0; a block
+    binary16(max |x| / 127), saturating, and q = rint(x / d) within +-127, 0 if d is 0; a block
     that holds a NaN or an infinity has d = NaN and q = 0."""
     if element == np.float32:
         return x
@@ -233,13 +233,13 @@ def _q8_0_blocks(x: NDArray[np.float32]) -> NDArray[np.uint8]:
     row_bytes = Q8_0.row_bytes(x.shape[-1])
     count = x.shape[-1] // Q8_0.block_elements
     parts = x.reshape(*x.shape[:-1], count, Q8_0.block_elements)
-    most = np.abs(parts).max(axis=-1)
-    half = np.clip(most / Q_MAX, 0, HALF_MAX).astype("<f2")
-    half[~np.isfinite(most)] = np.nan
+    largest = np.abs(parts).max(axis=-1)
+    half = np.clip(largest / Q_MAX, 0, HALF_MAX).astype("<f2")
+    half[~np.isfinite(largest)] = np.nan
     d = half.astype(np.float32)[..., None]
     usable = d > 0
     q = np.clip(np.rint(parts / np.where(usable, d, np.float32(1.0))), -Q_MAX, Q_MAX)
-    blocks = np.empty((*most.shape, Q8_0.block_bytes), np.uint8)
+    blocks = np.empty((*largest.shape, Q8_0.block_bytes), np.uint8)
     blocks[..., :2] = half[..., None].view(np.uint8)
     blocks[..., 2:] = np.where(usable, q, np.float32(0.0)).astype(np.int8).view(np.uint8)
     return blocks.reshape(*x.shape[:-1], row_bytes)

@@ -1,9 +1,9 @@
 """The memory of all sequences: KV pages, the prefix cache, and saved recurrent states.
 
-A page is free, held by sequences, or cached: no sequence holds it, but its keys and values can be
-found by their tokens. When pages are needed, the least recently used cached pages are evicted. All
-copies and steps run in the order of the device's queue, so a page may get another holder while
-steps that read it are still in flight."""
+A page is free, held by sequences, or cached: then no sequence holds it, but it can be found by its
+tokens. If pages are needed, the least recently used cached pages are evicted. All copies and steps
+run in the order of the device's queue, so a page can get another holder while steps that read it
+are still in flight."""
 
 from __future__ import annotations
 
@@ -18,30 +18,32 @@ from reference.memory.kv_check import check_holders, check_trees
 from reference.memory.page_copies import Copies
 from reference.memory.pages import PagePool
 from reference.memory.prefix import (
-    UNWATCHED,
+    NO_TREE_OBSERVER,
     Node,
-    PathEnd,
     PrefixHit,
     PrefixStatistics,
     PrefixTrees,
-    TreeWatch,
+    PublishedPrefix,
+    TreeObserver,
     sharers,
 )
 from reference.memory.reservations import Reservations
 from reference.memory.state_slots import StateSlots
 
-LEAST_COPIED_TOKENS = PAGE_TOKENS // 2
-"""Where fewer tokens of a cached page can be used they are computed again instead of copied."""
+MIN_COPIED_TOKENS = PAGE_TOKENS // 2
+"""If fewer tokens of a cached page can be used, they are computed again and the page is not
+copied."""
 
 
 class KvMemory:
     """``pages`` pages of 16 positions, shared by sequences with equal prefixes.
 
-    ``order`` is the order in which pages are first handed out; it changes no result. ``states`` is
-    the number of state slots, None for a model without recurrent layers: with them a hit ends where
-    a state was saved. Where ``cache`` is False nothing is shared. ``cached_pages`` is the most
-    cached pages. With ``copies``, up to ``host_pages`` evicted pages are saved in host memory.
-    ``watch`` hears of every change of what is cached."""
+    - ``order`` is the order in which pages are first handed out; it changes no result.
+    - ``states`` is the number of state slots, None for a model without recurrent layers. With them
+      a hit ends where a state was saved.
+    - Without ``cache`` nothing is shared. ``cached_pages`` is the most cached pages.
+    - With ``copies``, up to ``host_pages`` evicted pages are saved in host memory.
+    - ``observer`` is notified of every change of the cache."""
 
     def __init__(
         self,
@@ -53,16 +55,16 @@ class KvMemory:
         cached_pages: int | None = None,
         copies: Copies | None = None,
         host_pages: int = 0,
-        watch: TreeWatch = UNWATCHED,
+        observer: TreeObserver = NO_TREE_OBSERVER,
     ) -> None:
         if host_pages and copies is None:
             raise ValueError("pages can be saved in host memory only with copies")
         self._counts = Counter[str]()
         self._order = tuple(range(pages) if order is None else order)
         self._cache = cache
-        self._most_cached = pages if cached_pages is None else cached_pages
+        self._max_cached = pages if cached_pages is None else cached_pages
         self._host_pages = host_pages
-        self._watch = watch
+        self._observer = observer
         self._states = states
         self.reservations = Reservations(pages)
         self.resize(pages, copies)
@@ -89,19 +91,20 @@ class KvMemory:
 
     @property
     def spilled(self) -> int:
-        """Pages in host memory."""
+        """Pages saved in host memory."""
         return len(self._spilled)
 
     def held(self, tenant: int, leaving: Sequence[tuple[int, Sequence[int]]] = ()) -> int:
-        """Pages charged to the tenant now, or after ``leaving`` is released: see ``available``."""
+        """Pages charged to the tenant now, or after ``leaving`` was released: see ``available``."""
         charged = self._pool.charged(tenant)
         return charged + self._pool.effect_of(leaving)[1][tenant] if leaving else charged
 
     def available(self, tenant: int, leaving: Sequence[tuple[int, Sequence[int]]] = ()) -> int:
-        """Pages the tenant could take now, or after ``leaving``, (tenant, pages) each, is released.
+        """Pages that the tenant can take now, or after ``leaving``, (tenant, pages) each, was
+        released.
 
-        A shared page becomes free with its last holder only. Pages that a tenant has reserved and
-        releases are available to this tenant only."""
+        A shared page becomes free with its last holder only. Reserved pages that a tenant releases
+        are available to this tenant only."""
         room = self.free + self.cached
         if not leaving and not self.reservations:
             return room
@@ -112,38 +115,38 @@ class KvMemory:
         return max(0, room + freed - withheld)
 
     def take(self, count: int, tenant: int, slot: int) -> list[int] | None:
-        """Take ``count`` pages for ``slot``, charged to ``tenant``; None when there are too few."""
+        """Take ``count`` pages for ``slot``, charged to ``tenant``; None if there are too few."""
         if count > self.available(tenant):
             return None
         while self.free < count:
             self._evict(next(iter(self._cached)))
         return self._pool.take(count, slot, tenant)
 
-    def path(self, scope: Hashable, tokens: NDArray[np.int32], most: int) -> list[Node]:
-        """The pages of the longest prefix that a sequence could adopt, of at most ``most``
-        tokens."""
-        return self._usable(self._trees.find(scope, tokens, most))
+    def path(self, scope: Hashable, tokens: NDArray[np.int32], limit: int) -> list[Node]:
+        """The pages of the longest prefix, of at most ``limit`` tokens, that a sequence can use."""
+        return self._usable(self._trees.find(scope, tokens, limit))
 
-    def match(self, scope: Hashable, tokens: NDArray[np.int32], most: int) -> int:
-        """Return how many of the first ``most`` tokens are cached in ``scope``: what ``adopt``
+    def match(self, scope: Hashable, tokens: NDArray[np.int32], limit: int) -> int:
+        """The number of the first ``limit`` tokens that are cached in ``scope``: what ``adopt``
         finds if there is room. ``tokens`` is int32[n]. Changes nothing."""
-        path = self.path(scope, tokens, most)
+        path = self.path(scope, tokens, limit)
         known = len(path) * PAGE_TOKENS
-        return most if self._half_used(scope, path, tokens, most) else known
+        return limit if self._partial_match(scope, path, tokens, limit) else known
 
     def adopt(
         self,
         scope: Hashable,
         tokens: NDArray[np.int32],
-        most: int,
+        limit: int,
         tenant: int,
         slot: int,
         needed: int = 0,
     ) -> PrefixHit | None:
-        """Hold the pages of the longest prefix of ``tokens`` that is known in ``scope``, of at most
-        ``most`` tokens, for ``slot`` of ``tenant``. None, and nothing is changed, where it could
-        not have ``needed`` pages: those of the prefix that others hold, and available ones."""
-        known, room = self._trees.find(scope, tokens, most), self.available(tenant)
+        """Hold the pages of the longest cached prefix of ``tokens`` in ``scope``, of at most
+        ``limit`` tokens, for ``slot`` of ``tenant``. None, with nothing changed, if the sequence
+        could not get ``needed`` pages in all: pages of the prefix that others hold, and available
+        pages."""
+        known, room = self._trees.find(scope, tokens, limit), self.available(tenant)
         path = self._usable(known, room)
         held = sum([node.page is not None and node not in self._cached for node in path])
         if needed - held > room:
@@ -158,10 +161,10 @@ class KvMemory:
             self._restore([node for node in path if node.page is None], tenant, slot)
         pages = [node.page for node in path if node.page is not None]
         covered = len(path) * PAGE_TOKENS
-        partial = self._half_used(scope, path, tokens, most)
-        private = self._private_copy(partial, tenant, slot) if partial is not None else None
+        partial = self._partial_match(scope, path, tokens, limit)
+        private = self._copy_for_slot(partial, tenant, slot) if partial is not None else None
         if private is not None:
-            pages, covered = [*pages, private], most
+            pages, covered = [*pages, private], limit
         state = None
         if self._state_slots is not None and path:
             state = path[-1].state
@@ -174,14 +177,14 @@ class KvMemory:
         scope: Hashable,
         tokens: NDArray[np.int32],
         pages: Sequence[int],
-        end: PathEnd | None = None,
+        end: PublishedPrefix | None = None,
         tenant: int | None = None,
-    ) -> PathEnd | None:
+    ) -> PublishedPrefix | None:
         """Let sequences of ``scope`` find the full pages of a sequence of ``tenant``.
 
-        ``tokens`` are the first tokens of the sequence, which are in ``pages``; the caller holds
-        these. ``end`` is the result of an earlier call for fewer tokens of the same sequence: only
-        the pages behind it are published. None while no page is full."""
+        ``tokens`` are the first tokens of the sequence, stored in ``pages``, which the caller
+        holds. ``end`` is the result of an earlier call for fewer tokens of the same sequence: only
+        later pages are published. None while no page is full."""
         whole = min(len(tokens) // PAGE_TOKENS, len(pages))
         if end is not None and not end.valid:
             end = None
@@ -191,34 +194,34 @@ class KvMemory:
             page = pages[number]
             if node.page != page and (node.page is None or node in self._cached):
                 self._replace(node, page)
-        return PathEnd(node, whole)
+        return PublishedPrefix(node, whole)
 
     def release(self, pages: Sequence[int], tenant: int) -> None:
         """Drop the tenant's references to a sequence's pages, given in order. Published pages stay
-        cached until their room is needed."""
+        cached until they are evicted."""
         unheld = [(page, self._trees.of_page(page)) for page in self._pool.release(pages, tenant)]
         self._pool.give_back([page for page, node in unheld if node is None])
         nodes = [node for _, node in unheld if node is not None]
-        # The end of a path is evicted first: a page above it serves more sequences, and without
-        # that page those below could not be found.
+        # The end of a path is evicted first: a page above it serves more sequences, and those below
+        # are found only through it.
         for node in reversed(nodes):
             self._cached[node] = None
         if nodes:
             self._touch(nodes[-1])
-        while len(self._cached) > self._most_cached:
+        while len(self._cached) > self._max_cached:
             self._evict(next(iter(self._cached)))
 
     def save_state_slot(self, gain: int | None = None) -> int | None:
-        """A state slot for a recurrent state, the caller's until it attaches or drops it; None when
-        there is none: see ``StateSlots.take``."""
+        """A state slot for a recurrent state, which the caller must attach or drop; None if there
+        is none: see ``StateSlots.take``."""
         slots = self._state_slots
         return slots.take(gain) if slots is not None and self._cache else None
 
     def attach_state(self, scope: Hashable, tokens: NDArray[np.int32], state_slot: int) -> None:
-        """Let others find in ``state_slot`` the state after exactly ``tokens``, whole pages
-        that were published.
+        """Let others find in ``state_slot`` the state after exactly ``tokens``, whole published
+        pages.
 
-        Where these pages are not cached any more, or have a state, the state slot becomes free."""
+        If these pages are no longer cached, or have a state, the state slot becomes free."""
         assert self._state_slots is not None, "the model has no recurrent states"
         path = self._trees.find(scope, tokens, len(tokens))
         if path and len(path) * PAGE_TOKENS == len(tokens) and path[-1].state is None:
@@ -232,16 +235,17 @@ class KvMemory:
         self._state_slots.drop(state_slot)
 
     def forget_others(self, scopes: Collection[Hashable], tenants: Collection[int]) -> None:
-        """Drop the cached pages of those who share none of ``scopes``, of which no sequence holds a
-        page, and what belonged to all but these ``tenants``."""
+        """Drop the cached pages of all scopes but ``scopes`` that no sequence holds, and the
+        ownership of all tenants but ``tenants``."""
         self._trees.forget_tenants(tenants)
         for scope in [scope for scope, _ in self._trees.scopes() if sharers(scope) not in scopes]:
             for node in self._trees.below(scope):
                 self._drop(node)
 
     def forget(self, scope: Hashable, tokens: NDArray[np.int32], tenant: int) -> list[Node]:
-        """Drop the last cached pages of ``tokens`` that no sequence holds and that begin nothing
-        else of this tenant's or another's: these pages, last first."""
+        """Drop the last cached pages of ``tokens``, except those that sequences hold or other
+        prompts, of this tenant or another, begin with. Returns the nodes of these pages, last
+        first."""
         dropped: list[Node] = []
         for node in reversed(self._trees.find(scope, tokens, len(tokens))):
             held = node not in self._cached and node not in self._spilled
@@ -252,25 +256,27 @@ class KvMemory:
         return dropped
 
     def resize(self, pages: int, copies: Copies | None) -> None:
-        """``clear``, and have ``pages`` pages from now on, at most as many as in the beginning.
-        Reservations stay: who needs more pages waits for them."""
+        """``clear``, and have ``pages`` pages from now on, at most the initial number. Reservations
+        stay: tenants wait for reserved pages that do not exist."""
         self.total, self._copies = pages, copies
         self.clear()
 
     def clear(self) -> None:
-        """Forget everything but reservations and statistics: no page is held or cached."""
-        self._trees = PrefixTrees(self._watch)
+        """Forget everything except reservations and statistics: no page is held or cached."""
+        self._trees = PrefixTrees(self._observer)
         self._pool = PagePool(self.total, [page for page in self._order if page < self.total])
         self._cached: OrderedDict[Node, None] = OrderedDict()
         self._spilled: OrderedDict[Node, None] = OrderedDict()
-        self._state_slots = None if self._states is None else StateSlots(self._states, self._watch)
+        self._state_slots = (
+            None if self._states is None else StateSlots(self._states, self._observer)
+        )
 
     def check(
         self,
         holders: Iterable[tuple[int, Sequence[int]]] | None = None,
         scope_of: Callable[[int], Hashable] | None = None,
     ) -> None:
-        """Raise AssertionError when an invariant is broken.
+        """Raise AssertionError if an invariant is broken.
 
         Every page is free, held or cached, and charged to a tenant that holds it. The tree of the
         cache and the pages agree. ``holders``, (tenant, pages) of every sequence, are compared with
@@ -284,11 +290,11 @@ class KvMemory:
         cached, spilled = self._cached.keys(), self._spilled.keys()
         check_trees(self._trees, self._pool, self._state_slots, cached, spilled, scope_of)
         assert len(spilled) <= self._host_pages
-        assert len(cached) <= self._most_cached
+        assert len(cached) <= self._max_cached
 
     def _usable(self, path: list[Node], room: int | None = None) -> list[Node]:
-        """The part of a path that can be adopted: within ``room`` pages, and up to a saved state
-        where the model has recurrent layers."""
+        """The part of a path that can be used: within ``room`` pages, and up to a saved state if
+        the model has recurrent layers."""
         end = 0
         for length, node in enumerate(path, 1):
             if room is not None and (node.page is None or node in self._cached):
@@ -299,13 +305,13 @@ class KvMemory:
                 end = length
         return path[:end]
 
-    def _half_used(
-        self, scope: Hashable, path: list[Node], tokens: NDArray[np.int32], most: int
+    def _partial_match(
+        self, scope: Hashable, path: list[Node], tokens: NDArray[np.int32], limit: int
     ) -> Node | None:
-        """The node after ``path``, where its page is cached but ``most`` ends inside it."""
-        useful = most - len(path) * PAGE_TOKENS
+        """The node after ``path``, if its page is cached and ``limit`` ends inside it."""
+        useful = limit - len(path) * PAGE_TOKENS
         copies = self._copies is not None and self._state_slots is None
-        if not copies or not LEAST_COPIED_TOKENS <= useful < PAGE_TOKENS:
+        if not copies or not MIN_COPIED_TOKENS <= useful < PAGE_TOKENS:
             return None
         return self._trees.child(scope, path, tokens)
 
@@ -321,12 +327,12 @@ class KvMemory:
             self._pool.mark_whole(page)
         self._counts.update(restored=len(nodes))
 
-    def _private_copy(self, node: Node, tenant: int, slot: int) -> int | None:
-        """Copy the node's page to a page of the sequence's own; None when there is no room."""
+    def _copy_for_slot(self, node: Node, tenant: int, slot: int) -> int | None:
+        """Copy the node's page to a page of the sequence itself; None if there is no room."""
         assert self._copies is not None
         source, saved = node.page, node.saved
         if source is not None:
-            # Held while room is made, so that it is not evicted itself.
+            # It is held while room is made, so that it is not evicted.
             self._pool.hold([source], slot, tenant)
             self._cached.pop(node, None)
         pages = self.take(1, tenant, slot)
@@ -340,7 +346,8 @@ class KvMemory:
         return None if pages is None else pages[0]
 
     def _replace(self, node: Node, page: int) -> None:
-        """Let a node whose page no sequence holds have its tokens in ``page``, which is held."""
+        """Store a node's tokens in ``page``, which is held, instead of a page that no sequence
+        holds."""
         old = node.page
         self._cached.pop(node, None)
         self._spilled.pop(node, None)
@@ -358,14 +365,14 @@ class KvMemory:
                     recency.move_to_end(used)
 
     def _evict(self, node: Node) -> None:
-        """Free the page of a node that no sequence holds. Where it is not saved in host memory,
-        free those of the nodes below it too: they could not be found any more."""
+        """Free the page of a node that no sequence holds. If it is not saved in host memory, free
+        those of the nodes below it too, which can no longer be found."""
         if not self._host_pages:
             self._drop(node)
             return
         while len(self._spilled) >= self._host_pages:
             self._drop(next(iter(self._spilled)))
-        # The page that was dropped to make room may have been above the node.
+        # The page dropped to make room may have been above the node.
         if node.parent is not None:
             self._spill(node)
 

@@ -1,4 +1,4 @@
-"""The checks that the prefix cache's trees, its pages, their holders and its saved states agree."""
+"""Checks that the prefix cache's trees, its pages, their holders and its saved states agree."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ def check_trees(
     spilled: Set[Node],
     scope_of: Callable[[int], Hashable] | None,
 ) -> None:
-    """Raise AssertionError unless ``cached`` are the nodes whose pages nobody holds, ``spilled``
-    those in host memory, and no tenant holds a page of another scope than ``scope_of`` gives."""
+    """Raise AssertionError unless ``cached`` are the nodes whose pages nobody holds and ``spilled``
+    those in host memory, and no tenant holds a page outside the scope that ``scope_of`` gives."""
     unheld, absent, stateful = set(), set(), set()
     for scope, node in trees.check():
         if node.state is not None:
@@ -40,8 +40,8 @@ def check_trees(
 def check_holders(
     pool: PagePool, pages: int, holders: Iterable[tuple[int, Sequence[int]]] | None
 ) -> int:
-    """Return how many of ``pages`` pages are held. Raise AssertionError where ``holders``, (tenant,
-    pages) of every sequence, are not those that the pages count."""
+    """Return how many of ``pages`` pages are held. Raises AssertionError unless ``holders``,
+    (tenant, pages) of every sequence, match the references of the pages."""
     expected: dict[int, list[int]] = {}
     for tenant, own in holders or ():
         for page in own:

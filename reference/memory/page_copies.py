@@ -23,11 +23,11 @@ class Copies(Protocol):
         """Queue a copy of page ``source`` to page ``target``."""
 
     def save(self, page: int) -> SavedPage:
-        """Queue: what is in ``page`` now into host memory. The page may be written at once."""
+        """Queue a copy of ``page`` to host memory. The page may be overwritten at once."""
 
     def load(self, saved: Saved, page: int) -> None:
-        """Queue: what was saved into ``page``, for any step submitted from now on. What was saved
-        stays and can be loaded again."""
+        """Queue a copy of a saved page into ``page``, for any step submitted from now on. The saved
+        page can be loaded again."""
 
 
 class PageCopies(RowCopies):
@@ -48,7 +48,7 @@ class PageCopies(RowCopies):
         }
         bound = {pool.name: buffers[pool.name] for pool in pools}
         super().__init__(tier, bound, widths, self.pages)
-        # Each pool is bound twice: source and target of a copy are different pages of it.
+        # Each pool is bound twice, as source and as target of a copy between two of its pages.
         source_of = {name: f"source.{name}" for name in bound}
         sources = {source_of[name]: buffer for name, buffer in bound.items()}
         graph = copying(widths, self.pages, source_of)
@@ -60,6 +60,6 @@ class PageCopies(RowCopies):
         return self.row_bytes
 
     def copy(self, source: int, target: int) -> None:
-        """Queue a copy of page ``source`` to page ``target``, which is another one."""
+        """Queue a copy of page ``source`` to another page ``target``."""
         assert source != target, f"page {source} is copied to itself"
         self._run(self._copy, [(source, target)])

@@ -1,5 +1,4 @@
-"""The KV page pool: the free pages, and for each other page its holders and the tenant it is
-charged to."""
+"""The KV page pool: the free pages, and the holders and the charged tenant of each other page."""
 
 from __future__ import annotations
 
@@ -14,16 +13,16 @@ from contract.records import NO_SLOT, PAGE_META
 
 
 class PagePool:
-    """A fixed number of pages. The page that was freed first is used again first.
+    """A fixed number of pages. The page freed first is used again first.
 
-    ``order`` is the order in which the pages are first handed out; it changes no result. ``meta``
-    is PAGE_META[pages]: ``owner_slot`` is NO_SLOT for a page that was ever shared, ``tenant`` is
-    the tenant it is charged to, ``token_count`` is 16 once the page was published. A page without
-    references is not free until it is given back: until then it can be held again with its
+    ``order`` is the order in which pages are first handed out; it changes no result. ``meta`` is
+    PAGE_META[pages]: ``owner_slot`` is NO_SLOT for a page that was ever shared, ``tenant`` the
+    tenant it is charged to, ``token_count`` 16 once the page was published. A page without
+    references stays allocated until it is given back: until then it can be held again with its
     contents.
 
-    Each page with references is charged to one tenant that holds it. When this tenant releases it
-    and another still holds it, the charge moves to the other."""
+    Each page with references is charged to one tenant that holds it. If this tenant releases it and
+    another still holds it, the charge moves to the other."""
 
     def __init__(self, pages: int, order: Iterable[int] | None = None) -> None:
         self._free = deque(range(pages) if order is None else order)
@@ -78,9 +77,9 @@ class PagePool:
                 self._owners[page] = NO_SLOT
 
     def release(self, pages: Sequence[int], tenant: int = 0) -> list[int]:
-        """Drop one reference of ``tenant`` to each page; returns the pages that have none left, in
-        order. Raises AssertionError, having changed nothing, when the tenant has no reference to
-        one of them or when one is named twice."""
+        """Drop one reference of ``tenant`` to each page. Returns the pages that have none left, in
+        order. Raises AssertionError, having changed nothing, if the tenant has no reference to one
+        of them or one is named twice."""
         self._check_held(pages, tenant)
         left = []
         for page in pages:
@@ -105,8 +104,8 @@ class PagePool:
         return left
 
     def effect_of(self, leaving: Sequence[tuple[int, Sequence[int]]]) -> tuple[int, Counter[int]]:
-        """The effect that releasing ``leaving``, (tenant, pages) each, would have: how many pages
-        would have no holder, and how many more each tenant would be charged for."""
+        """The effect of releasing ``leaving``, (tenant, pages) each: the number of pages that would
+        have no holder, and how many more each tenant would be charged for."""
         leavers: dict[int, list[int]] = {}
         for tenant, pages in leaving:
             for page in pages:
@@ -124,7 +123,7 @@ class PagePool:
         return freed, changes
 
     def mark_whole(self, page: int) -> None:
-        """Note that keys and values of all positions of the page are computed."""
+        """Record that keys and values of all positions of the page are computed."""
         self.meta["token_count"][page] = PAGE_TOKENS
 
     def give_back(self, pages: Sequence[int]) -> None:
@@ -136,7 +135,7 @@ class PagePool:
         self._free.extend(pages)
 
     def check(self) -> None:
-        """Raise AssertionError when free pages, references and charges contradict each other."""
+        """Raise AssertionError if free pages, references and charges contradict each other."""
         free, references = list(self._free), self._references
         assert len(free) == len(set(free)), "a page is free twice"
         assert not references[free].any(), "a page is free and held"

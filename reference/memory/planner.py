@@ -1,4 +1,4 @@
-"""Computes the memory that a model needs, and the longest context that a budget allows.
+"""Computes the memory that a model needs, and the longest context within a budget.
 
 Everything follows from the graph's declarations and the tier's footprint of them, so a model family
 needs no code here. Sizes are in bytes."""
@@ -19,7 +19,7 @@ from contract.spec import Access
 from reference.limits import Limits
 
 RECURRENT = "SSM_"
-"""The first letters of the opcodes that have a state for each slot."""
+"""The prefix of the names of opcodes that have a state per slot."""
 
 FootprintOf = Callable[[Graph, ShapeKey], Footprint]
 """``Tier.footprint``, or ``contract.footprint.declared_footprint``."""
@@ -27,17 +27,18 @@ FootprintOf = Callable[[Graph, ShapeKey], Footprint]
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """The memory that one engine takes, in bytes.
+    """The memory of one engine, in bytes.
 
-    ``weights`` are given by storage type, in the tier's own layout. ``constants`` are tables,
-    ``step_data`` are inputs and outputs of steps, ``scratch`` holds intermediate results,
-    ``variants`` are the lowered shape buckets, ``workspace`` is allocated during a step only.
-    ``kv`` are all pages, ``recurrent`` the states of all slots, ``slot_states`` of each, and the
-    saved states, ``state`` all other buffers that outlive a step. Of the total, ``mapped`` is read
-    in place from the model file, and ``staging`` is host memory in addition to the device's.
-    ``streamed`` are weights in host memory that every step copies to the ``ring`` on the device,
-    of which a step of one token moves ``moved``, and ``evictable`` is mapped from files, which the
-    system may read again."""
+    - ``weights`` by storage type, in the tier's own layout. ``constants`` are tables.
+    - ``step_data``: inputs and outputs of steps. ``scratch``: intermediate results. ``variants``:
+      lowered shape buckets. ``workspace``: allocated only during a step.
+    - ``kv``: all pages. ``recurrent``: the states of all slots, ``slot_states`` of each, and the
+      saved states. ``state``: all other buffers that outlive a step.
+    - Of the total, ``mapped`` is read in place from the model file, and ``evictable`` is mapped
+      from files that the system may drop and read again. ``staging`` is host memory in addition to
+      the device's.
+    - ``streamed`` weights are in host memory; every step copies them to the ``ring`` on the device.
+      A step of one token copies ``moved`` bytes."""
 
     slots: int
     saved_states: int
@@ -71,7 +72,7 @@ class MemoryPlan:
 
     @property
     def fixed(self) -> int:
-        """All memory that does not grow with pages or slots."""
+        """Memory that does not grow with pages or slots."""
         parts = self.constants, self.step_data, self.scratch, self.variants, self.workspace
         return sum(self.weights.values()) + sum(parts) + self.state + self.staging + self.ring
 
@@ -88,7 +89,7 @@ class MemoryPlan:
 
     @property
     def device(self) -> int:
-        """Bytes in the device's own memory; 0 where it shares the host's."""
+        """Bytes in the device's own memory; 0 if it shares the host's."""
         return 0 if self.unified else self.total - self.staging - self.streamed
 
     @property
@@ -103,7 +104,7 @@ class MemoryPlan:
 
     @property
     def allocated(self) -> int:
-        """Bytes the tier has allocated between steps, once it has lowered all its variants."""
+        """Bytes allocated by the tier between steps, once all shape buckets are lowered."""
         return self.total - self.mapped - self.workspace - self.staging - self.streamed
 
     def to_dict(self) -> dict[str, Any]:
@@ -117,7 +118,7 @@ def plan_memory(
 ) -> MemoryPlan:
     """The memory plan of ``graph``, which was built with ``limits``.
 
-    ``unified`` means that the device's memory is the host's."""
+    ``unified``: the device uses the host's memory."""
     weights: dict[str, int] = {}
     sums = dict.fromkeys(("constants", "step_data", "kv", "recurrent", "state"), 0)
     paged, recurrent = state_buffers(graph)
@@ -182,34 +183,34 @@ def _part(decl: BufferDecl, paged: frozenset[str], recurrent: frozenset[str]) ->
 def longest_plan(
     plan_at: Callable[[int], MemoryPlan], longest: int, budget: int
 ) -> MemoryPlan | None:
-    """The plan of the longest context up to ``longest`` positions within ``budget`` bytes, None
-    when no context is.
+    """The plan of the longest context of at most ``longest`` positions within ``budget`` bytes,
+    None if there is none.
 
-    ``plan_at`` plans a context of so many positions. Contexts are whole pages, or ``longest``. The
-    returned plan is within the budget, and the plan with one page more is not."""
+    ``plan_at`` gives the plan for a context in positions. Contexts are whole pages, or ``longest``.
+    The returned plan is within the budget, and the plan with one page more is not."""
     pages = -(-longest // PAGE_TOKENS)
 
     def plan_of(count: int) -> MemoryPlan:
         return plan_at(min(count * PAGE_TOKENS, longest))
 
-    too_long, most = plan_of(pages), pages
+    too_long, high = plan_of(pages), pages
     if too_long.budgeted <= budget:
         return too_long
-    fitting, least = plan_of(1), 1
+    fitting, low = plan_of(1), 1
     if fitting.budgeted > budget:
         return None
-    # Memory grows almost linearly with the context: the straight line between the two ends meets
-    # the budget close to the answer. Every third step halves the interval, in case it does not.
+    # Memory grows almost linearly with the context, so interpolating between the two ends comes
+    # close to the answer. Every third step halves the interval, in case it does not.
     guesses = 0
-    while most - least > 1:
+    while high - low > 1:
         guesses += 1
         slope = too_long.budgeted - fitting.budgeted
-        step = (budget - fitting.budgeted) * (most - least) // slope
-        middle = (most - least) // 2 if guesses % 3 == 0 else min(step, most - least - 1)
-        count = least + max(1, middle)
+        step = (budget - fitting.budgeted) * (high - low) // slope
+        middle = (high - low) // 2 if guesses % 3 == 0 else min(step, high - low - 1)
+        count = low + max(1, middle)
         plan = plan_of(count)
         if plan.budgeted <= budget:
-            fitting, least = plan, count
+            fitting, low = plan, count
         else:
-            too_long, most = plan, count
+            too_long, high = plan, count
     return fitting

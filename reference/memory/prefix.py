@@ -20,13 +20,14 @@ from contract.types import Tenant
 
 KEY_BYTES = PAGE_TOKENS * 4
 NO_TENANTS: frozenset[int] = frozenset()
-MOST_COMPARED = 64
-"""Pages that are compared with a prompt to name the token by which it differs: the newest ones."""
+MAX_COMPARED = 64
+"""The most cached pages compared with a prompt to find the token at which it differs: the newest
+ones."""
 
 
 Scope = tuple[str | int, ...]
-"""Who shares prefixes, ("tenant" or "group", number), then the identity of adapters if there are
-any: keys and values behind an adapter are no others'."""
+"""Who shares prefixes: ("tenant" or "group", number), then the identity of the adapters if there
+are any, since adapters change keys and values."""
 
 
 def scope_of(tenant: Tenant) -> Scope:
@@ -45,11 +46,11 @@ def sharers(scope: Hashable) -> Hashable:
 class Node:
     """A full page of tokens.
 
-    ``page`` is its number, None for a root and for a page in host memory, ``saved``. ``state`` is
-    the slot of the recurrent state after its last token, if one is saved. ``parent`` is None for a
-    root and for a node that was taken out of the tree; only a root has a ``scope``. ``tenants`` are
-    those whose own sequences began with these tokens. ``digest`` is its name on disk, where there
-    is a disk cache."""
+    ``page`` is its number, None for a root and for a page in host memory, which is ``saved``.
+    ``state`` is the slot of the recurrent state after its last token, if one is saved. ``parent``
+    is None for a root and for a removed node; only a root has a ``scope``. ``tenants`` are those
+    whose own sequences began with these tokens. ``digest`` is its name on disk, if there is a disk
+    cache."""
 
     key: bytes
     parent: Node | None
@@ -69,23 +70,23 @@ class Node:
             node = node.parent
 
 
-class TreeWatch:
-    """Is called with every change of the trees that a copy of them follows. This one does
+class TreeObserver:
+    """Receives every change of the trees, to mirror them elsewhere. This base class does
     nothing."""
 
     def added(self, scope: Hashable, node: Node) -> None:
-        """A node is new; it gets its page next."""
+        """A node was added; it gets its page next."""
 
     def state_saved(self, node: Node) -> None:
         """The recurrent state after a node was saved."""
 
 
-UNWATCHED = TreeWatch()
+NO_TREE_OBSERVER = TreeObserver()
 
 
 @dataclass(frozen=True, slots=True)
-class PathEnd:
-    """Extent to which a sequence is published: its first ``pages`` pages, the last of which is
+class PublishedPrefix:
+    """The published part of a sequence: its first ``pages`` pages, the last of which is
     ``node``."""
 
     node: Node
@@ -98,8 +99,8 @@ class PathEnd:
 
 
 class Difference(NamedTuple):
-    """The first token by which a sequence differs from a cached one: its ``position``, and the
-    token that is ``cached`` there."""
+    """The first token at which a sequence differs from a cached one: its ``position``, and the
+    ``cached`` token there."""
 
     position: int
     cached: int
@@ -109,11 +110,11 @@ class Difference(NamedTuple):
 class PrefixHit:
     """The first ``tokens`` tokens of a sequence, which are in ``pages`` and need not be computed.
 
-    ``state`` is the slot of the recurrent state after them, where the model has any. Where
-    ``tokens`` is not a whole number of pages, the last page is a copy of the sequence's own. Whole
-    pages of its first ``matched`` tokens are cached, with or without a state. ``difference`` is
-    where a cached sequence of the same tenant went on otherwise. Of the tokens, ``from_disk`` were
-    on disk only."""
+    ``state`` is the slot of the recurrent state after them, if the model has any. If ``tokens`` is
+    not a whole number of pages, the last page is a copy that belongs to the sequence. Whole pages
+    of its first ``matched`` tokens are cached, with or without a state. ``difference`` is where a
+    cached sequence of the same tenant continues differently. ``from_disk`` of the tokens were only
+    on disk."""
 
     pages: tuple[int, ...]
     tokens: int
@@ -125,9 +126,9 @@ class PrefixHit:
 
 @dataclass(frozen=True, slots=True)
 class PrefixStatistics:
-    """Counts since the start: ``queries`` for ``tokens_asked``, of which ``tokens_hit`` were
-    cached; pages that were ``evicted``, those of them ``spilled`` to host memory, ``restored`` from
-    it, and ``copied`` because a sequence had to write in them."""
+    """Counts since the start: ``queries`` for ``tokens_asked`` tokens, of which ``tokens_hit`` were
+    cached; pages ``evicted``, those of them ``spilled`` to host memory, ``restored`` from it, and
+    ``copied`` because a sequence had to write to them."""
 
     queries: int = 0
     tokens_asked: int = 0
@@ -139,10 +140,11 @@ class PrefixStatistics:
 
 
 class PrefixTrees:
-    """The trees of all scopes, and the node of each page. ``watch`` hears of every new node."""
+    """The trees of all scopes, and the node of each page. ``observer`` is notified of every new
+    node."""
 
-    def __init__(self, watch: TreeWatch = UNWATCHED) -> None:
-        self._watch = watch
+    def __init__(self, observer: TreeObserver = NO_TREE_OBSERVER) -> None:
+        self._observer = observer
         self._roots: dict[Hashable, Node] = {}
         self._nodes: dict[int, Node] = {}
         self._alone: dict[int, frozenset[int]] = {}
@@ -151,13 +153,13 @@ class PrefixTrees:
         """The node of a page."""
         return self._nodes.get(page)
 
-    def find(self, scope: Hashable, tokens: NDArray[np.int32], most: int) -> list[Node]:
-        """The nodes of the longest cached prefix of ``tokens``, of at most ``most`` tokens."""
+    def find(self, scope: Hashable, tokens: NDArray[np.int32], limit: int) -> list[Node]:
+        """The nodes of the longest cached prefix of ``tokens``, of at most ``limit`` tokens."""
         path: list[Node] = []
         node = self._roots.get(scope)
         if node is None:
             return path
-        for key in _keys(tokens, 0, min(len(tokens), most) // PAGE_TOKENS):
+        for key in _keys(tokens, 0, min(len(tokens), limit) // PAGE_TOKENS):
             node = node.children.get(key)
             if node is None:
                 break
@@ -175,16 +177,17 @@ class PrefixTrees:
     def difference(
         self, scope: Hashable, above: Sequence[Node], tokens: NDArray[np.int32], tenant: int
     ) -> Difference | None:
-        """The first token of ``tokens`` after the path ``above`` that is not the one in the cached
-        page of the tenant's that agrees longest. None where all agree, or none begins alike."""
+        """The first token of ``tokens`` after the path ``above`` that differs from the tenant's
+        cached page with the longest agreement. None if all tokens agree, or no page starts with the
+        same token."""
         node = above[-1] if above else self._roots.get(scope)
         first = len(above) * PAGE_TOKENS
         rest = tokens[first : first + PAGE_TOKENS]
-        newest = () if node is None else islice(reversed(node.children.values()), MOST_COMPARED)
+        newest = () if node is None else islice(reversed(node.children.values()), MAX_COMPARED)
         keys = [child.key for child in newest if tenant in child.tenants]
         if not keys:
             return None
-        # Few begin alike. This runs between two steps, at every admission.
+        # Few pages start alike. This runs between two steps, at every admission.
         begin = rest[:1].tobytes()
         keys = [key for key in keys if key.startswith(begin)] or keys[:1]
         cached = np.frombuffer(b"".join(keys), np.int32).reshape(-1, PAGE_TOKENS)[:, : len(rest)]
@@ -201,11 +204,11 @@ class PrefixTrees:
         scope: Hashable,
         tokens: NDArray[np.int32],
         whole: int,
-        end: PathEnd | None,
+        end: PublishedPrefix | None,
         tenant: int | None,
     ) -> Iterator[tuple[int, Node]]:
-        """The nodes of the first ``whole`` pages of ``tokens``, a tenant's, that come after
-        ``end``, each with the number of its page. Missing ones are made, without a page."""
+        """The nodes of the first ``whole`` pages of a tenant's ``tokens`` after ``end``, each with
+        the number of its page. Missing nodes are created, without a page."""
         alone = NO_TENANTS
         if tenant is not None:
             alone = self._alone.setdefault(tenant, frozenset([tenant]))
@@ -220,14 +223,14 @@ class PrefixTrees:
             child = node.children.get(key)
             if child is None:
                 child = node.children[key] = Node(key, node)
-                self._watch.added(scope, child)
+                self._observer.added(scope, child)
             if not alone <= child.tenants:
                 child.tenants = child.tenants | alone if child.tenants else alone
             node = child
             yield number, node
 
     def set_page(self, node: Node, page: int | None) -> None:
-        """Note that the node's tokens are in ``page``, or in none."""
+        """Record that the node's tokens are in ``page``, or in none."""
         if node.page is not None:
             del self._nodes[node.page]
         node.page = page
@@ -237,8 +240,8 @@ class PrefixTrees:
             self._nodes[page] = node
 
     def drop(self, node: Node) -> list[Node]:
-        """Take the node and all nodes below it out of their tree; returns them. They still name
-        their pages, but are not found any more."""
+        """Remove the node and all nodes below it from their tree, and return them. They still have
+        their pages, but are no longer found."""
         assert node.parent is not None, "a node is dropped twice"
         above = node.parent
         del above.children[node.key]
@@ -254,7 +257,7 @@ class PrefixTrees:
         return dropped
 
     def below(self, scope: Hashable) -> list[Node]:
-        """The nodes of first pages in a scope."""
+        """The nodes of the first pages in a scope."""
         root = self._roots.get(scope)
         return [] if root is None else list(root.children.values())
 
@@ -263,7 +266,7 @@ class PrefixTrees:
         yield from self._roots.items()
 
     def forget_tenants(self, tenants: Collection[int]) -> None:
-        """Let cached tokens be nobody's own but of these ``tenants``."""
+        """Remove all tenants but ``tenants`` from the owners of cached tokens."""
         for _, root in self.scopes():
             for node in self.walk(root):
                 if not node.tenants.issubset(tenants):
@@ -271,7 +274,7 @@ class PrefixTrees:
         self._alone.clear()
 
     def check(self) -> Iterator[tuple[Hashable, Node]]:
-        """Every node with its scope. Raises AssertionError where nodes and pages contradict each
+        """Every node with its scope. Raises AssertionError if nodes and pages contradict each
         other."""
         for scope, root in self.scopes():
             assert root.children, "a scope without pages is remembered"

@@ -1,7 +1,7 @@
 """The recurrent states of each slot's sequence, saved and loaded bit for bit on the device.
 
-Unlike KV pages, a recurrent state cannot be cut back to a shorter prefix: to return to a position,
-a state that was saved at this position is needed, or one of the slot's latest."""
+Unlike KV pages, a recurrent state cannot be cut back to a shorter prefix. Returning to a position
+needs a state saved at it, or one of the slot's latest states."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ def recurrent_buffers(graph: Graph) -> tuple[BufferDecl, ...]:
 
 
 def slot_states(graph: Graph) -> int:
-    """The number of latest states that each slot has."""
+    """The number of latest states that each slot keeps."""
     found = [node.params["states"] for node in graph.nodes if node.opcode in RECURRENT_OPCODES]
     return int(max(found, default=1))
 
 
 def state_bytes(graph: Graph) -> int:
-    """Bytes of the recurrent states of one sequence; 0 where there are no recurrent layers."""
+    """Bytes of the recurrent states of one sequence; 0 if there are no recurrent layers."""
     return sum(_bytes_of_one(decl) for decl in recurrent_buffers(graph))
 
 
@@ -58,12 +58,11 @@ def _bytes_of_one(decl: BufferDecl) -> int:
 class RecurrentMemory:
     """The recurrent states of all slots on one tier, and the position of each slot.
 
-    A slot has the states after its latest positions, each in the row of the position's remainder:
-    a step may begin behind any of them.
+    A slot keeps the states after its latest positions; the state after a position is in row
+    (position modulo the number of states). A step may start after any of them.
 
-    ``save`` and ``load`` are submissions like steps: they are queued and wait for nothing. There
-    are ``state_slots`` slots for saved states. For a graph without recurrent layers there are none.
-    """
+    ``save`` and ``load`` are queued submissions like steps and do not wait. There are
+    ``state_slots`` slots for saved states; none for a graph without recurrent layers."""
 
     def __init__(
         self, tier: Tier, graph: Graph, buffers: Mapping[str, Buffer], state_slots: int = 0
@@ -104,7 +103,7 @@ class RecurrentMemory:
             )
 
     def prepare(self) -> None:
-        """Lower the copies of states now, so that the first one pays for nothing."""
+        """Lower the copies of states now, so that the first copy is not slowed by it."""
         for copies in (self._saving, self._loading):
             if copies is not None:
                 for bucket in copies.buckets:
@@ -121,9 +120,8 @@ class RecurrentMemory:
         return self._positions[slot]
 
     def advance(self, query: NDArray[np.void]) -> None:
-        """Note a step over QUERY_TOKEN[tokens]. Raises AssertionError for a token that neither
-        continues its slot's sequence behind one of its states nor begins one: the slot's states are
-        those of other tokens."""
+        """Record a step over QUERY_TOKEN[tokens]. Raises AssertionError for a token that neither
+        starts its slot's sequence nor follows one of the slot's states."""
         if not self._positions:
             return
         ended: dict[int, int] = {}
@@ -162,22 +160,23 @@ class RecurrentMemory:
         self._positions[slot] = self._earliest[slot] = position
 
     def _row(self, slot: int, position: int) -> int:
-        """The row of the state with which ``position`` of a slot begins."""
+        """The row of the state from which ``position`` of a slot is computed."""
         return slot * self._states + (position - 1) % self._states
 
     def read(self, state_slot: int) -> SavedPage:
-        """Queue: the state in ``state_slot`` into host memory. The slot may be written at once."""
+        """Queue a copy of the state in ``state_slot`` to host memory. The slot may be overwritten
+        at once."""
         self._check_state_slot(state_slot)
         return self._host_copies().save(state_slot)
 
     def write(self, state_slot: int, saved: Saved, position: int) -> None:
-        """Queue: a state that ``read`` gave, after ``position`` tokens, into a state slot."""
+        """Queue a copy of a saved state, after ``position`` tokens, into a state slot."""
         self._check_state_slot(state_slot)
         self._host_copies().load(saved, state_slot)
         self._saved_positions[state_slot] = position
 
     def _host_copies(self) -> RowCopies:
-        """The copies to host memory, made when first needed: they lower two graphs."""
+        """The copies to host memory, created at first use because they lower two graphs."""
         if self._copies is None:
             widths = {
                 _saved(name): nbytes // F32.block_bytes for name, nbytes in self._nbytes.items()

@@ -24,7 +24,7 @@ from contract.tier import Buffer, Fence, LendsInputs, Tier
 
 PAIRS = "request.pairs"
 SAVED = "saved"
-"""The output with a row's bytes: its part of each buffer, in the order of the buffers."""
+"""The output with a row's bytes: the bytes of each buffer in order."""
 ONE_ROW = ShapeKey(0, 1)
 LOADS_IN_FLIGHT = 8
 """The most loads of single rows in flight: the tier has a snapshot of each row."""
@@ -70,8 +70,8 @@ class SavedPage:
 
 
 class RowBlock:
-    """Host memory for the ``rows``, uint8[bytes of a row] each, of one load; they lie in its
-    ``inputs``, which the ``tier`` lends if it can."""
+    """Host memory for the ``rows`` of one load, uint8[bytes of a row] each, within its ``inputs``,
+    which the ``tier`` lends if it can."""
 
     def __init__(self, tier: Tier, layout: InputLayout, rows: int, row_bytes: int) -> None:
         nbytes = layout.nbytes
@@ -89,8 +89,8 @@ class RowCopies:
     """Saves and loads rows of ``buffers``, each F32[rows, its width in ``widths``].
 
     Every copy is a submission like a step. A call waits in two cases only: for a row that is loaded
-    while it is still being saved, and for the oldest load when LOADS_IN_FLIGHT are in flight. All
-    graphs are lowered here."""
+    while it is still being saved, and for the oldest load if LOADS_IN_FLIGHT are in flight. All
+    graphs are lowered in the constructor."""
 
     NOUN: ClassVar[str] = "row"
 
@@ -111,7 +111,7 @@ class RowCopies:
         self._buffers = buffers
         self._load_rows: ExecutableGraph | None = None
         self._last: Fence | None = None
-        # A block stays until the device has read it.
+        # A block is kept until the device has read it.
         self._loads: deque[tuple[Fence, RowBlock | None]] = deque()
 
     @cached_property
@@ -124,11 +124,11 @@ class RowCopies:
         return input_layout(_loading(self._widths, self.rows), ShapeKey(0, self.block_rows))
 
     def save(self, row: int) -> SavedPage:
-        """Queue: what is in ``row`` now into host memory. The row may be written at once."""
+        """Queue a copy of ``row`` to host memory. The row may be overwritten at once."""
         return SavedPage(self._tier, self._run(self._save, [(row, 0)], requested=(SAVED,)))
 
     def load(self, saved: Saved, row: int) -> None:
-        """Queue: what was saved into ``row``, for any step submitted from now on."""
+        """Queue a copy of a saved row into ``row``, for any step submitted from now on."""
         self._begin_load(LOADS_IN_FLIGHT)
         self._loads.append((self._run(self._load, [(0, row)], [saved]), None))
 
@@ -141,12 +141,13 @@ class RowCopies:
             self.load_block(block, enumerate(part))
 
     def block(self) -> RowBlock:
-        """Memory for ``block_rows`` rows. Any thread may call it."""
+        """Memory for ``block_rows`` rows. Any thread may call this."""
         return RowBlock(self._tier, self._layout, self.block_rows, self.row_bytes)
 
     def load_block(self, block: RowBlock, pairs: Iterable[tuple[int, int]]) -> Fence:
-        """Queue: rows of ``block`` into rows of the buffers, (number in the block, row) each, for
-        any step submitted from now on. The block may be filled anew when that is done."""
+        """Queue copies of rows of ``block`` into rows of the buffers, (number in the block, row)
+        each, for any step submitted from now on. The block may be refilled once the returned fence
+        is done."""
         if self._load_rows is None:
             graph = _loading(self._widths, self.rows)
             self._load_rows = self._lowered(graph, self._buffers, ShapeKey(0, self.block_rows))
@@ -170,9 +171,9 @@ class RowCopies:
         self._buffers = {}
         self._tier.free(self._staging)
 
-    def _begin_load(self, most: int) -> None:
-        """Wait until fewer than ``most`` loads are in flight."""
-        while len(self._loads) >= most:
+    def _begin_load(self, limit: int) -> None:
+        """Wait until fewer than ``limit`` loads are in flight."""
+        while len(self._loads) >= limit:
             self._tier.wait(self._loads.popleft()[0])
 
     def _lowered(
@@ -207,8 +208,8 @@ class RowCopies:
 
 
 def copying(widths: Mapping[str, int], rows: int, source_of: Mapping[str, str]) -> Graph:
-    """The graph that copies one row of every buffer to another row of the same buffer, which is
-    also bound under the name in ``source_of``."""
+    """The graph that copies one row of every buffer to another row of the same buffer; the source
+    is also bound under the name in ``source_of``."""
     builder = GraphBuilder("copy rows")
     pairs = builder.request(PAIRS, "rows", 2)
     for name, width in widths.items():

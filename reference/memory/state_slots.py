@@ -1,4 +1,4 @@
-"""The saved recurrent state of each cached prefix, and the choice of the one that makes room."""
+"""The slots of saved recurrent states, and the choice of the state to evict."""
 
 from __future__ import annotations
 
@@ -6,18 +6,17 @@ from collections import Counter, deque
 from collections.abc import Set
 
 from contract.lazy_dataclass import dataclass
-from reference.memory.prefix import UNWATCHED, Node, TreeWatch
+from reference.memory.prefix import NO_TREE_OBSERVER, Node, TreeObserver
 
 PASSED_BY = 8
-"""How many times less likely a prompt goes on from a state in the middle of one cached sequence
-than from the last state of a sequence, or from one where several sequences part."""
+"""How many times less likely a prompt continues from a state in the middle of one cached sequence
+than from the last state of a sequence, or from a state where several sequences part."""
 
 
 @dataclass(slots=True, eq=False)
 class _Attached:
     """A state saved after ``tokens`` tokens. ``above`` is the nearest node towards the root that
-    has a state too, and ``credit`` the value that states were evicted for when this one was last
-    used."""
+    also has a state. ``credit`` is the largest value of an evicted state at its latest use."""
 
     tokens: int
     above: Node | None
@@ -25,27 +24,26 @@ class _Attached:
 
 
 class StateSlots:
-    """``count`` slots for states: free, taken by a caller that is saving one, or attached to a
-    node.
+    """``count`` slots for states: free, taken by a caller that saves one, or attached to a node.
 
-    The value of a state is the number of tokens that would be computed again without it, less
-    where few prompts go on from it, plus its credit. The credit grows with what is evicted, so a
-    state that nobody uses loses in the end (the rule of GreedyDual caches). All states have one
-    size, so their bytes do not matter. ``watch`` hears of every state that is attached."""
+    The value of a state is the number of tokens that would be computed again without it, less if
+    few prompts continue from it, plus its credit. The credit grows with evictions, so an unused
+    state is evicted in the end (the rule of GreedyDual caches). All states have the same size, so
+    size does not count. ``observer`` is notified of every attached state."""
 
-    def __init__(self, count: int, watch: TreeWatch = UNWATCHED) -> None:
+    def __init__(self, count: int, observer: TreeObserver = NO_TREE_OBSERVER) -> None:
         self.count = count
-        self._watch = watch
+        self._observer = observer
         self._free = deque(range(count))
         self._taken: set[int] = set()
         self._attached: dict[Node, _Attached] = {}
         self._credit = 0
 
     def take(self, gain: int | None = None) -> int | None:
-        """A slot, if need be that of the least valuable state; None when all are taken.
+        """A slot, if necessary that of the least valuable state; None if all are taken.
 
-        With ``gain``, the tokens that a new state in the middle of a prompt would save, None also
-        where every state there is has more value than that."""
+        ``gain`` is the number of tokens that a new state in the middle of a prompt would save; then
+        the result is also None if every present state has more value than that."""
         if not self._free and self._attached:
             least, value = self._least_valuable()
             if gain is not None and self._credit + gain // PASSED_BY < value:
@@ -59,7 +57,8 @@ class StateSlots:
         return slot
 
     def attach(self, node: Node, slot: int, tokens: int) -> None:
-        """Let a taken slot hold the state after the ``tokens`` tokens that end with ``node``."""
+        """Attach a taken slot, which holds the state after ``tokens`` tokens, to ``node``, their
+        last."""
         assert node.state is None, "the node has a state"
         self._taken.remove(slot)
         above = _above(node)
@@ -68,7 +67,7 @@ class StateSlots:
                 attached.above = node
         node.state = slot
         self._attached[node] = _Attached(tokens, above, self._credit)
-        self._watch.state_saved(node)
+        self._observer.state_saved(node)
 
     def drop(self, slot: int) -> None:
         """Give a taken slot back."""
@@ -78,7 +77,7 @@ class StateSlots:
         self._free.append(slot)
 
     def touch(self, node: Node) -> None:
-        """Note that the node's state was used."""
+        """Record that the node's state was used."""
         attached = self._attached.pop(node)
         attached.credit = self._credit
         self._attached[node] = attached
@@ -95,7 +94,8 @@ class StateSlots:
         node.state = None
 
     def check(self, nodes: Set[Node]) -> None:
-        """Raise AssertionError unless ``nodes`` are those with a state, and no slot is lost."""
+        """Raise AssertionError unless ``nodes`` are exactly those with a state, and no slot is
+        lost."""
         assert nodes == self._attached.keys(), "a state belongs to no prefix"
         for node, attached in self._attached.items():
             assert attached.above is _above(node), "a state is compared with the wrong one"
@@ -105,14 +105,14 @@ class StateSlots:
         )
 
     def _least_valuable(self) -> tuple[Node, int]:
-        """The attached node of the least value, of equals the one least recently used."""
+        """The attached node of the least value; among equals the least recently used."""
         below = Counter(attached.above for attached in self._attached.values())
         values = {node: self._value(node, below[node]) for node in self._attached}
         least = min(values, key=values.__getitem__)
         return least, values[least]
 
     def _value(self, node: Node, below: int) -> int:
-        """The value of a node's state, ``below`` which so many states come next."""
+        """The value of a node's state, with ``below`` states next below it."""
         attached = self._attached[node]
         above = 0 if attached.above is None else self._attached[attached.above].tokens
         gap = attached.tokens - above

@@ -73,7 +73,7 @@ class RenderedChat:
     """A prompt, and the character spans [start, end) of it that the template itself wrote.
 
     ``opening`` is how the template begins a turn of the model: the end of a prompt that asks for
-    one. It is empty where that is not known."""
+    one. It is empty if that is not known."""
 
     text: str
     template_spans: tuple[tuple[int, int], ...]

@@ -19,10 +19,12 @@ def moe_gate_topk(
     x: NDArray[np.float32],
     gate_weight: Matrix,
     used: int,
+    renormalize: int = 1,
     bias: NDArray[np.float32] | None = None,
     choice_bias: NDArray[np.float32] | None = None,
 ) -> tuple[NDArray[np.float32], NDArray[np.int32], NDArray[np.float32]]:
-    """p = softmax(x gate_weight^T + bias); the ``used`` largest p, renormalized (rules R4, R7).
+    """p = softmax(x gate_weight^T + bias); the ``used`` largest p, divided by their sum if
+    ``renormalize`` is 1 (rules R4, R7).
 
     With ``choice_bias`` p is the sigmoid, and the largest p + choice_bias are chosen. x is [tokens,
     hidden], both biases [experts]. Returns logits [tokens, experts], then the ids and weights of
@@ -30,36 +32,45 @@ def moe_gate_topk(
     logits = matmul(gate_weight.blocks, gate_weight.dtype, x)
     if bias is not None:
         logits = logits + bias
-    return (logits, *routing(logits, used, choice_bias))
+    return (logits, *routing(logits, used, choice_bias, bool(renormalize)))
 
 
 def routing(
-    logits: NDArray[np.float32], used: int, choice_bias: NDArray[np.float32] | None
+    logits: NDArray[np.float32],
+    used: int,
+    choice_bias: NDArray[np.float32] | None,
+    renormalize: bool,
 ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
     """The experts of each token and their weights: of ``choose`` with ``choice_bias``, else of
     ``route``."""
     if choice_bias is None:
-        return route(logits, used)
-    return choose(logits, used, choice_bias)
+        return route(logits, used, renormalize)
+    return choose(logits, used, choice_bias, renormalize)
 
 
-def route(logits: NDArray[np.float32], used: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+def route(
+    logits: NDArray[np.float32], used: int, renormalize: bool = True
+) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
     """The ids int32 [tokens, used] of the chosen experts and their weights, from logits [tokens,
     experts].
 
     ids are ordered by falling probability, equal ones by rising index; a probability below 2^-126
     counts as +0, so that a device that flushes subnormals finds the same ties. The weights are p /
-    max(sum of the used p, 2^-14), where the sum adds from left to right in that order. A token
-    whose largest logit is NaN or infinite gets experts 0, 1, ... with NaN weights."""
+    max(sum of the used p, 2^-14), where the sum adds from left to right in that order, or p itself
+    unless ``renormalize``. A token whose largest logit is NaN or infinite gets experts 0, 1, ...
+    with NaN weights."""
     exponentials = exp(logits - logits.max(axis=-1, keepdims=True))
     p = exponentials / sum_axis(exponentials)[:, None]
     p[p < SMALLEST_NORMAL] = 0.0
     ids = np.argsort(-p, axis=-1, kind="stable")[:, :used].astype(np.int32)
-    return ids, _renormalized(p, ids)
+    return ids, _weights(p, ids, renormalize)
 
 
 def choose(
-    logits: NDArray[np.float32], used: int, choice_bias: NDArray[np.float32]
+    logits: NDArray[np.float32],
+    used: int,
+    choice_bias: NDArray[np.float32],
+    renormalize: bool = True,
 ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
     """The experts with the largest p + choice_bias, p = sigmoid(logits), and their weights.
 
@@ -71,7 +82,7 @@ def choose(
     ids = np.argsort(-score, axis=-1, kind="stable")[:, :used].astype(np.int32)
     broken = ~np.isfinite(score).all(axis=-1)
     ids[broken] = np.arange(used, dtype=np.int32)
-    weights = _renormalized(p, ids)
+    weights = _weights(p, ids, renormalize)
     weights[broken] = np.nan
     return ids, weights
 
@@ -80,9 +91,14 @@ def _flushed(x: NDArray[np.float32]) -> NDArray[np.float32]:
     return np.where(np.abs(x) < SMALLEST_NORMAL, np.float32(0.0), x)
 
 
-def _renormalized(p: NDArray[np.float32], ids: NDArray[np.int32]) -> NDArray[np.float32]:
-    """The p of the chosen experts / max(their sum, 2^-14), added from left to right."""
+def _weights(
+    p: NDArray[np.float32], ids: NDArray[np.int32], renormalize: bool
+) -> NDArray[np.float32]:
+    """The p of the chosen experts, / max(their sum, 2^-14) if ``renormalize``, added from left to
+    right."""
     chosen = np.take_along_axis(p, ids, axis=-1)
+    if not renormalize:
+        return chosen
     total = np.zeros(len(p), np.float32)
     for rank in range(ids.shape[1]):
         total = total + chosen[:, rank]

@@ -65,7 +65,7 @@ def to_half(values: Float32) -> Float16:
 
 
 def reciprocal(values: Float32) -> Float32:
-    """1 / values; 0 where a value is 0 or so small that its reciprocal is not finite."""
+    """1 / values; 0 if a value is 0 or so small that its reciprocal is not finite."""
     usable = np.abs(values) > np.float32(2.0**-126)
     one = np.float32(1.0)
     return np.where(usable, one / np.where(usable, values, one), np.float32(0.0))

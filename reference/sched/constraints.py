@@ -33,7 +33,7 @@ def pack_mask(tokens: Iterable[int] | NDArray[np.integer], vocab: int) -> Mask:
 
 
 def bias_records(request: Request) -> NDArray[np.void]:
-    """The biases of a request that ``check_constraints`` accepted, as LOGIT_BIAS[n] records."""
+    """The biases of a request, checked by ``check_constraints``, as LOGIT_BIAS[n] records."""
     return np.array(list(request.logit_bias), LOGIT_BIAS)
 
 
@@ -43,31 +43,31 @@ def is_allowed(mask: Mask | None, token: int) -> bool:
 
 
 def check_constraints(request: Request, limits: Limits, vocab: int, *, masked: bool) -> None:
-    """Raise RequestError for biases, log-probabilities and scores that are wrong or that ``limits``
-    have no room for, and for a ``masked`` request where they have no room for masks."""
+    """Raise RequestError if biases, log-probabilities or scores of a request are invalid or exceed
+    ``limits``, or if it is ``masked`` and ``limits`` have no masks."""
     _check_bias(request.logit_bias, limits.biases, vocab)
-    listed, most = request.log_probabilities, limits.top_log_probabilities
+    listed, limit = request.log_probabilities, limits.top_log_probabilities
     if listed is not None:
         if type(listed) is not int or listed < 0:
             raise RequestError("log_probabilities", f"is {listed!r}, not None or 0 and more")
-        if not most:
+        if not limit:
             raise RequestError("log_probabilities", "this engine was built without any; use None")
-        if listed > most:
-            raise RequestError("log_probabilities", f"is {listed}, at most {most} are listed")
+        if listed > limit:
+            raise RequestError("log_probabilities", f"is {listed}, at most {limit} are listed")
     start, tokens = request.score_from, len(request.prompt)
     if start is not None:
         if not limits.scores:
             raise RequestError("score_from", "this engine was built without scores; use None")
         if type(start) is not int or not 1 <= start < tokens:
             raise RequestError("score_from", f"is {start!r}, not from 1 to {tokens - 1}")
-        if type(request.score_top) is not int or not 0 <= request.score_top <= most:
-            raise RequestError("score_top", f"is {request.score_top!r}, not from 0 to {most}")
+        if type(request.score_top) is not int or not 0 <= request.score_top <= limit:
+            raise RequestError("score_top", f"is {request.score_top!r}, not from 0 to {limit}")
     if masked and not limits.masks:
         raise RequestError("allowed", "this engine was built without masks; use None")
 
 
 def check_forced(request: Request, limits: Limits, vocab: int, *, masked: bool) -> None:
-    """Raise RequestError where ``force_tokens`` are not possible or contradict other fields."""
+    """Raise RequestError if ``force_tokens`` are invalid or contradict other fields."""
     forced = request.force_tokens
     if not forced:
         return
@@ -84,9 +84,9 @@ def check_forced(request: Request, limits: Limits, vocab: int, *, masked: bool) 
         )
 
 
-def _check_bias(pairs: tuple[tuple[int, float], ...], most: int, vocab: int) -> None:
-    if len(pairs) > most:
-        raise RequestError("logit_bias", f"has {len(pairs)} tokens, this engine takes {most}")
+def _check_bias(pairs: tuple[tuple[int, float], ...], limit: int, vocab: int) -> None:
+    if len(pairs) > limit:
+        raise RequestError("logit_bias", f"has {len(pairs)} tokens, this engine takes {limit}")
     seen = set()
     for pair in pairs:
         if not isinstance(pair, tuple) or len(pair) != 2:

@@ -12,25 +12,26 @@ from reference.sched.least_squares import nonnegative
 from reference.sched.step_time_curve import StepTimeCurve
 
 CELLS_MAX = 64
-"""The most kinds of steps that are remembered; the kind seen longest ago is forgotten first."""
+"""The number of kinds of steps remembered; the kind seen longest ago is forgotten first."""
 MEMORY_STEPS = 32
-"""Over how many steps of one kind durations are averaged."""
+"""The number of steps of a kind over which durations are averaged."""
 REFIT_STEPS = 16
-"""Steps after which the coefficients are fitted again. Before so many steps they are too uncertain
-for the step-time curve to be measured against them."""
+"""The number of steps between two fits of the coefficients. Before the first fit they are too
+uncertain for the step-time curve to be measured against them."""
 AGING_STEPS = 128
-"""A kind not seen for so many steps has half its weight in the fit, after n times as many
-1 / (n + 1): enough where there is no newer kind, little where there is."""
+"""A kind not seen for this many steps has half its weight in the fit, for n times as many 1 / (n +
+1): enough if there is no newer kind, little otherwise."""
 OUTLIER_FACTOR = 4.0
-"""A step that is slower or faster than its kind by more than this factor counts as this factor."""
+"""A step that differs from the mean of its kind by more than this factor counts as if it differed
+by this factor."""
 
 CHOICES = (*range(1, 256), *(int(2 ** (sixteenths / 16)) for sixteenths in range(128, 384)))
-"""Numbers of tokens that may be added to a step: each up to 255, then sixteen in an octave."""
+"""Numbers of tokens that can be added to a step: each up to 255, then sixteen per octave."""
 
 
 class Load(NamedTuple):
-    """The work of a step: query ``tokens``, and the sum of the positions that each of them
-    attends to."""
+    """The work of a step: its query ``tokens``, and ``attended``, the sum over them of the
+    positions they attend to."""
 
     tokens: int
     attended: int
@@ -38,7 +39,7 @@ class Load(NamedTuple):
 
 @dataclass(slots=True)
 class _Cell:
-    """Means over recent steps of one kind; ``latest`` is the number of the last one."""
+    """Means over recent steps of one kind; ``latest`` is the number of the last step."""
 
     tokens: float
     attended: float
@@ -56,7 +57,7 @@ class _Cell:
 
 @dataclass(frozen=True, slots=True)
 class Coefficients:
-    """Fixed seconds of a step, seconds for a token, and seconds for a position attended to."""
+    """Seconds of a step without tokens, of each token, and of each attended position."""
 
     fixed: float
     token: float
@@ -64,14 +65,14 @@ class Coefficients:
 
 
 class StepCost:
-    """Seconds of a step: a curve of its tokens (``StepTimeCurve``), plus a constant for each
-    position attended to.
+    """Predicts the seconds of a step: a curve of its tokens (``StepTimeCurve``), plus a constant
+    for each attended position.
 
-    The curve lies about a straight line, ``fixed + token * tokens``. The line and the seconds for a
-    position are fitted by least squares of relative errors; no coefficient is below 0. Steps are
-    averaged by kind first (the powers of two that their tokens and attended positions lie between),
-    so that a long run of equal steps does not outweigh all others. Recent kinds have more weight.
-    """
+    The curve is stored relative to a straight line, ``fixed + token * tokens``. The line and the
+    seconds per position are fitted by least squares of relative errors; no coefficient is below 0.
+    Steps are first averaged by kind: those whose tokens and attended positions lie between the same
+    powers of two. So a long run of equal steps does not outweigh all others. Recent kinds weigh
+    more."""
 
     def __init__(self) -> None:
         self._cells: dict[tuple[int, int], _Cell] = {}
@@ -83,7 +84,7 @@ class StepCost:
         """Seconds of all steps that were observed."""
 
     def observe(self, load: Load, seconds: float) -> None:
-        """Learn that a step took ``seconds``. A duration that is not above 0 is ignored."""
+        """Record a step that took ``seconds``. A duration of 0 or less is ignored."""
         if not 0 < seconds < math.inf:
             return
         self.total += seconds
@@ -106,7 +107,7 @@ class StepCost:
             self._coefficients = None
 
     def coefficients(self) -> Coefficients | None:
-        """The straight line; None before steps of two sizes were seen."""
+        """The straight line; None until steps of two sizes were observed."""
         if self._coefficients is None and len({tokens for tokens, _ in self._cells}) > 1:
             line = _fit(self._cells.values(), self._steps)
             self._coefficients, self._fitted = line, self._steps
@@ -114,16 +115,16 @@ class StepCost:
         return self._coefficients
 
     def predict(self, load: Load) -> float | None:
-        """Expected seconds of a step; None before steps of two sizes were seen."""
+        """Expected seconds of a step; None until steps of two sizes were observed."""
         line = self.coefficients()
         if line is None:
             return None
         return self._curve.predict(load.tokens) + line.position * load.attended
 
-    def tokens_within(self, seconds: float, load: Load, most: int, *, start: int = 0) -> int:
-        """How many tokens, one of CHOICES, 0 or ``most``, can be added to a step of ``load`` so
-        that it takes at most ``seconds``. They continue a sequence of ``start`` computed tokens.
-        Raises ValueError before steps of two sizes were seen."""
+    def tokens_within(self, seconds: float, load: Load, limit: int, *, start: int = 0) -> int:
+        """The most tokens, one of CHOICES, 0 or ``limit``, that can be added to a step of ``load``
+        without exceeding ``seconds``. They continue a sequence of ``start`` computed tokens. Raises
+        ValueError until steps of two sizes were observed."""
         line = self.coefficients()
         if line is None:
             raise ValueError("steps of two sizes were not seen yet")
@@ -134,15 +135,15 @@ class StepCost:
             reached = attended + more * (start + (more + 1) / 2)
             return self._curve.predict_cautiously(tokens + more) + position * reached > seconds
 
-        if not too_long(most):
-            return most
-        fitting = bisect_left(CHOICES, True, hi=bisect_left(CHOICES, most), key=too_long)
+        if not too_long(limit):
+            return limit
+        fitting = bisect_left(CHOICES, True, hi=bisect_left(CHOICES, limit), key=too_long)
         return CHOICES[fitting - 1] if fitting else 0
 
 
 def _fit(cells: Iterable[_Cell], steps: int) -> Coefficients:
-    """The coefficients >= 0 with the least sum of squared relative errors, weighted by the age of
-    each kind."""
+    """The coefficients >= 0 with the smallest sum of squared relative errors, weighted by the age
+    of each kind."""
     equations = []
     for cell in cells:
         weight = 1 / (1 + (steps - cell.latest) / AGING_STEPS)

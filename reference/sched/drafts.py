@@ -1,16 +1,17 @@
-"""Choose the number of tokens to draft: the number that is fastest, and none where drafts lose.
+"""Choose how many tokens to draft: the number that is fastest, and 0 if drafting is slower.
 
-A round makes drafts and computes the step that verifies them. With a part p of all drafts right, k
-of them yield 1 + p + ... + p^k tokens on average. Rounds are measured as a whole and compared with
-what as many tokens take without drafts. What was right is known for each sequence and remembered
-for its tenant; what rounds take, for the model.
+A round makes drafts and runs the step that verifies them. If each draft is accepted with
+probability p, k drafts yield 1 + p + ... + p^k tokens on average. A round is timed as a whole and
+compared with the time that plain steps, those without drafts, take for as many tokens. Acceptance
+is measured for each sequence and remembered for its tenant; the time of rounds is measured for the
+model.
 
-An account of the model keeps the loss small, whatever is expected. What rounds take longer than
-plain steps is paid from it, over all sequences and requests, and plain steps earn a little of
-their time. Drafts end when it is overdrawn by a few plain steps.
+A credit account in seconds limits the loss if an estimate is wrong. A round that is slower than
+plain steps is charged to it, over all sequences and requests. Plain steps add a small share of
+their time. Drafting stops when the account is overdrawn by a few plain steps.
 
-Drafts that take no time, those from the prompt, are rehearsed first: compared with the tokens that
-plain steps sample, while steps are still submitted ahead."""
+Drafts that take no time, those from prompt lookup, run in shadow first: they are compared with the
+tokens that plain steps sample, while steps are still submitted ahead."""
 
 from __future__ import annotations
 
@@ -27,60 +28,63 @@ from reference.sched.cost import StepCost
 from reference.sched.draft_history import Acceptance, DraftHistory
 
 TRIAL_TIME_SHARE = 0.006
-"""The part of the time of plain steps that trials may lose."""
+"""The share of the time of plain steps that is added to the account."""
 CREDIT_STEPS = 7.0
-"""The most plain steps that the account has."""
-TOGETHER_STEPS = 64.0
-"""The most plain steps that several sequences have gained and may lose where they end apart."""
+"""The largest credit of the account, in plain steps."""
+BATCH_CREDIT_STEPS = 64.0
+"""The largest credit of the second account, in plain steps. It pays for smaller batches: drafts
+make sequences of one batch end at different times."""
 FIRST_CREDIT_STEPS = 2.0
-"""The plain steps that the account has at first."""
+"""The credit at first, in plain steps."""
 DEBT_STEPS = 4.0
-"""By how many plain steps the account may be overdrawn where drafts are expected to gain."""
+"""How far the account may be overdrawn, in plain steps, if drafts are expected to gain."""
 TRIAL_STEPS = {False: CREDIT_STEPS, True: 1.0}
-"""With how many plain steps the account pays for a trial that is not expected to gain, by whether
-rounds of as many sequences were measured."""
+"""The credit, in plain steps, that a trial needs which is not expected to gain; the key says
+whether rounds with as many sequences were measured."""
 MIN_START_GAIN = 1.05
-"""Drafts begin where they are expected to make a sequence faster by this factor, and go on until
-they are expected to make it slower."""
+"""Drafting starts if it is expected to make a sequence faster by this factor. It goes on until it
+is expected to make the sequence slower."""
 HOPELESS_GAIN = 0.9
-"""A trial that is not begun where less is expected counts as failed."""
+"""A trial with a lower expected gain is not started and counts as failed."""
 FIRST_DRAFTS = 3
-"""Most drafted tokens in a round until a round was measured; then twice those of the longest."""
+"""The most drafts of a round before any round was measured; later, twice the most measured."""
 TENANTS_MAX = 256
-"""Of so many tenants it is remembered what was right; the one seen longest ago is forgotten."""
+"""The number of tenants whose acceptance is remembered; the one seen longest ago is forgotten."""
 MEASUREMENTS_MIN = 3
-"""The median of so many plain steps counts as measured; at most three times as many are
-remembered."""
+"""The number of plain steps whose median counts as measured. The latest three times as many are
+kept."""
 ROUNDS_MIN = 2
-"""The median of so many rounds counts as measured."""
+"""The number of rounds whose median counts as measured."""
 UNMEASURED_ROUND, UNMEASURED_DRAFT = 1.1, 0.11
-"""Assumed time of a round of one sequence without its drafts in plain steps, and of each draft,
-until a round was measured."""
+"""The assumed time of a round of one sequence, in plain steps, and of each of its drafts, until a
+round was measured."""
 SEQUENCES_POWER = 0.65
-"""With this power of the number of sequences the time of drafts is assumed to grow."""
+"""The time of drafts is assumed to grow with this power of the number of sequences."""
 EXTRAPOLATED_COST = 0.5
-"""Which part of the time of a measured draft each one takes that makes the round longer than any
-measured one."""
-REHEARSED_COST = 2.0
-"""Assumed time of a rehearsed round in plain steps, until one was measured."""
-REHEARSED_STEPS = {False: 24.0, True: 1.0}
-"""How many plain steps rehearsed rounds must save before drafts begin, for each sequence that runs,
-by whether rounds were measured: the first one of each size is lowered or compiled."""
+"""In a round with more drafts than any measured one, each further draft is assumed to take this
+part of the time of a measured draft."""
+SHADOW_ROUND_COST = 2.0
+"""The assumed time of a shadow round, in plain steps, until a round was measured."""
+SHADOW_STEPS = {False: 24.0, True: 1.0}
+"""The number of plain steps that shadow rounds must have saved, for each running sequence, before
+drafting starts; the key says whether rounds were measured. The first round of a size is slow: it is
+lowered or compiled."""
 FIRST_FACTOR = 2.0
-"""The first round of a size, which is lowered or compiled, counts at most as so many times what is
-expected."""
+"""The first round of a size, which is lowered or compiled, counts as at most this many times the
+expected time."""
 HELD_UP_FACTOR = 1.5
-"""Another one counts at most as so many times what is expected or the one before took: what else
-holds up a step is not counted of plain steps either."""
+"""Any later round counts as at most this many times the expected time or the time of the round
+before. Other delays of a step are not charged to plain steps either."""
 REMEASURE_ROUNDS = 512
-"""After so many rounds plain steps are measured again."""
+"""The number of rounds after which plain steps are measured again."""
 FORGET_STEPS = 4096
-"""After so many plain steps in a row what rounds took is forgotten."""
+"""The number of consecutive plain steps after which the times of rounds are forgotten."""
 TRIAL_INTERVAL = 16
-"""Where drafts are not worth it, one in so many sequences is read by the drafter, and every so many
-tokens it is asked again whether they are."""
+"""While drafting is not worth it, the drafter follows one new sequence in this many, and a sequence
+is considered again after this many tokens."""
 FAILED_TRIALS_MAX = 3
-"""After so many failed trials in a row the drafter stops reading a sequence, which costs time."""
+"""The number of consecutive failed trials after which the drafter stops following a sequence, since
+following takes time."""
 
 
 @dataclass(slots=True)
@@ -96,16 +100,16 @@ class _Median:
 
 
 class _Choice(NamedTuple):
-    """A number of drafts, by which factor it is expected to make a sequence faster, and by which
-    factor some number would if all drafts were right."""
+    """A number of drafts, the expected speed-up of a sequence with it, and the largest speed-up
+    that any number would give if all drafts were accepted."""
 
     drafts: int
     gain: float
-    most: float
+    gain_if_right: float
 
 
 class DraftPolicy:
-    """Decides the number of drafts from how many were right and from what rounds take."""
+    """Chooses the number of drafts from acceptance rates and from the time of rounds."""
 
     def __init__(self, cost: StepCost) -> None:
         self._cost = cost
@@ -113,38 +117,39 @@ class DraftPolicy:
         self._rounds: dict[int, dict[int, _Median]] = {}
         self._tenants: dict[int, Acceptance] = {}
         self._latest: dict[tuple[int, int], float] = {}
-        self._credit = self._together = self._share = 0.0
+        self._credit = self._batch_credit = self._sequence_seconds = 0.0
         self._opened = False
-        self._followed = self._unmeasured = self._undrafted = 0
-        # Sequences that run, and where those ended that drafts made end early: in steps since none
-        # ran. Without drafts these would still run.
+        self._new_sequences = self._rounds_since_plain = self._plain_since_round = 0
+        # The sequences that run, and the steps at which those that drafts ended early would have
+        # ended without drafts. Steps are counted since no sequence ran.
         self._running: set[DraftHistory] = set()
         self._ended: list[float] = []
         self._steps = 0.0
         self._peak = 1
 
-    def history(self, tenant: int) -> DraftHistory:
-        """The history of a sequence of ``tenant`` that begins."""
+    def new_history(self, tenant: int) -> DraftHistory:
+        """The history of a new sequence of ``tenant``."""
         known = self._tenants.pop(tenant, None) or Acceptance()
         self._tenants[tenant] = known
         if len(self._tenants) > TENANTS_MAX:
             del self._tenants[next(iter(self._tenants))]
-        own = DraftHistory(known, lead=self._least_lead())
-        self._running.add(own)
+        history = DraftHistory(known, lead=self._min_lead())
+        self._running.add(history)
         self._peak = max(self._peak, len(self._running))
-        return own
+        return history
 
-    def forget(self, own: DraftHistory) -> None:
-        """A sequence ended or lost its slot."""
-        self._running.discard(own)
+    def forget(self, history: DraftHistory) -> None:
+        """Drop the history of a sequence that ended or lost its slot."""
+        self._running.discard(history)
         if not self._running:
             self._ended, self._steps, self._peak = [], 0.0, 1
-        elif own.lead > self._least_lead():
-            self._ended.append(self._steps + own.lead)
+        elif history.lead > self._min_lead():
+            self._ended.append(self._steps + history.lead)
 
     def note_plain(self, running: int, seconds: float) -> None:
-        """Note that a token of ``running`` sequences for which nothing is drafted took ``seconds``,
-        from one result to the next: the host plans such steps while others are computed."""
+        """Record a plain step: each of ``running`` sequences got a token in ``seconds``. The time
+        runs from one result to the next, since the host plans such steps while others are
+        computed."""
         if not self._measures():
             seconds = 1.0
         elif seconds > 0:
@@ -152,130 +157,142 @@ class DraftPolicy:
         self._steps += 1
         plain = self._plain_seconds(running)
         if plain is not None and not self._opened:
-            self._opened, self._credit, self._together = True, *2 * (FIRST_CREDIT_STEPS * plain,)
+            self._opened, self._credit, self._batch_credit = (
+                True,
+                *2 * (FIRST_CREDIT_STEPS * plain,),
+            )
         self._earn(TRIAL_TIME_SHARE * seconds, running)
-        self._earn_together(TRIAL_TIME_SHARE * seconds + self._apart(running, running), running)
-        self._unmeasured = 0
-        self._undrafted += 1
-        if self._undrafted >= FORGET_STEPS:
-            self._undrafted = 0
+        self._earn_batch(
+            TRIAL_TIME_SHARE * seconds + self._lost_batching(running, running), running
+        )
+        self._rounds_since_plain = 0
+        self._plain_since_round += 1
+        if self._plain_since_round >= FORGET_STEPS:
+            self._plain_since_round = 0
             self._rounds.clear()
 
-    def count(self, own: DraftHistory, running: int, most: int) -> int:
-        """How many of at most ``most`` tokens to draft for a sequence, of ``running`` ones for
-        which as many are drafted."""
+    def draft_count(self, history: DraftHistory, running: int, limit: int) -> int:
+        """The number of tokens to draft for a sequence, 0 to ``limit``, if the same number is
+        drafted for each of ``running`` sequences."""
         plain = self._plain_seconds(running)
-        if plain is None or most <= 0:
+        if plain is None or limit <= 0:
             return 0
-        debt, best = DEBT_STEPS * plain, self._best(own, running, most)
-        # The account pays for a trial that could gain, whatever is expected.
-        if own.rounds:
+        debt, best = DEBT_STEPS * plain, self._best_count(history, running, limit)
+        # The account pays for a trial that could gain, even if it is not expected to.
+        if history.rounds:
             least = -debt if best.gain >= 1.0 else 0.0
         else:
-            trial = TRIAL_STEPS[bool(self._known(running))] * plain
+            trial = TRIAL_STEPS[bool(self._measured_counts(running))] * plain
             least = -debt if best.gain >= MIN_START_GAIN else trial
-        credit = self._credit if running == 1 else min(self._credit, self._together)
-        return best.drafts if best.most >= MIN_START_GAIN and credit >= least else 0
+        credit = self._credit if running == 1 else min(self._credit, self._batch_credit)
+        return best.drafts if best.gain_if_right >= MIN_START_GAIN and credit >= least else 0
 
-    def begins(self, own: DraftHistory, known: int, running: int, most: int) -> bool:
-        """Whether to begin drafting for a sequence of ``known`` tokens."""
-        if known < own.next_trial_at:
+    def should_begin(self, history: DraftHistory, known: int, running: int, limit: int) -> bool:
+        """Whether to start drafting for a sequence of ``known`` tokens."""
+        if known < history.next_trial_at:
             return False
-        worth = self.count(own, running, most) > 0
-        if not worth and most > 0 and self._plain_seconds(running) is not None:
-            own.next_trial_at = known + TRIAL_INTERVAL
-            own.failed += self._best(own, running, most).gain < HOPELESS_GAIN
+        worth = self.draft_count(history, running, limit) > 0
+        if not worth and limit > 0 and self._plain_seconds(running) is not None:
+            history.next_trial_at = known + TRIAL_INTERVAL
+            history.failed += self._best_count(history, running, limit).gain < HOPELESS_GAIN
         return worth
 
-    def rehearse(
-        self, own: DraftHistory, tokens: NDArray[np.int32], draft: list[int], running: int
+    def compare_shadow_drafts(
+        self, history: DraftHistory, tokens: NDArray[np.int32], draft: list[int], running: int
     ) -> bool:
-        """Compare the drafts under rehearsal with a sequence's known ``tokens``, and continue with
-        ``draft`` where they are compared. Whether rehearsed rounds saved enough to begin, or the
-        account is full."""
-        plain, known = self._plain_seconds(running), bool(self._known(running))
+        """Compare the shadow drafts of a sequence with its known ``tokens``, int32[n]. Once all are
+        compared, ``draft`` becomes the next shadow round.
+
+        True if shadow rounds have saved enough to start drafting, or the account is full."""
+        plain, known = self._plain_seconds(running), bool(self._measured_counts(running))
         if plain is None:
             return False
         if not self._measures():
             return True
-        came, drafts, tenant = tokens[own.rehearsed_at :].tolist(), own.rehearsed, own.tenant
+        came, drafts, tenant = (
+            tokens[history.shadow_start :].tolist(),
+            history.shadow_drafts,
+            history.tenant,
+        )
         same = [ours == theirs for ours, theirs in zip(drafts, came, strict=False)]
         if all(same) and len(came) < len(drafts):
             full = self._credit >= CREDIT_STEPS * plain
-            return full or tenant.saved >= REHEARSED_STEPS[known] * running
+            return full or tenant.saved_steps >= SHADOW_STEPS[known] * running
         if drafts:
             right = [*same, False].index(False)
-            own.compare(right, len(drafts))
-            measured = self._seconds(running, len(drafts), plain) / plain
-            cost = measured if known else REHEARSED_COST
-            tenant.saved = max(0.0, tenant.saved + right + 1 - cost)
-        own.rehearsed, own.rehearsed_at = draft, len(tokens)
+            history.compare(right, len(drafts))
+            measured = self._round_seconds(running, len(drafts), plain) / plain
+            cost = measured if known else SHADOW_ROUND_COST
+            tenant.saved_steps = max(0.0, tenant.saved_steps + right + 1 - cost)
+        history.shadow_drafts, history.shadow_start = draft, len(tokens)
         return False
 
-    def give_up(self, own: DraftHistory, known: int) -> None:
-        """Draft nothing for a while for a sequence of ``known`` tokens."""
-        own.failed = 0 if own.balance > 0 else own.failed + 1
-        own.next_trial_at = known + TRIAL_INTERVAL
-        own.tenant.saved = 0.0
-        own.interrupt()
+    def give_up(self, history: DraftHistory, known: int) -> None:
+        """Stop drafting for a while for a sequence of ``known`` tokens."""
+        history.failed = 0 if history.balance > 0 else history.failed + 1
+        history.next_trial_at = known + TRIAL_INTERVAL
+        history.tenant.saved_steps = 0.0
+        history.interrupt()
 
-    def follows(self, tenant: int, running: int, most: int) -> bool:
-        """Whether what drafts for a new sequence shall read it: that takes time by itself."""
-        self._followed += 1
-        seldom = self._followed % TRIAL_INTERVAL == 1
+    def should_follow(self, tenant: int, running: int, limit: int) -> bool:
+        """Whether the drafter should follow a new sequence, which takes time by itself."""
+        self._new_sequences += 1
+        seldom = self._new_sequences % TRIAL_INTERVAL == 1
         new = self._plain_seconds(running) is None
         known = self._tenants.get(tenant, Acceptance())
-        return seldom or new or self.count(DraftHistory(known), running, most) > 0
+        return seldom or new or self.draft_count(DraftHistory(known), running, limit) > 0
 
-    def given_up(self, own: DraftHistory) -> bool:
-        """Whether so many trials failed that the drafter need not read a sequence any more."""
-        return self._measures() and own.failed >= FAILED_TRIALS_MAX
+    def given_up(self, history: DraftHistory) -> bool:
+        """Whether so many trials failed that the drafter can stop following the sequence."""
+        return self._measures() and history.failed >= FAILED_TRIALS_MAX
 
     def note_round(
         self, drafted: int, drafting: int, running: int, seconds: float, *, first: bool
     ) -> None:
-        """Note that a round took ``seconds`` in which ``drafting`` of ``running`` sequences had at
-        most ``drafted`` drafts. The ``first`` one of a sequence computes what the drafter has not
-        read yet. Then every sequence that had drafts is noted."""
-        plain, self._share = self._plain_seconds(running), 0.0
+        """Record a round that took ``seconds``, in which ``drafting`` of ``running`` sequences had
+        at most ``drafted`` drafts. In a ``first`` round of a sequence the drafter also computes the
+        tokens it has not read. The caller then calls ``note_gain`` for each sequence that had
+        drafts."""
+        plain, self._sequence_seconds = self._plain_seconds(running), 0.0
         self._steps += 1
-        self._undrafted = 0
+        self._plain_since_round = 0
         if plain is None:
             return
-        expected, size = self._seconds(running, drafted, plain), (running, drafted)
+        expected, size = self._round_seconds(running, drafted, plain), (running, drafted)
         if not self._measures():
             seconds = expected
-        # The first step of a size is lowered or compiled. Later ones that something else held up
-        # count as a few times what is usual, once.
+        # The first step of a size is lowered or compiled. A later one that something else delayed
+        # counts as at most a few times the usual time, once.
         latest = self._latest.get(size)
         usual = (
             FIRST_FACTOR * expected if latest is None else HELD_UP_FACTOR * max(expected, latest)
         )
         self._latest[size] = seconds
         others = (running - drafting) * plain / running
-        self._share = (min(seconds, usual) - others) / drafting
+        self._sequence_seconds = (min(seconds, usual) - others) / drafting
         if not first and drafting == running:
             self._rounds.setdefault(running, {}).setdefault(drafted, _Median()).add(seconds)
-        self._unmeasured += 1
-        if self._unmeasured >= REMEASURE_ROUNDS:
-            self._unmeasured = 0
+        self._rounds_since_plain += 1
+        if self._rounds_since_plain >= REMEASURE_ROUNDS:
+            self._rounds_since_plain = 0
             self._plain.clear()
 
-    def note(self, own: DraftHistory, gained: int, running: int) -> None:
-        """Note that a sequence of the round that was noted latest gained so many tokens."""
-        own.lead += gained - 1
+    def note_gain(self, history: DraftHistory, gained: int, running: int) -> None:
+        """Record that a sequence got ``gained`` tokens in the round of the latest
+        ``note_round``."""
+        history.lead += gained - 1
         plain = self._plain_seconds(running)
         if plain is None:
             return
-        gain = gained * plain / running - self._share
-        own.balance += gain
+        gain = gained * plain / running - self._sequence_seconds
+        history.balance += gain
         self._earn(gain, running)
         together = gain if running > 1 else 0.0
-        self._earn_together(together + self._apart(running, gained), running)
+        self._earn_batch(together + self._lost_batching(running, gained), running)
 
-    def note_nothing(self, running: int, seconds: float) -> None:
-        """Note that a step of ``running`` sequences waited ``seconds`` for drafts of one of them,
-        and there were none: the prompt has none for the latest token, or a mask forbade them."""
+    def note_no_drafts(self, running: int, seconds: float) -> None:
+        """Record that a step of ``running`` sequences waited ``seconds`` for drafts of a sequence
+        and got none: its prompt has no match for the latest token, or a mask forbade them."""
         self._earn(-max(0.0, seconds), running)
 
     def _earn(self, seconds: float, running: int) -> None:
@@ -284,65 +301,66 @@ class DraftPolicy:
             self._credit = min(CREDIT_STEPS * plain, self._credit + seconds)
 
     def _measures(self) -> bool:
-        """Whether steps are measured at all: some engines have no clock."""
+        """Whether steps are timed: some engines have no clock."""
         return self._cost.total > 0
 
     def _plain_seconds(self, running: int) -> float | None:
-        """Seconds of a token without drafts; None where that was not measured."""
+        """Seconds of a plain step of ``running`` sequences; None if it was not measured."""
         if not self._measures():
             return 1.0
         plain = self._plain.get(running)
         measured = plain is not None and len(plain.latest) >= MEASUREMENTS_MIN
         return plain.seconds if plain is not None and measured else None
 
-    def _least_lead(self) -> float:
+    def _min_lead(self) -> float:
         return min([one.lead for one in self._running], default=0.0)
 
-    def _earn_together(self, seconds: float, running: int) -> None:
+    def _earn_batch(self, seconds: float, running: int) -> None:
         plain = self._plain_seconds(running)
         if plain is not None:
-            self._together = min(TOGETHER_STEPS * plain, self._together + seconds)
+            self._batch_credit = min(BATCH_CREDIT_STEPS * plain, self._batch_credit + seconds)
 
-    def _apart(self, running: int, tokens: float) -> float:
-        """What ``tokens`` gain less because sequences ended early that would run without drafts."""
+    def _lost_batching(self, running: int, tokens: float) -> float:
+        """Seconds that ``tokens`` cost more, as a number of at most 0, because sequences that
+        drafts ended early no longer share the step."""
         if not self._ended:
             return 0.0
-        reached = self._steps + self._least_lead()
+        reached = self._steps + self._min_lead()
         self._ended = [end for end in self._ended if end > reached]
-        most = min(running + len(self._ended), self._peak)
-        for count in range(most, running, -1):
+        limit = min(running + len(self._ended), self._peak)
+        for count in range(limit, running, -1):
             plain = self._plain_seconds(count)
             usual = self._plain_seconds(running)
             if plain is not None and usual is not None:
                 return min(0.0, plain / count - usual / running) * tokens
         return 0.0
 
-    def _best(self, own: DraftHistory, running: int, most: int) -> _Choice:
+    def _best_count(self, history: DraftHistory, running: int, limit: int) -> _Choice:
         """The number of drafts that makes a sequence fastest."""
         plain = self._plain_seconds(running)
         assert plain is not None
-        longest = max(self._known(running), default=0)
-        right = own.part_right if running == 1 else own.tenant_right
+        longest = max(self._measured_counts(running), default=0)
+        right = history.acceptance_rate if running == 1 else history.tenant_acceptance_rate
         best, tokens, next_right = _Choice(0, 0.0, 0.0), 1.0, 1.0
         could = 0.0
-        for count in range(1, min(most, max(FIRST_DRAFTS, 2 * longest)) + 1):
+        for count in range(1, min(limit, max(FIRST_DRAFTS, 2 * longest)) + 1):
             next_right *= right
             tokens += next_right
-            part = plain / self._seconds(running, count, plain)
+            part = plain / self._round_seconds(running, count, plain)
             could = max(could, (count + 1) * part)
             if tokens * part > best.gain:
                 best = _Choice(count, tokens * part, could)
-        return best._replace(most=could)
+        return best._replace(gain_if_right=could)
 
-    def _known(self, running: int) -> list[int]:
-        """The numbers of drafts of which rounds were measured."""
+    def _measured_counts(self, running: int) -> list[int]:
+        """The numbers of drafts for which rounds were measured."""
         measured = self._rounds.get(running, {})
         return [n for n, median in measured.items() if len(median.latest) >= ROUNDS_MIN]
 
-    def _seconds(self, running: int, count: int, plain: float) -> float:
-        """Expected seconds of a round with ``count`` drafts of each sequence: as measured, or by
-        those of the nearest numbers that were, of drafts or of sequences."""
-        rounds, known = self._rounds.get(running, {}), self._known(running)
+    def _round_seconds(self, running: int, count: int, plain: float) -> float:
+        """Expected seconds of a round with ``count`` drafts for each sequence: the measured time,
+        or an estimate from the nearest measured number of drafts or of sequences."""
+        rounds, known = self._rounds.get(running, {}), self._measured_counts(running)
         if count in known:
             return rounds[count].seconds
         if known:
@@ -352,7 +370,7 @@ class DraftPolicy:
             if longer is None:
                 return least * (1 + EXTRAPOLATED_COST * (count / shorter - 1))
             return max(least, plain + (rounds[longer].seconds - plain) * count / longer)
-        others = [n for n in self._rounds if self._known(n) and self._plain_seconds(n)]
+        others = [n for n in self._rounds if self._measured_counts(n) and self._plain_seconds(n)]
         if not others:
             return plain * (
                 UNMEASURED_ROUND + UNMEASURED_DRAFT * math.pow(running, SEQUENCES_POWER) * count
@@ -360,5 +378,5 @@ class DraftPolicy:
         near = min(others, key=lambda n: abs(n - running))
         usual = self._plain_seconds(near)
         assert usual is not None
-        more = self._seconds(near, count, usual) - usual
+        more = self._round_seconds(near, count, usual) - usual
         return plain + more * math.pow(running / near, SEQUENCES_POWER)

@@ -1,7 +1,7 @@
-"""Least squares of three coefficients none of which is below 0.
+"""Least squares with three coefficients >= 0.
 
-By the normal equations in Python numbers: for a few dozen equations LAPACK takes longer, and its
-threads spin while they wait for more work."""
+Solves the normal equations in Python numbers: for a few dozen equations LAPACK is slower, and its
+threads spin while they wait for work."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from collections.abc import Iterable, Sequence
 from itertools import combinations
 
 SINGULAR = 1e-12
-"""The part of a column's squared length that must be orthogonal to the other columns; with less the
-columns depend on each other as far as doubles can tell."""
+"""If less than this part of a column's squared length is orthogonal to the other columns, the
+columns count as linearly dependent."""
 ALL = (0, 1, 2)
 SUBSETS = [chosen for size in (3, 2, 1) for chosen in combinations(ALL, size)]
 
 
 Equation = tuple[float, float, float, float]
-"""Three factors, and the sum that their products with the coefficients should have."""
+"""Three factors and the target of their sum of products with the coefficients."""
 
 
 def nonnegative(equations: Iterable[Equation]) -> tuple[float, float, float]:
-    """The coefficients >= 0 with the least sum of squared errors.
+    """The coefficients >= 0 with the smallest sum of squared errors.
 
-    All seven sets of coefficients that may be above 0 are tried, the set of all three first: where
-    its solution is not negative no smaller set is better."""
+    Tries each of the seven subsets of coefficients that may be above 0, the full set first: if its
+    solution has no negative coefficient, no smaller subset is better."""
     aa = ab = ac = bb = bc = cc = ar = br = cr = 0.0
     for a, b, c, value in equations:
         aa += a * a
@@ -40,15 +40,15 @@ def nonnegative(equations: Iterable[Equation]) -> tuple[float, float, float]:
     a, b, c = lengths
     gram = ((aa / a / a,), (ab / a / b, bb / b / b), (ac / a / c, bc / b / c, cc / c / c))
     right = (ar / a, br / b, cr / c)
-    best, most = [0.0, 0.0, 0.0], 0.0
+    best, greatest = [0.0, 0.0, 0.0], 0.0
     for chosen in SUBSETS:
         found = _solve(gram, right, chosen)
         if found is None or min(found) < 0:
             continue
-        # The sum of squares is smaller by this than with all coefficients 0.
+        # How much smaller the sum of squares is than with all coefficients 0.
         gain = sum([x * right[i] for x, i in zip(found, chosen, strict=True)])
-        if gain > most:
-            best, most = [0.0, 0.0, 0.0], gain
+        if gain > greatest:
+            best, greatest = [0.0, 0.0, 0.0], gain
             for x, i in zip(found, chosen, strict=True):
                 best[i] = x / lengths[i]
         if chosen == ALL:
@@ -59,9 +59,8 @@ def nonnegative(equations: Iterable[Equation]) -> tuple[float, float, float]:
 def _solve(
     gram: Sequence[Sequence[float]], right: Sequence[float], chosen: Sequence[int]
 ) -> list[float] | None:
-    """The solution of the normal equations of the ``chosen`` columns by Cholesky's factorization.
-    ``gram`` is the lower triangle, with a diagonal of 1. None where the columns depend on each
-    other."""
+    """Solve the normal equations of the ``chosen`` columns by Cholesky factorization. ``gram`` is
+    the lower triangle, with a diagonal of 1. None if the columns are linearly dependent."""
     factor: list[list[float]] = []
     half: list[float] = []
     for i in chosen:
@@ -82,5 +81,5 @@ def _solve(
 
 
 def _dot(a: Sequence[float], b: Sequence[float]) -> float:
-    """The dot product, up to the length of the shorter one."""
+    """The dot product over the length of the shorter operand."""
     return sum([x * y for x, y in zip(a, b, strict=False)])

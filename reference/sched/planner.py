@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 
 class Pending(NamedTuple):
-    """A sequence in a slot: its first ``length`` tokens can be computed, and the first ``computed``
-    are. The last ``draft`` of them are drafted. It decodes where one token and its drafts are
-    left."""
+    """A sequence in a slot: its first ``length`` tokens can be computed, the first ``computed``
+    have been. The last ``draft`` of them are drafted. It decodes if only one token and its drafts
+    are left."""
 
     slot: int
     computed: int
@@ -22,7 +22,7 @@ class Pending(NamedTuple):
 
 
 def split_by_phase(pending: Iterable[Pending]) -> tuple[list[Pending], list[Pending]]:
-    """The sequences that decode, and those that still read their prompts."""
+    """The sequences that decode, and those in prefill."""
     decoding: list[Pending] = []
     prefilling: list[Pending] = []
     for one in pending:
@@ -48,10 +48,10 @@ class Chunk(NamedTuple):
 
 
 def plan_step(pending: Iterable[Pending], chunk_tokens: int) -> list[Chunk]:
-    """The chunks of one step, with at most ``chunk_tokens`` prompt tokens.
+    """The chunks of one step, with at most ``chunk_tokens`` prefill tokens.
 
-    ``pending`` is in order of age. Every sequence that decodes is in the step; no step is empty
-    while there is something to compute."""
+    ``pending`` is oldest first. Every decoding sequence is in the step; no step is empty while
+    there is something to compute."""
     if chunk_tokens < 1:
         raise ValueError("a step computes at least one token")
     decodes: list[Chunk] = []

@@ -7,8 +7,7 @@ from collections import deque
 WINDOW_SECONDS = 5
 """The window over which a rate is averaged."""
 BUCKETS_PER_SECOND = 16
-"""Counts of a window are stored for each 1/16 s. A power of two, so that the bucket of a moment is
-exact."""
+"""A window has a bucket for each 1/16 s. A power of two, so that the bucket of a time is exact."""
 _BUCKETS = WINDOW_SECONDS * BUCKETS_PER_SECOND + 1
 
 
@@ -49,7 +48,8 @@ class RateWindow:
         return self._total / WINDOW_SECONDS
 
     def below_in(self, now: float, per_second: float) -> float:
-        """Seconds from ``now`` until the present counts are below a rate; 0 where they are."""
+        """Seconds from ``now`` until the present counts fall below a rate; 0 if they already
+        have."""
         left, gone_at = self.total(now), now
         for bucket, count in self._counts:
             if left / WINDOW_SECONDS < per_second:
@@ -59,11 +59,11 @@ class RateWindow:
         return max(0.0, gone_at - now)
 
     def recount(self) -> None:
-        """Compute the total from the buckets again, after a call was interrupted."""
+        """Compute the total from the buckets again, after an interrupted call."""
         self._total = sum([count for _, count in self._counts])
 
     def _advance(self, now: float) -> None:
-        """Forget the buckets that left the window. A clock that goes back counts as standing
+        """Drop the buckets that left the window. A clock that goes backwards counts as standing
         still."""
         bucket = int(now * BUCKETS_PER_SECOND)
         if bucket > self._latest:

@@ -1,9 +1,9 @@
-"""Log-probabilities of a prompt's own tokens (rule R10), computed on the device while it is read.
+"""Log-probabilities of a prompt's own tokens (rule R10), computed on the device during prefill.
 
-The logits computed at position p say how likely each token is at position p + 1. The device gives
+The logits at position p give the probability of the token at position p + 1. The device only gives
 the log-probability of the token that a row samples. So the row is sampled with a bias that makes
-the prompt's own token the largest. Rule R10 takes the logits before any bias, so the bias changes
-no log-probability."""
+the prompt's own token the largest. Rule R10 uses the logits before any bias, so the bias changes no
+log-probability."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from contract.records import SAMPLING
 from reference.runner import StepOutput
 
 FORCING_BIAS = 2.0**127
-"""Makes a token the largest of its row where every logit is within 2^126 of zero."""
+"""A bias that makes a token the largest of its row if every logit is within 2^126 of zero."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,13 +36,13 @@ class TokenScores:
 
 
 ScoreSink = Callable[[TokenScores], None]
-"""Receives the scores of a prompt on the engine's thread: each token's once, in order."""
+"""Receives the scores of a prompt on the engine's thread, those of each token once, in order."""
 
 
 def force_rows(
     sampling: NDArray[np.void], records: NDArray[np.void], rows: list[int], tokens: list[int]
 ) -> None:
-    """Let ``rows`` of a step sample ``tokens``: their records in ``sampling`` become greedy, with
+    """Make ``rows`` of a step sample ``tokens``: their records in ``sampling`` become greedy, with
     one bias each. The biases are written to the first of the bias ``records``."""
     forced = np.zeros(len(rows), SAMPLING)
     for name in ("slot", "position"):
@@ -58,7 +58,7 @@ def scores_in(
     output: StepOutput, rows: slice, first: int, tokens: NDArray[np.int32], listed: int
 ) -> TokenScores:
     """The scores of ``tokens``, the first at position ``first``, that a step computed in ``rows``;
-    NaN for a token that the device could not be made to sample."""
+    NaN for a token that the device did not sample."""
     chosen = output.log_probability[rows].copy()
     chosen[output.token[rows] != tokens] = np.nan
     return TokenScores(
@@ -71,7 +71,7 @@ def scores_in(
 
 def perplexity(total: float, tokens: int) -> float:
     """The exponential of the mean negative log-probability of ``tokens`` tokens whose sum is
-    ``total``: infinite where it is beyond binary64, NaN for no tokens."""
+    ``total``: infinite if it is beyond binary64, NaN for no tokens."""
     if not tokens:
         return math.nan
     try:

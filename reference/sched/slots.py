@@ -1,6 +1,6 @@
-"""The numbers that the host has for every slot, and the inputs of a step made from them.
+"""The host's state of every slot, and the step inputs made from it.
 
-Few of them change from step to step, so they are Python integers in lists; only what a device reads
+Few values change from step to step, so they are Python integers in lists; only what a device reads
 is in arrays, which are filled for all slots at once."""
 
 from __future__ import annotations
@@ -23,23 +23,25 @@ from reference.sched.scores import force_rows
 
 Int32 = NDArray[np.int32]
 NO_ROWS = 1 << 62
-"""The position from which on a sequence has a row for every position, where it never does."""
+"""The value of ``rows_from`` for a sequence that has no row for every position."""
 
 
 class SlotTable:
-    """The progress, the pages and the sampling parameters of each slot's sequence.
+    """The progress, pages and sampling parameters of each slot's sequence, as lists by slot.
 
-    Positions below ``computed`` were submitted; ``page_count`` pages are in the page table. The
-    host gives the first ``known`` tokens, the device samples the others. Nothing is computed from
-    position ``end`` on. No chunk without drafts extends beyond ``cut``, a position at which a
-    recurrent state is saved. ``draft`` drafted tokens lie behind the known ones and are computed in
-    one step with the last known one. Every position from ``rows_from`` on has an output row, of
-    which ``output`` names what is read: logits, hidden states, digests, or None. Rows that sample a
-    position before ``scored_to`` give the token of the prompt there.
-
-    ``samples``: tokens are generated. ``lockstep``: the next step needs the token of the one before
-    on the host. ``stalled``, ``loading``: nothing is computed. ``listed``: log-probabilities are
-    requested. ``biased``: there are logit biases. ``adapted``: there are adapters."""
+    - ``computed``: the number of positions submitted. ``page_count``: pages in the page table.
+    - ``known``: tokens that the host has; the device samples the others. ``end``: the number of
+      positions to compute.
+    - ``cut``: a position at which a recurrent state is saved; no chunk without drafts extends
+      beyond it.
+    - ``draft``: drafted tokens after the known ones, computed in one step with the last known one.
+    - ``rows_from``: every position from here on has an output row. ``output`` names what is read of
+      it: logits, hidden states, digests, or None. Rows that sample a position before ``scored_to``
+      give the prompt's own token.
+    - ``samples``: tokens are generated. ``lockstep``: the next step needs the token of the one
+      before on the host. ``stalled``, ``loading``: nothing is computed.
+    - ``listed``: log-probabilities are requested. ``biased``, ``adapted``: the sequence has logit
+      biases, adapters."""
 
     def __init__(self, limits: Limits) -> None:
         slots = limits.slots
@@ -85,7 +87,8 @@ class SlotTable:
         output: str | None,
         adapters: tuple[tuple[int, float], ...] = (),
     ) -> None:
-        """Begin a sequence of ``known`` tokens, of which ``computed`` are in its pages already.
+        """Start a sequence of ``known`` tokens, of which the first ``computed`` are already in its
+        pages.
 
         ``bias`` is LOGIT_BIAS[n] with n at most ``limits.biases``."""
         self.page_count[slot] = self.cut[slot] = self.draft[slot] = 0
@@ -111,14 +114,14 @@ class SlotTable:
         self.page_versions[slot] = self._page_changes
 
     def pending(self, slots: Iterable[int]) -> list[Pending]:
-        """What can be computed of ``slots``: the rest of the known tokens, or the next token."""
+        """What can be computed for ``slots``: the rest of the known tokens, or the next token."""
         return [
             Pending(slot, self.computed[slot], self._length(slot), self.draft[slot])
             for slot in slots
         ]
 
     def _length(self, slot: int) -> int:
-        """Number of tokens of a slot's sequence that can be computed now."""
+        """The number of tokens of a slot's sequence that can be computed now."""
         computed, known, cut = self.computed[slot], self.known[slot], self.cut[slot]
         if self.stalled[slot] or self.loading[slot]:
             return computed
@@ -136,7 +139,7 @@ class SlotTable:
         return sampling
 
     def missing_pages(self, chunks: Iterable[Chunk]) -> list[int]:
-        """Number of pages that each chunk's sequence lacks for the chunk."""
+        """The number of pages that the sequence of each chunk lacks for it."""
         held = self.page_count
         needed = [-(-(start + count) // PAGE_TOKENS) - held[slot] for slot, start, count in chunks]
         return needed if min(needed, default=0) >= 0 else [max(0, pages) for pages in needed]
@@ -146,7 +149,7 @@ class SlotTable:
         return [self._rows(*chunk) for chunk in chunks]
 
     def _rows(self, slot: int, start: int, count: int) -> int:
-        """The number of output rows of a chunk; they are those of its last positions."""
+        """The number of output rows of a chunk, which belong to its last positions."""
         stop = start + count
         if self.draft[slot]:
             return count
@@ -154,8 +157,8 @@ class SlotTable:
             return stop - max(start, self.rows_from[slot])
         return int(self.samples[slot] and stop >= self.known[slot])
 
-    def within_rows(self, chunks: list[Chunk], most: int) -> list[Chunk]:
-        """Shorten chunks with a row for every position, so that a step has at most ``most``
+    def within_rows(self, chunks: list[Chunk], limit: int) -> list[Chunk]:
+        """Shorten chunks that have a row for every position, so that a step has at most ``limit``
         rows."""
         if all(self.rows_from[slot] == NO_ROWS for slot, _, _ in chunks):
             return chunks
@@ -164,16 +167,16 @@ class SlotTable:
             slot, start, count = chunk
             if self.rows_from[slot] != NO_ROWS:
                 without = max(0, self.rows_from[slot] - start)
-                chunk = Chunk(slot, start, min(count, without + most))
+                chunk = Chunk(slot, start, min(count, without + limit))
             rows = self._rows(*chunk)
-            if chunk.tokens and rows <= most:
+            if chunk.tokens and rows <= limit:
                 shortened.append(chunk)
-                most -= rows
+                limit -= rows
         return shortened
 
     def at_page_ends(self, chunks: list[Chunk]) -> list[Chunk]:
-        """Shorten chunks of prompts to end at a page boundary if they reach one, for models whose
-        states are saved only there."""
+        """Shorten prefill chunks that reach a page boundary to end there, for models whose states
+        are saved only at page boundaries."""
         aligned = []
         for slot, start, count in chunks:
             stop = (start + count) // PAGE_TOKENS * PAGE_TOKENS
@@ -184,8 +187,8 @@ class SlotTable:
     def step_input(
         self, chunks: Sequence[Chunk], rows: Sequence[int], tokens: Sequence[Int32]
     ) -> StepInput:
-        """The inputs of a step over ``chunks``, with ``rows`` output rows of each. ``tokens``
-        are the tokens of each chunk's sequence that the host knows."""
+        """The inputs of a step over ``chunks``, each with its number of output ``rows`` and the
+        known ``tokens`` of its sequence."""
         end = 0
         given: list[tuple[int, int, Int32]] = []
         token_slots: list[int] = []
@@ -242,12 +245,12 @@ class SlotTable:
         )
 
     def _adapters_of(self, token_slots: Sequence[int]) -> NDArray[np.void] | None:
-        """ADAPTERS[tokens, combined]; None where no token has an adapter."""
+        """ADAPTERS[tokens, combined]; None if no token has an adapter."""
         adapted = any(map(self.adapted.__getitem__, set(token_slots)))
         return self._adapters.take(token_slots, axis=0) if adapted else None
 
     def _digested(self, row_slots: Sequence[int]) -> Int32 | None:
-        """1 for each row of a slot whose digests are read, else 0; None where there is no 1."""
+        """int32[rows], 1 for rows whose digests are read; None if there is no 1."""
         digested = [self.output[slot] == ROW_DIGEST for slot in row_slots]
         return np.array(digested, np.int32) if True in digested else None
 
@@ -266,8 +269,8 @@ class SlotTable:
 class SteadyDecode:
     """A run of steps of one token for each of the same sequences: only positions change.
 
-    ``chunks`` are those of the latest step, and ``left`` steps follow before one of the sequences
-    has its last token or reaches its ``cut``. Valid until a sequence is admitted or leaves."""
+    ``chunks`` are those of the latest step. ``left`` steps follow before a sequence has its last
+    token or reaches its ``cut``. Valid until a sequence is admitted or leaves."""
 
     table: SlotTable
     chunks: list[Chunk]
@@ -278,7 +281,7 @@ class SteadyDecode:
     def after(
         cls, table: SlotTable, chunks: list[Chunk], rows: Sequence[int], inputs: StepInput
     ) -> SteadyDecode | None:
-        """The run that begins with a step; None where a sequence has more than one token in it."""
+        """The run that begins with a step; None if a sequence has more than one token in it."""
         left = []
         for (slot, start, count), requested in zip(chunks, rows, strict=True):
             plain = table.output[slot] in (None, ROW_DIGEST)
@@ -291,7 +294,7 @@ class SteadyDecode:
         return cls(table, chunks, inputs, min(left)) if min(left) > 0 else None
 
     def at_page_begin(self) -> list[Chunk]:
-        """The chunks of the next step that begin a page."""
+        """The chunks of the next step whose position is the first of a page."""
         last = PAGE_TOKENS - 1
         return [
             Chunk(slot, start + 1, 1)

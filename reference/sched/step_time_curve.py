@@ -1,8 +1,8 @@
-"""Measured time of a step by its number of tokens, over what a straight line predicts.
+"""The measured time of a step by its number of tokens, relative to a straight line.
 
-Kernels compute tokens in tiles, and a shape bucket has kernels of its own: 33 tokens can cost a
-third more than 32, and 17 as much as 24. What is learned is stored as factors of the line, so that
-it remains useful when the machine as a whole becomes slower or faster."""
+Kernels compute tokens in tiles, and each shape bucket has its own kernels: 33 tokens can cost a
+third more than 32, and 17 as much as 24. Measurements are stored as factors of the line, so that
+they stay useful if the machine as a whole becomes slower or faster."""
 
 from __future__ import annotations
 
@@ -13,22 +13,24 @@ from typing import NamedTuple
 from contract.lazy_dataclass import dataclass
 
 EXACT_TOKENS_MAX = 64
-"""Up to so many tokens each number is a point of its own; larger numbers share a point by their
+"""Numbers of tokens up to this one are points of their own; larger numbers share a point by their
 four leading bits."""
 MEMORY_STEPS = 16
-"""Over how many steps the factor of a point is averaged."""
+"""The number of steps over which the factor of a point is averaged."""
 AGING_STEPS = 128
-"""A point not seen for so many steps has half its weight against its neighbours."""
+"""A point not seen for this many steps has half its weight against its neighbours."""
 FACTOR_MAX = 2.0
-"""The largest factor between a step and the line, either way; more is taken for a disturbance."""
+"""The largest factor between a step and the line, either way; a larger one is clipped as a
+disturbance."""
 SURPRISE_FACTOR = 1.1
-"""Where the first step of a point takes longer than expected by this factor, sizes not seen yet
-count as the next larger point for CAREFUL_STEPS: each try of such a size costs a long step."""
+"""If the first step of a point takes longer than expected by this factor, sizes not seen yet are
+predicted as the next larger point for CAREFUL_STEPS, since each try of such a size costs a long
+step."""
 CAREFUL_STEPS = 512
 FREE_STEPS = 128
-"""Among so many first steps any size may be tried."""
+"""Any size may be tried in the first steps, up to this number."""
 REFIT_CHANGE = 0.005
-"""The curve is computed again when a factor has changed by more than this part of itself."""
+"""The curve is computed again if a factor has changed by more than this part of itself."""
 
 
 @dataclass(slots=True)
@@ -53,10 +55,10 @@ class _CurvePoints(NamedTuple):
 
 @dataclass(slots=True)
 class StepTimeCurve:
-    """Seconds by number of tokens, as a curve that never falls: through the points that were seen,
-    and parallel to the line beyond the last.
+    """Seconds of a step as a non-decreasing curve of its tokens: through the points seen, and
+    parallel to the line beyond the last.
 
-    Where a point is higher than the next one, both get their weighted mean (isotonic regression:
+    If a point is higher than the next one, both get their weighted mean (isotonic regression:
     Barlow et al., 1972)."""
 
     _seen: dict[int, _CurvePoint] = field(default_factory=dict)
@@ -71,7 +73,7 @@ class StepTimeCurve:
         self._fitted = None
 
     def observe(self, tokens: int, seconds: float) -> None:
-        """Note that a step took ``seconds``, without the time of its attention."""
+        """Record a step that took ``seconds``, not counting its attention."""
         fixed, token = self._line
         line = fixed + token * tokens
         if line <= 0:
@@ -104,7 +106,8 @@ class StepTimeCurve:
         return seconds * min(1.0, line / (fixed + token * first))
 
     def predict_cautiously(self, tokens: int) -> float:
-        """Expected seconds of a step, raised for sizes that should not be tried now."""
+        """Expected seconds of a step, with a higher value for sizes that should not be tried
+        now."""
         if self._steps < self._careful_until and self._seen:
             curve = self._curve()
             higher = bisect_left(curve.tokens, tokens)
@@ -135,8 +138,8 @@ def _between(curve: _CurvePoints, index: int, tokens: int) -> float:
 
 
 def _isotonic(heights: list[float], weights: list[float]) -> list[float]:
-    """The non-falling numbers nearest to ``heights`` by weighted squares: neighbours that fall are
-    pooled."""
+    """The non-decreasing numbers nearest to ``heights`` by weighted squares: decreasing neighbours
+    are pooled."""
     pools: list[tuple[float, float, int]] = []
     for height, weight in zip(heights, weights, strict=True):
         count = 1
@@ -149,5 +152,5 @@ def _isotonic(heights: list[float], weights: list[float]) -> list[float]:
 
 
 def _width(tokens: int) -> int:
-    """Width of a point: how many numbers of tokens it stands for."""
+    """The number of token counts that share the point of ``tokens``."""
     return 1 << max(0, tokens.bit_length() - 4) if tokens > EXACT_TOKENS_MAX else 1

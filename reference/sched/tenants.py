@@ -1,5 +1,5 @@
-"""The quotas of each tenant and what it uses: slots and pages now, recent slots, and rates over 5
-seconds."""
+"""The quotas of each tenant and its usage: slots and pages now, recent slots, and token rates over
+5 seconds."""
 
 from __future__ import annotations
 
@@ -17,16 +17,15 @@ from reference.memory.prefix import Scope, scope_of
 from reference.sched.rates import RateWindow
 
 SHARE_SECONDS = 30.0
-"""The time constant of the mean number of slots that a tenant held recently."""
+"""The time constant of a tenant's mean number of recent slots."""
 PART_OF_A_SLOT = 63 / 64
-"""A tenant that held more slots recently than it holds now counts as holding at most so much of a
-slot more. It is less than one, so that whole slots are divided by what tenants hold now, and only a
-slot that is left over goes round."""
+"""The most that recent slots add to the slots a tenant holds now. It is less than one slot, so
+whole slots are divided by what tenants hold now, and only a left-over slot rotates among them."""
 
 
 class Usage(NamedTuple):
-    """Usage of a tenant: ``slots`` and ``pages`` held now, ``live`` requests waiting or running,
-    and tokens a second over the window."""
+    """The usage of a tenant: ``slots`` and ``pages`` held now, ``live`` requests waiting or
+    running, and tokens per second over the window."""
 
     slots: int
     pages: int
@@ -37,11 +36,12 @@ class Usage(NamedTuple):
 
 @dataclass(slots=True)
 class _Account:
-    """A tenant and what it uses in every engine, which is a holder: slots by the class asked for,
-    pages, and live requests. ``served`` is, by class, when one of its requests last gave back a
-    slot in which it had made progress. ``recent`` has its slot-seconds, the seconds in which
-    it had requests, and the moment up to which they are counted; older ones count exponentially
-    less."""
+    """A tenant and its usage in every engine; an engine is a holder.
+
+    Slots are counted by the requested class; pages and live requests in all. ``served`` is, by
+    class, when a request last gave back a slot in which it had made progress. ``recent`` is
+    slot-seconds, seconds with requests, and the time up to which both are counted; older ones decay
+    exponentially."""
 
     tenant: Tenant
     slots: dict[tuple[Hashable, QosClass | None], int] = field(default_factory=dict)
@@ -73,14 +73,14 @@ class _Account:
 
 
 class Tenants:
-    """The registry of tenants, and what each of them uses. ``changes`` counts the changes of the
-    registry. A call for one tenant takes time independent of the number of tenants and requests,
-    apart from changes of isolation groups.
+    """The registry of tenants, and the usage of each. ``changes`` counts changes of the registry.
+    The time of a call for one tenant does not grow with the number of tenants and requests, except
+    when isolation groups change.
 
-    A scope ends where none of those who share it does so after a change. ``forget`` is called with
-    it before: it removes what is left of the scope where no engine has it.
+    A scope ends when no tenant shares it any more. ``forget`` is called with the scope before that,
+    to remove its cached data that no engine holds, such as files.
 
-    Raises ConfigError for a tenant that is not valid or an id that occurs twice."""
+    Raises ConfigError for an invalid tenant or an id that occurs twice."""
 
     def __init__(
         self,
@@ -118,8 +118,8 @@ class Tenants:
         return id in self._accounts
 
     def put(self, *tenants: Tenant) -> None:
-        """Add tenants or change them, all at once and in force from the next decision on. Nothing
-        is taken back where a quota is lowered. Raises ConfigError when one is not valid."""
+        """Add or change tenants in one change, effective from the next decision on. A lowered quota
+        takes nothing back. Raises ConfigError if a tenant is invalid."""
         for tenant in tenants:
             tenant.validate()
         known = [tenant for tenant in tenants if tenant.id in self]
@@ -135,18 +135,18 @@ class Tenants:
 
     @property
     def scopes(self) -> dict[Scope, int]:
-        """Each scope that a tenant shares, and a number that no earlier one like it had."""
+        """Each scope that a tenant uses, and a number that is unique to this life of the scope."""
         born, numbers = self._born, self._numbers
         return {scope: born.setdefault(scope, next(numbers)) for scope in map(scope_of, self)}
 
     def members(self, scope: Scope) -> list[str | int]:
-        """The ids and names of those who share a scope, by id."""
+        """The ids and names of the tenants that share a scope, by id."""
         own = sorted((one.id, one.name) for one in self if scope_of(one) == scope)
         return [part for member in own for part in member]
 
     def _leave(self, ids: Collection[int]) -> None:
-        """End the scopes in which nobody is left when these tenants leave theirs. Whoever repeats
-        an interrupted change ends them again."""
+        """End the scopes that nobody uses once these tenants have left theirs. Repeating an
+        interrupted change ends them again, which is harmless."""
         left = {scope_of(self[id]) for id in ids}
         if any(kind == "group" for kind, *_ in left):
             left -= {scope_of(tenant) for tenant in self if tenant.id not in ids}
@@ -155,8 +155,8 @@ class Tenants:
             self._born.pop(scope, None)
 
     def begin_removal(self, id: int) -> None:
-        """Refuse new requests of a tenant. It is removed when its last request has ended. Raises
-        RequestError when no tenant has this id."""
+        """Refuse new requests of a tenant, which is removed when its last request has ended. Raises
+        RequestError if no tenant has this id."""
         self._account(id)
         self._removed.add(id)
         self.changes += 1
@@ -169,7 +169,7 @@ class Tenants:
         """Forget the removed tenants that have no requests left.
 
         An engine that was interrupted while it ended a request holds its slot and pages until it
-        recovers, so its tenant is forgotten then."""
+        recovers; its tenant is forgotten then."""
         for id in tuple(self._removed):
             account = self._accounts.get(id)
             if account is not None:
@@ -192,7 +192,7 @@ class Tenants:
 
     @property
     def reservations(self) -> dict[int, int]:
-        """Pages reserved by each tenant that was not removed and reserves any."""
+        """The pages reserved by each tenant that reserves any and was not removed."""
         return {
             tenant.id: tenant.reserved_pages
             for tenant in self
@@ -200,7 +200,7 @@ class Tenants:
         }
 
     def class_of(self, request: Request) -> QosClass:
-        """The class a request is served in."""
+        """The class in which a request is served."""
         return self[request.tenant].qos.lowered_to(request.qos)
 
     def occupy(
@@ -214,8 +214,9 @@ class Tenants:
         holder: Hashable = None,
         served: bool = True,
     ) -> None:
-        """Change what the tenant holds by signed amounts. The slots are those of requests that ask
-        for class ``qos``. A request that gives back a slot without progress was not ``served``."""
+        """Change what the tenant holds by signed amounts. ``qos`` is the class that the requests of
+        these slots ask for. ``served`` False: the request gives back its slot without having made
+        progress."""
         account, now = self._account(id), self._clock()
         if slots or live:
             account.recent = account.recent_at(now)
@@ -226,25 +227,25 @@ class Tenants:
             account.slots[key] = account.slots.get(key, 0) + slots
             assert account.slots[key] >= 0, f"tenant {id} gave back twice"
         if pages:
-            self.hold_pages(id, account.pages.get(holder, 0) + pages, holder)
+            self.set_pages(id, account.pages.get(holder, 0) + pages, holder)
         if live:
             account.live[holder] = account.live.get(holder, 0) + live
             assert account.live[holder] >= 0, f"tenant {id} gave back twice"
 
-    def hold_pages(self, id: int, pages: int, holder: Hashable = None) -> None:
+    def set_pages(self, id: int, pages: int, holder: Hashable = None) -> None:
         """Set how many of a holder's pages are charged to the tenant."""
         assert pages >= 0, f"tenant {id} gave back twice"
         self._account(id).pages[holder] = pages
 
-    def let_go(self, holder: Hashable, live: Mapping[int, int]) -> None:
-        """Set what a holder, an engine, has: no slots, no pages, and so many ``live`` requests of
-        each tenant. This is true after the engine has recovered from an interrupt."""
+    def reset_holder(self, holder: Hashable, live: Mapping[int, int]) -> None:
+        """Set the usage of a holder, an engine, to no slots, no pages and ``live`` requests by
+        tenant. An engine calls it when it recovers from an interrupt."""
         now = self._clock()
         for id, account in self._accounts.items():
             account.recent = account.recent_at(now)
             own = {holder: live[id]} if live.get(id) else {}
-            # One assignment each, requests first: whatever interrupts this call, a removed tenant
-            # that has requests has some here, and is not forgotten.
+            # One assignment each, requests first: if an interrupt comes between them, a removed
+            # tenant that has requests still has some here, and is not forgotten.
             account.live = {key: n for key, n in account.live.items() if key != holder} | own
             account.slots = {key: n for key, n in account.slots.items() if key[0] != holder}
             account.pages = {key: n for key, n in account.pages.items() if key != holder}
@@ -252,12 +253,12 @@ class Tenants:
             account.prefilled.recount()
 
     def count(self, id: int, prefilled: int, decoded: int) -> None:
-        """Count tokens that are computed now towards the tenant's rates."""
+        """Count tokens computed now towards the tenant's rates."""
         self.counter(id)(prefilled, decoded)
 
     def counter(self, id: int) -> Callable[[int, int], None]:
-        """A function that counts tokens for the present tenant, also when it is called after
-        another tenant got its id."""
+        """A function that counts tokens for the present tenant, even after another tenant got its
+        id."""
         return partial(self._count, self._account(id))
 
     def _count(self, account: _Account, prefilled: int, decoded: int) -> None:
@@ -278,26 +279,26 @@ class Tenants:
         return Usage(account.slots_held, account.pages_held, account.requests, decoded, prefilled)
 
     def slotless_since(self, id: int, qos: QosClass | None = None) -> float | None:
-        """When the tenant's requests that ask for class ``qos`` last gave back a slot in which they
-        made progress, -inf if they never did; None while they have a slot."""
+        """When the tenant's requests for class ``qos`` last gave back a slot in which they had made
+        progress; -inf if they never did, None while they hold a slot."""
         account = self._account(id)
         if any(held for (_, asked), held in account.slots.items() if asked is qos):
             return None
         return account.served.get(qos, -math.inf)
 
-    def idle_since(self, id: int) -> float | None:
-        """The same for all requests of the tenant, whatever class they ask for."""
+    def tenant_slotless_since(self, id: int) -> float | None:
+        """As ``slotless_since``, for all requests of the tenant."""
         account = self._account(id)
         if account.slots_held:
             return None
         return max(account.served.values(), default=-math.inf)
 
     def within_quota(self, id: int, pages: int) -> bool:
-        """Whether a request of so many ``pages`` may be admitted: one more slot and the pages are
+        """Whether a request of ``pages`` pages may be admitted: one more slot and its pages are
         within the quotas, and both rates are below theirs.
 
-        The only running request of a tenant may have the pages it needs: it was checked when it was
-        submitted, and a quota lowered since then must not make it wait for ever."""
+        The only running request of a tenant may exceed the quota of pages: it was checked when it
+        was submitted, and a quota lowered since then must not make it wait forever."""
         account = self._account(id)
         tenant = account.tenant
         slots = account.slots_held
@@ -311,8 +312,8 @@ class Tenants:
         )
 
     def rates_free_in(self, id: int) -> float:
-        """Seconds until both rates of the tenant are below their quotas, if nothing more is
-        computed for it; 0 where they are."""
+        """Seconds until both rates of the tenant are below their quotas if nothing more is computed
+        for it; 0 if they already are."""
         account, now = self._account(id), self._clock()
         tenant = account.tenant
         return max(
@@ -321,11 +322,11 @@ class Tenants:
         )
 
     def dominant_share(self, id: int) -> float:
-        """The largest part of a quota that the tenant uses, of slots and pages, divided by its
-        weight (weighted dominant resource fairness, Ghodsi et al. 2011).
+        """The tenant's dominant share: the larger of its used parts of the slot quota and the page
+        quota, divided by its weight (weighted dominant resource fairness, Ghodsi et al. 2011).
 
-        Slots are whole, so what is left over when they are divided goes round: a tenant that held
-        more slots recently than it holds now counts as holding up to PART_OF_A_SLOT more."""
+        Slots are whole, so a slot that is left over rotates: recent slots above those held now add
+        up to PART_OF_A_SLOT."""
         account = self._account(id)
         tenant, held = account.tenant, account.slots_held
         slots = max(held, min(self._mean_slots(account), held + PART_OF_A_SLOT))

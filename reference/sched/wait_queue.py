@@ -1,5 +1,5 @@
-"""Choose the next request to admit and the running one to preempt: by class, dominant
-share and age."""
+"""Choose the next request to admit and the running request to preempt, by class, dominant share and
+age."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ from contract.types import Clock, QosClass
 from reference.sched.tenants import Tenants
 
 RECENT_RUNS = 64
-"""Over how many requests the time in a slot is averaged."""
+"""The number of requests over which the time in a slot is averaged."""
 RETRY_SECONDS_MIN = 1.0
 
 
 class WaitingRequest(NamedTuple):
-    """A waiting request as this policy sees it. ``order`` numbers requests by arrival and never
-    changes. ``since`` is when it began to wait: for a preempted request that had made progress,
-    when it was preempted. ``pages`` are what it needs to begin, ``qos`` is the class it asks
-    for."""
+    """A waiting request as this policy sees it.
+
+    ``order`` numbers requests by arrival and never changes. It waits ``since`` this time, in
+    seconds: its arrival, or its preemption if it had made progress before. ``pages`` is the number
+    it needs to start, ``qos`` the class it asks for."""
 
     order: int
     tenant: int
@@ -34,9 +35,9 @@ class WaitingRequest(NamedTuple):
 
 @dataclass(slots=True)
 class _Line:
-    """Waiting requests that one tenant asked for in one class: a heap of their orders, which may
-    hold requests that were removed, and the number of ``live`` ones. The line has not been empty
-    ``since`` this moment."""
+    """The waiting requests of one tenant for one class. ``orders`` is a heap of their orders, which
+    may still contain removed requests; ``live`` is the number that wait. The line has not been
+    empty ``since`` this time."""
 
     since: float
     orders: list[int] = field(default_factory=list)
@@ -45,16 +46,16 @@ class _Line:
 
 @dataclass(slots=True)
 class _Group:
-    """A tenant's lines by the class asked for; ``since`` is when the first of them began."""
+    """The lines of a tenant by requested class; ``since`` is when the first of them began."""
 
     since: float
     lines: dict[QosClass | None, _Line] = field(default_factory=dict)
 
 
 class _Turn(NamedTuple):
-    """The sort key of a candidate whose tenant is not aged: the rank of its class, its tenant's
-    dominant share and the slots it held recently by weight, the first arrival among the tenant's
-    candidates of this rank, since when its line is aged (infinity if it is not), and its own
+    """The sort key of a candidate whose tenant is not aged: the rank of its class; its tenant's
+    dominant share; its tenant's recent slots by weight; the first arrival among its tenant's
+    candidates of this rank; the time since which its line is aged, infinity if it is not; its own
     arrival."""
 
     rank: int
@@ -110,12 +111,12 @@ class WaitQueue:
         return len(self._waiting)
 
     def push(self, waiting: WaitingRequest) -> None:
-        """Add a request. Raises RequestError when its tenant is not known."""
+        """Add a request. Raises RequestError if its tenant is unknown."""
         assert waiting.order not in self._waiting, f"request {waiting.order} waits twice"
         self._tenants[waiting.tenant]
         group = self._groups.setdefault(waiting.tenant, _Group(waiting.since))
         line = group.lines.setdefault(waiting.qos, _Line(waiting.since))
-        # A request that lost its slot without progress has waited longer than those behind it.
+        # A request that lost its slot without progress has waited longer than those after it.
         group.since = min(group.since, waiting.since)
         line.since = min(line.since, waiting.since)
         began = self._began.pop(waiting.order, None)
@@ -126,7 +127,7 @@ class WaitQueue:
         self._waiting[waiting.order] = waiting
 
     def remove(self, order: int) -> None:
-        """Remove a request; one that does not wait is ignored."""
+        """Remove a request; does nothing if it does not wait."""
         waiting = self._waiting.pop(order, None)
         if waiting is None:
             return
@@ -141,17 +142,17 @@ class WaitQueue:
             line.orders = sorted(order for order in line.orders if order in self._waiting)
 
     def clear(self) -> None:
-        """Remove all requests, whatever an interrupted call left of them."""
+        """Remove all requests, also after an interrupted call."""
         self._groups, self._waiting = {}, {}
 
     def next(self, fits: Callable[[WaitingRequest], bool | None]) -> WaitingRequest | None:
-        """Take the request to admit now out of the queue; None when none is to be admitted.
+        """Remove and return the request to admit now; None if none can be admitted.
 
-        ``fits`` says whether there is room for a request, and None where it cannot begin yet: then
-        it lets others pass, aged or not, those behind it in its line too. Tenants' quotas are
-        checked here, so ``Tenants.occupy`` must be called for an admitted request before the next
-        call. ``fits`` may give the request its slot and push the requests that it preempts: their
-        turn is in the next call. A tenant that has a slot by then is not aged any more."""
+        ``fits`` says whether there is room for a request, or None if it cannot start yet; then all
+        others, also those after it in its line, may pass it, even if it is aged. Quotas of tenants
+        are checked here, so ``Tenants.occupy`` must be called for an admitted request before the
+        next call. ``fits`` may give the request its slot and push the requests that it preempts,
+        which compete from the next call on. A tenant that has a slot by then is no longer aged."""
         unable: set[int] = set()
         asked = -1
         while asked < len(unable):
@@ -170,8 +171,8 @@ class WaitQueue:
         return None
 
     def ended(self, order: int) -> None:
-        """Note that a request ended. One that never had a slot does not count for the mean time in
-        a slot."""
+        """Record the end of a request. One that never had a slot does not count towards the mean
+        time in a slot."""
         before, began = self._ran.pop(order, 0.0), self._began.pop(order, None)
         if began is not None:
             self._runs.append(before + self._clock() - began)
@@ -188,24 +189,25 @@ class WaitQueue:
         return max(RETRY_SECONDS_MIN, mean / max(1, len(self._began)))
 
     def aged(self, tenant: int, qos: QosClass | None = None) -> bool:
-        """Whether the tenant, or its line for class ``qos``, has waited too long without a slot in
-        which it made progress."""
+        """Whether the tenant, or its line for class ``qos``, has waited too long without progress
+        in a slot."""
         return self.tenant_aged(tenant) or self.line_aged_since(tenant, qos) is not None
 
     def line_aged_since(self, tenant: int, qos: QosClass | None = None) -> float | None:
-        """Time at which an aged line began to wait without a slot; None where it is not aged."""
+        """The time since which an aged line waits without a slot; None if it is not aged."""
         group = self._groups.get(tenant)
         line = None if group is None else group.lines.get(qos)
         return None if line is None else self._line_aged_since(tenant, qos, line)
 
     def tenant_aged(self, tenant: int) -> bool:
-        """Whether a tenant is aged: its first request comes before those of other tenants."""
+        """Whether a tenant is aged: its first request comes before those of tenants that are
+        not."""
         group = self._groups.get(tenant)
         return group is not None and self._tenant_aged_since(tenant, group) is not None
 
     def _tenant_aged_since(self, tenant: int, group: _Group) -> float | None:
-        """Time at which an aged tenant began to wait without a slot; None where it is not aged."""
-        return self._since(self._tenants.idle_since(tenant), group.since)
+        """The time since which an aged tenant waits without a slot; None if it is not aged."""
+        return self._since(self._tenants.tenant_slotless_since(tenant), group.since)
 
     def _line_aged_since(self, tenant: int, qos: QosClass | None, line: _Line) -> float | None:
         return self._since(self._tenants.slotless_since(tenant, qos), line.since)
@@ -217,8 +219,8 @@ class WaitQueue:
         return since if self._clock() - since >= self._aging else None
 
     def _in_turn(self, unable: Collection[int]) -> Iterator[tuple[WaitingRequest, bool]]:
-        """The candidates within their quotas in the order of their turns, and whether each is of an
-        aged tenant. Those that are ``unable`` to begin are none."""
+        """The candidates within their quotas in the order of their turns, each with whether its
+        tenant is aged. Requests ``unable`` to start are skipped."""
         aged: list[tuple[float, list[int]]] = []
         others: dict[int, list[_Turn]] = {}
         alone = len(self._groups) == 1
@@ -241,7 +243,7 @@ class WaitQueue:
     def _turns_of(
         self, tenant: int, group: _Group, alone: bool, unable: Collection[int]
     ) -> list[_Turn]:
-        """A tenant's candidates that are within its quotas. The shares of a tenant that is
+        """The candidates of a tenant that are within its quotas. The shares of a tenant that is
         ``alone`` are not computed."""
         tenants = self._tenants
         own = tenants[tenant].qos
@@ -273,8 +275,8 @@ class WaitQueue:
 
 
 class RunningRequest(NamedTuple):
-    """A running request as this policy sees it, of class ``qos``, that holds ``slot`` and
-    ``pages`` pages. A ``protected`` one had waited too long and has not made progress yet."""
+    """A running request of class ``qos`` as this policy sees it, with its ``slot`` and number of
+    ``pages``. A ``protected`` one had waited too long and has not made progress yet."""
 
     order: int
     tenant: int
@@ -287,14 +289,15 @@ class RunningRequest(NamedTuple):
 def choose_victim(
     running: Sequence[RunningRequest], tenants: Tenants, claimant: QosClass | None
 ) -> RunningRequest | None:
-    """The request to preempt so that a request of class ``claimant`` gets room; None for none.
+    """The request to preempt so that a request of class ``claimant`` gets room; None if there is
+    none.
 
-    Only unprotected requests of a class below the claimant's may be preempted, so never an
-    interactive one. Chosen is the youngest request of the tenant with the highest dominant share in
-    the lowest class.
+    Only unprotected requests of a class below the claimant's can be preempted, so never an
+    interactive one. The choice is the youngest request of the tenant with the highest dominant
+    share in the lowest class.
 
-    Without a claimant memory must be freed, and every request may be preempted: in order of class,
-    in it the protected ones last, then by share and age."""
+    Without a claimant memory must be freed, and any request can be preempted: by class, within a
+    class protected ones last, then by share and age."""
     if claimant is not None:
         running = [e for e in running if not e.protected and e.qos.rank > claimant.rank]
     shares = {tenant: tenants.dominant_share(tenant) for tenant in {e.tenant for e in running}}
@@ -308,9 +311,9 @@ def choose_victim(
 def may_wait(own: int, waiting: int, depth: int, tenants: int) -> bool:
     """Whether one more request of a tenant may wait.
 
-    ``own`` requests of it wait already, ``waiting`` requests of all ``tenants`` together, and at
-    most ``depth`` may wait. With several tenants, one may not have more waiting requests than the
-    queue has free entries, so an entry is always left for another (dynamic thresholds with factor
-    1: Choudhury and Hahne, IEEE/ACM Transactions on Networking 6(2), 1998)."""
+    ``own`` requests of it and ``waiting`` requests of all ``tenants`` together wait already; at
+    most ``depth`` may. With several tenants, one may not have more waiting requests than the queue
+    has free entries, so an entry is always left for another (dynamic thresholds with factor 1:
+    Choudhury and Hahne, IEEE/ACM Transactions on Networking 6(2), 1998)."""
     free = depth - waiting
     return free > 0 and (tenants == 1 or own < free)

@@ -49,6 +49,10 @@ MODELS: Mapping[str, Mapping[str, Any]] = {
         "architecture": "qwen35moe", **SHAPE, "recurrent": RECURRENT,
         "experts": {"count": 7, "used": 2, "width": 256, "shared_width": 256},
     },
+    "qwen2moe": {
+        "architecture": "qwen2moe", **SHAPE,
+        "experts": {"count": 7, "used": 2, "width": 256, "shared_width": 256},
+    },
     "other-shared": {
         "architecture": "qwen3next", **SHAPE, "recurrent": RECURRENT,
         "experts": {"count": 3, "used": 2, "width": 256, "shared_width": 512},
@@ -118,7 +122,7 @@ def test_equal_probabilities_go_to_the_first_experts(folder: Path) -> None:
     assert any("ffn_gate_inp.weight" in name for name in known.raw)
 
 
-@pytest.mark.parametrize("name", ["wide", "shared"])
+@pytest.mark.parametrize("name", ["wide", "shared", "qwen2moe"])
 def test_several_tokens(name: str, folder: Path) -> None:
     """Fewer than the form has; rows of several spans."""
     key, bucket = ShapeKey(3, 1), ShapeKey(4, 2)
@@ -165,6 +169,7 @@ def many(monkeypatch: pytest.MonkeyPatch) -> None:
         pytest.param("shared", "q5_k", 50, 52, marks=pytest.mark.long),
         ("shared", "q4_k_m", 71, 72),
         ("wide", "q6_k", 21, 21),
+        ("qwen2moe", "q4_k", 7, 9),
     ],
 )
 def test_tokens_of_a_prompt(name: str, quant: str, tokens: int, most: int, folder: Path) -> None:
@@ -172,7 +177,8 @@ def test_tokens_of_a_prompt(name: str, quant: str, tokens: int, most: int, folde
     key, bucket = ShapeKey(tokens, tokens // 3), ShapeKey(most, most // 3)
     steps = TunedSteps(recorded(name, folder, key, quant), bucket, DEVICE, PROMPTS, folder)
     files = [[launch.source.name for launch in run] for run in steps.runs]
-    made, used = (MADE + PAIR[1:], PAIR * 2) if name == "shared" else (MADE, PAIR)
+    shared = name in ("shared", "qwen2moe")
+    made, used = (MADE + PAIR[1:], PAIR * 2) if shared else (MADE, PAIR)
     assert files == [[*made, *used, "expert_total.cu"]]
     positions = [i // 2 for i in range(tokens)]
     run(steps, [i * 5 % 90 for i in range(tokens)], positions, [i % 2 for i in range(tokens)])

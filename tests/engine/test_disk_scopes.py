@@ -163,7 +163,7 @@ def test_one_who_moves_while_its_pages_are_read_gets_none_of_the_old_group(
         first.ask(tenant=1)
     with life(model, folder, tenants=TEAM) as second:
         move = Moves(second, ANN)
-        second.engine._slot_manager.disk.reads = move  # type: ignore[union-attr,method-assign]
+        second.engine._slot_manager.disk.is_reading = move  # type: ignore[union-attr,method-assign]
         second.ask(tenant=1)
         assert move.moved
         assert second.from_disk == second.loads.reused[1] == 0
@@ -181,7 +181,7 @@ def test_one_whose_scope_ends_while_its_pages_are_read_gets_none_of_them(
         first.ask(tenant=1)
     with life(model, folder, tenants=[ANN]) as second:
         move = Moves(second, TEAM[0], ANN)
-        second.engine._slot_manager.disk.reads = move  # type: ignore[union-attr,method-assign]
+        second.engine._slot_manager.disk.is_reading = move  # type: ignore[union-attr,method-assign]
         second.ask(tenant=1)
         assert move.moved
         assert second.from_disk == second.loads.reused[1] == 0
@@ -193,7 +193,7 @@ class Moves:
     def __init__(self, server: Life, *changes: Tenant) -> None:
         self._changes = changes
         self._engine = server.engine
-        self._reads = server.engine._slot_manager.disk.reads  # type: ignore[union-attr]
+        self._reads = server.engine._slot_manager.disk.is_reading  # type: ignore[union-attr]
         self.moved = False
 
     def __call__(self, *parts: object) -> bool:

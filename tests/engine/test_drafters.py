@@ -71,7 +71,7 @@ class Knows:
         self.answer = np.array(answer, np.int32)
 
     def draft(self, sequences: list[DraftRequest]) -> list[Tokens]:
-        return [self.answer[len(each.tokens) :][: each.most] for each in sequences]
+        return [self.answer[len(each.tokens) :][: each.limit] for each in sequences]
 
     def ready(self, key: int, tokens: Tokens) -> bool:
         return True

@@ -200,7 +200,7 @@ def test_stale_drafts_are_caught(
 
         def stale(self: DraftBlock, active: list[DraftRequest]) -> int:
             ahead, self._ahead = self._ahead, None
-            return 0 if ahead is None or not active else min(ahead.steps, active[0].most)
+            return 0 if ahead is None or not active else min(ahead.steps, active[0].limit)
 
         monkeypatch.setattr(DraftBlock, "_ahead_of", stale)
         answers, counts = alone(runner, block, GREEDY)

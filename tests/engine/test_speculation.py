@@ -47,7 +47,7 @@ class Told(Drafter):
         self._wrong = wrong
 
     def draft(self, sequences: Sequence[DraftRequest]) -> list[Tokens]:
-        return [self._guess(one.tokens, one.most) for one in sequences]
+        return [self._guess(one.tokens, one.limit) for one in sequences]
 
     def _guess(self, tokens: Tokens, most: int) -> Tokens:
         known = tokens.tolist()

@@ -46,7 +46,7 @@ def device(kernel_cache: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, int
     monkeypatch.setattr(harness.host.open, "open_tier", open_it)
     monkeypatch.setattr(OpenClTier, "available_bytes", property(available))
     for module in (engine_thread, live_memory):
-        monkeypatch.setattr(module, "LOOK_SECONDS", 0.001)
+        monkeypatch.setattr(module, "POLL_SECONDS", 0.001)
     monkeypatch.setattr(live_memory, "FREE_SECONDS", 0.01)
     monkeypatch.setattr(harness.memory, "MARGIN_BYTES", 0)
     return state

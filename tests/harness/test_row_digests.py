@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from harness.digest import MOST_WAITING_ROWS, RowDigests
+from harness.digest import MAX_WAITING_ROWS, RowDigests
 
 
 def rows(first: int, count: int) -> NDArray[np.float32]:
@@ -25,17 +25,17 @@ def test_a_reader_of_the_first_rows_disturbs_no_later_ones() -> None:
         return str(int(row[0]))
 
     digests = RowDigests(digest)
-    digests(0, rows(0, MOST_WAITING_ROWS))
+    digests(0, rows(0, MAX_WAITING_ROWS))
     read: list[str] = []
-    reader = threading.Thread(target=lambda: read.extend(digests.first(MOST_WAITING_ROWS)))
+    reader = threading.Thread(target=lambda: read.extend(digests.first(MAX_WAITING_ROWS)))
     reader.start()
-    writer = threading.Thread(target=digests, args=(16, rows(MOST_WAITING_ROWS, 2)))
+    writer = threading.Thread(target=digests, args=(16, rows(MAX_WAITING_ROWS, 2)))
     writer.start()
     hashed.set()
     reader.join()
     writer.join()
-    expected = [str(number) for number in range(MOST_WAITING_ROWS + 2)]
-    assert read == expected[:MOST_WAITING_ROWS]
+    expected = [str(number) for number in range(MAX_WAITING_ROWS + 2)]
+    assert read == expected[:MAX_WAITING_ROWS]
     assert digests.first(100) == expected
 
 

@@ -19,7 +19,7 @@ from contract.errors import DoesNotFit
 from contract.tier import Tier
 from contract.types import LOCAL_TENANT, FinishReason, SamplingParams
 from harness.host.driver import EngineDriver
-from harness.host.event_queue import Delivered, EventQueue, Offer
+from harness.host.event_queue import EventQueue, Offer, TimedEvent
 from harness.host.open import prepare_session
 from harness.host.options import SessionOptions
 from harness.host.session import Session
@@ -290,7 +290,7 @@ def test_a_reader_that_computes_its_own_steps_does_not_wait(
     waits: list[float] = []
     take = EventQueue.take
 
-    def noted(queue: EventQueue, timeout: float, offer: Offer | None = None) -> list[Delivered]:
+    def noted(queue: EventQueue, timeout: float, offer: Offer | None = None) -> list[TimedEvent]:
         waits.append(timeout)
         return take(queue, timeout, offer)
 

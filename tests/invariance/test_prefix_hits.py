@@ -174,7 +174,7 @@ def test_evicted_pages_are_computed_again(runner: ModelRunner) -> None:
 class WithoutCopying(KvMemory):
     """Gives a page of its own where a copy is needed, with whatever is in it."""
 
-    def _private_copy(self, node: Any, tenant: int, slot: int) -> int | None:
+    def _copy_for_slot(self, node: Any, tenant: int, slot: int) -> int | None:
         pages = self.take(1, tenant, slot)
         return pages[0] if pages else None
 

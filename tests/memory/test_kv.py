@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from reference.limits import pages_for
 from reference.memory.kv import KvMemory
-from reference.memory.prefix import Node, PathEnd, PrefixHit, scope_of
+from reference.memory.prefix import Node, PrefixHit, PublishedPrefix, scope_of
 from tests.memory.contents import PAGE, TENANTS, Content, Contents, sequence_of
 
 PAGES = 10
@@ -38,7 +38,7 @@ class Running:
     tokens: NDArray[np.int32]
     pages: list[int]
     computed: int
-    end: PathEnd | None = None
+    end: PublishedPrefix | None = None
 
     @property
     def scope(self) -> Hashable:
@@ -289,7 +289,7 @@ class OneScope(KvMemory):
     def adopt(self, scope: Hashable, *rest: Any) -> PrefixHit:
         return super().adopt("all", *rest)
 
-    def publish(self, scope: Hashable, *rest: Any) -> PathEnd | None:
+    def publish(self, scope: Hashable, *rest: Any) -> PublishedPrefix | None:
         return super().publish("all", *rest)
 
     def match(self, scope: Hashable, *rest: Any) -> int:
@@ -320,7 +320,7 @@ class ForgettingToProtect(KvMemory):
 class SharingWritten(KvMemory):
     """Hands out the page itself where a copy is needed."""
 
-    def _private_copy(self, node: Node, tenant: int, slot: int) -> int | None:
+    def _copy_for_slot(self, node: Node, tenant: int, slot: int) -> int | None:
         if node.page is None:
             return None
         self._pool.hold([node.page], slot, tenant)

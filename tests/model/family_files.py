@@ -8,15 +8,43 @@ from typing import Any
 import numpy as np
 
 from tests.model.family_file import HIDDEN, VOCAB, FamilyFile
-
-LAYERS = 4
-HEADS, KV_HEADS, HEAD_DIM, FEED_FORWARD = 4, 2, 16, 112
-EXPERTS, USED, EXPERT_WIDTH, SHARED_WIDTH = 6, 2, 48, 32
-STATE, KEY_HEADS, VALUE_HEADS, TAPS = 16, 2, 4, 4
-CHANNELS, VALUE_WIDTH = STATE * (2 * KEY_HEADS + VALUE_HEADS), STATE * VALUE_HEADS
-MAMBA_HEADS = 8
-LAYER_NORM = "attention.layer_norm_epsilon"
-WINDOW, FULL_HEAD_DIM, FULL_KV_HEADS, PER_LAYER = 5, 32, 1, 24
+from tests.model.family_parts import (
+    EXPERT_WIDTH,
+    EXPERTS,
+    FEED_FORWARD,
+    FULL_HEAD_DIM,
+    FULL_KV_HEADS,
+    HEAD_DIM,
+    HEADS,
+    KEY_HEADS,
+    KV_HEADS,
+    LAYER_NORM,
+    LAYERS,
+    MAMBA_HEADS,
+    SHARED_WIDTH,
+    STATE,
+    TAPS,
+    USED,
+    VALUE_HEADS,
+    VALUE_WIDTH,
+    WINDOW,
+    add_attention,
+    add_biases,
+    add_dense,
+    add_experts,
+    add_gated_experts,
+    add_shared_expert,
+)
+from tests.model.recurrent_layers import (
+    granitehybrid,
+    lfm2,
+    lfm2moe,
+    nemotron_h,
+    nemotron_h_moe,
+    qwen3next,
+    qwen35,
+    qwen35moe,
+)
 
 
 def family_file(architecture: str, **keys: Any) -> FamilyFile:
@@ -30,23 +58,6 @@ def family_file(architecture: str, **keys: Any) -> FamilyFile:
     for layer in range(file.keys["block_count"]):
         _LAYERS[architecture](file, layer)
     return file
-
-
-def add_experts(file: FamilyFile, layer: int, width: int = EXPERT_WIDTH) -> None:
-    """A router and three matrices of every expert."""
-    file.rows(f"blk.{layer}.ffn_gate_inp", EXPERTS)
-    for name, shape in {
-        "gate": (width, HIDDEN),
-        "up": (width, HIDDEN),
-        "down": (HIDDEN, width),
-    }.items():
-        file.add(f"blk.{layer}.ffn_{name}_exps.weight", EXPERTS, *shape)
-
-
-def _shared_expert(file: FamilyFile, layer: int, width: int) -> None:
-    file.rows(f"blk.{layer}.ffn_gate_shexp", width)
-    file.rows(f"blk.{layer}.ffn_up_shexp", width)
-    file.rows(f"blk.{layer}.ffn_down_shexp", HIDDEN, width)
 
 
 def _common_keys() -> dict[str, Any]:
@@ -82,12 +93,18 @@ _SECTIONS = {"rope.dimension_sections": [11, 11, 10, 0]}
 _SHARED_KEYS = {"expert_shared_feed_forward_length": SHARED_WIDTH}
 _CONVOLVING_KEYS = {"attention.head_count_kv": [0, KV_HEADS] * 2, "shortconv.l_cache": TAPS}
 _GRANITE_KEYS = {"logit_scale": 4.0, "residual_scale": 0.5, "embedding_scale": 3.0}
+_MAMBA_KEYS = {"ssm.conv_kernel": TAPS, "ssm.inner_size": 2 * HIDDEN, "ssm.state_size": STATE,
+               "ssm.time_step_rank": MAMBA_HEADS, "ssm.group_count": 1}  # fmt: skip
+_ALTERNATING = {"attention.head_count_kv": [0, 0, KV_HEADS, 0],
+                "feed_forward_length": [0, FEED_FORWARD, 0, FEED_FORWARD]}  # fmt: skip
 _KEYS: Mapping[str, dict[str, Any]] = {
     "granite": _GRANITE_KEYS,
     "granitemoe": {**_GRANITE_KEYS, **_SHARED_KEYS, "expert_count": EXPERTS,
                    "expert_used_count": USED},
     "minimax-m2": {**EXPERT_KEYS, "expert_gating_func": 2, "rope.dimension_count": HEAD_DIM // 2},
     "qwen3moe": EXPERT_KEYS,
+    "qwen2moe": {**EXPERT_KEYS, **_SHARED_KEYS},
+    "olmoe": {"expert_count": EXPERTS, "expert_used_count": USED},
     "qwen35": {**_HYBRID_KEYS, **_SECTIONS},
     "qwen35moe": {**_HYBRID_KEYS, **_SECTIONS, **EXPERT_KEYS, **_SHARED_KEYS},
     "qwen3next": {**_HYBRID_KEYS, **EXPERT_KEYS, **_SHARED_KEYS},
@@ -97,10 +114,9 @@ _KEYS: Mapping[str, dict[str, Any]] = {
     "cohere2": {"logit_scale": 0.5, "attention.sliding_window": WINDOW},
     "gpt-oss": {**EXPERT_KEYS, "attention.sliding_window": WINDOW},
     "granitehybrid": {**_GRANITE_KEYS, "rope.scaling.finetuned": False,
-                      "attention.head_count_kv": [0, KV_HEADS] * 2,
-                      "ssm.conv_kernel": TAPS, "ssm.inner_size": 2 * HIDDEN,
-                      "ssm.state_size": STATE, "ssm.time_step_rank": MAMBA_HEADS,
-                      "ssm.group_count": 1},
+                      "attention.head_count_kv": [0, KV_HEADS] * 2, **_MAMBA_KEYS},
+    "nemotron_h": {**_MAMBA_KEYS, **_ALTERNATING},
+    "nemotron_h_moe": {**_MAMBA_KEYS, **_ALTERNATING, **EXPERT_KEYS, **_SHARED_KEYS},
     "lfm2": _CONVOLVING_KEYS,
     "lfm2moe": {**_CONVOLVING_KEYS, **EXPERT_KEYS, "expert_gating_func": 2,
                 "leading_dense_block_count": 1},
@@ -116,34 +132,15 @@ _KEYS: Mapping[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def _attention(file: FamilyFile, layer: int, *, gated: bool = False, norms: bool = False) -> None:
-    prefix = f"blk.{layer}"
-    file.vector(f"{prefix}.attn_norm")
-    file.rows(f"{prefix}.attn_q", (1 + gated) * HEADS * HEAD_DIM)
-    file.rows(f"{prefix}.attn_k", KV_HEADS * HEAD_DIM)
-    file.rows(f"{prefix}.attn_v", KV_HEADS * HEAD_DIM)
-    file.rows(f"{prefix}.attn_output", HIDDEN, HEADS * HEAD_DIM)
-    if norms:
-        file.vector(f"{prefix}.attn_q_norm", HEAD_DIM)
-        file.vector(f"{prefix}.attn_k_norm", HEAD_DIM)
-
-
-def add_dense(file: FamilyFile, layer: int, width: int = FEED_FORWARD) -> None:
-    file.rows(f"blk.{layer}.ffn_gate", width)
-    file.rows(f"blk.{layer}.ffn_up", width)
-    file.rows(f"blk.{layer}.ffn_down", HIDDEN, width)
-
-
 def _llama(file: FamilyFile, layer: int, norms: bool = False) -> None:
-    _attention(file, layer, norms=norms)
+    add_attention(file, layer, norms=norms)
     file.vector(f"blk.{layer}.ffn_norm")
     add_dense(file, layer)
 
 
 def _qwen2(file: FamilyFile, layer: int) -> None:
     _llama(file, layer)
-    for name, heads in {"q": HEADS, "k": KV_HEADS, "v": KV_HEADS}.items():
-        file.add(f"blk.{layer}.attn_{name}.bias", heads * HEAD_DIM)
+    add_biases(file, layer)
 
 
 def _glm4(file: FamilyFile, layer: int) -> None:
@@ -161,13 +158,13 @@ def _phi3(file: FamilyFile, layer: int) -> None:
 
 def _cohere(file: FamilyFile, layer: int) -> None:
     """One norm before both blocks."""
-    _attention(file, layer)
+    add_attention(file, layer)
     add_dense(file, layer)
 
 
 def _exaone4(file: FamilyFile, layer: int) -> None:
     """Norms after the blocks, and of each head."""
-    _attention(file, layer, norms=True)
+    add_attention(file, layer, norms=True)
     add_dense(file, layer)
     del file.values[f"blk.{layer}.attn_norm.weight"]
     for name in ("post_attention_norm", "post_ffw_norm"):
@@ -194,10 +191,10 @@ def _seed_oss(file: FamilyFile, layer: int) -> None:
 
 def _granitemoe(file: FamilyFile, layer: int) -> None:
     """Experts as wide as dense blocks, beside a shared one."""
-    _attention(file, layer)
+    add_attention(file, layer)
     file.vector(f"blk.{layer}.ffn_norm")
     add_experts(file, layer, FEED_FORWARD)
-    _shared_expert(file, layer, SHARED_WIDTH)
+    add_shared_expert(file, layer, SHARED_WIDTH)
 
 
 def _minimax_m2(file: FamilyFile, layer: int) -> None:
@@ -212,7 +209,7 @@ def _qwen3(file: FamilyFile, layer: int) -> None:
 
 
 def _qwen3moe(file: FamilyFile, layer: int) -> None:
-    _attention(file, layer, norms=True)
+    add_attention(file, layer, norms=True)
     file.vector(f"blk.{layer}.ffn_norm")
     add_experts(file, layer)
 
@@ -226,109 +223,38 @@ def _glm4moe(file: FamilyFile, layer: int) -> None:
     for name in ("gate", "up", "down"):
         del file.values[f"{prefix}.ffn_{name}.weight"]
     add_experts(file, layer)
-    _shared_expert(file, layer, EXPERT_WIDTH)
+    add_shared_expert(file, layer, EXPERT_WIDTH)
     file.add(f"{prefix}.exp_probs_b.bias", EXPERTS)
 
 
 def _gpt_oss(file: FamilyFile, layer: int) -> None:
     """Sinks, and a bias for every matrix of a layer."""
     prefix = f"blk.{layer}"
-    _attention(file, layer)
+    add_attention(file, layer)
     file.vector(f"{prefix}.post_attention_norm")
     file.vector(f"{prefix}.attn_sinks", HEADS)
     add_experts(file, layer)
-    for name, heads in {"q": HEADS, "k": KV_HEADS, "v": KV_HEADS}.items():
-        file.add(f"{prefix}.attn_{name}.bias", heads * HEAD_DIM)
+    add_biases(file, layer)
     file.add(f"{prefix}.attn_output.bias", HIDDEN)
     file.add(f"{prefix}.ffn_gate_inp.bias", EXPERTS)
     for name, width in {"gate": EXPERT_WIDTH, "up": EXPERT_WIDTH, "down": HIDDEN}.items():
         file.add(f"{prefix}.ffn_{name}_exps.bias", EXPERTS, width)
 
 
-def _mixer(file: FamilyFile, layer: int) -> None:
-    prefix = f"blk.{layer}"
-    file.vector(f"{prefix}.post_attention_norm")
-    if layer % 2:
-        _attention(file, layer, gated=True, norms=True)
-        return
-    file.vector(f"{prefix}.attn_norm")
-    file.rows(f"{prefix}.attn_qkv", CHANNELS)
-    file.rows(f"{prefix}.attn_gate", VALUE_WIDTH)
-    file.rows(f"{prefix}.ssm_conv1d", CHANNELS, TAPS)
-    file.add(f"{prefix}.ssm_dt.bias", VALUE_HEADS)
-    file.add(f"{prefix}.ssm_a", VALUE_HEADS)
-    file.rows(f"{prefix}.ssm_beta", VALUE_HEADS)
-    file.rows(f"{prefix}.ssm_alpha", VALUE_HEADS)
-    file.vector(f"{prefix}.ssm_norm", STATE)
-    file.rows(f"{prefix}.ssm_out", HIDDEN, VALUE_WIDTH)
+def _qwen2moe(file: FamilyFile, layer: int) -> None:
+    """Biases, and experts beside a gated one."""
+    add_attention(file, layer)
+    add_biases(file, layer)
+    file.vector(f"blk.{layer}.ffn_norm")
+    add_gated_experts(file, layer)
 
 
-def _qwen35(file: FamilyFile, layer: int) -> None:
-    _mixer(file, layer)
-    add_dense(file, layer)
-
-
-def _qwen35moe(file: FamilyFile, layer: int) -> None:
-    prefix = f"blk.{layer}"
-    _mixer(file, layer)
-    add_experts(file, layer)
-    file.vector(f"{prefix}.ffn_gate_inp_shexp")
-    _shared_expert(file, layer, SHARED_WIDTH)
-
-
-def _qwen3next(file: FamilyFile, layer: int) -> None:
-    _qwen35moe(file, layer)
-    prefix = f"blk.{layer}.ssm"
-    if f"{prefix}_beta.weight" in file.values:
-        file.interleave(
-            f"{prefix}_ba.weight", KEY_HEADS, f"{prefix}_beta.weight", f"{prefix}_alpha.weight"
-        )
-
-
-def _lfm2(file: FamilyFile, layer: int) -> None:
-    """Every second layer attends, the others convolve."""
-    prefix = f"blk.{layer}"
-    file.vector(f"{prefix}.ffn_norm")
-    add_dense(file, layer)
-    if layer % 2:
-        _attention(file, layer, norms=True)
-    else:
-        file.vector(f"{prefix}.attn_norm")
-        file.rows(f"{prefix}.shortconv.conv", HIDDEN, TAPS)
-        file.rows(f"{prefix}.shortconv.in_proj", 3 * HIDDEN)
-        file.rows(f"{prefix}.shortconv.out_proj", HIDDEN)
-    if layer == 0:
-        file.values["token_embd_norm.weight"] = file.values.pop("output_norm.weight")
-
-
-def _lfm2moe(file: FamilyFile, layer: int) -> None:
-    """Experts in all but the first layer."""
-    _lfm2(file, layer)
-    if layer < file.keys["leading_dense_block_count"]:
-        return
-    for name in ("gate", "up", "down"):
-        del file.values[f"blk.{layer}.ffn_{name}.weight"]
-    add_experts(file, layer)
-    file.add(f"blk.{layer}.exp_probs_b.bias", EXPERTS)
-
-
-def _granitehybrid(file: FamilyFile, layer: int) -> None:
-    """Every second layer attends, the others are Mamba-2."""
-    prefix, inner, channels = f"blk.{layer}", 2 * HIDDEN, 2 * HIDDEN + 2 * STATE
-    file.vector(f"{prefix}.ffn_norm")
-    add_dense(file, layer)
-    if layer % 2:
-        _attention(file, layer)
-        return
-    file.vector(f"{prefix}.attn_norm")
-    file.rows(f"{prefix}.ssm_in", inner + channels + MAMBA_HEADS)
-    file.rows(f"{prefix}.ssm_conv1d", channels, TAPS)
-    file.add(f"{prefix}.ssm_conv1d.bias", channels)
-    file.add(f"{prefix}.ssm_dt.bias", MAMBA_HEADS)
-    file.add(f"{prefix}.ssm_a", MAMBA_HEADS, 1)
-    file.add(f"{prefix}.ssm_d", MAMBA_HEADS, 1)
-    file.rows(f"{prefix}.ssm_norm", 1, inner)
-    file.rows(f"{prefix}.ssm_out", HIDDEN, inner)
+def _olmoe(file: FamilyFile, layer: int) -> None:
+    """Norms over all heads at once, experts as wide as dense blocks."""
+    add_attention(file, layer, norms=True)
+    _whole_norms(file, layer)
+    file.vector(f"blk.{layer}.ffn_norm")
+    add_experts(file, layer, FEED_FORWARD)
 
 
 def _gemma3(file: FamilyFile, layer: int) -> None:
@@ -374,12 +300,16 @@ _LAYERS = {
     "qwen2": _qwen2,
     "qwen3": _qwen3,
     "qwen3moe": _qwen3moe,
-    "qwen35": _qwen35,
-    "qwen35moe": _qwen35moe,
-    "qwen3next": _qwen3next,
-    "lfm2": _lfm2,
-    "lfm2moe": _lfm2moe,
-    "granitehybrid": _granitehybrid,
+    "qwen2moe": _qwen2moe,
+    "olmoe": _olmoe,
+    "qwen35": qwen35,
+    "qwen35moe": qwen35moe,
+    "qwen3next": qwen3next,
+    "lfm2": lfm2,
+    "lfm2moe": lfm2moe,
+    "granitehybrid": granitehybrid,
+    "nemotron_h": nemotron_h,
+    "nemotron_h_moe": nemotron_h_moe,
     "gemma3": _gemma3,
     "gemma4": _gemma4,
     "gpt-oss": _gpt_oss,

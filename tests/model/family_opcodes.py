@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.model.family_files import LAYERS
+from tests.model.family_parts import LAYERS
 
 ATTENTION = {
     **dict.fromkeys(("rms_norm_fused_rope_kv_write", "flash_attn_batched"), LAYERS),
@@ -47,6 +47,23 @@ BIASED = {
     "bias_add": 3 * LAYERS,
     "matmul": 5 * LAYERS,
 }
+WHOLE_NORMS = {
+    **STEP,
+    **PROJECTED,
+    **EXPERTS,
+    "rms_norm_fused_qkv": 0,
+    "rms_norm": 3 * LAYERS + 1,
+    "matmul": 4 * LAYERS,
+}
+NEMOTRON = {
+    **STEP,
+    **dict.fromkeys(("rms_norm_fused_qkv", "rms_norm_fused_rope_kv_write"), 1),
+    **dict.fromkeys(("flash_attn_batched", "ssm_conv1d", "ssm_scan"), 1),
+    "barrier": 2,
+    "rms_norm": 2 + HALF + 1,
+    "add": LAYERS,
+}
+"""One layer that attends, one Mamba-2, HALF feed forwards."""
 COMPOSITION: dict[str, dict[str, int]] = {
     "llama": DENSE_DECODER,
     "ernie4_5": DENSE_DECODER,
@@ -79,17 +96,20 @@ COMPOSITION: dict[str, dict[str, int]] = {
         "rms_norm": 4 * LAYERS + 1,
         "matmul": 7 * LAYERS,
     },
-    "minimax-m2": {
-        **STEP,
-        **PROJECTED,
-        **EXPERTS,
-        "rms_norm_fused_qkv": 0,
-        "rms_norm": 3 * LAYERS + 1,
-        "matmul": 4 * LAYERS,
-    },
+    **dict.fromkeys(("minimax-m2", "olmoe"), WHOLE_NORMS),
     **dict.fromkeys(("qwen2", "seed_oss"), BIASED),
     "qwen3": DENSE_DECODER,
     "qwen3moe": {**STEP, **PROJECTED, **EXPERTS},
+    "qwen2moe": {
+        **STEP,
+        **PROJECTED,
+        **EXPERTS,
+        "shared_expert": LAYERS,
+        "rms_norm_fused_qkv": 0,
+        "rms_norm": LAYERS + 1,
+        "bias_add": 3 * LAYERS,
+        "matmul": 4 * LAYERS,
+    },
     **dict.fromkeys(("command-r", "cohere2"), COHERE),
     "glm4moe": {
         **STEP,
@@ -156,6 +176,13 @@ COMPOSITION: dict[str, dict[str, int]] = {
         "rms_norm": LAYERS + 1,
         "matmul": 2 * LAYERS + HALF,
         "scale": 2 * LAYERS + 2,
+    },
+    "nemotron_h": {**NEMOTRON, "swiglu": 1 + HALF, "matmul": 2 + 1 + 2 * HALF},
+    "nemotron_h_moe": {
+        **NEMOTRON,
+        **{name: HALF for name in EXPERTS if name != "residual_rms_norm"},
+        "swiglu": 1 + HALF,
+        "matmul": 2 + 1 + 2 * HALF,
     },
     "gemma3": {**DENSE_DECODER, "rms_norm": 2 * LAYERS + 1, "scale": 1},
     "gemma4": {

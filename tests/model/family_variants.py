@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 
-from tests.model.family_files import (
-    EXPERT_KEYS,
+from tests.model.family_file import HIDDEN, VOCAB, FamilyFile
+from tests.model.family_files import EXPERT_KEYS
+from tests.model.family_parts import (
     EXPERTS,
     FEED_FORWARD,
-    HIDDEN,
     KEY_HEADS,
     LAYERS,
     PER_LAYER,
     STATE,
     USED,
-    VOCAB,
-    FamilyFile,
     add_dense,
     add_experts,
 )

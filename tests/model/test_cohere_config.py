@@ -9,7 +9,7 @@ import pytest
 
 from contract.errors import ModelFileError, UnsupportedModel
 from tests.model.family_file import config_of
-from tests.model.family_files import LAYER_NORM, LAYERS, WINDOW
+from tests.model.family_parts import LAYER_NORM, LAYERS, WINDOW
 from tests.model.test_dense_config import with_keys
 
 

@@ -12,8 +12,9 @@ from contract.errors import ModelFileError, UnsupportedModel
 from reference.exact.rotary import RotaryScaling, growth_table, rotary_table, unrotated_table
 from reference.model.config.records import QueryGrowth
 from reference.model.config.unread import CHANGING
-from tests.model.family_file import config_of
-from tests.model.family_files import HEAD_DIM, LAYERS, FamilyFile, family_file
+from tests.model.family_file import FamilyFile, config_of
+from tests.model.family_files import family_file
+from tests.model.family_parts import HEAD_DIM, LAYERS
 
 YARN = {
     "rope.scaling.type": "yarn",

@@ -17,19 +17,17 @@ from reference.model.families import FAMILIES
 from reference.model.gguf.types import GgufType
 from reference.model.gguf.writer import Typed
 from tests.families_table import FAMILIES as TABLE
-from tests.model.family_file import config_of
-from tests.model.family_files import (
+from tests.model.family_file import HIDDEN, FamilyFile, config_of
+from tests.model.family_files import family_file
+from tests.model.family_parts import (
     EXPERT_WIDTH,
     FEED_FORWARD,
     FULL_HEAD_DIM,
     HEAD_DIM,
     HEADS,
-    HIDDEN,
     LAYERS,
     SHARED_WIDTH,
     WINDOW,
-    FamilyFile,
-    family_file,
 )
 from tests.model.family_variants import make_gemma4_moe, make_gemma4_per_layer, make_mixtral
 

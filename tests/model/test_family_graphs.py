@@ -20,25 +20,23 @@ from reference.model.families import FAMILIES
 from reference.model.families.emitter import CLAMPED
 from reference.model.open import open_model
 from reference.runner import ModelRunner
-from tests.model.family_files import (
+from tests.model.family_file import HIDDEN, VOCAB, FamilyFile
+from tests.model.family_files import family_file
+from tests.model.family_opcodes import COMPOSITION
+from tests.model.family_parts import (
     CHANNELS,
     FULL_HEAD_DIM,
     HEAD_DIM,
     HEADS,
-    HIDDEN,
     KV_HEADS,
     LAYERS,
     MAMBA_HEADS,
     STATE,
     TAPS,
     VALUE_HEADS,
-    VOCAB,
     WINDOW,
-    FamilyFile,
-    family_file,
 )
-from tests.model.family_files import EXPERTS as EXPERT_COUNT
-from tests.model.family_opcodes import COMPOSITION
+from tests.model.family_parts import EXPERTS as EXPERT_COUNT
 from tests.model.family_variants import (
     legacy_ssm_in,
     make_gemma4_per_layer,

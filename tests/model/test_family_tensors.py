@@ -14,17 +14,16 @@ from contract.errors import ModelFileError, UnsupportedModel
 from contract.ir.source import RowSlice
 from reference.model.families.tensors import ModelTensors
 from reference.model.open import open_model
-from tests.model.family_files import (
+from tests.model.family_file import HIDDEN, FamilyFile
+from tests.model.family_files import family_file
+from tests.model.family_parts import (
     CHANNELS,
     EXPERT_WIDTH,
     FULL_HEAD_DIM,
     HEAD_DIM,
     HEADS,
-    HIDDEN,
     TAPS,
     VALUE_HEADS,
-    FamilyFile,
-    family_file,
 )
 from tests.model.family_variants import (
     legacy_ssm_in,

@@ -9,7 +9,7 @@ import pytest
 
 from contract.errors import ModelFileError, UnsupportedModel
 from tests.model.family_file import config_of
-from tests.model.family_files import EXPERT_WIDTH, EXPERTS, LAYERS, USED, WINDOW
+from tests.model.family_parts import EXPERT_WIDTH, EXPERTS, LAYERS, USED, WINDOW
 from tests.model.test_dense_config import YARN, with_keys
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from contract.errors import ModelFileError, UnsupportedModel
 from tests.model.family_file import config_of
-from tests.model.family_files import EXPERT_WIDTH, LAYERS
+from tests.model.family_parts import EXPERT_WIDTH, LAYERS
 from tests.model.test_dense_config import with_keys
 
 
@@ -48,12 +48,33 @@ def test_shared_experts_of_glm_are_one_and_weights_have_a_factor(tmp_path: Path)
     assert (mixture.leading_dense, mixture.choice_bias, mixture.weight_scale) == (1, True, 2.5)
 
 
+@pytest.mark.parametrize("family", ["qwen2moe", "olmoe"])
+def test_weights_are_divided_by_their_sum_where_the_file_says_so(
+    family: str, tmp_path: Path
+) -> None:
+    for number, (keys, renormalize) in enumerate(
+        (({}, False), ({"expert_weights_norm": True}, True))
+    ):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        mixture = config_of(with_keys(family, keys), folder).experts
+        assert mixture is not None
+        assert mixture.renormalize is renormalize
+
+
 NOT_COMPUTED = [
     ("glm4moe", "expert_gating_func", 1),
     ("glm4moe", "expert_weights_norm", False),
     ("glm4moe", "expert_group_count", 2),
     ("glm4moe", "rope.dimension_sections", [2, 3, 3, 0]),
     ("granitemoe", "expert_gating_func", 2),
+    ("qwen2moe", "expert_gating_func", 2),
+    ("olmoe", "expert_weights_scale", 2.5),
+    ("olmoe", "attention.clamp_kqv", 8.0),
+    ("nemotron_h", "rope.scaling.attn_factor", 1.5),
+    ("nemotron_h_moe", "moe_latent_size", 16),
+    ("nemotron_h_moe", "expert_group_count", 2),
+    ("nemotron_h_moe", "leading_dense_block_count", 1),
     ("granitemoe", "attention.sliding_window", 8),
     ("minimax-m2", "expert_group_count", 2),
     ("ernie4_5", "rope.dimension_sections", [2, 3, 3, 0]),

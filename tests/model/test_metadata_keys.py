@@ -35,8 +35,12 @@ def test_every_key_that_can_be_written_is_tried_or_has_a_reason() -> None:
     assert set(CHANGING) <= set(UNUSUAL)
 
 
-ROTATED = {"granitehybrid": {"rope.scaling.finetuned": True}}
-"""Keys with which an architecture rotates that does not by itself."""
+RENORMALIZED = ("qwen2moe", "olmoe", "nemotron_h_moe")
+ALWAYS = {
+    "granitehybrid": {"rope.scaling.finetuned": True},
+    **{name: {"expert_weights_norm": True} for name in RENORMALIZED},
+}
+"""Keys with which an architecture rotates or renormalizes that does not by itself."""
 WINDOWED = ("gemma3", "gemma4", "olmo2", "phi3", "gpt-oss", "cohere2")
 
 
@@ -59,7 +63,7 @@ def assert_felt(before: ModelConfig | str, after: ModelConfig | str, named: Iter
 
 @pytest.mark.parametrize("architecture", READERS)
 def test_an_unusual_value_is_read_or_refused(architecture: str, tmp_path: Path) -> None:
-    always = ROTATED.get(architecture, {})
+    always = ALWAYS.get(architecture, {})
     before = read_with(architecture, always, tmp_path)
     for keys in UNUSUAL.values():
         assert_felt(before, read_with(architecture, {**always, **keys}, tmp_path), keys)

@@ -54,7 +54,7 @@ def test_merging_a_hundred_thousand_equal_symbols():
 
 def test_kept_words_are_bounded_and_change_nothing(monkeypatch):
     """Few words are kept, none that is long, and each has its ids again however often it comes."""
-    monkeypatch.setattr(encoders, "MOST_WORDS", 3)
+    monkeypatch.setattr(encoders, "MAX_WORDS", 3)
     tokenizer = load_tokenizer(byte_level_metadata(["a b", "ab a"], []), "test")
     words = ["ab", "aba", "b" * encoders.WORD_CHARACTERS, "ba" * encoders.WORD_CHARACTERS, "bab"]
     for word in words * 3:

@@ -18,7 +18,7 @@ Float32 = NDArray[np.float32]
 Ids = NDArray[np.int32]
 
 
-def softmax_of_chosen(logits: Float32, used: int) -> tuple[Ids, Float32]:
+def softmax_of_chosen(logits: Float32, used: int, renormalize: bool) -> tuple[Ids, Float32]:
     """The largest logits first, then a softmax of those alone: the same numbers on paper."""
     ids = np.argsort(-logits, axis=-1, kind="stable")[:, :used].astype(np.int32)
     chosen = np.take_along_axis(logits, ids, axis=-1)
@@ -26,30 +26,36 @@ def softmax_of_chosen(logits: Float32, used: int) -> tuple[Ids, Float32]:
     return ids, exponentials / sum_axis(exponentials)[:, None]
 
 
-def unnormalized(logits: Float32, used: int) -> tuple[Ids, Float32]:
+def unnormalized(logits: Float32, used: int, renormalize: bool) -> tuple[Ids, Float32]:
     """The probabilities themselves as weights."""
-    ids, _ = route(logits, used)
-    exponentials = exp(logits - logits.max(axis=-1, keepdims=True))
-    p = exponentials / sum_axis(exponentials)[:, None]
-    return ids, np.take_along_axis(p, ids, axis=-1)
+    return route(logits, used, False)
 
 
-def ties_to_the_last(logits: Float32, used: int) -> tuple[Ids, Float32]:
+def renormalized(logits: Float32, used: int, renormalize: bool) -> tuple[Ids, Float32]:
+    """Weights divided by their sum whatever the node says."""
+    return route(logits, used)
+
+
+def ties_to_the_last(logits: Float32, used: int, renormalize: bool) -> tuple[Ids, Float32]:
     """Equal probabilities by falling index."""
-    ids, weights = route(np.ascontiguousarray(logits[:, ::-1]), used)
+    ids, weights = route(np.ascontiguousarray(logits[:, ::-1]), used, renormalize)
     return (logits.shape[1] - 1 - ids).astype(np.int32), weights
 
 
-def weighted_with_bias(logits: Float32, used: int, choice_bias: Float32) -> tuple[Ids, Float32]:
+def weighted_with_bias(
+    logits: Float32, used: int, choice_bias: Float32, renormalize: bool
+) -> tuple[Ids, Float32]:
     """What chooses the experts weights them, too."""
     ids, _ = choose(logits, used, choice_bias)
     chosen = np.take_along_axis(sigmoid(logits) + choice_bias, ids, axis=-1)
     return ids, chosen / chosen.sum(axis=-1, keepdims=True)
 
 
-def chosen_without_bias(logits: Float32, used: int, choice_bias: Float32) -> tuple[Ids, Float32]:
+def chosen_without_bias(
+    logits: Float32, used: int, choice_bias: Float32, renormalize: bool
+) -> tuple[Ids, Float32]:
     """The largest sigmoids are chosen."""
-    return choose(logits, used, np.zeros_like(choice_bias))
+    return choose(logits, used, np.zeros_like(choice_bias), renormalize)
 
 
 def sum_by_rising_expert(

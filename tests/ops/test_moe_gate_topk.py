@@ -157,6 +157,18 @@ def test_a_bias_of_the_choice_weights_nothing() -> None:
     assert np.allclose(weights, chosen / chosen.sum(axis=1, keepdims=True), rtol=1e-6, atol=0)
 
 
+@pytest.mark.parametrize("choice_bias", [None, np.arange(12, dtype=np.float32)])
+def test_weights_that_are_not_renormalized(choice_bias: Float32 | None) -> None:
+    """The same experts, weighted by their probabilities among all, or by their sigmoids."""
+    x = np.random.default_rng(7).standard_normal((5, 12), dtype=np.float32)
+    given = {"x": x, "gate_weight": stored(np.eye(12, dtype=np.float32)), "used": 4}
+    _, ids, weights = moe_gate_topk(**given, choice_bias=choice_bias, renormalize=0)
+    p = np.exp(x.astype(np.float64))
+    p = p / p.sum(axis=1, keepdims=True) if choice_bias is None else p / (1 + p)
+    assert (ids == moe_gate_topk(**given, choice_bias=choice_bias)[1]).all()
+    assert np.allclose(weights, np.take_along_axis(p, ids, axis=1), rtol=RELATIVE, atol=0)
+
+
 def test_what_a_device_may_flush_decides_no_choice() -> None:
     """Biases below 2^-126 are zeros, and so are their sums with sigmoids."""
     logits = np.array([[-200.0, -88.0, -200.0, 0.0]], np.float32)

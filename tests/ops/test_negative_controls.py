@@ -87,6 +87,7 @@ R12 every row | ROW_DIGEST | every_row_digested
 R9 ties to the higher | SAMPLE | last_of_equals
 R7 softmax of the chosen | MOE_GATE_TOPK | softmax_of_chosen | ops.moe_gate_topk.route
 R7 not renormalized | MOE_GATE_TOPK | unnormalized | ops.moe_gate_topk.route
+R7 renormalized | MOE_GATE_TOPK | renormalized | ops.moe_gate_topk.route
 R7 ties to the higher | MOE_GATE_TOPK | ties_to_the_last | ops.moe_gate_topk.route
 R7 weighted with the bias | MOE_GATE_TOPK | weighted_with_bias | ops.moe_gate_topk.choose
 R7 chosen without bias | MOE_GATE_TOPK | chosen_without_bias | ops.moe_gate_topk.choose
@@ -98,6 +99,7 @@ expert stride | MOE_GATE_UP | overlapping_expert | matrix.Matrix.expert
 expert stride, down | MOE_DOWN_ACC | overlapping_expert | matrix.Matrix.expert
 bias of a rank | MOE_GATE_UP | bias_of_rank | ops.moe_gate_up.with_bias
 no bounds | MOE_SWIGLU | unclamped | ops.swiglu.clamped
+magnitudes | SWIGLU | np.abs | ops.swiglu.relu
 R2 reciprocal | MOE_SWIGLU | reciprocal_silu | ops.swiglu.silu
 R3 router | SHARED_EXPERT | one_tree | ops.shared_expert.sum_axis
 no router | SHARED_EXPERT | unopened_gate | ops.shared_expert.gated_add

@@ -37,12 +37,11 @@ class Reader(gguf.GGUFReader):
 
 
 class Float64Llama:
-    """llama, qwen2, qwen3 and qwen3moe without rotary scaling other than ``rope_freqs``."""
+    """llama, qwen2, qwen3 and mixtures like them without rotary scaling other than
+    ``rope_freqs``."""
 
     epsilon = "attention.layer_norm_rms_epsilon"
     """The key of what norms add to the mean of squares."""
-    normalized = True
-    """Whether the weights of the chosen experts add to 1."""
 
     def __init__(self, path: Path) -> None:
         reader = Reader(path)
@@ -55,6 +54,8 @@ class Float64Llama:
         self.kv_heads = self._key("attention.head_count_kv", self.heads)
         self.head_dim = self._key("attention.key_length", self.hidden // self.heads)
         self.eps = self._key(self.epsilon)
+        self.normalized = self.architecture not in ("qwen2moe", "olmoe")
+        """Whether the weights of the chosen experts add to 1."""
         self.rope_base = self._key("rope.freq_base", 10000.0)
         self.rope_dims = self._key("rope.dimension_count", self.head_dim)
 
@@ -106,20 +107,25 @@ class Float64Llama:
         if self.normalized:
             weight /= np.maximum(weight.sum(axis=-1, keepdims=True), SMALLEST_WEIGHT_SUM)
         weight *= self._key("expert_weights_scale", 1.0)
-        if f"{prefix}gate_up_exps.weight" in self._tensors:
-            gate, up = np.split(self._matrix(f"{prefix}gate_up_exps.weight"), 2, axis=1)
-        else:
-            gate, up = (self._matrix(f"{prefix}{name}_exps.weight") for name in ("gate", "up"))
-        down = self._matrix(f"{prefix}down_exps.weight")
         y = np.zeros_like(h)
-        for expert in range(len(down)):
+        for expert in range(logits.shape[1]):
             rows, ranks = np.nonzero(used == expert)
-            hidden = self.activation(h[rows] @ gate[expert].T) * (h[rows] @ up[expert].T)
-            out = hidden @ down[expert].T
-            if f"{prefix}down_exps.scale" in self._tensors:
-                out = out * self._matrix(f"{prefix}down_exps.scale").reshape(-1)[expert]
-            y[rows] += weight[rows, ranks, None] * out
+            y[rows] += weight[rows, ranks, None] * self._expert(h[rows], expert, prefix)
         return y
+
+    def _expert(self, x: Float64, expert: int, prefix: str) -> Float64:
+        """What one expert makes of rows."""
+        if f"{prefix}gate_up_exps.weight" in self._tensors:
+            gate, up = np.split(self._matrix(f"{prefix}gate_up_exps.weight")[expert], 2)
+        else:
+            gate, up = (
+                self._matrix(f"{prefix}{name}_exps.weight")[expert] for name in ("gate", "up")
+            )
+        out = self.activation(x @ gate.T) * (x @ up.T)
+        out = out @ self._matrix(f"{prefix}down_exps.weight")[expert].T
+        if f"{prefix}down_exps.scale" in self._tensors:
+            out = out * self._matrix(f"{prefix}down_exps.scale").reshape(-1)[expert]
+        return out
 
     def _weights(self, logits: Float64, prefix: str) -> tuple[Float64, NDArray[np.int64]]:
         """What weights each expert, and the experts of every row."""

@@ -27,13 +27,15 @@ class Limit:
 
 
 ROUTED_HYBRID = Limit(top1=0.88, kl=5e-3)
-"""A delta net with random weights turns a rounding into another choice of experts, which moves
-logits by 1, here as in llama.cpp."""
+"""A recurrent layer with random weights turns a rounding into another choice of experts, which
+moves logits by 1, here as in llama.cpp."""
 MODELS = {
     "qwen3": Limit(), "mistral3": Limit(),
     **dict.fromkeys(("smollm3", "granite", "glm4-biases", "phi3", "olmo2-windows"), Limit()),
     **dict.fromkeys(("exaone4", "ernie4_5", "seed_oss"), Limit()),
     **dict.fromkeys(("granitemoe-experts-shared", "minimax-m2-experts"), Limit()),
+    **dict.fromkeys(("qwen2moe-experts", "olmoe-experts", "nemotron_h"), Limit()),
+    "nemotron_h_moe": ROUTED_HYBRID,
     "command-r": Limit(), "cohere2": Limit(), "llama-8-experts": Limit(), "qwen3moe": Limit(),
     "qwen35": Limit(), "qwen35moe": ROUTED_HYBRID, "qwen3next": ROUTED_HYBRID, "lfm2": Limit(),
     "glm4moe-experts": Limit(), "lfm2moe": ROUTED_HYBRID, "granitehybrid": Limit(),
@@ -43,7 +45,18 @@ MODELS = {
 QUANTS = dict.fromkeys(MODELS, ("q4_k_m", "q8_0")) | {
     "gpt-oss-experts": ("q4_k_m", "q8_0", "mxfp4_moe")
 }
-AS_WIDE = ("exaone4", "phi3", "olmo2", "lfm2", "lfm2moe", "granitehybrid", "command-r", "cohere2")
+AS_WIDE = (
+    "exaone4",
+    "qwen2moe",
+    "olmoe",
+    "phi3",
+    "olmo2",
+    "lfm2",
+    "lfm2moe",
+    "granitehybrid",
+    "command-r",
+    "cohere2",
+)
 """Architectures whose heads must together be as wide as the residual stream for llama.cpp."""
 CLOSER = 3.0
 """How much smaller our KL is than llama.cpp's on the same quantized file, at least."""

@@ -13,7 +13,7 @@ import pytest
 from contract.types import FinishReason, TokenEvent
 from contract.types import SamplingParams as EngineSampling
 from harness.host.driver import EventStream
-from harness.host.event_queue import Delivered, Offer
+from harness.host.event_queue import Offer, TimedEvent
 from harness.host.options import SessionOptions
 from harness.host.session import Session
 from reference.ops.log_probabilities import log_probabilities
@@ -202,10 +202,10 @@ def test_the_reader_is_woken_where_its_events_may_end_something(
     reason = [None] * (tokens - 1) + [FinishReason.LENGTH]
     left = [TokenEvent(0, 65, at, end) for at, end in enumerate(reason)]
 
-    def take(stream: EventStream, timeout: float, offer: Offer) -> list[Delivered]:
+    def take(stream: EventStream, timeout: float, offer: Offer) -> list[TimedEvent]:
         request_id = max(stream.facts)
         while left:
-            given = [Delivered(0.0, left.pop(0)._replace(request_id=request_id))]
+            given = [TimedEvent(0.0, left.pop(0)._replace(request_id=request_id))]
             if not offer(given):
                 taken.append(len(given))
                 return given

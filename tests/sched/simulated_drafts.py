@@ -111,7 +111,12 @@ class Session:
         self.plain += sum(costs.step(together, 0, PROMPT + at) for at in range(self.length))
         self.drafted.append(0)
         answers = [
-            Answer(policy.history(0), PROMPT, self.length, policy.follows(0, together, costs.most))
+            Answer(
+                policy.new_history(0),
+                PROMPT,
+                self.length,
+                policy.should_follow(0, together, costs.most),
+            )
             for _ in range(together)
         ]
         while answers:
@@ -127,7 +132,7 @@ class Session:
         there = not one.lockstep or bool(self.draft(one))
         self.waits = self.waits or not there
         one.lockstep = there and (one.lockstep or self.begins(one, running))
-        count = min(policy.count(one.own, running, most), one.left - 1) if one.lockstep else 0
+        count = min(policy.draft_count(one.own, running, most), one.left - 1) if one.lockstep else 0
         if not count:
             one.own.interrupt()
             one.lockstep = False
@@ -138,11 +143,11 @@ class Session:
         if self.costs.guess is not None:
             tokens = np.arange(one.known, dtype=np.int32)
             draft = self.draft(one)[:FIRST_DRAFTS]
-            if not policy.rehearse(one.own, tokens, draft, running) or not draft:
+            if not policy.compare_shadow_drafts(one.own, tokens, draft, running) or not draft:
                 return False
         elif not one.follows or policy.given_up(one.own):
             return False
-        return policy.begins(one.own, one.known, running, self.costs.most)
+        return policy.should_begin(one.own, one.known, running, self.costs.most)
 
     def draft(self, one: Answer) -> list[int]:
         """Drafts of an answer, whose token at each position is the position itself."""
@@ -166,7 +171,7 @@ class Session:
         counts = [self.count(one, running) for one in answers]
         if self.waits:
             self.now += costs.host
-            policy.note_nothing(running, costs.host / 1e3)
+            policy.note_no_drafts(running, costs.host / 1e3)
         at = sum(one.known for one in answers) / running
         usual = costs.step(running, sum(counts), at)
         self.now += usual
@@ -200,7 +205,7 @@ class Session:
                 continue
             one.late = 0
             one.own.note(gained, count, len(drafting))
-            policy.note(one.own, gained, running)
-            if one.left > 0 and not policy.count(one.own, running, costs.most):
+            policy.note_gain(one.own, gained, running)
+            if one.left > 0 and not policy.draft_count(one.own, running, costs.most):
                 policy.give_up(one.own, one.known)
                 one.lockstep = False

@@ -38,7 +38,7 @@ def note(policy: DraftPolicy, own: DraftHistory, drafts: int, gained: int, secon
     first = not own.rounds
     own.note(gained, drafts)
     policy.note_round(drafts, 1, 1, seconds, first=first)
-    policy.note(own, gained, 1)
+    policy.note_gain(own, gained, 1)
 
 
 def rounds(policy: DraftPolicy, own: DraftHistory, row: float, right: int, count: int) -> int:
@@ -46,7 +46,7 @@ def rounds(policy: DraftPolicy, own: DraftHistory, row: float, right: int, count
     policy says, of which the first ``right`` are, and each draft takes ``row`` seconds."""
     drafts = 0
     for _ in range(count):
-        drafts = policy.count(own, 1, 8)
+        drafts = policy.draft_count(own, 1, 8)
         if drafts:
             note(policy, own, drafts, 1 + min(right, drafts), PLAIN + row * drafts)
     return drafts
@@ -64,7 +64,7 @@ def test_nothing_is_drafted_for_many_sequences_before_it_was_measured_for_fewer(
         policy = policy_of(running)
         for _ in range(2000):
             policy.note_plain(running, PLAIN)
-        assert not policy.count(policy.history(0), running, 11)
+        assert not policy.draft_count(policy.new_history(0), running, 11)
 
 
 def test_what_rounds_take_is_known_for_other_numbers_of_sequences() -> None:
@@ -72,10 +72,10 @@ def test_what_rounds_take_is_known_for_other_numbers_of_sequences() -> None:
     policy, own = policy_of(4), DraftHistory()
     for _ in range(MEASUREMENTS_MIN):
         policy.note_plain(16, PLAIN)
-    assert not policy.count(own, 16, 3)
+    assert not policy.draft_count(own, 16, 3)
     for number in range(4):
         policy.note_round(3, 4, 4, 1.02 * PLAIN, first=not number)
-    assert policy.count(own, 16, 3)
+    assert policy.draft_count(own, 16, 3)
 
 
 def test_a_sequence_for_which_drafts_are_not_begun_is_read_no_more() -> None:
@@ -84,28 +84,28 @@ def test_a_sequence_for_which_drafts_are_not_begun_is_read_no_more() -> None:
         note(policy, own, 3, 1, 9 * PLAIN)
     fresh, tokens = DraftHistory(), 0
     while not policy.given_up(fresh):
-        assert not policy.begins(fresh, tokens, 1, 3)
+        assert not policy.should_begin(fresh, tokens, 1, 3)
         tokens += 1
     assert tokens <= FAILED_TRIALS_MAX * TRIAL_INTERVAL
 
 
 def test_one_tenant_learns_nothing_of_what_another_accepts() -> None:
     policy = policy_of()
-    before = policy.history(2).part_right
-    rounds(policy, policy.history(1), 0.1, 0, 4)
-    assert policy.history(1).part_right < before == policy.history(2).part_right
+    before = policy.new_history(2).acceptance_rate
+    rounds(policy, policy.new_history(1), 0.1, 0, 4)
+    assert policy.new_history(1).acceptance_rate < before == policy.new_history(2).acceptance_rate
     for tenant in range(3, TENANTS_MAX + 3):
-        policy.history(tenant)
+        policy.new_history(tenant)
     assert len(policy._tenants) == TENANTS_MAX
-    assert policy.history(1).part_right == before
+    assert policy.new_history(1).acceptance_rate == before
 
 
 def test_one_account_pays_for_all_sequences_and_tenants() -> None:
     """Each of a thousand tenants has another sequence, of which no draft is right."""
     policy, lost, plain = policy_of(), 0.0, 0
     for tenant in range(1000):
-        own = policy.history(tenant)
-        while drafts := policy.count(own, 1, 3):
+        own = policy.new_history(tenant)
+        while drafts := policy.draft_count(own, 1, 3):
             note(policy, own, drafts, 1, 2 * PLAIN)
             lost += PLAIN
         policy.note_plain(1, PLAIN)
@@ -122,21 +122,21 @@ def test_sequences_that_end_apart_pay_for_what_the_last_one_takes_alone() -> Non
     def drafts_after(turns: int, gained: tuple[int, int], charged: bool = True) -> int:
         policy = policy_of(2)
         if not charged:
-            policy._apart = lambda running, tokens: 0.0  # type: ignore[method-assign]
+            policy._lost_batching = lambda running, tokens: 0.0  # type: ignore[method-assign]
         for _ in range(MEASUREMENTS_MIN):
             policy.note_plain(1, PLAIN)
         for _ in range(turns):
-            both = [policy.history(0), policy.history(0)]
+            both = [policy.new_history(0), policy.new_history(0)]
             for number in range(40 // gained[0]):
                 policy.note_round(3, 2, 2, 1.3 * PLAIN, first=not number)
                 for own, tokens in zip(both, gained, strict=True):
                     own.note(tokens, 3, 2)
-                    policy.note(own, tokens, 2)
+                    policy.note_gain(own, tokens, 2)
             policy.forget(both[0])
             for _ in range(40 - 40 // gained[0] * gained[1]):
                 policy.note_plain(1, PLAIN)
             policy.forget(both[1])
-        return policy.count(policy.history(0), 2, 3)
+        return policy.draft_count(policy.new_history(0), 2, 3)
 
     assert drafts_after(8, (4, 4))
     assert not drafts_after(8, (4, 1))
@@ -147,23 +147,23 @@ def test_a_step_that_waited_for_drafts_and_got_none_is_charged_whole() -> None:
     policy = policy_of(16)
     for number in range(9):
         policy.note_round(3, 16, 16, 1.1 * PLAIN, first=not number)
-        own = policy.history(0)
+        own = policy.new_history(0)
         for _ in range(16):
             own.note(4, 3, 16)
-            policy.note(own, 4, 16)
-    assert policy.count(own, 16, 3)
+            policy.note_gain(own, 4, 16)
+    assert policy.draft_count(own, 16, 3)
     for _ in range(2 * int(CREDIT_STEPS)):
-        policy.note_nothing(16, PLAIN)
-    assert not policy.count(own, 16, 3)
+        policy.note_no_drafts(16, PLAIN)
+    assert not policy.draft_count(own, 16, 3)
 
 
 def test_a_round_that_something_else_held_up_is_charged_once() -> None:
     policy, own = policy_of(), DraftHistory()
     assert rounds(policy, own, 0.1, 3, 20)
     note(policy, own, 3, 4, 100 * PLAIN)
-    assert policy.count(own, 1, 3)
+    assert policy.draft_count(own, 1, 3)
     note(policy, own, 3, 4, 100 * PLAIN)
-    assert not policy.count(own, 1, 3)
+    assert not policy.draft_count(own, 1, 3)
 
 
 def test_longer_rounds_are_tried_once_shorter_ones_were_measured() -> None:
@@ -180,14 +180,14 @@ def test_drafts_from_the_prompt_are_rehearsed_before_a_step_waits_for_them() -> 
         policy, own = policy_of(running), DraftHistory()
         for known in range(1, 400):
             draft = [at if at < known + right else -1 for at in range(known, known + 3)]
-            if policy.rehearse(own, tokens[:known], draft, running):
+            if policy.compare_shadow_drafts(own, tokens[:known], draft, running):
                 return known
         return None
 
     assert 30 < (begins_at(3) or 0) < 50
     assert 120 < (begins_at(3, running=4) or 0) < 200
     assert begins_at(1) is None
-    assert DraftPolicy(StepCost()).rehearse(DraftHistory(), tokens, [], 1)
+    assert DraftPolicy(StepCost()).compare_shadow_drafts(DraftHistory(), tokens, [], 1)
 
 
 def test_nothing_is_drafted_before_plain_steps_are_measured_and_now_and_then() -> None:
@@ -195,11 +195,11 @@ def test_nothing_is_drafted_before_plain_steps_are_measured_and_now_and_then() -
     assert rounds(policy, own, 0.01, 8, 4)
     for _ in range(REMEASURE_ROUNDS):
         note(policy, own, 3, 4, 1.3)
-    assert not policy.count(own, 1, 3)
+    assert not policy.draft_count(own, 1, 3)
     for number in range(MEASUREMENTS_MIN):
-        assert not policy.begins(own, number, 1, 3)
+        assert not policy.should_begin(own, number, 1, 3)
         policy.note_plain(1, PLAIN)
-    assert policy.begins(own, 9, 1, 3)
+    assert policy.should_begin(own, 9, 1, 3)
 
 
 def test_a_full_account_pays_for_a_trial_whatever_is_expected() -> None:
@@ -207,7 +207,7 @@ def test_a_full_account_pays_for_a_trial_whatever_is_expected() -> None:
     assert rounds(policy, own, 1.0, 0, 40) == 0
     policy.give_up(own, 0)
     tokens = 0
-    while not policy.begins(own, tokens, 1, 3):
+    while not policy.should_begin(own, tokens, 1, 3):
         policy.note_plain(1, PLAIN)
         tokens += 1
     assert 32 < tokens < 400
@@ -215,10 +215,10 @@ def test_a_full_account_pays_for_a_trial_whatever_is_expected() -> None:
 
 def test_sequences_are_read_where_drafts_are_worth_it_and_now_and_then_elsewhere() -> None:
     policy = policy_of()
-    assert all(policy.follows(0, 1, 5) for _ in range(9))
-    rounds(policy, policy.history(0), 1.1, 0, 40)
-    assert sum(policy.follows(0, 1, 5) for _ in range(10 * TRIAL_INTERVAL)) == 10
-    assert all(DraftPolicy(StepCost()).follows(0, 1, 5) for _ in range(9))
+    assert all(policy.should_follow(0, 1, 5) for _ in range(9))
+    rounds(policy, policy.new_history(0), 1.1, 0, 40)
+    assert sum(policy.should_follow(0, 1, 5) for _ in range(10 * TRIAL_INTERVAL)) == 10
+    assert all(DraftPolicy(StepCost()).should_follow(0, 1, 5) for _ in range(9))
 
 
 def test_a_sequence_is_given_up_after_trials_in_a_row_that_gained_nothing() -> None:

@@ -197,12 +197,12 @@ def test_an_interrupt_while_an_engine_lets_go_forgets_no_tenant_with_requests() 
     tenants.occupy(TEAM.id, slots=1, pages=2, live=1, holder="engine")
     tenants.begin_removal(TEAM.id)
     with pytest.raises(KeyboardInterrupt):
-        tenants.let_go("engine", Interrupting({TEAM.id: 1}))
+        tenants.reset_holder("engine", Interrupting({TEAM.id: 1}))
     tenants.finish_removals()
     assert tenants.usage(TEAM.id).live == 1
-    tenants.let_go("engine", {TEAM.id: 1})
+    tenants.reset_holder("engine", {TEAM.id: 1})
     assert tenants.usage(TEAM.id)[:3] == (0, 0, 1)
-    tenants.let_go("engine", {})
+    tenants.reset_holder("engine", {})
     tenants.finish_removals()
     assert not list(tenants)
 

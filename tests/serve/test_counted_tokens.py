@@ -87,7 +87,7 @@ def test_reservations_that_are_exchanged_in_one_file(
     serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """One by one they would be too many on the way; and what is refused changes nothing."""
-    monkeypatch.setattr(accounts, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(accounts, "POLL_SECONDS", 0.0)
     path = tenants_file(tmp_path)
     with serve(tenants=path) as server:
         http = Http(server.url)

@@ -22,7 +22,7 @@ from harness.serve.embeddings import EmbeddingRequest, embed
 from harness.serve.errors import ApiError
 from harness.serve.keys import new_key
 from harness.serve.run import Running
-from harness.serve.service import Began
+from harness.serve.service import FailedWhileRunning
 from harness.serve.streams import CLIENT_LEFT
 from reference.cpu.tier import CpuTier
 from reference.engine import Engine
@@ -137,11 +137,11 @@ def test_what_is_refused(http: Http, body: dict[str, object], param: str, code: 
 def test_a_client_who_leaves_ends_it(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before its vectors are there, and nothing of it is left in the engine."""
     hold_steps(monkeypatch)
-    monkeypatch.setattr(readings, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(readings, "POLL_SECONDS", 0.0)
     service = server.service
     before = service.ledger.total(LOCAL_TENANT.id).abandoned
     asked = EmbeddingRequest("a text of some length " * 9)
-    with pytest.raises(Began) as ended:
+    with pytest.raises(FailedWhileRunning) as ended:
         embed(service, asked, LOCAL_TENANT, Caller(gone=lambda: True))
     assert ended.value.error is CLIENT_LEFT
     assert service.ledger.total(LOCAL_TENANT.id).abandoned == before + 1
@@ -159,7 +159,7 @@ def test_what_fails_half_way_has_failed(server: Running, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(readings, "_compute", failing)
     before = server.service.ledger.total(LOCAL_TENANT.id).failed
-    with pytest.raises(Began) as ended:
+    with pytest.raises(FailedWhileRunning) as ended:
         embed(server.service, EmbeddingRequest(["a"] * 5), LOCAL_TENANT, Caller())
     assert isinstance(ended.value.error, ApiError)
     assert ended.value.error.status == 503

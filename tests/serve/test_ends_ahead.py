@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from harness.host.driver import EventStream
-from harness.host.event_queue import Delivered, Offer
+from harness.host.event_queue import Offer, TimedEvent
 from harness.serve.receipts.document import Receipt, parse_receipt
 from harness.serve.run import Running
 from tests.conftest import SyntheticModel
@@ -51,7 +51,7 @@ def late_readers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Readers take nothing before the engine has computed all it was asked for."""
     take = EventStream.take
 
-    def late(stream: EventStream, timeout: float, offer: Offer | None = None) -> list[Delivered]:
+    def late(stream: EventStream, timeout: float, offer: Offer | None = None) -> list[TimedEvent]:
         wait_until(lambda: stream._driver.call(lambda engine: engine.idle))
         return take(stream, timeout)
 

@@ -12,7 +12,7 @@ import pytest
 
 from contract.types import TokenEvent
 from harness.host.driver import EventStream
-from harness.host.event_queue import Delivered, EventQueue
+from harness.host.event_queue import EventQueue, TimedEvent
 from harness.host.submissions import EngineStopped
 from harness.serve.run import Running
 from tests.patience import PATIENCE_SECONDS
@@ -29,11 +29,11 @@ from tests.serve.test_sent_at_once import (
 LONG = PATIENCE_SECONDS
 
 
-def events(*tokens: int) -> list[Delivered]:
-    return [Delivered(0.0, TokenEvent(1, token, 0, None)) for token in tokens]
+def events(*tokens: int) -> list[TimedEvent]:
+    return [TimedEvent(0.0, TokenEvent(1, token, 0, None)) for token in tokens]
 
 
-def tokens_of(delivered: Sequence[Delivered]) -> list[int]:
+def tokens_of(delivered: Sequence[TimedEvent]) -> list[int]:
     return [one.event.token for one in delivered]
 
 
@@ -92,7 +92,7 @@ def test_what_is_accepted_wakes_nobody() -> None:
 def test_what_is_refused_is_taken_and_nothing_more_is_offered() -> None:
     offered: list[list[int]] = []
 
-    def refuse(given: Sequence[Delivered]) -> bool:
+    def refuse(given: Sequence[TimedEvent]) -> bool:
         offered.append(tokens_of(given))
         return False
 
@@ -130,21 +130,21 @@ def test_nothing_is_offered_before_what_waits_is_taken() -> None:
     event_queue = EventQueue()
     event_queue.give(events(1))
     Meanwhile(event_queue, lambda: event_queue.give(events(2)))
-    offered: list[Delivered] = []
+    offered: list[TimedEvent] = []
     assert tokens_of(event_queue.take(LONG, lambda given: not offered.extend(given))) == [1, 2]
     assert offered == []
 
 
 def test_nothing_is_offered_when_nobody_waits_any_more() -> None:
     event_queue = EventQueue()
-    offered: list[Delivered] = []
+    offered: list[TimedEvent] = []
     assert event_queue.take(0, lambda given: not offered.extend(given)) == []
     event_queue.give(events(1))
     assert (offered, len(event_queue)) == ([], 1)
 
 
 def test_what_an_offer_raises_reaches_who_takes() -> None:
-    def fail(given: Sequence[Delivered]) -> bool:
+    def fail(given: Sequence[TimedEvent]) -> bool:
         raise ValueError("of the offer")
 
     event_queue = EventQueue()
@@ -160,7 +160,7 @@ def test_an_offer_may_end_the_waiting() -> None:
     event_queue = EventQueue()
     asked: list[int] = []
 
-    def last(given: Sequence[Delivered]) -> bool:
+    def last(given: Sequence[TimedEvent]) -> bool:
         asked.extend(tokens_of(given))
         event_queue.wake()
         return True
@@ -190,13 +190,13 @@ def test_every_event_comes_once_and_in_order(refuses: int) -> None:
     at_work = threading.Lock()
     ways = set()
 
-    def tell(given: Sequence[Delivered], way: str) -> None:
+    def tell(given: Sequence[TimedEvent], way: str) -> None:
         assert at_work.acquire(blocking=False)
         ways.add(way)
         told.extend(tokens_of(given))
         at_work.release()
 
-    def offer(given: Sequence[Delivered]) -> bool:
+    def offer(given: Sequence[TimedEvent]) -> bool:
         if given[0].event.token % refuses == 0:
             return False
         tell(given, "offered")

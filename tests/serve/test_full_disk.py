@@ -247,7 +247,7 @@ def test_a_file_that_waits_too_long_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Memory is bounded, and every byte that was taken is written in order."""
-    monkeypatch.setattr(framing, "MOST_WAITING_BYTES", 1 << 17)
+    monkeypatch.setattr(framing, "MAX_WAITING_BYTES", 1 << 17)
     monkeypatch.setattr(Path, "open", _opened(Path.open))
     monkeypatch.setattr(FullFile, "room", 1000)
     file = framing.PatientFile(tmp_path / "t")

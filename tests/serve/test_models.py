@@ -289,7 +289,7 @@ def test_a_pull_under_way_is_joined_bounded_and_given_up(
     server: Running, http: Http, hub: Hub, content: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Who leaves does not end it; deleting the model does, and it can be pulled again."""
-    monkeypatch.setattr(pulls, "MOST_PULLS", 1)
+    monkeypatch.setattr(pulls, "MAX_PULLS", 1)
     asked, held, given_up = threading.Event(), threading.Event(), threading.Event()
     give_up = pulls.Pull.give_up
 

@@ -16,7 +16,7 @@ from harness.cli.main import main
 from harness.host.options import SessionOptions
 from harness.serve.model import ModelOptions, ServedModel
 from harness.serve.receipts.document import (
-    MOST_BYTES,
+    MAX_BYTES,
     VERSION,
     parse_receipt,
     read_receipts,
@@ -187,7 +187,7 @@ def test_a_hundred_megabytes_are_refused(tmp_path: Path) -> None:
                 file.write(piece)
         with pytest.raises(ConfigError, match="longer than 32 MiB"):
             read_receipts(path)
-    assert MOST_BYTES < 100 << 20
+    assert MAX_BYTES < 100 << 20
 
 
 @pytest.mark.parametrize("version", [0, VERSION + 1, "1", None, 10**30, [1]])

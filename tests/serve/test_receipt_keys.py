@@ -120,15 +120,15 @@ def test_a_rotation_without_room_on_the_disk_changes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     """The old key signs, and the next rotation follows it."""
-    first, replace = open_key(tmp_path), Path.replace
+    first, replace = open_key(tmp_path), os.replace
 
-    def full(path: Path, target: Path) -> Path:
+    def full(path: Path, target: Path) -> None:
         if target.name == name:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return replace(path, target)
+        replace(path, target)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Path, "replace", full)
+        patch.setattr(os, "replace", full)
         with pytest.raises(ConfigError, match="No space"):
             rotate_receipt_key(tmp_path)
     assert open_key(tmp_path).public == first.public
@@ -140,7 +140,7 @@ def test_a_rotation_without_room_on_the_disk_changes_nothing(
 def test_what_a_killed_process_wrote_of_a_key_goes(tmp_path: Path) -> None:
     """It may be a private key; a copy of the owner's stays."""
     key = open_key(tmp_path)
-    killed = [tmp_path / f"{name}.{number:016x}.partial" for name in (PRIVATE, HISTORY)
+    killed = [tmp_path / f".{name}.{number:016x}.partial" for name in (PRIVATE, HISTORY)
               for number in (1, 99999)]  # fmt: skip
     names = (f"{PRIVATE}.old", f"{PRIVATE}.1.bak", f"{PRIVATE}.20261129", f"{HISTORY}.1", "7")
     kept = [tmp_path / name for name in (*names, f"{PRIVATE}.{os.getpid()}")]

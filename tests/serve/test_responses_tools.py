@@ -13,7 +13,7 @@ from openai import OpenAI
 
 from harness.serve.responses.namespaces import LONGEST_NAME, joined_name, out_of_namespaces
 from harness.serve.run import Running
-from harness.serve.wire_tools import MOST_TOOLS
+from harness.serve.wire_tools import MAX_TOOLS
 from tests.serve.calling import WEATHER, Weather, check_call, client_of
 
 TOOL = {"type": "function", "strict": True, **WEATHER}
@@ -108,8 +108,8 @@ def test_more_functions_of_namespaces_than_there_may_be_are_left_out() -> None:
     ignored: list[str] = []
     space = {"type": "namespace", "name": "n", "tools": many}
     tools = out_of_namespaces({"tools": [space, TOOL]}, ignored)["tools"]
-    assert (len(tools), tools[-1], tools[0]["namespace"]) == (MOST_TOOLS, TOOL, "n")
-    assert ignored == [f"n.f{number} (function)" for number in range(MOST_TOOLS - 1, 200)]
+    assert (len(tools), tools[-1], tools[0]["namespace"]) == (MAX_TOOLS, TOOL, "n")
+    assert ignored == [f"n.f{number} (function)" for number in range(MAX_TOOLS - 1, 200)]
 
 
 def test_a_format_is_enforced(client: OpenAI) -> None:

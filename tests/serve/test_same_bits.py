@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.serve.generation import DRAWN_SEED_BITS
+from harness.serve.engine_requests import DRAWN_SEED_BITS
 from harness.serve.receipts.check import model_problems
 from harness.serve.receipts.document import parse_receipt
 from harness.serve.receipts.store import ReceiptStore

@@ -176,7 +176,7 @@ def test_a_changed_file_is_in_force(
     serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A new key, a tenant who is gone, and a file that is wrong, which changes nothing."""
-    monkeypatch.setattr(accounts, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(accounts, "POLL_SECONDS", 0.0)
     path = tenants_file(tmp_path)
     fresh = new_key()
     with serve(tenants=path) as server:

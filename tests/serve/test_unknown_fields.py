@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from harness.serve.errors import ApiError
 from harness.serve.run import Running
 from harness.serve.wire import ChatRequest, CompletionRequest
-from harness.serve.wire_fields import MOST_UNKNOWN, served_fields
+from harness.serve.wire_fields import MAX_UNKNOWN, served_fields
 from tests.serve.conftest import Serve
 from tests.serve.http import Http
 from tests.serve.streams import data_of, lines_of
@@ -140,7 +140,7 @@ def test_one_wrong_character_is_a_misspelling(data: st.DataObject) -> None:
 
 
 def test_many_unknown_fields_are_refused() -> None:
-    few = {f"xx{n}xx{n}": n for n in range(MOST_UNKNOWN)}
+    few = {f"xx{n}xx{n}": n for n in range(MAX_UNKNOWN)}
     served_fields(few, ChatRequest, [])
     with pytest.raises(ApiError, match="unknown fields"):
         served_fields(few | {"one_more": 1}, ChatRequest, [])

@@ -55,7 +55,7 @@ def scopes_outlive_their_tenants(patch: Patch) -> None:
 
 
 def who_moves_goes_on_in_its_old_scope(patch: Patch) -> None:
-    patch.setattr(TenantChanges, "_follow_scope", lambda self, sequence, ended: None)
+    patch.setattr(TenantChanges, "_move_scope", lambda self, sequence, ended: None)
 
 
 def what_can_never_fit_waits(patch: Patch) -> None:

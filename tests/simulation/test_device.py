@@ -12,7 +12,7 @@ from contract.errors import DeviceLost
 from contract.records import LAST_TOKEN, LOGIT_BIAS, QUERY_TOKEN
 from contract.types import FinishReason, Request, SamplingParams
 from harness.simulation.clock import VirtualClock
-from harness.simulation.history import MOST_POSITIONS, solo_run
+from harness.simulation.history import MAX_POSITIONS, solo_run
 from harness.simulation.invariants import Invariant, Violation
 from harness.simulation.runner import SimulatedRunner, StepSeconds
 from reference.engine.constraining import log_probabilities_of
@@ -213,4 +213,4 @@ def test_time_passes_as_steps_cost() -> None:
 
 def test_a_context_beyond_the_tables_is_refused() -> None:
     with pytest.raises(ValueError, match="positions"):
-        SimulatedRunner(Limits(1, MOST_POSITIONS + 1, 100), VirtualClock())
+        SimulatedRunner(Limits(1, MAX_POSITIONS + 1, 100), VirtualClock())

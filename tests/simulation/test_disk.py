@@ -142,11 +142,11 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
     def counted_load(pages: DiskPages, sequence: Sequence, *parts: Any) -> Any:
         hit = load(pages, sequence, *parts)
-        counts["begun"] += pages.loads(sequence)
+        counts["begun"] += pages.is_loading(sequence)
         return hit
 
     def counted_drop(pages: DiskPages, sequence: Sequence) -> None:
-        counts["dropped"] += pages.loads(sequence)
+        counts["dropped"] += pages.is_loading(sequence)
         drop(pages, sequence)
 
     def counted_clear(pages: DiskPages) -> None:

@@ -21,7 +21,7 @@ from contract.errors import ModelFileError, OutOfMemory
 from contract.tier import StreamsWeights, Tier
 from contract.types import Request
 from harness import memory
-from harness.host.live_memory import FREE_SECONDS, RETRY_SECONDS, SHORT_LOOKS, LiveMemory
+from harness.host.live_memory import FREE_SECONDS, RETRY_SECONDS, SHORT_POLLS, LiveMemory
 from harness.residency import plan_residency
 from reference.cpu.tier import CpuTier
 from reference.engine import Engine, EngineOptions
@@ -90,7 +90,7 @@ class Machine:
 
     def look(self, live: LiveMemory, engine: Engine, seconds: float = 1.0) -> None:
         """Look as often as something is done about too little memory."""
-        for _ in range(SHORT_LOOKS):
+        for _ in range(SHORT_POLLS):
             self.seconds += seconds
             live.look(engine)
 

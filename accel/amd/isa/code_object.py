@@ -101,7 +101,7 @@ def uses_scratch(code: CodeObject, symbol: str) -> bool:
 
 def kernel_of(code: CodeObject, name: str, symbol: str, items: int) -> KernelHeader:
     """The kernel ``symbol`` as a kernel file with name ``name``, in groups of ``items`` items.
-    Raises CodecError where it needs what a launch does not give: scratch memory, other arguments,
+    Raises CodecError if it needs what a launch does not give: scratch memory, other arguments,
     waves of 64 or another float mode."""
     descriptor = code.at(f"{symbol}.kd")
     if len(descriptor) != DESCRIPTOR_BYTES:

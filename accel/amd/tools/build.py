@@ -89,7 +89,7 @@ def builds(gpu: Generation = GFX12) -> Iterator[Build]:
 
 
 def compiler_version() -> str:
-    """The version that the compiler prints. Raises FileNotFoundError where it is not installed."""
+    """The version that the compiler prints. Raises FileNotFoundError if it is not installed."""
     done = subprocess.run([COMPILER, "--version"], capture_output=True, text=True, check=True)
     return done.stdout.splitlines()[0].strip()
 

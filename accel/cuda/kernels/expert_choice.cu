@@ -14,8 +14,10 @@ extern "C" __global__ void __launch_bounds__(WARPS *WARP_LANES)
     FOLLOWING_MAY_START;
     PRECEDING_DONE;
     if (token >= count_of(launch, product)) return;
+    const PACKET *topk = packet_of(launch, TOPK);
     choose_experts((const float *)operand_at(launch, LOGITS) + token * stride_at(launch, LOGITS),
-                   product->size[MATMUL_ROWS], packet_of(launch, TOPK)->size[EXPERT_TOPK_USED],
+                   product->size[MATMUL_ROWS], topk->size[EXPERT_TOPK_USED],
+                   topk->size[EXPERT_TOPK_RENORMALIZE] != 0,
                    (int *)operand_at(launch, IDS) + token * stride_at(launch, IDS),
                    (float *)operand_at(launch, WEIGHTS) + token * stride_at(launch, WEIGHTS),
                    threadIdx.x % WARP_LANES);

@@ -51,8 +51,8 @@ DEVICE void load_segment(float (&v)[8], const float *row, unsigned segment, unsi
 }
 
 // The experts of one token, by one warp (rule R7): expert lane + 32 i is the lane's i-th.
-DEVICE void choose_experts(const float *logits, unsigned experts, unsigned used, int *ids,
-                           float *weights, int lane) {
+DEVICE void choose_experts(const float *logits, unsigned experts, unsigned used, bool renormalize,
+                           int *ids, float *weights, int lane) {
     float value[EXPERTS_OF_LANE];
     float largest = __uint_as_float(0xFF800000u);
 #pragma unroll
@@ -108,7 +108,7 @@ DEVICE void choose_experts(const float *logits, unsigned experts, unsigned used,
         sum = sum + p;
         if (rank % WARP_LANES == (unsigned)lane) chosen = p, id = (int)expert;
     }
-    sum = larger(sum, SMALLEST_SUM);
+    sum = renormalize ? larger(sum, SMALLEST_SUM) : 1.0f;
     if ((unsigned)lane < used) ids[lane] = id, weights[lane] = DIVIDE(chosen, sum);
 }
 

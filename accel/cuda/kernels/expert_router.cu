@@ -137,12 +137,14 @@ extern "C" __global__ void __launch_bounds__(WARPS *WARP_LANES, 2)
     if (*ticket + 1 != gridDim.x) return;
     __threadfence();
     if (threadIdx.x == 0) ((unsigned *)workspace)[blockIdx.y] = 0;
-    const unsigned used = packet_of(launch, TOPK)->size[EXPERT_TOPK_USED];
+    const PACKET *topk = packet_of(launch, TOPK);
+    const unsigned used = topk->size[EXPERT_TOPK_USED];
+    const bool renormalize = topk->size[EXPERT_TOPK_RENORMALIZE] != 0;
     for (unsigned t = warp; t < count; t += WARPS) {
         const unsigned chosen = first_token + t;
         choose_experts(
             (const float *)operand_at(launch, LOGITS) + chosen * stride_at(launch, LOGITS), experts,
-            used, (int *)operand_at(launch, IDS) + chosen * stride_at(launch, IDS),
+            used, renormalize, (int *)operand_at(launch, IDS) + chosen * stride_at(launch, IDS),
             (float *)operand_at(launch, WEIGHTS) + chosen * stride_at(launch, WEIGHTS), lane);
     }
 }

@@ -40,7 +40,7 @@ class CompileError(Exception):
 
 
 def entry_of(text: str) -> str:
-    """The name of a text's kernel, empty where it has none."""
+    """The name of a text's kernel, empty if it has none."""
     found = ENTRY.search(text)
     if found is None:
         return ""

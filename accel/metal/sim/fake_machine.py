@@ -56,7 +56,7 @@ class Machine:
         return self.kernels[path].run
 
     def make(self, selector: str, kind: str, state: Any) -> int:
-        """The object that method ``selector`` returns, 0 where the behaviour refuses it."""
+        """The object that method ``selector`` returns, 0 if the behaviour refuses it."""
         return 0 if self.behaviour.refuse(selector) else self.objc.make(kind, state)
 
     def pooled(self, selector: str, kind: str, state: Any) -> int:
@@ -147,7 +147,7 @@ class FakeBuffer:
 
 
 def new_buffer(machine: Machine, nbytes: int) -> FakeBuffer | None:
-    """A buffer of zeroed pages, None where memory has run out."""
+    """A buffer of zeroed pages, None if memory has run out."""
     objc, behaviour = machine.objc, machine.behaviour
     if nbytes == 0 or nbytes > behaviour.max_buffer_bytes:
         objc.tell(f"a buffer of {nbytes} bytes, at most {behaviour.max_buffer_bytes}")

@@ -43,7 +43,7 @@ MADE = {
 
 
 class FakeMetal:
-    """One simulated Mac. ``cache`` is the folder of compiled files. Raises TierUnavailable where
+    """One simulated Mac. ``cache`` is the folder of compiled files. Raises TierUnavailable if
     there is no g++, and on another processor."""
 
     def __init__(self, behaviour: Behaviour | None = None, cache: Path | None = None) -> None:

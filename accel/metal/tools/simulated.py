@@ -8,5 +8,5 @@ from accel.metal.tier import MetalTier
 
 def open_simulated() -> MetalTier:
     """A tier whose messages go to a simulation of Metal in this process. Raises TierUnavailable
-    where there is no compiler for its kernels."""
+    if there is no compiler for its kernels."""
     return MetalTier(metal=FakeMetal().metal)

@@ -1,7 +1,7 @@
-// p = softmax of a row of logits; the `used` largest p, renormalized (rules R4, R7).
+// p = softmax of a row of logits; the weights of the `used` largest p (rules R4, R7).
 //
 // operands: logits, p, ids, weights
-// sizes:    tokens, experts, used
+// sizes:    tokens, experts, used, renormalize
 // p is scratch [tokens, experts + used]: where an expert was chosen it holds TAKEN, and behind the
 // experts what was chosen; results are written once, for all workers may do it at once. A row
 // whose largest logit is not finite gets ids 0, 1, ... and NaN weights. Tokens are split among
@@ -17,11 +17,11 @@ INLINE float probability(float exponential, float sum) {
     return p < as_float(SMALLEST_NORMAL_BITS) ? 0.0f : p;
 }
 
-// Chosen probabilities, in order, become weights.
-INLINE void renormalize(const GLOBAL float *chosen, GLOBAL float *weights, uint used) {
+// Chosen probabilities, in order, become weights: over their sum, or over 1.
+INLINE void weigh(const GLOBAL float *chosen, GLOBAL float *weights, uint used, bool renormalize) {
     float total = 0.0f;
     for (uint rank = 0; rank < used; rank++) total = total + chosen[rank];
-    total = larger(total, SMALLEST_SUM);
+    total = renormalize ? larger(total, SMALLEST_SUM) : 1.0f;
     for (uint rank = 0; rank < used; rank++) weights[rank] = divide1(chosen[rank], total);
 }
 
@@ -79,15 +79,15 @@ void op_expert_topk(MEMORY memory, const GLOBAL PACKET *packet, uint worker, uin
             p[best.id] = TAKEN;
             p[op.experts + rank] = best.value;
         }
-        renormalize(p + op.experts, weights, op.used);
+        weigh(p + op.experts, weights, op.used, op.renormalize);
     }
 }
 
-// EXPERT_CHOICE: p = sigmoid of a row of logits; the `used` largest p + bias, weighted by p,
-// renormalized (rules R2, R7).
+// EXPERT_CHOICE: p = sigmoid of a row of logits; the `used` largest p + bias, weighted by p
+// (rules R2, R7).
 //
 // operands: logits, bias, s, ids, weights
-// sizes:    tokens, experts, used
+// sizes:    tokens, experts, used, renormalize
 // s is scratch [tokens, experts + used]: p + bias of each expert, CHOSEN where it was chosen, and behind
 // the experts p of what was chosen. A row with a p + bias that is not finite gets ids 0, 1, ... and NaN
 // weights. Tokens are split among workers.
@@ -115,7 +115,7 @@ void op_expert_choice(MEMORY memory, const GLOBAL PACKET *packet, uint worker, u
             s[best.id] = CHOSEN;
             s[op.experts + rank] = sigmoid1(logits[best.id]);
         }
-        if (whole) renormalize(s + op.experts, weights, op.used);
+        if (whole) weigh(s + op.experts, weights, op.used, op.renormalize);
         else route_nowhere(ids, weights, op.used);
     }
 }

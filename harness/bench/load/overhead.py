@@ -36,7 +36,7 @@ SAMPLING = SamplingParams(temperature=0.8)
 def server_here(setup: ServerSetup) -> Iterator[Running]:
     """Run a server in this process, so that its engine can also be used without HTTP. Its limits
     are those of ``zinc-rt serve``."""
-    from harness.cli.serve_command import LISTED, MOST_BIASES
+    from harness.cli.serve_command import LISTED, MAX_BIASES
     from harness.serve.model import ModelOptions
     from harness.serve.run import ServeOptions, running
 
@@ -45,7 +45,7 @@ def server_here(setup: ServerSetup) -> Iterator[Running]:
         tier_options=TierOptions(threads=setup.threads),
         context=setup.context,
         slots=setup.slots,
-        biases=MOST_BIASES,
+        biases=MAX_BIASES,
         top_log_probabilities=LISTED,
     )
     with tempfile.TemporaryDirectory() as folder:

@@ -1,4 +1,4 @@
-"""The parameters of one generation."""
+"""The sampling parameters of a call."""
 
 from __future__ import annotations
 
@@ -14,19 +14,18 @@ from harness.named_adapters import Scales
 from harness.settings import SETTINGS
 
 Key = TypeVar("Key")
-MOST_CHOICES = 128
-MOST_STOP_TOKENS = 64
+MAX_CHOICES = 128
+MAX_STOP_TOKENS = 64
 
 
 def _default(name: str) -> Any:
-    """The default parameters of ``zinc-rt run``."""
+    """The default of ``zinc-rt run``."""
     return SETTINGS[name].default
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Numbers(Mapping[Key, float]):
-    """An immutable, hashable mapping to numbers: from token ids to what is added to their logits,
-    or from adapters to their scales."""
+    """An immutable, hashable mapping to numbers, for logit biases and scales of adapters."""
 
     pairs: tuple[tuple[Key, float], ...] = ()
 
@@ -95,7 +94,7 @@ class SamplingParams:
     lora: Mapping[str, float] | None = None
 
     def __post_init__(self) -> None:
-        _check_integer("n", self.n, 1, MOST_CHOICES)
+        _check_integer("n", self.n, 1, MAX_CHOICES)
         _check_integer("max_tokens", self.max_tokens, 1, MAX_INT32)
         _check_integer("min_tokens", self.min_tokens, 0, self.max_tokens)
         if self.top_k == -1:
@@ -123,14 +122,15 @@ class SamplingParams:
 
     @property
     def listed(self) -> int | None:
-        """Number of the likeliest tokens that are listed with the log-probability of each token."""
+        """Number of likely tokens listed with the log-probability of each token; None for no
+        log-probabilities."""
         return self.logprobs if self.log_probabilities is None else self.log_probabilities
 
     def requests(
         self, prompt: Sequence[int], ids: Iterator[int], window: int, adapters: Scales = ()
     ) -> list[Request]:
-        """The engine requests: ``n`` continuations of ``prompt``, with ``adapters`` of the
-        model. Penalties that name no reach look back at ``window`` tokens."""
+        """The engine requests: ``n`` continuations of ``prompt`` with ``adapters``. Penalties look
+        back at ``window`` tokens unless the parameters say how far."""
         return [
             Request(
                 id=next(ids),
@@ -150,7 +150,7 @@ class SamplingParams:
         ]
 
     def sampling(self, seed: int, window: int) -> EngineSampling:
-        """The part of the parameters that the device reads."""
+        """The parameters that the device reads."""
         reach = self.repeat_last_n
         return EngineSampling(
             temperature=self.temperature,
@@ -166,7 +166,7 @@ class SamplingParams:
 
 
 def _with_hints(make: Callable[..., None]) -> Callable[..., None]:
-    """The constructor, whose TypeError for an unknown argument says what it is called here."""
+    """The constructor, with a TypeError for unknown arguments that gives their name here."""
 
     @functools.wraps(make)
     def init(self: SamplingParams, *others: object, **given: Any) -> None:
@@ -203,8 +203,8 @@ def _stop_strings(given: object) -> tuple[str, ...]:
 
 def _stop_tokens(given: object) -> tuple[int, ...]:
     tokens = _token_ids("stop_token_ids", given)
-    if len(tokens) > MOST_STOP_TOKENS:
-        raise RequestError("stop_token_ids", f"has {len(tokens)} ids, at most {MOST_STOP_TOKENS}")
+    if len(tokens) > MAX_STOP_TOKENS:
+        raise RequestError("stop_token_ids", f"has {len(tokens)} ids, at most {MAX_STOP_TOKENS}")
     return tokens
 
 

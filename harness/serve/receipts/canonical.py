@@ -1,4 +1,5 @@
-"""The one way to write a JSON value as bytes (RFC 8785), so that signatures and digests hold."""
+"""Canonical JSON (RFC 8785): one byte sequence for each value, so that it can be signed and
+digested."""
 
 from __future__ import annotations
 
@@ -7,15 +8,15 @@ import json
 from decimal import Decimal
 from typing import Any
 
-MOST_INTEGER = 2**53 - 1
-"""The largest integer of every JSON reader; larger numbers are written as strings."""
+MAX_INTEGER = 2**53 - 1
+"""The largest integer that every JSON reader keeps exactly; larger ones are written as strings."""
 DECIMAL_DIGITS = 21
 """A number with more digits before its point is written with an exponent."""
 
 
 def canonical(value: Any) -> bytes:
-    """The value in UTF-8: no blanks, members sorted by name, numbers as ECMAScript writes them.
-    Raises ValueError for a number that not every reader holds."""
+    """The value in UTF-8: no white space, members sorted by name, numbers as ECMAScript writes
+    them. Raises ValueError for an integer above MAX_INTEGER."""
     return _text(value).encode()
 
 
@@ -32,7 +33,7 @@ def _text(value: Any) -> str:
         return "[" + ",".join(map(_text, value)) + "]"
     if isinstance(value, float):
         return _number(value)
-    if type(value) is int and abs(value) > MOST_INTEGER:
+    if type(value) is int and abs(value) > MAX_INTEGER:
         raise ValueError(f"{value} is beyond 2^53")
     return json.dumps(value, ensure_ascii=False)
 

@@ -1,14 +1,12 @@
-"""The server's Ed25519 keys: made once, readable by their owner alone, replaced without losing the
-old ones' receipts.
+"""The Ed25519 keys that sign receipts. A key can be replaced; receipts of old keys stay valid.
 
-``key.pem`` is the private key. Every line of ``keys.jsonl`` is a public key, signed by the one
-before it, so who trusts the first trusts all."""
+``key.pem`` is the private key, readable by its owner alone. Every line of ``keys.jsonl`` is a
+public key signed by the key before it, so whoever trusts the first key trusts all."""
 
 from __future__ import annotations
 
 import json
 import os
-import re
 import sqlite3
 import time
 from collections.abc import Iterator, Sequence
@@ -16,7 +14,7 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from contract.cached_files import PARTIAL, RANDOM_NAME
+from contract.cached_files import replacing, unfinished
 from contract.errors import ConfigError
 from contract.lazy_dataclass import dataclass
 from harness.extras import optional_libraries
@@ -26,14 +24,10 @@ if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 PRIVATE, HISTORY, LOCK = "key.pem", "keys.jsonl", "key.lock"
-UNFINISHED = re.compile(
-    rf"({re.escape(PRIVATE)}|{re.escape(HISTORY)})\.{RANDOM_NAME}{re.escape(PARTIAL)}"
-)
-"""Names of files that are being written."""
 LOCK_SECONDS = 10.0
 """Longest wait for another process that makes a key."""
 OWNER_ONLY = 0o600
-MOST_HISTORY_BYTES = 1 << 20
+MAX_HISTORY_BYTES = 1 << 20
 SIGNATURE_BYTES, KEY_BYTES = 64, 32
 
 
@@ -50,7 +44,7 @@ class ReceiptKey:
 
 
 def verifies(public: str, signature: str, data: bytes) -> bool:
-    """Whether ``signature`` of ``data`` is by the key ``public``, both hex."""
+    """Whether ``signature`` of ``data`` was made with the key ``public``; both are hex."""
     need_cryptography()
     from cryptography.exceptions import InvalidSignature
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
@@ -63,7 +57,7 @@ def verifies(public: str, signature: str, data: bytes) -> bool:
 
 
 def open_key(folder: Path) -> ReceiptKey:
-    """The key of a folder, made where there is none. Raises ConfigError."""
+    """The key in a folder; a new one if there is none. Raises ConfigError."""
     need_cryptography()
     path, history = folder / PRIVATE, folder / HISTORY
     try:
@@ -77,7 +71,7 @@ def open_key(folder: Path) -> ReceiptKey:
 
 
 def rotate_receipt_key(folder: Path) -> ReceiptKey:
-    """A new key instead of the folder's, signed by that one. Raises ConfigError."""
+    """Replace the folder's key by a new one, signed by the old one. Raises ConfigError."""
     open_key(folder)
     try:
         with _locked(folder):
@@ -92,12 +86,12 @@ def rotate_receipt_key(folder: Path) -> ReceiptKey:
 
 
 def public_keys(path: Path) -> list[str]:
-    """The public keys that a file of them, or the folder it is in, holds, the oldest first. Raises
-    ConfigError where one is not signed by the one before it."""
+    """The public keys in a file or folder, oldest first. Raises ConfigError if a key is not signed
+    by the one before it."""
     path = path / HISTORY if path.is_dir() else path
     try:
         with path.open("rb") as file:
-            text = file.read(MOST_HISTORY_BYTES)
+            text = file.read(MAX_HISTORY_BYTES)
         entries = [json.loads(line) for line in text.splitlines() if line.strip()]
     except OSError as error:
         raise ConfigError(f"{path}: cannot read: {error.strerror}") from None
@@ -128,7 +122,7 @@ def _checked(path: Path, entries: Sequence[Any]) -> list[str]:
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Held by the one process that changes the keys of a folder, until it ends at the latest."""
+    """Holds the lock for changing a folder's keys; the system releases it when the process ends."""
     path = folder / LOCK
     os.close(os.open(path, os.O_CREAT | os.O_RDWR, OWNER_ONLY))
     with closing(sqlite3.connect(path, timeout=LOCK_SECONDS, isolation_level=None)) as lock:
@@ -142,12 +136,12 @@ def _locked(folder: Path) -> Iterator[None]:
 
 
 def _left_behind(folder: Path) -> list[Path]:
-    """Files that were not finished: of processes that were killed, where the lock is held."""
-    return [path for path in folder.iterdir() if UNFINISHED.fullmatch(path.name)]
+    """Unfinished key files. If this process has the lock, their writers were killed."""
+    return unfinished(folder / PRIVATE) + unfinished(folder / HISTORY)
 
 
 def _complete(folder: Path) -> None:
-    """Make the key that a folder does not have, or the public half that it does not have."""
+    """Make the missing private key, or the missing file of public keys."""
     path, history = folder / PRIVATE, folder / HISTORY
     if not path.exists():
         if history.exists():
@@ -176,7 +170,7 @@ def _entry(key: ReceiptKey, before: ReceiptKey | None) -> bytes:
 
 
 def _lines_to(folder: Path, public: str) -> list[bytes]:
-    """The lines of the history as far as that of a key; a rotation that failed left one behind."""
+    """The lines up to the key ``public``. A failed rotation may have left a line after it."""
     lines = [line for line in (folder / HISTORY).read_bytes().splitlines() if line.strip()]
     at = next((n for n, line in enumerate(lines) if _names(line, public)), len(lines))
     return lines[: at + 1]
@@ -190,7 +184,8 @@ def _names(line: bytes, public: str) -> bool:
 
 
 def _write_history(folder: Path, lines: Sequence[bytes]) -> None:
-    _replace(folder / HISTORY, b"".join(line + b"\n" for line in lines), 0o644)
+    with replacing(folder / HISTORY, 0o644, sync=True) as file:
+        file.writelines(line + b"\n" for line in lines)
 
 
 def _write_private(folder: Path, key: ReceiptKey) -> None:
@@ -199,22 +194,8 @@ def _write_private(folder: Path, key: ReceiptKey) -> None:
     text = key.private.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
-    _replace(folder / PRIVATE, text, OWNER_ONLY)
-
-
-def _replace(path: Path, content: bytes, mode: int) -> None:
-    """Write a file that is there whole or not at all."""
-    partial = path.with_name(f"{path.name}.{os.urandom(8).hex()}{PARTIAL}")
-    try:
-        with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
-    except BaseException:
-        with suppress(OSError):
-            partial.unlink(missing_ok=True)
-        raise
+    with replacing(folder / PRIVATE, OWNER_ONLY, sync=True) as file:
+        file.write(text)
 
 
 def _read(path: Path) -> ReceiptKey:

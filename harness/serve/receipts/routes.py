@@ -1,4 +1,4 @@
-"""The routes that give a tenant its receipts, and everybody the public keys."""
+"""Routes that return a tenant's receipts, and the public keys."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from harness.serve.openapi import Route
 from harness.serve.receipts.keys import HISTORY
 from harness.serve.receipts.store import ReceiptStore
 
-MOST_LISTED = 1000
+MAX_LISTED = 1000
 LINES = "application/jsonl"
 RECEIPT_ROUTES = (
     Route("GET", "/v1/receipts", "receipts", "Numbers of one's receipts behind ?after=N."),
@@ -31,13 +31,13 @@ RECEIPT_ROUTES = (
 
 
 class ReceiptHandlers:
-    """One method for each of RECEIPT_ROUTES, named by it."""
+    """A method for each route of RECEIPT_ROUTES, by its name."""
 
     def receipts(self) -> Json:
         after = request.args.get("after", "0")
         if not (after.isascii() and after.isdecimal() and len(after) < 16):
             raise ApiError(400, "after is the number of a receipt", param="after")
-        data = _store().listed(g.account.tenant, int(after), MOST_LISTED)
+        data = _store().listed(g.account.tenant, int(after), MAX_LISTED)
         return {"object": "list", "data": data}
 
     def receipt(self, receipt: str) -> Json:

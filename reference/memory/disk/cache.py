@@ -1,7 +1,7 @@
-"""The prefix cache on disk: one thread writes behind, others read, and no fault stops the engine.
+"""The prefix cache on disk: one thread writes, others read, and no fault stops the engine.
 
-Whatever happens on disk, a page that comes back has the bytes that were computed for its tokens, or
-does not come back. Problems are counted, and the first one of its kind is reported as one line."""
+A page read from disk either has the bytes that were computed for its tokens, or is not used.
+Problems are counted, and the first one of each kind is reported as one line."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ from reference.memory.row_copies import RowBlock
 
 READERS = min(max(2, 3 * (os.cpu_count() or 2) // 4), 12)
 """Threads that read the files of a prompt."""
-MOST_TOUCHES = 64
-"""While more than that waits to be done, uses of files are not noted."""
+MAX_TOUCHES = 64
+"""While more writes than this are queued, uses of files are not recorded."""
 Report = Callable[[str], None]
 Work = Callable[[], object]
 
 
 @dataclass(frozen=True, slots=True)
 class DiskCacheOptions:
-    """The folder of the cache and the bytes it may use.
+    """The folder of the cache and its limits.
 
-    ``folder`` has files of at most ``most_bytes`` in all. ``function`` names what the model
-    computes. In host memory at most ``queue_bytes`` wait to be written, and about ``read_bytes`` of
-    a prompt wait to be loaded. A reading that gets nothing for ``patience`` seconds is given up.
-    ``close`` waits at most ``flush_seconds`` for what waits to be written."""
+    ``folder`` holds files of at most ``most_bytes`` in all. ``function`` names what the model
+    computes. In host memory, at most ``queue_bytes`` wait to be written, and about ``read_bytes``
+    of a prompt wait to be loaded. A reading without progress for ``patience`` seconds is given up.
+    ``close`` spends at most ``flush_seconds`` on what is still to be written."""
 
     folder: Path
     most_bytes: int
@@ -51,8 +51,8 @@ class DiskCacheOptions:
 class DiskCache:
     """The cache in ``options.folder``. ``report`` is called once for each kind of problem.
 
-    All methods but ``close`` return at once, and none raises because of the disk. They are for one
-    thread, which is not one of the cache's own."""
+    All methods but ``close`` return at once, and none raises because of the disk. One thread calls
+    them, which is not one of the cache's own."""
 
     def __init__(self, options: DiskCacheOptions, report: Report, clock: Clock) -> None:
         self.options = options
@@ -100,8 +100,8 @@ class DiskCache:
     # Writing.
 
     def reserve(self, nbytes: int) -> bool:
-        """Whether so many bytes may wait to be written; they count until ``write`` or ``release``
-        is called."""
+        """Whether ``nbytes`` more bytes may wait to be written. They count until ``write`` or
+        ``release``."""
         with self._changed:
             empty = not self._reserved
             if self._reserved + nbytes > self.options.queue_bytes and not empty:
@@ -116,8 +116,8 @@ class DiskCache:
             self._changed.notify_all()
 
     def write(self, entry: Entry, payload: Bytes) -> None:
-        """Write what ``reserve`` made room for, some time later; nobody changes ``payload`` until
-        then."""
+        """Write what ``reserve`` made room for, later, in the cache's thread. Nobody may change
+        ``payload`` until then."""
 
         def write() -> None:
             try:
@@ -139,14 +139,14 @@ class DiskCache:
         self._post(write)
 
     def touch(self, entries: Sequence[Entry]) -> None:
-        """Note that files were used now, the first as the least recent one, unless much else is to
-        be done."""
+        """Record that files were used now, the first as the least recent one, unless much else is
+        queued."""
         now, folder = time.time_ns(), self._folder
-        if folder is not None and len(self._work) < MOST_TOUCHES:
+        if folder is not None and len(self._work) < MAX_TOUCHES:
             self._post(lambda: folder.touch(entries, now))
 
     def erase(self, entries: Sequence[Entry]) -> None:
-        """Remove files, after what is to be written before them."""
+        """Remove files, after the writes queued before."""
 
         def remove() -> None:
             for entry in entries:
@@ -155,7 +155,7 @@ class DiskCache:
         self._post(remove)
 
     def forget(self, scope: Sequence[str | int]) -> None:
-        """Remove all files of a scope. From now on this process finds none of them, even where
+        """Remove all files of a scope. From now on this process finds none of them, even if
         removing fails."""
         name = self.names.scope(scope)
 
@@ -181,8 +181,8 @@ class DiskCache:
         first: int,
         block: Callable[[], RowBlock],
     ) -> Reading | None:
-        """Begin to read the pages of a prompt from number ``first`` on; None where that is of no
-        use: see ``Reading``. ``block`` makes memory for pages."""
+        """Start to read the pages of a prompt from page ``first`` on, see ``Reading``; None if
+        nothing can be read. ``block`` allocates memory for pages."""
         folder = self._folder
         self._given_up = [reading for reading in self._given_up if reading.active]
         if folder is None or not pages or self._given_up or self._forgetting[pages[0].scope]:
@@ -195,14 +195,14 @@ class DiskCache:
         return reading
 
     def free(self, reading: Reading, pages: int) -> None:
-        """Go on with a reading of which so many pages that arrived were loaded."""
+        """Continue a reading after ``pages`` of its arrived pages were loaded."""
         reading.free(pages)
         if not reading.finished:
             self._let_read(reading, min(pages, READERS))
 
     def due(self, reading: Reading) -> bool:
-        """Whether a reading goes on only when pages are loaded, or has ended. One that makes no
-        progress is ended here."""
+        """Whether a reading has ended or waits for its pages to be loaded. Ends a reading that
+        makes no progress."""
         if reading.overdue(self.options.patience):
             reading.cut()
             self._given_up.append(reading)
@@ -210,24 +210,24 @@ class DiskCache:
         return reading.ready
 
     def wait(self, seconds: float) -> None:
-        """Wait so long for a reading to go on."""
+        """Wait at most ``seconds`` for progress of a reading."""
         with self._changed:
             self._changed.wait(seconds)
 
     # The end.
 
     def end_in(self, seconds: float) -> None:
-        """Let writing end in so many seconds."""
+        """Stop writing after ``seconds``."""
         self._deadline = self._clock() + seconds
 
     def wait_for_room(self) -> bool:
-        """Wait until half the queue is free; False when the time for the end is over."""
+        """Wait until half the queue is free; False if the time for closing is over."""
         with self._changed:
-            most = self.options.queue_bytes // 2
-            return self._changed.wait_for(lambda: self._reserved <= most, self._left())
+            limit = self.options.queue_bytes // 2
+            return self._changed.wait_for(lambda: self._reserved <= limit, self._left())
 
     def flush(self) -> bool:
-        """Wait until all that was given to ``write`` is written; False when the time for the end is
+        """Wait until everything given to ``write`` is written; False if the time for closing is
         over before that."""
         with self._changed:
             return self._changed.wait_for(
@@ -235,7 +235,7 @@ class DiskCache:
             )
 
     def close(self) -> None:
-        """Write what waits, as far as there is time, and stop."""
+        """Write what is queued as long as the time allows, and stop."""
         if self._closing:
             return
         self.before_close()
@@ -247,7 +247,7 @@ class DiskCache:
             self._changed.notify_all()
 
     def _left(self) -> float:
-        """The seconds that are left for the end, which begins with the first call."""
+        """Seconds left for closing, counted from the first call."""
         if self._deadline is None:
             self.end_in(self.options.flush_seconds)
         assert self._deadline is not None
@@ -298,7 +298,7 @@ class DiskCache:
             reading.work()
 
     def _read(self, entry: Entry, memory: Bytes | None) -> Bytes | None:
-        """The payload of a valid file, in ``memory`` if that is given; None for any other."""
+        """The payload of a valid file, in ``memory`` if given; None for any other file."""
         folder = self._folder
         assert folder is not None
         try:
@@ -317,7 +317,7 @@ class DiskCache:
         return payload
 
     def _remove(self, entry: Entry) -> None:
-        """Remove a file that is not valid, or that is erased."""
+        """Remove a file that is invalid or erased."""
         try:
             if self._folder is not None:
                 self._folder.remove(entry)
@@ -325,8 +325,8 @@ class DiskCache:
             self._failed("keeps a file that is to be removed", error)
 
     def _made_folder(self) -> CacheFolder:
-        """The folder, made where it could not be before. Raises OSError, also where another process
-        made it: its secret gives pages other names."""
+        """The folder, created if that failed before. Raises OSError, also if another process
+        created it: its secret gives pages other names."""
         if self._folder is None:
             folder = CacheFolder(self.options.folder, self.options.most_bytes, self._secret)
             if folder.secret != self._secret:
@@ -340,7 +340,7 @@ class DiskCache:
             self._changed.notify_all()
 
     def _try_now(self) -> bool:
-        """Whether to write now: after failures, fewer and fewer writes are tried."""
+        """Whether to write now: after failures, writes are tried less and less often."""
         self._skipped += 1
         if self._failures and self._skipped < 1 << self._failures:
             return False

@@ -1,8 +1,8 @@
-"""One file of the disk cache: a header that says whose bytes follow, and a checksum over both.
+"""One file of the disk cache: a header that describes the payload, and a checksum over both.
 
-A file is used only where every check holds: its kind and version, its size, its name, its tokens,
-and the keyed checksum. So bytes that were cut, flipped, written by an older version or copied from
-another folder are found, whatever they are."""
+A file is used only if every check passes: kind and version, size, name, tokens, and the keyed
+checksum. So files that were cut, changed, written by an older version or copied from another folder
+are detected."""
 
 from __future__ import annotations
 
@@ -41,8 +41,7 @@ class EntryKind(Enum):
 
 
 class Entry(NamedTuple):
-    """The contents of a file to be written: ``name`` and ``tokens`` of the page, and ``nbytes`` of
-    payload.
+    """The identity of a file: ``name`` and ``tokens`` of the page, and ``nbytes`` of payload.
 
     ``scope`` is the folder it lies in."""
 
@@ -59,8 +58,8 @@ class Entry(NamedTuple):
 
 
 class BrokenEntry(Exception):
-    """A file that must not be used: ``problem`` is "foreign" for a file that is not of this cache,
-    or "version", "cut" or "damaged"."""
+    """A file that must not be used. ``problem`` is "foreign" for a file of another cache, or
+    "version", "cut" or "damaged"."""
 
     def __init__(self, problem: str) -> None:
         super().__init__(problem)
@@ -75,10 +74,9 @@ def encode_entry(entry: Entry, payload: Bytes, secret: bytes) -> list[bytes | me
 
 
 def read_entry(folder: Path, entry: Entry, secret: bytes, memory: Bytes | None = None) -> Bytes:
-    """The payload of a file, in ``memory`` if that is given. Raises FileNotFoundError where there
-    is none, OSError where it cannot be read, and BrokenEntry where it is not what ``entry`` says.
-    """
-    # A pipe or a device under this name must not stop the reader.
+    """The payload of a file, in ``memory`` if given. Raises FileNotFoundError if there is no file,
+    OSError if it cannot be read, and BrokenEntry if it is not what ``entry`` says."""
+    # A pipe or a device with this name must not block the reader.
     flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
     handle = os.open(os.path.join(folder, entry.path), flags)
     with open(handle, "rb", buffering=0) as file:

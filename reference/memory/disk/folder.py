@@ -31,15 +31,15 @@ SECRET = "secret"
 _SCOPE = re.compile(r"[0-9a-f]{32}")
 _FILE = re.compile(r"[0-9a-f]{64}\.(page|state)(\.[0-9a-f]{16}\.partial)?")
 SPARE = 16
-"""The part of its limit that is freed at once when the folder is full: looking for the files that
-were used least recently takes time in proportion to all files."""
+"""One part in this many of the limit is freed when the folder is full, because finding the least
+recently used files takes time in proportion to all files."""
 
 
 class CacheFolder:
     """The cache's files below ``folder``, of at most ``most_bytes`` in all.
 
-    Makes the folder, and its secret, of ``fresh`` bytes where there is none. Raises OSError where
-    that cannot be done. The methods that write are for one thread."""
+    Creates the folder and its secret, of ``fresh`` bytes, if they do not exist. Raises OSError if
+    that fails. One thread calls the methods that write."""
 
     def __init__(self, folder: Path, most_bytes: int, fresh: bytes | None = None) -> None:
         self.path = folder / SUBFOLDER
@@ -57,8 +57,7 @@ class CacheFolder:
         return os.path.exists(os.path.join(self.path, entry.path))
 
     def write(self, entry: Entry, payload: Bytes) -> bool:
-        """Write a file unless there is one; False where there is, or where it is above the limit.
-        Raises OSError."""
+        """Write a file unless it exists; False if it does, or exceeds the limit. Raises OSError."""
         size = HEADER_BYTES + entry.nbytes
         target = self.path / entry.path
         if size > self.most_bytes or target.exists():
@@ -87,18 +86,18 @@ class CacheFolder:
         return True
 
     def touch(self, entries: Iterable[Entry], now: int) -> None:
-        """Note that files were used at ``now``, in nanoseconds, the first as the least recent one.
-        Missing files are ignored."""
+        """Record that files were used at ``now``, in nanoseconds, the first as the least recent
+        one. Missing files are ignored."""
         for used, entry in enumerate(entries, now):
             with contextlib.suppress(OSError):
                 os.utime(self.path / entry.path, ns=(used, used))
 
     def remove(self, entry: Entry) -> None:
-        """Remove a file. Raises OSError where it stays."""
+        """Remove a file. Raises OSError if that fails."""
         (self.path / entry.path).unlink(missing_ok=True)
 
     def remove_scope(self, scope: str) -> None:
-        """Remove all files of a scope. Raises OSError where one stays."""
+        """Remove all files of a scope. Raises OSError if one remains."""
         folder = self.path / scope
         for file in _files_in(folder):
             file.path.unlink(missing_ok=True)
@@ -108,8 +107,8 @@ class CacheFolder:
             folder.rmdir()
 
     def count(self) -> list[CachedFile]:
-        """Count the bytes of all files, and return the files. Those that processes were killed over
-        are removed."""
+        """Count the bytes of all files, and return the files. Removes partial files of processes
+        that were killed."""
         found = []
         for file in self.files():
             if file.path.suffix == PARTIAL and abandoned(file.path, file.used):
@@ -129,8 +128,8 @@ class CacheFolder:
         return found
 
     def _make_room(self, nbytes: int) -> None:
-        """Remove the files that were used least recently where ``nbytes`` more are too many. Files
-        of other processes are counted each time that a part of the limit was written."""
+        """Remove the least recently used files if ``nbytes`` more exceed the limit. Files of other
+        processes are counted again each time a part of the limit was written."""
         known = self.nbytes is not None and self._written < self.most_bytes // SPARE
         if known and (self.nbytes or 0) + nbytes <= self.most_bytes:
             return
@@ -143,8 +142,8 @@ class CacheFolder:
 
 
 def forget_scope(folder: Path, scope: Sequence[str | int]) -> None:
-    """Remove the files of a scope, of whatever model, below ``folder``. Raises OSError where one
-    stays."""
+    """Remove the files of a scope, of any model, below ``folder``. Raises OSError if one
+    remains."""
     if (folder / SUBFOLDER).is_dir():
         cache = CacheFolder(folder, 0)
         cache.remove_scope(PageNames(cache.secret, "").scope(scope))
@@ -172,14 +171,14 @@ def _write_all(handle: int, part: bytes | memoryview) -> None:
 
 
 def secret_in(path: Path, fresh: bytes | None = None) -> bytes:
-    """The secret in a file, made by the first process that uses it, of ``fresh`` or random bytes.
-    Raises OSError."""
+    """The secret in a file. The first process creates it, of ``fresh`` or random bytes. Raises
+    OSError."""
     for _ in range(2):
         with contextlib.suppress(FileNotFoundError):
             found = path.read_bytes()
             if len(found) == SECRET_BYTES:
                 return found
-            # A crash cut it: what was written with it cannot be checked any more.
+            # A crash cut it: files written with it can no longer be checked.
             path.unlink(missing_ok=True)
         partial = path.with_name(f"{path.name}.{os.urandom(8).hex()}{PARTIAL}")
         handle = _create(partial)

@@ -1,9 +1,9 @@
-"""Names of cached pages on disk: digests of all that a page's bytes depend on.
+"""Names of cached pages on disk: digests of everything that a page's bytes depend on.
 
-A page's bytes depend on the function that a model computes, on the storage type of keys and values
-and on all tokens up to the page's last. Its name is a digest over these and over the scope that may
-read it, so other bytes have another name. The digests are keyed with a secret of the folder: nobody
-can name the page of a prompt without it."""
+These are the function that the model computes, the storage type of keys and values, and all tokens
+up to the page's last. The name is a digest over them and the scope that may read the page, so other
+bytes have another name. Digests are keyed with a secret of the folder: without it nobody can
+compute the name of a prompt's page."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ SCOPE_BYTES = 16
 
 
 class PageNames:
-    """The names in one folder of the pages of one ``function``: a text that names the model's
-    files, the arithmetic, and the storage of keys and values."""
+    """The names of pages in one folder for one ``function``: a text that names the model's files,
+    the arithmetic, and the storage of keys and values."""
 
     def __init__(self, secret: bytes, function: str) -> None:
         self._secret = secret
@@ -29,7 +29,7 @@ class PageNames:
         return self._digest(b"scope", _text(scope), SCOPE_BYTES).hex()
 
     def root(self, scope: Sequence[str | int]) -> bytes:
-        """The name that stands for no tokens: the first page of each prompt comes after it."""
+        """The name before the first page of each prompt."""
         return self._digest(b"root", _text([self._function, *scope]), NAME_BYTES)
 
     def page(self, before: bytes, tokens: bytes) -> bytes:

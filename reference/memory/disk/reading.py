@@ -1,4 +1,4 @@
-"""The files that hold a prompt's pages, read by several threads while the engine computes."""
+"""Reads the files of a prompt's pages in several threads while the engine computes."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from reference.memory.row_copies import RowBlock
 
 
 class Ring:
-    """At most ``most_bytes`` of blocks of equal size, at least two, used again in turn. ``make``
-    gives one more; any thread calls it."""
+    """At most ``most_bytes`` of blocks of equal size, at least two, reused in turn. ``make``
+    allocates one more; any thread calls it."""
 
     def __init__(self, make: Callable[[], RowBlock], most_bytes: int) -> None:
         self._make = make
@@ -26,7 +26,7 @@ class Ring:
 
     @property
     def pages(self) -> int:
-        """Pages for which there is room."""
+        """The number of pages for which there is room."""
         return self.blocks * self.block_pages
 
     def block(self, index: int) -> RowBlock:
@@ -38,14 +38,15 @@ class Ring:
 
 
 class Reading:
-    """Reads the files in ``pages`` into ``ring``, in order, as far as they are there and valid.
+    """Reads the files of ``pages`` into ``ring``, in order, up to the first that is missing or
+    invalid.
 
-    For a model with recurrent layers ``states`` has the state after each page: then the pages end
-    where a valid state is. ``has`` says whether there is a file, ``read`` puts the payload of a
-    valid page into memory, and gives that of a valid state; None for any other. Any number of
-    threads call ``work``, which returns where the ring is full. ``changed`` is called where a block
-    can be loaded, and at the end. The caller takes what has ``arrived``, and frees it once it is
-    loaded."""
+    For a model with recurrent layers, ``states`` are the files of the states after each page; then
+    the pages end at the last valid state. ``has`` says whether a file exists. ``read`` puts the
+    payload of a valid page into memory, or returns that of a valid state; it returns None for any
+    other file. Any number of threads call ``work``, which returns when the ring is full.
+    ``changed`` is called when a block can be loaded, and at the end. The caller loads what has
+    ``arrived``, and then frees it."""
 
     def __init__(
         self,
@@ -70,7 +71,7 @@ class Reading:
         self._entries, self._states, self._ring = pages, states, ring
         self._has, self._read, self._changed = has, read, changed
         self._clock = clock
-        # No thread holds the lock while it waits for the disk; the plan is made under its own.
+        # No thread holds this lock while it waits for the disk; the plan has its own lock.
         self._lock, self._planning = threading.Lock(), threading.Lock()
         self._found: set[int] = set()
         self._whole = 0
@@ -84,31 +85,31 @@ class Reading:
 
     @property
     def ready(self) -> bool:
-        """Whether it goes on only when pages are loaded, or not at all."""
+        """Whether it has ended or continues only when pages are loaded."""
         return self.finished or self._whole >= self._freed + self._ring.pages
 
     @property
     def over(self) -> bool:
-        """Whether all was read and loaded."""
+        """Whether everything was read and loaded."""
         return self.finished and self.taken >= self.count
 
     def overdue(self, seconds: float) -> bool:
-        """Whether the disk gave nothing for so many seconds."""
+        """Whether the disk has given nothing for ``seconds``."""
         return not self.ready and self._clock() - self._moved > seconds
 
     def cancel(self) -> None:
-        """End it without a result."""
+        """End without a result."""
         with self._lock:
             self.finished, self.count, self.state = True, 0, None
 
     def cut(self) -> None:
-        """End it with the pages read so far; none where a state is needed after them."""
+        """End with the pages read so far; none if a state after them is needed."""
         with self._lock:
             self._finish(self._whole if self._states is None else 0, None)
 
     def arrived(self) -> tuple[RowBlock, int] | None:
         """The block of the next pages to load, and their number: all of the block, or the last
-        ones; None where they were not read yet."""
+        pages; None if they were not read yet."""
         with self._lock:
             stop = self.taken + self._ring.block_pages
             if self.finished:
@@ -118,11 +119,11 @@ class Reading:
             return self._ring.block(self.taken), stop - self.taken
 
     def take(self, pages: int) -> None:
-        """Note that so many pages that arrived are loaded."""
+        """Record that ``pages`` arrived pages are being loaded."""
         self.taken += pages
 
     def free(self, pages: int) -> None:
-        """Give back the block of so many pages, the first of those that were taken."""
+        """Give back the block of ``pages`` pages, the first of those taken."""
         with self._lock:
             self._freed += pages
             self._moved = self._clock()
@@ -148,11 +149,11 @@ class Reading:
             self._end()
 
     def _take(self) -> tuple[int, Bytes] | None:
-        """The number of the next page to read and its memory; None where there is none now."""
+        """The number of the next page to read, and its memory; None if there is none now."""
         with self._lock:
             index = self._next
-            most = self._freed + self._ring.pages
-            if self.finished or self._stop is None or index >= min(self._stop, most):
+            limit = self._freed + self._ring.pages
+            if self.finished or self._stop is None or index >= min(self._stop, limit):
                 return None
             self._next += 1
             return index, self._ring.block(index).rows[index % self._ring.block_pages]
@@ -173,8 +174,8 @@ class Reading:
             self._changed()
 
     def _plan(self) -> int:
-        """The number of pages to read: up to the last state where states are needed. Where none is,
-        the first file that cannot be read ends it."""
+        """The number of pages to read: up to the last state, if states are needed. Otherwise the
+        first file that cannot be read ends it."""
         if self._states is None:
             return len(self._entries)
         count = 0

@@ -7,12 +7,11 @@ from contract.lazy_dataclass import dataclass
 
 @dataclass(frozen=True, slots=True)
 class DiskStatistics:
-    """Counts since the start: ``tokens`` of prompts that came from disk, files and bytes that were
-    ``read`` and ``written``, pages and states that were ``dropped`` because they were evicted while
-    the queue was full or because a write failed, and files that were ``ignored`` since they are not
-    what their names say. ``used_bytes`` are those of all files when they were last counted, of at
-    most ``most_bytes``. ``problem`` says why the latest access to the disk failed, "" where it did
-    not."""
+    """Counts since the start: prompt ``tokens`` that came from disk; files and bytes ``read`` and
+    ``written``; pages and states ``dropped`` because they were evicted while the queue was full or
+    a write failed; files ``ignored`` because their contents do not match their names.
+    ``used_bytes``, of at most ``most_bytes``, is from the latest count. ``problem`` says why the
+    latest access to the disk failed, "" if it did not."""
 
     tokens: int = 0
     read: int = 0

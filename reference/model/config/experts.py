@@ -55,6 +55,13 @@ def read_experts(keys: Keys, config: ModelConfig, shared: bool = False) -> Exper
     return Experts(count, used, tuple(widths), _shared_width(keys, config) if shared else 0)
 
 
+def read_plain_weights(keys: Keys, experts: Experts | None) -> Experts:
+    """``experts`` weighted by their probabilities among all, unless the file says otherwise."""
+    if experts is None:
+        raise keys.error(COUNT, f"is 0 or missing, must be 1 to {MAX_EXPERTS}")
+    return replace(experts, renormalize=keys.file.get(keys.key(NORMALIZED), bool, False))
+
+
 def read_parallel_experts(keys: Keys, config: ModelConfig) -> Experts | None:
     """Experts in addition to a dense block, with a width of their own; None for a dense model."""
     counted = _counts(keys, config)

@@ -24,6 +24,7 @@ from reference.model.config.experts import (
     read_experts,
     read_glm_experts,
     read_mixtral_experts,
+    read_plain_weights,
 )
 from reference.model.config.gemma import read_gemma3, read_gemma4
 from reference.model.config.gpt_oss import read_gpt_oss
@@ -32,6 +33,8 @@ from reference.model.config.hybrid import (
     read_granite_hybrid,
     read_lfm2,
     read_lfm2moe,
+    read_nemotron_h,
+    read_nemotron_h_moe,
 )
 from reference.model.config.keys import Keys
 from reference.model.config.records import ModelConfig
@@ -97,6 +100,17 @@ def _qwen3moe(keys: Keys) -> ModelConfig:
     return replace(config, experts=read_experts(keys, config))
 
 
+def _olmoe(keys: Keys) -> ModelConfig:
+    config = require_feed_forward(keys, read_common(keys))
+    return replace(config, experts=read_plain_weights(keys, read_mixtral_experts(keys, config)))
+
+
+def _qwen2moe(keys: Keys) -> ModelConfig:
+    config = read_common(keys)
+    experts = read_experts(keys, config, shared=True)
+    return replace(config, experts=read_plain_weights(keys, experts))
+
+
 def _glm4moe(keys: Keys) -> ModelConfig:
     config = read_common(keys)
     return replace(config, experts=read_glm_experts(keys, config))
@@ -145,12 +159,16 @@ READERS: Mapping[str, Callable[[Keys], ModelConfig]] = {
     "qwen2": read_dense,
     "qwen3": read_dense,
     "qwen3moe": _qwen3moe,
+    "qwen2moe": _qwen2moe,
+    "olmoe": _olmoe,
     "qwen35": _qwen35,
     "qwen35moe": _qwen35moe,
     "qwen3next": _qwen3next,
     "lfm2": read_lfm2,
     "lfm2moe": read_lfm2moe,
     "granitehybrid": read_granite_hybrid,
+    "nemotron_h": read_nemotron_h,
+    "nemotron_h_moe": read_nemotron_h_moe,
     "gemma3": read_gemma3,
     "gemma4": read_gemma4,
     "gpt-oss": read_gpt_oss,

@@ -53,7 +53,9 @@ class Experts:
     expert of ``shared_width``, which is 0 when there is none; ``shared_gate`` says whether a gate
     weights the shared expert. With ``biases`` router and experts may have biases. With
     ``choice_bias`` experts are weighted by a sigmoid, and a bias is added to choose them.
-    ``weight_scale`` multiplies the weights of chosen experts. The first ``leading_dense`` layers
+    ``weight_scale`` multiplies the weights of chosen experts, which are divided by their sum if
+    ``renormalize``. Unless ``gated`` an expert has no gate, but squares what is positive. The first
+    ``leading_dense`` layers
     have a dense block instead."""
 
     count: int
@@ -63,6 +65,8 @@ class Experts:
     shared_gate: bool = True
     biases: bool = False
     choice_bias: bool = False
+    renormalize: bool = True
+    gated: bool = True
     weight_scale: float = 1.0
     leading_dense: int = 0
 
@@ -189,4 +193,5 @@ class ModelConfig:
     @property
     def attention_layers(self) -> tuple[int, ...]:
         """The layers with attention."""
-        return tuple(n for n in range(self.layers) if not self.is_recurrent(n))
+        layers = (n for n in range(self.layers) if not self.is_recurrent(n))
+        return tuple(n for n in layers if self.kv_heads[n])

@@ -54,7 +54,7 @@ class Tokenizer:
 
     @property
     def infill_ids(self) -> InfillIds | None:
-        """The tokens around texts between which a text is written; None where there are none."""
+        """The tokens around texts between which a text is written; None if there are none."""
         return self._vocabulary.infill_ids
 
     @property

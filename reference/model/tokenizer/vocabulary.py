@@ -122,7 +122,7 @@ class Vocabulary:
 
     @property
     def unknown_text_id(self) -> int | None:
-        """The id that stands for text the vocabulary has no token for, None where there is none.
+        """The id that stands for text the vocabulary has no token for, None if there is none.
 
         Files name a control token here that no text may become: it is not one."""
         token = self.named_ids.get("unknown")
@@ -132,7 +132,7 @@ class Vocabulary:
 
     @cached_property
     def infill_ids(self) -> InfillIds | None:
-        """The tokens of text between two others; None where one is missing."""
+        """The tokens of text between two others; None if one is missing."""
         named = {**INFILL_TEXTS, "fim_sep": FIM_TEXTS["fim_sep"]}
         texts = frozenset(text for known in named.values() for text in known)
         found = {text: token for token, text in self.texts.occurrences(texts)}
