@@ -156,7 +156,7 @@ def _answer(model: ServedModel, asked: Json, response: Json, tenant: Tenant) -> 
     with uncounted_service(model) as service:
         try:
             answered = _ask(service, asked, response, tenant)
-        except Began as failed:
+        except FailedWhileRunning as failed:
             raise failed.error from None
     assert isinstance(answered, dict)
     # Compare numbers as they are after encoding and decoding.
@@ -165,7 +165,7 @@ def _answer(model: ServedModel, asked: Json, response: Json, tenant: Tenant) -> 
 
 
 def _ask(service: Service, asked: Json, response: Json, tenant: Tenant) -> Answered:
-    """Answer a request by the route that its answer shows it was sent to."""
+    """Answer a request by the route that made the saved answer."""
     if "done_reason" in response:
         return _ask_as_ollama(service, asked, tenant)
     if response.get("type") == MESSAGE:
