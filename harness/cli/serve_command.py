@@ -180,9 +180,9 @@ def verify(args: argparse.Namespace) -> int:
     from harness.host.engine_thread import EngineThread
     from harness.progress import progress_on
     from harness.serve.errors import ApiError
-    from harness.serve.model import open_model
+    from harness.serve.model import WINDOW, open_model
     from harness.serve.transcripts import read_answer, read_object
-    from harness.serve.verify import WINDOW, first_difference, tells_no_usage, told_of
+    from harness.serve.verify import first_difference, tells_no_usage, told_of
 
     request, response = read_object(args.request), read_answer(args.response)
     path = model_file(settings)

@@ -193,7 +193,7 @@ def _lists_scores(response: Json) -> bool:
 
 
 def _ask_as_ollama(service: Service, asked: Json, tenant: Tenant) -> Answered:
-    """Answer a request by Ollama's routes, which take the seed among the options."""
+    """Answer a request by Ollama's routes, whose seed is in ``options``."""
     options = dict(asked.get("options") or {})
     options.setdefault("seed", asked["seed"])
     rest = {name: given for name, given in asked.items() if name != "seed"}
