@@ -175,7 +175,7 @@ def _product(rest: _Ops) -> Fused | None:
         count += 1
     sizes = product.most_sizes()
     special = _special_product(product.count.most, rest.matrices)
-    if special is not None and not sizes["places"] and tensors["scale"] is not None:
+    if special is not None and not sizes["row_pairs"] and tensors["scale"] is not None:
         shape = {name: sizes[name] for name in ("rows", "columns")}
         made = _made(product, special, tensors, **shape)
         return count, replace(made, dtype=product.dtype, matrix=made.device.matrix)
