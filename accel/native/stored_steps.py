@@ -118,19 +118,37 @@ class StepCache:
     ) -> StoredStep:
         """The step of a graph for one shape bucket; ``lower`` gives it where there is no entry, and
         its errors are raised."""
-        code = code_state((*CODE, accel.native))
-        if code is None:
-            return StoredStep.of(*lower(), inputs)
-        offsets = sorted(inputs.offsets.items())
-        name = entry_name(graph, code, TIER, self._workers, bucket, offsets)
-        path = (self._folder / name).with_suffix(SUFFIX)
-        data = read_entry(path, MAGIC)
+        path = self._path(graph, bucket, inputs)
+        data = None if path is None else read_entry(path, MAGIC)
         if data is not None:
             return StoredStep.decoded(data)
         step = StoredStep.of(*lower(), inputs)
+        if path is not None:
+            self._write(path, step)
+        return step
+
+    def store(
+        self, graph: Graph, bucket: ShapeKey, inputs: InputLayout, lowered: tuple[Step, Schedule]
+    ) -> bool:
+        """Make the entry of a lowered step, if that is possible; returns whether there is one."""
+        path = self._path(graph, bucket, inputs)
+        if path is None:
+            return False
+        self._write(path, StoredStep.of(*lowered, inputs))
+        return path.exists()
+
+    def _path(self, graph: Graph, bucket: ShapeKey, inputs: InputLayout) -> Path | None:
+        """The file of an entry; None where it is not known which code lowers."""
+        code = code_state((*CODE, accel.native))
+        if code is None:
+            return None
+        offsets = sorted(inputs.offsets.items())
+        name = entry_name(graph, code, TIER, self._workers, bucket, offsets)
+        return (self._folder / name).with_suffix(SUFFIX)
+
+    def _write(self, path: Path, step: StoredStep) -> None:
         _make_room(self._folder)
         write_entry(path, MAGIC, step.encoded())
-        return step
 
 
 def _make_room(folder: Path) -> None:

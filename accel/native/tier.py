@@ -38,7 +38,7 @@ from contract.dtypes import StorageClass
 from contract.errors import TierUnavailable
 from contract.file_reads import copy_bytes
 from contract.footprint import Footprint, owns_upload
-from contract.ir.inputs import InputLayout
+from contract.ir.inputs import InputLayout, input_layout
 from contract.ir.nodes import BufferDecl, BufferKind, Graph
 from contract.lazy_dataclass import dataclass
 from contract.shape_key import ShapeKey
@@ -178,6 +178,13 @@ class NativeTier(PacketTier[AddressRange, NativePackets, NativeStep]):
     def _schedule(self, graph: Graph, bucket: ShapeKey) -> tuple[Step, Schedule]:
         step = lower_graph(graph, bucket, self._pool.workers, TIER)
         return step, schedule_workers(step, self._pool.workers)
+
+    def _store(
+        self, graph: Graph, largest: ShapeKey, bucket: ShapeKey, lowered: tuple[Step, Schedule]
+    ) -> bool:
+        inputs = input_layout(graph, largest)
+        steps = self._stored_steps
+        return steps is not None and steps.store(graph, bucket, inputs, lowered)
 
     def _footprint(self, graph: Graph, largest: ShapeKey, steps: StepMemory) -> Footprint:
         found = worker_footprint(graph, largest, steps, self._pool.workers, shared=True)

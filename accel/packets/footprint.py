@@ -23,6 +23,10 @@ Lower = Callable[[ShapeKey], tuple[Step, Schedule]]
 Buckets = Callable[[ShapeKey], Sequence[ShapeKey]]
 """Returns the shape buckets for steps up to the largest."""
 
+StoreStep = Callable[[Graph, ShapeKey, ShapeKey, tuple[Step, Schedule]], bool]
+"""Stores the step of a graph with steps up to the first size for a shape bucket, the second, if it
+can; returns whether it did."""
+
 MAPPED_OUTPUT_BYTES = 1 << 16
 """Outputs smaller than this are copied to the host after every step, larger ones only when
 requested."""
@@ -50,15 +54,20 @@ argument."""
 
 
 def step_memory(lower: Lower, largest: ShapeKey, buckets: Buckets = shape_buckets) -> StepMemory:
-    """The memory for steps up to ``largest``, found by lowering every shape bucket."""
-    lowered = [lower(bucket) for bucket in buckets(largest)]
-    return StepMemory(
-        shared=max(schedule.shared_bytes for _, schedule in lowered),
-        own=max(schedule.own_bytes for _, schedule in lowered),
-        packets=tuple(len(step.ops) * PACKET.itemsize for step, _ in lowered),
-        stored=frozenset().union(*(stored_operands(step) for step, _ in lowered)),
-        kinds=frozenset().union(*(op_kinds(step.ops) for step, _ in lowered)),
-    )
+    """The memory for steps up to ``largest``, found by lowering every shape bucket. A step is not
+    kept beside the next one, since the objects of each take a megabyte."""
+    shared = own = 0
+    packets: list[int] = []
+    stored: frozenset[str] = frozenset()
+    kinds: frozenset[tuple[str, str]] = frozenset()
+    for bucket in buckets(largest):
+        step, schedule = lower(bucket)
+        shared, own = max(shared, schedule.shared_bytes), max(own, schedule.own_bytes)
+        packets.append(len(step.ops) * PACKET.itemsize)
+        stored |= stored_operands(step)
+        kinds |= op_kinds(step.ops)
+        del step, schedule
+    return StepMemory(shared, own, tuple(packets), stored, kinds)
 
 
 def op_kinds(ops: Iterable[Op]) -> frozenset[tuple[str, str]]:
@@ -69,17 +78,19 @@ def op_kinds(ops: Iterable[Op]) -> frozenset[tuple[str, str]]:
 class PlannedSteps:
     """Lowers the steps of a graph once, both to compute their memory and to run them.
 
-    The steps of the latest graph whose memory was computed stay here until ``of`` takes them.
-    ``schedule`` lowers a graph for one shape bucket. If ``cache`` has the memory, nothing is
-    lowered for it."""
+    The steps of the latest graph whose memory was computed stay here until ``of`` takes them,
+    except those that ``store`` has stored. ``schedule`` lowers a graph for one shape bucket. If
+    ``cache`` has the memory, nothing is lowered for it."""
 
     def __init__(
         self,
         schedule: Callable[[Graph, ShapeKey], tuple[Step, Schedule]],
         buckets: Buckets = shape_buckets,
         cache: MemoryCache | None = None,
+        store: StoreStep | None = None,
     ) -> None:
         self._schedule = schedule
+        self._store = store
         self._buckets = buckets
         self._cache = cache
         self._planned: tuple[Graph, ShapeKey] | None = None
@@ -92,10 +103,13 @@ class PlannedSteps:
             self._planned, self._steps, self._memory = (graph, largest), {}, None
 
             def make() -> StepMemory:
-                self._steps = {
-                    bucket: self._schedule(graph, bucket) for bucket in self._buckets(largest)
-                }
-                return step_memory(self._steps.__getitem__, largest, self._buckets)
+                def lower(bucket: ShapeKey) -> tuple[Step, Schedule]:
+                    lowered = self._schedule(graph, bucket)
+                    if not (self._store and self._store(graph, largest, bucket, lowered)):
+                        self._steps[bucket] = lowered
+                    return lowered
+
+                return step_memory(lower, largest, self._buckets)
 
             self._memory = self._cache(graph, largest, make) if self._cache else make()
         return self._memory

@@ -4,6 +4,7 @@ opcodes share."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import cached_property
 from types import MappingProxyType
 from typing import TypeAlias
 
@@ -59,6 +60,15 @@ class Lowering:
         """The chunks and the order of each routing, see ``rules_experts``."""
         for decl in graph.of_kind(BufferKind.SCRATCH):
             self.step.scratch[decl.name] = buffer_bytes(decl, bucket)
+
+    @cached_property
+    def read_buffers(self) -> frozenset[str]:
+        """The buffers that some node reads, or the host."""
+        read = {decl.name for decl in self.graph.of_kind(BufferKind.OUTPUT)}
+        for node in self.graph.nodes:
+            names = {operand.name for operand in TABLE[node.opcode].inputs}
+            read |= {view.buffer for name, view in node.operands.items() if name in names}
+        return frozenset(read)
 
     def tensor(self, view: View) -> Tensor:
         """The view as a tensor of binary32, binary16 or int32 elements."""

@@ -82,7 +82,7 @@ class PacketTier(BaseTier[A, L, C]):
         super().__init__(info, memory, submissions)
         self._memory_cache = memory_cache
         self._recorded: dict[int, tuple[L, A]] = {}
-        self._steps = PlannedSteps(self._schedule, self.buckets, memory_cache)
+        self._steps = PlannedSteps(self._schedule, self.buckets, memory_cache, self._store)
 
     def footprint(self, graph: Graph, largest: ShapeKey) -> Footprint:
         return self._planned(graph, largest, self._steps.memory(graph, largest))
@@ -158,6 +158,12 @@ class PacketTier(BaseTier[A, L, C]):
     def _schedule(self, graph: Graph, bucket: ShapeKey) -> tuple[Step, Schedule]:
         """Hook: the step of a graph for one shape bucket, and its schedule. Raises
         UnsupportedOp."""
+
+    def _store(
+        self, graph: Graph, largest: ShapeKey, bucket: ShapeKey, lowered: tuple[Step, Schedule]
+    ) -> bool:
+        """Hook: whether the step was stored where ``lower`` finds it."""
+        return False
 
     @abstractmethod
     def _record(self, bound: BoundStep[A]) -> L:

@@ -95,6 +95,8 @@ def _product(
 def _gate_up(low: Lowering, node: Node) -> None:
     used = low.dims(node)["used"]
     for name in ("gate", "up"):
+        if node.operands[name].buffer not in low.read_buffers:
+            continue  # Of experts without gates.
         y = low.tensor(node.operands[name])
         _product(low, node, "x", f"{name}_weight", f"{name}_bias", y, used)
 

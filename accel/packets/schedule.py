@@ -3,11 +3,11 @@ memory lies.
 
 Ops stay in the order of the graph. An op needs a barrier if a worker would access an element that
 another worker accessed since the last barrier. Two things save barriers: an elementwise op divides
-columns as the product before it does, and every worker computes a cheap op by itself."""
+columns as the product before it does, and every worker computes a cheap op by itself. Such an
+elementwise op also writes over an operand that nothing reads afterwards."""
 
 from __future__ import annotations
 
-from bisect import insort
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -22,6 +22,7 @@ MAX_REPEATING_WORKERS = 64
 would saturate its memory; there every op is divided among work-groups, with its own split."""
 
 NOTHING: Mapping[str, int] = MappingProxyType({})
+NO_NAMES: Mapping[str, str] = MappingProxyType({})
 Lifetimes = dict[str, tuple[int, int]]
 Pending = dict[str, list[Touch]]
 """The accesses to each buffer since the last barrier."""
@@ -30,12 +31,14 @@ Pending = dict[str, list[Touch]]
 def schedule_workers(step: Step, workers: int) -> Schedule:
     """The schedule of one kernel whose ``workers`` wait for each other at barriers."""
     writers = Counter(name for op in step.ops for name in op.results())
+    last_uses = {t.buffer: index for index, op in enumerate(step.ops) for t in op.operands if t}
+    over: dict[str, str] = {}
     placements: list[Placement] = []
     own: set[str] = set()
     pending: Pending = {}
     level = 0
     shared = workers > MAX_REPEATING_WORKERS
-    for op in step.ops:
+    for index, op in enumerate(step.ops):
         if shared:
             op = replace(op, splits=(Split.ANY,) * len(op.splits))
         columns = not shared and op.by_columns and _follows_columns(op, pending)
@@ -49,10 +52,15 @@ def schedule_workers(step: Step, workers: int) -> Schedule:
         if wait:
             pending = {}
             level += 1
+        if not shared and not everyone and op.by_columns:
+            source, result = touches[0], touches[-1]
+            ends = last_uses[source.tensor.buffer] == index and writers[result.tensor.buffer] == 1
+            if ends and _may_replace(source, result, step.scratch, own, pending):
+                over[result.tensor.buffer] = source.tensor.buffer
         for touch in touches:
             pending.setdefault(touch.tensor.buffer, []).append(touch)
         placements.append(Placement(wait, everyone, columns, level))
-    return _placed(step, placements, own)
+    return _placed(step, placements, own, largest_first=not shared, over=over)
 
 
 def schedule_launches(
@@ -98,13 +106,31 @@ def _follows_columns(op: Op, pending: Pending) -> bool:
     return follows and _safe(touches, pending)
 
 
+def _may_replace(
+    source: Touch, result: Touch, sizes: Mapping[str, int], own: set[str], pending: Pending
+) -> bool:
+    """Whether an elementwise op may write its result over an operand: both are all of a shared
+    buffer of this step, divided alike, and no other worker may still access the operand."""
+    read, written = source.tensor, result.tensor
+    alike = written._replace(buffer=read.buffer) == read and source.split is result.split
+    ours = read.buffer in sizes and written.buffer in sizes
+    if not alike or not ours or {read.buffer, written.buffer} & own:
+        return False
+    whole = read.columns == read.stride and sizes[read.buffer] == sizes[written.buffer]
+    return whole and _safe([source._replace(writes=True)], pending)
+
+
 def _placed(
     step: Step,
     placements: Sequence[Placement],
     own: set[str],
     together: Sequence[tuple[int, int]] = (),
     since: Mapping[str, int] = NOTHING,
+    largest_first: bool = False,
+    over: Mapping[str, str] = NO_NAMES,
 ) -> Schedule:
+    """``over`` has for a buffer the one in whose memory it lies, whose life it prolongs."""
+    first_names: dict[str, str] = {}
     shared_lives: Lifetimes = {}
     own_lives: Lifetimes = {}
     for index, (op, placement) in enumerate(zip(step.ops, placements, strict=True)):
@@ -116,11 +142,15 @@ def _placed(
             lives, now = (
                 (own_lives, index) if tensor.buffer in own else (shared_lives, placement.level)
             )
-            first, _ = lives.get(tensor.buffer, (min(now, since.get(tensor.buffer, now)), now))
-            lives[tensor.buffer] = (first, now)
+            name = tensor.buffer
+            if name in over:
+                name = first_names.setdefault(name, first_names.get(over[name], over[name]))
+            first, _ = lives.get(name, (min(now, since.get(name, now)), now))
+            lives[name] = (first, now)
     shared_lives = {name: _stretched(life, together) for name, life in shared_lives.items()}
-    shared, shared_bytes = _pack(shared_lives, step.scratch)
-    own_offsets, own_bytes = _pack(own_lives, step.scratch)
+    shared, shared_bytes = _pack(shared_lives, step.scratch, largest_first)
+    own_offsets, own_bytes = _pack(own_lives, step.scratch, largest_first)
+    shared |= {name: shared[first] for name, first in first_names.items()}
     return Schedule(tuple(placements), shared, shared_bytes, own_offsets, own_bytes)
 
 
@@ -133,20 +163,32 @@ def _stretched(life: tuple[int, int], together: Sequence[tuple[int, int]]) -> tu
     return first, last
 
 
-def _pack(lives: Lifetimes, sizes: Mapping[str, int]) -> tuple[dict[str, int], int]:
-    """First fit in order of first use: the offset of each buffer, and the bytes in all."""
+def _pack(
+    lives: Lifetimes, sizes: Mapping[str, int], largest_first: bool
+) -> tuple[dict[str, int], int]:
+    """First fit, the largest buffers first or in order of first use: the offset of each buffer, and
+    the bytes in all.
+
+    The largest first needs the least memory: buffers that come and go leave gaps into which a
+    larger one would not fit."""
     offsets: dict[str, int] = {}
-    alive: list[tuple[int, int, int]] = []
+    taken: dict[int, list[tuple[int, int]]] = {}
     total = 0
-    for name, (first, last) in sorted(lives.items(), key=lambda item: (item[1], item[0])):
+
+    def order(name: str) -> tuple[int, tuple[int, int], str]:
+        return -sizes[name] if largest_first else 0, lives[name], name
+
+    for name in sorted(lives, key=order):
+        first, last = lives[name]
         size = aligned(max(sizes[name], 1))
-        alive = [block for block in alive if block[2] >= first]
+        levels = range(first, last + 1)
         offset = 0
-        for start, stop, _ in alive:
+        for start, stop in sorted({block for level in levels for block in taken.get(level, ())}):
             if offset + size <= start:
                 break
             offset = max(offset, stop)
         offsets[name] = offset
         total = max(total, offset + size)
-        insort(alive, (offset, offset + size, last))
+        for level in levels:
+            taken.setdefault(level, []).append((offset, offset + size))
     return offsets, total

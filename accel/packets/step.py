@@ -74,7 +74,7 @@ class Touch(NamedTuple):
         """Whether no worker accesses an element that another worker accessed in ``earlier``."""
         if not (self.writes or earlier.writes) or not self.tensor.overlaps(earlier.tensor):
             return True
-        if earlier.everyone and earlier.writes:
+        if earlier.everyone:
             return not self.writes
         same_part = self.tensor == earlier.tensor and self.split is earlier.split
         return same_part and self.split is not Split.ANY and not self.everyone
