@@ -107,7 +107,7 @@ def entry_name(graph: Graph, *others: object) -> str:
         for node in graph.nodes
     ]
     described = graph.name, graph.stage.value, buffers, nodes
-    # Its text takes three times as long. Later versions of this form differ for equal strings.
+    # repr takes three times as long. Later versions of marshal give equal strings other bytes.
     return digest(marshal.dumps(described, 2) + repr(others).encode()).hexdigest()
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from accel.amd import launcher, pm4
 from accel.amd.program import checked
-from accel.amd.self_check import ProbeCase, divides
+from accel.amd.self_check import ProbeCase, divides_exactly
 from accel.amd.sim.command_processor import wait_memory
 from accel.amd.sim.fake_kernel import FakeKernel
 from accel.amd.sim.fake_machine import Behaviour
@@ -163,10 +163,10 @@ def test_what_the_gpu_gets_wrong_integers_do(tier: AmdTier, wrong: str) -> None:
     runtime = tier._runtime
     asked = Answering(runtime.device, runtime.queue, runtime.modules)
     Answering.wrong, Answering.always = wrong, False
-    assert not divides(asked)
+    assert not divides_exactly(asked)
     Answering.always = True
     with pytest.raises(TierUnavailable, match=f"does not compute exactly: {wrong}"):
-        divides(asked)
+        divides_exactly(asked)
 
 
 def test_what_has_no_remedy_refuses_the_gpu(tier: AmdTier) -> None:
