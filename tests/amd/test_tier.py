@@ -173,7 +173,7 @@ def test_what_has_no_remedy_refuses_the_gpu(tier: AmdTier) -> None:
     runtime = tier._runtime
     Answering.wrong, Answering.always = "contraction", False
     with pytest.raises(TierUnavailable, match="does not compute exactly: contraction"):
-        divides(Answering(runtime.device, runtime.queue, runtime.modules))
+        divides_exactly(Answering(runtime.device, runtime.queue, runtime.modules))
 
 
 def test_an_error_of_the_system_is_the_contracts(open_amd: OpenTier) -> None:
