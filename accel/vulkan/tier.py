@@ -25,7 +25,7 @@ from accel.vulkan.launcher import Recording, launch_packet, max_groups
 from accel.vulkan.matrix_tiles import SMALL_BUCKETS, with_tiles_32x16, with_tiles_128x128
 from accel.vulkan.memory import Allocation, Memory
 from accel.vulkan.push_constants import Packets
-from accel.vulkan.runtime import Choices, open_runtime
+from accel.vulkan.runtime import Choices, Runtime, open_runtime
 from accel.vulkan.submissions import VulkanStep, VulkanSubmissions
 from contract.ir.nodes import Graph
 from contract.shape_key import ShapeKey
@@ -42,6 +42,7 @@ class VulkanTier(DeviceHooks, StreamingTier[Allocation, Recording, VulkanStep]):
     exact. ``vulkan`` is the library, by default that of this machine."""
 
     _memory: Memory
+    _runtime: Runtime
     _submissions: VulkanSubmissions
 
     def __init__(
