@@ -50,8 +50,7 @@ class EstimateCache(Generic[T]):
         self._decoded = decoded
 
     def of(self, graph: Graph, largest: ShapeKey, make: Callable[[], T]) -> T:
-        """The cached value, or that of ``make``, which is then cached. Raises what ``make``
-        raises."""
+        """The cached value, or that of ``make``, which is then cached. Raises as ``make`` does."""
         code = code_state()
         if code is None:
             return make()

@@ -183,8 +183,7 @@ def _product(rest: _Ops) -> Fused | None:
 
 
 def _special_product(most_tokens: int, matrices: bool) -> str | None:
-    """The name of the op for a product of at most ``most_tokens`` tokens, None if it is
-    ``matmul``."""
+    """The op for products of at most ``most_tokens`` tokens, None if it is ``matmul``."""
     if most_tokens == 1:
         return "matmul_row"
     return "matmul_tiles" if matrices and most_tokens >= TILES_FROM else None

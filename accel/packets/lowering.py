@@ -175,8 +175,7 @@ class Lowering:
         return Count(dim, Per.STEP, dim)
 
     def quantized(self, x: Tensor, tokens: Count) -> tuple[Tensor, Tensor, Tensor]:
-        """Integers, scales and block sums of x by rule R5, computed once for all products of
-        ``x``."""
+        """Integers, scales and block sums of x (rule R5), computed once for all products of x."""
         if x not in self._quantized:
             name = f"{x.buffer}[{x.start}:{x.stop}]"
             segments = -(-x.columns // SEGMENT)

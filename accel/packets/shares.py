@@ -275,8 +275,7 @@ class _Dividing:
         return missing and (self._is_divided(op) or not self._stays_partial(op))
 
     def _is_divided(self, op: Op) -> bool:
-        """Whether ``op`` can be divided: a single matrix may be whole on the device, a stack may
-        not."""
+        """Whether ``op`` can be divided: a single matrix may be whole here, a stack may not."""
         weight = op.operands[op.matrix] if op.matrix is not None else None
         if weight is None or not _has_rows(op, self.share, self.computed_whole):
             return False

@@ -13,7 +13,6 @@ import pytest
 from accel.amd import launcher, pm4
 from accel.amd.program import checked
 from accel.amd.self_check import ProbeCase, divides_exactly
-from accel.amd.sim.command_processor import wait_memory
 from accel.amd.sim.fake_kernel import FakeKernel
 from accel.amd.sim.fake_machine import Behaviour
 from accel.amd.steps import SPLIT_TOKENS, buckets_of, step_of
@@ -31,7 +30,7 @@ from reference.engine import Engine, EngineOptions
 from reference.limits import Limits
 from reference.model.open import Model, open_model
 from reference.runner import ModelRunner
-from tests.amd.code import shipped
+from tests.amd.code import shipped, wait_memory
 from tests.amd.conftest import DRIVERS, OpenTier
 from tests.model_runs import FEW
 from tests.patience import PATIENCE_SECONDS
