@@ -42,7 +42,7 @@ def need_program(name: str) -> str:
 
 
 def wait_memory(address: int, least: int) -> pm4.Words:
-    """A packet that waits until the 32 bits at ``address`` are at least ``least``: a queue that hangs.
-    The tiers send none."""
+    """A packet that waits until the 32 bits at ``address`` are at least ``least``, so that a queue
+    hangs; the tiers send none."""
     halves = pm4.low_high(address)
     return pm4.packet(pm4.Opcode.WAIT_REG_MEM, WAIT_AT_LEAST, *halves, least, 0xFFFFFFFF, 4)
