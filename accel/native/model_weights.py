@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,11 +26,15 @@ from accel.native.weight_cache import Entry, entry_of, open_entry, write_entry
 from accel.packets.buffers import DeviceBuffer, matrices_of
 from accel.packets.build import Progress
 from accel.packets.host_memory import AddressRange
+from accel.packets.layouts import LANES, group_bytes
 from accel.packets.packet import aligned
 from accel.packets.stacks import Stack
 from contract.file_reads import FileRange
 from contract.lazy_dataclass import dataclass
 from contract.tier import FiniteWords
+
+MOST_JOB_BYTES = 1 << 22
+"""Most stored bytes of one job: their pages leave the page table when it ends."""
 
 Bytes = NDArray[np.uint8]
 
@@ -65,6 +69,23 @@ class Weight:
         """Its arrangement, as text."""
         matrices = self.stack.matrices if self.stack is not None else 0
         return f"{self.buffer.decl.dtype.name} {self.data.shape} {matrices}"
+
+    def parts(self) -> Iterator[tuple[Weight, int]]:
+        """The weight in parts of whole groups of rows and at most MOST_JOB_BYTES, and where each
+        begins in the arranged bytes."""
+        stack = self.stack
+        if stack is None or (stack.matrices > 1 and stack.rows % LANES):
+            yield self, 0
+            return
+        for groups in stack.parts(MOST_JOB_BYTES):
+            data, source = stack.stored(groups), self.source
+            if source is not None:
+                before = stack.stored_bytes(range(groups.start))
+                source = replace(source, offset=source.offset + before, nbytes=data.nbytes)
+            part = replace(
+                self, data=data, stack=Stack(stack.dtype, data, len(data)), source=source
+            )
+            yield part, groups.start * group_bytes(stack.dtype, stack.columns)
 
     def forget_source(self) -> None:
         """Remove the stored bytes from the page table, since the products do not read them."""
@@ -103,7 +124,7 @@ class ModelWeights:
         """Of ``nbytes`` arranged bytes those that are mapped from an entry of the cache: all or
         none."""
         stored = self.folder is not None and weight_cache.CAN_ALLOCATE
-        return nbytes if stored and nbytes >= weight_cache.LEAST_BYTES else 0
+        return nbytes if stored and nbytes >= weight_cache.MIN_BYTES else 0
 
     def forget(self, buffer: DeviceBuffer[AddressRange]) -> None:
         """The buffer is freed: its weight is needed no more."""
@@ -180,10 +201,13 @@ class ModelWeights:
         flags = np.zeros(len(weights), np.uint32)
         try:
             for number, (weight, address) in enumerate(zip(weights, addresses, strict=True)):
-                packets = finite_packets(weight.data, weight.finite, flags[number:].ctypes.data)
-                if weight.stack is not None:
-                    packets = np.concatenate((packets, arrange_packets(weight.stack, address)))
-                self.arranger.run(packets, (weight, used, flags), weight.forget_source)
+                flag = flags[number:].ctypes.data
+                for part, start in weight.parts():
+                    packets = finite_packets(part.data, part.finite, flag)
+                    if part.stack is not None:
+                        more = arrange_packets(part.stack, address + start)
+                        packets = np.concatenate((packets, more))
+                    self.arranger.run(packets, (part, used, flags), part.forget_source)
                 weight.report()
         finally:
             self.arranger.finish()

@@ -2,7 +2,7 @@
 
 The key of an entry is everything its packets depend on: the graph, the shape bucket, the offsets of
 a step's inputs, the workers, and times and sizes of the files that lower. The folder holds at most
-MOST_STEPS; those written first go. An entry that is damaged or of another build is lowered
+MAX_STEPS; those written first go. An entry that is damaged or of another build is lowered
 anew."""
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from contract.shape_key import ShapeKey
 
 MAGIC = b"zinc-rt step 1\n"
 SUFFIX = ".step"
-MOST_STEPS = 256
+MAX_STEPS = 256
 KIND_SHIFT = 60
 LENGTH_BYTES = 4
 
@@ -118,24 +118,42 @@ class StepCache:
     ) -> StoredStep:
         """The step of a graph for one shape bucket; ``lower`` gives it where there is no entry, and
         its errors are raised."""
-        code = code_state((*CODE, accel.native))
-        if code is None:
-            return StoredStep.of(*lower(), inputs)
-        offsets = sorted(inputs.offsets.items())
-        name = entry_name(graph, code, TIER, self._workers, bucket, offsets)
-        path = (self._folder / name).with_suffix(SUFFIX)
-        data = read_entry(path, MAGIC)
+        path = self._path(graph, bucket, inputs)
+        data = None if path is None else read_entry(path, MAGIC)
         if data is not None:
             return StoredStep.decoded(data)
         step = StoredStep.of(*lower(), inputs)
+        if path is not None:
+            self._write(path, step)
+        return step
+
+    def store(
+        self, graph: Graph, bucket: ShapeKey, inputs: InputLayout, lowered: tuple[Step, Schedule]
+    ) -> bool:
+        """Make the entry of a lowered step, if that is possible; returns whether there is one."""
+        path = self._path(graph, bucket, inputs)
+        if path is None:
+            return False
+        self._write(path, StoredStep.of(*lowered, inputs))
+        return path.exists()
+
+    def _path(self, graph: Graph, bucket: ShapeKey, inputs: InputLayout) -> Path | None:
+        """The file of an entry; None where it is not known which code lowers."""
+        code = code_state((*CODE, accel.native))
+        if code is None:
+            return None
+        offsets = sorted(inputs.offsets.items())
+        name = entry_name(graph, code, TIER, self._workers, bucket, offsets)
+        return (self._folder / name).with_suffix(SUFFIX)
+
+    def _write(self, path: Path, step: StoredStep) -> None:
         _make_room(self._folder)
         write_entry(path, MAGIC, step.encoded())
-        return step
 
 
 def _make_room(folder: Path) -> None:
     """Remove the oldest entries until one more is allowed."""
     with contextlib.suppress(OSError):
         found = sorted((file.stat().st_mtime_ns, file) for file in folder.glob("*" + SUFFIX))
-        for _, file in found[: max(0, len(found) - MOST_STEPS + 1)]:
+        for _, file in found[: max(0, len(found) - MAX_STEPS + 1)]:
             file.unlink()

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from pathlib import Path
 
 from accel.digests import DIGEST_BYTES, digest
-from contract.cached_files import PARTIAL, being_written, remove_abandoned
+from contract.cached_files import remove_abandoned, replacing
 
 
 def read_entry(path: Path, magic: bytes) -> bytes | None:
     """The data in a cache entry; None when it is absent, damaged or not of this ``magic``."""
     try:
         with path.open("rb") as file:
-            # First: what is not ours may be larger than memory.
+            # Checked first: a foreign file may be larger than memory.
             if file.read(len(magic)) != magic:
                 return None
             found, data = file.read(DIGEST_BYTES), file.read()
@@ -27,18 +26,8 @@ def write_entry(path: Path, magic: bytes, data: bytes) -> None:
     """Write the file atomically, since another process may write the same entry.
 
     A full or read-only disk is no error: the next start builds again."""
-    # Imported here because most starts write nothing.
-    import tempfile
-
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         remove_abandoned(path.parent)
-        handle, name = tempfile.mkstemp(dir=path.parent, suffix=PARTIAL)
-        try:
-            with being_written(name):
-                with os.fdopen(handle, "wb") as file:
-                    file.write(magic + digest(data).digest() + data)
-                os.replace(name, path)
-        except BaseException:
-            os.unlink(name)
-            raise
+        with replacing(path, 0o600) as file:
+            file.write(magic + digest(data).digest() + data)

@@ -1,13 +1,13 @@
-"""Decides where workers meet at barriers, what each computes for itself, and where scratch memory
-lies.
+"""Decides where workers wait at barriers, what each worker computes by itself, and where scratch
+memory lies.
 
-Ops stay in the order of the graph. An op needs a barrier when a worker would access an element that
-another worker accessed since the last one. Two ways save barriers: an elementwise op divides
-columns as the product before it did, and every worker computes a cheap op for itself."""
+Ops stay in the order of the graph. An op needs a barrier if a worker would access an element that
+another worker accessed since the last barrier. Two things save barriers: an elementwise op divides
+columns as the product before it does, and every worker computes a cheap op by itself. Such an
+elementwise op also writes over an operand that nothing reads afterwards."""
 
 from __future__ import annotations
 
-from bisect import insort
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -18,25 +18,27 @@ from accel.packets.packet import aligned
 from accel.packets.step import Op, Placement, Schedule, Step, Touch
 
 MAX_REPEATING_WORKERS = 64
-"""Most workers that repeat cheap work to save a barrier. The thousands of an accelerator would
-saturate its memory; there work-groups share every op, and no op reuses the split of the one
-before."""
+"""Most workers that repeat cheap work to save a barrier. The thousands of workers of an accelerator
+would saturate its memory; there every op is divided among work-groups, with its own split."""
 
 NOTHING: Mapping[str, int] = MappingProxyType({})
+NO_NAMES: Mapping[str, str] = MappingProxyType({})
 Lifetimes = dict[str, tuple[int, int]]
 Pending = dict[str, list[Touch]]
 """The accesses to each buffer since the last barrier."""
 
 
 def schedule_workers(step: Step, workers: int) -> Schedule:
-    """The schedule of one kernel whose ``workers`` meet at barriers."""
+    """The schedule of one kernel whose ``workers`` wait for each other at barriers."""
     writers = Counter(name for op in step.ops for name in op.results())
+    last_uses = {t.buffer: index for index, op in enumerate(step.ops) for t in op.operands if t}
+    over: dict[str, str] = {}
     placements: list[Placement] = []
     own: set[str] = set()
     pending: Pending = {}
     level = 0
     shared = workers > MAX_REPEATING_WORKERS
-    for op in step.ops:
+    for index, op in enumerate(step.ops):
         if shared:
             op = replace(op, splits=(Split.ANY,) * len(op.splits))
         columns = not shared and op.by_columns and _follows_columns(op, pending)
@@ -50,10 +52,15 @@ def schedule_workers(step: Step, workers: int) -> Schedule:
         if wait:
             pending = {}
             level += 1
+        if not shared and not everyone and op.by_columns:
+            source, result = touches[0], touches[-1]
+            ends = last_uses[source.tensor.buffer] == index and writers[result.tensor.buffer] == 1
+            if ends and _may_replace(source, result, step.scratch, own, pending):
+                over[result.tensor.buffer] = source.tensor.buffer
         for touch in touches:
             pending.setdefault(touch.tensor.buffer, []).append(touch)
         placements.append(Placement(wait, everyone, columns, level))
-    return _placed(step, placements, own)
+    return _placed(step, placements, own, largest_first=not shared, over=over)
 
 
 def schedule_launches(
@@ -62,26 +69,25 @@ def schedule_launches(
     together: Sequence[tuple[int, int]] = (),
     since: Mapping[str, int] = NOTHING,
 ) -> Schedule:
-    """The schedule of launches in order; each op has a level of its own, or ``levels`` says which
-    ops share a launch. Ops of one launch never share memory.
+    """The schedule of consecutive launches. Each op has its own level, or ``levels`` gives the
+    level of each op; ops of one level share a launch and no memory.
 
-    ``together`` has first and last levels of launches that run as one in data order: buffers used
-    both inside and outside share no memory with anything inside. ``since`` names buffers that
-    another device may write from that level on."""
+    ``together`` has first and last levels of launches that run concurrently in data order: buffers
+    used both inside and outside such a range share no memory with anything inside. ``since`` names
+    buffers that another device may write from a level on."""
     levels = range(len(step.ops)) if levels is None else levels
     placements = [Placement(False, False, False, level) for level in levels]
     return _placed(step, placements, set(), together, since)
 
 
 def schedule_levels(step: Step) -> Schedule:
-    """The schedule of launches in order on one queue, where launches without a barrier between them
+    """The schedule of consecutive launches on one queue; launches without a barrier between them
     may overlap."""
     return schedule_workers(step, MAX_REPEATING_WORKERS + 1)
 
 
 def _safe(touches: Sequence[Touch], pending: Pending) -> bool:
-    """Whether no worker accesses an element that only another one accessed since the last
-    barrier."""
+    """Whether no worker accesses an element that another worker accessed since the last barrier."""
     for touch in touches:
         for earlier in pending.get(touch.tensor.buffer, ()):
             if not touch.safe_after(earlier):
@@ -90,7 +96,7 @@ def _safe(touches: Sequence[Touch], pending: Pending) -> bool:
 
 
 def _follows_columns(op: Op, pending: Pending) -> bool:
-    """True when ``op`` needs no barrier if it divides columns as the op before it did."""
+    """Whether ``op`` needs no barrier if it divides columns as the op before it did."""
     touches = op.touches(columns=True)
     follows = any(
         earlier.writes and earlier.split is Split.COLUMNS and touch.tensor.overlaps(earlier.tensor)
@@ -100,34 +106,56 @@ def _follows_columns(op: Op, pending: Pending) -> bool:
     return follows and _safe(touches, pending)
 
 
+def _may_replace(
+    source: Touch, result: Touch, sizes: Mapping[str, int], own: set[str], pending: Pending
+) -> bool:
+    """Whether an elementwise op may write its result over an operand: both are all of a shared
+    buffer of this step, divided alike, and no other worker may still access the operand."""
+    read, written = source.tensor, result.tensor
+    alike = written._replace(buffer=read.buffer) == read and source.split is result.split
+    ours = read.buffer in sizes and written.buffer in sizes
+    if not alike or not ours or {read.buffer, written.buffer} & own:
+        return False
+    whole = read.columns == read.stride and sizes[read.buffer] == sizes[written.buffer]
+    return whole and _safe([source._replace(writes=True)], pending)
+
+
 def _placed(
     step: Step,
     placements: Sequence[Placement],
     own: set[str],
     together: Sequence[tuple[int, int]] = (),
     since: Mapping[str, int] = NOTHING,
+    largest_first: bool = False,
+    over: Mapping[str, str] = NO_NAMES,
 ) -> Schedule:
+    """``over`` has for a buffer the one in whose memory it lies, whose life it prolongs."""
+    first_names: dict[str, str] = {}
     shared_lives: Lifetimes = {}
     own_lives: Lifetimes = {}
     for index, (op, placement) in enumerate(zip(step.ops, placements, strict=True)):
         for tensor in op.operands:
             if tensor is None or tensor.buffer not in step.scratch:
                 continue
-            # A worker accesses its own memory in op order; shared memory may change only at the
-            # next barrier.
+            # A worker accesses its own memory in op order; shared memory may be reused only after
+            # the next barrier.
             lives, now = (
                 (own_lives, index) if tensor.buffer in own else (shared_lives, placement.level)
             )
-            first, _ = lives.get(tensor.buffer, (min(now, since.get(tensor.buffer, now)), now))
-            lives[tensor.buffer] = (first, now)
+            name = tensor.buffer
+            if name in over:
+                name = first_names.setdefault(name, first_names.get(over[name], over[name]))
+            first, _ = lives.get(name, (min(now, since.get(name, now)), now))
+            lives[name] = (first, now)
     shared_lives = {name: _stretched(life, together) for name, life in shared_lives.items()}
-    shared, shared_bytes = _pack(shared_lives, step.scratch)
-    own_offsets, own_bytes = _pack(own_lives, step.scratch)
+    shared, shared_bytes = _pack(shared_lives, step.scratch, largest_first)
+    own_offsets, own_bytes = _pack(own_lives, step.scratch, largest_first)
+    shared |= {name: shared[first] for name, first in first_names.items()}
     return Schedule(tuple(placements), shared, shared_bytes, own_offsets, own_bytes)
 
 
 def _stretched(life: tuple[int, int], together: Sequence[tuple[int, int]]) -> tuple[int, int]:
-    """The lifetime extended over every range of levels that it overlaps but is not inside of."""
+    """The lifetime, extended over every range of levels that it overlaps without lying inside."""
     first, last = life
     for begin, end in together:
         if first <= end and last >= begin and not (begin <= first and last <= end):
@@ -135,20 +163,32 @@ def _stretched(life: tuple[int, int], together: Sequence[tuple[int, int]]) -> tu
     return first, last
 
 
-def _pack(lives: Lifetimes, sizes: Mapping[str, int]) -> tuple[dict[str, int], int]:
-    """First fit in order of first use: the offsets, and the bytes of all."""
+def _pack(
+    lives: Lifetimes, sizes: Mapping[str, int], largest_first: bool
+) -> tuple[dict[str, int], int]:
+    """First fit, the largest buffers first or in order of first use: the offset of each buffer, and
+    the bytes in all.
+
+    The largest first needs the least memory: buffers that come and go leave gaps into which a
+    larger one would not fit."""
     offsets: dict[str, int] = {}
-    alive: list[tuple[int, int, int]] = []
+    taken: dict[int, list[tuple[int, int]]] = {}
     total = 0
-    for name, (first, last) in sorted(lives.items(), key=lambda item: (item[1], item[0])):
+
+    def order(name: str) -> tuple[int, tuple[int, int], str]:
+        return -sizes[name] if largest_first else 0, lives[name], name
+
+    for name in sorted(lives, key=order):
+        first, last = lives[name]
         size = aligned(max(sizes[name], 1))
-        alive = [block for block in alive if block[2] >= first]
+        levels = range(first, last + 1)
         offset = 0
-        for start, stop, _ in alive:
+        for start, stop in sorted({block for level in levels for block in taken.get(level, ())}):
             if offset + size <= start:
                 break
             offset = max(offset, stop)
         offsets[name] = offset
         total = max(total, offset + size)
-        insort(alive, (offset, offset + size, last))
+        for level in levels:
+            taken.setdefault(level, []).append((offset, offset + size))
     return offsets, total

@@ -19,7 +19,7 @@ from reference.engine.draft_block import drafting_limits
 from reference.engine.options import ENGINE_DEFAULTS
 from reference.limits import Limits, whole_contexts, with_drafts
 from reference.memory.recurrent import state_bytes
-from reference.model.adapters import MOST_COMBINED
+from reference.model.adapters import MAX_COMBINED
 from reference.model.open import Model
 
 
@@ -139,7 +139,7 @@ class SessionOptions:
             scores=self.scores,
             digests=self.digests,
             experts=self.experts,
-            adapters=min(len(self.lora), MOST_COMBINED),
+            adapters=min(len(self.lora), MAX_COMBINED),
         )
 
 

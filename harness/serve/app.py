@@ -195,7 +195,9 @@ def make_app(models: ServerModels, pulls: Pulls, options: AppOptions) -> Flask:
     def choose(body: bytes) -> None:
         if not (models.names.files or g.account.models):
             return
-        name = models.names.permitted(model_named(body), g.account.models, models.service.model)
+        name, lora = model_named(body)
+        allowed, active = g.account.models, models.service.model
+        name = models.names.permitted(name, allowed, active, lora)
         if not models.names.files:
             return
         before = g.lease

@@ -32,6 +32,8 @@ from reference.model.chat_template import ChatTemplate, RenderedChat
 from reference.model.open import Model
 from reference.model.spoken_turns import encode_spoken
 
+WINDOW = "repeat_last_n"
+"""Names how far penalties look back, in answers and receipts."""
 STALL_STEPS = 256
 """A request ends after this many steps in which its tokens were not read."""
 ANY_NAME = "*"
@@ -153,6 +155,11 @@ class ServedModel(HostedModel):
         if problem is not None:
             raise StorageProblem(f"the trace {self.trace} cannot be written: {problem}", full=True)
 
+    @property
+    def left_out(self) -> dict[str, float]:
+        """The values of what requests leave out, and how far their penalties look back."""
+        return {**self.sampling.values, WINDOW: self.penalty_window}
+
     def check_window(self, sampling: SamplingParams) -> None:
         """Raises RequestError for penalties over more than ``penalty_window`` tokens. The engine
         may store more tokens for drafts, but answers must not depend on drafts."""
@@ -166,6 +173,16 @@ class ServedModel(HostedModel):
             return True
         short = name.removesuffix(LATEST)
         return short in (self.name, *self.names) or bool(self.adapters.called(short))
+
+    def is_open_to(self, models: Sequence[str], name: str | None, lora: bool) -> bool:
+        """Whether a request of who may use ``models`` alone may call this one ``name`` and, with
+        ``lora``, list adapters. A name of the model's own opens all adapters, an adapter's name
+        that one."""
+        allowed = {one.removesuffix(LATEST) for one in models}
+        adapters = allowed & {one.name for one in self.adapters.named}
+        if any(map(self.is_called, allowed - adapters)):
+            return True
+        return name is not None and name.removesuffix(LATEST) in adapters and not lora
 
     def chat_plan(self, body: ChatRequest) -> ChatPlan:
         """Plan the answer to a chat request. Raises ApiError and TemplateError."""

@@ -27,9 +27,12 @@ class ModelNames:
         short = name.removesuffix(LATEST)
         return short if short in self.files else self._by_other_name.get(short, name)
 
-    def permitted(self, name: str | None, models: Sequence[str], active: ServedModel) -> str | None:
+    def permitted(
+        self, name: str | None, models: Sequence[str], active: ServedModel, lora: bool = False
+    ) -> str | None:
         """The name of the model for a request of a tenant that may use ``models``; empty means all.
-        Without a name it is the tenant's first model on this server. Raises ApiError 403."""
+        ``lora`` says that the request lists adapters. Without a name it is the tenant's first model
+        on this server. Raises ApiError 403."""
         if not models:
             return name
         canonical = [own for own in map(self.canonical, models) if own in self.files]
@@ -38,7 +41,7 @@ class ModelNames:
         name = self.canonical(name)
         if name in canonical:
             return name
-        if name not in self.files and any(map(active.is_called, models)):
+        if name not in self.files and active.is_open_to(models, name, lora):
             return name
         problem = f"this key may use {', '.join(models)} alone, not {name or active.name}"
         raise model_refused(403, problem, "model_not_allowed")

@@ -12,7 +12,7 @@ from contract.errors import ConfigError
 from contract.types import LOCAL_TENANT, MAX_INT32
 from harness.sampling_defaults import SamplingDefaults, sampling_defaults
 from harness.serve.caller import Caller
-from harness.serve.model import ServedModel
+from harness.serve.model import WINDOW, ServedModel
 from harness.serve.ollama.parse import plain_schemas
 from harness.serve.ollama.routes import answer_chat, answer_prompt
 from harness.serve.ollama.wire import GenerateRequest, OllamaChatRequest
@@ -26,6 +26,8 @@ Json = dict[str, Any]
 NOTHING = object()
 MAX_SHOWN = 200
 """Most characters of a value that a difference shows."""
+MAX_WINDOW = 1 << 20
+"""The longest reach of penalties that a verification makes room for."""
 MESSAGE = "message"
 CACHE_READ, CACHE_WRITTEN = "cache_read_input_tokens", "cache_creation_input_tokens"
 FROM_CACHE = ("cached_tokens", "cache_write_tokens")
@@ -63,7 +65,10 @@ def first_difference(model: ServedModel, request: Json, response: Json) -> str |
     then = _comparable(response)
     if asked.get("seed") is None and response.get("object") != "list":
         asked["seed"] = _drawn_seed(response)
+    window = window_of(response)
     model = replace(model, sampling=_defaults_of(response))
+    if window is not None:
+        model = replace(model, penalty_window=window)
     now = _comparable(_answer(model, asked, response))
     for name in now:
         if name == "usage" and tells_no_usage(response):
@@ -84,6 +89,14 @@ def _defaults_of(response: Json) -> SamplingDefaults:
     """The sampling defaults of the server that answered. Old answers do not have them."""
     values = _extra(response).get("sampling_defaults")
     return sampling_defaults({}, given=values if isinstance(values, dict) else NO_DEFAULTS)
+
+
+def window_of(response: Json) -> int | None:
+    """How far penalties of the server that answered look back; None where the answer does not
+    say."""
+    values = _extra(response).get("sampling_defaults")
+    window = values.get(WINDOW) if isinstance(values, dict) else None
+    return window if type(window) is int and 0 <= window <= MAX_WINDOW else None
 
 
 def _comparable(response: Json) -> Json:

@@ -318,14 +318,17 @@ def decode(
 
 class _Named(Struct):
     model: str | None = None
+    lora: Any = None
 
 
-def model_named(body: bytes) -> str | None:
-    """The model that a body names; None if it names none or is invalid."""
+def model_named(body: bytes) -> tuple[str | None, bool]:
+    """The model that a body names, None if it names none, and whether the body lists adapters. An
+    invalid body gives neither."""
     try:
-        return msgspec.json.decode(body, type=known_type(_Named)).model
+        named = msgspec.json.decode(body, type=known_type(_Named))
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
-        return None
+        return None, False
+    return named.model, named.lora is not None
 
 
 def given_fields(body: Struct, names: Iterable[str]) -> dict[str, Any]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -92,6 +94,47 @@ def test_a_second_start_lowers_nothing(
     assert_same(expected, outcome(model_path, open_native(threads=2, lowered=folder)))
     with pytest.raises(AssertionError, match="lowered"):
         outcome(model_path, open_native(threads=1, lowered=folder))
+
+
+@pytest.mark.parametrize("writable", [True, False])
+def test_a_first_start_lowers_each_step_once(
+    graph: Graph,
+    open_native: OpenNative,
+    store: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    writable: bool,
+) -> None:
+    """To know their memory. Until one is submitted it lies in the folder, in memory only where that
+    cannot be written."""
+    made: list[ShapeKey] = []
+
+    def lower(graph: Graph, bucket: ShapeKey, workers: int, name: str) -> Step:
+        made.append(bucket)
+        return lower_graph(graph, bucket, workers, name)
+
+    monkeypatch.setattr(tier, "StepMemoryCache", lambda *_: SimpleNamespace(of=None))
+    monkeypatch.setattr(tier, "lower_graph", lower)
+    if not writable:
+        store.write_bytes(b"")
+    before = steps_alive()
+    opened = open_native(threads=2, lowered=store)
+    opened.footprint(graph, LIMITS.largest)
+    buckets = list(opened.buckets(LIMITS.largest))
+    assert made == buckets
+    assert steps_alive() - before == (0 if writable else len(buckets))
+    inputs = input_layout(graph, LIMITS.largest)
+    for bucket in buckets:
+        found = StepCache(store, 2).of(
+            graph, bucket, inputs, partial(opened.scheduled, graph, bucket)
+        )
+        assert len(found.packets)
+    assert made == buckets, "none is lowered again"
+
+
+def steps_alive() -> int:
+    """The number of lowered steps in memory."""
+    gc.collect()
+    return sum(isinstance(found, Step) for found in gc.get_objects())
 
 
 @pytest.fixture
@@ -190,7 +233,7 @@ def test_nothing_is_stored_where_that_cannot_be(
 
 
 def test_the_oldest_make_room(graph: Graph, store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stored_steps, "MOST_STEPS", 3)
+    monkeypatch.setattr(stored_steps, "MAX_STEPS", 3)
     cached = Cached(graph, store)
     for tokens in range(1, 6):
         cached.of(tokens)

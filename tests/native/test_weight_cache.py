@@ -23,10 +23,12 @@ from accel.native.weight_cache import (
     usage,
 )
 from contract.dtypes import F16
+from contract.file_reads import FileRange
 from contract.ir.graph import BufferKind
 from reference.limits import whole_contexts
 from reference.model.open import open_model
 from reference.runner import ModelRunner
+from tests.families_table import FAMILIES
 from tests.memory.test_allocation import close, plan_on, step_of
 from tests.model_runs import Outcome, assert_same
 from tests.native.conftest import OpenNative
@@ -61,6 +63,48 @@ def test_weights_are_arranged_once(
     assert_same(expected, outcome(model_path, open_one()))
     assert fills == [entry.stat().st_size - HEADER_BYTES]
     assert entries(folder) == [entry]
+
+
+@pytest.mark.parametrize("width", [64, 24])
+def test_a_weight_in_parts_is_arranged_as_in_one(
+    width: int,
+    synthetic_model: Callable[..., Path],
+    open_native: OpenNative,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The entry has the same bytes, and each part leaves the page table after it was read. Experts
+    whose rows are no whole groups stay together."""
+    form = FAMILIES["qwen3moe"]
+    experts = {**form["experts"], "width": width}
+    path = synthetic_model(**{**form, "experts": experts, "quant": "q8_0"})
+    os.utime(path, (1e9, 1e9))
+    time.sleep(0.05)
+    forgotten: list[FileRange] = []
+    real = FileRange.forget_pages
+
+    def forget(part: FileRange) -> None:
+        forgotten.append(part)
+        real(part)
+
+    monkeypatch.setattr(FileRange, "forget_pages", forget)
+    written, ranges = [], []
+    for most in (1 << 40, 1):
+        monkeypatch.setattr(model_weights, "MOST_JOB_BYTES", most)
+        forgotten.clear()
+        outcome(path, open_native(threads=2, weights=folder))
+        (entry,) = entries(folder)
+        written.append(entry.read_bytes()[HEADER_BYTES:])
+        ranges.append([part for part in forgotten if part.nbytes < len(part.mapping)])
+        entry.unlink()
+    assert written[0] == written[1]
+    whole, parts = ranges
+    assert len(parts) > 2 * len(whole)
+
+    def octets(found: list[FileRange]) -> list[int]:
+        return sorted(at for part in found for at in range(part.offset, part.offset + part.nbytes))
+
+    assert octets(parts) == octets(whole)
 
 
 def test_progress_counts_every_byte_once(
@@ -219,7 +263,7 @@ def test_an_entry_of_another_build_or_file_is_left_alone(
     monkeypatch.setattr(model_weights, "sources_digest", lambda: "another build")
     outcome(model_path, open_one())
     monkeypatch.undo()
-    monkeypatch.setattr(weight_cache, "LEAST_BYTES", 1)
+    monkeypatch.setattr(weight_cache, "MIN_BYTES", 1)
     other = entries(folder)
     assert_same(expected, outcome(model_path, open_one()))
     os.utime(model_path, (1e9 + 1, 1e9 + 1))
@@ -251,7 +295,7 @@ def test_the_folder_is_bounded(
     assert not stale.exists()
     assert usage(folder) == (2, 2 * size)
     assert len(list(folder.glob("*.lock"))) == 2
-    monkeypatch.setattr(weight_cache, "MOST_ENTRIES", 1)
+    monkeypatch.setattr(weight_cache, "MAX_ENTRIES", 1)
     outcome(copies[1], open_one())
     assert [has_entry(folder, copy) for copy in copies] == [False, True, False]
     monkeypatch.setattr(weight_cache, "MAX_BYTES", size - 1)

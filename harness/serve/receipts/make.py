@@ -20,14 +20,12 @@ from harness.serve.receipts.tree import tree_root
 from harness.serve.wire import plain
 
 if TYPE_CHECKING:
-    from harness.sampling_defaults import SamplingDefaults
     from harness.serve.generation import Generation
     from harness.serve.model import ServedModel
     from reference.limits import Limits
     from reference.model.open import Model
 
 Json = dict[str, Any]
-WINDOW = "repeat_last_n"
 
 
 def store_answer(
@@ -95,7 +93,7 @@ def served_facts(model: ServedModel, tenant: Tenant) -> Json:
     return facts | {
         "tenant": {"id": tenant.id, "name": tenant.name},
         "template": template_digest(template),
-        "sampling_defaults": defaults_facts(model.sampling, model.penalty_window),
+        "sampling_defaults": model.left_out,
     }
 
 
@@ -124,11 +122,6 @@ def function_facts(
 def template_digest(text: str | None) -> str | None:
     """SHA-256 of a chat template, hex."""
     return None if text is None else hashlib.sha256(text.encode()).hexdigest()
-
-
-def defaults_facts(sampling: SamplingDefaults, window: int) -> dict[str, float]:
-    """The server's defaults for sampling parameters; penalties look back at ``window`` tokens."""
-    return {**sampling.values, WINDOW: window}
 
 
 def choice_facts(

@@ -37,11 +37,11 @@ class ReceiptHandlers:
         after = request.args.get("after", "0")
         if not (after.isascii() and after.isdecimal() and len(after) < 16):
             raise ApiError(400, "after is the number of a receipt", param="after")
-        data = _store().listed(g.account.tenant.id, int(after), MAX_LISTED)
+        data = _store().listed(g.account.tenant, int(after), MAX_LISTED)
         return {"object": "list", "data": data}
 
     def receipt(self, receipt: str) -> Json:
-        found = _store().find(g.account.tenant.id, receipt)
+        found = _store().find(g.account.tenant, receipt)
         if found is None:
             raise ApiError(404, "there is no such receipt, or it is another's", param="receipt")
         return found

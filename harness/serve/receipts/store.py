@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from contract.errors import ConfigError
+from contract.types import Tenant
 from harness.serve.receipts.canonical import canonical_digest
 from harness.serve.receipts.document import VERSION, signed_document
 from harness.serve.receipts.keys import PRIVATE, open_key
@@ -21,11 +22,15 @@ from harness.serve.storage import Database
 
 FILE = "receipts.sqlite"
 SCHEMA = 1
+NAME = "json_extract(document, '$.payload.tenant.name')"
+"""The name of the tenant of a receipt: another one may have the id later."""
 TABLES = (
     "CREATE TABLE IF NOT EXISTS receipts (tenant INTEGER, number INTEGER, id TEXT,"
     " digest TEXT, document TEXT, PRIMARY KEY (tenant, number))",
     "CREATE INDEX IF NOT EXISTS by_id ON receipts (tenant, id)",
+    f"CREATE INDEX IF NOT EXISTS by_name ON receipts (tenant, {NAME}, number)",
 )
+OWN = f"tenant = ? AND {NAME} = ?"
 LATEST = "latest"
 """Means a tenant's newest receipt instead of an id."""
 ROOM_FACTOR = 4
@@ -74,21 +79,22 @@ class ReceiptStore(Database):
         if shutil.disk_usage(self.folder).free < needed:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    def find(self, tenant: int, name: str) -> Json | None:
-        """The tenant's receipt with this id, or its latest one for LATEST; None if there is none.
-        Raises StorageProblem, as do the other methods that read."""
+    def find(self, tenant: Tenant, name: str) -> Json | None:
+        """The tenant's latest receipt with this id, or its latest one for LATEST; None if there is
+        none. Raises StorageProblem, as do the other methods that read."""
         named = "" if name == LATEST else " AND id = ?"
-        asked = f"SELECT document FROM receipts WHERE tenant = ?{named} ORDER BY number DESC"
-        values = (tenant, name)[: 2 if named else 1]
+        asked = f"SELECT document FROM receipts WHERE {OWN}{named} ORDER BY number DESC"
+        values = (tenant.id, tenant.name, name)[: 3 if named else 2]
         with self._used():
             row = self._file.execute(f"{asked} LIMIT 1", values).fetchone()
         return None if row is None else json.loads(row[0])
 
-    def listed(self, tenant: int, after: int, most: int) -> list[Json]:
+    def listed(self, tenant: Tenant, after: int, most: int) -> list[Json]:
         """Numbers, ids and digests of a tenant's receipts after number ``after``."""
-        asked = "SELECT number, id, digest FROM receipts WHERE tenant = ? AND number > ?"
+        asked = f"SELECT number, id, digest FROM receipts WHERE {OWN} AND number > ?"
+        values = tenant.id, tenant.name, after, most
         with self._used():
-            rows = self._file.execute(f"{asked} ORDER BY number LIMIT ?", (tenant, after, most))
+            rows = self._file.execute(f"{asked} ORDER BY number LIMIT ?", values)
             return [dict(zip(("number", "id", "sha256"), row, strict=True)) for row in rows]
 
     def exported(self, tenant: int) -> Iterator[str]:
