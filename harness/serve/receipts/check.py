@@ -23,7 +23,7 @@ from harness.serve.other_formats import own_chat_fields
 from harness.serve.receipts.document import ChoiceFacts, Receipt
 from harness.serve.receipts.make import sampling_facts, template_digest, usage_of
 from harness.serve.receipts.tree import tree_root
-from harness.serve.service import Service, most_chat_tokens, most_completed
+from harness.serve.service import Service, max_chat_tokens, max_completion_tokens
 from harness.serve.strict_json import BadJson, loads
 from harness.serve.wire import ChatRequest, CompletionRequest, decode
 
@@ -188,12 +188,12 @@ def derive_requests(receipt: Receipt, service: Service) -> DerivedRequests | str
             body = decode(raw, ChatRequest, [], own_chat_fields)
             plan, requests = deriving.chat_requests(body, LOCAL_TENANT)
             constrained = plan
-            limit, stop = most_chat_tokens(body), body.stop_token_ids
+            limit, stop = max_chat_tokens(body), body.stop_token_ids
         else:
             text = decode(raw, CompletionRequest, [], own_chat_fields)
             _, requests = deriving.completion_requests(text, LOCAL_TENANT)
             constrained = TextPlan.of(text)
-            limit, stop = most_completed(text), text.stop_token_ids
+            limit, stop = max_completion_tokens(text), text.stop_token_ids
     except (BadJson, ZincError, ApiError, ValueError) as error:
         return f"request: this model refuses it: {error}"
     if len(requests) != len(payload.choices):
