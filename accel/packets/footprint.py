@@ -28,8 +28,7 @@ StoreStep = Callable[[Graph, ShapeKey, ShapeKey, tuple[Step, Schedule]], bool]
 can; returns whether it did."""
 
 MAPPED_OUTPUT_BYTES = 1 << 16
-"""Outputs smaller than this are copied to the host after every step, larger ones only when
-requested."""
+"""Smaller outputs are copied to the host after every step, larger ones when requested."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,9 +77,9 @@ def op_kinds(ops: Iterable[Op]) -> frozenset[tuple[str, str]]:
 class PlannedSteps:
     """Lowers the steps of a graph once, both to compute their memory and to run them.
 
-    The steps of the latest graph whose memory was computed stay here until ``of`` takes them, except
-    those that ``store`` has stored. ``schedule`` lowers a graph for one shape bucket. If ``cache``
-    has the memory, nothing is lowered for it."""
+    The steps of the latest graph whose memory was computed stay here until ``of`` takes them,
+    except those that ``store`` has stored. ``schedule`` lowers a graph for one shape bucket. If
+    ``cache`` has the memory, nothing is lowered for it."""
 
     def __init__(
         self,
