@@ -20,7 +20,7 @@
 // Y; ACTIVATION, that of all experts; and packet numbers NORM, PRODUCT (of the router), TOPK and
 // DOWNS_PRODUCT.
 
-#include "expert_token.h"
+#include "expert_token_products.h"
 
 extern "C" __global__ void __launch_bounds__(WARPS *WARP_LANES, 1)
     expert_token(U64 scratch, U64 inputs, const __grid_constant__ PACKETS packets, U64 workspace) {
