@@ -22,6 +22,7 @@ PRE_TOKENIZER = {
     **dict.fromkeys(("llama", "ernie4_5", "granite", "granitemoe", "granitehybrid"), "smollm"),
     "exaone4": "exaone4",
     "minimax-m2": "minimax-m2",
+    "deepseek2": "deepseek-v3",
     "mistral3": "tekken",
     "seed_oss": "seed-coder",
     "smollm3": "llama-bpe",

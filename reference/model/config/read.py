@@ -37,6 +37,7 @@ from reference.model.config.hybrid import (
     read_nemotron_h_moe,
 )
 from reference.model.config.keys import Keys
+from reference.model.config.latent import read_deepseek2
 from reference.model.config.records import ModelConfig
 from reference.model.config.rope import check_text_sections, read_llama_rope
 from reference.model.config.unread import refuse_unread
@@ -151,6 +152,7 @@ READERS: Mapping[str, Callable[[Keys], ModelConfig]] = {
     "ernie4_5": _llama,
     "exaone4": read_exaone4,
     "glm4": read_glm4,
+    "deepseek2": read_deepseek2,
     "glm4moe": _glm4moe,
     "minimax-m2": _minimax_m2,
     "phi3": read_phi3,
