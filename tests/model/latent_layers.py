@@ -12,7 +12,7 @@ from tests.model.family_parts import (
     add_shared_expert,
 )
 
-RANK, QUERY_RANK, ROTATED, UNROTATED, VALUE = 24, 40, 8, 12, 20
+RANK, QUERY_RANK, ROTATED, UNROTATED, VALUE = 28, 40, 8, 12, 20
 LATENT_KEYS = {
     "attention.head_count_kv": 1,
     "attention.key_length": RANK + ROTATED,

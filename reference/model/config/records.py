@@ -161,9 +161,10 @@ class ModelConfig:
     blocks after them. ``windows`` are positions attended to, 0 for all. ``kv_layers`` is the layer
     whose keys and values a layer reads. ``feed_forward`` is the width of the dense block, 0 when
     the file gives none. ``residual_scale`` multiplies what a block adds to the residual stream,
-    ``logit_scale`` every logit. ``logit_cap`` 0 is off. ``per_layer_width`` is the width of Gemma
-    4's per-layer embeddings, 0 without them. With ``sinks`` layers may have attention sinks.
-    ``query_growth`` multiplies rotated queries; None leaves them as they are."""
+    ``logit_scale`` every logit. ``logit_cap`` bounds logits, ``score_cap`` scores; 0 is off.
+    ``per_layer_width`` is the width of Gemma 4's per-layer embeddings, 0 without them. With
+    ``sinks`` layers may have attention sinks. ``query_growth`` multiplies rotated queries; None
+    leaves them as they are."""
 
     architecture: str
     name: str
@@ -190,6 +191,7 @@ class ModelConfig:
     residual_scale: float = 1.0
     logit_scale: float = 1.0
     logit_cap: float = 0.0
+    score_cap: float = 0.0
     per_layer_width: int = 0
     sinks: bool = False
     query_growth: QueryGrowth | None = None

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _ASCII_MEMBERS = {
     "L": "a-zA-Z", "Lu": "A-Z", "Ll": "a-z", "N": "0-9", "P": r"!-#%-*,-/:;?@\[-\]_{}",
-    "S": r"$+<=>^`|~", "Han": "\u3007",
+    "S": r"$+<=>\^`|~", "Han": "\u3007",
 }  # fmt: skip
 """Of the categories in the patterns, those that have ASCII characters; of a script that has none a
 character of it, since a class must have one."""
@@ -56,12 +56,6 @@ _KIMI = (
     rf"\p{{Han}}+|{_letters_by_case(f'(?:{_SUFFIX_ANY_CASE})?', _NO_HAN)}|\p{{N}}{{1,3}}"
     rf"| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_SPACES}"
 )
-_DEEPSEEK3 = (
-    r"\p{N}{1,3}",
-    "[\u4e00-\u9fa5\u3040-\u30ff]+",
-    r"[!-/:-@\[-`{-~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
-    rf"| ?[\p{{P}}\p{{S}}]+[\r\n]*|{_SPACES}",
-)
 _LATER_CASED = (
     "\u0560-\u0588\u10c7-\u10ff\u1c80-\u1c8a\u2d00-\u2d2d\ua790-\ua7fa\uab30-\uab6d"
     "\U00010570-\U000105bc\U00010d50-\U00010d85\U00016e40-\U0001df96"
@@ -81,6 +75,14 @@ _LLAMA3 = (
 )
 
 
+_HUNYUAN = (
+    r"\p{N}{1,3}",
+    "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+",
+    r"[!-/:-@\[-`{-~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
+    rf"| ?[\p{{P}}\p{{S}}]+[\r\n]*|{_SPACES}",
+)
+
+
 @dataclass(frozen=True, slots=True)
 class PreTokenizer:
     """A sequence of splitting passes, and two settings of the models that use it.
@@ -94,10 +96,10 @@ class PreTokenizer:
     add_bos: bool = False
     """Whether a prompt starts with BOS when the file does not say."""
     nfc: bool = False
-    """Whether the family's tokenizer brings text into Unicode's form NFC before it cuts."""
+    """Whether the family's tokenizer normalizes text to Unicode form NFC before splitting it."""
 
     def normalized(self, text: str) -> str:
-        """``text`` in the form the family's tokenizer cuts."""
+        """``text`` in the form that the family's tokenizer splits."""
         if not self.nfc or text.isascii():
             return text
         import unicodedata
@@ -133,7 +135,7 @@ def _cut_with_rests(pattern: Pattern, text: str) -> Iterator[str]:
 
 @cache
 def _compiled(pattern: str, ascii_text: bool) -> Pattern:
-    """A pass for text that is ASCII, in which the standard library suffices, or for any text."""
+    """A compiled pass, for ASCII text with the standard library, for other text with ``regex``."""
     if ascii_text:
         of_ascii = re.sub(r"\[[^]]*\]|\\p\{\w+\}", _ascii_class, pattern)
         return re.compile(of_ascii, re.ASCII)
@@ -144,7 +146,7 @@ def _compiled(pattern: str, ascii_text: bool) -> Pattern:
 
 
 def _ascii_class(found: re.Match[str]) -> str:
-    """A category, or a class of characters with categories, as a class of ASCII characters."""
+    """The ASCII characters of a Unicode category, or of a class that contains categories."""
     members = re.sub(r"\\p\{(\w+)\}", lambda one: _ASCII_MEMBERS.get(one[1], ""), found[0])
     return members if found[0].startswith("[") else f"[{members}]"
 
@@ -167,11 +169,13 @@ PRE_TOKENIZERS: dict[str, PreTokenizer] = {
     "dbrx": _cl100k,
     "deepseek-llm": _pre_tokenizer(*_DEEPSEEK),
     "deepseek-r1-qwen": _qwen2,
-    "deepseek-v3": _pre_tokenizer(*_DEEPSEEK3),
+    "deepseek-v3": _pre_tokenizer(*_HUNYUAN),
     "exaone4": _gpt2,
     "glm4": _pre_tokenizer(_LLAMA3, whole_piece_first=True),
     "gpt-2": _gpt2,
     "gpt-4o": _gpt4o,
+    "hunyuan": _pre_tokenizer(_QWEN2),
+    "hunyuan-dense": _pre_tokenizer(*_HUNYUAN),
     "kimi-k2": _pre_tokenizer(_KIMI),
     "lfm2": _llama3,
     "llama-bpe": _llama3,
