@@ -83,8 +83,8 @@ class SynthSpec:
     the mixture ``q4_k_m`` or ``mxfp4_moe``. ``rope_factor`` and ``rope_original_context`` matter
     only with ``rope_scaling``. ``query_growth`` is a key of mistral3, ``yarn_log_multiplier`` of
     deepseek2, too. The first ``leading_dense`` layers of LEADING have no experts. With
-    ``head_norms`` heads of glm4moe are normed. ``long_rope`` gives phi3 two tensors of frequency divisors, for
-    contexts up to ``rope_original_context`` and beyond.
+    ``head_norms`` heads of glm4moe are normed. ``long_rope`` gives phi3 two tensors of frequency
+    divisors, for contexts up to ``rope_original_context`` and beyond.
     ``window`` limits attention, in all layers of phi3, in all but every fourth of olmo2, cohere2
     and exaone4, in every second of gpt-oss; 0 is off.
     ``nextn_layers`` are prediction blocks after the last layer, with ``mtp_agreement`` right in so
