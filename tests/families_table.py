@@ -73,6 +73,9 @@ DENSE: Mapping[str, Mapping[str, Any]] = {
     "qwen2": {"architecture": "qwen2", **SMALL},
     "qwen2-untied-mqa": {"architecture": "qwen2", **SMALL, "kv_heads": 1, "tied": False},
     "qwen3": {"architecture": "qwen3", **SMALL},
+    "hunyuan-dense": {"architecture": "hunyuan-dense", **SMALL, "rope_base": 1e6},
+    "internlm2": {"architecture": "internlm2", **SMALL, "tied": False, "rope_base": 1e6},
+    "minicpm": {"architecture": "minicpm", **SMALL},
     "command-r": {"architecture": "command-r", **SMALL, "logit_scale": 0.5, "rope_base": 8e6},
     "cohere2": {
         "architecture": "cohere2", **SMALL, "layers": 5, "window": 20, "logit_scale": 0.25,
@@ -111,6 +114,13 @@ MIXTURES: Mapping[str, Mapping[str, Any]] = {
     "olmoe-experts": {
         "architecture": "olmoe", **SMALL, "kv_heads": 4, "tied": False,
         "experts": {**EXPERTS, "used": 8},
+    },
+    "hunyuan-moe-experts": {
+        "architecture": "hunyuan-moe", **SMALL, "tied": False, "experts": {**SHARED, "used": 8},
+    },
+    "dots1-experts": {
+        "architecture": "dots1", **SMALL, "kv_heads": 4, "layers": 3, "tied": False,
+        "leading_dense": 1, "experts": {**EXPERTS, "used": 10, "shared_width": 192},
     },
     "gpt-oss-experts": {**GPT_OSS, "experts": {**EXPERTS, "used": 4}},
     "gpt-oss-experts-yarn": {**GPT_OSS, "rope_scaling": "yarn", "rope_factor": 32.0},
@@ -176,6 +186,11 @@ HYBRIDS: Mapping[str, Mapping[str, Any]] = {
 }  # fmt: skip
 
 GEMMAS: Mapping[str, Mapping[str, Any]] = {
+    "gemma": {**SMALL, "architecture": "gemma"},
+    "gemma2": {
+        **SMALL, "architecture": "gemma2", "layers": 4,
+        "gemma": {"window": 20, "period": 2, "softcap": 8.0},
+    },
     "gemma3": GEMMA3,
     "gemma3-no-window": {**GEMMA3, "gemma": {"window": 0}},
     "gemma3-untied-softcap-linear": {

@@ -66,10 +66,10 @@ class MambaSpec:
 class Gemma:
     """Settings of Gemma only. ``period`` - 1 of ``period`` layers see ``window`` positions.
 
-    ``window`` 0 means that no layer has a window (gemma3 only). ``rope_base``, ``head_dim`` and
-    ``kv_heads`` are those of layers with a window, the last two for gemma4 and None if equal to the
-    other layers'. ``softcap`` None omits the key. The rest is for gemma4: the last
-    ``shared_kv_layers`` have no keys and values; ``per_layer_width`` is that of the per-layer
+    ``window`` 0 means that no layer has a window (gemma and gemma3 only). ``rope_base``,
+    ``head_dim`` and ``kv_heads`` are those of layers with a window, the last two for gemma4 and
+    None if equal to the other layers'. ``softcap`` None omits the key. The rest is for gemma4: the
+    last ``shared_kv_layers`` have no keys and values; ``per_layer_width`` is that of the per-layer
     embeddings, 0 for none; ``values_from_keys`` omits the value projection of full layers."""
 
     window: int = 32

@@ -5,13 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 from harness.synth.groups import ExpertSpec, Gemma, MambaSpec, Recurrent
-from harness.synth.spec import COHERES, NEMOTRONS, SynthSpec
+from harness.synth.spec import COHERES, LEADING, NEMOTRONS, SynthSpec
 
 RMS_EPSILON = 1e-6
 LONG_ROPE_ATTENTION = 1.19
 """The factor of sine and cosine in files with divisors for long contexts."""
 SIGMOID_GATING = 2
 """The number of a router whose logits go through a sigmoid."""
+SCORE_CAP = 2.0
+"""The bound of attention's scores in gemma2, which those of random weights come near."""
 WEIGHT_SCALE = 2.5
 """The factor of the experts' weights in glm4moe."""
 ROPE_SECTIONS = (11, 11, 10, 0)
@@ -59,7 +61,8 @@ def architecture_keys(spec: SynthSpec) -> dict[str, Any]:
     if (scales := spec.scales) is not None:
         keys["embedding_scale"] = scales.embedding
         keys["residual_scale"] = scales.residual
-        keys["attention.scale"] = scales.attention
+        if spec.architecture != "minicpm":
+            keys["attention.scale"] = scales.attention
         keys["logit_scale"] = scales.logits
     if spec.nextn_layers:
         keys["nextn_predict_layers"] = spec.nextn_layers
@@ -79,22 +82,22 @@ def architecture_keys(spec: SynthSpec) -> dict[str, Any]:
 
 def _expert_keys(spec: SynthSpec, experts: ExpertSpec) -> dict[str, Any]:
     keys: dict[str, Any] = {"expert_count": experts.count, "expert_used_count": experts.used}
-    # Experts of these architectures have the width that the key of dense layers gives; minimax-m2
-    # has both keys.
+    # Experts of these architectures have the width that the key of dense layers gives; some have
+    # both keys.
     like_dense = spec.architecture in ("llama", "olmoe", "granitemoe", "granitehybrid")
-    if like_dense or spec.architecture == "minimax-m2":
+    if like_dense or spec.architecture in ("minimax-m2", "hunyuan-moe"):
         keys["feed_forward_length"] = experts.width
     if not like_dense:
         keys["expert_feed_forward_length"] = experts.width
-    if spec.architecture in ("lfm2moe", "glm4moe"):
+    if spec.architecture in LEADING:
         keys["leading_dense_block_count"] = spec.leading_dense
-    if spec.architecture in ("lfm2moe", "glm4moe", "minimax-m2"):
+    if spec.architecture in (*LEADING, "minimax-m2"):
         keys["expert_gating_func"] = SIGMOID_GATING
-    if spec.architecture == "glm4moe":
+    if spec.architecture in ("glm4moe", "dots1"):
         keys["expert_shared_count"] = experts.shared_width // experts.width
     elif experts.shared_width:
         keys["expert_shared_feed_forward_length"] = experts.shared_width
-    if spec.architecture in ("glm4moe", "nemotron_h_moe"):
+    if spec.architecture in ("glm4moe", "dots1", "nemotron_h_moe"):
         keys["expert_weights_norm"] = True
         keys["expert_weights_scale"] = WEIGHT_SCALE
     return keys
@@ -138,12 +141,18 @@ def _kv_heads(spec: SynthSpec) -> list[int]:
 
 
 def _gemma_keys(spec: SynthSpec, gemma: Gemma) -> dict[str, Any]:
-    keys: dict[str, Any] = {"attention.sliding_window": gemma.window}
+    keys: dict[str, Any] = {}
+    if spec.architecture != "gemma":
+        keys["attention.sliding_window"] = gemma.window
     if gemma.softcap is not None:
         keys["final_logit_softcapping"] = gemma.softcap
     if gemma.window:
         keys["rope.freq_base_swa"] = gemma.rope_base
-    if spec.architecture == "gemma3":
+    if spec.architecture == "gemma":
+        return keys
+    if spec.architecture == "gemma2":
+        keys["attn_logit_softcapping"] = SCORE_CAP
+    if spec.architecture != "gemma4":
         return keys | {"attention.sliding_window_pattern": gemma.period}
     layers = range(spec.layers)
     windowed = next((layer for layer in layers if spec.is_windowed(layer)), 0)

@@ -24,22 +24,26 @@ GENERATOR_VERSION = 1
 DENSE = (
     "llama", "mistral3", "smollm3", "granite", "glm4", "phi3", "olmo2", "qwen2", "qwen3",
     "command-r", "cohere2", "seed_oss", "exaone4", "ernie4_5",
+    "hunyuan-dense", "internlm2", "minicpm",
 )  # fmt: skip
 WITH_EXPERTS = (
     "qwen3moe", "qwen35moe", "qwen3next", "gpt-oss", "lfm2moe", "glm4moe", "granitemoe",
     "minimax-m2", "qwen2moe", "olmoe", "nemotron_h_moe",
+    "hunyuan-moe", "dots1",
 )  # fmt: skip
+LEADING = ("lfm2moe", "glm4moe", "dots1")
+"""Architectures whose first layers may have no experts."""
 WITH_DRAFT_BLOCKS = ("qwen35", "qwen35moe", "qwen3next", "glm4moe")
 CONVOLVING = ("lfm2", "lfm2moe")
 HYBRIDS = ("qwen35", "qwen35moe", "qwen3next")
 """Architectures of delta-net layers with full attention in every few layers."""
 COHERES = ("command-r", "cohere2")
 NEMOTRONS = ("nemotron_h", "nemotron_h_moe")
-GRANITES = ("granite", "granitemoe", "granitehybrid")
-GEMMAS = ("gemma3", "gemma4")
+GRANITES = ("granite", "granitemoe", "granitehybrid", "minicpm")
+GEMMAS = ("gemma", "gemma2", "gemma3", "gemma4")
 ARCHITECTURES = (
     *DENSE, "qwen3moe", "gpt-oss", "glm4moe", "granitemoe", "minimax-m2", "qwen2moe", "olmoe",
-    *HYBRIDS, *CONVOLVING, "granitehybrid", *NEMOTRONS, *GEMMAS,
+    "hunyuan-moe", "dots1", *HYBRIDS, *CONVOLVING, "granitehybrid", *NEMOTRONS, *GEMMAS,
 )  # fmt: skip
 
 MIXED_QUANT = "q4_k_m"
@@ -72,7 +76,7 @@ class SynthSpec:
     ``qkv_bias`` None means the architecture's default. ``quant`` is the type of every matrix, or
     the mixture ``q4_k_m`` or ``mxfp4_moe``. ``rope_factor`` and ``rope_original_context`` matter
     only with ``rope_scaling``. ``query_growth`` and ``yarn_log_multiplier`` are keys of mistral3.
-    The first ``leading_dense`` layers of lfm2moe and glm4moe have no experts. With ``head_norms``
+    The first ``leading_dense`` layers of LEADING have no experts. With ``head_norms``
     heads of glm4moe are normed. ``long_rope`` gives phi3 two tensors of frequency divisors, for
     contexts up to ``rope_original_context`` and beyond.
     ``window`` limits attention, in all layers of phi3, in all but every fourth of olmo2, cohere2
@@ -330,7 +334,7 @@ def _own_rules(spec: SynthSpec, architecture: str) -> Iterator[tuple[str, object
         value = getattr(spec, name)
         yield name, value and architecture != "mistral3", f"0 for {architecture}"
         yield name, value < 0, "at least 0"
-    leading = spec.layers if architecture in ("lfm2moe", "glm4moe") else 0
+    leading = spec.layers if architecture in LEADING else 0
     yield "leading_dense", spec.leading_dense > leading, f"at most {leading} for {architecture}"
     yield "long_rope", spec.long_rope and architecture != "phi3", f"False for {architecture}"
     windowed = architecture in ("phi3", "olmo2", "gpt-oss", "cohere2", "exaone4")
@@ -350,22 +354,24 @@ def _own_rules(spec: SynthSpec, architecture: str) -> Iterator[tuple[str, object
 def _expert_rules(architecture: str, experts: ExpertSpec) -> Iterator[tuple[str, object, str]]:
     yield "experts.used", experts.used > experts.count, f"at most {experts.count}"
     shared, needed = experts.shared_width > 0, architecture in (*HYBRIDS, "qwen2moe")
-    needed |= architecture == "nemotron_h_moe"
-    either = architecture in ("granitehybrid", "granitemoe", "glm4moe")
+    needed |= architecture in ("nemotron_h_moe", "hunyuan-moe")
+    either = architecture in ("granitehybrid", "granitemoe", "glm4moe", "dots1")
     accepted = f"{'at least 1' if needed else '0'} for {architecture}"
     yield "experts.shared_width", shared != needed and not either, accepted
-    uneven = architecture == "glm4moe" and experts.shared_width % experts.width
+    uneven = architecture in ("glm4moe", "dots1") and experts.shared_width % experts.width
     yield "experts.shared_width", uneven, f"a multiple of {experts.width} for {architecture}"
     unfused = experts.fused and architecture not in (*HYBRIDS, "gemma4")
     yield "experts.fused", unfused, f"False for {architecture}"
 
 
 def _gemma_rules(spec: SynthSpec, gemma: Gemma) -> Iterator[tuple[str, object, str]]:
-    if spec.architecture == "gemma3":
+    architecture = spec.architecture
+    if architecture != "gemma4":
         for name in GEMMA4_ONLY:
-            yield f"gemma.{name}", getattr(gemma, name), "left out for gemma3"
-    else:
-        yield "gemma.window", gemma.window < 1, "at least 1 for gemma4"
+            yield f"gemma.{name}", getattr(gemma, name), f"left out for {architecture}"
+    if architecture in ("gemma2", "gemma4"):
+        yield "gemma.window", gemma.window < 1, f"at least 1 for {architecture}"
+    yield "gemma.window", gemma.window and architecture == "gemma", "0 for gemma"
     yield "gemma.head_dim", (gemma.head_dim or 0) % 2, "even"
     yield "gemma.kv_heads", spec.heads % (gemma.kv_heads or 1), f"a divisor of {spec.heads} heads"
     if gemma.shared_kv_layers:

@@ -55,6 +55,12 @@ WHOLE_NORMS = {
     "rms_norm": 3 * LAYERS + 1,
     "matmul": 4 * LAYERS,
 }
+LATE_NORMS = {
+    "rms_norm_fused_rope_kv_write": 0,
+    "rope": 2 * LAYERS,
+    "rms_norm": 2 * LAYERS + 1,
+    "kv_write_batched": LAYERS,
+}
 NEMOTRON = {
     **STEP,
     **dict.fromkeys(("rms_norm_fused_qkv", "rms_norm_fused_rope_kv_write"), 1),
@@ -184,6 +190,29 @@ COMPOSITION: dict[str, dict[str, int]] = {
         "swiglu": 1 + HALF,
         "matmul": 2 + 1 + 2 * HALF,
     },
+    "dots1": {
+        **STEP,
+        **PROJECTED,
+        **{name: count - 1 for name, count in EXPERTS.items()},
+        "shared_expert": LAYERS - 1,
+        "rms_norm_fused_mlp_gate_up": 1,
+        "swiglu": 1,
+        "add": 2,
+        "matmul": LAYERS + 1,
+    },
+    "internlm2": DENSE_DECODER,
+    "minicpm": {**DENSE_DECODER, "scale": 2 * LAYERS + 2},
+    "hunyuan-dense": {**DENSE_DECODER, **LATE_NORMS},
+    "hunyuan-moe": {
+        **STEP,
+        **PROJECTED,
+        **EXPERTS,
+        **LATE_NORMS,
+        "shared_expert": LAYERS,
+        "matmul": LAYERS,
+    },
+    "gemma": {**DENSE_DECODER, "scale": 1},
+    "gemma2": {**DENSE_DECODER, "rms_norm": 2 * LAYERS + 1, "scale": 1, "soft_cap": 1},
     "gemma3": {**DENSE_DECODER, "rms_norm": 2 * LAYERS + 1, "scale": 1},
     "gemma4": {
         **DENSE_DECODER,

@@ -202,6 +202,20 @@ FAULTS: dict[str, tuple[str, Callable[[Any], object]]] = {
     "up alone, without its one": ("gpt-oss-experts", lambda oracle: setattr(oracle, "one", 0.0)),
     "gates without a limit": ("gpt-oss-experts", lambda oracle: setattr(oracle, "limit", np.inf)),
     "windows in the other layers": ("gpt-oss-experts", spoil_windowed),
+    "heads normed before they are rotated": (
+        "hunyuan-dense", lambda oracle: setattr(oracle, "late_norms", False),
+    ),
+    "no shared expert of Hunyuan": (
+        "hunyuan-moe-experts", without("blk.1.ffn_gate_shexp.weight"),
+    ),
+    "pairs of InternLM taken for halves": (
+        "internlm2", lambda oracle: setattr(oracle, "interleaved", False),
+    ),
+    "residuals of MiniCPM whole": ("minicpm", lambda oracle: setattr(oracle, "residual", 1.0)),
+    "heads of dots that are not normed": ("dots1-experts", without("blk.1.attn_q_norm.weight")),
+    "scores without a bound": ("gemma2", lambda oracle: setattr(oracle, "score_cap", 0.0)),
+    "a window of Gemma 2 one position too wide": ("gemma2", spoil_window),
+    "embeddings of another width": ("gemma", lambda oracle: setattr(oracle, "hidden", 64)),
     "no soft-cap": ("gemma4-softcap", spoil_key("final_logit_softcapping", lambda cap: 0.0)),
 }  # fmt: skip
 

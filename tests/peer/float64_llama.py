@@ -56,6 +56,8 @@ class Float64Llama:
         self.eps = self._key(self.epsilon)
         self.normalized = self.architecture not in ("qwen2moe", "olmoe")
         """Whether the weights of the chosen experts add to 1."""
+        self.late_norms = self.architecture in ("hunyuan-dense", "hunyuan-moe")
+        """Whether heads are normed after they are rotated."""
         self.rope_base = self._key("rope.freq_base", 10000.0)
         self.rope_dims = self._key("rope.dimension_count", self.head_dim)
 
@@ -147,9 +149,12 @@ class Float64Llama:
         q = q.reshape(count, self.heads, size)
         k = k.reshape(count, self.kv_heads, size)
         v = v.reshape(count, self.kv_heads, size)
+        if self.late_norms:
+            q, k = self._rotated(q, positions), self._rotated(k, positions)
         if f"{prefix}q_norm.weight" in self._tensors:
             q, k = self._norm_heads(q, f"{prefix}q_norm"), self._norm_heads(k, f"{prefix}k_norm")
-        q, k = self._rotated(q, positions), self._rotated(k, positions)
+        if not self.late_norms:
+            q, k = self._rotated(q, positions), self._rotated(k, positions)
         return self._linear(attention(q, k, v, positions, size**-0.5), f"{prefix}output")
 
     def _rotated(self, x: Float64, positions: NDArray[np.int64]) -> Float64:
@@ -240,7 +245,7 @@ def sigmoid(x: Float64) -> Float64:
 
 def attention(
     q: Float64, k: Float64, v: Float64, positions: NDArray[np.int64], scale: float,
-    window: int | None = None,
+    window: int | None = None, cap: float = 0.0,
 ) -> Float64:  # fmt: skip
     """Causal softmax attention of q[i, heads, d] over k, v[j, kv heads, d], rows flattened."""
     group = q.shape[1] // k.shape[1]
@@ -253,6 +258,8 @@ def attention(
             hidden |= distance >= window
         for head in range(q.shape[1]):
             scores = q[rows, head] @ k[: rows.stop, head // group].T * scale
+            if cap:
+                scores = cap * np.tanh(scores / cap)
             scores[hidden] = -np.inf
             scores = np.exp(scores - scores.max(axis=-1, keepdims=True))
             scores /= scores.sum(axis=-1, keepdims=True)

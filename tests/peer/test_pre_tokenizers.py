@@ -14,7 +14,8 @@ from tests.peer.texts import varied_texts
 pytestmark = pytest.mark.peer
 
 NAMES = (
-    *("chatglm-bpe", "dbrx", "exaone4", "glm4", "gpt-4o", "lfm2", "llama4", "minimax-m2"),
+    *("chatglm-bpe", "dbrx", "exaone4", "glm4", "gpt-4o", "hunyuan", "hunyuan-dense"),
+    *("lfm2", "llama4", "minimax-m2"),
     *("pixtral", "seed-coder", "smaug-bpe", "tekken"),
 )
 BY_CASE = ("gpt-4o", "llama4", "minimax-m2", "tekken")

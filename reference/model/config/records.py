@@ -55,8 +55,7 @@ class Experts:
     ``choice_bias`` experts are weighted by a sigmoid, and a bias is added to choose them.
     ``weight_scale`` multiplies the weights of chosen experts, which are divided by their sum if
     ``renormalize``. Unless ``gated`` an expert has no gate, but squares what is positive. The first
-    ``leading_dense`` layers
-    have a dense block instead."""
+    ``leading_dense`` layers have a dense block instead."""
 
     count: int
     used: tuple[int, ...]
@@ -144,9 +143,10 @@ class ModelConfig:
     blocks after them. ``windows`` are positions attended to, 0 for all. ``kv_layers`` is the layer
     whose keys and values a layer reads. ``feed_forward`` is the width of the dense block, 0 when
     the file gives none. ``residual_scale`` multiplies what a block adds to the residual stream,
-    ``logit_scale`` every logit. ``logit_cap`` 0 is off. ``per_layer_width`` is the width of Gemma
-    4's per-layer embeddings, 0 without them. With ``sinks`` layers may have attention sinks.
-    ``query_growth`` multiplies rotated queries; None leaves them as they are."""
+    ``logit_scale`` every logit. ``logit_cap`` bounds logits, ``score_cap`` scores; 0 is off.
+    ``per_layer_width`` is the width of Gemma 4's per-layer embeddings, 0 without them. With
+    ``sinks`` layers may have attention sinks. ``query_growth`` multiplies rotated queries; None
+    leaves them as they are."""
 
     architecture: str
     name: str
@@ -172,6 +172,7 @@ class ModelConfig:
     residual_scale: float = 1.0
     logit_scale: float = 1.0
     logit_cap: float = 0.0
+    score_cap: float = 0.0
     per_layer_width: int = 0
     sinks: bool = False
     query_growth: QueryGrowth | None = None

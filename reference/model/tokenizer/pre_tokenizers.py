@@ -17,7 +17,10 @@ if TYPE_CHECKING:
 
     Pattern: TypeAlias = re.Pattern[str] | regex.Pattern[str]
 
-_ASCII_MEMBERS = {"L": "a-zA-Z", "Lu": "A-Z", "Ll": "a-z", "N": "0-9"}
+_ASCII_MEMBERS = {
+    "L": "a-zA-Z", "Lu": "A-Z", "Ll": "a-z", "N": "0-9",
+    "P": r"!-#%-*,-/:;?@\[-\]_{}", "S": r"$+<=>\^`|~",
+}  # fmt: skip
 """Of the categories in the patterns, those that have ASCII characters."""
 
 _SUFFIX_ANY_CASE = r"'(?:[sS]|[tT]|[rR][eE]|[vV][eE]|[mM]|[lL][lL]|[dD])"
@@ -51,6 +54,14 @@ _LLAMA3 = (
 )
 
 
+_HUNYUAN = (
+    r"\p{N}{1,3}",
+    "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+",
+    r"[!-/:-@\[-`{-~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
+    rf"| ?[\p{{P}}\p{{S}}]+[\r\n]*|{_SPACES}",
+)
+
+
 @dataclass(frozen=True, slots=True)
 class PreTokenizer:
     """A sequence of splitting passes, and two settings of the models that use it.
@@ -64,10 +75,10 @@ class PreTokenizer:
     add_bos: bool = False
     """Whether a prompt starts with BOS when the file does not say."""
     nfc: bool = False
-    """Whether the family's tokenizer brings text into Unicode's form NFC before it cuts."""
+    """Whether the family's tokenizer normalizes text to Unicode form NFC before splitting it."""
 
     def normalized(self, text: str) -> str:
-        """``text`` in the form the family's tokenizer cuts."""
+        """``text`` in the form that the family's tokenizer splits."""
         if not self.nfc or text.isascii():
             return text
         import unicodedata
@@ -103,7 +114,7 @@ def _cut_with_rests(pattern: Pattern, text: str) -> Iterator[str]:
 
 @cache
 def _compiled(pattern: str, ascii_text: bool) -> Pattern:
-    """A pass for text that is ASCII, in which the standard library suffices, or for any text."""
+    """A compiled pass, for ASCII text with the standard library, for other text with ``regex``."""
     if ascii_text:
         of_ascii = re.sub(r"\[[^]]*\]|\\p\{\w+\}", _ascii_class, pattern)
         return re.compile(of_ascii, re.ASCII)
@@ -114,7 +125,7 @@ def _compiled(pattern: str, ascii_text: bool) -> Pattern:
 
 
 def _ascii_class(found: re.Match[str]) -> str:
-    """A category, or a class of characters with categories, as a class of ASCII characters."""
+    """The ASCII characters of a Unicode category, or of a class that contains categories."""
     members = re.sub(r"\\p\{(\w+)\}", lambda one: _ASCII_MEMBERS.get(one[1], ""), found[0])
     return members if found[0].startswith("[") else f"[{members}]"
 
@@ -140,6 +151,8 @@ PRE_TOKENIZERS: dict[str, PreTokenizer] = {
     "glm4": _pre_tokenizer(_LLAMA3, whole_piece_first=True),
     "gpt-2": _gpt2,
     "gpt-4o": _gpt4o,
+    "hunyuan": _pre_tokenizer(_QWEN2),
+    "hunyuan-dense": _pre_tokenizer(*_HUNYUAN),
     "lfm2": _llama3,
     "llama-bpe": _llama3,
     "llama-v3": _llama3,
