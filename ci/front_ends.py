@@ -4,7 +4,8 @@
     PYTHONPATH=.:harness/python python ci/front_ends.py --tier cuda --model 8b.gguf
 
 For each number of sequences there are as many requests at once as slots, of prompts that no cache
-holds. The engine decodes greedily; the front ends get no parameters but the number of tokens."""
+holds. The engine decodes greedily; the front ends get no parameters but the number of tokens. The
+heap is frozen, as ``zinc-rt serve`` freezes its own."""
 
 from __future__ import annotations
 
@@ -26,6 +27,7 @@ from harness.bench.report import digits
 from harness.bench.serving.plan import Tokens, random_prompts
 from harness.host.options import SessionOptions
 from harness.host.session import Session
+from harness.serve.heap import freeze_heap
 from reference.cpu.threads import thread_count
 from zinc_rt import LLM, SamplingParams
 
@@ -70,6 +72,7 @@ def measured(args: argparse.Namespace, sequences: int) -> Mapping[str, list[floa
     """Tokens a second in each turn. The first turn of each front end is not counted."""
     with ExitStack() as owned:
         vocab, measures = opened(args, sequences, owned)
+        freeze_heap()
         rates: dict[str, list[float]] = {name: [] for name in measures}
         for turn in range(args.repeat + 1):
             prompts = random_prompts(turn, vocab, sequences, args.prompt_tokens)

@@ -49,7 +49,7 @@ SAMPLE_WEIGHT_BITS = 24
 """Sampling weights are rint(exp(l - max) * 2^24) (R9)."""
 MASK_WORD_BITS = 32
 """Tokens that one word of a sampling mask covers, one bit each (R9)."""
-MOST_LOG_PROBABILITIES = 20
+MAX_LOG_PROBABILITIES = 20
 """Most tokens per row whose log-probabilities can be listed (R10)."""
 CODED_CHANNELS = 32
 """Channels of a head that share a scale (R13)."""

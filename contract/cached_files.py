@@ -1,4 +1,4 @@
-"""The files of a cache folder: which of them make room, and which nobody will complete."""
+"""The files of a cache folder: which to evict, and which partial files were abandoned."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 PARTIAL = ".partial"
-"""Ends the name of a file that is being written, and gets its own name once it is complete."""
+"""Suffix of a file that is being written; it is renamed once it is complete."""
 RANDOM_NAME = "[0-9a-f]{16}"
-"""What such a name has in front of its end, in a folder that users name."""
+"""The part of the name before that suffix, in a folder that users name."""
 ABANDONED_SECONDS = 3600.0
-"""Seconds without a change after which such a file that has no writer is removed."""
+"""Seconds without a change after which a partial file without a writer is removed."""
 
 
 def need_file(path: Path) -> None:
-    """Raise OSError if ``path`` is there and is no file: a file renamed to it would take the
-    place of a device."""
+    """Raise OSError if ``path`` exists and is not a regular file: renaming a file to it would
+    replace, for example, a device."""
     if path.is_dir():
         raise OSError(errno.EISDIR, os.strerror(errno.EISDIR))
     if path.exists() and not path.is_file():
@@ -37,15 +37,15 @@ class CachedFile(NamedTuple):
 
 
 def least_used(
-    files: Iterable[CachedFile], most_bytes: int, most_files: int | None = None
+    files: Iterable[CachedFile], most_bytes: int, max_files: int | None = None
 ) -> list[CachedFile]:
     """The files to remove, least recently used first, so that at most ``most_bytes`` bytes and
-    ``most_files`` files stay; None is any number of files."""
+    ``max_files`` files remain; None is any number of files."""
     left = sorted(files, key=lambda file: file.used)
     total, count = sum(file.nbytes for file in left), len(left)
     removed = []
     for file in left:
-        if total <= most_bytes and (most_files is None or count <= most_files):
+        if total <= most_bytes and (max_files is None or count <= max_files):
             break
         removed.append(file)
         total, count = total - file.nbytes, count - 1
@@ -54,9 +54,10 @@ def least_used(
 
 @contextlib.contextmanager
 def being_written(path: Path | str) -> Iterator[None]:
-    """Says of a partial file, until the block ends, that it has a writer: other processes leave it
-    alone whatever their clocks say. The block also renames it. Where the system or the disk has no
-    such locks, its age alone decides. Raises OSError for a file that is not there."""
+    """A context in which the partial file ``path`` is locked as being written, so that other
+    processes leave it alone whatever their clocks say. The file is renamed inside the context. If
+    the system or the disk has no such locks, the age of the file alone decides. Raises OSError if
+    the file does not exist."""
     fcntl = _locks()
     if fcntl is None:
         yield
@@ -104,7 +105,8 @@ def unfinished(path: Path) -> list[Path]:
 
 
 def has_writer(path: Path | str) -> bool:
-    """Whether a process says that it writes a file, or it may not be opened, so nobody can tell."""
+    """Whether a process is writing the file. Also True if the file may not be opened, since then
+    nobody can tell."""
     fcntl = _locks()
     if fcntl is None:
         return False
@@ -122,7 +124,7 @@ def has_writer(path: Path | str) -> bool:
 
 
 def _locks() -> Any:
-    """The module of locks on files; None on Windows, where a file that is open stays."""
+    """The module of file locks; None on Windows, where an open file cannot be removed."""
     try:
         import fcntl
     except ImportError:
@@ -131,16 +133,16 @@ def _locks() -> Any:
 
 
 def abandoned(path: Path | str, used: int) -> bool:
-    """Whether a partial file last changed at ``used``, in nanoseconds, has no writer any more: the
-    clock that set the time may be another one."""
+    """Whether a partial file last changed at ``used``, in nanoseconds, has no writer any more. The
+    time may come from another machine's clock, so the lock decides as well."""
     return time.time() - used / 1e9 > ABANDONED_SECONDS and not has_writer(path)
 
 
 def remove_abandoned(folder: Path, prefix: str | None = None, suffix: str = PARTIAL) -> None:
-    """Remove files of a folder whose writers were killed. In a folder of the program's own these
-    are all with the suffix; in one that users name, where others write too, those with ``prefix``
-    and RANDOM_NAME in front of it. A writer that lives in spite of it cannot rename its file, which
-    is an OSError as on a full disk."""
+    """Remove partial files whose writers were killed. In a folder of the program itself these are
+    all files with ``suffix``; in a folder that users name, those named ``prefix`` and RANDOM_NAME
+    before it. A writer that is alive after all cannot rename its file, which is an OSError as on a
+    full disk."""
     random = re.compile(re.escape(prefix or "") + RANDOM_NAME + re.escape(suffix))
     with contextlib.suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:

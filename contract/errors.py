@@ -12,8 +12,8 @@ from contract.amounts import format_bytes
 
 
 def system_words(error: Exception) -> str:
-    """The system's message about a failed call, without a number and the path; or what an error
-    says that is not the system's."""
+    """The system's message of an error, without its number and the path; for other errors, their
+    text."""
     return getattr(error, "strerror", None) or str(error)
 
 
@@ -27,7 +27,7 @@ class ZincError(Exception):
 
 
 def _made_again(kind: type[ZincError], words: tuple[Any, ...], facts: dict[str, Any]) -> ZincError:
-    """A copy of an error; its constructor takes other arguments than its message."""
+    """A copy of an error from its message, since its constructor takes other arguments."""
     error = kind.__new__(kind, *words)
     error.__dict__.update(facts)
     return error
@@ -45,7 +45,7 @@ class ModelFileError(ZincError):
         self.remedy = remedy
         tail = f"; {remedy}" if remedy else ""
         words = f"{self.path}: {where}: {problem}{tail}"
-        # Names in a file may hold line ends and what controls a terminal; logs print this as it is.
+        # Names in a file may contain line ends and terminal controls, and logs print the message.
         super().__init__("".join(c if c.isprintable() else ascii(c)[1:-1] for c in words))
 
 
@@ -55,7 +55,7 @@ class UnsupportedModel(ModelFileError):
 
 class TemplateError(ZincError):
     """A chat template that raised, ran too long, wrote too much or tried to escape. ``summary``
-    says so without anything a conversation may hold."""
+    says so without any text of a conversation."""
 
     def __init__(self, problem: str, summary: str | None = None) -> None:
         self.summary = summary or problem

@@ -29,9 +29,9 @@ class ExecutableGraph:
 
     A port is a buffer of the graph that outlives a step: its kind is neither SCRATCH nor REQUEST.
     ``largest`` is the largest step; ``inputs`` is the layout of a step's inputs, by default that of
-    the graph's own. A step that
-    requests no output of one of the ``optional`` or ``seldom`` groups is computed without the nodes
-    that only make those. A ``seldom`` group is expected to be requested by itself."""
+    the graph. A step that requests no output of one of the ``optional`` or ``seldom`` groups is
+    computed without the nodes that only make those. A ``seldom`` group is expected to be requested
+    alone."""
 
     def __init__(
         self,
@@ -81,7 +81,7 @@ class ExecutableGraph:
         self._buffers[port] = buffer
 
     def close(self) -> None:
-        """Drop what was lowered and bound: no step follows."""
+        """Drop what was lowered and bound; no step may follow."""
         self._batches.clear()
         self._buffers.clear()
 
@@ -102,10 +102,10 @@ class ExecutableGraph:
         )
 
     def record(self, bucket: ShapeKey) -> None:
-        """Lower the graph for ``bucket`` unless that was done before: with and without the nodes of
-        each group of optional outputs, and with those of each seldom group alone. Other steps are
-        lowered when there is one. Raises ExecutionError when a port is unbound, and what
-        ``Tier.lower`` raises."""
+        """Lower the graph for ``bucket`` unless that was done: with and without the nodes of each
+        group of optional outputs, and with those of each seldom group alone. Other combinations are
+        lowered by the first step that needs them. Raises ExecutionError if a port is unbound, and
+        what ``Tier.lower`` raises."""
         seldom = NOTHING.union(*self._seldom)
         for count in range(len(self._optional) + 1):
             for left_out in combinations(self._optional, count):
@@ -140,7 +140,7 @@ class ExecutableGraph:
         rows: InputRows | None = None,
         unread: bool = False,
     ) -> Fence:
-        """Submit a step; see ``Tier.submit``, and ``SubmitsUnread`` where it is ``unread``."""
+        """Submit a step; see ``Tier.submit``, and ``SubmitsUnread`` if it is ``unread``."""
         fence: Fence
         if unread and self._submits_unread is not None:
             fence = self._submits_unread.submit_unread(self.batch(inputs), inputs, rows)

@@ -14,15 +14,16 @@ from contract.shape_key import ShapeKey
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """Bytes a graph needs when its largest step is one given ShapeKey.
+    """Bytes a graph needs if its largest step is a given ShapeKey.
 
-    ``buffers`` are the allocated buffers by name. ``mapped`` are read in place from the mapped
-    model file. ``scratch`` is shared by all steps. ``variants`` is what the lowered batches of all
-    shape buckets hold. ``workspace`` is the most a step allocates and frees again. ``staging`` is
-    host memory for copies to a device that has its own memory. ``streamed`` is host memory of
-    weights that every step copies to the ``ring``, which is memory of the device; a step of one
-    token moves only ``moved`` bytes of them. Of ``buffers``, ``on_disk`` bytes are mapped from
-    files of the tier's own."""
+    - ``buffers``: allocated buffers by name, of which ``on_disk`` bytes are mapped from files of
+      the tier.
+    - ``mapped``: buffers read in place from the mapped model file.
+    - ``scratch``: shared by all steps. ``variants``: held by the lowered batches of all shape
+      buckets. ``workspace``: the most that a step allocates and frees again.
+    - ``staging``: host memory for copies to a device that has its own memory.
+    - ``streamed``: host memory of weights that every step copies to the ``ring`` on the device; a
+      step of one token copies only ``moved`` bytes of them."""
 
     buffers: Mapping[str, int]
     mapped: Mapping[str, int] = field(default_factory=dict)

@@ -1,8 +1,8 @@
-"""Dataclasses that are cheap to define: methods are compiled when a class makes many objects.
+"""Dataclasses that are cheap to define: methods are compiled once a class makes many objects.
 
-The standard library's ``dataclass`` writes and compiles the text of up to six functions per class,
-which takes a third of a millisecond; a start of the program defines more than a hundred classes,
-most of which make a few objects. Here ``__init__`` alone is compiled, when many were made."""
+The standard library's ``dataclass`` writes and compiles up to six functions per class, which takes
+a third of a millisecond; a start of the program defines more than a hundred classes, most of which
+make few objects. Here only ``__init__`` is compiled, once many objects were made."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ else:
         return fields
 
     def _check_defaults(fields):
-        """Raise TypeError for a field without a default behind one that has it."""
+        """Raise TypeError for a field without a default after one with a default."""
         some = False
         for field in fields:
             if field.init and not field.kw_only:

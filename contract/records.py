@@ -16,7 +16,7 @@ of the first event it writes to the output ring."""
 
 QUERY_TOKEN = np.dtype([("token", "<i4"), ("slot", "<i4"), ("position", "<i4"), ("flags", "<i4")])
 """One query token of a step: a token of a slot at a position. Token LAST_TOKEN stands for the token
-that the slot's previous step sampled, RECENT_TOKEN for one that was drafted. A slot's tokens are in
+that the slot's previous step sampled, RECENT_TOKEN for a drafted token. A slot's tokens are in
 order of position."""
 
 LAST_TOKEN = -1
@@ -91,4 +91,4 @@ OUTPUT_EVENT = np.dtype(
     ]
 )
 """One event of the output ring. ``sequence`` is its number; event n lies in entry n mod size.
-Where a graph verifies drafts, ``flags`` is how many drafted tokens behind the row's are right."""
+Where a graph verifies drafts, ``flags`` is how many drafted tokens after the row's are right."""

@@ -292,22 +292,23 @@ class StreamsWeights(Protocol):
 
 @runtime_checkable
 class SubmitsUnread(Protocol):
-    """A tier on which a step costs the host less whose results are read behind a later one."""
+    """A tier on which a step costs the host less if its results are read only after a later
+    step."""
 
     def submit_unread(
         self, batch: Any, inputs: NDArray[np.uint8], rows: InputRows | None = None
     ) -> Any:
-        """As ``submit``, for a step that requests no outputs. In mapped memory the host may see
-        what it wrote only behind a later step."""
+        """As ``submit``, for a step that requests no outputs. The host may see what it wrote to
+        mapped memory only after a later step."""
 
 
 @runtime_checkable
 class AbandonsSteps(Protocol):
-    """A tier that need not finish steps whose results nobody wants."""
+    """A tier that need not finish steps whose results are not needed."""
 
     def abandon(self) -> None:
-        """Let the steps in flight end at their next ops: results that are not there yet are
-        DeviceLost, and nothing more is submitted. The caller closes the tier next."""
+        """Let the steps in flight end at their next ops. Waiting for an unfinished result raises
+        DeviceLost, and nothing more may be submitted. The caller closes the tier next."""
 
 
 def check_bucket(bucket: ShapeKey, step: ShapeKey) -> None:

@@ -73,6 +73,8 @@ _SYNTHETIC_VARIANTS: Mapping[str, tuple[dict[str, Any], ...]] = {
         {"quant": "q4_k_m", "layers": 4},
         {"quant": "f32", "tied": False, "experts": {"width": 96, "shared_width": 64}},
     ),
+    "nemotron_h": ({"quant": "q4_k_m", "tied": False},),
+    "nemotron_h_moe": ({"quant": "q4_k_m", "experts": {"width": 96, "shared_width": 64}},),
     "gemma3": (
         {"quant": "f16", "gemma": {"window": 12}},
         {

@@ -33,7 +33,7 @@ from reference.ops.sample import sample
 from reference.ops.shared_expert import gated_add
 from reference.ops.soft_cap import soft_cap
 from reference.ops.ssm_gated_norm import ssm_gated_norm
-from reference.ops.swiglu import CLAMPED, swiglu
+from reference.ops.swiglu import CLAMPED, RELU, swiglu
 from reference.quant import FORMATS, moderate_scales
 from reference.quant.dot import matmul
 
@@ -85,7 +85,7 @@ def cases() -> Iterator[VectorCase]:
         return Numbers(next(seeds), shape, exponent)
 
     parts = (_primitives, _sums, _products, _attention, _experts, _recurrent, _sampling)
-    later = (_biased, _later_recurrent, _rotated_storage, _chosen, _three_bits, _whole_weights)
+    later = (_biased, _later_recurrent, _rotated_storage, _chosen, _three_bits, _later_experts)
     for part in (*parts, *later):
         yield from part(make)
 
@@ -258,10 +258,12 @@ def _chosen(make: Make) -> Iterator[VectorCase]:
     yield _case("R7", "choice", _routed, **ties, used=3)
 
 
-def _whole_weights(make: Make) -> Iterator[VectorCase]:
+def _later_experts(make: Make) -> Iterator[VectorCase]:
     for name, bias in (("route", {}), ("choice", {"choice_bias": make((24,))})):
         given = {"logits": make((3, 24), 2), "used": 4, "renormalize": False, **bias}
         yield _case("R7", name, _routed, **given)
+    gated = {"gate": make((24,), 4), "up": make((24,), 4), "activation": RELU}
+    yield _case("R2", "swiglu", swiglu, **gated)
 
 
 def _biased(make: Make) -> Iterator[VectorCase]:

@@ -1,4 +1,4 @@
-"""The inputs of a step that say which adapters each of its tokens uses."""
+"""The step inputs that give the adapters of each token."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from numpy.typing import NDArray
 from contract.lazy_dataclass import dataclass
 
 ADAPTER_SCALES = "request.adapter_scales"
-"""Beside the adapters of each token, the input with their scales: those of its request."""
+"""The input with the scales of each token's adapters, which come from its request."""
 ADAPTERS = np.dtype([("id", np.int32), ("scale", np.float32)])
-"""An entry of the stacked tensors, and the scale of what it adds."""
+"""An entry of the stacked tensors, and the scale of its contribution."""
 
 
 def adapter_entries(chosen: tuple[tuple[int, float], ...], combined: int) -> NDArray[np.void]:
-    """ADAPTERS[combined] of adapters (index, scale). What is left adds nothing: the first
+    """ADAPTERS[combined] of adapters (index, scale). Unused entries add nothing: the first
     ``combined`` entries of the stacked tensors are zeros, and no entry is used twice."""
     entries = np.zeros(combined, ADAPTERS)
     entries["id"] = np.arange(combined)
@@ -25,16 +25,15 @@ def adapter_entries(chosen: tuple[tuple[int, float], ...], combined: int) -> NDA
 
 @dataclass(frozen=True, slots=True)
 class AdapterInputs:
-    """The two inputs, of which each token has ``combined`` elements; None if the graph reads
-    none."""
+    """The two inputs, with ``combined`` elements per token; None if the graph has none."""
 
     ids: NDArray[np.int32] | None
     scales: NDArray[np.float32] | None
     combined: int
 
     def put(self, adapters: NDArray[np.void], tokens: int) -> None:
-        """Write ADAPTERS[tokens, combined] of a step. Raises ValueError if the graph reads
-        none."""
+        """Write ADAPTERS[tokens, combined] of a step. Raises ValueError if the graph has no such
+        inputs."""
         if self.ids is None or self.scales is None:
             raise ValueError("a step has adapters, the limits allow none")
         count = tokens * self.combined

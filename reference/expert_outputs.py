@@ -1,4 +1,4 @@
-"""The outputs of a mixture's graph that say which experts each token of a step uses."""
+"""The outputs of a mixture's graph with the experts that each token of a step uses."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from contract.opcodes import Opcode
 
 EXPERTS = "output.experts"
 UNUSED = -1
-"""Stands for an id in layers that use fewer experts than others."""
+"""Fills the ids of layers that use fewer experts than others."""
 
 ExpertSink = Callable[[int, NDArray[np.int32]], None]
-"""Receives (first position, int32[positions, layers, used]), the ids of the experts of each layer
-that has some, by falling weight. Each position comes once and in order."""
+"""Receives (first position, int32[positions, layers, used]): the expert ids of each layer that has
+experts, by falling weight. Each position comes once and in order."""
 
 
 def expert_output(layer: int) -> str:

@@ -1,8 +1,8 @@
-"""The rows of the table of hidden states, from which a draft block reads what a model computed.
+"""The layout of the table of hidden states, from which a draft block reads the model's results.
 
-The table has a ring of rows for every slot, in which a position has the row of its remainder. What
-a long chunk of a prompt leaves out of the rings has rows that the next step overwrites. Then follow
-a row of zeros, and a row of every slot for what the draft block computed last."""
+The table has a ring of rows for every slot; a position is in the row of its remainder. Then come
+``passing`` rows, for tokens of a long chunk that have no room in the rings, which the next step
+overwrites; a row of zeros; and a row per slot for the latest result of the draft block."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from reference.limits import Limits
 HIDDEN_TABLE = "state.hidden"
 HIDDEN_PAIRS = "request.hidden_pairs"
 HIDDEN_ROWS = "request.hidden_rows"
-"""The table, the rows of it that a step writes, and the rows that it reads."""
+"""The table, the rows that a step writes, and the rows that it reads."""
 SHARED_STATES = (HIDDEN_TABLE, "state.slots", "state.recent")
-"""The table that a draft block and its model write for each other."""
+"""The buffers that a draft block and its model both write."""
 
 Indices = NDArray[np.int32]
 
@@ -41,7 +41,7 @@ class HiddenRows:
         return self.slots * self.ring + self.passing
 
     def in_ring(self, slot: int, positions: Indices) -> Indices:
-        """The rows of ``positions`` of a slot, of which the ring has the latest."""
+        """The ring rows of ``positions`` of a slot, which must be among the latest."""
         found: Indices = positions % self.ring + np.int32(slot * self.ring)
         return found
 
@@ -50,12 +50,12 @@ class HiddenRows:
         return (self.slots * self.ring + tokens).astype(np.int32)
 
     def drafted(self, slot: int) -> int:
-        """The row of what the draft block computed last for a slot."""
+        """The row of the latest result of the draft block for a slot."""
         return self.zeros + 1 + slot
 
     def written(self, query: NDArray[np.void]) -> Indices:
-        """int32[tokens, 2] for a step over QUERY_TOKEN[tokens]: each token and the row for it. A
-        chunk longer than a ring has its last positions there, and the others in passing rows."""
+        """int32[tokens, 2] for a step over QUERY_TOKEN[tokens]: each token and its row. Of a chunk
+        longer than the ring, the last positions are in the ring, the others in passing rows."""
         tokens = np.arange(len(query), dtype=np.int32)
         slots, positions = query["slot"], query["position"]
         rows = slots * self.ring + positions % self.ring

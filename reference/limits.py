@@ -1,23 +1,24 @@
-"""The sizes an engine is built for, which graph, memory plan, runner and scheduler share."""
+"""The sizes an engine is built for; graph, memory plan, runner and scheduler share them."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from contract.arithmetic import MASK_WORD_BITS, MOST_LOG_PROBABILITIES, PAGE_TOKENS
+from contract.arithmetic import MASK_WORD_BITS, MAX_LOG_PROBABILITIES, PAGE_TOKENS
 from contract.dtypes import F32, DType
 from contract.lazy_dataclass import dataclass
 from contract.shape_key import ShapeKey
 from contract.spec import KV
 
 RING_STEPS = 4
-"""Steps whose events the output ring holds, more than are ever in flight."""
+"""Steps whose events the output ring holds; fewer are ever in flight."""
 
 DRAFT_STATES = 4
-"""Recurrent states of a slot for which tokens are drafted: for the last known token and so many
-drafts less one, which pay off most on all devices that were measured. A state is tens of MB."""
+"""Recurrent states per slot if tokens are drafted: one after the last known token and one after
+each of DRAFT_STATES - 1 drafts, the number that was fastest on all measured devices. A state takes
+tens of MB."""
 
-MOST_BIASES = 4096
+MAX_BIASES = 4096
 """Most logit biases of one sequence."""
 
 
@@ -26,24 +27,24 @@ class Limits:
     """Room for ``slots`` sequences of up to ``context`` positions on ``pages`` KV pages of 16
     positions.
 
-    A step has at most ``step_tokens`` query tokens and ``step_rows`` rows of logits.
-    ``recent_tokens`` is the number of tokens stored for the sampling penalties, ``saved_states``
-    the number of recurrent states stored in addition to those of the slots; one is saved after
-    every ``state_interval`` tokens of a prompt. A slot has the states after each of its latest
-    ``slot_states`` positions, so that drafted tokens can be taken back. Of up to ``draft_tokens``
-    drafted tokens of a sequence in a step, each of which needs a row, the device counts the right
-    ones.
-
-    Up to ``masks`` rows of a step can have an allowed-token mask, and every sequence up to
-    ``biases`` logit biases; ``top_log_probabilities`` is the most tokens per row whose
-    log-probabilities are listed. When one of these is 0 the graph has no operand for it. With
-    ``hidden_states`` the input of the output projection, the normed state of the last layer, can be
-    read too. With ``scores`` every row of a step can give the log-probability of a token of its
-    prompt, which needs ``top_log_probabilities``. With ``hidden_rows`` the normed states of the
-    last so many positions of every slot stay on the device, for a draft block to read. With
-    ``digests`` rows of logits can be digested where they are (rule R12). With ``experts`` the
-    experts that each token of a mixture uses can be read. Each request can combine ``adapters`` of
-    the model's adapters: as many as ``Adapters.combined``, or 0 for none.
+    - ``step_tokens``, ``step_rows``: the most query tokens and rows of logits of a step.
+    - ``recent_tokens``: tokens stored per slot for the sampling penalties.
+    - ``saved_states``: recurrent states stored besides those of the slots; one is saved after every
+      ``state_interval`` tokens of a prompt. ``slot_states``: the latest positions after which a
+      slot keeps its state, so that drafted tokens can be undone.
+    - ``draft_tokens``: the most drafts of a sequence in a step, each of which needs a row; the
+      device counts the accepted ones.
+    - ``masks``: the most rows of a step with a token mask. ``biases``: the most logit biases of a
+      sequence. ``top_log_probabilities``: the most tokens per row whose log-probabilities are
+      listed. If one is 0 the graph has no operand for it.
+    - ``hidden_states``: the input of the output projection, the normed state of the last layer, can
+      be read. ``scores``: every row can give the log-probability of a token of its prompt, which
+      needs ``top_log_probabilities``. ``digests``: rows of logits can be digested on the device
+      (rule R12). ``experts``: the experts that each token of a mixture uses can be read.
+    - ``hidden_rows``: the number of latest positions of a slot whose normed states stay on the
+      device, for a draft block.
+    - ``adapters``: how many of the model's adapters a request can combine, ``Adapters.combined`` or
+      0.
 
     Raises ValueError for a storage type that keys and values cannot have, and for ``masks``,
     ``biases`` or ``top_log_probabilities`` out of range."""
@@ -75,8 +76,8 @@ class Limits:
             raise ValueError(f"KV pages are one of {accepted}, not {self.kv_dtype}")
         for name, limit in (
             ("masks", self.step_rows),
-            ("biases", MOST_BIASES),
-            ("top_log_probabilities", MOST_LOG_PROBABILITIES),
+            ("biases", MAX_BIASES),
+            ("top_log_probabilities", MAX_LOG_PROBABILITIES),
         ):
             if not 0 <= getattr(self, name) <= limit:
                 raise ValueError(f"{name} is {getattr(self, name)}, not 0 to {limit}")
@@ -90,12 +91,12 @@ class Limits:
 
     @property
     def score_records(self) -> int:
-        """Biases of a step that make its rows give the tokens of prompts: one a row."""
+        """Biases of a step that make rows sample the tokens of prompts: one per row."""
         return self.step_rows if self.scores else 0
 
     @property
     def bias_records(self) -> int:
-        """Biases of a step: those of rows that are scored, then ``biases`` of every slot."""
+        """Biases of a step: one per scored row, then ``biases`` of every slot."""
         return self.score_records + self.slots * self.biases
 
     @property
@@ -105,13 +106,13 @@ class Limits:
 
     @property
     def hidden_table(self) -> int:
-        """Rows of the table of hidden states: ``hidden_rows`` of every slot, one of every token of
-        a step, one of zeros, and one of every slot for what a draft block computed."""
+        """Rows of the table of hidden states: ``hidden_rows`` per slot, one per token of a step,
+        one of zeros, and one per slot for the latest result of a draft block."""
         return self.slots * self.hidden_rows + self.step_tokens + 1 + self.slots
 
     def for_step(self, adapted: bool, drafts: bool) -> Limits:
-        """The same for steps of which no token has an adapter unless ``adapted``, and which without
-        ``drafts`` have no drafted tokens, and hidden states that no draft block reads."""
+        """The limits of a graph variant: without ``adapted`` no token has an adapter; without
+        ``drafts`` there are no drafts, and no hidden states for a draft block."""
         found = self if adapted else replace(self, adapters=0)
         return found if drafts else replace(found, draft_tokens=0, hidden_rows=0)
 
@@ -122,8 +123,8 @@ class Limits:
 
 
 def with_drafts(limits: Limits, drafts: int) -> Limits:
-    """The same for at most ``drafts`` drafted tokens of a sequence in a step, with recurrent states
-    to return to from wrong ones."""
+    """``limits`` for at most ``drafts`` drafts of a sequence in a step, with recurrent states for
+    undoing wrong ones."""
     return replace(limits, slot_states=DRAFT_STATES, draft_tokens=drafts)
 
 

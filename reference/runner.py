@@ -34,18 +34,19 @@ from reference.quant import finite_words
 
 LOGITS = "output.logits"
 HIDDEN = HIDDEN_STATES
-"""What logits are computed from; an output of a graph whose limits have ``hidden_states``."""
+"""The states from which logits are computed, an output of a graph whose limits have
+``hidden_states``."""
 CHOSEN = "output.log_probability"
 TOP_IDS = "output.top_ids"
 TOP_LOGS = "output.top_log_probabilities"
 LOG_PROBABILITIES = (CHOSEN, TOP_IDS, TOP_LOGS)
-"""The outputs of rule R10, which a graph has whose limits list some."""
+"""The outputs of rule R10, of a graph whose limits list some."""
 RING = "output.ring"
-"""The events of steps, of which hosts read the sampled tokens."""
+"""The events of steps, from which hosts read the sampled tokens."""
 ROW_DIGEST = "output.row_digest"
 """The digests of rule R12, an output of a graph whose limits have ``digests``."""
 PAGE_TABLE = "request.page_table"
-"""The input that a model has of which some layer attends."""
+"""The page table, an input of models with attention."""
 EVENT_NUMBERS = 1 << 32
 """Ring events are numbered modulo this."""
 NOTHING_SHARED: Mapping[str, Buffer] = MappingProxyType({})
@@ -93,7 +94,7 @@ class StepInput:
 @dataclass(frozen=True, slots=True)
 class StepOutput:
     """The results of a step: ``token`` int32[rows], -1 where a logit was not finite, and
-    ``accepted`` int32[rows], how many drafted tokens behind the row's are right.
+    ``accepted`` int32[rows], how many drafted tokens after the row's are right.
 
     ``outputs`` are the bytes of the requested buffers. The arrays are the step's own."""
 
@@ -133,7 +134,7 @@ class StepOutput:
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """A step under way: its completion, and its events in the output ring."""
+    """A step in flight: its completion, and its events in the output ring."""
 
     fence: Fence
     rows: int
@@ -171,12 +172,12 @@ class ModelRunner(ContextManager):
             raise
         self._executable = whole = self._lowering(self.graph, shared)
         # Steps leave out what they do not need: adapters, and what drafts need.
-        made, self._forms = {limits: whole}, dict[tuple[bool, ...], ExecutableGraph]()
-        for form in product((True, False), repeat=2):
-            needed = limits.for_step(*form) if graph is None else limits
+        made, self._variants = {limits: whole}, dict[tuple[bool, ...], ExecutableGraph]()
+        for variant in product((True, False), repeat=2):
+            needed = limits.for_step(*variant) if graph is None else limits
             if needed not in made:
                 made[needed] = self._lowering(model.graph(needed), shared, whole.inputs)
-            self._forms[form] = made[needed]
+            self._variants[variant] = made[needed]
         self.expert_outputs = expert_outputs(self.graph)
         self.recurrent = RecurrentMemory(tier, self.graph, self._buffers, limits.saved_states)
         self._saved.callback(self.recurrent.close)
@@ -210,7 +211,7 @@ class ModelRunner(ContextManager):
         return self.collect(self.submit(inputs))
 
     def submit(self, inputs: StepInput) -> Submission:
-        """Start a step after those submitted before it; at most RING_STEPS may be under way. Raises
+        """Start a step after those submitted before it; at most RING_STEPS may be in flight. Raises
         ValueError for more masks or biases than the limits allow, ModelFileError for a file changed
         under a tier."""
         if self.tier.info.host_unified:
@@ -230,9 +231,9 @@ class ModelRunner(ContextManager):
             self._digested[:rows] = 0 if inputs.digested is None else inputs.digested
         if inputs.adapters is not None:
             self._adapters.put(inputs.adapters, tokens)
-        form = self._forms[inputs.adapters is not None, not inputs.plain]
+        variant = self._variants[inputs.adapters is not None, not inputs.plain]
         pages = self._put_pages(inputs)
-        fence = form.replay(self._inputs, inputs.requested, pages, inputs.unread)
+        fence = variant.replay(self._inputs, inputs.requested, pages, inputs.unread)
         self._last = Submission(fence, rows, first)
         return self._last
 
@@ -252,7 +253,7 @@ class ModelRunner(ContextManager):
         return self._copies
 
     def prepare(self) -> None:
-        """Lower every form of a step now, so that no step pays for it."""
+        """Lower every variant of a step now, so that no step pays for it."""
         for lowering in self._lowerings:
             for bucket in lowering.buckets:
                 lowering.record(bucket)

@@ -164,6 +164,15 @@ HYBRIDS: Mapping[str, Mapping[str, Any]] = {
         "architecture": "granitehybrid", **SMALL, "layers": 3, "experts": EXPERTS,
         "scales": {"embedding": 1.0, "residual": 1.0, "attention": 0.25, "logits": 3.0},
     },
+    "nemotron_h": {"architecture": "nemotron_h", **SMALL, "layers": 5, "tied": False},
+    "nemotron_h-groups": {
+        "architecture": "nemotron_h", **SMALL, "layers": 6,
+        "mamba": {"interval": 3, "state": 40, "heads": 4, "groups": 2, "kernel": 3},
+    },
+    "nemotron_h_moe": {
+        "architecture": "nemotron_h_moe", **SMALL, "layers": 5, "tied": False,
+        "experts": {**SHARED, "used": 8},
+    },
 }  # fmt: skip
 
 GEMMAS: Mapping[str, Mapping[str, Any]] = {

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from accel.packets.buffers import DeviceBuffer, outputs_of
-from accel.packets.submissions import FormBatch, HostSlot, Submissions
+from accel.packets.submissions import HostSlot, LoweredBatch, Submissions
 from accel.packets.tier import BaseTier, tier_info
 from contract.footprint import Footprint, declared_footprint
 from contract.ir.inputs import InputCopy, InputLayout
@@ -74,11 +74,14 @@ class NullStep:
 class NullSubmissions(Submissions[NullAllocation, None, HostSlot, NullStep]):
     """See Submissions."""
 
-    def _new_slot(self, batch: FormBatch[NullAllocation, None]) -> HostSlot:
+    def _new_slot(self, batch: LoweredBatch[NullAllocation, None]) -> HostSlot:
         return HostSlot(InputCopy(np.empty(batch.input_bytes, np.uint8)))
 
     def _launch(
-        self, batch: FormBatch[NullAllocation, None], slot: HostSlot, outputs: Mapping[str, Bytes]
+        self,
+        batch: LoweredBatch[NullAllocation, None],
+        slot: HostSlot,
+        outputs: Mapping[str, Bytes],
     ) -> NullStep:
         for name, data in outputs.items():
             data[:] = batch.outputs[name][1].host[: data.nbytes]
@@ -103,9 +106,9 @@ class NullTier(BaseTier[NullAllocation, None, NullStep]):
     def lower(
         self, graph: Graph, buffers: Mapping[str, DeviceBuffer[NullAllocation]], form: ShapeKey,
         inputs: InputLayout,
-    ) -> FormBatch[NullAllocation, None]:  # fmt: skip
+    ) -> LoweredBatch[NullAllocation, None]:  # fmt: skip
         outputs = outputs_of(graph, lambda name: self._stored(buffers[name]))
-        return FormBatch(form, len(graph.nodes), None, inputs.nbytes, outputs)
+        return LoweredBatch(form, len(graph.nodes), None, inputs.nbytes, outputs)
 
     def _allocate(self, decl: BufferDecl, nbytes: int) -> NullAllocation:
         allocation = self._memory.allocate(decl.name, nbytes)

@@ -147,7 +147,7 @@ class KfdQueue:
                 ring_size=memory.ring.nbytes,
                 gpu_id=gpu.gpu_id,
                 queue_type=uapi.QUEUE_COMPUTE,
-                queue_percentage=uapi.MOST_PERCENT,
+                queue_percentage=uapi.MAX_PERCENT,
                 queue_priority=uapi.PRIORITY,
                 eop_buffer_address=eop.address,
                 eop_buffer_size=EOP_BYTES,

@@ -25,7 +25,7 @@ ALONE_SECONDS = 600.0
 GUARDED_LEVELS = 8
 """Levels of launches, about a layer, between two checks of the word that cancels; each check reads
 over the bus."""
-GUARDED_WORDS = pm4.MOST_CONDITIONAL_WORDS // 2
+GUARDED_WORDS = pm4.MAX_CONDITIONAL_WORDS // 2
 
 
 class Recording:

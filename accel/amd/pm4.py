@@ -87,8 +87,8 @@ GLM_WB, GLM_INV, GLK_WB, GL1_INV = 1 << 4, 1 << 5, 1 << 6, 1 << 9
 RELEASE_GLM_WB, RELEASE_GLM_INV, RELEASE_GL1_INV = 1 << 12, 1 << 13, 1 << 15
 DATA_64 = 2 << 29
 IB_VALID, IB_INHERIT_COMPUTE = 1 << 23, 1 << 30
-MOST_IB_WORDS = (1 << 20) - 1
-MOST_CONDITIONAL_WORDS = (1 << 14) - 1
+MAX_IB_WORDS = (1 << 20) - 1
+MAX_CONDITIONAL_WORDS = (1 << 14) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,13 +143,13 @@ def release_memory(address: int, value: int, caches: int = RELEASE_CACHES) -> Wo
 
 def indirect_buffer(address: int, words: int, flags: int = IB_VALID) -> Words:
     """Execute ``words`` words at ``address`` before what follows."""
-    assert 0 < words <= MOST_IB_WORDS
+    assert 0 < words <= MAX_IB_WORDS
     return packet(Opcode.INDIRECT_BUFFER, *low_high(address), words | flags)
 
 
 def conditional(address: int, words: int) -> Words:
     """Skip the ``words`` words after this packet while the 32 bits at ``address`` are 0."""
-    assert 0 < words <= MOST_CONDITIONAL_WORDS
+    assert 0 < words <= MAX_CONDITIONAL_WORDS
     return packet(Opcode.COND_EXEC, *low_high(address), 0, words)
 
 

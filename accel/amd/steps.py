@@ -11,13 +11,13 @@ from contract.shape_key import ShapeKey
 
 SPLIT_TOKENS = 16
 """Most tokens for which attention divides the context."""
-FORM_TOKENS = (1, 4, SPLIT_TOKENS)
+BUCKET_TOKENS = (1, 4, SPLIT_TOKENS)
 """Tokens of the buckets below the largest."""
 
 
 def buckets_of(largest: ShapeKey) -> tuple[ShapeKey, ...]:
     """See ``contract.tier.Tier.buckets``."""
-    return shape_buckets(largest, FORM_TOKENS)
+    return shape_buckets(largest, BUCKET_TOKENS)
 
 
 def for_matrices(bucket: ShapeKey) -> bool:

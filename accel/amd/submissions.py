@@ -16,9 +16,9 @@ from accel.amd.launcher import Recording
 from accel.amd.queue import Queue
 from accel.packets.in_flight import DEFAULT_TIMEOUT_SECONDS
 from accel.packets.step_memory import StepAddresses
-from accel.packets.submissions import FormBatch, RecordedSubmissions, Recordings
+from accel.packets.submissions import LoweredBatch, RecordedSubmissions, Recordings
 
-AmdForm = Recordings[Recording]
+AmdRecordings = Recordings[Recording]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class AmdSubmissions(RecordedSubmissions[Allocation, Recording, AmdStep]):
 
     def _launch(
         self,
-        batch: FormBatch[Allocation, AmdForm],
+        batch: LoweredBatch[Allocation, AmdRecordings],
         slot: Recording,
         outputs: Mapping[str, NDArray[np.uint8]],
     ) -> AmdStep:

@@ -17,7 +17,7 @@ from accel.amd.memory import HostSeenMemory
 from accel.amd.runtime import Choices, open_runtime
 from accel.amd.self_check import ProbeCase
 from accel.amd.steps import buckets_of, for_matrices, step_of
-from accel.amd.submissions import AmdForm, AmdStep, AmdSubmissions
+from accel.amd.submissions import AmdRecordings, AmdStep, AmdSubmissions
 from accel.kernels.arrange import PlaneArranger
 from accel.kernels.launches import PlannedLaunch
 from accel.kernels.recorded_tier import RecordedTier
@@ -29,7 +29,7 @@ from contract.errors import DeviceLost, TierError
 from contract.ir.nodes import BufferDecl, BufferKind, Graph
 from contract.shape_key import ShapeKey
 
-AmdFence = StepFence[Allocation, AmdForm, AmdStep]
+AmdFence = StepFence[Allocation, AmdRecordings, AmdStep]
 
 
 class AmdTier(RecordedTier[Allocation, Recording, AmdStep]):

@@ -24,7 +24,7 @@ from contract.dtypes import DType, StorageClass
 
 Launch = Callable[[int, range], None]
 """Enqueues the arranging of some groups whose stored rows lie at an address."""
-MOST_GROUPS = 1 << 15
+MAX_GROUPS = 1 << 15
 """Most work-groups of a launch of the plain kernel, which is right with any number."""
 
 
@@ -98,7 +98,7 @@ class Arranger:
             packet["operand"][0, :2] = stored, target.address
             packet["size"][0, : len(sizes)] = sizes
             units = pieces(op.units(**dict(zip(op.sizes, sizes, strict=True))), GROUP_SIZE)
-            shape = LaunchShape(function, (min(units, MOST_GROUPS), 1, 1), (GROUP_SIZE, 1, 1))
+            shape = LaunchShape(function, (min(units, MAX_GROUPS), 1, 1), (GROUP_SIZE, 1, 1))
             arguments = Arguments(np.uint64(0), np.uint64(0), packet[0])
             start_kernel(self.memory.context, self.memory.stream, shape, arguments)
 

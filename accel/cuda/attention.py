@@ -33,7 +33,7 @@ def attention_rule(ops: Remaining, device: Device) -> Replacement | None:
     sizes = part.most_sizes()
     if not plain_parts(part, merge) or not nobody_reads(ops, 2, (result(merge),)):
         return None
-    head_dim, groups, spans = sizes["head_dim"], head_groups(part), most_spans(part)
+    head_dim, groups, spans = sizes["head_dim"], head_groups(part), max_spans(part)
     launch = KernelLaunch(
         "attention_spans",
         (min(sizes["tokens"] * groups * spans, device.multiprocessors), 1, 1),
@@ -64,7 +64,7 @@ def head_groups(part: Op) -> int:
     return sizes["kv_heads"] * -(-(sizes["heads"] // sizes["kv_heads"]) // HEADS)
 
 
-def most_spans(part: Op) -> int:
+def max_spans(part: Op) -> int:
     """Most spans of a slot's context."""
     pages = operand_of(part, "page_table")
     assert pages is not None
@@ -78,7 +78,7 @@ def tiles_bytes(head_dim: int, warps: int) -> int:
     return queries + units + HEADS * (warps * 2 * KV_TILE + SPAN_TILES * (8 + 4 * head_dim))
 
 
-MOST_SINGLE_TOKENS = 64
+MAX_SINGLE_TOKENS = 64
 """Most tokens for which a block takes each token by itself: few tokens are mostly of different
 slots."""
 TILE_WARPS = 4
@@ -102,7 +102,7 @@ def attention_tokens(
     if not _plain_batch(ops):
         return None
     sizes = ops[0].most_sizes()
-    if sizes["tokens"] > MOST_SINGLE_TOKENS or OF_PAGE in sizes:
+    if sizes["tokens"] > MAX_SINGLE_TOKENS or OF_PAGE in sizes:
         return None
     units = sizes["tokens"] * head_groups(ops[0])
     warps = token_warps(sizes["head_dim"], units, device)
@@ -159,7 +159,7 @@ def groups_bytes(head_dim: int, warps: int, stages: int, dtype: DType = I12) -> 
 BLOCK_WARPS = 4
 BLOCK_ROWS = 16 * BLOCK_WARPS
 BLOCK_STAGES = 2
-MOST_CHANNELS = 128
+MAX_CHANNELS = 128
 """Most channels of a head that a block computes."""
 BLOCKS_PER_MULTIPROCESSOR = 2
 Q_FLOATS, Y_FLOATS = 4, 2
@@ -180,7 +180,7 @@ def attention_blocks_rule(ops: Remaining, device: Device) -> Replacement | None:
     nbytes = block_shared_bytes(head_dim, tokens)
     if nbytes > device.shared_bytes:
         return None
-    parts = head_dim // min(head_dim, MOST_CHANNELS)
+    parts = head_dim // min(head_dim, MAX_CHANNELS)
     most = device.multiprocessors * BLOCKS_PER_MULTIPROCESSOR
     launch = KernelLaunch(
         "attention_blocks",
@@ -228,7 +228,7 @@ def attention_groups_rule(ops: Remaining, device: Device) -> Replacement | None:
 
 def divides_heads(op: Op, device: Device) -> bool:
     """Whether the kernels of prompts compute ``op``, which can also compute some of the heads."""
-    if op.count.most <= MOST_SINGLE_TOKENS or op.name != "flash_attn_batched":
+    if op.count.most <= MAX_SINGLE_TOKENS or op.name != "flash_attn_batched":
         return False
     ops = Remaining((op,), 0, {})
     return any(rule(ops, device) for rule in (attention_groups_rule, attention_blocks_rule))
@@ -248,7 +248,7 @@ def block_shared_bytes(head_dim: int, tokens: int) -> int:
     """Shared memory of ``attention_blocks.cu``: tiles as stored, of one tile the low parts of keys
     and of a block's channels of values, three floats a position, and a bit a token."""
     stages = BLOCK_STAGES * KV_TILE * (3 * head_dim + 2)
-    low = KV_TILE * (head_dim + min(head_dim, MOST_CHANNELS))
+    low = KV_TILE * (head_dim + min(head_dim, MAX_CHANNELS))
     return stages + low + 3 * 4 * KV_TILE + 4 * -(-tokens // 32)
 
 

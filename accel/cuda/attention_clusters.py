@@ -12,7 +12,7 @@ from accel.cuda.attention import (
     TILE_WARPS,
     groups_bytes,
     head_groups,
-    most_spans,
+    max_spans,
     plain_parts,
 )
 from accel.cuda.device import Device
@@ -23,7 +23,7 @@ from accel.cuda.unpacked_pages import UNPACK_PAGES
 from accel.packets.packet import aligned
 from contract.dtypes import I12, DType
 
-LEAST_CAPABILITY = (9, 0)
+MIN_CAPABILITY = (9, 0)
 """Clusters and copies that count their bytes need this compute capability."""
 MOST_TOKENS = 4
 """Most tokens of a bucket whose attention splits contexts."""
@@ -38,7 +38,7 @@ SHARED_NAMES = ("kv", "page_table", "query")
 def attention_clusters_rule(ops: Remaining, device: Device) -> Replacement | None:
     """Replaces the whole run by one launch, without sinks or a soft cap."""
     run = head_run(ops)
-    if run is None or device.capability < LEAST_CAPABILITY or not _agrees(ops, run):
+    if run is None or device.capability < MIN_CAPABILITY or not _agrees(ops, run):
         return None
     at = run.length + run.rotated
     part, dtype = ops[at], ops[run.write].dtype
@@ -57,7 +57,7 @@ def attention_clusters_rule(ops: Remaining, device: Device) -> Replacement | Non
     room = device.multiprocessors * at_once // blocks
     if tokens == 1:
         room = int(room * ROOM_FOR_ALL)
-    clusters = min(units * most_spans(part), max(1, room))
+    clusters = min(units * max_spans(part), max(1, room))
     launch = KernelLaunch(
         "attention_clusters",
         (clusters * blocks, 1, 1),

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from accel.cuda.driver import TIER, Driver
 from contract.errors import TierUnavailable
 
-LEAST_CAPABILITY = (8, 0)
-LEAST_DRIVER = 13000
+MIN_CAPABILITY = (8, 0)
+MIN_DRIVER = 13000
 """CUDA 13.0: a driver runs the output of compilers of its own major version."""
 
 
@@ -59,8 +59,8 @@ def find_device(driver: Driver, requested: str = "") -> Device:
         named = [devices[int(requested)]]
     else:
         named = [device for device in devices if requested.lower() in device.name.lower()]
-    usable = [device for device in named if device.capability >= LEAST_CAPABILITY]
-    if usable and usable[0].driver < LEAST_DRIVER:
+    usable = [device for device in named if device.capability >= MIN_CAPABILITY]
+    if usable and usable[0].driver < MIN_DRIVER:
         raise TierUnavailable(
             TIER,
             f"the driver is for CUDA {usable[0].driver_text}, needs 13.0",

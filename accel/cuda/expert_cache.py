@@ -25,9 +25,9 @@ from accel.packets.staging_buffers import Bytes
 
 STEPS = 16
 """Steps from one choice to the next."""
-MOST_MOVES = 2
+MAX_MOVES = 2
 """Most experts of a layer that one choice moves, so that copies leave the link to the steps."""
-LEAST_GAIN = 1.25
+MIN_GAIN = 1.25
 """An expert replaces one that is used so many times less."""
 AGEING = 0.75
 """The weight of earlier uses at each choice."""
@@ -80,8 +80,8 @@ class CachedLayer:
         inside = sorted(range(len(self.slots)), key=lambda slot: self.uses[self.slots[slot]])
         return [
             (slot, int(expert))
-            for slot, expert in list(zip(inside, outside, strict=False))[:MOST_MOVES]
-            if self.uses[expert] > LEAST_GAIN * self.uses[self.slots[slot]]
+            for slot, expert in list(zip(inside, outside, strict=False))[:MAX_MOVES]
+            if self.uses[expert] > MIN_GAIN * self.uses[self.slots[slot]]
         ]
 
 

@@ -39,7 +39,7 @@ ORDER_THREADS = 1024
 TOTAL_THREADS = 256
 CHUNK_TOKENS = ((64, 8),)
 """Tokens of a chunk, for steps of at most so many tokens."""
-MOST_CHUNK_TOKENS = 24
+MAX_CHUNK_TOKENS = 24
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ def grouping(ops: Sequence[Op], block: ExpertBlock, device: Device) -> Grouping 
     tokens = ops[block.norm].count.most
     if tokens <= FEW_TOKENS:
         return None
-    rows = next((rows for most, rows in CHUNK_TOKENS if tokens <= most), MOST_CHUNK_TOKENS)
+    rows = next((rows for most, rows in CHUNK_TOKENS if tokens <= most), MAX_CHUNK_TOKENS)
     if _spans(ops, block) > BLOCK_WARPS // 2:
         return None
     if _gate_bytes(ops, block, rows) > device.shared_bytes:
@@ -119,7 +119,7 @@ def _tiles(product: Op) -> int:
 def _blocks_at_once(rows: int, nbytes: int, device: Device) -> int:
     """Blocks of a multiprocessor, which determines the registers of a thread."""
     fits = 2 * (nbytes + RESERVED_BYTES) <= device.shared_bytes + RESERVED_BYTES
-    return 2 if rows < MOST_CHUNK_TOKENS and fits else 1
+    return 2 if rows < MAX_CHUNK_TOKENS and fits else 1
 
 
 def _block_bytes(units: int, rows: int, warps: int, formats: Sequence[DType]) -> int:

@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 from accel.cuda.device import Device
 from accel.cuda.expert_block import ExpertBlock
 from accel.cuda.expert_groups import CHUNK_WORDS, order_launch, total_launch
-from accel.cuda.group_shapes import MOST_PARTED_TOKENS, SUM_BYTES, TOKEN_BYTES, group_shape
+from accel.cuda.group_shapes import MAX_PARTED_TOKENS, SUM_BYTES, TOKEN_BYTES, group_shape
 from accel.cuda.matrices import group_launch, has_groups, product_rows
 from accel.cuda.packed_tiles import UNIT_COLUMNS, unit_count
-from accel.cuda.packing import MOST_FOUR_WARPS, pack_fours
+from accel.cuda.packing import MAX_FOUR_WARPS, pack_fours
 from accel.cuda.products import Run
 from accel.cuda.runs import operand_indices, size_indices
 from accel.cuda.tuned import KernelLaunch
@@ -85,7 +85,7 @@ def prompt_launches(ops: Sequence[Op], block: ExpertBlock, device: Device) -> Pr
     products."""
     tokens, used = ops[block.norm].count.most, ops[block.gates].most_sizes()["used"]
     units = _units(ops, block.gates)
-    if tokens <= SINGLE_WARP_TOKENS or not has_groups(device) or units > MOST_FOUR_WARPS:
+    if tokens <= SINGLE_WARP_TOKENS or not has_groups(device) or units > MAX_FOUR_WARPS:
         return None
     memory = _Memory(tokens, tokens * used, ops[block.router].most_sizes()["rows"])
     table = {**memory.table(), "USED": used}
@@ -187,7 +187,7 @@ def _products(
     product, numbers = ops[run.products[0]], tuple(range(len(run.products)))
     rows = product_rows(ops, run, numbers)
     assert product.dtype is not None
-    many = max(memory.pairs, MOST_PARTED_TOKENS + 1)
+    many = max(memory.pairs, MAX_PARTED_TOKENS + 1)
     shape = group_shape(product.dtype, product.most_sizes()["columns"], many, rows, device)
     launch = group_launch(ops, run, numbers, shape, device)
     blocks = shape.row_blocks(rows) * memory.chunks

@@ -13,7 +13,7 @@ from accel.cuda.program import Modules, tuned_source
 from contract.tier import FiniteWords
 
 THREADS = 256
-MOST_GROUPS = 512
+MAX_GROUPS = 512
 WORD_BYTES = 4
 
 
@@ -47,7 +47,7 @@ class FiniteCheck:
         numbers = blocks, words.block_bytes, *offsets, words.word_bytes, words.exponent
         addresses = map(np.uint64, (address, self._found.address))
         arguments = Arguments(*addresses, *map(np.uint32, numbers))
-        groups = max(1, min(-(-blocks // THREADS), MOST_GROUPS))
+        groups = max(1, min(-(-blocks // THREADS), MAX_GROUPS))
         shape = LaunchShape(self._function, (groups, 1, 1), (THREADS, 1, 1))
         start_kernel(self.memory.context, self.memory.stream, shape, arguments)
 

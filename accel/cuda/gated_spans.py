@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from accel.cuda.device import Device
 from accel.cuda.gathers import PART, WHOLE, sent_by
-from accel.cuda.group_shapes import MOST_SPLIT_TOKENS, parted_shape, span_count
+from accel.cuda.group_shapes import MAX_SPLIT_TOKENS, parted_shape, span_count
 from accel.cuda.matrices import group_launch, has_groups, replaced_run, run_of_many, span_bytes
 from accel.cuda.packed_tiles import UNIT_COLUMNS
 from accel.cuda.packing import pack_launch
@@ -35,7 +35,7 @@ def gated_spans_rule(ops: Remaining, device: Device) -> Replacement | None:
     if run is None or run.gate is None or not has_groups(device):
         return None
     product, gather = ops[run.products[0]], run.length
-    if not SPLIT_K_TOKENS < product.count.most <= MOST_SPLIT_TOKENS:
+    if not SPLIT_K_TOKENS < product.count.most <= MAX_SPLIT_TOKENS:
         return None
     if len(ops) < gather + 2 or span_count(product.most_sizes()["columns"]) < 2:
         return None

@@ -20,13 +20,13 @@ from accel.packets.packet import PACKET, SCRATCH_MEMORY
 from accel.packets.shares import ALL_GATHER
 from accel.packets.step import Op, Tensor
 
-MOST_TENSORS = 4
+MAX_TENSORS = 4
 THREADS = 512
-MOST_BLOCKS = 64
+MAX_BLOCKS = 64
 BLOCK_FLOATS = 4096
 """Floats of a share for each block."""
 WORD_BYTES, ADDRESS_BYTES = 4, 8
-MOST_ARGUMENT_BYTES = 4096 - 4 * ADDRESS_BYTES
+MAX_ARGUMENT_BYTES = 4096 - 4 * ADDRESS_BYTES
 PART, WHOLE = 0, 1
 """Indices of the operand that a device sends, and of that of which all devices have a share."""
 OF_MATRICES = ("Y0", "Y1", "Y2", "Y3")
@@ -42,7 +42,7 @@ RESULTS = {
 
 def gather_rule(ops: Remaining, device: Device) -> Replacement | None:
     """Replaces all ALL_GATHERs that come next, as many as a launch can take."""
-    count = min(_gathers_behind(ops, 0), MOST_TENSORS)
+    count = min(_gathers_behind(ops, 0), MAX_TENSORS)
     return Replacement(count, (gathering(ops, range(count)),)) if count else None
 
 
@@ -51,7 +51,7 @@ def gathering(ops: Sequence[Op], gathers: range) -> KernelLaunch:
     devices = ops[gathers.start].most_sizes()["devices"]
     wholes = [(ops[at], ops[at].operands[WHOLE]) for at in gathers]
     floats = [op.count.most * whole.columns for op, whole in wholes if whole is not None]
-    blocks = max(1, min(-(-max(floats, default=0) // devices // BLOCK_FLOATS), MOST_BLOCKS))
+    blocks = max(1, min(-(-max(floats, default=0) // devices // BLOCK_FLOATS), MAX_BLOCKS))
     return KernelLaunch(
         "all_gather",
         (blocks, 1, 1),
@@ -79,7 +79,7 @@ def with_gathers(replacement: Replacement, ops: Remaining) -> Replacement:
     ALL_GATHERs that one launch could not gather stay as they are, so that devices that send meet as
     often as those that gather."""
     first, count = replacement.ops, _gathers_behind(ops, replacement.ops)
-    behind = range(first, first + (count if count <= MOST_TENSORS else 0))
+    behind = range(first, first + (count if count <= MAX_TENSORS else 0))
     sent = sending(replacement.launches, ops, behind, behind.stop) if behind else None
     packets = first if sent is None else behind.stop
     launches: list[KernelLaunch] = []
@@ -105,7 +105,7 @@ def sending(
     that run beside each other: devices meet in the last. None if these cannot."""
     peers = ops[gathers.start].most_sizes()["devices"] - 1
     nbytes = packets * PACKET.itemsize + words_of_others(peers, len(gathers)) * ADDRESS_BYTES
-    if nbytes > MOST_ARGUMENT_BYTES:
+    if nbytes > MAX_ARGUMENT_BYTES:
         return None
     parts = {ops[at].operands[PART]: number for number, at in enumerate(gathers)}
     sends, left, at = tuple(map(_whole_of, gathers)), set(parts), len(launches)

@@ -17,9 +17,9 @@ GROUP_ROWS = GROUP_WARPS * UNIT_ROWS
 FOUR_SUM_FORMATS = (Q6_K,)
 FOUR_SUM_GROUPS = 2
 """Most groups of a block whose registers have room for four sums at once."""
-MOST_SPLIT_TOKENS = 64
+MAX_SPLIT_TOKENS = 64
 """Most tokens for which groups split columns; with more there are enough blocks."""
-MOST_PARTED_TOKENS = 384
+MAX_PARTED_TOKENS = 384
 """Most tokens for which blocks share rows; with more there are enough blocks, and the partial sums
 would be large."""
 TOKEN_BYTES = 512
@@ -28,7 +28,7 @@ SUM_BYTES = 32
 BARRIER_BYTES = 8
 SPAN_UNITS = 4
 FOLD_TIME = 20
-"""Time that folding the spans of MOST_SPLIT_TOKENS adds to packing, in tenths of a microsecond."""
+"""Time that folding the spans of MAX_SPLIT_TOKENS adds to packing, in tenths of a microsecond."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +114,7 @@ def group_shape(
         return _time(shape, dtype, columns, tokens, rows, device)
 
     shapes = _fitting(dtype, tokens, device)
-    if parted and tokens <= MOST_PARTED_TOKENS:
+    if parted and tokens <= MAX_PARTED_TOKENS:
         shapes += _parted(shapes, span_count(columns))
     return min(shapes, key=time)
 
@@ -164,7 +164,7 @@ def overlapping_shapes(
 
     fitting = [_fitting(dtype, tokens, device) for dtype, _ in rows]
     every = list(product(*fitting))
-    if parted and tokens <= MOST_PARTED_TOKENS:
+    if parted and tokens <= MAX_PARTED_TOKENS:
         every += product(*(_parted(shapes, span_count(columns)) for shapes in fitting))
     return min(every, key=time)
 
@@ -179,7 +179,7 @@ def _parted(shapes: Sequence[GroupShape], spans: int) -> list[GroupShape]:
 
 
 def _fold_time(tokens: int) -> int:
-    return FOLD_TIME * -(-tokens // MOST_SPLIT_TOKENS)
+    return FOLD_TIME * -(-tokens // MAX_SPLIT_TOKENS)
 
 
 def _block_time(shape: GroupShape, dtype: DType, columns: int) -> int:
@@ -199,5 +199,5 @@ def _fits(shape: GroupShape, dtype: DType, tokens: int, device: Device) -> bool:
     if shape.shared_bytes(dtype) > device.shared_bytes:
         return False
     if shape.split:
-        return tokens <= MOST_SPLIT_TOKENS
+        return tokens <= MAX_SPLIT_TOKENS
     return dtype not in FOUR_SUM_FORMATS or shape.groups <= FOUR_SUM_GROUPS

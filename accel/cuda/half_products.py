@@ -9,7 +9,7 @@ from accel.cuda.device import Device
 from accel.cuda.group_shapes import (
     BARRIER_BYTES,
     GROUP_WARPS,
-    MOST_PARTED_TOKENS,
+    MAX_PARTED_TOKENS,
     SPAN_UNITS,
     SUM_BYTES,
     TOKEN_BYTES,
@@ -37,7 +37,7 @@ def halves_are_faster(
     dtype: DType, columns: int, tokens: int, rows: Sequence[int], device: Device
 ) -> bool:
     """Whether products of a prompt in binary16 take less time than those of integers."""
-    if dtype not in HALF_FORMATS or tokens <= MOST_PARTED_TOKENS:
+    if dtype not in HALF_FORMATS or tokens <= MAX_PARTED_TOKENS:
         return False
     if _shared_bytes(dtype) > device.shared_bytes:
         return False

@@ -25,7 +25,7 @@ from accel.packets.step import Op, Tensor
 from contract.dtypes import I12, ROTATED_KV, DType
 
 WARPS = 4
-MOST_CHANNELS = 512
+MAX_CHANNELS = 512
 """Most channels of a head, which the lanes of a warp hold in registers."""
 BLOCKS_PER_MULTIPROCESSOR = 32
 STORAGES: tuple[DType, ...] = (I12, *ROTATED_KV)
@@ -170,7 +170,7 @@ def _agrees(ops: Sequence[Op], run: HeadRun) -> bool:
         _follows(ops, run)
         and write.dtype in STORAGES
         and all(sizes[name] == k_sizes[name] for name in same)
-        and sizes["head_dim"] == written["head_dim"] <= MOST_CHANNELS
+        and sizes["head_dim"] == written["head_dim"] <= MAX_CHANNELS
         and k_sizes["heads"] * sizes["head_dim"] == written["width"]
         and len(queries) == len(tables) == 1
         and all(norm.most_sizes()["groups"] == ropes["heads"] for norm, ropes in norms)

@@ -61,7 +61,7 @@ class Branch(Protocol):
         """Enqueue what waits for launch ``number``, which was enqueued last."""
 
 
-MOST_BRIEF_LAUNCHES = 512
+MAX_BRIEF_LAUNCHES = 512
 """Most launches of a brief recording. Making another graph of so many takes some ten milliseconds,
 as long as the time that a thousand copies of inputs take in the stream of steps."""
 
@@ -87,7 +87,7 @@ class Recording:
     def is_brief(self) -> bool:
         """Whether the time between two steps matters more than that of making a graph for each
         input buffer."""
-        return len(self.launches) <= MOST_BRIEF_LAUNCHES
+        return len(self.launches) <= MAX_BRIEF_LAUNCHES
 
     def with_launches(self, launches: Sequence[BoundLaunch]) -> Recording:
         """A recording of other launches for the same memory."""

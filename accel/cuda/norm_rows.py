@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from accel.cuda.device import Device
 from accel.cuda.packed_tiles import unit_count
-from accel.cuda.products import ALIGNED_FLOATS, MOST_HELD_UNITS, all_aligned
+from accel.cuda.products import ALIGNED_FLOATS, MAX_HELD_UNITS, all_aligned
 from accel.cuda.runs import operand_indices, size_indices
 from accel.cuda.tuned import KernelLaunch, Remaining, Replacement
 
@@ -24,7 +24,7 @@ def norm_rows_rule(ops: Remaining, device: Device) -> Replacement | None:
     warps = min(MOST_WARPS, units)
     held = -(-units // warps)
     aligned = all_aligned(tensor for tensor in op.operands if tensor is not None)
-    if sizes["groups"] != 1 or sizes["tokens"] > MOST_TOKENS or held > MOST_HELD_UNITS:
+    if sizes["groups"] != 1 or sizes["tokens"] > MOST_TOKENS or held > MAX_HELD_UNITS:
         return None
     if sizes["width"] % ALIGNED_FLOATS or not aligned:
         return None

@@ -14,7 +14,7 @@ TUNED_STACKS = (Q4_K, Q5_K, Q6_K)
 UNIT_ROWS = 16
 UNIT_COLUMNS = 256
 ARRANGING_THREADS = 256
-MOST_BLOCKS = 1 << 16
+MAX_BLOCKS = 1 << 16
 EMBEDDING_THREADS = 256
 
 
@@ -34,7 +34,7 @@ def tile_bytes(dtype: DType, columns: int) -> int:
 
 
 def _grid(dtype: DType, columns: int, tiles: int) -> Extent:
-    return (min(unit_count(columns) * tiles, MOST_BLOCKS), 1, 1)
+    return (min(unit_count(columns) * tiles, MAX_BLOCKS), 1, 1)
 
 
 UNITS = ArrangedLayout(

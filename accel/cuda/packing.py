@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from accel.cuda.device import CLUSTER_CAPABILITY, Device
-from accel.cuda.group_shapes import MOST_SPLIT_TOKENS, span_count
+from accel.cuda.group_shapes import MAX_SPLIT_TOKENS, span_count
 from accel.cuda.packed_tiles import UNIT_COLUMNS, unit_count
 from accel.cuda.products import Run, residual_operand
 from accel.cuda.runs import ABSENT, operand_indices, packet_number, size_indices
@@ -14,14 +14,14 @@ from accel.packets.step import Op
 
 WARPS = 8
 """Warps of a block whose warps take units of any row."""
-MOST_PACKING_BLOCKS = 1 << 12
+MAX_PACKING_BLOCKS = 1 << 12
 ROW_WARPS = 16
 """Warps of a block that first makes a norm or folds spans."""
-MOST_PIECES = 4
+MAX_PIECES = 4
 """Most blocks of such a row, which form a cluster where there is a norm."""
 FOUR = 4
 """Tokens of a warp when there are many."""
-MOST_FOUR_WARPS = 32
+MAX_FOUR_WARPS = 32
 """Most warps of a block, which has a whole row of units where a norm comes first."""
 
 
@@ -42,7 +42,7 @@ def pack_launch(
     warps = min(ROW_WARPS if whole else WARPS, -(-units // pieces))
     return KernelLaunch(
         "unit_pack",
-        (min(tokens, MOST_PACKING_BLOCKS) * pieces, 1, 1),
+        (min(tokens, MAX_PACKING_BLOCKS) * pieces, 1, 1),
         (warps * 32, 1, 1),
         4 * units,
         {
@@ -60,8 +60,8 @@ def packs_fours(ops: Sequence[Op], run: Run) -> bool:
     """Whether a warp packs four tokens of the run where no spans are folded."""
     assert run.quantize is not None
     units = unit_count(ops[run.quantize].most_sizes()["columns"])
-    fits = run.norm is None or units <= MOST_FOUR_WARPS
-    return ops[run.quantize].count.most > MOST_SPLIT_TOKENS and fits
+    fits = run.norm is None or units <= MAX_FOUR_WARPS
+    return ops[run.quantize].count.most > MAX_SPLIT_TOKENS and fits
 
 
 def pack_fours(
@@ -113,7 +113,7 @@ def fold_launch(ops: Sequence[Op], run: Run) -> KernelLaunch:
     tokens = ops[run.products[0]].count.most
     return KernelLaunch(
         "unit_fold",
-        (min(tokens, MOST_PACKING_BLOCKS), 1, 1),
+        (min(tokens, MAX_PACKING_BLOCKS), 1, 1),
         (ROW_WARPS * 32, 1, 1),
         macros={
             **operand_indices(ops, run.residual, "y"),
@@ -128,7 +128,7 @@ def _row_pieces(tokens: int, units: int, device: Device) -> int:
     pieces = 1
     while (
         device.capability >= CLUSTER_CAPABILITY
-        and 2 * pieces <= min(MOST_PIECES, units)
+        and 2 * pieces <= min(MAX_PIECES, units)
         and 2 * pieces * tokens <= device.multiprocessors
     ):
         pieces *= 2

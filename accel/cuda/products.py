@@ -27,7 +27,7 @@ from accel.cuda.tuned import KernelLaunch, Remaining, Replacement
 from accel.packets.step import Op, Tensor
 from contract.dtypes import DType
 
-MOST_MATRICES = 4
+MAX_MATRICES = 4
 MOST_FORMATS = 2
 CHUNK_UNITS = 2
 """Units that a warp copies at a time."""
@@ -36,8 +36,8 @@ RING_SLOTS = 2
 are enough warps."""
 SHARED_WARPS = (16, 12, 8)
 """Warps of a block that shares columns with another; the first that fit are used."""
-MOST_HELD_UNITS = 4
-MOST_ASKED_UNITS = 6
+MAX_HELD_UNITS = 4
+MAX_ASKED_UNITS = 6
 """Most units of rows in the registers of a warp: while the factor of a norm is computed, and while
 others are being loaded."""
 SINGLE, FEW = 1, 4
@@ -47,7 +47,7 @@ UNIT_ACTIVATION_BYTES = 512 + 32 + 4
 SQUARE_BYTES = 4
 """Bytes of the sum of squares of one token and unit, whichever block computed it."""
 MOST_TILE_SLOTS = 8
-MOST_SHARED_TILES = 4 * MOST_TILE_SLOTS
+MAX_SHARED_TILES = 4 * MOST_TILE_SLOTS
 """Most tiles of a block: with more the communication in a cluster costs more than computing its own
 activations."""
 BARRIER_BYTES = 8
@@ -113,7 +113,7 @@ def _products(ops: Sequence[Op], at: int, quantize: int | None) -> list[tuple[in
     """Consecutive products of the same integers, each with the bias after it."""
     found: list[tuple[int, int | None]] = []
     formats: set[DType | None] = set()
-    most = MOST_MATRICES if quantize is not None else 1
+    most = MAX_MATRICES if quantize is not None else 1
     while at < len(ops) and in_units(ops[at]) and len(found) < most:
         shared = ops[quantize].operands[1] if quantize is not None else source(ops[at])
         if source(ops[at]) != shared or len(formats | {ops[at].dtype}) > MOST_FORMATS:
@@ -203,7 +203,7 @@ def _launch(ops: Sequence[Op], run: Run, device: Device) -> KernelLaunch | None:
 def held_units(run: Run, units: int, warps: int) -> int:
     """Units in the registers of a warp; without a norm one, unless a row is long."""
     each = -(-units // warps)
-    return 1 if run.norm is None and each < MOST_HELD_UNITS else min(MOST_HELD_UNITS, each)
+    return 1 if run.norm is None and each < MAX_HELD_UNITS else min(MAX_HELD_UNITS, each)
 
 
 def _row_macros(run: Run, tokens: int, units: int, warps: int) -> dict[str, int]:
@@ -221,9 +221,9 @@ def _row_macros(run: Run, tokens: int, units: int, warps: int) -> dict[str, int]
 def row_macros(normed: int, plain: int, tokens: int) -> dict[str, int]:
     """Macros of ``row_quantizer.h`` for rows of which a warp has at most so many units, with a norm
     and without one."""
-    whole = tokens == SINGLE and normed <= MOST_HELD_UNITS
-    normal = min(MOST_HELD_UNITS, max(1, normed))
-    held = min(MOST_ASKED_UNITS if whole else MOST_HELD_UNITS, max(normed, plain))
+    whole = tokens == SINGLE and normed <= MAX_HELD_UNITS
+    normal = min(MAX_HELD_UNITS, max(1, normed))
+    held = min(MAX_ASKED_UNITS if whole else MAX_HELD_UNITS, max(normed, plain))
     return {
         "WHOLE_ROWS": int(whole),
         "NORM_UNITS": normal,
@@ -267,7 +267,7 @@ def _shared_shape(
 ) -> BlockShape | None:
     """The block of a product whose columns a cluster shares, each block folding ``tiles``; None
     without a cluster or where a row needs more warps."""
-    if cluster == 1 or tiles > MOST_SHARED_TILES:
+    if cluster == 1 or tiles > MAX_SHARED_TILES:
         return None
     most_bits = min((tiles - 1).bit_length(), (MOST_TILE_SLOTS - 1).bit_length())
     choices = (

@@ -61,7 +61,7 @@ RULES: tuple[Rule, ...] = (
     largest_rule,
     sampling_rule,
 )
-FORM_TOKENS = (1, SPLIT_TOKENS, 16, 64, 128, 192, 256, 320, 384, 512)
+BUCKET_TOKENS = (1, SPLIT_TOKENS, 16, 64, 128, 192, 256, 320, 384, 512)
 """Tokens of the buckets below the largest: those that tuned kernels for few tokens are built for,
 and those for which blocks cut for a larger bucket would leave many multiprocessors idle."""
 LAYOUTS: Mapping[WeightLayout, ArrangedLayout] = MappingProxyType({WeightLayout.UNITS: UNITS})
@@ -70,4 +70,4 @@ LAYOUT_RULES: tuple[LayoutRule, ...] = (unit_layout,)
 
 def cuda_buckets(largest: ShapeKey) -> tuple[ShapeKey, ...]:
     """The shape buckets for steps up to ``largest``."""
-    return shape_buckets(largest, FORM_TOKENS)
+    return shape_buckets(largest, BUCKET_TOKENS)

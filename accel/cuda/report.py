@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from accel.cuda.device import LEAST_CAPABILITY, Device, find_devices
+from accel.cuda.device import MIN_CAPABILITY, Device, find_devices
 from accel.cuda.driver import Driver, open_driver
 
 MEBIBYTE = 1 << 20
@@ -28,7 +28,7 @@ def reaches(driver: Driver, one: Device, other: Device) -> bool:
 def _line(driver: Driver, device: Device, devices: list[Device]) -> str:
     about = f"{device.ordinal} {device.name}: {device.architecture}"
     about += f", {device.memory_bytes // MEBIBYTE:,} MiB"
-    if device.capability < LEAST_CAPABILITY:
+    if device.capability < MIN_CAPABILITY:
         return f"{about}; too old"
     reached = [
         str(other.ordinal)

@@ -8,13 +8,13 @@ from accel.cuda.runs import ABSENT
 from accel.cuda.tuned import KernelLaunch, Remaining, Replacement
 from accel.kernels.source import GROUP_SIZE
 
-MOST_PART_BLOCKS = 1 << 12
+MAX_PART_BLOCKS = 1 << 12
 THREADS = 512
 BINS = 2048
-MOST_PARTS = 128
-LEAST_PARTS = 4
+MAX_PARTS = 128
+MIN_PARTS = 4
 BLOCKS_PER_MULTIPROCESSOR = 2
-MOST_VOCABULARY = 1 << 19
+MAX_VOCABULARY = 1 << 19
 """Most tokens for which sums of halves of weights stay below 2^32."""
 LISTED_NEAR, LISTED_BYTES = 4096, 12
 SUMS_BYTES = 16
@@ -27,7 +27,7 @@ def largest_rule(ops: Remaining, device: Device) -> Replacement | None:
     if op.name != "sample_part":
         return None
     sizes = op.most_sizes()
-    blocks = max(1, min(sizes["rows"] * sizes["parts"], MOST_PART_BLOCKS))
+    blocks = max(1, min(sizes["rows"] * sizes["parts"], MAX_PART_BLOCKS))
     launch = KernelLaunch("sample_part", (blocks, 1, 1), (GROUP_SIZE, 1, 1), op="sample_part")
     return Replacement(1, (launch,))
 
@@ -39,10 +39,10 @@ def sampling_rule(ops: Remaining, device: Device) -> Replacement | None:
         return None
     sizes = op.most_sizes()
     rows = sizes["rows"]
-    if sizes["vocab"] > MOST_VOCABULARY:
+    if sizes["vocab"] > MAX_VOCABULARY:
         return None
     blocks = BLOCKS_PER_MULTIPROCESSOR * device.multiprocessors
-    parts = max(LEAST_PARTS, min(MOST_PARTS, blocks // max(1, rows)))
+    parts = max(MIN_PARTS, min(MAX_PARTS, blocks // max(1, rows)))
     macros = {"THREADS": THREADS, "PARTS": parts, "LOGITS_AT": ABSENT, "RING_AT": ABSENT}
     drawn = THREADS // 32 * SUMS_BYTES + 12 * THREADS + 16 + 8 * parts + 16
     shared = {"sample_bins": PART_TALLY_BYTES, "sample_draw": drawn + LISTED_NEAR * LISTED_BYTES}

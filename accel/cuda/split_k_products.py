@@ -23,7 +23,7 @@ MOST_TOKENS = 16
 BARRIER_BYTES = 8
 TILE_WORDS = 2
 """Counters of a tile whose values wait to be folded."""
-LEAST_TILE_SLOTS = 2
+MIN_TILE_SLOTS = 2
 MOST_TILE_SLOTS = 8
 MOST_SLOTS = 4
 WHOLE_WARPS, FEW_WARPS = (16, 12), 8
@@ -134,7 +134,7 @@ def _shape(
         left -= of_part * BARRIER_BYTES
         values = items * UNIT_ROWS * 8 * _eights(tokens) * 4 if parts == 1 else 0
         tile_slots = MOST_TILE_SLOTS
-        while tile_slots > LEAST_TILE_SLOTS and left < tile_slots * (values + 4 * TILE_WORDS):
+        while tile_slots > MIN_TILE_SLOTS and left < tile_slots * (values + 4 * TILE_WORDS):
             tile_slots //= 2
         left -= tile_slots * (values + 4 * TILE_WORDS)
         if left >= 0:

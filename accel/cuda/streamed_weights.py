@@ -32,7 +32,7 @@ LINK_COPIES = 3
 """So many copies of LINK_BYTES bytes measure the link; the fastest counts."""
 LOCKERS = min(8, os.cpu_count() or 1)
 """Threads that have pages locked."""
-FEWEST_READS = 2
+MIN_READS = 2
 """A stack is copied whole where a step may read more than one in so many of its matrices."""
 
 CudaBuffer = DeviceBuffer[Allocation]
@@ -151,7 +151,7 @@ class StreamedWeights:
         return [
             name
             for name, decl in decls.items()
-            if len(decl.shape) == 3 and rows[name] * FEWEST_READS <= int(decl.shape[0])
+            if len(decl.shape) == 3 and rows[name] * MIN_READS <= int(decl.shape[0])
         ]
 
     def fill(
@@ -217,7 +217,7 @@ def _host_weight(matrix: ArrangedMatrix[Allocation]) -> HostWeight:
 def footprint_with(graph: Graph, planned: Footprint, ring: WeightRing, cache: int) -> Footprint:
     """``planned`` with the weights of ``ring`` in host memory and ``cache`` bytes for experts."""
     used = used_shares(graph).items()
-    shares = {name: part for name, part in used if part * FEWEST_READS <= 1}
+    shares = {name: part for name, part in used if part * MIN_READS <= 1}
     layers = cached_stacks(ring)
     held = experts_held(layers, cache)
     for layer in layers:

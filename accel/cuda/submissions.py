@@ -21,7 +21,7 @@ from accel.cuda.driver import NOT_READY, Context, CudaError, Handle
 from accel.cuda.launcher import Recording
 from accel.cuda.memory import Allocation, Memory
 from accel.cuda.row_end import is_drawn, is_plain
-from accel.packets.submissions import FormBatch, HostSlot, StepFence, Submissions
+from accel.packets.submissions import HostSlot, LoweredBatch, StepFence, Submissions
 from contract.errors import DeviceLost
 from contract.ir.inputs import InputCopy, InputRows, LentBlock
 from contract.records import SAMPLING
@@ -79,7 +79,7 @@ class RecordedBucket:
         return [self.whole, *(() if self.short is None else self.short.recordings)]
 
 
-CudaBatch = FormBatch[Allocation, RecordedBucket]
+CudaBatch = LoweredBatch[Allocation, RecordedBucket]
 
 
 class Mark:
@@ -123,7 +123,7 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class CudaStep:
-    """A step as it was enqueued. ``marked`` gives a mark behind the copies of its outputs."""
+    """A step as it was enqueued. ``marked`` gives a mark after the copies of its outputs."""
 
     marked: Callable[[], Mark]
 
@@ -140,7 +140,7 @@ class CudaStep:
 
 @dataclass(frozen=True, slots=True)
 class CudaSlot(HostSlot):
-    """A slot in page-locked memory, and the mark behind all copies of its step. ``unread`` are the
+    """A slot in page-locked memory, and the mark after all copies of its step. ``unread`` are the
     slots of the steps in front of it that nobody waits for."""
 
     ended: Mark
@@ -193,7 +193,7 @@ class InputSlots:
         return address
 
     def read(self) -> Mark:
-        """A mark behind the step that was enqueued last, which reads the buffer filled last."""
+        """A mark after the step that was enqueued last, which reads the buffer filled last."""
         reader = self._readers[self.turn]
         reader.move(self.memory.stream)
         self._read_since &= self.turn != 0

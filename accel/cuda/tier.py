@@ -37,9 +37,8 @@ from accel.packets.build import Progress
 from accel.packets.layouts import WeightLayout
 from accel.packets.packet import aligned
 from accel.packets.shares import Share
-from accel.packets.staging_buffers import sync_as
 from accel.packets.step_memory import StepAddresses
-from accel.packets.submissions import FormBatch
+from accel.packets.submissions import LoweredBatch
 from accel.packets.tier import BaseTier, tier_info
 from accel.packets.weight_ring import RING, bytes_of_matrix, ring_of, streamable_weights
 from contract.errors import DeviceLost, OutOfMemory
@@ -260,7 +259,7 @@ class CudaTier(BaseTier[Allocation, RecordedBucket, CudaStep]):
         theirs = [(tier._addresses, other) for tier, other in peers]
         made = recorded_bucket(self._runtime, bound, self._addresses, self.share.index, theirs)
         launches = len(bound.plan.launches)
-        batch = FormBatch(bound.bucket, launches, made, bound.input_bytes, bound.outputs)
+        batch = LoweredBatch(bound.bucket, launches, made, bound.input_bytes, bound.outputs)
         self._submissions.prepare(batch)
         return batch
 
@@ -310,11 +309,6 @@ class CudaTier(BaseTier[Allocation, RecordedBucket, CudaStep]):
 
     def _device_bytes(self, decl: BufferDecl) -> int:
         return bytes_of_matrix(decl, self._weights.arranged_bytes)
-
-    def _allocate(self, decl: BufferDecl, nbytes: int) -> Allocation:
-        allocation = self._memory.allocate(decl.name, nbytes)
-        sync_as(allocation, decl)
-        return allocation
 
     def _fill(self, buffer: CudaBuffer, arrived: Arrived | None = None) -> None:
         """Copy an upload, arranged if some product reads it; the data is read until the first graph

@@ -33,7 +33,7 @@ class Device:
     max_buffer_bytes: int
     integrated: bool
     ordinal: int
-    most_groups: int
+    max_groups: int
     missing: tuple[str, ...]
 
 

@@ -12,7 +12,7 @@ from contract.errors import DeviceLost
 
 PATIENCE_SECONDS = 600.0
 """Longest that memory operations wait for the device."""
-MOST_NANOSECONDS = (1 << 63) - 1
+MAX_NANOSECONDS = (1 << 63) - 1
 
 Append = Callable[..., None]
 
@@ -154,4 +154,4 @@ class Events:
 
 def nanoseconds(seconds: float) -> int:
     """A time limit as Level Zero takes it; the largest value would mean none."""
-    return max(0, min(int(seconds * 1e9), MOST_NANOSECONDS))
+    return max(0, min(int(seconds * 1e9), MAX_NANOSECONDS))

@@ -18,13 +18,13 @@ from accel.packets.arenas import ArenaKind
 from accel.packets.step_memory import StepAddresses
 from accel.packets.submissions import (
     CopiedStep,
-    FormBatch,
+    LoweredBatch,
     OutputCopies,
     RecordedSubmissions,
     Recordings,
 )
 
-IntelForm = Recordings[Recording]
+IntelRecordings = Recordings[Recording]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class IntelSubmissions(RecordedSubmissions[Allocation, Recording, IntelStep]):
 
     def _launch(
         self,
-        batch: FormBatch[Allocation, IntelForm],
+        batch: LoweredBatch[Allocation, IntelRecordings],
         slot: Recording,
         outputs: Mapping[str, NDArray[np.uint8]],
     ) -> IntelStep:

@@ -15,21 +15,19 @@ from accel.intel.launcher import ENDED, Recording, launch_packet
 from accel.intel.memory import Allocation, Memory
 from accel.intel.queue import PATIENCE_SECONDS
 from accel.intel.runtime import Choices, open_runtime
-from accel.intel.submissions import IntelForm, IntelStep, IntelSubmissions
+from accel.intel.submissions import IntelRecordings, IntelStep, IntelSubmissions
 from accel.kernels.arrange import PlaneArranger
-from accel.kernels.launches import MOST_GROUPS, PlannedLaunch
+from accel.kernels.launches import MAX_GROUPS, PlannedLaunch
 from accel.kernels.recorded_tier import RecordedTier
 from accel.kernels.source import Module, Traits
-from accel.packets.staging_buffers import sync_as
 from accel.packets.submissions import StepFence
 from accel.packets.tier import tier_info
 from contract.errors import DeviceLost
-from contract.ir.nodes import BufferDecl
 
 GRACE_SECONDS = 10.0
 """Longest wait for a lost device, whose driver may end what hangs."""
 
-IntelFence = StepFence[Allocation, IntelForm, IntelStep]
+IntelFence = StepFence[Allocation, IntelRecordings, IntelStep]
 
 
 class IntelTier(RecordedTier[Allocation, Recording, IntelStep]):
@@ -46,7 +44,7 @@ class IntelTier(RecordedTier[Allocation, Recording, IntelStep]):
         self._runtime = runtime
         memory, program, found = runtime.memory, runtime.program, runtime.queue.device
         info = tier_info(TIER, found.name, found.driver, memory.capacity)
-        most = min(MOST_GROUPS, found.most_groups)
+        most = min(MAX_GROUPS, found.max_groups)
 
         def launch(module: Module, packet: NDArray[np.void], groups: int) -> None:
             launch_packet(memory, program.kernel(module), packet, groups)
@@ -61,11 +59,6 @@ class IntelTier(RecordedTier[Allocation, Recording, IntelStep]):
     def traits(self) -> Traits:
         """The operations that the device computes exactly itself; integers compute the others."""
         return self._runtime.program.traits
-
-    def _allocate(self, decl: BufferDecl, nbytes: int) -> Allocation:
-        allocation = super()._allocate(decl, nbytes)
-        sync_as(allocation, decl)
-        return allocation
 
     def _recording(
         self, name: str, launches: list[PlannedLaunch[Any]], packets: int, input_bytes: int

@@ -20,7 +20,7 @@ RECORDS = {
     "EVENT": OUTPUT_EVENT,
 }
 """Records that kernels read or write, by the prefix of their fields' names."""
-MOST_PUSHED_BYTES = 128
+MAX_PUSHED_BYTES = 128
 """Bytes of push constants that every Vulkan device supports."""
 ABSENT_ADDRESS = "TO_U64(0u)"
 
@@ -62,7 +62,7 @@ def pushed_bytes(op: DeviceOp) -> int:
 
 def is_pushed(op: DeviceOp) -> bool:
     """Whether a packet of ``op`` fits into push constants on every device."""
-    return pushed_bytes(op) <= MOST_PUSHED_BYTES
+    return pushed_bytes(op) <= MAX_PUSHED_BYTES
 
 
 def pushed_macros(op: DeviceOp) -> dict[str, int]:

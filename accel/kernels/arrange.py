@@ -8,7 +8,7 @@ from typing import Generic
 import numpy as np
 from numpy.typing import NDArray
 
-from accel.kernels.launches import MOST_GROUPS
+from accel.kernels.launches import MAX_GROUPS
 from accel.kernels.source import Module
 from accel.packets.binding import lone_packet
 from accel.packets.buffers import ArrangedMatrix
@@ -33,13 +33,13 @@ class PlaneArranger(Generic[A]):
         self,
         memory: DeviceMemory[A],
         launch: Callable[[Module, NDArray[np.void], int], None],
-        most_groups: int = MOST_GROUPS,
+        max_groups: int = MAX_GROUPS,
         allocate: Callable[[str, int], A] | None = None,
         stage: Callable[[str, Bytes], A] | None = None,
     ) -> None:
         self._memory = memory
         self._launch = launch
-        self._most_groups = most_groups
+        self._max_groups = max_groups
         self._allocate = allocate or memory.allocate
         self._stage = stage or memory.adopt
 
@@ -76,7 +76,7 @@ class PlaneArranger(Generic[A]):
     def _arrange(self, name: str, stack: Stack, groups: range, target: A) -> None:
         module = Module("arrange", stack.dtype)
         items = len(groups) * TILE_ROWS * pieces(stack.columns, UNIT_COLUMNS)
-        launched = min(pieces(items, module.group_size), self._most_groups)
+        launched = min(pieces(items, module.group_size), self._max_groups)
         sizes = len(groups), stack.rows, stack.columns, groups.start
         stored = self._stage(f"{name} as stored", stack.stored(groups))
         try:

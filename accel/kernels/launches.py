@@ -12,7 +12,7 @@ from accel.packets.device_op import DeviceOp
 from accel.packets.step import Op, Placement
 from accel.packets.work import work_of
 
-MOST_GROUPS = 4096
+MAX_GROUPS = 4096
 """Most work-groups of a launch, more than any device runs at a time."""
 K = TypeVar("K")
 
@@ -34,7 +34,7 @@ def launches_of(
     kernels: Callable[[Sequence[Module]], Mapping[Module, K]],
     ops: Sequence[Op],
     placements: Sequence[Placement],
-    most_groups: int = MOST_GROUPS,
+    max_groups: int = MAX_GROUPS,
 ) -> list[PlannedLaunch[K]]:
     """The dispatch of each op of a step; ``kernels`` loads the kernels of modules."""
     modules = [module_of(op) for op in ops]
@@ -43,7 +43,7 @@ def launches_of(
         PlannedLaunch(
             loaded[module],
             op.device,
-            op.launch_groups(module.group_size, most_groups),
+            op.launch_groups(module.group_size, max_groups),
             placement.wait,
             work_of(op),
         )

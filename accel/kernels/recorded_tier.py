@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 from accel.kernels.arrange import PlaneArranger
-from accel.kernels.launches import MOST_GROUPS, PlannedLaunch, launches_of
+from accel.kernels.launches import MAX_GROUPS, PlannedLaunch, launches_of
 from accel.kernels.source import Module
 from accel.packets.fused import fuse
 from accel.packets.packet_tier import BoundStep, ExpectingMemory, PacketTier
@@ -35,7 +35,7 @@ R = TypeVar("R", bound=ClosableSlot)
 class RecordedTier(PacketTier[A, Recordings[R], C]):
     """A tier that records the launches of a bucket once for each step in flight.
 
-    ``kernels`` loads kernels, ``most_groups`` is the most work-groups of a launch.
+    ``kernels`` loads kernels, ``max_groups`` is the most work-groups of a launch.
 
     Hooks a tier must give in addition to those of BaseTier: ``_recording``."""
 
@@ -47,13 +47,13 @@ class RecordedTier(PacketTier[A, Recordings[R], C]):
         arranger: PlaneArranger[A],
         addresses: StepAddresses,
         kernels: Callable[[Sequence[Module]], Mapping[Module, Any]],
-        most_groups: int = MOST_GROUPS,
+        max_groups: int = MAX_GROUPS,
     ) -> None:
         super().__init__(info, memory, submissions)
         self._arranger = arranger
         self._addresses = addresses
         self._kernels = kernels
-        self._most_groups = most_groups
+        self._max_groups = max_groups
 
     @abstractmethod
     def _recording(
@@ -67,7 +67,7 @@ class RecordedTier(PacketTier[A, Recordings[R], C]):
 
     def _record(self, bound: BoundStep[A]) -> Recordings[R]:
         ops, placements = bound.step.ops, bound.schedule.placements
-        launches = launches_of(self._kernels, ops, placements, self._most_groups)
+        launches = launches_of(self._kernels, ops, placements, self._max_groups)
         name, address, nbytes = bound.name, bound.stored.address, bound.input_bytes
         return Recordings(lambda: self._recording(name, launches, address, nbytes))
 

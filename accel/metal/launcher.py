@@ -117,12 +117,12 @@ class Recording:
             objc.send(descriptor, "setMaxKernelBufferBindCount:", 1)
             selector = "newIndirectCommandBufferWithDescriptor:maxCommandCount:options:"
             limit = max(1, len(self._launches))
-            commands = objc.made("commands of a form", device, selector, descriptor, limit, 0)
+            commands = objc.made("commands of a bucket", device, selector, descriptor, limit, 0)
             undo.callback(objc.release, commands)
             objc.check(commands, ("indirectComputeCommandAtIndex:",))
             for index, launch in enumerate(self._launches):
                 selector = "indirectComputeCommandAtIndex:"
-                command = objc.made("a command of a form", commands, selector, index)
+                command = objc.made("a command of a bucket", commands, selector, index)
                 objc.check(command, COMMAND_METHODS)
                 self._encode(command, index, launch)
             return objc.retain(commands)

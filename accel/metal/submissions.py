@@ -20,7 +20,7 @@ from accel.packets.arenas import ArenaKind
 from accel.packets.step_memory import StepAddresses
 from accel.packets.submissions import (
     CopiedStep,
-    FormBatch,
+    LoweredBatch,
     OutputCopies,
     RecordedSubmissions,
     Recordings,
@@ -30,7 +30,7 @@ COPIED = 4
 """Copies have a multiple of so many bytes."""
 
 
-MetalForm = Recordings[Recording]
+MetalRecordings = Recordings[Recording]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class MetalSubmissions(RecordedSubmissions[Allocation, Recording, MetalStep]):
 
     def _launch(
         self,
-        batch: FormBatch[Allocation, MetalForm],
+        batch: LoweredBatch[Allocation, MetalRecordings],
         slot: Recording,
         outputs: Mapping[str, NDArray[np.uint8]],
     ) -> MetalStep:

@@ -17,7 +17,7 @@ from accel.metal.launcher import Recording, launch_packet
 from accel.metal.memory import VIEW_BYTES, Allocation, Memory
 from accel.metal.objc import TIER, ObjectiveC, load_metal
 from accel.metal.runtime import Choices, open_runtime
-from accel.metal.submissions import MetalForm, MetalStep, MetalSubmissions
+from accel.metal.submissions import MetalRecordings, MetalStep, MetalSubmissions
 from accel.packets.footprint import StepMemory, shared_footprint
 from accel.packets.submissions import StepFence
 from accel.packets.tier import tier_info
@@ -68,7 +68,7 @@ class MetalTier(RecordedTier[Allocation, Recording, MetalStep]):
         self._runtime.queue.finish()
 
     def _until_done(
-        self, fence: StepFence[Allocation, MetalForm, MetalStep], seconds: float
+        self, fence: StepFence[Allocation, MetalRecordings, MetalStep], seconds: float
     ) -> bool:
         step = fence.completion
         return fence.done or (self._runtime.queue.wait(step.submission, seconds) and fence.done)

@@ -21,7 +21,7 @@ from contract.dtypes import DType, StorageClass
 from contract.lazy_dataclass import dataclass
 from contract.tier import FiniteWords
 
-MOST_AHEAD = RING_STEPS // 2
+MAX_AHEAD = RING_STEPS // 2
 """Most jobs of the pool that wait while the host prepares the next one."""
 
 Bytes = NDArray[np.uint8]
@@ -103,7 +103,7 @@ class Arranger:
         self._in_flight.append((self.pool.submit(job), (packets, used), at_end))
         while self._in_flight and self.pool.done(self._in_flight[0][0]):
             self._in_flight.popleft()[2]()
-        while len(self._in_flight) > MOST_AHEAD:
+        while len(self._in_flight) > MAX_AHEAD:
             self._finish_oldest()
 
     def finish(self) -> None:

@@ -124,7 +124,7 @@ class ModelWeights:
         """Of ``nbytes`` arranged bytes those that are mapped from an entry of the cache: all or
         none."""
         stored = self.folder is not None and weight_cache.CAN_ALLOCATE
-        return nbytes if stored and nbytes >= weight_cache.LEAST_BYTES else 0
+        return nbytes if stored and nbytes >= weight_cache.MIN_BYTES else 0
 
     def forget(self, buffer: DeviceBuffer[AddressRange]) -> None:
         """The buffer is freed: its weight is needed no more."""

@@ -21,7 +21,7 @@ from accel.native.plan_file import (
     DIGESTED_FROM,
     FROM_WEIGHTS,
     HEADER,
-    MOST_BUFFERS,
+    MAX_BUFFERS,
     PLAN_MAGIC,
     WEIGHTS_HEADER,
     WEIGHTS_HEADER_BYTES,
@@ -78,7 +78,7 @@ class PlanBuffers:
         """The number of a buffer, which gets one on first use."""
         if name not in self.numbers:
             if len(name.encode()) >= BUFFER_RECORD["name"].itemsize or (
-                len(self.stored) == MOST_BUFFERS
+                len(self.stored) == MAX_BUFFERS
             ):
                 raise ConfigError(f"the model has too many or too long names of tensors: {name}")
             self.numbers[name] = len(self.stored)

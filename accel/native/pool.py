@@ -16,7 +16,7 @@ from accel.native.names import TIER
 from contract.errors import DeviceLost, TierUnavailable
 from contract.lazy_dataclass import dataclass
 
-MOST_WORKERS = 1024
+MAX_WORKERS = 1024
 RING_STEPS = 64
 """Most steps in flight; submitting one more waits until the oldest has ended."""
 NUMBERS = 1 << 32

@@ -13,14 +13,14 @@ from accel.native.mapped_files import MappedFiles
 from accel.native.pool import Copies, Job, WorkerPool, copies_of
 from accel.packets.host_memory import AddressRange, aligned_bytes
 from accel.packets.step_memory import WorkerScratch
-from accel.packets.submissions import FormBatch, Submissions
+from accel.packets.submissions import LoweredBatch, Submissions
 from accel.packets.worker_tuner import WorkerChoice
 from contract.ir.inputs import InputCopy
 from contract.lazy_dataclass import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class NativeForm:
+class NativePackets:
     """The lowered packets of one shape bucket: their address in host memory and their number."""
 
     address: int
@@ -76,7 +76,7 @@ class NativeSlot:
     address: int
 
 
-class NativeSubmissions(Submissions[AddressRange, NativeForm, NativeSlot, NativeStep]):
+class NativeSubmissions(Submissions[AddressRange, NativePackets, NativeSlot, NativeStep]):
     """See Submissions. The workers read a step's inputs in its slot."""
 
     def __init__(
@@ -96,13 +96,13 @@ class NativeSubmissions(Submissions[AddressRange, NativeForm, NativeSlot, Native
         used = [slot for _, slot in self._in_flight]
         return sum(slot.inputs.data.nbytes for slot in (*free, *used))
 
-    def _new_slot(self, batch: FormBatch[AddressRange, NativeForm]) -> NativeSlot:
+    def _new_slot(self, batch: LoweredBatch[AddressRange, NativePackets]) -> NativeSlot:
         data = aligned_bytes(batch.input_bytes)
         return NativeSlot(InputCopy(data), data.ctypes.data)
 
     def _launch(
         self,
-        batch: FormBatch[AddressRange, NativeForm],
+        batch: LoweredBatch[AddressRange, NativePackets],
         slot: NativeSlot,
         outputs: Mapping[str, NDArray[np.uint8]],
     ) -> NativeStep:

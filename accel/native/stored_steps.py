@@ -2,7 +2,7 @@
 
 The key of an entry is everything its packets depend on: the graph, the shape bucket, the offsets of
 a step's inputs, the workers, and times and sizes of the files that lower. The folder holds at most
-MOST_STEPS; those written first go. An entry that is damaged or of another build is lowered
+MAX_STEPS; those written first go. An entry that is damaged or of another build is lowered
 anew."""
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from contract.shape_key import ShapeKey
 
 MAGIC = b"zinc-rt step 1\n"
 SUFFIX = ".step"
-MOST_STEPS = 256
+MAX_STEPS = 256
 KIND_SHIFT = 60
 LENGTH_BYTES = 4
 
@@ -155,5 +155,5 @@ def _make_room(folder: Path) -> None:
     """Remove the oldest entries until one more is allowed."""
     with contextlib.suppress(OSError):
         found = sorted((file.stat().st_mtime_ns, file) for file in folder.glob("*" + SUFFIX))
-        for _, file in found[: max(0, len(found) - MOST_STEPS + 1)]:
+        for _, file in found[: max(0, len(found) - MAX_STEPS + 1)]:
             file.unlink()

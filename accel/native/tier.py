@@ -17,8 +17,8 @@ from accel.native.library import find_library
 from accel.native.mapped_files import MappedFiles
 from accel.native.model_weights import ModelWeights
 from accel.native.names import TIER
-from accel.native.pool import MOST_WORKERS, WorkerPool
-from accel.native.steps import NativeForm, NativeStep, NativeSubmissions
+from accel.native.pool import MAX_WORKERS, WorkerPool
+from accel.native.steps import NativePackets, NativeStep, NativeSubmissions
 from accel.native.stored_steps import StepCache
 from accel.native.variants import Variant
 from accel.packets.buffers import DeviceBuffer, matrices_of
@@ -31,7 +31,7 @@ from accel.packets.rules import lower_graph
 from accel.packets.schedule import schedule_workers
 from accel.packets.step import Schedule, Step
 from accel.packets.step_memory import WorkerScratch
-from accel.packets.submissions import FormBatch, StepFence
+from accel.packets.submissions import LoweredBatch, StepFence
 from accel.packets.tier import tier_info
 from accel.packets.worker_tuner import AdaptiveWorkers, WorkerChoice
 from contract.dtypes import StorageClass
@@ -48,8 +48,8 @@ COPIED_BYTES = 1 << 15
 """Weights below this that are not arranged are copied: with the page of a mapped file that is read
 first, the system enters those around it in the page table, 64 KiB."""
 NativeBuffer = DeviceBuffer[AddressRange]
-NativeBatch = FormBatch[AddressRange, NativeForm]
-NativeFence = StepFence[AddressRange, NativeForm, NativeStep]
+NativeBatch = LoweredBatch[AddressRange, NativePackets]
+NativeFence = StepFence[AddressRange, NativePackets, NativeStep]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class Choices:
     lowered: Path | None = None
 
 
-class NativeTier(PacketTier[AddressRange, NativeForm, NativeStep]):
+class NativeTier(PacketTier[AddressRange, NativePackets, NativeStep]):
     """See ``contract.tier.Tier``. ``device`` is a part of the processor's name.
 
     ``progress`` is called with a line before the library is compiled. Raises TierUnavailable for
@@ -86,7 +86,7 @@ class NativeTier(PacketTier[AddressRange, NativeForm, NativeStep]):
             raise TierUnavailable(TIER, f"no processor matches {device!r}", f"there is {name}")
         library = find_library(choices.cache, progress)
         workers = processors() if choices.threads is None else choices.threads
-        self._pool = WorkerPool(library, max(1, min(workers, MOST_WORKERS)))
+        self._pool = WorkerPool(library, max(1, min(workers, MAX_WORKERS)))
         self._variant = library.variant
         memory = SharedMemory(min(filter(None, (choices.memory_bytes, total_memory()))))
         self._arranger = Arranger(memory, self._pool)
@@ -166,8 +166,8 @@ class NativeTier(PacketTier[AddressRange, NativeForm, NativeStep]):
                 lambda name: self._address(name, buffers), lambda name: self._operand(buffers[name])
             )
 
-            def record(stored: AddressRange) -> NativeForm:
-                return NativeForm(stored.address, len(packets))
+            def record(stored: AddressRange) -> NativePackets:
+                return NativePackets(stored.address, len(packets))
 
             return self._batch(graph, buffers, bucket, inputs, packets, record)
 
@@ -203,8 +203,8 @@ class NativeTier(PacketTier[AddressRange, NativeForm, NativeStep]):
     def _finish_uploads(self) -> None:
         self._arranger.finish()
 
-    def _record(self, bound: BoundStep[AddressRange]) -> NativeForm:
-        return NativeForm(bound.stored.address, len(bound.packets))
+    def _record(self, bound: BoundStep[AddressRange]) -> NativePackets:
+        return NativePackets(bound.stored.address, len(bound.packets))
 
     def _reserve(self, shared: int, own: int, inputs: int) -> None:
         self._reserve_workers(self._addresses, self._pool.workers, shared, own)

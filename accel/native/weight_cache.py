@@ -7,7 +7,7 @@ is complete. A complete entry that may not be on disk yet ends in UNSYNCED and i
 machine restarts; after a sync in the background it ends in SYNCED. Whoever opens an entry compares
 its size and its time of change with its header, so an entry that was cut or written to is not used.
 
-The folder holds at most MOST_BYTES and MOST_ENTRIES: the entries that were opened least recently
+The folder holds at most MAX_BYTES and MAX_ENTRIES: the entries that were opened least recently
 are removed. An entry that a process has mapped may be removed too: the process keeps the file."""
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from contract.lazy_dataclass import dataclass
 
 CAN_ALLOCATE = hasattr(os, "posix_fallocate")
 """Whether the system reserves disk space for a file; without that no entry is written."""
-MOST_BYTES, MOST_ENTRIES = 32 << 30, 256
+MAX_BYTES, MAX_ENTRIES = 32 << 30, 256
 """Most bytes of all entries together, and most entries."""
-LEAST_BYTES = 4 << 20
+MIN_BYTES = 4 << 20
 """Fewer bytes are arranged at every start, which takes less than a millisecond."""
 FREE_SHARE = 2
 """An entry is written where the disk has this many times its size left."""
@@ -50,7 +50,7 @@ LOCK_SECONDS = 300.0
 LOCK_POLL_SECONDS = 0.02
 RECENT_NANOSECONDS = 20_000_000
 """A file that changed so recently may change again without another time of change."""
-MOST_READ_AHEAD = 1 << 30
+MAX_READ_AHEAD = 1 << 30
 """Most bytes of an entry that are read before they are used."""
 MS_SYNC = 4
 BOOT = Path("/proc/sys/kernel/random/boot_id")
@@ -139,7 +139,7 @@ def open_entry(folder: Path, entry: Entry) -> Bytes | None:
         if mapped is not None:
             if suffix == UNSYNCED:
                 _start(_sync, path)
-            _start(read_pages, mapped[:MOST_READ_AHEAD])
+            _start(read_pages, mapped[:MAX_READ_AHEAD])
             return mapped
     return None
 
@@ -296,9 +296,9 @@ def _make_room(folder: Path, nbytes: int) -> None:
     """Remove entries that were not used lately until ``nbytes`` more are allowed. Raises OSError
     if they are too many."""
     disk = os.statvfs(folder)
-    if nbytes > MOST_BYTES or disk.f_bavail * disk.f_frsize < FREE_SHARE * nbytes:
+    if nbytes > MAX_BYTES or disk.f_bavail * disk.f_frsize < FREE_SHARE * nbytes:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    for file in least_used(_files(folder), MOST_BYTES - nbytes, MOST_ENTRIES - 1):
+    for file in least_used(_files(folder), MAX_BYTES - nbytes, MAX_ENTRIES - 1):
         _remove(file.path)
 
 

@@ -15,7 +15,7 @@ from accel.opencl.launcher import LaunchContext, Recording
 from accel.opencl.memory import BankedMemory
 from accel.packets.host_memory import AddressRange, aligned_bytes
 from accel.packets.staging_buffers import Bytes
-from accel.packets.submissions import FormBatch, HostSlot, Submissions
+from accel.packets.submissions import HostSlot, LoweredBatch, Submissions
 from contract.ir.inputs import InputCopy
 from contract.lazy_dataclass import dataclass
 
@@ -57,12 +57,12 @@ class OpenClSubmissions(Submissions[AddressRange, Recording, HostSlot, OpenClSte
         held = sum(slot.inputs.data.nbytes for _, slot in self._in_flight)
         return held + sum(nbytes * len(free) for nbytes, free in self._free.items())
 
-    def _new_slot(self, batch: FormBatch[AddressRange, Recording]) -> HostSlot:
+    def _new_slot(self, batch: LoweredBatch[AddressRange, Recording]) -> HostSlot:
         return HostSlot(InputCopy(aligned_bytes(batch.input_bytes)))
 
     def _launch(
         self,
-        batch: FormBatch[AddressRange, Recording],
+        batch: LoweredBatch[AddressRange, Recording],
         slot: HostSlot,
         outputs: Mapping[str, Bytes],
     ) -> OpenClStep:

@@ -23,7 +23,6 @@ from accel.packets.layouts import planes_bytes
 from accel.packets.packet_tier import BoundStep
 from accel.packets.rules import lower_graph
 from accel.packets.schedule import schedule_launches, schedule_workers
-from accel.packets.staging_buffers import sync_as
 from accel.packets.step import Schedule, Step
 from accel.packets.streaming_tier import StreamingTier
 from accel.packets.submissions import StepFence
@@ -122,11 +121,6 @@ class OpenClTier(StreamingTier[AddressRange, Recording, OpenClStep]):
 
     def _arranged_bytes(self, decl: BufferDecl) -> int:
         return (planes_bytes if self._runtime.launcher.by_modules else lanes_bytes)(decl)
-
-    def _allocate(self, decl: BufferDecl, nbytes: int) -> AddressRange:
-        allocation = self._memory.allocate(decl.name, nbytes)
-        sync_as(allocation, decl)
-        return allocation
 
     def _on_host(self, what: str, nbytes: int) -> AddressRange:
         assert isinstance(self._memory, BankedMemory)

@@ -1,4 +1,5 @@
-"""Device memory as ranges of a few large allocations of the driver, which are called arenas."""
+"""Device memory in arenas: a few large allocations of the driver, of which ranges are handed
+out."""
 
 from __future__ import annotations
 
@@ -20,9 +21,9 @@ MIN_ARENA_BYTES = 64 << 10
 MAX_ARENA_BYTES = 1 << 30
 """Largest arena for more than one allocation."""
 STEPS_ARENA_BYTES = 1 << 20
-"""Size of an arena that is not for the model."""
+"""Size of an arena of any kind but MODEL."""
 GROWTH = 64
-"""An arena for unexpected allocations is this part of all allocated memory."""
+"""An arena for allocations that were not announced has this part of all allocated memory."""
 STAGING_BYTES = 8 << 20
 
 Bytes = NDArray[np.uint8]
@@ -44,8 +45,8 @@ class ArenaKind(Enum):
 
 @dataclass(slots=True, eq=False)
 class Arena(Generic[H]):
-    """One allocation of the driver, which knows it as ``handle``. ``host`` are its bytes where the
-    host can access them, ``ranges`` tracks those that are free."""
+    """One allocation of the driver, which knows it by ``handle``. ``host`` are its bytes if the
+    host can access them; ``ranges`` tracks the free ones."""
 
     handle: H
     address: int
@@ -60,11 +61,11 @@ class Arena(Generic[H]):
 
 @dataclass(slots=True, eq=False)
 class ArenaRange(Generic[H]):
-    """``nbytes`` bytes from byte ``offset`` of an arena on.
+    """``nbytes`` bytes of an arena from byte ``offset`` on.
 
-    ``mirror`` is its copy in host memory, None until mapped. A mirror is copied to the device
-    before a submission to an idle device if ``sent``, and to the host after every submission if
-    ``fetched``."""
+    ``mirror`` is its copy in host memory, None until it is mapped. The mirror is copied to the
+    device before a submission to an idle device if ``sent``, and from the device after every
+    submission if ``fetched``."""
 
     arena: Arena[H]
     offset: int
@@ -75,7 +76,7 @@ class ArenaRange(Generic[H]):
 
     @property
     def address(self) -> int:
-        """The address that a packet contains."""
+        """The address as packets contain it."""
         return self.arena.address + self.offset
 
     @property
@@ -86,19 +87,19 @@ class ArenaRange(Generic[H]):
 
     @property
     def seen(self) -> Bytes:
-        """The bytes of memory that the host can access."""
+        """The bytes; only for memory that the host can access."""
         host = self.host
         assert host is not None
         return host
 
 
 class ArenaMemory(ABC, Generic[H]):
-    """All memory of a device whose memory the host can access. Sizes in bytes.
+    """All memory of a device whose memory the host can access. Sizes are in bytes.
 
-    ``capacity`` is the most it allocates for the model, ``largest`` the largest allocation of the
-    driver, ``used`` what allocations for the model occupy.
+    ``capacity`` is the most it allocates for the model, ``largest`` the largest allocation that the
+    driver accepts, ``used`` the bytes of the model's allocations.
 
-    Hooks a tier must give: ``guarded``, ``_create``, ``_release`` and ``_finish``."""
+    Hooks that a tier implements: ``guarded``, ``_create``, ``_release`` and ``_finish``."""
 
     def __init__(self, capacity: int, largest: int) -> None:
         self.capacity = capacity
@@ -125,7 +126,7 @@ class ArenaMemory(ABC, Generic[H]):
     def allocate(
         self, what: str, nbytes: int, kind: ArenaKind = ArenaKind.MODEL, *, zeroed: bool = True
     ) -> ArenaRange[H]:
-        """Memory of a kind. Raises OutOfMemory naming its purpose ``what``."""
+        """Memory of a kind. Raises OutOfMemory naming its purpose, ``what``."""
         size = aligned(nbytes)
         allocation = self._take(what, nbytes, size, kind)
         if kind is ArenaKind.MODEL:
@@ -146,12 +147,12 @@ class ArenaMemory(ABC, Generic[H]):
         return allocation.seen
 
     def read(self, allocation: ArenaRange[H], offset: int, nbytes: int) -> Bytes:
-        """A copy of some of the bytes, after everything submitted has ended."""
+        """A copy of ``nbytes`` bytes from ``offset`` on, after everything submitted has ended."""
         self._finish()
         return allocation.seen[offset : offset + nbytes].copy()
 
     def write(self, allocation: ArenaRange[H], offset: int, data: Bytes) -> None:
-        """Replace some of the bytes, after everything submitted has ended."""
+        """Replace bytes from ``offset`` on, after everything submitted has ended."""
         self._finish()
         self._put(allocation, offset, data)
 
@@ -174,23 +175,23 @@ class ArenaMemory(ABC, Generic[H]):
 
     @abstractmethod
     def guarded(self, what: str, nbytes: int = 0) -> AbstractContextManager[None]:
-        """Hook: a block in which errors of the driver become those of the contract; ``what``, which
-        needs ``nbytes``, was being done."""
+        """Hook: a context that converts errors of the driver to those of the contract. They name
+        ``what``, the operation, which needs ``nbytes`` bytes."""
 
     @abstractmethod
     def _create(self, what: str, nbytes: int, kind: ArenaKind) -> Arena[H]:
-        """Hook: an allocation of the driver."""
+        """Hook: allocate an arena."""
 
     @abstractmethod
     def _release(self, arena: Arena[H]) -> None:
-        """Hook: give an arena back to the driver; nothing submitted uses it."""
+        """Hook: free an arena that nothing submitted uses."""
 
     @abstractmethod
     def _finish(self) -> None:
-        """Hook: return when nothing submitted is running."""
+        """Hook: return once nothing submitted is running."""
 
     def _limit(self) -> int:
-        """Hook: most bytes of one more arena of the model."""
+        """Hook: the most bytes of the next arena of the model."""
         return min(self.available, self._largest)
 
     def _zero(self, allocation: ArenaRange[H], size: int) -> None:
@@ -198,11 +199,11 @@ class ArenaMemory(ABC, Generic[H]):
         allocation.seen[:] = 0
 
     def _put(self, allocation: ArenaRange[H], offset: int, data: Bytes) -> None:
-        """Hook: replace some of the bytes, which nothing submitted uses."""
+        """Hook: replace bytes that nothing submitted uses."""
         allocation.seen[offset : offset + data.nbytes] = flat_bytes(data)
 
     def _drop(self, arena: Arena[H]) -> None:
-        """Give back an arena after everything submitted, which may name it, has ended."""
+        """Free an arena once everything submitted, which may use it, has ended."""
         self._finish()
         self._arenas.remove(arena)
         self._release(arena)
@@ -237,10 +238,10 @@ class ArenaMemory(ABC, Generic[H]):
 class MirroredMemory(ArenaMemory[H]):
     """All memory of a device that may have memory which the host cannot access.
 
-    Memory that is mapped has a copy in host memory from then on; ``exchanges`` changes whenever the
-    result of ``mirrored`` does.
+    Such memory gets a copy in host memory, its mirror, when it is mapped. ``exchanges`` changes
+    whenever the result of ``mirrored`` does.
 
-    Hooks a tier must give in addition to those of ArenaMemory: ``copy``, ``_await_copy`` and
+    Hooks that a tier implements in addition to those of ArenaMemory: ``copy``, ``_await_copy`` and
     ``_zero``."""
 
     def __init__(self, capacity: int, largest: int) -> None:
@@ -251,7 +252,7 @@ class MirroredMemory(ArenaMemory[H]):
         self._staging_bytes = min(STAGING_BYTES, largest)
 
     def map(self, allocation: ArenaRange[H]) -> Bytes:
-        """The bytes in host memory, synchronized from now on as the allocation says."""
+        """The bytes in host memory, kept in sync from now on as ``sent`` and ``fetched`` say."""
         if allocation.host is not None:
             return allocation.host
         mirror = allocation.mirror
@@ -267,7 +268,8 @@ class MirroredMemory(ArenaMemory[H]):
         return mirror.seen
 
     def read(self, allocation: ArenaRange[H], offset: int, nbytes: int) -> Bytes:
-        """A copy of some of the bytes; for mapped memory from the host copy, which is current."""
+        """A copy of ``nbytes`` bytes from ``offset`` on; of mapped memory from its mirror, which is
+        current."""
         if allocation.host is not None:
             return super().read(allocation, offset, nbytes)
         if allocation.mirror is not None and allocation.fetched:
@@ -281,12 +283,12 @@ class MirroredMemory(ArenaMemory[H]):
         return data
 
     def write(self, allocation: ArenaRange[H], offset: int, data: Bytes) -> None:
-        """Replace some of the bytes. Where the host can access them nothing submitted may still use
-        them; elsewhere the write takes its turn in the order of submissions."""
+        """Replace bytes from ``offset`` on. If the host can access them, nothing submitted may
+        still use them; otherwise the write is ordered with the submissions."""
         self._put(allocation, offset, data)
 
     def free(self, allocation: ArenaRange[H]) -> None:
-        """Free the memory, which no step in flight may still use; copies may."""
+        """Free memory that no step in flight uses; copies may still use it."""
         if allocation.mirror is not None and allocation.arena in self._arenas:
             self._mapped = [mapped for mapped in self._mapped if mapped is not allocation]
             self.exchanges += 1
@@ -295,8 +297,8 @@ class MirroredMemory(ArenaMemory[H]):
         super().free(allocation)
 
     def mirrored(self, to_device: bool) -> list[tuple[ArenaRange[H], ArenaRange[H]]]:
-        """Source and target of each copy that mapped memory needs before a submission
-        (``to_device``) or after it."""
+        """Source and target of each copy that keeps mirrors in sync: before a submission if
+        ``to_device``, else after it."""
         pairs = [(m.mirror, m) for m in self._mapped if m.mirror is not None and m.nbytes]
         if to_device:
             return [pair for pair in pairs if pair[1].sent]
@@ -306,12 +308,12 @@ class MirroredMemory(ArenaMemory[H]):
     def copy(
         self, source: ArenaRange[H], first: int, target: ArenaRange[H], offset: int, nbytes: int
     ) -> int:
-        """Hook: copy bytes from ``first`` to ``offset``, in the order of submissions; returns the
-        number of this copy."""
+        """Hook: copy ``nbytes`` bytes, ordered with the submissions; returns the number of this
+        copy."""
 
     @abstractmethod
     def _await_copy(self, number: int) -> None:
-        """Hook: return when copy ``number`` has ended."""
+        """Hook: return once copy ``number`` has ended."""
 
     def _put(self, allocation: ArenaRange[H], offset: int, data: Bytes) -> None:
         if allocation.host is not None:
@@ -328,7 +330,7 @@ class MirroredMemory(ArenaMemory[H]):
             self._staging[index] = staging, number
 
     def _staged(self) -> tuple[ArenaRange[H], int]:
-        """Staging memory that no copy uses any more, and its index."""
+        """Staging memory that no copy uses, and its index."""
         if not self._staging:
             size = self._staging_bytes
             buffers = [self.allocate("staging memory", size, ArenaKind.HOST) for _ in range(2)]

@@ -24,10 +24,10 @@ from accel.packets.step import PRODUCTS, Op, Placement, Schedule, Step, Tensor
 from contract.ir.inputs import InputLayout
 
 NO_NUMBER = 0xFFFF_FFFF
-"""The op number in packets of fused ops, which have kernels of their own (``fused_ops.py``)."""
+"""The op number in packets of fused ops, each of which has its own kernel (``fused_ops.py``)."""
 
 BUFFER_MEMORY = 1 << 60
-"""Marks the number of a buffer in place of its address, in packets that are stored."""
+"""Set in an operand that holds a buffer number instead of an address, in stored packets."""
 BUFFER_SHIFT = 44
 
 AddressOf = Callable[[str], int]
@@ -59,19 +59,19 @@ def bind_step(
 
 
 def symbolic(number: int) -> int:
-    """The operand that stands for the first byte of a numbered buffer."""
+    """The operand that stands for the first byte of buffer ``number``."""
     return BUFFER_MEMORY | number << BUFFER_SHIFT
 
 
 def product_factors(step: Step) -> set[str]:
-    """Buffers that some product reads as a matrix; other ops read these in the arranged layout
+    """Buffers that some product reads as a matrix; other ops read the arranged layout of these
     too."""
     matrices = [op.operands[i] for op in step.ops if op.name in PRODUCTS for i in op.matrices]
     return {matrix.buffer for matrix in matrices if matrix is not None}
 
 
 def stored_operands(step: Step) -> set[str]:
-    """Buffers that some op reads or writes in the layout that the graph declares."""
+    """Buffers that some op reads or writes in the layout declared by the graph."""
     factors = product_factors(step)
     return {
         tensor.buffer

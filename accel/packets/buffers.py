@@ -28,8 +28,8 @@ A = TypeVar("A", bound=Allocation)
 
 @dataclass(frozen=True, slots=True)
 class ArrangedMatrix(Generic[A]):
-    """A weight in the layout that products read. ``row_bytes`` is the stride of that layout: of a
-    row where it is as stored, else of a group of rows."""
+    """A weight in the layout that products read. ``row_bytes`` is the stride in bytes: of a row if
+    the weight is stored as in the file, else of a group of rows."""
 
     allocation: A
     row_bytes: int
@@ -45,8 +45,8 @@ class ArrangedMatrix(Generic[A]):
 class DeviceBuffer(Generic[A]):
     """Device memory of one graph buffer.
 
-    A weight has memory in the layout of products (``matrix``), as stored (``allocation``), or both
-    when ops read both; ``source`` is the host's view of its stored bytes."""
+    A weight has ``matrix``, memory in the layout of products, ``allocation``, memory in the
+    declared layout, or both if ops read both. ``source`` is the host's view of its stored bytes."""
 
     decl: BufferDecl
     nbytes: int
@@ -80,7 +80,7 @@ class DeviceBuffer(Generic[A]):
 
 
 def matrices_of(decl: BufferDecl) -> int:
-    """The number of matrices for products in a buffer: those of a stack, one, or none."""
+    """The number of matrices in a buffer: those of a stack, 1 for a single matrix, else 0."""
     if decl.kind is not BufferKind.WEIGHT or len(decl.shape) not in (2, 3):
         return 0
     return int(decl.shape[0]) if len(decl.shape) == 3 else 1

@@ -1,4 +1,4 @@
-"""Declarations of device ops, in the short form that the tables ``ops`` and ``fused_ops`` use."""
+"""Parses the short declarations of device ops in the tables ``ops`` and ``fused_ops``."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from accel.packets.device_op import DeviceOp, DeviceOperand, Split, Units, piece
 
 
 def _operand(declared: str) -> DeviceOperand:
-    """Parse ``[rows|columns|matrix] [element] name``, where ``*name`` is a result and ``name?`` an
-    operand that may be absent. Elements are floats, of a matrix bytes; without a word for the
-    division any worker may access any element."""
+    """Parse ``[rows|columns|matrix] [element] name``; ``*name`` is a result and ``name?`` an
+    optional operand. The default element is a float, of a matrix a byte. The first word says how
+    the work divides the operand; without it any worker may access any element."""
     *words, name = declared.split()
     matrix = "matrix" in words
     split = next((one for one in Split if one.value in words), Split.ANY)
@@ -20,7 +20,7 @@ def _operand(declared: str) -> DeviceOperand:
 
 
 def product(sizes: str) -> Units:
-    """Units of work that are the product of these sizes and numbers, with blanks between them."""
+    """Units of work: the product of the named sizes and numbers, which are separated by blanks."""
     names = [word for word in sizes.split() if not word.isdecimal()]
     factor = prod(int(word) for word in sizes.split() if word.isdecimal())
     return lambda **s: prod((s[name] for name in names), start=factor)
@@ -37,9 +37,9 @@ def op(
     by_columns: bool = False,
     source: str = "",
 ) -> DeviceOp:
-    """An op of a table: its operands as ``_operand`` reads them, with commas between them; its
-    sizes and reals; its units of work, for a work-group or a work-item each. Without units it has a
-    work-item for each count and 16 elements of its second size."""
+    """An op of a table: operands as ``_operand`` parses them, separated by commas; sizes and reals;
+    and its units of work, one work-group each (``groups``) or one work-item each (``items``).
+    Without units it has a work-item for each count and 16 elements of its second size."""
     names = tuple(sizes.split())
     units = groups or items or (lambda **s: s[names[0]] * pieces(s[names[1]], 16))
     return DeviceOp(
@@ -55,5 +55,6 @@ def op(
 
 
 def elementwise(name: str, operands: str, sizes: str = "", reals: str = "") -> DeviceOp:
-    """An op that computes each element of ``y`` from those of its operands in the same position."""
+    """An op that computes each element of ``y`` from the elements of its operands at the same
+    position."""
     return op(name, f"{operands}, rows *y", f"tokens width {sizes}", reals, by_columns=True)

@@ -10,8 +10,8 @@ from contract.lazy_dataclass import dataclass
 
 
 class Split(Enum):
-    """The division of a tensor among the workers of an op. Equal splits of equal tensors need no
-    barrier."""
+    """How the workers of an op divide a tensor. If two ops divide equal tensors equally, no barrier
+    is needed between them."""
 
     ROWS = "rows"
     COLUMNS = "columns"
@@ -27,8 +27,8 @@ Units = Callable[..., int]
 
 @dataclass(frozen=True, slots=True)
 class DeviceOperand:
-    """One operand of a device op. ``element`` is its C type in the kernels, ``split`` how the op
-    divides it among workers. ``matrix`` marks weights that products read in an arranged layout."""
+    """One operand of a device op. ``element`` is its C type in kernels, ``split`` how the workers
+    divide it. ``matrix`` marks a weight that products read in an arranged layout."""
 
     name: str
     element: str = "float"
@@ -42,10 +42,10 @@ class DeviceOperand:
 class DeviceOp:
     """One op: its operands, sizes and reals in the order of the packet.
 
-    The first size is the count, which may grow with the step. ``units`` computes how many pieces
-    the work is divided into; a work-group takes a piece if ``by_groups``, else a work-item.
-    ``by_columns`` marks an elementwise op that may divide columns instead of rows. ``source`` is
-    the kernel file."""
+    The first size is the count, which may grow with the step. ``units`` computes the number of
+    units of work; a work-group takes a unit if ``by_groups``, else a work-item. ``by_columns``
+    marks an elementwise op that may divide columns instead of rows. ``source`` is the kernel
+    file."""
 
     name: str
     operands: tuple[DeviceOperand, ...]
@@ -63,7 +63,7 @@ class DeviceOp:
 
     @cached_property
     def index_of(self) -> dict[str, int]:
-        """The index of every operand by its name."""
+        """The index of each operand by name."""
         return {operand.name: i for i, operand in enumerate(self.operands)}
 
     @cached_property
@@ -78,7 +78,7 @@ class DeviceOp:
 
     @cached_property
     def matrices(self) -> tuple[int, ...]:
-        """Indices of the weights among the operands; most ops have one at most."""
+        """Indices of the weights among the operands; most ops have at most one."""
         return tuple(i for i, operand in enumerate(self.operands) if operand.matrix)
 
     @cached_property

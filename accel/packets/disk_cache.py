@@ -13,7 +13,7 @@ def read_entry(path: Path, magic: bytes) -> bytes | None:
     """The data in a cache entry; None when it is absent, damaged or not of this ``magic``."""
     try:
         with path.open("rb") as file:
-            # First: what is not ours may be larger than memory.
+            # Checked first: a foreign file may be larger than memory.
             if file.read(len(magic)) != magic:
                 return None
             found, data = file.read(DIGEST_BYTES), file.read()

@@ -1,8 +1,8 @@
-"""Caches the memory that steps of a graph need, since computing it lowers every shape bucket.
+"""Caches the memory that steps of a graph need, because computing it lowers every shape bucket.
 
-The key of an entry is everything its value depends on: the graph, the largest step, the tier's
-parameters, and times and sizes of the files that lower. A wrong entry would only change estimates:
-a step allocates what it needs when it is lowered."""
+The key of an entry covers everything its value depends on: the graph, the largest step, the tier's
+parameters, and times and sizes of the modules that lower. A wrong entry would only change
+estimates: a step allocates what it needs when it is lowered."""
 
 from __future__ import annotations
 
@@ -34,9 +34,8 @@ T = TypeVar("T")
 
 
 class EstimateCache(Generic[T]):
-    """The cached entries in one ``folder``. ``parameters`` are a tier's inputs of lowering other
-    than the graph and its sizes; ``encoded`` and ``decoded`` convert a value to and from JSON
-    types."""
+    """The cached entries in one ``folder``. ``parameters`` are a tier's inputs of lowering besides
+    the graph and its sizes. ``encoded`` and ``decoded`` convert a value to and from JSON types."""
 
     def __init__(
         self,
@@ -51,8 +50,8 @@ class EstimateCache(Generic[T]):
         self._decoded = decoded
 
     def of(self, graph: Graph, largest: ShapeKey, make: Callable[[], T]) -> T:
-        """The cached value, else that of ``make``, which is then cached. Raises what ``make``
-        does."""
+        """The cached value, or that of ``make``, which is then cached. Raises what ``make``
+        raises."""
         code = code_state()
         if code is None:
             return make()
@@ -75,7 +74,7 @@ class StepMemoryCache(EstimateCache[StepMemory]):
 
 @functools.cache
 def code_state(packages: tuple[ModuleType, ...] = CODE) -> str | None:
-    """A text that changes with every module of the packages; None when they are not in files."""
+    """A text that changes with every module of the packages; None if they are not in files."""
     try:
         return repr([entry for package in packages for entry in _modules(package.__path__[0])])
     except OSError:
@@ -83,8 +82,8 @@ def code_state(packages: tuple[ModuleType, ...] = CODE) -> str | None:
 
 
 def _modules(folder: str) -> Iterator[tuple[str, int, int, int]]:
-    """Path, times and size of each module. Packages and images may set the time of a file's last
-    change to the same for every version; nobody sets that of the change of its status."""
+    """Path, times and size of each module. Packaging may set a file's modification time to the same
+    value for every version, so the time of its status change counts too."""
     with os.scandir(folder) as entries:
         for entry in sorted(entries, key=lambda entry: entry.name):
             if entry.name.endswith(".py"):
@@ -93,7 +92,7 @@ def _modules(folder: str) -> Iterator[tuple[str, int, int, int]]:
 
 
 def entry_name(graph: Graph, *others: object) -> str:
-    """The name of an entry that is made of a graph and ``others``: equal for equal ones."""
+    """The name of an entry for a graph and ``others``; equal inputs give equal names."""
     buffers = [
         (name, int(decl.kind), decl.dtype.name, decl.shape, decl.source)
         for name, decl in graph.buffers.items()

@@ -28,17 +28,18 @@ StoreStep = Callable[[Graph, ShapeKey, ShapeKey, tuple[Step, Schedule]], bool]
 can; returns whether it did."""
 
 MAPPED_OUTPUT_BYTES = 1 << 16
-"""Smaller outputs are copied to the host after every step, larger ones only when requested."""
+"""Outputs smaller than this are copied to the host after every step, larger ones only when
+requested."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepMemory:
     """The memory that the steps of all shape buckets of a graph need, in bytes.
 
-    ``shared`` is the scratch that all workers use, ``own`` that of each worker: the most of any
-    bucket. ``packets`` has the bytes of each bucket's packets. ``stored`` are the buffers that ops
-    read in the layout the graph declares, ``kinds`` the pairs of an op's name and the format of its
-    weights, which is empty for an op without weights."""
+    ``shared`` is the scratch shared by all workers, ``own`` the scratch of each worker, both the
+    largest of any bucket. ``packets`` has the bytes of each bucket's packets. ``stored`` are the
+    buffers that ops read in the declared layout. ``kinds`` are pairs of an op's name and the format
+    of its weights, "" for an op without weights."""
 
     shared: int
     own: int
@@ -75,10 +76,10 @@ def op_kinds(ops: Iterable[Op]) -> frozenset[tuple[str, str]]:
 
 
 class PlannedSteps:
-    """Lowers the steps of a graph, once for computing their memory and for running them.
+    """Lowers the steps of a graph once, both to compute their memory and to run them.
 
-    The steps of the graph whose memory was computed last stay here until ``of`` takes them, but
-    those that ``store`` has stored. ``schedule`` lowers a graph for one shape bucket. Where
+    The steps of the latest graph whose memory was computed stay here until ``of`` takes them,
+    except those that ``store`` has stored. ``schedule`` lowers a graph for one shape bucket. If
     ``cache`` has the memory, nothing is lowered for it."""
 
     def __init__(
@@ -114,7 +115,7 @@ class PlannedSteps:
         return self._memory
 
     def of(self, graph: Graph, bucket: ShapeKey) -> tuple[Step, Schedule]:
-        """The step of ``graph`` for a shape bucket; it is not stored any longer."""
+        """The step of ``graph`` for a shape bucket, which is no longer stored here."""
         planned = None
         if self._planned is not None and self._planned[0] is graph:
             planned = self._steps.pop(bucket, None)
@@ -132,9 +133,9 @@ def worker_footprint(
 ) -> Footprint:
     """The bytes of a tier with ``workers`` workers that have scratch of their own.
 
-    With ``shared`` the device reads host memory, and nothing is aligned or staged. ``arranged``
+    If ``shared``, the device reads host memory, and nothing is aligned or staged. ``arranged``
     returns the bytes of a buffer in the layout of products, 0 if it stays as stored; by default
-    matrices are in groups of 16 rows. Lowered buckets need ``extra`` bytes more."""
+    matrices are in groups of 16 rows. Lowered buckets need ``extra`` more bytes."""
     arranged = arranged or lanes_bytes
     buffers: dict[str, int] = {}
     mapped: dict[str, int] = {}
@@ -177,8 +178,8 @@ def device_footprint(
 def shared_footprint(
     graph: Graph, largest: ShapeKey, steps: StepMemory, view_bytes: int
 ) -> Footprint:
-    """The bytes of a tier whose device uses host memory: matrices in planes, and copies of the rest
-    except views of at least ``view_bytes`` of the model file."""
+    """The bytes of a tier whose device uses host memory: matrices in planes, and copies of all else
+    but views of the model file of at least ``view_bytes``."""
     copied = device_footprint(graph, largest, steps, planes_bytes)
     buffers, mapped = dict(copied.buffers), {}
     for decl in graph.of_kind(BufferKind.WEIGHT):

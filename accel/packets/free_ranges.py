@@ -23,8 +23,8 @@ class FreeRanges:
         return self._ranges == [self._block]
 
     def allocate(self, nbytes: int) -> int | None:
-        """The offset of ``nbytes`` bytes, which were the begin of the first free range that is
-        large enough; None if there is none."""
+        """The offset of ``nbytes`` bytes, the start of the first free range that is large enough;
+        None if there is none."""
         for index, (start, end) in enumerate(self._ranges):
             if end - start >= nbytes:
                 rest = [(start + nbytes, end)] if start + nbytes < end else []
@@ -33,8 +33,8 @@ class FreeRanges:
         return None
 
     def free(self, start: int, nbytes: int) -> None:
-        """Free ``nbytes`` bytes from offset ``start`` on, which were allocated, and join them with
-        the free ranges they touch."""
+        """Free ``nbytes`` allocated bytes from offset ``start`` on, and join them with adjacent
+        free ranges."""
         insort(self._ranges, (start, start + nbytes))
         joined: list[tuple[int, int]] = []
         for each in self._ranges:

@@ -1,8 +1,8 @@
-"""Replaces runs of ops by fused ops for work-groups: fewer launches and fewer waits between them.
+"""Fuses runs of ops into ops for work-groups, for fewer launches and fewer waits between them.
 
-The bits are those of the single ops in order. Processors have no kernels for fused ops, because
-they repeat small work instead of waiting; only tiers with the kernels of ``accel/kernels`` call
-``fuse``. A product with a bias or a residual is a ``matmul`` that has the operand."""
+The bits are those of the single ops in order. Kernels for processors exist for no fused op, because
+processors repeat small work instead of waiting; only tiers with the kernels of ``accel/kernels``
+call ``fuse``. A product fused with a bias or a residual is a ``matmul`` with that operand."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from contract.dtypes import I12
 TILES_FROM = 16
 """Fewest tokens in a step for which products on tiles are faster."""
 ATTENTION_TILES_FROM = 128
-"""Fewest tokens in a step for which attention on tiles is faster: fewer tokens are mostly of
-different slots, and each slot takes a work-group."""
+"""Fewest tokens in a step for which attention on tiles is faster. Fewer tokens mostly belong to
+different slots, each of which takes a work-group."""
 VECTOR_COLUMNS = 4
 """Elements that a kernel loads at once."""
-MOST_HEAD_DIM = 512
+MAX_HEAD_DIM = 512
 """Most channels of a head for ``accel/kernels/head_rows.k``."""
 TILES_HEAD_DIM = 128
 """Most channels of a head for ``accel/kernels/flash_attn_tiles.k``, a multiple of 32."""
@@ -46,7 +46,8 @@ class _Ops:
         return found if len({op.count for op in found}) == 1 else None
 
     def between(self, written: Tensor | None, read: Tensor | None) -> bool:
-        """Whether one op's result is step-local and read only once, by the other op."""
+        """Whether ``written``, the result of one op, is step-local and only read by the other op,
+        as ``read``."""
         return (
             written is not None
             and written == read
@@ -62,8 +63,8 @@ Fused = tuple[int, Op]
 def fuse(step: Step, matrices: bool = False, attention: bool = False) -> Step:
     """The step with runs of ops fused where a kernel exists.
 
-    With ``matrices`` products of many tokens use matrix units, with ``attention`` so does attention
-    of many tokens."""
+    With ``matrices``, products of many tokens use matrix units; with ``attention``, attention of
+    many tokens does."""
     reads = Counter(
         tensor.buffer
         for op in step.ops
@@ -182,7 +183,8 @@ def _product(rest: _Ops) -> Fused | None:
 
 
 def _special_product(most_tokens: int, matrices: bool) -> str | None:
-    """The name of the op for products of so many tokens, None if it is ``matmul``."""
+    """The name of the op for a product of at most ``most_tokens`` tokens, None if it is
+    ``matmul``."""
     if most_tokens == 1:
         return "matmul_row"
     return "matmul_tiles" if matrices and most_tokens >= TILES_FROM else None
@@ -212,7 +214,7 @@ def _head_rows(rest: _Ops, ops: Sequence[Op]) -> Fused | None:
         and all(q[name] == k[name] for name in ("rope_table", "query"))
         and kv["query"] == q["query"]
         and rest.between(k["y"], kv["k"])
-        and pages["head_dim"] == head_dim <= MOST_HEAD_DIM
+        and pages["head_dim"] == head_dim <= MAX_HEAD_DIM
         and pages["width"] == kv_heads * head_dim
         and pages["page_tokens"] == PAGE_TOKENS
     )
@@ -258,4 +260,4 @@ def _attention_tiles(rest: _Ops) -> Fused | None:
 RULES: tuple[Callable[[_Ops], Fused | None], ...] = (
     *(_norm, _swiglu, _attention, _attention_tiles, _product, _heads),
 )
-"""Each rule looks at the next ops and returns their replacement or None."""
+"""Each rule gets the next ops and returns their replacement or None."""

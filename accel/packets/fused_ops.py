@@ -1,7 +1,7 @@
-"""The table of fused ops: each replaces several ops of a step, or one op in certain steps.
+"""The table of fused ops. Each replaces several ops of a step, or one op in certain steps.
 
-Only ``accel/kernels`` has kernels for them; ``fuse`` and the passes after it put them into a step.
-"""
+Only ``accel/kernels`` has kernels for them; ``fuse`` and the passes after it put them into a
+step."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _product(name: str, units: Units) -> DeviceOp:
 
 
 def _tiles(group_rows: int, group_tokens: int) -> Units:
-    """A group for each tile of so many rows and tokens."""
+    """A work-group for each tile of ``group_rows`` rows and ``group_tokens`` tokens."""
     return lambda tokens, rows, **_: pieces(rows, group_rows) * pieces(tokens, group_tokens)
 
 

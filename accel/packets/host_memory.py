@@ -1,4 +1,4 @@
-"""Host memory that ops read and write at its addresses, and how much of it the machine has left."""
+"""Host memory that ops access by its addresses, and the memory that the machine has left."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ MEMORY_INFORMATION = Path("/proc/meminfo")
 OWN_GROUPS, GROUPS = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
 LIMITS_V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes")
 LIMITS_V2 = ("memory.max", "memory.current")
-"""Files with the most memory of a control group, and with what it uses."""
+"""Files with the memory limit of a control group and with its usage."""
 KIB = 1024
 
 
 @dataclass(slots=True, eq=False)
 class AddressRange:
-    """``nbytes`` at a 64-bit address that packets hold.
+    """``nbytes`` bytes at a 64-bit address, as packets contain it.
 
-    ``host`` are the bytes where the host sees them. ``bank`` numbers the device buffer of memory
-    that has banks; ``sent`` and ``fetched`` are those of ``staging_buffers.Synced``. ``borrowed``
-    says that the bytes belong to the caller, such as a view of the model file."""
+    ``host`` are the bytes if the host can access them. ``bank`` is the number of the device buffer,
+    for memory with banks. ``sent`` and ``fetched`` are those of ``staging_buffers.Synced``.
+    ``borrowed``: the bytes belong to the caller, such as a view of the model file."""
 
     address: int
     nbytes: int
@@ -45,9 +45,10 @@ class AddressRange:
 def available_memory(
     source: Path = MEMORY_INFORMATION, groups: Path = OWN_GROUPS, mounted: Path = GROUPS
 ) -> int:
-    """Bytes a process can take without swapping, and within the limits of its control groups.
+    """Bytes that this process can take without swapping and within the limits of its control
+    groups.
 
-    Linux lists the former in a file; psutil, which knows every system, takes longer to load."""
+    Reads Linux's files; psutil, which supports every system, takes longer to load."""
     return min([_machine_memory(source), *_group_memory(groups, mounted)])
 
 
@@ -65,13 +66,13 @@ def _machine_memory(source: Path) -> int:
     try:
         return int(psutil.virtual_memory().available)
     except OSError:
-        # Where /proc is not mounted. These pages are free, without those of cached files.
+        # /proc is not mounted. These pages are free; those of cached files do not count.
         return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def _group_memory(groups: Path, mounted: Path) -> Iterator[int]:
-    """Yield what the limit of each control group of this process leaves. Cached pages of files are
-    used by a group and count as available, since the system drops them."""
+    """Yield the bytes left by the limit of each control group of this process. Cached file pages
+    count as available, since the system drops them."""
     try:
         lines = groups.read_text(encoding="ascii").splitlines()
     except OSError:
@@ -104,16 +105,16 @@ def check_fits(what: str, nbytes: int, used: int, capacity: int) -> None:
 def aligned_bytes(nbytes: int, *, zeroed: bool = True) -> Bytes:
     """Host bytes that begin at a multiple of ALIGNMENT.
 
-    numpy asks for huge pages where it does not zero, which halves the time of filling them."""
+    Without zeroing, numpy asks for huge pages, which halves the time to fill them."""
     memory = (np.zeros if zeroed else np.empty)(nbytes + ALIGNMENT, np.uint8)
     start = -memory.ctypes.data % ALIGNMENT
     return memory[start : start + nbytes]
 
 
 class SharedMemory:
-    """Memory of a tier whose ops read and write host addresses, so that nothing is copied.
+    """Memory of a tier whose ops access host addresses, so nothing is copied.
 
-    ``used`` and ``capacity`` are bytes. It is the ``DeviceMemory`` of the native tier and the
+    ``used`` and ``capacity`` are in bytes. It is the ``DeviceMemory`` of the native tier and the
     ``Memory`` of OpenCL devices that share the host's memory."""
 
     shared: ClassVar[bool] = True
@@ -126,7 +127,7 @@ class SharedMemory:
 
     @property
     def held(self) -> int:
-        """Bytes taken from the host, without those that belong to callers."""
+        """Bytes taken from the host, without borrowed ones."""
         return self.used - self._borrowed
 
     @property
@@ -143,14 +144,14 @@ class SharedMemory:
         try:
             data = aligned_bytes(nbytes, zeroed=zeroed)
         except MemoryError:
-            # A limit of the process (ulimit -v), which no file of the system tells of.
+            # A limit of the process (ulimit -v), which no file of the system shows.
             what += ", which the system refuses (raise ulimit -v, or take a smaller --context)"
             raise OutOfMemory(what, nbytes, self.used, 0) from None
         self.used += nbytes
         return AddressRange(data.ctypes.data, nbytes, data)
 
     def adopt(self, what: str, data: Bytes, *, borrowed: bool = False) -> AddressRange:
-        """A view of ``data``; ``borrowed`` says that the caller keeps it anyway. Raises OutOfMemory
+        """A view of ``data``; ``borrowed``: the caller keeps the bytes anyway. Raises OutOfMemory
         naming ``what``."""
         check_fits(what, data.nbytes, self.used, self.capacity)
         data = np.ascontiguousarray(data)
@@ -172,7 +173,7 @@ class SharedMemory:
         self.map(allocation)[offset : offset + data.nbytes] = data
 
     def free(self, allocation: AddressRange) -> None:
-        """Give the memory back once nothing refers to the range."""
+        """Free the memory once nothing refers to the range."""
         self.used -= allocation.nbytes
         self._borrowed -= allocation.nbytes * allocation.borrowed
 

@@ -19,15 +19,15 @@ ones, because kernels are loaded at their first use."""
 
 @dataclass(slots=True)
 class Pace:
-    """The recent duration of steps of one kind, which tells the host how long to sleep. So many
-    steps were ``measured`` since a step ended while the host slept, or since the first."""
+    """The recent duration of steps of one kind, from which the host decides how long to sleep.
+    ``measured`` counts steps since one ended while the host slept, or since the first."""
 
     seconds: float = 0.0
     measured: int = 0
 
     @property
     def slept(self) -> float:
-        """Seconds that the host sleeps after the begin of a step."""
+        """Seconds that the host sleeps after a step begins."""
         return SLEPT_SHARE * self.seconds if self.measured >= MEASURED_STEPS else 0.0
 
     def note(self, seconds: float) -> None:
@@ -36,8 +36,8 @@ class Pace:
         self.measured += 1
 
     def missed(self, seconds: float) -> None:
-        """Lower the estimate after a step that ended within ``seconds`` while the host slept. How
-        long it took is not known, so the next one is measured."""
+        """Lower the estimate after a step that ended within ``seconds`` while the host slept. Its
+        duration is unknown, so the next step is measured."""
         self.seconds = min(seconds, self.seconds * 0.9)
         self.measured = MEASURED_STEPS - 1
 
@@ -69,8 +69,8 @@ class CompletionWaiter:
     """The time when the host observed the end of the last step."""
 
     def until_done(self, step: StepCompletion, seconds: float) -> bool:
-        """Sleep for most of the step's usual duration, counted from the end of the step before it,
-        then poll. Returns False when the step has not ended after ``seconds``."""
+        """Sleep for most of the step's usual duration, counted from the end of the previous step,
+        then poll. Returns False if the step has not ended after ``seconds``."""
         now = time.monotonic()
         deadline, begun, pace = now + seconds, max(step.submitted, self._ended), step.pace
         usual = begun + pace.seconds

@@ -1,10 +1,10 @@
-"""Layouts for products, to which stored matrices are arranged when they are uploaded.
+"""The layouts of matrices for products; stored matrices are arranged in one when they are uploaded.
 
-Processors have quantized matrices as ``accel/opencl/kernels/lanes_layout.h`` describes: 16 rows in
+Processors read quantized matrices in lanes, see ``accel/opencl/kernels/lanes_layout.h``: 16 rows in
 parallel, one in each lane of a vector. These are the bits of the model file, plus at most 15 rows
-of zeros and 48 bytes a row group. Kernels of work-groups have them in planes of 32 rows and 256
-columns, see ``accel/kernels/formats.k``: the bits of the file, plus at most 31 rows and 255 columns
-of zeros, and two bytes a super-block of Q3_K. Float matrices stay as they are."""
+of zeros and 48 bytes per row group. Work-groups read planes of 32 rows and 256 columns, see
+``accel/kernels/formats.k``: the bits of the file, plus at most 31 rows and 255 columns of zeros,
+and two bytes per super-block of Q3_K. Float matrices stay as stored."""
 
 from __future__ import annotations
 
@@ -21,8 +21,7 @@ TILE_ROWS = 32
 UNIT_COLUMNS = 256
 
 TWO_HEADER_WORDS = frozenset((Q2_K, Q4_1, Q5_1, Q4_K, Q5_K, IQ4_XS))
-"""Formats whose blocks have two 16-bit words in the header; MXFP4 has one byte, the others one
-word."""
+"""Formats whose block header has two 16-bit words. The others have one word, MXFP4 one byte."""
 
 
 class WeightLayout(IntEnum):

@@ -4,6 +4,7 @@ opcodes share."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import cached_property
 from types import MappingProxyType
 from typing import TypeAlias
 
@@ -20,7 +21,7 @@ from contract.shape_key import ShapeKey
 from contract.spec import bind_shapes
 
 PRIVATE_ELEMENTS = 8192
-"""Most elements of an op that is cheaper to repeat than the barrier it saves."""
+"""Most elements of an op that is cheaper to repeat in every worker than the barrier it saves."""
 ITEM_BYTES = {F32: 4, I32: 4, F16: 2}
 PER = {"tokens": Per.TOKEN, "rows": Per.ROW}
 
@@ -35,11 +36,10 @@ NO_EXPERTS: Mapping[str, Field] = MappingProxyType({"used": 0, "most_chunks": 0}
 
 
 class Lowering:
-    """Collects the ops of one graph for steps of one ``bucket``, which has the most tokens and
-    rows.
+    """Collects the ops of one graph for steps of ``bucket``, the largest tokens and rows.
 
-    ``tier`` names the device in errors. Attention of at most ``split_tokens`` tokens is divided
-    into parts of the context."""
+    ``tier`` names the device in errors. Attention of at most ``split_tokens`` tokens divides the
+    context into parts."""
 
     def __init__(
         self,
@@ -60,6 +60,15 @@ class Lowering:
         """The chunks and the order of each routing, see ``rules_experts``."""
         for decl in graph.of_kind(BufferKind.SCRATCH):
             self.step.scratch[decl.name] = buffer_bytes(decl, bucket)
+
+    @cached_property
+    def read_buffers(self) -> frozenset[str]:
+        """The buffers that some node reads, or the host."""
+        read = {decl.name for decl in self.graph.of_kind(BufferKind.OUTPUT)}
+        for node in self.graph.nodes:
+            names = {operand.name for operand in TABLE[node.opcode].inputs}
+            read |= {view.buffer for name, view in node.operands.items() if name in names}
+        return frozenset(read)
 
     def tensor(self, view: View) -> Tensor:
         """The view as a tensor of binary32, binary16 or int32 elements."""
@@ -83,7 +92,7 @@ class Lowering:
         return self.tensor(view) if self.dtype(view) in ITEM_BYTES else self.stored(view)
 
     def new(self, name: str, rows: int, columns: int, item_bytes: int = 4) -> Tensor:
-        """A new step-local tensor that is no buffer of the graph."""
+        """A new step-local tensor."""
         self.step.scratch[name] = rows * columns * item_bytes
         return Tensor(name, 0, columns, columns, item_bytes)
 
@@ -96,12 +105,11 @@ class Lowering:
         matrix: bool = True,
         **fields: Field,
     ) -> None:
-        """Append op ``name``; ``shared`` and ``fields`` together give its operands, count, sizes
+        """Append op ``name``. ``shared`` and ``fields`` together give its operands, count, sizes
         and reals by the names of the table.
 
-        ``matrix`` False marks weights that are a vector. An operand that the table calls optional
-        may be absent. Raises ValueError naming the op and the field that is missing, unknown or of
-        the wrong kind."""
+        ``matrix`` False: its weights are a vector. Optional operands may be absent. Raises
+        ValueError naming the op and a field that is missing, unknown or of the wrong kind."""
         device = DEVICE_OPS[name]
         for some in shared:
             fields |= some
@@ -134,8 +142,8 @@ class Lowering:
         private: str = "",
         **fields: Field,
     ) -> None:
-        """Append op ``name`` for ``node``: its operands, dimensions and parameters are the op's of
-        the same names, but for ``fields``.
+        """Append op ``name`` for ``node``. The node's operands, dimensions and parameters become
+        the op's fields of the same names; ``fields`` replace or add some.
 
         The op is private if operand ``private`` has few elements."""
         device, sizes = DEVICE_OPS[name], self._bound(node)
@@ -192,8 +200,8 @@ class Lowering:
 
     @staticmethod
     def rounded(tokens: int) -> int:
-        """Rows of memory for so many tokens: kernels of many tokens store integers by eight
-        tokens."""
+        """Rows of memory for ``tokens`` tokens: kernels for many tokens store integers in groups of
+        eight tokens."""
         return tokens if tokens <= SPLIT_TOKENS else -(-tokens // 8) * 8
 
     def product(
@@ -240,13 +248,13 @@ class Lowering:
         self.lower(node, "rotate_heads", x=x, y=y, heads=heads, back=int(back), private="x")
 
     def rotated(self, x: Tensor, node: Node, name: str) -> Tensor:
-        """A new tensor of the heads of ``x``, rotated by rule R13."""
+        """A new tensor: the heads of ``x``, rotated by rule R13."""
         y = self.new(f"{node.name}.{name}", self.count(node).most, x.columns)
         self.rotate_heads(x, node, y)
         return y
 
     def store_kv(self, k: Tensor, v: Tensor, node: Node) -> None:
-        """Write k and v to their KV pages, rotated where these are of such a type."""
+        """Write k and v to their KV pages, rotated if the pages store rotated rows."""
         kv = node.operands["kv"]
         if self.dtype(kv) in ROTATED_KV:
             k, v = (self.rotated(x, node, f"rotated_{side}") for side, x in (("k", k), ("v", v)))
@@ -263,7 +271,7 @@ class Lowering:
 
 
 def named(name: str, private: str = "") -> Rule:
-    """The rule of an opcode that is one op: its fields are named like those of the node, see
+    """The rule of an opcode that is a single op with the fields of the node, see
     ``Lowering.lower``."""
     return lambda low, node: low.lower(node, name, private=private)
 

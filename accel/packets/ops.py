@@ -1,8 +1,7 @@
-"""The table of device ops, which kernels, packets and lowering share.
+"""The table of device ops, shared by kernels, packets and lowering.
 
 An op's number is its index in OPS. The layout of a packet, the accessors by which kernels read it
-(``accessors``), launch grids, and the fields that ``Lowering.add`` accepts are all derived from
-this table."""
+(``accessors``), launch grids, and the fields that ``Lowering.add`` accepts are derived from it."""
 
 from __future__ import annotations
 
@@ -31,7 +30,7 @@ FLOATS = (F32.ggml_id, F16.ggml_id, BF16.ggml_id)
 
 
 def _head_blocks(heads: int, kv_heads: int, head_dim: int, **_: int) -> int:
-    """Work-groups for the heads of all KV heads, each with as many heads as a group can take."""
+    """Work-groups for all heads; each takes as many heads of one KV head as it has room for."""
     together = min(GROUP_QUERIES, GROUP_CHANNELS // head_dim)
     return kv_heads * pieces(heads // kv_heads, together)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from accel.packets.ops import OPS
-from contract.arithmetic import MOST_LOG_PROBABILITIES
+from contract.arithmetic import MAX_LOG_PROBABILITIES
 from contract.records import OUTPUT_EVENT, SLOT, STEP
 
 OPERANDS = max(len(op.operands) for op in OPS)
@@ -31,7 +31,7 @@ PACKET = np.dtype(
     ]
 )
 """The record type; ``PACKET`` of ``accel/opencl/kernels/packet.h`` mirrors it and explains the
-fields. An operand is an address in the device's memory, or one of the following."""
+fields. An operand is an address in the device's memory, or one of the values below."""
 
 ABSENT = 0xFFFF_FFFF_FFFF_FFFF
 """The operand of an optional input that is left out."""
@@ -46,7 +46,7 @@ BANK_SHIFT = 56
 their own memory; the bits below are the offset in it."""
 BANKS = 16
 COLUMN_GRANULE = 32
-"""Columns of products, and of elementwise ops after them, are divided in multiples of this."""
+"""Columns of products, and of elementwise ops after them, are divided at multiples of this."""
 
 
 def _word(record: np.dtype[np.void], field: str) -> int:
@@ -70,7 +70,7 @@ CONSTANTS = {
     "SLOT_LAST_TOKEN": _word(SLOT, "last_token"),
     "STEP_FIRST_EVENT": _word(STEP, "first_event"),
     "EVENT_WORDS": OUTPUT_EVENT.itemsize // 4,
-    "MOST_LOG_PROBABILITIES": MOST_LOG_PROBABILITIES,
+    "MOST_LOG_PROBABILITIES": MAX_LOG_PROBABILITIES,
 }
 """The macros that ``accessors.packet_constants`` defines for ``packet.h``."""
 

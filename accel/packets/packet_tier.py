@@ -1,4 +1,4 @@
-"""The base of device tiers that lower a graph to packets by one schedule."""
+"""The base of device tiers that lower a graph to packets with one schedule."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from accel.packets.layouts import WeightLayout, planes_bytes
 from accel.packets.packet import ALIGNMENT
 from accel.packets.step import Schedule, Step
 from accel.packets.step_memory import WorkerScratch
-from accel.packets.submissions import FormBatch, StepFence, Submissions
+from accel.packets.submissions import LoweredBatch, StepFence, Submissions
 from accel.packets.tier import A, BaseTier, Bytes, C, DeviceMemory, L
 from contract.dtypes import DType
 from contract.errors import DeviceLost
@@ -30,7 +30,7 @@ from contract.tier import DeviceTier, TierInfo
 
 
 def packets_of(graph: Graph) -> str:
-    """What memory for packets is called in errors."""
+    """The name of memory for packets in errors."""
     return f"packets of {graph.name}"
 
 
@@ -45,14 +45,14 @@ class Arranger(Protocol[A]):
     """Arranges matrices in the layout of products."""
 
     def upload(self, name: str, dtype: DType, data: Bytes, matrices: int, /) -> ArrangedMatrix[A]:
-        """Upload uint8[rows, row_bytes], ``matrices`` matrices one after the other. Raises
-        OutOfMemory naming the buffer."""
+        """Upload uint8[rows, row_bytes], ``matrices`` consecutive matrices. Raises OutOfMemory
+        naming the buffer."""
 
 
 @dataclass(frozen=True, slots=True)
 class BoundStep(Generic[A]):
-    """A lowered step with addresses. ``packets`` is PACKET[ops], ``stored`` their copy on the
-    device; ``input_bytes`` is the size of a step's inputs."""
+    """A lowered step with addresses. ``packets`` is PACKET[ops], ``stored`` its copy on the device,
+    ``input_bytes`` the size of a step's inputs."""
 
     name: str
     step: Step
@@ -63,9 +63,9 @@ class BoundStep(Generic[A]):
 
 
 class PacketTier(BaseTier[A, L, C]):
-    """See ``contract.tier.Tier``. ``memory_cache`` has the memory of steps of earlier starts.
+    """See ``contract.tier.Tier``. ``memory_cache`` has the step memory of earlier starts.
 
-    Hooks a tier must give in addition to those of BaseTier: ``_arranger``, ``_schedule``,
+    Hooks that a tier implements in addition to those of BaseTier: ``_arranger``, ``_schedule``,
     ``_record`` and ``_reserve``."""
 
     _memory: ExpectingMemory[A]
@@ -88,7 +88,7 @@ class PacketTier(BaseTier[A, L, C]):
         return self._planned(graph, largest, self._steps.memory(graph, largest))
 
     def reserve(self, graph: Graph, largest: ShapeKey) -> None:
-        """Allocate what steps share, and reserve room for the buffers that follow."""
+        """Allocate what steps share, and announce the buffers that follow to the memory."""
         steps = self._steps.memory(graph, largest)
         planned = self._planned(graph, largest, steps)
         shared = planned.scratch + planned.variants + planned.ring
@@ -102,7 +102,7 @@ class PacketTier(BaseTier[A, L, C]):
         buffers: Mapping[str, DeviceBuffer[A]],
         bucket: ShapeKey,
         inputs: InputLayout,
-    ) -> FormBatch[A, L]:
+    ) -> LoweredBatch[A, L]:
         """Packets of every op, bound to addresses. Raises UnsupportedOp and OutOfMemory."""
         step, schedule = self._steps.of(graph, bucket)
         with self._guarded(packets_of(graph)):
@@ -133,7 +133,7 @@ class PacketTier(BaseTier[A, L, C]):
         inputs: InputLayout,
         packets: NDArray[np.void],
         record: Callable[[A], L],
-    ) -> FormBatch[A, L]:
+    ) -> LoweredBatch[A, L]:
         """The batch of bound packets; ``record`` is given their copy on the device."""
         outputs = outputs_of(graph, lambda name: self._stored(buffers[name]))
         stored = self._memory.adopt(packets_of(graph), packets.view(np.uint8))
@@ -143,7 +143,7 @@ class PacketTier(BaseTier[A, L, C]):
             if not isinstance(error, DeviceLost):
                 self._memory.free(stored)
             raise
-        batch = FormBatch(bucket, len(packets), launch, inputs.nbytes, outputs)
+        batch = LoweredBatch(bucket, len(packets), launch, inputs.nbytes, outputs)
         self._recorded[id(batch)] = launch, stored
         weakref.finalize(batch, self._forget, id(batch))
         return batch
@@ -151,7 +151,7 @@ class PacketTier(BaseTier[A, L, C]):
     def close(self) -> None:
         super().close()
         self._recorded.clear()
-        # Its functions are methods of this tier: a cycle, which only the garbage collector frees.
+        # Its functions are methods of this tier: only the garbage collector would free the cycle.
         vars(self).pop("_steps", None)
 
     @abstractmethod
@@ -174,15 +174,15 @@ class PacketTier(BaseTier[A, L, C]):
         """Hook: grow what steps share to these bytes: scratch of all workers, scratch of each
         worker, inputs.
 
-        Batches lowered before must use the new memory. ``_scratch_of`` and ``_grown`` do the
-        growing."""
+        Batches lowered before must use the new memory. ``_scratch_of`` and ``_grown`` grow
+        memory."""
 
     def _footprint(self, graph: Graph, largest: ShapeKey, steps: StepMemory) -> Footprint:
         """Hook: the bytes a graph needs; by default those of a device with its own memory."""
         return device_footprint(graph, largest, steps, planes_bytes)
 
     def _planned(self, graph: Graph, largest: ShapeKey, steps: StepMemory) -> Footprint:
-        """Hook: ``_footprint`` with what streaming weights changes."""
+        """Hook: ``_footprint``, adjusted for streamed weights."""
         return self._footprint(graph, largest, steps)
 
     def _address(self, name: str, buffers: Mapping[str, DeviceBuffer[A]]) -> int:
@@ -190,11 +190,11 @@ class PacketTier(BaseTier[A, L, C]):
         return self._stored(buffers[name]).address
 
     def _operand(self, buffer: DeviceBuffer[A]) -> tuple[int, int, WeightLayout]:
-        """Hook: the address, stride and layout of a matrix that a packet contains."""
+        """Hook: the address, stride and layout of a matrix, as packets contain them."""
         return buffer.operand
 
     def _discard(self, launch: L) -> None:
-        """Hook: free what ``_record`` made; nothing submitted uses it."""
+        """Hook: free the result of ``_record``, which nothing submitted uses."""
 
     def _arrange(self, decl: BufferDecl, data: Bytes, matrices: int) -> ArrangedMatrix[A]:
         """Hook: upload a weight of ``matrices`` matrices in the layout of products."""
@@ -215,7 +215,7 @@ class PacketTier(BaseTier[A, L, C]):
             self._stored(buffer)
 
     def _forget(self, key: int) -> None:
-        """A batch was collected as garbage; nothing submitted uses it."""
+        """Called when a batch was garbage-collected; nothing submitted uses it."""
         if not (self._closed or self._lost):
             self._discard_one(*self._recorded.pop(key))
 
@@ -233,5 +233,5 @@ if TYPE_CHECKING:
 
     def _conforms(
         tier: PacketTier[A, L, C],
-    ) -> DeviceTier[DeviceBuffer[A], FormBatch[A, L], StepFence[A, L, C]]:
+    ) -> DeviceTier[DeviceBuffer[A], LoweredBatch[A, L], StepFence[A, L, C]]:
         return tier

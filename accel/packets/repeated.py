@@ -1,9 +1,9 @@
-"""Moves small ops of one token into the work-groups that follow them, which repeat them.
+"""Moves small ops of one token into the work-groups of the ops after them, which repeat them.
 
-Heads before attention, or a norm and the quantization of its result before products, cost less when
-every group repeats them than a launch of their own to wait for, as long as all groups run at once.
-Two products and the gate after them become one ``gate_row``. The bits are the same. Devices whose
-launches wait for one another use this pass, after ``fuse``."""
+Repeating the heads before attention, or a norm and its quantization before products, costs less
+than a separate launch to wait for, as long as all groups run at once. Two products and the gate
+after them become one ``gate_row``. The bits are the same. Devices whose launches wait for one
+another use this pass after ``fuse``."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ from accel.packets.step import Op, Step, Tensor
 from contract.arithmetic import SEGMENT
 from contract.dtypes import I12
 
-MOST_GROUPS = 512
-"""Most work-groups of the products behind a norm: more would not run at once, and each would repeat
+MAX_GROUPS = 512
+"""Most work-groups of the products after a norm: more would not run at once, and each would repeat
 the norm."""
 HEAD_CHANNELS = 32
-MOST_HEAD_DIM, WIDE_FROM = 256, 129
+MAX_HEAD_DIM, WIDE_FROM = 256, 129
 """Most channels of a head for ``accel/kernels/row_attention.k``, and from how many on
 ``flash_attn_row_wide`` is used. Channels are a multiple of HEAD_CHANNELS."""
-MOST_SEGMENTS = 24
+MAX_SEGMENTS = 24
 """Most segments of a row of activations for a group of ``accel/kernels/gate_row.k``."""
 ALIGNED_ELEMENTS = 4
 """Activations that a group loads at once."""
 NO_NORM = -1.0
-"""The value of eps that means: no norm."""
+"""The value of eps for products without a norm."""
 INTEGERS = ("m", "scale", "sums")
 
 
 @dataclass(slots=True)
 class _Changes:
-    """Ops, by identity, that are removed or replaced, and new step-local buffers."""
+    """The ops, by identity, to remove or replace, and new step-local buffers."""
 
     dropped: set[int] = field(default_factory=set)
     made: dict[int, Op] = field(default_factory=dict)
@@ -52,8 +52,8 @@ class _Changes:
 
 
 def repeat_small(step: Step) -> Step:
-    """The step in which attention makes its heads, gates are one op, and products of one token make
-    the norm and the integers they read."""
+    """The step in which attention of one token makes its heads, gates are one op, and products of
+    one token make the norm and the integers they read."""
     return _without_integers(_with_gates(_with_heads(step)))
 
 
@@ -81,7 +81,7 @@ def _fits_attention(heads: Op, parts: Op) -> bool:
         and parts.most_sizes()["window"] == 0
         and parts.reals[1] == 0
         and heads.reals[0] == heads.reals[1]
-        and sizes["head_dim"] <= MOST_HEAD_DIM
+        and sizes["head_dim"] <= MAX_HEAD_DIM
         and sizes["head_dim"] % HEAD_CHANNELS == 0
         and table is not None
         and (table.start, table.stride) == (0, sizes["rotary_pairs"])
@@ -148,9 +148,9 @@ class _Users:
                     users[tensor.buffer].append(op)
 
     def products(self, op: Op, of: int = 1) -> list[Op] | None:
-        """The products of one token that alone read the integers that ``op`` makes, None if others
-        read them or the products have partial segments or too many groups. ``of`` matrices become
-        one op."""
+        """The products of one token that read the integers made by ``op``; None if others read them
+        or the products have partial segments or too many groups. Each op multiplies ``of``
+        matrices."""
         tensors = operands_of(op)
         read = [t for name in ("x", "factors") if (t := tensors.get(name)) is not None]
         if op.count.most != 1 or tensors.get("y") is not None:
@@ -164,10 +164,10 @@ class _Users:
         sizes = [product.most_sizes() for product in found]
         groups = sum(pieces(size["rows"], TILE_ROWS) for size in sizes)
         whole = all(size["columns"] % SEGMENT == 0 for size in sizes)
-        return found if found and whole and groups <= of * MOST_GROUPS else None
+        return found if found and whole and groups <= of * MAX_GROUPS else None
 
     def product(self, y: Tensor | None) -> Op | None:
-        """The product whose whole result is ``y``, if only one op reads it."""
+        """The product whose whole result is ``y``, if one op only reads it."""
         if y is None or not self._local([y]):
             return None
         makes = [op for op in self._writers[y.buffer] if y in op.operands]
@@ -201,8 +201,8 @@ def _alike(gate: Op, up: Op) -> bool:
     return (
         gate is not up
         and (gate.dtype, sizes) == (up.dtype, up.most_sizes())
-        and pieces(sizes["rows"], TILE_ROWS) <= MOST_GROUPS
-        and sizes["columns"] <= MOST_SEGMENTS * SEGMENT
+        and pieces(sizes["rows"], TILE_ROWS) <= MAX_GROUPS
+        and sizes["columns"] <= MAX_SEGMENTS * SEGMENT
         and all(plain)
     )
 

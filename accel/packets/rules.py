@@ -121,7 +121,7 @@ RULES: Mapping[Opcode, Rule] = MappingProxyType(
         **EXPERT_RULES,
     }
 )
-"""The lowering of each opcode. A BARRIER orders writes in place, which the schedule finds by
+"""The lowering of each opcode. A BARRIER orders in-place writes, which the schedule finds by
 itself."""
 OPCODES = frozenset(RULES) | frozenset(EXPANSIONS)
 """The opcodes a graph may have: those with a rule, and those that are expanded first."""

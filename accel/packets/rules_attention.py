@@ -1,4 +1,4 @@
-"""Lowers attention to blocks of queries or, with few tokens, to parts of the context."""
+"""Lowers attention to blocks of queries or, for few tokens, to parts of the context."""
 
 from __future__ import annotations
 
@@ -35,17 +35,18 @@ def _attend(low: Lowering, node: Node, q: Tensor, y: Tensor) -> None:
 
 
 def part_slots(positions: int, parts: int) -> int:
-    """Most parts into which the context of ``positions`` positions is divided.
+    """Most parts into which a context of ``positions`` positions is divided.
 
-    Enough for its spans, and for single tiles where the context is short or ``parts`` workers have
-    nothing else to do. A span of 16 tiles is the smallest part whose results are small compared
+    There are enough for its spans, and for single tiles if the context is short or ``parts``
+    workers would be idle. A span of 16 tiles is the smallest part whose results are small compared
     with its KV pages."""
     tiles, spans = -(-positions // KV_TILE), -(-positions // KV_SPAN)
     return min(tiles, max(KV_SPAN // KV_TILE, spans, parts))
 
 
 def _split_attention(low: Lowering, node: Node, q: Tensor, y: Tensor) -> None:
-    """Computes parts in parallel and then merges them, so that few tokens occupy all workers."""
+    """Compute parts of the context in parallel and then merge them, so that few tokens occupy all
+    workers."""
     dims = low.dims(node)
     heads, head_dim = dims["heads"], dims["head_dim"]
     positions = low.tensor(node.operands["page_table"]).columns * PAGE_TOKENS

@@ -41,7 +41,7 @@ def _grouped(low: Lowering, ids: Tensor, tokens: Count, experts: int) -> tuple[T
     if ids not in low.expert_groups:
         pairs = tokens.times(ids.columns)
         name = f"{ids.buffer}[{ids.start}:{ids.stop}]"
-        chunks = low.new(f"{name}.chunks", _most_chunks(pairs, experts) + 1, CHUNK_WORDS)
+        chunks = low.new(f"{name}.chunks", _max_chunks(pairs, experts) + 1, CHUNK_WORDS)
         order = low.new(f"{name}.order", 2, pairs.most)
         low.expert_groups[ids] = chunks, order
         low.add(
@@ -58,7 +58,7 @@ def _grouped(low: Lowering, ids: Tensor, tokens: Count, experts: int) -> tuple[T
     return low.expert_groups[ids]
 
 
-def _most_chunks(pairs: Count, experts: int) -> int:
+def _max_chunks(pairs: Count, experts: int) -> int:
     """Most chunks of SLOTS pairs, when no chunk has pairs of two experts."""
     return min(pairs.most, experts + pairs.most // SLOTS)
 
@@ -76,7 +76,7 @@ def _product(
     routing: dict[str, Field] = {
         "ids": ids,
         "used": used,
-        "most_chunks": _most_chunks(pairs, experts),
+        "most_chunks": _max_chunks(pairs, experts),
     }
     if tokens.most > 1:
         routing["chunks"], routing["order"] = _grouped(low, ids, tokens, experts)
@@ -94,6 +94,8 @@ def _product(
 def _gate_up(low: Lowering, node: Node) -> None:
     used = low.dims(node)["used"]
     for name in ("gate", "up"):
+        if node.operands[name].buffer not in low.read_buffers:
+            continue  # Of experts without gates.
         y = low.tensor(node.operands[name])
         _product(low, node, "x", f"{name}_weight", f"{name}_bias", y, used)
 

@@ -1,4 +1,4 @@
-"""Numbers for testing a device's own division and square root."""
+"""Sample numbers that test a device's division and square root."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def sample_pairs() -> tuple[Float32, Float32]:
 
 
 def _scrambled(count: int) -> NDArray[np.uint64]:
-    """The first numbers of SplitMix64 (Steele, Lea and Flood 2014) from 0. ``numpy.random`` takes
-    longer to import than the whole test takes."""
+    """The first ``count`` numbers of SplitMix64 (Steele, Lea and Flood 2014) from seed 0.
+    ``numpy.random`` takes longer to import than the whole test."""
     z = np.arange(1, count + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

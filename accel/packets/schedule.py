@@ -1,9 +1,9 @@
-"""Decides where workers meet at barriers, what each computes for itself, and where scratch memory
-lies.
+"""Decides where workers wait at barriers, what each worker computes by itself, and where scratch
+memory lies.
 
-Ops stay in the order of the graph. An op needs a barrier when a worker would access an element that
-another worker accessed since the last one. Two ways save barriers: an elementwise op divides
-columns as the product before it did, and every worker computes a cheap op for itself. There an
+Ops stay in the order of the graph. An op needs a barrier if a worker would access an element that
+another worker accessed since the last barrier. Two things save barriers: an elementwise op divides
+columns as the product before it does, and every worker computes a cheap op by itself. Such an
 elementwise op also writes over an operand that nothing reads afterwards."""
 
 from __future__ import annotations
@@ -18,9 +18,8 @@ from accel.packets.packet import aligned
 from accel.packets.step import Op, Placement, Schedule, Step, Touch
 
 MAX_REPEATING_WORKERS = 64
-"""Most workers that repeat cheap work to save a barrier. The thousands of an accelerator would
-saturate its memory; there work-groups share every op, and no op reuses the split of the one
-before."""
+"""Most workers that repeat cheap work to save a barrier. The thousands of workers of an accelerator
+would saturate its memory; there every op is divided among work-groups, with its own split."""
 
 NOTHING: Mapping[str, int] = MappingProxyType({})
 NO_NAMES: Mapping[str, str] = MappingProxyType({})
@@ -30,7 +29,7 @@ Pending = dict[str, list[Touch]]
 
 
 def schedule_workers(step: Step, workers: int) -> Schedule:
-    """The schedule of one kernel whose ``workers`` meet at barriers."""
+    """The schedule of one kernel whose ``workers`` wait for each other at barriers."""
     writers = Counter(name for op in step.ops for name in op.results())
     last_uses = {t.buffer: index for index, op in enumerate(step.ops) for t in op.operands if t}
     over: dict[str, str] = {}
@@ -70,26 +69,25 @@ def schedule_launches(
     together: Sequence[tuple[int, int]] = (),
     since: Mapping[str, int] = NOTHING,
 ) -> Schedule:
-    """The schedule of launches in order; each op has a level of its own, or ``levels`` says which
-    ops share a launch. Ops of one launch never share memory.
+    """The schedule of consecutive launches. Each op has its own level, or ``levels`` gives the
+    level of each op; ops of one level share a launch and no memory.
 
-    ``together`` has first and last levels of launches that run as one in data order: buffers used
-    both inside and outside share no memory with anything inside. ``since`` names buffers that
-    another device may write from that level on."""
+    ``together`` has first and last levels of launches that run concurrently in data order: buffers
+    used both inside and outside such a range share no memory with anything inside. ``since`` names
+    buffers that another device may write from a level on."""
     levels = range(len(step.ops)) if levels is None else levels
     placements = [Placement(False, False, False, level) for level in levels]
     return _placed(step, placements, set(), together, since)
 
 
 def schedule_levels(step: Step) -> Schedule:
-    """The schedule of launches in order on one queue, where launches without a barrier between them
+    """The schedule of consecutive launches on one queue; launches without a barrier between them
     may overlap."""
     return schedule_workers(step, MAX_REPEATING_WORKERS + 1)
 
 
 def _safe(touches: Sequence[Touch], pending: Pending) -> bool:
-    """Whether no worker accesses an element that only another one accessed since the last
-    barrier."""
+    """Whether no worker accesses an element that another worker accessed since the last barrier."""
     for touch in touches:
         for earlier in pending.get(touch.tensor.buffer, ()):
             if not touch.safe_after(earlier):
@@ -98,7 +96,7 @@ def _safe(touches: Sequence[Touch], pending: Pending) -> bool:
 
 
 def _follows_columns(op: Op, pending: Pending) -> bool:
-    """True when ``op`` needs no barrier if it divides columns as the op before it did."""
+    """Whether ``op`` needs no barrier if it divides columns as the op before it did."""
     touches = op.touches(columns=True)
     follows = any(
         earlier.writes and earlier.split is Split.COLUMNS and touch.tensor.overlaps(earlier.tensor)
@@ -139,8 +137,8 @@ def _placed(
         for tensor in op.operands:
             if tensor is None or tensor.buffer not in step.scratch:
                 continue
-            # A worker accesses its own memory in op order; shared memory may change only at the
-            # next barrier.
+            # A worker accesses its own memory in op order; shared memory may be reused only after
+            # the next barrier.
             lives, now = (
                 (own_lives, index) if tensor.buffer in own else (shared_lives, placement.level)
             )
@@ -157,7 +155,7 @@ def _placed(
 
 
 def _stretched(life: tuple[int, int], together: Sequence[tuple[int, int]]) -> tuple[int, int]:
-    """The lifetime extended over every range of levels that it overlaps but is not inside of."""
+    """The lifetime, extended over every range of levels that it overlaps without lying inside."""
     first, last = life
     for begin, end in together:
         if first <= end and last >= begin and not (begin <= first and last <= end):
@@ -168,8 +166,8 @@ def _stretched(life: tuple[int, int], together: Sequence[tuple[int, int]]) -> tu
 def _pack(
     lives: Lifetimes, sizes: Mapping[str, int], largest_first: bool
 ) -> tuple[dict[str, int], int]:
-    """First fit, the largest buffers first or in order of first use: the offsets, and the bytes of
-    all.
+    """First fit, the largest buffers first or in order of first use: the offset of each buffer, and
+    the bytes in all.
 
     The largest first needs the least memory: buffers that come and go leave gaps into which a
     larger one would not fit."""

@@ -9,13 +9,14 @@ from contract.shape_key import ShapeKey
 SPLIT_TOKENS = 4
 """Most tokens for which attention divides the context among workers."""
 FEW = 12
-"""Most tokens for which rows of usual widths are still cheap enough to compute repeatedly."""
+"""Most tokens for which rows of usual widths are cheap enough to compute repeatedly."""
 
 
 def shape_buckets(
     largest: ShapeKey, counts: Sequence[int] = (1, SPLIT_TOKENS, FEW)
 ) -> tuple[ShapeKey, ...]:
-    """Buckets of one token, of a few with divided attention, of a few with repeated small work, and
-    of all; or of other ascending ``counts`` of tokens, and of all."""
+    """The buckets for one token, for few tokens with divided attention, for few tokens with
+    repeated small work, and for ``largest``; or for other ascending ``counts`` of tokens and for
+    ``largest``."""
     smaller = (count for count in counts if count < largest.tokens)
     return (*(ShapeKey(count, min(count, largest.rows)) for count in smaller), largest)

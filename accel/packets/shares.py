@@ -1,9 +1,10 @@
-"""Divides a step among devices by rows of its matrices, so that no sum is divided.
+"""Divides a step among devices by the rows of its matrices, so that no sum is divided (tensor
+parallelism).
 
-Every device computes a share of the rows of each product: columns of the result, each with the same
-sum in the same order as on one device. Columnwise ops after it work on the share alone. Before an
-op that reads more than that, an ALL_GATHER brings every device the shares of the others; every
-device computes all other ops whole. Only the ops matter, never the model."""
+Every device computes a share of the rows of each product: columns of the result, each the same sum
+in the same order as on one device. Elementwise ops after it work on the share. Before an op that
+reads more, an ALL_GATHER sends every device the shares of the others. All other ops are computed
+whole by every device. This depends on the ops alone, never on the model."""
 
 from __future__ import annotations
 
@@ -18,8 +19,8 @@ from accel.packets.ops import TABLE
 from accel.packets.step import Count, Op, Per, Step, Tensor
 
 GRANULE = 16
-"""Rows that are never divided: those of a unit of the tuned products, the largest group of all
-layouts whose matrices are divided."""
+"""Rows that are never divided: a unit of the tuned products, the largest row group of all layouts
+whose matrices are divided."""
 
 ALL_GATHER = DeviceOp(
     "all_gather",
@@ -31,16 +32,16 @@ ALL_GATHER = DeviceOp(
     False,
     "all_gather",
 )
-"""Sends ``part``, the columns from ``first`` on of ``whole``, to the same address range of every
-device, and ends when the parts of all have arrived. Without operands the devices only wait for each
-other."""
+"""Sends ``part``, the columns of ``whole`` from ``first`` on, to the same addresses on every
+device, and ends once the parts of all devices have arrived. Without operands it is a barrier of the
+devices."""
 
 OF_PAGE = "of_page"
 ATTENTION_SHARE = replace(
     TABLE["flash_attn_batched"], sizes=(*TABLE["flash_attn_batched"].sizes, OF_PAGE)
 )
-"""FLASH_ATTN_BATCHED of some of the heads: the last size is 65,536 times the KV heads of a page
-plus the number of the first that the op reads."""
+"""FLASH_ATTN_BATCHED of some of the heads. The last size is 65,536 times the KV heads of a page
+plus the first KV head that the op reads."""
 
 BY_COLUMNS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
@@ -54,11 +55,11 @@ BY_COLUMNS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "gated_add": ("residual", "x", "y"),
     }
 )
-"""Ops whose columns are independent, and the operands that have those columns."""
+"""Ops with independent columns, and their operands that have these columns."""
 FEW, SMALL_ROWS = 4, 1 << 14
 """Tokens of a step, and rows of a matrix, with which a meeting takes longer than half a product."""
-MOST_AHEAD = 16
-"""Ops among which one is looked for that need not wait for other devices."""
+MAX_AHEAD = 16
+"""Number of ops searched for one that need not wait for other devices."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +70,7 @@ class Share:
     count: int
 
     def of(self, columns: int) -> range:
-        """The device's own range of ``columns`` columns, or rows of a matrix."""
+        """The device's range of ``columns`` columns, or rows of a matrix."""
         granules = columns // GRANULE
         first = granules * self.index // self.count * GRANULE
         last = granules * (self.index + 1) // self.count * GRANULE
@@ -80,7 +81,7 @@ class Share:
         return columns // GRANULE >= self.count
 
     def part(self, tensor: Tensor) -> Tensor:
-        """The device's own columns of a tensor."""
+        """The device's columns of a tensor."""
         own = self.of(tensor.columns)
         return tensor._replace(start=tensor.start + own.start, columns=len(own))
 
@@ -88,23 +89,23 @@ class Share:
 @dataclass(frozen=True, slots=True)
 class SharedStep:
     """The part of a step that one device executes. ``first_rows`` gives, for ops whose weight is
-    there whole, the first row they read."""
+    whole on the device, the first row they read."""
 
     step: Step
     first_rows: Mapping[int, int]
 
 
 DividesHeads = Callable[[Op], bool]
-"""Whether a device can compute some of the heads of an attention op by itself."""
+"""Whether an attention op can be divided by heads among devices."""
 
 
 def no_heads(op: Op) -> bool:
-    """No device computes only some of the heads."""
+    """False: no attention op is divided by heads."""
     return False
 
 
 def divided_weights(steps: Sequence[Step], share: Share) -> frozenset[str]:
-    """Matrices of which a device needs only its share of the rows in all of ``steps``."""
+    """The matrices of which a device needs only its share of the rows in all ``steps``."""
     divided: set[str] = set()
     whole: set[str] = set()
     for step in steps:
@@ -120,16 +121,16 @@ def divided_weights(steps: Sequence[Step], share: Share) -> frozenset[str]:
 def share_step(
     step: Step, share: Share, divided: Collection[str], heads: DividesHeads = no_heads
 ) -> SharedStep:
-    """The part of ``step`` for a device that has its share of the rows of the ``divided``
-    matrices. Attention ops for which ``heads`` is true are divided by heads where these divide
-    evenly; keys and values are whole on every device."""
+    """The part of ``step`` for a device that has its share of the rows of the ``divided`` matrices.
+    Attention ops for which ``heads`` is true are divided by heads if these divide evenly; keys and
+    values are whole on every device."""
     return _Dividing(step, share, frozenset(divided), _of_heads(step.ops, share, heads)).result()
 
 
 def written_since(ops: Sequence[Op]) -> dict[str, int]:
-    """For each buffer that other devices write, the index of the op from which on they may.
+    """For each buffer that other devices write, the index of the first op after which they may.
 
-    Devices that wait for each other at one ALL_GATHER are all past the one before."""
+    Devices that wait at one ALL_GATHER have all passed the one before."""
     since: dict[str, int] = {}
     before = run = 0
     for number, op in enumerate(ops):
@@ -143,10 +144,9 @@ def written_since(ops: Sequence[Op]) -> dict[str, int]:
 
 
 def _computed_whole(ops: Sequence[Op]) -> frozenset[str]:
-    """Buffers of results of products that are not divided.
-
-    Those from whose values experts are chosen: they are small, and a choice waits for all of them.
-    With few tokens all small ones but experts: half of one takes longer than all and no meeting."""
+    """Buffers of results of products that are not divided: those from which experts are chosen,
+    which are small, while the choice waits for all of them; and for few tokens all small results
+    but those of experts, since waiting for other devices takes longer than half a product."""
     chosen = [op for op in ops if op.name == "expert_topk"]
     found = {tensor.buffer for op in chosen for tensor in _read_by(op)}
     if chosen and chosen[0].count.most <= FEW:
@@ -188,7 +188,7 @@ def _read_by(op: Op) -> Iterator[Tensor]:
 
 
 def _has_rows(op: Op, share: Share, whole: frozenset[str]) -> bool:
-    """Whether ``op`` is a product whose stored matrix has rows for every device, and its results
+    """Whether ``op`` is a product whose stored matrix has rows for every device and whose results
     are in none of the buffers ``whole``."""
     if op.name != "matmul" or op.matrix is None or not whole.isdisjoint(op.results()):
         return False
@@ -199,10 +199,12 @@ def _has_rows(op: Op, share: Share, whole: frozenset[str]) -> bool:
 
 @dataclass(slots=True)
 class _Dividing:
-    """Builds the part of a step. ``left`` are the ops to be divided yet, by their indices.
-    ``partial`` are the tensors of which this device has only its own columns so far, with their
-    counts, and ``of_buffer`` the same by buffer. ``reads`` has for each buffer what is read of it,
-    in order, with the index of the op. The ops ``of_heads`` are divided by heads."""
+    """Builds the part of a step.
+
+    ``left`` are the ops not processed yet, by index. ``partial`` are the tensors of which this
+    device has only its own columns, with their counts; ``of_buffer`` has the same by buffer.
+    ``reads`` lists for each buffer the tensors read of it, each with the index of the op. The ops
+    ``of_heads`` are divided by heads."""
 
     step: Step
     share: Share
@@ -247,10 +249,10 @@ class _Dividing:
         return SharedStep(Step(self.ops, dict(self.step.scratch)), self.first_rows)
 
     def _next(self) -> int:
-        """The index of the first op left, or, if it would wait for other devices, of a product or
-        columnwise op behind it that neither waits nor depends on what it passes: then several
-        tensors are gathered at once."""
-        first, *others = islice(self.left.items(), MOST_AHEAD)
+        """The index of the first op left. If it would wait for other devices: of a product or
+        elementwise op after it that neither waits nor depends on the ops it overtakes, so that
+        several tensors are gathered together."""
+        first, *others = islice(self.left.items(), MAX_AHEAD)
         if first[0] in self.of_heads or not self._waits(first[1]):
             return first[0]
         read, written = set[str](), set[str]()
@@ -268,12 +270,13 @@ class _Dividing:
         return first[0]
 
     def _waits(self, op: Op) -> bool:
-        """Whether ``op`` reads what other devices have a share of."""
+        """Whether ``op`` reads a tensor of which other devices have a share."""
         missing = any(self._overlapping(tensor) for tensor in _read_by(op))
         return missing and (self._is_divided(op) or not self._stays_partial(op))
 
     def _is_divided(self, op: Op) -> bool:
-        """Whether ``op`` can be divided: one matrix can be whole on the device, a stack cannot."""
+        """Whether ``op`` can be divided: a single matrix may be whole on the device, a stack may
+        not."""
         weight = op.operands[op.matrix] if op.matrix is not None else None
         if weight is None or not _has_rows(op, self.share, self.computed_whole):
             return False
@@ -292,7 +295,7 @@ class _Dividing:
         self._add(y, op.count)
 
     def _stays_partial(self, op: Op) -> bool:
-        """Whether ``op`` can work on a share: its operands are divided alike, or whole."""
+        """Whether ``op`` can work on a share: its operands are divided equally, or whole."""
         indices = self._by_columns(op)
         if not indices:
             return False
@@ -321,8 +324,8 @@ class _Dividing:
             self._add(tensor, op.count)
 
     def _divide_heads(self, op: Op) -> None:
-        """Queries stay with the device that makes them. What else has to be gathered is gathered
-        before the first of these ops, so that nothing stands between them and attention."""
+        """Queries stay on the device that makes them. Everything else is gathered before the first
+        of these ops, so that no gather comes between them and attention."""
         attends, count = op.name == "flash_attn_batched", self.share.count
         source, y = _operand(op, "q" if attends else "x"), _operand(op, "y")
         near = self._overlapping(source) if attends else list(self.partial)
@@ -351,9 +354,8 @@ class _Dividing:
         return replace(op, operands=operands, sizes=sizes)
 
     def _whole(self, op: Op, *, written: bool) -> None:
-        """Gather what ``op`` reads, and whatever any later op reads, since waiting for other
-        devices costs more than sending. If ``written``, the results of ``op`` are whole from now
-        on."""
+        """Gather what ``op`` reads, and what any later op reads, since waiting for other devices
+        costs more than sending. If ``written``, the results of ``op`` are whole from now on."""
         if any(self._overlapping(tensor) for tensor in _read_by(op)):
             self._gather([tensor for tensor in self.partial if self._is_read(tensor)])
             for unread in [one for one in self.partial if one.buffer in self.step.scratch]:
@@ -364,7 +366,7 @@ class _Dividing:
                 self._taken(old)
 
     def _is_read(self, tensor: Tensor) -> bool:
-        """Whether an op that is left reads some of ``tensor``."""
+        """Whether an op left reads part of ``tensor``."""
         first = next(iter(self.left))
         later = takewhile(lambda read: read[0] >= first, reversed(self.reads[tensor.buffer]))
         return any(number in self.left and tensor.overlaps(one) for number, one in later)
@@ -377,7 +379,7 @@ class _Dividing:
         self.of_buffer[tensor.buffer][tensor] = None
 
     def _taken(self, tensor: Tensor) -> Count:
-        """The count of a tensor that is not partial any more."""
+        """Remove a tensor from the partial ones, and return its count."""
         del self.of_buffer[tensor.buffer][tensor]
         return self.partial.pop(tensor)
 

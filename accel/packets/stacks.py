@@ -1,4 +1,4 @@
-"""Stacked matrices, divided into the groups of rows that are arranged together."""
+"""Stacked matrices, divided into row groups that are arranged together."""
 
 from __future__ import annotations
 
@@ -46,8 +46,7 @@ class Stack:
         return matrix * self.rows + inside * self.group_rows
 
     def parts(self, most_bytes: int) -> list[range]:
-        """All groups in order, divided into parts of at most ``most_bytes`` stored bytes or one
-        group."""
+        """All groups in order, in parts of at most ``most_bytes`` stored bytes or of one group."""
         stored_bytes = min(self.group_rows, self.rows) * self.data.shape[-1]
         step = max(1, most_bytes // stored_bytes)
         return [range(g, min(g + step, self.groups)) for g in range(0, self.groups, step)]
@@ -58,7 +57,7 @@ class Stack:
         return rows * int(self.data.shape[-1])
 
     def stored(self, groups: range) -> NDArray[np.uint8]:
-        """The rows of some groups; a copy where they are not contiguous."""
+        """The rows of some groups; a copy if they are not contiguous."""
         first, stop = self.first_row(groups.start), self.first_row(groups.stop)
         if self.data.ndim == 2:
             return self.data[first:stop]

@@ -1,10 +1,10 @@
-"""Copies of device memory in host memory, and the transfers that synchronize the two."""
+"""Host copies of device memory, and the transfers that keep the two in sync."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import field
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,12 +16,13 @@ from contract.lazy_dataclass import dataclass
 Bytes = NDArray[np.uint8]
 
 
+@runtime_checkable
 class Synced(Protocol):
     """``nbytes`` of device memory that may have a copy in host memory.
 
-    Once mapped it is copied to the device before a submission to an idle device if ``sent``, and to
-    the host after every submission if ``fetched``; memory that is not fetched is read again
-    whenever it is mapped."""
+    Once mapped, the copy is written to the device before a submission to an idle device if
+    ``sent``, and read from it after every submission if ``fetched``. Memory that is not fetched is
+    read whenever it is mapped."""
 
     nbytes: int
     sent: bool
@@ -29,7 +30,7 @@ class Synced(Protocol):
 
 
 class Staged(Synced, Protocol):
-    """Memory whose host copy is ``host``, None until it is mapped."""
+    """Memory with the host copy ``host``, None until it is mapped."""
 
     host: Bytes | None
 
@@ -42,7 +43,8 @@ class Transfer(Protocol):
 
 
 def sync_as(allocation: Synced, decl: BufferDecl) -> None:
-    """Set how often the memory of graph buffer ``decl`` is synchronized."""
+    """Choose when the memory of graph buffer ``decl`` is synchronized: inputs and states before and
+    after steps, small outputs after steps, large outputs on demand."""
     allocation.sent = decl.kind is not BufferKind.OUTPUT
     allocation.fetched = allocation.sent or allocation.nbytes < MAPPED_OUTPUT_BYTES
 
@@ -56,14 +58,15 @@ class StagingBuffers(Generic[A, T]):
     """The mapped memory of one device.
 
     ``transfer(allocation, host, to_device, first)`` enqueues a copy between ``host`` and the
-    allocation from its byte ``first`` on; ``make`` allocates zeroed host memory."""
+    allocation from its byte ``first`` on. ``make(nbytes)`` allocates zeroed host memory."""
 
     transfer: Callable[[A, Bytes, bool, int], T]
     make: Callable[[int], Bytes]
     _mapped: list[A] = field(default_factory=list)
 
     def map(self, allocation: A) -> Bytes:
-        """The host copy of an allocation, synchronized from now on as the allocation says."""
+        """The host copy of an allocation, kept in sync from now on as ``sent`` and ``fetched``
+        say."""
         host = allocation.host
         if host is None:
             host = allocation.host = self.make(allocation.nbytes)
@@ -75,7 +78,8 @@ class StagingBuffers(Generic[A, T]):
         return host
 
     def read(self, allocation: A, offset: int, nbytes: int) -> Bytes:
-        """A copy of some of the bytes; for mapped memory from the host copy, which is current."""
+        """A copy of ``nbytes`` bytes from ``offset`` on; of mapped memory from the host copy, which
+        is current."""
         if allocation.host is not None and allocation.fetched:
             return allocation.host[offset : offset + nbytes].copy()
         data = np.empty(nbytes, np.uint8)
@@ -95,11 +99,11 @@ class StagingBuffers(Generic[A, T]):
         self._mapped = [mapped for mapped in self._mapped if mapped is not allocation]
 
     def to_device(self) -> list[T]:
-        """Enqueue the transfers of what the host may have written."""
+        """Enqueue the transfers of memory that the host may have written."""
         return self._sync([mapped for mapped in self._mapped if mapped.sent], True)
 
     def to_host(self) -> list[T]:
-        """Enqueue the transfers of what the device may have written."""
+        """Enqueue the transfers of memory that the device may have written."""
         return self._sync([mapped for mapped in self._mapped if mapped.fetched], False)
 
     def states_to_host(self) -> list[T]:

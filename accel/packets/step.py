@@ -19,7 +19,7 @@ PRODUCTS = (
 
 
 class Per(IntEnum):
-    """The size that the count of an op grows with: the value of ``packet->counted``."""
+    """What the count of an op grows with: the value of ``packet->counted``."""
 
     STEP = 0
     """Nothing: the count is the same in every step."""
@@ -29,14 +29,14 @@ class Per(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """``multiplier`` times the tokens or rows of a step, at most ``most``."""
+    """``multiplier`` times the tokens or rows of a step; ``most`` in the largest step."""
 
     multiplier: int
     per: Per
     most: int
 
     def times(self, number: int) -> Count:
-        """A count of ``number`` for each of these."""
+        """``number`` times this count."""
         return Count(self.multiplier * number, self.per, self.most * number)
 
 
@@ -63,7 +63,7 @@ class Tensor(NamedTuple):
 class Touch(NamedTuple):
     """An access of an op to one tensor, and how workers divide it.
 
-    ``everyone`` marks an op that every worker computes whole."""
+    ``everyone``: every worker computes the whole op."""
 
     tensor: Tensor
     split: Split
@@ -71,8 +71,7 @@ class Touch(NamedTuple):
     everyone: bool = False
 
     def safe_after(self, earlier: Touch) -> bool:
-        """True when no worker accesses an element that only another worker accessed in
-        ``earlier``."""
+        """Whether no worker accesses an element that another worker accessed in ``earlier``."""
         if not (self.writes or earlier.writes) or not self.tensor.overlaps(earlier.tensor):
             return True
         if earlier.everyone:
@@ -85,9 +84,9 @@ class Touch(NamedTuple):
 class Op:
     """One op of the step, in the order of the graph.
 
-    ``device`` is its row of the table; ``operands`` are in that order, None if absent, ``sizes``
-    those after the count. ``splits`` says how the work divides each operand. ``private`` marks an
-    op so cheap that every worker may compute it whole. ``matrix`` is the index of the stored
+    ``device`` is its row of the table; ``operands`` are in that order, None if absent; ``sizes``
+    are those after the count. ``splits`` says how the work divides each operand. ``private`` marks
+    an op so cheap that every worker may compute the whole. ``matrix`` is the index of the stored
     weights among the operands."""
 
     device: DeviceOp
@@ -121,7 +120,7 @@ class Op:
         return self.device.by_columns
 
     def most_sizes(self) -> dict[str, int]:
-        """Every size by name; the count is the largest possible."""
+        """Every size by name, with the largest count."""
         return dict(zip(self.device.sizes, (self.count.most, *self.sizes), strict=True))
 
     def launch_groups(self, group_size: int, most: int) -> int:
@@ -134,7 +133,7 @@ class Op:
         return max(1, min(groups, most))
 
     def touches(self, columns: bool = False, everyone: bool = False) -> list[Touch]:
-        """The accesses of the op when it divides rows, or ``columns``, or when every worker repeats
+        """The accesses of the op if it divides rows, or ``columns``, or if ``everyone`` repeats
         it."""
         written = self.written
         return [
@@ -158,7 +157,9 @@ class Step:
 
 
 class Placement(NamedTuple):
-    """The decisions of the schedule for one op."""
+    """The schedule's decisions for one op: ``wait`` at a barrier before it; ``everyone`` computes
+    it whole; its workers divide ``columns``; its ``level``, a number that grows with the barriers
+    or launches."""
 
     wait: bool
     everyone: bool
@@ -170,8 +171,8 @@ class Placement(NamedTuple):
 class Schedule:
     """Placements in op order, and the offsets of step-local buffers.
 
-    ``shared`` and ``own`` are byte offsets in the scratch memory that all workers share and in that
-    of each worker; a buffer is in exactly one of them."""
+    ``shared`` and ``own`` are byte offsets in the scratch memory of all workers and of each worker;
+    every buffer is in exactly one of them."""
 
     placements: tuple[Placement, ...]
     shared: Mapping[str, int]

@@ -1,5 +1,4 @@
-"""Memory that the steps of a device share because they run one after the other: scratch and
-inputs."""
+"""Memory that steps of a device share, since they run one after the other: scratch and inputs."""
 
 from __future__ import annotations
 
@@ -24,7 +23,7 @@ class Allocator(Protocol[A]):
 
 @dataclass(slots=True)
 class StepAddresses:
-    """The addresses that all recordings of a tier share; ``version`` counts their changes."""
+    """The addresses that all recordings of a tier use; ``version`` counts their changes."""
 
     scratch: int = 0
     inputs: int = 0
@@ -39,9 +38,10 @@ class StepAddresses:
 
 @dataclass(slots=True)
 class WorkerScratch:
-    """Addresses of scratch memory: ``shared`` by all workers, and the first worker's ``own``.
+    """Addresses of scratch memory: that of all workers, ``shared``, and that of the first worker,
+    ``own``.
 
-    Each worker has ``own_bytes`` of its own, one after the other; ``version`` counts the moves."""
+    Each worker has ``own_bytes``, one after the other; ``version`` counts the changes."""
 
     shared: int = 0
     own: int = 0
@@ -58,11 +58,11 @@ class WorkerScratch:
 def grown(
     memory: Allocator[A], finish: Callable[[], object], what: str, current: A | None, nbytes: int
 ) -> A:
-    """``current`` if it has ``nbytes``, else larger memory in its stead, after ``finish`` has
-    waited for the steps that use it.
+    """``current`` if it has ``nbytes``, else larger memory instead, after ``finish`` has waited for
+    the steps that use it.
 
-    The larger memory is allocated first: if that raises OutOfMemory, steps that are lowered already
-    still have ``current``."""
+    The larger memory is allocated first: if that raises OutOfMemory, lowered steps still have
+    ``current``."""
     if current is not None and current.nbytes >= nbytes:
         return current
     larger = memory.allocate(what, nbytes)

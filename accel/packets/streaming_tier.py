@@ -52,13 +52,13 @@ class StreamingArranger(Arranger[A], Protocol[A]):
         allocate: Callable[[str, int], A] | None = None,
         /,
     ) -> ArrangedMatrix[A]:
-        """See Arranger: to memory from ``allocate``, for None to the device's own."""
+        """See Arranger. The memory comes from ``allocate``, if None from the device."""
 
 
 class StreamingTier(PacketTier[A, L, C]):
     """See ``contract.tier.StreamsWeights``.
 
-    Hooks a tier must give in addition to those of PacketTier: ``streams``, ``_on_host`` and
+    Hooks that a tier implements in addition to those of PacketTier: ``streams``, ``_on_host`` and
     ``_forget_inputs``."""
 
     _arranger: StreamingArranger[A]
@@ -68,7 +68,7 @@ class StreamingTier(PacketTier[A, L, C]):
     @property
     @abstractmethod
     def streams(self) -> bool:
-        """Whether the device has its own memory, so that weights can be left in the host's."""
+        """Whether the device has its own memory, so that weights can stay in the host's."""
 
     def streamable(self, graph: Graph, largest: ShapeKey) -> Mapping[str, int]:
         stored = self._steps.memory(graph, largest).stored
@@ -94,7 +94,7 @@ class StreamingTier(PacketTier[A, L, C]):
         self._ring = ring_of(graph, names, self._device_bytes) if names else None
         memory_cache = None if names else self._memory_cache
         self._steps = PlannedSteps(self._schedule, self.buckets, memory_cache)
-        # What steps share may lie between weights: it is allocated anew with what follows.
+        # What steps share may lie between weights, so it is allocated again with what follows.
         with self._guarded(RING):
             self._free_shared(self._ring_memory, self._own, self._forget_inputs())
         self._ring_memory = self._own = None
@@ -118,17 +118,18 @@ class StreamingTier(PacketTier[A, L, C]):
         return LINK_BYTES / max(min(seconds), 1e-9)
 
     def reserve(self, graph: Graph, largest: ShapeKey) -> None:
-        """Allocate what steps share and the ring, and reserve room for the buffers that follow."""
+        """Allocate what steps share and the ring, and announce the buffers that follow to the
+        memory."""
         super().reserve(graph, largest)
         if self._ring is not None and self._ring_memory is None:
             with self._guarded(RING):
                 self._expect_on_host(sum(map(aligned, self._ring.sizes.values())))
-                # Copies of a single row read its number from the zeros behind the slots.
+                # A copy of a single row reads its row number from the zeros after the slots.
                 self._ring_memory = self._memory.allocate(RING, self._ring.nbytes)
 
     @abstractmethod
     def _forget_inputs(self) -> A | None:
-        """Hook: the memory that steps read their inputs from, if any, which they use no more."""
+        """Hook: the memory of step inputs, if any, which steps no longer use."""
 
     @abstractmethod
     def _on_host(self, what: str, nbytes: int) -> A:
@@ -136,7 +137,7 @@ class StreamingTier(PacketTier[A, L, C]):
         ``what``."""
 
     def _expect_on_host(self, nbytes: int) -> None:
-        """Hook: prepare for ``nbytes`` of ``_on_host`` in all."""
+        """Hook: announce ``nbytes`` of ``_on_host`` in all."""
 
     def _arranged_bytes(self, decl: BufferDecl) -> int:
         """Hook: bytes of a matrix in the layout of products, 0 if it stays as stored."""
@@ -162,7 +163,8 @@ class StreamingTier(PacketTier[A, L, C]):
         return frozenset(n for n, decl in graph.buffers.items() if self._ring.holds(decl))
 
     def _copying(self, graph: Graph, step: Step) -> tuple[Step, Step]:
-        """``step`` with the copies of streamed weights, and the same as its schedule sees it."""
+        """``step`` with the copies of streamed weights, and the same step as the schedule sees
+        it."""
         names = self._streamed(graph)
         if not names or self._ring is None:
             return step, step

@@ -1,7 +1,7 @@
-"""Steps in flight on one device, and the memory that separates their inputs and outputs.
+"""Steps in flight on one device, and the memory that keeps their inputs and outputs apart.
 
-A device executes steps in order of submission. Every step in flight has memory for its inputs, its
-slot, which another step takes after it has ended. The fence of a step gets its outputs before a
+A device executes steps in order of submission. Every step in flight has a slot, memory for its
+inputs, which is reused after the step has ended. The fence of a step gets its outputs before a
 later step overwrites them."""
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ class Completion(Protocol):
     """The completion of one submitted step."""
 
     def ended(self) -> bool:
-        """Whether all writes of the step were made. Raises DeviceLost."""
+        """Whether all writes of the step are done. Raises DeviceLost."""
 
     def collect(self) -> None:
-        """Copy the outputs if that is the host's task; called once, after the end."""
+        """Copy the outputs if the host has to; called once, after the end."""
 
 
 class Slot(Protocol):
@@ -52,10 +52,10 @@ C = TypeVar("C", bound=Completion)
 
 
 @dataclass(frozen=True, eq=False)
-class FormBatch(Generic[A, L]):
+class LoweredBatch(Generic[A, L]):
     """A graph lowered for one shape bucket, ready to be submitted.
 
-    ``packets`` is the number of operations of a step, ``launch`` the tier's recording of them,
+    ``packets`` is the number of ops of a step, ``launch`` the tier's recording of them,
     ``input_bytes`` the size of a step's inputs, ``outputs`` the memory of each OUTPUT buffer."""
 
     bucket: ShapeKey
@@ -71,7 +71,7 @@ class StepFence(Generic[A, L, C]):
     """See ``contract.tier.Fence``. ``submitted`` is the time of submission by
     ``time.monotonic``."""
 
-    batch: FormBatch[A, L]
+    batch: LoweredBatch[A, L]
     outputs: Mapping[str, Bytes]
     completion: C
     submitted: float
@@ -102,15 +102,15 @@ class Submissions(ABC, Generic[A, L, S, C]):
 
     def submit(
         self,
-        batch: FormBatch[A, L],
+        batch: LoweredBatch[A, L],
         inputs: Bytes,
         requested: Sequence[str],
         rows: InputRows | None = None,
     ) -> StepFence[A, L, C]:
         return self.finish(batch, self.start(batch, inputs, rows), requested)
 
-    def start(self, batch: FormBatch[A, L], inputs: Bytes, rows: InputRows | None = None) -> S:
-        """Copy a step's inputs to a slot; the caller must call ``finish`` next."""
+    def start(self, batch: LoweredBatch[A, L], inputs: Bytes, rows: InputRows | None = None) -> S:
+        """Copy a step's inputs to a slot; the caller then calls ``finish``."""
         self._step = step_of(inputs)
         check_bucket(batch.bucket, self._step)
         self.retire()
@@ -120,7 +120,7 @@ class Submissions(ABC, Generic[A, L, S, C]):
         return slot
 
     def finish(
-        self, batch: FormBatch[A, L], slot: S, requested: Sequence[str]
+        self, batch: LoweredBatch[A, L], slot: S, requested: Sequence[str]
     ) -> StepFence[A, L, C]:
         """Submit the step whose inputs are in ``slot``."""
         step = self._step
@@ -137,13 +137,13 @@ class Submissions(ABC, Generic[A, L, S, C]):
         return fence
 
     def retire(self) -> None:
-        """Make the slots of ended steps available again. Raises DeviceLost."""
+        """Reuse the slots of ended steps. Raises DeviceLost."""
         while self._in_flight and self._in_flight[0][0].done:
             fence, slot = self._in_flight.popleft()
             self._free_slots(fence.batch).append(slot)
 
     def close(self) -> None:
-        """Forget all steps; each has ended or the device is lost."""
+        """Forget all steps; each has ended, or the device is lost."""
         self._in_flight.clear()
         self._free.clear()
 
@@ -152,16 +152,16 @@ class Submissions(ABC, Generic[A, L, S, C]):
         slot.inputs.update(inputs, rows)
 
     @abstractmethod
-    def _new_slot(self, batch: FormBatch[A, L]) -> S:
+    def _new_slot(self, batch: LoweredBatch[A, L]) -> S:
         """Allocate memory for the inputs of one more step."""
 
     @abstractmethod
-    def _launch(self, batch: FormBatch[A, L], slot: S, outputs: Mapping[str, Bytes]) -> C:
-        """Start a step after all earlier ones, and have its results copied to ``outputs``."""
+    def _launch(self, batch: LoweredBatch[A, L], slot: S, outputs: Mapping[str, Bytes]) -> C:
+        """Start a step after all earlier ones; its results are copied to ``outputs``."""
 
-    def _free_slots(self, batch: FormBatch[A, L]) -> list[S]:
-        """Slots that no step in flight uses; by default batches with equal input sizes share
-        them."""
+    def _free_slots(self, batch: LoweredBatch[A, L]) -> list[S]:
+        """The slots that no step in flight uses; by default shared by batches with equal input
+        sizes."""
         return self._free.setdefault(batch.input_bytes, [])
 
     def _array(self, nbytes: int) -> Bytes:
@@ -171,10 +171,10 @@ class Submissions(ABC, Generic[A, L, S, C]):
 
 @dataclass(frozen=True, slots=True)
 class Recordings(Generic[S]):
-    """The recordings of one batch: each step in flight uses one, which includes the step's inputs.
+    """The recordings of one batch. Each step in flight uses one, which holds the step's inputs.
 
-    ``record`` makes one more; ``made`` are all of them, ``free`` those that no step in flight uses.
-    """
+    ``record`` makes another; ``made`` are all of them, ``free`` those that no step in flight
+    uses."""
 
     record: Callable[[], S]
     made: list[S] = field(default_factory=list)
@@ -184,10 +184,10 @@ class Recordings(Generic[S]):
 class RecordedSubmissions(Submissions[A, Recordings[S], S, C]):
     """Submissions whose slots are recordings. A tier implements ``_launch``."""
 
-    def _free_slots(self, batch: FormBatch[A, Recordings[S]]) -> list[S]:
+    def _free_slots(self, batch: LoweredBatch[A, Recordings[S]]) -> list[S]:
         return batch.launch.free
 
-    def _new_slot(self, batch: FormBatch[A, Recordings[S]]) -> S:
+    def _new_slot(self, batch: LoweredBatch[A, Recordings[S]]) -> S:
         made = batch.launch.record()
         batch.launch.made.append(made)
         return made
@@ -214,20 +214,20 @@ H = TypeVar("H", bound=HostSeen)
 
 
 class OutputCopies(Generic[H]):
-    """Memory visible to the host to which a device copies outputs after a step;
-    ``allocate(nbytes)`` makes more. Each copy has a power of two bytes and is reused after the host
-    has read it."""
+    """Memory visible to the host to which a device copies outputs after a step.
+    ``allocate(nbytes)`` makes more. Sizes are powers of two, and memory is reused once the host has
+    read it."""
 
     def __init__(self, allocate: Callable[[int], H]) -> None:
         self._allocate = allocate
         self._free: dict[int, list[H]] = {}
 
     def take(self, outputs: Mapping[str, Bytes]) -> dict[str, H]:
-        """Memory for each output that has any bytes."""
+        """Memory for each output that is not empty."""
         return {name: self._take(data.nbytes) for name, data in outputs.items() if data.nbytes}
 
     def give_back(self, copies: Iterable[H]) -> None:
-        """Make ``copies``, which nothing writes any more, available again."""
+        """Reuse ``copies``, which nothing writes any more."""
         for copy in copies:
             self._free.setdefault(copy.nbytes, []).append(copy)
 
@@ -243,7 +243,7 @@ class OutputCopies(Generic[H]):
 
 @dataclass(frozen=True, slots=True)
 class CopiedStep(Generic[H]):
-    """A step whose outputs the device copies to ``copies``; ``reached`` returns whether it has
+    """A step whose outputs the device copies to ``copies``; ``reached`` tells whether it has
     ended."""
 
     reached: Callable[[], bool]

@@ -1,7 +1,7 @@
 """The base of all device tiers: buffers, submission of steps, errors and closing.
 
-A tier opens its device, then gives this base its memory, its submissions and the methods marked as
-hooks. Nothing here depends on a driver. ``packet_tier.py`` adds the lowering."""
+A tier opens its device, passes this base its memory and submissions, and implements the methods
+marked as hooks. Nothing here depends on a driver. ``packet_tier.py`` adds the lowering."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ from accel.packets.buffers import Allocation, DeviceBuffer
 from accel.packets.in_flight import DEFAULT_TIMEOUT_SECONDS, CompletionWaiter
 from accel.packets.rules import OPCODES
 from accel.packets.shape_buckets import shape_buckets
+from accel.packets.staging_buffers import Synced, sync_as
 from accel.packets.step_memory import grown
-from accel.packets.submissions import Completion, FormBatch, StepFence, Submissions
+from accel.packets.submissions import Completion, LoweredBatch, StepFence, Submissions
 from contract.arithmetic import ARITHMETIC_VERSION
 from contract.context_manager import ContextManager
 from contract.errors import DeviceLost
@@ -34,7 +35,7 @@ C = TypeVar("C", bound=Completion)
 
 
 class DeviceMemory(Protocol[A]):
-    """The memory of one device. Sizes in bytes."""
+    """The memory of one device. Sizes are in bytes."""
 
     @property
     def held(self) -> int:
@@ -45,10 +46,10 @@ class DeviceMemory(Protocol[A]):
         """Bytes that can still be allocated."""
 
     def allocate(self, what: str, nbytes: int, /) -> A:
-        """Zeroed memory. Raises OutOfMemory naming its purpose ``what``."""
+        """Zeroed memory. Raises OutOfMemory naming its purpose, ``what``."""
 
     def adopt(self, what: str, data: Bytes, /) -> A:
-        """Memory that contains ``data``. Raises OutOfMemory naming its purpose ``what``."""
+        """Memory that contains ``data``. Raises OutOfMemory naming its purpose, ``what``."""
 
     def free(self, allocation: A, /) -> None:
         """Free memory that nothing submitted uses."""
@@ -86,9 +87,9 @@ def tier_info(
 
 
 class BaseTier(ContextManager, Generic[A, L, C]):
-    """Everything ``contract.tier.Tier`` requires except lowering.
+    """Everything that ``contract.tier.Tier`` requires except lowering.
 
-    Hooks a tier must give: ``_fill``, ``_finish``, ``_translated`` and ``_shut_down``."""
+    Hooks that a tier implements: ``_fill``, ``_finish``, ``_translated`` and ``_shut_down``."""
 
     def __init__(
         self, info: TierInfo, memory: DeviceMemory[A], submissions: Submissions[A, L, Any, C]
@@ -146,7 +147,7 @@ class BaseTier(ContextManager, Generic[A, L, C]):
                 self._memory.free(allocation)
 
     def map(self, buffer: DeviceBuffer[A]) -> Bytes:
-        """The bytes in host memory; of a weight those it was uploaded from."""
+        """The bytes in host memory; of a weight, those it was uploaded from."""
         if buffer.source is not None:
             return buffer.source
         with self._guarded(buffer.name):
@@ -165,7 +166,7 @@ class BaseTier(ContextManager, Generic[A, L, C]):
 
     def submit(
         self,
-        batch: FormBatch[A, L],
+        batch: LoweredBatch[A, L],
         inputs: Bytes,
         requested: Sequence[str] = (),
         rows: InputRows | None = None,
@@ -175,7 +176,7 @@ class BaseTier(ContextManager, Generic[A, L, C]):
             return self._submissions.submit(batch, inputs, requested, rows)
 
     def wait(self, fence: StepFence[A, L, C], timeout: float | None = None) -> None:
-        """Return when the step has ended; DeviceLost after ``timeout`` seconds or a device
+        """Return once the step has ended. Raises DeviceLost after ``timeout`` seconds or a device
         error."""
         seconds = DEFAULT_TIMEOUT_SECONDS if timeout is None else timeout
         with self._guarded("a step"):
@@ -197,15 +198,16 @@ class BaseTier(ContextManager, Generic[A, L, C]):
 
     @abstractmethod
     def _fill(self, buffer: DeviceBuffer[A]) -> None:
-        """Hook: copy an upload to the device, in the layout in which ops read it."""
+        """Hook: copy an upload to the device in the layout that ops read."""
 
     @abstractmethod
     def _finish(self) -> None:
-        """Hook: return when nothing submitted is running. Raises DeviceLost."""
+        """Hook: return once nothing submitted is running. Raises DeviceLost."""
 
     @abstractmethod
     def _translated(self, what: str) -> AbstractContextManager[None]:
-        """Hook: convert errors of the driver to those of the contract; ``what`` was being done."""
+        """Hook: a context that converts errors of the driver to those of the contract; ``what``
+        names the operation."""
 
     @abstractmethod
     def _shut_down(self) -> None:
@@ -213,25 +215,28 @@ class BaseTier(ContextManager, Generic[A, L, C]):
 
     def _allocate(self, decl: BufferDecl, nbytes: int) -> A:
         """Hook: zeroed memory for a buffer of ``alloc``."""
-        return self._memory.allocate(decl.name, nbytes)
+        allocation = self._memory.allocate(decl.name, nbytes)
+        if isinstance(allocation, Synced):
+            sync_as(allocation, decl)
+        return allocation
 
     def _upload_stored(self, name: str, data: Bytes) -> A:
-        """Hook: upload ``data`` in the layout that the graph declares."""
+        """Hook: upload ``data`` in the layout declared by the graph."""
         return self._memory.adopt(name, data)
 
     def _finish_uploads(self) -> None:
         """Hook: return when no upload is in progress."""
 
     def _until_done(self, fence: StepFence[A, L, C], seconds: float) -> bool:
-        """Hook: wait for a step; False when it has not ended after ``seconds``."""
+        """Hook: wait for a step; False if it has not ended after ``seconds``."""
         return self._waiting.until_done(fence, seconds)
 
     def _give_up(self) -> None:
         """Hook: react to the loss of the device."""
 
     def _guarded(self, what: str) -> Guard:
-        """A block in which errors of the driver become those of the contract and a lost device
-        stays lost."""
+        """A context that converts errors of the driver to those of the contract and remembers the
+        loss of the device."""
         return Guard(self, what)
 
     def _lose(self, reason: str) -> None:
@@ -243,7 +248,7 @@ class BaseTier(ContextManager, Generic[A, L, C]):
         return buffer
 
     def _stored(self, buffer: DeviceBuffer[A]) -> A:
-        """The memory of a buffer in the layout that the graph declares."""
+        """The memory of a buffer in the layout declared by the graph."""
         if buffer.allocation is None:
             assert buffer.source is not None
             buffer.allocation = self._upload_stored(buffer.name, buffer.source)
@@ -255,7 +260,7 @@ class BaseTier(ContextManager, Generic[A, L, C]):
         return self._scratch
 
     def _free_shared(self, *others: A | None) -> None:
-        """Free scratch memory and ``others`` that steps share; no graph is lowered."""
+        """Free scratch memory and the ``others`` that steps share; no graph is lowered."""
         self._finish()
         self._submissions.retire()
         for allocation in (self._scratch, *others):
@@ -268,10 +273,10 @@ class BaseTier(ContextManager, Generic[A, L, C]):
 
 
 class Guard:
-    """A block in which errors of a tier's driver become those of the contract, and a lost device is
-    recorded.
+    """A context that converts errors of a tier's driver to those of the contract, and records the
+    loss of the device.
 
-    It is a class because it surrounds every step: a generator takes microseconds."""
+    A class, because it surrounds every step: a generator takes microseconds."""
 
     __slots__ = ("_tier", "_what")
 

@@ -1,9 +1,8 @@
-"""Copies of weights from host memory to a ring of device memory, as ops of the step that needs
-them.
+"""Copies of weights from host memory to a ring of device memory, as ops of the step that uses them.
 
 A layer's weights that stay in host memory are copied to one of two slots of the ring while the
 layer before computes from the other slot. The copies are ops like any other, so one schedule orders
-them and what reads or overwrites their results."""
+them with the ops that read or overwrite their results."""
 
 from __future__ import annotations
 
@@ -23,17 +22,17 @@ from contract.lazy_dataclass import dataclass
 
 RING = "ring of weights"
 SOURCE = "in host memory: "
-"""The name of a weight's copy in host memory begins with it."""
+"""Prefix of the name of a weight's copy in host memory."""
 SLOTS = 2
 WORD_BYTES = 4
 NO_SHARES: Mapping[str, float] = MappingProxyType({})
 PAIR_WORDS = 2
-"""Words of the pair of row numbers that a copy of a single row reads: zeros behind the slots."""
+"""Words of the pair of row numbers that a copy of a single row reads: zeros after the slots."""
 
 
 @dataclass(frozen=True, slots=True)
 class WeightRing:
-    """The streamed weights by layer in the order of use, and the byte offset of each in the ring.
+    """The streamed weights by layer in order of use, and the byte offset of each in the ring.
 
     ``sizes`` are their bytes, ``decls`` their declarations. Layers use the slots in turn."""
 
@@ -45,12 +44,12 @@ class WeightRing:
 
     @property
     def slots_bytes(self) -> int:
-        """Bytes of the slots that are used."""
+        """Bytes of the used slots."""
         return self.slot_bytes * min(len(self.layers), SLOTS)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the ring, with the pair of row numbers behind the slots."""
+        """Bytes of the ring, including the pair of row numbers after the slots."""
         return self.slots_bytes + ALIGNMENT
 
     def holds(self, decl: BufferDecl) -> bool:
@@ -97,8 +96,8 @@ def bytes_of_matrix(decl: BufferDecl, arranged: Callable[[BufferDecl], int]) -> 
 def streamable_weights(
     graph: Graph, stored: Collection[str], nbytes_of: Callable[[BufferDecl], int]
 ) -> dict[str, int]:
-    """Matrices of layers that ops read in the layout of products alone, in the order of use, and
-    their bytes; ``stored`` are the buffers that some op reads as declared."""
+    """Matrices of layers that ops read only in the layout of products, in order of use, and their
+    bytes. ``stored`` are the buffers that some op reads as declared."""
     sizes = {
         name: nbytes_of(graph.buffers[name])
         for name in weights_of_layers(graph)
@@ -108,8 +107,8 @@ def streamable_weights(
 
 
 def weights_of_layers(graph: Graph) -> dict[str, int]:
-    """The layer that first reads each weight, in the order of use; weights outside the layers are
-    not among them."""
+    """The layer that first reads each weight, in order of use; weights outside the layers are left
+    out."""
     layers: dict[str, int] = {}
     for node in graph.nodes:
         layer = layer_of(node.name)
@@ -123,9 +122,9 @@ def weights_of_layers(graph: Graph) -> dict[str, int]:
 def with_ring(
     footprint: Footprint, ring: WeightRing, shares: Mapping[str, float] = NO_SHARES
 ) -> Footprint:
-    """``footprint`` with the ring on the device, and its weights in host memory instead.
+    """``footprint`` with the ring on the device and its weights in host memory.
 
-    ``shares`` are the parts of weights that a step of one token moves, 1 for others."""
+    ``shares`` are the parts of weights that a step of one token copies, 1 by default."""
     buffers = {**footprint.buffers, **dict.fromkeys(ring.sizes, 0)}
     in_host = sum(map(aligned, ring.sizes.values()))
     moved = sum(int(aligned(n) * shares.get(name, 1)) for name, n in ring.sizes.items())
@@ -135,7 +134,7 @@ def with_ring(
 
 
 def used_shares(graph: Graph) -> dict[str, float]:
-    """For each stack of experts the part of its matrices that a token uses."""
+    """For each stack of experts, the part of its matrices that one token uses."""
     shares: dict[str, float] = {}
     for node in graph.nodes:
         ids = node.operands.get("ids")
@@ -148,7 +147,7 @@ def used_shares(graph: Graph) -> dict[str, float]:
 
 
 def with_copies(step: Step, ring: WeightRing, names: Collection[str]) -> Step:
-    """``step`` with the copies of those of ``names`` that it reads."""
+    """``step`` with the copies of those weights of ``names`` that it reads."""
     copies = dict[int, list[Op]]()
     for name, after in _copy_positions(step, ring, names):
         copies.setdefault(after, []).append(_copy(name, ring))
@@ -159,8 +158,8 @@ def with_copies(step: Step, ring: WeightRing, names: Collection[str]) -> Step:
 
 
 def in_ring(step: Step, ring: WeightRing, names: Collection[str]) -> Step:
-    """``step`` with the ring's bytes as operands instead of the weights that lie there, for the
-    schedule to see which ops touch the same bytes."""
+    """``step`` with the ring's bytes as operands instead of the weights that lie there, so that the
+    schedule sees which ops touch the same bytes."""
 
     def moved(tensor: Tensor | None) -> Tensor | None:
         return (
@@ -176,8 +175,8 @@ def _copy_positions(
 ) -> Iterator[tuple[str, int]]:
     """Yield each weight with the index of the op after which it is copied, -1 for the start.
 
-    A layer's weights are copied one after each product of the layer before, so that the copy and
-    the product overlap, and not before the slot's last reader."""
+    A layer's weights are copied one after each product of the layer before, so that copy and
+    product overlap, and not before the last reader of the slot."""
     reads = _reads(step, names)
     before: list[int] = []
     for present, free, needed in slot_turns(ring, reads):
@@ -190,11 +189,11 @@ def _copy_positions(
 def slot_turns(
     ring: WeightRing, reads: Mapping[str, tuple[int, int]]
 ) -> Iterator[tuple[list[str], int, int]]:
-    """Yield, for each layer, its weights among ``reads``, the index that last reads what is in its
-    slot of the ring, -1 for none, and the index that first reads its weights.
+    """Yield, for each layer: its weights among ``reads``; the index that last reads the previous
+    contents of its slot, -1 for none; and the index that first reads its weights.
 
-    ``reads`` has the first and the last index that read each weight. Raises ValueError if a
-    layer is needed while its slot is in use."""
+    ``reads`` has the first and last index that read each weight. Raises ValueError if a layer is
+    needed while its slot is in use."""
     last_reads: dict[int, int] = {}
     for layer in ring.layers:
         present = [name for name in layer if name in reads]

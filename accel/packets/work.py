@@ -1,4 +1,5 @@
-"""Estimates the work of a launch, and divides a long step into batches no watchdog would end."""
+"""Estimates the work of launches, and divides a long step into batches that are too short for a
+watchdog to kill."""
 
 from __future__ import annotations
 
@@ -9,12 +10,12 @@ from accel.packets.step import PRODUCTS, Op
 from contract.arithmetic import PAGE_TOKENS
 
 BATCH_WORK = 1 << 34
-"""Most multiplications a device gets in one batch: about 0.3 s at 100 billion a second, short
-enough for the watchdog of a slow device."""
+"""Most multiplications of one batch: about 0.3 s at 100 billion a second, short enough for the
+watchdog of a slow device."""
 
 
 def work_of(op: Op) -> int:
-    """The approximate number of multiplications of an op at most."""
+    """An approximate upper bound of the number of multiplications of an op."""
     sizes = op.most_sizes()
     if op.name in PRODUCTS or op.name == "matmul_planes":
         return sizes.get("tokens", 1) * sizes["rows"] * sizes["columns"]

@@ -1,11 +1,11 @@
 """Chooses the number of workers of a step from the times of earlier steps.
 
-When other processes use the cores, every barrier may wait for a worker that has no core, so fewer
-workers can be faster. The best number is found by trials: now and then a few steps run with another
-number, and the faster number stays. A trial ends as soon as it has cost about one step. Its cost is
-limited to a small share of the time until the next trial, and each trial that changes nothing
-doubles the distance to the next one. A lasting change of the usual step time brings the next trial
-forward.
+If other processes use the cores, every barrier may wait for a worker that has no core, so fewer
+workers can be faster. The best number is found by trials: from time to time a few steps run with
+another number, and the faster number is kept. A trial ends once it has cost about one step. The
+cost of trials is limited to a small share of the time between them, and each trial that changes
+nothing doubles the distance to the next. A lasting change of the step time starts the next trial
+early.
 
 This module reads no clock and no device: step times go in, numbers of workers come out."""
 
@@ -21,33 +21,35 @@ from contract.lazy_dataclass import dataclass
 
 TRIAL_STEPS = 8
 LONG_TRIAL_STEPS = 3 * TRIAL_STEPS
-"""Steps of a trial that has saved time, but less than the step times usually differ."""
+"""Steps of a trial that saves time, but less than step times usually vary."""
 FIRST_GAP = 3
 MIN_GAP, MAX_GAP = 8, 256
 """Ordinary steps between two trials."""
 MAX_GAP_DOWN = 1024
-"""The same where only fewer workers are left to try: slower steps alone start such a trial."""
+"""The same if only fewer workers are left to try; slower steps start such a trial earlier."""
 TRIAL_SHARE = 0.03
 """Most time that trials may cost, as a share of the time of ordinary steps."""
 TOO_MUCH = 0.75
-"""Cost of a trial that ends it, as a share of an ordinary step."""
+"""A trial ends once it has cost this share of an ordinary step."""
 WORTH_CHANGING = 0.97
-"""A trial wins when its steps take less than this share of the usual time."""
+"""A trial wins if its steps take less than this share of the usual time."""
 LONG_MEAN = 1 / 32
 """Weight of a new step time in the long running mean."""
 CHANGED = 1.25
-"""Ratio between the last TRIAL_STEPS and the long mean from which on the step time has changed."""
+"""The step time has changed if the mean of the last TRIAL_STEPS and the long mean differ by this
+ratio."""
 BEYOND_SPREAD = 1.0
-"""A change must also exceed the usual spread of step times this many times: where step times vary
-anyway, eight of them prove little, and a trial that they start costs a slower step."""
+"""A change must also exceed this many times the usual spread of step times: if step times vary
+anyway, eight of them prove little, and the trial they start costs a slower step."""
 SINGLE_SIZES = 8
-"""Steps of up to so many tokens have a class each; larger ones share classes by powers of two."""
+"""Steps of up to this many tokens have one class per size; larger ones share classes by powers of
+two."""
 
 
 @dataclass(slots=True)
 class Trial:
     """Steps with another number of ``workers``, compared with ``usual``, the seconds of a step
-    before. ``submitted`` are its steps so far, ``seconds`` the times of those that have ended."""
+    before. ``submitted`` counts its steps, ``seconds`` are the times of those that have ended."""
 
     workers: int
     usual: float
@@ -72,8 +74,8 @@ class Trial:
 
     @property
     def takes_next(self) -> bool:
-        """Whether the next step belongs to it. A second one is submitted only when the first has
-        ended, since it may be slow."""
+        """Whether the next step belongs to it. The second step waits until the first has ended,
+        since it may be slow."""
         return self.submitted < min(self.steps, 1 + 2 * len(self.seconds))
 
     @property
@@ -84,7 +86,7 @@ class Trial:
 
     @property
     def costly(self) -> bool:
-        """Whether it has cost too much."""
+        """Whether it has already cost too much."""
         return self.saved < -TOO_MUCH * self.usual
 
     @property
@@ -99,9 +101,9 @@ class WorkerTuner:
 
     ``workers`` is in use; ``pending`` are the numbers to try before any is tried again. ``recent``
     are the last step times in seconds, ``long_mean`` is their running mean, ``spread`` the mean
-    distance from it, each distance limited to the mean. The next trial begins when ``waited``
-    ordinary steps have reached ``gap``, and the share of their time has paid ``debt``, the seconds
-    that failed trials have cost."""
+    distance from it, each distance limited to the mean. The next trial starts once ``waited``
+    ordinary steps have reached ``gap`` and the trials' share of their time has paid ``debt``, the
+    seconds that failed trials have cost."""
 
     most: int
     workers: int
@@ -124,8 +126,8 @@ class WorkerTuner:
         return self.workers
 
     def note(self, workers: int, seconds: float) -> None:
-        """Note that a step with ``workers`` took ``seconds``. Steps may be chosen before earlier
-        ones have ended."""
+        """Record that a step with ``workers`` took ``seconds``. Later steps may have been chosen
+        already."""
         trial = self.trial
         if trial is not None and workers == trial.workers:
             trial.seconds.append(seconds)
@@ -137,7 +139,7 @@ class WorkerTuner:
             self._note_usual(seconds)
 
     def _note_usual(self, seconds: float) -> None:
-        # The first step of all finds cold caches, so that the long mean begins with the second.
+        # The very first step has cold caches, so the long mean begins with the second.
         known = len(self.recent) > 1
         self.recent.append(seconds)
         if known:
@@ -175,9 +177,9 @@ class WorkerTuner:
         self.debt += max(0.0, -trial.saved)
         self.pending.remove(trial.workers)
         if trial.costly:
-            # Numbers farther away on that side are no better.
+            # Numbers farther away in that direction are no better.
             self.pending = [n for n in self.pending if not between(self.workers, trial.workers, n)]
-        # A trial of fewer workers also comes soon where one of more workers is behind it.
+        # A trial with fewer workers also comes soon if one with more workers follows it.
         fewer_alone = max(self._next(), *self.pending) < self.workers
         limit = MAX_GAP_DOWN if fewer_alone else MAX_GAP
         self._rest(min(limit, max(MIN_GAP, (4 if trial.costly else 2) * self.gap)))
@@ -219,10 +221,10 @@ class FixedWorkers:
 
 @dataclass(slots=True)
 class AdaptiveWorkers:
-    """Chooses by a WorkerTuner for each size of steps.
+    """Chooses with a WorkerTuner for each size of steps.
 
-    ``most`` is the most workers. ``by_size`` has the tuners by number of ops, which tells graphs
-    apart, and ``size_class``. A new tuner begins with ``workers``, the number last in use."""
+    ``most`` is the most workers. ``by_size`` has the tuners by number of ops, which identifies the
+    graph, and ``size_class``. A new tuner starts with ``workers``, the number last in use."""
 
     most: int
     by_size: dict[tuple[int, int], WorkerTuner] = field(default_factory=dict)
@@ -245,8 +247,8 @@ class AdaptiveWorkers:
 def candidates(workers: int, most: int, downward: bool) -> list[int]:
     """Other numbers worth a trial, distant ones first, smaller and larger in turn.
 
-    They are halves down to one, doubles up to ``most``, then numbers near the one in use. The
-    first is smaller if ``downward``, where there is a smaller one."""
+    They are halves down to one, doubles up to ``most``, then numbers near the one in use. If
+    ``downward``, a smaller one comes first if there is any."""
     bits = range(1, most.bit_length() + 1)
     fewer = [max(1, workers >> bit) for bit in bits] + [workers - (workers >> bit) for bit in bits]
     more = [min(most, workers << bit) for bit in bits] + [
@@ -269,6 +271,5 @@ def typical(seconds: Collection[float]) -> float:
 
 
 def size_class(tokens: int) -> int:
-    """The number of the class of steps of so many tokens; a token of all steps of a class takes
-    about the same time."""
+    """The class of steps of ``tokens`` tokens; the time per token is about equal within a class."""
     return tokens if tokens <= SINGLE_SIZES else SINGLE_SIZES + tokens.bit_length()

@@ -66,7 +66,7 @@ class Device:
     memory_bytes: int
     host_unified: bool
     max_buffer_bytes: int
-    most_groups: int
+    max_groups: int
     group_memory_bytes: int
     extensions: frozenset[str]
     integer_dot: bool
@@ -179,7 +179,7 @@ def describe(vulkan: Vulkan, handle: Any) -> Device:
         memory_bytes=largest,
         host_unified=unified and kind is not Kind.DISCRETE,
         max_buffer_bytes=int(four.maxBufferSize) or DEFAULT_MAX_BUFFER_BYTES,
-        most_groups=int(limits.maxComputeWorkGroupCount[0]),
+        max_groups=int(limits.maxComputeWorkGroupCount[0]),
         group_memory_bytes=int(limits.maxComputeSharedMemorySize),
         extensions=extensions,
         integer_dot=integer_dot,
@@ -252,7 +252,7 @@ def _too_old(vulkan: Vulkan, handle: Any, properties: Any, version: tuple[int, i
         memory_bytes=0,
         host_unified=False,
         max_buffer_bytes=0,
-        most_groups=0,
+        max_groups=0,
         group_memory_bytes=0,
         extensions=frozenset(),
         integer_dot=False,

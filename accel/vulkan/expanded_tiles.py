@@ -19,13 +19,13 @@ FORMATS = (Q2_K, Q3_K, Q6_K)
 ``matmul_tiles`` multiplies zeros."""
 PLANES_FROM = 512
 """Fewest tokens of a bucket's largest step for which expanding is faster: with fewer, a matrix of
-LEAST_ROWS leaves most multiprocessors idle."""
+MIN_ROWS leaves most multiprocessors idle."""
 TILED = 256
 """Most tokens of the bucket below, in tiles that are not expanded: expanding a matrix takes as long
 for few tokens as for many."""
-MOST_BYTES = 1 << 29
+MAX_BYTES = 1 << 29
 """Largest matrix in planes, in bytes: it is scratch memory of a step."""
-LEAST_ROWS = 2048
+MIN_ROWS = 2048
 """Fewest rows of a matrix that is expanded."""
 
 
@@ -102,6 +102,4 @@ def _is_worth_it(op: Op) -> bool:
     if op.name != "matmul_tiles" or op.dtype not in FORMATS or op.count.most < PLANES_FROM:
         return False
     sizes = op.most_sizes()
-    return (
-        sizes["rows"] >= LEAST_ROWS and plane_bytes(sizes["rows"], sizes["columns"]) <= MOST_BYTES
-    )
+    return sizes["rows"] >= MIN_ROWS and plane_bytes(sizes["rows"], sizes["columns"]) <= MAX_BYTES

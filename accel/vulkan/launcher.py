@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from accel.kernels.launches import MOST_GROUPS, PlannedLaunch
+from accel.kernels.launches import MAX_GROUPS, PlannedLaunch
 from accel.kernels.source import ALL_OPS, Module, Traits
 from accel.packets import work
 from accel.packets.step_memory import StepAddresses
@@ -17,14 +17,14 @@ from accel.vulkan.program import Pipeline, Program
 from accel.vulkan.push_constants import Packets, push_constants
 from accel.vulkan.queue import Queue
 
-MOST_GROUPS_OF_A_CPU = 64
+MAX_GROUPS_OF_A_CPU = 64
 MATRIX_SPEED = 16
 """A command buffer holds this factor more work on a device with matrix units."""
 
 
-def most_groups(device: Device) -> int:
+def max_groups(device: Device) -> int:
     """Most work-groups of a launch: an op with more units of work gives each group several."""
-    return MOST_GROUPS_OF_A_CPU if device.is_cpu else min(MOST_GROUPS, device.most_groups)
+    return MAX_GROUPS_OF_A_CPU if device.is_cpu else min(MAX_GROUPS, device.max_groups)
 
 
 class Recording:

@@ -21,7 +21,7 @@ read less memory and leave few multiprocessors idle."""
 WIDE_FROM = 512
 """Fewest tokens of a bucket's largest step for which tiles of 128 rows are faster: with fewer, most
 of a tile may be empty, or most multiprocessors idle."""
-LEAST_ROWS = 2560
+MIN_ROWS = 2560
 """Fewest rows of a matrix for which tiles of 128 tokens are faster than tiles of 64, of which there
 are more for the multiprocessors."""
 LONGEST_FIRST = ("matmul_tiles", WIDE_PRODUCT, NARROW_PRODUCT)
@@ -62,7 +62,7 @@ def _length(op: Op) -> int:
 
 
 def _wide(op: Op) -> Op:
-    is_narrow = op.most_sizes()["rows"] < LEAST_ROWS
+    is_narrow = op.most_sizes()["rows"] < MIN_ROWS
     return replace(op, device=FUSED[NARROW_PRODUCT if is_narrow else WIDE_PRODUCT])
 
 

@@ -10,7 +10,7 @@ from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
 
-from accel.kernels.accessors import MOST_PUSHED_BYTES
+from accel.kernels.accessors import MAX_PUSHED_BYTES
 from accel.kernels.compiled import read_compiled
 from accel.kernels.launches import KernelCache
 from accel.kernels.source import MATRIX_OPS, PLANE_PRODUCT, Module, Traits
@@ -75,7 +75,7 @@ class Program(KernelCache[Pipeline]):
             "PushConstantRange",
             stageFlags=vulkan.flags("SHADER_STAGE", "COMPUTE"),
             offset=0,
-            size=MOST_PUSHED_BYTES,
+            size=MAX_PUSHED_BYTES,
         )
         layout = vulkan.structure(
             "PipelineLayoutCreateInfo", pushConstantRangeCount=1, pPushConstantRanges=pushed

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from accel.packets.arenas import ArenaKind
-from accel.packets.submissions import CopiedStep, FormBatch, OutputCopies, Submissions
+from accel.packets.submissions import CopiedStep, LoweredBatch, OutputCopies, Submissions
 from accel.vulkan.launcher import Recording
 from accel.vulkan.memory import Allocation, Memory
 from accel.vulkan.queue import Queue
@@ -69,13 +69,13 @@ class VulkanSubmissions(Submissions[Allocation, Recording, VulkanSlot, VulkanSte
         super().close()
         self._copies.clear()
 
-    def _new_slot(self, batch: FormBatch[Allocation, Recording]) -> VulkanSlot:
+    def _new_slot(self, batch: LoweredBatch[Allocation, Recording]) -> VulkanSlot:
         data = self._memory.allocate("inputs of a step", batch.input_bytes, ArenaKind.HOST)
         return VulkanSlot(data, InputCopy(data.seen))
 
     def _launch(
         self,
-        batch: FormBatch[Allocation, Recording],
+        batch: LoweredBatch[Allocation, Recording],
         slot: VulkanSlot,
         outputs: Mapping[str, NDArray[np.uint8]],
     ) -> VulkanStep:
@@ -141,7 +141,7 @@ class VulkanSubmissions(Submissions[Allocation, Recording, VulkanSlot, VulkanSte
 
     def _copied(
         self,
-        batch: FormBatch[Allocation, Recording],
+        batch: LoweredBatch[Allocation, Recording],
         copies: Mapping[str, Allocation],
         outputs: Mapping[str, NDArray[np.uint8]],
     ) -> Any:

@@ -15,7 +15,6 @@ from accel.packets.repeated import repeat_small
 from accel.packets.rules import lower_graph
 from accel.packets.schedule import schedule_levels
 from accel.packets.shape_buckets import SPLIT_TOKENS, shape_buckets
-from accel.packets.staging_buffers import sync_as
 from accel.packets.step import Schedule, Step
 from accel.packets.streaming_tier import StreamingTier
 from accel.packets.submissions import StepFence
@@ -23,13 +22,13 @@ from accel.packets.tier import tier_info
 from accel.vulkan.api import TIER, Vulkan, load_vulkan
 from accel.vulkan.device import Device
 from accel.vulkan.expanded_tiles import PLANES_FROM, TILED, with_expanded_tiles
-from accel.vulkan.launcher import Recording, launch_packet, most_groups
+from accel.vulkan.launcher import Recording, launch_packet, max_groups
 from accel.vulkan.matrix_tiles import SMALL_BUCKETS, with_tiles_32x16, with_tiles_128x128
 from accel.vulkan.memory import Allocation, Memory
 from accel.vulkan.push_constants import Packets
 from accel.vulkan.runtime import Choices, open_runtime
 from accel.vulkan.submissions import VulkanStep, VulkanSubmissions
-from contract.ir.nodes import BufferDecl, Graph
+from contract.ir.nodes import Graph
 from contract.shape_key import ShapeKey
 
 PROMPT_TOKENS = 512
@@ -55,7 +54,7 @@ class VulkanTier(StreamingTier[Allocation, Recording, VulkanStep]):
         self._arranger = PlaneArranger(
             memory,
             partial(launch_packet, memory, runtime.program),
-            most_groups(found),
+            max_groups(found),
             partial(memory.allocate, zeroed=False),
         )
         driver = f"{found.driver}, Vulkan {found.version[0]}.{found.version[1]}"
@@ -90,11 +89,6 @@ class VulkanTier(StreamingTier[Allocation, Recording, VulkanStep]):
         copying, seen = self._copying(graph, step)
         return copying, schedule_levels(seen)
 
-    def _allocate(self, decl: BufferDecl, nbytes: int) -> Allocation:
-        allocation = super()._allocate(decl, nbytes)
-        sync_as(allocation, decl)
-        return allocation
-
     def _on_host(self, what: str, nbytes: int) -> Allocation:
         name = f"{what} in host memory"
         return self._memory.allocate(name, nbytes, ArenaKind.HOST, zeroed=False)
@@ -105,7 +99,7 @@ class VulkanTier(StreamingTier[Allocation, Recording, VulkanStep]):
             runtime.program.kernels,
             bound.step.ops,
             bound.schedule.placements,
-            most_groups(self.device),
+            max_groups(self.device),
         )
         packets = Packets(bound.packets, bound.stored.address)
         return Recording(runtime.queue, runtime.program, runtime.addresses, launches, packets)

@@ -25,7 +25,7 @@ from contract.spec import Access
 TOKENS, ROWS = "tokens", "rows"
 Insertions = dict[View, int]
 """For each view, the index of the node before which an operation on it is inserted."""
-FEWEST_TOKENS = 17
+MIN_TOKENS = 17
 """Fewest tokens of a bucket to prune: a smaller step's time is mostly that of reading weights,
 which does not depend on the number of rows."""
 TOKENS_A_ROW = 4
@@ -57,7 +57,7 @@ SSM_GATED_NORM is one, too, but kernels compute it together with the recurrence 
 def prune_rows(graph: Graph, bucket: ShapeKey) -> Graph:
     """The verified ``graph`` to be lowered for ``bucket``, with output rows selected early where
     that saves work. The result verifies, and nodes keep their names."""
-    few = bucket.tokens >= FEWEST_TOKENS and bucket.tokens >= TOKENS_A_ROW * bucket.rows
+    few = bucket.tokens >= MIN_TOKENS and bucket.tokens >= TOKENS_A_ROW * bucket.rows
     return select_rows_early(graph) if few else graph
 
 

@@ -17,7 +17,7 @@ ON_DEMAND = frozenset({Opcode.LOG_PROBABILITIES, Opcode.ROW_DIGEST})
 HIDDEN_STATES = "output.hidden"
 """The hidden states that logits are computed from: an output of the steps that request it."""
 ADAPTER_IDS = "request.adapter_ids"
-"""The adapters each token uses: an input of the steps in which some token has any."""
+"""The adapters of each token: an input of the steps in which a token has any."""
 
 
 def kinds_of_steps(graph: Graph) -> int:
@@ -34,8 +34,8 @@ def kinds_of_steps(graph: Graph) -> int:
 
 
 def without_outputs(graph: Graph, names: Collection[str]) -> Graph:
-    """``graph`` without the nodes that write nothing but buffers of ``names``, which no node reads,
-    and without these buffers; ``graph`` itself where there are none. Its inputs stay the same."""
+    """``graph`` without the nodes that write only buffers of ``names``, which no node reads, and
+    without these buffers; ``graph`` itself if there are none. Its inputs stay the same."""
     if graph.buffers.keys().isdisjoint(names):
         return graph
     read = {buffer for node in graph.nodes for buffer in _buffers(node, Access.WRITE)}
@@ -52,7 +52,7 @@ def without_outputs(graph: Graph, names: Collection[str]) -> Graph:
 
 
 def _buffers(node: Node, but: Access) -> set[str]:
-    """The buffers of its operands whose access is another one than ``but``."""
+    """The buffers of the operands whose access is not ``but``."""
     operands = TABLE[node.opcode].operands
     names = (o.name for o in operands if o.access is not but)
     return {node.operands[name].buffer for name in names if name in node.operands}

@@ -96,15 +96,15 @@ def _checks(graph: Graph, memory: _Memory) -> Iterator[tuple[str, Problems]]:
         yield name, declaration_problems(name, decl)
     seen: set[str] = set()
     checked: set[Hashable] = set()
-    # The forms of nodes that broke no rule: most layers of a model are alike.
+    # The signatures of nodes that broke no rule: most layers of a model are alike.
     for node in graph.nodes:
         if not node.name or node.name in seen:
             yield node.name, iter([(Rule.UNIQUE_NAME, "the name is empty or used twice")])
         seen.add(node.name)
-        form = _form(graph, node)
-        if form is None or form not in checked:
+        signature = _signature(graph, node)
+        if signature is None or signature not in checked:
             yield node.name, _node_problems(graph, node)
-            checked.add(form)
+            checked.add(signature)
         yield node.name, memory.step(node)
     for decl in graph.of_kind(BufferKind.OUTPUT):
         yield decl.name, memory.output_problems(decl)
@@ -174,7 +174,7 @@ def _param_problem(param: Param, value: Scalar | None) -> str:
     return ""
 
 
-def _form(graph: Graph, node: Node) -> Hashable:
+def _signature(graph: Graph, node: Node) -> Hashable:
     """All that ``_node_problems`` depends on; None if a buffer is not declared."""
     operands = []
     for name, view in node.operands.items():

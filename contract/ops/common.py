@@ -59,11 +59,11 @@ NEOX = Param(
     "neox", int, "pairs (m, m + n/2) if 1, (2m, 2m + 1) if 0", 0, 0, ("interleaved", "neox")
 )
 ACTIVATION_FUNCTION = Param(
-    "activation", int, "the gate's function", 0, 0, ("silu", "gelu", "sigmoid", "clamped")
+    "activation", int, "the gate's function", 0, 0, ("silu", "gelu", "sigmoid", "clamped", "relu")
 )
 GATED_FORMULA = (
-    "y = f(gate) * up, f silu, gelu or sigmoid; clamped: with g = min(gate, 7) and u = up within "
-    "+-7, y = (g / (1 + exp(-(1.702 g)))) * (u + 1)"
+    "y = f(gate) * up, f silu, gelu, sigmoid or relu; clamped: with g = min(gate, 7) and u = up "
+    "within +-7, y = (g / (1 + exp(-(1.702 g)))) * (u + 1)"
 )
 
 EXP_FLOPS = 20
@@ -74,6 +74,7 @@ DIGEST_FLOPS = 61
 SILU_FLOPS = EXP_FLOPS + 2
 CLAMPED_FLOPS = SILU_FLOPS + 5
 """Operations of the clamped gate per element: 3 for the bounds, 1 for 1.702 g, 1 for u + 1."""
+RELU_FLOPS = 1
 TANH_FLOPS = EXP_FLOPS + 4
 GELU_FLOPS = TANH_FLOPS + 8
 NORM_FLOPS = 4
@@ -101,8 +102,8 @@ def gated(*sizes: str) -> Callable[[Work], int]:
     """Cost of an activation function times a second tensor."""
 
     def flops(work: Work) -> int:
-        per_element = 1 + (SILU_FLOPS, GELU_FLOPS, SILU_FLOPS, CLAMPED_FLOPS)[work["activation"]]
-        return each(per_element, *sizes)(work)
+        functions = (SILU_FLOPS, GELU_FLOPS, SILU_FLOPS, CLAMPED_FLOPS, RELU_FLOPS)
+        return each(1 + functions[work["activation"]], *sizes)(work)
 
     return flops
 

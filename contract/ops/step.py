@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from contract.arithmetic import MASK_WORD_BITS, MOST_LOG_PROBABILITIES, digest_words
+from contract.arithmetic import MASK_WORD_BITS, MAX_LOG_PROBABILITIES, digest_words
 from contract.opcodes import Opcode
 from contract.ops.common import DIGEST_FLOPS, EXP_FLOPS, active_slots, each, operands, product
 from contract.spec import Dim, OpSpec, Param, Scalar, Work
@@ -18,7 +18,7 @@ def _mask_covers_vocab(dims: Mapping[str, Dim], params: Mapping[str, Scalar]) ->
 
 
 def _top_fits_vocab(dims: Mapping[str, Dim], params: Mapping[str, Scalar]) -> str | None:
-    limit = min(int(dims["vocab"]), MOST_LOG_PROBABILITIES)
+    limit = min(int(dims["vocab"]), MAX_LOG_PROBABILITIES)
     if int(params["top"]) > limit:
         return f"top is {params['top']}, expected at most {limit}"
     return None

@@ -201,7 +201,7 @@ def case_attention(q, k, v, storage, scale, window=0, soft_cap=0.0, sinks=None):
 
 
 def case_swiglu(gate, up, activation):
-    gates = (rules.silu, rules.gelu, rules.sigmoid)
+    gates = (rules.silu, rules.gelu, rules.sigmoid, None, lambda x: np.where(x <= 0, F(0), x))
     return rules.clamped(gate, up) if activation == 3 else gates[activation](gate) * up
 
 

@@ -25,7 +25,7 @@ def layer_facts(model: Model, kv_dtype: DType) -> dict[str, list[dict[str, Any]]
     return {
         "attention": _alike(config.attention_layers, lambda n: _attention(config, n, kv_dtype)),
         "recurrent": _alike(recurrent, lambda n: _recurrent(config)),
-        "feed_forward": _alike(range(config.layers), lambda n: _feed_forward(model, n)),
+        "feed_forward": _alike(_fed(model), lambda n: _feed_forward(model, n)),
     }
 
 
@@ -109,6 +109,14 @@ def _recurrent(config: ModelConfig) -> dict[str, Any]:
         "head_dim": net.state_size,
         "taps": net.taps,
     }
+
+
+def _fed(model: Model) -> list[int]:
+    """The layers with a dense block or experts."""
+    names = model.file.tensors
+    kinds = ("ffn_down", "ffn_down_exps")
+    layers = range(model.config.layers)
+    return [n for n in layers if any(f"blk.{n}.{kind}.weight" in names for kind in kinds)]
 
 
 def _feed_forward(model: Model, layer: int) -> dict[str, Any]:

@@ -86,7 +86,8 @@ models (GGUF, also split files):
                    qwen3, qwen3moe, qwen35, qwen35moe, qwen3next, lfm2,
                    lfm2moe, granitehybrid, gemma3, gemma4, gpt-oss,
                    command-r, cohere2, glm4moe, granitemoe, ernie4_5,
-                   exaone4, seed_oss, minimax-m2, qwen2moe, olmoe
+                   exaone4, seed_oss, minimax-m2, qwen2moe, olmoe,
+                   nemotron_h, nemotron_h_moe
   weights          f32, f16, bf16, q4_0, q4_1, q5_0, q5_1, q8_0, q2_k, q3_k,
                    q4_k, q5_k, q6_k, iq4_nl, iq4_xs, mxfp4
   keys and values  f16, f32, i12, i3r, i4r, q8_0 (--kv-dtype)

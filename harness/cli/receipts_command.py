@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 FLAG = "--receipts"
 DIFFERENT = 1
 NOT_WHOLE = 3
-MAX_WINDOW = 1 << 20
-"""The longest reach of penalties that a verification makes room for."""
 EXAMPLES = """\
 examples:
   zinc-rt receipts key > keys.jsonl         the public keys, for verifiers
@@ -183,6 +181,7 @@ def _fitting(options: ModelOptions, settings: Settings, receipts: Any) -> ModelO
     session = replace(options.session, digests=True)
     dtypes = {receipt.payload.model.kv_dtype for receipt in receipts}
     from contract.dtypes import KV_DTYPES
+    from harness.serve.verify import MAX_WINDOW
 
     known = {dtype.name for dtype in KV_DTYPES}
     if settings.sources["kv_dtype"] == "default" and len(dtypes) == 1 and dtypes <= known:

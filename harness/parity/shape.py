@@ -90,7 +90,7 @@ def grid(names: str, *rows: Sequence[int], label: str = "", **params: Scalar) ->
 
 def activations(names: str, *rows: Sequence[int], silu: str = "silu-") -> Strategy:
     """Every row of sizes with every activation function; labels of silu begin with ``silu``."""
-    labels = (silu, "gelu-", "sigmoid-", "clamped-")
+    labels = (silu, "gelu-", "sigmoid-", "clamped-", "relu-")
     return lambda dtype: tuple(
         shape
         for number, label in enumerate(labels)

@@ -13,7 +13,7 @@ from harness.simulation.history import VOCAB
 from harness.simulation.invariants import Invariant, require
 from reference.engine import Engine, EngineOptions
 from reference.limits import Limits, pages_for
-from reference.sched.quantum import most_turns
+from reference.sched.quantum import max_turns
 
 STEP_SECONDS = 0.05
 SLOWEST_STEP = 0.07
@@ -71,7 +71,7 @@ def longest(reach: int, answer: int, floods: int, slots: int) -> float:
     running requests have ended: each of the flood reads a page or two and answers, and those that
     are preempted for pages begin again, once for each slot."""
     room = (answer + 4) * (slots + 1) * SLOWEST_STEP
-    turns = most_turns(reach)
+    turns = max_turns(reach)
     return turns * (AGING_SECONDS + (floods + 1) * room) + 4 * reach * SLOWEST_STEP
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from harness.synth.groups import ExpertSpec, Gemma, MambaSpec, Recurrent
-from harness.synth.spec import COHERES, SynthSpec
+from harness.synth.spec import COHERES, NEMOTRONS, SynthSpec
 
 RMS_EPSILON = 1e-6
 LONG_ROPE_ATTENTION = 1.19
@@ -34,6 +34,11 @@ def architecture_keys(spec: SynthSpec) -> dict[str, Any]:
         "rope.dimension_count": spec.rope_dims,
         "rope.freq_base": spec.rope_base,
     }
+    if spec.architecture in NEMOTRONS:
+        feeding = [spec.feeds_alone(block) for block in range(spec.blocks)]
+        width = spec.experts.width if spec.experts else spec.feed_forward
+        keys["feed_forward_length"] = [width if feeds else 0 for feeds in feeding]
+        keys["attention.layer_norm_epsilon"] = RMS_EPSILON
     if spec.architecture in COHERES:
         keys["attention.layer_norm_epsilon"] = keys.pop("attention.layer_norm_rms_epsilon")
         keys["logit_scale"] = spec.logit_scale
@@ -87,10 +92,11 @@ def _expert_keys(spec: SynthSpec, experts: ExpertSpec) -> dict[str, Any]:
         keys["expert_gating_func"] = SIGMOID_GATING
     if spec.architecture == "glm4moe":
         keys["expert_shared_count"] = experts.shared_width // experts.width
-        keys["expert_weights_norm"] = True
-        keys["expert_weights_scale"] = WEIGHT_SCALE
     elif experts.shared_width:
         keys["expert_shared_feed_forward_length"] = experts.shared_width
+    if spec.architecture in ("glm4moe", "nemotron_h_moe"):
+        keys["expert_weights_norm"] = True
+        keys["expert_weights_scale"] = WEIGHT_SCALE
     return keys
 
 
@@ -125,9 +131,10 @@ def _mamba_keys(spec: SynthSpec, mamba: MambaSpec) -> dict[str, Any]:
 
 
 def _kv_heads(spec: SynthSpec) -> list[int]:
-    """Heads for keys and values of every block, none in recurrent ones."""
+    """Heads for keys and values of every block, none in those that do not attend."""
     blocks = range(spec.blocks)
-    return [0 if spec.is_recurrent(block) else spec.kv_heads for block in blocks]
+    without = (spec.is_recurrent(block) or spec.feeds_alone(block) for block in blocks)
+    return [0 if alone else spec.kv_heads for alone in without]
 
 
 def _gemma_keys(spec: SynthSpec, gemma: Gemma) -> dict[str, Any]:

@@ -96,6 +96,8 @@ _NEEDED: Mapping[str, Mapping[str, Any]] = {
     "lfm2": {"short_conv": {}, "layers": 3},
     "lfm2moe": {"short_conv": {}, "layers": 3, "experts": {}, "leading_dense": 1},
     "granitehybrid": {"scales": {}, "mamba": {}, "layers": 3},
+    "nemotron_h": {"mamba": {}, "layers": 4},
+    "nemotron_h_moe": {"mamba": {}, "layers": 4, "experts": {"shared_width": 64}},
     "gemma3": {"gemma": {"period": 2}},
     "gemma4": {"gemma": {"period": 2, "head_dim": 32, "kv_heads": 4, "output_scale": True}},
 }

@@ -27,18 +27,19 @@ DENSE = (
 )  # fmt: skip
 WITH_EXPERTS = (
     "qwen3moe", "qwen35moe", "qwen3next", "gpt-oss", "lfm2moe", "glm4moe", "granitemoe",
-    "minimax-m2", "qwen2moe", "olmoe",
+    "minimax-m2", "qwen2moe", "olmoe", "nemotron_h_moe",
 )  # fmt: skip
 WITH_DRAFT_BLOCKS = ("qwen35", "qwen35moe", "qwen3next", "glm4moe")
 CONVOLVING = ("lfm2", "lfm2moe")
 HYBRIDS = ("qwen35", "qwen35moe", "qwen3next")
 """Architectures of delta-net layers with full attention in every few layers."""
 COHERES = ("command-r", "cohere2")
+NEMOTRONS = ("nemotron_h", "nemotron_h_moe")
 GRANITES = ("granite", "granitemoe", "granitehybrid")
 GEMMAS = ("gemma3", "gemma4")
 ARCHITECTURES = (
     *DENSE, "qwen3moe", "gpt-oss", "glm4moe", "granitemoe", "minimax-m2", "qwen2moe", "olmoe",
-    *HYBRIDS, *CONVOLVING, "granitehybrid", *GEMMAS,
+    *HYBRIDS, *CONVOLVING, "granitehybrid", *NEMOTRONS, *GEMMAS,
 )  # fmt: skip
 
 MIXED_QUANT = "q4_k_m"
@@ -166,7 +167,13 @@ class SynthSpec:
         kind = self.recurrent or self.short_conv or self.mamba
         if kind is None or block >= self.layers:
             return False
-        return (block + 1) % kind.interval != 0
+        return (block + 1) % kind.interval != 0 and not self.feeds_alone(block)
+
+    def feeds_alone(self, block: int) -> bool:
+        """Whether this block is a feed forward and nothing else: every second one of Nemotron's
+        that does not attend."""
+        mamba = self.mamba if self.architecture in NEMOTRONS else None
+        return mamba is not None and block % 2 == 1 and (block + 1) % mamba.interval != 0
 
     def is_windowed(self, block: int) -> bool:
         """Whether this block attends only to a window."""
@@ -274,7 +281,7 @@ def _rules(spec: SynthSpec) -> Iterator[tuple[str, object, str]]:
         ("experts", WITH_EXPERTS, (*WITH_EXPERTS, "llama", "granitehybrid", "gemma4")),
         ("recurrent", HYBRIDS, HYBRIDS),
         ("short_conv", CONVOLVING, CONVOLVING),
-        ("mamba", ("granitehybrid",), ("granitehybrid",)),
+        ("mamba", ("granitehybrid", *NEMOTRONS), ("granitehybrid", *NEMOTRONS)),
         ("gemma", GEMMAS, GEMMAS),
         ("scales", GRANITES, GRANITES),
     ):
@@ -343,6 +350,7 @@ def _own_rules(spec: SynthSpec, architecture: str) -> Iterator[tuple[str, object
 def _expert_rules(architecture: str, experts: ExpertSpec) -> Iterator[tuple[str, object, str]]:
     yield "experts.used", experts.used > experts.count, f"at most {experts.count}"
     shared, needed = experts.shared_width > 0, architecture in (*HYBRIDS, "qwen2moe")
+    needed |= architecture == "nemotron_h_moe"
     either = architecture in ("granitehybrid", "granitemoe", "glm4moe")
     accepted = f"{'at least 1' if needed else '0'} for {architecture}"
     yield "experts.shared_width", shared != needed and not either, accepted

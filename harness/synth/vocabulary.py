@@ -29,6 +29,7 @@ PRE_TOKENIZER = {
     **dict.fromkeys(("glm4", "glm4moe"), "glm4"),
     **dict.fromkeys(("phi3", "olmo2"), "dbrx"),
     "olmoe": "olmo",
+    **dict.fromkeys(("nemotron_h", "nemotron_h_moe"), "pixtral"),
     **dict.fromkeys(("qwen2", "qwen2moe", "qwen3", "qwen3moe", "qwen3next"), "qwen2"),
     **dict.fromkeys(("qwen35", "qwen35moe"), "qwen35"),
     "gpt-oss": "gpt-4o",

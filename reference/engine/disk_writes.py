@@ -18,11 +18,11 @@ from reference.memory.row_copies import Saved
 from reference.runner import ModelRunner
 from reference.sched.tenants import Tenants
 
-MOST_SAVED = 64
+MAX_SAVED = 64
 """Most pages copied for the disk after one step."""
 MOST_USED = 64
 """Most ended sequences whose use of the cache is not yet recorded on disk."""
-MOST_WAITING = 1 << 16
+MAX_WAITING = 1 << 16
 """Most pages that wait to be copied; beyond it the oldest is dropped."""
 
 
@@ -82,7 +82,7 @@ class DiskWrites(TreeObserver):
             self._wait(self._state(first.parent.scope, node.digest, node.key), node)
 
     def _wait(self, entry: Entry, node: Node) -> None:
-        if len(self._waiting) == MOST_WAITING:
+        if len(self._waiting) == MAX_WAITING:
             self._waiting.popleft()
             self.cache.count(dropped=1)
         self._waiting.append(_Unsaved(entry, node, self.steps))
@@ -94,7 +94,7 @@ class DiskWrites(TreeObserver):
         while self._copying and (waits or self._copying[0].steps <= read):
             copied = self._copying.popleft()
             self.cache.write(copied.entry, copied.saved.bytes())
-        for _ in range(MOST_SAVED):
+        for _ in range(MAX_SAVED):
             if not self._waiting or self._waiting[0].steps > read:
                 return
             unsaved = self._waiting[0]

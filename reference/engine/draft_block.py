@@ -22,7 +22,7 @@ from reference.runner import ModelRunner, StepInput
 from reference.sched.planner import Chunk
 from reference.sched.slots import SlotTable
 
-LEAST_RING = 128
+MIN_RING = 128
 """Fewest positions of a slot whose hidden states stay on the device. A sequence without drafts is
 read by the block once per ring."""
 NO_STEP = 1 << 30
@@ -34,7 +34,7 @@ def drafting_limits(limits: Limits, drafts: int) -> Limits:
     of a sequence at a time. The block records recent tokens late, by at most the ring and the steps
     in flight, so twice as many are kept."""
     rows = 2 * (drafts + 1 + RING_STEPS)
-    ring = max(LEAST_RING, 1 << (rows - 1).bit_length())
+    ring = max(MIN_RING, 1 << (rows - 1).bit_length())
     recent = max(limits.recent_tokens, 2 * ring)
     return replace(with_drafts(limits, drafts), hidden_rows=ring, recent_tokens=recent)
 

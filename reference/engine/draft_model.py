@@ -21,7 +21,7 @@ from reference.runner import ModelRunner, StepInput
 from reference.sched.slots import sampling_record
 
 GREEDY = SamplingParams(repeat_last_n=0)
-MOST_PADDING = 1024
+MAX_PADDING = 1024
 """The most tokens by which the sizes of the two vocabularies may differ."""
 
 
@@ -65,7 +65,7 @@ def check_vocabularies(draft: Model, target: Model) -> None:
             "one of the same family",
         )
     fewer, more = sorted((draft.config.vocab, target.config.vocab))
-    if more - fewer > MOST_PADDING:
+    if more - fewer > MAX_PADDING:
         raise RequestError(
             "draft_model",
             f"has {draft.config.vocab} tokens, the model {target.config.vocab}; take one of the "

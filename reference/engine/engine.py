@@ -191,7 +191,7 @@ class Engine(PrefixCalls, TenantCalls, MemoryCalls):
             raise RequestError("tenant", f"{tenant.id} was removed")
         self.finish_removals()
         try:
-            pages = self.memory.reservations.most_for(tenant.id)
+            pages = self.memory.reservations.max_for(tenant.id)
             allowed = masks_with_min_tokens(request, allowed, self.options, self.runner)
             check_request(request, tenant, self.runner, pages, masked=allowed is not None)
             check_outputs(self.runner, output, experts=on_experts is not None)

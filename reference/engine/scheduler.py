@@ -165,7 +165,7 @@ class Scheduler:
         self._changed = True
 
     def _fits_ever(self, sequence: Sequence) -> bool:
-        limit = self.slot_manager.memory.reservations.most_for(sequence.tenant)
+        limit = self.slot_manager.memory.reservations.max_for(sequence.tenant)
         return pages_for(sequence.max_positions) <= limit
 
     def withdraw(self, sequence: Sequence) -> None:

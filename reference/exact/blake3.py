@@ -9,7 +9,7 @@ UInt32 = NDArray[np.uint32]
 
 BLOCK_WORDS = 16
 """32-bit words of a block, which one compression takes in."""
-MOST_BLOCKS = 16
+MAX_BLOCKS = 16
 """Blocks of the longest message that is one chunk; longer ones are not needed here."""
 IV = np.array(
     [
@@ -29,8 +29,8 @@ def digests(messages: UInt32) -> UInt32:
     1 to 16 whole blocks of 16."""
     words, n = messages.shape
     blocks, rest = divmod(words, BLOCK_WORDS)
-    if rest or not 0 < blocks <= MOST_BLOCKS:
-        raise ValueError(f"a message has 1 to {MOST_BLOCKS} blocks of 16 words, not {words} words")
+    if rest or not 0 < blocks <= MAX_BLOCKS:
+        raise ValueError(f"a message has 1 to {MAX_BLOCKS} blocks of 16 words, not {words} words")
     chain = np.repeat(IV[:, None], n, axis=1)
     for block in range(blocks):
         first, last = block == 0, block == blocks - 1

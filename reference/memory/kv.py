@@ -30,7 +30,7 @@ from reference.memory.prefix import (
 from reference.memory.reservations import Reservations
 from reference.memory.state_slots import StateSlots
 
-LEAST_COPIED_TOKENS = PAGE_TOKENS // 2
+MIN_COPIED_TOKENS = PAGE_TOKENS // 2
 """If fewer tokens of a cached page can be used, they are computed again and the page is not
 copied."""
 
@@ -62,7 +62,7 @@ class KvMemory:
         self._counts = Counter[str]()
         self._order = tuple(range(pages) if order is None else order)
         self._cache = cache
-        self._most_cached = pages if cached_pages is None else cached_pages
+        self._max_cached = pages if cached_pages is None else cached_pages
         self._host_pages = host_pages
         self._observer = observer
         self._states = states
@@ -208,7 +208,7 @@ class KvMemory:
             self._cached[node] = None
         if nodes:
             self._touch(nodes[-1])
-        while len(self._cached) > self._most_cached:
+        while len(self._cached) > self._max_cached:
             self._evict(next(iter(self._cached)))
 
     def save_state_slot(self, gain: int | None = None) -> int | None:
@@ -290,7 +290,7 @@ class KvMemory:
         cached, spilled = self._cached.keys(), self._spilled.keys()
         check_trees(self._trees, self._pool, self._state_slots, cached, spilled, scope_of)
         assert len(spilled) <= self._host_pages
-        assert len(cached) <= self._most_cached
+        assert len(cached) <= self._max_cached
 
     def _usable(self, path: list[Node], room: int | None = None) -> list[Node]:
         """The part of a path that can be used: within ``room`` pages, and up to a saved state if
@@ -311,7 +311,7 @@ class KvMemory:
         """The node after ``path``, if its page is cached and ``limit`` ends inside it."""
         useful = limit - len(path) * PAGE_TOKENS
         copies = self._copies is not None and self._state_slots is None
-        if not copies or not LEAST_COPIED_TOKENS <= useful < PAGE_TOKENS:
+        if not copies or not MIN_COPIED_TOKENS <= useful < PAGE_TOKENS:
             return None
         return self._trees.child(scope, path, tokens)
 

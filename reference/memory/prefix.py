@@ -20,7 +20,7 @@ from contract.types import Tenant
 
 KEY_BYTES = PAGE_TOKENS * 4
 NO_TENANTS: frozenset[int] = frozenset()
-MOST_COMPARED = 64
+MAX_COMPARED = 64
 """The most cached pages compared with a prompt to find the token at which it differs: the newest
 ones."""
 
@@ -183,7 +183,7 @@ class PrefixTrees:
         node = above[-1] if above else self._roots.get(scope)
         first = len(above) * PAGE_TOKENS
         rest = tokens[first : first + PAGE_TOKENS]
-        newest = () if node is None else islice(reversed(node.children.values()), MOST_COMPARED)
+        newest = () if node is None else islice(reversed(node.children.values()), MAX_COMPARED)
         keys = [child.key for child in newest if tenant in child.tenants]
         if not keys:
             return None

@@ -34,7 +34,7 @@ class Reservations:
         """All reserved pages."""
         return sum(self._pages.values())
 
-    def most_for(self, tenant: int) -> int:
+    def max_for(self, tenant: int) -> int:
         """The most pages a tenant can ever have: all that no other tenant has reserved."""
         return self._total - self.pages + self._pages.get(tenant, 0)
 

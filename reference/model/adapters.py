@@ -1,10 +1,10 @@
 """LoRA adapters: files of low-rank matrices that requests add to projections of a model.
 
-Of a projection y = W x an adapter gives y + s (r (B (A x))): A is ``NAME.lora_a`` of its file, B
-``NAME.lora_b``, r its alpha over its rank, s the request's scale. The matrices of all adapters of a
-projection are one stacked tensor each, like those of experts, filled up with zeros to the largest
-rank. The first entries are zeros, one for each adapter that a request may combine: rows without an
-adapter use them."""
+An adapter changes a projection y = W x to y + s (r (B (A x))): A is ``NAME.lora_a`` of its file, B
+``NAME.lora_b``, r its alpha divided by its rank, s the scale of the request. The matrices of all
+adapters of a projection are one stacked tensor each, like those of experts, padded with zeros to
+the largest rank. The first entries are zeros, one for each adapter that a request may combine: rows
+without an adapter use them."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from contract.lazy_dataclass import dataclass
 from reference.model.gguf import GgufFile, TensorInfo, open_gguf
 from reference.quant import FORMATS
 
-MOST_COMBINED = 4
+MAX_COMBINED = 4
 """Most adapters that one request combines."""
 STACKED = "lora:"
-"""The beginning of the names of stacked tensors, which no model file has."""
+"""Prefix of the names of stacked tensors, which no model file has."""
 A, B, FACTOR = ".lora_a", ".lora_b", ".factor"
 """Endings of a projection's tensors: in files, but for the factors r, and of stacked ones."""
 LARGEST_SCALE = 1e6
 INVOKED = "adapter.alora.invocation_tokens"
-"""The key of adapters that begin to work at certain tokens of a prompt."""
+"""The key of adapters that take effect only from certain tokens of a prompt on."""
 
 Scales = tuple[tuple[int, float], ...]
 """The adapters of a request: (index, scale) with distinct indices."""
@@ -52,7 +52,7 @@ class TensorFile(Protocol):
 @dataclass(frozen=True)
 class Adapter:
     """An open adapter file. ``shapes`` has (outputs, rank, inner) of every tensor of the model that
-    it changes; ``digest`` is the SHA-256 of its file, or of all its parts, hex."""
+    it changes; ``digest`` is the SHA-256 of the file, or of all its parts, in hex."""
 
     file: GgufFile
     shapes: Mapping[str, tuple[int, int, int]]
@@ -87,8 +87,8 @@ class Adapters:
 
     @property
     def combined(self) -> int:
-        """Most adapters that one request combines, 0 without any."""
-        return min(len(self.opened), MOST_COMBINED)
+        """Most adapters that one request combines, 0 if there are none."""
+        return min(len(self.opened), MAX_COMBINED)
 
     @cached_property
     def shapes(self) -> Mapping[str, tuple[int, int, int]]:
@@ -128,7 +128,7 @@ class Adapters:
         return stacked.reshape(rows, -1).view(np.uint8)
 
     def check(self, scales: Scales) -> None:
-        """Raise RequestError for adapters that no request can have."""
+        """Raise RequestError for an invalid choice of adapters."""
         indices = [index for index, _ in scales]
         for index, scale in scales:
             if type(index) is not int or not 0 <= index < len(self.opened):
@@ -151,7 +151,7 @@ class Adapters:
                     raise _unsupported(adapter.file, tensor + A, problem)
 
     def used(self, scales: Scales) -> Scales:
-        """The adapters that change anything, in the order in which they are added: by digest."""
+        """The adapters with an effect, in the order in which they are added: by digest."""
         changing = [one for one in scales if np.float32(one[1]) != 0.0]
         return tuple(sorted(changing, key=lambda one: (self.opened[one[0]].digest, one[1])))
 
@@ -261,7 +261,7 @@ def _shape(file: GgufFile, base: TensorInfo, a: TensorInfo, b: TensorInfo) -> tu
 
 
 def _split(name: str) -> tuple[str, str]:
-    """The tensor of the model that a tensor belongs to, and the ending that tells which part."""
+    """The model tensor that an adapter's tensor belongs to, and the suffix that names its part."""
     tensor, dot, part = name.rpartition(".")
     return tensor, dot + part
 

@@ -1,7 +1,7 @@
-"""EAGLE-3 heads: files that draft for one model, from the inputs of three of its layers.
+"""EAGLE-3 heads: files that draft for one model from the inputs of three of its layers.
 
-A head joins these inputs by one product to a row of its own width. Its only layer attends to the
-embeddings of tokens and the rows of the positions before them."""
+A head projects these inputs, concatenated, to a row of its own width. Its only layer attends to the
+embeddings of tokens and to the rows of the positions before them."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from reference.model.config.unread import refuse_unread
 from reference.model.gguf import GgufFile
 
 STORED = "eagle3:"
-"""The beginning of the names of a head's tensors beside those of its model."""
+"""Prefix of the names of a head's tensors among those of its model."""
 ROPE_TABLE = "constant.eagle3_rope_table"
 TOKEN_TABLE = "constant.eagle3_tokens"
 """Tables of a head's graph: its rotation, and the model's ids of its tokens."""
 LAYERS = "target_layers"
 OLDER_LAYERS = "extract_layers"
-"""The key of the layers whose inputs a head reads, and its first name."""
+"""The key of the layers whose inputs a head reads, and its former name."""
 TOKENS = "d2t"
 """The tensor with the model's id of each token of a head."""
 EMBEDDING, OUTPUT = "token_embd.weight", "output.weight"
@@ -42,9 +42,9 @@ MOST = 1 << 31
 @dataclass(frozen=True)
 class EagleHead:
     """An open head. It reads the inputs of ``layers`` of a model of width ``target_hidden``; the
-    number of layers stands for the last one's result. ``fc_norm``: their join is normed first.
-    ``normed_residual``: its layer adds to the normed row. ``tokens`` are the model's ids of its
-    tokens, None if these are the model's."""
+    number of layers stands for the result of the last one. ``fc_norm``: the concatenated inputs are
+    normed first. ``normed_residual``: its layer adds to the normed row. ``tokens`` are the model's
+    ids of the head's tokens, None if the head has the model's vocabulary."""
 
     file: GgufFile
     config: ModelConfig
@@ -134,7 +134,7 @@ def _tokens(file: GgufFile) -> NDArray[np.int32] | None:
 
 
 def check_head(head: EagleHead, target: ModelConfig) -> None:
-    """Raise RequestError for the first thing in which the head is not for the model."""
+    """Raise RequestError for the first property in which the head does not fit the model."""
     if head.target_hidden != target.hidden:
         _refuse(f"reads rows of {head.target_hidden} elements; the model's have {target.hidden}")
     if max(head.layers) > target.layers:

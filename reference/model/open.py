@@ -86,8 +86,8 @@ class Model:
         return graph
 
     def _without_drafts(self, limits: Limits) -> Graph | None:
-        """The graph of steps without drafts, of the cached one, which took as long to build as a
-        tenth of a start; None if that is of other limits."""
+        """The graph of steps without drafts, derived from the cached graph, since building one
+        takes a tenth of a start; None if the cached graph has other limits."""
         for drafting, graph in self._cached_graph.items():
             if drafting.draft_tokens and limits == replace(drafting, draft_tokens=0):
                 return without_drafts(graph)

@@ -1,9 +1,9 @@
-"""Token ids of a conversation in which answers of the model keep the tokens they were made of.
+"""Token ids of a conversation in which earlier answers keep the tokens that the model generated.
 
-A text has many spellings in tokens, and a model need not write the one that encoding gives. Where a
-request names the tokens of an earlier answer, and they spell what the template rendered for it, the
-prompt has these tokens, so it continues what is cached. The text of the prompt is the same either
-way."""
+A text can be tokenized in many ways, and a model need not generate the tokens that encoding gives.
+If a request names the tokens of an earlier answer, and they spell what the template rendered for
+it, the prompt has these tokens, so it matches cached pages. The text of the prompt is the same
+either way."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ SPECIAL = (TokenKind.CONTROL, TokenKind.UNKNOWN, TokenKind.USER_DEFINED)
 def encode_spoken(
     tokenizer: Tokenizer, rendered: RenderedChat, spoken: Sequence[Sequence[int]]
 ) -> list[int]:
-    """Token ids of a rendered prompt, with the tokens of ``spoken``, earlier answers in their
-    order, where they spell a turn of the model.
+    """Token ids of a rendered prompt. ``spoken`` are the tokens of earlier answers, in order; each
+    is used if it spells a turn of the model.
 
-    A control token of an answer counts only where the template itself wrote it. Raises RequestError
-    for an id outside the vocabulary."""
+    A control token of an answer is used only where the template itself wrote it. Raises
+    RequestError for an id outside the vocabulary."""
     if not rendered.opening or not spoken:
         return encode_rendered(tokenizer, rendered)
     specials = [
@@ -34,7 +34,7 @@ def encode_spoken(
     ids: list[int] = []
     done = 0
     for answer in spoken:
-        # The token that ends an answer is the template's own business.
+        # The template writes the token that ends an answer.
         turn = answer[:-1] if answer and answer[-1] in tokenizer.eog_ids else answer
         found = _turn(tokenizer, rendered, specials, turn, done)
         if found is not None:
@@ -52,7 +52,8 @@ def _turn(
     turn: Sequence[int],
     first: int,
 ) -> Span | None:
-    """The range of the text, from ``first`` on, of the turn that these tokens spell."""
+    """The range of the text, from ``first`` on, that the tokens of a turn spell; None if there is
+    none."""
     spelled = _spelled(tokenizer, turn)
     if spelled is None:
         return None
@@ -74,8 +75,8 @@ def _turn(
 def _spelled(
     tokenizer: Tokenizer, turn: Sequence[int]
 ) -> tuple[str, list[tuple[int, int, int]]] | None:
-    """The text of tokens, and its special tokens with their offsets; None if a text cannot be
-    what these tokens say."""
+    """The text of tokens, and its special tokens with their offsets; None if the tokens spell no
+    valid text."""
     pieces: list[bytes] = []
     specials = []
     try:
@@ -92,7 +93,7 @@ def _spelled(
 
 
 def _part(tokenizer: Tokenizer, rendered: RenderedChat, start: int, end: int) -> list[int]:
-    """Token ids of a part of the text that begins and ends where a turn does."""
+    """Token ids of the text from ``start`` to ``end``, which are boundaries of turns."""
     spans = list(_clipped(rendered.template_spans, start, end))
     add_bos = None if start == 0 else False
     return tokenizer.encode_spans(rendered.text[start:end], spans, add_bos=add_bos)

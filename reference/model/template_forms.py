@@ -42,8 +42,8 @@ class TemplateForms:
         return [self._adapted(message) for message in self._with_system(messages)]
 
     def takes_text(self, role: str) -> bool:
-        """Whether the content of messages of a role is a text; False if it is a list of parts,
-        and true where neither comes out."""
+        """Whether the content of a role's messages is a text. False if it is a list of parts; True
+        if the template prints neither."""
         known = self._takes_text.get(role)
         if known is None:
             known = self._takes_text[role] = self._prints(role, MARK) or not self._prints(
@@ -53,26 +53,26 @@ class TemplateForms:
 
     @cached_property
     def takes_system(self) -> bool:
-        """Whether what a system message says reaches the model."""
+        """Whether the text of a system message reaches the model."""
         return self._prints("system", MARK) or self._prints("system", _parts(MARK))
 
     @cached_property
     def _takes_two_systems(self) -> bool:
-        """Whether a second system message at the beginning comes out beside the first."""
+        """Whether a second system message at the beginning is printed too."""
         first, second = self._system(VALUE), self._system(MARK)
         text = self._try_out([first, second, self._user("hi")])
         return text is not None and MARK in text and VALUE in text
 
     @cached_property
     def _takes_late_systems(self) -> bool:
-        """Whether a system message behind a user's comes out."""
+        """Whether a system message after a user's is printed."""
         text = self._try_out([self._user("hi"), self._system(MARK), self._user("hi")])
         return text is not None and MARK in text
 
     def _with_system(self, messages: Sequence[Turn]) -> Sequence[Turn]:
-        """``messages`` whose system messages stand where the template takes them: those at the
-        beginning are joined to one, and later ones become the user's, where it does not; what
-        they say is part of the user's turns where it takes none."""
+        """``messages`` with system messages only where the template prints them: those at the
+        beginning are joined to one if it prints one, later ones become the user's, and if it prints
+        none their text is part of the user's turns."""
         roles = [message["role"] for message in messages]
         if "system" in roles and not self.takes_system:
             return _system_in_user_turns(messages)
@@ -168,7 +168,7 @@ class TemplateForms:
         ]
 
     def _prints(self, role: str, content: Any) -> bool:
-        """Whether the content of a message of a role comes out, in whatever case."""
+        """Whether the content of a role's message is printed in any context."""
         message = {"role": role, "content": content}
         if role == "tool":
             message |= {"tool_call_id": CALL_ID, "name": NAME}
@@ -199,7 +199,8 @@ class TemplateForms:
                 yield from ([user, message, user], [user, message], [system, user, message, user])
 
     def _parts_for(self, role: str, unknown: bool) -> bool:
-        """Whether the form of a role is a list of parts, ``unknown`` where that is not known."""
+        """Whether a role's content is a list of parts; ``unknown`` if that could not be
+        determined."""
         known = self._takes_text.get(role)
         return unknown if known is None else not known
 

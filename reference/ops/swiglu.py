@@ -7,8 +7,8 @@ from numpy.typing import NDArray
 
 from reference.exact.elementary import exp, gelu, sigmoid, silu
 
-CLAMPED = 3
-"""The value of ``activation`` for the gate with bounds."""
+CLAMPED, RELU = 3, 4
+"""Values of ``activation`` for the gate with bounds and for the one that is never negative."""
 LIMIT = np.float32(7.0)
 STEEPNESS = np.float32(1.702)
 
@@ -16,10 +16,19 @@ STEEPNESS = np.float32(1.702)
 def swiglu(
     *, gate: NDArray[np.float32], up: NDArray[np.float32], activation: int = 0
 ) -> NDArray[np.float32]:
-    """y = f(gate) * up with f = silu, gelu or sigmoid (rule R2), or the clamped gate; any shape."""
+    """y = f(gate) * up with f = silu, gelu, sigmoid (rule R2) or relu, or the clamped gate; any
+    shape."""
     if activation == CLAMPED:
         return clamped(gate, up)
+    if activation == RELU:
+        return relu(gate) * up
     return (silu, gelu, sigmoid)[activation](gate) * up
+
+
+def relu(gate: NDArray[np.float32]) -> NDArray[np.float32]:
+    """+0 where gate <= 0, else the gate; NaN stays NaN."""
+    y: NDArray[np.float32] = np.where(gate <= 0, np.float32(0.0), gate)
+    return y
 
 
 def clamped(gate: NDArray[np.float32], up: NDArray[np.float32]) -> NDArray[np.float32]:

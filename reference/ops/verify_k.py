@@ -30,7 +30,7 @@ def accepted_drafts(
     query: NDArray[np.int32],
     draft_tokens: int,
 ) -> NDArray[np.int32]:
-    """int32[rows]: the drafted tokens behind each row that are right, at most ``draft_tokens``."""
+    """int32[rows]: the drafted tokens after each row that are right, at most ``draft_tokens``."""
     queries, rows = query.view(QUERY_TOKEN)[:, 0], len(output_rows)
     right = np.zeros(rows + 1, np.bool_)
     here, behind = output_rows[:-1], output_rows[1:]

@@ -25,7 +25,7 @@ def end_of_quantum(reached: int, begun: int, end: int) -> int:
     return min(-(-least // PAGE_TOKENS) * PAGE_TOKENS, end + 1)
 
 
-def most_turns(end: int) -> int:
+def max_turns(end: int) -> int:
     """The most admissions as an aged request that a request of ``end`` positions needs, if all its
     pages are evicted between turns. Each turn may lose the tokens of steps in flight, which are
     less than a page."""

@@ -94,7 +94,7 @@ def test_a_mapped_file_is_more_than_the_budget(
 ) -> None:
     """A processor reads what has no room from disk: ``inspect`` never says that it is within the
     budget, and says how fast the disk lets it be, as ``run`` does."""
-    monkeypatch.setattr("accel.native.weight_cache.LEAST_BYTES", 0)
+    monkeypatch.setattr("accel.native.weight_cache.MIN_BYTES", 0)
     monkeypatch.setattr("harness.residency.disk_rate", lambda path: 1e9)
     sizes = (model_path, "--tier", "native", "--context", 64, "--chunk", 16)
     whole = memory_of(zinc, *sizes)

@@ -62,7 +62,7 @@ def model_of(folder: Path, count: int) -> Model:
 def restless(monkeypatch: pytest.MonkeyPatch) -> None:
     """A choice before every step, of experts that were used once."""
     monkeypatch.setattr(expert_cache, "STEPS", 1)
-    monkeypatch.setattr(expert_cache, "LEAST_GAIN", 1.0)
+    monkeypatch.setattr(expert_cache, "MIN_GAIN", 1.0)
 
 
 def outcomes(model: Model, tier: Tier, prompt: int) -> list[tuple[int, bytes]]:

@@ -117,7 +117,7 @@ def test_models_have_the_bits_of_the_cpu(
 ) -> None:
     """One token, a few, chunks of prompts beside tokens that decode, and many sequences."""
     monkeypatch.setattr(expert_cache, "STEPS", 1)
-    monkeypatch.setattr(expert_cache, "LEAST_GAIN", 0.0)
+    monkeypatch.setattr(expert_cache, "MIN_GAIN", 0.0)
     compare(where, name, quant, folder, opened)
 
 
@@ -134,7 +134,7 @@ def test_prompts_have_the_bits_of_the_cpu(
 ) -> None:
     """The same where the largest step's experts are multiplied by groups of warps."""
     monkeypatch.setattr(expert_cache, "STEPS", 1)
-    monkeypatch.setattr(expert_cache, "LEAST_GAIN", 0.0)
+    monkeypatch.setattr(expert_cache, "MIN_GAIN", 0.0)
     monkeypatch.setattr(expert_prompts, "SINGLE_WARP_TOKENS", 64)
     compare(where, name, quant, folder, opened)
 

@@ -31,7 +31,7 @@ def gated(activation: int) -> Graph:
     return builder.build()
 
 
-@pytest.mark.parametrize("activation", range(3))
+@pytest.mark.parametrize("activation", range(5))
 def test_every_activation(activation: int, folder: Path) -> None:
     """Fewer tokens than the form has."""
     x = np.random.default_rng(4).standard_normal((3, 2 * WIDTH)).astype(np.float32) * 9

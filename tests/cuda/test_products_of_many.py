@@ -10,9 +10,9 @@ import pytest
 
 from accel.cuda.device import Device
 from accel.cuda.gated_rows import MOST_TOKENS as MOST_GATED
-from accel.cuda.group_shapes import MOST_SPLIT_TOKENS, group_shape, overlapping_shapes
+from accel.cuda.group_shapes import MAX_SPLIT_TOKENS, group_shape, overlapping_shapes
 from accel.cuda.packed_tiles import UNIT_ROWS
-from accel.cuda.packing import MOST_FOUR_WARPS
+from accel.cuda.packing import MAX_FOUR_WARPS
 from accel.cuda.plan import plain_ops, plan_launches
 from accel.cuda.products import MOST_TILE_SLOTS
 from accel.cuda.registered import cuda_buckets
@@ -224,7 +224,7 @@ def test_many_tokens_are_packed_by_fours(
     values[11, 256:512], values[14, :256] = 0.0, 1e-30
     case = Case(builder.build(), values, {"w": (dtypes.Q6_K, stored)}, vectors)
     _, plan = planned(case)
-    by_fours = weighted is None or units <= MOST_FOUR_WARPS
+    by_fours = weighted is None or units <= MAX_FOUR_WARPS
     assert plan.launches[0].entry == ("unit_pack_fours" if by_fours else "unit_pack")
     with np.errstate(invalid="ignore"):
         if weighted is not None:
@@ -274,7 +274,7 @@ def test_spans_folded_by_the_next_run(
 
 def _pack_of(most: int) -> str:
     """What packs rows of so many tokens that are no sum of spans."""
-    return "unit_pack_fours" if most > MOST_SPLIT_TOKENS else "unit_pack"
+    return "unit_pack_fours" if most > MAX_SPLIT_TOKENS else "unit_pack"
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from accel.cuda.plan import Plan, PlannedLaunch, plan_launches
 from accel.cuda.row_end import EndPhase, short_step
-from accel.cuda.sampling import LISTED_NEAR, MOST_VOCABULARY
+from accel.cuda.sampling import LISTED_NEAR, MAX_VOCABULARY
 from accel.packets.rules import lower_graph
 from accel.packets.step import Op
 from contract.dtypes import F32, I32
@@ -396,5 +396,5 @@ def test_sums_that_would_overflow_are_left_to_the_plain_kernel() -> None:
         step = lower_graph(sampling_graph(vocab), ShapeKey(0, 1), ROW_PARTS, "cuda")
         return [launch.entry for launch in plan_launches(step.ops, DEVICE, step.scratch).launches]
 
-    assert entries(MOST_VOCABULARY) == ["sample_part", "sample_bins", "sample_draw"]
-    assert entries(MOST_VOCABULARY + 1) == ["sample_part", "launch_sample"]
+    assert entries(MAX_VOCABULARY) == ["sample_part", "sample_bins", "sample_draw"]
+    assert entries(MAX_VOCABULARY + 1) == ["sample_part", "launch_sample"]

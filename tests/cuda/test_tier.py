@@ -83,7 +83,7 @@ def test_queued_steps_keep_their_inputs_and_outputs(
 ) -> None:
     """Inputs are overwritten as soon as they were submitted; nothing is waited for in between, and
     copies beside the steps are made at once or as late as can be."""
-    monkeypatch.setattr(launcher, "MOST_BRIEF_LAUNCHES", most_brief)
+    monkeypatch.setattr(launcher, "MAX_BRIEF_LAUNCHES", most_brief)
     lowered = Lowered(open_cuda(graphs=graphs))
     driver.current.late = late
     for first in range(3):

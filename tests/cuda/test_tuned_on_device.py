@@ -95,7 +95,7 @@ from tests.needs import need_device
 
 pytestmark = pytest.mark.device
 
-LEAST_BYTES = 256
+MIN_BYTES = 256
 
 
 @pytest.fixture(scope="module")
@@ -142,7 +142,7 @@ def run_on_device(
             buffers[decl.name] = tier.upload(decl, rows)
         elif decl.name in kept:
             flat = kept[decl.name].reshape(-1).view(np.uint8)
-            buffer = tier.alloc(decl, max(LEAST_BYTES, flat.nbytes))
+            buffer = tier.alloc(decl, max(MIN_BYTES, flat.nbytes))
             tier.write(buffer, 0, flat)
             buffers[decl.name] = buffer
     try:

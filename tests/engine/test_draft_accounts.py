@@ -25,7 +25,7 @@ def test_a_round_is_noted_for_each_of_its_sequences_also_those_that_it_ends(
 ) -> None:
     rounds: list[int] = []
     gained: list[int] = []
-    note_round, note = DraftPolicy.note_round, DraftPolicy.note
+    note_round, note = DraftPolicy.note_round, DraftPolicy.note_gain
 
     def noted_round(
         policy: DraftPolicy, drafted: int, drafting: int, *rest: Any, **how: Any
@@ -38,7 +38,7 @@ def test_a_round_is_noted_for_each_of_its_sequences_also_those_that_it_ends(
         note(policy, own, tokens, running)
 
     monkeypatch.setattr(DraftPolicy, "note_round", noted_round)
-    monkeypatch.setattr(DraftPolicy, "note", noted)
+    monkeypatch.setattr(DraftPolicy, "note_gain", noted)
     path = synthetic_model(architecture="qwen3", quant="q4_k_m")
     with runner_on(path, ALL_TIERS["quick"], LIMITS) as runner:
         options = EngineOptions(steps_ahead=0, prefix_cache=False)

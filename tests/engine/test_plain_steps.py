@@ -129,7 +129,7 @@ def test_only_steps_that_the_block_reads_keep_hidden_states(
 ) -> None:  # fmt: skip
     """The block reads sequences that begin while at most ``most`` run."""
     monkeypatch.setattr(
-        DraftPolicy, "follows", lambda self, tenant, running, drafts: running <= most
+        DraftPolicy, "should_follow", lambda self, tenant, running, drafts: running <= most
     )
     path = drafting_model(synthetic_model, "qwen35")
     with TIERS["quick"]() as tier, drafting(path, tier) as (runner, block):

@@ -7,7 +7,7 @@ import pytest
 from contract.types import FinishReason, QosClass, Request, Tenant, TokenEvent
 from harness.simulation import history
 from reference.engine import Engine
-from reference.sched.quantum import QUANTUM, end_of_quantum, most_turns
+from reference.sched.quantum import QUANTUM, end_of_quantum, max_turns
 from tests.engine.adversaries import Flood, engine_of, until
 
 AGING = 10.0
@@ -50,7 +50,7 @@ def ended(events: list[TokenEvent]) -> bool:
 def bound(reach: int, tenants: int = 2) -> float:
     """What docs/scheduling.md promises: each turn brings an aged request nearer to its end."""
     step = 0.06
-    return most_turns(reach) * (AGING + tenants * ROOM) + 3 * reach * step
+    return max_turns(reach) * (AGING + tenants * ROOM) + 3 * reach * step
 
 
 CASES = [
@@ -71,7 +71,7 @@ def test_a_long_prompt_beside_a_flood_ends_within_its_bound(
     assert [event.token >= 0 for event in own] == [True] * 8
     assert own[-1].finish_reason is FinishReason.LENGTH
     assert took <= bound(208)
-    assert engine.statistics.preempted <= most_turns(208) + 60
+    assert engine.statistics.preempted <= max_turns(208) + 60
 
 
 @pytest.mark.parametrize("sizes", CASES[:4])
@@ -99,7 +99,7 @@ def test_a_turn_does_no_more_again_than_anew(begun: int) -> None:
         to = end_of_quantum(reached, first, end)
         assert to > end or to - reached >= max(QUANTUM, reached - first)
         reached, turns = to, turns + 1
-    assert turns <= most_turns(end) < 90
+    assert turns <= max_turns(end) < 90
 
 
 def test_a_gap_in_the_flood_does_not_begin_the_wait_anew() -> None:

@@ -28,7 +28,7 @@ def stored(tiny_model_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     """A pulled model, whose arranged weights are stored."""
     if not weight_cache.CAN_ALLOCATE:
         machine_lacks("way to reserve disk space for a file")
-    monkeypatch.setattr(weight_cache, "LEAST_BYTES", 1)
+    monkeypatch.setattr(weight_cache, "MIN_BYTES", 1)
     monkeypatch.setattr(tiers, "arranged_folder", lambda: tmp_path / "weights")
     monkeypatch.setattr("harness.arranged_weights.arranged_folder", lambda: tmp_path / "weights")
     path = model_path(catalog.find(DEFAULT_ID), tmp_path)

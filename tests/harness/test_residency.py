@@ -201,7 +201,7 @@ def test_a_processor_reads_what_does_not_fit_from_disk(
 ) -> None:
     """Arranged weights are mapped from a file: they are no reason to refuse, and one line says
     so. Without that file they are memory of the process, and what does not fit is refused."""
-    monkeypatch.setattr("accel.native.weight_cache.LEAST_BYTES", 0)
+    monkeypatch.setattr("accel.native.weight_cache.MIN_BYTES", 0)
     folder: list[Path | None] = [tmp_path]
 
     def open_it(name: str, options: TierOptions) -> Tier:

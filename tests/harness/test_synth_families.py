@@ -68,6 +68,8 @@ LATER = {
     "minimax-m2": "63f4af028af90b099ae987dd25307e95569d3a6b8837a46dbad8749f151b0916",
     "qwen2moe": "39c5b6e5bb9c196dabfe7cc97ae06bf41385dd74310d7fcec156142373cee2b4",
     "olmoe": "f6ecd493957e1d3c797cfe546c9e8b70d29facecefd67fc3271e92433a88ff71",
+    "nemotron_h": "68af492d781e5fc25a4d2c517fe8df82546ae14410c765a08e504b9c9d5c124b",
+    "nemotron_h_moe": "7413cb00f3644a58ae09999fc6a5f51122588643270a6648e6571a9b640f9b0a",
     "gpt-oss": "ecede1b771fcdd6a698625ee8ed140f093bf0d72a6769cb9145fc3164f868257",
 }
 """Digests of the files of architectures that came later."""

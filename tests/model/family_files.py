@@ -35,7 +35,16 @@ from tests.model.family_parts import (
     add_gated_experts,
     add_shared_expert,
 )
-from tests.model.recurrent_layers import granitehybrid, lfm2, lfm2moe, qwen3next, qwen35, qwen35moe
+from tests.model.recurrent_layers import (
+    granitehybrid,
+    lfm2,
+    lfm2moe,
+    nemotron_h,
+    nemotron_h_moe,
+    qwen3next,
+    qwen35,
+    qwen35moe,
+)
 
 
 def family_file(architecture: str, **keys: Any) -> FamilyFile:
@@ -84,6 +93,10 @@ _SECTIONS = {"rope.dimension_sections": [11, 11, 10, 0]}
 _SHARED_KEYS = {"expert_shared_feed_forward_length": SHARED_WIDTH}
 _CONVOLVING_KEYS = {"attention.head_count_kv": [0, KV_HEADS] * 2, "shortconv.l_cache": TAPS}
 _GRANITE_KEYS = {"logit_scale": 4.0, "residual_scale": 0.5, "embedding_scale": 3.0}
+_MAMBA_KEYS = {"ssm.conv_kernel": TAPS, "ssm.inner_size": 2 * HIDDEN, "ssm.state_size": STATE,
+               "ssm.time_step_rank": MAMBA_HEADS, "ssm.group_count": 1}  # fmt: skip
+_ALTERNATING = {"attention.head_count_kv": [0, 0, KV_HEADS, 0],
+                "feed_forward_length": [0, FEED_FORWARD, 0, FEED_FORWARD]}  # fmt: skip
 _KEYS: Mapping[str, dict[str, Any]] = {
     "granite": _GRANITE_KEYS,
     "granitemoe": {**_GRANITE_KEYS, **_SHARED_KEYS, "expert_count": EXPERTS,
@@ -101,10 +114,9 @@ _KEYS: Mapping[str, dict[str, Any]] = {
     "cohere2": {"logit_scale": 0.5, "attention.sliding_window": WINDOW},
     "gpt-oss": {**EXPERT_KEYS, "attention.sliding_window": WINDOW},
     "granitehybrid": {**_GRANITE_KEYS, "rope.scaling.finetuned": False,
-                      "attention.head_count_kv": [0, KV_HEADS] * 2,
-                      "ssm.conv_kernel": TAPS, "ssm.inner_size": 2 * HIDDEN,
-                      "ssm.state_size": STATE, "ssm.time_step_rank": MAMBA_HEADS,
-                      "ssm.group_count": 1},
+                      "attention.head_count_kv": [0, KV_HEADS] * 2, **_MAMBA_KEYS},
+    "nemotron_h": {**_MAMBA_KEYS, **_ALTERNATING},
+    "nemotron_h_moe": {**_MAMBA_KEYS, **_ALTERNATING, **EXPERT_KEYS, **_SHARED_KEYS},
     "lfm2": _CONVOLVING_KEYS,
     "lfm2moe": {**_CONVOLVING_KEYS, **EXPERT_KEYS, "expert_gating_func": 2,
                 "leading_dense_block_count": 1},
@@ -296,6 +308,8 @@ _LAYERS = {
     "lfm2": lfm2,
     "lfm2moe": lfm2moe,
     "granitehybrid": granitehybrid,
+    "nemotron_h": nemotron_h,
+    "nemotron_h_moe": nemotron_h_moe,
     "gemma3": _gemma3,
     "gemma4": _gemma4,
     "gpt-oss": _gpt_oss,

@@ -55,6 +55,15 @@ WHOLE_NORMS = {
     "rms_norm": 3 * LAYERS + 1,
     "matmul": 4 * LAYERS,
 }
+NEMOTRON = {
+    **STEP,
+    **dict.fromkeys(("rms_norm_fused_qkv", "rms_norm_fused_rope_kv_write"), 1),
+    **dict.fromkeys(("flash_attn_batched", "ssm_conv1d", "ssm_scan"), 1),
+    "barrier": 2,
+    "rms_norm": 2 + HALF + 1,
+    "add": LAYERS,
+}
+"""One layer that attends, one Mamba-2, HALF feed forwards."""
 COMPOSITION: dict[str, dict[str, int]] = {
     "llama": DENSE_DECODER,
     "ernie4_5": DENSE_DECODER,
@@ -167,6 +176,13 @@ COMPOSITION: dict[str, dict[str, int]] = {
         "rms_norm": LAYERS + 1,
         "matmul": 2 * LAYERS + HALF,
         "scale": 2 * LAYERS + 2,
+    },
+    "nemotron_h": {**NEMOTRON, "swiglu": 1 + HALF, "matmul": 2 + 1 + 2 * HALF},
+    "nemotron_h_moe": {
+        **NEMOTRON,
+        **{name: HALF for name in EXPERTS if name != "residual_rms_norm"},
+        "swiglu": 1 + HALF,
+        "matmul": 2 + 1 + 2 * HALF,
     },
     "gemma3": {**DENSE_DECODER, "rms_norm": 2 * LAYERS + 1, "scale": 1},
     "gemma4": {

@@ -6,8 +6,10 @@ from tests.model.family_file import HIDDEN, FamilyFile
 from tests.model.family_parts import (
     CHANNELS,
     EXPERTS,
+    FEED_FORWARD,
     KEY_HEADS,
     MAMBA_HEADS,
+    SHARED_WIDTH,
     STATE,
     TAPS,
     VALUE_HEADS,
@@ -16,6 +18,7 @@ from tests.model.family_parts import (
     add_dense,
     add_experts,
     add_gated_experts,
+    add_shared_expert,
 )
 
 
@@ -85,12 +88,42 @@ def lfm2moe(file: FamilyFile, layer: int) -> None:
 
 def granitehybrid(file: FamilyFile, layer: int) -> None:
     """Every second layer attends, the others are Mamba-2."""
-    prefix, inner, channels = f"blk.{layer}", 2 * HIDDEN, 2 * HIDDEN + 2 * STATE
-    file.vector(f"{prefix}.ffn_norm")
+    file.vector(f"blk.{layer}.ffn_norm")
     add_dense(file, layer)
     if layer % 2:
         add_attention(file, layer)
+    else:
+        _mamba(file, layer)
+
+
+def nemotron_h(file: FamilyFile, layer: int) -> None:
+    """Every layer is one block: a Mamba-2, one that attends, two dense ones without gates."""
+    if layer % 2:
+        file.vector(f"blk.{layer}.attn_norm")
+        file.rows(f"blk.{layer}.ffn_up", FEED_FORWARD)
+        file.rows(f"blk.{layer}.ffn_down", HIDDEN, FEED_FORWARD)
+    elif layer:
+        add_attention(file, layer)
+    else:
+        _mamba(file, layer)
+
+
+def nemotron_h_moe(file: FamilyFile, layer: int) -> None:
+    """Experts without gates beside a shared one in place of dense blocks."""
+    nemotron_h(file, layer)
+    if not layer % 2:
         return
+    prefix = f"blk.{layer}"
+    del file.values[f"{prefix}.ffn_up.weight"], file.values[f"{prefix}.ffn_down.weight"]
+    add_experts(file, layer)
+    add_shared_expert(file, layer, SHARED_WIDTH)
+    for kind in ("exps", "shexp"):
+        del file.values[f"{prefix}.ffn_gate_{kind}.weight"]
+    file.add(f"{prefix}.exp_probs_b.bias", EXPERTS)
+
+
+def _mamba(file: FamilyFile, layer: int) -> None:
+    prefix, inner, channels = f"blk.{layer}", 2 * HIDDEN, 2 * HIDDEN + 2 * STATE
     file.vector(f"{prefix}.attn_norm")
     file.rows(f"{prefix}.ssm_in", inner + channels + MAMBA_HEADS)
     file.rows(f"{prefix}.ssm_conv1d", channels, TAPS)

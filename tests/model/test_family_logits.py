@@ -188,6 +188,13 @@ FAULTS: dict[str, tuple[str, Callable[[Any], object]]] = {
     "no gate of the shared expert": (
         "qwen2moe-experts", without("blk.1.ffn_gate_inp_shexp.weight"),
     ),
+    "values that are not squared": (
+        "nemotron_h", lambda oracle: setattr(oracle, "positive", lambda x: np.maximum(x, 0) ** 0.5),
+    ),
+    "negative values squared, too": (
+        "nemotron_h_moe", lambda oracle: setattr(oracle, "positive", lambda x: x),
+    ),
+    "experts of Nemotron chosen by their weights": ("nemotron_h_moe", without_choice),
     "no biases of Seed": ("seed_oss", without("blk.1.attn_q.bias")),
     "a softmax of the chosen": ("lfm2moe", softmax_weights),
     "no sinks": ("gpt-oss-experts", without_sinks),

@@ -35,9 +35,10 @@ def test_every_key_that_can_be_written_is_tried_or_has_a_reason() -> None:
     assert set(CHANGING) <= set(UNUSUAL)
 
 
+RENORMALIZED = ("qwen2moe", "olmoe", "nemotron_h_moe")
 ALWAYS = {
     "granitehybrid": {"rope.scaling.finetuned": True},
-    **{name: {"expert_weights_norm": True} for name in ("qwen2moe", "olmoe")},
+    **{name: {"expert_weights_norm": True} for name in RENORMALIZED},
 }
 """Keys with which an architecture rotates or renormalizes that does not by itself."""
 WINDOWED = ("gemma3", "gemma4", "olmo2", "phi3", "gpt-oss", "cohere2")

@@ -51,7 +51,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder for arranged weights, which does not exist; the smallest models count."""
     if not weight_cache.CAN_ALLOCATE:
         machine_lacks("way to reserve disk space for a file")
-    monkeypatch.setattr(weight_cache, "LEAST_BYTES", 1)
+    monkeypatch.setattr(weight_cache, "MIN_BYTES", 1)
     return tmp_path / "cache" / "weights"
 
 

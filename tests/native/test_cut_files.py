@@ -26,7 +26,7 @@ from reference.model.open import open_model
 from tests.model_runs import SHORT, generate
 
 Shard.check_unchanged = lambda shard: None
-weight_cache.LEAST_BYTES = 1
+weight_cache.MIN_BYTES = 1
 if sys.argv[6] == "step":
     tier.COPIED_BYTES = 0
 kernels, folder, path, other = map(Path, sys.argv[1:5])

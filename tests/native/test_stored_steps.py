@@ -233,7 +233,7 @@ def test_nothing_is_stored_where_that_cannot_be(
 
 
 def test_the_oldest_make_room(graph: Graph, store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stored_steps, "MOST_STEPS", 3)
+    monkeypatch.setattr(stored_steps, "MAX_STEPS", 3)
     cached = Cached(graph, store)
     for tokens in range(1, 6):
         cached.of(tokens)

@@ -263,7 +263,7 @@ def test_an_entry_of_another_build_or_file_is_left_alone(
     monkeypatch.setattr(model_weights, "sources_digest", lambda: "another build")
     outcome(model_path, open_one())
     monkeypatch.undo()
-    monkeypatch.setattr(weight_cache, "LEAST_BYTES", 1)
+    monkeypatch.setattr(weight_cache, "MIN_BYTES", 1)
     other = entries(folder)
     assert_same(expected, outcome(model_path, open_one()))
     os.utime(model_path, (1e9 + 1, 1e9 + 1))
@@ -295,7 +295,7 @@ def test_the_folder_is_bounded(
     assert not stale.exists()
     assert usage(folder) == (2, 2 * size)
     assert len(list(folder.glob("*.lock"))) == 2
-    monkeypatch.setattr(weight_cache, "MOST_ENTRIES", 1)
+    monkeypatch.setattr(weight_cache, "MAX_ENTRIES", 1)
     outcome(copies[1], open_one())
     assert [has_entry(folder, copy) for copy in copies] == [False, True, False]
     monkeypatch.setattr(weight_cache, "MAX_BYTES", size - 1)

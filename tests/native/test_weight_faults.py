@@ -117,7 +117,7 @@ from accel.native.tier import Choices, NativeTier
 from reference.model.open import open_model
 from tests.model_runs import SHORT, generate
 
-weight_cache.LEAST_BYTES = 1
+weight_cache.MIN_BYTES = 1
 fill, how = model_weights.ModelWeights._fill, sys.argv[4]
 
 def noted(self, weights, target):

@@ -99,6 +99,7 @@ expert stride | MOE_GATE_UP | overlapping_expert | matrix.Matrix.expert
 expert stride, down | MOE_DOWN_ACC | overlapping_expert | matrix.Matrix.expert
 bias of a rank | MOE_GATE_UP | bias_of_rank | ops.moe_gate_up.with_bias
 no bounds | MOE_SWIGLU | unclamped | ops.swiglu.clamped
+magnitudes | SWIGLU | np.abs | ops.swiglu.relu
 R2 reciprocal | MOE_SWIGLU | reciprocal_silu | ops.swiglu.silu
 R3 router | SHARED_EXPERT | one_tree | ops.shared_expert.sum_axis
 no router | SHARED_EXPERT | unopened_gate | ops.shared_expert.gated_add

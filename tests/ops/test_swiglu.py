@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from reference.exact import elementary
-from reference.ops.swiglu import CLAMPED, swiglu
+from reference.ops.swiglu import CLAMPED, RELU, swiglu
 
 SILU_RELATIVE = 3.5 * 2.0**-24 * 2
 """silu within 2.5 units in the last place, the product one rounding more."""
@@ -50,8 +50,18 @@ def test_the_clamped_gate_against_binary64() -> None:
     assert (np.abs(up) > 7).any()
 
 
+def test_relu_of_a_value_times_the_value_is_its_square() -> None:
+    """Every sign and size; a zero has the sign of the other factor."""
+    x = np.array([[2.5, -2.5, 0.0, -0.0, 1e-30, -np.inf, 3.0]], np.float32)
+    up = np.array([[2.5, -2.5, 1.0, 1.0, 1e30, 1.0, -1.0]], np.float32)
+    y = swiglu(gate=x, up=up, activation=RELU)
+    assert np.allclose(y, [[6.25, 0, 0, 0, 1, 0, -3]], rtol=1e-6, atol=0)
+    assert np.signbit(y).tolist() == [[False, True, False, False, False, False, True]]
+
+
 def test_bounds_hide_no_nan() -> None:
     nan = np.array([np.nan], np.float32)
     one = np.ones(1, np.float32)
     assert np.isnan(swiglu(gate=nan, up=one, activation=CLAMPED)).all()
     assert np.isnan(swiglu(gate=one, up=nan, activation=CLAMPED)).all()
+    assert np.isnan(swiglu(gate=nan, up=one, activation=RELU)).all()

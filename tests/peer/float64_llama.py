@@ -107,20 +107,25 @@ class Float64Llama:
         if self.normalized:
             weight /= np.maximum(weight.sum(axis=-1, keepdims=True), SMALLEST_WEIGHT_SUM)
         weight *= self._key("expert_weights_scale", 1.0)
-        if f"{prefix}gate_up_exps.weight" in self._tensors:
-            gate, up = np.split(self._matrix(f"{prefix}gate_up_exps.weight"), 2, axis=1)
-        else:
-            gate, up = (self._matrix(f"{prefix}{name}_exps.weight") for name in ("gate", "up"))
-        down = self._matrix(f"{prefix}down_exps.weight")
         y = np.zeros_like(h)
-        for expert in range(len(down)):
+        for expert in range(logits.shape[1]):
             rows, ranks = np.nonzero(used == expert)
-            hidden = self.activation(h[rows] @ gate[expert].T) * (h[rows] @ up[expert].T)
-            out = hidden @ down[expert].T
-            if f"{prefix}down_exps.scale" in self._tensors:
-                out = out * self._matrix(f"{prefix}down_exps.scale").reshape(-1)[expert]
-            y[rows] += weight[rows, ranks, None] * out
+            y[rows] += weight[rows, ranks, None] * self._expert(h[rows], expert, prefix)
         return y
+
+    def _expert(self, x: Float64, expert: int, prefix: str) -> Float64:
+        """What one expert makes of rows."""
+        if f"{prefix}gate_up_exps.weight" in self._tensors:
+            gate, up = np.split(self._matrix(f"{prefix}gate_up_exps.weight")[expert], 2)
+        else:
+            gate, up = (
+                self._matrix(f"{prefix}{name}_exps.weight")[expert] for name in ("gate", "up")
+            )
+        out = self.activation(x @ gate.T) * (x @ up.T)
+        out = out @ self._matrix(f"{prefix}down_exps.weight")[expert].T
+        if f"{prefix}down_exps.scale" in self._tensors:
+            out = out * self._matrix(f"{prefix}down_exps.scale").reshape(-1)[expert]
+        return out
 
     def _weights(self, logits: Float64, prefix: str) -> tuple[Float64, NDArray[np.int64]]:
         """What weights each expert, and the experts of every row."""

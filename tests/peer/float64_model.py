@@ -14,6 +14,7 @@ from tests.peer.float64_lfm2 import Float64Lfm2, Float64Lfm2Moe
 from tests.peer.float64_llama import Float64Llama, Reader
 from tests.peer.float64_mistral import Float64Mistral
 from tests.peer.float64_mixture import Float64Mixture
+from tests.peer.float64_nemotron import Float64Nemotron
 
 ORACLES = {
     **dict.fromkeys(("llama", "qwen2", "qwen3", "qwen3moe", "seed_oss", "ernie4_5"), Float64Llama),
@@ -24,6 +25,7 @@ ORACLES = {
     "mistral3": Float64Mistral, **dict.fromkeys(("command-r", "cohere2"), Float64Cohere),
     **dict.fromkeys(("glm4moe", "minimax-m2"), Float64Mixture),
     "lfm2": Float64Lfm2, "lfm2moe": Float64Lfm2Moe, "granitehybrid": Float64GraniteHybrid,
+    **dict.fromkeys(("nemotron_h", "nemotron_h_moe"), Float64Nemotron),
     **dict.fromkeys(("gemma3", "gemma4"), Float64Gemma), "gpt-oss": Float64GptOss,
 }  # fmt: skip
 

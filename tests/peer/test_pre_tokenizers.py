@@ -15,7 +15,7 @@ pytestmark = pytest.mark.peer
 
 NAMES = (
     *("chatglm-bpe", "dbrx", "exaone4", "glm4", "gpt-4o", "lfm2", "llama4", "minimax-m2"),
-    *("seed-coder", "smaug-bpe", "tekken"),
+    *("pixtral", "seed-coder", "smaug-bpe", "tekken"),
 )
 BY_CASE = ("gpt-4o", "llama4", "minimax-m2", "tekken")
 """llama.cpp knows upper and lower case of ASCII letters only, the families' own patterns all."""

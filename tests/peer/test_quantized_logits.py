@@ -27,14 +27,15 @@ class Limit:
 
 
 ROUTED_HYBRID = Limit(top1=0.88, kl=5e-3)
-"""A delta net with random weights turns a rounding into another choice of experts, which moves
-logits by 1, here as in llama.cpp."""
+"""A recurrent layer with random weights turns a rounding into another choice of experts, which
+moves logits by 1, here as in llama.cpp."""
 MODELS = {
     "qwen3": Limit(), "mistral3": Limit(),
     **dict.fromkeys(("smollm3", "granite", "glm4-biases", "phi3", "olmo2-windows"), Limit()),
     **dict.fromkeys(("exaone4", "ernie4_5", "seed_oss"), Limit()),
     **dict.fromkeys(("granitemoe-experts-shared", "minimax-m2-experts"), Limit()),
-    **dict.fromkeys(("qwen2moe-experts", "olmoe-experts"), Limit()),
+    **dict.fromkeys(("qwen2moe-experts", "olmoe-experts", "nemotron_h"), Limit()),
+    "nemotron_h_moe": ROUTED_HYBRID,
     "command-r": Limit(), "cohere2": Limit(), "llama-8-experts": Limit(), "qwen3moe": Limit(),
     "qwen35": Limit(), "qwen35moe": ROUTED_HYBRID, "qwen3next": ROUTED_HYBRID, "lfm2": Limit(),
     "glm4moe-experts": Limit(), "lfm2moe": ROUTED_HYBRID, "granitehybrid": Limit(),

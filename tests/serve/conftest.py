@@ -75,10 +75,10 @@ def routes_are_compiled_once() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def serve(tiny_model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Serve:
-    """``serve(queue_depth=, slots=, buffered_events=, path=, context=, draft=, tier=,
-    aliases=, sampling=, experts=, disk_cache=, lora=, **ServeOptions)``: a server of its own. The
-    tier ``null`` computes nothing: every token is NULL_TOKEN. Where none is named it is a quick
-    one, whose steps may end before a client has an event: who acts in between holds them."""
+    """``serve(queue_depth=, slots=, buffered_events=, path=, context=, draft=, repeat_last_n=,
+    tier=, aliases=, sampling=, experts=, disk_cache=, lora=, **ServeOptions)``: a server of its
+    own. The tier ``null`` computes nothing: every token is NULL_TOKEN. Where none is named it is a
+    quick one, whose steps may end before a client has an event: who acts in between holds them."""
     folder, numbers = tmp_path_factory.mktemp("serve"), itertools.count()
     session = SessionOptions(context=CONTEXT, slots=SLOTS, biases=8, top_log_probabilities=20)
 
@@ -90,6 +90,7 @@ def serve(tiny_model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Se
         path: Path = tiny_model_path,
         context: int = CONTEXT,
         draft: int = 0,
+        repeat_last_n: int = 64,
         tier: str = "",
         aliases: tuple[str, ...] = (),
         sampling: Mapping[str, float] = ALL_TOKENS,
@@ -99,7 +100,7 @@ def serve(tiny_model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Se
         **options: object,
     ) -> Iterator[Running]:
         sizes = {"slots": slots, "context": context, "draft": draft, "experts": experts}
-        sizes["queue_depth"] = queue_depth
+        sizes |= {"queue_depth": queue_depth, "repeat_last_n": repeat_last_n}
         model = ModelOptions(
             replace(session, tier=tier or QUICK, disk_cache=disk_cache, lora=lora, **sizes),
             "tiny",

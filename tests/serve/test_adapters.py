@@ -16,12 +16,14 @@ from harness.cli.main import main
 from harness.host.options import Recording, SessionOptions
 from harness.host.session import Session
 from harness.named_adapters import NamedAdapter
+from harness.serve.keys import new_key
 from harness.serve.receipts.document import signed_document
 from harness.serve.receipts.keys import open_key
 from harness.serve.run import Running
 from tests.adapters import write_adapter
 from tests.serve.conftest import Serve
-from tests.serve.http import Http
+from tests.serve.http import Http, bearer
+from tests.serve.tenants import write_tenants
 from zinc_rt import LLM
 from zinc_rt import SamplingParams as Parameters
 
@@ -286,6 +288,40 @@ def test_a_python_llm(tiny_model_path: Path, named: tuple[NamedAdapter, ...], tr
         assert list(outputs[0].tokens) not in truth.values()
         (wrong,) = llm.generate([PROMPT], Parameters(lora={"other": 1.0}))
         assert "names 'other'; the adapters here are style, facts" in str(wrong.error)
+
+
+@pytest.mark.parametrize(
+    ("models", "expected"),
+    [
+        (["style"], {"style": 200, "style:latest": 200}),
+        (["facts", "style"], {"style": 200, "style:latest": 200, "facts": 200}),
+        (["tiny"], dict.fromkeys(("none", "tiny", "style", "style:latest", "facts", "lora"), 200)),
+        (["gone"], {}),
+    ],
+)
+def test_who_may_use_an_adapter_alone_uses_no_other(
+    serve: Serve, named: tuple[NamedAdapter, ...], tmp_path: Path,
+    models: list[str], expected: dict[str, int],
+) -> None:  # fmt: skip
+    """Not the model without it, and no list of adapters, whatever name is beside it; the name of
+    the model opens all."""
+    key = new_key()
+    asked: dict[str, Json] = {
+        name: {"model": name} for name in ("tiny", "style", "style:latest", "facts")
+    }
+    asked |= {"none": {}, "lora": {"model": "style", "lora": [{"id": 1, "scale": 1.0}]}}
+    path = write_tenants(tmp_path, {"one": key}, one={"models": models})
+    with serve(lora=named, tenants=path) as server:
+        http = Http(server.url)
+        for name, more in asked.items():
+            for route in ("/v1/completions", "/completion"):
+                body = (
+                    ASKED | more if route[1] == "v" else {"prompt": PROMPT, "n_predict": 1} | more
+                )
+                reply = http.post(route, body, **bearer(key))
+                assert reply.status == expected.get(name, 403), (name, route)
+        listed = [one["id"] for one in http.get("/v1/models", **bearer(key)).json["data"]]
+        assert set(listed) == expected.keys() & {"tiny", "style", "facts"}
 
 
 def test_traces_are_refused(

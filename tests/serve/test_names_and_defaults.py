@@ -87,7 +87,9 @@ def test_requests_sample_with_what_they_leave_out(serve: Serve) -> None:
         named = {"messages": MESSAGES, "seed": 3, "ignore_eos": True, "max_tokens": 5, **values}
         assert http.post(CHAT, named).json["choices"] == bare["choices"]
         assert bare["usage"]["completion_tokens"] == 5
-        assert bare["x_zinc"]["sampling_defaults"] == {**values, "max_tokens": 5}
+        assert bare["x_zinc"]["sampling_defaults"] == {
+            **values, "max_tokens": 5, "repeat_last_n": 64
+        }  # fmt: skip
         told = http.get("/v1/models").json["data"][0]["x_zinc"]["sampling"]
         assert told["sources"] == dict.fromkeys((*values, "max_tokens"), "server setting")
         response = http.post("/v1/responses", {"input": "hello", "seed": 3}).json

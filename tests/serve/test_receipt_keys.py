@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from contract.errors import ConfigError
+from contract.types import Tenant
 from harness.cli.main import main
 from harness.serve.receipts.canonical import canonical
 from harness.serve.receipts.document import parse_receipt
@@ -235,8 +236,8 @@ def test_a_chain_stays_one_with_many_writers(tmp_path: Path) -> None:
     with ReceiptStore(tmp_path) as store:
         assert store.tenants() == {7: 20, 8: 20}
         chain = [parse_receipt(text.encode(), "r") for text in store.exported(7)]
-        assert store.listed(7, 18, 100)[-1]["sha256"] == chain[-1].digest
-        assert store.find(8, "cmpl-1") is None
+        assert store.listed(Tenant(7, "x"), 18, 100)[-1]["sha256"] == chain[-1].digest
+        assert store.find(Tenant(8, "x"), "cmpl-1") is None
     assert [one.payload.number for one in chain] == list(range(1, 21))
     assert chain_verdict(chain) == []
 

@@ -14,6 +14,7 @@ from harness.serve.receipts.verify import chain_verdict
 from harness.serve.run import Running
 from tests.serve.conftest import Serve
 from tests.serve.http import Http, bearer
+from tests.serve.tenants import write_tenants
 from tests.serve.test_full_disk import FullDisk
 from tests.serve.test_tenants import ALICE, BOB, OPERATOR, tenants_file
 
@@ -34,6 +35,26 @@ def fetched(http: Http, key: str) -> list[Receipt]:
     names = [one["id"] for one in http.get("/v1/receipts", **bearer(key)).json["data"]]
     documents = [http.get(f"/v1/receipts/{name}", **bearer(key)) for name in names]
     return [parse_receipt(document.body, "receipt") for document in documents]
+
+
+def test_who_gets_an_id_later_reads_no_receipt_of_before(serve: Serve, tmp_path: Path) -> None:
+    """Nor who it was before that. The chain of the id goes on, for who exports it."""
+    path = write_tenants(tmp_path, {"alice": ALICE})
+    with serve(tenants=path, receipts=tmp_path / "receipts") as server:
+        http, ids = Http(server.url), dict[str, str]()
+        for name, key in (("alice", ALICE), ("carol", BOB), ("alice", ALICE)):
+            write_tenants(tmp_path, {name: key})
+            server.models.accounts.reload(server.models.change_tenants)
+            own = [ids[name]] if name in ids else []
+            listed = http.get("/v1/receipts", **bearer(key)).json["data"]
+            assert [one["id"] for one in listed] == own
+            for receipt in ("latest", *ids.values()):
+                found = http.get(f"/v1/receipts/{receipt}", **bearer(key))
+                expected = own if receipt in ("latest", *own) else []
+                assert found.status == (200 if expected else 404)
+                assert not expected or found.json["payload"]["id"] == ids[name]
+            ids[name] = http.post(COMPLETIONS, BODY, **bearer(key)).json["id"]
+        assert http.get("/v1/receipts/latest", **bearer(ALICE)).json["payload"]["number"] == 3
 
 
 def test_every_tenant_has_a_chain_of_its_own(keyed: Running) -> None:

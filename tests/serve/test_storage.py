@@ -50,7 +50,7 @@ class Kept:
 
 
 def _receipt(store: ReceiptStore) -> None:
-    store.add(1, {"id": "a", "kind": "x" * 5000}, [])
+    store.add(A.id, {"id": "a", "kind": "x" * 5000, "tenant": {"name": A.name}}, [])
 
 
 KINDS = [
@@ -61,7 +61,7 @@ KINDS = [
         lambda store: (store.total(1), store.days(1), store.tenants(), store.activated(Path("a"))),
     ),
     Kept(RECEIPTS, ReceiptStore, _receipt, lambda store: (
-        store.find(1, LATEST), store.listed(1, 0, 9), store.tenants(), [*store.exported(1)])),
+        store.find(A, LATEST), store.listed(A, 0, 9), store.tenants(), [*store.exported(1)])),
     Kept(RESPONSES, ResponseStore, lambda store: store.put(A, stored(1, 5000)),
          lambda store: (store.get(A, "resp_1"), store.conversation(A, "resp_1"))),
 ]  # fmt: skip

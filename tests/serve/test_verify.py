@@ -17,6 +17,7 @@ from harness.digest import logits_digest
 from harness.serve.run import Running
 from tests.held_steps import hold_steps
 from tests.patience import PATIENCE_SECONDS
+from tests.serve.conftest import Serve
 from tests.serve.http import Http, closing_after, posted, unchunked
 from tests.serve.test_connections import heard_until
 
@@ -85,6 +86,21 @@ def test_an_answer_is_replayed(http: Http, verify: Verify, path: str, body: dict
     streamed = http.post(path, {**body, "stream": True, "logits_digest": False}).body
     asked = {**body, "stream": True, "logits_digest": False}
     assert verify(asked, streamed)[:2] == (0, "identical\n")
+
+
+@pytest.mark.parametrize("window", [0, 8, 100])
+def test_penalties_look_back_as_far_as_on_the_server(
+    serve: Serve, verify: Verify, window: int
+) -> None:
+    """Not as far as where the answer is verified. A reach that the request names is its own."""
+    body = {"prompt": "to be or not to be, ", "max_tokens": 90, "presence_penalty": 1.5}
+    body |= {"temperature": 0, "ignore_eos": True, "n": 2}
+    with serve(repeat_last_n=window) as server:
+        for more in ({}, {"repeat_last_n": min(window, 20)}):
+            answer = Http(server.url).post("/v1/completions", body | more).json
+            assert verify(body | more, answer)[:2] == (0, "identical\n")
+    del answer["x_zinc"]["sampling_defaults"]["repeat_last_n"]
+    assert verify(body, answer)[0] == 1
 
 
 def test_the_digest_is_that_of_the_logits(server: Running, http: Http) -> None:

@@ -19,7 +19,7 @@ from tests.families_table import FAMILIES
 from tests.few_rows import ATTENDS_LAST, assert_definitions
 from tests.model_runs import SHORT, assert_same, compare, generate
 
-OPENCL, VULKAN, METAL = "opencl", "vulkan", "metal-simulated"
+OPENCL, VULKAN, METAL, CUDA = "opencl", "vulkan", "metal-simulated", "cuda"
 
 MODELS = {
     "llama-8-experts": ("q4_k_m", F16),
@@ -51,6 +51,8 @@ MODELS = {
     "lfm2": ("q4_k_m", F16),
     "lfm2moe": ("q4_k_m", F16),
     "granitehybrid": ("q4_k_m", F16),
+    "nemotron_h": ("q4_k_m", F16),
+    "nemotron_h_moe": ("q4_k_m", F16),
     "gemma3-untied-softcap-linear": ("q4_0", Q8_0),
     "gemma4-per-layer-embeddings": ("q8_0", F16),
     "gemma4-shared-kv": ("f16", F32),
@@ -133,6 +135,7 @@ def model_of(synthetic_model: SyntheticModel, name: str, way_name: str) -> tuple
     on(OPENCL, MODELS, pytest.mark.long, unmarked=ON_OPENCL),
     on(VULKAN, MODELS, pytest.mark.long, unmarked=ON_VULKAN),
     on(METAL, MODELS, pytest.mark.soak),
+    on(CUDA, MODELS),
 )
 def test_logits_and_tokens_are_the_cpu_tiers(
     tier: Tier, synthetic_model: SyntheticModel, name: str
@@ -164,6 +167,7 @@ def test_steps_of_few_rows_are_the_definitions(
     on(OPENCL, TRACED),
     on(VULKAN, TRACED, pytest.mark.long, unmarked=("qwen3next-fused-ssm-in",)),
     on(METAL, TRACED, pytest.mark.soak, unmarked=("qwen35moe-fused",)),
+    on(CUDA, TRACED),
 )
 def test_every_result_is_the_definitions(
     tier: Tier, synthetic_model: SyntheticModel, name: str

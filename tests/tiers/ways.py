@@ -142,6 +142,15 @@ def _cuda(cache: Path) -> Iterator[OpenTier]:
     )
 
 
+@contextmanager
+def _cuda_device(cache: Path) -> Iterator[OpenTier]:
+    def open_it(memory_bytes: int | None = None) -> Tier:
+        choices = CudaChoices(memory_bytes=memory_bytes, cache=cache)
+        return need_device(lambda: CudaTier(choices=choices))
+
+    yield open_it
+
+
 def _opencl_way(way: str, *grows: str) -> Way:
     return Way(partial(_opencl, way=way), (SCRATCH, *grows), REQUESTS)
 
@@ -170,8 +179,9 @@ OTHERS = {
     "opencl-banked-launch": _opencl_way("banked-launch", INPUTS),
     "opencl-integers": _opencl_way("integer-remedies"),
     "vulkan-integers": _vulkan_way("integer-remedies"),
+    "cuda": Way(_cuda_device, (SCRATCH, INPUTS), REQUESTS),
 }
-"""What computes otherwise, but has memory and a queue like one of WAYS."""
+"""What computes otherwise, but has memory and a queue like one of WAYS, or needs its device."""
 DEVICES = [name for name in WAYS if name != "cpu"]
 """Those on the base of device tiers."""
 MODELS = [name for name, way in WAYS.items() if way.requests]

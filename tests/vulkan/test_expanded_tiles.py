@@ -8,8 +8,8 @@ from accel.kernels.matrix_tiles import WIDE_FORMATS, plane_bytes
 from accel.packets.fused_ops import FUSED
 from accel.packets.schedule import schedule_levels
 from accel.packets.step import Count, Op, Per, Step, Tensor
-from accel.vulkan.expanded_tiles import LEAST_ROWS, PLANES_FROM, with_expanded_tiles
-from accel.vulkan.matrix_tiles import LEAST_ROWS as LEAST_WIDE_ROWS
+from accel.vulkan.expanded_tiles import MIN_ROWS, PLANES_FROM, with_expanded_tiles
+from accel.vulkan.matrix_tiles import MIN_ROWS as LEAST_WIDE_ROWS
 from accel.vulkan.matrix_tiles import SMALL_BUCKETS, WIDE_FROM, with_tiles_32x16, with_tiles_128x128
 from contract.dtypes import Q4_0, Q4_K, Q6_K, DType
 
@@ -25,7 +25,7 @@ def made(name: str, tensors: dict[str, str], sizes: tuple[int, ...], most: int) 
     return Op(device, tensors_of, device.splits, count, sizes, matrix=device.matrix)
 
 
-def product(name: str, dtype: DType = Q6_K, rows: int = LEAST_ROWS, most: int = PLANES_FROM) -> Op:
+def product(name: str, dtype: DType = Q6_K, rows: int = MIN_ROWS, most: int = PLANES_FROM) -> Op:
     tensors = {"x": "m", "scale": "scale", "sums": "sums", "weight": f"{name}.weight", "y": name}
     op = made("matmul_tiles", tensors, (rows, COLUMNS), most)
     op.dtype = dtype
@@ -53,7 +53,7 @@ def test_matrices_are_expanded_beside_the_norm_and_activations_once() -> None:
     levels = [placement.level for placement in schedule_levels(expanded).placements]
     assert levels == [0, 0, 0, 1, 2, 2]
     sizes = sorted(set(expanded.scratch.values()))[1:]
-    assert sizes == [plane_bytes(PLANES_FROM, COLUMNS), plane_bytes(LEAST_ROWS, COLUMNS)]
+    assert sizes == [plane_bytes(PLANES_FROM, COLUMNS), plane_bytes(MIN_ROWS, COLUMNS)]
 
 
 def test_new_integers_in_the_same_place_are_expanded_again() -> None:
@@ -69,7 +69,7 @@ def test_others_are_multiplied_in_tiles() -> None:
     """Few tokens, few or very many rows, scales a block."""
     for other in (
         product("y", most=PLANES_FROM - 1),
-        product("y", rows=LEAST_ROWS - 1),
+        product("y", rows=MIN_ROWS - 1),
         product("y", rows=1 << 19),
         product("y", Q4_0),
     ):

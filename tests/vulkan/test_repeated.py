@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from accel.kernels.source import REPEATING_OPS
 from accel.packets.fused import fuse
-from accel.packets.repeated import MOST_SEGMENTS, repeat_small
+from accel.packets.repeated import MAX_SEGMENTS, repeat_small
 from accel.packets.rules import lower_graph
 from accel.packets.schedule import schedule_levels
 from accel.vulkan import tier as vulkan_tier
@@ -105,7 +105,7 @@ def test_activations_of_many_segments(
     """Nearly as many as a group has room for, and more: behind them is what makes them."""
     sizes = {"layers": 1, "hidden": hidden, "feed_forward": 256, "vocab": 320}
     model = open_model(synthetic_model(quant="q4_k_m", **sizes, **SHAPES["norms"]))
-    assert names_of(model)["gate_row"] == (hidden <= MOST_SEGMENTS * SEGMENT)
+    assert names_of(model)["gate_row"] == (hidden <= MAX_SEGMENTS * SEGMENT)
     expected = decoded(CpuTier(), model, 64, {0: 2})
     got = decoded(open_vulkan(), model, 64, {0: 2})
     assert all((a == b).all() for a, b in zip(expected, got, strict=True))

@@ -22,9 +22,9 @@ from accel.amd.sim.execute import Launch, Program, run_launch
 from accel.amd.sim.memory_view import PAGE, GpuFault, MemoryView
 from contract.kernel import MAX_WORKGROUP
 
-MOST_CODE_BYTES = 1 << 20
+MAX_CODE_BYTES = 1 << 20
 WAVE = 32
-MOST_LDS_BYTES = 64 << 10
+MAX_LDS_BYTES = 64 << 10
 FLOAT_MODE = 0xF0
 WAIT_AT_LEAST = 1 << 4 | 5
 """WAIT_REG_MEM: memory, at least the reference."""
@@ -82,13 +82,13 @@ class CommandProcessor:
         """Whether an indirect buffer is in progress."""
         return self._inner is not None
 
-    def run(self, words: Sequence[int], most_packets: int | None = None) -> int:
+    def run(self, words: Sequence[int], max_packets: int | None = None) -> int:
         """Process packets of a ring in order, the rest of an indirect buffer first; returns their
-        words, fewer than all if a packet waits or ``most_packets`` were processed. Raises
+        words, fewer than all if a packet waits or ``max_packets`` were processed. Raises
         GpuFault."""
         ring = _Buffer(words)
         done = 0
-        while most_packets is None or done < most_packets:
+        while max_packets is None or done < max_packets:
             if self._inner is not None:
                 self._next(self._inner)
                 if self._inner.ended:
@@ -115,7 +115,7 @@ class CommandProcessor:
         left_out = self._packet(opcode, list(body), buffer is self._inner)
         buffer.index += 2 + count
         if left_out:
-            buffer.index = self._behind(buffer, left_out)
+            buffer.index = self._after_skipped(buffer, left_out)
 
     def _end(self, words: Sequence[int], index: int) -> int:
         """The index after the packet at ``index``."""
@@ -127,7 +127,7 @@ class CommandProcessor:
             raise GpuFault(f"packet {header:#010x} goes past the end of its buffer")
         return end
 
-    def _behind(self, buffer: _Buffer, left_out: int) -> int:
+    def _after_skipped(self, buffer: _Buffer, left_out: int) -> int:
         """The index after skipped packets, which must end where COND_EXEC says."""
         index, end = buffer.index, buffer.index + left_out
         while index < min(end, len(buffer.words)):
@@ -175,7 +175,7 @@ class CommandProcessor:
     def _conditional(self, body: list[int]) -> int:
         low, high, policy, words = body
         address = low | high << 32
-        if address % 4 or policy or not 0 < words <= pm4.MOST_CONDITIONAL_WORDS:
+        if address % 4 or policy or not 0 < words <= pm4.MAX_CONDITIONAL_WORDS:
             raise GpuFault(f"COND_EXEC {address:#x}, {policy}, {words} words")
         value = self.memory.bytes_at(address, 4, "COND_EXEC").view(np.uint32)[0]
         return 0 if value else words
@@ -215,10 +215,10 @@ class CommandProcessor:
         target.view(np.uint64)[0] = value_low | value_high << 32
 
     def _indirect(self, body: list[int], nested: bool) -> None:
-        address, words = body[0] | body[1] << 32, body[2] & pm4.MOST_IB_WORDS
+        address, words = body[0] | body[1] << 32, body[2] & pm4.MAX_IB_WORDS
         if nested:
             raise GpuFault("an indirect buffer inside an indirect buffer")
-        if body[2] & ~pm4.MOST_IB_WORDS != self.buffer_flags or address % 4 or not words:
+        if body[2] & ~pm4.MAX_IB_WORDS != self.buffer_flags or address % 4 or not words:
             raise GpuFault(f"INDIRECT_BUFFER {address:#x}, control {body[2]:#x}, is not valid")
         data = self.memory.bytes_at(address, 4 * words, "INDIRECT_BUFFER")
         self._inner = _Buffer(data.view(np.uint32).tolist())
@@ -271,7 +271,7 @@ class CommandProcessor:
             raise GpuFault(f"float mode {rsrc1 >> 12 & 0xFF:#x}, not {FLOAT_MODE:#x}")
         if rsrc2 & 1 or rsrc2 >> 1 & 31 != self.generation.user_registers or not rsrc2 >> 7 & 1:
             raise GpuFault(f"RSRC2 {rsrc2:#x} is not that of a kernel of ours")
-        if local_bytes > MOST_LDS_BYTES:
+        if local_bytes > MAX_LDS_BYTES:
             raise GpuFault(f"{local_bytes} bytes of group memory")
         arguments = self._value(Register.USER_DATA_0) | self._value(Register.USER_DATA_1) << 32
         self.memory.bytes_at(arguments, 4, "kernel arguments")
@@ -290,7 +290,7 @@ class CommandProcessor:
         """The program at ``address``, up to its padding."""
         self.memory.bytes_at(address, 4, "code")
         first = (address - self.memory.base) // 4
-        words = self.memory.words[first : first + MOST_CODE_BYTES // 4]
+        words = self.memory.words[first : first + MAX_CODE_BYTES // 4]
         length = 0
         while length < len(words):
             ends = np.flatnonzero(words[length : length + PAGE] == CODE_END)

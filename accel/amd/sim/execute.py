@@ -22,7 +22,7 @@ from accel.amd.sim.registers import taken
 from accel.amd.sim.translate import block_function
 
 GROUPS_AT_A_TIME = 64
-MOST_STEPS = 50_000_000
+MAX_STEPS = 50_000_000
 """Blocks of one launch after which it counts as endless."""
 WORKGROUP_ID = TTMP + 9
 """The register with the number of the group on gfx12; on gfx11 it follows the registers that a
@@ -133,7 +133,7 @@ class WorkGroupExecutor:
             block = self._launch.program.block(address)
             condition = self._execute(block, waves)
             steps += 1
-            if steps > MOST_STEPS:
+            if steps > MAX_STEPS:
                 raise GpuFault(f"{self._launch.program.name}: does not end")
             last = block.last
             if last.name == "s_endpgm":

@@ -70,8 +70,8 @@ class FakeQueue:
     done: int = 0
     signalled: int = 0
 
-    def work(self, most_packets: int | None) -> None:
-        """Process the ring up to the doorbell's value, or ``most_packets`` packets of it."""
+    def work(self, max_packets: int | None) -> None:
+        """Process the ring up to the doorbell's value, or ``max_packets`` packets of it."""
         rung = int(self.doorbell[0])
         if self.fault is not None or (rung == self.done and not self.processor.inside):
             return
@@ -80,7 +80,7 @@ class FakeQueue:
             if not self.done <= rung <= self.done + size or rung > int(self.write_pointer[0]):
                 raise GpuFault(f"doorbell {rung}, ring of {size} words at {self.done}")
             indices = np.arange(self.done, rung) % size
-            self.done += self.processor.run(self.ring[indices].tolist(), most_packets)
+            self.done += self.processor.run(self.ring[indices].tolist(), max_packets)
         except GpuFault as fault:
             self.fault = fault
         self.read_pointer[0] = self.done % size

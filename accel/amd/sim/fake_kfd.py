@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from accel.amd import uapi
 from accel.amd.kernel import memory_at
 from accel.amd.kfd import DOORBELL_BYTES, KFD
-from accel.amd.sim.fake_machine import MOST_QUEUES, FakeComputer, FakeMemory
+from accel.amd.sim.fake_machine import MAX_QUEUES, FakeComputer, FakeMemory
 from accel.amd.topology import EOP_BYTES, NODES, PAGE, Gpu
 from accel.amd.uapi import Memory, Request
 
@@ -162,7 +162,7 @@ class FakeKfd:
         requested = {
             "a compute queue of this GPU": value["queue_type"] == uapi.QUEUE_COMPUTE
             and value["gpu_id"] == GPU_ID,
-            "percent and priority": value["queue_percentage"] <= uapi.MOST_PERCENT
+            "percent and priority": value["queue_percentage"] <= uapi.MAX_PERCENT
             and value["queue_priority"] <= 15,
             "a ring that is a power of two": size >= PAGE and not size & (size - 1),
             "the ring's own memory": machine.is_object(ring, size),
@@ -177,9 +177,9 @@ class FakeKfd:
         for what, right in requested.items():
             if not right:
                 raise OSError(errno.EINVAL, f"CREATE_QUEUE: {what}")
-        if len(machine.gpu.queues) == MOST_QUEUES:
+        if len(machine.gpu.queues) == MAX_QUEUES:
             raise OSError(errno.ENOMEM, "CREATE_QUEUE")
-        index = next(n for n in range(MOST_QUEUES) if n + 1 not in machine.gpu.queues)
+        index = next(n for n in range(MAX_QUEUES) if n + 1 not in machine.gpu.queues)
         queue = machine.new_queue(
             self._doorbells[index:],
             machine.space.host(ring, size),

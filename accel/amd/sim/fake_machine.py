@@ -14,7 +14,7 @@ from accel.amd.sim.fake_gpu import AddressSpace, FakeGpu, FakeQueue
 from accel.amd.topology import Gpu
 
 ADDRESS_SPACE = 16 << 30
-MOST_QUEUES = 8
+MAX_QUEUES = 8
 PROPERTIES = {
     "simd_count": 128,
     "simd_per_cu": 2,
@@ -51,7 +51,7 @@ class Behaviour:
     release: str = "6.17.0-simulated"
     user_queue: str = "1"
     firmware: dict[str, int] = field(default_factory=lambda: dict(FIRMWARE_VERSIONS))
-    slots: int = MOST_QUEUES
+    slots: int = MAX_QUEUES
     engines: int = 0b10
     checked: bool = False
     packets: int | None = None
@@ -140,5 +140,5 @@ class FakeComputer:
     ) -> FakeQueue:
         """The GPU's next queue, with its doorbell at 0."""
         doorbell[0] = 0
-        number = next(n for n in range(1, MOST_QUEUES + 1) if n not in self.gpu.queues)
+        number = next(n for n in range(1, MAX_QUEUES + 1) if n not in self.gpu.queues)
         return self.gpu.add(number, doorbell, ring, write, read)

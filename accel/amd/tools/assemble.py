@@ -19,7 +19,7 @@ from contract.kernel import MAX_WORKGROUP, KernelHeader, decode_kernel
 SOURCES = {".k": "a kernel of the dialect", ".s": "assembly", ".zrt": "a kernel file"}
 """Accepted file suffixes. The dialect is the macro language of ``accel/kernels``."""
 ENTRY_SUFFIX = ".kd"
-MOST_SOURCE_BYTES = 1 << 20
+MAX_SOURCE_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +57,8 @@ def kernel_from(path: Path, options: AssemblyOptions) -> KernelHeader:
 
 
 def _compiled(path: Path, data: bytes, options: AssemblyOptions) -> KernelHeader:
-    if len(data) > MOST_SOURCE_BYTES:
-        raise ConfigError(f"{path}: {len(data):,} bytes of source, at most {MOST_SOURCE_BYTES:,}")
+    if len(data) > MAX_SOURCE_BYTES:
+        raise ConfigError(f"{path}: {len(data):,} bytes of source, at most {MAX_SOURCE_BYTES:,}")
     try:
         text = data.decode()
     except UnicodeDecodeError:

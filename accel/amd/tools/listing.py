@@ -31,7 +31,7 @@ TTMP, TTMPS = 108, 16
 VGPRS = 1536
 """32-bit registers of a lane that a SIMD has for all its waves."""
 VGPR_GRANULE = 24
-MOST_WAVES = 16
+MAX_WAVES = 16
 """Most waves of a SIMD."""
 LDS_BYTES = 64 << 10
 """Group memory of a compute unit, which has two SIMDs; code is compiled for units, not pairs."""
@@ -58,7 +58,7 @@ def listing(kernel: KernelHeader) -> Iterator[str]:
 def occupancy(kernel: KernelHeader) -> int:
     """Waves of a kernel that a SIMD can hold, given registers and group memory."""
     registers = -(-kernel.vgpr_count // VGPR_GRANULE) * VGPR_GRANULE
-    waves = min(MOST_WAVES, VGPRS // registers)
+    waves = min(MAX_WAVES, VGPRS // registers)
     if kernel.lds_bytes:
         x, y, z = kernel.workgroup_size
         group_waves = -(-x * y * z // 32)

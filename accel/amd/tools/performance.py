@@ -22,7 +22,7 @@ from accel.amd.sim.memory_view import PAGE, MemoryView
 from accel.amd.steps import SPLIT_TOKENS, step_of
 from accel.amd.tools.listing import occupancy
 from accel.kernels.compiled import read_compiled
-from accel.kernels.launches import MOST_GROUPS
+from accel.kernels.launches import MAX_GROUPS
 from accel.kernels.source import Module, module_of
 from accel.packets.binding import bind_step
 from accel.packets.layouts import WeightLayout, tile_bytes
@@ -156,7 +156,7 @@ class Paper:
 
     def _cost(self, index: int, op: Op, wait: bool) -> PacketCost:
         header, program = self._program(module_of(op))
-        groups = op.launch_groups(header.workgroup_size[0], MOST_GROUPS)
+        groups = op.launch_groups(header.workgroup_size[0], MAX_GROUPS)
         arguments = np.zeros(1, ARGUMENTS)
         arguments["scratch"] = _at("scratch")
         arguments["inputs"] = _at("inputs")

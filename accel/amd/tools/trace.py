@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from accel.amd.sim.memory_view import MemoryView
 
 FORMAT = 1
-MOST_SPAN = 1 << 40
+MAX_SPAN = 1 << 40
 """Most bytes between a trace's first address and its last."""
 SECONDS = 60.0
 
@@ -192,7 +192,7 @@ def listing(trace: Trace) -> Iterator[str]:
         for name, body in packets_of(submission.words.tolist()):
             yield f"    {shown(name, body)}"
             if name == pm4.Opcode.INDIRECT_BUFFER.name:
-                inner = _words_at(pages, body[0] | body[1] << 32, body[2] & pm4.MOST_IB_WORDS)
+                inner = _words_at(pages, body[0] | body[1] << 32, body[2] & pm4.MAX_IB_WORDS)
                 yield from (f"        {shown(*packet)}" for packet in packets_of(inner))
 
 
@@ -234,7 +234,7 @@ def _memory(trace: Trace) -> MemoryView:
     ranges = np.concatenate([submission.ranges for submission in trace.submissions])
     first = int(ranges[:, 0].min()) - PAGE if len(ranges) else PAGE
     span = int(ranges.sum(axis=1).max()) - first if len(ranges) else PAGE
-    if span > MOST_SPAN or first % PAGE or span % PAGE:
+    if span > MAX_SPAN or first % PAGE or span % PAGE:
         raise CodecError(f"trace: addresses over {span} bytes from {first:#x}")
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE
     return MemoryView(np.frombuffer(mmap.mmap(-1, span, flags=flags), np.uint8), first)

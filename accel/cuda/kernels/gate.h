@@ -16,6 +16,7 @@ static __device__ __forceinline__ float clamped_gate(float gate, float up) {
 
 static __device__ __forceinline__ float gated(uint activation, float gate, float up) {
     if (activation == 3) return clamped_gate(gate, up);
+    if (activation == 4) return (gate <= 0.0f ? 0.0f : gate) * up;
     return (activation == 2   ? sigmoid_of(gate)
             : activation == 1 ? gelu_of(gate)
                               : silu_of(gate)) *

@@ -28,7 +28,7 @@ from accel.metal.sim.fake_machine import FakeError, Machine
 from accel.metal.sim.fake_objc import method
 
 NOT_ENQUEUED, COMMITTED, COMPLETED, FAILED = 0, 2, 4, 5
-MOST_UNDER_WAY = 64
+MAX_IN_FLIGHT = 64
 """Most command buffers of a queue in flight; one more waits for the first to end."""
 APPLE9 = 1009
 DONE, FAULT = 1, 2
@@ -188,7 +188,7 @@ class FakeQueue:
 
     @method("commandBuffer", "@@:")
     def command_buffer(self) -> int:
-        while len(self.in_flight) >= MOST_UNDER_WAY and self.advance():
+        while len(self.in_flight) >= MAX_IN_FLIGHT and self.advance():
             pass
         buffer = FakeCommandBuffer(self)
         buffer.address = self.machine.pooled("commandBuffer", "MTLCommandBuffer", buffer)

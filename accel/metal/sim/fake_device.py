@@ -12,7 +12,7 @@ from accel.metal.sim.fake_encoders import FakeCommands, FakePipeline
 from accel.metal.sim.fake_machine import FakeString, Machine, buffer_of_pages, new_buffer
 from accel.metal.sim.fake_objc import Method, method
 
-MOST_ITEMS = 1024
+MAX_ITEMS = 1024
 LANGUAGE_3 = 3 << 16
 
 
@@ -82,7 +82,7 @@ class FakePipelineDescriptor:
 
     machine: Machine
     function: FakeFunction | None = None
-    items: int = MOST_ITEMS
+    items: int = MAX_ITEMS
     indirect: bool = False
 
     @method("setComputeFunction:", "v@:@")

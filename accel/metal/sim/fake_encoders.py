@@ -9,7 +9,7 @@ from accel.metal.sim.fake_machine import FakeBuffer, Machine
 from accel.metal.sim.fake_objc import method
 
 READ, WRITE = 1, 2
-MOST_BINDINGS = 31
+MAX_BINDINGS = 31
 CONSTANT_ALIGNMENT = 32
 COPY_ALIGNMENT = 4
 
@@ -26,7 +26,7 @@ class FakePipeline:
     indirect: bool
 
     @method("maxTotalThreadsPerThreadgroup", "Q@:")
-    def most_items(self) -> int:
+    def max_items(self) -> int:
         return self.items
 
 
@@ -238,7 +238,7 @@ def _pipeline(objc: Any, address: int) -> FakePipeline | None:
 
 def _bind(objc: Any, dispatch: Dispatch, address: int, offset: int, index: int) -> None:
     buffer = objc.state(address, FakeBuffer, "a bound buffer")
-    if index > MOST_BINDINGS - 1 or offset % CONSTANT_ALIGNMENT:
+    if index > MAX_BINDINGS - 1 or offset % CONSTANT_ALIGNMENT:
         objc.tell(f"a buffer bound at index {index}, offset {offset}")
     if buffer is not None and offset >= buffer.nbytes:
         objc.tell(f"offset {offset} of a buffer of {buffer.nbytes} bytes")

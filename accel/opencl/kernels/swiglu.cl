@@ -1,4 +1,5 @@
-// SWIGLU: y = f(gate) * up; f is silu (0), gelu (1) or sigmoid (2). Activation 3 is the clamped gate.
+// SWIGLU: y = f(gate) * up; f is silu (0), gelu (1), sigmoid (2) or relu (4). Activation 3 is the clamped
+// gate.
 
 #define GATE_LIMIT ((float16)(7.0f))
 #define GATE_STEEPNESS ((float16)(1.702f))
@@ -12,8 +13,13 @@ INLINE float16 clamped_gate16(float16 gate, float16 up) {
     return divide16(g, one + exp16(-(GATE_STEEPNESS * g))) * (u + one);
 }
 
+INLINE float16 relu16(float16 x) {
+    return select(x, (float16)(0.0f), (int16)(x <= (float16)(0.0f)));
+}
+
 INLINE float16 activated16(float16 gate, float16 up, uint activation) {
     if (activation == 3) return clamped_gate16(gate, up);
+    if (activation == 4) return relu16(gate) * up;
     return (activation == 2 ? sigmoid16(gate) : activation == 1 ? gelu16(gate) : silu16(gate)) * up;
 }
 

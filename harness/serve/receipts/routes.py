@@ -1,4 +1,4 @@
-"""The routes that give a tenant its receipts, and everybody the public keys."""
+"""Routes that return a tenant's receipts, and the public keys."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ RECEIPT_ROUTES = (
 
 
 class ReceiptHandlers:
-    """One method for each of RECEIPT_ROUTES, named by it."""
+    """A method for each route of RECEIPT_ROUTES, by its name."""
 
     def receipts(self) -> Json:
         after = request.args.get("after", "0")
         if not (after.isascii() and after.isdecimal() and len(after) < 16):
             raise ApiError(400, "after is the number of a receipt", param="after")
-        data = _store().listed(g.account.tenant.id, int(after), MAX_LISTED)
+        data = _store().listed(g.account.tenant, int(after), MAX_LISTED)
         return {"object": "list", "data": data}
 
     def receipt(self, receipt: str) -> Json:
-        found = _store().find(g.account.tenant.id, receipt)
+        found = _store().find(g.account.tenant, receipt)
         if found is None:
             raise ApiError(404, "there is no such receipt, or it is another's", param="receipt")
         return found

@@ -24,7 +24,7 @@ from reference.memory.row_copies import RowBlock
 
 READERS = min(max(2, 3 * (os.cpu_count() or 2) // 4), 12)
 """Threads that read the files of a prompt."""
-MOST_TOUCHES = 64
+MAX_TOUCHES = 64
 """While more writes than this are queued, uses of files are not recorded."""
 Report = Callable[[str], None]
 Work = Callable[[], object]
@@ -142,7 +142,7 @@ class DiskCache:
         """Record that files were used now, the first as the least recent one, unless much else is
         queued."""
         now, folder = time.time_ns(), self._folder
-        if folder is not None and len(self._work) < MOST_TOUCHES:
+        if folder is not None and len(self._work) < MAX_TOUCHES:
             self._post(lambda: folder.touch(entries, now))
 
     def erase(self, entries: Sequence[Entry]) -> None:

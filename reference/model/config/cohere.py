@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from reference.model.config.common import read_common, require_feed_forward
+from reference.model.config.common import LAYER_NORM_EPSILON, read_common, require_feed_forward
 from reference.model.config.dense import WINDOW, rotating_in_windows
 from reference.model.config.keys import MAX_CONTEXT, Keys
 from reference.model.config.records import ModelConfig
 from reference.model.config.rope import read_interleaved_rope
-
-LAYER_NORM_EPSILON = "attention.layer_norm_epsilon"
 
 
 def read_command_r(keys: Keys) -> ModelConfig:

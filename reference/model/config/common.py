@@ -12,6 +12,7 @@ from reference.model.config.rope import read_rope
 from reference.model.gguf import GgufFile, StringArray
 
 EPSILON = "attention.layer_norm_rms_epsilon"
+LAYER_NORM_EPSILON = "attention.layer_norm_epsilon"
 RopeReader = Callable[[Keys, int, int], Rope]
 """Reads the rotation of a layer from the keys, the elements of a head and the context in tokens."""
 

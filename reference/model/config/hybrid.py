@@ -4,12 +4,24 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from reference.model.config.common import read_common, require_feed_forward
+from reference.model.config.common import (
+    EPSILON,
+    LAYER_NORM_EPSILON,
+    read_common,
+    require_feed_forward,
+)
 from reference.model.config.dense import with_granite_experts
-from reference.model.config.experts import read_chosen_by_bias
+from reference.model.config.experts import (
+    LEADING_DENSE,
+    SHARED_WIDTH,
+    SIGMOID,
+    WEIGHT_SCALE,
+    read_chosen_by_bias,
+    read_plain_weights,
+)
 from reference.model.config.keys import MAX_LAYERS, MAX_WIDTH, Keys
 from reference.model.config.records import DeltaNet, Mamba, ModelConfig, ShortConv
-from reference.model.config.rope import read_llama_rope
+from reference.model.config.rope import read_llama_rope, unrotated
 
 DEFAULT_INTERVAL = 4
 MAX_TAPS = 1 << 10
@@ -70,6 +82,46 @@ def read_granite_hybrid(keys: Keys) -> ModelConfig:
     common = read_common(keys, read_llama_rope, least_kv_heads=0)
     config = with_granite_experts(keys, common)
     return replace(config, mamba=_read_mamba(keys, config))
+
+
+def read_nemotron_h(keys: Keys) -> ModelConfig:
+    """Nemotron-H and Nemotron 3: Mamba-2 in layers without heads for keys and values and without a
+    width, a feed forward alone in those with a width; nothing rotates."""
+    epsilon = EPSILON if keys.has(EPSILON) else LAYER_NORM_EPSILON
+    config = read_common(keys, least_kv_heads=0, epsilon=epsilon)
+    rope = config.ropes[0]
+    for name, plain in (("rope.scaling.type", "none"), ("rope.scaling.attn_factor", 1.0)):
+        value = keys.file.metadata.get(keys.key(name), plain)
+        if value != plain:
+            raise keys.unsupported(name, f"is {value}", "no layer of this family rotates")
+    mamba = _read_mamba(keys, config)
+    layers = tuple(
+        not (heads or width)
+        for heads, width in zip(config.kv_heads, config.feed_forward, strict=True)
+    )
+    for layer, (heads, width) in enumerate(zip(config.kv_heads, config.feed_forward, strict=True)):
+        if heads and width:
+            raise keys.error("feed_forward_length", f"is {width} in layer {layer}, which attends")
+    ropes = (unrotated(rope),) * config.layers
+    return replace(config, ropes=ropes, mamba=replace(mamba, layers=layers))
+
+
+def read_nemotron_h_moe(keys: Keys) -> ModelConfig:
+    """Nemotron 3: experts without gates, chosen by a bias, and a shared one."""
+    config = read_nemotron_h(keys)
+    experts = read_plain_weights(keys, read_chosen_by_bias(keys, config, SIGMOID))
+    if experts.leading_dense:
+        raise keys.unsupported(LEADING_DENSE, f"is {experts.leading_dense}", "supported is 0")
+    return replace(
+        config,
+        experts=replace(
+            experts,
+            gated=False,
+            weight_scale=keys.positive(WEIGHT_SCALE, 0.0, allow_zero=True) or 1.0,
+            shared_width=keys.integer(SHARED_WIDTH, 1, MAX_WIDTH),
+            shared_gate=False,
+        ),
+    )
 
 
 def _read_mamba(keys: Keys, config: ModelConfig) -> Mamba:

@@ -33,6 +33,8 @@ from reference.model.config.hybrid import (
     read_granite_hybrid,
     read_lfm2,
     read_lfm2moe,
+    read_nemotron_h,
+    read_nemotron_h_moe,
 )
 from reference.model.config.keys import Keys
 from reference.model.config.records import ModelConfig
@@ -165,6 +167,8 @@ READERS: Mapping[str, Callable[[Keys], ModelConfig]] = {
     "lfm2": read_lfm2,
     "lfm2moe": read_lfm2moe,
     "granitehybrid": read_granite_hybrid,
+    "nemotron_h": read_nemotron_h,
+    "nemotron_h_moe": read_nemotron_h_moe,
     "gemma3": read_gemma3,
     "gemma4": read_gemma4,
     "gpt-oss": read_gpt_oss,

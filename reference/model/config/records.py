@@ -54,7 +54,8 @@ class Experts:
     weights the shared expert. With ``biases`` router and experts may have biases. With
     ``choice_bias`` experts are weighted by a sigmoid, and a bias is added to choose them.
     ``weight_scale`` multiplies the weights of chosen experts, which are divided by their sum if
-    ``renormalize``. The first ``leading_dense`` layers
+    ``renormalize``. Unless ``gated`` an expert has no gate, but squares what is positive. The first
+    ``leading_dense`` layers
     have a dense block instead."""
 
     count: int
@@ -65,6 +66,7 @@ class Experts:
     biases: bool = False
     choice_bias: bool = False
     renormalize: bool = True
+    gated: bool = True
     weight_scale: float = 1.0
     leading_dense: int = 0
 
@@ -191,4 +193,5 @@ class ModelConfig:
     @property
     def attention_layers(self) -> tuple[int, ...]:
         """The layers with attention."""
-        return tuple(n for n in range(self.layers) if not self.is_recurrent(n))
+        layers = (n for n in range(self.layers) if not self.is_recurrent(n))
+        return tuple(n for n in layers if self.kv_heads[n])

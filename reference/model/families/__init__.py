@@ -54,6 +54,8 @@ FAMILIES: Mapping[str, Family] = {
     "lfm2": _later("hybrid", "LFM2"),
     "lfm2moe": _later("hybrid", "LFM2"),
     "granitehybrid": _later("hybrid", "GRANITE_HYBRID"),
+    "nemotron_h": _later("nemotron"),
+    "nemotron_h_moe": _later("nemotron"),
     "gemma3": Decoder(query_key_norm=True, post_norms=True, activation=GELU).build,
     "gemma4": _later("gemma4"),
     "gpt-oss": Decoder(feed_forward_norm="post_attention_norm", activation=CLAMPED).build,

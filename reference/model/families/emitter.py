@@ -24,7 +24,7 @@ from reference.model.families.low_rank import LowRank
 from reference.model.families.smooth_keys import Channels
 from reference.model.families.tensors import ModelTensors
 
-SILU, GELU, SIGMOID, CLAMPED = 0, 1, 2, 3
+SILU, GELU, SIGMOID, CLAMPED, RELU = 0, 1, 2, 3, 4
 """Values of the opcode parameter ``activation``."""
 
 

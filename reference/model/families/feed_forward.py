@@ -139,8 +139,10 @@ def experts(
         ids=routing.ids,
         up=up,
     )
+    # Of experts without gates nobody reads `up`, and no device computes it.
+    factor = up if mixture.gated else gate
     gated = e.builder.emit(
-        Opcode.MOE_SWIGLU, f"moe_swiglu[{layer}]", gate=gate, up=up, activation=activation
+        Opcode.MOE_SWIGLU, f"moe_swiglu[{layer}]", gate=gate, up=factor, activation=activation
     )
     scale = "ffn_down_exps.scale"
     has_scale = e.has(scale, layer)
@@ -176,8 +178,12 @@ def shared_expert(e: Emitter, h: View, layer: int, residual: View) -> View:
 
 
 def _gate_and_up(e: Emitter, layer: int, count: int, width: int) -> tuple[View, View]:
-    """The gate and up matrices of all experts; a fused tensor has gate rows, then up rows."""
+    """The gate and up matrices of all experts; a fused tensor has gate rows, then up rows. Of
+    experts without gates both are the same."""
     shape, fused = (count, width, e.config.hidden), "ffn_gate_up_exps"
+    if not _mixture(e).gated:
+        weights = e.weight("ffn_up_exps", layer, *shape)
+        return weights, weights
     if not e.has(f"{fused}.weight", layer):
         return (e.weight("ffn_gate_exps", layer, *shape), e.weight("ffn_up_exps", layer, *shape))
     gate, up = RowSlice(0, width, 2 * width), RowSlice(width, 2 * width, 2 * width)

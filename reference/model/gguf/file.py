@@ -172,7 +172,7 @@ def open_gguf(path: str | Path) -> GgufFile:
     return GgufFile(path, open_shards(path))
 
 
-MOST_BYTES = 1 << 30
+MAX_BYTES = 1 << 30
 """Most bytes to read ahead; reading more takes so long that the first bytes no longer matter."""
 
 
@@ -186,4 +186,4 @@ def read_ahead(shards: Sequence[Shard]) -> Thread:
 def _read(shards: Sequence[Shard]) -> None:
     for shard in shards:
         # The view keeps the mapping alive even when the file is closed meanwhile.
-        read_pages(np.frombuffer(shard.mapping, np.uint8, min(shard.size, MOST_BYTES)))
+        read_pages(np.frombuffer(shard.mapping, np.uint8, min(shard.size, MAX_BYTES)))

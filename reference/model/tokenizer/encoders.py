@@ -22,8 +22,9 @@ from reference.model.tokenizer.vocabulary import TokenKind, Vocabulary
 SPACE = "\u2581"
 """The character for a space in SentencePiece and Gemma vocabularies."""
 
-WORD_CHARACTERS, MOST_WORDS = 16, 16_384
-"""Of the latest pieces of text, so many at most and each so long at most, the ids are kept."""
+WORD_CHARACTERS, MAX_WORDS = 16, 16_384
+"""The ids of the latest pieces of text are cached: at most this many characters each, and this many
+pieces."""
 
 
 class TextEncoder(Protocol):
@@ -127,7 +128,7 @@ class ByteLevelEncoder(_Encoder):
             if ids is None:
                 ids = self._ids_of(piece)
                 if len(piece) <= WORD_CHARACTERS:
-                    if len(self._known) >= MOST_WORDS:
+                    if len(self._known) >= MAX_WORDS:
                         self._known.clear()
                     self._known[piece] = ids
             output += ids

@@ -148,6 +148,7 @@ PRE_TOKENIZERS: dict[str, PreTokenizer] = {
     "minimax-m2": _gpt4o,
     "mpt": _neox,
     "olmo": _neox,
+    "pixtral": _llama3,
     "qwen2": _qwen2,
     "qwen35": _pre_tokenizer(_QWEN35, nfc=True),
     "refact": _smollm,
