@@ -78,9 +78,9 @@ def op_kinds(ops: Iterable[Op]) -> frozenset[tuple[str, str]]:
 class PlannedSteps:
     """Lowers the steps of a graph once, both to compute their memory and to run them.
 
-    The steps of the latest graph whose memory was computed stay here until ``of`` takes them, except
-    those that ``store`` has stored. ``schedule`` lowers a graph for one shape bucket. If ``cache``
-    has the memory, nothing is lowered for it."""
+    The steps of the latest graph whose memory was computed stay here until ``of`` takes them,
+    except those that ``store`` has stored. ``schedule`` lowers a graph for one shape bucket. If
+    ``cache`` has the memory, nothing is lowered for it."""
 
     def __init__(
         self,

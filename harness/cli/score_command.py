@@ -17,7 +17,7 @@ from harness.console import printable, table
 from harness.settings import add_flags, group_of, resolve
 
 if TYPE_CHECKING:
-    from harness.host.expert_choices import ExpertChoices
+    from harness.host.collectors import ExpertChoices
     from harness.host.session import Session
     from reference.sched.scores import TokenScores
 
@@ -73,7 +73,7 @@ def add_parser(subparsers: Any) -> None:
 
 def score(args: argparse.Namespace) -> int:
     """Print the scores; they depend only on model and tokens."""
-    from harness.host.expert_choices import ExpertChoices
+    from harness.host.collectors import ExpertChoices
 
     settings = resolve(args, NAMES)
     if not 1 <= args.top <= MAX_LISTED:

@@ -1,4 +1,5 @@
-"""Turns the engine's events of a request into the text of its answer. All callers use it."""
+"""Turns the engine's events of a request into the text of its answer: for the server, the command
+line and Python."""
 
 from __future__ import annotations
 
@@ -20,12 +21,12 @@ NO_TOKENS: frozenset[int] = frozenset()
 
 
 class ClientTooSlow(ZincError):
-    """Nobody took the tokens of a request for too many steps, so the engine ended it."""
+    """The engine ended a request because its events were not read for too many steps."""
 
 
 class Piece(NamedTuple):
-    """The next piece of the answer numbered ``choice``: its text, the parts that a parser makes of
-    that text, the events of its tokens, and how the answer ended if it did."""
+    """The next piece of answer number ``choice``: its text, the parts of that text, the events of
+    its tokens, and the finish reason if it ended."""
 
     choice: int
     text: str
@@ -35,7 +36,7 @@ class Piece(NamedTuple):
 
     @property
     def token(self) -> int | None:
-        """The last token of the piece, None where it is no token of the text."""
+        """The last token of the piece; None if it is not part of the text."""
         last = self.events[-1] if self.events else None
         return None if last is None or last.finish_reason is FinishReason.STOP else last.token
 
@@ -44,14 +45,14 @@ class CancelsRequests(Protocol):
     """A stream of events whose requests can be ended."""
 
     def cancel(self, request_id: int, used: int) -> None:
-        """End a request whose answer has ``used`` tokens."""
+        """Cancel a request whose answer has ``used`` tokens."""
 
 
 class AnswerText:
-    """The answer to ``request`` as its events come; ``index`` numbers it among several.
+    """The answer to ``request``, built from its events; ``index`` numbers it among the choices.
 
-    ``finish_reason`` is None until it ends. ``first`` and ``latest`` are the monotonic times of its
-    tokens in seconds, and ``intervals`` the times between two tokens."""
+    ``finish_reason`` is None until it ends. ``first`` and ``latest`` are monotonic times of tokens
+    in seconds, ``intervals`` the seconds between tokens."""
 
     def __init__(
         self,
@@ -64,14 +65,15 @@ class AnswerText:
         stop_tokens: Collection[int] = NO_TOKENS,
         masks: TokenMasks | None = None,
     ) -> None:
-        """``parser`` divides the text into parts. ``shown`` are control tokens whose text belongs
-        to the answer; one of ``stop_tokens`` ends it and does not. ``masks`` hold it to a grammar.
-        Raises RequestError for stop strings that are not supported."""
+        """``parser`` divides the text into parts. ``shown``: control tokens whose text is part of
+        the answer. ``stop_tokens``: tokens that end it and are not part of it. ``masks``: the
+        grammar's masks, which explain an error. Raises RequestError for unsupported stop
+        strings."""
         self.index = index
         self.request = request
         self.parser = parser
         self.sampled: list[int] = []
-        """Every token, also one that ended the answer and is not part of its text."""
+        """All tokens, including one that ended the answer and is not part of its text."""
         self.finish_reason: FinishReason | None = None
         self.reasoning_tokens = 0
         self.first: float | None = None
@@ -109,17 +111,17 @@ class AnswerText:
         return TOOL_CALLS if self._called else self.finish_reason.value
 
     def receive(self, event: TokenEvent, stream: CancelsRequests, at: float = 0.0) -> Piece | None:
-        """As ``take``; where the answer ends before the engine ends its request, ``stream`` ends
-        the request."""
+        """As ``take``, and cancel the request on ``stream`` if the answer ends before the engine's
+        last event."""
         piece = self.take(event, at)
         if piece is not None and piece.finish is not None and event.finish_reason is None:
             stream.cancel(event.request_id, len(self.sampled))
         return piece
 
     def take(self, event: TokenEvent, at: float = 0.0) -> Piece | None:
-        """The piece that the next event makes certain; None once the answer has ended. ``at`` is
-        when the event was read, in monotonic seconds. Raises NonFiniteLogits, ClientTooSlow, and
-        GrammarBroke where no token can follow."""
+        """The piece for the next event; None after the end of the answer. ``at`` is the event's
+        time in monotonic seconds. Raises NonFiniteLogits, ClientTooSlow, and GrammarBroke if no
+        token can follow."""
         if self.finish_reason is not None:
             return None
         token, reason = event.token, event.finish_reason
@@ -128,7 +130,7 @@ class AnswerText:
         if token >= 0:
             self._count(token, at)
             if token in self._stop_tokens and reason is not FinishReason.STOP:
-                # The engine goes on; tokens that it computes from here on are not delivered.
+                # The engine does not know these tokens; later tokens of the request are dropped.
                 reason = FinishReason.STOP
                 event = event._replace(finish_reason=reason)
         stream, text = self._stream, ""
@@ -153,7 +155,7 @@ class AnswerText:
         self.latest = at
 
     def _text_of(self, token: int) -> str:
-        """The text that a token makes certain."""
+        """The text that becomes certain with a token."""
         special = token in self._shown
         hidden = ""
         if self._stream.stops and not special:
@@ -162,8 +164,8 @@ class AnswerText:
         return self._stream.feed(data, hidden, search=len(self.sampled) > self.request.min_tokens)
 
     def _parts(self, parser: ReplyParser, text: str, is_text: bool) -> tuple[Part, ...]:
-        """The parts in more text; a token that ``is_text`` may count as one of the reasoning. The
-        one call that an answer may make ends it."""
+        """The parts of new text. A token that ``is_text`` counts as reasoning if it begins or ends
+        in it. The answer ends after its only permitted call."""
         before = parser.thinking
         parts = parser.feed(text)
         self.reasoning_tokens += is_text and (before or parser.thinking)
@@ -177,7 +179,7 @@ class AnswerText:
         return tuple(parts)
 
     def _check(self, event: TokenEvent) -> None:
-        """Raise the error that ended the answer, if one did."""
+        """Raise the error that the event reports, if any."""
         failure = failure_of(event)
         if failure is None:
             return
@@ -192,7 +194,7 @@ class AnswerText:
 
 
 def failure_of(event: TokenEvent) -> ZincError | None:
-    """The error that an event reports, if it does."""
+    """The error that an event reports; None if there is none."""
     match event.finish_reason:
         case FinishReason.ERROR:
             return NonFiniteLogits(
@@ -205,7 +207,7 @@ def failure_of(event: TokenEvent) -> ZincError | None:
 
 
 def joined_pieces(pieces: Sequence[Piece]) -> list[Piece]:
-    """One piece for each answer, in the order of their first pieces."""
+    """The pieces of each answer joined to one, in the order of their first pieces."""
     joined: dict[int, Piece] = {}
     for piece in pieces:
         before = joined.get(piece.choice)

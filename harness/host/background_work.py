@@ -1,8 +1,8 @@
-"""Work of requests on other threads, while the engine's thread computes steps for others.
+"""Computes token masks on other threads, while the engine's thread computes steps.
 
-A mask takes some microseconds, and now and then, where a grammar comes to something new, a good
-part of a second. The engine's thread waits for short work only; a request whose work is late sits
-out steps until it is done. Its tokens are the same whenever that is."""
+A mask takes microseconds, but sometimes, at a new state of a grammar, a large part of a second. The
+engine's thread waits only briefly. A request whose mask is late skips steps until it is done. Its
+tokens do not depend on that."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 WORKERS = max(2, min(8, os.cpu_count() or 1))
 IN_TIME_SECONDS = 0.002
-"""How long a step waits for the work of all its requests."""
+"""Longest wait of a step for the masks of all its requests."""
 
 
 class BackgroundWork:
-    """The work for requests under way, at most one piece for each. All methods are for the engine's
-    thread; ``done`` is called on another one, with the id of a request whose work was late and is
+    """The masks that requests wait for, at most one each. Only the engine's thread calls its
+    methods. ``done`` is called on another thread with the id of a request whose late work is
     done."""
 
     def __init__(self, done: Callable[[int], None]) -> None:
@@ -31,33 +31,34 @@ class BackgroundWork:
         self._masks: dict[int, tuple[TokenMasks, list[int]]] = {}
         self._jobs: dict[int, Future[None]] = {}
         self.late: set[int] = set()
-        """Requests that wait for work, and are to sit out steps."""
+        """Requests that skip steps, since their work is not done."""
 
     def add(self, request_id: int, masks: TokenMasks) -> None:
-        """A request with masks, the first of which is there."""
+        """Add a request with masks, whose first mask is already computed."""
         self._masks[request_id] = masks, []
 
     def forget(self, request_id: int) -> None:
-        """A request ended, or will."""
+        """Drop a request."""
         self._masks.pop(request_id, None)
         self._jobs.pop(request_id, None)
         self.late.discard(request_id)
 
     def received(self, request_id: int, token: int) -> None:
-        """A request has one more token."""
+        """Start the next mask of a request, which got a token."""
         entry = self._masks.get(request_id)
         if entry is not None:
             masks, tokens = entry
             tokens.append(token)
-            # Jobs of one request may change places, so each is given all tokens.
+            # Jobs of one request may run in any order, so each gets all tokens.
             self.start(request_id, partial(masks.follow, tokens.copy()))
 
     def start(self, request_id: int, work: Callable[[], None]) -> None:
-        """Something to do for a request, of which nothing is under way."""
+        """Start work for a request that has none."""
         self._jobs[request_id] = self._pool.submit(work)
 
     def settle(self, seconds: float = IN_TIME_SECONDS) -> list[int]:
-        """Wait so long for what was begun since the last call: the requests that are late now."""
+        """Wait up to ``seconds`` for work started since the last call. Returns the requests that
+        became late."""
         begun = {key: job for key, job in self._jobs.items() if key not in self.late}
         if not begun:
             return []
@@ -73,8 +74,8 @@ class BackgroundWork:
         return new
 
     def settled(self, request_id: int) -> bool:
-        """The work of a late request was done; False when nobody waits for it any more, or when
-        more of it has begun."""
+        """To be called when late work is done. Returns whether the request can continue: not if it
+        ended or has new work."""
         if request_id not in self.late:
             return False
         if not self._jobs[request_id].done():

@@ -1,4 +1,4 @@
-"""The disk cache of a model: what names its pages, and how it is opened."""
+"""The disk cache of a model: the identity of its pages, and how it is opened."""
 
 from __future__ import annotations
 
@@ -22,16 +22,18 @@ from reference.model.open import Model
 
 log = logging.getLogger("zinc_rt.disk")
 READ_SHARE, READ_BYTES = 4, 128 << 20
-"""At most this part of the available memory, and for each prompt so many bytes, hold pages that
-were read for prompts."""
+"""Pages read for prompts take at most one part in READ_SHARE of the available memory, and
+READ_BYTES for each prompt."""
 
 
 def function_name(model: Model, limits: Limits, files: Sequence[str]) -> str:
-    """A text that is the same only for models whose keys and values of equal tokens are equal.
+    """A text that identifies the function from tokens to keys and values: equal texts mean equal
+    bits.
 
-    It has ``files``, the digests of the model's files; the version of the arithmetic; and the graph
-    of the smallest sizes, with the type of keys and values. Numbers of slots and pages are not in
-    it. The length of the context is only where it decides between two tables of frequencies."""
+    It contains ``files``, the digests of the model's files; the version of the arithmetic; the type
+    of keys and values; and a digest of the graph at the smallest sizes. It does not depend on the
+    numbers of slots and pages, and on the context only if that selects a table of frequency
+    factors."""
     smallest = whole_contexts(
         slots=1,
         context=PAGE_TOKENS,
@@ -46,14 +48,14 @@ def function_name(model: Model, limits: Limits, files: Sequence[str]) -> str:
 
 
 def open_disk_cache(folder: Path, most_bytes: int, model: Model, limits: Limits) -> DiskCache:
-    """The disk cache of a model. Where the folder cannot be used, the log says so and nothing is
-    cached."""
+    """The disk cache of a model in ``folder``, up to ``most_bytes``. If the folder cannot be used,
+    this is logged and nothing is cached."""
     files = file_digests(model, folder / SUBFOLDER / DIGESTS_FILE)
     options = DiskCacheOptions(
         folder,
         most_bytes,
         function_name(model, limits, files),
-        # As many prompts wait as have slots.
+        # Besides the running prompts, as many waiting ones may have pages read.
         read_bytes=min(
             READ_BYTES, psutil.virtual_memory().available // READ_SHARE // (2 * limits.slots)
         ),
@@ -62,7 +64,8 @@ def open_disk_cache(folder: Path, most_bytes: int, model: Model, limits: Limits)
 
 
 def forgetting(folder: Path | None) -> Callable[[Scope], None]:
-    """What removes the pages of scopes that end from ``folder``, also where no model is loaded."""
+    """A function that removes the pages of a removed scope from ``folder``, also if no model is
+    loaded."""
 
     def forget(scope: Scope) -> None:
         if folder is not None:

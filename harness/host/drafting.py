@@ -1,5 +1,5 @@
-"""Opens what drafts the tokens of a session: its prompt, the model's own draft block, an EAGLE-3
-head, or a smaller model of its vocabulary."""
+"""Opens the drafter of a session: prompt lookup, the model's own draft block, an EAGLE-3 head, or a
+smaller model with the same vocabulary."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from reference.runner import LOG_PROBABILITIES, NOTHING_SHARED, ModelRunner, sha
 
 @dataclass(frozen=True, slots=True)
 class Drafting:
-    """A model that drafts and the sizes it runs with; ``plan`` is the memory it takes. With
-    ``block`` it is the head or draft block of the session's own model, and the plan has what the
-    model does not have anyway."""
+    """A draft model with its sizes and its memory ``plan``. With ``block`` it is the draft block or
+    EAGLE-3 head of the session's model, and the plan counts only what the model does not already
+    have."""
 
     model: Model
     limits: Limits
@@ -38,9 +38,9 @@ class Drafting:
 
 
 def open_draft_model(path: Path, target: Model, owned: ExitStack) -> tuple[Model, Model | None]:
-    """The target, and the draft model in a file with the same vocabulary; where the file is an
-    EAGLE-3 head the target with that head, and None. Raises ModelFileError, UnsupportedModel, and
-    RequestError naming the first difference from the target."""
+    """Open a draft model's file: returns ``target`` and the draft model, or for an EAGLE-3 head
+    ``target`` with that head and None. Raises ModelFileError, UnsupportedModel, and RequestError
+    that names the first difference of the vocabularies."""
     # Imported here and below, because most starts have no model that drafts.
     from reference.engine.draft_model import check_vocabularies
 
@@ -60,9 +60,9 @@ def open_draft_model(path: Path, target: Model, owned: ExitStack) -> tuple[Model
 
 
 def plan_drafting(draft: Model | None, model: Model, tier: Tier, target: Limits) -> Drafting | None:
-    """The sizes and the memory of what drafts for ``model`` with the sizes ``target``: the model
-    ``draft`` if there is one, else the draft block where ``target`` has room for its hidden states,
-    else None: drafts from the prompt take no memory."""
+    """Sizes and memory of the drafter for ``model``, which has sizes ``target``: of the model
+    ``draft``, else of the draft block if ``target`` has hidden rows for it. None for prompt lookup,
+    which needs no memory."""
     if draft is not None:
         return _plan_model(draft, tier, target)
     if not target.hidden_rows:
@@ -71,7 +71,7 @@ def plan_drafting(draft: Model | None, model: Model, tier: Tier, target: Limits)
 
 
 def plan_block(model: Model, target: Limits, footprint: FootprintOf, unified: bool) -> Drafting:
-    """The draft block of a model with the sizes ``target``, and the memory that it adds."""
+    """Sizes and additional memory of a model's draft block; ``target`` are the model's sizes."""
     limits, head = block_limits(target), model.head
     if head is not None and storage_problem(Model(head.file, head.config), limits.kv_dtype):
         limits = replace(limits, kv_dtype=DEFAULT_KV)
@@ -86,7 +86,8 @@ def plan_block(model: Model, target: Limits, footprint: FootprintOf, unified: bo
 
 
 def _plan_model(model: Model, tier: Tier, target: Limits) -> Drafting:
-    """Keys and values are stored as the target's, or as F16 where the heads do not allow it."""
+    """Plan a draft model. Keys and values have the target's type, or F16 if the heads do not allow
+    it."""
     from reference.engine.draft_model import draft_limits
 
     limits = draft_limits(target)
@@ -103,9 +104,9 @@ def _plan_model(model: Model, tier: Tier, target: Limits) -> Drafting:
 def load_drafter(
     drafting: Drafting | None, target: ModelRunner, most: int, owned: ExitStack, progress: Progress
 ) -> Drafter | None:
-    """The drafter of at most ``most`` tokens for the model of ``target``: another model or the
-    model's own block, which is uploaded to the same tier and closed by ``owned``, else the prompt;
-    None where nothing shall."""
+    """The drafter of at most ``most`` tokens for the model of ``target``; None if ``most`` is 0.
+    Uploads the draft model or block to the same tier, until ``owned`` closes; without one it is
+    prompt lookup."""
     if not most:
         return None
     if drafting is None:
@@ -136,8 +137,8 @@ def load_drafter(
 
 
 def _prompts(target: ModelRunner, few: int) -> list[int]:
-    """The fewest tokens of a prompt's step in each shape bucket for more than ``few`` tokens, on
-    devices that load kernels at their first launch: those with memory of their own."""
+    """For each shape bucket above ``few`` tokens the fewest tokens of a prompt's step in it. Empty
+    unless the device has its own memory: such devices load kernels at their first launch."""
     if target.tier.info.host_unified:
         return []
     sizes = sorted({bucket.tokens for bucket in target.executable.buckets})
@@ -146,7 +147,7 @@ def _prompts(target: ModelRunner, few: int) -> list[int]:
 
 
 def drafts_of(target: ModelRunner, most: int) -> int:
-    """How many of at most ``most`` drafts of one sequence the model of ``target`` verifies in a
+    """How many of at most ``most`` drafted tokens of a sequence the model can verify in one
     step."""
     limits = target.limits
     states = limits.slot_states - 1 if target.model.config.recurrent is not None else most

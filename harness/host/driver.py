@@ -1,6 +1,6 @@
-"""The driver of one engine: requests go in, and their events come out on streams.
+"""The driver of one engine: accepts requests, and delivers their events on streams.
 
-A stream holds a bounded number of events: while nobody takes them, its requests are stalled."""
+A stream holds a limited number of events. While nobody reads it, its requests are stalled."""
 
 from __future__ import annotations
 
@@ -27,9 +27,8 @@ STALLED_STEP_SECONDS = 0.01
 
 
 class EventStream:
-    """The events of any number of requests. One thread takes from it.
-
-    ``ready`` is called on the engine's thread whenever there is something to take."""
+    """The events of any number of requests, for one reading thread. ``ready`` is called on the
+    engine's thread when there are events."""
 
     def __init__(
         self, driver: EngineDriver, capacity: int, ready: Callable[[], None] | None = None
@@ -44,9 +43,9 @@ class EventStream:
         self._stalled = False
 
     def take(self, timeout: float, offer: Offer | None = None) -> list[TimedEvent]:
-        """The events there are, after waiting up to ``timeout`` seconds for the first one; empty if
-        none came. The engine's thread offers events to ``offer`` meanwhile: see ``EventQueue``.
-        Raises EngineStopped when no more events will come."""
+        """The available events, after waiting up to ``timeout`` seconds for the first; empty if
+        none came. Meanwhile the engine's thread passes events to ``offer``: see ``EventQueue``.
+        Raises EngineStopped if no more events will come."""
         self._go_on()
         taken, self._first = self._first, []
         if taken:
@@ -59,26 +58,26 @@ class EventStream:
         return taken
 
     def wake(self) -> None:
-        """End the reader's waiting. Only an offer calls it."""
+        """Wake the waiting reader. Only an offer calls it."""
         self._events.wake()
 
     def cancel(self, request_id: int | None = None, used: int | None = None) -> None:
-        """End one request, or all of them, before the next step, and do not wait for it. Of a
-        request whose answer has ``used`` tokens, its tenant is charged no others."""
+        """Cancel one request, or all, before the next step, without waiting. If the answer has
+        ``used`` tokens, the tenant is not charged for later ones."""
         ids = [request_id] if request_id is not None else list(self.facts)
         self._driver.cancel(self, ids, used=used)
 
     def release(self, request_ids: Sequence[int]) -> None:
-        """As ``cancel``, and forget their facts: for a stream that never stops getting requests."""
+        """As ``cancel``, and drop the facts of the requests: for a stream with endless requests."""
         self._driver.cancel(self, request_ids, release=True)
 
     def wait(self, timeout: float) -> bool:
-        """Wait for the first events, which ``take`` then gives back; whether any came."""
+        """Wait for the first events, which the next ``take`` returns. Returns whether any came."""
         self._first = self._events.take(timeout)
         return bool(self._first)
 
     def _go_on(self) -> None:
-        """Continue the requests where the stream was full."""
+        """Resume the requests of a full stream."""
         if self._stalled:
             self._driver.unstall(self)
 
@@ -92,10 +91,10 @@ class EventStream:
 
 
 class EngineDriver(Submits[EventStream]):
-    """Runs requests on the engine that ``make_engine`` builds around the observer it is given.
+    """Runs requests on the engine that ``make_engine`` builds with an observer.
 
-    The thread that takes from a stream computes the steps, so one thread uses all of it. What the
-    engine reports goes on to ``observer``. See ``ThreadedDriver`` for many threads."""
+    The thread that reads a stream computes the steps, so only one thread may use it all; see
+    ``ThreadedDriver`` for many threads. ``observer`` also gets what the engine reports."""
 
     def __init__(
         self,
@@ -118,16 +117,16 @@ class EngineDriver(Submits[EventStream]):
 
     @property
     def statistics(self) -> EngineStatistics:
-        """The engine's counts."""
+        """The engine's statistics."""
         return self._engine.statistics
 
     @property
     def failure(self) -> str | None:
-        """Why the engine ended; None while it works."""
+        """Why the engine ended; None while it runs."""
         return None if self._ended is None else str(self._ended)
 
     def listen(self, listener: Listener) -> None:
-        """Report every step from now on to ``listener`` alone."""
+        """Report every further step to ``listener``, instead of any earlier listener."""
         self._watch.listener = listener
 
     def new_id(self) -> int:
@@ -135,13 +134,13 @@ class EngineDriver(Submits[EventStream]):
         return next(self._ids)
 
     def call(self, work: Callable[[Engine], T]) -> T:
-        """Call ``work`` with the engine between two steps and return its result; raises what it
-        raises, and EngineStopped when the engine has ended."""
+        """The result of ``work``, called with the engine between two steps. Raises what it raises,
+        and EngineStopped."""
         return work(self._engine)
 
     def advance(self) -> bool:
-        """Compute a step for a reader without events; True where no other thread computes any, so
-        that the reader must not wait."""
+        """Compute a step for a reader without events. Returns False if another thread computes the
+        steps, so that the reader has to wait."""
         if not self._engine.idle:
             self.deliver(self._engine.step())
         return True
@@ -149,14 +148,14 @@ class EngineDriver(Submits[EventStream]):
     def open_stream(
         self, capacity: int | None = None, ready: Callable[[], None] | None = None
     ) -> EventStream:
-        """A stream for requests to come."""
+        """A stream for later requests."""
         return EventStream(self, self._buffered if capacity is None else capacity, ready)
 
     def submit_to(
         self, stream: EventStream, submissions: Sequence[Submission]
     ) -> list[ZincError | None]:
-        """Queue submissions, all between the same two steps; returns for each the error that
-        refused it, or None. Raises EngineStopped."""
+        """Submit all between the same two steps. Returns for each submission the error that refused
+        it, or None. Raises EngineStopped."""
         now = time.monotonic()
 
         def begin(engine: Engine) -> list[ZincError | None]:
@@ -179,7 +178,8 @@ class EngineDriver(Submits[EventStream]):
         release: bool = False,
         used: int | None = None,
     ) -> None:
-        """End requests of a stream; unknown and finished ones are ignored. See ``EventStream``."""
+        """Cancel requests of a stream; unknown and finished ones are ignored. See
+        ``EventStream``."""
 
         def end() -> None:
             for request_id in request_ids:
@@ -196,7 +196,7 @@ class EngineDriver(Submits[EventStream]):
         self._post(end)
 
     def unstall(self, stream: EventStream) -> None:
-        """Continue the requests of a stream whose reader takes events again."""
+        """Resume the requests of a stream whose reader reads again."""
 
         def go_on() -> None:
             stream._stalled = False
@@ -267,17 +267,17 @@ class EngineDriver(Submits[EventStream]):
         for stream, delivered in given.items():
             stream._put(delivered)
             self._stall_if_full(stream)
-        # A step without tokens may wait longer for late work: no request has a use for the time.
+        # After a step without tokens there is time to wait longer for late work.
         for request_id in self._background.settle(
             IN_TIME_SECONDS if events else STALLED_STEP_SECONDS
         ):
             self._engine.stall(request_id, patient=True)
 
     def _stall_if_full(self, stream: EventStream) -> None:
-        """Stall the requests of a stream whose reader takes no events.
+        """Stall the requests of a stream that nobody reads.
 
-        The reader looks at ``_stalled`` after it took events, and this looks at the events after it
-        set ``_stalled``: so one of the two sees what the other did."""
+        The reader checks ``_stalled`` after taking events, and this checks the events after setting
+        ``_stalled``. So at least one of the two threads sees the other's change."""
         events, capacity = stream._events, stream._capacity
         if stream._stalled or len(events) < capacity:
             return
@@ -289,7 +289,7 @@ class EngineDriver(Submits[EventStream]):
             self._engine.stall(request_id)
 
     def _work_done(self, request_id: int) -> None:
-        """Continue a request whose late work is done. Called on the thread that did it."""
+        """Resume a request whose late work is done. Called on the thread that did it."""
 
         def go_on() -> None:
             stream = self._streams.get(request_id)
@@ -304,7 +304,7 @@ class EngineDriver(Submits[EventStream]):
         self._streams.pop(request_id, None)
 
     def end(self, reason: EngineStopped) -> None:
-        """End all requests; their readers get ``reason``."""
+        """End all requests. Their readers get ``reason``."""
         self._ended = reason
         for request_id, stream in list(self._streams.items()):
             self._engine.cancel(request_id)

@@ -1,6 +1,6 @@
 """The thread that steps the engines of all models of a process. Other threads post work to it.
 
-An engine is single-threaded, so whatever uses it runs on this thread, between two steps."""
+An engine is single-threaded, so everything that uses it runs on this thread between two steps."""
 
 from __future__ import annotations
 
@@ -34,11 +34,12 @@ from reference.sched.tenants import Tenants
 T = TypeVar("T")
 log = logging.getLogger("zinc_rt.serve")
 MIN_FLUSH_SECONDS = 1.0
-"""Fewest seconds in which the disk cache is written when a driver closes."""
+"""Least time for writing the disk cache when a driver closes."""
 FIRST_SECONDS = 0.25
-"""How long the thread that submitted requests waits for their first event before it goes on."""
+"""How long ``begin`` waits for the first event before it checks whether the request was
+accepted."""
 STATISTICS_SECONDS = 0.02
-"""Most seconds between two looks at the counts of a working engine."""
+"""Seconds between two updates of the statistics of a working engine."""
 FORKED = (
     "this process was forked from the one that opened the model, and no thread computes in it; "
     "open a model in each process, or start processes by multiprocessing's method spawn"
@@ -46,7 +47,7 @@ FORKED = (
 
 
 class ThreadedDriver(EngineDriver):
-    """A driver whose engine ``thread`` steps. Its methods may be called from any thread."""
+    """A driver whose engine ``thread`` steps. Thread-safe."""
 
     def __init__(
         self,
@@ -66,28 +67,28 @@ class ThreadedDriver(EngineDriver):
 
     @property
     def statistics(self) -> EngineStatistics:
-        """The engine's counts as they were a moment ago."""
+        """The engine's statistics, at most STATISTICS_SECONDS old while it works."""
         return self._statistics
 
     @property
     def posted(self) -> bool:
-        """Whether work waits for the thread."""
+        """Whether posted work waits for the thread."""
         return bool(self._commands)
 
     @property
     def resting(self) -> bool:
-        """Whether every request is stalled or waits for late work."""
+        """Whether all requests are stalled or wait for late work."""
         late = self._background.late
         streams = self._streams.items()
         return bool(streams) and all(s._stalled or number in late for number, s in streams)
 
     def owns(self, event: TokenEvent) -> bool:
-        """Whether the event is of a request on a stream of this driver."""
+        """Whether the event belongs to a request of this driver."""
         return event.request_id in self._streams
 
     def call(self, work: Callable[[Engine], T]) -> T:
-        """Call ``work`` with the engine between two steps and return its result; raises what it
-        raises, and EngineStopped when the engine has ended."""
+        """The result of ``work``, called with the engine between two steps. Raises what it raises,
+        and EngineStopped."""
         wait, carry_out = _answering(lambda: work(self._engine))
         self._post_or_raise(carry_out)
         return wait()
@@ -101,8 +102,8 @@ class ThreadedDriver(EngineDriver):
             self._thread.changed.notify_all()
 
     def begin(self, stream: EventStream, submission: Submission) -> None:
-        """Queue a submission, and wait for its first event too, if that comes soon: of many threads
-        that submit at once each is woken once, after the others have submitted theirs."""
+        """Submit, and wait briefly for the first event. If many threads submit at once, each is
+        then woken once, after the others have submitted."""
         now, accepted = time.monotonic(), list[bool]()
 
         def begin() -> None:
@@ -119,15 +120,15 @@ class ThreadedDriver(EngineDriver):
         except Exception as error:
             if not accepted:
                 raise
-            # It began, and fails like one that had events.
+            # The request was accepted, so the stream reports the error.
             stream._events.fail(error)
 
     def advance(self) -> bool:
-        """Compute nothing: the thread does."""
+        """Do nothing: the engine's thread computes the steps."""
         return False
 
     def carry_out(self) -> None:
-        """Do the work that other threads posted."""
+        """Do the posted work."""
         while self._commands:
             self._commands.popleft()()
         if self.memory is not None:
@@ -140,7 +141,8 @@ class ThreadedDriver(EngineDriver):
         self._note_statistics()
 
     def end(self, reason: EngineStopped) -> None:
-        """End all requests; their readers get ``reason``, and so does who posted work."""
+        """End all requests. Their readers, and threads that wait for posted work, get
+        ``reason``."""
         with self._thread.lock:
             self._ended = reason
             left = list(self._commands)
@@ -150,12 +152,12 @@ class ThreadedDriver(EngineDriver):
             command()
 
     def abandon(self, reason: EngineStopped) -> None:
-        """Raise ``reason`` for every call from now on, without a word to the readers."""
+        """Let every further call raise ``reason``. Readers are not notified."""
         self._ended = reason
 
     def close(self, drain_seconds: float = 0.0) -> None:
-        """Let the requests in flight end for up to ``drain_seconds``, end the rest, and let the
-        thread step the engine no more."""
+        """Let running requests end for up to ``drain_seconds``, end the rest, and stop stepping the
+        engine."""
         deadline = time.monotonic() + drain_seconds
         while self._ended is None and self._streams and time.monotonic() < deadline:
             time.sleep(0.05)
@@ -170,18 +172,19 @@ class ThreadedDriver(EngineDriver):
             self._post_or_raise(work)
 
     def _note_statistics(self) -> None:
-        """Let other threads see the engine's counts: when it is idle, and now and then before."""
+        """Publish the engine's statistics to other threads: when it is idle, and every
+        STATISTICS_SECONDS."""
         now = time.monotonic()
         if self._engine.idle or now - self._noted >= STATISTICS_SECONDS:
             self._statistics, self._noted = self._engine.statistics, now
 
 
 class EngineThread(ContextManager):
-    """Steps the engines of its drivers, one at a time: see ``Models``. A context manager.
+    """Steps the engines of its drivers in turns; see ``Models``. A context manager, and
+    thread-safe.
 
-    The engines are to have its ``tenants``, whose quotas then hold for all models together.
-    ``words`` are what clients get when the thread has ended. ``forget`` removes what a scope that
-    ends has outside of the engines. Methods may be called from any thread."""
+    All engines share its ``tenants``, so quotas hold for all models together. ``words`` are the
+    messages for clients after its end. ``forget`` is called for a removed scope."""
 
     def __init__(
         self,
@@ -190,9 +193,9 @@ class EngineThread(ContextManager):
         forget: Callable[[Scope], None] = lambda scope: None,
     ) -> None:
         self.tenants = Tenants(tenants, clock=time.monotonic, forget=forget)
-        # An exception that a signal raises in the main thread, as Ctrl-C does, can hit between any
-        # two lines of Python: this lock has none, and ``notify_all`` makes up for a ``notify`` that
-        # was cut. One of the two threads would else wait for ever.
+        # Ctrl-C raises an exception in the main thread between any two lines of Python code. An
+        # RLock has no Python code, and ``notify_all`` repeats a ``notify`` that was interrupted.
+        # Otherwise one of the two threads could wait for ever.
         self.lock = threading.RLock()
         self.changed = threading.Condition(self.lock)
         self.ids = itertools.count(1)
@@ -213,8 +216,8 @@ class EngineThread(ContextManager):
         buffered_events: int = BUFFERED_EVENTS,
         memory: LiveMemory | None = None,
     ) -> ThreadedDriver:
-        """Step one more engine from now on, and let ``memory`` look between steps; its driver.
-        Raises EngineStopped."""
+        """Step one more engine; returns its driver. ``memory`` watches the device's memory between
+        steps. Raises EngineStopped."""
         key = str(next(self._keys))
         driver = ThreadedDriver(self, key, make_engine, buffered_events, memory)
 
@@ -226,13 +229,13 @@ class EngineThread(ContextManager):
         return driver
 
     def remove(self, driver: ThreadedDriver) -> None:
-        """End the requests of a driver, and step its engine no more. Raises EngineStopped."""
+        """End a driver's requests and stop stepping its engine. Raises EngineStopped."""
 
         self.call(lambda models: self._take_out(models, driver, self._words.closed))
 
     def call(self, work: Callable[[Models], T]) -> T:
-        """Call ``work`` with the models between two steps and return its result; raises what it
-        raises, and EngineStopped when the thread has ended."""
+        """The result of ``work``, called with the models between two steps. Raises what it raises,
+        and EngineStopped."""
         wait, carry_out = _answering(lambda: work(self._models))
         with self.lock:
             if self._ended is not None:
@@ -243,18 +246,19 @@ class EngineThread(ContextManager):
 
     @property
     def is_current(self) -> bool:
-        """Whether the caller runs on it: it must not wait for itself."""
+        """Whether the caller runs on this thread, which must not wait for itself."""
         return threading.current_thread() is self._thread
 
     def close(self) -> None:
-        """End all requests, and stop."""
+        """End all requests and the thread."""
         with self.lock:
             self._closing = True
             self.changed.notify_all()
         self._thread.join()
 
     def abandon(self) -> None:
-        """Raise EngineStopped for every call from now on, in a process that has no such thread."""
+        """Let every further call raise EngineStopped. For a forked process, which does not have the
+        thread."""
         self.lock = threading.RLock()
         self.changed = threading.Condition(self.lock)
         self._ended = EngineStopped(FORKED)
@@ -273,7 +277,7 @@ class EngineThread(ContextManager):
         self._end(_reason_of_end(self._wait, turn, self._words))
 
     def _wait(self) -> bool:
-        """Wait where there is nothing to do; False when it is time to end."""
+        """Wait while there is nothing to do. Returns False when the thread must end."""
         with self.lock:
             if not (self._closing or self._posted or not self._models.idle):
                 looking = any(one.memory is not None for one in self._drivers.values())
@@ -298,7 +302,7 @@ class EngineThread(ContextManager):
             self._take_out(self._models, self._drivers[self._models.stepped], words)
             return
         except Exception as error:
-            # Its sequences wait again; the engine ends a request under which steps keep failing.
+            # Its sequences wait again. The engine ends a request whose steps keep failing.
             log_fault("a step failed", error)
             return
         for driver in self._drivers.values():
@@ -338,8 +342,8 @@ if hasattr(os, "register_at_fork"):
 def _reason_of_end(
     wait: Callable[[], bool], turn: Callable[[], None], words: EndMessages
 ) -> EngineStopped:
-    """Take turns until ``wait`` says that there are no more, or one fails; what clients get
-    then."""
+    """Call ``turn`` until ``wait`` returns False or an error occurs. Returns the error for
+    clients."""
     try:
         while wait():
             turn()
@@ -353,8 +357,8 @@ def _reason_of_end(
 
 
 def _answering(work: Callable[[], T]) -> tuple[Callable[[], T], Callable[[], None]]:
-    """The function that waits for the result of ``work``, and the one that another thread calls to
-    do it. Unlike a future, a queue has no lock that Ctrl-C could leave locked."""
+    """A function that waits for the result of ``work``, and a function that another thread calls to
+    compute it. Unlike a future, a queue has no lock that Ctrl-C could leave locked."""
     results: SimpleQueue[Callable[[], T]] = SimpleQueue()
 
     def carry_out() -> None:

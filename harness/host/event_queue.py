@@ -1,9 +1,9 @@
 """A queue of events from the engine's thread to one reader.
 
-Waking a thread for every token costs more than what it does then. So a reader that waits may
-register a callback, the offer: the giving thread calls it with new events, and only events that it
-does not accept are put into the queue and wake the reader. Either way events come in order, and the
-reader and its callback never run at the same time."""
+Waking a thread for every token costs more than its work. So a waiting reader may register a
+callback, the offer. The engine's thread calls it with new events; only events that it does not
+accept are queued and wake the reader. Events stay in order, and reader and callback never run at
+the same time."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from contract.types import TokenEvent
 
 
 class TimedEvent(NamedTuple):
-    """An event and when it was read, in seconds of ``time.monotonic``."""
+    """An event, and the ``time.monotonic`` seconds at which it was read."""
 
     at: float
     event: TokenEvent
 
 
 Offer = Callable[[Sequence[TimedEvent]], bool]
-"""Accepts events that come together, all of them or none."""
+"""Accepts events that belong together, all or none, and returns whether it did."""
 
 
 class EventQueue:
-    """A queue of events. One thread takes; others ``give``, which never waits for the reader for
-    longer than it takes to look into the queue."""
+    """A queue of events for one reading thread. ``give`` never waits for the reader longer than for
+    a look into the queue."""
 
     def __init__(self) -> None:
         self._queue: SimpleQueue[TimedEvent | BaseException | None] = SimpleQueue()
@@ -42,7 +42,7 @@ class EventQueue:
         return self._queue.qsize()
 
     def give(self, events: Sequence[TimedEvent]) -> None:
-        """Pass on events that come together. The reader gets what its offer raises."""
+        """Deliver events that belong together. An error of the offer goes to the reader."""
         with self._turn:
             if self._offer is not None:
                 try:
@@ -57,20 +57,20 @@ class EventQueue:
                 self._queue.put(event)
 
     def fail(self, error: BaseException) -> None:
-        """Let the reader get ``error`` instead of more events."""
+        """Deliver ``error`` to the reader, and no more events."""
         with self._turn:
             self._offer = None
             self._queue.put(error)
 
     def wake(self) -> None:
-        """End the reader's waiting, and its offer. Only an offer calls it, which holds the lock."""
+        """End the reader's wait and its offer. Only an offer calls it, which holds the lock."""
         self._offer = None
         self._queue.put(None)
 
     def take(self, timeout: float, offer: Offer | None = None) -> list[TimedEvent]:
-        """The events there are, after waiting for the first one. The wait ends ``timeout`` seconds
-        after the last event that ``offer`` accepted, or when it is woken; then there are none.
-        Raises the error that was given."""
+        """The available events, after waiting for the first one. The wait ends ``timeout`` seconds
+        after the last event that ``offer`` accepted, or when it is woken; then the list is empty.
+        Raises the delivered error."""
         until = time.monotonic() + timeout
         if offer is not None:
             with self._turn:

@@ -1,4 +1,4 @@
-"""Faults of the server itself, in its log."""
+"""Logs faults of the server itself."""
 
 from __future__ import annotations
 
@@ -9,6 +9,6 @@ log = logging.getLogger("zinc_rt.serve")
 
 
 def log_fault(what: str, error: BaseException) -> None:
-    """Stack frames of ``error``. Frames only: its message may hold what a user wrote."""
+    """Log the stack frames of ``error``, but not its message, which may contain a user's text."""
     frames = "".join(traceback.format_tb(error.__traceback__))
     log.error("%s: %s in\n%s", what, type(error).__name__, frames)

@@ -1,4 +1,4 @@
-"""An answer in the making, of a session's one user."""
+"""A running answer of a session with one user."""
 
 from __future__ import annotations
 
@@ -22,12 +22,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class GenerationStats:
-    """The cost of a generation in tokens and seconds.
+    """Tokens and seconds of a generation.
 
-    ``cached_tokens`` of the prompt came from the prefix cache and were not computed.
-    ``prefill_seconds`` lasts until the first token is there, ``decode_seconds`` from then on.
-    ``decode_steps`` counts the tokens computed in that second part, one that ended the text
-    included. Of ``drafted`` tokens ``accepted`` were what the model sampled."""
+    ``cached_tokens`` of the prompt came from the prefix cache. ``prefill_seconds`` end with the
+    first token, ``decode_seconds`` begin there. ``decode_steps`` counts the tokens after the first,
+    including one that ended the text. Of ``drafted`` tokens ``accepted`` were correct."""
 
     prompt_tokens: int
     cached_tokens: int
@@ -44,14 +43,13 @@ class GenerationStats:
 
     @property
     def decode_rate(self) -> float:
-        """Generated tokens per second, the first one apart."""
+        """Generated tokens per second, without the first one."""
         return _rate(self.decode_steps, self.decode_seconds)
 
 
 class TextGeneration(Iterator[Piece]):
-    """An answer in the making: iterate for its pieces, read the rest at any time.
-
-    A KeyboardInterrupt, or whatever else stops the iteration, is followed by ``cancel``."""
+    """A running answer: iterate for its pieces, read its properties at any time. If the iteration
+    stops early, for example by KeyboardInterrupt, call ``cancel``."""
 
     def __init__(
         self,
@@ -63,9 +61,9 @@ class TextGeneration(Iterator[Piece]):
         output: str = LOGITS,
         framed: FramedAnswer | None = None,
     ) -> None:
-        """Submits ``request``; raises RequestError when it cannot be served. ``on_logits`` receives
-        the logits that its tokens are sampled from, or ``output`` of them. ``framed`` takes an
-        answer apart whose tokens are no text for a user."""
+        """Submits ``request``; raises RequestError if it cannot be served. ``on_logits`` receives
+        the logits that tokens are sampled from, or the rows of ``output``. ``framed`` extracts the
+        text from an answer in the harmony format."""
         self._engine = driver.engine
         self._request = request
         self._progress = progress
@@ -99,7 +97,7 @@ class TextGeneration(Iterator[Piece]):
 
     @property
     def sampled(self) -> list[int]:
-        """Every token so far, the one that ended the text included."""
+        """All tokens so far, including one that ended the text."""
         return self._answer.sampled
 
     @property
@@ -119,12 +117,13 @@ class TextGeneration(Iterator[Piece]):
 
     @property
     def sampling(self) -> SamplingParams:
-        """How its tokens are chosen."""
+        """Its sampling parameters."""
         return self._request.sampling
 
     @property
     def stats(self) -> GenerationStats:
-        """Counts and times so far; drafts are those of all that ran in the engine meanwhile."""
+        """Counts and times so far. Drafted tokens are those of all requests of the engine
+        meanwhile."""
         answer, before = self._answer, self._drafts_before
         drafts = self._engine.statistics.speculation
         first = self._started if answer.first is None else answer.first
@@ -139,7 +138,7 @@ class TextGeneration(Iterator[Piece]):
         )
 
     def cancel(self) -> None:
-        """Stop for good; harmless when finished."""
+        """Cancel the answer. Does nothing after its end."""
         if self.finish_reason is None:
             self._answer.finish_reason = FinishReason.CANCELLED
             self._progress.close()
@@ -156,21 +155,21 @@ class TextGeneration(Iterator[Piece]):
                     yield piece
 
     def _start_progress(self) -> None:
-        """Show the reading of a prompt that takes several steps."""
+        """Show the progress of a prompt that takes several steps."""
         count = len(self._request.prompt)
         self._reading = count > self._engine.chunk_tokens
         if self._reading:
             self._progress.start("reading the prompt", count, "token")
 
     def _events(self) -> list[TimedEvent]:
-        """The events of a step; until there is a token the progress of the prompt goes on."""
+        """The events of a step. Before the first token, advances the progress of the prompt."""
         try:
             events = self._stream.take(0.0)
         except BaseException:
             self._progress.close()
             raise
         if self._reading:
-            # With the first token the engine is behind the prompt.
+            # With the first token the prompt is complete.
             read = min(self._engine.progress(self._request.id), len(self._request.prompt))
             self._progress.advance(max(0, read - self._read))
             self._read = read

@@ -1,7 +1,7 @@
 """Parses an answer in OpenAI's harmony format while it streams.
 
-However the text is cut into pieces, the parts are the same. Headers and marks belong to nobody;
-what is no message of the format is text."""
+The parts do not depend on how the text is split into pieces. Headers and marks are dropped; text
+outside of messages is text for the user."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ HEADER = (
 BEGINNINGS = (START, CHANNEL, CONSTRAIN, MESSAGE, "to=")
 """Marks that begin a header, or follow an empty one."""
 FRAMED = (START, CHANNEL, CONSTRAIN, "to=")
-"""Beginnings of headers, with which no text begins."""
+"""Beginnings of headers that cannot begin a text."""
 LONGEST_HEADER = 256
 """Most characters of a header; anything longer is text."""
 
 
 def reply_parser(form: ReplyForm, identity: bytes = b"") -> ReplyParser:
-    """The parser of an answer of this form."""
+    """The parser for an answer of this form."""
     made = HarmonyParser if form.dialect.framed else ReplyParser
     return made(form, identity)
 
@@ -67,9 +67,8 @@ def content_of(parts: Iterable[Part]) -> str:
 
 @dataclass(slots=True)
 class FramedAnswer:
-    """The text of an answer in a terminal: its reasoning, a blank line, its ``content``.
-
-    ``shown_tokens`` are the control tokens that ``parser`` has to see."""
+    """The text of a harmony answer in a terminal: reasoning, a blank line, then the ``content``.
+    ``shown_tokens`` are the control tokens that ``parser`` needs."""
 
     parser: ReplyParser
     shown_tokens: frozenset[int]
@@ -78,11 +77,11 @@ class FramedAnswer:
 
     @classmethod
     def of(cls, dialect: Dialect) -> FramedAnswer:
-        """An answer without tools."""
+        """A new answer without tools."""
         return cls(reply_parser(ReplyForm(dialect)), dialect.shown)
 
     def take(self, parts: Iterable[Part]) -> str:
-        """More of what is shown."""
+        """The text to show for these parts."""
         shown = ""
         for part in parts:
             if isinstance(part, Thought):
@@ -119,8 +118,8 @@ class HarmonyParser(ReplyParser):
                 return
 
     def _opened(self, final: bool) -> _Message | None:
-        """The message whose header is whole; one without a header where none can come any more.
-        None where there is nothing yet, or never will be."""
+        """The message that begins in the held text. None if its header is incomplete; a message
+        without a header if none can follow."""
         header, mark, rest = self._held.partition(MESSAGE)
         if mark and _is_header(header):
             self._held = rest
@@ -129,10 +128,10 @@ class HarmonyParser(ReplyParser):
             if not final:
                 return None
             if not header.strip() or header.lstrip().startswith(FRAMED):
-                # A header that the limit cut.
+                # The token limit cut off this header.
                 self._held = ""
                 return None
-        # The first mark is text, too, or the message would end before it began.
+        # The first mark is text too, or the message would end at once.
         first = next((one for one in OPENING if header.lstrip().startswith(one)), "")
         before = header[: header.index(first) + len(first)] if first else ""
         self._held = self._held[len(before) :]
@@ -149,7 +148,7 @@ class HarmonyParser(ReplyParser):
         return _Message(Thought if thinks else Content)
 
     def _text_of(self, message: _Message, final: bool) -> Iterator[Part]:
-        """The certain part of a text."""
+        """The parts of a message's text that are certain."""
         found = ENDS.search(self._held)
         text, self._held = self._certain(found, final)
         text = message.taken_header() + text
@@ -162,7 +161,7 @@ class HarmonyParser(ReplyParser):
             self._close(found)
 
     def _certain(self, found: re.Match[str] | None, final: bool) -> tuple[str, str]:
-        """The held text up to an end or what may be the beginning of one, and the rest."""
+        """The held text up to a mark or a possible beginning of one, and the rest."""
         held = self._held
         if found is not None:
             return held[: found.start()], held[found.start() :]
@@ -170,7 +169,8 @@ class HarmonyParser(ReplyParser):
         return held[:at], held[at:]
 
     def _call_of(self, message: _Message, final: bool) -> Iterator[Part]:
-        """A call once its arguments are whole, or as they come where a grammar writes them."""
+        """The parts of a call: once its arguments are complete, or as they come if a grammar
+        enforces them."""
         body = message.body + self._held
         marks = ENDS.finditer(body, message.searched)
         found = next((one for one in marks if not inside_string(body[: one.start()])), None)
@@ -199,7 +199,7 @@ class HarmonyParser(ReplyParser):
         self.calls += 1
 
     def _streamed(self, message: _Message, body: str, ended: bool) -> Iterator[Part]:
-        """The arguments that came since the last time, up to the end of their value."""
+        """The new text of the arguments, up to the end of their JSON value."""
         assert message.function is not None
         if message.arguments is None:
             message.arguments = ValueScanner()
@@ -214,7 +214,7 @@ class HarmonyParser(ReplyParser):
             self.calls += 1
 
     def _close(self, found: re.Match[str] | None) -> None:
-        """The message has ended at a mark; one that begins the next message stays held."""
+        """End the message at a mark. A mark that begins the next message stays held."""
         if found is not None and found[0] in CLOSING:
             self._held = self._held.removeprefix(found[0])
         self._message = None
@@ -223,10 +223,9 @@ class HarmonyParser(ReplyParser):
 
 @dataclass(slots=True)
 class _Message:
-    """A message that has begun: a text of a ``kind``, or a call of ``function``. ``header`` is
-    text as well, unless it says what the message is; ``begun`` tells that text of it was given. The
-    ``body`` of a call is searched for its end from ``searched`` on; its ``arguments`` are followed
-    from ``scanned`` on once they are sent as they come."""
+    """An open message: text of a ``kind``, or a call of ``function``. ``header`` is text too,
+    unless it was recognised. ``begun``: some of its text was returned. The end of a call is
+    searched in ``body`` from ``searched`` on; its ``arguments`` are scanned from ``scanned`` on."""
 
     kind: type[Content] | type[Thought]
     header: str = ""
@@ -238,7 +237,7 @@ class _Message:
     arguments: ValueScanner | None = field(default=None)
 
     def taken_header(self) -> str:
-        """The header, the first time."""
+        """The header at the first call, then ""."""
         header, self.header = self.header, ""
         return header
 
@@ -257,7 +256,7 @@ def _is_header(text: str) -> bool:
 
 
 def _may_become_header(text: str) -> bool:
-    """Whether more text may make a header of this one."""
+    """Whether this text can be the beginning of a header."""
     if len(text) > LONGEST_HEADER + len(MESSAGE) or not _begins_header(text):
         return False
     return _header_pattern().fullmatch(text, partial=True) is not None
@@ -269,7 +268,7 @@ def _begins_header(text: str) -> bool:
 
 
 def _start_of_mark(text: str) -> int:
-    """Index at which the text ends in the beginning of a mark."""
+    """The index at which a possible beginning of a mark starts at the end of the text."""
     marks = (*CLOSING, *OPENING)
     starts = range(max(0, len(text) - LONGEST_MARK + 1), len(text))
     return next(

@@ -1,4 +1,5 @@
-"""A model that answers requests of many threads: loaded, with an engine on a thread of its own."""
+"""A loaded model that answers requests of many threads, with an engine stepped by its own
+thread."""
 
 from __future__ import annotations
 
@@ -26,9 +27,9 @@ from reference.observer import Observer
 
 @dataclass(frozen=True, kw_only=True)
 class HostedModel:
-    """A model that was planned within ``budget`` bytes, the ``driver`` that takes its requests, and
-    the ``grammars`` that make its masks. The penalties of a request may look at the last
-    ``penalty_window`` tokens. ``traced`` is the tier that writes its trace, if any."""
+    """A loaded model, planned within ``budget`` bytes. ``driver`` accepts its requests,
+    ``grammars`` makes token masks. Penalties of a request may look back at ``penalty_window``
+    tokens. ``traced`` is the tier that writes a trace, if any."""
 
     model: Model
     template: ChatTemplate | None
@@ -51,7 +52,7 @@ class HostedModel:
         owned: ExitStack,
         traced: TracedTier | None = None,
     ) -> HostedModel:
-        """A model whose requests ``driver`` takes; ``owned`` closes the driver."""
+        """The model behind ``driver``; ``owned`` closes the driver."""
         owned.callback(driver.close)
         model, info = prepared.model, prepared.tier.info
         grammars = Grammars(model.tokenizer, model.config.vocab)
@@ -72,7 +73,7 @@ class HostedModel:
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """The model's vocabulary."""
+        """The model's tokenizer."""
         return self.model.tokenizer
 
     @property
@@ -91,9 +92,8 @@ def host_model(
     buffered_events: int = BUFFERED_EVENTS,
     prepare: bool = True,
 ) -> HostedModel:
-    """Load the model file at ``path`` and let ``thread`` step its engine until ``owned`` closes.
-
-    With ``prepare`` the first requests wait for nothing to be compiled. Raises what ``load_model``
+    """Load the model file ``path`` and let ``thread`` step its engine until ``owned`` closes. With
+    ``prepare`` everything is compiled now, not at the first request. Raises what ``load_model``
     raises."""
     loaded = load_model(path, options, owned, progress, patient=True)
     if prepare:

@@ -1,8 +1,8 @@
-"""Gives memory of a device back while other programs need it, and takes it again later.
+"""Gives device memory back while other programs need it, and takes it again later.
 
-Other programs need it where less than half is free of the margin that was left to them when the
-model was opened. Then the model is planned anew within what is free: with fewer pages, and then
-with weights that stay in host memory. It goes back when that much has been free for a while."""
+When a model is opened, a margin of memory is left free. If less than half of it is free, other
+programs need memory: the model is planned again with less, first with fewer pages, then with
+weights in host memory. It is restored after enough memory has been free for a while."""
 
 from __future__ import annotations
 
@@ -23,24 +23,23 @@ from reference.engine import Engine
 from reference.runner import ModelRunner
 
 POLL_SECONDS = 1.0
-"""Seconds between two looks at the free memory."""
+"""Seconds between two checks of the free memory."""
 SHORT_POLLS = 2
-"""Looks in turn that find too little before memory is given back."""
+"""Consecutive checks with too little free memory before some is given back."""
 FREE_SECONDS, MAX_FREE_SECONDS = 30.0, 600.0
-"""Seconds for which memory must be free before it is taken again. They double, up to a most, each
-time it is needed again soon after."""
+"""How long memory must be free before it is taken again. The time doubles, up to the maximum, each
+time other programs need it again soon."""
 RETRY_SECONDS = (1.0, 2.0, 4.0)
-"""Waits where another program took the memory between plan and allocation."""
+"""Seconds between tries if another program took the memory between plan and allocation."""
 log = logging.getLogger("zinc_rt.memory")
 
 
 @dataclass(slots=True)
 class LiveMemory:
-    """Follows the free memory of a runner's device; ``look`` is called between steps.
-
-    ``first`` is what the model was opened with, within ``asked`` bytes or None. ``given_back`` are
-    the bytes that it does without now, after so many ``changes``. Only the engine's thread writes.
-    """
+    """Watches the free memory of a runner's device; ``look`` is called between steps. ``first`` is
+    the plan the model was opened with, ``asked`` its budget in bytes or None. ``given_back``: bytes
+    it currently does without. ``changes``: how often that changed. Only the engine's thread writes
+    these fields."""
 
     runner: ModelRunner
     first: Residency
@@ -62,8 +61,8 @@ class LiveMemory:
         self._free = min(self._room())
 
     def look(self, engine: Engine) -> None:
-        """Give memory back or take it again where it is time to. Raises OutOfMemory or DoesNotFit
-        where even the least is not free."""
+        """Give memory back or take it again, if it is time to. Raises OutOfMemory or DoesNotFit if
+        even the smallest plan does not fit."""
         at = self.clock()
         if at - self._looked < POLL_SECONDS:
             return
@@ -85,7 +84,7 @@ class LiveMemory:
             self._reopen(engine)
 
     def _room(self) -> tuple[int, int]:
-        """The bytes that are free, and those that a plan leaves free."""
+        """The free bytes, and the margin that a plan leaves free."""
         tier = self.runner.tier
         available = tier.available_bytes
         whole = available + min(tier.allocated_bytes, self.now.plan.allocated)
@@ -98,8 +97,8 @@ class LiveMemory:
         return now.limits.pages <= engine.fewest_pages and not resident
 
     def _reopen(self, engine: Engine) -> None:
-        """Plan anew within what is free, and say what changed. A file that was changed meanwhile
-        cannot be read again: then nothing changes any more."""
+        """Plan again within the free memory, and log what changed. If the model's file was changed,
+        weights cannot be read again: then memory stays as it is for good."""
         before, tier = self.now, self.runner.tier
         self._short, self._free_since = 0, None
         try:
@@ -127,8 +126,8 @@ class LiveMemory:
         )
 
     def _fit(self, fewest_pages: int) -> None:
-        """Open the runner with what fits now. What is free may be taken by others before it is
-        allocated: then it is planned again, at last without a margin."""
+        """Open the runner with what fits now. Another program may take the memory first; then plan
+        again, the last time without a margin."""
         for seconds in (*RETRY_SECONDS, None):
             try:
                 self._open(fewest_pages, margin=seconds is not None)
@@ -142,7 +141,7 @@ class LiveMemory:
         runner = self.runner
         tier, model = runner.tier, runner.model
         runner.close()
-        # Lowered steps that are garbage hold memory of the device.
+        # Unreferenced lowered steps still hold device memory.
         gc.collect()
         if isinstance(tier, StreamsWeights):
             tier.stream(runner.graph, ())
@@ -156,10 +155,8 @@ class LiveMemory:
 
 
 def live_memory_of(loaded: LoadedModel) -> LiveMemory | None:
-    """What follows the free memory of the model's device while it is open.
-
-    None where no weights can be left in host memory, so that little is gained, and where a trace or
-    a draft model refers to that memory."""
+    """The watcher of the model's device memory. None if weights cannot stay in host memory, so that
+    little could be given back, and if a trace or draft model refers to that memory."""
     prepared, options = loaded.prepared, loaded.options
     alone = loaded.traced is None and prepared.drafting is None
     if not alone or not isinstance(prepared.tier, StreamsWeights) or not prepared.tier.streams:

@@ -1,4 +1,4 @@
-"""The one loader: a model's files, its tier, the sizes that fit, its weights, and its engine."""
+"""Loads a model: its files, its tier, sizes that fit, its weights, and its engine."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A model that is open and planned within ``budget`` bytes, whose weights are not uploaded yet.
-    Where the options ask for chat its template's process runs."""
+    """An open model, planned within ``budget`` bytes; its weights are not uploaded yet. If the
+    options ask for chat, the process of its template runs."""
 
     model: Model
     tier: Tier
@@ -47,9 +47,9 @@ class Prepared:
 
 
 def prepare_session(path: Path, options: SessionOptions, owned: ExitStack) -> Prepared:
-    """Open the files and the tier of a model and plan its memory; ``owned`` closes them. Raises
-    ModelFileError, UnsupportedModel, TierError, RequestError for a context the model does not have,
-    and DoesNotFit."""
+    """Open a model's files and tier, and plan its memory; ``owned`` closes them. Raises
+    ModelFileError, UnsupportedModel, TierError, DoesNotFit, and RequestError for a context the
+    model does not have."""
     model = open_model(path, [adapter.path for adapter in options.lora])
     owned.callback(model.close)
     if needs_model_file(options.tier, path):
@@ -67,7 +67,7 @@ def prepare_session(path: Path, options: SessionOptions, owned: ExitStack) -> Pr
     budget = budget_of(tier.available_bytes, options.memory_budget)
     by_chunk = [limits_at(model, replace(options, chunk=n)) for n in options.chunks(tier)]
     found = plan_residency(model, tier, by_chunk, options.context, budget)
-    # What drafts for the longest context leaves that much less; a shorter one needs no more.
+    # Plan again with what the drafter leaves. A shorter context needs no larger drafter.
     drafting = plan_drafting(draft, model, tier, found.limits)
     if drafting is not None:
         budget -= drafting.plan.budgeted
@@ -82,8 +82,8 @@ def prepare_session(path: Path, options: SessionOptions, owned: ExitStack) -> Pr
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model in the memory of a tier. ``traced`` is the tier that writes its trace, and ``disk``
-    has what was computed for prompts, if there are such."""
+    """A model in a tier's memory. ``traced`` is the tier that writes a trace, if any; ``disk`` is
+    the disk cache, if any."""
 
     prepared: Prepared
     options: SessionOptions
@@ -93,7 +93,7 @@ class LoadedModel:
     disk: DiskCache | None = None
 
     def engine(self, *, observer: Observer, **more: Any) -> Engine:
-        """An engine that runs requests of the model; ``more`` goes to ``Engine``."""
+        """An engine for the model; ``more`` are further arguments of ``Engine``."""
         options = self.options
         cached = options.prefix_cache
         engine_options = EngineOptions(
@@ -103,7 +103,7 @@ class LoadedModel:
             queue_depth=options.queue_depth,
             prefix_cache=cached != 0,
             cached_pages=None if cached is None else pages_in(self.runner, cached),
-            # It costs a page of memory and three lowered graphs: too much for one sequence.
+            # Costs a page of memory and three lowered graphs: too much for a single sequence.
             copy_pages=cached != 0 and options.slots > 1,
             host_pages=pages_in(self.runner, options.host_cache),
             stall_steps=options.stall_steps,
@@ -127,16 +127,16 @@ def load_model(
     *,
     patient: bool = False,
 ) -> LoadedModel:
-    """Open the model file at ``path`` and upload it; ``owned`` frees it. A ``patient`` trace waits
-    for room on a full disk. Raises what ``prepare_session`` raises, OutOfMemory, UnsupportedOp and,
-    for files that cannot be recorded to, ConfigError before anything is uploaded."""
+    """Open the model file ``path`` and upload it; ``owned`` frees it. A ``patient`` trace waits
+    while the disk is full. Raises what ``prepare_session`` raises, OutOfMemory, UnsupportedOp, and
+    ConfigError, before the upload, for files that cannot be recorded to."""
     prepared = prepare_session(path, options, owned)
     traced = _traced_tier(prepared, options.recording, owned, patient)
     tier: Tier = prepared.tier if traced is None else traced
     runner = owned.enter_context(load_runner(prepared.model, tier, prepared.limits, progress))
     drafter = load_drafter(prepared.drafting, runner, options.draft, owned, progress)
     if isinstance(tier, AbandonsSteps):
-        # A step of a long prompt may take seconds. What is on its way to the disk is waited for.
+        # A step of a long prompt may take seconds; disk writes are still waited for.
         owned.callback(tier.abandon)
     disk = None
     if options.disk_cache is not None and options.prefix_cache != 0:
@@ -161,7 +161,7 @@ def load_runner(model: Model, tier: Tier, limits: Limits, progress: Progress) ->
 
 
 def chat_template_of(model: Model, owned: ExitStack) -> ChatTemplate | None:
-    """The chat template in a model's file, None where it has none. Raises TemplateError."""
+    """The chat template in the model's file; None if it has none. Raises TemplateError."""
     if model.chat_template is None:
         return None
     # Imported here, because not every start is for a chat.
@@ -175,7 +175,7 @@ def chat_template_of(model: Model, owned: ExitStack) -> ChatTemplate | None:
 def _traced_tier(
     prepared: Prepared, recording: Recording, owned: ExitStack, patient: bool
 ) -> TracedTier | None:
-    """The tier behind a recorder, None where no trace is asked for. Raises ConfigError."""
+    """The tier with a recorder in front; None if no trace is requested. Raises ConfigError."""
     if recording.trace is None:
         return None
     if prepared.model.adapters.opened:

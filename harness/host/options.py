@@ -25,7 +25,7 @@ from reference.model.open import Model
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """New files that record a session: a trace of its tier's work, and a timeline of its engine
+    """Files that record a session: a trace of its tier's work, and a timeline of its engine
     (docs/tools.md)."""
 
     trace: Path | None = None
@@ -33,39 +33,37 @@ class Recording:
 
 
 SINGLE_SLOT_STATES = 2
-"""Recurrent states that a single slot saves for the disk cache."""
+"""Saved recurrent states of a single slot, for the disk cache."""
 MIN_READING_ROWS = 16
-"""Fewest rows of a step where every position of a text is read, for its vector or its
-log-probabilities: with fewer such a text takes many steps."""
+"""Least output rows of a step if embeddings or scores need a row for every position of a text: with
+fewer rows such a text takes many steps."""
 TOKENS_PER_READING_ROW = 8
-"""Prompt tokens of a step for each row there: more rows take memory, and make a step of others
-late."""
+"""Prompt tokens of a step for each such row. More rows take memory and delay other requests."""
 
 
 @dataclass(frozen=True, slots=True)
 class SessionOptions:
     """Options of a session.
 
-    ``context`` None is the model's own, or the longest that ``memory_budget`` allows: bytes, None
-    for what is available. ``chunk`` is the most prompt tokens of a step, None what ``chunks``
-    finds; ``repeat_last_n`` is the longest reach a request's penalties may have. What was
-    computed for a prompt is used again for one that begins alike: of the pages that no sequence
-    holds, at most ``prefix_cache`` bytes stay for that, None for all, 0 for none at all,
-    and ``host_cache`` bytes more in memory of the host besides the budget. What recurrent layers
-    remember at ends of pages has room in ``state_cache`` bytes of the budget, None for one
-    state a slot where there are several; it ``saves_slots`` where single slots need such room, too.
-    All of it also goes to the folder ``disk_cache``, up to
-    ``disk_cache_size`` bytes, where a later process finds it; None for no folder.
+    Sizes: ``slots`` sequences run at once. ``context``: positions of each; None for the model's
+    own, or the longest within ``memory_budget`` bytes (None: the available memory). ``chunk``: most
+    prompt tokens of a step, None for the tier's best. ``repeat_last_n``: longest window of
+    penalties. ``biases``: logit biases of a request. ``top_log_probabilities``: likely tokens
+    listed with log-probabilities. ``queue_depth``: most waiting requests. A request ends after
+    ``stall_steps`` steps in which its events were not read.
 
-    Logits of every position, as ``Session.logits`` gives them, need ``all_logits``. At most
-    ``draft`` tokens are guessed ahead, from the prompt or by the model in the file ``draft_model``,
-    whose memory is part of the budget. ``slots`` sequences of the whole context run at once, each
-    with up to ``biases`` logit biases and ``top_log_probabilities`` tokens listed with theirs; with
-    ``masks`` each may have one. With ``hidden_states`` the engine can hand over what logits are
-    computed from, with ``scores`` the log-probabilities of prompts, with ``digests`` digests of
-    rows of logits, with ``experts`` those that a mixture's tokens use. At most ``queue_depth``
-    requests wait for a slot, and a request ends after ``stall_steps`` steps in which nobody takes
-    its events. Requests may use the adapters ``lora``."""
+    Caches, in bytes: ``prefix_cache`` limits pages of prompts that no sequence holds (None: no
+    limit, 0: no cache). ``host_cache`` is additional room in host memory, outside the budget.
+    ``state_cache``: saved states of recurrent layers (None: one for each slot if there are several;
+    ``saves_slots``: also for a single slot). ``disk_cache``: folder of a cache on disk, up to
+    ``disk_cache_size`` bytes, which later processes use too.
+
+    Drafts: at most ``draft`` tokens at a time, by prompt lookup, the model's draft block, or the
+    model in the file ``draft_model``, whose memory is part of the budget.
+
+    Abilities: ``masks``: grammars. ``all_logits``: logits of every position, as ``Session.logits``
+    needs. ``hidden_states``, ``scores`` (log-probabilities of prompts), ``digests`` (of rows of
+    logits), ``experts`` (chosen by mixtures). ``lora``: adapters."""
 
     tier: str = "auto"
     tier_options: TierOptions = DEFAULT_OPTIONS
@@ -98,27 +96,27 @@ class SessionOptions:
     lora: tuple[NamedAdapter, ...] = ()
 
     def chunks(self, tier: Tier) -> Sequence[int]:
-        """Prompt tokens of a step, best first: what is asked for, or what the tier reads fastest
-        with, its half and so on, as far as memory goes. Where there are logits of all of them
-        they take the memory."""
+        """Prompt tokens of a step to try, best first: ``chunk`` if set, else the tier's best, its
+        half and so on, as far as memory allows. With ``all_logits`` they are few, since logits take
+        the memory."""
         if self.chunk is not None:
             return (self.chunk,)
         return prompt_steps(PROMPT_TOKENS if self.all_logits else tier.info.prompt_tokens)
 
     @property
     def _saved_states(self) -> int:
-        """Number of recurrent states that are saved unless ``state_cache`` says it."""
+        """Number of saved recurrent states if ``state_cache`` is None."""
         if self.slots == 1:
             return SINGLE_SLOT_STATES if self.disk_cache or self.saves_slots else 0
         return self.slots
 
     def penalty_window(self, context: int) -> int:
-        """Most tokens that penalties look back at. Not what is stored for them: drafts need more of
-        that, and change no answer."""
+        """Most tokens that penalties look back at. More tokens are stored for drafts, but answers
+        must not depend on drafts."""
         return min(self.repeat_last_n, context)
 
     def limits(self, context: int) -> Limits:
-        """The sizes of a session of so many positions."""
+        """The engine's sizes for a context of so many positions."""
         chunk = room_for_prompts(self.chunk, context, self.slots)
         rows = self.slots * (1 + min(self.draft, chunk - 1))
         if self.hidden_states or self.scores:
@@ -146,8 +144,8 @@ class SessionOptions:
 
 
 def limits_at(model: Model, options: SessionOptions) -> LimitsAt:
-    """``options.limits`` with as many saved states as there is room for, and with the hidden states
-    that the model's draft block reads if it drafts."""
+    """``options.limits``, with as many saved states as ``state_cache`` holds, and with the hidden
+    states that a draft block needs."""
     sizes: LimitsAt = options.limits
     if options.draft:
         block = options.draft_model is None and model.draft_problem is None

@@ -1,15 +1,14 @@
-"""From the hidden states of a text to one vector: which of them, and the arithmetic (rule R11).
+"""Turns the hidden states of a text into one vector (rule R11).
 
 The states are the normed rows of binary32 that logits are computed from, the same bits on every
-tier. Everything from there on is binary64, and every step of it rounds once, as IEEE 754 says:
+tier. All further arithmetic is binary64, and each operation rounds once, by IEEE 754:
 
-1. MEAN adds the rows one after the other, by position, and divides each sum by their number; FIRST
-   and LAST take one row as it is.
-2. Of fewer ``dimensions`` the vector has the first ones.
-3. The squares are summed exactly and rounded once (``math.fsum``); each number is divided by the
-   square root of that and rounded to binary32. A vector of zeros stays one.
+1. MEAN adds the rows in order of position, and divides each sum by their number; FIRST and LAST
+take one row. 2. With ``dimensions`` only the first numbers are kept. 3. The squares are summed
+exactly and rounded once (``math.fsum``). Each number is divided by the square root of the sum and
+rounded to binary32. A zero vector stays zero.
 
-So no order of additions depends on chunks, company or machine."""
+So the order of additions does not depend on chunks, other requests or the machine."""
 
 from __future__ import annotations
 
@@ -25,7 +24,7 @@ from reference.model.open import Model
 
 
 class Pooling(Enum):
-    """The choice of the hidden states that make the vector of a text."""
+    """Which hidden states make the vector of a text."""
 
     MEAN = "mean"
     FIRST = "first"
@@ -37,7 +36,8 @@ TYPES = {0: Pooling.MEAN, 1: Pooling.MEAN, 2: Pooling.FIRST, 3: Pooling.LAST}
 
 
 def pooling_of(model: Model) -> Pooling:
-    """The pooling that a model's file names. Raises UnsupportedModel for one without a vector."""
+    """The pooling that a model's file names. Raises UnsupportedModel for a pooling without a
+    vector."""
     key = f"{model.config.architecture}.pooling_type"
     kind = model.file.metadata.get(key, 0)
     if type(kind) is not int or kind not in TYPES:
@@ -46,15 +46,15 @@ def pooling_of(model: Model) -> Pooling:
 
 
 def tokens_to_embed(model: Model, tokens: Sequence[int], of_text: bool) -> Sequence[int]:
-    """The tokens of which a vector is made: with the end that the model was trained to read after
-    a text."""
+    """The tokens to embed: with the end token if they are ``of_text`` and the model was trained
+    with it."""
     end = model.tokenizer.eos_id
     adds = model.file.metadata.get("tokenizer.ggml.add_eos_token") is True
     return [*tokens, end] if of_text and adds and end is not None else tokens
 
 
 class Pool:
-    """The vector of one text in the making. Call it with rows as they come, in order."""
+    """Computes the vector of one text. Call it with the rows of hidden states in order."""
 
     def __init__(self, pooling: Pooling, tokens: int) -> None:
         self.pooling = pooling
@@ -75,12 +75,12 @@ class Pool:
             self._sum = wide if self._sum is None else self._sum + wide
 
     def note(self, other: Pool) -> None:
-        """Take over the state of a pool of the same text."""
+        """Take over the state of another pool of the same text."""
         self._sum = other._sum
 
     def vector(self, dimensions: int | None = None) -> NDArray[np.float32]:
-        """The normalised vector, float32[dimensions], all of the width for None. Raises ValueError
-        where a state is not finite."""
+        """The normalised vector, float32[dimensions]; the full width for None. Raises ValueError
+        for a hidden state that is not finite."""
         assert self._sum is not None, "no row came"
         count = self._tokens if self.pooling is Pooling.MEAN else 1
         mean = (self._sum / count)[:dimensions]

@@ -1,7 +1,7 @@
 """Parses an answer while it streams: into reasoning, text, and tool calls.
 
-However the text is cut into pieces, the parts are the same. Nothing is lost: what begins like a
-call and is none is text. Only blanks between parts belong to nobody."""
+The parts do not depend on how the text is split into pieces. Nothing is lost: text that looks like
+a call but is none is text. Only blanks between parts are dropped."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from harness.host.dialect.calls import Call, Function, ValueScanner
 
 BLANKS = " \t\r\n"
 MAX_STARTS = 100
-"""Marks in an unclosed thought that are tried as the beginning of a call."""
+"""Most marks in unclosed reasoning that are tried as the beginning of a call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +54,11 @@ Part = Content | Thought | CallBegin | CallArguments
 
 @dataclass(frozen=True, slots=True)
 class ReplyForm:
-    """What an answer may be made of: calls of ``functions``, and of several or one alone;
-    ``enforced`` says that a grammar makes calls well-formed, so that they need not be awaited;
-    ``thinking`` that the prompt began the thoughts. ``exact`` says that a grammar writes the
-    answer, so that nothing in it is missing; ``forced`` that it is nothing but calls, so that text
-    is the beginning of one that the limit cut."""
+    """What an answer may contain. ``functions``: those it may call; ``many``: more than one call.
+    ``enforced``: a grammar makes calls well-formed, so their arguments can be streamed.
+    ``thinking``: the prompt opened the reasoning. ``exact``: a grammar writes the whole answer, so
+    no mark is missing. ``forced``: the answer is only calls, so other text is a call that the token
+    limit cut off."""
 
     dialect: Dialect
     functions: Mapping[str, Function] = field(default_factory=dict)
@@ -70,13 +70,13 @@ class ReplyForm:
 
 
 class ReplyParser:
-    """Takes the text of one answer apart. ``identity`` makes the ids of its calls: they are the
-    same whenever the same answer is given."""
+    """Divides the text of one answer into parts. ``identity`` seeds the ids of its calls, which are
+    the same for the same answer."""
 
     def __init__(self, form: ReplyForm, identity: bytes = b"") -> None:
         self.calls = 0
         self.thinking = form.thinking
-        """Whether what comes now are thoughts."""
+        """Whether the next text is reasoning."""
         self._form = form
         self._identity = identity
         self._syntax = form.dialect.calls if form.functions else None
@@ -96,16 +96,16 @@ class ReplyParser:
 
     @property
     def complete(self) -> bool:
-        """Whether the only permitted call was made; text after it is dropped."""
+        """Whether the only permitted call was made; later text is dropped."""
         return not self._form.many and self.calls > 0 and self._call is None
 
     def feed(self, text: str) -> list[Part]:
-        """The parts that are certain after more text."""
+        """The parts that become certain with more text."""
         self._held += text
         return self._joined(self._parts(final=False))
 
     def finish(self) -> list[Part]:
-        """The rest, once no more text comes."""
+        """The remaining parts after the end of the text."""
         return self._joined(self._parts(final=True))
 
     def _joined(self, parts: Iterator[Part]) -> list[Part]:
@@ -143,8 +143,8 @@ class ReplyParser:
             yield Thought(before)
 
     def _unclosed_thought(self, final: bool) -> str:
-        """What is certain of a thought that has no end yet. What may be a call is not: it is one
-        where the thought never ends otherwise."""
+        """The certain text of reasoning that has not ended. Text that may be a call is not certain:
+        if the reasoning never ends, it is a call."""
         assert self._reasoning is not None
         close = self._reasoning.close
         marks = [] if self._syntax is None or not self._tolerant else self._call_marks()
@@ -160,7 +160,7 @@ class ReplyParser:
         return thought.rstrip(BLANKS)
 
     def _certain_before(self, thought: str) -> str:
-        """A thought before what may be a call, without its last blanks, which stay held."""
+        """Reasoning before a possible call, without its last blanks, which stay held."""
         text = thought.rstrip(BLANKS)
         self._held = thought[len(text) :] + self._held
         return text
@@ -174,14 +174,14 @@ class ReplyParser:
         return [at for at in starts if syntax.may_begin(self._held[at:], functions)]
 
     def _is_call(self, start: int) -> bool:
-        """Whether the rest of an answer begins with a call at that position."""
+        """Whether the rest of the answer from ``start`` on begins with a call."""
         dialect = replace(self._form.dialect, reasoning=None)
         alone = ReplyParser(replace(self._form, thinking=False, dialect=dialect))
         parts = [*alone.feed(self._held[start:]), *alone.finish()]
         return bool(parts) and isinstance(parts[0], CallBegin)
 
     def _text(self, final: bool) -> Iterator[Part]:
-        """Text up to the next mark, which begins another part, or the text that is certain."""
+        """Text up to the next mark, or all certain text."""
         self._skip_blanks()
         if self._awaits_stray(final):
             return
@@ -209,7 +209,7 @@ class ReplyParser:
             self.thinking = self._thought = self._after_mark = True
 
     def _marks(self) -> list[str]:
-        """The marks that may follow in the text."""
+        """The marks that may come next."""
         marks = []
         if self._reasoning is not None and not (self._said or self._thought):
             marks.append(self._reasoning.open)
@@ -223,7 +223,8 @@ class ReplyParser:
         return [self._syntax.begin, *self._syntax.other_marks(self._tolerant)]
 
     def _index_of(self, mark: str) -> int:
-        """The position of a mark, -1 for none: some marks only begin an answer."""
+        """The position of a mark; -1 for none. Some marks count only at the beginning of an
+        answer."""
         at = self._held.find(mark)
         anywhere = self._syntax is not None and mark in self._call_marks()
         if anywhere and not self._syntax.only_first:  # type: ignore[union-attr]
@@ -241,7 +242,7 @@ class ReplyParser:
             yield from self._whole(call, final)
 
     def _begin(self, call: _OpenCall) -> Iterator[Part]:
-        """Begin a call, whose arguments follow."""
+        """Begin a call once its name and the start of its arguments are known."""
         assert self._syntax is not None
         found = self._syntax.arguments_start(call.body)
         if found is not None and found[0] in self._form.functions:
@@ -250,7 +251,7 @@ class ReplyParser:
             yield CallBegin(self.calls, self._call_id(), name)
 
     def _stream(self, call: _OpenCall, scanner: ValueScanner, final: bool) -> Iterator[Part]:
-        """The new text of the arguments; the rest of the call has no parts."""
+        """New text of the arguments. Other text of the call is dropped."""
         assert self._syntax is not None
         if not scanner.ended:
             count = scanner.feed(call.body)
@@ -264,7 +265,7 @@ class ReplyParser:
             self._end_call(call.body.partition(end)[2] if end is not None and closed else "")
 
     def _whole(self, call: _OpenCall, final: bool) -> Iterator[Part]:
-        """The calls of a complete body, or its text if it is no call."""
+        """The calls of a complete body, or its text if it is not a call."""
         assert self._syntax is not None
         end, functions = call.end, self._form.functions
         if call.bare and self._syntax.hopeless(call.body, functions):
@@ -288,7 +289,7 @@ class ReplyParser:
             yield from self._unfinished(call)
 
     def _unfinished(self, call: _OpenCall) -> Iterator[Part]:
-        """A call without its end mark, or its text if it is no call."""
+        """The calls of a body without its end mark, or its text if it is not a call."""
         assert self._syntax is not None
         calls, rest = None if call.bare else self._parsed(call.body), ""
         if calls is None and self._tolerant and not call.bare:
@@ -297,7 +298,7 @@ class ReplyParser:
             yield from self._made(calls)
             self._end_call(rest)
         elif self._form.enforced and not call.bare:
-            # A grammar makes it a call: the limit cut it.
+            # With the grammar it can only be a call that the token limit cut off.
             self._end_call("")
         else:
             yield self._as_text(call.opening + call.body, "")
@@ -339,8 +340,8 @@ class ReplyParser:
             self._after_mark = not self._held
 
     def _awaits_stray(self, final: bool) -> bool:
-        """Whether what is held may yet be the end of a call whose beginning was left out; it is
-        nobody's once it is there."""
+        """Whether the held text may become the end mark of a call without a begin mark. A complete
+        one is dropped."""
         stray = self._stray
         if stray is None or not self._held:
             return False
@@ -354,7 +355,7 @@ class ReplyParser:
         return False
 
     def _take_certain(self, marks: Sequence[str], final: bool) -> str:
-        """Held text up to what may be the beginning of a mark, and the blanks before it."""
+        """The held text up to a possible beginning of a mark and the blanks before it."""
         held = self._held
         end = len(held)
         if marks and not final:
@@ -368,9 +369,9 @@ class ReplyParser:
 
 @dataclass(slots=True)
 class _OpenCall:
-    """A call that has begun: ``opening`` is its mark, with the blanks before it; the mark ``bare``
-    is part of the body, as is then its ``end``. ``arguments`` are followed once they are sent as
-    they come; ends are searched from ``searched`` on."""
+    """An open call. ``opening`` is its mark with the blanks before it. A mark ``bare`` and its
+    ``end`` belong to the body. ``arguments`` are set once they are streamed. The end is searched
+    from ``searched`` on."""
 
     opening: str
     body: str = ""
@@ -381,7 +382,7 @@ class _OpenCall:
 
 
 def joined(parts: Iterable[Part]) -> list[Part]:
-    """Join adjacent parts of one kind."""
+    """Parts with adjacent ones of the same kind joined."""
     parts = list(parts)
     if len(parts) < 2:
         return parts

@@ -1,7 +1,5 @@
-"""A model on a tier for one user: opened, asked, closed.
-
-A ``Session`` owns everything a single user needs; sharing an engine between users is the
-scheduler's business."""
+"""A model on a tier for one user. ``Session`` owns all that it needs; several users share an engine
+by ``harness.host.engine_thread``."""
 
 from __future__ import annotations
 
@@ -37,8 +35,7 @@ if TYPE_CHECKING:
 
 
 class Session(ContextManager):
-    """A model on a tier, ready to generate for one user, whose requests use all ``adapters``. A
-    context manager."""
+    """A loaded model for one user, whose requests use all ``adapters``. A context manager."""
 
     def __init__(
         self,
@@ -64,9 +61,9 @@ class Session(ContextManager):
 
     @classmethod
     def open(cls, path: Path, options: SessionOptions, progress: Progress = SILENT) -> Session:
-        """Load the model file at ``path``. Raises ModelFileError, UnsupportedModel, TierError,
-        RequestError for a context the model does not have, DoesNotFit and, for files that cannot be
-        recorded to, ConfigError before anything is uploaded."""
+        """Load the model file ``path``. Raises ModelFileError, UnsupportedModel, TierError,
+        DoesNotFit, RequestError for a context the model does not have, and ConfigError, before the
+        upload, for files that cannot be recorded to."""
         started = time.perf_counter()
         with ExitStack() as owned:
             loaded = load_model(path, options, owned, progress)
@@ -85,12 +82,12 @@ class Session(ContextManager):
 
     @property
     def context(self) -> int:
-        """The longest prompt plus answer, in tokens."""
+        """Most tokens of a prompt and its answer."""
         return self.runner.limits.context
 
     @cached_property
     def template(self) -> ChatTemplate | None:
-        """The file's chat template, None when it has none. Raises TemplateError."""
+        """The file's chat template; None if it has none. Raises TemplateError."""
         return chat_template_of(self.model, self._owned)
 
     def generate(
@@ -104,12 +101,12 @@ class Session(ContextManager):
         output: str = LOGITS,
         chat: bool = False,
     ) -> TextGeneration:
-        """The continuation of ``prompt``, at most ``max_tokens`` long, cut at a ``stop`` string.
+        """The continuation of ``prompt`` by at most ``max_tokens`` tokens, up to a ``stop`` string.
 
-        One generation at a time: an earlier one that is not finished is cancelled. ``progress``
-        shows a prompt that takes several steps, ``on_logits`` receives the logits that tokens are
-        sampled from, or ``output`` of them. In a ``chat``, what frames an answer is left out of its
-        text. Raises RequestError."""
+        Only one generation runs at a time: an earlier unfinished one is cancelled. ``progress``
+        shows a prompt of several steps. ``on_logits`` receives the logits that tokens are sampled
+        from, or the rows of ``output``. In a ``chat`` harmony headers are left out of the text.
+        Raises RequestError."""
         request = Request(
             self.next_id(), tuple(prompt), max_tokens, sampling, tuple(stop), adapters=self.adapters
         )
@@ -121,7 +118,7 @@ class Session(ContextManager):
         return self._latest
 
     def _framed_answer(self) -> FramedAnswer | None:
-        """The parser of answers that consist of messages with headers; None for other models."""
+        """The parser for answers in the harmony format; None for other models."""
         template = self.template
         if template is None or not template.frames_messages:
             return None
@@ -131,8 +128,8 @@ class Session(ContextManager):
         return FramedAnswer.of(dialect_of(template.text, self.model.tokenizer, template.tool_text))
 
     def logits(self, tokens: Sequence[int], out: NDArray[np.float32]) -> None:
-        """Write the logits of every position to ``out``, f32[len(tokens), vocab]; the session needs
-        ``all_logits``. A generation that is not finished is cancelled. Raises RequestError."""
+        """Write the logits of every position to ``out``, f32[len(tokens), vocab]. Needs the option
+        ``all_logits``. Cancels an unfinished generation. Raises RequestError."""
         if self.runner.limits.step_rows < self.engine.chunk_tokens:
             raise AssertionError("the session was opened without all_logits")
 
@@ -144,7 +141,7 @@ class Session(ContextManager):
         self.driver.read(Submission([request], {request.id: store}, 0))
 
     def next_id(self) -> int:
-        """The id of a new request, for which whatever still runs makes room."""
+        """The id of a new request. Cancels an unfinished generation."""
         if self._latest is not None:
             self._latest.cancel()
         return self.driver.new_id()
@@ -155,7 +152,7 @@ class Session(ContextManager):
 
 
 def _timeline_of(recording: Recording, owned: ExitStack) -> Observer:
-    """The observer that writes the timeline, one that does nothing where none is asked for."""
+    """The observer that writes the timeline; one that does nothing if none is requested."""
     if recording.timeline is None:
         return NO_OBSERVER
     from harness.trace.timeline import Timeline

@@ -1,4 +1,4 @@
-"""The interface of engines in any thread or process: submissions go in, events come out."""
+"""The interface of engines in any thread or process: requests go in, events come out."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 Stream = TypeVar("Stream", bound="Readable")
 WAIT_SECONDS = 0.5
-"""Seconds to wait for an event at a time: how soon Ctrl-C is noticed on any system."""
+"""Seconds of one wait for an event. On some systems Ctrl-C is only noticed between two waits."""
 NO_SINKS: Mapping[int, LogitsSink] = MappingProxyType({})
 NO_MASKS: Mapping[int, TokenMasks] = MappingProxyType({})
 NO_SCORES: Mapping[int, ScoreSink] = MappingProxyType({})
@@ -33,19 +33,18 @@ NO_EXPERTS: Mapping[int, ExpertSink] = MappingProxyType({})
 
 
 class EngineStopped(ZincError):
-    """The engine takes no more work: the server ends, or its device was lost."""
+    """The engine accepts no more work: the server shuts down, or its device was lost."""
 
 
 @dataclass(frozen=True, slots=True)
 class Submission:
     """Requests that are accepted together or not at all.
 
-    ``logits`` receive, by request id and on the engine's thread, those of every position from
-    ``logits_from`` on, by default those that tokens are sampled from, or else the rows of
-    ``output``; each before the event with the last such token. ``masks``, by request id, say which
-    token may come next, ``scores`` receive the log-probabilities of prompts, and ``experts`` what
-    experts of a mixture every position uses.
-    """
+    All receivers are by request id and run on the engine's thread. ``logits`` receive rows of
+    ``output`` of every position from ``logits_from`` on; None for the positions that tokens are
+    sampled from. A row comes before the event of its token. ``masks`` say which token may come
+    next. ``scores`` receive log-probabilities of prompts, ``experts`` the experts used at each
+    position."""
 
     requests: Sequence[Request]
     logits: Mapping[int, LogitsSink] = field(default_factory=dict)
@@ -56,30 +55,30 @@ class Submission:
     experts: Mapping[int, ExpertSink] = field(default_factory=dict)
 
     def first_row_of(self, request: Request) -> int:
-        """The first position of a request whose row ``logits`` receive."""
+        """The first position of a request whose row is received."""
         return len(request.prompt) - 1 if self.logits_from is None else self.logits_from
 
 
 class Readable(Protocol):
-    """A stream of the events of requests."""
+    """A stream of events of requests."""
 
     def take(self, timeout: float) -> list[TimedEvent]:
-        """The events there are, after waiting up to ``timeout`` seconds for the first one."""
+        """The available events, after waiting up to ``timeout`` seconds for the first."""
 
     def cancel(self) -> None:
-        """End the requests."""
+        """Cancel the requests."""
 
 
 class Submits(Protocol[Stream]):
-    """A driver of engines: it accepts requests and reports their events on streams."""
+    """A driver of engines: accepts requests and delivers their events on streams."""
 
     def open_stream(self) -> Stream:
-        """A stream for requests to come."""
+        """A stream for later requests."""
 
     def submit_to(
         self, stream: Stream, submissions: Sequence[Submission]
     ) -> list[ZincError | None]:
-        """Queue submissions; returns for each the error that refused it, or None. Raises
+        """Submit all; returns for each submission the error that refused it, or None. Raises
         EngineStopped."""
 
     def submit(
@@ -91,10 +90,8 @@ class Submits(Protocol[Stream]):
         output: str = LOGITS,
         experts: Mapping[int, ExpertSink] = NO_EXPERTS,
     ) -> Stream:
-        """Queue requests that belong together, on a stream of their own; see ``Submission``.
-
-        Raises RequestError, QueueFull and EngineStopped.
-        """
+        """Submit requests that belong together, on a new stream; see ``Submission``. Raises
+        RequestError, QueueFull and EngineStopped."""
         stream = self.open_stream()
         submission = Submission(
             requests, logits, output=output, masks=masks, scores=scores, experts=experts
@@ -103,15 +100,14 @@ class Submits(Protocol[Stream]):
         return stream
 
     def begin(self, stream: Stream, submission: Submission) -> None:
-        """Queue a submission. Raises RequestError, QueueFull and EngineStopped."""
+        """Submit. Raises RequestError, QueueFull and EngineStopped."""
         (error,) = self.submit_to(stream, [submission])
         if error is not None:
             raise error
 
     def read(self, submission: Submission) -> None:
-        """Compute requests whose results go to the receivers of ``submission`` alone; returns when
-        the last one has ended. Raises RequestError, QueueFull, EngineStopped and, for a model that
-        fails, NonFiniteLogits."""
+        """Compute requests whose results go only to receivers, and wait for their end. Raises
+        RequestError, QueueFull, EngineStopped, and NonFiniteLogits if the model fails."""
         stream = self.open_stream()
         left = {request.id for request in submission.requests}
         try:
@@ -129,13 +125,13 @@ class Submits(Protocol[Stream]):
 
 @dataclass(frozen=True, slots=True)
 class BothSinks:
-    """Gives rows to two receivers, one after the other."""
+    """Passes rows to two receivers, one after the other."""
 
     first: LogitsSink
     second: LogitsSink
 
     def __call__(self, position: int, logits: NDArray[np.float32]) -> None:
-        """Give rows from a position on."""
+        """Pass rows from ``position`` on."""
         self.first(position, logits)
         self.second(position, logits)
 
@@ -143,8 +139,7 @@ class BothSinks:
 def joined_sinks(
     first: Mapping[int, LogitsSink], second: Mapping[int, LogitsSink]
 ) -> Mapping[int, LogitsSink]:
-    """The receivers of each request's logits: of either mapping, or of both one after the
-    other."""
+    """The receiver of each request's rows: that of one mapping, or both, one after the other."""
     if not (first and second):
         return first or second
     return {request_id: BothSinks(sink, second[request_id]) for request_id, sink in first.items()}
@@ -152,8 +147,8 @@ def joined_sinks(
 
 @dataclass(frozen=True, slots=True)
 class EndMessages:
-    """The messages for clients of an engine that was closed, and the remedies after a failure and
-    after a change of the model's file."""
+    """Messages for clients: of a ``closed`` engine, the ``remedy`` after a failure, and that after
+    the model's file was ``changed``."""
 
     closed: str = "the server is shutting down"
     remedy: str = "restart the server"

@@ -1,4 +1,4 @@
-"""Variables that tell a chat template whether to think, and how much."""
+"""The variables that tell a chat template whether to think, and how much."""
 
 from __future__ import annotations
 
@@ -16,9 +16,8 @@ def thinking_arguments(
 ) -> dict[str, Any]:
     """The arguments of ``ChatTemplate.render`` for the model called ``name``.
 
-    A model that always thinks, but reads how much, thinks as its template says where thinking is
-    switched on, and least where it is switched off. Raises RequestError for what the template
-    cannot be told."""
+    For a model that always thinks but has levels, ``enable`` False means the lowest level. Raises
+    RequestError for what the template does not support."""
     levelled = template.has_reasoning_effort
     if level is not None:
         if not levelled:

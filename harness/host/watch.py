@@ -1,4 +1,4 @@
-"""Records facts about the requests and steps of an engine, on the engine's thread."""
+"""Records facts about an engine's requests and steps, on the engine's thread."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from reference.usage import TenantCounters
 
 @dataclass(slots=True)
 class RequestFacts:
-    """The history of one request, with times in seconds of ``time.monotonic``. The engine's thread
-    writes it.
+    """The history of one request; times are ``time.monotonic`` seconds. The engine's thread writes
+    it.
 
-    ``counts`` has the counters of its tenant where the engine is in this process. ``cached`` prompt
-    tokens came from the prefix cache at its first admission, ``from_disk`` of them from the disk
-    cache, and ``difference`` is where a cached prompt of its tenant went on otherwise. ``tokens``
-    were put on its stream; those past the end of its answer count until the reader cancels the
-    request."""
+    ``counts``: counters of its tenant, if the engine is in this process. ``cached``: prompt tokens
+    from the prefix cache at its first admission, ``from_disk`` of them from the disk cache.
+    ``difference``: where the prompt differs from a cached one of its tenant. ``tokens``: events
+    with a token on its stream, including those past the end of its answer until the reader cancels
+    the request."""
 
     submitted: float
     admitted: float | None = None
@@ -38,12 +38,12 @@ class Listener(Protocol):
     """Observes every step on the engine's thread, before the step's events are delivered."""
 
     def stepped(self, seconds: float, tokens: int) -> None:
-        """A step of ``tokens`` query tokens took ``seconds``, without the time in which the step
-        before it still ran."""
+        """A step of ``tokens`` query tokens took ``seconds``, not counting the time in which an
+        earlier step still ran."""
 
 
 class FactsByRequest(Protocol):
-    """A stream that has the facts of each of its requests."""
+    """A stream with the facts of its requests."""
 
     @property
     def facts(self) -> Mapping[int, RequestFacts]:
@@ -52,8 +52,8 @@ class FactsByRequest(Protocol):
 
 @dataclass(slots=True)
 class StreamWatch(Observer):
-    """Records when requests of ``streams`` are admitted and preempted, and the time of steps.
-    Passes everything on to the observer ``then``."""
+    """Records admission and preemption of requests of ``streams``, and the time of steps. Passes
+    everything on to the observer ``then``."""
 
     streams: Mapping[int, FactsByRequest]
     then: Observer = NO_OBSERVER

@@ -1,4 +1,4 @@
-"""The tenants of a server, from a file that is read again when it changes."""
+"""The tenants of a server. Their file is read again when it changes."""
 
 from __future__ import annotations
 

@@ -16,20 +16,21 @@ Json = dict[str, Any]
 
 @dataclass(eq=False)
 class ServedAdapters:
-    """The adapters of a model. ``defaults`` are those of requests that name none: an administrator
-    replaces them."""
+    """The adapters of a model. ``defaults`` are the scales for requests that name no adapter; an
+    administrator can change them."""
 
     named: tuple[NamedAdapter, ...] = ()
     opened: Adapters = field(default_factory=Adapters)
     defaults: Scales = ()
 
     def called(self, name: str | None) -> Scales:
-        """The adapter that a request gives as the name of its model, with its own scale."""
+        """The scales for a request whose ``model`` is the name of an adapter: that adapter with its
+        own scale. Empty for any other name."""
         return tuple((n, one.scale) for n, one in enumerate(self.named) if one.name == name)
 
     def chosen(self, name: str | None, lora: Sequence[LoraScale] | None) -> Scales:
-        """The adapters of a request: those it lists, else that of its name, else the defaults.
-        Raises RequestError."""
+        """The scales of a request: those in its ``lora``, else the adapter that its ``model``
+        names, else the defaults. Raises RequestError."""
         if lora is None:
             return self.called(name) or self.defaults
         scales = tuple((one.id, one.scale) for one in lora)
@@ -42,8 +43,9 @@ class ServedAdapters:
         return [{"sha256": self.opened.opened[n].digest, "scale": scale} for n, scale in used]
 
     def found(self, facts: Sequence[Json]) -> Scales:
-        """The adapters of facts, each once, since several may be of one file. Raises KeyError with
-        the digest of one that is not open, or not that often."""
+        """The scales for recorded ``facts``. Each open adapter is used once, since several may have
+        the same file. Raises KeyError with the digest of one that is not open, or not that
+        often."""
         left = [one.digest for one in self.opened.opened]
         scales = []
         for one in facts:
@@ -56,7 +58,8 @@ class ServedAdapters:
         return tuple(scales)
 
     def fingerprint(self, alone: str, scales: Scales) -> str:
-        """The fingerprint of the function that adapters make of a model."""
+        """The fingerprint of the model with these adapters; ``alone`` is its fingerprint without
+        any."""
         identity = self.opened.identity(scales)
         if not identity:
             return alone

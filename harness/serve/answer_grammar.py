@@ -1,4 +1,4 @@
-"""The grammars that requests put on their answers, and the masks of tokens that enforce them."""
+"""Grammars that requests put on their answers, and the token masks that enforce them."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ from harness.serve.wire_tools import (
 )
 
 FORMAT, GRAMMAR = "response_format", "grammar"
-"""Fields of a request that hold its answer to a form."""
+"""Request fields that constrain the answer."""
 
 
 class Constrained(Protocol):
-    """A grammar in llguidance's form of Lark, and the field of the request that it comes from."""
+    """A grammar in llguidance's Lark dialect, and the request field that it comes from."""
 
     @property
     def grammar(self) -> str | None:
-        """The whole grammar; None where any text may come."""
+        """The whole grammar; None for any text."""
 
     @property
     def grammar_param(self) -> str:
@@ -46,14 +46,14 @@ class Constrained(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TextPlan:
-    """The grammar of texts that continue prompts."""
+    """The grammar of a completion's text."""
 
     grammar: str | None
     grammar_param: str = GRAMMAR
 
     @classmethod
     def of(cls, body: CompletionRequest) -> TextPlan:
-        """The plan of a format, or of a grammar in GBNF. Raises ApiError."""
+        """The plan for a ``response_format``, or for a ``grammar`` in GBNF. Raises ApiError."""
         rule = format_rule(body.response_format)
         if body.grammar is None:
             return cls(None if rule is None else f"start: {rule}", FORMAT)
@@ -65,8 +65,8 @@ class TextPlan:
 def masks_of(
     plan: Constrained, grammars: Grammars, requests: Sequence[Request]
 ) -> dict[int, TokenMasks]:
-    """Masks for each request of a plan, the first one computed; none without a grammar. Raises
-    ApiError."""
+    """The token masks of each request, by id; empty without a grammar. The first mask is computed
+    here, so that a bad grammar is refused at once. Raises ApiError."""
     if plan.grammar is None:
         return {}
     param = plan.grammar_param
@@ -133,8 +133,8 @@ def format_rule(requested: ResponseFormat | None) -> str | None:
 
 
 def enforced(field: str, rules: Callable[[], str], param: str | None = None) -> str:
-    """The grammar that ``rules`` builds of the schema in ``field``. Raises ApiError for a schema
-    that could not be enforced."""
+    """The grammar that ``rules`` makes from the schema in ``field``. Raises ApiError if the schema
+    cannot be enforced."""
     try:
         return rules()
     except SchemaRefused as refused:

@@ -45,13 +45,13 @@ class AnswerShape(Protocol):
 
 
 ShapeOf = Callable[["Answer", bool], AnswerShape]
-"""Constructs the shape of an answer; the flag says whether its tokens are listed."""
+"""Constructs the shape of an answer. The flag: whether its tokens have log-probabilities."""
 
 
 @dataclass(frozen=True)
 class Answer:
     """The fields that all objects of one answer share. With ``usage_in_chunks`` every chunk has a
-    usage, which counts only if ``counted``."""
+    ``usage``: the tokens so far if ``counted``, else null."""
 
     generation: Generation
     tenant: Tenant
@@ -77,9 +77,9 @@ class Answer:
         prompt_logprobs: bool = False,
         counted: bool = False,
     ) -> Answer:
-        """A new answer for ``caller``; ``usage`` says that its stream ends with a count,
-        ``token_ids`` that it lists the ids of its tokens, ``prompt_logprobs`` that it says how
-        likely the tokens of its prompt are, and ``counted`` that every chunk has a count."""
+        """A new answer for ``caller``. ``usage``: the stream ends with a usage chunk. ``token_ids``
+        and ``prompt_logprobs``: these fields were requested. ``counted``: every chunk has the usage
+        so far."""
         name, now = prefix + random_bytes(12).hex(), int(time.time())
         ignored = tuple(caller.ignored)
         listed = token_ids, prompt_logprobs, counted
@@ -94,8 +94,8 @@ class Answer:
         return list(self.generation.choices[choice].request.prompt)
 
     def prompt_part(self, choice: int) -> Json:
-        """``prompt_logprobs`` of a choice as vLLM has them, where they were asked for: for every
-        token but the first an object of the likeliest tokens and itself, by id."""
+        """The field ``prompt_logprobs`` of a choice in vLLM's form, if requested: for each prompt
+        token null, or an object of the likeliest tokens and the token itself, by id."""
         if not self.prompt_logprobs:
             return {}
         tokenizer = self.generation.model.tokenizer
@@ -120,11 +120,11 @@ class Answer:
         return {"prompt_logprobs": listed}
 
     def ids_of(self, pieces: Iterable[Piece]) -> list[int]:
-        """The ids of the tokens of pieces, those that ended a text included."""
+        """The token ids of pieces, including tokens that end a text."""
         return [event.token for piece in pieces for event in piece.events]
 
     def head(self, kind: str, choices: Sequence[Json]) -> Json:
-        """An object with these choices."""
+        """An OpenAI object of type ``kind`` with these choices."""
         model = self.generation.model
         asked = self.generation.choices[0].request.qos
         return {
@@ -172,7 +172,7 @@ class Answer:
         return chunk
 
     def with_usage(self, body: Json) -> Json:
-        """``body`` with the counts and what reproduces it."""
+        """``body`` with the usage and ``x_zinc``."""
         generation = self.generation
         prompt, completion = generation.prompt_tokens, generation.completion_tokens
         body["usage"] = {
@@ -201,9 +201,9 @@ class Answer:
 
 @dataclass(frozen=True)
 class OpenAiStream:
-    """What OpenAI's streams have in common, with log-probabilities where tokens are ``listed``. No
-    event is named: OpenAI's client would take one for a chunk, and a stream that is cut for a
-    complete one."""
+    """The parts that OpenAI's streams share. With ``listed`` tokens have log-probabilities. Events
+    have no names: OpenAI's client would read a named event as a chunk, and take a stream that was
+    cut off for a complete one."""
 
     answer: Answer
     listed: bool
@@ -229,7 +229,7 @@ class OpenAiStream:
 
 @dataclass(frozen=True)
 class ChatShape(OpenAiStream):
-    """``chat.completion`` and its chunks, the first of every choice with the role."""
+    """``chat.completion`` and its chunks. The first chunk of a choice has the role."""
 
     kind = CHAT_CHUNK
     _opened: set[int] = field(default_factory=set)
@@ -352,7 +352,7 @@ def text_events(events: Sequence[TokenEvent]) -> list[TokenEvent]:
 
 
 def listed_tokens(tokenizer: Tokenizer, events: Iterable[TokenEvent]) -> list[Json]:
-    """Tokens with their log-probabilities, each with the likeliest at its place."""
+    """Tokens with their log-probabilities, each with the likeliest tokens at its position."""
     return [
         {
             **token_facts(tokenizer, event.token, event.log_probability),

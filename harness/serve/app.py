@@ -1,4 +1,4 @@
-"""The WSGI application: checks of every request, the routes, and one shape for every refusal."""
+"""The WSGI application: checks every request, calls its route, and writes errors in one form."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ from harness.tenants import Account
 
 log = logging.getLogger("zinc_rt.serve")
 IGNORED_HEADER = "X-Zinc-Ignored"
-"""Names the fields of a request that changed nothing."""
+"""Response header that lists the ignored fields of a request."""
 MAX_LISTED = 2048
-"""Characters of that header at most."""
+"""Most characters of that header."""
 REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 VERSION = "/v1"
 SHORT = (
@@ -55,7 +55,7 @@ SHORT = (
     *("message", "count_message"),
     *(route.name for route in RESPONSES_ROUTES),
 )
-"""Routes that are also served without the version in their path: some clients leave it out."""
+"""Routes that are also served without ``/v1``, which some clients leave out."""
 ERRORS = {route.name: route.errors for route in ROUTES}
 DIALECTS = {
     begin: route.errors
@@ -63,7 +63,7 @@ DIALECTS = {
     for route in ROUTES
     if route.path.startswith(begin)
 }
-"""How errors are written of paths that begin so and are no routes."""
+"""The error format for unknown paths with these prefixes."""
 STREAM_HEADERS = (("Cache-Control", "no-store"), ("X-Accel-Buffering", "no"))
 ALWAYS = tuple(HEADERS.items())
 ALWAYS_NAMES = frozenset(name.lower() for name in (*HEADERS, "Request-Id", "X-Request-Id"))
@@ -72,9 +72,9 @@ NO_SESSION = NullSession()
 
 @dataclass(frozen=True, slots=True)
 class AppOptions:
-    """``page`` are the files of the pages by path, which need no key: a page asks for one itself.
-    ``max_body`` is the longest body in bytes; models are pulled into ``cache_dir``.
-    ``reject_unknown`` refuses bodies with unknown fields that would be ignored."""
+    """``page``: the files of the web pages by path; they need no key. ``max_body``: longest body in
+    bytes. ``cache_dir``: folder of pulled models. ``reject_unknown``: refuse unknown fields instead
+    of ignoring them."""
 
     host_check: HostCheck
     page: Mapping[str, PageFile]
@@ -85,15 +85,15 @@ class AppOptions:
 
 
 class _NoSessions(SessionInterface):
-    """One empty session for all: no route has any."""
+    """Flask's sessions, of which no route has any."""
 
     def open_session(self, app: Flask, request: Request) -> NullSession:
         return NO_SESSION
 
 
 class _App(Flask):
-    """Checks before every request, and headers and the log after it. It goes past what of Flask
-    looks for sessions, signals, blueprints and coroutines, which no route has."""
+    """Checks before every request, headers and the access log after it. Skips what Flask does for
+    sessions, signals, blueprints and coroutines, since no route has any."""
 
     def __init__(self, models: ServerModels, options: AppOptions) -> None:
         super().__init__("zinc_rt", static_folder=None)
@@ -109,7 +109,7 @@ class _App(Flask):
     def create_url_adapter(self, request: Request | None) -> MapAdapter | None:
         if request is None:
             return None
-        # Rules are of no host, so none is looked at: the check of hosts has done so.
+        # No rule depends on the host, and HostCheck has checked it.
         where = ("localhost", "/", "", "http", request.path, request.method)
         return MapAdapter(self.url_map, *where)
 
@@ -139,7 +139,7 @@ class _App(Flask):
             g.pop("lease").release()
 
     def _admit(self, here: Any, asked: Request) -> Response | None:
-        """The checks of a request, and what its route finds of it in ``g``."""
+        """Check a request, and set the fields of ``g`` that routes read."""
         here.began = time.monotonic()
         header, options, models = asked.environ.get, self._options, self._models
         asked_id = header("HTTP_X_REQUEST_ID", "")
@@ -193,11 +193,12 @@ def make_app(models: ServerModels, pulls: Pulls, options: AppOptions) -> Flask:
     app.register_error_handler(Exception, _refused)
 
     def choose(body: bytes) -> None:
-        if not (models.by_name or g.account.models):
+        if not (models.names.files or g.account.models):
             return
         name, lora = model_named(body)
-        name = models.permitted(name, g.account.models, lora)
-        if not models.by_name:
+        allowed, active = g.account.models, models.service.model
+        name = models.names.permitted(name, allowed, active, lora)
+        if not models.names.files:
             return
         before = g.lease
         g.lease = models.lease(name)
@@ -219,7 +220,7 @@ def make_app(models: ServerModels, pulls: Pulls, options: AppOptions) -> Flask:
 
 
 def _shared(origin: str) -> dict[str, str]:
-    """Headers that let a page of another origin send requests and read the answers."""
+    """CORS headers: pages of ``origin`` may send requests and read the answers."""
     return {
         "Access-Control-Allow-Origin": origin,
         "Access-Control-Allow-Methods": "GET, POST, DELETE",
@@ -231,12 +232,12 @@ def _shared(origin: str) -> dict[str, str]:
 
 
 def _listed(names: Iterable[str]) -> str:
-    """Names of fields as a header may have them, whatever characters a client put into them."""
+    """Field names as one header value. Clients choose the names, so they are percent-encoded."""
     return ", ".join(quote(name, safe="[]().") for name in names)[:MAX_LISTED]
 
 
 def _encoder(rule: Rule | None, path: str) -> Callable[[ApiError], bytes]:
-    """How a client of a route reads errors, or of the routes that begin as the path does."""
+    """The function that writes an error for a route, or for a path that is no route."""
     if rule is not None:
         return ERRORS.get(rule.endpoint.partition(":")[0], ApiError.encoded)
     begin = next((begin for begin in DIALECTS if path.startswith(begin)), None)
@@ -263,8 +264,8 @@ def _refused(error: Exception) -> Response:
 
 
 class _Answer:
-    """An answer with status 200, of a route that HEAD has none of: what ``Response`` sends, which
-    reads more of a request than there is here."""
+    """An answer with status 200, lighter than Flask's ``Response``. Not for routes that answer
+    HEAD."""
 
     status_code = 200
 
@@ -285,7 +286,7 @@ def _whole(body: bytes, kind: str) -> _Answer:
 
 
 class _Body:
-    """The body of a stream, passed on as it is; a ``lease`` lasts as long."""
+    """The body of a stream. It holds ``lease`` until it is closed."""
 
     def __init__(self, parts: Iterator[bytes], lease: Lease) -> None:
         self._parts = parts
@@ -306,7 +307,7 @@ class _Body:
 def _view(
     route: Route, handle: Callable[..., Any], choose: Callable[[bytes], None] | None
 ) -> Callable[..., Response | _Answer]:
-    """The view of a route; ``choose`` selects the model that a body names."""
+    """The Flask view of a route. ``choose`` selects the model that a body names."""
     events, posted = get_content_type(route.streams, "utf-8"), route.method == "POST"
 
     def view(**arguments: str) -> Response | _Answer:
@@ -350,7 +351,8 @@ def _body_of(asked: Request) -> bytes:
 
 
 def _handler(handlers: Iterable[object], route: Route) -> Callable[..., Any]:
-    """The handler of a route: its ``answer``, or the method of its name, which one object has."""
+    """The function that handles a route: its ``answer``, or the method of its name in one of
+    ``handlers``."""
     answer, kind, prepare, sent_name = route.answer, route.body, route.prepare, route.sent_name
     if answer is None or kind is None:
         name = route.name
@@ -381,7 +383,7 @@ def _refusal_of(error: Exception) -> ApiError:
 
 
 def _log_access(status: int, here: Any, asked: Request) -> None:
-    """One line for each answer, without anything a user wrote."""
+    """Log one line for each answer, without any text of a user."""
     rule = asked.url_rule.rule if asked.url_rule is not None else "(no such route)"
     account: Account | None = here.get("account")
     tenant = "-" if account is None else account.tenant.name

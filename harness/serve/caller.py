@@ -23,27 +23,26 @@ BEGIN = "zinc_rt.begin"
 Gone = Callable[[], bool]
 """Whether the client has left."""
 SendAtOnce = Callable[[Callable[[], bytes]], bool]
-"""Sends more of a body that has begun, from any thread and without waiting. The given function
+"""Sends more of a body that has begun, from any thread and without waiting. Its argument
 makes the bytes. False if they must be returned by the body's iterator; then it was not called."""
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """The client of a request; by default one that stays connected and is sent the iterated body.
-
-    ``ignored`` are the fields it sent that change nothing here; ``client_name`` gives the client's
-    name of a field of chat completions."""
+    """The client of a request. By default it stays connected, and the server's iteration sends its
+    body. ``ignored`` lists the fields of the request that were ignored. ``client_name`` maps a
+    field of chat completions to its name in the client's API."""
 
     gone: Gone = lambda: False
     begin: Callable[[], None] = lambda: None
-    """Sends the head of an answer whose body has begun without bytes, so that the first ones can be
-    sent at once. For the thread that iterates the body."""
+    """Send the head of an answer whose body has no bytes yet, so that ``send_at_once`` works. Only
+    the thread that iterates the body calls it."""
     send_at_once: SendAtOnce = lambda make: False
     ignored: list[str] = field(default_factory=list)
     client_name: Callable[[str], str] = lambda field: field
 
     def ignore(self, names: Iterable[str]) -> None:
-        """Note that these fields of a chat completion change nothing."""
+        """Record that these fields of a chat completion were ignored."""
         own = map(self.client_name, names)
         self.ignored.extend(name for name in own if name not in self.ignored)
 
@@ -55,8 +54,8 @@ Answers = Callable[[Server, Body, Tenant, Caller], Answer]
 def in_names_of(
     client_name: Callable[[str], str],
 ) -> Callable[[Answers[Server, Body, Answer]], Answers[Server, Body, Answer]]:
-    """Let a function name the fields of its refusals, and those it ignores, as a client's API calls
-    what chat completions call otherwise."""
+    """A decorator for functions that translate an API to chat completions: errors and ignored
+    fields get the field names of the client's API."""
 
     def decorate(answer: Answers[Server, Body, Answer]) -> Answers[Server, Body, Answer]:
         @wraps(answer)

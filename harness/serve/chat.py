@@ -1,4 +1,4 @@
-"""Translates a chat request to its prompt, its grammar and the form of its answer."""
+"""Translates a chat request to a prompt, a grammar, and the form of the answer."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ Turn = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class ChatPlan:
-    """A rendered conversation, the ``grammar`` of its answer if it has one, its form, the fields of
-    the request that changed nothing, and the tokens of earlier answers as the request names
-    them."""
+    """How a chat request is answered: the rendered prompt, the ``grammar`` of the answer if any,
+    its form, the ``ignored`` fields, and ``spoken``: the token ids of earlier answers, as the
+    request gives them."""
 
     prompt: RenderedChat
     grammar: str | None
@@ -45,7 +45,7 @@ class ChatPlan:
 
     @property
     def grammar_param(self) -> str:
-        """The field of a request that its grammar comes from."""
+        """The request field that the grammar comes from."""
         return "tools" if self.form.functions else self.format_param
 
     def parser(self, request: Request) -> ReplyParser:
@@ -55,7 +55,8 @@ class ChatPlan:
 
 
 def plan_chat(body: ChatRequest, template: ChatTemplate, dialect: Dialect, name: str) -> ChatPlan:
-    """The plan of the answer of the model called ``name``. Raises ApiError and TemplateError."""
+    """Plan the answer to a chat request. ``name`` is the model's name for errors. Raises ApiError
+    and TemplateError."""
     tools = _tools_in_force(body)
     think = _thinking(body, template, dialect, name)
     effort = body.reasoning_effort
@@ -116,7 +117,7 @@ def plan_chat(body: ChatRequest, template: ChatTemplate, dialect: Dialect, name:
 
 
 def _continued_text(body: ChatRequest) -> str | None:
-    """The text that the answer continues; None where it begins a turn. Raises ApiError."""
+    """The text of the last message, if the answer shall continue it. Raises ApiError."""
     if not body.continue_final_message:
         return None
     last = body.messages[-1]
@@ -132,8 +133,8 @@ def _continued_text(body: ChatRequest) -> str | None:
 
 
 def _cut_after(rendered: RenderedChat, text: str) -> RenderedChat:
-    """A conversation that is cut after ``text``, the text of its last message. Raises ApiError
-    where the template writes more behind that message, or changes its text."""
+    """The conversation cut after ``text``, the text of its last message. Raises ApiError if the
+    template changes that text or writes other text after it."""
     for written in (text, text.strip()):
         at = rendered.text.rfind(written)
         end = at + len(written)
@@ -161,9 +162,9 @@ def render_chat(
     generic: bool = False,
     opens_turn: bool = True,
 ) -> RenderedChat:
-    """The prompt of a conversation; ``generic`` tells the model of tools and calls in texts, and
-    with ``opens_turn`` it ends with the beginning of an answer. Raises ApiError and
-    TemplateError."""
+    """The prompt of a conversation. ``generic`` describes tools in the system text, for templates
+    without tools. ``opens_turn`` ends the prompt with the beginning of an answer. Raises ApiError
+    and TemplateError."""
     turns = turns_of(messages)
     descriptions = [_without_strict(tool) for tool in tools]
     if generic:
@@ -180,7 +181,7 @@ def render_chat(
 
 
 def turns_of(messages: Sequence[Message]) -> list[Turn]:
-    """Messages in the form of chat templates, with the arguments of calls as texts."""
+    """Messages as chat templates read them, with the arguments of calls as text."""
     turns = []
     waiting: Sequence[ToolCall] = ()
     for index, message in enumerate(messages):
@@ -205,8 +206,8 @@ def turns_of(messages: Sequence[Message]) -> list[Turn]:
 
 
 def _answered(message: ToolMessage, waiting: Sequence[ToolCall], index: int) -> str:
-    """The id of the call that a result is of, where it has none the first that waits, or the first
-    of the result's name."""
+    """The id of the call that a tool message answers. Without an id: the first open call, or the
+    first one with the message's name."""
     if message.tool_call_id is not None:
         return message.tool_call_id
     for call in waiting:
@@ -218,7 +219,7 @@ def _answered(message: ToolMessage, waiting: Sequence[ToolCall], index: int) -> 
 
 def _content_of(message: Message) -> str | list[Turn] | None:
     if message.content is None and isinstance(message, AssistantMessage):
-        # An answer that was cut in its thought, or in a call that was required, has no text.
+        # An answer that was cut off while thinking, or within a required call, has no text.
         return message.refusal if message.refusal or message.tool_calls else ""
     if message.content is None or isinstance(message.content, str):
         return message.content
@@ -273,8 +274,8 @@ def _tools_in_force(body: ChatRequest) -> list[Tool]:
 def _thinking(
     body: ChatRequest, template: ChatTemplate, dialect: Dialect, name: str
 ) -> bool | None:
-    """Whether the model shall think; None where the request does not say. An effort is a hint,
-    which a model without a switch for thinking cannot follow."""
+    """Whether the model shall think; None if the request does not say. ``reasoning_effort`` is only
+    a hint: a model without a switch for thinking ignores it."""
     kwargs, effort = body.chat_template_kwargs, body.reasoning_effort
     requested = {
         "enable_thinking": body.enable_thinking,
@@ -297,7 +298,8 @@ def _thinking(
 
 
 def _effort(body: ChatRequest, template: ChatTemplate) -> str | None:
-    """How much the model shall think; least where a model that always thinks shall not."""
+    """The reasoning effort for the template. A model that always thinks gets the lowest effort if
+    thinking is switched off."""
     if (effort := body.reasoning_effort) is not None:
         return LEVELS.get(effort, effort)
     kwargs = body.chat_template_kwargs
@@ -314,8 +316,8 @@ def _grammar_of(
     many: bool,
     generic: bool,
 ) -> tuple[str | None, bool]:
-    """The grammar of an answer, None for any text, and whether it makes calls well-formed; it
-    always does where the prompt describes calls in a ``generic`` way."""
+    """The grammar of an answer, None for any text, and whether it makes tool calls well-formed.
+    With ``generic`` tools it always does."""
     forced = body.tool_choice == "required" or isinstance(body.tool_choice, NamedTool)
     requested = list(functions.values())
     answer = answer_rule(body)
@@ -338,7 +340,7 @@ def _grammar_of(
 
 
 def _without_strict(tool: Tool) -> dict[str, Any]:
-    """A tool in the form of chat templates, which do not say whether its calls are enforced."""
+    """A tool as chat templates read it, without ``strict``."""
     description: dict[str, Any] = plain(tool)
     description["function"].pop("strict", None)
     return description

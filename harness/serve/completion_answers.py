@@ -1,4 +1,4 @@
-"""The objects that the completion routes answer with: texts instead of messages."""
+"""The objects that ``/v1/completions`` answers with."""
 
 from __future__ import annotations
 
@@ -17,10 +17,9 @@ TEXT = "text_completion"
 
 @dataclass(frozen=True)
 class CompletionShape(OpenAiStream):
-    """``text_completion``, whole and in pieces, after the texts ``echoed`` by choice, and their
-    tokens where those are listed. Listed is every token that counts, also one that only ends the
-    text. Offsets of tokens count characters of the text with its prompt where that is echoed, and
-    go on where a stop string cut it."""
+    """``text_completion`` and its chunks, after the ``echoed`` prompts, one for each choice. Listed
+    tokens include one that only ends the text. ``text_offset`` counts characters of the text, with
+    its prompt if echoed; it continues past a cut at a stop string."""
 
     kind = TEXT
     echoed: Sequence[str] = ()
@@ -115,9 +114,8 @@ def _silent(piece: Piece, listed: bool) -> bool:
 
 
 def _listed(tokenizer: Tokenizer, event: TokenEvent) -> dict[str, float] | None:
-    """The likeliest by their text: of several with the same one, as parts of characters have, the
-    likeliest; and the token itself, which may be none of them. None for the first token of a
-    prompt, before which there is nothing."""
+    """The likeliest tokens by their text, and the token itself. Of tokens with the same text, such
+    as parts of characters, the likeliest one counts. None for the first token of a prompt."""
     if event.log_probability is None:
         return None
     listed: dict[str, float] = {}
@@ -131,21 +129,21 @@ _DECODER = codecs.getincrementaldecoder("utf-8")
 
 
 class TextOffsets:
-    """The offsets of tokens that come one after the other, after ``start`` characters: OpenAI's
-    ``text_offset``. A token that begins within a character is where that character is."""
+    """OpenAI's ``text_offset`` of consecutive tokens, from ``start`` characters on. A token that
+    begins within a character has the offset of that character."""
 
     def __init__(self, start: int = 0) -> None:
         self._decoder = _DECODER(errors="replace")
         self._characters = start
 
     def of(self, token_bytes: bytes) -> int:
-        """Where the next token begins, whose bytes these are."""
+        """The offset of the next token, which has these bytes."""
         begins = self._characters + self._ends_character(token_bytes)
         self._characters += len(self._decoder.decode(token_bytes))
         return begins
 
     def _ends_character(self, token_bytes: bytes) -> bool:
-        """Whether bytes end a character that was begun by not being a part of it."""
+        """Whether the pending incomplete character cannot continue with these bytes."""
         begun = self._decoder.getstate()[0]
         if not begun or not token_bytes:
             return False
@@ -157,8 +155,8 @@ class TextOffsets:
 
 
 def prompt_offsets(text: str, tokens: Iterable[bytes]) -> list[int]:
-    """Where the tokens of a prompt begin in its ``text``: what they say before it, as a token that
-    was put in front or the blank that some vocabularies begin with, is at 0."""
+    """The offsets of the tokens of a prompt in its ``text``. A BOS token, or the space that some
+    vocabularies add, is at 0."""
     tokens = list(tokens)
     whole = b"".join(tokens).decode(errors="replace")
     before = len(whole) - len(text) if whole.endswith(text) else 0

@@ -1,4 +1,4 @@
-"""The lines of streams: unnamed events, as bytes."""
+"""The bytes of server-sent events without names."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def data_line(data: bytes) -> bytes:
 
 @dataclass
 class LineTemplates:
-    """Lines of objects that differ in one text only, as nearly all lines of a stream do. Their
-    common part is encoded once."""
+    """Encodes the lines of a stream that differ in one text only. The rest of each kind of line is
+    encoded once."""
 
     _cut: dict[Hashable, tuple[bytes, bytes]] = field(default_factory=dict)
 

@@ -1,4 +1,4 @@
-"""``POST /v1/embeddings``: texts to vectors, as many at a time as there are slots."""
+"""``POST /v1/embeddings``: the vectors of texts. As many texts run at once as there are slots."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ class EmbeddingRequest(Struct, forbid_unknown_fields=True):
 
 
 def embed(service: Service, body: EmbeddingRequest, tenant: Tenant, caller: Caller) -> Json:
-    """The answer to a request for vectors. Raises ApiError, RequestError, QueueFull and
-    EngineStopped before anything was computed, and FailedWhileRunning after that."""
+    """Answer a request for embeddings. Raises ApiError, RequestError, QueueFull and EngineStopped
+    before anything was computed, and FailedWhileRunning after that."""
     service.check_accepting()
     model = service.model.for_request(body.model)
     pooling = _pooling(model)
@@ -77,7 +77,7 @@ def _pooling(model: ServedModel) -> Pooling:
 
 
 def texts_of(service: Service, body: EmbeddingRequest, tenant: Tenant) -> Sequence[Sequence[int]]:
-    """The token ids of every text, each with the end token that the model was trained to read."""
+    """The token ids of every text, with the end token if the model was trained with one."""
     model = service.model
     of_texts = isinstance(body.input, str) or isinstance(body.input[0], str)
     prompts = [

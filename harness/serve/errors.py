@@ -1,7 +1,8 @@
-"""Every error response of the server, in the form that OpenAI's client reads.
+"""The error responses of the server, as OpenAI's client reads them: ``{"error": {"message", "type",
+"param", "code"}}``.
 
-``{"error": {"message", "type", "param", "code"}}``. The client repeats 408, 409, 429 and 5xx by
-itself, unless ``x-should-retry`` says false, and waits ``Retry-After`` seconds."""
+The client repeats 408, 409, 429 and 5xx by itself, unless ``x-should-retry`` says false. It waits
+``Retry-After`` seconds."""
 
 from __future__ import annotations
 
@@ -52,8 +53,8 @@ STORAGE_SECONDS = 30
 
 @dataclass(eq=False)
 class ApiError(Exception):
-    """A request that is not answered. ``retry_after`` in seconds; ``retry`` None leaves it to the
-    client; ``allow`` are the methods that the path has."""
+    """An error response. ``retry_after`` is in seconds. ``retry`` None leaves the decision to the
+    client. ``allow`` lists the methods of the path."""
 
     status: int
     message: str
@@ -68,7 +69,7 @@ class ApiError(Exception):
 
     @property
     def body(self) -> dict[str, Any]:
-        """The refusal as OpenAI's JSON object."""
+        """The error as OpenAI's JSON object."""
         kind = TYPES.get(self.status, "server_error")
         return {
             "error": {
@@ -81,7 +82,7 @@ class ApiError(Exception):
 
     @property
     def headers(self) -> dict[str, str]:
-        """The headers by which a client decides whether to try again."""
+        """The headers that tell a client whether to try again."""
         headers = {}
         if self.retry_after is not None:
             headers["Retry-After"] = str(max(1, math.ceil(self.retry_after)))
@@ -90,7 +91,7 @@ class ApiError(Exception):
         if self.allow:
             headers["Allow"] = ", ".join(self.allow)
         if self.status == 401:
-            # Not Basic: a browser would ask by itself, before the page can.
+            # With Basic a browser would show its own dialog before the page can ask.
             headers["WWW-Authenticate"] = 'Bearer realm="zinc-rt"'
         return headers
 
@@ -120,7 +121,7 @@ def try_again(message: str, code: str, seconds: float, param: str | None = None)
 
 
 def as_api_error(error: Exception) -> ApiError | None:
-    """The refusal that an error of the engine means; None for a fault of the server."""
+    """The error response for an error of the engine; None for a fault of the server."""
     match error:
         case ApiError():
             return error
@@ -166,8 +167,8 @@ def renaming(names: Mapping[str, str]) -> Callable[[str], str]:
 
 @contextmanager
 def naming_fields(client_name: Callable[[str], str]) -> Iterator[None]:
-    """Raise the refusals of the block with its fields, and the words that begin with one, named by
-    ``client_name``: as the client's API calls what chat completions call otherwise."""
+    """Rename the field of ApiError and RequestError raised in the block, also at the start of the
+    message. ``client_name`` maps a field of chat completions to its name in the client's API."""
     try:
         yield
     except (ApiError, RequestError) as error:
@@ -178,7 +179,7 @@ def naming_fields(client_name: Callable[[str], str]) -> Iterator[None]:
 
 
 def renamed(refusal: ApiError, client_name: Callable[[str], str]) -> ApiError:
-    """``refusal`` with its field, if it has one, as ``naming_fields`` names it."""
+    """``refusal`` with its field, if any, renamed as ``naming_fields`` does."""
     if refusal.param is None:
         return refusal
     own, message = client_name(refusal.param), refusal.message

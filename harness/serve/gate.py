@@ -1,4 +1,4 @@
-"""Checks of every request before a route sees it: its host, its origin, and its key."""
+"""Checks of every request before its route runs: host, origin, content type and key."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ JSON_TYPE = "application/json"
 BROWSER_HEADERS = tuple(
     f"HTTP_{name}" for name in ("ORIGIN", "REFERER", "SEC_FETCH_SITE", "SEC_FETCH_MODE", "COOKIE")
 )
-"""A browser sends one of these headers with every body that a page of another site sends."""
+"""Browsers send at least one of these headers with every body from a page of another site."""
 WAYS = {"gone": "waitress.client_disconnected", "begin": BEGIN, "send_at_once": SEND_AT_ONCE}
-"""What a ``Caller`` has of a WSGI environment."""
+"""The arguments of ``Caller``, with their keys in the WSGI environment."""
 
 
 def is_loopback(host: str) -> bool:
@@ -38,26 +38,27 @@ def is_loopback(host: str) -> bool:
 
 
 class HostCheck:
-    """Accepts the names a server answers to.
-
-    A page of another site may make its name resolve to this machine, and then read what it gets
-    (DNS rebinding): but the browser still sends that name. Addresses are no names."""
+    """Accepts requests by the host name they are sent to. This prevents DNS rebinding: a page of
+    another site can make its own name resolve to this machine, but the browser still sends that
+    name. IP addresses are always accepted."""
 
     def __init__(self, names: Iterable[str] = (), origins: Iterable[str] = ()) -> None:
-        """``origins`` are those whose pages are served too; "*" is every one."""
+        """``names``: accepted host names besides localhost and the machine's name. ``origins``:
+        other origins whose pages may read answers; "*" is all."""
         self._origins = frozenset(origin.rstrip("/") for origin in origins)
         self._names = {"localhost", socket.gethostname().lower(), *(name.lower() for name in names)}
 
     def check_request(self, asked: Request) -> None:
-        """Raises ApiError 403 for a foreign name, and for a page of another origin. HTTP/1.0 has no
-        Host header and no browser speaks it, so without one it is no page's request."""
+        """Raises ApiError 403 for an unknown host name, and for a page of another origin. HTTP/1.0
+        has no Host header, and browsers do not use it: such a request without a header is
+        accepted."""
         host, origin = asked.environ.get("HTTP_HOST"), asked.environ.get("HTTP_ORIGIN")
         if host is None and origin is None and asked.environ.get("SERVER_PROTOCOL") == "HTTP/1.0":
             return
         self.check(host, origin)
 
     def check(self, host: str | None, origin: str | None) -> None:
-        """Raises ApiError 403 for a foreign name, and for a page of another origin."""
+        """Raises ApiError 403 for an unknown host name, and for a page of another origin."""
         name = hostname_of(f"//{host}") if host else None
         if name is None or not self._accepts(name):
             raise ApiError(
@@ -85,9 +86,9 @@ class HostCheck:
 
 
 def check_body(environ: Mapping[str, Any]) -> None:
-    """Raises ApiError 415 for a body that is not plain JSON: no page of another site can send JSON
-    without asking first. A body of no named type is taken from a client that is no browser: a page
-    can send one, but never without a header of BROWSER_HEADERS."""
+    """Raises ApiError 415 for a body that is not plain JSON. A page of another site cannot send
+    JSON without a preflight request. A body without a content type is accepted if no browser sent
+    it, which BROWSER_HEADERS tell."""
     kind, encoding = environ.get("CONTENT_TYPE"), environ.get("HTTP_CONTENT_ENCODING")
     unnamed = not kind and not any(name in environ for name in BROWSER_HEADERS)
     if not unnamed and (kind or "").partition(";")[0].strip().lower() != JSON_TYPE:
@@ -99,32 +100,32 @@ def check_body(environ: Mapping[str, Any]) -> None:
 
 
 def service_of_request() -> Service:
-    """The service that answers the request at hand."""
+    """The service that answers the current request."""
     service: Service = g.service
     return service
 
 
 def caller_of_request() -> Caller:
-    """The client of the request at hand; where nobody can tell, it has not left."""
+    """The client of the current request. Without the server's callbacks it counts as connected."""
     environ, ignored = request.environ, g.ignored
     known = {way: environ[name] for way, name in WAYS.items() if name in environ}
     return Caller(**known, ignored=[] if ignored is None else ignored)
 
 
 def decoded(raw: bytes, kind: type[Body], prepare: Prepare | None = None) -> Body:
-    """The body of the request at hand; fields that it ignores are noted. Raises ApiError."""
+    """The body of the current request; its ignored fields are recorded. Raises ApiError."""
     return decode(raw, kind, g.ignored, prepare)
 
 
 def need_admin() -> None:
-    """Raises ApiError 403 unless the request at hand is an admin's."""
+    """Raises ApiError 403 unless the current request has an admin's key."""
     if not g.account.admin:
         raise ApiError(403, "this is for admins; ask with the key of one", code="admin_only")
 
 
 @lru_cache(maxsize=64)
 def hostname_of(url: str) -> str | None:
-    """The host of a URL in lower case; None when it has none that is well-formed."""
+    """The host of a URL in lower case; None for a URL without a well-formed host."""
     try:
         parts = urlsplit(url)
         _ = parts.port

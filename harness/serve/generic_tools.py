@@ -15,7 +15,7 @@ from harness.host.structured.schema_tree import SchemaRefused
 
 Turn = dict[str, Any]
 CALLS = JsonObjectCalls("<tool_call>", "</tool_call>", before="\n", after="\n")
-"""The form of calls that the system text asks for. Most models were trained on it."""
+"""The syntax of calls that the system text asks for. Most models were trained on it."""
 DESCRIPTION = """\
 # Tools
 
@@ -33,14 +33,14 @@ What a call gives is told between <tool_response> and </tool_response>."""
 
 
 def generic_dialect(dialect: Dialect, strict: bool) -> Dialect:
-    """``dialect`` with a syntax of calls. Grammars do not cover calls in a Markdown fence, so there
-    are none with ``strict`` functions."""
+    """``dialect`` with a syntax of calls. Calls in a Markdown fence are read too, but not with
+    ``strict`` functions, since grammars do not cover them."""
     return replace(dialect, calls=replace(CALLS, fenced=not strict))
 
 
 def written_as_text(turns: Sequence[Turn], tools: Sequence[Turn], takes_system: bool) -> list[Turn]:
-    """``turns`` with calls and results as text, and with a description of ``tools`` in the system
-    text, or in the user's first message if the template has no system text."""
+    """``turns`` with calls and results as text, and a description of ``tools`` in the system text,
+    or in the user's first message if the template has no system text."""
     written: list[Turn] = []
     for turn in turns:
         if turn["role"] == "assistant" and turn.get("tool_calls"):

@@ -1,8 +1,7 @@
-"""The interpreter's collector and a server's heap.
+"""Keeps Python's garbage collector away from objects that live as long as a model.
 
-A full collection looks at every container there is, 76,000 in a loaded server: 52 ms of CPU time
-of the two-core EPYC, while no step is planned. What stays for as long as a model does is put out of
-its sight."""
+A full collection visits 76,000 containers in a loaded server, 52 ms of CPU time on a two-core EPYC,
+and no step is planned meanwhile."""
 
 from __future__ import annotations
 
@@ -12,7 +11,8 @@ _frozen = False
 
 
 def freeze_heap() -> None:
-    """Collect, and leave what is there now out of later collections. For a process of its own."""
+    """Collect, and exclude all current objects from later collections. Only for a process that does
+    nothing else."""
     global _frozen
     _frozen = True
     gc.unfreeze()
@@ -21,6 +21,6 @@ def freeze_heap() -> None:
 
 
 def refreeze_heap() -> None:
-    """Freeze the heap again where it is frozen, after a model was loaded or unloaded."""
+    """Freeze the heap again if it is frozen: to be called after a model was loaded or unloaded."""
     if _frozen:
         freeze_heap()

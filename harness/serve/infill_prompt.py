@@ -20,8 +20,8 @@ class ExtraFile(Struct):
 def infill_prompt(
     model: ServedModel, prefix: str, suffix: str, extra: Sequence[ExtraFile] = ()
 ) -> list[int]:
-    """The tokens after which a model writes the text between two others. Raises ApiError for a
-    model without tokens for that."""
+    """The token ids of a fill-in-the-middle prompt; ``extra`` are other files the model reads
+    first. Raises ApiError for a model without tokens for it."""
     tokens = model.tokenizer.infill_ids
     if tokens is None:
         raise unsupported(

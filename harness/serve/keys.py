@@ -1,6 +1,6 @@
 """API keys: random, shown once, stored as digests, compared in constant time.
 
-A key has 256 random bits, so one SHA-256 of it can be stored: nothing shorter can be guessed."""
+A key has 256 random bits, so a plain SHA-256 is a safe stored form."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ class Keyring:
         return len(self._digests)
 
     def tenant_of(self, key: str) -> int | None:
-        """The tenant's id, None for a key nobody has. Looks at every digest whichever fits."""
+        """The id of the tenant with this key, None for an unknown key. Always compares all
+        digests."""
         asked = key_digest(key).encode()
         found = None
         for digest, tenant in self._digests:
@@ -45,8 +46,8 @@ class Keyring:
 
 
 def presented_key(header: str | None) -> str | None:
-    """The key of an ``Authorization`` header: a bearer token, or the password a browser asked for.
-    None when there is none."""
+    """The key of an ``Authorization`` header: a bearer token, or the password of Basic
+    authentication. None if there is none."""
     scheme, _, value = (header or "").strip().partition(" ")
     value = value.strip()
     if not value or len(value) > MAX_KEY_CHARACTERS:

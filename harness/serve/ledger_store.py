@@ -1,9 +1,9 @@
-"""The records that outlive a server, in SQLite: counters of tenants by day, and the activated
-model.
+"""The ledger, an SQLite file that outlives the server: counters of tenants by day, and which model
+is active.
 
-A request is counted before its answer ends, in a transaction of its own, so no end that a client
-saw is lost when the process is killed. The journal is a write-ahead log that is not forced to the
-disk with every request: a machine that loses power may lose the last seconds."""
+A request is counted in a transaction before its answer ends. So a killed process loses no request
+whose end a client saw. The write-ahead log is not synced for every request: a power failure may
+lose the last seconds."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ class Counts:
 
 NAMES = tuple(field.name for field in fields(Counts))
 MAX_DAYS = 31
-"""Days whose counts are told."""
+"""Most days whose counts are returned."""
 values_of = attrgetter(*NAMES)
 
 
 class LedgerStore(Database):
-    """The file of counters. Safe to share between threads, and between processes."""
+    """The ledger's file. Threads and processes may share it."""
 
     def __init__(self, path: Path) -> None:
-        """Opens or creates ``path``. Raises ConfigError when it cannot be a ledger."""
+        """Opens or creates ``path``. Raises ConfigError if it cannot be used."""
         columns = ", ".join(f"{name} INTEGER NOT NULL DEFAULT 0" for name in NAMES)
         tables = (
             "CREATE TABLE IF NOT EXISTS usage"
@@ -63,8 +63,9 @@ class LedgerStore(Database):
         )
 
     def add(self, tenant: int, counts: Counts) -> None:
-        """Count for today (UTC); when this returns a killed process has not lost it. Requests that
-        end together share a transaction. While the file cannot be written counts wait in memory."""
+        """Add counts for today (UTC). After this call a killed process does not lose them. Requests
+        that end together share a transaction. While the file cannot be written, counts stay in
+        memory."""
         key = tenant, time.strftime("%Y-%m-%d", time.gmtime())
         with self._counting:
             self._wait(key, counts)
@@ -75,12 +76,13 @@ class LedgerStore(Database):
                 self._try()
 
     def _wait(self, key: tuple[int, str], counts: Counts) -> None:
-        """Add to the counts that wait, with ``_counting`` held."""
+        """Add to the counts in memory. The caller holds ``_counting``."""
         before = self._waiting.get(key, Counts())
         self._waiting[key] = Counts(*map(add, values_of(before), values_of(counts)))
 
     def _write(self) -> None:
-        """Write the counts that wait, or the version again where there are none."""
+        """Write the counts in memory; without any, rewrite the version, to test that the file can
+        be written."""
         with self._counting:
             waiting, self._waiting = self._waiting, {}
             self._attempted = self._counted
@@ -97,34 +99,34 @@ class LedgerStore(Database):
             raise
 
     def total(self, tenant: int) -> Counts:
-        """All that was ever counted of a tenant. Raises StorageProblem, as all that is read."""
+        """All counts of a tenant. Raises StorageProblem, as do the other methods that read."""
         sums = ", ".join(f"COALESCE(SUM({name}), 0)" for name in NAMES)
         with self._used():
             row = self._file.execute(f"SELECT {sums} FROM usage WHERE tenant = ?", (tenant,))
             return Counts(*row.fetchone())
 
     def tenants(self) -> frozenset[int]:
-        """The ids of all tenants of whom something was counted."""
+        """The ids of all tenants with counts."""
         with self._used():
             return frozenset(id for (id,) in self._file.execute("SELECT tenant FROM usage"))
 
     def days(self, tenant: int) -> Mapping[str, Counts]:
-        """The latest MAX_DAYS days of a tenant, newest first."""
+        """The counts of a tenant's latest MAX_DAYS days, newest first."""
         asked = f"SELECT day, {', '.join(NAMES)} FROM usage WHERE tenant = ?"
         with self._used():
             rows = self._file.execute(f"{asked} ORDER BY day DESC LIMIT ?", (tenant, MAX_DAYS))
             return {day: Counts(*values) for day, *values in rows.fetchall()}
 
     def activate(self, began_with: Path, name: str | None) -> None:
-        """Note which model answers instead of the one in the file that servers are started with;
-        None when that one does. Raises StorageProblem."""
+        """Record that ``name`` was activated in servers started with the file ``began_with``; None
+        for the model of that file. Raises StorageProblem."""
         row = (str(began_with.resolve()), name)
         with self._used(), self._whole():
             self._file.execute("INSERT OR REPLACE INTO activated VALUES (?, ?)", row)
 
     def activated(self, began_with: Path) -> str | None:
-        """The name of the model that was activated last in servers that began with a file, None if
-        none was."""
+        """The name of the model activated last in servers started with this file; None for the
+        file's own."""
         asked = "SELECT name FROM activated WHERE began_with = ?"
         with self._used():
             row = self._file.execute(asked, (str(began_with.resolve()),)).fetchone()

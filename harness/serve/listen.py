@@ -1,5 +1,7 @@
-"""Waitress, with the limits it lacks: its defaults take a body of 1 GiB, four requests at a time,
-one that is sent for ever, and do not notice a client that leaves while it waits."""
+"""Waitress as the HTTP server, with stricter limits.
+
+Its defaults accept bodies of 1 GiB, answer four requests at a time, wait for ever for a slow
+request, and do not notice that a client disconnects while it waits."""
 
 from __future__ import annotations
 
@@ -28,26 +30,26 @@ from harness.serve.caller import BEGIN, SEND_AT_ONCE
 from harness.serve.errors import ApiError
 
 SPARE_THREADS = 16
-"""Threads beyond one for each request that may run or wait: they answer everything else."""
+"""Threads for short requests, beside one for each request that may run or wait."""
 MAX_HEADER_BYTES = 32 << 10
 RECEIVE_SECONDS = 30
-"""How long a request may take to arrive, from its first byte to its last."""
+"""Longest time from the first to the last byte of a request."""
 IDLE_SECONDS = 60
 """Seconds that a connection without a request stays open."""
 UNREAD_SECONDS = 10
-"""How long a client may leave an answer unread, once the buffers for it are full."""
+"""How long a client may not read an answer whose buffers are full."""
 UNSENT_BYTES = 64 << 10
-"""Bytes of an answer that wait for a client to read before its thread does."""
+"""Bytes of an answer that are buffered before its thread waits for the client."""
 SOCKET_BYTES = 64 << 10
-"""The kernel's part of that: what a client has not read it keeps twice over."""
+"""Send buffer of the kernel, which allocates twice as much."""
 LOOKAHEAD_REQUESTS = 1
-"""Reading on while a request is answered is how a client that leaves is noticed."""
+"""Requests read ahead on a connection: reading notices that the client disconnects."""
 CONNECTIONS_PER_THREAD = 2
 CROWDED = 0.75
-"""Above this part of the connections there may be, silent ones are closed, the longest silent
-first: many of them keep nobody out."""
+"""Above this share of the possible connections, silent ones are closed, the longest silent first.
+So idle connections do not lock out other clients."""
 SILENT_SECONDS = 1.0
-"""A connection that has not got a request here in this time is silent."""
+"""A connection without a complete request for this time is silent."""
 MAINTENANCE_SECONDS = 1
 CONTINUE = "100-continue"
 """The only expectation that HTTP has."""
@@ -55,7 +57,7 @@ FLUSH_SECONDS = 2.0
 
 
 class _RefusalTask(ErrorTask):  # type: ignore[misc]
-    """A refusal of waitress itself, in the shape of all refusals."""
+    """An error response that waitress itself decides on, in the form of all errors."""
 
     def execute(self) -> None:
         error = self.request.error
@@ -70,9 +72,8 @@ class _RefusalTask(ErrorTask):  # type: ignore[misc]
 
 
 class _Parser(HTTPRequestParser):  # type: ignore[misc]
-    """Refuses a request that names its length in two ways: a proxy may believe the other one; and
-    one that expects what no server does. The body of a refused request is not asked for. A
-    connection ends by any of its options; the library knows the one that stands alone."""
+    """Refuses requests with two lengths, which a proxy may read differently, and unknown
+    expectations. Accepts ``close`` among several options of the Connection header."""
 
     def parse_header(self, header_plus: bytes) -> None:
         super().parse_header(header_plus)
@@ -95,7 +96,7 @@ class _Parser(HTTPRequestParser):  # type: ignore[misc]
 
 
 class _Unmet(Error):  # type: ignore[misc]
-    """An expectation that is not met, in waitress's terms."""
+    """Waitress's error for an expectation other than 100-continue."""
 
     code = 417
     reason = "Expectation Failed"
@@ -103,14 +104,14 @@ class _Unmet(Error):  # type: ignore[misc]
 
 
 class _TooSlow(Error):  # type: ignore[misc]
-    """A request that did not arrive in time, in waitress's terms."""
+    """Waitress's error for a request that did not arrive in time."""
 
     code = 408
     reason = "Request Timeout"
 
 
 class _Task(WSGITask):  # type: ignore[misc]
-    """An answer, of which a part is framed and sent in one piece, by whichever thread has it."""
+    """Writes an answer. Frames and sends each part in one piece, from any thread."""
 
     wrote_header: bool
 
@@ -128,7 +129,7 @@ class _Task(WSGITask):  # type: ignore[misc]
         if not self.wrote_header:
             head, self.wrote_header = self.build_response_header(), True
         if self.chunked_response:
-            # The head goes with the first part: a send costs as much as making a token's line.
+            # Head and first part in one send: a send costs as much as making a token's line.
             self.channel.write_soon(head + _framed(data))
             return
         self.channel.write_soon(head)
@@ -148,13 +149,13 @@ class _Task(WSGITask):  # type: ignore[misc]
 
 
 def _framed(data: bytes) -> bytes:
-    """A chunk of a body of unknown length. An empty chunk would end the body."""
+    """A chunk of a chunked body. No bytes for no data, since an empty chunk would end the body."""
     return b"" if not data else b"%X\r\n%b\r\n" % (len(data), data)
 
 
 class _Channel(HTTPChannel):  # type: ignore[misc]
-    """A connection that remembers since when its next request has been arriving, and sends at once
-    what it can."""
+    """A connection. Knows since when a request has been arriving, and sends without buffering if
+    possible."""
 
     task_class = _Task
     error_task_class = _RefusalTask
@@ -163,7 +164,7 @@ class _Channel(HTTPChannel):  # type: ignore[misc]
     receiving_since: float | None = None
 
     def recv(self, buffer_size: int) -> bytes:
-        """What is there; the library's own where nothing is, or anything is wrong."""
+        """Read available bytes; falls back to the library for none and for errors."""
         return received(self.socket, buffer_size) or super().recv(buffer_size)
 
     def received(self, data: bytes) -> bool:
@@ -175,8 +176,8 @@ class _Channel(HTTPChannel):  # type: ignore[misc]
         return taken
 
     def write_soon(self, data: bytes) -> int:
-        """Sends what the kernel takes where nothing else waits to be sent, as nearly always when a
-        token comes; the rest goes by the buffers, and so does whatever is wrong."""
+        """Send without buffering if nothing is queued. The library queues the rest and handles
+        errors."""
         sent = self._sent_at_once(data) if type(data) is bytes else 0
         if 0 < sent == len(data):
             return sent
@@ -192,9 +193,9 @@ class _Channel(HTTPChannel):  # type: ignore[misc]
             return sent
 
     def send_at_once(self, make: Callable[[], bytes]) -> bool:
-        """Sends what ``make`` makes, or as much of it as the kernel takes, without waiting; the
-        rest goes by the buffers. False, and nothing is made, where something else is to be sent
-        before, or the connection ends. For any thread, while no other writes."""
+        """Send the bytes that ``make`` makes without waiting; the library queues what the kernel
+        does not accept. Returns False without calling ``make`` if other bytes are queued or the
+        connection ends. For any thread, while no other thread writes."""
         if not self.outbuf_lock.acquire(blocking=False):
             return False
         try:
@@ -204,7 +205,7 @@ class _Channel(HTTPChannel):  # type: ignore[misc]
             sent = send_what_fits(self.socket, data)
             self.last_activity = time.time()
             if sent < len(data):
-                # With nothing in the buffers this does not wait. Who has just left misses it.
+                # With empty buffers this does not wait. A client that just left misses the rest.
                 with suppress(ClientDisconnected):
                     super().write_soon(data[sent:])
             return True
@@ -212,8 +213,8 @@ class _Channel(HTTPChannel):  # type: ignore[misc]
             self.outbuf_lock.release()
 
     def silence(self) -> float:
-        """Seconds since anything was heard, or since its request began to arrive; 0 while one is
-        answered."""
+        """Seconds without activity of the client, or since its request began to arrive; 0 while a
+        request is answered."""
         if self.requests or self.total_outbufs_len:
             return 0.0
         if self.receiving_since is not None:
@@ -221,7 +222,7 @@ class _Channel(HTTPChannel):  # type: ignore[misc]
         return time.time() - float(self.last_activity)
 
     def give_up(self) -> None:
-        """Refuse the request that is arriving, after those before it were answered."""
+        """Refuse the request that is arriving, after earlier requests were answered."""
         with self.requests_lock:
             request = self.request
             self.request = self.receiving_since = None
@@ -235,8 +236,8 @@ class _Channel(HTTPChannel):  # type: ignore[misc]
 
 
 def _accept_all(server: TcpWSGIServer) -> None:
-    """Accepts the connections there are, up to the limit. Otherwise each of many clients that come
-    together costs a look at every connection, and waits for the interpreter once more."""
+    """Accept all pending connections, up to the limit. Waitress accepts one for each poll of all
+    connections, which is slow when many clients connect together."""
     before = -1
     while before < len(server._map) < server.adj.connection_limit:
         before = len(server._map)
@@ -245,9 +246,8 @@ def _accept_all(server: TcpWSGIServer) -> None:
 
 @dataclass(frozen=True, slots=True)
 class ListenOptions:
-    """Where to listen, for how many requests at once, with bodies of at most ``max_body`` bytes.
-
-    Port 0 is any free one."""
+    """``requests``: how many may run or wait. ``max_body``: most bytes of a body. Port 0 is any
+    free port."""
 
     host: str
     port: int
@@ -256,10 +256,10 @@ class ListenOptions:
 
 
 class HttpServer:
-    """An application on a socket. ``start`` it, and ``close`` it when nobody waits any more."""
+    """Serves a WSGI application on a socket from ``start`` to ``close``."""
 
     def __init__(self, app: Any, options: ListenOptions) -> None:
-        """Binds the socket. Raises ConfigError when that is not possible."""
+        """Binds the socket. Raises ConfigError if that fails."""
         self._map: dict[int, Any] = {}
         threads = options.requests + SPARE_THREADS
         self.connections = CONNECTIONS_PER_THREAD * threads
@@ -298,8 +298,8 @@ class HttpServer:
         self._thread.start()
 
     def close(self, seconds: float = 0.0) -> None:
-        """Send the rest of the answers for up to ``seconds``, a moment at least, and close all
-        connections. Another call meanwhile may shorten the time; a later one does nothing."""
+        """Send the pending answers for up to ``seconds``, at least FLUSH_SECONDS, then close all
+        connections. A second call meanwhile may shorten the time; a later one does nothing."""
         self._close_by = min(self._close_by, time.monotonic() + max(seconds, FLUSH_SECONDS))
         while time.monotonic() < self._close_by and not self._stopping.is_set() and self._busy():
             time.sleep(0.02)
@@ -324,7 +324,7 @@ class HttpServer:
             self._make_room()
 
     def _end_slow_clients(self) -> None:
-        """End the connections on which a request, or the reading of an answer, takes too long."""
+        """Close connections whose request arrives too slowly or whose client does not read."""
         latest = time.monotonic() - RECEIVE_SECONDS
         latest_sent = time.time() - UNREAD_SECONDS
         for channel in list(self._server.active_channels.values()):
@@ -334,7 +334,7 @@ class HttpServer:
                 channel.give_up()
 
     def _make_room(self) -> None:
-        """Where connections are many, close those that have been silent for the longest."""
+        """If there are many connections, close those with the longest silence."""
         excess = len(self._server.active_channels) - int(CROWDED * self.connections)
         if excess <= 0:
             return
@@ -346,8 +346,8 @@ class HttpServer:
 
 
 def _socket_options() -> list[tuple[int, int, int]]:
-    """Options of every connection: a bound on what the kernel keeps for a client, and, where the
-    system can, on how long it waits for a client that has vanished to acknowledge what was sent."""
+    """Options of every connection: a limit of the kernel's send buffer, and on Linux of the time
+    until a vanished client's connection ends."""
     options = [(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BYTES)]
     user_timeout = getattr(socket, "TCP_USER_TIMEOUT", None)
     if user_timeout is not None:
@@ -363,7 +363,7 @@ def _bound(host: str, port: int) -> socket.socket:
         )[0]
         return socket.create_server(address[:2], family=family)
     except OSError as error:
-        # The library adds the address to the text; an unknown name has a negative number.
+        # ``error.strerror`` contains the address; the errno of an unknown name is negative.
         number = error.errno or -1
         problem = os.strerror(number) if number > 0 else error.strerror
         taken = ", see zinc-rt ps" if number == errno.EADDRINUSE else ""
@@ -381,17 +381,17 @@ for _function in (_send, _recv):
 
 
 def send_what_fits(connection: socket.socket, data: bytes) -> int:
-    """How many of the first bytes of ``data`` the kernel took. None where the connection is no
-    more, too: the send of the rest reports it.
+    """Send the first bytes of ``data`` that the kernel accepts, and return their number; 0 also for
+    a closed connection, which the next send reports.
 
-    A socket's own ``send`` lets go of the interpreter: a thread that computes takes it and keeps it
-    for some milliseconds, at every send of a step. This one keeps it, since it never waits."""
-    # A descriptor cannot be closed and be another's in between: that takes the interpreter.
+    ``socket.send`` releases Python's interpreter lock. A computing thread then takes it for some
+    milliseconds, at every send of a step. This call keeps the lock, since it never waits."""
+    # No other thread can close the descriptor meanwhile: that takes the interpreter lock.
     return max(0, int(_send(connection.fileno(), data, len(data), FLAGS)))
 
 
 def received(connection: socket.socket, most: int) -> bytes:
-    """Up to ``most`` bytes that have arrived, without letting go of the interpreter; none where
-    nothing has, at the end and after an error."""
+    """Up to ``most`` available bytes, without releasing Python's interpreter lock. Empty if there
+    are none, at the end of the stream and after an error."""
     data = ctypes.create_string_buffer(most)
     return ctypes.string_at(data, max(0, int(_recv(connection.fileno(), data, most, FLAGS))))

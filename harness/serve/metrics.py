@@ -1,4 +1,5 @@
-"""Prometheus metrics: vLLM's names after ``zinc_rt:``, so that its dashboards need one replace."""
+"""Prometheus metrics, with vLLM's names after ``zinc_rt:``, so that vLLM's dashboards need one
+replacement."""
 
 from __future__ import annotations
 
@@ -42,11 +43,11 @@ WHO = ("tenant", "qos")
 
 
 MemoryBytes = Callable[[], Mapping[str, int]]
-"""Gives the bytes that a model takes, as ``ServedModel.memory``."""
+"""Returns the bytes of a model's memory by part, as ``ServedModel.memory``."""
 
 
 class Metrics:
-    """The registry of one server."""
+    """The metrics of one server."""
 
     def __init__(self, model: str, driver: ThreadedDriver, memory: MemoryBytes) -> None:
         self._registry = CollectorRegistry(auto_describe=False)
@@ -72,12 +73,12 @@ class Metrics:
         driver.listen(self)
 
     def follow(self, model: str, driver: ThreadedDriver, memory: MemoryBytes) -> None:
-        """Add the metrics of another model that answers."""
+        """Add the gauges and counters of a loaded model."""
         self._engine.follow(model, driver, memory)
         driver.listen(self)
 
     def leave(self, driver: ThreadedDriver) -> None:
-        """Remove the metrics of a model that answers no more."""
+        """Remove the gauges and counters of an unloaded model."""
         self._engine.leave(driver)
 
     def stepped(self, seconds: float, tokens: int) -> None:
@@ -86,11 +87,12 @@ class Metrics:
         self._tokens.observe(tokens)
 
     def count_generated(self, tenant: Tenant) -> Callable[[int], None]:
-        """The function that counts more tokens of a tenant's answers."""
+        """A function that adds a number of generated tokens of a tenant."""
         return self._generated(tenant.name, tenant.qos.value).inc
 
     def ended(self, generation: Generation, tenant: Tenant) -> None:
-        """A generation ended, however it did. Counts the choices that began."""
+        """Count a generation that ended, for whatever reason. Times are counted for choices with a
+        first token."""
         who = (tenant.name, tenant.qos.value)
         self._prompt(*who).inc(generation.prompt_tokens)
         for choice in generation.choices:
@@ -106,13 +108,13 @@ class Metrics:
             self._between.observe(*choice.intervals)
 
     def embedded(self, tenant: Tenant, tokens: int, reason: str) -> None:
-        """Texts of so many tokens were made vectors, or not: ``reason`` says how it ended."""
+        """Count a request that reads texts of ``tokens`` tokens and ended for ``reason``."""
         who = (tenant.name, tenant.qos.value)
         self._prompt(*who).inc(tokens)
         self._success(*who, reason).inc()
 
     def rejected(self, reason: str) -> None:
-        """A request was refused; ``reason`` is the code of its error."""
+        """Count a refused request; ``reason`` is the code of its error."""
         self._rejected(reason).inc()
 
     def text(self) -> bytes:
@@ -120,7 +122,7 @@ class Metrics:
         return generate_latest(self._registry)
 
     def _counter(self, name: str, text: str, labels: Iterable[str]) -> Callable[..., Counter]:
-        """The counter of each value of the labels."""
+        """A function from label values to their counter."""
         return cache(Counter(NAMESPACE + name, text, labels, registry=self._registry).labels)
 
     def _histogram(self, name: str, text: str, bounds: Sequence[float] = SECONDS) -> Histogram:
@@ -194,8 +196,7 @@ def _families(
     metrics: Iterable[tuple[str, str, Callable[[Source], float]]],
     sources: Sequence[tuple[str, Source]],
 ) -> Iterator[Metric]:
-    """``metrics`` by model, read from each model's source; none where no model has such a
-    source."""
+    """``metrics`` of every model in ``sources``; none without sources."""
     for name, text, value in metrics if sources else ():
         metric = family(NAMESPACE + name, text, labels=OF_MODEL)
         for model, source in sources:
@@ -204,7 +205,7 @@ def _families(
 
 
 class _EngineGauges(Collector):
-    """Gauges of the engines, from the drivers' latest snapshots."""
+    """Gauges of the engines, from the latest statistics of their drivers."""
 
     def __init__(self) -> None:
         self._models: tuple[tuple[str, ThreadedDriver, MemoryBytes], ...] = ()
@@ -246,8 +247,8 @@ class _EngineGauges(Collector):
         yield from self._of_tenants()
 
     def _of_tenants(self) -> Iterable[Metric]:
-        """Every tenant's current usage; empty once the engines have ended. All engines share the
-        tenants."""
+        """The current usage of every tenant; empty after the engines have ended. All engines share
+        the tenants."""
         families = {
             part: GaugeMetricFamily(f"{NAMESPACE}tenant_{part}", text, labels=WHO)
             for part, text in TENANT_GAUGES.items()
@@ -260,12 +261,12 @@ class _EngineGauges(Collector):
 
 
 AT_ONCE = 256
-"""Number of values that are counted together."""
+"""Values in a batch."""
 
 
 class Histogram(Collector):
-    """Counts of values up to each of the rising ``bounds``, and their sum. It costs little,
-    since every step and token is counted."""
+    """A histogram with upper ``bounds``. Cheaper than Prometheus's own: every step and token is
+    counted."""
 
     def __init__(self, name: str, text: str, bounds: Sequence[float]) -> None:
         self._name = name
@@ -277,7 +278,7 @@ class Histogram(Collector):
         self._pending: deque[float] = deque()
 
     def observe(self, *values: float) -> None:
-        """Count values, many of them at a time: not in every step."""
+        """Add values. They are counted in batches."""
         self._pending.extend(values)
         if len(self._pending) >= AT_ONCE:
             self._count()

@@ -1,4 +1,5 @@
-"""A model of a server: its names, its fingerprint, and the prompts of its chats."""
+"""A served model: its names, fingerprint, sampling defaults and adapters, and the prompts of its
+chats."""
 
 from __future__ import annotations
 
@@ -34,19 +35,18 @@ from reference.model.spoken_turns import encode_spoken
 WINDOW = "repeat_last_n"
 """Names how far penalties look back, in answers and receipts."""
 STALL_STEPS = 256
-"""Steps without anybody taking a request's tokens after which it ends."""
+"""A request ends after this many steps in which its tokens were not read."""
 ANY_NAME = "*"
-"""An alias that every name is."""
+"""An alias that means any name."""
 LATEST = ":latest"
-"""How Ollama's clients end a name that has no other tag."""
+"""The tag that Ollama's clients add to a name without a tag."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelOptions:
-    """How a server's model is opened: ``name`` is what requests call it, ``digests`` the file that
-    keeps digests of model files, ``buffered_events`` how many events of a request before it stalls.
-    Requests may also call it by one of ``aliases``, by any name where "*" is one; ``sampling`` are
-    values for what they leave out."""
+    """How a server opens a model. ``name``: what requests call it. ``aliases``: other names; "*" is
+    any name. ``digests``: the file that caches digests of model files. ``buffered_events``: unread
+    events of a request before it stalls. ``sampling``: defaults of sampling parameters."""
 
     session: SessionOptions
     name: str
@@ -58,12 +58,13 @@ class ModelOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class ServedModel(HostedModel):
-    """A hosted model as the server names it. ``fingerprint`` names the function it computes,
-    ``created`` is the time of its file in seconds since 1970, and ``trace`` the name of the file
-    that records it. Requests may call it by any of ``names``; ``sampling`` has the parameters that
-    they omit. It ``keeps_prompts`` if it has a prefix cache. ``files`` are the SHA-256 digests of
-    its files. Requests choose among its ``adapters``; the model of one request has the ``scales``
-    of those chosen."""
+    """A hosted model as the server names it.
+
+    ``fingerprint`` identifies the function it computes. ``created``: time of its file in seconds
+    since 1970. ``trace``: name of the file that records it. ``names``: other names in requests.
+    ``sampling``: defaults of sampling parameters. ``keeps_prompts``: whether it has a prefix cache.
+    ``files``: SHA-256 digests of its files. ``scales``: the adapters of one request; None for the
+    model without a request."""
 
     name: str
     fingerprint: str
@@ -79,7 +80,7 @@ class ServedModel(HostedModel):
 
     @classmethod
     def named(cls, hosted: HostedModel, path: Path, options: ModelOptions) -> ServedModel:
-        """The hosted model in the file at ``path``, served as ``options`` say."""
+        """The hosted model of the file ``path``, served with these options."""
         session, model = options.session, hosted.model
         return cls(
             **vars(hosted),
@@ -95,7 +96,7 @@ class ServedModel(HostedModel):
         )
 
     def memory(self) -> dict[str, int]:
-        """What it takes in memory now, and may take, in bytes."""
+        """Bytes of memory by part: total, weights, context, runtime, and the budget."""
         live = self.driver.memory
         plan = self.plan if live is None else live.now.plan
         weights, context = sum(plan.weights.values()), plan.kv + plan.recurrent
@@ -109,12 +110,12 @@ class ServedModel(HostedModel):
 
     @cached_property
     def kv_function(self) -> str:
-        """The name of the function that computes its keys and values."""
+        """Identifies the function that computes keys and values; names saved pages."""
         return function_name(self.model, self.limits, self.files)
 
     @cached_property
     def dialect(self) -> Dialect:
-        """How it writes thoughts and calls."""
+        """The model's syntax of reasoning and tool calls."""
         return (
             Dialect()
             if self.template is None
@@ -122,8 +123,8 @@ class ServedModel(HostedModel):
         )
 
     def for_request(self, name: str | None, lora: Sequence[LoraScale] | None = None) -> ServedModel:
-        """The model of a request that names it, with the adapters that it chooses. Raises ApiError
-        and RequestError."""
+        """The model with the adapters of one request, which calls it ``name``. Raises ApiError for
+        an unknown name, and RequestError."""
         self.check_name(name)
         if self.scales is not None:
             return self
@@ -131,7 +132,7 @@ class ServedModel(HostedModel):
         return self.with_adapters(chosen) if chosen else self
 
     def with_adapters(self, scales: Scales) -> ServedModel:
-        """The model with these adapters, for one request."""
+        """A copy of the model with these adapters, for one request."""
         made = replace(
             self, scales=scales, fingerprint=self.adapters.fingerprint(self.fingerprint, scales)
         )
@@ -139,7 +140,7 @@ class ServedModel(HostedModel):
         return made
 
     def check_name(self, name: str | None) -> None:
-        """ApiError 404 for a model that is not this one; None asks for whatever is served."""
+        """Raises ApiError 404 unless ``name`` is one of the model's names or None."""
         if not self.is_called(name):
             problem = f"there is no model {name!r} here; this server has {self.name!r}"
             raise model_refused(404, problem, "model_not_found")
@@ -160,14 +161,14 @@ class ServedModel(HostedModel):
         return {**self.sampling.values, WINDOW: self.penalty_window}
 
     def check_window(self, sampling: SamplingParams) -> None:
-        """Raise RequestError for penalties that look back too far: what is stored for them may be
-        more, by what drafts need, and no answer depends on drafts."""
+        """Raises RequestError for penalties over more than ``penalty_window`` tokens. The engine
+        may store more tokens for drafts, but answers must not depend on drafts."""
         if sampling.penalizes and sampling.repeat_last_n > self.penalty_window:
             problem = f"is at most {self.penalty_window}, the --repeat-last-n of this server"
             raise RequestError("repeat_last_n", problem)
 
     def is_called(self, name: str | None) -> bool:
-        """Whether a request for a model of this name means this one."""
+        """Whether ``name`` in a request means this model; None means any model."""
         if name in (None, self.name) or ANY_NAME in self.names or name in self.names:
             return True
         short = name.removesuffix(LATEST)
@@ -184,12 +185,12 @@ class ServedModel(HostedModel):
         return name is not None and name.removesuffix(LATEST) in adapters and not lora
 
     def chat_plan(self, body: ChatRequest) -> ChatPlan:
-        """How a chat request is answered. Raises ApiError and TemplateError."""
+        """Plan the answer to a chat request. Raises ApiError and TemplateError."""
         return plan_chat(body, self._template(), self.dialect, self.name)
 
     def check_length(self, text: str, field: str = "prompt") -> None:
-        """Raise RequestError for a text of ``field`` that fits no context, however it is divided
-        into tokens. Dividing such a text would take seconds."""
+        """Raises RequestError for a ``text`` that cannot fit the context, however it is tokenized.
+        Tokenizing such a text could take seconds."""
         most = self.context * self.tokenizer.longest_token
         if len(text.encode()) > most:
             problem = f"has more than {most} bytes, and the context is {self.context} tokens"
@@ -198,8 +199,8 @@ class ServedModel(HostedModel):
     def encode(
         self, text: str, *, parse_special: bool = False, add_special_tokens: bool = True
     ) -> list[int]:
-        """Token ids of a text: with ``parse_special`` the text of a control token is that token,
-        and without ``add_special_tokens`` no BOS is put in front. Raises RequestError."""
+        """Token ids of a text. ``parse_special``: the text of a control token becomes that token.
+        ``add_special_tokens``: a BOS token in front, if the model has one. Raises RequestError."""
         self.check_length(text)
         add_bos = None if add_special_tokens else False
         return self.tokenizer.encode(text, parse_special=parse_special, add_bos=add_bos)
@@ -207,14 +208,13 @@ class ServedModel(HostedModel):
     def encode_chat(
         self, rendered: RenderedChat, spoken: Sequence[Sequence[int]] = ()
     ) -> list[int]:
-        """Token ids of a conversation and the start of its answer; ``spoken`` are the tokens of
-        earlier answers, see ``encode_spoken``. Raises RequestError."""
+        """Token ids of a rendered conversation. ``spoken``: the token ids of earlier answers, see
+        ``encode_spoken``. Raises RequestError."""
         self.check_length(rendered.text, "messages")
         return encode_spoken(self.tokenizer, rendered, spoken)
 
     def turns(self, rendered: RenderedChat, prompt: Sequence[int]) -> tuple[int, ...]:
-        """The position at which the model's turn begins in the tokens of a prompt, if it is
-        known."""
+        """The position in ``prompt`` at which the model's turn begins, if it is known."""
         opening = rendered.opening
         if not opening:
             return ()
@@ -233,29 +233,29 @@ class ServedModel(HostedModel):
         return self.template
 
     def room(self, prompt: int, tenant: Tenant) -> int:
-        """Most tokens that may follow a prompt of ``prompt`` tokens, at least one: the engine
-        refuses a prompt that leaves none."""
+        """Most tokens of an answer to a prompt of ``prompt`` tokens. At least one: the engine
+        refuses a prompt that leaves no room."""
         pages = min(tenant.max_kv_pages, self.limits.pages)
         reach = min(self.context, tenant.max_context, pages * PAGE_TOKENS)
         return min(MAX_INT32, max(1, reach - prompt))
 
 
 def other_names(path: Path) -> tuple[str, ...]:
-    """The names that a model has by its file: the file's, with its ending and without, and the
-    catalog's id."""
+    """The names of a model besides its own: its file name with and without the extension, and the
+    catalog id."""
     entry = catalog.entry_of_file(path)
     return (path.stem, path.name, *(() if entry is None else (entry.id,)))
 
 
 def _sampling_of_file(path: Path, model: Model, options: ModelOptions) -> SamplingDefaults:
-    """The sampling parameters of requests that omit them."""
+    """The sampling defaults: from the model file, the catalog and the options."""
     entry = catalog.entry_of_file(path)
     catalogued = {} if entry is None else dict(entry.sampling)
     return sampling_defaults(model.file.metadata, catalogued, options.sampling)
 
 
 def served_session(session: SessionOptions) -> SessionOptions:
-    """``session`` with all that requests of a server may ask for."""
+    """``session`` with every ability that requests to a server may use."""
     scores = session.top_log_probabilities > 0
     return replace(
         session, chat=True, masks=True, hidden_states=True, scores=scores, stall_steps=STALL_STEPS
@@ -269,7 +269,7 @@ def open_model(
     owned: ExitStack,
     progress: Progress = SILENT,
 ) -> ServedModel:
-    """Load a model, whose engine ``thread`` steps until ``owned`` closes. Raises what
+    """Load a model. ``thread`` steps its engine until ``owned`` closes. Raises what
     ``harness.host.open.load_model`` raises."""
     hosted = host_model(
         path,

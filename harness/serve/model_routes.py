@@ -1,4 +1,4 @@
-"""The routes that list, fetch, choose and delete models."""
+"""The routes that list, fetch, activate and delete models."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ IN_USE = "model_in_use"
 
 class PullRequest(Struct, forbid_unknown_fields=True):
     """``POST /v1/models/pull``: a catalog id, or a name of the hub, ``hf.co/ORG/REPO[:QUANT]``.
-    Without ``stream`` the answer comes when the model is there."""
+    Without ``stream`` the answer comes when the model is complete."""
 
     model: Id
     stream: bool = True
@@ -62,7 +62,7 @@ MODEL_ROUTES = (
 
 
 class ModelHandlers:
-    """One method for each of MODEL_ROUTES, named by it."""
+    """A method for each route of MODEL_ROUTES, by its name."""
 
     def __init__(self, models: ServerModels, cache_dir: Path, pulls: Pulls) -> None:
         self._models = models
@@ -70,9 +70,8 @@ class ModelHandlers:
         self._pulls = pulls
 
     def models(self) -> Json:
-        """OpenAI's list is of the models that the tenant's requests may name, the one that answers
-        first."""
-        tenant = g.account.tenant
+        """OpenAI's list, of the models that the tenant may name; the active one comes first."""
+        tenant, names = g.account.tenant, self._models.names
         data = [
             described
             for described in (
@@ -80,7 +79,7 @@ class ModelHandlers:
                 *_adapters_of(g.service.model),
                 *self._background(),
             )
-            if self._models.is_permitted(described["id"], g.account.models)
+            if names.is_permitted(described["id"], g.account.models, self._models.service.model)
         ]
         return {
             "object": "list",
@@ -102,7 +101,7 @@ class ModelHandlers:
                 return described
         if served.is_called(model):
             return _described(served)
-        model = self._models.canonical(model) or model
+        model = self._models.names.canonical(model) or model
         for described in self._background():
             if described["id"] == model:
                 return described
@@ -112,7 +111,7 @@ class ModelHandlers:
         raise _unknown(model)
 
     def _background(self) -> Iterator[Json]:
-        """The other models that requests may name."""
+        """The cards of the other models that requests may name."""
         with self._models.held() as others:
             for name, model in others.items():
                 if model is not None:
@@ -120,7 +119,7 @@ class ModelHandlers:
                     continue
                 # Without its file it could not be loaded.
                 with suppress(OSError):
-                    created = int(self._models.by_name[name].stat().st_mtime)
+                    created = int(self._models.names.files[name].stat().st_mtime)
                     yield _card(name, created) | {"x_zinc": {"loaded": False}}
 
     def pull_model(self, raw: bytes) -> Answered:
@@ -159,7 +158,7 @@ class ModelHandlers:
             if path in self._models.paths:
                 problem = f"{name} answers requests; activate another one first"
                 raise model_refused(400, problem, IN_USE)
-            started = (self._models.began_with[1], *self._models.by_name.values())
+            started = (self._models.began_with[1], *self._models.names.files.values())
             if path in [file.resolve() for file in started]:
                 problem = (
                     f"{name} is what the server is started with, and would be fetched again; "
@@ -171,8 +170,7 @@ class ModelHandlers:
             activating.release()
 
     def _managed(self) -> Iterator[Json]:
-        """The models of the catalog and the cache, those on their way there, and the one the server
-        began with."""
+        """The models of the catalog, of the cache, being pulled, and the server's first model."""
         served = self._models.paths[0]
         pulls = self._pulls.states()
         began_with, path = self._models.began_with
@@ -214,7 +212,7 @@ def _card(name: str, created: int) -> Json:
 
 
 def _described(model: ServedModel) -> Json:
-    """A model that answers."""
+    """The card of a loaded model."""
     template = model.template
     return {
         **_card(model.name, model.created),
@@ -233,19 +231,19 @@ def _described(model: ServedModel) -> Json:
 
 
 def _adapters_of(model: ServedModel) -> Iterator[Json]:
-    """The adapters that requests may name as their model, as vLLM lists them."""
+    """The cards of the adapters that requests may name as their model, as vLLM lists them."""
     for adapter in model.adapters.named:
         described = _described(model.for_request(adapter.name))
         yield described | {"id": adapter.name, "root": adapter.path.name, "parent": model.name}
 
 
 def _outside(name: str, source: str, *, installed: bool) -> Json:
-    """A model that is neither in the catalog nor in the cache."""
+    """The facts of a model that is neither in the catalog nor in the cache."""
     return {"id": name, "size_bytes": None, "source": source, "installed": installed}
 
 
 def known_model(name: str) -> str:
-    """The name of a model that could be pulled; ApiError 404 for anything else, paths too."""
+    """The canonical name of a model that can be pulled. Raises ApiError 404 for any other name."""
     try:
         return catalog.known_name(name)
     except CatalogError:

@@ -1,4 +1,4 @@
-"""The OpenAPI document: from the table of routes, and the types that validate their bodies."""
+"""The OpenAPI document, made from the table of routes and the types that validate bodies."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ EVENT_SCHEMA = {
     "required": ["data"],
     "properties": {"data": {"type": "string"}, "event": {"const": "message"}},
 }
-"""An event of a stream: unnamed, which readers take for ``message``."""
+"""A server-sent event without a name, whose type is ``message``."""
 NAMED_EVENT_SCHEMA = {
     "type": "object",
     "required": ["data"],
@@ -70,12 +70,13 @@ NAMED_EVENT_SCHEMA = {
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """One method of one path, in Flask's notation; ``body`` validates what is sent to it, and
-    ``errors`` makes the body of a refusal. Its streams are of the type ``streams``, its refusals of
-    the schema ``error_schema``. A ``strict`` one refuses all fields that it does not know.
+    """One method of one path, in Flask's notation.
 
-    ``answer`` computes the answer to a body that ``prepare`` has changed, and refusals name what
-    ``sent_name`` finds for a field in the body as it was sent; a route without it has a handler."""
+    ``body``: the type that validates the request's body. ``produces``: content type of the answer.
+    ``errors``: makes the body of an error, of the schema ``error_schema``. ``streams``: content
+    type of a stream. ``strict``: unknown fields are refused. ``answer``: computes the answer from a
+    body that ``prepare`` has rewritten; without it the route has a handler. ``sent_name``: maps a
+    rewritten field to the field that the client sent."""
 
     method: str
     path: str
@@ -93,7 +94,7 @@ class Route:
 
 
 def openapi_document(routes: Iterable[Route], version: str) -> dict[str, Any]:
-    """The document of a server with these routes."""
+    """The OpenAPI document of a server with these routes."""
     routes = list(routes)
     bodies = [route.body for route in routes if route.body is not None]
     kinds = [known_type(kind) for kind in dict.fromkeys([*bodies, *ANSWERS.values()])]
@@ -140,7 +141,8 @@ def openapi_document(routes: Iterable[Route], version: str) -> dict[str, Any]:
 
 
 def _reachable(components: Mapping[str, Any], names: Iterable[str]) -> set[str]:
-    """The components that these ones are made of, themselves included."""
+    """The names of all components that ``names`` refer to, directly or not, and ``names``
+    themselves."""
     found: set[str] = set()
     waiting = [name for name in names if name in components]
     while waiting:
@@ -153,8 +155,8 @@ def _reachable(components: Mapping[str, Any], names: Iterable[str]) -> set[str]:
 
 
 def _taken(schema: dict[str, Any], *, strict: bool) -> None:
-    """Change the schema of an object to what is taken for it: null for a field that may be left
-    out, and unless ``strict`` fields that nobody knows."""
+    """Change the schema of an object to what the server accepts: null for optional fields, and
+    unknown fields unless ``strict``."""
     if not strict and schema.get("additionalProperties") is False:
         del schema["additionalProperties"]
     required = schema.get("required", ())
@@ -166,7 +168,7 @@ def _taken(schema: dict[str, Any], *, strict: bool) -> None:
 
 
 def _content(route: Route, schema_of: Mapping[type[Any], Any]) -> dict[str, Any]:
-    """The content of a route's answers that are no refusals."""
+    """The content of a route's successful answers, by content type."""
     kind = ANSWERS.get(route.name)
     content: dict[str, Any] = {route.produces: {} if kind is None else {"schema": schema_of[kind]}}
     if route.name in STREAMED:

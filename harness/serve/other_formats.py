@@ -1,4 +1,5 @@
-"""Forms of an answer as vLLM and llama.cpp name them, as this server's own fields."""
+"""Translates vLLM's and llama.cpp's fields for structured outputs and reasoning to this server's
+fields."""
 
 from __future__ import annotations
 
@@ -15,13 +16,13 @@ STRUCTURED = "structured_outputs"
 GUIDED = ("guided_json", "guided_regex", "guided_choice", "guided_grammar")
 KINDS = ("json", "regex", "choice", "grammar", "json_object")
 NAME = "answer"
-"""The name of a schema that a client gave none."""
+"""The name of a schema that has none."""
 
 
 def own_chat_fields(value: dict[str, Any], ignored: list[str]) -> dict[str, Any]:
-    """The body of a conversation with the tools that the client runs, with refusals as texts,
-    ``reasoning`` under this server's names, and with a form of the answer as ``response_format`` or
-    ``grammar``. Raises ApiError."""
+    """A chat body with this server's fields: only tools that the client runs, refusals as text,
+    ``reasoning`` renamed, and structured outputs as ``response_format`` or ``grammar``. Raises
+    ApiError."""
     return own_format(_with_own_turns(offered_tools(value, ignored)))
 
 
@@ -35,7 +36,7 @@ def _with_own_turns(value: dict[str, Any]) -> dict[str, Any]:
 
 
 def _own_turn(message: Any) -> Any:
-    """A turn in which what the model refused to say is text that it said."""
+    """A message with the refusals of the model as plain text, and ``reasoning`` renamed."""
     if not isinstance(message, dict) or message.get("role") != "assistant":
         return message
     message = _renamed(message, "reasoning_content")
@@ -61,9 +62,9 @@ def _text_of_refusal(part: Any) -> Any:
 
 
 def own_format(value: dict[str, Any]) -> dict[str, Any]:
-    """``value`` with its form of the answer as ``response_format`` or ``grammar``: what
-    ``structured_outputs``, ``guided_json`` and its like, ``json_schema``, or a ``json_object`` with
-    a schema say. Raises ApiError where two fields name a form."""
+    """``value`` with ``structured_outputs``, ``guided_json`` and its like, ``json_schema``, or a
+    ``json_object`` with a schema translated to ``response_format`` or ``grammar``. Raises ApiError
+    if two fields name a format."""
     value = _named(value)
     given = [name for name in (STRUCTURED, "json_schema", *GUIDED) if value.get(name)]
     if not given:
@@ -89,8 +90,8 @@ def own_format(value: dict[str, Any]) -> dict[str, Any]:
 
 
 def sent_name(raw: bytes, param: str) -> str:
-    """The field of the body ``raw`` that became ``param``, a field of this server's or a part of
-    one."""
+    """The field of the body ``raw`` that was translated to ``param``, a field of this server's or a
+    part of one."""
     try:
         value = loads(raw)
     except BadJson:
@@ -113,7 +114,7 @@ def sent_name(raw: bytes, param: str) -> str:
 
 
 def _named(value: dict[str, Any]) -> dict[str, Any]:
-    """``value`` with a name for its schema, and a ``json_object`` with a schema as a
+    """``value`` with a name for its schema, and a ``json_object`` with a schema as
     ``json_schema``."""
     form = value.get(FORMAT)
     if not isinstance(form, dict):
@@ -131,7 +132,7 @@ def _schema(schema: Any) -> dict[str, Any]:
 
 
 def _form(kind: str, form: Any, param: str) -> dict[str, Any]:
-    """The field that says what ``kind`` says."""
+    """The field of this server for a format of this kind."""
     if kind in ("json", "json_schema"):
         return {FORMAT: _schema(_read(form, param) if isinstance(form, str) else form)}
     if kind == "json_object":
@@ -146,7 +147,7 @@ def _form(kind: str, form: Any, param: str) -> dict[str, Any]:
 
 
 def _read(text: str, param: str) -> Any:
-    """A schema that a client wrote as a text. Raises ApiError."""
+    """A schema that a client sent as text. Raises ApiError."""
     try:
         return loads(text.encode(), exact=True)
     except (BadJson, UnicodeEncodeError) as error:
@@ -154,6 +155,6 @@ def _read(text: str, param: str) -> Any:
 
 
 def _literal(text: str) -> str:
-    """A text in GBNF."""
+    """A literal in GBNF."""
     escapes = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\t"}
     return '"' + "".join(escapes.get(character, character) for character in text) + '"'

@@ -1,4 +1,4 @@
-"""The chat and operator pages: files read once, served with headers that let in nothing else."""
+"""The chat and operator pages: files read once, served with a strict content security policy."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from flask import Flask, Response, request
 
 FOLDER = Path(__file__).with_name("page")
 DOCUMENTS = {"index.html": "/", "operator.html": "/operator"}
-"""The files that are pages, by the path they are asked for with; the rest is below ``/page/``."""
+"""The HTML files with their paths; the path of any other file begins with ``/page/``."""
 HEADERS = {
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
@@ -24,7 +24,7 @@ HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
 }
-"""Nothing from elsewhere, nothing inline, in nobody's frame; HTML only from the sanitiser."""
+"""No content of other origins, nothing inline, no frames; HTML only from the sanitizer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +48,8 @@ def read_page(folder: Path = FOLDER) -> Mapping[str, PageFile]:
 
 
 def add_page(app: Flask, files: Mapping[str, PageFile]) -> None:
-    """Routes for ``files``. Browsers keep them and ask each time whether they changed, so that the
-    modules of a page are always of one version."""
+    """Add a route for each file. Browsers revalidate cached files, so the modules of a page always
+    belong to one version."""
     for path, file in files.items():
         app.add_url_rule(path, f"page:{path}", _view(file), provide_automatic_options=False)
 
@@ -66,7 +66,7 @@ def _view(file: PageFile) -> Callable[[], Response]:
 
 
 def _content_type(path: Path) -> str:
-    # The machine's own table may call JavaScript plain text, which no browser runs.
+    # The system's table of types may call JavaScript plain text, which browsers do not run.
     if path.suffix == ".js":
         return "text/javascript; charset=utf-8"
     kind = mimetypes.guess_type(path.name)[0] or "text/plain"

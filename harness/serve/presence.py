@@ -1,7 +1,7 @@
-"""The running servers of a user: each keeps a small file about itself, which others read.
+"""The running servers of a user. Each server keeps a small file about itself, which commands read.
 
-A server knows how busy it is whatever keys it asks for, so nothing is asked over HTTP. A file whose
-process is gone is removed by the first command that finds it."""
+A server's load is in the file, so commands need neither its API key nor HTTP. The first command
+that finds a file of an ended process removes it."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 
 REFRESH_SECONDS = 0.5
 SAME_START_SECONDS = 2.0
-"""The start of a process, read twice, differs by less; that of another with its number by more."""
+"""Two readings of a process's start differ by less; a later process with its id differs by more."""
 MAX_FILE_BYTES = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
 class Presence:
-    """A running server: its process, which began at ``started`` seconds since 1970, its address,
-    what it serves and how busy it is. ``drain_seconds`` is how long it lets answers end."""
+    """A running server. ``started``: start of its process in seconds since 1970. ``drain_seconds``:
+    how long answers may take after SIGTERM. ``running`` and ``waiting`` count requests."""
 
     pid: int
     started: float
@@ -47,7 +47,7 @@ class Presence:
 
     @property
     def alive(self) -> bool:
-        """Whether the process is still that one."""
+        """Whether the process still runs, and its id was not reused."""
         try:
             process = psutil.Process(self.pid)
             same = abs(process.create_time() - self.started) < SAME_START_SECONDS
@@ -62,7 +62,7 @@ class Presence:
 
 
 def presence_folder() -> Path:
-    """Folder of the files: the user's runtime folder, which nobody else can write to."""
+    """The folder of the files: the user's runtime folder, which others cannot write to."""
     if os.environ.get("XDG_RUNTIME_DIR"):
         return user_folder("runtime") / "servers"
     return user_folder("state") / "servers"
@@ -83,8 +83,8 @@ def present(folder: Path | None = None) -> list[Presence]:
 
 @contextmanager
 def announced(server: Running, drain_seconds: float) -> Iterator[None]:
-    """Keep this process's file for as long as the context lasts. Where it cannot be written the
-    server is not listed, which is all."""
+    """Keep this process's file until the context ends. If it cannot be written, the server is only
+    not listed."""
     process = os.getpid()
     started = psutil.Process(process).create_time()
     path = presence_folder() / f"{process}-{server.http.port}.json"
@@ -127,7 +127,7 @@ def announced(server: Running, drain_seconds: float) -> Iterator[None]:
 
 
 def _read(path: Path) -> Presence | None:
-    """The server that a file describes; None for a file that describes none."""
+    """The server that a file describes; None for an unreadable or malformed file."""
     try:
         with path.open("rb") as file:
             server = Presence(**json.loads(file.read(MAX_FILE_BYTES)))

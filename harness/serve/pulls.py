@@ -1,4 +1,4 @@
-"""Models on their way into the cache: each in a thread whose progress clients follow."""
+"""Downloads models into the cache, each in its own thread. Clients can follow the progress."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from harness.serve.errors import RESTART_SECONDS, ApiError, internal_error
 from harness.serve.streams import PING_SECONDS
 
 MAX_PULLS = 2
-"""Models that are fetched at the same time."""
+"""Most models pulled at the same time."""
 PROGRESS_SECONDS = 0.1
-"""The least time between two lines of progress."""
+"""Least time between two states that are yielded."""
 END_SECONDS = 10.0
-"""Seconds that a pull that is given up may take to notice."""
+"""Longest wait for the end of a pull that is given up."""
 
 
 class _GivenUp(ZincError):
@@ -30,8 +30,8 @@ class _GivenUp(ZincError):
 
 
 class Pull:
-    """The pull of one model: the ``harness.progress.Progress`` of its thread, and what others see
-    of it."""
+    """The pull of one model. It is the ``harness.progress.Progress`` of its own thread; other
+    threads read its ``state``."""
 
     def __init__(self, name: str, cache_dir: Path) -> None:
         self.name = name
@@ -47,13 +47,13 @@ class Pull:
 
     @property
     def ended(self) -> bool:
-        """Whether it is over."""
+        """Whether it is done or has failed."""
         return self._status in ("done", "failed")
 
     @property
     def state(self) -> Json:
-        """Progress: ``status`` is looking, waiting, downloading, verifying, done or failed;
-        ``completed`` of ``total`` bytes, null while nobody knows."""
+        """The progress: ``status`` is looking, waiting, downloading, verifying, done or failed;
+        ``completed`` of ``total`` bytes, null if unknown."""
         return {
             "model": self.name,
             "status": self._status,
@@ -62,7 +62,7 @@ class Pull:
         }
 
     def start(self, label: str, total: int | None, unit: str) -> None:
-        """A part of the work begins; the first word of its label says which."""
+        """Begin a part of the work. The first word of its label becomes the status."""
         self._report(label.partition(" ")[0], 0, total)
 
     def advance(self, n: int) -> None:
@@ -73,12 +73,12 @@ class Pull:
         """End the current part."""
 
     def give_up(self) -> None:
-        """End the pull at its next progress report; harmless when it has ended."""
+        """End the pull at its next progress report. Does nothing after its end."""
         self._given_up = True
 
     def states(self, interval: float = PING_SECONDS) -> Iterator[Json | None]:
-        """Every state it comes to, the last one too; None after each ``interval`` seconds without
-        a new one."""
+        """Yield every new state up to the last one; None after ``interval`` seconds without a new
+        one."""
         seen = -1
         while True:
             with self._changed:
@@ -91,7 +91,7 @@ class Pull:
             time.sleep(PROGRESS_SECONDS)
 
     def _report(self, status: str, completed: int, total: int | None) -> None:
-        """Note how far it is, unless it is given up."""
+        """Set the state. Raises _GivenUp if the pull is given up."""
         if self._given_up:
             raise _GivenUp("given up")
         self._note(status, completed, total)
@@ -118,7 +118,7 @@ class Pull:
 
 
 class Pulls:
-    """The pulls of a server into ``cache_dir``."""
+    """The pulls of a server into the folder ``cache_dir``."""
 
     def __init__(self, cache_dir: Path) -> None:
         self._cache_dir = cache_dir
@@ -151,7 +151,7 @@ class Pulls:
             return pull
 
     def give_up(self, name: str) -> bool:
-        """End the pull of a model, and wait for its end; whether there was one."""
+        """End the pull of a model and wait for its thread. Returns whether there was one."""
         with self._lock:
             pull = self._pulls.get(name)
         if pull is None or pull.ended:
@@ -161,7 +161,7 @@ class Pulls:
         return True
 
     def close(self) -> None:
-        """End all pulls; what they verified stays for the next."""
+        """End all pulls. Verified parts stay for the next pull."""
         with self._lock:
             pulls = list(self._pulls.values())
         for pull in pulls:
@@ -171,8 +171,8 @@ class Pulls:
 
 
 def pull_stream(pull: Pull) -> Iterator[bytes]:
-    """The progress of a pull as server-sent events; ``[DONE]`` when it is there, an error line when
-    it failed."""
+    """The progress of a pull as server-sent events: ``[DONE]`` when complete, an error line if it
+    failed."""
     for state in pull.states():
         if state is None:
             yield PING
@@ -182,7 +182,7 @@ def pull_stream(pull: Pull) -> Iterator[bytes]:
 
 
 def pull_whole(pull: Pull) -> Json:
-    """The last state of a pull. Raises ApiError when it failed."""
+    """The last state of a pull. Raises ApiError if it failed."""
     pull.thread.join()
     if pull.error is not None:
         raise pull.error

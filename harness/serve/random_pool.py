@@ -1,5 +1,5 @@
-"""Random numbers of the system, drawn many at a time: each draw lets go of the interpreter, and a
-thread gets it back behind those that wait for it."""
+"""Random bytes of the system, drawn in blocks. Each draw releases Python's interpreter lock, and
+then waits behind computing threads to get it back."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _left = b""
 
 
 def random_bytes(count: int) -> bytes:
-    """So many bytes that nobody can guess."""
+    """``count`` unpredictable bytes."""
     global _left
     with _lock:
         if len(_left) < count:
@@ -22,12 +22,12 @@ def random_bytes(count: int) -> bytes:
 
 
 def random_bits(count: int) -> int:
-    """A number of so many bits that nobody can guess."""
+    """An unpredictable integer of ``count`` bits."""
     return int.from_bytes(random_bytes(-(-count // 8))) >> -count % 8
 
 
 def _forget() -> None:
-    """A child of this process draws bytes of its own."""
+    """After a fork: do not reuse the parent's bytes."""
     global _lock, _left
     _lock, _left = threading.Lock(), b""
 

@@ -1,5 +1,5 @@
-"""The types of the answers of routes that read texts and do not continue them, or tell the state
-of the server."""
+"""The types of answers for the OpenAPI document: embeddings, scores, reranking, and the server's
+state."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ class Embedding(Struct):
 
 
 class ScoredToken(Struct):
-    """A token that is likely at a position."""
+    """One of the likeliest tokens at a position."""
 
     id: int
     logprob: float
 
 
 class TextScore(Struct):
-    """Log-probabilities of the tokens of a text; null before the first one that is scored."""
+    """Log-probabilities of the tokens of a text; null before the first scored token."""
 
     object: Literal["score"]
     index: int
@@ -36,7 +36,7 @@ class TextScore(Struct):
 
 
 class ReadTexts(Struct):
-    """The fields of every answer about texts that are not continued."""
+    """The fields of every answer about texts that are only read."""
 
     object: Literal["list"]
     model: str
@@ -58,7 +58,7 @@ class Embeddings(ReadTexts):
 
 
 class Ranked(Struct):
-    """A document of a request by its index, and how well it answers the query: 0 to 1."""
+    """A document by its index, and how well it answers the query, 0 to 1."""
 
     index: int
     relevance_score: float
@@ -78,7 +78,7 @@ class Status(Struct):
 
 
 class Health(Status, omit_defaults=True):
-    """State of a server, and its model; a server with keys gives the status alone."""
+    """State of a server and its model. A server with API keys gives only the status."""
 
     model: str = ""
     active: int = 0

@@ -1,4 +1,4 @@
-"""Runs prompts without generation: for embeddings, reranking and scores. As many run at a time as
+"""Runs prompts without generation: for embeddings, reranking and scores. As many run at once as
 there are slots."""
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from harness.serve.streams import CLIENT_LEFT, POLL_SECONDS
 
 Result = TypeVar("Result")
 MAX_INPUTS = 2048
-"""OpenAI's number."""
+"""OpenAI's limit."""
 Inputs = Annotated[list[str | int | list[int]], Meta(min_length=1)]
 """Texts, the ids of one text, or a list of ids for each text."""
 
 
 class RowSink(Protocol):
-    """Receives rows of a prompt, from position ``rows_from`` on."""
+    """Receives the rows of a prompt from position ``rows_from`` on."""
 
     @property
     def rows_from(self) -> int:
@@ -50,7 +50,7 @@ once the engine has finished."""
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """A request that has its texts read: ``kind`` is the kind of its receipt."""
+    """A request to read ``prompts``. ``kind`` is the kind of its receipt."""
 
     service: Service
     model: ServedModel
@@ -67,10 +67,11 @@ def read_texts(
     octets: Callable[[Result], bytes],
     facts: Json | None = None,
 ) -> tuple[list[Result], Json]:
-    """The results of the texts, and the fields that every such answer has; ``facts`` are those of
-    ``x_zinc`` that this kind adds. The tenant is charged once the receipt of the results, of which
-    ``octets`` gives the bytes, is stored. Raises the refusal of the first text before anything was
-    computed, and FailedWhileRunning after that."""
+    """The results of the texts, and the fields that all such answers share. ``facts`` are added to
+    ``x_zinc``; ``octets`` gives the bytes of a result for the receipt.
+
+    The tenant is charged after the receipt is stored. If the first text is refused before anything
+    was computed, raises that error; later failures raise FailedWhileRunning."""
     service, tenant, model = reading.service, reading.tenant, reading.model
     results, prompts = list[Result](), reading.prompts
     try:
@@ -114,7 +115,7 @@ def read_texts(
 def rows_of(
     model: ServedModel, prompt: Sequence[int], sink: RowSink, output: str, tenant: Tenant
 ) -> Submission:
-    """A submission that gives ``sink`` the rows of ``output`` at the positions of a prompt."""
+    """A submission that passes the rows of ``output`` at a prompt's positions to ``sink``."""
     unpenalized = SamplingParams(repeat_last_n=0)
     request = Request(
         model.driver.new_id(),
@@ -130,8 +131,8 @@ def rows_of(
 def input_ids(
     service: Service, given: str | Inputs, encode: Callable[[str], list[int]] | None = None
 ) -> list[Sequence[int]]:
-    """The token ids of every text of the field ``input``; ``encode`` says how a text is divided.
-    Raises ApiError."""
+    """The token ids of every text of the field ``input``; ``encode`` tokenizes a text. Raises
+    ApiError."""
     try:
         return service.prompts_of(given, "input", MAX_INPUTS, encode)
     except RequestError as error:
@@ -141,7 +142,8 @@ def input_ids(
 def checked_inputs(
     model: ServedModel, prompts: Sequence[Sequence[int]], tenant: Tenant
 ) -> Sequence[Sequence[int]]:
-    """``prompts``, each of which fits the context. Raises RequestError and ApiError."""
+    """``prompts``, after checking that none is empty or longer than the context. Raises
+    RequestError and ApiError."""
     for index, prompt in enumerate(prompts):
         if not prompt:
             raise RequestError("input", f"[{index}] is empty; give at least one token")
@@ -152,7 +154,8 @@ def checked_inputs(
 def check_context(
     model: ServedModel, prompt: Sequence[int], tenant: Tenant, field: str, name: str
 ) -> None:
-    """ApiError for a text of ``field``, called ``name``, that is longer than the context."""
+    """Raises ApiError if the prompt is longer than the context. ``name`` names it in the
+    message."""
     most = min(model.context, tenant.max_context)
     if len(prompt) > most:
         problem = f"{name} is {len(prompt)} tokens, the context is {most}"
@@ -163,7 +166,7 @@ INPUT = renaming({"prompt": "input"})
 
 
 def input_refusal(error: Exception) -> ApiError:
-    """The refusal of a text; clients call the engine's field ``prompt`` their ``input``."""
+    """The error response for a text; clients call the engine's field ``prompt`` ``input``."""
     if isinstance(error, ValueError):
         return ApiError(500, "the model failed on this text", code="model_failed", retry=False)
     refusal = as_api_error(error) or internal_error()
@@ -171,8 +174,8 @@ def input_refusal(error: Exception) -> ApiError:
 
 
 def _compute(model: ServedModel, submissions: Sequence[Submission], gone: Gone) -> int:
-    """Compute submissions of one request each; returns how many of them, the first ones, found room
-    in the queue. Raises QueueFull when none did."""
+    """Compute submissions of one request each. Returns how many of the first ones were accepted by
+    the queue. Raises QueueFull if none was."""
     stream = model.driver.open_stream()
     try:
         refused = model.driver.submit_to(stream, submissions)

@@ -1,9 +1,9 @@
-"""``POST /v1/rerank``: how well documents answer a query, by models made for it.
+"""``POST /v1/rerank``: how well documents answer a query, by reranker models.
 
-Such a model (Qwen3-Reranker) is asked whether a document meets a query, and says yes or no. The
-score is the probability of yes among the two, of the logits at the end of the prompt:
-1 / (1 + exp(no - yes)), computed with 50 decimal digits and rounded once to binary64. So it has the
-same bits wherever the logits have."""
+A reranker (Qwen3-Reranker) is asked whether a document answers a query, and says yes or no. The
+score is the probability of yes among the two, from the logits at the end of the prompt: 1 / (1 +
+exp(no - yes)), computed with 50 decimal digits and rounded once to binary64. So equal logits give
+equal bits."""
 
 from __future__ import annotations
 
@@ -49,14 +49,14 @@ PRECISE = Context(prec=50)
 
 
 class RerankDocument(Struct):
-    """A document as an object; other fields of it are given back with it."""
+    """A document as an object. Other fields are ignored."""
 
     text: str
 
 
 class RerankRequest(Struct, forbid_unknown_fields=True, kw_only=True):
-    """``POST /v1/rerank``. With ``top_n`` only the best documents are listed, and with
-    ``return_documents`` false no texts. ``instruction`` says what the documents are for."""
+    """``POST /v1/rerank``. ``top_n`` lists only the best documents; ``return_documents`` false
+    leaves out their texts. ``instruction`` says what the documents are for."""
 
     query: str
     documents: Annotated[list[str | RerankDocument], Meta(min_length=1, max_length=MAX_DOCUMENTS)]
@@ -69,7 +69,7 @@ class RerankRequest(Struct, forbid_unknown_fields=True, kw_only=True):
 
 @dataclass(slots=True)
 class _Judged:
-    """Receives the logits at the end of a prompt of ``tokens`` tokens, and keeps two of them."""
+    """Keeps the logits of yes and no at the end of a prompt of ``tokens`` tokens."""
 
     tokens: int
     yes: int
@@ -91,7 +91,7 @@ class _Judged:
 
 
 def rerank(service: Service, body: RerankRequest, tenant: Tenant, caller: Caller) -> Json:
-    """The answer to a request. Raises as ``embed`` does."""
+    """Answer a request. Raises as ``embed`` does."""
     service.check_accepting()
     model = service.model.for_request(body.model)
     yes, no = (_word(model, word) for word in ("yes", "no"))
@@ -122,7 +122,7 @@ def _texts(body: RerankRequest) -> list[str]:
 
 
 def prompts_to_rank(model: ServedModel, body: RerankRequest) -> list[list[int]]:
-    """The tokens that are read for each document of a request. Raises ApiError."""
+    """The prompt of each document of a request, as token ids. Raises ApiError."""
     return [rerank_prompt(model, body.query, text, body.instruction) for text in _texts(body)]
 
 
@@ -135,8 +135,8 @@ def score_of(yes: float, no: float) -> float:
 def rerank_prompt(
     model: ServedModel, query: str, document: str, instruction: str | None
 ) -> list[int]:
-    """The tokens after which a model says whether a document meets a query; control tokens are the
-    template's alone. Raises ApiError for a model that was not made for it."""
+    """The prompt, as token ids, that asks whether a document answers a query. Only the template's
+    own text becomes control tokens. Raises ApiError for a model that is no reranker."""
     metadata = model.model.file.metadata
     template = metadata.get(TEMPLATE_KEY)
     if isinstance(template, bytes):
@@ -157,7 +157,8 @@ def rerank_prompt(
 
 
 def _filled(template: str, values: dict[str, str]) -> tuple[str, list[Span]]:
-    """A template with its names in braces replaced, and the spans that are its own."""
+    """The template with ``{name}`` replaced by values, and the spans of text that are the
+    template's own."""
     pieces: list[str] = []
     spans: list[Span] = []
     length = 0
@@ -182,7 +183,7 @@ def _name(value: object) -> str:
 
 
 def _word(model: ServedModel, word: str) -> int:
-    """The one token of a word."""
+    """The single token of a word. Raises RequestError."""
     ids = model.tokenizer.encode(word, add_bos=False)
     if len(ids) != 1:
         raise RequestError("model", f"{model.name} has no token that is {word!r}")

@@ -1,7 +1,8 @@
-"""The table of routes, and what each answers."""
+"""The table of routes, and the handlers of general routes."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import asdict
 from functools import cache
 
@@ -15,7 +16,6 @@ from harness.serve.embeddings import EMBEDDING_ROUTES
 from harness.serve.errors import ApiError
 from harness.serve.gate import decoded, service_of_request
 from harness.serve.llama_cpp.routes import LLAMA_CPP_ROUTES
-from harness.serve.llama_cpp.tokens import adds_bos, token_pieces
 from harness.serve.model import ServedModel
 from harness.serve.model_routes import MODEL_ROUTES
 from harness.serve.ollama.routes import OLLAMA_ROUTES
@@ -38,6 +38,7 @@ from harness.serve.wire import (
 )
 from reference.engine.statistics import EngineStatistics
 from reference.model.chat_template import RenderedChat
+from reference.model.tokenizer import Tokenizer
 
 TEXT = "text/plain; version=0.0.4; charset=utf-8"
 ROUTES = (
@@ -73,8 +74,8 @@ ROUTES = (
 
 @cache
 def _document(version: str) -> Json:
-    """The OpenAPI document. It is made for the first request: making it takes a quarter of the time
-    in which a server starts."""
+    """The OpenAPI document, made at the first request: making it takes a quarter of the server's
+    start."""
     return openapi_document(ROUTES, version)
 
 
@@ -91,8 +92,7 @@ def _context_facts(model: ServedModel, now: EngineStatistics) -> Json:
 
 
 class Handlers:
-    """One method for each route that no other class has, named by it, for what answers the request
-    at hand."""
+    """A method for each general route, by its name. Each answers the current request."""
 
     def __init__(self, version: str) -> None:
         self._version = version
@@ -132,7 +132,7 @@ class Handlers:
         return answer
 
     def tokenizer_info(self) -> Json:
-        """The tokenizer's properties, for clients that do not have the tokenizer."""
+        """The tokenizer's properties, for clients without the tokenizer."""
         model, tokenizer = self._model, self._model.tokenizer
         names = {"bos": tokenizer.bos_id, "eos": tokenizer.eos_id, **tokenizer.named_ids}
         answer: Json = {
@@ -165,7 +165,7 @@ class Handlers:
         return {"prompt": self._rendered(body).text}
 
     def _rendered(self, body: TemplateFields) -> RenderedChat:
-        """The prompt of a conversation, as chat completions have it."""
+        """The prompt of a conversation, as chat completions would render it."""
         fields = given_fields(body, TemplateFields.__struct_fields__)
         return self._model.chat_plan(ChatRequest(**fields)).prompt
 
@@ -201,3 +201,24 @@ class Handlers:
 
     def openapi(self) -> Json:
         return _document(self._version)
+
+
+def adds_bos(body: TokenizeRequest) -> bool:
+    """Whether a BOS goes in front of a text. Default: only of a text in vLLM's ``prompt``."""
+    for given in (body.add_special_tokens, body.add_special):
+        if given is not None:
+            return given
+    return body.content is None
+
+
+def token_pieces(tokenizer: Tokenizer, tokens: Iterable[int]) -> list[Json]:
+    """Each token id with its text, or with its bytes if they are not UTF-8."""
+    return [{"id": token, "piece": _piece(tokenizer, token)} for token in tokens]
+
+
+def _piece(tokenizer: Tokenizer, token: int) -> str | list[int]:
+    raw = tokenizer.token_bytes(token, special=True)
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        return list(raw)

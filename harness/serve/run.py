@@ -37,19 +37,19 @@ from harness.serve.service import Service
 from reference.model.open import open_model as open_gguf_model
 
 MAX_BODY_BYTES = 8 << 20
-"""Longest body of a request: a context of a million tokens has room in it."""
+"""Longest body of a request. It has room for a context of a million tokens."""
 log = logging.getLogger("zinc_rt.serve")
 
 
 @dataclass(frozen=True, slots=True)
 class ServeOptions:
-    """Everything about a server; the settings of the same names say what each means. The models
-    ``beside``, by name, are loaded when a request names them. In the folder ``record`` every model
-    that is loaded leaves a trace; ``replicas`` answer, under Ray Serve, or with 0 this process
-    does. ``reject_unknown`` refuses requests with fields that would be ignored; ``cors`` are
-    origins whose pages may ask, "*" is every one. The folder ``receipts`` keeps a receipt of every
-    answer, ``slot_save_path`` what clients save of their slots, and
-    ``state`` what is stored of responses."""
+    """All options of a server; the settings of the same names explain them.
+
+    ``beside``: models loaded when a request names them, by name. ``record``: folder for a trace of
+    each loaded model. ``replicas``: number of Ray Serve replicas, 0 for this process.
+    ``reject_unknown``: refuse unknown fields. ``cors``: origins whose pages may send requests, "*"
+    for all. ``receipts``: folder of receipts. ``slot_save_path``: folder for saved slots.
+    ``state``: file of stored responses."""
 
     path: Path
     model: ModelOptions
@@ -72,7 +72,7 @@ class ServeOptions:
 
 @dataclass(frozen=True)
 class Running:
-    """A server that answers."""
+    """A running server."""
 
     models: ServerModels
     http: HttpServer
@@ -84,7 +84,7 @@ class Running:
         return self.models.service
 
     def drain(self, seconds: float) -> None:
-        """Refuse new requests, and let those under way end and be answered for so long."""
+        """Refuse new requests and let running ones end for up to ``seconds``."""
         deadline = time.monotonic() + seconds
         self.models.close(seconds)
         self.http.close(deadline - time.monotonic())
@@ -96,10 +96,11 @@ def running(
     progress: Progress = SILENT,
     about_to_listen: Callable[[], None] = lambda: None,
 ) -> Iterator[Running]:
-    """A server that answers until the context ends, which cuts what is under way. It calls
-    ``about_to_listen`` once it could answer, before it takes the first connection. Raises
-    ConfigError for an address without keys that others can reach, and for files and ports that
-    cannot be used; and what opening a model raises."""
+    """A server that answers until the context ends; then running requests are cancelled. Calls
+    ``about_to_listen`` when it is ready to accept connections.
+
+    Raises ConfigError for unusable files and ports, and for an address that other machines can
+    reach while no API keys are needed; and what opening a model raises."""
     accounts = Accounts(options.tenants)
     if options.slot_save_path is not None and options.model.session.prefix_cache == 0:
         raise ConfigError("--slot-save-path saves what is cached, and --prefix-cache is 0")
@@ -148,7 +149,7 @@ def running(
 
 
 def _check_model_headers(models: Mapping[str, Path]) -> None:
-    """Read the headers of models that are loaded when requests name them. Raises ConfigError."""
+    """Read the headers of models that are loaded on demand. Raises ConfigError."""
     for name, path in models.items():
         try:
             open_gguf_model(path).close()
@@ -183,7 +184,7 @@ def _open_models(
         if session.memory_budget is not None:
             session = replace(session, memory_budget=max(0, session.memory_budget - taken))
         if path != options.path:
-            # Adapters are of the model that the server was started with.
+            # The adapters belong to the model that the server was started with.
             session = replace(session, lora=())
         named = replace(options.model, name=name, session=session)
         return open_model(path, named, thread, owned, progress)
@@ -235,7 +236,7 @@ def _replicas(options: ServeOptions) -> Opener:
 
 
 def _new_trace(folder: Path, name: str) -> Path:
-    """A new file for the trace of a model. Raises ConfigError."""
+    """The path of a new trace file of a model. Raises ConfigError."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
@@ -253,12 +254,12 @@ def _version() -> str:
 
 
 ELSEWHERE = {socket.AF_INET: "192.0.2.1", socket.AF_INET6: "2001:db8::1"}
-"""Addresses that exist nowhere: choosing the way to them sends nothing."""
+"""Addresses reserved for documentation. Connecting a UDP socket to them sends nothing."""
 
 
 def reachable_host(host: str) -> str:
-    """The host of a link to a server that listens on ``host``: for 0.0.0.0 and :: the address that
-    this machine uses towards others, loopback where it has none."""
+    """The host for a link to a server that listens on ``host``. For 0.0.0.0 and :: this is the
+    machine's own address, or loopback without a network."""
     try:
         address = ipaddress.ip_address(host)
     except ValueError:

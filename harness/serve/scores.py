@@ -1,4 +1,4 @@
-"""``POST /v1/score``: how likely the tokens of texts are, as many at a time as there are slots."""
+"""``POST /v1/score``: log-probabilities of texts. As many texts run at once as there are slots."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from msgspec import Meta, Struct
 
 from contract.errors import RequestError
 from contract.types import MAX_INT32, Request, SamplingParams, Tenant, TokenEvent
-from harness.host.prompt_scores import PromptScores
+from harness.host.collectors import PromptScores
 from harness.host.submissions import Submission
 from harness.serve.answers import Json
 from harness.serve.caller import Caller
@@ -27,10 +27,10 @@ Start = Annotated[int, Meta(ge=1, le=MAX_INT32)]
 
 class ScoreRequest(Struct, forbid_unknown_fields=True):
     """``POST /v1/score``. ``input`` is a text, a list of texts, the ids of one text, or a list of
-    lists of ids. Scored are the tokens from position ``start`` on, which may be a number for each
-    text; the first token comes after nothing and has no score. ``top`` of the likeliest tokens are
-    listed at every position. The text of a control token is that token, unless ``parse_special`` is
-    false; with ``add_special_tokens`` false no BOS is put in front."""
+    lists of ids. Tokens from position ``start`` on are scored; ``start`` may be a list, one for
+    each text. The first token has no score, since nothing comes before it. ``top`` of the likeliest
+    tokens are listed at every position. The text of a control token becomes that token, unless
+    ``parse_special`` is false. With ``add_special_tokens`` false no BOS is put in front."""
 
     input: str | Inputs
     start: Start | list[Start] = 1
@@ -42,8 +42,8 @@ class ScoreRequest(Struct, forbid_unknown_fields=True):
 
 
 def score(service: Service, body: ScoreRequest, tenant: Tenant, caller: Caller) -> Json:
-    """The answer to a request for scores. Raises ApiError, RequestError, QueueFull and
-    EngineStopped before anything was computed, and FailedWhileRunning after that."""
+    """Answer a request for scores. Raises ApiError, RequestError, QueueFull and EngineStopped
+    before anything was computed, and FailedWhileRunning after that."""
     service.check_accepting()
     model = service.model.for_request(body.model)
     prompts = texts_to_score(service, body, tenant)
@@ -113,7 +113,7 @@ def _entry(index: int, events: Sequence[TokenEvent], start: int, top: int) -> Js
 
 
 def _rank(event: TokenEvent) -> int | None:
-    """1 for the likeliest; None where a token is not among those listed."""
+    """The rank of a token among the listed ones, 1 for the likeliest; None if it is not listed."""
     ids = [token for token, _ in event.top]
     return ids.index(event.token) + 1 if event.token in ids else None
 

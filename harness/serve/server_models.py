@@ -1,16 +1,15 @@
-"""The models of a server: the one that answers, those that requests may name, and those that only
-finish their answers.
+"""The models of a server: the active one, those that requests may name, and those being unloaded.
 
-A model replaces another while that one works: it is loaded, gets the new requests from then on, and
-the other is unloaded once the last of its answers was sent. Models that requests may name are
-loaded when a request does, and stay in memory until another needs the room."""
+``activate`` replaces the active model while it works: the new model is loaded, gets all new
+requests, and the old one is unloaded after its last answer. A model that requests may name is
+loaded when one does, and stays in memory until another model needs the room."""
 
 from __future__ import annotations
 
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,14 +23,15 @@ from harness.serve.errors import RESTART_SECONDS, ApiError, model_refused, try_a
 from harness.serve.heap import refreeze_heap
 from harness.serve.ledger_store import LedgerStore
 from harness.serve.metrics import Metrics
-from harness.serve.model import LATEST, ServedModel, other_names
+from harness.serve.model import ServedModel
+from harness.serve.model_names import ModelNames
 from harness.serve.receipts.store import ReceiptStore
 from harness.serve.service import Service
 from reference.engine.models import load_with_room
 
 Opener = Callable[[Path, str, ExitStack, int], ServedModel]
-"""Loads the model in a file, under a name; the stack unloads it. The last argument is the number of
-bytes that other models take."""
+"""Loads the model of a file under a name. Closing the stack unloads it. The last argument is the
+number of bytes that other models take."""
 NO_OTHERS: Mapping[str, Path] = MappingProxyType({})
 TOO_LARGE = "model_does_not_fit"
 CLOSE_SECONDS = 10.0
@@ -41,7 +41,8 @@ log = logging.getLogger("zinc_rt.serve")
 
 @dataclass(eq=False)
 class _LeasedModel:
-    """A model in memory that ``leases`` requests use."""
+    """A model in memory, used by ``leases`` requests. ``retiring``: it is unloaded after the last
+    of them."""
 
     service: Service
     owned: ExitStack
@@ -50,32 +51,32 @@ class _LeasedModel:
 
     @property
     def failed(self) -> bool:
-        """Whether its engine has ended by itself."""
+        """Whether its engine ended because of an error."""
         return self.service.model.driver.failure is not None
 
 
 class Lease:
-    """The right to use a model until ``release``: it stays whole so long."""
+    """Keeps a model in memory until ``release``."""
 
     def __init__(self, service: Service, end: Callable[[], None]) -> None:
         self.service = service
         self._end: Callable[[], None] | None = end
 
     def release(self) -> None:
-        """Give it back; a second time does nothing."""
+        """End the lease. A second call does nothing."""
         end, self._end = self._end, None
         if end is not None:
             end()
 
 
 class ServerModels:
-    """The models that a server has in memory, loads and unloads. A context manager.
+    """The models of a server. Loads and unloads them. A context manager.
 
-    The model in ``path``, called ``name``, is loaded at once and answers until ``activate`` puts
-    another in its place. A request takes a model with ``lease``; models ``on_demand``, by name, are
-    loaded when a request names them. ``began_with`` are name and file of the model that the server
-    was started with, if it is not this one. ``thread`` steps the engines of all models; replicas
-    have none. Receipts of answers go to ``receipts``. Raises what ``open_it`` raises."""
+    The constructor loads the model of the file ``path``, called ``name``, which is active until
+    ``activate`` chooses another. Requests use a model by ``lease``. ``on_demand``: models by name,
+    loaded when a request names them. ``began_with``: name and file of the model that the server was
+    started with, if it is not this one. ``thread`` steps the engines of all models; None with
+    replicas. Raises what ``open_it`` raises."""
 
     def __init__(
         self,
@@ -90,10 +91,7 @@ class ServerModels:
         receipts: ReceiptStore | None = None,
     ) -> None:
         self.began_with = began_with or (name, path)
-        self.by_name = dict([self.began_with, *on_demand.items()]) if on_demand else {}
-        self._by_other_name = {
-            other: name for name, file in self.by_name.items() for other in other_names(file)
-        }
+        self.names = ModelNames(dict([self.began_with, *on_demand.items()]) if on_demand else {})
         self.accounts = accounts
         self._thread = thread
         self._loading = threading.Lock()
@@ -117,27 +115,27 @@ class ServerModels:
 
     @property
     def service(self) -> Service:
-        """The model that answers now."""
+        """The service of the active model."""
         return self._active.service
 
     @property
     def paths(self) -> tuple[Path, ...]:
-        """The files of the models in memory, the one that answers first."""
+        """The files of the models in memory, the active one first."""
         with self._changed:
             loaded = (self._active, *(one for one in self._in_memory if one is not self._active))
             return tuple(one.service.model.model.file.path.resolve() for one in loaded)
 
     @property
     def others(self) -> Mapping[str, ServedModel | None]:
-        """The other models that requests may name; None for those that do not stay in memory."""
+        """The other models that requests may name, by name; None for those not in memory."""
         with self._changed:
             staying = [one.service.model for one in self._in_memory if not one.retiring]
         here, answers = {model.name: model for model in staying}, self.service.model.name
-        return {name: here.get(name) for name in self.by_name if name != answers}
+        return {name: here.get(name) for name in self.names.files if name != answers}
 
     @contextmanager
     def held(self) -> Iterator[Mapping[str, ServedModel | None]]:
-        """The ``others``, none of which is unloaded in this context."""
+        """The ``others``; none is unloaded until the context ends."""
         with self._changed:
             leases = [self._leased(one) for one in self._in_memory if not one.retiring]
             others = self.others
@@ -146,43 +144,10 @@ class ServerModels:
                 held.callback(lease.release)
             yield others
 
-    def canonical(self, name: str | None) -> str | None:
-        """The name in ``by_name`` of a model that requests may also call after its file."""
-        if name is None or name in self.by_name:
-            return name
-        short = name.removesuffix(LATEST)
-        return short if short in self.by_name else self._by_other_name.get(short, name)
-
-    def permitted(self, name: str | None, models: Sequence[str], lora: bool = False) -> str | None:
-        """The name that ``lease`` takes for a request of a tenant that may use these models, all
-        where there are none; ``lora`` says that it lists adapters. A request without a name gets
-        the tenant's first model here. Raises ApiError 403 before anything is loaded."""
-        if not models:
-            return name
-        canonical = [own for own in map(self.canonical, models) if own in self.by_name]
-        if name is None and canonical:
-            return canonical[0]
-        name = self.canonical(name)
-        if name in canonical:
-            return name
-        answers = self.service.model
-        if name not in self.by_name and answers.is_open_to(models, name, lora):
-            return name
-        problem = f"this key may use {', '.join(models)} alone, not {name or answers.name}"
-        raise model_refused(403, problem, "model_not_allowed")
-
-    def is_permitted(self, name: str, models: Sequence[str]) -> bool:
-        """Whether a tenant that may use ``models``, all if there are none, may use this one."""
-        try:
-            self.permitted(name, models)
-        except ApiError:
-            return False
-        return True
-
     def lease(self, name: str | None = None) -> Lease:
-        """The model of this name, or the one that answers now, for one request. A model that is not
-        in memory is loaded first. Raises ApiError."""
-        name = self.canonical(name)
+        """A lease of the model of this name, or of the active one, for one request. Loads the model
+        if it is not in memory. Raises ApiError."""
+        name = self.names.canonical(name)
         with self._changed:
             loaded = self._called(name)
             if loaded is not None:
@@ -198,9 +163,9 @@ class ServerModels:
                 return self._leased(loaded)
 
     def _called(self, name: str | None) -> _LeasedModel | None:
-        """The model that answers a request for this name; None where it is to be loaded."""
+        """The model in memory for this name; None if it has to be loaded."""
         answers = self._active
-        if name not in self.by_name or name == answers.service.model.name:
+        if name not in self.names.files or name == answers.service.model.name:
             return answers
         here = [loaded for loaded in self._in_memory if loaded.service.model.name == name]
         return next((loaded for loaded in here if not (loaded.retiring or loaded.failed)), None)
@@ -216,20 +181,20 @@ class ServerModels:
         return Lease(loaded.service, end)
 
     def refresh(self) -> None:
-        """Put changes of the tenants' file in force."""
+        """Apply changes of the tenants file."""
         self.accounts.refresh(self.change_tenants)
 
     def change_tenants(self, change: Callable[[HasTenants], None]) -> None:
-        """Carry out a change of the tenants in the engines."""
+        """Call ``change`` with the tenants of all engines."""
         if self._thread is None:
             self.service.model.driver.call(change)
         else:
             self._thread.call(change)
 
     def activate(self, name: str, path: Path) -> Service:
-        """Let the model in ``path`` answer, called ``name``, from now on, and after a restart;
-        gives back when it does. Raises ApiError when another is being loaded, and when this one
-        cannot be: then nothing has changed."""
+        """Make the model of the file ``path``, called ``name``, the active one, also after a
+        restart. Returns once it is loaded. Raises ApiError if it cannot be loaded or another one is
+        being loaded; then nothing has changed."""
         if not self.activating.acquire(blocking=False):
             raise try_again("another model is being loaded", "model_loading", RESTART_SECONDS)
         try:
@@ -245,7 +210,8 @@ class ServerModels:
             self.activating.release()
 
     def close(self, seconds: float) -> None:
-        """Take no more requests, let those in flight end for so many seconds, and cut the rest."""
+        """Accept no more requests, let running ones end for up to ``seconds``, and cancel the
+        rest."""
         self.service.draining.set()
         deadline = time.monotonic() + seconds
         with self._changed:
@@ -268,8 +234,8 @@ class ServerModels:
 
     def _replace(self, before: _LeasedModel, name: str, path: Path) -> None:
         with self._changed:
-            loaded = None if name not in self.by_name else self._called(name)
-        stays = before.service.model.name in self.by_name
+            loaded = None if name not in self.names.files else self._called(name)
+        stays = before.service.model.name in self.names.files
         if loaded is None:
             try:
                 loaded = self._load(path, name, () if stays else (before,))
@@ -282,13 +248,14 @@ class ServerModels:
             self._leave(before)
 
     def _check_accepting(self) -> None:
-        """Raise where no model is loaded any more: not where one ended alone, as by its file."""
+        """Raise if models can no longer be loaded. The failure of one model's engine is no
+        reason."""
         self.service.check_accepting(receipt=False, engine=self._thread is None)
         if self._thread is not None:
             self._thread.call(lambda models: None)
 
     def _leave(self, loaded: _LeasedModel) -> None:
-        """Unload a model as soon as no request uses it."""
+        """Unload a model, in a thread, after its last request."""
         loaded.retiring = True
         loaded.service.metrics.leave(loaded.service.model.driver)
         self._retiring = [thread for thread in self._retiring if thread.is_alive()]
@@ -297,7 +264,7 @@ class ServerModels:
         thread.start()
 
     def _load(self, path: Path, name: str, leaving: Collection[_LeasedModel] = ()) -> _LeasedModel:
-        """Load a model; where there is no room, unload models that no request uses. Raises what
+        """Load a model. If there is no room, unload models that no request uses. Raises what
         opening it raises."""
 
         def load() -> _LeasedModel:
@@ -308,7 +275,8 @@ class ServerModels:
         return load_with_room(load, self._unload_one)
 
     def _opened(self, path: Path, name: str, staying: Iterable[_LeasedModel]) -> _LeasedModel:
-        """Load a model while those ``staying`` keep their memory. Raises what opening it raises."""
+        """Load a model while the models ``staying`` keep their memory. Raises what opening it
+        raises."""
         owned = ExitStack()
         try:
             taken = sum(loaded.service.model.plan.total for loaded in staying)
@@ -319,7 +287,7 @@ class ServerModels:
         loaded = _LeasedModel(replace(self.service, model=model), owned)
         with self._changed:
             self._in_memory.append(loaded)
-        # The new engine has missed changes of the tenants that were made while it was loaded.
+        # Tenants may have changed while the engine was loaded.
         self.accounts.send_to(self.change_tenants)
         loaded.service.metrics.follow(model.name, model.driver, model.memory)
         refreeze_heap()
@@ -333,7 +301,7 @@ class ServerModels:
         for one in failed:
             self._leave(one)
         try:
-            loaded = self._load(self.by_name[name], name)
+            loaded = self._load(self.names.files[name], name)
         except (DoesNotFit, OutOfMemory) as error:
             raise _no_room(name, error) from error
         except BaseException as error:
@@ -342,8 +310,8 @@ class ServerModels:
         return loaded
 
     def _unload_one(self) -> bool:
-        """Unload the model unused for longest of those that no request uses; False where there is
-        none."""
+        """Unload the model that has been unused for longest. Returns False if requests use all of
+        them."""
         if self._thread is None:
             return False
         with self._changed:
@@ -371,7 +339,7 @@ class ServerModels:
         log.info("%s is unloaded", loaded.service.model.name)
 
     def _let_go(self, loaded: _LeasedModel, seconds: float | None) -> None:
-        """Unload a model once no request uses it, or ``CLOSE_SECONDS`` after the server closed."""
+        """Unload a model after its last request, or CLOSE_SECONDS after the server closed."""
         with self._changed:
             self._changed.wait_for(lambda: not loaded.leases or self._closing, seconds)
             if self._closing:
@@ -382,13 +350,13 @@ class ServerModels:
 
 
 def _no_room(name: str, error: BaseException) -> ApiError:
-    """The refusal of a request whose model finds no room while all others are in use."""
+    """The error for a request whose model does not fit beside models that are in use."""
     problem = f"{name} does not fit into memory beside the models in use: {error}"
     return try_again(problem, TOO_LARGE, RESTART_SECONDS, "model")
 
 
 def _refusal(name: str, error: BaseException) -> BaseException:
-    """The refusal of a request whose model cannot be loaded."""
+    """The error for a request whose model cannot be loaded."""
     if isinstance(error, DoesNotFit | OutOfMemory):
         problem = f"{name} does not fit into memory beside the model that answers now: {error}"
         return model_refused(422, problem, TOO_LARGE)

@@ -1,4 +1,4 @@
-"""The routes' work apart from HTTP: requests for text are started, answered and counted."""
+"""Starts, answers and counts requests for text, independent of HTTP."""
 
 from __future__ import annotations
 
@@ -47,13 +47,14 @@ from harness.tenants import Account
 
 log = logging.getLogger("zinc_rt.serve")
 IN_CONVERSATION = renaming({"prompt": "messages"})
-"""The field of a conversation that becomes a field of the engine's requests."""
+"""Names the engine's field ``prompt`` as chat requests do."""
 Answered = Json | Iterator[bytes]
 """A whole answer, or the body of a stream."""
 
 
 class FailedWhileRunning(Exception):
-    """A request that failed after it had begun, with ``error``: it has been counted."""
+    """Wraps the ``error`` of a request that failed after it was submitted. It is already
+    counted."""
 
     def __init__(self, error: Exception) -> None:
         self.error = error
@@ -81,8 +82,8 @@ class Service:
         shape_of: ShapeOf = ChatShape,
         prefix: str = "chatcmpl-",
     ) -> Answered:
-        """``POST /v1/chat/completions``. Other APIs translate their requests to it, and pass
-        their own answer format and ``prefix`` of ids."""
+        """Answer ``POST /v1/chat/completions``. Other APIs translate their requests to it, and pass
+        the shape of their answer and the ``prefix`` of its id."""
         if body.top_logprobs and not body.logprobs:
             raise ApiError(400, "top_logprobs needs logprobs true", param="top_logprobs")
 
@@ -105,7 +106,7 @@ class Service:
         shape_of: ShapeOf | None = None,
         prefix: str = "cmpl-",
     ) -> Answered:
-        """``POST /v1/completions``; ``shape_of`` and ``prefix`` as ``chat`` has them."""
+        """Answer ``POST /v1/completions``; ``shape_of`` and ``prefix`` as in ``chat``."""
         listed = body.logprobs is not None
 
         def begin() -> tuple[Generation, AnswerShape]:
@@ -126,7 +127,7 @@ class Service:
         return self if model is self.model else replace(self, model=model)
 
     def chat_requests(self, body: ChatRequest, tenant: Tenant) -> tuple[ChatPlan, list[Request]]:
-        """The engine requests for a conversation. Raises ApiError, RequestError and
+        """The plan and the engine requests of a conversation. Raises ApiError, RequestError and
         TemplateError."""
         plan = self.model.chat_plan(body)
         prompt = self.model.encode_chat(plan.prompt, plan.spoken)
@@ -145,7 +146,7 @@ class Service:
     def completion_requests(
         self, body: CompletionRequest, tenant: Tenant
     ) -> tuple[list[Sequence[int]], list[Request]]:
-        """The prompts of texts to continue, and what the engine is asked. Raises ApiError and
+        """The prompts of a completion as token ids, and the engine requests. Raises ApiError and
         RequestError."""
         encode: Callable[[str], list[int]] = partial(
             self.model.encode,
@@ -166,8 +167,8 @@ class Service:
         )
 
     def _makes_receipt(self, body: GenerationRequest) -> bool:
-        """Whether an answer has a receipt. Raises ApiError where one is requested of a server that
-        makes none."""
+        """Whether the answer gets a receipt. Raises ApiError if one is requested from a server
+        without receipts."""
         if self.receipts is None and body.receipt:
             raise ApiError(
                 400, "this server makes no receipts; start it with --receipts", param="receipt"
@@ -181,7 +182,7 @@ class Service:
         plan: ChatPlan | None = None,
         constrained: TextPlan | None = None,
     ) -> Generation:
-        """The generation of what a body asks for, which runs from now on."""
+        """Submit the engine requests of a body."""
         return Generation(
             self.model,
             requests,
@@ -202,7 +203,7 @@ class Service:
         tenant: Tenant,
         caller: Caller,
     ) -> Answer:
-        """The answer that a generation becomes, with a receipt of a ``kind`` once it has ended."""
+        """The answer for a generation, with a receipt of this ``kind`` if requested."""
         options = body.stream_options
         answer = Answer.of(
             generation,
@@ -221,7 +222,8 @@ class Service:
         return answer
 
     def usage(self, account: Account) -> Json:
-        """``GET /v1/tenants/{id}/usage``: what was counted, and how it went since the start."""
+        """Answer ``GET /v1/tenants/{id}/usage``: stored counts, counts since the start, and current
+        use."""
         tenant = account.tenant.id
         since = self.model.driver.call(lambda engine: engine.usage.of(tenant))
         now = self.model.driver.call(lambda engine: engine.tenants.usage(tenant))
@@ -240,8 +242,9 @@ class Service:
         }
 
     def check_accepting(self, receipt: bool = True, engine: bool = True) -> None:
-        """Raises ApiError 503, EngineStopped and StorageProblem when no new work is taken: none
-        that has a ``receipt`` where none can be stored, and none for the ``engine`` that ended."""
+        """Raises ApiError 503, EngineStopped and StorageProblem if the server accepts no new work.
+        ``receipt``: the work needs a receipt to be stored. ``engine``: the work needs the
+        engine."""
         if self.draining.is_set():
             raise try_again("the server is shutting down", "draining", RESTART_SECONDS)
         if engine and self.model.driver.failure is not None:
@@ -290,7 +293,7 @@ class Service:
         return whole
 
     def reject(self, tenant: Tenant, error: ApiError) -> None:
-        """Count a request that never began."""
+        """Count a request that was refused before it was submitted."""
         self.metrics.rejected(error.code or "error")
         self.ledger.add(tenant.id, Counts(requests=1, rejected=1))
 
@@ -322,7 +325,7 @@ class Service:
     def _texts(
         self, given: str | Sequence[str | int | list[int]], prompts: Sequence[Sequence[int]], n: int
     ) -> list[str]:
-        """The text of the prompt of every choice: as it was given, or of its tokens."""
+        """The prompt's text for every choice, as given or decoded from its tokens."""
         named = [given] if isinstance(given, str) else [g for g in given if isinstance(g, str)]
         decode = self.model.tokenizer.decode_bytes
         texts = named or [decode(ids, special=True).decode(errors="replace") for ids in prompts]
@@ -335,9 +338,8 @@ class Service:
         most: int = MAX_CHOICES,
         encode: Callable[[str], list[int]] | None = None,
     ) -> list[Sequence[int]]:
-        """The token ids of every text in ``field`` of a request; ``encode`` says how a text is
-        divided. Raises RequestError and ApiError when there are more than ``most``, before one is
-        looked at."""
+        """The token ids of every text in the request's ``field``; ``encode`` tokenizes a text.
+        Raises RequestError for more than ``most`` texts, before tokenizing, and ApiError."""
         encode = encode or self.model.encode
         if isinstance(prompt, str):
             return [encode(prompt)]
@@ -359,8 +361,7 @@ class Service:
 def _between(
     model: ServedModel, body: CompletionRequest, suffix: str
 ) -> Callable[[str], list[int]]:
-    """The encoder of a text that comes before a ``suffix``: to an infill prompt. Raises
-    ApiError."""
+    """A function from a prompt's text to an infill prompt with ``suffix``. Raises ApiError."""
     texts = [body.prompt] if isinstance(body.prompt, str) else body.prompt
     if body.echo or not all(isinstance(text, str) for text in texts):
         raise invalid_value("suffix", "suffix needs prompts that are texts, and no echo")
@@ -368,26 +369,26 @@ def _between(
 
 
 def _most_tokens(body: GenerationRequest) -> int | None:
-    """The limit that a body names by either of its names."""
+    """The token limit of a body, by either of its names."""
     if body.max_tokens is None and body.n_predict is not None and body.n_predict > 0:
         return body.n_predict
     return body.max_tokens
 
 
 def most_chat_tokens(body: ChatRequest) -> int | None:
-    """The limit that a conversation names, None where it names none."""
+    """The token limit of a chat request; None for no limit."""
     return body.max_completion_tokens or _most_tokens(body)
 
 
 def most_completed(body: CompletionRequest) -> int | None:
-    """The limit of a completion, None for the end of the context."""
+    """The token limit of a completion; None for the whole context."""
     if body.max_tokens is None and body.n_predict is not None:
         return None if body.n_predict < 0 else body.n_predict
     return COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
 
 
 def _most_scored(body: CompletionRequest) -> int | None:
-    """How many likely tokens are listed with each token of a prompt, None where none is scored."""
+    """How many likely tokens to list with each prompt token; None if prompts are not scored."""
     echoed = body.logprobs if body.echo else None
     if None not in (echoed, body.prompt_logprobs) and echoed != body.prompt_logprobs:
         problem = f"is {body.prompt_logprobs}, and logprobs of the echo {echoed}; give one number"

@@ -1,4 +1,4 @@
-"""Signals of a server's process: which end it, and which has it read its tenants again."""
+"""Signals of a server's process: termination, and rereading the tenants file."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from harness.host.submissions import EngineStopped
 from harness.serve.run import Running
 
 RELOAD: signal.Signals | None = getattr(signal, "SIGHUP", None)
-"""Windows has no such signal."""
+"""None on Windows."""
 log = logging.getLogger("zinc_rt.serve")
 
 
 class Signals:
-    """Handles the signals of this process while the context lasts. The main thread owns it.
+    """Handles the signals of this process until the context ends. For the main thread only.
 
-    Until ``hold`` any signal interrupts the main thread, since no client can be connected yet. From
-    then on ``serve_until_stopped`` acts on them."""
+    Until ``hold`` a signal interrupts the main thread, since no client is connected yet. After it
+    ``serve_until_stopped`` handles signals."""
 
     def __init__(self) -> None:
         self._received: deque[int] = deque()
@@ -53,13 +53,13 @@ class Signals:
         self._woken.close()
 
     def hold(self) -> None:
-        """Note signals from now on instead of interrupting."""
+        """From now on queue signals instead of interrupting."""
         self._holding = True
 
     def serve_until_stopped(self, server: Running, drain_seconds: float) -> bool:
-        """Answer until SIGTERM, which drains, or SIGINT, which does not; a second signal cuts a
-        drain, and a third one ends the process. SIGHUP reads the file of tenants again; a server
-        without one drains.
+        """Serve until SIGTERM, which drains, or SIGINT, which does not. A second signal ends a
+        drain, a third one the process. SIGHUP rereads the tenants file; without such a file it
+        drains.
 
         Returns whether the signal was SIGINT, or a second one came."""
         number = self._next()
@@ -79,10 +79,10 @@ class Signals:
         return interrupted or cut
 
     def _drain(self, server: Running, seconds: float) -> bool:
-        """Drain the server until it is done or a signal cuts it; whether one did.
+        """Drain the server until it is done or another signal comes. Returns whether one came.
 
-        A thread of its own drains: an exception that a signal raises in the middle of it could
-        leave a lock held, or a thread that waits unnotified, and the server would never end."""
+        A separate thread drains. In the main thread, an exception raised by a signal could leave a
+        lock held or a waiting thread without notification, and the server would never end."""
         drained: Future[None] = Future()
 
         def drain() -> None:
@@ -106,7 +106,7 @@ class Signals:
         return cut
 
     def _next(self) -> int:
-        """The next signal, once it arrives."""
+        """Wait for the next signal."""
         while not self._received:
             self._woken.recv(64)
         return self._received.popleft()
@@ -117,8 +117,8 @@ class Signals:
             raise KeyboardInterrupt
         self._received.append(number)
         if self._ending:
-            # All is being cut. An exception would meet that anywhere and could stop it; the system
-            # ends the process whatever its threads do.
+            # The default handler ends the process at once. An exception could only interrupt the
+            # shutdown at any line, and so prevent it.
             for caught in self._before:
                 signal.signal(caught, signal.SIG_DFL)
 
@@ -127,8 +127,8 @@ NOTIFY_SOCKET = "NOTIFY_SOCKET"
 
 
 def notify_supervisor(state: str) -> None:
-    """Send ``READY=1`` or ``STOPPING=1`` to the supervisor that started the server by systemd's
-    ``Type=notify`` protocol, if there is one; see sd_notify(3)."""
+    """Send ``READY=1`` or ``STOPPING=1`` by systemd's ``Type=notify`` protocol, if systemd started
+    the server; see sd_notify(3)."""
     address = os.environ.get(NOTIFY_SOCKET, "")
     if address[:1] not in ("/", "@"):
         return

@@ -1,4 +1,4 @@
-"""Files that a server has to write before it may answer: what happens while it cannot."""
+"""Files that a server has to write before it answers, and what happens while it cannot."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from contract.context_manager import ContextManager
 from contract.errors import ConfigError, ZincError, system_words
 
 BUSY_SECONDS = 10.0
-"""Seconds that a change waits for another process."""
+"""Longest wait of a change for another process."""
 BUSY_MILLISECONDS = 20
-"""Milliseconds of them with the lock, which others need to read."""
+"""Milliseconds of this wait in one piece with the lock, which readers need too."""
 RETRY_SECONDS = 1.0
-"""Seconds after a failure until it is tried again."""
+"""Seconds between two tries."""
 LOG_SECONDS = 60.0
 RESERVED_FRACTION = 0.125
 DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 UNHURT = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
-"""Codes of SQLite for a file that is damaged, and for one that cannot be changed now."""
+"""SQLite's error codes for a damaged file, and for a file that cannot be changed now."""
 log = logging.getLogger("zinc_rt.serve")
 
 
 class StorageProblem(ZincError):
-    """A file cannot be written now; ``full`` says that its disk has no room."""
+    """A file cannot be written now. ``full``: its disk is full."""
 
     def __init__(self, problem: str, full: bool) -> None:
         self.full = full
@@ -39,17 +39,19 @@ class StorageProblem(ZincError):
 
 
 class Database(ContextManager):
-    """A file of SQLite that threads and processes may share, with these ``tables``; in memory where
-    there is no ``path``. Its owner alone may read a new one. One that breaks, or whose name another
-    file or none has, is opened again; one on a full disk can be read. Zeros are written over what
-    is deleted. ``refused`` says in the log what waits for it."""
+    """An SQLite file with ``tables`` that threads and processes share; in memory if ``path`` is
+    None.
+
+    Only its owner can read a new file. A file that breaks, or is removed or replaced, is opened
+    again. On a full disk it can still be read. Deleted content is overwritten with zeros.
+    ``refused`` names in the log what is refused meanwhile."""
 
     refused = "new requests"
 
     def __init__(
         self, path: Path | None, version: int, what: str, option: str, tables: Iterable[str]
     ) -> None:
-        """Raises ConfigError, naming the ``option`` that says where it is."""
+        """Raises ConfigError. It names ``option``, the option that sets the path."""
         self._lock = threading.Lock()
         self._path, self._what, self._version = path, what, version
         self._tables, self._remedy = tuple(tables), f"name another with {option}"
@@ -64,7 +66,7 @@ class Database(ContextManager):
             ) from None
 
     def _opened(self) -> sqlite3.Connection:
-        """The file, which is made where it is not there."""
+        """Open the file, or create it."""
         self._broken, self._looked = sqlite3.SQLITE_OK, time.monotonic()
         if self._path is None:
             return self._connected(":memory:")
@@ -110,7 +112,7 @@ class Database(ContextManager):
         return file
 
     def _look(self) -> None:
-        """Open the file again where it broke, or has lost its name; looks at most every
+        """Reopen the file if it broke, or was removed or replaced. Checks at most every
         RETRY_SECONDS. Raises sqlite3.Error."""
         now = time.monotonic()
         if self._path is None or now - self._looked < RETRY_SECONDS:
@@ -136,8 +138,8 @@ class Database(ContextManager):
 
     @contextmanager
     def _whole(self, seconds: float | None = None) -> Iterator[None]:
-        """All changes of the block or none, with the lock held; while another process changes the
-        file, for so many seconds or BUSY_SECONDS, other threads may have the lock."""
+        """A transaction. The caller holds the lock. While another process has the file, this
+        releases the lock between tries, for up to ``seconds`` or BUSY_SECONDS."""
         late = time.monotonic() + (BUSY_SECONDS if seconds is None else seconds)
         while True:
             self._look()
@@ -160,7 +162,7 @@ class Database(ContextManager):
 
     @contextmanager
     def _used(self) -> Iterator[None]:
-        """With the lock. Raises StorageProblem for what SQLite raises in the block."""
+        """Holds the lock. Turns SQLite's errors in the block into StorageProblem."""
         with self._lock:
             try:
                 yield
@@ -168,8 +170,8 @@ class Database(ContextManager):
                 raise self._problem_of(error) from None
 
     def check(self) -> None:
-        """Raises StorageProblem while nothing can be written. Tries that after RETRY_SECONDS
-        without a write, so that a full disk is noticed before anything is computed."""
+        """Raises StorageProblem while the file cannot be written. Tries a write after RETRY_SECONDS
+        without one, so that a full disk is noticed before a request is computed."""
         if self._late():
             with self._lock:
                 if self._late():
@@ -182,7 +184,7 @@ class Database(ContextManager):
         return time.monotonic() - self._tried >= RETRY_SECONDS
 
     def _try(self) -> None:
-        """Write what waits, with the lock held."""
+        """Write pending changes. The caller holds the lock."""
         self._tried = time.monotonic()
         try:
             self._write()
@@ -192,12 +194,12 @@ class Database(ContextManager):
             self._note(None)
 
     def _write(self) -> None:
-        """Write something: the version again."""
+        """Write the version again, as a test."""
         self._apply([(f"PRAGMA user_version={self._version}", ())])
 
     def _apply(self, changes: Sequence[tuple[str, Sequence[object]]]) -> None:
-        """All of these changes or none, with the lock held. A statement alone is a transaction:
-        each one waits for the interpreter anew."""
+        """Execute all changes in one transaction; the caller holds the lock. A single statement
+        needs no BEGIN and COMMIT, each of which would wait for Python's interpreter lock."""
         if len(changes) == 1:
             self._look()
             try:
@@ -211,12 +213,12 @@ class Database(ContextManager):
                 self._file.execute(text, values)
 
     def _note(self, problem: StorageProblem | None) -> None:
-        """There is this problem now, or none."""
+        """Record the current problem, or None."""
         self._problem, self._tried = problem, time.monotonic()
         self._log.note(None if problem is None else str(problem))
 
     def _problem_of(self, error: Exception) -> StorageProblem:
-        """The problem that a failed use is."""
+        """The StorageProblem for an error of SQLite or the system."""
         code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
         full = code == sqlite3.SQLITE_FULL or getattr(error, "errno", None) == errno.ENOSPC
         if isinstance(error, sqlite3.Error) and code not in UNHURT:
@@ -230,8 +232,8 @@ class Database(ContextManager):
 
 
 class ReservedSpace:
-    """A file beside a database that reserves bytes of the disk for a change once the disk is full:
-    up to ``nbytes``, at first at most RESERVED_FRACTION of what is free."""
+    """A file that reserves disk space for changes of a database when the disk is full: ``nbytes``,
+    but at first at most RESERVED_FRACTION of the free space."""
 
     def __init__(self, path: Path, nbytes: int) -> None:
         self._path, self._most = path, nbytes
@@ -239,7 +241,7 @@ class ReservedSpace:
 
     @contextmanager
     def released(self) -> Iterator[None]:
-        """Free the bytes for the block; what is left of them is reserved again."""
+        """Free the space for the block; afterwards the rest is reserved again."""
         with suppress(OSError):
             self._path.unlink()
         try:
@@ -263,15 +265,15 @@ class ReservedSpace:
 
 
 class ProblemLog:
-    """One line a minute of a problem that goes on, by which something is ``refused``, and one at
-    its end."""
+    """Logs a lasting problem once a minute, and its end. ``refused`` names what is refused
+    meanwhile."""
 
     def __init__(self, refused: str = "new requests") -> None:
         self._refused = refused
         self._logged: float | None = None
 
     def note(self, problem: str | None) -> None:
-        """There is this problem now, or none."""
+        """Record the current problem, or None."""
         now = time.monotonic()
         if problem is None:
             if self._logged is not None:

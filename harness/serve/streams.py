@@ -1,4 +1,4 @@
-"""Answers as streams of server-sent events, and whole ones."""
+"""Answers as streams of server-sent events, and as whole JSON objects."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from harness.serve.errors import ApiError, as_api_error, internal_error, renamed
 from harness.serve.generation import Generation
 
 POLL_SECONDS = 0.5
-"""Seconds between two checks whether the client of a silent answer is still connected."""
+"""Seconds between two checks whether the client is still connected."""
 PING_SECONDS = 15.0
 """A stream that was silent for so many seconds sends a comment, so that proxies keep the connection
 open. Some clients cannot read comments, so there are no others."""
@@ -27,9 +27,9 @@ def event_stream(
     finish: Callable[[ApiError | None], None],
     caller: Caller,
 ) -> Iterator[bytes]:
-    """The body of a streamed answer, but for what ``caller`` sends at once meanwhile. ``finish`` is
-    called once, before the last line is sent, with the error that ended it if one did, or when the
-    client leaves."""
+    """The body of a streamed answer, except for what ``caller`` sends from the engine's thread.
+    ``finish`` is called once before the last line, with the error if the answer failed, or when the
+    client disconnects."""
     ended = False
     silent = Silence(shape.ping)
 
@@ -88,10 +88,11 @@ CLIENT_LEFT = ApiError(499, "the client left", code="client_left")
 
 
 def whole_answer(generation: Generation, shape: AnswerShape, gone: Gone) -> Json:
-    """The answer of a request that is not streamed. Raises ApiError, also when the client left.
+    """The answer of a request that is not streamed. Raises ApiError, also if the client
+    disconnects.
 
-    Its pieces are made on the engine's thread where that is little work: a thread that is woken for
-    every token takes the interpreter from the engine in every step."""
+    Cheap text is made on the engine's thread: waking this thread for every token would take the
+    interpreter lock from the engine in every step."""
     parts: list[list[Piece]] = [[] for _ in generation.choices]
 
     def add(make: Callable[[], Sequence[Piece]]) -> bool:

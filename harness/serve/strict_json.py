@@ -1,4 +1,4 @@
-"""JSON from strangers: no duplicate keys, no NaN, bounded depth, text that is text."""
+"""Parses JSON of clients strictly: no duplicate keys, no NaN, limited depth, valid Unicode."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from typing import Any, NoReturn, TypeVar
 import msgspec
 
 MAX_DEPTH = 64
-"""Most containers within one another."""
+"""Deepest nesting of containers."""
 LONG_BYTES = 64 << 10
-"""A body longer than this is parsed while no other such one is: its objects take many times its
-bytes, and parsing holds the interpreter's lock anyway."""
+"""Longer bodies are parsed one at a time: the objects take many times their bytes, and parsing
+holds the interpreter lock anyway."""
 ROUNDED = (Decimal, dict, list)
 """Types that ``with_floats`` may change."""
 SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
@@ -31,11 +31,11 @@ _read_types: set[Any] = set()
 
 
 class BadJson(ValueError):
-    """The error of a malformed body; its message may be shown to the sender."""
+    """A malformed body. The message may be shown to the sender."""
 
 
 def loads(body: bytes, exact: bool = False) -> Any:
-    """The value ``body`` holds. With ``exact`` a number that would be another one in binary64 is a
+    """The JSON value of ``body``. With ``exact`` a number that binary64 cannot represent is a
     Decimal. Raises BadJson for anything but one strict JSON value in UTF-8."""
     try:
         value = (EXACT if exact else ROUNDING).decode(body.decode())
@@ -54,7 +54,7 @@ def loads(body: bytes, exact: bool = False) -> Any:
 
 
 def object_or_empty(text: str) -> dict[str, Any]:
-    """The JSON object of a text; an empty one for any other text, such as an object cut short."""
+    """The JSON object of a text; an empty one for any other text, such as a truncated object."""
     try:
         value = loads(text.encode())
     except BadJson:
@@ -63,8 +63,8 @@ def object_or_empty(text: str) -> dict[str, Any]:
 
 
 def known_type(kind: type[T]) -> type[T]:
-    """``kind``, of which msgspec knows every part. It reads them at the first use, and a second
-    thread that comes meanwhile uses what is not there yet: the process would end."""
+    """``kind``, after msgspec has analysed it. msgspec does so at the first use, and a second
+    thread using the type meanwhile would crash the process."""
     if kind not in _read_types:
         with _reading_type:
             msgspec.json.Decoder(kind)
@@ -74,7 +74,7 @@ def known_type(kind: type[T]) -> type[T]:
 
 @contextmanager
 def parsing(body: bytes) -> Iterator[None]:
-    """The time in which ``body`` is parsed and validated."""
+    """Limits parsing of long bodies to one at a time."""
     if len(body) <= LONG_BYTES:
         yield
         return
@@ -118,7 +118,7 @@ ROUNDING, EXACT = (
 
 
 def with_floats(value: Any) -> Any:
-    """``value`` with every number that is no integer rounded to binary64."""
+    """``value`` with every Decimal rounded to binary64."""
     if isinstance(value, Decimal):
         return float(value)
     if isinstance(value, dict):

@@ -30,8 +30,8 @@ Weight = Annotated[float, Meta(gt=0)]
 
 
 class AddTenant(Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """``POST /v1/tenants``. What is left out has the default of docs/scheduling.md; without ``id``
-    the tenant gets one."""
+    """``POST /v1/tenants``. Omitted fields have the defaults of docs/scheduling.md. Without ``id``
+    the server chooses one."""
 
     name: Annotated[str, Meta(min_length=1, max_length=64)]
     id: Number | None = None
@@ -51,7 +51,7 @@ class AddTenant(Struct, forbid_unknown_fields=True, omit_defaults=True):
 
 
 class RotateKey(Struct, forbid_unknown_fields=True):
-    """``POST /v1/tenants/ID/rotate``: with ``keep_old`` the latest key stays good until the next
+    """``POST /v1/tenants/ID/rotate``. With ``keep_old`` the latest key stays valid until the next
     change."""
 
     keep_old: bool = False
@@ -74,7 +74,7 @@ TENANT_ROUTES = (
 
 
 class TenantHandlers:
-    """One method for each of TENANT_ROUTES, named by it."""
+    """A method for each route of TENANT_ROUTES, by its name."""
 
     def __init__(self, models: ServerModels) -> None:
         self._models = models
@@ -151,7 +151,7 @@ class TenantHandlers:
         return account
 
     def _changed(self, name: str, key: str) -> Response:
-        """The tenant and its key, which nobody is to keep on the way."""
+        """The answer with the tenant and its new key; proxies must not store it."""
         self._reload()
         facts = account_facts(self._known(name))
         return Response(
@@ -170,7 +170,7 @@ def _no_such_tenant() -> ApiError:
 
 @contextmanager
 def _refusals(path: Path) -> Iterator[Path]:
-    """``path``, to be changed: errors do not say where the file is."""
+    """Turn ConfigError into ApiError, without the path of the file."""
     try:
         yield path
     except ConfigError as error:

@@ -1,4 +1,4 @@
-"""Find the tokens of an answer's text, where thoughts come before it or calls after."""
+"""Finds the tokens of an answer's text among reasoning before it and calls after it."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ Listed = dict[str, Any]
 
 
 def tokens_of_text(text: str, listed: Sequence[Listed], thoughts: str = "") -> list[Listed]:
-    """Those of ``listed`` tokens of an answer that have a byte of ``text``, which comes after its
-    ``thoughts``; all that have bytes where the text is not what the tokens say."""
+    """The ``listed`` tokens with at least one byte of ``text``, which comes after ``thoughts``. All
+    tokens with bytes, if the text is not made of the tokens."""
     shown = [one for one in listed if one["bytes"]]
     decoder = UTF8(errors="replace")
     whole, spans = "", []

@@ -1,5 +1,5 @@
-"""Selects the tools of a request that the model is told of: tools that a server would run itself
-are dropped, and so are those that ``tool_choice`` does not allow."""
+"""Selects the tools that the model is offered. Drops tools that a server would run itself, and
+tools that ``tool_choice`` does not allow."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ ALLOWED = "allowed_tools"
 
 
 def offered_tools(value: dict[str, Any], ignored: list[str]) -> dict[str, Any]:
-    """A body of OpenAI's with the tools that a model is offered. Raises ApiError."""
+    """An OpenAI body with only the tools that the model is offered. Raises ApiError."""
     return allowed_tools(without_hosted_tools(value, ignored, NO_FUNCTIONS))
 
 
 def allowed_tools(value: dict[str, Any]) -> dict[str, Any]:
-    """A body whose choice of ``allowed_tools`` became the tools that it allows and its mode.
-    Raises ApiError."""
+    """A body in which a ``tool_choice`` of ``allowed_tools`` is replaced by the allowed tools and
+    its mode. Raises ApiError."""
     choice, tools = value.get("tool_choice"), value.get("tools")
     if not isinstance(choice, dict) or choice.get("type") != ALLOWED:
         return value
@@ -58,8 +58,8 @@ def _name_of(tool: Any) -> str | None:
 def without_hosted_tools(
     value: dict[str, Any], ignored: list[str], hosted: tuple[str, ...] = HOSTED
 ) -> dict[str, Any]:
-    """A body whose tools are those that the client runs; the others are named in ``ignored``. A
-    choice among no tools goes with them."""
+    """A body with only the tools that the client runs; the names of others go to ``ignored``. If no
+    tool is left, ``tool_choice`` auto and none are removed too."""
     tools = value.get("tools")
     if not isinstance(tools, list):
         return value
@@ -77,7 +77,7 @@ def without_hosted_tools(
 def without_kinds(
     field: str, items: list[Any], kinds: tuple[str, ...], ignored: list[str]
 ) -> list[Any]:
-    """The items of a field whose types begin with none of ``kinds``; the others are named in
+    """The items of a field whose types have none of these prefixes; the names of others go to
     ``ignored``."""
     for index, item in enumerate(items):
         if kind_of(item).startswith(kinds):
@@ -86,6 +86,6 @@ def without_kinds(
 
 
 def kind_of(item: Any) -> str:
-    """The type that a tool or an item names; empty if it names none."""
+    """The ``type`` of a tool or item; empty if there is none."""
     kind = item.get("type") if isinstance(item, dict) else None
     return kind if isinstance(kind, str) else ""

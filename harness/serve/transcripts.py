@@ -1,4 +1,4 @@
-"""Answers in files: whole ones, and streams as they came, which are made whole."""
+"""Reads saved answers: JSON objects, and recorded streams, which are assembled to whole answers."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def read_answer(path: Path) -> Json:
 
 
 def _whole_of_lines(objects: Sequence[Json], path: Path) -> Json:
-    """The answer that the lines of ``/api/chat`` or ``/api/generate`` tell."""
+    """The answer that lines of ``/api/chat`` or ``/api/generate`` add up to."""
     if not objects[-1].get("done"):
         raise ConfigError(f"{path}: {CUT}")
     whole = dict(objects[-1])
@@ -93,7 +93,7 @@ def _object(data: bytes, path: Path) -> Json:
 
 
 def _whole_completion(chunks: Sequence[Json]) -> Json:
-    """The answer that chunks of ``/v1/chat/completions`` or ``/v1/completions`` tell."""
+    """The answer that chunks of ``/v1/chat/completions`` or ``/v1/completions`` add up to."""
     choices: dict[int, list[Json]] = {}
     extra: Json = {}
     usage = None
@@ -121,7 +121,7 @@ def _whole_choice(index: int, parts: Sequence[Json]) -> Json:
 
 
 def _added(values: Iterable[Any]) -> Any:
-    """Lists one after the other; None where there are none."""
+    """The concatenation of lists; None if there are none."""
     lists = [value for value in values if value is not None]
     return [item for value in lists for item in value] if lists else None
 
@@ -146,8 +146,8 @@ def _whole_message(deltas: Sequence[Json]) -> Json:
 
 
 def _whole_response(events: Sequence[Json]) -> Json:
-    """The answer that events of ``/v1/responses`` end with, which has to be what they told piece by
-    piece."""
+    """The answer in the last event of ``/v1/responses``, after checking it against the earlier
+    events."""
     if events[-1]["type"] not in ENDS:
         raise ConfigError(CUT)
     response: Json = events[-1]["response"]
@@ -167,7 +167,7 @@ def _whole_response(events: Sequence[Json]) -> Json:
 
 
 def _whole_message_of(events: Sequence[Json]) -> Json:
-    """The message of ``/v1/messages`` that its events tell."""
+    """The message that events of ``/v1/messages`` add up to."""
     message: Json = events[0]["message"]
     if events[-1]["type"] != "message_stop":
         raise ConfigError(CUT)

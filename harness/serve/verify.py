@@ -1,5 +1,4 @@
-"""Replays an answer: the same request on the same function gives the same bytes, or the first
-difference is named."""
+"""Repeats a request and compares the answer with a saved one: all bytes must be equal."""
 
 from __future__ import annotations
 
@@ -37,16 +36,16 @@ OLLAMA_ENDS = ("done_reason", "prompt_eval_count", "eval_count")
 NOT_ASKED = ("stream", "stream_options", "model", "lora")
 """Fields of a request that cannot change the tokens of its answer, or that the answer repeats."""
 BY_FIELD = (("output", "respond"), ("results", "rerank"), ("data", "embed"))
-"""Fields of answers, with the names of the routes they tell; scores are ``data``, too."""
+"""Fields of answers with the routes that make them; answers with scores have ``data``, too."""
 NO_DEFAULTS = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "max_tokens": MAX_INT32}
 """OpenAI's sampling: no filter and no limit."""
 
 
 def first_difference(model: ServedModel, request: Json, response: Json) -> str | None:
-    """Where the answer of ``model`` to ``request`` differs from ``response``, a whole answer of a
-    server; None when it does not. The seed is that of the request, or of the response. Raises
-    ConfigError for a response that does not say what made it, ApiError for a request that is
-    refused."""
+    """The first difference between ``response``, a whole answer of a server, and the answer of
+    ``model`` to ``request``; None if they are equal. The seed comes from the request or the
+    response. Raises ConfigError for a response that cannot be verified, and ApiError for a refused
+    request."""
     try:
         scales = model.adapters.found(_extra(response).get("lora") or ())
     except KeyError as missing:
@@ -81,15 +80,13 @@ def first_difference(model: ServedModel, request: Json, response: Json) -> str |
 
 
 def tells_no_usage(response: Json) -> bool:
-    """Whether an answer was streamed without usage counts; answers that are not streamed have
-    them."""
+    """Whether the answer was streamed without usage counts."""
     named = ("object", "type", "eval_count")  # other answers' kinds, and the count of Ollama's
     return response.get("usage") is None and not any(name in response for name in named)
 
 
 def _defaults_of(response: Json) -> SamplingDefaults:
-    """The sampling defaults of the server that answered. An answer without them was made before
-    servers had such defaults."""
+    """The sampling defaults of the server that answered. Old answers do not have them."""
     values = _extra(response).get("sampling_defaults")
     return sampling_defaults({}, given=values if isinstance(values, dict) else NO_DEFAULTS)
 
@@ -103,7 +100,7 @@ def window_of(response: Json) -> int | None:
 
 
 def _comparable(response: Json) -> Json:
-    """The fields of an answer that any correct answer to the same request shares. Raises
+    """The fields of an answer that must be equal in every correct answer to the request. Raises
     ConfigError for an answer without content."""
     digests = {"logits_sha256": _extra(response).get("logits_sha256"), "usage": _usage(response)}
     if response.get("type") == MESSAGE:
@@ -126,20 +123,19 @@ def _comparable(response: Json) -> Json:
 
 
 def _usage(response: Json) -> Json | None:
-    """The counts that every answer to a request has alike: not what the cache had of the prompt,
-    nor who asked. None for one that says that it has none."""
+    """The token counts that must be equal: without cache counts. None if the answer has none."""
     usage = response.get("usage", {})
     if not isinstance(usage, dict):
         return None
     if CACHE_READ in usage:
-        # What is read from the cache and what is not is the server's, their sum is everybody's.
+        # How many prompt tokens were cached depends on the server; the sum does not.
         prompt = sum(usage.get(name) or 0 for name in (CACHE_READ, CACHE_WRITTEN, "input_tokens"))
         return {"input_tokens": prompt, "output_tokens": usage.get("output_tokens")}
     return _counts(usage)
 
 
 def _counts(usage: Json) -> Json:
-    """A usage without what the cache had of the prompt, which depends on others."""
+    """A usage without the counts of cached tokens, which depend on other requests."""
     return {
         name: _counts(value) if isinstance(value, dict) else value
         for name, value in usage.items()
@@ -148,7 +144,7 @@ def _counts(usage: Json) -> Json:
 
 
 def _without_empty(choice: object) -> object:
-    """A choice whose log-probabilities are none as a stream tells it: without them."""
+    """A choice with null instead of empty log-probabilities, as streams have them."""
     if isinstance(choice, dict) and isinstance(choice.get("logprobs"), dict):
         return choice if any(choice["logprobs"].values()) else choice | {"logprobs": None}
     return choice
@@ -161,13 +157,13 @@ def _answer(model: ServedModel, asked: Json, response: Json) -> Json:
         except FailedWhileRunning as failed:
             raise failed.error from None
     assert isinstance(answered, dict)
-    # What a client reads is what was written: numbers as JSON has them.
+    # Compare numbers as they are after encoding and decoding.
     written: Json = loads(msgspec.json.encode(answered))
     return written
 
 
 def _ask(service: Service, asked: Json, response: Json) -> Answered:
-    """Answer a request by the route that its answer shows it was sent to."""
+    """Answer a request by the route that made the saved answer."""
     if "done_reason" in response:
         return _ask_as_ollama(service, asked)
     if response.get("type") == MESSAGE:
@@ -195,7 +191,7 @@ def _lists_scores(response: Json) -> bool:
 
 
 def _ask_as_ollama(service: Service, asked: Json) -> Answered:
-    """Answer a request by Ollama's routes, which take the seed among the options."""
+    """Answer a request by Ollama's routes, whose seed is in ``options``."""
     options = dict(asked.get("options") or {})
     options.setdefault("seed", asked["seed"])
     rest = {name: given for name, given in asked.items() if name != "seed"}
@@ -208,7 +204,7 @@ def _ask_as_ollama(service: Service, asked: Json) -> Answered:
 
 
 def _difference(path: str, then: object, now: object) -> str | None:
-    """The first path at which two JSON values differ, and how."""
+    """The first path at which two JSON values differ, with both values; None if they are equal."""
     if isinstance(then, dict) and isinstance(now, dict) and then.keys() == now.keys():
         parts = [(f"{path}.{key}", then[key], now[key]) for key in now]
     elif isinstance(then, list) and isinstance(now, list):

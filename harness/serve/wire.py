@@ -1,7 +1,5 @@
 """The bodies of requests, one type for each. msgspec validates bodies by these types, and the
-OpenAPI document is generated from them.
-
-``wire_fields`` decides about fields that a type does not have."""
+OpenAPI document is made from them. ``wire_fields`` handles unknown fields."""
 
 from __future__ import annotations
 
@@ -44,8 +42,8 @@ Seed = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 
 
 class StreamOptions(Struct, forbid_unknown_fields=True):
-    """Options of a streamed answer: whether it ends with the usage, and whether every chunk then
-    has the usage so far."""
+    """Options of a stream: ``include_usage`` adds a last chunk with the usage;
+    ``continuous_usage_stats`` adds the usage so far to every chunk."""
 
     include_usage: bool = False
     continuous_usage_stats: bool = False
@@ -72,7 +70,7 @@ class SystemMessage(_MessageFields, tag="system"):
 
 
 class DeveloperMessage(_MessageFields, tag="developer"):
-    """OpenAI's newer name of a system message; chat templates get it as one."""
+    """OpenAI's newer name of a system message. Chat templates get a system message."""
 
 
 class UserMessage(_MessageFields, tag="user"):
@@ -80,10 +78,9 @@ class UserMessage(_MessageFields, tag="user"):
 
 
 class AssistantMessage(_MessageFields, tag="assistant", kw_only=True):
-    """An earlier answer of the model, which may be tool calls alone. A ``refusal`` is text that
-    stands for an answer; ``annotations`` and ``audio`` of other servers' answers are ignored.
-    ``token_ids`` are the tokens of the answer, as ``return_token_ids`` gives them: if they decode
-    to the turn as the template writes it, the prompt has these tokens."""
+    """An earlier answer of the model, with text, tool calls or both. ``refusal`` is read as text.
+    ``annotations`` and ``audio`` are ignored. ``token_ids`` are the answer's tokens, from
+    ``return_token_ids``: the prompt has these tokens if they decode to the same text."""
 
     content: str | list[TextPart] | None = None  # type: ignore[assignment]
     reasoning_content: str | None = None
@@ -96,7 +93,7 @@ class AssistantMessage(_MessageFields, tag="assistant", kw_only=True):
 
 
 class ToolMessage(_MessageFields, tag="tool", kw_only=True):
-    """The result of a tool call; without ``tool_call_id`` of the first that waits for one."""
+    """The result of a tool call. Without ``tool_call_id`` it answers the first open call."""
 
     tool_call_id: str | None = None
 
@@ -114,14 +111,14 @@ Messages = Annotated[list[Message], Meta(min_length=1, max_length=MAX_MESSAGES)]
 
 
 class LoraScale(Struct, forbid_unknown_fields=True):
-    """An adapter of the model, by its number in ``GET /lora-adapters``, and its scale."""
+    """An adapter, by its number in ``GET /lora-adapters``, and its scale."""
 
     id: Annotated[int, Meta(ge=0, le=MAX_INT32)]
     scale: float
 
 
 class BasicSampling(Struct, forbid_unknown_fields=True, kw_only=True):
-    """Sampling parameters, in every API."""
+    """The sampling parameters that every API has."""
 
     temperature: Temperature | None = None
     top_p: Share | None = None
@@ -130,7 +127,7 @@ class BasicSampling(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class Sampling(BasicSampling, kw_only=True):
-    """All sampling parameters, and the texts that end an answer."""
+    """All sampling parameters, and stop strings."""
 
     min_p: Share | None = None
     repeat_last_n: Window | None = None
@@ -144,23 +141,25 @@ class GenerationRequest(Sampling, kw_only=True):
     """The fields of every request for generated text.
 
     ``user``, ``safety_identifier``, ``prompt_cache_key`` and ``metadata`` are ignored: the prefix
-    cache compares tokens, and nothing is stored. Without ``seed`` one is drawn; the answer
-    names it. Choice i is sampled with seed + i. ``logits_digest`` asks for a SHA-256 of the logits
-    that the tokens of each choice were sampled from, in ``x_zinc.logits_sha256``; ``receipt`` says
-    whether the answer has a receipt, where the server makes them. A token of
-    ``stop_token_ids`` ends a text as stop strings do, of which one may be a control token's;
-    ``return_token_ids`` asks for the ids of the prompt and of every generated token,
-    ``prompt_logprobs`` for the log-probability of each of the prompt's tokens and of so many of the
-    likeliest at its position.
-    Before ``min_tokens`` tokens nothing ends an answer: no end token is sampled, unless a format
-    allows nothing else, and no stop string begins; with ``ignore_eos`` end tokens never end it.
-    ``force_tokens`` are the ids of the whole answer: nothing is sampled, and ``logprobs`` lists
-    what the model says of each. ``experts`` asks for those of a mixture that every token of prompt
-    and answer used, in ``x_zinc.experts``.
-    ``lora`` are the adapters that the answer uses, instead of the one that ``model`` names or of
-    those that the server uses where a request names none.
-    ``n_predict``, -1 for no limit, and ``repeat_penalty`` are llama.cpp's names of
-    ``max_tokens`` and ``repetition_penalty``; ``id_slot`` names the conversation for ``/slots``."""
+    cache compares tokens, and nothing is stored.
+
+    ``seed``: choice i is sampled with seed + i. Without it the server draws a seed and names it in
+    the answer. ``stop_token_ids``: a token that ends the text and is not part of it.
+    ``min_tokens``: before so many tokens no end token is sampled, unless a format allows nothing
+    else, and no stop string begins. ``ignore_eos``: end tokens do not end the text.
+    ``force_tokens``: the token ids of the whole answer; nothing is sampled, and ``logprobs`` scores
+    them.
+
+    ``return_token_ids``: the answer lists the token ids of the prompt and of the text.
+    ``prompt_logprobs``: log-probabilities of the prompt's tokens, and as many likely tokens at each
+    position. ``logits_digest``: ``x_zinc.logits_sha256`` has a SHA-256 of each choice's logits.
+    ``experts``: ``x_zinc.experts`` has the experts that each token of a mixture used. ``receipt``:
+    whether the answer gets a receipt, if the server makes receipts.
+
+    ``lora``: adapters of the answer. Without it they are the adapter that ``model`` names, or the
+    server's defaults. ``id_slot``: the slot of ``/slots`` for this conversation. ``n_predict`` (-1
+    for no limit) and ``repeat_penalty`` are llama.cpp's names of ``max_tokens`` and
+    ``repetition_penalty``."""
 
     model: Id | None = None
     max_tokens: MaxTokens | None = None
@@ -191,11 +190,10 @@ class GenerationRequest(Sampling, kw_only=True):
 class ChatRequest(GenerationRequest, kw_only=True):
     """``POST /v1/chat/completions``.
 
-    ``enable_thinking``, here or in ``chat_template_kwargs``, and ``reasoning_effort`` say whether
-    the model thinks first: effort "none" and "minimal" that it does not, any other that it does.
-    With ``continue_final_message`` the answer continues the last message, a text of the
-    assistant's; without ``add_generation_prompt`` the prompt ends with the last message.
-    A ``grammar`` in GBNF holds the answer."""
+    ``enable_thinking``, here or in ``chat_template_kwargs``, and ``reasoning_effort`` switch
+    thinking: efforts "none" and "minimal" switch it off. With ``continue_final_message`` the answer
+    continues the last message, which must be text of the assistant. With ``add_generation_prompt``
+    false the prompt ends with the last message. ``grammar`` is a grammar of the answer in GBNF."""
 
     messages: Messages
     grammar: str | None = None
@@ -214,13 +212,14 @@ class ChatRequest(GenerationRequest, kw_only=True):
 
 
 class CompletionRequest(GenerationRequest, kw_only=True):
-    """``POST /v1/completions``. ``prompt`` is a text, a list of texts, the ids of one prompt, or a
-    list of lists of ids. The text of a control token is that token, unless ``parse_special`` is
-    false; with ``add_special_tokens`` false no BOS is put in front. With ``echo`` the text of an
-    answer begins with its prompt, and with ``logprobs`` so do its tokens, of which the first has
-    none; 0 ``max_tokens`` are the prompt alone. A ``response_format`` or a ``grammar`` in GBNF
-    holds the answers. With ``suffix`` an answer is the text between the prompt and the suffix, in
-    neither of which the text of a control token is that token."""
+    """``POST /v1/completions``.
+
+    ``prompt`` is a text, a list of texts, the ids of one prompt, or a list of lists of ids. The
+    text of a control token becomes that token, unless ``parse_special`` is false. With
+    ``add_special_tokens`` false no BOS is put in front. With ``echo`` the text begins with the
+    prompt, and ``logprobs`` include its tokens; then ``max_tokens`` may be 0. ``response_format``,
+    or ``grammar`` in GBNF, constrains the text. With ``suffix`` the model fills in between prompt
+    and suffix, whose texts never become control tokens."""
 
     prompt: str | Annotated[list[str | int | list[int]], Meta(min_length=1)]
     parse_special: bool = True
@@ -234,7 +233,7 @@ class CompletionRequest(GenerationRequest, kw_only=True):
 
 
 class TemplateFields(Struct, forbid_unknown_fields=True, kw_only=True):
-    """What a request for the text of a conversation says as chat completions do."""
+    """The fields of requests that render a conversation, as in chat completions."""
 
     messages: Messages | None = None
     tools: Tools | None = None
@@ -247,11 +246,11 @@ class TemplateFields(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class TokenizeRequest(TemplateFields, kw_only=True):
-    """``POST /tokenize``: of a text, or of a conversation as the model is given it. The text of a
-    control token is that token in a text, unless ``parse_special`` is false, and never in a
-    message; with ``add_special_tokens`` false no BOS is put in front of a text.
+    """``POST /tokenize`` for a text, or for a conversation as the model reads it.
 
-    ``content`` is llama.cpp's name of ``prompt``, with no BOS unless ``add_special`` says so; with
+    The text of a control token becomes that token, unless ``parse_special`` is false; in messages
+    it never does. With ``add_special_tokens`` false no BOS is put in front of a text. ``content``
+    is llama.cpp's name of ``prompt``; then a BOS is added only with ``add_special``. With
     ``with_pieces`` each token is an object with its id and text."""
 
     prompt: str | None = None
@@ -278,7 +277,7 @@ class TemplateRequest(TemplateFields, kw_only=True):
 
 Body = TypeVar("Body", bound=Struct)
 Prepare = Callable[[dict[str, Any], list[str]], dict[str, Any]]
-"""Rewrites a body in the terms of its type, and adds the names of dropped fields to the list."""
+"""Rewrites a body to the fields of its type, and adds the names of dropped fields to the list."""
 MEDIA = {
     "image": "images",
     "audio": "sounds",
@@ -286,7 +285,7 @@ MEDIA = {
     "file": "files",
     "document": "documents",
 }
-"""The kinds of message parts that are not text, by a word in their type."""
+"""Names of the media that are not served, by a word in the type of a message part."""
 SCHEMA_FIELDS = frozenset(
     (
         *("tools", "response_format", "text", "format", "output_config", "structured_outputs"),
@@ -299,8 +298,9 @@ SCHEMA_FIELDS = frozenset(
 def decode(
     body: bytes, kind: type[Body], ignored: list[str] | None = None, prepare: Prepare | None = None
 ) -> Body:
-    """``body`` as ``kind``; ApiError 400 naming what is wrong. Unknown fields that change nothing
-    are added to ``ignored``, and refused without; ``prepare`` changes the value before that."""
+    """``body`` as ``kind``. Raises ApiError 400 for an invalid body. ``prepare`` rewrites the value
+    first. Unknown fields are refused, or with the list ``ignored`` added to it if they change
+    nothing."""
     with parsing(body):
         try:
             value: Any = loads(body, exact=True)
@@ -322,8 +322,8 @@ class _Named(Struct):
 
 
 def model_named(body: bytes) -> tuple[str | None, bool]:
-    """The model that a body names, and whether it lists adapters; neither for one that ``decode``
-    will refuse."""
+    """The model that a body names, None if it names none, and whether the body lists adapters. An
+    invalid body gives neither."""
     try:
         named = msgspec.json.decode(body, type=known_type(_Named))
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
@@ -332,17 +332,18 @@ def model_named(body: bytes) -> tuple[str | None, bool]:
 
 
 def given_fields(body: Struct, names: Iterable[str]) -> dict[str, Any]:
-    """Those of the named fields of a body that are not null."""
+    """The fields of ``names`` that are not null in a body."""
     return {name: given for name in names if (given := getattr(body, name)) is not None}
 
 
 def plain(value: Any) -> Any:
-    """A part of a body as JSON types, with numbers as binary64."""
+    """A part of a body as plain JSON types, with numbers as binary64."""
     return with_floats(msgspec.to_builtins(value, builtin_types=(Decimal,)))
 
 
 def converted(value: Any, kind: type[Body]) -> Body:
-    """``value``, of JSON's types, as ``kind``; ApiError 400 naming the field that is wrong."""
+    """``value``, of plain JSON types, as ``kind``. Raises ApiError 400 that names the wrong
+    field."""
     try:
         return msgspec.convert(value, known_type(kind))
     except msgspec.ValidationError as error:
@@ -371,7 +372,7 @@ def _refused(problem: str, value: Any) -> ApiError:
 
 
 def _found_at(value: Any, path: str) -> Any:
-    """The part of ``value`` at such a path; None if there is none."""
+    """The part of ``value`` at a path such as ``messages[0].role``; None if there is none."""
     try:
         for name, index in re.findall(r"([^.\[\]]+)|\[(\d+)\]", path):
             value = value[name] if name else value[int(index)]

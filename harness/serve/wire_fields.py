@@ -1,5 +1,5 @@
-"""Decides about fields that a body's type does not have: misspelt and unsupported fields are
-refused, all others are ignored. A null counts as a missing field."""
+"""Handles unknown fields of bodies: misspelt and unsupported fields are refused, others are
+ignored. A null counts as a missing field."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from harness.serve.errors import ApiError
 from harness.serve.strict_json import known_type
 
 MAX_UNKNOWN = 64
-"""Most unknown fields of one body, by their names."""
+"""Most different unknown fields of one body."""
 LONGEST_NAME = 64
 """Longest name in characters that is checked for a misspelling."""
 UNSERVED: Mapping[str, tuple[Any, ...]] = MappingProxyType(
@@ -78,7 +78,7 @@ UNSERVED: Mapping[str, tuple[Any, ...]] = MappingProxyType(
         "use_beam_search": (False,),
     }
 )
-"""Unsupported fields that would change the answer, each with the values that would not."""
+"""Unsupported fields that would change the answer, each with the values that change nothing."""
 FOREIGN = frozenset(
     (
         *("top_a", "top_n", "min_p_keep", "n_probs", "n_keep", "n_ctx", "images"),
@@ -86,28 +86,28 @@ FOREIGN = frozenset(
         *("skip_special_tokens", "add_special_tokens", "truncate", "priority", "id", "status"),
     )
 )
-"""Fields of other servers that are no misspellings of this server's fields, although similar."""
+"""Fields of other servers that look like misspellings of this server's fields, but are not."""
 FULFILLED: Mapping[str, Any] = MappingProxyType({"store": False})
-"""Unknown fields with the value that asks for what is so anyway, which is not named as ignored."""
+"""Unknown fields with the value that is true here anyway; they are not reported as ignored."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Object:
-    """An object of known fields: what each may hold, and whether null is a value of it."""
+    """The known fields of an object: the type of each value, and whether it may be null."""
 
     fields: Mapping[str, tuple[_Node | None, bool]]
 
 
 @dataclass(frozen=True, slots=True)
 class _Items:
-    """A list, or a value that is none."""
+    """The items of a list."""
 
     item: _Node
 
 
 @dataclass(frozen=True, slots=True)
 class _Either:
-    """An object that ``tag_field`` tells from others, or a list."""
+    """Objects that ``tag_field`` distinguishes, or a list."""
 
     tag_field: str | None
     objects: Mapping[object, _Object]
@@ -119,14 +119,14 @@ _Node = _Object | _Items | _Either
 
 @dataclass(slots=True)
 class _Found:
-    """Unknown fields: the first path of each, by the path without indices."""
+    """The unknown fields that were found: the first path of each, by the path without indices."""
 
     strict: bool
     known: dict[str, str] = field(default_factory=dict)
     problems: list[ApiError] = field(default_factory=list)
 
     def note(self, path: str, general: str, fields: Mapping[str, object]) -> None:
-        """An unknown field of an object with these ``fields``."""
+        """Record an unknown field of an object that has ``fields``."""
         if general in self.known:
             return
         self.known[general] = path
@@ -145,16 +145,16 @@ class _Found:
 def served_fields(
     value: dict[str, Any], kind: type[Struct], ignored: list[str] | None
 ) -> dict[str, Any]:
-    """``value`` with the fields of ``kind`` alone; the names of the others are added to
-    ``ignored``. ApiError 400 names every field that looks misspelt or cannot be served, and without
-    ``ignored`` every other one that is not known."""
+    """``value`` with only the known fields of ``kind``; names of others go to ``ignored``. Raises
+    ApiError 400 that names all fields that look misspelt or are not supported; without ``ignored``,
+    all unknown fields."""
     found = _Found(strict=ignored is None)
     node = _object_of(kind)
     unserved = [
         ApiError(400, f"{name} is not served here; leave it out", param=name, code="unsupported")
         for name in sorted(UNSERVED.keys() & value.keys() - node.fields.keys())
         if value[name] is not None and value[name] not in UNSERVED[name]
-        # All that are made are given.
+        # The server returns all choices, so best_of equal to n changes nothing.
         if name != "best_of" or value[name] != value.get("n")
     ]
     own = {key: given for key, given in value.items() if key in node.fields or key not in UNSERVED}
@@ -223,7 +223,7 @@ def _object(info: msgspec.inspect.StructType) -> _Object:
 
 
 def _node(info: msgspec.inspect.Type) -> _Node | None:
-    """The known objects in values of a type; None if there are none."""
+    """The objects with known fields in values of a type; None if there are none."""
     match info:
         case msgspec.inspect.StructType():
             return _object(info)
@@ -260,8 +260,8 @@ def _plain(name: str) -> str:
 
 
 def _edits(text: str, other: str) -> int:
-    """How many characters have to be put in, taken out, exchanged or swapped with their neighbour
-    to make one text of the other."""
+    """The Damerau-Levenshtein distance of two texts: insertions, deletions, replacements and
+    swaps."""
     before: list[int] = []
     row = list(range(len(other) + 1))
     for i, a in enumerate(text, 1):

@@ -1,4 +1,4 @@
-"""Request fields about tools and about the form of an answer."""
+"""Request fields for tools and response formats."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ CallId = Annotated[str, Meta(min_length=1, max_length=256)]
 
 
 class FunctionDefinition(Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """A function the model may call. ``parameters`` is a JSON schema of its arguments; ``strict``
-    asks that calls obey it even where the model decides by itself whether to call."""
+    """A function the model may call. ``parameters`` is the JSON schema of its arguments. ``strict``
+    enforces the schema also if the model decides by itself whether to call."""
 
     name: FunctionName
     description: str | None = None
@@ -46,15 +46,15 @@ Tools = Annotated[list[Tool], Meta(max_length=MAX_TOOLS)]
 
 
 class CalledFunction(Struct, forbid_unknown_fields=True):
-    """A call as it was made: ``arguments`` is the text of a JSON object, or one, null or an empty
-    text where it had none."""
+    """A call that the model made. ``arguments`` is the text of a JSON object, or the object itself.
+    Null or an empty text means no arguments."""
 
     name: FunctionName
     arguments: str | dict[str, Any] | None = None
 
 
 class ToolCall(Struct, forbid_unknown_fields=True):
-    """A call of an earlier turn. ``index`` is what streams number calls by."""
+    """A tool call of an earlier turn. ``index`` numbers calls in streams, and is ignored."""
 
     type: Literal["function"]
     id: CallId
@@ -63,7 +63,7 @@ class ToolCall(Struct, forbid_unknown_fields=True):
 
 
 class TextFormat(Struct, forbid_unknown_fields=True, tag_field="type", tag="text"):
-    """No constraint on the form of an answer."""
+    """No constraint."""
 
 
 class JsonObjectFormat(Struct, forbid_unknown_fields=True, tag_field="type", tag="json_object"):
@@ -71,7 +71,7 @@ class JsonObjectFormat(Struct, forbid_unknown_fields=True, tag_field="type", tag
 
 
 class JsonSchema(Struct, forbid_unknown_fields=True):
-    """A JSON schema. It is enforced to the letter with ``strict`` and without."""
+    """A JSON schema. It is always enforced exactly, with or without ``strict``."""
 
     name: FunctionName
     description: str | None = None
@@ -80,13 +80,13 @@ class JsonSchema(Struct, forbid_unknown_fields=True):
 
 
 class JsonSchemaFormat(Struct, forbid_unknown_fields=True, tag_field="type", tag="json_schema"):
-    """An answer that obeys a JSON schema."""
+    """An answer that matches a JSON schema."""
 
     json_schema: JsonSchema
 
 
 class RegexFormat(Struct, forbid_unknown_fields=True, tag_field="type", tag="regex"):
-    """An answer that a regular expression matches as a whole. Not OpenAI's."""
+    """An answer that matches a regular expression as a whole. An extension of OpenAI's API."""
 
     regex: Annotated[str, Meta(min_length=1, max_length=65536)]
 

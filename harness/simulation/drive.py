@@ -10,10 +10,10 @@ from typing import Any, TypeVar
 
 from contract.errors import DeviceLost, DoesNotFit, QueueFull, RequestError
 from contract.types import FinishReason, Request, Tenant, TokenEvent
+from harness.simulation.acceptance import acceptable, has_room
 from harness.simulation.clients import Client, Clients
 from harness.simulation.clock import VirtualClock
 from harness.simulation.constraint import Constraint
-from harness.simulation.door import acceptable, has_room
 from harness.simulation.interrupt import interrupted_at
 from harness.simulation.invariants import Invariant, Violation, require
 from harness.simulation.machine import Machine

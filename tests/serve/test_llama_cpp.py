@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from harness.serve.llama_cpp.tokens import adds_bos
+from harness.serve.routes import adds_bos
 from harness.serve.run import Running
 from harness.serve.wire import TokenizeRequest
 from tests.serve.http import Http

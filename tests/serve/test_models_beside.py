@@ -233,7 +233,7 @@ def test_one_of_them_may_be_activated(
     """It then answers who names none; the one before it may still be named."""
     ask(http, "llama")
     models = server.models
-    models.activate("llama", models.by_name["llama"])
+    models.activate("llama", models.names.files["llama"])
     assert ask(http, None).json["model"] == "llama"
     assert ask(http, "tiny").json["choices"] == alone["tiny"]
     assert loaded(server) == {"tiny", "llama"}

@@ -14,8 +14,8 @@ import pytest
 from openai import OpenAI
 
 from contract.types import Request
+from harness.host.collectors import PromptScores
 from harness.host.options import SessionOptions
-from harness.host.prompt_scores import PromptScores
 from harness.host.session import Session
 from harness.serve.run import Running
 from reference.ops.log_probabilities import log_probabilities

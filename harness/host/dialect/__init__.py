@@ -1,6 +1,4 @@
-"""Find the dialect of a model: the form of its thoughts and tool calls.
-
-Read off its chat template, which shows the model what earlier turns looked like."""
+"""Finds the dialect of a model, its syntax of reasoning and tool calls, from the chat template."""
 
 from __future__ import annotations
 
@@ -34,8 +32,8 @@ REASONING = (
 
 
 def dialect_of(template: str, tokenizer: Tokenizer, tool_template: str | None = None) -> Dialect:
-    """The dialect that a chat template speaks; ``tool_template`` is that of conversations with
-    tools where it is another one."""
+    """The dialect of a chat template. ``tool_template`` is the template for conversations with
+    tools, if that is another one."""
     tool_template = template if tool_template is None else tool_template
     both = template + tool_template
     if speaks_harmony(both):
@@ -51,7 +49,7 @@ def dialect_of(template: str, tokenizer: Tokenizer, tool_template: str | None = 
 def _syntax_of(template: str, tokenizer: Tokenizer) -> CallSyntax | None:
     if "tools" not in template:
         return None
-    # Most of its templates show no call: the vocabulary has tokens for them.
+    # Most LFM 2 templates contain no call, but the vocabulary has its tokens.
     if "List of tools: " in template and _control_token(PythonCalls.begin, tokenizer) is not None:
         return PythonCalls()
     if PythonCalls.begin in template:

@@ -1,4 +1,4 @@
-"""The form in which a model writes its reasoning and its tool calls."""
+"""The syntax in which a model writes reasoning and tool calls."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ class Reasoning:
         return prompt.rstrip().endswith(self.open)
 
     def closed_by(self, prompt: str) -> bool:
-        """Whether a prompt ends behind closed reasoning, so that the answer has none."""
+        """Whether a prompt ends with closed reasoning, so that the answer has none."""
         return prompt.rstrip().endswith(self.close)
 
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """The form in which one model writes reasoning and tool calls. ``markers`` maps the marks that
-    are control tokens to their ids; all other marks are written as text."""
+    """The syntax of one model for reasoning and tool calls. ``markers`` maps marks that are control
+    tokens to their ids; all other marks are written as text."""
 
     calls: CallSyntax | None = None
     reasoning: Reasoning | None = None
@@ -39,7 +39,7 @@ class Dialect:
 
     @property
     def before_answer(self) -> str:
-        """The part of a Lark grammar that comes before an answer."""
+        """The part of a Lark grammar before an answer."""
         return ""
 
     @property
@@ -49,12 +49,12 @@ class Dialect:
 
     @property
     def shown(self) -> frozenset[int]:
-        """The control tokens whose text the parser of answers needs."""
+        """Control tokens whose text the parser of answers needs."""
         return frozenset(self.markers.values())
 
     def forced_calls(self, functions: Sequence[Function], many: bool) -> str:
-        """Lark rules, the first one ``body``: a call of one of ``functions``, or with ``many``
-        one or more, and nothing else. Raises SchemaRefused."""
+        """Lark rules, beginning with ``body``: only a call of one of ``functions``, or with
+        ``many`` one or more calls. Raises SchemaRefused."""
         assert self.calls is not None
         syntax = self.calls
         one = f"{self.marks.written(syntax.begin)} calls"
@@ -65,8 +65,8 @@ class Dialect:
         return "\n".join([f"body: {one}{more}", *syntax.rules(functions, many, self.marks)])
 
     def calls_in_text(self, functions: Sequence[Function], many: bool) -> str:
-        """Lark rules, the first one ``body``: any text, in which each call is one of
-        ``functions``. Raises SchemaRefused."""
+        """Lark rules, beginning with ``body``: any text with well-formed calls of ``functions``.
+        Raises SchemaRefused."""
         assert self.calls is not None
         syntax = self.calls
         rules = syntax.rules(functions, many, self.marks)
@@ -78,8 +78,8 @@ class Dialect:
         return "\n".join([f"body: (before calls){often} rest", before, "rest: /(.|\\n)*/", *rules])
 
     def after_thoughts(self, body: str, opened: bool) -> str:
-        """A whole grammar: thoughts, begun by the prompt if ``opened``, then ``body``, rules of
-        which the first one is ``body``."""
+        """A complete grammar: reasoning, which the prompt began if ``opened``, then the rules
+        ``body``."""
         assert self.reasoning is not None
         thoughts = self.marks.text_up_to(self.reasoning.close, "thoughts")
         start = (

@@ -1,4 +1,4 @@
-"""The base of all syntaxes of tool calls."""
+"""The base class of all syntaxes of tool calls."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from harness.host.structured.json_schema import compile_options, enforceable
 from harness.host.structured.schema_tree import SchemaRefused
 
 MAX_SEAMS = 100
-"""Most positions at which the body of one call is tried as the border of two."""
+"""Most positions in a body that are tried as the boundary of two calls."""
 ANY_OBJECT: dict[str, Any] = {"type": "object"}
 
 
@@ -40,8 +40,8 @@ Functions = Mapping[str, Function]
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """The marks around tool calls and reasoning, written in Lark. ``tokens`` maps the marks that
-    are control tokens to their ids; all other marks are written as text."""
+    """The marks around tool calls and reasoning, in Lark. ``tokens`` maps marks that are control
+    tokens to their ids; all other marks are written as text."""
 
     tokens: Mapping[str, int] = field(default_factory=dict)
 
@@ -51,7 +51,7 @@ class Marks:
         return literal(mark) if token is None else f"<[{token}]>"
 
     def text_up_to(self, mark: str, rule: str) -> str:
-        """A rule for the text up to the first ``mark``, which is part of it."""
+        """A rule for the text up to and including the first ``mark``."""
         if mark in self.tokens:
             return f"{rule}: /(.|\\n)*/ {self.written(mark)}"
         return f"{rule}[lazy]: /(.|\\n)*{in_regex(mark)}/"
@@ -59,8 +59,8 @@ class Marks:
 
 @dataclass(frozen=True)
 class CallSyntax(ABC):
-    """Form of tool calls of a family of models: ``begin``, then a body that ``parse`` reads, then
-    ``end``. Without ``end`` a call reaches to the end of the text."""
+    """The syntax of tool calls of a model family: ``begin``, a body that ``parse`` reads, then
+    ``end``. Without ``end`` a call extends to the end of the text."""
 
     begin: str
     end: str | None
@@ -87,32 +87,32 @@ class CallSyntax(ABC):
 
     @property
     def bare(self) -> tuple[str, str] | None:
-        """The first and last characters of a call whose model left out ``begin``; both are part of
-        its body. None if such a call cannot be recognised."""
+        """The first and last characters of a call without ``begin``; both belong to its body. None
+        if such a call cannot be recognised."""
         return None
 
     @property
     def fences(self) -> Mapping[str, str]:
-        """Other marks that begin a call, each with the mark that ends it, valid with a grammar too;
-        both are part of the body, as those of ``bare`` are."""
+        """Other marks that begin a call, each with its end mark. Both belong to the body. They are
+        also valid with a grammar."""
         return {}
 
     def other_marks(self, tolerant: bool) -> dict[str, str]:
-        """Marks other than ``begin`` that begin a call, each with the mark that ends it; ``bare``
-        is one of them if ``tolerant``."""
+        """Marks other than ``begin`` that begin a call, each with its end mark; with ``tolerant``
+        also ``bare``."""
         return {**self.fences, **dict([self.bare] if self.bare and tolerant else [])}
 
     @abstractmethod
     def parse(self, body: str, functions: Functions) -> list[Call] | None:
-        """The calls of a body; None for one that is malformed or calls something else."""
+        """The calls in a body; None if it is malformed or calls an unknown function."""
 
     def parse_exactly(self, body: str, functions: Functions) -> list[Call] | None:
-        """As ``parse``, for a body that a grammar of ``rules`` wrote: nothing is missing in it, and
-        its values may look like what is missing elsewhere."""
+        """As ``parse``, for a body written by a grammar: nothing is missing, and values may contain
+        marks."""
         return self.parse(body, functions)
 
     def several(self, body: str, functions: Functions) -> list[Call] | None:
-        """The calls of a body in which marks between them are missing; None for any other."""
+        """The calls in a body without marks between them; None for any other body."""
         calls: list[Call] = []
         start = 0
         for end, after in islice(self.seams(body), MAX_SEAMS):
@@ -124,12 +124,12 @@ class CallSyntax(ABC):
         return None if not calls or last is None else calls + last
 
     def seams(self, body: str) -> Iterator[tuple[int, int]]:
-        """Positions in a body at which a call may end and another begin, in order."""
+        """Positions in a body at which one call may end and the next one begin, in order."""
         for found in re.finditer(re.escape(self.begin), body):
             yield found.span()
 
     def mended(self, body: str, functions: Functions) -> tuple[list[Call], str] | None:
-        """The calls of an unfinished body in which marks are missing, and the text behind them."""
+        """The calls in an unfinished body with missing marks, and the text after them."""
         return None
 
     def hopeless(self, body: str, functions: Functions) -> bool:
@@ -142,34 +142,34 @@ class CallSyntax(ABC):
         return not text.startswith(others) or not self.hopeless(text, functions)
 
     def inside_value(self, body: str, functions: Functions, exact: bool = False) -> bool:
-        """Whether ``end`` would be part of a value if it came after ``body``: of JSON, where
-        nothing else is said. See ``parse_exactly`` for ``exact``."""
+        """Whether an ``end`` after ``body`` would be part of a value; by default of a JSON string.
+        ``exact``: as in ``parse_exactly``."""
         return inside_string(body)
 
     def arguments_start(self, body: str) -> tuple[str, int] | None:
-        """The name that an unfinished body calls, and where the JSON text of its arguments
-        starts; None where that is not known yet, or cannot be for this syntax."""
+        """The function's name in an unfinished body, and the index of the JSON text of its
+        arguments; None if it is not known yet, or never with this syntax."""
         return None
 
     @abstractmethod
     def rules(self, functions: Sequence[Function], many: bool, marks: Marks) -> list[str]:
-        """Lark rules; the first one, ``calls``, is what comes after ``begin``, ``end`` included:
-        one call, or with ``many`` several where they share one ``begin``. Raises SchemaRefused for
+        """Lark rules, beginning with ``calls``, for the text after ``begin``, including ``end``:
+        one call, or with ``many`` several that share one ``begin``. Raises SchemaRefused for
         parameters that cannot be enforced."""
 
 
 def literal(text: str) -> str:
-    """A text in Lark."""
+    """A literal in Lark."""
     return json.dumps(text, ensure_ascii=False)
 
 
 def in_regex(text: str) -> str:
-    """A text in a regular expression between slashes."""
+    """A literal within a regular expression of Lark."""
     return re.sub(r"([^a-zA-Z0-9_<>\" ])", r"\\\1", text)
 
 
 def json_rule(schema: Mapping[str, Any] | bool) -> str:
-    """A JSON value that obeys ``schema``, in Lark. Raises SchemaRefused."""
+    """The Lark expression for a JSON value that matches ``schema``. Raises SchemaRefused."""
     enforced = enforceable(schema)
     if enforced is False:
         raise SchemaRefused("", "false", "allows nothing")
@@ -178,25 +178,26 @@ def json_rule(schema: Mapping[str, Any] | bool) -> str:
 
 
 def choice(names: Sequence[str]) -> str:
-    """One of these rules."""
+    """The Lark expression for one of these rules."""
     return "(" + " | ".join(names) + ")"
 
 
 def object_text(value: object) -> str | None:
-    """The JSON text of an object; None for anything else, and for numbers that JSON lacks."""
+    """The JSON text of an object; None for any other value, and for numbers that JSON does not
+    have."""
     if not isinstance(value, dict):
         return None
     try:
         text = json.dumps(value, ensure_ascii=False, allow_nan=False)
     except ValueError:
         return None
-    # Half of a pair of surrogates, which a model may have written, has no bytes.
+    # A model may have written a single surrogate, which has no UTF-8 encoding.
     halved = any("\ud800" <= character <= "\udfff" for character in text)
     return json.dumps(value) if halved else text
 
 
 def strict_loads(text: str) -> Any:
-    """The JSON value of a text. Raises ValueError, also for NaN and infinities."""
+    """The JSON value of a text. Raises ValueError, also for NaN and infinity."""
     return json.loads(text, parse_constant=_refuse)
 
 
@@ -206,9 +207,8 @@ def _refuse(name: str) -> None:
 
 @dataclass(slots=True)
 class ValueScanner:
-    """Follows a JSON value from its first character: ``ended`` once it is whole.
-
-    It looks at brackets and strings only; whether the value is JSON is not its business."""
+    """Finds the end of a JSON value that streams: ``ended`` once it is complete. It checks only
+    brackets and strings, not whether the value is valid."""
 
     depth: int = 0
     in_string: bool = False
@@ -216,7 +216,7 @@ class ValueScanner:
     ended: bool = False
 
     def feed(self, text: str) -> int:
-        """Take in characters up to the end of the value: how many."""
+        """Read characters up to the end of the value; returns how many."""
         for count, character in enumerate(text, 1):
             if self.in_string:
                 if self.escaped:
@@ -238,7 +238,7 @@ class ValueScanner:
 
 
 def inside_string(text: str) -> bool:
-    """Whether a text that holds JSON ends within a string."""
+    """Whether a text with JSON ends within a string."""
     inside = escaped = False
     for character in text:
         if escaped:

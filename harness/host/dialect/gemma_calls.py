@@ -31,8 +31,7 @@ SCALARS = frozenset(("integer", "number", "boolean", "null"))
 
 @dataclass(frozen=True)
 class GemmaCalls(CallSyntax):
-    """Objects with bare keys, in which strings stand between tokens of their own, each a
-    ``quote``."""
+    """Objects with keys without quotes, and strings between special ``quote`` tokens."""
 
     begin: str = "<|tool_call>"
     end: str = "<tool_call|>"
@@ -76,7 +75,7 @@ FUNCTION_GEMMA = GemmaCalls("<start_function_call>", "<end_function_call>", "<es
 
 @dataclass(slots=True)
 class _GemmaReader(ValueReader):
-    """Reads values in which strings stand between quotes, keys with or without."""
+    """Reads values whose strings, and possibly keys, are in quotes."""
 
     quote: str
 
@@ -95,7 +94,7 @@ class _GemmaReader(ValueReader):
 
 
 class _Rules:
-    """Lark rules for values of schemas. Raises SchemaRefused for what cannot be written."""
+    """Lark rules for values of schemas. Raises SchemaRefused for unsupported schemas."""
 
     def __init__(self, quote: str, marks: Marks) -> None:
         self._quote, self._marks = quote, marks
@@ -105,13 +104,13 @@ class _Rules:
         ]
 
     def add(self, body: str) -> str:
-        """The name of a new rule."""
+        """Add a rule and return its name."""
         name = f"rule_{len(self.rules)}"
         self.rules.append(f"{name}: {body}")
         return name
 
     def value(self, schema: Any, root: Mapping[str, Any], path: str, depth: int = 0) -> str:
-        """The Lark expression of a value of ``schema``, which is at ``path`` in ``root``."""
+        """The Lark expression for a value of ``schema``, which is at ``path`` in ``root``."""
         schema = resolved(schema, root)
         if not isinstance(schema, Mapping):
             raise SchemaRefused(path, "a boolean", "is no type of this model's calls")
@@ -148,7 +147,7 @@ class _Rules:
 
     def _object(self, schema: Any, root: Mapping[str, Any], path: str, depth: int) -> str:
         members = []
-        # In the order in which the model's template writes them.
+        # The model's template sorts members like this.
         for name, member, needed in sorted(members_of(schema, path), key=lambda m: m[0].lower()):
             if KEY.fullmatch(name) is None:
                 raise SchemaRefused(path, repr(name), "cannot be a name in this model's calls")
@@ -157,7 +156,7 @@ class _Rules:
         return self.add(f'"{{" {sequence(members, COMMA, self.add)} "}}"')
 
     def _constant(self, value: object, path: str) -> str:
-        """A value that is given."""
+        """The Lark expression for a constant."""
         if isinstance(value, str) and self._quote not in value:
             quote = self._marks.written(self._quote)
             return f"({quote} {literal(value)} {quote})"

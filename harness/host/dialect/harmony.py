@@ -1,9 +1,9 @@
-"""Answers as gpt-oss writes them: messages with headers, in OpenAI's harmony format.
+"""Answers of gpt-oss in OpenAI's harmony format: messages with headers.
 
-``<|channel|>analysis<|message|>`` begins a thought, ``final`` or ``commentary`` in its place a text
-for the user, and a recipient ``to=functions.name`` a call with the JSON text of its arguments.
-``<|end|>`` ends a message and ``<|start|>assistant`` begins the next one; ``<|call|>`` and
-``<|return|>`` end the answer."""
+``<|channel|>analysis<|message|>`` begins reasoning; ``final`` or ``commentary`` instead begins text
+for the user; a recipient ``to=functions.name`` begins a call, whose arguments are JSON. ``<|end|>``
+ends a message and ``<|start|>assistant`` begins the next one. ``<|call|>`` and ``<|return|>`` end
+the answer."""
 
 from __future__ import annotations
 
@@ -35,19 +35,19 @@ NAMED_CHANNEL = re.compile(re.escape(CHANNEL) + r"\s*(\w+)")
 
 
 def speaks_harmony(template: str) -> bool:
-    """Whether a chat template writes messages of this format."""
+    """Whether a chat template writes this format."""
     return all(mark in template for mark in HARMONY_HEADER)
 
 
 def called(header: str, functions: Functions) -> str | None:
-    """The function that a header addresses, None where it addresses none of ``functions``."""
+    """The function that a header addresses; None if it addresses none of ``functions``."""
     found = RECIPIENT.search(header)
     name = None if found is None else found[1].removeprefix(NAMESPACE)
     return name if name in functions else None
 
 
 def arguments_of(body: str) -> str | None:
-    """The JSON text of the arguments in a message; None where it is no object."""
+    """The JSON text of a call's arguments; None if it is not an object."""
     text = body.strip() or "{}"
     try:
         value = strict_loads(text)
@@ -58,7 +58,7 @@ def arguments_of(body: str) -> str | None:
 
 @dataclass(frozen=True)
 class HarmonyCalls(CallSyntax):
-    """A call is a message to a function."""
+    """A call is a message addressed to a function."""
 
     begin: str = f"{CHANNEL}commentary to={NAMESPACE}"
     end: str | None = CALL
@@ -69,8 +69,8 @@ class HarmonyCalls(CallSyntax):
         return None if name is None or arguments is None else [Call(name, arguments)]
 
     def rules(self, functions: Sequence[Function], many: bool, marks: Marks) -> list[str]:
-        """A model writes the recipient in front of the channel, as its template does, or behind
-        it. A token that ends answers comes after the arguments."""
+        """The recipient may come before or after the channel. The token that ends the answer
+        follows the arguments."""
         channel, constrain, message = map(marks.written, (CHANNEL, CONSTRAIN, MESSAGE))
         rules = []
         for n, one in enumerate(functions):
@@ -87,7 +87,7 @@ ANALYSIS = Reasoning(f"{CHANNEL}analysis{MESSAGE}", END)
 
 @dataclass(frozen=True, slots=True)
 class HarmonyDialect(Dialect):
-    """Thoughts, preambles, calls and the final text are messages."""
+    """Reasoning, preambles, calls and the final text are messages."""
 
     calls: CallSyntax | None = HARMONY_CALLS
     reasoning: Reasoning | None = ANALYSIS

@@ -1,5 +1,5 @@
-"""Calls written as JSON: in tags (Hermes, Qwen), as a list in tags (Nemotron, Command R7B), alone
-(Llama 3), or behind a token (Mistral)."""
+"""Calls in JSON: in tags (Hermes, Qwen), as a list in tags (Nemotron, Command R7B), without marks
+(Llama 3), or after a token (Mistral)."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ CALL_ID = '"tool_call_id": "'
 
 @dataclass(frozen=True)
 class JsonObjectCalls(CallSyntax):
-    """``{"name": ..., "arguments": {...}}``, with the arguments under ``key``. With ``fenced`` the
-    same in a fence of Markdown is a call, too."""
+    """``{"name": ..., "arguments": {...}}``, with the arguments under ``key``. With ``fenced`` also
+    in a Markdown fence."""
 
     key: str = "arguments"
     before: str = ""
@@ -109,7 +109,7 @@ class JsonObjectCalls(CallSyntax):
 @dataclass(frozen=True)
 class JsonListCalls(CallSyntax):
     """``[{"name": ..., "arguments": {...}}, ...]`` in tags; ``names`` are the two keys. With
-    ``numbered`` each call begins with a number as its ``tool_call_id``."""
+    ``numbered`` each call begins with a ``tool_call_id``, a number."""
 
     end: str
     names: tuple[str, str] = ("name", KEYS[0])
@@ -132,7 +132,7 @@ COMMAND_CALLS = JsonListCalls(
 @dataclass(frozen=True)
 class BareJsonCall(CallSyntax):
     """Llama 3: an answer that is one JSON object, ``{"name": ..., "parameters": {...}}``. Several
-    are read, too, with a semicolon or a comma between them or nothing."""
+    objects, with or without ``;`` or ``,`` between them, are read too."""
 
     begin: str = "{"
     end: str | None = None
@@ -159,7 +159,7 @@ class BareJsonCall(CallSyntax):
 @dataclass(frozen=True)
 class MistralCalls(CallSyntax):
     """``[TOOL_CALLS][{"name": ..., "arguments": {...}}, ...]``, or with ``named`` the newer
-    ``[TOOL_CALLS]name[ARGS]{...}`` for each call. Either is read."""
+    ``[TOOL_CALLS]name[ARGS]{...}`` for each call. Both are read."""
 
     begin: str = "[TOOL_CALLS]"
     end: str | None = None
@@ -185,7 +185,7 @@ class MistralCalls(CallSyntax):
         return calls
 
     def _parts(self, body: str) -> list[str]:
-        """``body`` at its marks; one within a text of JSON is part of that text."""
+        """``body`` split at its marks, except within JSON strings."""
         parts: list[str] = []
         start = at = 0
         while (at := body.find(self.begin, at)) >= 0:
@@ -213,7 +213,7 @@ def _call_rules(
     name: str = "name",
     numbered: bool = False,
 ) -> tuple[list[str], list[str]]:
-    """Names and texts of a rule for each function."""
+    """The names and texts of a rule for each function."""
     rules = []
     begin = "" if opened else "{"
     number = f"{literal(begin + CALL_ID)} /[0-9]{{1,3}}/ " if numbered else ""
@@ -231,7 +231,7 @@ def _list_rules(
     key: str = KEYS[0],
     numbered: bool = False,
 ) -> list[str]:
-    """The first one is a list of calls, or of one."""
+    """Lark rules for a list of calls; without ``many`` for a list of one."""
     names, rules = _call_rules(functions, key, name=name, numbered=numbered)
     one = choice(names)
     more = f' (", " {one})*' if many else ""
@@ -239,7 +239,7 @@ def _list_rules(
 
 
 def _call_of(text: str, key: str, functions: Functions) -> Call | None:
-    """The one call a text holds."""
+    """The only call in a text."""
     found = _arguments_start(text, key)
     try:
         value = strict_loads(text)
@@ -248,7 +248,7 @@ def _call_of(text: str, key: str, functions: Functions) -> Call | None:
     call = _checked(value, key, functions)
     if call is None or found is None:
         return call if call is not None or key != KEYS[0] else _unlisted(value, functions)
-    # As the model wrote it: what is sent back gives the tokens it came from.
+    # Keep the model's own text, so that it gives the same tokens when it is sent back.
     try:
         arguments, end = DECODER.raw_decode(text, found[1])
     except (ValueError, RecursionError):
@@ -259,7 +259,7 @@ def _call_of(text: str, key: str, functions: Functions) -> Call | None:
 
 
 def _unlisted(value: object, functions: Functions) -> Call | None:
-    """A call whose arguments are missing or null, or have the other name."""
+    """A call with missing or null arguments, or with the arguments under the other key."""
     other = _checked(value, KEYS[1], functions)
     if other is not None or not isinstance(value, dict) or value.get("name") not in functions:
         return other
@@ -302,12 +302,12 @@ def _list_of_calls(
     if not isinstance(values, list):
         return None
     calls = [_checked(value, key, functions, name) for value in values]
-    # A list of none is text.
+    # An empty list is text.
     return [call for call in calls if call is not None] if calls and all(calls) else None
 
 
 def _may_be_fenced_call(text: str, functions: Functions) -> bool:
-    """Whether a fenced text that goes on may be calls of ``functions``."""
+    """Whether an unfinished fenced text may become calls of ``functions``."""
     head = re.sub(r"[ \t\r\n]", "", text[:LONGEST_FENCED_HEAD])
     if len(head) < len(FENCED_HEAD):
         return FENCED_HEAD.startswith(head)
@@ -317,8 +317,8 @@ def _may_be_fenced_call(text: str, functions: Functions) -> bool:
 
 
 def _fenced_calls(text: str, functions: Functions) -> list[Call] | None:
-    """The calls that a fenced text is: of each the name and the arguments, and nothing else, which
-    tells them from descriptions of functions."""
+    """The calls in a fenced text. Each has only a name and arguments, which distinguishes it from a
+    description of a function."""
     calls: list[Call] = []
     left = text.strip()
     while left:

@@ -26,7 +26,7 @@ from harness.host.structured.schema_tree import SchemaRefused
 
 QUOTES = "'\""
 BEHIND_STRINGS = ",)]}:"
-"""The text after a string's closing quote, by which it is told from an unescaped apostrophe."""
+"""Characters that may follow a closing quote, which distinguish it from an apostrophe."""
 ESCAPE = re.compile(r"\\(u[0-9a-fA-F]{4}|x[0-9a-fA-F]{2}|.)", re.S)
 MEANT = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "\n": ""}
 PLAIN = "\\/'\""
@@ -36,8 +36,8 @@ COMMA = '", "'
 
 @dataclass(frozen=True)
 class PythonCalls(CallSyntax):
-    """A list of calls with named arguments, whose strings have either quote. A list of JSON
-    objects, which a prompt may ask for instead, is read too."""
+    """A list of calls with named arguments; strings have either quote. A list of JSON objects,
+    which a prompt may ask for instead, is read too."""
 
     begin: str = "<|tool_call_start|>"
     end: str = "<|tool_call_end|>"
@@ -72,10 +72,10 @@ class PythonCalls(CallSyntax):
 
 @dataclass(slots=True)
 class _PythonReader(ValueReader):
-    """Reads calls and their values as Python and JSON have them."""
+    """Reads calls with values in Python's or JSON's notation."""
 
     def calls(self, functions: Functions) -> list[Call]:
-        """All calls of the text, of which there is one at least. Raises Malformed."""
+        """All calls of the text, at least one. Raises Malformed."""
         self.skip()
         listed = self.takes("[")
         calls: list[Call] = []
@@ -110,7 +110,7 @@ class _PythonReader(ValueReader):
             raise Malformed
         self.at = end + 1
         text = ESCAPE.sub(_unescaped, self.text[start:end])
-        # Two escapes may be the halves of one character.
+        # Two escapes may be the surrogates of one character.
         return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
     def key(self) -> str:
@@ -122,8 +122,7 @@ class _PythonReader(ValueReader):
 
 
 def _string_end(text: str, start: int) -> int:
-    """Index of the quote that ends the string of the quote at ``start``; -1 for
-    nowhere."""
+    """The index of the quote that ends the string beginning at ``start``; -1 if there is none."""
     quote, at = text[start], start + 1
     while at < len(text):
         if text[at] == "\\":

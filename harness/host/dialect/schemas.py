@@ -1,4 +1,4 @@
-"""Schemas of parameters, for syntaxes whose values are no JSON: what of them those can hold to."""
+"""Helpers for schemas of parameters, for syntaxes whose values are not JSON."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from harness.host.structured.json_schema import ENFORCED
 from harness.host.structured.schema_tree import SchemaRefused, referenced
 
 LONGEST_CHAIN = 32
-"""References that lead from one to the next."""
+"""Most references in a chain."""
 ROOT_KEYWORDS = frozenset(("$schema", "$id", "$defs", "definitions"))
 OBJECT_KEYWORDS = frozenset(("type", "properties", "required", "additionalProperties"))
 
 
 def keywords_of(schema: Mapping[str, Any]) -> set[str]:
-    """The keywords that ask for something of a value."""
+    """The keywords that constrain a value."""
     return (set(schema) & ENFORCED) - ROOT_KEYWORDS
 
 
@@ -26,8 +26,8 @@ def only(keywords: Collection[str], allowed: Collection[str], path: str) -> None
 
 
 def resolved(schema: Any, root: Mapping[str, Any]) -> Any:
-    """``schema``, or what it leads to in ``root`` if it is only a reference; True, which allows
-    anything, for one that leads nowhere."""
+    """``schema``, or the schema in ``root`` that it refers to if it is only a reference; True,
+    which allows anything, if that does not exist."""
     for _ in range(LONGEST_CHAIN):
         if not isinstance(schema, Mapping) or keywords_of(schema) != {"$ref"}:
             return schema
@@ -36,8 +36,8 @@ def resolved(schema: Any, root: Mapping[str, Any]) -> Any:
 
 
 def members_of(schema: Mapping[str, Any], path: str) -> list[tuple[str, Any, bool]]:
-    """Name and schema of every property of an object, and whether it is required. Raises
-    SchemaRefused where a required one has no schema."""
+    """Name and schema of each property of an object, and whether it is required. Raises
+    SchemaRefused if a required one has no schema."""
     properties: Mapping[str, Any] = schema.get("properties", {})
     required = set(schema.get("required", ()))
     if unknown := required - properties.keys():

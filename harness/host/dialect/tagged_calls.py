@@ -1,5 +1,5 @@
-"""Calls as GLM-4.5 and MiniMax M2 write them: a name, and parameters between tags. A value is the
-text itself where the parameter may be a string, JSON where it may not."""
+"""Calls of GLM-4.5 and MiniMax M2: a name, and parameters between tags. A value is plain text if
+the parameter may be a string, else JSON."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ INVOKED = re.compile(r"\s*</invoke>")
 
 @dataclass(frozen=True)
 class ValueTags:
-    """The tags around a value: ``before`` matches up to it and has the parameter's name, ``opens``
-    is found once in each opening tag, of other syntaxes too whose values ``close`` ends."""
+    """The tags around a value. ``before`` matches the text before it, with the parameter's name.
+    ``opens`` matches once in each opening tag, also of other syntaxes with the same ``close``."""
 
     before: re.Pattern[str]
     opens: str
     close: str
 
     def end(self, body: str, at: int) -> int:
-        """Where the value ends that begins at ``at``: at the closing tag that pairs up with it, so
-        that it may hold a whole call, else at the first one; -1 without any."""
+        """The end of the value that begins at ``at``: its matching closing tag, so that a value may
+        contain a whole call, else the first closing tag; -1 without one."""
         depth = 1
         for found in re.finditer(f"{self.opens}|{self.close}", body[at:]):
             depth += -1 if found[0] == self.close else 1
@@ -44,7 +44,7 @@ class ValueTags:
         return body.find(self.close, at)
 
     def inside(self, body: str, exact: bool) -> bool:
-        """Whether ``body`` ends within a value, which with ``exact`` holds no closing tag."""
+        """Whether ``body`` ends within a value. With ``exact`` values contain no closing tag."""
         opened = [found.start() for found in re.finditer(self.opens, body)]
         if exact:
             return bool(opened) and opened[-1] > body.rfind(self.close)
@@ -63,8 +63,8 @@ ON_ONE_LINE = TagForm("{}", "<arg_key>{}</arg_key><arg_value>", "", ARGUMENT.clo
 
 @dataclass(frozen=True)
 class GlmCalls(CallSyntax):
-    """``name<arg_key>key</arg_key><arg_value>value</arg_value>``, in GLM-4.5 and 4.6 with newlines
-    between."""
+    """``name<arg_key>key</arg_key><arg_value>value</arg_value>``; GLM-4.5 and 4.6 write newlines
+    between the tags."""
 
     begin: str = "<tool_call>"
     end: str = "</tool_call>"
@@ -96,8 +96,8 @@ class GlmCalls(CallSyntax):
 
 @dataclass(frozen=True)
 class InvokeCalls(CallSyntax):
-    """``<invoke name="name"><parameter name="key">value</parameter></invoke>``, all calls of an
-    answer between one pair of marks."""
+    """``<invoke name="name"><parameter name="key">value</parameter></invoke>``; all calls of an
+    answer are between one pair of marks."""
 
     begin: str = "<minimax:tool_call>"
     end: str = "</minimax:tool_call>"
@@ -131,8 +131,8 @@ class InvokeCalls(CallSyntax):
 
 
 def _call(body: str, at: int, tags: ValueTags, function: Function) -> tuple[Call | None, int]:
-    """The call of ``function`` whose arguments begin at ``at``, and where they end; None for one
-    that gives an argument twice, does not end a value, or has one that is no JSON."""
+    """The call of ``function`` whose arguments begin at ``at``, and their end. None if an argument
+    is repeated or a value does not end."""
     arguments: dict[str, Any] = {}
     while (found := tags.before.match(body, at)) is not None:
         end = tags.end(body, found.end())
@@ -145,7 +145,7 @@ def _call(body: str, at: int, tags: ValueTags, function: Function) -> tuple[Call
 
 
 def _rules(functions: Sequence[Function], form: TagForm) -> tuple[str, list[str]]:
-    """A choice of calls in Lark, and its rules."""
+    """The Lark expression for one of the calls, and its rules."""
     names = [f"call_{n}" for n in range(len(functions))]
     rules = [call_rules(one, name, form) for name, one in zip(names, functions, strict=True)]
     return choice(names), [line for lines in rules for line in lines]

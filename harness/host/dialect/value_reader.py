@@ -1,5 +1,5 @@
-"""Reads values of calls that are no JSON: objects, lists, words, numbers, and strings of a syntax's
-own."""
+"""A reader of values that are almost JSON: objects, lists, words and numbers, with a syntax's own
+strings and keys."""
 
 from __future__ import annotations
 
@@ -15,31 +15,31 @@ from harness.host.dialect.calls import choice
 KEY = re.compile(r"[a-zA-Z0-9_.-]+")
 SCALAR = re.compile(r"true|false|null|None|True|False|-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?")
 WORDS: Mapping[str, bool | None] = {"None": None, "True": True, "False": False}
-"""Words of Python for what JSON writes otherwise."""
+"""Python's words for JSON's null, true and false."""
 DEEPEST = 32
 
 
 class Malformed(Exception):
-    """A text that is not of this form."""
+    """A text that does not follow the syntax."""
 
 
 @dataclass(slots=True)
 class ValueReader(ABC):
-    """Reads one value after the other from ``text``, beginning at ``at``."""
+    """Reads one value after another from ``text``, beginning at ``at``."""
 
     text: str
     at: int
 
     @abstractmethod
     def string(self) -> str | None:
-        """The string that starts here, None for something else. Raises Malformed."""
+        """The string at the current position; None for any other value. Raises Malformed."""
 
     @abstractmethod
     def key(self) -> str:
-        """The key of an object that starts here. Raises Malformed."""
+        """The key of an object at the current position. Raises Malformed."""
 
     def value(self, depth: int = 0) -> Any:
-        """The value that starts here. Raises Malformed."""
+        """The value at the current position. Raises Malformed."""
         if depth > DEEPEST:
             raise Malformed
         self.skip()
@@ -53,7 +53,7 @@ class ValueReader(ABC):
         return self._scalar()
 
     def takes(self, text: str) -> bool:
-        """Step over ``text`` if it is here."""
+        """Skip ``text`` if it is at the current position; returns whether it was."""
         if not self.text.startswith(text, self.at):
             return False
         self.at += len(text)
@@ -65,7 +65,8 @@ class ValueReader(ABC):
             self.at += 1
 
     def closes(self, bracket: str, has_some: bool) -> bool:
-        """Whether the container ends here; before another part comes a comma."""
+        """Skip ``bracket`` and return True if the container ends here. Otherwise skip the comma
+        that must come before another part."""
         self.skip()
         if self.takes(bracket):
             return True
@@ -75,7 +76,7 @@ class ValueReader(ABC):
         return False
 
     def word(self, pattern: re.Pattern[str]) -> str:
-        """The text of ``pattern`` that starts here. Raises Malformed."""
+        """The match of ``pattern`` at the current position. Raises Malformed."""
         found = pattern.match(self.text, self.at)
         if found is None:
             raise Malformed
@@ -107,8 +108,8 @@ class ValueReader(ABC):
 
 
 def sequence(members: Sequence[tuple[str, bool]], comma: str, add: Callable[[str], str]) -> str:
-    """Lark for rules, each (name, needed), with ``comma`` between those that are not left out;
-    ``add`` gives the name of a new rule."""
+    """The Lark expression for members in order, each (rule name, required), with ``comma`` between
+    those that are present. ``add`` adds a rule and returns its name."""
     after = '""'
     firsts: list[str] = []
     for name, needed in reversed(members):

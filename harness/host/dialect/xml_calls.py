@@ -1,6 +1,5 @@
-"""Calls as Qwen3-Coder, Qwen3.5 and Seed-OSS write them: tags, and in them values as plain text.
-
-A value is the text itself where the parameter may be a string, and JSON where it may not."""
+"""Calls of Qwen3-Coder, Qwen3.5 and Seed-OSS: XML-like tags with values as plain text. A value is
+plain text if the parameter may be a string, else JSON."""
 
 from __future__ import annotations
 
@@ -30,16 +29,16 @@ from harness.host.structured.schema_tree import SchemaRefused
 CALL = re.compile(r"\s*<function=([^>\n]+)>(.*?)</function>\s*", re.S)
 PARAMETER = re.compile(r"\s*<parameter=([^>\n]+)>(.*?)</parameter>", re.S)
 LONGEST_HEAD = 256
-"""Characters before the end of a call's first tag; a text with more is no call."""
+"""Most characters of a call's first tag."""
 PARAMETER_NAME = re.compile(r"[^<>\s\x00-\x1f]([^<>\n\x00-\x1f]{0,126}[^<>\s\x00-\x1f])?")
 PYTHON_WORDS = {"True": True, "False": False, "None": None}
-"""Form in which these models' template writes values that are no text."""
+"""Words that these models' template writes for JSON's true, false and null."""
 
 
 @dataclass(frozen=True)
 class TagForm:
-    """How a grammar writes a call: ``head`` and ``opening`` have a place for the name of the
-    function and of a parameter; a value is followed by ``before``, ``close`` and ``after``."""
+    """How a grammar writes a call. ``head`` and ``opening`` are formats for the names of the
+    function and of a parameter. A value is followed by ``before``, ``close`` and ``after``."""
 
     head: str
     opening: str
@@ -49,7 +48,7 @@ class TagForm:
     end: str
 
     def trimmed(self, text: str) -> str:
-        """A text between tags without the newlines that belong to the tags."""
+        """The text between tags without the newlines that belong to the tags."""
         return text.removeprefix(self.before).removesuffix(self.before)
 
 
@@ -127,7 +126,7 @@ class XmlCalls(CallSyntax):
         return [f'calls: "\\n" {names} "\\n" {marks.written(self.end)}', *rules]
 
     def _read(self, body: str, functions: Functions, cut: bool = False) -> Call | bool:
-        """The call of a body, see ``read_tags``."""
+        """The call in a body; see ``read_tags``."""
         function = functions.get(name_called(body) or "")
         if function is None:
             return False
@@ -153,7 +152,7 @@ SEED_CALLS = XmlCalls(
 
 
 def call_rules(function: Function, rule: str, form: TagForm) -> list[str]:
-    """Lark rules of a call, the first named ``rule``. Raises SchemaRefused for parameters that
+    """Lark rules of a call; the first is named ``rule``. Raises SchemaRefused for parameters that
     cannot be enforced."""
     schema = enforceable(function.parameters)
     only(keywords_of(schema), OBJECT_KEYWORDS, "")
@@ -179,7 +178,7 @@ def call_rules(function: Function, rule: str, form: TagForm) -> list[str]:
 def _value_rules(
     rule: str, opening: str, form: TagForm, schema: Any, root: Mapping[str, Any], pointer: str
 ) -> list[str]:
-    """A parameter with its tags."""
+    """The rules of a parameter with its tags."""
     definitions = {key: root[key] for key in ("$defs", "definitions") if key in root}
     texts: list[str] = []
     values: list[str] = []
@@ -208,7 +207,7 @@ def _value_rules(
 
 
 def _options(schema: Any, root: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The schemas of which a value needs to obey one."""
+    """The alternative schemas of a value."""
     if not isinstance(schema, Mapping):
         return [{}] if schema else []
     if keywords_of(schema) == {"anyOf"}:
@@ -220,7 +219,7 @@ def _options(schema: Any, root: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _is_plain(text: object, close: str) -> bool:
-    """Whether a text can stand before the tag ``close`` and means nothing but itself."""
+    """Whether a text can stand before the tag ``close`` without being read as anything else."""
     if not isinstance(text, str) or close in text or text != text.strip("\n"):
         return False
     try:
@@ -231,7 +230,7 @@ def _is_plain(text: object, close: str) -> bool:
 
 
 def value_of(text: str, function: Function, name: str) -> Any:
-    """The value of a parameter of this name that is written as ``text``."""
+    """The value of the parameter ``name`` that is written as ``text``."""
     root = function.parameters
     meant = resolved(_schema_of(function, name), root)
     try:
@@ -265,7 +264,7 @@ def _may_be_string(schema: Any, root: Mapping[str, Any]) -> bool:
 
 
 def _allows_json(schema: Any, value: Any, root: Mapping[str, Any]) -> bool:
-    """Whether a value that is no string may be meant where a string may be."""
+    """Whether ``value``, parsed from text that may also be a string, matches the schema's types."""
     if isinstance(value, str):
         return False
     if not isinstance(schema, Mapping):

@@ -1,5 +1,5 @@
-"""Tags of calls as models write them when nothing holds them to it: some are missing, and values
-hold whole calls of their own."""
+"""Reads tags of calls that no grammar enforced: some tags are missing, and values may contain whole
+calls."""
 
 from __future__ import annotations
 
@@ -18,24 +18,25 @@ CLOSE = "</function>"
 
 @dataclass(frozen=True, slots=True)
 class TaggedCall:
-    """The name that a text calls, and its parameters as they stand between their tags."""
+    """The function's name and the text of each parameter."""
 
     name: str
     parameters: dict[str, str]
 
 
 def name_called(text: str) -> str | None:
-    """The name that a text calls; None for one that does not begin a call."""
+    """The name in a text that begins a call; None for any other text."""
     found = HEAD.match(text)
     return None if found is None else found[1]
 
 
 def read_tags(text: str, declared: Set[str] | None, cut: bool = False) -> TaggedCall | bool:
-    """The call that ``text`` is as a whole; True where it ends within a value, False where it is
-    none. ``declared`` are the names parameters may have, None for any.
+    """The call that ``text`` is; True if it ends within a value, False if it is not a call.
+    ``declared``: names that parameters may have, None for any.
 
-    A missing ``</parameter>`` is understood before a tag that can follow it. A call within a value
-    is part of the value. With ``cut`` a text may end within a value, which then has no calls."""
+    A missing ``</parameter>`` is assumed before a tag that can follow it. A call within a value is
+    part of the value. With ``cut`` the text may end within a value; then values contain no
+    calls."""
     head = HEAD.match(text)
     if head is None:
         return False
@@ -56,7 +57,8 @@ def read_tags(text: str, declared: Set[str] | None, cut: bool = False) -> Tagged
 def _value_end(
     text: str, start: int, given: Set[str], declared: Set[str] | None, cut: bool
 ) -> tuple[int, int]:
-    """Indices at which the value from ``start`` ends and the text goes on; -1 for none."""
+    """Indices of the end of the value from ``start`` on, and of the text after it; -1 if it does
+    not end."""
     depth = 0
     for tag in TAG.finditer(text, start):
         if tag["open"] and not cut:

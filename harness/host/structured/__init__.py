@@ -1,1 +1,1 @@
-"""Answers of a form: what may come next as masks of tokens, from schemas and grammars."""
+"""Structured outputs: token masks from JSON schemas and grammars."""

@@ -1,9 +1,8 @@
-"""Grammars in GBNF, the notation of llama.cpp, written as grammars of llguidance.
+"""Translates grammars in GBNF, the notation of llama.cpp, to llguidance's Lark dialect.
 
-A GBNF grammar says which characters may follow each other. llguidance reads words of a lexer, which
-takes the longest word it can. Both mean the same where a grammar is one word, or where every word
-is one character. So a grammar without recursion becomes one regular expression, and any other one
-rules of single characters."""
+GBNF describes sequences of characters. llguidance's lexer reads the longest possible lexeme. Both
+mean the same if the whole grammar is one lexeme, or if every lexeme is one character. So a grammar
+without recursion becomes one regular expression, and any other one rules of single characters."""
 
 from __future__ import annotations
 
@@ -16,15 +15,15 @@ from harness.host.structured.grammars import GrammarRefused
 
 ROOT = "root"
 MAX_CHARACTERS = 256 << 10
-"""Characters of a grammar."""
+"""Most characters of a grammar."""
 LONGEST_REGEX = 64 << 10
-"""Characters of a regular expression that a whole grammar may become."""
+"""Most characters of the regular expression of a whole grammar."""
 MAX_REPEATS = 100_000
-"""Largest number within braces."""
+"""Largest number in braces."""
 DEEPEST = 100
-"""Most groups within each other."""
+"""Deepest nesting of groups."""
 MAX_SUFFIXES = 2
-"""Most repetitions written behind one part, so that a grammar is not deeper than its groups."""
+"""Most repetitions of one part, such as ``(a+)*``, which also nest."""
 NAME = re.compile(r"[a-zA-Z0-9-]+")
 BLANK = re.compile(r"(?:[ \t]|#[^\r\n]*)*")
 BLANK_LINES = re.compile(r"(?:[ \t\r\n]|#[^\r\n]*)*")
@@ -43,14 +42,14 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class CharacterClass:
-    """One character, of a class as a regular expression."""
+    """One character of a class, as a regular expression."""
 
     regex: str
 
 
 @dataclass(frozen=True, slots=True)
 class RuleName:
-    """The definition of a rule; ``at`` is the position of its reference."""
+    """A reference to a rule; ``at`` is its position in the text."""
 
     name: str
     at: int
@@ -58,21 +57,21 @@ class RuleName:
 
 @dataclass(frozen=True, slots=True)
 class InOrder:
-    """Parts one after the other."""
+    """A sequence."""
 
     parts: tuple[GbnfNode, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class OneOf:
-    """One of several."""
+    """A choice."""
 
     parts: tuple[GbnfNode, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Repeated:
-    """A part ``least`` to ``most`` times, None for any number."""
+    """A part repeated ``least`` to ``most`` times; None means any number."""
 
     part: GbnfNode
     least: int
@@ -83,8 +82,8 @@ GbnfNode = Text | CharacterClass | RuleName | InOrder | OneOf | Repeated
 
 
 def gbnf_rules(text: str) -> str:
-    """The rules of llguidance for a grammar, the first one ``body``. Raises GrammarRefused, which
-    names the line and the column."""
+    """The Lark rules of a grammar, beginning with ``body``. Raises GrammarRefused with line and
+    column."""
     if len(text) > MAX_CHARACTERS:
         raise GrammarRefused(f"has more than {MAX_CHARACTERS} characters")
     reader = _GbnfReader(text)
@@ -281,7 +280,7 @@ class _GbnfReader:
 
 
 def _names(node: GbnfNode) -> Iterator[RuleName]:
-    """The rules that a part names."""
+    """The rules that a part refers to."""
     match node:
         case RuleName():
             yield node
@@ -293,8 +292,8 @@ def _names(node: GbnfNode) -> Iterator[RuleName]:
 
 
 def _without_recursion(rules: Mapping[str, GbnfNode]) -> list[str] | None:
-    """The rules that the root needs, each behind those that it names; None where one leads back to
-    itself."""
+    """The rules that the root needs, each after those it refers to; None if a rule refers to
+    itself, directly or not."""
     order: list[str] = []
     state: dict[str, bool] = {}
     waiting = [(ROOT, False)]
@@ -314,7 +313,7 @@ def _without_recursion(rules: Mapping[str, GbnfNode]) -> list[str] | None:
 
 
 def _whole_regex(rules: Mapping[str, GbnfNode], order: list[str]) -> str | None:
-    """The root as a regular expression; None where that is too long."""
+    """The root rule as a regular expression; None if that is too long."""
     known: dict[str, str] = {}
     for name in order:
         pieces, length = [], 0
@@ -328,7 +327,7 @@ def _whole_regex(rules: Mapping[str, GbnfNode], order: list[str]) -> str | None:
 
 
 def _regex(node: GbnfNode, known: Mapping[str, str]) -> Iterator[str]:
-    """The pieces of a part as a regular expression."""
+    """The pieces of the regular expression of a part."""
     match node:
         case Text(text):
             yield from map(_coded, text)
@@ -353,7 +352,7 @@ def _regex(node: GbnfNode, known: Mapping[str, str]) -> Iterator[str]:
 
 
 def _lark(node: GbnfNode, ids: Mapping[str, str]) -> str:
-    """A part as rules of single characters."""
+    """A part as Lark with single characters."""
     match node:
         case Text(text):
             return " ".join(f"/{_coded(character)}/" for character in text) or '""'
@@ -371,5 +370,5 @@ def _lark(node: GbnfNode, ids: Mapping[str, str]) -> str:
 
 
 def _coded(character: str) -> str:
-    """A character as a regular expression has it, whatever it means there."""
+    """A character as an escape in a regular expression."""
     return rf"\x{{{ord(character):X}}}"

@@ -1,8 +1,8 @@
-"""Compiles grammars in a process of its own, where one that explodes does no harm.
+"""Compiles grammars in a separate process, so that a grammar that explodes does no harm.
 
-Run as a script by ``grammars``; imports the standard library and llguidance only. Standard input
-holds one JSON object a line: first the tokens and the limits, then one grammar a line. Standard
-output answers each grammar with ``{"error"}``, null for one that compiled and has a first mask."""
+``grammars`` runs this file as a script, which imports only the standard library and llguidance.
+Standard input has one JSON object in each line: first tokens and limits, then one grammar each. The
+answer to a grammar is the line ``{"error"}``, null if it compiled and has a first mask."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ import sys
 from typing import Any
 
 FORCED_BYTES = 64
-"""Bytes of a text that must come that are divided into tokens: only the first token counts."""
+"""Most bytes of a forced text that are tokenized: only the first token counts."""
 
 
 class GrammarVocabulary:
-    """A vocabulary as llguidance wants it."""
+    """A vocabulary as llguidance expects it."""
 
     is_tokenizer_wrapper = True
 
@@ -31,7 +31,7 @@ class GrammarVocabulary:
         self._longest = max(map(len, self._ids))
 
     def __call__(self, text: bytes | str) -> list[int]:
-        """Tokens that spell the beginning of a text that must come: the longest that fit."""
+        """Tokens for the beginning of a text that must come, by longest match."""
         rest = text.encode() if isinstance(text, str) else text
         rest, ids = rest[:FORCED_BYTES], []
         while rest:
@@ -67,7 +67,7 @@ def main() -> None:
 
 
 def _limit_memory(more: int) -> None:
-    """So much on top of what the vocabulary took."""
+    """Limit the address space to ``more`` bytes above what the vocabulary takes."""
     try:
         import resource
 
@@ -80,7 +80,7 @@ def _limit_memory(more: int) -> None:
 
 
 def _arm(seconds: float) -> None:
-    """End the process after so many seconds of processor time; 0 disarms."""
+    """End the process after ``seconds`` of processor time; 0 disarms."""
     if hasattr(signal, "setitimer"):
         signal.setitimer(signal.ITIMER_PROF, seconds)
 

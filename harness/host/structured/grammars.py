@@ -1,7 +1,8 @@
-"""Grammars to masks of tokens: compiled once in a bounded child, then here, and shared by requests.
+"""Compiles grammars to token masks: first in a process with limits, then here. Requests share them.
 
-llguidance drops the interpreter's lock while it computes. What a grammar costs here is bounded by
-what its child was allowed: the compilation is the same, and each mask has its own limits."""
+llguidance releases Python's interpreter lock while it computes. The cost of a grammar here is
+limited by the limits of that process, since the compilation is the same; each mask has its own
+limits."""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 CACHED_GRAMMARS = 64
 """Most compiled grammars in the cache."""
 LONGEST_GRAMMAR = 1 << 20
-"""Characters of a grammar."""
+"""Most characters of a grammar."""
 PARSER_LIMITS: dict[str, Any] = {
     "initial_lexer_fuel": 1_000_000,
     "step_lexer_fuel": 200_000,
@@ -41,24 +42,24 @@ PARSER_LIMITS: dict[str, Any] = {
     "max_grammar_size": 500_000,
     "verbose_errors": False,
 }
-"""Limits of a grammar and of each of its masks: a step some 15 ms at most, the states of the
-lexer some 100 MB. Errors must not hold what a user wrote."""
+"""Limits of a grammar and of each mask: about 15 ms for a mask, 100 MB for the states of the lexer.
+Errors must not contain a user's text."""
 LONGEST_ERROR = 300
 FORCED_CHARACTERS = 2048
-"""Most characters that are tokenized of a text that a grammar leaves no choice about."""
+"""Most characters of a forced text that are tokenized."""
 NOT_FORCED = '%llguidance {"no_forcing": true}\n'
 
 
 class GrammarRefused(Exception):
-    """A grammar that does not compile within its limits; the message is for its author."""
+    """A grammar that does not compile within its limits. The message is for its author."""
 
 
 class GrammarsBusy(Exception):
-    """Others' grammars are being compiled."""
+    """Grammars of other requests are being compiled."""
 
 
 class GrammarBroke(ZincError):
-    """A mask that could not be computed within its limits."""
+    """A mask could not be computed within its limits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,15 +72,12 @@ class GrammarLimits:
 
 
 class TokenMasks:
-    """The masks of one sequence under a grammar: an engine's ``allowed``. May be called from
-    several threads, and about tokens that the sequence then does not get: drafted ones.
+    """The masks of one sequence under a grammar: an engine's ``allowed``. Thread-safe. It may be
+    called for drafted tokens that the sequence then does not get.
 
-    They follow ``grammar`` from its beginning: ``before`` has its first tokens where the sequence
-    continues an answer that began elsewhere.
-
-    ``matcher`` shares its automaton, and the limits of that, with those of other sequences. When
-    a limit is exceeded, ``fresh`` makes an unshared one, so that no sequence fails because of
-    another."""
+    ``before``: the first tokens of an answer that began on another replica. ``matcher`` shares its
+    automaton, and the automaton's limits, with other sequences. If a limit is exceeded, ``fresh``
+    makes an unshared matcher, so that no sequence fails because of another."""
 
     def __init__(
         self, matcher: LLMatcher, words: int, grammar: str, fresh: Callable[[], LLMatcher]
@@ -87,7 +85,7 @@ class TokenMasks:
         self.grammar = grammar
         self.before: tuple[int, ...] = ()
         self.failure: str | None = None
-        """Reason why the sequence cannot go on; None while it can."""
+        """Why the sequence cannot continue; None while it can."""
         self._matcher = matcher
         self._words = words
         self._fresh = fresh
@@ -104,11 +102,11 @@ class TokenMasks:
             return self._mask_after(tokens)
 
     def follow(self, tokens: list[int]) -> None:
-        """Compute ahead the mask that the engine will ask for after ``tokens``."""
+        """Compute the mask after ``tokens`` ahead of the engine."""
         self(tokens)
 
     def problem_after(self, tokens: list[int]) -> str | None:
-        """Reason why no token can follow ``tokens``; None where one can."""
+        """Why no token can follow ``tokens``; None if one can."""
         if self.failure is None:
             with suppress(GrammarBroke):
                 self(tokens)
@@ -124,7 +122,7 @@ class TokenMasks:
             return self._shared_mask_after(tokens)
 
     def _begin_anew(self) -> None:
-        """Take a matcher that shares nothing and has consumed nothing."""
+        """Replace the matcher by an unshared one at its beginning."""
         self._matcher, self._shared = self._fresh(), False
         self._consumed, self._mask, self.failure = [], None, None
 
@@ -140,8 +138,8 @@ class TokenMasks:
         self._consume(tokens[before:])
 
     def _return_to(self, tokens: list[int]) -> int:
-        """Take back what was consumed from the first difference to ``tokens`` on, and its failure;
-        returns the number of tokens before it."""
+        """Roll back to the first difference from ``tokens``; returns the number of tokens before
+        it."""
         pairs = enumerate(zip(self._consumed, tokens, strict=False))
         least = min(len(self._consumed), len(tokens))
         same = next((n for n, (one, other) in pairs if one != other), least)
@@ -162,7 +160,7 @@ class TokenMasks:
             packed = self._matcher.compute_bitmask()
             if self._matcher.is_error():
                 raise self._broken("the grammar became too complex")
-            # llguidance counts one token more than there are.
+            # llguidance's mask may have bits for more tokens than there are.
             self._mask = np.frombuffer(packed, "<u4")[: self._words]
             if not self._mask.any():
                 self.failure = "no token of this model obeys the grammar here"
@@ -174,7 +172,7 @@ class TokenMasks:
 
 
 def regex_rule(regex: str) -> str:
-    """A regular expression in Lark, whatever it holds. Raises GrammarRefused."""
+    """A regular expression in Lark. Raises GrammarRefused."""
     written, escaped = [], False
     for character in regex:
         bare = not escaped and character == "/"
@@ -186,9 +184,8 @@ def regex_rule(regex: str) -> str:
 
 
 class Grammars:
-    """Compiles grammars for one vocabulary. Safe to share between threads.
-
-    ``vocab`` is the size of the model's logits. ``close`` ends the child."""
+    """Compiles grammars for one vocabulary. Thread-safe. ``vocab`` is the width of the model's
+    logits. ``close`` ends the compiling process."""
 
     def __init__(
         self, tokenizer: Tokenizer, vocab: int, limits: GrammarLimits | None = None
@@ -208,8 +205,8 @@ class Grammars:
         )
 
     def masks(self, grammar: str, count: int) -> list[TokenMasks]:
-        """Masks for ``count`` sequences under a grammar in llguidance's form of Lark. Raises
-        GrammarRefused, and GrammarsBusy when others' take too long."""
+        """Masks for ``count`` sequences under a grammar in llguidance's Lark dialect. Raises
+        GrammarRefused, and GrammarsBusy if other grammars take too long."""
         whole = self._head + grammar
         words = mask_words(self._vocab)
         with self._lock:
@@ -236,7 +233,7 @@ class Grammars:
             return [TokenMasks(matcher.deep_copy(), words, grammar, fresh) for _ in range(count)]
 
     def close(self) -> None:
-        """End the child. A new grammar would start another."""
+        """End the compiling process. A new grammar would start another."""
         with self._compiling:
             self._worker.close()
 
@@ -262,8 +259,8 @@ class Grammars:
 
     @cached_property
     def _head(self) -> str:
-        """A vocabulary that puts a space before a text has no tokens for just this text: then it
-        may be written in all ways."""
+        """Turns off forced tokens for vocabularies that put a space before a text, since they
+        cannot write a text without it."""
         exact = b"".join(
             map(self._tokenizer.token_bytes, self._tokenizer.encode("a", add_bos=False))
         )
@@ -288,7 +285,7 @@ class Grammars:
 
     @cached_property
     def _special(self) -> list[int]:
-        """Tokens that no text of a grammar stands for, only their own names."""
+        """Tokens that no text of a grammar matches; a grammar can only name them."""
         hidden = (TokenKind.CONTROL, TokenKind.UNKNOWN)
         return [
             token
@@ -318,7 +315,7 @@ class Grammars:
 
 
 class _Tokens:
-    """A vocabulary as llguidance wants it."""
+    """A vocabulary as llguidance expects it."""
 
     is_tokenizer_wrapper = True
     bos_token_id = None
@@ -336,15 +333,15 @@ class _Tokens:
         self._tokenizer = tokenizer
 
     def __call__(self, text: bytes | str) -> list[int]:
-        """The tokens the model itself would have for a text that is the only one possible. Of a
-        long one, which is asked for again with every token, the beginning is enough."""
+        """The model's own tokens for a text that must come. Of a long text, which is requested
+        again after every token, only the beginning."""
         if isinstance(text, bytes):
             text = text[: 4 * FORCED_CHARACTERS].decode(errors="replace")
         return self._tokenizer.encode_exactly(text[:FORCED_CHARACTERS])
 
 
 def _dead_end(matcher: LLMatcher) -> str | None:
-    """The error of a grammar that no text matches."""
+    """The error of a grammar that no text matches; None for any other."""
     begun = matcher.deep_copy()
     packed = begun.compute_bitmask()
     if begun.is_error():
@@ -353,7 +350,7 @@ def _dead_end(matcher: LLMatcher) -> str | None:
 
 
 def _problem_of(error: str) -> str:
-    """llguidance's error about a grammar, without positions in generated rules."""
+    """llguidance's error message without positions in generated rules."""
     text = re.sub(r"^at \d+\(\d+\): (failed to compile JSON schema: )?", "", error)
     text = re.sub(r"\n\s*\d+ \|.*", "", text, flags=re.DOTALL)
     if text.startswith("NoExtensionBias"):

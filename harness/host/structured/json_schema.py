@@ -1,8 +1,8 @@
-"""JSON schemas that are enforced to the letter. Any other is refused, never weakened.
+"""Accepts JSON schemas that can be enforced exactly, and refuses all others.
 
-llguidance makes a grammar of a schema, and refuses many keywords it does not have; others it takes
-and forgets. So every keyword that asks for something has to be one that is known to be enforced.
-Keywords that ask for nothing are annotations, and never reach it."""
+llguidance makes a grammar from a schema. It refuses many unsupported keywords, but silently ignores
+others. So every keyword that constrains a value must be known to be enforced. All other keywords
+are annotations, which are removed."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from harness.host.structured.schema_tree import (
 
 MAX_SUBSCHEMAS = 10_000
 LARGEST_NUMBER = 2**53
-"""The grammar's numbers are binary64: beyond this it would ask for another integer."""
+"""The grammar's numbers are binary64, which does not have every integer above this."""
 MAX_DECIMALS = 22
-"""The grammar's reader makes a decimal of an integer and a power of ten. It rounds once, and
-rightly, where binary64 has both: an integer up to LARGEST_NUMBER and 10^22."""
+"""The grammar's reader computes a decimal from an integer and a power of ten. The result is
+correctly rounded if binary64 has both: an integer up to LARGEST_NUMBER, and 10^22."""
 BLANKS = r"\n[ \t]{0,40}|[ \t]{1,40}"
 """White space between the parts of a JSON value: indentation of limited length."""
 
@@ -40,7 +40,7 @@ VALUES = frozenset(
         "multipleOf",
     )
 )
-"""Keywords without schemas in them."""
+"""Keywords whose values contain no schemas."""
 BOUNDS = frozenset(("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"))
 ROOT_ONLY = frozenset(("$schema", "$id"))
 NOT_ENFORCED = frozenset(
@@ -54,14 +54,14 @@ NOT_ENFORCED = frozenset(
         *("$vocabulary", "id", "extends", "disallow", "divisibleBy"),
     )
 )
-"""Keywords of any draft that ask for something this server cannot hold an answer to. A keyword
-that is in no draft is an annotation, as the specification says."""
+"""Keywords of any draft that constrain a value but cannot be enforced. A keyword that is in no
+draft is an annotation, as the specification says."""
 FORMATS = frozenset(
     (*("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid"), "uri")
 )
-"""Formats that are enforced. Any other is an annotation, as the specification says."""
+"""Formats that are enforced. Any other format is an annotation, as the specification says."""
 DIALECT = re.compile(r"https?://json-schema\.org/((draft/20(20-12|19-09)/)?|draft-0[67]/)schema#?")
-"""Drafts that a schema may name: what is enforced means the same in each."""
+"""Drafts that a schema may name. The enforced keywords mean the same in each."""
 ASKS_NOTHING: Mapping[str, tuple[Any, ...]] = MappingProxyType(
     {
         **dict.fromkeys(("unevaluatedItems", "unevaluatedProperties", "propertyNames"), (True, {})),
@@ -72,16 +72,16 @@ ASKS_NOTHING: Mapping[str, tuple[Any, ...]] = MappingProxyType(
         "uniqueItems": (False,),
     }
 )
-"""Values with which a keyword that is not enforced lets every value pass."""
+"""Values of keywords that are not enforced with which they constrain nothing."""
 ENFORCED = VALUES | SCHEMA | LIST_OF_SCHEMAS | SCHEMA_BY_NAME | ROOT_ONLY | {"$ref"}
 PLAIN_REFERENCE = re.compile(r"#/(\$defs|definitions)/[a-zA-Z0-9_.-]+")
-"""References whose way is the same however it is read."""
+"""References that every reader resolves alike."""
 ESCAPES = 'nrbtf\\"u'
 """Letters that may follow a backslash in a JSON text the model writes."""
 
 
 def check_schema(schema: object) -> None:
-    """Raise SchemaRefused for a schema that is malformed or asks for what is not enforced."""
+    """Raise SchemaRefused for a schema that is malformed or cannot be enforced."""
     parts: dict[str, Any] = {}
     for pointer, part in subschemas(schema):
         parts[pointer] = part
@@ -96,8 +96,8 @@ def check_schema(schema: object) -> None:
 
 
 def enforceable(schema: Any) -> Any:
-    """``schema`` without its annotations, in which every reference leads into ``$defs`` or
-    ``definitions``: what a grammar is made of. Raises SchemaRefused."""
+    """``schema`` without annotations, with all references into ``$defs`` or ``definitions``, as the
+    grammar is made from it. Raises SchemaRefused."""
     check_schema(schema)
     if not isinstance(schema, Mapping):
         return schema
@@ -119,7 +119,7 @@ def enforceable(schema: Any) -> Any:
 
 
 def compile_options(schema: object) -> dict[str, Any]:
-    """llguidance's options for a schema that ``check_schema`` let pass."""
+    """llguidance's options for a checked schema."""
     options: dict[str, Any] = {
         "whitespace_pattern": BLANKS,
         "lenient": False,
@@ -140,7 +140,8 @@ def _free_name(taken: set[str]) -> str:
 def _without_annotations(
     part: Any, pointer: str, targets: Mapping[str, str], moved: dict[str, Any]
 ) -> Any:
-    """A copy of ``part``; what a reference leads to goes to ``moved``, under its name."""
+    """A copy of ``part`` without annotations. Targets of references move to ``moved``, by their
+    names."""
     if not isinstance(part, Mapping):
         copy: Any = part
     else:
@@ -210,7 +211,7 @@ def _check_keyword(pointer: str, keyword: str, value: object, parts: Mapping[str
 
 
 def _has_inexact_number(value: object) -> bool:
-    """Whether binary64 rounds a number in ``value``, or a neighbour of it."""
+    """Whether ``value`` contains a number that binary64 or the grammar's reader would change."""
     if isinstance(value, bool):
         return False
     if isinstance(value, int | float):
@@ -223,14 +224,14 @@ def _has_inexact_number(value: object) -> bool:
 
 
 def _is_misread(value: float) -> bool:
-    """Whether a grammar's reader may make another number of a decimal."""
+    """Whether the grammar's reader may round a decimal to another number."""
     _, digits, exponent = Decimal(repr(value)).as_tuple()
     assert isinstance(exponent, int)
     return int("".join(map(str, digits))) > LARGEST_NUMBER or -exponent > MAX_DECIMALS
 
 
 def _with_integers(value: Any) -> Any:
-    """``value`` with every integer written as one, however it was written."""
+    """``value`` with integral floats as integers."""
     if isinstance(value, float) and value % 1 == 0:
         return int(value)
     if isinstance(value, Mapping):
@@ -239,15 +240,15 @@ def _with_integers(value: Any) -> Any:
 
 
 def _with_short_spellings(part: dict[str, Any]) -> dict[str, Any]:
-    """A schema with a choice of steps, where its grammar may refuse multiples whose last zeros are
-    not written: of 0.25 it takes 0.50 alone, and that only where bounds or an ``enum`` let the zero
-    be written."""
+    """A schema that also accepts multiples without trailing zeros. llguidance's grammar for
+    multiples of 0.25 may accept only 0.50, and only if bounds or an ``enum`` allow to write the
+    zero."""
     step = part.get("multipleOf")
     if type(step) is not float:
         return part
     _, digits, exponent = Decimal(repr(step)).normalize().as_tuple()
     assert isinstance(exponent, int)
-    # With ``left`` places not written: the multiples of ``whole`` that end in as many zeros.
+    # With ``left`` decimals omitted: the multiples of ``whole`` that end in as many zeros.
     whole = int("".join(map(str, digits)))
     steps = {
         whole // gcd(whole, 10**left): -exponent - left for left in range(-exponent - 1, -1, -1)
@@ -261,7 +262,7 @@ def _with_short_spellings(part: dict[str, Any]) -> dict[str, Any]:
 
 
 def _is_open_end(keyword: str, value: object) -> bool:
-    """Whether the first integer that a bound allows is beyond what binary64 has all integers of."""
+    """Whether the first integer allowed by an exclusive bound is beyond LARGEST_NUMBER."""
     bound = {"exclusiveMinimum": LARGEST_NUMBER, "exclusiveMaximum": -LARGEST_NUMBER}
     return value == bound.get(keyword)
 
@@ -300,11 +301,11 @@ SHAPES: dict[str, Callable[[object], bool]] = {
 
 
 def _escapes_of(schema: object) -> str:
-    """The escapes that texts under a schema may have.
+    """The escapes that strings under a schema may contain.
 
-    Under a negated class of a pattern llguidance would let an escaped quotation mark pass, whether
-    the class excludes it or not. Where an object may have more keys than it declares, an escaped
-    spelling of a declared key would pass as another one."""
+    Under a negated class of a pattern llguidance would accept an escaped quotation mark even if the
+    class excludes it. In an object with undeclared keys, an escaped spelling of a declared key
+    would pass as another key."""
     dropped = ""
     for _, part in subschemas(schema):
         if not isinstance(part, Mapping):
@@ -320,7 +321,7 @@ def _escapes_of(schema: object) -> str:
 
 
 def _check_texts(schema: object) -> None:
-    """Raise SchemaRefused for a text that needs an escape the schema's texts may not have."""
+    """Raise SchemaRefused for a required text that needs a forbidden escape."""
     escapes = _escapes_of(schema)
     needs_escape = "".join(
         characters
@@ -346,7 +347,7 @@ def _shown(character: str) -> str:
 
 
 def _texts_in(value: object) -> list[str]:
-    """Every text of a JSON value, keys among them."""
+    """Every text in a JSON value, including keys."""
     if isinstance(value, str):
         return [value]
     if isinstance(value, Mapping):

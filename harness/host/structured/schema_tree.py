@@ -1,4 +1,4 @@
-"""The parts of a JSON schema, their JSON pointers, and what references lead to."""
+"""Walks the parts of a JSON schema: JSON pointers, and targets of references."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SCHEMA_BY_NAME = frozenset(("properties", "patternProperties", "$defs", "definit
 
 @dataclass(eq=False)
 class SchemaRefused(Exception):
-    """A schema that cannot be enforced: ``keyword`` at ``pointer``, a JSON pointer, is why."""
+    """A schema that cannot be enforced, because of ``keyword`` at the JSON pointer ``pointer``."""
 
     pointer: str
     keyword: str
@@ -26,8 +26,8 @@ class SchemaRefused(Exception):
 
 
 def subschemas(schema: object) -> Iterator[tuple[str, Any]]:
-    """``schema`` and every schema in it, with its JSON pointer. A malformed part is given as it
-    is."""
+    """``schema`` and every schema in it, with its JSON pointer. Malformed parts are returned as
+    they are."""
     open_parts: list[tuple[str, Any]] = [("", schema)]
     while open_parts:
         at, part = open_parts.pop()
@@ -41,7 +41,7 @@ def subschemas(schema: object) -> Iterator[tuple[str, Any]]:
 
 
 def children(keyword: str, value: object) -> list[tuple[tuple[str, ...], Any]]:
-    """The schemas in the value of a keyword, each with the names that lead to it."""
+    """The schemas in the value of a keyword, each with the path to it."""
     if keyword in SCHEMA:
         return [((), value)]
     if keyword in LIST_OF_SCHEMAS and isinstance(value, list):
@@ -52,12 +52,12 @@ def children(keyword: str, value: object) -> list[tuple[tuple[str, ...], Any]]:
 
 
 def pointer_of(pointer: str, *names: str) -> str:
-    """``pointer`` and the names below it as one JSON pointer."""
+    """``pointer`` extended by names."""
     return pointer + "".join("/" + name.replace("~", "~0").replace("/", "~1") for name in names)
 
 
 def names_of_reference(reference: object) -> list[str] | None:
-    """The names that a reference into its own schema passes; None for any other reference."""
+    """The names in the path of a reference into its own schema; None for any other reference."""
     if not isinstance(reference, str) or not reference.startswith("#"):
         return None
     pointer = unquote(reference[1:])
@@ -67,13 +67,14 @@ def names_of_reference(reference: object) -> list[str] | None:
 
 
 def _is_index(name: str, part: list[Any]) -> bool:
-    """Whether a name is the number of an entry; Python reads no number of thousands of digits."""
+    """Whether a name is the index of an item. Python cannot convert numbers of thousands of
+    digits."""
     return name.isdecimal() and len(name) <= len(str(len(part))) and int(name) < len(part)
 
 
 def referenced(reference: object, root: object) -> Any:
-    """The schema that a reference names in ``root``; True, which allows anything, for one that
-    leads nowhere."""
+    """The schema in ``root`` that a reference means; True, which allows anything, if there is
+    none."""
     part: Any = root
     for name in names_of_reference(reference) or []:
         if isinstance(part, Mapping):

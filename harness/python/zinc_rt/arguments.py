@@ -1,4 +1,4 @@
-"""From the arguments of a call to settings, by the rules of the command line."""
+"""Turns arguments of a call into settings, by the rules of the command line."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ Size = int | str
 
 
 class ModelSettings(TypedDict, total=False):
-    """The settings of a model and its engine; None leaves one to the environment, the configuration
-    file or its default."""
+    """The settings of a model and its engine. None means the environment, the configuration file or
+    the default."""
 
     config: str | Path | None
     cache_dir: str | Path | None
@@ -65,7 +65,8 @@ class ModelSettings(TypedDict, total=False):
 
 
 class ServerSettings(ModelSettings, total=False):
-    """The settings of a server: those of its model, of its door and of what requests leave out."""
+    """The settings of a server: of its model, its address, its users, and defaults of sampling
+    parameters."""
 
     host: str | None
     port: int | None
@@ -95,8 +96,8 @@ class ServerSettings(ModelSettings, total=False):
 def settings_of(
     model: str | Path | None, given: Mapping[str, Any], names: Sequence[str], call: str
 ) -> Settings:
-    """The settings ``names`` for a ``call``; raises TypeError for arguments that are none of them,
-    and ConfigError for values that are not accepted."""
+    """The settings ``names`` from the arguments of ``call``. Raises TypeError for an unknown
+    argument, and ConfigError for a value that is not accepted."""
     for name in given:
         if name not in (*names, "config"):
             raise TypeError(f"{call} has no argument {name!r}{hint_for(name, names)}")
@@ -114,7 +115,8 @@ def _text(value: object) -> str:
 
 
 def hint_for(name: str, names: Sequence[str]) -> str:
-    """Our name of another program's argument, or the most similar setting."""
+    """A hint for an unknown argument: its name here if another program has it, or the most similar
+    setting."""
     from difflib import SequenceMatcher
 
     if name in ARGUMENTS:
@@ -128,7 +130,7 @@ def hint_for(name: str, names: Sequence[str]) -> str:
 
 
 def opening(model: str | Path | None, given: Mapping[str, Any]) -> tuple[Path, SessionOptions]:
-    """The model's file, fetched if need be, and how an engine for it is opened."""
+    """The model's file, downloaded if needed, and the options for opening it."""
     settings = settings_of(model, given, NAMES, "LLM")
     slots = settings["slots"] or SLOTS
     options = replace(session_options(settings, chat=True), slots=slots)
@@ -138,7 +140,8 @@ def opening(model: str | Path | None, given: Mapping[str, Any]) -> tuple[Path, S
 
 
 def signature_of(call: Any, settings: Any) -> inspect.Signature:
-    """The signature of ``call`` for ``help`` and editors: ``settings`` as keyword arguments."""
+    """The signature of ``call`` for ``help`` and editors, with the ``settings`` as keyword
+    arguments."""
     own = inspect.signature(call)
     parameters = [one for one in own.parameters.values() if one.kind is not one.VAR_KEYWORD]
     parameters += [

@@ -17,14 +17,14 @@ from harness.host.submissions import WAIT_SECONDS, Submission
 Result = TypeVar("Result")
 Given = TypeVar("Given", covariant=True)
 UNREAD_EVENTS = 1 << 20
-"""Events that may wait: the engine never rests for a batch."""
+"""Most unread events: so many that the engine never stalls a batch."""
 BUFFERED_EVENTS = 32
-"""Events that wait before the reader is woken for them. It takes processor time from a tier that
-computes on the same cores, and only the end of a prompt gives a result."""
+"""Events that are buffered before the reader is woken. The reader takes processor time from a tier
+on the same cores, and only the end of a prompt gives a result."""
 
 
 class Work(Protocol[Given]):
-    """A prompt under way, whose events it takes until it is done."""
+    """A submitted prompt. It takes its events until it is done."""
 
     @property
     def requests(self) -> Sequence[Request]:
@@ -32,41 +32,40 @@ class Work(Protocol[Given]):
 
     @property
     def submission(self) -> Submission:
-        """The requests and who receives what the engine hands over."""
+        """The requests, and the receivers of the engine's results."""
 
     @property
     def done(self) -> bool:
-        """Whether the last event was taken."""
+        """Whether it took its last event."""
 
     @property
     def ends_early(self) -> bool:
-        """Whether an event may end it that is not the engine's last of a request."""
+        """Whether an event other than the engine's last one may end it."""
 
     def take(self, event: TokenEvent, stream: EventStream) -> object:
-        """Take the next event of one of the requests. Raises ZincError when the model fails."""
+        """Take the next event of one of the requests. Raises ZincError if the model fails."""
 
     def output(self, stream: EventStream) -> Given:
-        """The result, once it is done."""
+        """The result, after the last event."""
 
     def failed(self, error: ZincError) -> Given:
-        """The result of a prompt that met an error."""
+        """The result of a prompt that failed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finished(Generic[Result]):
-    """A prompt whose result is known before the engine is asked."""
+    """A prompt whose result needs no engine."""
 
     result: Result
 
 
 Job = Callable[[], Work[Result] | Finished[Result]]
-"""Prepares a prompt; what it costs is paid while the engine works on others."""
+"""Prepares a prompt, for example tokenizes it, while the engine works on others."""
 
 
 def run_batch(driver: EngineDriver, jobs: Iterator[Job[Result]], at_once: int) -> Iterator[Result]:
-    """The outputs of all jobs, each as soon as it is there, ``at_once`` of them under way.
-
-    What is under way is cancelled when the iteration ends early. Raises EngineStopped."""
+    """The results of all jobs, each as soon as it is complete; ``at_once`` jobs run at a time. If
+    the iteration ends early, running jobs are cancelled. Raises EngineStopped."""
     stream = driver.open_stream(UNREAD_EVENTS)
     pending: dict[int, Work[Result]] = {}
     in_flight = 0
@@ -88,7 +87,8 @@ def run_batch(driver: EngineDriver, jobs: Iterator[Job[Result]], at_once: int) -
 def _begin(
     driver: EngineDriver, stream: EventStream, jobs: Iterator[Job[Result]], room: int
 ) -> tuple[list[Work[Result]], list[Result]]:
-    """Submit the next jobs, until ``room`` are under way: those, and the results of the others."""
+    """Submit jobs until ``room`` are added. Returns them, and the results of jobs that need no
+    engine."""
     begun: list[Work[Result]] = []
     known: list[Result] = []
     while len(begun) < room:
@@ -109,7 +109,7 @@ def _begin(
 def _buffer(
     pending: Mapping[int, Work[Result]], buffered: list[TimedEvent], events: Sequence[TimedEvent]
 ) -> bool:
-    """Buffer events on the engine's thread; False where the reader is to take them now."""
+    """Buffer events on the engine's thread. Returns False if the reader has to take them now."""
     for _, event in events:
         one = pending.get(event.request_id)
         if event.finish_reason is not None or one is None or one.ends_early:

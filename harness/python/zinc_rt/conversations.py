@@ -1,4 +1,4 @@
-"""Conversations with tools and formats: what the server does with a request of the same fields."""
+"""Conversations with tools and response formats, by the code of the server."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ class Conversations:
         return dialect_of(self._template.text, self._tokenizer, self._template.tool_text)
 
     def plan(self, messages: Sequence[Mapping[str, object]], fields: Mapping[str, Any]) -> ChatPlan:
-        """Plan the answer to a conversation: ``fields`` are those of ``/v1/chat/completions``.
-        Raises RequestError, TemplateError, and ConfigError where the extra is not installed."""
+        """Plan the answer to a conversation; ``fields`` are those of ``/v1/chat/completions``.
+        Raises RequestError, TemplateError, and ConfigError if the extra is not installed."""
         with _refusals_as_errors():
             from harness.serve.chat import plan_chat
             from harness.serve.wire import ChatRequest, converted
@@ -47,8 +47,7 @@ class Conversations:
             return plan_chat(asked, self._template, self.dialect, self._name)
 
     def masks(self, plan: ChatPlan, requests: Sequence[Request]) -> dict[int, TokenMasks]:
-        """Constraints on the next token, for each request of a plan that has a grammar. Raises
-        RequestError."""
+        """The token masks of each request; empty without a grammar. Raises RequestError."""
         with _refusals_as_errors():
             from harness.serve.answer_grammar import masks_of
 
@@ -62,7 +61,7 @@ def fields_of(
     parallel_tool_calls: bool | None,
     response_format: Mapping[str, Any] | None,
 ) -> dict[str, Any]:
-    """The arguments of a conversation, by the names of the server's fields."""
+    """The arguments of a conversation as fields of the server."""
     fields = {
         "enable_thinking": thinking,
         "tools": tools,
@@ -75,7 +74,7 @@ def fields_of(
 
 @contextmanager
 def _refusals_as_errors() -> Iterator[None]:
-    """Turn the refusals of the server into RequestError."""
+    """Turn the server's ApiError into RequestError."""
     with optional_libraries("tools and formats: "):
         from harness.serve.errors import ApiError
 

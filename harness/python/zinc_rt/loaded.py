@@ -1,4 +1,4 @@
-"""A model that is loaded on a tier, with the engine that computes for any number of threads."""
+"""A loaded model with an engine that any number of threads use."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ WORDS = EndMessages(
     "open another LLM",
 )
 WAITING = 16
-"""Requests of a batch that wait besides those that run, so that a slot is never empty."""
+"""Waiting requests of a batch besides the running ones, so that no slot is empty."""
 
 
 OPEN: weakref.WeakSet[OpenModel] = weakref.WeakSet()
@@ -48,8 +48,8 @@ def _close_all() -> None:
         llm.close()
 
 
-# Before thread pools end, in which a step may still compute: what ``atexit`` calls comes too late.
-# What is registered last is called first, so the module of pools is imported before this.
+# ``atexit`` would be too late: thread pools, in which a step may compute, end before it. Functions
+# registered last are called first, so the module of thread pools is imported before this.
 getattr(threading, "_register_atexit", atexit.register)(_close_all)
 
 
@@ -64,8 +64,8 @@ if hasattr(os, "register_at_fork"):
 
 
 def _close(owned: ExitStack, engine_thread: EngineThread) -> None:
-    """Free what a model owned. Python collects garbage on any thread, the engine's own among them,
-    which closing waits for."""
+    """Free a model's resources. Python may collect garbage on the engine's thread, which closing
+    waits for; then another thread frees them."""
     if engine_thread.is_current:
         threading.Thread(target=owned.close, name="close", daemon=True).start()
     else:
@@ -73,7 +73,7 @@ def _close(owned: ExitStack, engine_thread: EngineThread) -> None:
 
 
 def _warn_of_a_second_run() -> None:
-    """Warn where multiprocessing runs a script again that opens a model outside of a main guard."""
+    """Warn if multiprocessing runs a script again that opens a model outside of its main guard."""
     processes = sys.modules.get("multiprocessing.process")
     if processes is not None and getattr(processes.current_process(), "_inheriting", False):
         warnings.warn(
@@ -85,7 +85,7 @@ def _warn_of_a_second_run() -> None:
 
 
 class OpenModel(ContextManager):
-    """A model and its engine: opened, asked for tokens and text, closed."""
+    """A model and its engine, from its opening to ``close``."""
 
     def __init__(
         self,
@@ -107,7 +107,7 @@ class OpenModel(ContextManager):
             hidden_states=True,
             scores=log_probabilities > 0,
             experts=experts,
-            # A caller of this process waits as long as it takes.
+            # Callers in this process wait without a limit.
             queue_depth=MAX_INT32,
             stall_steps=MAX_INT32,
         )
@@ -144,13 +144,13 @@ class OpenModel(ContextManager):
         return self._hosted.limits.context
 
     def tokenize(self, text: str) -> list[int]:
-        """The token ids of a text, in which what looks like a control token is just text."""
+        """The token ids of a text. Text that looks like a control token stays text."""
         if not isinstance(text, str):
             raise wrong("text", text, "give a text")
         return self.tokenizer.encode(text)
 
     def detokenize(self, tokens: Sequence[int]) -> str:
-        """The text of token ids, control tokens and incomplete characters included."""
+        """The text of token ids, including control tokens and incomplete characters."""
         ids = token_ids(tokens, "tokens", "give a list of token ids")
         vocab = self.model.config.vocab
         if any(not 0 <= token < vocab for token in ids):
@@ -184,12 +184,12 @@ class OpenModel(ContextManager):
             raise EngineStopped(self._driver.failure or WORDS.closed)
 
     def forget(self) -> None:
-        """Free nothing, not even at the end of this process."""
+        """Do not free anything, even at the end of the process."""
         OPEN.discard(self)
         self._close.detach()
 
     def close(self) -> None:
-        """End what runs and free everything. A second time does nothing."""
+        """Cancel all requests and free everything. A second call does nothing."""
         OPEN.discard(self)
         self._close()
 
@@ -199,7 +199,7 @@ class OpenModel(ContextManager):
     def _results(
         self, what: str, jobs: Iterator[Job[Result]], total: int | None, shows: bool = True
     ) -> Iterator[Result]:
-        """The results of all jobs as they end, with a bar if it ``shows`` one."""
+        """The results of all jobs as they end, with a progress bar if ``shows``."""
         progress = self._progress(False) if shows else SILENT
         progress.start(what, total, "prompt")
         try:

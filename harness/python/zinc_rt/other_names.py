@@ -1,4 +1,4 @@
-"""Our names of methods, arguments and attributes of vLLM and llama-cpp-python."""
+"""The names here for methods, arguments and attributes of vLLM and llama-cpp-python."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ ARGUMENTS: Mapping[str, str] = MappingProxyType(
         for name in names.split()
     }
 )
-"""Arguments of other programs that have no equal of their name here."""
+"""Advice for arguments of other programs that do not exist here by that name."""
 ATTRIBUTES: Mapping[str, str] = MappingProxyType(
     {
         "get_tokenizer": "tokenizer",
@@ -64,17 +64,18 @@ ATTRIBUTES: Mapping[str, str] = MappingProxyType(
         "content": "text",
     }
 )
-"""Methods and attributes of other programs, and ours."""
+"""Methods and attributes of other programs, with their names here."""
 
 
 def refuse_attribute(owner: object, name: str) -> NoReturn:
-    """Raise AttributeError for what ``owner`` has not, with our name of it if there is one."""
+    """Raise AttributeError for a missing attribute of ``owner``, with its name here if there is
+    one."""
     here = f"; here it is {ATTRIBUTES[name]}" if name in ATTRIBUTES else ""
     raise AttributeError(f"{type(owner).__name__!r} object has no attribute {name!r}{here}")
 
 
 def refuse_unknown_arguments(call: Call) -> Call:
-    """The method, whose TypeError for an unknown argument says what it is called here."""
+    """The method, with a TypeError for unknown arguments that gives their name here."""
     known = inspect.signature(call).parameters
 
     @functools.wraps(call)

@@ -20,7 +20,7 @@ SHOWN = 60
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """The text that became certain with ``token``, which is None for what comes at the end."""
+    """The text that became certain with ``token``; None for text at the end."""
 
     text: str
     token: int | None = None
@@ -31,8 +31,8 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Logprob:
-    """A token that was possible at a position, by vLLM's names: its log-probability, its text, and
-    its rank, 1 for the likeliest; the rank is None for a token that is not among those listed."""
+    """A possible token at a position, with vLLM's names: its log-probability, text, and rank, 1 for
+    the likeliest; None for a token that is not listed."""
 
     logprob: float
     rank: int | None = None
@@ -43,21 +43,19 @@ class Logprob:
 class Completion:
     """One continuation; ``str`` is its text.
 
-    ``tokens`` are those of the text; ``finish_reason`` is "stop" or "length". With
-    ``log_probabilities`` in the parameters there are arrays with a row for each of the tokens:
-    ``log_probabilities`` float32[tokens], natural logarithms, and of the likeliest at each position
-    ``top_tokens`` int32[tokens, k] and ``top_log_probabilities`` float32[tokens, k]. With
-    ``logits`` there is float32[tokens, vocab]. With ``experts`` there is int32[positions, layers,
-    used]: of every position of prompt and answer, apart from the last token, which nothing is
-    computed of, the ids of the experts of each layer that has some, by falling weight.
+    ``tokens`` are the tokens of the text; ``finish_reason`` is "stop", "length" or "tool_calls".
+    ``index`` numbers the ``n`` continuations of a prompt. In a conversation with tools or a format,
+    ``message`` is the answer as an OpenAI message with ``content``, ``tool_calls`` and
+    ``reasoning_content``.
 
-    ``message`` is what a conversation with tools or a format goes on with: the answer as a message
-    of OpenAI's, in which ``tool_calls`` and ``reasoning_content`` stand apart from ``content``.
-    ``finish_reason`` is then "tool_calls" where tools are called.
+    Arrays, if requested: ``log_probabilities`` float32[tokens], natural logarithms; ``top_tokens``
+    int32[tokens, k] and ``top_log_probabilities`` float32[tokens, k] of the likeliest tokens;
+    ``logits`` float32[tokens, vocab]; ``experts`` int32[positions, layers, used], the ids of the
+    experts at each position of prompt and answer except the last token, by falling weight.
+    ``token_texts`` are the texts of tokens with log-probabilities.
 
-    ``index`` numbers the ``n`` continuations of a prompt. ``token_texts`` are the texts of the
-    tokens that have log-probabilities. ``token_ids``, ``logprobs``, ``cumulative_logprob`` and
-    ``stop_reason`` are vLLM's names; unlike there, a token that ended the text is not counted."""
+    ``token_ids``, ``logprobs``, ``cumulative_logprob`` and ``stop_reason`` are vLLM's names. Unlike
+    there, a token that ended the text is not included."""
 
     text: str
     tokens: tuple[int, ...]
@@ -85,7 +83,7 @@ class Completion:
 
     @property
     def cumulative_logprob(self) -> float | None:
-        """The log-probability of the text: the sum of those of its tokens, rounded once."""
+        """The log-probability of the text: the sum over its tokens, rounded once."""
         found = self.log_probabilities
         return None if found is None else math.fsum(found.tolist())
 
@@ -125,11 +123,11 @@ class Completion:
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Output:
-    """The result of prompt number ``index``: its completions, or an ``error``.
-    ``str`` is the text of the first completion, or the error.
+    """The result of prompt number ``index``: its completions, or an ``error``. ``str`` is the text
+    of the first completion, or the error.
 
-    ``prompt_tokens`` are the ids the model was given, and ``cached_tokens`` of them were known
-    from other requests. The short ways to the first completion raise the error if there is one."""
+    ``prompt_tokens`` are the prompt's token ids; ``cached_tokens`` of them came from the prefix
+    cache. Properties of the first completion raise the error, if there is one."""
 
     index: int
     prompt_tokens: tuple[int, ...]
@@ -167,7 +165,7 @@ class Output:
 
     @property
     def finished(self) -> bool:
-        """Whether the prompt has ended, which is always so here."""
+        """Always true; for programs written for vLLM."""
         return True
 
     @property
@@ -196,14 +194,14 @@ class Output:
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Score:
-    """Log-probabilities of the tokens of text number ``index``, or the ``error`` it met.
+    """Log-probabilities of the tokens of text number ``index``, or an ``error``.
 
-    For each of ``tokens`` there is a row: ``log_probabilities`` float32[tokens], natural logarithms
-    by rule R10 of the model's arithmetic, the same bits on every tier, and NaN before ``start``,
-    whose token is the first one that was scored. Of the likeliest tokens at each position there are
-    ``top_tokens`` int32[tokens, k], -1 before ``start``, and ``top_log_probabilities``
-    float32[tokens, k]. ``likeliest`` says of each token whether no other was likelier. ``experts``
-    are as a completion has them. What is derived raises the error if there is one."""
+    ``start`` is the position of the first scored token. For each of ``tokens``:
+    ``log_probabilities`` float32[tokens], natural logarithms by rule R10, the same bits on every
+    tier, NaN before ``start``. ``top_tokens`` int32[tokens, k], -1 before ``start``, and
+    ``top_log_probabilities`` float32[tokens, k] of the likeliest tokens. ``likeliest``
+    bool[tokens]: whether no other token was likelier. ``experts``: as in Completion. Properties
+    raise the error, if there is one."""
 
     index: int
     tokens: tuple[int, ...]
@@ -218,14 +216,14 @@ class Score:
 
     @property
     def total(self) -> float:
-        """The log-probability of the scored tokens: the sum of theirs, rounded once."""
+        """The log-probability of the scored tokens: their sum, rounded once."""
         if self.error is not None:
             raise self.error
         return math.fsum(self.log_probabilities[self.start :].tolist())
 
     @property
     def greedy(self) -> bool:
-        """Whether generation at temperature 0 would have given the scored tokens."""
+        """Whether generation at temperature 0 would give the scored tokens."""
         if self.error is not None:
             raise self.error
         return bool(self.likeliest[self.start :].all())
@@ -236,8 +234,7 @@ class Score:
         return perplexity(self.total, max(0, len(self.tokens) - self.start))
 
     def rank(self, position: int) -> int | None:
-        """Number of tokens at a position that are at least as likely as the one that stands there,
-        1 for the likeliest; None where it is not among those listed."""
+        """The rank of the token at a position, 1 for the likeliest; None if it is not listed."""
         found = np.flatnonzero(self.top_tokens[position] == self.tokens[position])
         return int(found[0]) + 1 if len(found) else 1 if self.likeliest[position] else None
 

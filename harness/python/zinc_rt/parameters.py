@@ -1,4 +1,4 @@
-"""The parameters of one generation."""
+"""The sampling parameters of a call."""
 
 from __future__ import annotations
 
@@ -19,14 +19,13 @@ MAX_STOP_TOKENS = 64
 
 
 def _default(name: str) -> Any:
-    """The default parameters of ``zinc-rt run``."""
+    """The default of ``zinc-rt run``."""
     return SETTINGS[name].default
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Numbers(Mapping[Key, float]):
-    """An immutable, hashable mapping to numbers: from token ids to what is added to their logits,
-    or from adapters to their scales."""
+    """An immutable, hashable mapping to numbers, for logit biases and scales of adapters."""
 
     pairs: tuple[tuple[Key, float], ...] = ()
 
@@ -123,14 +122,15 @@ class SamplingParams:
 
     @property
     def listed(self) -> int | None:
-        """Number of the likeliest tokens that are listed with the log-probability of each token."""
+        """Number of likely tokens listed with the log-probability of each token; None for no
+        log-probabilities."""
         return self.logprobs if self.log_probabilities is None else self.log_probabilities
 
     def requests(
         self, prompt: Sequence[int], ids: Iterator[int], window: int, adapters: Scales = ()
     ) -> list[Request]:
-        """The engine requests: ``n`` continuations of ``prompt``, with ``adapters`` of the
-        model. Penalties that name no reach look back at ``window`` tokens."""
+        """The engine requests: ``n`` continuations of ``prompt`` with ``adapters``. Penalties look
+        back at ``window`` tokens unless the parameters say how far."""
         return [
             Request(
                 id=next(ids),
@@ -150,7 +150,7 @@ class SamplingParams:
         ]
 
     def sampling(self, seed: int, window: int) -> EngineSampling:
-        """The part of the parameters that the device reads."""
+        """The parameters that the device reads."""
         reach = self.repeat_last_n
         return EngineSampling(
             temperature=self.temperature,
@@ -166,7 +166,7 @@ class SamplingParams:
 
 
 def _with_hints(make: Callable[..., None]) -> Callable[..., None]:
-    """The constructor, whose TypeError for an unknown argument says what it is called here."""
+    """The constructor, with a TypeError for unknown arguments that gives their name here."""
 
     @functools.wraps(make)
     def init(self: SamplingParams, *others: object, **given: Any) -> None:

@@ -1,4 +1,4 @@
-"""A prompt in flight: turns the engine's events into completions."""
+"""A running prompt: turns the engine's events into completions."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from contract.errors import RequestError, ZincError
 from contract.types import Request, TokenEvent
 from harness.host.answer_text import AnswerText
+from harness.host.collectors import ExpertChoices
 from harness.host.driver import EventStream
-from harness.host.expert_choices import ExpertChoices
 from harness.host.harmony_reply import content_of
 from harness.host.reply import Part
 from harness.host.structured.grammars import GrammarBroke, TokenMasks
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 @dataclass(slots=True)
 class _Choice:
     """One continuation: its answer so far, and the data of its completion. The text of a ``framed``
-    answer is that of its parts, not of its tokens."""
+    (harmony) answer comes from its parts."""
 
     answer: AnswerText
     framed: bool = False
@@ -39,7 +39,7 @@ class _Choice:
     experts: ExpertChoices = field(default_factory=ExpertChoices)
 
     def keep(self, first: int, rows: NDArray[np.float32]) -> None:
-        """Called on the engine's thread, which uses ``rows`` again."""
+        """Store logits. Called on the engine's thread, which reuses ``rows``."""
         self.logits.extend(rows.copy())
 
     def _experts_used(self) -> NDArray[np.int32]:
@@ -47,7 +47,7 @@ class _Choice:
         return self.experts.of(len(answer.request.prompt) + len(answer.sampled) - 1)
 
     def message(self) -> dict[str, Any] | None:
-        """The message that continues the conversation; None for a text."""
+        """The answer as a message; None for a completion."""
         if self.answer.parser is None:
             return None
         from harness.serve.answers import message_of
@@ -57,7 +57,7 @@ class _Choice:
     def completion(
         self, index: int, parameters: SamplingParams, tokenizer: Tokenizer
     ) -> Completion:
-        """The finished continuation, the one numbered ``index`` of its prompt."""
+        """The finished continuation, number ``index`` of its prompt."""
         answer, events = self.answer, self.events
         assert answer.finish is not None
         listed = _listed(events, parameters.listed)
@@ -88,14 +88,15 @@ def _texts(events: Sequence[TokenEvent], tokenizer: Tokenizer) -> dict[int, str]
 
 
 def text_of_tokens(tokenizer: Tokenizer, tokens: Sequence[int]) -> str:
-    """The text of token ids, control tokens and incomplete characters included."""
+    """The text of token ids, including control tokens and incomplete characters."""
     return tokenizer.decode_bytes(tokens, special=True).decode(errors="replace")
 
 
 def _listed(
     events: Sequence[TokenEvent], most: int | None
 ) -> tuple[NDArray[np.float32] | None, NDArray[np.int32] | None, NDArray[np.float32] | None]:
-    """Log-probabilities of the events' tokens, and the ``most`` likeliest tokens with theirs."""
+    """Log-probabilities of the events' tokens, and the ``most`` likeliest tokens with theirs; None
+    if not requested."""
     if most is None:
         return None, None, None
     shape = (len(events), most)
@@ -107,7 +108,7 @@ def _listed(
 
 
 class Pending:
-    """A prompt's requests. Feed it their events; it is ``done`` after the last one."""
+    """The requests of one prompt. It takes their events and is ``done`` after the last one."""
 
     def __init__(
         self,
@@ -119,9 +120,8 @@ class Pending:
         masks: Mapping[int, TokenMasks] = NO_MASKS,
         prompt: str | None = None,
     ) -> None:
-        """``plan`` says what answers are made of, ``masks`` by request which tokens may come next.
-        ``prompt`` is the text of the prompt. Raises RequestError for stop strings that are not
-        served."""
+        """``plan`` has the parser of a chat's answers, ``masks`` the token masks by request.
+        ``prompt`` is the prompt's text. Raises RequestError for unsupported stop strings."""
         self.index = index
         self.requests = requests
         self._parameters = parameters
@@ -152,7 +152,7 @@ class Pending:
 
     @property
     def done(self) -> bool:
-        """Whether all of its completions have ended."""
+        """Whether all completions have ended."""
         return self._left == 0
 
     @property
@@ -167,7 +167,7 @@ class Pending:
         return Submission(self.requests, sinks, masks=self._masks, experts=experts)
 
     def take(self, event: TokenEvent, stream: EventStream) -> Piece | None:
-        """The new text of an event. Raises ZincError when the model fails."""
+        """The new text of an event; None if there is none. Raises ZincError if the model fails."""
         choice = self._choices[event.request_id]
         try:
             piece = choice.answer.receive(event, stream)
@@ -183,7 +183,7 @@ class Pending:
         return Piece(text, piece.token) if text or piece.token is not None else None
 
     def output(self, stream: EventStream) -> Output:
-        """The result, once it is done."""
+        """The result, after the last event."""
         first = self.requests[0]
         return Output(
             self.index,
@@ -197,5 +197,5 @@ class Pending:
         )
 
     def failed(self, error: ZincError) -> Output:
-        """The result of a prompt that met an error."""
+        """The result of a prompt that failed."""
         return Output(self.index, self.requests[0].prompt, error=error, prompt=self._prompt)

@@ -1,4 +1,4 @@
-"""Prompts that run without generation: for scores and for embeddings."""
+"""Prompts without generation: for scores and embeddings."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from contract.errors import NonFiniteLogits, ZincError
 from contract.types import Request, SamplingParams, TokenEvent
 from harness.host.answer_text import failure_of
+from harness.host.collectors import ExpertChoices
 from harness.host.driver import EventStream
-from harness.host.expert_choices import ExpertChoices
 from harness.host.pooling import Pool
 from harness.host.submissions import Submission
 from harness.named_adapters import Scales
@@ -24,7 +24,7 @@ UNPENALIZED = SamplingParams(repeat_last_n=0)
 
 
 class Reading:
-    """A text that the engine reads, done with the last event of its one request."""
+    """A text that the engine reads. It is done with the last event of its single request."""
 
     ends_early = False
 
@@ -33,11 +33,11 @@ class Reading:
         self.done = False
 
     def use(self, adapters: Scales) -> None:
-        """Read the text with these adapters of the model."""
+        """Use these adapters."""
         self.requests = [replace(request, adapters=adapters) for request in self.requests]
 
     def take(self, event: TokenEvent, stream: EventStream) -> None:
-        """Take the next event. Raises NonFiniteLogits when the model fails."""
+        """Take the next event. Raises NonFiniteLogits if the model fails."""
         failure = failure_of(event)
         if failure is not None:
             raise failure
@@ -45,8 +45,8 @@ class Reading:
 
 
 class Scoring(Reading):
-    """A text to score, number ``index`` of a call: its tokens from position ``start`` on, with the
-    ``top`` likeliest at each position, and with ``experts`` those that each token used."""
+    """A text to score, number ``index`` of a call: tokens from position ``start`` on, ``top``
+    likely tokens at each position, and optionally the experts used."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class Scoring(Reading):
         return Submission(self.requests, scores={request.id: self._parts.append}, experts=experts)
 
     def output(self, stream: EventStream) -> Score:
-        """The scores, once all of them have come."""
+        """The scores, after the last event."""
         (request,) = self.requests
         assert request.score_from is not None
         score = unscored(self._index, request.prompt, request.score_from, self._top)
@@ -93,7 +93,7 @@ class Scoring(Reading):
         return replace(score, cached_tokens=stream.facts[request.id].cached, experts=used)
 
     def failed(self, error: ZincError) -> Score:
-        """The result of a text that met an error."""
+        """The result of a text that failed."""
         return unscored(self._index, self.requests[0].prompt, 0, 0, error)
 
 
@@ -139,5 +139,5 @@ class Embedding(Reading):
         return self._vector
 
     def failed(self, error: ZincError) -> NDArray[np.float32]:
-        """An array of vectors has no room for an error, which is raised."""
+        """Raise the error: an array of vectors has no place for it."""
         raise error

@@ -14,7 +14,7 @@ from zinc_rt.arguments import SERVER_NAMES, ServerSettings, settings_of, signatu
 
 
 class Server(ContextManager):
-    """A server that answers at ``url`` until it is closed. A context manager."""
+    """A server in this process, which answers at ``url`` until it is closed. A context manager."""
 
     def __init__(self, running: Any, owned: ExitStack, drain_seconds: float) -> None:
         self._running = running
@@ -27,7 +27,7 @@ class Server(ContextManager):
         return f"Server({self.url!r})"
 
     def wait(self) -> None:
-        """Answer until SIGTERM or Ctrl-C, as ``zinc-rt serve`` does, and close. Only in the main
+        """Serve until SIGTERM or Ctrl-C, as ``zinc-rt serve`` does, and close. Only for the main
         thread. Raises KeyboardInterrupt after Ctrl-C."""
         from harness.serve.signals import Signals
 
@@ -41,8 +41,8 @@ class Server(ContextManager):
                 signal.raise_signal(signal.SIGINT)
 
     def close(self, drain_seconds: float = 0.0) -> None:
-        """Refuse new requests, let those under way end for so long, and stop. A second time does
-        nothing."""
+        """Refuse new requests, let running ones end for up to ``drain_seconds``, and stop. A second
+        call does nothing."""
         self._running.drain(drain_seconds)
         self._owned.close()
 

@@ -1,4 +1,4 @@
-"""Reads arguments that may be one value or many: prompts, conversations, parameters. A wrong
+"""Accepts arguments that may be one value or many: prompts, conversations, parameters. A wrong
 argument raises a TypeError that names the right form."""
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from contract.errors import RequestError
 from zinc_rt.parameters import SamplingParams
 
 Prompt = str | Sequence[int]
-"""A text, in which what looks like a control token is just text, or token ids."""
+"""A text or token ids. Text that looks like a control token stays text."""
 Message = Mapping[str, object]
 Conversation = str | Sequence[Message]
 """Messages, or the text of a user's one message."""
@@ -23,11 +23,12 @@ A_CONVERSATION = 'give a text, or a list of messages such as {"role": "user", "c
 
 
 class WrongShape(RequestError, TypeError):
-    """An argument of the wrong type: a TypeError, and of one prompt of many its output's error."""
+    """An argument of the wrong type. It is a TypeError, and a RequestError so that it can be the
+    error of one prompt among many."""
 
 
 def prompts_of(given: Prompt | Iterable[Prompt], name: str = "prompts") -> Iterable[Prompt]:
-    """Many prompts, of which one may be given as it is."""
+    """A list or iterable of prompts; a single prompt becomes a list of one."""
     if isinstance(given, str):
         return [given]
     if isinstance(given, np.ndarray):
@@ -42,7 +43,7 @@ def prompts_of(given: Prompt | Iterable[Prompt], name: str = "prompts") -> Itera
 def token_ids(
     given: Sequence[int], name: str = "prompt", remedy: str = "give a text or a list of token ids"
 ) -> list[int]:
-    """The token ids of what is no text."""
+    """The token ids of a prompt that is not text."""
     try:
         if not isinstance(given, bytes | Mapping):
             return [operator.index(token) for token in given]
@@ -52,7 +53,7 @@ def token_ids(
 
 
 def conversations_of(given: Conversation | Iterable[Conversation]) -> Iterable[Sequence[Message]]:
-    """Many conversations, of which one may be given as it is."""
+    """A list or iterable of conversations; a single one becomes a list of one."""
     if isinstance(given, str):
         return [messages_of(given)]
     if isinstance(given, bytes | Mapping) or not isinstance(given, Iterable):
@@ -75,7 +76,7 @@ def messages_of(given: Conversation) -> Sequence[Message]:
 
 
 def parameters_of(parameters: Parameters, prompts: Iterable[Any]) -> Iterable[SamplingParams]:
-    """Parameters for each of the prompts."""
+    """The parameters of each prompt."""
     if parameters is None or isinstance(parameters, SamplingParams):
         return itertools.repeat(parameters or SamplingParams())
     if not isinstance(parameters, Sequence) or isinstance(parameters, str | bytes):
@@ -98,21 +99,22 @@ def either(parameters: One, sampling_params: One) -> One: ...
 @overload
 def either(parameters: Parameters, sampling_params: Parameters) -> Parameters: ...
 def either(parameters: Parameters, sampling_params: Parameters) -> Parameters:
-    """The parameters by either of their names; vLLM has the second. Raises TypeError for both."""
+    """The parameters, given by either name; the second is vLLM's. Raises TypeError if both are
+    given."""
     if parameters is not None and sampling_params is not None:
         raise TypeError("sampling_params is another name of parameters; give one of them")
     return sampling_params if parameters is None else parameters
 
 
 def parameters_for_one(parameters: SamplingParams | None) -> SamplingParams:
-    """Parameters for one prompt."""
+    """The parameters of a single prompt."""
     if parameters is not None and not isinstance(parameters, SamplingParams):
         raise wrong("parameters", parameters, "give SamplingParams(...)")
     return parameters or SamplingParams()
 
 
 def starts_of(start: int | Sequence[int], prompts: Iterable[Any]) -> Iterable[int]:
-    """For each of the prompts the position of the first token that is scored."""
+    """The position of the first scored token for each prompt."""
     if _is_integer(start):
         return itertools.repeat(int(cast(int, start)))
     if not isinstance(start, Sequence) or not all(map(_is_integer, start)):
@@ -123,7 +125,7 @@ def starts_of(start: int | Sequence[int], prompts: Iterable[Any]) -> Iterable[in
 
 
 def wrong(name: str, given: object, remedy: str) -> WrongShape:
-    """The error for a value of a shape that is not taken."""
+    """The error for an argument of the wrong type."""
     shown = repr(given)
     shown = shown if len(shown) <= 60 else f"{shown[:57]}..."
     return WrongShape(name, f"{shown} is of type {type(given).__name__}; {remedy}")

@@ -1,4 +1,4 @@
-"""One answer as it comes, for a thread or for asyncio."""
+"""A streamed answer, for a thread or for asyncio."""
 
 from __future__ import annotations
 
@@ -16,10 +16,9 @@ from zinc_rt.pending import Pending
 
 
 class Stream:
-    """The pieces of one answer: ``for piece in stream``, or ``async for`` in a coroutine.
-
-    The request begins with the iteration, and ends when that is left early. An answer whose pieces
-    nobody takes waits."""
+    """The pieces of one answer: ``for piece in stream``, or ``async for`` in a coroutine. The
+    request begins with the iteration and is cancelled if that ends early. While nobody iterates,
+    the request is stalled."""
 
     def __init__(self, driver: EngineDriver, prepare: Callable[[], Pending]) -> None:
         self._driver = driver
@@ -34,7 +33,7 @@ class Stream:
 
     @property
     def output(self) -> Output:
-        """The whole answer, once the iteration has come to its end. Raises RequestError before."""
+        """The whole answer, after the end of the iteration. Raises RequestError before."""
         if self._output is None:
             raise RequestError("output", "is there when the answer has been iterated to its end")
         return self._output
@@ -53,7 +52,7 @@ class Stream:
         loop, arrived = asyncio.get_running_loop(), asyncio.Event()
 
         def ready() -> None:
-            # A loop that is closed meanwhile wants nothing more.
+            # The loop may have been closed meanwhile.
             with suppress(RuntimeError):
                 loop.call_soon_threadsafe(arrived.set)
 
@@ -70,8 +69,8 @@ class Stream:
             stream.cancel()
 
     async def _begin_in_thread(self, stream: EventStream) -> Pending:
-        """``_begin`` in a thread: the engine answers between two steps, for which a loop must not
-        wait. What begins although nobody waits any more is cancelled."""
+        """``_begin`` in a thread, since the engine answers only between two steps. If the caller is
+        cancelled meanwhile, the request is too."""
         left = threading.Event()
 
         def begin() -> Pending:

@@ -34,10 +34,10 @@ OWN_BLOCKS = (
 )
 """Prefixes of the types of content blocks that Anthropic's server makes."""
 BILLING = "x-anthropic-billing-header:"
-"""The beginning of a block, or of the first line, of the system text that is not for the model. It
-holds a digest of the body: no prompt would begin like the one before it."""
+"""Begins a block, or the first line, of the system text that is not for the model. It has a digest
+of the body, so with it no prompt would find the earlier one in the cache."""
 BILLING_FIELDS = re.compile(r"(?:[ \t]*[\w.-]+=[^;\s]*;?)+")
-"""What Claude Code writes behind it: ``cc_version=2.1.9.3a1; cc_entrypoint=cli; cch=0af31;``."""
+"""The fields after it: ``cc_version=2.1.9.3a1; cc_entrypoint=cli; cch=0af31;``."""
 NAMES = {
     "stop": "stop_sequences",
     "reasoning_effort": "thinking",
@@ -55,8 +55,8 @@ FAILED = "Error: "
 
 
 def readable_blocks(value: dict[str, Any], ignored: list[str]) -> dict[str, Any]:
-    """A body with the tools and blocks that this server knows and a model is to read; the others
-    are named in ``ignored``."""
+    """A body without tools and blocks that this server does not know, and without text that is not
+    for the model. What is left out is named in ``ignored``."""
     value = _without_billing(without_hosted_tools(value, ignored, OWN_TOOLS), ignored)
     messages = value.get("messages")
     if not isinstance(messages, list):
@@ -65,8 +65,8 @@ def readable_blocks(value: dict[str, Any], ignored: list[str]) -> dict[str, Any]
 
 
 def _without_billing(value: dict[str, Any], ignored: list[str]) -> dict[str, Any]:
-    """The body with the billing header left out of its system texts. No turn is taken away: what
-    the last one is says whether an answer begins."""
+    """The body without the billing header in its system texts. All turns stay, since the last one
+    decides whether an answer begins."""
     turns = value.get("messages")
     cleaned = {"system": _system_without_billing(value["system"])} if "system" in value else {}
     if isinstance(turns, list):
@@ -98,7 +98,7 @@ def _block_without_billing(block: Any) -> list[Any]:
 
 
 def _text_without_billing(text: str) -> str:
-    """The text behind the header: behind its fields, or its line where it has none."""
+    """The text after the header's fields, or after its line if the fields are not recognised."""
     if not text.startswith(BILLING):
         return text
     fields = BILLING_FIELDS.match(text, len(BILLING))
@@ -121,14 +121,14 @@ def _readable(turn: Any, ignored: list[str]) -> Any:
 
 
 def names_in(body: CountRequest) -> Callable[[str], str]:
-    """Gives the names that fields of chat completions have in a body."""
+    """A function from a field of chat completions to its name in this body."""
     named = {} if body.output_format is None else {"response_format": OUTPUT_FORMAT}
     return renaming(NAMES | named)
 
 
 def chat_of(body: CountRequest, switches_thoughts: bool) -> ChatRequest:
-    """The chat completion that a request means, for a model that can be told whether to think or
-    cannot. Raises ApiError."""
+    """The chat completion for a request. ``switches_thoughts``: whether the model's template can
+    switch thinking. Raises ApiError."""
     chat: Json = {"messages": list(_messages(body))}
     if isinstance(body.messages[-1], AssistantTurn):
         chat["continue_final_message"] = True
@@ -171,7 +171,7 @@ def _format(body: CountRequest) -> SchemaFormat | None:
 
 
 def _effort(body: CountRequest, switches_thoughts: bool) -> str | None:
-    """The reasoning effort: none unless it is requested, as in Anthropic's API."""
+    """The reasoning effort. As in Anthropic's API the model does not think unless asked to."""
     asked = None if body.output_config is None else body.output_config.effort
     if body.thinking is not None and body.thinking.type != "disabled":
         return "medium" if asked is None else EFFORTS.get(asked, asked)
@@ -202,7 +202,7 @@ def _messages(body: CountRequest) -> Iterable[Json]:
 
 
 def _asked(turn: UserTurn) -> Iterable[Json]:
-    """The messages of a user's turn in their order: results of calls, and texts."""
+    """The messages of a user's turn in order: results of calls, and texts."""
     if isinstance(turn.content, str):
         yield {"role": "user", "content": turn.content}
         return
@@ -229,7 +229,7 @@ def _result(block: ToolResultBlock) -> Json:
 
 
 def _said(turn: AssistantTurn) -> Iterable[Json]:
-    """The message of a model's turn."""
+    """The message of an assistant's turn."""
     if isinstance(turn.content, str):
         yield {"role": "assistant", "content": turn.content}
         return
@@ -252,5 +252,5 @@ def _said(turn: AssistantTurn) -> Iterable[Json]:
 
 
 def _text(content: str | Sequence[TextBlock]) -> str:
-    """Several blocks are lines of one text."""
+    """The text of several blocks, joined by newlines."""
     return content if isinstance(content, str) else "\n".join(block.text for block in content)

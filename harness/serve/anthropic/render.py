@@ -1,4 +1,4 @@
-"""An answer as a message of Anthropic's API, whole and as the events of a stream."""
+"""Writes answers as messages of Anthropic's API: whole, as events of a stream, and errors."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from contract.types import FinishReason
 from harness.host.answer_text import TOOL_CALLS, Piece
 from harness.host.reply import CallArguments, CallBegin, Content, Part, Thought, joined
 from harness.serve.answers import Answer, Json
-from harness.serve.anthropic.errors import error_body
 from harness.serve.errors import ApiError
 from harness.serve.strict_json import object_or_empty
 
@@ -24,9 +23,29 @@ REASONS = {
     TOOL_CALLS: "tool_use",
 }
 
+ERROR_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    529: "overloaded_error",
+}
+
+
+def error_body(error: ApiError) -> bytes:
+    """The body of an error response, as Anthropic's clients read it. ``code`` is an extension."""
+    default = "invalid_request_error" if error.status < 500 else "api_error"
+    kind = ERROR_TYPES.get(error.status, default)
+    fields = {"type": kind, "message": error.message, "param": error.param, "code": error.code}
+    return msgspec.json.encode({"type": "error", "error": fields})
+
 
 def event(kind: str, /, **fields: object) -> bytes:
-    """One named event."""
+    """A named event."""
     return b"event: %b\ndata: %b\n\n" % (
         kind.encode(),
         msgspec.json.encode({"type": kind, **fields}),
@@ -38,7 +57,7 @@ PING_EVENT = event("ping")
 
 @dataclass
 class MessageShape:
-    """A message of one choice, and its events. Every event of a part that is open is a delta."""
+    """A message of one choice, and its events. Events within a content block are deltas."""
 
     answer: Answer
     listed: bool = False
@@ -50,7 +69,7 @@ class MessageShape:
     _finish: str | None = None
 
     def lines(self, piece: Piece) -> Iterable[bytes]:
-        """The events that say what became certain."""
+        """The events for a new piece."""
         yield from self._start()
         for part in joined(piece.parts):
             yield from self._part_events(part)
@@ -80,7 +99,7 @@ class MessageShape:
         return message | {"usage": usage_of(self.answer), **self._ours()}
 
     def _head(self) -> Json:
-        """A message of which nothing is said yet."""
+        """The message before its content."""
         return {
             "id": self.answer.id,
             "type": "message",
@@ -124,7 +143,7 @@ class MessageShape:
         yield event("content_block_delta", index=self._blocks, delta=delta)
 
     def _closed(self) -> Iterator[bytes]:
-        """The end of the block that is open, if one is."""
+        """The event that ends the open block, if there is one."""
         if self._open is None:
             return
         if isinstance(self._open, Thought):
@@ -138,9 +157,9 @@ class MessageShape:
 
 
 def usage_of(answer: Answer) -> Json:
-    """The counts of an answer so far. Tokens of the prompt that were not computed are read from
-    the cache; those are new in it that the same prompt would now read: of the pages that it filled,
-    but for its last token, which is always computed. The rest is ``input_tokens``."""
+    """The token counts so far. Cached prompt tokens are ``cache_read_input_tokens``. Tokens of
+    pages that this prompt filled are ``cache_creation_input_tokens``: the same prompt would find
+    them, except its last token, which is always computed. The rest is ``input_tokens``."""
     generation = answer.generation
     prompt, read = generation.prompt_tokens, generation.cached_tokens
     filled = prompt // PAGE_TOKENS * PAGE_TOKENS if generation.model.keeps_prompts else 0
@@ -154,14 +173,13 @@ def usage_of(answer: Answer) -> Json:
 
 
 def signature(thoughts: str, answer: Answer) -> str:
-    """A digest of the reasoning and the model, which clients send back with it. It is not checked:
-    reasoning is read as it is."""
+    """A digest of the reasoning and the model, for clients that send it back. It is not checked."""
     model = answer.generation.model.fingerprint
     return base64.b64encode(hashlib.sha256(f"{model} {thoughts}".encode()).digest()).decode()
 
 
 def _block(part: Part) -> Json:
-    """A part as its block begins."""
+    """The block of a part when it begins."""
     match part:
         case Content():
             return {"type": "text", "text": ""}
@@ -183,7 +201,7 @@ def _text_of(part: Part, answer: Answer) -> Json:
 
 
 def _stop(answer: Answer, finish: str | None) -> Json:
-    """Why a message ended."""
+    """The stop reason of a message."""
     stop_string = answer.generation.choices[0].stop_string
     if stop_string is not None and finish == FinishReason.STOP.value:
         return {"stop_reason": "stop_sequence", "stop_sequence": stop_string}

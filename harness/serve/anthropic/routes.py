@@ -7,9 +7,8 @@ from functools import partial
 
 from contract.types import Tenant
 from harness.serve.answers import Json
-from harness.serve.anthropic.errors import error_body
 from harness.serve.anthropic.parse import chat_of, names_in, readable_blocks
-from harness.serve.anthropic.render import MessageShape
+from harness.serve.anthropic.render import MessageShape, error_body
 from harness.serve.anthropic.wire import CountRequest, MessagesRequest
 from harness.serve.caller import Caller
 from harness.serve.errors import naming_fields
@@ -19,7 +18,7 @@ from harness.serve.service import Answered, Service
 
 
 class AnthropicHandlers:
-    """The handlers of those ANTHROPIC_ROUTES that have no answer, named by them."""
+    """Handlers of the ANTHROPIC_ROUTES that have no ``answer``, by their names."""
 
     def count_message(self, raw: bytes) -> Json:
         body = decoded(raw, CountRequest, readable_blocks)
@@ -33,7 +32,7 @@ class AnthropicHandlers:
 def answer_message(
     service: Service, body: MessagesRequest, tenant: Tenant, caller: Caller
 ) -> Answered:
-    """The answer to a request, whole or streamed. Raises what ``Service.chat`` raises."""
+    """Answer a request, whole or streamed. Raises what ``Service.chat`` raises."""
     names = names_in(body)
     with naming_fields(names):
         chat = chat_of(body, _switches_thoughts(service))

@@ -13,8 +13,8 @@ StopSequences = Annotated[list[str], Meta(max_length=16)]
 
 
 class TextBlock(Struct, forbid_unknown_fields=True, tag_field="type", tag="text"):
-    """A piece of text. Where a cache would begin, ``cache_control`` says, and changes nothing: what
-    was computed is found again wherever texts begin alike."""
+    """A piece of text. ``cache_control`` is ignored: the prefix cache finds all prompts that begin
+    alike."""
 
     text: str
     cache_control: Any = None
@@ -32,7 +32,7 @@ class ToolUseBlock(Struct, forbid_unknown_fields=True, tag_field="type", tag="to
 
 
 class ToolResultBlock(Struct, forbid_unknown_fields=True, tag_field="type", tag="tool_result"):
-    """The result of a tool call, or that it failed."""
+    """The result of a tool call, or its failure."""
 
     tool_use_id: CallId
     content: str | list[TextBlock] | None = None
@@ -97,28 +97,28 @@ class AnyChoice(Struct, forbid_unknown_fields=True):
 
 
 class ThinkingConfig(Struct, forbid_unknown_fields=True):
-    """Whether the model thinks first. It is not held to a budget."""
+    """Whether the model thinks first. ``budget_tokens`` is not enforced."""
 
     type: Literal["enabled", "disabled", "adaptive"]
     budget_tokens: int | None = None
 
 
 class SchemaFormat(Struct, forbid_unknown_fields=True):
-    """An answer that obeys a JSON schema."""
+    """An answer that matches a JSON schema."""
 
     type: Literal["json_schema"]
     schema_: dict[str, Any] = field(name="schema")
 
 
 class OutputConfig(Struct, forbid_unknown_fields=True):
-    """The form of an answer, and how much is thought about it."""
+    """The format of an answer, and the reasoning effort."""
 
     effort: Literal["max"] | ReasoningEffort | None = None
     format: SchemaFormat | None = None
 
 
 class CountRequest(Struct, forbid_unknown_fields=True, kw_only=True):
-    """``POST /v1/messages/count_tokens``: what a request would count as ``input_tokens``."""
+    """``POST /v1/messages/count_tokens``: the ``input_tokens`` of a request."""
 
     messages: Annotated[
         list[UserTurn | AssistantTurn | SystemTurn], Meta(min_length=1, max_length=MAX_MESSAGES)
@@ -134,8 +134,8 @@ class CountRequest(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class MessagesRequest(CountRequest, kw_only=True):
-    """``POST /v1/messages``. ``metadata`` and ``cache_control`` change nothing. ``seed`` and
-    ``min_p`` are this server's own, as chat completions have them."""
+    """``POST /v1/messages``. ``metadata`` and ``cache_control`` are ignored. ``seed`` and ``min_p``
+    are extensions, as in chat completions."""
 
     max_tokens: MaxTokens
     stop_sequences: StopSequences | None = None

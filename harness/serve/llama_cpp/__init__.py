@@ -1,1 +1,1 @@
-"""The routes of llama.cpp's own that its clients use."""
+"""Routes of llama.cpp's server that its clients use."""

@@ -17,9 +17,9 @@ SAME = frozenset((*GenerationRequest.__struct_fields__, "grammar")) - {
     "seed",
 }
 DRAWN_SEED = 2**32 - 1
-"""The seed by which llama.cpp's clients ask for one that is drawn."""
+"""With this seed llama.cpp's clients ask for a random one."""
 FORBIDDEN = -100.0
-"""The least bias there is."""
+"""The lowest bias."""
 client_name = renaming(
     {
         "logprobs": "n_probs",
@@ -32,13 +32,13 @@ client_name = renaming(
 
 
 def completion_of(model: ServedModel, body: LlamaCompletionRequest) -> CompletionRequest:
-    """The completion that a prompt means. Raises ApiError."""
+    """The completion for a request. Raises ApiError."""
     prompt = body.prompt if isinstance(body.prompt, str) else _prompt_ids(model, body.prompt)
     return _completion(model, body, prompt)
 
 
 def infill_of(model: ServedModel, body: InfillRequest) -> CompletionRequest:
-    """The completion that text between two others means. Raises ApiError."""
+    """The completion for a fill-in-the-middle request. Raises ApiError."""
     prefix, extra = body.input_prefix + body.prompt, body.input_extra or ()
     return _completion(model, body, infill_prompt(model, prefix, body.input_suffix, extra))
 
@@ -70,7 +70,7 @@ def _completion(
 
 
 def _prompt_ids(model: ServedModel, parts: Sequence[str | int | list[int]]) -> list[int]:
-    """The tokens of one prompt that is a list: of ids, of texts and ids, or of one prompt."""
+    """The token ids of one prompt that is a list: of ids, of texts and ids, or of one prompt."""
     if len(parts) == 1 and isinstance(parts[0], list):
         return parts[0]
     several = all(isinstance(part, str) for part in parts) and len(parts) > 1
@@ -88,7 +88,7 @@ def _prompt_ids(model: ServedModel, parts: Sequence[str | int | list[int]]) -> l
 def _biases(
     model: ServedModel, biases: dict[str, float] | list[tuple[int | str, float | bool]]
 ) -> Iterator[tuple[str, float]]:
-    """Every token with its bias."""
+    """The bias of every token."""
     for token, value in biases.items() if isinstance(biases, dict) else biases:
         if value is True:
             raise invalid_value("logit_bias", "a bias is a number, or false")

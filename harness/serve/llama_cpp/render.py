@@ -19,7 +19,7 @@ MILLISECONDS = 1e3
 
 @dataclass(frozen=True)
 class LlamaShape:
-    """The objects of one completion, whose ``listed`` tokens have their log-probabilities."""
+    """The objects of one completion. With ``listed`` its tokens have log-probabilities."""
 
     body: LlamaCompletionRequest | InfillRequest
     answer: Answer
@@ -28,7 +28,7 @@ class LlamaShape:
     ping = PING
 
     def lines(self, piece: Piece) -> Iterable[bytes]:
-        """The event with what became certain."""
+        """The event for a new piece."""
         tokens = text_events(piece.events)
         if not piece.text and not (tokens and (self.listed or self.body.return_tokens)):
             return
@@ -55,7 +55,7 @@ class LlamaShape:
         return self._asked(self._text("".join(x.text for x in choice), tokens) | self._end())
 
     def _asked(self, answer: Json) -> Json:
-        """Of an answer what the request names."""
+        """The fields of an answer that the request names, or all."""
         found = {path: _at(answer, path) for path in self.body.response_fields or ()} or answer
         return {path: value for path, value in found.items() if value is not None}
 
@@ -73,7 +73,7 @@ class LlamaShape:
         return body
 
     def _end(self) -> Json:
-        """Reason of the end, counts and durations."""
+        """The reason of the end, token counts and durations."""
         generation = self.answer.generation
         (choice,) = generation.choices
         word = choice.stop_string
@@ -120,7 +120,7 @@ class LlamaShape:
 
 
 def _rate(what: str, count: int, seconds: float) -> Json:
-    """A count, the milliseconds it took, and the two divided either way."""
+    """A count, the milliseconds it took, and both quotients."""
     return {
         f"{what}_n": count,
         f"{what}_ms": seconds * MILLISECONDS,
@@ -130,7 +130,7 @@ def _rate(what: str, count: int, seconds: float) -> Json:
 
 
 def _at(value: Any, path: str) -> Any:
-    """Value at a path of an object, None for nothing."""
+    """The value at a path in an object; None if there is none."""
     for name in path.split("/"):
         value = value.get(name) if isinstance(value, dict) else None
     return value

@@ -1,4 +1,4 @@
-"""llama.cpp's own routes: a text continued, the text between two others, and the settings."""
+"""llama.cpp's own routes: completion, infill, slots, adapters and properties."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ACTIONS = ("save", "restore", "erase")
 
 
 class LlamaCppHandlers:
-    """The handlers of those LLAMA_CPP_ROUTES that have no answer, named by them."""
+    """Handlers of the LLAMA_CPP_ROUTES that have no ``answer``, by their names."""
 
     def props(self) -> Json:
         model = service_of_request().model
@@ -112,7 +112,7 @@ class LlamaCppHandlers:
 def continue_text(
     service: Service, body: LlamaCompletionRequest, tenant: Tenant, caller: Caller
 ) -> Answered:
-    """The continuation of a text. Raises what ``Service.complete`` raises."""
+    """Answer ``POST /completion``. Raises what ``Service.complete`` raises."""
     service.model.check_name(body.model)
     meant = completion_of(service.model, body)
     return service.complete(meant, tenant, caller, partial(LlamaShape, body), "llama-")
@@ -120,7 +120,7 @@ def continue_text(
 
 @in_names_of(client_name)
 def infill(service: Service, body: InfillRequest, tenant: Tenant, caller: Caller) -> Answered:
-    """The text between two others. Raises what ``Service.complete`` raises."""
+    """Answer ``POST /infill``. Raises what ``Service.complete`` raises."""
     service.model.check_name(body.model)
     meant = infill_of(service.model, body)
     return service.complete(meant, tenant, caller, partial(LlamaShape, body), "llama-")

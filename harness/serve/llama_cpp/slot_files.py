@@ -1,11 +1,11 @@
 """Files of saved slots: a conversation's tokens, their keys and values, and the recurrent state.
 
-    DIR/.secret      random bytes, which key every checksum
-    DIR/NAME         of a server without tenants
-    DIR/SCOPE/NAME   of a tenant or of an isolation group
+    DIR/.secret      random bytes, the key of every checksum
+    DIR/NAME         without tenants
+    DIR/SCOPE/NAME   of a tenant or an isolation group
 
-A file is used whole or not at all: one that was cut or changed, and one of another model, scope or
-folder, is refused. It becomes visible by renaming."""
+A file that was cut off or changed, or belongs to another model, scope or folder, is refused. A new
+file is renamed when it is complete."""
 
 from __future__ import annotations
 
@@ -48,12 +48,13 @@ MAX_FILES = 256
 
 
 class SlotFileRefused(ZincError):
-    """A file that must not be used, and why."""
+    """A file that must not be used, with the reason."""
 
 
 class SavedSlot(NamedTuple):
-    """``tokens``, whole pages, with the keys and values of each of ``pages``, and the recurrent
-    ``state`` after the last one, where the model has any. ``nbytes`` is the size of the file."""
+    """The contents of a file: ``tokens`` of whole pages, the keys and values of each of ``pages``,
+    and the recurrent ``state`` after the last token, None for models without one. ``nbytes`` is the
+    size of the file."""
 
     tokens: NDArray[np.int32]
     pages: list[Bytes]
@@ -62,7 +63,7 @@ class SavedSlot(NamedTuple):
 
 
 class SlotFolder:
-    """The saved slots below the folder ``path``. Raises ConfigError where it cannot be used."""
+    """The saved slots in the folder ``path``. Raises ConfigError if it cannot be used."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -72,7 +73,7 @@ class SlotFolder:
             for folder in (path, *path.glob("?" * 2 * SCOPE_BYTES)):
                 remove_abandoned(folder, ".")
             remove_abandoned(path, f"{SECRET}.")
-            # Of another length it would be made anew, and this one be lost.
+            # ``secret_in`` would replace a file of another length.
             if (path / SECRET).exists() and (path / SECRET).stat().st_size != SECRET_BYTES:
                 raise OSError(errno.EEXIST, f"its {SECRET} is another program's")
             self._secret = secret_in(path / SECRET)
@@ -83,9 +84,10 @@ class SlotFolder:
         self, name: str, tenant: Tenant, function: str, parts: Iterable[Bytes], state: Bytes | None,
         tokens: NDArray[np.int32],
     ) -> tuple[int, int]:  # fmt: skip
-        """Save the pages that ``parts`` gives of ``tokens``, of the model that ``function`` names:
-        how many, and the bytes of the file. Nothing is saved of a prefix that is shorter than the
-        recurrent ``state``. Raises RequestError for a name, and StorageProblem."""
+        """Save ``tokens``, whose pages ``parts`` yields, and the recurrent ``state``. ``function``
+        identifies the model. Returns the number of pages and the bytes of the file; 0, 0 if there
+        are fewer pages than the state needs. Raises RequestError for a bad name, and
+        StorageProblem."""
         target = self._file(name, tenant)
         partial = target.with_name(f".{os.urandom(8).hex()}{PARTIAL}")
         try:
@@ -114,9 +116,9 @@ class SlotFolder:
         return pages, nbytes
 
     def read(self, name: str, tenant: Tenant, function: str, most_pages: int) -> SavedSlot:
-        """The slot that was saved under a name for the model that ``function`` names, of at most
-        ``most_pages`` pages. Raises RequestError for a name, FileNotFoundError, StorageProblem, and
-        SlotFileRefused for a file that must not be used."""
+        """The saved slot ``name`` of the model that ``function`` identifies, of at most
+        ``most_pages`` pages. Raises RequestError for a bad name, FileNotFoundError, StorageProblem,
+        and SlotFileRefused."""
         flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOFOLLOW", 0)
         path = self._file(name, tenant)
         try:
@@ -198,14 +200,14 @@ class SlotFolder:
         return SavedSlot(tokens, pages, state, HEADER_BYTES + nbytes)
 
     def _file(self, name: str, tenant: Tenant) -> Path:
-        """The file of a name. Raises RequestError for one that could lie elsewhere."""
+        """The path for a name. Raises RequestError for a name that could be outside the folder."""
         if NAME.fullmatch(name) is None:
             problem = "has letters, digits, '.', '_' and '-' only, at most 127, and no '.' first"
             raise RequestError("filename", problem)
         return self.path / self._scope(tenant) / name
 
     def _scope(self, tenant: Tenant) -> str:
-        """The folder of a tenant's files, "" for the one of a server without tenants."""
+        """The subfolder of a tenant; "" without tenants."""
         if tenant.id == LOCAL_TENANT.id:
             return ""
         return PageNames(self._secret, "").scope(_key(tenant))
@@ -215,7 +217,7 @@ class SlotFolder:
 
 
 def _is_saved(path: Path) -> bool:
-    """Whether a slot may be saved in the place of a file: one of a slot, or an empty one."""
+    """Whether a slot may replace this file: it is a saved slot, or empty."""
     if not path.is_file() or path.is_symlink():
         return False
     with path.open("rb") as file:
@@ -223,7 +225,7 @@ def _is_saved(path: Path) -> bool:
 
 
 def _key(tenant: Tenant) -> Sequence[str | int]:
-    """The scope of a tenant with its name, since another tenant may have the id later."""
+    """The scope of a tenant with its name, since ids can be reused."""
     kind, number = scope_of(tenant)
     return (kind, number, tenant.name) if kind == "tenant" else (kind, number)
 

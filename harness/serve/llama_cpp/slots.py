@@ -1,8 +1,7 @@
-"""llama.cpp's slots: for each tenant as many numbers as there are slots, each with the conversation
-that was answered in it last.
+"""llama.cpp's slots: each tenant has as many as the engine, each with its latest conversation.
 
-A number names a conversation and nothing in the engine: its requests run in any slot, and its keys
-and values are found by their tokens."""
+A slot here only names a conversation. Requests run in any slot of the engine, and the prefix cache
+finds keys and values by tokens."""
 
 from __future__ import annotations
 
@@ -33,8 +32,8 @@ NO_FOLDER = "slots are not saved here; start the server with --slot-save-path DI
 
 @dataclass(slots=True, eq=False)
 class Slot:
-    """The tokens of the latest conversation, and the unfinished answers. ``used`` is the number of
-    the slot's last use among the uses of all slots."""
+    """The tokens of the latest conversation, and the answers being generated. ``used`` numbers its
+    last use among the uses of all slots."""
 
     tokens: NDArray[np.int32] = field(default_factory=lambda: NO_TOKENS)
     used: int = 0
@@ -47,8 +46,8 @@ class Slot:
 
 
 class SlotTable:
-    """The slots of all tenants and models. Tokens are only remembered if there are ``files``.
-    Threads may share it."""
+    """The slots of all tenants and models. Tokens are kept only if there are ``files`` to save them
+    to. Thread-safe."""
 
     def __init__(self, files: SlotFolder | None = None) -> None:
         self.files = files
@@ -57,7 +56,7 @@ class SlotTable:
         self._uses = 0
 
     def of(self, model: ServedModel, tenant: Tenant, number: int | None, name: str) -> Slot:
-        """The slot of a tenant that a client calls ``name``. Raises ApiError."""
+        """A tenant's slot ``number``, which the client calls ``name``. Raises ApiError."""
         with self._lock:
             slots = self._of(model, tenant.id)
         if number is None or number >= len(slots):
@@ -74,8 +73,7 @@ class SlotTable:
             return [(slot.is_processing, len(slot.tokens)) for slot in slots]
 
     def begin(self, model: ServedModel, tenant: Tenant, answer: Generation, asked: int) -> int:
-        """The number of the slot in which an answer begins: the requested one, or for -1 the best
-        match. Raises ApiError."""
+        """The slot of a new answer: ``asked``, or for -1 the best match. Raises ApiError."""
         with self._lock:
             slots = self._of(model, tenant.id)
             if asked >= len(slots):
@@ -90,7 +88,7 @@ class SlotTable:
             return number
 
     def end(self, model: ServedModel, tenant: Tenant, answer: Generation, number: int) -> None:
-        """Remember the conversation of an answer that has ended."""
+        """Keep the conversation of an ended answer."""
         if self.files is None:
             with self._lock:
                 self._of(model, tenant.id)[number].answers.discard(answer)
@@ -176,8 +174,8 @@ class SlotTable:
 
 
 def _best(slots: Sequence[Slot], prompt: Sequence[int]) -> int:
-    """The number of the slot whose conversation shares the longest prefix with a prompt, else of
-    the least recently used one. Idle slots are preferred."""
+    """The slot whose conversation shares the longest prefix with a prompt, else the least recently
+    used one. Idle slots come first."""
     by_age = sorted(range(len(slots)), key=[slot.used for slot in slots].__getitem__)
     oldest = next((number for number in by_age if not slots[number].is_processing), -1)
     common: dict[int, int] = {}
@@ -186,7 +184,7 @@ def _best(slots: Sequence[Slot], prompt: Sequence[int]) -> int:
         similar = len(slot.tokens) > 0 and slot.tokens[0] == prompt[0]
         if similar and (oldest < 0 or not slot.is_processing):
             common[number] = _common(slot.tokens, np.array(prompt, np.int32))
-    # Of equal ones the one used last counts.
+    # Ties go to the slot used last.
     best = max(reversed(common), key=lambda number: common[number], default=-1)
     if best >= 0 and common[best] > SIMILAR * len(prompt):
         return best

@@ -15,11 +15,11 @@ Biases = dict[str, float] | list[tuple[int | str, float | bool]]
 
 
 class _SampledText(GenerationRequest, kw_only=True):
-    """The fields of both requests. ``n_probs`` asks for the log-probability of every token and of
-    so many of the likeliest, ``return_tokens`` for the ids. A bias is of a token, or of every token
-    of a text; false forbids it. A negative ``seed`` asks for one that is drawn, ``repeat_last_n``
-    -1 looks back as far as this server does. ``response_fields`` are paths such as
-    ``timings/prompt_n``: an answer, or the last object of a stream, has these alone."""
+    """The fields of both requests. ``n_probs``: log-probabilities of every token, and so many
+    likely ones. ``return_tokens``: the token ids. ``logit_bias``: of a token, or of every token of
+    a text; false forbids it. A negative ``seed`` draws one. ``repeat_last_n`` -1 is the longest
+    window. ``response_fields``: paths such as ``timings/prompt_n``; an answer, or the last object
+    of a stream, has only these."""
 
     grammar: str | None = None
     json_schema: dict[str, Any] | bool | None = None
@@ -31,24 +31,24 @@ class _SampledText(GenerationRequest, kw_only=True):
 
 
 class LlamaCompletionRequest(_SampledText, kw_only=True):
-    """``POST /completion``: what continues ``prompt``, which is a text, the ids of its tokens, or a
-    list of both. Without ``n_predict`` the answer ends where the model or the context does."""
+    """``POST /completion``. ``prompt`` is a text, token ids, or a list of both. Without
+    ``n_predict`` the answer ends with an end token or at the end of the context."""
 
     prompt: str | Annotated[list[str | int | list[int]], Meta(min_length=1)]
 
 
 class SlotFile(Struct, forbid_unknown_fields=True, kw_only=True):
-    """``POST /slots/ID?action=save``, ``restore`` or ``erase``. ``filename`` names the file to save
-    or restore, within the server's folder for slots."""
+    """``POST /slots/ID?action=save``, ``restore`` or ``erase``. ``filename`` is the file to save or
+    restore in the server's folder for slots."""
 
     filename: str | None = None
     model: Id | None = None
 
 
 class InfillRequest(_SampledText, kw_only=True):
-    """``POST /infill``: the text between ``input_prefix`` followed by ``prompt``, and
-    ``input_suffix``. The texts hold no control tokens. ``input_extra`` are other files, for models
-    with tokens for them."""
+    """``POST /infill``: the text between ``input_prefix`` + ``prompt`` and ``input_suffix``. These
+    texts never become control tokens. ``input_extra`` are other files, for models with tokens for
+    them."""
 
     input_prefix: str
     input_suffix: str

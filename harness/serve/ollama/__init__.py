@@ -1,1 +1,1 @@
-"""Ollama's API: its requests become chat completions or texts, whose answers it renders."""
+"""Ollama's API: its requests become chat completions or completions, whose answers it renders."""

@@ -1,4 +1,4 @@
-"""The descriptions of models that Ollama's clients read."""
+"""Descriptions of models as Ollama's clients read them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from harness.serve.answers import Json
 from harness.serve.model import ServedModel
 
 FOREVER = "2318-01-01T00:00:00Z"
-"""The unload time that is reported for a model which is never unloaded."""
+"""The reported unload time of a model that stays loaded."""
 
 
 def details_of(model: ServedModel) -> Json:
@@ -27,7 +27,7 @@ def details_of(model: ServedModel) -> Json:
 
 
 def _most_used(model: ServedModel) -> str:
-    """The storage type that takes most bytes of a file."""
+    """The storage type with the most bytes in a file."""
     sizes: dict[str, int] = {}
     for tensor in model.model.file.tensors.values():
         name = tensor.ggml_type.name
@@ -36,7 +36,7 @@ def _most_used(model: ServedModel) -> str:
 
 
 def listed(model: ServedModel) -> Json:
-    """A model in a list of those there are."""
+    """A model in the list of ``/api/tags``."""
     return {
         "name": model.name,
         "model": model.name,
@@ -48,7 +48,7 @@ def listed(model: ServedModel) -> Json:
 
 
 def running(model: ServedModel) -> Json:
-    """A model in a list of those in memory."""
+    """A model in the list of ``/api/ps``."""
     here = listed(model)
     del here["modified_at"]
     memory = model.plan.total
@@ -58,7 +58,7 @@ def running(model: ServedModel) -> Json:
 
 
 def shown(model: ServedModel) -> Json:
-    """The whole description of a model."""
+    """A model as ``/api/show`` describes it."""
     metadata = model.model.file.metadata
     architecture = str(metadata.get("general.architecture", ""))
     info = {

@@ -26,15 +26,15 @@ NAMES = {
 client_name = renaming(NAMES)
 """This API's names of fields of chat completions."""
 prompt_name = renaming(NAMES | {"messages": "prompt"})
-"""The same where a prompt is a conversation of one turn."""
+"""The same for requests with a prompt."""
 UNSERVED = ("template", "context")
 EFFORTS: Mapping[bool | str, str] = {True: "medium", False: "none", "max": "high"}
-"""The efforts of chat completions that ``think`` means where it has another name."""
+"""The ``reasoning_effort`` for values of ``think`` that have another name."""
 
 
 def plain_schemas(value: dict[str, Any], ignored: list[str]) -> dict[str, Any]:
-    """A body without the nulls that the client writes into the schemas of tools, and with roles in
-    small letters."""
+    """A body without the nulls that clients write into schemas of tools, and with lower-case
+    roles."""
     tools, turns = value.get("tools"), value.get("messages")
     if isinstance(turns, list):
         value = value | {"messages": [_in_small_letters(turn) for turn in turns]}
@@ -57,7 +57,7 @@ def _without_nulls(value: Any) -> Any:
 
 
 def chat_of(body: OllamaChatRequest) -> ChatRequest:
-    """The chat completion that a conversation means. Raises ApiError."""
+    """The chat completion for a conversation. Raises ApiError."""
     chat = _common(body) | {"messages": list(_messages(body.messages))}
     if body.tools:
         chat["tools"] = body.tools
@@ -68,7 +68,7 @@ def chat_of(body: OllamaChatRequest) -> ChatRequest:
 
 
 def chat_of_prompt(body: GenerateRequest) -> ChatRequest:
-    """The chat completion that a prompt means. Raises ApiError."""
+    """The chat completion for a prompt. Raises ApiError."""
     _check(body)
     system = [{"role": "system", "content": body.system}] if body.system else []
     messages = [*system, {"role": "user", "content": body.prompt}]
@@ -76,7 +76,7 @@ def chat_of_prompt(body: GenerateRequest) -> ChatRequest:
 
 
 def text_of_prompt(body: GenerateRequest) -> CompletionRequest:
-    """The text to continue that a raw prompt means. Raises ApiError."""
+    """The completion for a raw prompt. Raises ApiError."""
     _check(body)
     text = {name: value for name, value in _common(body).items() if name not in CHAT_ONLY}
     more: Json = {"suffix": body.suffix} if body.suffix else {}
@@ -98,7 +98,7 @@ def _check(body: GenerateRequest) -> None:
 
 
 def _common(body: OllamaChatRequest | GenerateRequest) -> Json:
-    """The fields of a chat completion that both say."""
+    """The chat completion's fields that both requests have."""
     chat: Json = {"model": body.model, "stream": body.stream}
     if body.stream:
         chat["stream_options"] = {"include_usage": True}
@@ -122,7 +122,8 @@ def _common(body: OllamaChatRequest | GenerateRequest) -> Json:
 
 
 def _messages(turns: Sequence[OllamaMessage]) -> Iterable[Json]:
-    """Messages with ids of calls, which this API does not have: results follow in their order."""
+    """The messages, with ids for calls, which this API does not have. Results come in the order of
+    calls."""
     waiting: list[tuple[str, str]] = []
     for number, turn in enumerate(turns):
         if turn.images:
@@ -153,7 +154,8 @@ def _messages(turns: Sequence[OllamaMessage]) -> Iterable[Json]:
 
 
 def _answered(turn: OllamaMessage, waiting: Sequence[tuple[str, str]]) -> str:
-    """The call that a result is of: the first of its name, or the first, that has none yet."""
+    """The id of the call that a result answers: the first open call of its name, or the first open
+    one."""
     for name, call_id in waiting:
         if turn.tool_name in (None, name):
             return call_id

@@ -14,15 +14,19 @@ from harness.host.answer_text import Piece
 from harness.host.reply import CallArguments, CallBegin, Content, Part, Thought, joined
 from harness.serve.answers import Answer, Json, listed_tokens, text_events
 from harness.serve.errors import ApiError
-from harness.serve.ollama.errors import error_line
 from harness.serve.strict_json import object_or_empty
 
 NANOSECONDS = 1e9
 
 
 def line(value: Json) -> bytes:
-    """One object of a stream."""
+    """A line of a stream."""
     return msgspec.json.encode(value) + b"\n"
+
+
+def error_line(error: ApiError) -> bytes:
+    """The body of an error response, as Ollama's clients read it."""
+    return msgspec.json.encode({"error": error.message})
 
 
 def now() -> str:
@@ -32,8 +36,8 @@ def now() -> str:
 
 @dataclass
 class OllamaShape:
-    """The objects of one choice: of a conversation, or with ``text`` of a prompt's answer, which
-    is ``plain`` where nothing is taken apart. A call is sent once it is whole."""
+    """The objects of one choice of ``/api/chat``, or with ``text`` of ``/api/generate``. ``plain``:
+    reasoning and calls stay in the text. A call is sent once it is complete."""
 
     answer: Answer
     listed: bool = False
@@ -46,7 +50,7 @@ class OllamaShape:
     _unlisted: list[Json] = field(default_factory=list)
 
     def lines(self, piece: Piece) -> Iterable[bytes]:
-        """The objects that say what became certain."""
+        """The objects for a new piece."""
         self._list(piece)
         for part in self._parts(piece):
             for fields in self._objects_of(part):
@@ -54,7 +58,7 @@ class OllamaShape:
         self._finish = piece.finish or self._finish
 
     def end(self, usage: bool) -> bytes:
-        """The last objects: a call that was not sent yet, and the counts."""
+        """The last objects: a call that is still open, and the counts."""
         calls = [line(self._head() | fields | {"done": False}) for fields in self._ended_call()]
         body = self._body("", "", []) | self._listed()
         last = line(self._head() | body | self._counts(self._finish))
@@ -125,7 +129,7 @@ class OllamaShape:
         return {"model": self.answer.generation.model.name, "created_at": now()}
 
     def _counts(self, finish: str | None) -> Json:
-        """Reason of the end, counts, and durations in nanoseconds."""
+        """The reason of the end, token counts, and durations in nanoseconds."""
         generation = self.answer.generation
         (choice,) = generation.choices
         prompt_seconds, answer_seconds = generation.seconds_of(choice)

@@ -1,4 +1,4 @@
-"""The routes of Ollama's API that its clients use."""
+"""Routes of Ollama's API that its clients use."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from harness.serve.errors import naming_fields, renaming
 from harness.serve.gate import caller_of_request, decoded, need_admin, service_of_request
 from harness.serve.model import ServedModel
 from harness.serve.model_routes import known_model
-from harness.serve.ollama.errors import error_line
 from harness.serve.ollama.facts import listed, running, shown
 from harness.serve.ollama.parse import (
     chat_of,
@@ -27,7 +26,7 @@ from harness.serve.ollama.parse import (
     prompt_name,
     text_of_prompt,
 )
-from harness.serve.ollama.render import NANOSECONDS, OllamaShape, line, now
+from harness.serve.ollama.render import NANOSECONDS, OllamaShape, error_line, line, now
 from harness.serve.ollama.wire import (
     EmbedRequest,
     GenerateRequest,
@@ -58,7 +57,7 @@ OLLAMA_ROUTES = (
 
 
 class OllamaHandlers:
-    """One method for each of OLLAMA_ROUTES, named by it."""
+    """A method for each route of OLLAMA_ROUTES, by its name."""
 
     def __init__(self, models: ServerModels, pulls: Pulls, version: str) -> None:
         self._models = models
@@ -131,7 +130,7 @@ class OllamaHandlers:
         return {"status": "success"}
 
     def _in_memory(self) -> Iterator[ServedModel]:
-        """The models in memory, the one that answers first."""
+        """The models in memory, the active one first."""
         yield service_of_request().model
         with self._models.held() as others:
             yield from (model for model in others.values() if model is not None)
@@ -141,7 +140,7 @@ class OllamaHandlers:
 def answer_chat(
     service: Service, body: OllamaChatRequest, tenant: Tenant, caller: Caller
 ) -> Answered:
-    """The answer to a conversation, whole or streamed. Raises what ``Service.chat`` raises."""
+    """Answer a conversation, whole or streamed. Raises what ``Service.chat`` raises."""
     return service.chat(chat_of(body), tenant, caller, OllamaShape, "ollama-")
 
 
@@ -149,7 +148,7 @@ def answer_chat(
 def answer_prompt(
     service: Service, body: GenerateRequest, tenant: Tenant, caller: Caller
 ) -> Answered:
-    """The answer to a prompt, or its continuation; otherwise as ``answer_chat``."""
+    """Answer or continue a prompt. Raises what ``Service.chat`` raises."""
     if body.raw or body.suffix or service.model.template is None:
         shape = partial(OllamaShape, text=True, plain=True)
         return service.complete(text_of_prompt(body), tenant, caller, shape, "ollama-")
@@ -163,7 +162,7 @@ def _vectors(asked: EmbeddingRequest) -> Json:
 
 
 def _loaded(name: str, empty_answer: Json) -> Json:
-    """The answer to a request without anything to answer, which asks for the model to be there."""
+    """The answer to a request without a prompt, which only loads the model."""
     model = service_of_request().model
     model.check_name(name)
     head = {"model": model.name, "created_at": now()}
@@ -171,7 +170,7 @@ def _loaded(name: str, empty_answer: Json) -> Json:
 
 
 def _progress(pull: Pull) -> Iterator[bytes]:
-    """Progress of a pull, as lines; the last one says that it is there, or why not."""
+    """The progress of a pull as lines. The last one reports success or the error."""
     for state in pull.states():
         if state is None:
             yield b""

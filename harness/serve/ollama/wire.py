@@ -14,8 +14,8 @@ Predicted = Annotated[int, Meta(ge=-2, le=MAX_INT32, description="-1 and -2 fill
 
 
 class SamplingOptions(Sampling, kw_only=True):
-    """Sampling options, and the most tokens to generate. Options for loading a model are
-    ignored."""
+    """Sampling options, and ``num_predict``, the most tokens of the answer. Options for loading a
+    model are ignored."""
 
     num_predict: Predicted | None = None
 
@@ -64,14 +64,14 @@ class _AskedForText(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class OllamaChatRequest(_AskedForText, kw_only=True):
-    """``POST /api/chat``. Without messages the model is loaded."""
+    """``POST /api/chat``. Without messages it only loads the model."""
 
     messages: Annotated[list[OllamaMessage], Meta(max_length=MAX_MESSAGES)] = []
     tools: list[dict[str, Any]] | None = None
 
 
 class GenerateRequest(_AskedForText, kw_only=True):
-    """``POST /api/generate``: an answer to a prompt, or with ``raw`` what continues it."""
+    """``POST /api/generate``: an answer to a prompt, or with ``raw`` its continuation."""
 
     prompt: str = ""
     system: str | None = None
@@ -91,7 +91,7 @@ class ShowRequest(Struct, forbid_unknown_fields=True):
 
 
 class EmbedRequest(Struct, forbid_unknown_fields=True, kw_only=True):
-    """``POST /api/embed``. Texts are never cut: one that is too long is refused."""
+    """``POST /api/embed``. A text that is too long is refused, never truncated."""
 
     model: Id
     input: str | Annotated[list[str], Meta(min_length=1)]
@@ -102,7 +102,7 @@ class EmbedRequest(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class OldEmbedRequest(Struct, forbid_unknown_fields=True, kw_only=True):
-    """``POST /api/embeddings``, which takes one text."""
+    """``POST /api/embeddings``, for one text."""
 
     model: Id
     prompt: str

@@ -1,1 +1,1 @@
-"""Receipts: signed records of answers, from which a third party derives the answers again."""
+"""Receipts: signed records of answers, from which anyone can recompute the answers."""

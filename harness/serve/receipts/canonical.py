@@ -1,4 +1,5 @@
-"""The one way to write a JSON value as bytes (RFC 8785), so that signatures and digests hold."""
+"""Canonical JSON (RFC 8785): one byte sequence for each value, so that it can be signed and
+digested."""
 
 from __future__ import annotations
 
@@ -8,14 +9,14 @@ from decimal import Decimal
 from typing import Any
 
 MAX_INTEGER = 2**53 - 1
-"""The largest integer of every JSON reader; larger numbers are written as strings."""
+"""The largest integer that every JSON reader keeps exactly; larger ones are written as strings."""
 DECIMAL_DIGITS = 21
 """A number with more digits before its point is written with an exponent."""
 
 
 def canonical(value: Any) -> bytes:
-    """The value in UTF-8: no blanks, members sorted by name, numbers as ECMAScript writes them.
-    Raises ValueError for a number that not every reader holds."""
+    """The value in UTF-8: no white space, members sorted by name, numbers as ECMAScript writes
+    them. Raises ValueError for an integer above MAX_INTEGER."""
     return _text(value).encode()
 
 

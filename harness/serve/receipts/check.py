@@ -1,4 +1,5 @@
-"""Checks a receipt against a model: first what it says, then what the model computes."""
+"""Checks a receipt without computing: its signature and counts, the model, and the request's
+parameters."""
 
 from __future__ import annotations
 
@@ -32,9 +33,9 @@ READINGS = ("embedding", "score", "rerank")
 
 @dataclass(frozen=True)
 class DerivedRequests:
-    """The engine requests of a receipt, derived anew: one request a choice, the plan of a
-    conversation, and what holds the answers to a form. ``served`` is the model with the defaults of
-    the server that answered."""
+    """The engine requests derived from a receipt's request, one for each choice, with the plan of a
+    conversation, the grammar and the stop tokens. ``served`` is the model with the sampling
+    defaults of the server that answered."""
 
     served: ServedModel
     requests: Sequence[Request]
@@ -46,7 +47,7 @@ class DerivedRequests:
 def record_problems(
     receipt: Receipt, trusted: Sequence[str] | None, tenant: str | None
 ) -> list[str]:
-    """The errors of a receipt by itself: signature, key, tenant, roots, counts."""
+    """The errors in a receipt itself: signature, key, tenant, roots, counts."""
     payload, problems = receipt.payload, []
     if not receipt.is_signed:
         problems.append("signature: it is not of this receipt, which was changed or not signed")
@@ -90,7 +91,7 @@ def _usage_problems(receipt: Receipt) -> Iterator[str]:
 
 
 def chain_problems(receipts: Sequence[Receipt]) -> list[str]:
-    """The errors of receipts as one tenant's chain."""
+    """The errors in the order of receipts of one tenant's chain."""
     problems: list[str] = []
     for before, after in pairwise(receipts):
         first, second = before.payload, after.payload
@@ -109,7 +110,7 @@ def chain_problems(receipts: Sequence[Receipt]) -> list[str]:
 
 
 def model_problems(receipt: Receipt, model: ServedModel) -> list[str]:
-    """Differences between the model and the one that answered."""
+    """The differences between this model and the one that answered."""
     facts, config = receipt.payload.model, model.model.config
     problems = []
     if facts.files != list(model.files):
@@ -150,7 +151,7 @@ def model_problems(receipt: Receipt, model: ServedModel) -> list[str]:
 
 
 def derive_requests(receipt: Receipt, service: Service) -> DerivedRequests | str:
-    """The engine requests of the request in a receipt; or why they cannot be derived."""
+    """The engine requests of a receipt's request, or the reason why they cannot be derived."""
     payload = receipt.payload
     try:
         asked = loads(payload.request.encode())
@@ -187,24 +188,25 @@ def derive_requests(receipt: Receipt, service: Service) -> DerivedRequests | str
             f"request: it asks for {len(requests)} choices, the receipt has {len(payload.choices)}"
         )
     if limit is None and not any(request.force_tokens for request in requests):
-        # The server's context decided: what it allowed is taken for granted.
+        # The limit may come from the context of the server that answered, so it is accepted.
         limits = [choice.max_tokens for choice in payload.choices]
         requests = [replace(r, max_tokens=n) for r, n in zip(requests, limits, strict=True)]
     return DerivedRequests(served, requests, plan, constrained, stop or ())
 
 
 def _whole(value: float) -> float:
-    """A number as an integer where it is one: JSON does not tell them apart."""
+    """A number as an int if it is one. JSON does not distinguish 1 and 1.0."""
     return int(value) if value == int(value) else value
 
 
 def payload_bytes(value: Mapping[str, object]) -> bytes:
-    """A JSON object as a request's body."""
+    """The JSON body of a request."""
     return json.dumps(value).encode()
 
 
 def request_problems(receipt: Receipt, derived: DerivedRequests) -> list[str]:
-    """Differences of a receipt's prompts and parameters from those its request asks for."""
+    """The differences between a receipt's prompts and parameters and those derived from its
+    request."""
     problems = []
     for number, (choice, request) in enumerate(
         zip(receipt.payload.choices, derived.requests, strict=True)

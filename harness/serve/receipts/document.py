@@ -1,4 +1,4 @@
-"""The contents of a receipt, and how to read one from an untrusted file."""
+"""The contents of a receipt, and how it is read from an untrusted file."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from harness.serve.receipts.keys import ReceiptKey, verifies
 from harness.serve.strict_json import BadJson, known_type, loads
 
 VERSION = 2
-"""Of the receipts that are made; it names the form of their leaves."""
+"""Version of new receipts, and of their leaves: see ``harness.leaves``."""
 KNOWN_VERSIONS = (1, VERSION)
 ALGORITHM = "ed25519"
 MAX_BYTES = 32 << 20
-"""Longest receipt that is read: the tokens and steps of a context of a million fit."""
+"""Longest receipt that is read. It has room for a context of a million tokens."""
 Token = Annotated[int, Meta(ge=0, le=MAX_INT32)]
 Hex32 = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
 Hex64 = Annotated[str, Meta(pattern="^[0-9a-f]{128}$")]
@@ -35,9 +35,9 @@ class AdapterFacts(Struct, forbid_unknown_fields=True):
 
 
 class ModelFacts(Struct, forbid_unknown_fields=True):
-    """The model that answered: ``files`` are the SHA-256 of its files, ``types`` the formats of its
-    weights, ``kv_dtype`` the storage of keys and values, ``adapters`` those that it used, and
-    ``rope_factors`` the tensors that the length of the context chose."""
+    """The model that answered. ``files``: SHA-256 of its files. ``types``: formats of its weights.
+    ``kv_dtype``: format of keys and values. ``adapters``: those used. ``rope_factors``: the tensors
+    of frequency factors for this context length."""
 
     name: str
     architecture: str
@@ -52,16 +52,16 @@ class ModelFacts(Struct, forbid_unknown_fields=True):
 
 
 class ReceiptTenant(Struct, forbid_unknown_fields=True):
-    """The tenant that asked."""
+    """The tenant that sent the request."""
 
     id: int
     name: str
 
 
 class ChoiceFacts(Struct, forbid_unknown_fields=True):
-    """One continuation of prompt number ``prompt``: how its tokens were to be chosen, the tokens,
-    the one that ended it included, how it ended, and the root over its steps' digests. ``seed`` is
-    a string, since JSON's numbers end at 2^53."""
+    """One answer to prompt number ``prompt``: its sampling parameters, all its tokens, why it
+    ended, and the Merkle root of its steps' digests. ``seed`` is a string, since JSON numbers are
+    exact only to 2^53."""
 
     prompt: int
     sampling: dict[str, float]
@@ -73,9 +73,9 @@ class ChoiceFacts(Struct, forbid_unknown_fields=True):
 
 
 class ReceiptPayload(Struct, forbid_unknown_fields=True):
-    """The signed part of a receipt. ``request`` is the request as JSON text, in the form of the
-    route ``kind``; ``results`` are SHA-256 of results that are not tokens. ``number`` and
-    ``previous`` place it in the chain of its tenant: the SHA-256 of the receipt before it."""
+    """The signed part of a receipt. ``request``: the request as JSON text, for the route ``kind``.
+    ``results``: SHA-256 of results that are not tokens. ``number`` and ``previous``, the SHA-256 of
+    the receipt before it, are its place in the tenant's chain."""
 
     receipt: int
     id: str
@@ -96,7 +96,7 @@ class ReceiptPayload(Struct, forbid_unknown_fields=True):
 
 
 class SignatureFacts(Struct, forbid_unknown_fields=True):
-    """The signature of the payload in canonical form, and the key that made it."""
+    """The signature of the canonical payload, and its key."""
 
     algorithm: Literal["ed25519"]
     key: Hex32
@@ -104,7 +104,7 @@ class SignatureFacts(Struct, forbid_unknown_fields=True):
 
 
 class Envelope(Struct, forbid_unknown_fields=True):
-    """A receipt as it is stored: ``leaves`` are the digests of each choice's steps."""
+    """A receipt as it is stored. ``leaves``: the digests of each choice's steps."""
 
     payload: ReceiptPayload
     leaves: list[list[Hex32]]
@@ -113,7 +113,7 @@ class Envelope(Struct, forbid_unknown_fields=True):
 
 @dataclass(frozen=True)
 class Receipt:
-    """A receipt as it was read: ``raw`` is its payload as a JSON value, and what is signed."""
+    """A receipt that was read. ``raw`` is its payload as a JSON value, which is signed."""
 
     payload: ReceiptPayload
     leaves: Sequence[Sequence[str]]
@@ -122,12 +122,12 @@ class Receipt:
 
     @property
     def digest(self) -> str:
-        """SHA-256 of the payload, hex: what the next receipt of the chain names."""
+        """SHA-256 of the payload, hex. The next receipt of the chain has it as ``previous``."""
         return canonical_digest(self.raw)
 
     @property
     def is_signed(self) -> bool:
-        """Whether the signature is of this payload, by the key it names."""
+        """Whether the signature fits this payload and the key it names."""
         return verifies(self.signature.key, self.signature.value, canonical(self.raw))
 
 
@@ -138,7 +138,7 @@ def signed_document(payload: Mapping[str, Any], leaves: Any, key: ReceiptKey) ->
 
 
 def read_receipts(path: Path) -> list[Receipt]:
-    """The receipts of a file: one, or one a line. Raises ConfigError."""
+    """The receipts in a file: one JSON object, or one in each line. Raises ConfigError."""
     try:
         with path.open("rb") as file:
             first = file.read(MAX_BYTES + 1)
@@ -159,7 +159,7 @@ def read_receipts(path: Path) -> list[Receipt]:
 
 
 def _is_lines(data: bytes) -> bool:
-    """Whether the first line is a JSON value of its own."""
+    """Whether the first line is a complete JSON value."""
     try:
         loads(data.lstrip().partition(b"\n")[0])
     except BadJson:
@@ -168,7 +168,7 @@ def _is_lines(data: bytes) -> bool:
 
 
 def parse_receipt(data: bytes, where: str) -> Receipt:
-    """The receipt in ``data``, which ``where`` names. Raises ConfigError."""
+    """The receipt in ``data``; ``where`` names it in errors. Raises ConfigError."""
     try:
         value = loads(data)
     except BadJson as error:

@@ -1,8 +1,7 @@
-"""The server's Ed25519 keys: made once, readable by their owner alone, replaced without losing the
-old ones' receipts.
+"""The Ed25519 keys that sign receipts. A key can be replaced; receipts of old keys stay valid.
 
-``key.pem`` is the private key. Every line of ``keys.jsonl`` is a public key, signed by the one
-before it, so who trusts the first trusts all."""
+``key.pem`` is the private key, readable by its owner alone. Every line of ``keys.jsonl`` is a
+public key signed by the key before it, so whoever trusts the first key trusts all."""
 
 from __future__ import annotations
 
@@ -45,7 +44,7 @@ class ReceiptKey:
 
 
 def verifies(public: str, signature: str, data: bytes) -> bool:
-    """Whether ``signature`` of ``data`` is by the key ``public``, both hex."""
+    """Whether ``signature`` of ``data`` was made with the key ``public``; both are hex."""
     need_cryptography()
     from cryptography.exceptions import InvalidSignature
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
@@ -58,7 +57,7 @@ def verifies(public: str, signature: str, data: bytes) -> bool:
 
 
 def open_key(folder: Path) -> ReceiptKey:
-    """The key of a folder, made where there is none. Raises ConfigError."""
+    """The key in a folder; a new one if there is none. Raises ConfigError."""
     need_cryptography()
     path, history = folder / PRIVATE, folder / HISTORY
     try:
@@ -72,7 +71,7 @@ def open_key(folder: Path) -> ReceiptKey:
 
 
 def rotate_receipt_key(folder: Path) -> ReceiptKey:
-    """A new key instead of the folder's, signed by that one. Raises ConfigError."""
+    """Replace the folder's key by a new one, signed by the old one. Raises ConfigError."""
     open_key(folder)
     try:
         with _locked(folder):
@@ -87,8 +86,8 @@ def rotate_receipt_key(folder: Path) -> ReceiptKey:
 
 
 def public_keys(path: Path) -> list[str]:
-    """The public keys that a file of them, or the folder it is in, holds, the oldest first. Raises
-    ConfigError where one is not signed by the one before it."""
+    """The public keys in a file or folder, oldest first. Raises ConfigError if a key is not signed
+    by the one before it."""
     path = path / HISTORY if path.is_dir() else path
     try:
         with path.open("rb") as file:
@@ -123,7 +122,7 @@ def _checked(path: Path, entries: Sequence[Any]) -> list[str]:
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Held by the one process that changes the keys of a folder, until it ends at the latest."""
+    """Holds the lock for changing a folder's keys; the system releases it when the process ends."""
     path = folder / LOCK
     os.close(os.open(path, os.O_CREAT | os.O_RDWR, OWNER_ONLY))
     with closing(sqlite3.connect(path, timeout=LOCK_SECONDS, isolation_level=None)) as lock:
@@ -142,7 +141,7 @@ def _left_behind(folder: Path) -> list[Path]:
 
 
 def _complete(folder: Path) -> None:
-    """Make the key that a folder does not have, or the public half that it does not have."""
+    """Make the missing private key, or the missing file of public keys."""
     path, history = folder / PRIVATE, folder / HISTORY
     if not path.exists():
         if history.exists():
@@ -171,7 +170,7 @@ def _entry(key: ReceiptKey, before: ReceiptKey | None) -> bytes:
 
 
 def _lines_to(folder: Path, public: str) -> list[bytes]:
-    """The lines of the history as far as that of a key; a rotation that failed left one behind."""
+    """The lines up to the key ``public``. A failed rotation may have left a line after it."""
     lines = [line for line in (folder / HISTORY).read_bytes().splitlines() if line.strip()]
     at = next((n for n, line in enumerate(lines) if _names(line, public)), len(lines))
     return lines[: at + 1]

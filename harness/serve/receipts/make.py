@@ -36,7 +36,7 @@ def store_answer(
     tenant: Tenant,
     name: str,
 ) -> dict[str, str]:
-    """Make and store the receipt ``name`` of an answer; its id and digest. Raises
+    """Make and store the receipt ``name`` of an answer. Returns its id and digest. Raises
     StorageProblem."""
     model = generation.model
     requests = [choice.request for choice in generation.choices]
@@ -68,8 +68,8 @@ def keep_results(
     prompts: Sequence[Sequence[int]],
     results: Sequence[bytes],
 ) -> Json:
-    """Make and store the receipt of results that are not tokens, such as vectors: the bytes of
-    each; its id and digest, by the name ``receipt``, or nothing where no receipts are made. Raises
+    """Make and store the receipt of results that are not tokens, such as vectors; ``results`` are
+    the bytes of each. Returns ``{"receipt": {id, digest}}``, or nothing without a store. Raises
     StorageProblem."""
     if store is None:
         return {}
@@ -86,7 +86,7 @@ def keep_results(
 
 
 def served_facts(model: ServedModel, tenant: Tenant) -> Json:
-    """The facts of a receipt about the model that answered, and the tenant."""
+    """A receipt's facts about the model that answered and the tenant."""
     template = None if model.template is None else model.template.text
     adapters = model.adapters.facts(model.scales or ())
     facts = function_facts(model.name, model.model, model.limits, model.files, adapters)
@@ -100,7 +100,7 @@ def served_facts(model: ServedModel, tenant: Tenant) -> Json:
 def function_facts(
     name: str, model: Model, limits: Limits, files: Sequence[str], adapters: Sequence[Json]
 ) -> Json:
-    """The function that a model computes: its files, the adapters, and the arithmetic."""
+    """A receipt's facts about the function that a model computes: files, adapters, arithmetic."""
     config = model.config
     tables = frequency_tables(model, limits.context)
     types = {tensor.ggml_type.name for tensor in model.file.tensors.values()}
@@ -127,7 +127,7 @@ def template_digest(text: str | None) -> str | None:
 def choice_facts(
     prompt: int, request: Request, tokens: Sequence[int], finish: str, leaves: Sequence[str]
 ) -> Json:
-    """The facts of a receipt about one continuation."""
+    """A receipt's facts about one choice."""
     return {
         "prompt": prompt,
         "sampling": sampling_facts(request.sampling),
@@ -145,14 +145,14 @@ def sampling_facts(sampling: SamplingParams) -> dict[str, float]:
 
 
 def usage_of(prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]]) -> dict[str, int]:
-    """The counts of a receipt: of distinct prompts, and of all answers."""
+    """The token counts of a receipt: distinct prompts, and all answers."""
     prompt, completion = sum(map(len, prompts)), sum(map(len, answers))
     counts = {"prompt_tokens": prompt, "completion_tokens": completion}
     return counts | {"total_tokens": prompt + completion}
 
 
 def request_text(body: msgspec.Struct) -> str:
-    """A request as JSON text, without what it leaves out."""
+    """A request as JSON text, without its null fields."""
     values = plain(body)
     return json.dumps({name: value for name, value in values.items() if value is not None})
 

@@ -1,5 +1,4 @@
-"""Computes the steps of a receipt again, all of them or a sample, and names the first that
-differs."""
+"""Recomputes the steps of a receipt, all or a sample, and names the first that differs."""
 
 from __future__ import annotations
 
@@ -41,14 +40,15 @@ OTHER_BITS = "the logits are not those of the receipt"
 
 @dataclass(frozen=True, slots=True)
 class Recomputed:
-    """Number of steps that were computed again, and the first difference, None if there is none."""
+    """How many of the ``steps`` were recomputed, and the first difference, None if there is
+    none."""
 
     checked: int
     steps: int
     problem: str | None
 
     def seen(self, wrong: int) -> float:
-        """The probability with which this sample has one of ``wrong`` wrong steps."""
+        """The probability that this sample contains at least one of ``wrong`` wrong steps."""
         wrong = min(wrong, self.steps)
         return 1.0 - comb(self.steps - wrong, self.checked) / comb(self.steps, self.checked)
 
@@ -93,7 +93,8 @@ def _difference(
     digests: Sequence[str],
     finish: str | None,
 ) -> str | None:
-    """The first step at which a choice differs from what was computed; {where} is to be filled."""
+    """The first difference between a choice and what was computed, as text with ``{where}`` to fill
+    in."""
     for step, (token, digest) in enumerate(zip(tokens, digests, strict=True)):
         if step >= len(claimed.tokens):
             break
@@ -110,8 +111,7 @@ def _difference(
 
 
 def recompute_sample(receipt: Receipt, derived: DerivedRequests, count: int) -> Recomputed:
-    """Compute ``count`` steps again, drawn by chance: each is one row behind its prefix, and
-    prefixes are shared."""
+    """Recompute ``count`` random steps. Each is one row after its prefix; prefixes are cached."""
     choices = receipt.payload.choices
     all_steps = [
         (n, step) for n, choice in enumerate(choices) for step in range(len(choice.tokens))
@@ -174,7 +174,8 @@ def _step_problem(
 
 
 def _may_end(derived: DerivedRequests, number: int, choice: ChoiceFacts) -> bool:
-    """Whether the tokens of a choice end as it says, as far as that is known without the rest."""
+    """Whether the choice may end with its last token for the reason it names, as far as known
+    without recomputing it."""
     request = derived.requests[number]
     tokenizer = derived.served.tokenizer
     ends = set() if request.ignore_end else set(tokenizer.eog_ids)
@@ -195,7 +196,7 @@ def _may_end(derived: DerivedRequests, number: int, choice: ChoiceFacts) -> bool
 
 
 def recompute_results(receipt: Receipt, service: Service, count: int | None) -> Recomputed:
-    """Compute the vectors or scores of a receipt again, and compare all or ``count`` of them."""
+    """Recompute the vectors or scores of a receipt, and compare all or ``count`` of them."""
     payload = receipt.payload
     whole = len(payload.prompts)
     chosen = list(range(whole))
@@ -241,7 +242,8 @@ def _reading(receipt: Receipt, kind: type[Body]) -> Body:
 
 
 def reading_problems(service: Service, receipt: Receipt) -> Iterator[str]:
-    """How the prompts of a receipt of vectors or scores differ from those its request asks for."""
+    """The differences between the prompts of a receipt of vectors or scores and those of its
+    request."""
     prompts: Sequence[Sequence[int]]
     try:
         if receipt.payload.kind == "score":

@@ -1,4 +1,4 @@
-"""The routes that give a tenant its receipts, and everybody the public keys."""
+"""Routes that return a tenant's receipts, and the public keys."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ RECEIPT_ROUTES = (
 
 
 class ReceiptHandlers:
-    """One method for each of RECEIPT_ROUTES, named by it."""
+    """A method for each route of RECEIPT_ROUTES, by its name."""
 
     def receipts(self) -> Json:
         after = request.args.get("after", "0")

@@ -1,4 +1,4 @@
-"""The receipts of a server, in SQLite: for each tenant a chain, in which each names the one
+"""The receipts of a server in SQLite. Each tenant has a chain, in which a receipt names the one
 before."""
 
 from __future__ import annotations
@@ -32,18 +32,17 @@ TABLES = (
 )
 OWN = f"tenant = ? AND {NAME} = ?"
 LATEST = "latest"
-"""Stands for the id of a tenant's newest receipt."""
+"""Means a tenant's newest receipt instead of an id."""
 ROOM_FACTOR = 4
-"""Free bytes that a receipt needs for each of its own: it goes to the journal and to the file."""
+"""Free bytes needed for each byte of a receipt: it is written to the journal and the file."""
 Json = dict[str, Any]
 
 
 class ReceiptStore(Database):
-    """A folder with the receipts and the key that signs them. Safe to share between threads and
-    between processes."""
+    """A folder with the receipts and their signing key. Threads and processes may share it."""
 
     def __init__(self, folder: Path) -> None:
-        """Opens or creates ``folder``. Raises ConfigError when it cannot be used."""
+        """Opens or creates ``folder``. Raises ConfigError if it cannot be used."""
         self.folder = folder
         self._key = open_key(folder)
         super().__init__(folder / FILE, SCHEMA, "the receipts", "--receipts", TABLES)
@@ -51,8 +50,8 @@ class ReceiptStore(Database):
         self._needed_bytes = 0
 
     def add(self, tenant: int, payload: Json, leaves: list[list[str]]) -> Json:
-        """Give ``payload`` its number in the tenant's chain, sign and store it; the receipt. Raises
-        StorageProblem."""
+        """Give ``payload`` the next number in the tenant's chain, sign and store it, and return the
+        receipt. Raises StorageProblem."""
         with self._lock:
             try:
                 with self._whole():
@@ -72,7 +71,8 @@ class ReceiptStore(Database):
         return document
 
     def _write(self) -> None:
-        """The key is needed, and room for the largest receipt that was too large, too."""
+        """Test that a receipt can be stored: the key is readable, and there is room for the largest
+        receipt that did not fit."""
         super()._write()
         self._look_for_key()
         needed = self._needed_bytes if self._problem is not None else 0
@@ -80,8 +80,8 @@ class ReceiptStore(Database):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def find(self, tenant: Tenant, name: str) -> Json | None:
-        """The tenant's latest receipt with this id, or, for LATEST, its latest one. Raises
-        StorageProblem, as all that is read."""
+        """The tenant's latest receipt with this id, or its latest one for LATEST; None if there is
+        none. Raises StorageProblem, as do the other methods that read."""
         named = "" if name == LATEST else " AND id = ?"
         asked = f"SELECT document FROM receipts WHERE {OWN}{named} ORDER BY number DESC"
         values = (tenant.id, tenant.name, name)[: 3 if named else 2]
@@ -90,7 +90,7 @@ class ReceiptStore(Database):
         return None if row is None else json.loads(row[0])
 
     def listed(self, tenant: Tenant, after: int, most: int) -> list[Json]:
-        """Numbers, ids and digests of a tenant's receipts behind number ``after``."""
+        """Numbers, ids and digests of a tenant's receipts after number ``after``."""
         asked = f"SELECT number, id, digest FROM receipts WHERE {OWN} AND number > ?"
         values = tenant.id, tenant.name, after, most
         with self._used():
@@ -98,7 +98,7 @@ class ReceiptStore(Database):
             return [dict(zip(("number", "id", "sha256"), row, strict=True)) for row in rows]
 
     def exported(self, tenant: int) -> Iterator[str]:
-        """The receipts of a tenant as JSON texts, in the order of its chain."""
+        """The receipts of a tenant as JSON texts, in the order of the chain."""
         asked = "SELECT document FROM receipts WHERE tenant = ? AND number > ? ORDER BY number"
         number = 0
         while True:
@@ -116,7 +116,7 @@ class ReceiptStore(Database):
             return dict(rows.fetchall())
 
     def _look_for_key(self) -> None:
-        """Sign with the key in the folder, which may have been rotated. Raises OSError."""
+        """Read the key again if it was rotated. Raises OSError."""
         state = _state(self.folder)
         if state != self._key_state:
             try:
@@ -131,12 +131,12 @@ class ReceiptStore(Database):
 
 
 def _state(folder: Path) -> tuple[int, int]:
-    """The state of the private key's file, which a rotation changes."""
+    """The size and time of the private key's file, which change with a rotation."""
     state = (folder / PRIVATE).stat()
     return state.st_ino, state.st_mtime_ns
 
 
 def base_payload(name: str, kind: str) -> Json:
-    """The fields at the beginning of every receipt."""
+    """The first fields of every receipt."""
     now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     return {"receipt": VERSION, "id": name, "kind": kind, "time": now}

@@ -6,11 +6,11 @@ import hashlib
 from collections.abc import Sequence
 
 LEAF, NODE = b"\0", b"\1"
-"""The bytes before what is digested, so that a node is never taken for a leaf."""
+"""Prefixes of digested bytes, so that a node is never equal to a leaf."""
 
 
 def tree_root(leaves: Sequence[bytes]) -> bytes:
-    """The root over ``leaves``; without any the digest of nothing."""
+    """The Merkle root of ``leaves``; without leaves the digest of nothing."""
     if not leaves:
         return hashlib.sha256().digest()
     level = [hashlib.sha256(LEAF + leaf).digest() for leaf in leaves]

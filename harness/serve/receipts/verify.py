@@ -1,4 +1,4 @@
-"""Verifies receipts with a model: everything that is wrong with each, or how much was checked."""
+"""Verifies receipts with a model: lists every problem, and how much was recomputed."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ TENTH = 10
 
 @dataclass(frozen=True, slots=True)
 class ReceiptDemands:
-    """The conditions that receipts must meet: trusted keys and a tenant, None for any, and how many
-    steps of each are computed again, None for all."""
+    """What receipts are checked for. ``trusted``: public keys, None for any. ``tenant``: its name,
+    None for any. ``sample``: how many steps of each are recomputed, None for all."""
 
     trusted: Sequence[str] | None = None
     tenant: str | None = None
@@ -48,7 +48,7 @@ class ReceiptDemands:
 
 @dataclass(frozen=True, slots=True)
 class ReceiptVerdict:
-    """All that was found wrong with a receipt, and what was computed again if anything was."""
+    """The problems of a receipt, and what was recomputed, if anything."""
 
     receipt: Receipt
     problems: Sequence[str]
@@ -83,7 +83,7 @@ def verify_receipts(
 
 
 def chain_verdict(receipts: Sequence[Receipt]) -> list[str]:
-    """The errors of several receipts as a chain, and a note where its beginning is missing."""
+    """The errors in a chain of receipts, and a note if its beginning is missing."""
     problems = [f"different: {problem}" for problem in chain_problems(receipts)]
     first = receipts[0].payload.number
     if first != 1:
@@ -109,7 +109,7 @@ def _verdict(receipt: Receipt, service: Service, demands: ReceiptDemands) -> Rec
         return ReceiptVerdict(receipt, [*problems, derived], None)
     problems += [] if _broken(problems) else request_problems(receipt, derived)
     if problems:
-        # What it says is wrong already; the bits of another function would say nothing.
+        # The receipt is already wrong; recomputing with another model would prove nothing.
         return ReceiptVerdict(receipt, problems, None)
     if demands.sample is None:
         done = recompute_all(receipt, derived)
@@ -119,13 +119,13 @@ def _verdict(receipt: Receipt, service: Service, demands: ReceiptDemands) -> Rec
 
 
 def _broken(problems: Sequence[str]) -> bool:
-    """Whether the receipt's parts do not even fit together."""
+    """Whether the receipt is not consistent in itself."""
     return any(problem.startswith("prompt:") for problem in problems)
 
 
 @contextmanager
 def uncounted_service(model: ServedModel) -> Iterator[Service]:
-    """A service for a verification of answers: a local tenant's, whose counts are discarded."""
+    """A service for verification, with a local tenant whose counts are discarded."""
     with (
         tempfile.TemporaryDirectory() as folder,
         LedgerStore(Path(folder) / "ledger.sqlite") as ledger,

@@ -1,1 +1,1 @@
-"""The same model on several engines under Ray Serve, as one: see ``open.py``."""
+"""One model on several engines under Ray Serve, behind one driver: see ``open.py``."""

@@ -1,7 +1,7 @@
-"""Ranks replicas by how much of a prompt they have computed and how busy they are.
+"""Ranks replicas by how much of a prompt they have cached and how busy they are.
 
-A replica's prefix cache holds pages of the prompts it was given, each under the tenants that may
-share it. Who routes need not ask: it knows what it sent where."""
+A replica's prefix cache holds pages of the prompts that were sent to it, for the tenants that may
+share them. The router knows what it sent where, so it need not ask the replicas."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from collections.abc import Collection, Sequence
 from contract.arithmetic import PAGE_TOKENS
 
 MAX_PAGES = 1 << 16
-"""Most pages whose replicas are remembered; those unused for longest are forgotten."""
+"""Most pages whose replicas are known; the least recently used are dropped."""
 SLACK = 4
-"""So many requests more than the idlest a replica may have, and still be taken for its cache."""
+"""A replica with more than this many requests above the fewest counts as overloaded."""
 
 
 class PrefixAffinity:
@@ -26,9 +26,9 @@ class PrefixAffinity:
         self._load: Counter[str] = Counter()
 
     def rank(self, scope: int, prompt: Sequence[int], replicas: Collection[str]) -> list[str]:
-        """``replicas``, the best first: of those that are not overloaded the one that has most
-        pages of the prompt; of equal ones the idlest; then one that is always the same for a
-        ``scope``, so that a tenant's first prompts meet."""
+        """``replicas``, best first. Replicas that are not overloaded come first, then those with
+        most cached pages of the prompt, then those with fewest requests. Ties are broken by a hash
+        of ``scope``, so that a tenant's first prompts go to the same replica."""
         idlest = min((self._load[name] for name in replicas), default=0)
         pages = self._pages(scope, prompt)
 
@@ -39,7 +39,7 @@ class PrefixAffinity:
         return sorted(replicas, key=order)
 
     def sent(self, scope: int, prompt: Sequence[int], replica: str) -> None:
-        """Note that a request went to a replica, which has its prompt from now on."""
+        """Record that a prompt was sent to a replica, which caches it from now on."""
         self._load[replica] += 1
         for page in self._pages(scope, prompt):
             self._replicas_of.setdefault(page, set()).add(replica)
@@ -48,11 +48,11 @@ class PrefixAffinity:
             self._replicas_of.popitem(last=False)
 
     def ended(self, replica: str) -> None:
-        """Note that a request of a replica ended."""
+        """Record that a request of a replica ended."""
         self._load[replica] = max(0, self._load[replica] - 1)
 
     def _known(self, pages: Sequence[int], replica: str) -> int:
-        """How many of the first pages a replica has."""
+        """How many of the first pages a replica has cached."""
         count = 0
         for page in pages:
             if replica not in self._replicas_of.get(page, ()):
@@ -62,7 +62,7 @@ class PrefixAffinity:
 
     @staticmethod
     def _pages(scope: int, prompt: Sequence[int]) -> list[int]:
-        """A hash for each full page, over all tokens up to its end."""
+        """A hash of each full page, over all tokens up to its end."""
         hashes: list[int] = []
         before = hash(("scope", scope))
         for start in range(0, len(prompt) - PAGE_TOKENS + 1, PAGE_TOKENS):

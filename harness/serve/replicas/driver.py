@@ -1,7 +1,7 @@
 """A driver like ``ThreadedDriver`` whose engines are replicas under Ray Serve.
 
-A request whose replica dies goes on with another one, from the token it has come to: its stream
-has the same tokens as if nothing had been."""
+If a replica dies, another one continues its requests from the tokens they have. The stream of
+events is the same as without the failure."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ from reference.engine.statistics import EngineStatistics
 
 T = TypeVar("T")
 MAX_MOVES = 8
-"""How often a request may lose its replica."""
+"""How often a request may move to another replica."""
 MOVE_SECONDS = 0.25
-"""How long a request waits for Ray to notice that a replica is gone."""
+"""How long a request waits for Ray to notice that a replica died."""
 ANSWER_SECONDS = 30.0
 log = logging.getLogger("zinc_rt.serve")
 
 
 class _Pump:
-    """Takes the events of one request from its replica, in a thread of its own, to a queue."""
+    """A thread that moves the events of one request from its replica to a queue."""
 
     def __init__(
         self, driver: ReplicatedDriver, requested: ReplicaRequest, facts: RequestFacts
@@ -61,7 +61,7 @@ class _Pump:
         self.events = EventQueue()
 
     def run(self) -> None:
-        """Follow the request until it ended, was cancelled, or lost too many replicas."""
+        """Follow the request until it ends, is cancelled, or has lost too many replicas."""
         try:
             for _ in range(MAX_MOVES):
                 if self._follow():
@@ -77,8 +77,7 @@ class _Pump:
             self._driver.forget(self)
 
     def cancel(self, used: int | None = None) -> None:
-        """Cancel the request. Where its answer has ``used`` tokens, its replica counts no
-        others."""
+        """Cancel the request. If its answer has ``used`` tokens, no later ones are counted."""
         self._used = used
         self.cancelled = True
         if self._response is not None:
@@ -86,15 +85,15 @@ class _Pump:
         self._end_answer()
 
     def _end_answer(self) -> None:
-        """Tell the replica, if one has begun, how many tokens its part of a cancelled answer has.
-        Tokens of a replica that died are counted nowhere."""
+        """Tell the replica how many tokens its part of a cancelled answer has. Tokens of a dead
+        replica are not counted."""
         used, (replica, before) = self._used, self._begun
         if used is not None and replica:
             own = max(0, used - before)
             self._driver.end_answer(AnswerEnd(replica, self.request.id, own))
 
     def _follow(self) -> bool:
-        """Follow one replica; whether there is nothing more to follow."""
+        """Follow one replica. Returns whether the request is finished."""
         work = self._requested.work(tuple(self._tokens))
         before = len(self._tokens)
         self._begun = ("", before)
@@ -104,7 +103,7 @@ class _Pump:
                 if not isinstance(update, Refusal):
                     self._begun = (update.replica, before)
                 if self.cancelled:
-                    # Who cancelled it may not have known the replica.
+                    # ``cancel`` may not have known the replica yet.
                     self._response.cancel()
                     self._end_answer()
                     return True
@@ -137,7 +136,8 @@ class _Pump:
         self.events.give([TimedEvent(now, event) for event in batch.events])
 
     def _refused(self, error: ZincError) -> bool:
-        """A request that had begun elsewhere waits for room in a queue; any other is refused."""
+        """Handle a refusal. A request that began on another replica waits for room in a queue; any
+        other one fails."""
         if self.taken.done() and isinstance(error, QueueFull):
             time.sleep(error.retry_after)
             return False
@@ -165,25 +165,25 @@ class ReplicatedStream:
         pump.events = self._events
 
     def take(self, timeout: float, offer: Offer | None = None) -> list[TimedEvent]:
-        """As of ``EventStream``; offers are made on the threads that follow replicas."""
+        """As ``EventStream.take``. Offers are called on the threads that follow replicas."""
         return self._events.take(timeout, offer)
 
     def wake(self) -> None:
-        """As of ``EventStream``."""
+        """As ``EventStream.wake``."""
         self._events.wake()
 
     def cancel(self, request_id: int | None = None, used: int | None = None) -> None:
-        """As of ``EventStream``."""
+        """As ``EventStream.cancel``."""
         for pump in list(self._pumps.values()) if request_id is None else [self._pumps[request_id]]:
             pump.cancel(used)
 
 
 class ReplicatedDriver(Submits[ReplicatedStream]):
-    """The engines behind a deployment handle, as one. All methods may be called from any thread."""
+    """One driver for the replicas behind a deployment handle. Thread-safe."""
 
     failure: str | None = None
     memory: LiveMemory | None = None
-    """Each replica follows its own."""
+    """Each replica watches its own memory."""
 
     def __init__(self, handle: DeploymentHandle) -> None:
         self.handle = handle.options(stream=True)
@@ -197,7 +197,7 @@ class ReplicatedDriver(Submits[ReplicatedStream]):
 
     @property
     def statistics(self) -> EngineStatistics:
-        """The summed counts of the replicas, as each last reported them."""
+        """The sum of the replicas' counts, as each last reported them."""
         with self._lock:
             live = PrefixRouter.running
             stands = [one for name, one in self._stands.items() if name in live]
@@ -205,10 +205,10 @@ class ReplicatedDriver(Submits[ReplicatedStream]):
             return total
 
     def listen(self, listener: Listener) -> None:
-        """As of ``EngineDriver``, but no step is reported: they are too many to be sent."""
+        """Does nothing: replicas do not report steps, since they are too many to send."""
 
     def open_stream(self) -> ReplicatedStream:
-        """As of ``EngineDriver``, without its other arguments."""
+        """As ``EngineDriver.open_stream``, without arguments."""
         return ReplicatedStream()
 
     def new_id(self) -> int:
@@ -218,8 +218,8 @@ class ReplicatedDriver(Submits[ReplicatedStream]):
     def submit_to(
         self, stream: ReplicatedStream, submissions: Sequence[Submission]
     ) -> list[ZincError | None]:
-        """As of ``EngineDriver``. What receives logits or hidden states does so where they are
-        computed: it has to be a RunningDigest or a Pool."""
+        """As ``EngineDriver.submit_to``. Receivers of logits and hidden states run on the replica,
+        so they must be RunningDigest, RowDigests or Pool."""
         if self._closing:
             raise EngineStopped("the server is shutting down")
         begun = [self._begin(stream, submission) for submission in submissions]
@@ -228,7 +228,7 @@ class ReplicatedDriver(Submits[ReplicatedStream]):
     def _begin(
         self, stream: ReplicatedStream, submission: Submission
     ) -> Sequence[_Pump] | ZincError:
-        """Follow the requests of a submission, in a thread each."""
+        """Start a thread for each request of a submission."""
         now = time.monotonic()
         try:
             requested = [ReplicaRequest.of(request, submission) for request in submission.requests]
@@ -244,7 +244,7 @@ class ReplicatedDriver(Submits[ReplicatedStream]):
         return pumps
 
     def _refused(self, pumps: Sequence[_Pump]) -> ZincError | None:
-        """Why requests that belong together were refused, all of them."""
+        """The error if all requests of a submission were refused."""
         try:
             for pump in pumps:
                 pump.taken.result()
@@ -255,8 +255,7 @@ class ReplicatedDriver(Submits[ReplicatedStream]):
         return None
 
     def call(self, work: Callable[[Engine], T]) -> T:
-        """The sum of what ``work`` returns for the engines of all replicas; raises what it
-        raises."""
+        """The sum of the results of ``work`` on all engines. Raises what it raises."""
         answers: list[tuple[str, Any]] = []
         names: Sequence[str] = sorted(PrefixRouter.running) or [""]
         for name in names:
@@ -274,7 +273,7 @@ class ReplicatedDriver(Submits[ReplicatedStream]):
         return total
 
     def close(self, drain_seconds: float = 0.0) -> None:
-        """Let the requests in flight end for up to ``drain_seconds``, then end the rest."""
+        """Let running requests end for up to ``drain_seconds``, then end the rest."""
         deadline = time.monotonic() + drain_seconds
         self._closing = drain_seconds > 0 or self._closing
         while self._pumps and time.monotonic() < deadline:
@@ -287,12 +286,12 @@ class ReplicatedDriver(Submits[ReplicatedStream]):
             pump.events.fail(EngineStopped("the server is shutting down"))
 
     def heard(self, batch: RequestUpdate) -> None:
-        """A replica reported its counts."""
+        """Take a replica's counts from its update."""
         with self._lock:
             self._stands[batch.replica] = batch.statistics
 
     def end_answer(self, end: AnswerEnd) -> None:
-        """Tell a replica how long an answer is; waits for nothing."""
+        """Tell a replica the length of an answer, without waiting."""
         self._asking.end_answer.remote(end)
 
     def forget(self, pump: _Pump) -> None:

@@ -1,7 +1,7 @@
-"""A model that several replicas answer with, each an engine in a process of its own.
+"""A model on several replicas, each an engine in its own process.
 
-Ray Serve starts them, replaces those that die, and routes by ``PrefixRouter``. This process has the
-tokenizer, the template and the HTTP server, and computes nothing."""
+Ray Serve starts the replicas, replaces dead ones, and routes by ``PrefixRouter``. This process has
+the tokenizer, the template and the HTTP server, and computes nothing."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ if TYPE_CHECKING:
 
 APPLICATION = "zinc-rt"
 OBJECT_STORE_BYTES = 128 << 20
-"""Tokens are small: Ray's default is a third of the memory."""
+"""Ray's default is a third of the memory, but messages here are small."""
 
 
 def open_replicas(
     path: Path, options: ModelOptions, tenants: Path | None, count: int, owned: ExitStack
 ) -> ServedModel:
-    """Start ``count`` replicas; they end with ``owned``. RAY_ADDRESS names a cluster to run on,
-    without it one is started here. ``tenants`` is the file of accounts. Raises ConfigError where
-    Ray is not installed, and what opening a session raises."""
+    """Start ``count`` replicas, which end when ``owned`` closes. RAY_ADDRESS names a cluster to
+    use; without it one is started here. ``tenants`` is the tenants file. Raises ConfigError if Ray
+    is not installed, and what opening a session raises."""
     prepared = prepare_session(path, served_session(options.session), owned)
     handle = _deployed(path, options, tenants, count, owned)
     from harness.serve.replicas.driver import ReplicatedDriver
@@ -46,7 +46,7 @@ def open_replicas(
 def _deployed(
     path: Path, options: ModelOptions, tenants: Path | None, count: int, owned: ExitStack
 ) -> DeploymentHandle:
-    # Nothing is told to anybody unless the operator says so.
+    # No usage statistics are sent unless the operator asks for it.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     with optional_libraries():
         import ray

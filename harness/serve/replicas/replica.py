@@ -1,4 +1,4 @@
-"""One replica: an engine of its own in a process of its own, asked by the server."""
+"""A replica: an engine in its own process, which the server sends requests to."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from typing import Any, TypeVar
 from contract.errors import ZincError
 from contract.types import TokenEvent
 from harness.digest import RowDigests, RunningDigest
+from harness.host.collectors import PromptScores
 from harness.host.disk import forgetting
 from harness.host.driver import EventStream
 from harness.host.engine_thread import EngineThread
-from harness.host.prompt_scores import PromptScores
 from harness.host.submissions import Submission, joined_sinks
 from harness.leaves import leaves_of_rows
 from harness.serve.accounts import Accounts
@@ -30,13 +30,11 @@ from reference.runner import HIDDEN, LOGITS
 T = TypeVar("T")
 WAIT_SECONDS = 0.5
 MAX_STREAMS = 4096
-"""Streams that are remembered, the latest ones, until the server says how many of their tokens the
-answers use."""
+"""Most streams that are kept until the server reports how many of their tokens the answers use."""
 
 
 class Replica:
-    """The class that Ray Serve instantiates in each process. ``tenants`` is the file of
-    accounts."""
+    """The class that Ray Serve instantiates in each process. ``tenants`` is the tenants file."""
 
     def __init__(self, path: Path, options: ModelOptions, tenants: Path | None) -> None:
         from ray import serve
@@ -73,7 +71,7 @@ class Replica:
                 events = tuple(one.event for one in delivered)
                 ended = any(event.finish_reason is not None for event in events)
                 if ended:
-                    # The statistics in the last update do not count this request any more.
+                    # The statistics of the last update must not count this request.
                     await self._blocking(self._driver.call, lambda engine: engine.statistics)
                 sent += sum(event.token >= 0 for event in events)
                 yield self._batch(stream, job, events, ended)
@@ -124,7 +122,7 @@ class Replica:
 
 
 class _Job:
-    """The submission of a request on this replica, and the results to send back."""
+    """A request on this replica, and its collected results."""
 
     def __init__(self, work: Work, model: ServedModel) -> None:
         self.work = work
@@ -149,17 +147,17 @@ class _Job:
             self.submission = Submission([request], sinks, first, output, masks, scores)
 
     def _sinks(self, number: int, model: ServedModel) -> tuple[Mapping[int, LogitsSink], str]:
-        """The receiver of rows, and the output whose rows it receives."""
+        """The receiver of rows, and the output it receives."""
         digests: dict[int, LogitsSink] = {} if self._digest is None else {number: self._digest}
         if not self.work.leaves:
             return digests, LOGITS
-        # Who hashes whole rows, too, needs the rows.
+        # ``digests`` need the whole rows on the host.
         on_device = model.limits.digests and self._digest is None
         self._leaves, output = leaves_of_rows(VERSION, on_device)
         return joined_sinks(digests, {number: self._leaves}), output
 
     def new_digests(self) -> tuple[int, tuple[str, ...]]:
-        """The digests since the last call, and the row after which they begin."""
+        """The digests since the last call, and the row of the first one."""
         if self._digest is None:
             return 0, ()
         first, found = self._digests_sent, tuple(self._digest.digests[self._digests_sent :])
@@ -167,7 +165,7 @@ class _Job:
         return first, found
 
     def new_leaves(self) -> tuple[int, tuple[str, ...]]:
-        """The leaves of a receipt since the last call, and of which row the first one is."""
+        """The receipt leaves since the last call, and the row of the first one."""
         if self._leaves is None:
             return 0, ()
         first, found = self._leaves_sent, tuple(self._leaves.since(self._leaves_sent))
@@ -175,7 +173,7 @@ class _Job:
         return first, found
 
     def new_scores(self) -> tuple[TokenEvent, ...]:
-        """The log-probabilities of the prompt, once, when all of them are there."""
+        """The log-probabilities of the prompt; once, when they are complete."""
         if self._scores is None or self._scores_sent or not self._scores.complete:
             return ()
         self._scores_sent = True

@@ -1,4 +1,4 @@
-"""The results other than tokens that a request asks of its replica, and their receivers."""
+"""The results of a request besides tokens that its replica computes, and their receivers."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import Self
 from contract.errors import RequestError
 from contract.types import Request
 from harness.digest import RowDigests, RunningDigest
+from harness.host.collectors import PromptScores
 from harness.host.pooling import Pool
-from harness.host.prompt_scores import PromptScores
 from harness.host.submissions import BothSinks, Submission
 from harness.serve.replicas.work import RequestUpdate, Work
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicaRequest:
-    """A request, the grammar of its answer, and who receives what its replica finds."""
+    """A request with its grammar, and the receivers of its replica's results."""
 
     request: Request
     grammar: str | None = None
@@ -27,8 +27,8 @@ class ReplicaRequest:
 
     @classmethod
     def of(cls, request: Request, submission: Submission) -> Self:
-        """The part of a submission that is about one of its requests. Raises RequestError for a
-        receiver that cannot be sent."""
+        """The part of a submission about one of its requests. Raises RequestError for a receiver
+        that cannot run on a replica."""
         sink: object = submission.logits.get(request.id)
         leaves = None
         if isinstance(sink, BothSinks) and isinstance(sink.second, RowDigests):
@@ -53,7 +53,7 @@ class ReplicaRequest:
         )
 
     def work(self, tokens: tuple[int, ...]) -> Work:
-        """The work for a replica, where ``tokens`` are known already."""
+        """The message to a replica; ``tokens`` of the answer are already known."""
         return Work(
             self.request,
             tokens,
@@ -64,7 +64,7 @@ class ReplicaRequest:
         )
 
     def receive(self, batch: RequestUpdate) -> None:
-        """Pass the results of a replica to their receivers."""
+        """Pass a replica's results to the receivers."""
         if self.digest is not None:
             self.digest.note(batch.digested, batch.digests)
         if self.leaves is not None:

@@ -1,4 +1,4 @@
-"""Ray Serve's request router of the replicas: by prefix, by tenant, by load."""
+"""Ray Serve's request router of the replicas: by prefix, tenant and load."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from harness.serve.replicas.work import AnswerEnd, Question, Work
 
 
 class PrefixRouter(RequestRouter):  # type: ignore[misc]
-    """Sends a request where most of its prompt is cached; see ``PrefixAffinity``."""
+    """Sends a request to the replica with most of its prompt cached; see ``PrefixAffinity``."""
 
     running: frozenset[str] = frozenset()
-    """The replicas there were when a request was last routed, of all routers of this process."""
+    """The replicas at the last routing of a request, for all routers of this process."""
 
     def initialize_state(self, **_: Any) -> None:
         """Called by Ray Serve before the first request."""
@@ -38,7 +38,7 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]
                 self._forget(pending_request)
                 names = self._affinity.rank(request.tenant, request.prompt, by_name)
                 if names:
-                    # Counted now: others are routed before this one has arrived.
+                    # Count it now, since others are routed before it arrives.
                     self._meant[pending_request.metadata.internal_request_id] = names[0]
                     self._affinity.sent(request.tenant, request.prompt, names[0])
                     pending_request.future.add_done_callback(

@@ -1,4 +1,4 @@
-"""The same facts of several engines as those of one."""
+"""Sums the statistics of several engines."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from contract.types import Tenant
 
 
 def summed(values: Sequence[Any]) -> Any:
-    """Numbers added, field by field, name by name and index by index, where there are some; of
-    rates and percentiles the largest, of anything else, tenants too, the first."""
+    """The sum of records, field by field, key by key and index by index. Of rates and percentiles
+    it is the largest, of anything that is no number the first."""
     values = [value for value in values if value is not None] or [None]
     first = values[0]
     if len(values) == 1:
@@ -39,7 +39,7 @@ def summed(values: Sequence[Any]) -> Any:
 
 
 def _of_all(name: str, values: Sequence[Any]) -> Any:
-    """A field of several engines as that of one."""
+    """One field of the sum."""
     if not name.endswith("_rate") and not name.startswith(("p50_", "p99_")):
         return summed(values)
     return max((value for value in values if value is not None), default=None)

@@ -17,11 +17,9 @@ from reference.memory.prefix import Difference
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """A request for whichever replica suits it, which has come to ``tokens`` elsewhere.
-
-    Its tokens obey ``grammar``. Requested are also the digests of its logits, the leaves of a
-    receipt, the log-probabilities of its ``score_from``, or the vector that ``pool`` makes of its
-    hidden states."""
+    """A request for a replica; ``tokens`` of its answer were computed elsewhere. Its tokens follow
+    ``grammar``. It may also need digests of logits, receipt leaves, log-probabilities from
+    ``score_from`` on, or the vector that ``pool`` makes of hidden states."""
 
     request: Request
     tokens: tuple[int, ...] = ()
@@ -32,10 +30,10 @@ class Work:
 
     @property
     def left(self) -> Request:
-        """The rest of the request: the same request with a longer prompt.
+        """The rest of the request: the same request with the known tokens added to its prompt.
 
-        Keys and values are a function of the tokens before them, and sampling is keyed by seed and
-        position, so its first token is the one that would have come next, on any engine."""
+        Keys and values depend only on the tokens before them, and sampling is keyed by seed and
+        position. So the next token is the same on any engine."""
         if not self.tokens:
             return self.request
         return replace(
@@ -57,8 +55,8 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class AnswerEnd:
-    """The answer of a request on one replica ends after its first ``used`` tokens: the replica
-    counts no token behind them."""
+    """The answer of a request ends after its first ``used`` tokens; its replica counts no later
+    ones."""
 
     replica: str
     request_id: int
@@ -68,9 +66,9 @@ class AnswerEnd:
 @dataclass(frozen=True, slots=True)
 class RequestUpdate:
     """A replica's update about a request: new events and facts, and the counts of its engine. The
-    first update has no events and says that the request was accepted. ``digests`` are those after
-    each row from row ``digested`` on, ``leaves`` those of a receipt from row ``leaves_from`` on;
-    ``scores`` come once, and ``pool`` with the last event."""
+    first update has no events and says that the request was accepted. ``digests`` begin at row
+    ``digested``, ``leaves`` at row ``leaves_from``. ``scores`` come once, ``pool`` with the last
+    event."""
 
     replica: str
     events: tuple[TokenEvent, ...]
@@ -97,7 +95,7 @@ class Refusal:
 
     @classmethod
     def of(cls, error: ZincError) -> Refusal:
-        """The refusal that ``error`` is."""
+        """The message for ``error``."""
         match error:
             case RequestError(field=field, problem=problem):
                 return cls("request", (field, problem))
@@ -109,7 +107,7 @@ class Refusal:
 
     @property
     def error(self) -> ZincError:
-        """The error that it carries."""
+        """The error again."""
         return KINDS.get(self.kind, EngineStopped)(*self.parts)
 
 

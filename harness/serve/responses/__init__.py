@@ -1,1 +1,2 @@
-"""OpenAI's Responses API: parse, render, stream, errors and stored answers."""
+"""OpenAI's Responses API: its requests become chat completions, whose answers it renders and
+stores."""

@@ -1,5 +1,5 @@
-"""Functions in namespaces, as Codex offers those of each MCP server: a model is told of each by one
-name, and a call of it names both."""
+"""Functions in namespaces, as Codex offers those of each MCP server. The model sees one joined
+name; the API's calls name both."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any
 from harness.serve.wire_tools import MAX_TOOLS
 
 NAMESPACE = "namespace"
-"""The type of such a tool, and the field of a function and of a call."""
+"""The type of such a tool, and the field of a function or call."""
 LONGEST_NAME, DIGEST_DIGITS = 64, 12
-"""Characters of a function's name, and of the digest of a name that cannot be one."""
+"""Most characters of a function's name, and digits of the digest that replaces other names."""
 
 
 def joined_name(namespace: str | None, name: str) -> str:
@@ -28,8 +28,8 @@ def joined_name(namespace: str | None, name: str) -> str:
 
 
 def out_of_namespaces(value: dict[str, Any], ignored: list[str]) -> dict[str, Any]:
-    """A body with the functions of its namespaces as tools, each with its ``namespace``. Those that
-    are no functions, and more than there may be, are named in ``ignored``."""
+    """A body with the functions of its namespaces as tools, each with its ``namespace``. Entries
+    that are no functions, and functions above the limit, are named in ``ignored``."""
     tools = value.get("tools")
     if not isinstance(tools, list):
         return value
@@ -51,7 +51,7 @@ def out_of_namespaces(value: dict[str, Any], ignored: list[str]) -> dict[str, An
 
 
 def _functions_of(tool: Any) -> list[Any] | None:
-    """The tools of a namespace, None for another tool."""
+    """The tools of a namespace; None for any other tool."""
     if not isinstance(tool, dict) or tool.get("type") != NAMESPACE:
         return None
     named = isinstance(tool.get("name"), str) and isinstance(tool.get("tools"), list)

@@ -38,20 +38,20 @@ SAME = (
 )
 """Fields that chat completions call the same."""
 UNFINISHED = ("in_progress", "incomplete")
-"""States of a last message of the assistant's that the answer continues."""
+"""States of a last assistant message that the answer continues."""
 LEFT_OUT = tuple(kind for kind in NO_FUNCTIONS if kind != NAMESPACE)
 CUSTOM = {"custom_tool_call": "function_call", "custom_tool_call_output": "function_call_output"}
 CALLS_BY_SERVER = (*HOSTED, "local_shell_call", "shell_call", "apply_patch_call", "compaction")
-"""Prefixes of the types of items that only a server makes."""
+"""Prefixes of types of items that only servers make."""
 
 
 def readable_items(value: dict[str, Any], ignored: list[str]) -> dict[str, Any]:
-    """A body of ``/v1/responses`` with the tools and items that this server knows; the others are
-    named in ``ignored``."""
+    """A body with only the tools and items that this server knows; others are named in
+    ``ignored``."""
     value = without_hosted_tools(value, ignored, LEFT_OUT)
     value = allowed_tools(out_of_namespaces(value, ignored))
     if value.get("truncation") == "auto":
-        # What is too long for the context is refused: nothing of a conversation is dropped.
+        # A conversation that is too long is refused, never truncated.
         ignored.append("truncation")
         value = {name: given for name, given in value.items() if name != "truncation"}
     items = value.get("input")
@@ -62,8 +62,8 @@ def readable_items(value: dict[str, Any], ignored: list[str]) -> dict[str, Any]:
 
 
 def _own_item(item: Any) -> Any:
-    """A call of a tool with free input, or what it gave, as one of a function, and a bare id as a
-    reference; any other item as it is."""
+    """A call of a tool with free-form input, or its output, as one of a function; a bare id as a
+    reference; any other item unchanged."""
     if isinstance(item, dict) and item.keys() == {"id"}:
         return item | {"type": REFERENCE}
     kind = CUSTOM.get(kind_of(item))
@@ -76,8 +76,8 @@ def _own_item(item: Any) -> Any:
 
 
 def chat_of(body: ResponsesRequest, earlier: Sequence[InputItem] = ()) -> Json:
-    """The body of the chat completion that a request means, which continues a conversation of
-    ``earlier`` items. Raises ApiError."""
+    """The chat request for a body that continues a conversation of ``earlier`` items. Raises
+    ApiError."""
     chat: Json = {"messages": list(_messages(body, earlier))}
     last = items_of(body)[-1]
     if (last.type, last.role) == ("message", "assistant") and last.content:
@@ -111,21 +111,20 @@ def items_of(body: ResponsesRequest) -> list[InputItem]:
 
 
 def references_of(body: ResponsesRequest) -> dict[str, str]:
-    """The ids of the stored items that a request refers to, with the field of each. Raises
-    ApiError."""
+    """The ids of stored items that a body refers to, with the field of each. Raises ApiError."""
     fields: dict[str, str] = {}
     for index, item in enumerate(items_of(body)):
         if item.type == REFERENCE:
             id, field = _given(item, index, "id"), f"input[{index}].id"
             if id in fields:
-                # A small body could else stand for any number of copies of a large item.
+                # Otherwise a small body could stand for many copies of a large item.
                 raise invalid_value(field, f"{field}: {id[:64]!r} is also {fields[id]}")
             fields[id] = field
     return fields
 
 
 def with_references(body: ResponsesRequest, stored: Mapping[str, InputItem]) -> ResponsesRequest:
-    """``body`` with the ``stored`` items, by their ids, that it refers to."""
+    """``body`` with its references replaced by the ``stored`` items, by id."""
     items = [
         stored.get(item.id or "", item) if item.type == REFERENCE else item
         for item in items_of(body)
@@ -139,7 +138,7 @@ def _messages(body: ResponsesRequest, earlier: Sequence[InputItem]) -> Iterable[
     turn: Json = {}
     for index, item in enumerate([*earlier, *items_of(body)], -len(earlier)):
         more = _said_by_model(item, index)
-        # Calls go with the thoughts and the text before them; other items begin a turn.
+        # Calls belong to the reasoning and text before them; other items begin a turn.
         if more is None or ("tool_calls" not in more and turn.keys() - {THOUGHTS, TOKENS}):
             yield from _turn(turn)
             turn = {}
@@ -178,7 +177,7 @@ def _given_to_model(item: InputItem, index: int) -> Json:
 
 
 def _turn(turn: Json) -> Iterable[Json]:
-    """The assistant message of a turn; none if the turn has only reasoning."""
+    """The assistant message of a turn; none if it has only reasoning."""
     if turn.keys() - {THOUGHTS, TOKENS}:
         yield {"role": "assistant", "content": None, **turn}
 

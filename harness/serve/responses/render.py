@@ -1,6 +1,5 @@
-"""The objects and events of ``/v1/responses``, translated from those of a chat completion.
-
-Its events are named, as its clients expect of this route and of no other."""
+"""The objects and events of ``/v1/responses``, made from those of a chat completion. Its events
+have names, as its clients expect."""
 
 from __future__ import annotations
 
@@ -21,11 +20,11 @@ from harness.serve.wire import plain
 
 LENGTH = "length"
 Keep = Callable[[Json, Sequence[int]], None]
-"""Stores an answer that was made of these tokens."""
+"""Stores a response that has these tokens."""
 
 
 class ResponseShape:
-    """An answer as a response and its events. With ``keep`` it is stored once it is whole."""
+    """An answer as a response and its events. ``keep`` stores a complete answer."""
 
     ping = PING
 
@@ -40,12 +39,12 @@ class ResponseShape:
         self._tokens: list[int] = []
 
     def lines(self, piece: Piece) -> Iterable[bytes]:
-        """The events that say what became certain."""
+        """The events for a new piece."""
         self._tokens += self._answer.ids_of([piece])
         return [event for chunk in self._chat.chunks(piece) for event in self._events.chunk(chunk)]
 
     def end(self, usage: bool) -> bytes:
-        """The event with the whole response."""
+        """The event with the complete response."""
         last = self._answer.with_usage(self._answer.head(CHAT_CHUNK, []))
         events = b"".join(self._events.chunk(last))
         self._stored(self._events.response)
@@ -70,7 +69,7 @@ class ResponseShape:
 
 
 def response_of(body: ResponsesRequest, chat: Json) -> Json:
-    """The answer to a request, from the whole chat completion that it means."""
+    """The response for a complete chat completion."""
     choice = chat["choices"][0]
     message, output = choice["message"], []
     if message.get("reasoning_content"):
@@ -92,7 +91,7 @@ def response_of(body: ResponsesRequest, chat: Json) -> Json:
 
 
 class ResponseEvents:
-    """The events of a streamed answer, from the chunks of the chat completion in order."""
+    """The events of a streamed answer, made from the chunks of the chat completion in order."""
 
     def __init__(self, body: ResponsesRequest) -> None:
         self._body = body
@@ -127,7 +126,7 @@ class ResponseEvents:
             yield from self._completed(chunk)
 
     def failed(self, error: Json) -> bytes:
-        """The last event of an answer that failed. The client raises what ``error`` says."""
+        """The last event of a failed answer."""
         fields = {name: error.get(name) for name in ("code", "message", "param")}
         return self._event("error", **fields, error=error)
 
@@ -158,7 +157,7 @@ class ResponseEvents:
         yield self._event(f"response.{item.part}.delta", **self._address(), delta=text, **more)
 
     def _tokens_of(self, text: str) -> list[Json]:
-        """The listed tokens that make up ``text``. They leave the list, with those before them."""
+        """The listed tokens of ``text``. They are removed from the list, with those before them."""
         tokens = tokens_of_text(text, self._listed)
         if tokens:
             last = next(n for n, one in enumerate(self._listed) if one is tokens[-1])
@@ -221,8 +220,8 @@ PARTS = {"message": "output_text", "reasoning": "reasoning_text"}
 
 @dataclass(slots=True)
 class _Item:
-    """An item of a response: a message, whose ``tokens`` may be listed, reasoning, or a call, whose
-    ``text`` is its arguments."""
+    """An item of a response: a message, reasoning, or a call. ``text`` is its text or its
+    arguments; ``tokens`` are listed tokens of a message."""
 
     kind: str
     text: str = ""
@@ -242,7 +241,7 @@ class _Item:
 
     @property
     def content(self) -> Json:
-        """Its text as a piece of content."""
+        """Its text as a content part."""
         piece: Json = {"type": self.part, "text": self.text}
         if self.kind != "message":
             return piece
@@ -261,7 +260,7 @@ class _Item:
 
 
 def _call_item(body: ResponsesRequest, call: Json) -> _Item:
-    """A call without its arguments, of a function as the request names it."""
+    """A call without its arguments, with the function's name as in the request."""
     name = call["function"]["name"]
     tool = next((one for one in body.tools or () if one.called == name), None)
     named = (name, None) if tool is None else (tool.name, tool.namespace)
@@ -269,7 +268,7 @@ def _call_item(body: ResponsesRequest, call: Json) -> _Item:
 
 
 def _head(body: ResponsesRequest, chat: Json) -> Json:
-    """The fields of a response that are known when it begins."""
+    """The fields of a response that are known at its beginning."""
     text = body.text.format if body.text is not None else None
     defaults = chat.get("x_zinc", {}).get("sampling_defaults", {})
     return {
@@ -309,7 +308,7 @@ def _given(value: float | None, default: float | None) -> float | None:
 
 
 def _end(finish: str | None, usage: Json) -> Json:
-    """The fields that are known when it ends."""
+    """The fields of a response that are known at its end."""
     cut = finish == LENGTH
     return {
         "status": "incomplete" if cut else "completed",

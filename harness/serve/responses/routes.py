@@ -30,11 +30,11 @@ from harness.serve.strict_json import known_type
 from harness.serve.wire import ChatRequest, converted
 
 MAX_ITEMS, USUAL_ITEMS = 100, 20
-"""Items of a list: most of them, and how many unless a request says."""
+"""Most items of a list, and the default."""
 
 
 class ResponsesHandlers:
-    """The handlers of those RESPONSES_ROUTES that have no answer, named by them."""
+    """Handlers of the RESPONSES_ROUTES that have no ``answer``, by their names."""
 
     def count_response(self, raw: bytes) -> Json:
         service, asked = service_of_request(), decoded(raw, ResponsesRequest, readable_items)
@@ -76,9 +76,9 @@ def _stored(id: str) -> StoredResponse:
 
 @in_names_of(response_name)
 def respond(service: Service, body: ResponsesRequest, tenant: Tenant, caller: Caller) -> Answered:
-    """The answer to a request, whole or streamed; it is stored before its end is sent. Raises what
-    ``Service.chat`` raises, ApiError 404 where the conversation or an item is not stored, and
-    StorageProblem where the answer cannot be."""
+    """Answer a request, whole or streamed. The answer is stored before its end is sent. Raises what
+    ``Service.chat`` raises, ApiError 404 for a missing conversation or item, and StorageProblem if
+    the answer cannot be stored."""
     body = _whole(service.responses, tenant, body)
     earlier = service.responses.conversation(tenant, body.previous_response_id)
     if body.store is not False:
@@ -109,7 +109,7 @@ def _keep(
     response: Json,
     token_ids: Sequence[int],
 ) -> None:
-    """Store an answer that was made of these tokens."""
+    """Store an answer that has these tokens."""
     output = [msgspec.convert(item, known_type(InputItem)) for item in response["output"]]
     if output:
         output[-1] = msgspec.structs.replace(output[-1], token_ids=list(token_ids))
@@ -118,7 +118,7 @@ def _keep(
 
 
 def _page_of(items: Sequence[InputItem]) -> Json:
-    """The part of a list of items that the request at hand asks for. Raises ApiError."""
+    """The page of a list of items that the current request asks for. Raises ApiError."""
     arguments = request.args
     order, limit = arguments.get("order", "desc"), arguments.get("limit", str(USUAL_ITEMS))
     if order not in ("asc", "desc"):

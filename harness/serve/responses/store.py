@@ -1,7 +1,7 @@
-"""Answers that are stored, in memory or in a folder: for the tenant who asked, as long as there is
+"""Stored answers, in memory or in a folder. Each belongs to a tenant, and stays while there is
 room.
 
-What a conversation was is found by going from each answer to the one it continued."""
+Each answer names the answer it continues, which gives the whole conversation."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MAX_BYTES = 64 << 20
 FILE = "responses.sqlite"
 RESERVE_FILE = "responses.reserve"
 RESERVED_BYTES = 4 << 20
-"""Reserved for deleting on a full disk: what SQLite lets its log of changes grow to."""
+"""Reserved for deleting on a full disk: the size to which SQLite lets its log grow."""
 SCHEMA_VERSION = 1
 TABLES = (
     "CREATE TABLE IF NOT EXISTS responses (tenant TEXT, id TEXT, used INTEGER, nbytes INTEGER,"
@@ -46,8 +46,8 @@ MAKE_ROOM = (
 
 @dataclass(frozen=True, slots=True)
 class StoredResponse:
-    """An answer, the ``items`` it was asked with, and those that it consists of as ``said``: with
-    the tokens they were made of. It continued the answer ``previous``."""
+    """An answer, the ``items`` of its request, and ``said``: its own items, with their token ids.
+    ``previous`` is the id of the answer it continues."""
 
     response: Json
     items: tuple[InputItem, ...]
@@ -56,21 +56,22 @@ class StoredResponse:
 
 
 class _AnswerItems(msgspec.Struct):
-    """What is read of a stored answer where its items are looked for."""
+    """The fields of a stored answer that a search for items reads."""
 
     items: list[InputItem]
     said: list[InputItem]
 
 
 class ResponseStore(Database):
-    """The stored answers of all tenants. Threads may share it, and processes a ``folder``."""
+    """The stored answers of all tenants. Threads may share it, and with a ``folder`` processes
+    too."""
 
     refused = "answers to be stored"
 
     def __init__(
         self, folder: Path | None = None, most: int = MAX_STORED, most_bytes: int = MAX_BYTES
     ) -> None:
-        """Raises ConfigError for a folder that cannot have them."""
+        """Raises ConfigError for an unusable folder."""
         self._most = most
         self._most_bytes = most_bytes
         path = None if folder is None else folder / FILE
@@ -82,8 +83,8 @@ class ResponseStore(Database):
         self._known: tuple[str, set[str]] | None = None
 
     def put(self, tenant: Tenant, stored: StoredResponse) -> None:
-        """Store an answer; those least recently used make room. One that is larger than all the
-        room there is, is not stored. Raises StorageProblem."""
+        """Store an answer, and delete the least recently used ones if there is no room. An answer
+        larger than the whole room is not stored. Raises StorageProblem."""
         data = msgspec.json.encode(stored)
         if len(data) > self._most_bytes:
             return
@@ -102,14 +103,14 @@ class ResponseStore(Database):
             self._clear_pending()
 
     def get(self, tenant: Tenant, id: str) -> StoredResponse:
-        """A stored answer of a tenant. Raises ApiError 404, and StorageProblem."""
+        """A stored answer of a tenant. Raises ApiError 404 and StorageProblem."""
         with self._used():
             stored = self._read(tenant, id)
             self._use(tenant, [id])
             return stored
 
     def delete(self, tenant: Tenant, id: str) -> None:
-        """Forget an answer, on a full disk too. Raises ApiError 404, and StorageProblem."""
+        """Delete an answer, also on a full disk. Raises ApiError 404 and StorageProblem."""
 
         def remove() -> None:
             key = _key(tenant), id
@@ -121,8 +122,8 @@ class ResponseStore(Database):
             self._delete(remove, BUSY_SECONDS)
 
     def conversation(self, tenant: Tenant, id: str | None) -> list[InputItem]:
-        """All items up to and with an answer, none for no answer. Raises ApiError 404 where one of
-        the answers it continues is not stored any more, and StorageProblem."""
+        """All items up to and including an answer; none if ``id`` is None. Raises ApiError 404 if
+        an answer of the conversation is no longer stored, and StorageProblem."""
         chain: dict[str, StoredResponse] = {}
         with self._used():
             while id is not None:
@@ -134,8 +135,8 @@ class ResponseStore(Database):
         return [item for one in reversed(chain.values()) for item in (*one.items, *one.said)]
 
     def items(self, tenant: Tenant, ids: Collection[str]) -> dict[str, InputItem]:
-        """The stored items of a tenant that have one of these ids, the latest of each; all stored
-        answers are read until all are found. Raises StorageProblem."""
+        """The stored items of a tenant with these ids, the latest of each. Reads stored answers
+        until all are found. Raises StorageProblem."""
         found: dict[str, InputItem] = {}
         used: list[str] = []
         asked = "SELECT id, stored FROM responses WHERE tenant = ? ORDER BY used DESC"
@@ -152,9 +153,9 @@ class ResponseStore(Database):
         return found
 
     def forget_others(self, tenants: Collection[Tenant], file: Path | None = None) -> None:
-        """Forget what is stored for all but these tenants of a ``file``, and those that servers
-        noted of other files that are there: on disk as soon as it can be written. Raises
-        StorageProblem where it cannot be read."""
+        """Delete the answers of all tenants except these tenants of ``file``, and those that other
+        servers recorded for other existing files. A file on disk is changed as soon as it can be
+        written. Raises StorageProblem if it cannot be read."""
         keys, own = set(map(_key, tenants)), "" if file is None else str(file.resolve())
         with self._used():
             found = self._file.execute("SELECT DISTINCT tenant FROM responses").fetchall()
@@ -167,8 +168,8 @@ class ResponseStore(Database):
                 self._clear_pending()
 
     def _delete(self, change: Callable[[], None], seconds: float) -> None:
-        """Carry out a change that deletes, and empty the log of changes, which has what was there.
-        On a full disk the space reserved for it is used, and the bytes of what was deleted stay.
+        """Carry out a change that deletes, and empty the write-ahead log, which has the deleted
+        content. On a full disk the reserved space is used, and deleted bytes are not overwritten.
         Waits for other processes as ``_whole`` does. Raises sqlite3.Error."""
         room: AbstractContextManager[None] = nullcontext()
         try:
@@ -179,8 +180,7 @@ class ResponseStore(Database):
                 raise
             with self._reserved.released(), self._without_overwriting(), self._whole(seconds):
                 change()
-            # Pages of the log that are new to the file would use the space for nothing where it is
-            # not enough for all of them.
+            # If the space is not enough for all new pages of the log, writing some would waste it.
             if self._reserved.nbytes >= self._growth():
                 room = self._reserved.released()
         with room, suppress(sqlite3.Error):
@@ -188,7 +188,7 @@ class ResponseStore(Database):
 
     @contextmanager
     def _without_overwriting(self) -> Iterator[None]:
-        """Leave the bytes of deleted rows in the block: a full disk has no space to log zeros."""
+        """Do not overwrite deleted rows in the block: a full disk has no space to log zeros."""
         self._file.execute("PRAGMA secure_delete=OFF")
         try:
             yield
@@ -196,14 +196,14 @@ class ResponseStore(Database):
             self._file.execute("PRAGMA secure_delete=ON")
 
     def _growth(self) -> int:
-        """The bytes by which the file is going to grow."""
+        """How many bytes the file is about to grow."""
         pages, size = (
             self._file.execute(f"PRAGMA page_{name}").fetchone()[0] for name in ("count", "size")
         )
         return int(pages * size) - (0 if self._path is None else self._path.stat().st_size)
 
     def _write_pending(self) -> None:
-        """Delete what is stored for tenants that are gone, and note those that are not."""
+        """Delete the answers of removed tenants, and record the remaining tenants."""
         asked = "DELETE FROM responses WHERE tenant = ?"
         self._file.executemany(asked, [(key,) for key in self._gone])
         if self._known is not None:
@@ -213,7 +213,7 @@ class ResponseStore(Database):
             self._file.executemany(noted, [(file, key) for key in keys])
 
     def _clear_pending(self) -> None:
-        """Forget which tenants are to be deleted and noted: the database has it."""
+        """Drop the pending changes, which the database has now."""
         self._gone.clear()
         self._known = None
 
@@ -228,7 +228,7 @@ class ResponseStore(Database):
             raise not_found(id, param) from None
 
     def _use(self, tenant: Tenant, ids: Sequence[str]) -> None:
-        """Note that answers were used, the last of them last, where there is room to."""
+        """Mark answers as used, the last one as most recent, if there is room to."""
         if not ids:
             return
         set_use = f"UPDATE responses SET used = {NEXT_USE} WHERE tenant = ? AND id = ?"
@@ -237,7 +237,7 @@ class ResponseStore(Database):
 
 
 def _items_of(stored: bytes) -> list[InputItem]:
-    """The items of a stored answer and those it was asked with; none where it cannot be read."""
+    """The items of a stored answer and of its request; none if it is unreadable."""
     try:
         read = msgspec.json.decode(stored, type=known_type(_AnswerItems))
     except (msgspec.DecodeError, TypeError):
@@ -246,12 +246,12 @@ def _items_of(stored: bytes) -> list[InputItem]:
 
 
 def _key(tenant: Tenant) -> str:
-    """A tenant with its name, since another one may have the id later."""
+    """A tenant's id and name, since ids can be reused."""
     return f"{tenant.id} {tenant.name}"
 
 
 def named(items: Sequence[InputItem]) -> tuple[InputItem, ...]:
-    """Items that have an id each."""
+    """Items, each with an id."""
     return tuple(
         item if item.id else msgspec.structs.replace(item, id=f"item_{secrets.token_hex(12)}")
         for item in items

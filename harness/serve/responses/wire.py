@@ -22,12 +22,12 @@ from harness.serve.wire_tools import ReasoningEffort
 
 LOGPROBS = "message.output_text.logprobs"
 REFERENCE = "item_reference"
-"""The type of an item that stands for a stored one, by its id."""
+"""The type of a reference to a stored item."""
 
 
 class InputPart(Struct, forbid_unknown_fields=True):
-    """A part of a message, from a client or from an earlier answer. The fields of an answer other
-    than its text change nothing."""
+    """A part of a message, from a client or an earlier answer. ``annotations`` and ``logprobs`` are
+    ignored."""
 
     type: Literal["input_text", "output_text", "text", "reasoning_text", "summary_text", "refusal"]
     text: str | None = None
@@ -37,12 +37,12 @@ class InputPart(Struct, forbid_unknown_fields=True):
 
 
 class InputItem(Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """A turn of the conversation: a message, a call of a function, what it gave, or thoughts; or
-    the ``id`` of a stored one.
+    """An item of the conversation: a message, a function call, its output, reasoning, or a
+    reference to a stored item by ``id``.
 
-    Items of an answer can be sent back as they are, of other servers' answers, too: of thoughts
-    whose text is encrypted the summary is read. ``token_ids`` of an item of the model's are those
-    of the whole turn, as ``token_ids`` of a message of chat completions."""
+    Items of answers can be sent back, also those of other servers. Of encrypted reasoning the
+    summary is read. ``token_ids`` are the tokens of the whole turn, as in messages of chat
+    completions."""
 
     type: Literal[
         "message", "function_call", "function_call_output", "reasoning", "item_reference"
@@ -62,7 +62,7 @@ class InputItem(Struct, forbid_unknown_fields=True, omit_defaults=True):
 
 
 class ResponseFunction(Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """A function the model may call, which may be of a namespace of tools."""
+    """A function the model may call, possibly in a namespace."""
 
     type: Literal["function"]
     name: Id
@@ -78,7 +78,7 @@ class ResponseFunction(Struct, forbid_unknown_fields=True, omit_defaults=True):
 
 
 class ChosenFunction(Struct, forbid_unknown_fields=True):
-    """The function that is to be called."""
+    """The function that must be called."""
 
     type: Literal["function"]
     name: Id
@@ -91,7 +91,7 @@ class ChosenFunction(Struct, forbid_unknown_fields=True):
 
 
 class ResponseTextFormat(Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """The form of the text: any, a JSON object, or what a JSON schema says."""
+    """The format of the text: any, a JSON object, or a JSON schema."""
 
     type: Literal["text", "json_object", "json_schema"]
     name: Id | None = None
@@ -115,11 +115,11 @@ class ResponseReasoning(Struct, forbid_unknown_fields=True):
 class ResponsesRequest(BasicSampling, kw_only=True):
     """``POST /v1/responses``.
 
-    The answer is stored unless ``store`` is false; the conversation continues the stored answer
-    that ``previous_response_id`` names. ``user``, ``safety_identifier``, ``prompt_cache_key`` and
-    ``metadata`` change nothing. ``logits_digest`` is that of chat completions. ``include`` of
-    ``message.output_text.logprobs`` has every token of the text listed, with ``top_logprobs`` of
-    the likeliest."""
+    The answer is stored unless ``store`` is false. ``previous_response_id`` names a stored answer
+    whose conversation continues. ``user``, ``safety_identifier``, ``prompt_cache_key`` and
+    ``metadata`` are ignored. ``logits_digest`` is that of chat completions. ``include`` with
+    ``message.output_text.logprobs`` lists the tokens of the text, with ``top_logprobs`` likely
+    ones."""
 
     input: str | Annotated[list[InputItem], Meta(min_length=1, max_length=MAX_MESSAGES)]
     model: Id | None = None
@@ -174,8 +174,8 @@ class ResponseDeleted(Struct):
 
 
 class ResponseItems(Struct):
-    """``GET /v1/responses/ID/input_items``: a part of what was sent, the latest first unless
-    ``order`` is ``asc``."""
+    """``GET /v1/responses/ID/input_items``: a page of the items, the latest first unless ``order``
+    is ``asc``."""
 
     object: Literal["list"]
     data: list[dict[str, Any]]
