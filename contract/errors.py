@@ -12,8 +12,7 @@ from contract.amounts import format_bytes
 
 
 def system_words(error: Exception) -> str:
-    """The system's message of an error, without its number and the path; for other errors, their
-    text."""
+    """The system's message of an error, without number and path; else the error's text."""
     return getattr(error, "strerror", None) or str(error)
 
 

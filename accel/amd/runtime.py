@@ -13,7 +13,7 @@ from accel.amd.kfd import Kfd
 from accel.amd.packet_check import check_packets
 from accel.amd.program import Modules
 from accel.amd.queue import Queue
-from accel.amd.self_check import ProbeCase, divides
+from accel.amd.self_check import ProbeCase, divides_exactly
 from accel.amd.userq import UserQueues
 from accel.kernels.product_check import matrices_agree
 from accel.packets.step_memory import StepAddresses
@@ -24,8 +24,9 @@ from contract.errors import OutOfMemory, TierUnavailable
 class Choices:
     """Choices of a caller; None leaves one to the device.
 
-    ``memory_bytes`` is the most memory of the GPU's own, ``native`` whether it divides itself,
-    ``matrices`` whether products of many tokens use matrix instructions."""
+    ``memory_bytes`` is the most of the GPU's own memory to use. ``native``: it divides and takes
+    roots itself, else integers do. ``matrices``: products of many tokens use matrix
+    instructions."""
 
     memory_bytes: int | None = None
     native: bool | None = None
@@ -42,7 +43,7 @@ class Runtime:
     addresses: StepAddresses = field(default_factory=StepAddresses)
     _matrices: bool | None = None
 
-    def multiplies(self) -> bool:
+    def uses_matrices(self) -> bool:
         """Whether products of many tokens use matrix instructions; tested at the first call. Raises
         DeviceLost and OutOfMemory."""
         if self._matrices is None:
@@ -78,7 +79,7 @@ def open_runtime(tier: str, kernel: Kernel, requested: str, choices: Choices) ->
             undo.callback(modules.close)
             check_packets(device, queue, modules)
             if choices.native is None:
-                modules.native = divides(ProbeCase(device, queue, modules))
+                modules.native = divides_exactly(ProbeCase(device, queue, modules))
             else:
                 modules.native = choices.native
         except (OSError, OutOfMemory) as error:

@@ -45,7 +45,7 @@ class ProbeCase:
         return HostSeenMemory(self.device, lambda: None)
 
 
-def divides(case: ProbeCase) -> bool:
+def divides_exactly(case: ProbeCase) -> bool:
     """Whether the GPU divides and takes roots exactly; if not, integers do. Raises TierUnavailable
     if integers do not help."""
     expected = samples().expected

@@ -63,7 +63,7 @@ class AmdTier(RecordedTier[Allocation, Recording, AmdStep]):
 
     def _schedule(self, graph: Graph, bucket: ShapeKey) -> tuple[Step, Schedule]:
         with self._guarded("the self-test of products"):
-            matrices = for_matrices(bucket) and self._runtime.multiplies()
+            matrices = for_matrices(bucket) and self._runtime.uses_matrices()
         step = step_of(graph, bucket, self._device.tier, matrices)
         return step, schedule_levels(step)
 

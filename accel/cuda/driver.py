@@ -64,8 +64,8 @@ class Driver:
         return tuple(values) or None
 
     def quick(self, function: str, *arguments: Any) -> None:
-        """As ``call`` of a function in QUICK that will not wait for the device. It keeps the
-        interpreter: a thread that lets go of it gets it back behind all others that want it, and a
+        """As ``call``, for a function in QUICK that does not wait for the device. It keeps Python's
+        lock: a thread that releases it gets it back after all other threads that want it, and a
         step makes ten such calls."""
         quick = self._quick.get(function)
         if quick is None:

@@ -97,7 +97,7 @@ def expert_block(ops: Sequence[Op]) -> ExpertBlock | None:
     assert norm is not None
     x = result(ops[norm])
     router = read.take("matmul", x=x)
-    if router is None or ops[router].dtype != F32 or ops[router].most_sizes()["places"]:
+    if router is None or ops[router].dtype != F32 or ops[router].most_sizes()["row_pairs"]:
         return None
     topk = read.take("expert_topk", logits=result(ops[router]))
     if topk is None:

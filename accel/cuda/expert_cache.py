@@ -1,14 +1,14 @@
-"""Experts on the device by measured use: the others are read in host memory, where all of them are.
+"""Keeps the experts that are used most in device memory; all experts are in host memory.
 
-Kernels find each matrix of a stack through a list of addresses and count its uses. Between steps
-the host moves often used experts to the device, and waits for nothing:
+Kernels find each matrix of a stack through a list of addresses, and count its uses. Between steps
+the host moves frequently used experts to the device, without waiting:
 
-1. a copy of the counts is enqueued;
-2. once it is there, the host chooses; the experts that leave the device get the addresses of host
-   memory in the order of steps, and the copies of the new ones wait for the steps before;
-3. once these copies have ended, the new ones get their addresses on the device.
+1. A copy of the counts is enqueued.
+2. Once it has arrived, the host chooses. Evicted experts get their host addresses, in the order of
+steps, and the copies of the new experts wait for the steps before.
+3. Once these copies have ended, the new experts get their addresses on the device.
 
-A step reads the same bytes from either memory, so its bits do not depend on any of this."""
+A step reads the same bytes from either memory, so its bits do not depend on this."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from accel.packets.packet import aligned
 from accel.packets.staging_buffers import Bytes
 
 STEPS = 16
-"""Steps from one choice to the next."""
+"""Steps between two choices."""
 MAX_MOVES = 2
-"""Most experts of a layer that one choice moves, so that copies leave the link to the steps."""
+"""Most experts of a layer moved by one choice, so that copies leave the link to the steps."""
 MIN_GAIN = 1.25
-"""An expert replaces one that is used so many times less."""
+"""An expert replaces another one if it is used this many times as often."""
 AGEING = 0.75
 """The weight of earlier uses at each choice."""
 WORD_BYTES, COUNT_BYTES = 8, 4
@@ -99,8 +99,8 @@ def table_bytes(layers: Sequence[Sequence[StackShape]]) -> int:
 
 @dataclass(slots=True, eq=False)
 class ExpertCache:
-    """Experts of streamed stacks on one device. ``matrices`` are the stacks in host memory once
-    ``fill`` was called."""
+    """The cached experts of streamed stacks on one device. ``matrices`` are the stacks in host
+    memory, known once ``fill`` was called."""
 
     memory: Memory
     layers: list[CachedLayer]

@@ -73,7 +73,7 @@ def expert_product_rule(ops: Remaining, device: Device) -> Replacement | None:
             "HELD_UNITS": 1,
             "FORMAT_ID": op.dtype.ggml_id,
             **operand_indices(ops, 0, "M=x scale sums ids W=weight y"),
-            **size_indices("matmul", "rows", "columns", "used", "places"),
+            **size_indices("matmul", "rows", "columns", "used", "row_pairs"),
         },
     )
     return Replacement(1, (launch,))
@@ -117,7 +117,7 @@ def _fits(ops: Sequence[Op], block: ExpertBlock, device: Device) -> bool:
     used, experts = gates.most_sizes()["used"], router.most_sizes()["rows"]
     if not all(map(is_stack_in_units, (gates, ups, downs))) or gates.dtype != ups.dtype:
         return False
-    if gates.most_sizes()["places"] != used or downs.most_sizes()["places"] != 1:
+    if gates.most_sizes()["row_pairs"] != used or downs.most_sizes()["row_pairs"] != 1:
         return False
     if norm.most_sizes()["groups"] != 1 or experts > MOST_EXPERTS or used > MOST_USED:
         return False

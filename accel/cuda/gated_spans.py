@@ -1,8 +1,8 @@
-"""The rule for gate and up where devices share a step of some tens of tokens.
+"""The rule for gate and up if devices share a step of some tens of tokens.
 
-A device has few rows of both matrices, so blocks share rows and leave sums of spans. A launch of
-its own adds these up, packs the gated activations and stores them on every device: integers are
-half as many bytes as what would be gathered, and each device packs its own columns only."""
+A device has few rows of both matrices, so blocks share rows and write sums of spans. A separate
+launch adds these up, packs the gated activations and stores them on every device. Packed integers
+are half as many bytes as the activations, and each device packs only its own columns."""
 
 from __future__ import annotations
 

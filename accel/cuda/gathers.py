@@ -1,9 +1,9 @@
-"""Launches that bring shares of tensors to every device: the ops of ``accel.packets.shares``.
+"""Launches that exchange shares of tensors among devices: the ops of ``accel.packets.shares``.
 
-ALL_GATHERs that follow each other are part of the launch that makes all their shares, if its kernel
-can store them on every device (``kernels/sending.h``), else a launch of ``kernels/all_gather.cu``.
-Behind its packets the kernel finds the words of other devices, and how far apart from its own
-memory each tensor lies there. Memory of a step may move, so these are read at the launch."""
+Consecutive ALL_GATHERs are part of the launch that makes all their shares, if its kernel can store
+them on every device (``kernels/sending.h``), else a launch of ``kernels/all_gather.cu``. After its
+packets the kernel finds the barrier words of the other devices, and the distance of each tensor
+there from the one in its own memory. Memory of a step may move, so these are read at the launch."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ BLOCK_FLOATS = 4096
 WORD_BYTES, ADDRESS_BYTES = 4, 8
 MAX_ARGUMENT_BYTES = 4096 - 4 * ADDRESS_BYTES
 PART, WHOLE = 0, 1
-"""Indices of the operand that a device sends, and of that of which all devices have a share."""
+"""Indices of the operand that a device sends, and of the operand gathered from all devices."""
 OF_MATRICES = ("Y0", "Y1", "Y2", "Y3")
 RESULTS = {
     "unit_product": OF_MATRICES,
@@ -37,7 +37,7 @@ RESULTS = {
     "expert_gates": ("H", "SHARED_H"),
     "expert_down": ("Y",),
 }
-"""The macros of results that a kernel can store on every device."""
+"""The macros of the results that a kernel can store on every device."""
 
 
 def gather_rule(ops: Remaining, device: Device) -> Replacement | None:

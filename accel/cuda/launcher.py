@@ -18,7 +18,8 @@ from accel.packets.step_memory import StepAddresses
 
 NUMBER_BYTES = sizeof(c_uint64)
 PROGRAMMATIC_CAPABILITY = (9, 0)
-"""The least compute capability that may launch a kernel before the one before it has ended."""
+"""The lowest compute capability with programmatic launches: a kernel starts before the one before
+it has ended."""
 
 
 COOPERATIVE = ("COOPERATIVE", "cooperative")
@@ -62,8 +63,8 @@ class Branch(Protocol):
 
 
 MAX_BRIEF_LAUNCHES = 512
-"""Most launches of a brief recording. Making another graph of so many takes some ten milliseconds,
-as long as the time that a thousand copies of inputs take in the stream of steps."""
+"""Most launches of a brief recording. Making another graph of this many takes some ten
+milliseconds, as long as a thousand copies of inputs in the stream of steps."""
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)

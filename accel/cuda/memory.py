@@ -55,10 +55,10 @@ _ABANDONED: list[Bytes] = []
 
 
 class Pinned:
-    """Page-locked host memory, which the device copies from and to while the host continues.
+    """Page-locked host memory, which the device copies to and from while the host continues.
 
     Blocks from ``take`` are reused once nothing refers to them. They stay readable after the
-    context is gone: the memory is the host's own, and is only registered with the driver. Any
+    context is destroyed: the memory is the host's own and only registered with the driver. Any
     thread may call ``take``."""
 
     def __init__(self, context: Context) -> None:
@@ -119,7 +119,7 @@ class Pinned:
         # Touch every page here: the driver would have them made one after the other, even for
         # several threads.
         block[::PAGE_BYTES] = 0
-        # Where a sandbox forbids this, copies take longer and are still right.
+        # If a sandbox forbids this, copies are slower but still right.
         with suppress(CudaError):
             self._context.call("cuMemHostRegister", block.ctypes.data, size, DEVICE_MAP)
         self._blocks.append(block)

@@ -1,4 +1,4 @@
-"""Caches the memory a graph needs on a device, so that starting lowers no bucket too early.
+"""Caches the memory that a graph needs on a device, so that a start need not lower every bucket.
 
 See ``accel.packets.estimate_cache``: the key of an entry is everything its value depends on."""
 
@@ -21,11 +21,10 @@ from contract.shape_key import ShapeKey
 class MemoryEstimate:
     """The memory of all buckets of a graph.
 
-    ``workspace_bytes`` are the workspaces that last from step to step, of all buckets together,
-    ``transient_bytes`` the most workspaces of one bucket that do not.
-
-    ``factors`` are the buffers that some product reads, which are arranged when they are uploaded.
-    ``divided`` are those of which each device has its share of the rows."""
+    ``workspace_bytes`` are the workspaces of all buckets whose contents last from step to step;
+    ``transient_bytes`` are the largest workspaces of one bucket whose contents do not. ``factors``
+    are the buffers that some product reads, which are arranged when they are uploaded. ``divided``
+    are those of which each device has a share of the rows."""
 
     steps: StepMemory
     workspace_bytes: int

@@ -56,14 +56,14 @@ def in_units(op: Op) -> bool:
     units."""
     if op.name != "matmul" or op.dtype is None or op.dtype.storage is StorageClass.FLOAT:
         return False
-    return op.matrix is not None and op.most_sizes()["places"] == 0
+    return op.matrix is not None and op.most_sizes()["row_pairs"] == 0
 
 
 def is_stack_in_units(op: Op) -> bool:
     """Whether ``op`` is a product by experts whose matrices ``unit_layout`` stores in units."""
     if op.name != "matmul" or op.dtype not in TUNED_STACKS:
         return False
-    return op.matrix is not None and op.most_sizes()["places"] > 0
+    return op.matrix is not None and op.most_sizes()["row_pairs"] > 0
 
 
 def embed_rule(ops: Remaining, device: Device) -> Replacement | None:

@@ -18,11 +18,11 @@ MAX_PACKING_BLOCKS = 1 << 12
 ROW_WARPS = 16
 """Warps of a block that first makes a norm or folds spans."""
 MAX_PIECES = 4
-"""Most blocks of such a row, which form a cluster where there is a norm."""
+"""Most blocks of such a row; they form a cluster if there is a norm."""
 FOUR = 4
 """Tokens of a warp when there are many."""
 MAX_FOUR_WARPS = 32
-"""Most warps of a block, which has a whole row of units where a norm comes first."""
+"""Most warps of a block, which has a whole row of units if a norm comes first."""
 
 
 def pack_launch(

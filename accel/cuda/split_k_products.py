@@ -1,8 +1,8 @@
-"""Launches for products with up to sixteen tokens whose packed activations fit in shared memory.
+"""Launches for products of up to sixteen tokens whose packed activations fit in shared memory.
 
 One launch of ``kernels/unit_spans.cu`` computes all matrices of a run of ``accel.cuda.products``,
-after ``unit_pack.cu`` has packed its activations. Where whole rows do not fit, blocks share rows
-and write sums of spans, which the next run folds."""
+after ``unit_pack.cu`` has packed its activations. If whole rows do not fit, blocks share rows
+(split K) and write sums of spans, which the next run adds up."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Weights that stay in page-locked host memory, and the ring of device memory for their copies.
 
 Every step copies dense weights to the ring. A step of few tokens reads only some matrices of a
-stack of experts. Its kernels read them over the link from host memory, or from the cache of experts
-on the device. Longer steps copy the whole stack to the ring."""
+stack of experts: its kernels read them from host memory over the link, or from the expert cache on
+the device. Longer steps copy the whole stack to the ring."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from contract.ir.nodes import BufferDecl, Graph
 
 LINK_BYTES = 64 << 20
 LINK_COPIES = 3
-"""So many copies of LINK_BYTES bytes measure the link; the fastest counts."""
+"""The number of copies of LINK_BYTES bytes that measure the link; the fastest counts."""
 LOCKERS = min(8, os.cpu_count() or 1)
-"""Threads that have pages locked."""
+"""Threads that lock pages."""
 MIN_READS = 2
-"""A stack is copied whole where a step may read more than one in so many of its matrices."""
+"""A stack is copied whole if a step may read more than one in this many of its matrices."""
 
 CudaBuffer = DeviceBuffer[Allocation]
 Operand = tuple[int, int, WeightLayout]

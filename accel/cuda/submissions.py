@@ -33,10 +33,10 @@ INPUT_BUFFERS = 2
 @dataclass(frozen=True, slots=True)
 class ShortRecordings:
     """Recordings that suffice for a step with a single row whose logits nothing changes:
-    ``largest`` takes the largest logit, ``drawn`` draws a token.
+    ``largest`` takes the largest logit, ``drawn`` samples a token.
 
     ``sampling`` is the offset of the row's sampling record in the inputs. A step that samples
-    ``position`` or a later one takes ``long``, if there is one."""
+    ``position`` or a later one uses ``long``, if there is one."""
 
     largest: Recording
     drawn: Recording
@@ -83,7 +83,7 @@ CudaBatch = LoweredBatch[Allocation, RecordedBucket]
 
 
 class Mark:
-    """A position in a stream: an event recorded after everything enqueued so far."""
+    """A CUDA event, recorded in a stream after everything enqueued so far."""
 
     def __init__(self, context: Context, stream: Any) -> None:
         self._context = context
@@ -140,8 +140,8 @@ class CudaStep:
 
 @dataclass(frozen=True, slots=True)
 class CudaSlot(HostSlot):
-    """A slot in page-locked memory, and the mark after all copies of its step. ``unread`` are the
-    slots of the steps in front of it that nobody waits for."""
+    """A slot in page-locked memory, and the event after all copies of its step. ``unread`` are the
+    slots of earlier steps whose outputs nobody waits for."""
 
     ended: Mark
     unread: list[tuple[CudaBatch, CudaSlot]] = field(default_factory=list)

@@ -32,7 +32,7 @@ copy is enqueued, to enqueue checks of them."""
 SLOT_BYTES = 16 << 20
 READERS = min(12, os.cpu_count() or 1)
 SLOTS = READERS + 4
-"""More slots than are read at a time, since the link copies some meanwhile."""
+"""Slots: some more than readers, since the link is copying from others."""
 
 
 @dataclass(slots=True, eq=False)

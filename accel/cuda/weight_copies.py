@@ -17,7 +17,7 @@ from accel.packets.step import Step
 from accel.packets.weight_ring import WeightRing, slot_turns
 
 START = -1
-"""The number of the launch before all others."""
+"""The number that stands for the time before all launches."""
 
 
 @dataclass(frozen=True, slots=True)

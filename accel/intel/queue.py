@@ -8,6 +8,7 @@ from typing import Any
 
 from accel.intel.api import LevelZero
 from accel.intel.device import Device
+from contract.context_manager import ContextManager
 from contract.errors import DeviceLost
 
 PATIENCE_SECONDS = 600.0
@@ -100,7 +101,7 @@ class Queue:
         self._open = None
 
 
-class Events:
+class Events(ContextManager):
     """``count`` events of one pool, which the host resets before each use."""
 
     def __init__(self, queue: Queue, count: int) -> None:
@@ -122,14 +123,6 @@ class Events:
         except BaseException:
             self._undo.close()
             raise
-
-    def __enter__(self) -> Events:
-        """Return the events."""
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        """Call ``close``."""
-        self.close()
 
     def reset(self, index: int) -> None:
         """Make an event not signaled; nothing submitted may use it."""

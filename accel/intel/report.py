@@ -6,8 +6,7 @@ from accel.intel.api import LevelZero, load_level_zero
 from accel.intel.device import Device, all_devices
 from accel.intel.runtime import Choices
 from accel.intel.tier import IntelTier
-from accel.kernels.device_probe import kernels_of
-from contract.errors import TierUnavailable
+from accel.kernels.device_probe import device_line
 
 MEBIBYTE = 1 << 20
 
@@ -24,13 +23,7 @@ def _line(zero: LevelZero, number: int, device: Device) -> str:
     shared = " shared" if device.integrated else ""
     memory = f"{device.memory_bytes // MEBIBYTE:,} MiB{shared}"
     about = f"{number}: {device.name}: {device.driver}, {memory}"
-    if device.missing:
-        return f"{about}; lacks {', '.join(device.missing)}"
-    try:
-        with IntelTier(str(number), Choices(), zero) as tier:
-            return f"{about}; kernels: {kernels_of(tier.traits)}"
-    except TierUnavailable as error:
-        return f"{about}; {error.reason}"
+    return device_line(about, device.missing, lambda: IntelTier(str(number), Choices(), zero))
 
 
 if __name__ == "__main__":

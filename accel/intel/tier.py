@@ -3,7 +3,7 @@ lists that are recorded once."""
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -19,7 +19,8 @@ from accel.intel.submissions import IntelRecordings, IntelStep, IntelSubmissions
 from accel.kernels.arrange import PlaneArranger
 from accel.kernels.launches import MAX_GROUPS, PlannedLaunch
 from accel.kernels.recorded_tier import RecordedTier
-from accel.kernels.source import Module, Traits
+from accel.kernels.runtime import DeviceHooks
+from accel.kernels.source import Module
 from accel.packets.submissions import StepFence
 from accel.packets.tier import tier_info
 from contract.errors import DeviceLost
@@ -30,7 +31,7 @@ GRACE_SECONDS = 10.0
 IntelFence = StepFence[Allocation, IntelRecordings, IntelStep]
 
 
-class IntelTier(RecordedTier[Allocation, Recording, IntelStep]):
+class IntelTier(DeviceHooks, RecordedTier[Allocation, Recording, IntelStep]):
     """See ``contract.tier.Tier``. ``device`` is the number of a GPU or part of its name. Raises
     TierUnavailable when there is no such device, it lacks something, or its arithmetic is not
     exact. ``zero`` is the library, by default that of this machine."""
@@ -55,26 +56,15 @@ class IntelTier(RecordedTier[Allocation, Recording, IntelStep]):
             info, memory, submissions, arranger, runtime.addresses, program.kernels, most
         )
 
-    @property
-    def traits(self) -> Traits:
-        """The operations that the device computes exactly itself; integers compute the others."""
-        return self._runtime.program.traits
-
     def _recording(
         self, name: str, launches: list[PlannedLaunch[Any]], packets: int, input_bytes: int
     ) -> Recording:
         return Recording(self._memory, name, launches, packets, input_bytes)
 
-    def _finish(self) -> None:
-        self._runtime.queue.finish()
-
     def _until_done(self, fence: IntelFence, seconds: float) -> bool:
         if fence.done:
             return True
         return fence.completion.recording.events.wait(ENDED, seconds) and fence.done
-
-    def _translated(self, what: str) -> AbstractContextManager[None]:
-        return self._memory.guarded(what)
 
     def _shut_down(self) -> None:
         """Memory that a lost device may still use after ``GRACE_SECONDS`` is not freed."""

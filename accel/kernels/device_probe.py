@@ -3,8 +3,10 @@ before a model runs on it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -146,3 +148,23 @@ def kernels_of(traits: Traits) -> str:
     if traits.matrix:
         products += " and matrix units"
     return f"{products}, {', '.join(integers) or 'nothing'} in integers"
+
+
+class ProbedTier(AbstractContextManager["ProbedTier"], Protocol):
+    """An open tier with the result of its self-test."""
+
+    @property
+    def traits(self) -> Traits:
+        """The operations that the device computes exactly itself."""
+
+
+def device_line(about: str, missing: Sequence[str], open_tier: Callable[[], ProbedTier]) -> str:
+    """``about`` a device, then what it is ``missing``, or which kernels its tier runs, or why the
+    tier cannot be opened."""
+    if missing:
+        return f"{about}; lacks {', '.join(missing)}"
+    try:
+        with open_tier() as tier:
+            return f"{about}; kernels: {kernels_of(tier.traits)}"
+    except TierUnavailable as error:
+        return f"{about}; {error.reason}"

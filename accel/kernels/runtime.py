@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from accel.kernels.source import Traits
 from accel.packets.step_memory import StepAddresses
@@ -52,3 +52,23 @@ class DeviceRuntime(Generic[Q, M, P]):
             undo.callback(self.queue.close)
             undo.callback(self.memory.close)
             undo.callback(self.program.close)
+
+
+class DeviceHooks:
+    """Hooks of a tier that has opened its device as ``_runtime``."""
+
+    _runtime: Any
+    _memory: Any
+
+    @property
+    def traits(self) -> Traits:
+        """The operations that the device computes exactly itself; integers compute the others."""
+        found: Traits = self._runtime.program.traits
+        return found
+
+    def _finish(self) -> None:
+        self._runtime.queue.finish()
+
+    def _translated(self, what: str) -> AbstractContextManager[None]:
+        guarded: AbstractContextManager[None] = self._memory.guarded(what)
+        return guarded

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from accel.kernels.device_probe import kernels_of
+from accel.kernels.device_probe import device_line
 from accel.metal.device import any_device
 from accel.metal.objc import ObjectiveC, load_metal
 from accel.metal.tier import MetalTier
-from contract.errors import TierUnavailable
 
 MEBIBYTE = 1 << 20
 
@@ -18,13 +17,7 @@ def device_lines(objc: ObjectiveC | None = None) -> tuple[str, ...]:
     device = any_device(objc)
     objc.release(device.handle)
     about = f"{device.name}: {device.driver}, {device.memory_bytes // MEBIBYTE:,} MiB shared"
-    if device.missing:
-        return (f"{about}; lacks {', '.join(device.missing)}",)
-    try:
-        with MetalTier(metal=objc) as tier:
-            return (f"{about}; kernels: {kernels_of(tier.traits)}",)
-    except TierUnavailable as error:
-        return (f"{about}; {error.reason}",)
+    return (device_line(about, device.missing, lambda: MetalTier(metal=objc)),)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,6 @@ once."""
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,8 @@ from numpy.typing import NDArray
 from accel.kernels.arrange import PlaneArranger
 from accel.kernels.launches import PlannedLaunch
 from accel.kernels.recorded_tier import RecordedTier
-from accel.kernels.source import Module, Traits
+from accel.kernels.runtime import DeviceHooks
+from accel.kernels.source import Module
 from accel.metal.launcher import Recording, launch_packet
 from accel.metal.memory import VIEW_BYTES, Allocation, Memory
 from accel.metal.objc import TIER, ObjectiveC, load_metal
@@ -29,7 +29,7 @@ GRACE_SECONDS = 10.0
 """Longest wait for a lost device: macOS ends hanging commands by itself."""
 
 
-class MetalTier(RecordedTier[Allocation, Recording, MetalStep]):
+class MetalTier(DeviceHooks, RecordedTier[Allocation, Recording, MetalStep]):
     """See ``contract.tier.Tier``. ``device`` is part of the device's name. Raises TierUnavailable
     when there is no such device, it lacks something, or its arithmetic is not exact. ``metal`` is
     the runtime, by default that of this machine."""
@@ -51,11 +51,6 @@ class MetalTier(RecordedTier[Allocation, Recording, MetalStep]):
         submissions = MetalSubmissions(memory, runtime.addresses)
         super().__init__(info, memory, submissions, arranger, runtime.addresses, program.kernels)
 
-    @property
-    def traits(self) -> Traits:
-        """The operations that the device computes exactly itself; integers compute the others."""
-        return self._runtime.program.traits
-
     def _footprint(self, graph: Graph, largest: ShapeKey, steps: StepMemory) -> Footprint:
         return shared_footprint(graph, largest, steps, VIEW_BYTES)
 
@@ -64,17 +59,11 @@ class MetalTier(RecordedTier[Allocation, Recording, MetalStep]):
     ) -> Recording:
         return Recording(self._memory, name, launches, packets, input_bytes)
 
-    def _finish(self) -> None:
-        self._runtime.queue.finish()
-
     def _until_done(
         self, fence: StepFence[Allocation, MetalRecordings, MetalStep], seconds: float
     ) -> bool:
         step = fence.completion
         return fence.done or (self._runtime.queue.wait(step.submission, seconds) and fence.done)
-
-    def _translated(self, what: str) -> AbstractContextManager[None]:
-        return self._memory.guarded(what)
 
     def _shut_down(self) -> None:
         """Memory that a lost device may still use after ``GRACE_SECONDS`` is not freed."""

@@ -1,5 +1,4 @@
-"""Device memory in arenas: a few large allocations of the driver, of which ranges are handed
-out."""
+"""Device memory in arenas: large allocations of the driver, of which ranges are handed out."""
 
 from __future__ import annotations
 
@@ -308,8 +307,7 @@ class MirroredMemory(ArenaMemory[H]):
     def copy(
         self, source: ArenaRange[H], first: int, target: ArenaRange[H], offset: int, nbytes: int
     ) -> int:
-        """Hook: copy ``nbytes`` bytes, ordered with the submissions; returns the number of this
-        copy."""
+        """Hook: copy bytes, ordered with the submissions; returns the number of this copy."""
 
     @abstractmethod
     def _await_copy(self, number: int) -> None:

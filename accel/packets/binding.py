@@ -64,8 +64,7 @@ def symbolic(number: int) -> int:
 
 
 def product_factors(step: Step) -> set[str]:
-    """Buffers that some product reads as a matrix; other ops read the arranged layout of these
-    too."""
+    """Buffers that some product reads as a matrix; other ops read their arranged layout too."""
     matrices = [op.operands[i] for op in step.ops if op.name in PRODUCTS for i in op.matrices]
     return {matrix.buffer for matrix in matrices if matrix is not None}
 

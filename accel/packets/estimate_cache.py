@@ -50,8 +50,7 @@ class EstimateCache(Generic[T]):
         self._decoded = decoded
 
     def of(self, graph: Graph, largest: ShapeKey, make: Callable[[], T]) -> T:
-        """The cached value, or that of ``make``, which is then cached. Raises what ``make``
-        raises."""
+        """The cached value, or that of ``make``, which is then cached. Raises as ``make`` does."""
         code = code_state()
         if code is None:
             return make()
@@ -107,7 +106,7 @@ def entry_name(graph: Graph, *others: object) -> str:
         for node in graph.nodes
     ]
     described = graph.name, graph.stage.value, buffers, nodes
-    # Its text takes three times as long. Later versions of this form differ for equal strings.
+    # repr takes three times as long. Later versions of marshal give equal strings other bytes.
     return digest(marshal.dumps(described, 2) + repr(others).encode()).hexdigest()
 
 

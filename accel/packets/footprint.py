@@ -28,8 +28,7 @@ StoreStep = Callable[[Graph, ShapeKey, ShapeKey, tuple[Step, Schedule]], bool]
 can; returns whether it did."""
 
 MAPPED_OUTPUT_BYTES = 1 << 16
-"""Outputs smaller than this are copied to the host after every step, larger ones only when
-requested."""
+"""Smaller outputs are copied to the host after every step, larger ones when requested."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,8 +33,8 @@ class FreeRanges:
         return None
 
     def free(self, start: int, nbytes: int) -> None:
-        """Free ``nbytes`` allocated bytes from offset ``start`` on, and join them with adjacent
-        free ranges."""
+        """Free ``nbytes`` allocated bytes from offset ``start`` on, and join adjacent free
+        ranges."""
         insort(self._ranges, (start, start + nbytes))
         joined: list[tuple[int, int]] = []
         for each in self._ranges:

@@ -175,7 +175,7 @@ def _product(rest: _Ops) -> Fused | None:
         count += 1
     sizes = product.most_sizes()
     special = _special_product(product.count.most, rest.matrices)
-    if special is not None and not sizes["places"] and tensors["scale"] is not None:
+    if special is not None and not sizes["row_pairs"] and tensors["scale"] is not None:
         shape = {name: sizes[name] for name in ("rows", "columns")}
         made = _made(product, special, tensors, **shape)
         return count, replace(made, dtype=product.dtype, matrix=made.device.matrix)
@@ -183,8 +183,7 @@ def _product(rest: _Ops) -> Fused | None:
 
 
 def _special_product(most_tokens: int, matrices: bool) -> str | None:
-    """The name of the op for a product of at most ``most_tokens`` tokens, None if it is
-    ``matmul``."""
+    """The op for products of at most ``most_tokens`` tokens, None if it is ``matmul``."""
     if most_tokens == 1:
         return "matmul_row"
     return "matmul_tiles" if matrices and most_tokens >= TILES_FROM else None

@@ -175,8 +175,7 @@ class Lowering:
         return Count(dim, Per.STEP, dim)
 
     def quantized(self, x: Tensor, tokens: Count) -> tuple[Tensor, Tensor, Tensor]:
-        """Integers, scales and block sums of x by rule R5, computed once for all products of
-        ``x``."""
+        """Integers, scales and block sums of x (rule R5), computed once for all products of x."""
         if x not in self._quantized:
             name = f"{x.buffer}[{x.start}:{x.stop}]"
             segments = -(-x.columns // SEGMENT)
@@ -211,21 +210,21 @@ class Lowering:
         y: Tensor,
         tokens: Count,
         routing: Mapping[str, Field] = NO_EXPERTS,
-        places: int = 0,
+        row_pairs: int = 0,
     ) -> None:
-        """y = x weight^T. With ``routing`` the matrices are experts, and ``places`` rows of y share
-        one row of x."""
+        """y = x weight^T. With ``routing`` the matrices are experts; a row of y is a token and an
+        expert, and ``row_pairs`` of them share one row of x."""
         dtype = self.dtype(weight)
         inputs: dict[str, Field] = {"x": x}
         if dtype.storage is not StorageClass.FLOAT:
-            share = max(places, 1)
+            share = max(row_pairs, 1)
             rows = Count(tokens.multiplier // share, tokens.per, tokens.most // share)
             inputs = dict(zip(("x", "scale", "sums"), self.quantized(x, rows), strict=True))
         self.add(
             "matmul",
             inputs,
             routing,
-            places=places,
+            row_pairs=row_pairs,
             weight=self.stored(weight),
             y=y,
             tokens=tokens,

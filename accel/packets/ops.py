@@ -36,11 +36,11 @@ def _head_blocks(heads: int, kv_heads: int, head_dim: int, **_: int) -> int:
 
 
 def _product_units(
-    *, tokens: int, rows: int, places: int, most_chunks: int, dtype: int, **_: int
+    *, tokens: int, rows: int, row_pairs: int, most_chunks: int, dtype: int, **_: int
 ) -> int:
     if dtype in FLOATS:
         return tokens * rows
-    return pieces(rows, TILE_ROWS) * (most_chunks if places else pieces(tokens, SLOTS))
+    return pieces(rows, TILE_ROWS) * (most_chunks if row_pairs else pieces(tokens, SLOTS))
 
 
 def _quantized_groups(tokens: int, columns: int, **_: int) -> int:
@@ -67,7 +67,7 @@ OPS = (
         "matmul",
         "void x, scale?, uint sums?, matrix weight, columns *y, int ids?, CHUNK chunks?, "
         "int order?, bias?, columns residual?",
-        "tokens rows columns places used most_chunks",
+        "tokens rows columns row_pairs used most_chunks",
         groups=_product_units,
     ),
     op(

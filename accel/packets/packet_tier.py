@@ -156,8 +156,7 @@ class PacketTier(BaseTier[A, L, C]):
 
     @abstractmethod
     def _schedule(self, graph: Graph, bucket: ShapeKey) -> tuple[Step, Schedule]:
-        """Hook: the step of a graph for one shape bucket, and its schedule. Raises
-        UnsupportedOp."""
+        """Hook: the step of a graph for one bucket, and its schedule. Raises UnsupportedOp."""
 
     def _store(
         self, graph: Graph, largest: ShapeKey, bucket: ShapeKey, lowered: tuple[Step, Schedule]

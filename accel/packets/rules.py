@@ -121,7 +121,6 @@ RULES: Mapping[Opcode, Rule] = MappingProxyType(
         **EXPERT_RULES,
     }
 )
-"""The lowering of each opcode. A BARRIER orders in-place writes, which the schedule finds by
-itself."""
+"""The lowering of each opcode. A BARRIER orders in-place writes; the schedule finds it itself."""
 OPCODES = frozenset(RULES) | frozenset(EXPANSIONS)
 """The opcodes a graph may have: those with a rule, and those that are expanded first."""

@@ -64,12 +64,13 @@ def _max_chunks(pairs: Count, experts: int) -> int:
 
 
 def _product(
-    low: Lowering, node: Node, x: str, weight: str, bias: str, y: Tensor, places: int
+    low: Lowering, node: Node, x: str, weight: str, bias: str, y: Tensor, row_pairs: int
 ) -> None:
-    """y = x weight[ids]^T + bias[ids], where ``places`` rows of y share a row of x.
+    """y = x weight[ids]^T + bias[ids]. A row of y is a pair of a token and an expert; ``row_pairs``
+    of them share a row of x.
 
-    The node may have no operand of the name ``bias``. The experts of a single token are all
-    different, so nothing is grouped."""
+    The node may have no operand ``bias``. The experts of a single token are all different, so
+    nothing is grouped."""
     dims, tokens = low.dims(node), low.count(node)
     used, experts = dims["used"], dims["experts"]
     ids, pairs = low.tensor(node.operands["ids"]), tokens.times(used)
@@ -82,10 +83,10 @@ def _product(
         routing["chunks"], routing["order"] = _grouped(low, ids, tokens, experts)
     source = low.tensor(node.operands[x])
     if bias not in node.operands:
-        low.product(source, node.operands[weight], y, pairs, routing, places)
+        low.product(source, node.operands[weight], y, pairs, routing, row_pairs)
         return
     products = low.new(f"{node.name}.{weight}.products", pairs.most, y.columns)
-    low.product(source, node.operands[weight], products, pairs, routing, places)
+    low.product(source, node.operands[weight], products, pairs, routing, row_pairs)
     biases = low.tensor(node.operands[bias])
     added = {"x": products, "ids": ids, "bias": biases, "y": y}
     low.elementwise("expert_bias", pairs, added, used=used)
@@ -131,7 +132,7 @@ def _shared_expert(low: Lowering, node: Node) -> None:
             tokens=tokens,
             rows=1,
             columns=hidden,
-            places=0,
+            row_pairs=0,
             dtype=F32,
             matrix=False,
         )

@@ -81,8 +81,7 @@ def schedule_launches(
 
 
 def schedule_levels(step: Step) -> Schedule:
-    """The schedule of consecutive launches on one queue; launches without a barrier between them
-    may overlap."""
+    """The schedule of launches in order on one queue; without a barrier they may overlap."""
     return schedule_workers(step, MAX_REPEATING_WORKERS + 1)
 
 

@@ -151,7 +151,7 @@ def _computed_whole(ops: Sequence[Op]) -> frozenset[str]:
     found = {tensor.buffer for op in chosen for tensor in _read_by(op)}
     if chosen and chosen[0].count.most <= FEW:
         products = [op for op in ops if op.name == "matmul"]
-        inputs = {op.operands[0] for op in products if op.most_sizes()["places"]}
+        inputs = {op.operands[0] for op in products if op.most_sizes()["row_pairs"]}
         added = {t.buffer for op in ops if op.name == "gated_add" for t in _read_by(op)}
         for op in products:
             small = op.most_sizes()["rows"] <= SMALL_ROWS and op.operands[0] not in inputs
@@ -275,12 +275,11 @@ class _Dividing:
         return missing and (self._is_divided(op) or not self._stays_partial(op))
 
     def _is_divided(self, op: Op) -> bool:
-        """Whether ``op`` can be divided: a single matrix may be whole on the device, a stack may
-        not."""
+        """Whether ``op`` can be divided: a single matrix may be whole here, a stack may not."""
         weight = op.operands[op.matrix] if op.matrix is not None else None
         if weight is None or not _has_rows(op, self.share, self.computed_whole):
             return False
-        return weight.buffer in self.divided or op.most_sizes()["places"] == 0
+        return weight.buffer in self.divided or op.most_sizes()["row_pairs"] == 0
 
     def _divide_product(self, op: Op) -> None:
         weight = op.operands[op.matrix or 0]

@@ -133,8 +133,7 @@ class Op:
         return max(1, min(groups, most))
 
     def touches(self, columns: bool = False, everyone: bool = False) -> list[Touch]:
-        """The accesses of the op if it divides rows, or ``columns``, or if ``everyone`` repeats
-        it."""
+        """The accesses of the op if it divides rows, or ``columns``, or ``everyone`` repeats it."""
         written = self.written
         return [
             Touch(tensor, Split.COLUMNS if columns else split, index in written, everyone)

@@ -61,7 +61,7 @@ def grown(
     """``current`` if it has ``nbytes``, else larger memory instead, after ``finish`` has waited for
     the steps that use it.
 
-    The larger memory is allocated first: if that raises OutOfMemory, lowered steps still have
+    The larger memory is allocated first: after OutOfMemory, lowered steps still have
     ``current``."""
     if current is not None and current.nbytes >= nbytes:
         return current

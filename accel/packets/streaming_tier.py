@@ -163,8 +163,7 @@ class StreamingTier(PacketTier[A, L, C]):
         return frozenset(n for n, decl in graph.buffers.items() if self._ring.holds(decl))
 
     def _copying(self, graph: Graph, step: Step) -> tuple[Step, Step]:
-        """``step`` with the copies of streamed weights, and the same step as the schedule sees
-        it."""
+        """``step`` with the copies of streamed weights, and the same as the schedule sees it."""
         names = self._streamed(graph)
         if not names or self._ring is None:
             return step, step

@@ -160,8 +160,7 @@ class Submissions(ABC, Generic[A, L, S, C]):
         """Start a step after all earlier ones; its results are copied to ``outputs``."""
 
     def _free_slots(self, batch: LoweredBatch[A, L]) -> list[S]:
-        """The slots that no step in flight uses; by default shared by batches with equal input
-        sizes."""
+        """The slots that no step in flight uses; batches with equal input sizes share them."""
         return self._free.setdefault(batch.input_bytes, [])
 
     def _array(self, nbytes: int) -> Bytes:
@@ -243,8 +242,7 @@ class OutputCopies(Generic[H]):
 
 @dataclass(frozen=True, slots=True)
 class CopiedStep(Generic[H]):
-    """A step whose outputs the device copies to ``copies``; ``reached`` tells whether it has
-    ended."""
+    """A step whose outputs the device copies to ``copies``; ``reached``: it has ended."""
 
     reached: Callable[[], bool]
     outputs: Mapping[str, Bytes]

@@ -176,7 +176,7 @@ class BaseTier(ContextManager, Generic[A, L, C]):
             return self._submissions.submit(batch, inputs, requested, rows)
 
     def wait(self, fence: StepFence[A, L, C], timeout: float | None = None) -> None:
-        """Return once the step has ended. Raises DeviceLost after ``timeout`` seconds or a device
+        """Return once the step has ended. Raises DeviceLost after ``timeout`` seconds or an
         error."""
         seconds = DEFAULT_TIMEOUT_SECONDS if timeout is None else timeout
         with self._guarded("a step"):

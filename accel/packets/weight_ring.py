@@ -65,8 +65,7 @@ class WeightRing:
 def ring_of(
     graph: Graph, names: Collection[str], nbytes_of: Callable[[BufferDecl], int]
 ) -> WeightRing:
-    """The ring for the weights ``names`` of ``graph``; ``nbytes_of`` returns their bytes on the
-    device."""
+    """The ring for the weights ``names`` of ``graph``; ``nbytes_of`` gives their device bytes."""
     layers: dict[int, list[str]] = {}
     for name, layer in weights_of_layers(graph).items():
         if name in names:
@@ -107,8 +106,7 @@ def streamable_weights(
 
 
 def weights_of_layers(graph: Graph) -> dict[str, int]:
-    """The layer that first reads each weight, in order of use; weights outside the layers are left
-    out."""
+    """The layer that first reads each weight, in order of use, without weights outside layers."""
     layers: dict[str, int] = {}
     for node in graph.nodes:
         layer = layer_of(node.name)

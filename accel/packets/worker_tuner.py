@@ -42,8 +42,7 @@ BEYOND_SPREAD = 1.0
 """A change must also exceed this many times the usual spread of step times: if step times vary
 anyway, eight of them prove little, and the trial they start costs a slower step."""
 SINGLE_SIZES = 8
-"""Steps of up to this many tokens have one class per size; larger ones share classes by powers of
-two."""
+"""Up to this many tokens each size is a class; larger ones are classed by powers of two."""
 
 
 @dataclass(slots=True)
@@ -126,7 +125,7 @@ class WorkerTuner:
         return self.workers
 
     def note(self, workers: int, seconds: float) -> None:
-        """Record that a step with ``workers`` took ``seconds``. Later steps may have been chosen
+        """Record that a step with ``workers`` took ``seconds``; later ones may be chosen
         already."""
         trial = self.trial
         if trial is not None and workers == trial.workers:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from accel.kernels.device_probe import kernels_of
+from accel.kernels.device_probe import device_line
 from accel.vulkan.api import load_vulkan
 from accel.vulkan.device import Device, Instance
 from accel.vulkan.runtime import Choices
 from accel.vulkan.tier import VulkanTier
-from contract.errors import TierUnavailable
 
 MEBIBYTE = 1 << 20
 
@@ -25,14 +24,9 @@ def _line(device: Device) -> str:
     memory = f"{device.memory_bytes // MEBIBYTE:,} MiB{' shared' if device.host_unified else ''}"
     version = f"Vulkan {device.version[0]}.{device.version[1]}"
     about = f"{device.name}: {device.driver}, {version}, {memory}"
-    if device.missing:
-        return f"{about}; lacks {', '.join(device.missing)}"
-    features = ", ".join(device.features) or "no optional features"
-    try:
-        with VulkanTier(device.name, Choices()) as tier:
-            return f"{about}; {features}; kernels: {kernels_of(tier.traits)}"
-    except TierUnavailable as error:
-        return f"{about}; {features}; {error.reason}"
+    if not device.missing:
+        about += f"; {', '.join(device.features) or 'no optional features'}"
+    return device_line(about, device.missing, lambda: VulkanTier(device.name, Choices()))
 
 
 if __name__ == "__main__":

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
 from functools import partial
 
 from accel.kernels.arrange import PlaneArranger
 from accel.kernels.launches import launches_of
-from accel.kernels.source import Traits
+from accel.kernels.runtime import DeviceHooks
 from accel.packets.arenas import ArenaKind
 from accel.packets.fused import fuse
 from accel.packets.packet_tier import BoundStep
@@ -26,7 +25,7 @@ from accel.vulkan.launcher import Recording, launch_packet, max_groups
 from accel.vulkan.matrix_tiles import SMALL_BUCKETS, with_tiles_32x16, with_tiles_128x128
 from accel.vulkan.memory import Allocation, Memory
 from accel.vulkan.push_constants import Packets
-from accel.vulkan.runtime import Choices, open_runtime
+from accel.vulkan.runtime import Choices, Runtime, open_runtime
 from accel.vulkan.submissions import VulkanStep, VulkanSubmissions
 from contract.ir.nodes import Graph
 from contract.shape_key import ShapeKey
@@ -37,12 +36,13 @@ PARTS = 128
 """Parts of a context that attention computes in parallel: so many tiles, or spans of tiles."""
 
 
-class VulkanTier(StreamingTier[Allocation, Recording, VulkanStep]):
+class VulkanTier(DeviceHooks, StreamingTier[Allocation, Recording, VulkanStep]):
     """See ``contract.tier.Tier``. ``device`` is part of a device's or driver's name. Raises
     TierUnavailable when there is no such device, it lacks something, or its arithmetic is not
     exact. ``vulkan`` is the library, by default that of this machine."""
 
     _memory: Memory
+    _runtime: Runtime
     _submissions: VulkanSubmissions
 
     def __init__(
@@ -65,11 +65,6 @@ class VulkanTier(StreamingTier[Allocation, Recording, VulkanStep]):
     def device(self) -> Device:
         """The open device."""
         return self._runtime.queue.device
-
-    @property
-    def traits(self) -> Traits:
-        """The operations that the device computes exactly itself; integers compute the others."""
-        return self._runtime.program.traits
 
     @property
     def streams(self) -> bool:
@@ -119,16 +114,10 @@ class VulkanTier(StreamingTier[Allocation, Recording, VulkanStep]):
         self._submissions.input_memory = input_memory
         addresses.move(scratch.address, input_memory.address)
 
-    def _finish(self) -> None:
-        self._runtime.queue.finish()
-
     def _until_done(
         self, fence: StepFence[Allocation, Recording, VulkanStep], seconds: float
     ) -> bool:
         return self._runtime.queue.wait(fence.completion.number, seconds) and fence.done
-
-    def _translated(self, what: str) -> AbstractContextManager[None]:
-        return self._memory.guarded(what)
 
     def _shut_down(self) -> None:
         try:

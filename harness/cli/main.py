@@ -31,7 +31,7 @@ from harness.cli.suggestions import (
     refuse_foreign_flags,
     translated,
 )
-from harness.cli.tools_command import TOOLS, run_tool
+from harness.cli.tools_command import TOOLS, run_named_tool
 from harness.console import DISK_ERRORS, complain, silence
 from harness.extras import missing_module
 from harness.interrupts import INTERRUPTED, is_interrupt
@@ -204,7 +204,7 @@ def _run(words: list[str]) -> int:
     if words[:1] == ["help"] and words[1:2] and words[1] in TOOLS:
         words = [words[1], "--help"]
     try:
-        code = run_tool(words)
+        code = run_named_tool(words)
         if code is not None:
             return code
         args = _parse(words)

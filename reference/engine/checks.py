@@ -1,5 +1,4 @@
-"""Checks of a request when it is submitted; a request that could never run to its end is
-refused."""
+"""Checks of a request at submission; one that could never run to its end is refused."""
 
 from __future__ import annotations
 

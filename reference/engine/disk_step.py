@@ -20,8 +20,7 @@ WAIT_SECONDS = 0.002
 def disk_pages_of(
     cache: DiskCache | None, runner: ModelRunner, tenants: Tenants
 ) -> DiskPages | None:
-    """The reader and writer of ``cache`` for an engine; None without a cache, and for a model
-    without KV pages."""
+    """The reader and writer of ``cache``; None without a cache or without KV pages."""
     copies = None if cache is None else runner.page_copies()
     if cache is None or copies is None:
         return None

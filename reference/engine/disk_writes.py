@@ -167,8 +167,7 @@ class DiskWrites(TreeObserver):
         self._used.clear()
 
     def reopened(self, runner: ModelRunner) -> None:
-        """Use the pages and states of a reopened runner, which has the same pages in other
-        memory."""
+        """Use a reopened runner, which has the same pages and states in other memory."""
         copies = runner.page_copies()
         assert copies is not None
         self._copies, self._recurrent = copies, runner.recurrent

@@ -1,5 +1,4 @@
-"""Drafts by the draft block (multi-token-prediction layer) that some model files have after the
-last layer."""
+"""Drafts by the draft block (multi-token-prediction layer) that some model files have."""
 
 from __future__ import annotations
 
@@ -170,8 +169,7 @@ class DraftBlock:
         self._fill(parts)
 
     def draft(self, sequences: Items[DraftRequest]) -> list[Tokens]:
-        """The block's continuations of all sequences in one batch, each sampled with its own
-        parameters."""
+        """The block's continuations of all sequences in one batch, each with its own sampling."""
         bounded = [self._bounded(one) for one in sequences]
         active = [one for one in bounded if one.limit]
         drafts = iter(ChainedDrafts(self._runner, self._steps(active), len(active)).read())
@@ -277,8 +275,7 @@ class DraftBlock:
         )
 
     def _query(self, parts: list[_Part]) -> tuple[np.ndarray, Indices]:
-        """The query tokens of a step over ``parts``, and the row of the hidden state that each
-        reads."""
+        """The query tokens of a step over ``parts``, and the row of the hidden state of each."""
         query = np.zeros(_tokens_of(parts), QUERY_TOKEN)
         hidden, end = [], 0
         for part in parts:

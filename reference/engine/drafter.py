@@ -106,8 +106,7 @@ class PromptLookup:
         self._occurrences.pop(key, None)
 
     def _start(self, key: int, tokens: Tokens) -> int:
-        """The position after the earlier occurrence of the last tokens; the end if there is
-        none."""
+        """The position after the earlier occurrence of the last tokens; the end without one."""
         return self._occurrences.setdefault(key, _Occurrences()).following(tokens, self._match)
 
 

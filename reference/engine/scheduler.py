@@ -34,8 +34,7 @@ from reference.sched.wait_queue import RunningRequest, WaitingRequest, WaitQueue
 from reference.usage import UsageCounters
 
 RETRY_SECONDS = 0.05
-"""Seconds after which waiting requests are looked at again although nothing changed: ages and rates
-change with time."""
+"""Seconds after which waiting requests are looked at again: ages and rates change."""
 INTERVAL_RATIO = {QosClass.INTERACTIVE: 1.15, QosClass.STANDARD: 3.0}
 """How many times as long as its decoding alone a step with prefill may take while a sequence of the
 class decodes (see ``prefill_tokens``). Batch work sets no bound."""
@@ -215,8 +214,8 @@ class Scheduler:
         return self.counts.admitted > before
 
     def _try(self, waiting: WaitingRequest) -> bool | None:
-        """Admit a waiting sequence if there is room or room can be made. None while its pages are
-        read from disk."""
+        """Admit a waiting sequence if room is there or can be made. None while its pages are
+        read."""
         sequence, slot_manager = self.waiting[waiting.order], self.slot_manager
         disk = slot_manager.disk
         if disk is not None and disk.is_reading(sequence, slot_manager.memory, self._limits.slots):

@@ -55,8 +55,8 @@ class SlotManager:
         return min(self.table.computed[sequence.slot], sequence.known)
 
     def protects(self, sequence: Sequence) -> bool:
-        """Whether a running sequence keeps its slot: it had waited too long, and has not made
-        progress yet."""
+        """Whether a running sequence, which had waited too long, keeps its slot to make
+        progress."""
         return (
             sequence.protected
             and not sequence.stalled
@@ -275,8 +275,7 @@ class SlotManager:
         return [sequence.matched, *map(whole_pages, sequence.request.turns)]
 
     def _gain_of_state(self, sequence: Sequence, tokens: int) -> int | None:
-        """Tokens that a state in the middle of a prompt would save; None for a state that is always
-        saved."""
+        """Tokens that a state amid a prompt would save; None for a state that is always saved."""
         if tokens >= whole_pages(sequence.known - 1) or tokens in self._lasting_cuts(sequence):
             return None
         return self._interval

@@ -250,8 +250,7 @@ class SpeculativeDecoder:
         self._policy.note_gain(history, gained, running)
 
     def note_plain(self, sequences: list[Sequence], seconds: float) -> None:
-        """Record that each of ``sequences`` got a token in a step without drafts that took
-        ``seconds``."""
+        """Record a step without drafts that took ``seconds``, a token for each sequence."""
         lockstep, running = self._slot_manager.table.lockstep, len(self._slot_manager.running)
         waits = [s.running and lockstep[s.slot] and not s.masked for s in sequences]
         if len(sequences) == running and True not in waits:
@@ -332,8 +331,7 @@ class SpeculativeDecoder:
         return min(limit, sequence.last_position - sequence.known)
 
     def _step_room(self, running: int) -> int:
-        """The number of drafts that fit in a step beside a token and a row of every running
-        sequence."""
+        """The drafts that fit in a step beside a token and a row of every running sequence."""
         limits: Limits = self._runner.limits
         return min(limits.step_rows, limits.step_tokens - 1) - running
 

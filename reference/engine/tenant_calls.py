@@ -59,8 +59,7 @@ class TenantCalls:
         self._change_consistently(self._changes.apply)
 
     def end_removed(self, id: int) -> None:
-        """End the remaining requests of a removed tenant with an error: another tenant gets its
-        id."""
+        """End the requests left of a removed tenant with an error: its id is given to another."""
         self._repair()
         self._change_consistently(lambda: self._changes.end_removed(id))
 

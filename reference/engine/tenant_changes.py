@@ -64,8 +64,7 @@ class TenantChanges:
         self.apply()
 
     def replace(self, tenants: Iterable[Tenant]) -> None:
-        """Replace all tenants; the others are removed. Raises as ``check`` does, having changed
-        nothing."""
+        """Replace all tenants by these. Raises as ``check`` does, having changed nothing."""
         tenants = tuple(tenants)
         self.check(tenants, whole=True)
         named = {tenant.id for tenant in tenants}

@@ -31,8 +31,7 @@ from reference.memory.reservations import Reservations
 from reference.memory.state_slots import StateSlots
 
 MIN_COPIED_TOKENS = PAGE_TOKENS // 2
-"""If fewer tokens of a cached page can be used, they are computed again and the page is not
-copied."""
+"""If fewer tokens of a cached page can be used, they are computed again, not copied."""
 
 
 class KvMemory:
@@ -346,8 +345,7 @@ class KvMemory:
         return None if pages is None else pages[0]
 
     def _replace(self, node: Node, page: int) -> None:
-        """Store a node's tokens in ``page``, which is held, instead of a page that no sequence
-        holds."""
+        """Store a node's tokens in ``page``, which is held, instead of a page that nobody holds."""
         old = node.page
         self._cached.pop(node, None)
         self._spilled.pop(node, None)

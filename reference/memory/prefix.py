@@ -71,8 +71,7 @@ class Node:
 
 
 class TreeObserver:
-    """Receives every change of the trees, to mirror them elsewhere. This base class does
-    nothing."""
+    """Receives every change of the trees, to mirror them. This base class does nothing."""
 
     def added(self, scope: Hashable, node: Node) -> None:
         """A node was added; it gets its page next."""
@@ -86,8 +85,7 @@ NO_TREE_OBSERVER = TreeObserver()
 
 @dataclass(frozen=True, slots=True)
 class PublishedPrefix:
-    """The published part of a sequence: its first ``pages`` pages, the last of which is
-    ``node``."""
+    """The published part of a sequence: ``pages`` pages, the last of which is ``node``."""
 
     node: Node
     pages: int
@@ -140,8 +138,7 @@ class PrefixStatistics:
 
 
 class PrefixTrees:
-    """The trees of all scopes, and the node of each page. ``observer`` is notified of every new
-    node."""
+    """The trees of all scopes, and the node of each page. ``observer`` receives new nodes."""
 
     def __init__(self, observer: TreeObserver = NO_TREE_OBSERVER) -> None:
         self._observer = observer
@@ -274,8 +271,7 @@ class PrefixTrees:
         self._alone.clear()
 
     def check(self) -> Iterator[tuple[Hashable, Node]]:
-        """Every node with its scope. Raises AssertionError if nodes and pages contradict each
-        other."""
+        """Every node with its scope. Raises AssertionError if nodes and pages disagree."""
         for scope, root in self.scopes():
             assert root.children, "a scope without pages is remembered"
             for node in self.walk(root):

@@ -164,8 +164,7 @@ class RecurrentMemory:
         return slot * self._states + (position - 1) % self._states
 
     def read(self, state_slot: int) -> SavedPage:
-        """Queue a copy of the state in ``state_slot`` to host memory. The slot may be overwritten
-        at once."""
+        """Queue a copy of a saved state to host memory. Its slot may be overwritten at once."""
         self._check_state_slot(state_slot)
         return self._host_copies().save(state_slot)
 

@@ -57,8 +57,7 @@ class StateSlots:
         return slot
 
     def attach(self, node: Node, slot: int, tokens: int) -> None:
-        """Attach a taken slot, which holds the state after ``tokens`` tokens, to ``node``, their
-        last."""
+        """Attach a taken slot with the state after ``tokens`` tokens to ``node``, their last."""
         assert node.state is None, "the node has a state"
         self._taken.remove(slot)
         above = _above(node)
@@ -94,8 +93,7 @@ class StateSlots:
         node.state = None
 
     def check(self, nodes: Set[Node]) -> None:
-        """Raise AssertionError unless ``nodes`` are exactly those with a state, and no slot is
-        lost."""
+        """Raise AssertionError unless ``nodes`` are those with a state, and no slot is lost."""
         assert nodes == self._attached.keys(), "a state belongs to no prefix"
         for node, attached in self._attached.items():
             assert attached.above is _above(node), "a state is compared with the wrong one"

@@ -37,7 +37,7 @@ make sequences of one batch end at different times."""
 FIRST_CREDIT_STEPS = 2.0
 """The credit at first, in plain steps."""
 DEBT_STEPS = 4.0
-"""How far the account may be overdrawn, in plain steps, if drafts are expected to gain."""
+"""How far the account may be overdrawn if drafts are expected to gain, in plain steps."""
 TRIAL_STEPS = {False: CREDIT_STEPS, True: 1.0}
 """The credit, in plain steps, that a trial needs which is not expected to gain; the key says
 whether rounds with as many sequences were measured."""
@@ -49,10 +49,9 @@ HOPELESS_GAIN = 0.9
 FIRST_DRAFTS = 3
 """The most drafts of a round before any round was measured; later, twice the most measured."""
 TENANTS_MAX = 256
-"""The number of tenants whose acceptance is remembered; the one seen longest ago is forgotten."""
+"""Acceptance is remembered for this many tenants, those seen last."""
 MEASUREMENTS_MIN = 3
-"""The number of plain steps whose median counts as measured. The latest three times as many are
-kept."""
+"""The plain steps whose median counts as measured; three times as many are kept."""
 ROUNDS_MIN = 2
 """The number of rounds whose median counts as measured."""
 UNMEASURED_ROUND, UNMEASURED_DRAFT = 1.1, 0.11
@@ -78,13 +77,12 @@ before. Other delays of a step are not charged to plain steps either."""
 REMEASURE_ROUNDS = 512
 """The number of rounds after which plain steps are measured again."""
 FORGET_STEPS = 4096
-"""The number of consecutive plain steps after which the times of rounds are forgotten."""
+"""After this many plain steps in a row the times of rounds are forgotten."""
 TRIAL_INTERVAL = 16
 """While drafting is not worth it, the drafter follows one new sequence in this many, and a sequence
 is considered again after this many tokens."""
 FAILED_TRIALS_MAX = 3
-"""The number of consecutive failed trials after which the drafter stops following a sequence, since
-following takes time."""
+"""After this many failed trials in a row the drafter stops following a sequence."""
 
 
 @dataclass(slots=True)
@@ -278,8 +276,7 @@ class DraftPolicy:
             self._plain.clear()
 
     def note_gain(self, history: DraftHistory, gained: int, running: int) -> None:
-        """Record that a sequence got ``gained`` tokens in the round of the latest
-        ``note_round``."""
+        """Record that a sequence got ``gained`` tokens in the round noted latest."""
         history.lead += gained - 1
         plain = self._plain_seconds(running)
         if plain is None:

@@ -48,8 +48,7 @@ class RateWindow:
         return self._total / WINDOW_SECONDS
 
     def below_in(self, now: float, per_second: float) -> float:
-        """Seconds from ``now`` until the present counts fall below a rate; 0 if they already
-        have."""
+        """Seconds from ``now`` until the counts fall below a rate; 0 if they already have."""
         left, gone_at = self.total(now), now
         for bucket, count in self._counts:
             if left / WINDOW_SECONDS < per_second:
@@ -63,8 +62,7 @@ class RateWindow:
         self._total = sum([count for _, count in self._counts])
 
     def _advance(self, now: float) -> None:
-        """Drop the buckets that left the window. A clock that goes backwards counts as standing
-        still."""
+        """Drop the buckets that left the window. A clock that goes backwards stands still."""
         bucket = int(now * BUCKETS_PER_SECOND)
         if bucket > self._latest:
             self._latest = bucket

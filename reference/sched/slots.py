@@ -158,8 +158,8 @@ class SlotTable:
         return int(self.samples[slot] and stop >= self.known[slot])
 
     def within_rows(self, chunks: list[Chunk], limit: int) -> list[Chunk]:
-        """Shorten chunks that have a row for every position, so that a step has at most ``limit``
-        rows."""
+        """Shorten chunks with a row for every position, so that a step has ``limit`` rows or
+        less."""
         if all(self.rows_from[slot] == NO_ROWS for slot, _, _ in chunks):
             return chunks
         shortened = []

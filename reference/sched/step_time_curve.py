@@ -106,8 +106,7 @@ class StepTimeCurve:
         return seconds * min(1.0, line / (fixed + token * first))
 
     def predict_cautiously(self, tokens: int) -> float:
-        """Expected seconds of a step, with a higher value for sizes that should not be tried
-        now."""
+        """Expected seconds of a step, more for sizes that should not be tried now."""
         if self._steps < self._careful_until and self._seen:
             curve = self._curve()
             higher = bisect_left(curve.tokens, tokens)

@@ -1,5 +1,4 @@
-"""The quotas of each tenant and its usage: slots and pages now, recent slots, and token rates over
-5 seconds."""
+"""The quotas of each tenant and its usage: slots, pages, recent slots, and token rates."""
 
 from __future__ import annotations
 
@@ -257,8 +256,7 @@ class Tenants:
         self.counter(id)(prefilled, decoded)
 
     def counter(self, id: int) -> Callable[[int, int], None]:
-        """A function that counts tokens for the present tenant, even after another tenant got its
-        id."""
+        """A function that counts tokens for this tenant, even after another one got its id."""
         return partial(self._count, self._account(id))
 
     def _count(self, account: _Account, prefilled: int, decoded: int) -> None:

@@ -1,5 +1,4 @@
-"""Choose the next request to admit and the running request to preempt, by class, dominant share and
-age."""
+"""Chooses the next request to admit and the one to preempt: by class, share and age."""
 
 from __future__ import annotations
 
@@ -171,8 +170,8 @@ class WaitQueue:
         return None
 
     def ended(self, order: int) -> None:
-        """Record the end of a request. One that never had a slot does not count towards the mean
-        time in a slot."""
+        """Record the end of a request; one without a slot does not count for the mean time in
+        one."""
         before, began = self._ran.pop(order, 0.0), self._began.pop(order, None)
         if began is not None:
             self._runs.append(before + self._clock() - began)
@@ -189,8 +188,7 @@ class WaitQueue:
         return max(RETRY_SECONDS_MIN, mean / max(1, len(self._began)))
 
     def aged(self, tenant: int, qos: QosClass | None = None) -> bool:
-        """Whether the tenant, or its line for class ``qos``, has waited too long without progress
-        in a slot."""
+        """Whether the tenant, or its line for class ``qos``, waited too long without progress."""
         return self.tenant_aged(tenant) or self.line_aged_since(tenant, qos) is not None
 
     def line_aged_since(self, tenant: int, qos: QosClass | None = None) -> float | None:
@@ -200,8 +198,7 @@ class WaitQueue:
         return None if line is None else self._line_aged_since(tenant, qos, line)
 
     def tenant_aged(self, tenant: int) -> bool:
-        """Whether a tenant is aged: its first request comes before those of tenants that are
-        not."""
+        """Whether a tenant is aged: its first request comes before those of others."""
         group = self._groups.get(tenant)
         return group is not None and self._tenant_aged_since(tenant, group) is not None
 

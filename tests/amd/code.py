@@ -7,8 +7,10 @@ import struct
 from collections.abc import Iterator
 from functools import cache
 
+from accel.amd import pm4
 from accel.amd.generation import GFX12, Generation
 from accel.amd.kernel_files import folder_of
+from accel.amd.sim.command_processor import WAIT_AT_LEAST
 from contract.kernel import KernelHeader, decode_kernel
 from tests.needs import machine_lacks
 
@@ -37,3 +39,10 @@ def words(*values: int) -> bytes:
 def need_program(name: str) -> str:
     """A program of LLVM 19, which nobody who uses the tiers needs."""
     return shutil.which(name) or machine_lacks(name)
+
+
+def wait_memory(address: int, least: int) -> pm4.Words:
+    """A packet that waits until the 32 bits at ``address`` are at least ``least``, so that a queue
+    hangs; the tiers send none."""
+    halves = pm4.low_high(address)
+    return pm4.packet(pm4.Opcode.WAIT_REG_MEM, WAIT_AT_LEAST, *halves, least, 0xFFFFFFFF, 4)

@@ -11,10 +11,10 @@ from accel.amd import pm4
 from accel.amd.launcher import ARGUMENTS
 from accel.amd.program import CODE_END
 from accel.amd.sim.coherence import Coherence
-from accel.amd.sim.command_processor import CommandProcessor, wait_memory
+from accel.amd.sim.command_processor import CommandProcessor
 from accel.amd.sim.memory_view import GpuFault, MemoryView
 from accel.packets.packet import ABSENT, PACKET
-from tests.amd.code import shipped
+from tests.amd.code import shipped, wait_memory
 
 NBYTES = 1 << 20
 CODE, ARGUMENTS_AT, PACKET_AT, FENCE, X, Y, OUT = (0x1000 * n for n in (16, 32, 33, 34, 48, 49, 50))

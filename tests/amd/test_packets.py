@@ -18,7 +18,7 @@ from accel.amd.pm4 import Opcode
 from accel.amd.program import LoadedKernel, Modules
 from accel.amd.queue import Queue
 from accel.amd.runtime import DRIVERS
-from accel.amd.sim.command_processor import CommandProcessor, wait_memory
+from accel.amd.sim.command_processor import CommandProcessor
 from accel.amd.sim.fake_kernel import FakeKernel
 from accel.amd.sim.memory_view import GpuFault, MemoryView
 from accel.amd.tier import AmdTier
@@ -27,6 +27,7 @@ from accel.amd.tools.trace import Trace, Tracer, load_trace, packets_of, replay,
 from accel.packets.ops import TABLE
 from contract.errors import CodecError, TierUnavailable
 from contract.kernel import GpuTarget, KernelHeader
+from tests.amd.code import wait_memory
 
 
 def traced(tier: str, most: int = len(TESTS)) -> Trace:

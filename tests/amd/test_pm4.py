@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from accel.amd import pm4
-from accel.amd.sim.command_processor import wait_memory
+from tests.amd.code import wait_memory
 
 CODE, ARGUMENTS, FENCE, BUFFER = (0x7F00_0000_0000 + 0x1000 * n for n in (1, 2, 3, 4))
 LAUNCH = pm4.Dispatch(CODE, ARGUMENTS, (0x600F0000, 0x84, 0), 256, 2)

@@ -12,8 +12,7 @@ import pytest
 
 from accel.amd import launcher, pm4
 from accel.amd.program import checked
-from accel.amd.self_check import ProbeCase, divides
-from accel.amd.sim.command_processor import wait_memory
+from accel.amd.self_check import ProbeCase, divides_exactly
 from accel.amd.sim.fake_kernel import FakeKernel
 from accel.amd.sim.fake_machine import Behaviour
 from accel.amd.steps import SPLIT_TOKENS, buckets_of, step_of
@@ -31,7 +30,7 @@ from reference.engine import Engine, EngineOptions
 from reference.limits import Limits
 from reference.model.open import Model, open_model
 from reference.runner import ModelRunner
-from tests.amd.code import shipped
+from tests.amd.code import shipped, wait_memory
 from tests.amd.conftest import DRIVERS, OpenTier
 from tests.model_runs import FEW
 from tests.patience import PATIENCE_SECONDS
@@ -163,17 +162,17 @@ def test_what_the_gpu_gets_wrong_integers_do(tier: AmdTier, wrong: str) -> None:
     runtime = tier._runtime
     asked = Answering(runtime.device, runtime.queue, runtime.modules)
     Answering.wrong, Answering.always = wrong, False
-    assert not divides(asked)
+    assert not divides_exactly(asked)
     Answering.always = True
     with pytest.raises(TierUnavailable, match=f"does not compute exactly: {wrong}"):
-        divides(asked)
+        divides_exactly(asked)
 
 
 def test_what_has_no_remedy_refuses_the_gpu(tier: AmdTier) -> None:
     runtime = tier._runtime
     Answering.wrong, Answering.always = "contraction", False
     with pytest.raises(TierUnavailable, match="does not compute exactly: contraction"):
-        divides(Answering(runtime.device, runtime.queue, runtime.modules))
+        divides_exactly(Answering(runtime.device, runtime.queue, runtime.modules))
 
 
 def test_an_error_of_the_system_is_the_contracts(open_amd: OpenTier) -> None:

@@ -14,11 +14,13 @@ import pytest
 from contract.types import Request, SamplingParams
 from harness.cli.main import main
 from harness.digest import logits_digest
+from harness.serve.keys import new_key
 from harness.serve.run import Running
 from tests.held_steps import hold_steps
 from tests.patience import PATIENCE_SECONDS
-from tests.serve.conftest import Serve
-from tests.serve.http import Http, closing_after, posted, unchunked
+from tests.serve.conftest import CONTEXT, Serve
+from tests.serve.http import Http, bearer, closing_after, posted, unchunked
+from tests.serve.tenants import write_tenants
 from tests.serve.test_connections import heard_until
 
 CHAT = {
@@ -88,19 +90,52 @@ def test_an_answer_is_replayed(http: Http, verify: Verify, path: str, body: dict
     assert verify(asked, streamed)[:2] == (0, "identical\n")
 
 
-@pytest.mark.parametrize("window", [0, 8, 100])
+@pytest.mark.parametrize("window", [8, 100])
 def test_penalties_look_back_as_far_as_on_the_server(
     serve: Serve, verify: Verify, window: int
 ) -> None:
-    """Not as far as where the answer is verified. A reach that the request names is its own."""
+    """Not as far as where the answer is verified."""
     body = {"prompt": "to be or not to be, ", "max_tokens": 90, "presence_penalty": 1.5}
-    body |= {"temperature": 0, "ignore_eos": True, "n": 2}
+    body |= {"temperature": 0, "ignore_eos": True}
     with serve(repeat_last_n=window) as server:
-        for more in ({}, {"repeat_last_n": min(window, 20)}):
-            answer = Http(server.url).post("/v1/completions", body | more).json
-            assert verify(body | more, answer)[:2] == (0, "identical\n")
+        answer = Http(server.url).post("/v1/completions", body).json
+    assert verify(body, answer)[:2] == (0, "identical\n")
     del answer["x_zinc"]["sampling_defaults"]["repeat_last_n"]
     assert verify(body, answer)[0] == 1
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "limits"),
+    [
+        ("/v1/completions", {"prompt": "abc", "max_tokens": 4000}, {"context": 64}),
+        (
+            "/v1/completions",
+            {"prompt": "a", "max_tokens": 400, "min_tokens": 99},
+            {"max_context": 64},
+        ),
+        ("/v1/chat/completions", {"messages": CHAT["messages"], "seed": 3}, {"max_kv_pages": 4}),
+        ("/v1/responses", RESPONSE | {"max_output_tokens": 4000}, {"max_context": 64}),
+    ],
+)
+def test_an_answer_ends_where_the_context_of_the_server_or_a_quota_did(
+    serve: Serve, verify: Verify, tmp_path: Path, tiny_model_path: Path,
+    path: str, body: dict[str, Any], limits: dict[str, int],
+) -> None:  # fmt: skip
+    """Not where that of the verifier does; the receipt alike, wholly and by a sample."""
+    key, quotas = new_key(), {name: n for name, n in limits.items() if name != "context"}
+    tenants = write_tenants(tmp_path, {"one": key}, one=quotas) if quotas else None
+    folder, size = tmp_path / "receipts", limits.get("context", CONTEXT)
+    with serve(context=size, tenants=tenants, receipts=folder) as server:
+        http = Http(server.url)
+        asked = body if "messages" in body else body | {"ignore_eos": True}
+        answer = http.post(path, asked, **bearer(key)).json
+        receipt = http.get(f"/v1/receipts/{answer['id']}", **bearer(key)).body
+    assert answer["usage"]["total_tokens"] <= 64
+    assert verify(asked, answer)[:2] == (0, "identical\n")
+    (tmp_path / "receipt.json").write_bytes(receipt)
+    words = ["verify", str(tmp_path / "receipt.json"), "--model", str(tiny_model_path)]
+    for more in ([], ["--sample", "2"]):
+        assert main([*words, "--tier", "cpu", "--context", "128", *more]) == 0
 
 
 def test_the_digest_is_that_of_the_logits(server: Running, http: Http) -> None:

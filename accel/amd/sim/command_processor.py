@@ -33,13 +33,6 @@ _programs: dict[bytes, Program] = {}
 """Translated code by its digest, shared by all queues of this process."""
 
 
-def wait_memory(address: int, least: int) -> pm4.Words:
-    """A packet that waits until the 32 bits at ``address`` are at least ``least``. The tiers send
-    none; tests make a queue hang with it."""
-    halves = pm4.low_high(address)
-    return pm4.packet(Opcode.WAIT_REG_MEM, WAIT_AT_LEAST, *halves, least, 0xFFFFFFFF, 4)
-
-
 @dataclass(slots=True)
 class _Stalled(Exception):
     """A packet waits for memory and is tried again later."""

@@ -17,7 +17,7 @@ extern "C" __global__ void __launch_bounds__(WARPS *WARP_LANES)
     const LAUNCH launch = {scratch, inputs, (U64)&packets, 0u};
     const PACKET *product = packet_of(launch, W / 16);
     const unsigned rows = product->size[MATMUL_ROWS], columns = product->size[MATMUL_COLUMNS];
-    const unsigned used = product->size[MATMUL_USED], row_pairs = product->size[MATMUL_PLACES];
+    const unsigned used = product->size[MATMUL_USED], row_pairs = product->size[MATMUL_ROW_PAIRS];
     const unsigned units = (columns + UNIT_COLUMNS - 1) / UNIT_COLUMNS;
     const unsigned tiles = (rows + UNIT_ROWS - 1) / UNIT_ROWS;
     const int lane = threadIdx.x % WARP_LANES;

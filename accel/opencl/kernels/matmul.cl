@@ -3,9 +3,9 @@
 // operands: x, scale, sums, weight, y, ids, chunks, order. For a quantized weight x, scale and sums are what
 //           quantize_activation wrote; for a float weight x is float [tokens, columns] and
 //           scale and sums are absent.
-// sizes:    tokens, rows, columns, places, used
-// With places = 0 there is one matrix. Else there is one for every expert, ids int [tokens, used]
-// says which a row of y wants, and places rows of y share a row of x: see matmul_experts.h. chunks
+// sizes:    tokens, rows, columns, row_pairs, used
+// With row_pairs = 0 there is one matrix. Else there is one for every expert, ids int [tokens, used]
+// says which a row of y wants, and row_pairs rows of y share one of x: see matmul_experts.h. chunks
 // and order are what expert_group wrote; without them every row of y is computed by itself.
 // Float weights are stored as in the model file, weight_stride bytes a row; quantized ones in the
 // layout of lanes_layout.h. Rows are split among workers by COLUMN_GRANULE, for every number
@@ -58,8 +58,8 @@ static void multiply_rows(uint dtype, const MATMUL *p, SHARE mine) {
 static EXPERTS experts_of(const matmul_fields *op, uint dtype) {
     EXPERTS e = {0};
     e.pairs = op->tokens;
-    e.places = op->places;
-    if (!e.places) return e;
+    e.row_pairs = op->row_pairs;
+    if (!e.row_pairs) return e;
     e.used = op->used;
     e.ids = op->ids;
     e.ids_stride = op->ids_stride;

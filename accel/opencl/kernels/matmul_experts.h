@@ -17,7 +17,7 @@ typedef struct {
 
 typedef struct {
     uint pairs;                  // rows of y
-    uint places;                 // pairs for each row of the activations; 0: there are no experts
+    uint row_pairs;              // pairs for each row of the activations; 0: there are no experts
     uint used;                   // pairs of a token
     const GLOBAL int *ids;       // [tokens, used]
     ulong ids_stride;
@@ -28,23 +28,23 @@ typedef struct {
 
 // The row of the activations a pair reads.
 INLINE ulong pair_source(const EXPERTS *e, uint pair) {
-    return e->places ? pair / e->places : pair;
+    return e->row_pairs ? pair / e->row_pairs : pair;
 }
 
 // Bytes from the first matrix to that of the pair's expert.
 INLINE ulong expert_offset(const EXPERTS *e, uint pair) {
-    if (!e->places) return 0;
+    if (!e->row_pairs) return 0;
     return e->ids[pair / e->used * e->ids_stride + pair % e->used] * e->expert_bytes;
 }
 
 INLINE uint chunk_count(const EXPERTS *e) {
     if (e->chunks) return e->chunks[0].count;
-    return e->places ? e->pairs : (e->pairs + (CHUNK_TOKENS - 1u)) / CHUNK_TOKENS;
+    return e->row_pairs ? e->pairs : (e->pairs + (CHUNK_TOKENS - 1u)) / CHUNK_TOKENS;
 }
 
 // Whether every chunk is one token.
 INLINE bool single_tokens(const EXPERTS *e) {
-    return !e->chunks && (e->places || e->pairs == 1);
+    return !e->chunks && (e->row_pairs || e->pairs == 1);
 }
 
 // `p` for the tokens of one chunk alone.
@@ -55,12 +55,12 @@ INLINE MATMUL chunk_product(const MATMUL *p, const EXPERTS *e, uint index) {
         q.tokens = chunk.count;
         q.weight += chunk.expert * e->expert_bytes;
         q.target = e->order + chunk.first;
-        q.source = e->places == 1 ? q.target : q.target + e->pairs;
+        q.source = e->row_pairs == 1 ? q.target : q.target + e->pairs;
         return q;
     }
-    const uint first = e->places ? index : index * CHUNK_TOKENS;
+    const uint first = e->row_pairs ? index : index * CHUNK_TOKENS;
     const ulong source = pair_source(e, first);
-    q.tokens = e->places ? 1 : min(p->tokens - first, (uint)CHUNK_TOKENS);
+    q.tokens = e->row_pairs ? 1 : min(p->tokens - first, (uint)CHUNK_TOKENS);
     q.weight += expert_offset(e, first);
     q.x += source * p->x_stride;
     q.m += source * p->m_stride;

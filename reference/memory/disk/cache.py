@@ -100,8 +100,7 @@ class DiskCache:
     # Writing.
 
     def reserve(self, nbytes: int) -> bool:
-        """Whether ``nbytes`` more bytes may wait to be written. They count until ``write`` or
-        ``release``."""
+        """Whether ``nbytes`` more may wait to be written; they count until written or released."""
         with self._changed:
             empty = not self._reserved
             if self._reserved + nbytes > self.options.queue_bytes and not empty:
@@ -139,8 +138,7 @@ class DiskCache:
         self._post(write)
 
     def touch(self, entries: Sequence[Entry]) -> None:
-        """Record that files were used now, the first as the least recent one, unless much else is
-        queued."""
+        """Record that files were used now, least recent first, unless much else is queued."""
         now, folder = time.time_ns(), self._folder
         if folder is not None and len(self._work) < MAX_TOUCHES:
             self._post(lambda: folder.touch(entries, now))
@@ -155,8 +153,7 @@ class DiskCache:
         self._post(remove)
 
     def forget(self, scope: Sequence[str | int]) -> None:
-        """Remove all files of a scope. From now on this process finds none of them, even if
-        removing fails."""
+        """Remove all files of a scope. This process finds none from now on, removed or not."""
         name = self.names.scope(scope)
 
         def remove() -> None:

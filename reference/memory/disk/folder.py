@@ -142,8 +142,7 @@ class CacheFolder:
 
 
 def forget_scope(folder: Path, scope: Sequence[str | int]) -> None:
-    """Remove the files of a scope, of any model, below ``folder``. Raises OSError if one
-    remains."""
+    """Remove a scope's files below ``folder``, of any model. Raises OSError if one remains."""
     if (folder / SUBFOLDER).is_dir():
         cache = CacheFolder(folder, 0)
         cache.remove_scope(PageNames(cache.secret, "").scope(scope))
@@ -171,8 +170,7 @@ def _write_all(handle: int, part: bytes | memoryview) -> None:
 
 
 def secret_in(path: Path, fresh: bytes | None = None) -> bytes:
-    """The secret in a file. The first process creates it, of ``fresh`` or random bytes. Raises
-    OSError."""
+    """The secret in a file; the first process creates it, ``fresh`` or random. Raises OSError."""
     for _ in range(2):
         with contextlib.suppress(FileNotFoundError):
             found = path.read_bytes()

@@ -75,10 +75,10 @@ class PreTokenizer:
     add_bos: bool = False
     """Whether a prompt starts with BOS when the file does not say."""
     nfc: bool = False
-    """Whether the family's tokenizer brings text into Unicode's form NFC before it cuts."""
+    """Whether the family's tokenizer normalizes text to Unicode form NFC before splitting it."""
 
     def normalized(self, text: str) -> str:
-        """``text`` in the form the family's tokenizer cuts."""
+        """``text`` in the form that the family's tokenizer splits."""
         if not self.nfc or text.isascii():
             return text
         import unicodedata
@@ -114,7 +114,7 @@ def _cut_with_rests(pattern: Pattern, text: str) -> Iterator[str]:
 
 @cache
 def _compiled(pattern: str, ascii_text: bool) -> Pattern:
-    """A pass for text that is ASCII, in which the standard library suffices, or for any text."""
+    """A compiled pass, for ASCII text with the standard library, for other text with ``regex``."""
     if ascii_text:
         of_ascii = re.sub(r"\[[^]]*\]|\\p\{\w+\}", _ascii_class, pattern)
         return re.compile(of_ascii, re.ASCII)
@@ -125,7 +125,7 @@ def _compiled(pattern: str, ascii_text: bool) -> Pattern:
 
 
 def _ascii_class(found: re.Match[str]) -> str:
-    """A category, or a class of characters with categories, as a class of ASCII characters."""
+    """The ASCII characters of a Unicode category, or of a class that contains categories."""
     members = re.sub(r"\\p\{(\w+)\}", lambda one: _ASCII_MEMBERS.get(one[1], ""), found[0])
     return members if found[0].startswith("[") else f"[{members}]"
 
