@@ -12,6 +12,7 @@ import sys
 import tempfile
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 
 from accel.cuda.program import Source
@@ -28,6 +29,10 @@ LINKED = ("-shared", "-nodefaultlibs") if LINUX else ("-shared",)
 LIBRARIES = ("libstdc++.so.6", "libm.so.6") if LINUX else ()
 BUILT = "kernels"
 """The folder of a test's folder that kernels are built into."""
+TOGETHER = ("expert_token",)
+"""Kernels of one device whose blocks exchange floats."""
+SEEDS = count(1)
+"""Of the order of the blocks of such launches, one after the other."""
 MOST_TURNS = 20000
 """Turns of blocks after which a launch is taken to wait forever."""
 ENTRY = re.compile(
@@ -43,7 +48,12 @@ class Emulated:
     library: ctypes.CDLL
 
     def run(self, entry: str, grid: tuple[int, int, int], threads: int, *arguments: int) -> None:
-        """Every block of a launch, or every cluster of them, one after the other."""
+        """Every block of a launch, or every cluster of them, one after the other; blocks of kernels
+        in TOGETHER at once."""
+        if entry in TOGETHER:
+            done = self.run_together(entry, grid[0], threads, next(SEEDS), *arguments)
+            assert done, "it waits for what never comes"
+            return
         run = getattr(self.library, f"run_{entry}")
         run(*map(ctypes.c_uint, grid[:2]), ctypes.c_uint(threads), *map(ctypes.c_uint64, arguments))
 

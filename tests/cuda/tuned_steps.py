@@ -29,12 +29,10 @@ from contract.shape_key import ShapeKey
 from reference.exact.elementary import exp, sigmoid, softplus
 from reference.ops.ssm_delta_net import l2_norm, split_heads
 from tests.cuda.emulated_step import aligned_memory, arranged, plain_integers
-from tests.cuda.emulator import emulate
+from tests.cuda.emulator import TOGETHER, emulate
 from tests.cuda.recorded_step import NOWHERE, RecordedModel, outside, touching
 
 Bytes = NDArray[np.uint8]
-TOGETHER = ("expert_token",)
-"""Kernels whose blocks exchange floats."""
 
 
 @dataclass
@@ -51,8 +49,6 @@ class TunedSteps:
     made: dict[str, Bytes] = field(default_factory=dict)
     """What plain kernels leave in buffers that no graph has."""
     share: Share = ALONE
-    seed: int = 0
-    """Of the order of the next launch whose blocks wait for each other, less one."""
 
     def __post_init__(self) -> None:
         graph = self.recorded.graph
@@ -150,27 +146,20 @@ class TunedSteps:
         return columns_of(scratch[start : start + 4 * rows * tensor.stride], tensor)
 
     def launch(self, launch: PlannedLaunch, scratch: Bytes) -> None:
-        """All blocks of one launch, one after the other, or those that wait for each other in an
-        order that is drawn."""
+        """All blocks of one launch."""
         assert launch.workspace is not None
         assert launch.shared_bytes <= self.device.shared_bytes
         replaced = self.packets.ctypes.data + launch.first * self.packets.itemsize
-        emulated = emulate(launch.source, self.folder)
-        arguments = (
+        assert launch.entry not in TOGETHER or launch.grid[0] <= self.device.multiprocessors
+        emulate(launch.source, self.folder).run(
+            launch.entry,
+            launch.grid,
+            launch.block[0],
             scratch.ctypes.data,
             self.inputs.ctypes.data,
             replaced,
             self.workspace.ctypes.data + launch.workspace,
         )
-        if launch.entry not in TOGETHER:
-            emulated.run(launch.entry, launch.grid, launch.block[0], *arguments)
-            return
-        self.seed += 1
-        blocks = launch.grid[0]
-        assert blocks <= self.device.multiprocessors
-        assert emulated.run_together(
-            launch.entry, blocks, launch.block[0], self.seed, *arguments
-        ), "it waits for what never comes"
 
     def _make(self) -> None:
         for op in self.step.ops:
