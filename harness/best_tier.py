@@ -1,4 +1,5 @@
-"""The tier that ``auto`` opens: the fastest that runs, and a word where a faster one does not."""
+"""Chooses the tier of ``--tier auto``: the fastest one that runs. Says why a faster one does
+not."""
 
 from __future__ import annotations
 
@@ -10,11 +11,11 @@ from contract.errors import TierUnavailable
 
 PCI_DEVICES = Path("/sys/bus/pci/devices")
 DISPLAY_CLASS = "0x03"
-"""Begins the class of every graphics card on the PCI bus."""
+"""The first digits of the PCI class of every graphics card."""
 NVIDIA, AMD, INTEL = 0x10DE, 0x1002, 0x8086
 PROCESSOR_TIERS = ("native", "opencl", "cpu")
 CARD_TIERS: Mapping[str, tuple[int, ...]] = {"cuda": (NVIDIA,), "vulkan": (NVIDIA, AMD)}
-"""Of tiers for graphics cards the makers whose cards they are for."""
+"""The makers of the graphics cards that a tier runs on."""
 
 T = TypeVar("T")
 
@@ -24,11 +25,11 @@ def open_best(
     makers: frozenset[int],
     note: Callable[[str], None] | None = None,
 ) -> T:
-    """Return the result of the first of ``factories`` that raises no TierUnavailable.
+    """Return the result of the first of ``factories`` that does not raise TierUnavailable.
 
-    Where a faster one was to be expected, for processors or for cards of the ``makers`` that this
-    machine has, ``note`` is told in one line why it is not used. Raises TierUnavailable when there
-    is none at all."""
+    If a faster tier failed that should run on this machine, ``note`` is called with one line that
+    says why. Tiers for processors should always run, those for graphics cards if the machine has a
+    card of one of their ``makers``. Raises TierUnavailable if no tier can be opened."""
     missing: list[TierUnavailable] = []
     for name, factory in factories.items():
         try:
@@ -52,7 +53,7 @@ def is_expected(tier: str, makers: frozenset[int]) -> bool:
 
 
 def card_makers(devices: Path = PCI_DEVICES) -> frozenset[int]:
-    """PCI numbers of the makers of this machine's graphics cards, where Linux lists them."""
+    """PCI vendor numbers of this machine's graphics cards; empty on systems other than Linux."""
     try:
         found = [path for path in devices.iterdir() if _word(path / "class")[:4] == DISPLAY_CLASS]
         return frozenset(int(_word(path / "vendor"), 16) for path in found)
@@ -61,7 +62,7 @@ def card_makers(devices: Path = PCI_DEVICES) -> frozenset[int]:
 
 
 def lists_cards() -> bool:
-    """Whether ``card_makers`` can tell which cards there are."""
+    """Whether ``card_makers`` works on this system."""
     return PCI_DEVICES.is_dir()
 
 

@@ -75,6 +75,13 @@ _SYNTHETIC_VARIANTS: Mapping[str, tuple[dict[str, Any], ...]] = {
     ),
     "nemotron_h": ({"quant": "q4_k_m", "tied": False},),
     "nemotron_h_moe": ({"quant": "q4_k_m", "experts": {"width": 96, "shared_width": 64}},),
+    "hunyuan-dense": ({"quant": "q4_k_m", "rope_base": 1e6},),
+    "hunyuan-moe": ({"quant": "q4_k_m", "experts": {"width": 96, "shared_width": 64}},),
+    "dots1": ({"quant": "q4_k_m", "tied": False, "experts": {"shared_width": 128}},),
+    "internlm2": ({"quant": "q4_k_m", "tied": False},),
+    "minicpm": ({"quant": "q4_k_m"},),
+    "gemma": ({"quant": "q4_k_m"},),
+    "gemma2": ({"quant": "q4_k_m", "layers": 3, "gemma": {"window": 12, "softcap": 20.0}},),
     "gemma3": (
         {"quant": "f16", "gemma": {"window": 12}},
         {
@@ -94,6 +101,15 @@ _SYNTHETIC_VARIANTS: Mapping[str, tuple[dict[str, Any], ...]] = {
     "seed_oss": ({"quant": "q5_k", "tied": False},),
     "qwen2moe": ({"quant": "q4_k_m", "tied": False, "experts": {"width": 96}},),
     "olmoe": ({"quant": "q4_k_m", "tied": False, "experts": {"width": 96}},),
+    "deepseek2": (
+        {"quant": "q4_k_m", "tied": False, "latent": {"groups": 4, "groups_used": 2}},
+        {
+            "quant": "q8_0",
+            "experts": None,
+            "leading_dense": 0,
+            "latent": {"rank": 512, "unrotated": 128, "rotated": 64, "query_rank": 0},
+        },
+    ),
     "glm4moe": (
         {"quant": "q4_k_m", "tied": False, "nextn_layers": 1, "experts": {"shared_width": 128}},
     ),

@@ -1,4 +1,5 @@
-"""The leaves of receipts: a digest of the row of logits that each token was sampled from."""
+"""The leaves of a receipt: for each token, a digest of the row of logits that it was sampled
+from."""
 
 from __future__ import annotations
 
@@ -12,11 +13,13 @@ from reference.ops.row_digest import row_digest as row_digest_by_rule
 from reference.runner import LOGITS, ROW_DIGEST
 
 ROW_LEAVES = 1
-"""The form of leaves that are SHA-256 of a row; in others they are that of its spans' digests."""
+"""In this form a leaf is the SHA-256 of the whole row. In every other form it is the SHA-256 of the
+digests of the row's spans."""
 
 
 def digest_of_spans(words: NDArray[np.float32]) -> str:
-    """SHA-256, hex, of the digests of a row's spans (rule R12), as the engine gives them."""
+    """SHA-256, in hex, of the digests of a row's spans as the engine returns them. The op
+    ``row_digest`` defines spans and their digests."""
     return hashlib.sha256(np.ascontiguousarray(words, "<f4").data).hexdigest()
 
 
@@ -27,8 +30,8 @@ def tree_digest(row: NDArray[np.float32]) -> str:
 
 
 def leaves_of_rows(form: int, digests: bool) -> tuple[RowDigests, str]:
-    """What makes leaves of a form, and the output that it is given; ``digests`` says that the
-    engine makes those of spans."""
+    """The function that makes the leaves of a form, and the name of the model output that it reads.
+    ``digests`` says that the engine computes the digests of spans."""
     if form == ROW_LEAVES:
         return RowDigests(row_digest), LOGITS
     if digests:

@@ -1,5 +1,5 @@
-"""Decides which weights are on the device where not all fit; steps copy the others from host
-memory."""
+"""Decides which weights are kept on the device if they do not all fit there. Steps copy the others
+from host memory."""
 
 from __future__ import annotations
 
@@ -21,18 +21,20 @@ from reference.memory.planner import MemoryPlan, longest_plan, plan_memory
 from reference.model.open import Model
 
 CONTEXT = 4096
-"""Longest context that is taken unasked where not all weights fit: more would move more weights."""
+"""The longest context that is chosen by default if not all weights fit. A longer one would leave
+less device memory for weights."""
 MORE_PARTS = 16
-"""Long steps may stream one part in so many more than short ones."""
+"""Steps of more prompt tokens are taken if they stream at most 1/MORE_PARTS more bytes than the
+shortest ones."""
 
 
 @dataclass(frozen=True, slots=True)
 class Residency:
-    """A memory plan and the limits it is of. Of the weights in ``ranked``, the first ``resident``
-    are on the device, and the others stay in host memory, with ``cache`` bytes on the device for
-    experts that are used often.
+    """A memory plan, and the function that gives the limits for its context. ``ranked`` are weights
+    by importance: the first ``resident`` are on the device, the others stay in host memory.
+    ``cache`` bytes of the device keep experts that are used often.
 
-    ``from_disk`` are bytes of mapped files for which the budget has no room."""
+    ``from_disk`` is the number of bytes of mapped files that exceed the budget."""
 
     plan: MemoryPlan
     limits_at: LimitsAt
@@ -48,14 +50,14 @@ class Residency:
 
     @property
     def limits(self) -> Limits:
-        """The limits of the plan's context."""
+        """The limits for the plan's context."""
         return self.limits_at(self.plan.context)
 
     def applied(self, model: Model, tier: Tier, budget: int) -> Residency:
-        """Have the tier stream the weights that are to be; the caller uploads next.
+        """Tell the tier which weights to stream; the caller uploads the others afterwards. Returns
+        the plan with the tier's exact sizes.
 
-        The plan was an estimate: where the steps need more than that, further weights are streamed.
-        """
+        The plan was an estimate. If the steps need more memory, further weights are streamed."""
         if not self.streamed:
             return self
         assert isinstance(tier, StreamsWeights)
@@ -74,8 +76,8 @@ class Residency:
                 found = replace(found, resident=found.resident - 1)
 
     def lines(self, tier: Tier, model: Model) -> list[str]:
-        """What a user should know before the first token; nothing where all weights fit. It
-        measures the link, or the disk of the model's file."""
+        """Lines for the user about weights that are not on the device; empty if all weights fit.
+        Measures the rate of the link, or of the disk with the model's file."""
         if self.streamed:
             assert isinstance(tier, StreamsWeights)
             return [_streaming_line(self.plan, tier.link_rate())]
@@ -86,13 +88,14 @@ class Residency:
             return [
                 f"{format_bytes(self.from_disk)} more than the budget are weights in mapped files: "
                 f"what has no room in memory is read from disk in every step"
-                f"{_most_steps(self.from_disk, rate, ': if that is all of it', 'disk')}"
+                f"{_step_rate_bound(self.from_disk, rate, ': if that is all of it', 'disk')}"
             ]
         return []
 
 
-def _most_steps(moved: int, rate: float | None, condition: str, what: str) -> str:
-    """How many steps a second can move so many bytes; nothing where the rate is not known."""
+def _step_rate_bound(moved: int, rate: float | None, condition: str, what: str) -> str:
+    """A text with the number of steps per second that moving ``moved`` bytes per step allows; empty
+    if the rate is not known."""
     if rate is None:
         return ""
     steps = rate / moved
@@ -104,7 +107,7 @@ def _most_steps(moved: int, rate: float | None, condition: str, what: str) -> st
 
 def _streaming_line(plan: MemoryPlan, rate: float | None) -> str:
     whole = sum(plan.weights.values()) + plan.streamed
-    speed = _most_steps(plan.moved, rate, "", "link")
+    speed = _step_rate_bound(plan.moved, rate, "", "link")
     moves = "every step copies them to the device"
     if plan.moved < plan.streamed:
         moves = f"a token moves {format_bytes(plan.moved)} of them to the device"
@@ -117,8 +120,9 @@ def _streaming_line(plan: MemoryPlan, rate: float | None) -> str:
 def plan_residency(
     model: Model, tier: Tier, by_steps: Sequence[LimitsAt], asked: int | None, budget: int
 ) -> Residency:
-    """``plan_steps``, and where that does not fit a plan with weights in host memory or on disk.
-    Raises what ``plan_steps`` raises. DoesNotFit then says the least that works."""
+    """The result of ``plan_steps`` or, if that does not fit, a plan with weights in host memory or
+    on disk. Raises the errors of ``plan_steps``; DoesNotFit then names the smallest plan that
+    works."""
     try:
         return Residency(*plan_steps(model, tier, by_steps, asked, budget))
     except DoesNotFit as error:
@@ -134,8 +138,9 @@ def plan_residency(
 def _streaming_steps(
     model: Model, tier: Tier, by_steps: Sequence[LimitsAt], asked: int | None, budget: int
 ) -> Residency:
-    """The plan of the first of ``by_steps``, which are ever shorter, that streams hardly more than
-    the last: a prompt copies the weights once a step. Raises DoesNotFit."""
+    """A plan that streams weights. ``by_steps`` is sorted from long to short steps. Since every
+    step copies the weights, the first one is taken that streams at most 1/MORE_PARTS more than the
+    last. Raises DoesNotFit."""
     shortest = _streaming(model, tier, by_steps[-1], asked, budget)
     most = shortest.plan.streamed + shortest.plan.streamed // MORE_PARTS
     for limits_at in by_steps[:-1]:
@@ -149,7 +154,8 @@ def _streaming_steps(
 def _streaming(
     model: Model, tier: Tier, limits_at: LimitsAt, asked: int | None, budget: int
 ) -> Residency:
-    """As many weights as fit on the device, by importance. Raises DoesNotFit."""
+    """The plan with as many weights on the device as fit, the most important ones first. Raises
+    DoesNotFit."""
     assert isinstance(tier, StreamsWeights)
     unified = tier.info.host_unified
     least_at = _all_streamed(model, tier, limits_at, unified)
@@ -169,7 +175,7 @@ def _streaming(
         footprint = tier.streaming_footprint(graph, limits.largest, names, cache)
         return plan_memory(graph, limits, footprint, unified)
 
-    resident = _most(lambda count: plan_of(count).budgeted <= budget, len(ranked))
+    resident = _largest_fitting(lambda count: plan_of(count).budgeted <= budget, len(ranked))
     plan, cache = plan_of(resident), 0
     others = sum(len(graph.buffers[name].shape) < 3 for name in ranked)
     if tier.caches_experts and others <= resident < len(ranked):
@@ -189,7 +195,7 @@ def _streaming(
 def _all_streamed(
     model: Model, tier: StreamsWeights, limits_at: LimitsAt, unified: bool
 ) -> Callable[[int], MemoryPlan]:
-    """Plans of contexts with as few weights on the device as can be."""
+    """A function from a context to its plan with as few weights on the device as possible."""
 
     def plan_at(context: int) -> MemoryPlan:
         limits = limits_at(context)
@@ -204,9 +210,9 @@ def _all_streamed(
 def longest_beyond(
     model: Model, tier: Tier, limits_at: LimitsAt, longest: int, budget: int
 ) -> tuple[Callable[[int], MemoryPlan], MemoryPlan, int] | None:
-    """For a budget below the weights: plans of contexts with the others in host memory or on disk,
-    the longest one that fits up to ``longest``, and the budget for that, with what is mapped; None
-    where not even a page fits."""
+    """For a budget that is smaller than the weights: a function from a context to its plan with
+    weights in host memory or on disk, the plan of the longest context that fits, up to ``longest``,
+    and the budget including mapped files. None if not even one page fits."""
     if isinstance(tier, StreamsWeights) and tier.streams:
         plan_at = _all_streamed(model, tier, limits_at, tier.info.host_unified)
     elif tier.info.host_unified:
@@ -219,8 +225,8 @@ def longest_beyond(
 
 
 def by_importance(graph: Graph, names: Sequence[str]) -> list[str]:
-    """Weights in the order in which they are given memory of the device: attention, recurrence and
-    shared experts, then dense feed forward, then stacks of experts; of each, earlier layers
+    """Weights in the order in which they get device memory: attention, recurrence and shared
+    experts, then dense feed-forward, then stacks of experts. Within each group, earlier layers come
     first."""
 
     def group(name: str) -> int:
@@ -231,8 +237,9 @@ def by_importance(graph: Graph, names: Sequence[str]) -> list[str]:
     return sorted(names, key=group)
 
 
-def _most(fits: Callable[[int], bool], count: int) -> int:
-    """The most of ``count`` for which ``fits``; 0 is known to fit."""
+def _largest_fitting(fits: Callable[[int], bool], count: int) -> int:
+    """The largest number up to ``count`` for which ``fits`` is true, by bisection; ``fits(0)`` is
+    known to be true."""
     least, above = 0, count + 1
     while above - least > 1:
         middle = (least + above) // 2
@@ -255,16 +262,16 @@ def _too_small(
     return DoesNotFit(what, least.budgeted, budget, ", or ".join(remedies))
 
 
-def _same(limits: Limits, context: int) -> Limits:
+def _same_limits(limits: Limits, context: int) -> Limits:
     return limits
 
 
-def fitting_again(
-    model: Model, tier: Tier, first: Residency, fewest_pages: int, budget: int
+def refit_residency(
+    model: Model, tier: Tier, first: Residency, min_pages: int, budget: int
 ) -> Residency:
-    """What of ``first`` fits within another budget: with ever fewer pages, at least
-    ``fewest_pages``, and then with fewer weights on the device. None may be streamed now. Raises
-    DoesNotFit."""
+    """Change the plan ``first`` so that it fits another budget: first with fewer pages, but at
+    least ``min_pages``, then with fewer weights on the device. The tier must not stream any weights
+    at the time of the call. Raises DoesNotFit."""
     if first.plan.budgeted <= budget:
         return first
     pages = first.limits.pages
@@ -275,17 +282,17 @@ def fitting_again(
             footprint = tier.footprint(graph, limits.largest)
             plan = plan_memory(graph, limits, footprint, tier.info.host_unified)
             if plan.budgeted <= budget:
-                return Residency(plan, partial(_same, limits))
-        if pages <= fewest_pages:
-            return _streaming(model, tier, partial(_same, limits), limits.context, budget)
-        pages = max(fewest_pages, pages // 2)
+                return Residency(plan, partial(_same_limits, limits))
+        if pages <= min_pages:
+            return _streaming(model, tier, partial(_same_limits, limits), limits.context, budget)
+        pages = max(min_pages, pages // 2)
 
 
 def _from_disk(
     model: Model, tier: Tier, limits_at: LimitsAt, asked: int | None, budget: int
 ) -> Residency | None:
-    """The plan of a tier that reads weights from mapped files, if the rest fits; None where the
-    weights fit with a shorter context."""
+    """The plan of a tier that reads weights from mapped files. None if the tier does not, if the
+    weights fit with a shorter context, or if the other buffers do not fit."""
     plan_at = plans_of(model, limits_at, tier.footprint, tier.info.host_unified)
     longest = longest_context(model, asked)
     shortest = plan_at(min(longest, 16))

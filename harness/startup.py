@@ -1,4 +1,4 @@
-"""First actions of a process of ours, which make its start short."""
+"""The first actions of one of our processes; they shorten its start."""
 
 from __future__ import annotations
 
@@ -15,20 +15,21 @@ from types import CodeType, FrameType
 OPENCL_TIERS = ("opencl",)
 
 YOUNG_OBJECTS = 300_000
-"""Made since the last search for garbage and still there, before there is another: a start makes a
-third of them, which stay, and an engine at work makes hardly any garbage that needs a search."""
+"""Garbage is collected after this many new objects. A start creates a third as many, which all stay
+in use, and a running engine creates hardly any cycles."""
 WITH_LIBRARIES = ("numpy", "decimal", "hashlib", "heapq", "mmap", "tempfile")
-"""Modules of a start that are libraries or bring some: the system loads one library at a time, and
-a driver with a compiler in it takes as long as numpy."""
+"""Modules that load shared libraries. They are loaded before an OpenCL driver: the system loads
+one library at a time, and a driver with its compiler takes as long as numpy."""
 BLAS_THREADS = "OPENBLAS_NUM_THREADS"
 AGAIN_SECONDS = 0.001
 
 
 def prepare_process() -> None:
-    """Search for garbage far less often than Python does by itself, and let numpy's BLAS start no
-    threads, unless the environment says how many: those of OpenBLAS wait for work on a core of
-    their own while Python loads, and no tier has any for them. Comes before numpy. No Ctrl-C is
-    lost from here on (`keep_interrupts`)."""
+    """Set up garbage collection, BLAS threads and Ctrl-C. Call it before numpy is imported.
+
+    Garbage is collected far less often than by default. Numpy's BLAS starts no threads unless the
+    environment sets their number: no tier uses them, and OpenBLAS threads spin on a core while
+    Python loads. From now on no Ctrl-C is lost; see ``keep_interrupts``."""
     gc.set_threshold(YOUNG_OBJECTS)
     os.environ.setdefault(BLAS_THREADS, "1")
     keep_interrupts()
@@ -41,12 +42,12 @@ def python_path() -> str:
 
 
 def keep_interrupts() -> None:
-    """Send a KeyboardInterrupt that Python throws away once more.
+    """Repeat a KeyboardInterrupt that Python discards.
 
-    One that meets a finalizer or the callback of a weak reference, of which every import runs some,
-    is reported as unraisable and forgotten, and the program goes on. The interrupt comes again a
-    moment after that report, until it meets code that an exception can leave. Not on Windows, where
-    no signal can be sent to a thread."""
+    If Ctrl-C arrives in a finalizer or in the callback of a weak reference, which every import
+    runs, Python reports the exception as unraisable and goes on. The interrupt is then sent again,
+    until it arrives in code that can raise it. Not on Windows, where a thread cannot be sent a
+    signal."""
     if sys.platform == "win32":
         return
     report = sys.unraisablehook
@@ -67,7 +68,8 @@ def keep_interrupts() -> None:
 
 
 def _interrupt_outside(thread: int, hook: CodeType) -> None:
-    """Interrupt a thread once it is not in ``hook``, where an interrupt would be lost, too."""
+    """Interrupt a thread as soon as it has left ``hook``, in which an interrupt would be lost
+    again."""
     within: FrameType | None
     while True:
         time.sleep(AGAIN_SECONDS)
@@ -80,7 +82,7 @@ def _interrupt_outside(thread: int, hook: CodeType) -> None:
 
 
 def load_ahead(tier: str) -> None:
-    """Load a tier's drivers while Python loads the rest, where that takes long."""
+    """Load the drivers of a tier while Python loads the other modules, if that takes long."""
     if tier in OPENCL_TIERS:
         for name in WITH_LIBRARIES:
             importlib.import_module(name)

@@ -36,13 +36,13 @@ def any_accounts(accounts: Sequence[Account]) -> None:
 
 
 def add_tenant(
-    path: Path, name: str, values: Mapping[str, Any], least_id: int = 1, check: Check = any_accounts
+    path: Path, name: str, values: Mapping[str, Any], min_id: int = 1, check: Check = any_accounts
 ) -> str:
     """Add a tenant with a new key, which is returned; the file stores its digest. A missing file is
     created.
 
     ``values`` are fields of ``contract.types.Tenant`` and rights. Without ``id`` it is one above
-    all existing ids and at least ``least_id``, so that the id of a removed tenant is not reused
+    all existing ids and at least ``min_id``, so that the id of a removed tenant is not reused
     while usage is recorded under it. Raises ConfigError."""
     if NAME.fullmatch(name) is None:
         raise ConfigError(
@@ -55,7 +55,7 @@ def add_tenant(
             raise ConfigError(f"{path}: there is a tenant {name!r} already")
         highest = max((account.tenant.id for account in accounts), default=0)
         table = tomlkit.table()
-        table["id"] = max(highest + 1, least_id)
+        table["id"] = max(highest + 1, min_id)
         table.update(values)
         table["keys"] = [key_digest(key)]
         if SECTION not in document:

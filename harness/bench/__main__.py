@@ -20,7 +20,7 @@ from harness.bench.plot import check_plot, write_plot
 from harness.bench.rates import RatesPlan, render_rates, run_rates
 from harness.bench.report import render, render_markdown
 from harness.bench.serving.measure import run_serving
-from harness.bench.serving.plan import GUESSES, ServingPlan
+from harness.bench.serving.plan import DRAFT_TOKENS, ServingPlan
 from harness.bench.serving.report import render_serving
 from harness.catalog import resolve_model
 from harness.cli.parser import Parser, add_count, add_file, add_switch
@@ -204,7 +204,9 @@ def _drafts(args: argparse.Namespace) -> int:
     named = settings.get("draft_model")
     if named is not None:
         named = _model_file(args, settings, named)
-    plan = replace(_plan(args, DraftsPlan), draft_model=named, draft=settings["draft"] or GUESSES)
+    plan = replace(
+        _plan(args, DraftsPlan), draft_model=named, draft=settings["draft"] or DRAFT_TOKENS
+    )
     report = run_drafts(plan, note)
     print(json.dumps(report, indent=1) if args.json else render_drafts(report))
     ours = [one for one in report["results"] if one["engine"] != PEER]

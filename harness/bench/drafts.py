@@ -18,7 +18,7 @@ from harness.bench.engines import GREEDY, PEER, fixed_workers
 from harness.bench.machine import machine_facts
 from harness.bench.measure import BenchmarkPlan
 from harness.bench.report import digits, machine_line
-from harness.bench.serving.plan import GUESSES, random_prompts
+from harness.bench.serving.plan import DRAFT_TOKENS, random_prompts
 from harness.host.options import SessionOptions
 from harness.host.session import Session
 from harness.tiers import TierOptions
@@ -32,17 +32,18 @@ Answers = dict[int, tuple[Any, ...]]
 
 @dataclass(frozen=True, slots=True)
 class DraftsPlan(BenchmarkPlan):
-    """A measurement. ``draft_model`` drafts, None for what the model's file has: its own draft
-    block, else the prompt. At most ``draft`` tokens are drafted for a sequence in one step."""
+    """A measurement of drafted tokens. ``draft_model`` is the model that drafts. If it is None, the
+    model's own draft block does, or tokens are looked up in the prompt if there is no such block. A
+    step has at most ``draft`` drafted tokens per sequence."""
 
     prompt_tokens: int = 32
     decode_tokens: int = 64
     repeat: int = 3
     draft_model: Path | None = None
-    draft: int = GUESSES
+    draft: int = DRAFT_TOKENS
 
     def options(self, engine: str, sequences: int, draft: int) -> SessionOptions:
-        """The options of a session on an engine by its name in the plan."""
+        """The options of a session; ``engine`` is one of ``engines``."""
         workers = fixed_workers(engine)
         return SessionOptions(
             tier=engine.partition(":")[0],
@@ -85,7 +86,8 @@ def run_drafts(plan: DraftsPlan, note: Callable[[str], None]) -> dict[str, Any]:
 
 
 def _measure(plan: DraftsPlan, engine: str, sequences: int) -> dict[str, Any]:
-    """Plain and drafted answers in turns. The first turn of each is not timed."""
+    """Answer the same prompts without and with drafts, ``repeat`` + 1 times. The first round is not
+    timed."""
     with ExitStack() as owned:
         plain, drafted = (
             owned.enter_context(Session.open(plan.model, plan.options(engine, sequences, draft)))
@@ -117,7 +119,7 @@ def _measure(plan: DraftsPlan, engine: str, sequences: int) -> dict[str, Any]:
 
 
 def _measure_peer(plan: DraftsPlan) -> dict[str, Any]:
-    """The peer's greedy answers with and without tokens that it drafts from the prompt itself."""
+    """The same with llama.cpp, greedy only, with drafts from the prompt."""
     from llama_cpp import Llama
     from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 
@@ -166,12 +168,13 @@ def drafter_name(session: Session, plan: DraftsPlan) -> str:
 
 
 def tokens_a_step(counts: SpeculationStatistics) -> float:
-    """Tokens that a step with drafts yields a sequence: the accepted ones and the one behind."""
+    """Mean number of tokens that a sequence gains in a step with drafts: the accepted ones and one
+    more."""
     return 1 + counts.accepted / counts.steps if counts.steps else 1.0
 
 
 def _answer(session: Session, plan: DraftsPlan, sequences: int, turn: int) -> TimedAnswers:
-    """The answers to ``sequences`` prompts; those of every other turn are sampled."""
+    """The answers to ``sequences`` prompts: greedy in even turns, sampled in odd ones."""
     engine, vocab = session.engine, session.model.config.vocab
     sampling = SAMPLED if turn % 2 else GREEDY
     for number, prompt in enumerate(random_prompts(turn, vocab, sequences, plan.prompt_tokens)):

@@ -38,11 +38,11 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class BenchmarkPlan:
-    """A measurement. ``engines`` are names for ``open_engine``, with the peer last if it takes
-    part.
+    """The settings of a benchmark. ``engines`` are names for ``open_engine``; llama.cpp, if
+    measured, is the last.
 
-    ``beside`` is the number of busy processes that run meanwhile; with ``peer_gpu`` the peer puts
-    the model on a graphics card."""
+    ``beside`` is the number of other processes that keep a core busy meanwhile. With ``peer_gpu``,
+    llama.cpp runs on a graphics card."""
 
     model: Path
     engines: tuple[str, ...]
@@ -57,7 +57,7 @@ class BenchmarkPlan:
 
     @property
     def context(self) -> int:
-        """Positions the longest measurement needs."""
+        """The number of positions that the longest measurement needs."""
         return max(SHORT_TOKENS, self.prompt_tokens) + self.decode_tokens + 1
 
     @property
@@ -68,7 +68,7 @@ class BenchmarkPlan:
 
     @property
     def setup(self) -> Setup:
-        """The settings engines are opened with."""
+        """The settings with which engines are opened."""
         model = str(self.model.resolve())
         gpu, device = self.peer_gpu, self.device
         return Setup(model, self.threads, self.context, self.kv_dtype, peer_gpu=gpu, device=device)
@@ -251,8 +251,8 @@ def _measure_rates(
     samples: Mapping[str, Samples],
     say: Say,
 ) -> list[float]:
-    """Measure rates and memory of all open engines in turn; returns the copy bandwidths in
-    between."""
+    """Measure the rates and the memory of all engines, which are open at the same time. Returns the
+    memory bandwidth measured before each repetition."""
     bandwidth: list[float] = []
     with ExitStack() as stack:
         workers = {

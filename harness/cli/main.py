@@ -31,7 +31,7 @@ from harness.cli.suggestions import (
     refuse_foreign_flags,
     translated,
 )
-from harness.cli.tools_command import TOOLS, run_tool
+from harness.cli.tools_command import TOOLS, run_named_tool
 from harness.console import DISK_ERRORS, complain, silence
 from harness.extras import missing_module
 from harness.interrupts import INTERRUPTED, is_interrupt
@@ -87,7 +87,9 @@ models (GGUF, also split files):
                    lfm2moe, granitehybrid, gemma3, gemma4, gpt-oss,
                    command-r, cohere2, glm4moe, granitemoe, ernie4_5,
                    exaone4, seed_oss, minimax-m2, qwen2moe, olmoe,
-                   nemotron_h, nemotron_h_moe
+                   nemotron_h, nemotron_h_moe, gemma, gemma2,
+                   hunyuan-dense, hunyuan-moe, dots1, internlm2, minicpm,
+                   deepseek2
   weights          f32, f16, bf16, q4_0, q4_1, q5_0, q5_1, q8_0, q2_k, q3_k,
                    q4_k, q5_k, q6_k, iq4_nl, iq4_xs, mxfp4
   keys and values  f16, f32, i12, i3r, i4r, q8_0 (--kv-dtype)
@@ -203,7 +205,7 @@ def _run(words: list[str]) -> int:
     if words[:1] == ["help"] and words[1:2] and words[1] in TOOLS:
         words = [words[1], "--help"]
     try:
-        code = run_tool(words)
+        code = run_named_tool(words)
         if code is not None:
             return code
         args = _parse(words)

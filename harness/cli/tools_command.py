@@ -23,12 +23,12 @@ TOOLS = {
 
 
 def add_parser(subparsers: Any) -> None:
-    """List the tools in the help; ``run_tool`` handles their arguments."""
+    """List the tools in the help; ``run_named_tool`` handles their arguments."""
     for name, (_, text) in TOOLS.items():
         subparsers.add_parser(name, help=text, description=text, add_help=False)
 
 
-def run_tool(words: Sequence[str]) -> int | None:
+def run_named_tool(words: Sequence[str]) -> int | None:
     """Run the tool that the first word names; None when it names none."""
     if not words or words[0] not in TOOLS:
         return None

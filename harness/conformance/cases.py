@@ -70,9 +70,8 @@ VALIDATE_CHUNK = 11
 
 
 def known_cases(default_model: Path | None = None) -> dict[str, Check]:
-    """Every case of this source by id, in running order.
-
-    With ``default_model``, a file, its goldens are checked too."""
+    """Every case of this source by id, in running order. If ``default_model``, the default model's
+    file, is given, its goldens are a case too."""
     cases: dict[str, Check] = {
         "tier/arithmetic": check_arithmetic,
         "tier/opcodes": check_opcodes,

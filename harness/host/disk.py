@@ -47,13 +47,13 @@ def function_name(model: Model, limits: Limits, files: Sequence[str]) -> str:
     return json.dumps([ARITHMETIC_VERSION, limits.kv_dtype.name, list(files), graph, factors])
 
 
-def open_disk_cache(folder: Path, most_bytes: int, model: Model, limits: Limits) -> DiskCache:
-    """The disk cache of a model in ``folder``, up to ``most_bytes``. If the folder cannot be used,
+def open_disk_cache(folder: Path, max_bytes: int, model: Model, limits: Limits) -> DiskCache:
+    """The disk cache of a model in ``folder``, up to ``max_bytes``. If the folder cannot be used,
     this is logged and nothing is cached."""
     files = file_digests(model, folder / SUBFOLDER / DIGESTS_FILE)
     options = DiskCacheOptions(
         folder,
-        most_bytes,
+        max_bytes,
         function_name(model, limits, files),
         # Besides the running prompts, as many waiting ones may have pages read.
         read_bytes=min(

@@ -18,7 +18,7 @@ from contract.tier import StreamsWeights
 from contract.types import Clock
 from harness.host.open import LoadedModel
 from harness.memory import budget_of
-from harness.residency import Residency, fitting_again
+from harness.residency import Residency, refit_residency
 from reference.engine import Engine
 from reference.runner import ModelRunner
 
@@ -148,7 +148,7 @@ class LiveMemory:
         budget = budget_of(tier.available_bytes) if margin else tier.available_bytes
         if self.asked is not None:
             budget = min(budget, self.asked)
-        found = fitting_again(model, tier, self.first, fewest_pages, budget)
+        found = refit_residency(model, tier, self.first, fewest_pages, budget)
         self.now = found.applied(model, tier, budget)
         runner.reopen(self.now.limits)
         runner.prepare()

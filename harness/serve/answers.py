@@ -144,7 +144,7 @@ class Answer:
         model = self.generation.model
         seed = self.generation.choices[0].request.sampling.seed
         origin: Json = {"seed": seed, "tenant": self.tenant.name, "tier": model.tier}
-        origin["sampling_defaults"] = model.left_out
+        origin["sampling_defaults"] = model.left_out(self.tenant)
         if model.scales:
             origin["lora"] = model.adapters.facts(model.scales)
         if model.trace is not None:

@@ -90,7 +90,7 @@ def plan_chat(body: ChatRequest, template: ChatTemplate, dialect: Dialect, name:
     if grammar is not None:
         may_think = reasoning is not None and not reasoning.closed_by(rendered.text)
         grammar = (
-            dialect.after_thoughts(grammar, thinking) if may_think else f"start: body\n{grammar}"
+            dialect.after_reasoning(grammar, thinking) if may_think else f"start: body\n{grammar}"
         )
     form = ReplyForm(
         dialect,

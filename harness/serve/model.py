@@ -34,6 +34,8 @@ from reference.model.spoken_turns import encode_spoken
 
 WINDOW = "repeat_last_n"
 """Names how far penalties look back, in answers and receipts."""
+CONTEXT = "context"
+"""Names there the most positions of a prompt and its answer."""
 STALL_STEPS = 256
 """A request ends after this many steps in which its tokens were not read."""
 ANY_NAME = "*"
@@ -155,10 +157,10 @@ class ServedModel(HostedModel):
         if problem is not None:
             raise StorageProblem(f"the trace {self.trace} cannot be written: {problem}", full=True)
 
-    @property
-    def left_out(self) -> dict[str, float]:
-        """The values of what requests leave out, and how far their penalties look back."""
-        return {**self.sampling.values, WINDOW: self.penalty_window}
+    def left_out(self, tenant: Tenant) -> dict[str, float]:
+        """The values of what a tenant's requests leave out, how far their penalties look back, and
+        the most positions of a prompt and its answer."""
+        return {**self.sampling.values, WINDOW: self.penalty_window, CONTEXT: self.reach(tenant)}
 
     def check_window(self, sampling: SamplingParams) -> None:
         """Raises RequestError for penalties over more than ``penalty_window`` tokens. The engine
@@ -235,9 +237,12 @@ class ServedModel(HostedModel):
     def room(self, prompt: int, tenant: Tenant) -> int:
         """Most tokens of an answer to a prompt of ``prompt`` tokens. At least one: the engine
         refuses a prompt that leaves no room."""
+        return min(MAX_INT32, max(1, self.reach(tenant) - prompt))
+
+    def reach(self, tenant: Tenant) -> int:
+        """Most positions of a prompt and its answer."""
         pages = min(tenant.max_kv_pages, self.limits.pages)
-        reach = min(self.context, tenant.max_context, pages * PAGE_TOKENS)
-        return min(MAX_INT32, max(1, reach - prompt))
+        return min(self.context, tenant.max_context, pages * PAGE_TOKENS)
 
 
 def other_names(path: Path) -> tuple[str, ...]:

@@ -136,7 +136,7 @@ class Service:
             [prompt],
             self.model,
             tenant,
-            max_tokens=most_chat_tokens(body),
+            max_tokens=max_chat_tokens(body),
             most=None if body.n_predict == -1 else self.model.sampling.max_tokens,
             log_probabilities=(body.top_logprobs or 0) if body.logprobs else None,
             scored=body.prompt_logprobs,
@@ -161,7 +161,7 @@ class Service:
             prompts,
             self.model,
             tenant,
-            max_tokens=most_completed(body),
+            max_tokens=max_completion_tokens(body),
             log_probabilities=body.logprobs,
             scored=_most_scored(body),
         )
@@ -368,19 +368,19 @@ def _between(
     return lambda text: infill_prompt(model, text, suffix)
 
 
-def _most_tokens(body: GenerationRequest) -> int | None:
+def _max_tokens(body: GenerationRequest) -> int | None:
     """The token limit of a body, by either of its names."""
     if body.max_tokens is None and body.n_predict is not None and body.n_predict > 0:
         return body.n_predict
     return body.max_tokens
 
 
-def most_chat_tokens(body: ChatRequest) -> int | None:
+def max_chat_tokens(body: ChatRequest) -> int | None:
     """The token limit of a chat request; None for no limit."""
-    return body.max_completion_tokens or _most_tokens(body)
+    return body.max_completion_tokens or _max_tokens(body)
 
 
-def most_completed(body: CompletionRequest) -> int | None:
+def max_completion_tokens(body: CompletionRequest) -> int | None:
     """The token limit of a completion; None for the whole context."""
     if body.max_tokens is None and body.n_predict is not None:
         return None if body.n_predict < 0 else body.n_predict

@@ -9,10 +9,10 @@ from typing import Any
 import msgspec
 
 from contract.errors import ConfigError
-from contract.types import LOCAL_TENANT, MAX_INT32
+from contract.types import LOCAL_TENANT, MAX_INT32, Tenant
 from harness.sampling_defaults import SamplingDefaults, sampling_defaults
 from harness.serve.caller import Caller
-from harness.serve.model import WINDOW, ServedModel
+from harness.serve.model import CONTEXT, WINDOW, ServedModel
 from harness.serve.ollama.parse import plain_schemas
 from harness.serve.ollama.routes import answer_chat, answer_prompt
 from harness.serve.ollama.wire import GenerateRequest, OllamaChatRequest
@@ -26,8 +26,8 @@ Json = dict[str, Any]
 NOTHING = object()
 MAX_SHOWN = 200
 """Most characters of a value that a difference shows."""
-MAX_WINDOW = 1 << 20
-"""The longest reach of penalties that a verification makes room for."""
+MAX_TOLD = 1 << 20
+"""The longest reach of penalties and the longest context that a verification takes over."""
 MESSAGE = "message"
 CACHE_READ, CACHE_WRITTEN = "cache_read_input_tokens", "cache_creation_input_tokens"
 FROM_CACHE = ("cached_tokens", "cache_write_tokens")
@@ -65,11 +65,13 @@ def first_difference(model: ServedModel, request: Json, response: Json) -> str |
     then = _comparable(response)
     if asked.get("seed") is None and response.get("object") != "list":
         asked["seed"] = _drawn_seed(response)
-    window = window_of(response)
+    window, context = told_of(response, WINDOW), told_of(response, CONTEXT)
     model = replace(model, sampling=_defaults_of(response))
     if window is not None:
         model = replace(model, penalty_window=window)
-    now = _comparable(_answer(model, asked, response))
+    tenant = LOCAL_TENANT if not context else replace(LOCAL_TENANT, max_context=context)
+    model.driver.call(lambda engine: engine.replace_tenants([tenant]))
+    now = _comparable(_answer(model, asked, response, tenant))
     for name in now:
         if name == "usage" and tells_no_usage(response):
             continue
@@ -91,12 +93,12 @@ def _defaults_of(response: Json) -> SamplingDefaults:
     return sampling_defaults({}, given=values if isinstance(values, dict) else NO_DEFAULTS)
 
 
-def window_of(response: Json) -> int | None:
-    """How far penalties of the server that answered look back; None where the answer does not
-    say."""
+def told_of(response: Json, name: str) -> int | None:
+    """A number of the server that answered: WINDOW or CONTEXT; None where its answer does not
+    say it."""
     values = _extra(response).get("sampling_defaults")
-    window = values.get(WINDOW) if isinstance(values, dict) else None
-    return window if type(window) is int and 0 <= window <= MAX_WINDOW else None
+    told = values.get(name) if isinstance(values, dict) else None
+    return told if type(told) is int and 0 <= told <= MAX_TOLD else None
 
 
 def _comparable(response: Json) -> Json:
@@ -150,10 +152,10 @@ def _without_empty(choice: object) -> object:
     return choice
 
 
-def _answer(model: ServedModel, asked: Json, response: Json) -> Json:
+def _answer(model: ServedModel, asked: Json, response: Json, tenant: Tenant) -> Json:
     with uncounted_service(model) as service:
         try:
-            answered = _ask(service, asked, response)
+            answered = _ask(service, asked, response, tenant)
         except FailedWhileRunning as failed:
             raise failed.error from None
     assert isinstance(answered, dict)
@@ -162,10 +164,10 @@ def _answer(model: ServedModel, asked: Json, response: Json) -> Json:
     return written
 
 
-def _ask(service: Service, asked: Json, response: Json) -> Answered:
+def _ask(service: Service, asked: Json, response: Json, tenant: Tenant) -> Answered:
     """Answer a request by the route that made the saved answer."""
     if "done_reason" in response:
-        return _ask_as_ollama(service, asked)
+        return _ask_as_ollama(service, asked, tenant)
     if response.get("type") == MESSAGE:
         name = "message"
     elif "messages" in asked:
@@ -179,7 +181,7 @@ def _ask(service: Service, asked: Json, response: Json) -> Answered:
     assert route.body is not None
     raw = msgspec.json.encode(asked | {"model": service.model.name})
     body = decode(raw, route.body, [], route.prepare)
-    answered: Answered = route.answer(service, body, LOCAL_TENANT, Caller())
+    answered: Answered = route.answer(service, body, tenant, Caller())
     return answered
 
 
@@ -190,7 +192,7 @@ def _lists_scores(response: Json) -> bool:
     )
 
 
-def _ask_as_ollama(service: Service, asked: Json) -> Answered:
+def _ask_as_ollama(service: Service, asked: Json, tenant: Tenant) -> Answered:
     """Answer a request by Ollama's routes, whose seed is in ``options``."""
     options = dict(asked.get("options") or {})
     options.setdefault("seed", asked["seed"])
@@ -199,8 +201,8 @@ def _ask_as_ollama(service: Service, asked: Json) -> Answered:
     raw = msgspec.json.encode(whole)
     if "messages" in asked:
         body = decode(raw, OllamaChatRequest, [], plain_schemas)
-        return answer_chat(service, body, LOCAL_TENANT, Caller())
-    return answer_prompt(service, decode(raw, GenerateRequest, []), LOCAL_TENANT, Caller())
+        return answer_chat(service, body, tenant, Caller())
+    return answer_prompt(service, decode(raw, GenerateRequest, []), tenant, Caller())
 
 
 def _difference(path: str, then: object, now: object) -> str | None:

@@ -159,19 +159,19 @@ def _tenants(random: Random, features: Features, shape: EngineShape) -> tuple[Te
     tenants = []
     spare = pages // 2
     for id in range(count):
-        most_slots, most_pages = slots, pages
+        max_slots, max_pages = slots, pages
         if features.tight_quotas:
-            most_slots = random.randint(1, slots)
-            most_pages = random.randint(pages_for(shape.limits.context) // 2, pages)
-        reserved = random.choice([0, 0, 0, min(spare, most_pages, pages // 4)])
+            max_slots = random.randint(1, slots)
+            max_pages = random.randint(pages_for(shape.limits.context) // 2, pages)
+        reserved = random.choice([0, 0, 0, min(spare, max_pages, pages // 4)])
         spare -= reserved
         tenants.append(
             Tenant(
                 id,
                 f"tenant-{id}",
                 weight=random.choice([1.0, 1.0, 2.0, 0.5]),
-                max_slots=most_slots,
-                max_kv_pages=most_pages,
+                max_slots=max_slots,
+                max_kv_pages=max_pages,
                 isolation_group=random.choice([None, 7, 7, 7, 8]),
                 qos=random.choice(list(QosClass)),
                 decode_tokens_per_s=random.choice([4, 50]) if random.random() < 0.2 else 1_000_000,

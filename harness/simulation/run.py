@@ -19,7 +19,7 @@ from harness.simulation.fairness import play_mix
 from harness.simulation.generate import Profile, generate
 from harness.simulation.invariants import Invariant, Violation
 from harness.simulation.model import ModelWorld
-from harness.simulation.schedule import Interrupt, SavedSchedule, Schedule, format_saved
+from harness.simulation.schedule import Interrupt, KeptAction, Schedule, format_kept
 from harness.simulation.shares import play_shares
 from harness.simulation.shrink import shrink
 from harness.simulation.world import World
@@ -185,7 +185,7 @@ def _parts(profile: Profile, first: int, count: int, jobs: int) -> Iterator[Simu
 
 def smallest(
     profile: Profile, seed: int, found: Violation
-) -> tuple[tuple[SavedSchedule, ...], Violation]:
+) -> tuple[tuple[KeptAction, ...], Violation]:
     """The smallest part of a seed's schedule that still breaks the same invariant as ``found``, and
     its violation."""
     last = found
@@ -201,8 +201,8 @@ def smallest(
     return shrink(generate(seed, profile), fails), last
 
 
-def reproducing_line(profile: Profile, seed: int, saved: tuple[SavedSchedule, ...] | None) -> str:
-    """The command that plays a schedule, or its ``saved`` part, again."""
+def reproducing_line(profile: Profile, seed: int, kept: tuple[KeptAction, ...] | None) -> str:
+    """The command that plays a schedule, or its ``kept`` part, again."""
     line = f"python -m harness.{profile.name}_test --schedules 1 --seed {seed}"
     line += " --model" if profile.model else ""
-    return line if saved is None else f"{line} --keep {format_saved(saved)}"
+    return line if kept is None else f"{line} --keep {format_kept(kept)}"

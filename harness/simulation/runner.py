@@ -44,8 +44,9 @@ class StepSeconds:
 
 
 @dataclass(slots=True, eq=False)
-class Late:
-    """A submission. ``run`` is called when it, or a later one, is waited for."""
+class QueuedStep:
+    """A step in the device's queue. ``run`` is called when the caller waits for this step or a
+    later one."""
 
     run: Callable[[], StepOutput | None]
     number: int = 0
@@ -55,7 +56,7 @@ class Late:
     output: StepOutput | None = None
 
     @property
-    def fence(self) -> Late:
+    def fence(self) -> QueuedStep:
         """What a caller waits for."""
         return self
 
@@ -217,7 +218,7 @@ class SimulatedRunner:
         self.steps = 0
         self._clock = clock
         self._seconds = seconds or StepSeconds()
-        self._queue: deque[Late] = deque()
+        self._queue: deque[QueuedStep] = deque()
         self._device_free = 0.0
         self._fault: str | None = None
         self._copy_fails = False
@@ -253,7 +254,7 @@ class SimulatedRunner:
         self.restart()
         self.memory.lose()
 
-    def submit(self, inputs: StepInput) -> Late:
+    def submit(self, inputs: StepInput) -> QueuedStep:
         """Queue a step with a snapshot of its inputs."""
         limits = self.limits
         self._clock.advance(self._seconds.host)
@@ -276,7 +277,7 @@ class SimulatedRunner:
         late.fails, self._fault = self._fault == "collect", None
         return late
 
-    def collect(self, submission: Late) -> StepOutput:
+    def collect(self, submission: QueuedStep) -> StepOutput:
         """Run everything up to ``submission``; time passes until it is done."""
         if submission.number <= self.steps - RING_STEPS:
             self._broken(Invariant.TOKENS, "a step is read after its events were overwritten")
@@ -287,7 +288,7 @@ class SimulatedRunner:
         assert submission.output is not None
         return submission.output
 
-    def wait(self, late: Late) -> None:
+    def wait(self, late: QueuedStep) -> None:
         """Run what is queued up to ``late``."""
         while not late.done:
             if not self._queue:
@@ -300,9 +301,9 @@ class SimulatedRunner:
                 raise
             first.done = True
 
-    def enqueue(self, run: Callable[[], StepOutput | None]) -> Late:
+    def enqueue(self, run: Callable[[], StepOutput | None]) -> QueuedStep:
         """Queue a submission that is not a step."""
-        late = Late(run, number=self.steps, ends=self._device_free)
+        late = QueuedStep(run, number=self.steps, ends=self._device_free)
         self._queue.append(late)
         return late
 

@@ -162,9 +162,10 @@ class Schedule:
 
 
 @dataclass(frozen=True, slots=True)
-class SavedSchedule:
-    """An action of a schedule that is part of a smaller one; an arrival may be cut to its first
-    ``prompt`` tokens and ``tokens`` generated tokens."""
+class KeptAction:
+    """One action of a schedule that is kept in a smaller one, by its index. Of a request,
+    ``prompt`` and ``tokens`` limit the numbers of prompt tokens and of generated tokens; None keeps
+    all."""
 
     action: int
     prompt: int | None = None
@@ -175,11 +176,11 @@ class SavedSchedule:
         return "/".join("" if part is None else str(part) for part in parts).rstrip("/")
 
 
-def keep(schedule: Schedule, saved: Sequence[SavedSchedule]) -> Schedule:
+def keep(schedule: Schedule, kept: Sequence[KeptAction]) -> Schedule:
     """The schedule with these actions only. Raises ConfigError for an action that does not
     exist."""
     actions: list[Action] = []
-    for item in saved:
+    for item in kept:
         if not 0 <= item.action < len(schedule.actions):
             raise ConfigError(
                 f"--keep: there is no action {item.action}, the schedule of seed {schedule.seed} "
@@ -197,19 +198,19 @@ def keep(schedule: Schedule, saved: Sequence[SavedSchedule]) -> Schedule:
     return replace(schedule, actions=tuple(actions))
 
 
-def parse_saved(text: str) -> tuple[SavedSchedule, ...]:
-    """Parse the text of ``format_saved``. Raises ConfigError for other text."""
-    saved = []
+def parse_kept(text: str) -> tuple[KeptAction, ...]:
+    """Parse the text of ``format_kept``. Raises ConfigError for other text."""
+    kept = []
     for item in text.split(","):
         parts = item.split("/")
         if len(parts) > 3 or not all(part.isdecimal() for part in parts if part) or not parts[0]:
             raise ConfigError(f"--keep: {item!r} is not ACTION[/PROMPT[/TOKENS]], such as 4/17/3")
         numbers = [int(part) if part else None for part in parts]
         assert numbers[0] is not None
-        saved.append(SavedSchedule(numbers[0], *numbers[1:]))
-    return tuple(saved)
+        kept.append(KeptAction(numbers[0], *numbers[1:]))
+    return tuple(kept)
 
 
-def format_saved(saved: Sequence[SavedSchedule]) -> str:
+def format_kept(kept: Sequence[KeptAction]) -> str:
     """The actions as one word for the command line."""
-    return ",".join(map(str, saved))
+    return ",".join(map(str, kept))

@@ -50,7 +50,7 @@ class Cheat:
     cancels: float = 0.0
 
 
-def draw_cheat(random: Random, most_tokens: int) -> Cheat:
+def draw_cheat(random: Random, max_tokens: int) -> Cheat:
     """A cheat that does some of these things at once."""
 
     def sometimes(value: int) -> int:
@@ -59,7 +59,7 @@ def draw_cheat(random: Random, most_tokens: int) -> Cheat:
     prompt = sometimes(random.choice([1, 40, 100])) or PROMPT
     return Cheat(
         prompt=prompt,
-        tokens=min(most_tokens, random.choice([1, 6, 30, 150])),
+        tokens=min(max_tokens, random.choice([1, 6, 30, 150])),
         labels=LABELS if random.random() < 0.5 else (None,),
         period=random.choice([1, 7, 50]),
         copies=sometimes(random.choice([2, 8])) or 1,
@@ -120,14 +120,14 @@ def play_shares(seed: int) -> None:
     whole = sum(weights) * random.choice([1, 2])
     slots = whole - (random.random() < 0.4)
     # A tenant that waits until it is aged takes its turn whatever it has had.
-    most_tokens = 150 if slots == whole else 30
+    max_tokens = 150 if slots == whole else 30
     compete(
         random,
         weights,
         slots,
         cheat=random.randrange(len(weights)),
-        how=draw_cheat(random, most_tokens),
-        tokens=min(most_tokens, random.choice([6, 30, 150])),
+        how=draw_cheat(random, max_tokens),
+        tokens=min(max_tokens, random.choice([6, 30, 150])),
     )
 
 
@@ -224,13 +224,13 @@ class _Asked:
 
 
 def check_slots_held(times: SlotTimes, weights: Sequence[int], slots: int, cheat: int) -> None:
-    """Raise Violation unless the cheat never held more slots than ``most_slots``, and
+    """Raise Violation unless the cheat never held more slots than ``max_slots_held``, and
 
     - where its part is whole, and so are the others': no other tenant misses more of any
       WINDOW_SECONDS than its part of the time in which one request holds a slot;
     - where it is not: of tenants of equal weight no other has had less than the cheat, at any
       moment, by more than ``most_ahead``."""
-    most = most_slots(weights, slots, cheat)
+    most = max_slots_held(weights, slots, cheat)
     require(
         times.most[cheat] <= most,
         Invariant.SHARES,
@@ -256,7 +256,7 @@ def check_slots_held(times: SlotTimes, weights: Sequence[int], slots: int, cheat
     )
 
 
-def most_slots(weights: Sequence[int], slots: int, tenant: int) -> int:
+def max_slots_held(weights: Sequence[int], slots: int, tenant: int) -> int:
     """The most slots that a tenant can hold next to others that always have requests.
 
     It gets one when it holds ``h`` by weight no more than any other does with PART_OF_A_SLOT

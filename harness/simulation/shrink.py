@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from harness.simulation.schedule import Arrive, SavedSchedule, Schedule, keep
+from harness.simulation.schedule import Arrive, KeptAction, Schedule, keep
 
 MAX_TRIALS = 2000
 """The most schedules that are played to shrink one."""
 
 
-def shrink(schedule: Schedule, fails: Callable[[Schedule], bool]) -> tuple[SavedSchedule, ...]:
+def shrink(schedule: Schedule, fails: Callable[[Schedule], bool]) -> tuple[KeptAction, ...]:
     """A small part of ``schedule``, which fails, that still fails.
 
     Delta debugging (Zeller and Hildebrandt 2002) on the actions, then halving of the lengths."""
@@ -23,40 +23,40 @@ class _Shrinking:
         self._schedule = schedule
         self._fails = fails
         self._trials = 0
-        self._saved = [SavedSchedule(index) for index in range(len(schedule.actions))]
+        self._kept = [KeptAction(index) for index in range(len(schedule.actions))]
 
-    def smallest(self) -> tuple[SavedSchedule, ...]:
+    def smallest(self) -> tuple[KeptAction, ...]:
         before = None
-        while before != self._saved and self._trials < MAX_TRIALS:
-            before = list(self._saved)
+        while before != self._kept and self._trials < MAX_TRIALS:
+            before = list(self._kept)
             self._delete()
             self._shorten()
-        return tuple(self._saved)
+        return tuple(self._kept)
 
-    def _accept(self, saved: list[SavedSchedule]) -> bool:
-        """Continue from ``saved`` if it fails too."""
+    def _accept(self, kept: list[KeptAction]) -> bool:
+        """Continue from ``kept`` if it fails too."""
         if self._trials >= MAX_TRIALS:
             return False
         self._trials += 1
-        if not self._fails(keep(self._schedule, saved)):
+        if not self._fails(keep(self._schedule, kept)):
             return False
-        self._saved = saved
+        self._kept = kept
         return True
 
     def _delete(self) -> None:
-        size = max(1, len(self._saved) // 2)
+        size = max(1, len(self._kept) // 2)
         while True:
             start = 0
-            while start < len(self._saved):
-                if not self._accept(self._saved[:start] + self._saved[start + size :]):
+            while start < len(self._kept):
+                if not self._accept(self._kept[:start] + self._kept[start + size :]):
                     start += size
             if size == 1:
                 return
             size //= 2
 
     def _shorten(self) -> None:
-        for index, saved in enumerate(self._saved):
-            action = self._schedule.actions[saved.action]
+        for index, kept in enumerate(self._kept):
+            action = self._schedule.actions[kept.action]
             if not isinstance(action, Arrive):
                 continue
             self._lower(index, "prompt", len(action.request.prompt), 1)
@@ -64,14 +64,14 @@ class _Shrinking:
 
     def _lower(self, index: int, field: str, full: int, least: int) -> None:
         """Lower one length as far as the schedule still fails, in steps that get smaller."""
-        now = getattr(self._saved[index], field)
+        now = getattr(self._kept[index], field)
         now = full if now is None else now
         by = now - least
         while by > 0:
             lower = now - by
             if lower >= least:
-                smaller = replace(self._saved[index], **{field: lower})
-                if self._accept([*self._saved[:index], smaller, *self._saved[index + 1 :]]):
+                smaller = replace(self._kept[index], **{field: lower})
+                if self._accept([*self._kept[:index], smaller, *self._kept[index + 1 :]]):
                     now = lower
                     continue
             by //= 2

@@ -1,5 +1,5 @@
-"""Parts of a specification that only some families have: experts, recurrent layers, windows of
-Gemma, factors of Granite."""
+"""Parts of a specification that only some families have: experts, recurrent layers, latent rows,
+windows of Gemma, factors of Granite."""
 
 from __future__ import annotations
 
@@ -63,13 +63,33 @@ class MambaSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class LatentSpec:
+    """Attention over latent rows of ``rank`` and ``rotated`` channels, in place of ``head_dim`` and
+    ``kv_heads``.
+
+    Heads have ``unrotated`` and ``rotated`` channels of queries, made from ``query_rank`` channels
+    (0: from the residual stream), and ``value`` channels of values. With ``softmax`` a softmax that
+    is not renormalized weights experts, as in DeepSeek V2; else they are chosen of ``groups_used``
+    of their ``groups``."""
+
+    rank: int = 64
+    query_rank: int = 96
+    unrotated: int = 32
+    rotated: int = 32
+    value: int = 64
+    softmax: bool = False
+    groups: int = 1
+    groups_used: int = 1
+
+
+@dataclass(frozen=True, slots=True)
 class Gemma:
     """Settings of Gemma only. ``period`` - 1 of ``period`` layers see ``window`` positions.
 
-    ``window`` 0 means that no layer has a window (gemma3 only). ``rope_base``, ``head_dim`` and
-    ``kv_heads`` are those of layers with a window, the last two for gemma4 and None if equal to the
-    other layers'. ``softcap`` None omits the key. The rest is for gemma4: the last
-    ``shared_kv_layers`` have no keys and values; ``per_layer_width`` is that of the per-layer
+    ``window`` 0 means that no layer has a window (gemma and gemma3 only). ``rope_base``,
+    ``head_dim`` and ``kv_heads`` are those of layers with a window, the last two for gemma4 and
+    None if equal to the other layers'. ``softcap`` None omits the key. The rest is for gemma4: the
+    last ``shared_kv_layers`` have no keys and values; ``per_layer_width`` is that of the per-layer
     embeddings, 0 for none; ``values_from_keys`` omits the value projection of full layers."""
 
     window: int = 32

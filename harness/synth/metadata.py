@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from harness.synth.groups import ExpertSpec, Gemma, MambaSpec, Recurrent
-from harness.synth.spec import COHERES, NEMOTRONS, SynthSpec
+from harness.synth.groups import ExpertSpec, Gemma, LatentSpec, MambaSpec, Recurrent
+from harness.synth.spec import COHERES, LEADING, NEMOTRONS, SynthSpec
 
 RMS_EPSILON = 1e-6
 LONG_ROPE_ATTENTION = 1.19
 """The factor of sine and cosine in files with divisors for long contexts."""
-SIGMOID_GATING = 2
-"""The number of a router whose logits go through a sigmoid."""
+SOFTMAX_GATING, SIGMOID_GATING = 1, 2
+"""The numbers of routers whose logits go through a softmax, and through a sigmoid."""
+SCORE_CAP = 2.0
+"""The bound of attention's scores in gemma2, which those of random weights come near."""
 WEIGHT_SCALE = 2.5
-"""The factor of the experts' weights in glm4moe."""
+"""The factor of the experts' weights in glm4moe, and in deepseek2 with a sigmoid."""
 ROPE_SECTIONS = (11, 11, 10, 0)
 """Rotary pairs for time, height and width; text uses the same angle for all three."""
 
@@ -59,7 +61,8 @@ def architecture_keys(spec: SynthSpec) -> dict[str, Any]:
     if (scales := spec.scales) is not None:
         keys["embedding_scale"] = scales.embedding
         keys["residual_scale"] = scales.residual
-        keys["attention.scale"] = scales.attention
+        if spec.architecture != "minicpm":
+            keys["attention.scale"] = scales.attention
         keys["logit_scale"] = scales.logits
     if spec.nextn_layers:
         keys["nextn_predict_layers"] = spec.nextn_layers
@@ -72,6 +75,8 @@ def architecture_keys(spec: SynthSpec) -> dict[str, Any]:
         keys["shortconv.l_cache"] = spec.short_conv.kernel
     if spec.mamba is not None:
         keys |= _mamba_keys(spec, spec.mamba)
+    if spec.latent is not None:
+        keys |= _latent_keys(spec, spec.latent)
     if spec.gemma is not None:
         keys |= _gemma_keys(spec, spec.gemma)
     return keys
@@ -79,22 +84,29 @@ def architecture_keys(spec: SynthSpec) -> dict[str, Any]:
 
 def _expert_keys(spec: SynthSpec, experts: ExpertSpec) -> dict[str, Any]:
     keys: dict[str, Any] = {"expert_count": experts.count, "expert_used_count": experts.used}
-    # Experts of these architectures have the width that the key of dense layers gives; minimax-m2
-    # has both keys.
+    # Experts of these architectures have the width that the key of dense layers gives; some have
+    # both keys.
     like_dense = spec.architecture in ("llama", "olmoe", "granitemoe", "granitehybrid")
-    if like_dense or spec.architecture == "minimax-m2":
+    if like_dense or spec.architecture in ("minimax-m2", "hunyuan-moe"):
         keys["feed_forward_length"] = experts.width
     if not like_dense:
         keys["expert_feed_forward_length"] = experts.width
-    if spec.architecture in ("lfm2moe", "glm4moe"):
+    if spec.architecture in LEADING:
         keys["leading_dense_block_count"] = spec.leading_dense
-    if spec.architecture in ("lfm2moe", "glm4moe", "minimax-m2"):
+    if spec.architecture in (*LEADING, "minimax-m2"):
         keys["expert_gating_func"] = SIGMOID_GATING
-    if spec.architecture == "glm4moe":
+    if spec.latent is not None:
+        softmax = spec.latent.softmax
+        keys["expert_gating_func"] = SOFTMAX_GATING if softmax else SIGMOID_GATING
+        if spec.latent.groups > 1:
+            keys["expert_group_count"] = spec.latent.groups
+            keys["expert_group_used_count"] = spec.latent.groups_used
+    if spec.architecture in ("glm4moe", "dots1", "deepseek2"):
         keys["expert_shared_count"] = experts.shared_width // experts.width
     elif experts.shared_width:
         keys["expert_shared_feed_forward_length"] = experts.shared_width
-    if spec.architecture in ("glm4moe", "nemotron_h_moe"):
+    scaled = spec.latent is not None and not spec.latent.softmax
+    if scaled or spec.architecture in ("glm4moe", "dots1", "nemotron_h_moe"):
         keys["expert_weights_norm"] = True
         keys["expert_weights_scale"] = WEIGHT_SCALE
     return keys
@@ -130,6 +142,23 @@ def _mamba_keys(spec: SynthSpec, mamba: MambaSpec) -> dict[str, Any]:
     }
 
 
+def _latent_keys(spec: SynthSpec, latent: LatentSpec) -> dict[str, Any]:
+    keys: dict[str, Any] = {
+        "attention.head_count_kv": 1,
+        "attention.key_length": latent.rank + latent.rotated,
+        "attention.value_length": latent.rank,
+        "attention.key_length_mla": latent.unrotated + latent.rotated,
+        "attention.value_length_mla": latent.value,
+        "attention.kv_lora_rank": latent.rank,
+        "leading_dense_block_count": spec.leading_dense if spec.experts else spec.layers,
+    }
+    if latent.query_rank:
+        keys["attention.q_lora_rank"] = latent.query_rank
+    if spec.experts is None:
+        keys |= {"expert_feed_forward_length": spec.hidden, "expert_shared_count": 0}
+    return keys
+
+
 def _kv_heads(spec: SynthSpec) -> list[int]:
     """Heads for keys and values of every block, none in those that do not attend."""
     blocks = range(spec.blocks)
@@ -138,12 +167,18 @@ def _kv_heads(spec: SynthSpec) -> list[int]:
 
 
 def _gemma_keys(spec: SynthSpec, gemma: Gemma) -> dict[str, Any]:
-    keys: dict[str, Any] = {"attention.sliding_window": gemma.window}
+    keys: dict[str, Any] = {}
+    if spec.architecture != "gemma":
+        keys["attention.sliding_window"] = gemma.window
     if gemma.softcap is not None:
         keys["final_logit_softcapping"] = gemma.softcap
     if gemma.window:
         keys["rope.freq_base_swa"] = gemma.rope_base
-    if spec.architecture == "gemma3":
+    if spec.architecture == "gemma":
+        return keys
+    if spec.architecture == "gemma2":
+        keys["attn_logit_softcapping"] = SCORE_CAP
+    if spec.architecture != "gemma4":
         return keys | {"attention.sliding_window_pattern": gemma.period}
     layers = range(spec.layers)
     windowed = next((layer for layer in layers if spec.is_windowed(layer)), 0)

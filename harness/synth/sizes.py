@@ -15,6 +15,8 @@ _GPT_OSS = {
     "rope_scaling": "yarn", "rope_factor": 32.0, "rope_original_context": 4096, "window": 128,
     "feed_forward": 2880, "tied": False,
 }  # fmt: skip
+_LATENT = {"rank": 512, "unrotated": 128, "rotated": 64, "value": 128}
+_YARN_40 = {"rope_scaling": "yarn", "rope_factor": 40.0, "rope_original_context": 4096}
 _GEMMA4_WINDOWS = {"window": 1024, "head_dim": 256, "values_from_keys": True, "output_scale": True}
 
 
@@ -57,6 +59,24 @@ FAMILY_SIZES: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
         | {"experts": {"count": 128, "used": 8, "width": 1408, "shared_width": 1408}}
         | {"leading_dense": 1, "nextn_layers": 1}
     },
+    "deepseek2": {
+        "16b-a2.4b": _shape(27, 2048, 16, feed_forward=10944, vocab=102400, context=163840)
+        | {"latent": {**_LATENT, "query_rank": 0, "softmax": True}, **_YARN_40}
+        | {"yarn_log_multiplier": 0.0707, "leading_dense": 1, "tied": False}
+        | {"experts": {"count": 64, "used": 6, "width": 1408, "shared_width": 2816}},
+        "30b-a3b": _shape(47, 2048, 20, feed_forward=10240, vocab=154880, context=202752)
+        | {"latent": {**_LATENT, "query_rank": 768, "unrotated": 192, "value": 256}}
+        | {"rope_base": 1e6, "leading_dense": 1, "tied": False}
+        | {"experts": {"count": 64, "used": 4, "width": 1536, "shared_width": 1536}},
+        "671b-a37b": _shape(61, 7168, 128, feed_forward=18432, vocab=129280, context=163840)
+        | {"latent": {**_LATENT, "query_rank": 1536, "groups": 8, "groups_used": 4}, **_YARN_40}
+        | {"yarn_log_multiplier": 0.1, "leading_dense": 3, "tied": False}
+        | {"experts": {"count": 256, "used": 8, "width": 2048, "shared_width": 2048}},
+        "1t-a32b": _shape(61, 7168, 64, feed_forward=18432, vocab=163840, context=131072)
+        | {"latent": {**_LATENT, "query_rank": 1536}, "rope_base": 5e4, **_YARN_40}
+        | {"rope_factor": 32.0, "yarn_log_multiplier": 0.1, "leading_dense": 1, "tied": False}
+        | {"experts": {"count": 384, "used": 8, "width": 2048, "shared_width": 2048}},
+    },
     "lfm2": {
         "1.2b": _shape(16, 2048, 32, kv_heads=8, feed_forward=8192, vocab=65536)
         | {"context": 128000, "rope_base": 1e6, "short_conv": {"interval": 3, "kernel": 3}}
@@ -65,6 +85,47 @@ FAMILY_SIZES: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
         "8b-a1b": _shape(24, 2048, 32, kv_heads=8, feed_forward=7168, vocab=65536)
         | {"context": 128000, "rope_base": 1e6, "short_conv": {"interval": 4, "kernel": 3}}
         | {"leading_dense": 2, "experts": {"count": 32, "used": 4, "width": 1792}}
+    },
+    "exaone4": {
+        "1.2b": _shape(30, 2048, 32, kv_heads=8, feed_forward=4096, vocab=102400)
+        | {"context": 65536, "rope_base": 1e6},
+        "32b": _shape(64, 5120, 40, kv_heads=8, head_dim=128, feed_forward=27392, vocab=102400)
+        | {"context": 131072, "rope_base": 1e6, "window": 4096, "tied": False},
+    },
+    "ernie4_5": {
+        "0.3b": _shape(18, 1024, 16, kv_heads=2, head_dim=128, feed_forward=3072, vocab=103424)
+        | {"context": 131072, "rope_base": 5e5}
+    },
+    "seed_oss": {
+        "36b": _shape(64, 5120, 80, kv_heads=8, head_dim=128, feed_forward=27648, vocab=155136)
+        | {"context": 524288, "rope_base": 1e7, "tied": False}
+    },
+    "granitemoe": {
+        "3b-a800m": _shape(32, 1536, 24, kv_heads=8, vocab=49155, context=131072)
+        | {"experts": {"count": 40, "used": 8, "width": 512}, "rope_base": 1e7}
+        | {"scales": {"embedding": 12.0, "residual": 0.22, "attention": 2.0**-6, "logits": 6.0}}
+    },
+    "minimax-m2": {
+        "229b-a10b": _shape(62, 3072, 48, kv_heads=8, head_dim=128, vocab=200064, tied=False)
+        | {"context": 196608, "rope_base": 5e6}
+        | {"experts": {"count": 256, "used": 8, "width": 1536}}
+    },
+    "olmoe": {
+        "7b-a1b": _shape(16, 2048, 16, kv_heads=16, head_dim=128, vocab=50304, tied=False)
+        | {"context": 4096, "experts": {"count": 64, "used": 8, "width": 1024}}
+    },
+    "qwen2moe": {
+        "14b-a2.7b": _shape(24, 2048, 16, kv_heads=16, head_dim=128, vocab=151936, tied=False)
+        | {"context": 8192, "rope_base": 1e6}
+        | {"experts": {"count": 60, "used": 4, "width": 1408, "shared_width": 5632}}
+    },
+    "hunyuan-dense": {
+        "7b": _shape(32, 4096, 32, kv_heads=8, head_dim=128, feed_forward=14336, vocab=128167)
+        | {"context": 262144}
+    },
+    "gemma2": {
+        "2b": _shape(26, 2304, 8, kv_heads=4, head_dim=256, feed_forward=9216, vocab=256000)
+        | {"context": 8192, "gemma": {"window": 4096, "period": 2, "softcap": 30.0}}
     },
     "gemma4": {
         "26b-a4b": _shape(30, 2816, 16, kv_heads=2, feed_forward=2112, **_GEMMA4)
@@ -76,8 +137,8 @@ FAMILY_SIZES: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
 }
 """Further sizes by architecture. Dense models have the sizes of Qwen 3; 35b-a3b is that of Qwen
 3.6, 20b and 120b are those of gpt-oss, 26b-a4b and 31b those of Gemma 4, 106b-a12b is that of
-GLM-4.5 Air, 1.2b and 8b-a1b are those of LFM 2 but for the layers that attend; 1b has about a
-billion weights."""
+GLM-4.5 Air, those of LFM 2 differ in the layers that attend; 1b has about a billion weights. The
+others are the families' own published ones."""
 
 _NEEDED: Mapping[str, Mapping[str, Any]] = {
     "granite": {"scales": {}},
@@ -89,6 +150,9 @@ _NEEDED: Mapping[str, Mapping[str, Any]] = {
     "olmoe": {"experts": {}, "kv_heads": 4},
     "gpt-oss": {"experts": {}, "window": 32},
     "glm4moe": {"experts": {"shared_width": 64}, "leading_dense": 1},
+    "deepseek2": {"latent": {}, "layers": 3, "experts": {"shared_width": 64}, "leading_dense": 1},
+    "dots1": {"experts": {"shared_width": 64}, "leading_dense": 1, "kv_heads": 4},
+    "minicpm": {"scales": {}},
     "cohere2": {"window": 32},
     "qwen35": {"recurrent": {}, "layers": 4},
     "qwen35moe": {"experts": {"shared_width": 64}, "recurrent": {}, "layers": 4},
@@ -98,6 +162,9 @@ _NEEDED: Mapping[str, Mapping[str, Any]] = {
     "granitehybrid": {"scales": {}, "mamba": {}, "layers": 3},
     "nemotron_h": {"mamba": {}, "layers": 4},
     "nemotron_h_moe": {"mamba": {}, "layers": 4, "experts": {"shared_width": 64}},
+    "hunyuan-moe": {"experts": {"shared_width": 64}},
+    "gemma": {"gemma": {"window": 0}},
+    "gemma2": {"gemma": {"period": 2}},
     "gemma3": {"gemma": {"period": 2}},
     "gemma4": {"gemma": {"period": 2, "head_dim": 32, "kv_heads": 4, "output_scale": True}},
 }

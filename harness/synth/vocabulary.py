@@ -20,8 +20,10 @@ MERGES = (
 )  # fmt: skip
 PRE_TOKENIZER = {
     **dict.fromkeys(("llama", "ernie4_5", "granite", "granitemoe", "granitehybrid"), "smollm"),
+    **dict.fromkeys(("internlm2", "minicpm"), "smollm"),
     "exaone4": "exaone4",
     "minimax-m2": "minimax-m2",
+    "deepseek2": "deepseek-v3",
     "mistral3": "tekken",
     "seed_oss": "seed-coder",
     "smollm3": "llama-bpe",
@@ -29,8 +31,10 @@ PRE_TOKENIZER = {
     **dict.fromkeys(("glm4", "glm4moe"), "glm4"),
     **dict.fromkeys(("phi3", "olmo2"), "dbrx"),
     "olmoe": "olmo",
+    "hunyuan-dense": "hunyuan-dense",
+    "hunyuan-moe": "hunyuan",
     **dict.fromkeys(("nemotron_h", "nemotron_h_moe"), "pixtral"),
-    **dict.fromkeys(("qwen2", "qwen2moe", "qwen3", "qwen3moe", "qwen3next"), "qwen2"),
+    **dict.fromkeys(("dots1", "qwen2", "qwen2moe", "qwen3", "qwen3moe", "qwen3next"), "qwen2"),
     **dict.fromkeys(("qwen35", "qwen35moe"), "qwen35"),
     "gpt-oss": "gpt-4o",
     **dict.fromkeys(("command-r", "cohere2"), "command-r"),
@@ -40,7 +44,10 @@ CHAT_TEMPLATE = (
     "{{ message['content'] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-GEMMA_TURNS = {"gemma3": ("<start_of_turn>", "<end_of_turn>"), "gemma4": ("<|turn>", "<turn|>")}
+GEMMA_TURNS = {
+    **dict.fromkeys(("gemma", "gemma2", "gemma3"), ("<start_of_turn>", "<end_of_turn>")),
+    "gemma4": ("<|turn>", "<turn|>"),
+}
 GEMMA_TEMPLATE = (
     "{{{{ bos_token }}}}{{% for message in messages %}}{start}"
     "{{{{ 'model' if message['role'] == 'assistant' else message['role'] }}}}\n"
@@ -82,7 +89,7 @@ def _byte_level_keys(spec: SynthSpec) -> dict[str, Any]:
 
 
 def _gemma_keys(spec: SynthSpec) -> dict[str, Any]:
-    """Keys of a vocabulary merged by score (gemma3) or rank (gemma4), with a token for every
+    """Keys of a vocabulary merged by score, or by rank (gemma4), with a token for every
     byte."""
     start, end = GEMMA_TURNS[spec.architecture]
     control = [*GEMMA_SPECIAL_TOKENS, start, end]

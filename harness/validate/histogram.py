@@ -19,7 +19,7 @@ BIAS = 127
 
 
 class ValueHistogram:
-    """Counts by sign and exponent, extremes, mean magnitude, and a digest under rule R0."""
+    """Counts of values by sign and exponent, with their extremes, mean magnitude and digest."""
 
     def __init__(self) -> None:
         self.counts = np.zeros(BINS, np.int64)
@@ -51,7 +51,8 @@ class ValueHistogram:
 
     @property
     def digest(self) -> str:
-        """SHA-256 over all elements in order, as little-endian binary32, with -0 as +0."""
+        """SHA-256 of all elements in order, as little-endian binary32,
+        with -0 as +0."""
         return self._digest.hexdigest()
 
     def bins(self) -> dict[str, int]:

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from harness.catalog import DEFAULT_ID, find, model_path
-from harness.cli import exactness
+from harness.cli import exactness, findings
 from harness.host import open as host_open
 from harness.residency import Residency, plan_residency
-from harness.tiers import TIERS, open_tier
+from harness.tiers import TIERS, TierStatus, open_tier, probe
 from reference.exact import elementary
 from reference.memory.planner import MemoryPlan
 from reference.model.gguf import TensorSource
@@ -23,6 +23,19 @@ from tests.cli.conftest import Change, Result
 from tests.needs import need_device
 
 Zinc = Callable[..., Result]
+KNOWN_TIERS = pytest.mark.usefixtures("known_tiers")
+
+
+@pytest.fixture(scope="module")
+def statuses() -> list[TierStatus]:
+    """The tiers of this machine, which a process of its own opens."""
+    return probe()
+
+
+@pytest.fixture
+def known_tiers(statuses: list[TierStatus], monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are not opened for every check."""
+    monkeypatch.setattr(findings, "probe", lambda: statuses)
 
 
 def test_check_is_ready_with_a_model(zinc: Zinc, tiny_model: Path) -> None:
@@ -37,6 +50,7 @@ PLANNED = [(tier, words) for tier in TIERS for words in (SIZES[-1:] if tier == "
 """One size where a processor plays a graphics card, which takes its time."""
 
 
+@KNOWN_TIERS
 @pytest.mark.parametrize(("tier", "words"), PLANNED)
 def test_check_plans_what_run_takes(
     zinc: Zinc, tiny_model: Path, monkeypatch: pytest.MonkeyPatch, tier: str, words: tuple[object]
@@ -79,6 +93,7 @@ def _bad_template(metadata: dict[str, Any], tensors: dict[str, TensorSource]) ->
     metadata["tokenizer.chat_template"] = "{% for"
 
 
+@KNOWN_TIERS
 @pytest.mark.parametrize(
     ("change", "words", "problem"),
     [
@@ -123,6 +138,7 @@ def test_check_says_what_is_wrong_and_the_remedy(
     assert "WRONG  tier: cuda" in text.out
 
 
+@KNOWN_TIERS
 def test_check_wants_the_default_model_pulled(zinc: Zinc) -> None:
     result = zinc("check")
     assert result.code == 1
@@ -130,6 +146,7 @@ def test_check_wants_the_default_model_pulled(zinc: Zinc) -> None:
     assert f"zinc-rt model pull {DEFAULT_ID}" in result.out
 
 
+@KNOWN_TIERS
 def test_check_finds_a_pulled_model_that_was_altered(zinc: Zinc, tmp_path: Path) -> None:
     entry = find(DEFAULT_ID)
     path = model_path(entry, tmp_path)
@@ -142,6 +159,7 @@ def test_check_finds_a_pulled_model_that_was_altered(zinc: Zinc, tmp_path: Path)
     assert f"zinc-rt model rm {entry.id} && zinc-rt model pull {entry.id}" in result.out
 
 
+@KNOWN_TIERS
 def test_check_refuses_a_model_that_cannot_run(
     zinc: Zinc, variant: Callable[[Change], Path]
 ) -> None:

@@ -73,6 +73,11 @@ class FakeContext:
     others: list[FakeContext] = field(default_factory=list)
     """Contexts of other devices, which go on only while this one waits for them."""
 
+    @property
+    def blocks(self) -> dict[int, Any]:
+        """The memory of this moment: other threads allocate and free."""
+        return self.memory.copy()
+
     def run(self, most: int | None = None) -> None:
         """Execute what was enqueued, but for a kernel that hangs and what follows it."""
         done = 0

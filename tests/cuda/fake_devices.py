@@ -218,7 +218,7 @@ class Gather:
     def _check(self, address: int, nbytes: int) -> None:
         """Peers' memory that was made reachable."""
         assert isinstance(self.context, DeviceContext)
-        blocks = [block for other in self.context.reached for block in other.memory.items()]
+        blocks = [block for other in self.context.reached for block in other.blocks.items()]
         assert any(a <= address and address + nbytes <= a + len(b) for a, b in blocks), "not theirs"
 
 

@@ -16,6 +16,7 @@ import numpy as np
 from accel.packets.packet import ALIGNMENT
 from tests.cuda.fake_context import (
     SUCCESS,
+    TURN,
     Capture,
     CapturedRecord,
     CapturedWait,
@@ -150,7 +151,7 @@ class FakeDriver:
         return (SUCCESS,)
 
     def cuMemGetInfo(self) -> tuple[Any, ...]:
-        used = sum(len(block) for block in self.current.memory.values())
+        used = sum(len(block) for block in self.current.blocks.values())
         return SUCCESS, self.memory_bytes - used, self.memory_bytes
 
     def cuMemAlloc(self, nbytes: int) -> tuple[Any, ...]:
@@ -324,9 +325,10 @@ class FakeDriver:
         if context.graph is not None and context.graph.takes(stream, FIRST_STREAM):
             context.graph.append((stream, operation))
         elif stream != FIRST_STREAM:
-            context.aside.setdefault(stream, []).append(operation)
-            while not context.late and context.advance_aside():
-                pass
+            with TURN:
+                context.aside.setdefault(stream, []).append(operation)
+                while not context.late and context.advance_aside():
+                    pass
         else:
             context.queue.append(operation)
         return (SUCCESS,)
@@ -336,7 +338,7 @@ class FakeDriver:
         return graph is not None and graph.takes(stream, FIRST_STREAM)
 
     def _on_device(self, address: int, nbytes: int) -> None:
-        blocks = self.current.memory.items()
+        blocks = self.current.blocks.items()
         assert any(a <= address and address + nbytes <= a + len(b) for a, b in blocks), "not ours"
 
 

@@ -34,7 +34,13 @@ BILLION = 1e9
 PUBLISHED = {
     ("qwen3", "0.6b"): 0.596, ("qwen3", "8b"): 8.191, ("qwen3moe", "1b"): 1.046,
     ("qwen35moe", "1b"): 0.966, ("qwen35moe", "35b-a3b"): 34.661, ("lfm2", "1.2b"): 1.177,
+    ("deepseek2", "16b-a2.4b"): 15.706, ("deepseek2", "30b-a3b"): 29.943,
+    ("deepseek2", "671b-a37b"): 671.026, ("deepseek2", "1t-a32b"): 1026.408,
     ("glm4moe", "106b-a12b"): 109.227, ("lfm2moe", "8b-a1b"): 8.340,
+    ("exaone4", "1.2b"): 1.279, ("exaone4", "32b"): 32.003, ("ernie4_5", "0.3b"): 0.361,
+    ("seed_oss", "36b"): 36.151, ("granitemoe", "3b-a800m"): 3.299,
+    ("minimax-m2", "229b-a10b"): 228.690, ("olmoe", "7b-a1b"): 6.919,
+    ("qwen2moe", "14b-a2.7b"): 14.316, ("hunyuan-dense", "7b"): 7.505, ("gemma2", "2b"): 2.614,
     ("gemma4", "26b-a4b"): 25.233, ("gemma4", "31b"): 30.697,
 }  # fmt: skip
 """Billions of weights by architecture and size; 34.66, 25.2 and 30.7 are those of the models."""
@@ -64,12 +70,17 @@ LATER = {
     "lfm2moe": "b9b1e1366bf75feb81325179e1367edb7367000d9f06195665e98ce8cda880a3",
     "granitehybrid": "eb2bdd34485e5efe30d8e71682131dbebda76a34c2984fb127e94a85e939dfa6",
     "glm4moe": "1e7a72d62e6d1928d70c96dab3e7a2527106009607a97ab3b6ea6bdc3ce3c527",
+    "deepseek2": "3a44560cdf6f935474b7db0ec41dc0ea4f43c9e0f5381f8e777981ace0bf6174",
     "granitemoe": "8edb076cfdfae2a3cd87197d2d5bb8fba6e3d1e219bfd7820ef14e5029799220",
     "minimax-m2": "63f4af028af90b099ae987dd25307e95569d3a6b8837a46dbad8749f151b0916",
     "qwen2moe": "39c5b6e5bb9c196dabfe7cc97ae06bf41385dd74310d7fcec156142373cee2b4",
     "olmoe": "f6ecd493957e1d3c797cfe546c9e8b70d29facecefd67fc3271e92433a88ff71",
     "nemotron_h": "68af492d781e5fc25a4d2c517fe8df82546ae14410c765a08e504b9c9d5c124b",
     "nemotron_h_moe": "7413cb00f3644a58ae09999fc6a5f51122588643270a6648e6571a9b640f9b0a",
+    "gemma": "c241823b44956e3af993cf1085fb925ab59a3af8585e9be4c33f0b0043a787ac",
+    "gemma2": "84cbefd2ddf71216a4adcb2425924e6e67553bbbb20e3ba82ccf3885a318bcd1",
+    "hunyuan-moe": "02930138cc17f5bb20dfda2bf8d26a6777c0def370e69c68f22d1af5f6c323ba",
+    "dots1": "20fc3a5b85249284a24340c3d4f85fc0618bef7672237ad716cf4a6f37681c0a",
     "gpt-oss": "ecede1b771fcdd6a698625ee8ed140f093bf0d72a6769cb9145fc3164f868257",
 }
 """Digests of the files of architectures that came later."""

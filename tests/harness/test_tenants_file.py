@@ -90,7 +90,7 @@ def test_keys_are_replaced_at_once_or_over_time(path: Path) -> None:
 
 
 def test_an_id_something_is_counted_under_is_not_given_again(path: Path) -> None:
-    add_tenant(path, "bob", {}, least_id=9)
+    add_tenant(path, "bob", {}, min_id=9)
     assert accounts(path)["bob"].tenant.id == 9
 
 

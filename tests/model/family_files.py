@@ -35,6 +35,7 @@ from tests.model.family_parts import (
     add_gated_experts,
     add_shared_expert,
 )
+from tests.model.latent_layers import LATENT_KEYS, deepseek2
 from tests.model.recurrent_layers import (
     granitehybrid,
     lfm2,
@@ -109,6 +110,7 @@ _KEYS: Mapping[str, dict[str, Any]] = {
     "qwen35moe": {**_HYBRID_KEYS, **_SECTIONS, **EXPERT_KEYS, **_SHARED_KEYS},
     "qwen3next": {**_HYBRID_KEYS, **EXPERT_KEYS, **_SHARED_KEYS},
     "command-r": {"logit_scale": 0.5},
+    "deepseek2": {**EXPERT_KEYS, **LATENT_KEYS},
     "glm4moe": {**EXPERT_KEYS, "leading_dense_block_count": 1, "expert_shared_count": 1,
                 "expert_weights_norm": True, "rope.dimension_count": HEAD_DIM // 2},
     "cohere2": {"logit_scale": 0.5, "attention.sliding_window": WINDOW},
@@ -120,6 +122,11 @@ _KEYS: Mapping[str, dict[str, Any]] = {
     "lfm2": _CONVOLVING_KEYS,
     "lfm2moe": {**_CONVOLVING_KEYS, **EXPERT_KEYS, "expert_gating_func": 2,
                 "leading_dense_block_count": 1},
+    "dots1": {**EXPERT_KEYS, "leading_dense_block_count": 1, "expert_shared_count": 1,
+              "expert_weights_norm": True},
+    "minicpm": _GRANITE_KEYS,
+    "hunyuan-moe": {**EXPERT_KEYS, **_SHARED_KEYS},
+    "gemma2": {"attention.sliding_window": WINDOW, "attn_logit_softcapping": 5.0},
     "gemma3": {"attention.sliding_window": WINDOW, "attention.sliding_window_pattern": 2,
                "rope.freq_base": 1e6, "rope.scaling.type": "linear", "rope.scaling.factor": 8.0},
     "gemma4": {"attention.sliding_window": WINDOW,
@@ -208,6 +215,22 @@ def _qwen3(file: FamilyFile, layer: int) -> None:
     _llama(file, layer, norms=True)
 
 
+def _dots1(file: FamilyFile, layer: int) -> None:
+    """Norms of heads; experts beside a shared one in all but the first layer."""
+    if layer < file.keys["leading_dense_block_count"]:
+        _qwen3(file, layer)
+        return
+    _qwen3moe(file, layer)
+    add_shared_expert(file, layer, EXPERT_WIDTH)
+    file.add(f"blk.{layer}.exp_probs_b.bias", EXPERTS)
+
+
+def _hunyuan_moe(file: FamilyFile, layer: int) -> None:
+    """Experts beside a shared one without a gate."""
+    _qwen3moe(file, layer)
+    add_shared_expert(file, layer, SHARED_WIDTH)
+
+
 def _qwen3moe(file: FamilyFile, layer: int) -> None:
     add_attention(file, layer, norms=True)
     file.vector(f"blk.{layer}.ffn_norm")
@@ -258,7 +281,11 @@ def _olmoe(file: FamilyFile, layer: int) -> None:
 
 
 def _gemma3(file: FamilyFile, layer: int) -> None:
-    _llama(file, layer, norms=True)
+    _gemma2(file, layer, norms=True)
+
+
+def _gemma2(file: FamilyFile, layer: int, norms: bool = False) -> None:
+    _llama(file, layer, norms=norms)
     file.vector(f"blk.{layer}.post_attention_norm")
     file.vector(f"blk.{layer}.post_ffw_norm")
 
@@ -310,9 +337,17 @@ _LAYERS = {
     "granitehybrid": granitehybrid,
     "nemotron_h": nemotron_h,
     "nemotron_h_moe": nemotron_h_moe,
+    "dots1": _dots1,
+    "internlm2": _llama,
+    "minicpm": _llama,
+    "hunyuan-dense": _qwen3,
+    "hunyuan-moe": _hunyuan_moe,
+    "gemma": _llama,
+    "gemma2": _gemma2,
     "gemma3": _gemma3,
     "gemma4": _gemma4,
     "gpt-oss": _gpt_oss,
+    "deepseek2": deepseek2,
     "glm4moe": _glm4moe,
     "minimax-m2": _minimax_m2,
     "seed_oss": _seed_oss,

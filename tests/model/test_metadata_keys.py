@@ -41,7 +41,7 @@ ALWAYS = {
     **{name: {"expert_weights_norm": True} for name in RENORMALIZED},
 }
 """Keys with which an architecture rotates or renormalizes that does not by itself."""
-WINDOWED = ("gemma3", "gemma4", "olmo2", "phi3", "gpt-oss", "cohere2")
+WINDOWED = ("gemma2", "gemma3", "gemma4", "olmo2", "phi3", "gpt-oss", "cohere2")
 
 
 def read_with(architecture: str, keys: Mapping[str, Any], folder: Path) -> ModelConfig | str:

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from tests.peer.float64_llama import Float64, Float64Llama, attention, silu
 
-INTERLEAVED = ("smollm3", "granite", "granitemoe", "glm4")
+INTERLEAVED = ("smollm3", "internlm2", "minicpm", "granite", "granitemoe", "glm4")
 POST_NORMS = ("glm4", "olmo2", "exaone4")
 NO_PRE_NORMS = ("olmo2", "exaone4")
 

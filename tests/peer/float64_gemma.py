@@ -1,4 +1,4 @@
-"""Gemma 3 and 4 in plain float64."""
+"""Gemma 1 to 4 in plain float64."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from tests.peer.float64_llama import Float64, Float64Llama, attention
 
 GELU_FACTOR, GELU_CUBE = 0.7978845608, 0.044715
-LAYERS_OF_27B = 62
-DEFAULT_SOFTCAP = {"gemma3": 0.0, "gemma4": 30.0}
+LAYERS_OF_27B = {"gemma2": 46, "gemma3": 62}
+DEFAULT_SOFTCAP = {"gemma": 0.0, "gemma2": 30.0, "gemma3": 0.0, "gemma4": 30.0}
 
 
 class Float64Gemma(Float64Llama):
@@ -26,7 +26,8 @@ class Float64Gemma(Float64Llama):
             pattern = [layer % pattern < pattern - 1 for layer in range(self.layers)]
         self.windows = [window if window and windowed else None for windowed in pattern]
         self.four = self.architecture == "gemma4"
-        self.deep = self.architecture == "gemma3" and self.layers == LAYERS_OF_27B
+        self.deep = self.layers == LAYERS_OF_27B.get(self.architecture)
+        self.score_cap = self._key("attn_logit_softcapping", 0.0)
         self.own_kv = self.layers - self._key("attention.shared_kv_layers", 0)
         self._cache: dict[int, tuple[Float64, Float64]] = {}
         self._per_layer: Float64 | None = None
@@ -58,7 +59,7 @@ class Float64Gemma(Float64Llama):
     def _layer(self, x: Float64, layer: int, positions: NDArray[np.int64]) -> Float64:
         prefix = f"blk.{layer}."
         mixed = self._attention(self._norm(x, f"{prefix}attn_norm"), layer, positions)
-        x = x + self._norm(mixed, f"{prefix}post_attention_norm")
+        x = x + self._after(mixed, f"{prefix}post_attention_norm")
         y = self._gated(self._norm(x, f"{prefix}ffn_norm"), f"{prefix}ffn_")
         if f"{prefix}ffn_gate_inp.weight" in self._tensors:
             scale = self._matrix(f"{prefix}ffn_gate_inp.scale").reshape(-1)
@@ -70,7 +71,7 @@ class Float64Gemma(Float64Llama):
             )
             y = self._norm(y, f"{prefix}post_ffw_norm_1")
             y = y + self._norm(routed, f"{prefix}post_ffw_norm_2")
-        x = x + self._norm(y, f"{prefix}post_ffw_norm")
+        x = x + self._after(y, f"{prefix}post_ffw_norm")
         if self._per_layer is not None:
             gate = self.activation(self._linear(x, f"{prefix}inp_gate"))
             added = self._linear(gate * self._per_layer[:, layer], f"{prefix}proj")
@@ -79,14 +80,19 @@ class Float64Gemma(Float64Llama):
             x = x * self._matrix(f"{prefix}layer_output_scale.weight").reshape(-1)
         return x
 
+    def _after(self, x: Float64, name: str) -> Float64:
+        """The norm of a block's result, where the file has it."""
+        return self._norm(x, name) if f"{name}.weight" in self._tensors else x
+
     def _attention(self, h: Float64, layer: int, positions: NDArray[np.int64]) -> Float64:
         prefix = f"blk.{layer}.attn_"
         q = self._heads_of(self._linear(h, f"{prefix}q"), layer, self.heads)
-        q = self._turned(self._norm(q, f"{prefix}q_norm"), self._angle(layer, positions))
+        q = self._turned(self._after(q, f"{prefix}q_norm"), self._angle(layer, positions))
         if layer < self.own_kv:
             self._cache[layer] = self._keys_values(h, layer, positions)
         k, v = self._cache[self._donor(layer)]
-        mixed = attention(q, k, v, positions, self._scale(q.shape[-1]), self.windows[layer])
+        scale, window = self._scale(q.shape[-1]), self.windows[layer]
+        mixed = attention(q, k, v, positions, scale, window, self.score_cap)
         return self._linear(mixed, f"{prefix}output")
 
     def _scale(self, size: int) -> float:
@@ -110,7 +116,7 @@ class Float64Gemma(Float64Llama):
         v = k
         if f"{prefix}v.weight" in self._tensors:
             v = self._heads_of(self._linear(h, f"{prefix}v"), layer, heads)
-        k = self._turned(self._norm(k, f"{prefix}k_norm"), self._angle(layer, positions))
+        k = self._turned(self._after(k, f"{prefix}k_norm"), self._angle(layer, positions))
         return k, self._normed(v) if self.four else v
 
     def _heads_of(self, x: Float64, layer: int, heads: int) -> Float64:

@@ -56,6 +56,8 @@ class Float64Llama:
         self.eps = self._key(self.epsilon)
         self.normalized = self.architecture not in ("qwen2moe", "olmoe")
         """Whether the weights of the chosen experts add to 1."""
+        self.late_norms = self.architecture in ("hunyuan-dense", "hunyuan-moe")
+        """Whether heads are normed after they are rotated."""
         self.rope_base = self._key("rope.freq_base", 10000.0)
         self.rope_dims = self._key("rope.dimension_count", self.head_dim)
 
@@ -73,9 +75,12 @@ class Float64Llama:
 
     def _layer(self, x: Float64, layer: int, positions: NDArray[np.int64]) -> Float64:
         x = x + self._attention(self._norm(x, f"blk.{layer}.attn_norm"), layer, positions)
+        return x + self._feed_forward(self._norm(x, self._second_norm(layer)), layer)
+
+    def _second_norm(self, layer: int) -> str:
+        """The name of the norm before the feed forward."""
         own = f"blk.{layer}.ffn_norm"
-        named = own if f"{own}.weight" in self._tensors else f"blk.{layer}.post_attention_norm"
-        return x + self._feed_forward(self._norm(x, named), layer)
+        return own if f"{own}.weight" in self._tensors else f"blk.{layer}.post_attention_norm"
 
     def _feed_forward(self, h: Float64, layer: int) -> Float64:
         prefix = f"blk.{layer}.ffn_"
@@ -147,9 +152,12 @@ class Float64Llama:
         q = q.reshape(count, self.heads, size)
         k = k.reshape(count, self.kv_heads, size)
         v = v.reshape(count, self.kv_heads, size)
+        if self.late_norms:
+            q, k = self._rotated(q, positions), self._rotated(k, positions)
         if f"{prefix}q_norm.weight" in self._tensors:
             q, k = self._norm_heads(q, f"{prefix}q_norm"), self._norm_heads(k, f"{prefix}k_norm")
-        q, k = self._rotated(q, positions), self._rotated(k, positions)
+        if not self.late_norms:
+            q, k = self._rotated(q, positions), self._rotated(k, positions)
         return self._linear(attention(q, k, v, positions, size**-0.5), f"{prefix}output")
 
     def _rotated(self, x: Float64, positions: NDArray[np.int64]) -> Float64:
@@ -209,7 +217,7 @@ class Float64Llama:
         joined = [self._norm(embedded, f"{own}enorm"), self._norm(before, f"{own}hnorm")]
         x = self._linear(np.concatenate(joined, axis=1), f"{own}eh_proj")
         x = x + self._attention(self._norm(x, f"blk.{block}.attn_norm"), block, positions)
-        x = x + self._feed_forward(self._norm(x, f"blk.{block}.post_attention_norm"), block)
+        x = x + self._feed_forward(self._norm(x, self._second_norm(block)), block)
         return self.head(self._norm(x, f"{own}shared_head_norm"))
 
     def _matrix(self, name: str) -> Float64:
@@ -240,7 +248,7 @@ def sigmoid(x: Float64) -> Float64:
 
 def attention(
     q: Float64, k: Float64, v: Float64, positions: NDArray[np.int64], scale: float,
-    window: int | None = None,
+    window: int | None = None, cap: float = 0.0,
 ) -> Float64:  # fmt: skip
     """Causal softmax attention of q[i, heads, d] over k, v[j, kv heads, d], rows flattened."""
     group = q.shape[1] // k.shape[1]
@@ -253,6 +261,8 @@ def attention(
             hidden |= distance >= window
         for head in range(q.shape[1]):
             scores = q[rows, head] @ k[: rows.stop, head // group].T * scale
+            if cap:
+                scores = cap * np.tanh(scores / cap)
             scores[hidden] = -np.inf
             scores = np.exp(scores - scores.max(axis=-1, keepdims=True))
             scores /= scores.sum(axis=-1, keepdims=True)

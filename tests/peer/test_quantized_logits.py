@@ -29,6 +29,8 @@ class Limit:
 ROUTED_HYBRID = Limit(top1=0.88, kl=5e-3)
 """A recurrent layer with random weights turns a rounding into another choice of experts, which
 moves logits by 1, here as in llama.cpp."""
+LATENT = Limit(kl=5e-4)
+"""A rounding chooses another expert at a few positions."""
 MODELS = {
     "qwen3": Limit(), "mistral3": Limit(),
     **dict.fromkeys(("smollm3", "granite", "glm4-biases", "phi3", "olmo2-windows"), Limit()),
@@ -38,7 +40,11 @@ MODELS = {
     "nemotron_h_moe": ROUTED_HYBRID,
     "command-r": Limit(), "cohere2": Limit(), "llama-8-experts": Limit(), "qwen3moe": Limit(),
     "qwen35": Limit(), "qwen35moe": ROUTED_HYBRID, "qwen3next": ROUTED_HYBRID, "lfm2": Limit(),
+    "deepseek2": Limit(), **dict.fromkeys(("deepseek2-experts", "deepseek2-experts-yarn"), LATENT),
+    "deepseek2-experts-groups": LATENT,
     "glm4moe-experts": Limit(), "lfm2moe": ROUTED_HYBRID, "granitehybrid": Limit(),
+    **dict.fromkeys(("gemma", "gemma2", "hunyuan-dense", "hunyuan-moe-experts"), Limit()),
+    **dict.fromkeys(("dots1-experts", "internlm2", "minicpm"), Limit()),
     "gemma3": Limit(), "gemma4-experts": Limit(), "gemma4-per-layer-embeddings": Limit(),
     "gpt-oss-experts": Limit(),
 }  # fmt: skip
@@ -46,16 +52,8 @@ QUANTS = dict.fromkeys(MODELS, ("q4_k_m", "q8_0")) | {
     "gpt-oss-experts": ("q4_k_m", "q8_0", "mxfp4_moe")
 }
 AS_WIDE = (
-    "exaone4",
-    "qwen2moe",
-    "olmoe",
-    "phi3",
-    "olmo2",
-    "lfm2",
-    "lfm2moe",
-    "granitehybrid",
-    "command-r",
-    "cohere2",
+    *("exaone4", "internlm2", "qwen2moe", "olmoe", "phi3", "olmo2", "lfm2", "lfm2moe"),
+    *("granitehybrid", "command-r", "cohere2"),
 )
 """Architectures whose heads must together be as wide as the residual stream for llama.cpp."""
 CLOSER = 3.0

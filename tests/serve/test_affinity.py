@@ -60,7 +60,7 @@ def test_a_busy_replica_is_passed_by() -> None:
 
 
 def test_what_is_remembered_is_bounded() -> None:
-    affinity = PrefixAffinity(most_pages=4)
+    affinity = PrefixAffinity(max_pages=4)
     affinity.sent(1, PROMPT, "a")
     assert len(affinity._replicas_of) == 4
 

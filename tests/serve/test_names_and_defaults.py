@@ -19,7 +19,7 @@ from harness.cli.serve_command import NAMES, options_of
 from harness.sampling_defaults import GGUF_KEYS, SamplingDefaults, sampling_defaults
 from harness.settings import resolve
 from tests.harness.catalog_tools import wheel_entry
-from tests.serve.conftest import Serve
+from tests.serve.conftest import CONTEXT, Serve
 from tests.serve.http import Http
 
 CHAT = "/v1/chat/completions"
@@ -87,9 +87,8 @@ def test_requests_sample_with_what_they_leave_out(serve: Serve) -> None:
         named = {"messages": MESSAGES, "seed": 3, "ignore_eos": True, "max_tokens": 5, **values}
         assert http.post(CHAT, named).json["choices"] == bare["choices"]
         assert bare["usage"]["completion_tokens"] == 5
-        assert bare["x_zinc"]["sampling_defaults"] == {
-            **values, "max_tokens": 5, "repeat_last_n": 64
-        }  # fmt: skip
+        more = {"max_tokens": 5, "repeat_last_n": 64, "context": CONTEXT}
+        assert bare["x_zinc"]["sampling_defaults"] == values | more
         told = http.get("/v1/models").json["data"][0]["x_zinc"]["sampling"]
         assert told["sources"] == dict.fromkeys((*values, "max_tokens"), "server setting")
         response = http.post("/v1/responses", {"input": "hello", "seed": 3}).json

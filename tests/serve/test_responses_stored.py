@@ -176,7 +176,7 @@ def stored(number: int, size: int = 1, previous: str | None = None) -> StoredRes
 
 def test_items_are_those_of_the_latest_answer_that_has_them(tmp_path: Path) -> None:
     """What cannot be read is passed over; an answer that is referred to is used."""
-    with ResponseStore(tmp_path, most=3) as store:
+    with ResponseStore(tmp_path, max_responses=3) as store:
         for number, text in enumerate(["old", "new"]):
             item = InputItem(role="user", id="a", content=text)
             own = InputItem(role="assistant", id=f"own_{number}", content=text)
@@ -196,7 +196,7 @@ def test_items_are_those_of_the_latest_answer_that_has_them(tmp_path: Path) -> N
 @pytest.mark.parametrize("on_disk", [False, True])
 def test_the_store_is_bounded_for_each_tenant(on_disk: bool, tmp_path: Path) -> None:
     """By number and by bytes, least recently used first; others' room is their own."""
-    store = ResponseStore(tmp_path if on_disk else None, most=3, most_bytes=10_000)
+    store = ResponseStore(tmp_path if on_disk else None, max_responses=3, max_bytes=10_000)
     store.put(B, stored(0))
     for number in range(3):
         store.put(A, stored(number, previous=f"resp_{number - 1}" if number else None))
@@ -308,7 +308,7 @@ def test_no_byte_of_what_is_deleted_stays(how: str, tmp_path: Path) -> None:
     def found() -> bool:
         return any(b"x" * 100 in file.read_bytes() for file in tmp_path.glob(f"{FILE}*"))
 
-    with ResponseStore(tmp_path) as other, ResponseStore(tmp_path, most=1) as store:
+    with ResponseStore(tmp_path) as other, ResponseStore(tmp_path, max_responses=1) as store:
         store.put(B, stored(1))
         store.put(A, stored(2, 9000))
         assert found()

@@ -8,7 +8,7 @@ import pytest
 
 from harness.simulation.adversaries import LABELS
 from harness.simulation.invariants import Violation
-from harness.simulation.shares import Cheat, compete, most_slots
+from harness.simulation.shares import Cheat, compete, max_slots_held
 from reference.sched.tenants import Tenants
 from reference.sched.wait_queue import WaitQueue
 
@@ -35,7 +35,7 @@ def test_no_way_of_asking_wins_slots(way: str, weights: tuple[int, ...], slots: 
 def test_a_whole_part_is_the_most_a_tenant_holds(
     weights: tuple[int, ...], slots: int, most: int
 ) -> None:
-    assert most_slots(weights, slots, 0) == most
+    assert max_slots_held(weights, slots, 0) == most
 
 
 def test_where_every_label_ages_alone_labels_win(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from contract.errors import ExecutionError
 from contract.types import Request, TokenEvent
 from harness.bench.engines import GREEDY
-from harness.bench.serving.plan import GUESSES, Tokens, random_prompts
+from harness.bench.serving.plan import DRAFT_TOKENS, Tokens, random_prompts
 from reference.engine import Engine, EngineOptions
 from reference.engine.drafter import PromptLookup
 from reference.model.chat_template import encode_chat, load_chat_template
@@ -95,7 +95,7 @@ def edit_text(runner: ModelRunner, prompt: Tokens, *, lookup: bool) -> Edited:
     """The answer to an editing prompt, with or without tokens drafted from the prompt."""
     engine = Engine(
         runner,
-        EngineOptions(prefix_cache=False, draft_tokens=GUESSES),
+        EngineOptions(prefix_cache=False, draft_tokens=DRAFT_TOKENS),
         clock=time.perf_counter,
         drafter=PromptLookup() if lookup else None,
     )

@@ -21,7 +21,7 @@ SEQUENCES = (1, 4, 16)
 """Numbers of sequences that decode together."""
 CONTEXT = 1024
 CHUNK_TOKENS = 512
-GUESSES = 11
+DRAFT_TOKENS = 11
 """Most drafted tokens per sequence."""
 Tokens = tuple[int, ...]
 
@@ -59,8 +59,8 @@ class ServingPlan(BenchmarkPlan):
             pages=pages,
             kv_dtype=BY_NAME[self.kv_dtype],
             step_tokens=SLOTS + CHUNK_TOKENS,
-            step_rows=SLOTS + GUESSES,
-            draft_tokens=GUESSES,
+            step_rows=SLOTS + DRAFT_TOKENS,
+            draft_tokens=DRAFT_TOKENS,
         )
 
 

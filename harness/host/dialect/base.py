@@ -77,9 +77,9 @@ class Dialect:
         before = self.marks.text_up_to(syntax.begin, "before")
         return "\n".join([f"body: (before calls){often} rest", before, "rest: /(.|\\n)*/", *rules])
 
-    def after_thoughts(self, body: str, opened: bool) -> str:
-        """A complete grammar: reasoning, which the prompt began if ``opened``, then the rules
-        ``body``."""
+    def after_reasoning(self, body: str, opened: bool) -> str:
+        """A complete grammar: first reasoning, which the prompt has already begun if ``opened``,
+        then ``body``, the rules of the answer."""
         assert self.reasoning is not None
         thoughts = self.marks.text_up_to(self.reasoning.close, "thoughts")
         start = (

@@ -113,7 +113,7 @@ class HarmonyDialect(Dialect):
             ]
         )
 
-    def after_thoughts(self, body: str, opened: bool) -> str:
+    def after_reasoning(self, body: str, opened: bool) -> str:
         first = f"thoughts {self._next} " if opened else ""
         return "\n".join(
             [

@@ -1,4 +1,4 @@
-"""Conversations with tools and response formats, by the code of the server."""
+"""Plans chat answers, with tools and response formats, by the server's own code."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Conversations:
-    """Plans the answers of the model called ``name``."""
+    """Plans the chat answers of one model. ``name`` is the model's name."""
 
     def __init__(
         self, template: ChatTemplate, tokenizer: Tokenizer, grammars: Grammars, name: str
@@ -32,12 +32,13 @@ class Conversations:
 
     @cached_property
     def dialect(self) -> Dialect:
-        """The dialect in which the model writes thoughts and tool calls."""
+        """The syntax in which the model writes reasoning and tool calls."""
         return dialect_of(self._template.text, self._tokenizer, self._template.tool_text)
 
     def plan(self, messages: Sequence[Mapping[str, object]], fields: Mapping[str, Any]) -> ChatPlan:
-        """Plan the answer to a conversation; ``fields`` are those of ``/v1/chat/completions``.
-        Raises RequestError, TemplateError, and ConfigError if the extra is not installed."""
+        """Plan the answer to a conversation. ``fields`` are further fields of a
+        ``/v1/chat/completions`` body. Raises RequestError, TemplateError, and ConfigError if the
+        extra is not installed."""
         with _refusals_as_errors():
             from harness.serve.chat import plan_chat
             from harness.serve.wire import ChatRequest, converted
@@ -61,7 +62,7 @@ def fields_of(
     parallel_tool_calls: bool | None,
     response_format: Mapping[str, Any] | None,
 ) -> dict[str, Any]:
-    """The arguments of a conversation as fields of the server."""
+    """The arguments of a chat call as fields of a ``/v1/chat/completions`` body."""
     fields = {
         "enable_thinking": thinking,
         "tools": tools,

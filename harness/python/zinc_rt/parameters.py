@@ -19,7 +19,7 @@ MAX_STOP_TOKENS = 64
 
 
 def _default(name: str) -> Any:
-    """The default of ``zinc-rt run``."""
+    """The default of a setting of ``zinc-rt run``."""
     return SETTINGS[name].default
 
 
@@ -49,19 +49,25 @@ class Numbers(Mapping[Key, float]):
 class SamplingParams:
     """Sampling parameters of a continuation; the defaults are those of ``zinc-rt run``.
 
-    ``temperature`` 0 always takes the likeliest token. ``top_k`` 0 or -1, ``top_p`` 1 and ``min_p``
-    0 keep every token. The penalties look at the last ``repeat_last_n`` tokens, None as many as the
-    LLM's ``repeat_last_n``, which is the most. Completion i of ``n`` is sampled with ``seed`` + i.
-    The text ends before any of the ``stop`` strings, at a token of ``stop_token_ids`` and, unless
-    ``ignore_end``, by vLLM's name ``ignore_eos``, where the model ends it; nothing ends it within
-    its first ``min_tokens`` tokens. ``logit_bias`` adds to the logits of token ids.
-    ``log_probabilities`` k, or by vLLM's name ``logprobs``, asks for
-    that of every token and of the k likeliest at its position; ``logits`` for all logits that
-    tokens were sampled from; ``experts`` for those of a mixture that every token used. Where
-    ``force_tokens`` are given they are the whole answer, at the speed of a prompt: nothing is
-    sampled, and ``max_tokens`` is their number. ``lora`` are the scales of the LLM's adapters by
-    their names; None is all with their own, and ``{}`` none. An argument that is None counts as
-    left out. Immutable, hashable, and checked: raises RequestError.
+    ``temperature`` 0 always takes the most likely token. ``top_k`` 0 or -1, ``top_p`` 1 and
+    ``min_p`` 0 keep every token. The penalties count the last ``repeat_last_n`` tokens. None
+    stands for the ``repeat_last_n`` of the LLM, which is also the maximum. Completion i of ``n``
+    is sampled with ``seed`` + i.
+
+    A text ends before any of the ``stop`` strings, at a token of ``stop_token_ids``, and at the
+    model's end token unless ``ignore_end`` is set. ``ignore_eos`` is vLLM's name for it. The first
+    ``min_tokens`` tokens never end a text. ``logit_bias`` maps token ids to numbers that are added
+    to their logits. With ``force_tokens`` nothing is sampled: the given tokens are the whole
+    answer, computed at the speed of a prompt, and ``max_tokens`` is their number.
+
+    ``log_probabilities`` = k, or vLLM's name ``logprobs``, returns the log-probability of every
+    token and of the k most likely ones at its position. ``logits`` returns all logits that tokens
+    were sampled from, ``experts`` the experts of a mixture that each token used. ``lora`` maps
+    names of the LLM's adapters to scales. None applies all adapters with their own scales, ``{}``
+    none.
+
+    An argument that is None counts as not given. Instances are immutable and hashable. Raises
+    RequestError for invalid values.
 
     >>> SamplingParams(temperature=0.8, seed=7, stop="\\n").stop
     ('\\n',)
@@ -166,7 +172,8 @@ class SamplingParams:
 
 
 def _with_hints(make: Callable[..., None]) -> Callable[..., None]:
-    """The constructor, with a TypeError for unknown arguments that gives their name here."""
+    """The constructor with a better TypeError: for an unknown argument it suggests a similar
+    name."""
 
     @functools.wraps(make)
     def init(self: SamplingParams, *others: object, **given: Any) -> None:

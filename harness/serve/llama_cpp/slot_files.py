@@ -115,9 +115,9 @@ class SlotFolder:
                 os.unlink(partial)
         return pages, nbytes
 
-    def read(self, name: str, tenant: Tenant, function: str, most_pages: int) -> SavedSlot:
+    def read(self, name: str, tenant: Tenant, function: str, max_pages: int) -> SavedSlot:
         """The saved slot ``name`` of the model that ``function`` identifies, of at most
-        ``most_pages`` pages. Raises RequestError for a bad name, FileNotFoundError, StorageProblem,
+        ``max_pages`` pages. Raises RequestError for a bad name, FileNotFoundError, StorageProblem,
         and SlotFileRefused."""
         flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOFOLLOW", 0)
         path = self._file(name, tenant)
@@ -125,7 +125,7 @@ class SlotFolder:
             if path.is_symlink():
                 raise SlotFileRefused("it is no file of a saved slot")
             with open(os.open(path, flags), "rb") as file:
-                return self._read(file, self._root(tenant, function), most_pages)
+                return self._read(file, self._root(tenant, function), max_pages)
         except FileNotFoundError:
             raise
         except OSError as error:
@@ -167,7 +167,7 @@ class SlotFolder:
         file.seek(0, os.SEEK_END)
         return pages
 
-    def _read(self, file: BufferedReader, root: bytes, most_pages: int) -> SavedSlot:
+    def _read(self, file: BufferedReader, root: bytes, max_pages: int) -> SavedSlot:
         status = os.fstat(file.fileno())
         header = file.read(HEADER_BYTES) if stat.S_ISREG(status.st_mode) else b""
         if len(header) < HEADER_BYTES or not header.startswith(MAGIC):
@@ -181,8 +181,8 @@ class SlotFolder:
         nbytes = count * page_bytes + state_bytes + token_bytes
         if status.st_size != HEADER_BYTES + nbytes:
             raise SlotFileRefused("it was cut")
-        if count > most_pages:
-            problem = f"it has {count} pages of {PAGE_TOKENS} tokens, and there are {most_pages}"
+        if count > max_pages:
+            problem = f"it has {count} pages of {PAGE_TOKENS} tokens, and there are {max_pages}"
             raise SlotFileRefused(problem)
         if nbytes > psutil.virtual_memory().available // 2:
             raise SlotFileRefused(f"its {nbytes} bytes are too many for this machine's free memory")

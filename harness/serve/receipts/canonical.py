@@ -9,7 +9,8 @@ from decimal import Decimal
 from typing import Any
 
 MAX_INTEGER = 2**53 - 1
-"""The largest integer that every JSON reader keeps exactly; larger ones are written as strings."""
+"""The largest integer that every JSON reader keeps exactly. Callers write larger ones as
+strings."""
 DECIMAL_DIGITS = 21
 """A number with more digits before its point is written with an exponent."""
 

@@ -18,12 +18,12 @@ from harness.sampling_defaults import sampling_defaults
 from harness.serve.answer_grammar import Constrained, TextPlan
 from harness.serve.chat import ChatPlan
 from harness.serve.errors import ApiError
-from harness.serve.model import WINDOW, ServedModel
+from harness.serve.model import CONTEXT, WINDOW, ServedModel
 from harness.serve.other_formats import own_chat_fields
 from harness.serve.receipts.document import ChoiceFacts, Receipt
 from harness.serve.receipts.make import sampling_facts, template_digest, usage_of
 from harness.serve.receipts.tree import tree_root
-from harness.serve.service import Service, most_chat_tokens, most_completed
+from harness.serve.service import Service, max_chat_tokens, max_completion_tokens
 from harness.serve.strict_json import BadJson, loads
 from harness.serve.wire import ChatRequest, CompletionRequest, decode
 
@@ -42,6 +42,19 @@ class DerivedRequests:
     plan: ChatPlan | None
     constrained: Constrained
     stop_tokens: Sequence[int]
+    context: int | None
+
+    @property
+    def within_context(self) -> DerivedRequests:
+        """With requests that end where the context of the server that answered does."""
+        if self.context is None:
+            return self
+        room = [max(1, self.context - len(request.prompt)) for request in self.requests]
+        cut = [
+            replace(r, max_tokens=min(r.max_tokens, n), min_tokens=min(r.min_tokens, n))
+            for r, n in zip(self.requests, room, strict=True)
+        ]
+        return replace(self, requests=cut)
 
 
 def record_problems(
@@ -162,7 +175,7 @@ def derive_requests(receipt: Receipt, service: Service) -> DerivedRequests | str
         if asked.get("seed") is None and payload.choices:
             asked["seed"] = int(payload.choices[0].seed)
         given = dict(payload.sampling_defaults)
-        window = int(given.pop(WINDOW, 0))
+        window, context = int(given.pop(WINDOW, 0)), given.pop(CONTEXT, None)
         if asked.get(WINDOW) is None:
             asked[WINDOW] = window
         raw = payload_bytes(asked)
@@ -175,12 +188,12 @@ def derive_requests(receipt: Receipt, service: Service) -> DerivedRequests | str
             body = decode(raw, ChatRequest, [], own_chat_fields)
             plan, requests = deriving.chat_requests(body, LOCAL_TENANT)
             constrained = plan
-            limit, stop = most_chat_tokens(body), body.stop_token_ids
+            limit, stop = max_chat_tokens(body), body.stop_token_ids
         else:
             text = decode(raw, CompletionRequest, [], own_chat_fields)
             _, requests = deriving.completion_requests(text, LOCAL_TENANT)
             constrained = TextPlan.of(text)
-            limit, stop = most_completed(text), text.stop_token_ids
+            limit, stop = max_completion_tokens(text), text.stop_token_ids
     except (BadJson, ZincError, ApiError, ValueError) as error:
         return f"request: this model refuses it: {error}"
     if len(requests) != len(payload.choices):
@@ -191,7 +204,8 @@ def derive_requests(receipt: Receipt, service: Service) -> DerivedRequests | str
         # The limit may come from the context of the server that answered, so it is accepted.
         limits = [choice.max_tokens for choice in payload.choices]
         requests = [replace(r, max_tokens=n) for r, n in zip(requests, limits, strict=True)]
-    return DerivedRequests(served, requests, plan, constrained, stop or ())
+    reach = None if context is None else int(context)
+    return DerivedRequests(served, requests, plan, constrained, stop or (), reach)
 
 
 def _whole(value: float) -> float:

@@ -93,7 +93,7 @@ def served_facts(model: ServedModel, tenant: Tenant) -> Json:
     return facts | {
         "tenant": {"id": tenant.id, "name": tenant.name},
         "template": template_digest(template),
-        "sampling_defaults": model.left_out,
+        "sampling_defaults": model.left_out(tenant),
     }
 
 

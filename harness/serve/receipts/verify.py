@@ -111,6 +111,7 @@ def _verdict(receipt: Receipt, service: Service, demands: ReceiptDemands) -> Rec
     if problems:
         # The receipt is already wrong; recomputing with another model would prove nothing.
         return ReceiptVerdict(receipt, problems, None)
+    derived = derived.within_context
     if demands.sample is None:
         done = recompute_all(receipt, derived)
     else:

@@ -20,8 +20,8 @@ SLACK = 4
 class PrefixAffinity:
     """Ranks replicas, by name, for a prompt of a tenant. Not thread-safe."""
 
-    def __init__(self, most_pages: int = MAX_PAGES) -> None:
-        self._most = most_pages
+    def __init__(self, max_pages: int = MAX_PAGES) -> None:
+        self._max_pages = max_pages
         self._replicas_of: OrderedDict[int, set[str]] = OrderedDict()
         self._load: Counter[str] = Counter()
 
@@ -44,7 +44,7 @@ class PrefixAffinity:
         for page in self._pages(scope, prompt):
             self._replicas_of.setdefault(page, set()).add(replica)
             self._replicas_of.move_to_end(page)
-        while len(self._replicas_of) > self._most:
+        while len(self._replicas_of) > self._max_pages:
             self._replicas_of.popitem(last=False)
 
     def ended(self, replica: str) -> None:

@@ -69,11 +69,14 @@ class ResponseStore(Database):
     refused = "answers to be stored"
 
     def __init__(
-        self, folder: Path | None = None, most: int = MAX_STORED, most_bytes: int = MAX_BYTES
+        self,
+        folder: Path | None = None,
+        max_responses: int = MAX_STORED,
+        max_bytes: int = MAX_BYTES,
     ) -> None:
         """Raises ConfigError for an unusable folder."""
-        self._most = most
-        self._most_bytes = most_bytes
+        self._max_responses = max_responses
+        self._max_bytes = max_bytes
         path = None if folder is None else folder / FILE
         super().__init__(path, SCHEMA_VERSION, "the stored responses", "--state", TABLES)
         self._reserved = (
@@ -86,7 +89,7 @@ class ResponseStore(Database):
         """Store an answer, and delete the least recently used ones if there is no room. An answer
         larger than the whole room is not stored. Raises StorageProblem."""
         data = msgspec.json.encode(stored)
-        if len(data) > self._most_bytes:
+        if len(data) > self._max_bytes:
             return
         with self._used():
             try:
@@ -96,7 +99,9 @@ class ResponseStore(Database):
                         f"INSERT OR REPLACE INTO responses VALUES (?, ?, {NEXT_USE}, ?, ?)",
                         (_key(tenant), stored.response["id"], len(data), data),
                     )
-                    self._file.execute(MAKE_ROOM, (_key(tenant), self._most, self._most_bytes))
+                    self._file.execute(
+                        MAKE_ROOM, (_key(tenant), self._max_responses, self._max_bytes)
+                    )
             except sqlite3.Error as error:
                 self._note(self._problem_of(error))
                 raise

@@ -142,13 +142,23 @@ def granite_factors(keys: Keys, config: ModelConfig) -> ModelConfig:
     if not keys.file.get(keys.key("rope.scaling.finetuned"), bool, True):
         config = replace(config, ropes=tuple(unrotated(rope) for rope in config.ropes))
     scale = keys.positive("attention.scale", 0.0, allow_zero=True)
+    scales = (scale,) * config.layers if scale else config.attention_scales
+    return residual_factors(keys, replace(config, attention_scales=scales))
+
+
+def residual_factors(keys: Keys, config: ModelConfig) -> ModelConfig:
+    """``config`` with a file's factors for embeddings, residuals and logits."""
     return replace(
         config,
-        attention_scales=(scale,) * config.layers if scale else config.attention_scales,
         embedding_scale=keys.positive("embedding_scale", 0.0, allow_zero=True) or 1.0,
         residual_scale=keys.positive("residual_scale", 0.0, allow_zero=True) or 1.0,
         logit_scale=1.0 / keys.positive("logit_scale"),
     )
+
+
+def read_minicpm(keys: Keys) -> ModelConfig:
+    """MiniCPM: Llama with factors for embeddings, residuals and logits."""
+    return residual_factors(keys, require_feed_forward(keys, read_common(keys, read_llama_rope)))
 
 
 def refuse_other_sizes(keys: Keys, config: ModelConfig) -> None:

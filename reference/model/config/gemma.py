@@ -7,7 +7,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from reference.model.config.common import read_common, require_feed_forward
-from reference.model.config.dense import KEY_LENGTH, PATTERN, VALUE_LENGTH, WINDOW, window_pattern
+from reference.model.config.dense import (
+    KEY_LENGTH,
+    PATTERN,
+    VALUE_LENGTH,
+    WINDOW,
+    refuse_other_sizes,
+    refuse_sliding_base,
+    window_pattern,
+)
 from reference.model.config.experts import read_parallel_experts
 from reference.model.config.keys import MAX_CONTEXT, MAX_WIDTH, Keys
 from reference.model.config.records import ModelConfig
@@ -15,10 +23,32 @@ from reference.model.config.rope import FACTORS, read_sliding_rope
 
 SHARED = "attention.shared_kv_layers"
 CAP = "final_logit_softcapping"
-GEMMA3_PATTERN = 6
-GEMMA3_27B_LAYERS = 62
-"""Layers of Gemma 3 27B, the one size whose scores are scaled by hidden / heads."""
-GEMMA4_CAP = 30.0
+SCORE_CAP = "attn_logit_softcapping"
+GEMMA2_PATTERN, GEMMA3_PATTERN = 2, 6
+GEMMA2_27B_LAYERS, GEMMA3_27B_LAYERS = 46, 62
+"""Layers of Gemma 27B, the one size whose scores are scaled by hidden / heads."""
+GEMMA2_WINDOW, GEMMA2_SCORE_CAP = 4096, 50.0
+FINAL_CAP = 30.0
+
+
+def read_gemma(keys: Keys) -> ModelConfig:
+    """Gemma: Qwen's rotation and scaled embeddings."""
+    return _gemma(keys)
+
+
+def read_gemma2(keys: Keys) -> ModelConfig:
+    """Gemma 2: a window in every second layer; scores are capped."""
+    config = _gemma(keys, cap=FINAL_CAP)
+    window = keys.integer(WINDOW, 1, MAX_CONTEXT, GEMMA2_WINDOW)
+    refuse_sliding_base(keys, config.ropes[0])
+    refuse_other_sizes(keys, config)
+    sliding = window_pattern(keys, config, GEMMA2_PATTERN)
+    return replace(
+        config,
+        windows=tuple(window if slides else 0 for slides in sliding),
+        attention_scales=_scales(config, GEMMA2_27B_LAYERS),
+        score_cap=keys.positive(SCORE_CAP, GEMMA2_SCORE_CAP, allow_zero=True),
+    )
 
 
 def read_gemma3(keys: Keys) -> ModelConfig:
@@ -31,16 +61,13 @@ def read_gemma3(keys: Keys) -> ModelConfig:
         sliding = window_pattern(keys, config, GEMMA3_PATTERN)
     head_dim = keys.integer(KEY_LENGTH, 1, MAX_WIDTH, config.head_dims[0])
     config = _with_windows(keys, config, window, sliding, head_dim)
-    scales = tuple(1.0 / math.sqrt(dim) for dim in config.head_dims)
-    if config.layers == GEMMA3_27B_LAYERS:
-        scales = tuple(1.0 / math.sqrt(config.hidden / heads) for heads in config.heads)
-    return replace(config, attention_scales=scales)
+    return replace(config, attention_scales=_scales(config, GEMMA3_27B_LAYERS))
 
 
 def read_gemma4(keys: Keys) -> ModelConfig:
     """Gemma 4: full and sliding layers with different head sizes; the last layers may share keys
     and values."""
-    config = _gemma(keys, cap=GEMMA4_CAP)
+    config = _gemma(keys, cap=FINAL_CAP)
     window = keys.integer(WINDOW, 1, MAX_CONTEXT)
     sliding = keys.flags(PATTERN, config.layers, config.blocks)
     head_dim = keys.integer(KEY_LENGTH, 1, MAX_WIDTH)
@@ -56,13 +83,19 @@ def read_gemma4(keys: Keys) -> ModelConfig:
     )
 
 
-def _gemma(keys: Keys, cap: float) -> ModelConfig:
+def _scales(config: ModelConfig, layers_of_27b: int) -> tuple[float, ...]:
+    """The factors of scores, by the size of heads; of the 27B by hidden / heads."""
+    if config.layers == layers_of_27b:
+        return tuple(1.0 / math.sqrt(config.hidden / heads) for heads in config.heads)
+    return tuple(1.0 / math.sqrt(dim) for dim in config.head_dims)
+
+
+def _gemma(keys: Keys, cap: float | None = None) -> ModelConfig:
+    """The keys of all of them; ``cap`` bounds logits where the file does not say, None says that
+    nothing does."""
     config = require_feed_forward(keys, read_common(keys))
-    return replace(
-        config,
-        embedding_scale=math.sqrt(config.hidden),
-        logit_cap=keys.positive(CAP, cap, allow_zero=True),
-    )
+    bound = 0.0 if cap is None else keys.positive(CAP, cap, allow_zero=True)
+    return replace(config, embedding_scale=math.sqrt(config.hidden), logit_cap=bound)
 
 
 def _with_windows(

@@ -14,6 +14,7 @@ from reference.model.config.dense import (
     read_exaone4,
     read_glm4,
     read_granite,
+    read_minicpm,
     read_mistral3,
     read_olmo2,
     read_phi3,
@@ -26,7 +27,7 @@ from reference.model.config.experts import (
     read_mixtral_experts,
     read_plain_weights,
 )
-from reference.model.config.gemma import read_gemma3, read_gemma4
+from reference.model.config.gemma import read_gemma, read_gemma2, read_gemma3, read_gemma4
 from reference.model.config.gpt_oss import read_gpt_oss
 from reference.model.config.hybrid import (
     read_delta_net,
@@ -37,6 +38,7 @@ from reference.model.config.hybrid import (
     read_nemotron_h_moe,
 )
 from reference.model.config.keys import Keys
+from reference.model.config.latent import read_deepseek2
 from reference.model.config.records import ModelConfig
 from reference.model.config.rope import check_text_sections, read_llama_rope
 from reference.model.config.unread import refuse_unread
@@ -111,6 +113,12 @@ def _qwen2moe(keys: Keys) -> ModelConfig:
     return replace(config, experts=read_plain_weights(keys, experts))
 
 
+def _hunyuan_moe(keys: Keys) -> ModelConfig:
+    config = read_common(keys)
+    experts = read_experts(keys, config, shared=True)
+    return replace(config, experts=replace(experts, shared_gate=False))
+
+
 def _glm4moe(keys: Keys) -> ModelConfig:
     config = read_common(keys)
     return replace(config, experts=read_glm_experts(keys, config))
@@ -148,10 +156,14 @@ READERS: Mapping[str, Callable[[Keys], ModelConfig]] = {
     "smollm3": read_smollm3,
     "granite": read_granite,
     "granitemoe": read_granite,
+    "internlm2": _llama,
+    "minicpm": read_minicpm,
     "ernie4_5": _llama,
     "exaone4": read_exaone4,
     "glm4": read_glm4,
+    "deepseek2": read_deepseek2,
     "glm4moe": _glm4moe,
+    "dots1": _glm4moe,
     "minimax-m2": _minimax_m2,
     "phi3": read_phi3,
     "olmo2": read_olmo2,
@@ -169,6 +181,10 @@ READERS: Mapping[str, Callable[[Keys], ModelConfig]] = {
     "granitehybrid": read_granite_hybrid,
     "nemotron_h": read_nemotron_h,
     "nemotron_h_moe": read_nemotron_h_moe,
+    "hunyuan-dense": read_dense,
+    "hunyuan-moe": _hunyuan_moe,
+    "gemma": read_gemma,
+    "gemma2": read_gemma2,
     "gemma3": read_gemma3,
     "gemma4": read_gemma4,
     "gpt-oss": read_gpt_oss,

@@ -55,8 +55,8 @@ class Experts:
     ``choice_bias`` experts are weighted by a sigmoid, and a bias is added to choose them.
     ``weight_scale`` multiplies the weights of chosen experts, which are divided by their sum if
     ``renormalize``. Unless ``gated`` an expert has no gate, but squares what is positive. The first
-    ``leading_dense`` layers
-    have a dense block instead."""
+    ``leading_dense`` layers have a dense block instead. Experts are of ``groups``, of which a token
+    chooses ``groups_used`` first."""
 
     count: int
     used: tuple[int, ...]
@@ -69,6 +69,23 @@ class Experts:
     gated: bool = True
     weight_scale: float = 1.0
     leading_dense: int = 0
+    groups: int = 1
+    groups_used: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Latent:
+    """Sizes of attention over latent rows, which all heads read.
+
+    A row is ``rank`` channels, from which a matrix of each head makes keys and values, and the
+    channels that rotate. Of a query ``unrotated`` channels meet such keys; a head has ``value``
+    channels of values. Queries come from ``query_rank`` channels, or if that is 0 from the residual
+    stream."""
+
+    rank: int
+    query_rank: int
+    unrotated: int
+    value: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,9 +161,10 @@ class ModelConfig:
     blocks after them. ``windows`` are positions attended to, 0 for all. ``kv_layers`` is the layer
     whose keys and values a layer reads. ``feed_forward`` is the width of the dense block, 0 when
     the file gives none. ``residual_scale`` multiplies what a block adds to the residual stream,
-    ``logit_scale`` every logit. ``logit_cap`` 0 is off. ``per_layer_width`` is the width of Gemma
-    4's per-layer embeddings, 0 without them. With ``sinks`` layers may have attention sinks.
-    ``query_growth`` multiplies rotated queries; None leaves them as they are."""
+    ``logit_scale`` every logit. ``logit_cap`` bounds logits, ``score_cap`` scores; 0 is off.
+    ``per_layer_width`` is the width of Gemma 4's per-layer embeddings, 0 without them. With
+    ``sinks`` layers may have attention sinks. ``query_growth`` multiplies rotated queries; None
+    leaves them as they are."""
 
     architecture: str
     name: str
@@ -168,10 +186,12 @@ class ModelConfig:
     delta_net: DeltaNet | None = None
     short_conv: ShortConv | None = None
     mamba: Mamba | None = None
+    latent: Latent | None = None
     embedding_scale: float = 1.0
     residual_scale: float = 1.0
     logit_scale: float = 1.0
     logit_cap: float = 0.0
+    score_cap: float = 0.0
     per_layer_width: int = 0
     sinks: bool = False
     query_growth: QueryGrowth | None = None

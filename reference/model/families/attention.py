@@ -49,6 +49,53 @@ def normed_outputs_attention(e: Emitter, x: View, layer: int, norm: str | None) 
     return output(e, attend(e, rotated, layer), layer)
 
 
+def turned_then_normed_attention(e: Emitter, x: View, layer: int) -> View:
+    """attn(norm(rope(h Wq)), norm(rope(h Wk)), h Wv) Wo of h = rms(x, attn_norm); norms per
+    head."""
+    config, size = e.config, e.config.head_dims[layer]
+    project(e, x, layer)
+    _, (q, k, v) = packed_views(e, layer)
+    powers = e.tensors.powers.get(layer)
+    scales = ((), ()) if powers is None else (powers.queries, powers.keys)
+    heads = (config.heads[layer], config.kv_heads[layer])
+    sides = zip(("q", "k"), (q, k), heads, scales, strict=True)
+    normed = []
+    for side, part, count, scale in sides:
+        turned = e.builder.emit(
+            Opcode.ROPE,
+            f"{side}_rope[{layer}]",
+            x=part,
+            rope_table=e.rope_table(layer),
+            query=e.query,
+            heads=count,
+            head_dim=size,
+            neox=int(config.ropes[layer].neox),
+        )
+        normed.append(
+            e.builder.emit(
+                Opcode.RMS_NORM,
+                f"{side}_norm[{layer}]",
+                x=turned,
+                weight=e.parameters(f"attn_{side}_norm.weight", layer, size, powers=scale),
+                eps=config.rms_eps,
+                groups=count,
+            )
+        )
+    e.builder.emit(
+        Opcode.KV_WRITE_BATCHED,
+        f"kv_write[{layer}]",
+        k=normed[1],
+        v=v,
+        query=e.query,
+        page_table=e.page_table,
+        kv=kv_pages(e, layer),
+        kv_heads=heads[1],
+        head_dim=size,
+    )
+    e.builder.barrier()
+    return output(e, attend(e, normed[0], layer), layer)
+
+
 def gated_attention(e: Emitter, x: View, layer: int) -> View:
     """(attn(q, K, V) * sigmoid(g)) Wo."""
     packed, (q, k, v) = packed_views(e, layer)
@@ -237,6 +284,7 @@ def attend(e: Emitter, q: View, layer: int) -> View:
         head_dim=config.head_dims[layer],
         scale=config.attention_scales[layer],
         window=config.windows[layer],
+        soft_cap=config.score_cap,
     )
 
 

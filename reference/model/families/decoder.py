@@ -6,9 +6,15 @@ from contract.ir.graph import Graph, GraphBuilder, View
 from contract.lazy_dataclass import dataclass
 from reference.limits import Limits
 from reference.model.config import ModelConfig
-from reference.model.families.attention import NORM, attention, normed_outputs_attention
+from reference.model.families.attention import (
+    NORM,
+    attention,
+    normed_outputs_attention,
+    turned_then_normed_attention,
+)
 from reference.model.families.emitter import SILU, Emitter
 from reference.model.families.feed_forward import Gates, add_feed_forward, dense
+from reference.model.families.latent import latent_attention
 from reference.model.families.tensors import ModelTensors
 
 
@@ -17,6 +23,7 @@ class Decoder:
     """A family of decoders: what its layers have beyond, or instead of, those of llama.
 
     - ``query_key_norm``: queries and keys are normed per head; None where the file has such norms.
+    - ``late_norms``: queries and keys are normed per head after they are rotated.
     - ``whole_norms``: queries and keys are normed over all heads at once.
     - ``pre_norms``: the input of attention and of the feed-forward block is normed.
     - ``post_norms``: the result of each block is normed before it is added to the residual.
@@ -25,6 +32,7 @@ class Decoder:
     - ``activation``: the gate's function, a value of the opcode parameter of that name."""
 
     query_key_norm: bool | None = False
+    late_norms: bool = False
     whole_norms: bool = False
     pre_norms: bool = True
     post_norms: bool = False
@@ -46,8 +54,12 @@ class Decoder:
 
     def _layer(self, e: Emitter, x: View, layer: int) -> View:
         norm = NORM if self.pre_norms else None
-        if self.whole_norms:
+        if e.config.latent is not None:
+            attended = latent_attention(e, x, layer)
+        elif self.whole_norms:
             attended = normed_outputs_attention(e, x, layer, norm)
+        elif self.late_norms:
+            attended = turned_then_normed_attention(e, x, layer)
         else:
             attended = attention(e, x, layer, query_key_norm=self._has_norms(e, layer), norm=norm)
         if not self.post_norms:

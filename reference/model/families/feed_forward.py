@@ -104,6 +104,8 @@ def route(e: Emitter, r: View, layer: int) -> Routing:
         "choice_bias": e.parameters(choice, layer, mixture.count) if mixture.choice_bias else None,
         "used": used,
         "renormalize": int(mixture.renormalize),
+        "groups": mixture.groups,
+        "groups_used": mixture.groups_used,
     }
     e.builder.emit(Opcode.MOE_GATE_TOPK, f"moe_route[{layer}]", **gate, ids=ids, weights=weights)
     if (factor := mixture.weight_scale) != 1.0:
@@ -182,8 +184,8 @@ def _gate_and_up(e: Emitter, layer: int, count: int, width: int) -> tuple[View, 
     experts without gates both are the same."""
     shape, fused = (count, width, e.config.hidden), "ffn_gate_up_exps"
     if not _mixture(e).gated:
-        weights = e.weight("ffn_up_exps", layer, *shape)
-        return weights, weights
+        both = e.weight("ffn_up_exps", layer, *shape)
+        return both, both
     if not e.has(f"{fused}.weight", layer):
         return (e.weight("ffn_gate_exps", layer, *shape), e.weight("ffn_up_exps", layer, *shape))
     gate, up = RowSlice(0, width, 2 * width), RowSlice(width, 2 * width, 2 * width)
