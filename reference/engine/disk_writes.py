@@ -20,7 +20,7 @@ from reference.sched.tenants import Tenants
 
 MAX_SAVED = 64
 """Most pages copied for the disk after one step."""
-MOST_USED = 64
+MAX_USED = 64
 """Most ended sequences whose use of the cache is not yet recorded on disk."""
 MAX_WAITING = 1 << 16
 """Most pages that wait to be copied; beyond it the oldest is dropped."""
@@ -126,7 +126,7 @@ class DiskWrites(TreeObserver):
 
     def used(self, node: Node) -> None:
         """Record that an ended sequence used a node and the nodes above it."""
-        if len(self._used) == MOST_USED:
+        if len(self._used) == MAX_USED:
             self._used.popleft()
         self._used.append(node)
 
