@@ -14,7 +14,7 @@ KV_SPAN = 1024
 """Positions of one attention span: its tiles are merged first, then the spans (R6)."""
 PAGE_TOKENS = 16
 """Positions stored in one KV page; a tile is a whole number of pages."""
-HEAD_DIM_MAX = 512
+HEAD_DIM_MAX = 576
 """Most elements of an attention head: with more, a product of integers could leave int32 (R6)."""
 KV_ROW_BITS = 10
 """A row of keys or values is scaled so that its largest magnitude lies in [2^10, 2^11) (R6)."""
@@ -47,6 +47,8 @@ EXP_LIMIT = 87.0
 """exp clamps its argument to [-87, 87] and is 0 below (R2)."""
 SAMPLE_WEIGHT_BITS = 24
 """Sampling weights are rint(exp(l - max) * 2^24) (R9)."""
+EXPERT_GROUPS_MAX = 64
+"""Most groups that experts are chosen in (R7)."""
 MASK_WORD_BITS = 32
 """Tokens that one word of a sampling mask covers, one bit each (R9)."""
 MAX_LOG_PROBABILITIES = 20

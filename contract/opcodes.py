@@ -51,3 +51,4 @@ class Opcode(IntEnum):
     ROW_DIGEST = 76
     SSM_SCAN = 77
     MAP_TOKENS = 78
+    HEAD_PRODUCT = 79

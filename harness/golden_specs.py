@@ -101,6 +101,15 @@ _SYNTHETIC_VARIANTS: Mapping[str, tuple[dict[str, Any], ...]] = {
     "seed_oss": ({"quant": "q5_k", "tied": False},),
     "qwen2moe": ({"quant": "q4_k_m", "tied": False, "experts": {"width": 96}},),
     "olmoe": ({"quant": "q4_k_m", "tied": False, "experts": {"width": 96}},),
+    "deepseek2": (
+        {"quant": "q4_k_m", "tied": False, "latent": {"groups": 4, "groups_used": 2}},
+        {
+            "quant": "q8_0",
+            "experts": None,
+            "leading_dense": 0,
+            "latent": {"rank": 512, "unrotated": 128, "rotated": 64, "query_rank": 0},
+        },
+    ),
     "glm4moe": (
         {"quant": "q4_k_m", "tied": False, "nextn_layers": 1, "experts": {"shared_width": 128}},
     ),

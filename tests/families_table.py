@@ -15,6 +15,7 @@ SHARED = {**EXPERTS, "shared_width": 160}
 DELTA_NET = {"interval": 3, "state": 32, "key_heads": 2, "value_heads": 6}
 HYBRID = {**SMALL, "layers": 4, "recurrent": DELTA_NET}
 WINDOWS = {"window": 20, "period": 3}
+LATENT = {"rank": 64, "query_rank": 96, "unrotated": 32, "rotated": 16, "value": 32}
 GPT_OSS = {
     "architecture": "gpt-oss", **SMALL, "tied": False, "window": 20, "rope_base": 1.5e5,
     "experts": EXPERTS,
@@ -25,6 +26,10 @@ GEMMA4 = {**SMALL, "architecture": "gemma4", "layers": 4, "gemma": GEMMA4_WINDOW
 
 DENSE: Mapping[str, Mapping[str, Any]] = {
     "llama": {"architecture": "llama", **SMALL},
+    "deepseek2": {
+        "architecture": "deepseek2", **SMALL, "leading_dense": 0, "experts": None,
+        "latent": {**LATENT, "rank": 512, "unrotated": 64, "rotated": 64},
+    },
     "llama-untied-mha": {"architecture": "llama", **SMALL, "kv_heads": 4, "tied": False},
     "llama-rope-freqs": {"architecture": "llama", **SMALL, "rope_freqs": True, "rope_base": 5e5},
     "llama-linear": {"architecture": "llama", **SMALL, "rope_scaling": "linear"},
@@ -99,6 +104,20 @@ MIXTURES: Mapping[str, Mapping[str, Any]] = {
     "glm4moe-experts-head-norms": {
         "architecture": "glm4moe", **SMALL, "qkv_bias": False, "head_norms": True,
         "leading_dense": 0, "experts": {**EXPERTS, "shared_width": 192},
+    },
+    "deepseek2-experts": {
+        "architecture": "deepseek2", **SMALL, "layers": 3, "tied": False, "leading_dense": 1,
+        "latent": LATENT, "experts": {**EXPERTS, "used": 8, "shared_width": 96},
+    },
+    "deepseek2-experts-yarn": {
+        "architecture": "deepseek2", **SMALL, "layers": 3, "leading_dense": 0, "latent": LATENT,
+        "rope_scaling": "yarn", "rope_factor": 16.0, "rope_original_context": 32,
+        "yarn_log_multiplier": 0.1, "experts": {**EXPERTS, "used": 10, "shared_width": 192},
+    },
+    "deepseek2-experts-groups": {
+        "architecture": "deepseek2", **SMALL, "leading_dense": 1,
+        "latent": {**LATENT, "groups": 3, "groups_used": 2},
+        "experts": {**EXPERTS, "used": 6, "shared_width": 96},
     },
     "granitemoe-experts": {"architecture": "granitemoe", **SMALL, "experts": EXPERTS},
     "granitemoe-experts-shared": {
@@ -224,6 +243,13 @@ DEEP: Mapping[str, Mapping[str, Any]] = {
     "gemma3-27b": {
         **GEMMA3, "layers": 62, "hidden": 64, "feed_forward": 64,
         "gemma": {**WINDOWS, "period": 6},
+    },
+    "deepseek2-lite-experts": {
+        "architecture": "deepseek2", "layers": 26, "hidden": 64, "heads": 4, "feed_forward": 64,
+        "leading_dense": 1, "tied": False, "rope_scaling": "yarn", "rope_factor": 40.0,
+        "rope_original_context": 32, "yarn_log_multiplier": 0.0707,
+        "latent": {**LATENT, "query_rank": 0, "softmax": True},
+        "experts": {**EXPERTS, "width": 32, "shared_width": 64},
     },
     "exaone4-32b": {
         "architecture": "exaone4", "layers": 64, "hidden": 64, "heads": 4, "kv_heads": 2,

@@ -82,7 +82,7 @@ def _standing(ops: Remaining) -> KernelLaunch:
         "delta_step",
         (heads, tokens, 1),
         (32 * warps, 1, 1),
-        tokens * (16 * size + FACTOR_BYTES) + 4,
+        tokens * (20 * size + FACTOR_BYTES) + 4,
         {"WARPS": warps, "STATES": sizes["states"], "MOST_TOKENS": tokens, **_operand_macros(ops)},
     )
 

@@ -1,9 +1,9 @@
 """Rules for experts: products of tokens with stacks of matrices in units.
 
 A block of experts - norm, router, choice, gate and up, activation, down, weighted sum, and the
-shared expert where there is one - is three launches for few tokens and five for more, which the
-device groups by expert; where devices share a step, one more gathers. Every product with such a
-stack can also be launched alone."""
+shared expert where there is one - is one launch for one token, three for few and five for more,
+which the device groups by expert; where devices share a step, one more gathers. Every product with
+such a stack can also be launched alone."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from accel.cuda.expert_groups import (
     router_words,
 )
 from accel.cuda.expert_prompts import PromptLaunches, prompt_launches
+from accel.cuda.expert_token import token_launch
 from accel.cuda.gathers import WORD_BYTES, gathering
 from accel.cuda.packed_tiles import (
     TUNED_STACKS,
@@ -88,6 +89,8 @@ def expert_rule(ops: Remaining, device: Device) -> Replacement | None:
         return None
     if not _fits(ops, block, device):
         return None
+    if (alone := token_launch(ops, block, device)) is not None:
+        return Replacement(block.length, (alone,), alone.macros["WORKSPACE_BYTES"])
     if (prompt := prompt_launches(ops, block, device)) is not None:
         return _of_prompt(ops, block, prompt)
     grouped = grouping(ops, block, device)

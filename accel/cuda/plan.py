@@ -28,6 +28,7 @@ GROUPS_PER_MULTIPROCESSOR = 8
 STACK_KERNELS = frozenset(
     (
         *("expert_router", "expert_gates", "expert_down", "expert_product", "expert_order"),
+        "expert_token",
         *("expert_group_gates", "expert_group_downs", "expert_total"),
         *("expert_logits", "expert_choice", "expert_gather"),
     )

@@ -228,11 +228,13 @@ def footprint_with(graph: Graph, planned: Footprint, ring: WeightRing, cache: in
 
 
 def cached_stacks(ring: WeightRing) -> list[list[StackShape]]:
-    """The stacks of each layer whose kernels can read lists of experts."""
+    """The stacks of experts of each layer whose kernels can read lists of them. A stack with fewer
+    matrices is one of heads, all of which every token uses."""
     layers = []
     for names in ring.layers:
-        decls = [ring.decls[name] for name in names]
-        stacks = [d for d in decls if len(d.shape) == 3 and d.dtype in TUNED_STACKS]
+        decls = [decl for name in names if len((decl := ring.decls[name]).shape) == 3]
+        experts = max((int(decl.shape[0]) for decl in decls), default=0)
+        stacks = [d for d in decls if int(d.shape[0]) == experts and d.dtype in TUNED_STACKS]
         layers.append([_shape(decl, ring.sizes[decl.name]) for decl in stacks])
     return [layer for layer in layers if layer]
 

@@ -33,7 +33,7 @@ from contract.file_reads import FileRange
 from contract.lazy_dataclass import dataclass
 from contract.tier import FiniteWords
 
-MOST_JOB_BYTES = 1 << 22
+MAX_JOB_BYTES = 1 << 22
 """Most stored bytes of one job: their pages leave the page table when it ends."""
 
 Bytes = NDArray[np.uint8]
@@ -71,13 +71,13 @@ class Weight:
         return f"{self.buffer.decl.dtype.name} {self.data.shape} {matrices}"
 
     def parts(self) -> Iterator[tuple[Weight, int]]:
-        """The weight in parts of whole groups of rows and at most MOST_JOB_BYTES, and where each
+        """The weight in parts of whole groups of rows and at most MAX_JOB_BYTES, and where each
         begins in the arranged bytes."""
         stack = self.stack
         if stack is None or (stack.matrices > 1 and stack.rows % LANES):
             yield self, 0
             return
-        for groups in stack.parts(MOST_JOB_BYTES):
+        for groups in stack.parts(MAX_JOB_BYTES):
             data, source = stack.stored(groups), self.source
             if source is not None:
                 before = stack.stored_bytes(range(groups.start))

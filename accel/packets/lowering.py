@@ -56,8 +56,8 @@ class Lowering:
         self.split_tokens = split_tokens
         self.step = Step()
         self._quantized: dict[Tensor, tuple[Tensor, Tensor, Tensor]] = {}
-        self.expert_groups: dict[Tensor, tuple[Tensor, Tensor]] = {}
-        """The chunks and the order of each routing, see ``rules_experts``."""
+        self.expert_groups: dict[tuple[Tensor, Count], tuple[Tensor, Tensor]] = {}
+        """The chunks and the order of each routing of so many tokens, see ``rules_experts``."""
         for decl in graph.of_kind(BufferKind.SCRATCH):
             self.step.scratch[decl.name] = buffer_bytes(decl, bucket)
 

@@ -1,4 +1,4 @@
-"""Lowers the mixture-of-experts opcodes."""
+"""Lowers the mixture-of-experts opcodes, and products of heads by a stack of matrices."""
 
 from __future__ import annotations
 
@@ -38,12 +38,13 @@ def _gate_topk(low: Lowering, node: Node) -> None:
 
 def _grouped(low: Lowering, ids: Tensor, tokens: Count, experts: int) -> tuple[Tensor, Tensor]:
     """The chunks and the order of a routing, computed once for all products that use it."""
-    if ids not in low.expert_groups:
+    known = low.expert_groups.get((ids, tokens))
+    if known is None:
         pairs = tokens.times(ids.columns)
-        name = f"{ids.buffer}[{ids.start}:{ids.stop}]"
+        name = f"{ids.buffer}[{ids.start}:{ids.stop}].{tokens.per.name.lower()}"
         chunks = low.new(f"{name}.chunks", _max_chunks(pairs, experts) + 1, CHUNK_WORDS)
         order = low.new(f"{name}.order", 2, pairs.most)
-        low.expert_groups[ids] = chunks, order
+        known = low.expert_groups[ids, tokens] = chunks, order
         low.add(
             "expert_group",
             ids=ids,
@@ -55,7 +56,7 @@ def _grouped(low: Lowering, ids: Tensor, tokens: Count, experts: int) -> tuple[T
             experts=experts,
             private=pairs.most + experts <= PRIVATE_ELEMENTS,
         )
-    return low.expert_groups[ids]
+    return known
 
 
 def _max_chunks(pairs: Count, experts: int) -> int:
@@ -69,18 +70,11 @@ def _product(
     """y = x weight[ids]^T + bias[ids]. A row of y is a pair of a token and an expert; ``row_pairs``
     of them share a row of x.
 
-    The node may have no operand ``bias``. The experts of a single token are all different, so
-    nothing is grouped."""
+    The node may have no operand ``bias``."""
     dims, tokens = low.dims(node), low.count(node)
     used, experts = dims["used"], dims["experts"]
     ids, pairs = low.tensor(node.operands["ids"]), tokens.times(used)
-    routing: dict[str, Field] = {
-        "ids": ids,
-        "used": used,
-        "most_chunks": _max_chunks(pairs, experts),
-    }
-    if tokens.most > 1:
-        routing["chunks"], routing["order"] = _grouped(low, ids, tokens, experts)
+    routing = _routing(low, ids, tokens, used, experts)
     source = low.tensor(node.operands[x])
     if bias not in node.operands:
         low.product(source, node.operands[weight], y, pairs, routing, row_pairs)
@@ -90,6 +84,22 @@ def _product(
     biases = low.tensor(node.operands[bias])
     added = {"x": products, "ids": ids, "bias": biases, "y": y}
     low.elementwise("expert_bias", pairs, added, used=used)
+
+
+def _routing(
+    low: Lowering, ids: Tensor, tokens: Count, used: int, experts: int
+) -> dict[str, Field]:
+    """The routing fields of products by the experts ``ids`` of each token. The experts of a single
+    token are products of their own, so nothing is grouped."""
+    pairs = tokens.times(used)
+    routing: dict[str, Field] = {
+        "ids": ids,
+        "used": used,
+        "most_chunks": _max_chunks(pairs, experts),
+    }
+    if tokens.most > 1:
+        routing["chunks"], routing["order"] = _grouped(low, ids, tokens, experts)
+    return routing
 
 
 def _gate_up(low: Lowering, node: Node) -> None:
@@ -144,6 +154,47 @@ def _shared_expert(low: Lowering, node: Node) -> None:
     low.lower(node, "gated_add", gate=router, x=down, width=hidden)
 
 
+def _head_product(low: Lowering, node: Node) -> None:
+    """A head of a token is a pair of a token and an expert; all tokens have the same ids, which
+    are one row for all."""
+    dims, tokens = low.dims(node), low.count(node)
+    heads, inner = dims["heads"], dims["inner"]
+    pairs = tokens.times(heads)
+    ids = low.tensor(node.operands["matrix_of"])._replace(stride=0)
+    routing = _routing(low, ids, tokens, heads, dims["matrices"])
+    x = _by_head(_whole_rows(low, node, "x"), heads)
+    target = low.tensor(node.operands["y"])
+    whole = target
+    if target.columns != target.stride:
+        whole = low.new(f"{node.name}.whole", tokens.most, target.columns)
+    y = _by_head(whole, heads)
+    products = y._replace(start=y.columns - dims["outputs"], columns=dims["outputs"])
+    read = x._replace(start=x.columns - inner, columns=inner)
+    low.product(read, node.operands["weight"], products, pairs, routing, 1)
+    if "rest" in node.operands:
+        rest = _by_head(_whole_rows(low, node, "rest"), heads)
+        before = y._replace(columns=rest.columns)
+        low.elementwise("scale", pairs, {"x": rest, "y": before}, factor=1.0)
+    if whole is not target:
+        low.elementwise("scale", tokens, {"x": whole, "y": target}, factor=1.0)
+
+
+def _whole_rows(low: Lowering, node: Node, name: str) -> Tensor:
+    """An operand as whole rows of a buffer: itself, or a copy of the columns that it is."""
+    found = low.tensor(node.operands[name])
+    if found.columns == found.stride:
+        return found
+    copy = low.new(f"{node.name}.{name}", low.count(node).most, found.columns)
+    low.elementwise("scale", low.count(node), {"x": found, "y": copy}, factor=1.0)
+    return copy
+
+
+def _by_head(whole: Tensor, heads: int) -> Tensor:
+    """Whole rows of a buffer as a row for each head."""
+    width = whole.columns // heads
+    return whole._replace(columns=width, stride=width)
+
+
 EXPERT_RULES: Mapping[Opcode, Rule] = MappingProxyType(
     {
         Opcode.MOE_GATE_TOPK: _gate_topk,
@@ -151,6 +202,7 @@ EXPERT_RULES: Mapping[Opcode, Rule] = MappingProxyType(
         Opcode.MOE_SWIGLU: _swiglu,
         Opcode.MOE_DOWN_ACC: _down_acc,
         Opcode.SHARED_EXPERT: _shared_expert,
+        Opcode.HEAD_PRODUCT: _head_product,
     }
 )
 """The lowering of each opcode."""

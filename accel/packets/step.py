@@ -55,9 +55,11 @@ class Tensor(NamedTuple):
         return self.start + self.columns
 
     def overlaps(self, other: Tensor) -> bool:
-        """True when the two tensors share an element."""
-        same = self.buffer == other.buffer
-        return same and self.start < other.stop and other.start < self.stop
+        """True when the two tensors may share an element; those with rows of different lengths may,
+        wherever their columns are."""
+        if self.buffer != other.buffer or self.stride != other.stride:
+            return self.buffer == other.buffer
+        return self.start < other.stop and other.start < self.stop
 
 
 class Touch(NamedTuple):

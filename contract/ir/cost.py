@@ -1,13 +1,14 @@
 """Bytes moved and FLOPs computed by nodes, counted from the opcode table, not measured.
 
 Bytes are those of an implementation that caches nothing between nodes: each operand is read or
-written once. Quantized weights count the bytes of their blocks."""
+written once, and what two operands share is read once. Quantized weights count the bytes of their
+blocks."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from contract.ir.nodes import Graph, Node
+from contract.ir.nodes import Graph, Node, View
 from contract.ops import TABLE
 from contract.shape_key import ShapeKey
 from contract.spec import Access, Work, bind_shapes
@@ -77,7 +78,8 @@ def _work(node: Node, graph: Graph, key: ShapeKey, context: int) -> Work:
 def _traffic(node: Node, graph: Graph, key: ShapeKey, work: Work) -> dict[str, Traffic]:
     spec = TABLE[node.opcode]
     sizes = key.sizes()
-    moved = {}
+    moved: dict[str, Traffic] = {}
+    read: set[View] = set()
     for operand in spec.operands:
         view = node.operands.get(operand.name)
         if view is None:
@@ -93,6 +95,8 @@ def _traffic(node: Node, graph: Graph, key: ShapeKey, work: Work) -> dict[str, T
         if dtype.row_extra_bytes:
             nbytes += elements // int(graph.shape(view)[-1]) * dtype.row_extra_bytes
         reads = operand.access is not Access.WRITE and operand.name not in spec.stored
+        reads = reads and view not in read
+        read |= {view} if reads else set()
         writes = operand.access is not Access.READ
         moved[operand.name] = Traffic(nbytes if reads else 0, nbytes if writes else 0)
     return moved

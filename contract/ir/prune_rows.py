@@ -38,6 +38,7 @@ ROW_BY_ROW = frozenset(
         Opcode.RESIDUAL_RMS_NORM,
         Opcode.RMS_NORM_FUSED_MLP_GATE_UP,
         Opcode.MATMUL,
+        Opcode.HEAD_PRODUCT,
         Opcode.ADD,
         Opcode.SCALE,
         Opcode.SCALE_COLUMNS,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from contract.arithmetic import EXPERT_GROUPS_MAX
 from contract.opcodes import Opcode
 from contract.ops.common import (
     ACTIVATION_FUNCTION,
@@ -50,9 +51,15 @@ def _shared_flops(work: Work) -> int:
 
 
 def _enough_experts(dims: Mapping[str, Dim], params: Mapping[str, Scalar]) -> str | None:
-    experts = dims["experts"]
+    experts, groups, chosen = dims["experts"], int(params["groups"]), int(params["groups_used"])
     if isinstance(experts, str) or params["used"] > experts:
         return f"{params['used']} experts a token, of {experts}"
+    if groups == 1:
+        return None
+    if groups > EXPERT_GROUPS_MAX or experts % groups or experts < 2 * groups:
+        return f"{experts} experts in {groups} groups: at most {EXPERT_GROUPS_MAX}, alike, of two"
+    if not chosen * experts >= params["used"] * groups or chosen > groups:
+        return f"{params['used']} experts a token, of {chosen} of {groups} groups"
     return None
 
 
@@ -67,11 +74,14 @@ EXPERTS = (
         (
             Param("used", int, "experts a token", minimum=1),
             Param("renormalize", int, "whether a sum divides weights", 1, 0, ("no", "yes")),
+            Param("groups", int, "of consecutive experts; with choice_bias alone", 1, 1),
+            Param("groups_used", int, "groups a token chooses experts of", 1, 1),
         ),
         rule="R0 R2 R3 R4 R5 R7",
         formula="logits = x gate_weight^T + bias; without choice_bias p = softmax(logits), ids = "
         "the used largest of p; with it p = sigmoid(logits), ids = those of p + choice_bias; "
-        "weights = p[ids] / max(sum(p[ids]), 2^-14), or p[ids] unless renormalize",
+        "weights = p[ids] / max(sum(p[ids]), 2^-14), or p[ids] unless renormalize; with groups the "
+        "ids are of the groups_used whose two largest p + choice_bias have the largest sums",
         flops=_routing_flops,
         constraint=_enough_experts,
     ),

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from contract.opcodes import Opcode
-from contract.ops.common import EPS, NORM_FLOPS, operands, product
-from contract.spec import OpSpec, Work
+from contract.ops.common import EPS, HEADS, NORM_FLOPS, operands, product
+from contract.spec import Dim, OpSpec, Scalar, Work
 
 
 def _qkv_flops(work: Work) -> int:
@@ -16,6 +18,19 @@ def _gate_up_flops(work: Work) -> int:
     return work["tokens"] * work["hidden"] * (NORM_FLOPS + 4 * work["width"])
 
 
+def _head_widths(dims: Mapping[str, Dim], params: Mapping[str, Scalar]) -> str | None:
+    names = ("x_width", "inner", "outputs", "y_width", "rest_width")
+    sizes = [size for name in names if isinstance(size := dims.get(name, 0), int)]
+    if len(sizes) < len(names):
+        return "channels of heads are numbers, not symbols"
+    x, inner, outputs, y, rest = sizes
+    if inner > x:
+        return f"a head of x has {x} channels, of which {inner} are multiplied"
+    if rest + outputs != y:
+        return f"a head of y has {y} channels, expected {rest} + {outputs}"
+    return None
+
+
 PROJECTIONS = (
     OpSpec(
         Opcode.MATMUL,
@@ -24,6 +39,20 @@ PROJECTIONS = (
         rule="R3 R4 R5",
         formula="y = x weight^T",
         flops=product("tokens", "outputs", "inner"),
+    ),
+    OpSpec(
+        Opcode.HEAD_PRODUCT,
+        operands(
+            "x[tokens, heads*x_width], rest[tokens, heads*rest_width]?, "
+            "weight weight[matrices, outputs, inner], int matrix_of[heads], "
+            "*y[tokens, heads*y_width]"
+        ),
+        (HEADS,),
+        rule="R3 R4 R5",
+        formula="y[h] = rest[h], then z weight[matrix_of[h]]^T of the last inner channels z of "
+        "x[h]; without rest, of the product alone",
+        flops=product("tokens", "heads", "outputs", "inner"),
+        constraint=_head_widths,
     ),
     OpSpec(
         Opcode.RMS_NORM_FUSED_QKV,

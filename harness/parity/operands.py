@@ -174,6 +174,11 @@ def _expert_ids(rng: Generator, case: Case, shape: tuple[int, ...]) -> NDArray[n
     return np.argsort(-liking, axis=1)[:, :used].astype(np.int32)
 
 
+def _matrix_of(rng: Generator, case: Case, shape: tuple[int, ...]) -> NDArray[np.int32]:
+    """A matrix for each head, of which several may have the same."""
+    return rng.integers(0, case.sizes["matrices"], shape).astype(np.int32)
+
+
 def _words(rng: Generator, case: Case, shape: tuple[int, ...]) -> NDArray[np.int32]:
     return rng.integers(-(2**31), 2**31, shape).astype(np.int32)
 
@@ -262,6 +267,7 @@ INDEX_FILLS: Mapping[str, IndexFill] = {
     "query": _query,
     "output_rows": _output_rows,
     "ids": _expert_ids,
+    "matrix_of": _matrix_of,
     "slot_table": _slot_table,
     "pairs": _pairs,
     "token": _token,

@@ -1,4 +1,4 @@
-"""Sizes and parameters of the mixture-of-experts opcodes."""
+"""Sizes and parameters of the opcodes that multiply by stacks of matrices."""
 
 from __future__ import annotations
 
@@ -33,6 +33,15 @@ def _gate_topk(dtype: DType | None) -> tuple[OpShape, ...]:
         _routing((2, MANY_EXPERTS, 1, 1), ("bias", "choice_bias")),
         *(_routing(size, (), renormalize=0) for size in sizes[:3]),
         *(_routing(size, ("choice_bias",), renormalize=0) for size in sizes[:3]),
+        *(
+            _routing(size, ("bias",), groups=groups, groups_used=used)
+            for size, groups, used in (
+                ((1, 256, middle, 8), 8, 4),
+                ((5, 12, short, 5), 6, 3),
+                ((33, 128, short, 4), 64, 2),
+                ((3, 10, short, 10), 2, 2),
+            )
+        ),
     )
 
 
@@ -41,7 +50,8 @@ def _routing(size: tuple[int, int, int, int], absent: tuple[str, ...], **params:
     tokens, experts, hidden, used = size
     label = f"{tokens}x{experts}x{hidden}" + ("" if "choice_bias" in absent else "-chosen")
     given = {"tokens": tokens, "experts": experts, "hidden": hidden, "used": used, **params}
-    return OpShape(label + "-whole" * bool(params), given, absent=frozenset(absent))
+    label += "-whole" if "renormalize" in params else f"-{params['groups']}" if params else ""
+    return OpShape(label, given, absent=frozenset(absent))
 
 
 def _products(inner: str, outputs: str) -> Strategy:
@@ -102,6 +112,36 @@ def _shared_expert(dtype: DType | None) -> tuple[OpShape, ...]:
     )
 
 
+def _head_product(dtype: DType | None) -> tuple[OpShape, ...]:
+    short, middle, long = inner_lengths(dtype)
+    # tokens, heads, matrices, channels before those that are multiplied, inner, outputs, rest
+    sizes = (
+        (1, 5, 5, 0, middle, 35, 8),
+        (1, 2, 2, 64, long, 16, 0),
+        (3, 7, 4, 0, short, 33, 16),
+        (29, 3, 3, 8, middle, 19, 0),
+        (110, 2, 1, 3, short, 3, 5),
+        (0, 4, 4, 0, short, 5, 4),
+    )
+    return tuple(
+        OpShape(
+            f"{tokens}x{heads}of{matrices}-{inner}x{outputs}+{rest}",
+            {
+                "tokens": tokens,
+                "heads": heads,
+                "matrices": matrices,
+                "inner": inner,
+                "outputs": outputs,
+                "x_width": before + inner,
+                "y_width": rest + outputs,
+                **({"rest_width": rest} if rest else {}),
+            },
+            absent=frozenset() if rest else frozenset(("rest",)),
+        )
+        for tokens, heads, matrices, before, inner, outputs, rest in sizes
+    )
+
+
 EXPERT_STRATEGIES: Mapping[Opcode, Strategy] = {
     Opcode.MOE_GATE_TOPK: _gate_topk,
     Opcode.MOE_GATE_UP: _products("hidden", "width"),
@@ -110,4 +150,5 @@ EXPERT_STRATEGIES: Mapping[Opcode, Strategy] = {
     ),
     Opcode.MOE_DOWN_ACC: _products("width", "hidden"),
     Opcode.SHARED_EXPERT: _shared_expert,
+    Opcode.HEAD_PRODUCT: _head_product,
 }

@@ -1,5 +1,5 @@
-"""Parts of a specification that only some families have: experts, recurrent layers, windows of
-Gemma, factors of Granite."""
+"""Parts of a specification that only some families have: experts, recurrent layers, latent rows,
+windows of Gemma, factors of Granite."""
 
 from __future__ import annotations
 
@@ -60,6 +60,26 @@ class MambaSpec:
     heads: int = 8
     groups: int = 1
     kernel: int = 4
+
+
+@dataclass(frozen=True, slots=True)
+class LatentSpec:
+    """Attention over latent rows of ``rank`` and ``rotated`` channels, in place of ``head_dim`` and
+    ``kv_heads``.
+
+    Heads have ``unrotated`` and ``rotated`` channels of queries, made from ``query_rank`` channels
+    (0: from the residual stream), and ``value`` channels of values. With ``softmax`` a softmax that
+    is not renormalized weights experts, as in DeepSeek V2; else they are chosen of ``groups_used``
+    of their ``groups``."""
+
+    rank: int = 64
+    query_rank: int = 96
+    unrotated: int = 32
+    rotated: int = 32
+    value: int = 64
+    softmax: bool = False
+    groups: int = 1
+    groups_used: int = 1
 
 
 @dataclass(frozen=True, slots=True)

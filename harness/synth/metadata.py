@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from harness.synth.groups import ExpertSpec, Gemma, MambaSpec, Recurrent
+from harness.synth.groups import ExpertSpec, Gemma, LatentSpec, MambaSpec, Recurrent
 from harness.synth.spec import COHERES, LEADING, NEMOTRONS, SynthSpec
 
 RMS_EPSILON = 1e-6
 LONG_ROPE_ATTENTION = 1.19
 """The factor of sine and cosine in files with divisors for long contexts."""
-SIGMOID_GATING = 2
-"""The number of a router whose logits go through a sigmoid."""
+SOFTMAX_GATING, SIGMOID_GATING = 1, 2
+"""The numbers of routers whose logits go through a softmax, and through a sigmoid."""
 SCORE_CAP = 2.0
 """The bound of attention's scores in gemma2, which those of random weights come near."""
 WEIGHT_SCALE = 2.5
-"""The factor of the experts' weights in glm4moe."""
+"""The factor of the experts' weights in glm4moe, and in deepseek2 with a sigmoid."""
 ROPE_SECTIONS = (11, 11, 10, 0)
 """Rotary pairs for time, height and width; text uses the same angle for all three."""
 
@@ -75,6 +75,8 @@ def architecture_keys(spec: SynthSpec) -> dict[str, Any]:
         keys["shortconv.l_cache"] = spec.short_conv.kernel
     if spec.mamba is not None:
         keys |= _mamba_keys(spec, spec.mamba)
+    if spec.latent is not None:
+        keys |= _latent_keys(spec, spec.latent)
     if spec.gemma is not None:
         keys |= _gemma_keys(spec, spec.gemma)
     return keys
@@ -93,11 +95,18 @@ def _expert_keys(spec: SynthSpec, experts: ExpertSpec) -> dict[str, Any]:
         keys["leading_dense_block_count"] = spec.leading_dense
     if spec.architecture in (*LEADING, "minimax-m2"):
         keys["expert_gating_func"] = SIGMOID_GATING
-    if spec.architecture in ("glm4moe", "dots1"):
+    if spec.latent is not None:
+        softmax = spec.latent.softmax
+        keys["expert_gating_func"] = SOFTMAX_GATING if softmax else SIGMOID_GATING
+        if spec.latent.groups > 1:
+            keys["expert_group_count"] = spec.latent.groups
+            keys["expert_group_used_count"] = spec.latent.groups_used
+    if spec.architecture in ("glm4moe", "dots1", "deepseek2"):
         keys["expert_shared_count"] = experts.shared_width // experts.width
     elif experts.shared_width:
         keys["expert_shared_feed_forward_length"] = experts.shared_width
-    if spec.architecture in ("glm4moe", "dots1", "nemotron_h_moe"):
+    scaled = spec.latent is not None and not spec.latent.softmax
+    if scaled or spec.architecture in ("glm4moe", "dots1", "nemotron_h_moe"):
         keys["expert_weights_norm"] = True
         keys["expert_weights_scale"] = WEIGHT_SCALE
     return keys
@@ -131,6 +140,23 @@ def _mamba_keys(spec: SynthSpec, mamba: MambaSpec) -> dict[str, Any]:
         "ssm.time_step_rank": mamba.heads,
         "ssm.group_count": mamba.groups,
     }
+
+
+def _latent_keys(spec: SynthSpec, latent: LatentSpec) -> dict[str, Any]:
+    keys: dict[str, Any] = {
+        "attention.head_count_kv": 1,
+        "attention.key_length": latent.rank + latent.rotated,
+        "attention.value_length": latent.rank,
+        "attention.key_length_mla": latent.unrotated + latent.rotated,
+        "attention.value_length_mla": latent.value,
+        "attention.kv_lora_rank": latent.rank,
+        "leading_dense_block_count": spec.leading_dense if spec.experts else spec.layers,
+    }
+    if latent.query_rank:
+        keys["attention.q_lora_rank"] = latent.query_rank
+    if spec.experts is None:
+        keys |= {"expert_feed_forward_length": spec.hidden, "expert_shared_count": 0}
+    return keys
 
 
 def _kv_heads(spec: SynthSpec) -> list[int]:

@@ -15,6 +15,8 @@ _GPT_OSS = {
     "rope_scaling": "yarn", "rope_factor": 32.0, "rope_original_context": 4096, "window": 128,
     "feed_forward": 2880, "tied": False,
 }  # fmt: skip
+_LATENT = {"rank": 512, "unrotated": 128, "rotated": 64, "value": 128}
+_YARN_40 = {"rope_scaling": "yarn", "rope_factor": 40.0, "rope_original_context": 4096}
 _GEMMA4_WINDOWS = {"window": 1024, "head_dim": 256, "values_from_keys": True, "output_scale": True}
 
 
@@ -56,6 +58,24 @@ FAMILY_SIZES: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
         | {"vocab": 151552, "context": 131072, "rope_base": 1e6, "tied": False}
         | {"experts": {"count": 128, "used": 8, "width": 1408, "shared_width": 1408}}
         | {"leading_dense": 1, "nextn_layers": 1}
+    },
+    "deepseek2": {
+        "16b-a2.4b": _shape(27, 2048, 16, feed_forward=10944, vocab=102400, context=163840)
+        | {"latent": {**_LATENT, "query_rank": 0, "softmax": True}, **_YARN_40}
+        | {"yarn_log_multiplier": 0.0707, "leading_dense": 1, "tied": False}
+        | {"experts": {"count": 64, "used": 6, "width": 1408, "shared_width": 2816}},
+        "30b-a3b": _shape(47, 2048, 20, feed_forward=10240, vocab=154880, context=202752)
+        | {"latent": {**_LATENT, "query_rank": 768, "unrotated": 192, "value": 256}}
+        | {"rope_base": 1e6, "leading_dense": 1, "tied": False}
+        | {"experts": {"count": 64, "used": 4, "width": 1536, "shared_width": 1536}},
+        "671b-a37b": _shape(61, 7168, 128, feed_forward=18432, vocab=129280, context=163840)
+        | {"latent": {**_LATENT, "query_rank": 1536, "groups": 8, "groups_used": 4}, **_YARN_40}
+        | {"yarn_log_multiplier": 0.1, "leading_dense": 3, "tied": False}
+        | {"experts": {"count": 256, "used": 8, "width": 2048, "shared_width": 2048}},
+        "1t-a32b": _shape(61, 7168, 64, feed_forward=18432, vocab=163840, context=131072)
+        | {"latent": {**_LATENT, "query_rank": 1536}, "rope_base": 5e4, **_YARN_40}
+        | {"rope_factor": 32.0, "yarn_log_multiplier": 0.1, "leading_dense": 1, "tied": False}
+        | {"experts": {"count": 384, "used": 8, "width": 2048, "shared_width": 2048}},
     },
     "lfm2": {
         "1.2b": _shape(16, 2048, 32, kv_heads=8, feed_forward=8192, vocab=65536)
@@ -130,6 +150,7 @@ _NEEDED: Mapping[str, Mapping[str, Any]] = {
     "olmoe": {"experts": {}, "kv_heads": 4},
     "gpt-oss": {"experts": {}, "window": 32},
     "glm4moe": {"experts": {"shared_width": 64}, "leading_dense": 1},
+    "deepseek2": {"latent": {}, "layers": 3, "experts": {"shared_width": 64}, "leading_dense": 1},
     "dots1": {"experts": {"shared_width": 64}, "leading_dense": 1, "kv_heads": 4},
     "minicpm": {"scales": {}},
     "cohere2": {"window": 32},

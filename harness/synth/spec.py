@@ -12,6 +12,7 @@ from harness.synth.groups import (
     GEMMA4_ONLY,
     ExpertSpec,
     Gemma,
+    LatentSpec,
     MambaSpec,
     Recurrent,
     Scales,
@@ -31,9 +32,12 @@ WITH_EXPERTS = (
     "minimax-m2", "qwen2moe", "olmoe", "nemotron_h_moe",
     "hunyuan-moe", "dots1",
 )  # fmt: skip
-LEADING = ("lfm2moe", "glm4moe", "dots1")
+MAYBE_EXPERTS = ("llama", "granitehybrid", "gemma4", "deepseek2")
+LEADING = ("lfm2moe", "glm4moe", "dots1", "deepseek2")
 """Architectures whose first layers may have no experts."""
-WITH_DRAFT_BLOCKS = ("qwen35", "qwen35moe", "qwen3next", "glm4moe")
+COUNTED = ("glm4moe", "dots1", "deepseek2")
+"""Architectures whose files count shared experts, each as wide as the others."""
+WITH_DRAFT_BLOCKS = ("qwen35", "qwen35moe", "qwen3next", "glm4moe", "deepseek2")
 CONVOLVING = ("lfm2", "lfm2moe")
 HYBRIDS = ("qwen35", "qwen35moe", "qwen3next")
 """Architectures of delta-net layers with full attention in every few layers."""
@@ -42,8 +46,8 @@ NEMOTRONS = ("nemotron_h", "nemotron_h_moe")
 GRANITES = ("granite", "granitemoe", "granitehybrid", "minicpm")
 GEMMAS = ("gemma", "gemma2", "gemma3", "gemma4")
 ARCHITECTURES = (
-    *DENSE, "qwen3moe", "gpt-oss", "glm4moe", "granitemoe", "minimax-m2", "qwen2moe", "olmoe",
-    "hunyuan-moe", "dots1", *HYBRIDS, *CONVOLVING, "granitehybrid", *NEMOTRONS, *GEMMAS,
+    *DENSE, "qwen3moe", "gpt-oss", "deepseek2", "glm4moe", "granitemoe", "minimax-m2", "qwen2moe",
+    "olmoe", "hunyuan-moe", "dots1", *HYBRIDS, *CONVOLVING, "granitehybrid", *NEMOTRONS, *GEMMAS,
 )  # fmt: skip
 
 MIXED_QUANT = "q4_k_m"
@@ -60,7 +64,9 @@ LEAST: Mapping[str, int] = {
     "recurrent.interval": 1, "recurrent.state": 1, "recurrent.key_heads": 1,
     "recurrent.value_heads": 1, "recurrent.kernel": 2, "short_conv.interval": 1,
     "short_conv.kernel": 2, "mamba.interval": 1, "mamba.state": 1, "mamba.heads": 1,
-    "mamba.groups": 1, "mamba.kernel": 2, "gemma.window": 0, "gemma.period": 1,
+    "mamba.groups": 1, "mamba.kernel": 2, "latent.rank": 1, "latent.query_rank": 0,
+    "latent.unrotated": 1, "latent.rotated": 2, "latent.value": 1, "latent.groups": 1,
+    "latent.groups_used": 1, "gemma.window": 0, "gemma.period": 1,
     "gemma.kv_heads": 1, "gemma.head_dim": 2, "gemma.shared_kv_layers": 0,
     "gemma.per_layer_width": 0, "window": 0, "leading_dense": 0,
 }  # fmt: skip
@@ -75,10 +81,10 @@ class SynthSpec:
     layers of a model with ``experts`` have none, except in gemma4, where both are added.
     ``qkv_bias`` None means the architecture's default. ``quant`` is the type of every matrix, or
     the mixture ``q4_k_m`` or ``mxfp4_moe``. ``rope_factor`` and ``rope_original_context`` matter
-    only with ``rope_scaling``. ``query_growth`` and ``yarn_log_multiplier`` are keys of mistral3.
-    The first ``leading_dense`` layers of LEADING have no experts. With ``head_norms``
-    heads of glm4moe are normed. ``long_rope`` gives phi3 two tensors of frequency divisors, for
-    contexts up to ``rope_original_context`` and beyond.
+    only with ``rope_scaling``. ``query_growth`` is a key of mistral3, ``yarn_log_multiplier`` of
+    deepseek2, too. The first ``leading_dense`` layers of LEADING have no experts. With
+    ``head_norms`` heads of glm4moe are normed. ``long_rope`` gives phi3 two tensors of frequency
+    divisors, for contexts up to ``rope_original_context`` and beyond.
     ``window`` limits attention, in all layers of phi3, in all but every fourth of olmo2, cohere2
     and exaone4, in every second of gpt-oss; 0 is off.
     ``nextn_layers`` are prediction blocks after the last layer, with ``mtp_agreement`` right in so
@@ -122,6 +128,7 @@ class SynthSpec:
     recurrent: Recurrent | None = None
     short_conv: ShortConvSpec | None = None
     mamba: MambaSpec | None = None
+    latent: LatentSpec | None = None
     gemma: Gemma | None = None
     scales: Scales | None = None
 
@@ -162,6 +169,8 @@ class SynthSpec:
     @property
     def rope_dims(self) -> int:
         """The number of rotated channels of a head."""
+        if self.latent is not None:
+            return self.latent.rotated
         if self.architecture in ("glm4", "glm4moe", "minimax-m2"):
             return self.head_dim // 2
         return self.head_dim // 4 if self.recurrent else self.head_dim
@@ -219,6 +228,7 @@ GROUPS: Mapping[str, type] = {
     "recurrent": Recurrent,
     "short_conv": ShortConvSpec,
     "mamba": MambaSpec,
+    "latent": LatentSpec,
     "gemma": Gemma,
     "scales": Scales,
 }
@@ -282,10 +292,11 @@ def _rules(spec: SynthSpec) -> Iterator[tuple[str, object, str]]:
     ):
         yield name, getattr(spec, name) not in known, f"one of {', '.join(known)}"
     for name, needing, allowing in (
-        ("experts", WITH_EXPERTS, (*WITH_EXPERTS, "llama", "granitehybrid", "gemma4")),
+        ("experts", WITH_EXPERTS, (*WITH_EXPERTS, *MAYBE_EXPERTS)),
         ("recurrent", HYBRIDS, HYBRIDS),
         ("short_conv", CONVOLVING, CONVOLVING),
         ("mamba", ("granitehybrid", *NEMOTRONS), ("granitehybrid", *NEMOTRONS)),
+        ("latent", ("deepseek2",), ("deepseek2",)),
         ("gemma", GEMMAS, GEMMAS),
         ("scales", GRANITES, GRANITES),
     ):
@@ -324,15 +335,20 @@ def _rules(spec: SynthSpec) -> Iterator[tuple[str, object, str]]:
     if (mamba := spec.mamba) is not None:
         yield "mamba.heads", 2 * spec.hidden % mamba.heads, f"a divisor of {2 * spec.hidden}"
         yield "mamba.groups", mamba.heads % mamba.groups, f"a divisor of {mamba.heads} heads"
+    if spec.latent is not None:
+        yield "latent.rotated", spec.latent.rotated % 2, "even"
     if (gemma := spec.gemma) is not None:
         yield from _gemma_rules(spec, gemma)
 
 
 def _own_rules(spec: SynthSpec, architecture: str) -> Iterator[tuple[str, object, str]]:
     """The rules of fields that few architectures have."""
-    for name in ("query_growth", "yarn_log_multiplier"):
+    for name, having in (
+        ("query_growth", ("mistral3",)),
+        ("yarn_log_multiplier", ("mistral3", "deepseek2")),
+    ):
         value = getattr(spec, name)
-        yield name, value and architecture != "mistral3", f"0 for {architecture}"
+        yield name, value and architecture not in having, f"0 for {architecture}"
         yield name, value < 0, "at least 0"
     leading = spec.layers if architecture in LEADING else 0
     yield "leading_dense", spec.leading_dense > leading, f"at most {leading} for {architecture}"
@@ -345,7 +361,7 @@ def _own_rules(spec: SynthSpec, architecture: str) -> Iterator[tuple[str, object
     yield "logit_scale", scaled, f"1.0 for {architecture}"
     yield "logit_scale", spec.logit_scale <= 0, "above 0"
     yield "head_norms", spec.head_norms and architecture != "glm4moe", f"False for {architecture}"
-    whole = architecture in ("olmo2", "olmoe", "minimax-m2")
+    whole = architecture in ("olmo2", "olmoe", "minimax-m2", "deepseek2")
     yield "fused_qkv", spec.fused_qkv and whole, f"False for {architecture}"
     divided = spec.rope_freqs and architecture not in ("llama", "exaone4")
     yield "rope_freqs", divided, f"False for {architecture}"
@@ -355,10 +371,10 @@ def _expert_rules(architecture: str, experts: ExpertSpec) -> Iterator[tuple[str,
     yield "experts.used", experts.used > experts.count, f"at most {experts.count}"
     shared, needed = experts.shared_width > 0, architecture in (*HYBRIDS, "qwen2moe")
     needed |= architecture in ("nemotron_h_moe", "hunyuan-moe")
-    either = architecture in ("granitehybrid", "granitemoe", "glm4moe", "dots1")
+    either = architecture in ("granitehybrid", "granitemoe", *COUNTED)
     accepted = f"{'at least 1' if needed else '0'} for {architecture}"
     yield "experts.shared_width", shared != needed and not either, accepted
-    uneven = architecture in ("glm4moe", "dots1") and experts.shared_width % experts.width
+    uneven = architecture in COUNTED and experts.shared_width % experts.width
     yield "experts.shared_width", uneven, f"a multiple of {experts.width} for {architecture}"
     unfused = experts.fused and architecture not in (*HYBRIDS, "gemma4")
     yield "experts.fused", unfused, f"False for {architecture}"

@@ -23,6 +23,7 @@ PRE_TOKENIZER = {
     **dict.fromkeys(("internlm2", "minicpm"), "smollm"),
     "exaone4": "exaone4",
     "minimax-m2": "minimax-m2",
+    "deepseek2": "deepseek-v3",
     "mistral3": "tekken",
     "seed_oss": "seed-coder",
     "smollm3": "llama-bpe",

@@ -16,6 +16,7 @@ from reference.cpu.matmul import PreparedActivation, prepared_matmul
 from reference.cpu.prepared import PreparedExperts, PreparedMatrices
 from reference.cpu.threads import for_each
 from reference.matrix import Matrix
+from reference.ops.head_product import heads_of, joined
 from reference.ops.moe_down_acc import weighted_sum
 from reference.ops.moe_gate_topk import routing
 from reference.ops.moe_gate_up import with_bias
@@ -69,7 +70,7 @@ def expert_products(
 
 
 def expert_kernels(matrices: PreparedMatrices, threads: int) -> Mapping[Opcode, Kernel]:
-    """The kernels of expert opcodes, by opcode."""
+    """The kernels of opcodes that multiply by stacks of matrices, by opcode."""
 
     def product(bound: Operands, weight: str, x: Float32) -> Float32:
         return prepared_matmul(matrices.prepare(bound[weight]), x, threads=threads)
@@ -80,7 +81,8 @@ def expert_kernels(matrices: PreparedMatrices, threads: int) -> Mapping[Opcode, 
         if "bias" in bound:
             logits += bound["bias"]
         used, renormalize = int(params["used"]), bool(params["renormalize"])
-        found = routing(logits, used, bound.get("choice_bias"), renormalize)
+        groups = int(params["groups"]), int(params["groups_used"])
+        found = routing(logits, used, bound.get("choice_bias"), renormalize, *groups)
         bound["ids"][...], bound["weights"][...] = found
 
     def gate_up(bound: Operands, params: Parameters) -> None:
@@ -99,6 +101,14 @@ def expert_kernels(matrices: PreparedMatrices, threads: int) -> Mapping[Opcode, 
         optional = bound.get("expert_scale"), bound.get("residual")
         bound["y"][...] = weighted_sum(products, ids, bound["weights"], *optional)
 
+    def head_product(bound: Operands, params: Parameters) -> None:
+        heads, weight = int(params["heads"]), bound["weight"]
+        x = heads_of(bound["x"], heads)[..., -weight.shape[-1] :]
+        ids = np.broadcast_to(bound["matrix_of"], x.shape[:2])
+        products = np.empty((*ids.shape, weight.shape[1]), np.float32)
+        expert_products(matrices.experts, [(weight, products)], x, ids, threads)
+        bound["y"][...] = joined(bound.get("rest"), products)
+
     def shared_expert(bound: Operands, params: Parameters) -> None:
         x = bound["x"]
         gate, up = (product(bound, f"{name}_weight", x) for name in ("gate", "up"))
@@ -113,4 +123,5 @@ def expert_kernels(matrices: PreparedMatrices, threads: int) -> Mapping[Opcode, 
         Opcode.MOE_GATE_UP: kernel(gate_up),
         Opcode.MOE_DOWN_ACC: kernel(down_acc),
         Opcode.SHARED_EXPERT: kernel(shared_expert),
+        Opcode.HEAD_PRODUCT: kernel(head_product),
     }

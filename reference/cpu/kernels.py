@@ -29,6 +29,7 @@ PREPARED: Mapping[Opcode, tuple[str, ...]] = {
 PREPARED_EXPERTS: Mapping[Opcode, tuple[str, ...]] = {
     Opcode.MOE_GATE_UP: ("gate_weight", "up_weight"),
     Opcode.MOE_DOWN_ACC: ("down_weight",),
+    Opcode.HEAD_PRODUCT: ("weight",),
 }
 """The operands of which a kernel caches the recently used experts, see
 ``reference.cpu.prepared``."""

@@ -158,13 +158,14 @@ def _ln(x: float) -> float:
         return float(Decimal(x).ln())
 
 
-def _yarn_magnitude(scaling: RotaryScaling) -> float:
-    def grown(multiplier: float) -> float:
-        if scaling.factor <= 1.0:
-            return 1.0
-        return 1.0 + 0.1 * multiplier * _ln(scaling.factor)
+def yarn_growth(factor: float, multiplier: float) -> float:
+    """1 + 0.1 ``multiplier`` ln ``factor``, 1 where nothing is scaled."""
+    return 1.0 if factor <= 1.0 else 1.0 + 0.1 * multiplier * _ln(factor)
 
-    return grown(1.0) / grown(scaling.log_multiplier) * scaling.attention_factor
+
+def _yarn_magnitude(scaling: RotaryScaling) -> float:
+    grown, shrunk = (yarn_growth(scaling.factor, m) for m in (1.0, scaling.log_multiplier))
+    return grown / shrunk * scaling.attention_factor
 
 
 def _yarn(frequency: Float64, base: float, rotary_dim: int, scaling: RotaryScaling) -> Float64:

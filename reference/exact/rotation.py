@@ -21,9 +21,8 @@ LEAST = np.float32(2.0**ROTATION_LEAST_EXPONENT)
 @cache
 def signs(head_dim: int) -> Float32:
     """1 or -1 for every channel of a head: bit i mod 32 of word i / 32 of Philox4x32-10, key 0."""
-    words = [
-        w for counter in range(HEAD_DIM_MAX // 128) for w in philox((0, 0), (counter, 0, 0, 0))
-    ]
+    counters = range(-(-HEAD_DIM_MAX // 128))
+    words = [w for counter in counters for w in philox((0, 0), (counter, 0, 0, 0))]
     bits = [words[i // 32] >> i % 32 & 1 for i in range(head_dim)]
     return np.where(bits, np.float32(-1), np.float32(1))
 

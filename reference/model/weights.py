@@ -15,6 +15,7 @@ from reference.exact.rotary import growth_table, rotary_table, unrotated_table
 from reference.model.adapters import TensorFile
 from reference.model.config.rope import GROWTH_TABLE
 from reference.model.eagle import ROPE_TABLE, TOKEN_TABLE
+from reference.model.families.latent import MATRIX_OF_HEAD
 from reference.model.open import Model
 from reference.quant import find_nonfinite_scale
 
@@ -52,9 +53,11 @@ def unchecked_weight(file: TensorFile, decl: BufferDecl) -> NDArray[np.uint8]:
 
 def constant_bytes(model: Model, decl: BufferDecl) -> NDArray[np.uint8]:
     """The data of the CONSTANT buffer ``decl`` of the model's graph, uint8[rows, row_bytes]: the
-    table of that name for ``decl.shape[0]`` positions. Raises ModelFileError for frequency divisors
-    that are not positive numbers, and for angles that are too large."""
+    table of that name for ``decl.shape[0]`` positions or heads. Raises ModelFileError for frequency
+    divisors that are not positive numbers, and for angles that are too large."""
     context = int(decl.shape[0])
+    if decl.name == MATRIX_OF_HEAD:
+        return np.arange(context, dtype="<i4").reshape(1, -1).view(np.uint8)
     growth = model.config.query_growth
     if growth is not None and decl.name == GROWTH_TABLE:
         grown = growth_table(context, growth.length, growth.factor)

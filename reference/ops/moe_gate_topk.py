@@ -12,6 +12,7 @@ from reference.quant.dot import matmul
 
 SMALLEST_SUM = np.float32(2.0**-14)
 SMALLEST_NORMAL = np.float32(2.0**-126)
+LOWEST = np.finfo(np.float32).min
 
 
 def moe_gate_topk(
@@ -20,19 +21,22 @@ def moe_gate_topk(
     gate_weight: Matrix,
     used: int,
     renormalize: int = 1,
+    groups: int = 1,
+    groups_used: int = 1,
     bias: NDArray[np.float32] | None = None,
     choice_bias: NDArray[np.float32] | None = None,
 ) -> tuple[NDArray[np.float32], NDArray[np.int32], NDArray[np.float32]]:
     """p = softmax(x gate_weight^T + bias); the ``used`` largest p, divided by their sum if
     ``renormalize`` is 1 (rules R4, R7).
 
-    With ``choice_bias`` p is the sigmoid, and the largest p + choice_bias are chosen. x is [tokens,
-    hidden], both biases [experts]. Returns logits [tokens, experts], then the ids and weights of
+    With ``choice_bias`` p is the sigmoid, and the largest p + choice_bias are chosen, of
+    ``groups_used`` of the ``groups`` of experts if there are several. x is [tokens, hidden], both
+    biases [experts]. Returns logits [tokens, experts], then the ids and weights of
     ``route`` or ``choose``."""
     logits = matmul(gate_weight.blocks, gate_weight.dtype, x)
     if bias is not None:
         logits = logits + bias
-    return (logits, *routing(logits, used, choice_bias, bool(renormalize)))
+    return (logits, *routing(logits, used, choice_bias, bool(renormalize), groups, groups_used))
 
 
 def routing(
@@ -40,12 +44,14 @@ def routing(
     used: int,
     choice_bias: NDArray[np.float32] | None,
     renormalize: bool,
+    groups: int = 1,
+    groups_used: int = 1,
 ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
     """The experts of each token and their weights: of ``choose`` with ``choice_bias``, else of
-    ``route``."""
+    ``route``, which knows no groups."""
     if choice_bias is None:
         return route(logits, used, renormalize)
-    return choose(logits, used, choice_bias, renormalize)
+    return choose(logits, used, choice_bias, renormalize, groups, groups_used)
 
 
 def route(
@@ -71,20 +77,37 @@ def choose(
     used: int,
     choice_bias: NDArray[np.float32],
     renormalize: bool = True,
+    groups: int = 1,
+    groups_used: int = 1,
 ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
     """The experts with the largest p + choice_bias, p = sigmoid(logits), and their weights.
 
     ids are ordered by falling p + choice_bias, equal ones by rising index; choice_bias and the sum
-    count as +0 below 2^-126, as a device may flush them. The weights are those of ``route``. A
-    token with a sum that is not finite gets experts 0, 1, ... with NaN weights."""
+    count as +0 below 2^-126, as a device may flush them. Of several ``groups`` the experts of all
+    but the ``groups_used`` best have the lowest finite number instead. The weights are those of
+    ``route``. A token with a sum that is not finite gets experts 0, 1, ... with NaN weights."""
     p = sigmoid(logits)
-    score = _flushed(p + _flushed(choice_bias))
+    sums = score = _flushed(p + _flushed(choice_bias))
+    if groups > 1:
+        score = np.where(_of_best_groups(sums, groups, groups_used), sums, LOWEST)
     ids = np.argsort(-score, axis=-1, kind="stable")[:, :used].astype(np.int32)
-    broken = ~np.isfinite(score).all(axis=-1)
+    broken = ~np.isfinite(sums).all(axis=-1)
     ids[broken] = np.arange(used, dtype=np.int32)
     weights = _weights(p, ids, renormalize)
     weights[broken] = np.nan
     return ids, weights
+
+
+@np.errstate(invalid="ignore", over="ignore")
+def _of_best_groups(score: NDArray[np.float32], groups: int, chosen: int) -> NDArray[np.bool_]:
+    """Whether each expert is of one of the ``chosen`` groups with the largest sums of their two
+    largest scores, which count as +0 below 2^-126; of equal sums the first groups are chosen."""
+    of_group = np.sort(score.reshape(len(score), groups, score.shape[1] // groups), axis=-1)
+    value = _flushed(of_group[..., -1] + of_group[..., -2])
+    best = np.argsort(-value, axis=-1, kind="stable")[:, :chosen]
+    kept = np.zeros(value.shape, np.bool_)
+    np.put_along_axis(kept, best, True, axis=-1)
+    return kept.repeat(score.shape[1] // groups, axis=-1)
 
 
 def _flushed(x: NDArray[np.float32]) -> NDArray[np.float32]:

@@ -125,10 +125,13 @@ def well_formed(draw: st.DrawFn, opcode: Opcode) -> Drawn:
             sizes[name] = int(params[name])
         else:
             sizes[name] = draw(st.sampled_from((1, 2, 3, 5, 8, 32, 96, 256, 512)))
+    absent = {one.name for one in spec.operands if one.optional and draw(st.booleans())}
+    if "rest" in absent:
+        sizes["rest_width"] = 0
     _satisfy(draw, spec, params, sizes)
     shapes, dtypes = {}, {}
     for operand in spec.operands:
-        if operand.optional and draw(st.booleans()):
+        if operand.name in absent:
             continue
         shape = tuple(_dim(expression, sizes) for expression in operand.dims)
         shapes[operand.name] = shape
@@ -198,6 +201,14 @@ def _satisfy(
         fix("slots", int(params["states"]) * draw(st.integers(1, 3)))
     if "used" in params:
         fix("experts", int(params["used"]) + draw(st.integers(0, 4)))
+    if "groups_used" in params:
+        groups, size = int(params["groups"]), draw(st.integers(2, 4))
+        fix("groups_used", draw(st.integers(1, groups)))
+        fix("experts", groups * size)
+        fix("used", draw(st.integers(1, int(params["groups_used"]) * size)))
+    if "y_width" in sizes:
+        fix("x_width", int(sizes["inner"]) + draw(st.integers(0, 3)))
+        fix("y_width", int(sizes["rest_width"]) + int(sizes["outputs"]))
     if "factors" in sizes:
         fix("factors", draw(st.sampled_from((1, int(sizes["width"])))))
     if "mask_words" in sizes:

@@ -79,16 +79,19 @@ def test_a_scatter_into_the_pool_reads_nothing_of_it() -> None:
 
 
 @pytest.mark.parametrize(("tokens", "experts_read"), [(1, 2), (2, 4), (100, 8)])
-def test_experts_are_read_once_each_at_most(tokens: int, experts_read: int) -> None:
+@pytest.mark.parametrize("up", ["up", "gate"])
+def test_experts_are_read_once_each_at_most(tokens: int, experts_read: int, up: str) -> None:
+    """Twice as many where gates are matrices of their own."""
     b = GraphBuilder("g")
     b.emit(
         Opcode.MOE_GATE_UP, x=activation(b, "x", "tokens", 256),
         gate_weight=weight(b, "gate", 8, 16, 256, dtype=Q4_K),
-        up_weight=weight(b, "up", 8, 16, 256, dtype=Q4_K), ids=b.request("ids", "tokens", 2),
+        up_weight=weight(b, up, 8, 16, 256, dtype=Q4_K), ids=b.request("ids", "tokens", 2),
     )  # fmt: skip
     graph = b.build()
     value = cost(graph.nodes[0], graph, ShapeKey(tokens, 0), context=1)
-    assert value.bytes_read == 2 * experts_read * 16 * 144 + tokens * (256 * 4 + 2 * 4)
+    stacks = len({up, "gate"})
+    assert value.bytes_read == stacks * experts_read * 16 * 144 + tokens * (256 * 4 + 2 * 4)
 
 
 def test_an_update_is_read_and_written() -> None:

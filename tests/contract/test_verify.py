@@ -236,7 +236,7 @@ def test_masks_and_lists_fit_the_vocabulary() -> None:
 @pytest.mark.parametrize(
     ("params", "problem"),
     [
-        ({"head_dim": 513}, "head_dim is 513, attention is exact up to 512"),
+        ({"head_dim": 577}, "head_dim is 577, attention is exact up to 576"),
         ({"scale": 2.0**21}, "scale is 2097152.0, attention is exact up to 2^20"),
         ({"scale": 2.0**-21}, "scale is 4.76837158203125e-07, below 9.53674e-07"),
     ],

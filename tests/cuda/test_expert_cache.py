@@ -118,6 +118,23 @@ def test_experts_move_and_no_bit_changes(folder: Path, count: int, prompt: int) 
     assert moved > 0
 
 
+def test_matrices_of_heads_are_no_experts(folder: Path) -> None:
+    """A layer may have stacks of both, of other numbers: one of heads is never cached."""
+    path = folder / "latent.gguf"
+    latent = {"rank": 256, "unrotated": 256, "rotated": 64, "value": 64, "query_rank": 0}
+    experts = {"count": 6, "used": 2, "width": 256, "shared_width": 256}
+    spec = {"architecture": "deepseek2", **SHAPE, "latent": latent, "experts": experts}
+    write_synthetic(path, sized_spec("tiny", quant="q4_k", **spec, leading_dense=0))
+    graph = open_model(path).graph(LIMITS)
+    with opened(EmulatedDevices(folder, 1), "0") as tier:
+        assert isinstance(tier, CudaTier)
+        names = tier.streamable(graph, LIMITS.largest)
+        assert any("attn_k_b" in name for name in names)
+        (stacks,) = cached_stacks(ring_of(graph, names, tier._device_bytes))
+    assert len(stacks) == 3
+    assert {stack.experts for stack in stacks} == {6}
+
+
 class Steps:
     """Steps that read every matrix of every stack where the lists say, and count uses."""
 

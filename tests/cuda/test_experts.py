@@ -20,15 +20,16 @@ from contract.shape_key import ShapeKey
 from harness.synth import sized_spec, write_synthetic
 from reference.limits import Limits
 from reference.model.open import open_model
-from tests.cuda.emulated_step import DEVICE
+from tests.cuda.emulated_step import DEVICE, OLDER
 from tests.cuda.recorded_step import RecordedModel
 from tests.cuda.tuned_steps import TunedSteps, run_together
 
+TOKEN = ["expert_token.cu"]
 THREE = ["expert_router.cu", "expert_gates.cu", "expert_down.cu"]
 FIVE = ["expert_router.cu", "expert_order.cu"] + [
     f"expert_{kind}.cu" for kind in ("group_gates", "group_downs", "total")
 ]
-ROUTED = frozenset(THREE + FIVE)
+ROUTED = frozenset(TOKEN + THREE + FIVE)
 PAIR = ["unit_pack_fours.cu", "unit_groups.cu"]
 MADE = (
     PAIR[:1] + [f"expert_{kind}.cu" for kind in ("logits", "choice", "order", "gather")] + PAIR[1:]
@@ -69,6 +70,11 @@ MODELS: Mapping[str, Mapping[str, Any]] = {
         "architecture": "glm4moe", **SHAPE, "layers": 2, "leading_dense": 1,
         "experts": {"count": 6, "used": 2, "width": 256, "shared_width": 256},
     },
+    "deepseek2": {
+        "architecture": "deepseek2", **SHAPE, "leading_dense": 0,
+        "latent": {"rank": 512, "unrotated": 256, "rotated": 64, "value": 64, "query_rank": 256},
+        "experts": {"count": 6, "used": 2, "width": 256, "shared_width": 256},
+    },
     "gemma4": {
         "architecture": "gemma4", **SHAPE, "gemma": {"period": 1, "head_dim": 64, "kv_heads": 1},
         "experts": {"count": 4, "used": 2, "width": 256, "fused": True},
@@ -96,10 +102,21 @@ def run(steps: TunedSteps, tokens: list[int], positions: list[int], slots: list[
 
 @pytest.mark.parametrize("quant", ["q4_k", "q5_k", "q6_k", "q4_k_m"])
 @pytest.mark.parametrize("name", ["qwen3moe", "shared"])
-def test_a_block_of_experts_is_three_launches(name: str, quant: str, folder: Path) -> None:
-    """Norm, router, choice, experts and weighted sum, of one token."""
+def test_experts_of_a_token_are_one_launch(name: str, quant: str, folder: Path) -> None:
+    """Norm, router, choice, experts and weighted sum, whose blocks exchange floats; three steps, so
+    that both banks are used again."""
     one = ShapeKey(1, 1)
     steps = TunedSteps(recorded(name, folder, one, quant), one, DEVICE, ROUTED, folder)
+    assert [[launch.source.name for launch in run] for run in steps.runs] == [TOKEN]
+    for position in range(3):
+        run(steps, [40 + position], [position], [1])
+
+
+@pytest.mark.parametrize("name", ["qwen3moe", "shared"])
+def test_of_older_devices_they_are_three(name: str, folder: Path) -> None:
+    """Whose copies must be awaited in the order of requests."""
+    one = ShapeKey(1, 1)
+    steps = TunedSteps(recorded(name, folder, one, "q4_k_m"), one, OLDER, ROUTED, folder)
     assert [[launch.source.name for launch in run] for run in steps.runs] == [THREE]
     for position in range(2):
         run(steps, [40 + position], [position], [1])
@@ -251,15 +268,17 @@ def test_prompts_of_devices_that_have_rows_of_every_expert(
     _together(members, tokens)
 
 
-@pytest.mark.parametrize("name", ["other-shared", "gemma4", "gpt-oss", "lfm2moe", "glm4moe"])
+@pytest.mark.parametrize(
+    "name", ["other-shared", "gemma4", "gpt-oss", "lfm2moe", "glm4moe", "deepseek2"]
+)
 @pytest.mark.parametrize("tokens", [1, 3])
 def test_products_by_themselves(name: str, tokens: int, folder: Path) -> None:
-    """Where what stands around them has no rule, such as biases."""
+    """Where what stands around them has no rule, such as biases; deepseek2 has two of heads."""
     key = ShapeKey(tokens, 1)
     files = frozenset({"expert_product.cu"})
     model = recorded(name, folder, key, "q5_k")
     steps = TunedSteps(model, key, DEVICE, files, folder)
-    assert len(steps.runs) == 3
+    assert len(steps.runs) == (5 if name == "deepseek2" else 3)
     assert not steps.files_used() & ROUTED
     run(steps, [3, 30, 60][:tokens], list(range(tokens)), [1] * tokens)
 

@@ -30,9 +30,11 @@ from reference.exact.elementary import exp, sigmoid, softplus
 from reference.ops.ssm_delta_net import l2_norm, split_heads
 from tests.cuda.emulated_step import aligned_memory, arranged, plain_integers
 from tests.cuda.emulator import emulate
-from tests.cuda.recorded_step import NOWHERE, RecordedModel, outside
+from tests.cuda.recorded_step import NOWHERE, RecordedModel, outside, touching
 
 Bytes = NDArray[np.uint8]
+TOGETHER = ("expert_token",)
+"""Kernels whose blocks exchange floats."""
 
 
 @dataclass
@@ -49,6 +51,8 @@ class TunedSteps:
     made: dict[str, Bytes] = field(default_factory=dict)
     """What plain kernels leave in buffers that no graph has."""
     share: Share = ALONE
+    seed: int = 0
+    """Of the order of the next launch whose blocks wait for each other, less one."""
 
     def __post_init__(self) -> None:
         graph = self.recorded.graph
@@ -122,10 +126,12 @@ class TunedSteps:
         return scratch
 
     def compare(self, inside: range, scratch: Bytes) -> None:
-        """What ops ``inside`` left is what was recorded; of shared ones, the device's columns."""
+        """What ops ``inside`` left is what was recorded; of shared ones the device's columns, of a
+        buffer that others write, too, their own."""
         for name in outside(self.step.ops, self._known(), inside, written=True):
             got, want = self._scratch_of(scratch, name), self._recorded(name)
-            if self.share.count == 1:
+            writers = touching(self.step.ops, name, True)
+            if self.share.count == 1 and all(writer in inside for writer in writers):
                 assert got.tobytes() == want.tobytes(), name
                 continue
             for op in inside:
@@ -144,19 +150,27 @@ class TunedSteps:
         return columns_of(scratch[start : start + 4 * rows * tensor.stride], tensor)
 
     def launch(self, launch: PlannedLaunch, scratch: Bytes) -> None:
-        """All blocks of one launch, one after the other."""
+        """All blocks of one launch, one after the other, or those that wait for each other in an
+        order that is drawn."""
         assert launch.workspace is not None
         assert launch.shared_bytes <= self.device.shared_bytes
         replaced = self.packets.ctypes.data + launch.first * self.packets.itemsize
-        emulate(launch.source, self.folder).run(
-            launch.entry,
-            launch.grid,
-            launch.block[0],
+        emulated = emulate(launch.source, self.folder)
+        arguments = (
             scratch.ctypes.data,
             self.inputs.ctypes.data,
             replaced,
             self.workspace.ctypes.data + launch.workspace,
         )
+        if launch.entry not in TOGETHER:
+            emulated.run(launch.entry, launch.grid, launch.block[0], *arguments)
+            return
+        self.seed += 1
+        blocks = launch.grid[0]
+        assert blocks <= self.device.multiprocessors
+        assert emulated.run_together(
+            launch.entry, blocks, launch.block[0], self.seed, *arguments
+        ), "it waits for what never comes"
 
     def _make(self) -> None:
         for op in self.step.ops:

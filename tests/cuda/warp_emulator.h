@@ -236,6 +236,7 @@ DEVICE void word_at_peer(COPY_BARRIER *barrier, unsigned *own, unsigned word, un
 DEVICE void add_at_peer(unsigned *own, unsigned more, unsigned rank) { *of_peer(own, rank) += more; }
 DEVICE void show_to_copies() {}
 DEVICE void spin_pause() { emulator::yield(); }
+DEVICE void give_up() {}
 
 // groups.h: an operand is a place in shared memory and two strides; products are done at once.
 #define GROUPS_H

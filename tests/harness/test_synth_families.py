@@ -34,6 +34,8 @@ BILLION = 1e9
 PUBLISHED = {
     ("qwen3", "0.6b"): 0.596, ("qwen3", "8b"): 8.191, ("qwen3moe", "1b"): 1.046,
     ("qwen35moe", "1b"): 0.966, ("qwen35moe", "35b-a3b"): 34.661, ("lfm2", "1.2b"): 1.177,
+    ("deepseek2", "16b-a2.4b"): 15.706, ("deepseek2", "30b-a3b"): 29.943,
+    ("deepseek2", "671b-a37b"): 671.026, ("deepseek2", "1t-a32b"): 1026.408,
     ("glm4moe", "106b-a12b"): 109.227, ("lfm2moe", "8b-a1b"): 8.340,
     ("exaone4", "1.2b"): 1.279, ("exaone4", "32b"): 32.003, ("ernie4_5", "0.3b"): 0.361,
     ("seed_oss", "36b"): 36.151, ("granitemoe", "3b-a800m"): 3.299,
@@ -68,6 +70,7 @@ LATER = {
     "lfm2moe": "b9b1e1366bf75feb81325179e1367edb7367000d9f06195665e98ce8cda880a3",
     "granitehybrid": "eb2bdd34485e5efe30d8e71682131dbebda76a34c2984fb127e94a85e939dfa6",
     "glm4moe": "1e7a72d62e6d1928d70c96dab3e7a2527106009607a97ab3b6ea6bdc3ce3c527",
+    "deepseek2": "3a44560cdf6f935474b7db0ec41dc0ea4f43c9e0f5381f8e777981ace0bf6174",
     "granitemoe": "8edb076cfdfae2a3cd87197d2d5bb8fba6e3d1e219bfd7820ef14e5029799220",
     "minimax-m2": "63f4af028af90b099ae987dd25307e95569d3a6b8837a46dbad8749f151b0916",
     "qwen2moe": "39c5b6e5bb9c196dabfe7cc97ae06bf41385dd74310d7fcec156142373cee2b4",

@@ -38,6 +38,7 @@ MODELS = {
     "minimax-m2-experts": ("q8_0", F16), "ernie4_5": ("q8_0", F16), "seed_oss": ("q4_k_m", F16),
     "qwen2moe-experts": ("q4_k_m", F16), "olmoe-experts": ("f32", F32),
     "gpt-oss-experts": ("mxfp4_moe", F16), "glm4moe-experts": ("q8_0", F16),
+    "deepseek2-experts-groups": ("q4_k_m", F16), "deepseek2": ("q8_0", F32),
     "qwen35": ("q8_0", F16), "qwen35moe-fused": ("q4_k_m", F32), "qwen3next": ("f32", F32),
     "qwen3next-fused-ssm-in": ("bf16", F16), "lfm2": ("q4_k_m", F16), "lfm2moe": ("q8_0", F16),
     "nemotron_h-groups": ("q8_0", F16), "nemotron_h_moe": ("q4_k_m", F16),

@@ -35,6 +35,7 @@ from tests.model.family_parts import (
     add_gated_experts,
     add_shared_expert,
 )
+from tests.model.latent_layers import LATENT_KEYS, deepseek2
 from tests.model.recurrent_layers import (
     granitehybrid,
     lfm2,
@@ -109,6 +110,7 @@ _KEYS: Mapping[str, dict[str, Any]] = {
     "qwen35moe": {**_HYBRID_KEYS, **_SECTIONS, **EXPERT_KEYS, **_SHARED_KEYS},
     "qwen3next": {**_HYBRID_KEYS, **EXPERT_KEYS, **_SHARED_KEYS},
     "command-r": {"logit_scale": 0.5},
+    "deepseek2": {**EXPERT_KEYS, **LATENT_KEYS},
     "glm4moe": {**EXPERT_KEYS, "leading_dense_block_count": 1, "expert_shared_count": 1,
                 "expert_weights_norm": True, "rope.dimension_count": HEAD_DIM // 2},
     "cohere2": {"logit_scale": 0.5, "attention.sliding_window": WINDOW},
@@ -345,6 +347,7 @@ _LAYERS = {
     "gemma3": _gemma3,
     "gemma4": _gemma4,
     "gpt-oss": _gpt_oss,
+    "deepseek2": deepseek2,
     "glm4moe": _glm4moe,
     "minimax-m2": _minimax_m2,
     "seed_oss": _seed_oss,

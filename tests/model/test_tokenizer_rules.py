@@ -98,6 +98,9 @@ def test_text_that_is_ascii_is_cut_as_any_text_is(name, drawn):
         ("gpt-2", ["I", "'", "LL", " pay", " 1234", "  ", " now", "!", "\n"]),
         ("dbrx", ["I", "'LL", " pay", " ", "123", "4", "  ", " now", "!\n"]),
         ("gpt-4o", ["I'LL", " pay", " ", "123", "4", "  ", " now", "!\n"]),
+        ("deepseek-llm", ["I", "'", "LL", " pay", " ", "1234", "  ", " now", "!", "\n"]),
+        ("deepseek-v3", ["I", "'LL", " pay", " ", "123", "4", "  ", " now", "!\n"]),
+        ("kimi-k2", ["I'LL", " pay", " ", "123", "4", "  ", " now", "!\n"]),
         ("tekken", ["I", "'LL", " pay", " ", "1", "2", "3", "4", "  ", " now", "!\n"]),
     ],
 )

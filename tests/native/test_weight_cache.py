@@ -90,7 +90,7 @@ def test_a_weight_in_parts_is_arranged_as_in_one(
     monkeypatch.setattr(FileRange, "forget_pages", forget)
     written, ranges = [], []
     for most in (1 << 40, 1):
-        monkeypatch.setattr(model_weights, "MOST_JOB_BYTES", most)
+        monkeypatch.setattr(model_weights, "MAX_JOB_BYTES", most)
         forgotten.clear()
         outcome(path, open_native(threads=2, weights=folder))
         (entry,) = entries(folder)

@@ -194,7 +194,7 @@ def run_of(slot: int, first: int, count: int) -> tuple[tuple[int, int], ...]:
     return tuple((slot, position) for position in range(first, first + count))
 
 
-@pytest.mark.parametrize("head_dim", [1, 16, 17, 64, 80, 96, 128, 192, 512])
+@pytest.mark.parametrize("head_dim", [1, 16, 17, 64, 80, 96, 128, 192, 576])
 def test_head_sizes(attention: Attention, head_dim: int) -> None:
     """Whole and partial vectors, prompts and single tokens of several slots."""
     tokens = (*run_of(0, 0, 21), (1, 129), *run_of(2, 60, 8), (2, 3))

@@ -43,19 +43,19 @@ def ties_to_the_last(logits: Float32, used: int, renormalize: bool) -> tuple[Ids
 
 
 def weighted_with_bias(
-    logits: Float32, used: int, choice_bias: Float32, renormalize: bool
+    logits: Float32, used: int, choice_bias: Float32, renormalize: bool, *groups: int
 ) -> tuple[Ids, Float32]:
     """What chooses the experts weights them, too."""
-    ids, _ = choose(logits, used, choice_bias)
+    ids, _ = choose(logits, used, choice_bias, renormalize, *groups)
     chosen = np.take_along_axis(sigmoid(logits) + choice_bias, ids, axis=-1)
     return ids, chosen / chosen.sum(axis=-1, keepdims=True)
 
 
 def chosen_without_bias(
-    logits: Float32, used: int, choice_bias: Float32, renormalize: bool
+    logits: Float32, used: int, choice_bias: Float32, renormalize: bool, *groups: int
 ) -> tuple[Ids, Float32]:
     """The largest sigmoids are chosen."""
-    return choose(logits, used, np.zeros_like(choice_bias), renormalize)
+    return choose(logits, used, np.zeros_like(choice_bias), renormalize, *groups)
 
 
 def sum_by_rising_expert(
@@ -121,3 +121,19 @@ def unclamped(gate: Float32, up: Float32) -> Float32:
     """The clamped gate without its bounds."""
     one = np.float32(1.0)
     return (gate / (one + exp(-(np.float32(1.702) * gate)))) * (up + one)
+
+
+def groups_by_best(score: Float32, groups: int, chosen: int) -> NDArray[np.bool_]:
+    """Groups by their largest score alone."""
+    of_group = score.reshape(len(score), groups, -1)
+    best = np.argsort(-of_group.max(axis=-1), axis=-1, kind="stable")[:, :chosen]
+    kept = (best[..., None] == np.arange(groups)).any(axis=1)
+    return kept.repeat(of_group.shape[-1], axis=-1)
+
+
+def rest_behind(rest: Float32 | None, products: Float32) -> Float32:
+    """The channels that are not multiplied behind the others."""
+    if rest is not None:
+        before = rest.reshape(*products.shape[:2], rest.shape[1] // products.shape[1])
+        products = np.concatenate((products, before), axis=-1)
+    return products.reshape(len(products), -1)

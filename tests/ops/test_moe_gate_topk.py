@@ -169,6 +169,31 @@ def test_weights_that_are_not_renormalized(choice_bias: Float32 | None) -> None:
     assert np.allclose(weights, np.take_along_axis(p, ids, axis=1), rtol=RELATIVE, atol=0)
 
 
+def test_experts_are_of_the_best_groups() -> None:
+    """Those whose two largest sigmoids + biases have the largest sums, in binary64."""
+    rng = np.random.default_rng(8)
+    logits = 3 * rng.standard_normal((40, 24), dtype=np.float32)
+    bias = rng.standard_normal(24, dtype=np.float32)
+    ids, weights = choose(logits, 5, bias, True, 6, 2)
+    p = 1 / (1 + np.exp(-logits.astype(np.float64)))
+    for token, score in enumerate((p + bias).reshape(40, 6, 4)):
+        best = np.argsort([-np.sort(group)[-2:].sum() for group in score])[:2]
+        allowed = [4 * int(group) + i for group in best for i in range(4)]
+        order = sorted(allowed, key=lambda expert: -score.reshape(-1)[expert])[:5]
+        assert ids[token].tolist() == order
+        chosen = p[token, order]
+        assert np.allclose(weights[token], chosen / chosen.sum(), rtol=1e-6, atol=0)
+    assert (ids != choose(logits, 5, bias)[0]).any()
+
+
+def test_of_equal_groups_the_first_are_chosen() -> None:
+    ids, _ = choose(np.zeros((1, 8), np.float32), 4, np.zeros(8, np.float32), True, 4, 2)
+    assert ids.tolist() == [[0, 1, 2, 3]]
+    logits = np.zeros((1, 8), np.float32)
+    logits[0, 1] = np.nan
+    assert np.isnan(choose(logits, 2, np.arange(8, dtype=np.float32), True, 4, 1)[1]).all()
+
+
 def test_what_a_device_may_flush_decides_no_choice() -> None:
     """Biases below 2^-126 are zeros, and so are their sums with sigmoids."""
     logits = np.array([[-200.0, -88.0, -200.0, 0.0]], np.float32)

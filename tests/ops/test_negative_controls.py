@@ -97,6 +97,9 @@ R7 scale of a rank | MOE_DOWN_ACC | scale_of_rank | ops.moe_down_acc.weighted_su
 R0 contracted experts | MOE_DOWN_ACC | contracted_sum | ops.moe_down_acc.weighted_sum
 expert stride | MOE_GATE_UP | overlapping_expert | matrix.Matrix.expert
 expert stride, down | MOE_DOWN_ACC | overlapping_expert | matrix.Matrix.expert
+expert stride, heads | HEAD_PRODUCT | overlapping_expert | matrix.Matrix.expert
+rest behind | HEAD_PRODUCT | rest_behind | ops.head_product.joined
+R7 groups by their best | MOE_GATE_TOPK | groups_by_best | ops.moe_gate_topk._of_best_groups
 bias of a rank | MOE_GATE_UP | bias_of_rank | ops.moe_gate_up.with_bias
 no bounds | MOE_SWIGLU | unclamped | ops.swiglu.clamped
 magnitudes | SWIGLU | np.abs | ops.swiglu.relu

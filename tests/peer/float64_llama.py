@@ -75,9 +75,12 @@ class Float64Llama:
 
     def _layer(self, x: Float64, layer: int, positions: NDArray[np.int64]) -> Float64:
         x = x + self._attention(self._norm(x, f"blk.{layer}.attn_norm"), layer, positions)
+        return x + self._feed_forward(self._norm(x, self._second_norm(layer)), layer)
+
+    def _second_norm(self, layer: int) -> str:
+        """The name of the norm before the feed forward."""
         own = f"blk.{layer}.ffn_norm"
-        named = own if f"{own}.weight" in self._tensors else f"blk.{layer}.post_attention_norm"
-        return x + self._feed_forward(self._norm(x, named), layer)
+        return own if f"{own}.weight" in self._tensors else f"blk.{layer}.post_attention_norm"
 
     def _feed_forward(self, h: Float64, layer: int) -> Float64:
         prefix = f"blk.{layer}.ffn_"
@@ -214,7 +217,7 @@ class Float64Llama:
         joined = [self._norm(embedded, f"{own}enorm"), self._norm(before, f"{own}hnorm")]
         x = self._linear(np.concatenate(joined, axis=1), f"{own}eh_proj")
         x = x + self._attention(self._norm(x, f"blk.{block}.attn_norm"), block, positions)
-        x = x + self._feed_forward(self._norm(x, f"blk.{block}.post_attention_norm"), block)
+        x = x + self._feed_forward(self._norm(x, self._second_norm(block)), block)
         return self.head(self._norm(x, f"{own}shared_head_norm"))
 
     def _matrix(self, name: str) -> Float64:

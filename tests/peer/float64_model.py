@@ -10,6 +10,7 @@ from tests.peer.float64_gemma import Float64Gemma
 from tests.peer.float64_gpt_oss import Float64GptOss
 from tests.peer.float64_granite_hybrid import Float64GraniteHybrid
 from tests.peer.float64_hybrid import Float64Hybrid
+from tests.peer.float64_latent import Float64Latent
 from tests.peer.float64_lfm2 import Float64Lfm2, Float64Lfm2Moe
 from tests.peer.float64_llama import Float64Llama, Reader
 from tests.peer.float64_mistral import Float64Mistral
@@ -24,6 +25,7 @@ ORACLES = {
     **dict.fromkeys(("qwen35", "qwen35moe", "qwen3next"), Float64Hybrid),
     "mistral3": Float64Mistral, **dict.fromkeys(("command-r", "cohere2"), Float64Cohere),
     **dict.fromkeys(("glm4moe", "dots1", "minimax-m2"), Float64Mixture),
+    "deepseek2": Float64Latent,
     "lfm2": Float64Lfm2, "lfm2moe": Float64Lfm2Moe, "granitehybrid": Float64GraniteHybrid,
     **dict.fromkeys(("nemotron_h", "nemotron_h_moe"), Float64Nemotron),
     **dict.fromkeys(("gemma", "gemma2", "gemma3", "gemma4"), Float64Gemma),

@@ -17,9 +17,12 @@ NAMES = (
     *("chatglm-bpe", "dbrx", "exaone4", "glm4", "gpt-4o", "hunyuan", "hunyuan-dense"),
     *("lfm2", "llama4", "minimax-m2"),
     *("pixtral", "seed-coder", "smaug-bpe", "tekken"),
+    *("deepseek-llm", "deepseek-v3", "kimi-k2"),
 )
-BY_CASE = ("gpt-4o", "llama4", "minimax-m2", "tekken")
+BY_CASE = ("gpt-4o", "llama4", "minimax-m2", "tekken", "kimi-k2")
 """llama.cpp knows upper and lower case of ASCII letters only, the families' own patterns all."""
+CASELESS = ("kimi-k2",)
+"""llama.cpp does not end words where capitals begin again, as the family's own pattern does."""
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -33,6 +36,9 @@ def test_ids_are_llama_cpps(tmp_path: Path, peer, name: str) -> None:
         path = tmp_path / "vocabulary.gguf"
         write_gguf(path, metadata, {})
     texts = [text for text in varied_texts() if name not in BY_CASE or text.isascii()]
+    texts = [text.lower() if name in CASELESS else text for text in texts]
+    # Of this one llama.cpp keeps an ideographic space together with the space behind it.
+    texts = [text for text in texts if name != "deepseek-llm" or "\u3000 " not in text]
     assert len(texts) > 50
     expected = peer.encode(path, texts, parse_special=False, add_bos=False)
     assert {text: ours.encode(text, add_bos=False) for text in texts} == dict(

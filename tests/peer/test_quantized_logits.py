@@ -29,6 +29,8 @@ class Limit:
 ROUTED_HYBRID = Limit(top1=0.88, kl=5e-3)
 """A recurrent layer with random weights turns a rounding into another choice of experts, which
 moves logits by 1, here as in llama.cpp."""
+LATENT = Limit(kl=5e-4)
+"""A rounding chooses another expert at a few positions."""
 MODELS = {
     "qwen3": Limit(), "mistral3": Limit(),
     **dict.fromkeys(("smollm3", "granite", "glm4-biases", "phi3", "olmo2-windows"), Limit()),
@@ -38,6 +40,8 @@ MODELS = {
     "nemotron_h_moe": ROUTED_HYBRID,
     "command-r": Limit(), "cohere2": Limit(), "llama-8-experts": Limit(), "qwen3moe": Limit(),
     "qwen35": Limit(), "qwen35moe": ROUTED_HYBRID, "qwen3next": ROUTED_HYBRID, "lfm2": Limit(),
+    "deepseek2": Limit(), **dict.fromkeys(("deepseek2-experts", "deepseek2-experts-yarn"), LATENT),
+    "deepseek2-experts-groups": LATENT,
     "glm4moe-experts": Limit(), "lfm2moe": ROUTED_HYBRID, "granitehybrid": Limit(),
     **dict.fromkeys(("gemma", "gemma2", "hunyuan-dense", "hunyuan-moe-experts"), Limit()),
     **dict.fromkeys(("dots1-experts", "internlm2", "minicpm"), Limit()),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -16,6 +17,7 @@ from openai import OpenAI
 from werkzeug.routing import Rule
 
 from harness import tiers
+from harness.cli.main import main
 from harness.host import disk
 from harness.host.engine_thread import ThreadedDriver
 from harness.host.options import SessionOptions
@@ -35,6 +37,7 @@ from tests.serve.http import Http
 from tests.serve.speaking_models import CONTEXT as SPEAKING_CONTEXT
 from tests.serve.speaking_models import HERMES, speaking_model
 
+Verify = Callable[[object, object], tuple[int, str, str]]
 SLOTS = 4
 CONTEXT = 256
 NULL_TOKEN = 65
@@ -215,3 +218,28 @@ def cancellations(monkeypatch: pytest.MonkeyPatch) -> Cancellations:
     monkeypatch.setattr(ThreadedDriver, "cancel", noted_post)
     monkeypatch.setattr(Engine, "cancel", noted_cancel)
     return noted
+
+
+@pytest.fixture
+def verify(
+    tmp_path: Path,
+    tiny_model_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> Verify:
+    """``verify(request, response)``: exit code and what was printed."""
+    for name in ("XDG_CONFIG_HOME", "XDG_CACHE_HOME", "XDG_STATE_HOME"):
+        monkeypatch.setenv(name, str(tmp_path))
+
+    def run(request: object, response: object) -> tuple[int, str, str]:
+        words = ["verify"]
+        for name, value in (("request", request), ("response", response)):
+            path = tmp_path / f"{name}.json"
+            path.write_bytes(value if isinstance(value, bytes) else json.dumps(value).encode())
+            words.append(str(path))
+        words += ["--model", str(tiny_model_path), "--tier", "cpu", "--context", "128"]
+        code = main([*words, "--slots", "2"])
+        printed = capsys.readouterr()
+        return code, printed.out, printed.err
+
+    return run

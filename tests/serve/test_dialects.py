@@ -21,6 +21,7 @@ from harness.host.dialect.json_calls import (
     MistralCalls,
 )
 from harness.host.dialect.python_calls import PythonCalls
+from harness.host.dialect.section_calls import DEEPSEEK_CALLS, FENCED_CALLS, KIMI_CALLS
 from harness.host.dialect.tagged_calls import ON_ONE_LINE, GlmCalls, InvokeCalls
 from harness.host.dialect.xml_calls import SEED_CALLS, XmlCalls
 from harness.host.reply import CallArguments, CallBegin, Content, ReplyForm, ReplyParser
@@ -41,6 +42,9 @@ SYNTAXES: dict[str, CallSyntax] = {
     "glm": GlmCalls(),
     "glm on one line": GlmCalls(form=ON_ONE_LINE),
     "minimax": InvokeCalls(),
+    "deepseek": DEEPSEEK_CALLS,
+    "fenced deepseek": FENCED_CALLS,
+    "kimi": KIMI_CALLS,
     "gemma": GemmaCalls(),
     "function gemma": FUNCTION_GEMMA,
     "nemotron": JsonListCalls("<TOOLCALL>", "</TOOLCALL>"),
@@ -225,6 +229,9 @@ def test_marks_that_are_control_tokens_are_named_by_number(model: Model) -> None
     assert (spoken.calls, spoken.reasoning) == (SEED_CALLS, REASONING[-1])
     invoked = "{{ tools }}<minimax:tool_call><invoke name={{ name }}>{{ arguments }}</invoke>"
     assert dialect_of(invoked, model.tokenizer).calls == InvokeCalls()
+    for syntax, more in ((DEEPSEEK_CALLS, ""), (FENCED_CALLS, "```json"), (KIMI_CALLS, "")):
+        section = f"{{{{ tools }}}}{syntax.begin}{{{{ name }}}}{more}{syntax.end}"
+        assert dialect_of(section, model.tokenizer).calls == syntax
     template = "{{ tools }}[TOOL_CALLS][THINK][/THINK]<|im_start|>"
     dialect = dialect_of(template, model.tokenizer)
     assert isinstance(dialect.calls, MistralCalls)

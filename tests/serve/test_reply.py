@@ -20,6 +20,7 @@ from harness.host.dialect.json_calls import (
     MistralCalls,
 )
 from harness.host.dialect.python_calls import PythonCalls
+from harness.host.dialect.section_calls import DEEPSEEK_CALLS, FENCED_CALLS, KIMI_CALLS
 from harness.host.dialect.tagged_calls import ON_ONE_LINE, GlmCalls, InvokeCalls
 from harness.host.dialect.xml_calls import XmlCalls
 from harness.host.reply import (
@@ -36,6 +37,17 @@ from harness.host.reply import (
 from reference.model.chat_template import ChatTemplate
 from tests.needs import need_file
 from tests.paths import CHAT_TEMPLATES
+from tests.serve.call_templates import (
+    DEEPSEEK,
+    FENCED,
+    GLM,
+    KIMI,
+    LFM2,
+    LLAMA,
+    MISTRAL,
+    NEMOTRON,
+    NEW_MISTRAL,
+)
 
 HERMES = JsonObjectCalls("<tool_call>", "</tool_call>", before="\n", after="\n")
 LISTED = JsonListCalls("<TOOLCALL>", "</TOOLCALL>")
@@ -55,47 +67,15 @@ CALLS = [
     {"name": "get_weather", "arguments": {"city": "Oslo", "days": 3}},
     {"name": "get-time_2", "arguments": {}},
 ]
-LLAMA = (
-    "{% for m in messages %}<|start_header_id|>{{ m.role }}<|end_header_id|>\n\n"
-    "{% if m.tool_calls %}{% set c = m.tool_calls[0].function %}"
-    '{{ \'{"name": "\' + c.name + \'", "parameters": \' }}{{ c.arguments | tojson }}{{ "}" }}'
-    "{% else %}{{ m.content }}{% endif %}<|eot_id|>{% endfor %}{{ tools or '' }}"
-)
-MISTRAL = (
-    "{% for m in messages %}{% if m.tool_calls %}[TOOL_CALLS]["
-    "{% for t in m.tool_calls %}{{ t.function | tojson }}{{ ', ' if not loop.last }}{% endfor %}]"
-    "{% else %}[INST]{{ m.content }}[/INST]{% endif %}{% endfor %}{{ tools or '' }}"
-)
-NEW_MISTRAL = (
-    "{% for m in messages %}{% if m.tool_calls %}{% for t in m.tool_calls %}[TOOL_CALLS]"
-    "{{ t.function.name }}[ARGS]{{ t.function.arguments | tojson }}{% endfor %}"
-    "{% else %}[INST]{{ m.content }}[/INST]{% endif %}{% endfor %}{{ tools or '' }}"
-)
-NEMOTRON = (
-    "{% for m in messages %}{% if m.tool_calls %}<TOOLCALL>["
-    "{% for t in m.tool_calls %}{{ t.function | tojson }}{{ ', ' if not loop.last }}{% endfor %}]"
-    "</TOOLCALL>{% else %}[INST]{{ m.content }}[/INST]{% endif %}{% endfor %}{{ tools or '' }}"
-)
-GLM = (
-    "{% for m in messages %}<|{{ m.role }}|>\n{% for t in m.tool_calls or [] %}"
-    "<tool_call>{{ t.function.name }}{% for key, value in t.function.arguments.items()"
-    " %}<arg_key>{{ key }}</arg_key><arg_value>{{ value if value is string else value | tojson }}"
-    "</arg_value>{% endfor %}</tool_call>{% endfor %}{% endfor %}{{ tools or '' }}"
-)
-LFM2 = (
-    "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.tool_calls %}<|tool_call_start|>["
-    "{% for t in m.tool_calls %}{{ t.function.name }}("
-    "{% for key, value in t.function.arguments.items() %}{{ key }}={{ value | tojson }}"
-    "{{ ', ' if not loop.last }}{% endfor %}){{ ', ' if not loop.last }}{% endfor %}]"
-    "<|tool_call_end|>{% else %}{{ m.content }}{% endif %}<|im_end|>\n{% endfor %}"
-    "{{ tools or '' }}"
-)
 WRITTEN: dict[str, tuple[CallSyntax, Callable[[], str], str, str, int]] = {
     "qwen3": (HERMES, lambda: shared("Qwen-Qwen3-0.6B"), "</think>\n\n", "<|im_end|>", 2),
     "qwen3.5": (XmlCalls(), lambda: shared("Qwen3.5-4B"), "</think>\n\n", "<|im_end|>", 2),
     "gemma4": (GemmaCalls(), lambda: shared("google-gemma-4-31B-it"), "model\n", "<|tool_resp", 2),
     "llama3": (BareJsonCall(), lambda: LLAMA, "assistant<|end_header_id|>\n\n", "<|eot_id|>", 1),
     "glm": (GlmCalls(form=ON_ONE_LINE), lambda: GLM, "<|assistant|>\n", "", 2),
+    "deepseek": (DEEPSEEK_CALLS, lambda: DEEPSEEK, "<|assistant|>", "", 2),
+    "fenced deepseek": (FENCED_CALLS, lambda: FENCED, "<|assistant|>", "", 2),
+    "kimi": (KIMI_CALLS, lambda: KIMI, "<|assistant|>", "", 2),
     "lfm2": (PythonCalls(), lambda: LFM2, "assistant\n", "<|im_end|>", 2),
     "mistral": (MistralCalls(), lambda: MISTRAL, "[/INST]", "", 2),
     "nemotron": (LISTED, lambda: NEMOTRON, "[/INST]", "", 2),
@@ -218,13 +198,22 @@ MARKED = st.lists(
             *("<arg_key>city", "</arg_key>", "<arg_value>", "</arg_value>", "<tool_call>get_"),
             *("<|tool_call_start|>", "get_weather(", "city='", "'", ")", ", ", "<|tool_call_end|>"),
             *("<minimax:tool_call>", '<invoke name="get_weather">', '<parameter name="city">'),
-            *("<TOOLCALL>", "</TOOLCALL>", '[{"name": "get_weather", "arguments": {}}]'),
+            *(KIMI_CALLS.begin, KIMI_CALLS.opens, "functions.get_weather:0", KIMI_CALLS.after),
+            *(KIMI_CALLS.closes, KIMI_CALLS.end, DEEPSEEK_CALLS.begin, DEEPSEEK_CALLS.opens),
+            *(DEEPSEEK_CALLS.after, "function", "\n```json\n", "\n```", DEEPSEEK_CALLS.closes),
+            *(
+                DEEPSEEK_CALLS.end,
+                "<TOOLCALL>",
+                "</TOOLCALL>",
+                '[{"name": "get_weather", "arguments": {}}]',
+            ),
         ]
     ),
     max_size=14,
 ).map("".join)
 SYNTAXES: list[CallSyntax | None] = [HERMES, XmlCalls(), GemmaCalls(), BareJsonCall(), LISTED]
-SYNTAXES += [MistralCalls(), PythonCalls(), GlmCalls(), InvokeCalls(), None]
+SYNTAXES += [MistralCalls(), PythonCalls(), GlmCalls(), InvokeCalls()]
+SYNTAXES += [DEEPSEEK_CALLS, FENCED_CALLS, KIMI_CALLS, None]
 
 
 @pytest.mark.parametrize("syntax", SYNTAXES, ids=lambda s: type(s).__name__)
@@ -311,6 +300,17 @@ def test_gemma_thinks_in_a_channel() -> None:
         (GlmCalls(), "<tool_call>rm</tool_call>"),
         (InvokeCalls(), '<minimax:tool_call><invoke name="get_weather"></minimax:tool_call>'),
         (GlmCalls(), "<tool_call>get_weather<arg_key>city</arg_key></tool_call>"),
+        (KIMI_CALLS, f"{KIMI_CALLS.begin}{KIMI_CALLS.end}"),
+        (
+            KIMI_CALLS,
+            f"{KIMI_CALLS.begin}{KIMI_CALLS.opens}functions.rm:0{KIMI_CALLS.after}{{}}"
+            f"{KIMI_CALLS.closes}{KIMI_CALLS.end}",
+        ),
+        (
+            DEEPSEEK_CALLS,
+            f"{DEEPSEEK_CALLS.begin}{DEEPSEEK_CALLS.opens}get_weather{DEEPSEEK_CALLS.after}[1]"
+            f"{DEEPSEEK_CALLS.closes}{DEEPSEEK_CALLS.end}",
+        ),
         (XmlCalls(), "<tool_call>\n<function=get_weather>\nOslo\n</function>\n</tool_call>"),
         (GemmaCalls(), '<|tool_call>call:get_weather{city:<|"|>Oslo}<tool_call|>'),
         (GemmaCalls(), "<|tool_call>call:get_weather{city}<tool_call|>"),

@@ -17,6 +17,7 @@ from harness.host.dialect.json_calls import (
     MistralCalls,
 )
 from harness.host.dialect.python_calls import PythonCalls
+from harness.host.dialect.section_calls import SectionCalls
 from harness.host.dialect.tagged_calls import GlmCalls, InvokeCalls
 from harness.host.dialect.xml_calls import XmlCalls
 from harness.host.reply import ReplyForm, ReplyParser, Thought
@@ -183,6 +184,10 @@ def literal_call(syntax: CallSyntax, value: dict[str, str]) -> str:
             inner = "".join(f'<parameter name="{k}">{v}</parameter>\n' for k, v in value.items())
             called = f'<invoke name="write">\n{inner}</invoke>'
             return f"<minimax:tool_call>\n{called}\n</minimax:tool_call>"
+        case SectionCalls():
+            head = "".join((syntax.begin, syntax.opens, *syntax.before, "write"))
+            number, end = ":0" * syntax.numbered, syntax.closes + syntax.end
+            return f"{head}{number}{syntax.after}{arguments}{syntax.behind}{end}"
         case GemmaCalls():
             inner = ",".join(f'{k}:<|"|>{v}<|"|>' for k, v in value.items())
             return f"<|tool_call>call:write{{{inner}}}<tool_call|>"

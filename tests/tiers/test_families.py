@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from contract.dtypes import F16, F32, Q8_0, DType
+from contract.dtypes import F16, F32, I12, Q8_0, DType
 from contract.tier import Tier
 from contract.types import Request
 from harness.validate import Workload, validate
@@ -43,6 +43,8 @@ MODELS = {
     "qwen3moe-untied-fused-qkv": ("q3_k", Q8_0),
     "gpt-oss-experts-yarn": ("mxfp4_moe", F16),
     "glm4moe-experts": ("q4_k_m", F16),
+    "deepseek2": ("q4_k_m", I12),
+    "deepseek2-experts-groups": ("q4_k_m", F16),
     "qwen35": ("q4_k_m", F16),
     "qwen35-fused-qkv": ("q6_k", F32),
     "qwen35moe-fused": ("q4_k_m", Q8_0),
@@ -82,7 +84,7 @@ STORAGES = (
 )
 ON_VULKAN = (
     *("qwen2-untied-mqa", "gpt-oss-experts-yarn", "qwen35moe-fused", "lfm2", "granitehybrid"),
-    "gemma4-experts-fused-values-from-keys",
+    *("gemma4-experts-fused-values-from-keys", "deepseek2-experts-groups"),
 )
 """Dense, mixtures, sinks, both recurrent kinds, convolutions, windows: what is left has their
 kernels, which parity compares one by one."""
@@ -90,7 +92,7 @@ ON_OPENCL = (
     *ON_VULKAN,
     *("llama-8-experts", "phi3-long-rope", "olmo2-windows", "command-r", "qwen3-wide-heads"),
     *("qwen3next", "gemma3-untied-softcap-linear", "gemma4-shared-kv"),
-    "gemma4-per-layer-embeddings",
+    *("gemma4-per-layer-embeddings", "deepseek2"),
 )
 """Every kind of rotation, norm and sharing; scales and other sizes of the same are left."""
 TRACED = {

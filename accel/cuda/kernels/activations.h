@@ -182,12 +182,12 @@ DEVICE void quantize_unit(const ACTIVATIONS &x, unsigned index, int lane, const 
     if (exists && lane == 0) x.scales[index * (x.in_eights ? 8 : 1)] = segment.scale();
 }
 
-// Rule R4 over the squares of a unit, for every lane. Of four sums over the lanes each lane
+// Rule R4 over the products of two units, for every lane. Of four sums over the lanes each lane
 // continues with two, then with one; the order of two operands does not change their sum.
-DEVICE float sum_of_squares(const EIGHT &v, int lane) {
+DEVICE float sum_of_products(const EIGHT &v, const EIGHT &w, int lane) {
     float four[4];
 #pragma unroll
-    for (int i = 0; i < 4; i++) four[i] = v.of[i] * v.of[i] + v.of[i + 4] * v.of[i + 4];
+    for (int i = 0; i < 4; i++) four[i] = v.of[i] * w.of[i] + v.of[i + 4] * w.of[i + 4];
     const bool upper = lane & 16, odd = lane & 8;
     const float a = (upper ? four[2] : four[0]) +
                     __shfl_xor_sync(ALL_LANES, upper ? four[0] : four[2], 16);
@@ -199,6 +199,7 @@ DEVICE float sum_of_squares(const EIGHT &v, int lane) {
     sum = sum + __shfl_xor_sync(ALL_LANES, sum, 16);
     return sum + __shfl_xor_sync(ALL_LANES, sum, 8);
 }
+DEVICE float sum_of_squares(const EIGHT &v, int lane) { return sum_of_products(v, v, lane); }
 
 #define READ_SPANS 4
 

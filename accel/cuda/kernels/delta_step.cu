@@ -34,7 +34,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     delta_step(U64 scratch, U64 inputs, const __grid_constant__ PACKETS packets, U64 workspace) {
     BLOCK_MEMORY(shared);
     float *mixed = (float *)shared;  // queries, keys and values of each token
-    float *read = mixed + MOST_TOKENS * HEAD_CHANNELS;  // M q of each token
+    float *open = mixed + MOST_TOKENS * HEAD_CHANNELS;  // gates of each token
+    float *read = open + MOST_TOKENS * STATE_SIZE;      // M q of each token
     FACTORS *factors = (FACTORS *)(read + MOST_TOKENS * STATE_SIZE);
     unsigned *ticket = (unsigned *)(factors + MOST_TOKENS);
     const LAUNCH launch = {scratch, inputs, (U64)&packets, 0u};
@@ -70,6 +71,10 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     const float query_scale = prepared->real[SSM_DELTA_INPUTS_QUERY_SCALE];
     const float decay = ((const float *)operand_at(launch, DECAY))[head];
     const float dt_bias = ((const float *)operand_at(launch, DT_BIAS))[head];
+    float norm_weight[PER_LANE];
+#pragma unroll
+    for (int i = 0; i < PER_LANE; i++)
+        norm_weight[i] = ((const float *)operand_at(launch, NORM_WEIGHT))[lane + WARP_LANES * i];
     PRECEDING_DONE;
     const QUERIES queries = {(const unsigned *)operand_at(launch, QUERY), stride_at(launch, QUERY)};
     if (first >= tokens || has_earlier(queries, first, lane)) return;
@@ -126,6 +131,15 @@ extern "C" __global__ void __launch_bounds__(THREADS)
             factors[n] = factors_of(alpha, beta, decay, dt_bias, starts);
         }
     }
+    // The last threads first, which have the fewest channels.
+#pragma unroll 1
+    for (unsigned i = THREADS - 1 - thread; i < MOST_TOKENS * STATE_SIZE; i += THREADS) {
+        const unsigned token = first + i / STATE_SIZE;
+        if (token >= tokens || queries.slot(token) != slot) continue;
+        open[i] = silu_of(((const float *)operand_at(launch, GATE))[token * stride_at(launch, GATE) +
+                                                                    head * STATE_SIZE +
+                                                                    i % STATE_SIZE]);
+    }
     __syncthreads();
     // The stored values have been read: the values to be stored now depend on them.
     if (thread == 0) *ticket = atomicAdd(counter, 1);
@@ -160,12 +174,14 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     for (unsigned n = warp; n < MOST_TOKENS; n += WARPS) {
         const unsigned token = first + n;
         if (token >= tokens || queries.slot(token) != slot) continue;
-        const float *gate = (const float *)operand_at(launch, GATE) +
-                            token * stride_at(launch, GATE) + head * STATE_SIZE;
         float *y =
             (float *)operand_at(launch, Y) + token * stride_at(launch, Y) + head * STATE_SIZE;
-        gate_row(read + n * STATE_SIZE, (const float *)operand_at(launch, NORM_WEIGHT), gate,
-                 packet_of(launch, NORM)->real[SSM_GATED_NORM_EPS], y, lane);
+        float opened[PER_LANE];
+#pragma unroll
+        for (int i = 0; i < PER_LANE; i++)
+            opened[i] = open[n * STATE_SIZE + lane + WARP_LANES * i];
+        gate_values(read + n * STATE_SIZE, norm_weight, opened,
+                    packet_of(launch, NORM)->real[SSM_GATED_NORM_EPS], y, lane);
     }
     const bool last = *ticket + 1 == sharers;
 #pragma unroll

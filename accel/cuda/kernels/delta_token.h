@@ -58,22 +58,32 @@ DEVICE void norm_keys(const float *x, float *y, float eps, float scale, bool sca
     }
 }
 
-// y = x / sqrt(mean of x x + eps) * weight * silu(gate).
-DEVICE void gate_row(const float *x, const float *weight, const float *gate, float eps, float *y,
-                     int lane) {
-    float value[PER_LANE], square[PER_LANE], open[PER_LANE], own[PER_LANE];
+// y = x / sqrt(mean of x x + eps) * weight * open, of whose rows a lane has its values.
+DEVICE void gate_values(const float *x, const float (&weight)[PER_LANE],
+                        const float (&open)[PER_LANE], float eps, float *y, int lane) {
+    float value[PER_LANE], square[PER_LANE];
 #pragma unroll
     for (int i = 0; i < PER_LANE; i++) {
-        const unsigned at = lane + WARP_LANES * i;
-        own[i] = weight[at];
-        open[i] = silu_of(gate[at]);
-        value[i] = x[at];
+        value[i] = x[lane + WARP_LANES * i];
         square[i] = value[i] * value[i];
     }
     const float mean = __fdiv_rn(fold_of_warp(square), (float)STATE_SIZE);
     const float r = __fdiv_rn(1.0f, __fsqrt_rn(mean + eps));
 #pragma unroll
-    for (int i = 0; i < PER_LANE; i++) y[lane + WARP_LANES * i] = ((value[i] * r) * own[i]) * open[i];
+    for (int i = 0; i < PER_LANE; i++)
+        y[lane + WARP_LANES * i] = ((value[i] * r) * weight[i]) * open[i];
+}
+
+// The same where open is silu(gate).
+DEVICE void gate_row(const float *x, const float *weight, const float *gate, float eps, float *y,
+                     int lane) {
+    float open[PER_LANE], own[PER_LANE];
+#pragma unroll
+    for (int i = 0; i < PER_LANE; i++) {
+        own[i] = weight[lane + WARP_LANES * i];
+        open[i] = silu_of(gate[lane + WARP_LANES * i]);
+    }
+    gate_values(x, own, open, eps, y, lane);
 }
 
 #endif

@@ -50,6 +50,39 @@ DEVICE void load_segment(float (&v)[8], const float *row, unsigned segment, unsi
     }
 }
 
+// One more than the bits of a probability, so that 0 marks a chosen or missing expert.
+DEVICE unsigned expert_key(float exponential, float total) {
+    const unsigned bits = __float_as_uint(DIVIDE(exponential, total));
+    return bits < SMALLEST_NORMAL ? 1u : bits + 1;
+}
+
+// The experts with the largest keys and their weights, by one warp.
+DEVICE void take_largest(unsigned (&key)[EXPERTS_OF_LANE], unsigned used, bool renormalize, int *ids,
+                         float *weights, int lane) {
+    float sum = 0.0f, chosen = 0.0f;
+    int id = 0;
+#pragma unroll 1
+    for (unsigned rank = 0; rank < used; rank++) {
+        unsigned best = 0;
+#pragma unroll
+        for (int i = 0; i < EXPERTS_OF_LANE; i++) best = max(best, key[i]);
+        best = largest_of_warp(best);
+        unsigned first = 0;
+#pragma unroll
+        for (int i = EXPERTS_OF_LANE - 1; i >= 0; i--)
+            if (key[i] == best) first = 0xFFFFu - (lane + 32 * i);
+        const unsigned expert = 0xFFFFu - largest_of_warp(first);
+#pragma unroll
+        for (int i = 0; i < EXPERTS_OF_LANE; i++)
+            if (expert == (unsigned)(lane + 32 * i)) key[i] = 0;
+        const float p = __uint_as_float(best - 1);
+        sum = sum + p;
+        if (rank % WARP_LANES == (unsigned)lane) chosen = p, id = (int)expert;
+    }
+    sum = renormalize ? larger(sum, SMALLEST_SUM) : 1.0f;
+    if ((unsigned)lane < used) ids[lane] = id, weights[lane] = DIVIDE(chosen, sum);
+}
+
 // The experts of one token, by one warp (rule R7): expert lane + 32 i is the lane's i-th.
 DEVICE void choose_experts(const float *logits, unsigned experts, unsigned used, bool renormalize,
                            int *ids, float *weights, int lane) {
@@ -81,35 +114,11 @@ DEVICE void choose_experts(const float *logits, unsigned experts, unsigned used,
             ids[rank] = (int)rank, weights[rank] = nan_value();
         return;
     }
-    // One more than the bits of a probability, so that 0 marks a chosen or missing expert.
     unsigned key[EXPERTS_OF_LANE];
 #pragma unroll
-    for (int i = 0; i < EXPERTS_OF_LANE; i++) {
-        const unsigned bits = __float_as_uint(DIVIDE(value[i], total));
-        key[i] = (unsigned)(lane + 32 * i) >= experts ? 0u : bits < SMALLEST_NORMAL ? 1u : bits + 1;
-    }
-    float sum = 0.0f, chosen = 0.0f;
-    int id = 0;
-#pragma unroll 1
-    for (unsigned rank = 0; rank < used; rank++) {
-        unsigned best = 0;
-#pragma unroll
-        for (int i = 0; i < EXPERTS_OF_LANE; i++) best = max(best, key[i]);
-        best = largest_of_warp(best);
-        unsigned first = 0;
-#pragma unroll
-        for (int i = EXPERTS_OF_LANE - 1; i >= 0; i--)
-            if (key[i] == best) first = 0xFFFFu - (lane + 32 * i);
-        const unsigned expert = 0xFFFFu - largest_of_warp(first);
-#pragma unroll
-        for (int i = 0; i < EXPERTS_OF_LANE; i++)
-            if (expert == (unsigned)(lane + 32 * i)) key[i] = 0;
-        const float p = __uint_as_float(best - 1);
-        sum = sum + p;
-        if (rank % WARP_LANES == (unsigned)lane) chosen = p, id = (int)expert;
-    }
-    sum = renormalize ? larger(sum, SMALLEST_SUM) : 1.0f;
-    if ((unsigned)lane < used) ids[lane] = id, weights[lane] = DIVIDE(chosen, sum);
+    for (int i = 0; i < EXPERTS_OF_LANE; i++)
+        key[i] = (unsigned)(lane + 32 * i) >= experts ? 0u : expert_key(value[i], total);
+    take_largest(key, used, renormalize, ids, weights, lane);
 }
 
 #endif

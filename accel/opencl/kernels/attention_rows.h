@@ -6,7 +6,7 @@
 #define KV_TILE 64
 #define SPAN_TILES 16
 #define PAGE_TOKENS 16
-#define HEAD_DIM_MAX 512
+#define HEAD_DIM_MAX 576
 
 // Keys and values have KV_BITS fraction bits, see query_bits() for queries.
 #define KV_BITS 10

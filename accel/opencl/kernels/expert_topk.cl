@@ -11,6 +11,8 @@
 #define SMALLEST_SUM 6.103515625e-05f  // 2^-14
 #define SMALLEST_NORMAL_BITS 0x00800000u
 #define CHOSEN (-INFINITY)
+#define LOWEST as_float(0xFF7FFFFFu)
+#define MOST_GROUPS 64
 
 INLINE float probability(float exponential, float sum) {
     const float p = divide1(exponential, sum);
@@ -87,13 +89,38 @@ void op_expert_topk(MEMORY memory, const GLOBAL PACKET *packet, uint worker, uin
 // (rules R2, R7).
 //
 // operands: logits, bias, s, ids, weights
-// sizes:    tokens, experts, used, renormalize
+// sizes:    tokens, experts, used, renormalize, groups, groups_used
 // s is scratch [tokens, experts + used]: p + bias of each expert, CHOSEN where it was chosen, and behind
-// the experts p of what was chosen. A row with a p + bias that is not finite gets ids 0, 1, ... and NaN
+// the experts p of what was chosen. Of several groups of experts those are chosen from whose two largest
+// p + bias have the largest sums; the experts of the others have LOWEST. A row with a p + bias that is not finite gets ids 0, 1, ... and NaN
 // weights. Tokens are split among workers.
 
 INLINE float flushed(float x) {
     return (as_uint(x) & ~SIGN_BIT) < SMALLEST_NORMAL_BITS ? 0.0f : x;
+}
+
+// The groups_used best of several groups keep their scores.
+static void keep_best_groups(GLOBAL float *s, uint experts, uint groups, uint groups_used) {
+    const uint size = experts / groups;
+    float sum[MOST_GROUPS];
+    bool whole = true;
+    for (uint k = 0; k < experts; k++) whole = whole && is_finite(s[k]);
+    if (!whole) return;
+    for (uint group = 0; group < groups; group++) {
+        float first = CHOSEN, second = CHOSEN;
+        for (uint k = group * size; k < (group + 1) * size; k++) {
+            second = larger(second, s[k] < first ? s[k] : first);
+            first = larger(first, s[k]);
+        }
+        sum[group] = flushed(first + second);
+    }
+    for (uint group = 0; group < groups; group++) {
+        uint better = 0;
+        for (uint other = 0; other < groups; other++)
+            better += sum[other] > sum[group] || (sum[other] == sum[group] && other < group);
+        if (better < groups_used) continue;
+        for (uint k = group * size; k < (group + 1) * size; k++) s[k] = LOWEST;
+    }
 }
 
 void op_expert_choice(MEMORY memory, const GLOBAL PACKET *packet, uint worker, uint workers) {
@@ -106,6 +133,7 @@ void op_expert_choice(MEMORY memory, const GLOBAL PACKET *packet, uint worker, u
         GLOBAL float *weights = op.weights + (ulong)token * op.weights_stride;
         for (uint k = 0; k < op.experts; k++)
             s[k] = flushed(sigmoid1(logits[k]) + flushed(op.bias[k]));
+        if (op.groups > 1) keep_best_groups(s, op.experts, op.groups, op.groups_used);
         bool whole = true;
         for (uint rank = 0; rank < op.used && whole; rank++) {
             const BEST best = best_in(s, 0, op.experts);

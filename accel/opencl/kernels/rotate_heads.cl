@@ -33,10 +33,10 @@ INLINE float rotation_unit(uint block) {
 
 // Signs of channels 16 n to 16 n + 15 of a head: bits of Philox4x32-10 with key 0.
 INLINE float16 negated_channels(float16 x, uint n) {
-    const uint words[16] = {0x6627e8d5u, 0xe169c58du, 0xbc57ac4cu, 0x9b00dbd8u,
-                            0xf8e4cca4u, 0x5cb200dbu, 0xb1a574ebu, 0x097eff67u,
-                            0x04faa329u, 0x51c732a6u, 0x241513adu, 0x459135e4u,
-                            0xc990ef29u, 0x6a4474a6u, 0x9ac9134fu, 0x6d413e04u};
+    const uint words[HEAD_DIM_MAX / 32] = {
+        0x6627e8d5u, 0xe169c58du, 0xbc57ac4cu, 0x9b00dbd8u, 0xf8e4cca4u, 0x5cb200dbu,
+        0xb1a574ebu, 0x097eff67u, 0x04faa329u, 0x51c732a6u, 0x241513adu, 0x459135e4u,
+        0xc990ef29u, 0x6a4474a6u, 0x9ac9134fu, 0x6d413e04u, 0xef3dc354u, 0xb193f16eu};
     const int16 lane = make_int16(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
     const uint16 bits = (uint16)(words[n / 2] >> 16 * (n % 2)) >> as_uint16(lane);
     return as_float16(as_uint16(x) ^ bits << 31);

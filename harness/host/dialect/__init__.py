@@ -16,6 +16,7 @@ from harness.host.dialect.json_calls import (
     MistralCalls,
 )
 from harness.host.dialect.python_calls import PythonCalls
+from harness.host.dialect.section_calls import DEEPSEEK_CALLS, FENCED_CALLS, KIMI_CALLS
 from harness.host.dialect.tagged_calls import ON_LINES, ON_ONE_LINE, GlmCalls, InvokeCalls
 from harness.host.dialect.xml_calls import SEED_CALLS, XmlCalls
 from reference.model.tokenizer import Tokenizer, TokenKind
@@ -49,6 +50,10 @@ def dialect_of(template: str, tokenizer: Tokenizer, tool_template: str | None = 
 def _syntax_of(template: str, tokenizer: Tokenizer) -> CallSyntax | None:
     if "tools" not in template:
         return None
+    if KIMI_CALLS.begin in template:
+        return KIMI_CALLS
+    if DEEPSEEK_CALLS.begin in template:
+        return FENCED_CALLS if "```json" in template else DEEPSEEK_CALLS
     # Most LFM 2 templates contain no call, but the vocabulary has its tokens.
     if "List of tools: " in template and _control_token(PythonCalls.begin, tokenizer) is not None:
         return PythonCalls()

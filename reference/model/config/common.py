@@ -15,10 +15,29 @@ EPSILON = "attention.layer_norm_rms_epsilon"
 LAYER_NORM_EPSILON = "attention.layer_norm_epsilon"
 RopeReader = Callable[[Keys, int, int], Rope]
 """Reads the rotation of a layer from the keys, the elements of a head and the context in tokens."""
+HeadReader = Callable[[Keys, int, int], int]
+"""Reads the elements of a head from the keys, the residual width and the number of heads."""
+
+
+def read_head_dim(keys: Keys, hidden: int, heads: int) -> int:
+    """Elements of a head: ``attention.key_length``, by default ``hidden / heads``. Raises
+    ModelFileError where neither is a whole number or heads of values have another size."""
+    if hidden % heads and not keys.has("attention.key_length"):
+        raise keys.error("attention.head_count", f"{heads} does not divide {hidden}")
+    head_dim = keys.integer("attention.key_length", 1, MAX_WIDTH, hidden // heads)
+    value_length = keys.integer("attention.value_length", 1, MAX_WIDTH, head_dim)
+    if value_length != head_dim:
+        raise keys.error("attention.value_length", f"is {value_length}, the key's is {head_dim}")
+    return head_dim
 
 
 def read_common(
-    keys: Keys, rope: RopeReader = read_rope, *, least_kv_heads: int = 1, epsilon: str = EPSILON
+    keys: Keys,
+    rope: RopeReader = read_rope,
+    *,
+    least_kv_heads: int = 1,
+    epsilon: str = EPSILON,
+    head: HeadReader = read_head_dim,
 ) -> ModelConfig:
     """Read a configuration with full attention in every layer and heads of one size; the family's
     reader then replaces what differs.
@@ -26,7 +45,8 @@ def read_common(
     ``layers`` are the blocks of the file without those that predict further tokens (the last
     ``nextn_predict_layers``). ``least_kv_heads`` is the least number of heads for keys and values
     in a layer: 0 for families that have layers without attention. ``epsilon`` is the metadata key
-    of the epsilon of the norms. Raises ModelFileError or UnsupportedModel naming the key."""
+    of the epsilon of the norms, ``head`` reads the size of heads. Raises ModelFileError or
+    UnsupportedModel naming the key."""
     if not keys.file.get(keys.key("attention.causal"), bool, True):
         raise keys.unsupported("attention.causal", "is false", "only causal models are supported")
     blocks = keys.integer("block_count", 1, MAX_LAYERS)
@@ -43,7 +63,7 @@ def read_common(
             raise keys.error(
                 "attention.head_count_kv", f"{key} does not divide {query} heads (layer {layer})"
             )
-    head_dim = read_head_dim(keys, hidden, heads[0])
+    head_dim = head(keys, hidden, heads[0])
     context = keys.integer("context_length", 1, MAX_CONTEXT)
     return ModelConfig(
         architecture=keys.architecture,
@@ -63,18 +83,6 @@ def read_common(
         attention_scales=(1.0 / math.sqrt(head_dim),) * layers,
         kv_layers=tuple(range(layers)),
     )
-
-
-def read_head_dim(keys: Keys, hidden: int, heads: int) -> int:
-    """Elements of a head: ``attention.key_length``, by default ``hidden / heads``. Raises
-    ModelFileError where neither is a whole number or heads of values have another size."""
-    if hidden % heads and not keys.has("attention.key_length"):
-        raise keys.error("attention.head_count", f"{heads} does not divide {hidden}")
-    head_dim = keys.integer("attention.key_length", 1, MAX_WIDTH, hidden // heads)
-    value_length = keys.integer("attention.value_length", 1, MAX_WIDTH, head_dim)
-    if value_length != head_dim:
-        raise keys.error("attention.value_length", f"is {value_length}, the key's is {head_dim}")
-    return head_dim
 
 
 def _vocab(file: GgufFile) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from contract.arithmetic import EXPERT_GROUPS_MAX
 from reference.model.config.keys import MAX_WIDTH, Keys
 from reference.model.config.records import Experts, ModelConfig
 
@@ -14,11 +15,12 @@ SHARED_WIDTH = "expert_shared_feed_forward_length"
 GATING = "expert_gating_func"
 GATINGS_OF_CHOSEN = (0, 3)
 """Values of the key for a softmax over the chosen experts: not given, and its own number."""
-SIGMOID = 2
-"""Value of the key for a sigmoid of each router logit."""
+SOFTMAX, SIGMOID = 1, 2
+"""Values of the key for a softmax over all experts, and for a sigmoid of each router logit."""
 NORMALIZED = "expert_weights_norm"
 WEIGHT_SCALE = "expert_weights_scale"
 SHARED_COUNT = "expert_shared_count"
+GROUPS, GROUPS_USED = "expert_group_count", "expert_group_used_count"
 LEADING_DENSE = "leading_dense_block_count"
 SHARED_TENSOR = "blk.0.ffn_up_shexp.weight"
 MAX_EXPERTS = 1 << 16
@@ -103,6 +105,40 @@ def read_glm_experts(keys: Keys, config: ModelConfig) -> Experts:
         shared_width=keys.integer(SHARED_COUNT, 0, MAX_EXPERTS) * experts.widths[0],
         shared_gate=False,
     )
+
+
+def read_latent_experts(keys: Keys, config: ModelConfig) -> Experts | None:
+    """DeepSeek's experts behind dense layers, with shared ones as a single one, or None for a dense
+    model. Where the file does not say how they are weighted, a bias of the choice tells."""
+    leading = keys.integer(LEADING_DENSE, 0, config.layers, 0)
+    if not keys.integer(COUNT, 0, MAX_EXPERTS, 0):
+        return None
+    biased = f"blk.{leading}.exp_probs_b.bias" in keys.file.tensors
+    gating = keys.integer(GATING, 0, MAX_GATING, 0) or (SIGMOID if biased else SOFTMAX)
+    if gating not in (SOFTMAX, SIGMOID):
+        raise keys.unsupported(GATING, f"is {gating}", "supported are 1, a softmax, 2, a sigmoid")
+    groups, chosen = _groups(keys, gating)
+    experts = read_experts(keys, config)
+    return replace(
+        experts,
+        choice_bias=gating == SIGMOID,
+        groups=groups,
+        groups_used=chosen,
+        leading_dense=leading,
+        renormalize=keys.file.get(keys.key(NORMALIZED), bool, False),
+        weight_scale=keys.positive(WEIGHT_SCALE, 0.0, allow_zero=True) or 1.0,
+        shared_width=keys.integer(SHARED_COUNT, 0, MAX_EXPERTS, 0) * experts.widths[0],
+        shared_gate=False,
+    )
+
+
+def _groups(keys: Keys, gating: int) -> tuple[int, int]:
+    """The number of groups of experts, and of how many a token chooses."""
+    groups = keys.integer(GROUPS, 0, EXPERT_GROUPS_MAX, 1) or 1
+    chosen = keys.integer(GROUPS_USED, 0, groups, 1) or groups
+    if groups > 1 and gating != SIGMOID:
+        raise keys.unsupported(GROUPS, f"is {groups}, with a softmax", "supported is 1")
+    return groups, chosen
 
 
 def _widths(keys: Keys, config: ModelConfig) -> tuple[int, ...]:

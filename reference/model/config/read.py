@@ -38,6 +38,7 @@ from reference.model.config.hybrid import (
     read_nemotron_h_moe,
 )
 from reference.model.config.keys import Keys
+from reference.model.config.latent import read_deepseek2
 from reference.model.config.records import ModelConfig
 from reference.model.config.rope import check_text_sections, read_llama_rope
 from reference.model.config.unread import refuse_unread
@@ -160,6 +161,7 @@ READERS: Mapping[str, Callable[[Keys], ModelConfig]] = {
     "ernie4_5": _llama,
     "exaone4": read_exaone4,
     "glm4": read_glm4,
+    "deepseek2": read_deepseek2,
     "glm4moe": _glm4moe,
     "dots1": _glm4moe,
     "minimax-m2": _minimax_m2,

@@ -55,7 +55,8 @@ class Experts:
     ``choice_bias`` experts are weighted by a sigmoid, and a bias is added to choose them.
     ``weight_scale`` multiplies the weights of chosen experts, which are divided by their sum if
     ``renormalize``. Unless ``gated`` an expert has no gate, but squares what is positive. The first
-    ``leading_dense`` layers have a dense block instead."""
+    ``leading_dense`` layers have a dense block instead. Experts are of ``groups``, of which a token
+    chooses ``groups_used`` first."""
 
     count: int
     used: tuple[int, ...]
@@ -68,6 +69,23 @@ class Experts:
     gated: bool = True
     weight_scale: float = 1.0
     leading_dense: int = 0
+    groups: int = 1
+    groups_used: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Latent:
+    """Sizes of attention over latent rows, which all heads read.
+
+    A row is ``rank`` channels, from which a matrix of each head makes keys and values, and the
+    channels that rotate. Of a query ``unrotated`` channels meet such keys; a head has ``value``
+    channels of values. Queries come from ``query_rank`` channels, or if that is 0 from the residual
+    stream."""
+
+    rank: int
+    query_rank: int
+    unrotated: int
+    value: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +186,7 @@ class ModelConfig:
     delta_net: DeltaNet | None = None
     short_conv: ShortConv | None = None
     mamba: Mamba | None = None
+    latent: Latent | None = None
     embedding_scale: float = 1.0
     residual_scale: float = 1.0
     logit_scale: float = 1.0

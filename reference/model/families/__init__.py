@@ -41,6 +41,7 @@ FAMILIES: Mapping[str, Family] = {
     "exaone4": Decoder(query_key_norm=True, pre_norms=False, post_norms=True).build,
     "glm4": Decoder(post_norms=True, fused_gates=True).build,
     "phi3": Decoder(fused_gates=True).build,
+    "deepseek2": Decoder().build,
     "glm4moe": Decoder(query_key_norm=None, feed_forward_norm="post_attention_norm").build,
     "dots1": Decoder(query_key_norm=True).build,
     "minimax-m2": Decoder(whole_norms=True).build,

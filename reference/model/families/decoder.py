@@ -14,6 +14,7 @@ from reference.model.families.attention import (
 )
 from reference.model.families.emitter import SILU, Emitter
 from reference.model.families.feed_forward import Gates, add_feed_forward, dense
+from reference.model.families.latent import latent_attention
 from reference.model.families.tensors import ModelTensors
 
 
@@ -53,7 +54,9 @@ class Decoder:
 
     def _layer(self, e: Emitter, x: View, layer: int) -> View:
         norm = NORM if self.pre_norms else None
-        if self.whole_norms:
+        if e.config.latent is not None:
+            attended = latent_attention(e, x, layer)
+        elif self.whole_norms:
             attended = normed_outputs_attention(e, x, layer, norm)
         elif self.late_norms:
             attended = turned_then_normed_attention(e, x, layer)

@@ -1,5 +1,5 @@
 """The block behind the last layer that predicts the token after the next one: ``qwen35``,
-``qwen35moe``, ``qwen3next``, ``glm4moe``.
+``qwen35moe``, ``qwen3next``, ``glm4moe``, ``deepseek2``.
 
 It reads the normed state h of a position and the token that follows: x = Weh [rms(e, enorm);
 rms(h, hnorm)], then the family's attention over its own keys and values and the feed-forward block,
@@ -20,10 +20,11 @@ from reference.model.config import ModelConfig
 from reference.model.families.attention import attention, gated_attention
 from reference.model.families.emitter import Emitter, file_name, label, open_step
 from reference.model.families.feed_forward import add_feed_forward
+from reference.model.families.latent import latent_attention
 from reference.model.families.tensors import ModelTensors
 
 T = TypeVar("T")
-WITH_DRAFT_BLOCK = ("qwen35", "qwen35moe", "qwen3next", "glm4moe")
+WITH_DRAFT_BLOCK = ("qwen35", "qwen35moe", "qwen3next", "glm4moe", "deepseek2")
 EMBEDDING = "nextn.embed_tokens"
 HEAD_NORM = "nextn.shared_head_norm"
 HEAD = "nextn.shared_head_head"
@@ -45,11 +46,14 @@ def build_draft_block(config: ModelConfig, tensors: ModelTensors, limits: Limits
     block = config.layers
     e = Emitter(GraphBuilder(f"{config.architecture} draft"), _with_block(config), tensors, limits)
     x = _joined(e, block)
-    if config.delta_net is None:
+    if config.latent is not None:
+        mixed = latent_attention(e, x, block)
+    elif config.delta_net is None:
         mixed = attention(e, x, block, query_key_norm=e.has("attn_q_norm.weight", block))
     else:
         mixed = gated_attention(e, x, block)
-    x = add_feed_forward(e, x, mixed, block, "post_attention_norm")
+    norm = "post_attention_norm" if config.latent is None else "ffn_norm"
+    x = add_feed_forward(e, x, mixed, block, norm)
     x = e.builder.emit(Opcode.SELECT_ROWS, "select_rows", x=x, output_rows=e.output_rows)
     own_norm = e.has(f"{HEAD_NORM}.weight", block)
     h = e.norm(x, HEAD_NORM, block) if own_norm else e.norm(x, "output_norm")

@@ -104,6 +104,8 @@ def route(e: Emitter, r: View, layer: int) -> Routing:
         "choice_bias": e.parameters(choice, layer, mixture.count) if mixture.choice_bias else None,
         "used": used,
         "renormalize": int(mixture.renormalize),
+        "groups": mixture.groups,
+        "groups_used": mixture.groups_used,
     }
     e.builder.emit(Opcode.MOE_GATE_TOPK, f"moe_route[{layer}]", **gate, ids=ids, weights=weights)
     if (factor := mixture.weight_scale) != 1.0:

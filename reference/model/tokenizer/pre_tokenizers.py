@@ -18,10 +18,11 @@ if TYPE_CHECKING:
     Pattern: TypeAlias = re.Pattern[str] | regex.Pattern[str]
 
 _ASCII_MEMBERS = {
-    "L": "a-zA-Z", "Lu": "A-Z", "Ll": "a-z", "N": "0-9",
-    "P": r"!-#%-*,-/:;?@\[-\]_{}", "S": r"$+<=>\^`|~",
+    "L": "a-zA-Z", "Lu": "A-Z", "Ll": "a-z", "N": "0-9", "P": r"!-#%-*,-/:;?@\[-\]_{}",
+    "S": r"$+<=>\^`|~", "Han": "\u3007",
 }  # fmt: skip
-"""Of the categories in the patterns, those that have ASCII characters."""
+"""Of the categories in the patterns, those that have ASCII characters; of a script that has none a
+character of it, since a class must have one."""
 
 _SUFFIX_ANY_CASE = r"'(?:[sS]|[tT]|[rR][eE]|[vV][eE]|[mM]|[lL][lL]|[dD])"
 _SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -38,16 +39,36 @@ _QWEN35 = (
 _UPPER, _LOWER = r"\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}", r"\p{Ll}\p{Lm}\p{Lo}\p{M}"
 
 
-def _letters_by_case(suffix: str = "") -> str:
-    """Words of upper and then lower case letters, with one other character before them."""
+def _letters_by_case(suffix: str = "", unless: str = "") -> str:
+    """Words of upper and then lower case letters, with one other character before them; ``unless``
+    looks ahead for letters that are not of them."""
     before = r"[^\r\n\p{L}\p{N}]?"
-    lower, upper = f"[{_UPPER}]*[{_LOWER}]+{suffix}", f"[{_UPPER}]+[{_LOWER}]*{suffix}"
-    return f"{before}{lower}|{before}{upper}"
+    classes = (f"[{letters}]" for letters in (_UPPER, _LOWER))
+    upper, lower = (f"(?:{unless}{one})" if unless else one for one in classes)
+    return f"{before}{upper}*{lower}+{suffix}|{before}{upper}+{lower}*{suffix}"
 
 
 _AFTER_WORDS = rf" ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_SPACES}"
 _TEKKEN = rf"{_letters_by_case()}|\p{{N}}|{_AFTER_WORDS}"
 _GPT4O = rf"{_letters_by_case(f'(?:{_SUFFIX_ANY_CASE})?')}|\p{{N}}{{1,3}}|{_AFTER_WORDS}"
+_NO_HAN = r"(?!\p{Han})"
+_KIMI = (
+    rf"\p{{Han}}+|{_letters_by_case(f'(?:{_SUFFIX_ANY_CASE})?', _NO_HAN)}|\p{{N}}{{1,3}}"
+    rf"| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_SPACES}"
+)
+_LATER_CASED = (
+    "\u0560-\u0588\u10c7-\u10ff\u1c80-\u1c8a\u2d00-\u2d2d\ua790-\ua7fa\uab30-\uab6d"
+    "\U00010570-\U000105bc\U00010d50-\U00010d85\U00016e40-\U0001df96"
+)
+"""Letters with case that DeepSeek's first tokenizer does not count as such."""
+_DEEPSEEK = (
+    r"[\r\n]",
+    rf"\s?(?:(?![{_LATER_CASED}])[\p{{Lu}}\p{{Ll}}\p{{Lt}}\u0295])+",
+    r"\s?[!-/:-~\uff01-\uff0f\uff1a-\uff5e\u2018-\u201f\u3000-\u3002]+",
+    r"\s+$",
+    r"[\u0800-\u9fa5\uac00-\ud7ff]+",
+    r"\p{N}+",
+)
 _LLAMA3 = (
     rf"{_SUFFIX_ANY_CASE}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}"
     rf"| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_SPACES}"
@@ -146,13 +167,16 @@ PRE_TOKENIZERS: dict[str, PreTokenizer] = {
     "chatglm-bpe": _cl100k,
     "command-r": _pre_tokenizer(*_smollm.passes, nfc=True),
     "dbrx": _cl100k,
+    "deepseek-llm": _pre_tokenizer(*_DEEPSEEK),
     "deepseek-r1-qwen": _qwen2,
+    "deepseek-v3": _pre_tokenizer(*_HUNYUAN),
     "exaone4": _gpt2,
     "glm4": _pre_tokenizer(_LLAMA3, whole_piece_first=True),
     "gpt-2": _gpt2,
     "gpt-4o": _gpt4o,
     "hunyuan": _pre_tokenizer(_QWEN2),
     "hunyuan-dense": _pre_tokenizer(*_HUNYUAN),
+    "kimi-k2": _pre_tokenizer(_KIMI),
     "lfm2": _llama3,
     "llama-bpe": _llama3,
     "llama-v3": _llama3,

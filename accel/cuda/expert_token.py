@@ -1,0 +1,105 @@
+"""A block of experts of one token as one launch, whose blocks exchange floats: see
+``kernels/expert_token.cu``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from accel.cuda.device import Device
+from accel.cuda.expert_block import ExpertBlock, formats_of
+from accel.cuda.packed_tiles import UNIT_ROWS, unit_bytes, unit_count
+from accel.cuda.runs import operand_indices, size_indices
+from accel.cuda.tuned import KernelLaunch
+from accel.packets.packet import aligned
+from accel.packets.step import Op
+from contract.dtypes import DType
+
+LEAST_CAPABILITY = (9, 0)
+"""Copies have barriers of their own, so that they need not be awaited in the order of requests."""
+WARPS, SLOTS = 16, 2
+"""Warps of a block, and chunks of gates that each copies ahead."""
+CHUNK_UNITS, UNIT_COLUMNS = 2, 256
+STATE_BYTES = 256
+UNIT_ACTIVATION_BYTES = 512 + 32 + 4
+BARRIER_BYTES = 8
+
+
+def token_launch(ops: Sequence[Op], block: ExpertBlock, device: Device) -> KernelLaunch | None:
+    """The launch, None where it does not fit: several tokens or devices, other widths."""
+    gates, downs = ops[block.gates], ops[block.downs]
+    width, columns = gates.most_sizes()["rows"], gates.most_sizes()["columns"]
+    if ops[block.norm].count.most != 1 or block.gathers or device.capability < LEAST_CAPABILITY:
+        return None
+    if width % UNIT_COLUMNS or -(-unit_count(columns) // CHUNK_UNITS) > WARPS:
+        return None
+    if block.shared_activation is not None:
+        of_shared = ops[block.shared_activation].most_sizes()["activation"]
+        if of_shared != ops[block.activation].most_sizes()["activation"]:
+            return None
+    gate_formats = formats_of(ops, block.gates, block.shared_gate)
+    down_formats = formats_of(ops, block.downs, block.shared_down)
+    used, experts = gates.most_sizes()["used"], ops[block.router].most_sizes()["rows"]
+    choices, segments = used + (block.shared_gate is not None), unit_count(experts)
+    units, hidden_units = unit_count(columns), unit_count(downs.most_sizes()["columns"])
+    nbytes = _memory_bytes(gate_formats, down_formats, units, hidden_units, segments, choices)
+    if nbytes > device.shared_bytes:
+        return None
+    bank = 4 * (segments * UNIT_COLUMNS + 4 + choices * width)
+    macros = {
+        "WARPS": WARPS,
+        "SLOTS": SLOTS,
+        "HELD_UNITS": 1,
+        "UNITS": units,
+        "HIDDEN_UNITS": hidden_units,
+        "EXPERT_SEGMENTS": segments,
+        "USED": used,
+        "MEMORY_BYTES": nbytes,
+        "WORKSPACE_BYTES": aligned(STATE_BYTES + 2 * bank),
+        "GATES_FORMAT": gate_formats[0].ggml_id,
+        "SHARED_GATES_FORMAT": gate_formats[1].ggml_id,
+        "DOWNS_FORMAT": down_formats[0].ggml_id,
+        "SHARED_DOWNS_FORMAT": down_formats[1].ggml_id,
+        **_operand_macros(ops, block),
+    }
+    grid = (device.multiprocessors, 1, 1)
+    return KernelLaunch("expert_token", grid, (32 * WARPS, 1, 1), nbytes, macros)
+
+
+def _operand_macros(ops: Sequence[Op], block: ExpertBlock) -> dict[str, int]:
+    return {
+        **operand_indices(ops, block.norm, "x NORM_WEIGHT=weight"),
+        **operand_indices(ops, block.router, "ROUTER=weight"),
+        **operand_indices(ops, block.gate_logit, "GATE_ROW=weight"),
+        **operand_indices(ops, block.gates, "GATES=weight"),
+        **operand_indices(ops, block.ups, "UPS=weight"),
+        **operand_indices(ops, block.shared_gate, "SHARED_GATE=weight"),
+        **operand_indices(ops, block.shared_up, "SHARED_UP=weight"),
+        **operand_indices(ops, block.downs, "DOWNS=weight"),
+        **operand_indices(ops, block.shared_down, "SHARED_DOWN=weight"),
+        **operand_indices(ops, block.total, "expert_scale residual"),
+        **operand_indices(ops, block.end, "y"),
+        "NORM": block.norm,
+        "PRODUCT": block.router,
+        "TOPK": block.topk,
+        "DOWNS_PRODUCT": block.downs,
+        "ACTIVATION": ops[block.activation].most_sizes()["activation"],
+        **size_indices("matmul", "rows", "columns"),
+        **size_indices("rms_norm", "eps"),
+        **size_indices("expert_topk", "renormalize"),
+    }
+
+
+def _memory_bytes(
+    gates: tuple[DType, DType],
+    downs: tuple[DType, DType],
+    units: int,
+    hidden_units: int,
+    segments: int,
+    choices: int,
+) -> int:
+    """Shared memory of a block, at least what ``TOKEN_MEMORY`` of the kernel takes."""
+    region = CHUNK_UNITS * max(SLOTS * max(map(unit_bytes, gates)), max(map(unit_bytes, downs)))
+    rows = UNIT_ACTIVATION_BYTES * (units + WARPS * hidden_units) + 16 * WARPS
+    values = 4 * UNIT_ROWS * (2 * WARPS * CHUNK_UNITS + choices) + 3 * 4 * units
+    choice = 2 * 4 * UNIT_COLUMNS * segments + 4 * (WARPS + 2 * choices + 1)
+    return aligned(WARPS * (region + BARRIER_BYTES * (SLOTS + 1)) + rows + values + choice)

@@ -1,0 +1,135 @@
+"""Attention over latent rows (multi-head latent attention): ``deepseek2``.
+
+A position has one row, which is key and value of every head: channels that rotate, then the normed
+latent channels. The matrices that would make keys and values of them are multiplied with the
+queries before attention, and with its results."""
+
+from __future__ import annotations
+
+from contract.dtypes import I32
+from contract.ir.graph import BufferKind, View
+from contract.ir.source import RowSlice
+from contract.opcodes import Opcode
+from reference.model.config.records import Latent
+from reference.model.families.attention import NORM, attend, kv_pages
+from reference.model.families.emitter import Emitter
+
+MATRIX_OF_HEAD = "constant.matrix_of_head"
+"""The matrix of each head: 0, 1, 2 and so on."""
+
+
+def latent_attention(e: Emitter, x: View, layer: int) -> View:
+    """attn(q, K, V) Wv Wo of h = rms(x): of head n q = [rope(h Wr[n]), Wk[n]^T (h Wq[n])]."""
+    latent, heads = _latent(e), e.config.heads[layer]
+    h = e.norm(x, NORM, layer)
+    _store_row(e, h, layer)
+    q = _queries(e, h, layer)
+    attended = attend(e, q, layer)
+    values = _by_head(e, attended, "attn_v_b", layer, latent.value, latent.rank)
+    return e.linear(values, "attn_output", layer, e.config.hidden, heads * latent.value)
+
+
+def _queries(e: Emitter, h: View, layer: int) -> View:
+    """The queries of latent rows, [tokens, heads * row width]."""
+    latent, heads, turned = _latent(e), e.config.heads[layer], e.config.ropes[layer].dims
+    tensor, inner = "attn_q", e.config.hidden
+    if latent.query_rank:
+        tensor, inner = "attn_q_b", latent.query_rank
+        low = e.linear(h, "attn_q_a", layer, inner, e.config.hidden)
+        h = _norm(e, low, "attn_q_a_norm", layer, inner)
+    whole = latent.unrotated + turned
+    parts = ("latent", 0, latent.unrotated), ("rope", latent.unrotated, whole)
+    straight, rotating = (
+        e.linear(
+            h,
+            f"{tensor}_{name}",
+            layer,
+            heads * (stop - start),
+            inner,
+            tensor=tensor,
+            rows=RowSlice(start, stop, whole),
+        )
+        for name, start, stop in parts
+    )
+    rotated = _rotated(e, rotating, "q_rope", layer, heads)
+    return _by_head(e, straight, "attn_k_b", layer, latent.rank, latent.unrotated, rotated)
+
+
+def _store_row(e: Emitter, h: View, layer: int) -> None:
+    """Emit the write of a token's row: its channels are key and value, but a value has zeros for
+    those that rotate."""
+    latent, turned = _latent(e), e.config.ropes[layer].dims
+    tensor, width = "attn_kv_a_mqa", turned + latent.rank
+    k, v = (e.builder.scratch(f"scratch.{side}[{layer}]", "tokens", width) for side in "kv")
+    rotating, straight = (
+        e.linear(
+            h, f"attn_{name}", layer, stop - start, e.config.hidden,
+            tensor=tensor, rows=RowSlice(start, stop, width),
+        )
+        for name, start, stop in (("k_rope", latent.rank, width), ("latent", 0, latent.rank))
+    )  # fmt: skip
+    _rotated(e, rotating, "k_rope", layer, 1, y=k[0:turned])
+    normed = _norm(e, straight, "attn_kv_a_norm", layer, latent.rank, y=k[turned:width])
+    for name, x, y, factor in (
+        ("no_value", rotating, v[0:turned], 0.0),
+        ("value", normed, v[turned:width], 1.0),
+    ):
+        e.builder.emit(Opcode.SCALE, f"{name}[{layer}]", x=x, factor=factor, y=y)
+    e.builder.emit(
+        Opcode.KV_WRITE_BATCHED,
+        f"kv_write[{layer}]",
+        k=k,
+        v=v,
+        query=e.query,
+        page_table=e.page_table,
+        kv=kv_pages(e, layer),
+        kv_heads=1,
+        head_dim=width,
+    )
+    e.builder.barrier()
+
+
+def _rotated(e: Emitter, x: View, name: str, layer: int, heads: int, y: View | None = None) -> View:
+    rope = e.config.ropes[layer]
+    return e.builder.emit(
+        Opcode.ROPE,
+        f"{name}[{layer}]",
+        x=x,
+        rope_table=e.rope_table(layer),
+        query=e.query,
+        heads=heads,
+        head_dim=rope.dims,
+        neox=int(rope.neox),
+        y=y,
+    )
+
+
+def _norm(e: Emitter, x: View, name: str, layer: int, width: int, y: View | None = None) -> View:
+    weight = e.parameters(f"{name}.weight", layer, width)
+    return e.builder.emit(
+        Opcode.RMS_NORM, f"{name}[{layer}]", x=x, weight=weight, eps=e.config.rms_eps, y=y
+    )
+
+
+def _by_head(
+    e: Emitter, x: View, name: str, layer: int, outputs: int, inner: int, rest: View | None = None
+) -> View:
+    """The product of each head of x with its own matrix of ``name``, behind its ``rest``."""
+    heads = e.config.heads[layer]
+    before = 0 if rest is None else e.config.ropes[layer].dims
+    matrix_of = e.builder.buffer(MATRIX_OF_HEAD, BufferKind.CONSTANT, I32, (heads,))
+    return e.builder.emit(
+        Opcode.HEAD_PRODUCT,
+        f"{name}[{layer}]",
+        x=x,
+        rest=rest,
+        weight=e.weight(name, layer, heads, outputs, inner),
+        matrix_of=matrix_of,
+        heads=heads,
+        y=e.builder.scratch(f"scratch.{name}[{layer}]", "tokens", heads * (before + outputs)),
+    )
+
+
+def _latent(e: Emitter) -> Latent:
+    assert e.config.latent is not None
+    return e.config.latent
