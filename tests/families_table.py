@@ -264,5 +264,5 @@ def without_variants() -> tuple[str, ...]:
     """The first name of each architecture, with experts and without."""
     first: dict[tuple[object, bool], str] = {}
     for name, fields in FAMILIES.items():
-        first.setdefault((fields["architecture"], "experts" in fields), name)
+        first.setdefault((fields["architecture"], bool(fields.get("experts"))), name)
     return tuple(first.values())

@@ -106,6 +106,11 @@ class OpenClTier(StreamingTier[AddressRange, Recording, OpenClStep]):
         copying, _ = self._copying(graph, step)
         return copying, schedule_launches(copying)
 
+    def _streaming_scratch(self, nbytes: int) -> int:
+        """A quarter more for a kernel whose workers meet at barriers: copies add barriers, so that
+        fewer ops divide columns as the op before does or write over their operands."""
+        return nbytes + nbytes // 4 if self._runtime.mode is Mode.PERSISTENT else nbytes
+
     def _cache_of_memory(self) -> MemoryCache | None:
         """The cache of step memory from earlier starts."""
         cache, runtime = self._choices.cache, self._runtime

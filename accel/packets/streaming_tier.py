@@ -87,8 +87,16 @@ class StreamingTier(PacketTier[A, L, C]):
         if not names:
             return resident
         copies = aligned(len(names) * PACKET.itemsize) * len(self.buckets(largest))
-        more = replace(resident, variants=resident.variants + copies * kinds_of_steps(graph))
+        more = replace(
+            resident,
+            scratch=self._streaming_scratch(resident.scratch),
+            variants=resident.variants + copies * kinds_of_steps(graph),
+        )
         return with_ring(more, ring_of(graph, names, self._device_bytes))
+
+    def _streaming_scratch(self, nbytes: int) -> int:
+        """At most the scratch of steps that copy weights, from that of steps that copy none."""
+        return nbytes
 
     def stream(self, graph: Graph, names: Collection[str], cache: int = 0) -> None:
         self._ring = ring_of(graph, names, self._device_bytes) if names else None

@@ -50,7 +50,7 @@ def test_there_is_a_kernel_for_everything_but_matrix_instructions(open_amd: Open
     assert all(shipped(str(module), GFX11) for module in modules(repeating=False))
     tier = open_amd(gfx1100())
     assert compare(tier, MANY[0]) == {}
-    assert tier._runtime.multiplies() is False
+    assert tier._runtime.uses_matrices() is False
 
 
 def test_launches_of_amdkfd_are_privileged(open_amd: OpenTier) -> None:

@@ -174,7 +174,7 @@ def test_a_gpu_that_multiplies_otherwise_keeps_to_packed_dots(
     tier = open_amd()
     assert not agree(tier)
     assert compare(tier, MANY[0]) == {}
-    assert tier._runtime.multiplies() is False
+    assert tier._runtime.uses_matrices() is False
 
 
 def test_a_choice_is_not_asked_about(open_amd: OpenTier) -> None:

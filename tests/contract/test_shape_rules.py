@@ -78,6 +78,14 @@ def test_outputs_are_inferred(opcode: Opcode, data: st.DataObject) -> None:
             assert drawn.spec.constraint({**bound, "digest_words": other}, drawn.params)
         assert drawn.spec.constraint({**bound, "digest_words": words}, drawn.params) is None
         return
+    if opcode is Opcode.HEAD_PRODUCT:
+        total, heads = drawn.shapes["y"][1], bound["heads"]
+        assert isinstance(total, int)
+        assert isinstance(heads, int)
+        width = total // heads
+        assert drawn.spec.constraint({**bound, "y_width": width + 1}, drawn.params)
+        assert drawn.spec.constraint({**bound, "y_width": width}, drawn.params) is None
+        return
     for operand in drawn.spec.outputs:
         if operand.access is Access.WRITE:
             assert shape_of(operand, bound) == drawn.shapes[operand.name]

@@ -97,7 +97,8 @@ def gathers(device: Device) -> list[PlannedLaunch]:
 
 
 def experts_and_delta_nets(device: Device, folder: Path) -> list[PlannedLaunch]:
-    """Of one token and of many, experts with a rule for all that stands around them and without."""
+    """Of one token, of few and of many, experts with a rule for all that stands around them and
+    without."""
     one = ShapeKey(1, 1)
     graphs = [
         test_experts.recorded("shared", folder, one, "q4_k_m").graph,
@@ -107,7 +108,8 @@ def experts_and_delta_nets(device: Device, folder: Path) -> list[PlannedLaunch]:
     found: list[PlannedLaunch] = []
     for graph in graphs:
         # Only rows that are read pass the last layer.
-        for tokens, rows in ((1, 1), (9, 1), (80, 1), (SINGLE_WARP_TOKENS + 1, SINGLE_WARP_TOKENS)):
+        many = SINGLE_WARP_TOKENS + 1
+        for tokens, rows in ((1, 1), (4, 1), (9, 1), (80, 1), (many, SINGLE_WARP_TOKENS)):
             step = lower_graph(graph, ShapeKey(tokens, rows), PARTS, "cuda")
             found += plan_launches(step.ops, device).launches
     return found

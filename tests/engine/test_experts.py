@@ -34,7 +34,7 @@ LIMITS = Limits(
     top_log_probabilities=3, scores=True, experts=True,
 )  # fmt: skip
 MIXTURES = ("qwen35moe", "gemma4-experts", "gpt-oss-experts")
-ALL_MIXTURES = [name for name, fields in FAMILIES.items() if "experts" in fields]
+ALL_MIXTURES = [name for name, fields in FAMILIES.items() if fields.get("experts")]
 TIERS = named("native", "opencl", "vulkan")
 RUNS = [
     *((name, tier) for name in MIXTURES for tier in TIERS if tier != "vulkan"),

@@ -108,6 +108,7 @@ def test_an_estimate_that_is_too_low_is_corrected(
     model_path: Path, notes: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Further weights are streamed until what the steps need is within the budget."""
+    monkeypatch.setattr(OpenClTier, "_streaming_scratch", lambda _, nbytes: nbytes)
     options = options_of(notes, context=96)
     whole = plan_of(model_path, options)
     budget = replace(options, memory_budget=whole.budgeted * 4 // 5)

@@ -58,9 +58,9 @@ def test_what_is_too_small_counts_as_zero(value: float) -> None:
 
 @pytest.mark.parametrize("kernel", ["opencl/kernels/rotate_heads.cl", "kernels/rotate_heads.k"])
 def test_kernels_hold_the_signs(kernel: str) -> None:
-    words = [f"{word:08x}" for n in range(4) for word in philox((0, 0), (n, 0, 0, 0))]
+    words = [f"{word:08x}" for n in range(5) for word in philox((0, 0), (n, 0, 0, 0))]
     text = resources.files("accel").joinpath(*kernel.split("/")).read_text()
-    assert [w for w in re.findall("0x([0-9a-f]{8})u", text) if w != "3f3504f3"] == words
+    assert [w for w in re.findall("0x([0-9a-f]{8})u", text) if w != "3f3504f3"] == words[:18]
 
 
 @pytest.mark.parametrize("bits", [3, 4, 5])

@@ -99,11 +99,20 @@ def places() -> dict[str, tuple[Opcode, int, int]]:
 
 
 PLACES = places()
-SWEPT = {
-    name
-    for name, (opcode, dtype, place) in PLACES.items()
-    if (dtype + place) % PARTS.get(opcode, 1) == 0
-}
+
+
+def swept_names() -> set[str]:
+    """The n-th of an opcode's shapes, and of a shape that has none of these the first name."""
+    found: dict[tuple[Opcode, int], list[str]] = {}
+    for name, (opcode, dtype, place) in PLACES.items():
+        names = found.setdefault((opcode, place), [])
+        if (dtype + place) % PARTS.get(opcode, 1) == 0:
+            names.append(name)
+    firsts = {(opcode, place): name for name, (opcode, _, place) in reversed(PLACES.items())}
+    return {name for key, names in found.items() for name in names or [firsts[key]]}
+
+
+SWEPT = swept_names()
 """Every storage type and every shape of each opcode, though not each with each."""
 
 

@@ -276,7 +276,7 @@ def test_steps_of_more_are_multiplied_in_wide_tiles(
 ) -> None:
     with_units(monkeypatch)
     monkeypatch.setattr("accel.vulkan.matrix_tiles.WIDE_FROM", 17)
-    monkeypatch.setattr("accel.vulkan.matrix_tiles.LEAST_ROWS", least)
+    monkeypatch.setattr("accel.vulkan.matrix_tiles.MIN_ROWS", least)
     modules = check_many(open_vulkan(traits=Traits(dot=True, matrix=True)))
     assert product in modules
     assert "matmul_tiles" not in modules
@@ -288,7 +288,7 @@ def test_steps_of_very_many_are_multiplied_from_planes(
     with_units(monkeypatch)
     monkeypatch.setattr("accel.vulkan.expanded_tiles.FORMATS", (FORMAT,))
     monkeypatch.setattr("accel.vulkan.expanded_tiles.PLANES_FROM", 17)
-    monkeypatch.setattr("accel.vulkan.expanded_tiles.LEAST_ROWS", 1)
+    monkeypatch.setattr("accel.vulkan.expanded_tiles.MIN_ROWS", 1)
     modules = check_many(open_vulkan(traits=Traits(dot=True, matrix=True)))
     assert {*PLANE_OPS} <= modules
     assert "matmul_tiles" not in modules
