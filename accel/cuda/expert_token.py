@@ -14,7 +14,7 @@ from accel.packets.packet import aligned
 from accel.packets.step import Op
 from contract.dtypes import DType
 
-LEAST_CAPABILITY = (9, 0)
+MIN_CAPABILITY = (9, 0)
 """Copies have barriers of their own, so that they need not be awaited in the order of requests."""
 WARPS, SLOTS = 16, 2
 """Warps of a block, and chunks of gates that each copies ahead."""
@@ -28,7 +28,7 @@ def token_launch(ops: Sequence[Op], block: ExpertBlock, device: Device) -> Kerne
     """The launch, None where it does not fit: several tokens or devices, other widths."""
     gates, downs = ops[block.gates], ops[block.downs]
     width, columns = gates.most_sizes()["rows"], gates.most_sizes()["columns"]
-    if ops[block.norm].count.most != 1 or block.gathers or device.capability < LEAST_CAPABILITY:
+    if ops[block.norm].count.most != 1 or block.gathers or device.capability < MIN_CAPABILITY:
         return None
     if width % UNIT_COLUMNS or -(-unit_count(columns) // CHUNK_UNITS) > WARPS:
         return None

@@ -181,7 +181,7 @@ def _fitting(options: ModelOptions, settings: Settings, receipts: Any) -> ModelO
     session = replace(options.session, digests=True)
     dtypes = {receipt.payload.model.kv_dtype for receipt in receipts}
     from contract.dtypes import KV_DTYPES
-    from harness.serve.verify import MAX_TOLD
+    from harness.serve.verify import MAX_VALUE
 
     known = {dtype.name for dtype in KV_DTYPES}
     if settings.sources["kv_dtype"] == "default" and len(dtypes) == 1 and dtypes <= known:
@@ -191,5 +191,5 @@ def _fitting(options: ModelOptions, settings: Settings, receipts: Any) -> ModelO
         for receipt in receipts
         for choice in receipt.payload.choices
     ]
-    window = max([session.repeat_last_n, *(each for each in reach if each <= MAX_TOLD)])
+    window = max([session.repeat_last_n, *(each for each in reach if each <= MAX_VALUE)])
     return replace(options, session=replace(session, repeat_last_n=window))

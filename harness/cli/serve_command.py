@@ -182,12 +182,12 @@ def verify(args: argparse.Namespace) -> int:
     from harness.serve.errors import ApiError
     from harness.serve.model import WINDOW, open_model
     from harness.serve.transcripts import read_answer, read_object
-    from harness.serve.verify import first_difference, tells_no_usage, told_of
+    from harness.serve.verify import first_difference, server_value, tells_no_usage
 
     request, response = read_object(args.request), read_answer(args.response)
     path = model_file(settings)
     options = _model_options(settings, path)
-    window = max(options.session.repeat_last_n, told_of(response, WINDOW) or 0)
+    window = max(options.session.repeat_last_n, server_value(response, WINDOW) or 0)
     options = replace(options, session=replace(options.session, repeat_last_n=window))
     with ExitStack() as owned:
         thread = owned.enter_context(EngineThread())

@@ -26,7 +26,7 @@ Json = dict[str, Any]
 NOTHING = object()
 MAX_SHOWN = 200
 """Most characters of a value that a difference shows."""
-MAX_TOLD = 1 << 20
+MAX_VALUE = 1 << 20
 """The longest reach of penalties and the longest context that a verification takes over."""
 MESSAGE = "message"
 CACHE_READ, CACHE_WRITTEN = "cache_read_input_tokens", "cache_creation_input_tokens"
@@ -65,7 +65,7 @@ def first_difference(model: ServedModel, request: Json, response: Json) -> str |
     then = _comparable(response)
     if asked.get("seed") is None and response.get("object") != "list":
         asked["seed"] = _drawn_seed(response)
-    window, context = told_of(response, WINDOW), told_of(response, CONTEXT)
+    window, context = server_value(response, WINDOW), server_value(response, CONTEXT)
     model = replace(model, sampling=_defaults_of(response))
     if window is not None:
         model = replace(model, penalty_window=window)
@@ -93,12 +93,12 @@ def _defaults_of(response: Json) -> SamplingDefaults:
     return sampling_defaults({}, given=values if isinstance(values, dict) else NO_DEFAULTS)
 
 
-def told_of(response: Json, name: str) -> int | None:
-    """A number of the server that answered: WINDOW or CONTEXT; None where its answer does not
-    say it."""
+def server_value(response: Json, name: str) -> int | None:
+    """A setting of the server that answered, WINDOW or CONTEXT; None if the answer does not name
+    it or its value is not valid."""
     values = _extra(response).get("sampling_defaults")
-    told = values.get(name) if isinstance(values, dict) else None
-    return told if type(told) is int and 0 <= told <= MAX_TOLD else None
+    value = values.get(name) if isinstance(values, dict) else None
+    return value if type(value) is int and 0 <= value <= MAX_VALUE else None
 
 
 def _comparable(response: Json) -> Json:

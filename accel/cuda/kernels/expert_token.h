@@ -17,7 +17,7 @@
 #define WIDTH (HIDDEN_UNITS * UNIT_COLUMNS)
 #define TILES_EACH (WIDTH / UNIT_ROWS)
 #define UNIT_CHUNKS ((UNITS + CHUNK_UNITS - 1) / CHUNK_UNITS)
-#define MOST_SPINS (1u << 22)  // some seconds
+#define MAX_SPINS (1u << 22)  // some seconds
 
 #define LARGER_OF(a, b) ((a) > (b) ? (a) : (b))
 constexpr unsigned GATES_SLOT =
@@ -59,7 +59,7 @@ static_assert(sizeof(TOKEN_MEMORY) <= MEMORY_BYTES && BANKS_AT + 2 * BANK_BYTES 
 struct ARRIVING {
     static __device__ __forceinline__ void pause(unsigned &spins) {
         spin_pause();
-        if (++spins == MOST_SPINS) give_up();
+        if (++spins == MAX_SPINS) give_up();
     }
     static __device__ __forceinline__ float one(const float *address) {
         unsigned word, spins = 0;
