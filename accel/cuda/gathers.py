@@ -48,9 +48,9 @@ def gather_rule(ops: Remaining, device: Device) -> Replacement | None:
 
 def gathering(ops: Sequence[Op], gathers: range) -> KernelLaunch:
     """The launch of ALL_GATHERs that follow each other in a replacement."""
-    devices = ops[gathers.start].most_sizes()["devices"]
+    devices = ops[gathers.start].max_sizes()["devices"]
     wholes = [(ops[at], ops[at].operands[WHOLE]) for at in gathers]
-    floats = [op.count.most * whole.columns for op, whole in wholes if whole is not None]
+    floats = [op.count.maximum * whole.columns for op, whole in wholes if whole is not None]
     blocks = max(1, min(-(-max(floats, default=0) // devices // BLOCK_FLOATS), MAX_BLOCKS))
     return KernelLaunch(
         "all_gather",
@@ -103,7 +103,7 @@ def sending(
 ) -> list[KernelLaunch] | None:
     """The launches, of so many packets, of which the last ones also send what is gathered, those
     that run beside each other: devices meet in the last. None if these cannot."""
-    peers = ops[gathers.start].most_sizes()["devices"] - 1
+    peers = ops[gathers.start].max_sizes()["devices"] - 1
     nbytes = packets * PACKET.itemsize + words_of_others(peers, len(gathers)) * ADDRESS_BYTES
     if nbytes > MAX_ARGUMENT_BYTES:
         return None

@@ -146,7 +146,7 @@ class StreamedWeights:
             for index in op.matrices:
                 tensor = op.operands[index]
                 if tensor is not None and self.holds(graph.buffers[tensor.buffer]):
-                    rows[tensor.buffer] = max(rows.get(tensor.buffer, 0), op.count.most)
+                    rows[tensor.buffer] = max(rows.get(tensor.buffer, 0), op.count.maximum)
         decls = {name: graph.buffers[name] for name in rows}
         return [
             name

@@ -29,15 +29,15 @@ class Per(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """``multiplier`` times the tokens or rows of a step; ``most`` in the largest step."""
+    """``multiplier`` times the tokens or rows of a step; ``maximum`` in the largest step."""
 
     multiplier: int
     per: Per
-    most: int
+    maximum: int
 
     def times(self, number: int) -> Count:
         """``number`` times this count."""
-        return Count(self.multiplier * number, self.per, self.most * number)
+        return Count(self.multiplier * number, self.per, self.maximum * number)
 
 
 class Tensor(NamedTuple):
@@ -121,18 +121,18 @@ class Op:
         """Whether the op may divide columns instead of rows."""
         return self.device.by_columns
 
-    def most_sizes(self) -> dict[str, int]:
+    def max_sizes(self) -> dict[str, int]:
         """Every size by name, with the largest count."""
-        return dict(zip(self.device.sizes, (self.count.most, *self.sizes), strict=True))
+        return dict(zip(self.device.sizes, (self.count.maximum, *self.sizes), strict=True))
 
-    def launch_groups(self, group_size: int, most: int) -> int:
-        """Work-groups of a launch, from 1 to ``most``, on a device that is not a CPU.
+    def launch_groups(self, group_size: int, max_groups: int) -> int:
+        """Work-groups of a launch, from 1 to ``max_groups``, on a device that is not a CPU.
 
         Any number gives the right result; this one is fast."""
         dtype = self.dtype.ggml_id if self.dtype is not None else 0
-        units = self.device.units(dtype=dtype, **self.most_sizes())
+        units = self.device.units(dtype=dtype, **self.max_sizes())
         groups = units if self.device.by_groups else pieces(units, group_size)
-        return max(1, min(groups, most))
+        return max(1, min(groups, max_groups))
 
     def touches(self, columns: bool = False, everyone: bool = False) -> list[Touch]:
         """The accesses of the op if it divides rows, or ``columns``, or ``everyone`` repeats it."""

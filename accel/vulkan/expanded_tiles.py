@@ -53,7 +53,7 @@ class _Expanding:
     def product(self, op: Op) -> None:
         """Replace a product by expansion of its operands and a product of planes."""
         assert op.dtype is not None
-        tensors, sizes = operands_of(op), op.most_sizes()
+        tensors, sizes = operands_of(op), op.max_sizes()
         rows, columns = sizes["rows"], sizes["columns"]
         y, x = tensors["y"], tensors["x"]
         assert y is not None
@@ -72,7 +72,7 @@ class _Expanding:
         index = next((i for i, o in enumerate(self.ops) if o is writer), len(self.ops))
         self.ops.insert(index, expand)
         if x not in self.expanded:
-            planes = self.planes(f"{x.buffer}.{len(self.ops)}.planes", op.count.most, columns)
+            planes = self.planes(f"{x.buffer}.{len(self.ops)}.planes", op.count.maximum, columns)
             operands = tensors["x"], tensors["scale"], tensors["sums"], planes
             self.add(_made(op, "expand_tokens", operands, (columns,)))
             self.expanded[x] = planes
@@ -99,7 +99,7 @@ def with_expanded_tiles(step: Step) -> Step:
 
 
 def _is_worth_it(op: Op) -> bool:
-    if op.name != "matmul_tiles" or op.dtype not in FORMATS or op.count.most < PLANES_FROM:
+    if op.name != "matmul_tiles" or op.dtype not in FORMATS or op.count.maximum < PLANES_FROM:
         return False
-    sizes = op.most_sizes()
+    sizes = op.max_sizes()
     return sizes["rows"] >= MIN_ROWS and plane_bytes(sizes["rows"], sizes["columns"]) <= MAX_BYTES

@@ -26,7 +26,7 @@ class Content:
 
 
 @dataclass(frozen=True, slots=True)
-class Thought:
+class ReasoningText:
     """Reasoning before the answer."""
 
     text: str
@@ -49,7 +49,7 @@ class CallArguments:
     text: str
 
 
-Part = Content | Thought | CallBegin | CallArguments
+Part = Content | ReasoningText | CallBegin | CallArguments
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ class ReplyParser:
         self._held = ""
         self._after_mark = form.thinking
         self._said = False
-        self._thought = form.thinking
+        self._had_reasoning = form.thinking
         self._call: _OpenCall | None = None
         self._stray: str | None = None
         self._tolerant = not (form.exact or form.enforced)
@@ -121,7 +121,7 @@ class ReplyParser:
                 if self._call is not None:
                     return
             elif self.thinking:
-                yield from self._thoughts(final)
+                yield from self._reasoning_parts(final)
                 if self.thinking:
                     return
             else:
@@ -129,7 +129,7 @@ class ReplyParser:
                 if self._call is None and not self.thinking:
                     return
 
-    def _thoughts(self, final: bool) -> Iterator[Part]:
+    def _reasoning_parts(self, final: bool) -> Iterator[Part]:
         assert self._reasoning is not None
         self._skip_blanks()
         before, mark, after = self._held.partition(self._reasoning.close)
@@ -138,11 +138,11 @@ class ReplyParser:
             self._held = after
             before = before.rstrip(BLANKS)
         else:
-            before = self._unclosed_thought(final)
+            before = self._unclosed_reasoning(final)
         if before:
-            yield Thought(before)
+            yield ReasoningText(before)
 
-    def _unclosed_thought(self, final: bool) -> str:
+    def _unclosed_reasoning(self, final: bool) -> str:
         """The certain text of reasoning that has not ended. Text that may be a call is not certain:
         if the reasoning never ends, it is a call."""
         assert self._reasoning is not None
@@ -153,16 +153,16 @@ class ReplyParser:
             starts = [at for at in starts if self._is_call(at)][:1]
         if not starts:
             return self._take_certain([close, *marks], final)
-        thought, self._held = self._held[: starts[0]], self._held[starts[0] :]
+        reasoning, self._held = self._held[: starts[0]], self._held[starts[0] :]
         if not final:
-            return self._certain_before(thought)
+            return self._certain_before(reasoning)
         self.thinking, self._after_mark = False, True
-        return thought.rstrip(BLANKS)
+        return reasoning.rstrip(BLANKS)
 
-    def _certain_before(self, thought: str) -> str:
+    def _certain_before(self, reasoning: str) -> str:
         """Reasoning before a possible call, without its last blanks, which stay held."""
-        text = thought.rstrip(BLANKS)
-        self._held = thought[len(text) :] + self._held
+        text = reasoning.rstrip(BLANKS)
+        self._held = reasoning[len(text) :] + self._held
         return text
 
     def _starts(self, marks: Sequence[str]) -> list[int]:
@@ -206,12 +206,12 @@ class ReplyParser:
         elif mark in others:
             self._call = _OpenCall(blanks, mark, len(mark), mark, others[mark])
         else:
-            self.thinking = self._thought = self._after_mark = True
+            self.thinking = self._had_reasoning = self._after_mark = True
 
     def _marks(self) -> list[str]:
         """The marks that may come next."""
         marks = []
-        if self._reasoning is not None and not (self._said or self._thought):
+        if self._reasoning is not None and not (self._said or self._had_reasoning):
             marks.append(self._reasoning.open)
         if self._syntax is not None and not (self._syntax.only_first and self._said):
             marks.extend(self._call_marks())
@@ -391,8 +391,8 @@ def joined(parts: Iterable[Part]) -> list[Part]:
         match found[-1] if found else None, part:
             case (Content(text), Content(more)):
                 found[-1] = Content(text + more)
-            case (Thought(text), Thought(more)):
-                found[-1] = Thought(text + more)
+            case (ReasoningText(text), ReasoningText(more)):
+                found[-1] = ReasoningText(text + more)
             case (CallArguments(index, text), CallArguments(same, more)) if index == same:
                 found[-1] = CallArguments(index, text + more)
             case _:

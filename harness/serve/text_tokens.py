@@ -10,9 +10,9 @@ UTF8 = getincrementaldecoder("utf-8")
 Listed = dict[str, Any]
 
 
-def tokens_of_text(text: str, listed: Sequence[Listed], thoughts: str = "") -> list[Listed]:
-    """The ``listed`` tokens with at least one byte of ``text``, which comes after ``thoughts``. All
-    tokens with bytes, if the text is not made of the tokens."""
+def tokens_of_text(text: str, listed: Sequence[Listed], reasoning: str = "") -> list[Listed]:
+    """The ``listed`` tokens with at least one byte of ``text``, which comes after ``reasoning``; or
+    all tokens with bytes, if the text is not made of the tokens."""
     shown = [one for one in listed if one["bytes"]]
     decoder = UTF8(errors="replace")
     whole, spans = "", []
@@ -20,7 +20,7 @@ def tokens_of_text(text: str, listed: Sequence[Listed], thoughts: str = "") -> l
         begin = len(whole)
         whole += decoder.decode(bytes(one["bytes"]), final=number == len(shown))
         spans.append((begin, len(whole) + bool(decoder.getstate()[0])))
-    begins = max(0, whole.find(thoughts)) + len(thoughts)
+    begins = max(0, whole.find(reasoning)) + len(reasoning)
     start = whole.find(text, begins)
     if start < 0:
         return shown

@@ -149,7 +149,7 @@ class Paper:
         for index, (op, placement) in enumerate(
             zip(self.step.ops, self.schedule.placements, strict=True)
         ):
-            alike = (module_of(op), tuple(op.most_sizes().items()), placement.wait)
+            alike = (module_of(op), tuple(op.max_sizes().items()), placement.wait)
             if alike not in self._known:
                 self._known[alike] = self._cost(index, op, placement.wait)
             yield self._known[alike]

@@ -81,9 +81,9 @@ class Dialect:
         """A complete grammar: first reasoning, which the prompt has already begun if ``opened``,
         then ``body``, the rules of the answer."""
         assert self.reasoning is not None
-        thoughts = self.marks.text_up_to(self.reasoning.close, "thoughts")
+        reasoning = self.marks.text_up_to(self.reasoning.close, "reasoning")
         start = (
-            "thoughts" if opened else f"({self.marks.written(self.reasoning.open)} thoughts GAP)?"
+            "reasoning" if opened else f"({self.marks.written(self.reasoning.open)} reasoning GAP)?"
         )
         start = f"{start} GAP" if opened else start
-        return "\n".join([f"start: {start} body", thoughts, r"GAP: /[ \n]{0,4}/", body])
+        return "\n".join([f"start: {start} body", reasoning, r"GAP: /[ \n]{0,4}/", body])

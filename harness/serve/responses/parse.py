@@ -30,7 +30,7 @@ from harness.serve.tool_selection import (
 )
 from harness.serve.wire import given_fields, plain
 
-THOUGHTS, TOKENS = "reasoning_content", "token_ids"
+REASONING, TOKENS = "reasoning_content", "token_ids"
 SAME = (
     *("model", "temperature", "top_p", "top_k", "seed", "stream", "service_tier", "user"),
     *("safety_identifier", "prompt_cache_key", "metadata", "parallel_tool_calls", "stop"),
@@ -139,7 +139,7 @@ def _messages(body: ResponsesRequest, earlier: Sequence[InputItem]) -> Iterable[
     for index, item in enumerate([*earlier, *items_of(body)], -len(earlier)):
         more = _said_by_model(item, index)
         # Calls belong to the reasoning and text before them; other items begin a turn.
-        if more is None or ("tool_calls" not in more and turn.keys() - {THOUGHTS, TOKENS}):
+        if more is None or ("tool_calls" not in more and turn.keys() - {REASONING, TOKENS}):
             yield from _turn(turn)
             turn = {}
         if more is None:
@@ -156,8 +156,8 @@ def _messages(body: ResponsesRequest, earlier: Sequence[InputItem]) -> Iterable[
 def _said_by_model(item: InputItem, index: int) -> Json | None:
     """The fields that an item adds to an assistant message; None for an item of another role."""
     if item.type == "reasoning":
-        thoughts = item.content or item.summary
-        return {THOUGHTS: _text(thoughts)} if thoughts else {}
+        reasoning = item.content or item.summary
+        return {REASONING: _text(reasoning)} if reasoning else {}
     if item.type == "function_call":
         name, arguments = _given(item, index, "name"), _given(item, index, "arguments")
         function = {"name": joined_name(item.namespace, name), "arguments": arguments}
@@ -178,7 +178,7 @@ def _given_to_model(item: InputItem, index: int) -> Json:
 
 def _turn(turn: Json) -> Iterable[Json]:
     """The assistant message of a turn; none if it has only reasoning."""
-    if turn.keys() - {THOUGHTS, TOKENS}:
+    if turn.keys() - {REASONING, TOKENS}:
         yield {"role": "assistant", "content": None, **turn}
 
 

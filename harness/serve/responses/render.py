@@ -79,8 +79,8 @@ def response_of(body: ResponsesRequest, chat: Json) -> Json:
         status = "incomplete" if choice["finish_reason"] == LENGTH else "completed"
         item = _Item("message", message["content"] or "")
         if choice.get("logprobs") is not None:
-            thoughts = message.get("reasoning_content") or ""
-            item.tokens = tokens_of_text(item.text, choice["logprobs"]["content"], thoughts)
+            reasoning = message.get("reasoning_content") or ""
+            item.tokens = tokens_of_text(item.text, choice["logprobs"]["content"], reasoning)
         output.append(item.json(status))
     for call in calls:
         item = _call_item(body, call)

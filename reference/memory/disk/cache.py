@@ -34,13 +34,13 @@ Work = Callable[[], object]
 class DiskCacheOptions:
     """The folder of the cache and its limits.
 
-    ``folder`` holds files of at most ``most_bytes`` in all. ``function`` names what the model
+    ``folder`` holds files of at most ``max_bytes`` in all. ``function`` names what the model
     computes. In host memory, at most ``queue_bytes`` wait to be written, and about ``read_bytes``
     of a prompt wait to be loaded. A reading without progress for ``patience`` seconds is given up.
     ``close`` spends at most ``flush_seconds`` on what is still to be written."""
 
     folder: Path
-    most_bytes: int
+    max_bytes: int
     function: str
     queue_bytes: int = 256 << 20
     read_bytes: int = 128 << 20
@@ -58,7 +58,7 @@ class DiskCache:
         self.options = options
         self._report, self._clock = report, clock
         self._changed = threading.Condition()
-        self._counts = Counter[str](most_bytes=options.most_bytes)
+        self._counts = Counter[str](max_bytes=options.max_bytes)
         self._problem = ""
         self._reported: set[str] = set()
         self._work: deque[Work] = deque()
@@ -77,7 +77,7 @@ class DiskCache:
         self._folder: CacheFolder | None = None
         self._secret = os.urandom(SECRET_BYTES)
         try:
-            self._folder = CacheFolder(options.folder, options.most_bytes)
+            self._folder = CacheFolder(options.folder, options.max_bytes)
             self._secret = self._folder.secret
             self._post(self._folder.count)
         except OSError as error:
@@ -325,7 +325,7 @@ class DiskCache:
         """The folder, created if that failed before. Raises OSError, also if another process
         created it: its secret gives pages other names."""
         if self._folder is None:
-            folder = CacheFolder(self.options.folder, self.options.most_bytes, self._secret)
+            folder = CacheFolder(self.options.folder, self.options.max_bytes, self._secret)
             if folder.secret != self._secret:
                 raise OSError(errno.EEXIST, "another process made it; restart to use it")
             folder.count()
