@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from accel.cuda.device import Device
 from accel.cuda.packed_tiles import UNIT_COLUMNS
-from accel.cuda.runs import nobody_reads, operand_indices, operand_of, result, size_indices
+from accel.cuda.runs import are_unread, operand_indices, operand_of, result, size_indices
 from accel.cuda.tuned import KernelLaunch, Remaining, Replacement
 from accel.packets.packet import aligned
 from accel.packets.shares import ATTENTION_SHARE, OF_PAGE
@@ -31,7 +31,7 @@ def attention_rule(ops: Remaining, device: Device) -> Replacement | None:
         return None
     part, merge = ops[:2]
     sizes = part.max_sizes()
-    if not plain_parts(part, merge) or not nobody_reads(ops, 2, (result(merge),)):
+    if not plain_parts(part, merge) or not are_unread(ops, 2, (result(merge),)):
         return None
     head_dim, groups, spans = sizes["head_dim"], head_groups(part), max_spans(part)
     launch = KernelLaunch(

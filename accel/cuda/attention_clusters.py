@@ -17,7 +17,7 @@ from accel.cuda.attention import (
 )
 from accel.cuda.device import Device
 from accel.cuda.head_rows import HeadRun, head_macros, head_run
-from accel.cuda.runs import nobody_reads, operand_indices, operand_of, result, size_indices
+from accel.cuda.runs import are_unread, operand_indices, operand_of, result, size_indices
 from accel.cuda.tuned import KernelLaunch, Remaining, Replacement
 from accel.cuda.unpacked_pages import UNPACK_PAGES
 from accel.packets.packet import aligned
@@ -119,5 +119,5 @@ def _agrees(ops: Remaining, run: HeadRun) -> bool:
         and not any(tensor is None or tensor.buffer in written for tensor in early)
         and (sizes["head_dim"], sizes["kv_heads"]) == (rope["head_dim"], rope["heads"])
         and 2 * rope["rotary_pairs"] <= sizes["head_dim"]
-        and nobody_reads(ops, at + 2, (result(write), result(merge), kv))
+        and are_unread(ops, at + 2, (result(write), result(merge), kv))
     )

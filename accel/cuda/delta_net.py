@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from itertools import product
 
 from accel.cuda.device import Device
-from accel.cuda.runs import nobody_reads, operand_indices, operand_of, result, size_indices
+from accel.cuda.runs import are_unread, operand_indices, operand_of, result, size_indices
 from accel.cuda.tuned import KernelLaunch, Remaining, Replacement
 from accel.packets.step import Op, Tensor
 
@@ -50,7 +50,7 @@ CONV_EXTRAS = ("bias", "input_gate", "output_gate")
 
 def delta_step_rule(ops: Remaining, device: Device) -> Replacement | None:
     """Replaces convolution, recurrence and gated norm of few tokens."""
-    if tuple(op.name for op in ops[: len(RUN)]) != RUN or not _follow_each_other(ops):
+    if tuple(op.name for op in ops[: len(RUN)]) != RUN or not _are_chained(ops):
         return None
     conv, net, norm = ops[CONV], ops[NET], ops[NORM]
     sizes = net.max_sizes()
@@ -65,7 +65,7 @@ def delta_step_rule(ops: Remaining, device: Device) -> Replacement | None:
         return None
     if norm.max_sizes()["heads"] != sizes["value_heads"]:
         return None
-    if not nobody_reads(ops, len(RUN), [result(norm), *map(_state, (conv, net))]):
+    if not are_unread(ops, len(RUN), [result(norm), *map(_state, (conv, net))]):
         return None
     passing = None if tokens <= ALONE_TOKENS else _passing(ops, device)
     if passing is not None:
@@ -143,7 +143,7 @@ def _operand_macros(ops: Remaining) -> dict[str, int]:
     }
 
 
-def _follow_each_other(ops: Sequence[Op]) -> bool:
+def _are_chained(ops: Sequence[Op]) -> bool:
     conv, inputs, net, norm = ops[: len(RUN)]
     mixed = operand_of(conv, "y")
     return (

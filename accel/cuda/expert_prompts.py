@@ -112,9 +112,9 @@ def prompt_launches(ops: Sequence[Op], block: ExpertBlock, device: Device) -> Pr
         assert block.shared_down is not None
         both = (block.shared_gate, block.shared_up)
         of_shared = replace(gates, products=both, gate=block.shared_activation)
-        gate_launches.append(_alone(ops, of_shared, device))
+        gate_launches.append(_single_products(ops, of_shared, device))
         down = replace(downs, products=(block.shared_down,), quantize=block.shared_hidden)
-        down_launches += [pack_fours(ops, down, tokens), _alone(ops, down, device)]
+        down_launches += [pack_fours(ops, down, tokens), _single_products(ops, down, device)]
     down_launches.append(total_launch(ops, block))
     return PromptLaunches(tuple(gate_launches), tuple(down_launches), max(gathered_end, hidden_end))
 
@@ -199,7 +199,7 @@ def _products(
     )
 
 
-def _alone(ops: Sequence[Op], run: Run, device: Device) -> KernelLaunch:
+def _single_products(ops: Sequence[Op], run: Run, device: Device) -> KernelLaunch:
     """Products of all tokens with the same matrices."""
     product, numbers = ops[run.products[0]], tuple(range(len(run.products)))
     rows = product_rows(ops, run, numbers)

@@ -31,7 +31,7 @@ from accel.cuda.packed_tiles import (
     unit_bytes,
     unit_count,
 )
-from accel.cuda.runs import nobody_reads, operand_indices, result, size_indices, source
+from accel.cuda.runs import are_unread, operand_indices, result, size_indices, source
 from accel.cuda.tuned import Extent, KernelLaunch, Remaining, Replacement
 from accel.packets.step import Op
 from contract.dtypes import F32, DType
@@ -85,7 +85,7 @@ def expert_rule(ops: Remaining, device: Device) -> Replacement | None:
     if ops[0].name != "rms_norm":
         return None
     block = expert_block(ops)
-    if block is None or not nobody_reads(ops, block.length, [result(ops[block.end])]):
+    if block is None or not are_unread(ops, block.length, [result(ops[block.end])]):
         return None
     if not _fits(ops, block, device):
         return None

@@ -15,7 +15,7 @@ from accel.cuda.group_shapes import MAX_SPLIT_TOKENS, parted_shape, span_count
 from accel.cuda.matrices import group_launch, has_groups, replaced_run, run_of_many, span_bytes
 from accel.cuda.packed_tiles import UNIT_COLUMNS
 from accel.cuda.packing import pack_launch
-from accel.cuda.products import Run, run_behind
+from accel.cuda.products import Run, shifted_run
 from accel.cuda.runs import operand_index, operand_indices, result, size_indices, source
 from accel.cuda.split_k_products import MAX_TOKENS as SPLIT_K_TOKENS
 from accel.cuda.tuned import KernelLaunch, Remaining, Replacement
@@ -73,12 +73,12 @@ def _reader(ops: Remaining, run: Run, device: Device) -> Run | None:
     found = run_of_many(following, device)
     if found is None or found.norm is not None:
         return None
-    found = run_behind(found, run.length + 1)
+    found = shifted_run(found, run.length + 1)
     assert found.quantize is not None
     same = ops[found.quantize].count == ops[run.products[0]].count
     if source(ops[found.quantize]) != whole or not same:
         return None
-    return None if ops.is_read_behind(whole.buffer, found.quantize + 1) else found
+    return None if ops.is_read_after(whole.buffer, found.quantize + 1) else found
 
 
 def _packing(ops: Sequence[Op], run: Run, behind: Run) -> KernelLaunch:

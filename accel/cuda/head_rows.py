@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from accel.cuda.attention import HEAD_DIMS
 from accel.cuda.device import Device
 from accel.cuda.runs import (
-    nobody_reads,
+    are_unread,
     operand_indices,
     operand_of,
     packet_number,
@@ -73,7 +73,7 @@ class LeftSpans:
 def head_rows_rule(ops: Remaining, device: Device) -> Replacement | None:
     """Replaces the whole run by one launch."""
     run = head_run(ops)
-    if run is None or not nobody_reads(ops, run.length, head_results(ops, run)):
+    if run is None or not are_unread(ops, run.length, head_results(ops, run)):
         return None
     return Replacement(run.length, (head_launch(ops, run, device),))
 

@@ -41,12 +41,12 @@ from accel.cuda.products import (
     is_private,
     matrix_macros,
     residual_operand,
-    run_behind,
     runs,
+    shifted_run,
     writer,
 )
 from accel.cuda.runs import (
-    nobody_reads,
+    are_unread,
     operand_indices,
     operand_of,
     packet_number,
@@ -85,7 +85,7 @@ def attention_matrix_rule(ops: Remaining, device: Device) -> Replacement | None:
     found = run_of_many(following, device) if len(following) else None
     if found is None or found.norm is not None:
         return None
-    run = run_behind(found, 1)
+    run = shifted_run(found, 1)
     assert run.quantize is not None
     if source(ops[run.quantize]) != result(ops[0]) or ops[run.quantize].count != ops[0].count:
         return None
@@ -116,7 +116,7 @@ def _with_heads(ops: Remaining, run: Run, device: Device, folded: Run | None = N
     """The replacement of q, k and v, with the heads that follow if folding spans there is
     faster."""
     whole = Replacement(run.length, tuple(_launches(ops, run, device, folded)))
-    heads = _heads_behind(ops, run, folded)
+    heads = _following_heads(ops, run, folded)
     if heads is None or not has_groups(device):
         return whole
     launches = _launches(ops, run, device, folded, parted=True)
@@ -128,7 +128,7 @@ def _with_heads(ops: Remaining, run: Run, device: Device, folded: Run | None = N
     return Replacement(heads.length, tuple(launches), transient_bytes=span_bytes(ops, run))
 
 
-def _heads_behind(ops: Remaining, run: Run, folded: Run | None) -> HeadRun | None:
+def _following_heads(ops: Remaining, run: Run, folded: Run | None) -> HeadRun | None:
     """The heads that read exactly the three products of the run, if no other op reads those."""
     following = Remaining(ops.step, ops.start + run.length, ops.last_read)
     found = head_run(following) if len(following) else None
@@ -142,7 +142,7 @@ def _heads_behind(ops: Remaining, run: Run, folded: Run | None) -> HeadRun | Non
     written = head_results(ops, heads)
     if folded is not None and folded.residual is not None:
         written += (result(ops[folded.residual]),)
-    return heads if same and nobody_reads(ops, heads.length, written) else None
+    return heads if same and are_unread(ops, heads.length, written) else None
 
 
 def span_bytes(ops: Sequence[Op], run: Run) -> int:
@@ -214,7 +214,7 @@ def _reader(ops: Remaining, run: Run, device: Device) -> Run | None:
     found = run_of_many(following, device) if len(following) else None
     if found is None or run.residual is None:
         return None
-    found = run_behind(found, run.length)
+    found = shifted_run(found, run.length)
     assert found.quantize is not None
     packed = source(ops[found.quantize if found.norm is None else found.norm])
     same = ops[found.quantize].count == ops[run.products[0]].count

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from accel.cuda.attention import TILE_WARPS
 from accel.cuda.device import Device
 from accel.cuda.packed_tiles import unit_bytes
-from accel.cuda.phase_runs import MAX_FORMATS, PhaseRun, gathers_nothing, phase_run
+from accel.cuda.phase_runs import MAX_FORMATS, PhaseRun, only_synchronizes, phase_run
 from accel.cuda.phases import AttentionPhase, Phase, ProductPhase, Readers, readers_of
 from accel.cuda.plan import LongStep, Plan, PlannedLaunch
 from accel.cuda.products import BARRIER_BYTES, BLOCK_BYTES, CHUNK_UNITS, row_macros
@@ -193,7 +193,7 @@ def _shared(
     )
     front, run = next((found for found in starts if found[1].phases), (0, PhaseRun()))
     behind = plan.launches[front + run.launches :]
-    before = tuple(one for one in plan.launches[:front] if not gathers_nothing(one, ops))
+    before = tuple(one for one in plan.launches[:front] if not only_synchronizes(one, ops))
     if any(one.gathers for one in (*before, *behind)):
         return plan
     if len(run.phases) < choice.min_phases or not run.is_shared(reading):

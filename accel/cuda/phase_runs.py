@@ -141,7 +141,7 @@ def _fits(phases: Sequence[Phase], phase: Phase) -> bool:
     return len(formats) <= MAX_FORMATS and len(widths) <= 1 and len(pages) <= 1
 
 
-def gathers_nothing(launch: PlannedLaunch, ops: Sequence[Op]) -> bool:
+def only_synchronizes(launch: PlannedLaunch, ops: Sequence[Op]) -> bool:
     """Whether devices only wait for each other in a launch."""
     between = ops[launch.first : launch.first + launch.count]
     return all(op.device is ALL_GATHER and op.operands[0] is None for op in between)

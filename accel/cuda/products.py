@@ -15,14 +15,7 @@ from dataclasses import dataclass, replace
 
 from accel.cuda.device import Device, cluster_grid
 from accel.cuda.packed_tiles import UNIT_ROWS, in_units, unit_bytes, unit_count
-from accel.cuda.runs import (
-    nobody_reads,
-    operand_indices,
-    packet_number,
-    result,
-    size_indices,
-    source,
-)
+from accel.cuda.runs import are_unread, operand_indices, packet_number, result, size_indices, source
 from accel.cuda.tuned import KernelLaunch, Remaining, Replacement
 from accel.packets.step import Op, Tensor
 from contract.dtypes import DType
@@ -157,7 +150,7 @@ def is_private(ops: Remaining, run: Run) -> bool:
     ends = [end for end in last if end is not None] or [
         writer(run, i) for i in range(len(run.products))
     ]
-    return nobody_reads(ops, run.length, (result(ops[end]) for end in ends))
+    return are_unread(ops, run.length, (result(ops[end]) for end in ends))
 
 
 def _launch(ops: Sequence[Op], run: Run, device: Device) -> KernelLaunch | None:
@@ -377,7 +370,7 @@ def _id(dtype: DType | None) -> int:
     return dtype.ggml_id
 
 
-def run_behind(run: Run, ops: int) -> Run:
+def shifted_run(run: Run, ops: int) -> Run:
     """The run with indices that count from ``ops`` ops earlier."""
 
     def moved(index: int | None) -> int | None:

@@ -159,13 +159,15 @@ def launch_packet(
         arguments["packets"] = block.address + at
         block.seen[at:] = packet.view(np.uint8)
         block.seen[: arguments.nbytes] = arguments.view(np.uint8)
-        encode = partial(_alone, memory, pipeline, block, groups)
+        encode = partial(_launch_alone, memory, pipeline, block, groups)
         queue.await_end(queue.submit([encode]))
     finally:
         memory.free(block)
 
 
-def _alone(memory: Memory, pipeline: Pipeline, block: Allocation, groups: int, buffer: Any) -> None:
+def _launch_alone(
+    memory: Memory, pipeline: Pipeline, block: Allocation, groups: int, buffer: Any
+) -> None:
     queue = memory.queue
     send = queue.objc.send
     with queue.encoding(buffer, "computeCommandEncoder") as encoder:

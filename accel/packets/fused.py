@@ -89,7 +89,7 @@ def operands_of(op: Op) -> dict[str, Tensor | None]:
     return dict(zip(names, op.operands, strict=True))
 
 
-def _made(like: Op, name: str, tensors: dict[str, Tensor | None], **sizes: int) -> Op:
+def _fused_op(like: Op, name: str, tensors: dict[str, Tensor | None], **sizes: int) -> Op:
     """A fused op with the count of ``like`` and no reals."""
     device = FUSED[name]
     return Op(
@@ -122,7 +122,7 @@ def _norm(rest: _Ops) -> Fused | None:
     tensors = {"x": norm["x"], "factors": norm["weight"], **_integers(ops[1])}
     if not rest.between(norm["y"], quantize["x"]):
         tensors["y"] = norm["y"]
-    made = _made(ops[0], "rms_norm_quantize", tensors, width=sizes["width"])
+    made = _fused_op(ops[0], "rms_norm_quantize", tensors, width=sizes["width"])
     return 2, replace(made, reals=ops[0].reals)
 
 
@@ -137,7 +137,7 @@ def _swiglu(rest: _Ops) -> Fused | None:
     tensors = {"gate": gated["gate"], "up": gated["up"], **_integers(ops[1])}
     sizes = ops[0].max_sizes()
     fields = {"columns": sizes["width"], "activation": sizes["activation"]}
-    return 2, _made(ops[0], "swiglu_quantize", tensors, **fields)
+    return 2, _fused_op(ops[0], "swiglu_quantize", tensors, **fields)
 
 
 def _attention(rest: _Ops) -> Fused | None:
@@ -152,7 +152,7 @@ def _attention(rest: _Ops) -> Fused | None:
         return None
     tensors = {name: merge[name] for name in ("parts", "query", "sinks")} | _integers(ops[1])
     del sizes["tokens"]
-    return 2, _made(ops[0], "flash_attn_quantize", tensors, **sizes)
+    return 2, _fused_op(ops[0], "flash_attn_quantize", tensors, **sizes)
 
 
 def _product(rest: _Ops) -> Fused | None:
@@ -177,7 +177,7 @@ def _product(rest: _Ops) -> Fused | None:
     special = _special_product(product.count.maximum, rest.matrices)
     if special is not None and not sizes["row_pairs"] and tensors["scale"] is not None:
         shape = {name: sizes[name] for name in ("rows", "columns")}
-        made = _made(product, special, tensors, **shape)
+        made = _fused_op(product, special, tensors, **shape)
         return count, replace(made, dtype=product.dtype, matrix=made.device.matrix)
     return (count, replace(product, operands=tuple(tensors.values()))) if count > 1 else None
 
@@ -231,7 +231,7 @@ def _head_rows(rest: _Ops, ops: Sequence[Op]) -> Fused | None:
                 return None
             tensors |= {name: found["x"], f"{name}_weight": found["weight"]}
         reals = ops[0].reals[0], ops[2].reals[0]
-    made = _made(write, "head_rows", tensors, **shape_of(shape, heads, kv_heads))
+    made = _fused_op(write, "head_rows", tensors, **shape_of(shape, heads, kv_heads))
     return len(ops), replace(made, reals=reals, dtype=write.dtype)
 
 

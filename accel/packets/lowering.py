@@ -115,8 +115,8 @@ class Lowering:
             fields |= some
         _refuse_unknown(device, fields)
         operands = tuple(_operand(device, operand, fields) for operand in device.operands)
-        count, *sizes = (_given(device, size, fields) for size in device.sizes)
-        reals = (_given(device, real, fields) for real in device.reals)
+        count, *sizes = (_field(device, size, fields) for size in device.sizes)
+        reals = (_field(device, real, fields) for real in device.reals)
         if not isinstance(count, Count):
             raise ValueError(f"{name}: {device.sizes[0]} is {count!r}, not a count")
         self.step.ops.append(
@@ -286,7 +286,7 @@ def _refuse_unknown(device: DeviceOp, fields: Mapping[str, Field]) -> None:
             raise ValueError(f"{device.name}: the table of device ops has no {name!r} for it")
 
 
-def _given(device: DeviceOp, name: str, fields: Mapping[str, Field]) -> Field:
+def _field(device: DeviceOp, name: str, fields: Mapping[str, Field]) -> Field:
     try:
         return fields[name]
     except KeyError:

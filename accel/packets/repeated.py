@@ -93,7 +93,7 @@ def _attention(heads: Op, parts: Op) -> Op:
     sizes = heads.max_sizes() | parts.max_sizes()
     device = FUSED["flash_attn_row_wide" if sizes["head_dim"] >= WIDE_FROM else "flash_attn_row"]
     return replace(
-        _made(parts, device.name, tensors, (parts.reals[0], heads.reals[0])),
+        _fused_op(parts, device.name, tensors, (parts.reals[0], heads.reals[0])),
         sizes=tuple(sizes[name] for name in device.sizes[1:]),
     )
 
@@ -207,7 +207,9 @@ def _alike(gate: Op, up: Op) -> bool:
     )
 
 
-def _made(like: Op, name: str, tensors: dict[str, Tensor | None], reals: tuple[float, ...]) -> Op:
+def _fused_op(
+    like: Op, name: str, tensors: dict[str, Tensor | None], reals: tuple[float, ...]
+) -> Op:
     device = FUSED[name]
     return replace(
         like,
@@ -222,10 +224,10 @@ def _made(like: Op, name: str, tensors: dict[str, Tensor | None], reals: tuple[f
 def _product(x: dict[str, Tensor | None], reals: tuple[float, ...], product: Op) -> Op:
     """A product that makes the integers of ``x`` itself."""
     read = {name: x.get(name) for name in ("x", "factors")}
-    return _made(product, "norm_row", operands_of(product) | read, reals)
+    return _fused_op(product, "norm_row", operands_of(product) | read, reals)
 
 
 def _gate(integers: Op, gate: Op, up: Op, activation: int, y: Tensor) -> Op:
     weights = {"gate": operands_of(gate)["weight"], "up": operands_of(up)["weight"]}
-    made = _made(up, "gate_row", operands_of(integers) | weights | {"y": y}, _eps(integers))
+    made = _fused_op(up, "gate_row", operands_of(integers) | weights | {"y": y}, _eps(integers))
     return replace(made, sizes=(*up.sizes, activation))

@@ -233,12 +233,12 @@ class _Dividing:
             if number in self.of_heads:
                 self._divide_heads(op)
             elif self._is_divided(op):
-                self._whole(op, written=False)
+                self._gather_operands(op, written=False)
                 self._divide_product(op)
             elif self._stays_partial(op):
                 self._divide_columns(op)
             else:
-                self._whole(op, written=True)
+                self._gather_operands(op, written=True)
                 self.ops.append(op)
             del self.left[number]
         outside = [t for t in self.partial if t.buffer not in self.step.scratch]
@@ -352,17 +352,17 @@ class _Dividing:
         sizes = (*op.sizes[:at], number, *op.sizes[at + 1 :])
         return replace(op, operands=operands, sizes=sizes)
 
-    def _whole(self, op: Op, *, written: bool) -> None:
+    def _gather_operands(self, op: Op, *, written: bool) -> None:
         """Gather what ``op`` reads, and what any later op reads, since waiting for other devices
         costs more than sending. If ``written``, the results of ``op`` are whole from now on."""
         if any(self._overlapping(tensor) for tensor in _read_by(op)):
             self._gather([tensor for tensor in self.partial if self._is_read(tensor)])
             for unread in [one for one in self.partial if one.buffer in self.step.scratch]:
-                self._taken(unread)
+                self._take_partial(unread)
         for index in op.written if written else ():
             tensor = op.operands[index]
             for old in self._overlapping(tensor) if tensor is not None else ():
-                self._taken(old)
+                self._take_partial(old)
 
     def _is_read(self, tensor: Tensor) -> bool:
         """Whether an op left reads part of ``tensor``."""
@@ -377,14 +377,14 @@ class _Dividing:
         self.partial[tensor] = count
         self.of_buffer[tensor.buffer][tensor] = None
 
-    def _taken(self, tensor: Tensor) -> Count:
+    def _take_partial(self, tensor: Tensor) -> Count:
         """Remove a tensor from the partial ones, and return its count."""
         del self.of_buffer[tensor.buffer][tensor]
         return self.partial.pop(tensor)
 
     def _gather(self, tensors: Collection[Tensor]) -> None:
         for tensor in tensors:
-            own, count = self.share.of(tensor.columns), self._taken(tensor)
+            own, count = self.share.of(tensor.columns), self._take_partial(tensor)
             part = self.share.part(tensor)
             self.ops.append(self._gathering(part, tensor, count, own.start))
 

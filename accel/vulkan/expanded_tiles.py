@@ -74,15 +74,17 @@ class _Expanding:
         if x not in self.expanded:
             planes = self.planes(f"{x.buffer}.{len(self.ops)}.planes", op.count.maximum, columns)
             operands = tensors["x"], tensors["scale"], tensors["sums"], planes
-            self.add(_made(op, "expand_tokens", operands, (columns,)))
+            self.add(_tile_op(op, "expand_tokens", operands, (columns,)))
             self.expanded[x] = planes
         found = tensors | {"x": self.expanded[x], "weight": weight}
         names = [operand.name for operand in FUSED["matmul_planes"].operands]
-        made = _made(op, "matmul_planes", tuple(found[n] for n in names), (rows, columns))
+        made = _tile_op(op, "matmul_planes", tuple(found[n] for n in names), (rows, columns))
         self.add(replace(made, dtype=product_format(op.dtype)))
 
 
-def _made(like: Op, name: str, operands: tuple[Tensor | None, ...], sizes: tuple[int, ...]) -> Op:
+def _tile_op(
+    like: Op, name: str, operands: tuple[Tensor | None, ...], sizes: tuple[int, ...]
+) -> Op:
     device = FUSED[name]
     return Op(device, operands, device.splits, like.count, sizes)
 

@@ -151,7 +151,7 @@ class HarmonyParser(ReplyParser):
         """The parts of a message's text that are certain."""
         found = ENDS.search(self._held)
         text, self._held = self._certain(found, final)
-        text = message.taken_header() + text
+        text = message.take_header() + text
         if text:
             joint = "" if message.begun or message.kind not in self._begun_kinds else "\n"
             message.begun = True
@@ -192,7 +192,7 @@ class HarmonyParser(ReplyParser):
         arguments = arguments_of(body)
         if arguments is None:
             self._begun_kinds.add(Content)
-            yield Content(message.taken_header() + body)
+            yield Content(message.take_header() + body)
             return
         yield CallBegin(self.calls, self._call_id(), message.function)
         yield CallArguments(self.calls, arguments)
@@ -236,7 +236,7 @@ class _Message:
     scanned: int = 0
     arguments: ValueScanner | None = field(default=None)
 
-    def taken_header(self) -> str:
+    def take_header(self) -> str:
         """The header at the first call, then ""."""
         header, self.header = self.header, ""
         return header

@@ -239,7 +239,7 @@ class ReplyParser:
         if call.arguments is not None:
             yield from self._stream(call, call.arguments, final)
         else:
-            yield from self._whole(call, final)
+            yield from self._complete_call(call, final)
 
     def _begin(self, call: _OpenCall) -> Iterator[Part]:
         """Begin a call once its name and the start of its arguments are known."""
@@ -264,7 +264,7 @@ class ReplyParser:
             self.calls += 1
             self._end_call(call.body.partition(end)[2] if end is not None and closed else "")
 
-    def _whole(self, call: _OpenCall, final: bool) -> Iterator[Part]:
+    def _complete_call(self, call: _OpenCall, final: bool) -> Iterator[Part]:
         """The calls of a complete body, or its text if it is not a call."""
         assert self._syntax is not None
         end, functions = call.end, self._form.functions
@@ -276,7 +276,7 @@ class ReplyParser:
             body, rest = call.body[: after if call.bare else at], call.body[after:]
             calls = self._parsed(body)
             if calls is not None:
-                yield from self._made(calls)
+                yield from self._call_parts(calls)
                 self._end_call(rest, bool(call.bare))
                 return
             call.searched = after
@@ -295,7 +295,7 @@ class ReplyParser:
         if calls is None and self._tolerant and not call.bare:
             calls, rest = self._syntax.mended(call.body, self._form.functions) or (None, "")
         if calls is not None:
-            yield from self._made(calls)
+            yield from self._call_parts(calls)
             self._end_call(rest)
         elif self._form.enforced and not call.bare:
             # With the grammar it can only be a call that the token limit cut off.
@@ -316,7 +316,7 @@ class ReplyParser:
         self._said, self._after_mark = True, False
         return Content(text)
 
-    def _made(self, calls: Sequence[Call]) -> Iterator[Part]:
+    def _call_parts(self, calls: Sequence[Call]) -> Iterator[Part]:
         for call in calls if self._form.many else calls[:1]:
             yield CallBegin(self.calls, self._call_id(), call.name)
             yield CallArguments(self.calls, call.arguments)

@@ -66,23 +66,23 @@ class Text(str):
         return self[: len(super().removesuffix(suffix))]
 
     def split(self, sep: str | None = None, maxsplit: Any = -1) -> list[str]:
-        return self._cut(super().split(sep, maxsplit), sep)
+        return self._split_parts(super().split(sep, maxsplit), sep)
 
     def rsplit(self, sep: str | None = None, maxsplit: Any = -1) -> list[str]:
-        return self._cut(super().rsplit(sep, maxsplit), sep)
+        return self._split_parts(super().rsplit(sep, maxsplit), sep)
 
     def splitlines(self, keepends: Any = False) -> list[str]:
-        return self._cut(super().splitlines(keepends), "" if keepends else None)
+        return self._split_parts(super().splitlines(keepends), "" if keepends else None)
 
     def partition(self, sep: str) -> tuple[str, str, str]:
-        before, middle, after = self._cut(super().partition(sep), "")
+        before, middle, after = self._split_parts(super().partition(sep), "")
         return before, middle, after
 
     def rpartition(self, sep: str) -> tuple[str, str, str]:
-        before, middle, after = self._cut(super().rpartition(sep), "")
+        before, middle, after = self._split_parts(super().rpartition(sep), "")
         return before, middle, after
 
-    def _cut(self, parts: Iterable[str], between: str | None) -> list[str]:
+    def _split_parts(self, parts: Iterable[str], between: str | None) -> list[str]:
         """``parts``, which stand in this text with ``between`` between them, or with blanks, of
         which they have none."""
         found = []

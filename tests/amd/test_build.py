@@ -21,8 +21,8 @@ from accel.amd.tools.build import (
     CompileError,
     builds,
     compiled,
+    compiled_kernel,
     compiler_version,
-    kernel_made,
     made,
 )
 from accel.kernels.source import Module
@@ -83,7 +83,7 @@ def test_a_kernel_that_does_not_compile_is_named(monkeypatch: pytest.MonkeyPatch
     original = build_module.module_source
     monkeypatch.setattr(build_module, "module_source", lambda *a: original(*a) + "nonsense\n")
     with pytest.raises(CompileError, match=r"^rms_norm: rms_norm.k:\d+:\d+: error"):
-        kernel_made(RMS_NORM)
+        compiled_kernel(RMS_NORM)
 
 
 def test_contraction_makes_other_numbers(

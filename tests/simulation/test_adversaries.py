@@ -59,7 +59,7 @@ def who_moves_goes_on_in_its_old_scope(patch: Patch) -> None:
 
 
 def what_can_never_fit_waits(patch: Patch) -> None:
-    patch.setattr(Scheduler, "_fits_ever", lambda self, sequence: True)
+    patch.setattr(Scheduler, "_can_ever_fit", lambda self, sequence: True)
 
 
 def who_is_in_between_is_lost(patch: Patch) -> None:

@@ -115,7 +115,7 @@ def references_of(body: ResponsesRequest) -> dict[str, str]:
     fields: dict[str, str] = {}
     for index, item in enumerate(items_of(body)):
         if item.type == REFERENCE:
-            id, field = _given(item, index, "id"), f"input[{index}].id"
+            id, field = _require(item, index, "id"), f"input[{index}].id"
             if id in fields:
                 # Otherwise a small body could stand for many copies of a large item.
                 raise invalid_value(field, f"{field}: {id[:64]!r} is also {fields[id]}")
@@ -159,20 +159,20 @@ def _said_by_model(item: InputItem, index: int) -> Json | None:
         reasoning = item.content or item.summary
         return {REASONING: _text(reasoning)} if reasoning else {}
     if item.type == "function_call":
-        name, arguments = _given(item, index, "name"), _given(item, index, "arguments")
+        name, arguments = _require(item, index, "name"), _require(item, index, "arguments")
         function = {"name": joined_name(item.namespace, name), "arguments": arguments}
-        call = {"id": _given(item, index, "call_id"), "type": "function", "function": function}
+        call = {"id": _require(item, index, "call_id"), "type": "function", "function": function}
         return {"tool_calls": [call]}
     if item.type == "message" and item.role == "assistant":
-        return {"content": _text(_given(item, index, "content"))}
+        return {"content": _text(_require(item, index, "content"))}
     return None
 
 
 def _given_to_model(item: InputItem, index: int) -> Json:
     if item.type == "function_call_output":
-        call_id, output = _given(item, index, "call_id"), _given(item, index, "output")
+        call_id, output = _require(item, index, "call_id"), _require(item, index, "output")
         return {"role": "tool", "tool_call_id": call_id, "content": _text(output)}
-    role, content = _given(item, index, "role"), _given(item, index, "content")
+    role, content = _require(item, index, "role"), _require(item, index, "content")
     return {"role": role, "content": _text(content)}
 
 
@@ -182,7 +182,7 @@ def _turn(turn: Json) -> Iterable[Json]:
         yield {"role": "assistant", "content": None, **turn}
 
 
-def _given(item: InputItem, index: int, name: str) -> Any:
+def _require(item: InputItem, index: int, name: str) -> Any:
     value = getattr(item, name)
     if value is None:
         field = f"input[{index}].{name}"

@@ -291,19 +291,19 @@ def _head(body: ResponsesRequest, chat: Json) -> Json:
         },
         "service_tier": chat["service_tier"],
         "store": body.store is not False,
-        "temperature": _given(body.temperature, defaults.get("temperature")),
+        "temperature": _or_default(body.temperature, defaults.get("temperature")),
         "text": {"format": {"type": "text"} if text is None else plain(text)},
         "tool_choice": msgspec.to_builtins(body.tool_choice or "auto"),
         "tools": plain(body.tools or []),
         "top_logprobs": body.top_logprobs or 0,
-        "top_p": _given(body.top_p, defaults.get("top_p")),
+        "top_p": _or_default(body.top_p, defaults.get("top_p")),
         "truncation": "disabled",
         "usage": None,
         "user": body.user,
     }
 
 
-def _given(value: float | None, default: float | None) -> float | None:
+def _or_default(value: float | None, default: float | None) -> float | None:
     return default if value is None else value
 
 
