@@ -256,7 +256,7 @@ def test_a_tag_that_opens_no_call_is_text(text: str) -> None:
 @pytest.mark.parametrize("pieces", [False, True])
 def test_a_call_ends_a_thought_that_nothing_else_ends(syntax: CallSyntax, pieces: bool) -> None:
     call = literal_call(syntax, WRITTEN_CALL)
-    many = 2 if syntax.repeats else 1
+    many = 2 if syntax.begins_each_call else 1
     text = f"<think>let me see {call}" + f"\n{call}" * (many - 1)
     reasoning = REASONING[0]
     options: dict[str, Any] = {"reasoning": reasoning, "functions": WRITE}

@@ -59,7 +59,7 @@ class Dialect:
         syntax = self.calls
         one = f"{self.marks.written(syntax.begin)} calls"
         more = ""
-        if many and syntax.repeats:
+        if many and syntax.begins_each_call:
             separator = f"{literal(syntax.separator)} " if syntax.separator else ""
             more = f" ({separator}{one})*"
         return "\n".join([f"body: {one}{more}", *syntax.rules(functions, many, self.marks)])
@@ -73,7 +73,7 @@ class Dialect:
         if syntax.only_first:
             first = f"/[^{in_regex(syntax.begin)}](.|\\n)*/"
             return "\n".join([f"body: {first} | {self.marks.written(syntax.begin)} calls", *rules])
-        often = "*" if many and syntax.repeats else "?"
+        often = "*" if many and syntax.begins_each_call else "?"
         before = self.marks.text_up_to(syntax.begin, "before")
         return "\n".join([f"body: (before calls){often} rest", before, "rest: /(.|\\n)*/", *rules])
 

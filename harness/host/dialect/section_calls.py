@@ -42,7 +42,7 @@ class SectionCalls(CallSyntax):
     numbered: bool = False
 
     @property
-    def inner(self) -> tuple[str, ...]:
+    def inner_marks(self) -> tuple[str, ...]:
         return (self.opens, self.closes, *self.before, self.after)
 
     def parse(self, body: str, functions: Functions) -> list[Call] | None:
@@ -77,7 +77,7 @@ class SectionCalls(CallSyntax):
     def rules(self, functions: Sequence[Function], many: bool, marks: Marks) -> list[str]:
         def written(*parts: str) -> str:
             return " ".join(
-                marks.written(part) if part in self.inner and part != FENCE else literal(part)
+                marks.written(part) if part in self.inner_marks and part != FENCE else literal(part)
                 for part in parts
                 if part
             )
