@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 
 from accel.kernels.source import Module, Traits, module_of
 from accel.packets.device_op import DeviceOp
-from accel.packets.step import Op, Placement
+from accel.packets.step import Op, OpSchedule
 from accel.packets.work import work_of
 
 MAX_GROUPS = 4096
@@ -33,7 +33,7 @@ class PlannedLaunch(Generic[K]):
 def launches_of(
     kernels: Callable[[Sequence[Module]], Mapping[Module, K]],
     ops: Sequence[Op],
-    placements: Sequence[Placement],
+    op_schedules: Sequence[OpSchedule],
     max_groups: int = MAX_GROUPS,
 ) -> list[PlannedLaunch[K]]:
     """The dispatch of each op of a step; ``kernels`` loads the kernels of modules."""
@@ -44,10 +44,10 @@ def launches_of(
             loaded[module],
             op.device,
             op.launch_groups(module.group_size, max_groups),
-            placement.wait,
+            op_schedule.wait,
             work_of(op),
         )
-        for module, op, placement in zip(modules, ops, placements, strict=True)
+        for module, op, op_schedule in zip(modules, ops, op_schedules, strict=True)
     ]
 
 

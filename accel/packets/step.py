@@ -157,10 +157,10 @@ class Step:
     scratch: dict[str, int] = field(default_factory=dict)
 
 
-class Placement(NamedTuple):
-    """The schedule's decisions for one op: ``wait`` at a barrier before it; ``everyone`` computes
-    it whole; its workers divide ``columns``; its ``level``, a number that grows with the barriers
-    or launches."""
+class OpSchedule(NamedTuple):
+    """How one op runs. ``wait``: at a barrier before it. ``everyone``: every worker computes the
+    whole op. ``columns``: workers divide its columns. ``level`` counts barriers or launches before
+    it."""
 
     wait: bool
     everyone: bool
@@ -170,12 +170,12 @@ class Placement(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """Placements in op order, and the offsets of step-local buffers.
+    """How each op runs, in op order, and the offsets of step-local buffers.
 
     ``shared`` and ``own`` are byte offsets in the scratch memory of all workers and of each worker;
     every buffer is in exactly one of them."""
 
-    placements: tuple[Placement, ...]
+    op_schedules: tuple[OpSchedule, ...]
     shared: Mapping[str, int]
     shared_bytes: int
     own: Mapping[str, int]
@@ -184,4 +184,4 @@ class Schedule:
     @property
     def barriers(self) -> int:
         """The number of barriers in a step, at which all workers meet."""
-        return sum(placement.wait for placement in self.placements)
+        return sum(op_schedule.wait for op_schedule in self.op_schedules)

@@ -234,7 +234,7 @@ class ReplyParser:
     def _in_call(self, call: _OpenCall, final: bool) -> Iterator[Part]:
         call.body += self._held
         self._held = ""
-        if self._form.enforced and call.arguments is None and not call.bare_mark:
+        if self._form.enforced and call.arguments is None and not call.bare:
             yield from self._begin(call)
         if call.arguments is not None:
             yield from self._stream(call, call.arguments, final)
@@ -268,18 +268,16 @@ class ReplyParser:
         """The calls of a complete body, or its text if it is not a call."""
         assert self._syntax is not None
         end, functions = call.end, self._form.functions
-        if call.bare_mark and self._syntax.cannot_become_call(call.body, functions):
-            yield self._as_text(
-                call.opening + call.bare_mark, call.body.removeprefix(call.bare_mark)
-            )
+        if call.bare and self._syntax.cannot_become_call(call.body, functions):
+            yield self._as_text(call.opening + call.bare, call.body.removeprefix(call.bare))
             return
         while end is not None and (at := call.body.find(end, call.searched)) >= 0:
             after = at + len(end)
-            body, rest = call.body[: after if call.bare_mark else at], call.body[after:]
+            body, rest = call.body[: after if call.bare else at], call.body[after:]
             calls = self._parsed(body)
             if calls is not None:
                 yield from self._call_parts(calls)
-                self._end_call(rest, bool(call.bare_mark))
+                self._end_call(rest, bool(call.bare))
                 return
             call.searched = after
             if not self._syntax.inside_value(body, functions, not self._tolerant):
@@ -293,26 +291,25 @@ class ReplyParser:
     def _unfinished(self, call: _OpenCall) -> Iterator[Part]:
         """The calls of a body without its end mark, or its text if it is not a call."""
         assert self._syntax is not None
-        calls, rest = None if call.bare_mark else self._parsed(call.body), ""
-        if calls is None and self._tolerant and not call.bare_mark:
+        calls, rest = None if call.bare else self._parsed(call.body), ""
+        if calls is None and self._tolerant and not call.bare:
             calls, rest = self._syntax.repair(call.body, self._form.functions) or (None, "")
         if calls is not None:
             yield from self._call_parts(calls)
             self._end_call(rest)
-        elif self._form.enforced and not call.bare_mark:
+        elif self._form.enforced and not call.bare:
             # With the grammar it can only be a call that the token limit cut off.
             self._end_call("")
         else:
             yield self._as_text(call.opening + call.body, "")
 
     def _parsed(self, body: str) -> list[Call] | None:
-        assert self._syntax is not None
+        syntax, functions = self._syntax, self._form.functions
+        assert syntax is not None
         if not self._tolerant:
-            return self._syntax.parse_exactly(body, self._form.functions)
-        calls = self._syntax.parse(body, self._form.functions)
-        return (
-            self._syntax.parse_without_marks(body, self._form.functions) if calls is None else calls
-        )
+            return syntax.parse_exactly(body, functions)
+        calls = syntax.parse(body, functions)
+        return syntax.parse_without_marks(body, functions) if calls is None else calls
 
     def _as_text(self, text: str, rest: str) -> Content:
         """The text of something that looked like a call."""
@@ -373,14 +370,14 @@ class ReplyParser:
 
 @dataclass(slots=True)
 class _OpenCall:
-    """An open call. ``opening`` is its mark with the blanks before it. A mark ``bare_mark`` and its
+    """An open call. ``opening`` is its mark with the blanks before it. A mark ``bare`` and its
     ``end`` belong to the body. ``arguments`` are set once they are streamed. The end is searched
     from ``searched`` on."""
 
     opening: str
     body: str = ""
     searched: int = 0
-    bare_mark: str = ""
+    bare: str = ""
     end: str | None = None
     arguments: ValueScanner | None = None
 

@@ -50,7 +50,7 @@ def test_matrices_are_expanded_beside_the_norm_and_activations_once() -> None:
         *("expand_weight", "expand_weight", "rms_norm_quantize", "expand_tokens"),
         *("matmul_planes", "matmul_planes"),
     ]
-    levels = [placement.level for placement in schedule_levels(expanded).placements]
+    levels = [op_schedule.level for op_schedule in schedule_levels(expanded).op_schedules]
     assert levels == [0, 0, 0, 1, 2, 2]
     sizes = sorted(set(expanded.scratch.values()))[1:]
     assert sizes == [plane_bytes(PLANES_FROM, COLUMNS), plane_bytes(MIN_ROWS, COLUMNS)]
