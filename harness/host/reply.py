@@ -70,8 +70,7 @@ class ReplyForm:
 
 
 class ReplyParser:
-    """Divides the text of one answer into parts. ``identity`` seeds the ids of its calls, which are
-    the same for the same answer."""
+    """Divides the text of one answer into parts. ``identity`` seeds the ids of its calls."""
 
     def __init__(self, form: ReplyForm, identity: bytes = b"") -> None:
         self.calls = 0
@@ -109,9 +108,7 @@ class ReplyParser:
         return self._joined(self._parts(final=True))
 
     def _joined(self, parts: Iterator[Part]) -> list[Part]:
-        if self._form.forced:
-            return joined(part for part in parts if not isinstance(part, Content))
-        return joined(parts)
+        return joined(p for p in parts if not (self._form.forced and isinstance(p, Content)))
 
     def _parts(self, final: bool) -> Iterator[Part]:
         """The next parts, as long as they are certain."""
