@@ -54,7 +54,7 @@ def launches_of(
 class KernelCache(ABC, Generic[K]):
     """The kernels of one device, made at their first use for the ``traits`` of the device.
 
-    Hook a tier must give: ``_made``."""
+    Hook a tier must give: ``_build_kernel``."""
 
     def __init__(self, traits: Traits) -> None:
         self.traits = traits
@@ -68,9 +68,9 @@ class KernelCache(ABC, Generic[K]):
         """The kernel of a module, for the device's traits or for other ``traits``."""
         key = module, traits or self.traits
         if key not in self._kernels:
-            self._kernels[key] = self._made(*key)
+            self._kernels[key] = self._build_kernel(*key)
         return self._kernels[key]
 
     @abstractmethod
-    def _made(self, module: Module, traits: Traits) -> K:
+    def _build_kernel(self, module: Module, traits: Traits) -> K:
         """Hook: a kernel that is not cached."""

@@ -30,7 +30,7 @@ def work_of(op: Op) -> int:
     return op.count.maximum * elements
 
 
-def cut(work: Sequence[int], limit: int, waits: Sequence[bool] = ()) -> list[range]:
+def split_launches(work: Sequence[int], limit: int, waits: Sequence[bool] = ()) -> list[range]:
     """Runs of consecutive launches of at most ``limit`` work, or of a single launch.
 
     ``waits`` says which launches wait for those before; overlapping launches stay in one run if

@@ -21,9 +21,9 @@ from accel.amd.tools.build import (
     CompileError,
     builds,
     compiled,
+    compiled_file,
     compiled_kernel,
     compiler_version,
-    made,
 )
 from accel.kernels.source import Module
 from accel.kernels.stored import DIGESTS, digest_of, read_digests
@@ -68,7 +68,7 @@ def test_building_again_gives_the_same_files(gpu: Generation, step: int) -> None
         machine_lacks("clang that the kernels were built with")
     for build in list(builds(gpu))[::step]:
         path = folder_of(gpu) / f"{build.name}.zrt"
-        assert made(build) == (path.read_bytes() if path.is_file() else None), build.name
+        assert compiled_file(build) == (path.read_bytes() if path.is_file() else None), build.name
 
 
 def test_a_changed_text_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:

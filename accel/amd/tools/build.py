@@ -129,7 +129,7 @@ def compiled_kernel(build: Build, text: str | None = None) -> KernelHeader:
     return kernel_of(code, build.name, module.entry, module.group_size)
 
 
-def made(build: Build) -> bytes | None:
+def compiled_file(build: Build) -> bytes | None:
     """The file of a build; None for the integer variant of a module without division and root.
     Raises what ``compiled_kernel`` raises, and CodecError for code that ``check_code`` or
     ``check_translation`` refuses."""
@@ -143,4 +143,4 @@ def made(build: Build) -> bytes | None:
 
 if __name__ == "__main__":
     for generation in GENERATIONS:
-        refresh(folder_of(generation), compiler_version(), builds(generation), made)
+        refresh(folder_of(generation), compiler_version(), builds(generation), compiled_file)
