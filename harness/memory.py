@@ -29,7 +29,7 @@ MAX_MARGIN_PARTS = 4
 """Of little memory one part in this many is left to others."""
 
 LimitsAt = Callable[[int], Limits]
-"""The limits of an engine for a context of so many positions."""
+"""Gives the limits of an engine for a context in positions."""
 
 
 def budget_of(available: int, asked: int | None = None) -> int:

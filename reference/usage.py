@@ -107,14 +107,14 @@ class UsageCounters:
         self.entry(tenant).preempted += 1
 
     def looked_up(self, tenant: int, asked: int, hit: int) -> None:
-        """The prefix cache was asked for so many tokens and had so many of them."""
+        """Count ``asked`` tokens looked up in the prefix cache, of which ``hit`` were found."""
         entry = self.entry(tenant)
         fade = 1 - 1 / LOOKUP_MEMORY
         entry.asked = entry.asked * fade + asked
         entry.hit = entry.hit * fade + hit
 
     def holds(self, tenant: int, pages: int) -> None:
-        """The tenant holds so many pages now."""
+        """Note that the tenant holds ``pages`` pages now."""
         entry = self.entry(tenant)
         entry.pages_peak = max(entry.pages_peak, pages)
 
@@ -167,9 +167,9 @@ class UsageCounters:
         self._entries.pop(tenant, None)
 
     def take_back(self, entry: TenantCounters, tokens: int) -> None:
-        """Take back so many tokens that were handed out to the tenant of ``entry``, but lie behind
-        the end of their answer, for example a stop string, which the engine does not know. Where
-        the tenant was forgotten, another one with its id loses nothing."""
+        """Subtract ``tokens`` that were delivered to the tenant of ``entry`` after the end of their
+        answer, such as a stop string, which the engine does not know. If the tenant was removed, a
+        new one with its id loses nothing."""
         entry.generated -= tokens
 
     def entry(self, tenant: int) -> TenantCounters:

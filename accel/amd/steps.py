@@ -21,8 +21,8 @@ def buckets_of(largest: ShapeKey) -> tuple[ShapeKey, ...]:
 
 
 def for_matrices(bucket: ShapeKey) -> bool:
-    """Whether products of so many tokens are faster with matrix instructions, which take 64 at a
-    time."""
+    """Whether matrix instructions, which take 64 tokens at a time, are faster for the products of
+    ``bucket``."""
     return bucket.tokens > SPLIT_TOKENS
 
 

@@ -84,7 +84,7 @@ FOUR_SUMS_TIME = 30
 """The time for two groups that make four sums each."""
 WIDE_FORMATS = (Q5_K,)
 WIDE_TIMES = {4: 55, 3: 36, 2: 30}
-"""The times of so many groups with rows of their own for codes of five bits."""
+"""Times for codes of five bits, by the number of groups that have rows of their own."""
 
 
 def by_single_warps(dtype: DType, shape: GroupShape) -> bool:

@@ -31,7 +31,7 @@ def pack_launch(
     """Packs the activations of a run; ``folded`` is the run whose spans are these rows, if any.
 
     With ``half_tokens``, which only runs that ``packs_fours`` may have, integers are binary16 in
-    blocks of so many tokens."""
+    blocks of that many tokens."""
     assert run.quantize is not None
     quantize = ops[run.quantize]
     tokens, units = quantize.count.maximum, unit_count(quantize.max_sizes()["columns"])

@@ -212,8 +212,8 @@ def _row_macros(run: Run, tokens: int, units: int, warps: int) -> dict[str, int]
 
 
 def row_macros(normed: int, plain: int, tokens: int) -> dict[str, int]:
-    """Macros of ``row_quantizer.h`` for rows of which a warp has at most so many units, with a norm
-    and without one."""
+    """Macros of ``row_quantizer.h``. A warp has at most ``normed`` units of a row with a norm, and
+    ``plain`` of one without."""
     whole = tokens == SINGLE and normed <= MAX_HELD_UNITS
     normal = min(MAX_HELD_UNITS, max(1, normed))
     held = min(MAX_ASKED_UNITS if whole else MAX_HELD_UNITS, max(normed, plain))

@@ -27,7 +27,7 @@ from accel.packets.submissions import (
 )
 
 COPIED = 4
-"""Copies have a multiple of so many bytes."""
+"""The number of bytes of a copy is a multiple of this."""
 
 
 MetalRecordings = Recordings[Recording]

@@ -266,5 +266,5 @@ def _written(path: Path) -> Iterator[BinaryIO]:
 
 
 def _cut_utf8(text: str, nbytes: int) -> bytes:
-    """The begin of a text in UTF-8, at most so many bytes."""
+    """The longest beginning of a text that is at most ``nbytes`` long in UTF-8."""
     return text.encode()[:nbytes].decode(errors="ignore").encode()

@@ -83,7 +83,7 @@ FORKED = "this process was forked from the one that opened the tier; open it in 
 
 class WorkerPool:
     """``workers`` threads that execute steps. Only one Python thread may use it at a time. Raises
-    TierUnavailable when the system cannot start so many threads."""
+    TierUnavailable when the system cannot start that many threads."""
 
     def __init__(self, library: Library, workers: int) -> None:
         self.workers = workers
@@ -133,7 +133,7 @@ class WorkerPool:
         return float(self._times[number % RING_STEPS]) * 1e-9
 
     def wait(self, number: int, seconds: float) -> bool:
-        """Sleep until a step has ended; False after so many seconds."""
+        """Sleep until a step has ended; False if it has not after ``seconds``."""
         while not self._functions.wait(self._pool, number, int(min(seconds, WAIT_SECONDS) * 1e9)):
             seconds -= WAIT_SECONDS
             if seconds <= 0:

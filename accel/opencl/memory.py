@@ -31,7 +31,7 @@ class Memory(DeviceMemory[AddressRange], Protocol):
     """Whether the device reads host memory, so that ``adopt`` copies nothing."""
 
     def expect(self, nbytes: int) -> None:
-        """Prepare for allocations of so many aligned bytes in total."""
+        """Prepare for allocations of ``nbytes`` aligned bytes in total."""
 
     def allocate(self, what: str, nbytes: int, *, zeroed: bool = True) -> AddressRange:
         """Memory that is zeroed by default. Raises OutOfMemory naming ``what``."""
@@ -110,7 +110,7 @@ class BankedMemory(StagedMemory[AddressRange, Any]):
         return allocation
 
     def expect_on_host(self, nbytes: int) -> None:
-        """Prepare for ``allocate_on_host`` of so many aligned bytes in total."""
+        """Prepare for ``allocate_on_host`` of ``nbytes`` aligned bytes in total."""
         self._expected_on_host = nbytes
 
     def allocate_on_host(self, what: str, nbytes: int) -> AddressRange:

@@ -57,7 +57,7 @@ class Lowering:
         self.step = Step()
         self._quantized: dict[Tensor, tuple[Tensor, Tensor, Tensor]] = {}
         self.expert_groups: dict[tuple[Tensor, Count], tuple[Tensor, Tensor]] = {}
-        """The chunks and the order of each routing of so many tokens, see ``rules_experts``."""
+        """Chunks and order by router result and number of tokens, see ``rules_experts``."""
         for decl in graph.of_kind(BufferKind.SCRATCH):
             self.step.scratch[decl.name] = buffer_bytes(decl, bucket)
 

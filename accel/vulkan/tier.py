@@ -33,7 +33,7 @@ from contract.shape_key import ShapeKey
 PROMPT_TOKENS = 512
 """Prompt tokens of a step, with which its products were measured."""
 PARTS = 128
-"""Parts of a context that attention computes in parallel: so many tiles, or spans of tiles."""
+"""Parts of a context that attention computes in parallel: this many tiles, or spans of tiles."""
 
 
 class VulkanTier(DeviceHooks, StreamingTier[Allocation, Recording, VulkanStep]):

@@ -108,7 +108,7 @@ def _add_measurement(parser: Parser) -> None:
     )
     for flag, what in (
         ("rates", "prompts of these lengths, and decoding behind each"),
-        ("sequences", "so many sequences at once"),
+        ("sequences", "this many sequences at once"),
     ):
         group.add_argument(f"--{flag}", metavar="N[,N]", help=f"measure {what}, in one process")
     group.add_argument("--peer", choices=[PEER], help="measure this engine too")
@@ -132,7 +132,7 @@ def _add_measurement(parser: Parser) -> None:
         help="how often each is measured [default: 5; with --drafts 4, with --serve and --server "
         "3]",
     )
-    add_count(group, "--beside", 0, "run so many busy processes meanwhile")
+    add_count(group, "--beside", 0, "run this many busy processes meanwhile")
 
 
 def main(argv: Sequence[str] | None = None, prog: str = PROG) -> int:

@@ -78,8 +78,8 @@ def open_session(
     """Open the session the settings describe, with progress on standard error.
 
     A setting the command does not have keeps its default. With ``scores`` texts can be scored, with
-    so many likely tokens listed; with ``digests`` rows of logits are digested, and with ``experts``
-    those of a mixture can be read."""
+    that many likely tokens listed. With ``digests`` rows of logits are digested, and with
+    ``experts`` those of a mixture can be read."""
     from harness.host.session import Session
     from harness.progress import progress_on
 

@@ -116,7 +116,7 @@ class SessionOptions:
         return min(self.repeat_last_n, context)
 
     def limits(self, context: int) -> Limits:
-        """The engine's sizes for a context of so many positions."""
+        """The engine's sizes for ``context`` positions."""
         chunk = room_for_prompts(self.chunk, context, self.slots)
         rows = self.slots * (1 + min(self.draft, chunk - 1))
         if self.hidden_states or self.scores:

@@ -29,8 +29,8 @@ Vector = NDArray[np.float32]
 
 class EmbeddingRequest(Struct, forbid_unknown_fields=True):
     """``POST /v1/embeddings``. ``input`` is a text, a list of texts, the ids of one text, or a list
-    of lists of ids. With ``dimensions`` only the first so many numbers of a vector
-    are used, before it is normalised."""
+    of lists of ids. With ``dimensions`` a vector is cut to that many numbers before it is
+    normalised."""
 
     input: str | Inputs
     model: Id | None = None

@@ -16,7 +16,7 @@ from harness.serve.generation import Generation
 POLL_SECONDS = 0.5
 """Seconds between two checks whether the client is still connected."""
 PING_SECONDS = 15.0
-"""A stream that was silent for so many seconds sends a comment, so that proxies keep the connection
+"""A stream that was silent for this long sends a comment, so that proxies keep the connection
 open. Some clients cannot read comments, so there are no others."""
 
 

@@ -145,7 +145,7 @@ class GenerationRequest(Sampling, kw_only=True):
 
     ``seed``: choice i is sampled with seed + i. Without it the server draws a seed and names it in
     the answer. ``stop_token_ids``: a token that ends the text and is not part of it.
-    ``min_tokens``: before so many tokens no end token is sampled, unless a format allows nothing
+    ``min_tokens``: before that many tokens no end token is sampled, unless a format allows nothing
     else, and no stop string begins. ``ignore_eos``: end tokens do not end the text.
     ``force_tokens``: the token ids of the whole answer; nothing is sampled, and ``logprobs`` scores
     them.

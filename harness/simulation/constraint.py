@@ -12,7 +12,7 @@ from reference.engine import MaskProvider
 from reference.sched.constraints import Mask, pack_mask
 
 FREE_ONE_IN = 4
-"""One position in so many, on average, allows any token."""
+"""One position of this many, on average, allows any token."""
 
 
 @dataclass(frozen=True, slots=True)

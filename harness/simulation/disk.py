@@ -12,7 +12,7 @@ from reference.memory.disk.names import PageNames
 from reference.memory.disk.statistics import DiskStatistics
 
 LOST_ONE_IN = 6
-"""One file in so many is lost or damaged."""
+"""One file of this many is lost or damaged."""
 MAX_POLLS = 6
 """Most times that an engine asks for a reading until it has ended."""
 TOGETHER, ROOM = 1, 1

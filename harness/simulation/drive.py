@@ -169,7 +169,7 @@ class Simulation:
             machine.latest.watch.between_steps(self._step)
 
     def _note_fault(self, before: list[int]) -> None:
-        """Note the faults of the engines whose runners had so many failures ``before``."""
+        """Note the faults of engines. ``before``: the failures of each runner before."""
         self.counts["faults"] += 1
         self.log.append(("fault", self.clock()))
         for served in self._machine.served.values():
@@ -179,7 +179,7 @@ class Simulation:
                 served.watch.running.clear()
 
     def _note_interrupt(self, failures: list[int], *, call: bool = False) -> None:
-        """Note an interrupted step or other ``call``, before which there were so many failures."""
+        """Note an interrupted step or ``call``. ``failures``: those of each runner before."""
         self.counts["interrupted calls" if call else "interrupts"] += 1
         self.log.append(("interrupt", self.clock()))
         for served in self._machine.served.values():

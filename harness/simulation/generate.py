@@ -62,8 +62,8 @@ class Features:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """A kind of schedules: at most so many slots, positions and requests, tokens below ``vocab``,
-    and ``features`` that every schedule has. With ``model`` they are played on a tiny real model;
+    """A kind of schedules: the most slots, positions and requests, tokens below ``vocab``, and
+    ``features`` that every schedule has. With ``model`` they are played on a tiny real model;
     with ``adversaries`` they have actions that try to break the engine's rules."""
 
     name: str

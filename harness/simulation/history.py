@@ -25,7 +25,7 @@ MAX_POSITIONS = 1024
 END_OF_GENERATION = frozenset(range(24))
 """Each sampled token ends its sequence with a probability of 24 in 1024."""
 NON_FINITE_ONE_IN = 512
-"""One sampled token in so many is -1, as if its logits were not finite."""
+"""One sampled token of this many is -1, as if its logits were not finite."""
 
 WORD = (1 << 64) - 1
 _SEED_FACTOR = 0x9E3779B97F4A7C15

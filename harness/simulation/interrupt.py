@@ -14,9 +14,9 @@ INTERRUPTED = "/reference/"
 
 
 def interrupted_at(line: int, call: Callable[[], T]) -> T:
-    """The result of ``call``. If it runs so many lines of the product, a KeyboardInterrupt is
-    raised before the last of them. Garbage collection is off meanwhile, so that the count is the
-    same in every run."""
+    """The result of ``call``. A KeyboardInterrupt is raised before the ``line``-th line of the
+    product that it runs, if it runs as many. Garbage collection is off meanwhile, so that the count
+    is the same in every run."""
     left = line
 
     def trace(frame: FrameType, event: str, argument: object) -> Any:

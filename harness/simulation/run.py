@@ -27,10 +27,10 @@ from harness.simulation.world import World
 BATCH = 50
 """Seeds that a process plays at a time; the first of them is played twice."""
 MIX_EVERY = 500
-"""One seed in so many is also the seed of a contest of equal tenants."""
+"""One seed of this many is also the seed of a contest of equal tenants."""
 CONTESTS = (play_mix, play_shares, play_flood)
 CONTEST_EVERY = 50
-"""One seed in so many is also the seed of contests, in a profile with adversaries."""
+"""One seed of this many is also the seed of contests, in a profile with adversaries."""
 NOT_IN_A_SCHEDULE = frozenset(
     {Invariant.SAME_SEED_SAME_LOG, Invariant.FAIRNESS, Invariant.SHARES, Invariant.PROGRESS}
 )
@@ -42,7 +42,7 @@ DIGEST_BITS = 128
 
 @dataclass(slots=True)
 class SimulationReport:
-    """The result of so many ``schedules``.
+    """The result of a number of ``schedules``.
 
     ``counts`` has how often each kind of thing happened. ``digest`` is over all logs: the same for
     the same seeds and the same source. ``failure`` is the first failing seed and its violation."""

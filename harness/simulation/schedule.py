@@ -117,8 +117,8 @@ class FailCopy:
 
 @dataclass(frozen=True, slots=True)
 class Interrupt:
-    """A KeyboardInterrupt in the next step of an engine, before so many lines of it were run; or,
-    with ``call``, in the next other call of an engine, which its caller repeats."""
+    """A KeyboardInterrupt at a line of the next step of an engine; or, with ``call``, of its next
+    other call, which the caller repeats."""
 
     step: int
     line: int

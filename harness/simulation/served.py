@@ -116,7 +116,7 @@ class Served:
 
 
 WRONG_ONE_IN = 4
-"""One drafted token in so many is wrong."""
+"""One drafted token of this many is wrong."""
 READY_PARTS = 0.7
 """The fraction of cases in which there is a draft."""
 

@@ -135,7 +135,7 @@ def compete(
     random: Random, weights: Sequence[int], slots: int, *, cheat: int, how: Cheat, tokens: int
 ) -> None:
     """Let tenants of these weights compete for slots: the tenant ``cheat``, and others whose
-    answers have so many ``tokens``. Raises Violation where ``check_slots_held`` does."""
+    answers have ``tokens`` tokens. Raises Violation if ``check_slots_held`` does."""
     times, pages = SlotTimes(len(weights)), slots * pages_for(CONTEXT)
     qos = random.choice([QosClass.INTERACTIVE, QosClass.STANDARD])
     group = 7 if how.shared else None
@@ -274,7 +274,7 @@ def max_slots_held(weights: Sequence[int], slots: int, tenant: int) -> int:
 
 
 def max_ahead(longest: float, seconds: float) -> float:
-    """The most slot-seconds by which a tenant can be ahead of one of equal weight after so many
+    """The most slot-seconds by which a tenant can be ahead of one of equal weight after
     ``seconds`` in which both had requests, where requests hold a slot for at most ``longest``.
 
     While it has the slot that is left over its lead a, in which older seconds count exponentially

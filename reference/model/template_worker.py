@@ -281,7 +281,7 @@ def _limit_memory(size: int) -> None:
 
 
 def _cpu_timer() -> Callable[[float], object]:
-    """Return a function that ends the process after so many seconds of CPU time; 0 disarms it."""
+    """Return a function that sets the CPU seconds after which the process ends; 0 disarms it."""
     if hasattr(signal, "setitimer"):
         return lambda seconds: signal.setitimer(signal.ITIMER_PROF, seconds)
     return lambda seconds: None

@@ -28,8 +28,8 @@ OWN = ""
 HELP = """\
 --server measures what clients of a server see. Requests have lengths as
 conversations have them (--mix), and each answer is streamed. --clients N send
-one request after the other. --rate sends requests at random moments, so many a
-second, however many wait: times to the first text then count from when a
+one request after the other. --rate N sends N requests a second at random
+moments, however many wait: times to the first text then count from when a
 request was due.
   zinc-rt bench --server --tiers opencl --peer llama.cpp --plot load.svg
 """

@@ -64,7 +64,7 @@ MIX_CONTEXT = 1024
 @dataclass(frozen=True, slots=True)
 class LoadPlan:
     """A load of ``requests`` of a mix. Each of ``clients`` sends its next request when it has its
-    answer; with ``rate`` requests arrive as a Poisson process of so many per second. ``tenants``
+    answer; with ``rate`` requests arrive as a Poisson process of that rate per second. ``tenants``
     take turns."""
 
     requests: int

@@ -17,7 +17,7 @@ from harness.host.submissions import WAIT_SECONDS, Submission
 Result = TypeVar("Result")
 Given = TypeVar("Given", covariant=True)
 UNREAD_EVENTS = 1 << 20
-"""Most unread events: so many that the engine never stalls a batch."""
+"""Most unread events: enough that the engine never stalls a batch."""
 BUFFERED_EVENTS = 32
 """Events that are buffered before the reader is woken. The reader takes processor time from a tier
 on the same cores, and only the end of a prompt gives a result."""

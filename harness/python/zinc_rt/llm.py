@@ -244,7 +244,7 @@ class LLM(OpenModel):
         self, texts: Prompt | Iterable[Prompt], *, dimensions: int | None = None
     ) -> NDArray[np.float32]:
         """A normalised vector of every text, float32[texts, n], as the server's embeddings; with
-        ``dimensions`` the first so many numbers. Raises RequestError and UnsupportedModel.
+        ``dimensions`` cut to that many numbers. Raises RequestError and UnsupportedModel.
 
         >>> with LLM("model.gguf", tier="cpu", progress=False) as llm:
         ...     llm.embed(["one", "two"], dimensions=8).shape

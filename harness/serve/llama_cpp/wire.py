@@ -15,7 +15,7 @@ Biases = dict[str, float] | list[tuple[int | str, float | bool]]
 
 
 class _SampledText(GenerationRequest, kw_only=True):
-    """The fields of both requests. ``n_probs``: log-probabilities of every token, and so many
+    """The fields of both requests. ``n_probs``: log-probabilities of every token, and of that many
     likely ones. ``return_tokens``: the token ids. ``logit_bias``: of a token, or of every token of
     a text; false forbids it. A negative ``seed`` draws one. ``repeat_last_n`` -1 is the longest
     window. ``response_fields``: paths such as ``timings/prompt_n``; an answer, or the last object
