@@ -51,7 +51,7 @@ class Weights:
             layout = layout_of(decl, self.runtime.device)
             source, arranger = buffer.source, self.runtime.arranger
             source = source if is_share_of_stack(decl, source) else _rows(source)
-            allocate = self.streamed.allocate(decl) if self.streamed.holds(decl) else None
+            allocate = self.streamed.allocate if self.streamed.holds(decl) else None
             named = decl.name, decl.dtype
             return buffer.hold(arranger.upload(*named, source, matrices, layout, arrived, allocate))
         return buffer.matrix

@@ -103,20 +103,15 @@ class StreamedWeights:
         wait(self._ahead.values())
         self._ahead = {}
 
-    def allocate(self, decl: BufferDecl) -> Callable[[str, int], Allocation]:
-        """A function that returns the memory of the streamed weight ``decl``. It raises
-        OutOfMemory."""
-
-        def allocation(name: str, nbytes: int) -> Allocation:
-            assert self.ring is not None
-            assert self._memory is not None
-            ahead = self._ahead.pop(name, None)
-            pinned = self.runtime.memory.pinned
-            host, mapped = pinned.mapped(name, nbytes) if ahead is None else ahead.result()
-            address = self._memory.address + self.ring.offsets[name]
-            return HostWeight(address, nbytes, host, mapped=mapped)
-
-        return allocation
+    def allocate(self, name: str, nbytes: int) -> HostWeight:
+        """The memory of a streamed weight. Raises OutOfMemory."""
+        assert self.ring is not None
+        assert self._memory is not None
+        ahead = self._ahead.pop(name, None)
+        pinned = self.runtime.memory.pinned
+        host, mapped = pinned.mapped(name, nbytes) if ahead is None else ahead.result()
+        address = self._memory.address + self.ring.offsets[name]
+        return HostWeight(address, nbytes, host, mapped=mapped)
 
     def zero_copy_operands(
         self,

@@ -55,7 +55,7 @@ def find_library(cache: Path | None, progress: Progress | None = None) -> Librar
     ``cache`` is the folder of libraries that were built before, None to store none. Raises
     TierUnavailable and BuildError."""
     target = this_target(machine())
-    variant = choose_variant(processor_words(target, cache, progress))
+    variant = choose_variant(processor_words(target, cache))
 
     def build() -> bytes:
         from accel.native.compile import build_library, find_compiler
@@ -69,9 +69,7 @@ def find_library(cache: Path | None, progress: Progress | None = None) -> Librar
     return Library(path, variant, handle, ctypes.PyDLL(None, handle=handle._handle))
 
 
-def processor_words(
-    target: Target, cache: Path | None, progress: Progress | None = None
-) -> tuple[int, ...]:
+def processor_words(target: Target, cache: Path | None) -> tuple[int, ...]:
     """Features of this machine as ``processor.c`` reports them. Raises as ``find_library``."""
 
     def build() -> bytes:

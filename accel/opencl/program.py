@@ -168,7 +168,7 @@ def build_program(
     BuildError naming the kernel file and the compiler's log."""
     options = _for_processor(device, options)
     path = cache_entry(cache, _identity(device, options, files))
-    cached = None if path is None else _cached(context, device, path, options)
+    cached = None if path is None else _cached(context, path, options)
     return cached or _compile_and_store(context, device, files, options, path, progress)
 
 
@@ -191,7 +191,7 @@ def build_step_program(
             context, device, _files_with(parts), options, None, progress
         )
     for held in (parts, *_larger(parts, whole)):
-        program = _cached(context, device, _with_parts(whole, held), options)
+        program = _cached(context, _with_parts(whole, held), options)
         if program is not None:
             return held, program
     path = _with_parts(whole, parts)
@@ -226,7 +226,7 @@ def _identity(device: Device, options: str, files: Mapping[str, str]) -> tuple[s
     return device.name, device.driver, device.platform, options, source_of(files)
 
 
-def _cached(context: Any, device: Device, path: Path, options: str) -> Any | None:
+def _cached(context: Any, path: Path, options: str) -> Any | None:
     """The program of a cache entry; None if there is none or the driver rejects it."""
     binary = read_entry(path, MAGIC)
     return None if binary is None else _from_binary(context, binary, options)
