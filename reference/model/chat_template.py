@@ -295,26 +295,10 @@ def encode_rendered(tokenizer: Tokenizer, rendered: RenderedChat) -> list[int]:
 
 
 def encode_chat(
-    tokenizer: Tokenizer,
-    template: ChatTemplate,
-    messages: Sequence[Message],
-    *,
-    tools: Sequence[Mapping[str, object]] | None = None,
-    add_generation_prompt: bool = True,
-    enable_thinking: bool | None = None,
-    reasoning_effort: str | None = None,
-    now: datetime | None = None,
+    tokenizer: Tokenizer, template: ChatTemplate, messages: Sequence[Message], **options: Any
 ) -> list[int]:
-    """Token ids of a conversation; arguments and errors as for ``ChatTemplate.render``."""
-    rendered = template.render(
-        messages,
-        tools=tools,
-        add_generation_prompt=add_generation_prompt,
-        enable_thinking=enable_thinking,
-        reasoning_effort=reasoning_effort,
-        now=now,
-    )
-    return encode_rendered(tokenizer, rendered)
+    """Token ids of a conversation; options and errors are those of ``ChatTemplate.render``."""
+    return encode_rendered(tokenizer, template.render(messages, **options))
 
 
 def _conversation(
