@@ -58,8 +58,8 @@ class _Rates:
             self.device = session.tier.info.device
             yield session
 
-    def alone(self, session: Session) -> None:
-        """One sequence. The first turn of each length is not counted."""
+    def measure_single(self, session: Session) -> None:
+        """Prefill and decode rates of one sequence, without the first turn of each length."""
         for length in self.plan.lengths:
             (prompt,) = random_prompts(0, session.model.config.vocab, 1, length)
             for turn in range(self.plan.repeat + 1):
@@ -73,17 +73,17 @@ class _Rates:
 
     def _answered(self, session: Session, prompt: Tokens) -> tuple[list[float], list[int]]:
         """Time of submission, times of the tokens, and the tokens."""
-        engine, wanted = session.engine, self.plan.decode_tokens + 1
+        engine, tokens = session.engine, self.plan.decode_tokens + 1
         times, chosen = [time.perf_counter()], list[int]()
-        engine.submit(Request(0, prompt, wanted, GREEDY, ignore_end=True))
+        engine.submit(Request(0, prompt, tokens, GREEDY, ignore_end=True))
         while not engine.idle:
             if events := engine.step():
                 times.append(time.perf_counter())
                 chosen += [event.token for event in events]
         return times, chosen
 
-    def together(self, session: Session) -> None:
-        """All tokens over all the time, prompts included; likewise."""
+    def measure_batches(self, session: Session) -> None:
+        """Tokens per second of many sequences, prompts included; without the first turn."""
         engine, decoded = session.engine, self.plan.decode_tokens
         for count in self.plan.sequences:
             for turn in range(self.plan.repeat + 1):
@@ -107,11 +107,11 @@ def run_rates(plan: RatesPlan, say: Callable[[str], None]) -> dict[str, Any]:
         if plan.lengths:
             say(f"{name}: one sequence")
             with rates.opened(1, max(plan.lengths)) as session:
-                rates.alone(session)
+                rates.measure_single(session)
         if plan.sequences:
             say(f"{name}: many sequences")
             with rates.opened(max(plan.sequences), TOGETHER_PROMPT) as session:
-                rates.together(session)
+                rates.measure_batches(session)
         engines[name] = {
             "device": rates.device,
             "tokens": rates.tokens.hexdigest()[:16],

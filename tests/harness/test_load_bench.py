@@ -30,7 +30,14 @@ from harness.bench.engines import PEER
 from harness.bench.load import overhead
 from harness.bench.load import plan as load_plan
 from harness.bench.load.clients import RequestOutcome, ServerTarget, run_load
-from harness.bench.load.measure import OURS, TARGETS, error_counts, jain_index, judged, load_figures
+from harness.bench.load.measure import (
+    OURS,
+    TARGETS,
+    error_counts,
+    jain_index,
+    load_figures,
+    target_verdicts,
+)
 from harness.bench.load.overhead import STREAMS, Readers, engine_rate, http_seconds, server_here
 from harness.bench.load.plan import (
     MIX_CONTEXT,
@@ -301,11 +308,11 @@ def test_targets() -> None:
     ours = {"http_1": {"median": 0.96}, "http_16": {"median": 0.8}}
     load = {"clients": 8, "rate": None}
     report = {"engines": {OURS: ours}, "ratios": {"rate": {"median": 1.31}}, "load": load}
-    assert {one["metric"]: one["met"] for one in judged(report)} == {
+    assert {one["metric"]: one["met"] for one in target_verdicts(report)} == {
         "rate": True, "http_1": True, "http_16": False,
     }  # fmt: skip
     for other in ({**load, "clients": 4}, {**load, "rate": 2.0}):
-        assert "rate" not in {one["metric"] for one in judged({**report, "load": other})}
+        assert "rate" not in {one["metric"] for one in target_verdicts({**report, "load": other})}
     assert {target.metric for target in TARGETS} <= set(METRICS)
 
 

@@ -17,7 +17,7 @@ from harness.bench.engines import PEER
 from harness.bench.serving import alone, concurrent, host
 from harness.bench.serving.alone import Edited, edit_text, edited_twice, editing_prompt, replay_chat
 from harness.bench.serving.host import idle_runner, measure_host, smallest_model
-from harness.bench.serving.measure import TARGETS, judged, run_serving
+from harness.bench.serving.measure import TARGETS, run_serving, target_verdicts
 from harness.bench.serving.plan import SEQUENCES, ServingPlan, serving_runner
 from harness.bench.serving.report import METRICS, render_serving
 from harness.bench.targets import Target
@@ -144,7 +144,7 @@ def test_every_metric_is_reported_for_every_repetition(report: dict[str, Any]) -
 def test_targets_of_a_peer_are_judged_only_beside_one(report: dict[str, Any]) -> None:
     assert len(report["targets"]) == sum(not target.of_peer for target in TARGETS)
     faster = {"cpu": {f"decode_{n}": {"median": 2.0} for n in SEQUENCES}}
-    assert len(judged({**report, "ratios": faster})) == len(TARGETS)
+    assert len(target_verdicts({**report, "ratios": faster})) == len(TARGETS)
 
 
 @pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.metric)

@@ -144,11 +144,11 @@ def run_server_bench(bench: ServerBench, say: Say = lambda text: None) -> dict[s
         "errors": errors,
         "ratios": _ratios(samples),
     }
-    report["targets"] = judged(report)
+    report["targets"] = target_verdicts(report)
     return report
 
 
-def judged(report: Mapping[str, Any]) -> list[dict[str, Any]]:
+def target_verdicts(report: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Every target with a measured value, and whether it is met."""
     verdicts = []
     for target in TARGETS:

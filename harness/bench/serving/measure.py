@@ -96,11 +96,11 @@ def run_serving(plan: ServingPlan, say: Say = lambda text: None) -> dict[str, An
         "ratios": _ratios(samples, peers),
         "host": _measure_host(plan, say),
     }
-    report["targets"] = judged(report)
+    report["targets"] = target_verdicts(report)
     return report
 
 
-def judged(report: Mapping[str, Any]) -> list[dict[str, Any]]:
+def target_verdicts(report: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Every target with the median measured for it, and whether it is met."""
     verdicts = []
     for name, found in report["engines"].items():

@@ -255,7 +255,7 @@ def _with_short_spellings(part: dict[str, Any]) -> dict[str, Any]:
     }
     if len(steps) == 1:
         return part
-    chosen = [float(Decimal(number).scaleb(-places)) for number, places in steps.items()]
+    chosen = [float(Decimal(number).scaleb(-decimals)) for number, decimals in steps.items()]
     choice = {"anyOf": [{"multipleOf": one} for one in chosen]}
     rest = {keyword: value for keyword, value in part.items() if keyword != "multipleOf"}
     return {**rest, "allOf": [*rest.get("allOf", ()), choice]} if "anyOf" in rest else rest | choice

@@ -16,8 +16,8 @@ def copy_auxiliary_state(
 ) -> None:
     """Emit the copy of the input of ``layer``, [tokens, width], for each part of what the head
     fuses that it is."""
-    for part, wanted in enumerate(head.layers):
-        if wanted == layer:
+    for part, head_layer in enumerate(head.layers):
+        if head_layer == layer:
             y = _auxiliary_states(builder, head, width)[part * width : (part + 1) * width]
             builder.emit(Opcode.SCALE, f"auxiliary_state[{part}]", x=x, factor=1.0, y=y)
 
