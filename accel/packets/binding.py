@@ -81,20 +81,16 @@ def stored_operands(step: Step) -> set[str]:
 
 
 def _packet(
-    op: Op,
-    op_schedule: OpSchedule,
-    layout: int,
-    operands: tuple[int, ...],
-    strides: tuple[int, ...],
+    op: Op, plan: OpSchedule, layout: int, operands: tuple[int, ...], strides: tuple[int, ...]
 ) -> tuple[Any, ...]:
     """The fields of a PACKET as a tuple of Python numbers, since assigning to one element of a
     numpy array takes ten times as long."""
     sizes = op.count.multiplier, *op.sizes, *[0] * (SIZES - len(op.device.sizes))
     return (
         NUMBERS.get(op.name, NO_NUMBER),
-        op_schedule.wait,
-        op_schedule.everyone,
-        op_schedule.columns,
+        plan.wait,
+        plan.everyone,
+        plan.columns,
         op.dtype.ggml_id if op.dtype is not None else 0,
         layout,
         op.count.per,

@@ -117,12 +117,8 @@ class WorkerTuner:
 
     def choose(self) -> int:
         """Workers of the next step."""
-        if (
-            self.trial is None
-            and self.max_workers > 1
-            and self.waited >= self.gap
-            and self.debt <= 0
-        ):
+        ready = self.waited >= self.gap and self.debt <= 0 and self.max_workers > 1
+        if self.trial is None and ready:
             self.trial = Trial(self._next(), typical(self.recent))
         if self.trial is not None and self.trial.takes_next:
             self.trial.submitted += 1

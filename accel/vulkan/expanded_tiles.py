@@ -74,17 +74,15 @@ class _Expanding:
         if x not in self.expanded:
             planes = self.planes(f"{x.buffer}.{len(self.ops)}.planes", op.count.maximum, columns)
             operands = tensors["x"], tensors["scale"], tensors["sums"], planes
-            self.add(_tile_op(op, "expand_tokens", operands, (columns,)))
+            self.add(_tiled(op, "expand_tokens", operands, (columns,)))
             self.expanded[x] = planes
         found = tensors | {"x": self.expanded[x], "weight": weight}
         names = [operand.name for operand in FUSED["matmul_planes"].operands]
-        made = _tile_op(op, "matmul_planes", tuple(found[n] for n in names), (rows, columns))
+        made = _tiled(op, "matmul_planes", tuple(found[n] for n in names), (rows, columns))
         self.add(replace(made, dtype=product_format(op.dtype)))
 
 
-def _tile_op(
-    like: Op, name: str, operands: tuple[Tensor | None, ...], sizes: tuple[int, ...]
-) -> Op:
+def _tiled(like: Op, name: str, operands: tuple[Tensor | None, ...], sizes: tuple[int, ...]) -> Op:
     device = FUSED[name]
     return Op(device, operands, device.splits, like.count, sizes)
 

@@ -22,8 +22,8 @@ from accel.amd.tools.build import (
     builds,
     compiled,
     compiled_file,
-    compiled_kernel,
     compiler_version,
+    make_kernel,
 )
 from accel.kernels.source import Module
 from accel.kernels.stored import DIGESTS, digest_of, read_digests
@@ -83,7 +83,7 @@ def test_a_kernel_that_does_not_compile_is_named(monkeypatch: pytest.MonkeyPatch
     original = build_module.module_source
     monkeypatch.setattr(build_module, "module_source", lambda *a: original(*a) + "nonsense\n")
     with pytest.raises(CompileError, match=r"^rms_norm: rms_norm.k:\d+:\d+: error"):
-        compiled_kernel(RMS_NORM)
+        make_kernel(RMS_NORM)
 
 
 def test_contraction_makes_other_numbers(

@@ -115,7 +115,7 @@ def _object(text: str, options: Sequence[str]) -> bytes:
         return target.read_bytes()
 
 
-def compiled_kernel(build: Build, text: str | None = None) -> KernelHeader:
+def make_kernel(build: Build, text: str | None = None) -> KernelHeader:
     """The kernel, not checked yet; ``text`` replaces the module's own. Raises CompileError, and
     CodecError for code that needs what a launch does not give."""
     module = build.module
@@ -131,10 +131,10 @@ def compiled_kernel(build: Build, text: str | None = None) -> KernelHeader:
 
 def compiled_file(build: Build) -> bytes | None:
     """The file of a build; None for the integer variant of a module without division and root.
-    Raises what ``compiled_kernel`` raises, and CodecError for code that ``check_code`` or
+    Raises what ``make_kernel`` raises, and CodecError for code that ``check_code`` or
     ``check_translation`` refuses."""
-    kernel = compiled_kernel(build)
-    if not build.native and kernel.code == compiled_kernel(replace(build, native=True)).code:
+    kernel = make_kernel(build)
+    if not build.native and kernel.code == make_kernel(replace(build, native=True)).code:
         return None
     check_code(kernel)
     check_translation(kernel)

@@ -199,14 +199,10 @@ def _messages(body: CountRequest) -> Iterable[Json]:
             if turn.content:
                 yield {"role": "system", "content": _text(turn.content)}
         else:
-            yield from (
-                _assistant_message(turn)
-                if isinstance(turn, AssistantTurn)
-                else _user_messages(turn)
-            )
+            yield from _assistant(turn) if isinstance(turn, AssistantTurn) else _user(turn)
 
 
-def _user_messages(turn: UserTurn) -> Iterable[Json]:
+def _user(turn: UserTurn) -> Iterable[Json]:
     """The messages of a user's turn in order: results of calls, and texts."""
     if isinstance(turn.content, str):
         yield {"role": "user", "content": turn.content}
@@ -233,7 +229,7 @@ def _result(block: ToolResultBlock) -> Json:
     }
 
 
-def _assistant_message(turn: AssistantTurn) -> Iterable[Json]:
+def _assistant(turn: AssistantTurn) -> Iterable[Json]:
     """The message of an assistant's turn."""
     if isinstance(turn.content, str):
         yield {"role": "assistant", "content": turn.content}

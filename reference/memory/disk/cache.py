@@ -221,16 +221,14 @@ class DiskCache:
         """Wait until half the queue is free; False if the time for closing is over."""
         with self._changed:
             limit = self.options.queue_bytes // 2
-            return self._changed.wait_for(
-                lambda: self._reserved <= limit, self._closing_seconds_left()
-            )
+            return self._changed.wait_for(lambda: self._reserved <= limit, self._seconds_left())
 
     def flush(self) -> bool:
         """Wait until everything given to ``write`` is written; False if the time for closing is
         over before that."""
         with self._changed:
             return self._changed.wait_for(
-                lambda: not self._work and not self._writing, self._closing_seconds_left()
+                lambda: not self._work and not self._writing, self._seconds_left()
             )
 
     def close(self) -> None:
@@ -245,7 +243,7 @@ class DiskCache:
             self._work.clear()
             self._changed.notify_all()
 
-    def _closing_seconds_left(self) -> float:
+    def _seconds_left(self) -> float:
         """Seconds left for closing, counted from the first call."""
         if self._deadline is None:
             self.end_in(self.options.flush_seconds)
