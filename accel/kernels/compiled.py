@@ -16,6 +16,8 @@ SUFFIX = ".zrt"
 ARCHIVE_SUFFIX = ".tar.xz"
 FOLDERS = ("amd/modules", "amd/modules_gfx1100", "vulkan/modules")
 """Folders of compiled kernels, relative to this package's parent."""
+BUILDERS = {"amd": "accel.amd.tools.build", "vulkan": "accel.vulkan.build"}
+"""What makes the kernels of a tier, by the folder of its package."""
 
 
 def read_compiled(folder: Path, name: str) -> bytes:
@@ -23,8 +25,10 @@ def read_compiled(folder: Path, name: str) -> bytes:
     FileNotFoundError if neither has it, and OSError for a damaged archive."""
     path = folder / f"{name}{SUFFIX}"
     archive = archive_of(folder)
-    if path.is_file() or not archive.is_file():
+    if path.is_file():
         return path.read_bytes()
+    if not archive.is_file():
+        raise FileNotFoundError(f"{path} is not there; {_remedy(folder)}")
     try:
         return _contents(archive)[path.name]
     except KeyError:
@@ -42,6 +46,11 @@ def has_compiled(folder: Path, name: str) -> bool:
 def archive_of(folder: Path) -> Path:
     """The archive that holds the kernel files of a folder in a wheel."""
     return folder.with_name(f"{folder.name}{ARCHIVE_SUFFIX}")
+
+
+def _remedy(folder: Path) -> str:
+    builder = BUILDERS.get(folder.parent.name)
+    return f"a checkout makes it by `python -m {builder}`" if builder else "nothing makes it"
 
 
 @functools.cache

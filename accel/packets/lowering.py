@@ -110,7 +110,7 @@ class Lowering:
 
         ``matrix`` False: its weights are a vector. Optional operands may be absent. Raises
         ValueError naming the op and a field that is missing, unknown or of the wrong kind."""
-        device = DEVICE_OPS[name]
+        device = _device_op(name)
         for some in shared:
             fields |= some
         _refuse_unknown(device, fields)
@@ -146,7 +146,7 @@ class Lowering:
         the op's fields of the same names; ``fields`` replace or add some.
 
         The op is private if operand ``private`` has few elements."""
-        device, sizes = DEVICE_OPS[name], self._bound(node)
+        device, sizes = _device_op(name), self._bound(node)
         for operand in device.operands:
             if operand.name in node.operands and operand.name not in fields:
                 view = node.operands[operand.name]
@@ -278,6 +278,13 @@ def named(name: str, private: str = "") -> Rule:
 def cheap(count: Count, columns: int) -> bool:
     """Whether an op is so small that every worker may compute it whole."""
     return count.maximum * columns <= PRIVATE_ELEMENTS
+
+
+def _device_op(name: str) -> DeviceOp:
+    try:
+        return DEVICE_OPS[name]
+    except KeyError:
+        raise ValueError(f"{name}: the table of device ops has no such row") from None
 
 
 def _refuse_unknown(device: DeviceOp, fields: Mapping[str, Field]) -> None:

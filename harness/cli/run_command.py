@@ -11,7 +11,7 @@ from harness.cli.model_argument import add_model_argument
 from harness.cli.outputs import check_output
 from harness.cli.parser import add_file, add_quiet_flag, add_switch
 from harness.cli.sessions import RUN_SETTINGS, open_session, sampling_of
-from harness.cli.suggestions import names_model
+from harness.cli.suggestions import is_file, names_model
 from harness.console import note
 from harness.interrupts import INTERRUPTED
 from harness.setting_kinds import KEY_ENV
@@ -146,6 +146,8 @@ def _answer(args: argparse.Namespace, settings: Settings) -> int:
     prompt = read_prompt(args.prompt, args.file)
     if names_model(prompt):
         note(f"{prompt!r} is the prompt; a model is named with --model")
+    elif args.file is None and is_file(prompt):
+        note(f"{prompt!r} is the prompt; the text of a file is read with -f")
     receipt = None
     if args.receipt is not None:
         from harness.cli.run_receipt import receipt_of_run

@@ -165,6 +165,11 @@ def names_model(word: str) -> bool:
     )
 
 
+def is_file(word: str) -> bool:
+    """Whether a file has this path."""
+    return "\0" not in word and os.path.isfile(word)
+
+
 def refuse_foreign_flags(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
     """Raise ConfigError for a flag of another program, with advice if there is some.
 
@@ -199,6 +204,8 @@ def refuse_arguments(
         first = rest[0] if prompt is None else prompt
         if "--model" in flags_of(parser) and names_model(first):
             takes = f"to name a model, write --model {first}"
+        elif parser.prog.endswith(" run") and is_file(first):
+            takes = f"{first} is no model file; -f {first} reads a prompt from it"
         elif parser.prog.endswith(" run"):
             takes = _meant_model(first) or (
                 "put a prompt of several words in quotes, or name a model of `zinc-rt model list`"

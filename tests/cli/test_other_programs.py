@@ -210,6 +210,21 @@ def test_a_prompt_that_is_the_name_of_a_model_has_a_note(zinc: Zinc, tiny_model:
         assert (f"'{prompt}' is the prompt; a model is named with --model" in result.err) == noted
 
 
+def test_a_prompt_that_is_the_name_of_a_file_has_a_note(
+    zinc: Zinc, tiny_model: Path, tmp_path: Path
+) -> None:
+    notes = tmp_path / "notes.txt"
+    notes.write_text("hello")
+    result = zinc("run", notes, "--model", tiny_model, "--max-tokens", 1)
+    assert result.code == 0
+    assert "is the prompt; the text of a file is read with -f" in result.err
+    read = zinc("run", "-f", notes, "--model", tiny_model, "--max-tokens", 1)
+    assert "with -f" not in read.err
+    refused = zinc("run", notes, "hello")
+    assert refused.code == 2
+    assert f"{notes} is no model file; -f {notes} reads a prompt from it" in refused.err
+
+
 def test_a_word_without_a_dash_is_no_flag(zinc: Zinc, tiny_model: Path) -> None:
     """Whatever letters the flags have, and as the value of a flag, too."""
     for letter in ("m", "n", "t", "c"):

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 import pytest
 
 from contract.errors import TierUnavailable
 from contract.tier import TIER_NAMES
-from harness import tiers
+from harness import settings_table, tiers
 from harness.tiers import AUTO, TIERS, TierOptions, open_tier, probe
+from zinc_rt.arguments import TierName
 
 
 @pytest.mark.parametrize("name", [AUTO, "cpu"])
@@ -18,8 +21,9 @@ def test_cpu_always_opens(name: str) -> None:
 
 
 def test_every_tier_of_the_design_is_built() -> None:
-    """None of the names that programs list is empty."""
+    """None of the names that programs list is empty, and options take each."""
     assert set(TIERS) == set(TIER_NAMES)
+    assert settings_table.TIERS == get_args(TierName) == (AUTO, *TIER_NAMES)
 
 
 def test_unknown_name() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shutil
 import subprocess
@@ -71,6 +72,11 @@ def test_a_damaged_archive_is_an_error_of_the_file(tmp_path: Path) -> None:
 
 
 def test_without_an_archive_files_are_read(tmp_path: Path) -> None:
+    for name in FOLDERS:
+        with pytest.raises(FileNotFoundError, match="a checkout makes it by `python -m") as missing:
+            read_compiled(tmp_path / name, "add")
+        builder = str(missing.value).rpartition(" ")[2].rstrip("`")
+        assert importlib.util.find_spec(builder) is not None
     with pytest.raises(FileNotFoundError):
         read_compiled(tmp_path, "add")
     (tmp_path / "add.zrt").write_bytes(b"x")

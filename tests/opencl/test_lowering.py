@@ -52,6 +52,15 @@ def test_an_unknown_field_is_refused(lowering: Lowering) -> None:
         lowering.add("rms_norm", NORM, bias=X)
 
 
+def test_an_op_without_a_row_is_refused(lowering: Lowering) -> None:
+    """A new opcode has a rule, but its op is not in the table yet."""
+    with pytest.raises(ValueError, match=r"absolute: the table of device ops has no such row"):
+        lowering.add("absolute", NORM)
+    node = lowering.graph.nodes[0]
+    with pytest.raises(ValueError, match=r"absolute: the table of device ops has no such row"):
+        lowering.lower(node, "absolute")
+
+
 @pytest.mark.parametrize(
     ("name", "value"), [("x", 3), ("tokens", 5), ("groups", X), ("eps", 1), ("weight", 0)]
 )

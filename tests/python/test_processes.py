@@ -125,7 +125,9 @@ def test_a_running_loop_changes_nothing(llm: LLM) -> None:
     assert others == [known.tokens] * 3
 
 
-@pytest.mark.parametrize("name", ["generate", "chat", "score", "embed", "logits", "stream"])
+@pytest.mark.parametrize(
+    "name", [*("generate", "chat", "score", "embed"), *("hidden_states", "logits", "stream")]
+)
 def test_ctrl_c_in_a_call_leaves_the_model_usable(llm: LLM, name: str) -> None:
     known = llm.generate("a", GREEDY)[0].tokens
 
@@ -158,6 +160,7 @@ def test_a_closed_model_says_so_and_closes_again(tiny_model_path: Path) -> None:
     calls: tuple[Callable[[], object], ...] = (
         *(llm.__enter__, lambda: llm.generate("a", GREEDY), lambda: llm.chat("a", GREEDY)),
         *(lambda: llm.score("a b"), lambda: llm.embed("a"), lambda: llm.logits("a")),
+        lambda: llm.hidden_states("a"),
         lambda: list(stream),
     )
     for call in calls:

@@ -320,6 +320,24 @@ def test_vectors_are_those_of_the_server(llm: LLM, tiny_model_path: Path, tmp_pa
         llm.embed(["one", ""])
 
 
+def test_hidden_states_are_what_logits_and_vectors_are_computed_from(llm: LLM) -> None:
+    """Logits are one matrix times them, the same for all rows; a vector is their mean."""
+    draws = np.random.default_rng(17)
+    texts = [draws.integers(0, 256, size).tolist() for size in (100, 1, 100, 100, 60)]
+    found = llm.hidden_states(texts)
+    assert [rows.shape for rows in found] == [(len(text), 256) for text in texts]
+    for rows, vector in zip(found, llm.embed(texts), strict=True):
+        mean = rows.mean(axis=0, dtype=np.float64)
+        assert np.allclose(vector, mean / np.linalg.norm(mean), rtol=1e-6, atol=1e-7)
+    states = np.concatenate(found).astype(np.float64)
+    logits = np.concatenate([llm.logits(text) for text in texts])
+    matrix = np.linalg.lstsq(states, logits, rcond=None)[0]
+    assert np.abs(states @ matrix - logits).max() < 1e-3 * np.abs(logits).max()
+    with pytest.raises(RequestError, match="prompt"):
+        llm.hidden_states(["one", ""])
+    assert llm.hidden_states([]) == []
+
+
 def test_what_is_printed_helps(llm: LLM) -> None:
     assert repr(llm) == f"LLM({llm.model.config.name!r}, tier='cpu', slots=3, context=128)"
     good, bad = llm.generate(["one", ""], GREEDY)

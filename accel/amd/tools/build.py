@@ -5,6 +5,7 @@ python -m accel.amd.tools.build    needs clang and lld 19; users of the tiers do
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -90,6 +91,8 @@ def builds(gpu: Generation = GFX12) -> Iterator[Build]:
 
 def compiler_version() -> str:
     """The version that the compiler prints. Raises FileNotFoundError if it is not installed."""
+    if shutil.which(COMPILER) is None:
+        raise FileNotFoundError(f"{COMPILER} is not installed: apt install clang-19 lld-19")
     done = subprocess.run([COMPILER, "--version"], capture_output=True, text=True, check=True)
     return done.stdout.splitlines()[0].strip()
 

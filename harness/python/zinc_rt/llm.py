@@ -25,7 +25,7 @@ from zinc_rt.other_names import refuse_unknown_arguments
 from zinc_rt.outputs import Output, Score
 from zinc_rt.parameters import SamplingParams
 from zinc_rt.pending import Pending, text_of_tokens
-from zinc_rt.readings import Embedding, Scoring, unscored
+from zinc_rt.readings import Embedding, HiddenStates, Scoring, unscored
 from zinc_rt.shapes import (
     Conversation,
     Message,
@@ -267,6 +267,25 @@ class LLM(OpenModel):
         for _ in self._results("embedding", jobs, len(prompts)):
             pass
         return vectors
+
+    @refuse_unknown_arguments
+    def hidden_states(self, texts: Prompt | Iterable[Prompt]) -> list[NDArray[np.float32]]:
+        """What the output matrix multiplies to give the logits: of every text float32[tokens,
+        width], the last layer's rows after the final norm. Raises RequestError.
+
+        >>> with LLM("model.gguf", tier="cpu", progress=False) as llm:
+        ...     [rows.shape for rows in llm.hidden_states([[1, 2, 3], [4]])]
+        [(3, 256), (1, 256)]"""
+        prompts, width = prompts_of(texts, "texts"), self.model.config.hidden
+
+        def job(index: int, prompt: Prompt) -> HiddenStates:
+            kept = HiddenStates(index, self._encode(prompt), width, next(self._ids))
+            kept.use(self._default_adapters)
+            return kept
+
+        jobs = (partial(job, index, prompt) for index, prompt in enumerate(prompts))
+        found = self._results("reading", jobs, _count_of(prompts))
+        return [rows for _, rows in sorted(found, key=operator.itemgetter(0))]
 
     @property
     def _template(self) -> ChatTemplate:

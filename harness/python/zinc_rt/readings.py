@@ -1,4 +1,4 @@
-"""Prompts without generation: for scores and embeddings."""
+"""Prompts without generation: for scores, hidden states and embeddings."""
 
 from __future__ import annotations
 
@@ -112,6 +112,34 @@ def unscored(
         np.zeros(count, np.bool_),
         error=error,
     )
+
+
+class HiddenStates(Reading):
+    """A text, number ``index`` of a call, whose rows before the output matrix are kept."""
+
+    def __init__(self, index: int, tokens: Sequence[int], width: int, id: int) -> None:
+        super().__init__(Request(id, tuple(tokens), max_tokens=0, sampling=UNPENALIZED))
+        self._index = index
+        self._rows = np.empty((len(tokens), width), np.float32)
+
+    @property
+    def submission(self) -> Submission:
+        """The submission to the engine's driver."""
+        (request,) = self.requests
+        return Submission(self.requests, {request.id: self._keep}, 0, HIDDEN)
+
+    def output(self, stream: EventStream) -> tuple[int, NDArray[np.float32]]:
+        """The number of the text, and a row for each of its tokens."""
+        if not np.isfinite(self._rows).all():
+            raise NonFiniteLogits("a hidden state is not finite; the model file is damaged")
+        return self._index, self._rows
+
+    def failed(self, error: ZincError) -> tuple[int, NDArray[np.float32]]:
+        """Raise the error: an array has no place for it."""
+        raise error
+
+    def _keep(self, first: int, rows: NDArray[np.float32]) -> None:
+        self._rows[first : first + len(rows)] = rows
 
 
 class Embedding(Reading):
