@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import gc
+import hashlib
 import os
 import random
 import shutil
@@ -273,15 +275,24 @@ def programs_are_built_quickly() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def synthetic_model(tmp_path_factory: pytest.TempPathFactory) -> SyntheticModel:
-    """``synthetic_model(size="tiny", **fields)`` -> path of that model, written on first use."""
-    folder = tmp_path_factory.mktemp("synthetic")
+    """``synthetic_model(size="tiny", **fields)`` -> path of that model, written on first use by any
+    process of the run."""
+    own = tmp_path_factory.getbasetemp()
+    folder = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "synthetic"
+    folder.mkdir(exist_ok=True)
     written: dict[SynthSpec, Path] = {}
 
     def write(size: str = "tiny", **fields: Any) -> Path:
         spec = sized_spec(size, **fields)
         if spec not in written:
-            path = folder / f"{spec.architecture}-{spec.quant}-{len(written)}.gguf"
-            write_synthetic(path, spec)
+            digest = hashlib.sha256(repr(spec).encode()).hexdigest()[:12]
+            path = folder / f"{spec.architecture}-{spec.quant}-{digest}.gguf"
+            whole = path.with_suffix(".whole")
+            with path.with_suffix(".lock").open("a") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                if not path.exists():
+                    write_synthetic(whole, spec)
+                    os.replace(whole, path)
             written[spec] = path
         return written[spec]
 

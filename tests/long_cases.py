@@ -104,7 +104,6 @@ ops/test_flash_attn_batched: scalar_rule
 ops/test_ssm_delta_net: close_to_binary64
 ops/test_ssm_scan: close_to_binary64
 peer/test_quantized_logits: quantized_model_is_close_to_its_expanded_twin
-sched/test_draft_profiles: the_gain_of_drafts_is_found_and_little_lost
 sched/test_fair_rates: shares_follow_weights_in_the_long_run slots_left_over_go_round
 serve/test_agent_bodies: a_session_of_thirty_turns
 serve/test_counted_tokens: tokens_behind_a_stop_string_count_nowhere

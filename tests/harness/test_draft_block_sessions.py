@@ -129,7 +129,7 @@ def test_the_command_line_tells_how_many_were_accepted(
     said = []
     head = head_of(model)
     for draft in ("0", "5"):
-        run = ["run", "--model", str(model), "--tier", "cpu", "--context", "128", "-n", "30"]
+        run = ["run", "--model", str(model), "--tier", "native", "--context", "128", "-n", "30"]
         run += [] if head is None else ["--draft-model", str(head)]
         assert main([*run, "--draft", draft, "--json", "Hello"]) == 0
         said.append(json.loads(capsys.readouterr().out))
@@ -154,7 +154,7 @@ def test_a_server_drafts_with_it(model: Path, tmp_path: Path) -> None:
     the last bit."""
     said = []
     for draft in (0, 6):
-        session = options(model, "cpu", draft, slots=2, top_log_probabilities=3)
+        session = options(model, "native", draft, slots=2, top_log_probabilities=3)
         served = ModelOptions(session, "tiny", tmp_path / "digests.json")
         ledger = tmp_path / f"{draft}.sqlite"
         with (
@@ -177,7 +177,7 @@ def test_the_benchmark_counts_equal_answers(model: Path, monkeypatch: pytest.Mon
     """The control: where wrong drafts are accepted it says so."""
     monkeypatch.setattr(drafts, "SEQUENCES", (1,))
     head = head_of(model)
-    plan = DraftsPlan(model, ("cpu",), 1, decode_tokens=24, repeat=1, draft_model=head)
+    plan = DraftsPlan(model, ("native",), 1, decode_tokens=24, repeat=1, draft_model=head)
     (result,) = run_drafts(plan, lambda line: None)["results"]
     assert result["drafter"] == ("draft block" if head is None else head.name)
     assert result["equal"] == result["answers"] == 2

@@ -26,8 +26,10 @@ def rewrite(
     metadata: Mapping[str, Any] | None = None,
     drop: str = "",
     tensors: Mapping[str, Any] | None = None,
+    data: Any = None,
 ) -> Path:
-    """A copy of a model with keys changed (None removes), one tensor dropped, some replaced."""
+    """A copy of a model with keys changed (None removes), one tensor dropped, some replaced, or
+    ``data`` in place of all."""
     with open_gguf(source) as file:
         values = {
             key: value.to_list() if hasattr(value, "to_list") else value
@@ -38,7 +40,7 @@ def rewrite(
             if value is not None:
                 values[key] = value
         contents = {
-            name: (info.ggml_type, info.shape, file.tensor_bytes(name))
+            name: (info.ggml_type, info.shape, file.tensor_bytes(name) if data is None else data)
             for name, info in file.tensors.items()
             if name != drop
         }

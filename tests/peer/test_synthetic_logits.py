@@ -15,7 +15,7 @@ from tests.model.test_family_logits import CHUNK, NOT_IN_FLOAT64, TOKENS, TOLERA
 from tests.peer.binary64_attention import binary64_attention
 from tests.peer.float64_gemma import Float64Gemma
 from tests.peer.float64_model import float64_model
-from tests.peer.our_engine import our_logits
+from tests.peer.our_engine import exact_logits, our_logits
 
 pytestmark = pytest.mark.peer
 
@@ -45,8 +45,7 @@ def model(synthetic_model):
 @pytest.mark.parametrize("name", [name for name in ENTRIES if name not in NOT_IN_PEER])
 def test_logits_agree_with_llama_cpp(model, peer, name):
     path = model(name)
-    with binary64_attention():
-        ours = our_logits(path, TOKENS, chunk=CHUNK)
+    ours = exact_logits(path, TOKENS, CHUNK)
     theirs = peer.logits(path, TOKENS, chunk=CHUNK)
     assert ours.shape == theirs.shape
     assert np.abs(ours - theirs).max() <= peer_tolerance(name)

@@ -167,7 +167,7 @@ def test_a_reach_of_penalties_is_that_of_the_setting(tiny_model_path: Path) -> N
     prompt, found, none = "to be or not ", {}, replace(asked, presence_penalty=0)
     for draft, window in ((0, 0), (0, 8), (11, 8), (0, 19)):
         sizes = {"draft": draft, "repeat_last_n": window, "context": CONTEXT, "slots": 1}
-        with LLM(tiny_model_path, tier="cpu", progress=False, **sizes) as llm:  # type: ignore[arg-type]
+        with LLM(tiny_model_path, tier="native", progress=False, **sizes) as llm:  # type: ignore[arg-type]
             (answer,) = llm.generate(prompt, asked)
             assert found.setdefault(window, answer.tokens) == answer.tokens
             for reach, tokens in found.items():
@@ -180,6 +180,6 @@ def test_a_reach_of_penalties_is_that_of_the_setting(tiny_model_path: Path) -> N
                 assert unused.tokens == found[0]
     assert len(found) == len(set(found.values())) == 3
     sizes = {"repeat_last_n": 4096, "context": CONTEXT}
-    with LLM(tiny_model_path, tier="cpu", progress=False, **sizes) as llm:  # type: ignore[arg-type]
+    with LLM(tiny_model_path, tier="native", progress=False, **sizes) as llm:  # type: ignore[arg-type]
         (far,) = llm.generate(prompt, replace(asked, repeat_last_n=4096))
         assert far.error is None

@@ -49,13 +49,18 @@ class Costs:
 
 
 def fixed(drafts: int) -> type[DraftPolicy]:
-    """A policy that always drafts as many."""
+    """A policy that always drafts as many, whatever is noted."""
+
+    def nothing(self: DraftPolicy, *noted: object, **named: object) -> None:
+        pass
 
     class Fixed(DraftPolicy):
-        def count(self, own: DraftHistory, running: int, most: int) -> int:
+        note_plain = note_round = note_gain = nothing  # type: ignore[assignment]
+
+        def draft_count(self, own: DraftHistory, running: int, most: int) -> int:
             return min(most, drafts)
 
-        def begins(self, own: DraftHistory, known: int, running: int, most: int) -> bool:
+        def should_begin(self, own: DraftHistory, known: int, running: int, most: int) -> bool:
             return min(most, drafts) > 0
 
     return Fixed
@@ -93,6 +98,7 @@ class Session:
         self.waits = False
         self.drafted: list[int] = []
         self.sizes: set[int] = set()
+        self.usual = sum(costs.step(together, 0, PROMPT + at) for at in range(length))
 
     def run(self, turns: int) -> float:
         """The speed against plain steps."""
@@ -106,9 +112,9 @@ class Session:
 
     def turn(self) -> None:
         costs, policy, together = self.costs, self.policy, self.together
-        self.begin = len(self.drafted) * self.length - PROMPT
+        self.begin = len(self.drafted) * self.length
         self.cost.observe(Load(PROMPT * together, 0), 2.5 * costs.step(together, 0, 0) / 1e3)
-        self.plain += sum(costs.step(together, 0, PROMPT + at) for at in range(self.length))
+        self.plain += self.usual
         self.drafted.append(0)
         answers = [
             Answer(
@@ -129,7 +135,7 @@ class Session:
     def count(self, one: Answer, running: int) -> int:
         """How many drafts an answer gets in the next step."""
         policy, most = self.policy, self.costs.max_drafts
-        there = not one.lockstep or bool(self.draft(one))
+        there = not one.lockstep or self.has_draft(one)
         self.waits = self.waits or not there
         one.lockstep = there and (one.lockstep or self.begins(one, running))
         count = min(policy.draft_count(one.own, running, most), one.left - 1) if one.lockstep else 0
@@ -149,10 +155,13 @@ class Session:
             return False
         return policy.should_begin(one.own, one.known, running, self.costs.max_drafts)
 
+    def has_draft(self, one: Answer) -> bool:
+        guess = self.costs.guess
+        return guess is None or one.known % 40 < 40 * guess
+
     def draft(self, one: Answer) -> list[int]:
         """Drafts of an answer, whose token at each position is the position itself."""
-        guess = self.costs.guess
-        if guess is not None and one.known % 40 >= 40 * guess:
+        if not self.has_draft(one):
             return []
         return [
             at if self.is_right(one, at) else -1
@@ -161,9 +170,9 @@ class Session:
 
     def is_right(self, one: Answer, at: int) -> bool:
         """Whether the draft of an answer for a position is right: always the same."""
-        while len(one.right) <= at:
+        while len(one.right) <= at - PROMPT:
             one.right.append(self.random.random() < self.right(self.begin + len(one.right)))
-        return one.right[at]
+        return one.right[at - PROMPT]
 
     def step(self, answers: list[Answer]) -> None:
         costs, policy, running = self.costs, self.policy, len(answers)
