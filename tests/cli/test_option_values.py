@@ -83,3 +83,23 @@ def test_a_synthetic_model_has_counts_that_files_have(
 ) -> None:
     words = ("synth", "--arch", "qwen3moe", "--out", tmp_path / "m.gguf", f"--{flag}", value)
     refused(zinc(*words), flag.replace("-", "."), "at most")
+
+
+def test_a_variable_named_almost_like_a_setting_is_told(
+    zinc: Zinc, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not one of another purpose, and none that is empty."""
+    for name in ("SLOT", "MAXTOKENS", "CTX_SIZE", "Threads"):
+        monkeypatch.setenv(f"ZINC_RT_{name}", "4")
+    for name in ("SLOTS", "TEST_DATA", "DEBUG", "CC", "NATIVE_VARIANT", "CONFIG", "TENANT"):
+        monkeypatch.setenv(f"ZINC_RT_{name}", "4" if name == "SLOTS" else "")
+    monkeypatch.setenv("ZINC_RT_TEST_DATA", "a")
+    said = zinc("tenants", "key").err.splitlines()
+    told = {line.split()[3]: line.split()[-1] for line in said}
+    assert told == {
+        "ZINC_RT_CTX_SIZE": "ZINC_RT_CONTEXT?",
+        "ZINC_RT_MAXTOKENS": "ZINC_RT_MAX_TOKENS?",
+        "ZINC_RT_SLOT": "ZINC_RT_SLOTS?",
+        "ZINC_RT_Threads": "ZINC_RT_THREADS?",
+    }
+    assert zinc("tenants", "key", "--quiet").err == ""
