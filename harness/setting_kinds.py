@@ -120,10 +120,15 @@ def size(low: int) -> SettingKind:
     return SettingKind(accepts, "SIZE", _bounded(_byte_count, low, UINT64_MAX), (int, str))
 
 
-def number(low: float, high: float, metavar: str = "NUMBER") -> SettingKind:
-    """Finite real numbers in ``low..high``."""
-    accepts = f"a number from {low:g} to {high:g}"
-    return SettingKind(accepts, metavar, _bounded(_real, low, high), (int, float, str))
+def number(low: float, high: float, metavar: str = "NUMBER", or_zero: bool = False) -> SettingKind:
+    """Finite real numbers in ``low..high``, or with ``or_zero`` also 0."""
+    bounded = _bounded(_real, low, high)
+
+    def parse(text: str) -> float:
+        return 0.0 if or_zero and _real(text) == 0 else float(bounded(text))
+
+    accepts = f"{'0, or ' if or_zero else ''}a number from {low:g} to {high:g}"
+    return SettingKind(accepts, metavar, parse, (int, float, str))
 
 
 def choice(*names: str) -> SettingKind:

@@ -129,7 +129,23 @@ def resolve(
         else:
             sources[name] = "default"
             values[name] = setting.default_value()
-    return Settings(values, sources, path)
+    found = Settings(values, sources, path)
+    _refuse_unused(found)
+    return found
+
+
+def _refuse_unused(settings: Settings) -> None:
+    """Raise ConfigError for a flag or argument that another setting leaves without effect."""
+    tier = settings.get("tier", "auto")
+    other_tier = f"with tier {tier}" if tier not in ("auto", "opencl") else ""
+    for name, why in (
+        ("opencl_mode", other_tier),
+        ("opencl_device", other_tier),
+        ("disk_cache_size", "" if settings.get("disk_cache", True) else "without a disk_cache"),
+        ("draft_model", "" if settings.get("draft", True) else "with a draft of 0"),
+    ):
+        if why and settings.sources.get(name, "").startswith(("flag", "argument")):
+            raise ConfigError(f"{settings.sources[name]}: has no effect {why}; leave it out")
 
 
 def misspelt_variables(env: Mapping[str, str]) -> Iterator[str]:
