@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -21,6 +22,8 @@ UINT64_MAX = 2**64 - 1
 NO_DEFAULT = "none: this user has no home folder"
 """Text of the help for a file or folder of a user without a home folder."""
 MEGABYTE = 10**6
+NAME_BYTES = 255
+"""Most bytes of the name of a file or folder."""
 DISK_CACHE_BYTES = 10 * 10**9
 """Most bytes of a disk cache whose size the user leaves open."""
 QUEUE_DEPTH = 256
@@ -91,10 +94,12 @@ def _one_of(names: tuple[str, ...]) -> Callable[[str], str]:
 
 
 def path_of(text: str) -> Path:
-    """A path, in which ``~`` is the home folder. Raises ValueError and RuntimeError."""
-    if not text or "\0" in text:
+    """A path, in which ``~`` is the home folder. Raises ValueError and RuntimeError, also for names
+    that are longer than those of files."""
+    path = Path(text).expanduser()
+    if not text or "\0" in text or any(len(os.fsencode(part)) > NAME_BYTES for part in path.parts):
         raise ValueError(text)
-    return Path(text).expanduser()
+    return path
 
 
 def _text(text: str) -> str:
@@ -120,10 +125,15 @@ def size(low: int) -> SettingKind:
     return SettingKind(accepts, "SIZE", _bounded(_byte_count, low, UINT64_MAX), (int, str))
 
 
-def number(low: float, high: float, metavar: str = "NUMBER") -> SettingKind:
-    """Finite real numbers in ``low..high``."""
-    accepts = f"a number from {low:g} to {high:g}"
-    return SettingKind(accepts, metavar, _bounded(_real, low, high), (int, float, str))
+def number(low: float, high: float, metavar: str = "NUMBER", or_zero: bool = False) -> SettingKind:
+    """Finite real numbers in ``low..high``, or with ``or_zero`` also 0."""
+    bounded = _bounded(_real, low, high)
+
+    def parse(text: str) -> float:
+        return 0.0 if or_zero and _real(text) == 0 else float(bounded(text))
+
+    accepts = f"{'0, or ' if or_zero else ''}a number from {low:g} to {high:g}"
+    return SettingKind(accepts, metavar, parse, (int, float, str))
 
 
 def choice(*names: str) -> SettingKind:

@@ -20,9 +20,10 @@ from contract.errors import ConfigError
 from contract.lazy_dataclass import dataclass
 from harness.setting_kinds import ENV_PREFIX, NO_DEFAULT, Setting, path_of
 from harness.settings_table import GROUP_OF, SETTINGS
-from harness.toml_file import read_toml, unknown_key
+from harness.toml_file import likeness, nearest_of, read_toml, unknown_key
 
 __all__ = ["ENV_PREFIX", "SETTINGS", "Setting", "Settings", "add_flags", "resolve", "values_for"]
+LIKENESS_MIN = 0.8
 CONFIG_ENV = f"{ENV_PREFIX}CONFIG"
 
 
@@ -128,7 +129,36 @@ def resolve(
         else:
             sources[name] = "default"
             values[name] = setting.default_value()
-    return Settings(values, sources, path)
+    found = Settings(values, sources, path)
+    _refuse_unused(found)
+    return found
+
+
+def _refuse_unused(settings: Settings) -> None:
+    """Raise ConfigError for a flag or argument that another setting leaves without effect."""
+    tier = settings.get("tier", "auto")
+    other_tier = f"with tier {tier}" if tier not in ("auto", "opencl") else ""
+    for name, why in (
+        ("opencl_mode", other_tier),
+        ("opencl_device", other_tier),
+        ("disk_cache_size", "" if settings.get("disk_cache", True) else "without a disk_cache"),
+        ("draft_model", "" if settings.get("draft", True) else "with a draft of 0"),
+    ):
+        if why and settings.sources.get(name, "").startswith(("flag", "argument")):
+            raise ConfigError(f"{settings.sources[name]}: has no effect {why}; leave it out")
+
+
+def misspelt_variables(env: Mapping[str, str]) -> Iterator[str]:
+    """A sentence for each variable of the environment that is named almost like a setting's, or
+    like a flag that other programs use for it, and so has no effect."""
+    named = {flag.lstrip("-"): one.env for one in SETTINGS.values() for flag in one.flags}
+    known = {f"{ENV_PREFIX}{flag}".upper().replace("-", "_"): env for flag, env in named.items()}
+    for name in sorted(env):
+        if not name.upper().startswith(ENV_PREFIX) or known.get(name) == name or not env[name]:
+            continue
+        near = known.get(name.upper()) or known[nearest_of(name.upper(), known)]
+        if name.upper() in known or likeness(name.upper(), near, ENV_PREFIX) > LIKENESS_MIN:
+            yield f"the environment variable {name} has no effect; did you mean {near}?"
 
 
 def values_for(record: type, settings: Mapping[str, Any]) -> dict[str, Any]:

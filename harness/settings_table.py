@@ -8,6 +8,7 @@ from types import MappingProxyType
 
 from accel.user_folders import user_folder
 from contract.dtypes import DEFAULT_KV, KV_DTYPES
+from contract.types import MIN_TEMPERATURE
 from harness.server_settings import SERVER
 from harness.setting_kinds import (
     ADAPTER_FILES,
@@ -92,7 +93,7 @@ DEVICE = (
 SAMPLING = (
     Setting(
         "temperature",
-        number(0, 100),
+        number(MIN_TEMPERATURE, 100, or_zero=True),
         0.0,
         "0 always takes the likeliest token, so the same prompt gives the same text; above 0 "
         "tokens are drawn at random",

@@ -55,11 +55,10 @@ def account_facts(account: Account) -> dict[str, Any]:
 
 
 def named_account(accounts: Iterable[Account], name: str) -> Account | None:
-    """The account with this name or id, None if there is none."""
-    for account in accounts:
-        if name in (account.tenant.name, str(account.tenant.id)):
-            return account
-    return None
+    """The account with this name, or else with this id; None if there is none."""
+    known = {str(account.tenant.id): account for account in accounts}
+    known |= {account.tenant.name: account for account in known.values()}
+    return known.get(name)
 
 
 def read_accounts(path: Path) -> tuple[Account, ...]:

@@ -59,3 +59,10 @@ def nearest_of(key: str, known: Iterable[str]) -> str:
     import difflib
 
     return difflib.get_close_matches(key.replace("-", "_"), known, n=1, cutoff=0)[0]
+
+
+def likeness(one: str, other: str, prefix: str) -> float:
+    """How alike two texts are behind a common prefix, from 0 to 1."""
+    import difflib
+
+    return difflib.SequenceMatcher(None, one[len(prefix) :], other[len(prefix) :]).ratio()

@@ -141,6 +141,8 @@ def main(argv: Sequence[str] | None = None, prog: str = PROG) -> int:
 
 
 def _run(args: argparse.Namespace) -> int:
+    if args.server is None:
+        load_command.refuse_load(args, build_parser())
     if args.rates is not None or args.sequences is not None:
         return _rates(args)
     if args.server is not None:
@@ -193,7 +195,9 @@ def _rates(args: argparse.Namespace) -> int:
 def _numbers(args: argparse.Namespace, flag: str) -> tuple[int, ...]:
     given = getattr(args, flag)
     words = () if given is None else given.split(",")
-    if not all(word.isdecimal() and len(word) < 10 and int(word) for word in words):
+    if not all(
+        word.isascii() and word.isdecimal() and len(word) < 10 and int(word) for word in words
+    ):
         raise ConfigError(f"--{flag}: {given!r} is not a list of numbers from 1 on")
     return tuple(map(int, words))
 

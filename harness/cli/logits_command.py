@@ -67,12 +67,14 @@ def logits(args: argparse.Namespace) -> int:
     return 0
 
 
-def token_ids(text: str) -> list[int]:
-    """The token ids in ``text``, numbers separated by commas. Raises RequestError."""
+def token_ids(text: str, name: str = "tokens") -> list[int]:
+    """The token ids in ``text``, the value of ``name``: numbers separated by commas. Raises
+    RequestError."""
     words = text.split(",")
     for word in words:
-        if not word.strip().isdecimal() or len(word.strip()) > MAX_ID_DIGITS:
-            raise RequestError("tokens", f"{word!r} is not a token id; give numbers like 1,2,3")
+        digits = word.strip()
+        if not (digits.isascii() and digits.isdecimal()) or len(digits) > MAX_ID_DIGITS:
+            raise RequestError(name, f"{word!r} is not a token id; give numbers like 1,2,3")
     return [int(word) for word in words]
 
 

@@ -32,9 +32,10 @@ from harness.cli.suggestions import (
     translated,
 )
 from harness.cli.tools_command import TOOLS, run_named_tool
-from harness.console import DISK_ERRORS, complain, silence
+from harness.console import DISK_ERRORS, complain, note, silence
 from harness.extras import missing_module
 from harness.interrupts import INTERRUPTED, is_interrupt
+from harness.settings import misspelt_variables
 from harness.startup import prepare_process
 
 COMMANDS = MappingProxyType(
@@ -215,6 +216,8 @@ def _run(words: list[str]) -> int:
         build_parser().print_help()
         return 0
     silence(getattr(args, "silent", False))
+    for line in misspelt_variables(os.environ):
+        note(line)
     result: int = args.func(args)
     return result
 

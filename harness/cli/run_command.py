@@ -16,6 +16,7 @@ from harness.console import note
 from harness.interrupts import INTERRUPTED
 from harness.setting_kinds import KEY_ENV
 from harness.settings import Settings, add_flags, resolve
+from harness.settings_table import names_in
 from harness.startup import load_ahead
 
 RUN_EXAMPLES = """\
@@ -108,15 +109,21 @@ def run(args: argparse.Namespace) -> int:
         args.prompt = args.prompt_flag
     if _begins_conversation(args):
         args.chat = True
-    if args.raw and settings.sources["system"].startswith("flag"):
-        raise RequestError("system", "is not sent with --raw; leave one of them out")
+    for name in ("system", "thinking") if args.raw else ():
+        if settings.sources[name].startswith("flag"):
+            raise RequestError(name, "is not sent with --raw; leave one of them out")
     if args.chat and (args.json or args.receipt):
         flag = "--json" if args.json else "--receipt"
         raise ConfigError(f"{flag} answers one prompt; leave out --chat")
     if getattr(args, "server", None) is not None:
         from harness.cli.remote_chat import converse_with_server
 
+        for name in names_in("adapters", "device", "memory", "speed"):
+            if settings.sources[name].startswith("flag"):
+                raise ConfigError(f"{settings.sources[name]}: is the server's; leave it out")
         return converse_with_server(args, settings)
+    if getattr(args, "key", None) is not None:
+        raise ConfigError("--key: is for a server; name it with --server")
     for name in ("trace", "timeline"):
         if getattr(args, name) is not None:
             check_output(f"--{name}", getattr(args, name))

@@ -82,7 +82,7 @@ def score(args: argparse.Namespace) -> int:
         raise ConfigError(f"flag --from: {args.start} is not 1 or more")
     text = _text_of(args)
     ids = None if args.tokens is None else token_ids(args.tokens)
-    forced = None if args.force_tokens is None else token_ids(args.force_tokens)
+    forced = None if args.force_tokens is None else token_ids(args.force_tokens, "force_tokens")
     if forced is not None and args.start != 1:
         raise ConfigError("flag --from: --force-tokens says what is scored; give one of them")
     if args.experts and not args.json:

@@ -114,8 +114,10 @@ def session_options(
 
 
 def sampling_of(settings: Settings, session: Session) -> SamplingParams:
-    """The sampling parameters in the settings; penalties look back at most the context."""
-    from contract.types import SamplingParams
+    """The sampling parameters in the settings; penalties look back at most the context, and a top-p
+    of 0 is the least there is."""
+    from contract.types import MIN_TOP_P, SamplingParams
 
     given = values_for(SamplingParams, settings)
-    return SamplingParams(**given | {"repeat_last_n": min(given["repeat_last_n"], session.context)})
+    given["repeat_last_n"] = min(given["repeat_last_n"], session.context)
+    return SamplingParams(**given | {"top_p": max(MIN_TOP_P, given["top_p"])})

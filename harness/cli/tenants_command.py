@@ -51,7 +51,7 @@ NUMBERS = {
 }
 """The numeric fields of a tenant, and the parser of each."""
 LIMIT_HELP = {
-    "id": "its number, by which usage is counted [the next free one]",
+    "id": "its number; usage is counted by number and name [the next free one]",
     "weight": "its share of the machine, next to others that are waiting [1]",
     "max_slots": "most requests that are answered at once [4]",
     "max_kv_pages": "most pages of context, 16 tokens each, that it uses at once [4096]",
@@ -183,12 +183,12 @@ def show_usage(args: argparse.Namespace) -> int:
     accounts = read_accounts(_file(args))
     with LedgerStore(ledger) as store:
         if args.name is None:
-            counts = {each.tenant.name: asdict(store.total(each.tenant.id)) for each in accounts}
+            counts = {each.tenant.name: asdict(store.total(each.tenant)) for each in accounts}
         else:
             account = named_account(accounts, args.name)
             if account is None:
                 raise ConfigError(f"there is no tenant {args.name!r}; see `zinc-rt tenants list`")
-            days = store.days(account.tenant.id)
+            days = store.days(account.tenant)
             counts = {day: asdict(each) for day, each in days.items()}
     if args.json:
         print(json.dumps(counts, indent=2))

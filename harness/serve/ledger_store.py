@@ -14,6 +14,7 @@ from dataclasses import dataclass, fields
 from operator import add, attrgetter
 from pathlib import Path
 
+from contract.types import Tenant
 from harness.serve.storage import Database
 
 SCHEMA_VERSION = 1
@@ -38,6 +39,12 @@ NAMES = tuple(field.name for field in fields(Counts))
 MAX_DAYS = 31
 """Most days whose counts are returned."""
 values_of = attrgetter(*NAMES)
+SUMS = ", ".join(f"COALESCE(SUM({name}), 0)" for name in NAMES)
+OF_TENANT = (
+    f"(SELECT tenant, '' AS name, day, {', '.join(NAMES)} FROM usage"
+    f" UNION ALL SELECT tenant, name, day, {', '.join(NAMES)} FROM named_usage)"
+    " WHERE tenant = ? AND name IN ('', ?)"
+)
 
 
 class LedgerStore(Database):
@@ -46,27 +53,31 @@ class LedgerStore(Database):
     def __init__(self, path: Path) -> None:
         """Opens or creates ``path``. Raises ConfigError if it cannot be used."""
         columns = ", ".join(f"{name} INTEGER NOT NULL DEFAULT 0" for name in NAMES)
+        # ``usage`` is of older servers, which knew tenants by id alone.
         tables = (
+            "CREATE TABLE IF NOT EXISTS named_usage"
+            f" (tenant INTEGER, name TEXT, day TEXT, {columns}, PRIMARY KEY (tenant, name, day))"
+            " WITHOUT ROWID",
             "CREATE TABLE IF NOT EXISTS usage"
             f" (tenant INTEGER, day TEXT, {columns}, PRIMARY KEY (tenant, day)) WITHOUT ROWID",
             "CREATE TABLE IF NOT EXISTS activated (began_with TEXT PRIMARY KEY, name TEXT)",
         )
         super().__init__(path, SCHEMA_VERSION, "the ledger", "--ledger", tables)
         self._counting = threading.Lock()
-        self._waiting: dict[tuple[int, str], Counts] = {}
+        self._waiting: dict[tuple[int, str, str], Counts] = {}
         self._counted = self._attempted = 0
         sums = ", ".join(f"{name} = {name} + excluded.{name}" for name in NAMES)
-        parameters = ", ".join("?" for _ in range(len(NAMES) + 2))
+        parameters = ", ".join("?" for _ in range(len(NAMES) + 3))
         self._add = (
-            f"INSERT INTO usage (tenant, day, {', '.join(NAMES)}) VALUES ({parameters})"
-            f" ON CONFLICT (tenant, day) DO UPDATE SET {sums}"
+            f"INSERT INTO named_usage (tenant, name, day, {', '.join(NAMES)}) VALUES ({parameters})"
+            f" ON CONFLICT (tenant, name, day) DO UPDATE SET {sums}"
         )
 
-    def add(self, tenant: int, counts: Counts) -> None:
-        """Add counts for today (UTC). After this call a killed process does not lose them. Requests
-        that end together share a transaction. While the file cannot be written, counts stay in
-        memory."""
-        key = tenant, time.strftime("%Y-%m-%d", time.gmtime())
+    def add(self, tenant: Tenant, counts: Counts) -> None:
+        """Add counts of a tenant, known by id and name, for today (UTC). After this call a killed
+        process does not lose them. Requests that end together share a transaction. While the file
+        cannot be written, counts stay in memory."""
+        key = tenant.id, tenant.name, time.strftime("%Y-%m-%d", time.gmtime())
         with self._counting:
             self._wait(key, counts)
             self._counted += 1
@@ -75,7 +86,7 @@ class LedgerStore(Database):
             if self._attempted < number:
                 self._try()
 
-    def _wait(self, key: tuple[int, str], counts: Counts) -> None:
+    def _wait(self, key: tuple[int, str, str], counts: Counts) -> None:
         """Add to the counts in memory. The caller holds ``_counting``."""
         before = self._waiting.get(key, Counts())
         self._waiting[key] = Counts(*map(add, values_of(before), values_of(counts)))
@@ -98,23 +109,23 @@ class LedgerStore(Database):
                     self._wait(key, counts)
             raise
 
-    def total(self, tenant: int) -> Counts:
+    def total(self, tenant: Tenant) -> Counts:
         """All counts of a tenant. Raises StorageProblem, as do the other methods that read."""
-        sums = ", ".join(f"COALESCE(SUM({name}), 0)" for name in NAMES)
         with self._used():
-            row = self._file.execute(f"SELECT {sums} FROM usage WHERE tenant = ?", (tenant,))
+            row = self._file.execute(f"SELECT {SUMS} FROM {OF_TENANT}", (tenant.id, tenant.name))
             return Counts(*row.fetchone())
 
     def tenants(self) -> frozenset[int]:
         """The ids of all tenants with counts."""
         with self._used():
-            return frozenset(id for (id,) in self._file.execute("SELECT tenant FROM usage"))
+            asked = "SELECT tenant FROM usage UNION SELECT tenant FROM named_usage"
+            return frozenset(id for (id,) in self._file.execute(asked))
 
-    def days(self, tenant: int) -> Mapping[str, Counts]:
+    def days(self, tenant: Tenant) -> Mapping[str, Counts]:
         """The counts of a tenant's latest MAX_DAYS days, newest first."""
-        asked = f"SELECT day, {', '.join(NAMES)} FROM usage WHERE tenant = ?"
+        asked = f"SELECT day, {SUMS} FROM {OF_TENANT} GROUP BY day ORDER BY day DESC LIMIT ?"
         with self._used():
-            rows = self._file.execute(f"{asked} ORDER BY day DESC LIMIT ?", (tenant, MAX_DAYS))
+            rows = self._file.execute(asked, (tenant.id, tenant.name, MAX_DAYS))
             return {day: Counts(*values) for day, *values in rows.fetchall()}
 
     def activate(self, began_with: Path, name: str | None) -> None:

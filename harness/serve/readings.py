@@ -96,11 +96,11 @@ def read_texts(
         left = refusal is CLIENT_LEFT
         service.metrics.embedded(tenant, 0, "cancelled" if left else "error")
         counts = Counts(requests=1, failed=int(not left), abandoned=int(left))
-        service.ledger.add(tenant.id, counts)
+        service.ledger.add(tenant, counts)
         raise FailedWhileRunning(refusal) from error
     tokens = sum(map(len, prompts))
     service.metrics.embedded(tenant, tokens, "stop")
-    service.ledger.add(tenant.id, Counts(requests=1, completed=1, prompt_tokens=tokens))
+    service.ledger.add(tenant, Counts(requests=1, completed=1, prompt_tokens=tokens))
     ignored: Json = {"ignored": reading.caller.ignored} if reading.caller.ignored else {}
     lora: Json = {"lora": model.adapters.facts(model.scales)} if model.scales else {}
     extra = {**(facts or {}), "tenant": tenant.name, "tier": model.tier, **lora}

@@ -232,10 +232,10 @@ class Service:
                 reason.value: count for reason, count in since.requests_finished.items()
             }
         }
-        days = self.ledger.days(tenant)
+        days = self.ledger.days(account.tenant)
         return {
             "tenant": {"id": tenant, "name": account.tenant.name, "qos": account.tenant.qos.value},
-            "total": asdict(self.ledger.total(tenant)),
+            "total": asdict(self.ledger.total(account.tenant)),
             "days": {day: asdict(counts) for day, counts in days.items()},
             "since_start": running,
             "now": now._asdict(),
@@ -295,7 +295,7 @@ class Service:
     def reject(self, tenant: Tenant, error: ApiError) -> None:
         """Count a request that was refused before it was submitted."""
         self.metrics.rejected(error.code or "error")
-        self.ledger.add(tenant.id, Counts(requests=1, rejected=1))
+        self.ledger.add(tenant, Counts(requests=1, rejected=1))
 
     def _count(self, generation: Generation, tenant: Tenant, error: ApiError | None) -> None:
         left = error is CLIENT_LEFT
@@ -309,7 +309,7 @@ class Service:
         self.slots.end(self.model, tenant, generation, generation.slot)
         self.metrics.ended(generation, tenant)
         self.ledger.add(
-            tenant.id,
+            tenant,
             Counts(
                 requests=1,
                 completed=int(error is None),

@@ -193,7 +193,6 @@ def test_usage(zinc: Zinc, words: list[str], said: str) -> None:
     ("flags", "said"),
     [
         (("--stop", ""), "stop"),
-        (("--top-p", "0"), "top_p"),
         (("--temperature", "0.0001"), "temperature"),
         (("--thinking", "on"), "thinking"),
         (("--thinking", "high"), "has no level high; give on or off"),

@@ -71,8 +71,15 @@ def test_what_an_option_refuses_is_named(zinc: Zinc, tmp_path: Path) -> None:
         (("tenants", "key", "--name="), "--name"),
         (("tenants", "key", "--name=a\nb"), "--name"),
         (("tenants", "key", "--id", "9" * 4000), "--id"),
+        ((*add, "--ledger", "x" * 256), "--ledger: "),
+        (("tenants", "usage", "--tenants", path, "--ledger", "é" * 128), "--ledger: "),
+        (("receipts", "list", "--receipts", "x" * 256), "--receipts: "),
+        (("bench", "--rates", "٥"), "--rates: "),
+        (("bench", "--rate", "-1"), "--rate: is for --server"),
+        (("bench", "--serve", "--clients", "3"), "--clients: is for --server"),
+        (("score", "--prompt", "a", "--force-tokens", "٥"), "force_tokens: "),
     ):
-        assert len(refused(zinc(*words), said)) < 300
+        assert len(refused(zinc(*words), said)) < 600
     assert not path.exists()
 
 
@@ -83,3 +90,59 @@ def test_a_synthetic_model_has_counts_that_files_have(
 ) -> None:
     words = ("synth", "--arch", "qwen3moe", "--out", tmp_path / "m.gguf", f"--{flag}", value)
     refused(zinc(*words), flag.replace("-", "."), "at most")
+
+
+def test_a_variable_named_almost_like_a_setting_is_told(
+    zinc: Zinc, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not one of another purpose, and none that is empty."""
+    for name in ("SLOT", "MAXTOKENS", "CTX_SIZE", "Threads"):
+        monkeypatch.setenv(f"ZINC_RT_{name}", "4")
+    for name in ("SLOTS", "TEST_DATA", "DEBUG", "CC", "NATIVE_VARIANT", "CONFIG", "TENANT"):
+        monkeypatch.setenv(f"ZINC_RT_{name}", "4" if name == "SLOTS" else "")
+    monkeypatch.setenv("ZINC_RT_TEST_DATA", "a")
+    said = zinc("tenants", "key").err.splitlines()
+    told = {line.split()[3]: line.split()[-1] for line in said}
+    assert told == {
+        "ZINC_RT_CTX_SIZE": "ZINC_RT_CONTEXT?",
+        "ZINC_RT_MAXTOKENS": "ZINC_RT_MAX_TOKENS?",
+        "ZINC_RT_SLOT": "ZINC_RT_SLOTS?",
+        "ZINC_RT_Threads": "ZINC_RT_THREADS?",
+    }
+    assert zinc("tenants", "key", "--quiet").err == ""
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--disk-cache-size", "5GB"), "--disk-cache-size: has no effect without a disk_cache"),
+        (("--opencl-mode", "launch"), "--opencl-mode: has no effect with tier cpu"),
+        (("--opencl-device", "x"), "--opencl-device: has no effect with tier cpu"),
+        (("--draft", "0", "--draft-model", "x"), "--draft-model: has no effect with a draft of 0"),
+        (("--raw", "--thinking", "on"), "thinking: is not sent with --raw"),
+        (("--temperature", "1e-9"), "--temperature: '1e-9' is not accepted; expected 0, or a num"),
+    ],
+)
+def test_a_flag_that_another_leaves_without_effect_is_refused(
+    zinc: Zinc, words: tuple[str, ...], said: str
+) -> None:
+    refused(zinc("run", "hi", "--model", "x.gguf", *words), said)
+
+
+def test_flags_of_the_other_side_of_a_conversation_are_refused(zinc: Zinc) -> None:
+    for words in (("--tier", "cpu"), ("--context", "64"), ("--lora", "x"), ("--draft", "1")):
+        refused(zinc("chat", "--server", "http://127.0.0.1:1", *words), words[0], "the server's")
+    refused(zinc("chat", "--model", "x.gguf", "--key", "k"), "--key", "--server")
+
+
+def test_every_accepted_sampling_setting_can_be_used(zinc: Zinc, tiny_model: Path) -> None:
+    """A top-p of 0 is the least there is, as over HTTP."""
+    words = ("run", "--raw", "hi", "--model", tiny_model, "--max-tokens", 1, "--temperature", 1)
+    for name in ("top_p", "min_p", "temperature", "top_k", "repeat_penalty", "repeat_last_n"):
+        setting = SETTINGS[name]
+        for value in ("0", "0.001", "0.01", "1", "100", "2147483647"):
+            try:
+                setting.kind.parse(value)
+            except ValueError:
+                continue
+            assert zinc(*words, setting.flag, value).code == 0, (name, value)

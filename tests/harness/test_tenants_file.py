@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from contract.errors import ConfigError
-from contract.types import QosClass
+from contract.types import QosClass, Tenant
 from harness import tenants_file
 from harness.cli.main import main
 from harness.serve.keys import Keyring, key_digest
@@ -176,7 +176,8 @@ def test_the_commands(path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[
     """add, list, usage, rotate and rm, as they are typed."""
     ledger = tmp_path / "ledger.sqlite"
     with LedgerStore(ledger) as store:
-        store.add(7, Counts(requests=3, prompt_tokens=1000))
+        store.add(Tenant(7, "dora"), Counts(requests=3, prompt_tokens=1000))
+        store.add(Tenant(6, "eve"), Counts(requests=3, prompt_tokens=1000))
     where = ["--tenants", str(path)]
 
     def run(*words: str) -> str:
@@ -189,12 +190,15 @@ def test_the_commands(path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[
     assert owner(path, key) == accounts(path)["bob"].tenant.id == 8
     assert accounts(path)["bob"].tenant.weight == 0.5
     run("add", "dora", "--id", "7")
+    run("add", "finn", "--id", "6")
     listed = {row["name"]: row for row in json.loads(run("list", "--json"))}
-    assert set(listed) == {"alice", "bob", "nightly", "dora"}
+    assert set(listed) == {"alice", "bob", "nightly", "dora", "finn"}
     assert (listed["bob"]["qos"], listed["bob"]["keys"]) == ("batch", 1)
     assert "sha256" not in json.dumps(listed)
     used = json.loads(run("usage", "--json", "--ledger", str(ledger)))
     assert (used["dora"]["prompt_tokens"], used["alice"]["prompt_tokens"]) == (1000, 0)
+    assert used["finn"]["prompt_tokens"] == 0  # the usage of its number is another's
+    assert "1,000" not in run("usage", "finn", "--ledger", str(ledger))
     assert "1,000" in run("usage", "dora", "--ledger", str(ledger))
     fresh = run("rotate", "bob").split()[-1]
     assert (owner(path, key), owner(path, fresh)) == (None, 8)

@@ -160,6 +160,24 @@ def test_a_model_that_its_own_engine_finds_to_be_garbage_is_closed(tiny_model_pa
     wait_until(lambda: engine_threads() == before)
 
 
+def test_tokens_are_guessed_ahead_where_it_is_asked_for(
+    tiny_model_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the argument or any other source of the setting, from the prompt, too; the answer is the
+    same."""
+    asked, prompt = SamplingParams(max_tokens=60, ignore_eos=True), "to be or not to be " * 4
+    found = {}
+    for draft, named in ((None, ""), (None, "5"), (0, "5"), (7, "")):
+        monkeypatch.setenv("ZINC_RT_DRAFT", named)
+        sizes = {"context": CONTEXT, "slots": 1, "draft": draft}
+        with LLM(tiny_model_path, tier="cpu", progress=False, **sizes) as llm:  # type: ignore[arg-type]
+            (answer,) = llm.generate(prompt, asked)
+            limit = llm._driver.call(lambda engine: engine.runner.limits.draft_tokens)
+            found[draft, named] = limit, answer.tokens
+    assert [limit for limit, _ in found.values()] == [0, 5, 0, 7]
+    assert len({tokens for _, tokens in found.values()}) == 1
+
+
 def test_a_reach_of_penalties_is_that_of_the_setting(tiny_model_path: Path) -> None:
     """Not that of what is stored, which is more where tokens are guessed ahead. One that is named
     has the same bits where the setting reaches further, and is refused where it does not."""

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from contract.types import LOCAL_TENANT
 from harness.serve import listen, streams
 from harness.serve.data_lines import PING
 from harness.serve.run import Running
@@ -50,7 +51,7 @@ def test_a_client_that_leaves_frees_its_slot(
 
     With and without tokens that come after the client left, but never the last one."""
     steps = hold_steps(monkeypatch, 5)
-    before = server.service.ledger.total(0)
+    before = server.service.ledger.total(LOCAL_TENANT)
     with http.connected() as connection:
         connection.sendall(posted(COMPLETIONS, {**LONG, "stream": stream}))
         wait_until(lambda: running(server) == 1)
@@ -62,8 +63,8 @@ def test_a_client_that_leaves_frees_its_slot(
     freed = cancellations.after[0]
     assert freed.running == 0
     assert freed.steps - cancellations.posted_at[0] <= 1
-    wait_until(lambda: server.service.ledger.total(0).abandoned == before.abandoned + 1)
-    after = server.service.ledger.total(0)
+    wait_until(lambda: server.service.ledger.total(LOCAL_TENANT).abandoned == before.abandoned + 1)
+    after = server.service.ledger.total(LOCAL_TENANT)
     assert (after.requests, after.rejected) == (before.requests + 1, before.rejected)
 
 
@@ -176,8 +177,8 @@ def test_one_who_never_reads_is_cut_off(serve: Serve, monkeypatch: pytest.Monkey
             assert {reason.value for reason in since} == {"client_too_slow"}
             assert http.post(COMPLETIONS, {**LONG, "max_tokens": 3}).status == 200
             monkeypatch.setattr(listen, "UNREAD_SECONDS", 1)
-            wait_until(lambda: server.service.ledger.total(0).requests == 2)
-            assert server.service.ledger.total(0).completed == 1
+            wait_until(lambda: server.service.ledger.total(LOCAL_TENANT).requests == 2)
+            assert server.service.ledger.total(LOCAL_TENANT).completed == 1
 
 
 def test_too_many_header_bytes(http: Http) -> None:
@@ -243,7 +244,7 @@ def test_a_full_queue_says_when_to_come_back(serve: Serve, monkeypatch: pytest.M
             assert reply.error["code"] == "queue_full"
             assert int(reply.headers["Retry-After"]) >= 1
             assert reply.headers["x-should-retry"] == "true"
-        total = server.service.ledger.total(0)
+        total = server.service.ledger.total(LOCAL_TENANT)
         assert (total.requests, total.completed, total.rejected) == (30, 2, 28)
 
 
@@ -263,7 +264,7 @@ def test_a_fault_under_way_is_told_and_counted_once(
         assert b'"code":"internal_error"' in reply.body
         assert b"[DONE]" not in reply.body
         wait_until(lambda: running(server) == 0)
-        total = server.service.ledger.total(0)
+        total = server.service.ledger.total(LOCAL_TENANT)
         assert (total.requests, total.failed, total.rejected) == (1, 1, 0)
     assert "RuntimeError" in caplog.text
     assert "SECRET" not in caplog.text

@@ -139,12 +139,12 @@ def test_a_client_who_leaves_ends_it(server: Running, monkeypatch: pytest.Monkey
     hold_steps(monkeypatch)
     monkeypatch.setattr(readings, "POLL_SECONDS", 0.0)
     service = server.service
-    before = service.ledger.total(LOCAL_TENANT.id).abandoned
+    before = service.ledger.total(LOCAL_TENANT).abandoned
     asked = EmbeddingRequest("a text of some length " * 9)
     with pytest.raises(FailedWhileRunning) as ended:
         embed(service, asked, LOCAL_TENANT, Caller(gone=lambda: True))
     assert ended.value.error is CLIENT_LEFT
-    assert service.ledger.total(LOCAL_TENANT.id).abandoned == before + 1
+    assert service.ledger.total(LOCAL_TENANT).abandoned == before + 1
     assert service.model.driver.call(lambda engine: engine.idle)
 
 
@@ -158,12 +158,12 @@ def test_what_fails_half_way_has_failed(server: Running, monkeypatch: pytest.Mon
         return compute(*given)
 
     monkeypatch.setattr(readings, "_compute", failing)
-    before = server.service.ledger.total(LOCAL_TENANT.id).failed
+    before = server.service.ledger.total(LOCAL_TENANT).failed
     with pytest.raises(FailedWhileRunning) as ended:
         embed(server.service, EmbeddingRequest(["a"] * 5), LOCAL_TENANT, Caller())
     assert isinstance(ended.value.error, ApiError)
     assert ended.value.error.status == 503
-    assert server.service.ledger.total(LOCAL_TENANT.id).failed == before + 1
+    assert server.service.ledger.total(LOCAL_TENANT).failed == before + 1
 
 
 def test_as_many_texts_at_a_time_as_may_wait(serve: Serve, http: Http) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from contract.types import LOCAL_TENANT, Tenant
 from harness import replay
 from harness.serve import storage
 from harness.serve.ledger_store import Counts, LedgerStore
@@ -22,6 +23,7 @@ from tests.serve.conftest import Serve
 from tests.serve.http import Http
 
 COMPLETIONS, RESPONSES = "/v1/completions", "/v1/responses"
+SEVEN, EIGHT = Tenant(7, "seven"), Tenant(8, "eight")
 ASKED = {"prompt": "abc", "max_tokens": 3}
 
 
@@ -84,7 +86,7 @@ def test_a_ledger_without_room_refuses_before_anything_is_computed(
         disk.full = False
         assert http.get("/ready").status == 200
         assert http.post(COMPLETIONS, ASKED).status == 200
-        total = ledger.total(0)
+        total = ledger.total(LOCAL_TENANT)
         assert (total.completed, total.rejected, total.requests) == (2, 5, 7)
 
 
@@ -128,16 +130,16 @@ def test_what_was_computed_when_the_disk_filled_is_answered(serve: Serve) -> Non
         disk = ledger._file = FullDisk(ledger._file)  # type: ignore[assignment]
         finish = server.service.ledger.add
 
-        def fills(tenant: int, counts: Counts) -> None:
+        def fills(tenant: Tenant, counts: Counts) -> None:
             disk.full = True
             finish(tenant, counts)
 
         ledger.add = fills  # type: ignore[method-assign]
         assert http.post(COMPLETIONS, ASKED).status == 200
-        assert ledger.total(0).requests == 0
+        assert ledger.total(LOCAL_TENANT).requests == 0
         disk.full = False
         assert http.get("/ready").status == 200
-        assert ledger.total(0).completed == 1
+        assert ledger.total(LOCAL_TENANT).completed == 1
 
 
 def test_counts_that_waited_are_written_at_the_end(tmp_path: Path) -> None:
@@ -146,10 +148,10 @@ def test_counts_that_waited_are_written_at_the_end(tmp_path: Path) -> None:
         disk = ledger._file = FullDisk(ledger._file)  # type: ignore[assignment]
         disk.full = True
         for _ in range(3):
-            ledger.add(7, Counts(requests=1, prompt_tokens=5))
+            ledger.add(SEVEN, Counts(requests=1, prompt_tokens=5))
         disk.full = False
     with LedgerStore(path) as ledger:
-        assert ledger.total(7) == Counts(requests=3, prompt_tokens=15)
+        assert ledger.total(SEVEN) == Counts(requests=3, prompt_tokens=15)
 
 
 @pytest.mark.parametrize("full", [False, True])
@@ -164,18 +166,18 @@ def test_requests_that_end_together_share_a_transaction(tmp_path: Path, full: bo
         with ledger._lock:
             ends = [
                 threads.submit(ledger.add, tenant, Counts(requests=1, prompt_tokens=5))
-                for tenant in (7, 7, 8) * 5
+                for tenant in (SEVEN, SEVEN, EIGHT) * 5
             ]
             wait_until(lambda: ledger._counted == len(ends))
         for end in ends:
             end.result()
         disk.set_trace_callback(None)
         assert sum(line.startswith("BEGIN") for line in said) == 1
-        assert ledger.total(7) == (Counts() if full else Counts(requests=10, prompt_tokens=50))
+        assert ledger.total(SEVEN) == (Counts() if full else Counts(requests=10, prompt_tokens=50))
         disk.full = False
     with LedgerStore(path) as ledger:
-        assert ledger.total(7) == Counts(requests=10, prompt_tokens=50)
-        assert ledger.total(8) == Counts(requests=5, prompt_tokens=25)
+        assert ledger.total(SEVEN) == Counts(requests=10, prompt_tokens=50)
+        assert ledger.total(EIGHT) == Counts(requests=5, prompt_tokens=25)
 
 
 def test_a_problem_that_goes_on_is_one_line_a_minute(

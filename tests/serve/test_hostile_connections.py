@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from contract.types import LOCAL_TENANT
 from harness.serve import listen
 from harness.serve.app import AppOptions, make_app
 from harness.serve.gate import HostCheck
@@ -95,11 +96,11 @@ def test_a_chunk_that_is_no_chunk(http: Http) -> None:
 
 
 def test_a_body_shorter_than_it_says_begins_nothing(server: Running, http: Http) -> None:
-    before = server.service.ledger.total(0)
+    before = server.service.ledger.total(LOCAL_TENANT)
     with http.connected() as connection:
         connection.sendall(posted(COMPLETIONS, LONG)[:-1])
     assert http.get("/health").json["active"] == 0
-    assert server.service.ledger.total(0) == before
+    assert server.service.ledger.total(LOCAL_TENANT) == before
 
 
 def test_what_follows_a_body_is_a_request_of_its_own(http: Http) -> None:

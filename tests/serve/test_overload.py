@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from contract.types import Request, TokenEvent
+from contract.types import LOCAL_TENANT, Request, TokenEvent
 from harness.serve import listen
 from harness.serve.keys import new_key
 from harness.serve.run import Running
@@ -96,7 +96,7 @@ def test_two_hundred_streams_at_once(serve: Serve, monkeypatch: pytest.MonkeyPat
 
         answers = asyncio.run(all_of_them())
         assert [text_of(answer) for answer in answers] == alone * (STREAMS // KINDS)
-        wait_until(lambda: server.service.ledger.total(0).completed == STREAMS + KINDS)
+        wait_until(lambda: server.service.ledger.total(LOCAL_TENANT).completed == STREAMS + KINDS)
         assert in_flight(server) == 0
 
 

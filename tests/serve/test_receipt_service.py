@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from contract.types import LOCAL_TENANT
 from harness.serve.receipts.document import Receipt, parse_receipt
 from harness.serve.receipts.store import ReceiptStore
 from harness.serve.receipts.verify import chain_verdict
@@ -108,5 +109,5 @@ def test_a_receipt_that_cannot_be_stored_fails_its_answer(
         chain = [parse_receipt(http.get(f"/v1/receipts/{name}").body, "r") for name in names]
         assert [one.payload.number for one in chain] == [1, 2]
         assert chain_verdict(chain) == []
-        counts = server.service.ledger.total(0)
+        counts = server.service.ledger.total(LOCAL_TENANT)
         assert (counts.requests, counts.completed, counts.failed) == (6, 3, 3)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from contract.types import LOCAL_TENANT
 from harness.serve.engine_requests import DRAWN_SEED_BITS
 from harness.serve.receipts.check import model_problems
 from harness.serve.receipts.document import parse_receipt
@@ -66,7 +67,7 @@ def test_rounds_of_the_same_load_give_the_same_bytes(serve: Serve, rounds: int) 
         for _ in range(rounds):
             assert answers(server) == alone
         steps = server.service.model.driver.call(lambda engine: engine.statistics.steps)
-        tokens = server.service.ledger.total(0).completion_tokens
+        tokens = server.service.ledger.total(LOCAL_TENANT).completion_tokens
         assert steps < tokens, "nobody ever shared a step"
 
 

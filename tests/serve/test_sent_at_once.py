@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from contract.types import LOCAL_TENANT
 from harness.host.driver import EventStream
 from harness.serve import listen, streams
 from harness.serve.generation import LIGHT_STOP_CHARACTERS, Generation
@@ -165,7 +166,7 @@ def test_a_stop_string_found_between_two_steps_ends_the_answer(
         whole = text_of(http.post(COMPLETIONS, STREAMED).body)
         body = {**STREAMED, "stop": whole[-9:-6]}
         before = by_the_other_way(server, COMPLETIONS, body)
-        total = server.service.ledger.total(0)
+        total = server.service.ledger.total(LOCAL_TENANT)
         senders.clear()
         answer = answer_of(server, COMPLETIONS, body)
         assert answer == before
@@ -173,7 +174,7 @@ def test_a_stop_string_found_between_two_steps_ends_the_answer(
         assert whole.startswith(text_of(answer))
         assert answer.endswith(b"data: [DONE]\n\n")
         assert senders[ENGINE] > 5
-        after = server.service.ledger.total(0)
+        after = server.service.ledger.total(LOCAL_TENANT)
         assert after.requests == total.requests + 1
         assert after.completed == total.completed + 1
         wait_until(lambda: running(server) == 0)
@@ -220,7 +221,7 @@ def test_one_who_does_not_read_holds_nobody(
         server.service.model.driver.call(lambda engine: setattr(engine, "_stall_steps", 10**6))
         http = Http(server.url)
         alone = by_the_other_way(server, COMPLETIONS, long)
-        total = server.service.ledger.total(0).completed
+        total = server.service.ledger.total(LOCAL_TENANT).completed
         with slow_reader(http) as connection:
             connection.sendall(closing_after(posted(COMPLETIONS, long)))
             wait_until(lambda: running(server) == 1)
@@ -232,7 +233,7 @@ def test_one_who_does_not_read_holds_nobody(
             wait_until(lambda: stalled(server))
             heard = b"".join(iter(lambda: connection.recv(4096), b""))
         assert text_of(unchunked(heard)) == text_of(alone)
-        assert server.service.ledger.total(0).completed == total + 2
+        assert server.service.ledger.total(LOCAL_TENANT).completed == total + 2
 
 
 def waiting(server: Running) -> int:
@@ -282,8 +283,8 @@ def test_who_leaves_between_two_steps_frees_its_slot(
             steps.allow(50)
             wait_until(lambda: running(server) <= 1)
             assert text_of(other.result().body) == text_of(alone)
-        wait_until(lambda: server.service.ledger.total(0).abandoned == 1)
-        assert server.service.ledger.total(0).completed == 2
+        wait_until(lambda: server.service.ledger.total(LOCAL_TENANT).abandoned == 1)
+        assert server.service.ledger.total(LOCAL_TENANT).completed == 2
 
 
 def test_who_leaves_while_its_token_is_told(
@@ -309,7 +310,7 @@ def test_who_leaves_while_its_token_is_told(
             connection.sendall(posted(COMPLETIONS, {**STREAMED, "max_tokens": 240}))
             assert left.wait(PATIENCE_SECONDS)
             wait_until(lambda: running(server) == 0)
-        wait_until(lambda: server.service.ledger.total(0).abandoned == 1)
+        wait_until(lambda: server.service.ledger.total(LOCAL_TENANT).abandoned == 1)
         assert http.post(COMPLETIONS, STREAMED).body.endswith(b"data: [DONE]\n\n")
     assert "Traceback" not in caplog.text
     assert "failed" not in caplog.text
@@ -343,7 +344,7 @@ def test_a_fault_between_two_steps_is_its_requests_alone(
         assert b"[DONE]" not in body
         assert body.count(b"data: ") > 1
         wait_until(lambda: running(server) == 0)
-        total = server.service.ledger.total(0)
+        total = server.service.ledger.total(LOCAL_TENANT)
         assert (total.completed, total.failed) == (2, 1)
 
 

@@ -57,8 +57,8 @@ KINDS = [
     Kept(
         "ledger.sqlite",
         lambda folder: LedgerStore(folder / "ledger.sqlite"),
-        lambda store: store.add(1, COUNTS),
-        lambda store: (store.total(1), store.days(1), store.tenants(), store.activated(Path("a"))),
+        lambda store: store.add(A, COUNTS),
+        lambda store: (store.total(A), store.days(A), store.tenants(), store.activated(Path("a"))),
     ),
     Kept(RECEIPTS, ReceiptStore, _receipt, lambda store: (
         store.find(A, LATEST), store.listed(A, 0, 9), store.tenants(), [*store.exported(1)])),
@@ -140,7 +140,7 @@ def test_a_database_that_breaks_while_it_is_open_is_a_problem_of_storage(
         with pytest.raises(StorageProblem, match="malformed"):
             kind.read(store)
         if isinstance(store, LedgerStore):
-            store.add(1, COUNTS)
+            store.add(A, COUNTS)
         else:
             with pytest.raises(StorageProblem, match="malformed"):
                 kind.put(store)
@@ -152,7 +152,7 @@ def test_a_database_that_breaks_while_it_is_open_is_a_problem_of_storage(
         kind.put(store)
         kind.read(store)
         if isinstance(store, LedgerStore):
-            assert store.total(1) == Counts(requests=2), "what was counted meanwhile is kept"
+            assert store.total(A) == Counts(requests=2), "what was counted meanwhile is kept"
 
 
 @pytest.mark.parametrize("kind", [KINDS[0], KINDS[2]], ids=str)
@@ -263,7 +263,7 @@ def test_a_server_whose_ledger_breaks_answers_503(
     with serve(ledger=path, state=tmp_path) as server:
         http = Http(server.url)
         for number in range(200):
-            server.service.ledger.add(number, COUNTS)
+            server.service.ledger.add(Tenant(number, "a"), COUNTS)
         break_file(server.service.ledger, path)
         for method, name in (("GET", "/v1/tenants/local/usage"), ("POST", "/v1/responses")):
             reply = http.post(name, BODY) if method == "POST" else http.get(name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import sqlite3
 import subprocess
 import sys
 import time
@@ -14,12 +15,13 @@ import pytest
 from openai import OpenAI
 
 from contract.errors import ConfigError
+from contract.types import Tenant
 from harness.serve import accounts
 from harness.serve.keys import Keyring, key_digest, new_key, presented_key
 from harness.serve.ledger_store import Counts, LedgerStore
 from harness.serve.routes import ROUTES
 from harness.serve.run import Running
-from harness.tenants import read_accounts
+from harness.tenants import Account, named_account, read_accounts
 from tests.serve.conftest import Serve
 from tests.serve.http import Http, bearer, posted
 from tests.serve.tenants import write_tenants
@@ -227,15 +229,15 @@ def test_the_ledger_survives_being_killed(tmp_path: Path) -> None:
     """Every count that was acknowledged before kill -9 is there afterwards."""
     path, began = tmp_path / "ledger.sqlite", today()
     program = (
-        "import sys, itertools; from pathlib import Path\n"
+        "import sys, itertools; from pathlib import Path; from contract.types import Tenant\n"
         "from harness.serve.ledger_store import Counts, LedgerStore\n"
         "store = LedgerStore(Path(sys.argv[1]))\n"
         "for n in itertools.count(1):\n"
-        "    store.add(7, Counts(requests=1, prompt_tokens=n)); print(n, flush=True)\n"
+        "    store.add(Tenant(7, 'a'), Counts(requests=1, prompt_tokens=n)); print(n, flush=True)\n"
     )
     for round_ in range(3):
         before = LedgerStore(path)
-        had = before.total(7)
+        had = before.total(Tenant(7, "a"))
         before.close()
         with subprocess.Popen(
             [sys.executable, "-c", program, str(path)], stdout=subprocess.PIPE, text=True
@@ -246,13 +248,37 @@ def test_the_ledger_survives_being_killed(tmp_path: Path) -> None:
             writer.kill()
             acknowledged = int((writer.stdout.read().split() or [acknowledged])[-1])
         with LedgerStore(path) as after:
-            total = after.total(7)
+            total = after.total(Tenant(7, "a"))
             added = total.requests - had.requests
             assert acknowledged <= added <= acknowledged + 1, round_
             assert total.prompt_tokens - had.prompt_tokens == added * (added + 1) // 2
-            days = after.days(7)
+            days = after.days(Tenant(7, "a"))
             assert sum(day.requests for day in days.values()) == total.requests
             assert set(days) <= {began, today()}
+
+
+def test_usage_is_of_a_number_and_a_name(tmp_path: Path) -> None:
+    """A tenant that gets the number of a removed one sees none of its usage; what servers counted
+    that knew the number alone is its present owner's."""
+    path, (old, new) = tmp_path / "ledger.sqlite", (Tenant(1, "old"), Tenant(1, "new"))
+    with LedgerStore(path) as store:
+        store.add(old, Counts(requests=2))
+        store.add(new, Counts(requests=1))
+        store.add(Tenant(2, "new"), Counts(requests=7))
+        assert (store.total(old).requests, store.total(new).requests) == (2, 1)
+        assert [day.requests for day in store.days(new).values()] == [1]
+        assert store.tenants() == {1, 2}
+    with sqlite3.connect(path) as file:
+        file.execute("INSERT INTO usage (tenant, day, requests) VALUES (1, ?, 5)", (today(),))
+    with LedgerStore(path) as store:
+        assert store.total(new) == Counts(requests=6) == store.days(new)[today()]
+        assert store.total(Tenant(3, "new")) == Counts()
+
+
+def test_a_name_of_digits_goes_before_a_number() -> None:
+    accounts = [Account(Tenant(1, "bob")), Account(Tenant(2, "1")), Account(Tenant(3, "4"))]
+    found = [named_account(accounts, name) for name in ("1", "bob", "2", "3", "4", "5")]
+    assert [one and one.tenant.id for one in found] == [2, 1, 2, 3, 3, None]
 
 
 def test_a_ledger_that_is_none(tmp_path: Path) -> None:
@@ -263,7 +289,7 @@ def test_a_ledger_that_is_none(tmp_path: Path) -> None:
     ):
         LedgerStore(path)
     with LedgerStore(tmp_path / "new.sqlite") as store:
-        assert store.total(1) == Counts()
+        assert store.total(Tenant(1, "a")) == Counts()
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,7 @@ from harness.settings import resolve
 from harness.tiers import TierOptions, check_tiers
 from reference.cpu.threads import thread_count
 
+TITLE = "load of a server"
 OWN = ""
 HELP = """\
 --server measures what clients of a server see. Requests have lengths as
@@ -37,7 +38,7 @@ request was due.
 
 def add_flags(parser: Parser) -> None:
     """Add the flags that describe a load and the server that gets it."""
-    group = parser.add_argument_group("load of a server")
+    group = parser.add_argument_group(TITLE)
     parser.rare |= {"requests", "seed", "tenants", "slots", "http_cost"}
     group.add_argument(
         "--server",
@@ -86,6 +87,14 @@ def _add_load(group: argparse._ArgumentGroup) -> None:
         help="lengths of prompts and answers [default: mixed]",
     )
     add_count(group, "--seed", 0, "start of the random numbers: the same seed is the same load")
+
+
+def refuse_load(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
+    """Raise ConfigError for a flag of the load of a server where none is measured."""
+    (group,) = (one for one in parser._action_groups if one.title == TITLE)
+    for action in group._group_actions:
+        if getattr(args, action.dest) != action.default:
+            raise ConfigError(f"{action.option_strings[-1]}: is for --server; leave it out")
 
 
 def run(args: argparse.Namespace, settings: tuple[str, ...]) -> int:

@@ -130,11 +130,12 @@ def hint_for(name: str, names: Sequence[str]) -> str:
 
 
 def opening(model: str | Path | None, given: Mapping[str, Any]) -> tuple[Path, SessionOptions]:
-    """The model's file, downloaded if needed, and the options for opening it."""
+    """The model's file, downloaded if needed, and the options for opening it. Tokens are guessed
+    ahead only where ``draft`` or ``draft_model`` is given."""
     settings = settings_of(model, given, NAMES, "LLM")
     slots = settings["slots"] or SLOTS
     options = replace(session_options(settings, chat=True), slots=slots)
-    if options.draft_model is None:
+    if options.draft_model is None and settings.sources["draft"] == "default":
         options = replace(options, draft=0)
     return model_file(settings), options
 
