@@ -9,6 +9,7 @@ import ctypes
 import errno
 import math
 import os
+import select
 import socket
 import threading
 import time
@@ -22,12 +23,12 @@ from waitress import wasyncore
 from waitress.channel import ClientDisconnected, HTTPChannel
 from waitress.parser import HTTPRequestParser, ParsingError
 from waitress.server import TcpWSGIServer, create_server
-from waitress.task import ErrorTask, WSGITask
+from waitress.task import ErrorTask
 from waitress.utilities import Error
 
 from contract.errors import ConfigError
-from harness.serve.caller import BEGIN, SEND_AT_ONCE
 from harness.serve.errors import ApiError
+from harness.serve.wsgi_task import ResponseTask
 
 SPARE_THREADS = 16
 """Threads for short requests, beside one for each request that may run or wait."""
@@ -54,6 +55,7 @@ MAINTENANCE_SECONDS = 1
 CONTINUE = "100-continue"
 """The only expectation that HTTP has."""
 FLUSH_SECONDS = 2.0
+READABLE = select.POLLIN | select.POLLPRI
 
 
 class _RefusalTask(ErrorTask):  # type: ignore[misc]
@@ -110,54 +112,11 @@ class _TooSlow(Error):  # type: ignore[misc]
     reason = "Request Timeout"
 
 
-class _Task(WSGITask):  # type: ignore[misc]
-    """Writes an answer. Frames and sends each part in one piece, from any thread."""
-
-    wrote_header: bool
-
-    def get_environment(self) -> dict[str, Any]:
-        environ: dict[str, Any] = super().get_environment()
-        environ[BEGIN] = self._begin
-        environ[SEND_AT_ONCE] = self._send_at_once
-        return environ
-
-    def write(self, data: bytes) -> None:
-        if not (data and self.complete and self.has_body):
-            super().write(data)
-            return
-        head = b""
-        if not self.wrote_header:
-            head, self.wrote_header = self.build_response_header(), True
-        if self.chunked_response:
-            # Head and first part in one send: a send costs as much as making a token's line.
-            self.channel.write_soon(head + _framed(data))
-            return
-        self.channel.write_soon(head)
-        super().write(data)
-
-    def _begin(self) -> None:
-        """See ``Caller.begin``."""
-        if self.complete and not self.wrote_header:
-            self.write(b"")
-
-    def _send_at_once(self, make: Callable[[], bytes]) -> bool:
-        """See ``SendAtOnce``."""
-        if not (self.wrote_header and self.chunked_response):
-            return False
-        sent: bool = self.channel.send_at_once(lambda: _framed(make()))
-        return sent
-
-
-def _framed(data: bytes) -> bytes:
-    """A chunk of a chunked body. No bytes for no data, since an empty chunk would end the body."""
-    return b"" if not data else b"%X\r\n%b\r\n" % (len(data), data)
-
-
 class _Channel(HTTPChannel):  # type: ignore[misc]
     """A connection. Knows since when a request has been arriving, and sends without buffering if
     possible."""
 
-    task_class = _Task
+    task_class = ResponseTask
     error_task_class = _RefusalTask
     parser_class = _Parser
     request: HTTPRequestParser | None
@@ -255,6 +214,41 @@ class ListenOptions:
     max_body: int
 
 
+class _Poll:
+    """Waits for connections that can be read or written, and lets them. Waitress's own loop asks
+    every connection through two calls each time, and makes a list of all for the kernel."""
+
+    def __init__(self, connections: dict[int, Any]) -> None:
+        self._connections = connections
+        self._poll = select.poll()
+        self._registered: dict[int, int] = {}
+
+    def once(self, seconds: float) -> None:
+        """Wait up to ``seconds``, and handle what is ready."""
+        self._register()
+        for descriptor, events in self._poll.poll(seconds * 1000):
+            one = self._connections.get(descriptor)
+            if one is not None:
+                wasyncore.readwrite(one, events)
+
+    def _register(self) -> None:
+        registered, wanted = self._registered, {}
+        for descriptor, one in list(self._connections.items()):
+            if type(one) is not _Channel:
+                events = READABLE if one.readable() else 0
+            elif one.total_outbufs_len or one.will_close or one.close_when_flushed:
+                events = select.POLLOUT
+            else:
+                events = READABLE if len(one.requests) <= LOOKAHEAD_REQUESTS else 0
+            if events:
+                wanted[descriptor] = events
+                if events != registered.get(descriptor):
+                    self._poll.register(descriptor, events)
+        for descriptor in registered.keys() - wanted.keys():
+            self._poll.unregister(descriptor)
+        self._registered = wanted
+
+
 class HttpServer:
     """Serves a WSGI application on a socket from ``start`` to ``close``."""
 
@@ -277,7 +271,6 @@ class HttpServer:
             channel_timeout=IDLE_SECONDS,
             cleanup_interval=MAINTENANCE_SECONDS,
             outbuf_high_watermark=UNSENT_BYTES,
-            asyncore_use_poll=True,
             clear_untrusted_proxy_headers=True,
         )
         self._server.channel_class = _Channel
@@ -318,8 +311,9 @@ class HttpServer:
         return any(channel.requests or channel.total_outbufs_len for channel in channels)
 
     def _run(self) -> None:
+        poll = _Poll(self._map)
         while not self._stopping.is_set():
-            wasyncore.loop(timeout=MAINTENANCE_SECONDS, use_poll=True, map=self._map, count=1)
+            poll.once(MAINTENANCE_SECONDS)
             self._end_slow_clients()
             self._make_room()
 
