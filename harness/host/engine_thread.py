@@ -20,6 +20,7 @@ from typing import NoReturn, TypeVar
 from contract.context_manager import ContextManager
 from contract.errors import DeviceLost, ModelFileError
 from contract.types import LOCAL_TENANT, Tenant, TokenEvent
+from harness.host.arrivals import Arrivals
 from harness.host.driver import BUFFERED_EVENTS, STALLED_STEP_SECONDS, EngineDriver, EventStream
 from harness.host.faults import log_fault
 from harness.host.live_memory import POLL_SECONDS, LiveMemory
@@ -99,7 +100,8 @@ class ThreadedDriver(EngineDriver):
             if self._ended is not None:
                 raise self._ended
             self._commands.append(work)
-            self._thread.changed.notify_all()
+            if not self._thread.arrivals.end():
+                self._thread.changed.notify_all()
 
     def begin(self, stream: EventStream, submission: Submission) -> None:
         """Submit, and wait briefly for the first event. If many threads submit at once, each is
@@ -199,6 +201,7 @@ class EngineThread(ContextManager):
         self.lock = threading.RLock()
         self.changed = threading.Condition(self.lock)
         self.ids = itertools.count(1)
+        self.arrivals = Arrivals()
         self._words = words or EndMessages()
         self._models = Models(no_loader, time.monotonic)
         self._drivers: dict[str, ThreadedDriver] = {}
@@ -282,6 +285,8 @@ class EngineThread(ContextManager):
             if not (self._closing or self._posted or not self._models.idle):
                 looking = any(one.memory is not None for one in self._drivers.values())
                 self.changed.wait(POLL_SECONDS if looking else None)
+                if self._posted and not self._closing:
+                    self.arrivals.gather(self.changed)
             busy = [driver for driver in self._drivers.values() if not driver.engine.idle]
             if busy and not self._posted and all(driver.resting for driver in busy):
                 self.changed.wait(STALLED_STEP_SECONDS)
