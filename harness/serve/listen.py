@@ -288,9 +288,7 @@ class _Poll:
 class HttpServer:
     """Serves a WSGI application on a socket from ``start`` to ``close``."""
 
-    def __init__(
-        self, app: Any, options: ListenOptions, arrivals: Arrivals | None = None
-    ) -> None:
+    def __init__(self, app: Any, options: ListenOptions, arrivals: Arrivals | None = None) -> None:
         """Binds the socket. ``arrivals`` counts the requests that are being read. Raises
         ConfigError if that fails."""
         self._map: dict[int, Any] = {}
