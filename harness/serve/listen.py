@@ -5,12 +5,8 @@ request, and do not notice that a client disconnects while it waits."""
 
 from __future__ import annotations
 
-import ctypes
-import errno
 import math
-import os
 import select
-import socket
 import threading
 import time
 from collections.abc import Callable
@@ -26,9 +22,9 @@ from waitress.server import TcpWSGIServer, create_server
 from waitress.task import ErrorTask
 from waitress.utilities import Error
 
-from contract.errors import ConfigError
 from harness.host.arrivals import PROGRESS_SECONDS, Arrivals
 from harness.serve.errors import ApiError
+from harness.serve.sockets import bound_socket, received, send_what_fits, socket_options
 from harness.serve.wsgi_task import ResponseTask
 
 SPARE_THREADS = 16
@@ -297,7 +293,7 @@ class HttpServer:
         self._server = create_server(
             app,
             map=self._map,
-            sockets=[_bound(options.host, options.port)],
+            sockets=[bound_socket(options.host, options.port)],
             threads=threads,
             ident=None,
             connection_limit=self.connections,
@@ -316,7 +312,8 @@ class HttpServer:
         self._server.arrivals.more = partial(_more_arrive, self._server, select.poll())
         self._server.add_task = partial(_add_task, self._server)
         self._server.handle_accept = partial(_accept_all, self._server)
-        self._server.adj.socket_options = [*self._server.adj.socket_options, *_socket_options()]
+        own = socket_options(SOCKET_BYTES, UNREAD_SECONDS)
+        self._server.adj.socket_options = [*self._server.adj.socket_options, *own]
         self._stopping = threading.Event()
         self._close_by = math.inf
         self._closing = threading.Lock()
@@ -378,55 +375,3 @@ class HttpServer:
         for seconds, channel in silent[:excess]:
             if seconds > SILENT_SECONDS:
                 channel.handle_close()
-
-
-def _socket_options() -> list[tuple[int, int, int]]:
-    """Options of every connection: a limit of the kernel's send buffer, and on Linux of the time
-    until a vanished client's connection ends."""
-    options = [(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BYTES)]
-    user_timeout = getattr(socket, "TCP_USER_TIMEOUT", None)
-    if user_timeout is not None:
-        options.append((socket.IPPROTO_TCP, user_timeout, UNREAD_SECONDS * 1000))
-    return options
-
-
-def _bound(host: str, port: int) -> socket.socket:
-    """A socket bound to the first address of ``host``."""
-    try:
-        family, _, _, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        return socket.create_server(address[:2], family=family)
-    except OSError as error:
-        # ``error.strerror`` contains the address; the errno of an unknown name is negative.
-        number = error.errno or -1
-        problem = os.strerror(number) if number > 0 else error.strerror
-        taken = ", see zinc-rt ps" if number == errno.EADDRINUSE else ""
-        raise ConfigError(
-            f"cannot listen on {host}:{port}: {problem}{taken}; choose another --host or --port"
-        ) from None
-
-
-FLAGS = socket.MSG_DONTWAIT | getattr(socket, "MSG_NOSIGNAL", 0)
-
-_send, _recv = ctypes.PyDLL(None).send, ctypes.PyDLL(None).recv
-for _function in (_send, _recv):
-    _function.argtypes = (ctypes.c_int, ctypes.c_char_p, ctypes.c_size_t, ctypes.c_int)
-    _function.restype = ctypes.c_ssize_t
-
-
-def send_what_fits(connection: socket.socket, data: bytes) -> int:
-    """Send the first bytes of ``data`` that the kernel accepts, and return their number; 0 also for
-    a closed connection, which the next send reports.
-
-    ``socket.send`` releases Python's interpreter lock. A computing thread then takes it for some
-    milliseconds, at every send of a step. This call keeps the lock, since it never waits."""
-    # No other thread can close the descriptor meanwhile: that takes the interpreter lock.
-    return max(0, int(_send(connection.fileno(), data, len(data), FLAGS)))
-
-
-def received(connection: socket.socket, most: int) -> bytes:
-    """Up to ``most`` available bytes, without releasing Python's interpreter lock. Empty if there
-    are none, at the end of the stream and after an error."""
-    data = ctypes.create_string_buffer(most)
-    return ctypes.string_at(data, max(0, int(_recv(connection.fileno(), data, most, FLAGS))))
