@@ -48,7 +48,7 @@ class LightAnswer:
         return self._body
 
 
-def whole_of(body: bytes, kind: str) -> LightAnswer:
+def full_body(body: bytes, kind: str) -> LightAnswer:
     """An answer of which all bytes are known."""
     return LightAnswer([body], kind, ("Content-Length", str(len(body))))
 
@@ -80,7 +80,7 @@ def as_answer(answered: Any, route: Route, here: Any) -> Response | LightAnswer:
     if isinstance(answered, dict | list):
         answered = msgspec.json.encode(answered)
         if posted:
-            return whole_of(answered, "application/json")
+            return full_body(answered, "application/json")
         return Response(answered, mimetype="application/json")
     if isinstance(answered, bytes):
         return Response(answered, mimetype=route.produces)

@@ -87,7 +87,7 @@ class SlotTable:
     def of(self, model: ServedModel, tenant: Tenant, number: int | None, name: str) -> Slot:
         """A tenant's slot ``number``, which the client calls ``name``. Raises ApiError."""
         with self._lock:
-            slots = self._of(model, tenant.id).slots
+            slots = self._slots_of(model, tenant.id).slots
         if number is None or number >= len(slots):
             raise invalid_value(
                 "id_slot", f"there is no slot {name}; they are 0 to {len(slots) - 1}"
@@ -98,13 +98,13 @@ class SlotTable:
         """For each slot of a tenant whether an answer is being generated, and how many tokens its
         conversation has."""
         with self._lock:
-            slots = self._of(model, tenant.id).slots
+            slots = self._slots_of(model, tenant.id).slots
             return [(slot.is_processing, len(slot.tokens)) for slot in slots]
 
     def begin(self, model: ServedModel, tenant: Tenant, answer: Generation, asked: int) -> int:
         """The slot of a new answer: ``asked``, or for -1 the best match. Raises ApiError."""
         with self._lock:
-            own = self._of(model, tenant.id)
+            own = self._slots_of(model, tenant.id)
             if asked >= len(own.slots):
                 raise invalid_value(
                     "id_slot", f"id_slot is {asked}, and there are {len(own.slots)} slots"
@@ -119,12 +119,12 @@ class SlotTable:
         """Keep the conversation of an ended answer."""
         if self.files is None:
             with self._lock:
-                self._of(model, tenant.id).slots[number].answers.discard(answer)
+                self._slots_of(model, tenant.id).slots[number].answers.discard(answer)
             return
         choice = answer.choices[0]
         tokens = np.array([*choice.request.prompt, *choice.sampled], np.int32)
         with self._lock:
-            own = self._of(model, tenant.id)
+            own = self._slots_of(model, tenant.id)
             slot = own.slots[number]
             slot.tokens = tokens
             slot.answers.discard(answer)
@@ -174,7 +174,7 @@ class SlotTable:
             raise try_again("there is no room for the saved slot now", "no_room", 1)
         with self._lock:
             slot.tokens = tokens[:count]
-            self._of(model, tenant.id).use(slot)
+            self._slots_of(model, tenant.id).use(slot)
         return count, nbytes
 
     def erase(self, model: ServedModel, tenant: Tenant, slot: Slot) -> int:
@@ -191,7 +191,7 @@ class SlotTable:
             raise ApiError(501, NO_FOLDER, code="not_supported", retry=False)
         return self.files
 
-    def _of(self, model: ServedModel, tenant: int) -> TenantSlots:
+    def _slots_of(self, model: ServedModel, tenant: int) -> TenantSlots:
         key = tenant, model.name
         if key not in self._slots:
             self._slots[key] = TenantSlots(model.driver.statistics.slots)
